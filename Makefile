@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# GNU make. Targets: all check bench install format lint clean. Variables: CC, SANITIZE=address|thread, BREAK=<rule>
+# (a build with one rule broken on purpose, see tests/README.md), V=1.
+VERSION := 0.1.0
+SOMAJOR := 0
+PREFIX ?= /usr/local
+DESTDIR ?=
+CC ?= gcc
+PKG_CONFIG ?= pkg-config
+SANITIZE ?=
+BREAK ?=
+
+flavour := $(notdir $(CC))$(if $(SANITIZE),-$(SANITIZE))$(if $(BREAK),-$(BREAK))
+BUILD ?= build/$(flavour)
+# The plain build leaves its programs at the top level; the others keep theirs in their build folder.
+BIN := $(if $(SANITIZE)$(BREAK),$(BUILD),.)
+
+packages := fuse3 liburing libxxhash jansson
+missing := $(shell for p in $(packages) libibverbs librdmacm; do $(PKG_CONFIG) --exists $$p || echo $$p; done)
+ifneq ($(filter-out clean format,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(strip $(missing)),)
+$(error missing development packages: $(missing) (Debian: libfuse3-dev liburing-dev libxxhash-dev libjansson-dev libibverbs-dev librdmacm-dev))
+endif
+endif
+
+CPPFLAGS += -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -I. -DGAIAFS_VERSION='"$(VERSION)"' $(if $(BREAK),-DGAIAFS_BREAK_$(BREAK)=1)
+CFLAGS ?= -O2 -g
+CFLAGS += -std=gnu11 -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -fvisibility=hidden -fPIC -pthread -MMD -MP
+LDFLAGS += -pthread
+ifeq ($(SANITIZE),address)
+CFLAGS += -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined
+LDFLAGS += -fsanitize=address,undefined
+else ifeq ($(SANITIZE),thread)
+CFLAGS += -fsanitize=thread -fno-omit-frame-pointer
+LDFLAGS += -fsanitize=thread
+endif
+PKG_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(packages) 2>/dev/null)
+PKG_LIBS := $(shell $(PKG_CONFIG) --libs $(packages) 2>/dev/null)
+CPPFLAGS += $(PKG_CFLAGS)
+# The merge and the digest are the hot loops: their files pick vector units at run time (target_clones, XXH3 dispatch).
+
+# What goes where: gpu/home_*.c is the daemon's half of a device, the rest of gpu/ is libgaia.
+home_src := $(wildcard consistency/*.c io/*.c cache/*.c gpu/home_*.c) $(filter-out fs/mount.c fs/gaiactl.c,$(wildcard fs/*.c))
+lib_src := $(filter-out gpu/home_%.c,$(wildcard gpu/*.c)) io/message.c
+ctl_src := fs/gaiactl.c io/message.c
+
+obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
+home_a := $(BUILD)/libhome.a
+so := $(BIN)/libgaia.so
+tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/consistency/test_*.c tests/io/test_*.c tests/cache/test_*.c tests/gpu/test_*.c tests/fs/test_*.c))
+benches := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
+tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c))
+examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/sssp/*.c))
+
+.PHONY: all check bench install format lint clean tests tools benches examples
+all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
+tests: all $(tests) $(tools)
+tools: $(tools)
+benches: all $(benches)
+examples: all $(examples)
+
+$(home_a): $(call obj,$(home_src))
+	@rm -f $@
+	$(AR) rcs $@ $^
+
+$(BIN)/mount.gaiafs: $(call obj,fs/mount.c) $(home_a)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(PKG_LIBS)
+
+$(BIN)/gaiactl: $(call obj,$(ctl_src))
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(shell $(PKG_CONFIG) --libs jansson)
+
+$(so).$(VERSION): $(call obj,$(lib_src)) gpu/libgaia.map
+	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,libgaia.so.$(SOMAJOR) -Wl,--version-script=gpu/libgaia.map -Wl,-z,defs -o $@ $(filter %.o,$^)
+$(so): $(so).$(VERSION)
+	ln -sf $(notdir $<) $(so).$(SOMAJOR)
+	ln -sf $(notdir $<) $@
+ifneq ($(SANITIZE),)
+$(so).$(VERSION): LDFLAGS := $(filter-out -Wl$(comma)-z$(comma)defs,$(LDFLAGS))
+endif
+
+$(BUILD)/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
+
+# Unit tests and benchmarks of the home's parts.
+$(tests): $(BUILD)/%: $(BUILD)/%.o $(home_a)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(shell $(PKG_CONFIG) --libs cmocka)
+$(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
+	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
+$(call obj,$(wildcard examples/*.c examples/sssp/*.c tests/bench/bench_*.c tests/mount/tool_*.c)): CFLAGS += -fopenmp -Igpu
+
+check: tests
+	python3 -B tests/check.py --build $(BUILD) --bin $(BIN)
+
+bench: benches
+	python3 -B tests/bench/bench.py --build $(BUILD) --bin $(BIN)
+
+install: all
+	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
+	install -m 755 mount.gaiafs $(DESTDIR)$(PREFIX)/sbin/
+	install -m 755 gaiactl $(DESTDIR)$(PREFIX)/bin/
+	install -m 755 libgaia.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/
+	ln -sf libgaia.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libgaia.so.$(SOMAJOR)
+	ln -sf libgaia.so.$(SOMAJOR) $(DESTDIR)$(PREFIX)/lib/libgaia.so
+	install -m 644 gpu/gaia.h $(DESTDIR)$(PREFIX)/include/
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' gpu/gaia.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
+	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
+
+all_src := $(wildcard consistency/*.[ch] io/*.[ch] gpu/*.[ch] cache/*.[ch] fs/*.[ch] tests/*/*.[ch] examples/*.[ch] examples/*/*.[ch])
+format:
+	clang-format -i $(all_src)
+lint:
+	clang-format --dry-run -Werror $(all_src)
+	clang-tidy --quiet $(filter %.c,$(wildcard consistency/*.c io/*.c gpu/*.c cache/*.c fs/*.c)) -- $(CPPFLAGS) -std=gnu11
+
+clean:
+	rm -rf build mount.gaiafs gaiactl libgaia.so libgaia.so.*
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

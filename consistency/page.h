@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The sizes and the names of replicas that everything else is built on (docs/design.md, section 1). */
+#ifndef GAIAFS_CONSISTENCY_PAGE_H
+#define GAIAFS_CONSISTENCY_PAGE_H
+
+#include <stdint.h>
+
+#define GAIA_PAGE_SHIFT 12
+#define GAIA_PAGE_SIZE 4096u  /* bytes: the unit of versions and merging */
+#define GAIA_UNIT_PAGES 16u   /* pages: the default unit of a device fault */
+#define GAIA_UNIT_SIZE (GAIA_UNIT_PAGES * GAIA_PAGE_SIZE)
+
+/* Replicas: the holders of copies of a file's pages. */
+#define GAIA_REPLICA_STORAGE 0u
+#define GAIA_REPLICA_CPU 1u
+#define GAIA_REPLICA_DEVICE 2u /* the first device; device k is replica 2 + k */
+
+#define GAIA_DEVICES_MAX 64u
+#define GAIA_REPLICAS_MAX (GAIA_REPLICA_DEVICE + GAIA_DEVICES_MAX)
+
+#endif
