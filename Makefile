@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # GNU make. Targets: all check bench install format lint clean. Variables: CC, SANITIZE=address|thread, BREAK=<rule>
 # (a build with one rule broken on purpose, see tests/README.md), V=1.
+comma := ,
 VERSION := 0.1.0
 SOMAJOR := 0
 PREFIX ?= /usr/local
 DESTDIR ?=
-CC ?= gcc
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+ifneq ($(V),1)
+MAKEFLAGS += --silent
+endif
 PKG_CONFIG ?= pkg-config
 SANITIZE ?=
 BREAK ?=
@@ -37,7 +43,6 @@ endif
 PKG_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(packages) 2>/dev/null)
 PKG_LIBS := $(shell $(PKG_CONFIG) --libs $(packages) 2>/dev/null)
 CPPFLAGS += $(PKG_CFLAGS)
-# The merge and the digest are the hot loops: their files pick vector units at run time (target_clones, XXH3 dispatch).
 
 # What goes where: gpu/home_*.c is the daemon's half of a device, the rest of gpu/ is libgaia.
 home_src := $(wildcard consistency/*.c io/*.c cache/*.c gpu/home_*.c) $(filter-out fs/mount.c fs/gaiactl.c,$(wildcard fs/*.c))
@@ -80,6 +85,7 @@ endif
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
+	@echo "  CC $<"
 	$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 
 # Unit tests and benchmarks of the home's parts.

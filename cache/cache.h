@@ -34,6 +34,7 @@ struct cache_config {
     uint64_t device_capacity;                    /* bytes, default of every device */
     uint64_t device_capacity_of[GAIA_DEVICES_MAX]; /* bytes; 0: the default */
     bool io_threads;                             /* -o io=threads: no io_uring */
+    uint64_t behind_timeout_ns;                  /* how late a change behind the mount may be noticed (-o timeout) */
 };
 
 /* Start and stop. cache_close() collects everything that is pending or stored, then frees; files must be closed. */

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/acquire.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "cache/drop.h"
+#include "io/protocol.h"
+
+static int by_leaf(const void *a, const void *b)
+{
+    uint64_t x = ((const struct copy_pages *)a)->leaf, y = ((const struct copy_pages *)b)->leaf;
+    return x < y ? -1 : x > y;
+}
+
+/* The pages of a copy that lack something released. Lock held. */
+static page_mask stale_pages(const struct leaf_copy *copy, page_mask pages)
+{
+    page_mask stale = 0;
+
+    if (!copy->leaf->released) /* nothing was ever released here */
+        return 0;
+    for (page_mask left = pages & copy->present; left; left &= left - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(left);
+        struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
+        if (gaia_rule_stale(&versions, copy->replica->entry, leaf_copy_page_vector((struct leaf_copy *)copy, page)))
+            stale |= UINT64_C(1) << page;
+    }
+    return stale;
+}
+
+/* Take the suspects that overlap the range. Those that lie in it whole leave the list: a change from now on puts them
+ * back. Lock held. */
+static int take_suspects(struct replica *replica, uint64_t first, uint64_t count, struct copy_pages **list_out,
+                         size_t *n_out)
+{
+    struct leaf_copy *copy, *next;
+    size_t n = 0, max = 0;
+
+    TAILQ_FOREACH(copy, &replica->suspects, suspect)
+        max++;
+    struct copy_pages *list = calloc(max + 1, sizeof *list);
+    if (!list)
+        return -ENOMEM;
+    for (copy = TAILQ_FIRST(&replica->suspects); copy; copy = next) {
+        next = TAILQ_NEXT(copy, suspect);
+        page_mask pages = page_range_mask(copy->leaf->number, first, count);
+        if (!pages)
+            continue;
+        list[n++] = (struct copy_pages){.leaf = copy->leaf->number, .pages = pages};
+        if (pages == ~UINT64_C(0)) {
+            TAILQ_REMOVE(&replica->suspects, copy, suspect);
+            copy->in_suspects = false;
+        }
+    }
+    qsort(list, n, sizeof *list, by_leaf);
+    *list_out = list;
+    *n_out = n;
+    return 0;
+}
+
+/* The CPU's release, and what is stale then. A page that is being placed now was perhaps read before the change: it is
+ * waited for. Lock held, let go while waiting. */
+static int find_stale(struct replica *replica, struct copy_pages *entry)
+{
+    struct cache_file *file = replica->file;
+
+    for (;;) {
+        struct leaf *leaf = index_find(&file->index, entry->leaf);
+        struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        if (!copy) {
+            entry->pages = 0;
+            return 0;
+        }
+        if (copy->busy & ~copy->present & entry->pages) {
+            pthread_cond_wait(&file->changed, &file->lock);
+            continue;
+        }
+        int error = file_cpu_release(file, leaf, entry->pages);
+        if (!error)
+            entry->pages = stale_pages(copy, entry->pages);
+        return error;
+    }
+}
+
+/* After an error: the next acquire must look again. Lock taken. */
+static void suspect_again(struct replica *replica, const struct copy_pages *list, size_t n)
+{
+    pthread_mutex_lock(&replica->file->lock);
+    for (size_t i = 0; i < n; i++) {
+        struct leaf *leaf = index_find(&replica->file->index, list[i].leaf);
+        struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        if (copy)
+            replica_suspect(copy);
+    }
+    pthread_mutex_unlock(&replica->file->lock);
+}
+
+int acquire_range(struct replica *replica, uint64_t first, uint64_t count, uint64_t *changes_out)
+{
+    struct cache_file *file = replica->file;
+    struct copy_pages *list = NULL;
+    size_t n = 0, stale = 0;
+
+    pthread_mutex_lock(&file->lock);
+    int error = file_check_behind(file);
+    *changes_out = atomic_load(&replica->state->changes);
+    if (!error)
+        error = take_suspects(replica, first, count, &list, &n);
+    for (size_t i = 0; i < n && !error; i++) {
+        struct copy_pages entry = list[i];
+        error = find_stale(replica, &entry);
+        if (entry.pages || error)
+            list[stale++] = entry;
+    }
+    pthread_mutex_unlock(&file->lock);
+    for (size_t done = 0; done < stale && !error; done += BATCH_MAX) {
+        uint64_t dropped;
+#ifndef GAIAFS_BREAK_NO_DROP
+        error = drop_pages(replica, list + done, stale - done < BATCH_MAX ? stale - done : BATCH_MAX, DROP_STALE,
+                           &dropped);
+#else
+        (void)dropped;
+#endif
+    }
+    if (error)
+        suspect_again(replica, list, n);
+    free(list);
+    return error;
+}

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cache/drop.h"
+#include "cache/internal.h"
+
+#define SOFT_DEVICES 8u
+
+static int open_engine(struct cache *cache)
+{
+    struct gaia_io_config config = {
+        .kind = cache->config.io_threads ? GAIA_IO_THREADS : GAIA_IO_URING,
+        .depth = 128,
+        .buffers = cache->stages.area,
+        .buffers_length = stage_pool_length(),
+        .files = 1024,
+    };
+
+    return gaia_io_open(&config, &cache->io);
+}
+
+int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out)
+{
+    struct cache *cache = calloc(1, sizeof *cache);
+
+    if (!cache)
+        return -ENOMEM;
+    cache->config = *config;
+    cache->host = *host;
+    cache->soft_devices = SOFT_DEVICES;
+    LIST_INIT(&cache->files);
+    pthread_mutex_init(&cache->lock, NULL);
+    pthread_mutex_init(&cache->devices_lock, NULL);
+    /* A twin for every page that any device can hold; it is address space until it is used. */
+    uint64_t twins = 0;
+    for (unsigned i = 0; i < SOFT_DEVICES; i++)
+        twins += config->device_capacity_of[i] ? config->device_capacity_of[i] : config->device_capacity;
+    int error = frame_pool_init(&cache->twins, twins + (UINT64_C(64) << 20));
+    if (error)
+        goto out_free;
+    error = stage_pool_init(&cache->stages);
+    if (error)
+        goto out_twins;
+    error = open_engine(cache);
+    if (error)
+        goto out_stages;
+    *cache_out = cache;
+    return 0;
+
+out_stages:
+    stage_pool_free(&cache->stages);
+out_twins:
+    frame_pool_free(&cache->twins);
+out_free:
+    free(cache);
+    return error;
+}
+
+void cache_close(struct cache *cache)
+{
+    struct cache_file *file;
+
+    if (!cache)
+        return;
+    /* What the host did not close itself: nobody uses it any more. */
+    while ((file = LIST_FIRST(&cache->files)))
+        cache_file_close(file);
+    gaia_io_close(cache->io);
+    for (unsigned i = 0; i < GAIA_DEVICES_MAX; i++)
+        free(cache->devices[i]);
+    stage_pool_free(&cache->stages);
+    frame_pool_free(&cache->twins);
+    pthread_mutex_destroy(&cache->devices_lock);
+    pthread_mutex_destroy(&cache->lock);
+    free(cache);
+}
+
+int cache_get_device(struct cache *cache, unsigned number, struct cache_device **device_out)
+{
+    int error = 0;
+
+    if (number >= cache->soft_devices)
+        return -ENODEV;
+    pthread_mutex_lock(&cache->devices_lock);
+    if (!cache->devices[number]) {
+        struct cache_device *device = calloc(1, sizeof *device);
+        uint64_t own = cache->config.device_capacity_of[number];
+        if (device)
+            cache_device_init(device, number, own ? own : cache->config.device_capacity);
+        else
+            error = -ENOMEM;
+        cache->devices[number] = device;
+    }
+    *device_out = cache->devices[number];
+    pthread_mutex_unlock(&cache->devices_lock);
+    return error;
+}
+
+/* The copies of a replica with stores, as pages for drop_pages(). */
+static int flush_replica(struct replica *replica)
+{
+    struct copy_pages *list;
+    struct leaf_copy *copy;
+    size_t n = 0, max = 0;
+    int error = 0;
+
+    pthread_mutex_lock(&replica->file->lock);
+    TAILQ_FOREACH(copy, &replica->stored, stored)
+        max++;
+    list = calloc(max + 1, sizeof *list);
+    if (list)
+        TAILQ_FOREACH(copy, &replica->stored, stored)
+            list[n++] = (struct copy_pages){.leaf = copy->leaf->number, .pages = copy->twin};
+    pthread_mutex_unlock(&replica->file->lock);
+    if (!list)
+        return -ENOMEM;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t dropped;
+        int one = drop_pages(replica, &list[i], 1, DROP_FLUSH, &dropped);
+        error = error ? error : one;
+    }
+    free(list);
+    return error;
+}
+
+static int flush_file(struct cache_file *file)
+{
+    struct replica *replica;
+    int error = 0;
+
+    /* Replicas are only ever added, at their place in the list. */
+    SLIST_FOREACH(replica, &file->replicas, link) {
+        int one = flush_replica(replica);
+        error = error ? error : one;
+    }
+    return error;
+}
+
+/* The next file after `file` (the first, when NULL) that holds anything, in use; NULL: none. */
+static struct cache_file *next_in_use(struct cache *cache, struct cache_file *file)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&cache->lock);
+    for (file = file ? LIST_NEXT(file, link) : LIST_FIRST(&cache->files); file && !found;) {
+        pthread_mutex_lock(&file->lock);
+        found = file->pinned; /* one that is not pinned may be about to be closed, and holds nothing */
+        if (found)
+            file->uses++;
+        pthread_mutex_unlock(&file->lock);
+        if (!found)
+            file = LIST_NEXT(file, link);
+    }
+    pthread_mutex_unlock(&cache->lock);
+    return file;
+}
+
+int cache_each_file(struct cache *cache, int (*fn)(struct cache_file *file, void *context), void *context)
+{
+    struct cache_file *file = next_in_use(cache, NULL);
+    int error = 0;
+
+    while (file) {
+        int one = fn(file, context);
+        error = error ? error : one;
+        struct cache_file *next = next_in_use(cache, file);
+        file_unuse(file);
+        file = next;
+    }
+    return error;
+}
+
+static int flush_each(struct cache_file *file, void *context)
+{
+    (void)context;
+    return flush_file(file);
+}
+
+int cache_flush_all(struct cache *cache)
+{
+    return cache_each_file(cache, flush_each, NULL);
+}

@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/client.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "cache/acquire.h"
+#include "cache/collect.h"
+#include "cache/drop.h"
+#include "cache/fill.h"
+#include "cache/map.h"
+#include "cache/release.h"
+#include "gpu/gaia.h"
+
+#define MAPS_MAX 4096u
+#define FAULTS_AT_ONCE 32u
+
+struct cache_client {
+    struct cache *cache;
+    int faults, stop;
+    bool can_trap;
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards maps, next_id and count; taken before any other */
+    pthread_cond_t idle;  /* a map that is being closed has no other reference any more */
+    LIST_HEAD(, cache_map) maps;
+    uint32_t next_id, count;
+};
+
+void cache_map_put(struct cache_map *map)
+{
+    struct cache_client *client = map->client;
+
+    pthread_mutex_lock(&client->lock);
+    unsigned left = --map->references;
+    if (left == 1 && map->closing)
+        pthread_cond_broadcast(&client->idle);
+    pthread_mutex_unlock(&client->lock);
+    if (left)
+        return;
+    if (map->frames)
+        map->replica->frames->ops->detach(map->frames);
+    file_unuse(map->replica->file);
+    readahead_free(&map->readahead);
+    free(map);
+}
+
+static struct cache_map *find_by_address(struct cache_client *client, uint64_t address)
+{
+    struct cache_map *map;
+
+    pthread_mutex_lock(&client->lock);
+    LIST_FOREACH(map, &client->maps, link)
+        if (map->frames && address >= map->address && address - map->address < map->count * GAIA_PAGE_SIZE)
+            break;
+    if (map)
+        cache_map_get(map);
+    pthread_mutex_unlock(&client->lock);
+    return map;
+}
+
+static void *serve_faults(void *argument)
+{
+    struct cache_client *client = argument;
+    struct gaia_fault faults[FAULTS_AT_ONCE];
+    int count;
+
+    while ((count = gaia_soft_wait(client->faults, client->stop, faults, FAULTS_AT_ONCE)) > 0) {
+        for (int i = 0; i < count; i++) {
+            struct cache_map *map = find_by_address(client, faults[i].address);
+            if (!map) /* unmapped meanwhile: there is nobody to wake any more */
+                continue;
+            fault_serve(map, &faults[i]);
+            cache_map_put(map);
+        }
+    }
+    return NULL;
+}
+
+int cache_client_open(struct cache *cache, int faults, bool can_trap, struct cache_client **client_out)
+{
+    int error = -EINVAL;
+    struct cache_client *client = NULL;
+
+    if (!gaia_soft_is_faults(faults))
+        goto out;
+    error = -ENOMEM;
+    client = calloc(1, sizeof *client);
+    if (!client)
+        goto out;
+    *client = (struct cache_client){.cache = cache, .faults = faults, .can_trap = can_trap, .next_id = 1};
+    LIST_INIT(&client->maps);
+    pthread_mutex_init(&client->lock, NULL);
+    pthread_cond_init(&client->idle, NULL);
+    client->stop = eventfd(0, EFD_CLOEXEC);
+    if (client->stop < 0) {
+        error = -errno;
+        goto out;
+    }
+    error = -pthread_create(&client->thread, NULL, serve_faults, client);
+    if (error) {
+        close(client->stop);
+        goto out;
+    }
+    *client_out = client;
+    return 0;
+
+out:
+    free(client);
+    close(faults);
+    return error;
+}
+
+void cache_client_close(struct cache_client *client)
+{
+    struct cache_map *map;
+    uint64_t one = 1;
+
+    if (!client)
+        return;
+    while (write(client->stop, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+    pthread_join(client->thread, NULL);
+    while ((map = LIST_FIRST(&client->maps))) {
+        uint32_t id = map->id;
+        cache_map_close(client, id);
+    }
+    close(client->stop);
+    close(client->faults);
+    pthread_cond_destroy(&client->idle);
+    pthread_mutex_destroy(&client->lock);
+    free(client);
+}
+
+int cache_device_parse(const struct cache *cache, const char *name, unsigned *device_out)
+{
+    char *end;
+
+    if (strncmp(name, "soft:", 5) || name[5] < '0' || name[5] > '9')
+        return strncmp(name, "cuda:", 5) ? -EINVAL : -ENODEV;
+    unsigned long number = strtoul(name + 5, &end, 10);
+    if (*end)
+        return -EINVAL;
+    if (number >= cache->soft_devices)
+        return -ENODEV;
+    *device_out = (unsigned)number;
+    return 0;
+}
+
+static int open_replica(const struct cache_map_request *request, struct cache_map *map)
+{
+    pthread_mutex_lock(&request->file->lock);
+    /* What it was when it was tracked first may be long ago. */
+    int error = file_check_behind(request->file);
+    if (!error)
+        error = file_get_replica(request->file, request->device, &map->replica);
+    pthread_mutex_unlock(&request->file->lock);
+    if (!error && request->resident && request->count > map->replica->device->capacity)
+        error = -ENOMEM;
+    return error;
+}
+
+static int share(struct cache_map *map, int *frames_fd_out, int *state_fd_out)
+{
+    int frames_fd, state_fd;
+
+    int error = map->replica->frames->ops->share(map->replica->frames, map->writable, &frames_fd);
+    if (error)
+        return error;
+    state_fd = dup(map->replica->state_fd);
+    if (state_fd < 0) {
+        error = -errno;
+        close(frames_fd);
+        return error;
+    }
+    *frames_fd_out = frames_fd;
+    *state_fd_out = state_fd;
+    return 0;
+}
+
+int cache_map_open(struct cache_client *client, const struct cache_map_request *request, uint32_t *id_out,
+                   int *frames_fd_out, int *state_fd_out)
+{
+    if (request->writable && !request->file->writable)
+        return -EACCES;
+    struct cache_map *map = calloc(1, sizeof *map);
+    if (!map)
+        return -ENOMEM;
+    *map = (struct cache_map){.client = client, .first = request->first, .count = request->count,
+                              .writable = request->writable, .resident = request->resident,
+                              .can_trap = client->can_trap, .references = 1};
+    file_use(request->file);
+    int error = open_replica(request, map);
+    if (!error)
+        error = share(map, frames_fd_out, state_fd_out);
+    if (error)
+        goto out_unuse;
+    readahead_init(&map->readahead);
+    pthread_mutex_lock(&client->lock);
+    if (client->count < MAPS_MAX) {
+        map->id = client->next_id++;
+        client->count++;
+        *id_out = map->id;
+        LIST_INSERT_HEAD(&client->maps, map, link);
+    } else {
+        error = -EMFILE;
+    }
+    pthread_mutex_unlock(&client->lock);
+    if (!error)
+        return 0;
+    readahead_free(&map->readahead);
+    close(*frames_fd_out);
+    close(*state_fd_out);
+out_unuse:
+    file_unuse(request->file);
+    free(map);
+    return error;
+}
+
+/* Lock held. */
+static struct cache_map *find_by_id(struct cache_client *client, uint32_t id)
+{
+    struct cache_map *map;
+
+    LIST_FOREACH(map, &client->maps, link)
+        if (map->id == id)
+            return map;
+    return NULL;
+}
+
+int cache_map_attach(struct cache_client *client, uint32_t id, uint64_t address)
+{
+    int error = -ENOENT;
+
+    if (address % GAIA_PAGE_SIZE)
+        return -EINVAL;
+    pthread_mutex_lock(&client->lock);
+    struct cache_map *map = find_by_id(client, id);
+    if (map && map->frames) {
+        error = -EBUSY;
+    } else if (map && address > UINT64_MAX - map->count * GAIA_PAGE_SIZE) {
+        error = -EINVAL;
+    } else if (map) {
+        map->address = address;
+        error = map->replica->frames->ops->attach(map->replica->frames, client->faults, address, map->first,
+                                                  map->count, map->writable, map->can_trap, &map->frames);
+    }
+    pthread_mutex_unlock(&client->lock);
+    return error;
+}
+
+int cache_map_close(struct cache_client *client, uint32_t id)
+{
+    pthread_mutex_lock(&client->lock);
+    struct cache_map *map = find_by_id(client, id);
+    if (map) {
+        LIST_REMOVE(map, link);
+        client->count--;
+        map->closing = true;
+        /* Once this returns the client may map something else at the address: nobody may expose pages there any more. */
+        while (map->references > 1)
+            pthread_cond_wait(&client->idle, &client->lock);
+    }
+    pthread_mutex_unlock(&client->lock);
+    if (!map)
+        return -ENOENT;
+    cache_map_put(map);
+    return 0;
+}
+
+/* The map, and the pages of it that [offset, offset + bytes) covers. */
+static int find_range(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
+                      struct cache_map **map_out, struct gaia_run *run_out)
+{
+    struct gaia_run run = {.page = offset / GAIA_PAGE_SIZE,
+                           .count = bytes / GAIA_PAGE_SIZE + (bytes % GAIA_PAGE_SIZE != 0)};
+
+    pthread_mutex_lock(&client->lock);
+    struct cache_map *map = find_by_id(client, id);
+    if (map && map->frames)
+        cache_map_get(map);
+    pthread_mutex_unlock(&client->lock);
+    if (!map || !map->frames)
+        return -EINVAL;
+    if (offset % GAIA_PAGE_SIZE || !run.count || run.page < map->first || run.count > map->count ||
+        run.page - map->first > map->count - run.count) {
+        cache_map_put(map);
+        return -EINVAL;
+    }
+    *map_out = map;
+    *run_out = run;
+    return 0;
+}
+
+/* Place what is missing of a range. What is placed last may push out what was placed first when the device is full of
+ * others' pages too: a few rounds settle it. */
+static int place_all(struct cache_map *map, struct gaia_run run, bool all)
+{
+    int error = 0;
+
+    for (unsigned round = 0; round < (all ? 4u : 1u) && !error; round++) {
+        struct fill_group group;
+        fill_group_init(&group);
+        fill_range(map, &(struct fill_request){.first = run.page, .count = run.count, .touched = FILL_NO_PAGE,
+                                               .group = &group});
+        error = fill_group_finish(&group);
+    }
+    return error;
+}
+
+int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes, uint64_t *changes_out,
+                      bool *poisoned_out)
+{
+    struct cache_map *map;
+    struct gaia_run run;
+
+    int error = find_range(client, id, offset, bytes, &map, &run);
+    if (error)
+        return error;
+    *poisoned_out = atomic_exchange(&map->poisoned, false);
+    error = acquire_range(map->replica, run.page, run.count, changes_out);
+    if (!error && map->resident)
+        error = place_all(map, run, true);
+    cache_map_put(map);
+    return error;
+}
+
+int cache_map_release(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes)
+{
+    struct cache_map *map;
+    struct gaia_run run;
+
+    int error = find_range(client, id, offset, bytes, &map, &run);
+    if (error)
+        return error;
+    error = map->writable ? release_range(map->replica, run.page, run.count) : -EACCES;
+    cache_map_put(map);
+    return error;
+}
+
+int cache_map_sync(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes)
+{
+    struct cache_map *map;
+    struct gaia_run run;
+
+    int error = find_range(client, id, offset, bytes, &map, &run);
+    if (error)
+        return error;
+    struct cache_file *file = map->replica->file;
+    error = cache_file_sync(file, file->fd, false);
+    cache_map_put(map);
+    return error;
+}
+
+/* Let pages leave the device: what is stored there is released and collected first. */
+static int let_leave(struct replica *replica, struct gaia_run run)
+{
+    int error = 0;
+
+    for (uint64_t leaf = run.page >> LEAF_SHIFT; !error && leaf <= (run.page + run.count - 1) >> LEAF_SHIFT; leaf++) {
+        struct copy_pages pages = {.leaf = leaf, .pages = page_range_mask(leaf, run.page, run.count)};
+        uint64_t dropped;
+        error = drop_pages(replica, &pages, 1, DROP_EVICT, &dropped);
+    }
+    return error;
+}
+
+int cache_map_advise(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes, unsigned advice)
+{
+    struct cache_map *map;
+    struct gaia_run run;
+
+    int error = find_range(client, id, offset, bytes, &map, &run);
+    if (error)
+        return error;
+    switch (advice) {
+    case GAIA_ADV_NORMAL:
+        readahead_set_mode(&map->readahead, READAHEAD_NORMAL);
+        break;
+    case GAIA_ADV_RANDOM:
+        readahead_set_mode(&map->readahead, READAHEAD_RANDOM);
+        break;
+    case GAIA_ADV_SEQUENTIAL:
+        readahead_set_mode(&map->readahead, READAHEAD_SEQUENTIAL);
+        break;
+    case GAIA_ADV_WILLNEED:
+        if (run.count > map->replica->device->capacity)
+            run.count = map->replica->device->capacity;
+        error = place_all(map, run, false);
+        break;
+    case GAIA_ADV_DONTNEED:
+        error = let_leave(map->replica, run);
+        break;
+    default:
+        error = -EINVAL;
+    }
+    cache_map_put(map);
+    return error;
+}

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/collect.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "cache/internal.h"
+#include "consistency/digest.h"
+#include "consistency/merge.h"
+
+#define RUN_PAGES 16u /* how much of the home copy is merged and written at once */
+
+/* One page's bytes as they were taken from one device. */
+struct taken {
+    struct leaf_copy *copy;
+    unsigned page;
+    uint32_t frame;
+};
+
+/* A run of pages under way. */
+struct collect {
+    struct cache_file *file;
+    struct leaf *leaf;
+    enum collect_what what;
+    unsigned first, length;
+    off_t offset;
+    size_t bytes;      /* of the run that lie before the end of the file */
+    page_mask changed; /* pages of the leaf whose home bytes changed */
+    size_t count;
+    struct taken taken[RUN_PAGES * GAIA_DEVICES_MAX];
+    uint8_t home[RUN_PAGES * GAIA_PAGE_SIZE];
+};
+
+static page_mask wanted(const struct leaf_copy *copy, enum collect_what what)
+{
+    return copy->pending | (what == COLLECT_RELEASING ? copy->releasing : 0);
+}
+
+static int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
+{
+    for (size_t done = 0; done < length;) {
+        ssize_t n = pread(file->fd, bytes + done, length - done, offset + (off_t)done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        if (n == 0) { /* cut behind the mount: the rest reads as zeros, and is written as part of the file again */
+            memset(bytes + done, 0, length - done);
+            break;
+        }
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+static int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off_t offset)
+{
+    for (size_t done = 0; done < length;) {
+        ssize_t n = pwrite(file->fd, bytes + done, length - done, offset + (off_t)done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n ? -errno : -EIO;
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+/* Take the bytes of every device that has some, in ascending replica number, and merge them into c->home. The bytes are
+ * taken once: what is compared and what becomes the twin is the same, so a store that arrives now is seen next time. */
+static int take(struct collect *c)
+{
+    struct frame_pool *pool = &c->file->cache->twins;
+    struct leaf_copy *copy;
+
+    SLIST_FOREACH(copy, &c->leaf->copies, link) {
+        page_mask left = wanted(copy, c->what) & page_range_mask(0, c->first, c->length);
+        for (; left; left &= left - 1) {
+            struct taken *t = &c->taken[c->count];
+            *t = (struct taken){.copy = copy, .page = (unsigned)__builtin_ctzll(left)};
+            int error = frame_get(pool, &t->frame);
+            if (error)
+                return error;
+            c->count++;
+            uint64_t number = (c->leaf->number << LEAF_SHIFT) + t->page;
+            uint8_t *bytes = frame_bytes(pool, t->frame);
+            uint8_t *home = c->home + (t->page - c->first) * GAIA_PAGE_SIZE;
+            size_t n = file_page_bytes(c->file->size, number);
+            memcpy(bytes, copy->replica->frames->ops->view(copy->replica->frames, number), GAIA_PAGE_SIZE);
+            if (!gaia_merge(home, frame_bytes(pool, copy->twins[t->page]), bytes, n))
+                continue;
+            c->changed |= UINT64_C(1) << t->page;
+            replica_count(copy->replica, pages_merged, 1);
+            if (gaia_differs(home, bytes, n))
+                replica_count(copy->replica, merges, 1);
+        }
+    }
+    return 0;
+}
+
+static int write_changed(struct collect *c)
+{
+    page_mask changed = c->changed;
+    int error = 0;
+
+    if (!changed)
+        return 0;
+    bool unchanged = file_unchanged(c->file);
+    while (changed && !error) {
+        unsigned length, first = page_mask_run(&changed, &length);
+        size_t from = (first - c->first) * GAIA_PAGE_SIZE, to = from + length * GAIA_PAGE_SIZE;
+        error = home_write(c->file, c->home + from, (to < c->bytes ? to : c->bytes) - from, c->offset + (off_t)from);
+    }
+    file_stamp(c->file, unchanged);
+    return error;
+}
+
+/* The home has the bytes now: twins become exactly what was taken. */
+static void settle(struct collect *c)
+{
+    struct frame_pool *pool = &c->file->cache->twins;
+
+    for (size_t i = 0; i < c->count; i++) {
+        struct taken *t = &c->taken[i];
+        struct leaf_copy *copy = t->copy;
+        page_mask bit = UINT64_C(1) << t->page, before = copy_stored(copy);
+        struct gaia_page_versions versions = leaf_page_versions(c->leaf, t->page);
+        if (copy->releasing & bit) {
+            /* A READ was faster than the release: it is released by being collected. */
+            gaia_rule_release(&versions, copy->replica->entry, leaf_copy_page_vector(copy, t->page));
+            file_suspect_others(c->leaf, copy->replica, bit);
+        }
+        gaia_rule_collected(&versions, copy->replica->entry);
+#ifdef GAIAFS_BREAK_TWIN_MERGED
+        /* Broken on purpose: GAIA's released code kept the merged page as the twin. */
+        memcpy(frame_bytes(pool, t->frame), c->home + (t->page - c->first) * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
+#else
+        if (copy->sealed & bit) { /* its bytes stand still and are in the home copy: the next store takes a new twin */
+            frame_put(pool, t->frame);
+            replica_drop_twins(copy, bit);
+            replica_count(copy->replica, collects, 1);
+            continue;
+        }
+#endif
+        frame_put(pool, copy->twins[t->page]);
+        copy->twins[t->page] = t->frame;
+        copy->releasing &= ~bit;
+        copy->touched &= ~bit;
+        copy->pending &= ~bit;
+        replica_update(copy, before);
+        replica_count(copy->replica, collects, 1);
+    }
+}
+
+static int collect_run(struct collect *c)
+{
+    int error = home_read(c->file, c->home, c->bytes, c->offset);
+
+    if (!error)
+        error = take(c);
+    if (!error)
+        error = write_changed(c);
+    if (!error) {
+        for (size_t i = 0; i < c->count; i++)
+            replica_count(c->taken[i].copy->replica, pages_out, 1);
+        settle(c);
+        return 0;
+    }
+    for (size_t i = 0; i < c->count; i++)
+        frame_put(&c->file->cache->twins, c->taken[i].frame);
+    return error;
+}
+
+int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, enum collect_what what)
+{
+    struct leaf_copy *copy;
+    page_mask todo = 0;
+    int error = 0;
+
+    SLIST_FOREACH(copy, &leaf->copies, link)
+        todo |= wanted(copy, what) & pages;
+    while (todo && !error) {
+        unsigned length, first = page_mask_run(&todo, &length);
+        for (unsigned done = 0; done < length && !error; done += RUN_PAGES) {
+            struct collect c; /* not cleared: it is large, and only what was taken is read */
+            c.file = file;
+            c.leaf = leaf;
+            c.what = what;
+            c.first = first + done;
+            c.length = length - done < RUN_PAGES ? length - done : RUN_PAGES;
+            c.offset = (off_t)(((leaf->number << LEAF_SHIFT) + c.first) * GAIA_PAGE_SIZE);
+            c.changed = 0;
+            c.count = 0;
+            assert(c.offset < file->size);
+            c.bytes = c.length * GAIA_PAGE_SIZE;
+            if (file->size - c.offset < (off_t)c.bytes)
+                c.bytes = (size_t)(file->size - c.offset);
+            error = collect_run(&c);
+        }
+    }
+    return error;
+}
+
+int collect_all(struct cache_file *file)
+{
+    struct replica *replica;
+    struct leaf_copy *copy;
+    int error = 0;
+
+    /* Collecting never frees a copy (only replica_settle() does), so the lists stand still. */
+    SLIST_FOREACH(replica, &file->replicas, link) {
+        TAILQ_FOREACH(copy, &replica->stored, stored) {
+            if (!copy->pending)
+                continue;
+            int one = collect_pages(file, copy->leaf, copy->pending, COLLECT_PENDING);
+            error = error ? error : one;
+        }
+    }
+    return error;
+}
+
+bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned page)
+{
+    uint8_t home[GAIA_PAGE_SIZE];
+    uint64_t number = (copy->leaf->number << LEAF_SHIFT) + page;
+    size_t n = file_page_bytes(file->size, number);
+    struct iovec io = {.iov_base = home, .iov_len = n};
+
+    /* Only bytes that are in the host's memory: reading storage to save a copy from it would be no gain. */
+    if (preadv2(file->fd, &io, 1, (off_t)(number * GAIA_PAGE_SIZE), RWF_NOWAIT) != (ssize_t)n)
+        return false;
+    return gaia_digest_equal(gaia_digest_of(home, n),
+                             gaia_digest_of(copy->replica->frames->ops->view(copy->replica->frames, number), n));
+}

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What CPUs do to a tracked file: the FUSE handlers' half of the rules (docs/design.md, section 5, rules 3, 4, 6 and 8).
+ * Nothing here waits for the kernel or for a client. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "cache/collect.h"
+#include "cache/internal.h"
+
+/* Call fn for each leaf that [offset, offset + length) touches and that exists, with the mask of its pages. Lock held. */
+typedef int leaf_fn(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags);
+
+static int each_leaf(struct cache_file *file, off_t offset, uint64_t length, unsigned flags, leaf_fn *fn)
+{
+    if (!length || !file->index.leaves)
+        return 0;
+    uint64_t first = (uint64_t)offset >> GAIA_PAGE_SHIFT;
+    uint64_t last = ((uint64_t)offset + length - 1) >> GAIA_PAGE_SHIFT;
+    int error = 0;
+
+    for (uint64_t number = first >> LEAF_SHIFT; number <= last >> LEAF_SHIFT && !error; number++) {
+        struct leaf *leaf = index_find(&file->index, number);
+        if (leaf)
+            error = fn(file, leaf, page_range_mask(number, first, last - first + 1), flags);
+    }
+    return error;
+}
+
+static void mark_touched(struct leaf *leaf, page_mask pages)
+{
+    struct leaf_copy *copy;
+
+    SLIST_FOREACH(copy, &leaf->copies, link)
+        copy->touched |= copy->releasing & pages;
+}
+
+/* The kernel asks for pages that it does not hold, so pending and releasing bytes may go into the home copy now. A read that
+ * may be direct proves nothing of what the kernel holds: it collects what is pending (which the kernel never holds), and
+ * a page being released is invalidated once more. */
+static int before_read(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
+{
+    int error = collect_pages(file, leaf, pages, flags & CACHE_IO_DIRECT ? COLLECT_PENDING : COLLECT_RELEASING);
+
+    if (flags & CACHE_IO_DIRECT)
+        mark_touched(leaf, pages);
+    leaf->kernel |= pages;
+    return error;
+}
+
+/* A device's copy that has the home's bytes: of use when the host's memory has not. Lock held. */
+static struct leaf_copy *find_peer(struct leaf *leaf, page_mask bit)
+{
+    struct leaf_copy *copy;
+
+    if (leaf->cpu_modified & bit)
+        return NULL;
+    SLIST_FOREACH(copy, &leaf->copies, link) {
+        if (!(copy->present & ~copy->busy & ~copy->twin & bit))
+            continue;
+        if (!leaf->released)
+            return copy;
+        unsigned page = (unsigned)__builtin_ctzll(bit);
+        struct gaia_page_versions versions = leaf_page_versions(leaf, page);
+        if (!gaia_rule_stale(&versions, copy->replica->entry, leaf_copy_page_vector(copy, page)))
+            return copy;
+    }
+    return NULL;
+}
+
+/* Peer caching: the bytes of [offset, offset + length) that lie in front and that devices have; whole pages, or up to
+ * the end of the file. How many there are. */
+static size_t read_peers(struct cache_file *file, uint8_t *buffer, size_t length, off_t offset)
+{
+    size_t done = 0;
+
+    pthread_mutex_lock(&file->lock);
+    if (offset + (off_t)length > file->size)
+        length = offset < file->size ? (size_t)(file->size - offset) : 0;
+    while (done < length) {
+        uint64_t page = (uint64_t)(offset + (off_t)done) >> GAIA_PAGE_SHIFT;
+        size_t from = (size_t)(offset + (off_t)done) & (GAIA_PAGE_SIZE - 1);
+        size_t n = GAIA_PAGE_SIZE - from < length - done ? GAIA_PAGE_SIZE - from : length - done;
+        struct leaf *leaf = index_find(&file->index, page >> LEAF_SHIFT);
+        struct leaf_copy *copy = leaf ? find_peer(leaf, page_bit(page)) : NULL;
+        if (!copy)
+            break;
+        memcpy(buffer + done, copy->replica->frames->ops->view(copy->replica->frames, page) + from, n);
+        replica_count(copy->replica, peer_reads, 1);
+        replica_count(copy->replica, pages_out, 1);
+        done += n;
+    }
+    pthread_mutex_unlock(&file->lock);
+    return done;
+}
+
+/* The leading bytes that need no storage: from the host's memory, else from devices, run by run. */
+static size_t read_memory(struct cache_file *file, int fd, uint8_t *buffer, size_t length, off_t offset)
+{
+    size_t done = 0;
+
+    while (done < length) {
+        struct iovec io = {.iov_base = buffer + done, .iov_len = length - done};
+        ssize_t n = preadv2(fd, &io, 1, offset + (off_t)done, RWF_NOWAIT);
+        if (n > 0) {
+            done += (size_t)n;
+            continue;
+        }
+        if (n == 0 || errno != EAGAIN) /* the end of the file, or something that an ordinary read will report */
+            break;
+        size_t peers = read_peers(file, buffer + done, length - done, offset + (off_t)done);
+        if (!peers)
+            break;
+        done += peers;
+    }
+    return done;
+}
+
+ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset, unsigned flags)
+{
+    pthread_mutex_lock(&file->lock);
+    int error = each_leaf(file, offset, length, flags, before_read);
+    bool peers = file->index.leaves;
+    pthread_mutex_unlock(&file->lock);
+    if (error)
+        return error;
+    size_t done = peers ? read_memory(file, fd, buffer, length, offset) : 0;
+    while (done < length) {
+        ssize_t n = pread(fd, (uint8_t *)buffer + done, length - done, offset + (off_t)done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return done ? (ssize_t)done : -errno;
+        if (n == 0)
+            break;
+        done += (size_t)n;
+    }
+    return (ssize_t)done;
+}
+
+/* Rule 3: a write is no exception, also not of whole pages: without the collect a twin would stay behind that later brings
+ * overwritten bytes back. Rule 6: a write-back never collects. */
+static int before_write(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
+{
+    if (!(flags & CACHE_IO_WRITEBACK)) {
+#ifndef GAIAFS_BREAK_WRITE_NO_COLLECT
+        int error = collect_pages(file, leaf, pages, COLLECT_PENDING);
+        if (error)
+            return error;
+#endif
+        mark_touched(leaf, pages);
+    }
+#ifdef GAIAFS_BREAK_WRITEBACK_COLLECTS
+    if (flags & CACHE_IO_WRITEBACK)
+        collect_pages(file, leaf, pages, COLLECT_RELEASING);
+#endif
+    leaf->kernel |= pages;
+    file_cpu_modified(file, leaf, pages);
+    return 0;
+}
+
+/* The end of the file after a change of ours; unchanged: what file_unchanged() said before it. */
+static void look_at_size(struct cache_file *file, bool unchanged)
+{
+    struct stat st;
+
+    if (fstat(file->fd, &st))
+        return;
+    file_resized(file, st.st_size);
+    if (unchanged)
+        file->ctime = st.st_ctim;
+}
+
+ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset, unsigned flags)
+{
+    struct stat st;
+    size_t done = 0;
+    ssize_t result = 0;
+
+    pthread_mutex_lock(&file->lock);
+    bool unchanged = file_unchanged(file);
+    if (flags & CACHE_IO_APPEND && !(flags & CACHE_IO_WRITEBACK) && !fstat(fd, &st))
+        offset = st.st_size;
+    int error = each_leaf(file, offset, length, flags, before_write);
+    while (!error && done < length) {
+        ssize_t n = pwrite(fd, (const uint8_t *)buffer + done, length - done, offset + (off_t)done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            error = n ? -errno : -EIO;
+            break;
+        }
+        done += (size_t)n;
+    }
+    look_at_size(file, unchanged);
+    pthread_mutex_unlock(&file->lock);
+    result = done ? (ssize_t)done : error;
+    return result;
+}
+
+int cache_file_truncate(struct cache_file *file, int fd, off_t size)
+{
+    int error = 0;
+
+    file_use(file); /* dropping the last pages may end the file's pin */
+    pthread_mutex_lock(&file->lock);
+    bool unchanged = file_unchanged(file);
+    if (ftruncate(fd >= 0 ? fd : file->fd, size))
+        error = -errno;
+    else
+        look_at_size(file, unchanged);
+    pthread_mutex_unlock(&file->lock);
+    file_unuse(file);
+    return error;
+}
+
+int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset, off_t length)
+{
+    int error = 0;
+
+    pthread_mutex_lock(&file->lock);
+    bool unchanged = file_unchanged(file);
+    /* Allocating alone changes no byte; punching and zeroing are writes. */
+    if (mode & ~FALLOC_FL_KEEP_SIZE)
+        error = each_leaf(file, offset, (uint64_t)length, 0, before_write);
+    if (!error && fallocate(fd, mode, offset, length))
+        error = -errno;
+    look_at_size(file, unchanged);
+    pthread_mutex_unlock(&file->lock);
+    return error;
+}
+
+off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence)
+{
+    pthread_mutex_lock(&file->lock);
+    int error = collect_all(file); /* released bytes may lie in what is a hole yet */
+    off_t result = error ? error : lseek(fd, offset, whence);
+    if (!error && result < 0)
+        result = -errno;
+    pthread_mutex_unlock(&file->lock);
+    return result;
+}
+
+static int collect_range(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
+{
+    (void)flags;
+    return collect_pages(file, leaf, pages, COLLECT_PENDING);
+}
+
+ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out, int fd_out,
+                              off_t offset_out, size_t length, unsigned flags)
+{
+    int error = 0;
+    ssize_t done = 0;
+    bool unchanged = false;
+
+    if (in && in != out) {
+        pthread_mutex_lock(&in->lock);
+        error = each_leaf(in, offset_in, length, 0, collect_range);
+        pthread_mutex_unlock(&in->lock);
+    }
+    if (error)
+        return error;
+    if (out) {
+        pthread_mutex_lock(&out->lock);
+        unchanged = file_unchanged(out);
+        if (in == out)
+            error = each_leaf(in, offset_in, length, 0, collect_range);
+        if (!error)
+            error = each_leaf(out, offset_out, length, 0, before_write);
+    }
+    if (!error) {
+        done = copy_file_range(fd_in, &offset_in, fd_out, &offset_out, length, flags);
+        if (done < 0)
+            error = -errno;
+    }
+    if (out) {
+        look_at_size(out, unchanged);
+        pthread_mutex_unlock(&out->lock);
+    }
+    return error ? error : done;
+}
+
+int cache_file_sync(struct cache_file *file, int fd, bool data_only)
+{
+    pthread_mutex_lock(&file->lock);
+    int error = collect_all(file);
+    pthread_mutex_unlock(&file->lock);
+    /* Also after a failed collect: what could be written shall be durable. */
+    if ((data_only ? fdatasync(fd) : fsync(fd)) && !error)
+        error = -errno;
+    return error;
+}

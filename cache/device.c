@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/device.h"
+
+#include <assert.h>
+#include <time.h>
+
+#include "cache/index.h"
+
+void cache_device_init(struct cache_device *device, unsigned number, uint64_t capacity_bytes)
+{
+    device->number = number;
+    device->capacity = capacity_bytes / GAIA_PAGE_SIZE;
+    device->charged = 0;
+    pthread_mutex_init(&device->lock, NULL);
+    pthread_cond_init(&device->changed, NULL);
+    TAILQ_INIT(&device->lra);
+}
+
+bool cache_device_try_charge(struct cache_device *device, uint64_t pages)
+{
+    pthread_mutex_lock(&device->lock);
+    bool fits = pages <= device->capacity - device->charged;
+    if (fits)
+        device->charged += pages;
+    pthread_mutex_unlock(&device->lock);
+    return fits;
+}
+
+void cache_device_uncharge(struct cache_device *device, uint64_t pages)
+{
+    pthread_mutex_lock(&device->lock);
+    assert(device->charged >= pages);
+    device->charged -= pages;
+    pthread_cond_broadcast(&device->changed);
+    pthread_mutex_unlock(&device->lock);
+}
+
+uint64_t cache_device_charged(struct cache_device *device)
+{
+    pthread_mutex_lock(&device->lock);
+    uint64_t charged = device->charged;
+    pthread_mutex_unlock(&device->lock);
+    return charged;
+}
+
+void cache_device_enlist(struct cache_device *device, struct leaf_copy *copy)
+{
+    if (copy->in_lra)
+        return;
+    pthread_mutex_lock(&device->lock);
+    TAILQ_INSERT_TAIL(&device->lra, copy, lra);
+    copy->in_lra = true;
+    pthread_mutex_unlock(&device->lock);
+}
+
+void cache_device_delist(struct cache_device *device, struct leaf_copy *copy)
+{
+    if (!copy->in_lra)
+        return;
+    pthread_mutex_lock(&device->lock);
+    TAILQ_REMOVE(&device->lra, copy, lra);
+    copy->in_lra = false;
+    pthread_mutex_unlock(&device->lock);
+}
+
+void cache_device_wait(struct cache_device *device, unsigned timeout_ms)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += (long)timeout_ms * 1000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&device->lock);
+    pthread_cond_timedwait(&device->changed, &device->lock, &until);
+    pthread_mutex_unlock(&device->lock);
+}
+
+void cache_device_notify(struct cache_device *device)
+{
+    pthread_mutex_lock(&device->lock);
+    pthread_cond_broadcast(&device->changed);
+    pthread_mutex_unlock(&device->lock);
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A device of the cache: its capacity, what is resident on it over all files, the order of eviction, and its counters. */
+#ifndef GAIAFS_CACHE_DEVICE_H
+#define GAIAFS_CACHE_DEVICE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+struct leaf_copy;
+
+struct cache_counters {
+    _Atomic uint64_t faults, write_faults, pages_in, pages_out, collects, merges, pages_merged, peer_reads, evictions,
+        drops, unchanged, readahead;
+};
+
+struct cache_device {
+    unsigned number; /* soft:number */
+    uint64_t capacity; /* pages */
+
+    pthread_mutex_t lock;  /* guards lra and charged; taken inside a file's lock, nothing inside it */
+    pthread_cond_t changed; /* pages were uncharged, or stopped being busy */
+    TAILQ_HEAD(, leaf_copy) lra;
+    uint64_t charged; /* pages resident or about to be */
+
+    struct cache_counters count;
+};
+
+void cache_device_init(struct cache_device *device, unsigned number, uint64_t capacity_bytes);
+
+/* Charge pages if they fit. */
+bool cache_device_try_charge(struct cache_device *device, uint64_t pages);
+void cache_device_uncharge(struct cache_device *device, uint64_t pages);
+uint64_t cache_device_charged(struct cache_device *device);
+
+/* Put a copy at the young end if it is not on the list / take it off. The file's lock is held. */
+void cache_device_enlist(struct cache_device *device, struct leaf_copy *copy);
+void cache_device_delist(struct cache_device *device, struct leaf_copy *copy);
+
+/* Wait until something changed, at most timeout_ms. No lock is held. */
+void cache_device_wait(struct cache_device *device, unsigned timeout_ms);
+void cache_device_notify(struct cache_device *device);
+
+static inline void count_add(_Atomic uint64_t *counter, uint64_t n)
+{
+    atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+static inline uint64_t count_get(_Atomic uint64_t *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+#endif

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/drop.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "cache/collect.h"
+#include "cache/release.h"
+#include "cache/runs.h"
+#include "consistency/merge.h"
+
+/* Mark the pages of one entry busy, as far as they are there. Lock held (and let go while waiting). */
+static void take_busy(struct replica *replica, struct copy_pages *entry, enum drop_why why)
+{
+    struct cache_file *file = replica->file;
+
+    for (;;) {
+        struct leaf *leaf = index_find(&file->index, entry->leaf);
+        entry->copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        page_mask pages = entry->copy ? entry->pages & entry->copy->present : 0;
+        page_mask others = entry->copy ? entry->copy->busy | entry->copy->releasing | leaf->invalidating : 0;
+        if (why == DROP_EVICT)
+            pages &= ~others;
+        if (!(pages & others)) {
+            entry->pages = pages;
+            if (pages)
+                entry->copy->busy |= pages;
+            return;
+        }
+        pthread_cond_wait(&file->changed, &file->lock);
+    }
+}
+
+/* The pages of a stale copy that need not move: the home has the same bytes. They are current from now on. Lock held. */
+static page_mask keep_unchanged(struct leaf_copy *copy, page_mask pages)
+{
+    struct cache_file *file = copy->replica->file;
+    page_mask kept = 0;
+
+    for (page_mask left = pages; left; left &= left - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(left);
+        if (!home_equals_copy(file, copy, page))
+            continue;
+        struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
+        gaia_rule_grant(&versions, leaf_copy_page_vector(copy, page));
+        kept |= UINT64_C(1) << page;
+    }
+    replica_count(copy->replica, unchanged, (uint64_t)__builtin_popcountll(kept));
+    return kept;
+}
+
+/* The pages are busy, sealed and released. Collect them and forget them; entry->pages becomes what is to be freed.
+ * Lock held. */
+static int collect_and_forget(struct copy_pages *entry, enum drop_why why)
+{
+    struct leaf_copy *copy = entry->copy;
+    page_mask pages = entry->pages & copy->present; /* a truncation may have taken some */
+    int error = collect_pages(copy->replica->file, copy->leaf, pages, COLLECT_PENDING);
+
+    entry->pages = 0;
+    if (error || why == DROP_FLUSH)
+        return error;
+    /* A page that is stored to but neither pending nor clean can't be: it was sealed before it was released. */
+    assert(!(copy->pending & pages));
+    replica_drop_twins(copy, pages);
+    if (why == DROP_STALE)
+        pages &= ~keep_unchanged(copy, pages);
+    replica_forget(copy, pages);
+    entry->pages = pages;
+    if (why == DROP_EVICT) {
+        replica_changed(copy->replica);
+        replica_count(copy->replica, evictions, (uint64_t)__builtin_popcountll(pages));
+    } else {
+        replica_count(copy->replica, drops, (uint64_t)__builtin_popcountll(pages));
+    }
+    return 0;
+}
+
+/* Free the frames of what was forgotten. No lock held; the pages are busy. */
+static uint64_t free_frames(struct replica *replica, const struct copy_pages *work, size_t count)
+{
+    struct runs runs = runs_start(1);
+    struct gaia_run run;
+    uint64_t dropped = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        page_mask pages = work[i].pages;
+        dropped += (uint64_t)__builtin_popcountll(pages);
+        while (pages) {
+            unsigned length, first = page_mask_run(&pages, &length);
+            if (runs_add(&runs, (work[i].leaf << LEAF_SHIFT) + first, length, &run))
+                replica->frames->ops->drop(replica->frames, run.page, run.count);
+        }
+    }
+    if (runs_end(&runs, &run))
+        replica->frames->ops->drop(replica->frames, run.page, run.count);
+    return dropped;
+}
+
+static void let_go(struct replica *replica, struct copy_pages *busy, size_t count)
+{
+    struct cache_file *file = replica->file;
+
+    pthread_mutex_lock(&file->lock);
+    for (size_t i = 0; i < count; i++)
+        busy[i].pages = replica_unbusy(busy[i].copy, busy[i].pages);
+    pthread_mutex_unlock(&file->lock);
+    for (size_t i = 0; i < count; i++)
+        replica_wake(replica, busy[i].leaf, busy[i].pages);
+}
+
+int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t count, enum drop_why why,
+               uint64_t *dropped_out)
+{
+    struct cache_file *file = replica->file;
+    struct copy_pages *busy = calloc(2 * count, sizeof *busy);
+    struct copy_pages *work = busy + count;
+    size_t n = 0;
+
+    *dropped_out = 0;
+    if (!busy)
+        return -ENOMEM;
+    pthread_mutex_lock(&file->lock);
+    for (size_t i = 0; i < count; i++) {
+        busy[n] = pages[i];
+        take_busy(replica, &busy[n], why);
+        n += busy[n].pages != 0;
+    }
+    bool stored = false;
+    for (size_t i = 0; i < n; i++) {
+        work[i] = busy[i];
+        stored |= (busy[i].copy->twin & busy[i].pages) != 0;
+    }
+    pthread_mutex_unlock(&file->lock);
+    int error = stored ? release_busy(replica, busy, n) : 0;
+    if (!error) {
+        pthread_mutex_lock(&file->lock);
+        for (size_t i = 0; i < n; i++) {
+            int one = collect_and_forget(&work[i], why);
+            error = error ? error : one;
+        }
+        pthread_mutex_unlock(&file->lock);
+        *dropped_out = free_frames(replica, work, n);
+    }
+    let_go(replica, busy, n);
+    if (*dropped_out)
+        cache_device_uncharge(replica->device, *dropped_out);
+    free(busy);
+    return error;
+}
+
+/* Take the oldest copy of a device: it goes to the young end, so that the next to come takes another. The file is in
+ * use on return, which file_unuse() ends: it is pinned, because the copy is in its index. */
+static struct replica *oldest(struct cache_device *device, uint64_t *leaf_out, uint64_t *length_out)
+{
+    struct replica *replica = NULL;
+
+    pthread_mutex_lock(&device->lock);
+    struct leaf_copy *copy = TAILQ_FIRST(&device->lra), *at;
+    if (copy) {
+        TAILQ_REMOVE(&device->lra, copy, lra);
+        TAILQ_INSERT_TAIL(&device->lra, copy, lra);
+        replica = copy->replica;
+        *leaf_out = copy->leaf->number;
+        replica->file->uses++;
+    }
+    *length_out = 0;
+    TAILQ_FOREACH(at, &device->lra, lra)
+        if (++*length_out >= BATCH_MAX)
+            break;
+    pthread_mutex_unlock(&device->lock);
+    return replica;
+}
+
+/* About `pages` of a copy's pages that can go now, whole units. Lock taken. */
+static page_mask choose(struct replica *replica, uint64_t leaf_number, uint64_t pages)
+{
+    page_mask chosen = 0;
+
+    pthread_mutex_lock(&replica->file->lock);
+    struct leaf *leaf = index_find(&replica->file->index, leaf_number);
+    struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+    for (unsigned unit = 0; copy && unit < LEAF_PAGES; unit += GAIA_UNIT_PAGES) {
+        chosen |= copy->present & ~copy->busy & page_range_mask(0, unit, GAIA_UNIT_PAGES);
+        if ((uint64_t)__builtin_popcountll(chosen) >= pages)
+            break;
+    }
+    pthread_mutex_unlock(&replica->file->lock);
+    return chosen;
+}
+
+static uint64_t evict_some(struct cache_device *device, uint64_t pages, int *error_out)
+{
+    uint64_t total = 0, tries = 1, length;
+
+    for (uint64_t i = 0; i < tries && total < pages; i++) {
+        struct copy_pages victim = {0};
+        struct replica *replica = oldest(device, &victim.leaf, &length);
+        if (!replica)
+            break;
+        if (i == 0)
+            tries = length; /* once round the list, and no more */
+        victim.pages = choose(replica, victim.leaf, pages - total);
+        uint64_t dropped = 0;
+        int error = victim.pages ? drop_pages(replica, &victim, 1, DROP_EVICT, &dropped) : 0;
+        if (error)
+            *error_out = error;
+        total += dropped;
+        file_unuse(replica->file);
+    }
+    return total;
+}
+
+uint64_t evict(struct cache_device *device, uint64_t pages)
+{
+    int error;
+
+    return evict_some(device, pages, &error);
+}
+
+int evict_and_charge(struct cache_device *device, uint64_t pages)
+{
+    int error = 0;
+    unsigned waited = 0;
+
+    if (pages > device->capacity)
+        return -ENOMEM;
+    while (!cache_device_try_charge(device, pages)) {
+        int refused = 0;
+        uint64_t dropped = evict_some(device, pages, &refused);
+        if (dropped)
+            continue;
+        /* Nothing could go: everything is in use by faults under way, which end by themselves, or can't be written. */
+        error = refused;
+        if (error && ++waited > 20)
+            return error;
+        cache_device_wait(device, 10);
+    }
+    return 0;
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Serving faults: a touch of a page that the device lacks (rule 3), a touch of a page that it has and this client has not
+ * seen, and the first store to a page (rule 7: the twin is taken then).
+ *
+ * A fault thread never waits for a page that somebody else has busy: it leaves a mark, and whoever ends busy wakes the
+ * touch, which then faults again and finds the page as it is. */
+#include "cache/fill.h"
+#include "cache/map.h"
+
+/* The page is in the device's memory. Show it, and what lies around it, to this client. Lock held; let go. */
+static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t page, bool store)
+{
+    struct replica *replica = map->replica;
+    uint64_t number = page >> LEAF_SHIFT;
+    uint64_t unit = page & (LEAF_PAGES - 1) & ~(uint64_t)(GAIA_UNIT_PAGES - 1);
+    page_mask pages = copy->present & ~copy->busy & page_range_mask(0, unit, GAIA_UNIT_PAGES) &
+                      page_range_mask(number, map->first, map->count);
+
+    copy->busy |= pages;
+    pthread_mutex_unlock(&replica->file->lock);
+    int error = fill_expose(map, copy, pages, store ? page : FILL_NO_PAGE);
+    pthread_mutex_lock(&replica->file->lock);
+    page_mask wake = replica_unbusy(copy, pages);
+    pthread_mutex_unlock(&replica->file->lock);
+    replica_wake(replica, number, error ? wake | page_bit(page) : wake);
+}
+
+/* A first store: take the twin, then let it through. Lock held; let go. */
+static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t page)
+{
+    struct replica *replica = map->replica;
+    page_mask bit = page_bit(page);
+
+    copy->busy |= bit;
+    int error = replica_take_twins(copy, bit);
+    if (!error) {
+        page_mask before = copy_stored(copy);
+        copy->sealed &= ~bit;
+        replica_update(copy, before);
+    }
+    pthread_mutex_unlock(&replica->file->lock);
+    replica_count(replica, write_faults, 1);
+    if (error) /* no memory for a twin: the store waits and tries again */
+        replica->frames->ops->wake(replica->frames, page, 1);
+    else
+        replica->frames->ops->unprotect(map->frames, page, 1);
+    pthread_mutex_lock(&replica->file->lock);
+    page_mask wake = replica_unbusy(copy, bit);
+    pthread_mutex_unlock(&replica->file->lock);
+    if (wake)
+        replica_wake(replica, page >> LEAF_SHIFT, wake);
+}
+
+static void serve_missing(struct cache_map *map, uint64_t page, bool store)
+{
+    struct replica *replica = map->replica;
+    struct readahead_window window = {.first = page, .count = 1};
+
+    pthread_mutex_lock(&replica->file->lock);
+    uint64_t limit = file_pages(replica->file->size);
+    pthread_mutex_unlock(&replica->file->lock);
+    if (limit > map->first + map->count)
+        limit = map->first + map->count;
+    if (page >= limit) { /* cut off meanwhile: the touch will find the end of the file by itself */
+        replica->frames->ops->wake(replica->frames, page, 1);
+        return;
+    }
+    if (map->careful)
+        map->careful--;
+    else
+        window = readahead_next(&map->readahead, page, limit, replica->device->capacity / 4);
+    if (window.first < map->first) {
+        window.count -= map->first - window.first;
+        window.first = map->first;
+    }
+    /* First what is waited for, then what may be wanted next. */
+    uint64_t unit_end = (page | (GAIA_UNIT_PAGES - 1)) + 1, end = window.first + window.count;
+    struct fill_request now = {.first = window.first, .count = (unit_end < end ? unit_end : end) - window.first,
+                               .touched = page, .store = store};
+    struct fill_request ahead = {.first = unit_end, .count = end > unit_end ? end - unit_end : 0,
+                                 .touched = FILL_NO_PAGE};
+    fill_range(map, &now);
+    if (ahead.count) {
+        replica_count(replica, readahead, ahead.count);
+        fill_range(map, &ahead);
+    }
+}
+
+void fault_serve(struct cache_map *map, const struct gaia_fault *fault)
+{
+    struct replica *replica = map->replica;
+    uint64_t page = map->first + (fault->address - map->address) / GAIA_PAGE_SIZE;
+    struct leaf *leaf;
+
+    if (!fault->protection)
+        replica_count(replica, faults, 1);
+    pthread_mutex_lock(&replica->file->lock);
+    leaf = index_find(&replica->file->index, page >> LEAF_SHIFT);
+    struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+    if (copy && copy->busy & page_bit(page)) {
+        copy->waited |= page_bit(page);
+        pthread_mutex_unlock(&replica->file->lock);
+    } else if (copy && copy->present & page_bit(page) && fault->protection) {
+        serve_store(map, copy, page);
+    } else if (copy && copy->present & page_bit(page)) {
+        serve_minor(map, copy, page, fault->write);
+    } else {
+        pthread_mutex_unlock(&replica->file->lock);
+        if (fault->protection) /* dropped since: the store comes back as a touch of a missing page */
+            replica->frames->ops->wake(replica->frames, page, 1);
+        else
+            serve_missing(map, page, fault->write);
+    }
+}

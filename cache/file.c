@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/file.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cache/internal.h"
+
+static int open_backing(int path_fd, bool *writable_out)
+{
+    char path[40];
+    int fd;
+
+    snprintf(path, sizeof path, "/proc/self/fd/%d", path_fd);
+    fd = open(path, O_RDWR | O_CLOEXEC | O_NOATIME);
+    if (fd < 0 && errno == EPERM)
+        fd = open(path, O_RDWR | O_CLOEXEC);
+    *writable_out = fd >= 0;
+    if (fd < 0 && (errno == EROFS || errno == EACCES || errno == EPERM || errno == ETXTBSY))
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct cache_file **file_out)
+{
+    struct stat st;
+    struct cache_file *file = calloc(1, sizeof *file);
+
+    if (!file)
+        return -ENOMEM;
+    int error = file->fd = open_backing(path_fd, &file->writable);
+    if (error < 0)
+        goto out_free;
+    error = fstat(file->fd, &st) ? -errno : 0;
+    if (!error && !S_ISREG(st.st_mode))
+        error = -EINVAL;
+    if (!error)
+        error = gaia_io_file_open(cache->io, file->fd, &file->io);
+    if (error)
+        goto out_close;
+    file->cache = cache;
+    file->context = file_context;
+    file->size = st.st_size;
+    file->ctime = st.st_ctim;
+    file->entries = GAIA_REPLICA_DEVICE - 1; /* the CPU's */
+    index_init(&file->index);
+    SLIST_INIT(&file->replicas);
+    pthread_mutex_init(&file->lock, NULL);
+    pthread_cond_init(&file->changed, NULL);
+    pthread_mutex_lock(&cache->lock);
+    LIST_INSERT_HEAD(&cache->files, file, link);
+    pthread_mutex_unlock(&cache->lock);
+    *file_out = file;
+    return 0;
+
+out_close:
+    close(file->fd);
+out_free:
+    free(file);
+    return error;
+}
+
+static void forget_leaf(struct leaf *leaf, void *context)
+{
+    (void)context;
+    for (struct leaf_copy *copy = SLIST_FIRST(&leaf->copies), *next; copy; copy = next) {
+        next = SLIST_NEXT(copy, link);
+        cache_device_uncharge(copy->replica->device, replica_forget(copy, ~UINT64_C(0)));
+        replica_settle(copy);
+    }
+}
+
+void cache_file_close(struct cache_file *file)
+{
+    struct replica *replica;
+
+    pthread_mutex_lock(&file->cache->lock);
+    LIST_REMOVE(file, link);
+    pthread_mutex_unlock(&file->cache->lock);
+    /* Nobody else has the file now: no map, no operation. What is still resident was unlinked, or flushed before. */
+    pthread_mutex_lock(&file->lock);
+    index_each(&file->index, forget_leaf, NULL);
+    pthread_mutex_unlock(&file->lock);
+    while ((replica = SLIST_FIRST(&file->replicas))) {
+        SLIST_REMOVE_HEAD(&file->replicas, link);
+        replica_close(replica);
+    }
+    index_free(&file->index);
+    gaia_io_file_close(file->io);
+    close(file->fd);
+    pthread_cond_destroy(&file->changed);
+    pthread_mutex_destroy(&file->lock);
+    free(file);
+}
+
+void file_use(struct cache_file *file)
+{
+    file->uses++;
+    pthread_mutex_lock(&file->lock);
+    bool tell = !file->pinned;
+    file->pinned = true;
+    pthread_mutex_unlock(&file->lock);
+    if (tell)
+        file->cache->host.pin(file->cache->host.context, file->context, true);
+}
+
+void file_unuse(struct cache_file *file)
+{
+    struct cache *cache = file->cache;
+    void *context = file->context;
+
+    pthread_mutex_lock(&file->lock);
+    /* With nothing in the index nobody can come by a use through a device's list: 0 stays 0 but for file_use(). */
+    bool tell = --file->uses == 0 && file->pinned && !file->index.leaves;
+    if (tell)
+        file->pinned = false;
+    pthread_mutex_unlock(&file->lock);
+    if (tell)
+        cache->host.pin(cache->host.context, context, false);
+}
+
+int file_get_replica(struct cache_file *file, unsigned device_number, struct replica **replica_out)
+{
+    struct cache_device *device;
+    struct replica *replica, *before = NULL;
+
+    int error = cache_get_device(file->cache, device_number, &device);
+    if (error)
+        return error;
+    SLIST_FOREACH(replica, &file->replicas, link) {
+        if (replica->device == device) {
+            *replica_out = replica;
+            return 0;
+        }
+        if (replica->device->number < device_number)
+            before = replica;
+    }
+    error = replica_open(file, device, file_pages(file->size), file->entries + 1, &replica);
+    if (error)
+        return error;
+    file->entries++;
+    if (before)
+        SLIST_INSERT_AFTER(before, replica, link);
+    else
+        SLIST_INSERT_HEAD(&file->replicas, replica, link);
+    *replica_out = replica;
+    return 0;
+}
+
+void file_suspect_others(struct leaf *leaf, const struct replica *except, page_mask pages)
+{
+    struct leaf_copy *copy;
+
+    SLIST_FOREACH(copy, &leaf->copies, link)
+        if (copy->replica != except && (copy->present | copy->busy) & pages)
+            replica_suspect(copy);
+}
+
+void file_cpu_modified(struct cache_file *file, struct leaf *leaf, page_mask pages)
+{
+    (void)file;
+    leaf->cpu_modified |= pages;
+    file_suspect_others(leaf, NULL, pages);
+}
+
+int file_cpu_release(struct cache_file *file, struct leaf *leaf, page_mask pages)
+{
+    page_mask modified = leaf->cpu_modified & pages;
+
+    if (!modified)
+        return 0;
+    int error = leaf_versions_reserve(&file->index, leaf, file->entries);
+    if (error)
+        return error;
+    leaf->cpu_modified &= ~modified;
+    for (; modified; modified &= modified - 1) {
+        struct gaia_page_versions page = leaf_page_versions(leaf, (unsigned)__builtin_ctzll(modified));
+        gaia_rule_cpu_release(&page);
+    }
+    return 0;
+}
+
+/* Rule 8: the page that holds a file's old or new end, from its byte `from`. What devices have there is no part of
+ * the file: it must not be collected when the file grows over it, and the devices must see the home's zeros then. */
+static void forget_tail(struct cache_file *file, uint64_t page, size_t from)
+{
+    struct leaf *leaf = index_find(&file->index, page >> LEAF_SHIFT);
+    struct leaf_copy *copy;
+
+    if (!leaf || !from)
+        return;
+    SLIST_FOREACH(copy, &leaf->copies, link) {
+        if (!(copy->twin & page_bit(page)))
+            continue;
+        uint8_t *twin = frame_bytes(&file->cache->twins, copy->twins[page & (LEAF_PAGES - 1)]);
+        memcpy(twin + from, copy->replica->frames->ops->view(copy->replica->frames, page) + from, GAIA_PAGE_SIZE - from);
+    }
+    file_cpu_modified(file, leaf, page_bit(page));
+}
+
+struct shrink {
+    struct cache_file *file;
+    uint64_t pages;
+};
+
+static void shrink_leaf(struct leaf *leaf, void *context)
+{
+    const struct shrink *shrink = context;
+    page_mask gone = ~page_range_mask(leaf->number, 0, shrink->pages);
+
+    if (!gone)
+        return;
+    leaf->cpu_modified &= ~gone;
+    for (struct leaf_copy *copy = SLIST_FIRST(&leaf->copies), *next; copy; copy = next) {
+        next = SLIST_NEXT(copy, link);
+        replica_changed(copy->replica);
+        cache_device_uncharge(copy->replica->device, replica_forget(copy, gone));
+        replica_settle(copy);
+    }
+}
+
+void file_resized(struct cache_file *file, off_t size)
+{
+    off_t old = file->size;
+    off_t end = size < old ? size : old;
+    struct replica *replica;
+
+    if (size == old)
+        return;
+    file->size = size;
+    if (size < old) {
+        file->truncations++;
+        index_each(&file->index, shrink_leaf, &(struct shrink){file, file_pages(size)});
+    }
+    forget_tail(file, (uint64_t)end / GAIA_PAGE_SIZE, (size_t)end % GAIA_PAGE_SIZE);
+    if (file_pages(size) != file_pages(old))
+        SLIST_FOREACH(replica, &file->replicas, link)
+            replica->frames->ops->resize(replica->frames, file_pages(size));
+}
+
+static bool same_time(struct timespec a, struct timespec b)
+{
+    return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+bool file_unchanged(struct cache_file *file)
+{
+    struct stat st;
+
+    return !fstat(file->fd, &st) && same_time(st.st_ctim, file->ctime);
+}
+
+void file_stamp(struct cache_file *file, bool unchanged_before)
+{
+    struct stat st;
+
+    if (unchanged_before && !fstat(file->fd, &st))
+        file->ctime = st.st_ctim;
+}
+
+static void mark_leaf(struct leaf *leaf, void *context)
+{
+    struct leaf_copy *copy;
+    page_mask held = 0;
+
+    SLIST_FOREACH(copy, &leaf->copies, link)
+        held |= copy->present | copy->busy;
+    file_cpu_modified(context, leaf, held);
+}
+
+int file_check_behind(struct cache_file *file)
+{
+    struct stat st;
+    struct replica *replica;
+
+    if (fstat(file->fd, &st))
+        return -errno;
+    if (!same_time(st.st_ctim, file->ctime) || st.st_size != file->size) {
+        file_resized(file, st.st_size);
+        index_each(&file->index, mark_leaf, file);
+        file->ctime = st.st_ctim;
+    }
+    SLIST_FOREACH(replica, &file->replicas, link)
+        replica_checked(replica);
+    return 0;
+}

@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/fill.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "cache/collect.h"
+#include "cache/drop.h"
+
+/* A piece of a file on its way to a device: pages of one leaf copy or more, at most a stage. */
+struct fill {
+    struct cache_map *map; /* a reference */
+    struct fill_group *group;
+    uint64_t first, count;
+    uint64_t touched; /* FILL_NO_PAGE: no page of this piece */
+    bool store;
+    uint64_t truncations; /* of the file, when it began */
+    uint8_t *stage;
+};
+
+void fill_group_init(struct fill_group *group)
+{
+    *group = (struct fill_group){0};
+    pthread_mutex_init(&group->lock, NULL);
+    pthread_cond_init(&group->done, NULL);
+}
+
+int fill_group_finish(struct fill_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    while (group->under_way)
+        pthread_cond_wait(&group->done, &group->lock);
+    pthread_mutex_unlock(&group->lock);
+    pthread_cond_destroy(&group->done);
+    pthread_mutex_destroy(&group->lock);
+    return group->error;
+}
+
+static void group_begin(struct fill_group *group)
+{
+    if (!group)
+        return;
+    pthread_mutex_lock(&group->lock);
+    group->under_way++;
+    pthread_mutex_unlock(&group->lock);
+}
+
+static void group_end(struct fill_group *group, int error)
+{
+    if (!group)
+        return;
+    pthread_mutex_lock(&group->lock);
+    if (!group->error)
+        group->error = error;
+    if (--group->under_way == 0)
+        pthread_cond_signal(&group->done);
+    pthread_mutex_unlock(&group->lock);
+}
+
+/* One leaf's share of [first, first + count). */
+#define for_each_leaf(number, first, count)                                                                           \
+    for (uint64_t number = (first) >> LEAF_SHIFT; number <= ((first) + (count)-1) >> LEAF_SHIFT; number++)
+
+static struct leaf_copy *find_copy(struct replica *replica, uint64_t leaf_number)
+{
+    struct leaf *leaf = index_find(&replica->file->index, leaf_number);
+
+    return leaf ? leaf_find_copy(leaf, replica) : NULL;
+}
+
+/* Rule 3, for pages that are about to be granted: the home gets what others released, and the copy its vector. Lock held. */
+static int grant(struct leaf_copy *copy, page_mask pages)
+{
+    struct cache_file *file = copy->replica->file;
+    struct leaf *leaf = copy->leaf;
+
+    int error = file_cpu_release(file, leaf, pages);
+    if (!error)
+        error = collect_pages(file, leaf, pages, COLLECT_PENDING);
+    if (!error && leaf->released)
+        error = leaf_versions_reserve(&file->index, leaf, file->entries);
+    for (; !error && leaf->released && pages; pages &= pages - 1) {
+        struct gaia_page_versions versions = leaf_page_versions(leaf, (unsigned)__builtin_ctzll(pages));
+        gaia_rule_grant(&versions, leaf_copy_page_vector(copy, (unsigned)__builtin_ctzll(pages)));
+    }
+    return error;
+}
+
+int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages, uint64_t store_page)
+{
+    struct replica *replica = map->replica;
+    uint64_t base = copy->leaf->number << LEAF_SHIFT;
+    page_mask open = 0; /* pages whose stores are not trapped */
+    int error = 0;
+
+    if (map->writable && !map->can_trap)
+        open = pages;
+    else if (map->writable && store_page != FILL_NO_PAGE && store_page >> LEAF_SHIFT == copy->leaf->number)
+        open = pages & page_bit(store_page);
+    if (open) {
+        pthread_mutex_lock(&replica->file->lock);
+        open &= copy->present; /* a truncation may have come between */
+        page_mask before = copy_stored(copy);
+        error = replica_take_twins(copy, open);
+        before = copy_stored(copy);
+        copy->sealed &= ~(open & copy->twin);
+        open &= copy->twin;
+        replica_update(copy, before);
+        pthread_mutex_unlock(&replica->file->lock);
+    }
+    for (int trap = 0; trap < 2; trap++) {
+        page_mask left = trap ? pages & ~open : open;
+        while (left) {
+            unsigned length, first = page_mask_run(&left, &length);
+            int one = replica->frames->ops->expose(map->frames, base + first, length, trap);
+            error = error ? error : one;
+        }
+    }
+    return error;
+}
+
+/* A touch can't be served. With neighbours along, it is perhaps a neighbour's fault: touches come one page at a time
+ * for a while, and this one is tried again. */
+static void refuse(struct cache_map *map, uint64_t touched, uint64_t count)
+{
+    if (count > 1) {
+        map->careful = 2 * STAGE_PAGES;
+        map->replica->frames->ops->wake(map->replica->frames, touched, 1);
+        return;
+    }
+    map->poisoned = true;
+    map->replica->frames->ops->poison(map->frames, touched, 1);
+    replica_changed(map->replica); /* so that the next acquire comes to the daemon, and hears of it */
+}
+
+/* The end of busy for every page of the fill. */
+static void fill_unbusy(struct fill *fill)
+{
+    struct replica *replica = fill->map->replica;
+
+    for_each_leaf(number, fill->first, fill->count)
+    {
+        page_mask pages = page_range_mask(number, fill->first, fill->count);
+        pthread_mutex_lock(&replica->file->lock);
+        page_mask wake = replica_unbusy(find_copy(replica, number), pages);
+        pthread_mutex_unlock(&replica->file->lock);
+        if (wake)
+            replica_wake(replica, number, wake);
+    }
+}
+
+/* The frames have the bytes: they count as resident, unless the file was truncated since the fill began (what was read
+ * may be what was cut off). Lock held. */
+static bool fill_settle(struct fill *fill)
+{
+    struct replica *replica = fill->map->replica;
+    struct cache_file *file = replica->file;
+
+    if (file->truncations != fill->truncations) {
+        /* place() may have made the frames longer again. */
+        replica->frames->ops->resize(replica->frames, file_pages(file->size));
+        return false;
+    }
+    for_each_leaf(number, fill->first, fill->count)
+    {
+        struct leaf_copy *copy = find_copy(replica, number);
+        copy->present |= page_range_mask(number, fill->first, fill->count);
+        cache_device_enlist(replica->device, copy);
+    }
+    replica->resident += fill->count;
+    return true;
+}
+
+/* The bytes are in the stage (got of them, the rest is past the end of the file), or got is an error. */
+static void fill_finish(struct fill *fill, ssize_t got)
+{
+    struct cache_map *map = fill->map;
+    struct replica *replica = map->replica;
+    size_t length = fill->count * GAIA_PAGE_SIZE;
+    int error = got < 0 ? (int)got : 0;
+    bool settled = false;
+
+    if (!error) {
+        memset(fill->stage + got, 0, length - (size_t)got);
+        error = replica->frames->ops->place(replica->frames, fill->first, fill->count, fill->stage);
+    }
+    stage_put(&replica->file->cache->stages, fill->stage);
+    pthread_mutex_lock(&replica->file->lock);
+    if (!error)
+        settled = fill_settle(fill);
+    pthread_mutex_unlock(&replica->file->lock);
+    if (settled) {
+        replica_count(replica, pages_in, fill->count);
+        for_each_leaf(number, fill->first, fill->count)
+        {
+            pthread_mutex_lock(&replica->file->lock);
+            struct leaf_copy *copy = find_copy(replica, number);
+            pthread_mutex_unlock(&replica->file->lock);
+            int one = fill_expose(map, copy, page_range_mask(number, fill->first, fill->count),
+                                  fill->store ? fill->touched : FILL_NO_PAGE);
+            error = error ? error : one;
+        }
+    } else {
+        replica->frames->ops->drop(replica->frames, fill->first, fill->count);
+        cache_device_uncharge(replica->device, fill->count);
+    }
+    fill_unbusy(fill);
+    if (error && fill->touched != FILL_NO_PAGE)
+        refuse(map, fill->touched, fill->count);
+    else if (!settled) /* try again: the touch finds the file as it is now */
+        replica->frames->ops->wake(replica->frames, fill->first, fill->count);
+    group_end(fill->group, error);
+    cache_map_put(map);
+    free(fill);
+}
+
+static void fill_read(void *context, ssize_t result)
+{
+    fill_finish(context, result);
+}
+
+/* Bytes that are in the host's memory, all of them, or nothing. */
+static ssize_t read_cached(const struct fill *fill, size_t bytes)
+{
+    struct iovec io = {.iov_base = fill->stage, .iov_len = bytes};
+
+    for (;;) {
+        ssize_t n = preadv2(fill->map->replica->file->fd, &io, 1, (off_t)(fill->first * GAIA_PAGE_SIZE), RWF_NOWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        return n == (ssize_t)bytes ? n : -EAGAIN;
+    }
+}
+
+/* Start one fill whose pages are busy, charged and granted. bytes: those before the end of the file. */
+static void fill_start(struct fill *fill, size_t bytes)
+{
+    struct cache *cache = fill->map->replica->file->cache;
+
+    group_begin(fill->group);
+    fill->stage = stage_get(&cache->stages);
+    ssize_t got = read_cached(fill, bytes);
+    if (got >= 0) {
+        fill_finish(fill, got);
+        return;
+    }
+    /* Whole blocks, so that the read can bypass the host's page cache; the file's end makes it short. */
+    size_t whole = fill->count * GAIA_PAGE_SIZE;
+    int error = gaia_io_read(cache->io, fill->map->replica->file->io, fill->stage, whole,
+                             (off_t)(fill->first * GAIA_PAGE_SIZE), fill_read, fill);
+    if (error)
+        fill_finish(fill, error);
+}
+
+/* The next run of absent pages at or after *page, marked busy and granted: its length, or 0 when there is none before
+ * end. At most `most` pages. Lock held. An error leaves nothing busy. */
+static uint64_t take_absent(struct replica *replica, uint64_t *page, uint64_t end, uint64_t most, int *error)
+{
+    struct index *index = &replica->file->index;
+    uint64_t count = 0;
+
+    for (uint64_t at = *page; at < end && count < most; at++) {
+        struct leaf_copy *copy = index_get_copy(index, at >> LEAF_SHIFT, replica);
+        if (!copy) {
+            *error = -ENOMEM;
+            break;
+        }
+        bool absent = !((copy->present | copy->busy) & page_bit(at));
+        if (!absent && count)
+            break;
+        if (!absent) {
+            *page = at + 1;
+            continue;
+        }
+        if (!count)
+            *page = at;
+        copy->busy |= page_bit(at);
+        *error = grant(copy, page_bit(at));
+        if (*error) {
+            replica_unbusy(copy, page_bit(at));
+            break;
+        }
+        count++;
+    }
+    return count;
+}
+
+/* The next piece of a request: 0 when there is none left. Its length is charged and busy. */
+static uint64_t fill_next(struct cache_map *map, const struct fill_request *request, uint64_t *page, struct fill *fill,
+                          size_t *bytes, int *error)
+{
+    struct replica *replica = map->replica;
+    struct cache_file *file = replica->file;
+    uint64_t end = request->first + request->count, most = end - *page;
+
+    if (most > STAGE_PAGES)
+        most = STAGE_PAGES;
+    if (most > replica->device->capacity / 4)
+        most = replica->device->capacity / 4;
+    *error = evict_and_charge(replica->device, most);
+    if (*error)
+        return 0;
+    pthread_mutex_lock(&file->lock);
+    if (end > file_pages(file->size))
+        end = file_pages(file->size);
+    uint64_t got = take_absent(replica, page, end, most, error);
+    off_t offset = (off_t)(*page * GAIA_PAGE_SIZE);
+    *bytes = got * GAIA_PAGE_SIZE;
+    if (got && file->size - offset < (off_t)*bytes)
+        *bytes = (size_t)(file->size - offset);
+    bool touched = request->touched >= *page && request->touched < *page + got;
+    *fill = (struct fill){.map = map, .group = request->group, .first = *page, .count = got,
+                          .touched = touched ? request->touched : FILL_NO_PAGE, .store = request->store,
+                          .truncations = file->truncations};
+    pthread_mutex_unlock(&file->lock);
+    cache_device_uncharge(replica->device, most - got);
+    return got;
+}
+
+void fill_range(struct cache_map *map, const struct fill_request *request)
+{
+    uint64_t page = request->first, end = request->first + request->count;
+    bool served = request->touched == FILL_NO_PAGE;
+    int error = 0;
+
+    while (!error && page < end) {
+        size_t bytes;
+        struct fill *fill = calloc(1, sizeof *fill);
+        if (!fill) {
+            error = -ENOMEM;
+            break;
+        }
+        uint64_t got = fill_next(map, request, &page, fill, &bytes, &error);
+        if (!got) {
+            free(fill);
+            break;
+        }
+        served |= fill->touched != FILL_NO_PAGE;
+        cache_map_get(map);
+        fill_start(fill, bytes);
+        page += got;
+    }
+    if (!served && error)
+        refuse(map, request->touched, request->count);
+    else if (!served) /* somebody placed it meanwhile, or the file ends before it: the touch finds out */
+        map->replica->frames->ops->wake(map->replica->frames, request->touched, 1);
+    if (error) {
+        group_begin(request->group);
+        group_end(request->group, error);
+    }
+}

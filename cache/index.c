@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/index.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache/replica.h"
+
+page_mask page_range_mask(uint64_t leaf, uint64_t first, uint64_t count)
+{
+    uint64_t begin = leaf << LEAF_SHIFT, end = begin + LEAF_PAGES;
+    uint64_t from = first > begin ? first : begin;
+    uint64_t to = count < end && first < end - count ? first + count : end;
+
+    if (from >= end || to <= from)
+        return 0;
+    page_mask mask = to - from == LEAF_PAGES ? ~UINT64_C(0) : (UINT64_C(1) << (to - from)) - 1;
+    return mask << (from - begin);
+}
+
+unsigned page_mask_run(page_mask *mask, unsigned *length_out)
+{
+    assert(*mask);
+    unsigned first = (unsigned)__builtin_ctzll(*mask);
+    page_mask shifted = *mask >> first;
+    unsigned length = ~shifted ? (unsigned)__builtin_ctzll(~shifted) : LEAF_PAGES;
+    page_mask run = length == LEAF_PAGES ? ~UINT64_C(0) : ((UINT64_C(1) << length) - 1) << first;
+
+    *mask &= ~run;
+    *length_out = length;
+    return first;
+}
+
+void index_init(struct index *index)
+{
+    *index = (struct index){0};
+}
+
+void index_free(struct index *index)
+{
+    assert(!index->leaves);
+    free(index->table);
+}
+
+/* Leaf numbers are dense in streams: a multiplicative hash spreads them (Knuth, vol. 3, 6.4). */
+static uint64_t bucket_of(const struct index *index, uint64_t number)
+{
+    return (number * UINT64_C(0x9E3779B97F4A7C15)) >> 32 & (index->buckets - 1);
+}
+
+struct leaf *index_find(const struct index *index, uint64_t number)
+{
+    if (!index->buckets)
+        return NULL;
+    struct leaf *leaf = index->table[bucket_of(index, number)];
+    while (leaf && leaf->number != number)
+        leaf = leaf->chain;
+    return leaf;
+}
+
+struct leaf_copy *leaf_find_copy(const struct leaf *leaf, const struct replica *replica)
+{
+    struct leaf_copy *copy;
+
+    SLIST_FOREACH(copy, &leaf->copies, link)
+        if (copy->replica == replica)
+            return copy;
+    return NULL;
+}
+
+/* One bucket a leaf on average; a table that cannot grow only gets slower. */
+static int index_grow(struct index *index)
+{
+    uint64_t buckets = index->buckets ? index->buckets * 2 : 16;
+    struct leaf **table = calloc(buckets, sizeof *table);
+    struct index old = *index;
+
+    if (!table)
+        return index->buckets ? 0 : -ENOMEM;
+    index->table = table;
+    index->buckets = buckets;
+    for (uint64_t i = 0; i < old.buckets; i++) {
+        for (struct leaf *leaf = old.table[i], *next; leaf; leaf = next) {
+            next = leaf->chain;
+            struct leaf **bucket = &table[bucket_of(index, leaf->number)];
+            leaf->chain = *bucket;
+            *bucket = leaf;
+        }
+    }
+    free(old.table);
+    index->bytes += (buckets - old.buckets) * sizeof *table;
+    return 0;
+}
+
+static struct leaf *index_get(struct index *index, uint64_t number)
+{
+    struct leaf *leaf = index_find(index, number);
+
+    if (leaf)
+        return leaf;
+    if (index->leaves >= index->buckets && index_grow(index))
+        return NULL;
+    leaf = calloc(1, sizeof *leaf);
+    if (!leaf)
+        return NULL;
+    leaf->number = number;
+    leaf->kernel = ~UINT64_C(0);
+    SLIST_INIT(&leaf->copies);
+    struct leaf **bucket = &index->table[bucket_of(index, number)];
+    leaf->chain = *bucket;
+    *bucket = leaf;
+    index->leaves++;
+    index->bytes += sizeof *leaf;
+    return leaf;
+}
+
+static size_t vectors_size(uint32_t n)
+{
+    return (size_t)LEAF_PAGES * n * sizeof(gaia_version);
+}
+
+static void index_put(struct index *index, struct leaf *leaf)
+{
+    if (!SLIST_EMPTY(&leaf->copies))
+        return;
+    struct leaf **at = &index->table[bucket_of(index, leaf->number)];
+    while (*at != leaf)
+        at = &(*at)->chain;
+    *at = leaf->chain;
+    index->leaves--;
+    index->bytes -= sizeof *leaf + (leaf->released ? 2 * vectors_size(leaf->n) : 0);
+    free(leaf->released);
+    free(leaf->home);
+    free(leaf);
+}
+
+struct leaf_copy *index_get_copy(struct index *index, uint64_t number, struct replica *replica)
+{
+    struct leaf *leaf = index_get(index, number);
+
+    if (!leaf)
+        return NULL;
+    struct leaf_copy *copy = leaf_find_copy(leaf, replica);
+    if (copy)
+        return copy;
+    copy = calloc(1, sizeof *copy);
+    if (!copy) {
+        index_put(index, leaf);
+        return NULL;
+    }
+    copy->leaf = leaf;
+    copy->replica = replica;
+    struct leaf_copy *before = NULL, *at;
+    SLIST_FOREACH(at, &leaf->copies, link)
+        if (replica_number(at->replica) < replica_number(replica))
+            before = at;
+    if (before)
+        SLIST_INSERT_AFTER(before, copy, link);
+    else
+        SLIST_INSERT_HEAD(&leaf->copies, copy, link);
+    index->copies++;
+    index->bytes += sizeof *copy;
+    return copy;
+}
+
+void index_put_copy(struct index *index, struct leaf_copy *copy)
+{
+    struct leaf *leaf = copy->leaf;
+
+    if (copy->present | copy->busy | copy->twin | leaf->invalidating)
+        return;
+    assert(!copy->in_lra && !copy->in_stored && !copy->in_suspects);
+    SLIST_REMOVE(&leaf->copies, copy, leaf_copy, link);
+    index->copies--;
+    index->bytes -= sizeof *copy + (copy->twins ? LEAF_PAGES * sizeof *copy->twins : 0) +
+                    (copy->v ? vectors_size(leaf->n) : 0);
+    free(copy->twins);
+    free(copy->v);
+    free(copy);
+    index_put(index, leaf);
+}
+
+/* Widen LEAF_PAGES vectors from old to n entries; new entries are zero. */
+static gaia_version *vectors_widen(const gaia_version *vectors, uint32_t old, uint32_t n)
+{
+    gaia_version *wide = calloc(LEAF_PAGES, n * sizeof *wide);
+
+    if (wide && vectors)
+        for (unsigned page = 0; page < LEAF_PAGES; page++)
+            memcpy(wide + (size_t)page * n, vectors + (size_t)page * old, old * sizeof *wide);
+    return wide;
+}
+
+int leaf_versions_reserve(struct index *index, struct leaf *leaf, uint32_t n)
+{
+    struct leaf_copy *copy;
+    gaia_version *vectors[GAIA_REPLICAS_MAX + 2];
+    unsigned count = 0, copies = 0;
+
+    SLIST_FOREACH(copy, &leaf->copies, link)
+        copies += !copy->v;
+    if (leaf->released && leaf->n >= n && !copies)
+        return 0;
+    if (n < leaf->n)
+        n = leaf->n;
+    /* Allocate everything first: after a failure nothing has changed. */
+    SLIST_FOREACH(copy, &leaf->copies, link)
+        if (!(vectors[count++] = vectors_widen(copy->v, leaf->n, n)))
+            goto out_of_memory;
+    if (!(vectors[count++] = vectors_widen(leaf->released, leaf->n, n)) ||
+        !(vectors[count++] = vectors_widen(leaf->home, leaf->n, n)))
+        goto out_of_memory;
+    unsigned i = 0;
+    SLIST_FOREACH(copy, &leaf->copies, link) {
+        index->bytes += vectors_size(n) - (copy->v ? vectors_size(leaf->n) : 0);
+        free(copy->v);
+        copy->v = vectors[i++];
+    }
+    index->bytes += 2 * (vectors_size(n) - (leaf->released ? vectors_size(leaf->n) : 0));
+    free(leaf->released);
+    free(leaf->home);
+    leaf->released = vectors[i++];
+    leaf->home = vectors[i];
+    leaf->n = n;
+    return 0;
+
+out_of_memory:
+    while (count--)
+        free(vectors[count]);
+    return -ENOMEM;
+}
+
+int leaf_copy_twins_reserve(struct index *index, struct leaf_copy *copy)
+{
+    if (copy->twins)
+        return 0;
+    copy->twins = calloc(LEAF_PAGES, sizeof *copy->twins);
+    if (!copy->twins)
+        return -ENOMEM;
+    index->bytes += LEAF_PAGES * sizeof *copy->twins;
+    return 0;
+}
+
+struct gaia_page_versions leaf_page_versions(struct leaf *leaf, unsigned page)
+{
+    assert(leaf->released && page < LEAF_PAGES);
+    return (struct gaia_page_versions){.released = leaf->released + (size_t)page * leaf->n,
+                                       .home = leaf->home + (size_t)page * leaf->n,
+                                       .n = leaf->n};
+}
+
+gaia_version *leaf_copy_page_vector(struct leaf_copy *copy, unsigned page)
+{
+    assert(copy->v && page < LEAF_PAGES);
+    return copy->v + (size_t)page * copy->leaf->n;
+}
+
+void index_each(const struct index *index, void (*fn)(struct leaf *leaf, void *context), void *context)
+{
+    for (uint64_t i = 0; i < index->buckets; i++)
+        for (struct leaf *leaf = index->table[i], *next; leaf; leaf = next) {
+            next = leaf->chain;
+            fn(leaf, context);
+        }
+}

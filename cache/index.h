@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The sparse page index of a tracked file: a leaf for each 256 KiB of it that some device holds a page of (GAIA's leaf of
+ * the page cache's radix tree, section 5.1), and in it a leaf_copy for each device. State is one bit a page; version
+ * vectors and twins are allocated when they are first needed, so that what is only read costs a few hundred bytes.
+ *
+ * Everything here is guarded by the file's lock (cache/file.h).
+ */
+#ifndef GAIAFS_CACHE_INDEX_H
+#define GAIAFS_CACHE_INDEX_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "consistency/rules.h"
+
+#define LEAF_SHIFT 6
+#define LEAF_PAGES (1u << LEAF_SHIFT)
+
+struct replica;
+struct leaf;
+
+typedef uint64_t page_mask; /* bit i: page i of a leaf */
+
+/* What one device has of a leaf's pages. */
+struct leaf_copy {
+    struct leaf *leaf;
+    struct replica *replica;
+    SLIST_ENTRY(leaf_copy) link; /* leaf->copies, by ascending replica number */
+
+    page_mask present;   /* the device's frame holds the page */
+    page_mask busy;      /* one thread is placing, exposing, protecting or dropping it; only that thread may */
+    page_mask waited;    /* of busy: a touch waits and must be woken when busy ends */
+    page_mask twin;      /* has a twin; without one the page is write protected in every client */
+    page_mask sealed;    /* of twin: write protected all the same, so its bytes stand still */
+    page_mask releasing; /* of twin: found modified; the kernel's copies are being invalidated (rule 6) */
+    page_mask touched;   /* of releasing: a WRITE may have put the page back into the kernel's cache meanwhile */
+    page_mask pending;   /* of twin: released, not collected */
+
+    uint32_t *twins;     /* frame numbers of twins, LEAF_PAGES of them; NULL while twin never had a bit */
+    gaia_version *v;     /* V of this copy: LEAF_PAGES vectors of leaf->n entries; NULL: all zero */
+
+    TAILQ_ENTRY(leaf_copy) lra;     /* the device's list, least recently allocated first; under the device's lock */
+    TAILQ_ENTRY(leaf_copy) stored;  /* the replica's copies with twins */
+    TAILQ_ENTRY(leaf_copy) suspect; /* the replica's copies that may be out of date */
+    bool in_lra, in_stored, in_suspects;
+};
+
+struct leaf {
+    struct leaf *chain; /* of the hash table */
+    uint64_t number;    /* page >> LEAF_SHIFT */
+    page_mask kernel;       /* the kernel may hold the page: set when it was given to it, from the start for all */
+    page_mask invalidating; /* somebody is telling the kernel to drop it */
+    page_mask cpu_modified; /* written by a CPU since the last acquire (rule 4) */
+    gaia_version *released; /* R: LEAF_PAGES vectors of n entries; NULL: all zero */
+    gaia_version *home;     /* V of the home copy; allocated with released */
+    uint32_t n;             /* entries of a vector; grows with the file's replicas */
+    SLIST_HEAD(leaf_copies, leaf_copy) copies;
+};
+
+struct index {
+    struct leaf **table;
+    uint64_t buckets; /* a power of two, or 0 */
+    uint64_t leaves, copies;
+    uint64_t bytes;   /* of all metadata of the file but twins: for the statistics */
+};
+
+static inline page_mask page_bit(uint64_t page)
+{
+    return UINT64_C(1) << (page & (LEAF_PAGES - 1));
+}
+
+/* Bits of the pages of leaf number `leaf` that lie in [first, first + count). */
+page_mask page_range_mask(uint64_t leaf, uint64_t first, uint64_t count);
+
+/* Take the lowest run of set bits out of *mask: its first bit number, and its length. *mask is not 0. */
+unsigned page_mask_run(page_mask *mask, unsigned *length_out);
+
+void index_init(struct index *index);
+/* Frees the table; every leaf is gone. */
+void index_free(struct index *index);
+
+/* The leaf, or NULL. */
+struct leaf *index_find(const struct index *index, uint64_t number);
+/* The leaf's copy at a replica, or NULL. */
+struct leaf_copy *leaf_find_copy(const struct leaf *leaf, const struct replica *replica);
+/* Find or make. NULL: out of memory. The kernel is taken to hold every page of a new leaf. */
+struct leaf_copy *index_get_copy(struct index *index, uint64_t number, struct replica *replica);
+/* Free the copy when no state is left in it, and its leaf with the last copy. The copy must be on no list. */
+void index_put_copy(struct index *index, struct leaf_copy *copy);
+
+/* Make room for version vectors of n entries. 0 or -ENOMEM; after it the rules cannot fail for want of memory. */
+int leaf_versions_reserve(struct index *index, struct leaf *leaf, uint32_t n);
+int leaf_copy_twins_reserve(struct index *index, struct leaf_copy *copy);
+
+/* The vectors of one page for consistency/rules.h; released must be allocated. */
+struct gaia_page_versions leaf_page_versions(struct leaf *leaf, unsigned page);
+gaia_version *leaf_copy_page_vector(struct leaf_copy *copy, unsigned page);
+
+/* Call fn for each leaf, in no order. fn may remove its leaf (by index_put_copy()), and no other. */
+void index_each(const struct index *index, void (*fn)(struct leaf *leaf, void *context), void *context);
+
+#endif

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A client's map of a file on a device, inside the cache. */
+#ifndef GAIAFS_CACHE_MAP_H
+#define GAIAFS_CACHE_MAP_H
+
+#include <stdatomic.h>
+#include <sys/queue.h>
+
+#include "cache/internal.h"
+#include "cache/readahead.h"
+
+struct cache_client;
+
+struct cache_map {
+    LIST_ENTRY(cache_map) link; /* client->maps, under client->lock */
+    struct cache_client *client;
+    uint32_t id;
+    struct replica *replica;
+    struct gaia_frames_map *frames; /* NULL until attached; set once, under client->lock */
+    uint64_t address;               /* in the client; 0 until attached */
+    uint64_t first, count;          /* pages of the file */
+    bool writable, resident, can_trap;
+    bool closing;                   /* under client->lock */
+    _Atomic bool poisoned;          /* a touch could not be served: SIGBUS until the next acquire refreshes it */
+    _Atomic unsigned careful;       /* so many touches are served one page at a time, after an error */
+    _Atomic unsigned references;    /* the client's list, and operations under way */
+    struct readahead readahead;     /* used by the client's fault thread and by advice, under its own lock */
+};
+
+/* The last reference detaches the frames and lets the file go. No lock is held. */
+void cache_map_put(struct cache_map *map);
+static inline struct cache_map *cache_map_get(struct cache_map *map)
+{
+    map->references++;
+    return map;
+}
+
+/* Serve one fault of a client. Called from its fault thread. */
+struct gaia_fault;
+void fault_serve(struct cache_map *map, const struct gaia_fault *fault);
+
+#endif

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/readahead.h"
+
+#include <assert.h>
+#include <string.h>
+
+#define SEQUENTIAL_MIN 128u /* pages: 512 KiB */
+
+void readahead_init(struct readahead *readahead)
+{
+    memset(readahead, 0, sizeof *readahead);
+    pthread_mutex_init(&readahead->lock, NULL);
+    for (unsigned i = 0; i < READAHEAD_STREAMS; i++)
+        readahead->streams[i].next = UINT64_MAX;
+}
+
+void readahead_free(struct readahead *readahead)
+{
+    pthread_mutex_destroy(&readahead->lock);
+}
+
+void readahead_set_mode(struct readahead *readahead, enum readahead_mode mode)
+{
+    pthread_mutex_lock(&readahead->lock);
+    readahead->mode = mode;
+    pthread_mutex_unlock(&readahead->lock);
+}
+
+/* The stream that this unit goes on with, or else the one that was followed the longest ago. */
+static struct readahead_stream *find_stream(struct readahead *readahead, uint64_t unit, int *found)
+{
+    struct readahead_stream *oldest = &readahead->streams[0];
+
+    for (unsigned i = 0; i < READAHEAD_STREAMS; i++) {
+        struct readahead_stream *stream = &readahead->streams[i];
+        /* A unit of slack: the threads of a group do not touch their pages in order. */
+        if (stream->next != UINT64_MAX && unit >= stream->next && unit <= stream->next + GAIA_UNIT_PAGES) {
+            *found = 1;
+            return stream;
+        }
+        if (stream->used < oldest->used)
+            oldest = stream;
+    }
+    *found = 0;
+    return oldest;
+}
+
+struct readahead_window readahead_next(struct readahead *readahead, uint64_t page, uint64_t limit, uint64_t most)
+{
+    struct readahead_window window = {.first = page, .count = 1};
+
+    assert(page < limit && most);
+    pthread_mutex_lock(&readahead->lock);
+    if (readahead->mode != READAHEAD_RANDOM) {
+        uint64_t unit = page & ~(uint64_t)(GAIA_UNIT_PAGES - 1), pages;
+        int found;
+        struct readahead_stream *stream = find_stream(readahead, unit, &found);
+        uint64_t least = readahead->mode == READAHEAD_SEQUENTIAL ? SEQUENTIAL_MIN : GAIA_UNIT_PAGES;
+        pages = found ? stream->window * 2 : least;
+        if (pages > READAHEAD_MAX)
+            pages = READAHEAD_MAX;
+        if (pages > most)
+            pages = most & ~(uint64_t)(GAIA_UNIT_PAGES - 1) ? most & ~(uint64_t)(GAIA_UNIT_PAGES - 1) : most;
+        if (unit + pages <= page) /* a device smaller than a unit */
+            unit = page;
+        *stream = (struct readahead_stream){.next = unit + pages, .window = pages, .used = ++readahead->faults};
+        window = (struct readahead_window){.first = unit, .count = pages};
+    }
+    pthread_mutex_unlock(&readahead->lock);
+    if (window.count > limit - window.first)
+        window.count = limit - window.first;
+    return window;
+}

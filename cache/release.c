@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The order of a release's steps is that of docs/design.md, section 5, rule 6. Its invariant: the home copy never differs
+ * from a page that the kernel may hold, except by what the kernel itself stored. Hence "releasing" before "pending". */
+#include "cache/release.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+
+#include "cache/runs.h"
+#include "consistency/merge.h"
+
+/* A copy's share of a release under way. */
+struct work {
+    struct leaf_copy *copy;
+    uint64_t leaf;
+    page_mask owned; /* busy, by the caller */
+    page_mask pages; /* releasing, until they are pending */
+    page_mask marked; /* in leaf->invalidating */
+    page_mask held;  /* the kernel may hold them: to be invalidated in this round */
+};
+
+/* Trap the next store to every page that is owned. */
+static int seal(struct replica *replica, const struct work *work, size_t count)
+{
+    struct runs runs = runs_start(1);
+    struct gaia_run run;
+    int error = 0;
+
+    for (size_t i = 0; i < count && !error; i++) {
+        page_mask pages = work[i].owned;
+        while (pages && !error) {
+            unsigned length, first = page_mask_run(&pages, &length);
+            if (runs_add(&runs, (work[i].leaf << LEAF_SHIFT) + first, length, &run))
+                error = replica->frames->ops->protect(replica->frames, run.page, run.count);
+        }
+    }
+    if (!error && runs_end(&runs, &run))
+        error = replica->frames->ops->protect(replica->frames, run.page, run.count);
+    return error;
+}
+
+/* Find which of the owned pages were modified; they stand still. Those are releasing then. Lock held. */
+static void find_modified(struct work *w)
+{
+    struct leaf_copy *copy = w->copy;
+    struct replica *replica = copy->replica;
+    struct cache_file *file = replica->file;
+    page_mask before = copy_stored(copy);
+    page_mask clean = 0, left = copy->twin & w->owned;
+
+    copy->sealed |= left;
+    for (; left; left &= left - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(left);
+        uint64_t number = (w->leaf << LEAF_SHIFT) + page;
+        page_mask bit = UINT64_C(1) << page;
+        bool modified = gaia_differs(frame_bytes(&file->cache->twins, copy->twins[page]),
+                                     replica->frames->ops->view(replica->frames, number),
+                                     file_page_bytes(file->size, number));
+        if (copy->pending & bit) {
+            if (modified) { /* the kernel holds no pending page: nothing to tell anybody */
+                struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
+                gaia_rule_release(&versions, replica->entry, leaf_copy_page_vector(copy, page));
+                file_suspect_others(copy->leaf, replica, bit);
+            }
+        } else if (modified) {
+            w->pages |= bit;
+        } else {
+            clean |= bit;
+        }
+    }
+    copy->releasing |= w->pages;
+    replica_update(copy, before);
+    replica_drop_twins(copy, clean);
+    w->marked = w->pages;
+    copy->leaf->invalidating |= w->marked; /* keeps the copy, too */
+}
+
+/* Tell the kernel to drop the pages that it may hold. No lock held. Neighbours within a unit go along: fewer, longer
+ * runs are faster, and a page dropped too much is only read again. */
+static int invalidate(struct cache_file *file, const struct work *work, size_t count)
+{
+    struct cache_host *host = &file->cache->host;
+    struct runs runs = runs_start(GAIA_UNIT_PAGES);
+    struct gaia_run run;
+    int error = 0;
+
+    for (size_t i = 0; i <= count && !error; i++) {
+        page_mask pages = i < count ? work[i].held : 0;
+        do {
+            bool full;
+            if (pages) {
+                unsigned length, first = page_mask_run(&pages, &length);
+                full = runs_add(&runs, (work[i].leaf << LEAF_SHIFT) + first, length, &run);
+            } else {
+                full = i == count && runs_end(&runs, &run);
+            }
+            if (full)
+                error = host->invalidate(host->context, file->context, (off_t)(run.page * GAIA_PAGE_SIZE),
+                                         (off_t)(run.count * GAIA_PAGE_SIZE));
+            if (error == -ENOENT) /* the kernel does not know the file: it holds nothing */
+                error = 0;
+        } while (pages && !error);
+    }
+    return error;
+}
+
+/* What a write() does to a file besides its bytes: rule 1. Lock held. */
+static void stamp_modified(struct cache_file *file)
+{
+    const struct timespec now[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_NOW}};
+    struct stat st;
+    bool unchanged = file_unchanged(file);
+
+    futimens(file->fd, now);
+    if (!fstat(file->fd, &st) && st.st_mode & (S_ISUID | S_ISGID)) {
+        mode_t keep = st.st_mode & ~(mode_t)S_ISUID;
+        if (st.st_mode & S_IXGRP) /* without it the bit means mandatory locking */
+            keep &= ~(mode_t)S_ISGID;
+        if (keep != st.st_mode)
+            fchmod(file->fd, keep & 07777);
+    }
+    fremovexattr(file->fd, "security.capability");
+    file_stamp(file, unchanged);
+}
+
+/* After an invalidation: what is still releasing becomes pending, but for pages that a WRITE has put back into the
+ * kernel's cache meanwhile: those go another round. Lock held. Returns whether there are such pages. */
+static bool make_pending(struct work *w, bool failed, bool *released)
+{
+    struct leaf_copy *copy = w->copy;
+    page_mask before = copy_stored(copy);
+    page_mask still = copy->releasing & w->pages;
+    page_mask again = failed ? 0 : copy->touched & still;
+
+    copy->touched &= ~still;
+    still &= ~again;
+    copy->releasing &= ~still;
+    w->pages = again;
+    if (failed) { /* nobody may collect what the kernel may still hold: as if not released yet */
+        copy->sealed &= ~still;
+        copy->leaf->kernel |= w->held;
+        replica_update(copy, before);
+        return false;
+    }
+    copy->pending |= still;
+    for (page_mask left = still; left; left &= left - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(left);
+        struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
+        gaia_rule_release(&versions, copy->replica->entry, leaf_copy_page_vector(copy, page));
+        *released = true;
+    }
+    file_suspect_others(copy->leaf, copy->replica, still);
+    replica_update(copy, before);
+    return again;
+}
+
+static void settle_leaf(struct leaf *leaf)
+{
+    for (struct leaf_copy *copy = SLIST_FIRST(&leaf->copies), *next; copy; copy = next) {
+        next = SLIST_NEXT(copy, link);
+        replica_settle(copy);
+    }
+}
+
+/* Rule 6, from releasing to pending. Lock held on entry and exit, not in between. */
+static int hand_over(struct cache_file *file, struct work *work, size_t count)
+{
+    bool again = true, released = false;
+    int error = 0;
+
+    while (again) {
+        for (size_t i = 0; i < count; i++) {
+            struct leaf *leaf = work[i].copy->leaf;
+            work[i].held = leaf->kernel & work[i].pages;
+            leaf->kernel &= ~work[i].held; /* before, not after: a READ meanwhile sets it again */
+        }
+        pthread_mutex_unlock(&file->lock);
+#ifndef GAIAFS_BREAK_NO_INVALIDATE
+        error = invalidate(file, work, count);
+#endif
+        pthread_mutex_lock(&file->lock);
+        again = false;
+        for (size_t i = 0; i < count; i++)
+            again |= make_pending(&work[i], error, &released);
+    }
+    if (released) {
+        stamp_modified(file);
+        pthread_mutex_unlock(&file->lock);
+        file->cache->host.invalidate(file->cache->host.context, file->context, -1, 0);
+        pthread_mutex_lock(&file->lock);
+    }
+    for (size_t i = 0; i < count; i++) {
+        struct leaf *leaf = work[i].copy->leaf;
+        leaf->invalidating &= ~work[i].marked;
+        settle_leaf(leaf);
+    }
+    pthread_cond_broadcast(&file->changed);
+    return error;
+}
+
+/* The whole of a release for pages that are busy. Without keep_busy they are let go as early as possible. */
+static int release_work(struct replica *replica, struct work *work, size_t count, bool keep_busy)
+{
+    struct cache_file *file = replica->file;
+    size_t modified = 0;
+    int error = seal(replica, work, count);
+
+    pthread_mutex_lock(&file->lock);
+    for (size_t i = 0; i < count; i++) {
+        struct work w = work[i];
+        if (!error)
+            find_modified(&w);
+        if (w.pages)
+            work[modified++] = w;
+        if (keep_busy)
+            continue;
+        page_mask wake = replica_unbusy(w.copy, w.owned); /* may free the copy, unless pages of it are releasing */
+        if (wake) {
+            pthread_mutex_unlock(&file->lock);
+            replica_wake(replica, w.leaf, wake);
+            pthread_mutex_lock(&file->lock);
+        }
+    }
+    if (modified)
+        error = hand_over(file, work, modified);
+    pthread_mutex_unlock(&file->lock);
+    return error;
+}
+
+int release_busy(struct replica *replica, struct copy_pages *batch, size_t count)
+{
+    struct work *work = calloc(count, sizeof *work);
+
+    if (!work)
+        return -ENOMEM;
+    for (size_t i = 0; i < count; i++)
+        work[i] = (struct work){.copy = batch[i].copy, .leaf = batch[i].leaf, .owned = batch[i].pages};
+    int error = release_work(replica, work, count, true);
+    free(work);
+    return error;
+}
+
+static int by_leaf(const void *a, const void *b)
+{
+    uint64_t x = ((const struct work *)a)->leaf, y = ((const struct work *)b)->leaf;
+    return x < y ? -1 : x > y;
+}
+
+/* What has to be looked at: copies of the range with stores, as they are now. Stores that are made during the release
+ * may be left out, so each page is done once, however fast the device writes. Lock held. */
+static int list_stored(struct replica *replica, uint64_t first, uint64_t count, struct work **todo_out, size_t *n_out)
+{
+    struct leaf_copy *copy;
+    size_t n = 0, max = 0;
+
+    TAILQ_FOREACH(copy, &replica->stored, stored)
+        max++;
+    struct work *todo = calloc(max + 1, sizeof *todo);
+    if (!todo)
+        return -ENOMEM;
+    TAILQ_FOREACH(copy, &replica->stored, stored) {
+        page_mask pages = copy_stored(copy) & page_range_mask(copy->leaf->number, first, count);
+        if (pages)
+            todo[n++] = (struct work){.leaf = copy->leaf->number, .owned = pages};
+    }
+    qsort(todo, n, sizeof *todo, by_leaf);
+    *todo_out = todo;
+    *n_out = n;
+    return 0;
+}
+
+/* Take what is free of the pages still to do: mark it busy, and put it into batch. Lock held. */
+static size_t take_free(struct replica *replica, struct work *todo, size_t n, struct work *batch)
+{
+    size_t taken = 0;
+
+    for (size_t i = 0; i < n && taken < BATCH_MAX; i++) {
+        struct leaf *leaf = todo[i].owned ? index_find(&replica->file->index, todo[i].leaf) : NULL;
+        struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        page_mask others = copy ? copy->busy | copy->releasing | leaf->invalidating : 0;
+        todo[i].owned &= copy ? copy_stored(copy) | others : 0;
+        page_mask pages = todo[i].owned & ~others;
+        if (!pages)
+            continue;
+        todo[i].owned &= ~pages;
+        copy->busy |= pages;
+        batch[taken++] = (struct work){.copy = copy, .leaf = todo[i].leaf, .owned = pages};
+    }
+    return taken;
+}
+
+static bool work_left(const struct work *todo, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (todo[i].owned)
+            return true;
+    return false;
+}
+
+int release_range(struct replica *replica, uint64_t first, uint64_t count)
+{
+    struct cache_file *file = replica->file;
+    struct work *todo = NULL, *batch = NULL;
+    size_t n = 0;
+
+    pthread_mutex_lock(&file->lock);
+    int error = list_stored(replica, first, count, &todo, &n);
+    if (!error && n && !(batch = calloc(n < BATCH_MAX ? n : BATCH_MAX, sizeof *batch)))
+        error = -ENOMEM;
+    while (!error && n) {
+        size_t taken = take_free(replica, todo, n, batch);
+        if (taken) {
+            pthread_mutex_unlock(&file->lock);
+            error = release_work(replica, batch, taken, false);
+            pthread_mutex_lock(&file->lock);
+        } else if (work_left(todo, n)) {
+            /* Somebody else releases, places or drops these pages: what he leaves is looked at again. */
+            pthread_cond_wait(&file->changed, &file->lock);
+        } else {
+            break;
+        }
+    }
+    pthread_mutex_unlock(&file->lock);
+    free(batch);
+    free(todo);
+    return error;
+}

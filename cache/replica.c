@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/replica.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cache/internal.h"
+#include "io/protocol.h"
+
+/* The memfd has mode 0 and clients get a descriptor that is opened read only: they can look, not lie. */
+static int open_state(struct replica *replica)
+{
+    char path[40];
+    int fd = memfd_create("gaiafs:state", MFD_CLOEXEC);
+
+    if (fd < 0)
+        return -errno;
+    int error = 0;
+    if (ftruncate(fd, GAIA_PAGE_SIZE) || fchmod(fd, 0)) {
+        error = -errno;
+        goto out;
+    }
+    replica->state = mmap(NULL, GAIA_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (replica->state == MAP_FAILED) {
+        error = -errno;
+        goto out;
+    }
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    replica->state_fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (replica->state_fd < 0) {
+        error = -errno;
+        munmap(replica->state, GAIA_PAGE_SIZE);
+    }
+out:
+    close(fd);
+    return error;
+}
+
+int replica_open(struct cache_file *file, struct cache_device *device, uint64_t pages, uint32_t entry,
+                 struct replica **replica_out)
+{
+    struct replica *replica = calloc(1, sizeof *replica);
+
+    if (!replica)
+        return -ENOMEM;
+    replica->file = file;
+    replica->device = device;
+    replica->entry = entry;
+    TAILQ_INIT(&replica->stored);
+    TAILQ_INIT(&replica->suspects);
+    int error = open_state(replica);
+    if (error)
+        goto out_free;
+    error = gaia_soft_frames_open(pages, &replica->frames);
+    if (error)
+        goto out_state;
+    atomic_store(&replica->state->changes, 1);
+    *replica_out = replica;
+    return 0;
+
+out_state:
+    munmap(replica->state, GAIA_PAGE_SIZE);
+    close(replica->state_fd);
+out_free:
+    free(replica);
+    return error;
+}
+
+void replica_close(struct replica *replica)
+{
+    assert(!replica->resident && !replica->twins);
+    replica->frames->ops->close(replica->frames);
+    munmap(replica->state, GAIA_PAGE_SIZE);
+    close(replica->state_fd);
+    free(replica);
+}
+
+void replica_update(struct leaf_copy *copy, page_mask stored_before)
+{
+    struct replica *replica = copy->replica;
+    page_mask stored = copy_stored(copy);
+    int delta = __builtin_popcountll(stored) - __builtin_popcountll(stored_before);
+
+    if (delta > 0)
+        atomic_fetch_add(&replica->state->stored, (uint64_t)delta);
+    else if (delta < 0)
+        atomic_fetch_sub(&replica->state->stored, (uint64_t)-delta);
+    if (copy->twin && !copy->in_stored) {
+        TAILQ_INSERT_TAIL(&replica->stored, copy, stored);
+        copy->in_stored = true;
+    }
+}
+
+void replica_changed(struct replica *replica)
+{
+    atomic_fetch_add(&replica->state->changes, 1);
+}
+
+void replica_checked(struct replica *replica)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    atomic_store(&replica->state->checked_ns, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
+    atomic_store(&replica->state->timeout_ns, replica->file->cache->config.behind_timeout_ns);
+}
+
+void replica_suspect(struct leaf_copy *copy)
+{
+    struct replica *replica = copy->replica;
+
+    if (!copy->in_suspects) {
+        TAILQ_INSERT_TAIL(&replica->suspects, copy, suspect);
+        copy->in_suspects = true;
+    }
+    replica_changed(replica);
+}
+
+int replica_take_twins(struct leaf_copy *copy, page_mask pages)
+{
+    struct replica *replica = copy->replica;
+    struct cache_file *file = replica->file;
+    struct frame_pool *pool = &file->cache->twins;
+    page_mask before = copy_stored(copy);
+
+    /* What a release will need is allocated here, where running out can still be told to the one who stores. */
+    int error = leaf_copy_twins_reserve(&file->index, copy);
+    if (!error)
+        error = leaf_versions_reserve(&file->index, copy->leaf, file->entries);
+    for (pages &= ~copy->twin; pages && !error; pages &= pages - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(pages);
+        error = frame_get(pool, &copy->twins[page]);
+        if (error)
+            break;
+        memcpy(frame_bytes(pool, copy->twins[page]),
+               replica->frames->ops->view(replica->frames, (copy->leaf->number << LEAF_SHIFT) + page), GAIA_PAGE_SIZE);
+        copy->twin |= UINT64_C(1) << page;
+        copy->sealed |= UINT64_C(1) << page;
+        replica->twins++;
+    }
+    replica_update(copy, before);
+    return error;
+}
+
+void replica_drop_twins(struct leaf_copy *copy, page_mask pages)
+{
+    page_mask before = copy_stored(copy);
+
+    for (page_mask left = pages & copy->twin; left; left &= left - 1) {
+        frame_put(&copy->replica->file->cache->twins, copy->twins[__builtin_ctzll(left)]);
+        copy->replica->twins--;
+    }
+    copy->twin &= ~pages;
+    copy->sealed &= ~pages;
+    copy->releasing &= ~pages;
+    copy->touched &= ~pages;
+    copy->pending &= ~pages;
+    replica_update(copy, before);
+}
+
+unsigned replica_forget(struct leaf_copy *copy, page_mask pages)
+{
+    unsigned gone = (unsigned)__builtin_popcountll(copy->present & pages);
+
+    replica_drop_twins(copy, pages);
+    copy->present &= ~pages;
+    copy->replica->resident -= gone;
+    return gone;
+}
+
+void replica_settle(struct leaf_copy *copy)
+{
+    struct replica *replica = copy->replica;
+
+    if (copy->in_stored && !copy->twin) {
+        TAILQ_REMOVE(&replica->stored, copy, stored);
+        copy->in_stored = false;
+    }
+    if (copy->present | copy->busy | copy->twin)
+        return;
+    if (copy->in_suspects) {
+        TAILQ_REMOVE(&replica->suspects, copy, suspect);
+        copy->in_suspects = false;
+    }
+    cache_device_delist(replica->device, copy);
+    index_put_copy(&replica->file->index, copy);
+}
+
+page_mask replica_unbusy(struct leaf_copy *copy, page_mask pages)
+{
+    page_mask wake = copy->waited & pages;
+
+    assert((copy->busy & pages) == pages);
+    copy->busy &= ~pages;
+    copy->waited &= ~pages;
+    pthread_cond_broadcast(&copy->replica->file->changed);
+    replica_settle(copy);
+    return wake;
+}
+
+void replica_wake(struct replica *replica, uint64_t leaf, page_mask pages)
+{
+    while (pages) {
+        unsigned length, first = page_mask_run(&pages, &length);
+        replica->frames->ops->wake(replica->frames, (leaf << LEAF_SHIFT) + first, length);
+    }
+    cache_device_notify(replica->device);
+}

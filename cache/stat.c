@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/stat.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "cache/internal.h"
+
+static void read_counters(struct cache_counters *count, struct cache_device_stat *out)
+{
+    out->stat.faults = count_get(&count->faults);
+    out->stat.write_faults = count_get(&count->write_faults);
+    out->stat.bytes_in = count_get(&count->pages_in) * GAIA_PAGE_SIZE;
+    out->stat.bytes_out = count_get(&count->pages_out) * GAIA_PAGE_SIZE;
+    out->stat.collects = count_get(&count->collects);
+    out->stat.merges = count_get(&count->merges);
+    out->stat.pages_merged = count_get(&count->pages_merged);
+    out->stat.peer_reads = count_get(&count->peer_reads);
+    out->stat.evictions = count_get(&count->evictions);
+    out->stat.drops = count_get(&count->drops);
+    out->readahead_pages = count_get(&count->readahead);
+    out->unchanged_pages = count_get(&count->unchanged);
+}
+
+struct twins_of {
+    unsigned device;
+    uint64_t twins;
+};
+
+static int count_twins(struct cache_file *file, void *context)
+{
+    struct twins_of *of = context;
+    struct replica *replica;
+
+    pthread_mutex_lock(&file->lock);
+    SLIST_FOREACH(replica, &file->replicas, link)
+        if (replica->device->number == of->device)
+            of->twins += replica->twins;
+    pthread_mutex_unlock(&file->lock);
+    return 0;
+}
+
+int cache_stat_device(struct cache *cache, unsigned number, struct cache_device_stat *stat_out)
+{
+    struct cache_device *device;
+    struct twins_of of = {.device = number};
+
+    int error = cache_get_device(cache, number, &device);
+    if (error)
+        return error;
+    *stat_out = (struct cache_device_stat){.device = number};
+    read_counters(&device->count, stat_out);
+    cache_each_file(cache, count_twins, &of);
+    stat_out->stat.capacity_bytes = device->capacity * GAIA_PAGE_SIZE;
+    stat_out->stat.resident_bytes = cache_device_charged(device) * GAIA_PAGE_SIZE;
+    stat_out->stat.twins = of.twins;
+    return 0;
+}
+
+struct files_walk {
+    cache_file_stat_fn *fn;
+    void *context;
+};
+
+static int stat_file(struct cache_file *file, void *context)
+{
+    const struct files_walk *walk = context;
+    struct replica *replica;
+    struct cache_file_stat *stat = calloc(1, sizeof *stat);
+
+    if (!stat)
+        return -ENOMEM;
+    pthread_mutex_lock(&file->lock);
+    stat->size = file->size;
+    stat->leaves = file->index.leaves;
+    stat->metadata_bytes = file->index.bytes;
+    SLIST_FOREACH(replica, &file->replicas, link) {
+        struct cache_device_stat *d = &stat->device[stat->devices++];
+        d->device = replica->device->number;
+        read_counters(&replica->count, d);
+        d->stat.capacity_bytes = replica->device->capacity * GAIA_PAGE_SIZE;
+        d->stat.resident_bytes = replica->resident * GAIA_PAGE_SIZE;
+        d->stat.twins = replica->twins;
+    }
+    pthread_mutex_unlock(&file->lock);
+    walk->fn(walk->context, file->context, stat);
+    free(stat);
+    return 0;
+}
+
+void cache_stat_files(struct cache *cache, cache_file_stat_fn *fn, void *context)
+{
+    cache_each_file(cache, stat_file, &(struct files_walk){fn, context});
+}
+
+unsigned cache_devices(const struct cache *cache)
+{
+    return cache->soft_devices;
+}
+
+void cache_stat_io(const struct cache *cache, struct gaia_io_stat *stat_out, bool *registered_out)
+{
+    gaia_io_stat(cache->io, stat_out);
+    *registered_out = gaia_io_registered(cache->io);
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The cache's counters, for gaia_stat() and `gaiactl stat`. */
+#ifndef GAIAFS_CACHE_STAT_H
+#define GAIAFS_CACHE_STAT_H
+
+#include "cache/cache.h"
+#include "gpu/gaia.h"
+#include "io/engine.h"
+
+/* A device's counters, and a file's share of them. */
+struct cache_device_stat {
+    unsigned device;
+    struct gaia_stat stat;
+    uint64_t readahead_pages, unchanged_pages;
+};
+
+/* -ENODEV: no such device. A device that nobody has used yet has zeros. */
+int cache_stat_device(struct cache *cache, unsigned device, struct cache_device_stat *stat_out);
+
+struct cache_file_stat {
+    off_t size;
+    uint64_t leaves, metadata_bytes;
+    unsigned devices;
+    struct cache_device_stat device[GAIA_DEVICES_MAX];
+};
+typedef void cache_file_stat_fn(void *context, void *file_context, const struct cache_file_stat *stat);
+void cache_stat_files(struct cache *cache, cache_file_stat_fn *fn, void *context);
+
+/* How many devices there are: soft:0 to soft:(n-1). */
+unsigned cache_devices(const struct cache *cache);
+void cache_stat_io(const struct cache *cache, struct gaia_io_stat *stat_out, bool *registered_out);
+
+#endif

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/creds.h"
+
+#include <errno.h>
+#include <linux/capability.h>
+#include <string.h>
+#include <sys/fsuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "fs/log.h"
+
+static struct __user_cap_data_struct own_capabilities[_LINUX_CAPABILITY_U32S_3];
+static bool can_fsetid;
+
+static int set_capabilities(const struct __user_cap_data_struct *data)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+
+    return syscall(SYS_capset, &header, data) ? -errno : 0;
+}
+
+void creds_init(void)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+
+    if (syscall(SYS_capget, &header, own_capabilities))
+        memset(own_capabilities, 0, sizeof(own_capabilities));
+    can_fsetid = own_capabilities[CAP_TO_INDEX(CAP_FSETID)].effective & CAP_TO_MASK(CAP_FSETID);
+}
+
+static bool is_other(fuse_req_t req)
+{
+    const struct fuse_ctx *ctx = fuse_req_ctx(req);
+
+    return fs_of(req)->as_root && (ctx->uid != 0 || ctx->gid != 0);
+}
+
+int creds_become_caller(fuse_req_t req)
+{
+    const struct fuse_ctx *ctx = fuse_req_ctx(req);
+    int rc;
+
+    if (!is_other(req))
+        return 0;
+    syscall(SYS_setfsgid, ctx->gid);
+    syscall(SYS_setfsuid, ctx->uid);
+    /* Leaving uid 0 took the filesystem capabilities away; with them back, groups need not be looked up (slow, from
+     * /proc) to search a directory that only a supplementary group of the caller may write. */
+    rc = set_capabilities(own_capabilities);
+    if (rc < 0)
+        creds_become_self(req);
+    return rc;
+}
+
+void creds_become_self(fuse_req_t req)
+{
+    if (!is_other(req))
+        return;
+    syscall(SYS_setfsuid, 0);
+    syscall(SYS_setfsgid, 0);
+}
+
+void creds_drop_fsetid(void)
+{
+    struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+
+    if (!can_fsetid)
+        return;
+    memcpy(data, own_capabilities, sizeof(data));
+    data[CAP_TO_INDEX(CAP_FSETID)].effective &= ~CAP_TO_MASK(CAP_FSETID);
+    if (set_capabilities(data) < 0)
+        fs_log(LOG_WARNING, "can't drop CAP_FSETID: set-id bits of a written file may stay");
+}
+
+void creds_regain_fsetid(void)
+{
+    if (can_fsetid)
+        set_capabilities(own_capabilities);
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A mount: the data directory below it, the kernel's session above it, the cache and the client server beside it.
+ * There is one struct fs in a daemon. Fields without a comment on locking are set before the session is served. */
+#ifndef GAIAFS_FS_FS_H
+#define GAIAFS_FS_FS_H
+
+#ifndef FUSE_USE_VERSION
+#define FUSE_USE_VERSION 314
+#endif
+#include <dirent.h>
+#include <fuse_lowlevel.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "cache/cache.h"
+#include "fs/inode.h"
+#include "fs/options.h"
+
+struct server;
+struct handle;
+
+struct fs {
+    struct fs_options options;
+    char *data_path;  /* absolute, no symbolic links; what inode_path() takes away */
+    char *mount_path; /* absolute, no symbolic links */
+    dev_t mount_dev;  /* st_dev of our own mount: never to be entered by the daemon */
+    bool as_root;     /* the daemon may act for other users */
+    bool kills_privileges; /* FUSE_HANDLE_KILLPRIV_V2: set-id bits are ours to clear */
+    struct fuse_session *session;
+    struct cache *cache;
+    struct server *server;
+    struct inode *root;
+    struct inode_table inodes;
+
+    /* Held shared by each notification to the kernel, exclusively to set serving to false: a notification waits for
+     * write-backs, so none may be under way when the session stops being served. */
+    pthread_rwlock_t notify_gate;
+    atomic_bool serving;
+
+    pthread_mutex_t handles_lock; /* guards the list of open handles */
+    struct handle *handles;
+};
+
+/* An open file or directory: fi->fh points to it. */
+struct handle {
+    int fd;
+    int flags; /* as the opener gave them, access mode included; O_DIRECT is not set on fd */
+    struct inode *inode; /* a reference is held */
+    _Atomic int page_fd; /* -1, or a second descriptor without O_APPEND; see handle_page_fd() */
+
+    /* Directories only. lock guards the three. */
+    DIR *dir;
+    struct dirent *entry; /* read but not yet given to the kernel */
+    off_t position;
+    pthread_mutex_t lock;
+
+    struct handle *previous, *next; /* fs->handles, under fs->handles_lock */
+};
+
+/* Takes over fd (and dir, if not NULL, whose fd it then is). NULL when memory is short; fd is then still the caller's. */
+struct handle *handle_new(struct fs *fs, struct inode *inode, int fd, DIR *dir, int flags);
+/* Closes all that it holds. */
+void handle_free(struct fs *fs, struct handle *handle);
+
+static inline struct fs *fs_of(fuse_req_t req)
+{
+    return fuse_req_userdata(req);
+}
+
+static inline struct inode *inode_of(fuse_req_t req, fuse_ino_t nodeid)
+{
+    return nodeid == FUSE_ROOT_ID ? fs_of(req)->root : (struct inode *)(uintptr_t)nodeid;
+}
+
+static inline fuse_ino_t nodeid_of(const struct inode *inode)
+{
+    return inode == inode->fs->root ? FUSE_ROOT_ID : (fuse_ino_t)(uintptr_t)inode;
+}
+
+static inline struct handle *handle_of(const struct fuse_file_info *fi)
+{
+    return fi ? (struct handle *)(uintptr_t)fi->fh : NULL;
+}
+
+/* The rest of the handlers' common needs: "/proc/self/fd/N" opens what an O_PATH descriptor stands for. */
+struct proc_path {
+    char text[32];
+};
+struct proc_path proc_path(int fd);
+
+#endif

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gaiactl: ask a mount's daemon what it does. */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "io/message.h"
+
+static void usage(FILE *to)
+{
+    fputs("usage: gaiactl stat [--json] MOUNTPOINT\n"
+          "       gaiactl --help | --version\n"
+          "\n"
+          "stat   what is resident on each device, for each file, and what was moved\n",
+          to);
+}
+
+/* The daemon's statistics: a descriptor with JSON, or -1 after a message. */
+static int ask(const char *mountpoint)
+{
+    struct gaia_ioctl_token token = {0};
+    struct gaia_message message = {.op = GAIA_OP_DUMP};
+    int fds[GAIA_MESSAGE_FDS];
+    int directory = open(mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (directory < 0) {
+        fprintf(stderr, "gaiactl: %s: %s\n", mountpoint, strerror(errno));
+        return -1;
+    }
+    int error = ioctl(directory, GAIA_IOCTL_TOKEN, &token) ? -errno : 0;
+    close(directory);
+    if (error || token.version != GAIA_PROTOCOL_VERSION) {
+        fprintf(stderr, "gaiactl: %s: not a gaiafs mount%s\n", mountpoint, error ? "" : " of this version");
+        return -1;
+    }
+    token.socket[sizeof token.socket - 1] = '\0';
+    int socket = gaia_message_connect(token.socket);
+    error = socket < 0 ? socket : gaia_message_send(socket, &message, NULL, 0);
+    if (!error)
+        error = gaia_message_receive(socket, &message, fds);
+    if (socket >= 0)
+        close(socket);
+    if (!error)
+        error = message.error;
+    if (error || fds[0] < 0) {
+        fprintf(stderr, "gaiactl: %s: the daemon does not answer: %s\n", mountpoint, strerror(error ? -error : EPROTO));
+        return -1;
+    }
+    return fds[0];
+}
+
+static long long field(json_t *object, const char *name)
+{
+    return (long long)json_integer_value(json_object_get(object, name));
+}
+
+/* Bytes for people: three digits and a unit. */
+static const char *human(long long bytes, char text[16])
+{
+    static const char units[] = "BKMGTP";
+    double n = (double)bytes;
+    unsigned unit = 0;
+
+    while (n >= 1000 && unit < sizeof units - 2) {
+        n /= 1024;
+        unit++;
+    }
+    snprintf(text, 16, unit && n < 10 ? "%.1f%c" : "%.0f%c", n, units[unit]);
+    return text;
+}
+
+static void print_device(const char *indent, json_t *d)
+{
+    char resident[16], capacity[16], in[16], out[16];
+
+    printf("%s%-8s %8s %8s %9lld %9lld %8s %8s %9lld %8lld %8lld %9lld %9lld %8lld\n", indent,
+           json_string_value(json_object_get(d, "device")), human(field(d, "resident_bytes"), resident),
+           human(field(d, "capacity_bytes"), capacity), field(d, "faults"), field(d, "write_faults"),
+           human(field(d, "bytes_in"), in), human(field(d, "bytes_out"), out), field(d, "collects"),
+           field(d, "merges"), field(d, "pages_merged"), field(d, "peer_reads"), field(d, "evictions"),
+           field(d, "twins"));
+}
+
+static void print_text(json_t *root)
+{
+    json_t *device, *file;
+    size_t i, j;
+
+    printf("%s on %s\n", json_string_value(json_object_get(root, "data")),
+           json_string_value(json_object_get(root, "mount")));
+    printf("  %-8s %8s %8s %9s %9s %8s %8s %9s %8s %8s %9s %9s %8s\n", "device", "resident", "capacity", "faults",
+           "wr.faults", "in", "out", "collects", "merges", "pg.mrgd", "peer.rds", "evictions", "twins");
+    json_array_foreach(json_object_get(root, "devices"), i, device)
+        print_device("  ", device);
+    json_array_foreach(json_object_get(root, "files"), i, file) {
+        char size[16], metadata[16];
+        printf("%s: %s, %s of metadata\n", json_string_value(json_object_get(file, "path")),
+               human(field(file, "size"), size), human(field(file, "metadata_bytes"), metadata));
+        json_array_foreach(json_object_get(file, "devices"), j, device)
+            print_device("  ", device);
+    }
+}
+
+static int print_json(int fd)
+{
+    char buffer[65536];
+    ssize_t n;
+
+    while ((n = read(fd, buffer, sizeof buffer)) > 0)
+        if (fwrite(buffer, 1, (size_t)n, stdout) != (size_t)n)
+            return 1;
+    putchar('\n');
+    return n < 0 || fflush(stdout);
+}
+
+static int stat_command(int argc, char **argv)
+{
+    static const struct option options[] = {{"json", no_argument, NULL, 'j'}, {0}};
+    bool json = false;
+    int option, status = 0;
+
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (option != 'j')
+            return 2;
+        json = true;
+    }
+    if (optind + 1 != argc) {
+        usage(stderr);
+        return 2;
+    }
+    int fd = ask(argv[optind]);
+    if (fd < 0)
+        return 1;
+    if (json) {
+        status = print_json(fd);
+    } else {
+        json_error_t error;
+        json_t *root = json_loadfd(fd, 0, &error);
+        if (root)
+            print_text(root);
+        else
+            fprintf(stderr, "gaiactl: %s\n", error.text);
+        status = !root;
+        json_decref(root);
+    }
+    close(fd);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && !strcmp(argv[1], "--help")) {
+        usage(stdout);
+        return 0;
+    }
+    if (argc > 1 && !strcmp(argv[1], "--version")) {
+        printf("gaiactl %s\n", GAIAFS_VERSION);
+        return 0;
+    }
+    if (argc > 1 && !strcmp(argv[1], "stat"))
+        return stat_command(argc - 1, argv + 1);
+    usage(stderr);
+    return 2;
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/fs.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct proc_path proc_path(int fd)
+{
+    struct proc_path path;
+
+    snprintf(path.text, sizeof(path.text), "/proc/self/fd/%d", fd);
+    return path;
+}
+
+struct handle *handle_new(struct fs *fs, struct inode *inode, int fd, DIR *dir, int flags)
+{
+    struct handle *handle = calloc(1, sizeof(*handle));
+
+    if (!handle)
+        return NULL;
+    handle->fd = fd;
+    handle->flags = flags;
+    handle->dir = dir;
+    handle->inode = inode;
+    atomic_init(&handle->page_fd, -1);
+    pthread_mutex_init(&handle->lock, NULL);
+    inode_get(inode);
+
+    pthread_mutex_lock(&fs->handles_lock);
+    handle->next = fs->handles;
+    if (fs->handles)
+        fs->handles->previous = handle;
+    fs->handles = handle;
+    pthread_mutex_unlock(&fs->handles_lock);
+    return handle;
+}
+
+void handle_free(struct fs *fs, struct handle *handle)
+{
+    int page_fd = atomic_load(&handle->page_fd);
+
+    pthread_mutex_lock(&fs->handles_lock);
+    if (handle->previous)
+        handle->previous->next = handle->next;
+    else
+        fs->handles = handle->next;
+    if (handle->next)
+        handle->next->previous = handle->previous;
+    pthread_mutex_unlock(&fs->handles_lock);
+
+    if (handle->dir)
+        closedir(handle->dir);
+    else
+        close(handle->fd);
+    if (page_fd >= 0)
+        close(page_fd);
+    inode_put(handle->inode);
+    pthread_mutex_destroy(&handle->lock);
+    free(handle);
+}

@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/inode.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cache/cache.h"
+#include "fs/fs.h"
+
+#define INITIAL_BUCKETS 256u
+
+static uint64_t hash_of(dev_t dev, ino_t ino)
+{
+    uint64_t hash = (uint64_t)ino * 0x9e3779b97f4a7c15u ^ (uint64_t)dev * 0xc2b2ae3d27d4eb4fu;
+
+    hash ^= hash >> 32;
+    return hash * 0xd6e8feb86659fd93u;
+}
+
+static struct inode_shard *shard_of(struct inode_table *table, uint64_t hash)
+{
+    return &table->shards[(hash >> 32) % INODE_SHARDS];
+}
+
+static struct inode_shard *shard_of_inode(struct inode *inode)
+{
+    return shard_of(&inode->fs->inodes, hash_of(inode->dev, inode->ino));
+}
+
+static struct inode **bucket_of(struct inode_shard *shard, uint64_t hash)
+{
+    return &shard->buckets[hash & (shard->bucket_count - 1)];
+}
+
+int inode_table_init(struct inode_table *table)
+{
+    for (size_t i = 0; i < INODE_SHARDS; i++) {
+        struct inode_shard *shard = &table->shards[i];
+
+        shard->inode_count = 0;
+        shard->bucket_count = INITIAL_BUCKETS;
+        shard->buckets = calloc(INITIAL_BUCKETS, sizeof(*shard->buckets));
+        if (!shard->buckets) {
+            while (i-- > 0)
+                free(table->shards[i].buckets);
+            return -ENOMEM;
+        }
+        pthread_mutex_init(&shard->lock, NULL);
+    }
+    return 0;
+}
+
+/* The inode is in no table and nothing else knows it. */
+static void inode_free(struct inode *inode)
+{
+    struct cache_file *file = atomic_load(&inode->file);
+
+    if (file)
+        cache_file_close(file);
+    close(inode->fd);
+    pthread_rwlock_destroy(&inode->gate);
+    free(inode);
+}
+
+void inode_table_destroy(struct inode_table *table)
+{
+    for (size_t i = 0; i < INODE_SHARDS; i++) {
+        struct inode_shard *shard = &table->shards[i];
+
+        for (size_t k = 0; k < shard->bucket_count; k++) {
+            struct inode *inode = shard->buckets[k];
+
+            while (inode) {
+                struct inode *next = inode->next;
+
+                inode->dying = true;
+                inode_free(inode);
+                inode = next;
+            }
+        }
+        free(shard->buckets);
+        pthread_mutex_destroy(&shard->lock);
+    }
+}
+
+size_t inode_table_count(struct inode_table *table)
+{
+    size_t count = 0;
+
+    for (size_t i = 0; i < INODE_SHARDS; i++) {
+        pthread_mutex_lock(&table->shards[i].lock);
+        count += table->shards[i].inode_count;
+        pthread_mutex_unlock(&table->shards[i].lock);
+    }
+    return count;
+}
+
+/* Doubles the buckets of a full shard; when memory is short the chains just get longer. Shard's lock held. */
+static void shard_grow(struct inode_shard *shard)
+{
+    size_t old_count = shard->bucket_count;
+    struct inode **old = shard->buckets, **buckets;
+
+    buckets = calloc(old_count * 2, sizeof(*buckets));
+    if (!buckets)
+        return;
+    shard->buckets = buckets;
+    shard->bucket_count = old_count * 2;
+    for (size_t i = 0; i < old_count; i++) {
+        struct inode *inode = old[i];
+
+        while (inode) {
+            struct inode *next = inode->next, **bucket = bucket_of(shard, hash_of(inode->dev, inode->ino));
+
+            inode->next = *bucket;
+            *bucket = inode;
+            inode = next;
+        }
+    }
+    free(old);
+}
+
+static struct inode *shard_find(struct inode_shard *shard, uint64_t hash, dev_t dev, ino_t ino)
+{
+    struct inode *inode = *bucket_of(shard, hash);
+
+    while (inode && (inode->ino != ino || inode->dev != dev))
+        inode = inode->next;
+    return inode;
+}
+
+static struct inode *inode_new(struct fs *fs, int fd, const struct stat *st)
+{
+    struct inode *inode = calloc(1, sizeof(*inode));
+    pthread_rwlockattr_t attributes;
+
+    if (!inode)
+        return NULL;
+    inode->fs = fs;
+    inode->fd = fd;
+    inode->dev = st->st_dev;
+    inode->ino = st->st_ino;
+    inode->type = st->st_mode & S_IFMT;
+    /* A stream of reads must not keep inode_track() out for ever. */
+    pthread_rwlockattr_init(&attributes);
+    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&inode->gate, &attributes);
+    pthread_rwlockattr_destroy(&attributes);
+    return inode;
+}
+
+int inode_lookup(struct fs *fs, int fd, const struct stat *st, struct inode **inode_out)
+{
+    uint64_t hash = hash_of(st->st_dev, st->st_ino);
+    struct inode_shard *shard = shard_of(&fs->inodes, hash);
+    struct inode *inode, **bucket;
+
+    pthread_mutex_lock(&shard->lock);
+    inode = shard_find(shard, hash, st->st_dev, st->st_ino);
+    if (inode) {
+        inode->lookups++;
+        pthread_mutex_unlock(&shard->lock);
+        close(fd);
+        *inode_out = inode;
+        return 0;
+    }
+    inode = inode_new(fs, fd, st);
+    if (inode) {
+        inode->lookups = 1;
+        if (++shard->inode_count > shard->bucket_count)
+            shard_grow(shard);
+        bucket = bucket_of(shard, hash);
+        inode->next = *bucket;
+        *bucket = inode;
+    }
+    pthread_mutex_unlock(&shard->lock);
+    if (!inode) {
+        close(fd);
+        return -ENOMEM;
+    }
+    *inode_out = inode;
+    return 0;
+}
+
+/* Unlocks the shard and frees the inode if nothing holds it any more. */
+static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *inode)
+{
+    struct inode **link;
+
+    if (inode->lookups > 0 || inode->references > 0 || inode->pins > 0 || inode->dying) {
+        pthread_mutex_unlock(&shard->lock);
+        return;
+    }
+    inode->dying = true;
+    link = bucket_of(shard, hash_of(inode->dev, inode->ino));
+    while (*link != inode)
+        link = &(*link)->next;
+    *link = inode->next;
+    shard->inode_count--;
+    pthread_mutex_unlock(&shard->lock);
+    inode_free(inode);
+}
+
+void inode_forget(struct inode *inode, uint64_t lookups)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+
+    if (inode == inode->fs->root)
+        return; /* the root stays until the end, however often the kernel forgets it */
+    pthread_mutex_lock(&shard->lock);
+    inode->lookups -= lookups < inode->lookups ? lookups : inode->lookups;
+    unlock_and_free_if_unused(shard, inode);
+}
+
+void inode_get(struct inode *inode)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+
+    pthread_mutex_lock(&shard->lock);
+    inode->references++;
+    pthread_mutex_unlock(&shard->lock);
+}
+
+void inode_put(struct inode *inode)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+
+    pthread_mutex_lock(&shard->lock);
+    inode->references--;
+    unlock_and_free_if_unused(shard, inode);
+}
+
+void inode_pin(struct inode *inode, bool pinned)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+
+    pthread_mutex_lock(&shard->lock);
+    if (pinned)
+        inode->pins++;
+    else if (inode->pins > 0)
+        inode->pins--;
+    unlock_and_free_if_unused(shard, inode);
+}
+
+int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out)
+{
+    struct cache_file *file = atomic_load(&inode->file);
+    int rc = 0;
+
+    if (!file) {
+        pthread_rwlock_wrlock(&inode->gate);
+        file = atomic_load(&inode->file);
+        if (!file) {
+            rc = cache_file_open(fs->cache, inode->fd, inode, &file);
+            if (rc == 0)
+                atomic_store(&inode->file, file);
+        }
+        pthread_rwlock_unlock(&inode->gate);
+    }
+    if (rc == 0)
+        *file_out = file;
+    return rc;
+}
+
+struct cache_file *inode_gate_enter(struct inode *inode)
+{
+    struct cache_file *file = atomic_load_explicit(&inode->file, memory_order_acquire);
+
+    if (file)
+        return file;
+    pthread_rwlock_rdlock(&inode->gate);
+    file = atomic_load_explicit(&inode->file, memory_order_acquire);
+    if (file)
+        pthread_rwlock_unlock(&inode->gate);
+    return file;
+}
+
+void inode_gate_leave(struct inode *inode, const struct cache_file *file)
+{
+    if (!file)
+        pthread_rwlock_unlock(&inode->gate);
+}
+
+ssize_t inode_path(struct inode *inode, char *path_out, size_t size)
+{
+    const char *data = inode->fs->data_path;
+    size_t prefix = strlen(data), length;
+    ssize_t got;
+
+    if (size == 0)
+        return -EINVAL;
+    got = readlink(proc_path(inode->fd).text, path_out, size - 1);
+    if (got < 0)
+        return -errno;
+    path_out[got] = '\0';
+    length = (size_t)got;
+    if (prefix == 1) /* the data directory is "/" */
+        prefix = 0;
+    if (strncmp(path_out, data, prefix) != 0 || (path_out[prefix] != '/' && path_out[prefix] != '\0'))
+        return got;
+    if (path_out[prefix] == '/')
+        prefix++;
+    memmove(path_out, path_out + prefix, length - prefix + 1);
+    return (ssize_t)(length - prefix);
+}
+
+static bool same_time(struct timespec a, struct timespec b)
+{
+    return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+/* Two changes within one tick of the filesystem's clock look alike: a fresh change time proves nothing. */
+static bool is_settled(struct timespec ctime)
+{
+    struct timespec now;
+    int64_t age_ns;
+
+    clock_gettime(CLOCK_REALTIME_COARSE, &now);
+    age_ns = (int64_t)(now.tv_sec - ctime.tv_sec) * 1000000000 + (now.tv_nsec - ctime.tv_nsec);
+    return age_ns > 50 * 1000000;
+}
+
+bool inode_unchanged(struct inode *inode, const struct stat *st)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+    bool settled = is_settled(st->st_ctim), same;
+
+    pthread_mutex_lock(&shard->lock);
+    same = inode->seen.valid && inode->seen.size == st->st_size && same_time(inode->seen.mtime, st->st_mtim) &&
+           same_time(inode->seen.ctime, st->st_ctim);
+    inode->seen.valid = settled;
+    inode->seen.size = st->st_size;
+    inode->seen.mtime = st->st_mtim;
+    inode->seen.ctime = st->st_ctim;
+    pthread_mutex_unlock(&shard->lock);
+    return same;
+}
+
+/* References to a shard's inodes. Their number or -ENOMEM. */
+static ssize_t shard_snapshot(struct inode_shard *shard, bool tracked_only, struct inode ***inodes_out)
+{
+    struct inode **inodes;
+    size_t count = 0;
+
+    pthread_mutex_lock(&shard->lock);
+    inodes = malloc((shard->inode_count + 1) * sizeof(struct inode *));
+    for (size_t i = 0; inodes && i < shard->bucket_count; i++) {
+        for (struct inode *inode = shard->buckets[i]; inode; inode = inode->next) {
+            if (tracked_only && !atomic_load(&inode->file))
+                continue;
+            inode->references++;
+            inodes[count++] = inode;
+        }
+    }
+    pthread_mutex_unlock(&shard->lock);
+    if (!inodes)
+        return -ENOMEM;
+    *inodes_out = inodes;
+    return (ssize_t)count;
+}
+
+static int each(struct fs *fs, bool tracked_only, int (*visit)(struct inode *inode, void *context), void *context)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < INODE_SHARDS && rc == 0; i++) {
+        struct inode **inodes;
+        ssize_t count = shard_snapshot(&fs->inodes.shards[i], tracked_only, &inodes);
+
+        if (count < 0)
+            return (int)count;
+        for (ssize_t k = 0; k < count; k++) {
+            if (rc == 0)
+                rc = visit(inodes[k], context);
+            inode_put(inodes[k]);
+        }
+        free(inodes);
+    }
+    return rc;
+}
+
+int fs_each_tracked(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context)
+{
+    return each(fs, true, visit, context);
+}
+
+int fs_each_inode(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context)
+{
+    return each(fs, false, visit, context);
+}

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* mount.gaiafs: checks what it was given, goes to the background, serves the mount, ends it with nothing lost. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "fs/creds.h"
+#include "fs/fs.h"
+#include "fs/log.h"
+#include "fs/mountinfo.h"
+#include "fs/server.h"
+#include "fs/session.h"
+
+/* --- what must hold before anything is started --- */
+
+static bool lies_inside(const char *path, const char *directory)
+{
+    size_t length = strlen(directory);
+
+    if (strcmp(directory, "/") == 0)
+        return path[1] != '\0';
+    return strncmp(path, directory, length) == 0 && path[length] == '/';
+}
+
+/* An absolute path without symbolic links of an existing directory; NULL after the reason was logged. */
+static char *directory_path(const char *what, const char *given)
+{
+    char *path = realpath(given, NULL);
+    struct stat st;
+
+    if (!path || stat(path, &st)) {
+        fs_log(LOG_ERR, "%s %s: %s", what, given, strerror(errno));
+    } else if (!S_ISDIR(st.st_mode)) {
+        fs_log(LOG_ERR, "%s %s: not a directory", what, given);
+    } else {
+        return path;
+    }
+    free(path);
+    return NULL;
+}
+
+static int find_directories(struct fs *fs)
+{
+    fs->data_path = directory_path("data directory", fs->options.data);
+    fs->mount_path = fs->data_path ? directory_path("mount point", fs->options.mountpoint) : NULL;
+    if (!fs->mount_path)
+        return -ENOENT;
+    if (lies_inside(fs->data_path, fs->mount_path)) {
+        fs_log(LOG_ERR, "data directory %s lies inside the mount point %s, which would hide it", fs->data_path,
+               fs->mount_path);
+        return -EINVAL;
+    }
+    return 0;
+}
+
+/* A lock taken through a gaiafs mount would not meet the lock of its daemon, which is on the directory below. */
+static int check_not_on_gaiafs(const struct fs *fs, int fd)
+{
+    char type[32];
+    struct stat st;
+
+    if (fstat(fd, &st) == 0 && mountinfo_type(st.st_dev, type, sizeof(type)) == 0 && strcmp(type, "fuse.gaiafs") == 0) {
+        fs_log(LOG_ERR, "data directory %s is already mounted by another gaiafs, or lies in a gaiafs mount",
+               fs->data_path);
+        return -EBUSY;
+    }
+    return 0;
+}
+
+/* Opens the data directory, before it may be mounted over, and makes it ours. *lock_out is kept open as long. */
+static int open_root(struct fs *fs, int *lock_out)
+{
+    struct stat st;
+    int lock, fd, rc;
+
+    lock = open(fs->data_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock < 0) {
+        rc = -errno;
+        fs_log(LOG_ERR, "data directory %s: %s", fs->data_path, strerror(errno));
+        return rc;
+    }
+    rc = check_not_on_gaiafs(fs, lock);
+    if (rc < 0) {
+        close(lock);
+        return rc;
+    }
+    if (flock(lock, LOCK_EX | LOCK_NB)) {
+        rc = -errno;
+        if (rc == -EWOULDBLOCK)
+            fs_log(LOG_ERR, "data directory %s is already mounted by another gaiafs", fs->data_path);
+        else
+            fs_log(LOG_ERR, "locking data directory %s: %s", fs->data_path, strerror(errno));
+        close(lock);
+        return rc;
+    }
+    fd = openat(lock, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st)) {
+        rc = -errno;
+        if (fd >= 0)
+            close(fd);
+    } else {
+        rc = inode_lookup(fs, fd, &st, &fs->root);
+    }
+    if (rc < 0) {
+        fs_log(LOG_ERR, "data directory %s: %s", fs->data_path, strerror(-rc));
+        close(lock);
+        return rc;
+    }
+    *lock_out = lock;
+    return 0;
+}
+
+/* --- the process --- */
+
+/* Every known inode keeps a descriptor. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit limit;
+    unsigned long long most = 0;
+    FILE *file = fopen("/proc/sys/fs/nr_open", "re");
+
+    if (file) {
+        if (fscanf(file, "%llu", &most) != 1)
+            most = 0;
+        fclose(file);
+    }
+    if (getrlimit(RLIMIT_NOFILE, &limit))
+        return;
+    if (most > limit.rlim_max) {
+        struct rlimit wanted = {.rlim_cur = most, .rlim_max = most};
+
+        if (setrlimit(RLIMIT_NOFILE, &wanted) == 0)
+            return; /* root may go above the hard limit */
+    }
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+static void prepare_process(void)
+{
+    sigset_t signals;
+
+    umask(0); /* the kernel has applied the caller's */
+    if (chdir("/"))
+        fs_log(LOG_WARNING, "chdir /: %s", strerror(errno));
+    signal(SIGHUP, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+    /* For the thread that waits for them, in every other; before there are any. */
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    raise_descriptor_limit();
+    creds_init();
+}
+
+/* Forks (there are no threads yet). In the parent: waits until the child says that the mount answers, or ends. Returns in the
+ * child only, with the descriptor to say it on; -1: no fork wanted. */
+static int go_to_background(void)
+{
+    int ready[2], status;
+    ssize_t got;
+    char byte;
+    pid_t child;
+
+    if (pipe2(ready, O_CLOEXEC)) {
+        fs_log(LOG_ERR, "pipe: %s", strerror(errno));
+        exit(EXIT_FAILURE);
+    }
+    child = fork();
+    if (child < 0) {
+        fs_log(LOG_ERR, "fork: %s", strerror(errno));
+        exit(EXIT_FAILURE);
+    }
+    if (child == 0) {
+        close(ready[0]);
+        setsid();
+        return ready[1];
+    }
+    close(ready[1]);
+    do
+        got = read(ready[0], &byte, 1);
+    while (got < 0 && errno == EINTR);
+    if (got == 1)
+        exit(EXIT_SUCCESS);
+    waitpid(child, &status, 0); /* it has logged why */
+    exit(EXIT_FAILURE);
+}
+
+static void say_ready(const struct fs *fs, int ready)
+{
+    int null;
+
+    if (ready < 0)
+        return;
+    if (fs->options.log_syslog)
+        log_to_syslog(true);
+    null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (null >= 0) {
+        dup2(null, STDIN_FILENO);
+        dup2(null, STDOUT_FILENO);
+        if (fs->options.log_syslog)
+            dup2(null, STDERR_FILENO);
+        if (null > STDERR_FILENO)
+            close(null);
+    }
+    if (write(ready, "1", 1) < 0)
+        fs_log(LOG_WARNING, "the starting process has gone: %s", strerror(errno));
+    close(ready);
+}
+
+/* --- the mount's life --- */
+
+static void pin(void *context, void *file_context, bool pinned)
+{
+    (void)context;
+    inode_pin(file_context, pinned);
+}
+
+static int start_parts(struct fs *fs)
+{
+    struct cache_host host = {.context = fs, .invalidate = session_invalidate, .pin = pin};
+    int rc = cache_open(&fs->options.cache, &host, &fs->cache);
+
+    if (rc < 0) {
+        fs_log(LOG_ERR, "starting the cache: %s%s", strerror(-rc),
+               rc == -ENOSYS || rc == -EPERM ? " (io_uring is refused here? try -o io=threads)" : "");
+        return rc;
+    }
+    rc = server_start(fs, &fs->server);
+    if (rc < 0) {
+        fs_log(LOG_ERR, "starting the client server: %s", strerror(-rc));
+        cache_close(fs->cache);
+    }
+    return rc;
+}
+
+/* The kernel is not served any more; what clients and devices still hold goes into the data directory. */
+static int stop_parts(struct fs *fs)
+{
+    int rc = cache_flush_all(fs->cache);
+
+    if (rc < 0)
+        fs_log(LOG_ERR, "collecting what devices hold: %s", strerror(-rc));
+    server_stop(fs->server);
+    while (fs->handles) /* of files that were open when the mount was detached */
+        handle_free(fs, fs->handles);
+    return rc;
+}
+
+static int serve(struct fs *fs, int ready)
+{
+    int rc = start_parts(fs), stopped;
+
+    if (rc < 0)
+        return rc;
+    fs->serving = true;
+    rc = session_start(fs);
+    if (rc == 0) {
+        say_ready(fs, ready);
+        rc = session_serve(fs);
+    }
+    fs->serving = false;
+    stopped = stop_parts(fs);
+    if (fs->session)
+        session_end(fs);
+    return rc < 0 ? rc : stopped;
+}
+
+static int run(struct fs *fs, int ready)
+{
+    int lock = -1, rc = find_directories(fs);
+
+    if (rc < 0)
+        return rc;
+    rc = inode_table_init(&fs->inodes);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_init(&fs->handles_lock, NULL);
+    pthread_rwlock_init(&fs->notify_gate, NULL);
+    fs->as_root = geteuid() == 0;
+    rc = open_root(fs, &lock);
+    if (rc == 0) {
+        prepare_process();
+        rc = serve(fs, ready);
+    }
+    inode_table_destroy(&fs->inodes);
+    if (fs->cache)
+        cache_close(fs->cache);
+    pthread_rwlock_destroy(&fs->notify_gate);
+    pthread_mutex_destroy(&fs->handles_lock);
+    if (lock >= 0)
+        close(lock);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    struct fs fs = {0};
+    int rc, ready = -1;
+
+    if (options_parse(&fs.options, argc, argv) < 0)
+        return EXIT_FAILURE;
+    if (fs.options.help || fs.options.version) {
+        if (fs.options.help)
+            options_print_help();
+        else
+            printf("mount.gaiafs %s\nlibfuse %s\n", GAIAFS_VERSION, fuse_pkgversion());
+        options_free(&fs.options);
+        return EXIT_SUCCESS;
+    }
+    if (fs.options.foreground)
+        log_to_syslog(fs.options.log_syslog);
+    else
+        ready = go_to_background();
+    rc = run(&fs, ready);
+    free(fs.data_path);
+    free(fs.mount_path);
+    options_free(&fs.options);
+    return rc < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/mountinfo.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sysmacros.h>
+
+static int octal(const char *text)
+{
+    int value = 0;
+
+    for (int i = 0; i < 3; i++) {
+        if (text[i] < '0' || text[i] > '7')
+            return -1;
+        value = value * 8 + (text[i] - '0');
+    }
+    return value;
+}
+
+/* The kernel writes space, tab, newline and backslash as \040 and so on. In place. */
+static void unescape(char *text)
+{
+    char *out = text;
+
+    while (*text) {
+        int value = *text == '\\' ? octal(text + 1) : -1;
+
+        if (value >= 0) {
+            *out++ = (char)value;
+            text += 4;
+        } else {
+            *out++ = *text++;
+        }
+    }
+    *out = '\0';
+}
+
+int mountinfo_device(const char *path, dev_t *device_out)
+{
+    FILE *file = fopen("/proc/self/mountinfo", "re");
+    char *line = NULL;
+    size_t size = 0;
+    int rc = -ENOENT;
+
+    if (!file)
+        return -errno;
+    /* "ID PARENT MAJOR:MINOR ROOT MOUNTPOINT ...", the topmost of several at one place last */
+    while (getline(&line, &size, file) > 0) {
+        unsigned device_major, device_minor;
+        int start = 0, end = 0;
+
+        if (sscanf(line, "%*d %*d %u:%u %*s %n%*s%n", &device_major, &device_minor, &start, &end) != 2 || end == 0)
+            continue;
+        line[end] = '\0';
+        unescape(line + start);
+        if (strcmp(line + start, path) != 0)
+            continue;
+        *device_out = makedev(device_major, device_minor);
+        rc = 0;
+    }
+    free(line);
+    fclose(file);
+    return rc;
+}
+
+int mountinfo_type(dev_t device, char *type_out, size_t size)
+{
+    FILE *file = fopen("/proc/self/mountinfo", "re");
+    char *line = NULL;
+    size_t line_size = 0;
+    int rc = -ENOENT;
+
+    if (!file)
+        return -errno;
+    /* "... MOUNTPOINT OPTIONS [TAG...] - TYPE SOURCE OPTIONS" */
+    while (rc < 0 && getline(&line, &line_size, file) > 0) {
+        unsigned device_major, device_minor;
+        const char *type = strstr(line, " - ");
+
+        if (!type || sscanf(line, "%*d %*d %u:%u", &device_major, &device_minor) != 2 ||
+            makedev(device_major, device_minor) != device)
+            continue;
+        type += 3;
+        snprintf(type_out, size, "%.*s", (int)strcspn(type, " "), type);
+        rc = 0;
+    }
+    free(line);
+    fclose(file);
+    return rc;
+}

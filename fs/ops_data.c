@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The bytes of files. Each operation enters the inode's gate first (fs/inode.h): an untracked file is served from the
+ * backing descriptor with the gate held, a tracked one by the cache with no lock held. */
+#include "fs/ops.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <stdlib.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "fs/creds.h"
+
+/* Each thread of the session keeps the buffer of its largest READ: allocating one a request costs more than reading. */
+static pthread_key_t buffer_key;
+static pthread_once_t buffer_once = PTHREAD_ONCE_INIT;
+static __thread void *buffer_memory;
+static __thread size_t buffer_size;
+
+static void make_buffer_key(void)
+{
+    pthread_key_create(&buffer_key, free);
+}
+
+static void *thread_buffer(size_t size)
+{
+    void *memory;
+
+    if (size <= buffer_size)
+        return buffer_memory;
+    pthread_once(&buffer_once, make_buffer_key);
+    if (posix_memalign(&memory, 4096, size))
+        return NULL;
+    free(buffer_memory);
+    pthread_setspecific(buffer_key, memory); /* freed when the thread ends */
+    buffer_memory = memory;
+    buffer_size = size;
+    return memory;
+}
+
+static unsigned io_flags(const struct fuse_file_info *fi)
+{
+    unsigned flags = 0;
+
+    if (fi->flags & O_DIRECT)
+        flags |= CACHE_IO_DIRECT;
+    if (fi->writepage)
+        flags |= CACHE_IO_WRITEBACK;
+    return flags;
+}
+
+static ssize_t read_backing(int fd, char *buffer, size_t size, off_t offset)
+{
+    size_t done = 0;
+
+    while (done < size) {
+        ssize_t got = pread(fd, buffer + done, size - done, offset + (off_t)done);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return done > 0 ? (ssize_t)done : -errno;
+        if (got == 0)
+            break;
+        done += (size_t)got;
+    }
+    return (ssize_t)done;
+}
+
+void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+    struct inode *inode = inode_of(req, nodeid);
+    struct handle *handle = handle_of(fi);
+    char *buffer = thread_buffer(size);
+    struct cache_file *file;
+    ssize_t got;
+
+    if (!buffer) {
+        fuse_reply_err(req, ENOMEM);
+        return;
+    }
+    file = inode_gate_enter(inode);
+    if (file)
+        got = cache_file_read(file, handle->fd, buffer, size, offset, io_flags(fi));
+    else
+        got = read_backing(handle->fd, buffer, size, offset);
+    inode_gate_leave(inode, file);
+    if (got < 0)
+        fuse_reply_err(req, (int)-got);
+    else
+        fuse_reply_buf(req, buffer, (size_t)got);
+}
+
+/* The descriptor to write a kernel's page through: the kernel takes any writable handle for it, and on one opened with
+ * O_APPEND the page would land at the end of the file. A descriptor or a negative errno. */
+static int handle_page_fd(struct handle *handle)
+{
+    int fd = atomic_load(&handle->page_fd), expected = -1;
+
+    if (!(handle->flags & O_APPEND))
+        return handle->fd;
+    if (fd >= 0)
+        return fd;
+    fd = open(proc_path(handle->inode->fd).text, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    if (!atomic_compare_exchange_strong(&handle->page_fd, &expected, fd)) {
+        close(fd);
+        fd = expected;
+    }
+    return fd;
+}
+
+static ssize_t write_backing(int fd, const char *data, size_t size, off_t offset, bool append)
+{
+    size_t done = 0;
+
+    while (done < size) {
+        struct iovec part = {.iov_base = (char *)(uintptr_t)data + done, .iov_len = size - done};
+        /* O_APPEND may also have been set after the open (fcntl); the flag serves both. */
+        ssize_t put = append ? pwritev2(fd, &part, 1, offset + (off_t)done, RWF_APPEND)
+                             : pwrite(fd, part.iov_base, part.iov_len, offset + (off_t)done);
+
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put < 0)
+            return done > 0 ? (ssize_t)done : -errno;
+        if (put == 0)
+            return done > 0 ? (ssize_t)done : -EIO;
+        done += (size_t)put;
+    }
+    return (ssize_t)done;
+}
+
+/* Must this WRITE clear set-id bits? libfuse 3.14 does not hand on the flag; the header precedes the bytes. */
+static bool kills_suidgid(const struct fs *fs, const char *data)
+{
+    const struct fuse_write_in *in = (const void *)(data - sizeof(struct fuse_write_in));
+
+    return fs->kills_privileges && in->write_flags & FUSE_WRITE_KILL_SUIDGID;
+}
+
+/* The same for requests that have no such flag. */
+static bool caller_kills_suidgid(fuse_req_t req)
+{
+    return fs_of(req)->kills_privileges && fuse_req_ctx(req)->uid != 0;
+}
+
+void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+    struct inode *inode = inode_of(req, nodeid);
+    struct handle *handle = handle_of(fi);
+    bool append = !fi->writepage && fi->flags & O_APPEND, kills = kills_suidgid(fs_of(req), data);
+    int fd = append ? handle->fd : handle_page_fd(handle);
+    unsigned flags = io_flags(fi) | (append && handle->flags & O_APPEND ? CACHE_IO_APPEND : 0);
+    struct cache_file *file;
+    ssize_t put;
+
+    if (fd < 0) {
+        fuse_reply_err(req, -fd);
+        return;
+    }
+    if (kills)
+        creds_drop_fsetid();
+    file = inode_gate_enter(inode);
+    if (file)
+        put = cache_file_write(file, fd, data, size, offset, flags);
+    else
+        put = write_backing(fd, data, size, offset, append);
+    inode_gate_leave(inode, file);
+    if (kills)
+        creds_regain_fsetid();
+    if (put < 0)
+        fuse_reply_err(req, (int)-put);
+    else
+        fuse_reply_write(req, (size_t)put);
+}
+
+int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
+{
+    bool kills = caller_kills_suidgid(req);
+    struct cache_file *file;
+    int rc;
+
+    if (kills)
+        creds_drop_fsetid();
+    file = inode_gate_enter(inode);
+    if (file)
+        rc = cache_file_truncate(file, fd, size);
+    else
+        rc = (fd >= 0 ? ftruncate(fd, size) : truncate(proc_path(inode->fd).text, size)) ? -errno : 0;
+    inode_gate_leave(inode, file);
+    if (kills)
+        creds_regain_fsetid();
+    return rc;
+}
+
+void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file_info *fi)
+{
+    struct inode *inode = inode_of(req, nodeid);
+    struct handle *handle = handle_of(fi);
+    struct cache_file *file = inode_gate_enter(inode);
+    int rc;
+
+    if (file)
+        rc = cache_file_sync(file, handle->fd, data_only);
+    else
+        rc = (data_only ? fdatasync(handle->fd) : fsync(handle->fd)) ? -errno : 0;
+    inode_gate_leave(inode, file);
+    fuse_reply_err(req, -rc);
+}
+
+void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off_t length, struct fuse_file_info *fi)
+{
+    struct inode *inode = inode_of(req, nodeid);
+    struct handle *handle = handle_of(fi);
+    bool kills = caller_kills_suidgid(req);
+    struct cache_file *file;
+    int rc;
+
+    if (kills)
+        creds_drop_fsetid();
+    file = inode_gate_enter(inode);
+    if (file)
+        rc = cache_file_fallocate(file, handle->fd, mode, offset, length);
+    else
+        rc = fallocate(handle->fd, mode, offset, length) ? -errno : 0;
+    inode_gate_leave(inode, file);
+    if (kills)
+        creds_regain_fsetid();
+    fuse_reply_err(req, -rc);
+}
+
+void op_lseek(fuse_req_t req, fuse_ino_t nodeid, off_t offset, int whence, struct fuse_file_info *fi)
+{
+    struct inode *inode = inode_of(req, nodeid);
+    struct handle *handle = handle_of(fi);
+    struct cache_file *file = inode_gate_enter(inode);
+    off_t found;
+
+    if (file) {
+        found = cache_file_seek(file, handle->fd, offset, whence);
+    } else {
+        found = lseek(handle->fd, offset, whence);
+        found = found < 0 ? -errno : found;
+    }
+    inode_gate_leave(inode, file);
+    if (found < 0)
+        fuse_reply_err(req, (int)-found);
+    else
+        fuse_reply_lseek(req, found);
+}
+
+/* Enters both gates, the lower address first: with writers waiting for both, the other order could be a deadlock. */
+static void enter_two(struct inode *inodes[2], struct cache_file *files[2])
+{
+    int first = inodes[0] < inodes[1] ? 0 : 1;
+
+    files[first] = inode_gate_enter(inodes[first]);
+    if (inodes[0] == inodes[1])
+        files[!first] = files[first]; /* a second shared hold would wait behind a waiting writer */
+    else
+        files[!first] = inode_gate_enter(inodes[!first]);
+}
+
+void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, struct fuse_file_info *fi_in,
+                        fuse_ino_t nodeid_out, off_t offset_out, struct fuse_file_info *fi_out, size_t length,
+                        int flags)
+{
+    struct inode *inodes[2] = {inode_of(req, nodeid_in), inode_of(req, nodeid_out)};
+    int fd_in = handle_of(fi_in)->fd, fd_out = handle_of(fi_out)->fd;
+    bool kills = caller_kills_suidgid(req);
+    struct cache_file *files[2];
+    ssize_t copied;
+
+    if (kills)
+        creds_drop_fsetid();
+    enter_two(inodes, files);
+    if (files[0] || files[1]) {
+        copied = cache_file_copy_range(files[0], fd_in, offset_in, files[1], fd_out, offset_out, length,
+                                       (unsigned)flags);
+    } else {
+        copied = copy_file_range(fd_in, &offset_in, fd_out, &offset_out, length, (unsigned)flags);
+        copied = copied < 0 ? -errno : copied;
+    }
+    inode_gate_leave(inodes[0], files[0]);
+    if (inodes[0] != inodes[1])
+        inode_gate_leave(inodes[1], files[1]);
+    if (kills)
+        creds_regain_fsetid();
+    if (copied < 0)
+        fuse_reply_err(req, (int)-copied);
+    else
+        fuse_reply_write(req, (size_t)copied);
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/ops.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fs/resolve.h"
+
+void op_opendir(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
+{
+    struct inode *inode = inode_of(req, nodeid);
+    struct handle *handle = NULL;
+    DIR *dir;
+    int fd = openat(inode->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd < 0) {
+        fuse_reply_err(req, errno);
+        return;
+    }
+    dir = fdopendir(fd);
+    if (dir)
+        handle = handle_new(fs_of(req), inode, fd, dir, fi->flags);
+    if (!handle) {
+        if (dir)
+            closedir(dir);
+        else
+            close(fd);
+        fuse_reply_err(req, ENOMEM);
+        return;
+    }
+    fi->fh = (uint64_t)(uintptr_t)handle;
+    if (fuse_reply_open(req, fi) < 0)
+        handle_free(fs_of(req), handle);
+}
+
+void op_releasedir(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
+{
+    (void)nodeid;
+    handle_free(fs_of(req), handle_of(fi));
+    fuse_reply_err(req, 0);
+}
+
+void op_fsyncdir(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file_info *fi)
+{
+    int fd = handle_of(fi)->fd;
+
+    (void)nodeid;
+    fuse_reply_err(req, (data_only ? fdatasync(fd) : fsync(fd)) ? errno : 0);
+}
+
+static bool is_dots(const char *name)
+{
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+/* Adds one name, with its attributes if plus. The bytes that it takes; more than size: it was not added. */
+static size_t add_entry(fuse_req_t req, struct inode *parent, char *buffer, size_t size, const struct dirent *entry,
+                        bool plus)
+{
+    struct fuse_entry_param param = {.attr = {.st_ino = entry->d_ino, .st_mode = (mode_t)entry->d_type << 12}};
+    size_t taken;
+
+    if (!plus)
+        return fuse_add_direntry(req, buffer, size, entry->d_name, &param.attr, entry->d_off);
+    /* Only what fits gets a lookup. A name that can't be looked up (gone, our own mount) is listed without one. */
+    taken = fuse_add_direntry_plus(req, NULL, 0, entry->d_name, NULL, 0);
+    if (taken > size)
+        return taken;
+    if (!is_dots(entry->d_name) && resolve_entry(fs_of(req), parent, entry->d_name, &param) < 0)
+        param = (struct fuse_entry_param){.attr = {.st_ino = entry->d_ino, .st_mode = (mode_t)entry->d_type << 12}};
+    return fuse_add_direntry_plus(req, buffer, size, entry->d_name, &param, entry->d_off);
+}
+
+/* Fills buffer from offset on. Bytes, or a negative errno when there are none. handle->lock held. */
+static ssize_t fill(fuse_req_t req, struct handle *handle, char *buffer, size_t size, off_t offset, bool plus)
+{
+    size_t used = 0;
+
+    if (offset != handle->position) {
+        seekdir(handle->dir, offset);
+        handle->entry = NULL;
+        handle->position = offset;
+    }
+    for (;;) {
+        size_t taken;
+
+        if (!handle->entry) {
+            errno = 0;
+            handle->entry = readdir(handle->dir);
+            if (!handle->entry)
+                return used > 0 || errno == 0 ? (ssize_t)used : -errno;
+        }
+        taken = add_entry(req, handle->inode, buffer + used, size - used, handle->entry, plus);
+        if (taken > size - used)
+            return (ssize_t)used;
+        used += taken;
+        handle->position = handle->entry->d_off;
+        handle->entry = NULL;
+    }
+}
+
+static void list(fuse_req_t req, size_t size, off_t offset, struct fuse_file_info *fi, bool plus)
+{
+    struct handle *handle = handle_of(fi);
+    char *buffer = malloc(size);
+    ssize_t used;
+
+    if (!buffer) {
+        fuse_reply_err(req, ENOMEM);
+        return;
+    }
+    pthread_mutex_lock(&handle->lock);
+    used = fill(req, handle, buffer, size, offset, plus);
+    pthread_mutex_unlock(&handle->lock);
+    if (used < 0)
+        fuse_reply_err(req, (int)-used);
+    else
+        fuse_reply_buf(req, buffer, (size_t)used);
+    free(buffer);
+}
+
+void op_readdir(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+    (void)nodeid;
+    list(req, size, offset, fi, false);
+}
+
+void op_readdirplus(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+    (void)nodeid;
+    list(req, size, offset, fi, true);
+}

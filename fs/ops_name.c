@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/ops.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "fs/creds.h"
+#include "fs/resolve.h"
+
+/* Gives the kernel the entry; takes the lookup back when it did not arrive. */
+static void reply_entry(fuse_req_t req, const struct fuse_entry_param *entry)
+{
+    struct inode *inode = inode_of(req, entry->ino);
+
+    if (fuse_reply_entry(req, entry) < 0)
+        inode_forget(inode, 1);
+}
+
+static void reply_lookup(fuse_req_t req, struct inode *parent, const char *name)
+{
+    struct fuse_entry_param entry;
+    int rc = resolve_entry(fs_of(req), parent, name, &entry);
+
+    if (rc < 0)
+        fuse_reply_err(req, -rc);
+    else
+        reply_entry(req, &entry);
+}
+
+void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    reply_lookup(req, inode_of(req, parent), name);
+}
+
+void op_forget(fuse_req_t req, fuse_ino_t nodeid, uint64_t lookups)
+{
+    inode_forget(inode_of(req, nodeid), lookups);
+    fuse_reply_none(req);
+}
+
+void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
+{
+    for (size_t i = 0; i < count; i++)
+        inode_forget(inode_of(req, forgets[i].ino), forgets[i].nlookup);
+    fuse_reply_none(req);
+}
+
+/* What mkdir, mknod and symlink have in common. target: of a symbolic link, else NULL. */
+static void make_node(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mode, dev_t rdev,
+                      const char *target)
+{
+    struct inode *parent = inode_of(req, parent_id);
+    int rc = creds_become_caller(req);
+
+    if (rc == 0) {
+        if (S_ISLNK(mode))
+            rc = symlinkat(target, parent->fd, name);
+        else if (S_ISDIR(mode))
+            rc = mkdirat(parent->fd, name, mode & ~(mode_t)S_IFMT);
+        else
+            rc = mknodat(parent->fd, name, mode, rdev);
+        rc = rc < 0 ? -errno : 0;
+        creds_become_self(req);
+    }
+    if (rc < 0)
+        fuse_reply_err(req, -rc);
+    else
+        reply_lookup(req, parent, name);
+}
+
+void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev)
+{
+    make_node(req, parent, name, mode, rdev, NULL);
+}
+
+void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
+{
+    make_node(req, parent, name, S_IFDIR | mode, 0, NULL);
+}
+
+void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name)
+{
+    make_node(req, parent, name, S_IFLNK, 0, target);
+}
+
+void op_link(fuse_req_t req, fuse_ino_t nodeid, fuse_ino_t parent, const char *name)
+{
+    if (linkat(AT_FDCWD, proc_path(inode_of(req, nodeid)->fd).text, inode_of(req, parent)->fd, name, AT_SYMLINK_FOLLOW))
+        fuse_reply_err(req, errno);
+    else
+        reply_lookup(req, inode_of(req, parent), name);
+}
+
+void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    fuse_reply_err(req, unlinkat(inode_of(req, parent)->fd, name, 0) ? errno : 0);
+}
+
+void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    fuse_reply_err(req, unlinkat(inode_of(req, parent)->fd, name, AT_REMOVEDIR) ? errno : 0);
+}
+
+void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name,
+               unsigned int flags)
+{
+    /* RENAME_WHITEOUT makes a device node, that is overlayfs's business. */
+    if (flags & ~(unsigned)(RENAME_NOREPLACE | RENAME_EXCHANGE)) {
+        fuse_reply_err(req, EINVAL);
+        return;
+    }
+    fuse_reply_err(req, renameat2(inode_of(req, parent)->fd, name, inode_of(req, new_parent)->fd, new_name, flags)
+                            ? errno
+                            : 0);
+}
+
+void op_readlink(fuse_req_t req, fuse_ino_t nodeid)
+{
+    char target[PATH_MAX + 1];
+    ssize_t length = readlinkat(inode_of(req, nodeid)->fd, "", target, sizeof(target));
+
+    if (length < 0) {
+        fuse_reply_err(req, errno);
+    } else if ((size_t)length >= sizeof(target)) {
+        fuse_reply_err(req, ENAMETOOLONG);
+    } else {
+        target[length] = '\0';
+        fuse_reply_readlink(req, target);
+    }
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/ops.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "fs/creds.h"
+#include "fs/resolve.h"
+#include "fs/server.h"
+
+/* What of the opener's flags the backing descriptor gets. Not O_DIRECT: the backing filesystem may refuse it, or the
+ * alignment of a request's buffer; the kernel has kept its cache out of the way already. Not O_TRUNC: a size change
+ * goes through the cache. O_APPEND stays, so that appends behind the mount are not written over. */
+static int backing_flags(const struct fs *fs, int flags)
+{
+    int kept = O_ACCMODE | O_APPEND | O_SYNC | O_DSYNC | (fs->as_root ? O_NOATIME : 0);
+
+    return (flags & kept) | O_CLOEXEC;
+}
+
+/* Puts a handle for fd into fi. 0 or a negative errno; fd is closed then. */
+static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse_file_info *fi)
+{
+    struct handle *handle = handle_new(fs, inode, fd, NULL, fi->flags);
+    struct stat st;
+
+    if (!handle) {
+        close(fd);
+        return -ENOMEM;
+    }
+    fi->fh = (uint64_t)(uintptr_t)handle;
+    /* Close to open: the kernel drops its pages unless the file is as it was at the last open. */
+    fi->keep_cache = fstat(fd, &st) == 0 && inode_unchanged(inode, &st);
+    return 0;
+}
+
+static int open_file(fuse_req_t req, struct inode *inode, struct fuse_file_info *fi)
+{
+    struct fs *fs = fs_of(req);
+    bool writable = (fi->flags & O_ACCMODE) != O_RDONLY;
+    int fd = open(proc_path(inode->fd).text, backing_flags(fs, fi->flags)), rc;
+
+    if (fd < 0)
+        return -errno;
+    if (fi->flags & O_TRUNC) {
+        rc = data_truncate(req, inode, writable ? fd : -1, 0);
+        if (rc < 0) {
+            close(fd);
+            return rc;
+        }
+    }
+    return attach_handle(fs, inode, fd, fi);
+}
+
+void op_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
+{
+    int rc = open_file(req, inode_of(req, nodeid), fi);
+
+    if (rc < 0)
+        fuse_reply_err(req, -rc);
+    else if (fuse_reply_open(req, fi) < 0)
+        handle_free(fs_of(req), handle_of(fi));
+}
+
+static int create_backing(fuse_req_t req, struct inode *parent, const char *name, mode_t mode, int flags)
+{
+    int fd, rc = creds_become_caller(req);
+
+    if (rc < 0)
+        return rc;
+    fd = openat(parent->fd, name, backing_flags(fs_of(req), flags) | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
+    rc = fd < 0 ? -errno : fd;
+    creds_become_self(req);
+    /* Somebody made it behind the kernel's back. Let the kernel look again: it then checks the permissions of what is
+     * there and sends an ordinary open. */
+    return rc == -EEXIST && !(flags & O_EXCL) ? -ESTALE : rc;
+}
+
+void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mode, struct fuse_file_info *fi)
+{
+    struct fs *fs = fs_of(req);
+    struct inode *parent = inode_of(req, parent_id), *inode;
+    struct fuse_entry_param entry;
+    int fd = create_backing(req, parent, name, mode, fi->flags), path_fd, rc;
+
+    if (fd < 0) {
+        fuse_reply_err(req, -fd);
+        return;
+    }
+    /* Not by its name: that may be another file's by now. */
+    path_fd = open(proc_path(fd).text, O_PATH | O_CLOEXEC);
+    rc = path_fd < 0 ? -errno : resolve_entry_fd(fs, path_fd, &entry);
+    if (rc < 0) {
+        close(fd);
+        fuse_reply_err(req, -rc);
+        return;
+    }
+    inode = inode_of(req, entry.ino);
+    rc = attach_handle(fs, inode, fd, fi);
+    if (rc < 0) {
+        inode_forget(inode, 1);
+        fuse_reply_err(req, -rc);
+    } else if (fuse_reply_create(req, &entry, fi) < 0) {
+        handle_free(fs, handle_of(fi));
+        inode_forget(inode, 1);
+    }
+}
+
+void op_flush(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
+{
+    int copy = dup(handle_of(fi)->fd);
+
+    (void)nodeid;
+    /* A backing filesystem that reports errors at close (NFS, a quota) reports them to this close. */
+    fuse_reply_err(req, copy < 0 || close(copy) ? errno : 0);
+}
+
+void op_release(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
+{
+    (void)nodeid;
+    handle_free(fs_of(req), handle_of(fi));
+    fuse_reply_err(req, 0);
+}
+
+void op_ioctl(fuse_req_t req, fuse_ino_t nodeid, unsigned int cmd, void *arg, struct fuse_file_info *fi, unsigned flags,
+              const void *in, size_t in_size, size_t out_size)
+{
+    (void)arg;
+    server_ioctl(fs_of(req)->server, req, inode_of(req, nodeid), flags & FUSE_IOCTL_DIR ? NULL : handle_of(fi), cmd, in,
+                 in_size, out_size);
+}

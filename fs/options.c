@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/options.h"
+
+#define FUSE_USE_VERSION 314
+#include <errno.h>
+#include <fuse_opt.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fs/log.h"
+
+#define CAPACITY_MIN ((uint64_t)256 << 10)     /* bytes: a few units of 64 KiB */
+#define CAPACITY_DEFAULT ((uint64_t)256 << 20) /* bytes, on a machine that has four times as much */
+
+enum key {
+    KEY_HELP,
+    KEY_VERSION,
+    KEY_FOREGROUND,
+    KEY_DEBUG,
+    KEY_READ_ONLY,
+    KEY_ALLOW_OTHER,
+    KEY_CAPACITY,
+    KEY_IO,
+    KEY_TIMEOUT,
+    KEY_FSNAME,
+    KEY_LOG,
+    KEY_PASS_ON,
+    KEY_IGNORE,
+};
+
+#define OPTION(text, key) {text, -1U, key}
+
+static const struct fuse_opt templates[] = {
+    OPTION("-h", KEY_HELP), OPTION("--help", KEY_HELP), OPTION("-V", KEY_VERSION), OPTION("--version", KEY_VERSION),
+    OPTION("-f", KEY_FOREGROUND), OPTION("-d", KEY_DEBUG), OPTION("debug", KEY_DEBUG),
+    OPTION("-r", KEY_READ_ONLY), OPTION("ro", KEY_READ_ONLY), OPTION("allow_other", KEY_ALLOW_OTHER),
+    OPTION("device_cache=", KEY_CAPACITY), OPTION("io=", KEY_IO), OPTION("timeout=", KEY_TIMEOUT),
+    OPTION("fsname=", KEY_FSNAME), OPTION("log=", KEY_LOG),
+    /* what mount(8) says to a helper */
+    OPTION("-s", KEY_IGNORE), OPTION("-n", KEY_IGNORE), OPTION("-v", KEY_IGNORE), OPTION("-w", KEY_IGNORE),
+    OPTION("-t ", KEY_IGNORE),
+    /* flags of the kernel that libfuse hands on */
+    OPTION("exec", KEY_PASS_ON), OPTION("noexec", KEY_PASS_ON), OPTION("suid", KEY_PASS_ON),
+    OPTION("nosuid", KEY_PASS_ON), OPTION("dev", KEY_PASS_ON), OPTION("nodev", KEY_PASS_ON),
+    OPTION("sync", KEY_PASS_ON), OPTION("async", KEY_PASS_ON), OPTION("dirsync", KEY_PASS_ON),
+    OPTION("atime", KEY_PASS_ON), OPTION("noatime", KEY_PASS_ON), OPTION("nodiratime", KEY_PASS_ON),
+    /* fstab's own words, defaults, and what is always on */
+    OPTION("rw", KEY_IGNORE), OPTION("defaults", KEY_IGNORE), OPTION("auto", KEY_IGNORE),
+    OPTION("noauto", KEY_IGNORE), OPTION("user", KEY_IGNORE), OPTION("user=", KEY_IGNORE),
+    OPTION("nouser", KEY_IGNORE), OPTION("users", KEY_IGNORE), OPTION("owner", KEY_IGNORE),
+    OPTION("group", KEY_IGNORE), OPTION("_netdev", KEY_IGNORE), OPTION("nofail", KEY_IGNORE),
+    OPTION("comment=", KEY_IGNORE), OPTION("relatime", KEY_IGNORE), OPTION("norelatime", KEY_IGNORE),
+    OPTION("strictatime", KEY_IGNORE), OPTION("nostrictatime", KEY_IGNORE), OPTION("diratime", KEY_IGNORE),
+    OPTION("lazytime", KEY_IGNORE), OPTION("nolazytime", KEY_IGNORE), OPTION("loud", KEY_IGNORE),
+    OPTION("silent", KEY_IGNORE), OPTION("iversion", KEY_IGNORE), OPTION("noiversion", KEY_IGNORE),
+    OPTION("mand", KEY_IGNORE), OPTION("nomand", KEY_IGNORE), OPTION("default_permissions", KEY_IGNORE),
+    FUSE_OPT_END,
+};
+
+static uint64_t machine_memory(void)
+{
+    return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* SIZE: digits and an optional K, M, G or T. 0 on anything else, and on what does not fit. */
+static uint64_t parse_size(const char *text)
+{
+    static const char suffixes[] = "KMGT";
+    unsigned long long value;
+    const char *suffix;
+    unsigned shift = 0;
+    char *end;
+
+    if (*text < '0' || *text > '9')
+        return 0;
+    errno = 0;
+    value = strtoull(text, &end, 10);
+    if (errno)
+        return 0;
+    if (*end != '\0') {
+        suffix = strchr(suffixes, *end & ~0x20);
+        if (!suffix || end[1] != '\0')
+            return 0;
+        shift = 10 * ((unsigned)(suffix - suffixes) + 1);
+    }
+    return value > (UINT64_MAX >> shift) ? 0 : (uint64_t)value << shift;
+}
+
+/* device_cache=SIZE or device_cache=soft:N=SIZE */
+static int parse_capacity(struct fs_options *options, const char *option)
+{
+    const char *text = option + strlen("device_cache=");
+    uint64_t *capacity = &options->cache.device_capacity;
+    unsigned device;
+    int used = 0;
+
+    if (sscanf(text, "soft:%3u=%n", &device, &used) == 1 && used > 0) {
+        if (device >= GAIA_DEVICES_MAX) {
+            fs_log(LOG_ERR, "option %s: there are no more than %u devices", option, GAIA_DEVICES_MAX);
+            return -1;
+        }
+        capacity = &options->cache.device_capacity_of[device];
+        text += used;
+    }
+    *capacity = parse_size(text);
+    if (*capacity == 0) {
+        fs_log(LOG_ERR, "option %s: not a size above 0 (a number, then K, M, G or T)", option);
+        return -1;
+    }
+    if (*capacity < CAPACITY_MIN) {
+        fs_log(LOG_ERR, "option %s: less than the minimum of 256K", option);
+        return -1;
+    }
+    if (*capacity > machine_memory()) {
+        fs_log(LOG_ERR, "option %s: more than the %llu MiB of memory of this machine", option,
+               (unsigned long long)(machine_memory() >> 20));
+        return -1;
+    }
+    return 0;
+}
+
+static int parse_timeout(struct fs_options *options, const char *option)
+{
+    const char *text = option + strlen("timeout=");
+    char *end;
+
+    options->timeout_s = strtod(text, &end);
+    if (end == text || *end != '\0' || !isfinite(options->timeout_s) || options->timeout_s < 0) {
+        fs_log(LOG_ERR, "option %s: not a number of seconds", option);
+        return -1;
+    }
+    return 0;
+}
+
+/* One of two words. */
+static int parse_choice(const char *option, const char *first, const char *second, bool *is_second)
+{
+    const char *text = strchr(option, '=') + 1;
+
+    if (strcmp(text, first) != 0 && strcmp(text, second) != 0) {
+        fs_log(LOG_ERR, "option %s: neither %s nor %s", option, first, second);
+        return -1;
+    }
+    *is_second = strcmp(text, second) == 0;
+    return 0;
+}
+
+static int set_text(char **text, const char *value)
+{
+    free(*text);
+    *text = strdup(value);
+    return *text ? 0 : -1;
+}
+
+static int parse_positional(struct fs_options *options, const char *text)
+{
+    if (!options->data)
+        return set_text(&options->data, text);
+    if (!options->mountpoint)
+        return set_text(&options->mountpoint, text);
+    fs_log(LOG_ERR, "one argument too many: %s", text);
+    return -1;
+}
+
+/* For fuse_opt_parse(): -1 an error, 0 dealt with. */
+static int parse_one(void *data, const char *text, int key, struct fuse_args *args)
+{
+    struct fs_options *options = data;
+
+    (void)args;
+    switch (key) {
+    case KEY_HELP:
+        options->help = true;
+        return 0;
+    case KEY_VERSION:
+        options->version = true;
+        return 0;
+    case KEY_FOREGROUND:
+        options->foreground = true;
+        return 0;
+    case KEY_DEBUG:
+        options->debug = true;
+        return 0;
+    case KEY_READ_ONLY:
+        options->read_only = true;
+        return 0;
+    case KEY_ALLOW_OTHER:
+        options->allow_other = true;
+        return 0;
+    case KEY_CAPACITY:
+        return parse_capacity(options, text);
+    case KEY_IO:
+        return parse_choice(text, "uring", "threads", &options->cache.io_threads);
+    case KEY_TIMEOUT:
+        return parse_timeout(options, text);
+    case KEY_FSNAME:
+        return set_text(&options->fsname, text + strlen("fsname="));
+    case KEY_LOG:
+        options->log_given = true;
+        return parse_choice(text, "stderr", "syslog", &options->log_syslog);
+    case KEY_PASS_ON:
+        return fuse_opt_add_opt(&options->mount_options, text);
+    case KEY_IGNORE:
+        return 0;
+    case FUSE_OPT_KEY_NONOPT:
+        return parse_positional(options, text);
+    default:
+        if (strncmp(text, "x-", 2) == 0 || strncmp(text, "X-", 2) == 0)
+            return 0;
+        fs_log(LOG_ERR, "unknown option %s (see mount.gaiafs --help)", text);
+        return -1;
+    }
+}
+
+/* mount(8) may put flags together: -sv. fuse_opt knows only single ones. */
+static int add_argument(struct fuse_args *args, const char *argument)
+{
+    char flag[3] = "-?";
+
+    if (argument[0] != '-' || argument[1] == '-' || strlen(argument) < 3 ||
+        strspn(argument + 1, "sfnvwr") != strlen(argument + 1))
+        return fuse_opt_add_arg(args, argument);
+    for (const char *letter = argument + 1; *letter; letter++) {
+        flag[1] = *letter;
+        if (fuse_opt_add_arg(args, flag))
+            return -1;
+    }
+    return 0;
+}
+
+static int check(struct fs_options *options)
+{
+    if (options->help || options->version)
+        return 0;
+    if (!options->data || !options->mountpoint) {
+        fs_log(LOG_ERR, "%s missing (see mount.gaiafs --help)", options->data ? "mount point" : "data directory");
+        return -EINVAL;
+    }
+    if (geteuid() == 0)
+        options->allow_other = true;
+    if (!options->log_given)
+        options->log_syslog = !options->foreground;
+    return 0;
+}
+
+int options_parse(struct fs_options *options_out, int argc, char **argv)
+{
+    struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
+    uint64_t quarter = machine_memory() / 4;
+    int rc = -EINVAL;
+
+    memset(options_out, 0, sizeof(*options_out));
+    options_out->timeout_s = 1.0;
+    options_out->cache.device_capacity = quarter < CAPACITY_DEFAULT ? quarter : CAPACITY_DEFAULT;
+    for (int i = 0; i < argc; i++) {
+        if (add_argument(&args, argv[i]))
+            goto out;
+    }
+    if (fuse_opt_parse(&args, options_out, templates, parse_one) == 0)
+        rc = check(options_out);
+out:
+    fuse_opt_free_args(&args);
+    if (rc < 0)
+        options_free(options_out);
+    return rc;
+}
+
+void options_free(struct fs_options *options)
+{
+    free(options->data);
+    free(options->mountpoint);
+    free(options->fsname);
+    free(options->mount_options);
+    options->data = options->mountpoint = options->fsname = options->mount_options = NULL;
+}
+
+void options_print_help(void)
+{
+    printf("usage: mount.gaiafs DATADIR MOUNTPOINT [-f] [-o OPTION[,OPTION...]]\n"
+           "       mount -t gaiafs DATADIR MOUNTPOINT [-o OPTION[,OPTION...]]\n"
+           "\n"
+           "Mounts the files of DATADIR so that GPU programs can map them (see gaia.h). MOUNTPOINT may be DATADIR\n"
+           "itself. Goes to the background once the mount answers; umount, SIGTERM or SIGINT end it.\n"
+           "\n"
+           "    -f                        stay in the foreground, log to stderr\n"
+           "    -r                        mount read-only\n"
+           "    -h, --help                print this\n"
+           "    -V, --version             print the versions\n"
+           "    -s -n -v -w -t TYPE       accepted, as mount(8) gives them\n"
+           "\n"
+           "Options:\n"
+           "    device_cache=SIZE         capacity of every device (default %llu MiB; at least 256K)\n"
+           "    device_cache=soft:N=SIZE  capacity of one device; may be repeated\n"
+           "    io=uring|threads          how devices read the data directory (default uring)\n"
+           "    timeout=SECONDS           how long the kernel may keep names and attributes (default 1)\n"
+           "    log=stderr|syslog         where to log (default syslog, with -f stderr)\n"
+           "    debug                     log every request\n"
+           "    fsname=NAME               the source in the mount table (default DATADIR)\n"
+           "    allow_other               let other users in (always on for root)\n"
+           "    ro, noexec, nosuid, nodev, noatime, sync and their opposites, as for mount(8)\n"
+           "\n"
+           "SIZE is a number with K, M, G or T. The kernel checks permissions by mode and owner, always.\n",
+           (unsigned long long)(CAPACITY_DEFAULT >> 20));
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command line of mount.gaiafs, as people, mount(8) and fstab write it. */
+#ifndef GAIAFS_FS_OPTIONS_H
+#define GAIAFS_FS_OPTIONS_H
+
+#include <stdbool.h>
+
+#include "cache/cache.h"
+
+struct fs_options {
+    struct cache_config cache;
+    double timeout_s; /* of the kernel's attributes and names */
+    bool foreground;
+    bool debug;
+    bool read_only;
+    bool allow_other;
+    bool log_syslog, log_given;
+    bool help, version;
+    char *data;       /* DATADIR as given */
+    char *mountpoint; /* as given */
+    char *fsname;     /* NULL: data's path */
+    char *mount_options; /* comma-separated, for libfuse; NULL: none */
+};
+
+/* 0, or -EINVAL after the reason was logged. */
+int options_parse(struct fs_options *options_out, int argc, char **argv);
+void options_free(struct fs_options *options);
+void options_print_help(void);
+
+#endif

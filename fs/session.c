@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/session.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mount.h>
+#include <sys/signalfd.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "fs/log.h"
+#include "fs/mountinfo.h"
+#include "fs/ops.h"
+
+#define MAX_REQUEST (1u << 20) /* bytes of a READ or WRITE: more than 1 MiB breaks libfuse 3.14 */
+#define READ_AHEAD_KIB 1024u
+
+static void op_init(void *userdata, struct fuse_conn_info *conn)
+{
+    (void)userdata;
+    /* The kernel drops all of a file's pages when mtime moves, which our own writes make it do; opens compare instead
+     * (inode_unchanged). Splicing writes through pipes costs more than it saves. */
+    conn->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_HANDLE_KILLPRIV | FUSE_CAP_SPLICE_READ |
+                              FUSE_CAP_WRITEBACK_CACHE);
+    conn->want |= conn->capable & (FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO |
+                                   FUSE_CAP_ATOMIC_O_TRUNC | FUSE_CAP_IOCTL_DIR | FUSE_CAP_ASYNC_READ |
+                                   FUSE_CAP_ASYNC_DIO);
+    conn->max_write = MAX_REQUEST;
+    conn->max_readahead = MAX_REQUEST;
+    conn->max_background = 64;
+    conn->congestion_threshold = 48;
+}
+
+static const struct fuse_lowlevel_ops operations = {
+    .init = op_init,
+    .lookup = op_lookup,
+    .forget = op_forget,
+    .forget_multi = op_forget_multi,
+    .getattr = op_getattr,
+    .setattr = op_setattr,
+    .readlink = op_readlink,
+    .mknod = op_mknod,
+    .mkdir = op_mkdir,
+    .unlink = op_unlink,
+    .rmdir = op_rmdir,
+    .symlink = op_symlink,
+    .rename = op_rename,
+    .link = op_link,
+    .open = op_open,
+    .create = op_create,
+    .read = op_read,
+    .write = op_write,
+    .flush = op_flush,
+    .release = op_release,
+    .fsync = op_fsync,
+    .opendir = op_opendir,
+    .readdir = op_readdir,
+    .readdirplus = op_readdirplus,
+    .releasedir = op_releasedir,
+    .fsyncdir = op_fsyncdir,
+    .statfs = op_statfs,
+    .setxattr = op_setxattr,
+    .getxattr = op_getxattr,
+    .listxattr = op_listxattr,
+    .removexattr = op_removexattr,
+    .ioctl = op_ioctl,
+    .fallocate = op_fallocate,
+    .copy_file_range = op_copy_file_range,
+    .lseek = op_lseek,
+};
+
+/* Answers FUSE_INIT, with one flag more than libfuse 3.14 knows: FUSE_HANDLE_KILLPRIV_V2. Without it the kernel asks
+ * for the attribute security.capability before every write(), which doubles the cost of a small one. libfuse's answer is
+ * caught in a pipe that takes the session's descriptor for a moment (nothing else runs yet) and then sent on. */
+static int answer_init(struct fs *fs, const struct fuse_buf *request)
+{
+    int device = fuse_session_fd(fs->session), saved, catcher[2], rc = 0;
+    const struct fuse_in_header *in = request->mem;
+    const struct fuse_init_in *init_in = (const void *)(in + 1);
+    char reply[4096];
+    struct fuse_out_header *out = (void *)reply;
+    struct fuse_init_out *init_out = (void *)(out + 1);
+    ssize_t length;
+    bool offered = in->opcode == FUSE_INIT && request->size >= sizeof(*in) + 16 &&
+                   init_in->flags & FUSE_HANDLE_KILLPRIV_V2;
+
+    saved = fcntl(device, F_DUPFD_CLOEXEC, 3);
+    if (saved < 0)
+        return -errno;
+    if (pipe2(catcher, O_CLOEXEC | O_NONBLOCK)) {
+        rc = -errno;
+        close(saved);
+        return rc;
+    }
+    if (dup3(catcher[1], device, O_CLOEXEC) >= 0)
+        fuse_session_process_buf(fs->session, request);
+    length = read(catcher[0], reply, sizeof(reply));
+    if (dup3(saved, device, O_CLOEXEC) < 0 || length < (ssize_t)sizeof(*out)) {
+        rc = -EIO;
+    } else {
+        if (offered && fs->as_root && out->error == 0 && length >= (ssize_t)(sizeof(*out) + 24)) {
+            init_out->flags |= FUSE_HANDLE_KILLPRIV_V2;
+            fs->kills_privileges = true;
+        }
+        rc = write(device, reply, (size_t)length) == length ? out->error : -errno;
+    }
+    close(saved);
+    close(catcher[0]);
+    close(catcher[1]);
+    return rc;
+}
+
+static int handshake(struct fs *fs)
+{
+    struct fuse_buf request = {0};
+    int rc;
+
+    do
+        rc = fuse_session_receive_buf(fs->session, &request);
+    while (rc == -EINTR);
+    if (rc > 0)
+        rc = answer_init(fs, &request);
+    else if (rc == 0)
+        rc = -ENODEV;
+    free(request.mem);
+    if (rc < 0)
+        fs_log(LOG_ERR, "the kernel's FUSE_INIT could not be answered: %s", strerror(-rc));
+    return rc;
+}
+
+/* Without it the kernel asks for 128 KiB at a time. Where we may not, it stays at that. */
+static void raise_read_ahead(dev_t device)
+{
+    char path[64], text[16];
+    int fd, length;
+
+    snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/read_ahead_kb", major(device), minor(device));
+    length = snprintf(text, sizeof(text), "%u", READ_AHEAD_KIB);
+    fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (write(fd, text, (size_t)length) < 0)
+        fs_log(LOG_DEBUG, "%s: %s", path, strerror(errno));
+    close(fd);
+}
+
+static int add_arguments(struct fs *fs, struct fuse_args *args)
+{
+    const struct fs_options *options = &fs->options;
+    char *list = NULL, *name = NULL, *argument = NULL;
+    int rc = -ENOMEM;
+
+    if (options->mount_options && fuse_opt_add_opt(&list, options->mount_options))
+        goto out;
+    if (fuse_opt_add_opt(&list, "default_permissions,subtype=gaiafs"))
+        goto out;
+    if (options->allow_other && fuse_opt_add_opt(&list, "allow_other"))
+        goto out;
+    if (options->read_only && fuse_opt_add_opt(&list, "ro"))
+        goto out;
+    if (options->debug && fuse_opt_add_opt(&list, "debug"))
+        goto out;
+    if (asprintf(&name, "fsname=%s", options->fsname ? options->fsname : fs->data_path) < 0) {
+        name = NULL;
+        goto out;
+    }
+    if (fuse_opt_add_opt_escaped(&list, name) || asprintf(&argument, "-o%s", list) < 0) {
+        argument = NULL;
+        goto out;
+    }
+    if (fuse_opt_add_arg(args, "mount.gaiafs") == 0 && fuse_opt_add_arg(args, argument) == 0)
+        rc = 0;
+out:
+    free(argument);
+    free(name);
+    free(list);
+    return rc;
+}
+
+static void to_log(enum fuse_log_level level, const char *format, va_list arguments)
+{
+    fs_vlog((int)level, format, arguments); /* libfuse's levels are syslog's */
+}
+
+int session_start(struct fs *fs)
+{
+    struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
+    int rc = add_arguments(fs, &args);
+
+    fuse_set_log_func(to_log);
+    if (rc == 0) {
+        fs->session = fuse_session_new(&args, &operations, sizeof(operations), fs);
+        rc = fs->session ? 0 : -EINVAL;
+    }
+    fuse_opt_free_args(&args);
+    if (rc < 0) {
+        fs_log(LOG_ERR, "no FUSE session: %s", strerror(-rc));
+        return rc;
+    }
+    if (fuse_session_mount(fs->session, fs->mount_path)) {
+        fs_log(LOG_ERR, "can't mount on %s", fs->mount_path); /* libfuse has logged why */
+        rc = -EIO;
+        goto out_destroy;
+    }
+    rc = mountinfo_device(fs->mount_path, &fs->mount_dev);
+    if (rc < 0) {
+        fs_log(LOG_ERR, "the mount on %s is not in /proc/self/mountinfo: %s", fs->mount_path, strerror(-rc));
+        goto out_unmount;
+    }
+    rc = handshake(fs);
+    if (rc < 0)
+        goto out_unmount;
+    raise_read_ahead(fs->mount_dev);
+    return 0;
+
+out_unmount:
+    fuse_session_unmount(fs->session);
+out_destroy:
+    fuse_session_destroy(fs->session);
+    fs->session = NULL;
+    return rc;
+}
+
+/* --- stopping --- */
+
+int session_invalidate(void *context, void *file_context, off_t offset, off_t length)
+{
+    struct fs *fs = context;
+    int rc = -ENOENT;
+
+    pthread_rwlock_rdlock(&fs->notify_gate);
+    if (fs->serving)
+        rc = fuse_lowlevel_notify_inval_inode(fs->session, nodeid_of(file_context), offset, length);
+    pthread_rwlock_unlock(&fs->notify_gate);
+    /* The mount has gone meanwhile, and the kernel's pages with it. */
+    return rc == -ENODEV || rc == -ENOTCONN || rc == -EBADF ? -ENOENT : rc;
+}
+
+static int drop_pages(struct inode *inode, void *context)
+{
+    if (S_ISREG(inode->type))
+        session_invalidate(context, inode, 0, 0);
+    return 0;
+}
+
+static void stop_notifications(struct fs *fs)
+{
+    pthread_rwlock_wrlock(&fs->notify_gate);
+    fs->serving = false;
+    pthread_rwlock_unlock(&fs->notify_gate);
+}
+
+/* Unmounts while the session still serves: what the kernel writes back on the way must be answered. True when the mount
+ * is gone and the session ends by itself. */
+static bool unmount_served(struct fs *fs)
+{
+    dev_t device;
+
+    /* Another filesystem may lie over ours; that one is not ours to unmount. */
+    if (!fs->as_root || mountinfo_device(fs->mount_path, &device) < 0 || device != fs->mount_dev)
+        return false;
+    if (umount2(fs->mount_path, UMOUNT_NOFOLLOW) == 0)
+        return true;
+    if (errno != EBUSY)
+        fs_log(LOG_WARNING, "unmounting %s: %s", fs->mount_path, strerror(errno));
+    else
+        fs_log(LOG_NOTICE, "%s is busy: detached from the tree, files still open in it end with ENOTCONN",
+               fs->mount_path);
+    fs_each_inode(fs, drop_pages, fs);
+    if (umount2(fs->mount_path, MNT_DETACH | UMOUNT_NOFOLLOW))
+        fs_log(LOG_WARNING, "detaching %s: %s", fs->mount_path, strerror(errno));
+    /* What was stored through mappings up to here. */
+    fs_each_inode(fs, drop_pages, fs);
+    return false;
+}
+
+struct stopper {
+    struct fs *fs;
+    pthread_t server; /* the thread in session_serve() */
+    int signals;      /* signalfd */
+    int ended;        /* eventfd: the session is not served any more */
+};
+
+static void wake(int signal)
+{
+    (void)signal; /* only interrupts the wait in libfuse's loop */
+}
+
+/* A thread of its own: waits for SIGTERM or SIGINT, or for the end. */
+static void *stop_on_signal(void *argument)
+{
+    struct stopper *stopper = argument;
+    struct fs *fs = stopper->fs;
+    struct pollfd fds[2] = {{.fd = stopper->ended, .events = POLLIN}, {.fd = stopper->signals, .events = POLLIN}};
+    int rc;
+
+    while (poll(fds, 2, -1) < 0 && errno == EINTR)
+        ;
+    if (fds[0].revents)
+        return NULL;
+    rc = cache_flush_all(fs->cache);
+    if (rc < 0)
+        fs_log(LOG_ERR, "collecting what devices hold: %s", strerror(-rc));
+    if (unmount_served(fs))
+        return NULL;
+    if (!fs->as_root)
+        fs_each_inode(fs, drop_pages, fs);
+    stop_notifications(fs);
+    fuse_session_exit(fs->session);
+    do /* until it is seen: a signal just before the wait is lost */
+        pthread_kill(stopper->server, SIGUSR1);
+    while (poll(fds, 1, 20) == 0);
+    return NULL;
+}
+
+static int stopper_start(struct stopper *stopper, struct fs *fs, pthread_t *thread_out)
+{
+    struct sigaction action = {.sa_handler = wake};
+    sigset_t signals;
+    int rc;
+
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigaction(SIGUSR1, &action, NULL); /* no SA_RESTART */
+    stopper->fs = fs;
+    stopper->server = pthread_self();
+    stopper->signals = signalfd(-1, &signals, SFD_CLOEXEC);
+    stopper->ended = eventfd(0, EFD_CLOEXEC);
+    if (stopper->signals < 0 || stopper->ended < 0)
+        rc = -errno;
+    else
+        rc = -pthread_create(thread_out, NULL, stop_on_signal, stopper);
+    if (rc < 0) {
+        close(stopper->signals);
+        close(stopper->ended);
+    }
+    return rc;
+}
+
+static int serve_loop(struct fs *fs)
+{
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN), threads = cpus * 4;
+    struct fuse_loop_config *config = fuse_loop_cfg_create();
+    int rc;
+
+    if (!config)
+        return -ENOMEM;
+    if (threads < 16)
+        threads = 16;
+    fuse_loop_cfg_set_max_threads(config, (unsigned)threads);
+    fuse_loop_cfg_set_clone_fd(config, getenv("GAIAFS_CLONE") != NULL);
+    rc = fuse_session_loop_mt(fs->session, config);
+    fuse_loop_cfg_destroy(config);
+    return rc > 0 ? 0 : rc;
+}
+
+int session_serve(struct fs *fs)
+{
+    struct stopper stopper;
+    pthread_t thread;
+    int rc = stopper_start(&stopper, fs, &thread);
+
+    if (rc < 0) {
+        fs_log(LOG_ERR, "no thread to wait for signals: %s", strerror(-rc));
+        return rc;
+    }
+    rc = serve_loop(fs);
+    fs->serving = false; /* without the gate: a notification under way ends with the mount, and may hold it till then */
+    if (eventfd_write(stopper.ended, 1))
+        fs_log(LOG_ERR, "eventfd: %s", strerror(errno));
+    pthread_join(thread, NULL);
+    close(stopper.ended);
+    close(stopper.signals);
+    return rc;
+}
+
+/* The mount is no longer at its place, but libfuse would unmount whatever is there now. A descriptor in error, in place
+ * of the session's, tells it that there is nothing left to do. */
+static void abandon(struct fs *fs)
+{
+    int broken[2];
+
+    if (pipe2(broken, O_CLOEXEC))
+        return;
+    close(broken[0]);
+    dup3(broken[1], fuse_session_fd(fs->session), O_CLOEXEC);
+    close(broken[1]);
+}
+
+void session_end(struct fs *fs)
+{
+    dev_t device;
+
+    if (mountinfo_device(fs->mount_path, &device) < 0 || device != fs->mount_dev)
+        abandon(fs);
+    fuse_session_unmount(fs->session);
+    fuse_session_destroy(fs->session);
+    fs->session = NULL;
+}

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/stat_json.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cache/stat.h"
+#include "fs/fs.h"
+
+static json_t *integer(uint64_t n)
+{
+    return json_integer((json_int_t)n);
+}
+
+static json_t *device_json(const struct cache_device_stat *d)
+{
+    const struct gaia_stat *s = &d->stat;
+    char name[32];
+    json_t *o = json_object();
+
+    snprintf(name, sizeof name, "soft:%u", d->device);
+    json_object_set_new(o, "device", json_string(name));
+    json_object_set_new(o, "capacity_bytes", integer(s->capacity_bytes));
+    json_object_set_new(o, "resident_bytes", integer(s->resident_bytes));
+    json_object_set_new(o, "faults", integer(s->faults));
+    json_object_set_new(o, "write_faults", integer(s->write_faults));
+    json_object_set_new(o, "bytes_in", integer(s->bytes_in));
+    json_object_set_new(o, "bytes_out", integer(s->bytes_out));
+    json_object_set_new(o, "collects", integer(s->collects));
+    json_object_set_new(o, "merges", integer(s->merges));
+    json_object_set_new(o, "pages_merged", integer(s->pages_merged));
+    json_object_set_new(o, "peer_reads", integer(s->peer_reads));
+    json_object_set_new(o, "evictions", integer(s->evictions));
+    json_object_set_new(o, "drops", integer(s->drops));
+    json_object_set_new(o, "unchanged_pages", integer(d->unchanged_pages));
+    json_object_set_new(o, "readahead_pages", integer(d->readahead_pages));
+    json_object_set_new(o, "twins", integer(s->twins));
+    return o;
+}
+
+static void add_file(void *context, void *file_context, const struct cache_file_stat *stat)
+{
+    char path[PATH_MAX];
+    json_t *file = json_object(), *devices = json_array();
+
+    if (inode_path(file_context, path, sizeof path) < 0)
+        snprintf(path, sizeof path, "?");
+    /* A name may be any bytes; JSON wants UTF-8. */
+    json_t *name = json_string(path);
+    json_object_set_new(file, "path", name ? name : json_string("(not UTF-8)"));
+    json_object_set_new(file, "size", integer((uint64_t)stat->size));
+    json_object_set_new(file, "leaves", integer(stat->leaves));
+    json_object_set_new(file, "metadata_bytes", integer(stat->metadata_bytes));
+    for (unsigned i = 0; i < stat->devices; i++)
+        json_array_append_new(devices, device_json(&stat->device[i]));
+    json_object_set_new(file, "devices", devices);
+    json_array_append_new(context, file);
+}
+
+static json_t *io_json(const struct cache *cache)
+{
+    struct gaia_io_stat s;
+    bool registered;
+    json_t *o = json_object();
+
+    cache_stat_io(cache, &s, &registered);
+    json_object_set_new(o, "registered", json_boolean(registered));
+    json_object_set_new(o, "reads", integer(s.reads));
+    json_object_set_new(o, "direct_reads", integer(s.direct_reads));
+    json_object_set_new(o, "bytes_read", integer(s.bytes_read));
+    json_object_set_new(o, "resubmits", integer(s.resubmits));
+    json_object_set_new(o, "in_flight_max", integer(s.in_flight_max));
+    return o;
+}
+
+int stat_json(struct fs *fs)
+{
+    json_t *root = json_object(), *devices = json_array(), *files = json_array();
+
+    for (unsigned i = 0; i < cache_devices(fs->cache); i++) {
+        struct cache_device_stat stat;
+        /* A device that nobody has used is not worth a line, but for the first. */
+        if (!cache_stat_device(fs->cache, i, &stat) && (i == 0 || stat.stat.faults || stat.stat.resident_bytes))
+            json_array_append_new(devices, device_json(&stat));
+    }
+    cache_stat_files(fs->cache, add_file, files);
+    json_object_set_new(root, "version", json_string(GAIAFS_VERSION));
+    json_object_set_new(root, "data", json_string(fs->data_path));
+    json_object_set_new(root, "mount", json_string(fs->mount_path));
+    json_object_set_new(root, "devices", devices);
+    json_object_set_new(root, "files", files);
+    json_object_set_new(root, "io", io_json(fs->cache));
+    int fd = memfd_create("gaiafs:stat", MFD_CLOEXEC);
+    int error = fd < 0 ? -errno : 0;
+    if (!error && (json_dumpfd(root, fd, JSON_INDENT(2)) || lseek(fd, 0, SEEK_SET))) {
+        error = -EIO;
+        close(fd);
+    }
+    json_decref(root);
+    return error ? error : fd;
+}

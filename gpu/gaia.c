@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public calls: checks of arguments, the steps of each call, and errno. */
+#include "gpu/gaia.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statfs.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gpu/mapping.h"
+#include "gpu/session.h"
+#include "gpu/soft.h"
+
+#define PUBLIC __attribute__((visibility("default")))
+#define PAGE 4096u
+#define FUSE_MAGIC 0x65735546
+
+struct gaia_device {
+    char name[32];
+    pid_t owner; /* the process that opened it */
+};
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static bool writeback_lags; /* a kernel before 6.16: see flush_cpu() */
+
+static void after_fork(void)
+{
+    gaia_mapping_forget_all();
+    gaia_session_forget_all();
+}
+
+static void start(void)
+{
+    struct utsname name;
+    unsigned major = 0, minor = 0;
+
+    pthread_atfork(NULL, NULL, after_fork);
+    if (!uname(&name) && sscanf(name.release, "%u.%u", &major, &minor) == 2)
+        writeback_lags = major < 6 || (major == 6 && minor < 16);
+}
+
+static int fail(int error)
+{
+    if (!error)
+        return 0;
+    errno = -error;
+    return -1;
+}
+
+PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
+{
+    if (!device_out)
+        return fail(-EINVAL);
+    pthread_once(&once, start);
+    if (!name)
+        name = getenv("GAIA_DEVICE");
+    if (!name || !*name)
+        name = "soft:0";
+    bool soft = !strncmp(name, "soft:", 5), cuda = !strncmp(name, "cuda:", 5);
+    size_t digits = soft || cuda ? strspn(name + 5, "0123456789") : 0;
+    if (!digits || name[5 + digits] || digits > 4)
+        return fail(-EINVAL);
+    if (cuda || strtoul(name + 5, NULL, 10) > 7)
+        return fail(-ENODEV);
+    struct gaia_device *device = calloc(1, sizeof *device);
+    if (!device)
+        return fail(-ENOMEM);
+    memcpy(device->name, name, 5 + digits);
+    device->owner = getpid();
+    *device_out = device;
+    return 0;
+}
+
+PUBLIC void gaia_device_close(struct gaia_device *device)
+{
+    if (!device)
+        return;
+    if (device->owner == getpid())
+        gaia_mapping_remove_device(device);
+    free(device);
+}
+
+/* The kernel's word for "not a gaiafs file" is many words. */
+static int get_token(int fd, struct gaia_ioctl_token *token)
+{
+    struct statfs fs;
+
+    if (fstatfs(fd, &fs))
+        return -errno;
+    if (fs.f_type != FUSE_MAGIC) /* an ioctl on some other driver's file could do anything */
+        return -ENODEV;
+    if (ioctl(fd, GAIA_IOCTL_TOKEN, token)) {
+        if (errno == ENOTCONN || errno == EMFILE || errno == ENOMEM || errno == EBADF || errno == EACCES)
+            return -errno;
+        return -ENODEV;
+    }
+    token->socket[sizeof token->socket - 1] = '\0';
+    return token->version == GAIA_PROTOCOL_VERSION ? 0 : -ENODEV;
+}
+
+static int check_arguments(const struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset)
+{
+    if (!device || device->owner != getpid())
+        return -EINVAL;
+    if (!length || offset < 0 || offset % PAGE || (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE)) ||
+        flags & ~(GAIA_RESIDENT | GAIA_DEMAND) || flags == (GAIA_RESIDENT | GAIA_DEMAND))
+        return -EINVAL;
+    if (length > SIZE_MAX / 2 || __builtin_add_overflow_p(offset, length + PAGE, (off_t)0))
+        return -EOVERFLOW;
+    int mode = fcntl(fd, F_GETFL);
+    if (mode < 0)
+        return -EBADF;
+    if (mode & O_PATH)
+        return -EBADF;
+    if ((mode & O_ACCMODE) == O_WRONLY || (prot & PROT_WRITE && (mode & O_ACCMODE) != O_RDWR))
+        return -EACCES;
+    return 0;
+}
+
+/* Ask the daemon for a map, and put it at an address. mapping has its fixed parts; frames is closed here. */
+static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request)
+{
+    int fds[GAIA_MESSAGE_FDS];
+
+    int error = gaia_session_call(mapping->session, request, fds);
+    if (error)
+        return error;
+    mapping->map = request->map;
+    mapping->state = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fds[1], 0);
+    error = mapping->state == MAP_FAILED ? -errno : 0;
+    if (!error) {
+        error = gaia_soft_reserve(mapping->session->faults, fds[0], mapping->length, mapping->offset,
+                                  mapping->writable, &mapping->address);
+        if (error)
+            munmap(mapping->state, PAGE);
+    }
+    close(fds[0]);
+    close(fds[1]);
+    struct gaia_message message = {.op = error ? GAIA_OP_UNMAP : GAIA_OP_ATTACH, .map = mapping->map,
+                                   .address = (uintptr_t)mapping->address};
+    int answer = gaia_session_call(mapping->session, &message, NULL);
+    if (!error && answer) {
+        munmap(mapping->state, PAGE);
+        gaia_soft_free(mapping->address, mapping->length);
+        error = answer;
+    }
+    return error;
+}
+
+PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset)
+{
+    struct gaia_ioctl_token token = {0};
+    struct gaia_message request = {.op = GAIA_OP_MAP, .offset = (uint64_t)offset, .prot = (uint32_t)prot,
+                                   .flags = (uint32_t)flags};
+    struct gaia_mapping *mapping = NULL;
+
+    pthread_once(&once, start);
+    int error = check_arguments(device, length, prot, flags, fd, offset);
+    if (!error)
+        error = get_token(fd, &token);
+    if (!error && !(mapping = calloc(1, sizeof *mapping)))
+        error = -ENOMEM;
+    if (error)
+        goto out;
+    *mapping = (struct gaia_mapping){.device = device, .writable = prot & PROT_WRITE, .references = 1,
+                                     .length = (length + PAGE - 1) / PAGE * PAGE, .offset = offset};
+    mapping->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    if (mapping->fd < 0) {
+        error = -errno;
+        goto out_free;
+    }
+    error = gaia_session_get(token.socket, &mapping->session);
+    if (error)
+        goto out_close;
+    request.bytes = mapping->length;
+    memcpy(request.token, token.token, sizeof request.token);
+    memcpy(request.device, device->name, sizeof request.device);
+    error = map_frames(mapping, &request);
+    if (error) {
+        gaia_session_put(mapping->session);
+        goto out_close;
+    }
+    void *address = mapping->address; /* of the caller's, as soon as it is in the table */
+    error = gaia_mapping_insert(mapping);
+    if (!error)
+        return address;
+    gaia_mapping_put(mapping);
+    goto out;
+
+out_close:
+    close(mapping->fd);
+out_free:
+    free(mapping);
+out:
+    errno = -error;
+    return MAP_FAILED;
+}
+
+/* The checks that all calls on a range share; length becomes whole pages. */
+static int check_range(const void *addr, size_t *length)
+{
+    if ((uintptr_t)addr % PAGE || !*length || *length > SIZE_MAX - PAGE)
+        return -EINVAL;
+    *length = (*length + PAGE - 1) / PAGE * PAGE;
+    return (uintptr_t)addr > UINTPTR_MAX - *length ? -EINVAL : 0;
+}
+
+PUBLIC int gaia_munmap(void *addr, size_t length)
+{
+    int error = check_range(addr, &length);
+
+    return fail(error ? error : gaia_mapping_remove(addr, length));
+}
+
+/* CPU stores through mappings of any process reach the daemon: the kernel writes its dirty pages. Before 6.16 it does
+ * so through copies, and may return while one is on its way; closing a descriptor waits for those. */
+static int flush_cpu(const struct gaia_piece *piece)
+{
+    char path[40];
+
+    if (sync_file_range(piece->mapping->fd, (off_t)piece->offset, (off_t)piece->length,
+                        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER))
+        return -errno;
+    if (writeback_lags) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", piece->mapping->fd);
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd >= 0)
+            close(fd);
+    }
+    return 0;
+}
+
+/* Whether nothing can have put a page of the mapping out of date since the last acquire of the whole mapping. */
+static bool unchanged(struct gaia_mapping *mapping)
+{
+    struct gaia_shared_state *state = mapping->state;
+    struct timespec now;
+    uint64_t seen = atomic_load(&mapping->changes_seen);
+
+    if (!seen || atomic_load(&state->changes) != seen)
+        return false;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t age = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec - atomic_load(&state->checked_ns);
+    return age < atomic_load(&state->timeout_ns);
+}
+
+static int acquire_piece(struct gaia_piece *piece)
+{
+    struct gaia_mapping *mapping = piece->mapping;
+
+    int error = mapping->session->dead ? -ENOTCONN : flush_cpu(piece);
+    if (error || unchanged(mapping))
+        return error;
+    struct gaia_message message = {.op = GAIA_OP_ACQUIRE, .map = mapping->map, .offset = piece->offset,
+                                   .bytes = piece->length};
+    error = gaia_session_call(mapping->session, &message, NULL);
+    if (error)
+        return error;
+    if (message.value[1])
+        gaia_soft_refresh(mapping->address, mapping->length);
+    if (piece->length == mapping->length)
+        atomic_store(&mapping->changes_seen, message.value[0]);
+    return 0;
+}
+
+static int release_piece(struct gaia_piece *piece)
+{
+    struct gaia_mapping *mapping = piece->mapping;
+    struct gaia_message message = {.op = GAIA_OP_RELEASE, .map = mapping->map, .offset = piece->offset,
+                                   .bytes = piece->length};
+
+    if (mapping->session->dead)
+        return -ENOTCONN;
+    if (!mapping->writable || !atomic_load(&mapping->state->stored)) /* no store has been made that is not released */
+        return 0;
+    return gaia_session_call(mapping->session, &message, NULL);
+}
+
+/* Call fn for every piece of the range; the first error. */
+static int each_piece(void *addr, size_t length, struct gaia_device *device, bool any_device,
+                      int (*fn)(struct gaia_piece *piece))
+{
+    struct gaia_piece *pieces;
+    size_t count;
+
+    if (!any_device && (!device || device->owner != getpid()))
+        return -EINVAL;
+    int error = check_range(addr, &length);
+    if (!error)
+        error = gaia_mapping_find(addr, length, device, &pieces, &count);
+    if (error)
+        return error;
+    for (size_t i = 0; i < count && !error; i++)
+        error = fn(&pieces[i]);
+    gaia_pieces_free(pieces, count);
+    return error;
+}
+
+PUBLIC int gaia_macquire(void *addr, size_t length, struct gaia_device *device)
+{
+    return fail(each_piece(addr, length, device, false, acquire_piece));
+}
+
+static int check_writable(struct gaia_piece *piece)
+{
+    return piece->mapping->writable ? 1 : 0; /* 1 ends each_piece(): there is one */
+}
+
+PUBLIC int gaia_mrelease(void *addr, size_t length, struct gaia_device *device)
+{
+    int error = each_piece(addr, length, device, false, check_writable);
+
+    if (error >= 0)
+        error = error == 1 ? each_piece(addr, length, device, false, release_piece) : -EACCES;
+    return fail(error);
+}
+
+static int sync_piece(struct gaia_piece *piece)
+{
+    struct gaia_message message = {.op = GAIA_OP_SYNC, .map = piece->mapping->map, .offset = piece->offset,
+                                   .bytes = piece->length};
+
+    return gaia_session_call(piece->mapping->session, &message, NULL);
+}
+
+static int check_piece(struct gaia_piece *piece)
+{
+    return piece->mapping->session->dead ? -ENOTCONN : 0;
+}
+
+PUBLIC int gaia_msync(void *addr, size_t length, int flags)
+{
+    if (flags != MS_SYNC && flags != MS_ASYNC)
+        return fail(-EINVAL);
+    return fail(each_piece(addr, length, NULL, true, flags == MS_SYNC ? sync_piece : check_piece));
+}
+
+PUBLIC int gaia_madvise(void *addr, size_t length, int advice)
+{
+    struct gaia_piece *pieces;
+    size_t count;
+
+    int error = advice < GAIA_ADV_NORMAL || advice > GAIA_ADV_DONTNEED ? -EINVAL : check_range(addr, &length);
+    if (!error)
+        error = gaia_mapping_find(addr, length, NULL, &pieces, &count);
+    if (error)
+        return fail(error);
+    for (size_t i = 0; i < count && !error; i++) {
+        struct gaia_message message = {.op = GAIA_OP_ADVISE, .map = pieces[i].mapping->map, .offset = pieces[i].offset,
+                                       .bytes = pieces[i].length, .flags = (uint32_t)advice};
+        error = gaia_session_call(pieces[i].mapping->session, &message, NULL);
+    }
+    gaia_pieces_free(pieces, count);
+    return fail(error);
+}
+
+struct stat_walk {
+    const struct gaia_device *device;
+    uint64_t sum[sizeof(struct gaia_stat) / sizeof(uint64_t)];
+};
+
+static int stat_session(struct gaia_session *session, void *context)
+{
+    struct stat_walk *walk = context;
+    struct gaia_message message = {.op = GAIA_OP_STAT};
+
+    memcpy(message.device, walk->device->name, sizeof message.device);
+    int error = gaia_session_call(session, &message, NULL);
+    for (size_t i = 0; i < sizeof walk->sum / sizeof walk->sum[0] && !error; i++)
+        walk->sum[i] += message.value[i];
+    return error;
+}
+
+PUBLIC int gaia_stat(struct gaia_device *device, struct gaia_stat *stat_out)
+{
+    struct stat_walk walk = {.device = device};
+
+    static_assert(sizeof(struct gaia_stat) <= sizeof(((struct gaia_message *)0)->value), "a reply holds the counters");
+    if (!device || !stat_out || device->owner != getpid())
+        return fail(-EINVAL);
+    int error = gaia_mapping_each_session(device, stat_session, &walk);
+    if (!error)
+        memcpy(stat_out, walk.sum, sizeof *stat_out);
+    return fail(error);
+}

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The soft device, the home's half: frames are the pages of a memfd. Clients map it; their faults come through
+ * userfaultfd (MISSING and MINOR), first stores through its write protection, and a page goes away by a hole.
+ *
+ * Every mapping of the memfd but the home's own view is registered for MINOR faults, so a page that the home has placed
+ * is seen by nobody until it is exposed (UFFDIO_CONTINUE).
+ */
+#include "gpu/device.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/queue.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "gpu/uffd.h"
+
+struct soft_frames;
+
+struct gaia_frames_map {
+    struct soft_frames *frames;
+    LIST_ENTRY(gaia_frames_map) link; /* frames->maps, under frames->maps_lock */
+    int faults;
+    uint64_t address;
+    uint64_t first, count;
+    bool writable, can_trap;
+};
+
+struct soft_frames {
+    struct gaia_frames base;
+    int fd;
+    uint8_t *view;        /* the home's own mapping, of view_pages; pages past the file's end are never touched */
+    uint64_t view_pages;  /* its length; grown by soft_resize(), which is never called while somebody reads the view */
+    pthread_rwlock_t maps_lock; /* read: calls on maps; write: attach, detach. Nothing is locked inside it. */
+    LIST_HEAD(, gaia_frames_map) maps;
+};
+
+/* 16 TiB: the kernel's own limit for a file of 4 KiB pages on many file systems; keeps the arithmetic far from wrapping. */
+#define VIEW_PAGES_MAX (UINT64_C(1) << 32)
+
+static struct soft_frames *soft(struct gaia_frames *frames)
+{
+    return (struct soft_frames *)frames;
+}
+
+static int soft_share(struct gaia_frames *frames, bool writable, int *fd_out)
+{
+    char path[40];
+
+    snprintf(path, sizeof path, "/proc/self/fd/%d", soft(frames)->fd);
+    int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    *fd_out = fd;
+    return 0;
+}
+
+static int soft_attach(struct gaia_frames *frames, int faults, uint64_t address, uint64_t first, uint64_t count,
+                       bool writable, bool can_trap, struct gaia_frames_map **map_out)
+{
+    struct gaia_frames_map *map = calloc(1, sizeof *map);
+
+    if (!map)
+        return -ENOMEM;
+    *map = (struct gaia_frames_map){.frames = soft(frames), .faults = faults, .address = address, .first = first,
+                                    .count = count, .writable = writable, .can_trap = can_trap};
+    pthread_rwlock_wrlock(&map->frames->maps_lock);
+    LIST_INSERT_HEAD(&map->frames->maps, map, link);
+    pthread_rwlock_unlock(&map->frames->maps_lock);
+    *map_out = map;
+    return 0;
+}
+
+static void soft_detach(struct gaia_frames_map *map)
+{
+    pthread_rwlock_wrlock(&map->frames->maps_lock);
+    LIST_REMOVE(map, link);
+    pthread_rwlock_unlock(&map->frames->maps_lock);
+    free(map);
+}
+
+/* The part of a run that map covers, as addresses of its client. */
+static bool map_range(const struct gaia_frames_map *map, uint64_t page, uint64_t count, struct uffdio_range *range)
+{
+    uint64_t begin = page > map->first ? page : map->first;
+    uint64_t end = page + count < map->first + map->count ? page + count : map->first + map->count;
+
+    if (begin >= end)
+        return false;
+    range->start = map->address + (begin - map->first) * GAIA_PAGE_SIZE;
+    range->len = (end - begin) * GAIA_PAGE_SIZE;
+    return true;
+}
+
+/* Room to grow without moving the view: twice the size, at least 1 GiB. Address space costs nothing. */
+static uint64_t view_pages_for(uint64_t pages)
+{
+    uint64_t least = UINT64_C(1) << 18;
+
+    return pages * 2 > least ? pages * 2 : least;
+}
+
+static int soft_resize(struct gaia_frames *frames, uint64_t pages)
+{
+    struct soft_frames *f = soft(frames);
+
+    if (pages > VIEW_PAGES_MAX)
+        return -EFBIG;
+    if (pages > f->view_pages) {
+        uint64_t want = view_pages_for(pages);
+        void *view = mremap(f->view, f->view_pages * GAIA_PAGE_SIZE, want * GAIA_PAGE_SIZE, MREMAP_MAYMOVE);
+        if (view == MAP_FAILED)
+            return -errno;
+        f->view = view;
+        f->view_pages = want;
+    }
+    return ftruncate(soft(frames)->fd, (off_t)(pages * GAIA_PAGE_SIZE)) ? -errno : 0;
+}
+
+/* pwrite() and not a store through the view: it allocates pages without clearing them first, and a file that is
+ * truncated meanwhile is no SIGBUS. */
+static int soft_place(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes)
+{
+    size_t length = count * GAIA_PAGE_SIZE;
+    size_t done = 0;
+
+    while (done < length) {
+        ssize_t n = pwrite(soft(frames)->fd, (const uint8_t *)bytes + done, length - done,
+                           (off_t)(page * GAIA_PAGE_SIZE + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n ? -errno : -EIO;
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+/* A client that died, or unmapped the range meanwhile, is no error: it waits for nothing. */
+static int client_gone(int error)
+{
+    return error == ESRCH || error == ENOENT;
+}
+
+static int soft_expose(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores)
+{
+    struct uffdio_range range;
+    int error = 0;
+
+    pthread_rwlock_rdlock(&map->frames->maps_lock);
+    bool any = map_range(map, page, count, &range);
+    while (any && range.len) {
+        struct uffdio_continue c = {.range = range,
+                                    .mode = trap_stores && map->writable && map->can_trap ? UFFDIO_CONTINUE_MODE_WP : 0};
+        if (!ioctl(map->faults, UFFDIO_CONTINUE, &c))
+            break;
+        if (errno != EAGAIN && errno != EEXIST) {
+            error = client_gone(errno) ? 0 : -errno;
+            break;
+        }
+        /* Pages that are exposed already, or a race with the client's own mmap: go on behind what was done. */
+        uint64_t done = c.mapped > 0 ? (uint64_t)c.mapped : 0;
+        if (errno == EEXIST) {
+            struct uffdio_range one = {.start = range.start + done, .len = GAIA_PAGE_SIZE};
+            ioctl(map->faults, UFFDIO_WAKE, &one);
+            done += GAIA_PAGE_SIZE;
+        }
+        range.start += done;
+        range.len -= done < range.len ? done : range.len;
+    }
+    pthread_rwlock_unlock(&map->frames->maps_lock);
+    return error;
+}
+
+static int map_write_protect(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint64_t mode)
+{
+    struct uffdio_range range;
+
+    if (!map->writable || !map_range(map, page, count, &range))
+        return 0;
+    struct uffdio_writeprotect wp = {.range = range, .mode = mode};
+    while (ioctl(map->faults, UFFDIO_WRITEPROTECT, &wp)) {
+        if (client_gone(errno))
+            return 0;
+        if (errno != EAGAIN)
+            return -errno;
+    }
+    return 0;
+}
+
+static int soft_protect(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    struct gaia_frames_map *map;
+    int error = 0;
+
+    pthread_rwlock_rdlock(&soft(frames)->maps_lock);
+    LIST_FOREACH(map, &soft(frames)->maps, link) {
+        int one = map_write_protect(map, page, count, UFFDIO_WRITEPROTECT_MODE_WP);
+        error = error ? error : one;
+    }
+    pthread_rwlock_unlock(&soft(frames)->maps_lock);
+    return error;
+}
+
+static int soft_unprotect(struct gaia_frames_map *map, uint64_t page, uint64_t count)
+{
+    pthread_rwlock_rdlock(&map->frames->maps_lock);
+    int error = map_write_protect(map, page, count, 0);
+    pthread_rwlock_unlock(&map->frames->maps_lock);
+    return error;
+}
+
+static void soft_wake(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    struct gaia_frames_map *map;
+    struct uffdio_range range;
+
+    pthread_rwlock_rdlock(&soft(frames)->maps_lock);
+    LIST_FOREACH(map, &soft(frames)->maps, link)
+        if (map_range(map, page, count, &range))
+            ioctl(map->faults, UFFDIO_WAKE, &range);
+    pthread_rwlock_unlock(&soft(frames)->maps_lock);
+}
+
+static int soft_poison(struct gaia_frames_map *map, uint64_t page, uint64_t count)
+{
+    struct uffdio_range range;
+    int error = 0;
+
+    pthread_rwlock_rdlock(&map->frames->maps_lock);
+    if (map_range(map, page, count, &range)) {
+        struct uffdio_poison poison = {.range = range};
+        if (ioctl(map->faults, UFFDIO_POISON, &poison) && !client_gone(errno) && errno != EEXIST)
+            error = -errno;
+        ioctl(map->faults, UFFDIO_WAKE, &range);
+    }
+    pthread_rwlock_unlock(&map->frames->maps_lock);
+    return error;
+}
+
+static int soft_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    off_t offset = (off_t)(page * GAIA_PAGE_SIZE);
+
+    if (fallocate(soft(frames)->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, (off_t)(count * GAIA_PAGE_SIZE)))
+        return -errno;
+    return 0;
+}
+
+static const uint8_t *soft_view(struct gaia_frames *frames, uint64_t page)
+{
+    return soft(frames)->view + page * GAIA_PAGE_SIZE;
+}
+
+static void soft_close(struct gaia_frames *frames)
+{
+    munmap(soft(frames)->view, soft(frames)->view_pages * GAIA_PAGE_SIZE);
+    close(soft(frames)->fd);
+    pthread_rwlock_destroy(&soft(frames)->maps_lock);
+    free(frames);
+}
+
+static const struct gaia_frames_ops soft_ops = {
+    .share = soft_share,
+    .attach = soft_attach,
+    .detach = soft_detach,
+    .resize = soft_resize,
+    .place = soft_place,
+    .expose = soft_expose,
+    .protect = soft_protect,
+    .unprotect = soft_unprotect,
+    .wake = soft_wake,
+    .poison = soft_poison,
+    .drop = soft_drop,
+    .view = soft_view,
+    .close = soft_close,
+};
+
+int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out)
+{
+    if (pages > VIEW_PAGES_MAX)
+        return -EFBIG;
+    struct soft_frames *frames = calloc(1, sizeof *frames);
+    if (!frames)
+        return -ENOMEM;
+    frames->base.ops = &soft_ops;
+    frames->view_pages = view_pages_for(pages);
+    LIST_INIT(&frames->maps);
+    pthread_rwlock_init(&frames->maps_lock, NULL);
+    int error = 0;
+    frames->fd = memfd_create("gaiafs:frames", MFD_CLOEXEC);
+    if (frames->fd < 0) {
+        error = -errno;
+        goto out_free;
+    }
+    /* A client that has only a read-only descriptor must not be able to reopen it for writing. */
+    if (fchmod(frames->fd, 0) || ftruncate(frames->fd, (off_t)(pages * GAIA_PAGE_SIZE))) {
+        error = -errno;
+        goto out_close;
+    }
+    frames->view = mmap(NULL, frames->view_pages * GAIA_PAGE_SIZE, PROT_READ, MAP_SHARED | MAP_NORESERVE, frames->fd, 0);
+    if (frames->view == MAP_FAILED) {
+        error = -errno;
+        goto out_close;
+    }
+    *frames_out = &frames->base;
+    return 0;
+
+out_close:
+    close(frames->fd);
+out_free:
+    pthread_rwlock_destroy(&frames->maps_lock);
+    free(frames);
+    return error;
+}
+
+bool gaia_soft_is_faults(int fd)
+{
+    char path[40], link[64];
+
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(path, link, sizeof link - 1);
+    if (n < 0)
+        return false;
+    link[n] = '\0';
+    return !strcmp(link, "anon_inode:[userfaultfd]");
+}
+
+int gaia_soft_wait(int faults, int stop, struct gaia_fault *fault_out, unsigned max)
+{
+    struct uffd_msg messages[32];
+    struct pollfd wait[2] = {{.fd = faults, .events = POLLIN}, {.fd = stop, .events = POLLIN}};
+
+    if (max > sizeof messages / sizeof messages[0])
+        max = sizeof messages / sizeof messages[0];
+    for (;;) {
+        ssize_t n = read(faults, messages, max * sizeof messages[0]);
+        if (n > 0) {
+            int count = 0;
+            for (size_t i = 0; i < (size_t)n / sizeof messages[0]; i++) {
+                if (messages[i].event != UFFD_EVENT_PAGEFAULT)
+                    continue;
+                uint64_t flags = messages[i].arg.pagefault.flags;
+                fault_out[count++] = (struct gaia_fault){
+                    .address = messages[i].arg.pagefault.address & ~(uint64_t)(GAIA_PAGE_SIZE - 1),
+                    .write = flags & (UFFD_PAGEFAULT_FLAG_WRITE | UFFD_PAGEFAULT_FLAG_WP),
+                    .protection = flags & UFFD_PAGEFAULT_FLAG_WP};
+            }
+            if (count)
+                return count;
+            continue;
+        }
+        if (n < 0 && errno != EAGAIN && errno != EINTR)
+            return -errno;
+        if (poll(wait, 2, -1) < 0 && errno != EINTR)
+            return -errno;
+        if (wait[1].revents)
+            return 0;
+        if (wait[0].revents & (POLLERR | POLLNVAL))
+            return -ESRCH;
+    }
+}

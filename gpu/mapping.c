@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/mapping.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "gpu/session.h"
+#include "gpu/soft.h"
+
+struct extent {
+    uint8_t *address;
+    size_t length;
+    struct gaia_mapping *mapping;
+};
+
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the table and mappings' references */
+static struct extent *table;                                   /* ascending addresses, no overlaps */
+static size_t table_count, table_room;
+
+/* Room for `more` further extents. Lock held. */
+static int table_reserve(size_t more)
+{
+    if (table_count + more <= table_room)
+        return 0;
+    size_t room = (table_count + more) * 2;
+    struct extent *wide = realloc(table, room * sizeof *wide);
+    if (!wide)
+        return -ENOMEM;
+    table = wide;
+    table_room = room;
+    return 0;
+}
+
+/* The first extent that ends after address. Lock held. */
+static size_t table_at(const uint8_t *address)
+{
+    size_t low = 0, high = table_count;
+
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (table[middle].address + table[middle].length > address)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+static void table_insert(size_t at, struct extent extent)
+{
+    memmove(&table[at + 1], &table[at], (table_count - at) * sizeof *table);
+    table[at] = extent;
+    table_count++;
+}
+
+static void table_delete(size_t at)
+{
+    table_count--;
+    memmove(&table[at], &table[at + 1], (table_count - at) * sizeof *table);
+}
+
+int gaia_mapping_insert(struct gaia_mapping *mapping)
+{
+    pthread_mutex_lock(&table_lock);
+    int error = table_reserve(1);
+    if (!error)
+        table_insert(table_at(mapping->address), (struct extent){mapping->address, mapping->length, mapping});
+    pthread_mutex_unlock(&table_lock);
+    return error;
+}
+
+/* The last extent is gone: first the daemon lets go of the addresses, then they become free for others. */
+static void mapping_free(struct gaia_mapping *mapping)
+{
+    struct gaia_message message = {.op = GAIA_OP_UNMAP, .map = mapping->map};
+
+    gaia_session_call(mapping->session, &message, NULL);
+    gaia_soft_kill(mapping->session->faults, mapping->address, mapping->length);
+    gaia_soft_free(mapping->address, mapping->length);
+    munmap(mapping->state, 4096);
+    close(mapping->fd);
+    gaia_session_put(mapping->session);
+    free(mapping);
+}
+
+void gaia_mapping_put(struct gaia_mapping *mapping)
+{
+    pthread_mutex_lock(&table_lock);
+    unsigned left = --mapping->references;
+    pthread_mutex_unlock(&table_lock);
+    if (!left)
+        mapping_free(mapping);
+}
+
+int gaia_mapping_find(void *address, size_t length, const struct gaia_device *device, struct gaia_piece **pieces_out,
+                      size_t *count_out)
+{
+    uint8_t *at = address, *end = at + length;
+    struct gaia_piece *pieces = NULL;
+    size_t count = 0;
+    int error = 0;
+
+    pthread_mutex_lock(&table_lock);
+    for (size_t i = table_at(at); at < end && !error; i++) {
+        if (i >= table_count || table[i].address > at || (device && table[i].mapping->device != device)) {
+            error = -EINVAL;
+            break;
+        }
+        uint8_t *stop = table[i].address + table[i].length < end ? table[i].address + table[i].length : end;
+        struct gaia_piece *more = realloc(pieces, (count + 1) * sizeof *pieces);
+        if (!more) {
+            error = -ENOMEM;
+            break;
+        }
+        pieces = more;
+        struct gaia_mapping *mapping = table[i].mapping;
+        pieces[count++] = (struct gaia_piece){
+            .mapping = mapping,
+            .address = at,
+            .offset = (uint64_t)mapping->offset + (uint64_t)(at - (uint8_t *)mapping->address),
+            .length = (uint64_t)(stop - at)};
+        mapping->references++;
+        at = stop;
+    }
+    pthread_mutex_unlock(&table_lock);
+    if (error) {
+        gaia_pieces_free(pieces, count);
+        return error;
+    }
+    *pieces_out = pieces;
+    *count_out = count;
+    return 0;
+}
+
+void gaia_pieces_free(struct gaia_piece *pieces, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        gaia_mapping_put(pieces[i].mapping);
+    free(pieces);
+}
+
+/* Cut [address, end) out of extent i: what is left of it may be two extents. The addresses stay blocked until the whole
+ * mapping is gone, because the daemon may touch its pages until then. Lock held; there is room for one extent. */
+static void cut(size_t i, uint8_t *address, uint8_t *end)
+{
+    struct extent *extent = &table[i];
+    uint8_t *extent_end = extent->address + extent->length;
+    uint8_t *from = address > extent->address ? address : extent->address;
+    uint8_t *to = end < extent_end ? end : extent_end;
+
+    gaia_soft_block(from, (size_t)(to - from));
+    if (from > extent->address && to < extent_end) {
+        extent->length = (size_t)(from - extent->address);
+        extent->mapping->references++;
+        table_insert(i + 1, (struct extent){to, (size_t)(extent_end - to), extent->mapping});
+    } else if (from > extent->address) {
+        extent->length = (size_t)(from - extent->address);
+    } else {
+        extent->length = (size_t)(extent_end - to);
+        extent->address = to;
+    }
+}
+
+int gaia_mapping_remove(void *address, size_t length)
+{
+    uint8_t *begin = address, *end = begin + length;
+
+    for (;;) {
+        struct gaia_mapping *gone = NULL;
+        pthread_mutex_lock(&table_lock);
+        int error = table_reserve(1);
+        size_t i = table_at(begin);
+        if (error || i >= table_count || table[i].address >= end) {
+            pthread_mutex_unlock(&table_lock);
+            return error;
+        }
+        if (begin <= table[i].address && table[i].address + table[i].length <= end) {
+            gone = table[i].mapping;
+            if (gone->references > 1 || table[i].length != gone->length)
+                gaia_soft_block(table[i].address, table[i].length);
+            table_delete(i);
+        } else {
+            cut(i, begin, end);
+        }
+        pthread_mutex_unlock(&table_lock);
+        if (gone)
+            gaia_mapping_put(gone);
+    }
+}
+
+void gaia_mapping_remove_device(const struct gaia_device *device)
+{
+    for (;;) {
+        struct extent extent = {0};
+        pthread_mutex_lock(&table_lock);
+        for (size_t i = 0; i < table_count && !extent.length; i++)
+            if (table[i].mapping->device == device)
+                extent = table[i];
+        pthread_mutex_unlock(&table_lock);
+        if (!extent.length)
+            return;
+        gaia_mapping_remove(extent.address, extent.length);
+    }
+}
+
+int gaia_mapping_each_session(const struct gaia_device *device, int (*fn)(struct gaia_session *session, void *context),
+                              void *context)
+{
+    struct gaia_mapping *held[64];
+    size_t count = 0;
+    int error = 0;
+
+    pthread_mutex_lock(&table_lock);
+    for (size_t i = 0; i < table_count && count < sizeof held / sizeof held[0]; i++) {
+        bool known = table[i].mapping->device != device;
+        for (size_t j = 0; j < count && !known; j++)
+            known = held[j]->session == table[i].mapping->session;
+        if (!known) {
+            held[count++] = table[i].mapping;
+            table[i].mapping->references++;
+        }
+    }
+    pthread_mutex_unlock(&table_lock);
+    if (!count)
+        error = -ENOTCONN;
+    for (size_t i = 0; i < count; i++) {
+        if (!error)
+            error = fn(held[i]->session, context);
+        gaia_mapping_put(held[i]);
+    }
+    return error;
+}
+
+/* What is still mapped from a daemon that is gone must not look like data: the bytes that it would have brought can't be had,
+ * and a touch that waits for it would wait for ever. */
+void gaia_mapping_session_died(struct gaia_session *session)
+{
+    pthread_mutex_lock(&table_lock);
+    for (size_t i = 0; i < table_count; i++)
+        if (table[i].mapping->session == session)
+            gaia_soft_kill(session->faults, table[i].address, table[i].length);
+    pthread_mutex_unlock(&table_lock);
+}
+
+void gaia_mapping_forget_all(void)
+{
+    pthread_mutex_init(&table_lock, NULL);
+    table_count = 0;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A process's session with one daemon: the socket, the userfaultfd whose faults the daemon serves, and a thread that
+ * notices when the daemon is gone. */
+#ifndef GAIAFS_GPU_SESSION_H
+#define GAIAFS_GPU_SESSION_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/queue.h>
+
+#include "io/message.h"
+
+struct gaia_session {
+    LIST_ENTRY(gaia_session) link; /* under the list's lock in session.c */
+    unsigned references;           /* likewise: mappings, and calls under way */
+    char name[64];
+    int socket, faults, stop;
+    _Atomic bool dead;    /* the daemon is gone: every call gives ENOTCONN */
+    pthread_mutex_t lock; /* one request at a time */
+    pthread_t watcher;
+};
+
+/* The session with the daemon of this socket, opened if need be. 0 or a negative errno. */
+int gaia_session_get(const char *name, struct gaia_session **session_out);
+void gaia_session_put(struct gaia_session *session);
+
+/* Send a request and wait for its reply, which takes the request's place. Descriptors of the reply: fds_out, or NULL
+ * when none are expected. The reply's error, or -ENOTCONN. */
+int gaia_session_call(struct gaia_session *session, struct gaia_message *message, int *fds_out);
+
+/* In the child of a fork: forget every session. */
+void gaia_session_forget_all(void);
+
+/* In mapping.c: the daemon of a session is gone. Called on the session's thread. */
+void gaia_mapping_session_died(struct gaia_session *session);
+
+#endif

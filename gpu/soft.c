@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/soft.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "gpu/uffd.h"
+
+#ifndef UFFD_USER_MODE_ONLY
+#define UFFD_USER_MODE_ONLY 1
+#endif
+#ifndef USERFAULTFD_IOC_NEW
+#define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
+#endif
+
+/* With privilege every fault is served; without it those of user mode (read(2) into device memory gives EFAULT then). */
+static int open_userfaultfd(void)
+{
+    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+
+    if (fd < 0 && errno == EPERM) {
+        int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
+        if (device >= 0) {
+            fd = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
+            close(device);
+        }
+    }
+    if (fd < 0)
+        fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+    return fd < 0 ? -errno : fd;
+}
+
+static int register_range(int faults, void *address, size_t length, bool writable)
+{
+    struct uffdio_register registration = {
+        .range = {.start = (uintptr_t)address, .len = length},
+        .mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR | (writable ? UFFDIO_REGISTER_MODE_WP : 0)};
+
+    return ioctl(faults, UFFDIO_REGISTER, &registration) ? -errno : 0;
+}
+
+/* Whether a page can be mapped write protected in one step: tried on a page of our own. */
+static bool probe_traps(int faults)
+{
+    bool traps = false;
+    int fd = memfd_create("gaia:probe", MFD_CLOEXEC);
+
+    if (fd < 0)
+        return false;
+    if (!ftruncate(fd, 4096) && pwrite(fd, "", 1, 0) == 1) {
+        void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (page != MAP_FAILED) {
+            struct uffdio_continue c = {.range = {.start = (uintptr_t)page, .len = 4096}, .mode = UFFDIO_CONTINUE_MODE_WP};
+            traps = !register_range(faults, page, 4096, true) && !ioctl(faults, UFFDIO_CONTINUE, &c);
+            munmap(page, 4096);
+        }
+    }
+    close(fd);
+    return traps;
+}
+
+int gaia_soft_open_faults(int *faults_out, bool *traps_out)
+{
+    const char *wish = getenv("GAIA_SOFT_TRAP"); /* 0: behave as on an older kernel (for tests) */
+    struct uffdio_api api = {.api = UFFD_API,
+                             .features = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM |
+                                         UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM};
+    int fd = open_userfaultfd();
+
+    if (fd < 0)
+        return fd;
+    if (ioctl(fd, UFFDIO_API, &api)) {
+        close(fd);
+        return -ENOSYS;
+    }
+    *traps_out = !(wish && !strcmp(wish, "0")) && probe_traps(fd);
+    *faults_out = fd;
+    return 0;
+}
+
+/* Read-only clients map privately: userfaultfd takes no shared mapping of a descriptor that is open for reading only, and
+ * a private one shows the same pages until it is stored to, which PROT_READ forbids. */
+int gaia_soft_reserve(int faults, int frames, size_t length, off_t offset, bool writable, void **address_out)
+{
+    void *address = mmap(NULL, length, writable ? PROT_READ | PROT_WRITE : PROT_READ,
+                         (writable ? MAP_SHARED : MAP_PRIVATE) | MAP_NORESERVE, frames, offset);
+
+    if (address == MAP_FAILED)
+        return -errno;
+    /* A child could store without being trapped: it does not get the mapping. */
+    int error = madvise(address, length, MADV_DONTFORK) ? -errno : 0;
+    if (!error)
+        error = register_range(faults, address, length, writable);
+    if (error) {
+        munmap(address, length);
+        return error;
+    }
+    *address_out = address;
+    return 0;
+}
+
+void gaia_soft_free(void *address, size_t length)
+{
+    munmap(address, length);
+}
+
+void gaia_soft_block(void *address, size_t length)
+{
+    mmap(address, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
+void gaia_soft_kill(int faults, void *address, size_t length)
+{
+    struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
+    int empty = memfd_create("gaia:gone", MFD_CLOEXEC); /* of no length: every touch is past its end */
+
+    if (empty < 0 || mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty, 0) == MAP_FAILED)
+        gaia_soft_block(address, length); /* SIGSEGV, then: never wrong bytes */
+    if (empty >= 0)
+        close(empty);
+    ioctl(faults, UFFDIO_WAKE, &range);
+}
+
+void gaia_soft_refresh(void *address, size_t length)
+{
+    madvise(address, length, MADV_DONTNEED);
+}

@@ -1,0 +1,637 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The storage engine's public calls, the bound on requests in flight, files, and what becomes of one request:
+ * which descriptor it takes, and whether an attempt's result is the end of it. */
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "io/engine_internal.h"
+
+#define DEPTH_MAX 4096u
+#define FILES_MAX 65536u
+
+/* Attempts in a row that moved nothing, before the error is the caller's. EAGAIN pauses 1 ms, 2 ms, ... 64
+ * ms, 64 ms in between: about 0.6 s in all. */
+#define RETRIES_MAX 16u
+#define PAUSE_SHIFT_MAX 6u
+
+/* Linux 6.1; the fields' places in struct statx, which older headers pad. */
+#define STATX_DIOALIGN_MASK 0x2000u
+#define STATX_DIO_MEM_ALIGN 0x98
+_Static_assert(sizeof(struct statx) == 256, "struct statx is not the kernel's");
+
+ssize_t (*gaia_io_test_result)(enum gaia_io_op op, size_t length, ssize_t result);
+
+/* Which engine the current thread belongs to, and the slot of the request whose callback it runs: the
+ * callback's first submission takes it over, so a chain of requests neither waits nor allocates. */
+static _Thread_local struct {
+    struct gaia_io *io;
+    struct gaia_io_request *spare;
+} self;
+
+int gaia_io_thread_start(pthread_t *thread, void *(*body)(void *io), struct gaia_io *io)
+{
+    sigset_t all, before;
+    int error;
+
+    /* The program's signal handlers do not run on the engine's threads. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(thread, NULL, body, io);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return -error;
+}
+
+void gaia_io_thread_enter(struct gaia_io *io, const char *name)
+{
+    pthread_setname_np(pthread_self(), name); /* for ps; a failure means nothing */
+    self.io = io;
+}
+
+bool gaia_io_thread_is_own(const struct gaia_io *io)
+{
+    return self.io == io;
+}
+
+/* ---- one request ---- */
+
+struct gaia_io_rest gaia_io_rest(struct gaia_io_request *request)
+{
+    const struct gaia_io_file *file = request->file;
+    struct gaia_io_rest rest = {.fd = &file->buffered};
+    uintptr_t bits;
+
+    if (request->op == GAIA_IO_OP_SYNC)
+        return rest;
+    rest.buffer = request->buffer + request->moved;
+    rest.length = request->length - request->moved;
+    rest.offset = request->offset + (off_t)request->moved;
+    bits = (uintptr_t)rest.buffer | (uintptr_t)rest.length | (uintptr_t)rest.offset;
+    request->direct = request->op == GAIA_IO_OP_READ && file->direct.fd >= 0 && !request->buffered_only &&
+                      !(bits & file->direct_mask);
+    if (request->direct)
+        rest.fd = &file->direct;
+    return rest;
+}
+
+static enum gaia_io_step done(struct gaia_io_request *request, ssize_t result)
+{
+    request->result = result;
+    return GAIA_IO_DONE;
+}
+
+static enum gaia_io_step again(struct gaia_io_request *request, enum gaia_io_step how)
+{
+    atomic_fetch_add_explicit(&request->file->io->counters.resubmits, 1, memory_order_relaxed);
+    return how;
+}
+
+static enum gaia_io_step failed(struct gaia_io_request *request, int error)
+{
+    unsigned shift;
+
+    switch (error) {
+    case EINVAL:     /* this range, this memory or this moment is not fit for O_DIRECT */
+    case EOPNOTSUPP: /* as above, other file systems */
+    case EFAULT:     /* memory that can't be pinned can still be copied to; a bad address fails again */
+        if (!request->direct)
+            break;
+        request->buffered_only = true;
+        return again(request, GAIA_IO_AGAIN);
+    case EINTR:
+    case ECANCELED: /* the thread that submitted it has exited; the engine's own thread submits it anew */
+        if (request->retries++ >= RETRIES_MAX)
+            break;
+        return again(request, GAIA_IO_AGAIN);
+    case EAGAIN:
+        if (request->retries++ >= RETRIES_MAX)
+            break;
+        if (!request->apart) {
+            request->apart = true;
+            return again(request, GAIA_IO_AGAIN);
+        }
+        shift = request->retries < PAUSE_SHIFT_MAX ? request->retries : PAUSE_SHIFT_MAX;
+        request->pause = (struct __kernel_timespec){.tv_nsec = 1000000LL << shift};
+        return again(request, GAIA_IO_PAUSE);
+    }
+    return done(request, -error);
+}
+
+enum gaia_io_step gaia_io_step(struct gaia_io_request *request, ssize_t result)
+{
+    size_t left = request->length - request->moved;
+
+    if (__builtin_expect(gaia_io_test_result != NULL, 0))
+        result = gaia_io_test_result(request->direct ? GAIA_IO_OP_READ_DIRECT : request->op, left, result);
+    if (result < 0)
+        return failed(request, (int)-result);
+    if (request->op == GAIA_IO_OP_SYNC)
+        return done(request, 0);
+    assert((size_t)result <= left);
+
+    request->direct_seen |= request->direct;
+    request->moved += (size_t)result;
+    request->retries = 0;
+    if (request->moved == request->length)
+        return done(request, (ssize_t)request->moved);
+    if (result == 0) /* a read: the end of the file; a write: a file system that would have us loop */
+        return done(request, request->op == GAIA_IO_OP_READ ? (ssize_t)request->moved : -EIO);
+    return again(request, GAIA_IO_AGAIN);
+}
+
+static void count(uint64_t n, _Atomic uint64_t *counter)
+{
+    atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+static void account(struct gaia_io *io, const struct gaia_io_request *request)
+{
+    struct gaia_io_counters *counters = &io->counters;
+    uint64_t bytes = request->result > 0 ? (uint64_t)request->result : 0;
+
+    switch (request->op) {
+    case GAIA_IO_OP_READ:
+        count(1, &counters->reads);
+        count(request->direct_seen, &counters->direct_reads);
+        count(bytes, &counters->bytes_read);
+        break;
+    case GAIA_IO_OP_WRITE:
+        count(1, &counters->writes);
+        count(bytes, &counters->bytes_written);
+        break;
+    case GAIA_IO_OP_SYNC:
+        count(1, &counters->syncs);
+        break;
+    case GAIA_IO_OP_READ_DIRECT:
+        assert(!"an attempt's op, not a request's");
+    }
+}
+
+/* ---- slots: the bound on requests in flight ---- */
+
+/* To be called, without lock, by a thread that is going to wait for the engine: pushes what is queued, and
+ * makes others push what they queue until the thread has called gaia_io_calm(). Without it the waiting thread
+ * could wait for requests that their submitter has not pushed, while that submitter waits for a lock that the
+ * thread holds. */
+static void gaia_io_urge(struct gaia_io *io)
+{
+    atomic_fetch_add(&io->waiting, 1);
+    io->backend->push(io);
+}
+
+static void gaia_io_calm(struct gaia_io *io)
+{
+    atomic_fetch_sub(&io->waiting, 1);
+}
+
+/* With lock held and active already counting the request. */
+static struct gaia_io_request *pop_free(struct gaia_io *io)
+{
+    struct gaia_io_request *request = io->free;
+
+    /* Those of slots that are not free are active, and a granted slot is active and still free. */
+    assert(request && io->active <= io->depth);
+    io->free = request->next;
+    if (io->active > io->active_max)
+        io->active_max = io->active;
+    return request;
+}
+
+/* With lock held, which is let go meanwhile. */
+static void wait_for_slot(struct gaia_io *io)
+{
+    pthread_mutex_unlock(&io->lock);
+    gaia_io_urge(io);
+    pthread_mutex_lock(&io->lock);
+    io->submitters_waiting++;
+    while (io->granted == 0 && io->active == io->depth)
+        pthread_cond_wait(&io->slot_free, &io->lock);
+    io->submitters_waiting--;
+    if (io->granted > 0)
+        io->granted--;
+    else
+        io->active++;
+    gaia_io_calm(io);
+}
+
+/* A request with a slot, for a thread that may wait. */
+static struct gaia_io_request *take_slot(struct gaia_io *io, struct gaia_io_file *file)
+{
+    struct gaia_io_request *request;
+
+    pthread_mutex_lock(&io->lock);
+    if (io->active < io->depth)
+        io->active++;
+    else
+        wait_for_slot(io);
+    request = pop_free(io);
+    file->in_flight++;
+    io->in_flight++;
+    pthread_mutex_unlock(&io->lock);
+    return request;
+}
+
+/* A request for a callback, which never waits: the slot of the one just completed, unless others wait for it;
+ * a free one; or (*parked) a request without a slot. NULL: no memory. */
+static struct gaia_io_request *take_slot_in_callback(struct gaia_io *io, struct gaia_io_file *file,
+                                                     bool *parked)
+{
+    struct gaia_io_request *request = NULL;
+
+    pthread_mutex_lock(&io->lock);
+    if (self.spare && !io->parked && io->submitters_waiting == io->granted) {
+        request = self.spare;
+        self.spare = NULL;
+    } else if (io->active < io->depth) {
+        io->active++;
+        request = pop_free(io);
+    } else {
+        request = malloc(sizeof *request);
+        if (request)
+            request->heap = *parked = true;
+    }
+    if (request) {
+        file->in_flight++;
+        io->in_flight++;
+    }
+    pthread_mutex_unlock(&io->lock);
+    return request;
+}
+
+/* With lock held: the oldest parked request if a slot is free, to be queued; or NULL. */
+static struct gaia_io_request *unpark(struct gaia_io *io)
+{
+    struct gaia_io_request *request = io->parked;
+
+    if (!request || io->active == io->depth)
+        return NULL;
+    io->parked = request->next;
+    if (++io->active > io->active_max)
+        io->active_max = io->active;
+    return request;
+}
+
+static struct gaia_io_request *park(struct gaia_io *io, struct gaia_io_request *request)
+{
+    pthread_mutex_lock(&io->lock);
+    request->next = NULL;
+    if (io->parked)
+        io->parked_last->next = request;
+    else
+        io->parked = request;
+    io->parked_last = request;
+    /* Another thread of the pool may have given back the last slot meanwhile: nobody else would look again.
+     */
+    request = unpark(io);
+    pthread_mutex_unlock(&io->lock);
+    return request;
+}
+
+static int start(struct gaia_io *io, const struct gaia_io_request *wanted)
+{
+    struct gaia_io_request *request;
+    bool parked = false, heap;
+
+    if (gaia_io_thread_is_own(io))
+        request = take_slot_in_callback(io, wanted->file, &parked);
+    else
+        request = take_slot(io, wanted->file);
+    if (!request)
+        return -ENOMEM;
+    heap = request->heap;
+    *request = *wanted;
+    request->heap = heap;
+    if (parked)
+        request = park(io, request);
+    if (request)
+        io->backend->queue(io, request);
+    return 0;
+}
+
+/* With lock held: give a slot back, and on. A parked request that got it, to be queued; or NULL. */
+static struct gaia_io_request *release_slot(struct gaia_io *io, struct gaia_io_request *request)
+{
+    if (request->heap) {
+        free(request);
+    } else {
+        request->next = io->free;
+        io->free = request;
+    }
+    /* Callbacks that submit for ever must not keep the submitters out, nor these the callbacks: they take
+     * turns. */
+    io->turn = !io->turn;
+    if (io->submitters_waiting > io->granted && (io->turn || !io->parked)) {
+        io->granted++;
+        pthread_cond_signal(&io->slot_free);
+        return NULL;
+    }
+    io->active--;
+    return unpark(io);
+}
+
+void gaia_io_finish(struct gaia_io *io, struct gaia_io_request *request)
+{
+    struct gaia_io_file *file = request->file;
+    struct gaia_io_request *next = NULL;
+
+    assert(gaia_io_thread_is_own(io) && !self.spare);
+    account(io, request);
+    self.spare = request;
+    request->done(request->context, request->result);
+    request = self.spare;
+    self.spare = NULL;
+
+    pthread_mutex_lock(&io->lock);
+    if (request)
+        next = release_slot(io, request);
+    assert(file->in_flight > 0 && io->in_flight > 0 && io->active <= io->depth);
+    io->in_flight--;
+    if (--file->in_flight == 0)
+        pthread_cond_broadcast(&io->idle);
+    pthread_mutex_unlock(&io->lock);
+    if (next)
+        io->backend->queue(io, next);
+}
+
+/* ---- submitting, and the blocking forms ---- */
+
+static int check_transfer(const struct gaia_io *io, const struct gaia_io_request *wanted)
+{
+    if (!io || !wanted->file || wanted->file->io != io || !wanted->buffer || wanted->length == 0 ||
+        wanted->length > GAIA_IO_LENGTH_MAX || wanted->offset < 0 ||
+        wanted->offset > INT64_MAX - (off_t)wanted->length)
+        return -EINVAL;
+    return 0;
+}
+
+static struct gaia_io_request transfer(enum gaia_io_op op, struct gaia_io_file *file, const void *buffer,
+                                       size_t length, off_t offset)
+{
+    return (struct gaia_io_request){
+        .file = file,
+        .buffer = (char *)(uintptr_t)buffer,
+        .length = length,
+        .offset = offset,
+        .op = op,
+    };
+}
+
+/* From a callback it would hold up the other completions. */
+static ssize_t perform(struct gaia_io *io, struct gaia_io_request *request)
+{
+    assert(!gaia_io_thread_is_own(io));
+    gaia_io_perform(request);
+    account(io, request);
+    return request->result;
+}
+
+int gaia_io_read(struct gaia_io *io, struct gaia_io_file *file, void *buffer, size_t length, off_t offset,
+                 gaia_io_done *callback, void *context)
+{
+    struct gaia_io_request wanted = transfer(GAIA_IO_OP_READ, file, buffer, length, offset);
+
+    wanted.done = callback;
+    wanted.context = context;
+    return callback && check_transfer(io, &wanted) == 0 ? start(io, &wanted) : -EINVAL;
+}
+
+int gaia_io_write(struct gaia_io *io, struct gaia_io_file *file, const void *buffer, size_t length,
+                  off_t offset, gaia_io_done *callback, void *context)
+{
+    struct gaia_io_request wanted = transfer(GAIA_IO_OP_WRITE, file, buffer, length, offset);
+
+    wanted.done = callback;
+    wanted.context = context;
+    return callback && check_transfer(io, &wanted) == 0 ? start(io, &wanted) : -EINVAL;
+}
+
+int gaia_io_sync(struct gaia_io *io, struct gaia_io_file *file, bool data_only, gaia_io_done *callback,
+                 void *context)
+{
+    struct gaia_io_request wanted = {
+        .file = file,
+        .done = callback,
+        .context = context,
+        .op = GAIA_IO_OP_SYNC,
+        .data_only = data_only,
+    };
+
+    if (!io || !file || file->io != io || !callback)
+        return -EINVAL;
+    return start(io, &wanted);
+}
+
+void gaia_io_submit(struct gaia_io *io)
+{
+    io->backend->push(io);
+}
+
+/* One request for which the thread waits anyway is carried out in that thread: a 4 KiB read of cached bytes
+ * takes 1 us so, and 10 us by way of the ring and two switches of threads; and such reads go on in parallel,
+ * where one ring copies one at a time. */
+ssize_t gaia_io_read_wait(struct gaia_io *io, struct gaia_io_file *file, void *buffer, size_t length,
+                          off_t offset)
+{
+    struct gaia_io_request request = transfer(GAIA_IO_OP_READ, file, buffer, length, offset);
+
+    return check_transfer(io, &request) == 0 ? perform(io, &request) : -EINVAL;
+}
+
+ssize_t gaia_io_write_wait(struct gaia_io *io, struct gaia_io_file *file, const void *buffer, size_t length,
+                           off_t offset)
+{
+    struct gaia_io_request request = transfer(GAIA_IO_OP_WRITE, file, buffer, length, offset);
+
+    return check_transfer(io, &request) == 0 ? perform(io, &request) : -EINVAL;
+}
+
+int gaia_io_sync_wait(struct gaia_io *io, struct gaia_io_file *file, bool data_only)
+{
+    struct gaia_io_request request = {.file = file, .op = GAIA_IO_OP_SYNC, .data_only = data_only};
+
+    return io && file && file->io == io ? (int)perform(io, &request) : -EINVAL;
+}
+
+/* ---- files ---- */
+
+/* The multiple that buffer, length and offset of a direct read must be of; 0: the file refuses O_DIRECT. */
+static unsigned direct_alignment(int fd)
+{
+    struct statx status;
+    uint32_t align[2]; /* of memory, of offsets */
+    unsigned most;
+
+    memset(&status, 0, sizeof status);
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN_MASK, &status) < 0 ||
+        !(status.stx_mask & STATX_DIOALIGN_MASK))
+        return GAIA_IO_DIRECT_ALIGN_MAX; /* an older kernel, or a file system that doesn't say: enough for all
+                                          */
+    memcpy(align, (const char *)&status + STATX_DIO_MEM_ALIGN, sizeof align);
+    if (align[0] == 0 || align[1] == 0)
+        return 0;
+    most = align[0] > align[1] ? align[0] : align[1];
+    return most > GAIA_IO_DIRECT_ALIGN_MAX || (most & (most - 1)) ? 0 : most;
+}
+
+/* Whatever stops it (no /proc, no permission, no descriptors left, a file system without): reads are buffered
+ * then. */
+static void open_direct(struct gaia_io_file *file, int flags)
+{
+    unsigned alignment = direct_alignment(file->buffered.fd);
+    char path[32];
+
+    file->direct = (struct gaia_io_fd){.fd = -1, .slot = -1};
+    if (alignment == 0 ||
+        (flags & O_ACCMODE) == O_WRONLY) /* what fd may not read, a second descriptor must not */
+        return;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file->buffered.fd);
+    file->direct.fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    file->direct_mask = alignment - 1;
+}
+
+int gaia_io_file_open(struct gaia_io *io, int fd, struct gaia_io_file **file_out)
+{
+    struct gaia_io_file *file;
+    struct stat status;
+    int flags;
+
+    if (!io || !file_out)
+        return -EINVAL;
+    flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || (flags & O_PATH))
+        return -EBADF;
+    if (fstat(fd, &status) < 0)
+        return -errno;
+    /* O_APPEND would move writes to the end; O_DIRECT would refuse what isn't aligned. */
+    if (!S_ISREG(status.st_mode) || (flags & (O_APPEND | O_DIRECT)))
+        return -EINVAL;
+
+    file = calloc(1, sizeof *file);
+    if (!file)
+        return -ENOMEM;
+    file->io = io;
+    file->buffered = (struct gaia_io_fd){.fd = fd, .slot = -1};
+    open_direct(file, flags);
+    io->backend->file_add(io, &file->buffered);
+    if (file->direct.fd >= 0)
+        io->backend->file_add(io, &file->direct);
+    *file_out = file;
+    return 0;
+}
+
+void gaia_io_file_close(struct gaia_io_file *file)
+{
+    struct gaia_io *io;
+
+    if (!file)
+        return;
+    io = file->io;
+    assert(!gaia_io_thread_is_own(io));
+    gaia_io_urge(io);
+    pthread_mutex_lock(&io->lock);
+    while (file->in_flight > 0)
+        pthread_cond_wait(&io->idle, &io->lock);
+    pthread_mutex_unlock(&io->lock);
+    gaia_io_calm(io);
+
+    io->backend->file_remove(io, &file->buffered);
+    if (file->direct.fd >= 0) {
+        io->backend->file_remove(io, &file->direct);
+        close(file->direct.fd); /* read-only: there is nothing that it could fail to write */
+    }
+    free(file);
+}
+
+bool gaia_io_file_direct(const struct gaia_io_file *file)
+{
+    return file->direct.fd >= 0;
+}
+
+/* ---- open and close ---- */
+
+int gaia_io_open(const struct gaia_io_config *config, struct gaia_io **io_out)
+{
+    struct gaia_io *io;
+    int error = -ENOMEM;
+
+    if (!config || !io_out || config->depth == 0 || config->depth > DEPTH_MAX || config->files > FILES_MAX ||
+        !config->buffers != !config->buffers_length)
+        return -EINVAL;
+    if (config->kind != GAIA_IO_URING && config->kind != GAIA_IO_THREADS)
+        return -EINVAL;
+    io = calloc(1, sizeof *io);
+    if (!io)
+        return -ENOMEM;
+    io->backend = config->kind == GAIA_IO_URING ? &gaia_io_uring_backend : &gaia_io_threads_backend;
+    io->depth = config->depth;
+    pthread_mutex_init(&io->lock, NULL);
+    pthread_cond_init(&io->slot_free, NULL);
+    pthread_cond_init(&io->idle, NULL);
+    io->slots = calloc(io->depth, sizeof *io->slots);
+    if (!io->slots)
+        goto out_free;
+    for (unsigned i = 0; i < io->depth; i++) {
+        io->slots[i].next = io->free;
+        io->free = &io->slots[i];
+    }
+    error = io->backend->start(io, config);
+    if (error)
+        goto out_free;
+    *io_out = io;
+    return 0;
+
+out_free:
+    free(io->slots);
+    pthread_cond_destroy(&io->idle);
+    pthread_cond_destroy(&io->slot_free);
+    pthread_mutex_destroy(&io->lock);
+    free(io);
+    return error;
+}
+
+void gaia_io_close(struct gaia_io *io)
+{
+    if (!io)
+        return;
+    assert(!gaia_io_thread_is_own(io));
+    gaia_io_urge(io);
+    pthread_mutex_lock(&io->lock);
+    while (io->in_flight > 0)
+        pthread_cond_wait(&io->idle, &io->lock);
+    assert(io->active == 0 && !io->parked && io->granted == 0);
+    pthread_mutex_unlock(&io->lock);
+
+    io->backend->stop(io);
+    free(io->slots);
+    pthread_cond_destroy(&io->idle);
+    pthread_cond_destroy(&io->slot_free);
+    pthread_mutex_destroy(&io->lock);
+    free(io);
+}
+
+bool gaia_io_registered(const struct gaia_io *io)
+{
+    return io->registered;
+}
+
+void gaia_io_stat(const struct gaia_io *io, struct gaia_io_stat *stat_out)
+{
+    const struct gaia_io_counters *counters = &io->counters;
+
+    *stat_out = (struct gaia_io_stat){
+        .reads = atomic_load_explicit(&counters->reads, memory_order_relaxed),
+        .writes = atomic_load_explicit(&counters->writes, memory_order_relaxed),
+        .syncs = atomic_load_explicit(&counters->syncs, memory_order_relaxed),
+        .direct_reads = atomic_load_explicit(&counters->direct_reads, memory_order_relaxed),
+        .bytes_read = atomic_load_explicit(&counters->bytes_read, memory_order_relaxed),
+        .bytes_written = atomic_load_explicit(&counters->bytes_written, memory_order_relaxed),
+        .resubmits = atomic_load_explicit(&counters->resubmits, memory_order_relaxed),
+        .in_flight_max = atomic_load_explicit(&io->active_max, memory_order_relaxed),
+    };
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "io/message.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+int gaia_message_send(int socket, struct gaia_message *message, const int *fds, unsigned fd_count)
+{
+    char control[CMSG_SPACE(sizeof(int) * GAIA_MESSAGE_FDS)] = {0};
+    struct iovec io = {.iov_base = message, .iov_len = sizeof *message};
+    struct msghdr header = {.msg_iov = &io, .msg_iovlen = 1};
+
+    assert(fd_count <= GAIA_MESSAGE_FDS);
+    message->length = sizeof *message;
+    message->version = GAIA_PROTOCOL_VERSION;
+    if (fd_count) {
+        header.msg_control = control;
+        header.msg_controllen = CMSG_SPACE(sizeof(int) * fd_count);
+        struct cmsghdr *c = CMSG_FIRSTHDR(&header);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int) * fd_count);
+        memcpy(CMSG_DATA(c), fds, sizeof(int) * fd_count);
+    }
+    for (;;) {
+        ssize_t n = sendmsg(socket, &header, MSG_NOSIGNAL);
+        if (n == (ssize_t)sizeof *message)
+            return 0;
+        if (n >= 0)
+            return -EPROTO;
+        if (errno != EINTR)
+            return -errno;
+    }
+}
+
+/* Keep the first descriptors, close the rest: a peer may send what it likes. */
+static void take_fds(struct msghdr *header, int fds_out[GAIA_MESSAGE_FDS])
+{
+    unsigned kept = 0;
+
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c; c = CMSG_NXTHDR(header, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
+            if (kept < GAIA_MESSAGE_FDS)
+                fds_out[kept++] = fd;
+            else
+                close(fd);
+        }
+    }
+}
+
+int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS])
+{
+    struct gaia_message message;
+    char control[CMSG_SPACE(sizeof(int) * 8)];
+    struct iovec io = {.iov_base = &message, .iov_len = sizeof message};
+    ssize_t n;
+    struct msghdr header;
+
+    for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
+        fds_out[i] = -1;
+    do {
+        header = (struct msghdr){.msg_iov = &io, .msg_iovlen = 1, .msg_control = control,
+                                 .msg_controllen = sizeof control};
+        n = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return errno == ECONNRESET ? -ENOTCONN : -errno;
+    if (n == 0)
+        return -ENOTCONN;
+    take_fds(&header, fds_out);
+    if (n == (ssize_t)sizeof message && !(header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
+        message.length == sizeof message && message.version == GAIA_PROTOCOL_VERSION && message.op &&
+        message.op <= GAIA_OP_LAST && !message.device[sizeof message.device - 1]) {
+        *message_out = message;
+        return 0;
+    }
+    for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++) {
+        if (fds_out[i] >= 0)
+            close(fds_out[i]);
+        fds_out[i] = -1;
+    }
+    return -EPROTO;
+}
+
+int gaia_message_connect(const char *name)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t length = strnlen(name, sizeof address.sun_path);
+
+    if (!length || length >= sizeof address.sun_path - 1)
+        return -EINVAL;
+    memcpy(address.sun_path + 1, name, length);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    if (connect(fd, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length))) {
+        int error = -errno;
+        close(fd);
+        return error;
+    }
+    return fd;
+}

@@ -1,0 +1,893 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The storage engine against pread and pwrite, with many requests in flight, and its lifetimes. */
+#include "tests/io/engine_fixture.h"
+
+#include <linux/capability.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+/* ---- the same as pread and pwrite ---- */
+
+#define AREA_LENGTH (4 * MIB)
+#define BATCH 16
+#define SPAN (96 * KIB) /* the longest transfer */
+#define CANARY 64
+
+struct transfer {
+    struct outcome outcome;
+    bool is_write;
+    uint8_t *buffer, *expected;
+    size_t length;
+    off_t offset;
+};
+
+struct differential {
+    struct gaia_io *io;
+    struct gaia_io_file *file;
+    int fd, oracle;
+    uint64_t random;
+    uint8_t *area; /* registered */
+    uint8_t *heap; /* not registered */
+    struct transfer transfers[BATCH];
+};
+
+/* Aligned and not, short and long, in both kinds of memory; each in its own piece of the area. */
+static void choose(struct differential *d, unsigned i, off_t low, off_t high)
+{
+    struct transfer *t = &d->transfers[i];
+    uint64_t align = draw(&d->random, 2) ? 4096 : draw(&d->random, 2) ? 512 : 1;
+    uint8_t *memory = draw(&d->random, 2) ? d->area : d->heap;
+
+    t->offset = low + (off_t)draw(&d->random, (uint64_t)(high - low));
+    t->offset -= t->offset % (off_t)align;
+    if (t->offset < low)
+        t->offset = low;
+    t->length = 1 + draw(&d->random, draw(&d->random, 4) ? 16 * KIB : SPAN);
+    t->length += (align - t->length % align) % align;
+    if (t->length > SPAN)
+        t->length = SPAN;
+    t->buffer = memory + i * (AREA_LENGTH / BATCH) + draw(&d->random, 2 * 4096 / align) * align;
+    t->is_write = false;
+}
+
+static void submit(struct differential *d, struct transfer *t)
+{
+    atomic_store(&t->outcome.calls, 0);
+    if (t->is_write) {
+        for (size_t k = 0; k < t->length; k++)
+            t->buffer[k] = (uint8_t)draw(&d->random, 256);
+        assert_int_equal(gaia_io_write(d->io, d->file, t->buffer, t->length, t->offset, note, &t->outcome),
+                         0);
+    } else {
+        memset(t->buffer, 0xa5, t->length + CANARY);
+        assert_int_equal(gaia_io_read(d->io, d->file, t->buffer, t->length, t->offset, note, &t->outcome), 0);
+    }
+}
+
+static void check(struct differential *d, struct transfer *t)
+{
+    ssize_t result = await(&t->outcome);
+    ssize_t expected = pread(d->oracle, t->expected, t->length, t->offset);
+
+    if (t->is_write)
+        expected = (ssize_t)t->length;
+    if (result != expected)
+        print_error("%s of %zu at %lld: %zd, not %zd\n", t->is_write ? "write" : "read", t->length,
+                    (long long)t->offset, result, expected);
+    assert_int_equal(result, expected);
+    assert_int_equal(atomic_load(&t->outcome.calls), 1);
+    if (t->is_write)
+        return;
+    assert_memory_equal(t->buffer, t->expected, (size_t)expected);
+    for (unsigned i = 0; i < CANARY; i++)
+        assert_int_equal(t->buffer[t->length + i], 0xa5);
+}
+
+static void random_batch(struct differential *d)
+{
+    unsigned n = 1 + (unsigned)draw(&d->random, BATCH);
+    uint64_t kind = draw(&d->random, 3);
+    off_t size = lseek(d->oracle, 0, SEEK_END);
+
+    for (unsigned i = 0; i < n; i++) {
+        struct transfer *t = &d->transfers[i];
+        off_t stripe = (off_t)(2 * SPAN * i);
+
+        if (kind == 0) { /* reads, anywhere, past the end too */
+            choose(d, i, 0, size + 16384);
+        } else { /* writes apart from each other, some past the end; or these and reads, all below the end */
+            choose(d, i, stripe, stripe + (off_t)SPAN);
+            t->is_write = kind == 1 || draw(&d->random, 2);
+            if (kind == 2 && t->offset + (off_t)t->length > size) {
+                n = i;
+                break;
+            }
+        }
+        submit(d, t);
+    }
+    gaia_io_submit(d->io);
+    for (unsigned i = 0; i < n; i++)
+        await(&d->transfers[i].outcome);
+    for (unsigned i = 0; i < n; i++)
+        if (d->transfers[i].is_write)
+            write_all(d->oracle, d->transfers[i].buffer, d->transfers[i].length, d->transfers[i].offset);
+    for (unsigned i = 0; i < n; i++)
+        check(d, &d->transfers[i]);
+}
+
+static void random_blocking(struct differential *d)
+{
+    struct transfer *t = &d->transfers[0];
+
+    choose(d, 0, 0, lseek(d->oracle, 0, SEEK_END) + 8192);
+    t->is_write = draw(&d->random, 2);
+    memset(t->buffer, (int)draw(&d->random, 256), t->length);
+    memset(t->buffer + t->length, 0xa5, CANARY);
+    if (t->is_write) {
+        write_all(d->oracle, t->buffer, t->length, t->offset);
+        note(&t->outcome, gaia_io_write_wait(d->io, d->file, t->buffer, t->length, t->offset));
+    } else {
+        note(&t->outcome, gaia_io_read_wait(d->io, d->file, t->buffer, t->length, t->offset));
+    }
+    atomic_store(&t->outcome.calls, 1);
+    check(d, t);
+    assert_int_equal(gaia_io_sync_wait(d->io, d->file, draw(&d->random, 2)), 0);
+}
+
+static void compare_whole(struct differential *d)
+{
+    off_t size = lseek(d->oracle, 0, SEEK_END);
+    uint8_t *mine = malloc((size_t)size + 1), *theirs = malloc((size_t)size + 1);
+
+    assert_int_equal(lseek(d->fd, 0, SEEK_END), size);
+    assert_true(mine && theirs);
+    assert_int_equal(pread(d->fd, mine, (size_t)size, 0), size);
+    assert_int_equal(pread(d->oracle, theirs, (size_t)size, 0), size);
+    assert_memory_equal(mine, theirs, (size_t)size);
+    free(mine);
+    free(theirs);
+}
+
+static void same_as_pread_and_pwrite(void **state)
+{
+    struct differential d = {.random = seed, .fd = new_file(), .oracle = new_file()};
+    struct gaia_io_config config = {.kind = *(enum gaia_io_kind *)*state, .depth = 8, .files = 4};
+
+    d.area = config.buffers = new_buffer(AREA_LENGTH);
+    config.buffers_length = AREA_LENGTH;
+    d.heap = new_buffer(AREA_LENGTH);
+    for (unsigned i = 0; i < BATCH; i++)
+        d.transfers[i].expected = malloc(SPAN);
+    write_pattern(d.fd, 2 * MIB + 777, 1);
+    write_pattern(d.oracle, 2 * MIB + 777, 1);
+    d.io = new_engine_of(&config);
+    d.file = open_file(d.io, d.fd);
+
+    for (unsigned round = 0; round < 300; round++) {
+        if (draw(&d.random, 8) == 0) {
+            off_t size = (off_t)draw(&d.random, 3 * MIB);
+
+            assert_int_equal(ftruncate(d.fd, size), 0);
+            assert_int_equal(ftruncate(d.oracle, size), 0);
+        }
+        random_batch(&d);
+        if (draw(&d.random, 4) == 0)
+            random_blocking(&d);
+    }
+    compare_whole(&d);
+    if (gaia_io_file_direct(d.file))
+        assert_true(stat_of(d.io).direct_reads > 0);
+
+    gaia_io_file_close(d.file);
+    gaia_io_close(d.io);
+    for (unsigned i = 0; i < BATCH; i++)
+        free(d.transfers[i].expected);
+    free(d.area);
+    free(d.heap);
+    close(d.fd);
+    close(d.oracle);
+}
+
+/* ---- many in flight ---- */
+
+#define CROWD_SIZE (4 * MIB)
+#define CROWD_UNIT 4096
+
+struct crowd {
+    struct gaia_io *io;
+    struct gaia_io_file *file;
+    unsigned fan; /* each callback submits so many more, until budget is used up */
+    _Atomic int budget, completed, submitted, wrong;
+    _Atomic uint64_t random;
+};
+
+struct member {
+    struct crowd *crowd;
+    off_t offset;
+    uint8_t *buffer;
+};
+
+static void crowd_done(void *context, ssize_t result);
+
+static void crowd_submit(struct crowd *crowd)
+{
+    struct member *member = malloc(sizeof *member);
+    uint64_t random = atomic_fetch_add(&crowd->random, 1);
+
+    member->crowd = crowd;
+    member->buffer = aligned_alloc(4096, 2 * 4096);
+    member->offset = (off_t)(mix(random) % (CROWD_SIZE - CROWD_UNIT));
+    if (random % 2) /* every other one through O_DIRECT */
+        member->offset -= member->offset % CROWD_UNIT;
+    atomic_fetch_add(&crowd->submitted, 1);
+    if (gaia_io_read(crowd->io, crowd->file, member->buffer, CROWD_UNIT, member->offset, crowd_done, member))
+        atomic_fetch_add(&crowd->wrong, 1);
+}
+
+static void crowd_done(void *context, ssize_t result)
+{
+    struct member *member = context;
+    struct crowd *crowd = member->crowd;
+
+    if (result != CROWD_UNIT || !matches(member->buffer, CROWD_UNIT, 7, member->offset))
+        atomic_fetch_add(&crowd->wrong, 1);
+    free(member->buffer);
+    free(member);
+    for (unsigned i = 0; i < crowd->fan; i++)
+        if (atomic_fetch_sub(&crowd->budget, 1) > 0)
+            crowd_submit(crowd);
+    atomic_fetch_add(&crowd->completed, 1);
+}
+
+static void *crowd_submitter(void *context)
+{
+    struct crowd *crowd = context;
+
+    for (int i = 1; i <= 500; i++) {
+        crowd_submit(crowd);
+        if (i % 10 == 0)
+            gaia_io_submit(crowd->io);
+    }
+    return NULL;
+}
+
+static void run_crowd(void **state, unsigned depth, unsigned fan, int budget)
+{
+    struct crowd crowd = {.fan = fan, .budget = budget, .random = seed};
+    pthread_t threads[4];
+    int fd = new_file();
+
+    write_pattern(fd, CROWD_SIZE, 7);
+    crowd.io = new_engine(state, depth);
+    crowd.file = open_file(crowd.io, fd);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, crowd_submitter, &crowd), 0);
+    for (unsigned i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    gaia_io_file_close(crowd.file);
+    assert_int_equal(atomic_load(&crowd.wrong), 0);
+    assert_int_equal(atomic_load(&crowd.completed), 4 * 500 + budget);
+    assert_int_equal(atomic_load(&crowd.submitted), 4 * 500 + budget);
+    assert_int_equal(stat_of(crowd.io).reads, 4 * 500 + budget);
+    assert_int_equal(stat_of(crowd.io).in_flight_max, depth);
+    gaia_io_close(crowd.io);
+    close(fd);
+}
+
+static void many_in_flight(void **state)
+{
+    run_crowd(state, 64, 1, 10000);
+}
+
+static void callbacks_that_submit_several(void **state)
+{
+    run_crowd(state, 8, 3, 4000);
+}
+
+static void one_in_flight(void **state)
+{
+    run_crowd(state, 1, 2, 1000);
+}
+
+/* More requests than the ring's queue has entries, pushed once, at the end. */
+static void deep(void **state)
+{
+    struct crowd crowd = {.random = seed};
+    int fd = new_file();
+
+    write_pattern(fd, CROWD_SIZE, 7);
+    crowd.io = new_engine(state, 4096);
+    crowd.file = open_file(crowd.io, fd);
+    for (unsigned i = 0; i < 4000; i++)
+        crowd_submit(&crowd);
+    gaia_io_submit(crowd.io);
+    await_count(&crowd.completed, 4000);
+    assert_int_equal(atomic_load(&crowd.wrong), 0);
+    gaia_io_file_close(crowd.file);
+    gaia_io_close(crowd.io);
+    close(fd);
+}
+
+#define CHAINS 6
+
+struct chain {
+    struct gaia_io *io;
+    struct gaia_io_file *file;
+    _Atomic int links, wrong;
+    _Atomic bool stop;
+    uint8_t *buffer;
+};
+
+static void chain_done(void *context, ssize_t result)
+{
+    struct chain *chain = context;
+
+    if (result != 4096)
+        atomic_fetch_add(&chain->wrong, 1);
+    atomic_fetch_add(&chain->links, 1);
+    if (!atomic_load(&chain->stop) &&
+        gaia_io_read(chain->io, chain->file, chain->buffer, 4096, 0, chain_done, chain) != 0)
+        atomic_fetch_add(&chain->wrong, 1);
+}
+
+/* Three times as many endless chains as slots: each goes on, and so do submitters. */
+static void all_take_turns(void **state)
+{
+    struct chain chains[CHAINS];
+    struct outcome outcome;
+    uint8_t *buffer = new_buffer(4096);
+    int fd = new_file();
+    struct gaia_io *io = new_engine(state, 2);
+    struct gaia_io_file *file;
+
+    write_pattern(fd, 4096, 7);
+    file = open_file(io, fd);
+    memset(chains, 0, sizeof chains);
+    for (unsigned i = 0; i < CHAINS; i++) {
+        chains[i].io = io;
+        chains[i].file = file;
+        chains[i].buffer = new_buffer(4096);
+        assert_int_equal(gaia_io_read(io, file, chains[i].buffer, 4096, 0, chain_done, &chains[i]), 0);
+    }
+    for (unsigned i = 0; i < 50; i++) {
+        atomic_store(&outcome.calls, 0);
+        assert_int_equal(gaia_io_read(io, file, buffer, 4096, 0, note, &outcome), 0);
+        gaia_io_submit(io);
+        assert_int_equal(await(&outcome), 4096);
+    }
+    for (unsigned i = 0; i < CHAINS; i++)
+        await_count(&chains[i].links, 50);
+    for (unsigned i = 0; i < CHAINS; i++)
+        atomic_store(&chains[i].stop, true);
+    gaia_io_file_close(file);
+    gaia_io_close(io);
+    for (unsigned i = 0; i < CHAINS; i++) {
+        assert_int_equal(atomic_load(&chains[i].wrong), 0);
+        free(chains[i].buffer);
+    }
+    free(buffer);
+    close(fd);
+}
+
+/* ---- files ---- */
+
+#define FILES 40
+
+/* More files than slots, closed and opened all the time: a stale slot would read another file's bytes. */
+static void more_files_than_slots(void **state)
+{
+    struct gaia_io_config config = {.kind = *(enum gaia_io_kind *)*state, .depth = 32, .files = 5};
+    struct gaia_io *io = new_engine_of(&config);
+    struct gaia_io_file *files[FILES] = {NULL};
+    struct outcome outcomes[FILES];
+    int fds[FILES];
+    uint64_t random = seed;
+    uint8_t *buffer = new_buffer(FILES * 4096);
+
+    for (unsigned i = 0; i < FILES; i++) {
+        fds[i] = new_file();
+        write_pattern(fds[i], 8192, 100 + i);
+    }
+    for (unsigned round = 0; round < 100; round++) {
+        for (unsigned i = 0; i < FILES; i++) {
+            if (files[i] && draw(&random, 3) == 0) {
+                gaia_io_file_close(files[i]);
+                files[i] = NULL;
+            } else if (!files[i] && draw(&random, 2)) {
+                files[i] = open_file(io, fds[i]);
+            }
+        }
+        for (unsigned i = 0; i < FILES; i++) {
+            off_t offset = round % 2 ? 4096 : 17; /* direct, buffered */
+
+            atomic_store(&outcomes[i].calls, 0);
+            if (files[i])
+                assert_int_equal(
+                    gaia_io_read(io, files[i], buffer + i * 4096, 4096, offset, note, &outcomes[i]), 0);
+        }
+        gaia_io_submit(io);
+        for (unsigned i = 0; i < FILES; i++) {
+            if (!files[i])
+                continue;
+            assert_int_equal(await(&outcomes[i]), 4096);
+            assert_true(matches(buffer + i * 4096, 4096, 100 + i, round % 2 ? 4096 : 17));
+        }
+    }
+    for (unsigned i = 0; i < FILES; i++) {
+        gaia_io_file_close(files[i]);
+        close(fds[i]);
+    }
+    gaia_io_close(io);
+    free(buffer);
+}
+
+/* A closed file is let go of at once: its bytes are free once the last descriptor is closed. */
+static void closed_files_are_let_go(void **state)
+{
+    struct gaia_io *io = new_engine(state, 4);
+    int fd = new_file(), lease;
+    char path[64];
+    struct gaia_io_file *file;
+
+    write_pattern(fd, 4096, 1);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    file = open_file(io, fd);
+    gaia_io_file_close(file);
+    lease = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(lease >= 0);
+    close(fd);
+    /* A write lease is granted only while no other open of the file exists. The kernel's last step is in a
+     * work item: it may take a moment. */
+    while (fcntl(lease, F_SETLEASE, F_WRLCK) < 0) {
+        assert_true(errno == EAGAIN || errno == EBUSY);
+        usleep(1000);
+    }
+    close(lease);
+    gaia_io_close(io);
+}
+
+/* tmpfs: kernels before 6.6 refuse O_DIRECT, later ones accept it. The bytes are the same. */
+static void on_tmpfs(void **state)
+{
+    struct gaia_io *io;
+    struct gaia_io_file *file;
+    uint8_t *buffer;
+    int fd;
+
+    if (access("/dev/shm", W_OK) != 0)
+        skip();
+    fd = new_file_in("/dev/shm", O_RDWR);
+    write_pattern(fd, 10000, 3);
+    io = new_engine(state, 4);
+    file = open_file(io, fd);
+    buffer = new_buffer(16384);
+    assert_int_equal(gaia_io_read_wait(io, file, buffer, 16384, 0), 10000);
+    assert_true(matches(buffer, 10000, 3, 0));
+    assert_int_equal(gaia_io_read_wait(io, file, buffer, 4096, 4096), 4096);
+    assert_true(matches(buffer, 4096, 3, 4096));
+    assert_int_equal(stat_of(io).direct_reads, gaia_io_file_direct(file) ? 2 : 0);
+    gaia_io_file_close(file);
+    gaia_io_close(io);
+    free(buffer);
+    close(fd);
+}
+
+/* ---- O_DIRECT ---- */
+
+static ssize_t read_once(struct gaia_io *io, struct gaia_io_file *file, uint8_t *buffer, size_t length,
+                         off_t offset)
+{
+    struct outcome outcome = {.calls = 0};
+
+    assert_int_equal(gaia_io_read(io, file, buffer, length, offset, note, &outcome), 0);
+    gaia_io_submit(io);
+    return await(&outcome);
+}
+
+static void direct_when_aligned(void **state)
+{
+    struct gaia_io *io = new_engine(state, 4);
+    int fd = new_file(), only_write;
+    uint8_t *buffer = new_buffer(64 * KIB);
+    struct gaia_io_file *file;
+    char path[64];
+
+    write_pattern(fd, 3 * 4096 + 100, 5);
+    file = open_file(io, fd);
+    if (!gaia_io_file_direct(file)) {
+        print_message("no O_DIRECT in %s: skipped\n", directory);
+        gaia_io_file_close(file);
+        gaia_io_close(io);
+        free(buffer);
+        close(fd);
+        skip();
+    }
+    assert_int_equal(read_once(io, file, buffer, 8192, 4096), 8192);
+    assert_true(matches(buffer, 8192, 5, 4096));
+    assert_int_equal(stat_of(io).direct_reads, 1);
+    assert_int_equal(stat_of(io).resubmits, 0);
+    /* Over the tail: direct, then buffered to see the end. */
+    assert_int_equal(read_once(io, file, buffer, 64 * KIB, 0), 3 * 4096 + 100);
+    assert_true(matches(buffer, 3 * 4096 + 100, 5, 0));
+    assert_int_equal(stat_of(io).direct_reads, 2);
+    /* Unaligned in each of the three ways. */
+    assert_int_equal(read_once(io, file, buffer + 1, 4096, 0), 4096);
+    assert_int_equal(read_once(io, file, buffer, 4095, 0), 4095);
+    assert_int_equal(read_once(io, file, buffer, 4096, 1), 4096);
+    assert_true(matches(buffer, 4096, 5, 1));
+    assert_int_equal(stat_of(io).direct_reads, 2);
+    assert_int_equal(stat_of(io).resubmits, 1); /* the tail's */
+    assert_int_equal(read_once(io, file, buffer, 4096, 16384), 0);
+    gaia_io_file_close(file);
+
+    /* A descriptor that may not read gets no second one that may. */
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    only_write = open(path, O_WRONLY | O_CLOEXEC);
+    file = open_file(io, only_write);
+    assert_false(gaia_io_file_direct(file));
+    assert_int_equal(read_once(io, file, buffer, 4096, 0), -EBADF);
+    gaia_io_file_close(file);
+    gaia_io_close(io);
+    free(buffer);
+    close(only_write);
+    close(fd);
+}
+
+/* A direct read sees bytes that are dirty in the page cache: written by the engine, by others, and through a
+ * mapping. */
+static void direct_reads_see_the_page_cache(void **state)
+{
+    struct gaia_io *io = new_engine(state, 4);
+    int fd = new_file();
+    uint8_t *buffer = new_buffer(4096), *mapping;
+    struct gaia_io_file *file;
+
+    write_pattern(fd, 64 * KIB, 1);
+    file = open_file(io, fd);
+    mapping = mmap(NULL, 64 * KIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(mapping != MAP_FAILED);
+    for (int i = 0; i < 50; i++) {
+        off_t offset = 4096 * (i % 16);
+        uint8_t byte = (uint8_t)(i + 1);
+
+        assert_int_equal(pwrite(fd, &byte, 1, offset), 1);
+        mapping[offset + 7] = byte;
+        assert_int_equal(gaia_io_write_wait(io, file, &byte, 1, offset + 4095), 1);
+        assert_int_equal(read_once(io, file, buffer, 4096, offset), 4096);
+        assert_int_equal(buffer[0], byte);
+        assert_int_equal(buffer[7], byte);
+        assert_int_equal(buffer[4095], byte);
+    }
+    if (gaia_io_file_direct(file))
+        assert_int_equal(stat_of(io).direct_reads, 50);
+    munmap(mapping, 64 * KIB);
+    gaia_io_file_close(file);
+    gaia_io_close(io);
+    free(buffer);
+    close(fd);
+}
+
+/* ---- lifetimes ---- */
+
+/* Nobody pushes: closing does. */
+static void close_with_requests_in_flight(void **state)
+{
+    struct outcome outcomes[64];
+    uint8_t *buffer = new_buffer(64 * 4096);
+    int fd = new_file();
+
+    write_pattern(fd, 64 * 4096, 9);
+    for (unsigned round = 0; round < 20; round++) {
+        struct gaia_io *io = new_engine(state, 64);
+        struct gaia_io_file *file = open_file(io, fd);
+
+        for (unsigned i = 0; i < 64; i++) {
+            atomic_store(&outcomes[i].calls, 0);
+            if (i % 16 == 15)
+                assert_int_equal(gaia_io_sync(io, file, true, note, &outcomes[i]), 0);
+            else
+                assert_int_equal(
+                    gaia_io_read(io, file, buffer + 4096 * i, 4096, 4096 * i, note, &outcomes[i]), 0);
+        }
+        gaia_io_file_close(file);
+        for (unsigned i = 0; i < 64; i++) {
+            assert_int_equal(atomic_load(&outcomes[i].calls), 1);
+            assert_int_equal(atomic_load(&outcomes[i].result), i % 16 == 15 ? 0 : 4096);
+        }
+        gaia_io_close(io);
+    }
+    assert_true(matches(buffer, 15 * 4096, 9, 0));
+    gaia_io_close(NULL);
+    free(buffer);
+    close(fd);
+}
+
+struct hoarder {
+    struct gaia_io *io;
+    struct gaia_io_file *file;
+    struct outcome *outcomes;
+    uint8_t *buffer;
+    unsigned count;
+    bool write;
+};
+
+static void *hoard(void *context)
+{
+    struct hoarder *hoarder = context;
+
+    for (unsigned i = 0; i < hoarder->count; i++) {
+        uint8_t *buffer = hoarder->buffer + 64 * KIB * i;
+        off_t offset = (off_t)(64 * KIB * i);
+
+        atomic_store(&hoarder->outcomes[i].calls, 0);
+        if (hoarder->write)
+            gaia_io_write(hoarder->io, hoarder->file, buffer, 64 * KIB, offset, note, &hoarder->outcomes[i]);
+        else
+            gaia_io_read(hoarder->io, hoarder->file, buffer, 64 * KIB, offset, note, &hoarder->outcomes[i]);
+    }
+    if (hoarder->write)
+        gaia_io_submit(hoarder->io);
+    return NULL;
+}
+
+/* A thread that exits takes nothing with it: the kernel cancels its requests, the engine submits them anew.
+ */
+static void submitters_that_exit(void **state)
+{
+    struct outcome outcomes[32];
+    struct hoarder hoarder = {.outcomes = outcomes, .buffer = new_buffer(32 * 64 * KIB), .count = 32};
+    pthread_t thread;
+    int fd = new_file();
+
+    fill(hoarder.buffer, 32 * 64 * KIB, 11, 0);
+    hoarder.io = new_engine(state, 32);
+    hoarder.file = open_file(hoarder.io, fd);
+    for (unsigned round = 0; round < 20; round++) {
+        hoarder.write = round % 2 == 0;
+        if (!hoarder.write)
+            memset(hoarder.buffer, 0, 32 * 64 * KIB);
+        assert_int_equal(pthread_create(&thread, NULL, hoard, &hoarder), 0);
+        pthread_join(thread, NULL);
+        gaia_io_submit(hoarder.io);
+        for (unsigned i = 0; i < 32; i++)
+            assert_int_equal(await(&outcomes[i]), 64 * KIB);
+        assert_true(matches(hoarder.buffer, 32 * 64 * KIB, 11, 0));
+        if (!hoarder.write)
+            posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    }
+    gaia_io_file_close(hoarder.file);
+    gaia_io_close(hoarder.io);
+    free(hoarder.buffer);
+    close(fd);
+}
+
+/* Another thread has filled the depth and not pushed, and may never: who waits for a slot pushes for it. */
+static void slots_taken_and_not_pushed(void **state)
+{
+    struct outcome outcomes[8], mine = {.calls = 0};
+    struct hoarder hoarder = {.outcomes = outcomes, .buffer = new_buffer(9 * 64 * KIB), .count = 8};
+    pthread_t thread;
+    int fd = new_file();
+
+    write_pattern(fd, 8 * 64 * KIB, 13);
+    hoarder.io = new_engine(state, 8);
+    hoarder.file = open_file(hoarder.io, fd);
+    assert_int_equal(pthread_create(&thread, NULL, hoard, &hoarder), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(
+        gaia_io_read(hoarder.io, hoarder.file, hoarder.buffer + 8 * 64 * KIB, 10, 0, note, &mine), 0);
+    gaia_io_submit(hoarder.io);
+    assert_int_equal(await(&mine), 10);
+    for (unsigned i = 0; i < 8; i++)
+        assert_int_equal(await(&outcomes[i]), 64 * KIB);
+    gaia_io_file_close(hoarder.file);
+    gaia_io_close(hoarder.io);
+    free(hoarder.buffer);
+    close(fd);
+}
+
+/* ---- arguments and limits ---- */
+
+static void bad_arguments(void **state)
+{
+    enum gaia_io_kind kind = *(enum gaia_io_kind *)*state;
+    struct gaia_io_config configs[] = {
+        {.kind = kind, .depth = 0},
+        {.kind = kind, .depth = 4097},
+        {.kind = kind, .depth = 1, .files = 65537},
+        {.kind = (enum gaia_io_kind)9, .depth = 1},
+        {.kind = kind, .depth = 1, .buffers = configs},
+        {.kind = kind, .depth = 1, .buffers_length = 4096},
+    };
+    struct gaia_io *io = NULL;
+    struct gaia_io_file *file = NULL;
+    struct outcome never = {.calls = 0};
+    char byte = 0;
+    int fd = new_file(), folder = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC), appending, path_only;
+
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
+        assert_int_equal(gaia_io_open(&configs[i], &io), -EINVAL);
+    assert_null(io);
+    io = new_engine(state, 1);
+    appending = new_file_in(directory, O_RDWR | O_APPEND);
+    path_only = open("/proc/self/exe", O_PATH | O_CLOEXEC);
+    assert_int_equal(gaia_io_file_open(io, -1, &file), -EBADF);
+    assert_int_equal(gaia_io_file_open(io, path_only, &file), -EBADF);
+    assert_int_equal(gaia_io_file_open(io, folder, &file), -EINVAL);
+    assert_int_equal(gaia_io_file_open(io, appending, &file), -EINVAL);
+    assert_null(file);
+    file = open_file(io, fd);
+    assert_int_equal(gaia_io_read(io, file, &byte, 0, 0, note, &never), -EINVAL);
+    assert_int_equal(gaia_io_read(io, file, &byte, (1 << 30) + 1, 0, note, &never), -EINVAL);
+    assert_int_equal(gaia_io_read(io, file, &byte, 1, -1, note, &never), -EINVAL);
+    assert_int_equal(gaia_io_read(io, file, &byte, 2, INT64_MAX - 1, note, &never), -EINVAL);
+    assert_int_equal(gaia_io_read(io, file, NULL, 1, 0, note, &never), -EINVAL);
+    assert_int_equal(gaia_io_read(io, file, &byte, 1, 0, NULL, &never), -EINVAL);
+    assert_int_equal(gaia_io_write(io, file, &byte, 0, 0, note, &never), -EINVAL);
+    assert_int_equal(gaia_io_write(io, file, &byte, 1, -1, note, &never), -EINVAL);
+    assert_int_equal(gaia_io_sync(io, NULL, false, note, &never), -EINVAL);
+    assert_int_equal(gaia_io_read_wait(io, file, &byte, 0, 0), -EINVAL);
+    assert_int_equal(gaia_io_write_wait(io, file, &byte, 1, -1), -EINVAL);
+    assert_int_equal(gaia_io_sync_wait(io, NULL, false), -EINVAL);
+    assert_int_equal(atomic_load(&never.calls), 0);
+    gaia_io_file_close(file);
+    gaia_io_close(io);
+    close(appending);
+    close(path_only);
+    close(folder);
+    close(fd);
+}
+
+/* The bytes moved and the requests are counted, of each kind and way. */
+static void counters(void **state)
+{
+    struct gaia_io *io = new_engine(state, 4);
+    int fd = new_file();
+    struct gaia_io_file *file = open_file(io, fd);
+    uint8_t *buffer = new_buffer(4096);
+    struct outcome written = {.calls = 0}, synced = {.calls = 0};
+    struct gaia_io_stat status;
+
+    assert_int_equal(gaia_io_write(io, file, buffer, 1000, 0, note, &written), 0);
+    gaia_io_submit(io);
+    assert_int_equal(await(&written), 1000);
+    assert_int_equal(gaia_io_sync(io, file, false, note, &synced), 0);
+    gaia_io_submit(io);
+    assert_int_equal(await(&synced), 0);
+    assert_int_equal(gaia_io_write_wait(io, file, buffer, 24, 1000), 24);
+    assert_int_equal(gaia_io_sync_wait(io, file, true), 0);
+    assert_int_equal(read_once(io, file, buffer + 1, 1000, 0), 1000);
+    assert_int_equal(gaia_io_read_wait(io, file, buffer + 1, 1000, 1000), 24);
+    status = stat_of(io);
+    assert_int_equal(status.reads, 2);
+    assert_int_equal(status.writes, 2);
+    assert_int_equal(status.syncs, 2);
+    assert_int_equal(status.direct_reads, 0);
+    assert_int_equal(status.bytes_read, 1024);
+    assert_int_equal(status.bytes_written, 1024);
+    gaia_io_file_close(file);
+    gaia_io_close(io);
+    free(buffer);
+    close(fd);
+}
+
+/* In a child process that may lock 64 KiB: 0 when an engine with 8 MiB of buffers works and says they're not
+ * registered; 77 when the limit can't be made to hold. */
+static int read_with_little_memlock(enum gaia_io_kind kind, int fd)
+{
+    struct gaia_io_config config = {.kind = kind, .depth = 8, .buffers_length = 8 * MIB, .files = 8};
+    struct rlimit limit = {.rlim_cur = 64 * KIB, .rlim_max = 64 * KIB};
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct none[2];
+    struct gaia_io *io;
+    struct gaia_io_file *file;
+    int error;
+
+    memset(none, 0, sizeof none);
+    if (setrlimit(RLIMIT_MEMLOCK, &limit) < 0 || syscall(SYS_capset, &header, none) < 0)
+        return 77;
+    config.buffers = new_buffer(config.buffers_length);
+    error = gaia_io_open(&config, &io);
+    if (error == -EPERM || error == -ENOSYS)
+        return 77;
+    if (error || gaia_io_registered(io) || gaia_io_file_open(io, fd, &file))
+        return 1;
+    if (read_once(io, file, config.buffers, MIB, 0) != (ssize_t)MIB || !matches(config.buffers, MIB, 17, 0))
+        return 2;
+    gaia_io_file_close(file);
+    gaia_io_close(io);
+    free(config.buffers);
+    return 0;
+}
+
+static void buffers_that_may_not_be_locked(void **state)
+{
+    struct gaia_io_config config = {
+        .kind = *(enum gaia_io_kind *)*state, .depth = 1, .buffers_length = 16 * KIB};
+    struct gaia_io *io;
+    int status = 0, fd = new_file();
+    pid_t child;
+
+    config.buffers = new_buffer(config.buffers_length);
+    io = new_engine_of(&config);
+    assert_int_equal(gaia_io_registered(io), config.kind == GAIA_IO_URING);
+    gaia_io_close(io);
+    free(config.buffers);
+
+    write_pattern(fd, MIB, 17);
+    child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        _exit(read_with_little_memlock(config.kind, fd));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    close(fd);
+    if (WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* An area of more than one piece of 1 GiB: 2 MiB of memory, mapped again and again. */
+static void more_than_one_piece(void **state)
+{
+    const size_t length = ((size_t)1 << 30) + 2 * MIB;
+    struct gaia_io_config config = {
+        .kind = *(enum gaia_io_kind *)*state, .depth = 4, .buffers_length = length};
+    uint8_t *area = mmap(NULL, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    int memory = memfd_create("area", MFD_CLOEXEC), fd = new_file();
+    const size_t places[] = {0, length - MIB, ((size_t)1 << 30) - MIB, ((size_t)1 << 30) - 8192,
+                             (size_t)1 << 30};
+    struct gaia_io *io;
+    struct gaia_io_file *file;
+
+    assert_true(area != MAP_FAILED && memory >= 0);
+    assert_int_equal(ftruncate(memory, 2 * MIB), 0);
+    for (size_t i = 0; i < length; i += 2 * MIB)
+        assert_true(mmap(area + i, 2 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory, 0) !=
+                    MAP_FAILED);
+    write_pattern(fd, MIB, 19);
+    config.buffers = area;
+    io = new_engine_of(&config);
+    file = open_file(io, fd);
+    if (config.kind == GAIA_IO_URING && !gaia_io_registered(io))
+        print_message("1 GiB may not be locked here: read without\n");
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        memset(area + places[i], 0, MIB);
+        assert_int_equal(read_once(io, file, area + places[i], MIB, 0), MIB);
+        assert_true(matches(area + places[i], MIB, 19, 0));
+    }
+    gaia_io_file_close(file);
+    gaia_io_close(io);
+    munmap(area, length);
+    close(memory);
+    close(fd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(same_as_pread_and_pwrite),
+        CASE(many_in_flight),
+        CASE(callbacks_that_submit_several),
+        CASE(one_in_flight),
+        CASE(deep),
+        CASE(all_take_turns),
+        CASE(more_files_than_slots),
+        CASE(closed_files_are_let_go),
+        CASE(on_tmpfs),
+        CASE(direct_when_aligned),
+        CASE(direct_reads_see_the_page_cache),
+        CASE(close_with_requests_in_flight),
+        CASE(submitters_that_exit),
+        CASE(slots_taken_and_not_pushed),
+        CASE(bad_arguments),
+        CASE(counters),
+        CASE(buffers_that_may_not_be_locked),
+        CASE(more_than_one_piece),
+    };
+
+    return cmocka_run_group_tests_name("io/engine", tests, begin_all, end_all);
+}

@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The storage engine when the kernel moves less than it was asked to, or fails. Faults are put in where an
+ * attempt's result arrives; each test shows by a count that its faults landed. */
+#include "tests/io/engine_fixture.h"
+
+#include <sys/mman.h>
+
+#define SIZE (MIB + 1234)
+#define SALT 21
+
+/* ---- the faults ---- */
+
+/* Attempts of the wanted kinds fail, or come short, with the given odds, until `most` have. */
+static struct {
+    unsigned ops;  /* bits: 1 << enum gaia_io_op */
+    int error;     /* 0: short; MIXED: short, or one of those that are tried again */
+    unsigned odds; /* one attempt in so many; 1: each */
+    int most;
+    size_t only_length; /* 0: whatever the length */
+    _Atomic int landed;
+    _Atomic uint64_t random;
+} fault;
+
+#define MIXED (-1)
+#define OP(name) (1u << GAIA_IO_OP_##name)
+#define ANY (OP(READ) | OP(READ_DIRECT) | OP(WRITE) | OP(SYNC))
+
+static ssize_t spoil(enum gaia_io_op op, size_t length, ssize_t result)
+{
+    static const int mixed[] = {0, EINTR, ECANCELED, EAGAIN};
+    uint64_t random = mix(atomic_fetch_add(&fault.random, 1));
+    int error = fault.error == MIXED ? mixed[(random >> 16) % 4] : fault.error;
+
+    if (!(fault.ops & 1u << op) || random % fault.odds != 0)
+        return result;
+    if (fault.only_length && fault.only_length != length)
+        return result;
+    if (!error && result <= 1)
+        return result;
+    if (atomic_fetch_add(&fault.landed, 1) >= fault.most) {
+        atomic_fetch_sub(&fault.landed, 1);
+        return result;
+    }
+    if (error)
+        return -error;
+    /* Half of them keep to blocks, as a direct read would. */
+    random >>= 32;
+    if (random % 2 && result > 512)
+        return (ssize_t)(512 * (1 + (random >> 1) % ((uint64_t)(result - 1) / 512)));
+    return (ssize_t)(1 + (random >> 1) % (uint64_t)(result - 1));
+}
+
+static void plan(unsigned ops, int error, unsigned odds, int most)
+{
+    fault.ops = ops;
+    fault.error = error;
+    fault.odds = odds;
+    fault.most = most;
+    fault.only_length = 0;
+    atomic_store(&fault.landed, 0);
+    atomic_store(&fault.random, seed);
+    gaia_io_test_result = spoil;
+}
+
+/* ---- a file to read and write ---- */
+
+struct bench {
+    int fd;
+    struct gaia_io *io;
+    struct gaia_io_file *file;
+    uint8_t *buffer;
+};
+
+static struct bench new_bench(void **state)
+{
+    struct bench bench = {.fd = new_file(), .buffer = new_buffer(2 * SIZE)};
+    struct gaia_io_config config = {.kind = *(enum gaia_io_kind *)*state, .depth = 16, .files = 2};
+
+    write_pattern(bench.fd, SIZE, SALT);
+    config.buffers = bench.buffer;
+    config.buffers_length = SIZE; /* so that one half is registered and one is not */
+    bench.io = new_engine_of(&config);
+    bench.file = open_file(bench.io, bench.fd);
+    return bench;
+}
+
+static void free_bench(struct bench *bench)
+{
+    gaia_io_file_close(bench->file);
+    gaia_io_close(bench->io);
+    gaia_io_test_result = NULL;
+    free(bench->buffer);
+    close(bench->fd);
+}
+
+#define CHUNKS 64
+#define CHUNK (16 * KIB)
+
+/* Reads (or writes) the file in chunks, all submitted at once; aligned ones, and ones shifted by `shift`. */
+static void move_all(struct bench *b, bool write, off_t shift, ssize_t expected)
+{
+    struct outcome outcomes[CHUNKS];
+
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        uint8_t *buffer = b->buffer + (i % 2 ? SIZE - SIZE % 4096 + 8192 : 0) + i / 2 * CHUNK;
+        off_t offset = (off_t)(i * CHUNK) + shift;
+
+        atomic_store(&outcomes[i].calls, 0);
+        if (write)
+            fill(buffer, CHUNK, SALT + 1, offset);
+        else
+            memset(buffer, 0, CHUNK);
+        if (write)
+            assert_int_equal(gaia_io_write(b->io, b->file, buffer, CHUNK, offset, note, &outcomes[i]), 0);
+        else
+            assert_int_equal(gaia_io_read(b->io, b->file, buffer, CHUNK, offset, note, &outcomes[i]), 0);
+    }
+    gaia_io_submit(b->io);
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        uint8_t *buffer = b->buffer + (i % 2 ? SIZE - SIZE % 4096 + 8192 : 0) + i / 2 * CHUNK;
+
+        assert_int_equal(await(&outcomes[i]), expected);
+        assert_int_equal(atomic_load(&outcomes[i].calls), 1);
+        if (expected > 0 && !write)
+            assert_true(matches(buffer, CHUNK, SALT, (off_t)(i * CHUNK) + shift));
+    }
+}
+
+/* The bytes are all there although every other attempt comes short or fails. */
+static void survive(void **state, unsigned ops, int error)
+{
+    struct bench b = new_bench(state);
+    uint8_t *written = malloc(SIZE);
+    uint64_t resubmits = 0;
+
+    assert_non_null(written);
+    plan(ops, error, 2, INT32_MAX);
+    if (ops & (OP(READ) | OP(READ_DIRECT))) {
+        move_all(&b, false, 0, CHUNK);
+        move_all(&b, false, 333, CHUNK);
+        assert_int_equal(gaia_io_read_wait(b.io, b.file, b.buffer, SIZE, 0), SIZE);
+        assert_true(matches(b.buffer, SIZE, SALT, 0));
+        /* Over the end of the file. */
+        assert_int_equal(gaia_io_read_wait(b.io, b.file, b.buffer, 64 * KIB, 16 * 65536), 1234);
+    }
+    if (ops & OP(WRITE)) {
+        move_all(&b, true, 77, CHUNK);
+        fill(b.buffer, 77, SALT + 1, 0);
+        assert_int_equal(gaia_io_write_wait(b.io, b.file, b.buffer, 77, 0), 77);
+        assert_int_equal(pread(b.fd, written, SIZE, 0), SIZE);
+        assert_true(matches(written, CHUNKS * CHUNK + 77, SALT + 1, 0));
+    }
+    if (ops & OP(SYNC))
+        for (unsigned i = 0; i < 20; i++)
+            assert_int_equal(gaia_io_sync_wait(b.io, b.file, i % 2), 0);
+    assert_true(atomic_load(&fault.landed) > 10);
+    resubmits = stat_of(b.io).resubmits;
+    assert_true(resubmits >= (uint64_t)atomic_load(&fault.landed));
+    free(written);
+    free_bench(&b);
+}
+
+static void short_transfers(void **state)
+{
+    survive(state, OP(READ) | OP(READ_DIRECT) | OP(WRITE), 0);
+}
+
+static void interrupted(void **state)
+{
+    survive(state, ANY, EINTR);
+}
+
+static void cancelled(void **state)
+{
+    survive(state, ANY, ECANCELED);
+}
+
+static void would_block(void **state)
+{
+    survive(state, ANY, EAGAIN);
+}
+
+static void all_of_these(void **state)
+{
+    survive(state, ANY, MIXED);
+}
+
+static void direct_refused(void **state)
+{
+    static const int errors[] = {EINVAL, EOPNOTSUPP, EFAULT};
+
+    for (unsigned i = 0; i < 3; i++) {
+        struct bench b = new_bench(state);
+        bool direct = gaia_io_file_direct(b.file);
+
+        plan(OP(READ_DIRECT), errors[i], 1, INT32_MAX);
+        move_all(&b, false, 0, CHUNK);
+        assert_int_equal(atomic_load(&fault.landed), direct ? CHUNKS : 0);
+        assert_int_equal(stat_of(b.io).direct_reads, 0);
+        assert_int_equal(stat_of(b.io).bytes_read, CHUNKS * CHUNK);
+        free_bench(&b);
+        if (!direct)
+            skip();
+    }
+}
+
+/* ---- errors that stay ---- */
+
+/* Each attempt fails: the caller hears of it, once, after `attempts`. */
+static void reported(struct bench *b, int error, int attempts)
+{
+    struct outcome read = {.calls = 0}, written = {.calls = 0}, synced = {.calls = 0};
+
+    plan(ANY, error, 1, INT32_MAX);
+    assert_int_equal(gaia_io_read(b->io, b->file, b->buffer + 1, 5000, 0, note, &read), 0);
+    gaia_io_submit(b->io);
+    assert_int_equal(await(&read), -error);
+    assert_int_equal(atomic_load(&fault.landed), attempts);
+    assert_int_equal(gaia_io_write(b->io, b->file, b->buffer, 5000, 0, note, &written), 0);
+    assert_int_equal(gaia_io_sync(b->io, b->file, false, note, &synced), 0);
+    gaia_io_submit(b->io);
+    assert_int_equal(await(&written), -error);
+    assert_int_equal(await(&synced), -error);
+    assert_int_equal(atomic_load(&fault.landed), 3 * attempts);
+    assert_int_equal(gaia_io_write_wait(b->io, b->file, b->buffer, 10, 0), -error);
+    assert_int_equal(gaia_io_sync_wait(b->io, b->file, true), -error);
+    gaia_io_test_result = NULL;
+    assert_int_equal(gaia_io_sync_wait(b->io, b->file, true), 0);
+}
+
+static void errors_are_reported(void **state)
+{
+    static const int errors[] = {EIO, ENOSPC, EDQUOT, EFBIG, ENOMEM, EBADF, ESTALE, EINVAL, EFAULT};
+    struct bench b = new_bench(state);
+
+    for (unsigned i = 0; i < sizeof errors / sizeof *errors; i++)
+        reported(&b, errors[i], 1);
+    free_bench(&b);
+}
+
+static void retries_are_bounded(void **state)
+{
+    static const int errors[] = {EINTR, ECANCELED, EAGAIN};
+    struct bench b = new_bench(state);
+
+    for (unsigned i = 0; i < sizeof errors / sizeof *errors; i++)
+        reported(&b, errors[i], 17);
+    free_bench(&b);
+}
+
+/* Fewer bytes than asked for mean the end of the file: a read that fails half way is an error. */
+static void error_after_some_bytes(void **state)
+{
+    struct bench b = new_bench(state);
+    struct outcome outcome = {.calls = 0};
+
+    plan(OP(READ), 0, 1, 1);
+    assert_int_equal(gaia_io_read_wait(b.io, b.file, b.buffer + 1, 60000, 0), 60000);
+    assert_int_equal(atomic_load(&fault.landed), 1);
+    /* The direct part is fine, the buffered rest of the tail fails. */
+    plan(OP(READ), EIO, 1, INT32_MAX);
+    assert_int_equal(gaia_io_read(b.io, b.file, b.buffer, 64 * KIB, 16 * 65536, note, &outcome), 0);
+    gaia_io_submit(b.io);
+    assert_int_equal(await(&outcome), -EIO);
+    assert_int_equal(atomic_load(&fault.landed), 1);
+    free_bench(&b);
+}
+
+static ssize_t move_nothing(enum gaia_io_op op, size_t length, ssize_t result)
+{
+    (void)length;
+    (void)result;
+    atomic_fetch_add(&fault.landed, 1);
+    return op == GAIA_IO_OP_SYNC ? result : 0;
+}
+
+/* A write that moves nothing is an error, not an endless loop; a read that does has met the end of the file.
+ */
+static void nothing_moved(void **state)
+{
+    struct bench b = new_bench(state);
+    struct outcome written = {.calls = 0}, read = {.calls = 0};
+
+    plan(0, 0, 1, 0);
+    gaia_io_test_result = move_nothing;
+    assert_int_equal(gaia_io_write(b.io, b.file, b.buffer, 100, 0, note, &written), 0);
+    assert_int_equal(gaia_io_read(b.io, b.file, b.buffer + 4096, 100, 0, note, &read), 0);
+    gaia_io_submit(b.io);
+    assert_int_equal(await(&written), -EIO);
+    assert_int_equal(await(&read), 0);
+    assert_int_equal(atomic_load(&fault.landed), 2);
+    free_bench(&b);
+}
+
+/* A request that pauses for EAGAIN (0.6 s in all) holds up no other. */
+static void pauses_hold_up_nobody(void **state)
+{
+    struct bench b = new_bench(state);
+    struct outcome slow = {.calls = 0};
+
+    plan(ANY, EAGAIN, 1, INT32_MAX);
+    fault.only_length = 777;
+    assert_int_equal(gaia_io_read(b.io, b.file, b.buffer, 777, 0, note, &slow), 0);
+    gaia_io_submit(b.io);
+    await_count(&fault.landed, 4);
+    for (unsigned i = 0; i < 20; i++) {
+        struct outcome quick = {.calls = 0};
+
+        assert_int_equal(gaia_io_read(b.io, b.file, b.buffer + 4096, 778, 0, note, &quick), 0);
+        gaia_io_submit(b.io);
+        assert_int_equal(await(&quick), 778);
+    }
+    assert_int_equal(atomic_load(&slow.calls), 0);
+    assert_int_equal(await(&slow), -EAGAIN);
+    free_bench(&b);
+}
+
+/* Closing waits for retries too, and does not skip them. */
+static void close_while_retrying(void **state)
+{
+    struct bench b = new_bench(state);
+    struct outcome outcomes[16];
+
+    plan(ANY, EAGAIN, 1, 16 * 4);
+    for (unsigned i = 0; i < 16; i++) {
+        atomic_store(&outcomes[i].calls, 0);
+        assert_int_equal(gaia_io_read(b.io, b.file, b.buffer + i * CHUNK, 1000, i * 1000, note, &outcomes[i]),
+                         0);
+    }
+    gaia_io_file_close(b.file);
+    gaia_io_close(b.io);
+    b.file = NULL;
+    b.io = NULL;
+    assert_int_equal(atomic_load(&fault.landed), 16 * 4);
+    for (unsigned i = 0; i < 16; i++) {
+        assert_int_equal(atomic_load(&outcomes[i].calls), 1);
+        assert_int_equal(atomic_load(&outcomes[i].result), 1000);
+        assert_true(matches(b.buffer + i * CHUNK, 1000, SALT, i * 1000));
+    }
+    free_bench(&b);
+}
+
+/* ---- errors of the kernel's own ---- */
+
+static ssize_t transfer_once(struct gaia_io *io, struct gaia_io_file *file, bool write, void *buffer)
+{
+    struct outcome outcome = {.calls = 0};
+
+    if (write)
+        assert_int_equal(gaia_io_write(io, file, buffer, 4096, 0, note, &outcome), 0);
+    else
+        assert_int_equal(gaia_io_read(io, file, buffer, 4096, 0, note, &outcome), 0);
+    gaia_io_submit(io);
+    return await(&outcome);
+}
+
+static void errors_of_the_kernel(void **state)
+{
+    struct bench b = new_bench(state);
+    void *nowhere = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int only_read = new_file_in(directory, O_RDONLY);
+    struct gaia_io_file *file = open_file(b.io, only_read);
+
+    assert_true(nowhere != MAP_FAILED);
+    assert_int_equal(transfer_once(b.io, file, true, b.buffer), -EBADF);
+    assert_int_equal(gaia_io_write_wait(b.io, file, b.buffer, 10, 0), -EBADF);
+    assert_int_equal(transfer_once(b.io, file, false, b.buffer), 0); /* empty */
+    assert_int_equal(transfer_once(b.io, b.file, false, nowhere), -EFAULT);
+    assert_int_equal(transfer_once(b.io, b.file, true, nowhere), -EFAULT);
+    assert_int_equal(gaia_io_read_wait(b.io, b.file, nowhere, 4096, 0), -EFAULT);
+    assert_int_equal(transfer_once(b.io, b.file, false, b.buffer), 4096);
+    gaia_io_file_close(file);
+    munmap(nowhere, 4096);
+    close(only_read);
+    free_bench(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(short_transfers),      CASE(interrupted),           CASE(cancelled),
+        CASE(would_block),          CASE(all_of_these),          CASE(direct_refused),
+        CASE(errors_are_reported),  CASE(retries_are_bounded),   CASE(error_after_some_bytes),
+        CASE(nothing_moved),        CASE(pauses_hold_up_nobody), CASE(close_while_retrying),
+        CASE(errors_of_the_kernel),
+    };
+
+    return cmocka_run_group_tests_name("io/engine_faults", tests, begin_all, end_all);
+}

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures for tests through a real mount.
+
+GAIAFS_BIN   folder of mount.gaiafs, gaiactl and libgaia.so (default: the top of the tree)
+GAIA_TEST_DIR  where data directories and mount points are made (default: /var/tmp)
+
+Every test has a time limit (60 s, @pytest.mark.limit(seconds) changes it). It is kept by a process of its own, because a
+thread of a test that touches a mapping of a dead mount hangs with the interpreter's lock held. When it expires, that
+process prints the stacks of the daemons that the test started and aborts their connections, and theirs alone.
+"""
+import contextlib
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.path.abspath(os.environ.get("GAIAFS_BIN", TOP))
+LIMIT_S = 60
+SANITIZER = re.compile(r"ERROR: \w+Sanitizer|WARNING: \w+Sanitizer|runtime error:")
+
+
+# --- mounts ---------------------------------------------------------------------------------------------------------
+
+def mountinfo(path):
+    """(minor device number, type) of the topmost mount at path, or None."""
+    found = None
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            head, _, tail = line.partition(" - ")
+            fields = head.split()
+            if re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), fields[4]) == path:
+                found = (int(fields[2].split(":")[1]), tail.split()[0])
+    return found
+
+
+class Mount:
+    """A mounted gaiafs: data and mnt are paths, proc the daemon (a child of ours), log the file with its stderr."""
+
+    def __init__(self, data, mnt, proc, log):
+        self.data, self.mnt, self.proc, self.log = data, mnt, proc, log
+        self.pid = proc.pid
+        self.expected_exit = 0  # None: whatever (a test that kills the daemon sets it)
+
+    def mounted(self):
+        found = mountinfo(self.mnt)
+        return found is not None and found[1] == "fuse.gaiafs"
+
+    def log_text(self):
+        with open(self.log, errors="replace") as file:
+            return file.read()
+
+    def unmount(self):
+        """Returns what is wrong, or None."""
+        if self.mounted():
+            deadline = time.monotonic() + 10
+            while True:
+                done = subprocess.run(["umount", self.mnt], capture_output=True, text=True)
+                if done.returncode == 0 or not self.mounted():
+                    break
+                if time.monotonic() > deadline:
+                    subprocess.run(["umount", "-l", self.mnt], check=False)
+                    self.stop()
+                    return f"umount: {done.stderr.strip()}"
+                time.sleep(0.1)
+        return self.stop()
+
+    def stop(self):
+        try:
+            code = self.proc.wait(20)
+        except subprocess.TimeoutExpired:
+            os.kill(self.pid, signal.SIGKILL)
+            self.proc.wait()
+            return "the daemon did not end after the unmount"
+        if self.expected_exit is not None and code != self.expected_exit:
+            return f"the daemon ended with {code}"
+        if SANITIZER.search(self.log_text()):
+            return "the daemon's log has a sanitizer's report"
+        return None
+
+
+@pytest.fixture
+def workdir():
+    """An empty directory on a disk."""
+    path = os.path.realpath(tempfile.mkdtemp(prefix="gaiafs-test-", dir=os.environ.get("GAIA_TEST_DIR", "/var/tmp")))
+    os.chmod(path, 0o755)  # other users work in it too
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def mount(workdir, request):
+    """A function that mounts: mount(options="timeout=0", data=path, mnt=path, args=[...], env={...}) -> Mount."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("no /dev/fuse here")
+    mounts = []
+
+    def start(options="", data=None, mnt=None, args=(), env=None):
+        number = len(mounts)
+        if data is None:
+            data = os.path.join(workdir, f"data{number}")
+            os.mkdir(data)
+        if mnt is None:
+            mnt = os.path.join(workdir, f"mnt{number}")
+            os.mkdir(mnt)
+        log = os.path.join(workdir, f"log{number}")
+        command = [os.path.join(BIN, "mount.gaiafs"), "-f", data, mnt, *args]
+        if options:
+            command += ["-o", options]
+        with open(log, "wb") as stderr:
+            proc = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, cwd="/",
+                                    env={**os.environ, **(env or {})})
+        mounted = Mount(data, mnt, proc, log)
+        mounts.append(mounted)
+        deadline = time.monotonic() + 20
+        while not mounted.mounted():
+            if proc.poll() is not None:
+                mounts.remove(mounted)
+                pytest.fail(f"mount.gaiafs ended with {proc.returncode}: {mounted.log_text()}")
+            assert time.monotonic() < deadline, "not mounted after 20 s"
+            time.sleep(0.01)
+        watchdog().tell(f"mount {proc.pid} {mountinfo(mnt)[0]}")
+        os.stat(mnt)  # answers once the daemon serves
+        return mounted
+
+    yield start
+    problems = [problem for problem in (m.unmount() for m in reversed(mounts)) if problem]
+    failed = getattr(request.node, "failed_call", False)
+    if problems or failed:
+        for m in mounts:
+            print(f"--- daemon of {m.mnt}:\n{m.log_text()[-8000:]}", file=sys.stderr)
+    assert not problems, "; ".join(problems)
+
+
+# --- the time limit -------------------------------------------------------------------------------------------------
+
+class Watchdog:
+    def __init__(self):
+        self.folder = tempfile.mkdtemp(prefix="gaiafs-watchdog-")
+        self.report = os.path.join(self.folder, "report")
+        self.proc = subprocess.Popen([sys.executable, "-B", os.path.abspath(__file__), self.report, str(os.getpid())],
+                                     stdin=subprocess.PIPE, text=True, start_new_session=True)
+
+    def tell(self, line):
+        self.proc.stdin.write(line + "\n")
+        self.proc.stdin.flush()
+
+    def expired(self):
+        if not os.path.exists(self.report):
+            return None
+        with open(self.report, errors="replace") as file:
+            text = file.read()
+        os.unlink(self.report)
+        return text
+
+    def close(self):
+        self.proc.stdin.close()
+        self.proc.wait(10)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_watchdog = None
+
+
+def watchdog():
+    global _watchdog
+    if _watchdog is None:
+        _watchdog = Watchdog()
+    return _watchdog
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", f"limit(seconds): time limit of the test ({LIMIT_S} s without it)")
+
+
+def pytest_sessionfinish():
+    if _watchdog is not None:
+        _watchdog.close()
+
+
+class Expired(Exception):
+    pass
+
+
+def _on_expiry(_signal, _frame):
+    raise Expired("time limit")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    marker = item.get_closest_marker("limit")
+    seconds = marker.args[0] if marker else LIMIT_S
+    previous = signal.signal(signal.SIGALRM, _on_expiry)
+    watchdog().tell(f"arm {seconds} {item.nodeid}")
+    yield
+    watchdog().tell("disarm")
+    signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    report = outcome.get_result()
+    if call.when == "call":
+        item.failed_call = report.failed
+    text = watchdog().expired()
+    if text is not None:
+        report.outcome = "failed"
+        report.longrepr = f"{text}\n{report.longreprtext}"
+
+
+def stacks(pid):
+    lines = []
+    with contextlib.suppress(OSError):
+        for task in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+            lines.append(f"thread {task}:")
+            for name in ("comm", "wchan", "stack"):
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/{name}") as file:
+                    lines.append(f"  {name}: {file.read().strip()}")
+    if shutil.which("gdb"):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            lines.append(subprocess.run(["gdb", "-batch", "-p", str(pid), "-ex", "thread apply all bt 12"], text=True,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                        timeout=20).stdout)
+    return "\n".join(lines)
+
+
+def abort_connection(minor):
+    """Through fusectl, which not every machine has mounted."""
+    folder, own = "/sys/fs/fuse/connections", None
+    if not os.path.isdir(f"{folder}/{minor}"):
+        folder = own = tempfile.mkdtemp(prefix="gaiafs-fusectl-")
+        subprocess.run(["mount", "-t", "fusectl", "none", own], check=False)
+    try:
+        with open(f"{folder}/{minor}/abort", "w") as file:
+            file.write("1")
+        return "aborted"
+    except OSError as error:
+        return f"not aborted: {error}"
+    finally:
+        if own:
+            subprocess.run(["umount", own], check=False)
+            os.rmdir(own)
+
+
+def watchdog_main(report, tester):
+    """Reads lines: "arm SECONDS NAME", "mount PID MINOR", "disarm". Ends at the end of input."""
+    deadline, name, mounts, pending = None, "", [], b""
+    while True:
+        wait = None if deadline is None else max(0, deadline - time.monotonic())
+        ready, _, _ = select.select([0], [], [], wait)
+        if not ready:
+            texts = [f"time limit of {name} expired"]
+            for pid, minor in mounts:
+                if os.path.exists(f"/proc/{pid}"):
+                    texts.append(f"--- daemon {pid}, connection {minor}:\n{stacks(pid)}")
+                    texts.append(f"connection {minor}: {abort_connection(minor)}")
+            with open(report + ".new", "w") as file:
+                file.write("\n".join(texts))
+            os.rename(report + ".new", report)
+            deadline = None
+            os.kill(tester, signal.SIGALRM)
+            continue
+        data = os.read(0, 65536)
+        if not data:
+            return
+        pending += data
+        *lines, pending = pending.split(b"\n")
+        for line in lines:
+            word, *rest = line.decode().split(" ", 2)
+            if word == "arm":
+                deadline, name, mounts = time.monotonic() + float(rest[0]), rest[1], []
+            elif word == "mount":
+                mounts.append((int(rest[0]), int(rest[1])))
+            elif word == "disarm":
+                deadline, mounts = None, []
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    watchdog_main(sys.argv[1], int(sys.argv[2]))
