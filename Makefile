@@ -95,8 +95,9 @@ $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
 $(call obj,$(wildcard examples/*.c examples/sssp/*.c tests/bench/bench_*.c tests/mount/tool_*.c)): CFLAGS += -fopenmp -Igpu
 
+# CHECK=--unit for the unit tests only; CHECK='--select NAME' for some of the mount tests.
 check: tests
-	python3 -B tests/check.py --build $(BUILD) --bin $(BIN)
+	python3 -B tests/check.py --build $(BUILD) --bin $(BIN) --sanitize '$(SANITIZE)' $(CHECK)
 
 bench: benches
 	python3 -B tests/bench/bench.py --build $(BUILD) --bin $(BIN)

@@ -45,8 +45,8 @@ int creds_become_caller(fuse_req_t req)
         return 0;
     syscall(SYS_setfsgid, ctx->gid);
     syscall(SYS_setfsuid, ctx->uid);
-    /* Leaving uid 0 took the filesystem capabilities away; with them back, groups need not be looked up (slow, from
-     * /proc) to search a directory that only a supplementary group of the caller may write. */
+    /* Leaving uid 0 took the filesystem capabilities away; with them back, groups need not be looked up
+     * (slow, from /proc) to search a directory that only a supplementary group of the caller may write. */
     rc = set_capabilities(own_capabilities);
     if (rc < 0)
         creds_become_self(req);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Acting for the caller: new files belong to who made them, and writes clear set-id bits as the caller's own would.
- * What each call changes belongs to the calling thread alone (raw system calls: the C library's change all threads). */
+/* Acting for the caller: new files belong to who made them, and writes clear set-id bits as the caller's own
+ * would. What each call changes belongs to the calling thread alone (raw system calls: the C library's change
+ * all threads). */
 #ifndef GAIAFS_FS_CREDS_H
 #define GAIAFS_FS_CREDS_H
 
@@ -9,12 +10,14 @@
 /* Once, before there are threads. */
 void creds_init(void);
 
-/* Between the two, what the thread creates belongs to the caller of req. Permissions are not checked again, the kernel
- * has done it (default_permissions). Nothing happens where the daemon isn't root. 0 or a negative errno. */
+/* Between the two, what the thread creates belongs to the caller of req. Permissions are not checked again,
+ * the kernel has done it (default_permissions). Nothing happens where the daemon isn't root. 0 or a negative
+ * errno. */
 int creds_become_caller(fuse_req_t req);
 void creds_become_self(fuse_req_t req);
 
-/* Between the two, a write or truncation by the thread clears set-id bits, as one of an ordinary user does. */
+/* Between the two, a write or truncation by the thread clears set-id bits, as one of an ordinary user does.
+ */
 void creds_drop_fsetid(void);
 void creds_regain_fsetid(void);
 

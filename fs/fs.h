@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A mount: the data directory below it, the kernel's session above it, the cache and the client server beside it.
- * There is one struct fs in a daemon. Fields without a comment on locking are set before the session is served. */
+/* A mount: the data directory below it, the kernel's session above it, the cache and the client server beside
+ * it. There is one struct fs in a daemon. Fields without a comment on locking are set before the session is
+ * served. */
 #ifndef GAIAFS_FS_FS_H
 #define GAIAFS_FS_FS_H
 
@@ -23,10 +24,10 @@ struct handle;
 
 struct fs {
     struct fs_options options;
-    char *data_path;  /* absolute, no symbolic links; what inode_path() takes away */
-    char *mount_path; /* absolute, no symbolic links */
-    dev_t mount_dev;  /* st_dev of our own mount: never to be entered by the daemon */
-    bool as_root;     /* the daemon may act for other users */
+    char *data_path;       /* absolute, no symbolic links; what inode_path() takes away */
+    char *mount_path;      /* absolute, no symbolic links */
+    dev_t mount_dev;       /* st_dev of our own mount: never to be entered by the daemon */
+    bool as_root;          /* the daemon may act for other users */
     bool kills_privileges; /* FUSE_HANDLE_KILLPRIV_V2: set-id bits are ours to clear */
     struct fuse_session *session;
     struct cache *cache;
@@ -34,8 +35,8 @@ struct fs {
     struct inode *root;
     struct inode_table inodes;
 
-    /* Held shared by each notification to the kernel, exclusively to set serving to false: a notification waits for
-     * write-backs, so none may be under way when the session stops being served. */
+    /* Held shared by each notification to the kernel, exclusively to set serving to false: a notification
+     * waits for write-backs, so none may be under way when the session stops being served. */
     pthread_rwlock_t notify_gate;
     atomic_bool serving;
 
@@ -46,7 +47,7 @@ struct fs {
 /* An open file or directory: fi->fh points to it. */
 struct handle {
     int fd;
-    int flags; /* as the opener gave them, access mode included; O_DIRECT is not set on fd */
+    int flags;           /* as the opener gave them, access mode included; O_DIRECT is not set on fd */
     struct inode *inode; /* a reference is held */
     _Atomic int page_fd; /* -1, or a second descriptor without O_APPEND; see handle_page_fd() */
 
@@ -59,7 +60,8 @@ struct handle {
     struct handle *previous, *next; /* fs->handles, under fs->handles_lock */
 };
 
-/* Takes over fd (and dir, if not NULL, whose fd it then is). NULL when memory is short; fd is then still the caller's. */
+/* Takes over fd (and dir, if not NULL, whose fd it then is). NULL when memory is short; fd is then still the
+ * caller's. */
 struct handle *handle_new(struct fs *fs, struct inode *inode, int fd, DIR *dir, int flags);
 /* Closes all that it holds. */
 void handle_free(struct fs *fs, struct handle *handle);

@@ -43,7 +43,7 @@ int inode_table_init(struct inode_table *table)
 
         shard->inode_count = 0;
         shard->bucket_count = INITIAL_BUCKETS;
-        shard->buckets = calloc(INITIAL_BUCKETS, sizeof(*shard->buckets));
+        shard->buckets = calloc(INITIAL_BUCKETS, sizeof(struct inode *));
         if (!shard->buckets) {
             while (i-- > 0)
                 free(table->shards[i].buckets);
@@ -105,7 +105,7 @@ static void shard_grow(struct inode_shard *shard)
     size_t old_count = shard->bucket_count;
     struct inode **old = shard->buckets, **buckets;
 
-    buckets = calloc(old_count * 2, sizeof(*buckets));
+    buckets = calloc(old_count * 2, sizeof(struct inode *));
     if (!buckets)
         return;
     shard->buckets = buckets;
@@ -321,7 +321,7 @@ static bool is_settled(struct timespec ctime)
 
     clock_gettime(CLOCK_REALTIME_COARSE, &now);
     age_ns = (int64_t)(now.tv_sec - ctime.tv_sec) * 1000000000 + (now.tv_nsec - ctime.tv_nsec);
-    return age_ns > 50 * 1000000;
+    return age_ns > 50000000;
 }
 
 bool inode_unchanged(struct inode *inode, const struct stat *st)
@@ -330,8 +330,8 @@ bool inode_unchanged(struct inode *inode, const struct stat *st)
     bool settled = is_settled(st->st_ctim), same;
 
     pthread_mutex_lock(&shard->lock);
-    same = inode->seen.valid && inode->seen.size == st->st_size && same_time(inode->seen.mtime, st->st_mtim) &&
-           same_time(inode->seen.ctime, st->st_ctim);
+    same = inode->seen.valid && inode->seen.size == st->st_size &&
+           same_time(inode->seen.mtime, st->st_mtim) && same_time(inode->seen.ctime, st->st_ctim);
     inode->seen.valid = settled;
     inode->seen.size = st->st_size;
     inode->seen.mtime = st->st_mtim;
@@ -363,7 +363,8 @@ static ssize_t shard_snapshot(struct inode_shard *shard, bool tracked_only, stru
     return (ssize_t)count;
 }
 
-static int each(struct fs *fs, bool tracked_only, int (*visit)(struct inode *inode, void *context), void *context)
+static int each(struct fs *fs, bool tracked_only, int (*visit)(struct inode *inode, void *context),
+                void *context)
 {
     int rc = 0;
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The files that the kernel, a client or the cache knows, one struct inode for each (device, inode number) of the data
- * directory. An inode lives as long as any of these is left: lookups of the kernel, references, pins of the cache. */
+/* The files that the kernel, a client or the cache knows, one struct inode for each (device, inode number) of
+ * the data directory. An inode lives as long as any of these is left: lookups of the kernel, references, pins
+ * of the cache. */
 #ifndef GAIAFS_FS_INODE_H
 #define GAIAFS_FS_INODE_H
 
@@ -16,7 +17,7 @@ struct fs;
 
 struct inode {
     struct fs *fs;
-    int fd;      /* O_PATH | O_NOFOLLOW: good for unlinked files too */
+    int fd; /* O_PATH | O_NOFOLLOW: good for unlinked files too */
     dev_t dev;
     ino_t ino;
     mode_t type; /* S_IFMT bits */
@@ -58,30 +59,32 @@ int inode_table_init(struct inode_table *table);
 void inode_table_destroy(struct inode_table *table);
 size_t inode_table_count(struct inode_table *table);
 
-/* The inode of fd (O_PATH | O_NOFOLLOW), whose fstat() is st, with one more lookup. fd is taken over in any case. */
+/* The inode of fd (O_PATH | O_NOFOLLOW), whose fstat() is st, with one more lookup. fd is taken over in any
+ * case. */
 int inode_lookup(struct fs *fs, int fd, const struct stat *st, struct inode **inode_out);
 void inode_forget(struct inode *inode, uint64_t lookups);
 void inode_get(struct inode *inode);
 void inode_put(struct inode *inode);
 void inode_pin(struct inode *inode, bool pinned);
 
-/* Begin to track the file, if nobody has: from then on its data goes through the cache. Waits until no untracked
- * operation is in flight. The caller holds a reference. 0 or what cache_file_open() says. */
+/* Begin to track the file, if nobody has: from then on its data goes through the cache. Waits until no
+ * untracked operation is in flight. The caller holds a reference. 0 or what cache_file_open() says. */
 int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out);
 
-/* Every data operation: enter, then, when NULL was returned, do the backing I/O oneself (the gate is held), else call
- * cache_file_*() with what was returned (no gate is held); then leave with the same pointer. */
+/* Every data operation: enter, then, when NULL was returned, do the backing I/O oneself (the gate is held),
+ * else call cache_file_*() with what was returned (no gate is held); then leave with the same pointer. */
 struct cache_file *inode_gate_enter(struct inode *inode);
 void inode_gate_leave(struct inode *inode, const struct cache_file *file);
 
-/* The path below the data directory, for people to read: the file may have moved since. Length or a negative errno. */
+/* The path below the data directory, for people to read: the file may have moved since. Length or a negative
+ * errno. */
 ssize_t inode_path(struct inode *inode, char *path_out, size_t size);
 
 /* Has the file the size and times of its last open? Notes those of st for the next. */
 bool inode_unchanged(struct inode *inode, const struct stat *st);
 
-/* Calls visit for each tracked (or for each known) inode with a reference and no lock held. Those that appear meanwhile
- * may be missed. Stops at, and returns, the first value that is not 0; -ENOMEM. */
+/* Calls visit for each tracked (or for each known) inode with a reference and no lock held. Those that appear
+ * meanwhile may be missed. Stops at, and returns, the first value that is not 0; -ENOMEM. */
 int fs_each_tracked(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context);
 int fs_each_inode(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context);
 

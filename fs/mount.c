@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mount.gaiafs: checks what it was given, goes to the background, serves the mount, ends it with nothing lost. */
+/* mount.gaiafs: checks what it was given, goes to the background, serves the mount, ends it with nothing
+ * lost. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -55,20 +56,22 @@ static int find_directories(struct fs *fs)
     if (!fs->mount_path)
         return -ENOENT;
     if (lies_inside(fs->data_path, fs->mount_path)) {
-        fs_log(LOG_ERR, "data directory %s lies inside the mount point %s, which would hide it", fs->data_path,
-               fs->mount_path);
+        fs_log(LOG_ERR, "data directory %s lies inside the mount point %s, which would hide it",
+               fs->data_path, fs->mount_path);
         return -EINVAL;
     }
     return 0;
 }
 
-/* A lock taken through a gaiafs mount would not meet the lock of its daemon, which is on the directory below. */
+/* A lock taken through a gaiafs mount would not meet the lock of its daemon, which is on the directory below.
+ */
 static int check_not_on_gaiafs(const struct fs *fs, int fd)
 {
     char type[32];
     struct stat st;
 
-    if (fstat(fd, &st) == 0 && mountinfo_type(st.st_dev, type, sizeof(type)) == 0 && strcmp(type, "fuse.gaiafs") == 0) {
+    if (fstat(fd, &st) == 0 && mountinfo_type(st.st_dev, type, sizeof(type)) == 0 &&
+        strcmp(type, "fuse.gaiafs") == 0) {
         fs_log(LOG_ERR, "data directory %s is already mounted by another gaiafs, or lies in a gaiafs mount",
                fs->data_path);
         return -EBUSY;
@@ -76,7 +79,8 @@ static int check_not_on_gaiafs(const struct fs *fs, int fd)
     return 0;
 }
 
-/* Opens the data directory, before it may be mounted over, and makes it ours. *lock_out is kept open as long. */
+/* Opens the data directory, before it may be mounted over, and makes it ours. *lock_out is kept open as long.
+ */
 static int open_root(struct fs *fs, int *lock_out)
 {
     struct stat st;
@@ -163,8 +167,8 @@ static void prepare_process(void)
     creds_init();
 }
 
-/* Forks (there are no threads yet). In the parent: waits until the child says that the mount answers, or ends. Returns in the
- * child only, with the descriptor to say it on; -1: no fork wanted. */
+/* Forks (there are no threads yet). In the parent: waits until the child says that the mount answers, or
+ * ends. Returns in the child only, with the descriptor to say it on; -1: no fork wanted. */
 static int go_to_background(void)
 {
     int ready[2], status;

@@ -51,7 +51,8 @@ int mountinfo_device(const char *path, dev_t *device_out)
         unsigned device_major, device_minor;
         int start = 0, end = 0;
 
-        if (sscanf(line, "%*d %*d %u:%u %*s %n%*s%n", &device_major, &device_minor, &start, &end) != 2 || end == 0)
+        if (sscanf(line, "%*d %*d %u:%u %*s %n%*s%n", &device_major, &device_minor, &start, &end) != 2 ||
+            end == 0)
             continue;
         line[end] = '\0';
         unescape(line + start);

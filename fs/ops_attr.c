@@ -61,6 +61,10 @@ void op_setattr(fuse_req_t req, fuse_ino_t nodeid, struct stat *attr, int to_set
     struct inode *inode = inode_of(req, nodeid);
     int rc = 0;
 
+    /* chown(-1, -1), or the kernel asks to clear set-id bits: both come without a bit that libfuse hands on.
+     */
+    if (to_set == 0)
+        rc = set_owner(inode, attr, 0);
     if (to_set & FUSE_SET_ATTR_MODE)
         rc = chmod(proc_path(inode->fd).text, attr->st_mode & 07777) ? -errno : 0;
     if (rc == 0 && to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
@@ -123,7 +127,8 @@ void op_listxattr(fuse_req_t req, fuse_ino_t nodeid, size_t size)
     free(buffer);
 }
 
-void op_setxattr(fuse_req_t req, fuse_ino_t nodeid, const char *name, const char *value, size_t size, int flags)
+void op_setxattr(fuse_req_t req, fuse_ino_t nodeid, const char *name, const char *value, size_t size,
+                 int flags)
 {
     struct proc_path path = proc_path(inode_of(req, nodeid)->fd);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bytes of files. Each operation enters the inode's gate first (fs/inode.h): an untracked file is served from the
- * backing descriptor with the gate held, a tracked one by the cache with no lock held. */
+/* The bytes of files. Each operation enters the inode's gate first (fs/inode.h): an untracked file is served
+ * from the backing descriptor with the gate held, a tracked one by the cache with no lock held. */
 #include "fs/ops.h"
 
 #include <errno.h>
@@ -12,7 +12,8 @@
 
 #include "fs/creds.h"
 
-/* Each thread of the session keeps the buffer of its largest READ: allocating one a request costs more than reading. */
+/* Each thread of the session keeps the buffer of its largest READ: allocating one a request costs more than
+ * reading. */
 static pthread_key_t buffer_key;
 static pthread_once_t buffer_once = PTHREAD_ONCE_INIT;
 static __thread void *buffer_memory;
@@ -92,8 +93,8 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
         fuse_reply_buf(req, buffer, (size_t)got);
 }
 
-/* The descriptor to write a kernel's page through: the kernel takes any writable handle for it, and on one opened with
- * O_APPEND the page would land at the end of the file. A descriptor or a negative errno. */
+/* The descriptor to write a kernel's page through: the kernel takes any writable handle for it, and on one
+ * opened with O_APPEND the page would land at the end of the file. A descriptor or a negative errno. */
 static int handle_page_fd(struct handle *handle)
 {
     int fd = atomic_load(&handle->page_fd), expected = -1;
@@ -133,7 +134,8 @@ static ssize_t write_backing(int fd, const char *data, size_t size, off_t offset
     return (ssize_t)done;
 }
 
-/* Must this WRITE clear set-id bits? libfuse 3.14 does not hand on the flag; the header precedes the bytes. */
+/* Must this WRITE clear set-id bits? libfuse 3.14 does not hand on the flag; the header precedes the bytes.
+ */
 static bool kills_suidgid(const struct fs *fs, const char *data)
 {
     const struct fuse_write_in *in = (const void *)(data - sizeof(struct fuse_write_in));
@@ -147,7 +149,8 @@ static bool caller_kills_suidgid(fuse_req_t req)
     return fs_of(req)->kills_privileges && fuse_req_ctx(req)->uid != 0;
 }
 
-void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, off_t offset, struct fuse_file_info *fi)
+void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, off_t offset,
+              struct fuse_file_info *fi)
 {
     struct inode *inode = inode_of(req, nodeid);
     struct handle *handle = handle_of(fi);
@@ -211,7 +214,8 @@ void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file
     fuse_reply_err(req, -rc);
 }
 
-void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off_t length, struct fuse_file_info *fi)
+void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off_t length,
+                  struct fuse_file_info *fi)
 {
     struct inode *inode = inode_of(req, nodeid);
     struct handle *handle = handle_of(fi);
@@ -252,7 +256,8 @@ void op_lseek(fuse_req_t req, fuse_ino_t nodeid, off_t offset, int whence, struc
         fuse_reply_lseek(req, found);
 }
 
-/* Enters both gates, the lower address first: with writers waiting for both, the other order could be a deadlock. */
+/* Enters both gates, the lower address first: with writers waiting for both, the other order could be a
+ * deadlock. */
 static void enter_two(struct inode *inodes[2], struct cache_file *files[2])
 {
     int first = inodes[0] < inodes[1] ? 0 : 1;

@@ -57,20 +57,23 @@ static bool is_dots(const char *name)
 }
 
 /* Adds one name, with its attributes if plus. The bytes that it takes; more than size: it was not added. */
-static size_t add_entry(fuse_req_t req, struct inode *parent, char *buffer, size_t size, const struct dirent *entry,
-                        bool plus)
+static size_t add_entry(fuse_req_t req, struct inode *parent, char *buffer, size_t size,
+                        const struct dirent *entry, bool plus)
 {
-    struct fuse_entry_param param = {.attr = {.st_ino = entry->d_ino, .st_mode = (mode_t)entry->d_type << 12}};
+    struct fuse_entry_param param = {
+        .attr = {.st_ino = entry->d_ino, .st_mode = (mode_t)entry->d_type << 12}};
     size_t taken;
 
     if (!plus)
         return fuse_add_direntry(req, buffer, size, entry->d_name, &param.attr, entry->d_off);
-    /* Only what fits gets a lookup. A name that can't be looked up (gone, our own mount) is listed without one. */
+    /* Only what fits gets a lookup. A name that can't be looked up (gone, our own mount) is listed without
+     * one. */
     taken = fuse_add_direntry_plus(req, NULL, 0, entry->d_name, NULL, 0);
     if (taken > size)
         return taken;
     if (!is_dots(entry->d_name) && resolve_entry(fs_of(req), parent, entry->d_name, &param) < 0)
-        param = (struct fuse_entry_param){.attr = {.st_ino = entry->d_ino, .st_mode = (mode_t)entry->d_type << 12}};
+        param = (struct fuse_entry_param){
+            .attr = {.st_ino = entry->d_ino, .st_mode = (mode_t)entry->d_type << 12}};
     return fuse_add_direntry_plus(req, buffer, size, entry->d_name, &param, entry->d_off);
 }
 

@@ -58,7 +58,7 @@ static void make_node(fuse_req_t req, fuse_ino_t parent_id, const char *name, mo
     int rc = creds_become_caller(req);
 
     if (rc == 0) {
-        if (S_ISLNK(mode))
+        if (target)
             rc = symlinkat(target, parent->fd, name);
         else if (S_ISDIR(mode))
             rc = mkdirat(parent->fd, name, mode & ~(mode_t)S_IFMT);
@@ -90,7 +90,8 @@ void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const cha
 
 void op_link(fuse_req_t req, fuse_ino_t nodeid, fuse_ino_t parent, const char *name)
 {
-    if (linkat(AT_FDCWD, proc_path(inode_of(req, nodeid)->fd).text, inode_of(req, parent)->fd, name, AT_SYMLINK_FOLLOW))
+    if (linkat(AT_FDCWD, proc_path(inode_of(req, nodeid)->fd).text, inode_of(req, parent)->fd, name,
+               AT_SYMLINK_FOLLOW))
         fuse_reply_err(req, errno);
     else
         reply_lookup(req, inode_of(req, parent), name);
@@ -106,17 +107,18 @@ void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
     fuse_reply_err(req, unlinkat(inode_of(req, parent)->fd, name, AT_REMOVEDIR) ? errno : 0);
 }
 
-void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name,
-               unsigned int flags)
+void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent,
+               const char *new_name, unsigned int flags)
 {
     /* RENAME_WHITEOUT makes a device node, that is overlayfs's business. */
     if (flags & ~(unsigned)(RENAME_NOREPLACE | RENAME_EXCHANGE)) {
         fuse_reply_err(req, EINVAL);
         return;
     }
-    fuse_reply_err(req, renameat2(inode_of(req, parent)->fd, name, inode_of(req, new_parent)->fd, new_name, flags)
-                            ? errno
-                            : 0);
+    fuse_reply_err(req,
+                   renameat2(inode_of(req, parent)->fd, name, inode_of(req, new_parent)->fd, new_name, flags)
+                       ? errno
+                       : 0);
 }
 
 void op_readlink(fuse_req_t req, fuse_ino_t nodeid)

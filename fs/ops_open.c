@@ -10,9 +10,10 @@
 #include "fs/resolve.h"
 #include "fs/server.h"
 
-/* What of the opener's flags the backing descriptor gets. Not O_DIRECT: the backing filesystem may refuse it, or the
- * alignment of a request's buffer; the kernel has kept its cache out of the way already. Not O_TRUNC: a size change
- * goes through the cache. O_APPEND stays, so that appends behind the mount are not written over. */
+/* What of the opener's flags the backing descriptor gets. Not O_DIRECT: the backing filesystem may refuse it,
+ * or the alignment of a request's buffer; the kernel has kept its cache out of the way already. Not O_TRUNC:
+ * a size change goes through the cache. O_APPEND stays, so that appends behind the mount are not written
+ * over. */
 static int backing_flags(const struct fs *fs, int flags)
 {
     int kept = O_ACCMODE | O_APPEND | O_SYNC | O_DSYNC | (fs->as_root ? O_NOATIME : 0);
@@ -73,8 +74,8 @@ static int create_backing(fuse_req_t req, struct inode *parent, const char *name
     fd = openat(parent->fd, name, backing_flags(fs_of(req), flags) | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
     rc = fd < 0 ? -errno : fd;
     creds_become_self(req);
-    /* Somebody made it behind the kernel's back. Let the kernel look again: it then checks the permissions of what is
-     * there and sends an ordinary open. */
+    /* Somebody made it behind the kernel's back. Let the kernel look again: it then checks the permissions of
+     * what is there and sends an ordinary open. */
     return rc == -EEXIST && !(flags & O_EXCL) ? -ESTALE : rc;
 }
 
@@ -82,7 +83,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mo
 {
     struct fs *fs = fs_of(req);
     struct inode *parent = inode_of(req, parent_id), *inode;
-    struct fuse_entry_param entry;
+    struct fuse_entry_param entry = {0};
     int fd = create_backing(req, parent, name, mode, fi->flags), path_fd, rc;
 
     if (fd < 0) {
@@ -124,10 +125,10 @@ void op_release(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
     fuse_reply_err(req, 0);
 }
 
-void op_ioctl(fuse_req_t req, fuse_ino_t nodeid, unsigned int cmd, void *arg, struct fuse_file_info *fi, unsigned flags,
-              const void *in, size_t in_size, size_t out_size)
+void op_ioctl(fuse_req_t req, fuse_ino_t nodeid, unsigned int cmd, void *arg, struct fuse_file_info *fi,
+              unsigned flags, const void *in, size_t in_size, size_t out_size)
 {
     (void)arg;
-    server_ioctl(fs_of(req)->server, req, inode_of(req, nodeid), flags & FUSE_IOCTL_DIR ? NULL : handle_of(fi), cmd, in,
-                 in_size, out_size);
+    server_ioctl(fs_of(req)->server, req, inode_of(req, nodeid),
+                 flags & FUSE_IOCTL_DIR ? NULL : handle_of(fi), cmd, in, in_size, out_size);
 }

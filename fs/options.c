@@ -33,32 +33,74 @@ enum key {
     KEY_IGNORE,
 };
 
-#define OPTION(text, key) {text, -1U, key}
+#define OPTION(text, key) \
+    {                     \
+        text, -1U, key    \
+    }
 
 static const struct fuse_opt templates[] = {
-    OPTION("-h", KEY_HELP), OPTION("--help", KEY_HELP), OPTION("-V", KEY_VERSION), OPTION("--version", KEY_VERSION),
-    OPTION("-f", KEY_FOREGROUND), OPTION("-d", KEY_DEBUG), OPTION("debug", KEY_DEBUG),
-    OPTION("-r", KEY_READ_ONLY), OPTION("ro", KEY_READ_ONLY), OPTION("allow_other", KEY_ALLOW_OTHER),
-    OPTION("device_cache=", KEY_CAPACITY), OPTION("io=", KEY_IO), OPTION("timeout=", KEY_TIMEOUT),
-    OPTION("fsname=", KEY_FSNAME), OPTION("log=", KEY_LOG),
+    OPTION("-h", KEY_HELP),
+    OPTION("--help", KEY_HELP),
+    OPTION("-V", KEY_VERSION),
+    OPTION("--version", KEY_VERSION),
+    OPTION("-f", KEY_FOREGROUND),
+    OPTION("-d", KEY_DEBUG),
+    OPTION("debug", KEY_DEBUG),
+    OPTION("-r", KEY_READ_ONLY),
+    OPTION("ro", KEY_READ_ONLY),
+    OPTION("allow_other", KEY_ALLOW_OTHER),
+    OPTION("device_cache=", KEY_CAPACITY),
+    OPTION("io=", KEY_IO),
+    OPTION("timeout=", KEY_TIMEOUT),
+    OPTION("fsname=", KEY_FSNAME),
+    OPTION("log=", KEY_LOG),
     /* what mount(8) says to a helper */
-    OPTION("-s", KEY_IGNORE), OPTION("-n", KEY_IGNORE), OPTION("-v", KEY_IGNORE), OPTION("-w", KEY_IGNORE),
+    OPTION("-s", KEY_IGNORE),
+    OPTION("-n", KEY_IGNORE),
+    OPTION("-v", KEY_IGNORE),
+    OPTION("-w", KEY_IGNORE),
     OPTION("-t ", KEY_IGNORE),
     /* flags of the kernel that libfuse hands on */
-    OPTION("exec", KEY_PASS_ON), OPTION("noexec", KEY_PASS_ON), OPTION("suid", KEY_PASS_ON),
-    OPTION("nosuid", KEY_PASS_ON), OPTION("dev", KEY_PASS_ON), OPTION("nodev", KEY_PASS_ON),
-    OPTION("sync", KEY_PASS_ON), OPTION("async", KEY_PASS_ON), OPTION("dirsync", KEY_PASS_ON),
-    OPTION("atime", KEY_PASS_ON), OPTION("noatime", KEY_PASS_ON), OPTION("nodiratime", KEY_PASS_ON),
+    OPTION("exec", KEY_PASS_ON),
+    OPTION("noexec", KEY_PASS_ON),
+    OPTION("suid", KEY_PASS_ON),
+    OPTION("nosuid", KEY_PASS_ON),
+    OPTION("dev", KEY_PASS_ON),
+    OPTION("nodev", KEY_PASS_ON),
+    OPTION("sync", KEY_PASS_ON),
+    OPTION("async", KEY_PASS_ON),
+    OPTION("dirsync", KEY_PASS_ON),
+    OPTION("atime", KEY_PASS_ON),
+    OPTION("noatime", KEY_PASS_ON),
+    OPTION("nodiratime", KEY_PASS_ON),
     /* fstab's own words, defaults, and what is always on */
-    OPTION("rw", KEY_IGNORE), OPTION("defaults", KEY_IGNORE), OPTION("auto", KEY_IGNORE),
-    OPTION("noauto", KEY_IGNORE), OPTION("user", KEY_IGNORE), OPTION("user=", KEY_IGNORE),
-    OPTION("nouser", KEY_IGNORE), OPTION("users", KEY_IGNORE), OPTION("owner", KEY_IGNORE),
-    OPTION("group", KEY_IGNORE), OPTION("_netdev", KEY_IGNORE), OPTION("nofail", KEY_IGNORE),
-    OPTION("comment=", KEY_IGNORE), OPTION("relatime", KEY_IGNORE), OPTION("norelatime", KEY_IGNORE),
-    OPTION("strictatime", KEY_IGNORE), OPTION("nostrictatime", KEY_IGNORE), OPTION("diratime", KEY_IGNORE),
-    OPTION("lazytime", KEY_IGNORE), OPTION("nolazytime", KEY_IGNORE), OPTION("loud", KEY_IGNORE),
-    OPTION("silent", KEY_IGNORE), OPTION("iversion", KEY_IGNORE), OPTION("noiversion", KEY_IGNORE),
-    OPTION("mand", KEY_IGNORE), OPTION("nomand", KEY_IGNORE), OPTION("default_permissions", KEY_IGNORE),
+    OPTION("rw", KEY_IGNORE),
+    OPTION("defaults", KEY_IGNORE),
+    OPTION("auto", KEY_IGNORE),
+    OPTION("noauto", KEY_IGNORE),
+    OPTION("user", KEY_IGNORE),
+    OPTION("user=", KEY_IGNORE),
+    OPTION("nouser", KEY_IGNORE),
+    OPTION("users", KEY_IGNORE),
+    OPTION("owner", KEY_IGNORE),
+    OPTION("group", KEY_IGNORE),
+    OPTION("_netdev", KEY_IGNORE),
+    OPTION("nofail", KEY_IGNORE),
+    OPTION("comment=", KEY_IGNORE),
+    OPTION("relatime", KEY_IGNORE),
+    OPTION("norelatime", KEY_IGNORE),
+    OPTION("strictatime", KEY_IGNORE),
+    OPTION("nostrictatime", KEY_IGNORE),
+    OPTION("diratime", KEY_IGNORE),
+    OPTION("lazytime", KEY_IGNORE),
+    OPTION("nolazytime", KEY_IGNORE),
+    OPTION("loud", KEY_IGNORE),
+    OPTION("silent", KEY_IGNORE),
+    OPTION("iversion", KEY_IGNORE),
+    OPTION("noiversion", KEY_IGNORE),
+    OPTION("mand", KEY_IGNORE),
+    OPTION("nomand", KEY_IGNORE),
+    OPTION("default_permissions", KEY_IGNORE),
     FUSE_OPT_END,
 };
 
@@ -238,7 +280,8 @@ static int check(struct fs_options *options)
     if (options->help || options->version)
         return 0;
     if (!options->data || !options->mountpoint) {
-        fs_log(LOG_ERR, "%s missing (see mount.gaiafs --help)", options->data ? "mount point" : "data directory");
+        fs_log(LOG_ERR, "%s missing (see mount.gaiafs --help)",
+               options->data ? "mount point" : "data directory");
         return -EINVAL;
     }
     if (geteuid() == 0)
@@ -284,7 +327,8 @@ void options_print_help(void)
     printf("usage: mount.gaiafs DATADIR MOUNTPOINT [-f] [-o OPTION[,OPTION...]]\n"
            "       mount -t gaiafs DATADIR MOUNTPOINT [-o OPTION[,OPTION...]]\n"
            "\n"
-           "Mounts the files of DATADIR so that GPU programs can map them (see gaia.h). MOUNTPOINT may be DATADIR\n"
+           "Mounts the files of DATADIR so that GPU programs can map them (see gaia.h). MOUNTPOINT may be "
+           "DATADIR\n"
            "itself. Goes to the background once the mount answers; umount, SIGTERM or SIGINT end it.\n"
            "\n"
            "    -f                        stay in the foreground, log to stderr\n"

@@ -16,9 +16,9 @@ struct fs_options {
     bool allow_other;
     bool log_syslog, log_given;
     bool help, version;
-    char *data;       /* DATADIR as given */
-    char *mountpoint; /* as given */
-    char *fsname;     /* NULL: data's path */
+    char *data;          /* DATADIR as given */
+    char *mountpoint;    /* as given */
+    char *fsname;        /* NULL: data's path */
     char *mount_options; /* comma-separated, for libfuse; NULL: none */
 };
 

@@ -19,7 +19,8 @@ static bool is_component(const char *name)
     return name[0] != '\0' && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && !strchr(name, '/');
 }
 
-/* Is our own mount on that name? Asked without entering it: a request to ourselves could never be answered. */
+/* Is our own mount on that name? Asked without entering it: a request to ourselves could never be answered.
+ */
 static int check_not_own_mount(struct fs *fs, int parent_fd, const char *name)
 {
     struct statx stx;

@@ -5,9 +5,11 @@
 
 #include "fs/fs.h"
 
-/* Opens name in parent as O_PATH. A descriptor, or a negative errno; -ELOOP when name is the daemon's own mount. */
+/* Opens name in parent as O_PATH. A descriptor, or a negative errno; -ELOOP when name is the daemon's own
+ * mount. */
 int resolve_open(struct fs *fs, struct inode *parent, const char *name);
-/* Looks name up for the kernel: entry_out is filled, the inode (a lookup of it is taken) is in entry_out->ino. */
+/* Looks name up for the kernel: entry_out is filled, the inode (a lookup of it is taken) is in
+ * entry_out->ino. */
 int resolve_entry(struct fs *fs, struct inode *parent, const char *name, struct fuse_entry_param *entry_out);
 /* The same for an O_PATH descriptor, which is taken over in any case. */
 int resolve_entry_fd(struct fs *fs, int fd, struct fuse_entry_param *entry_out);

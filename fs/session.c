@@ -25,13 +25,13 @@
 static void op_init(void *userdata, struct fuse_conn_info *conn)
 {
     (void)userdata;
-    /* The kernel drops all of a file's pages when mtime moves, which our own writes make it do; opens compare instead
-     * (inode_unchanged). Splicing writes through pipes costs more than it saves. */
+    /* The kernel drops all of a file's pages when mtime moves, which our own writes make it do; opens compare
+     * instead (inode_unchanged). Splicing writes through pipes costs more than it saves. */
     conn->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_HANDLE_KILLPRIV | FUSE_CAP_SPLICE_READ |
                               FUSE_CAP_WRITEBACK_CACHE);
-    conn->want |= conn->capable & (FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO |
-                                   FUSE_CAP_ATOMIC_O_TRUNC | FUSE_CAP_IOCTL_DIR | FUSE_CAP_ASYNC_READ |
-                                   FUSE_CAP_ASYNC_DIO);
+    conn->want |= conn->capable &
+                  (FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO |
+                   FUSE_CAP_ATOMIC_O_TRUNC | FUSE_CAP_IOCTL_DIR | FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO);
     conn->max_write = MAX_REQUEST;
     conn->max_readahead = MAX_REQUEST;
     conn->max_background = 64;
@@ -76,9 +76,10 @@ static const struct fuse_lowlevel_ops operations = {
     .lseek = op_lseek,
 };
 
-/* Answers FUSE_INIT, with one flag more than libfuse 3.14 knows: FUSE_HANDLE_KILLPRIV_V2. Without it the kernel asks
- * for the attribute security.capability before every write(), which doubles the cost of a small one. libfuse's answer is
- * caught in a pipe that takes the session's descriptor for a moment (nothing else runs yet) and then sent on. */
+/* Answers FUSE_INIT, with one flag more than libfuse 3.14 knows: FUSE_HANDLE_KILLPRIV_V2. Without it the
+ * kernel asks for the attribute security.capability before every write(), which doubles the cost of a small
+ * one. libfuse's answer is caught in a pipe that takes the session's descriptor for a moment (nothing else
+ * runs yet) and then sent on. */
 static int answer_init(struct fs *fs, const struct fuse_buf *request)
 {
     int device = fuse_session_fd(fs->session), saved, catcher[2], rc = 0;
@@ -257,8 +258,8 @@ static void stop_notifications(struct fs *fs)
     pthread_rwlock_unlock(&fs->notify_gate);
 }
 
-/* Unmounts while the session still serves: what the kernel writes back on the way must be answered. True when the mount
- * is gone and the session ends by itself. */
+/* Unmounts while the session still serves: what the kernel writes back on the way must be answered. True when
+ * the mount is gone and the session ends by itself. */
 static bool unmount_served(struct fs *fs)
 {
     dev_t device;
@@ -298,7 +299,8 @@ static void *stop_on_signal(void *argument)
 {
     struct stopper *stopper = argument;
     struct fs *fs = stopper->fs;
-    struct pollfd fds[2] = {{.fd = stopper->ended, .events = POLLIN}, {.fd = stopper->signals, .events = POLLIN}};
+    struct pollfd fds[2] = {{.fd = stopper->ended, .events = POLLIN},
+                            {.fd = stopper->signals, .events = POLLIN}};
     int rc;
 
     while (poll(fds, 2, -1) < 0 && errno == EINTR)
@@ -365,7 +367,7 @@ static int serve_loop(struct fs *fs)
 int session_serve(struct fs *fs)
 {
     struct stopper stopper;
-    pthread_t thread;
+    pthread_t thread = 0;
     int rc = stopper_start(&stopper, fs, &thread);
 
     if (rc < 0) {
@@ -373,7 +375,8 @@ int session_serve(struct fs *fs)
         return rc;
     }
     rc = serve_loop(fs);
-    fs->serving = false; /* without the gate: a notification under way ends with the mount, and may hold it till then */
+    fs->serving =
+        false; /* without the gate: a notification under way ends with the mount, and may hold it till then */
     if (eventfd_write(stopper.ended, 1))
         fs_log(LOG_ERR, "eventfd: %s", strerror(errno));
     pthread_join(thread, NULL);
@@ -382,8 +385,8 @@ int session_serve(struct fs *fs)
     return rc;
 }
 
-/* The mount is no longer at its place, but libfuse would unmount whatever is there now. A descriptor in error, in place
- * of the session's, tells it that there is nothing left to do. */
+/* The mount is no longer at its place, but libfuse would unmount whatever is there now. A descriptor in
+ * error, in place of the session's, tells it that there is nothing left to do. */
 static void abandon(struct fs *fs)
 {
     int broken[2];

@@ -7,8 +7,8 @@
 
 /* Mounts and answers FUSE_INIT. 0 or a negative errno, after the reason was logged. */
 int session_start(struct fs *fs);
-/* Serves until the filesystem is unmounted or SIGTERM or SIGINT came (both blocked in every thread by the caller).
- * 0 or a negative errno. */
+/* Serves until the filesystem is unmounted or SIGTERM or SIGINT came (both blocked in every thread by the
+ * caller). 0 or a negative errno. */
 int session_serve(struct fs *fs);
 /* Unmounts if need be and frees the session. */
 void session_end(struct fs *fs);

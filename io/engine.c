@@ -3,13 +3,9 @@
  * which descriptor it takes, and whether an attempt's result is the end of it. */
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "io/engine_internal.h"
 
@@ -20,11 +16,6 @@
  * ms, 64 ms in between: about 0.6 s in all. */
 #define RETRIES_MAX 16u
 #define PAUSE_SHIFT_MAX 6u
-
-/* Linux 6.1; the fields' places in struct statx, which older headers pad. */
-#define STATX_DIOALIGN_MASK 0x2000u
-#define STATX_DIO_MEM_ALIGN 0x98
-_Static_assert(sizeof(struct statx) == 256, "struct statx is not the kernel's");
 
 ssize_t (*gaia_io_test_result)(enum gaia_io_op op, size_t length, ssize_t result);
 
@@ -175,17 +166,13 @@ static void account(struct gaia_io *io, const struct gaia_io_request *request)
 
 /* ---- slots: the bound on requests in flight ---- */
 
-/* To be called, without lock, by a thread that is going to wait for the engine: pushes what is queued, and
- * makes others push what they queue until the thread has called gaia_io_calm(). Without it the waiting thread
- * could wait for requests that their submitter has not pushed, while that submitter waits for a lock that the
- * thread holds. */
-static void gaia_io_urge(struct gaia_io *io)
+void gaia_io_urge(struct gaia_io *io)
 {
     atomic_fetch_add(&io->waiting, 1);
     io->backend->push(io);
 }
 
-static void gaia_io_calm(struct gaia_io *io)
+void gaia_io_calm(struct gaia_io *io)
 {
     atomic_fetch_sub(&io->waiting, 1);
 }
@@ -220,48 +207,71 @@ static void wait_for_slot(struct gaia_io *io)
     gaia_io_calm(io);
 }
 
-/* A request with a slot, for a thread that may wait. */
-static struct gaia_io_request *take_slot(struct gaia_io *io, struct gaia_io_file *file)
-{
-    struct gaia_io_request *request;
-
-    pthread_mutex_lock(&io->lock);
-    if (io->active < io->depth)
-        io->active++;
-    else
-        wait_for_slot(io);
-    request = pop_free(io);
-    file->in_flight++;
-    io->in_flight++;
-    pthread_mutex_unlock(&io->lock);
-    return request;
-}
-
-/* A request for a callback, which never waits: the slot of the one just completed, unless others wait for it;
- * a free one; or (*parked) a request without a slot. NULL: no memory. */
-static struct gaia_io_request *take_slot_in_callback(struct gaia_io *io, struct gaia_io_file *file,
-                                                     bool *parked)
+/* With lock held: a slot for a callback, which never waits: that of the request just completed, unless others
+ * wait for it, or a free one. NULL: none. */
+static struct gaia_io_request *slot_in_callback(struct gaia_io *io)
 {
     struct gaia_io_request *request = NULL;
 
-    pthread_mutex_lock(&io->lock);
     if (self.spare && !io->parked && io->submitters_waiting == io->granted) {
         request = self.spare;
         self.spare = NULL;
     } else if (io->active < io->depth) {
         io->active++;
         request = pop_free(io);
-    } else {
-        request = malloc(sizeof *request);
-        if (request)
-            request->heap = *parked = true;
     }
-    if (request) {
-        file->in_flight++;
+    return request;
+}
+
+/* With lock held: keep a request until a slot is given back. That comes to pass: all slots are taken. */
+static int park(struct gaia_io *io, const struct gaia_io_request *wanted)
+{
+    struct gaia_io_request *request = malloc(sizeof *request);
+
+    assert(io->active == io->depth);
+    if (!request)
+        return -ENOMEM;
+    *request = *wanted;
+    request->heap = true;
+    if (io->parked)
+        io->parked_last->next = request;
+    else
+        io->parked = request;
+    io->parked_last = request;
+    return 0;
+}
+
+static int start(struct gaia_io *io, const struct gaia_io_request *wanted)
+{
+    struct gaia_io_request *request;
+    int error = 0;
+    bool heap;
+
+    pthread_mutex_lock(&io->lock);
+    if (gaia_io_thread_is_own(io)) {
+        request = slot_in_callback(io);
+        if (!request)
+            error = park(io, wanted);
+    } else {
+        if (io->active < io->depth)
+            io->active++;
+        else
+            wait_for_slot(io);
+        request = pop_free(io);
+    }
+    if (!error) {
+        wanted->file->in_flight++;
         io->in_flight++;
     }
     pthread_mutex_unlock(&io->lock);
-    return request;
+    if (!request)
+        return error;
+
+    heap = request->heap;
+    *request = *wanted;
+    request->heap = heap;
+    io->backend->queue(io, request);
+    return 0;
 }
 
 /* With lock held: the oldest parked request if a slot is free, to be queued; or NULL. */
@@ -269,49 +279,12 @@ static struct gaia_io_request *unpark(struct gaia_io *io)
 {
     struct gaia_io_request *request = io->parked;
 
-    if (!request || io->active == io->depth)
-        return NULL;
-    io->parked = request->next;
-    if (++io->active > io->active_max)
-        io->active_max = io->active;
-    return request;
-}
-
-static struct gaia_io_request *park(struct gaia_io *io, struct gaia_io_request *request)
-{
-    pthread_mutex_lock(&io->lock);
-    request->next = NULL;
-    if (io->parked)
-        io->parked_last->next = request;
-    else
-        io->parked = request;
-    io->parked_last = request;
-    /* Another thread of the pool may have given back the last slot meanwhile: nobody else would look again.
-     */
-    request = unpark(io);
-    pthread_mutex_unlock(&io->lock);
-    return request;
-}
-
-static int start(struct gaia_io *io, const struct gaia_io_request *wanted)
-{
-    struct gaia_io_request *request;
-    bool parked = false, heap;
-
-    if (gaia_io_thread_is_own(io))
-        request = take_slot_in_callback(io, wanted->file, &parked);
-    else
-        request = take_slot(io, wanted->file);
     if (!request)
-        return -ENOMEM;
-    heap = request->heap;
-    *request = *wanted;
-    request->heap = heap;
-    if (parked)
-        request = park(io, request);
-    if (request)
-        io->backend->queue(io, request);
-    return 0;
+        return NULL;
+    assert(io->active < io->depth);
+    io->parked = request->next;
+    io->active++;
+    return request;
 }
 
 /* With lock held: give a slot back, and on. A parked request that got it, to be queued; or NULL. */
@@ -458,101 +431,6 @@ int gaia_io_sync_wait(struct gaia_io *io, struct gaia_io_file *file, bool data_o
     return io && file && file->io == io ? (int)perform(io, &request) : -EINVAL;
 }
 
-/* ---- files ---- */
-
-/* The multiple that buffer, length and offset of a direct read must be of; 0: the file refuses O_DIRECT. */
-static unsigned direct_alignment(int fd)
-{
-    struct statx status;
-    uint32_t align[2]; /* of memory, of offsets */
-    unsigned most;
-
-    memset(&status, 0, sizeof status);
-    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN_MASK, &status) < 0 ||
-        !(status.stx_mask & STATX_DIOALIGN_MASK))
-        return GAIA_IO_DIRECT_ALIGN_MAX; /* an older kernel, or a file system that doesn't say: enough for all
-                                          */
-    memcpy(align, (const char *)&status + STATX_DIO_MEM_ALIGN, sizeof align);
-    if (align[0] == 0 || align[1] == 0)
-        return 0;
-    most = align[0] > align[1] ? align[0] : align[1];
-    return most > GAIA_IO_DIRECT_ALIGN_MAX || (most & (most - 1)) ? 0 : most;
-}
-
-/* Whatever stops it (no /proc, no permission, no descriptors left, a file system without): reads are buffered
- * then. */
-static void open_direct(struct gaia_io_file *file, int flags)
-{
-    unsigned alignment = direct_alignment(file->buffered.fd);
-    char path[32];
-
-    file->direct = (struct gaia_io_fd){.fd = -1, .slot = -1};
-    if (alignment == 0 ||
-        (flags & O_ACCMODE) == O_WRONLY) /* what fd may not read, a second descriptor must not */
-        return;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", file->buffered.fd);
-    file->direct.fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
-    file->direct_mask = alignment - 1;
-}
-
-int gaia_io_file_open(struct gaia_io *io, int fd, struct gaia_io_file **file_out)
-{
-    struct gaia_io_file *file;
-    struct stat status;
-    int flags;
-
-    if (!io || !file_out)
-        return -EINVAL;
-    flags = fcntl(fd, F_GETFL);
-    if (flags < 0 || (flags & O_PATH))
-        return -EBADF;
-    if (fstat(fd, &status) < 0)
-        return -errno;
-    /* O_APPEND would move writes to the end; O_DIRECT would refuse what isn't aligned. */
-    if (!S_ISREG(status.st_mode) || (flags & (O_APPEND | O_DIRECT)))
-        return -EINVAL;
-
-    file = calloc(1, sizeof *file);
-    if (!file)
-        return -ENOMEM;
-    file->io = io;
-    file->buffered = (struct gaia_io_fd){.fd = fd, .slot = -1};
-    open_direct(file, flags);
-    io->backend->file_add(io, &file->buffered);
-    if (file->direct.fd >= 0)
-        io->backend->file_add(io, &file->direct);
-    *file_out = file;
-    return 0;
-}
-
-void gaia_io_file_close(struct gaia_io_file *file)
-{
-    struct gaia_io *io;
-
-    if (!file)
-        return;
-    io = file->io;
-    assert(!gaia_io_thread_is_own(io));
-    gaia_io_urge(io);
-    pthread_mutex_lock(&io->lock);
-    while (file->in_flight > 0)
-        pthread_cond_wait(&io->idle, &io->lock);
-    pthread_mutex_unlock(&io->lock);
-    gaia_io_calm(io);
-
-    io->backend->file_remove(io, &file->buffered);
-    if (file->direct.fd >= 0) {
-        io->backend->file_remove(io, &file->direct);
-        close(file->direct.fd); /* read-only: there is nothing that it could fail to write */
-    }
-    free(file);
-}
-
-bool gaia_io_file_direct(const struct gaia_io_file *file)
-{
-    return file->direct.fd >= 0;
-}
-
 /* ---- open and close ---- */
 
 int gaia_io_open(const struct gaia_io_config *config, struct gaia_io **io_out)
@@ -607,6 +485,8 @@ void gaia_io_close(struct gaia_io *io)
     assert(io->active == 0 && !io->parked && io->granted == 0);
     pthread_mutex_unlock(&io->lock);
 
+    while (io->files)
+        gaia_io_file_free(io->files);
     io->backend->stop(io);
     free(io->slots);
     pthread_cond_destroy(&io->idle);

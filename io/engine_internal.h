@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of the storage engine share: engine.c (public calls, depth, files, the fate of one request),
- * engine_uring.c and engine_threads.c (two ways to carry requests out). Nothing else includes this.
+/* What the parts of the storage engine share: engine.c (public calls, depth, the fate of one request),
+ * engine_file.c, engine_uring.c and engine_threads.c (two ways to carry requests out). Nothing else includes
+ * this.
  *
  * A request's life: take a slot (or, in a callback with none free, be parked) -> queue -> attempt -> step,
  * and again attempt until step says that it is done -> its callback -> the slot goes to a parked request or a
@@ -45,6 +46,8 @@ struct gaia_io_file {
     struct gaia_io_fd buffered; /* the caller's */
     struct gaia_io_fd direct;   /* ours; fd -1: reads are buffered */
     uintptr_t direct_mask;      /* direct alignment - 1 */
+    struct gaia_io_file *next;  /* io->lock: in io->files */
+    struct gaia_io_file **link; /* io->lock: what points to this */
     unsigned in_flight;         /* io->lock: requests whose callback has not returned */
 };
 
@@ -105,19 +108,30 @@ struct gaia_io {
      */
     _Atomic unsigned waiting;
 
-    pthread_mutex_t lock;           /* guards what follows, and gaia_io_file.in_flight */
-    pthread_cond_t slot_free;       /* granted rose */
-    pthread_cond_t idle;            /* a file's in_flight fell to 0 */
-    unsigned in_flight;             /* requests whose callback has not returned */
-    unsigned active;                /* slots taken: by requests under way, by callbacks running, granted */
-    _Atomic unsigned active_max;    /* written with lock held, read without */
-    unsigned submitters_waiting;    /* on slot_free, those included that were granted a slot already */
-    unsigned granted;               /* slots given to waiting submitters that have not woken up yet */
-    bool turn;                      /* whose turn it is when submitters wait and requests are parked */
-    struct gaia_io_request *free;   /* of slots */
-    struct gaia_io_request *parked; /* submitted by callbacks while no slot was free, oldest first */
+    pthread_mutex_t lock;        /* guards what follows, and what gaia_io_file says */
+    pthread_cond_t slot_free;    /* granted rose */
+    pthread_cond_t idle;         /* a file's in_flight fell to 0 */
+    unsigned in_flight;          /* requests whose callback has not returned */
+    unsigned active;             /* slots taken: by requests under way, by callbacks running, granted */
+    _Atomic unsigned active_max; /* written with lock held, read without */
+    unsigned submitters_waiting; /* on slot_free, those included that were granted a slot already */
+    unsigned granted;            /* slots given to waiting submitters that have not woken up yet */
+    bool turn;                   /* whose turn it is when submitters wait and requests are parked */
+    struct gaia_io_file *files;
+    struct gaia_io_request *free;        /* of slots */
+    struct gaia_io_request *parked;      /* submitted by callbacks while no slot was free, oldest first */
     struct gaia_io_request *parked_last; /* defined when parked is not NULL */
 };
+
+/* To be called, without lock, by a thread that is going to wait for the engine: pushes what is queued, and
+ * makes others push what they queue until the thread has called gaia_io_calm(). Without it the waiting thread
+ * could wait for requests that their submitter has not pushed, while that submitter waits for a lock that the
+ * thread holds. */
+void gaia_io_urge(struct gaia_io *io);
+void gaia_io_calm(struct gaia_io *io);
+
+/* Let go of a file that has nothing in flight. */
+void gaia_io_file_free(struct gaia_io_file *file);
 
 /* What the next attempt has to move. Sets request->direct. */
 struct gaia_io_rest {

@@ -33,11 +33,8 @@
 
 /* Every case runs over both backends; its state says over which. */
 static enum gaia_io_kind kinds[] = {GAIA_IO_URING, GAIA_IO_THREADS};
-#define CASE(f)                                 \
-    {#f "/uring", f, begin, end, &kinds[0]},    \
-    {                                           \
-#f "/threads", f, begin, end, &kinds[1] \
-    }
+#define CASE_OVER(f, kind, name) ((struct CMUnitTest){#f "/" name, f, begin, end, &kinds[kind]})
+#define CASE(f) CASE_OVER(f, 0, "uring"), CASE_OVER(f, 1, "threads")
 
 static char directory[256];
 static uint64_t seed;

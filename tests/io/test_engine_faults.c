@@ -248,6 +248,31 @@ static void retries_are_bounded(void **state)
     free_bench(&b);
 }
 
+static ssize_t step_and_stumble(enum gaia_io_op op, size_t length, ssize_t result)
+{
+    (void)op;
+    (void)length;
+    if (atomic_fetch_add(&fault.landed, 1) % 2 == 0)
+        return -EINTR;
+    return result > 4096 ? 4096 : result;
+}
+
+/* The bound is on attempts in a row that move nothing: a long transfer may be interrupted more often. */
+static void progress_renews_the_retries(void **state)
+{
+    struct bench b = new_bench(state);
+    struct outcome outcome = {.calls = 0};
+
+    plan(0, 0, 1, 0);
+    gaia_io_test_result = step_and_stumble;
+    assert_int_equal(gaia_io_read(b.io, b.file, b.buffer, 50 * 4096, 0, note, &outcome), 0);
+    gaia_io_submit(b.io);
+    assert_int_equal(await(&outcome), 50 * 4096);
+    assert_int_equal(atomic_load(&fault.landed), 100);
+    assert_true(matches(b.buffer, 50 * 4096, SALT, 0));
+    free_bench(&b);
+}
+
 /* Fewer bytes than asked for mean the end of the file: a read that fails half way is an error. */
 static void error_after_some_bytes(void **state)
 {
@@ -315,6 +340,66 @@ static void pauses_hold_up_nobody(void **state)
     free_bench(&b);
 }
 
+struct waiter {
+    struct gaia_io *io;
+    struct gaia_io_file *file;
+    uint8_t *buffer;
+    struct outcome outcome;
+};
+
+static void *read_without_push(void *context)
+{
+    struct waiter *waiter = context;
+
+    gaia_io_read(waiter->io, waiter->file, waiter->buffer, 100, 0, note, &waiter->outcome);
+    return NULL;
+}
+
+/* Two threads wait for the one slot. Who gets it first never pushes, and still the second gets it too. */
+static void waiting_makes_others_push(void **state)
+{
+    struct gaia_io_config config = {.kind = *(enum gaia_io_kind *)*state, .depth = 1};
+    struct gaia_io *io = new_engine_of(&config);
+    int fd = new_file();
+    struct gaia_io_file *file;
+    struct waiter waiters[2];
+    struct outcome slow = {.calls = 0};
+    pthread_t threads[2];
+    unsigned waiting = 0;
+
+    write_pattern(fd, 8192, SALT);
+    file = open_file(io, fd);
+    memset(waiters, 0, sizeof waiters);
+    for (unsigned i = 0; i < 2; i++) {
+        waiters[i].io = io;
+        waiters[i].file = file;
+        waiters[i].buffer = new_buffer(4096);
+    }
+    plan(ANY, EAGAIN, 1, 10);
+    fault.only_length = 4095;
+    assert_int_equal(gaia_io_read(io, file, waiters[0].buffer, 4095, 0, note, &slow), 0);
+    gaia_io_submit(io);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, read_without_push, &waiters[i]), 0);
+    while (waiting < 2 && atomic_load(&slow.calls) == 0) {
+        pthread_mutex_lock(&io->lock);
+        waiting = io->submitters_waiting;
+        pthread_mutex_unlock(&io->lock);
+    }
+    assert_int_equal(waiting, 2); /* else the machine was too slow for the slow request */
+    assert_int_equal(await(&slow), 4095);
+    for (unsigned i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    gaia_io_submit(io);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(await(&waiters[i].outcome), 100);
+        free(waiters[i].buffer);
+    }
+    gaia_io_file_close(file);
+    gaia_io_close(io);
+    close(fd);
+}
+
 /* Closing waits for retries too, and does not skip them. */
 static void close_while_retrying(void **state)
 {
@@ -378,11 +463,23 @@ static void errors_of_the_kernel(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(short_transfers),      CASE(interrupted),           CASE(cancelled),
-        CASE(would_block),          CASE(all_of_these),          CASE(direct_refused),
-        CASE(errors_are_reported),  CASE(retries_are_bounded),   CASE(error_after_some_bytes),
-        CASE(nothing_moved),        CASE(pauses_hold_up_nobody), CASE(close_while_retrying),
+        // clang-format off
+        CASE(short_transfers),
+        CASE(interrupted),
+        CASE(cancelled),
+        CASE(would_block),
+        CASE(all_of_these),
+        CASE(direct_refused),
+        CASE(errors_are_reported),
+        CASE(retries_are_bounded),
+        CASE(progress_renews_the_retries),
+        CASE(error_after_some_bytes),
+        CASE(nothing_moved),
+        CASE(pauses_hold_up_nobody),
+        CASE(waiting_makes_others_push),
+        CASE(close_while_retrying),
         CASE(errors_of_the_kernel),
+        // clang-format on
     };
 
     return cmocka_run_group_tests_name("io/engine_faults", tests, begin_all, end_all);

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A cache without a mount: a file in a temporary folder, a model of the kernel's page cache above it, and a client of the
+ * soft device in this very process. What the sanitizers see of the daemon they see here, threads and all. */
+#ifndef GAIAFS_TESTS_CACHE_FIXTURE_H
+#define GAIAFS_TESTS_CACHE_FIXTURE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cache/cache.h"
+#include "cache/client.h"
+
+#define FIXTURE_PAGES 64u
+
+/* One page as the kernel holds it. */
+struct kernel_page {
+    pthread_mutex_t lock; /* the folio's lock: held over requests to the daemon */
+    bool cached, dirty;
+    uint8_t bytes[4096];
+};
+
+struct fixture {
+    char path[64];
+    int fd;
+    struct cache *cache;
+    struct cache_file *file;
+    struct cache_client *client;
+    struct kernel_page kernel[FIXTURE_PAGES];
+    _Atomic unsigned pins, invalidations, writebacks;
+    bool can_trap;
+};
+
+struct device_map {
+    uint32_t id;
+    uint8_t *bytes;
+};
+
+/* capacity: bytes of each device. Fails the test when something can't be had; false: no userfaultfd here, skip. */
+bool fixture_start(struct fixture *f, uint64_t capacity);
+void fixture_stop(struct fixture *f);
+
+/* What a CPU program does, as the kernel would do it. */
+void kernel_read(struct fixture *f, unsigned page, uint8_t bytes_out[4096]);
+void kernel_write(struct fixture *f, unsigned page, unsigned offset, const uint8_t *bytes, unsigned length);
+void kernel_store(struct fixture *f, unsigned page, unsigned offset, uint8_t byte); /* through a shared mapping */
+void kernel_flush(struct fixture *f);                                              /* sync_file_range() */
+
+/* Map the whole file on soft:device, as libgaia would. */
+struct device_map device_map(struct fixture *f, unsigned device);
+int device_acquire(struct fixture *f, const struct device_map *map);
+int device_release(struct fixture *f, const struct device_map *map);
+
+#endif

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The consistency manager under a model of the kernel's page cache: CPUs that write(), CPUs that store through a mapping, and
+ * two devices, all at once on the same pages, each at bytes of its own. Nobody may lose a byte (rules 2, 3 and 6). */
+#include "tests/cache/fixture.inc"
+
+#define PAGES 6u /* few, so that everybody meets everybody */
+#define SHARES 4u /* byte b of a page belongs to writer b % SHARES */
+
+enum { DEVICE_0, CPU_STORE, CPU_WRITE, DEVICE_1 };
+
+static _Atomic bool stop;
+static _Atomic unsigned lost;
+
+struct worker {
+    struct fixture *f;
+    unsigned share, rounds;
+    struct device_map map;
+};
+
+/* Never the same value twice in a row at one byte: a store that changes nothing is no store. */
+static uint8_t value_of(unsigned share, unsigned round)
+{
+    return (uint8_t)(share * 64 + 1 + round % 63);
+}
+
+static void *cpu_store(void *argument)
+{
+    struct worker *w = argument;
+
+    for (w->rounds = 0; !stop; w->rounds++)
+        for (unsigned page = 0; page < PAGES; page++)
+            for (unsigned b = w->share; b < 4096; b += SHARES * 64)
+                kernel_store(w->f, page, b, value_of(w->share, w->rounds));
+    return NULL;
+}
+
+static void *cpu_write(void *argument)
+{
+    struct worker *w = argument;
+
+    for (w->rounds = 0; !stop; w->rounds++)
+        for (unsigned page = 0; page < PAGES; page++)
+            for (unsigned b = w->share; b < 4096; b += SHARES * 256)
+                kernel_write(w->f, page, b, &(uint8_t){value_of(w->share, w->rounds)}, 1);
+    return NULL;
+}
+
+static void check_share(struct fixture *f, unsigned share, unsigned step, uint8_t want)
+{
+    uint8_t bytes[4096];
+
+    for (unsigned page = 0; page < PAGES; page++) {
+        kernel_read(f, page, bytes);
+        for (unsigned b = share; b < 4096; b += step)
+            if (bytes[b] != want)
+                lost++;
+    }
+}
+
+/* Store, release, and see that a CPU read has it; acquire now and then, and see that nothing of ours is gone. */
+static void *device(void *argument)
+{
+    struct worker *w = argument;
+
+    for (unsigned round = 0; round < w->rounds; round++) {
+        uint8_t value = value_of(w->share, round);
+        for (unsigned page = 0; page < PAGES; page++)
+            for (unsigned b = w->share; b < 4096; b += SHARES)
+                ((volatile uint8_t *)w->map.bytes)[page * 4096 + b] = value;
+        if (round % 5 == 4) /* what is not released yet is not lost by an acquire */
+            assert_int_equal(device_acquire(w->f, &w->map), 0);
+        assert_int_equal(device_release(w->f, &w->map), 0);
+        check_share(w->f, w->share, SHARES, value);
+        if (round % 7 == 6)
+            assert_int_equal(device_acquire(w->f, &w->map), 0);
+        for (unsigned page = 0; page < PAGES; page++)
+            for (unsigned b = w->share; b < 4096; b += SHARES)
+                if (((volatile uint8_t *)w->map.bytes)[page * 4096 + b] != value)
+                    lost++;
+    }
+    return NULL;
+}
+
+static void run(unsigned rounds, uint64_t capacity, bool stores, bool writes, bool two)
+{
+    static struct fixture f;
+    pthread_t threads[4];
+    struct worker w[4];
+
+    if (!fixture_start(&f, capacity))
+        skip();
+    stop = false;
+    lost = 0;
+    for (unsigned i = 0; i < 4; i++)
+        w[i] = (struct worker){.f = &f, .share = i, .rounds = rounds};
+    w[DEVICE_0].map = device_map(&f, 0);
+    w[DEVICE_1].map = device_map(&f, 1);
+    if (stores)
+        pthread_create(&threads[CPU_STORE], NULL, cpu_store, &w[CPU_STORE]);
+    if (writes)
+        pthread_create(&threads[CPU_WRITE], NULL, cpu_write, &w[CPU_WRITE]);
+    pthread_create(&threads[DEVICE_0], NULL, device, &w[DEVICE_0]);
+    if (two)
+        pthread_create(&threads[DEVICE_1], NULL, device, &w[DEVICE_1]);
+    pthread_join(threads[DEVICE_0], NULL);
+    if (two)
+        pthread_join(threads[DEVICE_1], NULL);
+    stop = true;
+    if (stores)
+        pthread_join(threads[CPU_STORE], NULL);
+    if (writes)
+        pthread_join(threads[CPU_WRITE], NULL);
+    /* At the end everybody's last bytes are there, for a CPU and for a device. */
+    if (stores && w[CPU_STORE].rounds)
+        check_share(&f, CPU_STORE, SHARES * 64, value_of(CPU_STORE, w[CPU_STORE].rounds - 1));
+    if (writes && w[CPU_WRITE].rounds)
+        check_share(&f, CPU_WRITE, SHARES * 256, value_of(CPU_WRITE, w[CPU_WRITE].rounds - 1));
+    check_share(&f, DEVICE_0, SHARES, value_of(DEVICE_0, rounds - 1));
+    assert_int_equal(device_acquire(&f, &w[DEVICE_1].map), 0);
+    for (unsigned page = 0; page < PAGES; page++) {
+        uint8_t bytes[4096];
+        kernel_read(&f, page, bytes);
+        assert_memory_equal(bytes, w[DEVICE_1].map.bytes + page * 4096, 4096);
+    }
+    printf("rounds %u, stores %u, writes %u, invalidations %u, write-backs %u, lost %u\n", rounds,
+           stores ? w[CPU_STORE].rounds : 0, writes ? w[CPU_WRITE].rounds : 0, f.invalidations, f.writebacks, lost);
+    fixture_stop(&f);
+    assert_int_equal(lost, 0);
+}
+
+static void test_device_alone(void **state)
+{
+    (void)state;
+    run(1000, 1 << 20, false, false, false);
+}
+
+static void test_two_devices(void **state)
+{
+    (void)state;
+    run(600, 1 << 20, false, false, true);
+}
+
+static void test_writer(void **state)
+{
+    (void)state;
+    run(600, 1 << 20, false, true, false);
+}
+
+static void test_storing_mapping(void **state)
+{
+    (void)state;
+    run(600, 1 << 20, true, false, false);
+}
+
+static void test_everybody(void **state)
+{
+    (void)state;
+    run(600, 1 << 20, true, true, true);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_device_alone),    cmocka_unit_test(test_two_devices), cmocka_unit_test(test_writer),
+        cmocka_unit_test(test_storing_mapping), cmocka_unit_test(test_everybody),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

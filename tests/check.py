@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Run the tests of a build: the unit test programs (cmocka), then the mount tests (pytest).
+
+Ends with one line `N passed, N failed, N skipped`. Each program has a time limit; what a failed one printed is shown.
+"""
+import argparse
+import glob
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+
+TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+UNIT_LIMIT_S = 180
+MOUNT_LIMIT_S = 1500
+FOLDERS = ("consistency", "io", "gpu", "cache", "fs")
+
+
+class Count:
+    def __init__(self):
+        self.passed = self.failed = self.skipped = 0
+
+    def add(self, passed, failed, skipped=0):
+        self.passed += passed
+        self.failed += failed
+        self.skipped += skipped
+
+
+def environment(args):
+    env = dict(os.environ)
+    env["GAIAFS_BIN"] = os.path.abspath(args.bin)
+    env["GAIAFS_BUILD"] = os.path.abspath(args.build)
+    env["GAIAFS_SANITIZE"] = args.sanitize
+    env.setdefault("ASAN_OPTIONS", "detect_leaks=1:abort_on_error=0:exitcode=99:halt_on_error=1")
+    env.setdefault("UBSAN_OPTIONS", "print_stacktrace=1:halt_on_error=1")
+    env.setdefault("TSAN_OPTIONS", "halt_on_error=1:second_deadlock_stack=1:exitcode=99")
+    return env
+
+
+def run_unit(program, env, count):
+    """One cmocka program: its counts, from its own closing lines."""
+    start = time.monotonic()
+    try:
+        done = subprocess.run([program], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=UNIT_LIMIT_S, text=True, errors="replace")
+        output, code = done.stdout, done.returncode
+    except subprocess.TimeoutExpired as late:
+        output = (late.stdout or b"").decode(errors="replace") + f"\ntime limit of {UNIT_LIMIT_S} s\n"
+        code = -1
+    passed = sum(int(n) for n in re.findall(r"\[  PASSED  \] (\d+) test", output))
+    skipped = sum(int(n) for n in re.findall(r"\[  SKIPPED \] (\d+) test", output))
+    failed = sum(int(n) for n in re.findall(r"\[  FAILED  \] (\d+) test", output))
+    if code and not failed:
+        failed = 1
+    if not code and not passed and not skipped:  # a program that tests nothing is no test
+        failed = 1
+    count.add(passed, failed, skipped)
+    name = os.path.relpath(program, os.path.join(env["GAIAFS_BUILD"], "tests"))
+    print(f"{'FAIL' if failed else 'ok':4} {name:32} {passed:4} passed, {failed} failed  {time.monotonic() - start:6.1f} s",
+          flush=True)
+    if failed:
+        print(output, flush=True)
+
+
+def run_mount(args, env, count):
+    with tempfile.NamedTemporaryFile(suffix=".xml") as report:
+        command = [args.python, "-B", "-m", "pytest", "-q", "-x" if args.first else "-ra", "-p", "no:cacheprovider",
+                   "--durations=10", f"--junitxml={report.name}", os.path.join(TOP, "tests", "mount")]
+        if args.select:
+            command += ["-k", args.select]
+        try:
+            code = subprocess.run(command, env=env, cwd=TOP, stdin=subprocess.DEVNULL,
+                                  timeout=MOUNT_LIMIT_S).returncode
+        except subprocess.TimeoutExpired:
+            print(f"time limit of {MOUNT_LIMIT_S} s for the mount tests")
+            code = -1
+        try:
+            suite = ElementTree.parse(report.name).getroot().find("testsuite")
+            total, failed, errors, skipped = (int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped"))
+            count.add(total - failed - errors - skipped, failed + errors, skipped)
+            if code and not failed + errors:
+                count.add(0, 1)
+        except (ElementTree.ParseError, AttributeError):
+            count.add(0, 1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", required=True, help="folder with the built tests")
+    parser.add_argument("--bin", required=True, help="folder with mount.gaiafs, gaiactl and libgaia.so")
+    parser.add_argument("--sanitize", default="", help="address or thread: what the build was made with")
+    parser.add_argument("--unit", action="store_true", help="the unit tests only")
+    parser.add_argument("--select", help="pytest -k")
+    parser.add_argument("--first", action="store_true", help="stop the mount tests at the first failure")
+    # Debian's pytest belongs to Debian's python3, whatever else is first on PATH.
+    parser.add_argument("--python", default="/usr/bin/python3")
+    args = parser.parse_args()
+    env, count = environment(args), Count()
+    for folder in FOLDERS:
+        for program in sorted(glob.glob(os.path.join(args.build, "tests", folder, "test_*"))):
+            if os.access(program, os.X_OK) and "." not in os.path.basename(program):
+                run_unit(program, env, count)
+    if not args.unit:
+        run_mount(args, env, count)
+    print(f"{count.passed} passed, {count.failed} failed, {count.skipped} skipped", flush=True)
+    return 1 if count.failed or not count.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program mount.gaiafs: options, bad input, background, the ways to start it and to end it."""
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from conftest import BIN, mountinfo
+
+MOUNT = os.path.join(BIN, "mount.gaiafs")
+needs_root = pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK),
+                                reason="mounting needs root and /dev/fuse")
+
+
+def run(*args, timeout=30, **kwargs):
+    return subprocess.run([MOUNT, *map(str, args)], capture_output=True, text=True, timeout=timeout, **kwargs)
+
+
+@pytest.fixture
+def folders(workdir):
+    """(data directory, mount point), both empty; whatever is mounted on either is unmounted at the end."""
+    data, mnt = os.path.join(workdir, "data"), os.path.join(workdir, "mnt")
+    os.mkdir(data)
+    os.mkdir(mnt)
+    yield data, mnt
+    for path in (mnt, data):
+        while mountinfo(path) is not None:
+            assert subprocess.run(["umount", "-l", path], check=False).returncode == 0
+
+
+def daemon_of(data):
+    """The pid of the mount.gaiafs that was started with that data directory."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+            if os.path.basename(words[0]) == b"mount.gaiafs" and os.fsencode(data) in words:
+                with open(f"/proc/{pid}/stat") as file:
+                    if file.read().rsplit(")", 1)[1].split()[0] != "Z":
+                        return int(pid)
+        except (OSError, IndexError):
+            continue
+    return None
+
+
+def wait_gone(data):
+    deadline = time.monotonic() + 20
+    while daemon_of(data):
+        assert time.monotonic() < deadline, "the daemon did not end"
+        time.sleep(0.02)
+
+
+# --- without a mount ------------------------------------------------------------------------------------------------
+
+def test_help_and_version():
+    done = run("--help")
+    assert done.returncode == 0 and done.stderr == ""
+    for word in ("DATADIR", "MOUNTPOINT", "device_cache=", "io=", "timeout=", "log="):
+        assert word in done.stdout
+    done = run("--version")
+    assert done.returncode == 0
+    assert re.match(r"mount\.gaiafs 0\.1\.0\nlibfuse 3\.\d+", done.stdout)
+
+
+@pytest.mark.parametrize("options, message", [
+    ("nonsense", "unknown option nonsense"),
+    ("timeout=1,colour=red", "unknown option colour=red"),
+    ("device_cache=0", "option device_cache=0: not a size above 0"),
+    ("device_cache=0M", "option device_cache=0M: not a size above 0"),
+    ("device_cache=", "option device_cache=: not a size"),
+    ("device_cache=many", "option device_cache=many: not a size"),
+    ("device_cache=64MB", "option device_cache=64MB: not a size"),
+    ("device_cache=-1", "option device_cache=-1: not a size"),
+    ("device_cache=99999999999999999999", "not a size"),
+    ("device_cache=20000000T", "not a size"),
+    ("device_cache=1000T", "option device_cache=1000T: more than the"),
+    ("device_cache=4K", "option device_cache=4K: less than the minimum of 256K"),
+    ("device_cache=soft:0=0", "option device_cache=soft:0=0: not a size above 0"),
+    ("device_cache=soft:1=x", "option device_cache=soft:1=x: not a size"),
+    ("device_cache=soft:1=", "option device_cache=soft:1=: not a size"),
+    ("device_cache=soft:999=1M", "there are no more than"),
+    ("device_cache=hard:0=1M", "not a size"),
+    ("io=magic", "option io=magic: neither uring nor threads"),
+    ("log=paper", "option log=paper: neither stderr nor syslog"),
+    ("timeout=soon", "option timeout=soon: not a number"),
+    ("timeout=-1", "option timeout=-1: not a number"),
+    ("timeout=nan", "option timeout=nan: not a number"),
+])
+def test_bad_options(folders, options, message):
+    done = run(*folders, "-o", options)
+    assert done.returncode == 1 and message in done.stderr, done
+    assert mountinfo(folders[1]) is None
+
+
+def test_bad_arguments(folders, workdir):
+    data, mnt = folders
+    plain = os.path.join(workdir, "file")
+    with open(plain, "w"):
+        pass
+    os.makedirs(os.path.join(mnt, "in/side"))
+    missing = os.path.join(workdir, "missing")
+    for args, message in (
+            ((), "data directory missing"),
+            ((data,), "mount point missing"),
+            ((data, mnt, "third"), "one argument too many: third"),
+            ((data, mnt, "-q"), "unknown option -q"),
+            ((data, mnt, "--quiet"), "unknown option --quiet"),
+            ((missing, mnt), f"data directory {missing}: No such file or directory"),
+            ((plain, mnt), f"data directory {plain}: not a directory"),
+            ((data, missing), f"mount point {missing}: No such file or directory"),
+            ((data, plain), f"mount point {plain}: not a directory"),
+            ((os.path.join(mnt, "in/side"), mnt), f"lies inside the mount point {mnt}")):
+        for foreground in ((), ("-f",)):
+            done = run(*args, *foreground)
+            assert done.returncode == 1 and message in done.stderr, (args, done)
+    assert mountinfo(mnt) is None
+
+
+# --- mounted --------------------------------------------------------------------------------------------------------
+
+@needs_root
+def test_background(folders):
+    data, mnt = folders
+    done = run(data, mnt, "-o", "device_cache=1M,device_cache=soft:0=512k,timeout=0.5,io=threads")
+    assert done.returncode == 0 and done.stderr == ""
+    # it answers by the time the starter is back
+    with open(os.path.join(mnt, "f"), "w") as file:
+        file.write("bytes")
+    pid = daemon_of(data)
+    assert os.readlink(f"/proc/{pid}/cwd") == "/"
+    assert os.getsid(pid) == pid
+    assert [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)] == ["/dev/null"] * 3
+    with open(f"/proc/{pid}/limits") as file:
+        soft, hard = next(line.split()[3:5] for line in file if line.startswith("Max open files"))
+    assert soft == hard
+    assert subprocess.run(["umount", mnt]).returncode == 0
+    wait_gone(data)
+    with open(os.path.join(data, "f")) as file:
+        assert file.read() == "bytes"
+
+
+@needs_root
+def test_mount_table(mount):
+    m = mount("noexec,nosuid,fsname=a name,timeout=2")
+    line = next(line for line in open("/proc/self/mountinfo") if f" {m.mnt} " in line)
+    head, tail = line.split(" - ")
+    assert "noexec" in head and "nosuid" in head
+    assert tail.split()[0] == "fuse.gaiafs" and tail.split()[1] == "a\\040name"
+    assert "default_permissions" in tail and "allow_other" in tail
+
+
+@needs_root
+def test_read_only(mount, workdir):
+    data = os.path.join(workdir, "d")
+    os.mkdir(data)
+    with open(os.path.join(data, "f"), "w") as file:
+        file.write("x")
+    m = mount("ro", data=data)
+    with open(os.path.join(m.mnt, "f")) as file:
+        assert file.read() == "x"
+    with pytest.raises(OSError, match="Read-only"):
+        open(os.path.join(m.mnt, "f"), "r+")
+    with pytest.raises(OSError, match="Read-only"):
+        os.mkdir(os.path.join(m.mnt, "d"))
+
+
+@needs_root
+def test_options_of_fstab_are_accepted(mount):
+    m = mount("defaults,auto,noauto,user,users,_netdev,nofail,x-systemd.automount,comment=some,rw,exec,dev,suid,relatime")
+    assert os.listdir(m.mnt) == []
+
+
+@needs_root
+def test_flags_of_mount_8_are_accepted(folders):
+    data, mnt = folders
+    done = run(data, mnt, "-s", "-n", "-v", "-w", "-t", "gaiafs", "-o", "rw")
+    assert done.returncode == 0, done.stderr
+    assert os.statvfs(mnt).f_flag & os.ST_RDONLY == 0
+    subprocess.run(["umount", mnt], check=True)
+    wait_gone(data)
+    done = run("-sn", "-r", data, mnt)
+    assert done.returncode == 0, done.stderr
+    assert os.statvfs(mnt).f_flag & os.ST_RDONLY
+    subprocess.run(["umount", mnt], check=True)
+    wait_gone(data)
+
+
+@needs_root
+def test_mounted_over_the_data_directory_itself(mount, workdir):
+    data = os.path.join(workdir, "both")
+    os.makedirs(os.path.join(data, "d"))
+    with open(os.path.join(data, "f"), "w") as file:
+        file.write("before")
+    m = mount(data=data, mnt=data)
+    assert sorted(os.listdir(data)) == ["d", "f"]
+    with open(os.path.join(data, "f"), "a") as file:
+        file.write(" after")
+    with open(os.path.join(data, "d", "new"), "w") as file:
+        file.write("new")
+    assert m.unmount() is None
+    assert open(os.path.join(data, "f")).read() == "before after"
+    assert open(os.path.join(data, "d", "new")).read() == "new"
+
+
+@needs_root
+def test_second_mount_of_a_data_directory_is_refused(mount, workdir):
+    m = mount()
+    other = os.path.join(workdir, "other")
+    os.mkdir(other)
+    done = run(m.data, other)
+    assert done.returncode == 1 and f"{m.data} is already mounted by another gaiafs" in done.stderr
+    assert mountinfo(other) is None
+    done = run(m.mnt, other)
+    assert done.returncode == 1 and "lies in a gaiafs mount" in done.stderr
+    # free again afterwards
+    assert m.unmount() is None
+    again = mount(data=m.data)
+    assert again.mounted()
+
+
+@needs_root
+def test_umount_of_an_idle_mount_ends_the_daemon(mount):
+    m = mount()
+    subprocess.run(["umount", m.mnt], check=True)
+    assert m.proc.wait(10) == 0
+
+
+@needs_root
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_unmounts(mount, number):
+    m = mount()
+    with open(os.path.join(m.mnt, "f"), "w") as file:
+        file.write("kept")
+    os.kill(m.pid, number)
+    assert m.proc.wait(20) == 0
+    assert not m.mounted()
+    assert open(os.path.join(m.data, "f")).read() == "kept"
+
+
+@needs_root
+def test_hangup_is_ignored(mount):
+    m = mount()
+    os.kill(m.pid, signal.SIGHUP)
+    os.kill(m.pid, signal.SIGPIPE)
+    time.sleep(0.2)
+    assert os.listdir(m.mnt) == []
+
+
+STORER = """
+import mmap, os, sys, time
+fd = os.open(sys.argv[1], os.O_RDWR)
+mapping = mmap.mmap(fd, 0)
+for page in range(len(mapping) // 4096):
+    mapping[page * 4096:page * 4096 + 6] = b"stored"
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("unlinked", [False, True])
+def test_signal_with_dirty_mapping_of_another_process(mount, unlinked):
+    """Stores that no msync followed reach the data directory although their process keeps the mount busy."""
+    m = mount()
+    pages = 300
+    path, backing = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+    with open(path, "wb") as file:
+        file.write(b"." * 4096 * pages)
+    process = subprocess.Popen([sys.executable, "-c", STORER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with open(backing, "rb") as file:
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            if unlinked:
+                os.unlink(path)
+            os.kill(m.pid, signal.SIGTERM)
+            assert m.proc.wait(20) == 0
+            assert not m.mounted()
+        finally:
+            process.kill()
+            process.wait()
+        content = file.read()
+    assert content == (b"stored" + b"." * 4090) * pages
+    assert "busy" in m.log_text()
+
+
+@needs_root
+def test_umount_with_dirty_mapping_that_is_gone(mount):
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    with open(path, "wb") as file:
+        file.write(b"." * 4096 * 50)
+    process = subprocess.Popen([sys.executable, "-c", STORER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    process.kill()
+    process.wait()
+    assert m.unmount() is None
+    with open(os.path.join(m.data, "f"), "rb") as file:
+        assert file.read() == (b"stored" + b"." * 4090) * 50
+
+
+def close_dead(fd):
+    with contextlib.suppress(OSError):  # the FLUSH finds nobody
+        os.close(fd)
+
+
+@needs_root
+def test_signal_while_files_and_folders_are_open(mount):
+    m = mount()
+    os.mkdir(os.path.join(m.mnt, "d"))
+    folder = os.open(os.path.join(m.mnt, "d"), os.O_RDONLY)
+    file = os.open(os.path.join(m.mnt, "f"), os.O_WRONLY | os.O_CREAT)
+    os.write(file, b"kept")
+    os.kill(m.pid, signal.SIGTERM)
+    assert m.proc.wait(20) == 0
+    with pytest.raises(OSError):
+        os.write(file, b"lost, and said so")
+    close_dead(file)
+    close_dead(folder)
+    assert open(os.path.join(m.data, "f")).read() == "kept"
+
+
+@needs_root
+def test_signal_does_not_unmount_what_lies_over(mount):
+    """Another filesystem at the same place stays."""
+    m = mount()
+    subprocess.run(["mount", "-t", "tmpfs", "over", m.mnt], check=True)
+    try:
+        os.kill(m.pid, signal.SIGTERM)
+        assert m.proc.wait(20) == 0
+        assert mountinfo(m.mnt)[1] == "tmpfs"
+    finally:
+        subprocess.run(["umount", m.mnt], check=True)
+        subprocess.run(["umount", "-l", m.mnt], check=True)
+
+
+@needs_root
+def test_killed_daemon_leaves_an_error_not_a_hang(mount):
+    m = mount()
+    m.expected_exit = None
+    file = os.open(os.path.join(m.mnt, "f"), os.O_WRONLY | os.O_CREAT)
+    os.write(file, b"acknowledged")
+    os.kill(m.pid, signal.SIGKILL)
+    m.proc.wait()
+    with pytest.raises(OSError, match="not connected"):
+        os.listdir(m.mnt)
+    with pytest.raises(OSError):
+        os.write(file, b"x")
+    close_dead(file)
+    subprocess.run(["umount", "-l", m.mnt], check=True)
+    assert open(os.path.join(m.data, "f")).read() == "acknowledged"
+    assert mount(data=m.data).mounted()  # the lock went with the process
+
+
+@pytest.fixture
+def helper():
+    """/sbin/mount.gaiafs, where mount(8) looks for it."""
+    path = "/sbin/mount.gaiafs"
+    if os.path.lexists(path):
+        if os.path.realpath(path) != os.path.realpath(MOUNT):
+            pytest.skip(f"{path} exists and is not the program under test")
+        yield path
+        return
+    os.symlink(MOUNT, path)
+    yield path
+    os.unlink(path)
+
+
+@needs_root
+def test_mount_8(helper, folders):
+    data, mnt = folders
+    done = subprocess.run(["mount", "-t", "gaiafs", data, mnt, "-o", "noexec,device_cache=1M"], capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr
+    assert mountinfo(mnt)[1] == "fuse.gaiafs"
+    subprocess.run(["umount", mnt], check=True)
+    wait_gone(data)
+    done = subprocess.run(["mount", "-t", "gaiafs", data + "x", mnt], capture_output=True, text=True)
+    assert done.returncode != 0 and "No such file or directory" in done.stderr
+
+
+@needs_root
+def test_fstab_line(helper, folders, workdir):
+    data, mnt = folders
+    fstab = os.path.join(workdir, "fstab")
+    with open(fstab, "w") as file:
+        file.write(f"{data} {mnt} gaiafs noauto,nofail,x-test,comment=yes,noatime,device_cache=soft:0=1M 0 0\n")
+    done = subprocess.run(["mount", "-T", fstab, mnt], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert mountinfo(mnt)[1] == "fuse.gaiafs"
+    subprocess.run(["umount", mnt], check=True)
+    wait_gone(data)

@@ -1,0 +1,36 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# All set-up and all tests on a fresh Debian 12: sudo sh tests/run.sh
+# The suite as users get it, the suite under ASan and UBSan, the unit tests under TSan. Ends with one line of all counts.
+set -eu
+
+top=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+cd "$top"
+sh examples/packages.sh run tests
+jobs=$(nproc)
+[ -e /dev/fuse ] || modprobe fuse 2>/dev/null || true
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+# What fails is known by the status that each step leaves behind: a pipe would hide it.
+step() {
+    echo "== $1"
+    shift
+    if ! "$@" >"$log.out" 2>&1; then
+        status=1
+    fi
+    cat "$log.out"
+    sed -n 's/^\([0-9]* passed, [0-9]* failed, [0-9]* skipped\)$/\1/p' "$log.out" | tail -n 1 >>"$log"
+    rm -f "$log.out"
+}
+
+make -j"$jobs" tests
+step "the suite" make check
+make -j"$jobs" tests SANITIZE=address
+step "the suite under ASan and UBSan" make check SANITIZE=address
+make -j"$jobs" tests SANITIZE=thread
+step "the unit tests under TSan" make check SANITIZE=thread CHECK=--unit
+
+awk '{p += $1; f += $3; s += $5} END {printf "%d passed, %d failed, %d skipped\n", p, f, s}' "$log"
+exit $status
