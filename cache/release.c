@@ -97,6 +97,9 @@ static int invalidate(struct cache_file *file, const struct work *work, size_t c
             } else {
                 full = i == count && runs_end(&runs, &run);
             }
+#ifdef GAIAFS_BREAK_NO_INVALIDATE
+            full = false;
+#endif
             if (full)
                 error = host->invalidate(host->context, file->context, (off_t)(run.page * GAIA_PAGE_SIZE),
                                          (off_t)(run.count * GAIA_PAGE_SIZE));
@@ -178,9 +181,7 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
             leaf->kernel &= ~work[i].held; /* before, not after: a READ meanwhile sets it again */
         }
         pthread_mutex_unlock(&file->lock);
-#ifndef GAIAFS_BREAK_NO_INVALIDATE
         error = invalidate(file, work, count);
-#endif
         pthread_mutex_lock(&file->lock);
         again = false;
         for (size_t i = 0; i < count; i++)
@@ -211,6 +212,11 @@ static int release_work(struct replica *replica, struct work *work, size_t count
     pthread_mutex_lock(&file->lock);
     for (size_t i = 0; i < count; i++) {
         struct work w = work[i];
+        /* Another device may have begun to release these pages since we took ours: until the kernel has dropped them
+         * nothing of ours may be pending. Leaves are marked in ascending order, so that two releases can't wait for
+         * each other; the one that is waited for needs nothing of what is busy here. */
+        while (!error && w.copy->leaf->invalidating & w.owned)
+            pthread_cond_wait(&file->changed, &file->lock);
         if (!error)
             find_modified(&w);
         if (w.pages)

@@ -23,28 +23,7 @@ static uint8_t value_of(unsigned share, unsigned round)
     return (uint8_t)(share * 64 + 1 + round % 63);
 }
 
-static void *cpu_store(void *argument)
-{
-    struct worker *w = argument;
-
-    for (w->rounds = 0; !stop; w->rounds++)
-        for (unsigned page = 0; page < PAGES; page++)
-            for (unsigned b = w->share; b < 4096; b += SHARES * 64)
-                kernel_store(w->f, page, b, value_of(w->share, w->rounds));
-    return NULL;
-}
-
-static void *cpu_write(void *argument)
-{
-    struct worker *w = argument;
-
-    for (w->rounds = 0; !stop; w->rounds++)
-        for (unsigned page = 0; page < PAGES; page++)
-            for (unsigned b = w->share; b < 4096; b += SHARES * 256)
-                kernel_write(w->f, page, b, &(uint8_t){value_of(w->share, w->rounds)}, 1);
-    return NULL;
-}
-
+/* What a writer wrote stays until it writes again. */
 static void check_share(struct fixture *f, unsigned share, unsigned step, uint8_t want)
 {
     uint8_t bytes[4096];
@@ -55,6 +34,32 @@ static void check_share(struct fixture *f, unsigned share, unsigned step, uint8_
             if (bytes[b] != want)
                 lost++;
     }
+}
+
+static void *cpu_store(void *argument)
+{
+    struct worker *w = argument;
+
+    for (w->rounds = 0; !stop; w->rounds++) {
+        for (unsigned page = 0; page < PAGES; page++)
+            for (unsigned b = w->share; b < 4096; b += SHARES * 64)
+                kernel_store(w->f, page, b, value_of(w->share, w->rounds));
+        check_share(w->f, w->share, SHARES * 64, value_of(w->share, w->rounds));
+    }
+    return NULL;
+}
+
+static void *cpu_write(void *argument)
+{
+    struct worker *w = argument;
+
+    for (w->rounds = 0; !stop; w->rounds++) {
+        for (unsigned page = 0; page < PAGES; page++)
+            for (unsigned b = w->share; b < 4096; b += SHARES * 256)
+                kernel_write(w->f, page, b, &(uint8_t){value_of(w->share, w->rounds)}, 1);
+        check_share(w->f, w->share, SHARES * 256, value_of(w->share, w->rounds));
+    }
+    return NULL;
 }
 
 /* Store, release, and see that a CPU read has it; acquire now and then, and see that nothing of ours is gone. */
@@ -158,11 +163,37 @@ static void test_everybody(void **state)
     run(600, 1 << 20, true, true, true);
 }
 
+/* Rule 3: a CPU write over a byte that a device has released is newer than it, also when it covers the whole page. */
+static void test_overwrite(void **state)
+{
+    static struct fixture f;
+    uint8_t bytes[4096], page[4096];
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    struct device_map map = device_map(&f, 0);
+    for (unsigned round = 1; round < 200; round++) {
+        unsigned n = round % 4, length = n == 3 ? 4096 : 1;
+        map.bytes[n * 4096 + 7] = (uint8_t)(2 * round);
+        assert_int_equal(device_release(&f, &map), 0);
+        memset(page, (int)(2 * round + 1), sizeof page);
+        kernel_write(&f, n, length == 1 ? 7 : 0, page, length);
+        if (round % 2)
+            assert_int_equal(device_acquire(&f, &map), 0);
+        kernel_read(&f, n, bytes);
+        assert_int_equal(bytes[7], (uint8_t)(2 * round + 1));
+        assert_int_equal(device_acquire(&f, &map), 0);
+        assert_int_equal(map.bytes[n * 4096 + 7], (uint8_t)(2 * round + 1));
+    }
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_device_alone),    cmocka_unit_test(test_two_devices), cmocka_unit_test(test_writer),
-        cmocka_unit_test(test_storing_mapping), cmocka_unit_test(test_everybody),
+        cmocka_unit_test(test_storing_mapping), cmocka_unit_test(test_everybody),   cmocka_unit_test(test_overwrite),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several test files share: other processes to give orders to, seeds, tools, raw messages."""
+import ctypes
+import fcntl
+import json
+import mmap
+import os
+import pickle
+import random
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+BIN = os.path.abspath(os.environ.get("GAIAFS_BIN", TOP))
+PAGE = 4096
+
+
+def build_folder():
+    """Where the tools are: beside the programs of a special build, else in the plain build's folder."""
+    if "GAIAFS_BUILD" in os.environ:
+        return os.path.abspath(os.environ["GAIAFS_BUILD"])
+    return BIN if BIN != TOP else os.path.join(TOP, "build", "gcc")
+
+
+def tool_path(name):
+    path = os.path.join(build_folder(), "tests", "mount", name)
+    if not os.access(path, os.X_OK):
+        pytest.skip(f"no {path}: make tools")
+    return path
+
+
+def tool(name, *args, timeout=50):
+    """Runs a tool; returns (exit status, output). Its children share its process group, which ends with it."""
+    proc = subprocess.Popen([tool_path(name), *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    try:
+        output, _ = proc.communicate(timeout=timeout)
+    except BaseException:
+        os.killpg(proc.pid, signal.SIGKILL)
+        proc.communicate()
+        raise
+    print(" ".join([name, *map(str, args)]), "->", proc.returncode, output, sep="\n")
+    return proc.returncode, output
+
+
+def make_random(name=""):
+    """A generator of random numbers; its seed is printed, GAIA_TEST_SEED repeats it."""
+    seed = int(os.environ.get("GAIA_TEST_SEED", "0")) or int.from_bytes(os.urandom(4), "little") or 1
+    print(f"{name} GAIA_TEST_SEED={seed}")
+    return random.Random(seed)
+
+
+def write_file(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def read_file(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def read_direct(path, size):
+    """The file by O_DIRECT."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, (size + PAGE - 1) // PAGE * PAGE or PAGE) as buffer:
+            done = os.preadv(fd, [buffer], 0)
+            return buffer[:done]
+    finally:
+        os.close(fd)
+
+
+def drop_host_cache(path):
+    """Writes the backing file's pages to its disk and lets the kernel forget them."""
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def statistics(mnt):
+    done = subprocess.run([os.path.join(BIN, "gaiactl"), "stat", "--json", mnt], capture_output=True, text=True,
+                          timeout=20)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def device_statistics(mnt, device="soft:0"):
+    return next(d for d in statistics(mnt)["devices"] if d["device"] == device)
+
+
+def wait_until(condition, seconds=10, what="condition"):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not after {seconds} s"
+        time.sleep(0.01)
+
+
+# --- other processes ------------------------------------------------------------------------------------------------
+
+class AgentDied(Exception):
+    def __init__(self, code):
+        super().__init__(f"the process ended with {code}")
+        self.code = code
+
+
+class Agent:
+    """Another process: agent("expression") is its value there, agent.do("statements"). The names of this module, gaia and
+    the usual modules are known to it; keyword arguments become its global variables."""
+
+    def __init__(self, env=None):
+        self.proc = subprocess.Popen([sys.executable, "-B", os.path.abspath(__file__)], stdin=subprocess.PIPE,
+                                     stdout=subprocess.PIPE, env={**os.environ, **(env or {})})
+        self.pid = self.proc.pid
+
+    def start(self, code, mode="exec", **variables):
+        try:
+            pickle.dump((mode, code, variables), self.proc.stdin)
+            self.proc.stdin.flush()
+        except BrokenPipeError:
+            raise AgentDied(self.proc.wait()) from None
+
+    def finish(self):
+        try:
+            good, value = pickle.load(self.proc.stdout)
+        except EOFError:
+            raise AgentDied(self.proc.wait()) from None
+        if not good:
+            raise value
+        return value
+
+    def busy(self, seconds=0.0):
+        """Whether what start() began goes on after so many seconds."""
+        return not select.select([self.proc.stdout], [], [], seconds)[0]
+
+    def __call__(self, code, **variables):
+        self.start(code, "eval", **variables)
+        return self.finish()
+
+    def do(self, code, **variables):
+        self.start(code, "exec", **variables)
+        return self.finish()
+
+    def kill(self, signal_number=signal.SIGKILL):
+        """Ends it; returns its exit code as subprocess has it."""
+        self.proc.send_signal(signal_number)
+        return self.end()
+
+    def end(self):
+        try:
+            self.proc.stdin.close()
+        except BrokenPipeError:
+            pass
+        self.proc.stdout.close()
+        return self.proc.wait()
+
+
+@pytest.fixture
+def agents():
+    """A function that starts another process."""
+    started = []
+
+    def start(env=None):
+        started.append(Agent(env))
+        return started[-1]
+
+    yield start
+    for agent in started:
+        if agent.proc.poll() is None:
+            agent.proc.kill()
+        agent.end()
+
+
+@pytest.fixture
+def devices():
+    """A function that opens devices in this process; they are closed at the end."""
+    import gaia
+    opened = []
+
+    def open_device(name="soft:0"):
+        opened.append(gaia.Device(name))
+        return opened[-1]
+
+    yield open_device
+    for device in opened:
+        if device.handle:
+            device.close()
+
+
+def agent_main():
+    import errno
+    import gaia
+    import threading
+    names = {**globals(), "gaia": gaia, "errno": errno, "threading": threading}
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        try:
+            mode, code, variables = pickle.load(requests)
+        except EOFError:
+            return
+        names.update(variables)
+        try:
+            result = True, (eval if mode == "eval" else exec)(compile(code, "agent", mode), names)
+        except BaseException as error:  # pylint: disable=broad-except
+            result = False, error
+        try:
+            pickle.dump(result, replies)
+        except Exception as error:  # pylint: disable=broad-except
+            pickle.dump((False, RuntimeError(f"{result!r}: {error}")), replies)
+        replies.flush()
+
+
+# --- the protocol by hand -------------------------------------------------------------------------------------------
+
+HELLO, MAP, ATTACH, UNMAP, ACQUIRE, RELEASE, SYNC, ADVISE, STAT, DUMP = range(1, 11)
+MESSAGE = struct.Struct("=IHHiIQQQII32s16s20Q")
+VERSION = 1
+IOCTL_TOKEN = 2 << 30 | 88 << 16 | ord("G") << 8 | 1
+TRAPS = 1
+
+
+def get_token(fd):
+    """(socket's address, token) of an open file."""
+    answer = fcntl.ioctl(fd, IOCTL_TOKEN, bytes(88))
+    version, _, name, token = struct.unpack("=II64s16s", answer)
+    assert version == VERSION
+    return b"\0" + name.split(b"\0")[0], token
+
+
+def message(op, length=256, version=VERSION, error=0, map=0, address=0, offset=0, bytes=0, prot=0, flags=0,
+            device=b"soft:0", token=b"", value=(0,) * 20):
+    return MESSAGE.pack(length, version, op, error, map, address, offset, bytes, prot, flags, device, token, *value)
+
+
+class Raw:
+    """A client that says what it likes."""
+
+    def __init__(self, address):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(20)
+        self.socket.connect(address)
+
+    def send(self, data, fds=()):
+        if fds:
+            socket.send_fds(self.socket, [data], fds)
+        else:
+            self.socket.send(data)
+
+    def receive(self):
+        """(fields of the reply as a dict, descriptors), or None when the daemon hung up."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self.socket, 4096, 8)
+        except ConnectionResetError:
+            return None
+        if not data:
+            return None
+        assert len(data) == MESSAGE.size
+        fields = MESSAGE.unpack(data)
+        return dict(zip("length version op error map address offset bytes prot flags device token".split(), fields),
+                    value=fields[12:]), fds
+
+    def call(self, data, fds=()):
+        """The reply's error number; -1 when the daemon hung up. Its descriptors are closed."""
+        try:
+            self.send(data, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            return -1
+        answer = self.receive()
+        if answer is None:
+            return -1
+        for fd in answer[1]:
+            os.close(fd)
+        self.reply = answer[0]
+        return -answer[0]["error"]
+
+    def close(self):
+        self.socket.close()
+
+
+def userfaultfd():
+    """A descriptor for faults, as libgaia opens it (api handshake included)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK)
+    if fd < 0:
+        pytest.skip("no userfaultfd here")
+    api = bytearray(struct.pack("=QQQ", 0xAA, 0, 0))
+    # UFFDIO_API with every feature that there is: ask, then say yes
+    features = 1 << 5 | 1 << 10  # missing and minor faults on shared memory
+    struct.pack_into("=QQQ", api, 0, 0xAA, features, 0)
+    fcntl.ioctl(fd, 3 << 30 | 24 << 16 | 0xAA << 8 | 0x3F, api)
+    return fd
+
+
+if __name__ == "__main__":
+    agent_main()
