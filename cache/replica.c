@@ -169,6 +169,11 @@ unsigned replica_forget(struct leaf_copy *copy, page_mask pages)
 {
     unsigned gone = (unsigned)__builtin_popcountll(copy->present & pages);
 
+    /* Pending bytes that a truncation cut off: there is nothing left to collect. */
+    for (page_mask left = copy->pending & pages; left; left &= left - 1) {
+        struct gaia_page_versions versions = leaf_page_versions(copy->leaf, (unsigned)__builtin_ctzll(left));
+        gaia_rule_collected(&versions, copy->replica->entry);
+    }
     replica_drop_twins(copy, pages);
     copy->present &= ~pages;
     copy->replica->resident -= gone;

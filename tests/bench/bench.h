@@ -134,6 +134,20 @@ static inline void check_page(const volatile uint8_t *base, uint64_t page)
         die("wrong bytes in page %llu", (unsigned long long)page);
 }
 
+/* Brings bytes of a backing file into the host's memory: a machine may take away what has not been used for a while. */
+static inline void warm(int backing, uint64_t offset, size_t length)
+{
+    static uint8_t buffer[256 * 1024];
+
+    for (size_t done = 0; done < length;) {
+        size_t n = length - done < sizeof buffer ? length - done : sizeof buffer;
+        ssize_t got = pread(backing, buffer, n, (off_t)(offset + done));
+        if (got <= 0)
+            die("pread of the backing file");
+        done += (size_t)got;
+    }
+}
+
 /* n different numbers below `below`, in no order. */
 static inline void pick_distinct(uint64_t *state, uint32_t *out, size_t n, size_t below)
 {

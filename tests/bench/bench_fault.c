@@ -7,7 +7,7 @@
  * unit      the default: 64 KiB units, at random
  * store     first stores to pages that are resident, one by one (twin taken, protection lifted)
  *
- * bench_fault FILE [--faults N] [--blocks N] */
+ * bench_fault FILE BACKING [--faults N] [--blocks N] */
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -157,6 +157,12 @@ static double time_touches(uint8_t *base, size_t length, const uint32_t *units, 
     return (double)(now_ns() - start) / 1000 / (double)n;
 }
 
+static void warm_units(int backing, const uint32_t *units, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        warm(backing, (uint64_t)units[i] * UNIT_PAGES * PAGE, UNIT_PAGES * PAGE);
+}
+
 /* After time_touches(): the pages are resident and protected. */
 static double time_stores(uint8_t *base, const uint32_t *units, size_t n)
 {
@@ -177,12 +183,12 @@ int main(int argc, char **argv)
     size_t n = option(&argc, argv, "--faults", 512), blocks = option(&argc, argv, "--blocks", 9);
     uint64_t random = 7;
 
-    if (argc != 2 || !n || !blocks) {
-        fprintf(stderr, "usage: bench_fault FILE [--faults N] [--blocks N]\n");
+    if (argc != 3 || !n || !blocks) {
+        fprintf(stderr, "usage: bench_fault FILE BACKING [--faults N] [--blocks N]\n");
         return 2;
     }
     struct bare bare = bare_start(4 * n); /* before there are threads */
-    int fd = open_file(argv[1], O_RDWR);
+    int fd = open_file(argv[1], O_RDWR), backing = open_file(argv[2], O_RDONLY);
     size_t length = file_size(fd), units = length / PAGE / UNIT_PAGES;
     struct gaia_device *device = open_device();
     uint8_t *base = map_file(device, fd, length, PROT_READ | PROT_WRITE);
@@ -197,26 +203,32 @@ int main(int argc, char **argv)
     for (size_t b = 0; b <= blocks; b++) { /* the first warms up */
         size_t at = b ? b - 1 : 0;
         pick_distinct(&random, pages, n, bare.pages);
-        times[BARE][at] = time_bare(&bare, pages, n);
         pick_distinct(&random, picked, n, units);
+        warm_units(backing, picked, n);
+        times[BARE][at] = time_bare(&bare, pages, n);
         times[ONE_PAGE][at] = time_touches(base, length, picked, n, GAIA_ADV_RANDOM);
         times[STORE][at] = time_stores(base, picked, n);
         advise(base, length, GAIA_ADV_DONTNEED);
         pick_distinct(&random, picked, n, units);
+        warm_units(backing, picked, n);
         times[UNIT][at] = time_touches(base, length, picked, n, GAIA_ADV_NORMAL);
         advise(base, length, GAIA_ADV_DONTNEED);
         for (int k = 0; k < KINDS; k++)
             ratios[k][at] = times[k][at] / times[BARE][at];
     }
     printf("{\"faults\": %zu, \"blocks\": %zu", n, blocks);
-    for (int k = 0; k < KINDS; k++)
-        printf(", \"%s_us\": %.2f, \"%s_ratio\": %.2f, \"%s_ratio_min\": %.2f, \"%s_ratio_max\": %.2f", names[k],
-               median(times[k], blocks), names[k], median(ratios[k], blocks), names[k], ratios[k][0], names[k],
+    for (int k = 0; k < KINDS; k++) {
+        double us = median(times[k], blocks), ratio = median(ratios[k], blocks); /* which sorts */
+        printf(", \"%s_us\": %.2f, \"%s_us_min\": %.2f, \"%s_ratio\": %.2f, \"%s_ratio_min\": %.2f, "
+               "\"%s_ratio_max\": %.2f",
+               names[k], us, names[k], times[k][0], names[k], ratio, names[k], ratios[k][0], names[k],
                ratios[k][blocks - 1]);
+    }
     printf("}\n");
     gaia_munmap(base, length);
     gaia_device_close(device);
     close(fd);
+    close(backing);
     bare_stop(&bare);
     for (int k = 0; k < KINDS; k++) {
         free(times[k]);

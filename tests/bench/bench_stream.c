@@ -85,13 +85,16 @@ int main(int argc, char **argv)
         if (!times[k] || !ratios[k])
             die("memory");
     }
-    time_stream(device, fd, length); /* warms up */
+    warm(backing, 0, length);
+    time_stream(device, fd, length); /* the first of all warms up */
     for (size_t r = 0; r < n; r++) {
+        warm(backing, 0, length);
         times[STREAM][r] = time_stream(device, fd, length);
         times[WARM][r] = time_copy(to, from, length);
         uint8_t *fresh = new_memory(length);
         times[NEW][r] = time_copy(fresh, from, length);
         munmap(fresh, length);
+        warm(backing, 0, length);
         times[TWO_COPIES][r] = time_two_copies(backing, length, to);
         for (int k = 0; k < KINDS; k++)
             ratios[k][r] = times[STREAM][r] / times[k][r];

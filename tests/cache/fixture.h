@@ -11,7 +11,7 @@
 #include "cache/cache.h"
 #include "cache/client.h"
 
-#define FIXTURE_PAGES 64u
+#define FIXTURE_PAGES 512u
 
 /* One page as the kernel holds it. */
 struct kernel_page {

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* More data than the device holds, several threads that store, CPUs that write, truncations: nothing is lost, nothing hangs.
+ * Seed: GAIA_TEST_SEED. */
+#include "tests/cache/fixture.inc"
+
+#include "cache/stat.h"
+
+#define SHARES 4u /* byte b belongs to writer b % SHARES: 0 and 1 are threads of the device, 2 is a CPU */
+
+static unsigned base_seed;
+
+struct worker {
+    struct fixture *f;
+    struct device_map map;
+    unsigned share, steps;
+    uint8_t want[FIXTURE_PAGES][4096 / SHARES]; /* what this writer stored last */
+};
+
+static unsigned next(unsigned *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+static void *store(void *argument)
+{
+    struct worker *w = argument;
+    unsigned state = base_seed + w->share;
+
+    for (unsigned step = 0; step < w->steps; step++) {
+        unsigned page = next(&state) % FIXTURE_PAGES, at = next(&state) % (4096 / SHARES);
+        uint8_t value = (uint8_t)(w->want[page][at] + 1 + next(&state) % 200);
+        volatile uint8_t *bytes = w->map.bytes + page * 4096;
+        if (bytes[at * SHARES + w->share] != w->want[page][at])
+            fail_msg("share %u, page %u, byte %u: %u, stored %u", w->share, page, at, bytes[at * SHARES + w->share],
+                     w->want[page][at]);
+        bytes[at * SHARES + w->share] = value;
+        w->want[page][at] = value;
+        if (step % 500 == 499)
+            assert_int_equal(device_release(w->f, &w->map), 0);
+        if (step % 2000 == 1999)
+            assert_int_equal(device_acquire(w->f, &w->map), 0);
+    }
+    assert_int_equal(device_release(w->f, &w->map), 0);
+    return NULL;
+}
+
+static void *cpu(void *argument)
+{
+    struct worker *w = argument;
+    unsigned state = base_seed + w->share;
+
+    for (unsigned step = 0; step < w->steps; step++) {
+        unsigned page = next(&state) % FIXTURE_PAGES, at = next(&state) % (4096 / SHARES);
+        uint8_t value = (uint8_t)(w->want[page][at] + 1 + next(&state) % 200);
+        w->want[page][at] = value;
+        if (step % 2)
+            kernel_write(w->f, page, at * SHARES + w->share, &value, 1);
+        else
+            kernel_store(w->f, page, at * SHARES + w->share, value);
+    }
+    return NULL;
+}
+
+static void run(unsigned steps)
+{
+    static struct fixture f;
+    static struct worker w[3];
+    pthread_t threads[3];
+    struct cache_device_stat stat;
+    uint8_t bytes[4096];
+
+    if (!fixture_start(&f, 256 << 10)) /* an eighth of the file */
+        skip();
+    struct device_map map = device_map(&f, 0);
+    memset(w, 0, sizeof w);
+    for (unsigned i = 0; i < 3; i++) {
+        w[i].f = &f;
+        w[i].map = map;
+        w[i].share = i;
+        w[i].steps = steps;
+        pthread_create(&threads[i], NULL, i < 2 ? store : cpu, &w[i]);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+    for (unsigned page = 0; page < FIXTURE_PAGES; page++) {
+        kernel_read(&f, page, bytes);
+        for (unsigned b = 0; b < 4096; b++)
+            if (b % SHARES < 3 && bytes[b] != w[b % SHARES].want[page][b / SHARES])
+                fail_msg("page %u byte %u: %u, stored %u", page, b, bytes[b], w[b % SHARES].want[page][b / SHARES]);
+    }
+    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+    printf("faults %llu, evictions %llu, collects %llu, twins %llu\n", (unsigned long long)stat.stat.faults,
+           (unsigned long long)stat.stat.evictions, (unsigned long long)stat.stat.collects,
+           (unsigned long long)stat.stat.twins);
+    assert_true(stat.stat.evictions > FIXTURE_PAGES); /* else this tested nothing */
+    assert_true(stat.stat.resident_bytes <= 256 << 10);
+    fixture_stop(&f);
+}
+
+static void test_oversubscribed(void **state)
+{
+    (void)state;
+    run(20000);
+}
+
+/* Truncation while a device stores: what is cut off stays away, what grows back is zero, everywhere. */
+static void test_truncate(void **state)
+{
+    static struct fixture f;
+    unsigned random = base_seed;
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    struct device_map map = device_map(&f, 0);
+    for (unsigned round = 0; round < 300; round++) {
+        off_t cut = (off_t)(next(&random) % (16 * 4096));
+        memset(map.bytes, (int)(1 + round % 255), 16 * 4096);
+        if (round % 3)
+            assert_int_equal(device_release(&f, &map), 0);
+        assert_int_equal(cache_file_truncate(f.file, f.fd, cut), 0);
+        assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
+        for (unsigned page = 0; page < 17; page++) /* the kernel cuts its own pages off */
+            f.kernel[page].cached = false;
+        /* Releasing after an acquire, or before it, also of what was stored before the truncation. */
+        if (round % 2)
+            assert_int_equal(device_acquire(&f, &map), 0);
+        assert_int_equal(device_release(&f, &map), 0);
+        assert_int_equal(device_acquire(&f, &map), 0);
+        for (unsigned page = 0; page < 16; page++) {
+            kernel_read(&f, page, bytes);
+            assert_memory_equal(bytes, map.bytes + page * 4096, 4096);
+            for (unsigned b = 0; b < 4096; b++)
+                if ((off_t)(page * 4096 + b) >= cut)
+                    assert_int_equal(bytes[b], 0);
+        }
+    }
+    fixture_stop(&f);
+}
+
+/* What nobody changed does not move: an acquire after a rewrite with the same bytes drops nothing. */
+static void test_unchanged(void **state)
+{
+    static struct fixture f;
+    struct cache_device_stat stat;
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!fixture_start(&f, 4 << 20))
+        skip();
+    struct device_map map = device_map(&f, 0);
+    memset(bytes, 7, sizeof bytes);
+    for (unsigned page = 0; page < FIXTURE_PAGES; page++)
+        kernel_write(&f, page, 0, bytes, 4096);
+    assert_int_equal(device_acquire(&f, &map), 0);
+    volatile uint8_t sum = 0;
+    for (unsigned page = 0; page < FIXTURE_PAGES; page++)
+        sum = (uint8_t)(sum + map.bytes[page * 4096]);
+    for (unsigned page = 0; page < FIXTURE_PAGES; page++)
+        kernel_write(&f, page, 0, bytes, 4096);
+    bytes[9] = 8;
+    kernel_write(&f, 300, 0, bytes, 4096);
+    assert_int_equal(device_acquire(&f, &map), 0);
+    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+    assert_int_equal(stat.stat.drops, 1);
+    assert_int_equal(stat.unchanged_pages, FIXTURE_PAGES - 1);
+    assert_int_equal(map.bytes[300 * 4096 + 9], 8);
+    fixture_stop(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_oversubscribed),
+        cmocka_unit_test(test_truncate),
+        cmocka_unit_test(test_unchanged),
+    };
+    const char *seed = getenv("GAIA_TEST_SEED");
+
+    base_seed = seed ? (unsigned)strtoul(seed, NULL, 0) : 977;
+    printf("seed %u\n", base_seed);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
