@@ -23,22 +23,23 @@ static page_mask stale_pages(const struct leaf_copy *copy, page_mask pages)
     for (page_mask left = pages & copy->present; left; left &= left - 1) {
         unsigned page = (unsigned)__builtin_ctzll(left);
         struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
-        if (gaia_rule_stale(&versions, copy->replica->entry, leaf_copy_page_vector((struct leaf_copy *)copy, page)))
+        if (gaia_rule_stale(&versions, copy->replica->entry,
+                            leaf_copy_page_vector((struct leaf_copy *)copy, page)))
             stale |= UINT64_C(1) << page;
     }
     return stale;
 }
 
-/* Take the suspects that overlap the range. Those that lie in it whole leave the list: a change from now on puts them
- * back. Lock held. */
-static int take_suspects(struct replica *replica, uint64_t first, uint64_t count, struct copy_pages **list_out,
-                         size_t *n_out)
+/* Take the suspects that overlap the range. Those that lie in it whole leave the list: a change from now on
+ * puts them back. Lock held. */
+static int take_suspects(struct replica *replica, uint64_t first, uint64_t count,
+                         struct copy_pages **list_out, size_t *n_out)
 {
     struct leaf_copy *copy, *next;
     size_t n = 0, max = 0;
 
     TAILQ_FOREACH(copy, &replica->suspects, suspect)
-        max++;
+    max++;
     struct copy_pages *list = calloc(max + 1, sizeof *list);
     if (!list)
         return -ENOMEM;
@@ -59,8 +60,8 @@ static int take_suspects(struct replica *replica, uint64_t first, uint64_t count
     return 0;
 }
 
-/* The CPU's release, and what is stale then. A page that is being placed now was perhaps read before the change: it is
- * waited for. Lock held, let go while waiting. */
+/* The CPU's release, and what is stale then. A page that is being placed now was perhaps read before the
+ * change: it is waited for. Lock held, let go while waiting. */
 static int find_stale(struct replica *replica, struct copy_pages *entry)
 {
     struct cache_file *file = replica->file;
@@ -117,8 +118,8 @@ int acquire_range(struct replica *replica, uint64_t first, uint64_t count, uint6
     for (size_t done = 0; done < stale && !error; done += BATCH_MAX) {
         uint64_t dropped;
 #ifndef GAIAFS_BREAK_NO_DROP
-        error = drop_pages(replica, list + done, stale - done < BATCH_MAX ? stale - done : BATCH_MAX, DROP_STALE,
-                           &dropped);
+        error = drop_pages(replica, list + done, stale - done < BATCH_MAX ? stale - done : BATCH_MAX,
+                           DROP_STALE, &dropped);
 #else
         (void)dropped;
 #endif

@@ -109,11 +109,11 @@ static int flush_replica(struct replica *replica)
 
     pthread_mutex_lock(&replica->file->lock);
     TAILQ_FOREACH(copy, &replica->stored, stored)
-        max++;
+    max++;
     list = calloc(max + 1, sizeof *list);
     if (list)
         TAILQ_FOREACH(copy, &replica->stored, stored)
-            list[n++] = (struct copy_pages){.leaf = copy->leaf->number, .pages = copy->twin};
+    list[n++] = (struct copy_pages){.leaf = copy->leaf->number, .pages = copy->twin};
     pthread_mutex_unlock(&replica->file->lock);
     if (!list)
         return -ENOMEM;
@@ -132,7 +132,8 @@ static int flush_file(struct cache_file *file)
     int error = 0;
 
     /* Replicas are only ever added, at their place in the list. */
-    SLIST_FOREACH(replica, &file->replicas, link) {
+    SLIST_FOREACH(replica, &file->replicas, link)
+    {
         int one = flush_replica(replica);
         error = error ? error : one;
     }

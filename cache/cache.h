@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The page cache over host and devices, as fs/ sees it: a cache for a mount, and a cache_file for each file that a
- * device has mapped ("tracked"). A file that no device has mapped has no cache_file, and fs/ then does its I/O itself.
+/* The page cache over host and devices, as fs/ sees it: a cache for a mount, and a cache_file for each file
+ * that a device has mapped ("tracked"). A file that no device has mapped has no cache_file, and fs/ then does
+ * its I/O itself.
  *
- * All functions return 0 or more, or a negative errno, and may be called from any thread. Those marked [FUSE] may be
- * called from the handlers of FUSE requests: they wait for storage, never for the kernel or a client.
+ * All functions return 0 or more, or a negative errno, and may be called from any thread. Those marked [FUSE]
+ * may be called from the handlers of FUSE requests: they wait for storage, never for the kernel or a client.
  */
 #ifndef GAIAFS_CACHE_CACHE_H
 #define GAIAFS_CACHE_CACHE_H
@@ -21,33 +22,34 @@ struct cache_file;
 /* What the cache needs from its host, the FUSE side. */
 struct cache_host {
     void *context;
-    /* Drop the kernel's cached pages of [offset, offset + length) of a file after writing dirty ones back (length 0: to
-     * the end of file; offset -1: attributes only). Called with no lock held and never from a FUSE handler's path.
-     * 0, -ENOENT (the kernel does not know the file), or a negative errno. */
+    /* Drop the kernel's cached pages of [offset, offset + length) of a file after writing dirty ones back
+     * (length 0: to the end of file; offset -1: attributes only). Called with no lock held and never from a
+     * FUSE handler's path. 0, -ENOENT (the kernel does not know the file), or a negative errno. */
     int (*invalidate)(void *context, void *file_context, off_t offset, off_t length);
-    /* The file's cache holds nothing any more / holds something again: fs/ may (not) forget the inode. Called with no
-     * lock held. pinned true always comes before the matching false. */
+    /* The file's cache holds nothing any more / holds something again: fs/ may (not) forget the inode. Called
+     * with no lock held. pinned true always comes before the matching false. */
     void (*pin)(void *context, void *file_context, bool pinned);
 };
 
 struct cache_config {
-    uint64_t device_capacity;                    /* bytes, default of every device */
+    uint64_t device_capacity;                      /* bytes, default of every device */
     uint64_t device_capacity_of[GAIA_DEVICES_MAX]; /* bytes; 0: the default */
-    bool io_threads;                             /* -o io=threads: no io_uring */
-    uint64_t behind_timeout_ns;                  /* how late a change behind the mount may be noticed (-o timeout) */
+    bool io_threads;                               /* -o io=threads: no io_uring */
+    uint64_t behind_timeout_ns; /* how late a change behind the mount may be noticed (-o timeout) */
 };
 
-/* Start and stop. cache_close() collects everything that is pending or stored, then frees; files must be closed. */
+/* Start and stop. cache_close() collects everything that is pending or stored, then frees; files must be
+ * closed. */
 int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out);
-/* Collect everything that devices hold (unreleased stores too: an early release) into the data directory. Before
- * unmounting, while FUSE is still served. 0 or the first error. */
+/* Collect everything that devices hold (unreleased stores too: an early release) into the data directory.
+ * Before unmounting, while FUSE is still served. 0 or the first error. */
 int cache_flush_all(struct cache *cache);
 void cache_close(struct cache *cache);
 
-/* Begin to track a file. path_fd: an O_PATH or ordinary descriptor of the backing file, not kept (the cache opens its
- * own through /proc/self/fd); writable says whether the data directory allows writing. file_context is handed to
- * the host's functions. The caller makes sure that no untracked read or write is in flight (docs/design.md, 5).
- * -EACCES, -EMFILE, -ENOMEM, -EIO ... */
+/* Begin to track a file. path_fd: an O_PATH or ordinary descriptor of the backing file, not kept (the cache
+ * opens its own through /proc/self/fd); writable says whether the data directory allows writing. file_context
+ * is handed to the host's functions. The caller makes sure that no untracked read or write is in flight
+ * (docs/design.md, 5). -EACCES, -EMFILE, -ENOMEM, -EIO ... */
 int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct cache_file **file_out);
 /* The inode is gone for good (forgotten, nothing mapped, nothing resident). [FUSE] */
 void cache_file_close(struct cache_file *file);
@@ -59,18 +61,20 @@ enum cache_io_flags {
 };
 
 /* [FUSE] Read bytes for a READ; fd: the opener's descriptor. Bytes read (short at the end of the file). */
-ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset, unsigned flags);
+ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset,
+                        unsigned flags);
 /* [FUSE] Apply a WRITE. Bytes written. */
-ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset, unsigned flags);
-/* [FUSE] Set the size (SETATTR): fd >= 0: ftruncate on it, else through the cache's own descriptor. O_TRUNC at open is
- * the same with size 0. */
+ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset,
+                         unsigned flags);
+/* [FUSE] Set the size (SETATTR): fd >= 0: ftruncate on it, else through the cache's own descriptor. O_TRUNC
+ * at open is the same with size 0. */
 int cache_file_truncate(struct cache_file *file, int fd, off_t size);
 /* [FUSE] The rest of the data operations; each is a read or a write in the sense of rule 3. */
 int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset, off_t length);
 off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence);
 /* Either file may be NULL (untracked). */
-ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out, int fd_out,
-                              off_t offset_out, size_t length, unsigned flags);
+ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,
+                              int fd_out, off_t offset_out, size_t length, unsigned flags);
 /* [FUSE] Collect what is pending, then fsync or fdatasync fd. */
 int cache_file_sync(struct cache_file *file, int fd, bool data_only);
 

@@ -54,8 +54,8 @@ static struct cache_map *find_by_address(struct cache_client *client, uint64_t a
 
     pthread_mutex_lock(&client->lock);
     LIST_FOREACH(map, &client->maps, link)
-        if (map->frames && address >= map->address && address - map->address < map->count * GAIA_PAGE_SIZE)
-            break;
+    if (map->frames && address >= map->address && address - map->address < map->count * GAIA_PAGE_SIZE)
+        break;
     if (map)
         cache_map_get(map);
     pthread_mutex_unlock(&client->lock);
@@ -189,9 +189,13 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     struct cache_map *map = calloc(1, sizeof *map);
     if (!map)
         return -ENOMEM;
-    *map = (struct cache_map){.client = client, .first = request->first, .count = request->count,
-                              .writable = request->writable, .resident = request->resident,
-                              .can_trap = client->can_trap, .references = 1};
+    *map = (struct cache_map){.client = client,
+                              .first = request->first,
+                              .count = request->count,
+                              .writable = request->writable,
+                              .resident = request->resident,
+                              .can_trap = client->can_trap,
+                              .references = 1};
     file_use(request->file);
     int error = open_replica(request, map);
     if (!error)
@@ -226,8 +230,8 @@ static struct cache_map *find_by_id(struct cache_client *client, uint32_t id)
     struct cache_map *map;
 
     LIST_FOREACH(map, &client->maps, link)
-        if (map->id == id)
-            return map;
+    if (map->id == id)
+        return map;
     return NULL;
 }
 
@@ -260,7 +264,8 @@ int cache_map_close(struct cache_client *client, uint32_t id)
         LIST_REMOVE(map, link);
         client->count--;
         map->closing = true;
-        /* Once this returns the client may map something else at the address: nobody may expose pages there any more. */
+        /* Once this returns the client may map something else at the address: nobody may expose pages there
+         * any more. */
         while (map->references > 1)
             pthread_cond_wait(&client->idle, &client->lock);
     }
@@ -295,8 +300,8 @@ static int find_range(struct cache_client *client, uint32_t id, uint64_t offset,
     return 0;
 }
 
-/* Place what is missing of a range. What is placed last may push out what was placed first when the device is full of
- * others' pages too: a few rounds settle it. */
+/* Place what is missing of a range. What is placed last may push out what was placed first when the device is
+ * full of others' pages too: a few rounds settle it. */
 static int place_all(struct cache_map *map, struct gaia_run run, bool all)
 {
     int error = 0;
@@ -304,15 +309,15 @@ static int place_all(struct cache_map *map, struct gaia_run run, bool all)
     for (unsigned round = 0; round < (all ? 4u : 1u) && !error; round++) {
         struct fill_group group;
         fill_group_init(&group);
-        fill_range(map, &(struct fill_request){.first = run.page, .count = run.count, .touched = FILL_NO_PAGE,
-                                               .group = &group});
+        fill_range(map, &(struct fill_request){
+                            .first = run.page, .count = run.count, .touched = FILL_NO_PAGE, .group = &group});
         error = fill_group_finish(&group);
     }
     return error;
 }
 
-int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes, uint64_t *changes_out,
-                      bool *poisoned_out)
+int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
+                      uint64_t *changes_out, bool *poisoned_out)
 {
     struct cache_map *map;
     struct gaia_run run;
@@ -360,7 +365,8 @@ static int let_leave(struct replica *replica, struct gaia_run run)
 {
     int error = 0;
 
-    for (uint64_t leaf = run.page >> LEAF_SHIFT; !error && leaf <= (run.page + run.count - 1) >> LEAF_SHIFT; leaf++) {
+    for (uint64_t leaf = run.page >> LEAF_SHIFT; !error && leaf <= (run.page + run.count - 1) >> LEAF_SHIFT;
+         leaf++) {
         struct copy_pages pages = {.leaf = leaf, .pages = page_range_mask(leaf, run.page, run.count)};
         uint64_t dropped;
         error = drop_pages(replica, &pages, 1, DROP_EVICT, &dropped);
@@ -368,7 +374,8 @@ static int let_leave(struct replica *replica, struct gaia_run run)
     return error;
 }
 
-int cache_map_advise(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes, unsigned advice)
+int cache_map_advise(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
+                     unsigned advice)
 {
     struct cache_map *map;
     struct gaia_run run;

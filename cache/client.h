@@ -16,8 +16,8 @@
 struct cache_client;
 struct cache_map;
 
-/* faults: the client's descriptor for faults (userfaultfd); taken over, closed with the client, also on failure.
- * can_trap: its kernel can map pages write protected. Starts the thread that serves its faults.
+/* faults: the client's descriptor for faults (userfaultfd); taken over, closed with the client, also on
+ * failure. can_trap: its kernel can map pages write protected. Starts the thread that serves its faults.
  * -EINVAL (not such a descriptor), -ENOMEM, -EMFILE, -EAGAIN. */
 int cache_client_open(struct cache *cache, int faults, bool can_trap, struct cache_client **client_out);
 /* Unmaps everything; what was released stays, and so do the copies on the devices. */
@@ -33,22 +33,23 @@ struct cache_map_request {
     bool writable;
     bool resident; /* GAIA_RESIDENT */
 };
-/* Prepare a map: the client gets descriptors of the frames and of the shared state (the caller closes them), maps the
- * frames, and says where by cache_map_attach(). -EACCES (writable, but the data directory is not), -ENOMEM (resident,
- * and more than the device has), -EMFILE (too many maps), -EFBIG, -ENODEV. */
-int cache_map_open(struct cache_client *client, const struct cache_map_request *request,
-                   uint32_t *id_out, int *frames_fd_out, int *state_fd_out);
+/* Prepare a map: the client gets descriptors of the frames and of the shared state (the caller closes them),
+ * maps the frames, and says where by cache_map_attach(). -EACCES (writable, but the data directory is not),
+ * -ENOMEM (resident, and more than the device has), -EMFILE (too many maps), -EFBIG, -ENODEV. */
+int cache_map_open(struct cache_client *client, const struct cache_map_request *request, uint32_t *id_out,
+                   int *frames_fd_out, int *state_fd_out);
 int cache_map_attach(struct cache_client *client, uint32_t id, uint64_t address);
 /* -ENOENT: no such map. */
 int cache_map_close(struct cache_client *client, uint32_t id);
 
 /* offset and bytes are of the file and must lie in the map: else -EINVAL. bytes is rounded up to pages. */
-int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes, uint64_t *changes_out,
-                      bool *poisoned_out);
+int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
+                      uint64_t *changes_out, bool *poisoned_out);
 int cache_map_release(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes);
 /* Released bytes of the range reach storage. */
 int cache_map_sync(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes);
 /* advice: GAIA_ADV_* of gaia.h. */
-int cache_map_advise(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes, unsigned advice);
+int cache_map_advise(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
+                     unsigned advice);
 
 #endif

@@ -47,7 +47,8 @@ static int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off
             continue;
         if (n < 0)
             return -errno;
-        if (n == 0) { /* cut behind the mount: the rest reads as zeros, and is written as part of the file again */
+        if (n ==
+            0) { /* cut behind the mount: the rest reads as zeros, and is written as part of the file again */
             memset(bytes + done, 0, length - done);
             break;
         }
@@ -69,14 +70,16 @@ static int home_write(struct cache_file *file, const uint8_t *bytes, size_t leng
     return 0;
 }
 
-/* Take the bytes of every device that has some, in ascending replica number, and merge them into c->home. The bytes are
- * taken once: what is compared and what becomes the twin is the same, so a store that arrives now is seen next time. */
+/* Take the bytes of every device that has some, in ascending replica number, and merge them into c->home. The
+ * bytes are taken once: what is compared and what becomes the twin is the same, so a store that arrives now
+ * is seen next time. */
 static int take(struct collect *c)
 {
     struct frame_pool *pool = &c->file->cache->twins;
     struct leaf_copy *copy;
 
-    SLIST_FOREACH(copy, &c->leaf->copies, link) {
+    SLIST_FOREACH(copy, &c->leaf->copies, link)
+    {
         page_mask left = wanted(copy, c->what) & page_range_mask(0, c->first, c->length);
         for (; left; left &= left - 1) {
             struct taken *t = &c->taken[c->count];
@@ -112,7 +115,8 @@ static int write_changed(struct collect *c)
     while (changed && !error) {
         unsigned length, first = page_mask_run(&changed, &length);
         size_t from = (first - c->first) * GAIA_PAGE_SIZE, to = from + length * GAIA_PAGE_SIZE;
-        error = home_write(c->file, c->home + from, (to < c->bytes ? to : c->bytes) - from, c->offset + (off_t)from);
+        error = home_write(c->file, c->home + from, (to < c->bytes ? to : c->bytes) - from,
+                           c->offset + (off_t)from);
     }
     file_stamp(c->file, unchanged);
     return error;
@@ -138,7 +142,8 @@ static void settle(struct collect *c)
         /* Broken on purpose: GAIA's released code kept the merged page as the twin. */
         memcpy(frame_bytes(pool, t->frame), c->home + (t->page - c->first) * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
 #else
-        if (copy->sealed & bit) { /* its bytes stand still and are in the home copy: the next store takes a new twin */
+        if (copy->sealed &
+            bit) { /* its bytes stand still and are in the home copy: the next store takes a new twin */
             frame_put(pool, t->frame);
             replica_drop_twins(copy, bit);
             replica_count(copy->replica, collects, 1);
@@ -181,7 +186,7 @@ int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, e
     int error = 0;
 
     SLIST_FOREACH(copy, &leaf->copies, link)
-        todo |= wanted(copy, what) & pages;
+    todo |= wanted(copy, what) & pages;
     while (todo && !error) {
         unsigned length, first = page_mask_run(&todo, &length);
         for (unsigned done = 0; done < length && !error; done += RUN_PAGES) {
@@ -211,8 +216,10 @@ int collect_all(struct cache_file *file)
     int error = 0;
 
     /* Collecting never frees a copy (only replica_settle() does), so the lists stand still. */
-    SLIST_FOREACH(replica, &file->replicas, link) {
-        TAILQ_FOREACH(copy, &replica->stored, stored) {
+    SLIST_FOREACH(replica, &file->replicas, link)
+    {
+        TAILQ_FOREACH(copy, &replica->stored, stored)
+        {
             if (!copy->pending)
                 continue;
             int one = collect_pages(file, copy->leaf, copy->pending, COLLECT_PENDING);
@@ -232,6 +239,7 @@ bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned 
     /* Only bytes that are in the host's memory: reading storage to save a copy from it would be no gain. */
     if (preadv2(file->fd, &io, 1, (off_t)(number * GAIA_PAGE_SIZE), RWF_NOWAIT) != (ssize_t)n)
         return false;
-    return gaia_digest_equal(gaia_digest_of(home, n),
-                             gaia_digest_of(copy->replica->frames->ops->view(copy->replica->frames, number), n));
+    return gaia_digest_equal(
+        gaia_digest_of(home, n),
+        gaia_digest_of(copy->replica->frames->ops->view(copy->replica->frames, number), n));
 }

@@ -7,19 +7,21 @@
 
 /* Whose bytes a collect takes. */
 enum collect_what {
-    COLLECT_PENDING,   /* released ones: allowed to everybody at any time, as the kernel holds no pending page */
-    COLLECT_RELEASING, /* and those being released: only for a READ that fills the kernel's cache, because the kernel asks
-                          only for pages that it does not hold */
+    COLLECT_PENDING,   /* released ones: allowed to everybody at any time, as the kernel holds no pending page
+                        */
+    COLLECT_RELEASING, /* and those being released: only for a READ that fills the kernel's cache, because the
+                          kernel asks only for pages that it does not hold */
 };
 
-/* Collect pages of a leaf. The file's lock is held. 0, or the first error of the backing file (-EIO, -ENOSPC, -EDQUOT,
- * -ENOMEM): then the devices keep their bytes, and what could not be collected stays pending. */
+/* Collect pages of a leaf. The file's lock is held. 0, or the first error of the backing file (-EIO, -ENOSPC,
+ * -EDQUOT, -ENOMEM): then the devices keep their bytes, and what could not be collected stays pending. */
 int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, enum collect_what what);
 
 /* Collect everything pending in the file. The lock is held. */
 int collect_all(struct cache_file *file);
 
-/* Whether the home's bytes of a page could be read cheaply and are the same as the copy's. The lock is held. */
+/* Whether the home's bytes of a page could be read cheaply and are the same as the copy's. The lock is held.
+ */
 bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned page);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What CPUs do to a tracked file: the FUSE handlers' half of the rules (docs/design.md, section 5, rules 3, 4, 6 and 8).
- * Nothing here waits for the kernel or for a client. */
+/* What CPUs do to a tracked file: the FUSE handlers' half of the rules (docs/design.md, section 5, rules 3,
+ * 4, 6 and 8). Nothing here waits for the kernel or for a client. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -11,7 +11,8 @@
 #include "cache/collect.h"
 #include "cache/internal.h"
 
-/* Call fn for each leaf that [offset, offset + length) touches and that exists, with the mask of its pages. Lock held. */
+/* Call fn for each leaf that [offset, offset + length) touches and that exists, with the mask of its pages.
+ * Lock held. */
 typedef int leaf_fn(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags);
 
 static int each_leaf(struct cache_file *file, off_t offset, uint64_t length, unsigned flags, leaf_fn *fn)
@@ -35,15 +36,16 @@ static void mark_touched(struct leaf *leaf, page_mask pages)
     struct leaf_copy *copy;
 
     SLIST_FOREACH(copy, &leaf->copies, link)
-        copy->touched |= copy->releasing & pages;
+    copy->touched |= copy->releasing & pages;
 }
 
-/* The kernel asks for pages that it does not hold, so pending and releasing bytes may go into the home copy now. A read that
- * may be direct proves nothing of what the kernel holds: it collects what is pending (which the kernel never holds), and
- * a page being released is invalidated once more. */
+/* The kernel asks for pages that it does not hold, so pending and releasing bytes may go into the home copy
+ * now. A read that may be direct proves nothing of what the kernel holds: it collects what is pending (which
+ * the kernel never holds), and a page being released is invalidated once more. */
 static int before_read(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
 {
-    int error = collect_pages(file, leaf, pages, flags & CACHE_IO_DIRECT ? COLLECT_PENDING : COLLECT_RELEASING);
+    int error =
+        collect_pages(file, leaf, pages, flags & CACHE_IO_DIRECT ? COLLECT_PENDING : COLLECT_RELEASING);
 
     if (flags & CACHE_IO_DIRECT)
         mark_touched(leaf, pages);
@@ -58,7 +60,8 @@ static struct leaf_copy *find_peer(struct leaf *leaf, page_mask bit)
 
     if (leaf->cpu_modified & bit)
         return NULL;
-    SLIST_FOREACH(copy, &leaf->copies, link) {
+    SLIST_FOREACH(copy, &leaf->copies, link)
+    {
         if (!(copy->present & ~copy->busy & ~copy->twin & bit))
             continue;
         if (!leaf->released)
@@ -71,8 +74,8 @@ static struct leaf_copy *find_peer(struct leaf *leaf, page_mask bit)
     return NULL;
 }
 
-/* Peer caching: the bytes of [offset, offset + length) that lie in front and that devices have; whole pages, or up to
- * the end of the file. How many there are. */
+/* Peer caching: the bytes of [offset, offset + length) that lie in front and that devices have; whole pages,
+ * or up to the end of the file. How many there are. */
 static size_t read_peers(struct cache_file *file, uint8_t *buffer, size_t length, off_t offset)
 {
     size_t done = 0;
@@ -109,7 +112,8 @@ static size_t read_memory(struct cache_file *file, int fd, uint8_t *buffer, size
             done += (size_t)n;
             continue;
         }
-        if (n == 0 || errno != EAGAIN) /* the end of the file, or something that an ordinary read will report */
+        if (n == 0 ||
+            errno != EAGAIN) /* the end of the file, or something that an ordinary read will report */
             break;
         size_t peers = read_peers(file, buffer + done, length - done, offset + (off_t)done);
         if (!peers)
@@ -119,7 +123,8 @@ static size_t read_memory(struct cache_file *file, int fd, uint8_t *buffer, size
     return done;
 }
 
-ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset, unsigned flags)
+ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset,
+                        unsigned flags)
 {
     pthread_mutex_lock(&file->lock);
     int error = each_leaf(file, offset, length, flags, before_read);
@@ -141,8 +146,8 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
     return (ssize_t)done;
 }
 
-/* Rule 3: a write is no exception, also not of whole pages: without the collect a twin would stay behind that later brings
- * overwritten bytes back. Rule 6: a write-back never collects. */
+/* Rule 3: a write is no exception, also not of whole pages: without the collect a twin would stay behind that
+ * later brings overwritten bytes back. Rule 6: a write-back never collects. */
 static int before_write(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
 {
     if (!(flags & CACHE_IO_WRITEBACK)) {
@@ -174,7 +179,8 @@ static void look_at_size(struct cache_file *file, bool unchanged)
         file->ctime = st.st_ctim;
 }
 
-ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset, unsigned flags)
+ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset,
+                         unsigned flags)
 {
     struct stat st;
     size_t done = 0;
@@ -250,8 +256,8 @@ static int collect_range(struct cache_file *file, struct leaf *leaf, page_mask p
     return collect_pages(file, leaf, pages, COLLECT_PENDING);
 }
 
-ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out, int fd_out,
-                              off_t offset_out, size_t length, unsigned flags)
+ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,
+                              int fd_out, off_t offset_out, size_t length, unsigned flags)
 {
     int error = 0;
     ssize_t done = 0;

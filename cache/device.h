@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device of the cache: its capacity, what is resident on it over all files, the order of eviction, and its counters. */
+/* A device of the cache: its capacity, what is resident on it over all files, the order of eviction, and its
+ * counters. */
 #ifndef GAIAFS_CACHE_DEVICE_H
 #define GAIAFS_CACHE_DEVICE_H
 
@@ -12,15 +13,15 @@
 struct leaf_copy;
 
 struct cache_counters {
-    _Atomic uint64_t faults, write_faults, pages_in, pages_out, collects, merges, pages_merged, peer_reads, evictions,
-        drops, unchanged, readahead;
+    _Atomic uint64_t faults, write_faults, pages_in, pages_out, collects, merges, pages_merged, peer_reads,
+        evictions, drops, unchanged, readahead;
 };
 
 struct cache_device {
-    unsigned number; /* soft:number */
+    unsigned number;   /* soft:number */
     uint64_t capacity; /* pages */
 
-    pthread_mutex_t lock;  /* guards lra and charged; taken inside a file's lock, nothing inside it */
+    pthread_mutex_t lock;   /* guards lra and charged; taken inside a file's lock, nothing inside it */
     pthread_cond_t changed; /* pages were uncharged, or stopped being busy */
     TAILQ_HEAD(, leaf_copy) lra;
     uint64_t charged; /* pages resident or about to be */

@@ -32,7 +32,8 @@ static void take_busy(struct replica *replica, struct copy_pages *entry, enum dr
     }
 }
 
-/* The pages of a stale copy that need not move: the home has the same bytes. They are current from now on. Lock held. */
+/* The pages of a stale copy that need not move: the home has the same bytes. They are current from now on.
+ * Lock held. */
 static page_mask keep_unchanged(struct leaf_copy *copy, page_mask pages)
 {
     struct cache_file *file = copy->replica->file;
@@ -50,8 +51,8 @@ static page_mask keep_unchanged(struct leaf_copy *copy, page_mask pages)
     return kept;
 }
 
-/* The pages are busy, sealed and released. Collect them and forget them; entry->pages becomes what is to be freed.
- * Lock held. */
+/* The pages are busy, sealed and released. Collect them and forget them; entry->pages becomes what is to be
+ * freed. Lock held. */
 static int collect_and_forget(struct copy_pages *entry, enum drop_why why)
 {
     struct leaf_copy *copy = entry->copy;
@@ -61,7 +62,8 @@ static int collect_and_forget(struct copy_pages *entry, enum drop_why why)
     entry->pages = 0;
     if (error || why == DROP_FLUSH)
         return error;
-    /* A page that is stored to but neither pending nor clean can't be: it was sealed before it was released. */
+    /* A page that is stored to but neither pending nor clean can't be: it was sealed before it was released.
+     */
     assert(!(copy->pending & pages));
     replica_drop_twins(copy, pages);
     if (why == DROP_STALE)
@@ -150,8 +152,8 @@ int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t c
     return error;
 }
 
-/* Take the oldest copy of a device: it goes to the young end, so that the next to come takes another. The file is in
- * use on return, which file_unuse() ends: it is pinned, because the copy is in its index. */
+/* Take the oldest copy of a device: it goes to the young end, so that the next to come takes another. The
+ * file is in use on return, which file_unuse() ends: it is pinned, because the copy is in its index. */
 static struct replica *oldest(struct cache_device *device, uint64_t *leaf_out, uint64_t *length_out)
 {
     struct replica *replica = NULL;
@@ -167,8 +169,8 @@ static struct replica *oldest(struct cache_device *device, uint64_t *leaf_out, u
     }
     *length_out = 0;
     TAILQ_FOREACH(at, &device->lra, lra)
-        if (++*length_out >= BATCH_MAX)
-            break;
+    if (++*length_out >= BATCH_MAX)
+        break;
     pthread_mutex_unlock(&device->lock);
     return replica;
 }
@@ -231,7 +233,8 @@ int evict_and_charge(struct cache_device *device, uint64_t pages)
         uint64_t dropped = evict_some(device, pages, &refused);
         if (dropped)
             continue;
-        /* Nothing could go: everything is in use by faults under way, which end by themselves, or can't be written. */
+        /* Nothing could go: everything is in use by faults under way, which end by themselves, or can't be
+         * written. */
         error = refused;
         if (error && ++waited > 20)
             return error;

@@ -1,27 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Drop pages from a device: release what it stored there, collect it, then free the frames. Acquire drops pages that are out
- * of date (rule 5), eviction drops pages to make room (rules 3 and 6). */
+/* Drop pages from a device: release what it stored there, collect it, then free the frames. Acquire drops
+ * pages that are out of date (rule 5), eviction drops pages to make room (rules 3 and 6). */
 #ifndef GAIAFS_CACHE_DROP_H
 #define GAIAFS_CACHE_DROP_H
 
 #include "cache/internal.h"
 
 enum drop_why {
-    DROP_STALE,   /* wait for pages that are busy; keep a page whose bytes are the home's all the same */
-    DROP_EVICT,   /* skip pages that are busy */
-    DROP_FLUSH,   /* wait for pages that are busy, release and collect them, but keep the frames */
+    DROP_STALE, /* wait for pages that are busy; keep a page whose bytes are the home's all the same */
+    DROP_EVICT, /* skip pages that are busy */
+    DROP_FLUSH, /* wait for pages that are busy, release and collect them, but keep the frames */
 };
 
 /* pages: at most BATCH_MAX entries, ascending by leaf; the copy field is not read. No lock is held.
- * 0 or the first error (then that page keeps its bytes and its frame). *dropped_out: pages whose frames were freed. */
+ * 0 or the first error (then that page keeps its bytes and its frame). *dropped_out: pages whose frames were
+ * freed. */
 int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t count, enum drop_why why,
                uint64_t *dropped_out);
 
-/* Make room: drop about `pages` pages, the least recently allocated first. Returns how many were dropped. No lock held. */
+/* Make room: drop about `pages` pages, the least recently allocated first. Returns how many were dropped. No
+ * lock held. */
 uint64_t evict(struct cache_device *device, uint64_t pages);
 
 /* Charge the device with pages, evicting as need be. Waits while all frames are in use by faults under way.
- * 0; -ENOMEM (more than the device has at all); or the error that kept pages from being evicted. No lock is held. */
+ * 0; -ENOMEM (more than the device has at all); or the error that kept pages from being evicted. No lock is
+ * held. */
 int evict_and_charge(struct cache_device *device, uint64_t pages);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Serving faults: a touch of a page that the device lacks (rule 3), a touch of a page that it has and this client has not
- * seen, and the first store to a page (rule 7: the twin is taken then).
+/* Serving faults: a touch of a page that the device lacks (rule 3), a touch of a page that it has and this
+ * client has not seen, and the first store to a page (rule 7: the twin is taken then).
  *
- * A fault thread never waits for a page that somebody else has busy: it leaves a mark, and whoever ends busy wakes the
- * touch, which then faults again and finds the page as it is. */
+ * A fault thread never waits for a page that somebody else has busy: it leaves a mark, and whoever ends busy
+ * wakes the touch, which then faults again and finds the page as it is. */
 #include "cache/fill.h"
 #include "cache/map.h"
 
@@ -75,10 +75,12 @@ static void serve_missing(struct cache_map *map, uint64_t page, bool store)
     }
     /* First what is waited for, then what may be wanted next. */
     uint64_t unit_end = (page | (GAIA_UNIT_PAGES - 1)) + 1, end = window.first + window.count;
-    struct fill_request now = {.first = window.first, .count = (unit_end < end ? unit_end : end) - window.first,
-                               .touched = page, .store = store};
-    struct fill_request ahead = {.first = unit_end, .count = end > unit_end ? end - unit_end : 0,
-                                 .touched = FILL_NO_PAGE};
+    struct fill_request now = {.first = window.first,
+                               .count = (unit_end < end ? unit_end : end) - window.first,
+                               .touched = page,
+                               .store = store};
+    struct fill_request ahead = {
+        .first = unit_end, .count = end > unit_end ? end - unit_end : 0, .touched = FILL_NO_PAGE};
     fill_range(map, &now);
     if (ahead.count) {
         replica_count(replica, readahead, ahead.count);

@@ -82,7 +82,8 @@ void cache_file_close(struct cache_file *file)
     pthread_mutex_lock(&file->cache->lock);
     LIST_REMOVE(file, link);
     pthread_mutex_unlock(&file->cache->lock);
-    /* Nobody else has the file now: no map, no operation. What is still resident was unlinked, or flushed before. */
+    /* Nobody else has the file now: no map, no operation. What is still resident was unlinked, or flushed
+     * before. */
     pthread_mutex_lock(&file->lock);
     index_each(&file->index, forget_leaf, NULL);
     pthread_mutex_unlock(&file->lock);
@@ -115,7 +116,8 @@ void file_unuse(struct cache_file *file)
     void *context = file->context;
 
     pthread_mutex_lock(&file->lock);
-    /* With nothing in the index nobody can come by a use through a device's list: 0 stays 0 but for file_use(). */
+    /* With nothing in the index nobody can come by a use through a device's list: 0 stays 0 but for
+     * file_use(). */
     bool tell = --file->uses == 0 && file->pinned && !file->index.leaves;
     if (tell)
         file->pinned = false;
@@ -132,7 +134,8 @@ int file_get_replica(struct cache_file *file, unsigned device_number, struct rep
     int error = cache_get_device(file->cache, device_number, &device);
     if (error)
         return error;
-    SLIST_FOREACH(replica, &file->replicas, link) {
+    SLIST_FOREACH(replica, &file->replicas, link)
+    {
         if (replica->device == device) {
             *replica_out = replica;
             return 0;
@@ -157,8 +160,8 @@ void file_suspect_others(struct leaf *leaf, const struct replica *except, page_m
     struct leaf_copy *copy;
 
     SLIST_FOREACH(copy, &leaf->copies, link)
-        if (copy->replica != except && (copy->present | copy->busy) & pages)
-            replica_suspect(copy);
+    if (copy->replica != except && (copy->present | copy->busy) & pages)
+        replica_suspect(copy);
 }
 
 void file_cpu_modified(struct cache_file *file, struct leaf *leaf, page_mask pages)
@@ -185,8 +188,9 @@ int file_cpu_release(struct cache_file *file, struct leaf *leaf, page_mask pages
     return 0;
 }
 
-/* Rule 8: the page that holds a file's old or new end, from its byte `from`. What devices have there is no part of
- * the file: it must not be collected when the file grows over it, and the devices must see the home's zeros then. */
+/* Rule 8: the page that holds a file's old or new end, from its byte `from`. What devices have there is no
+ * part of the file: it must not be collected when the file grows over it, and the devices must see the home's
+ * zeros then. */
 static void forget_tail(struct cache_file *file, uint64_t page, size_t from)
 {
     struct leaf *leaf = index_find(&file->index, page >> LEAF_SHIFT);
@@ -194,11 +198,13 @@ static void forget_tail(struct cache_file *file, uint64_t page, size_t from)
 
     if (!leaf || !from)
         return;
-    SLIST_FOREACH(copy, &leaf->copies, link) {
+    SLIST_FOREACH(copy, &leaf->copies, link)
+    {
         if (!(copy->twin & page_bit(page)))
             continue;
         uint8_t *twin = frame_bytes(&file->cache->twins, copy->twins[page & (LEAF_PAGES - 1)]);
-        memcpy(twin + from, copy->replica->frames->ops->view(copy->replica->frames, page) + from, GAIA_PAGE_SIZE - from);
+        memcpy(twin + from, copy->replica->frames->ops->view(copy->replica->frames, page) + from,
+               GAIA_PAGE_SIZE - from);
     }
     file_cpu_modified(file, leaf, page_bit(page));
 }
@@ -240,7 +246,7 @@ void file_resized(struct cache_file *file, off_t size)
     forget_tail(file, (uint64_t)end / GAIA_PAGE_SIZE, (size_t)end % GAIA_PAGE_SIZE);
     if (file_pages(size) != file_pages(old))
         SLIST_FOREACH(replica, &file->replicas, link)
-            replica->frames->ops->resize(replica->frames, file_pages(size));
+    replica->frames->ops->resize(replica->frames, file_pages(size));
 }
 
 static bool same_time(struct timespec a, struct timespec b)
@@ -269,7 +275,7 @@ static void mark_leaf(struct leaf *leaf, void *context)
     page_mask held = 0;
 
     SLIST_FOREACH(copy, &leaf->copies, link)
-        held |= copy->present | copy->busy;
+    held |= copy->present | copy->busy;
     file_cpu_modified(context, leaf, held);
 }
 
@@ -286,6 +292,6 @@ int file_check_behind(struct cache_file *file)
         file->ctime = st.st_ctim;
     }
     SLIST_FOREACH(replica, &file->replicas, link)
-        replica_checked(replica);
+    replica_checked(replica);
     return 0;
 }

@@ -17,21 +17,23 @@ struct replica;
 
 struct cache_file {
     struct cache *cache;
-    void *context;       /* the host's */
-    int fd;              /* the backing file, read-write where it can be had */
+    void *context; /* the host's */
+    int fd;        /* the backing file, read-write where it can be had */
     bool writable;
     struct gaia_io_file *io;
     LIST_ENTRY(cache_file) link; /* cache->files, under cache->lock */
 
-    pthread_mutex_t lock;  /* guards all below, and the home copy: whoever changes bytes of the backing file holds it */
+    pthread_mutex_t
+        lock; /* guards all below, and the home copy: whoever changes bytes of the backing file holds it */
     pthread_cond_t changed; /* a page stopped being busy, releasing or invalidating */
     struct index index;
     SLIST_HEAD(, replica) replicas; /* by ascending replica number */
-    uint32_t entries;      /* of a version vector: the CPU and each replica */
+    uint32_t entries;               /* of a version vector: the CPU and each replica */
     off_t size;
-    uint64_t truncations;  /* counts changes that a fill under way must not survive */
-    struct timespec ctime; /* of the backing file after our last change: another value means that somebody else wrote */
-    bool pinned;           /* the host was told, or is about to be */
+    uint64_t truncations; /* counts changes that a fill under way must not survive */
+    struct timespec
+        ctime;   /* of the backing file after our last change: another value means that somebody else wrote */
+    bool pinned; /* the host was told, or is about to be */
     _Atomic unsigned uses; /* client maps and operations under way: see file_use() */
 };
 
@@ -48,9 +50,9 @@ static inline size_t file_page_bytes(off_t size, uint64_t page)
 
 /* A file with uses, or with anything in its index, is pinned at the host: it can't go away.
  *
- * file_use() is for who has another reason why the file can't go away at this moment: a lookup, a handle, a copy of its
- * on a device's list. file_unuse() tells the host when the last reason is gone; the file may not be touched after it.
- * No lock is held for either. */
+ * file_use() is for who has another reason why the file can't go away at this moment: a lookup, a handle, a
+ * copy of its on a device's list. file_unuse() tells the host when the last reason is gone; the file may not
+ * be touched after it. No lock is held for either. */
 void file_use(struct cache_file *file);
 void file_unuse(struct cache_file *file);
 
@@ -59,22 +61,24 @@ int file_get_replica(struct cache_file *file, unsigned device, struct replica **
 
 /* A CPU changed the pages of [first, first + count) of a leaf: rule 4. The lock is held. */
 void file_cpu_modified(struct cache_file *file, struct leaf *leaf, page_mask pages);
-/* Pages of a leaf have newer released bytes than the other replicas' copies. except may be NULL. The lock is held. */
+/* Pages of a leaf have newer released bytes than the other replicas' copies. except may be NULL. The lock is
+ * held. */
 void file_suspect_others(struct leaf *leaf, const struct replica *except, page_mask pages);
 
 /* Rules 4 and 5: the CPU's release of pages marked modified. The lock is held. 0 or -ENOMEM. */
 int file_cpu_release(struct cache_file *file, struct leaf *leaf, page_mask pages);
 
-/* The size changed to `size` under the lock, by a truncation or by a write past the end: frames, twins and marks
- * follow (rule 8). */
+/* The size changed to `size` under the lock, by a truncation or by a write past the end: frames, twins and
+ * marks follow (rule 8). */
 void file_resized(struct cache_file *file, off_t size);
 
-/* Around a change of our own to the backing file: file_stamp() takes note of the times that it left, unless somebody
- * else had changed the file before it (then file_unchanged() was false): that must still be found. The lock is held. */
+/* Around a change of our own to the backing file: file_stamp() takes note of the times that it left, unless
+ * somebody else had changed the file before it (then file_unchanged() was false): that must still be found.
+ * The lock is held. */
 bool file_unchanged(struct cache_file *file);
 void file_stamp(struct cache_file *file, bool unchanged_before);
-/* Somebody may have changed the backing file behind the mount: if so, every resident page counts as written by a CPU.
- * The lock is held. 0 or a negative errno. */
+/* Somebody may have changed the backing file behind the mount: if so, every resident page counts as written
+ * by a CPU. The lock is held. 0 or a negative errno. */
 int file_check_behind(struct cache_file *file);
 
 #endif

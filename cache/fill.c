@@ -61,7 +61,7 @@ static void group_end(struct fill_group *group, int error)
 }
 
 /* One leaf's share of [first, first + count). */
-#define for_each_leaf(number, first, count)                                                                           \
+#define for_each_leaf(number, first, count) \
     for (uint64_t number = (first) >> LEAF_SHIFT; number <= ((first) + (count)-1) >> LEAF_SHIFT; number++)
 
 static struct leaf_copy *find_copy(struct replica *replica, uint64_t leaf_number)
@@ -71,7 +71,8 @@ static struct leaf_copy *find_copy(struct replica *replica, uint64_t leaf_number
     return leaf ? leaf_find_copy(leaf, replica) : NULL;
 }
 
-/* Rule 3, for pages that are about to be granted: the home gets what others released, and the copy its vector. Lock held. */
+/* Rule 3, for pages that are about to be granted: the home gets what others released, and the copy its
+ * vector. Lock held. */
 static int grant(struct leaf_copy *copy, page_mask pages)
 {
     struct cache_file *file = copy->replica->file;
@@ -103,9 +104,8 @@ int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages, 
     if (open) {
         pthread_mutex_lock(&replica->file->lock);
         open &= copy->present; /* a truncation may have come between */
-        page_mask before = copy_stored(copy);
         error = replica_take_twins(copy, open);
-        before = copy_stored(copy);
+        page_mask before = copy_stored(copy);
         copy->sealed &= ~(open & copy->twin);
         open &= copy->twin;
         replica_update(copy, before);
@@ -122,8 +122,8 @@ int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages, 
     return error;
 }
 
-/* A touch can't be served. With neighbours along, it is perhaps a neighbour's fault: touches come one page at a time
- * for a while, and this one is tried again. */
+/* A touch can't be served. With neighbours along, it is perhaps a neighbour's fault: touches come one page at
+ * a time for a while, and this one is tried again. */
 static void refuse(struct cache_map *map, uint64_t touched, uint64_t count)
 {
     if (count > 1) {
@@ -152,8 +152,8 @@ static void fill_unbusy(struct fill *fill)
     }
 }
 
-/* The frames have the bytes: they count as resident, unless the file was truncated since the fill began (what was read
- * may be what was cut off). Lock held. */
+/* The frames have the bytes: they count as resident, unless the file was truncated since the fill began (what
+ * was read may be what was cut off). Lock held. */
 static bool fill_settle(struct fill *fill)
 {
     struct replica *replica = fill->map->replica;
@@ -228,7 +228,8 @@ static ssize_t read_cached(const struct fill *fill, size_t bytes)
     struct iovec io = {.iov_base = fill->stage, .iov_len = bytes};
 
     for (;;) {
-        ssize_t n = preadv2(fill->map->replica->file->fd, &io, 1, (off_t)(fill->first * GAIA_PAGE_SIZE), RWF_NOWAIT);
+        ssize_t n =
+            preadv2(fill->map->replica->file->fd, &io, 1, (off_t)(fill->first * GAIA_PAGE_SIZE), RWF_NOWAIT);
         if (n < 0 && errno == EINTR)
             continue;
         return n == (ssize_t)bytes ? n : -EAGAIN;
@@ -255,8 +256,8 @@ static void fill_start(struct fill *fill, size_t bytes)
         fill_finish(fill, error);
 }
 
-/* The next run of absent pages at or after *page, marked busy and granted: its length, or 0 when there is none before
- * end. At most `most` pages. Lock held. An error leaves nothing busy. */
+/* The next run of absent pages at or after *page, marked busy and granted: its length, or 0 when there is
+ * none before end. At most `most` pages. Lock held. An error leaves nothing busy. */
 static uint64_t take_absent(struct replica *replica, uint64_t *page, uint64_t end, uint64_t most, int *error)
 {
     struct index *index = &replica->file->index;
@@ -289,8 +290,8 @@ static uint64_t take_absent(struct replica *replica, uint64_t *page, uint64_t en
 }
 
 /* The next piece of a request: 0 when there is none left. Its length is charged and busy. */
-static uint64_t fill_next(struct cache_map *map, const struct fill_request *request, uint64_t *page, struct fill *fill,
-                          size_t *bytes, int *error)
+static uint64_t fill_next(struct cache_map *map, const struct fill_request *request, uint64_t *page,
+                          struct fill *fill, size_t *bytes, int *error)
 {
     struct replica *replica = map->replica;
     struct cache_file *file = replica->file;
@@ -312,8 +313,12 @@ static uint64_t fill_next(struct cache_map *map, const struct fill_request *requ
     if (got && file->size - offset < (off_t)*bytes)
         *bytes = (size_t)(file->size - offset);
     bool touched = request->touched >= *page && request->touched < *page + got;
-    *fill = (struct fill){.map = map, .group = request->group, .first = *page, .count = got,
-                          .touched = touched ? request->touched : FILL_NO_PAGE, .store = request->store,
+    *fill = (struct fill){.map = map,
+                          .group = request->group,
+                          .first = *page,
+                          .count = got,
+                          .touched = touched ? request->touched : FILL_NO_PAGE,
+                          .store = request->store,
                           .truncations = file->truncations};
     pthread_mutex_unlock(&file->lock);
     cache_device_uncharge(replica->device, most - got);

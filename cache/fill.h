@@ -27,13 +27,14 @@ struct fill_request {
     struct fill_group *group; /* or NULL */
 };
 
-/* Place the pages of the request that the device lacks and nobody is placing, and expose them to the map's client. Bytes in
- * the host's memory are copied at once; the others are read from storage, and are there when the read completes.
- * A touched page that can't be had is poisoned for the client. No lock is held; waits for room, never for a touch. */
+/* Place the pages of the request that the device lacks and nobody is placing, and expose them to the map's
+ * client. Bytes in the host's memory are copied at once; the others are read from storage, and are there when
+ * the read completes. A touched page that can't be had is poisoned for the client. No lock is held; waits for
+ * room, never for a touch. */
 void fill_range(struct cache_map *map, const struct fill_request *request);
 
-/* Expose pages that are placed and busy by the caller. store_page: a page whose store waits, or FILL_NO_PAGE. Takes the twin of store_page; for a client
- * that cannot trap stores, of every page. No lock is held. */
+/* Expose pages that are placed and busy by the caller. store_page: a page whose store waits, or FILL_NO_PAGE.
+ * Takes the twin of store_page; for a client that cannot trap stores, of every page. No lock is held. */
 int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages, uint64_t store_page);
 
 #endif

@@ -8,7 +8,8 @@
 
 static uint8_t *area_map(size_t length)
 {
-    void *area = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *area =
+        mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     return area == MAP_FAILED ? NULL : area;
 }
@@ -59,7 +60,8 @@ void frame_put(struct frame_pool *pool, uint32_t frame)
     pthread_mutex_lock(&pool->lock);
     assert(frame < pool->used && pool->free_count < pool->used);
     pool->free_list[pool->free_count++] = frame;
-    /* All are back: give the memory back too, and start anew from the front; not for a handful, over and over. */
+    /* All are back: give the memory back too, and start anew from the front; not for a handful, over and
+     * over. */
     if (pool->free_count == pool->used && pool->used >= 1024) {
         madvise(pool->area, (size_t)pool->used * GAIA_PAGE_SIZE, MADV_DONTNEED);
         pool->used = 0;

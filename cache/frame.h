@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Host frames: where bytes are on their way between storage and devices (stages, registered with the storage engine),
- * and where twins stay. The host's cache of whole files is the kernel's page cache of the backing file. */
+/* Host frames: where bytes are on their way between storage and devices (stages, registered with the storage
+ * engine), and where twins stay. The host's cache of whole files is the kernel's page cache of the backing
+ * file. */
 #ifndef GAIAFS_CACHE_FRAME_H
 #define GAIAFS_CACHE_FRAME_H
 
@@ -17,8 +18,8 @@ struct frame_pool {
     pthread_mutex_t lock; /* guards all below; a leaf: nothing is locked inside it */
     uint8_t *area;        /* address space for max frames */
     uint32_t max;
-    uint32_t used;        /* frames that were ever handed out: [0, used) */
-    uint32_t *free_list;  /* numbers of free frames below used */
+    uint32_t used;       /* frames that were ever handed out: [0, used) */
+    uint32_t *free_list; /* numbers of free frames below used */
     uint32_t free_count;
 };
 

@@ -65,8 +65,8 @@ struct leaf_copy *leaf_find_copy(const struct leaf *leaf, const struct replica *
     struct leaf_copy *copy;
 
     SLIST_FOREACH(copy, &leaf->copies, link)
-        if (copy->replica == replica)
-            return copy;
+    if (copy->replica == replica)
+        return copy;
     return NULL;
 }
 
@@ -154,8 +154,8 @@ struct leaf_copy *index_get_copy(struct index *index, uint64_t number, struct re
     copy->replica = replica;
     struct leaf_copy *before = NULL, *at;
     SLIST_FOREACH(at, &leaf->copies, link)
-        if (replica_number(at->replica) < replica_number(replica))
-            before = at;
+    if (replica_number(at->replica) < replica_number(replica))
+        before = at;
     if (before)
         SLIST_INSERT_AFTER(before, copy, link);
     else
@@ -200,20 +200,21 @@ int leaf_versions_reserve(struct index *index, struct leaf *leaf, uint32_t n)
     unsigned count = 0, copies = 0;
 
     SLIST_FOREACH(copy, &leaf->copies, link)
-        copies += !copy->v;
+    copies += !copy->v;
     if (leaf->released && leaf->n >= n && !copies)
         return 0;
     if (n < leaf->n)
         n = leaf->n;
     /* Allocate everything first: after a failure nothing has changed. */
     SLIST_FOREACH(copy, &leaf->copies, link)
-        if (!(vectors[count++] = vectors_widen(copy->v, leaf->n, n)))
-            goto out_of_memory;
+    if (!(vectors[count++] = vectors_widen(copy->v, leaf->n, n)))
+        goto out_of_memory;
     if (!(vectors[count++] = vectors_widen(leaf->released, leaf->n, n)) ||
         !(vectors[count++] = vectors_widen(leaf->home, leaf->n, n)))
         goto out_of_memory;
     unsigned i = 0;
-    SLIST_FOREACH(copy, &leaf->copies, link) {
+    SLIST_FOREACH(copy, &leaf->copies, link)
+    {
         index->bytes += vectors_size(n) - (copy->v ? vectors_size(leaf->n) : 0);
         free(copy->v);
         copy->v = vectors[i++];

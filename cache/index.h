@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sparse page index of a tracked file: a leaf for each 256 KiB of it that some device holds a page of (GAIA's leaf of
- * the page cache's radix tree, section 5.1), and in it a leaf_copy for each device. State is one bit a page; version
- * vectors and twins are allocated when they are first needed, so that what is only read costs a few hundred bytes.
+/* The sparse page index of a tracked file: a leaf for each 256 KiB of it that some device holds a page of
+ * (GAIA's leaf of the page cache's radix tree, section 5.1), and in it a leaf_copy for each device. State is
+ * one bit a page; version vectors and twins are allocated when they are first needed, so that what is only
+ * read costs a few hundred bytes.
  *
  * Everything here is guarded by the file's lock (cache/file.h).
  */
@@ -28,19 +29,21 @@ struct leaf_copy {
     struct replica *replica;
     SLIST_ENTRY(leaf_copy) link; /* leaf->copies, by ascending replica number */
 
-    page_mask present;   /* the device's frame holds the page */
-    page_mask busy;      /* one thread is placing, exposing, protecting or dropping it; only that thread may */
-    page_mask waited;    /* of busy: a touch waits and must be woken when busy ends */
-    page_mask twin;      /* has a twin; without one the page is write protected in every client */
-    page_mask sealed;    /* of twin: write protected all the same, so its bytes stand still */
+    page_mask present; /* the device's frame holds the page */
+    page_mask busy;    /* one thread is placing, exposing, protecting or dropping it; only that thread may */
+    page_mask waited;  /* of busy: a touch waits and must be woken when busy ends */
+    page_mask twin;    /* has a twin; without one the page is write protected in every client */
+    page_mask sealed;  /* of twin: write protected all the same, so its bytes stand still */
     page_mask releasing; /* of twin: found modified; the kernel's copies are being invalidated (rule 6) */
-    page_mask touched;   /* of releasing: a WRITE may have put the page back into the kernel's cache meanwhile */
-    page_mask pending;   /* of twin: released, not collected */
+    page_mask
+        touched; /* of releasing: a WRITE may have put the page back into the kernel's cache meanwhile */
+    page_mask pending; /* of twin: released, not collected */
 
-    uint32_t *twins;     /* frame numbers of twins, LEAF_PAGES of them; NULL while twin never had a bit */
-    gaia_version *v;     /* V of this copy: LEAF_PAGES vectors of leaf->n entries; NULL: all zero */
+    uint32_t *twins; /* frame numbers of twins, LEAF_PAGES of them; NULL while twin never had a bit */
+    gaia_version *v; /* V of this copy: LEAF_PAGES vectors of leaf->n entries; NULL: all zero */
 
-    TAILQ_ENTRY(leaf_copy) lra;     /* the device's list, least recently allocated first; under the device's lock */
+    TAILQ_ENTRY(leaf_copy)
+    lra; /* the device's list, least recently allocated first; under the device's lock */
     TAILQ_ENTRY(leaf_copy) stored;  /* the replica's copies with twins */
     TAILQ_ENTRY(leaf_copy) suspect; /* the replica's copies that may be out of date */
     bool in_lra, in_stored, in_suspects;
@@ -49,7 +52,7 @@ struct leaf_copy {
 struct leaf {
     struct leaf *chain; /* of the hash table */
     uint64_t number;    /* page >> LEAF_SHIFT */
-    page_mask kernel;       /* the kernel may hold the page: set when it was given to it, from the start for all */
+    page_mask kernel; /* the kernel may hold the page: set when it was given to it, from the start for all */
     page_mask invalidating; /* somebody is telling the kernel to drop it */
     page_mask cpu_modified; /* written by a CPU since the last acquire (rule 4) */
     gaia_version *released; /* R: LEAF_PAGES vectors of n entries; NULL: all zero */
@@ -62,7 +65,7 @@ struct index {
     struct leaf **table;
     uint64_t buckets; /* a power of two, or 0 */
     uint64_t leaves, copies;
-    uint64_t bytes;   /* of all metadata of the file but twins: for the statistics */
+    uint64_t bytes; /* of all metadata of the file but twins: for the statistics */
 };
 
 static inline page_mask page_bit(uint64_t page)
@@ -89,7 +92,8 @@ struct leaf_copy *index_get_copy(struct index *index, uint64_t number, struct re
 /* Free the copy when no state is left in it, and its leaf with the last copy. The copy must be on no list. */
 void index_put_copy(struct index *index, struct leaf_copy *copy);
 
-/* Make room for version vectors of n entries. 0 or -ENOMEM; after it the rules cannot fail for want of memory. */
+/* Make room for version vectors of n entries. 0 or -ENOMEM; after it the rules cannot fail for want of
+ * memory. */
 int leaf_versions_reserve(struct index *index, struct leaf *leaf, uint32_t n);
 int leaf_copy_twins_reserve(struct index *index, struct leaf_copy *copy);
 

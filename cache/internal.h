@@ -24,9 +24,9 @@
  *         frame_pool.lock, stage_pool.lock, readahead.lock, fill_group.lock
  *   frames.maps_lock (gpu/)   held over userfaultfd calls, so never inside any of the above
  *
- * No lock at all is held over: cache_host.invalidate(), cache_host.pin(), and the calls of gpu/device.h marked
- * [client]. What has to stand still over such a call is marked busy, releasing or invalidating in the index, and
- * others wait for it on cache_file.changed. FUSE handlers wait for none of the three.
+ * No lock at all is held over: cache_host.invalidate(), cache_host.pin(), and the calls of gpu/device.h
+ * marked [client]. What has to stand still over such a call is marked busy, releasing or invalidating in the
+ * index, and others wait for it on cache_file.changed. FUSE handlers wait for none of the three.
  */
 struct cache {
     struct cache_config config;
@@ -37,7 +37,7 @@ struct cache {
 
     pthread_mutex_t lock; /* guards files */
     LIST_HEAD(, cache_file) files;
-    pthread_mutex_t devices_lock; /* guards devices */
+    pthread_mutex_t devices_lock;                   /* guards devices */
     struct cache_device *devices[GAIA_DEVICES_MAX]; /* opened at first use, never closed */
     unsigned soft_devices;                          /* soft:0 to soft:(n-1) exist */
 };
@@ -45,11 +45,12 @@ struct cache {
 /* The device, opened if need be. -ENODEV, -ENOMEM. */
 int cache_get_device(struct cache *cache, unsigned number, struct cache_device **device_out);
 
-/* Call fn for each file that holds anything or is mapped; it is in use meanwhile. The first error or 0. No lock held. */
+/* Call fn for each file that holds anything or is mapped; it is in use meanwhile. The first error or 0. No
+ * lock held. */
 int cache_each_file(struct cache *cache, int (*fn)(struct cache_file *file, void *context), void *context);
 
-/* A set of pages of one replica, by copies: what an operation works on. Copies stay while a bit of theirs is busy,
- * releasing, or present under the file's lock. */
+/* A set of pages of one replica, by copies: what an operation works on. Copies stay while a bit of theirs is
+ * busy, releasing, or present under the file's lock. */
 struct copy_pages {
     struct leaf_copy *copy;
     uint64_t leaf;

@@ -45,7 +45,8 @@ static struct readahead_stream *find_stream(struct readahead *readahead, uint64_
     return oldest;
 }
 
-struct readahead_window readahead_next(struct readahead *readahead, uint64_t page, uint64_t limit, uint64_t most)
+struct readahead_window readahead_next(struct readahead *readahead, uint64_t page, uint64_t limit,
+                                       uint64_t most)
 {
     struct readahead_window window = {.first = page, .count = 1};
 
@@ -63,7 +64,8 @@ struct readahead_window readahead_next(struct readahead *readahead, uint64_t pag
             pages = most & ~(uint64_t)(GAIA_UNIT_PAGES - 1) ? most & ~(uint64_t)(GAIA_UNIT_PAGES - 1) : most;
         if (unit + pages <= page) /* a device smaller than a unit */
             unit = page;
-        *stream = (struct readahead_stream){.next = unit + pages, .window = pages, .used = ++readahead->faults};
+        *stream =
+            (struct readahead_stream){.next = unit + pages, .window = pages, .used = ++readahead->faults};
         window = (struct readahead_window){.first = unit, .count = pages};
     }
     pthread_mutex_unlock(&readahead->lock);

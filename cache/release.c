@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order of a release's steps is that of docs/design.md, section 5, rule 6. Its invariant: the home copy never differs
- * from a page that the kernel may hold, except by what the kernel itself stored. Hence "releasing" before "pending". */
+/* The order of a release's steps is that of docs/design.md, section 5, rule 6. Its invariant: the home copy
+ * never differs from a page that the kernel may hold, except by what the kernel itself stored. Hence
+ * "releasing" before "pending". */
 #include "cache/release.h"
 
 #include <assert.h>
@@ -16,10 +17,10 @@
 struct work {
     struct leaf_copy *copy;
     uint64_t leaf;
-    page_mask owned; /* busy, by the caller */
-    page_mask pages; /* releasing, until they are pending */
+    page_mask owned;  /* busy, by the caller */
+    page_mask pages;  /* releasing, until they are pending */
     page_mask marked; /* in leaf->invalidating */
-    page_mask held;  /* the kernel may hold them: to be invalidated in this round */
+    page_mask held;   /* the kernel may hold them: to be invalidated in this round */
 };
 
 /* Trap the next store to every page that is owned. */
@@ -78,8 +79,8 @@ static void find_modified(struct work *w)
     copy->leaf->invalidating |= w->marked; /* keeps the copy, too */
 }
 
-/* Tell the kernel to drop the pages that it may hold. No lock held. Neighbours within a unit go along: fewer, longer
- * runs are faster, and a page dropped too much is only read again. */
+/* Tell the kernel to drop the pages that it may hold. No lock held. Neighbours within a unit go along: fewer,
+ * longer runs are faster, and a page dropped too much is only read again. */
 static int invalidate(struct cache_file *file, const struct work *work, size_t count)
 {
     struct cache_host *host = &file->cache->host;
@@ -129,8 +130,9 @@ static void stamp_modified(struct cache_file *file)
     file_stamp(file, unchanged);
 }
 
-/* After an invalidation: what is still releasing becomes pending, but for pages that a WRITE has put back into the
- * kernel's cache meanwhile: those go another round. Lock held. Returns whether there are such pages. */
+/* After an invalidation: what is still releasing becomes pending, but for pages that a WRITE has put back
+ * into the kernel's cache meanwhile: those go another round. Lock held. Returns whether there are such pages.
+ */
 static bool make_pending(struct work *w, bool failed, bool *released)
 {
     struct leaf_copy *copy = w->copy;
@@ -212,9 +214,10 @@ static int release_work(struct replica *replica, struct work *work, size_t count
     pthread_mutex_lock(&file->lock);
     for (size_t i = 0; i < count; i++) {
         struct work w = work[i];
-        /* Another device may have begun to release these pages since we took ours: until the kernel has dropped them
-         * nothing of ours may be pending. Leaves are marked in ascending order, so that two releases can't wait for
-         * each other; the one that is waited for needs nothing of what is busy here. */
+        /* Another device may have begun to release these pages since we took ours: until the kernel has
+         * dropped them nothing of ours may be pending. Leaves are marked in ascending order, so that two
+         * releases can't wait for each other; the one that is waited for needs nothing of what is busy here.
+         */
         while (!error && w.copy->leaf->invalidating & w.owned)
             pthread_cond_wait(&file->changed, &file->lock);
         if (!error)
@@ -223,7 +226,8 @@ static int release_work(struct replica *replica, struct work *work, size_t count
             work[modified++] = w;
         if (keep_busy)
             continue;
-        page_mask wake = replica_unbusy(w.copy, w.owned); /* may free the copy, unless pages of it are releasing */
+        page_mask wake =
+            replica_unbusy(w.copy, w.owned); /* may free the copy, unless pages of it are releasing */
         if (wake) {
             pthread_mutex_unlock(&file->lock);
             replica_wake(replica, w.leaf, wake);
@@ -255,19 +259,21 @@ static int by_leaf(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* What has to be looked at: copies of the range with stores, as they are now. Stores that are made during the release
- * may be left out, so each page is done once, however fast the device writes. Lock held. */
-static int list_stored(struct replica *replica, uint64_t first, uint64_t count, struct work **todo_out, size_t *n_out)
+/* What has to be looked at: copies of the range with stores, as they are now. Stores that are made during the
+ * release may be left out, so each page is done once, however fast the device writes. Lock held. */
+static int list_stored(struct replica *replica, uint64_t first, uint64_t count, struct work **todo_out,
+                       size_t *n_out)
 {
     struct leaf_copy *copy;
     size_t n = 0, max = 0;
 
     TAILQ_FOREACH(copy, &replica->stored, stored)
-        max++;
+    max++;
     struct work *todo = calloc(max + 1, sizeof *todo);
     if (!todo)
         return -ENOMEM;
-    TAILQ_FOREACH(copy, &replica->stored, stored) {
+    TAILQ_FOREACH(copy, &replica->stored, stored)
+    {
         page_mask pages = copy_stored(copy) & page_range_mask(copy->leaf->number, first, count);
         if (pages)
             todo[n++] = (struct work){.leaf = copy->leaf->number, .owned = pages};

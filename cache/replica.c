@@ -130,7 +130,8 @@ int replica_take_twins(struct leaf_copy *copy, page_mask pages)
     struct frame_pool *pool = &file->cache->twins;
     page_mask before = copy_stored(copy);
 
-    /* What a release will need is allocated here, where running out can still be told to the one who stores. */
+    /* What a release will need is allocated here, where running out can still be told to the one who stores.
+     */
     int error = leaf_copy_twins_reserve(&file->index, copy);
     if (!error)
         error = leaf_versions_reserve(&file->index, copy->leaf, file->entries);
@@ -140,7 +141,8 @@ int replica_take_twins(struct leaf_copy *copy, page_mask pages)
         if (error)
             break;
         memcpy(frame_bytes(pool, copy->twins[page]),
-               replica->frames->ops->view(replica->frames, (copy->leaf->number << LEAF_SHIFT) + page), GAIA_PAGE_SIZE);
+               replica->frames->ops->view(replica->frames, (copy->leaf->number << LEAF_SHIFT) + page),
+               GAIA_PAGE_SIZE);
         copy->twin |= UINT64_C(1) << page;
         copy->sealed |= UINT64_C(1) << page;
         replica->twins++;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A replica: one device's copy of one tracked file. It lives until the file's cache ends, with or without clients that map
- * it: what a client released, or left resident, stays. */
+/* A replica: one device's copy of one tracked file. It lives until the file's cache ends, with or without
+ * clients that map it: what a client released, or left resident, stays. */
 #ifndef GAIAFS_CACHE_REPLICA_H
 #define GAIAFS_CACHE_REPLICA_H
 
@@ -17,9 +17,9 @@ struct replica {
     struct cache_file *file;
     struct cache_device *device;
     SLIST_ENTRY(replica) link; /* file->replicas */
-    uint32_t entry;            /* its name in the version vectors of this file: GAIA_REPLICA_DEVICE + n-th to come */
+    uint32_t entry; /* its name in the version vectors of this file: GAIA_REPLICA_DEVICE + n-th to come */
     struct gaia_frames *frames;
-    int state_fd;              /* a memfd with the shared state, and a read-only descriptor of it for clients */
+    int state_fd; /* a memfd with the shared state, and a read-only descriptor of it for clients */
     struct gaia_shared_state *state;
 
     /* Under the file's lock: */
@@ -27,7 +27,7 @@ struct replica {
     TAILQ_HEAD(, leaf_copy) suspects; /* copies that may be out of date */
     uint64_t resident;                /* pages present */
     uint64_t twins;
-    struct cache_counters count;      /* this file's share of the device's */
+    struct cache_counters count; /* this file's share of the device's */
 };
 
 /* Devices are ordered by their numbers: of two racing stores, the higher number's wins. */
@@ -42,17 +42,17 @@ int replica_open(struct cache_file *file, struct cache_device *device, uint64_t 
 void replica_close(struct replica *replica);
 
 /* Count in both the replica and its device. */
-#define replica_count(replica, field, n)                                                                                \
-    do {                                                                                                               \
-        count_add(&(replica)->count.field, n);                                                                         \
-        count_add(&(replica)->device->count.field, n);                                                                 \
+#define replica_count(replica, field, n)               \
+    do {                                               \
+        count_add(&(replica)->count.field, n);         \
+        count_add(&(replica)->device->count.field, n); \
     } while (0)
 
 /* All below: the file's lock is held. */
 
-/* The pages of a copy that a release has to look at: they have a twin and stores may have been made since it was taken,
- * or a release of them is under way. Call replica_update() after any change of twin, sealed or releasing, with what
- * this gave before the change. */
+/* The pages of a copy that a release has to look at: they have a twin and stores may have been made since it
+ * was taken, or a release of them is under way. Call replica_update() after any change of twin, sealed or
+ * releasing, with what this gave before the change. */
 static inline page_mask copy_stored(const struct leaf_copy *copy)
 {
     return copy->twin & (~copy->sealed | copy->releasing);
@@ -67,16 +67,17 @@ void replica_changed(struct replica *replica);
 /* The backing file was compared with what we know of it just now. */
 void replica_checked(struct replica *replica);
 
-/* Take twins of pages that have none from the frames' bytes; the caller owns them (busy) and their stores are trapped:
- * they are sealed until the caller says otherwise. 0 or -ENOMEM (some may have been taken). */
+/* Take twins of pages that have none from the frames' bytes; the caller owns them (busy) and their stores are
+ * trapped: they are sealed until the caller says otherwise. 0 or -ENOMEM (some may have been taken). */
 int replica_take_twins(struct leaf_copy *copy, page_mask pages);
 void replica_drop_twins(struct leaf_copy *copy, page_mask pages);
 
-/* Forget pages of a copy: present and everything about stores. Returns how many were present; the caller uncharges
- * them when their frames are free. */
+/* Forget pages of a copy: present and everything about stores. Returns how many were present; the caller
+ * uncharges them when their frames are free. */
 unsigned replica_forget(struct leaf_copy *copy, page_mask pages);
 
-/* Take a copy off the lists it needs no more, and free it when nothing is left in it. The copy may be gone after. */
+/* Take a copy off the lists it needs no more, and free it when nothing is left in it. The copy may be gone
+ * after. */
 void replica_settle(struct leaf_copy *copy);
 
 /* The end of busy: returns the pages that touches wait for, to be woken by replica_wake() without the lock.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A page's digest: XXH3-128 of its bytes. Equal digests may skip moving a page; they never discard bytes that are
- * known to have been stored (docs/design.md, section 5, rule 7). */
+/* A page's digest: XXH3-128 of its bytes. Equal digests may skip moving a page; they never discard bytes that
+ * are known to have been stored (docs/design.md, section 5, rule 7). */
 #ifndef GAIAFS_CONSISTENCY_DIGEST_H
 #define GAIAFS_CONSISTENCY_DIGEST_H
 

@@ -24,7 +24,8 @@ static inline size_t gaia_version_entry(uint32_t replica)
  * This is rule "current" of docs/design.md, section 5. */
 bool gaia_version_current(const gaia_version *v, const gaia_version *r, size_t n);
 
-/* Like gaia_version_current(), but entry `skip` is not compared (a replica is always current in its own writes). */
+/* Like gaia_version_current(), but entry `skip` is not compared (a replica is always current in its own
+ * writes). */
 bool gaia_version_current_but(const gaia_version *v, const gaia_version *r, size_t n, size_t skip);
 
 /* v := max(v, w), entry by entry. */

@@ -271,7 +271,8 @@ same_alternate() {
 step_e() {
     headline '(e) what the device did, and the end'
     check 'gaiactl stat has the device in its table' stat_table
-    sed 's/^/   /' "$work/stat"
+    sed -n '1,13s/^/   /p' "$work/stat"
+    note "... and so on: $(wc -l <"$work/stat") lines, see gaiactl stat"
     check 'gaiactl stat --json is JSON' stat_json
     check 'a daemon serves the mount' has_daemon "$mnt"
     for file in alternate.write alternate.mmap; do

@@ -49,7 +49,8 @@ static int ask(const char *mountpoint)
     if (!error)
         error = message.error;
     if (error || fds[0] < 0) {
-        fprintf(stderr, "gaiactl: %s: the daemon does not answer: %s\n", mountpoint, strerror(error ? -error : EPROTO));
+        fprintf(stderr, "gaiactl: %s: the daemon does not answer: %s\n", mountpoint,
+                strerror(error ? -error : EPROTO));
         return -1;
     }
     return fds[0];
@@ -94,16 +95,16 @@ static void print_text(json_t *root)
 
     printf("%s on %s\n", json_string_value(json_object_get(root, "data")),
            json_string_value(json_object_get(root, "mount")));
-    printf("  %-8s %8s %8s %9s %9s %8s %8s %9s %8s %8s %9s %9s %8s\n", "device", "resident", "capacity", "faults",
-           "wr.faults", "in", "out", "collects", "merges", "pg.mrgd", "peer.rds", "evictions", "twins");
-    json_array_foreach(json_object_get(root, "devices"), i, device)
-        print_device("  ", device);
-    json_array_foreach(json_object_get(root, "files"), i, file) {
+    printf("  %-8s %8s %8s %9s %9s %8s %8s %9s %8s %8s %9s %9s %8s\n", "device", "resident", "capacity",
+           "faults", "wr.faults", "in", "out", "collects", "merges", "pg.mrgd", "peer.rds", "evictions",
+           "twins");
+    json_array_foreach(json_object_get(root, "devices"), i, device) print_device("  ", device);
+    json_array_foreach(json_object_get(root, "files"), i, file)
+    {
         char size[16], metadata[16];
         printf("%s: %s, %s of metadata\n", json_string_value(json_object_get(file, "path")),
                human(field(file, "size"), size), human(field(file, "metadata_bytes"), metadata));
-        json_array_foreach(json_object_get(file, "devices"), j, device)
-            print_device("  ", device);
+        json_array_foreach(json_object_get(file, "devices"), j, device) print_device("  ", device);
     }
 }
 

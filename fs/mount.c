@@ -233,6 +233,8 @@ static void pin(void *context, void *file_context, bool pinned)
 static int start_parts(struct fs *fs)
 {
     struct cache_host host = {.context = fs, .invalidate = session_invalidate, .pin = pin};
+    fs->options.cache.behind_timeout_ns =
+        fs->options.timeout_s < 1e9 ? (uint64_t)(fs->options.timeout_s * 1e9) : UINT64_MAX;
     int rc = cache_open(&fs->options.cache, &host, &fs->cache);
 
     if (rc < 0) {
@@ -280,6 +282,17 @@ static int serve(struct fs *fs, int ready)
     return rc < 0 ? rc : stopped;
 }
 
+static void init_notify_gate(struct fs *fs)
+{
+    pthread_rwlockattr_t attributes;
+
+    /* A stream of notifications must not put off the end. */
+    pthread_rwlockattr_init(&attributes);
+    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&fs->notify_gate, &attributes);
+    pthread_rwlockattr_destroy(&attributes);
+}
+
 static int run(struct fs *fs, int ready)
 {
     int lock = -1, rc = find_directories(fs);
@@ -290,7 +303,7 @@ static int run(struct fs *fs, int ready)
     if (rc < 0)
         return rc;
     pthread_mutex_init(&fs->handles_lock, NULL);
-    pthread_rwlock_init(&fs->notify_gate, NULL);
+    init_notify_gate(fs);
     fs->as_root = geteuid() == 0;
     rc = open_root(fs, &lock);
     if (rc == 0) {

@@ -55,7 +55,8 @@ static int do_hello(struct client *client, struct gaia_message *message, int *fd
         return -EBUSY;
     int faults = fds[0];
     fds[0] = -1;
-    return cache_client_open(client->server->fs->cache, faults, message->flags & GAIA_HELLO_TRAPS, &client->cache);
+    return cache_client_open(client->server->fs->cache, faults, message->flags & GAIA_HELLO_TRAPS,
+                             &client->cache);
 }
 
 static int do_map(struct client *client, struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
@@ -72,7 +73,8 @@ static int do_map(struct client *client, struct gaia_message *message, int reply
     request.count = (message->bytes + GAIA_PAGE_SIZE - 1) / GAIA_PAGE_SIZE;
     int error = cache_device_parse(fs->cache, message->device, &request.device);
     if (!error)
-        error = token_take(&client->server->tokens, message->token, client->peer.pid, client->peer.uid, &token);
+        error =
+            token_take(&client->server->tokens, message->token, client->peer.pid, client->peer.uid, &token);
     if (error)
         return error;
     if (!token.readable || (request.writable && !token.writable))
@@ -118,7 +120,8 @@ static int do_range(struct client *client, struct gaia_message *message)
 
     switch (message->op) {
     case GAIA_OP_ACQUIRE:
-        error = cache_map_acquire(client->cache, message->map, message->offset, message->bytes, &changes, &poisoned);
+        error = cache_map_acquire(client->cache, message->map, message->offset, message->bytes, &changes,
+                                  &poisoned);
         message->value[0] = changes;
         message->value[1] = poisoned;
         return error;
@@ -132,7 +135,8 @@ static int do_range(struct client *client, struct gaia_message *message)
 }
 
 /* Do what a message asks. fds: its descriptors, taken by setting them to -1. -EPROTO ends the client. */
-static int dispatch(struct client *client, struct gaia_message *message, int *fds, int reply_fds[GAIA_MESSAGE_FDS])
+static int dispatch(struct client *client, struct gaia_message *message, int *fds,
+                    int reply_fds[GAIA_MESSAGE_FDS])
 {
     if (message->op == GAIA_OP_HELLO)
         return do_hello(client, message, fds);
@@ -323,8 +327,8 @@ void server_stop(struct server *server)
     pthread_mutex_lock(&server->lock);
     server->stopping = true;
     LIST_FOREACH(client, &server->clients, link)
-        if (!client->done)
-            shutdown(client->socket, SHUT_RDWR);
+    if (!client->done)
+        shutdown(client->socket, SHUT_RDWR);
     pthread_mutex_unlock(&server->lock);
     shutdown(server->socket, SHUT_RDWR);
     pthread_join(server->thread, NULL);
@@ -335,8 +339,8 @@ void server_stop(struct server *server)
     free(server);
 }
 
-void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, struct handle *handle, unsigned cmd,
-                  const void *in, size_t in_size, size_t out_size)
+void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, struct handle *handle,
+                  unsigned cmd, const void *in, size_t in_size, size_t out_size)
 {
     struct gaia_ioctl_token answer = {.version = GAIA_PROTOCOL_VERSION};
     const struct fuse_ctx *context = fuse_req_ctx(req);
@@ -351,8 +355,11 @@ void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, st
     memcpy(answer.socket, server->name, sizeof answer.socket);
     if (handle && inode->type == S_IFREG) {
         int mode = handle->flags & O_ACCMODE;
-        struct token wish = {.inode = inode, .readable = mode != O_WRONLY, .writable = mode == O_RDWR,
-                             .thread = context->pid, .uid = context->uid};
+        struct token wish = {.inode = inode,
+                             .readable = mode != O_WRONLY,
+                             .writable = mode == O_RDWR,
+                             .thread = context->pid,
+                             .uid = context->uid};
         error = token_make(&server->tokens, &wish, answer.token);
     } else if (handle) {
         error = -ENOTTY;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The client server: libgaia's processes and gaiactl talk to the daemon here, over a SOCK_SEQPACKET UNIX socket in the
- * abstract namespace. Its name, and the token that lets a process map a file, come by an ioctl on an open file of the
- * mount (docs/design.md, section 10). */
+/* The client server: libgaia's processes and gaiactl talk to the daemon here, over a SOCK_SEQPACKET UNIX
+ * socket in the abstract namespace. Its name, and the token that lets a process map a file, come by an ioctl
+ * on an open file of the mount (docs/design.md, section 10). */
 #ifndef GAIAFS_FS_SERVER_H
 #define GAIAFS_FS_SERVER_H
 
@@ -20,7 +20,7 @@ int server_start(struct fs *fs, struct server **server_out);
 void server_stop(struct server *server);
 
 /* Answer FUSE_IOCTL (always replies to req). handle is NULL on a directory. [FUSE] */
-void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, struct handle *handle, unsigned cmd,
-                  const void *in, size_t in_size, size_t out_size);
+void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, struct handle *handle,
+                  unsigned cmd, const void *in, size_t in_size, size_t out_size);
 
 #endif

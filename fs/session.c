@@ -358,7 +358,6 @@ static int serve_loop(struct fs *fs)
     if (threads < 16)
         threads = 16;
     fuse_loop_cfg_set_max_threads(config, (unsigned)threads);
-    fuse_loop_cfg_set_clone_fd(config, getenv("GAIAFS_CLONE") != NULL);
     rc = fuse_session_loop_mt(fs->session, config);
     fuse_loop_cfg_destroy(config);
     return rc > 0 ? 0 : rc;
@@ -375,8 +374,8 @@ int session_serve(struct fs *fs)
         return rc;
     }
     rc = serve_loop(fs);
-    fs->serving =
-        false; /* without the gate: a notification under way ends with the mount, and may hold it till then */
+    /* Without the gate: a notification under way ends with the mount, and may hold it till then. */
+    fs->serving = false;
     if (eventfd_write(stopper.ended, 1))
         fs_log(LOG_ERR, "eventfd: %s", strerror(errno));
     pthread_join(thread, NULL);

@@ -84,7 +84,8 @@ int stat_json(struct fs *fs)
     for (unsigned i = 0; i < cache_devices(fs->cache); i++) {
         struct cache_device_stat stat;
         /* A device that nobody has used is not worth a line, but for the first. */
-        if (!cache_stat_device(fs->cache, i, &stat) && (i == 0 || stat.stat.faults || stat.stat.resident_bytes))
+        if (!cache_stat_device(fs->cache, i, &stat) &&
+            (i == 0 || stat.stat.faults || stat.stat.resident_bytes))
             json_array_append_new(devices, device_json(&stat));
     }
     cache_stat_files(fs->cache, add_file, files);

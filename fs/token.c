@@ -78,7 +78,8 @@ static bool same_secret(const uint8_t a[16], const uint8_t b[16])
     return !differ;
 }
 
-int token_take(struct token_table *table, const uint8_t secret[16], pid_t pid, uid_t uid, struct token *token_out)
+int token_take(struct token_table *table, const uint8_t secret[16], pid_t pid, uid_t uid,
+               struct token *token_out)
 {
     struct token token = {0};
 

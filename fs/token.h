@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tokens: what lets a process map a file. One is given by an ioctl on the process's own open descriptor, carries that
- * descriptor's access mode, is good for that process and user, once, and for a short time. */
+/* Tokens: what lets a process map a file. One is given by an ioctl on the process's own open descriptor,
+ * carries that descriptor's access mode, is good for that process and user, once, and for a short time. */
 #ifndef GAIAFS_FS_TOKEN_H
 #define GAIAFS_FS_TOKEN_H
 
@@ -31,10 +31,12 @@ struct token_table {
 void token_table_init(struct token_table *table);
 void token_table_free(struct token_table *table);
 
-/* Make a token; the oldest goes when the table is full. Takes a reference of the inode. 0 or a negative errno. */
+/* Make a token; the oldest goes when the table is full. Takes a reference of the inode. 0 or a negative
+ * errno. */
 int token_make(struct token_table *table, const struct token *wish, uint8_t secret_out[16]);
-/* Take a token out of the table, if process `pid` of user `uid` may use it: its inode's reference goes to the caller.
- * 0 or -EACCES. */
-int token_take(struct token_table *table, const uint8_t secret[16], pid_t pid, uid_t uid, struct token *token_out);
+/* Take a token out of the table, if process `pid` of user `uid` may use it: its inode's reference goes to the
+ * caller. 0 or -EACCES. */
+int token_take(struct token_table *table, const uint8_t secret[16], pid_t pid, uid_t uid,
+               struct token *token_out);
 
 #endif

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A device's frames for one file, as the home (the daemon) holds them: the paper's Table 1 as a C interface.
- * A driver's other half, which runs in the client (reserve addresses, mmap, hand over faults), is behind libgaia.
+ * A driver's other half, which runs in the client (reserve addresses, mmap, hand over faults), is behind
+ * libgaia.
  *
- * Pages are pages of the file. Calls take runs, never one page at a time. All return 0 or a negative errno and may be
- * called from any thread; which calls may run at once for one page is the cache's business (a page that is "busy" in
- * the index has one owner). Calls marked [client] may wait for the mmap lock of a client process: no lock that a FUSE
- * handler needs may be held, because the client may hold its mmap lock while it waits for the daemon's answer to a
- * write-back. */
+ * Pages are pages of the file. Calls take runs, never one page at a time. All return 0 or a negative errno
+ * and may be called from any thread; which calls may run at once for one page is the cache's business (a page
+ * that is "busy" in the index has one owner). Calls marked [client] may wait for the mmap lock of a client
+ * process: no lock that a FUSE handler needs may be held, because the client may hold its mmap lock while it
+ * waits for the daemon's answer to a write-back. */
 #ifndef GAIAFS_GPU_DEVICE_H
 #define GAIAFS_GPU_DEVICE_H
 
@@ -34,19 +35,21 @@ struct gaia_fault {
 struct gaia_frames_ops {
     /* What a client needs to map the frames: a descriptor, read only or not; the caller closes it. */
     int (*share)(struct gaia_frames *frames, bool writable, int *fd_out);
-    /* A client mapped pages [first, first + count) at address in the process behind `faults` (a descriptor for its
-     * faults, which must outlive the map). can_trap: the process's kernel can map pages write protected. */
+    /* A client mapped pages [first, first + count) at address in the process behind `faults` (a descriptor
+     * for its faults, which must outlive the map). can_trap: the process's kernel can map pages write
+     * protected. */
     int (*attach)(struct gaia_frames *frames, int faults, uint64_t address, uint64_t first, uint64_t count,
                   bool writable, bool can_trap, struct gaia_frames_map **map_out);
     /* Waits for calls under way on the map. [client] */
     void (*detach)(struct gaia_frames_map *map);
 
-    /* The file has this many pages now; frames past the end go away, and touching them raises SIGBUS. Not while a
-     * pointer from view() is in use. */
+    /* The file has this many pages now; frames past the end go away, and touching them raises SIGBUS. Not
+     * while a pointer from view() is in use. */
     int (*resize)(struct gaia_frames *frames, uint64_t pages);
     /* Bring bytes into frames that nobody can see yet (allocPhysical). bytes has count whole pages. */
     int (*place)(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes);
-    /* Let the client of map see placed pages, first stores trapped or not; wakes its waiting touches (mapP2V). [client] */
+    /* Let the client of map see placed pages, first stores trapped or not; wakes its waiting touches
+     * (mapP2V). [client] */
     int (*expose)(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores);
     /* Trap the next store to each page, in every client: no store is under way when it returns. [client] */
     int (*protect)(struct gaia_frames *frames, uint64_t page, uint64_t count);
@@ -58,7 +61,8 @@ struct gaia_frames_ops {
     int (*poison)(struct gaia_frames_map *map, uint64_t page, uint64_t count);
     /* Unmap everywhere and free (unmapV, freePhysical): the next touch faults. */
     int (*drop)(struct gaia_frames *frames, uint64_t page, uint64_t count);
-    /* The bytes of a resident page (fetch). Valid while the page is resident; the device may store meanwhile. */
+    /* The bytes of a resident page (fetch). Valid while the page is resident; the device may store meanwhile.
+     */
     const uint8_t *(*view)(struct gaia_frames *frames, uint64_t page);
     void (*close)(struct gaia_frames *frames); /* all maps are detached */
 };

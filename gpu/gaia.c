@@ -105,14 +105,16 @@ static int get_token(int fd, struct gaia_ioctl_token *token)
     return token->version == GAIA_PROTOCOL_VERSION ? 0 : -ENODEV;
 }
 
-static int check_arguments(const struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset)
+static int check_arguments(const struct gaia_device *device, size_t length, int prot, int flags, int fd,
+                           off_t offset)
 {
     if (!device || device->owner != getpid())
         return -EINVAL;
     if (!length || offset < 0 || offset % PAGE || (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE)) ||
         flags & ~(GAIA_RESIDENT | GAIA_DEMAND) || flags == (GAIA_RESIDENT | GAIA_DEMAND))
         return -EINVAL;
-    if (length > SIZE_MAX / 2 || __builtin_add_overflow_p(offset, length + PAGE, (off_t)0))
+    off_t end;
+    if (length > SIZE_MAX / 2 - PAGE || __builtin_add_overflow(offset, (off_t)(length + PAGE), &end))
         return -EOVERFLOW;
     int mode = fcntl(fd, F_GETFL);
     if (mode < 0)
@@ -143,7 +145,8 @@ static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request
     }
     close(fds[0]);
     close(fds[1]);
-    struct gaia_message message = {.op = error ? GAIA_OP_UNMAP : GAIA_OP_ATTACH, .map = mapping->map,
+    struct gaia_message message = {.op = error ? GAIA_OP_UNMAP : GAIA_OP_ATTACH,
+                                   .map = mapping->map,
                                    .address = (uintptr_t)mapping->address};
     int answer = gaia_session_call(mapping->session, &message, NULL);
     if (!error && answer) {
@@ -157,8 +160,8 @@ static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request
 PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset)
 {
     struct gaia_ioctl_token token = {0};
-    struct gaia_message request = {.op = GAIA_OP_MAP, .offset = (uint64_t)offset, .prot = (uint32_t)prot,
-                                   .flags = (uint32_t)flags};
+    struct gaia_message request = {
+        .op = GAIA_OP_MAP, .offset = (uint64_t)offset, .prot = (uint32_t)prot, .flags = (uint32_t)flags};
     struct gaia_mapping *mapping = NULL;
 
     pthread_once(&once, start);
@@ -169,8 +172,11 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
         error = -ENOMEM;
     if (error)
         goto out;
-    *mapping = (struct gaia_mapping){.device = device, .writable = prot & PROT_WRITE, .references = 1,
-                                     .length = (length + PAGE - 1) / PAGE * PAGE, .offset = offset};
+    *mapping = (struct gaia_mapping){.device = device,
+                                     .writable = prot & PROT_WRITE,
+                                     .references = 1,
+                                     .length = (length + PAGE - 1) / PAGE * PAGE,
+                                     .offset = offset};
     mapping->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (mapping->fd < 0) {
         error = -errno;
@@ -219,8 +225,8 @@ PUBLIC int gaia_munmap(void *addr, size_t length)
     return fail(error ? error : gaia_mapping_remove(addr, length));
 }
 
-/* CPU stores through mappings of any process reach the daemon: the kernel writes its dirty pages. Before 6.16 it does
- * so through copies, and may return while one is on its way; closing a descriptor waits for those. */
+/* CPU stores through mappings of any process reach the daemon: the kernel writes its dirty pages. Before 6.16
+ * it does so through copies, and may return while one is on its way; closing a descriptor waits for those. */
 static int flush_cpu(const struct gaia_piece *piece)
 {
     char path[40];
@@ -237,7 +243,8 @@ static int flush_cpu(const struct gaia_piece *piece)
     return 0;
 }
 
-/* Whether nothing can have put a page of the mapping out of date since the last acquire of the whole mapping. */
+/* Whether nothing can have put a page of the mapping out of date since the last acquire of the whole mapping.
+ */
 static bool unchanged(struct gaia_mapping *mapping)
 {
     struct gaia_shared_state *state = mapping->state;
@@ -247,7 +254,8 @@ static bool unchanged(struct gaia_mapping *mapping)
     if (!seen || atomic_load(&state->changes) != seen)
         return false;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    uint64_t age = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec - atomic_load(&state->checked_ns);
+    uint64_t age =
+        (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec - atomic_load(&state->checked_ns);
     return age < atomic_load(&state->timeout_ns);
 }
 
@@ -258,8 +266,8 @@ static int acquire_piece(struct gaia_piece *piece)
     int error = mapping->session->dead ? -ENOTCONN : flush_cpu(piece);
     if (error || unchanged(mapping))
         return error;
-    struct gaia_message message = {.op = GAIA_OP_ACQUIRE, .map = mapping->map, .offset = piece->offset,
-                                   .bytes = piece->length};
+    struct gaia_message message = {
+        .op = GAIA_OP_ACQUIRE, .map = mapping->map, .offset = piece->offset, .bytes = piece->length};
     error = gaia_session_call(mapping->session, &message, NULL);
     if (error)
         return error;
@@ -273,12 +281,13 @@ static int acquire_piece(struct gaia_piece *piece)
 static int release_piece(struct gaia_piece *piece)
 {
     struct gaia_mapping *mapping = piece->mapping;
-    struct gaia_message message = {.op = GAIA_OP_RELEASE, .map = mapping->map, .offset = piece->offset,
-                                   .bytes = piece->length};
+    struct gaia_message message = {
+        .op = GAIA_OP_RELEASE, .map = mapping->map, .offset = piece->offset, .bytes = piece->length};
 
     if (mapping->session->dead)
         return -ENOTCONN;
-    if (!mapping->writable || !atomic_load(&mapping->state->stored)) /* no store has been made that is not released */
+    if (!mapping->writable ||
+        !atomic_load(&mapping->state->stored)) /* no store has been made that is not released */
         return 0;
     return gaia_session_call(mapping->session, &message, NULL);
 }
@@ -324,8 +333,8 @@ PUBLIC int gaia_mrelease(void *addr, size_t length, struct gaia_device *device)
 
 static int sync_piece(struct gaia_piece *piece)
 {
-    struct gaia_message message = {.op = GAIA_OP_SYNC, .map = piece->mapping->map, .offset = piece->offset,
-                                   .bytes = piece->length};
+    struct gaia_message message = {
+        .op = GAIA_OP_SYNC, .map = piece->mapping->map, .offset = piece->offset, .bytes = piece->length};
 
     return gaia_session_call(piece->mapping->session, &message, NULL);
 }
@@ -353,8 +362,11 @@ PUBLIC int gaia_madvise(void *addr, size_t length, int advice)
     if (error)
         return fail(error);
     for (size_t i = 0; i < count && !error; i++) {
-        struct gaia_message message = {.op = GAIA_OP_ADVISE, .map = pieces[i].mapping->map, .offset = pieces[i].offset,
-                                       .bytes = pieces[i].length, .flags = (uint32_t)advice};
+        struct gaia_message message = {.op = GAIA_OP_ADVISE,
+                                       .map = pieces[i].mapping->map,
+                                       .offset = pieces[i].offset,
+                                       .bytes = pieces[i].length,
+                                       .flags = (uint32_t)advice};
         error = gaia_session_call(pieces[i].mapping->session, &message, NULL);
     }
     gaia_pieces_free(pieces, count);
@@ -382,7 +394,8 @@ PUBLIC int gaia_stat(struct gaia_device *device, struct gaia_stat *stat_out)
 {
     struct stat_walk walk = {.device = device};
 
-    static_assert(sizeof(struct gaia_stat) <= sizeof(((struct gaia_message *)0)->value), "a reply holds the counters");
+    static_assert(sizeof(struct gaia_stat) <= sizeof(((struct gaia_message *)0)->value),
+                  "a reply holds the counters");
     if (!device || !stat_out || device->owner != getpid())
         return fail(-EINVAL);
     int error = gaia_mapping_each_session(device, stat_session, &walk);

@@ -2,23 +2,26 @@
 /**
  * gaia.h - map files of a gaiafs mount into the memory of an accelerator.
  *
- * The calls look like the mmap family because that is what their users know: they return -1 (or MAP_FAILED) and
- * set errno. The promises, for a byte range of a file:
+ * The calls look like the mmap family because that is what their users know: they return -1 (or MAP_FAILED)
+ * and set errno. The promises, for a byte range of a file:
  *
- *  - After gaia_macquire() returns, the device sees every CPU write() that returned before the call, every CPU store
- *    made before the call through a mapping of the file by any process, and every store of another device whose
- *    gaia_mrelease() returned before the call.
- *  - After gaia_mrelease() returns, every CPU read(), every CPU load through a mapping, and every other device after
- *    its acquire, sees the stores that the device made before the call.
- *  - A byte that the device did not store keeps what others wrote to it, however many of them write to the same page.
- *  - If two wrote one byte between their synchronizations, one of the two values is kept, the same for every reader.
+ *  - After gaia_macquire() returns, the device sees every CPU write() that returned before the call, every
+ * CPU store made before the call through a mapping of the file by any process, and every store of another
+ * device whose gaia_mrelease() returned before the call.
+ *  - After gaia_mrelease() returns, every CPU read(), every CPU load through a mapping, and every other
+ * device after its acquire, sees the stores that the device made before the call.
+ *  - A byte that the device did not store keeps what others wrote to it, however many of them write to the
+ * same page.
+ *  - If two wrote one byte between their synchronizations, one of the two values is kept, the same for every
+ * reader.
  *  - Stores that are not released yet in an acquired range are not lost: they are collected as if released.
  *  - CPU programs call nothing: their releases and acquires happen inside those of the devices.
  *
- * Every function may be called from any thread. Calls on one range from several threads are ordered by the daemon in
- * some order. A child of fork() has neither the mappings nor the devices of its parent.
+ * Every function may be called from any thread. Calls on one range from several threads are ordered by the
+ * daemon in some order. A child of fork() has neither the mappings nor the devices of its parent.
  *
- * Errors that any call may set: ENOTCONN, the daemon of the mount is gone (touching the mapping then raises SIGBUS).
+ * Errors that any call may set: ENOTCONN, the daemon of the mount is gone (touching the mapping then raises
+ * SIGBUS).
  */
 #ifndef GAIA_H
 #define GAIA_H
@@ -50,21 +53,22 @@ extern "C" {
 /** An accelerator, opened by a process. Opaque. */
 struct gaia_device;
 
-/** Counters of a device, summed over every process that uses it on the mounts that this process has mapped from. */
+/** Counters of a device, summed over every process that uses it on the mounts that this process has mapped
+ * from. */
 struct gaia_stat {
-    uint64_t capacity_bytes;   /**< the most that may be resident */
-    uint64_t resident_bytes;   /**< bytes of files that are in the device's memory now */
-    uint64_t faults;           /**< first touches served */
-    uint64_t write_faults;     /**< first stores trapped */
-    uint64_t bytes_in;         /**< bytes moved into the device */
-    uint64_t bytes_out;        /**< bytes taken out of the device: collects and peer reads */
-    uint64_t collects;         /**< pages whose released bytes were fetched */
-    uint64_t merges;           /**< collects in which the home copy had changed too */
-    uint64_t pages_merged;     /**< pages in which a collect changed bytes of the home copy */
-    uint64_t peer_reads;       /**< pages of CPU reads that were answered from the device */
-    uint64_t evictions;        /**< pages dropped to make room */
-    uint64_t drops;            /**< pages dropped because they were out of date at an acquire */
-    uint64_t twins;            /**< twins held now, 4096 bytes each */
+    uint64_t capacity_bytes; /**< the most that may be resident */
+    uint64_t resident_bytes; /**< bytes of files that are in the device's memory now */
+    uint64_t faults;         /**< first touches served */
+    uint64_t write_faults;   /**< first stores trapped */
+    uint64_t bytes_in;       /**< bytes moved into the device */
+    uint64_t bytes_out;      /**< bytes taken out of the device: collects and peer reads */
+    uint64_t collects;       /**< pages whose released bytes were fetched */
+    uint64_t merges;         /**< collects in which the home copy had changed too */
+    uint64_t pages_merged;   /**< pages in which a collect changed bytes of the home copy */
+    uint64_t peer_reads;     /**< pages of CPU reads that were answered from the device */
+    uint64_t evictions;      /**< pages dropped to make room */
+    uint64_t drops;          /**< pages dropped because they were out of date at an acquire */
+    uint64_t twins;          /**< twins held now, 4096 bytes each */
 };
 
 /**
@@ -77,28 +81,28 @@ struct gaia_stat {
 int gaia_device_open(const char *name, struct gaia_device **device_out);
 
 /**
- * Close a device. What is still mapped through it is unmapped; nothing is released by this call: stores that were not
- * released stay in the device's copy of the file and reach the file when that copy is evicted, acquired or released.
- * NULL is allowed.
+ * Close a device. What is still mapped through it is unmapped; nothing is released by this call: stores that
+ * were not released stay in the device's copy of the file and reach the file when that copy is evicted,
+ * acquired or released. NULL is allowed.
  */
 void gaia_device_close(struct gaia_device *device);
 
 /**
  * Map [offset, offset + length) of a file into a device.
  *
- * The pointer is valid for the device and for the calling process's own threads on a soft device, until gaia_munmap().
- * The file may be closed after the call. Touching a page that lies wholly past the end of the file raises SIGBUS, as
- * does a touch that cannot be served (EIO of the storage, daemon gone).
+ * The pointer is valid for the device and for the calling process's own threads on a soft device, until
+ * gaia_munmap(). The file may be closed after the call. Touching a page that lies wholly past the end of the
+ * file raises SIGBUS, as does a touch that cannot be served (EIO of the storage, daemon gone).
  *
  * @param length  in bytes, not zero, need not be a multiple of a page
  * @param prot    PROT_READ or PROT_READ|PROT_WRITE
  * @param flags   GAIA_*; GAIA_RESIDENT and GAIA_DEMAND exclude each other
  * @param fd      a regular file of a gaiafs mount, open for reading, and for writing too with PROT_WRITE
  * @param offset  in bytes, a multiple of 4096, not negative
- * @return the device pointer, or MAP_FAILED with errno: EACCES (fd not open for prot), EBADF, EINVAL (length, prot,
- *         flags or offset), ENODEV (not a regular file of a gaiafs mount), EOVERFLOW (offset + length), EPERM (the
- *         kernel refuses userfaultfd to this process), ENOMEM (no room for the mapping, or GAIA_RESIDENT and the range
- *         is larger than the device), EMFILE, EIO
+ * @return the device pointer, or MAP_FAILED with errno: EACCES (fd not open for prot), EBADF, EINVAL (length,
+ * prot, flags or offset), ENODEV (not a regular file of a gaiafs mount), EOVERFLOW (offset + length), EPERM
+ * (the kernel refuses userfaultfd to this process), ENOMEM (no room for the mapping, or GAIA_RESIDENT and the
+ * range is larger than the device), EMFILE, EIO
  */
 void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset);
 
@@ -113,26 +117,28 @@ int gaia_munmap(void *addr, size_t length);
 /**
  * Acquire [addr, addr + length) for a device: from now on it sees what was released before.
  *
- * Only pages that changed are dropped; the next touch brings the newest bytes (with GAIA_RESIDENT, this call does).
+ * Only pages that changed are dropped; the next touch brings the newest bytes (with GAIA_RESIDENT, this call
+ * does).
  *
- * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, a page of the range not mapped by
- *         gaia_mmap() on this device), EIO, ENOSPC (stores of another device could not be collected into the data
- *         directory: they stay with that device), ENOMEM (GAIA_RESIDENT and the device has no room)
+ * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, a page of the range not
+ * mapped by gaia_mmap() on this device), EIO, ENOSPC (stores of another device could not be collected into
+ * the data directory: they stay with that device), ENOMEM (GAIA_RESIDENT and the device has no room)
  */
 int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
 
 /**
  * Release [addr, addr + length): the device's stores may be seen by others from now on. Moves no data.
  *
- * @return 0, or -1 with errno: EINVAL (as gaia_macquire()), EACCES (no part of the range is mapped for writing)
+ * @return 0, or -1 with errno: EINVAL (as gaia_macquire()), EACCES (no part of the range is mapped for
+ * writing)
  */
 int gaia_mrelease(void *addr, size_t length, struct gaia_device *device);
 
 /**
  * Bring released bytes of the range to storage.
  *
- * @param flags  MS_SYNC: what was released before the call is on storage when it returns; MS_ASYNC: does nothing more
- *               than check its arguments
+ * @param flags  MS_SYNC: what was released before the call is on storage when it returns; MS_ASYNC: does
+ * nothing more than check its arguments
  * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or flags), EIO, ENOSPC, EDQUOT
  */
 int gaia_msync(void *addr, size_t length, int flags);

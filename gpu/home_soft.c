@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The soft device, the home's half: frames are the pages of a memfd. Clients map it; their faults come through
- * userfaultfd (MISSING and MINOR), first stores through its write protection, and a page goes away by a hole.
+/* The soft device, the home's half: frames are the pages of a memfd. Clients map it; their faults come
+ * through userfaultfd (MISSING and MINOR), first stores through its write protection, and a page goes away by
+ * a hole.
  *
- * Every mapping of the memfd but the home's own view is registered for MINOR faults, so a page that the home has placed
- * is seen by nobody until it is exposed (UFFDIO_CONTINUE).
+ * Every mapping of the memfd but the home's own view is registered for MINOR faults, so a page that the home
+ * has placed is seen by nobody until it is exposed (UFFDIO_CONTINUE).
  */
 #include "gpu/device.h"
 
@@ -36,13 +37,15 @@ struct gaia_frames_map {
 struct soft_frames {
     struct gaia_frames base;
     int fd;
-    uint8_t *view;        /* the home's own mapping, of view_pages; pages past the file's end are never touched */
-    uint64_t view_pages;  /* its length; grown by soft_resize(), which is never called while somebody reads the view */
+    uint8_t *view; /* the home's own mapping, of view_pages; pages past the file's end are never touched */
+    uint64_t view_pages; /* its length; grown by soft_resize(), which is never called while somebody reads the
+                            view */
     pthread_rwlock_t maps_lock; /* read: calls on maps; write: attach, detach. Nothing is locked inside it. */
     LIST_HEAD(, gaia_frames_map) maps;
 };
 
-/* 16 TiB: the kernel's own limit for a file of 4 KiB pages on many file systems; keeps the arithmetic far from wrapping. */
+/* 16 TiB: the kernel's own limit for a file of 4 KiB pages on many file systems; keeps the arithmetic far
+ * from wrapping. */
 #define VIEW_PAGES_MAX (UINT64_C(1) << 32)
 
 static struct soft_frames *soft(struct gaia_frames *frames)
@@ -62,15 +65,20 @@ static int soft_share(struct gaia_frames *frames, bool writable, int *fd_out)
     return 0;
 }
 
-static int soft_attach(struct gaia_frames *frames, int faults, uint64_t address, uint64_t first, uint64_t count,
-                       bool writable, bool can_trap, struct gaia_frames_map **map_out)
+static int soft_attach(struct gaia_frames *frames, int faults, uint64_t address, uint64_t first,
+                       uint64_t count, bool writable, bool can_trap, struct gaia_frames_map **map_out)
 {
     struct gaia_frames_map *map = calloc(1, sizeof *map);
 
     if (!map)
         return -ENOMEM;
-    *map = (struct gaia_frames_map){.frames = soft(frames), .faults = faults, .address = address, .first = first,
-                                    .count = count, .writable = writable, .can_trap = can_trap};
+    *map = (struct gaia_frames_map){.frames = soft(frames),
+                                    .faults = faults,
+                                    .address = address,
+                                    .first = first,
+                                    .count = count,
+                                    .writable = writable,
+                                    .can_trap = can_trap};
     pthread_rwlock_wrlock(&map->frames->maps_lock);
     LIST_INSERT_HEAD(&map->frames->maps, map, link);
     pthread_rwlock_unlock(&map->frames->maps_lock);
@@ -87,7 +95,8 @@ static void soft_detach(struct gaia_frames_map *map)
 }
 
 /* The part of a run that map covers, as addresses of its client. */
-static bool map_range(const struct gaia_frames_map *map, uint64_t page, uint64_t count, struct uffdio_range *range)
+static bool map_range(const struct gaia_frames_map *map, uint64_t page, uint64_t count,
+                      struct uffdio_range *range)
 {
     uint64_t begin = page > map->first ? page : map->first;
     uint64_t end = page + count < map->first + map->count ? page + count : map->first + map->count;
@@ -124,8 +133,8 @@ static int soft_resize(struct gaia_frames *frames, uint64_t pages)
     return ftruncate(soft(frames)->fd, (off_t)(pages * GAIA_PAGE_SIZE)) ? -errno : 0;
 }
 
-/* pwrite() and not a store through the view: it allocates pages without clearing them first, and a file that is
- * truncated meanwhile is no SIGBUS. */
+/* pwrite() and not a store through the view: it allocates pages without clearing them first, and a file that
+ * is truncated meanwhile is no SIGBUS. */
 static int soft_place(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes)
 {
     size_t length = count * GAIA_PAGE_SIZE;
@@ -157,15 +166,17 @@ static int soft_expose(struct gaia_frames_map *map, uint64_t page, uint64_t coun
     pthread_rwlock_rdlock(&map->frames->maps_lock);
     bool any = map_range(map, page, count, &range);
     while (any && range.len) {
-        struct uffdio_continue c = {.range = range,
-                                    .mode = trap_stores && map->writable && map->can_trap ? UFFDIO_CONTINUE_MODE_WP : 0};
+        struct uffdio_continue c = {
+            .range = range,
+            .mode = trap_stores && map->writable && map->can_trap ? UFFDIO_CONTINUE_MODE_WP : 0};
         if (!ioctl(map->faults, UFFDIO_CONTINUE, &c))
             break;
         if (errno != EAGAIN && errno != EEXIST) {
             error = client_gone(errno) ? 0 : -errno;
             break;
         }
-        /* Pages that are exposed already, or a race with the client's own mmap: go on behind what was done. */
+        /* Pages that are exposed already, or a race with the client's own mmap: go on behind what was done.
+         */
         uint64_t done = c.mapped > 0 ? (uint64_t)c.mapped : 0;
         if (errno == EEXIST) {
             struct uffdio_range one = {.start = range.start + done, .len = GAIA_PAGE_SIZE};
@@ -201,7 +212,8 @@ static int soft_protect(struct gaia_frames *frames, uint64_t page, uint64_t coun
     int error = 0;
 
     pthread_rwlock_rdlock(&soft(frames)->maps_lock);
-    LIST_FOREACH(map, &soft(frames)->maps, link) {
+    LIST_FOREACH(map, &soft(frames)->maps, link)
+    {
         int one = map_write_protect(map, page, count, UFFDIO_WRITEPROTECT_MODE_WP);
         error = error ? error : one;
     }
@@ -224,8 +236,8 @@ static void soft_wake(struct gaia_frames *frames, uint64_t page, uint64_t count)
 
     pthread_rwlock_rdlock(&soft(frames)->maps_lock);
     LIST_FOREACH(map, &soft(frames)->maps, link)
-        if (map_range(map, page, count, &range))
-            ioctl(map->faults, UFFDIO_WAKE, &range);
+    if (map_range(map, page, count, &range))
+        ioctl(map->faults, UFFDIO_WAKE, &range);
     pthread_rwlock_unlock(&soft(frames)->maps_lock);
 }
 
@@ -249,7 +261,8 @@ static int soft_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
 {
     off_t offset = (off_t)(page * GAIA_PAGE_SIZE);
 
-    if (fallocate(soft(frames)->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, (off_t)(count * GAIA_PAGE_SIZE)))
+    if (fallocate(soft(frames)->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset,
+                  (off_t)(count * GAIA_PAGE_SIZE)))
         return -errno;
     return 0;
 }
@@ -305,7 +318,8 @@ int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out)
         error = -errno;
         goto out_close;
     }
-    frames->view = mmap(NULL, frames->view_pages * GAIA_PAGE_SIZE, PROT_READ, MAP_SHARED | MAP_NORESERVE, frames->fd, 0);
+    frames->view =
+        mmap(NULL, frames->view_pages * GAIA_PAGE_SIZE, PROT_READ, MAP_SHARED | MAP_NORESERVE, frames->fd, 0);
     if (frames->view == MAP_FAILED) {
         error = -errno;
         goto out_close;

@@ -96,8 +96,8 @@ void gaia_mapping_put(struct gaia_mapping *mapping)
         mapping_free(mapping);
 }
 
-int gaia_mapping_find(void *address, size_t length, const struct gaia_device *device, struct gaia_piece **pieces_out,
-                      size_t *count_out)
+int gaia_mapping_find(void *address, size_t length, const struct gaia_device *device,
+                      struct gaia_piece **pieces_out, size_t *count_out)
 {
     uint8_t *at = address, *end = at + length;
     struct gaia_piece *pieces = NULL;
@@ -118,11 +118,11 @@ int gaia_mapping_find(void *address, size_t length, const struct gaia_device *de
         }
         pieces = more;
         struct gaia_mapping *mapping = table[i].mapping;
-        pieces[count++] = (struct gaia_piece){
-            .mapping = mapping,
-            .address = at,
-            .offset = (uint64_t)mapping->offset + (uint64_t)(at - (uint8_t *)mapping->address),
-            .length = (uint64_t)(stop - at)};
+        pieces[count++] = (struct gaia_piece){.mapping = mapping,
+                                              .address = at,
+                                              .offset = (uint64_t)mapping->offset +
+                                                        (uint64_t)(at - (uint8_t *)mapping->address),
+                                              .length = (uint64_t)(stop - at)};
         mapping->references++;
         at = stop;
     }
@@ -143,8 +143,9 @@ void gaia_pieces_free(struct gaia_piece *pieces, size_t count)
     free(pieces);
 }
 
-/* Cut [address, end) out of extent i: what is left of it may be two extents. The addresses stay blocked until the whole
- * mapping is gone, because the daemon may touch its pages until then. Lock held; there is room for one extent. */
+/* Cut [address, end) out of extent i: what is left of it may be two extents. The addresses stay blocked until
+ * the whole mapping is gone, because the daemon may touch its pages until then. Lock held; there is room for
+ * one extent. */
 static void cut(size_t i, uint8_t *address, uint8_t *end)
 {
     struct extent *extent = &table[i];
@@ -207,8 +208,8 @@ void gaia_mapping_remove_device(const struct gaia_device *device)
     }
 }
 
-int gaia_mapping_each_session(const struct gaia_device *device, int (*fn)(struct gaia_session *session, void *context),
-                              void *context)
+int gaia_mapping_each_session(const struct gaia_device *device,
+                              int (*fn)(struct gaia_session *session, void *context), void *context)
 {
     struct gaia_mapping *held[64];
     size_t count = 0;
@@ -235,8 +236,8 @@ int gaia_mapping_each_session(const struct gaia_device *device, int (*fn)(struct
     return error;
 }
 
-/* What is still mapped from a daemon that is gone must not look like data: the bytes that it would have brought can't be had,
- * and a touch that waits for it would wait for ever. */
+/* What is still mapped from a daemon that is gone must not look like data: the bytes that it would have
+ * brought can't be had, and a touch that waits for it would wait for ever. */
 void gaia_mapping_session_died(struct gaia_session *session)
 {
     pthread_mutex_lock(&table_lock);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The process's mappings of files on devices, found by address. A mapping consists of extents: one at first, more when parts
- * of it are unmapped. */
+/* The process's mappings of files on devices, found by address. A mapping consists of extents: one at first,
+ * more when parts of it are unmapped. */
 #ifndef GAIAFS_GPU_MAPPING_H
 #define GAIAFS_GPU_MAPPING_H
 
@@ -24,8 +24,9 @@ struct gaia_mapping {
     void *address;
     size_t length; /* whole pages */
     off_t offset;
-    unsigned references;           /* extents and calls under way; under the table's lock */
-    _Atomic uint64_t changes_seen; /* state->changes as of the last acquire of the whole mapping; 0: none yet */
+    unsigned references; /* extents and calls under way; under the table's lock */
+    _Atomic uint64_t
+        changes_seen; /* state->changes as of the last acquire of the whole mapping; 0: none yet */
 };
 
 /* A piece of a mapping that lies in a range. */
@@ -40,10 +41,10 @@ struct gaia_piece {
 int gaia_mapping_insert(struct gaia_mapping *mapping);
 void gaia_mapping_put(struct gaia_mapping *mapping);
 
-/* The pieces that make up [address, address + length), ascending, without a gap; device: all on this one (NULL: any).
- * -EINVAL (a gap, or another device), -ENOMEM. Free with gaia_pieces_free(). */
-int gaia_mapping_find(void *address, size_t length, const struct gaia_device *device, struct gaia_piece **pieces_out,
-                      size_t *count_out);
+/* The pieces that make up [address, address + length), ascending, without a gap; device: all on this one
+ * (NULL: any). -EINVAL (a gap, or another device), -ENOMEM. Free with gaia_pieces_free(). */
+int gaia_mapping_find(void *address, size_t length, const struct gaia_device *device,
+                      struct gaia_piece **pieces_out, size_t *count_out);
 void gaia_pieces_free(struct gaia_piece *pieces, size_t count);
 
 /* Unmap what lies in the range. 0 or -ENOMEM. */
@@ -52,8 +53,8 @@ int gaia_mapping_remove(void *address, size_t length);
 void gaia_mapping_remove_device(const struct gaia_device *device);
 
 /* Call fn once for each session in which something is mapped through the device; a reference is held. */
-int gaia_mapping_each_session(const struct gaia_device *device, int (*fn)(struct gaia_session *session, void *context),
-                              void *context);
+int gaia_mapping_each_session(const struct gaia_device *device,
+                              int (*fn)(struct gaia_session *session, void *context), void *context);
 
 /* In the child of a fork: nothing is mapped. */
 void gaia_mapping_forget_all(void);

@@ -18,7 +18,8 @@ static LIST_HEAD(, gaia_session) sessions = LIST_HEAD_INITIALIZER(sessions);
 static void *watch(void *argument)
 {
     struct gaia_session *session = argument;
-    struct pollfd wait[2] = {{.fd = session->socket, .events = POLLRDHUP}, {.fd = session->stop, .events = POLLIN}};
+    struct pollfd wait[2] = {{.fd = session->socket, .events = POLLRDHUP},
+                             {.fd = session->stop, .events = POLLIN}};
 
     for (;;) {
         if (poll(wait, 2, -1) < 0)
@@ -100,8 +101,8 @@ int gaia_session_get(const char *name, struct gaia_session **session_out)
 
     pthread_mutex_lock(&sessions_lock);
     LIST_FOREACH(session, &sessions, link)
-        if (!session->dead && !strncmp(session->name, name, sizeof session->name))
-            break;
+    if (!session->dead && !strncmp(session->name, name, sizeof session->name))
+        break;
     if (session) {
         session->references++;
     } else {
@@ -165,8 +166,8 @@ void gaia_session_forget_all(void)
 {
     struct gaia_session *session;
 
-    /* The child's copies of the descriptors go; the parent's session is untouched. Its memory is not freed: another
-     * thread of the parent may have been using it at the fork. */
+    /* The child's copies of the descriptors go; the parent's session is untouched. Its memory is not freed:
+     * another thread of the parent may have been using it at the fork. */
     pthread_mutex_init(&sessions_lock, NULL);
     while ((session = LIST_FIRST(&sessions))) {
         LIST_REMOVE(session, link);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A process's session with one daemon: the socket, the userfaultfd whose faults the daemon serves, and a thread that
- * notices when the daemon is gone. */
+/* A process's session with one daemon: the socket, the userfaultfd whose faults the daemon serves, and a
+ * thread that notices when the daemon is gone. */
 #ifndef GAIAFS_GPU_SESSION_H
 #define GAIAFS_GPU_SESSION_H
 
@@ -25,8 +25,8 @@ struct gaia_session {
 int gaia_session_get(const char *name, struct gaia_session **session_out);
 void gaia_session_put(struct gaia_session *session);
 
-/* Send a request and wait for its reply, which takes the request's place. Descriptors of the reply: fds_out, or NULL
- * when none are expected. The reply's error, or -ENOTCONN. */
+/* Send a request and wait for its reply, which takes the request's place. Descriptors of the reply: fds_out,
+ * or NULL when none are expected. The reply's error, or -ENOTCONN. */
 int gaia_session_call(struct gaia_session *session, struct gaia_message *message, int *fds_out);
 
 /* In the child of a fork: forget every session. */

@@ -20,7 +20,8 @@
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
 
-/* With privilege every fault is served; without it those of user mode (read(2) into device memory gives EFAULT then). */
+/* With privilege every fault is served; without it those of user mode (read(2) into device memory gives
+ * EFAULT then). */
 static int open_userfaultfd(void)
 {
     int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
@@ -39,9 +40,9 @@ static int open_userfaultfd(void)
 
 static int register_range(int faults, void *address, size_t length, bool writable)
 {
-    struct uffdio_register registration = {
-        .range = {.start = (uintptr_t)address, .len = length},
-        .mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR | (writable ? UFFDIO_REGISTER_MODE_WP : 0)};
+    struct uffdio_register registration = {.range = {.start = (uintptr_t)address, .len = length},
+                                           .mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR |
+                                                   (writable ? UFFDIO_REGISTER_MODE_WP : 0)};
 
     return ioctl(faults, UFFDIO_REGISTER, &registration) ? -errno : 0;
 }
@@ -57,7 +58,8 @@ static bool probe_traps(int faults)
     if (!ftruncate(fd, 4096) && pwrite(fd, "", 1, 0) == 1) {
         void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (page != MAP_FAILED) {
-            struct uffdio_continue c = {.range = {.start = (uintptr_t)page, .len = 4096}, .mode = UFFDIO_CONTINUE_MODE_WP};
+            struct uffdio_continue c = {.range = {.start = (uintptr_t)page, .len = 4096},
+                                        .mode = UFFDIO_CONTINUE_MODE_WP};
             traps = !register_range(faults, page, 4096, true) && !ioctl(faults, UFFDIO_CONTINUE, &c);
             munmap(page, 4096);
         }
@@ -85,8 +87,8 @@ int gaia_soft_open_faults(int *faults_out, bool *traps_out)
     return 0;
 }
 
-/* Read-only clients map privately: userfaultfd takes no shared mapping of a descriptor that is open for reading only, and
- * a private one shows the same pages until it is stored to, which PROT_READ forbids. */
+/* Read-only clients map privately: userfaultfd takes no shared mapping of a descriptor that is open for
+ * reading only, and a private one shows the same pages until it is stored to, which PROT_READ forbids. */
 int gaia_soft_reserve(int faults, int frames, size_t length, off_t offset, bool writable, void **address_out)
 {
     void *address = mmap(NULL, length, writable ? PROT_READ | PROT_WRITE : PROT_READ,
@@ -113,7 +115,10 @@ void gaia_soft_free(void *address, size_t length)
 
 void gaia_soft_block(void *address, size_t length)
 {
-    mmap(address, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+
+    if (mmap(address, length, PROT_NONE, flags, -1, 0) == MAP_FAILED)
+        munmap(address, length);
 }
 
 void gaia_soft_kill(int faults, void *address, size_t length)
@@ -121,7 +126,8 @@ void gaia_soft_kill(int faults, void *address, size_t length)
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
     int empty = memfd_create("gaia:gone", MFD_CLOEXEC); /* of no length: every touch is past its end */
 
-    if (empty < 0 || mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty, 0) == MAP_FAILED)
+    if (empty < 0 ||
+        mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty, 0) == MAP_FAILED)
         gaia_soft_block(address, length); /* SIGSEGV, then: never wrong bytes */
     if (empty >= 0)
         close(empty);

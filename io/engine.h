@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The storage engine: reads and writes of the data directory's files with io_uring, many in flight. The same interface
- * on a pool of threads (GAIA_IO_THREADS) where io_uring is refused.
+/* The storage engine: reads and writes of the data directory's files with io_uring, many in flight. The same
+ * interface on a pool of threads (GAIA_IO_THREADS) where io_uring is refused.
  *
- * Thread safety: all functions may be called from any thread but for open and close. Completions are delivered on the engine's
- * own thread(s); a completion callback may submit, may take locks that no submitter holds while it waits for the
- * engine, and must not call gaia_io_close() or the blocking calls.
+ * Thread safety: all functions may be called from any thread but for open and close. Completions are
+ * delivered on the engine's own thread(s); a completion callback may submit, may take locks that no submitter
+ * holds while it waits for the engine, and must not call gaia_io_close() or the blocking calls.
  */
 #ifndef GAIAFS_IO_ENGINE_H
 #define GAIAFS_IO_ENGINE_H
@@ -23,14 +23,15 @@ enum gaia_io_kind {
 
 struct gaia_io_config {
     enum gaia_io_kind kind;
-    unsigned depth;          /* requests in flight at the most, 1 to 4096; further submitters wait */
-    void *buffers;           /* memory to register for O_DIRECT, or NULL; must stay mapped until gaia_io_close() */
-    size_t buffers_length;   /* bytes; split inside into the pieces that the kernel accepts (1 GiB each) */
-    unsigned files;          /* slots of registered files, 0 to 65536 */
+    unsigned depth; /* requests in flight at the most, 1 to 4096; further submitters wait */
+    void *buffers;  /* memory to register for O_DIRECT, or NULL; must stay mapped until gaia_io_close() */
+    size_t buffers_length; /* bytes; split inside into the pieces that the kernel accepts (1 GiB each) */
+    unsigned files;        /* slots of registered files, 0 to 65536 */
 };
 
-/* Start an engine. 0; or -EINVAL (config), -ENOSYS or -EPERM (the kernel refuses io_uring: the caller says so or takes
- * GAIA_IO_THREADS), -ENOMEM. That buffers cannot be registered (RLIMIT_MEMLOCK) is no error: see gaia_io_registered(). */
+/* Start an engine. 0; or -EINVAL (config), -ENOSYS or -EPERM (the kernel refuses io_uring: the caller says so
+ * or takes GAIA_IO_THREADS), -ENOMEM. That buffers cannot be registered (RLIMIT_MEMLOCK) is no error: see
+ * gaia_io_registered(). */
 int gaia_io_open(const struct gaia_io_config *config, struct gaia_io **io_out);
 
 /* Waits for everything in flight (its callbacks run), then frees. NULL is allowed. */
@@ -39,51 +40,56 @@ void gaia_io_close(struct gaia_io *io);
 /* Whether the buffers could be registered: for a log line and for statistics. */
 bool gaia_io_registered(const struct gaia_io *io);
 
-/* A file of the engine: a buffered descriptor and, where the file system allows it, an O_DIRECT one; both registered
- * while slots are free. */
+/* A file of the engine: a buffered descriptor and, where the file system allows it, an O_DIRECT one; both
+ * registered while slots are free. */
 struct gaia_io_file;
 
-/* fd: an open descriptor of a regular file (any access that the reads and writes need); it is not closed by the engine
- * and must stay open until gaia_io_file_close(). Tries to reopen it with O_DIRECT by itself (through /proc/self/fd);
- * where that is refused, reads are buffered. 0, -ENOMEM, -EBADF, -EINVAL (not a regular file). */
+/* fd: an open descriptor of a regular file (any access that the reads and writes need); it is not closed by
+ * the engine and must stay open until gaia_io_file_close(). Tries to reopen it with O_DIRECT by itself
+ * (through /proc/self/fd); where that is refused, reads are buffered. 0, -ENOMEM, -EBADF, -EINVAL (not a
+ * regular file). */
 int gaia_io_file_open(struct gaia_io *io, int fd, struct gaia_io_file **file_out);
 void gaia_io_file_close(struct gaia_io_file *file);
 bool gaia_io_file_direct(const struct gaia_io_file *file);
 
-/* Called once for each submitted request. result: bytes moved (a read gives fewer than asked only at the end of the
- * file), or a negative errno. Short transfers, EINTR and EAGAIN were dealt with by the engine. */
+/* Called once for each submitted request. result: bytes moved (a read gives fewer than asked only at the end
+ * of the file), or a negative errno. Short transfers, EINTR and EAGAIN were dealt with by the engine. */
 typedef void gaia_io_done(void *context, ssize_t result);
 
-/* Submit a read of length bytes at offset. Goes through O_DIRECT when the file allows it and buffer, length and
- * offset are multiples of the file's direct alignment (at most 4096), else buffered; a direct read that fails with
- * EINVAL, or stops at an unaligned tail, is finished buffered. buffer must live until done was called.
- * 0 when done will be called; or -EINVAL (length 0 or over 1 GiB, offset negative), and done is not called. */
+/* Submit a read of length bytes at offset. Goes through O_DIRECT when the file allows it and buffer, length
+ * and offset are multiples of the file's direct alignment (at most 4096), else buffered; a direct read that
+ * fails with EINVAL, or stops at an unaligned tail, is finished buffered. buffer must live until done was
+ * called. 0 when done will be called; or -EINVAL (length 0 or over 1 GiB, offset negative), and done is not
+ * called. */
 int gaia_io_read(struct gaia_io *io, struct gaia_io_file *file, void *buffer, size_t length, off_t offset,
                  gaia_io_done *done, void *context);
 
-/* Submit a buffered write; completes after all bytes are written, or with an error (some bytes may be written then).
- * Errors as gaia_io_read(). */
-int gaia_io_write(struct gaia_io *io, struct gaia_io_file *file, const void *buffer, size_t length, off_t offset,
-                  gaia_io_done *done, void *context);
+/* Submit a buffered write; completes after all bytes are written, or with an error (some bytes may be written
+ * then). Errors as gaia_io_read(). */
+int gaia_io_write(struct gaia_io *io, struct gaia_io_file *file, const void *buffer, size_t length,
+                  off_t offset, gaia_io_done *done, void *context);
 
 /* Submit an fsync; data_only: fdatasync. result is 0 or a negative errno. */
-int gaia_io_sync(struct gaia_io *io, struct gaia_io_file *file, bool data_only, gaia_io_done *done, void *context);
+int gaia_io_sync(struct gaia_io *io, struct gaia_io_file *file, bool data_only, gaia_io_done *done,
+                 void *context);
 
-/* Push to the kernel what gaia_io_read/write have queued. Submitters that queue several requests call it once at the
- * end; the engine pushes by itself when its queue is full. */
+/* Push to the kernel what gaia_io_read/write have queued. Submitters that queue several requests call it once
+ * at the end; the engine pushes by itself when its queue is full. */
 void gaia_io_submit(struct gaia_io *io);
 
 /* Blocking forms: submit and wait. Bytes moved or a negative errno. Not from a callback. */
-ssize_t gaia_io_read_wait(struct gaia_io *io, struct gaia_io_file *file, void *buffer, size_t length, off_t offset);
-ssize_t gaia_io_write_wait(struct gaia_io *io, struct gaia_io_file *file, const void *buffer, size_t length, off_t offset);
+ssize_t gaia_io_read_wait(struct gaia_io *io, struct gaia_io_file *file, void *buffer, size_t length,
+                          off_t offset);
+ssize_t gaia_io_write_wait(struct gaia_io *io, struct gaia_io_file *file, const void *buffer, size_t length,
+                           off_t offset);
 int gaia_io_sync_wait(struct gaia_io *io, struct gaia_io_file *file, bool data_only);
 
 /* Counters, for `gaiactl stat`. */
 struct gaia_io_stat {
     uint64_t reads, writes, syncs;
-    uint64_t direct_reads;   /* of reads: those answered through O_DIRECT */
+    uint64_t direct_reads; /* of reads: those answered through O_DIRECT */
     uint64_t bytes_read, bytes_written;
-    uint64_t resubmits;      /* short transfers, EINTR, EAGAIN */
+    uint64_t resubmits; /* short transfers, EINTR, EAGAIN */
     uint64_t in_flight_max;
 };
 void gaia_io_stat(const struct gaia_io *io, struct gaia_io_stat *stat_out);

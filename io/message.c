@@ -68,8 +68,8 @@ int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_o
     for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
         fds_out[i] = -1;
     do {
-        header = (struct msghdr){.msg_iov = &io, .msg_iovlen = 1, .msg_control = control,
-                                 .msg_controllen = sizeof control};
+        header = (struct msghdr){
+            .msg_iov = &io, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
         n = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
     } while (n < 0 && errno == EINTR);
     if (n < 0)
@@ -102,7 +102,8 @@ int gaia_message_connect(const char *name)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -errno;
-    if (connect(fd, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length))) {
+    if (connect(fd, (struct sockaddr *)&address,
+                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length))) {
         int error = -errno;
         close(fd);
         return error;

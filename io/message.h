@@ -7,12 +7,13 @@
 
 #define GAIA_MESSAGE_FDS 2
 
-/* Fills length and version in. 0, -EPIPE or -ECONNRESET (the peer is gone), or another negative errno. Never raises
- * SIGPIPE. */
+/* Fills length and version in. 0, -EPIPE or -ECONNRESET (the peer is gone), or another negative errno. Never
+ * raises SIGPIPE. */
 int gaia_message_send(int socket, struct gaia_message *message, const int *fds, unsigned fd_count);
 
 /* Waits for a message; descriptors come close-on-exec, missing ones are -1. Surplus descriptors are closed.
- * 0; -ENOTCONN (the peer is gone); -EPROTO (not a message of this version; nothing is kept); or a negative errno. */
+ * 0; -ENOTCONN (the peer is gone); -EPROTO (not a message of this version; nothing is kept); or a negative
+ * errno. */
 int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS]);
 
 /* Connect to a name in the abstract namespace. A descriptor, or a negative errno. */

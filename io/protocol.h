@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What libgaia and gaiactl say to the daemon: one message a request and one a reply, each of a fixed size, over a
- * SOCK_SEQPACKET socket, descriptors beside them; and the state that a replica shares with its clients. */
+/* What libgaia and gaiactl say to the daemon: one message a request and one a reply, each of a fixed size,
+ * over a SOCK_SEQPACKET socket, descriptors beside them; and the state that a replica shares with its
+ * clients. */
 #ifndef GAIAFS_IO_PROTOCOL_H
 #define GAIAFS_IO_PROTOCOL_H
 
@@ -13,28 +14,30 @@
 
 /* The ioctl on an open file (or, for the socket's name only, a directory) of the mount. */
 struct gaia_ioctl_token {
-    uint32_t version;   /* out: GAIA_PROTOCOL_VERSION */
+    uint32_t version; /* out: GAIA_PROTOCOL_VERSION */
     uint32_t reserved;
-    char socket[64];    /* out: name in the abstract namespace, without the leading NUL, NUL-terminated */
-    uint8_t token[16];  /* out: for GAIA_OP_MAP, once, by this process; zero for a directory */
+    char socket[64];   /* out: name in the abstract namespace, without the leading NUL, NUL-terminated */
+    uint8_t token[16]; /* out: for GAIA_OP_MAP, once, by this process; zero for a directory */
 };
 #define GAIA_IOCTL_TOKEN _IOR('G', 1, struct gaia_ioctl_token)
 
 enum gaia_op {
     GAIA_OP_HELLO = 1, /* flags: GAIA_HELLO_*; with a descriptor for faults: this client will map */
-    GAIA_OP_MAP,       /* token, device, offset, bytes, prot, flags -> map; descriptors: frames, shared state */
-    GAIA_OP_ATTACH,    /* map, address: the frames are mapped there and registered for faults */
-    GAIA_OP_UNMAP,     /* map */
-    GAIA_OP_ACQUIRE,   /* map, offset, bytes -> value[0]: changes; value[1]: 1 when poisoned pages must be refreshed */
-    GAIA_OP_RELEASE,   /* map, offset, bytes */
-    GAIA_OP_SYNC,      /* map, offset, bytes */
-    GAIA_OP_ADVISE,    /* map, offset, bytes, flags: GAIA_ADV_* */
-    GAIA_OP_STAT,      /* device -> value[]: the fields of struct gaia_stat in order */
-    GAIA_OP_DUMP,      /* -> a descriptor: the statistics as JSON */
+    GAIA_OP_MAP,     /* token, device, offset, bytes, prot, flags -> map; descriptors: frames, shared state */
+    GAIA_OP_ATTACH,  /* map, address: the frames are mapped there and registered for faults */
+    GAIA_OP_UNMAP,   /* map */
+    GAIA_OP_ACQUIRE, /* map, offset, bytes -> value[0]: changes; value[1]: 1 when poisoned pages must be
+                        refreshed */
+    GAIA_OP_RELEASE, /* map, offset, bytes */
+    GAIA_OP_SYNC,    /* map, offset, bytes */
+    GAIA_OP_ADVISE,  /* map, offset, bytes, flags: GAIA_ADV_* */
+    GAIA_OP_STAT,    /* device -> value[]: the fields of struct gaia_stat in order */
+    GAIA_OP_DUMP,    /* -> a descriptor: the statistics as JSON */
     GAIA_OP_LAST = GAIA_OP_DUMP,
 };
 
-#define GAIA_HELLO_TRAPS 1u /* the client's kernel can map pages write protected (UFFDIO_CONTINUE_MODE_WP) */
+/* The client's kernel can map pages write protected (UFFDIO_CONTINUE_MODE_WP). */
+#define GAIA_HELLO_TRAPS 1u
 
 struct gaia_message {
     uint32_t length;  /* of the whole message: sizeof(struct gaia_message) */
@@ -47,17 +50,17 @@ struct gaia_message {
     uint64_t bytes;
     uint32_t prot;
     uint32_t flags;
-    char device[32];  /* NUL-terminated */
+    char device[32]; /* NUL-terminated */
     uint8_t token[16];
     uint64_t value[20];
 };
 static_assert(sizeof(struct gaia_message) == 256, "messages have one size");
 
-/* A page of memory for each replica (a file on a device), read only for clients: what lets acquire and release return
- * without a message when there is nothing to do. */
+/* A page of memory for each replica (a file on a device), read only for clients: what lets acquire and
+ * release return without a message when there is nothing to do. */
 struct gaia_shared_state {
-    _Atomic uint64_t stored;  /* pages with stores that a release would have to look at */
-    _Atomic uint64_t changes; /* counts whatever may have put a page of the replica out of date */
+    _Atomic uint64_t stored;     /* pages with stores that a release would have to look at */
+    _Atomic uint64_t changes;    /* counts whatever may have put a page of the replica out of date */
     _Atomic uint64_t checked_ns; /* CLOCK_MONOTONIC when the backing file was last looked at */
     _Atomic uint64_t timeout_ns; /* how old that may be */
 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A cache without a mount: a file in a temporary folder, a model of the kernel's page cache above it, and a client of the
- * soft device in this very process. What the sanitizers see of the daemon they see here, threads and all. */
+/* A cache without a mount: a file in a temporary folder, a model of the kernel's page cache above it, and a
+ * client of the soft device in this very process. What the sanitizers see of the daemon they see here,
+ * threads and all. */
 #ifndef GAIAFS_TESTS_CACHE_FIXTURE_H
 #define GAIAFS_TESTS_CACHE_FIXTURE_H
 
@@ -36,15 +37,17 @@ struct device_map {
     uint8_t *bytes;
 };
 
-/* capacity: bytes of each device. Fails the test when something can't be had; false: no userfaultfd here, skip. */
+/* capacity: bytes of each device. Fails the test when something can't be had; false: no userfaultfd here,
+ * skip. */
 bool fixture_start(struct fixture *f, uint64_t capacity);
 void fixture_stop(struct fixture *f);
 
 /* What a CPU program does, as the kernel would do it. */
 void kernel_read(struct fixture *f, unsigned page, uint8_t bytes_out[4096]);
 void kernel_write(struct fixture *f, unsigned page, unsigned offset, const uint8_t *bytes, unsigned length);
-void kernel_store(struct fixture *f, unsigned page, unsigned offset, uint8_t byte); /* through a shared mapping */
-void kernel_flush(struct fixture *f);                                              /* sync_file_range() */
+void kernel_store(struct fixture *f, unsigned page, unsigned offset,
+                  uint8_t byte);      /* through a shared mapping */
+void kernel_flush(struct fixture *f); /* sync_file_range() */
 
 /* Map the whole file on soft:device, as libgaia would. */
 struct device_map device_map(struct fixture *f, unsigned device);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* More data than the device holds, several threads that store, CPUs that write, truncations: nothing is lost, nothing hangs.
- * Seed: GAIA_TEST_SEED. */
+/* More data than the device holds, several threads that store, CPUs that write, truncations: nothing is lost,
+ * nothing hangs. Seed: GAIA_TEST_SEED. */
 #include "tests/cache/fixture.inc"
 
 #include "cache/stat.h"
@@ -32,8 +32,8 @@ static void *store(void *argument)
         uint8_t value = (uint8_t)(w->want[page][at] + 1 + next(&state) % 200);
         volatile uint8_t *bytes = w->map.bytes + page * 4096;
         if (bytes[at * SHARES + w->share] != w->want[page][at])
-            fail_msg("share %u, page %u, byte %u: %u, stored %u", w->share, page, at, bytes[at * SHARES + w->share],
-                     w->want[page][at]);
+            fail_msg("share %u, page %u, byte %u: %u, stored %u", w->share, page, at,
+                     bytes[at * SHARES + w->share], w->want[page][at]);
         bytes[at * SHARES + w->share] = value;
         w->want[page][at] = value;
         if (step % 500 == 499)
@@ -87,7 +87,8 @@ static void run(unsigned steps)
         kernel_read(&f, page, bytes);
         for (unsigned b = 0; b < 4096; b++)
             if (b % SHARES < 3 && bytes[b] != w[b % SHARES].want[page][b / SHARES])
-                fail_msg("page %u byte %u: %u, stored %u", page, b, bytes[b], w[b % SHARES].want[page][b / SHARES]);
+                fail_msg("page %u byte %u: %u, stored %u", page, b, bytes[b],
+                         w[b % SHARES].want[page][b / SHARES]);
     }
     assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
     printf("faults %llu, evictions %llu, collects %llu, twins %llu\n", (unsigned long long)stat.stat.faults,

@@ -81,7 +81,8 @@ static void test_find(void **state)
         if (!want[slot][r]) {
             struct leaf_copy *copy = index_get_copy(&index, number, &replicas[r]);
             assert_non_null(copy);
-            assert_true(copy->leaf->kernel == ~UINT64_C(0) || want[slot][(r + 1) % 3] || want[slot][(r + 2) % 3]);
+            assert_true(copy->leaf->kernel == ~UINT64_C(0) || want[slot][(r + 1) % 3] ||
+                        want[slot][(r + 2) % 3]);
             copy->present = 1;
             want[slot][r] = copy;
             copies++;
@@ -110,7 +111,8 @@ static void test_find(void **state)
     index_free(&index);
 }
 
-/* Copies of a leaf stand in ascending replica number, whatever the order they came in: the order of a collect. */
+/* Copies of a leaf stand in ascending replica number, whatever the order they came in: the order of a
+ * collect. */
 static void test_order(void **state)
 {
     static const unsigned orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
@@ -124,7 +126,7 @@ static void test_order(void **state)
         for (unsigned i = 0; i < 3; i++)
             index_get_copy(&index, 7, &replicas[orders[o][i]]);
         SLIST_FOREACH(copy, &index_find(&index, 7)->copies, link)
-            assert_ptr_equal(copy->replica, &replicas[n++]);
+        assert_ptr_equal(copy->replica, &replicas[n++]);
         assert_int_equal(n, 3);
         for (unsigned i = 0; i < 3; i++)
             index_put_copy(&index, leaf_find_copy(index_find(&index, 7), &replicas[i]));
@@ -155,7 +157,8 @@ static void test_versions(void **state)
         assert_int_equal(versions.n, 4);
         assert_true(versions.released[0] == page && !versions.released[1] && !versions.released[3]);
         assert_true(!versions.home[0] && versions.home[1] == 100 + page && !versions.home[2]);
-        assert_true(leaf_copy_page_vector(copy, page)[1] == 200 + page && !leaf_copy_page_vector(copy, page)[2]);
+        assert_true(leaf_copy_page_vector(copy, page)[1] == 200 + page &&
+                    !leaf_copy_page_vector(copy, page)[2]);
         assert_true(!leaf_copy_page_vector(other, page)[0]);
     }
     index_put_copy(&index, copy);

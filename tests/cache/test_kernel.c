@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The consistency manager under a model of the kernel's page cache: CPUs that write(), CPUs that store through a mapping, and
- * two devices, all at once on the same pages, each at bytes of its own. Nobody may lose a byte (rules 2, 3 and 6). */
+/* The consistency manager under a model of the kernel's page cache: CPUs that write(), CPUs that store
+ * through a mapping, and two devices, all at once on the same pages, each at bytes of its own. Nobody may
+ * lose a byte (rules 2, 3 and 6). */
 #include "tests/cache/fixture.inc"
 
-#define PAGES 6u /* few, so that everybody meets everybody */
+#define PAGES 6u  /* few, so that everybody meets everybody */
 #define SHARES 4u /* byte b of a page belongs to writer b % SHARES */
 
 enum { DEVICE_0, CPU_STORE, CPU_WRITE, DEVICE_1 };
@@ -62,7 +63,8 @@ static void *cpu_write(void *argument)
     return NULL;
 }
 
-/* Store, release, and see that a CPU read has it; acquire now and then, and see that nothing of ours is gone. */
+/* Store, release, and see that a CPU read has it; acquire now and then, and see that nothing of ours is gone.
+ */
 static void *device(void *argument)
 {
     struct worker *w = argument;
@@ -128,7 +130,8 @@ static void run(unsigned rounds, uint64_t capacity, bool stores, bool writes, bo
         assert_memory_equal(bytes, w[DEVICE_1].map.bytes + page * 4096, 4096);
     }
     printf("rounds %u, stores %u, writes %u, invalidations %u, write-backs %u, lost %u\n", rounds,
-           stores ? w[CPU_STORE].rounds : 0, writes ? w[CPU_WRITE].rounds : 0, f.invalidations, f.writebacks, lost);
+           stores ? w[CPU_STORE].rounds : 0, writes ? w[CPU_WRITE].rounds : 0, f.invalidations, f.writebacks,
+           lost);
     fixture_stop(&f);
     assert_int_equal(lost, 0);
 }
@@ -163,7 +166,8 @@ static void test_everybody(void **state)
     run(600, 1 << 20, true, true, true);
 }
 
-/* Rule 3: a CPU write over a byte that a device has released is newer than it, also when it covers the whole page. */
+/* Rule 3: a CPU write over a byte that a device has released is newer than it, also when it covers the whole
+ * page. */
 static void test_overwrite(void **state)
 {
     static struct fixture f;
@@ -192,8 +196,9 @@ static void test_overwrite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_device_alone),    cmocka_unit_test(test_two_devices), cmocka_unit_test(test_writer),
-        cmocka_unit_test(test_storing_mapping), cmocka_unit_test(test_everybody),   cmocka_unit_test(test_overwrite),
+        cmocka_unit_test(test_device_alone), cmocka_unit_test(test_two_devices),
+        cmocka_unit_test(test_writer),       cmocka_unit_test(test_storing_mapping),
+        cmocka_unit_test(test_everybody),    cmocka_unit_test(test_overwrite),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

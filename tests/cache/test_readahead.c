@@ -12,7 +12,8 @@
 
 #define BIG UINT64_C(1000000)
 
-/* A stream: windows double up to the limit, follow each other without a gap, and always hold the page that is touched. */
+/* A stream: windows double up to the limit, follow each other without a gap, and always hold the page that is
+ * touched. */
 static void test_stream(void **state)
 {
     struct readahead r;
@@ -23,7 +24,8 @@ static void test_stream(void **state)
     while (page < 100000) {
         struct readahead_window w = readahead_next(&r, page, BIG, BIG);
         assert_true(w.first == page);
-        assert_true(w.count == (last ? (last * 2 > READAHEAD_MAX ? READAHEAD_MAX : last * 2) : GAIA_UNIT_PAGES));
+        assert_true(w.count ==
+                    (last ? (last * 2 > READAHEAD_MAX ? READAHEAD_MAX : last * 2) : GAIA_UNIT_PAGES));
         last = w.count;
         page = w.first + w.count;
     }
@@ -31,7 +33,8 @@ static void test_stream(void **state)
     readahead_free(&r);
 }
 
-/* A kernel whose groups of threads each walk a stride of their own: every stream grows, in whatever order faults come. */
+/* A kernel whose groups of threads each walk a stride of their own: every stream grows, in whatever order
+ * faults come. */
 static void test_many_streams(void **state)
 {
     struct readahead r;

@@ -2,7 +2,8 @@
 /* What the tests of the storage engine share: a directory, files of known bytes, random numbers with a
  * printed seed, a time limit for each test, and counting callbacks.
  *
- * GAIA_TEST_SEED repeats a run's random choices; TMPDIR says where the files lie (/var/tmp if unset).
+ * GAIA_TEST_SEED repeats a run's random choices; GAIA_TEST_FILTER (a pattern such as "deep/uring") picks
+ * cases; TMPDIR says where the files lie (/var/tmp if unset).
  */
 #ifndef GAIAFS_TESTS_IO_ENGINE_FIXTURE_H
 #define GAIAFS_TESTS_IO_ENGINE_FIXTURE_H
@@ -35,6 +36,10 @@
 static enum gaia_io_kind kinds[] = {GAIA_IO_URING, GAIA_IO_THREADS};
 #define CASE_OVER(f, kind, name) ((struct CMUnitTest){#f "/" name, f, begin, end, &kinds[kind]})
 #define CASE(f) CASE_OVER(f, 0, "uring"), CASE_OVER(f, 1, "threads")
+
+#define RUN(name, tests)                                 \
+    (cmocka_set_test_filter(getenv("GAIA_TEST_FILTER")), \
+     cmocka_run_group_tests_name(name, tests, begin_all, end_all))
 
 static char directory[256];
 static uint64_t seed;

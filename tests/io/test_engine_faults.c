@@ -328,7 +328,7 @@ static void pauses_hold_up_nobody(void **state)
     assert_int_equal(gaia_io_read(b.io, b.file, b.buffer, 777, 0, note, &slow), 0);
     gaia_io_submit(b.io);
     await_count(&fault.landed, 4);
-    for (unsigned i = 0; i < 20; i++) {
+    for (unsigned i = 0; i < 100; i++) {
         struct outcome quick = {.calls = 0};
 
         assert_int_equal(gaia_io_read(b.io, b.file, b.buffer + 4096, 778, 0, note, &quick), 0);
@@ -482,5 +482,5 @@ int main(void)
         // clang-format on
     };
 
-    return cmocka_run_group_tests_name("io/engine_faults", tests, begin_all, end_all);
+    return RUN("io/engine_faults", tests);
 }

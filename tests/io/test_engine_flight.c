@@ -362,5 +362,5 @@ int main(void)
         // clang-format on
     };
 
-    return cmocka_run_group_tests_name("io/engine_flight", tests, begin_all, end_all);
+    return RUN("io/engine_flight", tests);
 }
