@@ -18,10 +18,10 @@ static page_mask stale_pages(const struct leaf_copy *copy, page_mask pages)
 {
     page_mask stale = 0;
 
-    if (!copy->leaf->released) /* nothing was ever released here */
-        return 0;
     for (page_mask left = pages & copy->present; left; left &= left - 1) {
         unsigned page = (unsigned)__builtin_ctzll(left);
+        if (!leaf_has_versions(copy->leaf, page))
+            continue;
         struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
         if (gaia_rule_stale(&versions, copy->replica->entry,
                             leaf_copy_page_vector((struct leaf_copy *)copy, page)))
@@ -38,8 +38,8 @@ static int take_suspects(struct replica *replica, uint64_t first, uint64_t count
     struct leaf_copy *copy, *next;
     size_t n = 0, max = 0;
 
-    TAILQ_FOREACH(copy, &replica->suspects, suspect)
-    max++;
+    TAILQ_FOREACH (copy, &replica->suspects, suspect)
+        max++;
     struct copy_pages *list = calloc(max + 1, sizeof *list);
     if (!list)
         return -ENOMEM;

@@ -108,12 +108,12 @@ static int flush_replica(struct replica *replica)
     int error = 0;
 
     pthread_mutex_lock(&replica->file->lock);
-    TAILQ_FOREACH(copy, &replica->stored, stored)
-    max++;
+    TAILQ_FOREACH (copy, &replica->stored, stored)
+        max++;
     list = calloc(max + 1, sizeof *list);
     if (list)
-        TAILQ_FOREACH(copy, &replica->stored, stored)
-    list[n++] = (struct copy_pages){.leaf = copy->leaf->number, .pages = copy->twin};
+        TAILQ_FOREACH (copy, &replica->stored, stored)
+            list[n++] = (struct copy_pages){.leaf = copy->leaf->number, .pages = copy->twin};
     pthread_mutex_unlock(&replica->file->lock);
     if (!list)
         return -ENOMEM;
@@ -132,8 +132,7 @@ static int flush_file(struct cache_file *file)
     int error = 0;
 
     /* Replicas are only ever added, at their place in the list. */
-    SLIST_FOREACH(replica, &file->replicas, link)
-    {
+    SLIST_FOREACH (replica, &file->replicas, link) {
         int one = flush_replica(replica);
         error = error ? error : one;
     }

@@ -53,9 +53,9 @@ static struct cache_map *find_by_address(struct cache_client *client, uint64_t a
     struct cache_map *map;
 
     pthread_mutex_lock(&client->lock);
-    LIST_FOREACH(map, &client->maps, link)
-    if (map->frames && address >= map->address && address - map->address < map->count * GAIA_PAGE_SIZE)
-        break;
+    LIST_FOREACH (map, &client->maps, link)
+        if (map->frames && address >= map->address && address - map->address < map->count * GAIA_PAGE_SIZE)
+            break;
     if (map)
         cache_map_get(map);
     pthread_mutex_unlock(&client->lock);
@@ -229,9 +229,9 @@ static struct cache_map *find_by_id(struct cache_client *client, uint32_t id)
 {
     struct cache_map *map;
 
-    LIST_FOREACH(map, &client->maps, link)
-    if (map->id == id)
-        return map;
+    LIST_FOREACH (map, &client->maps, link)
+        if (map->id == id)
+            return map;
     return NULL;
 }
 

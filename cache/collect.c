@@ -78,8 +78,7 @@ static int take(struct collect *c)
     struct frame_pool *pool = &c->file->cache->twins;
     struct leaf_copy *copy;
 
-    SLIST_FOREACH(copy, &c->leaf->copies, link)
-    {
+    SLIST_FOREACH (copy, &c->leaf->copies, link) {
         page_mask left = wanted(copy, c->what) & page_range_mask(0, c->first, c->length);
         for (; left; left &= left - 1) {
             struct taken *t = &c->taken[c->count];
@@ -93,7 +92,7 @@ static int take(struct collect *c)
             uint8_t *home = c->home + (t->page - c->first) * GAIA_PAGE_SIZE;
             size_t n = file_page_bytes(c->file->size, number);
             memcpy(bytes, copy->replica->frames->ops->view(copy->replica->frames, number), GAIA_PAGE_SIZE);
-            if (!gaia_merge(home, frame_bytes(pool, copy->twins[t->page]), bytes, n))
+            if (!gaia_merge(home, frame_bytes(pool, *leaf_copy_twin(copy, t->page)), bytes, n))
                 continue;
             c->changed |= UINT64_C(1) << t->page;
             replica_count(copy->replica, pages_merged, 1);
@@ -150,8 +149,8 @@ static void settle(struct collect *c)
             continue;
         }
 #endif
-        frame_put(pool, copy->twins[t->page]);
-        copy->twins[t->page] = t->frame;
+        frame_put(pool, *leaf_copy_twin(copy, t->page));
+        *leaf_copy_twin(copy, t->page) = t->frame;
         copy->releasing &= ~bit;
         copy->touched &= ~bit;
         copy->pending &= ~bit;
@@ -185,8 +184,8 @@ int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, e
     page_mask todo = 0;
     int error = 0;
 
-    SLIST_FOREACH(copy, &leaf->copies, link)
-    todo |= wanted(copy, what) & pages;
+    SLIST_FOREACH (copy, &leaf->copies, link)
+        todo |= wanted(copy, what) & pages;
     while (todo && !error) {
         unsigned length, first = page_mask_run(&todo, &length);
         for (unsigned done = 0; done < length && !error; done += RUN_PAGES) {
@@ -216,10 +215,8 @@ int collect_all(struct cache_file *file)
     int error = 0;
 
     /* Collecting never frees a copy (only replica_settle() does), so the lists stand still. */
-    SLIST_FOREACH(replica, &file->replicas, link)
-    {
-        TAILQ_FOREACH(copy, &replica->stored, stored)
-        {
+    SLIST_FOREACH (replica, &file->replicas, link) {
+        TAILQ_FOREACH (copy, &replica->stored, stored) {
             if (!copy->pending)
                 continue;
             int one = collect_pages(file, copy->leaf, copy->pending, COLLECT_PENDING);

@@ -35,8 +35,8 @@ static void mark_touched(struct leaf *leaf, page_mask pages)
 {
     struct leaf_copy *copy;
 
-    SLIST_FOREACH(copy, &leaf->copies, link)
-    copy->touched |= copy->releasing & pages;
+    SLIST_FOREACH (copy, &leaf->copies, link)
+        copy->touched |= copy->releasing & pages;
 }
 
 /* The kernel asks for pages that it does not hold, so pending and releasing bytes may go into the home copy
@@ -60,13 +60,12 @@ static struct leaf_copy *find_peer(struct leaf *leaf, page_mask bit)
 
     if (leaf->cpu_modified & bit)
         return NULL;
-    SLIST_FOREACH(copy, &leaf->copies, link)
-    {
+    SLIST_FOREACH (copy, &leaf->copies, link) {
         if (!(copy->present & ~copy->busy & ~copy->twin & bit))
             continue;
-        if (!leaf->released)
-            return copy;
         unsigned page = (unsigned)__builtin_ctzll(bit);
+        if (!leaf_has_versions(leaf, page))
+            return copy;
         struct gaia_page_versions versions = leaf_page_versions(leaf, page);
         if (!gaia_rule_stale(&versions, copy->replica->entry, leaf_copy_page_vector(copy, page)))
             return copy;

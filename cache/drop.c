@@ -168,9 +168,9 @@ static struct replica *oldest(struct cache_device *device, uint64_t *leaf_out, u
         replica->file->uses++;
     }
     *length_out = 0;
-    TAILQ_FOREACH(at, &device->lra, lra)
-    if (++*length_out >= BATCH_MAX)
-        break;
+    TAILQ_FOREACH (at, &device->lra, lra)
+        if (++*length_out >= BATCH_MAX)
+            break;
     pthread_mutex_unlock(&device->lock);
     return replica;
 }

@@ -134,8 +134,7 @@ int file_get_replica(struct cache_file *file, unsigned device_number, struct rep
     int error = cache_get_device(file->cache, device_number, &device);
     if (error)
         return error;
-    SLIST_FOREACH(replica, &file->replicas, link)
-    {
+    SLIST_FOREACH (replica, &file->replicas, link) {
         if (replica->device == device) {
             *replica_out = replica;
             return 0;
@@ -159,9 +158,9 @@ void file_suspect_others(struct leaf *leaf, const struct replica *except, page_m
 {
     struct leaf_copy *copy;
 
-    SLIST_FOREACH(copy, &leaf->copies, link)
-    if (copy->replica != except && (copy->present | copy->busy) & pages)
-        replica_suspect(copy);
+    SLIST_FOREACH (copy, &leaf->copies, link)
+        if (copy->replica != except && (copy->present | copy->busy) & pages)
+            replica_suspect(copy);
 }
 
 void file_cpu_modified(struct cache_file *file, struct leaf *leaf, page_mask pages)
@@ -177,7 +176,7 @@ int file_cpu_release(struct cache_file *file, struct leaf *leaf, page_mask pages
 
     if (!modified)
         return 0;
-    int error = leaf_versions_reserve(&file->index, leaf, file->entries);
+    int error = leaf_versions_reserve(&file->index, leaf, modified, file->entries);
     if (error)
         return error;
     leaf->cpu_modified &= ~modified;
@@ -198,11 +197,10 @@ static void forget_tail(struct cache_file *file, uint64_t page, size_t from)
 
     if (!leaf || !from)
         return;
-    SLIST_FOREACH(copy, &leaf->copies, link)
-    {
+    SLIST_FOREACH (copy, &leaf->copies, link) {
         if (!(copy->twin & page_bit(page)))
             continue;
-        uint8_t *twin = frame_bytes(&file->cache->twins, copy->twins[page & (LEAF_PAGES - 1)]);
+        uint8_t *twin = frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page & (LEAF_PAGES - 1)));
         memcpy(twin + from, copy->replica->frames->ops->view(copy->replica->frames, page) + from,
                GAIA_PAGE_SIZE - from);
     }
@@ -245,8 +243,8 @@ void file_resized(struct cache_file *file, off_t size)
     }
     forget_tail(file, (uint64_t)end / GAIA_PAGE_SIZE, (size_t)end % GAIA_PAGE_SIZE);
     if (file_pages(size) != file_pages(old))
-        SLIST_FOREACH(replica, &file->replicas, link)
-    replica->frames->ops->resize(replica->frames, file_pages(size));
+        SLIST_FOREACH (replica, &file->replicas, link)
+            replica->frames->ops->resize(replica->frames, file_pages(size));
 }
 
 static bool same_time(struct timespec a, struct timespec b)
@@ -274,8 +272,8 @@ static void mark_leaf(struct leaf *leaf, void *context)
     struct leaf_copy *copy;
     page_mask held = 0;
 
-    SLIST_FOREACH(copy, &leaf->copies, link)
-    held |= copy->present | copy->busy;
+    SLIST_FOREACH (copy, &leaf->copies, link)
+        held |= copy->present | copy->busy;
     file_cpu_modified(context, leaf, held);
 }
 
@@ -291,7 +289,7 @@ int file_check_behind(struct cache_file *file)
         index_each(&file->index, mark_leaf, file);
         file->ctime = st.st_ctim;
     }
-    SLIST_FOREACH(replica, &file->replicas, link)
-    replica_checked(replica);
+    SLIST_FOREACH (replica, &file->replicas, link)
+        replica_checked(replica);
     return 0;
 }

@@ -81,11 +81,15 @@ static int grant(struct leaf_copy *copy, page_mask pages)
     int error = file_cpu_release(file, leaf, pages);
     if (!error)
         error = collect_pages(file, leaf, pages, COLLECT_PENDING);
-    if (!error && leaf->released)
-        error = leaf_versions_reserve(&file->index, leaf, file->entries);
-    for (; !error && leaf->released && pages; pages &= pages - 1) {
-        struct gaia_page_versions versions = leaf_page_versions(leaf, (unsigned)__builtin_ctzll(pages));
-        gaia_rule_grant(&versions, leaf_copy_page_vector(copy, (unsigned)__builtin_ctzll(pages)));
+    for (page_mask left = pages; !error && left; left &= left - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(left);
+        if (!leaf_has_versions(leaf, page))
+            continue;
+        error = leaf_versions_reserve(&file->index, leaf, UINT64_C(1) << page, file->entries);
+        if (error)
+            break;
+        struct gaia_page_versions versions = leaf_page_versions(leaf, page);
+        gaia_rule_grant(&versions, leaf_copy_page_vector(copy, page));
     }
     return error;
 }
@@ -141,8 +145,7 @@ static void fill_unbusy(struct fill *fill)
 {
     struct replica *replica = fill->map->replica;
 
-    for_each_leaf(number, fill->first, fill->count)
-    {
+    for_each_leaf (number, fill->first, fill->count) {
         page_mask pages = page_range_mask(number, fill->first, fill->count);
         pthread_mutex_lock(&replica->file->lock);
         page_mask wake = replica_unbusy(find_copy(replica, number), pages);
@@ -164,8 +167,7 @@ static bool fill_settle(struct fill *fill)
         replica->frames->ops->resize(replica->frames, file_pages(file->size));
         return false;
     }
-    for_each_leaf(number, fill->first, fill->count)
-    {
+    for_each_leaf (number, fill->first, fill->count) {
         struct leaf_copy *copy = find_copy(replica, number);
         copy->present |= page_range_mask(number, fill->first, fill->count);
         cache_device_enlist(replica->device, copy);
@@ -194,8 +196,7 @@ static void fill_finish(struct fill *fill, ssize_t got)
     pthread_mutex_unlock(&replica->file->lock);
     if (settled) {
         replica_count(replica, pages_in, fill->count);
-        for_each_leaf(number, fill->first, fill->count)
-        {
+        for_each_leaf (number, fill->first, fill->count) {
             pthread_mutex_lock(&replica->file->lock);
             struct leaf_copy *copy = find_copy(replica, number);
             pthread_mutex_unlock(&replica->file->lock);

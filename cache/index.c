@@ -64,9 +64,9 @@ struct leaf_copy *leaf_find_copy(const struct leaf *leaf, const struct replica *
 {
     struct leaf_copy *copy;
 
-    SLIST_FOREACH(copy, &leaf->copies, link)
-    if (copy->replica == replica)
-        return copy;
+    SLIST_FOREACH (copy, &leaf->copies, link)
+        if (copy->replica == replica)
+            return copy;
     return NULL;
 }
 
@@ -116,10 +116,13 @@ static struct leaf *index_get(struct index *index, uint64_t number)
     return leaf;
 }
 
+/* Of one vector for each page of a unit. */
 static size_t vectors_size(uint32_t n)
 {
-    return (size_t)LEAF_PAGES * n * sizeof(gaia_version);
+    return (size_t)GAIA_UNIT_PAGES * n * sizeof(gaia_version);
 }
+
+#define TWINS_SIZE (GAIA_UNIT_PAGES * sizeof(uint32_t))
 
 static void index_put(struct index *index, struct leaf *leaf)
 {
@@ -130,9 +133,11 @@ static void index_put(struct index *index, struct leaf *leaf)
         at = &(*at)->chain;
     *at = leaf->chain;
     index->leaves--;
-    index->bytes -= sizeof *leaf + (leaf->released ? 2 * vectors_size(leaf->n) : 0);
-    free(leaf->released);
-    free(leaf->home);
+    index->bytes -= sizeof *leaf;
+    for (unsigned unit = 0; unit < LEAF_UNITS; unit++) {
+        index->bytes -= leaf->versions[unit] ? 2 * vectors_size(leaf->n[unit]) : 0;
+        free(leaf->versions[unit]);
+    }
     free(leaf);
 }
 
@@ -153,9 +158,9 @@ struct leaf_copy *index_get_copy(struct index *index, uint64_t number, struct re
     copy->leaf = leaf;
     copy->replica = replica;
     struct leaf_copy *before = NULL, *at;
-    SLIST_FOREACH(at, &leaf->copies, link)
-    if (replica_number(at->replica) < replica_number(replica))
-        before = at;
+    SLIST_FOREACH (at, &leaf->copies, link)
+        if (replica_number(at->replica) < replica_number(replica))
+            before = at;
     if (before)
         SLIST_INSERT_AFTER(before, copy, link);
     else
@@ -174,88 +179,119 @@ void index_put_copy(struct index *index, struct leaf_copy *copy)
     assert(!copy->in_lra && !copy->in_stored && !copy->in_suspects);
     SLIST_REMOVE(&leaf->copies, copy, leaf_copy, link);
     index->copies--;
-    index->bytes -= sizeof *copy + (copy->twins ? LEAF_PAGES * sizeof *copy->twins : 0) +
-                    (copy->v ? vectors_size(leaf->n) : 0);
-    free(copy->twins);
-    free(copy->v);
+    index->bytes -= sizeof *copy;
+    for (unsigned unit = 0; unit < LEAF_UNITS; unit++) {
+        index->bytes -= copy->twins[unit] ? TWINS_SIZE : 0;
+        index->bytes -= copy->v[unit] ? vectors_size(leaf->n[unit]) : 0;
+        free(copy->twins[unit]);
+        free(copy->v[unit]);
+    }
     free(copy);
     index_put(index, leaf);
 }
 
-/* Widen LEAF_PAGES vectors from old to n entries; new entries are zero. */
-static gaia_version *vectors_widen(const gaia_version *vectors, uint32_t old, uint32_t n)
+/* Copy `count` vectors of old entries into vectors of n entries; new entries are zero. */
+static gaia_version *vectors_widen(const gaia_version *vectors, unsigned count, uint32_t old, uint32_t n)
 {
-    gaia_version *wide = calloc(LEAF_PAGES, n * sizeof *wide);
+    gaia_version *wide = calloc(count, n * sizeof *wide);
 
     if (wide && vectors)
-        for (unsigned page = 0; page < LEAF_PAGES; page++)
-            memcpy(wide + (size_t)page * n, vectors + (size_t)page * old, old * sizeof *wide);
+        for (unsigned i = 0; i < count; i++)
+            memcpy(wide + (size_t)i * n, vectors + (size_t)i * old, old * sizeof *wide);
     return wide;
 }
 
-int leaf_versions_reserve(struct index *index, struct leaf *leaf, uint32_t n)
+static bool unit_has_room(const struct leaf *leaf, unsigned unit, uint32_t n)
 {
     struct leaf_copy *copy;
-    gaia_version *vectors[GAIA_REPLICAS_MAX + 2];
-    unsigned count = 0, copies = 0;
 
-    SLIST_FOREACH(copy, &leaf->copies, link)
-    copies += !copy->v;
-    if (leaf->released && leaf->n >= n && !copies)
-        return 0;
-    if (n < leaf->n)
-        n = leaf->n;
+    if (!leaf->versions[unit] || leaf->n[unit] < n)
+        return false;
+    SLIST_FOREACH (copy, &leaf->copies, link)
+        if (!copy->v[unit])
+            return false;
+    return true;
+}
+
+static int unit_reserve(struct index *index, struct leaf *leaf, unsigned unit, uint32_t n)
+{
+    struct leaf_copy *copy;
+    gaia_version *wide[GAIA_REPLICAS_MAX + 1];
+    uint32_t old = leaf->n[unit];
+    unsigned count = 0;
+
+    n = n > old ? n : old;
     /* Allocate everything first: after a failure nothing has changed. */
-    SLIST_FOREACH(copy, &leaf->copies, link)
-    if (!(vectors[count++] = vectors_widen(copy->v, leaf->n, n)))
-        goto out_of_memory;
-    if (!(vectors[count++] = vectors_widen(leaf->released, leaf->n, n)) ||
-        !(vectors[count++] = vectors_widen(leaf->home, leaf->n, n)))
+    SLIST_FOREACH (copy, &leaf->copies, link)
+        if (!(wide[count++] = vectors_widen(copy->v[unit], GAIA_UNIT_PAGES, old, n)))
+            goto out_of_memory;
+    /* R and V lie behind each other: as many vectors twice. */
+    if (!(wide[count++] = vectors_widen(leaf->versions[unit], 2 * GAIA_UNIT_PAGES, old, n)))
         goto out_of_memory;
     unsigned i = 0;
-    SLIST_FOREACH(copy, &leaf->copies, link)
-    {
-        index->bytes += vectors_size(n) - (copy->v ? vectors_size(leaf->n) : 0);
-        free(copy->v);
-        copy->v = vectors[i++];
+    SLIST_FOREACH (copy, &leaf->copies, link) {
+        index->bytes += vectors_size(n) - (copy->v[unit] ? vectors_size(old) : 0);
+        free(copy->v[unit]);
+        copy->v[unit] = wide[i++];
     }
-    index->bytes += 2 * (vectors_size(n) - (leaf->released ? vectors_size(leaf->n) : 0));
-    free(leaf->released);
-    free(leaf->home);
-    leaf->released = vectors[i++];
-    leaf->home = vectors[i];
-    leaf->n = n;
+    index->bytes += 2 * (vectors_size(n) - (leaf->versions[unit] ? vectors_size(old) : 0));
+    free(leaf->versions[unit]);
+    leaf->versions[unit] = wide[i];
+    leaf->n[unit] = (uint16_t)n;
     return 0;
 
 out_of_memory:
     while (count--)
-        free(vectors[count]);
+        free(wide[count]);
     return -ENOMEM;
 }
 
-int leaf_copy_twins_reserve(struct index *index, struct leaf_copy *copy)
+int leaf_versions_reserve(struct index *index, struct leaf *leaf, page_mask pages, uint32_t n)
 {
-    if (copy->twins)
-        return 0;
-    copy->twins = calloc(LEAF_PAGES, sizeof *copy->twins);
-    if (!copy->twins)
-        return -ENOMEM;
-    index->bytes += LEAF_PAGES * sizeof *copy->twins;
+    int error = 0;
+
+    for (unsigned unit = 0; unit < LEAF_UNITS && !error; unit++)
+        if (pages & page_range_mask(0, unit * GAIA_UNIT_PAGES, GAIA_UNIT_PAGES) &&
+            !unit_has_room(leaf, unit, n))
+            error = unit_reserve(index, leaf, unit, n);
+    return error;
+}
+
+int leaf_copy_twins_reserve(struct index *index, struct leaf_copy *copy, page_mask pages)
+{
+    for (unsigned unit = 0; unit < LEAF_UNITS; unit++) {
+        if (copy->twins[unit] || !(pages & page_range_mask(0, unit * GAIA_UNIT_PAGES, GAIA_UNIT_PAGES)))
+            continue;
+        copy->twins[unit] = calloc(1, TWINS_SIZE);
+        if (!copy->twins[unit])
+            return -ENOMEM;
+        index->bytes += TWINS_SIZE;
+    }
     return 0;
 }
 
 struct gaia_page_versions leaf_page_versions(struct leaf *leaf, unsigned page)
 {
-    assert(leaf->released && page < LEAF_PAGES);
-    return (struct gaia_page_versions){.released = leaf->released + (size_t)page * leaf->n,
-                                       .home = leaf->home + (size_t)page * leaf->n,
-                                       .n = leaf->n};
+    unsigned unit = page / GAIA_UNIT_PAGES, at = page % GAIA_UNIT_PAGES, n = leaf->n[unit];
+
+    assert(page < LEAF_PAGES && leaf->versions[unit]);
+    return (struct gaia_page_versions){.released = leaf->versions[unit] + (size_t)at * n,
+                                       .home = leaf->versions[unit] + (size_t)(GAIA_UNIT_PAGES + at) * n,
+                                       .n = n};
 }
 
 gaia_version *leaf_copy_page_vector(struct leaf_copy *copy, unsigned page)
 {
-    assert(copy->v && page < LEAF_PAGES);
-    return copy->v + (size_t)page * copy->leaf->n;
+    unsigned unit = page / GAIA_UNIT_PAGES;
+
+    assert(page < LEAF_PAGES && copy->v[unit]);
+    return copy->v[unit] + (size_t)(page % GAIA_UNIT_PAGES) * copy->leaf->n[unit];
+}
+
+uint32_t *leaf_copy_twin(struct leaf_copy *copy, unsigned page)
+{
+    assert(page < LEAF_PAGES && copy->twins[page / GAIA_UNIT_PAGES]);
+    return &copy->twins[page / GAIA_UNIT_PAGES][page % GAIA_UNIT_PAGES];
 }
 
 void index_each(const struct index *index, void (*fn)(struct leaf *leaf, void *context), void *context)

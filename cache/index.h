@@ -17,6 +17,7 @@
 
 #define LEAF_SHIFT 6
 #define LEAF_PAGES (1u << LEAF_SHIFT)
+#define LEAF_UNITS (LEAF_PAGES / GAIA_UNIT_PAGES)
 
 struct replica;
 struct leaf;
@@ -39,8 +40,9 @@ struct leaf_copy {
         touched; /* of releasing: a WRITE may have put the page back into the kernel's cache meanwhile */
     page_mask pending; /* of twin: released, not collected */
 
-    uint32_t *twins; /* frame numbers of twins, LEAF_PAGES of them; NULL while twin never had a bit */
-    gaia_version *v; /* V of this copy: LEAF_PAGES vectors of leaf->n entries; NULL: all zero */
+    /* By unit, allocated when first needed: frame numbers of twins, and V of this copy (NULL: all zero). */
+    uint32_t *twins[LEAF_UNITS];
+    gaia_version *v[LEAF_UNITS];
 
     TAILQ_ENTRY(leaf_copy)
     lra; /* the device's list, least recently allocated first; under the device's lock */
@@ -55,9 +57,10 @@ struct leaf {
     page_mask kernel; /* the kernel may hold the page: set when it was given to it, from the start for all */
     page_mask invalidating; /* somebody is telling the kernel to drop it */
     page_mask cpu_modified; /* written by a CPU since the last acquire (rule 4) */
-    gaia_version *released; /* R: LEAF_PAGES vectors of n entries; NULL: all zero */
-    gaia_version *home;     /* V of the home copy; allocated with released */
-    uint32_t n;             /* entries of a vector; grows with the file's replicas */
+    /* By unit, allocated when first needed (NULL: all zero): R of the unit's pages, then V of their home
+     * copies. A vector has n entries, which grows with the file's replicas. */
+    gaia_version *versions[LEAF_UNITS];
+    uint16_t n[LEAF_UNITS];
     SLIST_HEAD(leaf_copies, leaf_copy) copies;
 };
 
@@ -92,14 +95,21 @@ struct leaf_copy *index_get_copy(struct index *index, uint64_t number, struct re
 /* Free the copy when no state is left in it, and its leaf with the last copy. The copy must be on no list. */
 void index_put_copy(struct index *index, struct leaf_copy *copy);
 
-/* Make room for version vectors of n entries. 0 or -ENOMEM; after it the rules cannot fail for want of
- * memory. */
-int leaf_versions_reserve(struct index *index, struct leaf *leaf, uint32_t n);
-int leaf_copy_twins_reserve(struct index *index, struct leaf_copy *copy);
+/* Make room for version vectors of n entries for the pages' units, and for the frame numbers of their twins.
+ * 0 or -ENOMEM; after it the rules cannot fail for want of memory. */
+int leaf_versions_reserve(struct index *index, struct leaf *leaf, page_mask pages, uint32_t n);
+int leaf_copy_twins_reserve(struct index *index, struct leaf_copy *copy, page_mask pages);
 
-/* The vectors of one page for consistency/rules.h; released must be allocated. */
+/* Whether anything was ever released of the page, by a device or the CPU: else all its versions are zero. */
+static inline bool leaf_has_versions(const struct leaf *leaf, unsigned page)
+{
+    return leaf->versions[page / GAIA_UNIT_PAGES] != NULL;
+}
+/* The vectors of one page for consistency/rules.h; they must be allocated. */
 struct gaia_page_versions leaf_page_versions(struct leaf *leaf, unsigned page);
 gaia_version *leaf_copy_page_vector(struct leaf_copy *copy, unsigned page);
+/* Where the number of a page's twin is kept; reserved before. */
+uint32_t *leaf_copy_twin(struct leaf_copy *copy, unsigned page);
 
 /* Call fn for each leaf, in no order. fn may remove its leaf (by index_put_copy()), and no other. */
 void index_each(const struct index *index, void (*fn)(struct leaf *leaf, void *context), void *context);

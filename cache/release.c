@@ -57,7 +57,7 @@ static void find_modified(struct work *w)
         unsigned page = (unsigned)__builtin_ctzll(left);
         uint64_t number = (w->leaf << LEAF_SHIFT) + page;
         page_mask bit = UINT64_C(1) << page;
-        bool modified = gaia_differs(frame_bytes(&file->cache->twins, copy->twins[page]),
+        bool modified = gaia_differs(frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page)),
                                      replica->frames->ops->view(replica->frames, number),
                                      file_page_bytes(file->size, number));
         if (copy->pending & bit) {
@@ -267,13 +267,12 @@ static int list_stored(struct replica *replica, uint64_t first, uint64_t count, 
     struct leaf_copy *copy;
     size_t n = 0, max = 0;
 
-    TAILQ_FOREACH(copy, &replica->stored, stored)
-    max++;
+    TAILQ_FOREACH (copy, &replica->stored, stored)
+        max++;
     struct work *todo = calloc(max + 1, sizeof *todo);
     if (!todo)
         return -ENOMEM;
-    TAILQ_FOREACH(copy, &replica->stored, stored)
-    {
+    TAILQ_FOREACH (copy, &replica->stored, stored) {
         page_mask pages = copy_stored(copy) & page_range_mask(copy->leaf->number, first, count);
         if (pages)
             todo[n++] = (struct work){.leaf = copy->leaf->number, .owned = pages};

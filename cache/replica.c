@@ -132,15 +132,15 @@ int replica_take_twins(struct leaf_copy *copy, page_mask pages)
 
     /* What a release will need is allocated here, where running out can still be told to the one who stores.
      */
-    int error = leaf_copy_twins_reserve(&file->index, copy);
+    int error = leaf_copy_twins_reserve(&file->index, copy, pages);
     if (!error)
-        error = leaf_versions_reserve(&file->index, copy->leaf, file->entries);
+        error = leaf_versions_reserve(&file->index, copy->leaf, pages, file->entries);
     for (pages &= ~copy->twin; pages && !error; pages &= pages - 1) {
         unsigned page = (unsigned)__builtin_ctzll(pages);
-        error = frame_get(pool, &copy->twins[page]);
+        error = frame_get(pool, leaf_copy_twin(copy, page));
         if (error)
             break;
-        memcpy(frame_bytes(pool, copy->twins[page]),
+        memcpy(frame_bytes(pool, *leaf_copy_twin(copy, page)),
                replica->frames->ops->view(replica->frames, (copy->leaf->number << LEAF_SHIFT) + page),
                GAIA_PAGE_SIZE);
         copy->twin |= UINT64_C(1) << page;
@@ -156,7 +156,7 @@ void replica_drop_twins(struct leaf_copy *copy, page_mask pages)
     page_mask before = copy_stored(copy);
 
     for (page_mask left = pages & copy->twin; left; left &= left - 1) {
-        frame_put(&copy->replica->file->cache->twins, copy->twins[__builtin_ctzll(left)]);
+        frame_put(&copy->replica->file->cache->twins, *leaf_copy_twin(copy, (unsigned)__builtin_ctzll(left)));
         copy->replica->twins--;
     }
     copy->twin &= ~pages;

@@ -33,9 +33,9 @@ static int count_twins(struct cache_file *file, void *context)
     struct replica *replica;
 
     pthread_mutex_lock(&file->lock);
-    SLIST_FOREACH(replica, &file->replicas, link)
-    if (replica->device->number == of->device)
-        of->twins += replica->twins;
+    SLIST_FOREACH (replica, &file->replicas, link)
+        if (replica->device->number == of->device)
+            of->twins += replica->twins;
     pthread_mutex_unlock(&file->lock);
     return 0;
 }
@@ -74,8 +74,7 @@ static int stat_file(struct cache_file *file, void *context)
     stat->size = file->size;
     stat->leaves = file->index.leaves;
     stat->metadata_bytes = file->index.bytes;
-    SLIST_FOREACH(replica, &file->replicas, link)
-    {
+    SLIST_FOREACH (replica, &file->replicas, link) {
         struct cache_device_stat *d = &stat->device[stat->devices++];
         d->device = replica->device->number;
         read_counters(&replica->count, d);

@@ -98,13 +98,14 @@ static void print_text(json_t *root)
     printf("  %-8s %8s %8s %9s %9s %8s %8s %9s %8s %8s %9s %9s %8s\n", "device", "resident", "capacity",
            "faults", "wr.faults", "in", "out", "collects", "merges", "pg.mrgd", "peer.rds", "evictions",
            "twins");
-    json_array_foreach(json_object_get(root, "devices"), i, device) print_device("  ", device);
-    json_array_foreach(json_object_get(root, "files"), i, file)
-    {
+    json_array_foreach (json_object_get(root, "devices"), i, device)
+        print_device("  ", device);
+    json_array_foreach (json_object_get(root, "files"), i, file) {
         char size[16], metadata[16];
         printf("%s: %s, %s of metadata\n", json_string_value(json_object_get(file, "path")),
                human(field(file, "size"), size), human(field(file, "metadata_bytes"), metadata));
-        json_array_foreach(json_object_get(file, "devices"), j, device) print_device("  ", device);
+        json_array_foreach (json_object_get(file, "devices"), j, device)
+            print_device("  ", device);
     }
 }
 

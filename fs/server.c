@@ -326,9 +326,9 @@ void server_stop(struct server *server)
         return;
     pthread_mutex_lock(&server->lock);
     server->stopping = true;
-    LIST_FOREACH(client, &server->clients, link)
-    if (!client->done)
-        shutdown(client->socket, SHUT_RDWR);
+    LIST_FOREACH (client, &server->clients, link)
+        if (!client->done)
+            shutdown(client->socket, SHUT_RDWR);
     pthread_mutex_unlock(&server->lock);
     shutdown(server->socket, SHUT_RDWR);
     pthread_join(server->thread, NULL);

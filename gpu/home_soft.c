@@ -212,8 +212,7 @@ static int soft_protect(struct gaia_frames *frames, uint64_t page, uint64_t coun
     int error = 0;
 
     pthread_rwlock_rdlock(&soft(frames)->maps_lock);
-    LIST_FOREACH(map, &soft(frames)->maps, link)
-    {
+    LIST_FOREACH (map, &soft(frames)->maps, link) {
         int one = map_write_protect(map, page, count, UFFDIO_WRITEPROTECT_MODE_WP);
         error = error ? error : one;
     }
@@ -235,9 +234,9 @@ static void soft_wake(struct gaia_frames *frames, uint64_t page, uint64_t count)
     struct uffdio_range range;
 
     pthread_rwlock_rdlock(&soft(frames)->maps_lock);
-    LIST_FOREACH(map, &soft(frames)->maps, link)
-    if (map_range(map, page, count, &range))
-        ioctl(map->faults, UFFDIO_WAKE, &range);
+    LIST_FOREACH (map, &soft(frames)->maps, link)
+        if (map_range(map, page, count, &range))
+            ioctl(map->faults, UFFDIO_WAKE, &range);
     pthread_rwlock_unlock(&soft(frames)->maps_lock);
 }
 

@@ -100,9 +100,9 @@ int gaia_session_get(const char *name, struct gaia_session **session_out)
     int error = 0;
 
     pthread_mutex_lock(&sessions_lock);
-    LIST_FOREACH(session, &sessions, link)
-    if (!session->dead && !strncmp(session->name, name, sizeof session->name))
-        break;
+    LIST_FOREACH (session, &sessions, link)
+        if (!session->dead && !strncmp(session->name, name, sizeof session->name))
+            break;
     if (session) {
         session->references++;
     } else {

@@ -125,8 +125,8 @@ static void test_order(void **state)
         index_init(&index);
         for (unsigned i = 0; i < 3; i++)
             index_get_copy(&index, 7, &replicas[orders[o][i]]);
-        SLIST_FOREACH(copy, &index_find(&index, 7)->copies, link)
-        assert_ptr_equal(copy->replica, &replicas[n++]);
+        SLIST_FOREACH (copy, &index_find(&index, 7)->copies, link)
+            assert_ptr_equal(copy->replica, &replicas[n++]);
         assert_int_equal(n, 3);
         for (unsigned i = 0; i < 3; i++)
             index_put_copy(&index, leaf_find_copy(index_find(&index, 7), &replicas[i]));
@@ -143,7 +143,7 @@ static void test_versions(void **state)
     index_init(&index);
     struct leaf_copy *copy = index_get_copy(&index, 3, &replicas[0]);
     struct leaf *leaf = copy->leaf;
-    assert_int_equal(leaf_versions_reserve(&index, leaf, 2), 0);
+    assert_int_equal(leaf_versions_reserve(&index, leaf, ~UINT64_C(0), 2), 0);
     for (unsigned page = 0; page < LEAF_PAGES; page++) {
         struct gaia_page_versions versions = leaf_page_versions(leaf, page);
         versions.released[0] = page;
@@ -151,7 +151,7 @@ static void test_versions(void **state)
         leaf_copy_page_vector(copy, page)[1] = 200 + page;
     }
     struct leaf_copy *other = index_get_copy(&index, 3, &replicas[1]);
-    assert_int_equal(leaf_versions_reserve(&index, leaf, 4), 0);
+    assert_int_equal(leaf_versions_reserve(&index, leaf, ~UINT64_C(0), 4), 0);
     for (unsigned page = 0; page < LEAF_PAGES; page++) {
         struct gaia_page_versions versions = leaf_page_versions(leaf, page);
         assert_int_equal(versions.n, 4);
