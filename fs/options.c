@@ -14,8 +14,7 @@
 
 #include "fs/log.h"
 
-#define CAPACITY_MIN ((uint64_t)256 << 10)     /* bytes: a few units of 64 KiB */
-#define CAPACITY_DEFAULT ((uint64_t)256 << 20) /* bytes, on a machine that has four times as much */
+#define CAPACITY_MIN ((uint64_t)256 << 10) /* bytes: a few units of 64 KiB */
 
 enum key {
     KEY_HELP,
@@ -107,6 +106,14 @@ static const struct fuse_opt templates[] = {
 static uint64_t machine_memory(void)
 {
     return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The soft devices' memory is the machine's: each may take an eighth, and it is taken only as files are touched. */
+static uint64_t default_capacity(void)
+{
+    uint64_t eighth = machine_memory() / 8;
+
+    return eighth > CAPACITY_MIN ? eighth : CAPACITY_MIN;
 }
 
 /* SIZE: digits and an optional K, M, G or T. 0 on anything else, and on what does not fit. */
@@ -294,12 +301,11 @@ static int check(struct fs_options *options)
 int options_parse(struct fs_options *options_out, int argc, char **argv)
 {
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
-    uint64_t quarter = machine_memory() / 4;
     int rc = -EINVAL;
 
     memset(options_out, 0, sizeof(*options_out));
     options_out->timeout_s = 1.0;
-    options_out->cache.device_capacity = quarter < CAPACITY_DEFAULT ? quarter : CAPACITY_DEFAULT;
+    options_out->cache.device_capacity = default_capacity();
     for (int i = 0; i < argc; i++) {
         if (add_argument(&args, argv[i]))
             goto out;
@@ -338,7 +344,7 @@ void options_print_help(void)
            "    -s -n -v -w -t TYPE       accepted, as mount(8) gives them\n"
            "\n"
            "Options:\n"
-           "    device_cache=SIZE         capacity of every device (default %llu MiB; at least 256K)\n"
+           "    device_cache=SIZE         capacity of every device (here by default %llu MiB; at least 256K)\n"
            "    device_cache=soft:N=SIZE  capacity of one device; may be repeated\n"
            "    io=uring|threads          how devices read the data directory (default uring)\n"
            "    timeout=SECONDS           how long the kernel may keep names and attributes (default 1)\n"
@@ -349,5 +355,5 @@ void options_print_help(void)
            "    ro, noexec, nosuid, nodev, noatime, sync and their opposites, as for mount(8)\n"
            "\n"
            "SIZE is a number with K, M, G or T. The kernel checks permissions by mode and owner, always.\n",
-           (unsigned long long)(CAPACITY_DEFAULT >> 20));
+           (unsigned long long)(default_capacity() >> 20));
 }

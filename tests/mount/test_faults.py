@@ -236,7 +236,7 @@ def fill(folder):
 
 
 @pytest.mark.parametrize("kind", ["small", "small_ext4"])
-def test_no_space(mount, devices, request, kind):
+def test_no_space(mount, agents, request, kind):
     """write() says so, fsync, msync and acquires of others too; the device keeps its bytes until there is room."""
     data = request.getfixturevalue(kind)
     m = mount(data=data)
@@ -244,31 +244,32 @@ def test_no_space(mount, devices, request, kind):
     write_file(path, b"")
     os.truncate(path, MIB)  # a hole: no room is set aside
     fd = os.open(path, os.O_RDWR)
-    device, other = devices(), devices("soft:1")
-    mapping, second = device.mmap(fd, MIB), other.mmap(fd, MIB)
-    assert second[:] == bytes(MIB)
+    one, two = agents(), agents()
+    for agent, name in ((one, "soft:0"), (two, "soft:1")):
+        agent.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device(name).mmap(fd, 1 << 20)\nassert map[:] == bytes(1 << 20)",
+                 path=path, name=name)
     content = random.Random(1).randbytes(MIB)
-    mapping[:] = content
+    one.do("map[:] = content", content=content)
     ballast = fill(data)
     with pytest.raises(OSError) as caught:
         os.pwrite(fd, b"x" * 65536, 2 * MIB)
     assert caught.value.errno == errno.ENOSPC
-    mapping.release()
-    for call in (lambda: os.fsync(fd), mapping.sync, second.acquire):
+    one.do("map.release()")
+    for agent, call in ((one, "os.fsync(fd)"), (one, "map.sync()"), (two, "map.acquire()"), (two, "os.fsync(fd)")):
         with pytest.raises(OSError) as caught:
-            call()
+            agent.do(call)
         assert caught.value.errno == errno.ENOSPC
-    assert mapping[:] == content
+    assert one("map[:] == content")
     os.unlink(ballast)
-    mapping.sync()
+    one.do("map.sync()")
     os.fsync(fd)
-    second.acquire()
+    two.do("map.acquire()")
     assert read_file(path) == content
-    assert second[:] == content and mapping[:] == content
+    assert one("map[:] == content") and two("map[:] == content", content=content)
     assert read_file(os.path.join(data, "f")) == content
     os.close(fd)
-    for d in (device, other):
-        d.close()
+    one.end()
+    two.end()
     assert m.unmount() is None
 
 
