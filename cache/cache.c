@@ -47,9 +47,14 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
     error = open_engine(cache);
     if (error)
         goto out_stages;
+    error = healer_start(cache);
+    if (error)
+        goto out_engine;
     *cache_out = cache;
     return 0;
 
+out_engine:
+    gaia_io_close(cache->io);
 out_stages:
     stage_pool_free(&cache->stages);
 out_twins:
@@ -65,6 +70,7 @@ void cache_close(struct cache *cache)
 
     if (!cache)
         return;
+    healer_stop(cache);
     /* What the host did not close itself: nobody uses it any more. */
     while ((file = LIST_FIRST(&cache->files)))
         cache_file_close(file);

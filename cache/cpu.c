@@ -50,6 +50,7 @@ static int before_read(struct cache_file *file, struct leaf *leaf, page_mask pag
     if (flags & CACHE_IO_DIRECT)
         mark_touched(leaf, pages);
     leaf->kernel |= pages;
+    heal_refilled(leaf, pages);
     return error;
 }
 
@@ -178,32 +179,47 @@ static void look_at_size(struct cache_file *file, bool unchanged)
         file->ctime = st.st_ctim;
 }
 
+static int write_all(int fd, const void *buffer, size_t length, off_t offset, size_t *done)
+{
+    while (*done < length) {
+        ssize_t n = pwrite(fd, (const uint8_t *)buffer + *done, length - *done, offset + (off_t)*done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n ? -errno : -EIO;
+        *done += (size_t)n;
+    }
+    return 0;
+}
+
 ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset,
                          unsigned flags)
 {
+    struct cache *cache = file->cache;
+    struct heal *heal = NULL;
     struct stat st;
     size_t done = 0;
-    ssize_t result = 0;
 
     pthread_mutex_lock(&file->lock);
     bool unchanged = file_unchanged(file);
     if (flags & CACHE_IO_APPEND && !(flags & CACHE_IO_WRITEBACK) && !fstat(fd, &st))
         offset = st.st_size;
-    int error = each_leaf(file, offset, length, flags, before_write);
-    while (!error && done < length) {
-        ssize_t n = pwrite(fd, (const uint8_t *)buffer + done, length - done, offset + (off_t)done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0) {
-            error = n ? -errno : -EIO;
-            break;
-        }
-        done += (size_t)n;
-    }
+    int error = 0;
+#ifndef GAIAFS_BREAK_NO_HEAL
+    if (!(flags & CACHE_IO_WRITEBACK))
+        error = heal_start(file, buffer, length, offset, &heal);
+#endif
+    if (!error)
+        error = each_leaf(file, offset, length, flags, before_write);
+    if (!error)
+        error = write_all(fd, buffer, length, offset, &done);
+    if (flags & CACHE_IO_WRITEBACK)
+        heal_reapply(file, fd, offset, done);
     look_at_size(file, unchanged);
     pthread_mutex_unlock(&file->lock);
-    result = done ? (ssize_t)done : error;
-    return result;
+    if (heal)
+        heal_finish(cache, heal);
+    return done ? (ssize_t)done : error;
 }
 
 int cache_file_truncate(struct cache_file *file, int fd, off_t size)

@@ -49,6 +49,7 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
     file->ctime = st.st_ctim;
     file->entries = GAIA_REPLICA_DEVICE - 1; /* the CPU's */
     index_init(&file->index);
+    heal_window_init(&file->window);
     SLIST_INIT(&file->replicas);
     pthread_mutex_init(&file->lock, NULL);
     pthread_cond_init(&file->changed, NULL);

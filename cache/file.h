@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "cache/cache.h"
+#include "cache/heal.h"
 #include "cache/index.h"
 #include "io/engine.h"
 
@@ -29,6 +30,7 @@ struct cache_file {
     struct index index;
     SLIST_HEAD(, replica) replicas; /* by ascending replica number */
     uint32_t entries;               /* of a version vector: the CPU and each replica */
+    struct heal_window window;
     off_t size;
     uint64_t truncations; /* counts changes that a fill under way must not survive */
     struct timespec

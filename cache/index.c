@@ -107,6 +107,7 @@ static struct leaf *index_get(struct index *index, uint64_t number)
         return NULL;
     leaf->number = number;
     leaf->kernel = ~UINT64_C(0);
+    leaf->refilled = ~UINT64_C(0);
     SLIST_INIT(&leaf->copies);
     struct leaf **bucket = &index->table[bucket_of(index, number)];
     leaf->chain = *bucket;
@@ -174,7 +175,7 @@ void index_put_copy(struct index *index, struct leaf_copy *copy)
 {
     struct leaf *leaf = copy->leaf;
 
-    if (copy->present | copy->busy | copy->twin | leaf->invalidating)
+    if (copy->present | copy->busy | copy->twin | leaf->invalidating | leaf->invalidations)
         return;
     assert(!copy->in_lra && !copy->in_stored && !copy->in_suspects);
     SLIST_REMOVE(&leaf->copies, copy, leaf_copy, link);

@@ -56,6 +56,10 @@ struct leaf {
     uint64_t number;    /* page >> LEAF_SHIFT */
     page_mask kernel; /* the kernel may hold the page: set when it was given to it, from the start for all */
     page_mask invalidating; /* somebody is telling the kernel to drop it */
+    page_mask refilled;     /* the kernel has read the page since it was told to drop it (cache/heal.h) */
+    page_mask reread;       /* ... since the oldest of the invalidations that are under way began */
+    page_mask dropped;      /* what those invalidations are about */
+    uint32_t invalidations; /* how many are under way; the leaf stays meanwhile */
     page_mask cpu_modified; /* written by a CPU since the last acquire (rule 4) */
     /* By unit, allocated when first needed (NULL: all zero): R of the unit's pages, then V of their home
      * copies. A vector has n entries, which grows with the file's replicas. */

@@ -21,7 +21,7 @@
  *       cache_file.lock      everything about one file; two files' locks are never held at once
  *         cache.devices_lock the table of devices
  *         cache_device.lock  the eviction list and the charge
- *         frame_pool.lock, stage_pool.lock, readahead.lock, fill_group.lock
+ *         frame_pool.lock, stage_pool.lock, readahead.lock, fill_group.lock, healer.lock
  *   frames.maps_lock (gpu/)   held over userfaultfd calls, so never inside any of the above
  *
  * No lock at all is held over: cache_host.invalidate(), cache_host.pin(), and the calls of gpu/device.h
@@ -34,6 +34,7 @@ struct cache {
     struct gaia_io *io;
     struct frame_pool twins;
     struct stage_pool stages;
+    struct healer healer;
 
     pthread_mutex_t lock; /* guards files */
     LIST_HEAD(, cache_file) files;

@@ -162,12 +162,22 @@ static bool make_pending(struct work *w, bool failed, bool *released)
     return again;
 }
 
-static void settle_leaf(struct leaf *leaf)
+/* Until the next WRITE after the invalidation: see cache/heal.h. Lock held. */
+static bool open_window(struct cache_file *file, const struct work *work, size_t count)
 {
-    for (struct leaf_copy *copy = SLIST_FIRST(&leaf->copies), *next; copy; copy = next) {
-        next = SLIST_NEXT(copy, link);
-        replica_settle(copy);
+    uint64_t first = UINT64_MAX, last = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        if (!work[i].held)
+            continue;
+        uint64_t base = work[i].leaf << LEAF_SHIFT;
+        first = base < first ? base : first;
+        last = base + LEAF_PAGES - 1;
     }
+    if (first == UINT64_MAX)
+        return false;
+    heal_window_open(file, first, last);
+    return true;
 }
 
 /* Rule 6, from releasing to pending. Lock held on entry and exit, not in between. */
@@ -181,10 +191,16 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
             struct leaf *leaf = work[i].copy->leaf;
             work[i].held = leaf->kernel & work[i].pages;
             leaf->kernel &= ~work[i].held; /* before, not after: a READ meanwhile sets it again */
+            heal_drop_begin(leaf, work[i].held);
         }
+        bool window = open_window(file, work, count);
         pthread_mutex_unlock(&file->lock);
         error = invalidate(file, work, count);
         pthread_mutex_lock(&file->lock);
+        if (window)
+            heal_window_close(file);
+        for (size_t i = 0; i < count; i++)
+            heal_drop_end(work[i].copy->leaf);
         again = false;
         for (size_t i = 0; i < count; i++)
             again |= make_pending(&work[i], error, &released);
@@ -198,7 +214,7 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
     for (size_t i = 0; i < count; i++) {
         struct leaf *leaf = work[i].copy->leaf;
         leaf->invalidating &= ~work[i].marked;
-        settle_leaf(leaf);
+        leaf_settle(leaf);
     }
     pthread_cond_broadcast(&file->changed);
     return error;

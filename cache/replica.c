@@ -200,6 +200,14 @@ void replica_settle(struct leaf_copy *copy)
     index_put_copy(&replica->file->index, copy);
 }
 
+void leaf_settle(struct leaf *leaf)
+{
+    for (struct leaf_copy *copy = SLIST_FIRST(&leaf->copies), *next; copy; copy = next) {
+        next = SLIST_NEXT(copy, link);
+        replica_settle(copy);
+    }
+}
+
 page_mask replica_unbusy(struct leaf_copy *copy, page_mask pages)
 {
     page_mask wake = copy->waited & pages;

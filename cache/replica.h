@@ -80,6 +80,9 @@ unsigned replica_forget(struct leaf_copy *copy, page_mask pages);
  * after. */
 void replica_settle(struct leaf_copy *copy);
 
+/* The same for every copy of a leaf, when a mark that kept it is gone. The leaf may be gone after. */
+void leaf_settle(struct leaf *leaf);
+
 /* The end of busy: returns the pages that touches wait for, to be woken by replica_wake() without the lock.
  * The copy may be gone after. */
 page_mask replica_unbusy(struct leaf_copy *copy, page_mask pages);

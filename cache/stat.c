@@ -103,3 +103,11 @@ void cache_stat_io(const struct cache *cache, struct gaia_io_stat *stat_out, boo
     gaia_io_stat(cache->io, stat_out);
     *registered_out = gaia_io_registered(cache->io);
 }
+
+void cache_stat_heals(struct cache *cache, uint64_t *heals_out, uint64_t *late_out)
+{
+    pthread_mutex_lock(&cache->healer.lock);
+    *heals_out = cache->healer.heals;
+    *late_out = cache->healer.late;
+    pthread_mutex_unlock(&cache->healer.lock);
+}

@@ -28,6 +28,8 @@ void cache_stat_files(struct cache *cache, cache_file_stat_fn *fn, void *context
 
 /* How many devices there are: soft:0 to soft:(n-1). */
 unsigned cache_devices(const struct cache *cache);
+/* WRITEs that were healed, and those that were answered before they were (cache/heal.h). */
+void cache_stat_heals(struct cache *cache, uint64_t *heals_out, uint64_t *late_out);
 void cache_stat_io(const struct cache *cache, struct gaia_io_stat *stat_out, bool *registered_out);
 
 #endif

@@ -80,6 +80,7 @@ static json_t *io_json(const struct cache *cache)
 int stat_json(struct fs *fs)
 {
     json_t *root = json_object(), *devices = json_array(), *files = json_array();
+    uint64_t heals, late;
 
     for (unsigned i = 0; i < cache_devices(fs->cache); i++) {
         struct cache_device_stat stat;
@@ -95,6 +96,9 @@ int stat_json(struct fs *fs)
     json_object_set_new(root, "devices", devices);
     json_object_set_new(root, "files", files);
     json_object_set_new(root, "io", io_json(fs->cache));
+    cache_stat_heals(fs->cache, &heals, &late);
+    json_object_set_new(root, "heals", integer(heals));
+    json_object_set_new(root, "heals_late", integer(late));
     int fd = memfd_create("gaiafs:stat", MFD_CLOEXEC);
     int error = fd < 0 ? -errno : 0;
     if (!error && (json_dumpfd(root, fd, JSON_INDENT(2)) || lseek(fd, 0, SEEK_SET))) {

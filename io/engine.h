@@ -3,8 +3,11 @@
  * interface on a pool of threads (GAIA_IO_THREADS) where io_uring is refused.
  *
  * Thread safety: all functions may be called from any thread but for open and close. Completions are
- * delivered on the engine's own thread(s); a completion callback may submit, may take locks that no submitter
- * holds while it waits for the engine, and must not call gaia_io_close() or the blocking calls.
+ * delivered on the engine's own thread(s); a completion callback may submit (it never waits for that), may
+ * take locks that no submitter holds while it waits for the engine, and must not call gaia_io_close(),
+ * gaia_io_file_close() or the blocking calls. With io_uring the kernel runs part of a completion in the
+ * thread that pushed the request: an epoll_wait(2), or another call that is not restarted after a signal, may
+ * return EINTR there. An engine is of no use to a child after fork(2).
  */
 #ifndef GAIAFS_IO_ENGINE_H
 #define GAIAFS_IO_ENGINE_H
@@ -24,17 +27,20 @@ enum gaia_io_kind {
 struct gaia_io_config {
     enum gaia_io_kind kind;
     unsigned depth; /* requests in flight at the most, 1 to 4096; further submitters wait */
-    void *buffers;  /* memory to register for O_DIRECT, or NULL; must stay mapped until gaia_io_close() */
+    /* Memory to register for O_DIRECT, or NULL. It must stay mapped until gaia_io_close(), and keep its pages
+     * (no MADV_DONTNEED, no hole punching): the kernel would go on filling the old ones. */
+    void *buffers;
     size_t buffers_length; /* bytes; split inside into the pieces that the kernel accepts (1 GiB each) */
     unsigned files;        /* slots of registered files, 0 to 65536 */
 };
 
 /* Start an engine. 0; or -EINVAL (config), -ENOSYS or -EPERM (the kernel refuses io_uring: the caller says so
- * or takes GAIA_IO_THREADS), -ENOMEM. That buffers cannot be registered (RLIMIT_MEMLOCK) is no error: see
- * gaia_io_registered(). */
+ * or takes GAIA_IO_THREADS), -ENOMEM, -EMFILE, -ENFILE, -EAGAIN (no thread to be had). That buffers cannot be
+ * registered (RLIMIT_MEMLOCK) is no error: see gaia_io_registered(). */
 int gaia_io_open(const struct gaia_io_config *config, struct gaia_io **io_out);
 
-/* Waits for everything in flight (its callbacks run), then frees. NULL is allowed. */
+/* Waits for everything in flight (its callbacks run), then frees, with the files that are still open. NULL is
+ * allowed. */
 void gaia_io_close(struct gaia_io *io);
 
 /* Whether the buffers could be registered: for a log line and for statistics. */
@@ -46,10 +52,16 @@ struct gaia_io_file;
 
 /* fd: an open descriptor of a regular file (any access that the reads and writes need); it is not closed by
  * the engine and must stay open until gaia_io_file_close(). Tries to reopen it with O_DIRECT by itself
- * (through /proc/self/fd); where that is refused, reads are buffered. 0, -ENOMEM, -EBADF, -EINVAL (not a
- * regular file). */
+ * (through /proc/self/fd); where that is refused, or fd is for writing only, reads are buffered. Closing the
+ * second descriptor drops the process's fcntl(2) record locks on the file, as any close does; OFD locks stay.
+ * 0, -ENOMEM, -EBADF, -EINVAL (not a regular file; or opened with O_DIRECT; or with O_APPEND, as writes would
+ * ignore their offset). */
 int gaia_io_file_open(struct gaia_io *io, int fd, struct gaia_io_file **file_out);
+
+/* Waits for the file's requests in flight (their callbacks run). NULL is allowed. */
 void gaia_io_file_close(struct gaia_io_file *file);
+
+/* Whether aligned reads go through O_DIRECT. */
 bool gaia_io_file_direct(const struct gaia_io_file *file);
 
 /* Called once for each submitted request. result: bytes moved (a read gives fewer than asked only at the end
@@ -59,8 +71,8 @@ typedef void gaia_io_done(void *context, ssize_t result);
 /* Submit a read of length bytes at offset. Goes through O_DIRECT when the file allows it and buffer, length
  * and offset are multiples of the file's direct alignment (at most 4096), else buffered; a direct read that
  * fails with EINVAL, or stops at an unaligned tail, is finished buffered. buffer must live until done was
- * called. 0 when done will be called; or -EINVAL (length 0 or over 1 GiB, offset negative), and done is not
- * called. */
+ * called. 0 when done will be called; or -EINVAL (length 0 or over 1 GiB, offset negative), or -ENOMEM (only
+ * in a callback, when the depth is used up), and done is not called. */
 int gaia_io_read(struct gaia_io *io, struct gaia_io_file *file, void *buffer, size_t length, off_t offset,
                  gaia_io_done *done, void *context);
 
@@ -73,11 +85,13 @@ int gaia_io_write(struct gaia_io *io, struct gaia_io_file *file, const void *buf
 int gaia_io_sync(struct gaia_io *io, struct gaia_io_file *file, bool data_only, gaia_io_done *done,
                  void *context);
 
-/* Push to the kernel what gaia_io_read/write have queued. Submitters that queue several requests call it once
- * at the end; the engine pushes by itself when its queue is full. */
+/* Push to the kernel what gaia_io_read/write/sync have queued. Submitters that queue several requests call it
+ * once at the end; the engine pushes by itself when its queue is full, while a thread waits for the engine,
+ * and what callbacks queue. */
 void gaia_io_submit(struct gaia_io *io);
 
-/* Blocking forms: submit and wait. Bytes moved or a negative errno. Not from a callback. */
+/* Blocking forms: the same, carried out in the calling thread (for cached bytes ten times as fast as to
+ * submit and wait); depth does not count them. Bytes moved or a negative errno. Not from a callback. */
 ssize_t gaia_io_read_wait(struct gaia_io *io, struct gaia_io_file *file, void *buffer, size_t length,
                           off_t offset);
 ssize_t gaia_io_write_wait(struct gaia_io *io, struct gaia_io_file *file, const void *buffer, size_t length,

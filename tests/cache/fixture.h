@@ -27,6 +27,7 @@ struct fixture {
     struct cache *cache;
     struct cache_file *file;
     struct cache_client *client;
+    pthread_mutex_t inode; /* the inode's lock: one write() at a time */
     struct kernel_page kernel[FIXTURE_PAGES];
     _Atomic unsigned pins, invalidations, writebacks;
     bool can_trap;

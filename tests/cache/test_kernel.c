@@ -4,6 +4,8 @@
  * lose a byte (rules 2, 3 and 6). */
 #include "tests/cache/fixture.inc"
 
+#include "cache/stat.h"
+
 #define PAGES 6u  /* few, so that everybody meets everybody */
 #define SHARES 4u /* byte b of a page belongs to writer b % SHARES */
 
@@ -63,6 +65,17 @@ static void *cpu_write(void *argument)
     return NULL;
 }
 
+/* Somebody who only reads: he brings pages back into the kernel's cache at any moment. */
+static void *cpu_read(void *argument)
+{
+    struct worker *w = argument;
+    uint8_t bytes[4096];
+
+    for (unsigned page = 0; !stop; page = (page + 1) % PAGES)
+        kernel_read(w->f, page, bytes);
+    return NULL;
+}
+
 /* Store, release, and see that a CPU read has it; acquire now and then, and see that nothing of ours is gone.
  */
 static void *device(void *argument)
@@ -91,7 +104,7 @@ static void *device(void *argument)
 static void run(unsigned rounds, uint64_t capacity, bool stores, bool writes, bool two)
 {
     static struct fixture f;
-    pthread_t threads[4];
+    pthread_t threads[4], reader;
     struct worker w[4];
 
     if (!fixture_start(&f, capacity))
@@ -106,6 +119,7 @@ static void run(unsigned rounds, uint64_t capacity, bool stores, bool writes, bo
         pthread_create(&threads[CPU_STORE], NULL, cpu_store, &w[CPU_STORE]);
     if (writes)
         pthread_create(&threads[CPU_WRITE], NULL, cpu_write, &w[CPU_WRITE]);
+    pthread_create(&reader, NULL, cpu_read, &w[CPU_WRITE]);
     pthread_create(&threads[DEVICE_0], NULL, device, &w[DEVICE_0]);
     if (two)
         pthread_create(&threads[DEVICE_1], NULL, device, &w[DEVICE_1]);
@@ -113,6 +127,7 @@ static void run(unsigned rounds, uint64_t capacity, bool stores, bool writes, bo
     if (two)
         pthread_join(threads[DEVICE_1], NULL);
     stop = true;
+    pthread_join(reader, NULL);
     if (stores)
         pthread_join(threads[CPU_STORE], NULL);
     if (writes)
@@ -132,6 +147,9 @@ static void run(unsigned rounds, uint64_t capacity, bool stores, bool writes, bo
     printf("rounds %u, stores %u, writes %u, invalidations %u, write-backs %u, lost %u\n", rounds,
            stores ? w[CPU_STORE].rounds : 0, writes ? w[CPU_WRITE].rounds : 0, f.invalidations, f.writebacks,
            lost);
+    uint64_t heals, late;
+    cache_stat_heals(f.cache, &heals, &late);
+    printf("heals %u, late %u\n", (unsigned)heals, (unsigned)late);
     fixture_stop(&f);
     assert_int_equal(lost, 0);
 }

@@ -3,7 +3,10 @@
 #include "tests/io/engine_fixture.h"
 
 #include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -530,6 +533,48 @@ static void buffers_that_may_not_be_locked(void **state)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+static int open_where_refused(enum gaia_io_kind kind, int error)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof code / sizeof *code, .filter = code};
+    struct gaia_io_config config = {.kind = kind, .depth = 8};
+    struct gaia_io *io = NULL;
+    int expected = kind == GAIA_IO_URING ? -error : 0;
+
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
+        return 77;
+    if (gaia_io_open(&config, &io) != expected || !io != (expected < 0))
+        return 1;
+    gaia_io_close(io);
+    return 0;
+}
+
+/* Containers refuse io_uring in either way. */
+static void io_uring_refused(void **state)
+{
+    static const int errors[] = {EPERM, ENOSYS};
+
+    for (unsigned i = 0; i < 2; i++) {
+        int status = 0;
+        pid_t child = fork();
+
+        assert_true(child >= 0);
+        if (child == 0)
+            _exit(open_where_refused(*(enum gaia_io_kind *)*state, errors[i]));
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status));
+        if (WEXITSTATUS(status) == 77)
+            skip();
+        assert_int_equal(WEXITSTATUS(status), 0);
+    }
+}
+
 /* An area of more than one piece of 1 GiB: 2 MiB of memory, mapped again and again. */
 static void more_than_one_piece(void **state)
 {
@@ -580,6 +625,7 @@ int main(void)
         CASE(bad_arguments),
         CASE(counters),
         CASE(buffers_that_may_not_be_locked),
+        CASE(io_uring_refused),
         CASE(more_than_one_piece),
         // clang-format on
     };

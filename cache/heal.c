@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/heal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cache/internal.h"
+
+/* How long an answer waits for its pages to be dropped. The wait is needed only when they are not the WRITE's
+ * own, and then it is as short as an invalidation. A page of its own that it writes in part is locked until
+ * the answer: the wait is in vain then, and harmless. Whole pages are never locked. */
+#define WAIT_PART_MS 2
+#define WAIT_WHOLE_MS 50
+
+struct heal {
+    LIST_ENTRY(heal) link;    /* window->heals */
+    STAILQ_ENTRY(heal) queue; /* healer->queue */
+    struct cache_file *file;  /* in use */
+    off_t offset;
+    size_t length;
+    uint64_t leaves;     /* bit i: the i-th leaf of the range is marked as being invalidated */
+    bool linked;         /* in window->heals; under the file's lock */
+    bool done;           /* under healer->lock */
+    unsigned references; /* the WRITE's handler and the healer; under healer->lock */
+    uint8_t bytes[];
+};
+
+void heal_window_init(struct heal_window *window)
+{
+    *window = (struct heal_window){.first = 1, .last = 0};
+    LIST_INIT(&window->heals);
+}
+
+void heal_window_open(struct cache_file *file, uint64_t first, uint64_t last)
+{
+    struct heal_window *window = &file->window;
+
+    window->open++;
+    if (window->first > window->last) {
+        window->first = first;
+        window->last = last;
+        return;
+    }
+    window->first = first < window->first ? first : window->first;
+    window->last = last > window->last ? last : window->last;
+}
+
+void heal_window_close(struct cache_file *file)
+{
+    file->window.open--;
+}
+
+void heal_drop_begin(struct leaf *leaf, page_mask pages)
+{
+    if (!leaf->invalidations++) {
+        leaf->reread = 0;
+        leaf->dropped = 0;
+    }
+    leaf->dropped |= pages;
+}
+
+void heal_drop_end(struct leaf *leaf)
+{
+    /* While another one is under way it is not known which of the pages are still held. */
+    if (!--leaf->invalidations)
+        leaf->refilled = (leaf->refilled & ~leaf->dropped) | leaf->reread;
+}
+
+void heal_refilled(struct leaf *leaf, page_mask pages)
+{
+    leaf->refilled |= pages;
+    leaf->reread |= pages;
+}
+
+/* Whether the kernel has read one of the pages since it dropped it: else what it holds, if anything, is the
+ * WRITE's own (which may then be locked until the answer). A page that no device holds any more has nobody to
+ * remember it by. */
+static bool was_refilled(struct cache_file *file, uint64_t first, uint64_t last)
+{
+    for (uint64_t number = first >> LEAF_SHIFT; number <= last >> LEAF_SHIFT; number++) {
+        struct leaf *leaf = index_find(&file->index, number);
+        if (!leaf || leaf->refilled & page_range_mask(number, first, last - first + 1))
+            return true;
+    }
+    return false;
+}
+
+/* Mark the leaves of a heal as being invalidated: a bit for each that exists. Lock held. */
+static void drop_begin(struct heal *heal)
+{
+    uint64_t first = (uint64_t)heal->offset / GAIA_PAGE_SIZE;
+    uint64_t last = ((uint64_t)heal->offset + heal->length - 1) / GAIA_PAGE_SIZE;
+
+    for (uint64_t i = 0; i <= (last >> LEAF_SHIFT) - (first >> LEAF_SHIFT) && i < 64; i++) {
+        struct leaf *leaf = index_find(&heal->file->index, (first >> LEAF_SHIFT) + i);
+        if (!leaf)
+            continue;
+        heal_drop_begin(leaf, page_range_mask(leaf->number, first, last - first + 1));
+        heal->leaves |= UINT64_C(1) << i;
+    }
+}
+
+static void drop_end(struct heal *heal)
+{
+    uint64_t first = (uint64_t)heal->offset / GAIA_PAGE_SIZE >> LEAF_SHIFT;
+
+    for (uint64_t left = heal->leaves; left; left &= left - 1) {
+        struct leaf *leaf = index_find(&heal->file->index, first + (uint64_t)__builtin_ctzll(left));
+        heal_drop_end(leaf);
+        leaf_settle(leaf);
+    }
+}
+
+/* A newer write() to bytes that are being healed. Lock held. */
+static void overwrite(struct heal_window *window, const uint8_t *bytes, size_t length, off_t offset)
+{
+    struct heal *heal;
+
+    LIST_FOREACH (heal, &window->heals, link) {
+        off_t begin = heal->offset > offset ? heal->offset : offset;
+        off_t heal_end = heal->offset + (off_t)heal->length, end = offset + (off_t)length;
+        if (heal_end < end)
+            end = heal_end;
+        if (begin < end)
+            memcpy(heal->bytes + (begin - heal->offset), bytes + (begin - offset), (size_t)(end - begin));
+    }
+}
+
+int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset,
+               struct heal **heal_out)
+{
+    struct heal_window *window = &file->window;
+    uint64_t first = (uint64_t)offset / GAIA_PAGE_SIZE;
+    uint64_t last = ((uint64_t)offset + length - 1) / GAIA_PAGE_SIZE;
+
+    *heal_out = NULL;
+    overwrite(window, bytes, length, offset);
+    if (!length || window->first > window->last)
+        return 0;
+    bool hit = first <= window->last && last >= window->first && was_refilled(file, first, last);
+    if (hit) {
+        struct heal *heal = malloc(sizeof *heal + length);
+        if (!heal)
+            return -ENOMEM;
+        *heal =
+            (struct heal){.file = file, .offset = offset, .length = length, .linked = true, .references = 2};
+        memcpy(heal->bytes, bytes, length);
+        LIST_INSERT_HEAD(&window->heals, heal, link);
+        *heal_out = heal;
+    }
+    /* The next WRITE is put together after this one is answered: after the invalidations that are over now.
+     */
+    if (!window->open) {
+        window->first = 1;
+        window->last = 0;
+    }
+    if (hit) {
+        heal_window_open(file, first, last);
+        drop_begin(*heal_out);
+        file->uses++; /* pinned already: what has windows has had copies, or is in use by its opener */
+    }
+    return 0;
+}
+
+/* Lock held. */
+static void unlink_heal(struct heal *heal)
+{
+    if (heal->linked)
+        LIST_REMOVE(heal, link);
+    heal->linked = false;
+}
+
+static void heal_put(struct healer *healer, struct heal *heal)
+{
+    pthread_mutex_lock(&healer->lock);
+    unsigned left = --heal->references;
+    pthread_mutex_unlock(&healer->lock);
+    if (!left)
+        free(heal);
+}
+
+void heal_finish(struct cache *cache, struct heal *heal)
+{
+    struct healer *healer = &cache->healer;
+    struct timespec until;
+    bool part = (heal->offset | (off_t)heal->length) & (GAIA_PAGE_SIZE - 1);
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += (part ? WAIT_PART_MS : WAIT_WHOLE_MS) * 1000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&healer->lock);
+    STAILQ_INSERT_TAIL(&healer->queue, heal, queue);
+    pthread_cond_broadcast(&healer->changed);
+    while (!heal->done && pthread_cond_timedwait(&healer->changed, &healer->lock, &until) != ETIMEDOUT)
+        ;
+    bool done = heal->done;
+    healer->heals++;
+    healer->late += !done;
+    if (!done) /* it goes on without us */
+        heal->references++;
+    pthread_mutex_unlock(&healer->lock);
+    if (!done) {
+        /* The file is there as long as the WRITE has no answer. From the answer on a store through a mapping
+         * is newer than this WRITE. */
+        pthread_mutex_lock(&heal->file->lock);
+        unlink_heal(heal);
+        pthread_mutex_unlock(&heal->file->lock);
+        heal_put(healer, heal);
+    }
+    heal_put(healer, heal);
+}
+
+void heal_reapply(struct cache_file *file, int fd, off_t offset, size_t length)
+{
+    struct heal *heal;
+
+    LIST_FOREACH (heal, &file->window.heals, link) {
+        off_t begin = heal->offset > offset ? heal->offset : offset;
+        off_t heal_end = heal->offset + (off_t)heal->length, end = offset + (off_t)length;
+        if (heal_end < end)
+            end = heal_end;
+        for (ssize_t n; begin < end; begin += n) {
+            n = pwrite(fd, heal->bytes + (begin - heal->offset), (size_t)(end - begin), begin);
+            if (n < 0 && errno == EINTR)
+                n = 0;
+            else if (n <= 0)
+                break; /* the write-back itself has just been written here: nothing is short of space */
+        }
+    }
+}
+
+static void heal_one(struct cache *cache, struct heal *heal)
+{
+    struct cache_file *file = heal->file;
+    off_t first = heal->offset & ~(off_t)(GAIA_PAGE_SIZE - 1);
+
+    cache->host.invalidate(cache->host.context, file->context, first,
+                           heal->offset + (off_t)heal->length - first);
+    pthread_mutex_lock(&file->lock);
+    unlink_heal(heal);
+    drop_end(heal);
+    heal_window_close(file);
+    pthread_mutex_unlock(&file->lock);
+    file_unuse(file);
+    pthread_mutex_lock(&cache->healer.lock);
+    heal->done = true;
+    pthread_cond_broadcast(&cache->healer.changed);
+    pthread_mutex_unlock(&cache->healer.lock);
+    heal_put(&cache->healer, heal);
+}
+
+static void *heal_all(void *argument)
+{
+    struct cache *cache = argument;
+    struct healer *healer = &cache->healer;
+    struct heal *heal;
+
+    pthread_mutex_lock(&healer->lock);
+    for (;;) {
+        while (!(heal = STAILQ_FIRST(&healer->queue)) && !healer->stop)
+            pthread_cond_wait(&healer->changed, &healer->lock);
+        if (!heal)
+            break;
+        STAILQ_REMOVE_HEAD(&healer->queue, queue);
+        pthread_mutex_unlock(&healer->lock);
+        heal_one(cache, heal);
+        pthread_mutex_lock(&healer->lock);
+    }
+    pthread_mutex_unlock(&healer->lock);
+    return NULL;
+}
+
+int healer_start(struct cache *cache)
+{
+    struct healer *healer = &cache->healer;
+
+    pthread_mutex_init(&healer->lock, NULL);
+    pthread_cond_init(&healer->changed, NULL);
+    STAILQ_INIT(&healer->queue);
+    return -pthread_create(&healer->thread, NULL, heal_all, cache);
+}
+
+void healer_stop(struct cache *cache)
+{
+    struct healer *healer = &cache->healer;
+
+    pthread_mutex_lock(&healer->lock);
+    healer->stop = true;
+    pthread_cond_broadcast(&healer->changed);
+    pthread_mutex_unlock(&healer->lock);
+    pthread_join(healer->thread, NULL);
+    pthread_cond_destroy(&healer->changed);
+    pthread_mutex_destroy(&healer->lock);
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Healing of pages that the kernel holds without a write() that was answered.
+ *
+ * The kernel puts the bytes of a write() into a cached page, unlocks the page, and only then sends the WRITE
+ * (with the inode's lock held, so at most one of a file is on its way). When the page is dropped in between,
+ * by an invalidation of ours, and another process reads it again before the WRITE arrives, the kernel goes on
+ * holding the old bytes: other reads are stale, and a store through a mapping would write them back over the
+ * new ones. So a WRITE that may be such a one is followed by one more invalidation of its pages before it is
+ * answered, and write-backs that this causes are applied under its bytes.
+ *
+ * Only the first WRITE of a file that arrives after an invalidation can have been on its way: a window is
+ * open from the beginning of an invalidation to the next WRITE after its end.
+ */
+#ifndef GAIAFS_CACHE_HEAL_H
+#define GAIAFS_CACHE_HEAL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <sys/types.h>
+
+struct cache;
+struct cache_file;
+struct heal;
+
+/* A file's windows; under the file's lock. */
+struct heal_window {
+    unsigned open;        /* invalidations under way */
+    uint64_t first, last; /* pages that they may have dropped; first > last: none */
+    LIST_HEAD(, heal) heals;
+};
+
+/* The thread that invalidates for WRITE handlers: they must not wait for it without end, as one of the pages
+ * may be locked until the WRITE is answered. */
+struct healer {
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards the rest, and done of each heal; a leaf */
+    pthread_cond_t changed;
+    STAILQ_HEAD(, heal) queue;
+    bool stop;
+    uint64_t heals, late; /* how many there were, and how many of those were answered before they were done */
+};
+
+int healer_start(struct cache *cache);
+void healer_stop(struct cache *cache);
+
+void heal_window_init(struct heal_window *window);
+/* Around an invalidation of pages [first, last], and for each leaf, around one of its pages. The file's lock
+ * is held. */
+void heal_window_open(struct cache_file *file, uint64_t first, uint64_t last);
+void heal_window_close(struct cache_file *file);
+struct leaf;
+void heal_drop_begin(struct leaf *leaf, uint64_t pages);
+void heal_drop_end(struct leaf *leaf);
+/* The kernel is being given pages. The file's lock is held. */
+void heal_refilled(struct leaf *leaf, uint64_t pages);
+
+/* Before a plain WRITE is applied: what is being healed is overwritten too, and whether it may be one that
+ * was on its way. Afterwards the window is over. The file's lock is held. *heal_out: NULL, or what
+ * heal_finish() must be called with after the WRITE was applied. -ENOMEM. */
+int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset,
+               struct heal **heal_out);
+/* Invalidate the pages of a WRITE before it is answered; takes the heal over. No lock is held. */
+void heal_finish(struct cache *cache, struct heal *heal);
+
+/* After a write-back of [offset, offset + length): the bytes of WRITEs that are being healed belong on top of
+ * it. The file's lock is held. */
+void heal_reapply(struct cache_file *file, int fd, off_t offset, size_t length);
+
+#endif
