@@ -26,6 +26,10 @@ struct cache_host {
      * (length 0: to the end of file; offset -1: attributes only). Called with no lock held and never from a
      * FUSE handler's path. 0, -ENOENT (the kernel does not know the file), or a negative errno. */
     int (*invalidate)(void *context, void *file_context, off_t offset, off_t length);
+    /* The leading bytes of [offset, offset + length) that the kernel holds now, locked or not: how many (at
+     * most length), or a negative errno (-ETIMEDOUT: no answer). Called with no lock held, also from the
+     * handler of a WRITE. */
+    ssize_t (*peek)(void *context, void *file_context, off_t offset, size_t length, void *bytes_out);
     /* The file's cache holds nothing any more / holds something again: fs/ may (not) forget the inode. Called
      * with no lock held. pinned true always comes before the matching false. */
     void (*pin)(void *context, void *file_context, bool pinned);
@@ -60,6 +64,10 @@ enum cache_io_flags {
     CACHE_IO_APPEND = 4,    /* fd was opened with O_APPEND: the write lands at the end of the backing file */
 };
 
+/* The file is being opened: when somebody has changed it behind the mount, the kernel is told to drop its
+ * pages (close to open), so the kernel need not do it by itself. From the handler of OPEN only, where telling
+ * the kernel is safe. */
+void cache_file_opened(struct cache_file *file);
 /* [FUSE] Read bytes for a READ; fd: the opener's descriptor. Bytes read (short at the end of the file). */
 ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset,
                         unsigned flags);

@@ -146,6 +146,24 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
     return (ssize_t)done;
 }
 
+void cache_file_opened(struct cache_file *file)
+{
+    struct cache_host *host = &file->cache->host;
+
+    pthread_mutex_lock(&file->lock);
+    bool unchanged = file_unchanged(file);
+    file_check_behind(file);
+    if (!unchanged)
+        heal_window_open(file, 0, UINT64_MAX);
+    pthread_mutex_unlock(&file->lock);
+    if (unchanged)
+        return;
+    host->invalidate(host->context, file->context, 0, 0);
+    pthread_mutex_lock(&file->lock);
+    heal_window_close(file);
+    pthread_mutex_unlock(&file->lock);
+}
+
 /* Rule 3: a write is no exception, also not of whole pages: without the collect a twin would stay behind that
  * later brings overwritten bytes back. Rule 6: a write-back never collects. */
 static int before_write(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)

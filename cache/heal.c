@@ -9,11 +9,9 @@
 
 #include "cache/internal.h"
 
-/* How long an answer waits for its pages to be dropped. The wait is needed only when they are not the WRITE's
- * own, and then it is as short as an invalidation. A page of its own that it writes in part is locked until
- * the answer: the wait is in vain then, and harmless. Whole pages are never locked. */
-#define WAIT_PART_MS 2
-#define WAIT_WHOLE_MS 50
+/* How long an answer waits for its pages to be dropped: an invalidation is much shorter, but for one that
+ * waits for other requests on the same pages. */
+#define WAIT_MS 50
 
 struct heal {
     LIST_ENTRY(heal) link;    /* window->heals */
@@ -21,6 +19,7 @@ struct heal {
     struct cache_file *file;  /* in use */
     off_t offset;
     size_t length;
+    off_t end;           /* of what is invalidated */
     uint64_t leaves;     /* bit i: the i-th leaf of the range is marked as being invalidated */
     bool linked;         /* in window->heals; under the file's lock */
     bool done;           /* under healer->lock */
@@ -182,16 +181,58 @@ static void heal_put(struct healer *healer, struct heal *heal)
         free(heal);
 }
 
+/* The pages are healed: mark it, and put the healer's reference. */
+static void heal_end(struct cache *cache, struct heal *heal)
+{
+    struct cache_file *file = heal->file;
+
+    pthread_mutex_lock(&file->lock);
+    unlink_heal(heal);
+    drop_end(heal);
+    heal_window_close(file);
+    pthread_mutex_unlock(&file->lock);
+    file_unuse(file);
+    pthread_mutex_lock(&cache->healer.lock);
+    heal->done = true;
+    pthread_cond_broadcast(&cache->healer.changed);
+    pthread_mutex_unlock(&cache->healer.lock);
+    heal_put(&cache->healer, heal);
+}
+
+/* A page that the WRITE has in part may be locked until it is answered: when the page was not up to date, and
+ * is the WRITE's own. Such a page holds its bytes, and so does any that is not stale; one that holds others
+ * is somebody else's. */
+static bool last_page_is_fine(struct cache *cache, struct heal *heal)
+{
+    struct cache_host *host = &cache->host;
+    off_t end = heal->offset + (off_t)heal->length, start = end & ~(off_t)(GAIA_PAGE_SIZE - 1);
+    uint8_t bytes[GAIA_PAGE_SIZE];
+
+    if (start < heal->offset)
+        start = heal->offset;
+    size_t length = (size_t)(end - start);
+    ssize_t n = host->peek(host->context, heal->file->context, start, length, bytes);
+    return n >= 0 && !memcmp(bytes, heal->bytes + (start - heal->offset), (size_t)n);
+}
+
 void heal_finish(struct cache *cache, struct heal *heal)
 {
     struct healer *healer = &cache->healer;
+    off_t end = heal->offset + (off_t)heal->length;
     struct timespec until;
-    bool part = (heal->offset | (off_t)heal->length) & (GAIA_PAGE_SIZE - 1);
 
+    heal->end = end;
+    if (end & (GAIA_PAGE_SIZE - 1) && last_page_is_fine(cache, heal))
+        heal->end = end & ~(off_t)(GAIA_PAGE_SIZE - 1); /* the pages before it are never locked */
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += (part ? WAIT_PART_MS : WAIT_WHOLE_MS) * 1000000;
+    until.tv_nsec += WAIT_MS * 1000000;
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
+    if (heal->end <= heal->offset) {
+        heal_end(cache, heal);
+        heal_put(healer, heal);
+        return;
+    }
     pthread_mutex_lock(&healer->lock);
     STAILQ_INSERT_TAIL(&healer->queue, heal, queue);
     pthread_cond_broadcast(&healer->changed);
@@ -235,22 +276,10 @@ void heal_reapply(struct cache_file *file, int fd, off_t offset, size_t length)
 
 static void heal_one(struct cache *cache, struct heal *heal)
 {
-    struct cache_file *file = heal->file;
     off_t first = heal->offset & ~(off_t)(GAIA_PAGE_SIZE - 1);
 
-    cache->host.invalidate(cache->host.context, file->context, first,
-                           heal->offset + (off_t)heal->length - first);
-    pthread_mutex_lock(&file->lock);
-    unlink_heal(heal);
-    drop_end(heal);
-    heal_window_close(file);
-    pthread_mutex_unlock(&file->lock);
-    file_unuse(file);
-    pthread_mutex_lock(&cache->healer.lock);
-    heal->done = true;
-    pthread_cond_broadcast(&cache->healer.changed);
-    pthread_mutex_unlock(&cache->healer.lock);
-    heal_put(&cache->healer, heal);
+    cache->host.invalidate(cache->host.context, heal->file->context, first, heal->end - first);
+    heal_end(cache, heal);
 }
 
 static void *heal_all(void *argument)

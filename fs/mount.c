@@ -18,6 +18,7 @@
 #include "fs/fs.h"
 #include "fs/log.h"
 #include "fs/mountinfo.h"
+#include "fs/peek.h"
 #include "fs/server.h"
 #include "fs/session.h"
 
@@ -232,7 +233,8 @@ static void pin(void *context, void *file_context, bool pinned)
 
 static int start_parts(struct fs *fs)
 {
-    struct cache_host host = {.context = fs, .invalidate = session_invalidate, .pin = pin};
+    struct cache_host host = {
+        .context = fs, .invalidate = session_invalidate, .peek = peek_kernel, .pin = pin};
     fs->options.cache.behind_timeout_ns =
         fs->options.timeout_s < 1e9 ? (uint64_t)(fs->options.timeout_s * 1e9) : UINT64_MAX;
     int rc = cache_open(&fs->options.cache, &host, &fs->cache);

@@ -32,8 +32,12 @@ static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse
         return -ENOMEM;
     }
     fi->fh = (uint64_t)(uintptr_t)handle;
-    /* Close to open: the kernel drops its pages unless the file is as it was at the last open. */
-    fi->keep_cache = fstat(fd, &st) == 0 && inode_unchanged(inode, &st);
+    /* Close to open: the kernel drops its pages unless the file is as it was at the last open. Those of a
+     * tracked file the cache drops when it has to: it must know of it. */
+    struct cache_file *file = atomic_load(&inode->file);
+    if (file)
+        cache_file_opened(file);
+    fi->keep_cache = file || (fstat(fd, &st) == 0 && inode_unchanged(inode, &st));
     return 0;
 }
 

@@ -108,7 +108,8 @@ static uint64_t machine_memory(void)
     return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* The soft devices' memory is the machine's: each may take an eighth, and it is taken only as files are touched. */
+/* The soft devices' memory is the machine's: each may take an eighth, and it is taken only as files are
+ * touched. */
 static uint64_t default_capacity(void)
 {
     uint64_t eighth = machine_memory() / 8;
@@ -330,30 +331,31 @@ void options_free(struct fs_options *options)
 
 void options_print_help(void)
 {
-    printf("usage: mount.gaiafs DATADIR MOUNTPOINT [-f] [-o OPTION[,OPTION...]]\n"
-           "       mount -t gaiafs DATADIR MOUNTPOINT [-o OPTION[,OPTION...]]\n"
-           "\n"
-           "Mounts the files of DATADIR so that GPU programs can map them (see gaia.h). MOUNTPOINT may be "
-           "DATADIR\n"
-           "itself. Goes to the background once the mount answers; umount, SIGTERM or SIGINT end it.\n"
-           "\n"
-           "    -f                        stay in the foreground, log to stderr\n"
-           "    -r                        mount read-only\n"
-           "    -h, --help                print this\n"
-           "    -V, --version             print the versions\n"
-           "    -s -n -v -w -t TYPE       accepted, as mount(8) gives them\n"
-           "\n"
-           "Options:\n"
-           "    device_cache=SIZE         capacity of every device (here by default %llu MiB; at least 256K)\n"
-           "    device_cache=soft:N=SIZE  capacity of one device; may be repeated\n"
-           "    io=uring|threads          how devices read the data directory (default uring)\n"
-           "    timeout=SECONDS           how long the kernel may keep names and attributes (default 1)\n"
-           "    log=stderr|syslog         where to log (default syslog, with -f stderr)\n"
-           "    debug                     log every request\n"
-           "    fsname=NAME               the source in the mount table (default DATADIR)\n"
-           "    allow_other               let other users in (always on for root)\n"
-           "    ro, noexec, nosuid, nodev, noatime, sync and their opposites, as for mount(8)\n"
-           "\n"
-           "SIZE is a number with K, M, G or T. The kernel checks permissions by mode and owner, always.\n",
-           (unsigned long long)(default_capacity() >> 20));
+    printf(
+        "usage: mount.gaiafs DATADIR MOUNTPOINT [-f] [-o OPTION[,OPTION...]]\n"
+        "       mount -t gaiafs DATADIR MOUNTPOINT [-o OPTION[,OPTION...]]\n"
+        "\n"
+        "Mounts the files of DATADIR so that GPU programs can map them (see gaia.h). MOUNTPOINT may be "
+        "DATADIR\n"
+        "itself. Goes to the background once the mount answers; umount, SIGTERM or SIGINT end it.\n"
+        "\n"
+        "    -f                        stay in the foreground, log to stderr\n"
+        "    -r                        mount read-only\n"
+        "    -h, --help                print this\n"
+        "    -V, --version             print the versions\n"
+        "    -s -n -v -w -t TYPE       accepted, as mount(8) gives them\n"
+        "\n"
+        "Options:\n"
+        "    device_cache=SIZE         capacity of every device (here by default %llu MiB; at least 256K)\n"
+        "    device_cache=soft:N=SIZE  capacity of one device; may be repeated\n"
+        "    io=uring|threads          how devices read the data directory (default uring)\n"
+        "    timeout=SECONDS           how long the kernel may keep names and attributes (default 1)\n"
+        "    log=stderr|syslog         where to log (default syslog, with -f stderr)\n"
+        "    debug                     log every request\n"
+        "    fsname=NAME               the source in the mount table (default DATADIR)\n"
+        "    allow_other               let other users in (always on for root)\n"
+        "    ro, noexec, nosuid, nodev, noatime, sync and their opposites, as for mount(8)\n"
+        "\n"
+        "SIZE is a number with K, M, G or T. The kernel checks permissions by mode and owner, always.\n",
+        (unsigned long long)(default_capacity() >> 20));
 }

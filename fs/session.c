@@ -18,6 +18,7 @@
 #include "fs/log.h"
 #include "fs/mountinfo.h"
 #include "fs/ops.h"
+#include "fs/peek.h"
 
 #define MAX_REQUEST (1u << 20) /* bytes of a READ or WRITE: more than 1 MiB breaks libfuse 3.14 */
 #define READ_AHEAD_KIB 1024u
@@ -74,6 +75,7 @@ static const struct fuse_lowlevel_ops operations = {
     .fallocate = op_fallocate,
     .copy_file_range = op_copy_file_range,
     .lseek = op_lseek,
+    .retrieve_reply = op_retrieve_reply,
 };
 
 /* Answers FUSE_INIT, with one flag more than libfuse 3.14 knows: FUSE_HANDLE_KILLPRIV_V2. Without it the

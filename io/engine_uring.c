@@ -27,6 +27,8 @@
 #define PIECES_MAX ((size_t)1 << 14) /* and this many of them */
 #define TAG_PAUSE ((uintptr_t)1)     /* in an entry's user_data, beside the request's address */
 #define PUSH_RETRY_NS 1000000L
+#define INIT_RETRY_NS 10000000L
+#define INIT_TRIES_MAX 20u
 
 struct gaia_io_uring {
     /* The submission half is guarded by lock, the completion half belongs to the completion thread; what the
@@ -330,24 +332,36 @@ static void uring_stop(struct gaia_io *io)
     free_uring(io);
 }
 
+/* Newer kernels count a ring against RLIMIT_MEMLOCK, and let go of a closed one some time later: an engine
+ * that was just closed may stand in the way for a moment. */
+static int init_ring(struct io_uring *ring, unsigned depth)
+{
+    const struct timespec retry = {.tv_nsec = INIT_RETRY_NS};
+    int error = -ENOMEM;
+
+    for (unsigned i = 0; i < INIT_TRIES_MAX && error == -ENOMEM; i++) {
+        struct io_uring_params params = {.flags = IORING_SETUP_CQSIZE, .cq_entries = depth + 1};
+
+        if (i > 0)
+            nanosleep(&retry, NULL);
+        error = io_uring_queue_init_params(depth < QUEUE_MAX ? depth : QUEUE_MAX, ring, &params);
+        assert(error < 0 || params.cq_entries > depth);
+    }
+    return error;
+}
+
 static int uring_start(struct gaia_io *io, const struct gaia_io_config *config)
 {
     struct gaia_io_uring *uring = calloc(1, sizeof *uring);
-    struct io_uring_params params = {
-        .flags = IORING_SETUP_CQSIZE,
-        .cq_entries = config->depth + 1,
-    };
     int error;
 
     if (!uring)
         return -ENOMEM;
-    error = io_uring_queue_init_params(config->depth < QUEUE_MAX ? config->depth : QUEUE_MAX, &uring->ring,
-                                       &params);
+    error = init_ring(&uring->ring, config->depth);
     if (error < 0) {
         free(uring);
         return error;
     }
-    assert(params.cq_entries > config->depth);
     pthread_mutex_init(&uring->lock, NULL);
     pthread_mutex_init(&uring->files_lock, NULL);
     io->uring = uring;

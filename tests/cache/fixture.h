@@ -17,6 +17,7 @@
 /* One page as the kernel holds it. */
 struct kernel_page {
     pthread_mutex_t lock; /* the folio's lock: held over requests to the daemon */
+    pthread_mutex_t data; /* so that peek() may look without the folio's lock; taken inside it */
     bool cached, dirty;
     uint8_t bytes[4096];
 };

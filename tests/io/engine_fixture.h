@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -139,10 +140,16 @@ static inline uint8_t *new_buffer(size_t length)
 static inline struct gaia_io *new_engine_of(const struct gaia_io_config *config)
 {
     struct gaia_io *io = NULL;
+    struct rlimit limit;
     int error = gaia_io_open(config, &io);
 
     if (config->kind == GAIA_IO_URING && (error == -ENOSYS || error == -EPERM)) {
         print_message("io_uring is refused here (%s): skipped\n", strerror(-error));
+        skip();
+    }
+    if (config->kind == GAIA_IO_URING && error == -ENOMEM && config->depth > 1000 &&
+        getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur < MIB) {
+        print_message("a ring for %u requests may not be locked here: skipped\n", config->depth);
         skip();
     }
     assert_int_equal(error, 0);

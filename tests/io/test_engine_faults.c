@@ -341,64 +341,111 @@ static void pauses_hold_up_nobody(void **state)
     free_bench(&b);
 }
 
-struct waiter {
+/* ---- who gets the next slot ---- */
+
+#define SLOW 4095 /* the length of the request that holds the one slot for a while */
+
+struct queue {
     struct gaia_io *io;
     struct gaia_io_file *file;
+    int fd;
+    bool push, submit_another;
     uint8_t *buffer;
-    struct outcome outcome;
+    struct outcome slow, others[3];
+    _Atomic int order, place_of_another;
 };
 
-static void *read_without_push(void *context)
+static void another_done(void *context, ssize_t result)
 {
-    struct waiter *waiter = context;
+    struct queue *q = context;
 
-    gaia_io_read(waiter->io, waiter->file, waiter->buffer, 100, 0, note, &waiter->outcome);
+    atomic_store(&q->place_of_another, atomic_fetch_add(&q->order, 1));
+    note(&q->others[2], result);
+}
+
+static void slow_done(void *context, ssize_t result)
+{
+    struct queue *q = context;
+
+    if (q->submit_another &&
+        gaia_io_read(q->io, q->file, q->buffer + 3 * CHUNK, 100, 0, another_done, q) != 0)
+        result = -ECHILD;
+    note(&q->slow, result);
+}
+
+static void waiter_done(void *context, ssize_t result)
+{
+    struct queue *q = context;
+
+    note(&q->others[atomic_fetch_add(&q->order, 1) == 0 ? 0 : 1], result);
+}
+
+static void *read_and_leave(void *context)
+{
+    static _Atomic size_t next;
+    struct queue *q = context;
+    size_t place = 1 + atomic_fetch_add(&next, 1) % 2;
+
+    gaia_io_read(q->io, q->file, q->buffer + place * CHUNK, 100, 0, waiter_done, q);
+    if (q->push)
+        gaia_io_submit(q->io);
     return NULL;
 }
 
-/* Two threads wait for the one slot. Who gets it first never pushes, and still the second gets it too. */
-static void waiting_makes_others_push(void **state)
+/* Two threads wait for the one slot, and perhaps what the callback of the request that holds it submits. */
+static void run_queue(struct queue *q, enum gaia_io_kind kind)
 {
-    struct gaia_io_config config = {.kind = *(enum gaia_io_kind *)*state, .depth = 1};
-    struct gaia_io *io = new_engine_of(&config);
-    int fd = new_file();
-    struct gaia_io_file *file;
-    struct waiter waiters[2];
-    struct outcome slow = {.calls = 0};
+    struct gaia_io_config config = {.kind = kind, .depth = 1};
     pthread_t threads[2];
     unsigned waiting = 0;
 
-    write_pattern(fd, 8192, SALT);
-    file = open_file(io, fd);
-    memset(waiters, 0, sizeof waiters);
-    for (unsigned i = 0; i < 2; i++) {
-        waiters[i].io = io;
-        waiters[i].file = file;
-        waiters[i].buffer = new_buffer(4096);
-    }
+    q->io = new_engine_of(&config);
+    q->fd = new_file();
+    q->buffer = new_buffer(4 * CHUNK);
+    write_pattern(q->fd, 8192, SALT);
+    q->file = open_file(q->io, q->fd);
     plan(ANY, EAGAIN, 1, 10);
-    fault.only_length = 4095;
-    assert_int_equal(gaia_io_read(io, file, waiters[0].buffer, 4095, 0, note, &slow), 0);
-    gaia_io_submit(io);
+    fault.only_length = SLOW;
+    assert_int_equal(gaia_io_read(q->io, q->file, q->buffer, SLOW, 0, slow_done, q), 0);
+    gaia_io_submit(q->io);
     for (unsigned i = 0; i < 2; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, read_without_push, &waiters[i]), 0);
-    while (waiting < 2 && atomic_load(&slow.calls) == 0) {
-        pthread_mutex_lock(&io->lock);
-        waiting = io->submitters_waiting;
-        pthread_mutex_unlock(&io->lock);
+        assert_int_equal(pthread_create(&threads[i], NULL, read_and_leave, q), 0);
+    while (waiting < 2 && atomic_load(&q->slow.calls) == 0) {
+        pthread_mutex_lock(&q->io->lock);
+        waiting = q->io->submitters_waiting;
+        pthread_mutex_unlock(&q->io->lock);
     }
-    assert_int_equal(waiting, 2); /* else the machine was too slow for the slow request */
-    assert_int_equal(await(&slow), 4095);
+    assert_int_equal(waiting, 2); /* else the threads took longer to start than the slow request to end */
+    assert_int_equal(await(&q->slow), SLOW);
     for (unsigned i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
-    gaia_io_submit(io);
-    for (unsigned i = 0; i < 2; i++) {
-        assert_int_equal(await(&waiters[i].outcome), 100);
-        free(waiters[i].buffer);
-    }
-    gaia_io_file_close(file);
-    gaia_io_close(io);
-    close(fd);
+    gaia_io_submit(q->io);
+    for (unsigned i = 0; i < (q->submit_another ? 3 : 2); i++)
+        assert_int_equal(await(&q->others[i]), 100);
+    gaia_io_file_close(q->file);
+    gaia_io_close(q->io);
+    free(q->buffer);
+    close(q->fd);
+}
+
+/* Who gets the slot first never pushes, and still the second gets it too. */
+static void waiting_makes_others_push(void **state)
+{
+    struct queue q;
+
+    memset(&q, 0, sizeof q);
+    run_queue(&q, *(enum gaia_io_kind *)*state);
+}
+
+/* A callback's request does not wait until no thread waits any more. */
+static void callbacks_get_a_turn(void **state)
+{
+    struct queue q;
+
+    memset(&q, 0, sizeof q);
+    q.push = q.submit_another = true;
+    run_queue(&q, *(enum gaia_io_kind *)*state);
+    assert_true(atomic_load(&q.place_of_another) < 2);
 }
 
 /* Closing waits for retries too, and does not skip them. */
@@ -478,6 +525,7 @@ int main(void)
         CASE(nothing_moved),
         CASE(pauses_hold_up_nobody),
         CASE(waiting_makes_others_push),
+        CASE(callbacks_get_a_turn),
         CASE(close_while_retrying),
         CASE(errors_of_the_kernel),
         // clang-format on

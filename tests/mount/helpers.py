@@ -258,8 +258,8 @@ class Raw:
 
     def __init__(self, address):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.connect(address)  # waits for room in the queue, which a socket with a timeout does not
         self.socket.settimeout(20)
-        self.socket.connect(address)
 
     def send(self, data, fds=()):
         if fds:
