@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "cache/drop.h"
+#include "cache/release.h"
 #include "io/protocol.h"
 
 static int by_leaf(const void *a, const void *b)
@@ -103,8 +104,12 @@ int acquire_range(struct replica *replica, uint64_t first, uint64_t count, uint6
     struct copy_pages *list = NULL;
     size_t n = 0, stale = 0;
 
+    /* What is stored in the range counts as released from now on, whether its page is stale or not. */
+    int error = atomic_load(&replica->state->stored) ? release_range(replica, first, count) : 0;
+    if (error)
+        return error;
     pthread_mutex_lock(&file->lock);
-    int error = file_check_behind(file);
+    error = file_check_behind(file);
     *changes_out = atomic_load(&replica->state->changes);
     if (!error)
         error = take_suspects(replica, first, count, &list, &n);

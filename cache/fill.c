@@ -255,6 +255,8 @@ static void fill_start(struct fill *fill, size_t bytes)
                              (off_t)(fill->first * GAIA_PAGE_SIZE), fill_read, fill);
     if (error)
         fill_finish(fill, error);
+    else /* at once: whoever waits for a stage waits for reads to complete */
+        gaia_io_submit(cache->io);
 }
 
 /* The next run of absent pages at or after *page, marked busy and granted: its length, or 0 when there is

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/utsname.h>
 #include <time.h>
@@ -91,10 +92,12 @@ PUBLIC void gaia_device_close(struct gaia_device *device)
 static int get_token(int fd, struct gaia_ioctl_token *token)
 {
     struct statfs fs;
+    struct stat st;
 
-    if (fstatfs(fd, &fs))
+    if (fstatfs(fd, &fs) || fstat(fd, &st))
         return -errno;
-    if (fs.f_type != FUSE_MAGIC) /* an ioctl on some other driver's file could do anything */
+    if (fs.f_type != FUSE_MAGIC ||
+        !S_ISREG(st.st_mode)) /* an ioctl on some other driver's file could do anything */
         return -ENODEV;
     if (ioctl(fd, GAIA_IOCTL_TOKEN, token)) {
         if (errno == ENOTCONN || errno == EMFILE || errno == ENOMEM || errno == EBADF || errno == EACCES)
@@ -243,15 +246,15 @@ static int flush_cpu(const struct gaia_piece *piece)
     return 0;
 }
 
-/* Whether nothing can have put a page of the mapping out of date since the last acquire of the whole mapping.
- */
+/* Whether there is nothing to do: nothing can have put a page of the mapping out of date since the last
+ * acquire of the whole mapping, and no store waits to be released. */
 static bool unchanged(struct gaia_mapping *mapping)
 {
     struct gaia_shared_state *state = mapping->state;
     struct timespec now;
     uint64_t seen = atomic_load(&mapping->changes_seen);
 
-    if (!seen || atomic_load(&state->changes) != seen)
+    if (!seen || atomic_load(&state->changes) != seen || atomic_load(&state->stored))
         return false;
     clock_gettime(CLOCK_MONOTONIC, &now);
     uint64_t age =

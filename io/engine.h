@@ -35,7 +35,7 @@ struct gaia_io_config {
 };
 
 /* Start an engine. 0; or -EINVAL (config), -ENOSYS or -EPERM (the kernel refuses io_uring: the caller says so
- * or takes GAIA_IO_THREADS), -ENOMEM (newer kernels count the ring, up to 140 KiB, against RLIMIT_MEMLOCK),
+ * or takes GAIA_IO_THREADS), -ENOMEM (newer kernels count the ring, up to 80 KiB, against RLIMIT_MEMLOCK),
  * -EMFILE, -ENFILE, -EAGAIN (no thread to be had). That buffers cannot be registered (RLIMIT_MEMLOCK) is no
  * error: see gaia_io_registered(). */
 int gaia_io_open(const struct gaia_io_config *config, struct gaia_io **io_out);

@@ -4,8 +4,9 @@
  *
  * The completion queue can't overflow: a request has at most one entry under way (a transfer, or the pause
  * before its next attempt), its slot is given on only after that entry's completion was taken off the queue,
- * at most `depth` slots exist, and the queue has room for depth + 1: the last one is the entry that ends the
- * thread. The submission queue is shorter; a submitter that finds it full pushes it to the kernel first.
+ * at most `depth` slots exist, and the queue has room for that many; the entry that ends the thread is queued
+ * when no request is left. The submission queue is shorter; a submitter that finds it full pushes it to the
+ * kernel first.
  *
  * The kernel runs part of a completion in the thread that pushed the request: that thread's epoll_wait(2) or
  * similar call may return EINTR for it. When that thread exits, what the kernel had not begun completes with
@@ -340,12 +341,12 @@ static int init_ring(struct io_uring *ring, unsigned depth)
     int error = -ENOMEM;
 
     for (unsigned i = 0; i < INIT_TRIES_MAX && error == -ENOMEM; i++) {
-        struct io_uring_params params = {.flags = IORING_SETUP_CQSIZE, .cq_entries = depth + 1};
+        struct io_uring_params params = {.flags = IORING_SETUP_CQSIZE, .cq_entries = depth};
 
         if (i > 0)
             nanosleep(&retry, NULL);
         error = io_uring_queue_init_params(depth < QUEUE_MAX ? depth : QUEUE_MAX, ring, &params);
-        assert(error < 0 || params.cq_entries > depth);
+        assert(error < 0 || params.cq_entries >= depth);
     }
     return error;
 }

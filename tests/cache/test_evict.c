@@ -171,12 +171,45 @@ static void test_unchanged(void **state)
     fixture_stop(&f);
 }
 
+/* Bytes that are not in the host's memory come from storage, many reads at once, and none is waited for
+ * twice. */
+static void test_uncached(void **state)
+{
+    static struct fixture f;
+    struct gaia_io_stat io;
+    bool registered;
+    unsigned random = base_seed;
+    uint8_t page[4096];
+
+    (void)state;
+    if (!fixture_start(&f, 4 << 20))
+        skip();
+    for (unsigned i = 0; i < FIXTURE_PAGES; i++) {
+        memset(page, (int)(1 + i % 251), sizeof page);
+        assert_int_equal(pwrite(f.fd, page, sizeof page, (off_t)i * 4096), sizeof page);
+    }
+    assert_int_equal(fsync(f.fd), 0);
+    assert_int_equal(posix_fadvise(f.fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    struct device_map map = device_map(&f, 0);
+    for (unsigned i = 0; i < 2000; i++) {
+        unsigned p = i < FIXTURE_PAGES ? i : next(&random) % FIXTURE_PAGES;
+        assert_int_equal(((volatile uint8_t *)map.bytes)[p * 4096 + next(&random) % 4096],
+                         (uint8_t)(1 + p % 251));
+    }
+    cache_stat_io(f.cache, &io, &registered);
+    printf("reads %u, direct %u, at once %u\n", (unsigned)io.reads, (unsigned)io.direct_reads,
+           (unsigned)io.in_flight_max);
+    assert_true(io.reads > 0); /* else the file was in memory all the time */
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_oversubscribed),
         cmocka_unit_test(test_truncate),
         cmocka_unit_test(test_unchanged),
+        cmocka_unit_test(test_uncached),
     };
     const char *seed = getenv("GAIA_TEST_SEED");
 
