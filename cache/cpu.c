@@ -5,10 +5,10 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "cache/collect.h"
+#include "cache/hosted.h"
 #include "cache/internal.h"
 
 /* Call fn for each leaf that [offset, offset + length) touches and that exists, with the mask of its pages.
@@ -74,67 +74,49 @@ static struct leaf_copy *find_peer(struct leaf *leaf, page_mask bit)
     return NULL;
 }
 
-/* Peer caching: the bytes of [offset, offset + length) that lie in front and that devices have; whole pages,
- * or up to the end of the file. How many there are. */
-static size_t read_peers(struct cache_file *file, uint8_t *buffer, size_t length, off_t offset)
+/* Whether a device has the page that holds offset. Lock held. */
+static struct leaf_copy *peer_at(struct cache_file *file, off_t offset)
 {
-    size_t done = 0;
+    uint64_t page = (uint64_t)offset >> GAIA_PAGE_SHIFT;
+    struct leaf *leaf = index_find(&file->index, page >> LEAF_SHIFT);
+
+    return leaf ? find_peer(leaf, page_bit(page)) : NULL;
+}
+
+/* Peer caching: copy the bytes of [offset, offset + length) that lie in front and that devices have, and say
+ * how many. When there are none, *gap_out says how many are to be read elsewhere before it is worth asking
+ * again. */
+static size_t read_peers(struct cache_file *file, uint8_t *buffer, size_t length, off_t offset,
+                         size_t *gap_out)
+{
+    size_t done = 0, gap = 0;
+    struct leaf_copy *copy;
 
     pthread_mutex_lock(&file->lock);
     if (offset + (off_t)length > file->size)
         length = offset < file->size ? (size_t)(file->size - offset) : 0;
-    while (done < length) {
+    while (done < length && (copy = peer_at(file, offset + (off_t)done))) {
         uint64_t page = (uint64_t)(offset + (off_t)done) >> GAIA_PAGE_SHIFT;
         size_t from = (size_t)(offset + (off_t)done) & (GAIA_PAGE_SIZE - 1);
         size_t n = GAIA_PAGE_SIZE - from < length - done ? GAIA_PAGE_SIZE - from : length - done;
-        struct leaf *leaf = index_find(&file->index, page >> LEAF_SHIFT);
-        struct leaf_copy *copy = leaf ? find_peer(leaf, page_bit(page)) : NULL;
-        if (!copy)
-            break;
         memcpy(buffer + done, copy->replica->frames->ops->view(copy->replica->frames, page) + from, n);
         replica_count(copy->replica, peer_reads, 1);
         replica_count(copy->replica, pages_out, 1);
         done += n;
     }
+    while (!done && gap < length && !peer_at(file, offset + (off_t)gap))
+        gap += GAIA_PAGE_SIZE - ((size_t)(offset + (off_t)gap) & (GAIA_PAGE_SIZE - 1));
     pthread_mutex_unlock(&file->lock);
+    *gap_out = gap;
     return done;
 }
 
-/* The leading bytes that need no storage: from the host's memory, else from devices, run by run. */
-static size_t read_memory(struct cache_file *file, int fd, uint8_t *buffer, size_t length, off_t offset)
+static ssize_t read_backing(int fd, uint8_t *buffer, size_t length, off_t offset)
 {
     size_t done = 0;
 
     while (done < length) {
-        struct iovec io = {.iov_base = buffer + done, .iov_len = length - done};
-        ssize_t n = preadv2(fd, &io, 1, offset + (off_t)done, RWF_NOWAIT);
-        if (n > 0) {
-            done += (size_t)n;
-            continue;
-        }
-        if (n == 0 ||
-            errno != EAGAIN) /* the end of the file, or something that an ordinary read will report */
-            break;
-        size_t peers = read_peers(file, buffer + done, length - done, offset + (off_t)done);
-        if (!peers)
-            break;
-        done += peers;
-    }
-    return done;
-}
-
-ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset,
-                        unsigned flags)
-{
-    pthread_mutex_lock(&file->lock);
-    int error = each_leaf(file, offset, length, flags, before_read);
-    bool peers = file->index.leaves;
-    pthread_mutex_unlock(&file->lock);
-    if (error)
-        return error;
-    size_t done = peers ? read_memory(file, fd, buffer, length, offset) : 0;
-    while (done < length) {
-        ssize_t n = pread(fd, (uint8_t *)buffer + done, length - done, offset + (off_t)done);
+        ssize_t n = pread(fd, buffer + done, length - done, offset + (off_t)done);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -144,6 +126,42 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
         done += (size_t)n;
     }
     return (ssize_t)done;
+}
+
+/* What is not in the host's memory may be on a device: run by run from the devices that have it, the rest
+ * from storage. */
+static ssize_t read_anywhere(struct cache_file *file, int fd, uint8_t *buffer, size_t length, off_t offset)
+{
+    size_t done = 0, gap;
+
+    while (done < length) {
+        size_t peers = read_peers(file, buffer + done, length - done, offset + (off_t)done, &gap);
+        done += peers;
+        if (peers)
+            continue;
+        size_t want = gap && gap < length - done ? gap : length - done;
+        ssize_t n = read_backing(fd, buffer + done, want, offset + (off_t)done);
+        if (n < 0)
+            return done ? (ssize_t)done : n;
+        done += (size_t)n;
+        if ((size_t)n < want) /* the end of the file */
+            break;
+    }
+    return (ssize_t)done;
+}
+
+ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset,
+                        unsigned flags)
+{
+    pthread_mutex_lock(&file->lock);
+    int error = each_leaf(file, offset, length, flags, before_read);
+    bool resident = file->index.leaves;
+    pthread_mutex_unlock(&file->lock);
+    if (error)
+        return error;
+    if (resident && !hosted_all(fd, offset, length))
+        return read_anywhere(file, fd, buffer, length, offset);
+    return read_backing(fd, buffer, length, offset);
 }
 
 void cache_file_opened(struct cache_file *file)

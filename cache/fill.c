@@ -9,6 +9,7 @@
 
 #include "cache/collect.h"
 #include "cache/drop.h"
+#include "cache/hosted.h"
 
 /* A piece of a file on its way to a device: pages of one leaf copy or more, at most a stage. */
 struct fill {
@@ -223,14 +224,18 @@ static void fill_read(void *context, ssize_t result)
     fill_finish(context, result);
 }
 
-/* Bytes that are in the host's memory, all of them, or nothing. */
+/* Bytes that are in the host's memory, all of them, or nothing. Asked first: a read that finds some missing
+ * would have the kernel bring them into its cache, which reads for devices are to leave alone. */
 static ssize_t read_cached(const struct fill *fill, size_t bytes)
 {
+    int fd = fill->map->replica->file->fd;
+    off_t offset = (off_t)(fill->first * GAIA_PAGE_SIZE);
     struct iovec io = {.iov_base = fill->stage, .iov_len = bytes};
 
+    if (!hosted_all(fd, offset, bytes))
+        return -EAGAIN;
     for (;;) {
-        ssize_t n =
-            preadv2(fill->map->replica->file->fd, &io, 1, (off_t)(fill->first * GAIA_PAGE_SIZE), RWF_NOWAIT);
+        ssize_t n = preadv2(fd, &io, 1, offset, RWF_NOWAIT);
         if (n < 0 && errno == EINTR)
             continue;
         return n == (ssize_t)bytes ? n : -EAGAIN;

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whether bytes of the backing file are in the host's memory: asked without bringing them there. */
+#ifndef GAIAFS_CACHE_HOSTED_H
+#define GAIAFS_CACHE_HOSTED_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+/* Whether all of [offset, offset + length) is in the page cache of fd's file. Where the kernel can't say
+ * (cachestat(2) came with Linux 6.5) the answer is yes: a reader that must not wait asks with RWF_NOWAIT all
+ * the same. */
+bool hosted_all(int fd, off_t offset, size_t length);
+
+#endif
