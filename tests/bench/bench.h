@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the benchmarks of a mount share. Each is a program that prints one JSON object of times; bench.py mounts, runs them
- * and compares. None fails because of a time; all end with 1, and a message, when bytes are wrong or a call fails. */
+/* What the benchmarks of a mount share. Each is a program that prints one JSON object of times; bench.py
+ * mounts, runs them and compares. None fails because of a time; all end with 1, and a message, when bytes are
+ * wrong or a call fails. */
 #ifndef GAIAFS_TESTS_BENCH_H
 #define GAIAFS_TESTS_BENCH_H
 
@@ -134,7 +135,8 @@ static inline void check_page(const volatile uint8_t *base, uint64_t page)
         die("wrong bytes in page %llu", (unsigned long long)page);
 }
 
-/* Brings bytes of a backing file into the host's memory: a machine may take away what has not been used for a while. */
+/* Brings bytes of a backing file into the host's memory: a machine may take away what has not been used for a
+ * while. */
 static inline void warm(int backing, uint64_t offset, size_t length)
 {
     static uint8_t buffer[256 * 1024];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an acquire costs for each page that changed, and a release for each page that was modified. The file is resident
- * as a whole; k pages at random, for several k. Microseconds, medians of the repetitions.
+/* What an acquire costs for each page that changed, and a release for each page that was modified. The file
+ * is resident as a whole; k pages at random, for several k. Microseconds, medians of the repetitions.
  *
  * acquire       after k plain write()s of whole pages, each somewhere else: the device drops k pages
  * refetch       the touches of those pages after it, one fault for each

@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A fault of the soft device against a bare userfaultfd round trip between two processes: blocks of faults in turn.
+/* A fault of the soft device against a bare userfaultfd round trip between two processes: blocks of faults in
+ * turn.
  *
- * bare      a memfd mapping whose faults a forked process serves: it polls, reads the message, fills 4 KiB through its
- *           own mapping and continues
- * page      GAIA_ADV_RANDOM: single pages of a file in the host's memory
- * unit      the default: 64 KiB units, at random
- * store     first stores to pages that are resident, one by one (twin taken, protection lifted)
+ * bare      a memfd mapping whose faults a forked process serves: it polls, reads the message, fills 4 KiB
+ * through its own mapping and continues page      GAIA_ADV_RANDOM: single pages of a file in the host's
+ * memory unit      the default: 64 KiB units, at random store     first stores to pages that are resident,
+ * one by one (twin taken, protection lifted)
  *
- * bench_fault FILE BACKING [--faults N] [--blocks N] */
+ * Each is measured with the toucher and the server on one CPU, where a round trip is two switches of threads;
+ * on two, where it is also two wake-ups of an idle CPU; and wherever the kernel puts them.
+ *
+ * bench_fault FILE BACKING DAEMON_PID [--faults N] [--blocks N] */
+#include <dirent.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
@@ -20,6 +25,7 @@
 #include "tests/bench/bench.h"
 
 #define UNIT_PAGES 16u
+#define BLOCKS_MAX 64u
 
 struct bare {
     int memfd, socket;
@@ -111,10 +117,10 @@ static struct bare bare_start(size_t pages)
     close(sockets[1]);
     bare.address = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, bare.memfd, 0);
     int faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-    struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM};
-    struct uffdio_register registration = {
-        .range = {.start = (uintptr_t)bare.address, .len = pages * PAGE},
-        .mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR};
+    struct uffdio_api api = {.api = UFFD_API,
+                             .features = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM};
+    struct uffdio_register registration = {.range = {.start = (uintptr_t)bare.address, .len = pages * PAGE},
+                                           .mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR};
     if (bare.address == MAP_FAILED || faults < 0 || ioctl(faults, UFFDIO_API, &api) ||
         ioctl(faults, UFFDIO_REGISTER, &registration))
         die("userfaultfd");
@@ -170,71 +176,147 @@ static double time_stores(uint8_t *base, const uint32_t *units, size_t n)
 
     for (size_t i = 0; i < n; i++) {
         uint64_t page = (uint64_t)units[i] * UNIT_PAGES + units[i] % UNIT_PAGES;
-        *(volatile uint64_t *)(base + page * PAGE) = pattern_word(page, 0); /* the same bytes: the file stays */
+        *(volatile uint64_t *)(base + page * PAGE) =
+            pattern_word(page, 0); /* the same bytes: the file stays */
     }
     return (double)(now_ns() - start) / 1000 / (double)n;
 }
 
 enum kind { BARE, ONE_PAGE, UNIT, STORE, KINDS };
+static const char *const kind_names[KINDS] = {"bare", "page", "unit", "store"};
+enum placement { ONE_CPU, TWO_CPUS, FREE, PLACEMENTS };
+static const char *const placement_names[PLACEMENTS] = {"one_cpu", "two_cpus", "free"};
+
+/* The CPUs that this process may use, and the placements made of them. */
+struct cpus {
+    cpu_set_t all, first, second;
+    int count;
+};
+
+static struct cpus find_cpus(void)
+{
+    struct cpus cpus = {0};
+
+    if (sched_getaffinity(0, sizeof cpus.all, &cpus.all))
+        die("sched_getaffinity");
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &cpus.all) && cpus.count++ < 2)
+            CPU_SET(cpu, cpus.count == 1 ? &cpus.first : &cpus.second);
+    return cpus;
+}
+
+/* Every thread of a process. One that ends meanwhile is no error. */
+static void place_process(pid_t pid, const cpu_set_t *set)
+{
+    char path[40];
+    struct dirent *entry;
+
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *tasks = opendir(path);
+    if (!tasks)
+        die("%s", path);
+    while ((entry = readdir(tasks)))
+        if (entry->d_name[0] != '.' && sched_setaffinity(atoi(entry->d_name), sizeof *set, set) &&
+            errno != ESRCH)
+            die("sched_setaffinity");
+    closedir(tasks);
+}
+
+static void place(const struct cpus *cpus, enum placement placement, pid_t server, pid_t daemon)
+{
+    const cpu_set_t *ours = placement == FREE ? &cpus->all : &cpus->first;
+    const cpu_set_t *theirs = placement == TWO_CPUS ? &cpus->second : ours;
+
+    if (sched_setaffinity(0, sizeof *ours, ours))
+        die("sched_setaffinity");
+    place_process(server, theirs);
+    place_process(daemon, theirs);
+}
+
+struct bench {
+    struct bare bare;
+    int backing;
+    uint8_t *base;
+    size_t length, units, faults;
+    uint32_t *picked;
+    uint64_t random;
+};
+
+/* A block of each kind: microseconds a fault. */
+static void time_block(struct bench *b, double us[KINDS])
+{
+    pick_distinct(&b->random, b->picked, b->faults, b->bare.pages);
+    us[BARE] = time_bare(&b->bare, b->picked, b->faults);
+    pick_distinct(&b->random, b->picked, b->faults, b->units);
+    warm_units(b->backing, b->picked, b->faults);
+    us[ONE_PAGE] = time_touches(b->base, b->length, b->picked, b->faults, GAIA_ADV_RANDOM);
+    us[STORE] = time_stores(b->base, b->picked, b->faults);
+    advise(b->base, b->length, GAIA_ADV_DONTNEED);
+    pick_distinct(&b->random, b->picked, b->faults, b->units);
+    warm_units(b->backing, b->picked, b->faults);
+    us[UNIT] = time_touches(b->base, b->length, b->picked, b->faults, GAIA_ADV_NORMAL);
+    advise(b->base, b->length, GAIA_ADV_DONTNEED);
+}
+
+static void print_placement(const char *name, double (*times)[BLOCKS_MAX], double (*ratios)[BLOCKS_MAX],
+                            size_t blocks)
+{
+    printf(", \"%s\": {", name);
+    for (int k = 0; k < KINDS; k++) {
+        double us = median(times[k], blocks), ratio = median(ratios[k], blocks); /* which sorts */
+        printf("%s\"%s_us\": %.2f, \"%s_us_min\": %.2f, \"%s_ratio\": %.2f, \"%s_ratio_min\": %.2f, "
+               "\"%s_ratio_max\": %.2f",
+               k ? ", " : "", kind_names[k], us, kind_names[k], times[k][0], kind_names[k], ratio,
+               kind_names[k], ratios[k][0], kind_names[k], ratios[k][blocks - 1]);
+    }
+    printf("}");
+}
 
 int main(int argc, char **argv)
 {
-    static const char *const names[KINDS] = {"bare", "page", "unit", "store"};
-    size_t n = option(&argc, argv, "--faults", 512), blocks = option(&argc, argv, "--blocks", 9);
-    uint64_t random = 7;
+    static double times[PLACEMENTS][KINDS][BLOCKS_MAX], ratios[PLACEMENTS][KINDS][BLOCKS_MAX];
+    struct bench b = {.faults = option(&argc, argv, "--faults", 512), .random = 7};
+    size_t blocks = option(&argc, argv, "--blocks", 9);
 
-    if (argc != 3 || !n || !blocks) {
-        fprintf(stderr, "usage: bench_fault FILE BACKING [--faults N] [--blocks N]\n");
+    if (argc != 4 || !b.faults || !blocks || blocks > BLOCKS_MAX) {
+        fprintf(stderr, "usage: bench_fault FILE BACKING DAEMON_PID [--faults N] [--blocks N]\n");
         return 2;
     }
-    struct bare bare = bare_start(4 * n); /* before there are threads */
-    int fd = open_file(argv[1], O_RDWR), backing = open_file(argv[2], O_RDONLY);
-    size_t length = file_size(fd), units = length / PAGE / UNIT_PAGES;
+    pid_t daemon = (pid_t)strtol(argv[3], NULL, 10);
+    struct cpus cpus = find_cpus();
+    b.bare = bare_start(4 * b.faults); /* before there are threads */
+    int fd = open_file(argv[1], O_RDWR);
+    b.backing = open_file(argv[2], O_RDONLY);
+    b.length = file_size(fd);
+    b.units = b.length / PAGE / UNIT_PAGES;
     struct gaia_device *device = open_device();
-    uint8_t *base = map_file(device, fd, length, PROT_READ | PROT_WRITE);
-    uint32_t *pages = malloc(n * sizeof *pages), *picked = malloc(n * sizeof *picked);
-    double *times[KINDS], *ratios[KINDS];
-    for (int k = 0; k < KINDS; k++) {
-        times[k] = calloc(blocks, sizeof *times[k]);
-        ratios[k] = calloc(blocks, sizeof *ratios[k]);
-        if (!times[k] || !ratios[k] || !pages || !picked)
-            die("memory");
-    }
-    for (size_t b = 0; b <= blocks; b++) { /* the first warms up */
-        size_t at = b ? b - 1 : 0;
-        pick_distinct(&random, pages, n, bare.pages);
-        pick_distinct(&random, picked, n, units);
-        warm_units(backing, picked, n);
-        times[BARE][at] = time_bare(&bare, pages, n);
-        times[ONE_PAGE][at] = time_touches(base, length, picked, n, GAIA_ADV_RANDOM);
-        times[STORE][at] = time_stores(base, picked, n);
-        advise(base, length, GAIA_ADV_DONTNEED);
-        pick_distinct(&random, picked, n, units);
-        warm_units(backing, picked, n);
-        times[UNIT][at] = time_touches(base, length, picked, n, GAIA_ADV_NORMAL);
-        advise(base, length, GAIA_ADV_DONTNEED);
-        for (int k = 0; k < KINDS; k++)
-            ratios[k][at] = times[k][at] / times[BARE][at];
-    }
-    printf("{\"faults\": %zu, \"blocks\": %zu", n, blocks);
-    for (int k = 0; k < KINDS; k++) {
-        double us = median(times[k], blocks), ratio = median(ratios[k], blocks); /* which sorts */
-        printf(", \"%s_us\": %.2f, \"%s_us_min\": %.2f, \"%s_ratio\": %.2f, \"%s_ratio_min\": %.2f, "
-               "\"%s_ratio_max\": %.2f",
-               names[k], us, names[k], times[k][0], names[k], ratio, names[k], ratios[k][0], names[k],
-               ratios[k][blocks - 1]);
-    }
+    b.base = map_file(device, fd, b.length, PROT_READ | PROT_WRITE);
+    b.picked = malloc(b.faults * sizeof *b.picked);
+    if (!b.picked)
+        die("memory");
+    for (size_t block = 0; block <= blocks; block++) /* the first warms up */
+        for (int p = 0; p < PLACEMENTS; p++) {
+            double us[KINDS];
+            if (p == TWO_CPUS && cpus.count < 2)
+                continue;
+            place(&cpus, (enum placement)p, b.bare.server, daemon);
+            time_block(&b, us);
+            for (int k = 0; k < KINDS && block; k++) {
+                times[p][k][block - 1] = us[k];
+                ratios[p][k][block - 1] = us[k] / us[BARE];
+            }
+        }
+    place(&cpus, FREE, b.bare.server, daemon);
+    printf("{\"faults\": %zu, \"blocks\": %zu", b.faults, blocks);
+    for (int p = 0; p < PLACEMENTS; p++)
+        if (p != TWO_CPUS || cpus.count > 1)
+            print_placement(placement_names[p], times[p], ratios[p], blocks);
     printf("}\n");
-    gaia_munmap(base, length);
+    gaia_munmap(b.base, b.length);
     gaia_device_close(device);
     close(fd);
-    close(backing);
-    bare_stop(&bare);
-    for (int k = 0; k < KINDS; k++) {
-        free(times[k]);
-        free(ratios[k]);
-    }
-    free(pages);
-    free(picked);
+    close(b.backing);
+    bare_stop(&b.bare);
+    free(b.picked);
     return 0;
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CPU reads through the mount of a file that some device maps, by where its bytes are; in turn. GB/s (10^9 bytes) and, for
- * single pages at random, microseconds.
+/* CPU reads through the mount of a file that some device maps, by where its bytes are; in turn. GB/s (10^9
+ * bytes) and, for single pages at random, microseconds.
  *
  * peer     on the device, and not in the host's memory
  * storage  neither
  * memory   in the host's memory, not on the device
- * held     is how much of the backing file the host's memory holds after reading: a read from a device should need none
+ * held     is how much of the backing file the host's memory holds after reading: a read from a device should
+ * need none
  *
  * bench_peer FILE BACKING [--repetitions N] */
 #include "tests/bench/bench.h"
@@ -134,9 +135,10 @@ int main(int argc, char **argv)
         }
     printf("{\"bytes\": %zu, \"repetitions\": %zu", b.length, n);
     for (int s = 0; s < SOURCES; s++)
-        printf(", \"%s_gbs\": %.3f, \"%s_random_us\": %.2f, \"%s_pages_from_device\": %llu, \"%s_held\": %.3f",
-               names[s], median(rates[s], n), names[s], median(times[s], n), names[s],
-               (unsigned long long)from_peer[s], names[s], held[s]);
+        printf(
+            ", \"%s_gbs\": %.3f, \"%s_random_us\": %.2f, \"%s_pages_from_device\": %llu, \"%s_held\": %.3f",
+            names[s], median(rates[s], n), names[s], median(times[s], n), names[s],
+            (unsigned long long)from_peer[s], names[s], held[s]);
     printf("}\n");
     gaia_device_close(b.device);
     close(b.fd);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Brings a device into a state and keeps it while somebody looks at the mount's statistics: a line "ready", then until the
- * end of input.
+/* Brings a device into a state and keeps it while somebody looks at the mount's statistics: a line "ready",
+ * then until the end of input.
  *
  * read      every page is resident, none was stored to
  * sparse    --pages N single pages at random are resident

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stream of faults over a file in the host's memory against memcpy() of as many bytes, in turn. GB/s (10^9 bytes).
+/* A stream of faults over a file in the host's memory against memcpy() of as many bytes, in turn. GB/s (10^9
+ * bytes).
  *
- * stream      every page of a fresh mapping is touched in order; the device's copy of the file is away at the start
- * memcpy      between two buffers whose pages are all there, destination warm: the goal's baseline
+ * stream      every page of a fresh mapping is touched in order; the device's copy of the file is away at the
+ * start memcpy      between two buffers whose pages are all there, destination warm: the goal's baseline
  * memcpy_new  into a buffer that was just mapped: page faults included
- * two_copies  pread() of 256 KiB into a buffer, pwrite() of it into a memfd that had a hole there: what a stream does at
- *             least when a stage is between the host's memory and the device's, without a fault
+ * two_copies  pread() of 256 KiB into a buffer, pwrite() of it into a memfd that had a hole there: what a
+ * stream does at least when a stage is between the host's memory and the device's, without a fault
  *
  * bench_stream FILE BACKING [--repetitions N] */
 #include "tests/bench/bench.h"

@@ -58,10 +58,12 @@ static void print_subject(struct subject *s, size_t pairs)
 {
     const char *name = strrchr(s->path, '/');
 
-    printf("{\"file\": \"%s\", \"bytes\": %zu, \"resident_bytes\": %zu, \"pair_us\": %.2f, \"acquire_us\": %.2f, "
+    printf("{\"file\": \"%s\", \"bytes\": %zu, \"resident_bytes\": %zu, \"pair_us\": %.2f, \"acquire_us\": "
+           "%.2f, "
            "\"release_us\": %.2f, \"pair_99_us\": %.2f, \"pair_max_us\": %.2f}",
-           name ? name + 1 : s->path, s->length, s->resident, median(s->pair, pairs), median(s->acquire, pairs),
-           median(s->release, pairs), quantile(s->pair, pairs, 0.99), quantile(s->pair, pairs, 1));
+           name ? name + 1 : s->path, s->length, s->resident, median(s->pair, pairs),
+           median(s->acquire, pairs), median(s->release, pairs), quantile(s->pair, pairs, 0.99),
+           quantile(s->pair, pairs, 1));
 }
 
 int main(int argc, char **argv)

@@ -110,8 +110,6 @@ def test_mmap_of_what_cannot_be_mapped(mount, devices, workdir):
     os.mkfifo(os.path.join(m.mnt, "fifo"))
     os.mkdir(os.path.join(m.mnt, "folder"))
     pipe_read, pipe_write = os.pipe()
-    closed = os.dup(s.fd)
-    os.close(closed)
     opened = [os.open(path, flags) for path, flags in (
         (os.path.join(workdir, "elsewhere"), os.O_RDWR), ("/proc/self/status", os.O_RDONLY),
         (m.mnt, os.O_RDONLY), (os.path.join(m.mnt, "folder"), os.O_RDONLY),
@@ -119,6 +117,8 @@ def test_mmap_of_what_cannot_be_mapped(mount, devices, workdir):
         (s.path, os.O_WRONLY), (s.path, os.O_PATH), (s.path, os.O_RDONLY), ("/dev/fuse", os.O_RDWR))]
     other_fs, proc, root, folder, fifo, null, zero, write_only, path_only, read_only, fuse = opened
     memfd, sock = os.memfd_create("x"), socket.socket(socket.AF_UNIX)
+    closed = os.dup2(s.fd, 900)  # a number that nobody else will be given
+    os.close(closed)
     for fd, prot, codes in (
             (other_fs, 3, [errno.ENODEV]), (proc, 1, [errno.ENODEV]), (root, 1, [errno.ENODEV]),
             (folder, 1, [errno.ENODEV]), (fifo, 3, [errno.ENODEV]), (pipe_read, 1, [errno.ENODEV]),
