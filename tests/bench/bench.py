@@ -519,7 +519,7 @@ def main():
             start = time.monotonic()
             try:
                 rows += ROWS[name](bench)
-            except Broken as error:
+            except (Broken, OSError) as error:
                 broken.append(f"{name}: {error}")
                 say(f"BROKEN {broken[-1]}")
             say(f"{name}: {time.monotonic() - start:.1f} s")

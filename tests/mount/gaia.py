@@ -20,7 +20,10 @@ class Stat(ctypes.Structure):
 
 
 def _load():
-    folder = os.environ.get("GAIAFS_BIN") or os.path.join(os.path.dirname(__file__), "..", "..")
+    top = os.path.join(os.path.dirname(__file__), "..", "..")
+    # A sanitizer's runtime must be the first library of a program, which Python is not: the daemon and the tools of a
+    # sanitizer build are tested with the plain library beside them.
+    folder = top if os.environ.get("GAIAFS_SANITIZE") else os.environ.get("GAIAFS_BIN") or top
     lib = ctypes.CDLL(os.path.join(folder, "libgaia.so"), use_errno=True)
     lib.gaia_mmap.restype = ctypes.c_void_p
     lib.gaia_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,

@@ -1,0 +1,716 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many clients: processes, threads, devices and mappings at once; forks, parts of mappings, and clients that are killed."""
+import ctypes
+import errno
+import mmap
+import os
+import pickle
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+import gaia
+from helpers import (PAGE, AgentDied, agents, device_statistics, devices, make_random, read_file,  # noqa: F401
+                     statistics, wait_until, write_file)
+
+MIB = 1 << 20
+SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
+
+
+def make(m, content, name="f"):
+    path = os.path.join(m.mnt, name)
+    write_file(path, content)
+    return path
+
+
+def open_map(device, path, length=None, prot=gaia.PROT_READ | gaia.PROT_WRITE, offset=0):
+    """A mapping of a file whose descriptor is closed again."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        return device.mmap(fd, length or os.fstat(fd).st_size, prot, 0, offset)
+    finally:
+        os.close(fd)
+
+
+# --- what runs in an agent, where a fork and a crash do no harm -------------------------------------------------------
+
+def in_child(function):
+    """Calls it in a fork of this process: (status as waitpid has it, what it returned or None)."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            os.close(read)
+            with os.fdopen(write, "wb") as file:
+                pickle.dump(function(), file)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        data = file.read()
+    status = os.waitpid(pid, 0)[1]
+    return status, pickle.loads(data) if data else None
+
+
+def error_of(function, *args):
+    """The number of the error that it raises; 0: none."""
+    try:
+        function(*args)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+def library(agent):
+    """The functions of this file are known to the agent."""
+    agent.do("from test_clients import *")
+    return agent
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+def test_each_device_has_its_capacity(mount, devices):
+    m = mount("device_cache=1M,device_cache=soft:3=2M")
+    rng = make_random("capacity")
+    content = rng.randbytes(4 * MIB)
+    path = make(m, content)
+    maps = [open_map(devices(f"soft:{i}"), path) for i in range(8)]
+    threads = []
+    wrong = []
+
+    def read(mapping):
+        buffer = ctypes.create_string_buffer(len(content))
+        ctypes.memmove(buffer, mapping.address, len(content))  # lets go of the interpreter's lock
+        if buffer.raw != content:
+            wrong.append(mapping.device)
+
+    for mapping in maps:
+        threads.append(threading.Thread(target=read, args=(mapping,)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    seen = {d["device"]: d for d in statistics(m.mnt)["devices"]}
+    for i, mapping in enumerate(maps):
+        capacity = 2 * MIB if i == 3 else MIB
+        stat, json = mapping.device.stat(), seen[f"soft:{i}"]
+        assert stat.capacity_bytes == capacity and json["capacity_bytes"] == capacity, i
+        assert 0 < stat.resident_bytes <= capacity and json["resident_bytes"] == stat.resident_bytes, i
+        assert stat.resident_bytes >= capacity // 2, f"soft:{i} leaves half of its memory unused"
+        assert stat.evictions and json["evictions"] == stat.evictions, i
+
+
+STORER = """
+fd = os.open(path, os.O_RDWR)
+map = gaia.Device(f"soft:{number}").mmap(fd, size)
+def store(half, rounds):
+    for turn in range(rounds):
+        for at in range(half * size // 2 + number, (half + 1) * size // 2, 512):
+            map[at] = turn + number + 1
+        map.release(half * size // 2, size // 2)
+        if turn % 3 == 2:
+            map.acquire(half * size // 2, size // 2)
+def store_all(rounds):
+    threads = [threading.Thread(target=store, args=(half, rounds)) for half in range(2)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+
+
+@pytest.mark.parametrize("options", ["", "device_cache=256K"])
+def test_processes_threads_and_devices_at_once(mount, agents, options):
+    """8 processes on 8 devices with two threads each, and a CPU program: all store to each page, nobody loses a byte."""
+    m = mount(options)
+    size = 128 * PAGE
+    path = make(m, bytes(size))
+    children = [agents() for _ in range(8)]
+    for number, child in enumerate(children):
+        child.do(STORER, path=path, number=number, size=size)
+    for child in children:
+        child.start("store_all(6)")
+    fd = os.open(path, os.O_RDWR)
+    for turn in range(6):
+        for at in range(8, size, 512):
+            os.pwrite(fd, bytes([turn + 100]), at)
+    os.close(fd)
+    for child in children:
+        child.finish()
+    expected = bytearray(size)
+    for number in range(8):
+        expected[number::512] = bytes([5 + number + 1]) * (size // 512)
+    expected[8::512] = bytes([105]) * (size // 512)
+    assert read_file(path) == expected
+    for child in children:
+        child.do("map.acquire()")
+        assert child("map[:]") == expected
+        child.end()
+    assert read_file(path) == expected
+
+
+def test_two_processes_on_one_device(mount, agents):
+    m = mount()
+    path = make(m, bytes(16 * PAGE))
+    one, two = agents(), agents()
+    for agent in (one, two):
+        agent.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:2').mmap(fd, 16 * PAGE)", path=path)
+    rng = make_random("one device")
+    expected = bytearray(16 * PAGE)
+    released = bytearray(16 * PAGE)
+    for turn in range(40):
+        storer, other = (one, two) if rng.random() < 0.5 else (two, one)
+        at, data = rng.randrange(len(expected) - 20), rng.randbytes(rng.choice([1, 20]))
+        storer.do("map[at:at + len(data)] = data", at=at, data=data)
+        expected[at:at + len(data)] = data
+        assert other("map[:]") == expected  # without an acquire: it is the same memory
+        if turn % 4 == 3:
+            assert read_file(path) == released
+            other.do("map.release()")  # what the other one stored
+            released[:] = expected
+            assert read_file(path) == released
+    one.do("map[5] = 77\nmap.unmap()")
+    expected[5] = 77
+    assert two("map[:]") == expected
+    two.do("map.release()")
+    assert read_file(path) == expected
+
+
+# --- forks ------------------------------------------------------------------------------------------------------------
+
+def child_of_a_fork(device, mapping, path, content):
+    """In the child: (error of each call on what is the parent's, what a device of its own shows)."""
+    errors = {
+        "acquire": error_of(mapping.acquire), "release": error_of(mapping.release), "sync": error_of(mapping.sync),
+        "async": error_of(mapping.sync, gaia.MS_ASYNC), "advise": error_of(mapping.advise, gaia.ADV_WILLNEED),
+        "stat": error_of(device.stat), "mmap": error_of(open_map, device, path)}
+    munmap = error_of(mapping.unmap)  # nothing is mapped there: skipped
+    own = gaia.Device("soft:1")
+    fresh = open_map(own, path)
+    good = fresh[:] == content
+    fresh[3] = 200
+    fresh.release()
+    stat = own.stat().faults
+    device.close()  # takes nothing from the parent
+    own.close()
+    return errors, munmap, good, stat
+
+
+def forks(path, content):
+    device = gaia.Device("soft:0")
+    mapping = open_map(device, path)
+    assert mapping[:] == content
+    for touch in (lambda: mapping[0], lambda: mapping.__setitem__(0, 1)):
+        status, _ = in_child(touch)
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSEGV, status
+    status, result = in_child(lambda: child_of_a_fork(device, mapping, path, content))
+    assert status == 0, status
+    errors, munmap, good, faults = result
+    assert set(errors.values()) == {errno.EINVAL}, errors
+    assert munmap == 0 and good and faults > 0
+    # the parent goes on as if nothing had been
+    mapping.acquire()
+    assert mapping[3] == 200 and mapping[4:] == content[4:]
+    mapping[4] = 201
+    mapping.release()
+    assert device.stat().resident_bytes
+    # a child that does nothing about it, and ends
+    assert in_child(lambda: None)[0] == 0
+    mapping[5] = 202
+    mapping.release()
+    mapping.unmap()
+    device.close()
+
+
+def test_a_child_of_fork_has_neither_mappings_nor_devices(mount, agents):
+    m = mount()
+    rng = make_random("fork")
+    content = bytearray(rng.randbytes(20 * PAGE))
+    content[3:6] = bytes(3)
+    path = make(m, content)
+    child = library(agents())
+    child.do("forks(path, content)", path=path, content=bytes(content))
+    content[3:6] = bytes([200, 201, 202])
+    assert read_file(path) == content
+    assert child("in_child(lambda: 1)") == (0, 1)
+    child.end()
+
+
+def forks_beside_threads(path, seconds):
+    device = gaia.Device("soft:0")
+    mapping = open_map(device, path)
+    end = time.monotonic() + seconds
+    failed = []
+
+    def calls():
+        while time.monotonic() < end and not failed:
+            try:
+                more = open_map(device, path)
+                more[0]
+                mapping.release()
+                mapping.acquire()
+                more.unmap()
+            except OSError as error:
+                failed.append(error)
+
+    thread = threading.Thread(target=calls)
+    thread.start()
+    count = 0
+    while time.monotonic() < end and not failed:
+        status, result = in_child(lambda: (error_of(mapping.release), open_map(gaia.Device("soft:1"), path)[1]))
+        assert status == 0 and result == (errno.EINVAL, 9), (status, result)
+        count += 1
+    thread.join()
+    assert not failed, failed
+    device.close()
+    return count
+
+
+def test_forks_while_other_threads_are_in_calls(mount, agents):
+    m = mount()
+    path = make(m, bytes([9]) * 20 * PAGE)
+    child = library(agents())
+    count = child("forks_beside_threads(path, 2)", path=path)
+    print("forks", count)
+    assert count > 10
+    child.end()
+
+
+# --- many mappings ----------------------------------------------------------------------------------------------------
+
+def test_100_maps_of_a_file(mount, devices):
+    """They are one copy: bytes move once, a store through one is seen by all, and each may go on its own."""
+    m = mount()
+    rng = make_random("100 maps")
+    content = bytearray(rng.randbytes(40 * PAGE))
+    path = make(m, content)
+    device = devices()
+    maps = []
+    for i in range(100):
+        offset = i % 4 * PAGE
+        maps.append((offset, open_map(device, path, len(content) - offset, offset=offset)))
+    for offset, mapping in maps:
+        assert mapping[:] == content[offset:]
+    assert device.stat().bytes_in <= 64 * PAGE
+    for turn in range(100):
+        at = rng.randrange(4 * PAGE, len(content))
+        offset, mapping = maps[turn]
+        mapping[at - offset] = content[at] = (content[at] + 1) % 256
+        offset, mapping = rng.choice(maps)
+        assert mapping[at - offset] == content[at]
+        mapping.release()
+    assert read_file(path) == content
+    rng.shuffle(maps)
+    while maps:
+        maps.pop()[1].unmap()
+        for offset, mapping in maps[:2]:
+            mapping.acquire()
+            assert mapping[:] == content[offset:]
+    with pytest.raises(OSError) as caught:
+        device.stat()
+    assert caught.value.errno == errno.ENOTCONN
+
+
+def test_maps_of_100_files(mount, devices):
+    m = mount("device_cache=1M")
+    rng = make_random("100 files")
+    contents = [bytearray(rng.randbytes(rng.randrange(1, 12 * PAGE))) for _ in range(100)]
+    paths = [make(m, content, f"f{i}") for i, content in enumerate(contents)]
+    device = devices()
+    maps = [open_map(device, path) for path in paths]
+    for turn in range(300):
+        i = rng.randrange(100)
+        at = rng.randrange(len(contents[i]))
+        maps[i][at] = contents[i][at] = rng.randrange(256)
+        if turn % 3 == 0:
+            maps[i].release()
+            assert read_file(paths[i]) == contents[i]
+    for mapping, content in zip(maps, contents):
+        assert mapping[:] == content
+        mapping.release()
+    assert [read_file(path) for path in paths] == contents
+    listed = statistics(m.mnt)["files"]
+    assert len(listed) >= 100, len(listed)
+    device.close()
+    assert [read_file(path) for path in paths] == contents
+
+
+def churn(paths, contents, seconds, seed):
+    """Threads that map and unmap; others that fault mappings of their own meanwhile, and dropped pages again and again."""
+    rng = make_random_seeded(seed)
+    device = gaia.Device("soft:0")
+    end = time.monotonic() + seconds
+    failed, counts = [], [0, 0]
+
+    def guarded(function, rng):
+        try:
+            while time.monotonic() < end and not failed:
+                function(rng)
+        except BaseException as error:  # pylint: disable=broad-except
+            failed.append(error)
+
+    def map_and_unmap(rng):
+        i = rng.randrange(len(paths))
+        first = rng.randrange(len(contents[i]) // PAGE)
+        mapping = open_map(device, paths[i], len(contents[i]) - first * PAGE, offset=first * PAGE)
+        at = rng.randrange(mapping.length)
+        assert mapping[at] == contents[i][first * PAGE + at]
+        if mapping.length > PAGE and rng.random() < 0.3:  # in two parts
+            mapping.unmap(0, PAGE)
+            mapping.unmap(PAGE)
+        else:
+            mapping.unmap()
+        counts[0] += 1
+
+    def fault(rng):
+        i = rng.randrange(len(paths))
+        mapping = open_map(device, paths[i])
+        buffer = ctypes.create_string_buffer(mapping.length)
+        for _ in range(5):
+            ctypes.memmove(buffer, mapping.address, mapping.length)
+            assert buffer.raw == contents[i]
+            mapping.advise(gaia.ADV_DONTNEED)
+            counts[1] += 1
+        mapping.unmap()
+
+    threads = [threading.Thread(target=guarded, args=(function, make_random_seeded(rng.random())))
+               for function in (map_and_unmap, fault) * 3]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    try:
+        device.stat()
+        raise AssertionError("something is still mapped")
+    except OSError as error:
+        assert error.errno == errno.ENOTCONN
+    device.close()
+    return counts
+
+
+def make_random_seeded(seed):
+    import random
+    return random.Random(seed)
+
+
+def test_churn_of_maps_beside_faults(mount, agents):
+    m = mount("device_cache=256K")
+    rng = make_random("churn")
+    contents = [rng.randbytes(rng.randrange(2, 30) * PAGE) for _ in range(6)]
+    paths = [make(m, content, f"f{i}") for i, content in enumerate(contents)]
+    child = library(agents())
+    counts = child("churn(paths, contents, 2.5, seed)", paths=paths, contents=contents, seed=rng.random())
+    print("mapped and unmapped, faulted", counts)
+    assert min(counts) > 20
+    assert [read_file(path) for path in paths] == contents
+    fds = child("[os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if os.path.exists("
+                "f'/proc/self/fd/{fd}')]")
+    assert not [fd for fd in fds if fd.startswith(m.mnt)], fds
+    maps = child("open('/proc/self/maps').read()")
+    assert "gaia" not in "".join(line for line in maps.splitlines() if "memfd:" in line), maps
+    child.end()
+
+
+# --- parts of mappings ------------------------------------------------------------------------------------------------
+
+def cut(path, content, resident):
+    device = gaia.Device()
+    mapping = open_map(device, path)
+    if resident:
+        assert mapping[:] == content
+    mapping[5 * PAGE + 1] = 55  # not released
+    mapping.unmap(4 * PAGE, 3 * PAGE)
+    mapping.unmap(4 * PAGE, 3 * PAGE)  # nothing is there: skipped
+    return device, mapping
+
+
+def cut_and_touch(path, content, resident, at):
+    device, mapping = cut(path, content, resident)
+    mapping[at]
+
+
+def cut_and_use(path, content, resident):
+    device, mapping = cut(path, content, resident)
+    fd = os.open(path, os.O_RDWR)
+    for part, (offset, length) in enumerate(((0, 4 * PAGE), (7 * PAGE, 3 * PAGE))):
+        assert mapping[offset:offset + length] == content[offset:offset + length]
+        mapping[offset + 9] = 10 + part
+        mapping.release(offset, length)
+        assert os.pread(fd, 1, offset + 9)[0] == 10 + part
+        mapping.acquire(offset, length)
+        mapping.sync(gaia.MS_SYNC, offset, length)
+        mapping.advise(gaia.ADV_WILLNEED, offset, length)
+        os.pwrite(fd, bytes([20 + part]), offset + 9)
+        mapping.acquire(offset, length)
+        assert mapping[offset + 9] == 20 + part
+    for offset, length in ((0, 10 * PAGE), (3 * PAGE, 2 * PAGE), (6 * PAGE, 2 * PAGE), (4 * PAGE, PAGE),
+                           (5 * PAGE, 1)):
+        for call in (mapping.acquire, mapping.release):
+            assert error_of(call, offset, length) == errno.EINVAL, (call, offset, length)
+        assert error_of(mapping.sync, gaia.MS_SYNC, offset, length) == errno.EINVAL
+        assert error_of(mapping.advise, gaia.ADV_WILLNEED, offset, length) == errno.EINVAL
+    # what was stored there is in the device's copy still: another mapping of it sees it, and releases it
+    again = open_map(device, path)
+    assert again[5 * PAGE + 1] == 55 and os.pread(fd, 1, 5 * PAGE + 1)[0] == content[5 * PAGE + 1]
+    again.release()
+    assert os.pread(fd, 1, 5 * PAGE + 1)[0] == 55
+    again.unmap()
+    os.close(fd)
+    memory = f"{mapping.address:x}-"
+    for offset, length in ((PAGE, PAGE), (0, PAGE), (9 * PAGE, PAGE), (2 * PAGE, 2 * PAGE), (7 * PAGE, PAGE)):
+        mapping.unmap(offset, length)
+        mapping.acquire(8 * PAGE, PAGE)
+        assert mapping[8 * PAGE:9 * PAGE] == content[8 * PAGE:9 * PAGE]
+    mapping.unmap()
+    assert error_of(device.stat) == errno.ENOTCONN
+    with open("/proc/self/maps") as file:
+        lines = file.read()
+    assert memory not in lines and "/memfd:gaia" not in lines, lines
+    open_files = [os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")
+                  if os.path.exists(f"/proc/self/fd/{number}")]
+    assert path not in open_files
+    device.close()
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_the_middle_of_a_mapping_is_unmapped(mount, agents, resident):
+    m = mount()
+    rng = make_random("hole")
+    content = bytearray(rng.randbytes(10 * PAGE))
+    content[5 * PAGE + 1] = 1
+    for at in (4 * PAGE, 5 * PAGE + 1, 7 * PAGE - 1):
+        path = make(m, content, f"f{at}")  # what it stores before it dies stays in the device
+        child = library(agents())
+        with pytest.raises(AgentDied) as died:
+            child.do("cut_and_touch(path, content, resident, at)", path=path, content=bytes(content), resident=resident,
+                     at=at)
+        assert died.value.code == -signal.SIGSEGV, at
+    path = make(m, content, "g")
+    child = library(agents())
+    child.do("cut_and_use(path, content, resident)", path=path, content=bytes(content), resident=resident)
+    content[9], content[7 * PAGE + 9], content[5 * PAGE + 1] = 20, 21, 55
+    assert read_file(path) == content
+    child.end()
+
+
+# --- unmounting -------------------------------------------------------------------------------------------------------
+
+def test_a_mount_with_maps_is_busy(mount, devices):
+    m = mount()
+    path = make(m, bytes(4 * PAGE))
+    device = devices()
+    mapping = open_map(device, path)  # its descriptor is closed: the mapping alone keeps the mount
+    mapping[0] = 1
+    for _ in range(3):
+        done = subprocess.run(["umount", m.mnt], capture_output=True, text=True)
+        assert done.returncode and "busy" in done.stderr, done.stderr
+    mapping[1] = 2
+    mapping.release()
+    assert read_file(path)[:3] == b"\x01\x02\0"
+    mapping[2] = 3  # not released
+    device.close()
+    assert subprocess.run(["umount", m.mnt], capture_output=True).returncode == 0
+    assert m.proc.wait(10) == 0
+    assert read_file(os.path.join(m.data, "f"))[:4] == b"\x01\x02\x03\0"
+
+
+# --- clients that end -------------------------------------------------------------------------------------------------
+
+def victim(path, what, device, inside, seed):
+    """Loops for ever; inside[0] is 1 while it is in the call."""
+    rng = make_random_seeded(seed)
+    fd = os.open(path, os.O_RDWR)
+    size = os.fstat(fd).st_size
+    mapping = gaia.Device(device).mmap(fd, size)
+    mapping[:]
+    call = mapping.acquire if what == "acquire" else mapping.release
+    while True:
+        for _ in range(8):
+            at = rng.randrange(size // PAGE) * PAGE
+            mapping[at + rng.randrange(PAGE)] = rng.randrange(256)
+            if what == "acquire":
+                os.pwrite(fd, bytes([rng.randrange(256)]), at + rng.randrange(PAGE))
+        inside[0] = 1
+        call()
+        inside[0] = 0
+
+
+def kill_in(path, what, count, seed, check):
+    """Kills so many; (killed while in the call, killed in all). check() after each."""
+    rng = make_random_seeded(seed)
+    inside = mmap.mmap(-1, PAGE)  # shared with the children
+    hits = kills = 0
+    for turn in range(count):
+        inside[0] = 0
+        pid = os.fork()
+        if pid == 0:
+            try:
+                victim(path, what, f"soft:{turn % 2}", inside, seed + turn)
+            finally:
+                os._exit(98)
+        deadline = time.monotonic() + 10
+        while not inside[0]:
+            assert time.monotonic() < deadline, "the client does not start"
+            time.sleep(0.001)
+        time.sleep(rng.random() * 0.01)
+        while not inside[0]:  # it is in the call about now
+            assert time.monotonic() < deadline, "the client does not go on"
+        end = time.perf_counter() + rng.random() * 0.0002
+        while time.perf_counter() < end:
+            pass
+        os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
+        kills += 1
+        hits += inside[0]
+        check()
+    return hits, kills
+
+
+class Survivor:
+    """A client in this process with bytes of its own, on the same device as those that die and in pages of theirs."""
+
+    def __init__(self, path, own_path, seed):
+        self.rng = make_random_seeded(seed)
+        self.fd, shared = os.open(own_path, os.O_RDWR), os.open(path, os.O_RDWR)
+        self.content = bytearray(os.pread(self.fd, 1 << 20, 0))
+        self.map = gaia.Device("soft:0").mmap(self.fd, len(self.content))
+        self.shared_map = gaia.Device("soft:2").mmap(shared, PAGE)
+        self.shared = shared
+
+    def check(self):
+        at = self.rng.randrange(len(self.content))
+        self.map[at] = self.content[at] = (self.content[at] + 1) % 256
+        self.map.release()
+        assert os.pread(self.fd, 1, at)[0] == self.content[at]
+        at = self.rng.randrange(len(self.content))
+        self.content[at] = (self.content[at] + 1) % 256
+        os.pwrite(self.fd, self.content[at:at + 1], at)
+        self.map.acquire()
+        assert self.map[:] == self.content
+        self.shared_map.acquire()
+        self.shared_map[:]
+        self.shared_map.release()
+
+
+@pytest.mark.parametrize("what", ["acquire", "release"])
+def test_clients_killed_inside_a_call(mount, agents, what):
+    m = mount("device_cache=512K")
+    rng = make_random("kill")
+    path, own_path = make(m, bytes(MIB)), make(m, rng.randbytes(20 * PAGE), "own")
+    survivor, killer = library(agents()), library(agents())
+    survivor.do("survivor = Survivor(path, own, seed)", path=path, own=own_path, seed=rng.randrange(1 << 30))
+    hits = kills = 0
+    for _ in range(20):
+        one = killer("kill_in(path, what, 1, seed, lambda: None)", path=path, what=what, seed=rng.randrange(1 << 30))
+        hits, kills = hits + one[0], kills + one[1]
+        survivor.do("survivor.check()")
+        assert m.proc.poll() is None
+    print(f"{kills} killed, {hits} of them inside {what}")
+    assert kills == 20 and hits >= 5
+    assert survivor("survivor.map[:] == survivor.content")
+    assert read_file(own_path) == survivor("survivor.content")
+    assert len(read_file(path)) == MIB
+    survivor.end()
+    killer.end()
+
+
+def test_sigterm_to_the_daemon_while_clients_are_mapped(mount, agents):
+    """It ends in order: what devices hold is in the data directory, released or not; clients are told."""
+    m = mount()
+    rng = make_random("sigterm")
+    content = bytearray(rng.randbytes(40 * PAGE))
+    path = make(m, content)
+    children = [agents() for _ in range(4)]
+    for number, child in enumerate(children):
+        child.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device(f'soft:{number // 2}')\n"
+                 "map = dev.mmap(fd, os.fstat(fd).st_size)\nmap[:]", path=path, number=number)
+        for released in (True, False):
+            for _ in range(20):
+                at = rng.randrange(len(content) // 8) * 8 + number * 2 + released
+                content[at] = (content[at] + 1) % 256
+                child.do("map[at] = value", at=at, value=content[at])
+            if released:
+                child.do("map.release()")
+    started = time.monotonic()
+    os.kill(m.pid, signal.SIGTERM)
+    assert m.proc.wait(10) == 0
+    print("ended after", time.monotonic() - started)
+    stored = read_file(os.path.join(m.data, "f"))
+    wrong = [at for at in range(len(content)) if stored[at] != content[at]]
+    assert not wrong, f"{len(wrong)} bytes are missing: {wrong[:20]}"
+    for child in children:
+        wait_until(lambda child=child: child("gaia.lib.gaia_macquire(map.address, PAGE, dev.handle)") == -1,
+                   what="the client knows")
+    for call in ("map.release()", "map.acquire()", "map.sync()", "map.advise(3)", "dev.stat()", "os.pread(fd, 1, 0)",
+                 "dev.mmap(fd, PAGE)"):
+        children[0].start(call)
+        assert not children[0].busy(5), call
+        with pytest.raises(OSError) as caught:
+            children[0].finish()
+        assert caught.value.errno == errno.ENOTCONN, call
+    for child, touch in zip(children, ("map[0]", "map[39 * PAGE]", "map[0:1] = b'x'", "os.write(1, map[0:1])")):
+        child.start(touch)
+        assert not child.busy(5), touch
+        with pytest.raises(AgentDied) as died:
+            child.finish()
+        assert died.value.code == -signal.SIGBUS, touch
+
+
+def connect_and_exit(path, count, orderly):
+    """So many clients, one after the other: connect, map, fault, store, end."""
+    for turn in range(count):
+        pid = os.fork()
+        if pid == 0:
+            code = 97
+            try:
+                device = gaia.Device(f"soft:{turn % 3}")
+                mapping = open_map(device, path)
+                size = mapping.length
+                mapping[turn * PAGE % size:][0]
+                mapping[turn * PAGE * 7 % size] = turn % 256
+                mapping.release()
+                mapping.acquire()
+                if orderly and turn % 2:
+                    mapping.unmap()
+                    device.close()
+                code = 0
+            finally:
+                os._exit(code)
+        status = os.waitpid(pid, 0)[1]
+        assert status == 0, status
+
+
+def resident_kib(pid):
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+
+
+def test_clients_that_come_and_go_leave_nothing_behind(mount, agents):
+    m = mount("device_cache=1M")
+    path = make(m, make_random("come and go").randbytes(MIB))
+    child = library(agents())
+
+    def descriptors():
+        return len(os.listdir(f"/proc/{m.pid}/fd"))
+
+    def threads():
+        return len(os.listdir(f"/proc/{m.pid}/task"))
+
+    child.do("connect_and_exit(path, 20, True)", path=path)
+    time.sleep(0.3)
+    before, before_threads, memory = descriptors(), threads(), [resident_kib(m.pid)]
+    for _ in range(10):
+        child.do("connect_and_exit(path, 20, True)", path=path)
+        memory.append(resident_kib(m.pid))
+    wait_until(lambda: descriptors() <= before, what=f"back to {before} descriptors")
+    wait_until(lambda: threads() <= before_threads + 2, what="threads of clients end")
+    print("VmRSS in KiB", memory, "descriptors", before, descriptors())
+    if not SANITIZED:  # what is freed stays for long there
+        assert max(memory[6:]) < max(memory[1:4]) * 1.05 + 1024, memory
+    child.end()
