@@ -747,7 +747,8 @@ def test_many_tokens(served):
     before = memory_kib(m.pid)
     for _ in range(20000):
         get_token(fd)
-    assert memory_kib(m.pid) < before + 4096
+    # A sanitizer keeps what is freed for a while.
+    assert memory_kib(m.pid) < before + (65536 if os.environ.get("GAIAFS_SANITIZE") else 4096)
     raw, _ = mapped(fd)
     raw.close()
 

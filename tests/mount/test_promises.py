@@ -347,6 +347,8 @@ class Oracle:
         self.time = 0
         self.released = [[(value, 0, None)] for value in content]
         self.stores = [{} for _ in range(device_count)]  # byte -> (value, the time up to which the device knew)
+        self.early = [{} for _ in range(device_count)]  # byte -> every value since the last release: a collect that
+        #                                                 something else caused may have made it seen before its release
         self.known = [[0] * (len(content) // PAGE) for _ in range(device_count)]
         self.count = [0] * len(content)
 
@@ -362,12 +364,14 @@ class Oracle:
 
     def store(self, device, at, value):
         self.stores[device][at] = value, self.known[device][at // PAGE]
+        self.early[device].setdefault(at, set()).add(value)
 
     def release(self, device, first, count):
         self.time += 1
         mine = [at for at in self.stores[device] if first <= at // PAGE < first + count]
         for at in mine:
             value, known = self.stores[device].pop(at)
+            del self.early[device][at]
             self.released[at] = [w for w in self.released[at] if w[1] > known and w[2] != device] + \
                                 [(value, self.time, device)]
 
@@ -380,7 +384,7 @@ class Oracle:
         for at, value in enumerate(data, start):
             if len(self.released[at]) == 1 and self.released[at][0][0] == value:
                 continue
-            unreleased = [s[at][0] for s in self.stores if at in s]
+            unreleased = [value for s in self.early if at in s for value in s[at]]
             allowed = [w for w in self.released[at] if w[0] == value]
             assert allowed or value in unreleased, \
                 f"{reader}: byte {at} (page {at // PAGE} + {at % PAGE}) is {value}; may be {self.released[at]} {unreleased}"

@@ -112,7 +112,8 @@ int main(int argc, char **argv)
     stores = (unsigned)strtoul(argv[4], NULL, 10);
     seed = strtoull(argv[5], NULL, 10);
     expected = malloc(size);
-    uint8_t *seen = malloc(size);
+    static uint8_t *seen; /* static, as `expected` is: both are needed to the end */
+    seen = malloc(size);
     fd = open(argv[1], O_RDWR | O_CREAT | O_TRUNC, 0644);
     if (!expected || !seen || fd < 0 || writers > THREADS_MAX)
         die(argv[1]);
