@@ -50,9 +50,14 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
     error = healer_start(cache);
     if (error)
         goto out_engine;
+    error = filler_start(cache);
+    if (error)
+        goto out_healer;
     *cache_out = cache;
     return 0;
 
+out_healer:
+    healer_stop(cache);
 out_engine:
     gaia_io_close(cache->io);
 out_stages:
@@ -70,6 +75,7 @@ void cache_close(struct cache *cache)
 
     if (!cache)
         return;
+    filler_stop(cache);
     healer_stop(cache);
     /* What the host did not close itself: nobody uses it any more. */
     while ((file = LIST_FIRST(&cache->files)))

@@ -79,12 +79,10 @@ static void serve_missing(struct cache_map *map, uint64_t page, bool store)
                                .count = (unit_end < end ? unit_end : end) - window.first,
                                .touched = page,
                                .store = store};
-    struct fill_request ahead = {
-        .first = unit_end, .count = end > unit_end ? end - unit_end : 0, .touched = FILL_NO_PAGE};
     fill_range(map, &now);
-    if (ahead.count) {
-        replica_count(replica, readahead, ahead.count);
-        fill_range(map, &ahead);
+    if (end > unit_end) {
+        replica_count(replica, readahead, end - unit_end);
+        filler_ahead(map, unit_end, end - unit_end);
     }
 }
 

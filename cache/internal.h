@@ -9,6 +9,7 @@
 #include "cache/cache.h"
 #include "cache/device.h"
 #include "cache/file.h"
+#include "cache/filler.h"
 #include "cache/frame.h"
 #include "cache/replica.h"
 #include "io/engine.h"
@@ -21,7 +22,7 @@
  *       cache_file.lock      everything about one file; two files' locks are never held at once
  *         cache.devices_lock the table of devices
  *         cache_device.lock  the eviction list and the charge
- *         frame_pool.lock, stage_pool.lock, readahead.lock, fill_group.lock, healer.lock
+ *         frame_pool.lock, stage_pool.lock, readahead.lock, fill_group.lock, healer.lock, filler.lock
  *   frames.maps_lock (gpu/)   held over userfaultfd calls, so never inside any of the above
  *
  * No lock at all is held over: cache_host.invalidate(), cache_host.pin(), and the calls of gpu/device.h
@@ -35,6 +36,7 @@ struct cache {
     struct frame_pool twins;
     struct stage_pool stages;
     struct healer healer;
+    struct filler filler;
 
     pthread_mutex_t lock; /* guards files */
     LIST_HEAD(, cache_file) files;

@@ -2,6 +2,7 @@
 #include "cache/readahead.h"
 
 #include <assert.h>
+#include <stdbool.h>
 #include <string.h>
 
 #define SEQUENTIAL_MIN 128u /* pages: 512 KiB */
@@ -45,6 +46,30 @@ static struct readahead_stream *find_stream(struct readahead *readahead, uint64_
     return oldest;
 }
 
+/* Whether the unit is part of a window that was given out already, and is perhaps being placed now. */
+static bool in_window(const struct readahead *readahead, uint64_t unit)
+{
+    for (unsigned i = 0; i < READAHEAD_STREAMS; i++) {
+        const struct readahead_stream *stream = &readahead->streams[i];
+        if (stream->next != UINT64_MAX && unit < stream->next && stream->next - unit <= stream->window)
+            return true;
+    }
+    return false;
+}
+
+/* Cut a window to what the device may take and to the end of the file; it goes on holding the page. */
+static struct readahead_window cut_window(struct readahead_window window, uint64_t page, uint64_t limit,
+                                          uint64_t most)
+{
+    if (window.count > most)
+        window.count = most;
+    if (window.first + window.count <= page)
+        window = (struct readahead_window){.first = page, .count = 1};
+    if (window.count > limit - window.first)
+        window.count = limit - window.first;
+    return window;
+}
+
 struct readahead_window readahead_next(struct readahead *readahead, uint64_t page, uint64_t limit,
                                        uint64_t most)
 {
@@ -56,6 +81,12 @@ struct readahead_window readahead_next(struct readahead *readahead, uint64_t pag
         uint64_t unit = page & ~(uint64_t)(GAIA_UNIT_PAGES - 1), pages;
         int found;
         struct readahead_stream *stream = find_stream(readahead, unit, &found);
+        if (!found &&
+            in_window(readahead, unit)) { /* the touch is faster than the readahead: it is not a new stream */
+            pthread_mutex_unlock(&readahead->lock);
+            window = (struct readahead_window){.first = unit, .count = GAIA_UNIT_PAGES};
+            return cut_window(window, page, limit, most);
+        }
         uint64_t least = readahead->mode == READAHEAD_SEQUENTIAL ? SEQUENTIAL_MIN : GAIA_UNIT_PAGES;
         pages = found ? stream->window * 2 : least;
         if (pages > READAHEAD_MAX)
@@ -69,7 +100,5 @@ struct readahead_window readahead_next(struct readahead *readahead, uint64_t pag
         window = (struct readahead_window){.first = unit, .count = pages};
     }
     pthread_mutex_unlock(&readahead->lock);
-    if (window.count > limit - window.first)
-        window.count = limit - window.first;
-    return window;
+    return cut_window(window, page, limit, most);
 }

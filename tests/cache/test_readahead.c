@@ -33,6 +33,27 @@ static void test_stream(void **state)
     readahead_free(&r);
 }
 
+/* Touches that run ahead of the placing, within a window that was given out, neither end the stream nor start
+ * another. */
+static void test_within_window(void **state)
+{
+    struct readahead r;
+    uint64_t page = 0;
+
+    (void)state;
+    readahead_init(&r);
+    for (unsigned i = 0; i < 8; i++) {
+        struct readahead_window w = readahead_next(&r, page, BIG, BIG);
+        for (uint64_t inside = page; inside < w.first + w.count; inside += 40) {
+            struct readahead_window u = readahead_next(&r, inside, BIG, BIG);
+            assert_true(u.count == GAIA_UNIT_PAGES && u.first <= inside && inside < u.first + u.count);
+        }
+        page = w.first + w.count;
+        assert_true(w.count == GAIA_UNIT_PAGES << i);
+    }
+    readahead_free(&r);
+}
+
 /* A kernel whose groups of threads each walk a stride of their own: every stream grows, in whatever order
  * faults come. */
 static void test_many_streams(void **state)
@@ -87,6 +108,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_within_window),
         cmocka_unit_test(test_many_streams),
         cmocka_unit_test(test_random),
     };

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Threads that place pages ahead of the touches: a client's fault thread serves what is waited for, and
+ * leaves the rest of its readahead window to them. */
+#ifndef GAIAFS_CACHE_FILLER_H
+#define GAIAFS_CACHE_FILLER_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#define FILLER_THREADS 2u
+#define FILLER_QUEUE_MAX 256u /* pieces: more are not worth remembering */
+
+struct cache;
+struct cache_map;
+struct filler_piece;
+
+struct filler {
+    pthread_t threads[FILLER_THREADS];
+    unsigned started;
+    pthread_mutex_t lock; /* guards the rest; a leaf */
+    pthread_cond_t queued;
+    STAILQ_HEAD(, filler_piece) queue;
+    unsigned length;
+    bool stop;
+};
+
+int filler_start(struct cache *cache);
+/* What is queued is not placed any more. */
+void filler_stop(struct cache *cache);
+
+/* Place [first, first + count) of a map sometime soon, in pieces; when there is too much to do already, not
+ * at all. */
+void filler_ahead(struct cache_map *map, uint64_t first, uint64_t count);
+
+#endif
