@@ -166,31 +166,37 @@ static void cut(size_t i, uint8_t *address, uint8_t *end)
     }
 }
 
+/* All of it happens under one hold of the lock: as soon as a mapping is freed, another thread's may stand at
+ * its addresses. */
 int gaia_mapping_remove(void *address, size_t length)
 {
     uint8_t *begin = address, *end = begin + length;
+    size_t gone_count = 0, count = 0;
 
-    for (;;) {
-        struct gaia_mapping *gone = NULL;
-        pthread_mutex_lock(&table_lock);
-        int error = table_reserve(1);
-        size_t i = table_at(begin);
-        if (error || i >= table_count || table[i].address >= end) {
-            pthread_mutex_unlock(&table_lock);
-            return error;
-        }
-        if (begin <= table[i].address && table[i].address + table[i].length <= end) {
-            gone = table[i].mapping;
-            if (gone->references > 1 || table[i].length != gone->length)
-                gaia_soft_block(table[i].address, table[i].length);
-            table_delete(i);
-        } else {
+    pthread_mutex_lock(&table_lock);
+    size_t first = table_at(begin);
+    while (first + count < table_count && table[first + count].address < end)
+        count++;
+    struct gaia_mapping **gone = malloc((count + 1) * sizeof(struct gaia_mapping *));
+    int error = gone ? table_reserve(1) : -ENOMEM;
+    for (size_t i = first; !error && i < table_count && table[i].address < end;) {
+        struct extent *extent = &table[i];
+        if (begin > extent->address || extent->address + extent->length > end) {
             cut(i, begin, end);
+            i += table[i].address <
+                 begin; /* what is left of it in front of the range; behind it the loop ends */
+            continue;
         }
-        pthread_mutex_unlock(&table_lock);
-        if (gone)
-            gaia_mapping_put(gone);
+        if (extent->mapping->references > 1 || extent->length != extent->mapping->length)
+            gaia_soft_block(extent->address, extent->length);
+        gone[gone_count++] = extent->mapping;
+        table_delete(i);
     }
+    pthread_mutex_unlock(&table_lock);
+    while (gone_count)
+        gaia_mapping_put(gone[--gone_count]);
+    free(gone);
+    return error;
 }
 
 void gaia_mapping_remove_device(const struct gaia_device *device)
