@@ -9,9 +9,13 @@
 
 #include "cache/internal.h"
 
-/* How long an answer waits for its pages to be dropped: an invalidation is much shorter, but for one that
- * waits for other requests on the same pages. */
-#define WAIT_MS 50
+/* How long an answer waits for its pages to be dropped. Where none of them can be locked by the WRITE itself
+ * the wait ends by itself: to give up would be to lose the bytes, so the limit is for what nobody thought of.
+ * Otherwise it is short, and so it is when many handlers wait already: the write-backs that an invalidation
+ * causes need some that do not. */
+#define WAIT_MS 10000
+#define WAIT_SHORT_MS 50
+#define WAITING_MAX 6u
 
 struct heal {
     LIST_ENTRY(heal) link;    /* window->heals */
@@ -201,8 +205,12 @@ static void heal_end(struct cache *cache, struct heal *heal)
 
 /* A page that the WRITE has in part may be locked until it is answered: when the page was not up to date, and
  * is the WRITE's own. Such a page holds its bytes, and so does any that is not stale; one that holds others
- * is somebody else's. */
-static bool last_page_is_fine(struct cache *cache, struct heal *heal)
+ * is somebody else's, stale or just being read. A page that is being read has zeros until then (or what its
+ * memory held before, on a kernel that does not clear it): it can't be told from one in which zeros were
+ * written. */
+enum last_page { LAST_FINE, LAST_STALE, LAST_UNKNOWN };
+
+static enum last_page look_at_last_page(struct cache *cache, struct heal *heal)
 {
     struct cache_host *host = &cache->host;
     off_t end = heal->offset + (off_t)heal->length, start = end & ~(off_t)(GAIA_PAGE_SIZE - 1);
@@ -212,7 +220,10 @@ static bool last_page_is_fine(struct cache *cache, struct heal *heal)
         start = heal->offset;
     size_t length = (size_t)(end - start);
     ssize_t n = host->peek(host->context, heal->file->context, start, length, bytes);
-    return n >= 0 && !memcmp(bytes, heal->bytes + (start - heal->offset), (size_t)n);
+    const uint8_t *wrote = heal->bytes + (start - heal->offset);
+    if (n < 0 || (n && !wrote[0] && !memcmp(wrote, wrote + 1, length - 1)))
+        return LAST_UNKNOWN;
+    return memcmp(bytes, wrote, (size_t)n) ? LAST_STALE : LAST_FINE;
 }
 
 void heal_finish(struct cache *cache, struct heal *heal)
@@ -221,23 +232,27 @@ void heal_finish(struct cache *cache, struct heal *heal)
     off_t end = heal->offset + (off_t)heal->length;
     struct timespec until;
 
+    enum last_page last = end & (GAIA_PAGE_SIZE - 1) ? look_at_last_page(cache, heal) : LAST_STALE;
     heal->end = end;
-    if (end & (GAIA_PAGE_SIZE - 1) && last_page_is_fine(cache, heal))
+    if (last == LAST_FINE)
         heal->end = end & ~(off_t)(GAIA_PAGE_SIZE - 1); /* the pages before it are never locked */
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += WAIT_MS * 1000000;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
     if (heal->end <= heal->offset) {
         heal_end(cache, heal);
         heal_put(healer, heal);
         return;
     }
     pthread_mutex_lock(&healer->lock);
+    unsigned wait_ms = last == LAST_UNKNOWN || healer->waiting >= WAITING_MAX ? WAIT_SHORT_MS : WAIT_MS;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += (long)(wait_ms % 1000) * 1000000;
+    until.tv_sec += wait_ms / 1000 + until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
     STAILQ_INSERT_TAIL(&healer->queue, heal, queue);
+    healer->waiting++;
     pthread_cond_broadcast(&healer->changed);
     while (!heal->done && pthread_cond_timedwait(&healer->changed, &healer->lock, &until) != ETIMEDOUT)
         ;
+    healer->waiting--;
     bool done = heal->done;
     healer->heals++;
     healer->late += !done;

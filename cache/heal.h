@@ -39,6 +39,7 @@ struct healer {
     pthread_cond_t changed;
     STAILQ_HEAD(, heal) queue;
     bool stop;
+    unsigned waiting;     /* handlers of WRITEs */
     uint64_t heals, late; /* how many there were, and how many of those were answered before they were done */
 };
 

@@ -7,7 +7,9 @@
 #include <time.h>
 
 #define PEEK_MAX 4096u
-#define WAIT_MS 50 /* the answer needs a free worker: when all of them wait here, none brings it */
+/* The answer needs a free worker: no more than PEEKS_MAX of them wait here. */
+#define WAIT_MS 2000
+#define PEEKS_MAX 6
 
 struct peek {
     pthread_mutex_t lock; /* guards the rest */
@@ -71,6 +73,7 @@ static ssize_t wait_answer(struct peek *peek, void *bytes_out, size_t length)
 
 ssize_t peek_kernel(void *context, void *file_context, off_t offset, size_t length, void *bytes_out)
 {
+    static atomic_int peeks;
     struct fs *fs = context;
     struct peek *peek;
     ssize_t n = -ENOTCONN;
@@ -87,10 +90,14 @@ ssize_t peek_kernel(void *context, void *file_context, off_t offset, size_t leng
     if (fs->serving)
         n = fuse_lowlevel_notify_retrieve(fs->session, nodeid_of(file_context), length, offset, peek);
     pthread_rwlock_unlock(&fs->notify_gate);
-    if (n < 0)
+    if (n < 0) {
         peek->references--; /* nobody will answer */
-    else
-        n = wait_answer(peek, bytes_out, length);
+    } else {
+        n = -EBUSY;
+        if (atomic_fetch_add(&peeks, 1) < PEEKS_MAX)
+            n = wait_answer(peek, bytes_out, length);
+        atomic_fetch_sub(&peeks, 1);
+    }
     peek_put(peek);
     return n;
 }

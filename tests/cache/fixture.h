@@ -19,6 +19,7 @@ struct kernel_page {
     pthread_mutex_t lock; /* the folio's lock: held over requests to the daemon */
     pthread_mutex_t data; /* so that peek() may look without the folio's lock; taken inside it */
     bool cached, dirty;
+    bool reading; /* in the cache, but not up to date yet */
     uint8_t bytes[4096];
 };
 

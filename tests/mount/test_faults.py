@@ -2,6 +2,7 @@
 """Bad input, full disks, dead processes, and clients that do not keep to the protocol."""
 import ctypes
 import errno
+import mmap
 import os
 import random
 import shutil
@@ -273,17 +274,17 @@ def test_no_space(mount, agents, request, kind):
     assert m.unmount() is None
 
 
-def test_reads_while_there_is_no_space(mount, devices, small):
+def test_reads_while_there_is_no_space(mount, agents, small):
     """A read() either has the released bytes or says why not: never the old bytes."""
     m = mount(data=small)
     path = os.path.join(m.mnt, "f")
     write_file(path, b"")
     os.truncate(path, MIB)
     fd = os.open(path, os.O_RDWR)
-    mapping = devices().mmap(fd, MIB)
-    mapping[:] = b"D" * MIB
+    child = agents()  # a touch that can't be served must not end the tests
+    child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 1 << 20)\nmap[:] = b'D' * (1 << 20)", path=path)
     ballast = fill(small)
-    mapping.release()
+    child.do("map.release()")
     for offset in (0, 100 * PAGE, MIB - PAGE):
         try:
             assert os.pread(fd, PAGE, offset) == b"D" * PAGE
@@ -291,6 +292,7 @@ def test_reads_while_there_is_no_space(mount, devices, small):
             assert error.errno in (errno.ENOSPC, errno.EIO)
     os.unlink(ballast)
     assert read_file(path) == b"D" * MIB
+    os.close(fd)
 
 
 def test_eviction_while_there_is_no_space(mount, agents, small):
@@ -312,6 +314,184 @@ def test_eviction_while_there_is_no_space(mount, agents, small):
         assert died.code == -signal.SIGBUS
     os.unlink(ballast)
     assert read_file(path)[:32 * PAGE] == b"".join(bytes([i + 1]) * PAGE for i in range(32))
+
+
+# --- a broken disk ------------------------------------------------------------------------------------------------------
+
+class Disk:
+    """An ext4 on a loop device whose image can be broken: reads of file data fail when its end is cut off, writes fail
+    when the filesystem below it has no room for the image's holes."""
+
+    def __init__(self, workdir):
+        self.below, self.folder = os.path.join(workdir, "below"), os.path.join(workdir, "disk")
+        self.image = os.path.join(self.below, "image")
+        os.mkdir(self.below)
+        os.mkdir(self.folder)
+        self.undo = []
+        self.run("mount", "-t", "tmpfs", "-o", "size=40m", "none", self.below)
+        self.undo.append(["umount", "-l", self.below])
+        with open(self.image, "wb") as file:
+            file.truncate(64 * MIB)
+        # Its metadata is at the beginning, and stays good.
+        self.run("mkfs.ext4", "-q", "-b", "4096", "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard", self.image)
+        self.loop = self.run("losetup", "-f", "--show", self.image).strip()
+        self.undo.append(["losetup", "-d", self.loop])
+        self.run("mount", "-o", "errors=continue", self.loop, self.folder)
+        self.undo.append(["umount", "-l", self.folder])
+
+    def run(self, *command):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            self.end()
+            pytest.skip(f"no disk in a file here: {' '.join(command)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def end(self):
+        while self.undo:
+            subprocess.run(self.undo.pop(), check=False, capture_output=True)
+
+    def sync(self):
+        subprocess.run(["sync", "-f", self.folder], check=True)
+
+    def cut(self):
+        """From now on what is not in memory can't be read."""
+        self.sync()
+        with open(self.image, "r+b") as file:
+            file.seek(6 * MIB)
+            self.rest = file.read()
+            file.truncate(6 * MIB)
+
+    def mend(self):
+        with open(self.image, "r+b") as file:
+            file.truncate(64 * MIB)
+            for at in range(0, len(self.rest), PAGE):
+                if self.rest[at:at + PAGE].strip(b"\0"):  # holes stay holes: there is no room for all
+                    os.pwrite(file.fileno(), self.rest[at:at + PAGE], 6 * MIB + at)
+
+    def fill(self):
+        """From now on what was never written can't be written."""
+        self.sync()
+        self.ballast = fill(self.below)
+
+    def empty(self):
+        os.unlink(self.ballast)
+
+
+@pytest.fixture
+def disk(workdir):
+    made = Disk(workdir)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def broken_disk_mount(disk, mount):
+    """The mount is gone before the disk below it."""
+    yield mount(data=disk.folder)
+    helpers.close_files()
+
+
+def test_a_disk_that_cannot_be_read(broken_disk_mount, disk, agents):
+    """EIO for read() and for calls, SIGBUS for a touch; others go on, and all is well when the disk is."""
+    m = broken_disk_mount
+    content = random.Random(1).randbytes(4 * MIB)
+    for name in ("low", "pad"):  # so that the file lies behind what stays
+        write_file(os.path.join(m.mnt, name), content)
+    disk.sync()
+    path, direct = os.path.join(m.mnt, "f"), os.path.join(disk.folder, "f")
+    write_file(path, content)
+    write_file(os.path.join(m.mnt, "other"), b"o" * PAGE)
+    child, dying, storing = agents(), agents(), agents()
+    for agent, flags in ((child, gaia.RESIDENT), (dying, 0), (storing, 0)):
+        agent.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device()\nmap = dev.mmap(fd, 4 << 20, 3, flags)", path=path,
+                 flags=flags)
+    for forgotten in (path, direct):
+        helpers.drop_host_cache(forgotten)
+    disk.cut()
+    fd = os.open(direct, os.O_RDONLY | os.O_DIRECT)
+    try:
+        try:
+            os.preadv(fd, [mmap.mmap(-1, PAGE)], MIB)
+            pytest.skip("reads of the cut image do not fail here")
+        except OSError as error:
+            assert error.errno == errno.EIO
+    finally:
+        os.close(fd)
+    fd = os.open(path, os.O_RDWR)
+    with pytest.raises(OSError) as caught:
+        os.pread(fd, PAGE, MIB)
+    assert caught.value.errno == errno.EIO
+    child.start("map.acquire()")
+    assert not child.busy(10), "an acquire hangs"
+    with pytest.raises(OSError) as caught:
+        child.finish()
+    assert caught.value.errno == errno.EIO
+    for agent, touch in ((dying, "map[2 << 20]"), (storing, "map[3 << 20:(3 << 20) + 1] = b'x'")):
+        agent.start(touch)
+        assert not agent.busy(10), "a touch hangs"
+        with pytest.raises(AgentDied) as died:
+            agent.finish()
+        assert died.value.code == -signal.SIGBUS
+    assert m.proc.poll() is None
+    statistics(m.mnt)
+    disk.mend()
+    child.do("map.acquire()")
+    assert child("map[:]") == content
+    os.close(fd)
+    assert read_file(path) == content
+    child.end()
+
+
+def test_a_disk_that_cannot_be_written(broken_disk_mount, disk, agents):
+    """fsync() and msync say so to each descriptor; nobody sees old bytes; what the device holds is not lost."""
+    m = broken_disk_mount
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    os.truncate(path, 8 * MIB)
+    fds = [os.open(path, os.O_RDWR) for _ in range(2)]
+    one, two = agents(), agents()
+    for agent, name in ((one, "soft:0"), (two, "soft:1")):
+        agent.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device(name).mmap(fd, 8 << 20)\nmap[5]", path=path, name=name)
+    content = random.Random(2).randbytes(4 * MIB)
+    one.do("map[:4 << 20] = content", content=content)
+    disk.fill()
+    one.do("map.release()")
+    try:
+        os.pwrite(fds[0], b"w" * MIB, 6 * MIB)
+        written = True
+    except OSError as error:
+        assert error.errno in (errno.EIO, errno.ENOSPC)
+        written = False
+    for fd in fds:
+        with pytest.raises(OSError) as caught:
+            os.fsync(fd)
+        assert caught.value.errno in (errno.EIO, errno.ENOSPC)
+    with pytest.raises(OSError) as caught:
+        one.do("map.sync()")
+    assert caught.value.errno in (errno.EIO, errno.ENOSPC)
+    # what is still there is what was stored, for everyone
+    try:
+        two.do("map.acquire()")
+        assert two("map[:4 << 20]") == content
+    except OSError as error:
+        assert error.errno in (errno.EIO, errno.ENOSPC)
+    assert one("map[:4 << 20]") == content
+    disk.empty()
+    for agent in (one, two):
+        agent.do("map.acquire()")
+    one.do("map[:4 << 20] = bytes(4 << 20)\nmap.release()\nmap[:4 << 20] = content\nmap.release()")
+    fresh = os.open(path, os.O_RDWR)
+    os.pwrite(fresh, b"w" * MIB, 6 * MIB)
+    try:
+        os.fsync(fresh)
+    except OSError as error:  # the last of the old trouble
+        assert error.errno in (errno.EIO, errno.ENOSPC)
+    print("written", written)
+    assert read_file(path)[:4 * MIB] == content
+    for fd in (*fds, fresh):
+        os.close(fd)
+    one.end()
+    two.end()
 
 
 # --- the daemon dies ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users copy from: README.md's program, an installation and programs built against it, the examples' scripts."""
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from conftest import TOP
+from helpers import PAGE, make_random, read_file, write_file
+
+pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the plain build is what users get")
+
+FUNCTIONS = {"gaia_device_open", "gaia_device_close", "gaia_mmap", "gaia_munmap", "gaia_macquire", "gaia_mrelease",
+             "gaia_msync", "gaia_madvise", "gaia_stat"}
+CONSUMER = r"""
+#include <fcntl.h>
+#include <gaia.h>
+#include <stdio.h>
+#include <unistd.h>
+
+int main(int argc, char **argv)
+{
+    struct gaia_device *device;
+    struct gaia_stat stat;
+    char seen[3];
+    int fd = argc == 2 ? open(argv[1], O_RDWR) : -1;
+
+    if (fd < 0 || gaia_device_open("soft:4", &device))
+        return 2;
+    char *bytes = (char *)gaia_mmap(device, 8192, PROT_READ | PROT_WRITE, GAIA_SHARED, fd, 0);
+    if (bytes == (char *)MAP_FAILED)
+        return 3;
+    if (pwrite(fd, "cpu", 3, 0) != 3 || gaia_macquire(bytes, 8192, device) || bytes[0] != 'c' || bytes[2] != 'u')
+        return 4;
+    bytes[5000] = 'd';
+    if (gaia_madvise(bytes, 8192, GAIA_ADV_RANDOM) || gaia_mrelease(bytes, 8192, device) ||
+        gaia_msync(bytes, 8192, MS_SYNC) || pread(fd, seen, 1, 5000) != 1 || seen[0] != 'd')
+        return 5;
+    if (gaia_stat(device, &stat) || !stat.faults || gaia_munmap(bytes, 8192))
+        return 6;
+    gaia_device_close(device);
+    puts("works");
+    return close(fd);
+}
+"""
+
+
+def run(*command, **kwargs):
+    done = subprocess.run([str(word) for word in command], text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, timeout=kwargs.pop("timeout", 50), **kwargs)
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def need(*programs):
+    for program in programs:
+        if not shutil.which(program):
+            pytest.skip(f"no {program} here")
+
+
+@pytest.fixture
+def installed(workdir):
+    """What `make install` puts under a DESTDIR, for PREFIX=/usr."""
+    destination = os.path.join(workdir, "destination")
+    run("make", "install", f"DESTDIR={destination}", "PREFIX=/usr", "CC=gcc", "SANITIZE=", cwd=TOP,
+        env={k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES")})
+    return destination
+
+
+@pytest.fixture
+def environment(installed):
+    """For programs that are built and run against the installation."""
+    return {**os.environ, "PKG_CONFIG_PATH": f"{installed}/usr/lib/pkgconfig", "PKG_CONFIG_SYSROOT_DIR": installed,
+            "PKG_CONFIG_ALLOW_SYSTEM_CFLAGS": "1", "PKG_CONFIG_ALLOW_SYSTEM_LIBS": "1",
+            "LD_LIBRARY_PATH": f"{installed}/usr/lib"}
+
+
+@pytest.fixture
+def release_mount(mount, monkeypatch, installed):
+    """A function that mounts with the installed program."""
+    def start(*args, **kwargs):
+        monkeypatch.setattr("conftest.BIN", f"{installed}/usr/sbin")
+        return mount(*args, **kwargs)
+    return start
+
+
+def test_the_readme_has_the_example(workdir):
+    blocks = re.findall(r"^```c\n(.*?)^```$", read_file(os.path.join(TOP, "README.md")).decode(), re.M | re.S)
+    assert len(blocks) == 1
+    assert blocks[0] == read_file(os.path.join(TOP, "examples", "hello.c")).decode()
+
+
+def test_installed_files(installed):
+    found = {}
+    for folder, _, names in os.walk(installed):
+        for name in names:
+            path = os.path.join(folder, name)
+            found[os.path.relpath(path, installed)] = os.readlink(path) if os.path.islink(path) else os.stat(path).st_mode
+    version = re.search(r"^VERSION := (\S+)$", read_file(os.path.join(TOP, "Makefile")).decode(), re.M)[1]
+    soname = "libgaia.so." + version.split(".", maxsplit=1)[0]
+    assert found == {
+        "usr/sbin/mount.gaiafs": 0o100755, "usr/bin/gaiactl": 0o100755, f"usr/lib/libgaia.so.{version}": 0o100755,
+        f"usr/lib/{soname}": f"libgaia.so.{version}", "usr/lib/libgaia.so": soname,
+        "usr/include/gaia.h": 0o100644, "usr/lib/pkgconfig/gaia.pc": 0o100644}
+    header = read_file(f"{installed}/usr/include/gaia.h").decode()
+    major, minor = re.search(r"GAIA_VERSION_MAJOR (\d+)\n.*GAIA_VERSION_MINOR (\d+)", header).groups()
+    assert version.split(".")[:2] == [major, minor]
+    assert re.search(r"SONAME +(\S+)", run("objdump", "-p", f"{installed}/usr/lib/libgaia.so"))[1] == soname
+    needed = re.findall(r"NEEDED\s+(\S+)", run("objdump", "-p", f"{installed}/usr/lib/libgaia.so"))
+    assert not [name for name in needed if not name.startswith(("libc.", "libpthread.", "ld-linux"))], needed
+    for program in ("usr/sbin/mount.gaiafs", "usr/bin/gaiactl", "usr/lib/libgaia.so"):
+        # nothing that is found only where it was built
+        assert not re.search("RUNPATH|RPATH", run("objdump", "-p", f"{installed}/{program}")), program
+    assert version in run(f"{installed}/usr/sbin/mount.gaiafs", "--version")
+    assert version in run(f"{installed}/usr/bin/gaiactl", "--version")
+
+
+def test_pkg_config(installed):
+    need("pkg-config")
+    env = {**os.environ, "PKG_CONFIG_PATH": f"{installed}/usr/lib/pkgconfig"}
+    version = re.search(r"^VERSION := (\S+)$", read_file(os.path.join(TOP, "Makefile")).decode(), re.M)[1]
+    assert run("pkg-config", "--modversion", "gaia", env=env).strip() == version
+    assert run("pkg-config", "--variable=prefix", "gaia", env=env).strip() == "/usr"
+    assert "-lgaia" in run("pkg-config", "--libs", "gaia", env=env).split()
+    assert "@" not in read_file(f"{installed}/usr/lib/pkgconfig/gaia.pc").decode()
+    run("pkg-config", "--validate", "gaia", env=env)
+
+
+@pytest.mark.parametrize("compiler", [["gcc", "-std=c11"], ["g++", "-std=c++17"], ["clang", "-std=c11"]],
+                         ids=lambda words: words[0])
+def test_a_program_outside_of_the_tree(release_mount, installed, environment, workdir, compiler):
+    need("pkg-config", compiler[0])
+    folder = os.path.join(workdir, "outside")
+    os.mkdir(folder)
+    name = os.path.join(folder, "consumer" + (".cc" if "++" in compiler[0] else ".c"))
+    write_file(name, CONSUMER.encode())
+    flags = run("pkg-config", "--cflags", "--libs", "gaia", env=environment).split()
+    assert f"-I{installed}/usr/include" in flags, flags
+    program = os.path.join(folder, "consumer")
+    run(*compiler, "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", name, "-o", program, *flags, cwd=folder)
+    m = release_mount()
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(2 * PAGE))
+    assert run(program, path, env=environment) == "works\n"
+    expected = bytearray(2 * PAGE)
+    expected[:3], expected[5000] = b"cpu", ord("d")
+    assert read_file(path) == expected
+    found = re.search(r"libgaia\.so\.\d+ => (\S+)", run("ldd", program, env=environment))[1]
+    assert found.startswith(installed), found
+    listed = json.loads(run(f"{installed}/usr/bin/gaiactl", "stat", "--json", m.mnt))
+    assert "soft:4" in [device["device"] for device in listed["devices"]]
+
+
+def test_hello(release_mount, installed, environment, workdir):
+    """As README.md has it: built with pkg-config, run twice."""
+    need("pkg-config", "gcc")
+    program = os.path.join(workdir, "hello")
+    flags = run("pkg-config", "--cflags", "--libs", "gaia", env=environment).split()
+    run("gcc", "-fopenmp", os.path.join(TOP, "examples", "hello.c"), "-o", program, *flags, cwd=workdir)
+    m = release_mount()
+    path = os.path.join(m.mnt, "licence")
+    text = b"GNU GENERAL PUBLIC LICENSE\n" + make_random("hello").randbytes(3 * PAGE).hex().encode()
+    write_file(path, text)
+    assert run(program, path, env=environment).startswith("TAH TRARENY CHOYVP YVPRAFR\n")
+    assert read_file(path) != text
+    assert run(program, path, env=environment).startswith("GNU GENERAL PUBLIC LICENSE\n")
+    assert read_file(path) == text
+    write_file(os.path.join(workdir, "elsewhere"), text)
+    for wrong in ([], [os.path.join(workdir, "elsewhere")], [os.path.join(m.mnt, "missing")]):
+        assert subprocess.run([program, *wrong], env=environment, capture_output=True, timeout=20).returncode in (1, 2)
+
+
+@pytest.mark.parametrize("compiler", [
+    ["gcc", "-std=c11", "-xc"], ["gcc", "-std=c17", "-xc"], ["g++", "-std=c++17", "-xc++"], ["g++", "-std=c++11", "-xc++"],
+    ["clang", "-std=c11", "-xc"]], ids=lambda words: "".join(words[:2]))
+@pytest.mark.parametrize("definitions", [[], ["-D_GNU_SOURCE"], ["-D_POSIX_C_SOURCE=200809L"]],
+                         ids=["nothing", "gnu", "posix"])
+def test_the_header_is_plain(workdir, compiler, definitions):
+    """It needs nothing before it, may come twice, and its names link from C++ as from C."""
+    need(compiler[0])
+    source = os.path.join(workdir, "header.in")
+    write_file(source, b"#include \"gaia.h\"\n#include \"gaia.h\"\nint use(void);\n"
+                       b"int use(void) { struct gaia_stat s; return gaia_stat(0, &s); }\n")
+    made = os.path.join(workdir, "header.o")
+    run(*compiler, *definitions, "-pedantic", "-pedantic-errors", "-Wall", "-Wextra", "-Werror",
+        f"-I{TOP}/gpu", "-c", source, "-o", made)
+    assert "U gaia_stat\n" in run("nm", made)
+
+
+def test_exported_names(installed):
+    lines = run("nm", "-D", "--defined-only", f"{installed}/usr/lib/libgaia.so").splitlines()
+    names = {line.split()[-1].split("@")[0]: line.split()[-2] for line in lines}
+    names = {name: kind for name, kind in names.items() if kind != "A"}  # the version's own name
+    assert names == dict.fromkeys(FUNCTIONS, "T")
+    assert all("@@GAIA_0.1" in line for line in lines if " T " in line)
+    header = read_file(f"{installed}/usr/include/gaia.h").decode()
+    assert set(re.findall(r"\b(gaia_\w+)\(", re.sub(r"/\*.*?\*/", "", header, flags=re.S))) == FUNCTIONS
+
+
+@pytest.fixture(scope="module")
+def examples():
+    """The folder with the examples, built."""
+    run("make", "-j2", "CC=gcc", "SANITIZE=", "all", "examples", cwd=TOP, timeout=200,
+        env={k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES")})
+    return os.path.join(TOP, "build", "gcc", "examples")
+
+
+@pytest.mark.limit(120)
+def test_sssp(mount, monkeypatch, examples, workdir):
+    monkeypatch.setattr("conftest.BIN", TOP)
+    m = mount()
+    output = run("sh", os.path.join(TOP, "examples", "sssp", "run.sh"), "-n", 3, "-s", 10, m.mnt, timeout=100,
+                 env={**os.environ, "TMPDIR": workdir, "GAIA_PROGRAMS": TOP, "GAIA_EXAMPLES": examples})
+    assert re.search(r"^sssp: all \d+ checks passed$", output, re.M), output
+    assert os.listdir(m.mnt) == [] and os.listdir(m.data) == []
+    wrong = subprocess.run(["sh", os.path.join(TOP, "examples", "sssp", "run.sh"), "-x"], capture_output=True,
+                           stdin=subprocess.DEVNULL, timeout=20, check=False)
+    assert wrong.returncode == 1 and b"usage" in wrong.stderr
+
+
+@pytest.mark.limit(120)
+def test_fio(mount, monkeypatch, workdir):
+    need("fio")
+    monkeypatch.setattr("conftest.BIN", TOP)
+    m = mount()
+    output = run("sh", os.path.join(TOP, "examples", "fio", "run.sh"), m.mnt, "4m", 1, timeout=100,
+                 env={**os.environ, "TMPDIR": workdir})
+    print(output)
+    rows = re.findall(r"^(\S+) +([\d.]+) +(\d+) +([\d.]+)$", output, re.M)
+    assert [row[0] for row in rows] == ["seq-write", "seq-read", "rand-write", "rand-read", "mmap-write", "mmap-read"]
+    assert all(float(row[1]) > 0 and int(row[2]) > 0 for row in rows)
+    assert "FAILED" not in output and os.listdir(m.mnt) == []
+    write_file(os.path.join(m.mnt, "gaiafs-fio.data"), b"mine")
+    done = subprocess.run(["sh", os.path.join(TOP, "examples", "fio", "run.sh"), m.mnt, "1m", "1"], capture_output=True,
+                          timeout=20, check=False)
+    assert done.returncode == 1 and read_file(os.path.join(m.mnt, "gaiafs-fio.data")) == b"mine"
