@@ -31,10 +31,22 @@ struct gaia_device {
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static bool writeback_lags; /* a kernel before 6.16: see flush_cpu() */
 
-static void after_fork(void)
+static void before_fork(void)
 {
-    gaia_mapping_forget_all();
-    gaia_session_forget_all();
+    gaia_session_before_fork();
+    gaia_mapping_before_fork();
+}
+
+static void after_fork_in_parent(void)
+{
+    gaia_mapping_after_fork(false);
+    gaia_session_after_fork(false);
+}
+
+static void after_fork_in_child(void)
+{
+    gaia_mapping_after_fork(true);
+    gaia_session_after_fork(true);
 }
 
 static void start(void)
@@ -42,7 +54,7 @@ static void start(void)
     struct utsname name;
     unsigned major = 0, minor = 0;
 
-    pthread_atfork(NULL, NULL, after_fork);
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     if (!uname(&name) && sscanf(name.release, "%u.%u", &major, &minor) == 2)
         writeback_lags = major < 6 || (major == 6 && minor < 16);
 }

@@ -152,42 +152,63 @@ static int soft_place(struct gaia_frames *frames, uint64_t page, uint64_t count,
     return 0;
 }
 
-/* A client that died, or unmapped the range meanwhile, is no error: it waits for nothing. */
-static int client_gone(int error)
+/* Continue one range in a client. A client that died, or unmapped the whole range meanwhile, is no error: it
+ * waits for nothing. *done_out: bytes that are done with; -ENOENT: something is not mapped there (any more).
+ */
+static int continue_range(struct gaia_frames_map *map, struct uffdio_range range, uint64_t mode,
+                          uint64_t *done_out)
 {
-    return error == ESRCH || error == ENOENT;
+    struct uffdio_continue c = {.range = range, .mode = mode};
+
+    *done_out = range.len;
+    if (!ioctl(map->faults, UFFDIO_CONTINUE, &c))
+        return 0;
+    int error = -errno;
+    *done_out = c.mapped > 0 ? (uint64_t)c.mapped : 0;
+    if (error == -EAGAIN) /* the client's mmap is changing: go on behind what was done */
+        return 0;
+    /* One page that is exposed already, or that is not mapped any more: its touch finds out. */
+    struct uffdio_range one = {.start = range.start + *done_out, .len = GAIA_PAGE_SIZE};
+    ioctl(map->faults, UFFDIO_WAKE, &one);
+    *done_out += GAIA_PAGE_SIZE;
+    return error == -EEXIST ? 0 : error;
 }
 
 static int soft_expose(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores)
 {
     struct uffdio_range range;
+    uint64_t mode = trap_stores && map->writable && map->can_trap ? UFFDIO_CONTINUE_MODE_WP : 0, done;
     int error = 0;
 
     pthread_rwlock_rdlock(&map->frames->maps_lock);
     bool any = map_range(map, page, count, &range);
-    while (any && range.len) {
-        struct uffdio_continue c = {
-            .range = range,
-            .mode = trap_stores && map->writable && map->can_trap ? UFFDIO_CONTINUE_MODE_WP : 0};
-        if (!ioctl(map->faults, UFFDIO_CONTINUE, &c))
-            break;
-        if (errno != EAGAIN && errno != EEXIST) {
-            error = client_gone(errno) ? 0 : -errno;
-            break;
-        }
-        /* Pages that are exposed already, or a race with the client's own mmap: go on behind what was done.
-         */
-        uint64_t done = c.mapped > 0 ? (uint64_t)c.mapped : 0;
-        if (errno == EEXIST) {
-            struct uffdio_range one = {.start = range.start + done, .len = GAIA_PAGE_SIZE};
-            ioctl(map->faults, UFFDIO_WAKE, &one);
-            done += GAIA_PAGE_SIZE;
+    bool holes = false;
+    while (any && range.len && !error) {
+        struct uffdio_range piece = range;
+        if (holes) /* the client has unmapped a part: one call stops at it, and says nothing of the rest */
+            piece.len = GAIA_PAGE_SIZE;
+        error = continue_range(map, piece, mode, &done);
+        if (error == -ENOENT) {
+            if (!holes)
+                done = 0;
+            holes = true;
+            error = 0;
         }
         range.start += done;
         range.len -= done < range.len ? done : range.len;
     }
     pthread_rwlock_unlock(&map->frames->maps_lock);
-    return error;
+    return error == -ESRCH ? 0 : error;
+}
+
+static int write_protect_range(struct gaia_frames_map *map, struct uffdio_range range, uint64_t mode)
+{
+    struct uffdio_writeprotect wp = {.range = range, .mode = mode};
+
+    while (ioctl(map->faults, UFFDIO_WRITEPROTECT, &wp))
+        if (errno != EAGAIN)
+            return -errno;
+    return 0;
 }
 
 static int map_write_protect(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint64_t mode)
@@ -196,14 +217,15 @@ static int map_write_protect(struct gaia_frames_map *map, uint64_t page, uint64_
 
     if (!map->writable || !map_range(map, page, count, &range))
         return 0;
-    struct uffdio_writeprotect wp = {.range = range, .mode = mode};
-    while (ioctl(map->faults, UFFDIO_WRITEPROTECT, &wp)) {
-        if (client_gone(errno))
-            return 0;
-        if (errno != EAGAIN)
-            return -errno;
+    int error = write_protect_range(map, range, mode);
+    if (error ==
+        -ENOENT) { /* the client has unmapped a part; what lies behind it must be protected all the same */
+        struct uffdio_range one = {.start = range.start, .len = GAIA_PAGE_SIZE};
+        error = 0;
+        for (; one.start < range.start + range.len && (!error || error == -ENOENT); one.start += one.len)
+            error = write_protect_range(map, one, mode);
     }
-    return 0;
+    return error == -ENOENT || error == -ESRCH ? 0 : error; /* who is gone stores nothing */
 }
 
 static int soft_protect(struct gaia_frames *frames, uint64_t page, uint64_t count)
@@ -248,7 +270,8 @@ static int soft_poison(struct gaia_frames_map *map, uint64_t page, uint64_t coun
     pthread_rwlock_rdlock(&map->frames->maps_lock);
     if (map_range(map, page, count, &range)) {
         struct uffdio_poison poison = {.range = range};
-        if (ioctl(map->faults, UFFDIO_POISON, &poison) && !client_gone(errno) && errno != EEXIST)
+        if (ioctl(map->faults, UFFDIO_POISON, &poison) && errno != ESRCH && errno != ENOENT &&
+            errno != EEXIST)
             error = -errno;
         ioctl(map->faults, UFFDIO_WAKE, &range);
     }

@@ -66,7 +66,8 @@ static void table_delete(size_t at)
 int gaia_mapping_insert(struct gaia_mapping *mapping)
 {
     pthread_mutex_lock(&table_lock);
-    int error = table_reserve(1);
+    /* A session that died before this found nothing to kill; one that dies after it will. */
+    int error = mapping->session->dead ? -ENOTCONN : table_reserve(1);
     if (!error)
         table_insert(table_at(mapping->address), (struct extent){mapping->address, mapping->length, mapping});
     pthread_mutex_unlock(&table_lock);
@@ -153,7 +154,7 @@ static void cut(size_t i, uint8_t *address, uint8_t *end)
     uint8_t *from = address > extent->address ? address : extent->address;
     uint8_t *to = end < extent_end ? end : extent_end;
 
-    gaia_soft_block(from, (size_t)(to - from));
+    gaia_soft_block(extent->mapping->session->faults, from, (size_t)(to - from));
     if (from > extent->address && to < extent_end) {
         extent->length = (size_t)(from - extent->address);
         extent->mapping->references++;
@@ -188,7 +189,7 @@ int gaia_mapping_remove(void *address, size_t length)
             continue;
         }
         if (extent->mapping->references > 1 || extent->length != extent->mapping->length)
-            gaia_soft_block(extent->address, extent->length);
+            gaia_soft_block(extent->mapping->session->faults, extent->address, extent->length);
         gone[gone_count++] = extent->mapping;
         table_delete(i);
     }
@@ -253,8 +254,27 @@ void gaia_mapping_session_died(struct gaia_session *session)
     pthread_mutex_unlock(&table_lock);
 }
 
-void gaia_mapping_forget_all(void)
+void gaia_mapping_before_fork(void)
 {
-    pthread_mutex_init(&table_lock, NULL);
-    table_count = 0;
+    pthread_mutex_lock(&table_lock);
+}
+
+void gaia_mapping_after_fork(bool child)
+{
+    /* The child has none of the mappings (MADV_DONTFORK); its copies of their descriptors would keep the
+     * mount busy. */
+    for (size_t i = 0; child && i < table_count; i++) {
+        struct gaia_mapping *mapping = table[i].mapping;
+        if (mapping->fd < 0) /* an extent before this one was of the same mapping */
+            continue;
+        close(mapping->fd);
+        munmap(mapping->state, 4096);
+        mapping->fd = -1;
+    }
+    if (child) {
+        table_count = 0;
+        pthread_mutex_init(&table_lock, NULL);
+    } else {
+        pthread_mutex_unlock(&table_lock);
+    }
 }

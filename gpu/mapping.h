@@ -37,7 +37,8 @@ struct gaia_piece {
     void *address;
 };
 
-/* Enter a mapping as one extent; takes over the caller's reference. 0 or -ENOMEM. */
+/* Enter a mapping as one extent; takes over the caller's reference. 0, -ENOMEM or -ENOTCONN (its session is
+ * dead). */
 int gaia_mapping_insert(struct gaia_mapping *mapping);
 void gaia_mapping_put(struct gaia_mapping *mapping);
 
@@ -56,7 +57,8 @@ void gaia_mapping_remove_device(const struct gaia_device *device);
 int gaia_mapping_each_session(const struct gaia_device *device,
                               int (*fn)(struct gaia_session *session, void *context), void *context);
 
-/* In the child of a fork: nothing is mapped. */
-void gaia_mapping_forget_all(void);
+/* Around a fork: the table stands still. In the child nothing is mapped any more. */
+void gaia_mapping_before_fork(void);
+void gaia_mapping_after_fork(bool child);
 
 #endif

@@ -162,10 +162,19 @@ int gaia_session_call(struct gaia_session *session, struct gaia_message *message
     return error;
 }
 
-void gaia_session_forget_all(void)
+void gaia_session_before_fork(void)
+{
+    pthread_mutex_lock(&sessions_lock);
+}
+
+void gaia_session_after_fork(bool child)
 {
     struct gaia_session *session;
 
+    if (!child) {
+        pthread_mutex_unlock(&sessions_lock);
+        return;
+    }
     /* The child's copies of the descriptors go; the parent's session is untouched. Its memory is not freed:
      * another thread of the parent may have been using it at the fork. */
     pthread_mutex_init(&sessions_lock, NULL);

@@ -29,8 +29,9 @@ void gaia_session_put(struct gaia_session *session);
  * or NULL when none are expected. The reply's error, or -ENOTCONN. */
 int gaia_session_call(struct gaia_session *session, struct gaia_message *message, int *fds_out);
 
-/* In the child of a fork: forget every session. */
-void gaia_session_forget_all(void);
+/* Around a fork: the list stands still. The child forgets every session. */
+void gaia_session_before_fork(void);
+void gaia_session_after_fork(bool child);
 
 /* In mapping.c: the daemon of a session is gone. Called on the session's thread. */
 void gaia_mapping_session_died(struct gaia_session *session);

@@ -113,12 +113,14 @@ void gaia_soft_free(void *address, size_t length)
     munmap(address, length);
 }
 
-void gaia_soft_block(void *address, size_t length)
+void gaia_soft_block(int faults, void *address, size_t length)
 {
+    struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
 
     if (mmap(address, length, PROT_NONE, flags, -1, 0) == MAP_FAILED)
         munmap(address, length);
+    ioctl(faults, UFFDIO_WAKE, &range);
 }
 
 void gaia_soft_kill(int faults, void *address, size_t length)
@@ -128,7 +130,7 @@ void gaia_soft_kill(int faults, void *address, size_t length)
 
     if (empty < 0 ||
         mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty, 0) == MAP_FAILED)
-        gaia_soft_block(address, length); /* SIGSEGV, then: never wrong bytes */
+        gaia_soft_block(faults, address, length); /* SIGSEGV, then: never wrong bytes */
     if (empty >= 0)
         close(empty);
     ioctl(faults, UFFDIO_WAKE, &range);

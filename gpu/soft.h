@@ -18,8 +18,8 @@ int gaia_soft_reserve(int faults, int frames, size_t length, off_t offset, bool 
 /* Unmap for good. */
 void gaia_soft_free(void *address, size_t length);
 
-/* Unmap, but keep the addresses from being used for something else. */
-void gaia_soft_block(void *address, size_t length);
+/* Unmap, but keep the addresses from being used for something else; touches that wait get SIGSEGV. */
+void gaia_soft_block(int faults, void *address, size_t length);
 
 /* Whatever touches the range gets SIGBUS, now and later, also touches that wait for the daemon. */
 void gaia_soft_kill(int faults, void *address, size_t length);
