@@ -98,7 +98,7 @@ static void suspect_again(struct replica *replica, const struct copy_pages *list
     pthread_mutex_unlock(&replica->file->lock);
 }
 
-int acquire_range(struct replica *replica, uint64_t first, uint64_t count, uint64_t *changes_out)
+static int acquire_alone(struct replica *replica, uint64_t first, uint64_t count, uint64_t *changes_out)
 {
     struct cache_file *file = replica->file;
     struct copy_pages *list = NULL;
@@ -132,5 +132,24 @@ int acquire_range(struct replica *replica, uint64_t first, uint64_t count, uint6
     if (error)
         suspect_again(replica, list, n);
     free(list);
+    return error;
+}
+
+int acquire_range(struct replica *replica, uint64_t first, uint64_t count, uint64_t *changes_out)
+{
+    struct cache_file *file = replica->file;
+
+    /* One at a time: a second one would find the list empty that the first has taken, and return while the
+     * first is still dropping what is stale. */
+    pthread_mutex_lock(&file->lock);
+    while (replica->acquiring)
+        pthread_cond_wait(&file->changed, &file->lock);
+    replica->acquiring = true;
+    pthread_mutex_unlock(&file->lock);
+    int error = acquire_alone(replica, first, count, changes_out);
+    pthread_mutex_lock(&file->lock);
+    replica->acquiring = false;
+    pthread_cond_broadcast(&file->changed);
+    pthread_mutex_unlock(&file->lock);
     return error;
 }

@@ -69,14 +69,22 @@ out_free:
     return error;
 }
 
+void cache_stop(struct cache *cache)
+{
+    if (cache->stopped)
+        return;
+    cache->stopped = true;
+    filler_stop(cache);
+    healer_stop(cache);
+}
+
 void cache_close(struct cache *cache)
 {
     struct cache_file *file;
 
     if (!cache)
         return;
-    filler_stop(cache);
-    healer_stop(cache);
+    cache_stop(cache);
     /* What the host did not close itself: nobody uses it any more. */
     while ((file = LIST_FIRST(&cache->files)))
         cache_file_close(file);

@@ -42,12 +42,13 @@ struct cache_config {
     uint64_t behind_timeout_ns; /* how late a change behind the mount may be noticed (-o timeout) */
 };
 
-/* Start and stop. cache_close() collects everything that is pending or stored, then frees; files must be
- * closed. */
+/* Start and stop. cache_stop() ends the cache's threads: after it no function of the host is called but
+ * pin(). cache_close() frees; what was not flushed before is lost. */
 int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out);
 /* Collect everything that devices hold (unreleased stores too: an early release) into the data directory.
  * Before unmounting, while FUSE is still served. 0 or the first error. */
 int cache_flush_all(struct cache *cache);
+void cache_stop(struct cache *cache);
 void cache_close(struct cache *cache);
 
 /* Begin to track a file. path_fd: an O_PATH or ordinary descriptor of the backing file, not kept (the cache
@@ -55,6 +56,9 @@ void cache_close(struct cache *cache);
  * is handed to the host's functions. The caller makes sure that no untracked read or write is in flight
  * (docs/design.md, 5). -EACCES, -EMFILE, -ENOMEM, -EIO ... */
 int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct cache_file **file_out);
+/* [FUSE] Nobody can reach the file any more but its clients (it has no name, and the kernel has forgotten
+ * it): when it has no client either, what devices hold of it is dropped. */
+void cache_file_discard(struct cache_file *file);
 /* The inode is gone for good (forgotten, nothing mapped, nothing resident). [FUSE] */
 void cache_file_close(struct cache_file *file);
 
@@ -64,10 +68,9 @@ enum cache_io_flags {
     CACHE_IO_APPEND = 4,    /* fd was opened with O_APPEND: the write lands at the end of the backing file */
 };
 
-/* The file is being opened: when somebody has changed it behind the mount, the kernel is told to drop its
- * pages (close to open), so the kernel need not do it by itself. From the handler of OPEN only, where telling
- * the kernel is safe. */
-void cache_file_opened(struct cache_file *file);
+/* [FUSE] The file is being opened. False: somebody has changed it behind the mount, and the kernel must drop
+ * its pages (close to open): keep_cache must not be set in the answer. */
+bool cache_file_opened(struct cache_file *file);
 /* [FUSE] Read bytes for a READ; fd: the opener's descriptor. Bytes read (short at the end of the file). */
 ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset,
                         unsigned flags);

@@ -2,10 +2,13 @@
 #include "cache/client.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cache/acquire.h"
@@ -80,12 +83,44 @@ static void *serve_faults(void *argument)
     return NULL;
 }
 
+static void interrupt(int signal)
+{
+    (void)signal; /* only ends a read() */
+}
+
+static void install_interrupt(void)
+{
+    struct sigaction action = {.sa_handler = interrupt};
+
+    sigaction(SIGUSR2, &action, NULL); /* no SA_RESTART */
+}
+
+/* The client shares the description of its descriptor, and may have made it one that blocks: then only a
+ * signal ends the read that the thread is in, and it may come just before it. */
+static void join_faults(struct cache_client *client)
+{
+    struct timespec until;
+
+    for (;;) {
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 100000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        if (!pthread_timedjoin_np(client->thread, NULL, &until))
+            return;
+        pthread_kill(client->thread, SIGUSR2);
+    }
+}
+
 int cache_client_open(struct cache *cache, int faults, bool can_trap, struct cache_client **client_out)
 {
     int error = -EINVAL;
     struct cache_client *client = NULL;
 
-    if (!gaia_soft_is_faults(faults))
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, install_interrupt);
+    if (!gaia_soft_is_faults(faults) || fcntl(faults, F_SETFL, O_NONBLOCK))
         goto out;
     error = -ENOMEM;
     client = calloc(1, sizeof *client);
@@ -123,7 +158,7 @@ void cache_client_close(struct cache_client *client)
         return;
     while (write(client->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
-    pthread_join(client->thread, NULL);
+    join_faults(client);
     while ((map = LIST_FIRST(&client->maps))) {
         uint32_t id = map->id;
         cache_map_close(client, id);
@@ -196,10 +231,11 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
                               .resident = request->resident,
                               .can_trap = client->can_trap,
                               .references = 1};
+    int frames_fd = -1, state_fd = -1;
     file_use(request->file);
     int error = open_replica(request, map);
     if (!error)
-        error = share(map, frames_fd_out, state_fd_out);
+        error = share(map, &frames_fd, &state_fd);
     if (error)
         goto out_unuse;
     readahead_init(&map->readahead);
@@ -213,11 +249,14 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
         error = -EMFILE;
     }
     pthread_mutex_unlock(&client->lock);
-    if (!error)
+    if (!error) {
+        *frames_fd_out = frames_fd;
+        *state_fd_out = state_fd;
         return 0;
+    }
     readahead_free(&map->readahead);
-    close(*frames_fd_out);
-    close(*state_fd_out);
+    close(frames_fd);
+    close(state_fd);
 out_unuse:
     file_unuse(request->file);
     free(map);
@@ -329,6 +368,8 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
     error = acquire_range(map->replica, run.page, run.count, changes_out);
     if (!error && map->resident)
         error = place_all(map, run, true);
+    if (error && *poisoned_out) /* the client refreshes only after a success: tell it next time */
+        map->poisoned = true;
     cache_map_put(map);
     return error;
 }
@@ -365,6 +406,13 @@ static int let_leave(struct replica *replica, struct gaia_run run)
 {
     int error = 0;
 
+    pthread_mutex_lock(&replica->file->lock);
+    uint64_t pages_now = file_pages(replica->file->size);
+    pthread_mutex_unlock(&replica->file->lock);
+    if (run.page >= pages_now)
+        return 0;
+    if (run.count > pages_now - run.page)
+        run.count = pages_now - run.page;
     for (uint64_t leaf = run.page >> LEAF_SHIFT; !error && leaf <= (run.page + run.count - 1) >> LEAF_SHIFT;
          leaf++) {
         struct copy_pages pages = {.leaf = leaf, .pages = page_range_mask(leaf, run.page, run.count)};

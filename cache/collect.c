@@ -91,7 +91,7 @@ static int take(struct collect *c)
             uint8_t *bytes = frame_bytes(pool, t->frame);
             uint8_t *home = c->home + (t->page - c->first) * GAIA_PAGE_SIZE;
             size_t n = file_page_bytes(c->file->size, number);
-            memcpy(bytes, copy->replica->frames->ops->view(copy->replica->frames, number), GAIA_PAGE_SIZE);
+            replica_fetch(copy->replica, number, bytes);
             if (!gaia_merge(home, frame_bytes(pool, *leaf_copy_twin(copy, t->page)), bytes, n))
                 continue;
             c->changed |= UINT64_C(1) << t->page;
@@ -228,7 +228,7 @@ int collect_all(struct cache_file *file)
 
 bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned page)
 {
-    uint8_t home[GAIA_PAGE_SIZE];
+    uint8_t home[GAIA_PAGE_SIZE], device[GAIA_PAGE_SIZE];
     uint64_t number = (copy->leaf->number << LEAF_SHIFT) + page;
     size_t n = file_page_bytes(file->size, number);
     struct iovec io = {.iov_base = home, .iov_len = n};
@@ -236,7 +236,6 @@ bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned 
     /* Only bytes that are in the host's memory: reading storage to save a copy from it would be no gain. */
     if (preadv2(file->fd, &io, 1, (off_t)(number * GAIA_PAGE_SIZE), RWF_NOWAIT) != (ssize_t)n)
         return false;
-    return gaia_digest_equal(
-        gaia_digest_of(home, n),
-        gaia_digest_of(copy->replica->frames->ops->view(copy->replica->frames, number), n));
+    replica_fetch(copy->replica, number, device);
+    return gaia_digest_equal(gaia_digest_of(home, n), gaia_digest_of(device, n));
 }

@@ -17,8 +17,11 @@ typedef int leaf_fn(struct cache_file *file, struct leaf *leaf, page_mask pages,
 
 static int each_leaf(struct cache_file *file, off_t offset, uint64_t length, unsigned flags, leaf_fn *fn)
 {
-    if (!length || !file->index.leaves)
+    /* Past the end of the file nobody holds anything, however long the range is. */
+    if (!length || !file->index.leaves || offset >= file->size)
         return 0;
+    if (length > (uint64_t)(file->size - offset))
+        length = (uint64_t)(file->size - offset);
     uint64_t first = (uint64_t)offset >> GAIA_PAGE_SHIFT;
     uint64_t last = ((uint64_t)offset + length - 1) >> GAIA_PAGE_SHIFT;
     int error = 0;
@@ -99,7 +102,9 @@ static size_t read_peers(struct cache_file *file, uint8_t *buffer, size_t length
         uint64_t page = (uint64_t)(offset + (off_t)done) >> GAIA_PAGE_SHIFT;
         size_t from = (size_t)(offset + (off_t)done) & (GAIA_PAGE_SIZE - 1);
         size_t n = GAIA_PAGE_SIZE - from < length - done ? GAIA_PAGE_SIZE - from : length - done;
-        memcpy(buffer + done, copy->replica->frames->ops->view(copy->replica->frames, page) + from, n);
+        uint8_t bytes[GAIA_PAGE_SIZE];
+        replica_fetch(copy->replica, page, bytes);
+        memcpy(buffer + done, bytes + from, n);
         replica_count(copy->replica, peer_reads, 1);
         replica_count(copy->replica, pages_out, 1);
         done += n;
@@ -164,22 +169,20 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
     return read_backing(fd, buffer, length, offset);
 }
 
-void cache_file_opened(struct cache_file *file)
+bool cache_file_opened(struct cache_file *file)
 {
-    struct cache_host *host = &file->cache->host;
-
     pthread_mutex_lock(&file->lock);
     bool unchanged = file_unchanged(file);
     file_check_behind(file);
-    if (!unchanged)
+    if (!unchanged) { /* the kernel is about to drop its pages: a WRITE may be on its way */
         heal_window_open(file, 0, UINT64_MAX);
+        heal_window_close(file);
+    }
+    bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
-    if (unchanged)
-        return;
-    host->invalidate(host->context, file->context, 0, 0);
-    pthread_mutex_lock(&file->lock);
-    heal_window_close(file);
-    pthread_mutex_unlock(&file->lock);
+    if (emptied)
+        file_unpin_if_empty(file);
+    return unchanged;
 }
 
 /* Rule 3: a write is no exception, also not of whole pages: without the collect a twin would stay behind that
@@ -251,10 +254,15 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
         error = write_all(fd, buffer, length, offset, &done);
     if (flags & CACHE_IO_WRITEBACK)
         heal_reapply(file, fd, offset, done);
+    if (heal)
+        heal_cut(heal, done);
     look_at_size(file, unchanged);
+    bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
     if (heal)
         heal_finish(cache, heal);
+    if (emptied)
+        file_unpin_if_empty(file);
     return done ? (ssize_t)done : error;
 }
 
@@ -307,6 +315,8 @@ static int collect_range(struct cache_file *file, struct leaf *leaf, page_mask p
     return collect_pages(file, leaf, pages, COLLECT_PENDING);
 }
 
+#define COPY_MAX (4u << 20) /* bytes at once */
+
 ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,
                               int fd_out, off_t offset_out, size_t length, unsigned flags)
 {
@@ -314,6 +324,8 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
     ssize_t done = 0;
     bool unchanged = false;
 
+    if (length > COPY_MAX) /* a short copy is asked for again: others wait for the lock meanwhile */
+        length = COPY_MAX;
     if (in && in != out) {
         pthread_mutex_lock(&in->lock);
         error = each_leaf(in, offset_in, length, 0, collect_range);

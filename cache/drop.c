@@ -41,10 +41,13 @@ static page_mask keep_unchanged(struct leaf_copy *copy, page_mask pages)
 
     for (page_mask left = pages; left; left &= left - 1) {
         unsigned page = (unsigned)__builtin_ctzll(left);
-        if (!home_equals_copy(file, copy, page))
-            continue;
-        struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
-        gaia_rule_grant(&versions, leaf_copy_page_vector(copy, page));
+        if (leaf_has_versions(copy->leaf,
+                              page)) { /* else it was placed anew since it was found stale: it is current */
+            if (!home_equals_copy(file, copy, page))
+                continue;
+            struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
+            gaia_rule_grant(&versions, leaf_copy_page_vector(copy, page));
+        }
         kept |= UINT64_C(1) << page;
     }
     replica_count(copy->replica, unchanged, (uint64_t)__builtin_popcountll(kept));

@@ -127,6 +127,31 @@ void file_unuse(struct cache_file *file)
         cache->host.pin(cache->host.context, context, false);
 }
 
+void file_unpin_if_empty(struct cache_file *file)
+{
+    file_use(file);
+    file_unuse(file);
+}
+
+void cache_file_discard(struct cache_file *file)
+{
+    struct replica *replica;
+
+    file_use(file);
+    pthread_mutex_lock(&file->lock);
+    /* A use besides ours is a client's, or an operation that is under way: it may be about to place or to
+     * collect. */
+    if (file->uses == 1) {
+        index_each(&file->index, forget_leaf, NULL);
+        SLIST_FOREACH (replica, &file->replicas, link)
+            replica->frames->ops->resize(replica->frames, 0);
+        file->size = 0;
+        file->truncations++;
+    }
+    pthread_mutex_unlock(&file->lock);
+    file_unuse(file);
+}
+
 int file_get_replica(struct cache_file *file, unsigned device_number, struct replica **replica_out)
 {
     struct cache_device *device;
@@ -195,6 +220,7 @@ static void forget_tail(struct cache_file *file, uint64_t page, size_t from)
 {
     struct leaf *leaf = index_find(&file->index, page >> LEAF_SHIFT);
     struct leaf_copy *copy;
+    uint8_t bytes[GAIA_PAGE_SIZE];
 
     if (!leaf || !from)
         return;
@@ -202,8 +228,8 @@ static void forget_tail(struct cache_file *file, uint64_t page, size_t from)
         if (!(copy->twin & page_bit(page)))
             continue;
         uint8_t *twin = frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page & (LEAF_PAGES - 1)));
-        memcpy(twin + from, copy->replica->frames->ops->view(copy->replica->frames, page) + from,
-               GAIA_PAGE_SIZE - from);
+        replica_fetch(copy->replica, page, bytes);
+        memcpy(twin + from, bytes + from, GAIA_PAGE_SIZE - from);
     }
     file_cpu_modified(file, leaf, page_bit(page));
 }

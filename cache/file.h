@@ -58,6 +58,9 @@ static inline size_t file_page_bytes(off_t size, uint64_t page)
 void file_use(struct cache_file *file);
 void file_unuse(struct cache_file *file);
 
+/* The index may have become empty outside of any use: let the file go then. No lock is held. */
+void file_unpin_if_empty(struct cache_file *file);
+
 /* The replica of a device, made if there is none. The lock is held. 0 or a negative errno. */
 int file_get_replica(struct cache_file *file, unsigned device, struct replica **replica_out);
 

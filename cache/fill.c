@@ -116,6 +116,8 @@ int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages, 
         replica_update(copy, before);
         pthread_mutex_unlock(&replica->file->lock);
     }
+    if (map->writable && !map->can_trap) /* what has no twin must not be stored to */
+        pages = open;
     for (int trap = 0; trap < 2; trap++) {
         page_mask left = trap ? pages & ~open : open;
         while (left) {
@@ -138,6 +140,8 @@ static void refuse(struct cache_map *map, uint64_t touched, uint64_t count)
     }
     map->poisoned = true;
     map->replica->frames->ops->poison(map->frames, touched, 1);
+    map->poisoned =
+        true; /* again: an acquire may have taken note of it before there was anything to refresh */
     replica_changed(map->replica); /* so that the next acquire comes to the daemon, and hears of it */
 }
 

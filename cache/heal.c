@@ -22,7 +22,7 @@ struct heal {
     STAILQ_ENTRY(heal) queue; /* healer->queue */
     struct cache_file *file;  /* in use */
     off_t offset;
-    size_t length;
+    size_t length, cut;  /* bytes of the request, and those that were applied */
     off_t end;           /* of what is invalidated */
     uint64_t leaves;     /* bit i: the i-th leaf of the range is marked as being invalidated */
     bool linked;         /* in window->heals; under the file's lock */
@@ -124,7 +124,7 @@ static void overwrite(struct heal_window *window, const uint8_t *bytes, size_t l
 
     LIST_FOREACH (heal, &window->heals, link) {
         off_t begin = heal->offset > offset ? heal->offset : offset;
-        off_t heal_end = heal->offset + (off_t)heal->length, end = offset + (off_t)length;
+        off_t heal_end = heal->offset + (off_t)heal->cut, end = offset + (off_t)length;
         if (heal_end < end)
             end = heal_end;
         if (begin < end)
@@ -143,13 +143,14 @@ int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t 
     overwrite(window, bytes, length, offset);
     if (!length || window->first > window->last)
         return 0;
-    bool hit = first <= window->last && last >= window->first && was_refilled(file, first, last);
+    bool hit =
+        file->pinned && first <= window->last && last >= window->first && was_refilled(file, first, last);
     if (hit) {
         struct heal *heal = malloc(sizeof *heal + length);
         if (!heal)
             return -ENOMEM;
-        *heal =
-            (struct heal){.file = file, .offset = offset, .length = length, .linked = true, .references = 2};
+        *heal = (struct heal){
+            .file = file, .offset = offset, .length = length, .cut = length, .linked = true, .references = 2};
         memcpy(heal->bytes, bytes, length);
         LIST_INSERT_HEAD(&window->heals, heal, link);
         *heal_out = heal;
@@ -163,7 +164,7 @@ int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t 
     if (hit) {
         heal_window_open(file, first, last);
         drop_begin(*heal_out);
-        file->uses++; /* pinned already: what has windows has had copies, or is in use by its opener */
+        file->uses++; /* it is pinned, and stays so by this */
     }
     return 0;
 }
@@ -174,6 +175,13 @@ static void unlink_heal(struct heal *heal)
     if (heal->linked)
         LIST_REMOVE(heal, link);
     heal->linked = false;
+}
+
+void heal_cut(struct heal *heal, size_t done)
+{
+    heal->cut = done;
+    if (!done)
+        unlink_heal(heal);
 }
 
 static void heal_put(struct healer *healer, struct heal *heal)
@@ -213,7 +221,7 @@ enum last_page { LAST_FINE, LAST_STALE, LAST_UNKNOWN };
 static enum last_page look_at_last_page(struct cache *cache, struct heal *heal)
 {
     struct cache_host *host = &cache->host;
-    off_t end = heal->offset + (off_t)heal->length, start = end & ~(off_t)(GAIA_PAGE_SIZE - 1);
+    off_t end = heal->offset + (off_t)heal->cut, start = end & ~(off_t)(GAIA_PAGE_SIZE - 1);
     uint8_t bytes[GAIA_PAGE_SIZE];
 
     if (start < heal->offset)
@@ -229,8 +237,14 @@ static enum last_page look_at_last_page(struct cache *cache, struct heal *heal)
 void heal_finish(struct cache *cache, struct heal *heal)
 {
     struct healer *healer = &cache->healer;
-    off_t end = heal->offset + (off_t)heal->length;
+    off_t end = heal->offset + (off_t)heal->cut;
     struct timespec until;
+
+    if (!heal->cut) { /* nothing was written: nothing is stale */
+        heal_end(cache, heal);
+        heal_put(healer, heal);
+        return;
+    }
 
     enum last_page last = end & (GAIA_PAGE_SIZE - 1) ? look_at_last_page(cache, heal) : LAST_STALE;
     heal->end = end;
@@ -276,7 +290,7 @@ void heal_reapply(struct cache_file *file, int fd, off_t offset, size_t length)
 
     LIST_FOREACH (heal, &file->window.heals, link) {
         off_t begin = heal->offset > offset ? heal->offset : offset;
-        off_t heal_end = heal->offset + (off_t)heal->length, end = offset + (off_t)length;
+        off_t heal_end = heal->offset + (off_t)heal->cut, end = offset + (off_t)length;
         if (heal_end < end)
             end = heal_end;
         for (ssize_t n; begin < end; begin += n) {

@@ -62,6 +62,8 @@ void heal_refilled(struct leaf *leaf, uint64_t pages);
  * heal_finish() must be called with after the WRITE was applied. -ENOMEM. */
 int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset,
                struct heal **heal_out);
+/* The WRITE has applied only this many of its bytes. The file's lock is held. */
+void heal_cut(struct heal *heal, size_t done);
 /* Invalidate the pages of a WRITE before it is answered; takes the heal over. No lock is held. */
 void heal_finish(struct cache *cache, struct heal *heal);
 

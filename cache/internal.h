@@ -37,6 +37,7 @@ struct cache {
     struct stage_pool stages;
     struct healer healer;
     struct filler filler;
+    bool stopped; /* both */
 
     pthread_mutex_t lock; /* guards files */
     LIST_HEAD(, cache_file) files;

@@ -51,14 +51,15 @@ static void find_modified(struct work *w)
     struct cache_file *file = replica->file;
     page_mask before = copy_stored(copy);
     page_mask clean = 0, left = copy->twin & w->owned;
+    uint8_t bytes[GAIA_PAGE_SIZE];
 
     copy->sealed |= left;
     for (; left; left &= left - 1) {
         unsigned page = (unsigned)__builtin_ctzll(left);
         uint64_t number = (w->leaf << LEAF_SHIFT) + page;
         page_mask bit = UINT64_C(1) << page;
-        bool modified = gaia_differs(frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page)),
-                                     replica->frames->ops->view(replica->frames, number),
+        replica_fetch(replica, number, bytes);
+        bool modified = gaia_differs(frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page)), bytes,
                                      file_page_bytes(file->size, number));
         if (copy->pending & bit) {
             if (modified) { /* the kernel holds no pending page: nothing to tell anybody */
@@ -133,7 +134,7 @@ static void stamp_modified(struct cache_file *file)
 /* After an invalidation: what is still releasing becomes pending, but for pages that a WRITE has put back
  * into the kernel's cache meanwhile: those go another round. Lock held. Returns whether there are such pages.
  */
-static bool make_pending(struct work *w, bool failed, bool *released)
+static bool make_pending(struct work *w, bool failed)
 {
     struct leaf_copy *copy = w->copy;
     page_mask before = copy_stored(copy);
@@ -155,7 +156,6 @@ static bool make_pending(struct work *w, bool failed, bool *released)
         unsigned page = (unsigned)__builtin_ctzll(left);
         struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
         gaia_rule_release(&versions, copy->replica->entry, leaf_copy_page_vector(copy, page));
-        *released = true;
     }
     file_suspect_others(copy->leaf, copy->replica, still);
     replica_update(copy, before);
@@ -183,7 +183,7 @@ static bool open_window(struct cache_file *file, const struct work *work, size_t
 /* Rule 6, from releasing to pending. Lock held on entry and exit, not in between. */
 static int hand_over(struct cache_file *file, struct work *work, size_t count)
 {
-    bool again = true, released = false;
+    bool again = true;
     int error = 0;
 
     while (again) {
@@ -203,9 +203,9 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
             heal_drop_end(work[i].copy->leaf);
         again = false;
         for (size_t i = 0; i < count; i++)
-            again |= make_pending(&work[i], error, &released);
+            again |= make_pending(&work[i], error);
     }
-    if (released) {
+    if (!error) { /* also when READs were faster, and have collected it all */
         stamp_modified(file);
         pthread_mutex_unlock(&file->lock);
         file->cache->host.invalidate(file->cache->host.context, file->context, -1, 0);

@@ -140,9 +140,8 @@ int replica_take_twins(struct leaf_copy *copy, page_mask pages)
         error = frame_get(pool, leaf_copy_twin(copy, page));
         if (error)
             break;
-        memcpy(frame_bytes(pool, *leaf_copy_twin(copy, page)),
-               replica->frames->ops->view(replica->frames, (copy->leaf->number << LEAF_SHIFT) + page),
-               GAIA_PAGE_SIZE);
+        replica_fetch(replica, (copy->leaf->number << LEAF_SHIFT) + page,
+                      frame_bytes(pool, *leaf_copy_twin(copy, page)));
         copy->twin |= UINT64_C(1) << page;
         copy->sealed |= UINT64_C(1) << page;
         replica->twins++;

@@ -26,6 +26,7 @@ struct replica {
     TAILQ_HEAD(, leaf_copy) stored;   /* copies with twins */
     TAILQ_HEAD(, leaf_copy) suspects; /* copies that may be out of date */
     uint64_t resident;                /* pages present */
+    bool acquiring;                   /* an acquire is under way: the next one waits for file->changed */
     uint64_t twins;
     struct cache_counters count; /* this file's share of the device's */
 };
@@ -71,6 +72,12 @@ void replica_checked(struct replica *replica);
  * trapped: they are sealed until the caller says otherwise. 0 or -ENOMEM (some may have been taken). */
 int replica_take_twins(struct leaf_copy *copy, page_mask pages);
 void replica_drop_twins(struct leaf_copy *copy, page_mask pages);
+
+/* The bytes of a resident page. */
+static inline void replica_fetch(struct replica *replica, uint64_t page, void *bytes_out)
+{
+    replica->frames->ops->fetch(replica->frames, page, bytes_out);
+}
 
 /* Forget pages of a copy: present and everything about stores. Returns how many were present; the caller
  * uncharges them when their frames are free. */

@@ -208,12 +208,23 @@ static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *i
 void inode_forget(struct inode *inode, uint64_t lookups)
 {
     struct inode_shard *shard = shard_of_inode(inode);
+    struct stat st;
 
     if (inode == inode->fs->root)
         return; /* the root stays until the end, however often the kernel forgets it */
     pthread_mutex_lock(&shard->lock);
     inode->lookups -= lookups < inode->lookups ? lookups : inode->lookups;
-    unlock_and_free_if_unused(shard, inode);
+    if (inode->lookups || !atomic_load(&inode->file)) {
+        unlock_and_free_if_unused(shard, inode);
+        return;
+    }
+    inode->references++;
+    pthread_mutex_unlock(&shard->lock);
+    /* The last name of a deleted file, and nobody has it open: what devices still hold of it is of no use to
+     * anybody. */
+    if (fstat(inode->fd, &st) == 0 && st.st_nlink == 0)
+        cache_file_discard(atomic_load(&inode->file));
+    inode_put(inode);
 }
 
 void inode_get(struct inode *inode)

@@ -255,11 +255,13 @@ static int start_parts(struct fs *fs)
 /* The kernel is not served any more; what clients and devices still hold goes into the data directory. */
 static int stop_parts(struct fs *fs)
 {
-    int rc = cache_flush_all(fs->cache);
+    int rc;
 
+    server_stop(fs->server); /* first: what is released until then is acknowledged, and must be collected */
+    rc = cache_flush_all(fs->cache);
     if (rc < 0)
         fs_log(LOG_ERR, "collecting what devices hold: %s", strerror(-rc));
-    server_stop(fs->server);
+    cache_stop(fs->cache);
     while (fs->handles) /* of files that were open when the mount was detached */
         handle_free(fs, fs->handles);
     return rc;

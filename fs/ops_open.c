@@ -36,8 +36,9 @@ static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse
      * tracked file the cache drops when it has to: it must know of it. */
     struct cache_file *file = atomic_load(&inode->file);
     if (file)
-        cache_file_opened(file);
-    fi->keep_cache = file || (fstat(fd, &st) == 0 && inode_unchanged(inode, &st));
+        fi->keep_cache = cache_file_opened(file);
+    else
+        fi->keep_cache = fstat(fd, &st) == 0 && inode_unchanged(inode, &st);
     return 0;
 }
 

@@ -24,6 +24,7 @@
 #include "io/message.h"
 
 #define CLIENTS_MAX 256u
+#define CLIENTS_OF_USER_MAX 64u /* so that nobody keeps everybody else out */
 
 struct client {
     LIST_ENTRY(client) link; /* server->clients */
@@ -173,7 +174,7 @@ static int serve_one(struct client *client)
             close(fds[i]);
     if (message.error == -EPROTO)
         return -EPROTO;
-    while (count < GAIA_MESSAGE_FDS && reply_fds[count] >= 0)
+    while (!message.error && count < GAIA_MESSAGE_FDS && reply_fds[count] >= 0)
         count++;
     error = gaia_message_send(client->socket, &message, reply_fds, count);
     while (count)
@@ -220,6 +221,17 @@ static void reap(struct server *server, bool all)
     pthread_mutex_unlock(&server->lock);
 }
 
+/* How many clients a user has; root has as many as there are. server->lock is held. */
+static unsigned clients_of(struct server *server, uid_t uid)
+{
+    struct client *client;
+    unsigned count = 0;
+
+    LIST_FOREACH (client, &server->clients, link)
+        count += uid != 0 && client->peer.uid == uid;
+    return count;
+}
+
 static int add_client(struct server *server, int socket)
 {
     socklen_t length = sizeof(struct ucred);
@@ -230,7 +242,8 @@ static int add_client(struct server *server, int socket)
     *client = (struct client){.server = server, .socket = socket};
     int error = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &client->peer, &length) ? -errno : 0;
     pthread_mutex_lock(&server->lock);
-    if (!error && server->count >= CLIENTS_MAX)
+    if (!error &&
+        (server->count >= CLIENTS_MAX || clients_of(server, client->peer.uid) >= CLIENTS_OF_USER_MAX))
         error = -EMFILE;
     if (!error && server->stopping)
         error = -ENOTCONN;

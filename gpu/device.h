@@ -43,8 +43,7 @@ struct gaia_frames_ops {
     /* Waits for calls under way on the map. [client] */
     void (*detach)(struct gaia_frames_map *map);
 
-    /* The file has this many pages now; frames past the end go away, and touching them raises SIGBUS. Not
-     * while a pointer from view() is in use. */
+    /* The file has this many pages now; frames past the end go away, and touching them raises SIGBUS. */
     int (*resize)(struct gaia_frames *frames, uint64_t pages);
     /* Bring bytes into frames that nobody can see yet (allocPhysical). bytes has count whole pages. */
     int (*place)(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes);
@@ -61,9 +60,8 @@ struct gaia_frames_ops {
     int (*poison)(struct gaia_frames_map *map, uint64_t page, uint64_t count);
     /* Unmap everywhere and free (unmapV, freePhysical): the next touch faults. */
     int (*drop)(struct gaia_frames *frames, uint64_t page, uint64_t count);
-    /* The bytes of a resident page (fetch). Valid while the page is resident; the device may store meanwhile.
-     */
-    const uint8_t *(*view)(struct gaia_frames *frames, uint64_t page);
+    /* Copy a resident page's bytes (fetch); the device may store meanwhile. */
+    void (*fetch)(struct gaia_frames *frames, uint64_t page, void *bytes_out);
     void (*close)(struct gaia_frames *frames); /* all maps are detached */
 };
 

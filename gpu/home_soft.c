@@ -3,7 +3,7 @@
  * through userfaultfd (MISSING and MINOR), first stores through its write protection, and a page goes away by
  * a hole.
  *
- * Every mapping of the memfd but the home's own view is registered for MINOR faults, so a page that the home
+ * Every mapping of the memfd is registered for MINOR faults, so a page that the home
  * has placed is seen by nobody until it is exposed (UFFDIO_CONTINUE).
  */
 #include "gpu/device.h"
@@ -37,16 +37,9 @@ struct gaia_frames_map {
 struct soft_frames {
     struct gaia_frames base;
     int fd;
-    uint8_t *view; /* the home's own mapping, of view_pages; pages past the file's end are never touched */
-    uint64_t view_pages; /* its length; grown by soft_resize(), which is never called while somebody reads the
-                            view */
     pthread_rwlock_t maps_lock; /* read: calls on maps; write: attach, detach. Nothing is locked inside it. */
     LIST_HEAD(, gaia_frames_map) maps;
 };
-
-/* 16 TiB: the kernel's own limit for a file of 4 KiB pages on many file systems; keeps the arithmetic far
- * from wrapping. */
-#define VIEW_PAGES_MAX (UINT64_C(1) << 32)
 
 static struct soft_frames *soft(struct gaia_frames *frames)
 {
@@ -108,32 +101,12 @@ static bool map_range(const struct gaia_frames_map *map, uint64_t page, uint64_t
     return true;
 }
 
-/* Room to grow without moving the view: twice the size, at least 1 GiB. Address space costs nothing. */
-static uint64_t view_pages_for(uint64_t pages)
-{
-    uint64_t least = UINT64_C(1) << 18;
-
-    return pages * 2 > least ? pages * 2 : least;
-}
-
 static int soft_resize(struct gaia_frames *frames, uint64_t pages)
 {
-    struct soft_frames *f = soft(frames);
-
-    if (pages > VIEW_PAGES_MAX)
-        return -EFBIG;
-    if (pages > f->view_pages) {
-        uint64_t want = view_pages_for(pages);
-        void *view = mremap(f->view, f->view_pages * GAIA_PAGE_SIZE, want * GAIA_PAGE_SIZE, MREMAP_MAYMOVE);
-        if (view == MAP_FAILED)
-            return -errno;
-        f->view = view;
-        f->view_pages = want;
-    }
     return ftruncate(soft(frames)->fd, (off_t)(pages * GAIA_PAGE_SIZE)) ? -errno : 0;
 }
 
-/* pwrite() and not a store through the view: it allocates pages without clearing them first, and a file that
+/* pwrite() and not a store through a mapping: it allocates pages without clearing them first, and a file that
  * is truncated meanwhile is no SIGBUS. */
 static int soft_place(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes)
 {
@@ -150,6 +123,17 @@ static int soft_place(struct gaia_frames *frames, uint64_t page, uint64_t count,
         done += (size_t)n;
     }
     return 0;
+}
+
+/* The kernel refuses while the client's mmap is changing: for a moment, unless the client keeps it so (it
+ * can, with events that libgaia does not ask for). Then it only harms itself. */
+#define TRIES_MAX 2000u
+
+static bool be_patient(unsigned tries)
+{
+    if (tries > 100)
+        usleep(50);
+    return tries > TRIES_MAX;
 }
 
 /* Continue one range in a client. A client that died, or unmapped the whole range meanwhile, is no error: it
@@ -183,6 +167,7 @@ static int soft_expose(struct gaia_frames_map *map, uint64_t page, uint64_t coun
     pthread_rwlock_rdlock(&map->frames->maps_lock);
     bool any = map_range(map, page, count, &range);
     bool holes = false;
+    unsigned tries = 0;
     while (any && range.len && !error) {
         struct uffdio_range piece = range;
         if (holes) /* the client has unmapped a part: one call stops at it, and says nothing of the rest */
@@ -194,6 +179,8 @@ static int soft_expose(struct gaia_frames_map *map, uint64_t page, uint64_t coun
             holes = true;
             error = 0;
         }
+        if (!done && !holes && be_patient(tries++))
+            break;
         range.start += done;
         range.len -= done < range.len ? done : range.len;
     }
@@ -205,9 +192,9 @@ static int write_protect_range(struct gaia_frames_map *map, struct uffdio_range 
 {
     struct uffdio_writeprotect wp = {.range = range, .mode = mode};
 
-    while (ioctl(map->faults, UFFDIO_WRITEPROTECT, &wp))
-        if (errno != EAGAIN)
-            return -errno;
+    for (unsigned tries = 0; ioctl(map->faults, UFFDIO_WRITEPROTECT, &wp); tries++)
+        if (errno != EAGAIN || be_patient(tries))
+            return errno == EAGAIN ? -ESRCH : -errno;
     return 0;
 }
 
@@ -289,14 +276,26 @@ static int soft_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
     return 0;
 }
 
-static const uint8_t *soft_view(struct gaia_frames *frames, uint64_t page)
+/* pread() and no mapping of the home's own: a client that may write can cut the memfd off, and a load past
+ * its end would be SIGBUS for the daemon. What is cut off reads as zeros. */
+static void soft_fetch(struct gaia_frames *frames, uint64_t page, void *bytes_out)
 {
-    return soft(frames)->view + page * GAIA_PAGE_SIZE;
+    size_t done = 0;
+
+    while (done < GAIA_PAGE_SIZE) {
+        ssize_t n = pread(soft(frames)->fd, (uint8_t *)bytes_out + done, GAIA_PAGE_SIZE - done,
+                          (off_t)(page * GAIA_PAGE_SIZE + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            break;
+        done += (size_t)n;
+    }
+    memset((uint8_t *)bytes_out + done, 0, GAIA_PAGE_SIZE - done);
 }
 
 static void soft_close(struct gaia_frames *frames)
 {
-    munmap(soft(frames)->view, soft(frames)->view_pages * GAIA_PAGE_SIZE);
     close(soft(frames)->fd);
     pthread_rwlock_destroy(&soft(frames)->maps_lock);
     free(frames);
@@ -314,19 +313,16 @@ static const struct gaia_frames_ops soft_ops = {
     .wake = soft_wake,
     .poison = soft_poison,
     .drop = soft_drop,
-    .view = soft_view,
+    .fetch = soft_fetch,
     .close = soft_close,
 };
 
 int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out)
 {
-    if (pages > VIEW_PAGES_MAX)
-        return -EFBIG;
     struct soft_frames *frames = calloc(1, sizeof *frames);
     if (!frames)
         return -ENOMEM;
     frames->base.ops = &soft_ops;
-    frames->view_pages = view_pages_for(pages);
     LIST_INIT(&frames->maps);
     pthread_rwlock_init(&frames->maps_lock, NULL);
     int error = 0;
@@ -337,12 +333,6 @@ int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out)
     }
     /* A client that has only a read-only descriptor must not be able to reopen it for writing. */
     if (fchmod(frames->fd, 0) || ftruncate(frames->fd, (off_t)(pages * GAIA_PAGE_SIZE))) {
-        error = -errno;
-        goto out_close;
-    }
-    frames->view =
-        mmap(NULL, frames->view_pages * GAIA_PAGE_SIZE, PROT_READ, MAP_SHARED | MAP_NORESERVE, frames->fd, 0);
-    if (frames->view == MAP_FAILED) {
         error = -errno;
         goto out_close;
     }
@@ -381,6 +371,8 @@ int gaia_soft_wait(int faults, int stop, struct gaia_fault *fault_out, unsigned 
         if (n > 0) {
             int count = 0;
             for (size_t i = 0; i < (size_t)n / sizeof messages[0]; i++) {
+                if (messages[i].event == UFFD_EVENT_FORK) /* not asked for by libgaia: not wanted */
+                    close((int)messages[i].arg.fork.ufd);
                 if (messages[i].event != UFFD_EVENT_PAGEFAULT)
                     continue;
                 uint64_t flags = messages[i].arg.pagefault.flags;

@@ -111,6 +111,8 @@ int gaia_session_get(const char *name, struct gaia_session **session_out)
             LIST_INSERT_HEAD(&sessions, session, link);
     }
     pthread_mutex_unlock(&sessions_lock);
+    if (error == -EPIPE || error == -ECONNRESET || error == -ECONNREFUSED)
+        error = -ENOTCONN;
     if (!error)
         *session_out = session;
     return error;

@@ -110,8 +110,10 @@ class World:
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             return "directory"
         size = os.fstat(fd).st_size
+        position = os.lseek(fd, 0, os.SEEK_CUR)
         try:
             found = os.lseek(fd, offset, whence)
+            os.lseek(fd, position, os.SEEK_SET)  # what is found may differ: later operations must not
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
