@@ -253,7 +253,7 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
     if (!error)
         error = write_all(fd, buffer, length, offset, &done);
     if (flags & CACHE_IO_WRITEBACK)
-        heal_reapply(file, fd, offset, done);
+        heal_reapply(file, fd, buffer, offset, done);
     if (heal)
         heal_cut(heal, done);
     look_at_size(file, unchanged);

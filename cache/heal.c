@@ -8,13 +8,14 @@
 #include <unistd.h>
 
 #include "cache/internal.h"
+#include "consistency/merge.h"
 
 /* How long an answer waits for its pages to be dropped. Where none of them can be locked by the WRITE itself
  * the wait ends by itself: to give up would be to lose the bytes, so the limit is for what nobody thought of.
  * Otherwise it is short, and so it is when many handlers wait already: the write-backs that an invalidation
  * causes need some that do not. */
 #define WAIT_MS 10000
-#define WAIT_SHORT_MS 50
+#define WAIT_SHORT_MS 10
 #define WAITING_MAX 6u
 
 struct heal {
@@ -28,8 +29,13 @@ struct heal {
     bool linked;         /* in window->heals; under the file's lock */
     bool done;           /* under healer->lock */
     unsigned references; /* the WRITE's handler and the healer; under healer->lock */
-    uint8_t bytes[];
+    uint8_t bytes[];     /* of the WRITE, and behind them what the home had there before */
 };
+
+static uint8_t *old_bytes(struct heal *heal)
+{
+    return heal->bytes + heal->length;
+}
 
 void heal_window_init(struct heal_window *window)
 {
@@ -146,12 +152,14 @@ int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t 
     bool hit =
         file->pinned && first <= window->last && last >= window->first && was_refilled(file, first, last);
     if (hit) {
-        struct heal *heal = malloc(sizeof *heal + length);
+        struct heal *heal = malloc(sizeof *heal + 2 * length);
         if (!heal)
             return -ENOMEM;
         *heal = (struct heal){
             .file = file, .offset = offset, .length = length, .cut = length, .linked = true, .references = 2};
         memcpy(heal->bytes, bytes, length);
+        ssize_t had = pread(file->fd, old_bytes(heal), length, offset);
+        memset(old_bytes(heal) + (had > 0 ? had : 0), 0, length - (had > 0 ? (size_t)had : 0));
         LIST_INSERT_HEAD(&window->heals, heal, link);
         *heal_out = heal;
     }
@@ -248,15 +256,10 @@ void heal_finish(struct cache *cache, struct heal *heal)
 
     enum last_page last = end & (GAIA_PAGE_SIZE - 1) ? look_at_last_page(cache, heal) : LAST_STALE;
     heal->end = end;
-    if (last == LAST_FINE)
-        heal->end = end & ~(off_t)(GAIA_PAGE_SIZE - 1); /* the pages before it are never locked */
-    if (heal->end <= heal->offset) {
-        heal_end(cache, heal);
-        heal_put(healer, heal);
-        return;
-    }
     pthread_mutex_lock(&healer->lock);
     unsigned wait_ms = last == LAST_UNKNOWN || healer->waiting >= WAITING_MAX ? WAIT_SHORT_MS : WAIT_MS;
+    if (last == LAST_FINE) /* it is dropped all the same, but nobody waits for that */
+        wait_ms = 0;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_nsec += (long)(wait_ms % 1000) * 1000000;
     until.tv_sec += wait_ms / 1000 + until.tv_nsec / 1000000000;
@@ -267,38 +270,30 @@ void heal_finish(struct cache *cache, struct heal *heal)
     while (!heal->done && pthread_cond_timedwait(&healer->changed, &healer->lock, &until) != ETIMEDOUT)
         ;
     healer->waiting--;
-    bool done = heal->done;
     healer->heals++;
-    healer->late += !done;
-    if (!done) /* it goes on without us */
-        heal->references++;
+    healer->late += !heal->done && wait_ms;
     pthread_mutex_unlock(&healer->lock);
-    if (!done) {
-        /* The file is there as long as the WRITE has no answer. From the answer on a store through a mapping
-         * is newer than this WRITE. */
-        pthread_mutex_lock(&heal->file->lock);
-        unlink_heal(heal);
-        pthread_mutex_unlock(&heal->file->lock);
-        heal_put(healer, heal);
-    }
     heal_put(healer, heal);
 }
 
-void heal_reapply(struct cache_file *file, int fd, off_t offset, size_t length)
+void heal_reapply(struct cache_file *file, int fd, const void *page, off_t offset, size_t length)
 {
     struct heal *heal;
 
     LIST_FOREACH (heal, &file->window.heals, link) {
         off_t begin = heal->offset > offset ? heal->offset : offset;
         off_t heal_end = heal->offset + (off_t)heal->cut, end = offset + (off_t)length;
+        uint8_t bytes[GAIA_PAGE_SIZE];
         if (heal_end < end)
             end = heal_end;
-        for (ssize_t n; begin < end; begin += n) {
-            n = pwrite(fd, heal->bytes + (begin - heal->offset), (size_t)(end - begin), begin);
-            if (n < 0 && errno == EINTR)
-                n = 0;
-            else if (n <= 0)
+        while (begin < end) {
+            size_t n = end - begin < (off_t)sizeof bytes ? (size_t)(end - begin) : sizeof bytes;
+            memcpy(bytes, heal->bytes + (begin - heal->offset), n);
+            gaia_merge(bytes, old_bytes(heal) + (begin - heal->offset),
+                       (const uint8_t *)page + (begin - offset), n);
+            if (pwrite(fd, bytes, n, begin) != (ssize_t)n)
                 break; /* the write-back itself has just been written here: nothing is short of space */
+            begin += (off_t)n;
         }
     }
 }

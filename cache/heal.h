@@ -8,6 +8,9 @@
  * new ones. So a WRITE that may be such a one is followed by one more invalidation of its pages before it is
  * answered, and write-backs that this causes are applied under its bytes.
  *
+ * Every such WRITE is followed by an invalidation; its answer waits for it only when a look at the page (which waits for
+ * no lock) shows other bytes than the WRITE's. Until the invalidation is done, write-backs are merged under the WRITE.
+ *
  * Only the first WRITE of a file that arrives after an invalidation can have been on its way: a window is
  * open from the beginning of an invalidation to the next WRITE after its end.
  */
@@ -67,8 +70,9 @@ void heal_cut(struct heal *heal, size_t done);
 /* Invalidate the pages of a WRITE before it is answered; takes the heal over. No lock is held. */
 void heal_finish(struct cache *cache, struct heal *heal);
 
-/* After a write-back of [offset, offset + length): the bytes of WRITEs that are being healed belong on top of
- * it. The file's lock is held. */
-void heal_reapply(struct cache_file *file, int fd, off_t offset, size_t length);
+/* After a write-back of a page's bytes at offset: where the page has what the home had before a WRITE that is
+ * being healed, that WRITE's bytes belong; where it has something else, a store through a mapping is newer.
+ * The file's lock is held. */
+void heal_reapply(struct cache_file *file, int fd, const void *page, off_t offset, size_t length);
 
 #endif
