@@ -10,11 +10,11 @@
 #include "cache/internal.h"
 #include "consistency/merge.h"
 
-/* How long an answer waits for its pages to be dropped. Where none of them can be locked by the WRITE itself
- * the wait ends by itself: to give up would be to lose the bytes, so the limit is for what nobody thought of.
- * Otherwise it is short, and so it is when many handlers wait already: the write-backs that an invalidation
- * causes need some that do not. */
-#define WAIT_MS 10000
+/* How long an answer waits for its pages to be dropped. When it comes earlier a read may be stale until they
+ * are, but no byte is lost: write-backs are merged under the WRITE until then. Short where the page may be
+ * locked until the answer, and where many handlers wait already: the write-backs that an invalidation causes
+ * need some that do not. */
+#define WAIT_MS 100
 #define WAIT_SHORT_MS 10
 #define WAITING_MAX 6u
 
