@@ -16,11 +16,12 @@
 
 /* One page as the kernel holds it. */
 struct kernel_page {
-    pthread_mutex_t lock; /* the folio's lock: held over requests to the daemon */
-    pthread_mutex_t data; /* so that peek() may look without the folio's lock; taken inside it */
-    bool cached, dirty;
-    bool reading; /* in the cache, but not up to date yet */
+    pthread_mutex_t lock; /* the folio's lock: held over requests to the daemon; guards dirty */
+    pthread_mutex_t data; /* guards the rest, so that peek() may look without the folio's lock; taken inside it */
+    int cached;
+    int reading; /* in the cache, but not up to date yet */
     uint8_t bytes[4096];
+    int dirty; /* an int of its own: neighbouring bools may be loaded as one */
 };
 
 struct fixture {

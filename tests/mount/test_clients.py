@@ -626,7 +626,7 @@ def kill_in(path, what, device, seed):
             victim(path, what, device, inside, seed)
         finally:
             os._exit(98)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not inside[0]:
         assert time.monotonic() < deadline, "the client does not start"
         time.sleep(0.001)
