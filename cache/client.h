@@ -35,7 +35,7 @@ struct cache_map_request {
 };
 /* Prepare a map: the client gets descriptors of the frames and of the shared state (the caller closes them),
  * maps the frames, and says where by cache_map_attach(). -EACCES (writable, but the data directory is not),
- * -ENOMEM (resident, and more than the device has), -EMFILE (too many maps), -EFBIG, -ENODEV. */
+ * -ENOMEM (resident, and more than the device has), -EMFILE (too many maps), -ENODEV. */
 int cache_map_open(struct cache_client *client, const struct cache_map_request *request, uint32_t *id_out,
                    int *frames_fd_out, int *state_fd_out);
 int cache_map_attach(struct cache_client *client, uint32_t id, uint64_t address);

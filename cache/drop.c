@@ -217,13 +217,6 @@ static uint64_t evict_some(struct cache_device *device, uint64_t pages, int *err
     return total;
 }
 
-uint64_t evict(struct cache_device *device, uint64_t pages)
-{
-    int error;
-
-    return evict_some(device, pages, &error);
-}
-
 int evict_and_charge(struct cache_device *device, uint64_t pages)
 {
     int error = 0;

@@ -18,10 +18,6 @@ enum drop_why {
 int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t count, enum drop_why why,
                uint64_t *dropped_out);
 
-/* Make room: drop about `pages` pages, the least recently allocated first. Returns how many were dropped. No
- * lock held. */
-uint64_t evict(struct cache_device *device, uint64_t pages);
-
 /* Charge the device with pages, evicting as need be. Waits while all frames are in use by faults under way.
  * 0; -ENOMEM (more than the device has at all); or the error that kept pages from being evicted. No lock is
  * held. */

@@ -11,9 +11,9 @@
 #include "consistency/merge.h"
 
 /* How long an answer waits for its pages to be dropped. When it comes earlier a read may be stale until they
- * are, but no byte is lost: write-backs are merged under the WRITE until then. Short where the page may be
- * locked until the answer, and where many handlers wait already: the write-backs that an invalidation causes
- * need some that do not. */
+ * are, but none of the WRITE's bytes is lost: write-backs are merged under it until then. Short where the
+ * page may be locked until the answer, and where many handlers wait already: the write-backs that an
+ * invalidation causes need some that do not. */
 #define WAIT_MS 100
 #define WAIT_SHORT_MS 10
 #define WAITING_MAX 6u
@@ -24,7 +24,6 @@ struct heal {
     struct cache_file *file;  /* in use */
     off_t offset;
     size_t length, cut;  /* bytes of the request, and those that were applied */
-    off_t end;           /* of what is invalidated */
     uint64_t leaves;     /* bit i: the i-th leaf of the range is marked as being invalidated */
     bool linked;         /* in window->heals; under the file's lock */
     bool done;           /* under healer->lock */
@@ -255,7 +254,6 @@ void heal_finish(struct cache *cache, struct heal *heal)
     }
 
     enum last_page last = end & (GAIA_PAGE_SIZE - 1) ? look_at_last_page(cache, heal) : LAST_STALE;
-    heal->end = end;
     pthread_mutex_lock(&healer->lock);
     unsigned wait_ms = last == LAST_UNKNOWN || healer->waiting >= WAITING_MAX ? WAIT_SHORT_MS : WAIT_MS;
     if (last == LAST_FINE) /* it is dropped all the same, but nobody waits for that */
@@ -302,7 +300,8 @@ static void heal_one(struct cache *cache, struct heal *heal)
 {
     off_t first = heal->offset & ~(off_t)(GAIA_PAGE_SIZE - 1);
 
-    cache->host.invalidate(cache->host.context, heal->file->context, first, heal->end - first);
+    cache->host.invalidate(cache->host.context, heal->file->context, first,
+                           heal->offset + (off_t)heal->cut - first);
     heal_end(cache, heal);
 }
 

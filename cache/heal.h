@@ -8,8 +8,12 @@
  * new ones. So a WRITE that may be such a one is followed by one more invalidation of its pages before it is
  * answered, and write-backs that this causes are applied under its bytes.
  *
- * Every such WRITE is followed by an invalidation; its answer waits for it only when a look at the page (which waits for
- * no lock) shows other bytes than the WRITE's. Until the invalidation is done, write-backs are merged under the WRITE.
+ * Every such WRITE is followed by an invalidation; its answer waits for it only when a look at the page
+ * (which waits for no lock) shows other bytes than the WRITE's. Until the invalidation is done, write-backs
+ * are merged under the WRITE.
+ *
+ * What that can't tell apart: a store through a mapping that brings back, before the invalidation is done,
+ * the very value that the WRITE has just replaced.
  *
  * Only the first WRITE of a file that arrives after an invalidation can have been on its way: a window is
  * open from the beginning of an invalidation to the next WRITE after its end.
