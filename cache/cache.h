@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 #include <sys/types.h>
 
 #include "consistency/page.h"
@@ -26,8 +27,9 @@ struct cache_host {
      * (length 0: to the end of file; offset -1: attributes only). Called with no lock held and never from a
      * FUSE handler's path. 0, -ENOENT (the kernel does not know the file), or a negative errno. */
     int (*invalidate)(void *context, void *file_context, off_t offset, off_t length);
-    /* The leading bytes of [offset, offset + length) that the kernel holds now, locked or not: how many (at
-     * most length), or a negative errno (-ETIMEDOUT: no answer). Called with no lock held, also from the
+    /* The leading bytes of [offset, offset + length) that the kernel holds now, locked or not, and up to date
+     * (or not: that depends on the kernel): how many (at most length), or a negative errno (-ETIMEDOUT: no
+     * answer). Called with no lock held, also from the
      * handler of a WRITE. */
     ssize_t (*peek)(void *context, void *file_context, off_t offset, size_t length, void *bytes_out);
     /* The file's cache holds nothing any more / holds something again: fs/ may (not) forget the inode. Called
@@ -71,9 +73,19 @@ enum cache_io_flags {
 /* [FUSE] The file is being opened. False: somebody has changed it behind the mount, and the kernel must drop
  * its pages (close to open): keep_cache must not be set in the answer. */
 bool cache_file_opened(struct cache_file *file);
-/* [FUSE] Read bytes for a READ; fd: the opener's descriptor. Bytes read (short at the end of the file). */
+/* A READ that is under way; the cache's own. */
+struct cache_read {
+    LIST_ENTRY(cache_read) link;
+    uint64_t number;
+    uint64_t first, last; /* pages */
+    bool dropped;         /* by now the kernel does not hold the page any more that it was for */
+};
+/* [FUSE] Read bytes for a READ; fd: the opener's descriptor. Bytes read (short at the end of the file). In
+ * any case cache_file_read_end() must follow when the kernel has the answer; *read_out stays where it is till
+ * then. */
 ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset,
-                        unsigned flags);
+                        unsigned flags, struct cache_read *read_out);
+void cache_file_read_end(struct cache_file *file, struct cache_read *read);
 /* [FUSE] Apply a WRITE. Bytes written. */
 ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset,
                          unsigned flags);

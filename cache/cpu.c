@@ -156,9 +156,10 @@ static ssize_t read_anywhere(struct cache_file *file, int fd, uint8_t *buffer, s
 }
 
 ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset,
-                        unsigned flags)
+                        unsigned flags, struct cache_read *read_out)
 {
     pthread_mutex_lock(&file->lock);
+    reads_begin(file, read_out, offset, length);
     int error = each_leaf(file, offset, length, flags, before_read);
     bool resident = file->index.leaves;
     pthread_mutex_unlock(&file->lock);
@@ -167,6 +168,11 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
     if (resident && !hosted_all(fd, offset, length))
         return read_anywhere(file, fd, buffer, length, offset);
     return read_backing(fd, buffer, length, offset);
+}
+
+void cache_file_read_end(struct cache_file *file, struct cache_read *read)
+{
+    reads_end(file, read);
 }
 
 bool cache_file_opened(struct cache_file *file)
@@ -255,7 +261,7 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
     if (flags & CACHE_IO_WRITEBACK)
         heal_reapply(file, fd, buffer, offset, done);
     if (heal)
-        heal_cut(heal, done);
+        heal_applied(heal, done);
     look_at_size(file, unchanged);
     bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);

@@ -50,6 +50,7 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
     file->entries = GAIA_REPLICA_DEVICE - 1; /* the CPU's */
     index_init(&file->index);
     heal_window_init(&file->window);
+    reads_init(&file->reads);
     SLIST_INIT(&file->replicas);
     pthread_mutex_init(&file->lock, NULL);
     pthread_cond_init(&file->changed, NULL);

@@ -12,6 +12,7 @@
 #include "cache/cache.h"
 #include "cache/heal.h"
 #include "cache/index.h"
+#include "cache/reads.h"
 #include "io/engine.h"
 
 struct replica;
@@ -31,6 +32,7 @@ struct cache_file {
     SLIST_HEAD(, replica) replicas; /* by ascending replica number */
     uint32_t entries;               /* of a version vector: the CPU and each replica */
     struct heal_window window;
+    struct reads reads;
     off_t size;
     uint64_t truncations; /* counts changes that a fill under way must not survive */
     struct timespec

@@ -14,9 +14,12 @@
  * are, but none of the WRITE's bytes is lost: write-backs are merged under it until then. Short where the
  * page may be locked until the answer, and where many handlers wait already: the write-backs that an
  * invalidation causes need some that do not. */
-#define WAIT_MS 100
-#define WAIT_SHORT_MS 10
+#define WAIT_MS 100u
+#define WAIT_SHORT_MS 10u
 #define WAITING_MAX 6u
+/* How long a reader may need to unlock a page after its READ was answered. Longer would cost those WRITEs
+ * more whose own page it is. */
+#define READER_MS 2u
 
 struct heal {
     LIST_ENTRY(heal) link;    /* window->heals */
@@ -24,7 +27,10 @@ struct heal {
     struct cache_file *file;  /* in use */
     off_t offset;
     size_t length, cut;  /* bytes of the request, and those that were applied */
+    size_t dropped;      /* of those, the leading ones whose pages are invalidated */
+    uint64_t reads;      /* the last READ that may have read what was there before */
     uint64_t leaves;     /* bit i: the i-th leaf of the range is marked as being invalidated */
+    uint64_t drop_reads; /* the last READ before that */
     bool linked;         /* in window->heals; under the file's lock */
     bool done;           /* under healer->lock */
     unsigned references; /* the WRITE's handler and the healer; under healer->lock */
@@ -70,8 +76,13 @@ void heal_drop_begin(struct leaf *leaf, page_mask pages)
     leaf->dropped |= pages;
 }
 
-void heal_drop_end(struct leaf *leaf)
+void heal_drop_end(struct cache_file *file, struct leaf *leaf, page_mask pages, uint64_t read_number,
+                   bool done)
 {
+    if (done)
+        reads_dropped(file, leaf, pages, read_number);
+    else
+        leaf->reread |= pages;
     /* While another one is under way it is not known which of the pages are still held. */
     if (!--leaf->invalidations)
         leaf->refilled = (leaf->refilled & ~leaf->dropped) | leaf->reread;
@@ -100,8 +111,10 @@ static bool was_refilled(struct cache_file *file, uint64_t first, uint64_t last)
 static void drop_begin(struct heal *heal)
 {
     uint64_t first = (uint64_t)heal->offset / GAIA_PAGE_SIZE;
-    uint64_t last = ((uint64_t)heal->offset + heal->length - 1) / GAIA_PAGE_SIZE;
+    uint64_t last = ((uint64_t)heal->offset + heal->dropped - 1) / GAIA_PAGE_SIZE;
 
+    heal_window_open(heal->file, first, last);
+    heal->drop_reads = heal->file->reads.number;
     for (uint64_t i = 0; i <= (last >> LEAF_SHIFT) - (first >> LEAF_SHIFT) && i < 64; i++) {
         struct leaf *leaf = index_find(&heal->file->index, (first >> LEAF_SHIFT) + i);
         if (!leaf)
@@ -111,15 +124,19 @@ static void drop_begin(struct heal *heal)
     }
 }
 
-static void drop_end(struct heal *heal)
+static void drop_end(struct heal *heal, bool done)
 {
-    uint64_t first = (uint64_t)heal->offset / GAIA_PAGE_SIZE >> LEAF_SHIFT;
+    uint64_t first = (uint64_t)heal->offset / GAIA_PAGE_SIZE;
+    uint64_t last = ((uint64_t)heal->offset + heal->dropped - 1) / GAIA_PAGE_SIZE;
 
     for (uint64_t left = heal->leaves; left; left &= left - 1) {
-        struct leaf *leaf = index_find(&heal->file->index, first + (uint64_t)__builtin_ctzll(left));
-        heal_drop_end(leaf);
+        uint64_t number = (first >> LEAF_SHIFT) + (uint64_t)__builtin_ctzll(left);
+        struct leaf *leaf = index_find(&heal->file->index, number);
+        heal_drop_end(heal->file, leaf, page_range_mask(number, first, last - first + 1), heal->drop_reads,
+                      done);
         leaf_settle(leaf);
     }
+    heal_window_close(heal->file);
 }
 
 /* A newer write() to bytes that are being healed. Lock held. */
@@ -168,11 +185,8 @@ int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t 
         window->first = 1;
         window->last = 0;
     }
-    if (hit) {
-        heal_window_open(file, first, last);
-        drop_begin(*heal_out);
+    if (hit)
         file->uses++; /* it is pinned, and stays so by this */
-    }
     return 0;
 }
 
@@ -184,9 +198,10 @@ static void unlink_heal(struct heal *heal)
     heal->linked = false;
 }
 
-void heal_cut(struct heal *heal, size_t done)
+void heal_applied(struct heal *heal, size_t done)
 {
     heal->cut = done;
+    heal->reads = heal->file->reads.number;
     if (!done)
         unlink_heal(heal);
 }
@@ -200,15 +215,15 @@ static void heal_put(struct healer *healer, struct heal *heal)
         free(heal);
 }
 
-/* The pages are healed: mark it, and put the healer's reference. */
-static void heal_end(struct cache *cache, struct heal *heal)
+/* The pages are healed, or not (done): mark it, and put the healer's reference. */
+static void heal_end(struct cache *cache, struct heal *heal, bool done)
 {
     struct cache_file *file = heal->file;
 
     pthread_mutex_lock(&file->lock);
     unlink_heal(heal);
-    drop_end(heal);
-    heal_window_close(file);
+    if (heal->dropped)
+        drop_end(heal, done);
     pthread_mutex_unlock(&file->lock);
     file_unuse(file);
     pthread_mutex_lock(&cache->healer.lock);
@@ -218,49 +233,49 @@ static void heal_end(struct cache *cache, struct heal *heal)
     heal_put(&cache->healer, heal);
 }
 
-/* A page that the WRITE has in part may be locked until it is answered: when the page was not up to date, and
- * is the WRITE's own. Such a page holds its bytes, and so does any that is not stale; one that holds others
- * is somebody else's, stale or just being read. A page that is being read has zeros until then (or what its
- * memory held before, on a kernel that does not clear it): it can't be told from one in which zeros were
- * written. */
-enum last_page { LAST_FINE, LAST_STALE, LAST_UNKNOWN };
+enum last_page { LAST_FINE, LAST_STALE, LAST_OWN_OR_READ, LAST_UNKNOWN };
+
+/* The offset of the last page that was written. */
+static off_t last_page_start(const struct heal *heal)
+{
+    return (heal->offset + (off_t)heal->cut - 1) & ~(off_t)(GAIA_PAGE_SIZE - 1);
+}
 
 static enum last_page look_at_last_page(struct cache *cache, struct heal *heal)
 {
     struct cache_host *host = &cache->host;
-    off_t end = heal->offset + (off_t)heal->cut, start = end & ~(off_t)(GAIA_PAGE_SIZE - 1);
+    struct cache_file *file = heal->file;
+    off_t end = heal->offset + (off_t)heal->cut, page = last_page_start(heal);
+    off_t start = page < heal->offset ? heal->offset : page;
+    ssize_t length = (ssize_t)(end - start), before = (ssize_t)(start - page);
     uint8_t bytes[GAIA_PAGE_SIZE];
 
-    if (start < heal->offset)
-        start = heal->offset;
-    size_t length = (size_t)(end - start);
-    ssize_t n = host->peek(host->context, heal->file->context, start, length, bytes);
-    const uint8_t *wrote = heal->bytes + (start - heal->offset);
-    if (n < 0 || (n && !wrote[0] && !memcmp(wrote, wrote + 1, length - 1)))
+    if (length == (ssize_t)GAIA_PAGE_SIZE) /* a whole page is up to date at once */
+        return LAST_STALE;
+    pthread_mutex_lock(&file->lock);
+    bool recent = reads_wait(file, (uint64_t)page / GAIA_PAGE_SIZE, heal->reads, READER_MS * 1000000u);
+    pthread_mutex_unlock(&file->lock);
+    ssize_t n = host->peek(host->context, file->context, page, (size_t)(before + length), bytes);
+    if (!n)
+        return recent ? LAST_OWN_OR_READ : LAST_FINE;
+    if (n <= before) /* an error, or the kernel takes the file to end here: it shows nothing of ours */
         return LAST_UNKNOWN;
-    return memcmp(bytes, wrote, (size_t)n) ? LAST_STALE : LAST_FINE;
+    if (memcmp(bytes + before, heal->bytes + (start - heal->offset), (size_t)(n - before)))
+        return LAST_STALE;
+    return n == before + length ? LAST_FINE : LAST_UNKNOWN;
 }
 
-void heal_finish(struct cache *cache, struct heal *heal)
+/* Hand the heal to the thread, and wait for it at most so long. */
+static void wait_for_drop(struct healer *healer, struct heal *heal, unsigned wait_ms)
 {
-    struct healer *healer = &cache->healer;
-    off_t end = heal->offset + (off_t)heal->cut;
     struct timespec until;
 
-    if (!heal->cut) { /* nothing was written: nothing is stale */
-        heal_end(cache, heal);
-        heal_put(healer, heal);
-        return;
-    }
-
-    enum last_page last = end & (GAIA_PAGE_SIZE - 1) ? look_at_last_page(cache, heal) : LAST_STALE;
-    pthread_mutex_lock(&healer->lock);
-    unsigned wait_ms = last == LAST_UNKNOWN || healer->waiting >= WAITING_MAX ? WAIT_SHORT_MS : WAIT_MS;
-    if (last == LAST_FINE) /* it is dropped all the same, but nobody waits for that */
-        wait_ms = 0;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += (long)(wait_ms % 1000) * 1000000;
-    until.tv_sec += wait_ms / 1000 + until.tv_nsec / 1000000000;
+    pthread_mutex_lock(&healer->lock);
+    if (healer->waiting >= WAITING_MAX && wait_ms > WAIT_SHORT_MS)
+        wait_ms = WAIT_SHORT_MS;
+    until.tv_nsec += (long)wait_ms * 1000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
     STAILQ_INSERT_TAIL(&healer->queue, heal, queue);
     healer->waiting++;
@@ -269,8 +284,29 @@ void heal_finish(struct cache *cache, struct heal *heal)
         ;
     healer->waiting--;
     healer->heals++;
-    healer->late += !heal->done && wait_ms;
+    healer->late += !heal->done && wait_ms > READER_MS;
     pthread_mutex_unlock(&healer->lock);
+}
+
+void heal_finish(struct cache *cache, struct heal *heal)
+{
+    static const unsigned wait_ms[] = {
+        [LAST_STALE] = WAIT_MS, [LAST_OWN_OR_READ] = READER_MS, [LAST_UNKNOWN] = WAIT_SHORT_MS};
+    struct healer *healer = &cache->healer;
+    enum last_page last = heal->cut ? look_at_last_page(cache, heal) : LAST_FINE;
+
+    heal->dropped = heal->cut;
+    if (last == LAST_FINE)
+        heal->dropped =
+            last_page_start(heal) > heal->offset ? (size_t)(last_page_start(heal) - heal->offset) : 0;
+    if (heal->dropped) {
+        pthread_mutex_lock(&heal->file->lock);
+        drop_begin(heal);
+        pthread_mutex_unlock(&heal->file->lock);
+        wait_for_drop(healer, heal, wait_ms[last]);
+    } else {
+        heal_end(cache, heal, true);
+    }
     heal_put(healer, heal);
 }
 
@@ -300,9 +336,9 @@ static void heal_one(struct cache *cache, struct heal *heal)
 {
     off_t first = heal->offset & ~(off_t)(GAIA_PAGE_SIZE - 1);
 
-    cache->host.invalidate(cache->host.context, heal->file->context, first,
-                           heal->offset + (off_t)heal->cut - first);
-    heal_end(cache, heal);
+    int error = cache->host.invalidate(cache->host.context, heal->file->context, first,
+                                       heal->offset + (off_t)heal->dropped - first);
+    heal_end(cache, heal, !error || error == -ENOENT);
 }
 
 static void *heal_all(void *argument)

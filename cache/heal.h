@@ -8,12 +8,25 @@
  * new ones. So a WRITE that may be such a one is followed by one more invalidation of its pages before it is
  * answered, and write-backs that this causes are applied under its bytes.
  *
- * Every such WRITE is followed by an invalidation; its answer waits for it only when a look at the page
- * (which waits for no lock) shows other bytes than the WRITE's. Until the invalidation is done, write-backs
- * are merged under the WRITE.
+ * One page must be looked at first. Into a page that is not up to date the kernel puts the bytes of a WRITE
+ * too, and keeps it locked until the answer; it is the last page of that WRITE, and in part. An invalidation
+ * would wait for it without end. So:
  *
- * What that can't tell apart: a store through a mapping that brings back, before the invalidation is done,
- * the very value that the WRITE has just replaced.
+ *   1. READs of that page that were handled before the WRITE was applied are waited for until the kernel has
+ *      their answers: what is read later is as new as the WRITE.
+ *   2. A look at the page (FUSE_NOTIFY_RETRIEVE, which waits for no lock) shows nothing (the page is not
+ *      there, or not up to date: locked by this WRITE, or being read anew), or the bytes of the WRITE (it is
+ *      not stale), or others: it is stale, and nobody keeps it locked. Only then it is invalidated. A reader
+ *      that asked for one page alone may not have unlocked it yet when its answer is in the kernel: when
+ * READs were answered a moment ago and the look shows nothing, the page is invalidated too, and the WRITE's
+ *      answer waits a little.
+ *
+ * The other pages of a WRITE are invalidated without a look. Until that is done, write-backs are merged under
+ * the WRITE. What that can't tell apart: a store through a mapping that brings back, before the invalidation
+ * is done, the very value that the WRITE has just replaced.
+ *
+ * Kernels that show pages that are not up to date (before 6.18) show the WRITE's bytes in one that it keeps
+ * locked.
  *
  * Only the first WRITE of a file that arrives after an invalidation can have been on its way: a window is
  * open from the beginning of an invalidation to the next WRITE after its end.
@@ -60,7 +73,9 @@ void heal_window_open(struct cache_file *file, uint64_t first, uint64_t last);
 void heal_window_close(struct cache_file *file);
 struct leaf;
 void heal_drop_begin(struct leaf *leaf, uint64_t pages);
-void heal_drop_end(struct leaf *leaf);
+/* read_number: file->reads.number at the beginning; done: not when the invalidation failed. */
+void heal_drop_end(struct cache_file *file, struct leaf *leaf, uint64_t pages, uint64_t read_number,
+                   bool done);
 /* The kernel is being given pages. The file's lock is held. */
 void heal_refilled(struct leaf *leaf, uint64_t pages);
 
@@ -69,8 +84,8 @@ void heal_refilled(struct leaf *leaf, uint64_t pages);
  * heal_finish() must be called with after the WRITE was applied. -ENOMEM. */
 int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset,
                struct heal **heal_out);
-/* The WRITE has applied only this many of its bytes. The file's lock is held. */
-void heal_cut(struct heal *heal, size_t done);
+/* The WRITE was applied, perhaps only this many of its bytes. The file's lock is held. */
+void heal_applied(struct heal *heal, size_t done);
 /* Invalidate the pages of a WRITE before it is answered; takes the heal over. No lock is held. */
 void heal_finish(struct cache *cache, struct heal *heal);
 

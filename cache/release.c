@@ -17,10 +17,12 @@
 struct work {
     struct leaf_copy *copy;
     uint64_t leaf;
-    page_mask owned;  /* busy, by the caller */
-    page_mask pages;  /* releasing, until they are pending */
-    page_mask marked; /* in leaf->invalidating */
-    page_mask held;   /* the kernel may hold them: to be invalidated in this round */
+    page_mask owned;   /* busy, by the caller */
+    page_mask pages;   /* releasing, until they are pending */
+    page_mask marked;  /* in leaf->invalidating */
+    page_mask held;    /* the kernel may hold them: to be invalidated in this round */
+    page_mask dropped; /* with these between them: fewer, longer runs are faster, and a page dropped too much
+                          is only read again */
 };
 
 /* Trap the next store to every page that is owned. */
@@ -80,17 +82,31 @@ static void find_modified(struct work *w)
     copy->leaf->invalidating |= w->marked; /* keeps the copy, too */
 }
 
-/* Tell the kernel to drop the pages that it may hold. No lock held. Neighbours within a unit go along: fewer,
- * longer runs are faster, and a page dropped too much is only read again. */
+/* The pages with what lies between two that are less than a unit apart. */
+static page_mask with_neighbours(page_mask pages)
+{
+    page_mask all = pages;
+    unsigned end = 0, length;
+
+    while (pages) {
+        unsigned first = page_mask_run(&pages, &length);
+        if (end && first - end < GAIA_UNIT_PAGES)
+            all |= page_range_mask(0, end, first - end);
+        end = first + length;
+    }
+    return all;
+}
+
+/* Tell the kernel to drop the pages that it may hold. No lock held. */
 static int invalidate(struct cache_file *file, const struct work *work, size_t count)
 {
     struct cache_host *host = &file->cache->host;
-    struct runs runs = runs_start(GAIA_UNIT_PAGES);
+    struct runs runs = runs_start(1);
     struct gaia_run run;
     int error = 0;
 
     for (size_t i = 0; i <= count && !error; i++) {
-        page_mask pages = i < count ? work[i].held : 0;
+        page_mask pages = i < count ? work[i].dropped : 0;
         do {
             bool full;
             if (pages) {
@@ -187,11 +203,13 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
     int error = 0;
 
     while (again) {
+        uint64_t reads = file->reads.number;
         for (size_t i = 0; i < count; i++) {
             struct leaf *leaf = work[i].copy->leaf;
             work[i].held = leaf->kernel & work[i].pages;
             leaf->kernel &= ~work[i].held; /* before, not after: a READ meanwhile sets it again */
-            heal_drop_begin(leaf, work[i].held);
+            work[i].dropped = with_neighbours(work[i].held);
+            heal_drop_begin(leaf, work[i].dropped);
         }
         bool window = open_window(file, work, count);
         pthread_mutex_unlock(&file->lock);
@@ -200,7 +218,7 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
         if (window)
             heal_window_close(file);
         for (size_t i = 0; i < count; i++)
-            heal_drop_end(work[i].copy->leaf);
+            heal_drop_end(file, work[i].copy->leaf, work[i].dropped, reads, !error);
         again = false;
         for (size_t i = 0; i < count; i++)
             again |= make_pending(&work[i], error);

@@ -75,6 +75,7 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
     struct handle *handle = handle_of(fi);
     char *buffer = thread_buffer(size);
     struct cache_file *file;
+    struct cache_read read;
     ssize_t got;
 
     if (!buffer) {
@@ -83,14 +84,16 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
     }
     file = inode_gate_enter(inode);
     if (file)
-        got = cache_file_read(file, handle->fd, buffer, size, offset, io_flags(fi));
+        got = cache_file_read(file, handle->fd, buffer, size, offset, io_flags(fi), &read);
     else
         got = read_backing(handle->fd, buffer, size, offset);
-    inode_gate_leave(inode, file);
     if (got < 0)
         fuse_reply_err(req, (int)-got);
     else
         fuse_reply_buf(req, buffer, (size_t)got);
+    if (file)
+        cache_file_read_end(file, &read);
+    inode_gate_leave(inode, file);
 }
 
 /* The descriptor to write a kernel's page through: the kernel takes any writable handle for it, and on one

@@ -17,9 +17,10 @@
 /* One page as the kernel holds it. */
 struct kernel_page {
     pthread_mutex_t lock; /* the folio's lock: held over requests to the daemon; guards dirty */
-    pthread_mutex_t data; /* guards the rest, so that peek() may look without the folio's lock; taken inside it */
+    pthread_mutex_t
+        data; /* guards the rest, so that peek() may look without the folio's lock; taken inside it */
     int cached;
-    int reading; /* in the cache, but not up to date yet */
+    int locked; /* in the cache and not up to date: being read, or a WRITE's that is not answered */
     uint8_t bytes[4096];
     int dirty; /* an int of its own: neighbouring bools may be loaded as one */
 };
@@ -34,6 +35,7 @@ struct fixture {
     struct kernel_page kernel[FIXTURE_PAGES];
     _Atomic unsigned pins, invalidations, writebacks;
     bool can_trap;
+    bool shows_locked; /* peek() shows pages that are not up to date, as kernels did before 6.18 */
 };
 
 struct device_map {

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/reads.h"
+
+#include <time.h>
+
+#include "cache/internal.h"
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+void reads_init(struct reads *reads)
+{
+    *reads = (struct reads){0};
+    LIST_INIT(&reads->under_way);
+    for (unsigned i = 0; i < READS_ANSWERED; i++)
+        reads->answered[i].first = 1;
+}
+
+void reads_begin(struct cache_file *file, struct cache_read *read, off_t offset, size_t length)
+{
+    read->first = (uint64_t)offset / GAIA_PAGE_SIZE;
+    read->last = length ? ((uint64_t)offset + length - 1) / GAIA_PAGE_SIZE : read->first;
+    read->number = ++file->reads.number;
+    read->dropped = false;
+    LIST_INSERT_HEAD(&file->reads.under_way, read, link);
+}
+
+void reads_end(struct cache_file *file, struct cache_read *read)
+{
+    struct reads *reads = &file->reads;
+    uint64_t now = now_ns();
+
+    pthread_mutex_lock(&file->lock);
+    LIST_REMOVE(read, link);
+    if (!read->dropped)
+        reads->answered[reads->next++ % READS_ANSWERED] = (struct answered_read){
+            .number = read->number, .first = read->first, .last = read->last, .time = now};
+    if (reads->waiting)
+        pthread_cond_broadcast(&file->changed);
+    pthread_mutex_unlock(&file->lock);
+}
+
+void reads_dropped(struct cache_file *file, const struct leaf *leaf, page_mask pages, uint64_t number)
+{
+    struct cache_read *read;
+
+    LIST_FOREACH (read, &file->reads.under_way, link) /* answered, but reads_end() not reached yet */
+        if (read->number <= number &&
+            pages & page_range_mask(leaf->number, read->first, read->last - read->first + 1))
+            read->dropped = true;
+    for (unsigned i = 0; i < READS_ANSWERED; i++) {
+        struct answered_read *answered = &file->reads.answered[i];
+        if (answered->first <= answered->last && answered->number <= number &&
+            pages & page_range_mask(leaf->number, answered->first, answered->last - answered->first + 1))
+            *answered = (struct answered_read){.first = 1}; /* all of its pages were unlocked by then */
+    }
+}
+
+static bool any_under_way(const struct reads *reads, uint64_t page, uint64_t number)
+{
+    const struct cache_read *read;
+
+    LIST_FOREACH (read, &reads->under_way, link)
+        if (read->number <= number && read->first <= page && read->last >= page)
+            return true;
+    return false;
+}
+
+bool reads_wait(struct cache_file *file, uint64_t page, uint64_t number, uint64_t recent_ns)
+{
+    struct reads *reads = &file->reads;
+    bool recent = false;
+
+    reads->waiting++;
+    while (any_under_way(reads, page, number))
+        pthread_cond_wait(&file->changed, &file->lock);
+    reads->waiting--;
+    uint64_t since = now_ns() - recent_ns;
+    for (unsigned i = 0; i < READS_ANSWERED && !recent; i++) {
+        const struct answered_read *answered = &reads->answered[i];
+        recent = answered->number <= number && answered->first <= page && answered->last >= page &&
+                 answered->time >= since;
+    }
+    return recent;
+}
