@@ -51,7 +51,7 @@ static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t 
         replica_wake(replica, page >> LEAF_SHIFT, wake);
 }
 
-static void serve_missing(struct cache_map *map, uint64_t page, bool store)
+static void serve_missing(struct cache_map *map, uint64_t page, const struct gaia_fault *fault)
 {
     struct replica *replica = map->replica;
     struct readahead_window window = {.first = page, .count = 1};
@@ -78,7 +78,8 @@ static void serve_missing(struct cache_map *map, uint64_t page, bool store)
     struct fill_request now = {.first = window.first,
                                .count = (unit_end < end ? unit_end : end) - window.first,
                                .touched = page,
-                               .store = store};
+                               .store = fault->write,
+                               .thread = fault->thread};
     fill_range(map, &now);
     if (end > unit_end) {
         replica_count(replica, readahead, end - unit_end);
@@ -109,6 +110,6 @@ void fault_serve(struct cache_map *map, const struct gaia_fault *fault)
         if (fault->protection) /* dropped since: the store comes back as a touch of a missing page */
             replica->frames->ops->wake(replica->frames, page, 1);
         else
-            serve_missing(map, page, fault->write);
+            serve_missing(map, page, fault);
     }
 }

@@ -18,6 +18,7 @@ struct fill {
     uint64_t first, count;
     uint64_t touched; /* FILL_NO_PAGE: no page of this piece */
     bool store;
+    uint32_t thread;
     uint64_t truncations; /* of the file, when it began */
     uint8_t *stage;
 };
@@ -131,7 +132,7 @@ int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages, 
 
 /* A touch can't be served. With neighbours along, it is perhaps a neighbour's fault: touches come one page at
  * a time for a while, and this one is tried again. */
-static void refuse(struct cache_map *map, uint64_t touched, uint64_t count)
+static void refuse(struct cache_map *map, uint64_t touched, uint64_t count, uint32_t thread)
 {
     if (count > 1) {
         map->careful = 2 * STAGE_PAGES;
@@ -139,7 +140,7 @@ static void refuse(struct cache_map *map, uint64_t touched, uint64_t count)
         return;
     }
     map->poisoned = true;
-    map->replica->frames->ops->poison(map->frames, touched, 1);
+    map->replica->frames->ops->poison(map->frames, touched, 1, thread);
     map->poisoned =
         true; /* again: an acquire may have taken note of it before there was anything to refresh */
     replica_changed(map->replica); /* so that the next acquire comes to the daemon, and hears of it */
@@ -215,7 +216,7 @@ static void fill_finish(struct fill *fill, ssize_t got)
     }
     fill_unbusy(fill);
     if (error && fill->touched != FILL_NO_PAGE)
-        refuse(map, fill->touched, fill->count);
+        refuse(map, fill->touched, fill->count, fill->thread);
     else if (!settled) /* try again: the touch finds the file as it is now */
         replica->frames->ops->wake(replica->frames, fill->first, fill->count);
     group_end(fill->group, error);
@@ -331,6 +332,7 @@ static uint64_t fill_next(struct cache_map *map, const struct fill_request *requ
                           .count = got,
                           .touched = touched ? request->touched : FILL_NO_PAGE,
                           .store = request->store,
+                          .thread = request->thread,
                           .truncations = file->truncations};
     pthread_mutex_unlock(&file->lock);
     cache_device_uncharge(replica->device, most - got);
@@ -361,7 +363,7 @@ void fill_range(struct cache_map *map, const struct fill_request *request)
         page += got;
     }
     if (!served && error)
-        refuse(map, request->touched, request->count);
+        refuse(map, request->touched, request->count, request->thread);
     else if (!served) /* somebody placed it meanwhile, or the file ends before it: the touch finds out */
         map->replica->frames->ops->wake(map->replica->frames, request->touched, 1);
     if (error) {

@@ -24,6 +24,7 @@ struct fill_request {
     uint64_t first, count;
     uint64_t touched;         /* the page whose touch waits; FILL_NO_PAGE: none */
     bool store;               /* the touch is a store */
+    uint32_t thread;          /* that touches: gaia_fault.thread */
     struct fill_group *group; /* or NULL */
 };
 

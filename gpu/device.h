@@ -30,6 +30,7 @@ struct gaia_fault {
     uint64_t address; /* in the client, page aligned */
     bool write;       /* the touch is a store */
     bool protection;  /* a first store to a page that is mapped write protected */
+    uint32_t thread;  /* that touches, as this process's namespace numbers it; 0: not known */
 };
 
 struct gaia_frames_ops {
@@ -56,8 +57,9 @@ struct gaia_frames_ops {
     int (*unprotect)(struct gaia_frames_map *map, uint64_t page, uint64_t count);
     /* Retry the waiting touches of every client. [client] */
     void (*wake)(struct gaia_frames *frames, uint64_t page, uint64_t count);
-    /* Touches of these pages by map's client can't be served: SIGBUS. [client] */
-    int (*poison)(struct gaia_frames_map *map, uint64_t page, uint64_t count);
+    /* Touches of these pages by map's client can't be served: SIGBUS, now and, where the kernel can keep that
+     * in mind, until the client refreshes them; thread: see gaia_fault, for kernels that can't. [client] */
+    int (*poison)(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint32_t thread);
     /* Unmap everywhere and free (unmapV, freePhysical): the next touch faults. */
     int (*drop)(struct gaia_frames *frames, uint64_t page, uint64_t count);
     /* Copy a resident page's bytes (fetch); the device may store meanwhile. */

@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@
 #include <sys/mman.h>
 #include <sys/queue.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "gpu/uffd.h"
@@ -249,17 +251,34 @@ static void soft_wake(struct gaia_frames *frames, uint64_t page, uint64_t count)
     pthread_rwlock_unlock(&soft(frames)->maps_lock);
 }
 
-static int soft_poison(struct gaia_frames_map *map, uint64_t page, uint64_t count)
+static bool can_poison(void)
+{
+    const char *wish = getenv("GAIA_SOFT_POISON"); /* 0: behave as on a kernel before 6.6 (for tests) */
+
+    return !wish || strcmp(wish, "0");
+}
+
+static int poison_range(int faults, struct uffdio_range range, uint32_t thread)
+{
+    struct uffdio_poison poison = {.range = range};
+
+    if (can_poison() && !ioctl(faults, UFFDIO_POISON, &poison))
+        return 0;
+    if (can_poison() && (errno == ESRCH || errno == ENOENT || errno == EEXIST))
+        return 0;
+    /* The signal ends the thread's wait. A thread that comes back from a handler of its touches again, and
+     * gets the next one: as for a poisoned page. It waits for this very fault, so the number is still its. */
+    return thread && !syscall(SYS_tkill, thread, SIGBUS) ? 0 : -ENOSYS;
+}
+
+static int soft_poison(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint32_t thread)
 {
     struct uffdio_range range;
     int error = 0;
 
     pthread_rwlock_rdlock(&map->frames->maps_lock);
     if (map_range(map, page, count, &range)) {
-        struct uffdio_poison poison = {.range = range};
-        if (ioctl(map->faults, UFFDIO_POISON, &poison) && errno != ESRCH && errno != ENOENT &&
-            errno != EEXIST)
-            error = -errno;
+        error = poison_range(map->faults, range, thread);
         ioctl(map->faults, UFFDIO_WAKE, &range);
     }
     pthread_rwlock_unlock(&map->frames->maps_lock);
@@ -379,7 +398,8 @@ int gaia_soft_wait(int faults, int stop, struct gaia_fault *fault_out, unsigned 
                 fault_out[count++] = (struct gaia_fault){
                     .address = messages[i].arg.pagefault.address & ~(uint64_t)(GAIA_PAGE_SIZE - 1),
                     .write = flags & (UFFD_PAGEFAULT_FLAG_WRITE | UFFD_PAGEFAULT_FLAG_WP),
-                    .protection = flags & UFFD_PAGEFAULT_FLAG_WP};
+                    .protection = flags & UFFD_PAGEFAULT_FLAG_WP,
+                    .thread = messages[i].arg.pagefault.feat.ptid};
             }
             if (count)
                 return count;

@@ -73,7 +73,8 @@ int gaia_soft_open_faults(int *faults_out, bool *traps_out)
     const char *wish = getenv("GAIA_SOFT_TRAP"); /* 0: behave as on an older kernel (for tests) */
     struct uffdio_api api = {.api = UFFD_API,
                              .features = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM |
-                                         UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM};
+                                         UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM |
+                                         UFFD_FEATURE_THREAD_ID};
     int fd = open_userfaultfd();
 
     if (fd < 0)

@@ -384,10 +384,10 @@ def disk(workdir):
     made.end()
 
 
-@pytest.fixture
-def broken_disk_mount(disk, mount):
-    """The mount is gone before the disk below it."""
-    yield mount(data=disk.folder)
+@pytest.fixture(params=["1", "0"], ids=["", "before-6.6"])
+def broken_disk_mount(disk, mount, request):
+    """The mount is gone before the disk below it. Also without what kernels before 6.6 lack."""
+    yield mount(data=disk.folder, env={"GAIA_SOFT_POISON": request.param})
     helpers.close_files()
 
 
