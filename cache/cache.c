@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "cache/drop.h"
+#include "cache/evict.h"
 #include "cache/internal.h"
 
 #define SOFT_DEVICES 8u
@@ -109,7 +110,8 @@ int cache_get_device(struct cache *cache, unsigned number, struct cache_device *
         struct cache_device *device = calloc(1, sizeof *device);
         uint64_t own = cache->config.device_capacity_of[number];
         if (device)
-            cache_device_init(device, number, own ? own : cache->config.device_capacity);
+            cache_device_init(device, number, own ? own : cache->config.device_capacity,
+                              evict_policy_find(cache->config.evict));
         else
             error = -ENOMEM;
         cache->devices[number] = device;

@@ -40,7 +40,9 @@ struct cache_host {
 struct cache_config {
     uint64_t device_capacity;                      /* bytes, default of every device */
     uint64_t device_capacity_of[GAIA_DEVICES_MAX]; /* bytes; 0: the default */
-    bool io_threads;                               /* -o io=threads: no io_uring */
+    const char *evict;                             /* evict_policy.name */
+    uint64_t unit_pages;        /* of a fault: what is placed for one touch; a power of two */
+    bool io_threads;            /* -o io=threads: no io_uring */
     uint64_t behind_timeout_ns; /* how late a change behind the mount may be noticed (-o timeout) */
 };
 

@@ -238,7 +238,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
         error = share(map, &frames_fd, &state_fd);
     if (error)
         goto out_unuse;
-    readahead_init(&map->readahead);
+    readahead_init(&map->readahead, map->replica->file->cache->config.unit_pages);
     pthread_mutex_lock(&client->lock);
     if (client->count < MAPS_MAX) {
         map->id = client->next_id++;

@@ -6,14 +6,16 @@
 
 #include "cache/index.h"
 
-void cache_device_init(struct cache_device *device, unsigned number, uint64_t capacity_bytes)
+void cache_device_init(struct cache_device *device, unsigned number, uint64_t capacity_bytes,
+                       const struct evict_policy *policy)
 {
     device->number = number;
     device->capacity = capacity_bytes / GAIA_PAGE_SIZE;
+    device->policy = policy;
     device->charged = 0;
     pthread_mutex_init(&device->lock, NULL);
     pthread_cond_init(&device->changed, NULL);
-    TAILQ_INIT(&device->lra);
+    TAILQ_INIT(&device->order);
 }
 
 bool cache_device_try_charge(struct cache_device *device, uint64_t pages)
@@ -41,26 +43,6 @@ uint64_t cache_device_charged(struct cache_device *device)
     uint64_t charged = device->charged;
     pthread_mutex_unlock(&device->lock);
     return charged;
-}
-
-void cache_device_enlist(struct cache_device *device, struct leaf_copy *copy)
-{
-    if (copy->in_lra)
-        return;
-    pthread_mutex_lock(&device->lock);
-    TAILQ_INSERT_TAIL(&device->lra, copy, lra);
-    copy->in_lra = true;
-    pthread_mutex_unlock(&device->lock);
-}
-
-void cache_device_delist(struct cache_device *device, struct leaf_copy *copy)
-{
-    if (!copy->in_lra)
-        return;
-    pthread_mutex_lock(&device->lock);
-    TAILQ_REMOVE(&device->lra, copy, lra);
-    copy->in_lra = false;
-    pthread_mutex_unlock(&device->lock);
 }
 
 void cache_device_wait(struct cache_device *device, unsigned timeout_ms)

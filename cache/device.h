@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
+struct evict_policy;
 struct leaf_copy;
 
 struct cache_counters {
@@ -20,25 +21,23 @@ struct cache_counters {
 struct cache_device {
     unsigned number;   /* soft:number */
     uint64_t capacity; /* pages */
+    const struct evict_policy *policy;
 
-    pthread_mutex_t lock;   /* guards lra and charged; taken inside a file's lock, nothing inside it */
+    pthread_mutex_t lock;   /* guards order and charged; taken inside a file's lock, nothing inside it */
     pthread_cond_t changed; /* pages were uncharged, or stopped being busy */
-    TAILQ_HEAD(, leaf_copy) lra;
-    uint64_t charged; /* pages resident or about to be */
+    TAILQ_HEAD(, leaf_copy) order; /* of eviction: the next to go is first */
+    uint64_t charged;              /* pages resident or about to be */
 
     struct cache_counters count;
 };
 
-void cache_device_init(struct cache_device *device, unsigned number, uint64_t capacity_bytes);
+void cache_device_init(struct cache_device *device, unsigned number, uint64_t capacity_bytes,
+                       const struct evict_policy *policy);
 
 /* Charge pages if they fit. */
 bool cache_device_try_charge(struct cache_device *device, uint64_t pages);
 void cache_device_uncharge(struct cache_device *device, uint64_t pages);
 uint64_t cache_device_charged(struct cache_device *device);
-
-/* Put a copy at the young end if it is not on the list / take it off. The file's lock is held. */
-void cache_device_enlist(struct cache_device *device, struct leaf_copy *copy);
-void cache_device_delist(struct cache_device *device, struct leaf_copy *copy);
 
 /* Wait until something changed, at most timeout_ms. No lock is held. */
 void cache_device_wait(struct cache_device *device, unsigned timeout_ms);

@@ -18,9 +18,4 @@ enum drop_why {
 int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t count, enum drop_why why,
                uint64_t *dropped_out);
 
-/* Charge the device with pages, evicting as need be. Waits while all frames are in use by faults under way.
- * 0; -ENOMEM (more than the device has at all); or the error that kept pages from being evicted. No lock is
- * held. */
-int evict_and_charge(struct cache_device *device, uint64_t pages);
-
 #endif

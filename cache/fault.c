@@ -4,6 +4,7 @@
  *
  * A fault thread never waits for a page that somebody else has busy: it leaves a mark, and whoever ends busy
  * wakes the touch, which then faults again and finds the page as it is. */
+#include "cache/evict.h"
 #include "cache/fill.h"
 #include "cache/map.h"
 
@@ -12,11 +13,13 @@ static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t 
 {
     struct replica *replica = map->replica;
     uint64_t number = page >> LEAF_SHIFT;
-    uint64_t unit = page & (LEAF_PAGES - 1) & ~(uint64_t)(GAIA_UNIT_PAGES - 1);
-    page_mask pages = copy->present & ~copy->busy & page_range_mask(0, unit, GAIA_UNIT_PAGES) &
+    uint64_t unit_pages = replica->file->cache->config.unit_pages;
+    page_mask pages = copy->present & ~copy->busy &
+                      page_range_mask(number, page & ~(unit_pages - 1), unit_pages) &
                       page_range_mask(number, map->first, map->count);
 
     copy->busy |= pages;
+    evict_touched(replica->device, copy);
     pthread_mutex_unlock(&replica->file->lock);
     int error = fill_expose(map, copy, pages, store ? page : FILL_NO_PAGE);
     pthread_mutex_lock(&replica->file->lock);
@@ -32,6 +35,7 @@ static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t 
     page_mask bit = page_bit(page);
 
     copy->busy |= bit;
+    evict_touched(replica->device, copy);
     int error = replica_take_twins(copy, bit);
     if (!error) {
         page_mask before = copy_stored(copy);
@@ -74,7 +78,8 @@ static void serve_missing(struct cache_map *map, uint64_t page, const struct gai
         window.first = map->first;
     }
     /* First what is waited for, then what may be wanted next. */
-    uint64_t unit_end = (page | (GAIA_UNIT_PAGES - 1)) + 1, end = window.first + window.count;
+    uint64_t unit_end = (page | (replica->file->cache->config.unit_pages - 1)) + 1,
+             end = window.first + window.count;
     struct fill_request now = {.first = window.first,
                                .count = (unit_end < end ? unit_end : end) - window.first,
                                .touched = page,

@@ -8,7 +8,7 @@
 #include <sys/uio.h>
 
 #include "cache/collect.h"
-#include "cache/drop.h"
+#include "cache/evict.h"
 #include "cache/hosted.h"
 
 /* A piece of a file on its way to a device: pages of one leaf copy or more, at most a stage. */
@@ -176,7 +176,8 @@ static bool fill_settle(struct fill *fill)
     for_each_leaf (number, fill->first, fill->count) {
         struct leaf_copy *copy = find_copy(replica, number);
         copy->present |= page_range_mask(number, fill->first, fill->count);
-        cache_device_enlist(replica->device, copy);
+        bool touched = fill->touched != FILL_NO_PAGE && fill->touched >> LEAF_SHIFT == number;
+        evict_placed(replica->device, copy, touched);
     }
     replica->resident += fill->count;
     return true;

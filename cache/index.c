@@ -177,7 +177,7 @@ void index_put_copy(struct index *index, struct leaf_copy *copy)
 
     if (copy->present | copy->busy | copy->twin | leaf->invalidating | leaf->invalidations)
         return;
-    assert(!copy->in_lra && !copy->in_stored && !copy->in_suspects);
+    assert(!copy->in_order && !copy->in_stored && !copy->in_suspects);
     SLIST_REMOVE(&leaf->copies, copy, leaf_copy, link);
     index->copies--;
     index->bytes -= sizeof *copy;

@@ -44,11 +44,11 @@ struct leaf_copy {
     uint32_t *twins[LEAF_UNITS];
     gaia_version *v[LEAF_UNITS];
 
-    TAILQ_ENTRY(leaf_copy)
-    lra; /* the device's list, least recently allocated first; under the device's lock */
+    TAILQ_ENTRY(leaf_copy) order;   /* the device's, of eviction; under the device's lock */
     TAILQ_ENTRY(leaf_copy) stored;  /* the replica's copies with twins */
     TAILQ_ENTRY(leaf_copy) suspect; /* the replica's copies that may be out of date */
-    bool in_lra, in_stored, in_suspects;
+    bool in_order, referenced;      /* the same */
+    bool in_stored, in_suspects;
 };
 
 struct leaf {

@@ -7,10 +7,11 @@
 
 #define SEQUENTIAL_MIN 128u /* pages: 512 KiB */
 
-void readahead_init(struct readahead *readahead)
+void readahead_init(struct readahead *readahead, uint64_t unit)
 {
     memset(readahead, 0, sizeof *readahead);
     pthread_mutex_init(&readahead->lock, NULL);
+    readahead->unit = unit;
     for (unsigned i = 0; i < READAHEAD_STREAMS; i++)
         readahead->streams[i].next = UINT64_MAX;
 }
@@ -35,7 +36,7 @@ static struct readahead_stream *find_stream(struct readahead *readahead, uint64_
     for (unsigned i = 0; i < READAHEAD_STREAMS; i++) {
         struct readahead_stream *stream = &readahead->streams[i];
         /* A unit of slack: the threads of a group do not touch their pages in order. */
-        if (stream->next != UINT64_MAX && unit >= stream->next && unit <= stream->next + GAIA_UNIT_PAGES) {
+        if (stream->next != UINT64_MAX && unit >= stream->next && unit <= stream->next + readahead->unit) {
             *found = 1;
             return stream;
         }
@@ -78,21 +79,23 @@ struct readahead_window readahead_next(struct readahead *readahead, uint64_t pag
     assert(page < limit && most);
     pthread_mutex_lock(&readahead->lock);
     if (readahead->mode != READAHEAD_RANDOM) {
-        uint64_t unit = page & ~(uint64_t)(GAIA_UNIT_PAGES - 1), pages;
+        uint64_t unit = page & ~(readahead->unit - 1), pages;
         int found;
         struct readahead_stream *stream = find_stream(readahead, unit, &found);
         if (!found &&
             in_window(readahead, unit)) { /* the touch is faster than the readahead: it is not a new stream */
             pthread_mutex_unlock(&readahead->lock);
-            window = (struct readahead_window){.first = unit, .count = GAIA_UNIT_PAGES};
+            window = (struct readahead_window){.first = unit, .count = readahead->unit};
             return cut_window(window, page, limit, most);
         }
-        uint64_t least = readahead->mode == READAHEAD_SEQUENTIAL ? SEQUENTIAL_MIN : GAIA_UNIT_PAGES;
+        uint64_t least = readahead->unit;
+        if (readahead->mode == READAHEAD_SEQUENTIAL && least < SEQUENTIAL_MIN)
+            least = SEQUENTIAL_MIN;
         pages = found ? stream->window * 2 : least;
         if (pages > READAHEAD_MAX)
             pages = READAHEAD_MAX;
         if (pages > most)
-            pages = most & ~(uint64_t)(GAIA_UNIT_PAGES - 1) ? most & ~(uint64_t)(GAIA_UNIT_PAGES - 1) : most;
+            pages = most & ~(readahead->unit - 1) ? most & ~(readahead->unit - 1) : most;
         if (unit + pages <= page) /* a device smaller than a unit */
             unit = page;
         *stream =

@@ -25,6 +25,7 @@ struct readahead_stream {
 struct readahead {
     pthread_mutex_t lock; /* guards all; a leaf */
     enum readahead_mode mode;
+    uint64_t unit; /* pages, a power of two */
     uint64_t faults;
     struct readahead_stream streams[READAHEAD_STREAMS];
 };
@@ -33,7 +34,7 @@ struct readahead_window {
     uint64_t first, count; /* pages */
 };
 
-void readahead_init(struct readahead *readahead);
+void readahead_init(struct readahead *readahead, uint64_t unit);
 void readahead_free(struct readahead *readahead);
 void readahead_set_mode(struct readahead *readahead, enum readahead_mode mode);
 

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cache/evict.h"
 #include "cache/internal.h"
 #include "io/protocol.h"
 
@@ -195,7 +196,7 @@ void replica_settle(struct leaf_copy *copy)
         TAILQ_REMOVE(&replica->suspects, copy, suspect);
         copy->in_suspects = false;
     }
-    cache_device_delist(replica->device, copy);
+    evict_forget(replica->device, copy);
     index_put_copy(&replica->file->index, copy);
 }
 

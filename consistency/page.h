@@ -7,8 +7,7 @@
 
 #define GAIA_PAGE_SHIFT 12
 #define GAIA_PAGE_SIZE 4096u /* bytes: the unit of versions and merging */
-#define GAIA_UNIT_PAGES 16u  /* pages: the default unit of a device fault */
-#define GAIA_UNIT_SIZE (GAIA_UNIT_PAGES * GAIA_PAGE_SIZE)
+#define GAIA_UNIT_PAGES 16u  /* pages: the unit of metadata, and the default unit of a device fault */
 
 /* Replicas: the holders of copies of a file's pages. */
 #define GAIA_REPLICA_STORAGE 0u

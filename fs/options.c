@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cache/evict.h"
 #include "fs/log.h"
 
 #define CAPACITY_MIN ((uint64_t)256 << 10) /* bytes: a few units of 64 KiB */
@@ -24,6 +25,8 @@ enum key {
     KEY_READ_ONLY,
     KEY_ALLOW_OTHER,
     KEY_CAPACITY,
+    KEY_EVICT,
+    KEY_UNIT,
     KEY_IO,
     KEY_TIMEOUT,
     KEY_FSNAME,
@@ -49,6 +52,8 @@ static const struct fuse_opt templates[] = {
     OPTION("ro", KEY_READ_ONLY),
     OPTION("allow_other", KEY_ALLOW_OTHER),
     OPTION("device_cache=", KEY_CAPACITY),
+    OPTION("evict=", KEY_EVICT),
+    OPTION("unit=", KEY_UNIT),
     OPTION("io=", KEY_IO),
     OPTION("timeout=", KEY_TIMEOUT),
     OPTION("fsname=", KEY_FSNAME),
@@ -174,6 +179,35 @@ static int parse_capacity(struct fs_options *options, const char *option)
     return 0;
 }
 
+static int parse_evict(struct fs_options *options, const char *option)
+{
+    const struct evict_policy *policy = evict_policy_find(option + strlen("evict="));
+
+    if (!policy) {
+        fs_log(LOG_ERR, "option %s: none of lra, fifo, clock", option);
+        return -1;
+    }
+    options->cache.evict = policy->name;
+    return 0;
+}
+
+static int parse_unit(struct fs_options *options, const char *option)
+{
+    uint64_t bytes = parse_size(option + strlen("unit=")), pages = bytes / GAIA_PAGE_SIZE;
+
+    if (bytes != 4 << 10 && bytes != 64 << 10 && bytes != 2 << 20) {
+        fs_log(LOG_ERR, "option %s: none of 4K, 64K, 2M", option);
+        return -1;
+    }
+    if (options->unit_given && pages != options->cache.unit_pages) {
+        fs_log(LOG_ERR, "option %s: another unit was given before; all devices have one", option);
+        return -1;
+    }
+    options->cache.unit_pages = pages;
+    options->unit_given = true;
+    return 0;
+}
+
 static int parse_timeout(struct fs_options *options, const char *option)
 {
     const char *text = option + strlen("timeout=");
@@ -244,6 +278,10 @@ static int parse_one(void *data, const char *text, int key, struct fuse_args *ar
         return 0;
     case KEY_CAPACITY:
         return parse_capacity(options, text);
+    case KEY_EVICT:
+        return parse_evict(options, text);
+    case KEY_UNIT:
+        return parse_unit(options, text);
     case KEY_IO:
         return parse_choice(text, "uring", "threads", &options->cache.io_threads);
     case KEY_TIMEOUT:
@@ -283,6 +321,22 @@ static int add_argument(struct fuse_args *args, const char *argument)
     return 0;
 }
 
+/* Every device must hold a unit. */
+static int check_capacities(const struct fs_options *options)
+{
+    const struct cache_config *cache = &options->cache;
+    uint64_t unit = cache->unit_pages * GAIA_PAGE_SIZE, least = cache->device_capacity;
+
+    for (unsigned i = 0; i < GAIA_DEVICES_MAX; i++)
+        if (cache->device_capacity_of[i] && cache->device_capacity_of[i] < least)
+            least = cache->device_capacity_of[i];
+    if (least >= unit)
+        return 0;
+    fs_log(LOG_ERR, "a device of %llu KiB can't hold one unit of %llu KiB (see device_cache= and unit=)",
+           (unsigned long long)(least >> 10), (unsigned long long)(unit >> 10));
+    return -EINVAL;
+}
+
 static int check(struct fs_options *options)
 {
     if (options->help || options->version)
@@ -296,7 +350,7 @@ static int check(struct fs_options *options)
         options->allow_other = true;
     if (!options->log_given)
         options->log_syslog = !options->foreground;
-    return 0;
+    return check_capacities(options);
 }
 
 int options_parse(struct fs_options *options_out, int argc, char **argv)
@@ -307,6 +361,8 @@ int options_parse(struct fs_options *options_out, int argc, char **argv)
     memset(options_out, 0, sizeof(*options_out));
     options_out->timeout_s = 1.0;
     options_out->cache.device_capacity = default_capacity();
+    options_out->cache.evict = "lra";
+    options_out->cache.unit_pages = GAIA_UNIT_PAGES;
     for (int i = 0; i < argc; i++) {
         if (add_argument(&args, argv[i]))
             goto out;
@@ -348,6 +404,8 @@ void options_print_help(void)
         "Options:\n"
         "    device_cache=SIZE         capacity of every device (here by default %llu MiB; at least 256K)\n"
         "    device_cache=soft:N=SIZE  capacity of one device; may be repeated\n"
+        "    evict=lra|fifo|clock      what goes first when a device is full (default lra)\n"
+        "    unit=4K|64K|2M            what is placed for one touch of a device (default 64K)\n"
         "    io=uring|threads          how devices read the data directory (default uring)\n"
         "    timeout=SECONDS           how long the kernel may keep names and attributes (default 1)\n"
         "    log=stderr|syslog         where to log (default syslog, with -f stderr)\n"

@@ -15,6 +15,7 @@ struct fs_options {
     bool read_only;
     bool allow_other;
     bool log_syslog, log_given;
+    bool unit_given;
     bool help, version;
     char *data;          /* DATADIR as given */
     char *mountpoint;    /* as given */

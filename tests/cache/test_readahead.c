@@ -20,7 +20,7 @@ static void test_stream(void **state)
     uint64_t page = 0, last = 0;
 
     (void)state;
-    readahead_init(&r);
+    readahead_init(&r, GAIA_UNIT_PAGES);
     while (page < 100000) {
         struct readahead_window w = readahead_next(&r, page, BIG, BIG);
         assert_true(w.first == page);
@@ -41,7 +41,7 @@ static void test_within_window(void **state)
     uint64_t page = 0;
 
     (void)state;
-    readahead_init(&r);
+    readahead_init(&r, GAIA_UNIT_PAGES);
     for (unsigned i = 0; i < 8; i++) {
         struct readahead_window w = readahead_next(&r, page, BIG, BIG);
         for (uint64_t inside = page; inside < w.first + w.count; inside += 40) {
@@ -63,7 +63,7 @@ static void test_many_streams(void **state)
 
     (void)state;
     srand(4711);
-    readahead_init(&r);
+    readahead_init(&r, GAIA_UNIT_PAGES);
     for (unsigned i = 0; i < READAHEAD_STREAMS; i++)
         at[i] = (uint64_t)i * 60000;
     for (unsigned i = 0; i < READAHEAD_STREAMS * 40; i++) {
@@ -85,7 +85,7 @@ static void test_random(void **state)
 
     (void)state;
     srand(42);
-    readahead_init(&r);
+    readahead_init(&r, GAIA_UNIT_PAGES);
     for (int i = 0; i < 10000; i++) {
         uint64_t limit = 1 + (uint64_t)rand() % 5000, page = (uint64_t)rand() % limit;
         uint64_t most = 1 + (uint64_t)rand() % 300;

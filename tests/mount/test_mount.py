@@ -60,7 +60,7 @@ def wait_gone(data):
 def test_help_and_version():
     done = run("--help")
     assert done.returncode == 0 and done.stderr == ""
-    for word in ("DATADIR", "MOUNTPOINT", "device_cache=", "io=", "timeout=", "log="):
+    for word in ("DATADIR", "MOUNTPOINT", "device_cache=", "evict=", "unit=", "io=", "timeout=", "log="):
         assert word in done.stdout
     done = run("--version")
     assert done.returncode == 0
@@ -85,6 +85,13 @@ def test_help_and_version():
     ("device_cache=soft:1=", "option device_cache=soft:1=: not a size"),
     ("device_cache=soft:999=1M", "there are no more than"),
     ("device_cache=hard:0=1M", "not a size"),
+    ("evict=lru", "option evict=lru: none of lra, fifo, clock"),
+    ("evict=", "option evict=: none of"),
+    ("unit=8K", "option unit=8K: none of 4K, 64K, 2M"),
+    ("unit=0", "option unit=0: none of"),
+    ("unit=4K,unit=2M", "option unit=2M: another unit was given before"),
+    ("unit=2M,device_cache=1M", "a device of 1024 KiB can't hold one unit of 2048 KiB"),
+    ("unit=2m,device_cache=soft:3=512K", "a device of 512 KiB can't hold one unit"),
     ("io=magic", "option io=magic: neither uring nor threads"),
     ("log=paper", "option log=paper: neither stderr nor syslog"),
     ("timeout=soon", "option timeout=soon: not a number"),

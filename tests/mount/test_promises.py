@@ -840,17 +840,6 @@ def test_fsync_brings_released_bytes_to_storage(mount, devices):
 
 # --- room, peers, counters ----------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("capacity", ["1M", "256K"])
-def test_pressure_loses_nothing(mount, capacity):
-    m = mount(f"device_cache={capacity}")
-    seed = make_random().randrange(1 << 30)
-    status, output = tool("tool_pressure", os.path.join(m.mnt, "f"), 16, 4, 12000, seed)
-    assert status == 0, output
-    stat = device_statistics(m.mnt)
-    assert stat["evictions"] > 0
-    assert stat["resident_bytes"] <= stat["capacity_bytes"]
-
-
 def test_reads_come_from_the_device(mount, devices):
     """Peer caching: what the host's memory has lost but a device holds is not read from storage."""
     m = mount()

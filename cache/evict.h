@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Eviction: which pages go when a device is full, and their going. A policy orders the leaf copies of a
+ * device (up to 256 KiB of a file each); of the first one those units go that no fault has busy. */
+#ifndef GAIAFS_CACHE_EVICT_H
+#define GAIAFS_CACHE_EVICT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct cache_device;
+struct leaf_copy;
+
+/* All functions are called with the device's lock held; the copy is on device->order. */
+struct evict_policy {
+    const char *name;
+    /* Pages were placed. */
+    void (*placed)(struct cache_device *device, struct leaf_copy *copy);
+    /* A fault has touched pages. Touches of pages that are mapped are seen by nobody. */
+    void (*touched)(struct cache_device *device, struct leaf_copy *copy);
+    /* The copy to take pages from: put at the end of the order, so that the next call takes another. The
+     * order is not empty. */
+    struct leaf_copy *(*victim)(struct cache_device *device);
+};
+
+/* "lra": least recently allocated, by the latest page placed (GAIA, as NVIDIA's driver); "fifo": by the first
+ * (DREAM, section 3.3); "clock": fifo with a second chance for what a fault has touched since it was passed
+ * last. NULL: no such policy. */
+const struct evict_policy *evict_policy_find(const char *name);
+
+/* Pages of the copy were placed, for a touch or ahead of one. The file's lock is held. */
+void evict_placed(struct cache_device *device, struct leaf_copy *copy, bool touched);
+/* A fault has touched pages that were resident. The file's lock is held. */
+void evict_touched(struct cache_device *device, struct leaf_copy *copy);
+/* The copy is empty. The file's lock is held. */
+void evict_forget(struct cache_device *device, struct leaf_copy *copy);
+
+/* Charge the device with pages, evicting as need be. Waits while all frames are in use by faults under way.
+ * 0; -ENOMEM (more than the device has at all); or the error that kept pages from being evicted. No lock is
+ * held. */
+int evict_and_charge(struct cache_device *device, uint64_t pages);
+
+#endif

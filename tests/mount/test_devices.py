@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many devices at once, each with less memory than the files that it maps, and every policy of eviction."""
+import os
+
+import pytest
+
+from helpers import (PAGE, agents, device_statistics, devices, make_random, read_file, tool,  # noqa: F401
+                     wait_until, write_file)
+
+MIB = 1 << 20
+DEVICES = 8
+
+# In another process: byte b of a page belongs to device b % 8. Pages are visited in a random order, in rounds; each
+# round stores a new value, looks now and then at what the last one left, and releases now and then.
+STORE = """
+import random
+rng = random.Random(seed)
+fd = os.open(path, os.O_RDWR)
+dev = gaia.Device("soft:%d" % number)
+map = dev.mmap(fd, pages * PAGE, 3)
+for round in range(1, rounds + 1):
+    order = list(range(pages))
+    rng.shuffle(order)
+    for page in order:
+        at = page * PAGE + number + 8 * (page % 500)
+        assert map[at] == (round - 1) % 256, ("lost", number, page, round, map[at])
+        map[at:at + 1] = bytes([round % 256])
+        if rng.random() < 0.02:
+            first = rng.randrange(pages)
+            map.release(first * PAGE, min(pages - first, 50) * PAGE)
+    map.release()
+"""
+
+
+@pytest.mark.parametrize("options", ["evict=lra", "evict=fifo,unit=4K", "evict=clock", "evict=clock,unit=4K,io=threads"])
+def test_eight_devices_ten_times_oversubscribed(mount, agents, options):
+    """Each of eight devices works on ten times its memory, all on the same pages: slower, but nothing is lost and nothing
+    hangs."""
+    m = mount("device_cache=256K," + options)
+    pages, rounds = 640, 2
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(pages * PAGE))
+    seed = make_random().randrange(1 << 30)
+    workers = [agents() for _ in range(DEVICES)]
+    for number, worker in enumerate(workers):
+        worker.start(STORE, path=path, number=number, pages=pages, rounds=rounds, seed=seed + number)
+    for worker in workers:
+        assert not worker.busy(60), "a device hangs"
+        worker.finish()
+    expected = bytearray(pages * PAGE)
+    for page in range(pages):
+        for number in range(DEVICES):
+            expected[page * PAGE + number + 8 * (page % 500)] = rounds
+    assert read_file(path) == expected
+    for worker in workers:
+        worker.do("map.acquire()")
+    for worker in workers[::3]:
+        assert worker("map[:]") == expected
+    for number in range(DEVICES):
+        stat = device_statistics(m.mnt, f"soft:{number}")
+        assert stat["evictions"] >= pages - 64
+        assert stat["resident_bytes"] <= stat["capacity_bytes"] == 256 << 10
+
+
+@pytest.mark.parametrize("options, stores", [
+    ("device_cache=1M,evict=lra", 12000), ("device_cache=256K,evict=fifo,unit=4K", 12000),
+    ("device_cache=256K,evict=clock", 12000), ("device_cache=4M,evict=clock,unit=2M", 2500)])
+def test_pressure_loses_nothing(mount, options, stores):
+    m = mount(options)
+    seed = make_random().randrange(1 << 30)
+    status, output = tool("tool_pressure", os.path.join(m.mnt, "f"), 16, 4, stores, seed)
+    assert status == 0, output
+    stat = device_statistics(m.mnt)
+    assert stat["evictions"] > 0
+    assert stat["resident_bytes"] <= stat["capacity_bytes"]
+
+
+@pytest.mark.parametrize("unit, brought", [("4K", PAGE), ("64K", 64 << 10), ("2M", 2 * MIB)])
+def test_the_unit_of_a_fault(mount, devices, unit, brought):
+    m = mount("unit=" + unit)
+    content = os.urandom(5 * MIB)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, content)
+    fd = os.open(path, os.O_RDWR)
+    device = devices()
+    map = device.mmap(fd, len(content), 3)
+    at = 3 * MIB + 5 * PAGE + 17
+    assert map[at] == content[at]
+    wait_until(lambda: device.stat().resident_bytes == brought, what="a unit is resident")
+    assert device.stat().faults == 1
+    assert map[:] == content
+    map.unmap()
+    os.close(fd)
+
+
+def test_capacities_of_devices_are_their_own(mount, devices):
+    """Devices that share a file evict independently of each other."""
+    m = mount("device_cache=256K,device_cache=soft:1=4M")
+    content = os.urandom(2 * MIB)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, content)
+    fd = os.open(path, os.O_RDWR)
+    maps = [devices(f"soft:{number}").mmap(fd, len(content), 1) for number in range(3)]
+    for map in maps:
+        assert map[:] == content
+    resident = [device_statistics(m.mnt, f"soft:{number}")["resident_bytes"] for number in range(3)]
+    assert resident[1] == 2 * MIB and resident[0] <= 256 << 10 and resident[2] <= 256 << 10
+    assert device_statistics(m.mnt, "soft:1")["evictions"] == 0
+    for map in maps:
+        map.unmap()
+    os.close(fd)
+
+
+def test_one_file_mapped_twice_at_other_offsets(mount, devices):
+    """By one process, on one device, read only and writable together: one copy of the data."""
+    m = mount()
+    content = bytearray(os.urandom(MIB))
+    path = os.path.join(m.mnt, "f")
+    write_file(path, content)
+    fd = os.open(path, os.O_RDWR)
+    device, other = devices(), devices("soft:5")
+    whole = device.mmap(fd, MIB, 3)
+    part = device.mmap(fd, 256 << 10, 1, 0, 512 << 10)
+    third = other.mmap(fd, 256 << 10, 3, 0, 640 << 10)
+    assert part[:] == content[512 << 10:768 << 10]
+    before = device.stat().resident_bytes
+    for at, value in ((512 << 10, b"A"), ((700 << 10) + 5, b"B")):
+        whole[at:at + 1] = value
+        content[at:at + 1] = value
+        assert part[at - (512 << 10)] == value[0], "the other mapping shows another copy"
+    assert device.stat().resident_bytes <= before + (64 << 10)
+    third[100:105] = b"third"
+    content[(640 << 10) + 100:(640 << 10) + 105] = b"third"
+    third.release()
+    whole.release()
+    assert read_file(path) == content
+    part.acquire()
+    assert part[(128 << 10) + 100:(128 << 10) + 105] == b"third"
+    assert whole[(640 << 10) + 100:(640 << 10) + 105] == b"third"  # one copy: what one mapping acquired is there in both
+    for map in (whole, part, third):
+        map.unmap()
+    os.close(fd)
+
+
+def test_more_devices_than_there_are(mount, devices):
+    m = mount()
+    write_file(os.path.join(m.mnt, "f"), bytes(PAGE))
+    for name in ("soft:8", "soft:64", "soft:-1", "soft:", "soft:1x", "cuda:0", "soft"):
+        with pytest.raises(OSError) as caught:
+            fd = os.open(os.path.join(m.mnt, "f"), os.O_RDWR)
+            try:
+                devices(name).mmap(fd, PAGE, 3)
+            finally:
+                os.close(fd)
+        assert caught.value.errno in (19, 22), name  # ENODEV, EINVAL
