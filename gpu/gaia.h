@@ -118,7 +118,8 @@ int gaia_munmap(void *addr, size_t length);
  * Acquire [addr, addr + length) for a device: from now on it sees what was released before.
  *
  * Only pages that changed are dropped; the next touch brings the newest bytes (with GAIA_RESIDENT, this call
- * does).
+ * does). When another thread unmaps a part of the range meanwhile, the call returns 0 or EINVAL, and what is
+ * mapped there afterwards is left alone.
  *
  * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, a page of the range not
  * mapped by gaia_mmap() on this device), EIO, ENOSPC (stores of another device could not be collected into
@@ -128,6 +129,10 @@ int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
 
 /**
  * Release [addr, addr + length): the device's stores may be seen by others from now on. Moves no data.
+ *
+ * What was never acquired may be released: a page is as new as the touch that brought it. What other processes
+ * have stored to the device's copy of these pages is released too, there being one copy. Two may release the
+ * same pages at once: when a call returns, what was stored before it is released.
  *
  * @return 0, or -1 with errno: EINVAL (as gaia_macquire()), EACCES (no part of the range is mapped for
  * writing)
