@@ -417,7 +417,7 @@ static int let_leave(struct replica *replica, struct gaia_run run)
          leaf++) {
         struct copy_pages pages = {.leaf = leaf, .pages = page_range_mask(leaf, run.page, run.count)};
         uint64_t dropped;
-        error = drop_pages(replica, &pages, 1, DROP_EVICT, &dropped);
+        error = drop_pages(replica, &pages, 1, DROP_ADVISED, &dropped);
     }
     return error;
 }

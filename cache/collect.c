@@ -91,7 +91,9 @@ static int take(struct collect *c)
             uint8_t *bytes = frame_bytes(pool, t->frame);
             uint8_t *home = c->home + (t->page - c->first) * GAIA_PAGE_SIZE;
             size_t n = file_page_bytes(c->file->size, number);
-            replica_fetch(copy->replica, number, bytes);
+            error = replica_fetch(copy->replica, number, bytes);
+            if (error)
+                return error;
             if (!gaia_merge(home, frame_bytes(pool, *leaf_copy_twin(copy, t->page)), bytes, n))
                 continue;
             c->changed |= UINT64_C(1) << t->page;
@@ -236,6 +238,6 @@ bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned 
     /* Only bytes that are in the host's memory: reading storage to save a copy from it would be no gain. */
     if (preadv2(file->fd, &io, 1, (off_t)(number * GAIA_PAGE_SIZE), RWF_NOWAIT) != (ssize_t)n)
         return false;
-    replica_fetch(copy->replica, number, device);
-    return gaia_digest_equal(gaia_digest_of(home, n), gaia_digest_of(device, n));
+    return !replica_fetch(copy->replica, number, device) &&
+           gaia_digest_equal(gaia_digest_of(home, n), gaia_digest_of(device, n));
 }

@@ -98,18 +98,23 @@ static size_t read_peers(struct cache_file *file, uint8_t *buffer, size_t length
     pthread_mutex_lock(&file->lock);
     if (offset + (off_t)length > file->size)
         length = offset < file->size ? (size_t)(file->size - offset) : 0;
-    while (done < length && (copy = peer_at(file, offset + (off_t)done))) {
+    bool fetched = true; /* what can't be fetched is read elsewhere: the home has the same bytes */
+    while (fetched && done < length && (copy = peer_at(file, offset + (off_t)done))) {
         uint64_t page = (uint64_t)(offset + (off_t)done) >> GAIA_PAGE_SHIFT;
         size_t from = (size_t)(offset + (off_t)done) & (GAIA_PAGE_SIZE - 1);
         size_t n = GAIA_PAGE_SIZE - from < length - done ? GAIA_PAGE_SIZE - from : length - done;
         uint8_t bytes[GAIA_PAGE_SIZE];
-        replica_fetch(copy->replica, page, bytes);
+        fetched = !replica_fetch(copy->replica, page, bytes);
+        if (!fetched) {
+            gap = done ? 0 : n;
+            break;
+        }
         memcpy(buffer + done, bytes + from, n);
         replica_count(copy->replica, peer_reads, 1);
         replica_count(copy->replica, pages_out, 1);
         done += n;
     }
-    while (!done && gap < length && !peer_at(file, offset + (off_t)gap))
+    while (fetched && !done && gap < length && !peer_at(file, offset + (off_t)gap))
         gap += GAIA_PAGE_SIZE - ((size_t)(offset + (off_t)gap) & (GAIA_PAGE_SIZE - 1));
     pthread_mutex_unlock(&file->lock);
     *gap_out = gap;
@@ -181,8 +186,7 @@ bool cache_file_opened(struct cache_file *file)
     bool unchanged = file_unchanged(file);
     file_check_behind(file);
     if (!unchanged) { /* the kernel is about to drop its pages: a WRITE may be on its way */
-        heal_window_open(file, 0, UINT64_MAX);
-        heal_window_close(file);
+        heal_window_reopen(file);
     }
     bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
@@ -237,6 +241,24 @@ static int write_all(int fd, const void *buffer, size_t length, off_t offset, si
     return 0;
 }
 
+/* A write-back, under the bytes of WRITEs that are being healed. */
+static int write_back(struct cache_file *file, int fd, const uint8_t *buffer, size_t length, off_t offset,
+                      size_t *done)
+{
+    uint8_t merged[GAIA_PAGE_SIZE];
+    int error = 0;
+
+    if (LIST_EMPTY(&file->window.heals))
+        return write_all(fd, buffer, length, offset, done);
+    while (!error && *done < length) {
+        size_t n = length - *done < GAIA_PAGE_SIZE ? length - *done : GAIA_PAGE_SIZE, part = 0;
+        off_t at = offset + (off_t)*done;
+        error = write_all(fd, heal_merge(file, buffer + *done, at, n, merged), n, at, &part);
+        *done += part;
+    }
+    return error;
+}
+
 ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset,
                          unsigned flags)
 {
@@ -252,16 +274,15 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
     int error = 0;
 #ifndef GAIAFS_BREAK_NO_HEAL
     if (!(flags & CACHE_IO_WRITEBACK))
-        error = heal_start(file, buffer, length, offset, &heal);
+        error = heal_start(file, buffer, length, offset, flags & CACHE_IO_DIRECT, &heal);
 #endif
     if (!error)
         error = each_leaf(file, offset, length, flags, before_write);
     if (!error)
-        error = write_all(fd, buffer, length, offset, &done);
-    if (flags & CACHE_IO_WRITEBACK)
-        heal_reapply(file, fd, buffer, offset, done);
-    if (heal)
-        heal_applied(heal, done);
+        error = flags & CACHE_IO_WRITEBACK ? write_back(file, fd, buffer, length, offset, &done)
+                                           : write_all(fd, buffer, length, offset, &done);
+    if (!(flags & CACHE_IO_WRITEBACK))
+        heal_applied(file, heal, buffer, done, offset);
     look_at_size(file, unchanged);
     bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
@@ -279,10 +300,12 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size)
     file_use(file); /* dropping the last pages may end the file's pin */
     pthread_mutex_lock(&file->lock);
     bool unchanged = file_unchanged(file);
-    if (ftruncate(fd >= 0 ? fd : file->fd, size))
+    if (ftruncate(fd >= 0 ? fd : file->fd, size)) {
         error = -errno;
-    else
+    } else {
         look_at_size(file, unchanged);
+        heal_changed(file, size, INT64_MAX - size);
+    }
     pthread_mutex_unlock(&file->lock);
     file_unuse(file);
     return error;
@@ -300,7 +323,12 @@ int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset
     if (!error && fallocate(fd, mode, offset, length))
         error = -errno;
     look_at_size(file, unchanged);
+    if (mode & ~FALLOC_FL_KEEP_SIZE)
+        heal_changed(file, offset, length);
+    bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
+    if (emptied)
+        file_unpin_if_empty(file);
     return error;
 }
 
@@ -354,7 +382,12 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
     }
     if (out) {
         look_at_size(out, unchanged);
+        if (done > 0)
+            heal_changed(out, offset_out - done, done);
+        bool emptied = !out->index.leaves && out->pinned;
         pthread_mutex_unlock(&out->lock);
+        if (emptied)
+            file_unpin_if_empty(out);
     }
     return error ? error : done;
 }

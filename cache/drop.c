@@ -73,7 +73,7 @@ static int collect_and_forget(struct copy_pages *entry, enum drop_why why)
         pages &= ~keep_unchanged(copy, pages);
     replica_forget(copy, pages);
     entry->pages = pages;
-    if (why == DROP_EVICT) {
+    if (why == DROP_EVICT || why == DROP_ADVISED) {
         replica_changed(copy->replica);
         replica_count(copy->replica, evictions, (uint64_t)__builtin_popcountll(pages));
     } else {
@@ -82,25 +82,50 @@ static int collect_and_forget(struct copy_pages *entry, enum drop_why why)
     return 0;
 }
 
+/* What could not be freed: clients go on seeing the frames, so they are the replica's, as old as they are. */
+static void remember(struct replica *replica, const struct copy_pages *work, size_t count,
+                     struct gaia_run run)
+{
+    pthread_mutex_lock(&replica->file->lock);
+    for (size_t i = 0; i < count; i++) {
+        page_mask pages =
+            work[i].pages ? work[i].pages & page_range_mask(work[i].leaf, run.page, run.count) : 0;
+        if (!pages)
+            continue;
+        work[i].copy->present |= pages;
+        replica->resident += (uint64_t)__builtin_popcountll(pages);
+        replica_suspect(work[i].copy);
+    }
+    pthread_mutex_unlock(&replica->file->lock);
+}
+
 /* Free the frames of what was forgotten. No lock held; the pages are busy. */
-static uint64_t free_frames(struct replica *replica, const struct copy_pages *work, size_t count)
+static int free_frames(struct replica *replica, const struct copy_pages *work, size_t count,
+                       uint64_t *dropped_out)
 {
     struct runs runs = runs_start(1);
     struct gaia_run run;
-    uint64_t dropped = 0;
+    int error = 0;
 
-    for (size_t i = 0; i < count; i++) {
-        page_mask pages = work[i].pages;
-        dropped += (uint64_t)__builtin_popcountll(pages);
-        while (pages) {
-            unsigned length, first = page_mask_run(&pages, &length);
-            if (runs_add(&runs, (work[i].leaf << LEAF_SHIFT) + first, length, &run))
-                replica->frames->ops->drop(replica->frames, run.page, run.count);
-        }
+    for (size_t i = 0; i <= count; i++) {
+        page_mask pages = i < count ? work[i].pages : 0;
+        do {
+            bool full;
+            if (pages) {
+                unsigned length, first = page_mask_run(&pages, &length);
+                full = runs_add(&runs, (work[i].leaf << LEAF_SHIFT) + first, length, &run);
+            } else {
+                full = i == count && runs_end(&runs, &run);
+            }
+            int one = full ? replica->frames->ops->drop(replica->frames, run.page, run.count) : 0;
+            if (one)
+                remember(replica, work, count, run);
+            else if (full)
+                *dropped_out += run.count;
+            error = error ? error : one;
+        } while (pages);
     }
-    if (runs_end(&runs, &run))
-        replica->frames->ops->drop(replica->frames, run.page, run.count);
-    return dropped;
+    return error;
 }
 
 static void let_go(struct replica *replica, struct copy_pages *busy, size_t count)
@@ -146,7 +171,8 @@ int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t c
             error = error ? error : one;
         }
         pthread_mutex_unlock(&file->lock);
-        *dropped_out = free_frames(replica, work, n);
+        int one = free_frames(replica, work, n, dropped_out);
+        error = error ? error : one;
     }
     let_go(replica, busy, n);
     if (*dropped_out)

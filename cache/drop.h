@@ -7,9 +7,10 @@
 #include "cache/internal.h"
 
 enum drop_why {
-    DROP_STALE, /* wait for pages that are busy; keep a page whose bytes are the home's all the same */
-    DROP_EVICT, /* skip pages that are busy */
-    DROP_FLUSH, /* wait for pages that are busy, release and collect them, but keep the frames */
+    DROP_STALE,   /* wait for pages that are busy; keep a page whose bytes are the home's all the same */
+    DROP_EVICT,   /* skip pages that are busy */
+    DROP_ADVISED, /* wait for pages that are busy: a store's fault may not be over yet when the store is */
+    DROP_FLUSH,   /* wait for pages that are busy, release and collect them, but keep the frames */
 };
 
 /* pages: at most BATCH_MAX entries, ascending by leaf; the copy field is not read. No lock is held.

@@ -4,6 +4,8 @@
  *
  * A fault thread never waits for a page that somebody else has busy: it leaves a mark, and whoever ends busy
  * wakes the touch, which then faults again and finds the page as it is. */
+#include <errno.h>
+
 #include "cache/evict.h"
 #include "cache/fill.h"
 #include "cache/map.h"
@@ -29,7 +31,7 @@ static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t 
 }
 
 /* A first store: take the twin, then let it through. Lock held; let go. */
-static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t page)
+static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t page, uint32_t thread)
 {
     struct replica *replica = map->replica;
     page_mask bit = page_bit(page);
@@ -44,10 +46,12 @@ static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t 
     }
     pthread_mutex_unlock(&replica->file->lock);
     replica_count(replica, write_faults, 1);
-    if (error) /* no memory for a twin: the store waits and tries again */
+    if (!error)
+        error = replica->frames->ops->unprotect(map->frames, page, 1);
+    if (error == -EIO)
+        replica->frames->ops->refuse(map->frames, page, thread);
+    else if (error) /* no memory for a twin, say: the store tries again */
         replica->frames->ops->wake(replica->frames, page, 1);
-    else
-        replica->frames->ops->unprotect(map->frames, page, 1);
     pthread_mutex_lock(&replica->file->lock);
     page_mask wake = replica_unbusy(copy, bit);
     pthread_mutex_unlock(&replica->file->lock);
@@ -107,7 +111,7 @@ void fault_serve(struct cache_map *map, const struct gaia_fault *fault)
         copy->waited |= page_bit(page);
         pthread_mutex_unlock(&replica->file->lock);
     } else if (copy && copy->present & page_bit(page) && fault->protection) {
-        serve_store(map, copy, page);
+        serve_store(map, copy, page, fault->thread);
     } else if (copy && copy->present & page_bit(page)) {
         serve_minor(map, copy, page, fault->write);
     } else {

@@ -112,6 +112,18 @@ void file_use(struct cache_file *file)
         file->cache->host.pin(file->cache->host.context, file->context, true);
 }
 
+/* Lock held, and no use left: no map, and no operation is under way. */
+static void drop_all(struct cache_file *file)
+{
+    struct replica *replica;
+
+    index_each(&file->index, forget_leaf, NULL);
+    SLIST_FOREACH (replica, &file->replicas, link)
+        replica->frames->ops->resize(replica->frames, 0);
+    file->size = 0;
+    file->truncations++;
+}
+
 void file_unuse(struct cache_file *file)
 {
     struct cache *cache = file->cache;
@@ -120,7 +132,9 @@ void file_unuse(struct cache_file *file)
     pthread_mutex_lock(&file->lock);
     /* With nothing in the index nobody can come by a use through a device's list: 0 stays 0 but for
      * file_use(). */
-    bool tell = --file->uses == 0 && file->pinned && !file->index.leaves;
+    if (--file->uses == 0 && file->discarded)
+        drop_all(file);
+    bool tell = file->uses == 0 && file->pinned && !file->index.leaves;
     if (tell)
         file->pinned = false;
     pthread_mutex_unlock(&file->lock);
@@ -136,19 +150,9 @@ void file_unpin_if_empty(struct cache_file *file)
 
 void cache_file_discard(struct cache_file *file)
 {
-    struct replica *replica;
-
     file_use(file);
     pthread_mutex_lock(&file->lock);
-    /* A use besides ours is a client's, or an operation that is under way: it may be about to place or to
-     * collect. */
-    if (file->uses == 1) {
-        index_each(&file->index, forget_leaf, NULL);
-        SLIST_FOREACH (replica, &file->replicas, link)
-            replica->frames->ops->resize(replica->frames, 0);
-        file->size = 0;
-        file->truncations++;
-    }
+    file->discarded = true; /* a client's maps, or an operation that is under way, may be there yet */
     pthread_mutex_unlock(&file->lock);
     file_unuse(file);
 }
@@ -229,7 +233,8 @@ static void forget_tail(struct cache_file *file, uint64_t page, size_t from)
         if (!(copy->twin & page_bit(page)))
             continue;
         uint8_t *twin = frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page & (LEAF_PAGES - 1)));
-        replica_fetch(copy->replica, page, bytes);
+        if (replica_fetch(copy->replica, page, bytes))
+            continue; /* then what was behind the end may come back when the file grows */
         memcpy(twin + from, bytes + from, GAIA_PAGE_SIZE - from);
     }
     file_cpu_modified(file, leaf, page_bit(page));
@@ -248,6 +253,9 @@ static void shrink_leaf(struct leaf *leaf, void *context)
     if (!gone)
         return;
     leaf->cpu_modified &= ~gone;
+    /* A write() past the end gives them to the kernel without being seen here. */
+    leaf->kernel |= gone;
+    leaf->refilled |= gone;
     for (struct leaf_copy *copy = SLIST_FIRST(&leaf->copies), *next; copy; copy = next) {
         next = SLIST_NEXT(copy, link);
         replica_changed(copy->replica);

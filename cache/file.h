@@ -36,8 +36,9 @@ struct cache_file {
     off_t size;
     uint64_t truncations; /* counts changes that a fill under way must not survive */
     struct timespec
-        ctime;   /* of the backing file after our last change: another value means that somebody else wrote */
-    bool pinned; /* the host was told, or is about to be */
+        ctime; /* of the backing file after our last change: another value means that somebody else wrote */
+    bool discarded;        /* nobody can reach it but its clients: with its last use it is emptied */
+    bool pinned;           /* the host was told, or is about to be */
     _Atomic unsigned uses; /* client maps and operations under way: see file_use() */
 };
 

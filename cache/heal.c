@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/heal.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,6 @@
 #include <unistd.h>
 
 #include "cache/internal.h"
-#include "consistency/merge.h"
 
 /* How long an answer waits for its pages to be dropped. When it comes earlier a read may be stale until they
  * are, but none of the WRITE's bytes is lost: write-backs are merged under it until then. Short where the
@@ -20,6 +20,8 @@
 /* How long a reader may need to unlock a page after its READ was answered. Longer would cost those WRITEs
  * more whose own page it is. */
 #define READER_MS 2u
+/* How long an opener may need to drop the file's pages after its OPEN was answered. */
+#define OPEN_NS 1000000000u
 
 struct heal {
     LIST_ENTRY(heal) link;    /* window->heals */
@@ -65,6 +67,21 @@ void heal_window_open(struct cache_file *file, uint64_t first, uint64_t last)
 void heal_window_close(struct cache_file *file)
 {
     file->window.open--;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+void heal_window_reopen(struct cache_file *file)
+{
+    heal_window_open(file, 0, UINT64_MAX);
+    heal_window_close(file);
+    file->window.until_ns = now_ns() + OPEN_NS;
 }
 
 void heal_drop_begin(struct leaf *leaf, page_mask pages)
@@ -139,22 +156,48 @@ static void drop_end(struct heal *heal, bool done)
     heal_window_close(heal->file);
 }
 
+/* The part of a heal that lies in [offset, offset + length), as [*begin, *end). */
+static bool overlap(const struct heal *heal, off_t offset, off_t length, off_t *begin, off_t *end)
+{
+    off_t heal_end = heal->offset + (off_t)heal->cut;
+
+    *begin = heal->offset > offset ? heal->offset : offset;
+    *end = heal_end - offset < length ? heal_end : offset + length;
+    return *begin < *end;
+}
+
 /* A newer write() to bytes that are being healed. Lock held. */
 static void overwrite(struct heal_window *window, const uint8_t *bytes, size_t length, off_t offset)
 {
     struct heal *heal;
+    off_t begin, end;
 
-    LIST_FOREACH (heal, &window->heals, link) {
-        off_t begin = heal->offset > offset ? heal->offset : offset;
-        off_t heal_end = heal->offset + (off_t)heal->cut, end = offset + (off_t)length;
-        if (heal_end < end)
-            end = heal_end;
-        if (begin < end)
+    LIST_FOREACH (heal, &window->heals, link)
+        if (overlap(heal, offset, (off_t)length, &begin, &end))
             memcpy(heal->bytes + (begin - heal->offset), bytes + (begin - offset), (size_t)(end - begin));
-    }
 }
 
-int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset,
+static void read_home(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
+{
+    ssize_t n = pread(file->fd, bytes, length, offset);
+
+    memset(bytes + (n > 0 ? n : 0), 0, length - (n > 0 ? (size_t)n : 0));
+}
+
+void heal_changed(struct cache_file *file, off_t offset, off_t length)
+{
+    struct heal *heal;
+    off_t begin, end;
+
+    LIST_FOREACH (heal, &file->window.heals, link)
+        if (overlap(heal, offset, length, &begin, &end)) {
+            size_t from = (size_t)(begin - heal->offset), n = (size_t)(end - begin);
+            read_home(file, heal->bytes + from, n, begin);
+            memcpy(old_bytes(heal) + from, heal->bytes + from, n);
+        }
+}
+
+int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset, bool direct,
                struct heal **heal_out)
 {
     struct heal_window *window = &file->window;
@@ -162,11 +205,9 @@ int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t 
     uint64_t last = ((uint64_t)offset + length - 1) / GAIA_PAGE_SIZE;
 
     *heal_out = NULL;
-    overwrite(window, bytes, length, offset);
     if (!length || window->first > window->last)
         return 0;
-    bool hit =
-        file->pinned && first <= window->last && last >= window->first && was_refilled(file, first, last);
+    bool hit = first <= window->last && last >= window->first && was_refilled(file, first, last);
     if (hit) {
         struct heal *heal = malloc(sizeof *heal + 2 * length);
         if (!heal)
@@ -174,19 +215,16 @@ int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t 
         *heal = (struct heal){
             .file = file, .offset = offset, .length = length, .cut = length, .linked = true, .references = 2};
         memcpy(heal->bytes, bytes, length);
-        ssize_t had = pread(file->fd, old_bytes(heal), length, offset);
-        memset(old_bytes(heal) + (had > 0 ? had : 0), 0, length - (had > 0 ? (size_t)had : 0));
+        read_home(file, old_bytes(heal), length, offset);
         LIST_INSERT_HEAD(&window->heals, heal, link);
         *heal_out = heal;
     }
     /* The next WRITE is put together after this one is answered: after the invalidations that are over now.
      */
-    if (!window->open) {
+    if (!window->open && !direct && now_ns() >= window->until_ns) {
         window->first = 1;
         window->last = 0;
     }
-    if (hit)
-        file->uses++; /* it is pinned, and stays so by this */
     return 0;
 }
 
@@ -198,10 +236,13 @@ static void unlink_heal(struct heal *heal)
     heal->linked = false;
 }
 
-void heal_applied(struct heal *heal, size_t done)
+void heal_applied(struct cache_file *file, struct heal *heal, const void *bytes, size_t done, off_t offset)
 {
+    overwrite(&file->window, bytes, done, offset);
+    if (!heal)
+        return;
     heal->cut = done;
-    heal->reads = heal->file->reads.number;
+    heal->reads = file->reads.number;
     if (!done)
         unlink_heal(heal);
 }
@@ -233,7 +274,7 @@ static void heal_end(struct cache *cache, struct heal *heal, bool done)
     heal_put(&cache->healer, heal);
 }
 
-enum last_page { LAST_FINE, LAST_STALE, LAST_OWN_OR_READ, LAST_UNKNOWN };
+enum last_page { LAST_FINE, LAST_NOTHING, LAST_STALE, LAST_OWN_OR_READ, LAST_UNKNOWN };
 
 /* The offset of the last page that was written. */
 static off_t last_page_start(const struct heal *heal)
@@ -257,7 +298,7 @@ static enum last_page look_at_last_page(struct cache *cache, struct heal *heal)
     pthread_mutex_unlock(&file->lock);
     ssize_t n = host->peek(host->context, file->context, page, (size_t)(before + length), bytes);
     if (!n)
-        return recent ? LAST_OWN_OR_READ : LAST_FINE;
+        return recent ? LAST_OWN_OR_READ : LAST_NOTHING;
     if (n <= before) /* an error, or the kernel takes the file to end here: it shows nothing of ours */
         return LAST_UNKNOWN;
     if (memcmp(bytes + before, heal->bytes + (start - heal->offset), (size_t)(n - before)))
@@ -270,7 +311,7 @@ static void wait_for_drop(struct healer *healer, struct heal *heal, unsigned wai
 {
     struct timespec until;
 
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     pthread_mutex_lock(&healer->lock);
     if (healer->waiting >= WAITING_MAX && wait_ms > WAIT_SHORT_MS)
         wait_ms = WAIT_SHORT_MS;
@@ -290,9 +331,13 @@ static void wait_for_drop(struct healer *healer, struct heal *heal, unsigned wai
 
 void heal_finish(struct cache *cache, struct heal *heal)
 {
-    static const unsigned wait_ms[] = {
-        [LAST_STALE] = WAIT_MS, [LAST_OWN_OR_READ] = READER_MS, [LAST_UNKNOWN] = WAIT_SHORT_MS};
+    static const unsigned wait_ms[] = {[LAST_NOTHING] = 0,
+                                       [LAST_STALE] = WAIT_MS,
+                                       [LAST_OWN_OR_READ] = READER_MS,
+                                       [LAST_UNKNOWN] = WAIT_SHORT_MS};
     struct healer *healer = &cache->healer;
+
+    file_use(heal->file); /* the WRITE's handle has kept it till here */
     enum last_page last = heal->cut ? look_at_last_page(cache, heal) : LAST_FINE;
 
     heal->dropped = heal->cut;
@@ -310,26 +355,27 @@ void heal_finish(struct cache *cache, struct heal *heal)
     heal_put(healer, heal);
 }
 
-void heal_reapply(struct cache_file *file, int fd, const void *page, off_t offset, size_t length)
+/* Each heal has the newest bytes: see overwrite(). A byte is stale when it is what any of them has replaced.
+ */
+const uint8_t *heal_merge(struct cache_file *file, const uint8_t *bytes, off_t offset, size_t length,
+                          uint8_t *bytes_out)
 {
     struct heal *heal;
+    off_t begin, end;
+    bool any = false;
 
+    assert(length <= GAIA_PAGE_SIZE);
     LIST_FOREACH (heal, &file->window.heals, link) {
-        off_t begin = heal->offset > offset ? heal->offset : offset;
-        off_t heal_end = heal->offset + (off_t)heal->cut, end = offset + (off_t)length;
-        uint8_t bytes[GAIA_PAGE_SIZE];
-        if (heal_end < end)
-            end = heal_end;
-        while (begin < end) {
-            size_t n = end - begin < (off_t)sizeof bytes ? (size_t)(end - begin) : sizeof bytes;
-            memcpy(bytes, heal->bytes + (begin - heal->offset), n);
-            gaia_merge(bytes, old_bytes(heal) + (begin - heal->offset),
-                       (const uint8_t *)page + (begin - offset), n);
-            if (pwrite(fd, bytes, n, begin) != (ssize_t)n)
-                break; /* the write-back itself has just been written here: nothing is short of space */
-            begin += (off_t)n;
-        }
+        if (!overlap(heal, offset, (off_t)length, &begin, &end))
+            continue;
+        if (!any)
+            memcpy(bytes_out, bytes, length);
+        any = true;
+        for (off_t at = begin; at < end; at++)
+            if (bytes[at - offset] == old_bytes(heal)[at - heal->offset])
+                bytes_out[at - offset] = heal->bytes[at - heal->offset];
     }
+    return any ? bytes_out : bytes;
 }
 
 static void heal_one(struct cache *cache, struct heal *heal)
@@ -341,6 +387,37 @@ static void heal_one(struct cache *cache, struct heal *heal)
     heal_end(cache, heal, !error || error == -ENOENT);
 }
 
+/* The first whose file no other healer is at work for: they would wait for the same pages. Lock held. */
+static struct heal *next_heal(struct healer *healer)
+{
+    struct heal *heal;
+
+    STAILQ_FOREACH(heal, &healer->queue, queue)
+    if (!heal->file->window.healing)
+        break;
+    if (heal)
+        STAILQ_REMOVE(&healer->queue, heal, heal, queue);
+    return heal;
+}
+
+/* Lock held on entry and exit, not in between. */
+static void heal_next(struct cache *cache, struct heal *heal)
+{
+    struct healer *healer = &cache->healer;
+    struct cache_file *file = heal->file;
+
+    file->window.healing = true;
+    pthread_mutex_unlock(&healer->lock);
+    file_use(file); /* the heal's own use ends with it */
+    heal_one(cache, heal);
+    pthread_mutex_lock(&healer->lock);
+    file->window.healing = false;
+    pthread_cond_broadcast(&healer->changed);
+    pthread_mutex_unlock(&healer->lock);
+    file_unuse(file);
+    pthread_mutex_lock(&healer->lock);
+}
+
 static void *heal_all(void *argument)
 {
     struct cache *cache = argument;
@@ -349,14 +426,11 @@ static void *heal_all(void *argument)
 
     pthread_mutex_lock(&healer->lock);
     for (;;) {
-        while (!(heal = STAILQ_FIRST(&healer->queue)) && !healer->stop)
+        while (!(heal = next_heal(healer)) && !(healer->stop && STAILQ_EMPTY(&healer->queue)))
             pthread_cond_wait(&healer->changed, &healer->lock);
         if (!heal)
             break;
-        STAILQ_REMOVE_HEAD(&healer->queue, queue);
-        pthread_mutex_unlock(&healer->lock);
-        heal_one(cache, heal);
-        pthread_mutex_lock(&healer->lock);
+        heal_next(cache, heal);
     }
     pthread_mutex_unlock(&healer->lock);
     return NULL;
@@ -365,11 +439,22 @@ static void *heal_all(void *argument)
 int healer_start(struct cache *cache)
 {
     struct healer *healer = &cache->healer;
+    pthread_condattr_t monotonic;
+    int error = 0;
 
     pthread_mutex_init(&healer->lock, NULL);
-    pthread_cond_init(&healer->changed, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&healer->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     STAILQ_INIT(&healer->queue);
-    return -pthread_create(&healer->thread, NULL, heal_all, cache);
+    while (healer->started < HEALER_THREADS && !error) {
+        error = -pthread_create(&healer->threads[healer->started], NULL, heal_all, cache);
+        healer->started += !error;
+    }
+    if (error)
+        healer_stop(cache);
+    return error;
 }
 
 void healer_stop(struct cache *cache)
@@ -380,7 +465,8 @@ void healer_stop(struct cache *cache)
     healer->stop = true;
     pthread_cond_broadcast(&healer->changed);
     pthread_mutex_unlock(&healer->lock);
-    pthread_join(healer->thread, NULL);
+    while (healer->started)
+        pthread_join(healer->threads[--healer->started], NULL);
     pthread_cond_destroy(&healer->changed);
     pthread_mutex_destroy(&healer->lock);
 }

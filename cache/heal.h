@@ -2,7 +2,8 @@
 /* Healing of pages that the kernel holds without a write() that was answered.
  *
  * The kernel puts the bytes of a write() into a cached page, unlocks the page, and only then sends the WRITE
- * (with the inode's lock held, so at most one of a file is on its way). When the page is dropped in between,
+ * (with the inode's lock held, so at most one of a file is on its way; direct writes, which leave the cache
+ * alone, may be besides). When the page is dropped in between,
  * by an invalidation of ours, and another process reads it again before the WRITE arrives, the kernel goes on
  * holding the old bytes: other reads are stale, and a store through a mapping would write them back over the
  * new ones. So a WRITE that may be such a one is followed by one more invalidation of its pages before it is
@@ -14,12 +15,12 @@
  *
  *   1. READs of that page that were handled before the WRITE was applied are waited for until the kernel has
  *      their answers: what is read later is as new as the WRITE.
- *   2. A look at the page (FUSE_NOTIFY_RETRIEVE, which waits for no lock) shows nothing (the page is not
- *      there, or not up to date: locked by this WRITE, or being read anew), or the bytes of the WRITE (it is
- *      not stale), or others: it is stale, and nobody keeps it locked. Only then it is invalidated. A reader
- *      that asked for one page alone may not have unlocked it yet when its answer is in the kernel: when
- * READs were answered a moment ago and the look shows nothing, the page is invalidated too, and the WRITE's
- *      answer waits a little.
+ *   2. A look at the page (FUSE_NOTIFY_RETRIEVE, which waits for no lock) shows the bytes of the WRITE: it is
+ *      not stale. Or others: it is stale, and nobody keeps it locked: it is invalidated, and the WRITE is
+ * answered after that. Or nothing (the page is not there, or not up to date: locked by this WRITE, or being
+ * read): it is invalidated too, but the WRITE's answer waits for that only a little, and only if READs of the
+ * page were answered a moment ago: a reader that asked for one page alone may not have unlocked it yet when
+ * its answer is in the kernel.
  *
  * The other pages of a WRITE are invalidated without a look. Until that is done, write-backs are merged under
  * the WRITE. What that can't tell apart: a store through a mapping that brings back, before the invalidation
@@ -27,6 +28,9 @@
  *
  * Kernels that show pages that are not up to date (before 6.18) show the WRITE's bytes in one that it keeps
  * locked.
+ *
+ * The kernel's own reclaim, or posix_fadvise(), may drop a page in between just as well, with no device in
+ * play: any FUSE file system has that.
  *
  * Only the first WRITE of a file that arrives after an invalidation can have been on its way: a window is
  * open from the beginning of an invalidation to the next WRITE after its end.
@@ -48,17 +52,21 @@ struct heal;
 struct heal_window {
     unsigned open;        /* invalidations under way */
     uint64_t first, last; /* pages that they may have dropped; first > last: none */
+    uint64_t until_ns; /* CLOCK_MONOTONIC: not over before; the kernel drops pages after an OPEN's answer */
     LIST_HEAD(, heal) heals;
+    bool healing; /* a healer is at work for the file; under healer->lock */
 };
 
-/* The thread that invalidates for WRITE handlers: they must not wait for it without end, as one of the pages
+/* The threads that invalidate for WRITE handlers: they must not wait for it without end, as one of the pages
  * may be locked until the WRITE is answered. */
+#define HEALER_THREADS 4u
 struct healer {
-    pthread_t thread;
-    pthread_mutex_t lock; /* guards the rest, and done of each heal; a leaf */
+    pthread_t threads[HEALER_THREADS]; /* a page that is being read slowly keeps one of them waiting */
+    pthread_mutex_t lock;              /* guards the rest, and done of each heal; a leaf */
     pthread_cond_t changed;
     STAILQ_HEAD(, heal) queue;
     bool stop;
+    unsigned started;
     unsigned waiting;     /* handlers of WRITEs */
     uint64_t heals, late; /* how many there were, and how many of those were answered before they were done */
 };
@@ -71,6 +79,8 @@ void heal_window_init(struct heal_window *window);
  * is held. */
 void heal_window_open(struct cache_file *file, uint64_t first, uint64_t last);
 void heal_window_close(struct cache_file *file);
+/* The kernel is about to drop all pages by itself: an OPEN is being answered. */
+void heal_window_reopen(struct cache_file *file);
 struct leaf;
 void heal_drop_begin(struct leaf *leaf, uint64_t pages);
 /* read_number: file->reads.number at the beginning; done: not when the invalidation failed. */
@@ -79,19 +89,25 @@ void heal_drop_end(struct cache_file *file, struct leaf *leaf, uint64_t pages, u
 /* The kernel is being given pages. The file's lock is held. */
 void heal_refilled(struct leaf *leaf, uint64_t pages);
 
-/* Before a plain WRITE is applied: what is being healed is overwritten too, and whether it may be one that
- * was on its way. Afterwards the window is over. The file's lock is held. *heal_out: NULL, or what
- * heal_finish() must be called with after the WRITE was applied. -ENOMEM. */
-int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset,
+/* Before a plain WRITE is applied: whether it may be one that was on its way. Afterwards the window is over,
+ * unless the WRITE may be a direct one. The file's lock is held. *heal_out: NULL, or what heal_finish() must
+ * be called with after the WRITE was applied. -ENOMEM. */
+int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset, bool direct,
                struct heal **heal_out);
-/* The WRITE was applied, perhaps only this many of its bytes. The file's lock is held. */
-void heal_applied(struct heal *heal, size_t done);
+/* The WRITE was applied, perhaps only this many of its bytes: what is being healed is overwritten too. heal
+ * may be NULL. The file's lock is held. */
+void heal_applied(struct cache_file *file, struct heal *heal, const void *bytes, size_t done, off_t offset);
+/* The home copy was changed in another way: what is being healed there has no say any more. The file's lock
+ * is held. */
+void heal_changed(struct cache_file *file, off_t offset, off_t length);
 /* Invalidate the pages of a WRITE before it is answered; takes the heal over. No lock is held. */
 void heal_finish(struct cache *cache, struct heal *heal);
 
-/* After a write-back of a page's bytes at offset: where the page has what the home had before a WRITE that is
- * being healed, that WRITE's bytes belong; where it has something else, a store through a mapping is newer.
- * The file's lock is held. */
-void heal_reapply(struct cache_file *file, int fd, const void *page, off_t offset, size_t length);
+/* The bytes of a write-back, at most a page, as they are to be written: where it has what the home had before
+ * a WRITE that is being healed, that WRITE's bytes belong; where it has something else, a store through a
+ * mapping is newer. Returns bytes when there is nothing to change, else bytes_out. The file's lock is held.
+ */
+const uint8_t *heal_merge(struct cache_file *file, const uint8_t *bytes, off_t offset, size_t length,
+                          uint8_t *bytes_out);
 
 #endif

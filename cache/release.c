@@ -45,8 +45,9 @@ static int seal(struct replica *replica, const struct work *work, size_t count)
     return error;
 }
 
-/* Find which of the owned pages were modified; they stand still. Those are releasing then. Lock held. */
-static void find_modified(struct work *w)
+/* Find which of the owned pages were modified; they stand still. Those are releasing then. The first error of
+ * pages that can't be looked at: they stay as they are. Lock held. */
+static int find_modified(struct work *w)
 {
     struct leaf_copy *copy = w->copy;
     struct replica *replica = copy->replica;
@@ -54,13 +55,19 @@ static void find_modified(struct work *w)
     page_mask before = copy_stored(copy);
     page_mask clean = 0, left = copy->twin & w->owned;
     uint8_t bytes[GAIA_PAGE_SIZE];
+    int error = 0;
 
     copy->sealed |= left;
     for (; left; left &= left - 1) {
         unsigned page = (unsigned)__builtin_ctzll(left);
         uint64_t number = (w->leaf << LEAF_SHIFT) + page;
         page_mask bit = UINT64_C(1) << page;
-        replica_fetch(replica, number, bytes);
+        int one = replica_fetch(replica, number, bytes);
+        if (one) {
+            copy->sealed &= ~bit;
+            error = error ? error : one;
+            continue;
+        }
         bool modified = gaia_differs(frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page)), bytes,
                                      file_page_bytes(file->size, number));
         if (copy->pending & bit) {
@@ -80,6 +87,7 @@ static void find_modified(struct work *w)
     replica_drop_twins(copy, clean);
     w->marked = w->pages;
     copy->leaf->invalidating |= w->marked; /* keeps the copy, too */
+    return error;
 }
 
 /* The pages with what lies between two that are less than a unit apart. */
@@ -243,7 +251,7 @@ static int release_work(struct replica *replica, struct work *work, size_t count
 {
     struct cache_file *file = replica->file;
     size_t modified = 0;
-    int error = seal(replica, work, count);
+    int error = seal(replica, work, count), unread = 0;
 
     pthread_mutex_lock(&file->lock);
     for (size_t i = 0; i < count; i++) {
@@ -254,8 +262,8 @@ static int release_work(struct replica *replica, struct work *work, size_t count
          */
         while (!error && w.copy->leaf->invalidating & w.owned)
             pthread_cond_wait(&file->changed, &file->lock);
-        if (!error)
-            find_modified(&w);
+        int one = error ? 0 : find_modified(&w);
+        unread = unread ? unread : one;
         if (w.pages)
             work[modified++] = w;
         if (keep_busy)
@@ -271,7 +279,7 @@ static int release_work(struct replica *replica, struct work *work, size_t count
     if (modified)
         error = hand_over(file, work, modified);
     pthread_mutex_unlock(&file->lock);
-    return error;
+    return error ? error : unread;
 }
 
 int release_busy(struct replica *replica, struct copy_pages *batch, size_t count)

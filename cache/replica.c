@@ -138,11 +138,15 @@ int replica_take_twins(struct leaf_copy *copy, page_mask pages)
         error = leaf_versions_reserve(&file->index, copy->leaf, pages, file->entries);
     for (pages &= ~copy->twin; pages && !error; pages &= pages - 1) {
         unsigned page = (unsigned)__builtin_ctzll(pages);
-        error = frame_get(pool, leaf_copy_twin(copy, page));
+        uint32_t *twin = leaf_copy_twin(copy, page);
+        error = frame_get(pool, twin);
         if (error)
             break;
-        replica_fetch(replica, (copy->leaf->number << LEAF_SHIFT) + page,
-                      frame_bytes(pool, *leaf_copy_twin(copy, page)));
+        error = replica_fetch(replica, (copy->leaf->number << LEAF_SHIFT) + page, frame_bytes(pool, *twin));
+        if (error) {
+            frame_put(pool, *twin);
+            break;
+        }
         copy->twin |= UINT64_C(1) << page;
         copy->sealed |= UINT64_C(1) << page;
         replica->twins++;

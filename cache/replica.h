@@ -69,14 +69,15 @@ void replica_changed(struct replica *replica);
 void replica_checked(struct replica *replica);
 
 /* Take twins of pages that have none from the frames' bytes; the caller owns them (busy) and their stores are
- * trapped: they are sealed until the caller says otherwise. 0 or -ENOMEM (some may have been taken). */
+ * trapped: they are sealed until the caller says otherwise. 0, -ENOMEM, or what kept a page from being
+ * fetched (some may have been taken). */
 int replica_take_twins(struct leaf_copy *copy, page_mask pages);
 void replica_drop_twins(struct leaf_copy *copy, page_mask pages);
 
-/* The bytes of a resident page. */
-static inline void replica_fetch(struct replica *replica, uint64_t page, void *bytes_out)
+/* The bytes of a resident page. 0 or a negative errno. */
+static inline int replica_fetch(struct replica *replica, uint64_t page, void *bytes_out)
 {
-    replica->frames->ops->fetch(replica->frames, page, bytes_out);
+    return replica->frames->ops->fetch(replica->frames, page, bytes_out);
 }
 
 /* Forget pages of a copy: present and everything about stores. Returns how many were present; the caller

@@ -83,17 +83,21 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
         return;
     }
     file = inode_gate_enter(inode);
-    if (file)
+    if (file) {
+        inode_get(inode); /* the kernel may forget it as soon as it has the answer */
         got = cache_file_read(file, handle->fd, buffer, size, offset, io_flags(fi), &read);
-    else
+    } else {
         got = read_backing(handle->fd, buffer, size, offset);
+    }
+    inode_gate_leave(inode, file);
     if (got < 0)
         fuse_reply_err(req, (int)-got);
     else
         fuse_reply_buf(req, buffer, (size_t)got);
-    if (file)
+    if (file) {
         cache_file_read_end(file, &read);
-    inode_gate_leave(inode, file);
+        inode_put(inode);
+    }
 }
 
 /* The descriptor to write a kernel's page through: the kernel takes any writable handle for it, and on one

@@ -21,13 +21,14 @@ void op_opendir(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
         return;
     }
     dir = fdopendir(fd);
-    if (dir)
-        handle = handle_new(fs_of(req), inode, fd, dir, fi->flags);
+    if (!dir) {
+        fuse_reply_err(req, errno);
+        close(fd);
+        return;
+    }
+    handle = handle_new(fs_of(req), inode, fd, dir, fi->flags);
     if (!handle) {
-        if (dir)
-            closedir(dir);
-        else
-            close(fd);
+        closedir(dir);
         fuse_reply_err(req, ENOMEM);
         return;
     }

@@ -60,10 +60,12 @@ struct gaia_frames_ops {
     /* Touches of these pages by map's client can't be served: SIGBUS, now and, where the kernel can keep that
      * in mind, until the client refreshes them; thread: see gaia_fault, for kernels that can't. [client] */
     int (*poison)(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint32_t thread);
+    /* This touch can't be served, though the page is there: SIGBUS, once. [client] */
+    void (*refuse)(struct gaia_frames_map *map, uint64_t page, uint32_t thread);
     /* Unmap everywhere and free (unmapV, freePhysical): the next touch faults. */
     int (*drop)(struct gaia_frames *frames, uint64_t page, uint64_t count);
-    /* Copy a resident page's bytes (fetch); the device may store meanwhile. */
-    void (*fetch)(struct gaia_frames *frames, uint64_t page, void *bytes_out);
+    /* Copy a resident page's bytes (fetch); the device may store meanwhile. -EIO ... */
+    int (*fetch)(struct gaia_frames *frames, uint64_t page, void *bytes_out);
     void (*close)(struct gaia_frames *frames); /* all maps are detached */
 };
 

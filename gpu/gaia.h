@@ -130,9 +130,9 @@ int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
 /**
  * Release [addr, addr + length): the device's stores may be seen by others from now on. Moves no data.
  *
- * What was never acquired may be released: a page is as new as the touch that brought it. What other processes
- * have stored to the device's copy of these pages is released too, there being one copy. Two may release the
- * same pages at once: when a call returns, what was stored before it is released.
+ * What was never acquired may be released: a page is as new as the touch that brought it. What other
+ * processes have stored to the device's copy of these pages is released too, there being one copy. Two may
+ * release the same pages at once: when a call returns, what was stored before it is released.
  *
  * @return 0, or -1 with errno: EINVAL (as gaia_macquire()), EACCES (no part of the range is mapped for
  * writing)

@@ -285,6 +285,18 @@ static int soft_poison(struct gaia_frames_map *map, uint64_t page, uint64_t coun
     return error;
 }
 
+static void soft_refuse(struct gaia_frames_map *map, uint64_t page, uint32_t thread)
+{
+    struct uffdio_range range;
+
+    pthread_rwlock_rdlock(&map->frames->maps_lock);
+    if (thread)
+        syscall(SYS_tkill, thread, SIGBUS);
+    if (map_range(map, page, 1, &range))
+        ioctl(map->faults, UFFDIO_WAKE, &range);
+    pthread_rwlock_unlock(&map->frames->maps_lock);
+}
+
 static int soft_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
 {
     off_t offset = (off_t)(page * GAIA_PAGE_SIZE);
@@ -297,7 +309,7 @@ static int soft_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
 
 /* pread() and no mapping of the home's own: a client that may write can cut the memfd off, and a load past
  * its end would be SIGBUS for the daemon. What is cut off reads as zeros. */
-static void soft_fetch(struct gaia_frames *frames, uint64_t page, void *bytes_out)
+static int soft_fetch(struct gaia_frames *frames, uint64_t page, void *bytes_out)
 {
     size_t done = 0;
 
@@ -306,11 +318,14 @@ static void soft_fetch(struct gaia_frames *frames, uint64_t page, void *bytes_ou
                           (off_t)(page * GAIA_PAGE_SIZE + done));
         if (n < 0 && errno == EINTR)
             continue;
-        if (n <= 0)
+        if (n < 0)
+            return -errno;
+        if (!n)
             break;
         done += (size_t)n;
     }
     memset((uint8_t *)bytes_out + done, 0, GAIA_PAGE_SIZE - done);
+    return 0;
 }
 
 static void soft_close(struct gaia_frames *frames)
@@ -331,6 +346,7 @@ static const struct gaia_frames_ops soft_ops = {
     .unprotect = soft_unprotect,
     .wake = soft_wake,
     .poison = soft_poison,
+    .refuse = soft_refuse,
     .drop = soft_drop,
     .fetch = soft_fetch,
     .close = soft_close,

@@ -805,6 +805,18 @@ def test_advice_willneed_and_dontneed(mount, devices):
     assert opened.map[:] == content
 
 
+def test_dontneed_releases_what_was_stored_just_now(mount, devices):
+    """The fault of the last store may not be over yet in the daemon when the store is."""
+    m = mount()
+    path = make(m, bytes(64 * PAGE))
+    opened = Opened(devices(), path)
+    for round in range(500):
+        at, value = round % 64 * PAGE, b"%07d" % round
+        opened.map[at:at + 7] = value
+        opened.map.advise(gaia.ADV_DONTNEED, at, PAGE)
+        assert os.pread(opened.fd, 7, at) == value, round
+
+
 def test_willneed_beyond_the_device(mount, devices):
     m = mount("device_cache=1M")
     content = pattern(4 * MIB)

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* WRITEs that meet an invalidation, in the orders that a race seldom gives: heals that are late, and what
+ * happens to their bytes meanwhile. Each test ends with one byte that must be right at home and for a reader.
+ */
+#include "tests/cache/fixture.inc"
+
+#define AT 200u /* the byte that is looked at */
+
+static struct fixture f;
+static struct device_map map;
+
+static uint8_t home(unsigned page)
+{
+    uint8_t byte;
+
+    assert_int_equal(pread(f.fd, &byte, 1, (off_t)page * 4096 + AT), 1);
+    return byte;
+}
+
+static uint8_t read_byte(unsigned page)
+{
+    uint8_t bytes[4096];
+
+    kernel_read(&f, page, bytes);
+    return bytes[AT];
+}
+
+/* The request alone: what the kernel holds is the test's business. */
+static ssize_t send_write(int fd, const void *bytes, size_t length, off_t offset)
+{
+    return cache_file_write(f.file, fd, bytes, length, offset, 0);
+}
+
+static void wait_until(bool (*condition)(void))
+{
+    for (unsigned tries = 0; !condition(); tries++) {
+        assert_true(tries < 5000);
+        usleep(1000);
+    }
+}
+
+/* Release a store in each of the first pages: the kernel drops them. */
+static void drop_pages_of_the_kernel(unsigned pages)
+{
+    uint8_t bytes[4096];
+
+    for (unsigned page = 0; page < pages; page++) {
+        kernel_read(&f, page, bytes);
+        map.bytes[page * 4096 + 100]++;
+    }
+    assert_int_equal(device_release(&f, &map), 0);
+}
+
+/* A is the WRITE of 'a' from AT in page 0 to the end of page 1. Page 0 was read again before it came; page 1
+ * is locked by a READ of slow storage: A's heal waits for it, and A is answered before. */
+static bool make_a_late(void)
+{
+    uint8_t bytes[8192];
+
+    if (!fixture_start(&f, 1 << 20))
+        return false;
+    map = device_map(&f, 0);
+    drop_pages_of_the_kernel(2);
+    kernel_read(&f, 0, bytes);
+    pthread_mutex_lock(&f.kernel[1].lock);
+    memset(bytes, 'a', sizeof bytes);
+    assert_int_equal(send_write(f.fd, bytes, 8192 - AT, AT), 8192 - AT);
+    return true;
+}
+
+/* The slow READ ends, and A's heal; then everybody must agree on the byte. */
+static void finish(uint8_t want)
+{
+    uint8_t at_home = home(0);
+
+    pthread_mutex_unlock(&f.kernel[1].lock);
+    usleep(50000);
+    uint8_t read = read_byte(0);
+    uint8_t last = home(0);
+    fixture_stop(&f);
+    assert_int_equal(at_home, want);
+    assert_int_equal(read, want);
+    assert_int_equal(last, want);
+}
+
+/* As the kernel does it for a hole or a truncation. */
+static void forget_page(unsigned page)
+{
+    pthread_mutex_lock(&f.kernel[page].lock);
+    pthread_mutex_lock(&f.kernel[page].data);
+    f.kernel[page].cached = f.kernel[page].dirty = false;
+    pthread_mutex_unlock(&f.kernel[page].data);
+    pthread_mutex_unlock(&f.kernel[page].lock);
+}
+
+static void write_page_back(unsigned page)
+{
+    struct kernel_page *k = &f.kernel[page];
+
+    pthread_mutex_lock(&k->lock);
+    if (k->cached && k->dirty) {
+        k->dirty = false;
+        assert_int_equal(
+            cache_file_write(f.file, f.fd, k->bytes, 4096, (off_t)page * 4096, CACHE_IO_WRITEBACK), 4096);
+    }
+    pthread_mutex_unlock(&k->lock);
+}
+
+/* A second WRITE over the first one's bytes, healed too, and a write-back of a page that has the first's. */
+static void test_two_heals(void **state)
+{
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!make_a_late())
+        skip();
+    kernel_read(&f, 0, bytes);
+    map.bytes[100]++;
+    assert_int_equal(device_release(&f, &map), 0); /* B's bytes were in the page that this drops */
+    kernel_store(&f, 0, 50, 's');
+    assert_int_equal(send_write(f.fd, "b", 1, AT), 1);
+    write_page_back(0);
+    finish('b');
+}
+
+/* Holes and truncations are newer than what is being healed. */
+static void test_hole(void **state)
+{
+    (void)state;
+    if (!make_a_late())
+        skip();
+    assert_int_equal(cache_file_fallocate(f.file, f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096),
+                     0);
+    forget_page(0);
+    kernel_store(&f, 0, 50, 's');
+    write_page_back(0);
+    finish(0);
+}
+
+static void test_truncation(void **state)
+{
+    (void)state;
+    if (!make_a_late())
+        skip();
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 0), 0);
+    assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
+    forget_page(0);
+    kernel_store(&f, 0, 50, 's');
+    write_page_back(0);
+    finish(0);
+}
+
+/* A WRITE that fails is not newer than anything. */
+static void test_failed_write(void **state)
+{
+    uint8_t bytes[4096];
+    int fd;
+
+    (void)state;
+    if (!make_a_late())
+        skip();
+    kernel_read(&f, 0, bytes);
+    pthread_mutex_lock(&f.kernel[0].data);
+    f.kernel[0].bytes[AT] = 0; /* stale again: as if page 0 were the one that A's heal waits for */
+    pthread_mutex_unlock(&f.kernel[0].data);
+    fd = open(f.path, O_RDONLY); /* stands for ENOSPC, EIO and the like */
+    assert_true(send_write(fd, "b", 1, AT) < 0);
+    close(fd);
+    kernel_store(&f, 0, 50, 's');
+    write_page_back(0);
+    assert_int_equal(home(0), 'a');
+    forget_page(0);
+    finish('a');
+}
+
+/* A heal that queues behind a late one of the same file is done when it can be. */
+static void test_a_heal_behind_a_late_one(void **state)
+{
+    (void)state;
+    if (!make_a_late())
+        skip();
+    uint8_t bytes[4096];
+    map.bytes[2 * 4096 + 100]++;
+    kernel_read(&f, 2, bytes);
+    assert_int_equal(device_release(&f, &map), 0);
+    kernel_read(&f, 2, bytes);
+    assert_int_equal(send_write(f.fd, "b", 1, 2 * 4096 + AT), 1);
+    pthread_mutex_unlock(&f.kernel[1].lock);
+    for (unsigned tries = 0; read_byte(2) != 'b'; tries++) {
+        assert_true(tries < 1000);
+        usleep(1000);
+    }
+    fixture_stop(&f);
+}
+
+/* --- a reader that unlocks its page late --- */
+
+static _Atomic int step;
+static unsigned other_reads, delay_us;
+
+static bool reader_is_late(void)
+{
+    return step == 1;
+}
+
+/* fuse_read_folio(): the answer is in the kernel, but the reader is not scheduled yet. */
+static void *read_late(void *argument)
+{
+    struct kernel_page *k = &f.kernel[1];
+    struct cache_read read;
+    uint8_t bytes[4096], other[4096];
+
+    (void)argument;
+    pthread_mutex_lock(&k->lock);
+    k->locked = true;
+    assert_int_equal(cache_file_read(f.file, f.fd, bytes, 4096, 4096, 0, &read), 4096);
+    cache_file_read_end(f.file, &read);
+    for (unsigned i = 0; i < other_reads; i++) {
+        assert_int_equal(cache_file_read(f.file, f.fd, other, 4096, (off_t)(100 + i) * 4096, 0, &read), 4096);
+        cache_file_read_end(f.file, &read);
+    }
+    usleep(delay_us);
+    step = 1;
+    while (step != 2)
+        usleep(100);
+    pthread_mutex_lock(&k->data);
+    memcpy(k->bytes, bytes, 4096);
+    k->cached = true;
+    k->locked = false;
+    pthread_mutex_unlock(&k->data);
+    pthread_mutex_unlock(&k->lock);
+    return NULL;
+}
+
+static bool page_1_is_right(void)
+{
+    return read_byte(1) == 'a';
+}
+
+/* However late the reader is, and whatever else is read meanwhile: in the end the page is right, and a store
+ * elsewhere in it brings nothing old back. */
+static void run_late_reader(unsigned reads, unsigned us)
+{
+    pthread_t reader;
+
+    other_reads = reads;
+    delay_us = us;
+    step = 0;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    map = device_map(&f, 0);
+    drop_pages_of_the_kernel(2);
+    pthread_create(&reader, NULL, read_late, NULL);
+    wait_until(reader_is_late);
+    assert_int_equal(send_write(f.fd, "a", 1, 4096 + AT), 1);
+    step = 2;
+    pthread_join(reader, NULL);
+    wait_until(page_1_is_right);
+    kernel_store(&f, 1, 50, 's');
+    write_page_back(1);
+    assert_int_equal(home(1), 'a');
+    fixture_stop(&f);
+}
+
+static void test_late_reader(void **state)
+{
+    (void)state;
+    run_late_reader(0, 0);
+    run_late_reader(7, 0);
+    run_late_reader(40, 0);
+    run_late_reader(0, 20000);
+}
+
+/* --- what the kernel holds behind the back of the index --- */
+
+/* Pages past the end are given to the kernel by a write() that extends the file, also when a leaf remembers
+ * that the kernel dropped them before the file was cut. */
+static void test_cut_and_written_again(void **state)
+{
+    uint8_t page[4096];
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    map = device_map(&f, 0);
+    drop_pages_of_the_kernel(6);
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 2 * 4096), 0);
+    for (unsigned i = 2; i < FIXTURE_PAGES; i++)
+        forget_page(i);
+    kernel_write(&f, 1, 0, (const uint8_t *)"w", 1);
+    memset(page, 'N', sizeof page);
+    for (unsigned i = 2; i < 8; i++) { /* whole pages are up to date at once */
+        pthread_mutex_lock(&f.kernel[i].data);
+        memcpy(f.kernel[i].bytes, page, 4096);
+        f.kernel[i].cached = true;
+        pthread_mutex_unlock(&f.kernel[i].data);
+        assert_int_equal(send_write(f.fd, page, 4096, (off_t)i * 4096), 4096);
+    }
+    assert_int_equal(device_acquire(&f, &map), 0);
+    assert_int_equal(map.bytes[5 * 4096 + AT], 'N');
+    map.bytes[5 * 4096 + AT] = 'D';
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(read_byte(5), 'D');
+    assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
+    fixture_stop(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_two_heals),
+        cmocka_unit_test(test_hole),
+        cmocka_unit_test(test_truncation),
+        cmocka_unit_test(test_failed_write),
+        cmocka_unit_test(test_a_heal_behind_a_late_one),
+        cmocka_unit_test(test_late_reader),
+        cmocka_unit_test(test_cut_and_written_again),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
