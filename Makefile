@@ -57,9 +57,13 @@ benches := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c))
 examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/sssp/*.c))
 
+# The same programs with every call that can fail led through a table of the tests (tests/faults/table.c).
+faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
+wrapped := $(shell sed -n 's/^ROW(\(.*\))$$/-Wl,--wrap=\1/p' tests/faults/rows.h)
+
 .PHONY: all check bench install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
-tests: all $(tests) $(tools)
+tests: all $(tests) $(tools) $(faults)
 tools: $(tools)
 benches: all $(benches)
 examples: all $(examples)
@@ -82,6 +86,13 @@ $(so): $(so).$(VERSION)
 ifneq ($(SANITIZE),)
 $(so).$(VERSION): LDFLAGS := $(filter-out -Wl$(comma)-z$(comma)defs,$(LDFLAGS))
 endif
+
+$(BUILD)/faults/mount.gaiafs: $(call obj,fs/mount.c tests/faults/table.c) $(home_a)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(LDFLAGS) $(wrapped) -o $@ $^ $(PKG_LIBS)
+$(BUILD)/faults/libgaia.so: $(call obj,$(lib_src) tests/faults/table.c) gpu/libgaia.map
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(LDFLAGS) $(wrapped) -shared -Wl,--version-script=gpu/libgaia.map -o $@ $(filter %.o,$^)
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)

@@ -247,7 +247,7 @@ static int start_parts(struct fs *fs)
     rc = server_start(fs, &fs->server);
     if (rc < 0) {
         fs_log(LOG_ERR, "starting the client server: %s", strerror(-rc));
-        cache_close(fs->cache);
+        cache_stop(fs->cache); /* run() closes it */
     }
     return rc;
 }
@@ -304,8 +304,10 @@ static int run(struct fs *fs, int ready)
     if (rc < 0)
         return rc;
     rc = inode_table_init(&fs->inodes);
-    if (rc < 0)
+    if (rc < 0) {
+        fs_log(LOG_ERR, "the table of inodes: %s", strerror(-rc));
         return rc;
+    }
     pthread_mutex_init(&fs->handles_lock, NULL);
     init_notify_gate(fs);
     fs->as_root = geteuid() == 0;

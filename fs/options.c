@@ -238,6 +238,8 @@ static int set_text(char **text, const char *value)
 {
     free(*text);
     *text = strdup(value);
+    if (!*text)
+        fs_log(LOG_ERR, "options: %s", strerror(errno));
     return *text ? 0 : -1;
 }
 

@@ -195,6 +195,7 @@ static void to_log(enum fuse_log_level level, const char *format, va_list argume
 int session_start(struct fs *fs)
 {
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
+    dev_t device;
     int rc = add_arguments(fs, &args);
 
     fuse_set_log_func(to_log);
@@ -225,6 +226,9 @@ int session_start(struct fs *fs)
 
 out_unmount:
     fuse_session_unmount(fs->session);
+    /* libfuse takes a descriptor in error for a mount that has gone. */
+    if (mountinfo_device(fs->mount_path, &device) == 0 && device == fs->mount_dev)
+        umount2(fs->mount_path, MNT_DETACH | UMOUNT_NOFOLLOW);
 out_destroy:
     fuse_session_destroy(fs->session);
     fs->session = NULL;

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that does a bit of everything to a mount, and goes on when a step fails.
+
+usage: exercise.py MNT LOG
+
+Each step is told to LOG when it begins, and how it ended: "ok", or its errno's name. What a step that was answered has
+written must be read by the next ones: a difference is "LOST" or "WRONG". A step after one that failed is left out where
+it makes no sense without. The process may also end by SIGBUS in a touch of device memory: that is an answer, too.
+"""
+import errno
+import mmap
+import os
+import stat
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
+import gaia  # noqa: E402
+
+PAGE = 4096
+
+
+class Different(Exception):
+    pass
+
+
+def same(got, want, what):
+    if got != want:
+        raise Different(what)
+
+
+class Exercise:
+    def __init__(self, mnt, log):
+        self.mnt, self.log = mnt, log
+        self.done = set()
+        self.content = bytearray(64 * PAGE)  # of "f", as far as it was acknowledged
+        self.unsure = set()  # pages of it that a failed step may have changed or not
+
+    def tell(self, text):
+        os.write(self.log, text.encode() + b"\n")
+
+    def step(self, function, *needs):
+        name = function.__name__
+        if any(need not in self.done for need in needs):
+            return
+        self.tell(f"begin {name}")
+        self.save()
+        try:
+            function()
+        except Different as difference:
+            self.tell(f"end {name} WRONG {difference}")
+            return
+        except OSError as error:
+            self.tell(f"end {name} {errno.errorcode.get(error.errno, error.errno)}")
+            return
+        self.done.add(name)
+        self.tell(f"end {name} ok")
+
+    def save(self):
+        """What the test looks at when the faults are over, or this process is."""
+        with open(sys.argv[2] + ".state", "wb") as file:
+            file.write(bytes(self.content) + bytes(page in self.unsure for page in range(64)))
+
+    def path(self, name):
+        return os.path.join(self.mnt, name)
+
+    # --- f, and what is known of it ---
+
+    def write(self, fd, data, offset):
+        """A write() that fails may have written some of its bytes."""
+        pages = set(range(offset // PAGE, (offset + len(data) + PAGE - 1) // PAGE))
+        self.unsure |= pages
+        done = os.pwrite(fd, data, offset)
+        self.content[offset:offset + done] = data[:done]
+        if done == len(data):
+            self.unsure -= pages
+
+    def check(self, fd):
+        for page in range(len(self.content) // PAGE):
+            if page not in self.unsure:
+                same(os.pread(fd, PAGE, page * PAGE), self.content[page * PAGE:(page + 1) * PAGE], f"page {page}")
+
+    def create(self):
+        self.fd = os.open(self.path("f"), os.O_RDWR | os.O_CREAT, 0o640)
+        data = bytes(range(256)) * (64 * PAGE // 256)
+        self.write(self.fd, data, 0)
+        os.fsync(self.fd)
+
+    def overwrite(self):
+        self.write(self.fd, b"overwritten" * 1000, 5 * PAGE + 77)
+        self.check(self.fd)
+
+    def open_device(self):
+        self.device = gaia.Device("soft:0")
+
+    def map_file(self):
+        self.map = self.device.mmap(self.fd, 64 * PAGE, 3)
+
+    def touch(self):
+        for page in (0, 20, 40, 63):
+            if page not in self.unsure:
+                same(self.map[page * PAGE + 9], self.content[page * PAGE + 9], f"touched page {page}")
+
+    def store_and_release(self):
+        pages = (1, 2, 33)
+        self.unsure |= set(pages)
+        for page in pages:
+            self.map[page * PAGE + 100:page * PAGE + 106] = b"device"
+        self.map.release()
+        for page in pages:
+            self.content[page * PAGE + 100:page * PAGE + 106] = b"device"
+        self.unsure -= set(pages)
+        self.check(self.fd)
+
+    def write_and_acquire(self):
+        self.write(self.fd, b"by a CPU", 2 * PAGE + 200)
+        self.map.acquire()
+        same(self.map[2 * PAGE + 200:2 * PAGE + 208], b"by a CPU", "acquired")
+        same(self.map[2 * PAGE + 100:2 * PAGE + 106], b"device", "one's own")
+
+    def second_device(self):
+        other = gaia.Device("soft:1")
+        map = other.mmap(self.fd, 64 * PAGE, 3)
+        if 2 not in self.unsure:
+            same(map[2 * PAGE + 100:2 * PAGE + 106], self.content[2 * PAGE + 100:2 * PAGE + 106], "other device")
+        self.unsure.add(4)
+        map[4 * PAGE:4 * PAGE + 5] = b"other"
+        map.release()
+        self.content[4 * PAGE:4 * PAGE + 5] = b"other"
+        self.unsure.discard(4)
+        map.acquire()
+        map.unmap()
+        other.close()
+        self.check(self.fd)
+
+    def mapped_by_a_cpu(self):
+        with mmap.mmap(self.fd, 64 * PAGE) as memory:
+            self.unsure.add(50)
+            memory[50 * PAGE + 3] = 99
+            memory.flush(50 * PAGE, PAGE)
+        self.content[50 * PAGE + 3] = 99
+        self.unsure.discard(50)
+        self.check(self.fd)
+
+    def resident(self):
+        device = gaia.Device("soft:2")
+        map = device.mmap(self.fd, 16 * PAGE, 1, gaia.RESIDENT)
+        map.acquire()
+        for page in range(16):
+            if page not in self.unsure:
+                same(map[page * PAGE:(page + 1) * PAGE], self.content[page * PAGE:(page + 1) * PAGE], f"resident {page}")
+        map.unmap()
+        device.close()
+
+    def advise_and_sync(self):
+        self.map.advise(gaia.ADV_SEQUENTIAL)
+        self.map.advise(gaia.ADV_WILLNEED)
+        self.map.advise(gaia.ADV_DONTNEED)
+        self.map.sync()
+        self.device.stat()
+        self.check(self.fd)
+
+    def cut_and_grow(self):
+        self.unsure |= set(range(40, 64))
+        os.ftruncate(self.fd, 40 * PAGE + 10)
+        self.content[40 * PAGE + 10:] = bytes(24 * PAGE - 10)
+        os.ftruncate(self.fd, 64 * PAGE)
+        self.unsure -= set(range(40, 64))
+        self.check(self.fd)
+
+    def punch(self):
+        self.unsure |= {10, 11}
+        with open(self.path("f"), "r+b") as file:
+            fallocate(file.fileno(), 3, 10 * PAGE, 2 * PAGE)
+        self.content[10 * PAGE:12 * PAGE] = bytes(2 * PAGE)
+        self.unsure -= {10, 11}
+        os.lseek(self.fd, 0, os.SEEK_HOLE)
+        self.check(self.fd)
+
+    def unmap(self):
+        self.map.unmap()
+        self.device.close()
+        self.check(self.fd)
+
+    # --- names and attributes ---
+
+    def names(self):
+        os.mkdir(self.path("d"))
+        with open(self.path("d/a"), "wb", buffering=0) as file:
+            file.write(b"some bytes")
+        os.link(self.path("d/a"), self.path("d/b"))
+        os.symlink("a", self.path("d/s"))
+        same(os.readlink(self.path("d/s")), "a", "link")
+        os.mkfifo(self.path("d/p"))
+        os.rename(self.path("d/b"), self.path("d/c"))
+        same(sorted(os.listdir(self.path("d"))), ["a", "c", "p", "s"], "names")
+        with open(self.path("d/c"), "rb") as file:
+            same(file.read(), b"some bytes", "renamed")
+        os.unlink(self.path("d/c"))
+
+    def attributes(self):
+        path = self.path("f")
+        os.chmod(path, 0o600)
+        same(stat.S_IMODE(os.stat(path).st_mode), 0o600, "mode")
+        os.utime(path, ns=(10**18 + 1, 10**18 + 2))
+        same(os.stat(path).st_mtime_ns, 10**18 + 2, "times")
+        os.chown(path, 1, 1)
+        os.setxattr(path, "user.x", b"value")
+        same(os.getxattr(path, "user.x"), b"value", "attribute")
+        same(os.listxattr(path), ["user.x"], "attributes")
+        os.removexattr(path, "user.x")
+        os.statvfs(path)
+
+    def copy(self):
+        with open(self.path("copy"), "wb+") as file:
+            done = 0
+            while done < 8 * PAGE:
+                done += os.copy_file_range(self.fd, file.fileno(), 8 * PAGE - done, done, done)
+            for page in range(8):
+                if page not in self.unsure:
+                    same(os.pread(file.fileno(), PAGE, page * PAGE), self.content[page * PAGE:(page + 1) * PAGE],
+                         f"copied {page}")
+        with open(self.path("copy"), "wb"):  # O_TRUNC
+            pass
+        same(os.stat(self.path("copy")).st_size, 0, "cut at open")
+
+    def final(self):
+        self.check(self.fd)
+        os.fsync(self.fd)
+        os.close(self.fd)
+
+
+def fallocate(fd, mode, offset, length):
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(fd, mode, ctypes.c_long(offset), ctypes.c_long(length)):
+        raise OSError(ctypes.get_errno(), "fallocate")
+
+
+def main():
+    x = Exercise(sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+    x.step(x.create)
+    x.step(x.overwrite, "create")
+    x.step(x.names)
+    x.step(x.attributes, "create")
+    x.step(x.copy, "create")
+    x.step(x.open_device)
+    x.step(x.map_file, "create", "open_device")
+    x.step(x.touch, "map_file")
+    x.step(x.store_and_release, "map_file")
+    x.step(x.write_and_acquire, "store_and_release")
+    x.step(x.second_device, "create")
+    x.step(x.mapped_by_a_cpu, "create")
+    x.step(x.resident, "create")
+    x.step(x.advise_and_sync, "map_file")
+    x.step(x.cut_and_grow, "create")
+    x.step(x.punch, "create")
+    x.step(x.unmap, "map_file")
+    x.step(x.final, "create")
+    x.save()
+    x.tell("end")
+
+
+if __name__ == "__main__":
+    main()

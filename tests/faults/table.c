@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One row for each call that can fail: system calls, io_uring, allocations, sockets, threads, FUSE's
+ * notifications. Linked into mount.gaiafs and libgaia.so for tests with --wrap, so that every call from our
+ * own code comes through here; the programs as users get them know nothing of it.
+ *
+ * $GAIAFS_FAULTS names a file that is shared with the test: struct plan. Without it nothing fails. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define ROWS_MAX 128
+#define SHORT (-1)
+
+struct plan {
+    _Atomic int32_t row;       /* that is to fail; -1: none */
+    _Atomic int32_t error;     /* SHORT: half of what was asked for */
+    _Atomic int64_t countdown; /* to the call that fails */
+    _Atomic int32_t sticky;    /* all after it, too */
+    _Atomic int32_t landed;    /* how often it has */
+    _Atomic int64_t calls[ROWS_MAX];
+    char names[ROWS_MAX][32];
+};
+
+static struct plan *plan;
+
+/* Whether this call of the row is to fail, and how. */
+static bool hit(int row, int *error_out)
+{
+    if (!plan)
+        return false;
+    atomic_fetch_add(&plan->calls[row], 1);
+    if (plan->row != row)
+        return false;
+    int64_t left = atomic_fetch_sub(&plan->countdown, 1);
+    if (left > 1 || (left < 1 && !plan->sticky))
+        return false;
+    atomic_fetch_add(&plan->landed, 1);
+    *error_out = plan->error;
+    return true;
+}
+
+enum {
+#define ROW(name) ROW_##name,
+#include "tests/faults/rows.h"
+#undef ROW
+    ROWS
+};
+
+static const char *const names[] = {
+#define ROW(name) #name,
+#include "tests/faults/rows.h"
+#undef ROW
+};
+_Static_assert(ROWS <= ROWS_MAX, "");
+
+__attribute__((constructor)) static void attach(void)
+{
+    const char *path = getenv("GAIAFS_FAULTS");
+    int fd = path ? (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC) : -1;
+
+    if (fd < 0)
+        return;
+    /* By number: mmap() and close() have rows. */
+    void *shared = (void *)syscall(SYS_mmap, NULL, sizeof *plan, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    syscall(SYS_close, fd);
+    if (shared == MAP_FAILED)
+        abort();
+    plan = shared;
+    for (int i = 0; i < ROWS; i++)
+        strncpy(plan->names[i], names[i], sizeof plan->names[i] - 1);
+}
+
+/* What is not called by the program that this is linked into has no __real_: weak, and never reached. */
+#define DECLARE(type, name, parameters)                  \
+    __attribute__((weak)) type __real_##name parameters; \
+    type __wrap_##name parameters;
+
+/* Fails with -1 (or what `failure` is) and errno. */
+#define CALL(type, failure, name, parameters, arguments) \
+    DECLARE(type, name, parameters)                      \
+    type __wrap_##name parameters                        \
+    {                                                    \
+        int error;                                       \
+        if (hit(ROW_##name, &error) && error != SHORT) { \
+            errno = error;                               \
+            return failure;                              \
+        }                                                \
+        return __real_##name arguments;                  \
+    }
+/* The same, and may come short. */
+#define MOVE(name, parameters, arguments, short_arguments) \
+    DECLARE(ssize_t, name, parameters)                     \
+    ssize_t __wrap_##name parameters                       \
+    {                                                      \
+        int error;                                         \
+        if (hit(ROW_##name, &error)) {                     \
+            if (error == SHORT)                            \
+                return __real_##name short_arguments;      \
+            errno = error;                                 \
+            return -1;                                     \
+        }                                                  \
+        return __real_##name arguments;                    \
+    }
+/* Fails with an error number, positive or negative. */
+#define CODE(sign, name, parameters, arguments)        \
+    DECLARE(int, name, parameters)                     \
+    int __wrap_##name parameters                       \
+    {                                                  \
+        int error;                                     \
+        if (hit(ROW_##name, &error) && error != SHORT) \
+            return sign error;                         \
+        return __real_##name arguments;                \
+    }
+
+struct iovec;
+struct msghdr;
+struct sockaddr;
+struct stat;
+struct statvfs;
+struct statfs;
+struct statx;
+struct timespec;
+struct pollfd;
+struct dirent;
+struct io_uring;
+struct io_uring_params;
+struct fuse_session;
+
+/* Half of one buffer; of several, as they are. */
+#define HALF(n) ((n) > 1 ? (n) / 2 : (n))
+
+CALL(void *, NULL, malloc, (size_t n), (n))
+CALL(void *, NULL, calloc, (size_t m, size_t n), (m, n))
+CALL(void *, NULL, realloc, (void *p, size_t n), (p, n))
+CALL(char *, NULL, strdup, (const char *s), (s))
+CODE(+, posix_memalign, (void **p, size_t a, size_t n), (p, a, n))
+CALL(void *, MAP_FAILED, mmap64, (void *a, size_t n, int p, int f, int d, off_t o), (a, n, p, f, d, o))
+CALL(int, -1, madvise, (void *a, size_t n, int v), (a, n, v))
+CALL(int, -1, memfd_create, (const char *s, unsigned f), (s, f))
+
+MOVE(read, (int d, void *b, size_t n), (d, b, n), (d, b, n))
+MOVE(write, (int d, const void *b, size_t n), (d, b, n), (d, b, n))
+MOVE(pread64, (int d, void *b, size_t n, off_t o), (d, b, n, o), (d, b, HALF(n), o))
+MOVE(pwrite64, (int d, const void *b, size_t n, off_t o), (d, b, n, o), (d, b, HALF(n), o))
+MOVE(preadv64v2, (int d, const struct iovec *v, int n, off_t o, int f), (d, v, n, o, f), (d, v, n, o, f))
+MOVE(pwritev64v2, (int d, const struct iovec *v, int n, off_t o, int f), (d, v, n, o, f), (d, v, n, o, f))
+MOVE(copy_file_range, (int a, off_t *p, int b, off_t *q, size_t n, unsigned f), (a, p, b, q, n, f),
+     (a, p, b, q, HALF(n), f))
+CALL(int, -1, fdatasync, (int d), (d))
+CALL(int, -1, fsync, (int d), (d))
+CALL(int, -1, fallocate64, (int d, int m, off_t o, off_t n), (d, m, o, n))
+CALL(int, -1, ftruncate64, (int d, off_t n), (d, n))
+CALL(int, -1, truncate64, (const char *p, off_t n), (p, n))
+CALL(off_t, -1, lseek64, (int d, off_t o, int w), (d, o, w))
+
+CALL(int, -1, fstat64, (int d, struct stat *s), (d, s))
+CALL(int, -1, stat64, (const char *p, struct stat *s), (p, s))
+CALL(int, -1, statx, (int d, const char *p, int f, unsigned m, struct statx *s), (d, p, f, m, s))
+CALL(int, -1, fstatvfs64, (int d, struct statvfs *s), (d, s))
+CALL(int, -1, fstatfs64, (int d, struct statfs *s), (d, s))
+CALL(int, -1, futimens, (int d, const struct timespec *t), (d, t))
+CALL(int, -1, utimensat, (int d, const char *p, const struct timespec *t, int f), (d, p, t, f))
+CALL(int, -1, chmod, (const char *p, unsigned m), (p, m))
+CALL(int, -1, fchmod, (int d, unsigned m), (d, m))
+CALL(int, -1, fchownat, (int d, const char *p, unsigned u, unsigned g, int f), (d, p, u, g, f))
+CALL(ssize_t, -1, getxattr, (const char *p, const char *n, void *v, size_t s), (p, n, v, s))
+CALL(int, -1, setxattr, (const char *p, const char *n, const void *v, size_t s, int f), (p, n, v, s, f))
+CALL(ssize_t, -1, listxattr, (const char *p, char *l, size_t s), (p, l, s))
+CALL(int, -1, removexattr, (const char *p, const char *n), (p, n))
+CALL(int, -1, fremovexattr, (int d, const char *n), (d, n))
+CALL(ssize_t, -1, readlinkat, (int d, const char *p, char *b, size_t n), (d, p, b, n))
+CALL(ssize_t, -1, readlink, (const char *p, char *b, size_t n), (p, b, n))
+CALL(char *, NULL, realpath, (const char *p, char *b), (p, b))
+CALL(int, -1, linkat, (int d, const char *p, int e, const char *q, int f), (d, p, e, q, f))
+CALL(int, -1, symlinkat, (const char *t, int d, const char *p), (t, d, p))
+CALL(int, -1, unlinkat, (int d, const char *p, int f), (d, p, f))
+CALL(int, -1, mkdirat, (int d, const char *p, unsigned m), (d, p, m))
+CALL(int, -1, mknodat, (int d, const char *p, unsigned m, unsigned long v), (d, p, m, v))
+CALL(int, -1, renameat2, (int d, const char *p, int e, const char *q, unsigned f), (d, p, e, q, f))
+CALL(void *, NULL, fdopendir, (int d), (d))
+CALL(struct dirent *, NULL, readdir64, (void *d), (d))
+
+CALL(int, -1, dup, (int d), (d))
+CALL(int, -1, dup3, (int a, int b, int f), (a, b, f))
+CALL(int, -1, eventfd, (unsigned v, int f), (v, f))
+CALL(int, -1, pipe2, (int *p, int f), (p, f))
+CALL(int, -1, socket, (int d, int t, int p), (d, t, p))
+CALL(int, -1, bind, (int d, const struct sockaddr *a, unsigned n), (d, a, n))
+CALL(int, -1, listen, (int d, int n), (d, n))
+CALL(int, -1, connect, (int d, const struct sockaddr *a, unsigned n), (d, a, n))
+CALL(int, -1, accept4, (int d, struct sockaddr *a, unsigned *n, int f), (d, a, n, f))
+CALL(int, -1, getsockopt, (int d, int l, int o, void *v, unsigned *n), (d, l, o, v, n))
+CALL(ssize_t, -1, recvmsg, (int d, struct msghdr *m, int f), (d, m, f))
+CALL(ssize_t, -1, sendmsg, (int d, const struct msghdr *m, int f), (d, m, f))
+CALL(int, -1, poll, (struct pollfd * p, unsigned long n, int t), (p, n, t))
+CALL(int, -1, sync_file_range, (int d, off_t o, off_t n, unsigned f), (d, o, n, f))
+
+CODE(-, io_uring_queue_init_params, (unsigned n, struct io_uring *r, struct io_uring_params *p), (n, r, p))
+CODE(-, io_uring_register_buffers, (struct io_uring * r, const struct iovec *v, unsigned n), (r, v, n))
+CODE(-, io_uring_register_files_sparse, (struct io_uring * r, unsigned n), (r, n))
+CODE(-, io_uring_register_files_update, (struct io_uring * r, unsigned o, const int *f, unsigned n),
+     (r, o, f, n))
+CODE(-, io_uring_submit, (struct io_uring * r), (r))
+CODE(+, pthread_create, (pthread_t * t, const pthread_attr_t *a, void *(*f)(void *), void *v), (t, a, f, v))
+CODE(-, fuse_lowlevel_notify_inval_inode, (struct fuse_session * s, uint64_t i, off_t o, off_t n),
+     (s, i, o, n))
+CODE(-, fuse_lowlevel_notify_retrieve, (struct fuse_session * s, uint64_t i, size_t n, off_t o, void *c),
+     (s, i, n, o, c))
+
+/* Those that take arguments of any number: as many are handed on as there can be, given or not, which is what
+ * the sanitizer would call an underflow. */
+#define ANY(type, count, name, first, last, ...)                        \
+    DECLARE(type, name, (first, ...))                                   \
+    __attribute__((no_sanitize_address)) type __wrap_##name(first, ...) \
+    {                                                                   \
+        va_list rest;                                                   \
+        long v[count];                                                  \
+        int error;                                                      \
+        va_start(rest, last);                                           \
+        for (int i = 0; i < count; i++)                                 \
+            v[i] = va_arg(rest, long);                                  \
+        va_end(rest);                                                   \
+        if (hit(ROW_##name, &error)) {                                  \
+            errno = error == SHORT ? EINTR : error;                     \
+            return -1;                                                  \
+        }                                                               \
+        return __real_##name(__VA_ARGS__);                              \
+    }
+#define COMMA ,
+ANY(int, 1, open64, const char *p COMMA int f, f, p, f, v[0])
+ANY(int, 1, openat64, int d COMMA const char *p COMMA int f, f, d, p, f, v[0])
+ANY(int, 1, ioctl, int d COMMA unsigned long r, r, d, r, v[0])
+ANY(int, 1, fcntl64, int d COMMA int c, c, d, c, v[0])
+ANY(long, 6, syscall, long n, n, n, v[0], v[1], v[2], v[3], v[4], v[5])
+
+/* A completion of the storage engine: what it moved, or a negative error. In the daemon only. */
+extern ssize_t (*gaia_io_test_result)(int op, size_t length, ssize_t result) __attribute__((weak));
+
+static ssize_t completed(int op, size_t length, ssize_t result)
+{
+    int error;
+
+    (void)op;
+    (void)length;
+    if (!hit(ROW_completion, &error))
+        return result;
+    if (error == SHORT)
+        return result > 1 ? result / 2 : result;
+    return -error;
+}
+
+__attribute__((constructor)) static void take_completions(void)
+{
+    if (&gaia_io_test_result)
+        gaia_io_test_result = completed;
+}

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every call that can fail does: each system call, allocation, completion and socket operation of the daemon and of
+libgaia, the 1st time, the 2nd ..., once or from then on, while a program does a bit of everything (tests/faults).
+
+No crash, no leak (with a sanitizer), no hang; the program sees the errno that was put in, or one that says the same in
+terms of the call; and nothing that was answered is lost, neither through the mount nor in the data directory.
+"""
+import ctypes
+import errno
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import conftest
+import helpers
+
+PAGE = 4096
+PAGES = 64
+SHORT = -1
+ROWS_MAX = 128
+FAULTS = os.path.join(conftest.TOP, "tests", "faults")
+SANITIZE = bool(os.environ.get("GAIAFS_SANITIZE"))
+
+with open(os.path.join(FAULTS, "rows.h")) as file:
+    ROWS = re.findall(r"^ROW\((\w+)\)$", file.read(), re.M)
+
+# What is put in; EIO where nothing is said.
+ERRORS = {
+    **dict.fromkeys(["malloc", "calloc", "realloc", "strdup", "posix_memalign", "mmap64"], [errno.ENOMEM]),
+    **dict.fromkeys(["memfd_create", "open64", "openat64", "dup", "eventfd", "socket"], [errno.EMFILE]),
+    "pwrite64": [errno.ENOSPC, errno.EIO, errno.EINTR, SHORT],
+    "pread64": [errno.EIO, errno.EINTR, SHORT],
+    "pwritev64v2": [errno.ENOSPC],
+    "copy_file_range": [errno.ENOSPC, SHORT],
+    "completion": [errno.EIO, errno.ECANCELED, SHORT],
+    "io_uring_submit": [errno.EAGAIN, errno.EBUSY],
+    "pthread_create": [errno.EAGAIN],
+    "recvmsg": [errno.EINTR, errno.ECONNRESET],
+    "sendmsg": [errno.EINTR, errno.EPIPE],
+    "poll": [errno.EINTR],
+    "read": [errno.EINTR],
+    "accept4": [errno.EMFILE, errno.ECONNABORTED],
+    "ioctl": [errno.ENOMEM, errno.EBUSY],
+    "syscall": [errno.ENOSYS],
+}
+# What the program may see instead: the connection ended, the file is none of gaiafs, the descriptor is none.
+INSTEAD = {
+    **dict.fromkeys(["recvmsg", "sendmsg", "getsockopt", "pthread_create", "accept4"], {"ENOTCONN"}),
+    "ioctl": {"ENODEV", "ENOSYS", "EIO"},
+    "fcntl64": {"EBADF", "EINVAL"},
+    "readlink": {"EINVAL"},
+}
+# write() is called for our own eventfds only, which can't fail; nothing could be told to a thread without them.
+LEFT_OUT = {"write"}
+# Those that are tried again for as long as they last; and without UFFDIO_WAKE nobody who waits can be told.
+NOT_FOR_GOOD = {errno.EINTR, errno.EAGAIN, errno.EBUSY}
+NOT_FOR_GOOD_ROWS = {"ioctl"}
+# Pages that a touch of the step may have changed when it ended the process.
+TOUCHED = {"store_and_release": {1, 2, 33}, "write_and_acquire": {2}, "second_device": {4}}
+
+
+class Plan(ctypes.Structure):
+    """struct plan of tests/faults/table.c, in a file that the program maps."""
+    _fields_ = [("row", ctypes.c_int32), ("error", ctypes.c_int32), ("countdown", ctypes.c_int64),
+                ("sticky", ctypes.c_int32), ("landed", ctypes.c_int32), ("calls", ctypes.c_int64 * ROWS_MAX),
+                ("names", ctypes.c_char * 32 * ROWS_MAX)]
+
+    @classmethod
+    def make(cls, path):
+        import mmap
+        with open(path, "wb") as file:
+            file.truncate(ctypes.sizeof(cls))
+        with open(path, "r+b") as file:
+            plan = cls.from_buffer(mmap.mmap(file.fileno(), 0))
+        plan.row = -1
+        return plan
+
+    def arm(self, row, error, number, sticky):
+        self.error, self.countdown, self.sticky, self.landed = error, number, sticky, 0
+        self.row = row  # last: from now on it counts
+
+
+class Run:
+    """The exercise on a mount, with plans for the daemon and for the program."""
+
+    def __init__(self, mount, workdir, monkeypatch):
+        self.folder = workdir
+        self.plans = {who: Plan.make(os.path.join(workdir, who)) for who in ("daemon", "client")}
+        build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
+        # The program is Python: a sanitizer's library can't be loaded into it.
+        plain = os.path.join(conftest.TOP, "build", "gcc", "faults")
+        if not os.path.exists(os.path.join(plain, "libgaia.so")):
+            subprocess.run(["make", "build/gcc/faults/libgaia.so"], cwd=conftest.TOP, check=True, capture_output=True)
+        monkeypatch.setattr(conftest, "BIN", os.path.join(build, "faults"))
+        self.environment = {**os.environ, "GAIAFS_FAULTS": os.path.join(workdir, "client"), "GAIAFS_BIN": plain,
+                            "GAIAFS_SANITIZE": ""}
+        self.mount = mount(env={"GAIAFS_FAULTS": os.path.join(workdir, "daemon")})
+        self.number = 0
+
+    def exercise(self, who, row, error, number, sticky):
+        """Runs it once; returns how often the fault landed, and how often the row was called."""
+        self.number += 1
+        folder = os.path.join(self.mount.mnt, str(self.number))
+        os.mkdir(folder)
+        log = os.path.join(self.folder, f"log{self.number}")
+        plan = self.plans[who]
+        before = plan.calls[row]
+        plan.arm(row, error, number, sticky)
+        child = subprocess.Popen([sys.executable, "-B", os.path.join(FAULTS, "exercise.py"), folder, log],
+                                 env=self.environment, stderr=subprocess.PIPE, text=True)
+        try:
+            _, said = child.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            stacks = conftest.stacks(self.mount.proc.pid) + conftest.stacks(child.pid)
+            plan.row = -1
+            child.kill()
+            child.communicate()
+            pytest.fail(f"hangs\n{stacks}")
+        landed, calls = plan.landed, plan.calls[row] - before
+        plan.row = -1
+        assert self.mount.proc.poll() is None, "the daemon ended: " + self.mount.log_text()
+        assert child.returncode in (0, -signal.SIGBUS), said
+        with open(log) as file:
+            steps = file.read().split("\n")
+        self.check_answers(steps, error, row, landed, child.returncode)
+        self.check_bytes(folder, log, steps, child.returncode)
+        return landed, calls
+
+    def check_answers(self, steps, error, row, landed, code):
+        good = {"ok", errno.errorcode.get(error)} | INSTEAD.get(ROWS[row], set())
+        bad = [step for step in steps if step.startswith("end ") and step.split()[2] not in good]
+        assert not bad, bad
+        if not landed:
+            assert code == 0 and all(step.split()[2] == "ok" for step in steps if step.startswith("end "))
+
+    def check_bytes(self, folder, log, steps, code):
+        with open(log + ".state", "rb") as file:
+            state = file.read()
+        unsure = {page for page in range(PAGES) if state[PAGES * PAGE + page]}
+        if code:
+            last = [step.split()[1] for step in steps if step.startswith("begin ")][-1]
+            unsure |= TOUCHED.get(last, set())
+        if "end create ok" not in steps:
+            return
+        below = os.path.join(self.mount.data, os.path.basename(folder), "f")
+        for path in (os.path.join(folder, "f"), below):
+            if path == below and code:
+                continue  # released, and not collected yet
+            with open(path, "rb") as file:
+                found = file.read().ljust(PAGES * PAGE, b"\0")
+            lost = [page for page in range(PAGES) if page not in unsure
+                    and found[page * PAGE:(page + 1) * PAGE] != state[page * PAGE:(page + 1) * PAGE]]
+            assert not lost, f"{path}: pages {lost}"
+
+
+def numbers(calls, rng):
+    """Which calls of so many fail: the first ones, and some of the others."""
+    first, more = (2, 1) if SANITIZE else (4, 2)
+    few = list(range(1, min(calls, first) + 1))
+    rest = range(first + 1, calls + 1)
+    return few + sorted(rng.sample(rest, min(more, len(rest))))
+
+
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("row", [name for name in ROWS if name not in LEFT_OUT])
+@pytest.mark.parametrize("who", ["daemon", "client"])
+def test_a_call_that_fails(mount, workdir, monkeypatch, who, row):
+    if SANITIZE and who == "client":
+        pytest.skip("the program is the same")
+    rng = random.Random(helpers.make_random().random())
+    number = ROWS.index(row)
+    run = Run(mount, workdir, monkeypatch)
+    # An injected failure at the very end shall not be left to the next run: what a run does it has done.
+    _, calls = run.exercise(who, number, 0, 1 << 60, 0)
+    if not calls:
+        pytest.skip("the exercise does not call it")
+    landed = 0
+    for error in ERRORS.get(row, [errno.EIO]):
+        plan = [(n, 0) for n in numbers(calls, rng)]
+        if error not in NOT_FOR_GOOD and row not in NOT_FOR_GOOD_ROWS:
+            plan.append((1, 1))
+        for n, sticky in plan:
+            try:
+                landed += run.exercise(who, number, error, n, sticky)[0] > 0
+            except (AssertionError, pytest.fail.Exception) as problem:
+                raise AssertionError(f"{row}() number {n}: {errno.errorcode.get(error, 'short')}"
+                                     f"{', from then on' * sticky}: {problem}") from None
+    assert landed, "no failure has landed"
+
+
+def start_and_stop(run_folder, plan, plan_path, program):
+    """mount.gaiafs from its start to its end: (exit code, what it said, whether it was mounted)."""
+    data, mnt = os.path.join(run_folder, "data"), os.path.join(run_folder, "mnt")
+    log = os.path.join(run_folder, "log")
+    with open(log, "wb") as out:
+        proc = subprocess.Popen([program, "-f", data, mnt], stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/",
+                                env={**os.environ, "GAIAFS_FAULTS": plan_path})
+    watch = conftest.watchdog()
+    deadline = time.monotonic() + 15
+    was_mounted = False
+    try:
+        while proc.poll() is None and time.monotonic() < deadline:
+            mounted = conftest.mountinfo(mnt)
+            if not was_mounted and mounted:
+                watch.tell(f"mount {proc.pid} {mounted[0]}")
+                try:
+                    names = os.listdir(mnt)
+                except OSError as problem:
+                    # Mounted, but the daemon ends before it serves; or this very request has failed.
+                    assert problem.errno in (errno.ENOTCONN, errno.ECONNABORTED) or plan.landed, problem
+                else:
+                    plan.row = -1
+                    was_mounted = True
+                    assert names == ["file"]
+                    subprocess.run(["umount", mnt], check=True, capture_output=True)
+            time.sleep(0.005)
+        if proc.poll() is None:
+            pytest.fail(f"hangs\n{conftest.stacks(proc.pid)}")
+        assert not conftest.mountinfo(mnt), "left mounted"
+    finally:
+        plan.row = -1
+        if proc.poll() is None:
+            proc.kill()
+            proc.wait()
+        if conftest.mountinfo(mnt):
+            subprocess.run(["umount", "-l", mnt], check=False)
+    with open(log, errors="replace") as file:
+        return proc.returncode, file.read(), was_mounted
+
+
+@pytest.mark.limit(200)
+@pytest.mark.parametrize("row", [name for name in ROWS if name not in LEFT_OUT])
+def test_a_call_that_fails_at_the_start(workdir, row):
+    """It serves all the same (with less, and a word about it), or it ends with a message and leaves nothing mounted."""
+    if os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("no mounts here")
+    os.mkdir(os.path.join(workdir, "data"))
+    os.mkdir(os.path.join(workdir, "mnt"))
+    with open(os.path.join(workdir, "data", "file"), "wb"):
+        pass
+    build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
+    program = os.path.join(build, "faults", "mount.gaiafs")
+    path = os.path.join(workdir, "plan")
+    plan = Plan.make(path)
+    number = ROWS.index(row)
+    code, said, mounted = start_and_stop(workdir, plan, path, program)
+    assert code == 0 and mounted, said
+    calls = plan.calls[number]
+    if not calls:
+        pytest.skip("not called")
+    for error in ERRORS.get(row, [errno.EIO])[:2]:
+        for n in numbers(calls, random.Random(helpers.make_random().random())):
+            plan.arm(number, error, n, 0)
+            code, said, mounted = start_and_stop(workdir, plan, path, program)
+            where = f"{row}() number {n}: {errno.errorcode.get(error, 'short')}: exit code {code}: {said}"
+            if mounted:
+                assert code == 0, where
+            else:
+                assert code == 1 and said.strip(), where
