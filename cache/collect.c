@@ -94,6 +94,8 @@ static int take(struct collect *c)
             error = replica_fetch(copy->replica, number, bytes);
             if (error)
                 return error;
+            memset(bytes + n, 0,
+                   GAIA_PAGE_SIZE - n); /* past the end is no part of the file: not of the twin either */
             if (!gaia_merge(home, frame_bytes(pool, *leaf_copy_twin(copy, t->page)), bytes, n))
                 continue;
             c->changed |= UINT64_C(1) << t->page;

@@ -219,23 +219,22 @@ int file_cpu_release(struct cache_file *file, struct leaf *leaf, page_mask pages
 }
 
 /* Rule 8: the page that holds a file's old or new end, from its byte `from`. What devices have there is no
- * part of the file: it must not be collected when the file grows over it, and the devices must see the home's
- * zeros then. */
-static void forget_tail(struct cache_file *file, uint64_t page, size_t from)
+ * part of the file: it becomes zeros, as in the kernel's page, so that nothing of it is collected when the
+ * file grows over it, and what is stored there then is told apart from it. */
+static void clear_tail(struct cache_file *file, uint64_t page, size_t from)
 {
     struct leaf *leaf = index_find(&file->index, page >> LEAF_SHIFT);
     struct leaf_copy *copy;
-    uint8_t bytes[GAIA_PAGE_SIZE];
 
     if (!leaf || !from)
         return;
     SLIST_FOREACH (copy, &leaf->copies, link) {
-        if (!(copy->twin & page_bit(page)))
+        if (!(copy->present & page_bit(page)))
             continue;
-        uint8_t *twin = frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page & (LEAF_PAGES - 1)));
-        if (replica_fetch(copy->replica, page, bytes))
-            continue; /* then what was behind the end may come back when the file grows */
-        memcpy(twin + from, bytes + from, GAIA_PAGE_SIZE - from);
+        copy->replica->frames->ops->clear(copy->replica->frames, page, from);
+        if (copy->twin & page_bit(page))
+            memset(frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page & (LEAF_PAGES - 1))) + from, 0,
+                   GAIA_PAGE_SIZE - from);
     }
     file_cpu_modified(file, leaf, page_bit(page));
 }
@@ -277,7 +276,7 @@ void file_resized(struct cache_file *file, off_t size)
         file->truncations++;
         index_each(&file->index, shrink_leaf, &(struct shrink){file, file_pages(size)});
     }
-    forget_tail(file, (uint64_t)end / GAIA_PAGE_SIZE, (size_t)end % GAIA_PAGE_SIZE);
+    clear_tail(file, (uint64_t)end / GAIA_PAGE_SIZE, (size_t)end % GAIA_PAGE_SIZE);
     if (file_pages(size) != file_pages(old))
         SLIST_FOREACH (replica, &file->replicas, link)
             replica->frames->ops->resize(replica->frames, file_pages(size));

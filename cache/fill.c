@@ -117,8 +117,13 @@ int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages, 
         replica_update(copy, before);
         pthread_mutex_unlock(&replica->file->lock);
     }
-    if (map->writable && !map->can_trap) /* what has no twin must not be stored to */
+    if (map->writable && !map->can_trap) { /* what has no twin must not be stored to; its touch finds out */
+        for (page_mask left = pages & ~open; left;) {
+            unsigned length, first = page_mask_run(&left, &length);
+            replica->frames->ops->wake(replica->frames, base + first, length);
+        }
         pages = open;
+    }
     for (int trap = 0; trap < 2; trap++) {
         page_mask left = trap ? pages & ~open : open;
         while (left) {

@@ -28,15 +28,15 @@ struct heal {
     STAILQ_ENTRY(heal) queue; /* healer->queue */
     struct cache_file *file;  /* in use */
     off_t offset;
-    size_t length, cut;  /* bytes of the request, and those that were applied */
-    size_t dropped;      /* of those, the leading ones whose pages are invalidated */
-    uint64_t reads;      /* the last READ that may have read what was there before */
-    uint64_t leaves;     /* bit i: the i-th leaf of the range is marked as being invalidated */
-    uint64_t drop_reads; /* the last READ before that */
-    bool linked;         /* in window->heals; under the file's lock */
-    bool done;           /* under healer->lock */
-    unsigned references; /* the WRITE's handler and the healer; under healer->lock */
-    uint8_t bytes[];     /* of the WRITE, and behind them what the home had there before */
+    size_t length, cut;   /* bytes of the request, and those that were applied */
+    size_t dropped;       /* of those, the leading ones whose pages are invalidated */
+    uint64_t reads;       /* the last READ that may have read what was there before */
+    uint64_t leaves;      /* bit i: the i-th leaf of the range is marked as being invalidated */
+    uint64_t drop_reads;  /* the last READ before that */
+    bool linked;          /* in window->heals; under the file's lock */
+    bool head_done, done; /* all but the last page, everything; under healer->lock */
+    unsigned references;  /* the WRITE's handler and the healer; under healer->lock */
+    uint8_t bytes[];      /* of the WRITE, and behind them what the home had there before */
 };
 
 static uint8_t *old_bytes(struct heal *heal)
@@ -306,26 +306,35 @@ static enum last_page look_at_last_page(struct cache *cache, struct heal *heal)
     return n == before + length ? LAST_FINE : LAST_UNKNOWN;
 }
 
-/* Hand the heal to the thread, and wait for it at most so long. */
-static void wait_for_drop(struct healer *healer, struct heal *heal, unsigned wait_ms)
+/* Lock held. Wait for a flag of a heal at most so long; whether it is set. */
+static bool wait_for(struct healer *healer, const bool *flag, unsigned wait_ms)
 {
     struct timespec until;
 
     clock_gettime(CLOCK_MONOTONIC, &until);
-    pthread_mutex_lock(&healer->lock);
-    if (healer->waiting >= WAITING_MAX && wait_ms > WAIT_SHORT_MS)
+    if (healer->waiting > WAITING_MAX && wait_ms > WAIT_SHORT_MS)
         wait_ms = WAIT_SHORT_MS;
     until.tv_nsec += (long)wait_ms * 1000000;
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
-    STAILQ_INSERT_TAIL(&healer->queue, heal, queue);
-    healer->waiting++;
-    pthread_cond_broadcast(&healer->changed);
-    while (!heal->done && pthread_cond_timedwait(&healer->changed, &healer->lock, &until) != ETIMEDOUT)
+    while (!*flag && wait_ms && pthread_cond_timedwait(&healer->changed, &healer->lock, &until) != ETIMEDOUT)
         ;
+    return *flag;
+}
+
+/* Hand the heal to the healers, and wait for it; for its last page at most so long. */
+static void wait_for_drop(struct healer *healer, struct heal *heal, unsigned last_ms)
+{
+    pthread_mutex_lock(&healer->lock);
+    STAILQ_INSERT_TAIL(&healer->queue, heal, queue);
+    pthread_cond_broadcast(&healer->changed);
+    healer->waiting++;
+    bool late = !wait_for(healer, &heal->head_done, WAIT_MS);
+    if (!late)
+        late = !wait_for(healer, &heal->done, last_ms) && last_ms > READER_MS;
     healer->waiting--;
     healer->heals++;
-    healer->late += !heal->done && wait_ms > READER_MS;
+    healer->late += late;
     pthread_mutex_unlock(&healer->lock);
 }
 
@@ -340,6 +349,7 @@ void heal_finish(struct cache *cache, struct heal *heal)
     file_use(heal->file); /* the WRITE's handle has kept it till here */
     enum last_page last = heal->cut ? look_at_last_page(cache, heal) : LAST_FINE;
 
+    heal->head_done = !heal->cut || last_page_start(heal) <= heal->offset;
     heal->dropped = heal->cut;
     if (last == LAST_FINE)
         heal->dropped =
@@ -378,22 +388,41 @@ const uint8_t *heal_merge(struct cache_file *file, const uint8_t *bytes, off_t o
     return any ? bytes_out : bytes;
 }
 
-static void heal_one(struct cache *cache, struct heal *heal)
+static int drop_range(struct cache *cache, struct heal *heal, off_t from, off_t end)
 {
-    off_t first = heal->offset & ~(off_t)(GAIA_PAGE_SIZE - 1);
+    int error =
+        from < end ? cache->host.invalidate(cache->host.context, heal->file->context, from, end - from) : 0;
 
-    int error = cache->host.invalidate(cache->host.context, heal->file->context, first,
-                                       heal->offset + (off_t)heal->dropped - first);
-    heal_end(cache, heal, !error || error == -ENOENT);
+    return error == -ENOENT ? 0 : error;
 }
 
-/* The first whose file no other healer is at work for: they would wait for the same pages. Lock held. */
+/* The last page by itself: it may be locked until the answer, which waits for the others. */
+static void heal_one(struct cache *cache, struct heal *heal)
+{
+    struct healer *healer = &cache->healer;
+    off_t first = heal->offset & ~(off_t)(GAIA_PAGE_SIZE - 1), end = heal->offset + (off_t)heal->dropped;
+    off_t last = (end - 1) & ~(off_t)(GAIA_PAGE_SIZE - 1);
+    int error = drop_range(cache, heal, first, last);
+
+    pthread_mutex_lock(&healer->lock);
+    heal->head_done = true;
+    pthread_cond_broadcast(&healer->changed);
+    pthread_mutex_unlock(&healer->lock);
+    int one = drop_range(cache, heal, last, end);
+    heal_end(cache, heal, !error && !one);
+}
+
+/* One may wait for a page that the next WRITE, which waits for the other, keeps locked; more would wait for
+ * the same pages. */
+#define HEALERS_PER_FILE 2u
+
+/* The first whose file has not got its healers yet. Lock held. */
 static struct heal *next_heal(struct healer *healer)
 {
     struct heal *heal;
 
     STAILQ_FOREACH(heal, &healer->queue, queue)
-    if (!heal->file->window.healing)
+    if (heal->file->window.healers < HEALERS_PER_FILE)
         break;
     if (heal)
         STAILQ_REMOVE(&healer->queue, heal, heal, queue);
@@ -406,12 +435,12 @@ static void heal_next(struct cache *cache, struct heal *heal)
     struct healer *healer = &cache->healer;
     struct cache_file *file = heal->file;
 
-    file->window.healing = true;
+    file->window.healers++;
     pthread_mutex_unlock(&healer->lock);
     file_use(file); /* the heal's own use ends with it */
     heal_one(cache, heal);
     pthread_mutex_lock(&healer->lock);
-    file->window.healing = false;
+    file->window.healers--;
     pthread_cond_broadcast(&healer->changed);
     pthread_mutex_unlock(&healer->lock);
     file_unuse(file);

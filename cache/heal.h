@@ -54,7 +54,7 @@ struct heal_window {
     uint64_t first, last; /* pages that they may have dropped; first > last: none */
     uint64_t until_ns; /* CLOCK_MONOTONIC: not over before; the kernel drops pages after an OPEN's answer */
     LIST_HEAD(, heal) heals;
-    bool healing; /* a healer is at work for the file; under healer->lock */
+    unsigned healers; /* at work for the file; under healer->lock */
 };
 
 /* The threads that invalidate for WRITE handlers: they must not wait for it without end, as one of the pages

@@ -335,20 +335,69 @@ static bool is_settled(struct timespec ctime)
     return age_ns > 50000000;
 }
 
-bool inode_unchanged(struct inode *inode, const struct stat *st)
+static bool seen_is(const struct inode *inode, const struct stat *st)
 {
-    struct inode_shard *shard = shard_of_inode(inode);
-    bool settled = is_settled(st->st_ctim), same;
+    return inode->seen.size == st->st_size && same_time(inode->seen.mtime, st->st_mtim) &&
+           same_time(inode->seen.ctime, st->st_ctim);
+}
 
-    pthread_mutex_lock(&shard->lock);
-    same = inode->seen.valid && inode->seen.size == st->st_size &&
-           same_time(inode->seen.mtime, st->st_mtim) && same_time(inode->seen.ctime, st->st_ctim);
-    inode->seen.valid = settled;
+static void see(struct inode *inode, const struct stat *st)
+{
     inode->seen.size = st->st_size;
     inode->seen.mtime = st->st_mtim;
     inode->seen.ctime = st->st_ctim;
+}
+
+bool inode_unchanged(struct inode *inode)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+    struct stat st;
+    bool same;
+
+    pthread_mutex_lock(&shard->lock);
+    uint64_t changes = inode->seen.changes;
+    pthread_mutex_unlock(&shard->lock);
+    if (fstat(inode->fd, &st))
+        return false;
+    pthread_mutex_lock(&shard->lock);
+    /* Beside a change of ours st says nothing; somebody else's is found out by the next open. */
+    same = inode->seen.changing || inode->seen.changes != changes;
+    if (!same) {
+        same = inode->seen.valid && seen_is(inode, &st);
+        inode->seen.valid = same || is_settled(st.st_ctim);
+        see(inode, &st);
+    }
     pthread_mutex_unlock(&shard->lock);
     return same;
+}
+
+void inode_change_begin(struct inode *inode, struct inode_change *change_out)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+    struct stat st;
+    bool known = !fstat(inode->fd, &st);
+
+    pthread_mutex_lock(&shard->lock);
+    /* While others of ours are under way the times are theirs, too. */
+    change_out->ours = inode->seen.changing || (known && seen_is(inode, &st));
+    inode->seen.changing++;
+    pthread_mutex_unlock(&shard->lock);
+}
+
+void inode_change_end(struct inode *inode, const struct inode_change *change)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+    struct stat st;
+    bool known = change->ours && !fstat(inode->fd, &st);
+
+    pthread_mutex_lock(&shard->lock);
+    inode->seen.changing--;
+    inode->seen.changes++;
+    if (known) {
+        inode->seen.valid = true;
+        see(inode, &st);
+    }
+    pthread_mutex_unlock(&shard->lock);
 }
 
 /* References to a shard's inodes. Their number or -ENOMEM. */

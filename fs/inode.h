@@ -33,9 +33,12 @@ struct inode {
     uint64_t references;
     uint64_t pins;
     bool dying; /* out of the table, being freed */
-    /* What the file was at its last open: the kernel may keep its pages when the next open sees the same. */
+    /* What the file was at its last open, or after a change of ours that found it so: the kernel may keep its
+     * pages when the next open sees the same. */
     struct {
         bool valid;
+        unsigned changing; /* changes of ours under way */
+        uint64_t changes;  /* and those that are over */
         off_t size;
         struct timespec mtime, ctime;
     } seen;
@@ -80,8 +83,16 @@ void inode_gate_leave(struct inode *inode, const struct cache_file *file);
  * errno. */
 ssize_t inode_path(struct inode *inode, char *path_out, size_t size);
 
-/* Has the file the size and times of its last open? Notes those of st for the next. */
-bool inode_unchanged(struct inode *inode, const struct stat *st);
+/* Has nobody but us changed the file since its last open? Notes its size and times for the next. */
+bool inode_unchanged(struct inode *inode);
+
+/* Around a change of an untracked file's data: what nobody else has changed before counts as unchanged after
+ * it. An open that made the kernel drop its pages meets WRITEs that are on their way (cache/heal.h). */
+struct inode_change {
+    bool ours;
+};
+void inode_change_begin(struct inode *inode, struct inode_change *change_out);
+void inode_change_end(struct inode *inode, const struct inode_change *change);
 
 /* Calls visit for each tracked (or for each known) inode with a reference and no lock held. Those that appear
  * meanwhile may be missed. Stops at, and returns, the first value that is not 0; -ENOMEM. */

@@ -141,6 +141,17 @@ static ssize_t write_backing(int fd, const char *data, size_t size, off_t offset
     return (ssize_t)done;
 }
 
+static ssize_t write_untracked(struct inode *inode, int fd, const char *data, size_t size, off_t offset,
+                               bool append)
+{
+    struct inode_change change;
+
+    inode_change_begin(inode, &change);
+    ssize_t put = write_backing(fd, data, size, offset, append);
+    inode_change_end(inode, &change);
+    return put;
+}
+
 /* Must this WRITE clear set-id bits? libfuse 3.14 does not hand on the flag; the header precedes the bytes.
  */
 static bool kills_suidgid(const struct fs *fs, const char *data)
@@ -177,7 +188,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
     if (file)
         put = cache_file_write(file, fd, data, size, offset, flags);
     else
-        put = write_backing(fd, data, size, offset, append);
+        put = write_untracked(inode, fd, data, size, offset, append);
     inode_gate_leave(inode, file);
     if (kills)
         creds_regain_fsetid();
@@ -190,16 +201,20 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
 int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
 {
     bool kills = caller_kills_suidgid(req);
+    struct inode_change change;
     struct cache_file *file;
     int rc;
 
     if (kills)
         creds_drop_fsetid();
     file = inode_gate_enter(inode);
-    if (file)
+    if (file) {
         rc = cache_file_truncate(file, fd, size);
-    else
+    } else {
+        inode_change_begin(inode, &change);
         rc = (fd >= 0 ? ftruncate(fd, size) : truncate(proc_path(inode->fd).text, size)) ? -errno : 0;
+        inode_change_end(inode, &change);
+    }
     inode_gate_leave(inode, file);
     if (kills)
         creds_regain_fsetid();
@@ -227,16 +242,20 @@ void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off
     struct inode *inode = inode_of(req, nodeid);
     struct handle *handle = handle_of(fi);
     bool kills = caller_kills_suidgid(req);
+    struct inode_change change;
     struct cache_file *file;
     int rc;
 
     if (kills)
         creds_drop_fsetid();
     file = inode_gate_enter(inode);
-    if (file)
+    if (file) {
         rc = cache_file_fallocate(file, handle->fd, mode, offset, length);
-    else
+    } else {
+        inode_change_begin(inode, &change);
         rc = fallocate(handle->fd, mode, offset, length) ? -errno : 0;
+        inode_change_end(inode, &change);
+    }
     inode_gate_leave(inode, file);
     if (kills)
         creds_regain_fsetid();
@@ -283,6 +302,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, s
     struct inode *inodes[2] = {inode_of(req, nodeid_in), inode_of(req, nodeid_out)};
     int fd_in = handle_of(fi_in)->fd, fd_out = handle_of(fi_out)->fd;
     bool kills = caller_kills_suidgid(req);
+    struct inode_change change;
     struct cache_file *files[2];
     ssize_t copied;
 
@@ -293,8 +313,10 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, s
         copied = cache_file_copy_range(files[0], fd_in, offset_in, files[1], fd_out, offset_out, length,
                                        (unsigned)flags);
     } else {
+        inode_change_begin(inodes[1], &change);
         copied = copy_file_range(fd_in, &offset_in, fd_out, &offset_out, length, (unsigned)flags);
         copied = copied < 0 ? -errno : copied;
+        inode_change_end(inodes[1], &change);
     }
     inode_gate_leave(inodes[0], files[0]);
     if (inodes[0] != inodes[1])

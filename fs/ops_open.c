@@ -25,7 +25,6 @@ static int backing_flags(const struct fs *fs, int flags)
 static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse_file_info *fi)
 {
     struct handle *handle = handle_new(fs, inode, fd, NULL, fi->flags);
-    struct stat st;
 
     if (!handle) {
         close(fd);
@@ -38,7 +37,7 @@ static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse
     if (file)
         fi->keep_cache = cache_file_opened(file);
     else
-        fi->keep_cache = fstat(fd, &st) == 0 && inode_unchanged(inode, &st);
+        fi->keep_cache = inode_unchanged(inode);
     return 0;
 }
 

@@ -64,6 +64,8 @@ struct gaia_frames_ops {
     void (*refuse)(struct gaia_frames_map *map, uint64_t page, uint32_t thread);
     /* Unmap everywhere and free (unmapV, freePhysical): the next touch faults. */
     int (*drop)(struct gaia_frames *frames, uint64_t page, uint64_t count);
+    /* Bytes of a resident page from `from` to its end become zeros, in every client. */
+    int (*clear)(struct gaia_frames *frames, uint64_t page, size_t from);
     /* Copy a resident page's bytes (fetch); the device may store meanwhile. -EIO ... */
     int (*fetch)(struct gaia_frames *frames, uint64_t page, void *bytes_out);
     void (*close)(struct gaia_frames *frames); /* all maps are detached */

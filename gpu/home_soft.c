@@ -138,6 +138,15 @@ static bool be_patient(unsigned tries)
     return tries > TRIES_MAX;
 }
 
+/* Whether the file ends before this byte of the map, by now: the kernel says EINVAL or EFAULT then. */
+static bool is_cut_off(const struct gaia_frames_map *map, uint64_t offset)
+{
+    struct stat st;
+
+    return !fstat(map->frames->fd, &st) &&
+           map->first * GAIA_PAGE_SIZE + offset > (uint64_t)st.st_size; /* offset is behind the page */
+}
+
 /* Continue one range in a client. A client that died, or unmapped the whole range meanwhile, is no error: it
  * waits for nothing. *done_out: bytes that are done with; -ENOENT: something is not mapped there (any more).
  */
@@ -157,7 +166,7 @@ static int continue_range(struct gaia_frames_map *map, struct uffdio_range range
     struct uffdio_range one = {.start = range.start + *done_out, .len = GAIA_PAGE_SIZE};
     ioctl(map->faults, UFFDIO_WAKE, &one);
     *done_out += GAIA_PAGE_SIZE;
-    return error == -EEXIST ? 0 : error;
+    return error == -EEXIST || is_cut_off(map, range.start - map->address + *done_out) ? 0 : error;
 }
 
 static int soft_expose(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores)
@@ -307,6 +316,18 @@ static int soft_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
     return 0;
 }
 
+static int soft_clear(struct gaia_frames *frames, uint64_t page, size_t from)
+{
+    static const uint8_t zeros[GAIA_PAGE_SIZE];
+    size_t length = GAIA_PAGE_SIZE - from;
+    ssize_t n;
+
+    do
+        n = pwrite(soft(frames)->fd, zeros, length, (off_t)(page * GAIA_PAGE_SIZE + from));
+    while (n < 0 && errno == EINTR);
+    return n == (ssize_t)length ? 0 : n < 0 ? -errno : -EIO;
+}
+
 /* pread() and no mapping of the home's own: a client that may write can cut the memfd off, and a load past
  * its end would be SIGBUS for the daemon. What is cut off reads as zeros. */
 static int soft_fetch(struct gaia_frames *frames, uint64_t page, void *bytes_out)
@@ -348,6 +369,7 @@ static const struct gaia_frames_ops soft_ops = {
     .poison = soft_poison,
     .refuse = soft_refuse,
     .drop = soft_drop,
+    .clear = soft_clear,
     .fetch = soft_fetch,
     .close = soft_close,
 };
