@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all check bench install format lint clean. Variables: CC, SANITIZE=address|thread, BREAK=<rule>
+# GNU make. Targets: all check model soak bench install format lint clean. Variables: CC, SANITIZE=address|thread, BREAK=<rule>
 # (a build with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
 VERSION := 0.1.0
@@ -61,7 +61,7 @@ examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/sssp/*.c)
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
 wrapped := $(shell sed -n 's/^ROW(\(.*\))$$/-Wl,--wrap=\1/p' tests/faults/rows.h)
 
-.PHONY: all check bench install format lint clean tests tools benches examples
+.PHONY: all check model soak bench install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(tools) $(faults)
 tools: $(tools)
@@ -109,6 +109,12 @@ $(call obj,$(wildcard examples/*.c examples/sssp/*.c tests/bench/bench_*.c tests
 # CHECK=--unit for the unit tests only; CHECK='--select NAME' for some of the mount tests.
 check: tests
 	python3 -B tests/check.py --build $(BUILD) --bin $(BIN) --sanitize '$(SANITIZE)' $(CHECK)
+
+# The rules in Promela, every configuration (tests/model); random histories for so many hours (tests/history).
+model:
+	python3 -B tests/model/run.py --full
+soak: all
+	python3 -B tests/history/run.py --hours $(or $(HOURS),1)
 
 bench: benches
 	python3 -B tests/bench/bench.py --build $(BUILD) --bin $(BIN)

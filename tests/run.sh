@@ -21,7 +21,7 @@ step() {
         status=1
     fi
     cat "$log.out"
-    sed -n 's/^\([0-9]* passed, [0-9]* failed, [0-9]* skipped\)$/\1/p' "$log.out" | tail -n 1 >>"$log"
+    sed -n 's/^\([0-9]* operations: \)\{0,1\}\([0-9]* passed, [0-9]* failed.*\)$/\2/p' "$log.out" | tail -n 1 >>"$log"
     rm -f "$log.out"
 }
 
@@ -31,6 +31,9 @@ make -j"$jobs" tests SANITIZE=address
 step "the suite under ASan and UBSan" make check SANITIZE=address
 make -j"$jobs" tests SANITIZE=thread
 step "the unit tests under TSan" make check SANITIZE=thread CHECK=--unit
+
+step "the model" python3 -B tests/model/run.py --gate
+step "histories" python3 -B tests/history/run.py --operations 300000
 
 awk '{p += $1; f += $3; s += $5} END {printf "%d passed, %d failed, %d skipped\n", p, f, s}' "$log"
 exit $status

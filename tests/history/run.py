@@ -1,0 +1,281 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""The history checker: random programs on a real mount, then the question whether what they saw is allowed.
+
+Every round mounts a folder of its own, runs `driver` with a seed, unmounts, lets `driver` read what the data directory
+holds, and lets `checker` judge it all. A round prints one line; a last line says "N passed, N failed". README.md has more.
+"""
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+PAGE = 4096
+
+
+class Failure(Exception):
+    """A round that found something, or could not be done."""
+
+
+def options_of(args, seed):
+    """What the seed says about a round: processes, devices, files, the mount's and the client's options."""
+    rng = random.Random(seed)
+    sizes = rng.choice([(1, 1), (2, 1), (4, 2, 2), (16, 8), (63.75, 16, 8), (64, 96, 8)])
+    kill, mute = rng.choice([0, 150, 600, 3000]) if args.kill is None else args.kill, args.mute
+    if mute is None:  # README.md: what CPU mappings are not mixed with
+        mute = "s" if kill or rng.random() < 0.5 else "g"
+    return {
+        "mute": mute,
+        "workers": args.workers or rng.randint(2, 6),
+        "devices": args.devices or rng.randint(1, 4),
+        "files": args.files or ",".join(str(int(pages * PAGE)) for pages in sizes),
+        "kill": kill,
+        "life": args.life or rng.choice([300, 3000, 1000000]),
+        "cache": rng.choice(["256K", "256K", "512K", "8M"]),
+        "io": rng.choice(["uring", "threads"]),
+        "trap": "0" if rng.random() < 0.15 else "1",
+    }
+
+
+# --- what hangs ------------------------------------------------------------------------------------------------------
+
+def stacks(pid):
+    """The kernel's and the program's stacks of a process, as far as this machine shows them."""
+    lines = []
+    with contextlib.suppress(OSError):
+        for task in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+            lines.append(f"thread {task}:")
+            for name in ("comm", "wchan", "stack"):
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/{name}") as file:
+                    lines.append(f"  {name}: {file.read().strip()}")
+    if shutil.which("gdb"):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            lines.append(subprocess.run(["gdb", "-batch", "-p", str(pid), "-ex", "thread apply all bt 12"],
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                        text=True, timeout=20, check=False).stdout)
+    return "\n".join(lines)
+
+
+def children_of(pid):
+    found = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += [int(word) for word in file.read().split()]
+    return found
+
+
+def kill_one(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+# --- a mount ---------------------------------------------------------------------------------------------------------
+
+class Mount:
+    """A gaiafs daemon of ours on a folder of ours."""
+
+    def __init__(self, binaries, folder, options):
+        self.data, self.mnt = os.path.join(folder, "data"), os.path.join(folder, "mnt")
+        os.mkdir(self.data)
+        os.mkdir(self.mnt)
+        self.log = os.path.join(folder, "daemon.log")
+        with open(self.log, "wb") as log:
+            self.proc = subprocess.Popen([os.path.join(binaries, "mount.gaiafs"), "-f", self.data, self.mnt, "-o", options],
+                                         stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
+        deadline = time.monotonic() + 20
+        while not os.path.ismount(self.mnt):
+            if self.proc.poll() is not None or time.monotonic() > deadline:
+                kill_one(self.proc.pid)
+                self.proc.wait()
+                raise Failure(f"not mounted: {self.log_text()}")
+            time.sleep(0.01)
+
+    def log_text(self):
+        with open(self.log, errors="replace") as file:
+            return file.read()[-4000:]
+
+    def unmount(self):
+        """Raises Failure when it does not end as it must."""
+        deadline = time.monotonic() + 20
+        while subprocess.run(["umount", self.mnt], stderr=subprocess.DEVNULL, check=False).returncode:
+            if time.monotonic() > deadline:
+                self.drop()
+                raise Failure("it can't be unmounted")
+            time.sleep(0.05)
+        try:
+            code = self.proc.wait(30)
+        except subprocess.TimeoutExpired:
+            text = stacks(self.proc.pid)
+            self.drop()
+            raise Failure(f"the daemon does not end after the unmount\n{text}") from None
+        if code:
+            raise Failure(f"the daemon ended with {code}\n{self.log_text()}")
+
+    def drop(self):
+        """The last resort."""
+        subprocess.run(["umount", "-l", self.mnt], stderr=subprocess.DEVNULL, check=False)
+        kill_one(self.proc.pid)
+        self.proc.wait()
+
+
+# --- a round ---------------------------------------------------------------------------------------------------------
+
+class Round:
+    def __init__(self, args, seed, folder):
+        self.args, self.seed, self.folder = args, seed, folder
+        self.options = options_of(args, seed)
+        self.logs = os.path.join(folder, "log")
+        os.mkdir(self.logs)
+        self.env = {**os.environ, "LD_LIBRARY_PATH": args.bin, "GAIA_SOFT_TRAP": self.options["trap"]}
+
+    def drive(self, mount):
+        o = self.options
+        command = [os.path.join(self.args.out, "driver"), "--mount", mount.mnt, "--log", self.logs,
+                   "--seed", str(self.seed), "--operations", str(self.args.round), "--workers", str(o["workers"]),
+                   "--devices", str(o["devices"]), "--files", o["files"], "--kill", str(o["kill"]),
+                   "--life", str(o["life"]), "--mute", o["mute"]]
+        driver = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  text=True, env=self.env, cwd="/")
+        try:
+            output, _ = driver.communicate(timeout=self.args.limit)
+        except subprocess.TimeoutExpired:
+            raise Failure(self.hang(driver, mount)) from None
+        if driver.returncode:
+            raise Failure(f"driver ended with {driver.returncode}\n{output}")
+
+    def hang(self, driver, mount):
+        workers = children_of(driver.pid)
+        text = f"no end after {self.args.limit} s\n--- daemon:\n{stacks(mount.proc.pid)}"
+        for pid in workers:
+            text += f"\n--- worker {pid}:\n{stacks(pid)}"
+        for pid in [driver.pid, *workers]:
+            kill_one(pid)
+        mount.drop()
+        driver.wait()
+        return text
+
+    def judge(self, mount):
+        done = subprocess.run([os.path.join(self.args.out, "driver"), "--backing", mount.data, "--log", self.logs],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.env,
+                              timeout=self.args.limit, check=False)
+        if done.returncode:
+            raise Failure(f"the data directory can't be read: {done.stdout}")
+        done = subprocess.run([os.path.join(self.args.out, "checker"), self.logs], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=10 * self.args.limit, check=False)
+        if done.returncode:
+            raise Failure(done.stdout)
+        return done.stdout.strip()
+
+    def run(self):
+        o = self.options
+        mount = Mount(self.args.bin, self.folder, f"device_cache={o['cache']},io={o['io']}")
+        try:
+            self.drive(mount)
+            mount.unmount()
+        finally:
+            if mount.proc.poll() is None or os.path.ismount(mount.mnt):
+                mount.drop()
+        return self.judge(mount)
+
+
+def keep(folder, args, seed):
+    """The logs of a failure are kept (they are sparse); the folder's other contents are not."""
+    target = os.path.join(args.keep, f"history-{seed}")
+    shutil.rmtree(target, ignore_errors=True)
+    os.makedirs(args.keep, exist_ok=True)
+    subprocess.run(["cp", "-r", "--sparse=always", os.path.join(folder, "log"), target], check=True)
+    return target
+
+
+def one_round(args, seed):
+    folder = tempfile.mkdtemp(prefix="history-", dir=args.dir)
+    started = time.monotonic()
+    said = None
+    try:
+        work = Round(args, seed, folder)
+        said = " ".join(f"{name}={value}" for name, value in work.options.items())
+        result = work.run()
+        print(f"ok     seed {seed} ({time.monotonic() - started:.1f} s) {said}: {result}", flush=True)
+        return True
+    except (Failure, OSError, subprocess.SubprocessError) as error:
+        lines = [""] + str(error).splitlines()
+        print(f"FAILED seed {seed} ({time.monotonic() - started:.1f} s) {said}: "
+              f"{lines[-1] if lines[-1].startswith('first:') else lines[1:2]}")
+        print(error)
+        print(f"logs: {keep(folder, args, seed)}; again: run.py --seed {seed} --operations {args.round} --round {args.round}",
+              flush=True)
+        return False
+    finally:
+        if not os.path.ismount(os.path.join(folder, "mnt")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def build(args):
+    command = ["make", "-s", "-C", HERE, f"BIN={args.bin}", f"OUT={args.out}"]
+    if args.cc:
+        command.append(f"CC={args.cc}")
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"run.py: {done.stdout}")
+    done = subprocess.run([os.path.join(args.out, "checker"), "--cases", os.path.join(HERE, "cases.txt")],
+                          stdout=subprocess.PIPE, text=True, check=False)
+    print(f"the checker on histories by hand: {done.stdout.strip().splitlines()[-1]}", flush=True)
+    if done.returncode:
+        sys.exit(done.stdout)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    add = parser.add_argument
+    add("--seed", type=int, help="the first round's seed (random); later rounds count on from it")
+    add("--operations", type=int, default=100000, help="of all rounds together (100000)")
+    add("--round", type=int, default=10000, help="operations of a round (10000)")
+    add("--hours", type=float, help="go on for so long, and stop at the first failure")
+    add("--until-failure", action="store_true", help="stop at the first failure")
+    add("--bin", default=TOP, help="the folder of mount.gaiafs and libgaia.so (the top of the tree)")
+    add("--out", default=os.path.join(TOP, "build", "history"), help="where driver and checker are built")
+    add("--cc", help="the compiler")
+    add("--dir", default=os.environ.get("GAIA_TEST_DIR", "/var/tmp"), help="where folders are mounted")
+    add("--keep", default=os.path.join(tempfile.gettempdir(), "gaiafs-history"), help="where logs of failures go")
+    add("--limit", type=float, default=60, help="seconds after which a round hangs (60)")
+    for name in ("workers", "devices", "kill", "life"):
+        add(f"--{name}", type=int, help="instead of what the seed says, see driver.c")
+    add("--files", help="instead of what the seed says, see driver.c")
+    add("--mute", help="operations that are not done, see worker.c; '': everything")
+    args = parser.parse_args()
+    args.bin, args.out = os.path.abspath(args.bin), os.path.abspath(args.out)
+    if args.seed is None:
+        args.seed = int.from_bytes(os.urandom(4), "little") // 2
+    return args
+
+
+def main():
+    args = parse()
+    if os.geteuid():
+        sys.exit("run.py: mounting needs root")
+    build(args)
+    print(f"seed {args.seed}", flush=True)
+    deadline = time.monotonic() + 3600 * args.hours if args.hours else None
+    passed = failed = 0
+    while time.monotonic() < deadline if deadline else (passed + failed) * args.round < args.operations:
+        if one_round(args, args.seed + passed + failed):
+            passed += 1
+        else:
+            failed += 1
+            if args.until_failure or deadline:
+                break
+    print(f"{(passed + failed) * args.round} operations: {passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
