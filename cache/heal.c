@@ -19,7 +19,7 @@
 #define WAITING_MAX 6u
 /* How long a reader may need to unlock a page after its READ was answered. Longer would cost those WRITEs
  * more whose own page it is. */
-#define READER_MS 2u
+#define READER_MS 5u
 /* How long an opener may need to drop the file's pages after its OPEN was answered. */
 #define OPEN_NS 1000000000u
 

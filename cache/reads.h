@@ -9,7 +9,7 @@
 #include <sys/queue.h>
 #include <sys/types.h>
 
-#define READS_ANSWERED 8u
+#define READS_ANSWERED 64u
 
 struct cache_file;
 struct cache_read;
