@@ -347,7 +347,7 @@ inline before_write(p, writeback)
     fi
 }
 
-/* cache_file_write() of a write-back, and heal_reapply(). */
+/* cache_file_write() of a write-back, and heal_merge(). */
 inline write_back(p, bytes)
 {
     if

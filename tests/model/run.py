@@ -17,7 +17,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 MODEL = os.path.join(HERE, "gaiafs.pml")
 DEPTH = 100000
-MEMORY_MIB = 2048
+MEMORY_MIB = 8192
 
 # What must pass: name, macros, whether the gate runs it.
 CONFIGURATIONS = (
