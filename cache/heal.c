@@ -340,7 +340,8 @@ static void wait_for_drop(struct healer *healer, struct heal *heal, unsigned las
 
 void heal_finish(struct cache *cache, struct heal *heal)
 {
-    static const unsigned wait_ms[] = {[LAST_NOTHING] = 0,
+    static const unsigned wait_ms[] = {[LAST_FINE] = WAIT_MS, /* for the pages before it */
+                                       [LAST_NOTHING] = 0,
                                        [LAST_STALE] = WAIT_MS,
                                        [LAST_OWN_OR_READ] = READER_MS,
                                        [LAST_UNKNOWN] = WAIT_SHORT_MS};
@@ -421,9 +422,9 @@ static struct heal *next_heal(struct healer *healer)
 {
     struct heal *heal;
 
-    STAILQ_FOREACH(heal, &healer->queue, queue)
-    if (heal->file->window.healers < HEALERS_PER_FILE)
-        break;
+    for (heal = STAILQ_FIRST(&healer->queue); heal; heal = STAILQ_NEXT(heal, queue))
+        if (heal->file->window.healers < HEALERS_PER_FILE)
+            break;
     if (heal)
         STAILQ_REMOVE(&healer->queue, heal, heal, queue);
     return heal;

@@ -26,7 +26,7 @@
  * the WRITE. What that can't tell apart: a store through a mapping that brings back, before the invalidation
  * is done, the very value that the WRITE has just replaced.
  *
- * Kernels that show pages that are not up to date (before 6.18) show the WRITE's bytes in one that it keeps
+ * Kernels that show pages that are not up to date (6.18 doesn't) show the WRITE's bytes in one that it keeps
  * locked.
  *
  * The kernel's own reclaim, or posix_fadvise(), may drop a page in between just as well, with no device in

@@ -27,7 +27,9 @@
  *
  * No lock at all is held over: cache_host.invalidate(), cache_host.pin(), and the calls of gpu/device.h
  * marked [client]. What has to stand still over such a call is marked busy, releasing or invalidating in the
- * index, and others wait for it on cache_file.changed. FUSE handlers wait for none of the three.
+ * index, and others wait for it on cache_file.changed. FUSE handlers wait for none of the three, but for
+ * that of a WRITE that may be stale in the kernel: for at most 100 ms, for healers to invalidate, and for
+ * READ handlers on cache_file.changed (cache/heal.h, cache/reads.h).
  */
 struct cache {
     struct cache_config config;

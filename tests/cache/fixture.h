@@ -35,7 +35,7 @@ struct fixture {
     struct kernel_page kernel[FIXTURE_PAGES];
     _Atomic unsigned pins, invalidations, writebacks;
     bool can_trap;
-    bool shows_locked; /* peek() shows pages that are not up to date, as kernels did before 6.18 */
+    bool shows_locked; /* peek() shows pages that are not up to date, unlike Linux 6.18 */
 };
 
 struct device_map {

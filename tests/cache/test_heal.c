@@ -8,6 +8,7 @@
 
 static struct fixture f;
 static struct device_map map;
+static _Atomic int step;
 
 static uint8_t home(unsigned page)
 {
@@ -193,9 +194,48 @@ static void test_a_heal_behind_a_late_one(void **state)
     fixture_stop(&f);
 }
 
+static void *hold_page_0(void *argument)
+{
+    (void)argument;
+    pthread_mutex_lock(&f.kernel[0].lock);
+    step = 1;
+    usleep(30000);
+    pthread_mutex_unlock(&f.kernel[0].lock);
+    return NULL;
+}
+
+/* A WRITE over two pages whose last one is fine: its answer waits all the same until the first is dropped. */
+static void test_first_page_stale_last_one_fine(void **state)
+{
+    uint8_t bytes[8192];
+    pthread_t holder;
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    map = device_map(&f, 0);
+    drop_pages_of_the_kernel(2);
+    kernel_read(&f, 0, bytes);
+    kernel_read(&f, 1, bytes);
+    memset(bytes, 'a', sizeof bytes);
+    pthread_mutex_lock(&f.kernel[1].data);
+    memset(f.kernel[1].bytes, 'a', AT);
+    pthread_mutex_unlock(&f.kernel[1].data);
+    step = 0;
+    pthread_create(&holder, NULL, hold_page_0, NULL);
+    while (step != 1)
+        usleep(50);
+    assert_int_equal(send_write(f.fd, bytes, 4096, AT), 4096);
+    pthread_mutex_lock(&f.kernel[0].data);
+    int stale = f.kernel[0].cached;
+    pthread_mutex_unlock(&f.kernel[0].data);
+    pthread_join(holder, NULL);
+    fixture_stop(&f);
+    assert_false(stale);
+}
+
 /* --- a reader that unlocks its page late --- */
 
-static _Atomic int step;
 static unsigned other_reads, delay_us;
 
 static bool reader_is_late(void)
@@ -313,6 +353,7 @@ int main(void)
         cmocka_unit_test(test_truncation),
         cmocka_unit_test(test_failed_write),
         cmocka_unit_test(test_a_heal_behind_a_late_one),
+        cmocka_unit_test(test_first_page_stale_last_one_fine),
         cmocka_unit_test(test_late_reader),
         cmocka_unit_test(test_cut_and_written_again),
     };
