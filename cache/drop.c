@@ -110,13 +110,7 @@ static int free_frames(struct replica *replica, const struct copy_pages *work, s
     for (size_t i = 0; i <= count; i++) {
         page_mask pages = i < count ? work[i].pages : 0;
         do {
-            bool full;
-            if (pages) {
-                unsigned length, first = page_mask_run(&pages, &length);
-                full = runs_add(&runs, (work[i].leaf << LEAF_SHIFT) + first, length, &run);
-            } else {
-                full = i == count && runs_end(&runs, &run);
-            }
+            bool full = runs_take(&runs, pages ? work[i].leaf : 0, &pages, i == count, &run);
             int one = full ? replica->frames->ops->drop(replica->frames, run.page, run.count) : 0;
             if (one)
                 remember(replica, work, count, run);

@@ -116,13 +116,7 @@ static int invalidate(struct cache_file *file, const struct work *work, size_t c
     for (size_t i = 0; i <= count && !error; i++) {
         page_mask pages = i < count ? work[i].dropped : 0;
         do {
-            bool full;
-            if (pages) {
-                unsigned length, first = page_mask_run(&pages, &length);
-                full = runs_add(&runs, (work[i].leaf << LEAF_SHIFT) + first, length, &run);
-            } else {
-                full = i == count && runs_end(&runs, &run);
-            }
+            bool full = runs_take(&runs, pages ? work[i].leaf : 0, &pages, i == count, &run);
 #ifdef GAIAFS_BREAK_NO_INVALIDATE
             full = false;
 #endif

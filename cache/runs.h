@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 
+#include "cache/index.h"
 #include "gpu/device.h"
 
 struct runs {
@@ -38,6 +39,19 @@ static inline bool runs_end(struct runs *runs, struct gaia_run *run_out)
     *run_out = runs->open;
     runs->open.count = 0;
     return run_out->count;
+}
+
+/* For masks of ascending leaves: add the lowest run of *pages and take it out, or, when there is none and
+ * `last`, end. True: a run was completed and is in *run_out. */
+static inline bool runs_take(struct runs *runs, uint64_t leaf, page_mask *pages, bool last,
+                             struct gaia_run *run_out)
+{
+    unsigned length, first;
+
+    if (!*pages)
+        return last && runs_end(runs, run_out);
+    first = page_mask_run(pages, &length);
+    return runs_add(runs, (leaf << LEAF_SHIFT) + first, length, run_out);
 }
 
 #endif

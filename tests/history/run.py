@@ -19,6 +19,9 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 PAGE = 4096
+sys.path.insert(0, os.path.join(TOP, "tests", "mount"))
+
+from stacks import stacks  # noqa: E402
 
 
 class Failure(Exception):
@@ -46,23 +49,6 @@ def options_of(args, seed):
 
 
 # --- what hangs ------------------------------------------------------------------------------------------------------
-
-def stacks(pid):
-    """The kernel's and the program's stacks of a process, as far as this machine shows them."""
-    lines = []
-    with contextlib.suppress(OSError):
-        for task in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
-            lines.append(f"thread {task}:")
-            for name in ("comm", "wchan", "stack"):
-                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/{name}") as file:
-                    lines.append(f"  {name}: {file.read().strip()}")
-    if shutil.which("gdb"):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            lines.append(subprocess.run(["gdb", "-batch", "-p", str(pid), "-ex", "thread apply all bt 12"],
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        text=True, timeout=20, check=False).stdout)
-    return "\n".join(lines)
-
 
 def children_of(pid):
     found = []

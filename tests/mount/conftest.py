@@ -21,6 +21,8 @@ import time
 
 import pytest
 
+from stacks import stacks
+
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.path.abspath(os.environ.get("GAIAFS_BIN", TOP))
 LIMIT_S = 60
@@ -216,22 +218,6 @@ def pytest_runtest_makereport(item, call):
     if text is not None:
         report.outcome = "failed"
         report.longrepr = f"{text}\n{report.longreprtext}"
-
-
-def stacks(pid):
-    lines = []
-    with contextlib.suppress(OSError):
-        for task in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
-            lines.append(f"thread {task}:")
-            for name in ("comm", "wchan", "stack"):
-                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/{name}") as file:
-                    lines.append(f"  {name}: {file.read().strip()}")
-    if shutil.which("gdb"):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            lines.append(subprocess.run(["gdb", "-batch", "-p", str(pid), "-ex", "thread apply all bt 12"], text=True,
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        timeout=20).stdout)
-    return "\n".join(lines)
 
 
 def abort_connection(minor):
