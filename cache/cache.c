@@ -8,8 +8,6 @@
 #include "cache/evict.h"
 #include "cache/internal.h"
 
-#define SOFT_DEVICES 8u
-
 static int open_engine(struct cache *cache)
 {
     struct gaia_io_config config = {
@@ -31,13 +29,12 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
         return -ENOMEM;
     cache->config = *config;
     cache->host = *host;
-    cache->soft_devices = SOFT_DEVICES;
     LIST_INIT(&cache->files);
     pthread_mutex_init(&cache->lock, NULL);
     pthread_mutex_init(&cache->devices_lock, NULL);
     /* A twin for every page that any device can hold; it is address space until it is used. */
     uint64_t twins = 0;
-    for (unsigned i = 0; i < SOFT_DEVICES; i++)
+    for (unsigned i = 0; i < config->soft_devices; i++)
         twins += config->device_capacity_of[i] ? config->device_capacity_of[i] : config->device_capacity;
     int error = frame_pool_init(&cache->twins, twins + (UINT64_C(64) << 20));
     if (error)
@@ -103,7 +100,7 @@ int cache_get_device(struct cache *cache, unsigned number, struct cache_device *
 {
     int error = 0;
 
-    if (number >= cache->soft_devices)
+    if (number >= cache->config.soft_devices)
         return -ENODEV;
     pthread_mutex_lock(&cache->devices_lock);
     if (!cache->devices[number]) {

@@ -179,7 +179,7 @@ int cache_device_parse(const struct cache *cache, const char *name, unsigned *de
     unsigned long number = strtoul(name + 5, &end, 10);
     if (*end)
         return -EINVAL;
-    if (number >= cache->soft_devices)
+    if (number >= cache->config.soft_devices)
         return -ENODEV;
     *device_out = (unsigned)number;
     return 0;

@@ -45,7 +45,6 @@ struct cache {
     LIST_HEAD(, cache_file) files;
     pthread_mutex_t devices_lock;                   /* guards devices */
     struct cache_device *devices[GAIA_DEVICES_MAX]; /* opened at first use, never closed */
-    unsigned soft_devices;                          /* soft:0 to soft:(n-1) exist */
 };
 
 /* The device, opened if need be. -ENODEV, -ENOMEM. */

@@ -95,7 +95,7 @@ void cache_stat_files(struct cache *cache, cache_file_stat_fn *fn, void *context
 
 unsigned cache_devices(const struct cache *cache)
 {
-    return cache->soft_devices;
+    return cache->config.soft_devices;
 }
 
 void cache_stat_io(const struct cache *cache, struct gaia_io_stat *stat_out, bool *registered_out)

@@ -25,6 +25,7 @@ enum key {
     KEY_READ_ONLY,
     KEY_ALLOW_OTHER,
     KEY_CAPACITY,
+    KEY_SOFT_DEVICES,
     KEY_EVICT,
     KEY_UNIT,
     KEY_IO,
@@ -52,6 +53,7 @@ static const struct fuse_opt templates[] = {
     OPTION("ro", KEY_READ_ONLY),
     OPTION("allow_other", KEY_ALLOW_OTHER),
     OPTION("device_cache=", KEY_CAPACITY),
+    OPTION("soft_devices=", KEY_SOFT_DEVICES),
     OPTION("evict=", KEY_EVICT),
     OPTION("unit=", KEY_UNIT),
     OPTION("io=", KEY_IO),
@@ -179,6 +181,20 @@ static int parse_capacity(struct fs_options *options, const char *option)
     return 0;
 }
 
+static int parse_soft_devices(struct fs_options *options, const char *option)
+{
+    const char *text = option + strlen("soft_devices=");
+    char *end;
+    unsigned long number = strtoul(text, &end, 10);
+
+    if (*text < '0' || *text > '9' || *end || !number || number > GAIA_DEVICES_MAX) {
+        fs_log(LOG_ERR, "option %s: not a number from 1 to %u", option, GAIA_DEVICES_MAX);
+        return -1;
+    }
+    options->cache.soft_devices = (unsigned)number;
+    return 0;
+}
+
 static int parse_evict(struct fs_options *options, const char *option)
 {
     const struct evict_policy *policy = evict_policy_find(option + strlen("evict="));
@@ -280,6 +296,8 @@ static int parse_one(void *data, const char *text, int key, struct fuse_args *ar
         return 0;
     case KEY_CAPACITY:
         return parse_capacity(options, text);
+    case KEY_SOFT_DEVICES:
+        return parse_soft_devices(options, text);
     case KEY_EVICT:
         return parse_evict(options, text);
     case KEY_UNIT:
@@ -323,15 +341,22 @@ static int add_argument(struct fuse_args *args, const char *argument)
     return 0;
 }
 
-/* Every device must hold a unit. */
+/* Every device must exist and hold a unit. */
 static int check_capacities(const struct fs_options *options)
 {
     const struct cache_config *cache = &options->cache;
     uint64_t unit = cache->unit_pages * GAIA_PAGE_SIZE, least = cache->device_capacity;
 
-    for (unsigned i = 0; i < GAIA_DEVICES_MAX; i++)
-        if (cache->device_capacity_of[i] && cache->device_capacity_of[i] < least)
-            least = cache->device_capacity_of[i];
+    for (unsigned i = 0; i < GAIA_DEVICES_MAX; i++) {
+        uint64_t capacity = cache->device_capacity_of[i];
+        if (capacity && i >= cache->soft_devices) {
+            fs_log(LOG_ERR, "device_cache=soft:%u=: there are no more than %u devices (see soft_devices=)", i,
+                   cache->soft_devices);
+            return -EINVAL;
+        }
+        if (capacity && capacity < least)
+            least = capacity;
+    }
     if (least >= unit)
         return 0;
     fs_log(LOG_ERR, "a device of %llu KiB can't hold one unit of %llu KiB (see device_cache= and unit=)",
@@ -363,6 +388,7 @@ int options_parse(struct fs_options *options_out, int argc, char **argv)
     memset(options_out, 0, sizeof(*options_out));
     options_out->timeout_s = 1.0;
     options_out->cache.device_capacity = default_capacity();
+    options_out->cache.soft_devices = CACHE_SOFT_DEVICES;
     options_out->cache.evict = "lra";
     options_out->cache.unit_pages = GAIA_UNIT_PAGES;
     for (int i = 0; i < argc; i++) {
@@ -406,6 +432,7 @@ void options_print_help(void)
         "Options:\n"
         "    device_cache=SIZE         capacity of every device (here by default %llu MiB; at least 256K)\n"
         "    device_cache=soft:N=SIZE  capacity of one device; may be repeated\n"
+        "    soft_devices=N            how many there are: soft:0 to soft:(N-1), at most 64 (default 8)\n"
         "    evict=lra|fifo|clock      what goes first when a device is full (default lra)\n"
         "    unit=4K|64K|2M            what is placed for one touch of a device (default 64K)\n"
         "    io=uring|threads          how devices read the data directory (default uring)\n"

@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "consistency/page.h"
 #include "gpu/mapping.h"
 #include "gpu/session.h"
 #include "gpu/soft.h"
@@ -80,7 +81,7 @@ PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
     size_t digits = soft || cuda ? strspn(name + 5, "0123456789") : 0;
     if (!digits || name[5 + digits] || digits > 4)
         return fail(-EINVAL);
-    if (cuda || strtoul(name + 5, NULL, 10) > 7)
+    if (cuda || strtoul(name + 5, NULL, 10) >= GAIA_DEVICES_MAX)
         return fail(-ENODEV);
     struct gaia_device *device = calloc(1, sizeof *device);
     if (!device)

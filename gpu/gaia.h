@@ -74,7 +74,10 @@ struct gaia_stat {
 /**
  * Open a device.
  *
- * @param name        "soft:0" ... "soft:7"; NULL: $GAIA_DEVICE, else "soft:0"
+ * Each mount has soft devices of its own: 8, or as many as its option soft_devices says, up to 64. Whether a
+ * mount has this one is seen when a file of it is mapped.
+ *
+ * @param name        "soft:0" ... "soft:63"; NULL: $GAIA_DEVICE, else "soft:0"
  * @param device_out  set on success; close with gaia_device_close()
  * @return 0, or -1 with errno: EINVAL (malformed name), ENODEV (no such device), ENOMEM
  */
@@ -100,9 +103,9 @@ void gaia_device_close(struct gaia_device *device);
  * @param fd      a regular file of a gaiafs mount, open for reading, and for writing too with PROT_WRITE
  * @param offset  in bytes, a multiple of 4096, not negative
  * @return the device pointer, or MAP_FAILED with errno: EACCES (fd not open for prot), EBADF, EINVAL (length,
- * prot, flags or offset), ENODEV (not a regular file of a gaiafs mount), EOVERFLOW (offset + length), EPERM
- * (the kernel refuses userfaultfd to this process), ENOMEM (no room for the mapping, or GAIA_RESIDENT and the
- * range is larger than the device), EMFILE, EIO
+ * prot, flags or offset), ENODEV (not a regular file of a gaiafs mount, or the mount has no such device),
+ * EOVERFLOW (offset + length), EPERM (the kernel refuses userfaultfd to this process), ENOMEM (no room for
+ * the mapping, or GAIA_RESIDENT and the range is larger than the device), EMFILE, EIO
  */
 void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset);
 

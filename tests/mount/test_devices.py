@@ -66,6 +66,39 @@ def test_eight_devices_ten_times_oversubscribed(mount, agents, options):
         assert stat["resident_bytes"] <= stat["capacity_bytes"] == 256 << 10
 
 
+def test_as_many_devices_as_there_can_be(mount, devices):
+    """64 devices and a CPU store to the same pages, each to bytes of its own, and all to one byte: of those values that
+    of the highest replica is kept, the same for everybody."""
+    m = mount("soft_devices=64,device_cache=1M")
+    pages, conflict = 24, 4095
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(pages * PAGE))
+    fd = os.open(path, os.O_RDWR)
+    names = [f"soft:{number}" for number in range(64)]
+    maps = [devices(name).mmap(fd, pages * PAGE, 3) for name in names]
+    expected = bytearray(pages * PAGE)
+    for round in range(1, 4):
+        for number in make_random().sample(range(64), 64):
+            for page in range(pages):
+                at = page * PAGE + number * 40 + round
+                expected[at] = round * 50 + number % 50
+                maps[number][at:at + 1] = expected[at:at + 1]
+                maps[number][page * PAGE + conflict:(page + 1) * PAGE] = bytes([number + round])
+        for page in range(pages):
+            expected[page * PAGE + conflict] = 63 + round
+            os.pwrite(fd, b"%d" % round, page * PAGE + 3000)
+            expected[page * PAGE + 3000:page * PAGE + 3001] = b"%d" % round
+        for number in make_random().sample(range(64), 64):
+            maps[number].release()
+        assert read_file(path) == expected
+        for number in make_random().sample(range(64), 64):
+            maps[number].acquire()
+            assert maps[number][:] == expected, number
+    for map in maps:
+        map.unmap()
+    os.close(fd)
+
+
 @pytest.mark.parametrize("options, stores", [
     ("device_cache=1M,evict=lra", 12000), ("device_cache=256K,evict=fifo,unit=4K", 12000),
     ("device_cache=256K,evict=clock", 12000), ("device_cache=4M,evict=clock,unit=2M", 2500)])
@@ -146,10 +179,11 @@ def test_one_file_mapped_twice_at_other_offsets(mount, devices):
     os.close(fd)
 
 
-def test_more_devices_than_there_are(mount, devices):
-    m = mount()
+@pytest.mark.parametrize("options, first", [("", 8), ("soft_devices=1", 1), ("soft_devices=64", 64)])
+def test_more_devices_than_there_are(mount, devices, options, first):
+    m = mount(options)
     write_file(os.path.join(m.mnt, "f"), bytes(PAGE))
-    for name in ("soft:8", "soft:64", "soft:-1", "soft:", "soft:1x", "cuda:0", "soft"):
+    for name in (f"soft:{first}", "soft:999", "soft:-1", "soft:", "soft:1x", "cuda:0", "soft"):
         with pytest.raises(OSError) as caught:
             fd = os.open(os.path.join(m.mnt, "f"), os.O_RDWR)
             try:

@@ -45,7 +45,7 @@ class Setup:
 # --- arguments ----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name, code", [
-    (b"", 0), (b"soft:0", 0), (b"soft:7", 0), (NULL, 0), (b"soft:8", errno.ENODEV), (b"soft:9999", errno.ENODEV),
+    (b"", 0), (b"soft:0", 0), (b"soft:7", 0), (NULL, 0), (b"soft:63", 0), (b"soft:64", errno.ENODEV), (b"soft:9999", errno.ENODEV),
     (b"cuda:0", errno.ENODEV), (b"soft", errno.EINVAL), (b"soft:", errno.EINVAL), (b"soft:x", errno.EINVAL),
     (b"soft:1x", errno.EINVAL), (b"soft:-1", errno.EINVAL), (b"soft: 1", errno.EINVAL), (b"Soft:0", errno.EINVAL),
     (b"hard:0", errno.EINVAL), (b"soft:0:0", errno.EINVAL), (b"s" * 10000, errno.EINVAL),
@@ -65,7 +65,7 @@ def test_open_device(name, code):
 def test_open_device_from_the_environment(agents):
     child = agents({"GAIA_DEVICE": "soft:5"})
     child.do("dev = gaia.Device(None)")
-    for value, code in (("nonsense", errno.EINVAL), ("soft:8", errno.ENODEV)):
+    for value, code in (("nonsense", errno.EINVAL), ("soft:64", errno.ENODEV)):
         with pytest.raises(OSError) as caught:
             agents({"GAIA_DEVICE": value}).do("gaia.Device(None)")
         assert caught.value.errno == code
