@@ -70,41 +70,62 @@ static int home_write(struct cache_file *file, const uint8_t *bytes, size_t leng
     return 0;
 }
 
+/* Merge one page that was taken into c->home. */
+static void merge_taken(struct collect *c, const struct taken *t)
+{
+    struct frame_pool *pool = &c->file->cache->twins;
+    uint8_t *bytes = frame_bytes(pool, t->frame), *home = c->home + (t->page - c->first) * GAIA_PAGE_SIZE;
+    size_t n = file_page_bytes(c->file->size, (c->leaf->number << LEAF_SHIFT) + t->page);
+
+    memset(bytes + n, 0,
+           GAIA_PAGE_SIZE - n); /* past the end is no part of the file: not of the twin either */
+    if (!gaia_merge(home, frame_bytes(pool, *leaf_copy_twin(t->copy, t->page)), bytes, n))
+        return;
+    c->changed |= UINT64_C(1) << t->page;
+    replica_count(t->copy->replica, pages_merged, 1);
+    if (gaia_differs(home, bytes, n))
+        replica_count(t->copy->replica, merges, 1);
+}
+
+/* A run of pages of one copy. */
+static int take_run(struct collect *c, struct leaf_copy *copy, unsigned first, unsigned length)
+{
+    struct frame_pool *pool = &c->file->cache->twins;
+    struct taken *run = &c->taken[c->count];
+    void *bytes[RUN_PAGES];
+
+    for (unsigned i = 0; i < length; i++) {
+        run[i] = (struct taken){.copy = copy, .page = first + i};
+        int error = frame_get(pool, &run[i].frame);
+        if (error)
+            return error;
+        c->count++;
+        bytes[i] = frame_bytes(pool, run[i].frame);
+    }
+    int error = replica_fetch_run(copy->replica, (c->leaf->number << LEAF_SHIFT) + first, length, bytes);
+    for (unsigned i = 0; i < length && !error; i++)
+        merge_taken(c, &run[i]);
+    return error;
+}
+
 /* Take the bytes of every device that has some, in ascending replica number, and merge them into c->home. The
  * bytes are taken once: what is compared and what becomes the twin is the same, so a store that arrives now
  * is seen next time. */
 static int take(struct collect *c)
 {
-    struct frame_pool *pool = &c->file->cache->twins;
     struct leaf_copy *copy;
+    int error = 0;
 
     SLIST_FOREACH (copy, &c->leaf->copies, link) {
         page_mask left = wanted(copy, c->what) & page_range_mask(0, c->first, c->length);
-        for (; left; left &= left - 1) {
-            struct taken *t = &c->taken[c->count];
-            *t = (struct taken){.copy = copy, .page = (unsigned)__builtin_ctzll(left)};
-            int error = frame_get(pool, &t->frame);
-            if (error)
-                return error;
-            c->count++;
-            uint64_t number = (c->leaf->number << LEAF_SHIFT) + t->page;
-            uint8_t *bytes = frame_bytes(pool, t->frame);
-            uint8_t *home = c->home + (t->page - c->first) * GAIA_PAGE_SIZE;
-            size_t n = file_page_bytes(c->file->size, number);
-            error = replica_fetch(copy->replica, number, bytes);
-            if (error)
-                return error;
-            memset(bytes + n, 0,
-                   GAIA_PAGE_SIZE - n); /* past the end is no part of the file: not of the twin either */
-            if (!gaia_merge(home, frame_bytes(pool, *leaf_copy_twin(copy, t->page)), bytes, n))
-                continue;
-            c->changed |= UINT64_C(1) << t->page;
-            replica_count(copy->replica, pages_merged, 1);
-            if (gaia_differs(home, bytes, n))
-                replica_count(copy->replica, merges, 1);
+        while (left && !error) {
+            unsigned length, first = page_mask_run(&left, &length);
+            error = take_run(c, copy, first, length);
         }
+        if (error)
+            break;
     }
-    return 0;
+    return error;
 }
 
 static int write_changed(struct collect *c)
@@ -182,12 +203,24 @@ static int collect_run(struct collect *c)
     return error;
 }
 
+/* What is left to collect in any copy. */
+static void count_released(struct leaf *leaf)
+{
+    struct leaf_copy *copy;
+
+    leaf->released = 0;
+    SLIST_FOREACH (copy, &leaf->copies, link)
+        leaf->released |= wanted(copy, COLLECT_RELEASING);
+}
+
 int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, enum collect_what what)
 {
     struct leaf_copy *copy;
     page_mask todo = 0;
     int error = 0;
 
+    if (!(leaf->released & pages))
+        return 0;
     SLIST_FOREACH (copy, &leaf->copies, link)
         todo |= wanted(copy, what) & pages;
     while (todo && !error) {
@@ -209,6 +242,7 @@ int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, e
             error = collect_run(&c);
         }
     }
+    count_released(leaf);
     return error;
 }
 

@@ -38,6 +38,8 @@ static void mark_touched(struct leaf *leaf, page_mask pages)
 {
     struct leaf_copy *copy;
 
+    if (!(leaf->released & pages))
+        return;
     SLIST_FOREACH (copy, &leaf->copies, link)
         copy->touched |= copy->releasing & pages;
 }
@@ -86,6 +88,37 @@ static struct leaf_copy *peer_at(struct cache_file *file, off_t offset)
     return leaf ? find_peer(leaf, page_bit(page)) : NULL;
 }
 
+/* Bytes at offset from a device's copy that has them: what is left of a page, or whole pages for as long as
+ * the copy has them. How many, or a negative errno. Lock held. */
+static ssize_t read_peer(struct cache_file *file, struct leaf_copy *copy, uint8_t *buffer, size_t length,
+                         off_t offset)
+{
+    uint64_t page = (uint64_t)offset >> GAIA_PAGE_SHIFT;
+    size_t from = (size_t)offset & (GAIA_PAGE_SIZE - 1);
+    void *places[GAIA_FETCH_MAX];
+    uint8_t bytes[GAIA_PAGE_SIZE];
+    unsigned count = 0;
+
+    while (!from && count < GAIA_FETCH_MAX && (count + 1) * GAIA_PAGE_SIZE <= length &&
+           (!count || peer_at(file, offset + (off_t)(count * GAIA_PAGE_SIZE)) == copy)) {
+        places[count] = buffer + count * GAIA_PAGE_SIZE;
+        count++;
+    }
+    bool part = !count;
+    if (part)
+        places[count++] = bytes;
+    int error = replica_fetch_run(copy->replica, page, count, places);
+    if (error)
+        return error;
+    replica_count(copy->replica, peer_reads, count);
+    replica_count(copy->replica, pages_out, count);
+    if (!part)
+        return (ssize_t)(count * GAIA_PAGE_SIZE);
+    length = GAIA_PAGE_SIZE - from < length ? GAIA_PAGE_SIZE - from : length;
+    memcpy(buffer, bytes + from, length);
+    return (ssize_t)length;
+}
+
 /* Peer caching: copy the bytes of [offset, offset + length) that lie in front and that devices have, and say
  * how many. When there are none, *gap_out says how many are to be read elsewhere before it is worth asking
  * again. */
@@ -100,19 +133,12 @@ static size_t read_peers(struct cache_file *file, uint8_t *buffer, size_t length
         length = offset < file->size ? (size_t)(file->size - offset) : 0;
     bool fetched = true; /* what can't be fetched is read elsewhere: the home has the same bytes */
     while (fetched && done < length && (copy = peer_at(file, offset + (off_t)done))) {
-        uint64_t page = (uint64_t)(offset + (off_t)done) >> GAIA_PAGE_SHIFT;
-        size_t from = (size_t)(offset + (off_t)done) & (GAIA_PAGE_SIZE - 1);
-        size_t n = GAIA_PAGE_SIZE - from < length - done ? GAIA_PAGE_SIZE - from : length - done;
-        uint8_t bytes[GAIA_PAGE_SIZE];
-        fetched = !replica_fetch(copy->replica, page, bytes);
-        if (!fetched) {
-            gap = done ? 0 : n;
-            break;
-        }
-        memcpy(buffer + done, bytes + from, n);
-        replica_count(copy->replica, peer_reads, 1);
-        replica_count(copy->replica, pages_out, 1);
-        done += n;
+        ssize_t n = read_peer(file, copy, buffer + done, length - done, offset + (off_t)done);
+        fetched = n > 0;
+        if (fetched)
+            done += (size_t)n;
+        else if (!done)
+            gap = length;
     }
     while (fetched && !done && gap < length && !peer_at(file, offset + (off_t)gap))
         gap += GAIA_PAGE_SIZE - ((size_t)(offset + (off_t)gap) & (GAIA_PAGE_SIZE - 1));

@@ -61,6 +61,8 @@ struct leaf {
     page_mask dropped;      /* what those invalidations are about */
     uint32_t invalidations; /* how many are under way; the leaf stays meanwhile */
     page_mask cpu_modified; /* written by a CPU since the last acquire (rule 4) */
+    page_mask released; /* at least the pages that are releasing or pending in some copy: what spares a read
+                           the walk through the copies of many devices */
     /* By unit, allocated when first needed (NULL: all zero): R of the unit's pages, then V of their home
      * copies. A vector has n entries, which grows with the file's replicas. */
     gaia_version *versions[LEAF_UNITS];

@@ -45,44 +45,67 @@ static int seal(struct replica *replica, const struct work *work, size_t count)
     return error;
 }
 
+/* Which of these pages differ from their twins. What can't be fetched is not sealed any more. Lock held. */
+static page_mask compare(struct leaf_copy *copy, page_mask pages, int *error)
+{
+    struct cache_file *file = copy->replica->file;
+    uint64_t base = copy->leaf->number << LEAF_SHIFT;
+    uint8_t bytes[GAIA_UNIT_PAGES][GAIA_PAGE_SIZE];
+    void *places[GAIA_UNIT_PAGES];
+    page_mask modified = 0;
+    bool singly = false;
+
+    for (unsigned i = 0; i < GAIA_UNIT_PAGES; i++)
+        places[i] = bytes[i];
+    while (pages) {
+        page_mask rest = pages;
+        unsigned length, first = page_mask_run(&rest, &length), most = singly ? 1 : GAIA_UNIT_PAGES;
+        length = length < most ? length : most;
+        page_mask run = page_range_mask(0, first, length);
+        int one = replica_fetch_run(copy->replica, base + first, length, places);
+        if (one && length > 1) { /* which of them is it? */
+            singly = true;
+            continue;
+        }
+        if (one) {
+            copy->sealed &= ~run;
+            *error = *error ? *error : one;
+        }
+        for (unsigned i = 0; i < length && !one; i++)
+            if (gaia_differs(frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, first + i)), bytes[i],
+                             file_page_bytes(file->size, base + first + i)))
+                modified |= UINT64_C(1) << (first + i);
+        pages &= ~run;
+    }
+    return modified;
+}
+
 /* Find which of the owned pages were modified; they stand still. Those are releasing then. The first error of
  * pages that can't be looked at: they stay as they are. Lock held. */
 static int find_modified(struct work *w)
 {
     struct leaf_copy *copy = w->copy;
     struct replica *replica = copy->replica;
-    struct cache_file *file = replica->file;
     page_mask before = copy_stored(copy);
-    page_mask clean = 0, left = copy->twin & w->owned;
-    uint8_t bytes[GAIA_PAGE_SIZE];
+    page_mask left = copy->twin & w->owned;
     int error = 0;
 
     copy->sealed |= left;
-    for (; left; left &= left - 1) {
-        unsigned page = (unsigned)__builtin_ctzll(left);
-        uint64_t number = (w->leaf << LEAF_SHIFT) + page;
-        page_mask bit = UINT64_C(1) << page;
-        int one = replica_fetch(replica, number, bytes);
-        if (one) {
-            copy->sealed &= ~bit;
-            error = error ? error : one;
-            continue;
-        }
-        bool modified = gaia_differs(frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page)), bytes,
-                                     file_page_bytes(file->size, number));
-        if (copy->pending & bit) {
-            if (modified) { /* the kernel holds no pending page: nothing to tell anybody */
-                struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
-                gaia_rule_release(&versions, replica->entry, leaf_copy_page_vector(copy, page));
-                file_suspect_others(copy->leaf, replica, bit);
-            }
-        } else if (modified) {
-            w->pages |= bit;
-        } else {
-            clean |= bit;
-        }
+    page_mask modified = compare(copy, left, &error);
+    page_mask again = modified & copy->pending;
+    left &= copy->sealed;
+    for (page_mask each = again; each;
+         each &= each - 1) { /* the kernel holds no pending page: nothing to tell */
+        unsigned page = (unsigned)__builtin_ctzll(each);
+        struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
+        gaia_rule_release(&versions, replica->entry, leaf_copy_page_vector(copy, page));
     }
+    if (again)
+        file_suspect_others(copy->leaf, replica, again);
+    w->pages |= modified & ~again;
+    page_mask clean = left & ~modified & ~copy->pending;
     copy->releasing |= w->pages;
+    copy->leaf->released |= w->pages;
     replica_update(copy, before);
     replica_drop_twins(copy, clean);
     w->marked = w->pages;
@@ -169,6 +192,7 @@ static bool make_pending(struct work *w, bool failed)
         replica_update(copy, before);
         return false;
     }
+    assert((still & ~copy->leaf->released) == 0);
     copy->pending |= still;
     for (page_mask left = still; left; left &= left - 1) {
         unsigned page = (unsigned)__builtin_ctzll(left);

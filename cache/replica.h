@@ -74,10 +74,15 @@ void replica_checked(struct replica *replica);
 int replica_take_twins(struct leaf_copy *copy, page_mask pages);
 void replica_drop_twins(struct leaf_copy *copy, page_mask pages);
 
-/* The bytes of a resident page. 0 or a negative errno. */
+/* The bytes of resident pages: see fetch in gpu/device.h. 0 or a negative errno. */
+static inline int replica_fetch_run(struct replica *replica, uint64_t page, unsigned count,
+                                    void *const *pages_out)
+{
+    return replica->frames->ops->fetch(replica->frames, page, count, pages_out);
+}
 static inline int replica_fetch(struct replica *replica, uint64_t page, void *bytes_out)
 {
-    return replica->frames->ops->fetch(replica->frames, page, bytes_out);
+    return replica_fetch_run(replica, page, 1, &bytes_out);
 }
 
 /* Forget pages of a copy: present and everything about stores. Returns how many were present; the caller

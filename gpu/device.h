@@ -22,6 +22,8 @@ struct gaia_run {
     uint64_t count;
 };
 
+#define GAIA_FETCH_MAX 64u /* pages */
+
 struct gaia_frames;
 struct gaia_frames_map; /* a client's mapping of frames */
 
@@ -66,8 +68,9 @@ struct gaia_frames_ops {
     int (*drop)(struct gaia_frames *frames, uint64_t page, uint64_t count);
     /* Bytes of a resident page from `from` to its end become zeros, in every client. */
     int (*clear)(struct gaia_frames *frames, uint64_t page, size_t from);
-    /* Copy a resident page's bytes (fetch); the device may store meanwhile. -EIO ... */
-    int (*fetch)(struct gaia_frames *frames, uint64_t page, void *bytes_out);
+    /* Copy the bytes of count resident pages (at most GAIA_FETCH_MAX) to where pages_out says, one place for
+     * each; the device may store meanwhile. After an error any of them may have been written to. -EIO ... */
+    int (*fetch)(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out);
     void (*close)(struct gaia_frames *frames); /* all maps are detached */
 };
 

@@ -8,6 +8,7 @@
  */
 #include "gpu/device.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -21,6 +22,7 @@
 #include <sys/queue.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "gpu/uffd.h"
@@ -328,15 +330,23 @@ static int soft_clear(struct gaia_frames *frames, uint64_t page, size_t from)
     return n == (ssize_t)length ? 0 : n < 0 ? -errno : -EIO;
 }
 
-/* pread() and no mapping of the home's own: a client that may write can cut the memfd off, and a load past
+/* preadv2() and no mapping of the home's own: a client that may write can cut the memfd off, and a load past
  * its end would be SIGBUS for the daemon. What is cut off reads as zeros. */
-static int soft_fetch(struct gaia_frames *frames, uint64_t page, void *bytes_out)
+static int soft_fetch(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
 {
-    size_t done = 0;
+    struct iovec parts[GAIA_FETCH_MAX];
+    size_t length = count * GAIA_PAGE_SIZE, done = 0;
 
-    while (done < GAIA_PAGE_SIZE) {
-        ssize_t n = pread(soft(frames)->fd, (uint8_t *)bytes_out + done, GAIA_PAGE_SIZE - done,
-                          (off_t)(page * GAIA_PAGE_SIZE + done));
+    assert(count && count <= GAIA_FETCH_MAX);
+    while (done < length) {
+        unsigned first = (unsigned)(done / GAIA_PAGE_SIZE);
+        size_t within = done % GAIA_PAGE_SIZE;
+        for (unsigned i = first; i < count; i++)
+            parts[i] = (struct iovec){.iov_base = pages_out[i], .iov_len = GAIA_PAGE_SIZE};
+        parts[first].iov_base = (uint8_t *)pages_out[first] + within;
+        parts[first].iov_len -= within;
+        ssize_t n = preadv2(soft(frames)->fd, parts + first, (int)(count - first),
+                            (off_t)(page * GAIA_PAGE_SIZE + done), 0);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -345,7 +355,9 @@ static int soft_fetch(struct gaia_frames *frames, uint64_t page, void *bytes_out
             break;
         done += (size_t)n;
     }
-    memset((uint8_t *)bytes_out + done, 0, GAIA_PAGE_SIZE - done);
+    for (; done < length; done += GAIA_PAGE_SIZE - done % GAIA_PAGE_SIZE)
+        memset((uint8_t *)pages_out[done / GAIA_PAGE_SIZE] + done % GAIA_PAGE_SIZE, 0,
+               GAIA_PAGE_SIZE - done % GAIA_PAGE_SIZE);
     return 0;
 }
 

@@ -150,7 +150,8 @@ MOVE(read, (int d, void *b, size_t n), (d, b, n), (d, b, n))
 MOVE(write, (int d, const void *b, size_t n), (d, b, n), (d, b, n))
 MOVE(pread64, (int d, void *b, size_t n, off_t o), (d, b, n, o), (d, b, HALF(n), o))
 MOVE(pwrite64, (int d, const void *b, size_t n, off_t o), (d, b, n, o), (d, b, HALF(n), o))
-MOVE(preadv64v2, (int d, const struct iovec *v, int n, off_t o, int f), (d, v, n, o, f), (d, v, n, o, f))
+MOVE(preadv64v2, (int d, const struct iovec *v, int n, off_t o, int f), (d, v, n, o, f),
+     (d, v, HALF(n), o, f))
 MOVE(pwritev64v2, (int d, const struct iovec *v, int n, off_t o, int f), (d, v, n, o, f), (d, v, n, o, f))
 MOVE(copy_file_range, (int a, off_t *p, int b, off_t *q, size_t n, unsigned f), (a, p, b, q, n, f),
      (a, p, b, q, HALF(n), f))

@@ -36,6 +36,7 @@ ERRORS = {
     **dict.fromkeys(["memfd_create", "open64", "openat64", "dup", "eventfd", "socket"], [errno.EMFILE]),
     "pwrite64": [errno.ENOSPC, errno.EIO, errno.EINTR, SHORT],
     "pread64": [errno.EIO, errno.EINTR, SHORT],
+    "preadv64v2": [errno.EIO, errno.EINTR, SHORT],
     "pwritev64v2": [errno.ENOSPC],
     "copy_file_range": [errno.ENOSPC, SHORT],
     "completion": [errno.EIO, errno.ECANCELED, SHORT],
