@@ -274,24 +274,48 @@ static struct cache_map *find_by_id(struct cache_client *client, uint32_t id)
     return NULL;
 }
 
-int cache_map_attach(struct cache_client *client, uint32_t id, uint64_t address)
+/* A map that is to be attached now, with a reference: nobody else may attach it until `attaching` falls. */
+static int begin_attach(struct cache_client *client, uint32_t id, uint64_t address,
+                        struct cache_map **map_out)
 {
     int error = -ENOENT;
 
-    if (address % GAIA_PAGE_SIZE)
-        return -EINVAL;
     pthread_mutex_lock(&client->lock);
     struct cache_map *map = find_by_id(client, id);
-    if (map && map->frames) {
+    if (map && (map->frames || map->attaching))
         error = -EBUSY;
-    } else if (map && address > UINT64_MAX - map->count * GAIA_PAGE_SIZE) {
+    else if (map && address > UINT64_MAX - map->count * GAIA_PAGE_SIZE)
         error = -EINVAL;
-    } else if (map) {
-        map->address = address;
-        error = map->replica->frames->ops->attach(map->replica->frames, client->faults, address, map->first,
-                                                  map->count, map->writable, map->can_trap, &map->frames);
+    else if (map)
+        error = 0;
+    if (!error) {
+        map->attaching = true;
+        *map_out = cache_map_get(map);
     }
     pthread_mutex_unlock(&client->lock);
+    return error;
+}
+
+int cache_map_attach(struct cache_client *client, uint32_t id, uint64_t address)
+{
+    struct gaia_frames_map *frames = NULL;
+    struct cache_map *map;
+
+    if (address % GAIA_PAGE_SIZE)
+        return -EINVAL;
+    int error = begin_attach(client, id, address, &map);
+    if (error)
+        return error;
+    error = map->replica->frames->ops->attach(map->replica->frames, client->faults, address, map->first,
+                                              map->count, map->writable, map->can_trap, &frames);
+    pthread_mutex_lock(&client->lock);
+    map->attaching = false;
+    if (!error) {
+        map->address = address;
+        map->frames = frames;
+    }
+    pthread_mutex_unlock(&client->lock);
+    cache_map_put(map);
     return error;
 }
 
@@ -324,10 +348,11 @@ static int find_range(struct cache_client *client, uint32_t id, uint64_t offset,
 
     pthread_mutex_lock(&client->lock);
     struct cache_map *map = find_by_id(client, id);
-    if (map && map->frames)
+    bool attached = map && map->frames;
+    if (attached)
         cache_map_get(map);
     pthread_mutex_unlock(&client->lock);
-    if (!map || !map->frames)
+    if (!attached)
         return -EINVAL;
     if (offset % GAIA_PAGE_SIZE || !run.count || run.page < map->first || run.count > map->count ||
         run.page - map->first > map->count - run.count) {

@@ -20,7 +20,7 @@ struct cache_map {
     uint64_t address;               /* in the client; 0 until attached */
     uint64_t first, count;          /* pages of the file */
     bool writable, resident, can_trap;
-    bool closing;                /* under client->lock */
+    bool attaching, closing;     /* under client->lock */
     _Atomic bool poisoned;       /* a touch could not be served: SIGBUS until the next acquire refreshes it */
     _Atomic unsigned careful;    /* so many touches are served one page at a time, after an error */
     _Atomic unsigned references; /* the client's list, and operations under way */

@@ -40,7 +40,7 @@ struct gaia_frames_ops {
     int (*share)(struct gaia_frames *frames, bool writable, int *fd_out);
     /* A client mapped pages [first, first + count) at address in the process behind `faults` (a descriptor
      * for its faults, which must outlive the map). can_trap: the process's kernel can map pages write
-     * protected. */
+     * protected. Waits for calls under way on other clients' maps. [client] */
     int (*attach)(struct gaia_frames *frames, int faults, uint64_t address, uint64_t first, uint64_t count,
                   bool writable, bool can_trap, struct gaia_frames_map **map_out);
     /* Waits for calls under way on the map. [client] */
