@@ -100,9 +100,11 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size);
 /* [FUSE] The rest of the data operations; each is a read or a write in the sense of rule 3. */
 int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset, off_t length);
 off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence);
-/* Either file may be NULL (untracked). */
+/* Either file may be NULL (untracked); its gate may be held. cache_file_copy_end() must follow for out, if
+ * not NULL, with no lock held: it may call the host's pin(). */
 ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,
                               int fd_out, off_t offset_out, size_t length, unsigned flags);
+void cache_file_copy_end(struct cache_file *out);
 /* [FUSE] Collect what is pending, then fsync or fdatasync fd. */
 int cache_file_sync(struct cache_file *file, int fd, bool data_only);
 

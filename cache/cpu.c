@@ -410,12 +410,18 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
         look_at_size(out, unchanged);
         if (done > 0)
             heal_changed(out, offset_out - done, done);
-        bool emptied = !out->index.leaves && out->pinned;
         pthread_mutex_unlock(&out->lock);
-        if (emptied)
-            file_unpin_if_empty(out);
     }
     return error ? error : done;
+}
+
+void cache_file_copy_end(struct cache_file *out)
+{
+    pthread_mutex_lock(&out->lock);
+    bool emptied = !out->index.leaves && out->pinned;
+    pthread_mutex_unlock(&out->lock);
+    if (emptied)
+        file_unpin_if_empty(out);
 }
 
 int cache_file_sync(struct cache_file *file, int fd, bool data_only)

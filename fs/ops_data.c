@@ -321,6 +321,8 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, s
     inode_gate_leave(inodes[0], files[0]);
     if (inodes[0] != inodes[1])
         inode_gate_leave(inodes[1], files[1]);
+    if (files[1])
+        cache_file_copy_end(files[1]);
     if (kills)
         creds_regain_fsetid();
     if (copied < 0)

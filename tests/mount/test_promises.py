@@ -1017,3 +1017,25 @@ def test_read_only_frames_cannot_be_made_writable(mount, devices, agents):
     opened.map.release()
     opened.map.acquire()
     assert opened.map[:2] == read_file(path)[:2] == b"\0\1"
+
+
+@pytest.mark.parametrize("which", ["into", "out of"])
+def test_copies_between_a_mapped_file_and_another(mount, devices, which):
+    """copy_file_range() with a file that no device has mapped: its gate is held over the copy, and over nothing that waits
+    (seen by a build that checks locks)."""
+    m = mount()
+    names = [os.path.join(m.mnt, name) for name in ("plain", "mapped")]
+    for name, byte in zip(names, b"pm"):
+        write_file(name, bytes([byte]) * 4 * PAGE)
+    fds = [os.open(name, os.O_RDWR) for name in names]
+    map = devices().mmap(fds[1], 4 * PAGE)  # nothing of it is on the device yet
+    source, target = fds if which == "into" else reversed(fds)
+    assert os.copy_file_range(source, target, PAGE, 0, PAGE) == PAGE
+    map.acquire()
+    assert map[:3 * PAGE:PAGE] == (b"mpm" if which == "into" else b"mmm")
+    map[0:1] = b"s"
+    map.release()
+    assert os.copy_file_range(source, target, PAGE, 0, 2 * PAGE) == PAGE
+    map.acquire()
+    assert map[:4 * PAGE:PAGE] == (b"sppm" if which == "into" else b"smmm")
+    assert read_file(names[0])[::PAGE] == (b"pppp" if which == "into" else b"pmsp")
