@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all check model soak bench install format lint clean. Variables: CC, SANITIZE=address|thread, BREAK=<rule>
-# (a build with one rule broken on purpose, see tests/README.md), V=1.
+# GNU make. Targets: all check model soak bench install format lint clean. Variables: CC, DEBUG=1 (checks the order of locks, as
+# the sanitizer builds do), SANITIZE=address|thread, BREAK=<rule> (a build with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
 VERSION := 0.1.0
 SOMAJOR := 0
@@ -14,12 +14,13 @@ MAKEFLAGS += --silent
 endif
 PKG_CONFIG ?= pkg-config
 SANITIZE ?=
+DEBUG ?=
 BREAK ?=
 
-flavour := $(notdir $(CC))$(if $(SANITIZE),-$(SANITIZE))$(if $(BREAK),-$(BREAK))
+flavour := $(notdir $(CC))$(if $(SANITIZE),-$(SANITIZE))$(if $(DEBUG),-debug)$(if $(BREAK),-$(BREAK))
 BUILD ?= build/$(flavour)
 # The plain build leaves its programs at the top level; the others keep theirs in their build folder.
-BIN := $(if $(SANITIZE)$(BREAK),$(BUILD),.)
+BIN := $(if $(SANITIZE)$(DEBUG)$(BREAK),$(BUILD),.)
 
 packages := fuse3 liburing libxxhash jansson
 missing := $(shell for p in $(packages) libibverbs librdmacm; do $(PKG_CONFIG) --exists $$p || echo $$p; done)
@@ -29,7 +30,8 @@ $(error missing development packages: $(missing) (Debian: libfuse3-dev liburing-
 endif
 endif
 
-CPPFLAGS += -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -I. -DGAIAFS_VERSION='"$(VERSION)"' $(if $(BREAK),-DGAIAFS_BREAK_$(BREAK)=1)
+CPPFLAGS += -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -I. -DGAIAFS_VERSION='"$(VERSION)"' $(if $(BREAK),-DGAIAFS_BREAK_$(BREAK)=1) \
+	$(if $(DEBUG)$(SANITIZE),-DGAIAFS_CHECK_LOCKS=1)
 CFLAGS ?= -O2 -g
 CFLAGS += -std=gnu11 -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -fvisibility=hidden -fPIC -pthread -MMD -MP
 LDFLAGS += -pthread
@@ -45,14 +47,14 @@ PKG_LIBS := $(shell $(PKG_CONFIG) --libs $(packages) 2>/dev/null)
 CPPFLAGS += $(PKG_CFLAGS)
 
 # What goes where: gpu/home_*.c is the daemon's half of a device, the rest of gpu/ is libgaia.
-home_src := $(wildcard consistency/*.c io/*.c cache/*.c gpu/home_*.c) $(filter-out fs/mount.c fs/gaiactl.c,$(wildcard fs/*.c))
-lib_src := $(filter-out gpu/home_%.c,$(wildcard gpu/*.c)) io/message.c
+home_src := $(wildcard base/*.c consistency/*.c io/*.c cache/*.c gpu/home_*.c) $(filter-out fs/mount.c fs/gaiactl.c,$(wildcard fs/*.c))
+lib_src := $(filter-out gpu/home_%.c,$(wildcard gpu/*.c)) io/message.c $(wildcard base/*.c)
 ctl_src := fs/gaiactl.c io/message.c
 
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 home_a := $(BUILD)/libhome.a
 so := $(BIN)/libgaia.so
-tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/consistency/test_*.c tests/io/test_*.c tests/cache/test_*.c tests/gpu/test_*.c tests/fs/test_*.c))
+tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/base/test_*.c tests/consistency/test_*.c tests/io/test_*.c tests/cache/test_*.c tests/gpu/test_*.c tests/fs/test_*.c))
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c))
 examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/sssp/*.c))
@@ -130,12 +132,13 @@ install: all
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' gpu/gaia.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 
-all_src := $(wildcard consistency/*.[ch] io/*.[ch] gpu/*.[ch] cache/*.[ch] fs/*.[ch] tests/*/*.[ch] examples/*.[ch] examples/*/*.[ch])
+all_src := $(wildcard base/*.[ch] consistency/*.[ch] io/*.[ch] gpu/*.[ch] cache/*.[ch] fs/*.[ch] tests/*/*.[ch] examples/*.[ch] examples/*/*.[ch])
 format:
 	clang-format -i $(all_src)
 lint:
 	clang-format --dry-run -Werror $(all_src)
-	clang-tidy --quiet $(filter %.c,$(wildcard consistency/*.c io/*.c gpu/*.c cache/*.c fs/*.c)) -- $(CPPFLAGS) -std=gnu11
+	! grep -nE 'pthread_(mutex|rwlock)_init|PTHREAD_(MUTEX|RWLOCK)_INITIALIZER' $(wildcard io/*.[ch] gpu/*.[ch] cache/*.[ch] fs/*.[ch]) # lock_init()
+	clang-tidy --quiet $(filter %.c,$(wildcard base/*.c consistency/*.c io/*.c gpu/*.c cache/*.c fs/*.c)) -- $(CPPFLAGS) -std=gnu11
 
 clean:
 	rm -rf build mount.gaiafs gaiactl libgaia.so libgaia.so.*

@@ -1,4 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The cache as a whole: its start and end, its devices, its list of files. And the locks of the whole
+ * project.
+ *
+ * The order of locks, outermost first: who holds one may take those further down in its part, and no other of
+ * its own class. Builds with DEBUG=1 or a sanitizer end at the first step out of order (base/lock.h, whose
+ * classes these are).
+ *
+ * libgaia:
+ *   LOCK_SESSIONS      the list of sessions; held over the connection of a new one, and over a fork, with
+ *     LOCK_TABLE       the table of mappings, held over mmap and userfaultfd calls on the own process; a leaf
+ *   LOCK_SESSION       one request at a time: held while the daemon answers, so only with no other lock
+ *
+ * The daemon:
+ *   LOCK_HANDLE        the position in an open directory; held while names are looked up
+ *   LOCK_GATE          an inode: shared by the I/O of an untracked file, exclusively to track it; of two, the
+ *                      lower address first (a copy from one file to another)
+ *   LOCK_CLIENT        a client's maps
+ *     LOCK_CACHE       the list of files
+ *       LOCK_FILE      everything about one file: what a handler of FUSE waits for, so never held for long
+ *         LOCK_DEVICES the table of devices
+ *         leaves, inside which nothing is taken:
+ *         LOCK_DEVICE  the order of eviction, and what is charged
+ *         LOCK_TWINS, LOCK_STAGES      host frames
+ *         LOCK_READAHEAD, LOCK_GROUP   of a map; of the fills that one waits for
+ *         LOCK_HEALER, LOCK_FILLER     the queues of the cache's threads
+ *         LOCK_IO, LOCK_URING, LOCK_URING_FILES, LOCK_POOL    the storage engine
+ *         LOCK_SHARD   a part of the table of inodes
+ *         LOCK_SERVER, LOCK_TOKENS, LOCK_HANDLES, LOCK_PEEK   of fs/
+ *   LOCK_NOTIFY        the gate of notifications: held over those to the kernel
+ *   LOCK_MAPS          the maps of a file's frames (gpu/): held over userfaultfd calls on clients
+ *
+ * The last two wait for who may wait for a FUSE handler: they are taken with no other lock held (or tried
+ * only). For the same reason no lock is held over cache_host.invalidate(), cache_host.pin() and
+ * cache_host.peek(), over the calls of gpu/device.h marked [client], and while a thread is joined; and who
+ * waits on a condition holds that condition's lock and no other. What has to stand still over such a call is
+ * marked busy, releasing or invalidating in the index, and others wait for it on cache_file.changed. FUSE
+ * handlers wait for none of the three, but for that of a WRITE that may be stale in the kernel: for at most
+ * 100 ms, for healers to invalidate, and for READ handlers on cache_file.changed (cache/heal.h,
+ * cache/reads.h).
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,8 +70,8 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
     cache->config = *config;
     cache->host = *host;
     LIST_INIT(&cache->files);
-    pthread_mutex_init(&cache->lock, NULL);
-    pthread_mutex_init(&cache->devices_lock, NULL);
+    lock_init(&cache->lock, LOCK_CACHE);
+    lock_init(&cache->devices_lock, LOCK_DEVICES);
     /* A twin for every page that any device can hold; it is address space until it is used. */
     uint64_t twins = 0;
     for (unsigned i = 0; i < config->soft_devices; i++)

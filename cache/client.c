@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/lock.h"
 #include "cache/acquire.h"
 #include "cache/collect.h"
 #include "cache/drop.h"
@@ -128,7 +128,7 @@ int cache_client_open(struct cache *cache, int faults, bool can_trap, struct cac
         goto out;
     *client = (struct cache_client){.cache = cache, .faults = faults, .can_trap = can_trap, .next_id = 1};
     LIST_INIT(&client->maps);
-    pthread_mutex_init(&client->lock, NULL);
+    lock_init(&client->lock, LOCK_CLIENT);
     pthread_cond_init(&client->idle, NULL);
     client->stop = eventfd(0, EFD_CLOEXEC);
     if (client->stop < 0) {

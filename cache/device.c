@@ -13,7 +13,7 @@ void cache_device_init(struct cache_device *device, unsigned number, uint64_t ca
     device->capacity = capacity_bytes / GAIA_PAGE_SIZE;
     device->policy = policy;
     device->charged = 0;
-    pthread_mutex_init(&device->lock, NULL);
+    lock_init(&device->lock, LOCK_DEVICE);
     pthread_cond_init(&device->changed, NULL);
     TAILQ_INIT(&device->order);
 }

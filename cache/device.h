@@ -4,11 +4,12 @@
 #ifndef GAIAFS_CACHE_DEVICE_H
 #define GAIAFS_CACHE_DEVICE_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
+
+#include "base/lock.h"
 
 struct evict_policy;
 struct leaf_copy;

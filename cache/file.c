@@ -52,7 +52,7 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
     heal_window_init(&file->window);
     reads_init(&file->reads);
     SLIST_INIT(&file->replicas);
-    pthread_mutex_init(&file->lock, NULL);
+    lock_init(&file->lock, LOCK_FILE);
     pthread_cond_init(&file->changed, NULL);
     pthread_mutex_lock(&cache->lock);
     LIST_INSERT_HEAD(&cache->files, file, link);
@@ -108,6 +108,7 @@ void file_use(struct cache_file *file)
     bool tell = !file->pinned;
     file->pinned = true;
     pthread_mutex_unlock(&file->lock);
+    lock_none("cache_host.pin");
     if (tell)
         file->cache->host.pin(file->cache->host.context, file->context, true);
 }
@@ -138,6 +139,7 @@ void file_unuse(struct cache_file *file)
     if (tell)
         file->pinned = false;
     pthread_mutex_unlock(&file->lock);
+    lock_none("cache_host.pin");
     if (tell)
         cache->host.pin(cache->host.context, context, false);
 }

@@ -3,12 +3,12 @@
 #ifndef GAIAFS_CACHE_FILE_H
 #define GAIAFS_CACHE_FILE_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/queue.h>
 #include <sys/stat.h>
 #include <time.h>
 
+#include "base/lock.h"
 #include "cache/cache.h"
 #include "cache/heal.h"
 #include "cache/index.h"

@@ -26,7 +26,7 @@ struct fill {
 void fill_group_init(struct fill_group *group)
 {
     *group = (struct fill_group){0};
-    pthread_mutex_init(&group->lock, NULL);
+    lock_init(&group->lock, LOCK_GROUP);
     pthread_cond_init(&group->done, NULL);
 }
 

@@ -43,7 +43,7 @@ int filler_start(struct cache *cache)
     struct filler *filler = &cache->filler;
     int error = 0;
 
-    pthread_mutex_init(&filler->lock, NULL);
+    lock_init(&filler->lock, LOCK_FILLER);
     pthread_cond_init(&filler->queued, NULL);
     STAILQ_INIT(&filler->queue);
     while (filler->started < FILLER_THREADS && !error) {

@@ -4,10 +4,11 @@
 #ifndef GAIAFS_CACHE_FILLER_H
 #define GAIAFS_CACHE_FILLER_H
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
+
+#include "base/lock.h"
 
 #define FILLER_THREADS 2u
 #define FILLER_QUEUE_MAX 256u /* pieces: more are not worth remembering */

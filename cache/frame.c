@@ -26,7 +26,7 @@ int frame_pool_init(struct frame_pool *pool, uint64_t max_bytes)
         frame_pool_free(pool);
         return -ENOMEM;
     }
-    pthread_mutex_init(&pool->lock, NULL);
+    lock_init(&pool->lock, LOCK_TWINS);
     return 0;
 }
 
@@ -84,7 +84,7 @@ int stage_pool_init(struct stage_pool *pool)
     pool->area = area_map(stage_pool_length());
     if (!pool->area)
         return -ENOMEM;
-    pthread_mutex_init(&pool->lock, NULL);
+    lock_init(&pool->lock, LOCK_STAGES);
     pthread_cond_init(&pool->freed, NULL);
     for (unsigned i = 0; i < STAGE_COUNT; i++)
         pool->free_list[pool->free_count++] = pool->area + (size_t)i * STAGE_PAGES * GAIA_PAGE_SIZE;

@@ -5,9 +5,9 @@
 #ifndef GAIAFS_CACHE_FRAME_H
 #define GAIAFS_CACHE_FRAME_H
 
-#include <pthread.h>
 #include <stdint.h>
 
+#include "base/lock.h"
 #include "consistency/page.h"
 
 #define STAGE_PAGES 128u /* pages: 512 KiB, the smallest read after a sequential hint */

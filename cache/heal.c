@@ -296,6 +296,7 @@ static enum last_page look_at_last_page(struct cache *cache, struct heal *heal)
     pthread_mutex_lock(&file->lock);
     bool recent = reads_wait(file, (uint64_t)page / GAIA_PAGE_SIZE, heal->reads, READER_MS * 1000000u);
     pthread_mutex_unlock(&file->lock);
+    lock_none("cache_host.peek");
     ssize_t n = host->peek(host->context, file->context, page, (size_t)(before + length), bytes);
     if (!n)
         return recent ? LAST_OWN_OR_READ : LAST_NOTHING;
@@ -391,6 +392,7 @@ const uint8_t *heal_merge(struct cache_file *file, const uint8_t *bytes, off_t o
 
 static int drop_range(struct cache *cache, struct heal *heal, off_t from, off_t end)
 {
+    lock_none("cache_host.invalidate");
     int error =
         from < end ? cache->host.invalidate(cache->host.context, heal->file->context, from, end - from) : 0;
 
@@ -472,7 +474,7 @@ int healer_start(struct cache *cache)
     pthread_condattr_t monotonic;
     int error = 0;
 
-    pthread_mutex_init(&healer->lock, NULL);
+    lock_init(&healer->lock, LOCK_HEALER);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&healer->changed, &monotonic);

@@ -38,11 +38,12 @@
 #ifndef GAIAFS_CACHE_HEAL_H
 #define GAIAFS_CACHE_HEAL_H
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
 #include <sys/types.h>
+
+#include "base/lock.h"
 
 struct cache;
 struct cache_file;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cache itself, and the order of its locks. */
+/* The cache itself, as the files of this folder see it. */
 #ifndef GAIAFS_CACHE_INTERNAL_H
 #define GAIAFS_CACHE_INTERNAL_H
 
-#include <pthread.h>
 #include <sys/queue.h>
 
+#include "base/lock.h"
 #include "cache/cache.h"
 #include "cache/device.h"
 #include "cache/file.h"
@@ -14,23 +14,7 @@
 #include "cache/replica.h"
 #include "io/engine.h"
 
-/*
- * Lock order, outermost first:
- *
- *   cache_client.lock (cache/client.c)
- *     cache.lock             the list of files
- *       cache_file.lock      everything about one file; two files' locks are never held at once
- *         cache.devices_lock the table of devices
- *         cache_device.lock  the eviction list and the charge
- *         frame_pool.lock, stage_pool.lock, readahead.lock, fill_group.lock, healer.lock, filler.lock
- *   frames.maps_lock (gpu/)   held over userfaultfd calls, so never inside any of the above
- *
- * No lock at all is held over: cache_host.invalidate(), cache_host.pin(), and the calls of gpu/device.h
- * marked [client]. What has to stand still over such a call is marked busy, releasing or invalidating in the
- * index, and others wait for it on cache_file.changed. FUSE handlers wait for none of the three, but for
- * that of a WRITE that may be stale in the kernel: for at most 100 ms, for healers to invalidate, and for
- * READ handlers on cache_file.changed (cache/heal.h, cache/reads.h).
- */
+/* The order of locks, and what none may be held over: at the top of cache/cache.c. */
 struct cache {
     struct cache_config config;
     struct cache_host host;

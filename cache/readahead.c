@@ -10,7 +10,7 @@
 void readahead_init(struct readahead *readahead, uint64_t unit)
 {
     memset(readahead, 0, sizeof *readahead);
-    pthread_mutex_init(&readahead->lock, NULL);
+    lock_init(&readahead->lock, LOCK_READAHEAD);
     readahead->unit = unit;
     for (unsigned i = 0; i < READAHEAD_STREAMS; i++)
         readahead->streams[i].next = UINT64_MAX;

@@ -6,9 +6,9 @@
 #ifndef GAIAFS_CACHE_READAHEAD_H
 #define GAIAFS_CACHE_READAHEAD_H
 
-#include <pthread.h>
 #include <stdint.h>
 
+#include "base/lock.h"
 #include "consistency/page.h"
 
 #define READAHEAD_STREAMS 16u

@@ -136,6 +136,7 @@ static int invalidate(struct cache_file *file, const struct work *work, size_t c
     struct gaia_run run;
     int error = 0;
 
+    lock_none("cache_host.invalidate");
     for (size_t i = 0; i <= count && !error; i++) {
         page_mask pages = i < count ? work[i].dropped : 0;
         do {
@@ -252,6 +253,7 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
     if (!error) { /* also when READs were faster, and have collected it all */
         stamp_modified(file);
         pthread_mutex_unlock(&file->lock);
+        lock_none("cache_host.invalidate");
         file->cache->host.invalidate(file->cache->host.context, file->context, -1, 0);
         pthread_mutex_lock(&file->lock);
     }

@@ -10,11 +10,11 @@
 #endif
 #include <dirent.h>
 #include <fuse_lowlevel.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
+#include "base/lock.h"
 #include "cache/cache.h"
 #include "fs/inode.h"
 #include "fs/options.h"

@@ -24,7 +24,7 @@ struct handle *handle_new(struct fs *fs, struct inode *inode, int fd, DIR *dir, 
     handle->dir = dir;
     handle->inode = inode;
     atomic_init(&handle->page_fd, -1);
-    pthread_mutex_init(&handle->lock, NULL);
+    lock_init(&handle->lock, LOCK_HANDLE);
     inode_get(inode);
 
     pthread_mutex_lock(&fs->handles_lock);

@@ -49,7 +49,7 @@ int inode_table_init(struct inode_table *table)
                 free(table->shards[i].buckets);
             return -ENOMEM;
         }
-        pthread_mutex_init(&shard->lock, NULL);
+        lock_init(&shard->lock, LOCK_SHARD);
     }
     return 0;
 }
@@ -136,7 +136,6 @@ static struct inode *shard_find(struct inode_shard *shard, uint64_t hash, dev_t 
 static struct inode *inode_new(struct fs *fs, int fd, const struct stat *st)
 {
     struct inode *inode = calloc(1, sizeof(*inode));
-    pthread_rwlockattr_t attributes;
 
     if (!inode)
         return NULL;
@@ -146,10 +145,7 @@ static struct inode *inode_new(struct fs *fs, int fd, const struct stat *st)
     inode->ino = st->st_ino;
     inode->type = st->st_mode & S_IFMT;
     /* A stream of reads must not keep inode_track() out for ever. */
-    pthread_rwlockattr_init(&attributes);
-    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    pthread_rwlock_init(&inode->gate, &attributes);
-    pthread_rwlockattr_destroy(&attributes);
+    lock_rw_init(&inode->gate, LOCK_GATE, true);
     return inode;
 }
 

@@ -5,12 +5,13 @@
 #ifndef GAIAFS_FS_INODE_H
 #define GAIAFS_FS_INODE_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+
+#include "base/lock.h"
 
 struct cache_file;
 struct fs;

@@ -286,17 +286,6 @@ static int serve(struct fs *fs, int ready)
     return rc < 0 ? rc : stopped;
 }
 
-static void init_notify_gate(struct fs *fs)
-{
-    pthread_rwlockattr_t attributes;
-
-    /* A stream of notifications must not put off the end. */
-    pthread_rwlockattr_init(&attributes);
-    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    pthread_rwlock_init(&fs->notify_gate, &attributes);
-    pthread_rwlockattr_destroy(&attributes);
-}
-
 static int run(struct fs *fs, int ready)
 {
     int lock = -1, rc = find_directories(fs);
@@ -308,8 +297,9 @@ static int run(struct fs *fs, int ready)
         fs_log(LOG_ERR, "the table of inodes: %s", strerror(-rc));
         return rc;
     }
-    pthread_mutex_init(&fs->handles_lock, NULL);
-    init_notify_gate(fs);
+    lock_init(&fs->handles_lock, LOCK_HANDLES);
+    lock_rw_init(&fs->notify_gate, LOCK_NOTIFY,
+                 true); /* a stream of notifications must not put off the end */
     fs->as_root = geteuid() == 0;
     rc = open_root(fs, &lock);
     if (rc == 0) {

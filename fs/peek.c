@@ -84,7 +84,7 @@ ssize_t peek_kernel(void *context, void *file_context, off_t offset, size_t leng
     if (!peek)
         return -ENOMEM;
     peek->references = 2;
-    pthread_mutex_init(&peek->lock, NULL);
+    lock_init(&peek->lock, LOCK_PEEK);
     pthread_cond_init(&peek->answered, NULL);
     /* At the end somebody waits to close the gate, and perhaps for this WRITE too: not being let in is no
      * answer. */

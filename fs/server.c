@@ -314,7 +314,7 @@ int server_start(struct fs *fs, struct server **server_out)
         return -ENOMEM;
     server->fs = fs;
     LIST_INIT(&server->clients);
-    pthread_mutex_init(&server->lock, NULL);
+    lock_init(&server->lock, LOCK_SERVER);
     token_table_init(&server->tokens);
     int error = listen_on(server);
     if (!error) {

@@ -21,7 +21,7 @@ static time_t now(void)
 void token_table_init(struct token_table *table)
 {
     memset(table, 0, sizeof *table);
-    pthread_mutex_init(&table->lock, NULL);
+    lock_init(&table->lock, LOCK_TOKENS);
 }
 
 void token_table_free(struct token_table *table)

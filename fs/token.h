@@ -4,10 +4,11 @@
 #ifndef GAIAFS_FS_TOKEN_H
 #define GAIAFS_FS_TOKEN_H
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
+
+#include "base/lock.h"
 
 struct inode;
 

@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +24,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/lock.h"
 #include "gpu/uffd.h"
 
 struct soft_frames;
@@ -393,7 +393,7 @@ int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out)
         return -ENOMEM;
     frames->base.ops = &soft_ops;
     LIST_INIT(&frames->maps);
-    pthread_rwlock_init(&frames->maps_lock, NULL);
+    lock_rw_init(&frames->maps_lock, LOCK_MAPS, false);
     int error = 0;
     frames->fd = memfd_create("gaiafs:frames", MFD_CLOEXEC);
     if (frames->fd < 0) {
@@ -435,6 +435,7 @@ int gaia_soft_wait(int faults, int stop, struct gaia_fault *fault_out, unsigned 
 
     if (max > sizeof messages / sizeof messages[0])
         max = sizeof messages / sizeof messages[0];
+    lock_none("gaia_soft_wait");
     for (;;) {
         ssize_t n = read(faults, messages, max * sizeof messages[0]);
         if (n > 0) {

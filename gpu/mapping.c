@@ -2,12 +2,12 @@
 #include "gpu/mapping.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/lock.h"
 #include "gpu/session.h"
 #include "gpu/soft.h"
 
@@ -17,8 +17,9 @@ struct extent {
     struct gaia_mapping *mapping;
 };
 
-static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the table and mappings' references */
-static struct extent *table;                                   /* ascending addresses, no overlaps */
+static pthread_mutex_t table_lock =
+    LOCK_INITIALIZER(LOCK_TABLE); /* guards the table and mappings' references */
+static struct extent *table;      /* ascending addresses, no overlaps */
 static size_t table_count, table_room;
 
 /* Room for `more` further extents. Lock held. */
@@ -273,7 +274,7 @@ void gaia_mapping_after_fork(bool child)
     }
     if (child) {
         table_count = 0;
-        pthread_mutex_init(&table_lock, NULL);
+        lock_init(&table_lock, LOCK_TABLE);
     } else {
         pthread_mutex_unlock(&table_lock);
     }

@@ -11,7 +11,8 @@
 
 #include "gpu/soft.h"
 
-static pthread_mutex_t sessions_lock = PTHREAD_MUTEX_INITIALIZER; /* guards sessions and their references */
+static pthread_mutex_t sessions_lock =
+    LOCK_INITIALIZER(LOCK_SESSIONS); /* guards sessions and their references */
 static LIST_HEAD(, gaia_session) sessions = LIST_HEAD_INITIALIZER(sessions);
 
 /* Nothing but the end of the connection, or of the session, wakes this thread. */
@@ -66,7 +67,7 @@ static int session_open(const char *name, struct gaia_session **session_out)
         return -ENOMEM;
     memcpy(session->name, name, strnlen(name, sizeof session->name - 1));
     session->references = 1;
-    pthread_mutex_init(&session->lock, NULL);
+    lock_init(&session->lock, LOCK_SESSION);
     int error = session->socket = gaia_message_connect(name);
     if (error < 0)
         goto out_free;
@@ -179,7 +180,7 @@ void gaia_session_after_fork(bool child)
     }
     /* The child's copies of the descriptors go; the parent's session is untouched. Its memory is not freed:
      * another thread of the parent may have been using it at the fork. */
-    pthread_mutex_init(&sessions_lock, NULL);
+    lock_init(&sessions_lock, LOCK_SESSIONS);
     while ((session = LIST_FIRST(&sessions))) {
         LIST_REMOVE(session, link);
         close(session->stop);

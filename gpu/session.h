@@ -4,11 +4,11 @@
 #ifndef GAIAFS_GPU_SESSION_H
 #define GAIAFS_GPU_SESSION_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/queue.h>
 
+#include "base/lock.h"
 #include "io/message.h"
 
 struct gaia_session {

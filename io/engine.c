@@ -448,7 +448,7 @@ int gaia_io_open(const struct gaia_io_config *config, struct gaia_io **io_out)
         return -ENOMEM;
     io->backend = config->kind == GAIA_IO_URING ? &gaia_io_uring_backend : &gaia_io_threads_backend;
     io->depth = config->depth;
-    pthread_mutex_init(&io->lock, NULL);
+    lock_init(&io->lock, LOCK_IO);
     pthread_cond_init(&io->slot_free, NULL);
     pthread_cond_init(&io->idle, NULL);
     io->slots = calloc(io->depth, sizeof *io->slots);

@@ -14,9 +14,9 @@
 #define GAIAFS_IO_ENGINE_INTERNAL_H
 
 #include <linux/time_types.h>
-#include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/lock.h"
 #include "io/engine.h"
 
 #define GAIA_IO_LENGTH_MAX ((size_t)1 << 30)

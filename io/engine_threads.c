@@ -126,7 +126,7 @@ static int threads_start(struct gaia_io *io, const struct gaia_io_config *config
 
     if (!pool)
         return -ENOMEM;
-    pthread_mutex_init(&pool->lock, NULL);
+    lock_init(&pool->lock, LOCK_POOL);
     pthread_cond_init(&pool->work, NULL);
     io->pool = pool;
     for (; pool->count < wanted; pool->count++) {

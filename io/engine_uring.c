@@ -363,8 +363,8 @@ static int uring_start(struct gaia_io *io, const struct gaia_io_config *config)
         free(uring);
         return error;
     }
-    pthread_mutex_init(&uring->lock, NULL);
-    pthread_mutex_init(&uring->files_lock, NULL);
+    lock_init(&uring->lock, LOCK_URING);
+    lock_init(&uring->files_lock, LOCK_URING_FILES);
     io->uring = uring;
     register_files(uring, config->files);
     io->registered = register_buffers(uring, config->buffers, config->buffers_length);

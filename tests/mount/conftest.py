@@ -26,7 +26,7 @@ from stacks import stacks
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.path.abspath(os.environ.get("GAIAFS_BIN", TOP))
 LIMIT_S = 60
-SANITIZER = re.compile(r"ERROR: \w+Sanitizer|WARNING: \w+Sanitizer|runtime error:")
+SANITIZER = re.compile(r"ERROR: \w+Sanitizer|WARNING: \w+Sanitizer|runtime error:|gaiafs: lock order:")
 
 
 # --- mounts ---------------------------------------------------------------------------------------------------------

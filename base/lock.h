@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Locks and the order in which they may be taken. What each is for, and why the order is so: the tree at the
+ * top of cache/cache.c. Here are its classes, outermost first.
+ *
+ * Locks are pthread's, and so are the calls on them. Only their beginning is spelled lock_init(),
+ * lock_rw_init() and LOCK_INITIALIZER(), because it names the class. In checked builds (GAIAFS_CHECK_LOCKS:
+ * `make DEBUG=1`, and all sanitizer builds) the same calls check the order first and end the program where it
+ * is broken, also when no other thread is there to deadlock with. In the others nothing is left of it.
+ *
+ * The idea is lockdep's (Linux, Documentation/locking/lockdep-design.rst); the order is written down here
+ * instead of learnt, so that the first wrong step is found, and not the second of two that contradict.
+ */
+#ifndef GAIAFS_BASE_LOCK_H
+#define GAIAFS_BASE_LOCK_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+/* By default: while a lock is held, only locks of classes further down may be taken; none of its own class;
+ * and nobody waits on a condition of another lock. */
+enum lock_flags {
+    LOCK_LEAF = 1,      /* nothing is taken while it is held */
+    LOCK_ALONE = 2,     /* it is taken only with no other lock held */
+    LOCK_PAIR = 4,      /* two of the class may be held, the lower address taken first */
+    LOCK_OVER_WAIT = 8, /* it may be held while a condition of another lock is waited for */
+};
+
+#define LOCK_CLASSES(X)                                     \
+    X(SESSIONS, "gaia_session.sessions_lock", LOCK_ALONE)   \
+    X(TABLE, "gaia_mapping.table_lock", LOCK_LEAF)          \
+    X(SESSION, "gaia_session.lock", LOCK_ALONE | LOCK_LEAF) \
+    X(HANDLE, "handle.lock", LOCK_ALONE)                    \
+    X(GATE, "inode.gate", LOCK_PAIR)                        \
+    X(CLIENT, "cache_client.lock", LOCK_ALONE)              \
+    X(CACHE, "cache.lock", 0)                               \
+    X(FILE, "cache_file.lock", 0)                           \
+    X(DEVICES, "cache.devices_lock", 0)                     \
+    X(DEVICE, "cache_device.lock", LOCK_LEAF)               \
+    X(TWINS, "frame_pool.lock", LOCK_LEAF)                  \
+    X(STAGES, "stage_pool.lock", LOCK_LEAF)                 \
+    X(READAHEAD, "readahead.lock", LOCK_LEAF)               \
+    X(GROUP, "fill_group.lock", LOCK_LEAF)                  \
+    X(HEALER, "healer.lock", LOCK_LEAF)                     \
+    X(FILLER, "filler.lock", LOCK_LEAF)                     \
+    X(IO, "gaia_io.lock", LOCK_LEAF)                        \
+    X(URING, "gaia_io_uring.lock", LOCK_LEAF)               \
+    X(URING_FILES, "gaia_io_uring.files_lock", LOCK_LEAF)   \
+    X(POOL, "gaia_io_pool.lock", LOCK_LEAF)                 \
+    X(SHARD, "inode_shard.lock", LOCK_LEAF)                 \
+    X(SERVER, "server.lock", LOCK_LEAF)                     \
+    X(TOKENS, "token_table.lock", LOCK_LEAF)                \
+    X(HANDLES, "fs.handles_lock", LOCK_LEAF)                \
+    X(PEEK, "peek.lock", LOCK_LEAF)                         \
+    X(NOTIFY, "fs.notify_gate", LOCK_ALONE | LOCK_LEAF)     \
+    X(MAPS, "soft_frames.maps_lock", LOCK_ALONE | LOCK_LEAF)
+
+enum lock_class {
+    LOCK_UNCHECKED, /* the tests' own */
+#define X(name, text, flags) LOCK_##name,
+    LOCK_CLASSES(X)
+#undef X
+};
+
+#ifdef GAIAFS_CHECK_LOCKS
+struct lock_mutex {
+    pthread_mutex_t lock;
+    enum lock_class class;
+};
+struct lock_rwlock {
+    pthread_rwlock_t lock;
+    enum lock_class class;
+};
+
+#define LOCK_STRING_(x) #x
+#define LOCK_STRING(x) LOCK_STRING_(x)
+#define LOCK_HERE __FILE__ ":" LOCK_STRING(__LINE__)
+
+/* Each ends the program when the order is broken. take: is about to wait for a lock; tried: has got one
+ * without waiting, which can't deadlock; free: lets it go; wait: waits on a condition of it; anew: begins
+ * (again, in the child of a fork); none: does what no lock may be held over. */
+void lock_check_take(const void *lock, enum lock_class class, const char *where);
+int lock_check_tried(int error, const void *lock, enum lock_class class, const char *where);
+void lock_check_free(const void *lock, enum lock_class class, const char *where);
+void lock_check_wait(const void *lock, enum lock_class class, const char *where);
+void lock_check_anew(const void *lock);
+void lock_check_none(const char *what, const char *where);
+
+#define pthread_mutex_t struct lock_mutex
+#define pthread_rwlock_t struct lock_rwlock
+#undef PTHREAD_MUTEX_INITIALIZER
+#define PTHREAD_MUTEX_INITIALIZER LOCK_INITIALIZER(LOCK_UNCHECKED)
+#define LOCK_INITIALIZER(c) \
+    {                       \
+        .class = (c)        \
+    } /* the C library's is all zeros */
+
+#define LOCK_TAKE(call, l) (lock_check_take(l, (l)->class, LOCK_HERE), call(&(l)->lock))
+#define LOCK_TRY(call, l) lock_check_tried(call(&(l)->lock), l, (l)->class, LOCK_HERE)
+#define LOCK_FREE(call, l) (lock_check_free(l, (l)->class, LOCK_HERE), call(&(l)->lock))
+#define LOCK_WAIT(l) lock_check_wait(l, (l)->class, LOCK_HERE)
+#define pthread_mutex_lock(l) LOCK_TAKE(pthread_mutex_lock, l)
+#define pthread_mutex_trylock(l) LOCK_TRY(pthread_mutex_trylock, l)
+#define pthread_mutex_unlock(l) LOCK_FREE(pthread_mutex_unlock, l)
+#define pthread_mutex_destroy(l) pthread_mutex_destroy(&(l)->lock)
+#define pthread_rwlock_rdlock(l) LOCK_TAKE(pthread_rwlock_rdlock, l)
+#define pthread_rwlock_wrlock(l) LOCK_TAKE(pthread_rwlock_wrlock, l)
+#define pthread_rwlock_tryrdlock(l) LOCK_TRY(pthread_rwlock_tryrdlock, l)
+#define pthread_rwlock_trywrlock(l) LOCK_TRY(pthread_rwlock_trywrlock, l)
+#define pthread_rwlock_unlock(l) LOCK_FREE(pthread_rwlock_unlock, l)
+#define pthread_rwlock_destroy(l) pthread_rwlock_destroy(&(l)->lock)
+#define pthread_cond_wait(c, l) (LOCK_WAIT(l), pthread_cond_wait(c, &(l)->lock))
+#define pthread_cond_timedwait(c, l, t) (LOCK_WAIT(l), pthread_cond_timedwait(c, &(l)->lock, t))
+#define pthread_join(thread, result) \
+    (lock_check_none("pthread_join", LOCK_HERE), pthread_join(thread, result))
+#define pthread_mutex_init(l, a) ((l)->class = LOCK_UNCHECKED, pthread_mutex_init(&(l)->lock, a))
+#define pthread_rwlock_init(l, a) ((l)->class = LOCK_UNCHECKED, pthread_rwlock_init(&(l)->lock, a))
+#define LOCK_CLASSIFY(l, c) (lock_check_anew(l), (void)((l)->class = (c)))
+#define lock_none(what) lock_check_none(what, LOCK_HERE)
+#else
+#define LOCK_INITIALIZER(c) PTHREAD_MUTEX_INITIALIZER
+#define LOCK_CLASSIFY(l, c) ((void)(c))
+#define lock_none(what) ((void)0) /* no lock of ours may be held here */
+#endif
+
+/* A new lock; in the child of a fork, a copy of the parent's. */
+static inline void lock_init(pthread_mutex_t *mutex, enum lock_class class)
+{
+    pthread_mutex_init(mutex, NULL);
+    LOCK_CLASSIFY(mutex, class);
+}
+
+/* writers_first: a stream of readers does not keep a writer out for ever. A thread that has it shared must
+ * not take it again then. */
+static inline void lock_rw_init(pthread_rwlock_t *rwlock, enum lock_class class, bool writers_first)
+{
+    pthread_rwlockattr_t attributes;
+
+    pthread_rwlockattr_init(&attributes);
+    if (writers_first)
+        pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(rwlock, &attributes);
+    pthread_rwlockattr_destroy(&attributes);
+    LOCK_CLASSIFY(rwlock, class);
+}
+
+#endif
