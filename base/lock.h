@@ -36,6 +36,7 @@ enum lock_flags {
     X(FILE, "cache_file.lock", 0)                           \
     X(DEVICES, "cache.devices_lock", 0)                     \
     X(DEVICE, "cache_device.lock", LOCK_LEAF)               \
+    X(DURABLE, "durable.lock", LOCK_LEAF)                   \
     X(TWINS, "frame_pool.lock", LOCK_LEAF)                  \
     X(STAGES, "stage_pool.lock", LOCK_LEAF)                 \
     X(READAHEAD, "readahead.lock", LOCK_LEAF)               \

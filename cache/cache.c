@@ -21,6 +21,7 @@
  *         LOCK_DEVICES the table of devices
  *         leaves, inside which nothing is taken:
  *         LOCK_DEVICE  the order of eviction, and what is charged
+ *         LOCK_DURABLE what of a file is on its way to storage, and what was lost
  *         LOCK_TWINS, LOCK_STAGES      host frames
  *         LOCK_READAHEAD, LOCK_GROUP   of a map; of the fills that one waits for
  *         LOCK_HEALER, LOCK_FILLER     the queues of the cache's threads

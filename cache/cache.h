@@ -15,6 +15,7 @@
 #include <sys/queue.h>
 #include <sys/types.h>
 
+#include "cache/durable.h"
 #include "consistency/page.h"
 
 struct cache;
@@ -60,9 +61,11 @@ void cache_close(struct cache *cache);
 
 /* Begin to track a file. path_fd: an O_PATH or ordinary descriptor of the backing file, not kept (the cache
  * opens its own through /proc/self/fd); writable says whether the data directory allows writing. file_context
- * is handed to the host's functions. The caller makes sure that no untracked read or write is in flight
- * (docs/design.md, 5). -EACCES, -EMFILE, -ENOMEM, -EIO ... */
-int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct cache_file **file_out);
+ * is handed to the host's functions; durable is the host's and lives longer than the file. The caller makes
+ * sure that no untracked read or write is in flight (docs/design.md, 5). -EACCES, -EMFILE, -ENOMEM, -EIO ...
+ */
+int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct durable *durable,
+                    struct cache_file **file_out);
 /* [FUSE] Nobody can reach the file any more but its clients (it has no name, and the kernel has forgotten
  * it): when it has no client either, what devices hold of it is dropped. */
 void cache_file_discard(struct cache_file *file);
@@ -105,7 +108,7 @@ off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence)
 ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,
                               int fd_out, off_t offset_out, size_t length, unsigned flags);
 void cache_file_copy_end(struct cache_file *out);
-/* [FUSE] Collect what is pending, then fsync or fdatasync fd. */
-int cache_file_sync(struct cache_file *file, int fd, bool data_only);
+/* [FUSE] Collect what is pending, then fsync or fdatasync: durable_sync() for fd and *seen. */
+int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct durable_seen *seen);
 
 #endif

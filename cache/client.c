@@ -46,6 +46,7 @@ void cache_map_put(struct cache_map *map)
         return;
     if (map->frames)
         map->replica->frames->ops->detach(map->frames);
+    durable_close(map->replica->file->durable);
     file_unuse(map->replica->file);
     readahead_free(&map->readahead);
     free(map);
@@ -239,6 +240,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     if (error)
         goto out_unuse;
     readahead_init(&map->readahead, map->replica->file->cache->config.unit_pages);
+    durable_open(request->file->durable, true, &map->seen);
     pthread_mutex_lock(&client->lock);
     if (client->count < MAPS_MAX) {
         map->id = client->next_id++;
@@ -254,6 +256,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
         *state_fd_out = state_fd;
         return 0;
     }
+    durable_close(request->file->durable);
     readahead_free(&map->readahead);
     close(frames_fd);
     close(state_fd);
@@ -421,7 +424,7 @@ int cache_map_sync(struct cache_client *client, uint32_t id, uint64_t offset, ui
     if (error)
         return error;
     struct cache_file *file = map->replica->file;
-    error = cache_file_sync(file, file->fd, false);
+    error = cache_file_sync(file, file->fd, false, &map->seen);
     cache_map_put(map);
     return error;
 }

@@ -59,15 +59,19 @@ static int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off
 
 static int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off_t offset)
 {
-    for (size_t done = 0; done < length;) {
+    unsigned begun = durable_begin(file->durable, file->fd);
+    size_t done = 0;
+    int error = 0;
+
+    while (done < length && !error) {
         ssize_t n = pwrite(file->fd, bytes + done, length - done, offset + (off_t)done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n ? -errno : -EIO;
-        done += (size_t)n;
+        if (n > 0)
+            done += (size_t)n;
+        else if (n == 0 || errno != EINTR)
+            error = n ? -errno : -EIO;
     }
-    return 0;
+    durable_wrote(file->durable, begun, offset, (off_t)done);
+    return error;
 }
 
 /* Merge one page that was taken into c->home. */

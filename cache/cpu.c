@@ -424,13 +424,14 @@ void cache_file_copy_end(struct cache_file *out)
         file_unpin_if_empty(out);
 }
 
-int cache_file_sync(struct cache_file *file, int fd, bool data_only)
+int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct durable_seen *seen)
 {
     pthread_mutex_lock(&file->lock);
     int error = collect_all(file);
     pthread_mutex_unlock(&file->lock);
+    if (error)
+        durable_fail(file->durable, error);
     /* Also after a failed collect: what could be written shall be durable. */
-    if ((data_only ? fdatasync(fd) : fsync(fd)) && !error)
-        error = -errno;
-    return error;
+    int synced = durable_sync(file->durable, fd, data_only, seen);
+    return error ? error : synced;
 }

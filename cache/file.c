@@ -26,7 +26,8 @@ static int open_backing(int path_fd, bool *writable_out)
     return fd < 0 ? -errno : fd;
 }
 
-int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct cache_file **file_out)
+int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct durable *durable,
+                    struct cache_file **file_out)
 {
     struct stat st;
     struct cache_file *file = calloc(1, sizeof *file);
@@ -45,6 +46,7 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
         goto out_close;
     file->cache = cache;
     file->context = file_context;
+    file->durable = durable;
     file->size = st.st_size;
     file->ctime = st.st_ctim;
     file->entries = GAIA_REPLICA_DEVICE - 1; /* the CPU's */

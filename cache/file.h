@@ -23,6 +23,7 @@ struct cache_file {
     int fd;        /* the backing file, read-write where it can be had */
     bool writable;
     struct gaia_io_file *io;
+    struct durable *durable;     /* the host's */
     LIST_ENTRY(cache_file) link; /* cache->files, under cache->lock */
 
     pthread_mutex_t

@@ -24,7 +24,8 @@ struct cache_map {
     _Atomic bool poisoned;       /* a touch could not be served: SIGBUS until the next acquire refreshes it */
     _Atomic unsigned careful;    /* so many touches are served one page at a time, after an error */
     _Atomic unsigned references; /* the client's list, and operations under way */
-    struct readahead readahead;  /* used by the client's fault thread and by advice, under its own lock */
+    struct durable_seen seen;
+    struct readahead readahead; /* used by the client's fault thread and by advice, under its own lock */
 };
 
 /* The last reference detaches the frames and lets the file go. No lock is held. */

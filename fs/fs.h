@@ -49,6 +49,7 @@ struct handle {
     int fd;
     int flags;           /* as the opener gave them, access mode included; O_DIRECT is not set on fd */
     struct inode *inode; /* a reference is held */
+    struct durable_seen seen;
     _Atomic int page_fd; /* -1, or a second descriptor without O_APPEND; see handle_page_fd() */
 
     /* Directories only. lock guards the three. */

@@ -15,10 +15,11 @@ struct proc_path proc_path(int fd)
 
 struct handle *handle_new(struct fs *fs, struct inode *inode, int fd, DIR *dir, int flags)
 {
-    struct handle *handle = calloc(1, sizeof(*handle));
+    struct handle *handle = inode_durable(inode) ? calloc(1, sizeof(*handle)) : NULL;
 
     if (!handle)
         return NULL;
+    durable_open(inode_durable(inode), false, &handle->seen);
     handle->fd = fd;
     handle->flags = flags;
     handle->dir = dir;
@@ -55,6 +56,7 @@ void handle_free(struct fs *fs, struct handle *handle)
         close(handle->fd);
     if (page_fd >= 0)
         close(page_fd);
+    durable_close(inode_durable(handle->inode));
     inode_put(handle->inode);
     pthread_mutex_destroy(&handle->lock);
     free(handle);

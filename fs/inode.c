@@ -59,8 +59,13 @@ static void inode_free(struct inode *inode)
 {
     struct cache_file *file = atomic_load(&inode->file);
 
+    struct durable *durable = atomic_load(&inode->durable);
+
     if (file)
         cache_file_close(file);
+    if (durable)
+        durable_destroy(durable);
+    free(durable);
     close(inode->fd);
     pthread_rwlock_destroy(&inode->gate);
     free(inode);
@@ -182,12 +187,39 @@ int inode_lookup(struct fs *fs, int fd, const struct stat *st, struct inode **in
     return 0;
 }
 
+struct durable *inode_durable(struct inode *inode)
+{
+    struct durable *durable = atomic_load(&inode->durable), *expected = NULL;
+
+    if (durable)
+        return durable;
+    durable = malloc(sizeof(*durable));
+    if (!durable)
+        return NULL;
+    durable_init(durable);
+    if (atomic_compare_exchange_strong(&inode->durable, &expected, durable))
+        return durable;
+    durable_destroy(durable);
+    free(durable);
+    return expected;
+}
+
+/* Lost bytes must not be forgotten with the inode: the next fsync would succeed. */
+static bool is_to_be_kept(struct inode *inode)
+{
+    struct durable *durable = atomic_load(&inode->durable);
+    struct stat st;
+
+    return durable && durable_is_lost(durable) && fstat(inode->fd, &st) == 0 && st.st_nlink > 0;
+}
+
 /* Unlocks the shard and frees the inode if nothing holds it any more. */
 static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *inode)
 {
     struct inode **link;
 
-    if (inode->lookups > 0 || inode->references > 0 || inode->pins > 0 || inode->dying) {
+    if (inode->lookups > 0 || inode->references > 0 || inode->pins > 0 || inode->dying ||
+        is_to_be_kept(inode)) {
         pthread_mutex_unlock(&shard->lock);
         return;
     }
@@ -262,7 +294,9 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
         pthread_rwlock_wrlock(&inode->gate);
         file = atomic_load(&inode->file);
         if (!file) {
-            rc = cache_file_open(fs->cache, inode->fd, inode, &file);
+            rc = inode_durable(inode)
+                     ? cache_file_open(fs->cache, inode->fd, inode, inode_durable(inode), &file)
+                     : -ENOMEM;
             if (rc == 0)
                 atomic_store(&inode->file, file);
         }

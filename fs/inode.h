@@ -12,6 +12,7 @@
 #include <sys/types.h>
 
 #include "base/lock.h"
+#include "cache/durable.h"
 
 struct cache_file;
 struct fs;
@@ -25,6 +26,8 @@ struct inode {
 
     /* NULL: untracked. Set once, with the gate held exclusively, and kept until the inode is freed. */
     _Atomic(struct cache_file *) file;
+    /* NULL until it is first opened; see inode_durable(). Then it is kept until the inode is freed. */
+    _Atomic(struct durable *) durable;
     /* Held shared by every data operation on an untracked file until its backing I/O is done. */
     pthread_rwlock_t gate;
 
@@ -74,6 +77,10 @@ void inode_pin(struct inode *inode, bool pinned);
 /* Begin to track the file, if nobody has: from then on its data goes through the cache. Waits until no
  * untracked operation is in flight. The caller holds a reference. 0 or what cache_file_open() says. */
 int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out);
+
+/* What is known of the file's way to storage; NULL when memory is short. Once it has been opened it is there.
+ * An inode of which bytes are lost is kept when nobody holds it any more, as long as the file has a name. */
+struct durable *inode_durable(struct inode *inode);
 
 /* Every data operation: enter, then, when NULL was returned, do the backing I/O oneself (the gate is held),
  * else call cache_file_*() with what was returned (no gate is held); then leave with the same pointer. */

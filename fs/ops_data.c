@@ -175,21 +175,29 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
     bool append = !fi->writepage && fi->flags & O_APPEND, kills = kills_suidgid(fs_of(req), data);
     int fd = append ? handle->fd : handle_page_fd(handle);
     unsigned flags = io_flags(fi) | (append && handle->flags & O_APPEND ? CACHE_IO_APPEND : 0);
+    struct durable *durable = inode_durable(inode);
     struct cache_file *file;
     ssize_t put;
 
     if (fd < 0) {
+        if (fi->writepage)
+            durable_lose(durable, offset, (off_t)size, fd);
         fuse_reply_err(req, -fd);
         return;
     }
     if (kills)
         creds_drop_fsetid();
+    unsigned begun = durable_begin(durable, fd);
     file = inode_gate_enter(inode);
     if (file)
         put = cache_file_write(file, fd, data, size, offset, flags);
     else
         put = write_untracked(inode, fd, data, size, offset, append);
     inode_gate_leave(inode, file);
+    durable_wrote(durable, begun, offset, put);
+    if (fi->writepage && put < (ssize_t)size) /* the kernel calls the pages clean all the same */
+        durable_lose(durable, offset + (put > 0 ? put : 0), (off_t)size - (put > 0 ? put : 0),
+                     put < 0 ? (int)put : -EIO);
     if (kills)
         creds_regain_fsetid();
     if (put < 0)
@@ -216,6 +224,8 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
         inode_change_end(inode, &change);
     }
     inode_gate_leave(inode, file);
+    if (rc == 0 && atomic_load(&inode->durable))
+        durable_cut(inode_durable(inode), size);
     if (kills)
         creds_regain_fsetid();
     return rc;
@@ -229,9 +239,9 @@ void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file
     int rc;
 
     if (file)
-        rc = cache_file_sync(file, handle->fd, data_only);
+        rc = cache_file_sync(file, handle->fd, data_only, &handle->seen);
     else
-        rc = (data_only ? fdatasync(handle->fd) : fsync(handle->fd)) ? -errno : 0;
+        rc = durable_sync(inode_durable(inode), handle->fd, data_only, &handle->seen);
     inode_gate_leave(inode, file);
     fuse_reply_err(req, -rc);
 }
@@ -242,12 +252,14 @@ void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off
     struct inode *inode = inode_of(req, nodeid);
     struct handle *handle = handle_of(fi);
     bool kills = caller_kills_suidgid(req);
+    struct durable *durable = inode_durable(inode);
     struct inode_change change;
     struct cache_file *file;
     int rc;
 
     if (kills)
         creds_drop_fsetid();
+    unsigned begun = durable_begin(durable, handle->fd);
     file = inode_gate_enter(inode);
     if (file) {
         rc = cache_file_fallocate(file, handle->fd, mode, offset, length);
@@ -257,6 +269,8 @@ void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off
         inode_change_end(inode, &change);
     }
     inode_gate_leave(inode, file);
+    if (rc == 0 && mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE)) /* zeros were written */
+        durable_wrote(durable, begun, offset, length);
     if (kills)
         creds_regain_fsetid();
     fuse_reply_err(req, -rc);
@@ -302,12 +316,15 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, s
     struct inode *inodes[2] = {inode_of(req, nodeid_in), inode_of(req, nodeid_out)};
     int fd_in = handle_of(fi_in)->fd, fd_out = handle_of(fi_out)->fd;
     bool kills = caller_kills_suidgid(req);
+    struct durable *durable = inode_durable(inodes[1]);
     struct inode_change change;
     struct cache_file *files[2];
+    off_t start = offset_out;
     ssize_t copied;
 
     if (kills)
         creds_drop_fsetid();
+    unsigned begun = durable_begin(durable, fd_out);
     enter_two(inodes, files);
     if (files[0] || files[1]) {
         copied = cache_file_copy_range(files[0], fd_in, offset_in, files[1], fd_out, offset_out, length,
@@ -321,6 +338,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, s
     inode_gate_leave(inodes[0], files[0]);
     if (inodes[0] != inodes[1])
         inode_gate_leave(inodes[1], files[1]);
+    durable_wrote(durable, begun, start, copied);
     if (files[1])
         cache_file_copy_end(files[1]);
     if (kills)

@@ -46,10 +46,10 @@ void op_releasedir(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 
 void op_fsyncdir(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file_info *fi)
 {
-    int fd = handle_of(fi)->fd;
+    struct handle *handle = handle_of(fi);
 
     (void)nodeid;
-    fuse_reply_err(req, (data_only ? fdatasync(fd) : fsync(fd)) ? errno : 0);
+    fuse_reply_err(req, -durable_sync(inode_durable(handle->inode), handle->fd, data_only, &handle->seen));
 }
 
 static bool is_dots(const char *name)

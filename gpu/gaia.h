@@ -147,7 +147,9 @@ int gaia_mrelease(void *addr, size_t length, struct gaia_device *device);
  *
  * @param flags  MS_SYNC: what was released before the call is on storage when it returns; MS_ASYNC: does
  * nothing more than check its arguments
- * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or flags), EIO, ENOSPC, EDQUOT
+ * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or flags), EIO, ENOSPC, EDQUOT. As with fsync(),
+ * an earlier failure of anybody's sync of the file is told once to each mapping; and while bytes of the file
+ * are lost, every call fails (README.md, What is promised).
  */
 int gaia_msync(void *addr, size_t length, int flags);
 

@@ -30,6 +30,7 @@ struct fixture {
     int fd;
     struct cache *cache;
     struct cache_file *file;
+    struct durable durable;
     struct cache_client *client;
     pthread_mutex_t inode; /* the inode's lock: one write() at a time */
     struct kernel_page kernel[FIXTURE_PAGES];

@@ -262,7 +262,13 @@ def test_no_space(mount, agents, request, kind):
         assert caught.value.errno == errno.ENOSPC
     assert one("map[:] == content")
     os.unlink(ballast)
+    with pytest.raises(OSError) as caught:
+        one.do("map.sync()")  # the fsync by two, which failed since
+    assert caught.value.errno == errno.ENOSPC
     one.do("map.sync()")
+    with pytest.raises(OSError) as caught:
+        os.fsync(fd)  # it has not heard of any
+    assert caught.value.errno == errno.ENOSPC
     os.fsync(fd)
     two.do("map.acquire()")
     assert read_file(path) == content
@@ -477,15 +483,25 @@ def test_a_disk_that_cannot_be_written(broken_disk_mount, disk, agents):
         assert error.errno in (errno.EIO, errno.ENOSPC)
     assert one("map[:4 << 20]") == content
     disk.empty()
+    fresh = os.open(path, os.O_RDWR)
+    if written:  # and called clean by the filesystem: the next fsync would have nothing to do
+        for fd in (*fds, fresh, *fds):
+            with pytest.raises(OSError) as caught:
+                os.fsync(fd)
+            assert caught.value.errno in (errno.EIO, errno.ENOSPC)
+        with pytest.raises(OSError):
+            one.do("map.sync()")
     for agent in (one, two):
         agent.do("map.acquire()")
-    one.do("map[:4 << 20] = bytes(4 << 20)\nmap.release()\nmap[:4 << 20] = content\nmap.release()")
-    fresh = os.open(path, os.O_RDWR)
+    one.do("map[:4 << 20] = bytes(4 << 20)\nmap.release()")  # storing what is there already would write nothing
     os.pwrite(fresh, b"w" * MIB, 6 * MIB)
-    try:
-        os.fsync(fresh)
-    except OSError as error:  # the last of the old trouble
-        assert error.errno in (errno.EIO, errno.ENOSPC)
+    for fd in (fresh, *fds):
+        try:
+            os.fsync(fd)
+        except OSError as error:  # the last of the old trouble
+            assert error.errno in (errno.EIO, errno.ENOSPC)
+        os.fsync(fd)  # all was written again
+    one.do("map[:4 << 20] = content\nmap.release()\nmap.sync()")
     print("written", written)
     assert read_file(path)[:4 * MIB] == content
     for fd in (*fds, fresh):

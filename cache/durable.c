@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/durable.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+void durable_init(struct durable *durable)
+{
+    *durable = (struct durable){.fd = -1};
+    lock_init(&durable->lock, LOCK_DURABLE);
+}
+
+void durable_destroy(struct durable *durable)
+{
+    if (durable->fd >= 0)
+        close(durable->fd);
+    ranges_clear(&durable->written);
+    ranges_clear(&durable->lost);
+    pthread_mutex_destroy(&durable->lock);
+}
+
+void durable_open(struct durable *durable, bool map, struct durable_seen *seen_out)
+{
+    pthread_mutex_lock(&durable->lock);
+    durable->users++;
+    *seen_out = (struct durable_seen){
+        .map = map, .errors = durable->told, .write_back_errors = durable->write_back_errors};
+    pthread_mutex_unlock(&durable->lock);
+}
+
+void durable_close(struct durable *durable)
+{
+    int fd = -1;
+
+    pthread_mutex_lock(&durable->lock);
+    if (!--durable->users) { /* what goes wrong from now on the next description is told */
+        fd = durable->fd;
+        durable->fd = -1;
+    }
+    pthread_mutex_unlock(&durable->lock);
+    if (fd >= 0)
+        close(fd);
+}
+
+/* The description for syncs, opened before the first change: it is told of no error that another one was told
+ * of before. Else fd itself. */
+static int sync_fd(struct durable *durable, int fd)
+{
+    char path[40];
+
+    pthread_mutex_lock(&durable->lock);
+    bool used = durable->users;
+    int own = durable->fd;
+    pthread_mutex_unlock(&durable->lock);
+    if (own >= 0 || !used) /* of a file that nobody has open, the next description is told all */
+        return own >= 0 ? own : fd;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    own = open(path, O_RDONLY | O_CLOEXEC);
+    if (own < 0) /* it may be written and not read, or descriptors are short */
+        return fd;
+    pthread_mutex_lock(&durable->lock);
+    bool first = durable->fd < 0 && durable->users;
+    if (first)
+        durable->fd = own;
+    else if (durable->fd >= 0)
+        fd = durable->fd;
+    pthread_mutex_unlock(&durable->lock);
+    if (first)
+        return own;
+    close(own);
+    return fd;
+}
+
+unsigned durable_begin(struct durable *durable, int fd)
+{
+    sync_fd(durable, fd);
+    return atomic_load(&durable->failures);
+}
+
+void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t length)
+{
+    off_t end;
+
+    if (length <= 0)
+        return;
+    end = offset > INT64_MAX - length ? INT64_MAX : offset + length;
+    pthread_mutex_lock(&durable->lock);
+    ranges_add(&durable->written, offset, end);
+    /* A sync that has failed since may have lost them already. */
+    if (atomic_load(&durable->failures) == begun)
+        ranges_remove(&durable->lost, offset, end);
+    else
+        ranges_add(&durable->lost, offset, end);
+    pthread_mutex_unlock(&durable->lock);
+}
+
+void durable_cut(struct durable *durable, off_t size)
+{
+    pthread_mutex_lock(&durable->lock);
+    ranges_remove(&durable->written, size, INT64_MAX);
+    ranges_remove(&durable->lost, size, INT64_MAX);
+    pthread_mutex_unlock(&durable->lock);
+}
+
+void durable_lose(struct durable *durable, off_t offset, off_t length, int error)
+{
+    pthread_mutex_lock(&durable->lock);
+    ranges_add(&durable->lost, offset, offset + length);
+    durable->write_back_errors++;
+    durable->error = error;
+    pthread_mutex_unlock(&durable->lock);
+}
+
+void durable_fail(struct durable *durable, int error)
+{
+    pthread_mutex_lock(&durable->lock);
+    durable->errors++;
+    durable->error = error;
+    pthread_mutex_unlock(&durable->lock);
+}
+
+static int sync_backing(int fd, bool data_only)
+{
+    int error;
+
+    do
+        error = (data_only ? fdatasync(fd) : fsync(fd)) ? -errno : 0;
+    while (error == -EINTR);
+    return error;
+}
+
+/* A sync has failed. before: what it was to bring to storage. The lock is held. */
+static void failed(struct durable *durable, int fd, const struct ranges *before, int error)
+{
+    struct stat st;
+    bool known = !fstat(fd, &st);
+
+    atomic_fetch_add(&durable->failures, 1);
+    durable->errors++;
+    durable->error = error;
+    ranges_add_all(&durable->lost, before);
+    ranges_add_all(&durable->lost, &durable->written);
+    ranges_clear(&durable->written);
+    if (ranges_empty(&durable->lost)) /* written before the daemon knew the file, or behind the mount */
+        ranges_add(&durable->lost, 0, known ? st.st_size : INT64_MAX);
+    if (known) /* what was cut off meanwhile is no part of the file */
+        ranges_remove(&durable->lost, st.st_size, INT64_MAX);
+}
+
+/* What to say to a descriptor, and that it was said. The lock is held. */
+static int tell(struct durable *durable, struct durable_seen *seen)
+{
+    bool told = seen->errors == durable->errors &&
+                (!seen->map || seen->write_back_errors == durable->write_back_errors);
+
+    seen->errors = durable->told = durable->errors;
+    seen->write_back_errors = durable->write_back_errors;
+    return told && ranges_empty(&durable->lost) ? 0 : durable->error;
+}
+
+int durable_sync(struct durable *durable, int fd, bool data_only, struct durable_seen *seen)
+{
+    struct ranges before;
+    unsigned failures;
+
+    fd = sync_fd(durable, fd);
+    pthread_mutex_lock(&durable->lock);
+    before = durable->written;
+    durable->written = (struct ranges){.count = 0};
+    failures = atomic_load(&durable->failures);
+    pthread_mutex_unlock(&durable->lock);
+    int error = sync_backing(fd, data_only);
+    pthread_mutex_lock(&durable->lock);
+    if (error == -EINVAL || error == -EBADF || error == -ENOSYS || error == -EOPNOTSUPP)
+        ranges_add_all(&durable->written, &before); /* it can't be synced: nothing has been lost by trying */
+    else if (error)
+        failed(durable, fd, &before, error);
+    else if (atomic_load(&durable->failures) != failures) /* another was told of what this one waited for */
+        ranges_add_all(&durable->lost, &before);
+    int said = tell(durable, seen);
+    pthread_mutex_unlock(&durable->lock);
+    ranges_clear(&before);
+    return said ? said : error;
+}
+
+bool durable_is_lost(struct durable *durable)
+{
+    pthread_mutex_lock(&durable->lock);
+    bool lost = !ranges_empty(&durable->lost);
+    pthread_mutex_unlock(&durable->lock);
+    return lost;
+}

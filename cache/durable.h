@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is known of a file's way to storage. It is the daemon's errseq_t, each error told once to every
+ * descriptor that was open; and it is what Linux has not, a memory of the bytes that a failed fsync has lost.
+ *
+ * After a failed write-back a filesystem calls its pages clean: the next fsync has nothing to do, and says 0.
+ * Here it goes on failing, for every descriptor, old or new, until the lost bytes were written again or cut
+ * off (and that was synced), or the mount ends. Which bytes a failed sync has lost nobody says: it is all
+ * that was written since the last good one.
+ */
+#ifndef GAIAFS_CACHE_DURABLE_H
+#define GAIAFS_CACHE_DURABLE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/lock.h"
+#include "cache/ranges.h"
+
+struct durable {
+    pthread_mutex_t lock; /* guards the rest; a leaf: nothing is called with it held */
+    /* Every sync goes through this one open file description, else the kernel would tell an error of the
+     * backing file to each of the daemon's descriptors at a time of its own. -1: not opened yet. */
+    int fd;
+    unsigned users;             /* open descriptors and maps */
+    _Atomic unsigned failures;  /* syncs that failed: bytes may be lost */
+    unsigned errors;            /* as often there was something to tell to each descriptor */
+    unsigned write_back_errors; /* and what the kernel tells by itself to all but maps */
+    unsigned told;              /* of errors: what somebody was told already */
+    int error;                  /* the last one */
+    struct ranges written;      /* since the start of the last good sync */
+    struct ranges lost;
+};
+
+/* What one open descriptor, or one map, was told. Guarded by the file's durable.lock. */
+struct durable_seen {
+    bool map;
+    unsigned errors, write_back_errors;
+};
+
+void durable_init(struct durable *durable);
+void durable_destroy(struct durable *durable);
+
+/* A descriptor or a map comes, and goes. As with errseq_t, who comes is told what nobody was told yet. */
+void durable_open(struct durable *durable, bool map, struct durable_seen *seen_out);
+void durable_close(struct durable *durable);
+
+/* Around each change of bytes of the backing file: durable_begin() before it, durable_wrote() with what it
+ * returned after it. fd: any descriptor of the backing file. */
+unsigned durable_begin(struct durable *durable, int fd);
+void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t length);
+/* The file was cut at size. */
+void durable_cut(struct durable *durable, off_t size);
+/* Bytes that the kernel wrote back could not be written, and the kernel has called their pages clean: they
+ * are lost until they come again. */
+void durable_lose(struct durable *durable, off_t offset, off_t length, int error);
+/* Released bytes could not be collected for a sync. They are not lost, but the sync has failed. */
+void durable_fail(struct durable *durable, int error);
+
+/* fsync or fdatasync. fd: any descriptor of the backing file. 0 or a negative errno: of this sync, of an
+ * earlier one that *seen was not told of, or of bytes that are lost. */
+int durable_sync(struct durable *durable, int fd, bool data_only, struct durable_seen *seen);
+
+/* Whether it must be remembered. */
+bool durable_is_lost(struct durable *durable);
+
+#endif

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/ranges.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct range *items(struct ranges *ranges)
+{
+    return ranges->many ? ranges->many : ranges->few;
+}
+
+/* Room for one more. False: there is none. */
+static bool grow(struct ranges *ranges)
+{
+    unsigned room = ranges->many ? ranges->room : RANGES_FEW;
+
+    if (ranges->count < room)
+        return true;
+    if (room * 2 > RANGES_MAX)
+        return false;
+    struct range *many = realloc(ranges->many, room * 2 * sizeof *many);
+    if (!many)
+        return false;
+    if (!ranges->many)
+        memcpy(many, ranges->few, sizeof ranges->few);
+    ranges->many = many;
+    ranges->room = room * 2;
+    return true;
+}
+
+/* The first range that ends at `at` or after it. */
+static unsigned find(struct ranges *ranges, int64_t at)
+{
+    unsigned low = 0, high = ranges->count;
+
+    while (low < high) {
+        unsigned middle = (low + high) / 2;
+        if (items(ranges)[middle].end < at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Puts [start, end) where `count` ranges from `first` on were. There is room. */
+static void replace(struct ranges *ranges, unsigned first, unsigned count, const struct range *with,
+                    unsigned n)
+{
+    struct range *at = items(ranges) + first;
+
+    memmove(at + n, at + count, (ranges->count - first - count) * sizeof *at);
+    memcpy(at, with, n * sizeof *at);
+    ranges->count += n - count;
+}
+
+void ranges_add(struct ranges *ranges, int64_t start, int64_t end)
+{
+    unsigned first, last;
+
+    if (start >= end)
+        return;
+    first = last = find(ranges, start);
+    while (last < ranges->count && items(ranges)[last].start <= end)
+        last++;
+    if (first == last && !grow(ranges)) {
+        /* Too many: the nearer neighbour becomes as long as it takes. */
+        if (first == ranges->count ||
+            (first && start - items(ranges)[first - 1].end < items(ranges)[first].start - end))
+            first--;
+        else
+            last++;
+    }
+    struct range all = {start, end};
+    if (first < last) {
+        struct range *at = items(ranges);
+        all.start = at[first].start < start ? at[first].start : start;
+        all.end = at[last - 1].end > end ? at[last - 1].end : end;
+    }
+    replace(ranges, first, last - first, &all, 1);
+}
+
+void ranges_add_all(struct ranges *ranges, const struct ranges *from)
+{
+    const struct range *at = from->many ? from->many : from->few;
+
+    for (unsigned i = 0; i < from->count; i++)
+        ranges_add(ranges, at[i].start, at[i].end);
+}
+
+void ranges_remove(struct ranges *ranges, int64_t start, int64_t end)
+{
+    for (unsigned i = find(ranges, start); i < ranges->count && items(ranges)[i].start < end;) {
+        struct range was = items(ranges)[i], left[2];
+        unsigned n = 0;
+        if (was.start < start)
+            left[n++] = (struct range){was.start, start};
+        if (was.end > end)
+            left[n++] = (struct range){end, was.end};
+        if (n == 2 && !grow(ranges))
+            return;
+        replace(ranges, i, 1, left, n);
+        i += n;
+    }
+}
+
+void ranges_clear(struct ranges *ranges)
+{
+    free(ranges->many);
+    *ranges = (struct ranges){.count = 0};
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A set of byte ranges of a file, of bounded size: when there are too many of them, or memory is short, it
+ * holds more than was put in, never less. */
+#ifndef GAIAFS_CACHE_RANGES_H
+#define GAIAFS_CACHE_RANGES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define RANGES_FEW 2u
+#define RANGES_MAX 512u
+
+struct range {
+    int64_t start, end; /* end is not part of it */
+};
+
+/* All zero: empty. Ascending, and neither overlapping nor touching. */
+struct ranges {
+    struct range few[RANGES_FEW];
+    struct range *many; /* instead, when there were more */
+    unsigned count, room;
+};
+
+static inline bool ranges_empty(const struct ranges *ranges)
+{
+    return !ranges->count;
+}
+
+void ranges_add(struct ranges *ranges, int64_t start, int64_t end);
+/* Adds all of from. */
+void ranges_add_all(struct ranges *ranges, const struct ranges *from);
+/* Takes bytes out; where that would make one range too many, they stay in. */
+void ranges_remove(struct ranges *ranges, int64_t start, int64_t end);
+/* Empties it, and frees what it has allocated. */
+void ranges_clear(struct ranges *ranges);
+
+#endif

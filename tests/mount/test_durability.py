@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A failed fsync is told to every open descriptor, and never turns into success later: not before the lost bytes were
+written again, or cut off.
+
+The failures are put in by tests/faults; each is shown to have landed. tests/vm cuts the power.
+"""
+import contextlib
+import errno
+import mmap
+import os
+import random
+
+import pytest
+
+import conftest
+import gaia
+from test_injection import ROWS, Plan
+
+PAGE = 4096
+MIB = 1 << 20
+
+
+class Failing:
+    """A mount whose daemon's calls can be made to fail."""
+
+    def __init__(self, mount, workdir):
+        path = os.path.join(workdir, "plan")
+        self.plan = Plan.make(path)
+        self.mount = mount(env={"GAIAFS_FAULTS": path})
+        self.path = os.path.join(self.mount.mnt, "f")
+        self.below = os.path.join(self.mount.data, "f")
+
+    @contextlib.contextmanager
+    def failing(self, row, error=errno.EIO, number=1, sticky=False):
+        """The call fails once within, or each time; the test fails if it never does."""
+        self.plan.arm(ROWS.index(row), error, number, int(sticky))
+        yield
+        self.plan.row = -1
+        assert self.plan.landed, f"no {row}() has failed"
+
+    def make(self, size=64 * PAGE):
+        with open(self.path, "wb") as file:
+            file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+@pytest.fixture
+def failing(mount, workdir, monkeypatch):
+    build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
+    monkeypatch.setattr(conftest, "BIN", os.path.join(build, "faults"))
+    return Failing(mount, workdir)
+
+
+@pytest.fixture
+def fds(failing):
+    """A function that opens the file; all are closed before the unmount."""
+    opened = []
+
+    def start(flags=os.O_RDWR):
+        opened.append(os.open(failing.path, flags))
+        return opened[-1]
+
+    yield start
+    for fd in opened:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+@pytest.fixture
+def maps(fds):
+    """A function that maps the whole file into a device, through a descriptor of its own."""
+    opened = []
+
+    def start(name="soft:0"):
+        device = gaia.Device(name)
+        opened.append(device)
+        fd = fds()
+        return device.mmap(fd, os.fstat(fd).st_size)
+
+    yield start
+    for device in opened:
+        device.close()
+
+
+def error_of(call, *args):
+    try:
+        call(*args)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+SYNCS = {"fsync": os.fsync, "fdatasync": os.fdatasync}
+
+
+@pytest.mark.parametrize("tracked", [False, True], ids=["", "mapped"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+@pytest.mark.parametrize("row", SYNCS)
+def test_each_descriptor_and_for_ever(failing, fds, maps, row, code, tracked):
+    failing.make()
+    one, two, quiet = fds(), fds(), fds()
+    if tracked:
+        maps()
+    os.pwrite(one, b"lost" * 10, 5000)
+    with failing.failing(row, code):
+        assert error_of(SYNCS[row], one) == code
+    for fd in (two, one, two, fds(), fds(os.O_RDONLY), one):  # the storage says 0 by now
+        assert error_of(os.fsync, fd) == code
+        assert error_of(os.fdatasync, fd) == code
+    os.pwrite(one, b"lost" * 9, 5000)  # not all of it
+    assert error_of(os.fsync, one) == code
+    os.pwrite(two, b"last", 5036)
+    assert error_of(os.fsync, one) == 0
+    assert error_of(os.fsync, two) == 0
+    assert error_of(os.fsync, quiet) == code  # was open, and has not asked yet
+    assert error_of(os.fsync, quiet) == 0
+    assert error_of(os.fsync, fds()) == 0
+
+
+def test_interrupted_is_not_failed(failing, fds):
+    failing.make()
+    fd = fds()
+    os.pwrite(fd, b"x", 0)
+    with failing.failing("fsync", errno.EINTR):
+        os.fsync(fd)
+
+
+@pytest.mark.parametrize("way", ["ftruncate", "truncate", "O_TRUNC", "punch", "zero"])
+def test_cut_off_and_zeroed_bytes_are_lost_no_more(failing, fds, way):
+    failing.make()
+    fd = fds()
+    os.pwrite(fd, b"lost", 40 * PAGE)
+    with failing.failing("fsync"):
+        assert error_of(os.fsync, fd) == errno.EIO
+    assert error_of(os.fsync, fd) == errno.EIO
+    if way == "ftruncate":
+        os.ftruncate(fd, 40 * PAGE + 1)
+        assert error_of(os.fsync, fd) == errno.EIO  # one byte of it is there yet
+        os.ftruncate(fd, 40 * PAGE)
+    elif way == "truncate":
+        os.truncate(failing.path, 40 * PAGE)
+    elif way == "O_TRUNC":
+        fds(os.O_RDWR | os.O_TRUNC)
+    else:
+        helper = {"punch": 3, "zero": 16}[way]  # FALLOC_FL_PUNCH_HOLE | KEEP_SIZE, FALLOC_FL_ZERO_RANGE
+        if gaia.ctypes.CDLL(None).fallocate(fd, helper, gaia.ctypes.c_long(40 * PAGE), gaia.ctypes.c_long(PAGE)):
+            pytest.skip("the data directory's filesystem can't")
+    assert error_of(os.fsync, fd) == 0
+
+
+def test_random_writes(failing, fds):
+    """Against a set of bytes as the oracle."""
+    seed = int(os.environ.get("GAIA_TEST_SEED", random.randrange(1 << 32)))
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    size = 200
+    failing.make(size)
+    fd = fds()
+    since, lost = set(), set()
+    failures = 0
+    for _ in range(1500):
+        start = rng.randrange(size)
+        length = rng.randint(1, min(40, size - start))
+        what = rng.random()
+        if what < 0.7:
+            os.pwrite(fd, bytes([rng.randrange(256)]) * length, start)
+            since |= set(range(start, start + length))
+            lost -= set(range(start, start + length))
+        elif what < 0.73 and lost:
+            end = rng.randrange(size)
+            os.ftruncate(fd, end)
+            os.ftruncate(fd, size)
+            since, lost = {b for b in since if b < end}, {b for b in lost if b < end}
+        elif what < 0.8:
+            with failing.failing("fsync"):
+                assert error_of(os.fsync, fd) == errno.EIO
+            failures += 1
+            lost |= since
+            lost = lost or set(range(size))
+            since = set()
+        else:
+            assert error_of(os.fsync, fd) == (errno.EIO if lost else 0), sorted(lost)
+            since = set()
+    assert failures
+
+
+def test_lost_and_closed(failing, fds):
+    """Nobody has it open, and the kernel has forgotten it: the daemon has not."""
+    failing.make()
+    fd = fds()
+    os.pwrite(fd, b"lost", 0)
+    with failing.failing("fsync"):
+        assert error_of(os.fsync, fd) == errno.EIO
+    os.close(fd)
+    with open("/proc/sys/vm/drop_caches", "w") as file:
+        file.write("2")
+    fd = fds()
+    assert error_of(os.fsync, fd) == errno.EIO
+    os.pwrite(fd, b"kept", 0)
+    assert error_of(os.fsync, fd) == 0
+
+
+def test_closed_before_anybody_was_told(failing, fds):
+    """As Linux has it: who opens the file next is told. Here by the write that nobody synced."""
+    failing.make()
+    fd = fds()
+    os.pwrite(fd, b"lost", 0)
+    os.close(fd)
+    fd = fds()
+    with failing.failing("fsync"):
+        assert error_of(os.fsync, fd) == errno.EIO
+    os.pwrite(fd, b"?", 1)
+    assert error_of(os.fsync, fd) == errno.EIO  # three of the bytes that the other descriptor wrote
+    os.pwrite(fd, b"kept", 0)
+    assert error_of(os.fsync, fd) == 0
+
+
+@pytest.mark.parametrize("row", ["fsync"])
+def test_maps_are_told_too(failing, fds, maps, row):
+    failing.make()
+    one, two, quiet = maps("soft:0"), maps("soft:1"), maps("soft:0")
+    fd = fds()
+    one[5000:5004] = b"lost"
+    one.release()
+    with failing.failing(row):
+        assert error_of(one.sync) == errno.EIO
+    for sync in (two.sync, one.sync, lambda: os.fsync(fd), maps("soft:1").sync, two.sync):
+        assert error_of(sync) == errno.EIO
+    one[5000:5004] = b"kept"
+    one.release()
+    assert error_of(one.sync) == 0  # collected again, and synced
+    assert error_of(two.sync) == 0 and error_of(os.fsync, fd) == 0
+    assert error_of(quiet.sync) == errno.EIO
+    assert error_of(quiet.sync) == 0
+    with open(failing.below, "rb") as file:
+        assert file.read()[5000:5004] == b"kept"
+
+
+def test_what_cannot_be_collected(failing, fds, maps):
+    """The sync fails, and everybody is told; the bytes stay with the device, and the next sync brings them."""
+    failing.make()
+    device, other = maps("soft:0"), maps("soft:1")
+    one, two = fds(), fds()
+    device[5000:5004] = b"kept"
+    device.release()
+    with failing.failing("pwrite64", errno.ENOSPC):
+        assert error_of(os.fsync, one) == errno.ENOSPC
+    assert error_of(os.fsync, one) == 0
+    with open(failing.below, "rb") as file:
+        assert file.read()[5000:5004] == b"kept"
+    for sync in (lambda: os.fsync(two), device.sync, other.sync):
+        assert error_of(sync) == errno.ENOSPC
+        assert error_of(sync) == 0
+    assert error_of(os.fsync, fds()) == 0
+
+
+@pytest.mark.parametrize("tracked", [False, True], ids=["", "mapped"])
+def test_stores_that_cannot_be_written_back(failing, fds, maps, tracked):
+    """The kernel calls the page clean, and tells each descriptor once: what comes after that must fail too."""
+    failing.make()
+    device = maps() if tracked else None
+    one, two = fds(), fds()
+    with mmap.mmap(one, 64 * PAGE) as mapping:
+        mapping[3 * PAGE:3 * PAGE + 4] = b"lost"
+        with failing.failing("pwrite64"):
+            assert error_of(os.fsync, one) == errno.EIO
+        for fd in (one, two, one, two, fds()):
+            assert error_of(os.fsync, fd) == errno.EIO
+        if tracked:
+            assert error_of(device.sync) == errno.EIO
+        mapping[3 * PAGE:3 * PAGE + 4] = b"kept"
+        mapping.flush()
+        assert error_of(os.fsync, one) == 0 and error_of(os.fsync, two) == 0
+        if tracked:
+            assert error_of(device.sync) == 0
+    with open(failing.below, "rb") as file:
+        assert file.read()[3 * PAGE:3 * PAGE + 4] == b"kept"
+
+
+def test_directories(failing, mount):
+    """What of a directory was lost nobody can write again: it stays so as long as the mount."""
+    fd = os.open(failing.mount.mnt, os.O_RDONLY | os.O_DIRECTORY)
+    other = os.open(failing.mount.mnt, os.O_RDONLY | os.O_DIRECTORY)
+    with failing.failing("fsync"):
+        assert error_of(os.fsync, fd) == errno.EIO
+    for each in (other, fd, other):
+        assert error_of(os.fsync, each) == errno.EIO
+    os.close(fd)
+    os.close(other)
+    assert failing.mount.unmount() is None
+    monitor = mount(data=failing.mount.data)
+    fd = os.open(monitor.mnt, os.O_RDONLY | os.O_DIRECTORY)
+    assert error_of(os.fsync, fd) == 0
+    os.close(fd)
