@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a race or an accident rarely brings about, in the order that it takes: each test is one such order.
+ * Those that need something to happen inside a release use the fixture's once_invalidated. */
+#include "tests/cache/fixture.inc"
+
+#include "cache/internal.h"
+#include "cache/stat.h"
+#include "gpu/gaia.h"
+
+static struct fixture f;
+static struct device_map map, other;
+static pthread_t thread;
+static _Atomic bool returned;
+
+static uint8_t read_byte(unsigned page, unsigned at)
+{
+    uint8_t bytes[4096];
+
+    kernel_read(&f, page, bytes);
+    return bytes[at];
+}
+
+static bool start(uint64_t capacity)
+{
+    if (!fixture_start(&f, capacity))
+        return false;
+    map = device_map(&f, 0);
+    return true;
+}
+
+/* The mark of a collect that a READ caused is gone: else the next WRITE would bring a store to the home that
+ * was not released, beside a page that the kernel holds, and the release that follows would find nothing to
+ * tell. */
+static void test_store_after_a_collecting_read(void **state)
+{
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    map.bytes[10] = 1;
+    assert_int_equal(device_release(&f, &map), 0);
+    map.bytes[11] = 2; /* pending, and not sealed */
+    assert_int_equal(read_byte(0, 10), 1);
+    map.bytes[12] = 3;
+    kernel_write(&f, 0, 100, (const uint8_t *)"w", 1);
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(read_byte(0, 12), 3);
+    assert_int_equal(read_byte(0, 11), 2);
+    assert_int_equal(read_byte(0, 100), 'w');
+    fixture_stop(&f);
+}
+
+static void read_page_0(void)
+{
+    (void)read_byte(0, 0);
+}
+
+/* A READ that is faster than the release collects, and so releases: other devices must hear of it. */
+static void test_a_read_overtakes_a_release(void **state)
+{
+    volatile uint8_t *stale;
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    other = device_map(&f, 1);
+    stale = other.bytes;
+    assert_int_equal(device_acquire(&f, &other), 0);
+    assert_int_equal(stale[10], 0);
+    assert_int_equal(read_byte(0, 10), 0); /* the kernel holds it: there will be an invalidation */
+    map.bytes[10] = 7;
+    f.once_invalidated = read_page_0;
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_null(f.once_invalidated);
+    assert_int_equal(device_acquire(&f, &other), 0);
+    assert_int_equal(stale[10], 7);
+    fixture_stop(&f);
+}
+
+static void write_page_0(void)
+{
+    struct kernel_page *k = &f.kernel[0];
+
+    /* Of a whole page: the kernel holds it from then on without a READ. */
+    memset(k->bytes, 'w', 4096);
+    assert_int_equal(cache_file_write(f.file, f.fd, k->bytes, 4096, 0, 0), 4096);
+    k->cached = true;
+}
+
+/* A WRITE beside a release puts the page into the kernel's cache again: it is dropped once more, so that
+ * everybody agrees which of the racing bytes is kept. */
+static void test_a_write_beside_a_release(void **state)
+{
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    assert_int_equal(read_byte(0, 10), 0);
+    map.bytes[10] = 7;
+    f.once_invalidated = write_page_0;
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_null(f.once_invalidated);
+    uint8_t read = read_byte(0, 10);
+    assert_int_equal(device_acquire(&f, &map), 0);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[10], read);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[11], 'w');
+    fixture_stop(&f);
+}
+
+static void *acquire_too(void *argument)
+{
+    (void)argument;
+    assert_int_equal(device_acquire(&f, &map), 0);
+    returned = true;
+    return NULL;
+}
+
+static void acquire_beside(void)
+{
+    returned = false;
+    assert_int_equal(pthread_create(&thread, NULL, acquire_too, NULL), 0);
+    usleep(100000);
+    assert_false(returned); /* the first acquire is still dropping what is stale */
+}
+
+/* A second acquire returns when what is stale is gone, though the first one has it in hand. */
+static void test_two_acquires(void **state)
+{
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    assert_int_equal(((volatile uint8_t *)map.bytes)[10], 0);
+    kernel_write(&f, 0, 10, (const uint8_t *)"w", 1); /* stale now */
+    assert_int_equal(read_byte(0, 10), 'w');
+    assert_int_equal(read_byte(1, 10), 0);
+    map.bytes[4096 + 11] = 1; /* releasing it tells the kernel, in the middle of the acquire */
+    f.once_invalidated = acquire_beside;
+    assert_int_equal(device_acquire(&f, &map), 0);
+    assert_null(f.once_invalidated);
+    pthread_join(thread, NULL);
+    assert_true(returned);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[10], 'w');
+    fixture_stop(&f);
+}
+
+/* The file was cut behind the mount, and what a device released lies past its end: what is missing are zeros.
+ */
+static void test_cut_behind(void **state)
+{
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    for (unsigned page = 0; page < 16; page++) {
+        kernel_read(&f, page, bytes);
+        memset(map.bytes + page * 4096, 'X', 4096);
+    }
+    assert_int_equal(device_release(&f, &map), 0);
+    for (unsigned page = 0; page < 16; page++) /* collects leave their bytes on this thread's stack */
+        assert_int_equal(read_byte(page, 0), 'X');
+    map.bytes[20 * 4096 + 10] = 7;
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(ftruncate(f.fd, 4096), 0);
+    kernel_read(&f, 20, bytes);
+    for (unsigned at = 0; at < 4096; at++)
+        assert_int_equal(bytes[at], at == 10 ? 7 : 0);
+    fixture_stop(&f);
+}
+
+/* What a client has cut off its frames reads as zeros, not as what was on the daemon's stack. */
+static void test_frames_cut_by_the_client(void **state)
+{
+    struct replica *replica;
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    map.bytes[5 * 4096] = 1;
+    replica = SLIST_FIRST(&f.file->replicas);
+    assert_int_equal(replica->frames->ops->resize(replica->frames, 5), 0);
+    memset(bytes, 'X', sizeof bytes);
+    assert_int_equal(replica_fetch(replica, 5, bytes), 0);
+    for (unsigned at = 0; at < 4096; at++)
+        assert_int_equal(bytes[at], 0);
+    assert_int_equal(replica->frames->ops->resize(replica->frames, FIXTURE_PAGES), 0);
+    fixture_stop(&f);
+}
+
+/* All of a device, and nothing but it: a file as large as the device has room, one page more pushes one out.
+ */
+static void test_exactly_full(void **state)
+{
+    struct cache_device_stat stat;
+    uint64_t room = 64;
+
+    (void)state;
+    if (!start(room * 4096))
+        skip();
+    for (uint64_t page = 0; page < room; page++)
+        assert_int_equal(cache_map_advise(f.client, map.id, page * 4096, 4096, GAIA_ADV_WILLNEED), 0);
+    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+    assert_int_equal(stat.stat.resident_bytes, room * 4096);
+    assert_int_equal(stat.stat.evictions, 0);
+    assert_int_equal(cache_map_advise(f.client, map.id, room * 4096, 4096, GAIA_ADV_WILLNEED), 0);
+    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+    assert_true(stat.stat.evictions > 0);
+    assert_true(stat.stat.resident_bytes <= room * 4096);
+    fixture_stop(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_store_after_a_collecting_read),
+        cmocka_unit_test(test_a_read_overtakes_a_release),
+        cmocka_unit_test(test_a_write_beside_a_release),
+        cmocka_unit_test(test_two_acquires),
+        cmocka_unit_test(test_cut_behind),
+        cmocka_unit_test(test_frames_cut_by_the_client),
+        cmocka_unit_test(test_exactly_full),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
