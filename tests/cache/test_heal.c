@@ -4,6 +4,9 @@
  */
 #include "tests/cache/fixture.inc"
 
+#include "cache/internal.h"
+#include "gpu/gaia.h"
+
 #define AT 200u /* the byte that is looked at */
 
 static struct fixture f;
@@ -345,6 +348,48 @@ static void test_cut_and_written_again(void **state)
     fixture_stop(&f);
 }
 
+/* The WRITE of one byte on its way met a drop of its page, and a reader was faster: it is stale no more. */
+static void write_on_its_way(unsigned page)
+{
+    uint8_t bytes[4096];
+
+    kernel_read(&f, page, bytes);
+    assert_int_equal(send_write(f.fd, "b", 1, (off_t)page * 4096 + AT), 1);
+    assert_int_equal(read_byte(page), 'b');
+}
+
+/* A leaf that went with its last page, and is there again, knows nothing of what was read in between. */
+static void test_new_leaf(void **state)
+{
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    map = device_map(&f, 0);
+    drop_pages_of_the_kernel(1);
+    assert_int_equal(cache_map_advise(f.client, map.id, 0, FIXTURE_PAGES * 4096, GAIA_ADV_DONTNEED), 0);
+    assert_int_equal(f.file->index.leaves, 0);
+    (void)read_byte(0);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[100], 1);
+    write_on_its_way(0);
+    fixture_stop(&f);
+}
+
+/* The window of an invalidation has its last page in it. */
+static void test_last_page_of_a_window(void **state)
+{
+    unsigned last = LEAF_PAGES - 1;
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    map = device_map(&f, 0);
+    (void)read_byte(last);
+    map.bytes[last * 4096 + 100] = 1;
+    assert_int_equal(device_release(&f, &map), 0);
+    write_on_its_way(last);
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -356,6 +401,8 @@ int main(void)
         cmocka_unit_test(test_first_page_stale_last_one_fine),
         cmocka_unit_test(test_late_reader),
         cmocka_unit_test(test_cut_and_written_again),
+        cmocka_unit_test(test_new_leaf),
+        cmocka_unit_test(test_last_page_of_a_window),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
