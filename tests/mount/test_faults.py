@@ -322,6 +322,52 @@ def test_eviction_while_there_is_no_space(mount, agents, small):
     assert read_file(path)[:32 * PAGE] == b"".join(bytes([i + 1]) * PAGE for i in range(32))
 
 
+def test_no_space_for_one_of_two_pages(mount, devices, small):
+    """A failed fsync() says so, also when what was written last went well."""
+    m = mount(data=small)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    os.truncate(path, MIB)  # holes in front, and a page that has its room
+    fd = os.open(path, os.O_RDWR)
+    os.pwrite(fd, b"room" * 1024, MIB - PAGE)
+    mapping = devices().mmap(fd, MIB)
+    mapping[0], mapping[MIB - PAGE] = 1, 2  # in this order
+    ballast = fill(small)
+    mapping.release()
+    for call in (lambda: os.fsync(fd), mapping.sync):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert caught.value.errno == errno.ENOSPC
+        mapping[MIB - PAGE] += 1
+        mapping.release()
+    os.unlink(ballast)
+    os.fsync(fd)
+    content = read_file(os.path.join(small, "f"))
+    assert content[0] == 1 and content[MIB - PAGE] == 4
+    os.close(fd)
+
+
+def test_a_touch_after_one_that_found_no_space(mount, agents, small):
+    """Granting a page that another device has released needs room in the data directory. Later there is some."""
+    m = mount(data=small)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    os.truncate(path, MIB)
+    agent = [agents() for _ in range(3)]
+    for one, name in zip(agent, ("soft:0", "soft:1", "soft:1")):
+        one.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device(name).mmap(fd, 1 << 20)", path=path, name=name)
+    agent[0].do("map[100 * PAGE] = 7")
+    ballast = fill(small)
+    agent[0].do("map.release()")
+    with pytest.raises(AgentDied) as died:
+        agent[1]("map[100 * PAGE]")
+    assert died.value.code == -signal.SIGBUS
+    os.unlink(ballast)
+    agent[2].start("map[100 * PAGE]", "eval")
+    assert not agent[2].busy(20), "a touch hangs"
+    assert agent[2].finish() == 7
+
+
 # --- a broken disk ------------------------------------------------------------------------------------------------------
 
 class Disk:
@@ -815,6 +861,75 @@ def test_attach_to_addresses_that_are_not_there(served):
         good.works()
         raw.close()
     good.works()
+
+
+def test_attach_twice(served):
+    """A map has one place: the first."""
+    _, good, fd = served
+    raw, number = mapped(fd)
+    assert raw.call(message(ATTACH, map=number, address=1 << 40)) == 0
+    for address in (1 << 40, 1 << 41):
+        assert raw.call(message(ATTACH, map=number, address=address)) == errno.EBUSY
+    raw.close()
+    good.works()
+
+
+def test_who_may_not_write_releases_nothing(served):
+    """libgaia does not ask; somebody else might."""
+    m, _, _ = served
+    fd = os.open(os.path.join(m.mnt, "f"), os.O_RDONLY)
+    raw, number = mapped(fd, writable=False)
+    assert raw.call(message(ATTACH, map=number, address=1 << 40)) == 0
+    assert raw.call(message(RELEASE, map=number, bytes=PAGE)) == errno.EACCES
+    assert raw.call(message(SYNC, map=number, bytes=PAGE)) == 0
+    raw.close()
+    os.close(fd)
+
+
+def test_ranges_of_a_map_end_with_it(served):
+    """A map in the middle of a file: not a page before it, not a page behind it."""
+    _, _, fd = served
+    address, token = get_token(fd)
+    raw = hello(address)
+    assert raw.call(message(MAP, offset=8 * PAGE, bytes=8 * PAGE, prot=3, token=token)) == 0
+    number = raw.reply["map"]
+    assert raw.call(message(ATTACH, map=number, address=1 << 40)) == 0
+    for op in (ACQUIRE, RELEASE, SYNC, ADVISE):
+        for first, pages in ((8, 8), (8, 1), (15, 1)):
+            assert raw.call(message(op, map=number, offset=first * PAGE, bytes=pages * PAGE)) == 0, (op, first, pages)
+        for first, pages in ((7, 1), (7, 2), (8, 9), (15, 2), (16, 1), (9, 8), (0, 1)):
+            assert raw.call(message(op, map=number, offset=first * PAGE, bytes=pages * PAGE)) == errno.EINVAL, (op, first, pages)
+    raw.close()
+
+
+@pytest.mark.limit(120)
+def test_more_maps_than_there_may_be(served):
+    """EMFILE; and what was opened for the answer is closed again."""
+    m, _, fd = served
+    address, _ = get_token(fd)
+    raw, before = hello(address), descriptors(m.pid)
+    codes = [raw.call(message(MAP, bytes=PAGE, prot=3, token=get_token(fd)[1])) for _ in range(4096 + 20)]
+    assert codes == [0] * 4096 + [errno.EMFILE] * 20
+    wait_until(lambda: descriptors(m.pid) <= before + 4, what="descriptors of refused maps are closed")
+    raw.close()
+
+
+def test_a_file_that_became_immutable(mount, agents):
+    """Who could write when he opened it may not map it for writing when nobody can write any more."""
+    m = mount()
+    path, direct = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+    write_file(path, bytes(PAGE))
+    fd = os.open(path, os.O_RDWR)
+    if subprocess.run(["chattr", "+i", direct], capture_output=True).returncode:
+        pytest.skip("no immutable files here")
+    try:
+        raw, token = hello(get_token(fd)[0]), get_token(fd)[1]
+        assert raw.call(message(MAP, bytes=PAGE, prot=3, token=token)) == errno.EACCES
+        assert raw.call(message(MAP, bytes=PAGE, prot=1, token=get_token(fd)[1])) == 0
+        raw.close()
+    finally:
+        subprocess.run(["chattr", "-i", direct], check=True)
+        os.close(fd)
 
 
 def test_requests_with_ranges_out_of_bounds(served):
