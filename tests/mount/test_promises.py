@@ -641,6 +641,14 @@ def test_holes_and_copies_are_writes(mount, devices):
     assert os.copy_file_range(opened.fd, opened.fd, 2 * PAGE, 15 * PAGE, 0) == 2 * PAGE
     content[:2 * PAGE] = content[15 * PAGE:17 * PAGE]
     assert read_file(path) == content
+    # zeroing is a write, in a page that was released too
+    opened.map[11 * PAGE:12 * PAGE] = b"z" * PAGE
+    opened.map.release()
+    assert libc.fallocate(opened.fd, 0x11, 11 * PAGE, PAGE // 2) == 0  # zero a range, keep the size
+    content[11 * PAGE:12 * PAGE] = bytes(PAGE // 2) + b"z" * (PAGE // 2)
+    assert read_file(path) == content
+    opened.map.acquire()
+    assert opened.map[:] == content
     # released bytes in a hole are data
     opened.map[7 * PAGE] = content[7 * PAGE] = 7
     opened.map.release()
@@ -972,6 +980,48 @@ def test_a_users_release_clears_set_id_bits(mount, devices):
     mode = stat.S_IMODE(os.stat(path).st_mode)
     assert mode in (0o777, 0o6777) and mode == stat.S_IMODE(os.stat(os.path.join(m.data, "f")).st_mode)
     assert mode == 0o777  # "clears set-id bits as a write would"
+
+
+@pytest.mark.parametrize("before, after", [(0o6710, 0o710), (0o6701, 0o2701), (0o2745, 0o2745), (0o4644, 0o644)])
+def test_set_id_bits_that_a_release_clears(mount, devices, before, after):
+    """Without the group's x bit the set-group-ID bit means something else, and stays."""
+    m = mount("timeout=0")
+    path = make(m, bytes(2 * PAGE))
+    opened = Opened(devices(), path)
+    os.chmod(path, before)
+    opened.map[1] = 1
+    opened.map.release()
+    assert stat.S_IMODE(os.stat(path).st_mode) == stat.S_IMODE(os.stat(os.path.join(m.data, "f")).st_mode) == after
+
+
+def test_file_capabilities_do_not_survive_a_release(mount, devices):
+    m = mount()
+    path = make(m, bytes(2 * PAGE))
+    opened = Opened(devices(), path)
+    os.setxattr(path, "security.capability", bytes.fromhex("0100000200200000000000000000000000000000"))
+    opened.map[1] = 1
+    opened.map.release()
+    for top in (m.mnt, m.data):
+        with pytest.raises(OSError) as caught:
+            os.getxattr(os.path.join(top, "f"), "security.capability")
+        assert caught.value.errno == errno.ENODATA
+
+
+# --- changes behind the mount ---------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("timeout", [0, 1])
+def test_changes_behind_the_mount_are_seen_at_acquire(mount, devices, timeout):
+    """At once, or after the timeout: with nothing else that would make the client ask."""
+    m = mount(f"timeout={timeout}")
+    path = make(m, b"1" * 8 * PAGE)
+    opened = Opened(devices(), path)
+    opened.map.acquire()
+    assert opened.map[:] == b"1" * 8 * PAGE
+    with open(os.path.join(m.data, "f"), "r+b") as behind:
+        behind.write(b"2" * PAGE)
+    time.sleep(1.1 * timeout)
+    opened.map.acquire()
+    assert opened.map[:] == b"2" * PAGE + b"1" * 7 * PAGE
 
 
 # --- protection -----------------------------------------------------------------------------------------------------------
