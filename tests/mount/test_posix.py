@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import random
+import re
 import select
 import shutil
 import socket
@@ -425,6 +426,19 @@ def test_direct_io(mount):
     os.close(fd)
 
 
+@pytest.mark.parametrize("flag", [os.O_SYNC, os.O_DSYNC], ids=["O_SYNC", "O_DSYNC"])
+def test_synchronous_writes_are_so_in_the_data_directory(mount, flag):
+    m = mount()
+    fd = os.open(os.path.join(m.mnt, "f"), os.O_WRONLY | os.O_CREAT | flag)
+    found = []
+    for entry in os.listdir(f"/proc/{m.pid}/fd"):
+        if os.readlink(f"/proc/{m.pid}/fd/{entry}") == os.path.join(m.data, "f"):
+            info = read_file(f"/proc/{m.pid}/fdinfo/{entry}").decode()
+            found.append(int(re.search(r"flags:\s*(\d+)", info)[1], 8) & flag == flag)
+    os.close(fd)
+    assert any(found), found
+
+
 def test_rename_flags(mount):
     m = mount()
     one, two, three = (os.path.join(m.mnt, name) for name in ("one", "two", "three"))
@@ -663,7 +677,8 @@ os.link("file", "hard")
     # root is itself again afterwards, in every thread
     for i in range(50):
         write_file(os.path.join(m.mnt, f"root{i}"), b"")
-        assert os.stat(os.path.join(m.data, f"root{i}")).st_uid == 0
+        st = os.stat(os.path.join(m.data, f"root{i}"))
+        assert (st.st_uid, st.st_gid) == (0, 0)
 
 
 def test_group_from_a_supplementary_group_and_a_setgid_folder(mount):
@@ -682,7 +697,8 @@ def test_group_from_a_supplementary_group_and_a_setgid_folder(mount):
 
 @pytest.mark.parametrize("action", ["os.write(os.open(sys.argv[1], os.O_WRONLY), b'x')", "os.truncate(sys.argv[1], 1)",
                                     "os.open(sys.argv[1], os.O_WRONLY | os.O_TRUNC)",
-                                    "os.posix_fallocate(os.open(sys.argv[1], os.O_WRONLY), 0, 100000)"])
+                                    "os.posix_fallocate(os.open(sys.argv[1], os.O_WRONLY), 0, 100000)",
+                                    "fd = os.open(sys.argv[1], os.O_RDWR); os.copy_file_range(fd, fd, 2, 0, 4)"])
 def test_set_id_bits_are_cleared_by_a_users_write(mount, workdir, action):
     m = mount()
     plain = os.path.join(workdir, "plain")
