@@ -40,6 +40,7 @@
  * 100 ms, for healers to invalidate, and for READ handlers on cache_file.changed (cache/heal.h,
  * cache/reads.h).
  */
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,8 +129,10 @@ void cache_close(struct cache *cache)
     while ((file = LIST_FIRST(&cache->files)))
         cache_file_close(file);
     gaia_io_close(cache->io);
-    for (unsigned i = 0; i < GAIA_DEVICES_MAX; i++)
+    for (unsigned i = 0; i < GAIA_DEVICES_MAX; i++) {
+        assert(!cache->devices[i] || !cache_device_charged(cache->devices[i]));
         free(cache->devices[i]);
+    }
     stage_pool_free(&cache->stages);
     frame_pool_free(&cache->twins);
     pthread_mutex_destroy(&cache->devices_lock);

@@ -32,6 +32,7 @@ int frame_pool_init(struct frame_pool *pool, uint64_t max_bytes)
 
 void frame_pool_free(struct frame_pool *pool)
 {
+    assert(pool->free_count == pool->used); /* every twin was given back */
     if (pool->area)
         munmap(pool->area, (size_t)pool->max * GAIA_PAGE_SIZE);
     if (pool->free_list)
