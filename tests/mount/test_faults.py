@@ -341,6 +341,8 @@ def test_no_space_for_one_of_two_pages(mount, devices, small):
         mapping[MIB - PAGE] += 1
         mapping.release()
     os.unlink(ballast)
+    with pytest.raises(OSError):  # the descriptor is told of the mapping's failure
+        os.fsync(fd)
     os.fsync(fd)
     content = read_file(os.path.join(small, "f"))
     assert content[0] == 1 and content[MIB - PAGE] == 4
