@@ -9,8 +9,6 @@
 
 static struct fixture f;
 static struct device_map map, other;
-static pthread_t thread;
-static _Atomic bool returned;
 
 static uint8_t read_byte(unsigned page, unsigned at)
 {
@@ -105,42 +103,6 @@ static void test_a_write_beside_a_release(void **state)
     fixture_stop(&f);
 }
 
-static void *acquire_too(void *argument)
-{
-    (void)argument;
-    assert_int_equal(device_acquire(&f, &map), 0);
-    returned = true;
-    return NULL;
-}
-
-static void acquire_beside(void)
-{
-    returned = false;
-    assert_int_equal(pthread_create(&thread, NULL, acquire_too, NULL), 0);
-    usleep(100000);
-    assert_false(returned); /* the first acquire is still dropping what is stale */
-}
-
-/* A second acquire returns when what is stale is gone, though the first one has it in hand. */
-static void test_two_acquires(void **state)
-{
-    (void)state;
-    if (!start(1 << 20))
-        skip();
-    assert_int_equal(((volatile uint8_t *)map.bytes)[10], 0);
-    kernel_write(&f, 0, 10, (const uint8_t *)"w", 1); /* stale now */
-    assert_int_equal(read_byte(0, 10), 'w');
-    assert_int_equal(read_byte(1, 10), 0);
-    map.bytes[4096 + 11] = 1; /* releasing it tells the kernel, in the middle of the acquire */
-    f.once_invalidated = acquire_beside;
-    assert_int_equal(device_acquire(&f, &map), 0);
-    assert_null(f.once_invalidated);
-    pthread_join(thread, NULL);
-    assert_true(returned);
-    assert_int_equal(((volatile uint8_t *)map.bytes)[10], 'w');
-    fixture_stop(&f);
-}
-
 /* The file was cut behind the mount, and what a device released lies past its end: what is missing are zeros.
  */
 static void test_cut_behind(void **state)
@@ -208,16 +170,83 @@ static void test_exactly_full(void **state)
     fixture_stop(&f);
 }
 
+/* A release that the kernel did not hear of has not happened, and the next one does it all. */
+static void test_a_release_that_failed(void **state)
+{
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    assert_int_equal(read_byte(0, 10), 0);
+    map.bytes[10] = 7;
+    f.invalidate_error = -EIO;
+    assert_int_equal(device_release(&f, &map), -EIO);
+    f.invalidate_error = 0;
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(read_byte(0, 10), 7);
+    fixture_stop(&f);
+}
+
+static int refuse_to_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    (void)frames;
+    (void)page;
+    (void)count;
+    return -ENOMEM;
+}
+
+/* Frames that could not be freed are still seen by clients: they stay the device's, and stay out of date. */
+static void test_a_drop_that_failed(void **state)
+{
+    struct cache_device_stat stat;
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    assert_int_equal(((volatile uint8_t *)map.bytes)[10], 0);
+    struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
+    const struct gaia_frames_ops *good = frames->ops;
+    struct gaia_frames_ops bad = *good;
+    bad.drop = refuse_to_drop;
+    kernel_write(&f, 0, 10, (const uint8_t *)"w", 1);
+    frames->ops = &bad;
+    assert_int_equal(device_acquire(&f, &map), -ENOMEM);
+    frames->ops = good;
+    assert_int_equal(((volatile uint8_t *)map.bytes)[10], 0);
+    assert_int_equal(device_acquire(&f, &map), 0);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[10], 'w');
+    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+    assert_int_equal(stat.stat.resident_bytes, GAIA_UNIT_PAGES * 4096);
+    fixture_stop(&f);
+}
+
+/* The range of a release is all of it, and nothing beside it. */
+static void test_the_ends_of_a_range(void **state)
+{
+    const unsigned pages[] = {9, 10, 11, 63, 64, 69, 70};
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    for (unsigned i = 0; i < sizeof pages / sizeof pages[0]; i++)
+        map.bytes[pages[i] * 4096] = 1;
+    assert_int_equal(cache_map_release(f.client, map.id, 10 * 4096, 60 * 4096), 0);
+    for (unsigned i = 0; i < sizeof pages / sizeof pages[0]; i++)
+        assert_int_equal(read_byte(pages[i], 0), pages[i] >= 10 && pages[i] < 70);
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_store_after_a_collecting_read),
         cmocka_unit_test(test_a_read_overtakes_a_release),
         cmocka_unit_test(test_a_write_beside_a_release),
-        cmocka_unit_test(test_two_acquires),
         cmocka_unit_test(test_cut_behind),
         cmocka_unit_test(test_frames_cut_by_the_client),
         cmocka_unit_test(test_exactly_full),
+        cmocka_unit_test(test_a_release_that_failed),
+        cmocka_unit_test(test_a_drop_that_failed),
+        cmocka_unit_test(test_the_ends_of_a_range),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

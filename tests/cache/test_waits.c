@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What waits goes on, and not before it may. Each test stops the cache at one point (inside a release, by the
+ * fixture's once_invalidated; inside a drop; inside a read of storage, by gaia_io_test_result; at the file's
+ * lock), lets a second thread come to where it must wait, and looks. */
+#include "tests/cache/fixture.inc"
+
+#include <semaphore.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <time.h>
+
+#include "cache/internal.h"
+#include "gpu/gaia.h"
+#include "io/engine_internal.h"
+
+#define MOMENT_US 100000
+#define LIMIT_S 20
+
+static struct fixture f;
+static struct device_map map, other;
+static _Atomic bool returned;
+static pthread_t thread;
+static sem_t reading, go_on;
+
+static bool start(void)
+{
+    returned = false;
+    if (!fixture_start(&f, 1 << 20))
+        return false;
+    map = device_map(&f, 0);
+    return true;
+}
+
+static void begin(void *(*body)(void *argument))
+{
+    returned = false;
+    assert_int_equal(pthread_create(&thread, NULL, body, NULL), 0);
+    usleep(MOMENT_US);
+}
+
+/* The thread ends; a hang would be the program's. */
+static void end(void)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LIMIT_S;
+    if (pthread_timedjoin_np(thread, NULL, &until)) {
+        print_error("what waits does not go on\n");
+        _exit(1);
+    }
+    assert_true(returned);
+}
+
+/* --- inside a release --- */
+
+static void *store_on_page_0(void *argument)
+{
+    (void)argument;
+    map.bytes[11] = 2;
+    returned = true;
+    return NULL;
+}
+
+static void store_beside(void)
+{
+    begin(store_on_page_0);
+    assert_false(returned); /* the page is write protected, and somebody has it in hand */
+}
+
+/* A store to a page that is on its way out waits, and is made to the page that comes after it. */
+static void test_a_store_to_a_page_that_is_dropped(void **state)
+{
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start())
+        skip();
+    kernel_read(&f, 0, bytes);
+    map.bytes[10] = 1;
+    f.once_invalidated = store_beside;
+    assert_int_equal(cache_map_advise(f.client, map.id, 0, 4096, GAIA_ADV_DONTNEED), 0);
+    assert_null(f.once_invalidated);
+    end();
+    assert_int_equal(device_release(&f, &map), 0);
+    kernel_read(&f, 0, bytes);
+    assert_int_equal(bytes[10], 1);
+    assert_int_equal(bytes[11], 2);
+    fixture_stop(&f);
+}
+
+static void *release_other(void *argument)
+{
+    (void)argument;
+    assert_int_equal(device_release(&f, &other), 0);
+    returned = true;
+    return NULL;
+}
+
+static void release_beside(void)
+{
+    begin(release_other);
+    assert_false(returned); /* the kernel may hold the page until the first release has told it */
+}
+
+static void test_two_releases_of_a_page(void **state)
+{
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start())
+        skip();
+    other = device_map(&f, 1);
+    kernel_read(&f, 0, bytes);
+    map.bytes[10] = 1;
+    other.bytes[20] = 2;
+    f.once_invalidated = release_beside;
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_null(f.once_invalidated);
+    end();
+    kernel_read(&f, 0, bytes);
+    assert_int_equal(bytes[10], 1);
+    assert_int_equal(bytes[20], 2);
+    fixture_stop(&f);
+}
+
+/* --- inside a drop --- */
+
+static void *acquire(void *argument)
+{
+    (void)argument;
+    assert_int_equal(device_acquire(&f, &map), 0);
+    returned = true;
+    return NULL;
+}
+
+static const struct gaia_frames_ops *good;
+static struct gaia_frames_ops slow;
+
+static int drop_slowly(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    frames->ops = good;
+    begin(acquire);
+    assert_false(returned); /* what is stale is still there */
+    return good->drop(frames, page, count);
+}
+
+/* A second acquire returns when what is stale is gone, though the first one has it in hand. */
+static void test_two_acquires(void **state)
+{
+    (void)state;
+    if (!start())
+        skip();
+    assert_int_equal(((volatile uint8_t *)map.bytes)[10], 0);
+    kernel_write(&f, 0, 10, (const uint8_t *)"w", 1);
+    struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
+    good = frames->ops;
+    slow = *good;
+    slow.drop = drop_slowly;
+    frames->ops = &slow;
+    assert_int_equal(device_acquire(&f, &map), 0);
+    assert_ptr_equal(frames->ops, good);
+    end();
+    assert_int_equal(((volatile uint8_t *)map.bytes)[10], 'w');
+    fixture_stop(&f);
+}
+
+/* --- inside a read of storage --- */
+
+static ssize_t stop_the_read(enum gaia_io_op op, size_t length, ssize_t result)
+{
+    (void)length;
+    if (op == GAIA_IO_OP_READ || op == GAIA_IO_OP_READ_DIRECT) {
+        gaia_io_test_result = NULL;
+        sem_post(&reading);
+        while (sem_wait(&go_on))
+            ;
+    }
+    return result;
+}
+
+static uint8_t touched;
+
+static void *touch_page_0(void *argument)
+{
+    (void)argument;
+    touched = ((volatile uint8_t *)map.bytes)[10];
+    return NULL;
+}
+
+/* A touch of page 0, which has old bytes ('o') all over, and whose read has them but has not ended. */
+static pthread_t touch_slowly(void)
+{
+    struct timespec until;
+    uint8_t bytes[4096];
+    pthread_t toucher;
+
+    memset(bytes, 'o', sizeof bytes);
+    for (unsigned page = 0; page < 16; page++)
+        assert_int_equal(pwrite(f.fd, bytes, sizeof bytes, (off_t)page * 4096), 4096);
+    assert_int_equal(fsync(f.fd), 0);
+    assert_int_equal(posix_fadvise(f.fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    sem_init(&reading, 0, 0);
+    sem_init(&go_on, 0, 0);
+    gaia_io_test_result = stop_the_read;
+    assert_int_equal(pthread_create(&toucher, NULL, touch_page_0, NULL), 0);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LIMIT_S;
+    if (sem_timedwait(&reading, &until)) { /* a folder in memory, perhaps: nothing is ever read */
+        gaia_io_test_result = NULL;
+        pthread_join(toucher, NULL);
+        fixture_stop(&f);
+        skip();
+    }
+    return toucher;
+}
+
+/* What is being placed was perhaps read before the write(): the acquire waits for it, and drops it. */
+static void test_an_acquire_beside_a_fill(void **state)
+{
+    (void)state;
+    if (!start())
+        skip();
+    pthread_t toucher = touch_slowly();
+    kernel_write(&f, 0, 10, (const uint8_t *)"n", 1);
+    begin(acquire);
+    bool early = returned;
+    sem_post(&go_on);
+    pthread_join(toucher, NULL);
+    end();
+    assert_false(early);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[10], 'n');
+    assert_int_equal(((volatile uint8_t *)map.bytes)[11], 'o');
+    fixture_stop(&f);
+}
+
+/* What was read before a truncation is not what the page has after it. */
+static void test_a_truncation_beside_a_fill(void **state)
+{
+    (void)state;
+    if (!start())
+        skip();
+    pthread_t toucher = touch_slowly();
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 4), 0);
+    assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
+    sem_post(&go_on);
+    pthread_join(toucher, NULL);
+    assert_int_equal(touched, 0);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[3], 'o');
+    assert_int_equal(((volatile uint8_t *)map.bytes)[4096], 0);
+    fixture_stop(&f);
+}
+
+static void *close_map(void *argument)
+{
+    (void)argument;
+    assert_int_equal(cache_map_close(f.client, map.id), 0);
+    returned = true;
+    return NULL;
+}
+
+/* After a close the client may map something else there: who is placing pages there is waited for. */
+static void test_a_close_beside_a_fill(void **state)
+{
+    (void)state;
+    if (!start())
+        skip();
+    pthread_t toucher = touch_slowly();
+    begin(close_map);
+    bool early = returned;
+    sem_post(&go_on);
+    pthread_join(toucher, NULL);
+    end();
+    assert_false(early);
+    fixture_stop(&f);
+}
+
+/* --- at the file's lock --- */
+
+static sigjmp_buf past_the_end;
+
+static void on_bus_error(int number)
+{
+    (void)number;
+    siglongjmp(past_the_end, 1);
+}
+
+static void *touch_page_20(void *argument)
+{
+    (void)argument;
+    if (!sigsetjmp(past_the_end, 1))
+        touched = ((volatile uint8_t *)map.bytes)[20 * 4096];
+    returned = true;
+    return NULL;
+}
+
+/* The file is cut while a touch of what is cut off is on its way: SIGBUS, as for a touch that comes later. */
+static void test_a_touch_of_what_was_cut_off(void **state)
+{
+    const struct sigaction action = {.sa_handler = on_bus_error};
+    struct sigaction before;
+
+    (void)state;
+    if (!start())
+        skip();
+    sigaction(SIGBUS, &action, &before);
+    pthread_mutex_lock(&f.file->lock);
+    begin(touch_page_20);
+    assert_int_equal(ftruncate(f.fd, 10 * 4096), 0);
+    file_resized(f.file, 10 * 4096);
+    assert_false(returned);
+    pthread_mutex_unlock(&f.file->lock);
+    end();
+    sigaction(SIGBUS, &before, NULL);
+    assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
+    fixture_stop(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_store_to_a_page_that_is_dropped),
+        cmocka_unit_test(test_two_releases_of_a_page),
+        cmocka_unit_test(test_two_acquires),
+        cmocka_unit_test(test_an_acquire_beside_a_fill),
+        cmocka_unit_test(test_a_truncation_beside_a_fill),
+        cmocka_unit_test(test_a_close_beside_a_fill),
+        cmocka_unit_test(test_a_touch_of_what_was_cut_off),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
