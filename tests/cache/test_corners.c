@@ -103,6 +103,161 @@ static void test_a_write_beside_a_release(void **state)
     fixture_stop(&f);
 }
 
+static void read_page_0_directly(void)
+{
+    struct cache_read read;
+    uint8_t bytes[4096];
+
+    assert_int_equal(cache_file_read(f.file, f.fd, bytes, 4096, 0, CACHE_IO_DIRECT, &read), 4096);
+    cache_file_read_end(f.file, &read);
+}
+
+/* A direct READ says nothing of what the kernel holds: did it collect, the page that a CPU stores to would be
+ * written back over what it has collected. */
+static void test_a_direct_read_beside_a_release(void **state)
+{
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    kernel_store(&f, 0, 20, 's');
+    map.bytes[10] = 7;
+    f.once_invalidating = read_page_0_directly;
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_null(f.once_invalidating);
+    assert_int_equal(read_byte(0, 10), 7);
+    assert_int_equal(read_byte(0, 20), 's');
+    fixture_stop(&f);
+}
+
+/* --- reads that devices answer --- */
+
+static uint8_t whole[16 * 4096];
+
+static ssize_t read_from_devices(uint64_t *peers_out)
+{
+    struct cache_device_stat before, after;
+    struct cache_read read;
+
+    assert_int_equal(fsync(f.fd), 0);
+    assert_int_equal(posix_fadvise(f.fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    assert_int_equal(cache_stat_device(f.cache, 0, &before), 0);
+    ssize_t n = cache_file_read(f.file, f.fd, whole, sizeof whole, 0, 0, &read);
+    cache_file_read_end(f.file, &read);
+    assert_int_equal(cache_stat_device(f.cache, 0, &after), 0);
+    *peers_out = after.stat.peer_reads - before.stat.peer_reads;
+    return n;
+}
+
+/* Pages that the home has too, and no others, and no further than the file goes. */
+static void test_what_devices_answer(void **state)
+{
+    volatile uint8_t *device;
+    uint64_t peers;
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    device = map.bytes;
+    memset(whole, 'o', sizeof whole);
+    assert_int_equal(cache_file_write(f.file, f.fd, whole, sizeof whole, 0, 0), sizeof whole);
+    for (unsigned page = 0; page < 16; page++)
+        assert_int_equal(device[page * 4096], 'o');
+    device[1 * 4096 + 10] = 's';                                                   /* not released */
+    assert_int_equal(cache_file_write(f.file, f.fd, "w", 1, 2 * 4096 + 10, 0), 1); /* not acquired */
+    assert_int_equal(read_from_devices(&peers), sizeof whole);
+    assert_int_equal(whole[1 * 4096 + 10], 'o');
+    assert_int_equal(whole[2 * 4096 + 10], 'w');
+    assert_int_equal(whole[3 * 4096 + 10], 'o');
+    if (!peers) /* a folder in memory, perhaps */
+        skip();
+    assert_int_equal(peers, 14);
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 5 * 4096 + 100), 0);
+    assert_int_equal(read_from_devices(&peers), 5 * 4096 + 100);
+    assert_true(peers > 0);
+    assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
+    fixture_stop(&f);
+}
+
+/* --- the end of the file --- */
+
+static void truncate_to(off_t size)
+{
+    assert_int_equal(cache_file_truncate(f.file, f.fd, size), 0);
+    for (unsigned page = 0; page < FIXTURE_PAGES; page++) /* the kernel cuts its own pages off */
+        f.kernel[page].cached = false;
+}
+
+/* Where the device was given zeros the twin has zeros: else they look stored, and go over what a CPU appends.
+ */
+static void test_append_beside_a_store(void **state)
+{
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    memset(bytes, 'o', sizeof bytes);
+    kernel_write(&f, 0, 0, bytes, 4096);
+    assert_int_equal(device_acquire(&f, &map), 0);
+    map.bytes[10] = 's'; /* not released: it has a twin */
+    truncate_to(100);
+    memset(bytes, 'n', sizeof bytes);
+    kernel_write(&f, 0, 100, bytes, 3996);
+    assert_int_equal(device_release(&f, &map), 0);
+    kernel_read(&f, 0, bytes);
+    assert_int_equal(bytes[10], 's');
+    assert_int_equal(bytes[99], 'o');
+    for (unsigned at = 100; at < 4096; at++)
+        assert_int_equal(bytes[at], 'n');
+    truncate_to(FIXTURE_PAGES * 4096);
+    fixture_stop(&f);
+}
+
+/* A page that was cut off and is there again has nothing of what it was: not its twin, not its versions. */
+static void test_store_after_a_truncation(void **state)
+{
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    memset(bytes, 'o', sizeof bytes);
+    for (int released = 0; released < 2; released++) {
+        kernel_write(&f, 5, 0, bytes, 4096);
+        assert_int_equal(device_acquire(&f, &map), 0);
+        map.bytes[5 * 4096 + 10] = 's';
+        if (released)
+            assert_int_equal(device_release(&f, &map), 0);
+        truncate_to(4096);
+        truncate_to(FIXTURE_PAGES * 4096);
+        map.bytes[5 * 4096 + 20] = 'o'; /* what was there before */
+        assert_int_equal(device_release(&f, &map), 0);
+        assert_int_equal(read_byte(5, 20), 'o');
+        assert_int_equal(read_byte(5, 10), 0);
+    }
+    fixture_stop(&f);
+}
+
+/* A write() counts once: an acquire that has seen it leaves its page alone from then on. */
+static void test_a_write_is_seen_once(void **state)
+{
+    struct cache_device_stat stat;
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    for (unsigned page = 0; page < 3; page++) {
+        (void)((volatile uint8_t *)map.bytes)[page * 4096];
+        kernel_write(&f, page, 10, (const uint8_t *)"w", 1);
+        assert_int_equal(device_acquire(&f, &map), 0);
+        assert_int_equal(((volatile uint8_t *)map.bytes)[page * 4096 + 10], 'w');
+        assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+        assert_int_equal(stat.stat.drops, page + 1);
+        assert_int_equal(stat.unchanged_pages, 0); /* nothing else was even looked at */
+    }
+    fixture_stop(&f);
+}
+
 /* The file was cut behind the mount, and what a device released lies past its end: what is missing are zeros.
  */
 static void test_cut_behind(void **state)
@@ -241,6 +396,11 @@ int main(void)
         cmocka_unit_test(test_store_after_a_collecting_read),
         cmocka_unit_test(test_a_read_overtakes_a_release),
         cmocka_unit_test(test_a_write_beside_a_release),
+        cmocka_unit_test(test_a_direct_read_beside_a_release),
+        cmocka_unit_test(test_what_devices_answer),
+        cmocka_unit_test(test_append_beside_a_store),
+        cmocka_unit_test(test_store_after_a_truncation),
+        cmocka_unit_test(test_a_write_is_seen_once),
         cmocka_unit_test(test_cut_behind),
         cmocka_unit_test(test_frames_cut_by_the_client),
         cmocka_unit_test(test_exactly_full),
