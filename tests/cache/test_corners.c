@@ -228,7 +228,7 @@ static void test_store_after_a_truncation(void **state)
         map.bytes[5 * 4096 + 10] = 's';
         if (released)
             assert_int_equal(device_release(&f, &map), 0);
-        truncate_to(4096);
+        truncate_to(5 * 4096);
         truncate_to(FIXTURE_PAGES * 4096);
         map.bytes[5 * 4096 + 20] = 'o'; /* what was there before */
         assert_int_equal(device_release(&f, &map), 0);

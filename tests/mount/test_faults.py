@@ -349,6 +349,23 @@ def test_no_space_for_one_of_two_pages(mount, devices, small):
     os.close(fd)
 
 
+@pytest.mark.parametrize("tracked", [False, True])
+def test_a_write_for_which_half_the_space_is_there(mount, devices, small, tracked):
+    """It says how much it has written, as on the data directory itself."""
+    m = mount(data=small)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    fd = os.open(path, os.O_RDWR)
+    if tracked:
+        devices().mmap(fd, MIB)
+    ballast = fill(small)
+    os.truncate(ballast, os.path.getsize(ballast) // PAGE * PAGE - 8 * PAGE)
+    done = os.pwrite(fd, b"w" * 32 * PAGE, 0)
+    assert 0 < done < 32 * PAGE
+    assert os.fstat(fd).st_size == done and os.pread(fd, MIB, 0) == b"w" * done
+    os.close(fd)
+
+
 def test_a_touch_after_one_that_found_no_space(mount, agents, small):
     """Granting a page that another device has released needs room in the data directory. Later there is some."""
     m = mount(data=small)

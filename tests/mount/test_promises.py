@@ -656,6 +656,17 @@ def test_holes_and_copies_are_writes(mount, devices):
     everyone_reads(m, "f", bytes(content), opened.map)
 
 
+def test_a_copy_has_what_a_device_released(mount, devices):
+    m = mount()
+    path, target = make(m, b"o" * 4 * PAGE), make(m, b"", "target")
+    opened = Opened(devices(), path)
+    opened.map[PAGE:2 * PAGE] = b"d" * PAGE
+    opened.map.release()
+    with open(path, "rb") as source, open(target, "r+b") as file:
+        assert os.copy_file_range(source.fileno(), file.fileno(), 4 * PAGE, 0, 0) == 4 * PAGE
+    assert read_file(target) == b"o" * PAGE + b"d" * PAGE + b"o" * 2 * PAGE
+
+
 # --- processes --------------------------------------------------------------------------------------------------------
 
 def test_two_processes_share_one_copy(mount, agents):
