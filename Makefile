@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all check model soak bench install format lint clean. Variables: CC, DEBUG=1 (checks the order of locks, as
+# GNU make. Targets: all check model soak mutants bench install format lint clean. Variables: CC, DEBUG=1 (checks the order of locks, as
 # the sanitizer builds do), SANITIZE=address|thread, BREAK=<rule> (a build with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
 VERSION := 0.1.0
@@ -63,7 +63,7 @@ examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/sssp/*.c)
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
 wrapped := $(shell sed -n 's/^ROW(\(.*\))$$/-Wl,--wrap=\1/p' tests/faults/rows.h)
 
-.PHONY: all check model soak bench install format lint clean tests tools benches examples
+.PHONY: all check model soak mutants bench install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(tools) $(faults)
 tools: $(tools)
@@ -117,6 +117,10 @@ model:
 	python3 -B tests/model/run.py --full
 soak: all
 	python3 -B tests/history/run.py --hours $(or $(HOURS),1)
+
+# Bugs planted one at a time, each of which the suite must notice (tests/mutants).
+mutants: tests
+	python3 -B tests/mutants/run.py
 
 bench: benches
 	python3 -B tests/bench/bench.py --build $(BUILD) --bin $(BIN)
