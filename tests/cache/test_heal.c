@@ -127,6 +127,21 @@ static void test_two_heals(void **state)
     finish('b');
 }
 
+/* A store through a mapping to a byte that is being healed is newer, though the rest of its page is stale. */
+static void test_store(void **state)
+{
+    (void)state;
+    if (!make_a_late())
+        skip();
+    kernel_store(&f, 0, AT, 's');
+    write_page_back(0);
+    assert_int_equal(home(0), 's');
+    uint8_t byte;
+    assert_int_equal(pread(f.fd, &byte, 1, AT + 1), 1);
+    assert_int_equal(byte, 'a');
+    finish('s');
+}
+
 /* Holes and truncations are newer than what is being healed. */
 static void test_hole(void **state)
 {
@@ -314,6 +329,43 @@ static void test_late_reader(void **state)
     run_late_reader(0, 20000);
 }
 
+static void *write_one_byte(void *argument)
+{
+    (void)argument;
+    assert_int_equal(send_write(f.fd, "b", 1, AT), 1);
+    step = 1;
+    return NULL;
+}
+
+/* A WRITE waits for a READ of its last page that began before it, and goes on when that ends. */
+static void test_write_waits_for_a_read(void **state)
+{
+    struct cache_read read;
+    struct timespec until;
+    uint8_t bytes[4096];
+    pthread_t writer;
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    map = device_map(&f, 0);
+    step = 0;
+    drop_pages_of_the_kernel(1);
+    assert_int_equal(cache_file_read(f.file, f.fd, bytes, 4096, 0, 0, &read), 4096);
+    pthread_create(&writer, NULL, write_one_byte, NULL);
+    usleep(100000);
+    assert_int_equal(step, 0);
+    cache_file_read_end(f.file, &read);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 20;
+    if (pthread_timedjoin_np(writer, NULL, &until)) {
+        print_error("the WRITE waits for ever\n");
+        _exit(1);
+    }
+    assert_int_equal(home(0), 'b');
+    fixture_stop(&f);
+}
+
 /* --- what the kernel holds behind the back of the index --- */
 
 /* Pages past the end are given to the kernel by a write() that extends the file, also when a leaf remembers
@@ -394,12 +446,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_two_heals),
+        cmocka_unit_test(test_store),
         cmocka_unit_test(test_hole),
         cmocka_unit_test(test_truncation),
         cmocka_unit_test(test_failed_write),
         cmocka_unit_test(test_a_heal_behind_a_late_one),
         cmocka_unit_test(test_first_page_stale_last_one_fine),
         cmocka_unit_test(test_late_reader),
+        cmocka_unit_test(test_write_waits_for_a_read),
         cmocka_unit_test(test_cut_and_written_again),
         cmocka_unit_test(test_new_leaf),
         cmocka_unit_test(test_last_page_of_a_window),

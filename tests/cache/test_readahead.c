@@ -54,6 +54,23 @@ static void test_within_window(void **state)
     readahead_free(&r);
 }
 
+/* The threads of a group touch their pages out of order: a stream goes on a unit late, and no later than
+ * that. */
+static void test_slack(void **state)
+{
+    struct readahead r;
+
+    (void)state;
+    for (unsigned late = 0; late < 3; late++) {
+        readahead_init(&r, GAIA_UNIT_PAGES);
+        assert_true(readahead_next(&r, 0, BIG, BIG).count == GAIA_UNIT_PAGES);
+        struct readahead_window w = readahead_next(&r, (1 + late) * GAIA_UNIT_PAGES, BIG, BIG);
+        assert_true(w.first == (1 + late) * GAIA_UNIT_PAGES);
+        assert_true(w.count == (late < 2 ? 2 : 1) * GAIA_UNIT_PAGES);
+        readahead_free(&r);
+    }
+}
+
 /* A kernel whose groups of threads each walk a stride of their own: every stream grows, in whatever order
  * faults come. */
 static void test_many_streams(void **state)
@@ -107,9 +124,8 @@ static void test_random(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stream),
-        cmocka_unit_test(test_within_window),
-        cmocka_unit_test(test_many_streams),
+        cmocka_unit_test(test_stream), cmocka_unit_test(test_within_window),
+        cmocka_unit_test(test_slack),  cmocka_unit_test(test_many_streams),
         cmocka_unit_test(test_random),
     };
 
