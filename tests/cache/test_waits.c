@@ -359,6 +359,67 @@ static void test_a_touch_of_what_was_cut_off(void **state)
     fixture_stop(&f);
 }
 
+/* --- reads of storage that fail --- */
+
+static ssize_t fail_the_read(enum gaia_io_op op, size_t length, ssize_t result)
+{
+    (void)op;
+    (void)length;
+    (void)result;
+    return -EIO;
+}
+
+static int refuse_to_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    (void)frames;
+    (void)page;
+    (void)count;
+    return -ENOMEM;
+}
+
+static int acquire_page_20(bool *poisoned)
+{
+    uint64_t changes;
+
+    return cache_map_acquire(f.client, map.id, 20 * 4096, 4096, &changes, poisoned);
+}
+
+/* A client lets go of its poisoned pages after an acquire that says so and succeeds: one that fails must not
+ * be the last to say so. */
+static void test_poison_is_told_until_it_is_heard(void **state)
+{
+    const struct sigaction action = {.sa_handler = on_bus_error};
+    struct sigaction before;
+    bool poisoned = false;
+
+    (void)state;
+    if (!start())
+        skip();
+    assert_int_equal(posix_fadvise(f.fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    sigaction(SIGBUS, &action, &before);
+    gaia_io_test_result = fail_the_read;
+    assert_int_equal(cache_map_advise(f.client, map.id, 0, 4096, GAIA_ADV_RANDOM), 0);
+    begin(touch_page_20);
+    end(); /* SIGBUS: holes are not in memory, and are read */
+    gaia_io_test_result = NULL;
+    sigaction(SIGBUS, &before, NULL);
+    struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
+    assert_int_equal(cache_map_advise(f.client, map.id, 20 * 4096, 4096, GAIA_ADV_WILLNEED), 0);
+    kernel_write(&f, 20, 10, (const uint8_t *)"w", 1);
+    good = frames->ops;
+    slow = *good;
+    slow.drop = refuse_to_drop;
+    frames->ops = &slow;
+    assert_int_equal(acquire_page_20(&poisoned), -ENOMEM);
+    frames->ops = good;
+    poisoned = false;
+    assert_int_equal(acquire_page_20(&poisoned), 0);
+    assert_true(poisoned);
+    assert_int_equal(acquire_page_20(&poisoned), 0);
+    assert_false(poisoned);
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -370,6 +431,7 @@ int main(void)
         cmocka_unit_test(test_a_truncation_beside_a_fill),
         cmocka_unit_test(test_a_close_beside_a_fill),
         cmocka_unit_test(test_a_touch_of_what_was_cut_off),
+        cmocka_unit_test(test_poison_is_told_until_it_is_heard),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
