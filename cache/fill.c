@@ -275,6 +275,24 @@ static void fill_start(struct fill *fill, size_t bytes)
         gaia_io_submit(cache->io);
 }
 
+/* The next run of absent pages at or after *page: how long it is now, 0 when there is none before end. At
+ * most `most` pages. Lock held. */
+static uint64_t find_absent(struct replica *replica, uint64_t *page, uint64_t end, uint64_t most)
+{
+    uint64_t count = 0;
+
+    for (uint64_t at = *page; at < end && count < most; at++) {
+        struct leaf_copy *copy = find_copy(replica, at >> LEAF_SHIFT);
+        bool absent = !copy || !((copy->present | copy->busy) & page_bit(at));
+        if (!absent && count)
+            break;
+        if (absent && !count)
+            *page = at;
+        count += absent;
+    }
+    return count;
+}
+
 /* The next run of absent pages at or after *page, marked busy and granted: its length, or 0 when there is
  * none before end. At most `most` pages. Lock held. An error leaves nothing busy. */
 static uint64_t take_absent(struct replica *replica, uint64_t *page, uint64_t end, uint64_t most, int *error)
@@ -320,6 +338,12 @@ static uint64_t fill_next(struct cache_map *map, const struct fill_request *requ
         most = STAGE_PAGES;
     if (most > replica->device->capacity / 4)
         most = replica->device->capacity / 4;
+    /* Not a page more than is wanted: what makes room may be what was placed a moment ago. */
+    pthread_mutex_lock(&file->lock);
+    most = find_absent(replica, page, end < file_pages(file->size) ? end : file_pages(file->size), most);
+    pthread_mutex_unlock(&file->lock);
+    if (!most)
+        return 0;
     *error = evict_and_charge(replica->device, most);
     if (*error)
         return 0;

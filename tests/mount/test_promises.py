@@ -775,6 +775,19 @@ def test_resident_larger_than_the_device(mount, devices):
     assert fits[:] == pattern(512 * PAGE)[:200 * PAGE]
 
 
+def test_resident_exactly_the_device(mount, devices):
+    m = mount("device_cache=256K")
+    path = make(m, pattern(65 * PAGE))
+    device = devices()
+    with pytest.raises(OSError) as caught:
+        Opened(device, path, 65 * PAGE, gaia.RESIDENT)
+    assert caught.value.errno == errno.ENOMEM
+    opened = Opened(device, path, 64 * PAGE, gaia.RESIDENT)
+    opened.map.acquire()
+    assert device.stat().resident_bytes == 64 * PAGE
+    assert opened.map[:] == pattern(65 * PAGE)[:64 * PAGE]
+
+
 def test_two_residents_that_do_not_fit_together(mount, devices):
     """Slower or ENOMEM, but never wrong bytes and never a hang."""
     m = mount("device_cache=1M")
