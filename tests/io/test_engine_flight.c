@@ -347,6 +347,41 @@ static void slots_taken_and_not_pushed(void **state)
     close(fd);
 }
 
+/* A file is closed when its own requests have ended, also when those of another one never do. */
+static void close_beside_another_file(void **state)
+{
+    struct chain chain = {.buffer = new_buffer(4096)};
+    struct outcome outcome;
+    uint8_t *buffer = new_buffer(MIB);
+    int fd = new_file(), other = new_file();
+    struct gaia_io *io = new_engine(state, 8);
+
+    write_pattern(fd, 4096, 7);
+    write_pattern(other, MIB, 8);
+    chain.io = io;
+    chain.file = open_file(io, fd);
+    assert_int_equal(gaia_io_read(io, chain.file, chain.buffer, 4096, 0, chain_done, &chain), 0);
+    gaia_io_submit(io);
+    for (unsigned i = 0; i < 50; i++) {
+        struct gaia_io_file *file = open_file(io, other);
+
+        atomic_store(&outcome.calls, 0);
+        posix_fadvise(other, 0, 0, POSIX_FADV_DONTNEED);
+        assert_int_equal(gaia_io_read(io, file, buffer, MIB, 0, note, &outcome), 0);
+        gaia_io_file_close(file); /* it waits */
+        assert_int_equal(atomic_load(&outcome.calls), 1);
+        assert_int_equal(atomic_load(&outcome.result), MIB);
+    }
+    atomic_store(&chain.stop, true);
+    gaia_io_file_close(chain.file);
+    gaia_io_close(io);
+    assert_int_equal(atomic_load(&chain.wrong), 0);
+    free(chain.buffer);
+    free(buffer);
+    close(fd);
+    close(other);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -359,6 +394,7 @@ int main(void)
         CASE(close_with_requests_in_flight),
         CASE(submitters_that_exit),
         CASE(slots_taken_and_not_pushed),
+        CASE(close_beside_another_file),
         // clang-format on
     };
 
