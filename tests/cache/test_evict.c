@@ -203,6 +203,43 @@ static void test_uncached(void **state)
     fixture_stop(&f);
 }
 
+static _Atomic bool flushed_enough;
+
+static void *flush_all(void *argument)
+{
+    struct fixture *f = argument;
+
+    while (!flushed_enough)
+        assert_int_equal(cache_flush_all(f->cache), 0);
+    return NULL;
+}
+
+/* What a daemon that is asked to end does, while clients go on. */
+static void test_flush_beside_new_devices(void **state)
+{
+    static struct fixture f;
+    pthread_t thread;
+
+    (void)state;
+    if (!fixture_start(&f, 4 << 20))
+        skip();
+    assert_int_equal(pthread_create(&thread, NULL, flush_all, &f), 0);
+    for (unsigned device = 0; device < 8; device++) {
+        unsigned number = device * 3 % 8; /* in front of others, and behind them */
+        struct device_map map = device_map(&f, number);
+        map.bytes[number * 4096] = (uint8_t)(1 + number);
+        assert_int_equal(device_release(&f, &map), 0);
+    }
+    flushed_enough = true;
+    pthread_join(thread, NULL);
+    for (unsigned number = 0; number < 8; number++) {
+        uint8_t bytes[4096];
+        kernel_read(&f, number, bytes);
+        assert_int_equal(bytes[0], 1 + number);
+    }
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -210,6 +247,7 @@ int main(void)
         cmocka_unit_test(test_truncate),
         cmocka_unit_test(test_unchanged),
         cmocka_unit_test(test_uncached),
+        cmocka_unit_test(test_flush_beside_new_devices),
     };
     const char *seed = getenv("GAIA_TEST_SEED");
 
