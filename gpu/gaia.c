@@ -101,6 +101,12 @@ PUBLIC void gaia_device_close(struct gaia_device *device)
     free(device);
 }
 
+/* What the kernel says of a request that was under way when the daemon ended is not for our callers. */
+static int kernel_error(void)
+{
+    return errno == ECONNABORTED ? -ENOTCONN : -errno;
+}
+
 /* The kernel's word for "not a gaiafs file" is many words. */
 static int get_token(int fd, struct gaia_ioctl_token *token)
 {
@@ -108,13 +114,15 @@ static int get_token(int fd, struct gaia_ioctl_token *token)
     struct stat st;
 
     if (fstatfs(fd, &fs) || fstat(fd, &st))
-        return -errno;
+        return kernel_error();
     if (fs.f_type != FUSE_MAGIC ||
         !S_ISREG(st.st_mode)) /* an ioctl on some other driver's file could do anything */
         return -ENODEV;
     if (ioctl(fd, GAIA_IOCTL_TOKEN, token)) {
-        if (errno == ENOTCONN || errno == EMFILE || errno == ENOMEM || errno == EBADF || errno == EACCES)
-            return -errno;
+        int error = kernel_error();
+        if (error == -ENOTCONN || error == -EMFILE || error == -ENOMEM || error == -EBADF ||
+            error == -EACCES || error == -EIO)
+            return error;
         return -ENODEV;
     }
     token->socket[sizeof token->socket - 1] = '\0';
@@ -249,7 +257,7 @@ static int flush_cpu(const struct gaia_piece *piece)
 
     if (sync_file_range(piece->mapping->fd, (off_t)piece->offset, (off_t)piece->length,
                         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER))
-        return -errno;
+        return kernel_error();
     if (writeback_lags) {
         snprintf(path, sizeof path, "/proc/self/fd/%d", piece->mapping->fd);
         int fd = open(path, O_RDONLY | O_CLOEXEC);

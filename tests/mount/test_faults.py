@@ -639,6 +639,34 @@ def test_calls_after_the_daemon_is_dead(mount, agents):
     child.finish()
 
 
+def all_stopped(pid):
+    states = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/stat") as file:
+            states.append(file.read().rpartition(")")[2].split()[0])
+    return set(states) == {"T"}
+
+
+@pytest.mark.parametrize("call", ["dev.mmap(fd, 4096)", "map.acquire()", "map.release()", "map.sync()", "map.advise(3)",
+                                  "dev.stat()"])
+def test_a_call_under_way_when_the_daemon_is_killed(mount, agents, call):
+    """Whatever it waits for: the kernel has other words for requests that were under way."""
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(MIB))
+    child = agents()
+    child.do(KERNEL + "map[0:1] = b'x'\ncpu = mmap.mmap(fd, 4096)\ncpu[9] = 1", path=path)
+    os.kill(m.pid, signal.SIGSTOP)
+    wait_until(lambda: all_stopped(m.pid), what="the daemon stands still")
+    child.start(call)
+    assert child.busy(0.3), child.finish()
+    kill_daemon(m)
+    assert not child.busy(5), call
+    with pytest.raises(OSError) as caught:
+        child.finish()
+    assert caught.value.errno == errno.ENOTCONN
+
+
 def test_daemon_killed_under_running_kernels(mount, agents):
     m = mount("device_cache=1M")
     path = os.path.join(m.mnt, "f")
