@@ -61,7 +61,7 @@ examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/sssp/*.c)
 
 # The same programs with every call that can fail led through a table of the tests (tests/faults/table.c).
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
-wrapped := $(shell sed -n 's/^ROW(\(.*\))$$/-Wl,--wrap=\1/p' tests/faults/rows.h)
+wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
 
 .PHONY: all check model soak mutants bench install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rows of tests/faults/table.c, for its tables and for the linker (see Makefile). */
+/* The rows of tests/faults/table.c, for its tables and for the linker (see Makefile). A REPLY is never made
+ * to fail, only a place to be killed at. */
 ROW(malloc)
 ROW(calloc)
 ROW(realloc)
@@ -75,3 +76,11 @@ ROW(ioctl)
 ROW(fcntl64)
 ROW(syscall)
 ROW(completion)
+REPLY(fuse_reply_err)
+REPLY(fuse_reply_buf)
+REPLY(fuse_reply_write)
+REPLY(fuse_reply_attr)
+REPLY(fuse_reply_entry)
+REPLY(fuse_reply_open)
+REPLY(fuse_reply_create)
+REPLY(fuse_reply_ioctl)

@@ -3,9 +3,13 @@
  * notifications. Linked into mount.gaiafs and libgaia.so for tests with --wrap, so that every call from our
  * own code comes through here; the programs as users get them know nothing of it.
  *
- * $GAIAFS_FAULTS names a file that is shared with the test: struct plan. Without it nothing fails. */
+ * $GAIAFS_FAULTS names a file that is shared with the test: struct plan. Without it nothing fails.
+ *
+ * Instead of a failure a row may bring death: SIGKILL to this process, or to the one that the plan names,
+ * just before the call or just after it (tests/kills). */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -19,6 +23,12 @@
 #define ROWS_MAX 128
 #define SHORT (-1)
 
+enum { KILL_NOBODY, KILL_BEFORE, KILL_AFTER };
+
+/* What a descriptor is; a plan may be for one kind only. */
+#define KIND_FRAMES 1 /* a memfd: a device's memory */
+#define KIND_FILE 2
+
 struct plan {
     _Atomic int32_t row;       /* that is to fail; -1: none */
     _Atomic int32_t error;     /* SHORT: half of what was asked for */
@@ -27,36 +37,87 @@ struct plan {
     _Atomic int32_t landed;    /* how often it has */
     _Atomic int64_t calls[ROWS_MAX];
     char names[ROWS_MAX][32];
+    _Atomic int32_t kill;   /* KILL_*: the call does not fail */
+    _Atomic int32_t victim; /* process; 0: this one */
+    _Atomic int64_t only;   /* KIND_* of the descriptor, or the request of an ioctl(); 0: any */
 };
 
 static struct plan *plan;
+static __thread bool kill_due; /* when the call has been made */
 
-/* Whether this call of the row is to fail, and how. */
-static bool hit(int row, int *error_out)
+static void strike(void)
+{
+    int32_t victim = plan->victim;
+
+    atomic_fetch_add(&plan->landed, 1); /* first: who is killed says no more */
+    syscall(SYS_kill, victim ? victim : getpid(), SIGKILL);
+}
+
+/* Whether this call of the row is to fail, and how. only: what kind of call it is, 0 where there are no
+ * kinds.
+ */
+static bool hit_kind(int row, int64_t only, int *error_out)
 {
     if (!plan)
         return false;
     atomic_fetch_add(&plan->calls[row], 1);
-    if (plan->row != row)
+    if (plan->row != row || (plan->only && plan->only != only))
         return false;
     int64_t left = atomic_fetch_sub(&plan->countdown, 1);
     if (left > 1 || (left < 1 && !plan->sticky))
+        return false;
+    if (plan->kill == KILL_BEFORE)
+        strike();
+    kill_due = plan->kill == KILL_AFTER;
+    if (plan->kill)
         return false;
     atomic_fetch_add(&plan->landed, 1);
     *error_out = plan->error;
     return true;
 }
 
+static bool hit(int row, int *error_out)
+{
+    return hit_kind(row, 0, error_out);
+}
+
+static void call_made(void)
+{
+    int error = errno;
+
+    if (!kill_due)
+        return;
+    kill_due = false;
+    strike();
+    errno = error;
+}
+
+/* Asked by number, for fcntl() has a row, and only when a plan wants to know. */
+static int64_t kind_of(int fd)
+{
+    int error = errno;
+
+    if (!plan || !plan->only)
+        return 0;
+    int64_t kind = syscall(SYS_fcntl, fd, F_GET_SEALS) < 0 ? KIND_FILE : KIND_FRAMES;
+    errno = error;
+    return kind;
+}
+
 enum {
 #define ROW(name) ROW_##name,
+#define REPLY ROW
 #include "tests/faults/rows.h"
+#undef REPLY
 #undef ROW
     ROWS
 };
 
 static const char *const names[] = {
 #define ROW(name) #name,
+#define REPLY ROW
 #include "tests/faults/rows.h"
+#undef REPLY
 #undef ROW
 };
 _Static_assert(ROWS <= ROWS_MAX, "");
@@ -84,31 +145,39 @@ __attribute__((constructor)) static void attach(void)
     type __wrap_##name parameters;
 
 /* Fails with -1 (or what `failure` is) and errno. */
+#define CALL_KIND(type, failure, only, name, parameters, arguments) \
+    DECLARE(type, name, parameters)                                 \
+    type __wrap_##name parameters                                   \
+    {                                                               \
+        int error;                                                  \
+        if (hit_kind(ROW_##name, only, &error) && error != SHORT) { \
+            errno = error;                                          \
+            return failure;                                         \
+        }                                                           \
+        type result = __real_##name arguments;                      \
+        call_made();                                                \
+        return result;                                              \
+    }
 #define CALL(type, failure, name, parameters, arguments) \
-    DECLARE(type, name, parameters)                      \
-    type __wrap_##name parameters                        \
-    {                                                    \
-        int error;                                       \
-        if (hit(ROW_##name, &error) && error != SHORT) { \
-            errno = error;                               \
-            return failure;                              \
-        }                                                \
-        return __real_##name arguments;                  \
-    }
+    CALL_KIND(type, failure, 0, name, parameters, arguments)
 /* The same, and may come short. */
-#define MOVE(name, parameters, arguments, short_arguments) \
-    DECLARE(ssize_t, name, parameters)                     \
-    ssize_t __wrap_##name parameters                       \
-    {                                                      \
-        int error;                                         \
-        if (hit(ROW_##name, &error)) {                     \
-            if (error == SHORT)                            \
-                return __real_##name short_arguments;      \
-            errno = error;                                 \
-            return -1;                                     \
-        }                                                  \
-        return __real_##name arguments;                    \
+#define MOVE_KIND(only, name, parameters, arguments, short_arguments) \
+    DECLARE(ssize_t, name, parameters)                                \
+    ssize_t __wrap_##name parameters                                  \
+    {                                                                 \
+        int error;                                                    \
+        if (hit_kind(ROW_##name, only, &error)) {                     \
+            if (error == SHORT)                                       \
+                return __real_##name short_arguments;                 \
+            errno = error;                                            \
+            return -1;                                                \
+        }                                                             \
+        ssize_t result = __real_##name arguments;                     \
+        call_made();                                                  \
+        return result;                                                \
     }
+#define MOVE(name, parameters, arguments, short_arguments) \
+    MOVE_KIND(0, name, parameters, arguments, short_arguments)
 /* Fails with an error number, positive or negative. */
 #define CODE(sign, name, parameters, arguments)        \
     DECLARE(int, name, parameters)                     \
@@ -117,7 +186,9 @@ __attribute__((constructor)) static void attach(void)
         int error;                                     \
         if (hit(ROW_##name, &error) && error != SHORT) \
             return sign error;                         \
-        return __real_##name arguments;                \
+        int result = __real_##name arguments;          \
+        call_made();                                   \
+        return result;                                 \
     }
 
 struct iovec;
@@ -149,7 +220,7 @@ CALL(int, -1, memfd_create, (const char *s, unsigned f), (s, f))
 MOVE(read, (int d, void *b, size_t n), (d, b, n), (d, b, n))
 MOVE(write, (int d, const void *b, size_t n), (d, b, n), (d, b, n))
 MOVE(pread64, (int d, void *b, size_t n, off_t o), (d, b, n, o), (d, b, HALF(n), o))
-MOVE(pwrite64, (int d, const void *b, size_t n, off_t o), (d, b, n, o), (d, b, HALF(n), o))
+MOVE_KIND(kind_of(d), pwrite64, (int d, const void *b, size_t n, off_t o), (d, b, n, o), (d, b, HALF(n), o))
 MOVE(preadv64v2, (int d, const struct iovec *v, int n, off_t o, int f), (d, v, n, o, f),
      (d, v, HALF(n), o, f))
 MOVE(pwritev64v2, (int d, const struct iovec *v, int n, off_t o, int f), (d, v, n, o, f), (d, v, n, o, f))
@@ -157,8 +228,8 @@ MOVE(copy_file_range, (int a, off_t *p, int b, off_t *q, size_t n, unsigned f), 
      (a, p, b, q, HALF(n), f))
 CALL(int, -1, fdatasync, (int d), (d))
 CALL(int, -1, fsync, (int d), (d))
-CALL(int, -1, fallocate64, (int d, int m, off_t o, off_t n), (d, m, o, n))
-CALL(int, -1, ftruncate64, (int d, off_t n), (d, n))
+CALL_KIND(int, -1, kind_of(d), fallocate64, (int d, int m, off_t o, off_t n), (d, m, o, n))
+CALL_KIND(int, -1, kind_of(d), ftruncate64, (int d, off_t n), (d, n))
 CALL(int, -1, truncate64, (const char *p, off_t n), (p, n))
 CALL(off_t, -1, lseek64, (int d, off_t o, int w), (d, o, w))
 
@@ -216,9 +287,23 @@ CODE(-, fuse_lowlevel_notify_inval_inode, (struct fuse_session * s, uint64_t i, 
 CODE(-, fuse_lowlevel_notify_retrieve, (struct fuse_session * s, uint64_t i, size_t n, off_t o, void *c),
      (s, i, n, o, c))
 
+/* FUSE's answers: nothing is gained by making them fail, whoever asked would wait for ever. */
+struct fuse_entry_param;
+struct fuse_file_info;
+struct fuse_req;
+CODE(-, fuse_reply_err, (struct fuse_req * r, int e), (r, e))
+CODE(-, fuse_reply_buf, (struct fuse_req * r, const char *b, size_t n), (r, b, n))
+CODE(-, fuse_reply_write, (struct fuse_req * r, size_t n), (r, n))
+CODE(-, fuse_reply_attr, (struct fuse_req * r, const struct stat *s, double t), (r, s, t))
+CODE(-, fuse_reply_entry, (struct fuse_req * r, const struct fuse_entry_param *e), (r, e))
+CODE(-, fuse_reply_open, (struct fuse_req * r, const struct fuse_file_info *i), (r, i))
+CODE(-, fuse_reply_create,
+     (struct fuse_req * r, const struct fuse_entry_param *e, const struct fuse_file_info *i), (r, e, i))
+CODE(-, fuse_reply_ioctl, (struct fuse_req * r, int n, const void *b, size_t m), (r, n, b, m))
+
 /* Those that take arguments of any number: as many are handed on as there can be, given or not, which is what
  * the sanitizer would call an underflow. */
-#define ANY(type, count, name, first, last, ...)                        \
+#define ANY(type, count, only, name, first, last, ...)                  \
     DECLARE(type, name, (first, ...))                                   \
     __attribute__((no_sanitize_address)) type __wrap_##name(first, ...) \
     {                                                                   \
@@ -229,18 +314,20 @@ CODE(-, fuse_lowlevel_notify_retrieve, (struct fuse_session * s, uint64_t i, siz
         for (int i = 0; i < count; i++)                                 \
             v[i] = va_arg(rest, long);                                  \
         va_end(rest);                                                   \
-        if (hit(ROW_##name, &error)) {                                  \
+        if (hit_kind(ROW_##name, only, &error)) {                       \
             errno = error == SHORT ? EINTR : error;                     \
             return -1;                                                  \
         }                                                               \
-        return __real_##name(__VA_ARGS__);                              \
+        type result = __real_##name(__VA_ARGS__);                       \
+        call_made();                                                    \
+        return result;                                                  \
     }
 #define COMMA ,
-ANY(int, 1, open64, const char *p COMMA int f, f, p, f, v[0])
-ANY(int, 1, openat64, int d COMMA const char *p COMMA int f, f, d, p, f, v[0])
-ANY(int, 1, ioctl, int d COMMA unsigned long r, r, d, r, v[0])
-ANY(int, 1, fcntl64, int d COMMA int c, c, d, c, v[0])
-ANY(long, 6, syscall, long n, n, n, v[0], v[1], v[2], v[3], v[4], v[5])
+ANY(int, 1, 0, open64, const char *p COMMA int f, f, p, f, v[0])
+ANY(int, 1, 0, openat64, int d COMMA const char *p COMMA int f, f, d, p, f, v[0])
+ANY(int, 1, (int64_t)r, ioctl, int d COMMA unsigned long r, r, d, r, v[0])
+ANY(int, 1, 0, fcntl64, int d COMMA int c, c, d, c, v[0])
+ANY(long, 6, 0, syscall, long n, n, n, v[0], v[1], v[2], v[3], v[4], v[5])
 
 /* A completion of the storage engine: what it moved, or a negative error. In the daemon only. */
 extern ssize_t (*gaia_io_test_result)(int op, size_t length, ssize_t result) __attribute__((weak));
@@ -251,8 +338,10 @@ static ssize_t completed(int op, size_t length, ssize_t result)
 
     (void)op;
     (void)length;
-    if (!hit(ROW_completion, &error))
+    if (!hit(ROW_completion, &error)) {
+        call_made();
         return result;
+    }
     if (error == SHORT)
         return result > 1 ? result / 2 : result;
     return -error;

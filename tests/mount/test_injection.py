@@ -70,7 +70,8 @@ class Plan(ctypes.Structure):
     """struct plan of tests/faults/table.c, in a file that the program maps."""
     _fields_ = [("row", ctypes.c_int32), ("error", ctypes.c_int32), ("countdown", ctypes.c_int64),
                 ("sticky", ctypes.c_int32), ("landed", ctypes.c_int32), ("calls", ctypes.c_int64 * ROWS_MAX),
-                ("names", ctypes.c_char * 32 * ROWS_MAX)]
+                ("names", ctypes.c_char * 32 * ROWS_MAX), ("kill", ctypes.c_int32), ("victim", ctypes.c_int32),
+                ("only", ctypes.c_int64)]
 
     @classmethod
     def make(cls, path):
