@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input, full disks, dead processes, and clients that do not keep to the protocol."""
+import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import random
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import threading
 import time
@@ -191,6 +194,24 @@ def test_calls_on_a_closed_mapping(mount, devices):
     assert code_of(lib.gaia_msync(address, PAGE, gaia.MS_SYNC)) == errno.EINVAL
     assert code_of(lib.gaia_munmap(address, PAGE)) == 0
     assert code_of(lib.gaia_stat(fresh.handle, ctypes.byref(gaia.Stat()))) == errno.ENOTCONN
+
+
+def test_nothing_stays_open_in_the_client(mount, devices):
+    """A program that maps and unmaps, or tries in vain, has as many descriptors as before."""
+    m = mount("device_cache=256K")
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(MIB))
+    fd, device = os.open(path, os.O_RDWR), devices()
+    first = device.mmap(fd, PAGE)  # the session's own
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        device.mmap(fd, PAGE).unmap()
+        with pytest.raises(OSError) as caught:
+            device.mmap(fd, MIB, flags=gaia.RESIDENT)
+        assert caught.value.errno == errno.ENOMEM
+    assert len(os.listdir("/proc/self/fd")) == before
+    first.unmap()
+    os.close(fd)
 
 
 # --- no room ------------------------------------------------------------------------------------------------------------
@@ -511,6 +532,54 @@ def test_a_disk_that_cannot_be_read(broken_disk_mount, disk, agents):
     os.close(fd)
     assert read_file(path) == content
     child.end()
+
+
+TOUCH = '''
+libc = ctypes.CDLL(None, use_errno=True)
+libc.write.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+hole = os.memfd_create("hole")
+def touch(offset):
+    "A touch by the kernel: it gets EFAULT where a program gets SIGBUS."
+    return libc.write(hole, map.address + offset, 1), ctypes.get_errno()
+'''
+
+
+def test_a_page_that_can_be_read_again(mount, disk, agents):
+    """What could not be served is tried again after an acquire, by the same process."""
+    m = mount(data=disk.folder)
+    content = random.Random(3).randbytes(4 * MIB)
+    for name in ("low", "pad", "f"):
+        write_file(os.path.join(m.mnt, name), content)
+    disk.sync()
+    child = agents()
+    child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 4 << 20)\nmap.advise(gaia.ADV_RANDOM)" + TOUCH,
+             path=os.path.join(m.mnt, "f"))
+    for forgotten in (os.path.join(m.mnt, "f"), os.path.join(disk.folder, "f")):
+        helpers.drop_host_cache(forgotten)
+    disk.cut()
+    done, code = child("touch(2 << 20)")
+    disk.mend()
+    if done == 1:
+        pytest.skip("reads of the cut image do not fail here")
+    assert code == errno.EFAULT
+    child.do("map.acquire()")
+    assert child("touch(2 << 20)")[0] == 1
+    assert child("map[:]") == content
+    child.end()
+
+
+def test_fsync_of_a_file_that_no_device_has(mount, disk):
+    m = mount(data=disk.folder)
+    fd = os.open(os.path.join(m.mnt, "f"), os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, 8 * MIB)
+    disk.fill()
+    with contextlib.suppress(OSError):
+        os.pwrite(fd, b"w" * MIB, 6 * MIB)
+    with pytest.raises(OSError) as caught:
+        os.fsync(fd)
+    assert caught.value.errno in (errno.EIO, errno.ENOSPC)
+    disk.empty()
+    os.close(fd)
 
 
 def test_a_disk_that_cannot_be_written(broken_disk_mount, disk, agents):
@@ -946,7 +1015,25 @@ def test_ranges_of_a_map_end_with_it(served):
             assert raw.call(message(op, map=number, offset=first * PAGE, bytes=pages * PAGE)) == 0, (op, first, pages)
         for first, pages in ((7, 1), (7, 2), (8, 9), (15, 2), (16, 1), (9, 8), (0, 1)):
             assert raw.call(message(op, map=number, offset=first * PAGE, bytes=pages * PAGE)) == errno.EINVAL, (op, first, pages)
+    for offset, size in ((1 << 62, 1 << 62), ((1 << 63) - 2 * PAGE, 2 * PAGE), (0, (1 << 63) - PAGE), (1, PAGE), (0, 0)):
+        _, token = get_token(fd)
+        assert raw.call(message(MAP, offset=offset, bytes=size, prot=3, token=token)) == errno.EINVAL, (offset, size)
     raw.close()
+
+
+def test_descriptors_of_who_may_not_write(served):
+    """Neither frames nor counters can be opened for writing by who is given them for reading."""
+    _, _, fd = served
+    for prot, frames in ((1, os.O_RDONLY), (3, os.O_RDWR)):
+        address, token = get_token(fd)
+        raw = hello(address)
+        raw.send(message(MAP, bytes=PAGE, prot=prot, token=token))
+        _, fds = raw.receive()
+        assert [fcntl.fcntl(one, fcntl.F_GETFL) & os.O_ACCMODE for one in fds] == [frames, os.O_RDONLY]
+        assert [stat.S_IMODE(os.fstat(one).st_mode) for one in fds] == [0, 0]
+        for one in fds:
+            os.close(one)
+        raw.close()
 
 
 @pytest.mark.limit(120)

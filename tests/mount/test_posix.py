@@ -620,6 +620,7 @@ def test_changes_behind_the_mount_are_seen_at_open(mount):
     for digit in b"23":
         time.sleep(0.1)
         write_file(data, bytes([digit]) * 8192)  # the same size
+        time.sleep(0.1 * (digit == ord("3")))  # a moment ago, or just now
         assert read_file(mnt) == bytes([digit]) * 8192
         assert read_file(mnt) == bytes([digit]) * 8192
 
@@ -639,6 +640,40 @@ def test_big_directory(mount):
     # removing while listing must leave nothing over
     shutil.rmtree(folder)
     assert os.listdir(m.data) == []
+
+
+def test_a_folder_from_the_start_again(mount):
+    """rewinddir() and seekdir(), in the middle of a folder that takes many requests to list."""
+    m = mount()
+    names = {f"{i:04d}" + "n" * 50 for i in range(2000)}
+    for name in names:
+        os.close(os.open(os.path.join(m.data, name), os.O_CREAT | os.O_WRONLY))
+    libc = ctypes.CDLL(None)
+    libc.opendir.restype = libc.readdir64.restype = ctypes.c_void_p
+    libc.readdir64.argtypes = libc.rewinddir.argtypes = libc.closedir.argtypes = libc.telldir.argtypes = [ctypes.c_void_p]
+    libc.telldir.restype = ctypes.c_long
+    libc.seekdir.argtypes = [ctypes.c_void_p, ctypes.c_long]
+    folder = libc.opendir(m.mnt.encode())
+
+    def read(most):
+        found = []
+        while len(found) < most and (entry := libc.readdir64(folder)):
+            found.append(ctypes.string_at(entry + 19).decode())
+        return found
+    everything = read(5000)
+    assert len(everything) == 2002 and set(everything) == names | {".", ".."}
+    libc.rewinddir(folder)
+    for count in (1, 300, 1500):
+        assert read(count) == everything[:count]
+        place = libc.telldir(folder)
+        assert read(200) == everything[count:count + 200]
+        libc.seekdir(folder, place)
+        assert read(5000) == everything[count:]
+        libc.rewinddir(folder)
+    read(700)
+    libc.rewinddir(folder)
+    assert read(5000) == everything
+    libc.closedir(folder)
 
 
 def test_permissions_are_those_of_the_caller(mount):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The promises of gaia.h, through a real mount: plain POSIX on one side, libgaia on the other, several processes."""
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -139,6 +140,18 @@ def test_unreleased_stores_in_an_acquired_range_survive(mount, devices, agents):
     assert opened.map[PAGE:2 * PAGE] == b"d" * PAGE
     opened.map.release()
     everyone_reads(m, "f", b"\0" * 10 + b"\x01c" + bytes(PAGE - 12) + b"d" * PAGE + bytes(2 * PAGE), opened.map)
+
+
+def test_an_acquire_releases_though_nothing_changed(mount, devices):
+    """An acquire need not ask the daemon when nothing can have changed, but for what was stored here."""
+    m = mount("timeout=60")
+    path = make(m, bytes(4 * PAGE))
+    opened = Opened(devices(), path)
+    for value in (1, 2, 3):
+        opened.map.acquire()
+        opened.map[PAGE] = value
+        opened.map.acquire()
+        assert os.pread(opened.fd, 1, PAGE) == bytes([value])
 
 
 def test_acquire_of_a_part_updates_that_part(mount, devices):
@@ -868,6 +881,7 @@ def test_msync_brings_released_bytes_to_storage(mount, devices):
     opened.map[PAGE:2 * PAGE] = b"r" * PAGE
     opened.map.release()
     opened.map.sync(gaia.MS_ASYNC)
+    assert read_file(os.path.join(m.data, "f")) == bytes(100 * PAGE)  # it checks its arguments
     opened.map.sync(gaia.MS_SYNC)
     assert read_file(os.path.join(m.data, "f")) == bytes(PAGE) + b"r" * PAGE + bytes(98 * PAGE)
 
@@ -880,6 +894,32 @@ def test_fsync_brings_released_bytes_to_storage(mount, devices):
     opened.map.release()
     os.fsync(opened.fd)
     assert read_file(os.path.join(m.data, "f")) == bytes(PAGE) + b"r" * PAGE + bytes(8 * PAGE)
+
+
+def test_a_deleted_file_leaves_the_device(mount, devices):
+    """When nobody has it open or mapped any more; and the daemon has let it go."""
+    m = mount()
+    device, kept = devices(), make(m, pattern(16 * PAGE), "kept")
+    keeper = Opened(device, kept)
+    assert keeper.map[:] == pattern(16 * PAGE)
+    before = device.stat().resident_bytes
+    for turn in range(5):
+        path = make(m, pattern(16 * PAGE))
+        opened = Opened(device, path)
+        assert opened.map[:] == pattern(16 * PAGE)
+        opened.map[turn] = 7
+        opened.map.unmap()
+        os.close(opened.fd)
+        os.unlink(path)
+    wait_until(lambda: device.stat().resident_bytes == before, what="nothing of the deleted files is on the device")
+
+    def deleted():
+        links = []
+        for entry in os.listdir(f"/proc/{m.pid}/fd"):
+            with contextlib.suppress(OSError):
+                links.append(os.readlink(f"/proc/{m.pid}/fd/{entry}"))
+        return [link for link in links if link.startswith(m.data) and link.endswith("(deleted)")]
+    wait_until(lambda: not deleted(), what="the daemon has no deleted file open")
 
 
 # --- room, peers, counters ----------------------------------------------------------------------------------------------
