@@ -47,6 +47,22 @@ static void test_store_after_a_collecting_read(void **state)
     fixture_stop(&f);
 }
 
+/* What one device has released every other one that holds the page drops at its acquire. */
+static void test_a_release_reaches_other_devices(void **state)
+{
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    other = device_map(&f, 1);
+    for (uint8_t value = 1; value < 4; value++) {
+        map.bytes[10] = value;
+        assert_int_equal(device_release(&f, &map), 0);
+        assert_int_equal(device_acquire(&f, &other), 0);
+        assert_int_equal(((volatile uint8_t *)other.bytes)[10], value);
+    }
+    fixture_stop(&f);
+}
+
 static void read_page_0(void)
 {
     (void)read_byte(0, 0);
@@ -172,6 +188,8 @@ static void test_what_devices_answer(void **state)
         skip();
     assert_int_equal(peers, 14);
     assert_int_equal(cache_file_truncate(f.file, f.fd, 5 * 4096 + 100), 0);
+    assert_int_equal(device_acquire(&f, &map), 0);
+    assert_int_equal(device[5 * 4096 + 10], 'o'); /* its last page, as it is now */
     assert_int_equal(read_from_devices(&peers), 5 * 4096 + 100);
     assert_true(peers > 0);
     assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
@@ -394,6 +412,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_store_after_a_collecting_read),
+        cmocka_unit_test(test_a_release_reaches_other_devices),
         cmocka_unit_test(test_a_read_overtakes_a_release),
         cmocka_unit_test(test_a_write_beside_a_release),
         cmocka_unit_test(test_a_direct_read_beside_a_release),

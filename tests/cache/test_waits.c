@@ -165,6 +165,77 @@ static void test_two_acquires(void **state)
     fixture_stop(&f);
 }
 
+/* --- inside the protection of pages that are being released --- */
+
+static pthread_t first;
+static _Atomic bool told;
+
+static void stop_before_the_kernel_drops(void)
+{
+    sem_post(&reading);
+    while (sem_wait(&go_on))
+        ;
+}
+
+static void *release_first(void *argument)
+{
+    (void)argument;
+    assert_int_equal(device_release(&f, &map), 0);
+    return NULL;
+}
+
+static void *let_the_kernel_drop(void *argument)
+{
+    (void)argument;
+    usleep(MOMENT_US);
+    told = true;
+    sem_post(&go_on);
+    returned = true;
+    return NULL;
+}
+
+static int protect_late(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    frames->ops = good;
+    f.once_invalidating = stop_before_the_kernel_drops;
+    assert_int_equal(pthread_create(&first, NULL, release_first, NULL), 0);
+    while (sem_wait(&reading))
+        ;
+    assert_int_equal(pthread_create(&thread, NULL, let_the_kernel_drop, NULL), 0);
+    return good->protect(frames, page, count);
+}
+
+/* Another device begins to release the same page after this one has taken its own: the kernel holds it still.
+ */
+static void test_a_release_that_comes_in_between(void **state)
+{
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start())
+        skip();
+    other = device_map(&f, 1);
+    kernel_read(&f, 0, bytes);
+    map.bytes[10] = 1;
+    other.bytes[20] = 2;
+    told = false;
+    sem_init(&reading, 0, 0);
+    sem_init(&go_on, 0, 0);
+    struct gaia_frames *frames = SLIST_NEXT(SLIST_FIRST(&f.file->replicas), link)->frames;
+    good = frames->ops;
+    slow = *good;
+    slow.protect = protect_late;
+    frames->ops = &slow;
+    assert_int_equal(device_release(&f, &other), 0);
+    assert_true(told);
+    end();
+    pthread_join(first, NULL);
+    kernel_read(&f, 0, bytes);
+    assert_int_equal(bytes[10], 1);
+    assert_int_equal(bytes[20], 2);
+    fixture_stop(&f);
+}
+
 /* --- inside an exposure --- */
 
 static int expose_and_cut(struct gaia_frames_map *frames_map, uint64_t page, uint64_t count, bool trap_stores)
@@ -425,6 +496,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_store_to_a_page_that_is_dropped),
         cmocka_unit_test(test_two_releases_of_a_page),
+        cmocka_unit_test(test_a_release_that_comes_in_between),
         cmocka_unit_test(test_two_acquires),
         cmocka_unit_test(test_a_truncation_beside_an_exposure),
         cmocka_unit_test(test_an_acquire_beside_a_fill),
