@@ -127,6 +127,26 @@ static void test_two_heals(void **state)
     finish('b');
 }
 
+/* The same, and a write-back of a page that has what was there before both: as if page 0 were the one that
+ * A's heal waits for. */
+static void test_two_heals_and_the_oldest_page(void **state)
+{
+    uint8_t bytes[4096], oldest[4096];
+
+    (void)state;
+    if (!make_a_late())
+        skip();
+    kernel_read(&f, 0, bytes);
+    memcpy(oldest, bytes, sizeof oldest);
+    memset(oldest + AT, 0, sizeof oldest - AT);
+    map.bytes[100]++;
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(send_write(f.fd, "b", 1, AT), 1);
+    forget_page(0);
+    assert_int_equal(cache_file_write(f.file, f.fd, oldest, 4096, 0, CACHE_IO_WRITEBACK), 4096);
+    finish('b');
+}
+
 /* A store through a mapping to a byte that is being healed is newer, though the rest of its page is stale. */
 static void test_store(void **state)
 {
@@ -446,6 +466,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_two_heals),
+        cmocka_unit_test(test_two_heals_and_the_oldest_page),
         cmocka_unit_test(test_store),
         cmocka_unit_test(test_hole),
         cmocka_unit_test(test_truncation),
