@@ -682,6 +682,22 @@ def test_a_copy_has_what_a_device_released(mount, devices):
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
+def test_a_unit_that_two_processes_brought(mount, agents):
+    """One has seen a page of it, the other has brought the rest: then the first touches that."""
+    m = mount()
+    path = make(m, pattern(16 * PAGE))
+    first, second = agents(), agents()
+    for agent in (first, second):
+        agent.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 16 * PAGE)", path=path)
+    first.do("map.advise(gaia.ADV_RANDOM)\nmap[3 * PAGE]")
+    second.do("map[8 * PAGE]")
+    for page in (8, 15, 0):
+        first.start(f"map[{page} * PAGE]", "eval")
+        assert not first.busy(20), "a touch hangs"
+        assert first.finish() == pattern(16 * PAGE)[page * PAGE]
+    assert first("map[:]") == second("map[:]") == pattern(16 * PAGE)
+
+
 def test_two_processes_share_one_copy(mount, agents):
     m = mount()
     path = make(m, pattern(256 * PAGE))
