@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plant bugs, one at a time, and see that the suite notices each of them.
 
-mutants.txt has the bugs. The tree is copied, with what is built of it; in a copy of its own each bug is put in, built, and
-looked for: by the test that is named with it, then by the unit tests, the mount tests, random histories, and the unit tests
-under TSan and ASan, to the first failure. Before that the copy without a bug passes the same runs. README.md has more.
+The *.txt beside this file have the bugs. The tree is copied, with what is built of it; in a copy each bug is put in,
+built, and looked for: by the test named with it, then by the unit tests, the mount tests, random histories, and the
+unit tests under TSan and ASan, to the first failure. Before that a copy without a bug passes the same. README.md has
+more.
 
 Ends with two lines, `N of N caught` and `N passed, N failed`.
 """
 import argparse
+import collections
 import concurrent.futures
 import contextlib
 import glob
@@ -29,7 +31,6 @@ sys.path.insert(0, os.path.join(TOP, "tests"))
 
 import check  # noqa: E402
 
-MUTANTS = os.path.join(HERE, "mutants.txt")
 README = os.path.join(HERE, "README.md")
 PYTHON = "/usr/bin/python3"  # the one that has Debian's pytest
 BUILD_LIMIT_S = 600
@@ -40,8 +41,8 @@ HISTORY_LIMIT_S = 600
 HISTORY_OPERATIONS = 60000
 # Cheapest first. test_rules.py builds trees of its own and says nothing of ours.
 UNIT_ORDER = ("consistency/", "fs/", "cache/test_index", "cache/test_policy", "cache/test_readahead", "cache/", "")
-MOUNT_ORDER = ("test_promises.py", "test_devices.py", "test_posix.py", "test_clients.py", "test_faults.py", "test_mount.py",
-               "test_examples.py", "test_injection.py")
+MOUNT_ORDER = ("test_promises.py", "test_devices.py", "test_posix.py", "test_clients.py", "test_faults.py",
+               "test_mount.py", "test_examples.py", "test_injection.py")
 
 
 class Broken(Exception):
@@ -75,18 +76,18 @@ class Mutant:
             text = file.read()
         count = text.count("\n" + self.old)
         if count != 1:
-            raise Broken(f"{self.name}: its text is {count} times in {self.file}, not once: mend mutants.txt")
+            raise Broken(f"{self.name}: its text is {count} times in {self.file}, not once: mend it")
         return text.replace("\n" + self.old, "\n" + self.new)
 
 
-def read_mutants(path):
+def read_file_of_mutants(path):
     mutants = []
     with open(path) as file:
         for number, line in enumerate(file.read().split("\n"), 1):
             key, _, value = line.partition(": ")
             if not line or line[0] == "#":
                 continue
-            if line[0] in " -+":
+            if mutants and line[0] in " -+":
                 mutants[-1].lines.append(line)
             elif key == "mutant":
                 mutants.append(Mutant(value))
@@ -96,6 +97,13 @@ def read_mutants(path):
                 mutants[-1].tries = int(value)
             else:
                 raise Broken(f"{path}:{number}: {line!r}")
+    return mutants
+
+
+def read_mutants():
+    mutants = []
+    for folder in ("consistency", "cache", "io", "gpu", "fs"):
+        mutants += read_file_of_mutants(os.path.join(HERE, f"{folder}.txt"))
     names = [mutant.name for mutant in mutants]
     for mutant in mutants:
         mutant.check()
@@ -116,7 +124,7 @@ def processes_of(mark):
 
 
 class Tree:
-    """A copy of the sources and of what is built of them. Everything that runs in it has its folder in the environment."""
+    """A copy of the sources and of what is built of them. Whatever runs in it has its folder in the environment."""
 
     def __init__(self, folder, source):
         self.folder = folder
@@ -134,9 +142,10 @@ class Tree:
 
     def copy_top(self):
         """What git knows, what is new, and what is built: times are kept, so that only what is changed is built."""
-        listed = subprocess.run(["git", "-c", f"safe.directory={TOP}", "ls-files", "-co", "--exclude-standard", "-z"], cwd=TOP,
-                                check=True, stdout=subprocess.PIPE).stdout.decode().split("\0")
-        built = glob.glob("libgaia.so*", root_dir=TOP) + ["mount.gaiafs", "gaiactl", "build/gcc", "build/gcc-thread", "build/gcc-address"]
+        command = ["git", "-c", f"safe.directory={TOP}", "ls-files", "-co", "--exclude-standard", "-z"]
+        listed = subprocess.run(command, cwd=TOP, check=True, stdout=subprocess.PIPE).stdout.decode().split("\0")
+        built = ["mount.gaiafs", "gaiactl", *glob.glob("libgaia.so*", root_dir=TOP)]
+        built += ["build/gcc", "build/gcc-thread", "build/gcc-address"]
         for name in [*listed, *built]:
             if name and os.path.lexists(os.path.join(TOP, name)):
                 os.makedirs(os.path.dirname(os.path.join(self.folder, name)), exist_ok=True)
@@ -151,7 +160,8 @@ class Tree:
 
     def environment(self, sanitize=""):
         build = os.path.join(self.folder, "build", "gcc" + (f"-{sanitize}" if sanitize else ""))
-        env = check.environment(argparse.Namespace(bin=build if sanitize else self.folder, build=build, sanitize=sanitize))
+        programs = build if sanitize else self.folder
+        env = check.environment(argparse.Namespace(bin=programs, build=build, sanitize=sanitize))
         env["GAIA_TEST_DIR"] = self.temporary
         env.pop("GAIA_TEST_SEED", None)
         return env
@@ -185,7 +195,8 @@ class Tree:
         for path in reversed(mounts):
             if path.startswith(self.temporary + "/"):
                 subprocess.run(["umount", "-l", path], check=False)
-        loops = subprocess.run(["losetup", "-l", "-n", "-O", "NAME,BACK-FILE"], stdout=subprocess.PIPE, text=True, check=False)
+        loops = subprocess.run(["losetup", "-l", "-n", "-O", "NAME,BACK-FILE"], stdout=subprocess.PIPE, text=True,
+                               check=False)
         for line in loops.stdout.splitlines():
             if self.temporary + "/" in line:
                 subprocess.run(["losetup", "-d", line.split()[0]], check=False)
@@ -227,8 +238,16 @@ def why(code, output):
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
+class Caught(collections.namedtuple("Caught", "key how")):
+    """What failed: the key of a run that has it, as narrow as can be said."""
+
+    def __str__(self):
+        return f"{self.key}: {self.how}" if self.how else self.key
+
+
 class Step:
-    """A run: key is `cache/test_x`, `mount/test_x.py` (or `::test` of it), `history`; `thread ` or `address ` before it."""
+    """A run. Its key: `cache/test_x`, `mount/test_x.py` (or `::test` of it), `history`; with `thread ` or `address ` in
+    front, of a build with that sanitizer."""
 
     def __init__(self, key):
         self.key = key
@@ -245,30 +264,30 @@ class Step:
         return build
 
     def run(self, tree):
-        """None when it passes, else what failed."""
+        """None when it passes, else what failed and how."""
         build = self.build(tree)
+        if self.what.startswith("mount/"):
+            return self.run_mount(tree)
         if self.what == "history":
             code, output = tree.run([PYTHON, "-B", "tests/history/run.py", "--until-failure", "--keep", tree.temporary,
                                      "--operations", str(HISTORY_OPERATIONS)], HISTORY_LIMIT_S)
-            rule = re.search(r"^first: (.*)$|^FAILED (.*)$", output, re.M)
-            return code != 0 and f"history: {(rule[1] or rule[2])[:100] if rule else why(code, output)}" or None
-        if self.what.startswith("mount/"):
-            return self.run_mount(tree)
-        code, output = tree.run([f"{build}/tests/{self.what}"], SANITIZED_LIMIT_S if self.sanitize else UNIT_LIMIT_S, self.sanitize)
-        return code != 0 and f"{self.key}: {why(code, output)}" or None
+            rule = re.search(r"^first: (.*)$", output, re.M)
+            return code != 0 and Caught(self.key, rule[1][:100] if rule else why(code, output)) or None
+        limit = SANITIZED_LIMIT_S if self.sanitize else UNIT_LIMIT_S
+        code, output = tree.run([f"{build}/tests/{self.what}"], limit, self.sanitize)
+        return code != 0 and Caught(self.key, why(code, output)) or None
 
     def run_mount(self, tree):
         files = [f"tests/{name}" for name in self.what.split()]
-        code, output = tree.run([PYTHON, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files], MOUNT_LIMIT_S,
-                                self.sanitize)
+        command = [PYTHON, "-B", "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", *files]
+        code, output = tree.run(command, MOUNT_LIMIT_S, self.sanitize)
         if code == 0:
             return None
-        prefix = f"{self.sanitize} " if self.sanitize else ""
-        found = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", output, re.M)
-        if not found:
-            return f"{prefix}{self.what}: {why(code, output)}"
-        expired = "time limit of" in output
-        return f"{prefix}{found[1]}{' (time limit)' if expired else ''}"
+        found = re.findall(r"^tests/(mount/test_\w+\.py::[^\s\[]+)", output, re.M)  # the last one is where it ended
+        key = f"{self.sanitize} {found[-1] if found else self.what}".strip()
+        if code is None or code < 0:
+            return Caught(key, why(code, output))
+        return Caught(key, "time limit" if "time limit of" in output else "")
 
 
 UNITS = sorted((name[:-2] for name in glob.glob("*/test_*.c", root_dir=os.path.join(TOP, "tests"))),
@@ -325,8 +344,9 @@ class Clean:
                 continue
             started = time.monotonic()
             failed = self.passes(step)
-            print(f"{'FAILED' if failed else 'ok':8} without a bug: {failed or step.key}  ({time.monotonic() - started:.0f} s)",
-                  flush=True)
+            seconds = time.monotonic() - started
+            word = "FAILED" if failed else "ok"
+            print(f"{word:8} without a bug: {failed or step.key}  ({seconds:.0f} s)", flush=True)
             if failed:
                 raise Broken(f"the tree fails without a bug: {failed}")
         for files in mount_files().split():
@@ -340,16 +360,13 @@ class Result:
         self.mutant, self.caught, self.error, self.seconds = mutant, None, None, 0.0
 
 
-def confirm(clean, step, caught):
-    """A test that fails without the bug too catches nothing. A mount test is asked by its own name."""
-    if step.what.startswith("mount/"):
-        name = caught.removeprefix(step.sanitize + " ").partition(" (")[0]
-        if any(clean.passed.get(file, 1) is None for file in (name, name.partition("::")[0])) and not step.sanitize:
-            return
-        step = Step(f"{step.sanitize} {name.partition('[')[0]}".strip())
-    failed = clean.passes(step)
-    if failed:
-        raise Broken(f"the tree fails without the bug too: {failed}")
+def confirm(clean, caught):
+    """A test that fails without the bug too catches nothing."""
+    key = caught.key
+    if clean.passed.get(key.partition("::")[0], True) is not None:
+        failed = clean.passes(Step(key))
+        if failed:
+            raise Broken(f"the tree fails without the bug too: {failed}")
 
 
 def judge(mutant, tree, clean, hint_only):
@@ -365,7 +382,7 @@ def judge(mutant, tree, clean, hint_only):
                 result.caught = step.run(tree)
                 if result.caught:
                     result.seconds = time.monotonic() - started
-                    confirm(clean, step, result.caught)
+                    confirm(clean, result.caught)
                     break
         finally:
             tree.write(mutant.file, original)
@@ -413,7 +430,7 @@ def write_table(results):
         text = file.read()
     rows = ["| mutant | in | what it breaks | caught by |", "|---|---|---|---|"]
     for result in results:
-        caught = re.sub(r"seed \d+ \([\d.]+ s\) ", "", result.caught or "nothing").replace("|", "\\|")
+        caught = str(result.caught or "nothing").replace("|", "\\|")
         rows.append(f"| {result.mutant.name} | `{result.mutant.file}` | {result.mutant.breaks} | {caught} |")
     before, after = text[:text.index(BEGIN) + len(BEGIN)], text[text.index(END):]
     with open(README, "w") as file:
@@ -424,7 +441,8 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     add = parser.add_argument
     add("--list", action="store_true", help="print the mutants, and check that each applies")
-    add("--only", action="append", metavar="NAME", help="these mutants alone; what caught them is tried without them afterwards")
+    add("--only", action="append", metavar="NAME",
+        help="these mutants alone; what caught them is tried without them afterwards")
     add("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="how many at a time (2)")
     add("--hint", action="store_true", help="only the test that is named with a mutant (quick: is the name right?)")
     add("--table", action="store_true", help="write the table of README.md")
@@ -464,7 +482,7 @@ def work(args, mutants):
 def main():
     args = parse()
     try:
-        mutants = select(read_mutants(MUTANTS), args.only)
+        mutants = select(read_mutants(), args.only)
         for mutant in mutants:
             mutant.mutated(TOP)
         if args.list:
