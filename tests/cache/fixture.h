@@ -36,10 +36,11 @@ struct fixture {
     struct kernel_page kernel[FIXTURE_PAGES];
     _Atomic unsigned pins, invalidations, writebacks;
     bool can_trap;
-    int invalidate_error;            /* not 0: the kernel drops nothing, and says this */
-    void (*once_invalidating)(void); /* called once, before anything is dropped */
-    void (*once_invalidated)(void);  /* called once, when pages have been dropped and nobody knows yet */
-    bool shows_locked;               /* peek() shows pages that are not up to date, unlike Linux 6.18 */
+    _Atomic int invalidate_error;            /* not 0: the kernel drops nothing, and says this */
+    void (*_Atomic once_invalidating)(void); /* called once, before anything is dropped */
+    void (*_Atomic once_invalidated)(
+        void);         /* called once, when pages have been dropped and nobody knows yet */
+    bool shows_locked; /* peek() shows pages that are not up to date, unlike Linux 6.18 */
 };
 
 struct device_map {
