@@ -15,6 +15,7 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <time.h>
 
 /* By default: while a lock is held, only locks of classes further down may be taken; none of its own class;
  * and nobody waits on a condition of another lock. */
@@ -128,6 +129,28 @@ static inline void lock_init(pthread_mutex_t *mutex, enum lock_class class)
 {
     pthread_mutex_init(mutex, NULL);
     LOCK_CLASSIFY(mutex, class);
+}
+
+/* A condition, and the time limit of a wait for it: no step of the clock stretches or cuts it. */
+static inline void lock_condition_init(pthread_cond_t *condition)
+{
+    pthread_condattr_t attributes;
+
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+static inline struct timespec lock_wait_until(unsigned timeout_ms)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += (long)timeout_ms % 1000 * 1000000;
+    until.tv_sec += (time_t)(timeout_ms / 1000) + until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return until;
 }
 
 /* writers_first: a stream of readers does not keep a writer out for ever. A thread that has it shared must

@@ -2,7 +2,6 @@
 #include "cache/device.h"
 
 #include <assert.h>
-#include <time.h>
 
 #include "cache/index.h"
 
@@ -14,7 +13,7 @@ void cache_device_init(struct cache_device *device, unsigned number, uint64_t ca
     device->policy = policy;
     device->charged = 0;
     lock_init(&device->lock, LOCK_DEVICE);
-    pthread_cond_init(&device->changed, NULL);
+    lock_condition_init(&device->changed);
     TAILQ_INIT(&device->order);
 }
 
@@ -47,12 +46,8 @@ uint64_t cache_device_charged(struct cache_device *device)
 
 void cache_device_wait(struct cache_device *device, unsigned timeout_ms)
 {
-    struct timespec until;
+    struct timespec until = lock_wait_until(timeout_ms);
 
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += (long)timeout_ms * 1000000;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
     pthread_mutex_lock(&device->lock);
     pthread_cond_timedwait(&device->changed, &device->lock, &until);
     pthread_mutex_unlock(&device->lock);

@@ -310,14 +310,9 @@ static enum last_page look_at_last_page(struct cache *cache, struct heal *heal)
 /* Lock held. Wait for a flag of a heal at most so long; whether it is set. */
 static bool wait_for(struct healer *healer, const bool *flag, unsigned wait_ms)
 {
-    struct timespec until;
-
-    clock_gettime(CLOCK_MONOTONIC, &until);
     if (healer->waiting > WAITING_MAX && wait_ms > WAIT_SHORT_MS)
         wait_ms = WAIT_SHORT_MS;
-    until.tv_nsec += (long)wait_ms * 1000000;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
+    struct timespec until = lock_wait_until(wait_ms);
     while (!*flag && wait_ms && pthread_cond_timedwait(&healer->changed, &healer->lock, &until) != ETIMEDOUT)
         ;
     return *flag;
@@ -471,14 +466,10 @@ static void *heal_all(void *argument)
 int healer_start(struct cache *cache)
 {
     struct healer *healer = &cache->healer;
-    pthread_condattr_t monotonic;
     int error = 0;
 
     lock_init(&healer->lock, LOCK_HEALER);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&healer->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    lock_condition_init(&healer->changed);
     STAILQ_INIT(&healer->queue);
     while (healer->started < HEALER_THREADS && !error) {
         error = -pthread_create(&healer->threads[healer->started], NULL, heal_all, cache);
