@@ -283,6 +283,7 @@ static int serve(struct fs *fs, int ready)
     stopped = stop_parts(fs);
     if (fs->session)
         session_end(fs);
+    peek_end();
     return rc < 0 ? rc : stopped;
 }
 

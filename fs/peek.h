@@ -11,6 +11,9 @@
  * brings the answer. */
 ssize_t peek_kernel(void *context, void *file_context, off_t offset, size_t length, void *bytes_out);
 
+/* Nobody asks any more, and no answer comes: lets go of those that were not answered. How many. */
+unsigned peek_end(void);
+
 /* The handler of the kernel's answer. */
 void op_retrieve_reply(fuse_req_t req, void *cookie, fuse_ino_t nodeid, off_t offset,
                        struct fuse_bufvec *data);
