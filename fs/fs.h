@@ -15,6 +15,7 @@
 #include <sys/types.h>
 
 #include "base/lock.h"
+#include "base/order.h"
 #include "cache/cache.h"
 #include "fs/inode.h"
 #include "fs/options.h"
@@ -74,7 +75,10 @@ static inline struct fs *fs_of(fuse_req_t req)
 
 static inline struct inode *inode_of(fuse_req_t req, fuse_ino_t nodeid)
 {
-    return nodeid == FUSE_ROOT_ID ? fs_of(req)->root : (struct inode *)(uintptr_t)nodeid;
+    struct inode *inode = nodeid == FUSE_ROOT_ID ? fs_of(req)->root : (struct inode *)(uintptr_t)nodeid;
+
+    order_after(inode); /* the kernel has it from an answer, given after it was made */
+    return inode;
 }
 
 static inline fuse_ino_t nodeid_of(const struct inode *inode)
@@ -84,8 +88,26 @@ static inline fuse_ino_t nodeid_of(const struct inode *inode)
 
 static inline struct handle *handle_of(const struct fuse_file_info *fi)
 {
-    return fi ? (struct handle *)(uintptr_t)fi->fh : NULL;
+    struct handle *handle = fi ? (struct handle *)(uintptr_t)fi->fh : NULL;
+
+    if (handle)
+        order_after(handle); /* likewise */
+    return handle;
 }
+
+/* The kernel sends RELEASE and FORGET when all that it asked about the handle or the inode is answered. */
+#ifdef GAIAFS_SEES_ORDER
+#define fuse_reply_attr(req, ...) (order_before(fs_of(req)), fuse_reply_attr(req, __VA_ARGS__))
+#define fuse_reply_buf(req, ...) (order_before(fs_of(req)), fuse_reply_buf(req, __VA_ARGS__))
+#define fuse_reply_entry(req, ...) (order_before(fs_of(req)), fuse_reply_entry(req, __VA_ARGS__))
+#define fuse_reply_err(req, ...) (order_before(fs_of(req)), fuse_reply_err(req, __VA_ARGS__))
+#define fuse_reply_ioctl(req, ...) (order_before(fs_of(req)), fuse_reply_ioctl(req, __VA_ARGS__))
+#define fuse_reply_lseek(req, ...) (order_before(fs_of(req)), fuse_reply_lseek(req, __VA_ARGS__))
+#define fuse_reply_readlink(req, ...) (order_before(fs_of(req)), fuse_reply_readlink(req, __VA_ARGS__))
+#define fuse_reply_statfs(req, ...) (order_before(fs_of(req)), fuse_reply_statfs(req, __VA_ARGS__))
+#define fuse_reply_write(req, ...) (order_before(fs_of(req)), fuse_reply_write(req, __VA_ARGS__))
+#define fuse_reply_xattr(req, ...) (order_before(fs_of(req)), fuse_reply_xattr(req, __VA_ARGS__))
+#endif
 
 /* The rest of the handlers' common needs: "/proc/self/fd/N" opens what an O_PATH descriptor stands for. */
 struct proc_path {

@@ -34,6 +34,7 @@ struct handle *handle_new(struct fs *fs, struct inode *inode, int fd, DIR *dir, 
         fs->handles->previous = handle;
     fs->handles = handle;
     pthread_mutex_unlock(&fs->handles_lock);
+    order_before(handle); /* see handle_of() */
     return handle;
 }
 
@@ -41,6 +42,7 @@ void handle_free(struct fs *fs, struct handle *handle)
 {
     int page_fd = atomic_load(&handle->page_fd);
 
+    order_after(fs); /* what was asked of it is answered */
     pthread_mutex_lock(&fs->handles_lock);
     if (handle->previous)
         handle->previous->next = handle->next;

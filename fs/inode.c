@@ -57,10 +57,10 @@ int inode_table_init(struct inode_table *table)
 /* The inode is in no table and nothing else knows it. */
 static void inode_free(struct inode *inode)
 {
-    struct cache_file *file = atomic_load(&inode->file);
-
+    struct cache_file *file = inode_file(inode);
     struct durable *durable = atomic_load(&inode->durable);
 
+    order_after(inode->fs); /* what was asked of it is answered */
     if (file)
         cache_file_close(file);
     if (durable)
@@ -183,6 +183,7 @@ int inode_lookup(struct fs *fs, int fd, const struct stat *st, struct inode **in
         close(fd);
         return -ENOMEM;
     }
+    order_before(inode); /* see inode_of() */
     *inode_out = inode;
     return 0;
 }
@@ -242,7 +243,7 @@ void inode_forget(struct inode *inode, uint64_t lookups)
         return; /* the root stays until the end, however often the kernel forgets it */
     pthread_mutex_lock(&shard->lock);
     inode->lookups -= lookups < inode->lookups ? lookups : inode->lookups;
-    if (inode->lookups || !atomic_load(&inode->file)) {
+    if (inode->lookups || !inode_file(inode)) {
         unlock_and_free_if_unused(shard, inode);
         return;
     }
@@ -251,7 +252,7 @@ void inode_forget(struct inode *inode, uint64_t lookups)
     /* The last name of a deleted file, and nobody has it open: what devices still hold of it is of no use to
      * anybody. */
     if (fstat(inode->fd, &st) == 0 && st.st_nlink == 0)
-        cache_file_discard(atomic_load(&inode->file));
+        cache_file_discard(inode_file(inode));
     inode_put(inode);
 }
 
@@ -287,18 +288,20 @@ void inode_pin(struct inode *inode, bool pinned)
 
 int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out)
 {
-    struct cache_file *file = atomic_load(&inode->file);
+    struct cache_file *file = inode_file(inode);
     int rc = 0;
 
     if (!file) {
         pthread_rwlock_wrlock(&inode->gate);
-        file = atomic_load(&inode->file);
+        file = inode_file(inode);
         if (!file) {
             rc = inode_durable(inode)
                      ? cache_file_open(fs->cache, inode->fd, inode, inode_durable(inode), &file)
                      : -ENOMEM;
-            if (rc == 0)
+            if (rc == 0) {
+                order_before(file); /* see inode_file() */
                 atomic_store(&inode->file, file);
+            }
         }
         pthread_rwlock_unlock(&inode->gate);
     }
@@ -309,14 +312,14 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
 
 struct cache_file *inode_gate_enter(struct inode *inode)
 {
-    struct cache_file *file = atomic_load_explicit(&inode->file, memory_order_acquire);
+    struct cache_file *file = inode_file(inode);
 
-    if (file)
-        return file;
-    pthread_rwlock_rdlock(&inode->gate);
-    file = atomic_load_explicit(&inode->file, memory_order_acquire);
-    if (file)
-        pthread_rwlock_unlock(&inode->gate);
+    if (!file) {
+        pthread_rwlock_rdlock(&inode->gate);
+        file = inode_file(inode);
+        if (file)
+            pthread_rwlock_unlock(&inode->gate);
+    }
     return file;
 }
 
@@ -440,7 +443,7 @@ static ssize_t shard_snapshot(struct inode_shard *shard, bool tracked_only, stru
     inodes = malloc((shard->inode_count + 1) * sizeof(struct inode *));
     for (size_t i = 0; inodes && i < shard->bucket_count; i++) {
         for (struct inode *inode = shard->buckets[i]; inode; inode = inode->next) {
-            if (tracked_only && !atomic_load(&inode->file))
+            if (tracked_only && !inode_file(inode))
                 continue;
             inode->references++;
             inodes[count++] = inode;

@@ -12,6 +12,7 @@
 #include <sys/types.h>
 
 #include "base/lock.h"
+#include "base/order.h"
 #include "cache/durable.h"
 
 struct cache_file;
@@ -47,6 +48,16 @@ struct inode {
         struct timespec mtime, ctime;
     } seen;
 };
+
+/* NULL: untracked. */
+static inline struct cache_file *inode_file(struct inode *inode)
+{
+    struct cache_file *file = atomic_load_explicit(&inode->file, memory_order_acquire);
+
+    if (file)
+        order_after(file); /* for helgrind, which takes an atomic for a race: that it is one makes it so */
+    return file;
+}
 
 #define INODE_SHARDS 16u
 

@@ -33,7 +33,7 @@ static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse
     fi->fh = (uint64_t)(uintptr_t)handle;
     /* Close to open: the kernel drops its pages unless the file is as it was at the last open. Those of a
      * tracked file the cache drops when it has to: it must know of it. */
-    struct cache_file *file = atomic_load(&inode->file);
+    struct cache_file *file = inode_file(inode);
     if (file)
         fi->keep_cache = cache_file_opened(file);
     else

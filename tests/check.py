@@ -69,7 +69,9 @@ def run_unit(program, env, count):
 def run_mount(args, env, count):
     with tempfile.NamedTemporaryFile(suffix=".xml") as report:
         command = [args.python, "-B", "-m", "pytest", "-q", "-x" if args.first else "-ra", "-p", "no:cacheprovider",
-                   "--durations=10", f"--junitxml={report.name}", os.path.join(TOP, "tests", "mount")]
+                   "--durations=10", f"--junitxml={report.name}"]
+        folder = os.path.join(TOP, "tests", "mount")
+        command += [os.path.join(folder, f"test_{name}.py") for name in args.files.split(",")] if args.files else [folder]
         if args.select:
             command += ["-k", args.select]
         try:
@@ -94,6 +96,7 @@ def main():
     parser.add_argument("--bin", required=True, help="folder with mount.gaiafs, gaiactl and libgaia.so")
     parser.add_argument("--sanitize", default="", help="address or thread: what the build was made with")
     parser.add_argument("--unit", action="store_true", help="the unit tests only")
+    parser.add_argument("--files", help="of the mount tests only test_NAME.py of these names, NAME,NAME...")
     parser.add_argument("--select", help="pytest -k")
     parser.add_argument("--first", action="store_true", help="stop the mount tests at the first failure")
     # Debian's pytest belongs to Debian's python3, whatever else is first on PATH.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # All set-up and all tests on a fresh Debian 12: sudo sh tests/run.sh
-# The suite as users get it, the suite under ASan and UBSan, the unit tests under TSan. Ends with one line of all counts.
+# The suite as users get it, the suite under ASan and UBSan, what has several threads under TSan. Ends with one line of all counts.
 set -eu
 
 top=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -30,7 +30,8 @@ step "the suite" make check
 make -j"$jobs" tests SANITIZE=address
 step "the suite under ASan and UBSan" make check SANITIZE=address
 make -j"$jobs" tests SANITIZE=thread
-step "the unit tests under TSan" make check SANITIZE=thread CHECK=--unit
+step "unit tests, and mounts with several clients, devices and threads, under TSan" \
+    make check SANITIZE=thread CHECK='--files clients,devices,faults,promises'
 
 step "the model" python3 -B tests/model/run.py --gate
 step "histories" python3 -B tests/history/run.py --operations 300000

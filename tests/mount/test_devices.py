@@ -8,8 +8,8 @@ import threading
 import pytest
 
 import gaia
-from helpers import (PAGE, agents, device_statistics, devices, make_random, read_file, tool,  # noqa: F401
-                     wait_until, write_file)
+from helpers import (PAGE, agents, device_statistics, devices, make_random, read_file,  # noqa: F401
+                     repeats, tool, wait_until, write_file)
 
 MIB = 1 << 20
 DEVICES = 8
@@ -105,7 +105,7 @@ def test_as_many_devices_as_there_can_be(mount, devices):
 def test_pressure_loses_nothing(mount, options, stores):
     m = mount(options)
     seed = make_random().randrange(1 << 30)
-    status, output = tool("tool_pressure", os.path.join(m.mnt, "f"), 16, 4, stores, seed)
+    status, output = tool("tool_pressure", os.path.join(m.mnt, "f"), 16, 4, repeats(stores), seed)
     assert status == 0, output
     stat = device_statistics(m.mnt)
     assert stat["evictions"] > 0

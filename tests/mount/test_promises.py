@@ -15,7 +15,7 @@ import pytest
 
 import gaia
 from helpers import (PAGE, AgentDied, agents, device_statistics, devices, drop_host_cache, make_random,  # noqa: F401
-                     read_direct, read_file, statistics, tool, wait_until, write_file)
+                     read_direct, read_file, repeats, statistics, tool, wait_until, write_file)
 
 MIB = 1 << 20
 
@@ -510,7 +510,7 @@ def test_random_programs(mount, devices, agents, device_count, options):
 def test_alternating_writers_lose_nothing(mount, device):
     m = mount()
     seed = make_random().randrange(1 << 30)
-    status, output = tool("tool_alternate", os.path.join(m.mnt, "f"), device, 2500, seed)
+    status, output = tool("tool_alternate", os.path.join(m.mnt, "f"), device, repeats(2500), seed)
     assert status == 0, output
 
 
@@ -528,15 +528,16 @@ def test_writers_without_pause_lose_nothing(mount, pages, grain, rounds, writers
     same pages, release every round and acquire every 7th."""
     m = mount()
     seed = make_random().randrange(1 << 30)
-    status, output = tool("tool_mapping", os.path.join(m.mnt, "f"), pages, grain, rounds, seed, *writers.split())
+    status, output = tool("tool_mapping", os.path.join(m.mnt, "f"), pages, grain, repeats(rounds), seed,
+                          *writers.split())
     assert status == 0, output
 
 
 def test_writers_without_pause_under_pressure(mount):
     m = mount("device_cache=256K")
     seed = make_random().randrange(1 << 30)
-    status, output = tool("tool_mapping", os.path.join(m.mnt, "f"), 150, 512, 60, seed, "map", "soft:0", "soft:0",
-                          "soft:1")
+    status, output = tool("tool_mapping", os.path.join(m.mnt, "f"), 150, 512, repeats(60), seed, "map", "soft:0",
+                          "soft:0", "soft:1")
     assert status == 0, output
 
 
