@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all check model soak mutants bench install format lint clean. Variables: CC, DEBUG=1 (checks the order of locks, as
-# the sanitizer builds do), SANITIZE=address|thread, BREAK=<rule> (a build with one rule broken on purpose, see tests/README.md), V=1.
+# GNU make. Targets: all check check-long helgrind model soak mutants bench install format lint clean. Variables: CC, DEBUG=1 (checks the
+# order of locks, as the sanitizer builds do), SANITIZE=address|thread, HELGRIND=1 (for `make helgrind`), BREAK=<rule> (a build
+# with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
 VERSION := 0.1.0
 SOMAJOR := 0
@@ -15,12 +16,13 @@ endif
 PKG_CONFIG ?= pkg-config
 SANITIZE ?=
 DEBUG ?=
+HELGRIND ?=
 BREAK ?=
 
-flavour := $(notdir $(CC))$(if $(SANITIZE),-$(SANITIZE))$(if $(DEBUG),-debug)$(if $(BREAK),-$(BREAK))
+flavour := $(notdir $(CC))$(if $(SANITIZE),-$(SANITIZE))$(if $(DEBUG),-debug)$(if $(HELGRIND),-helgrind)$(if $(BREAK),-$(BREAK))
 BUILD ?= build/$(flavour)
 # The plain build leaves its programs at the top level; the others keep theirs in their build folder.
-BIN := $(if $(SANITIZE)$(DEBUG)$(BREAK),$(BUILD),.)
+BIN := $(if $(SANITIZE)$(DEBUG)$(HELGRIND)$(BREAK),$(BUILD),.)
 
 packages := fuse3 liburing libxxhash jansson
 missing := $(shell for p in $(packages) libibverbs librdmacm; do $(PKG_CONFIG) --exists $$p || echo $$p; done)
@@ -31,7 +33,7 @@ endif
 endif
 
 CPPFLAGS += -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -I. -DGAIAFS_VERSION='"$(VERSION)"' $(if $(BREAK),-DGAIAFS_BREAK_$(BREAK)=1) \
-	$(if $(DEBUG)$(SANITIZE),-DGAIAFS_CHECK_LOCKS=1)
+	$(if $(DEBUG)$(SANITIZE),-DGAIAFS_CHECK_LOCKS=1) $(if $(HELGRIND),-DGAIAFS_UNDER_HELGRIND=1)
 CFLAGS ?= -O2 -g
 CFLAGS += -std=gnu11 -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -fvisibility=hidden -fPIC -pthread -MMD -MP
 LDFLAGS += -pthread
@@ -63,7 +65,7 @@ examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/sssp/*.c)
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
 wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
 
-.PHONY: all check model soak mutants bench install format lint clean tests tools benches examples
+.PHONY: all check check-long helgrind model soak mutants bench install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(tools) $(faults)
 tools: $(tools)
@@ -111,6 +113,20 @@ $(call obj,$(wildcard examples/*.c examples/sssp/*.c tests/bench/bench_*.c tests
 # CHECK=--unit for the unit tests only; CHECK='--select NAME' for some of the mount tests.
 check: tests
 	python3 -B tests/check.py --build $(BUILD) --bin $(BIN) --sanitize '$(SANITIZE)' $(CHECK)
+
+# What takes longer than the gate has time for.
+check-long: all
+	$(MAKE) check SANITIZE=thread
+	$(MAKE) helgrind
+
+# The build that is checked tells helgrind what it can't see (base/order.h).
+ifneq ($(HELGRIND),)
+helgrind: tests
+	python3 -B tests/helgrind.py $(BUILD)
+else
+helgrind:
+	$(MAKE) helgrind HELGRIND=1
+endif
 
 # The rules in Promela, every configuration (tests/model); random histories for so many hours (tests/history).
 model:
