@@ -117,8 +117,10 @@ unsigned peek_end(void)
     unsigned count = 0;
 
     pthread_mutex_lock(&lock);
-    for (; !LIST_EMPTY(&peeks); count++)
-        peek_put(LIST_FIRST(&peeks), 1);
+    for (struct peek *peek = LIST_FIRST(&peeks), *next; peek; peek = next, count++) {
+        next = LIST_NEXT(peek, link);
+        peek_put(peek, 1);
+    }
     pthread_mutex_unlock(&lock);
     return count;
 }

@@ -71,7 +71,8 @@ def run_mount(args, env, count):
         command = [args.python, "-B", "-m", "pytest", "-q", "-x" if args.first else "-ra", "-p", "no:cacheprovider",
                    "--durations=10", f"--junitxml={report.name}"]
         folder = os.path.join(TOP, "tests", "mount")
-        command += [os.path.join(folder, f"test_{name}.py") for name in args.files.split(",")] if args.files else [folder]
+        names = [f"test_{name}.py" for name in args.files.split(",")] if args.files else [""]
+        command += [os.path.join(folder, name) for name in names]
         if args.select:
             command += ["-k", args.select]
         try:

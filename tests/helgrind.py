@@ -134,8 +134,8 @@ def check_mount(build, folder, options, seed):
 def check_unit(build, folder, name, _seed):
     log = os.path.join(folder, name.replace("/", "-"))
     with open(log, "w") as out:
-        code = subprocess.run([*VALGRIND, os.path.join(build, "tests", name)], stdout=out, stderr=out, cwd=TOP, check=False,
-                              timeout=LIMIT_S).returncode
+        code = subprocess.run([*VALGRIND, os.path.join(build, "tests", name)], stdout=out, stderr=out, cwd=TOP,
+                              check=False, timeout=LIMIT_S).returncode
     text, errors, suppressed = reports(log)
     print(f"{name}: {errors} reports, {suppressed} suppressed", flush=True)
     return [text] if code or errors else []

@@ -59,8 +59,8 @@ def make_random(name=""):
 
 
 def repeats(number):
-    """How often a tool repeats what it does: a quarter under ThreadSanitizer, which is six times as slow and finds a race
-    in the order of two accesses, not in their outcome."""
+    """How often a tool repeats what it does: a quarter under ThreadSanitizer, which is many times as slow and finds a
+    race in the order of two accesses, not in their outcome."""
     return number // 4 if os.environ.get("GAIAFS_SANITIZE") == "thread" else number
 
 
