@@ -17,13 +17,12 @@
 #include <stdbool.h>
 #include <time.h>
 
-/* By default: while a lock is held, only locks of classes further down may be taken; none of its own class;
- * and nobody waits on a condition of another lock. */
+/* While a lock is held, only locks of classes further down may be taken, and none of its own class; and
+ * nobody waits on a condition of another lock. Besides: */
 enum lock_flags {
-    LOCK_LEAF = 1,      /* nothing is taken while it is held */
-    LOCK_ALONE = 2,     /* it is taken only with no other lock held */
-    LOCK_PAIR = 4,      /* two of the class may be held, the lower address taken first */
-    LOCK_OVER_WAIT = 8, /* it may be held while a condition of another lock is waited for */
+    LOCK_LEAF = 1,  /* nothing is taken while it is held */
+    LOCK_ALONE = 2, /* it is taken only with no other lock held */
+    LOCK_PAIR = 4,  /* two of the class may be held, the lower address taken first */
 };
 
 #define LOCK_CLASSES(X)                                     \

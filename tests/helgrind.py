@@ -14,6 +14,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,9 +22,9 @@ import threading
 import time
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LIMIT_S = 200
+LIMIT_S = 300
 UNIT_TESTS = ["cache/test_index", "cache/test_policy", "cache/test_readahead", "consistency/test_merge"]
-VALGRIND = ["valgrind", "--tool=helgrind", "--history-level=full", "--fair-sched=yes", "--error-limit=no",
+VALGRIND = ["valgrind", "--tool=helgrind", "--history-level=approx", "--fair-sched=yes", "--error-limit=no",
             "--num-callers=24", "--error-exitcode=98", f"--suppressions={TOP}/tests/helgrind.supp"]
 OPTIONS = ["io=threads,device_cache=256K,timeout=0", "io=threads,device_cache=1M,evict=clock,unit=4K"]
 
@@ -65,9 +66,9 @@ def files(folder, seed, problems):
 def work(build, mnt, seed):
     """Several of everything at once; what went wrong."""
     problems = []
-    tools = [["tool_mapping", "a", 4, 1, 40, seed, "map", "soft:0", "soft:1"],
-             ["tool_mapping", "b", 150, 512, 4, seed, "write", "soft:0", "soft:0"],
-             ["tool_alternate", "c", "soft:2", 40, seed], ["tool_pressure", "d", 16, 4, 400, seed]]
+    tools = [["tool_mapping", "a", 4, 1, 20, seed, "map", "soft:0", "soft:1"],
+             ["tool_mapping", "b", 100, 512, 2, seed, "write", "soft:0", "soft:0"],
+             ["tool_alternate", "c", "soft:2", 20, seed], ["tool_pressure", "d", 16, 4, 100, seed]]
     started = [subprocess.Popen([os.path.join(build, "tests", "mount", tool[0]), os.path.join(mnt, tool[1]),
                                  *map(str, tool[2:])], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                for tool in tools]
@@ -143,6 +144,7 @@ def check_unit(build, folder, name, _seed):
 
 def main():
     build = os.path.abspath(sys.argv[1])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # by way of what unmounts
     seed = int(os.environ.get("GAIA_TEST_SEED", "0")) or random.randrange(1 << 30)
     print(f"GAIA_TEST_SEED={seed}", flush=True)
     failed = passed = 0
