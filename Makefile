@@ -58,7 +58,8 @@ home_a := $(BUILD)/libhome.a
 so := $(BIN)/libgaia.so
 tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/base/test_*.c tests/consistency/test_*.c tests/io/test_*.c tests/cache/test_*.c tests/gpu/test_*.c tests/fs/test_*.c))
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
-tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c))
+tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c tests/vm/tool_*.c))
+vm := $(BUILD)/tests/vm/nosync.so
 examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/sssp/*.c))
 
 # The same programs with every call that can fail led through a table of the tests (tests/faults/table.c).
@@ -67,8 +68,8 @@ wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/fa
 
 .PHONY: all check check-long helgrind model soak mutants bench install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
-tests: all $(tests) $(tools) $(faults)
-tools: $(tools)
+tests: all $(tests) $(tools) $(vm) $(faults)
+tools: $(tools) $(vm)
 benches: all $(benches)
 examples: all $(examples)
 
@@ -108,7 +109,11 @@ $(tests): $(BUILD)/%: $(BUILD)/%.o $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(shell $(PKG_CONFIG) --libs cmocka)
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
-$(call obj,$(wildcard examples/*.c examples/sssp/*.c tests/bench/bench_*.c tests/mount/tool_*.c)): CFLAGS += -fopenmp -Igpu
+# Loaded into a program with LD_PRELOAD.
+$(vm): $(BUILD)/%.so: $(BUILD)/%.o
+	$(CC) $(CFLAGS) $(LDFLAGS) -shared -o $@ $^
+$(BUILD)/tests/vm/nosync.o: CFLAGS += -fvisibility=default
+$(call obj,$(wildcard examples/*.c examples/sssp/*.c tests/bench/bench_*.c tests/mount/tool_*.c tests/vm/tool_*.c)): CFLAGS += -fopenmp -Igpu
 
 # CHECK=--unit for the unit tests only; CHECK='--select NAME' for some of the mount tests.
 check: tests

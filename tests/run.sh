@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # All set-up and all tests on a fresh Debian 12: sudo sh tests/run.sh
-# The suite as users get it, the suite under ASan and UBSan, what has several threads under TSan. Ends with one line of all counts.
+# The suite as users get it, the suite under ASan and UBSan, what has several threads under TSan, and what tests/README.md
+# says besides. Ends with one line of all counts.
 set -eu
 
 top=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -35,6 +36,7 @@ step "unit tests, and mounts with several clients, devices and threads, under TS
 
 step "the model" python3 -B tests/model/run.py --gate
 step "histories" python3 -B tests/history/run.py --operations 300000
+step "power cuts" python3 -B tests/vm/power.py
 
 awk '{p += $1; f += $3; s += $5} END {printf "%d passed, %d failed, %d skipped\n", p, f, s}' "$log"
 exit $status

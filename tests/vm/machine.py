@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A virtual machine under qemu's software emulation."""
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+
+import image
+
+QEMU = "qemu-system-x86_64"
+
+
+def check():
+    if not shutil.which(QEMU):
+        raise image.Unavailable(f"no {QEMU} here (Debian: qemu-system-x86)")
+
+
+class Machine:
+    """Boots at once. kernel, initramfs: of image.build(); script: what /init runs; disks: paths of images, or of
+    sockets with an NBD server; ports: names of serial ports (/dev/ports/NAME inside)."""
+
+    def __init__(self, kernel, initramfs, script, disks=(), ports=(), memory_mib=1024, limit_s=120):
+        check()
+        self.folder = tempfile.mkdtemp(prefix="gaiafs-vm-", dir=os.environ.get("GAIA_TEST_DIR", "/var/tmp"))
+        self.deadline = time.monotonic() + limit_s
+        self.lines, self.changed = [], threading.Condition()
+        self.ended, self.proc = False, None
+        with open(os.path.join(self.folder, "initramfs"), "wb") as file:
+            file.write(initramfs)
+            extra = image.Archive()
+            extra.bytes("/script", script.encode())
+            file.write(bytes(-file.tell() % 512) + extra.done())
+        command = [QEMU, "-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-smp", "2", "-m", str(memory_mib),
+                   "-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio", "-kernel", kernel,
+                   "-initrd", os.path.join(self.folder, "initramfs"),
+                   "-append", "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off tsc=reliable",
+                   "-device", "virtio-serial-pci,max_ports=31"]
+        for i, disk in enumerate(disks):
+            command += ["-drive", f"if=none,id=d{i},format=raw,cache=writeback,file="
+                        + (f"nbd:unix:{disk}" if is_socket(disk) else disk),
+                        "-device", f"virtio-blk-pci,drive=d{i},write-cache=on"]
+        for i, name in enumerate(ports):
+            path = os.path.join(self.folder, name)
+            command += ["-chardev", f"socket,id=p{i},path={path},server=on,wait=off",
+                        "-device", f"virtserialport,chardev=p{i},name={name}"]
+        self.proc = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                     stderr=subprocess.STDOUT)
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.proc.stdout:
+            with self.changed:
+                self.lines.append(line.decode(errors="replace").rstrip())
+                self.changed.notify_all()
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+
+    def port(self, name):
+        """A connection to a serial port; it may be made before anybody inside has opened it."""
+        connection = socket.socket(socket.AF_UNIX)
+        while True:
+            try:
+                connection.connect(os.path.join(self.folder, name))
+                connection.settimeout(max(1, self.deadline - time.monotonic()))
+                return connection
+            except (FileNotFoundError, ConnectionRefusedError):
+                if self.proc.poll() is not None or time.monotonic() > self.deadline:
+                    raise AssertionError(f"qemu has no port {name}\n{self.console()}") from None
+                time.sleep(0.02)
+
+    def wait(self, pattern=r"^script: exit (\d+)"):
+        """The match of the first line of the console that has it; AssertionError when it never comes."""
+        seen = 0
+        with self.changed:
+            while True:
+                for line in self.lines[seen:]:
+                    match = re.search(pattern, line)
+                    if match:
+                        return match
+                seen = len(self.lines)
+                if self.ended or not self.changed.wait(max(0, self.deadline - time.monotonic())):
+                    why = "the machine has ended" if self.ended else "time limit"
+                    raise AssertionError(f"{why}, and no {pattern!r} came\n" + self.console())
+
+    def console(self):
+        return "\n".join(self.lines[-80:])
+
+    def kill(self):
+        """As a power cut: at this very moment."""
+        if self.proc:
+            self.proc.send_signal(signal.SIGKILL)
+            self.proc.wait()
+            self.reader.join(5)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+def is_socket(path):
+    return stat.S_ISSOCK(os.stat(path).st_mode)
