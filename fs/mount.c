@@ -16,6 +16,7 @@
 
 #include "fs/creds.h"
 #include "fs/fs.h"
+#include "fs/guard.h"
 #include "fs/log.h"
 #include "fs/mountinfo.h"
 #include "fs/peek.h"
@@ -267,7 +268,7 @@ static int stop_parts(struct fs *fs)
     return rc;
 }
 
-static int serve(struct fs *fs, int ready)
+static int serve_guarded(struct fs *fs, int ready, struct guard *guard)
 {
     int rc = start_parts(fs), stopped;
 
@@ -276,6 +277,7 @@ static int serve(struct fs *fs, int ready)
     fs->serving = true;
     rc = session_start(fs);
     if (rc == 0) {
+        guard_watch(guard, fs->mount_dev);
         say_ready(fs, ready);
         rc = session_serve(fs);
     }
@@ -285,6 +287,16 @@ static int serve(struct fs *fs, int ready)
         session_end(fs);
     peek_end();
     return rc < 0 ? rc : stopped;
+}
+
+static int serve(struct fs *fs, int ready)
+{
+    struct guard guard;
+
+    guard_start(&guard);
+    int rc = serve_guarded(fs, ready, &guard);
+    guard_stop(&guard);
+    return rc;
 }
 
 static int run(struct fs *fs, int ready)

@@ -736,6 +736,25 @@ def test_a_call_under_way_when_the_daemon_is_killed(mount, agents, call):
     assert caught.value.errno == errno.ENOTCONN
 
 
+def test_daemon_killed_while_it_invalidates(mount, agents):
+    """A thread of it that has the kernel drop dirty pages waits for WRITEs that nobody answers any more."""
+    m = mount("device_cache=64M")
+    path = os.path.join(m.mnt, "f")
+    pages = 8000
+    write_file(path, bytes(pages * PAGE))
+    child = agents()
+    child.do(KERNEL + "cpu = mmap.mmap(fd, size)\n"
+             "for page in range(size // PAGE):\n    cpu[page * PAGE] = 1\n    map[page * PAGE + 9] = 1", path=path)
+    child.start("map.release()")
+    time.sleep(0.015)
+    assert child.busy(), "too late"
+    kill_daemon(m)  # waits for its end
+    assert not child.busy(5), "the call hangs"
+    with pytest.raises(OSError) as caught:
+        child.finish()
+    assert caught.value.errno == errno.ENOTCONN
+
+
 def test_daemon_killed_under_running_kernels(mount, agents):
     m = mount("device_cache=1M")
     path = os.path.join(m.mnt, "f")

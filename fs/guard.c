@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/guard.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/mount.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "fs/log.h"
+
+/* The file that ends the connection, in fusectl: where that is mounted, else on a mount of it that nobody
+ * else sees. */
+static int open_abort(dev_t device)
+{
+    char path[64];
+
+    snprintf(path, sizeof path, "/sys/fs/fuse/connections/%u/abort", minor(device));
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd >= 0)
+        return fd;
+    int context = (int)syscall(SYS_fsopen, "fusectl", FSOPEN_CLOEXEC);
+    if (context < 0)
+        return -1;
+    int top = -1;
+    if (!syscall(SYS_fsconfig, context, FSCONFIG_CMD_CREATE, NULL, NULL, 0))
+        top = (int)syscall(SYS_fsmount, context, FSMOUNT_CLOEXEC, 0);
+    close(context);
+    if (top < 0)
+        return -1;
+    snprintf(path, sizeof path, "%u/abort", minor(device));
+    fd = openat(top, path, O_WRONLY | O_CLOEXEC);
+    close(top);
+    return fd;
+}
+
+/* The signal comes when the daemon's main thread ends, whatever its other threads do; every other signal is
+ * for the daemon to heed. No descriptor of the daemon's may be held here. */
+static _Noreturn void watch(int hear, pid_t daemon)
+{
+    sigset_t all;
+    dev_t device;
+    int signal_number;
+
+    prctl(PR_SET_NAME, "gaiafs-guard"); /* killall mount.gaiafs means the daemon */
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, NULL);
+    if (dup2(hear, 0) < 0 || syscall(SYS_close_range, 1u, ~0u, 0u))
+        _exit(1);
+    if (prctl(PR_SET_PDEATHSIG, SIGUSR1) || getppid() != daemon)
+        _exit(1);
+    if (read(0, &device, sizeof device) != (ssize_t)sizeof device)
+        _exit(1);
+    int fd = open_abort(device);
+    if (fd < 0)
+        _exit(1);
+    sigemptyset(&all);
+    sigaddset(&all, SIGUSR1);
+    while (sigwait(&all, &signal_number))
+        ;
+    _exit(write(fd, "1", 1) != 1);
+}
+
+void guard_start(struct guard *guard)
+{
+    int ends[2];
+    pid_t daemon = getpid();
+
+    *guard = (struct guard){.tell = -1};
+    if (pipe2(ends, O_CLOEXEC)) {
+        fs_log(LOG_WARNING, "no guard: %s", strerror(errno));
+        return;
+    }
+    pid_t pid = fork();
+    if (pid == 0)
+        watch(ends[0], daemon);
+    close(ends[0]);
+    if (pid < 0) {
+        fs_log(LOG_WARNING, "no guard: %s", strerror(errno));
+        close(ends[1]);
+        return;
+    }
+    *guard = (struct guard){.pid = pid, .tell = ends[1]};
+}
+
+void guard_watch(struct guard *guard, dev_t device)
+{
+    if (guard->pid && write(guard->tell, &device, sizeof device) != (ssize_t)sizeof device)
+        fs_log(LOG_WARNING, "no guard: %s", strerror(errno));
+}
+
+void guard_stop(struct guard *guard)
+{
+    if (!guard->pid)
+        return;
+    kill(guard->pid, SIGKILL);
+    while (waitpid(guard->pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+    close(guard->tell);
+    *guard = (struct guard){.tell = -1};
+}
