@@ -71,6 +71,7 @@ class Promises:
         self.flushes = collections.defaultdict(list)   # of a file: stores of CPUs before them are kept
         self.collects = collections.defaultdict(list)  # of a file: bytes released before them are kept
         self.releases = collections.defaultdict(list)  # of a (file, device)
+        self.seen = collections.defaultdict(list)      # of a (file, kind): acquires, and loads of devices
         for op in operations:
             if good(op) and op.file != FOLDER:
                 self.note(op)
@@ -79,8 +80,10 @@ class Promises:
         device, file = self.devices[op.worker], self.key(op)
         if op.kind in ("msync", "fsync", "fdatasync", "acquire"):
             self.flushes[file].append(op)
-        if op.kind in ("fsync", "fdatasync", "gaia_msync", "read", "acquire"):
+        if op.kind in ("fsync", "fdatasync", "gaia_msync", "read"):
             self.collects[file].append(op)
+        if op.kind in ("load_device", "acquire"):
+            self.seen[file, op.kind].append(op)
         if op.kind in ("release", "acquire", "dontneed"):
             self.releases[file, device].append(op)
 
@@ -103,9 +106,19 @@ class Promises:
             return next((f"{c.kind} of {c.worker}" for c in self.flushes[file] if self.covers(c, op, op.end)), "")
         if op.kind == "store_device":
             released = min((r.end for r in self.releases[file, device] if self.covers(r, op, op.end)), default=None)
-            return next((f"{c.kind} of {c.worker}" for c in self.collects[file] if released and self.covers(c, op, released)
-                         and (c.kind != "acquire" or self.devices[c.worker] != device)), "")
+            if released is None:
+                return ""
+            return next((f"{c.kind} of {c.worker}" for c in [*self.collects[file], *self.fetches(file, op, device, released)]
+                         if self.covers(c, op, released)), "")
         return "answered"
+
+    def fetches(self, file, op, device, released):
+        """Loads of other devices that had acquired these bytes after their release."""
+        for load in self.seen[file, "load_device"]:
+            other = self.devices[load.worker]
+            if other != device and any(self.devices[a.worker] == other and a.end <= load.begin and self.covers(a, op, released)
+                                       for a in self.seen[file, "acquire"]):
+                yield load
 
 
 # --- bytes ----------------------------------------------------------------------------------------------------------

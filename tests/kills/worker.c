@@ -243,14 +243,17 @@ static void do_store(unsigned f, unsigned way)
 
 static void do_load(unsigned f)
 {
-    uint8_t sink[64];
+    static uint8_t sink[5 * PAGE];
     int64_t end = files[f].size < files[f].mapped ? files[f].size : files[f].mapped;
 
-    if (!files[f].device || end < 64)
+    if (!files[f].device || !end)
         return;
-    int64_t offset = (int64_t)random_number((uint64_t)end - 63);
-    struct record *r = begin(OP_load_device, f, offset, 64, NULL, 0);
-    answer(r, 64, load(files[f].device + offset, 64, sink));
+    int64_t offset = (int64_t)random_number((uint64_t)end);
+    int64_t length = 1 + (int64_t)random_number(sizeof sink);
+    if (length > end - offset)
+        length = end - offset;
+    struct record *r = begin(OP_load_device, f, offset, length, NULL, 0);
+    answer(r, length, load(files[f].device + offset, (size_t)length, sink));
 }
 
 /* The whole mapping, or some of its pages. */
