@@ -42,9 +42,10 @@ struct log {
     _Atomic uint32_t want; /* WANT_*: of run.py */
     _Atomic uint32_t have; /* what of it is done */
     _Atomic uint32_t count;
-    _Atomic uint32_t used; /* of bytes */
-    _Atomic uint32_t full; /* nothing more is done */
-    uint32_t unused[9];
+    _Atomic uint32_t used;  /* of bytes */
+    _Atomic uint32_t full;  /* nothing more is done */
+    _Atomic uint32_t limit; /* of run.py: how many records are enough */
+    uint32_t unused[8];
     struct record records[LOG_RECORDS];
     uint8_t bytes[LOG_BYTES];
 };

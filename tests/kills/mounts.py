@@ -21,6 +21,7 @@ from stacks import stacks  # noqa: E402
 BEFORE, AFTER = 1, 2
 ROWS_MAX = 128
 LIMIT_S = 15
+ENOUGH = 400  # operations of a worker: more cost more time to judge than they are likely to show
 with open(os.path.join(TOP, "tests", "faults", "rows.h")) as rows_file:
     ROWS = re.findall(r"^(?:ROW|REPLY)\((\w+)\)$", rows_file.read(), re.M)
 
@@ -154,6 +155,7 @@ class Worker:
     def __init__(self, program, folder, mnt, number, tag, device, seed, role, env=None):
         self.number, self.tag, self.device = number, tag, device
         self.log = oracle.Log(os.path.join(folder, f"log-{tag}"))
+        self.log.set(oracle.LIMIT, ENOUGH)
         self.said = os.path.join(folder, f"said-{tag}")
         with open(self.said, "wb") as said:
             self.proc = subprocess.Popen([program, mnt, self.log.path, str(number), tag, device, str(seed), role],

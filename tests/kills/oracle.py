@@ -20,7 +20,7 @@ RECORD = struct.Struct("=IIiIqqqQQII")
 HEADER = 64
 RECORDS = 16384
 LOG_SIZE = HEADER + RECORDS * RECORD.size + (16 << 20)
-READY, GO, WANT, HAVE, COUNT, USED, FULL = range(7)  # the words of struct log
+READY, GO, WANT, HAVE, COUNT, USED, FULL, LIMIT = range(8)  # the words of struct log
 RUN, SETTLE, COMPARE, END = range(4)
 FINE, COARSE, OWN, PRIVATE, FOLDER = 0, 1, 2, 3, 10
 OWN_BYTES = 24 * PAGE
@@ -61,6 +61,12 @@ def good(op):
     return op.answered and not op.result
 
 
+def covers(later, op, since):
+    """Whether the call began after that moment and was for all the bytes of the store."""
+    length = later.done if later.kind == "read" else later.length
+    return later.begin >= since and later.offset <= op.offset and op.offset + op.length <= later.offset + length
+
+
 # --- when a store is firm -------------------------------------------------------------------------------------------
 
 class Promises:
@@ -91,32 +97,26 @@ class Promises:
     def key(op):
         return op.file if op.file < OWN else (op.file, op.worker)
 
-    @staticmethod
-    def covers(later, op, since):
-        """Whether the call began after that moment and was for all the bytes of the store."""
-        length = later.done if later.kind == "read" else later.length
-        return later.begin >= since and later.offset <= op.offset and op.offset + op.length <= later.offset + length
-
     def firm(self, op):
         """Why the store is kept; empty: it may be lost."""
         if not good(op):
             return ""
         file, device = self.key(op), self.devices[op.worker]
         if op.kind == "store_cpu":
-            return next((f"{c.kind} of {c.worker}" for c in self.flushes[file] if self.covers(c, op, op.end)), "")
+            return next((f"{c.kind} of {c.worker}" for c in self.flushes[file] if covers(c, op, op.end)), "")
         if op.kind == "store_device":
-            released = min((r.end for r in self.releases[file, device] if self.covers(r, op, op.end)), default=None)
+            released = min((r.end for r in self.releases[file, device] if covers(r, op, op.end)), default=None)
             if released is None:
                 return ""
             return next((f"{c.kind} of {c.worker}" for c in [*self.collects[file], *self.fetches(file, op, device, released)]
-                         if self.covers(c, op, released)), "")
+                         if covers(c, op, released)), "")
         return "answered"
 
     def fetches(self, file, op, device, released):
         """Loads of other devices that had acquired these bytes after their release."""
         for load in self.seen[file, "load_device"]:
             other = self.devices[load.worker]
-            if other != device and any(self.devices[a.worker] == other and a.end <= load.begin and self.covers(a, op, released)
+            if other != device and any(self.devices[a.worker] == other and a.end <= load.begin and covers(a, op, released)
                                        for a in self.seen[file, "acquire"]):
                 yield load
 

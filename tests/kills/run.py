@@ -5,9 +5,7 @@
 Ends with one line, `N passed, N failed`: each kill is one of them. README.md has more.
 """
 import argparse
-import collections
 import concurrent.futures
-import json
 import os
 import random
 import shutil
@@ -17,196 +15,24 @@ import sys
 import tempfile
 import time
 
-import oracle
-from mounts import AFTER, BEFORE, HERE, TOP, Failure, Mount, Plan, Site, Worker, stacks, wait_for
+from clients import CLIENT_KILLS, ClientBatch
+from daemons import DAEMON_SITES, DaemonBatch, Tally
+from mounts import HERE, TOP
 
-PAGE = oracle.PAGE
-FRAMES, FILE = 1, 2
-DEVICES = ["soft:0", "soft:1", "soft:0"]
-SIZES = {"fine": 6 * PAGE + 700, "coarse": 60 * PAGE + 123}
-OPTIONS = "device_cache=256K"
 BATCH = 16
-
-
-def both(row, only=0, label=None):
-    return [Site(row, when, only, label) for when in (BEFORE, AFTER)]
-
-
-UFFD = {"CONTINUE": 0xC020AA07, "WRITEPROTECT": 0xC018AA06, "WAKE": 0x8010AA02}
-# Where the daemon's state changes, the data directory's, a device's or the kernel's, and where somebody gets an answer.
-DAEMON_SITES = [
-    *both("pwrite64", FILE, "pwrite of the data directory"), *both("pwritev64v2"), *both("copy_file_range"),
-    *both("fsync"), *both("fdatasync"), *both("ftruncate64", FILE, "ftruncate of the data directory"),
-    *both("fallocate64", FILE, "fallocate of the data directory"), *both("futimens"),
-    *both("pwrite64", FRAMES, "pwrite of frames"), *both("fallocate64", FRAMES, "punch of frames"),
-    *both("ftruncate64", FRAMES, "resize of frames"), Site("pread64", BEFORE),
-    *both("ioctl", UFFD["CONTINUE"], "UFFDIO_CONTINUE"), *both("ioctl", UFFD["WRITEPROTECT"], "UFFDIO_WRITEPROTECT"),
-    Site("ioctl", BEFORE, UFFD["WAKE"], "UFFDIO_WAKE"), Site("read", AFTER),
-    Site("io_uring_submit", BEFORE), Site("io_uring_submit", AFTER), Site("completion", AFTER),
-    *both("fuse_lowlevel_notify_inval_inode"),
-    *both("sendmsg", label="the answer to a client"), Site("recvmsg", AFTER),
-    *both("openat64"), *both("renameat2"), *both("linkat"), *both("unlinkat"), *both("symlinkat"), *both("mkdirat"),
-    *both("setxattr"), *both("chmod"),
-    *(site for what in ("err", "buf", "write", "attr", "entry", "open", "create", "ioctl")
-      for site in both(f"fuse_reply_{what}")),
-]
-
-
-def read_file(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
-class Tally:
-    """What landed, and what failed."""
-
-    def __init__(self):
-        self.landed, self.failures = collections.Counter(), []
-
-    def add(self, other):
-        self.landed.update(other.landed)
-        self.failures += other.failures
-
-
-# --- the daemon is killed -------------------------------------------------------------------------------------------
-
-class DaemonBatch:
-    """Kills of daemons that follow each other on one data directory: what one has left is what the next one finds."""
-
-    def __init__(self, args, seed, kills, folder):
-        self.args, self.kills, self.folder = args, kills, folder
-        self.rng = random.Random(seed)
-        self.data = os.path.join(folder, "data")
-        self.tally, self.reach = Tally(), {}
-        self.mount = self.dead = None
-
-    def populate(self):
-        os.mkdir(self.data)
-        for name, size in SIZES.items():
-            with open(os.path.join(self.data, name), "wb") as file:
-                file.write(self.rng.randbytes(size))
-        for number in range(3):
-            os.mkdir(os.path.join(self.data, f"names-{number}"))
-            with open(os.path.join(self.data, f"own-{number}"), "wb") as file:
-                file.write(self.rng.randbytes(5000))
-
-    def snapshot(self, top):
-        files = {name: read_file(os.path.join(top, name)) for name in
-                 [*SIZES, *(f"own-{number}" for number in range(3))]}
-        return files, [oracle.look(os.path.join(top, f"names-{number}")) for number in range(3)]
-
-    def start(self, number, before):
-        """Mounts what the last kill has left, the dead mount being there still or not, and looks at it."""
-        if self.dead and number % 2:
-            self.dead.unmount()
-            self.dead = None
-        self.mount = Mount(self.args.daemon, self.data, os.path.join(self.folder, f"mnt{number % 2}"), self.options(),
-                           os.path.join(self.folder, "plan"), os.path.join(self.folder, "daemon.log"))
-        if self.dead:
-            self.dead.unmount()
-            self.dead = None
-        if self.snapshot(self.mount.mnt) != before:
-            raise Failure("the next mount shows other bytes than the data directory has")
-
-    def options(self):
-        return OPTIONS + ("" if self.rng.random() < 0.6 else ",io=threads")
-
-    def strike(self, site, workers):
-        """Lets the kill land; returns how it did."""
-        if site is None:
-            time.sleep(self.rng.random() * 0.06)
-            self.mount.proc.kill()
-            self.mount.killed(None)
-            return "at random"
-        number = self.rng.randint(1, self.reach.get(site.name, 12))
-        self.mount.plan.arm(site, number)
-        deadline = time.monotonic() + 1
-        while self.mount.proc.poll() is None and time.monotonic() < deadline:
-            if all(worker.log.get(oracle.FULL) for worker in workers):
-                break
-            time.sleep(0.001)
-        if self.mount.proc.poll() is None:
-            self.mount.plan.row = -1
-            reached = number - self.mount.plan.countdown
-            self.reach[site.name] = max(1, reached * 3 // 4)
-            self.mount.proc.kill()
-            self.mount.killed(None)
-            if not self.mount.plan.landed:
-                return "site not reached, killed all the same"
-        self.mount.killed(1)
-        return site.name
-
-    def round(self, number, site, before):
-        self.start(number, before)
-        workers = []
-        try:
-            for i, device in enumerate(DEVICES):
-                workers.append(Worker(self.args.worker, self.folder, self.mount.mnt, i, str(i), device,
-                                      self.rng.getrandbits(60), "daemon"))
-            for worker in workers:
-                worker.wait_ready()
-            for worker in workers:
-                worker.log.set(oracle.GO, 1)
-            how = self.strike(site, workers)
-            self.dead, self.mount = self.mount, None
-            for worker in workers:
-                worker.wait_end()
-            after = self.snapshot(self.data)
-            self.judge(before, after, workers)
-            self.tally.landed[f"daemon, {how}"] += 1
-            return after
-        finally:
-            for worker in workers:
-                worker.close()
-
-    def judge(self, before, after, workers):
-        operations = [op for worker in workers for op in worker.operations()]
-        promises = oracle.Promises(operations, DEVICES)
-        contents = {name: oracle.Content(data, oracle.OWN_BYTES if name.startswith("own") else len(data))
-                    for name, data in before[0].items()}
-        names = [oracle.Names(seen) for seen in before[1]]
-        for op in operations:
-            if op.file == oracle.FOLDER:
-                names[op.worker].apply(op)
-            else:
-                name = {oracle.FINE: "fine", oracle.COARSE: "coarse"}.get(op.file, f"own-{op.worker}")
-                contents[name].apply(op, promises.firm(op))
-        problems = []
-        for name, content in contents.items():
-            problems += [f"{name}: {text}" for text in content.check(after[0][name])]
-        for number in range(3):
-            problems += [f"names-{number}: {text}" for text in names[number].check(after[1][number])]
-        if problems:
-            raise Failure(f"{len(problems)} wrong:\n" + "\n".join(problems[:12]))
-
-    def run(self):
-        self.populate()
-        before, site = self.snapshot(self.data), None
-        try:
-            for number, site in enumerate(self.kills):
-                before = self.round(number, site, before)
-            site = "the last mount"
-            self.start(len(self.kills), before)  # what the last kill has left can be mounted, too
-            self.mount.end()
-            self.mount = None
-            if self.snapshot(self.data) != before:
-                raise Failure("an idle mount has changed the data directory")
-        except (Failure, OSError, subprocess.SubprocessError) as problem:
-            what = site.name if isinstance(site, Site) else site or "at random"
-            self.tally.failures.append(f"daemon, {what}: {type(problem).__name__} {problem}")
-        finally:
-            for mount in (self.mount, self.dead):
-                if mount:
-                    mount.drop()
-        return self.tally
 
 
 # --- main -----------------------------------------------------------------------------------------------------------
 
+def prepare_lane():
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def run_batch(args, kind, seed, kills):
     folder = tempfile.mkdtemp(prefix="gaiafs-kills-", dir=args.dir)
     try:
-        tally = {"daemon": DaemonBatch}[kind](args, seed, kills, folder).run()
+        tally = {"daemon": DaemonBatch, "client": ClientBatch}[kind](args, seed, kills, folder).run()
     except Exception as problem:  # pylint: disable=broad-except
         tally = Tally()
         tally.failures.append(f"{kind}: {type(problem).__name__} {problem}")
@@ -216,20 +42,30 @@ def run_batch(args, kind, seed, kills):
     return tally
 
 
+def draw(rng, choices, count):
+    """So many of them, each as often as the others."""
+    drawn = []
+    while len(drawn) < count:
+        drawn += rng.sample(choices, len(choices))
+    return drawn[:count]
+
+
 def batches(args, rng):
     """(kind, seed, kills) of every batch."""
-    sites = []
-    while len(sites) < args.kills:
-        sites += rng.sample(DAEMON_SITES, len(DAEMON_SITES)) + [None] * (len(DAEMON_SITES) // 4)
-    sites = sites[:args.kills]
-    rng.shuffle(sites)
-    return [("daemon", rng.getrandbits(60), sites[i:i + BATCH]) for i in range(0, len(sites), BATCH)]
+    of_clients = args.kills * 9 // 20 if args.clients is None else args.clients
+    kills = {"daemon": draw(rng, DAEMON_SITES + [None] * (len(DAEMON_SITES) // 4), args.kills - of_clients),
+             "client": draw(rng, CLIENT_KILLS, of_clients)}
+    found = [(kind, rng.getrandbits(60), some[i:i + BATCH]) for kind, some in kills.items()
+             for i in range(0, len(some), BATCH)]
+    rng.shuffle(found)
+    return found
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     add = parser.add_argument
     add("--kills", type=int, default=560, help="how many (560)")
+    add("--clients", type=int, help="how many of them of clients (9 of 20)")
     add("--least", type=int, help="how many must have landed (9 of 10)")
     add("--seed", type=int, help="repeats the programs and the sites of a run, though not the order in time")
     add("--lanes", type=int, default=2, help="mounts side by side (2)")
@@ -250,17 +86,24 @@ def main():
     subprocess.run(["make", "-s", "-C", HERE], check=True)
     print(f"seed {args.seed}", flush=True)
     started, tally = time.monotonic(), Tally()
-    with concurrent.futures.ProcessPoolExecutor(args.lanes) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(run_batch, args, *batch) for batch in
-                                                     batches(args, random.Random(args.seed))]):
-            tally.add(done.result())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run.py: terminated"))
+    with concurrent.futures.ProcessPoolExecutor(args.lanes, initializer=prepare_lane) as pool:
+        try:
+            for done in concurrent.futures.as_completed([pool.submit(run_batch, args, *batch) for batch in
+                                                         batches(args, random.Random(args.seed))]):
+                result = done.result()
+                tally.add(result)
+                for text in result.failures:
+                    print(f"FAILED {text}", flush=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # a batch under way ends in order: nothing is left mounted
+            raise
     for what, count in sorted(tally.landed.items()):
         print(f"{count:6} {what}")
-    for text in tally.failures:
-        print(f"FAILED {text}")
+    print("clients died inside: " + ", ".join(f"{what} {count}" for what, count in sorted(tally.inside.items())))
     passed = sum(tally.landed.values())
     landed = passed + len(tally.failures)
-    print(f"{landed} kills landed in {time.monotonic() - started:.0f} s")
+    print(f"{landed} kills landed among {tally.operations} operations in {time.monotonic() - started:.0f} s")
     failed = len(tally.failures) + (landed < args.least)
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0

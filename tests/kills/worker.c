@@ -177,6 +177,8 @@ static int load(volatile uint8_t *from, size_t n, uint8_t *to)
 static int64_t own_range(unsigned f, unsigned way, int64_t *length)
 {
     int64_t block = files[f].block, blocks = (files[f].size + block - 1) / block;
+    if (!blocks)
+        return *length = 0;
     int64_t owners = f < OWN ? OWNERS : 2, mine = f < OWN ? number * 3 + way : way == BY_DEVICE;
     int64_t b = mine + owners * (int64_t)random_number((uint64_t)((blocks + owners - 1) / owners));
     int64_t first = b * block, end = first + block < files[f].size ? first + block : files[f].size;
@@ -766,7 +768,8 @@ static void attend(void)
                 return;
             continue;
         }
-        bool full = shared_log->count + 64 > LOG_RECORDS || shared_log->used + (1u << 20) > LOG_BYTES;
+        bool full = shared_log->count + 64 > LOG_RECORDS || shared_log->count > shared_log->limit ||
+                    shared_log->used + (1u << 20) > LOG_BYTES;
         atomic_store(&shared_log->full, full);
         if (want != WANT_RUN || full) {
             if (fcntl(files[FINE].fd, F_GETFL) >= 0 && access(mnt, F_OK) && daemon_dies)
