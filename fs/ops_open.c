@@ -125,6 +125,7 @@ void op_flush(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 void op_release(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 {
     (void)nodeid;
+    server_forget(fs_of(req)->server, handle_of(fi));
     handle_free(fs_of(req), handle_of(fi));
     fuse_reply_err(req, 0);
 }

@@ -371,8 +371,10 @@ void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, st
         struct token wish = {.inode = inode,
                              .readable = mode != O_WRONLY,
                              .writable = mode == O_RDWR,
+                             .handle = handle,
                              .thread = context->pid,
                              .uid = context->uid};
+        atomic_store(&handle->has_tokens, true);
         error = token_make(&server->tokens, &wish, answer.token);
     } else if (handle) {
         error = -ENOTTY;
@@ -381,4 +383,10 @@ void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, st
         fuse_reply_err(req, -error);
     else
         fuse_reply_ioctl(req, 0, &answer, sizeof answer);
+}
+
+void server_forget(struct server *server, struct handle *handle)
+{
+    if (atomic_load(&handle->has_tokens))
+        token_forget(&server->tokens, handle);
 }

@@ -22,5 +22,7 @@ void server_stop(struct server *server);
 /* Answer FUSE_IOCTL (always replies to req). handle is NULL on a directory. [FUSE] */
 void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, struct handle *handle,
                   unsigned cmd, const void *in, size_t in_size, size_t out_size);
+/* A handle is about to be freed. */
+void server_forget(struct server *server, struct handle *handle);
 
 #endif

@@ -102,3 +102,18 @@ int token_take(struct token_table *table, const uint8_t secret[16], pid_t pid, u
     *token_out = token;
     return 0;
 }
+
+void token_forget(struct token_table *table, const struct handle *handle)
+{
+    for (unsigned i = 0; i < TOKENS_MAX; i++) {
+        struct inode *inode = NULL;
+        pthread_mutex_lock(&table->lock);
+        if (table->slots[i].inode && table->slots[i].handle == handle) {
+            inode = table->slots[i].inode;
+            table->slots[i].inode = NULL;
+        }
+        pthread_mutex_unlock(&table->lock);
+        if (inode)
+            inode_put(inode);
+    }
+}

@@ -10,6 +10,7 @@
 
 #include "base/lock.h"
 
+struct handle;
 struct inode;
 
 #define TOKENS_MAX 1024u
@@ -19,7 +20,8 @@ struct token {
     uint8_t secret[16];
     struct inode *inode; /* a reference; NULL: the slot is free */
     bool readable, writable;
-    pid_t thread; /* who asked: FUSE tells the thread */
+    const struct handle *handle; /* of the descriptor it was asked with: it lives no longer than that */
+    pid_t thread;                /* who asked: FUSE tells the thread */
     uid_t uid;
     time_t born;
 };
@@ -39,5 +41,8 @@ int token_make(struct token_table *table, const struct token *wish, uint8_t secr
  * caller. 0 or -EACCES. */
 int token_take(struct token_table *table, const uint8_t secret[16], pid_t pid, uid_t uid,
                struct token *token_out);
+/* The descriptor is closed: nobody will use its tokens, and what they hold must not wait for the next client.
+ */
+void token_forget(struct token_table *table, const struct handle *handle);
 
 #endif

@@ -2,6 +2,7 @@
 """Many clients: processes, threads, devices and mappings at once; forks, parts of mappings, and clients that are killed."""
 import ctypes
 import errno
+import glob
 import mmap
 import os
 import pickle
@@ -666,6 +667,23 @@ class Survivor:
         self.shared_map.acquire()
         self.shared_map[:]
         self.shared_map.release()
+
+
+def frames_of(pid):
+    """Descriptors of device memory that a daemon holds."""
+    links = (os.readlink(entry) for entry in glob.glob(f"/proc/{pid}/fd/*"))
+    return sum("memfd:" in link for link in links)
+
+
+def test_a_client_killed_before_it_uses_its_token(mount, agents):
+    """The token must not keep a deleted file, nor a device's frames for it."""
+    m = mount()
+    path, child, before = make(m, bytes(40 * PAGE)), agents(), frames_of(m.pid)
+    child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 40 * PAGE)\nmap[:]\nget_token(fd)", path=path)
+    os.unlink(path)
+    assert frames_of(m.pid) > before
+    child.kill()
+    wait_until(lambda: frames_of(m.pid) == before, 5, "the frames are given back")
 
 
 @pytest.mark.parametrize("what", ["acquire", "release"])
