@@ -51,7 +51,7 @@ class ClientBatch:
         self.mount, self.stay, self.contents, self.names = None, [], {}, {}
         self.library = os.path.join(folder, "lib")
         self.plan = None
-        self.baseline = None
+        self.baseline = self.held = None
 
     def start(self):
         os.mkdir(self.data)
@@ -88,7 +88,7 @@ class ClientBatch:
             wait_for(lambda: victim.log.get(oracle.READY) or victim.ended(), "the victim is ready")
             time.sleep(self.rng.random() * 0.03)
             return self.strike_still(victim) if kind == STILL else self.finish(victim, "client, at random")
-        number = self.rng.randint(1, self.reach.get(site.name, 30))
+        number = self.rng.randint(1, self.reach.get(site.name, 20))
         plan.arm(site, number, 0 if kind == "its" else pid)
         deadline = time.monotonic() + 0.7
         while not victim.ended() and time.monotonic() < deadline:
@@ -148,8 +148,9 @@ class ClientBatch:
         """The dead client's files are gone, and with them all that the daemon held for it."""
         stat = self.statistics()
         device = [d for d in stat["devices"] if d["device"] == "soft:2"]
-        return (not any(tag in file["path"] for file in stat["files"])
-                and not any(d["resident_bytes"] or d["twins"] for d in device) and not self.descriptors() - self.baseline)
+        self.held = ([file for file in stat["files"] if tag in file["path"]], [d for d in device if d["resident_bytes"] or d["twins"]],
+                     self.descriptors() - self.baseline)
+        return not any(self.held)
 
     def order(self, want):
         for worker in self.stay:
@@ -217,7 +218,10 @@ class ClientBatch:
             if wrong:
                 raise Failure(f"private-{tag}: {len(wrong)} bytes, the first at {wrong[0]}")
         self.remove(tag)
-        wait_for(lambda: self.given_back(tag), "the device's memory is given back", 5, step=0.01)
+        try:
+            wait_for(lambda: self.given_back(tag), "what the daemon held for it is given back", 5, step=0.01)
+        except Failure as late:
+            raise Failure(f"{late}: {self.held}") from None
         for content in self.contents.values():
             content.forget()
         self.order(oracle.RUN)

@@ -110,7 +110,7 @@ class DaemonBatch:
             self.mount.proc.kill()
             self.mount.killed(None)
             return "at random"
-        number = self.rng.randint(1, self.reach.get(site.name, 12))
+        number = self.rng.randint(1, self.reach.get(site.name, 6))
         self.mount.plan.arm(site, number)
         deadline = time.monotonic() + 0.6
         while self.mount.proc.poll() is None and time.monotonic() < deadline:
