@@ -36,6 +36,7 @@ step "unit tests, and mounts with several clients, devices and threads, under TS
 
 step "the model" python3 -B tests/model/run.py --gate
 step "histories" python3 -B tests/history/run.py --operations 300000
+step "kills" python3 -B tests/kills/run.py
 step "power cuts" python3 -B tests/vm/power.py
 
 awk '{p += $1; f += $3; s += $5} END {printf "%d passed, %d failed, %d skipped\n", p, f, s}' "$log"

@@ -33,9 +33,10 @@ def kernel_waits_in(pid):
 
 
 def stands_still(pid):
+    """Stopped, or in the kernel in a wait for what only a stopped thread could do."""
     for task in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{task}/stat") as file:
-            if file.read().rpartition(")")[2].split()[0] != "T":
+            if file.read().rpartition(")")[2].split()[0] not in "TD":
                 return False
     return True
 
