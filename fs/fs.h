@@ -48,8 +48,8 @@ struct fs {
 /* An open file or directory: fi->fh points to it. */
 struct handle {
     int fd;
-    int flags;              /* as the opener gave them, access mode included; O_DIRECT is not set on fd */
-    struct inode *inode;    /* a reference is held */
+    int flags;           /* as the opener gave them, access mode included; O_DIRECT is not set on fd */
+    struct inode *inode; /* a reference is held */
     struct durable_seen seen;
     atomic_bool has_tokens; /* fs/token.h: it may have */
     _Atomic int page_fd;    /* -1, or a second descriptor without O_APPEND; see handle_page_fd() */
