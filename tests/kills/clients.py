@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills of clients: at libgaia's calls, at the daemon's while it serves them, in a daemon that stands still, at random."""
+"""Kills of clients: at libgaia's calls, at the daemon's while it serves them, while it stands still, and at random."""
 import collections
 import json
 import os
@@ -13,13 +13,14 @@ from daemons import DEVICES, FRAMES, OPTIONS, SIZES, UFFD, Tally, both, read_fil
 from mounts import AFTER, BEFORE, TOP, Failure, Mount, Plan, Site, Worker, wait_for
 
 # Calls of libgaia; who makes them dies.
-OWN_SITES = [*both("sendmsg"), *both("recvmsg"), *both("sync_file_range"), *both("ioctl"), *both("mmap64"), *both("calloc"),
-             Site("realloc", BEFORE), Site("madvise", AFTER), Site("connect", AFTER), Site("pthread_create", AFTER),
-             Site("fcntl64", AFTER)]
+OWN_SITES = [*both("sendmsg"), *both("recvmsg"), *both("sync_file_range"), *both("ioctl"), *both("mmap64"),
+             *both("calloc"), Site("realloc", BEFORE), Site("madvise", AFTER), Site("connect", AFTER),
+             Site("pthread_create", AFTER), Site("fcntl64", AFTER)]
 # Calls of the daemon; the client dies that it perhaps works for.
 DAEMON_SITES = [*both("pwrite64", FRAMES, "pwrite of frames"), *both("ioctl", UFFD["CONTINUE"], "UFFDIO_CONTINUE"),
-                *both("ioctl", UFFD["WRITEPROTECT"], "UFFDIO_WRITEPROTECT"), Site("read", AFTER), Site("pread64", BEFORE),
-                *both("fallocate64", FRAMES, "punch of frames"), *both("fuse_lowlevel_notify_inval_inode"), *both("sendmsg"),
+                *both("ioctl", UFFD["WRITEPROTECT"], "UFFDIO_WRITEPROTECT"), Site("read", AFTER),
+                Site("pread64", BEFORE), *both("fallocate64", FRAMES, "punch of frames"),
+                *both("fuse_lowlevel_notify_inval_inode"), *both("sendmsg"),
                 Site("recvmsg", AFTER), Site("fuse_reply_write", BEFORE), Site("fuse_reply_ioctl", BEFORE)]
 STILL, RANDOM = "the daemon standing still", "at random"
 CLIENT_KILLS = ([("its", site) for site in OWN_SITES] + [("the daemon's", site) for site in DAEMON_SITES]
@@ -62,7 +63,8 @@ class ClientBatch:
                 file.write(data)
             self.contents[name] = oracle.Content(data, size)
         os.mkdir(self.library)
-        os.symlink(os.path.join(os.path.abspath(self.args.faults), "libgaia.so"), os.path.join(self.library, "libgaia.so.0"))
+        library = os.path.join(os.path.abspath(self.args.faults), "libgaia.so")
+        os.symlink(library, os.path.join(self.library, "libgaia.so.0"))
         self.plan = Plan.make(os.path.join(self.folder, "client-plan"))
         self.mount = Mount(self.args.daemon, self.data, self.mnt, OPTIONS, os.path.join(self.folder, "plan"),
                            os.path.join(self.folder, "daemon.log"))
@@ -76,7 +78,8 @@ class ClientBatch:
         os.mkdir(os.path.join(self.mnt, f"names-{tag}"))
         self.contents[f"own-{tag}"] = oracle.Content(b"", oracle.OWN_BYTES)
         self.names[tag] = oracle.Names(({}, set()))
-        worker = Worker(self.args.worker, self.folder, self.mnt, number, tag, device, self.rng.getrandbits(60), role, env)
+        seed = self.rng.getrandbits(60)
+        worker = Worker(self.args.worker, self.folder, self.mnt, number, tag, device, seed, role, env)
         worker.log.set(oracle.GO, 1)
         return worker
 
@@ -139,8 +142,8 @@ class ClientBatch:
         return found
 
     def statistics(self):
-        done = subprocess.run([os.path.join(TOP, "gaiactl"), "stat", "--json", self.mnt], capture_output=True, text=True,
-                              timeout=20, check=False)
+        done = subprocess.run([os.path.join(TOP, "gaiactl"), "stat", "--json", self.mnt], capture_output=True,
+                              text=True, timeout=20, check=False)
         if done.returncode:
             raise Failure(f"gaiactl: {done.stderr}")
         return json.loads(done.stdout)
@@ -149,8 +152,8 @@ class ClientBatch:
         """The dead client's files are gone, and with them all that the daemon held for it."""
         stat = self.statistics()
         device = [d for d in stat["devices"] if d["device"] == "soft:2"]
-        self.held = ([file for file in stat["files"] if tag in file["path"]], [d for d in device if d["resident_bytes"] or d["twins"]],
-                     self.descriptors() - self.baseline)
+        self.held = ([file for file in stat["files"] if tag in file["path"]],
+                     [d for d in device if d["resident_bytes"] or d["twins"]], self.descriptors() - self.baseline)
         return not any(self.held)
 
     def order(self, want):
@@ -183,7 +186,8 @@ class ClientBatch:
         for name in [*SIZES, *(f"own-{tag}" for tag in tags)]:
             problems += [f"{name}: {text}" for text in self.contents[name].check(read_file(os.path.join(top, name)))]
         for tag in tags:
-            problems += [f"{tag}: {text}" for text in self.names[tag].check(oracle.look(os.path.join(top, f"names-{tag}")))]
+            found = oracle.look(os.path.join(top, f"names-{tag}"))
+            problems += [f"{tag}: {text}" for text in self.names[tag].check(found)]
         if problems:
             raise Failure(f"{len(problems)} wrong:\n" + "\n".join(problems[:12]))
 
@@ -266,7 +270,8 @@ class ClientBatch:
             kind, site = "the unmount", None
             self.end()
         except (Failure, OSError, subprocess.SubprocessError) as problem:
-            self.tally.failures.append(f"client, {kind} {site.name if site else ''}: {type(problem).__name__} {problem}")
+            where = f"client, {kind} {site.name if site else ''}"
+            self.tally.failures.append(f"{where}: {type(problem).__name__} {problem}")
         finally:
             if self.mount:
                 self.mount.drop()

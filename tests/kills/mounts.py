@@ -92,8 +92,9 @@ class Mount:
         os.makedirs(mnt, exist_ok=True)
         self.plan = Plan.make(plan_path)
         with open(log, "ab") as out:
-            self.proc = subprocess.Popen([program, "-f", data, mnt, "-o", options], stdin=subprocess.DEVNULL, stdout=out,
-                                         stderr=out, cwd="/", env={**os.environ, "GAIAFS_FAULTS": plan_path})
+            self.proc = subprocess.Popen([program, "-f", data, mnt, "-o", options], stdin=subprocess.DEVNULL,
+                                         stdout=out, stderr=out, cwd="/",
+                                         env={**os.environ, "GAIAFS_FAULTS": plan_path})
         try:
             wait_for(lambda: self.proc.poll() is not None or is_mounted(mnt), "the mount", step=0.001)
             if self.proc.poll() is not None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the promises table (README.md) lets a file hold after a kill, from the logs of what was answered.
 
-Every byte has one writer, so its values come one after the other in one log. A store is firm when the table says that it
-is kept (or seen, when it was a client that died); of a byte's values the last firm one and all after it are allowed.
+Every byte has one writer, so its values come one after the other in one log. A store is firm when the table says that
+it is kept (or seen, when it was a client that died); of a byte's values the last firm one and all after it are allowed.
 """
 import array
 import collections
@@ -108,16 +108,16 @@ class Promises:
             released = min((r.end for r in self.releases[file, device] if covers(r, op, op.end)), default=None)
             if released is None:
                 return ""
-            return next((f"{c.kind} of {c.worker}" for c in [*self.collects[file], *self.fetches(file, op, device, released)]
-                         if covers(c, op, released)), "")
+            later = [*self.collects[file], *self.fetches(file, op, device, released)]
+            return next((f"{c.kind} of {c.worker}" for c in later if covers(c, op, released)), "")
         return "answered"
 
     def fetches(self, file, op, device, released):
         """Loads of other devices that had acquired these bytes after their release."""
         for load in self.seen[file, "load_device"]:
             other = self.devices[load.worker]
-            if other != device and any(self.devices[a.worker] == other and a.end <= load.begin and covers(a, op, released)
-                                       for a in self.seen[file, "acquire"]):
+            acquires = [a for a in self.seen[file, "acquire"] if self.devices[a.worker] == other]
+            if other != device and any(a.end <= load.begin and covers(a, op, released) for a in acquires):
                 yield load
 
 
@@ -171,9 +171,12 @@ class Content:
         if len(found) not in self.sizes:
             return [f"{len(found)} bytes instead of {sorted(self.sizes)[:20]}"]
         wrong = self.wrong(found)
-        return [f"byte {at} of page {at // PAGE}: {found[at]} instead of {self.must[at]} ({self.stores[self.stamp[at]]}) or later "
-                f"{[(d[at - o], self.stores[n]) for n, o, d in self.may if o <= at < o + len(d) and n > self.stamp[at]][-6:]}; "
-                f"{len(wrong)} such bytes" for at in wrong]
+        return [f"byte {at} of page {at // PAGE}: {found[at]} instead of {self.must[at]} "
+                f"({self.stores[self.stamp[at]]}) or later {self.later(at)}; {len(wrong)} such bytes" for at in wrong]
+
+    def later(self, at):
+        return [(data[at - offset], self.stores[number]) for number, offset, data in self.may
+                if offset <= at < offset + len(data) and number > self.stamp[at]][-6:]
 
     def wrong(self, found):
         wrong = []

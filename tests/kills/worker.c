@@ -2,7 +2,6 @@
 /* A program that works on a mount until it is killed, or the daemon is.
  *
  * usage: worker MNT LOG NUMBER TAG DEVICE SEED ROLE
- *
  * NUMBER (0 to 2) says which bytes of the shared files are its own; TAG is part of the names of its own
  * files. ROLE: "daemon" (the daemon is killed: an error that says so is expected, and after it everything
  * must fail quickly), "stay" (others are killed: no error may be seen), "victim" (this one is killed: no
@@ -14,20 +13,17 @@
  * log. */
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/xattr.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "gaia.h"
 #include "log.h"
+#include "steps.h"
 
 #define PAGE 4096
 #define WORKERS 3
@@ -54,32 +50,13 @@ static const char *mnt;
 static const char *tag;
 static unsigned number;
 static bool daemon_dies, victim;
-static uint64_t random_state;
 static uint8_t shadow[OWN_PAGES * PAGE]; /* the own file, where only write() writes */
 static bool own_is_stale;                /* the device may lack what write() did to the own file */
-static volatile sig_atomic_t touching;
-static sigjmp_buf out_of_touch;
 
 static _Noreturn void die(const char *what, int64_t a, int64_t b)
 {
     fprintf(stderr, "worker %u: %s (%lld, %lld)\n", number, what, (long long)a, (long long)b);
     exit(3);
-}
-
-static uint64_t random_number(uint64_t below)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return (random_state * 0x2545F4914F6CDD1Du >> 16) % below;
-}
-
-static uint64_t now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 /* --- the log --- */
@@ -134,41 +111,6 @@ static int answer(struct record *r, int64_t done, int error)
 static int failed(int64_t result)
 {
     return result < 0 ? errno : 0;
-}
-
-/* --- touches --- */
-
-static void on_touch(int signal_number)
-{
-    if (touching)
-        siglongjmp(out_of_touch, 1);
-    signal(signal_number, SIG_DFL); /* of no touch of ours: it comes again, and ends us */
-}
-
-static int store(volatile uint8_t *to, const uint8_t *from, size_t n)
-{
-    if (sigsetjmp(out_of_touch, 1)) {
-        touching = 0;
-        return RESULT_SIGBUS;
-    }
-    touching = 1;
-    for (size_t i = 0; i < n; i++)
-        to[i] = from[i];
-    touching = 0;
-    return 0;
-}
-
-static int load(volatile uint8_t *from, size_t n, uint8_t *to)
-{
-    if (sigsetjmp(out_of_touch, 1)) {
-        touching = 0;
-        return RESULT_SIGBUS;
-    }
-    touching = 1;
-    for (size_t i = 0; i < n; i++)
-        to[i] = from[i];
-    touching = 0;
-    return 0;
 }
 
 /* --- which bytes are whose --- */
@@ -448,53 +390,6 @@ static void name_path(unsigned n, char *path, size_t room, char name[8])
 {
     snprintf(name, 8, "n%u", n);
     snprintf(path, room, "%s/names-%s/%s", mnt, tag, name);
-}
-
-static int create_file(const char *path)
-{
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-
-    if (fd < 0)
-        return -1;
-    return close(fd);
-}
-
-static int fill_file(const char *path, const char *text)
-{
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : write(fd, text, strlen(text));
-    int error = errno;
-
-    if (fd >= 0)
-        close(fd);
-    errno = error;
-    return n < 0 ? -1 : 0;
-}
-
-static int name_call(unsigned kind, const char *path, const char *other, const char *text)
-{
-    switch (kind) {
-    case OP_create:
-        return create_file(path);
-    case OP_fill:
-        return fill_file(path, text);
-    case OP_rename:
-        return rename(path, other);
-    case OP_link:
-        return link(path, other);
-    case OP_unlink:
-        return unlink(path);
-    case OP_symlink:
-        return symlink(text, path);
-    case OP_mkdir:
-        return mkdir(path, 0755);
-    case OP_rmdir:
-        return rmdir(path);
-    case OP_setxattr:
-        return setxattr(path, "user.kills", text, strlen(text), 0);
-    default:
-        return chmod(path, 0600 + (text[0] & 7));
-    }
 }
 
 /* Refusals are as good an answer as any: ENOENT, EEXIST and the like change nothing. */
@@ -783,8 +678,6 @@ static void attend(void)
 
 int main(int argc, char **argv)
 {
-    struct sigaction action = {.sa_handler = on_touch, .sa_flags = SA_NODEFER};
-
     if (argc != 8)
         return 2;
     mnt = argv[1];
@@ -797,7 +690,7 @@ int main(int argc, char **argv)
     shared_log = mmap(NULL, sizeof *shared_log, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (shared_log == MAP_FAILED)
         die("log", errno, 0);
-    sigaction(SIGBUS, &action, NULL);
+    catch_touches();
     set_up(argv[5]);
     attend();
     if (daemon_dies && atomic_load(&shared_log->want) != WANT_END)
