@@ -93,9 +93,9 @@ static void in_order(void)
     pthread_rwlock_unlock(&gates[1]);
     pthread_mutex_lock(&unchecked);
     pthread_mutex_lock(&ours);
-    pthread_cond_timedwait(&condition, &file, &past);
     pthread_mutex_unlock(&ours);
     pthread_mutex_unlock(&unchecked);
+    pthread_cond_timedwait(&condition, &file, &past);
     if (pthread_rwlock_tryrdlock(&maps)) /* tried, not waited for */
         abort();
     pthread_rwlock_unlock(&maps);
