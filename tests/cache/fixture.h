@@ -11,6 +11,7 @@
 
 #include "cache/cache.h"
 #include "cache/client.h"
+#include "gpu/device.h"
 
 #define FIXTURE_PAGES 512u
 
@@ -39,9 +40,15 @@ struct fixture {
     _Atomic int invalidate_error;            /* not 0: the kernel drops nothing, and says this */
     void (*_Atomic once_invalidating)(void); /* called once, before anything is dropped */
     void (*_Atomic once_invalidated)(
-        void);         /* called once, when pages have been dropped and nobody knows yet */
+        void); /* called once, when pages have been dropped and nobody knows yet */
+    /* In place of the frames' own, once; plain_frames has those. */
+    int (*_Atomic drop)(struct gaia_frames *frames, uint64_t page, uint64_t count);
+    int (*_Atomic protect)(struct gaia_frames *frames, uint64_t page, uint64_t count);
+    int (*_Atomic expose)(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores);
     bool shows_locked; /* peek() shows pages that are not up to date, unlike Linux 6.18 */
 };
+
+extern const struct gaia_frames_ops *plain_frames;
 
 struct device_map {
     uint32_t id;
