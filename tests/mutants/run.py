@@ -38,7 +38,7 @@ UNIT_LIMIT_S = 100
 SANITIZED_LIMIT_S = 600
 MOUNT_LIMIT_S = 1800
 HISTORY_LIMIT_S = 600
-HISTORY_OPERATIONS = 60000
+HISTORY_OPERATIONS = 40000
 # Cheapest first. test_rules.py builds trees of its own and says nothing of ours.
 UNIT_ORDER = ("consistency/", "fs/", "cache/test_index", "cache/test_policy", "cache/test_readahead", "cache/", "")
 MOUNT_ORDER = ("test_promises.py", "test_devices.py", "test_posix.py", "test_clients.py", "test_faults.py",
@@ -229,13 +229,12 @@ def why(code, output):
     found = ASSERTION.search(output)
     if found:
         return f"assertion {found[1]}"
-    failed = re.findall(r"^\[  FAILED  \] (\w+)$", output, re.M)
+    failed = re.findall(r"^\[  FAILED  \] ([\w/]+)$", output, re.M)
     if failed:
         return failed[0]
-    if code is None:
-        running = re.findall(r"^\[ RUN      \] (\w+)$", output, re.M)
-        return f"{running[-1]} does not end" if running else "does not end"
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+    end = "does not end" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+    running = re.findall(r"^\[ RUN      \] ([\w/]+)$", output, re.M)
+    return f"{running[-1]}: {end}" if running else end
 
 
 class Caught(collections.namedtuple("Caught", "key how")):
@@ -426,15 +425,20 @@ BEGIN, END = "<!-- written by run.py --table -->\n", "<!-- end -->\n"
 
 
 def write_table(results):
+    """A row for each mutant that was run; those of others stay as they are."""
     with open(README) as file:
         text = file.read()
-    rows = ["| mutant | in | what it breaks | caught by |", "|---|---|---|---|"]
+    before, rest = text.split(BEGIN)
+    written, after = rest.split(END)
+    rows = {name: row for row, name in re.findall(r"^(\| ([\w-]+) \| `.*)$", written, re.M)}
     for result in results:
         caught = str(result.caught or "nothing").replace("|", "\\|")
-        rows.append(f"| {result.mutant.name} | `{result.mutant.file}` | {result.mutant.breaks} | {caught} |")
-    before, after = text[:text.index(BEGIN) + len(BEGIN)], text[text.index(END):]
+        mutant = result.mutant
+        rows[mutant.name] = f"| {mutant.name} | `{mutant.file}` | {mutant.breaks} | {caught} |"
+    table = ["| mutant | in | what it breaks | caught by |", "|---|---|---|---|"]
+    table += [rows[mutant.name] for mutant in read_mutants() if mutant.name in rows]
     with open(README, "w") as file:
-        file.write(before + "\n".join(rows) + "\n" + after)
+        file.write(before + BEGIN + "\n".join(table) + "\n" + END + after)
 
 
 def parse():
