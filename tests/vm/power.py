@@ -68,7 +68,8 @@ class Agent:
 class Worker:
     """Steps in a folder of its own, by two programs: one of the CPU, one with a device.
 
-    history: (position of the disk's log when the answer came, or None; effect; the step's name, if it is a promise).
+    history: [position of the disk's log when the answer came, or None; effect; the step's name, if it is a promise;
+    what was asked for].
     An effect is a function of a State: what the step did to it, if it was answered, or what it may have done. Steps
     come one after another."""
 
@@ -78,6 +79,7 @@ class Worker:
         self.ports = [f"{mounted.number}.{number}.{who}" for who in ("cpu", "device")]
         self.device = f"soft:{number}"
         self.history, self.counts = [], {}
+        self.syncs_all = mounted.number == number == 0
         self.syncs = 0
         self.cuts = self.created = 0
         self.error = None
@@ -89,7 +91,7 @@ class Worker:
 
     def step(self, name, effect, who, *words, promise=False):
         """Asks for it; the effect counts from now on as perhaps done, and from the answer on as done."""
-        self.history.append([None, effect, name if promise else None])
+        self.history.append([None, effect, name if promise else None, words])
         self.agents[who].do(*words)
         self.history[-1][0] = len(self.mounted.disk.log)
         self.counts[name] = self.counts.get(name, 0) + 1
@@ -98,8 +100,10 @@ class Worker:
     def work(self):
         try:
             self.set_up()
+            # A sync() is for all disks: one of the workers calls it, else it would hide what others miss.
+            steps = [step for step in self.STEPS if step is not Worker.sync_all or self.syncs_all]
             while True:
-                self.rng.choice(self.STEPS)(self)
+                self.rng.choice(steps)(self)
         except (EOFError, OSError):
             pass  # the power is off
         except Exception as error:
@@ -257,7 +261,7 @@ class State:
         self.others, self.replaced = {}, [None]
         self.named, self.maybe = set(), set()  # names that must, and others that may be there
         self.after = []
-        for when, effect, _ in worker.history:
+        for when, effect, _, _ in worker.history:
             answered = when is not None and when <= position
             before = self.snapshot() if not answered else None
             effect(self)
@@ -369,7 +373,7 @@ def cuts_of(part, rng):
     disk a moment later does not help there. And one anywhere, in the middle of what is under way."""
     answers = {}
     for worker in part.workers:
-        for when, _, name in worker.history:
+        for when, _, name, _ in worker.history:
             if when and name:
                 answers.setdefault(name, []).append(when)
     end = len(part.disk.log)
@@ -429,11 +433,28 @@ def judge(part, position, kind, dropped, found):
         own = {path[len(prefix):]: data for path, data in found.items() if path.startswith(prefix)}
         problems += [f"{worker.folder}/{problem}"
                      for problem in State(worker, position).problems(own, "writeback" in part.options)]
-    answered = sum(when is not None and when <= position for worker in part.workers for when, _, _ in worker.history)
+    answered = sum(when is not None and when <= position for worker in part.workers
+                   for when, *_ in worker.history)
     verdict = "ok  " if not problems else "lost" if part.broken else "FAIL"
     print(f"{verdict} {part.name}, cut at {position} of {len(part.disk.log)} ({kind}): {answered} answers before it, "
           f"{dropped} unflushed sectors dropped" + "".join(f"\n     {problem}" for problem in problems[:5]), flush=True)
     return problems
+
+
+def keep(part, position, data, found):
+    """Evidence of a failure: what was asked and answered when, the disk, and what was found on it."""
+    folder = tempfile.mkdtemp(prefix="gaiafs-power-failed-", dir=os.environ.get("GAIA_TEST_DIR", "/var/tmp"))
+    with open(os.path.join(folder, "steps"), "w") as file:
+        for worker in part.workers:
+            for when, _, name, words in worker.history:
+                mark = "" if when is not None and when <= position else " (not answered by then)"
+                file.write(f"{worker.folder} {when}{mark}: {' '.join(map(str, words))}{f' [{name}]' if name else ''}\n")
+    with open(os.path.join(folder, "disk"), "wb") as file:
+        file.write(data)
+    for path, content in found.items():
+        with open(os.path.join(folder, path.replace("/", ".")), "wb") as file:
+            file.write(content)
+    print(f"     kept in {folder}")
 
 
 def run(args, folder):
@@ -445,7 +466,7 @@ def run(args, folder):
     base = make_filesystem(folder)
     parts = [Mounted(0, "ordered", "data=ordered", args.cuts),
              Mounted(1, "writeback", "data=writeback,noauto_da_alloc", max(2, args.cuts // 3)),
-             Mounted(2, "syncs that do nothing", "data=ordered", 3, broken=True)]
+             Mounted(2, "syncs that do nothing", "data=ordered", 6, broken=True)]
     for part, workers in zip(parts, (2, 1, 1)):
         part.workers = [Worker(part, number, rng.random()) for number in range(workers)]
     start = time.monotonic()
@@ -460,6 +481,8 @@ def run(args, folder):
         dropped_in_all += dropped
         caught += bool(problems) and part.broken
         failed += bool(problems) and not part.broken
+        if problems and not part.broken:
+            keep(part, position, images[cuts.index((part, position, kind))][0], files_found)
     counts = {}
     for part in parts:
         for worker in part.workers:
