@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 
-SECTOR = 512
+SECTOR = 4096  # as most disks have it; ext4 can't be mounted when the two sectors of 512 bytes of its superblock differ
 MAGIC, OPTION_MAGIC, REPLY_MAGIC = 0x4e42444d41474943, 0x49484156454f5054, 0x3e889045565a9
 EXPORT_NAME, ABORT, LIST, INFO, GO = 1, 2, 3, 6, 7
 ACK, INFO_REPLY, UNSUPPORTED = 1, 3, (1 << 31) + 1

@@ -44,7 +44,8 @@ class Machine:
         for i, disk in enumerate(disks):
             command += ["-drive", f"if=none,id=d{i},format=raw,cache=writeback,file="
                         + (f"nbd:unix:{disk}" if is_socket(disk) else disk),
-                        "-device", f"virtio-blk-pci,drive=d{i},write-cache=on"]
+                        "-device", f"virtio-blk-pci,drive=d{i},write-cache=on"
+                        + (",logical_block_size=4096,physical_block_size=4096" if is_socket(disk) else "")]
         for i, name in enumerate(ports):
             path = os.path.join(self.folder, name)
             command += ["-chardev", f"socket,id=p{i},path={path},server=on,wait=off",
