@@ -18,10 +18,12 @@ status=0
 step() {
     echo "== $1"
     shift
+    began=$(date +%s)
     if ! "$@" >"$log.out" 2>&1; then
         status=1
     fi
     cat "$log.out"
+    echo "($(($(date +%s) - began)) s)"
     sed -n 's/^\([0-9]* operations: \)\{0,1\}\([0-9]* passed, [0-9]* failed.*\)$/\2/p' "$log.out" | tail -n 1 >>"$log"
     rm -f "$log.out"
 }
