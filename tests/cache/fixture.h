@@ -44,6 +44,7 @@ struct fixture {
     /* In place of the frames' own, once; plain_frames has those. */
     int (*_Atomic drop)(struct gaia_frames *frames, uint64_t page, uint64_t count);
     int (*_Atomic protect)(struct gaia_frames *frames, uint64_t page, uint64_t count);
+    int (*_Atomic fetch)(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out);
     int (*_Atomic expose)(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores);
     bool shows_locked; /* peek() shows pages that are not up to date, unlike Linux 6.18 */
 };

@@ -90,6 +90,32 @@ static void test_a_read_overtakes_a_release(void **state)
     fixture_stop(&f);
 }
 
+static uint8_t released_before, released_now;
+
+static void read_both(void)
+{
+    released_before = read_byte(1, 10);
+    released_now = read_byte(0, 10);
+}
+
+/* Collecting what was released before must not hide what is being released beside it. */
+static void test_reads_of_a_page_before_and_of_one_inside_a_release(void **state)
+{
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    map.bytes[4096 + 10] = 6;
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(read_byte(0, 10), 0);
+    map.bytes[10] = 7;
+    f.once_invalidated = read_both;
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_null(f.once_invalidated);
+    assert_int_equal(released_before, 6);
+    assert_int_equal(released_now, 7); /* the READ overtakes the release, and collects */
+    fixture_stop(&f);
+}
+
 static void write_page_0(void)
 {
     struct kernel_page *k = &f.kernel[0];
@@ -359,6 +385,32 @@ static void test_a_release_that_failed(void **state)
     fixture_stop(&f);
 }
 
+static int fail_to_fetch(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
+{
+    (void)frames;
+    (void)page;
+    (void)count;
+    (void)pages_out;
+    return -EIO;
+}
+
+/* What a release can't look at it must not take for unmodified: the next one finds it. */
+static void test_a_release_that_could_not_look(void **state)
+{
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    assert_int_equal(read_byte(0, 10), 0);
+    map.bytes[10] = 7;
+    f.fetch = fail_to_fetch;
+    assert_int_equal(device_release(&f, &map), -EIO);
+    assert_null(f.fetch);
+    assert_int_equal(read_byte(0, 10), 0);
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(read_byte(0, 10), 7);
+    fixture_stop(&f);
+}
+
 static int refuse_to_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
 {
     (void)frames;
@@ -409,6 +461,7 @@ int main(void)
         cmocka_unit_test(test_store_after_a_collecting_read),
         cmocka_unit_test(test_a_release_reaches_other_devices),
         cmocka_unit_test(test_a_read_overtakes_a_release),
+        cmocka_unit_test(test_reads_of_a_page_before_and_of_one_inside_a_release),
         cmocka_unit_test(test_a_write_beside_a_release),
         cmocka_unit_test(test_a_direct_read_beside_a_release),
         cmocka_unit_test(test_what_devices_answer),
@@ -419,6 +472,7 @@ int main(void)
         cmocka_unit_test(test_frames_cut_by_the_client),
         cmocka_unit_test(test_exactly_full),
         cmocka_unit_test(test_a_release_that_failed),
+        cmocka_unit_test(test_a_release_that_could_not_look),
         cmocka_unit_test(test_a_drop_that_failed),
         cmocka_unit_test(test_the_ends_of_a_range),
     };

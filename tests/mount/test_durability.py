@@ -14,6 +14,7 @@ import pytest
 
 import conftest
 import gaia
+import helpers
 from test_injection import ROWS, Plan
 
 PAGE = 4096
@@ -293,3 +294,14 @@ def test_directories(failing, mount):
     fd = os.open(monitor.mnt, os.O_RDONLY | os.O_DIRECTORY)
     assert error_of(os.fsync, fd) == 0
     os.close(fd)
+
+
+def test_syncs_leave_no_descriptors_behind(failing):
+    """The daemon syncs a file through one description, for as long as somebody has it open."""
+    before = len(os.listdir(f"/proc/{failing.mount.pid}/fd"))
+    with open(failing.path, "wb", buffering=0) as file:
+        for turn in range(20):
+            file.write(b"x" * 100)
+            os.fsync(file.fileno())
+        assert len(os.listdir(f"/proc/{failing.mount.pid}/fd")) <= before + 3
+    helpers.wait_until(lambda: len(os.listdir(f"/proc/{failing.mount.pid}/fd")) <= before + 1, what="they are closed")

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import glob
 import fcntl
 import mmap
 import os
@@ -736,6 +737,15 @@ def test_a_call_under_way_when_the_daemon_is_killed(mount, agents, call):
     assert caught.value.errno == errno.ENOTCONN
 
 
+def states_of(pid):
+    """Of a process's threads, as ps says them."""
+    states = set()
+    for stat in glob.glob(f"/proc/{pid}/task/*/stat"):
+        with open(stat) as file:
+            states.add(file.read().rpartition(")")[2].split()[0])
+    return states
+
+
 def test_daemon_killed_while_it_invalidates(mount, agents):
     """A thread of it that has the kernel drop dirty pages waits for WRITEs that nobody answers any more."""
     m = mount("device_cache=64M")
@@ -748,6 +758,8 @@ def test_daemon_killed_while_it_invalidates(mount, agents):
     child.start("map.release()")
     time.sleep(0.015)
     assert child.busy(), "too late"
+    os.kill(m.pid, signal.SIGSTOP)  # nobody answers the next WRITE, and who waits for that does not even stop
+    wait_until(lambda: states_of(m.pid) == {"T", "D"}, what="a thread waits in the kernel, the others stand still")
     kill_daemon(m)  # waits for its end
     assert not child.busy(5), "the call hangs"
     with pytest.raises(OSError) as caught:
