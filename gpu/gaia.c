@@ -249,21 +249,28 @@ PUBLIC int gaia_munmap(void *addr, size_t length)
     return fail(error ? error : gaia_mapping_remove(addr, length));
 }
 
-/* CPU stores through mappings of any process reach the daemon: the kernel writes its dirty pages. Before 6.16
- * it does so through copies, and may return while one is on its way; closing a descriptor waits for those. */
-static int flush_cpu(const struct gaia_piece *piece)
+/* Before 6.16 the kernel writes its dirty pages back through copies, and what made it do so may return while
+ * one is on its way. A copy has all bytes of its page: it must not arrive after a collect that no read asked
+ * for. Closing a descriptor waits for all of the file. */
+static void wait_for_write_backs(const struct gaia_piece *piece)
 {
     char path[40];
 
+    if (!writeback_lags)
+        return;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", piece->mapping->fd);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+}
+
+/* CPU stores through mappings of any process reach the daemon: the kernel writes its dirty pages. */
+static int flush_cpu(const struct gaia_piece *piece)
+{
     if (sync_file_range(piece->mapping->fd, (off_t)piece->offset, (off_t)piece->length,
                         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER))
         return kernel_error();
-    if (writeback_lags) {
-        snprintf(path, sizeof path, "/proc/self/fd/%d", piece->mapping->fd);
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (fd >= 0)
-            close(fd);
-    }
+    wait_for_write_backs(piece);
     return 0;
 }
 
@@ -360,6 +367,7 @@ static int sync_piece(struct gaia_piece *piece)
     struct gaia_message message = {
         .op = GAIA_OP_SYNC, .map = piece->mapping->map, .offset = piece->offset, .bytes = piece->length};
 
+    wait_for_write_backs(piece);
     return gaia_session_call(piece->mapping->session, &message, NULL);
 }
 
@@ -391,6 +399,8 @@ PUBLIC int gaia_madvise(void *addr, size_t length, int advice)
                                        .offset = pieces[i].offset,
                                        .bytes = pieces[i].length,
                                        .flags = (uint32_t)advice};
+        if (advice == GAIA_ADV_DONTNEED)
+            wait_for_write_backs(&pieces[i]);
         error = gaia_session_call(pieces[i].mapping->session, &message, NULL);
     }
     gaia_pieces_free(pieces, count);
