@@ -11,35 +11,45 @@ sh examples/packages.sh run tests
 jobs=$(nproc)
 [ -e /dev/fuse ] || modprobe fuse 2>/dev/null || true
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-status=0
-# What fails is known by the status that each step leaves behind: a pipe would hide it.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# What fails is known by the status that each step leaves behind: a pipe would hide it. What a step printed is shown when it
+# has ended, as two lanes of steps run side by side: most of them wait most of the time.
 step() {
-    echo "== $1"
+    name=$1
     shift
     began=$(date +%s)
-    if ! "$@" >"$log.out" 2>&1; then
-        status=1
-    fi
-    cat "$log.out"
-    echo "($(($(date +%s) - began)) s)"
-    sed -n 's/^\([0-9]* operations: \)\{0,1\}\([0-9]* passed, [0-9]* failed.*\)$/\2/p' "$log.out" | tail -n 1 >>"$log"
-    rm -f "$log.out"
+    out=$(mktemp "$work/out.XXXXXX")
+    "$@" >"$out" 2>&1 || echo "$name" >>"$work/failed"
+    {
+        flock 9
+        echo "== $name ($(($(date +%s) - began)) s)"
+        cat "$out"
+        sed -n 's/^\([0-9]* operations: \)\{0,1\}\([0-9]* passed, [0-9]* failed.*\)$/\2/p' "$out" | tail -n 1 >>"$work/counts"
+    } 9>"$work/lock"
 }
 
 make -j"$jobs" tests
-step "the suite" make check
 make -j"$jobs" tests SANITIZE=address
-step "the suite under ASan and UBSan" make check SANITIZE=address
 make -j"$jobs" tests SANITIZE=thread
-step "unit tests, and mounts with several clients, devices and threads, under TSan" \
-    make check SANITIZE=thread CHECK='--files clients,devices,faults,promises'
+{
+    step "the suite" make check
+    step "unit tests, and mounts with several clients, devices and threads, under TSan" \
+        make check SANITIZE=thread CHECK='--files clients,devices,faults,promises'
+    step "power cuts" python3 -B tests/vm/power.py
+} &
+lanes=$!
+{
+    step "the suite under ASan and UBSan" make check SANITIZE=address
+    step "the model" python3 -B tests/model/run.py --gate
+    step "histories" python3 -B tests/history/run.py --operations 300000
+    step "kills" python3 -B tests/kills/run.py
+} &
+lanes="$lanes $!"
+for lane in $lanes; do
+    wait "$lane" || echo "a lane of steps" >>"$work/failed"
+done
 
-step "the model" python3 -B tests/model/run.py --gate
-step "histories" python3 -B tests/history/run.py --operations 300000
-step "kills" python3 -B tests/kills/run.py
-step "power cuts" python3 -B tests/vm/power.py
-
-awk '{p += $1; f += $3; s += $5} END {printf "%d passed, %d failed, %d skipped\n", p, f, s}' "$log"
-exit $status
+[ ! -e "$work/failed" ] || sed 's/^/failed: /' "$work/failed"
+awk '{p += $1; f += $3; s += $5} END {printf "%d passed, %d failed, %d skipped\n", p, f, s}' "$work/counts"
+[ ! -e "$work/failed" ]
