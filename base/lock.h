@@ -35,6 +35,7 @@ enum lock_flags {
     X(CACHE, "cache.lock", 0)                               \
     X(FILE, "cache_file.lock", 0)                           \
     X(DEVICES, "cache.devices_lock", 0)                     \
+    X(SHARD, "inode_shard.lock", 0)                         \
     X(DEVICE, "cache_device.lock", LOCK_LEAF)               \
     X(DURABLE, "durable.lock", LOCK_LEAF)                   \
     X(TWINS, "frame_pool.lock", LOCK_LEAF)                  \
@@ -47,7 +48,6 @@ enum lock_flags {
     X(URING, "gaia_io_uring.lock", LOCK_LEAF)               \
     X(URING_FILES, "gaia_io_uring.files_lock", LOCK_LEAF)   \
     X(POOL, "gaia_io_pool.lock", LOCK_LEAF)                 \
-    X(SHARD, "inode_shard.lock", LOCK_LEAF)                 \
     X(SERVER, "server.lock", LOCK_LEAF)                     \
     X(TOKENS, "token_table.lock", LOCK_LEAF)                \
     X(HANDLES, "fs.handles_lock", LOCK_LEAF)                \
