@@ -36,7 +36,6 @@ make -j"$jobs" tests SANITIZE=thread
     step "the suite" make check
     step "unit tests, and mounts with several clients, devices and threads, under TSan" \
         make check SANITIZE=thread CHECK='--files clients,devices,faults,promises'
-    step "power cuts" python3 -B tests/vm/power.py
 } &
 lanes=$!
 {
@@ -44,6 +43,7 @@ lanes=$!
     step "the model" python3 -B tests/model/run.py --gate
     step "histories" python3 -B tests/history/run.py --operations 300000
     step "kills" python3 -B tests/kills/run.py
+    step "power cuts" python3 -B tests/vm/power.py
 } &
 lanes="$lanes $!"
 for lane in $lanes; do

@@ -709,12 +709,13 @@ def test_calls_after_the_daemon_is_dead(mount, agents):
     child.finish()
 
 
-def all_stopped(pid):
-    states = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/stat") as file:
-            states.append(file.read().rpartition(")")[2].split()[0])
-    return set(states) == {"T"}
+def states_of(pid):
+    """Of a process's threads, as ps says them."""
+    states = set()
+    for stat in glob.glob(f"/proc/{pid}/task/*/stat"):
+        with open(stat) as file:
+            states.add(file.read().rpartition(")")[2].split()[0])
+    return states
 
 
 @pytest.mark.parametrize("call", ["dev.mmap(fd, 4096)", "map.acquire()", "map.release()", "map.sync()", "map.advise(3)",
@@ -727,7 +728,7 @@ def test_a_call_under_way_when_the_daemon_is_killed(mount, agents, call):
     child = agents()
     child.do(KERNEL + "map[0:1] = b'x'\ncpu = mmap.mmap(fd, 4096)\ncpu[9] = 1", path=path)
     os.kill(m.pid, signal.SIGSTOP)
-    wait_until(lambda: all_stopped(m.pid), what="the daemon stands still")
+    wait_until(lambda: states_of(m.pid) == {"T"}, what="the daemon stands still")
     child.start(call)
     assert child.busy(0.3), child.finish()
     kill_daemon(m)
@@ -735,15 +736,6 @@ def test_a_call_under_way_when_the_daemon_is_killed(mount, agents, call):
     with pytest.raises(OSError) as caught:
         child.finish()
     assert caught.value.errno == errno.ENOTCONN
-
-
-def states_of(pid):
-    """Of a process's threads, as ps says them."""
-    states = set()
-    for stat in glob.glob(f"/proc/{pid}/task/*/stat"):
-        with open(stat) as file:
-            states.add(file.read().rpartition(")")[2].split()[0])
-    return states
 
 
 def test_daemon_killed_while_it_invalidates(mount, agents):
@@ -756,10 +748,16 @@ def test_daemon_killed_while_it_invalidates(mount, agents):
     child.do(KERNEL + "cpu = mmap.mmap(fd, size)\n"
              "for page in range(size // PAGE):\n    cpu[page * PAGE] = 1\n    map[page * PAGE + 9] = 1", path=path)
     child.start("map.release()")
-    time.sleep(0.015)
-    assert child.busy(), "too late"
-    os.kill(m.pid, signal.SIGSTOP)  # nobody answers the next WRITE, and who waits for that does not even stop
-    wait_until(lambda: states_of(m.pid) == {"T", "D"}, what="a thread waits in the kernel, the others stand still")
+    time.sleep(0.01)
+    while True:
+        assert child.busy(), "too late"
+        os.kill(m.pid, signal.SIGSTOP)  # nobody answers the next WRITE, and who waits for that does not even stop
+        wait_until(lambda: states_of(m.pid) <= {"T", "D"}, what="the daemon stands still")
+        time.sleep(0.01)
+        if states_of(m.pid) == {"T", "D"}:
+            break
+        os.kill(m.pid, signal.SIGCONT)
+        time.sleep(0.003)
     kill_daemon(m)  # waits for its end
     assert not child.busy(5), "the call hangs"
     with pytest.raises(OSError) as caught:
