@@ -343,6 +343,19 @@ static void test_frames_cut_by_the_client(void **state)
     assert_int_equal(replica_fetch(replica, 5, bytes), 0);
     for (unsigned at = 0; at < 4096; at++)
         assert_int_equal(bytes[at], 0);
+
+    /* Inside of a page, and of a run that is fetched at once. */
+    uint8_t run[2 * 4096];
+    void *const places[2] = {run, run + 4096};
+    int fd;
+    memset(map.bytes + 4 * 4096, 'o', 200);
+    assert_int_equal(replica->frames->ops->share(replica->frames, true, &fd), 0);
+    assert_int_equal(ftruncate(fd, 4 * 4096 + 100), 0);
+    close(fd);
+    memset(run, 'X', sizeof run);
+    assert_int_equal(replica_fetch_run(replica, 4, 2, places), 0);
+    for (unsigned at = 0; at < sizeof run; at++)
+        assert_int_equal(run[at], at < 100 ? 'o' : 0);
     assert_int_equal(replica->frames->ops->resize(replica->frames, FIXTURE_PAGES), 0);
     fixture_stop(&f);
 }

@@ -119,6 +119,20 @@ def test_each_descriptor_and_for_ever(failing, fds, maps, row, code, tracked):
     assert error_of(os.fsync, fds()) == 0
 
 
+def test_two_syncs_that_failed(failing, fds):
+    """What the second one lost is not forgotten because the first one's bytes were written again."""
+    failing.make()
+    fd = fds()
+    for at in (5000, 50000):
+        os.pwrite(fd, b"lost", at)
+        with failing.failing("fsync"):
+            assert error_of(os.fsync, fd) == errno.EIO
+    os.pwrite(fd, b"here", 5000)
+    assert error_of(os.fsync, fd) == errno.EIO
+    os.pwrite(fd, b"here", 50000)
+    assert error_of(os.fsync, fd) == 0
+
+
 def test_interrupted_is_not_failed(failing, fds):
     failing.make()
     fd = fds()
