@@ -14,7 +14,7 @@
 
 #define HALF (PAGE / 2)
 
-static const unsigned counts[] = {1, 10, 100, 1000};
+static const unsigned counts[] = {1, 10, 100, 1000, 10000};
 #define COUNTS (sizeof counts / sizeof counts[0])
 
 struct side {
