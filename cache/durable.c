@@ -11,6 +11,7 @@ void durable_init(struct durable *durable)
 {
     *durable = (struct durable){.fd = -1};
     lock_init(&durable->lock, LOCK_DURABLE);
+    pthread_cond_init(&durable->synced, NULL);
 }
 
 void durable_destroy(struct durable *durable)
@@ -19,6 +20,7 @@ void durable_destroy(struct durable *durable)
         close(durable->fd);
     ranges_clear(&durable->written);
     ranges_clear(&durable->lost);
+    pthread_cond_destroy(&durable->synced);
     pthread_mutex_destroy(&durable->lock);
 }
 
@@ -144,10 +146,12 @@ static void failed(struct durable *durable, int fd, const struct ranges *before,
     ranges_add_all(&durable->lost, before);
     ranges_add_all(&durable->lost, &durable->written);
     ranges_clear(&durable->written);
-    if (ranges_empty(&durable->lost)) /* written before the daemon knew the file, or behind the mount */
-        ranges_add(&durable->lost, 0, known ? st.st_size : INT64_MAX);
     if (known) /* what was cut off meanwhile is no part of the file */
         ranges_remove(&durable->lost, st.st_size, INT64_MAX);
+    /* Written before the daemon knew the file, or behind the mount; or the file itself, which may be empty.
+     */
+    if (ranges_empty(&durable->lost))
+        ranges_add(&durable->lost, 0, !known ? INT64_MAX : st.st_size ? st.st_size : 1);
 }
 
 /* What to say to a descriptor, and that it was said. The lock is held. */
@@ -161,16 +165,28 @@ static int tell(struct durable *durable, struct durable_seen *seen)
     return told && ranges_empty(&durable->lost) ? 0 : durable->error;
 }
 
-int durable_sync(struct durable *durable, int fd, bool data_only, struct durable_seen *seen)
+/* Waits for its turn to sync. False: another sync, which has begun since, has done it. The lock is held. */
+static bool begin_sync(struct durable *durable, bool data_only)
 {
-    struct ranges before;
-    unsigned failures;
+    uint64_t begun = durable->begun;
 
-    fd = sync_fd(durable, fd);
-    pthread_mutex_lock(&durable->lock);
-    before = durable->written;
+    for (;;) {
+        if (durable->done > begun && (data_only || !durable->data_only))
+            return false;
+        if (durable->done == durable->begun)
+            break;
+        pthread_cond_wait(&durable->synced, &durable->lock);
+    }
+    durable->begun++;
+    return true;
+}
+
+/* The lock is held on entry and exit, not in between. */
+static void sync_written(struct durable *durable, int fd, bool data_only)
+{
+    struct ranges before = durable->written;
+
     durable->written = (struct ranges){.count = 0};
-    failures = atomic_load(&durable->failures);
     pthread_mutex_unlock(&durable->lock);
     int error = sync_backing(fd, data_only);
     pthread_mutex_lock(&durable->lock);
@@ -178,11 +194,21 @@ int durable_sync(struct durable *durable, int fd, bool data_only, struct durable
         ranges_add_all(&durable->written, &before); /* it can't be synced: nothing has been lost by trying */
     else if (error)
         failed(durable, fd, &before, error);
-    else if (atomic_load(&durable->failures) != failures) /* another was told of what this one waited for */
-        ranges_add_all(&durable->lost, &before);
-    int said = tell(durable, seen);
-    pthread_mutex_unlock(&durable->lock);
     ranges_clear(&before);
+    durable->result = error;
+    durable->data_only = data_only;
+    durable->done++;
+    pthread_cond_broadcast(&durable->synced);
+}
+
+int durable_sync(struct durable *durable, int fd, bool data_only, struct durable_seen *seen)
+{
+    fd = sync_fd(durable, fd);
+    pthread_mutex_lock(&durable->lock);
+    if (begin_sync(durable, data_only))
+        sync_written(durable, fd, data_only);
+    int said = tell(durable, seen), error = durable->result;
+    pthread_mutex_unlock(&durable->lock);
     return said ? said : error;
 }
 

@@ -31,6 +31,12 @@ struct durable {
     int error;                  /* the last one */
     struct ranges written;      /* since the start of the last good sync */
     struct ranges lost;
+    /* Syncs, one at a time: of two that wait for the same bytes the kernel tells only one that they failed,
+     * as both come through one description. */
+    pthread_cond_t synced;
+    uint64_t begun, done; /* how many */
+    bool data_only;       /* the last one, */
+    int result;           /* and what the kernel said */
 };
 
 /* What one open descriptor, or one map, was told. Guarded by the file's durable.lock. */

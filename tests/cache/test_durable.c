@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <errno.h>
 
@@ -133,6 +134,107 @@ static void test_who_is_told(void **state)
     close(fd);
 }
 
+/* The kernel, as far as two syncs of one description meet in it: pages that both wait for can't be written,
+ * and it tells one of them, here the last to come. Each waits a while for the other, which must not come at
+ * all; the one that was told comes back later than the other. */
+static pthread_mutex_t kernel_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the rest */
+static pthread_cond_t kernel_changed = PTHREAD_COND_INITIALIZER;
+static unsigned entered, left;
+static bool breaks; /* what is to be written can't be */
+
+static void wait_a_while(const unsigned *count, unsigned wanted)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    while (*count < wanted && pthread_cond_timedwait(&kernel_changed, &kernel_lock, &until) != ETIMEDOUT)
+        ;
+}
+
+/* In place of libc's, which cache/durable.c calls. */
+int fsync(int fd)
+{
+    bool told;
+
+    pthread_mutex_lock(&kernel_lock);
+    if (!breaks) {
+        pthread_mutex_unlock(&kernel_lock);
+        return (int)syscall(SYS_fsync, fd);
+    }
+    unsigned number = ++entered;
+    pthread_cond_broadcast(&kernel_changed);
+    wait_a_while(&entered, 2);
+    told = number == entered;
+    if (told) {
+        wait_a_while(&left, 1);
+        breaks = false;
+    }
+    pthread_mutex_unlock(&kernel_lock);
+    errno = EIO;
+    return told ? -1 : 0;
+}
+
+struct syncer {
+    struct durable *durable;
+    struct durable_seen seen;
+    off_t offset;
+    int fd, error;
+    pthread_t thread;
+};
+
+static void *write_and_sync(void *argument)
+{
+    struct syncer *me = argument;
+
+    durable_wrote(me->durable, durable_begin(me->durable, me->fd), me->offset, 10);
+    me->error = durable_sync(me->durable, me->fd, false, &me->seen);
+    pthread_mutex_lock(&kernel_lock);
+    left++;
+    pthread_cond_broadcast(&kernel_changed);
+    pthread_mutex_unlock(&kernel_lock);
+    return NULL;
+}
+
+static void test_two_at_once(void **state)
+{
+    char path[] = "/var/tmp/gaiafs-durable-XXXXXX";
+    struct durable durable;
+    struct syncer syncers[2];
+    int fd = mkstemp(path);
+
+    (void)state;
+    assert_true(fd >= 0);
+    unlink(path);
+    assert_int_equal(ftruncate(fd, 100), 0);
+    durable_init(&durable);
+    entered = left = 0;
+    breaks = true;
+    for (unsigned i = 0; i < 2; i++) {
+        syncers[i] = (struct syncer){.durable = &durable, .offset = i * 50, .fd = fd};
+        durable_open(&durable, false, &syncers[i].seen);
+        assert_int_equal(pthread_create(&syncers[i].thread, NULL, write_and_sync, &syncers[i]), 0);
+        pthread_mutex_lock(&kernel_lock);
+        wait_a_while(&entered, i + 1);
+        pthread_mutex_unlock(&kernel_lock);
+    }
+    for (unsigned i = 0; i < 2; i++)
+        pthread_join(syncers[i].thread, NULL);
+    assert_false(breaks);
+    assert_int_equal(syncers[0].error, -EIO);
+    assert_int_equal(syncers[1].error, -EIO);
+    /* Both have lost their bytes. */
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(durable_sync(&durable, fd, false, &syncers[i].seen), -EIO);
+        durable_wrote(&durable, durable_begin(&durable, fd), syncers[i].offset, 10);
+        assert_int_equal(durable_sync(&durable, fd, false, &syncers[i].seen), i ? 0 : -EIO);
+    }
+    durable_close(&durable);
+    durable_close(&durable);
+    durable_destroy(&durable);
+    close(fd);
+}
+
 int main(void)
 {
     seed_start();
@@ -140,6 +242,7 @@ int main(void)
         cmocka_unit_test(test_ranges),
         cmocka_unit_test(test_too_many),
         cmocka_unit_test(test_who_is_told),
+        cmocka_unit_test(test_two_at_once),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
