@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "consistency/page.h"
+
 void durable_init(struct durable *durable)
 {
     *durable = (struct durable){.fd = -1};
@@ -99,11 +101,22 @@ void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t 
     pthread_mutex_unlock(&durable->lock);
 }
 
+void durable_tried(struct durable *durable, off_t offset, off_t length)
+{
+    pthread_mutex_lock(&durable->lock);
+    ranges_add(&durable->written, offset, offset > INT64_MAX - length ? INT64_MAX : offset + length);
+    pthread_mutex_unlock(&durable->lock);
+}
+
 void durable_cut(struct durable *durable, off_t size)
 {
+    off_t rest = -size & (off_t)(GAIA_PAGE_SIZE - 1);
+
     pthread_mutex_lock(&durable->lock);
     ranges_remove(&durable->written, size, INT64_MAX);
     ranges_remove(&durable->lost, size, INT64_MAX);
+    /* What the last page has behind it has become zeros: part of the file when that grows again. */
+    ranges_add(&durable->written, size, size > INT64_MAX - rest ? INT64_MAX : size + rest);
     pthread_mutex_unlock(&durable->lock);
 }
 

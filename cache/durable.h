@@ -56,6 +56,9 @@ void durable_close(struct durable *durable);
  * returned after it. fd: any descriptor of the backing file. */
 unsigned durable_begin(struct durable *durable, int fd);
 void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t length);
+/* A change has failed, and some of its bytes may have been changed all the same: a write through an O_SYNC
+ * descriptor fails when they are in memory and can't be brought to storage. */
+void durable_tried(struct durable *durable, off_t offset, off_t length);
 /* The file was cut at size. */
 void durable_cut(struct durable *durable, off_t size);
 /* Bytes that the kernel wrote back could not be written, and the kernel has called their pages clean: they

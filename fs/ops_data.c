@@ -167,6 +167,17 @@ static bool caller_kills_suidgid(fuse_req_t req)
     return fs_of(req)->kills_privileges && fuse_req_ctx(req)->uid != 0;
 }
 
+/* The bytes behind the first `put`, or all after an error. */
+static void note_failed_write(struct durable *durable, ssize_t put, off_t offset, off_t size, bool write_back)
+{
+    off_t done = put > 0 ? put : 0;
+
+    if (write_back) /* the kernel calls the pages clean all the same */
+        durable_lose(durable, offset + done, size - done, put < 0 ? (int)put : -EIO);
+    else
+        durable_tried(durable, offset + done, size - done);
+}
+
 void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, off_t offset,
               struct fuse_file_info *fi)
 {
@@ -195,9 +206,8 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         put = write_untracked(inode, fd, data, size, offset, append);
     inode_gate_leave(inode, file);
     durable_wrote(durable, begun, offset, put);
-    if (fi->writepage && put < (ssize_t)size) /* the kernel calls the pages clean all the same */
-        durable_lose(durable, offset + (put > 0 ? put : 0), (off_t)size - (put > 0 ? put : 0),
-                     put < 0 ? (int)put : -EIO);
+    if (put < (ssize_t)size)
+        note_failed_write(durable, put, offset, (off_t)size, fi->writepage);
     if (kills)
         creds_regain_fsetid();
     if (put < 0)
@@ -209,12 +219,16 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
 int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
 {
     bool kills = caller_kills_suidgid(req);
+    struct durable *durable =
+        inode_durable(inode); /* also when nobody has it open: NULL if memory is short */
     struct inode_change change;
     struct cache_file *file;
     int rc;
 
     if (kills)
         creds_drop_fsetid();
+    if (durable)
+        durable_begin(durable, inode->fd);
     file = inode_gate_enter(inode);
     if (file) {
         rc = cache_file_truncate(file, fd, size);
@@ -224,8 +238,8 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
         inode_change_end(inode, &change);
     }
     inode_gate_leave(inode, file);
-    if (rc == 0 && atomic_load(&inode->durable))
-        durable_cut(inode_durable(inode), size);
+    if (rc == 0 && durable)
+        durable_cut(durable, size);
     if (kills)
         creds_regain_fsetid();
     return rc;
