@@ -202,6 +202,19 @@ static int go_to_background(void)
     exit(EXIT_FAILURE);
 }
 
+/* What is opened first must not get the number of a descriptor that was closed at the start: say_ready() puts
+ * /dev/null there, and who prints an error would write it into a file. */
+static void open_standard_descriptors(void)
+{
+    int fd;
+
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        close(fd);
+}
+
 static void say_ready(const struct fs *fs, int ready)
 {
     int null;
@@ -334,6 +347,7 @@ int main(int argc, char **argv)
     struct fs fs = {0};
     int rc, ready = -1;
 
+    open_standard_descriptors();
     if (options_parse(&fs.options, argc, argv) < 0)
         return EXIT_FAILURE;
     if (fs.options.help || fs.options.version) {

@@ -157,6 +157,31 @@ def test_background(folders):
 
 
 @needs_root
+@pytest.mark.parametrize("closed", [(0,), (0, 1, 2)], ids=str)
+def test_started_with_descriptors_closed(folders, workdir, closed):
+    """The lock of the data directory and the rest must not take their place."""
+    data, mnt = folders
+    pid = os.posix_spawn(MOUNT, [MOUNT, data, mnt], os.environ,
+                         file_actions=[(os.POSIX_SPAWN_CLOSE, fd) for fd in closed])
+    try:
+        deadline = time.monotonic() + 10
+        while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert ended == (pid, 0), "it does not come back"
+        os.mkdir(other := os.path.join(workdir, "other"))
+        done = run(data, other)
+        assert done.returncode == 1 and "already mounted" in done.stderr
+    finally:
+        for each in (mnt, os.path.join(workdir, "other")):
+            subprocess.run(["umount", "-l", each], check=False, stderr=subprocess.DEVNULL)
+        if ended[0] == 0:
+            for each in (pid, daemon_of(data)):
+                os.kill(each, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        wait_gone(data)
+
+
+@needs_root
 def test_mount_table(mount):
     m = mount("noexec,nosuid,fsname=a name,timeout=2")
     line = next(line for line in open("/proc/self/mountinfo") if f" {m.mnt} " in line)
