@@ -42,7 +42,7 @@ static int open_abort(dev_t device)
 
 /* The signal comes when the daemon's main thread ends, whatever its other threads do; every other signal is
  * for the daemon to heed. No descriptor of the daemon's may be held here. */
-static _Noreturn void watch(int hear, pid_t daemon)
+static _Noreturn void watch(int hear, int answer, pid_t daemon)
 {
     sigset_t all;
     dev_t device;
@@ -51,15 +51,17 @@ static _Noreturn void watch(int hear, pid_t daemon)
     prctl(PR_SET_NAME, "gaiafs-guard"); /* killall mount.gaiafs means the daemon */
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
-    if (dup2(hear, 0) < 0 || syscall(SYS_close_range, 1u, ~0u, 0u))
+    /* The daemon's first descriptors are open, so neither of ours is 0 or 1. */
+    if (dup2(hear, 0) < 0 || dup2(answer, 1) < 0 || syscall(SYS_close_range, 2u, ~0u, 0u))
         _exit(1);
     if (prctl(PR_SET_PDEATHSIG, SIGUSR1) || getppid() != daemon)
         _exit(1);
     if (read(0, &device, sizeof device) != (ssize_t)sizeof device)
         _exit(1);
     int fd = open_abort(device);
-    if (fd < 0)
+    if (fd < 0 || write(1, "1", 1) != 1)
         _exit(1);
+    close(1);
     sigemptyset(&all);
     sigaddset(&all, SIGUSR1);
     while (sigwait(&all, &signal_number))
@@ -69,30 +71,49 @@ static _Noreturn void watch(int hear, pid_t daemon)
 
 void guard_start(struct guard *guard)
 {
-    int ends[2];
+    int tell[2], answer[2];
     pid_t daemon = getpid();
 
-    *guard = (struct guard){.tell = -1};
-    if (pipe2(ends, O_CLOEXEC)) {
+    *guard = (struct guard){.tell = -1, .answer = -1};
+    if (pipe2(tell, O_CLOEXEC)) {
         fs_log(LOG_WARNING, "no guard: %s", strerror(errno));
+        return;
+    }
+    if (pipe2(answer, O_CLOEXEC)) {
+        fs_log(LOG_WARNING, "no guard: %s", strerror(errno));
+        close(tell[0]);
+        close(tell[1]);
         return;
     }
     pid_t pid = fork();
     if (pid == 0)
-        watch(ends[0], daemon);
-    close(ends[0]);
+        watch(tell[0], answer[1], daemon);
+    close(tell[0]);
+    close(answer[1]);
     if (pid < 0) {
         fs_log(LOG_WARNING, "no guard: %s", strerror(errno));
-        close(ends[1]);
+        close(tell[1]);
+        close(answer[0]);
         return;
     }
-    *guard = (struct guard){.pid = pid, .tell = ends[1]};
+    *guard = (struct guard){.pid = pid, .tell = tell[1], .answer = answer[0]};
 }
 
 void guard_watch(struct guard *guard, dev_t device)
 {
-    if (guard->pid && write(guard->tell, &device, sizeof device) != (ssize_t)sizeof device)
-        fs_log(LOG_WARNING, "no guard: %s", strerror(errno));
+    ssize_t n;
+    char byte;
+
+    if (!guard->pid)
+        return;
+    if (write(guard->tell, &device, sizeof device) == (ssize_t)sizeof device) {
+        do
+            n = read(guard->answer, &byte, 1);
+        while (n < 0 && errno == EINTR);
+        if (n == 1)
+            return;
+    }
+    fs_log(LOG_WARNING, "no guard: it can't reach the mount's connection in fusectl");
 }
 
 void guard_stop(struct guard *guard)
@@ -103,5 +124,6 @@ void guard_stop(struct guard *guard)
     while (waitpid(guard->pid, NULL, 0) < 0 && errno == EINTR)
         ;
     close(guard->tell);
-    *guard = (struct guard){.tell = -1};
+    close(guard->answer);
+    *guard = (struct guard){.tell = -1, .answer = -1};
 }

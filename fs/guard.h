@@ -11,14 +11,15 @@
 #include <sys/types.h>
 
 struct guard {
-    pid_t pid; /* 0: there is none */
-    int tell;  /* its only way to hear of the mount; -1 */
+    pid_t pid;  /* 0: there is none */
+    int tell;   /* its only way to hear of the mount; -1 */
+    int answer; /* its only way to say that it can end the connection; -1 */
 };
 
 /* From the daemon's main thread, whose end is looked out for; before there are others. Without a guard the
  * mount works all the same: what goes wrong is logged. */
 void guard_start(struct guard *guard);
-/* The connection is that of the mount with this device number. */
+/* The connection is that of the mount with this device number. Returns when the guard is ready. */
 void guard_watch(struct guard *guard, dev_t device);
 void guard_stop(struct guard *guard);
 

@@ -267,3 +267,19 @@ def test_a_call_that_fails_at_the_start(workdir, row):
                 assert code == 0, where
             else:
                 assert code == 1 and said.strip(), where
+
+
+def test_a_guard_that_cannot_end_the_connection(workdir):
+    """The mount works without it, and says so."""
+    if os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("no mounts here")
+    for name in ("data", "mnt", "data/file"):
+        os.mkdir(os.path.join(workdir, name))
+    build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
+    path = os.path.join(workdir, "plan")
+    plan = Plan.make(path)
+    plan.arm(ROWS.index("syscall"), errno.ENOSYS, 3, 0)  # capget() and close_range() come before fsopen()
+    code, said, mounted = start_and_stop(workdir, plan, path, os.path.join(build, "faults", "mount.gaiafs"))
+    if not plan.landed:
+        pytest.skip("fusectl is mounted here: nothing that can fail")
+    assert code == 0 and mounted and "no guard" in said, said
