@@ -232,3 +232,11 @@ bool durable_is_lost(struct durable *durable)
     pthread_mutex_unlock(&durable->lock);
     return lost;
 }
+
+bool durable_is_written(struct durable *durable)
+{
+    pthread_mutex_lock(&durable->lock);
+    bool written = !ranges_empty(&durable->written);
+    pthread_mutex_unlock(&durable->lock);
+    return written;
+}

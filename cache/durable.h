@@ -73,5 +73,7 @@ int durable_sync(struct durable *durable, int fd, bool data_only, struct durable
 
 /* Whether it must be remembered. */
 bool durable_is_lost(struct durable *durable);
+/* Whether anything was written since the last good sync. */
+bool durable_is_written(struct durable *durable);
 
 #endif

@@ -36,12 +36,27 @@ static struct inode **bucket_of(struct inode_shard *shard, uint64_t hash)
     return &shard->buckets[hash & (shard->bucket_count - 1)];
 }
 
+static bool is_unsynced(const struct inode_shard *shard, uint64_t hash)
+{
+    unsigned bit = hash % UNSYNCED_BITS;
+
+    return shard->unsynced[bit / 8] >> bit % 8 & 1;
+}
+
+static void note_unsynced(struct inode_shard *shard, uint64_t hash)
+{
+    unsigned bit = hash % UNSYNCED_BITS;
+
+    shard->unsynced[bit / 8] |= (uint8_t)(1u << bit % 8);
+}
+
 int inode_table_init(struct inode_table *table)
 {
     for (size_t i = 0; i < INODE_SHARDS; i++) {
         struct inode_shard *shard = &table->shards[i];
 
         shard->inode_count = 0;
+        memset(shard->unsynced, 0, sizeof(shard->unsynced));
         shard->bucket_count = INITIAL_BUCKETS;
         shard->buckets = calloc(INITIAL_BUCKETS, sizeof(struct inode *));
         if (!shard->buckets) {
@@ -198,6 +213,13 @@ struct durable *inode_durable(struct inode *inode)
     if (!durable)
         return NULL;
     durable_init(durable);
+    uint64_t hash = hash_of(inode->dev, inode->ino);
+    struct inode_shard *shard = shard_of(&inode->fs->inodes, hash);
+    pthread_mutex_lock(&shard->lock);
+    bool unsynced = is_unsynced(shard, hash);
+    pthread_mutex_unlock(&shard->lock);
+    if (unsynced)
+        durable_tried(durable, 0, INT64_MAX);
     if (atomic_compare_exchange_strong(&inode->durable, &expected, durable))
         return durable;
     durable_destroy(durable);
@@ -225,7 +247,11 @@ static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *i
         return;
     }
     inode->dying = true;
-    link = bucket_of(shard, hash_of(inode->dev, inode->ino));
+    uint64_t hash = hash_of(inode->dev, inode->ino);
+    struct durable *durable = atomic_load(&inode->durable);
+    if (durable && durable_is_written(durable))
+        note_unsynced(shard, hash);
+    link = bucket_of(shard, hash);
     while (*link != inode)
         link = &(*link)->next;
     *link = inode->next;

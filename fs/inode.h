@@ -60,12 +60,16 @@ static inline struct cache_file *inode_file(struct inode *inode)
 }
 
 #define INODE_SHARDS 16u
+#define UNSYNCED_BITS (1u << 15)
 
 struct inode_shard {
-    pthread_mutex_t lock; /* guards everything in the shard; a leaf: nothing is called with it held */
+    pthread_mutex_t lock; /* guards everything in the shard; with it held only durable.lock is taken */
     struct inode **buckets;
     size_t bucket_count; /* a power of two */
     size_t inode_count;
+    /* By hash: a file that was forgotten with bytes that no good sync has followed. When such a file is known
+     * again, or another with the same hash, all of it counts as written. Never cleared. */
+    uint8_t unsynced[UNSYNCED_BITS / 8];
 };
 
 struct inode_table {

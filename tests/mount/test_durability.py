@@ -264,6 +264,24 @@ def test_lost_and_closed(failing, fds):
     assert error_of(os.fsync, fd) == 0
 
 
+def test_written_and_forgotten(failing, fds):
+    """What was written before the kernel forgot the file is lost with what was written after that."""
+    failing.make()
+    fd = fds()
+    os.pwrite(fd, b"lost", 0)
+    os.close(fd)
+    with open("/proc/sys/vm/drop_caches", "w") as file:
+        file.write("2")
+    fd = fds()
+    os.pwrite(fd, b"lost", 40 * PAGE)
+    with failing.failing("fsync"):
+        assert error_of(os.fsync, fd) == errno.EIO
+    os.pwrite(fd, b"kept", 40 * PAGE)
+    assert error_of(os.fsync, fd) == errno.EIO
+    os.pwrite(fd, bytes(64 * PAGE), 0)
+    assert error_of(os.fsync, fd) == 0
+
+
 def test_closed_before_anybody_was_told(failing, fds):
     """As Linux has it: who opens the file next is told. Here by the write that nobody synced."""
     failing.make()
