@@ -113,7 +113,7 @@ static ssize_t read_peer(struct cache_file *file, struct leaf_copy *copy, uint8_
     replica_count(copy->replica, peer_reads, count);
     replica_count(copy->replica, pages_out, count);
     if (!part)
-        return (ssize_t)(count * GAIA_PAGE_SIZE);
+        return (ssize_t)count * (ssize_t)GAIA_PAGE_SIZE;
     length = GAIA_PAGE_SIZE - from < length ? GAIA_PAGE_SIZE - from : length;
     memcpy(buffer, bytes + from, length);
     return (ssize_t)length;
