@@ -359,7 +359,7 @@ void heal_finish(struct cache *cache, struct heal *heal)
     } else {
         heal_end(cache, heal, true);
     }
-    heal_put(healer, heal);
+    heal_put(healer, heal); /* the second reference; NOLINT(clang-analyzer-unix.Malloc) */
 }
 
 /* Each heal has the newest bytes: see overwrite(). A byte is stale when it is what any of them has replaced.

@@ -26,6 +26,7 @@ void fs_vlog(int priority, const char *format, va_list arguments)
     }
     /* One write() a line, so that lines of several threads do not mix. */
     length = snprintf(line, sizeof(line), "mount.gaiafs: ");
+    /* A parameter: the caller has begun it. NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) */
     length += vsnprintf(line + length, sizeof(line) - (size_t)length - 1, format, arguments);
     if (length > (int)sizeof(line) - 2)
         length = (int)sizeof(line) - 2;

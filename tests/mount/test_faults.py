@@ -1201,7 +1201,7 @@ def test_tokens(served, agents):
     raw.close()
 
 
-def test_a_token_outlives_its_descriptor_and_name(served):
+def test_a_token_of_a_file_that_was_closed_and_deleted(served):
     """The file may be closed and unlinked between the ioctl and the map: no harm."""
     m, _, _ = served
     path = os.path.join(m.mnt, "gone")
