@@ -131,16 +131,15 @@ static size_t read_peers(struct cache_file *file, uint8_t *buffer, size_t length
     pthread_mutex_lock(&file->lock);
     if (offset + (off_t)length > file->size)
         length = offset < file->size ? (size_t)(file->size - offset) : 0;
-    bool fetched = true; /* what can't be fetched is read elsewhere: the home has the same bytes */
-    while (fetched && done < length && (copy = peer_at(file, offset + (off_t)done))) {
+    while (done < length && (copy = peer_at(file, offset + (off_t)done))) {
         ssize_t n = read_peer(file, copy, buffer + done, length - done, offset + (off_t)done);
-        fetched = n > 0;
-        if (fetched)
-            done += (size_t)n;
-        else if (!done)
+        if (n < 0) { /* what can't be fetched is read elsewhere: the home has the same bytes */
             gap = length;
+            break;
+        }
+        done += (size_t)n;
     }
-    while (fetched && !done && gap < length && !peer_at(file, offset + (off_t)gap))
+    while (!done && gap < length && !peer_at(file, offset + (off_t)gap))
         gap += GAIA_PAGE_SIZE - ((size_t)(offset + (off_t)gap) & (GAIA_PAGE_SIZE - 1));
     pthread_mutex_unlock(&file->lock);
     *gap_out = gap;

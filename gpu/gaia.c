@@ -30,7 +30,7 @@ struct gaia_device {
 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static bool writeback_lags; /* a kernel before 6.16: see flush_cpu() */
+static bool writeback_lags; /* a kernel before 6.16: see wait_for_write_backs() */
 
 static void before_fork(void)
 {
