@@ -93,7 +93,7 @@ class ClientBatch:
             time.sleep(self.rng.random() * 0.03)
             return self.strike_still(victim) if kind == STILL else self.finish(victim, "client, at random")
         number = self.rng.randint(1, self.reach.get(site.name, 20))
-        plan.arm(site, number, 0 if kind == "its" else pid)
+        site.arm(plan, number, 0 if kind == "its" else pid)
         deadline = time.monotonic() + 0.7
         while not victim.ended() and time.monotonic() < deadline:
             time.sleep(0.001)

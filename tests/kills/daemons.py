@@ -111,7 +111,7 @@ class DaemonBatch:
             self.mount.killed(None)
             return "at random"
         number = self.rng.randint(1, self.reach.get(site.name, 6))
-        self.mount.plan.arm(site, number)
+        site.arm(self.mount.plan, number)
         deadline = time.monotonic() + 0.6
         while self.mount.proc.poll() is None and time.monotonic() < deadline:
             if all(worker.log.get(oracle.FULL) for worker in workers):

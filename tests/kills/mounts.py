@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Daemons, workers and plans of the kill runs: started, armed, waited for, never left behind."""
 import contextlib
-import ctypes
-import mmap
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,44 +11,18 @@ import oracle
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(TOP, "tests", "mount"))
+sys.path[:0] = [os.path.join(TOP, "tests", folder) for folder in ("mount", "faults")]
 
+from plan import ALL_ROWS, Plan  # noqa: E402
 from stacks import stacks  # noqa: E402
 
 BEFORE, AFTER = 1, 2
-ROWS_MAX = 128
 LIMIT_S = 15
 ENOUGH = 400  # operations of a worker: more cost more time to judge than they are likely to show
-with open(os.path.join(TOP, "tests", "faults", "rows.h")) as rows_file:
-    ROWS = re.findall(r"^(?:ROW|REPLY)\((\w+)\)$", rows_file.read(), re.M)
 
 
 class Failure(Exception):
     """A kill after which something was not as promised, or that could not be done."""
-
-
-class Plan(ctypes.Structure):
-    """struct plan of tests/faults/table.c, in a file that the program maps."""
-    _fields_ = [("row", ctypes.c_int32), ("error", ctypes.c_int32), ("countdown", ctypes.c_int64),
-                ("sticky", ctypes.c_int32), ("landed", ctypes.c_int32), ("calls", ctypes.c_int64 * ROWS_MAX),
-                ("names", ctypes.c_char * 32 * ROWS_MAX), ("kill", ctypes.c_int32), ("victim", ctypes.c_int32),
-                ("only", ctypes.c_int64)]
-
-    @classmethod
-    def make(cls, path):
-        with open(path, "wb") as file:
-            file.truncate(ctypes.sizeof(cls))
-        with open(path, "r+b") as file:
-            plan = cls.from_buffer(mmap.mmap(file.fileno(), 0))
-        plan.row = -1
-        return plan
-
-    def arm(self, site, number, victim=0):
-        """Let the call of the site with this number, counted from now, bring SIGKILL to the victim (0: who calls)."""
-        self.row = -1
-        self.only, self.kill, self.victim = site.only, site.when, victim
-        self.countdown, self.landed, self.sticky = number, 0, 0
-        self.row = ROWS.index(site.row)  # last: from now on it counts
 
 
 class Site:
@@ -60,6 +31,9 @@ class Site:
     def __init__(self, row, when, only=0, label=None):
         self.row, self.when, self.only = row, when, only
         self.name = f"{'before' if when == BEFORE else 'after'} {label or row}"
+
+    def arm(self, plan, number, victim=0):
+        plan.arm_kill(ALL_ROWS.index(self.row), self.when, number, self.only, victim)
 
 
 def wait_for(condition, what, seconds=LIMIT_S, step=0.0005):

@@ -43,7 +43,7 @@ static void on_touch(int signal_number)
     signal(signal_number, SIG_DFL); /* of no touch of ours: it comes again, and ends us */
 }
 
-int store(volatile uint8_t *to, const uint8_t *from, size_t n)
+static int touch(volatile uint8_t *to, const volatile uint8_t *from, size_t n)
 {
     if (sigsetjmp(out_of_touch, 1)) {
         touching = 0;
@@ -56,17 +56,14 @@ int store(volatile uint8_t *to, const uint8_t *from, size_t n)
     return 0;
 }
 
+int store(volatile uint8_t *to, const uint8_t *from, size_t n)
+{
+    return touch(to, from, n);
+}
+
 int load(volatile uint8_t *from, size_t n, uint8_t *to)
 {
-    if (sigsetjmp(out_of_touch, 1)) {
-        touching = 0;
-        return RESULT_SIGBUS;
-    }
-    touching = 1;
-    for (size_t i = 0; i < n; i++)
-        to[i] = from[i];
-    touching = 0;
-    return 0;
+    return touch(to, from, n);
 }
 
 void catch_touches(void)

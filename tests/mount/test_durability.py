@@ -15,7 +15,7 @@ import pytest
 import conftest
 import gaia
 import helpers
-from test_injection import ROWS, Plan
+from test_injection import ROWS, Plan  # tests/faults/plan.py
 
 PAGE = 4096
 MIB = 1 << 20

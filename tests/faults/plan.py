@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page that a test shares with a program whose calls fail, or bring death: struct plan of table.c."""
+import ctypes
+import mmap
+import os
+import re
+
+ROWS_MAX = 128
+
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "rows.h")) as rows_file:
+    _FOUND = re.findall(r"^(ROW|REPLY)\((\w+)\)$", rows_file.read(), re.M)
+ALL_ROWS = [name for _, name in _FOUND]
+# Those that can fail; the others are places to die only, and come after them.
+ROWS = [name for kind, name in _FOUND if kind == "ROW"]
+assert ALL_ROWS[:len(ROWS)] == ROWS and len(ALL_ROWS) <= ROWS_MAX
+
+
+class Plan(ctypes.Structure):
+    """In a file that the program maps. `row` is set last: from then on it counts."""
+    _fields_ = [("row", ctypes.c_int32), ("error", ctypes.c_int32), ("countdown", ctypes.c_int64),
+                ("sticky", ctypes.c_int32), ("landed", ctypes.c_int32), ("calls", ctypes.c_int64 * ROWS_MAX),
+                ("names", ctypes.c_char * 32 * ROWS_MAX), ("kill", ctypes.c_int32), ("victim", ctypes.c_int32),
+                ("only", ctypes.c_int64)]
+
+    @classmethod
+    def make(cls, path):
+        with open(path, "wb") as file:
+            file.truncate(ctypes.sizeof(cls))
+        with open(path, "r+b") as file:
+            plan = cls.from_buffer(mmap.mmap(file.fileno(), 0))
+        plan.row = -1
+        return plan
+
+    def arm(self, row, error, number, sticky):
+        """Let call `number` of a row, counted from now, fail; with sticky those after it, too."""
+        self.error, self.countdown, self.sticky, self.landed = error, number, sticky, 0
+        self.row = row
+
+    def arm_kill(self, row, when, number, only=0, victim=0):
+        """Let it bring SIGKILL to the victim (0: who calls), before it (1) or after it (2)."""
+        self.row = -1
+        self.only, self.kill, self.victim = only, when, victim
+        self.countdown, self.landed, self.sticky = number, 0, 0
+        self.row = row
