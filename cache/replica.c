@@ -11,38 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/shared_page.h"
 #include "cache/evict.h"
 #include "cache/internal.h"
 #include "io/protocol.h"
-
-/* The memfd has mode 0 and clients get a descriptor that is opened read only: they can look, not lie. */
-static int open_state(struct replica *replica)
-{
-    char path[40];
-    int fd = memfd_create("gaiafs:state", MFD_CLOEXEC);
-
-    if (fd < 0)
-        return -errno;
-    int error = 0;
-    if (ftruncate(fd, GAIA_PAGE_SIZE) || fchmod(fd, 0)) {
-        error = -errno;
-        goto out;
-    }
-    replica->state = mmap(NULL, GAIA_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (replica->state == MAP_FAILED) {
-        error = -errno;
-        goto out;
-    }
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    replica->state_fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (replica->state_fd < 0) {
-        error = -errno;
-        munmap(replica->state, GAIA_PAGE_SIZE);
-    }
-out:
-    close(fd);
-    return error;
-}
 
 int replica_open(struct cache_file *file, struct cache_device *device, uint64_t pages, uint32_t entry,
                  struct replica **replica_out)
@@ -56,9 +28,11 @@ int replica_open(struct cache_file *file, struct cache_device *device, uint64_t 
     replica->entry = entry;
     TAILQ_INIT(&replica->stored);
     TAILQ_INIT(&replica->suspects);
-    int error = open_state(replica);
+    void *state;
+    int error = shared_page_make("gaiafs:state", &state, &replica->state_fd);
     if (error)
         goto out_free;
+    replica->state = state;
     error = gaia_soft_frames_open(pages, &replica->frames);
     if (error)
         goto out_state;
@@ -67,7 +41,7 @@ int replica_open(struct cache_file *file, struct cache_device *device, uint64_t 
     return 0;
 
 out_state:
-    munmap(replica->state, GAIA_PAGE_SIZE);
+    munmap(replica->state, SHARED_PAGE_SIZE);
     close(replica->state_fd);
 out_free:
     free(replica);
@@ -78,7 +52,7 @@ void replica_close(struct replica *replica)
 {
     assert(!replica->resident && !replica->twins);
     replica->frames->ops->close(replica->frames);
-    munmap(replica->state, GAIA_PAGE_SIZE);
+    munmap(replica->state, SHARED_PAGE_SIZE);
     close(replica->state_fd);
     free(replica);
 }

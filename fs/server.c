@@ -14,6 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/alive.h"
 #include "cache/client.h"
 #include "cache/stat.h"
 #include "fs/fs.h"
@@ -42,22 +43,31 @@ struct server {
     int socket;
     pthread_t thread;
     struct token_table tokens;
+    struct alive *alive; /* the thread that starts and stops the server, which is the main one */
+    int alive_fd;
     pthread_mutex_t lock; /* guards clients and stopping */
     LIST_HEAD(, client) clients;
     unsigned count;
     bool stopping;
 };
 
-static int do_hello(struct client *client, struct gaia_message *message, int *fds)
+static int do_hello(struct client *client, struct gaia_message *message, int *fds, int *alive_fd_out)
 {
     if (fds[0] < 0)
         return 0; /* a client that only asks: gaiactl */
     if (client->cache)
         return -EBUSY;
-    int faults = fds[0];
+    int alive_fd = dup(client->server->alive_fd), faults = fds[0];
+    if (alive_fd < 0)
+        return -errno;
     fds[0] = -1;
-    return cache_client_open(client->server->fs->cache, faults, message->flags & GAIA_HELLO_TRAPS,
-                             &client->cache);
+    int error = cache_client_open(client->server->fs->cache, faults, message->flags & GAIA_HELLO_TRAPS,
+                                  &client->cache);
+    if (error)
+        close(alive_fd);
+    else
+        *alive_fd_out = alive_fd;
+    return error;
 }
 
 static int do_map(struct client *client, struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
@@ -140,7 +150,7 @@ static int dispatch(struct client *client, struct gaia_message *message, int *fd
                     int reply_fds[GAIA_MESSAGE_FDS])
 {
     if (message->op == GAIA_OP_HELLO)
-        return do_hello(client, message, fds);
+        return do_hello(client, message, fds, &reply_fds[0]);
     if (message->op == GAIA_OP_STAT)
         return do_stat(client, message);
     if (message->op == GAIA_OP_DUMP)
@@ -316,15 +326,21 @@ int server_start(struct fs *fs, struct server **server_out)
     LIST_INIT(&server->clients);
     lock_init(&server->lock, LOCK_SERVER);
     token_table_init(&server->tokens);
-    int error = listen_on(server);
+    int error = alive_begin(&server->alive, &server->alive_fd);
+    if (error)
+        goto out_free;
+    error = listen_on(server);
+    if (error)
+        goto out_alive;
+    error = -pthread_create(&server->thread, NULL, accept_clients, server);
     if (!error) {
-        error = -pthread_create(&server->thread, NULL, accept_clients, server);
-        if (!error) {
-            *server_out = server;
-            return 0;
-        }
-        close(server->socket);
+        *server_out = server;
+        return 0;
     }
+    close(server->socket);
+out_alive:
+    alive_end(server->alive, server->alive_fd);
+out_free:
     token_table_free(&server->tokens);
     pthread_mutex_destroy(&server->lock);
     free(server);
@@ -347,6 +363,8 @@ void server_stop(struct server *server)
     pthread_join(server->thread, NULL);
     close(server->socket);
     reap(server, true);
+    alive_end(server->alive,
+              server->alive_fd); /* before the connection ends, after who hands the descriptor out */
     token_table_free(&server->tokens);
     pthread_mutex_destroy(&server->lock);
     free(server);

@@ -14,7 +14,8 @@ struct inode;
 struct handle;
 struct server;
 
-/* Start listening and serving. 0 or a negative errno. */
+/* Start listening and serving. Clients see the daemon alive as long as the calling thread lives, which also
+ * stops the server. 0 or a negative errno. */
 int server_start(struct fs *fs, struct server **server_out);
 /* Ends every client (their calls give ENOTCONN), waits for the threads, frees. NULL is allowed. */
 void server_stop(struct server *server);

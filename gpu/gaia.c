@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/shared_page.h"
 #include "consistency/page.h"
 #include "gpu/mapping.h"
 #include "gpu/session.h"
@@ -159,8 +160,8 @@ static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request
     if (error)
         return error;
     mapping->map = request->map;
-    mapping->state = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fds[1], 0);
-    error = mapping->state == MAP_FAILED ? -errno : 0;
+    mapping->state = shared_page_look(fds[1]);
+    error = mapping->state ? 0 : -errno;
     if (!error) {
         error = gaia_soft_reserve(mapping->session->faults, fds[0], mapping->length, mapping->offset,
                                   mapping->writable, &mapping->address);
@@ -264,7 +265,9 @@ static void wait_for_write_backs(const struct gaia_piece *piece)
         close(fd);
 }
 
-/* CPU stores through mappings of any process reach the daemon: the kernel writes its dirty pages. */
+/* CPU stores through mappings of any process reach the daemon: the kernel writes its dirty pages. Once there
+ * is no daemon it throws them away, and sync_file_range() says nothing of it: that the daemon lived when it
+ * returned is for the caller to see, from an answer or from gaia_session_alive(). */
 static int flush_cpu(const struct gaia_piece *piece)
 {
     if (sync_file_range(piece->mapping->fd, (off_t)piece->offset, (off_t)piece->length,
@@ -295,8 +298,10 @@ static int acquire_piece(struct gaia_piece *piece)
     struct gaia_mapping *mapping = piece->mapping;
 
     int error = mapping->session->dead ? -ENOTCONN : flush_cpu(piece);
-    if (error || unchanged(mapping))
+    if (error)
         return error;
+    if (unchanged(mapping))
+        return gaia_session_alive(mapping->session) ? 0 : -ENOTCONN;
     struct gaia_message message = {
         .op = GAIA_OP_ACQUIRE, .map = mapping->map, .offset = piece->offset, .bytes = piece->length};
     error = gaia_session_call(mapping->session, &message, NULL);

@@ -7,8 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/shared_page.h"
 #include "gpu/soft.h"
 
 static pthread_mutex_t sessions_lock =
@@ -43,7 +45,16 @@ static int hello(struct gaia_session *session, bool traps)
     int error = gaia_message_send(session->socket, &message, &session->faults, 1);
     if (!error)
         error = gaia_message_receive(session->socket, &message, fds);
-    return error ? error : message.error;
+    if (error)
+        return error;
+    if (!message.error) {
+        session->alive = shared_page_look(fds[0]);
+        error = session->alive ? 0 : -errno;
+    }
+    for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    return message.error ? message.error : error;
 }
 
 static int start_watcher(struct gaia_session *session)
@@ -85,6 +96,7 @@ static int session_open(const char *name, struct gaia_session **session_out)
     }
     if (session->stop >= 0)
         close(session->stop);
+    munmap(session->alive, SHARED_PAGE_SIZE);
 out_faults:
     close(session->faults);
 out_socket:
@@ -136,8 +148,14 @@ void gaia_session_put(struct gaia_session *session)
     close(session->stop);
     close(session->socket);
     close(session->faults);
+    munmap(session->alive, SHARED_PAGE_SIZE);
     pthread_mutex_destroy(&session->lock);
     free(session);
+}
+
+bool gaia_session_alive(const struct gaia_session *session)
+{
+    return !session->dead && alive_seen(session->alive);
 }
 
 int gaia_session_call(struct gaia_session *session, struct gaia_message *message, int *fds_out)
@@ -186,5 +204,6 @@ void gaia_session_after_fork(bool child)
         close(session->stop);
         close(session->socket);
         close(session->faults);
+        munmap(session->alive, SHARED_PAGE_SIZE);
     }
 }

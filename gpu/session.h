@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <sys/queue.h>
 
+#include "base/alive.h"
 #include "base/lock.h"
 #include "io/message.h"
 
@@ -17,6 +18,7 @@ struct gaia_session {
     char name[64];
     int socket, faults, stop;
     _Atomic bool dead;    /* the daemon is gone: every call gives ENOTCONN */
+    struct alive *alive;  /* the daemon's, read only */
     pthread_mutex_t lock; /* one request at a time */
     pthread_t watcher;
 };
@@ -28,6 +30,10 @@ void gaia_session_put(struct gaia_session *session);
 /* Send a request and wait for its reply, which takes the request's place. Descriptors of the reply: fds_out,
  * or NULL when none are expected. The reply's error, or -ENOTCONN. */
 int gaia_session_call(struct gaia_session *session, struct gaia_message *message, int *fds_out);
+
+/* Whether the daemon lived until now: what was handed to the kernel before, it had somebody to send to. Does
+ * not ask it. */
+bool gaia_session_alive(const struct gaia_session *session);
 
 /* Around a fork: the list stands still. The child forgets every session. */
 void gaia_session_before_fork(void);

@@ -22,7 +22,8 @@ struct gaia_ioctl_token {
 #define GAIA_IOCTL_TOKEN _IOR('G', 1, struct gaia_ioctl_token)
 
 enum gaia_op {
-    GAIA_OP_HELLO = 1, /* flags: GAIA_HELLO_*; with a descriptor for faults: this client will map */
+    GAIA_OP_HELLO = 1, /* flags: GAIA_HELLO_*; with a descriptor for faults: this client will map -> a
+                          descriptor: the page of base/alive.h */
     GAIA_OP_MAP,     /* token, device, offset, bytes, prot, flags -> map; descriptors: frames, shared state */
     GAIA_OP_ATTACH,  /* map, address: the frames are mapped there and registered for faults */
     GAIA_OP_UNMAP,   /* map */

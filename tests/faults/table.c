@@ -5,8 +5,8 @@
  *
  * $GAIAFS_FAULTS names a file that is shared with the test: struct plan. Without it nothing fails.
  *
- * Instead of a failure a row may bring death: SIGKILL to this process, or to the one that the plan names,
- * just before the call or just after it (tests/kills). */
+ * Instead of a failure a row may bring death: SIGKILL, or another signal, to this process, or to the one that
+ * the plan names, just before the call or just after it (tests/kills). */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -40,6 +40,7 @@ struct plan {
     _Atomic int32_t kill;   /* KILL_*: the call does not fail */
     _Atomic int32_t victim; /* process; 0: this one */
     _Atomic int64_t only;   /* KIND_* of the descriptor, or the request of an ioctl(); 0: any */
+    _Atomic int32_t signal; /* instead of SIGKILL; 0: that */
 };
 
 static struct plan *plan;
@@ -50,7 +51,7 @@ static void strike(void)
     int32_t victim = plan->victim;
 
     atomic_fetch_add(&plan->landed, 1); /* first: who is killed says no more */
-    syscall(SYS_kill, victim ? victim : getpid(), SIGKILL);
+    syscall(SYS_kill, victim ? victim : getpid(), plan->signal ? plan->signal : SIGKILL);
 }
 
 /* Whether this call of the row is to fail, and how. only: what kind of call it is, 0 where there are no

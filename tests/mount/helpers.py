@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What several test files share: other processes to give orders to, seeds, tools, raw messages."""
+import contextlib
 import ctypes
 import fcntl
+import gc
 import json
 import mmap
 import os
 import pickle
 import random
+import re
 import select
 import signal
 import socket
@@ -21,6 +24,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 BIN = os.path.abspath(os.environ.get("GAIAFS_BIN", TOP))
 PAGE = 4096
+
+
+sys.path.append(os.path.join(TOP, "tests", "faults"))
+
+from plan import ALL_ROWS, ROWS, Plan  # noqa: E402,F401
 
 
 def build_folder():
@@ -49,6 +57,15 @@ def tool(name, *args, timeout=50):
         raise
     print(" ".join([name, *map(str, args)]), "->", proc.returncode, output, sep="\n")
     return proc.returncode, output
+
+
+def client_with_faults(plan):
+    """The environment of a program whose libgaia heeds a plan. The program is Python, into which no sanitizer's library
+    can be loaded: it is the plain build's."""
+    plain = os.path.join(TOP, "build", "gcc", "faults")
+    if not os.path.exists(os.path.join(plain, "libgaia.so")):
+        subprocess.run(["make", "build/gcc/faults/libgaia.so"], cwd=TOP, check=True, capture_output=True)
+    return {"GAIAFS_FAULTS": plan, "GAIAFS_BIN": plain, "GAIAFS_SANITIZE": ""}
 
 
 def make_random(name=""):
@@ -203,14 +220,22 @@ def devices():
     close_files()
 
 
-def close_files():
-    """What a test of this process left open on its mounts would keep them busy."""
+def files_on_mounts():
+    found = []
     for fd in os.listdir("/proc/self/fd"):
-        try:
-            if "/gaiafs-test-" in os.readlink(f"/proc/self/fd/{fd}"):
-                os.close(int(fd))
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):
+            if re.search("/gaiafs-test-[^/]*/mnt", os.readlink(f"/proc/self/fd/{fd}")):
+                found.append(int(fd))
+    return found
+
+
+def close_files():
+    """What a test of this process left open on its mounts would keep them busy. Objects in cycles first: one that finds
+    its descriptor closed takes another's along."""
+    if files_on_mounts():
+        gc.collect()
+    for fd in files_on_mounts():
+        os.close(fd)
 
 
 def agent_main():

@@ -15,7 +15,7 @@ import pytest
 import conftest
 import gaia
 import helpers
-from test_injection import ROWS, Plan  # tests/faults/plan.py
+from helpers import ROWS, Plan
 
 PAGE = 4096
 MIB = 1 << 20

@@ -23,6 +23,7 @@ import helpers
 from helpers import (ACQUIRE, ADVISE, ATTACH, DUMP, HELLO, MAP, PAGE, RELEASE, STAT, SYNC, UNMAP, AgentDied, Raw,
                      agents, device_statistics, devices, get_token, make_random, message, read_file,  # noqa: F401
                      statistics, tool, userfaultfd, wait_until, write_file)
+from helpers import ALL_ROWS, Plan, client_with_faults
 
 lib, NULL, MAP_FAILED = gaia.lib, None, gaia.MAP_FAILED
 MIB = 1 << 20
@@ -763,6 +764,28 @@ def test_daemon_killed_while_it_invalidates(mount, agents):
     with pytest.raises(OSError) as caught:
         child.finish()
     assert caught.value.errno == errno.ENOTCONN
+
+
+def test_stores_that_found_no_daemon(mount, agents, workdir):
+    """The kernel throws away dirty pages that it can't send any more, and tells who flushes them nothing: an acquire
+    that has nothing else to do must see for itself that the daemon was there."""
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(MIB))
+    plan = Plan.make(os.path.join(workdir, "plan"))
+    child = agents(client_with_faults(os.path.join(workdir, "plan")))
+    child.do(KERNEL + "cpu = mmap.mmap(fd, 4096)\nmap.acquire()\ncpu[9] = 1\nmap.acquire()", path=path)
+    assert read_file(os.path.join(m.data, "f"))[9] == 1
+    plan.arm_kill(ALL_ROWS.index("sync_file_range"), 1, 1, signal=signal.SIGSTOP)
+    child.start("cpu[9] = 2\nmap.acquire()")
+    wait_until(lambda: states_of(child.pid) == {"T"}, what="the program is about to flush")
+    assert plan.landed == 1
+    kill_daemon(m)
+    os.kill(child.pid, signal.SIGCONT)
+    with pytest.raises(OSError) as caught:
+        child.finish()
+    assert caught.value.errno == errno.ENOTCONN
+    assert read_file(os.path.join(m.data, "f"))[9] == 1  # else there was nothing to see
 
 
 def test_daemon_killed_under_running_kernels(mount, agents):

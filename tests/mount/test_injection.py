@@ -18,16 +18,13 @@ import pytest
 
 import conftest
 import helpers
+from helpers import ROWS, Plan
 
 PAGE = 4096
 PAGES = 64
 SHORT = -1
 FAULTS = os.path.join(conftest.TOP, "tests", "faults")
 SANITIZE = bool(os.environ.get("GAIAFS_SANITIZE"))
-
-sys.path.append(FAULTS)
-
-from plan import ROWS, Plan  # noqa: E402
 
 # What is put in; EIO where nothing is said.
 ERRORS = {
@@ -72,13 +69,8 @@ class Run:
         self.folder = workdir
         self.plans = {who: Plan.make(os.path.join(workdir, who)) for who in ("daemon", "client")}
         build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
-        # The program is Python: a sanitizer's library can't be loaded into it.
-        plain = os.path.join(conftest.TOP, "build", "gcc", "faults")
-        if not os.path.exists(os.path.join(plain, "libgaia.so")):
-            subprocess.run(["make", "build/gcc/faults/libgaia.so"], cwd=conftest.TOP, check=True, capture_output=True)
         monkeypatch.setattr(conftest, "BIN", os.path.join(build, "faults"))
-        self.environment = {**os.environ, "GAIAFS_FAULTS": os.path.join(workdir, "client"), "GAIAFS_BIN": plain,
-                            "GAIAFS_SANITIZE": ""}
+        self.environment = {**os.environ, **helpers.client_with_faults(os.path.join(workdir, "client"))}
         self.mount = mount(env={"GAIAFS_FAULTS": os.path.join(workdir, "daemon")})
         self.number = 0
 

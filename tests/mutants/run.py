@@ -102,7 +102,7 @@ def read_file_of_mutants(path):
 
 def read_mutants():
     mutants = []
-    for folder in ("consistency", "cache", "io", "gpu", "fs"):
+    for folder in ("base", "consistency", "cache", "io", "gpu", "fs"):
         mutants += read_file_of_mutants(os.path.join(HERE, f"{folder}.txt"))
     names = [mutant.name for mutant in mutants]
     for mutant in mutants:

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A page of memory of the daemon's that clients may look at and not write. */
+#ifndef GAIAFS_BASE_SHARED_PAGE_H
+#define GAIAFS_BASE_SHARED_PAGE_H
+
+#define SHARED_PAGE_SIZE 4096u
+
+/* page_out: the page, zeroed, for who makes it; munmap()ed by the caller. fd_out: a descriptor for clients,
+ * open for reading only; closed by the caller. name: what /proc shows. 0, or -ENOMEM, -EMFILE, -ENFILE or
+ * another errno of memfd_create(), ftruncate(), fchmod(), mmap() and open(); nothing is kept then. */
+int shared_page_make(const char *name, void **page_out, int *fd_out);
+
+/* The client's side: the page, mapped for reading only, or NULL with errno set. munmap()ed by the caller. */
+void *shared_page_look(int fd);
+
+#endif
