@@ -8,7 +8,6 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/shared_page.h"
@@ -43,7 +42,7 @@ int alive_begin(struct alive **alive_out, int *fd_out)
     pthread_mutexattr_destroy(&attributes);
     if (!error)
         error = -pthread_mutex_lock(&alive->held);
-    if (!error && owner(alive) != (uint32_t)syscall(SYS_gettid)) {
+    if (!error && owner(alive) != (uint32_t)gettid()) {
         pthread_mutex_unlock(&alive->held);
         error = -ENOTSUP;
     }
