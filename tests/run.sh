@@ -35,7 +35,7 @@ make -j"$jobs" tests SANITIZE=thread
 {
     step "the suite" make check
     step "unit tests, and mounts with several clients, devices and threads, under TSan" \
-        make check SANITIZE=thread CHECK='--files clients,devices,faults,promises'
+        make check SANITIZE=thread CHECK='--files changes,clients,deaths,devices,disks,promises,protocol,room,sharing'
 } &
 lanes=$!
 {

@@ -24,6 +24,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 BIN = os.path.abspath(os.environ.get("GAIAFS_BIN", TOP))
 PAGE = 4096
+MIB = 1 << 20
 
 
 sys.path.append(os.path.join(TOP, "tests", "faults"))
@@ -119,6 +120,15 @@ def statistics(mnt):
 
 def device_statistics(mnt, device="soft:0"):
     return next(d for d in statistics(mnt)["devices"] if d["device"] == device)
+
+
+def memory_kib(pid):
+    with open(f"/proc/{pid}/status") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith(("RssAnon", "RssShmem")))
+
+
+def descriptors(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def wait_until(condition, seconds=10, what="condition"):
@@ -260,6 +270,48 @@ def agent_main():
         except Exception as error:  # pylint: disable=broad-except
             pickle.dump((False, RuntimeError(f"{result!r}: {error}")), replies)
         replies.flush()
+
+
+SIGBUS_CODE = """
+fd = os.open(path, os.O_RDWR)
+dev = gaia.Device()
+map = dev.mmap(fd, length)
+"""
+
+
+def in_child(function):
+    """Calls it in a fork of this process: (status as waitpid has it, what it returned or None)."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            os.close(read)
+            with os.fdopen(write, "wb") as file:
+                pickle.dump(function(), file)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        data = file.read()
+    status = os.waitpid(pid, 0)[1]
+    return status, pickle.loads(data) if data else None
+
+
+def error_of(function, *args):
+    """The number of the error that it raises; 0: none."""
+    try:
+        function(*args)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+def functions_of(module, agent):
+    """The functions of a test file are known to the agent."""
+    agent.do(f"from {module} import *")
+    return agent
 
 
 # --- the protocol by hand -------------------------------------------------------------------------------------------

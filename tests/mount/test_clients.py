@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many clients: processes, threads, devices and mappings at once; forks, parts of mappings, and clients that are killed."""
-import contextlib
+"""Many clients: processes, threads, devices and mappings at once; forks, and parts of mappings."""
 import ctypes
 import errno
-import glob
-import mmap
 import os
-import pickle
 import random
-import shutil
 import signal
 import subprocess
 import threading
@@ -17,63 +12,11 @@ import time
 import pytest
 
 import gaia
-from helpers import (PAGE, AgentDied, agents, devices, make_random, read_file, statistics, wait_until,  # noqa: F401
-                     write_file)
+from files import make, open_map
+from helpers import (MIB, PAGE, AgentDied, agents, devices, error_of, functions_of, in_child,  # noqa: F401
+                     make_random, read_file, statistics)
 
-MIB = 1 << 20
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
-
-
-def make(m, content, name="f"):
-    path = os.path.join(m.mnt, name)
-    write_file(path, content)
-    return path
-
-
-def open_map(device, path, length=None, prot=gaia.PROT_READ | gaia.PROT_WRITE, offset=0):
-    """A mapping of a file whose descriptor is closed again."""
-    fd = os.open(path, os.O_RDWR)
-    try:
-        return device.mmap(fd, length or os.fstat(fd).st_size, prot, 0, offset)
-    finally:
-        os.close(fd)
-
-
-# --- what runs in an agent, where a fork and a crash do no harm -------------------------------------------------------
-
-def in_child(function):
-    """Calls it in a fork of this process: (status as waitpid has it, what it returned or None)."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 99
-        try:
-            os.close(read)
-            with os.fdopen(write, "wb") as file:
-                pickle.dump(function(), file)
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(write)
-    with os.fdopen(read, "rb") as file:
-        data = file.read()
-    status = os.waitpid(pid, 0)[1]
-    return status, pickle.loads(data) if data else None
-
-
-def error_of(function, *args):
-    """The number of the error that it raises; 0: none."""
-    try:
-        function(*args)
-    except OSError as error:
-        return error.errno
-    return 0
-
-
-def library(agent):
-    """The functions of this file are known to the agent."""
-    agent.do("from test_clients import *")
-    return agent
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------
@@ -235,7 +178,7 @@ def test_a_child_of_fork_has_neither_mappings_nor_devices(mount, agents):
     content = bytearray(rng.randbytes(20 * PAGE))
     content[3:6] = bytes(3)
     path = make(m, content)
-    child = library(agents())
+    child = functions_of(__name__, agents())
     child.do("forks(path, content)", path=path, content=bytes(content))
     content[3:6] = bytes([200, 201, 202])
     assert read_file(path) == content
@@ -276,7 +219,7 @@ def forks_beside_threads(path, seconds):
 def test_forks_while_other_threads_are_in_calls(mount, agents):
     m = mount()
     path = make(m, bytes([9]) * 20 * PAGE)
-    child = library(agents())
+    child = functions_of(__name__, agents())
     count = child("forks_beside_threads(path, 2)", path=path)
     print("forks", count)
     assert count > 10
@@ -402,7 +345,7 @@ def test_churn_of_maps_beside_faults(mount, agents):
     rng = make_random("churn")
     contents = [rng.randbytes(rng.randrange(2, 30) * PAGE) for _ in range(6)]
     paths = [make(m, content, f"f{i}") for i, content in enumerate(contents)]
-    child = library(agents())
+    child = functions_of(__name__, agents())
     counts = child("churn(paths, contents, 2.5, seed)", paths=paths, contents=contents, seed=rng.random())
     print("mapped and unmapped, faulted", counts)
     assert min(counts) > 20
@@ -484,13 +427,13 @@ def test_the_middle_of_a_mapping_is_unmapped(mount, agents, resident):
     content[5 * PAGE + 1] = 1
     for at in (4 * PAGE, 5 * PAGE + 1, 7 * PAGE - 1):
         path = make(m, content, f"f{at}")  # what it stores before it dies stays in the device
-        child = library(agents())
+        child = functions_of(__name__, agents())
         with pytest.raises(AgentDied) as died:
             child.do("cut_and_touch(path, content, resident, at)", path=path, content=bytes(content), resident=resident,
                      at=at)
         assert died.value.code == -signal.SIGSEGV, at
     path = make(m, content, "g")
-    child = library(agents())
+    child = functions_of(__name__, agents())
     child.do("cut_and_use(path, content, resident)", path=path, content=bytes(content), resident=resident)
     content[9], content[7 * PAGE + 9], content[5 * PAGE + 1] = 20, 21, 55
     assert read_file(path) == content
@@ -588,266 +531,10 @@ def test_a_mount_with_maps_is_busy(mount, devices):
 def test_a_child_of_fork_does_not_keep_the_mount_busy(mount, agents):
     m = mount()
     path = make(m, bytes(4 * PAGE))
-    child = library(agents())
+    child = functions_of(__name__, agents())
     child.do("device = gaia.Device()\nmapping = open_map(device, path)\nmapping[0] = 1\nr, w = os.pipe()\n"
              "pid = os.fork()\nif pid == 0:\n    os.close(w)\n    os.read(r, 1)\n    os._exit(0)\n"
              "device.close()", path=path)
     done = subprocess.run(["umount", m.mnt], capture_output=True, text=True)
     child.do("os.close(w)\nos.waitpid(pid, 0)")
     assert done.returncode == 0, done.stderr
-
-
-# --- clients that end -------------------------------------------------------------------------------------------------
-
-def victim(path, what, device, inside, seed):
-    """Loops for ever; inside[0] is 1 while it is in the call."""
-    rng = random.Random(seed)
-    fd = os.open(path, os.O_RDWR)
-    size = os.fstat(fd).st_size
-    mapping = gaia.Device(device).mmap(fd, size)
-    mapping[:]
-    call = mapping.acquire if what == "acquire" else mapping.release
-    while True:
-        for _ in range(8):
-            at = rng.randrange(size // PAGE) * PAGE
-            mapping[at + rng.randrange(PAGE)] = rng.randrange(256)
-            if what == "acquire":
-                os.pwrite(fd, bytes([rng.randrange(256)]), at + rng.randrange(PAGE))
-        inside[0] = 1
-        call()
-        inside[0] = 0
-
-
-def kill_in(path, what, device, seed):
-    """Starts one and kills it; whether it was in the call then."""
-    rng = random.Random(seed)
-    inside = mmap.mmap(-1, PAGE)  # shared with the child
-    pid = os.fork()
-    if pid == 0:
-        try:
-            victim(path, what, device, inside, seed)
-        finally:
-            os._exit(98)
-    deadline = time.monotonic() + 30
-    while not inside[0]:
-        assert time.monotonic() < deadline, "the client does not start"
-        time.sleep(0.001)
-    time.sleep(rng.random() * 0.01)
-    while not inside[0]:  # then it is in the call about now
-        assert time.monotonic() < deadline, "the client does not go on"
-    end = time.perf_counter() + rng.random() * 0.0001
-    while time.perf_counter() < end:
-        pass
-    os.kill(pid, signal.SIGKILL)
-    status = os.waitpid(pid, 0)[1]
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
-    return bool(inside[0])
-
-
-class Survivor:
-    """A client in this process with bytes of its own, on the same device as those that die and in pages of theirs."""
-
-    def __init__(self, path, own_path, seed):
-        self.rng = random.Random(seed)
-        self.fd, shared = os.open(own_path, os.O_RDWR), os.open(path, os.O_RDWR)
-        self.content = bytearray(os.pread(self.fd, 1 << 20, 0))
-        self.map = gaia.Device("soft:0").mmap(self.fd, len(self.content))
-        self.shared_map = gaia.Device("soft:2").mmap(shared, PAGE)
-        self.shared = shared
-
-    def check(self):
-        at = self.rng.randrange(len(self.content))
-        self.map[at] = self.content[at] = (self.content[at] + 1) % 256
-        self.map.release()
-        assert os.pread(self.fd, 1, at)[0] == self.content[at]
-        at = self.rng.randrange(len(self.content))
-        self.content[at] = (self.content[at] + 1) % 256
-        os.pwrite(self.fd, self.content[at:at + 1], at)
-        self.map.acquire()
-        assert self.map[:] == self.content
-        self.shared_map.acquire()
-        self.shared_map[:]
-        self.shared_map.release()
-
-
-def frames_of(pid):
-    """Descriptors of device memory that a daemon holds."""
-    count = 0
-    for entry in glob.glob(f"/proc/{pid}/fd/*"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            count += "memfd:" in os.readlink(entry)
-    return count
-
-
-def test_a_client_killed_before_it_uses_its_token(mount, agents):
-    """The token must not keep a deleted file, nor a device's frames for it."""
-    m = mount()
-    path, child, before = make(m, bytes(40 * PAGE)), agents(), frames_of(m.pid)
-    child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 40 * PAGE)\nmap[:]\nget_token(fd)", path=path)
-    os.unlink(path)
-    assert frames_of(m.pid) > before
-    child.kill()
-    wait_until(lambda: frames_of(m.pid) == before, 5, "the frames are given back")
-
-
-@pytest.mark.parametrize("what", ["acquire", "release"])
-def test_clients_killed_inside_a_call(mount, agents, what):
-    m = mount("device_cache=512K")
-    rng = make_random("kill")
-    path, own_path = make(m, bytes(MIB)), make(m, rng.randbytes(20 * PAGE), "own")
-    survivor, killer = library(agents()), library(agents())
-    survivor.do("survivor = Survivor(path, own, seed)", path=path, own=own_path, seed=rng.randrange(1 << 30))
-    hits = 0
-    for turn in range(20):
-        hits += killer("kill_in(path, what, device, seed)", path=path, what=what, device=f"soft:{turn % 2}",
-                       seed=rng.randrange(1 << 30))
-        survivor.do("survivor.check()")
-        assert m.proc.poll() is None
-    print(f"20 killed, {hits} of them inside {what}")
-    assert hits >= 2
-    assert survivor("survivor.map[:] == survivor.content")
-    assert read_file(own_path) == survivor("survivor.content")
-    assert len(read_file(path)) == MIB
-    survivor.end()
-    killer.end()
-
-
-def test_sigterm_to_the_daemon_while_clients_are_mapped(mount, agents):
-    """It ends in order: what devices hold is in the data directory, released or not; clients are told."""
-    m = mount()
-    rng = make_random("sigterm")
-    content = bytearray(rng.randbytes(40 * PAGE))
-    path = make(m, content)
-    children = [agents() for _ in range(4)]
-    for number, child in enumerate(children):
-        child.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device(f'soft:{number // 2}')\n"
-                 "map = dev.mmap(fd, os.fstat(fd).st_size)\nmap[:]", path=path, number=number)
-        for released in (True, False):
-            for _ in range(20):
-                at = rng.randrange(len(content) // 8) * 8 + number * 2 + released
-                content[at] = (content[at] + 1) % 256
-                child.do("map[at] = value", at=at, value=content[at])
-            if released:
-                child.do("map.release()")
-    started = time.monotonic()
-    os.kill(m.pid, signal.SIGTERM)
-    assert m.proc.wait(10) == 0
-    print("ended after", time.monotonic() - started)
-    stored = read_file(os.path.join(m.data, "f"))
-    wrong = [at for at in range(len(content)) if stored[at] != content[at]]
-    assert not wrong, f"{len(wrong)} bytes are missing: {wrong[:20]}"
-    for child in children:
-        wait_until(lambda child=child: child("gaia.lib.gaia_macquire(map.address, PAGE, dev.handle)") == -1,
-                   what="the client knows")
-    for call in ("map.release()", "map.acquire()", "map.sync()", "map.advise(3)", "dev.stat()", "os.pread(fd, 1, 0)",
-                 "dev.mmap(fd, PAGE)"):
-        children[0].start(call)
-        assert not children[0].busy(5), call
-        with pytest.raises(OSError) as caught:
-            children[0].finish()
-        assert caught.value.errno == errno.ENOTCONN, call
-    for child, touch in zip(children, ("map[0]", "map[39 * PAGE]", "map[0:1] = b'x'", "os.write(1, map[0:1])")):
-        child.start(touch)
-        assert not child.busy(5), touch
-        with pytest.raises(AgentDied) as died:
-            child.finish()
-        assert died.value.code == -signal.SIGBUS, touch
-
-
-KILL_AFTER_ATTACH = r"""
-#include <dlfcn.h>
-#include <signal.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-/* The daemon dies as soon as it has answered ATTACH, and whoever asked hears of it late. */
-ssize_t recvmsg(int fd, struct msghdr *message, int flags)
-{
-    ssize_t (*next)(int, struct msghdr *, int) = (ssize_t(*)(int, struct msghdr *, int))dlsym(RTLD_NEXT, "recvmsg");
-    ssize_t n = next(fd, message, flags);
-
-    if (n == 256 && getenv("KILL_PID") && ((uint16_t *)message->msg_iov->iov_base)[3] == 3) {
-        kill(atoi(getenv("KILL_PID")), SIGKILL);
-        usleep(500000);
-    }
-    return n;
-}
-"""
-
-
-def test_a_daemon_that_dies_inside_gaia_mmap(mount, agents, workdir):
-    """The call fails, or a touch gets SIGBUS; no hang."""
-    if not shutil.which("gcc"):
-        pytest.skip("no gcc here")
-    source, shim = os.path.join(workdir, "shim.c"), os.path.join(workdir, "shim.so")
-    write_file(source, KILL_AFTER_ATTACH.encode())
-    subprocess.run(["gcc", "-D_GNU_SOURCE", "-shared", "-fPIC", source, "-o", shim, "-ldl"], check=True)
-    m = mount()
-    path = make(m, bytes(4 * PAGE))
-    m.expected_exit = None
-    child = agents({"LD_PRELOAD": shim, "KILL_PID": str(m.pid)})
-    child.start("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 4 * PAGE)\nmap[0]", path=path)
-    assert m.proc.wait(10) == -signal.SIGKILL
-    assert not child.busy(5), "the touch hangs"
-    with pytest.raises((AgentDied, OSError)) as caught:
-        child.finish()
-    if caught.type is AgentDied:
-        assert caught.value.code == -signal.SIGBUS
-    else:
-        assert caught.value.errno == errno.ENOTCONN
-
-
-def connect_and_exit(path, count, orderly):
-    """So many clients, one after the other: connect, map, fault, store, end."""
-    for turn in range(count):
-        pid = os.fork()
-        if pid == 0:
-            code = 97
-            try:
-                device = gaia.Device(f"soft:{turn % 3}")
-                mapping = open_map(device, path)
-                size = mapping.length
-                mapping[turn * PAGE % size:][0]
-                mapping[turn * PAGE * 7 % size] = turn % 256
-                mapping.release()
-                mapping.acquire()
-                if orderly and turn % 2:
-                    mapping.unmap()
-                    device.close()
-                code = 0
-            finally:
-                os._exit(code)
-        status = os.waitpid(pid, 0)[1]
-        assert status == 0, status
-
-
-def resident_kib(pid):
-    with open(f"/proc/{pid}/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
-
-
-def test_clients_that_come_and_go_leave_nothing_behind(mount, agents):
-    m = mount("device_cache=1M")
-    path = make(m, make_random("come and go").randbytes(MIB))
-    child = library(agents())
-
-    def descriptors():
-        return len(os.listdir(f"/proc/{m.pid}/fd"))
-
-    def threads():
-        return len(os.listdir(f"/proc/{m.pid}/task"))
-
-    child.do("connect_and_exit(path, 20, True)", path=path)
-    time.sleep(0.3)
-    before, before_threads, memory = descriptors(), threads(), [resident_kib(m.pid)]
-    for _ in range(10):
-        child.do("connect_and_exit(path, 20, True)", path=path)
-        memory.append(resident_kib(m.pid))
-    wait_until(lambda: descriptors() <= before, what=f"back to {before} descriptors")
-    wait_until(lambda: threads() <= before_threads + 2, what="threads of clients end")
-    print("VmRSS in KiB", memory, "descriptors", before, descriptors())
-    if not SANITIZED:  # what is freed stays for long there
-        assert max(memory[6:]) < max(memory[1:4]) * 1.05 + 1024, memory
-    child.end()

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that change under a mapping: their sizes, names, attributes, and what changes them behind the mount."""
+import ctypes
+import errno
+import os
+import signal
+import stat
+import time
+
+import pytest
+
+from files import Opened, everyone_reads, make, pattern
+from helpers import PAGE, SIGBUS_CODE, AgentDied, agents, devices, read_file, write_file  # noqa: F401
+
+# --- files that change under a mapping --------------------------------------------------------------------------------
+
+def test_truncate_and_extend_gives_zeros(mount, devices, agents):
+    m = mount()
+    content = pattern(20 * PAGE)
+    path = make(m, content)
+    opened = Opened(devices(), path)
+    other = Opened(devices("soft:1"), path)
+    opened.map.acquire()
+    other.map.acquire()
+    assert opened.map[:] == other.map[:] == content
+    opened.map[7 * PAGE:] = b"S" * 13 * PAGE  # released
+    opened.map.release()
+    other.map[7 * PAGE:] = b"T" * 13 * PAGE  # not released
+    os.truncate(path, 6 * PAGE + 100)
+    assert read_file(path) == content[:6 * PAGE + 100]
+    os.truncate(path, 20 * PAGE)
+    expected = content[:6 * PAGE + 100] + bytes(14 * PAGE - 100)
+    assert read_file(path) == expected
+    other.map.release()
+    assert read_file(path) == expected
+    everyone_reads(m, "f", expected, opened.map, other.map)
+
+
+def test_shrunk_file_raises_sigbus(mount, agents):
+    m = mount()
+    path = make(m, pattern(20 * PAGE))
+    for touch in ("map[10 * PAGE]", "map[10 * PAGE:10 * PAGE + 1] = b'x'"):
+        child = agents()
+        os.truncate(path, 20 * PAGE)
+        child.do(SIGBUS_CODE + "map[:] = b'x' * 20 * PAGE", path=path, length=20 * PAGE)
+        os.truncate(path, 5 * PAGE + 1)
+        assert child("map[5 * PAGE]") == ord("x")
+        with pytest.raises(AgentDied) as died:
+            child.do(touch)
+        assert died.value.code == -signal.SIGBUS
+        assert os.stat(path).st_size == 5 * PAGE + 1
+
+
+def test_truncate_with_o_trunc_while_mapped(mount, devices):
+    m = mount()
+    path = make(m, b"1" * 4 * PAGE)
+    opened = Opened(devices(), path)
+    opened.map[:PAGE] = b"D" * PAGE
+    opened.map.release()
+    write_file(path, b"new")  # O_TRUNC
+    assert read_file(path) == b"new"
+    opened.map.acquire()
+    assert opened.map[:4] == b"new\0"
+    everyone_reads(m, "f", b"new", opened.map)
+
+
+def test_rename_and_unlink_while_mapped(mount, devices):
+    m = mount()
+    path = make(m, b"1" * 4 * PAGE)
+    device = devices()
+    opened = Opened(device, path)
+    opened.map[5] = 5
+    moved = os.path.join(m.mnt, "moved")
+    os.rename(path, moved)
+    opened.map.release()
+    assert read_file(moved)[5] == 5
+    with open(moved, "r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), b"c", 6)
+        opened.map.acquire()
+        assert opened.map[4:8] == b"1\x05c1"
+        # another file in its place is another file
+        write_file(path, b"2" * 4 * PAGE)
+        second = Opened(device, path)
+        assert second.map[:] == b"2" * 4 * PAGE
+        os.rename(path, moved)  # replaces the mapped file
+        opened.map[7] = 7
+        opened.map.release()
+        assert os.pread(file.fileno(), 4, 5) == b"\x05c1\x07" or os.pread(file.fileno(), 3, 5) == b"\x05c\x07"
+        os.unlink(moved)
+        opened.map[8] = second.map[8] = 8
+        opened.map.release()
+        second.map.release()
+        assert os.pread(file.fileno(), 1, 8) == os.pread(second.fd, 1, 8) == b"\x08"
+        os.pwrite(file.fileno(), b"C", 9)
+        opened.map.acquire()
+        assert opened.map[9] == ord("C")
+        assert os.listdir(m.data) == [] == os.listdir(m.mnt)
+    os.close(opened.fd)
+    os.close(second.fd)
+    second.map.unmap()
+    assert opened.map[9] == ord("C")
+    opened.map[10] = 10
+    opened.map.release()
+    opened.map.acquire()
+    assert opened.map[10] == 10
+
+
+def test_holes_and_copies_are_writes(mount, devices):
+    m = mount()
+    content = bytearray(pattern(20 * PAGE))
+    path = make(m, content)
+    opened = Opened(devices(), path)
+    assert opened.map[:] == content
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    opened.map[2 * PAGE:4 * PAGE] = b"d" * 2 * PAGE
+    opened.map.release()
+    assert libc.fallocate(opened.fd, 3, 3 * PAGE, 5 * PAGE + 10) == 0  # punch, keep the size
+    content[2 * PAGE:4 * PAGE] = b"d" * 2 * PAGE
+    content[3 * PAGE:8 * PAGE + 10] = bytes(5 * PAGE + 10)
+    assert read_file(path) == content
+    opened.map.acquire()
+    assert opened.map[:] == content
+    opened.map[15 * PAGE:15 * PAGE + 5] = content[15 * PAGE:15 * PAGE + 5] = b"moved"
+    opened.map.release()
+    assert os.copy_file_range(opened.fd, opened.fd, 2 * PAGE, 15 * PAGE, 0) == 2 * PAGE
+    content[:2 * PAGE] = content[15 * PAGE:17 * PAGE]
+    assert read_file(path) == content
+    # zeroing is a write, in a page that was released too
+    opened.map[11 * PAGE:12 * PAGE] = b"z" * PAGE
+    opened.map.release()
+    assert libc.fallocate(opened.fd, 0x11, 11 * PAGE, PAGE // 2) == 0  # zero a range, keep the size
+    content[11 * PAGE:12 * PAGE] = bytes(PAGE // 2) + b"z" * (PAGE // 2)
+    assert read_file(path) == content
+    opened.map.acquire()
+    assert opened.map[:] == content
+    # released bytes in a hole are data
+    opened.map[7 * PAGE] = content[7 * PAGE] = 7
+    opened.map.release()
+    assert os.lseek(opened.fd, 3 * PAGE, os.SEEK_DATA) == 7 * PAGE
+    everyone_reads(m, "f", bytes(content), opened.map)
+
+
+def test_a_copy_has_what_a_device_released(mount, devices):
+    m = mount()
+    path, target = make(m, b"o" * 4 * PAGE), make(m, b"", "target")
+    opened = Opened(devices(), path)
+    opened.map[PAGE:2 * PAGE] = b"d" * PAGE
+    opened.map.release()
+    with open(path, "rb") as source, open(target, "r+b") as file:
+        assert os.copy_file_range(source.fileno(), file.fileno(), 4 * PAGE, 0, 0) == 4 * PAGE
+    assert read_file(target) == b"o" * PAGE + b"d" * PAGE + b"o" * 2 * PAGE
+
+
+# --- what a write does to a file's attributes -----------------------------------------------------------------------------
+
+def test_a_release_is_a_write_to_make_and_rsync(mount, devices):
+    m = mount("timeout=0")
+    path = make(m, bytes(2 * PAGE))
+    opened = Opened(devices(), path)
+    os.chmod(path, 0o4755)
+    os.utime(path, ns=(10 ** 18, 10 ** 18))
+    before = os.stat(path)
+    opened.map.release()
+    assert opened.map[1] == 0
+    opened.map.release()
+    assert os.stat(path).st_mtime_ns == before.st_mtime_ns and os.stat(path).st_ctime_ns == before.st_ctime_ns
+    time.sleep(0.02)
+    opened.map[1] = 1
+    opened.map.release()
+    after = os.stat(path)
+    assert after.st_mtime_ns > before.st_mtime_ns and abs(after.st_mtime - time.time()) < 10
+    assert after.st_ctime_ns > before.st_ctime_ns
+    assert os.stat(os.path.join(m.data, "f")).st_mtime_ns == after.st_mtime_ns
+
+
+def test_a_users_release_clears_set_id_bits(mount, devices):
+    m = mount("timeout=0")
+    path = make(m, bytes(2 * PAGE))
+    device = devices()
+    opened = Opened(device, path)
+    os.chmod(path, 0o6777)
+    opened.map[1] = 1
+    opened.map.release()
+    read_file(path)
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    assert mode in (0o777, 0o6777) and mode == stat.S_IMODE(os.stat(os.path.join(m.data, "f")).st_mode)
+    assert mode == 0o777  # "clears set-id bits as a write would"
+
+
+@pytest.mark.parametrize("before, after", [(0o6710, 0o710), (0o6701, 0o2701), (0o2745, 0o2745), (0o4644, 0o644)])
+def test_set_id_bits_that_a_release_clears(mount, devices, before, after):
+    """Without the group's x bit the set-group-ID bit means something else, and stays."""
+    m = mount("timeout=0")
+    path = make(m, bytes(2 * PAGE))
+    opened = Opened(devices(), path)
+    os.chmod(path, before)
+    opened.map[1] = 1
+    opened.map.release()
+    assert stat.S_IMODE(os.stat(path).st_mode) == stat.S_IMODE(os.stat(os.path.join(m.data, "f")).st_mode) == after
+
+
+def test_file_capabilities_do_not_survive_a_release(mount, devices):
+    m = mount()
+    path = make(m, bytes(2 * PAGE))
+    opened = Opened(devices(), path)
+    os.setxattr(path, "security.capability", bytes.fromhex("0100000200200000000000000000000000000000"))
+    opened.map[1] = 1
+    opened.map.release()
+    for top in (m.mnt, m.data):
+        with pytest.raises(OSError) as caught:
+            os.getxattr(os.path.join(top, "f"), "security.capability")
+        assert caught.value.errno == errno.ENODATA
+
+
+# --- changes behind the mount ---------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("timeout", [0, 1])
+def test_changes_behind_the_mount_are_seen_at_acquire(mount, devices, timeout):
+    """At once, or after the timeout: with nothing else that would make the client ask."""
+    m = mount(f"timeout={timeout}")
+    path = make(m, b"1" * 8 * PAGE)
+    opened = Opened(devices(), path)
+    opened.map.acquire()
+    assert opened.map[:] == b"1" * 8 * PAGE
+    with open(os.path.join(m.data, "f"), "r+b") as behind:
+        behind.write(b"2" * PAGE)
+    time.sleep(1.1 * timeout)
+    opened.map.acquire()
+    assert opened.map[:] == b"2" * PAGE + b"1" * 7 * PAGE

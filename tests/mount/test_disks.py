@@ -1,0 +1,444 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that are full, and disks that are broken."""
+import contextlib
+import errno
+import mmap
+import os
+import random
+import signal
+import subprocess
+
+import pytest
+
+import gaia
+import helpers
+from helpers import MIB, PAGE, AgentDied, agents, devices, read_file, statistics, write_file  # noqa: F401
+
+# --- no room ------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def small(workdir):
+    """A data directory on a filesystem of 4 MiB."""
+    folder = os.path.join(workdir, "small")
+    os.mkdir(folder)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no tmpfs: {done.stderr}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=False)
+
+
+@pytest.fixture
+def small_ext4(workdir):
+    folder, image = os.path.join(workdir, "small"), os.path.join(workdir, "image")
+    os.mkdir(folder)
+    with open(image, "wb") as file:
+        file.truncate(16 * MIB)
+    done = subprocess.run(["mkfs.ext4", "-q", "-O", "^has_journal", image], capture_output=True, text=True)
+    if not done.returncode:
+        done = subprocess.run(["mount", "-o", "loop", image, folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no ext4 in a file here: {done.stderr}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=False)
+
+
+def fill(folder):
+    """Until nothing goes in; returns the ballast's path."""
+    path = os.path.join(folder, "ballast")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    for size in (65536, PAGE):
+        try:
+            while True:
+                os.write(fd, bytes(size))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+    os.close(fd)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["small", "small_ext4"])
+def test_no_space(mount, agents, request, kind):
+    """write() says so, fsync, msync and acquires of others too; the device keeps its bytes until there is room."""
+    data = request.getfixturevalue(kind)
+    m = mount(data=data)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    os.truncate(path, MIB)  # a hole: no room is set aside
+    fd = os.open(path, os.O_RDWR)
+    one, two = agents(), agents()
+    for agent, name in ((one, "soft:0"), (two, "soft:1")):
+        agent.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device(name).mmap(fd, 1 << 20)\nassert map[:] == bytes(1 << 20)",
+                 path=path, name=name)
+    content = random.Random(1).randbytes(MIB)
+    one.do("map[:] = content", content=content)
+    ballast = fill(data)
+    with pytest.raises(OSError) as caught:
+        os.pwrite(fd, b"x" * 65536, 2 * MIB)
+    assert caught.value.errno == errno.ENOSPC
+    one.do("map.release()")
+    for agent, call in ((one, "os.fsync(fd)"), (one, "map.sync()"), (two, "map.acquire()"), (two, "os.fsync(fd)")):
+        with pytest.raises(OSError) as caught:
+            agent.do(call)
+        assert caught.value.errno == errno.ENOSPC
+    assert one("map[:] == content")
+    os.unlink(ballast)
+    with pytest.raises(OSError) as caught:
+        one.do("map.sync()")  # the fsync by two, which failed since
+    assert caught.value.errno == errno.ENOSPC
+    one.do("map.sync()")
+    with pytest.raises(OSError) as caught:
+        os.fsync(fd)  # it has not heard of any
+    assert caught.value.errno == errno.ENOSPC
+    os.fsync(fd)
+    two.do("map.acquire()")
+    assert read_file(path) == content
+    assert one("map[:] == content") and two("map[:] == content", content=content)
+    assert read_file(os.path.join(data, "f")) == content
+    os.close(fd)
+    one.end()
+    two.end()
+    assert m.unmount() is None
+
+
+def test_reads_while_there_is_no_space(mount, agents, small):
+    """A read() either has the released bytes or says why not: never the old bytes."""
+    m = mount(data=small)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    os.truncate(path, MIB)
+    fd = os.open(path, os.O_RDWR)
+    child = agents()  # a touch that can't be served must not end the tests
+    child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 1 << 20)\nmap[:] = b'D' * (1 << 20)", path=path)
+    ballast = fill(small)
+    child.do("map.release()")
+    for offset in (0, 100 * PAGE, MIB - PAGE):
+        try:
+            assert os.pread(fd, PAGE, offset) == b"D" * PAGE
+        except OSError as error:
+            assert error.errno in (errno.ENOSPC, errno.EIO)
+    os.unlink(ballast)
+    assert read_file(path) == b"D" * MIB
+    os.close(fd)
+
+
+def test_eviction_while_there_is_no_space(mount, agents, small):
+    """What can't be evicted stays; the toucher gets its page or SIGBUS, no hang, and what it stored is not lost."""
+    m = mount("device_cache=256K", data=small)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    os.truncate(path, MIB)
+    child = agents()
+    child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 1 << 20)", path=path)
+    child.do("for i in range(32): map[i * PAGE:(i + 1) * PAGE] = bytes([i + 1]) * PAGE")
+    child.do("map.release(0, 32 * PAGE)")
+    ballast = fill(small)
+    child.start("for i in range(32, 256): map[i * PAGE]")
+    try:
+        assert not child.busy(20), "a touch hangs"
+        child.finish()
+    except AgentDied as died:
+        assert died.code == -signal.SIGBUS
+    os.unlink(ballast)
+    assert read_file(path)[:32 * PAGE] == b"".join(bytes([i + 1]) * PAGE for i in range(32))
+
+
+def test_no_space_for_one_of_two_pages(mount, devices, small):
+    """A failed fsync() says so, also when what was written last went well."""
+    m = mount(data=small)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    os.truncate(path, MIB)  # holes in front, and a page that has its room
+    fd = os.open(path, os.O_RDWR)
+    os.pwrite(fd, b"room" * 1024, MIB - PAGE)
+    mapping = devices().mmap(fd, MIB)
+    mapping[0], mapping[MIB - PAGE] = 1, 2  # in this order
+    ballast = fill(small)
+    mapping.release()
+    for call in (lambda: os.fsync(fd), mapping.sync):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert caught.value.errno == errno.ENOSPC
+        mapping[MIB - PAGE] += 1
+        mapping.release()
+    os.unlink(ballast)
+    with pytest.raises(OSError):  # the descriptor is told of the mapping's failure
+        os.fsync(fd)
+    os.fsync(fd)
+    content = read_file(os.path.join(small, "f"))
+    assert content[0] == 1 and content[MIB - PAGE] == 4
+    os.close(fd)
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_a_write_for_which_half_the_space_is_there(mount, devices, small, tracked):
+    """It says how much it has written, as on the data directory itself."""
+    m = mount(data=small)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    fd = os.open(path, os.O_RDWR)
+    if tracked:
+        devices().mmap(fd, MIB)
+    ballast = fill(small)
+    os.truncate(ballast, os.path.getsize(ballast) // PAGE * PAGE - 8 * PAGE)
+    done = os.pwrite(fd, b"w" * 32 * PAGE, 0)
+    assert 0 < done < 32 * PAGE
+    assert os.fstat(fd).st_size == done and os.pread(fd, MIB, 0) == b"w" * done
+    os.close(fd)
+
+
+def test_a_touch_after_one_that_found_no_space(mount, agents, small):
+    """Granting a page that another device has released needs room in the data directory. Later there is some."""
+    m = mount(data=small)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    os.truncate(path, MIB)
+    agent = [agents() for _ in range(3)]
+    for one, name in zip(agent, ("soft:0", "soft:1", "soft:1")):
+        one.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device(name).mmap(fd, 1 << 20)", path=path, name=name)
+    agent[0].do("map[100 * PAGE] = 7")
+    ballast = fill(small)
+    agent[0].do("map.release()")
+    with pytest.raises(AgentDied) as died:
+        agent[1]("map[100 * PAGE]")
+    assert died.value.code == -signal.SIGBUS
+    os.unlink(ballast)
+    agent[2].start("map[100 * PAGE]", "eval")
+    assert not agent[2].busy(20), "a touch hangs"
+    assert agent[2].finish() == 7
+
+
+# --- a broken disk ------------------------------------------------------------------------------------------------------
+
+class Disk:
+    """An ext4 on a loop device whose image can be broken: reads of file data fail when its end is cut off, writes fail
+    when the filesystem below it has no room for the image's holes."""
+
+    def __init__(self, workdir):
+        self.below, self.folder = os.path.join(workdir, "below"), os.path.join(workdir, "disk")
+        self.image = os.path.join(self.below, "image")
+        os.mkdir(self.below)
+        os.mkdir(self.folder)
+        self.undo = []
+        self.run("mount", "-t", "tmpfs", "-o", "size=40m", "none", self.below)
+        self.undo.append(["umount", "-l", self.below])
+        with open(self.image, "wb") as file:
+            file.truncate(64 * MIB)
+        # Its metadata is at the beginning, and stays good.
+        self.run("mkfs.ext4", "-q", "-b", "4096", "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard", self.image)
+        self.loop = self.run("losetup", "-f", "--show", self.image).strip()
+        self.undo.append(["losetup", "-d", self.loop])
+        self.run("mount", "-o", "errors=continue", self.loop, self.folder)
+        self.undo.append(["umount", "-l", self.folder])
+
+    def run(self, *command):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            self.end()
+            pytest.skip(f"no disk in a file here: {' '.join(command)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def end(self):
+        while self.undo:
+            subprocess.run(self.undo.pop(), check=False, capture_output=True)
+
+    def sync(self):
+        subprocess.run(["sync", "-f", self.folder], check=True)
+
+    def cut(self):
+        """From now on what is not in memory can't be read."""
+        self.sync()
+        with open(self.image, "r+b") as file:
+            file.seek(6 * MIB)
+            self.rest = file.read()
+            file.truncate(6 * MIB)
+
+    def mend(self):
+        with open(self.image, "r+b") as file:
+            file.truncate(64 * MIB)
+            for at in range(0, len(self.rest), PAGE):
+                if self.rest[at:at + PAGE].strip(b"\0"):  # holes stay holes: there is no room for all
+                    os.pwrite(file.fileno(), self.rest[at:at + PAGE], 6 * MIB + at)
+
+    def fill(self):
+        """From now on what was never written can't be written."""
+        self.sync()
+        self.ballast = fill(self.below)
+
+    def empty(self):
+        os.unlink(self.ballast)
+
+
+@pytest.fixture
+def disk(workdir):
+    made = Disk(workdir)
+    yield made
+    made.end()
+
+
+@pytest.fixture(params=["1", "0"], ids=["", "before-6.6"])
+def broken_disk_mount(disk, mount, request):
+    """The mount is gone before the disk below it. Also without what kernels before 6.6 lack."""
+    yield mount(data=disk.folder, env={"GAIA_SOFT_POISON": request.param})
+    helpers.close_files()
+
+
+def test_a_disk_that_cannot_be_read(broken_disk_mount, disk, agents):
+    """EIO for read() and for calls, SIGBUS for a touch; others go on, and all is well when the disk is."""
+    m = broken_disk_mount
+    content = random.Random(1).randbytes(4 * MIB)
+    for name in ("low", "pad"):  # so that the file lies behind what stays
+        write_file(os.path.join(m.mnt, name), content)
+    disk.sync()
+    path, direct = os.path.join(m.mnt, "f"), os.path.join(disk.folder, "f")
+    write_file(path, content)
+    write_file(os.path.join(m.mnt, "other"), b"o" * PAGE)
+    child, dying, storing = agents(), agents(), agents()
+    for agent, flags in ((child, gaia.RESIDENT), (dying, 0), (storing, 0)):
+        agent.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device()\nmap = dev.mmap(fd, 4 << 20, 3, flags)", path=path,
+                 flags=flags)
+    for forgotten in (path, direct):
+        helpers.drop_host_cache(forgotten)
+    disk.cut()
+    fd = os.open(direct, os.O_RDONLY | os.O_DIRECT)
+    try:
+        try:
+            os.preadv(fd, [mmap.mmap(-1, PAGE)], MIB)
+            pytest.skip("reads of the cut image do not fail here")
+        except OSError as error:
+            assert error.errno == errno.EIO
+    finally:
+        os.close(fd)
+    fd = os.open(path, os.O_RDWR)
+    with pytest.raises(OSError) as caught:
+        os.pread(fd, PAGE, MIB)
+    assert caught.value.errno == errno.EIO
+    child.start("map.acquire()")
+    assert not child.busy(10), "an acquire hangs"
+    with pytest.raises(OSError) as caught:
+        child.finish()
+    assert caught.value.errno == errno.EIO
+    for agent, touch in ((dying, "map[2 << 20]"), (storing, "map[3 << 20:(3 << 20) + 1] = b'x'")):
+        agent.start(touch)
+        assert not agent.busy(10), "a touch hangs"
+        with pytest.raises(AgentDied) as died:
+            agent.finish()
+        assert died.value.code == -signal.SIGBUS
+    assert m.proc.poll() is None
+    statistics(m.mnt)
+    disk.mend()
+    child.do("map.acquire()")
+    assert child("map[:]") == content
+    os.close(fd)
+    assert read_file(path) == content
+    child.end()
+
+
+TOUCH = '''
+libc = ctypes.CDLL(None, use_errno=True)
+libc.write.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+hole = os.memfd_create("hole")
+def touch(offset):
+    "A touch by the kernel: it gets EFAULT where a program gets SIGBUS."
+    return libc.write(hole, map.address + offset, 1), ctypes.get_errno()
+'''
+
+
+def test_a_page_that_can_be_read_again(mount, disk, agents):
+    """What could not be served is tried again after an acquire, by the same process."""
+    m = mount(data=disk.folder)
+    content = random.Random(3).randbytes(4 * MIB)
+    for name in ("low", "pad", "f"):
+        write_file(os.path.join(m.mnt, name), content)
+    disk.sync()
+    child = agents()
+    child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 4 << 20)\nmap.advise(gaia.ADV_RANDOM)" + TOUCH,
+             path=os.path.join(m.mnt, "f"))
+    for forgotten in (os.path.join(m.mnt, "f"), os.path.join(disk.folder, "f")):
+        helpers.drop_host_cache(forgotten)
+    disk.cut()
+    done, code = child("touch(2 << 20)")
+    disk.mend()
+    if done == 1:
+        pytest.skip("reads of the cut image do not fail here")
+    assert code == errno.EFAULT
+    child.do("map.acquire()")
+    assert child("touch(2 << 20)")[0] == 1
+    assert child("map[:]") == content
+    child.end()
+
+
+def test_fsync_of_a_file_that_no_device_has(mount, disk):
+    m = mount(data=disk.folder)
+    fd = os.open(os.path.join(m.mnt, "f"), os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, 8 * MIB)
+    disk.fill()
+    with contextlib.suppress(OSError):
+        os.pwrite(fd, b"w" * MIB, 6 * MIB)
+    with pytest.raises(OSError) as caught:
+        os.fsync(fd)
+    assert caught.value.errno in (errno.EIO, errno.ENOSPC)
+    disk.empty()
+    os.close(fd)
+
+
+def test_a_disk_that_cannot_be_written(broken_disk_mount, disk, agents):
+    """fsync() and msync say so to each descriptor; nobody sees old bytes; what the device holds is not lost."""
+    m = broken_disk_mount
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    os.truncate(path, 8 * MIB)
+    fds = [os.open(path, os.O_RDWR) for _ in range(2)]
+    one, two = agents(), agents()
+    for agent, name in ((one, "soft:0"), (two, "soft:1")):
+        agent.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device(name).mmap(fd, 8 << 20)\nmap[5]", path=path, name=name)
+    content = random.Random(2).randbytes(4 * MIB)
+    one.do("map[:4 << 20] = content", content=content)
+    disk.fill()
+    one.do("map.release()")
+    try:
+        os.pwrite(fds[0], b"w" * MIB, 6 * MIB)
+        written = True
+    except OSError as error:
+        assert error.errno in (errno.EIO, errno.ENOSPC)
+        written = False
+    for fd in fds:
+        with pytest.raises(OSError) as caught:
+            os.fsync(fd)
+        assert caught.value.errno in (errno.EIO, errno.ENOSPC)
+    with pytest.raises(OSError) as caught:
+        one.do("map.sync()")
+    assert caught.value.errno in (errno.EIO, errno.ENOSPC)
+    # what is still there is what was stored, for everyone
+    try:
+        two.do("map.acquire()")
+        assert two("map[:4 << 20]") == content
+    except OSError as error:
+        assert error.errno in (errno.EIO, errno.ENOSPC)
+    assert one("map[:4 << 20]") == content
+    disk.empty()
+    fresh = os.open(path, os.O_RDWR)
+    if written:  # and called clean by the filesystem: the next fsync would have nothing to do
+        for fd in (*fds, fresh, *fds):
+            with pytest.raises(OSError) as caught:
+                os.fsync(fd)
+            assert caught.value.errno in (errno.EIO, errno.ENOSPC)
+        with pytest.raises(OSError):
+            one.do("map.sync()")
+    for agent in (one, two):
+        agent.do("map.acquire()")
+    one.do("map[:4 << 20] = bytes(4 << 20)\nmap.release()")  # storing what is there already would write nothing
+    os.pwrite(fresh, b"w" * MIB, 6 * MIB)
+    for fd in (fresh, *fds):
+        try:
+            os.fsync(fd)
+        except OSError as error:  # the last of the old trouble
+            assert error.errno in (errno.EIO, errno.ENOSPC)
+        os.fsync(fd)  # all was written again
+    one.do("map[:4 << 20] = content\nmap.release()\nmap.sync()")
+    print("written", written)
+    assert read_file(path)[:4 * MIB] == content
+    for fd in (*fds, fresh):
+        os.close(fd)
+    one.end()
+    two.end()
