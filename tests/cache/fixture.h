@@ -50,6 +50,8 @@ struct fixture {
 };
 
 extern const struct gaia_frames_ops *plain_frames;
+/* For drop: -ENOMEM. */
+int fixture_refuse_to_drop(struct gaia_frames *frames, uint64_t page, uint64_t count);
 
 struct device_map {
     uint32_t id;

@@ -424,14 +424,6 @@ static void test_a_release_that_could_not_look(void **state)
     fixture_stop(&f);
 }
 
-static int refuse_to_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
-{
-    (void)frames;
-    (void)page;
-    (void)count;
-    return -ENOMEM;
-}
-
 /* Frames that could not be freed are still seen by clients: they stay the device's, and stay out of date. */
 static void test_a_drop_that_failed(void **state)
 {
@@ -442,7 +434,7 @@ static void test_a_drop_that_failed(void **state)
         skip();
     assert_int_equal(((volatile uint8_t *)map.bytes)[10], 0);
     kernel_write(&f, 0, 10, (const uint8_t *)"w", 1);
-    f.drop = refuse_to_drop;
+    f.drop = fixture_refuse_to_drop;
     assert_int_equal(device_acquire(&f, &map), -ENOMEM);
     assert_int_equal(((volatile uint8_t *)map.bytes)[10], 0);
     assert_int_equal(device_acquire(&f, &map), 0);

@@ -416,14 +416,6 @@ static void test_a_touch_of_what_was_cut_off(void **state)
 
 /* --- reads of storage that fail --- */
 
-static int refuse_to_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
-{
-    (void)frames;
-    (void)page;
-    (void)count;
-    return -ENOMEM;
-}
-
 static int acquire_page_20(bool *poisoned)
 {
     uint64_t changes;
@@ -452,7 +444,7 @@ static void test_poison_is_told_until_it_is_heard(void **state)
     sigaction(SIGBUS, &before, NULL);
     assert_int_equal(cache_map_advise(f.client, map.id, 20 * 4096, 4096, GAIA_ADV_WILLNEED), 0);
     kernel_write(&f, 20, 10, (const uint8_t *)"w", 1);
-    f.drop = refuse_to_drop;
+    f.drop = fixture_refuse_to_drop;
     assert_int_equal(acquire_page_20(&poisoned), -ENOMEM);
     poisoned = false;
     assert_int_equal(acquire_page_20(&poisoned), 0);

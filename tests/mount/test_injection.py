@@ -8,6 +8,7 @@ terms of the call; and nothing that was answered is lost, neither through the mo
 """
 import errno
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -128,6 +129,23 @@ class Run:
             lost = [page for page in range(PAGES) if page not in unsure
                     and found[page * PAGE:(page + 1) * PAGE] != state[page * PAGE:(page + 1) * PAGE]]
             assert not lost, f"{path}: pages {lost}"
+
+
+@pytest.mark.skipif(SANITIZE, reason="a sanitizer calls what it likes")
+def test_every_call_has_a_row():
+    """Or a reason for having none: who adds a call is reminded."""
+    if platform.libc_ver()[1] != "2.36":
+        pytest.skip("another C library than Debian 12's has other names for them")
+    called = set()
+    for name, dynamic in (("mount.gaiafs", []), ("libgaia.so", ["-D"])):
+        done = subprocess.run(["nm", "-u", "--without-symbol-versions", *dynamic, os.path.join(helpers.BIN, name)],
+                              capture_output=True, text=True, check=True)
+        called |= {line.split()[1] for line in done.stdout.splitlines()}
+    with open(os.path.join(FAULTS, "without_rows.txt")) as file:
+        without = {word for line in file if line[0] not in "#[\n" for word in line.split()}
+    rows = set(helpers.ALL_ROWS)
+    assert called - rows - without == set()
+    assert without & rows == set()
 
 
 def numbers(calls, rng):
