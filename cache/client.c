@@ -49,6 +49,7 @@ void cache_map_put(struct cache_map *map)
     durable_close(map->replica->file->durable);
     file_unuse(map->replica->file);
     readahead_free(&map->readahead);
+    readahead_free(&map->stores);
     free(map);
 }
 
@@ -240,6 +241,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     if (error)
         goto out_unuse;
     readahead_init(&map->readahead, map->replica->file->cache->config.unit_pages);
+    readahead_init(&map->stores, 1);
     durable_open(request->file->durable, true, &map->seen);
     pthread_mutex_lock(&client->lock);
     if (client->count < MAPS_MAX) {
@@ -258,6 +260,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     }
     durable_close(request->file->durable);
     readahead_free(&map->readahead);
+    readahead_free(&map->stores);
     close(frames_fd);
     close(state_fd);
 out_unuse:
@@ -462,12 +465,15 @@ int cache_map_advise(struct cache_client *client, uint32_t id, uint64_t offset, 
     switch (advice) {
     case GAIA_ADV_NORMAL:
         readahead_set_mode(&map->readahead, READAHEAD_NORMAL);
+        readahead_set_mode(&map->stores, READAHEAD_NORMAL);
         break;
     case GAIA_ADV_RANDOM:
         readahead_set_mode(&map->readahead, READAHEAD_RANDOM);
+        readahead_set_mode(&map->stores, READAHEAD_RANDOM);
         break;
     case GAIA_ADV_SEQUENTIAL:
         readahead_set_mode(&map->readahead, READAHEAD_SEQUENTIAL);
+        readahead_set_mode(&map->stores, READAHEAD_NORMAL);
         break;
     case GAIA_ADV_WILLNEED:
         if (run.count > map->replica->device->capacity)

@@ -10,6 +10,9 @@
 #include "cache/fill.h"
 #include "cache/map.h"
 
+/* Pages whose twins are taken at once: at most a leaf, which the file's lock is held for. */
+#define STORES_AHEAD_MAX LEAF_PAGES
+
 /* The page is in the device's memory. Show it, and what lies around it, to this client. Lock held; let go. */
 static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t page, bool store)
 {
@@ -30,33 +33,76 @@ static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t 
     replica_wake(replica, number, error ? wake | page_bit(page) : wake);
 }
 
-/* A first store: take the twin, then let it through. Lock held; let go. */
-static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t page, uint32_t thread)
+/* Take the twins of pages that are present and not busy, and let stores through: to `page` first of all,
+ * which a thread waits for, or FILL_NO_PAGE. The error is that of this page. Lock held; let go. */
+static int open_pages(struct cache_map *map, struct leaf_copy *copy, page_mask pages, uint64_t page)
 {
     struct replica *replica = map->replica;
-    page_mask bit = page_bit(page);
+    uint64_t base = copy->leaf->number << LEAF_SHIFT;
+    page_mask waited = page == FILL_NO_PAGE ? 0 : page_bit(page), busy = pages;
 
-    copy->busy |= bit;
+    copy->busy |= busy;
     evict_touched(replica->device, copy);
-    int error = replica_take_twins(copy, bit);
+    int error = replica_take_twins(copy, waited);
+    /* When there is no room for all of them, each will be asked for by itself. */
+    if (!error && replica_take_twins(copy, pages))
+        pages &= copy->twin;
     if (!error) {
         page_mask before = copy_stored(copy);
-        copy->sealed &= ~bit;
+        copy->sealed &= ~pages;
         replica_update(copy, before);
     }
     pthread_mutex_unlock(&replica->file->lock);
+    for (page_mask left = error ? 0 : pages; left;) {
+        unsigned length, first = page_mask_run(&left, &length);
+        int one = replica->frames->ops->unprotect(map->frames, base + first, length);
+        if (page >= base + first && page < base + first + length)
+            error = one;
+    }
+    pthread_mutex_lock(&replica->file->lock);
+    page_mask wake = replica_unbusy(copy, busy);
+    pthread_mutex_unlock(&replica->file->lock);
+    if (wake)
+        replica_wake(replica, base >> LEAF_SHIFT, wake);
+    return error;
+}
+
+/* The pages of a leaf that a window of stores has. Lock held. */
+static page_mask window_pages(const struct cache_map *map, const struct leaf_copy *copy,
+                              struct readahead_window window)
+{
+    uint64_t number = copy->leaf->number;
+
+    return copy->present & ~copy->busy & page_range_mask(number, window.first, window.count) &
+           page_range_mask(number, map->first, map->count);
+}
+
+/* A first store: take the twin, then let it through. Who stores to page after page is not stopped at each:
+ * the next ones get their twins, too, in windows that grow as those of reads do. What is not stored to after
+ * all costs a comparison at the release. Lock held; let go. */
+static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t page, uint32_t thread)
+{
+    struct replica *replica = map->replica;
+    struct readahead_window window =
+        readahead_next(&map->stores, page, map->first + map->count, STORES_AHEAD_MAX);
+    uint64_t leaf_end = (page | (LEAF_PAGES - 1)) + 1;
+
     replica_count(replica, write_faults, 1);
-    if (!error)
-        error = replica->frames->ops->unprotect(map->frames, page, 1);
+    int error = open_pages(map, copy, page_bit(page) | window_pages(map, copy, window), page);
     if (error == -EIO)
         replica->frames->ops->refuse(map->frames, page, thread);
     else if (error) /* no memory for a twin, say: the store tries again */
         replica->frames->ops->wake(replica->frames, page, 1);
+    if (error || window.first + window.count <= leaf_end)
+        return;
     pthread_mutex_lock(&replica->file->lock);
-    page_mask wake = replica_unbusy(copy, bit);
-    pthread_mutex_unlock(&replica->file->lock);
-    if (wake)
-        replica_wake(replica, page >> LEAF_SHIFT, wake);
+    struct leaf *next = index_find(&replica->file->index, leaf_end >> LEAF_SHIFT);
+    copy = next ? leaf_find_copy(next, replica) : NULL;
+    page_mask pages = copy ? window_pages(map, copy, window) : 0;
+    if (pages)
+        open_pages(map, copy, pages, FILL_NO_PAGE);
+    else
+        pthread_mutex_unlock(&replica->file->lock);
 }
 
 static void serve_missing(struct cache_map *map, uint64_t page, const struct gaia_fault *fault)

@@ -25,7 +25,9 @@ struct cache_map {
     _Atomic unsigned careful;    /* so many touches are served one page at a time, after an error */
     _Atomic unsigned references; /* the client's list, and operations under way */
     struct durable_seen seen;
-    struct readahead readahead; /* used by the client's fault thread and by advice, under its own lock */
+    /* Of touches of missing pages, and of first stores. Used by the client's fault thread and by advice, each
+     * under its own lock. */
+    struct readahead readahead, stores;
 };
 
 /* The last reference detaches the frames and lets the file go. No lock is held. */
