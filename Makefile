@@ -48,10 +48,11 @@ PKG_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(packages) 2>/dev/null)
 PKG_LIBS := $(shell $(PKG_CONFIG) --libs $(packages) 2>/dev/null)
 CPPFLAGS += $(PKG_CFLAGS)
 
-# What goes where: gpu/home_*.c is the daemon's half of a device, the rest of gpu/ is libgaia.
-home_src := $(wildcard base/*.c consistency/*.c io/*.c cache/*.c gpu/home_*.c) $(filter-out fs/mount.c fs/gaiactl.c,$(wildcard fs/*.c))
-lib_src := $(filter-out gpu/home_%.c,$(wildcard gpu/*.c)) io/message.c $(wildcard base/*.c)
-ctl_src := fs/gaiactl.c io/message.c
+# What goes where: gpu/home_*.c is the daemon's half of a device, gpu/cuda_*.c is gaiactl's as yet, the rest of gpu/ is
+# libgaia.
+home_src := $(wildcard base/*.c consistency/*.c io/*.c cache/*.c gpu/home_*.c) $(filter-out fs/mount.c fs/gaiactl%.c,$(wildcard fs/*.c))
+lib_src := $(filter-out gpu/home_%.c gpu/cuda_%.c,$(wildcard gpu/*.c)) io/message.c $(wildcard base/*.c)
+ctl_src := fs/gaiactl.c fs/gaiactl_devices.c gpu/cuda_list.c gpu/cuda_load.c io/message.c
 
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 home_a := $(BUILD)/libhome.a
@@ -60,6 +61,7 @@ tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/base/test_*.c tests/consiste
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c tests/vm/tool_*.c))
 vm := $(BUILD)/tests/vm/nosync.so
+standins := $(BUILD)/cuda/libcuda.so.1 $(BUILD)/cuda/old/libcuda.so.1
 examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/sssp/*.c))
 
 # The same programs with every call that can fail led through a table of the tests (tests/faults/table.c).
@@ -68,8 +70,8 @@ wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/fa
 
 .PHONY: all check check-long helgrind model soak mutants bench install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
-tests: all $(tests) $(tools) $(vm) $(faults)
-tools: $(tools) $(vm)
+tests: all $(tests) $(tools) $(vm) $(standins) $(faults)
+tools: $(tools) $(vm) $(standins)
 benches: all $(benches)
 examples: all $(examples)
 
@@ -112,6 +114,10 @@ $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 # Loaded into a program with LD_PRELOAD.
 $(vm): $(BUILD)/%.so: $(BUILD)/%.o
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -o $@ $^
+# A driver of NVIDIA's that is none; and an old one.
+$(standins): tests/cuda/standin.c gpu/cuda_api.h
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(filter-out -fsanitize=%,$(CFLAGS)) -fvisibility=default $(if $(findstring /old/,$@),-DSTANDIN_OLD) -shared -o $@ $<
 $(BUILD)/tests/vm/nosync.o: CFLAGS += -fvisibility=default
 $(call obj,$(wildcard examples/*.c examples/sssp/*.c tests/bench/bench_*.c tests/mount/tool_*.c tests/vm/tool_*.c)): CFLAGS += -fopenmp -Igpu
 

@@ -10,14 +10,17 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fs/gaiactl.h"
 #include "io/message.h"
 
 static void usage(FILE *to)
 {
     fputs("usage: gaiactl stat [--json] MOUNTPOINT\n"
+          "       gaiactl devices [--json]\n"
           "       gaiactl --help | --version\n"
           "\n"
-          "stat   what is resident on each device, for each file, and what was moved\n",
+          "stat     what is resident on each device, for each file, and what was moved\n"
+          "devices  what there is to map files on, and what NVIDIA's driver says of its GPUs\n",
           to);
 }
 
@@ -61,8 +64,7 @@ static long long field(json_t *object, const char *name)
     return (long long)json_integer_value(json_object_get(object, name));
 }
 
-/* Bytes for people: three digits and a unit. */
-static const char *human(long long bytes, char text[16])
+const char *human(long long bytes, char text[16])
 {
     static const char units[] = "BKMGTP";
     double n = (double)bytes;
@@ -167,6 +169,8 @@ int main(int argc, char **argv)
     }
     if (argc > 1 && !strcmp(argv[1], "stat"))
         return stat_command(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "devices"))
+        return devices_command(argc - 1, argv + 1);
     usage(stderr);
     return 2;
 }

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the commands of gaiactl share. */
+#ifndef GAIAFS_FS_GAIACTL_H
+#define GAIAFS_FS_GAIACTL_H
+
+/* Bytes for people: three digits and a unit, in text, which is returned. */
+const char *human(long long bytes, char text[16]);
+
+/* gaiactl devices, with the arguments from there on. Returns the exit status: 0, 1 (it can't be printed) or 2
+ * (wrong arguments). */
+int devices_command(int argc, char **argv);
+
+#endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gaiactl devices: what there is to map files on, and why something is not. */
+#include <getopt.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "fs/gaiactl.h"
+#include "gpu/cuda_list.h"
+
+#define NOT_USED "this version maps files on soft devices only"
+
+static void print_abilities(json_t *can, bool which)
+{
+    const char *name;
+    json_t *value;
+    bool first = true;
+
+    json_object_foreach(can, name, value)
+    {
+        if (json_is_true(value) != which)
+            continue;
+        if (first)
+            printf("          %s ", which ? "can:" : "cannot:");
+        printf("%s%s", first ? "" : ", ", name);
+        first = false;
+    }
+    if (!first)
+        printf("\n");
+}
+
+static void print_gpu(json_t *gpu)
+{
+    const char *error = json_string_value(json_object_get(gpu, "error"));
+    char memory[16];
+
+    printf("%-9s ", json_string_value(json_object_get(gpu, "device")));
+    if (error) {
+        printf("does not answer: %s\n", error);
+        return;
+    }
+    const char *pci = json_string_value(json_object_get(gpu, "pci"));
+    printf("%s, %s, compute capability %s, %lld multiprocessors%s%s\n",
+           json_string_value(json_object_get(gpu, "name")),
+           human((long long)json_integer_value(json_object_get(gpu, "total_bytes")), memory),
+           json_string_value(json_object_get(gpu, "compute_capability")),
+           (long long)json_integer_value(json_object_get(gpu, "multiprocessors")), *pci ? ", PCI " : "", pci);
+    print_abilities(json_object_get(gpu, "can"), true);
+    print_abilities(json_object_get(gpu, "can"), false);
+    printf("          not used: %s\n", NOT_USED);
+}
+
+static int print_text(json_t *gpus, const char *why)
+{
+    json_t *gpu;
+    size_t i;
+
+    printf("soft:N    on every mount, soft:0 to soft:7 or as many as -o soft_devices= says: memory of this "
+           "machine\n"
+           "          (gaiactl stat MOUNTPOINT shows what they hold)\n");
+    if (!gpus)
+        printf("cuda      not used: %s\n", why);
+    json_array_foreach (gpus, i, gpu)
+        print_gpu(gpu);
+    return fflush(stdout) ? 1 : 0;
+}
+
+static int print_json(json_t *gpus, const char *why)
+{
+    json_t *root = json_object();
+
+    if (gpus)
+        json_object_set(root, "cuda", gpus);
+    json_object_set_new(root, "cuda_not_used", json_string(gpus ? NOT_USED : why));
+    int failed = json_dumpf(root, stdout, JSON_INDENT(1)) || putchar('\n') == EOF || fflush(stdout);
+    json_decref(root);
+    return failed ? 1 : 0;
+}
+
+int devices_command(int argc, char **argv)
+{
+    static const struct option options[] = {{"json", no_argument, NULL, 'j'}, {0}};
+    char why[CUDA_WHY_SIZE] = "";
+    bool json = false;
+    int option;
+
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (option != 'j')
+            return 2;
+        json = true;
+    }
+    if (optind != argc) {
+        fprintf(stderr, "usage: gaiactl devices [--json]\n");
+        return 2;
+    }
+    json_t *gpus = cuda_list(why);
+    int status = json ? print_json(gpus, why) : print_text(gpus, why);
+    json_decref(gpus);
+    return status;
+}

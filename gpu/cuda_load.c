@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/cuda_load.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    int version;
+    int required;
+    size_t offset; /* of its pointer in struct cuda_api */
+} entry_points[] = {
+#define X(name, version, required, parameters) {#name, version, required, offsetof(struct cuda_api, name)},
+    CUDA_ENTRY_POINTS(X)
+#undef X
+};
+
+/* Written once, by load(). */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static struct cuda_api api;
+static int outcome;
+static char why[CUDA_WHY_SIZE];
+
+/* "12.4" */
+static const char *version_text(int version, char text[16])
+{
+    snprintf(text, 16, "%d.%d", version / 1000, version % 1000 / 10);
+    return text;
+}
+
+/* A driver from before 11.3 has no cuGetProcAddress, one from before 12.0 no second version of it: all that
+ * can be asked of it is how old it is. */
+static int too_old(void *library)
+{
+    CUresult (*get_version)(int *) = (CUresult(*)(int *))(uintptr_t)dlsym(library, "cuDriverGetVersion");
+    char has[16], least[16];
+    int version = 0;
+
+    if (get_version && get_version(&version) == CUDA_SUCCESS)
+        snprintf(why, sizeof why, "the driver is of CUDA %s, and %s is needed", version_text(version, has),
+                 version_text(CUDA_VERSION_LEAST, least));
+    else
+        snprintf(why, sizeof why, "libcuda.so.1 is no driver of NVIDIA's: it has no cuDriverGetVersion");
+    return -ENODEV;
+}
+
+static int find_entry_points(cuGetProcAddress_v2_type *find)
+{
+    char text[16];
+
+    for (size_t i = 0; i < sizeof entry_points / sizeof entry_points[0]; i++) {
+        void *function = NULL;
+        int status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+        CUresult error = find(entry_points[i].name, &function, entry_points[i].version, 0, &status);
+
+        if (error != CUDA_SUCCESS || status != CU_GET_PROC_ADDRESS_SUCCESS)
+            function = NULL;
+        if (!function && entry_points[i].required) {
+            snprintf(why, sizeof why, "the driver has no %s of version %s", entry_points[i].name,
+                     version_text(entry_points[i].version, text));
+            return -ENODEV;
+        }
+        memcpy((char *)&api + entry_points[i].offset, &function, sizeof function);
+    }
+    return 0;
+}
+
+static int start_driver(void)
+{
+    char has[16], least[16];
+    int version = 0, count = 0;
+
+    CUresult error = api.cuDriverGetVersion(&version);
+    if (error == CUDA_SUCCESS && version < CUDA_VERSION_LEAST) {
+        snprintf(why, sizeof why, "the driver is of CUDA %s, and %s is needed", version_text(version, has),
+                 version_text(CUDA_VERSION_LEAST, least));
+        return -ENODEV;
+    }
+    if (error == CUDA_SUCCESS)
+        error = api.cuInit(0);
+    if (error == CUDA_SUCCESS)
+        error = api.cuDeviceGetCount(&count);
+    if (error == CUDA_ERROR_NO_DEVICE || (error == CUDA_SUCCESS && count < 1)) {
+        snprintf(why, sizeof why, "the driver finds no GPU (or CUDA_VISIBLE_DEVICES hides them)");
+        return -ENODEV;
+    }
+    if (error == CUDA_SUCCESS)
+        return 0;
+    snprintf(why, sizeof why, "the driver does not start: %s", cuda_error_name(&api, error));
+    return -EIO;
+}
+
+static void load(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* never closed: it has threads */
+    cuGetProcAddress_v2_type *find = NULL;
+
+    if (!library) {
+        const char *said = dlerror();
+        snprintf(why, sizeof why, "no driver: %s", said ? said : "libcuda.so.1 can't be opened");
+        outcome = -ENODEV;
+        return;
+    }
+    void *symbol = dlsym(library, "cuGetProcAddress_v2");
+    memcpy(&find, &symbol, sizeof find);
+    outcome = find ? find_entry_points(find) : too_old(library);
+    if (!outcome)
+        outcome = start_driver();
+}
+
+int cuda_load(const struct cuda_api **api_out, char why_out[CUDA_WHY_SIZE])
+{
+    pthread_once(&once, load);
+    if (outcome)
+        memcpy(why_out, why, CUDA_WHY_SIZE);
+    else
+        *api_out = &api;
+    return outcome;
+}
+
+const char *cuda_error_name(const struct cuda_api *of, CUresult error)
+{
+    const char *name = NULL;
+
+    return of->cuGetErrorName(error, &name) == CUDA_SUCCESS && name ? name : "an error without a name";
+}

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gaiactl devices`: with a stand-in for NVIDIA's driver (tests/cuda/standin.c), with what is wrong with one, and with
+none."""
+import json
+import os
+import subprocess
+
+import pytest
+
+import helpers
+
+
+def devices(folder, standin="", arguments=(), **environment):
+    """What `gaiactl devices` answers where libcuda.so.1 is the one of this folder of the build."""
+    library = os.path.join(helpers.build_folder(), "cuda", folder)
+    if not os.path.exists(os.path.join(library, "libcuda.so.1")):
+        pytest.skip("no stand-in: make tools")
+    return subprocess.run([os.path.join(helpers.BIN, "gaiactl"), "devices", *arguments], capture_output=True, text=True,
+                          timeout=20, env={**os.environ, "LD_LIBRARY_PATH": library, "STANDIN_CUDA": standin, **environment})
+
+
+def listed(folder, standin=""):
+    done = devices(folder, standin, ["--json"])
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_two_gpus():
+    found = listed("", "gpus=2")
+    assert [gpu["device"] for gpu in found["cuda"]] == ["cuda:0", "cuda:1"]
+    one, two = found["cuda"]
+    assert (one["name"], two["name"]) == ("stand-in 0", "stand-in 1")
+    assert (one["total_bytes"], two["total_bytes"]) == (80 << 30, 160 << 30)
+    assert (one["compute_capability"], one["multiprocessors"], one["pci"]) == ("9.0", 132, "0000:07:00.0")
+    assert {name for name, can in one["can"].items() if can} == {"virtual_memory", "dma_buf"}
+    assert one["can"]["host_numa_memory"] is False  # which the driver does not know
+    assert "soft devices only" in found["cuda_not_used"]
+
+
+def test_for_people():
+    done = devices("", "gpus=1")
+    assert done.returncode == 0
+    text = done.stdout
+    assert "cuda:0    stand-in 0, 80G, compute capability 9.0, 132 multiprocessors, PCI 0000:07:00.0\n" in text
+    assert "can: virtual_memory, dma_buf\n" in text
+    assert "cannot: pageable_access, " in text
+    assert "not used: this version maps files on soft devices only\n" in text
+    assert text.startswith("soft:N ")
+
+
+def test_the_bus_may_be_missing():
+    assert listed("", "missing=cuDeviceGetPCIBusId")["cuda"][0]["pci"] == ""
+
+
+@pytest.mark.parametrize("standin, why", [
+    ("gpus=0", "finds no GPU"),
+    ("init=100", "finds no GPU"),
+    ("init=802", "does not start: CUDA_ERROR_SYSTEM_NOT_READY"),
+    ("count=999", "does not start: CUDA_ERROR_UNKNOWN"),
+    ("init=12345", "does not start: an error without a name"),
+    ("version=11080", "the driver is of CUDA 11.8, and 12.0 is needed"),
+    ("missing=cuDeviceTotalMem", "the driver has no cuDeviceTotalMem of version 3.2"),
+    ("missing=cuInit", "the driver has no cuInit of version 2.0"),
+])
+def test_what_is_wrong_with_a_driver(standin, why):
+    found = listed("", standin)
+    assert "cuda" not in found
+    assert why in found["cuda_not_used"]
+    assert why in devices("", standin).stdout
+
+
+def test_a_driver_that_is_too_old():
+    assert listed("old")["cuda_not_used"] == "the driver is of CUDA 11.8, and 12.0 is needed"
+
+
+def test_a_gpu_that_does_not_answer():
+    gpu = listed("", "name=999")["cuda"][0]
+    assert gpu == {"device": "cuda:0", "error": "CUDA_ERROR_UNKNOWN"}
+    assert "cuda:0    does not answer: CUDA_ERROR_UNKNOWN\n" in devices("", "name=999").stdout
+
+
+def test_no_driver(workdir):
+    with open(os.path.join(workdir, "libcuda.so.1"), "w") as file:
+        file.write("no library\n")
+    done = devices("", LD_LIBRARY_PATH=workdir)
+    assert done.returncode == 0
+    assert "cuda      not used: no driver: " in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["x"], ["--json", "x"], ["--what"]])
+def test_wrong_arguments(arguments):
+    assert devices("", arguments=arguments).returncode == 2
