@@ -53,11 +53,12 @@ static int open_pages(struct cache_map *map, struct leaf_copy *copy, page_mask p
         replica_update(copy, before);
     }
     pthread_mutex_unlock(&replica->file->lock);
-    for (page_mask left = error ? 0 : pages; left;) {
+    /* First, and by itself: somebody waits. */
+    if (!error && waited)
+        error = replica->frames->ops->unprotect(map->frames, page, 1);
+    for (page_mask left = error ? 0 : pages & ~waited; left;) {
         unsigned length, first = page_mask_run(&left, &length);
-        int one = replica->frames->ops->unprotect(map->frames, base + first, length);
-        if (page >= base + first && page < base + first + length)
-            error = one;
+        replica->frames->ops->unprotect(map->frames, base + first, length);
     }
     pthread_mutex_lock(&replica->file->lock);
     page_mask wake = replica_unbusy(copy, busy);
