@@ -76,6 +76,8 @@ enum cache_io_flags {
     CACHE_IO_DIRECT = 1,    /* the request may be a direct read or write: fi->flags & O_DIRECT */
     CACHE_IO_WRITEBACK = 2, /* fi->writepage: a write-back of a kernel page, all its bytes */
     CACHE_IO_APPEND = 4,    /* fd was opened with O_APPEND: the write lands at the end of the backing file */
+    CACHE_IO_UNCACHED =
+        8, /* with CACHE_IO_DIRECT, of a read: it surely is one, and the kernel keeps no page of it */
 };
 
 /* [FUSE] The file is being opened. False: somebody has changed it behind the mount, and the kernel must drop

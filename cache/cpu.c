@@ -46,12 +46,15 @@ static void mark_touched(struct leaf *leaf, page_mask pages)
 
 /* The kernel asks for pages that it does not hold, so pending and releasing bytes may go into the home copy
  * now. A read that may be direct proves nothing of what the kernel holds: it collects what is pending (which
- * the kernel never holds), and a page being released is invalidated once more. */
+ * the kernel never holds), and a page being released is invalidated once more; but for one that surely is
+ * direct, which leaves the kernel as it is. */
 static int before_read(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
 {
     int error =
         collect_pages(file, leaf, pages, flags & CACHE_IO_DIRECT ? COLLECT_PENDING : COLLECT_RELEASING);
 
+    if (flags & CACHE_IO_UNCACHED)
+        return error;
     if (flags & CACHE_IO_DIRECT)
         mark_touched(leaf, pages);
     leaf->kernel |= pages;

@@ -69,6 +69,15 @@ static ssize_t read_backing(int fd, char *buffer, size_t size, off_t offset)
     return (ssize_t)done;
 }
 
+/* The kernel says whose a READ is when it reads for him alone; when it fills its cache, also for a mapping of
+ * a descriptor that is open for direct I/O, it does not. */
+static unsigned read_flags(const struct fuse_file_info *fi)
+{
+    unsigned flags = io_flags(fi);
+
+    return flags & CACHE_IO_DIRECT && fi->lock_owner ? flags | CACHE_IO_UNCACHED : flags;
+}
+
 void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struct fuse_file_info *fi)
 {
     struct inode *inode = inode_of(req, nodeid);
@@ -85,7 +94,7 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
     file = inode_gate_enter(inode);
     if (file) {
         inode_get(inode); /* the kernel may forget it as soon as it has the answer */
-        got = cache_file_read(file, handle->fd, buffer, size, offset, io_flags(fi), &read);
+        got = cache_file_read(file, handle->fd, buffer, size, offset, read_flags(fi), &read);
     } else {
         got = read_backing(handle->fd, buffer, size, offset);
     }

@@ -2,6 +2,7 @@
 """The promises of gaia.h, through a real mount: plain POSIX on one side, libgaia on the other, one after the other."""
 import ctypes
 import errno
+import mmap
 import os
 import signal
 
@@ -82,6 +83,22 @@ def test_device_store_is_seen_after_release(mount, devices, agents):
             reader = readers[(i + turn) % 4]
             assert other(reader, content=bytes(content)), reader
     everyone_reads(m, "f", bytes(content), opened.map)
+
+
+def test_a_mapping_of_a_direct_descriptor_sees_releases(mount, devices):
+    """Its READs say O_DIRECT, and fill the kernel's cache all the same."""
+    path = make(mount(), pattern(16 * PAGE))
+    o = Opened(devices(), path)
+    fd = os.open(path, os.O_RDWR | os.O_DIRECT)
+    o.map[3 * PAGE]  # from here on the kernel's pages are known
+    os.posix_fadvise(o.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    with mmap.mmap(fd, 16 * PAGE) as cpu:
+        for value in range(1, 20):
+            assert len(cpu[:16 * PAGE:PAGE]) == 16
+            o.map[3 * PAGE:3 * PAGE + 1] = bytes([value])
+            o.map.release()
+            assert cpu[3 * PAGE] == value
+    os.close(fd)
 
 
 def test_unreleased_stores_in_an_acquired_range_survive(mount, devices, agents):
