@@ -17,6 +17,7 @@
 #include "base/lock.h"
 #include "base/order.h"
 #include "cache/cache.h"
+#include "fs/borrow.h"
 #include "fs/inode.h"
 #include "fs/options.h"
 
@@ -109,6 +110,14 @@ static inline struct handle *handle_of(const struct fuse_file_info *fi)
 #define fuse_reply_write(req, ...) (order_before(fs_of(req)), fuse_reply_write(req, __VA_ARGS__))
 #define fuse_reply_xattr(req, ...) (order_before(fs_of(req)), fuse_reply_xattr(req, __VA_ARGS__))
 #endif
+
+/* Answers with the error, if rc is one. */
+static inline bool reply_if_error(fuse_req_t req, int rc)
+{
+    if (rc < 0)
+        fuse_reply_err(req, -rc);
+    return rc < 0;
+}
 
 /* The rest of the handlers' common needs: "/proc/self/fd/N" opens what an O_PATH descriptor stands for. */
 struct proc_path {

@@ -357,13 +357,16 @@ void inode_gate_leave(struct inode *inode, const struct cache_file *file)
 
 ssize_t inode_path(struct inode *inode, char *path_out, size_t size)
 {
+    BORROWED file = inode_borrow(inode);
     const char *data = inode->fs->data_path;
     size_t prefix = strlen(data), length;
     ssize_t got;
 
     if (size == 0)
         return -EINVAL;
-    got = readlink(proc_path(inode->fd).text, path_out, size - 1);
+    if (file.fd < 0)
+        return file.fd;
+    got = readlink(proc_path(file.fd).text, path_out, size - 1);
     if (got < 0)
         return -errno;
     path_out[got] = '\0';
@@ -407,7 +410,7 @@ static void see(struct inode *inode, const struct stat *st)
     inode->seen.ctime = st->st_ctim;
 }
 
-bool inode_unchanged(struct inode *inode)
+bool inode_unchanged(struct inode *inode, int fd)
 {
     struct inode_shard *shard = shard_of_inode(inode);
     struct stat st;
@@ -416,7 +419,7 @@ bool inode_unchanged(struct inode *inode)
     pthread_mutex_lock(&shard->lock);
     uint64_t changes = inode->seen.changes;
     pthread_mutex_unlock(&shard->lock);
-    if (fstat(inode->fd, &st))
+    if (fstat(fd, &st))
         return false;
     pthread_mutex_lock(&shard->lock);
     /* Beside a change of ours st says nothing; somebody else's is found out by the next open. */
@@ -430,11 +433,11 @@ bool inode_unchanged(struct inode *inode)
     return same;
 }
 
-void inode_change_begin(struct inode *inode, struct inode_change *change_out)
+void inode_change_begin(struct inode *inode, int fd, struct inode_change *change_out)
 {
     struct inode_shard *shard = shard_of_inode(inode);
     struct stat st;
-    bool known = !fstat(inode->fd, &st);
+    bool known = !fstat(fd, &st);
 
     pthread_mutex_lock(&shard->lock);
     /* While others of ours are under way the times are theirs, too. */
@@ -443,11 +446,11 @@ void inode_change_begin(struct inode *inode, struct inode_change *change_out)
     pthread_mutex_unlock(&shard->lock);
 }
 
-void inode_change_end(struct inode *inode, const struct inode_change *change)
+void inode_change_end(struct inode *inode, int fd, const struct inode_change *change)
 {
     struct inode_shard *shard = shard_of_inode(inode);
     struct stat st;
-    bool known = change->ours && !fstat(inode->fd, &st);
+    bool known = change->ours && !fstat(fd, &st);
 
     pthread_mutex_lock(&shard->lock);
     inode->seen.changing--;

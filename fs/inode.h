@@ -106,16 +106,17 @@ void inode_gate_leave(struct inode *inode, const struct cache_file *file);
  * errno. */
 ssize_t inode_path(struct inode *inode, char *path_out, size_t size);
 
-/* Has nobody but us changed the file since its last open? Notes its size and times for the next. */
-bool inode_unchanged(struct inode *inode);
+/* Has nobody but us changed the file, of which fd is a descriptor, since its last open? Notes its size and
+ * times for the next. */
+bool inode_unchanged(struct inode *inode, int fd);
 
 /* Around a change of an untracked file's data: what nobody else has changed before counts as unchanged after
  * it. An open that made the kernel drop its pages meets WRITEs that are on their way (cache/heal.h). */
 struct inode_change {
     bool ours;
 };
-void inode_change_begin(struct inode *inode, struct inode_change *change_out);
-void inode_change_end(struct inode *inode, const struct inode_change *change);
+void inode_change_begin(struct inode *inode, int fd, struct inode_change *change_out);
+void inode_change_end(struct inode *inode, int fd, const struct inode_change *change);
 
 /* Calls visit for each tracked (or for each known) inode with a reference and no lock held. Those that appear
  * meanwhile may be missed. Stops at, and returns, the first value that is not 0; -ENOMEM. */

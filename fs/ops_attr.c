@@ -9,11 +9,11 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-static void reply_attr(fuse_req_t req, struct inode *inode)
+static void reply_attr(fuse_req_t req, int fd)
 {
     struct stat st;
 
-    if (fstat(inode->fd, &st))
+    if (fstat(fd, &st))
         fuse_reply_err(req, errno);
     else
         fuse_reply_attr(req, &st, fs_of(req)->options.timeout_s);
@@ -21,19 +21,22 @@ static void reply_attr(fuse_req_t req, struct inode *inode)
 
 void op_getattr(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 {
+    BORROWED file = inode_borrow(inode_of(req, nodeid));
+
     (void)fi;
-    reply_attr(req, inode_of(req, nodeid));
+    if (!reply_if_error(req, file.fd))
+        reply_attr(req, file.fd);
 }
 
-static int set_owner(struct inode *inode, const struct stat *attr, int to_set)
+static int set_owner(int fd, const struct stat *attr, int to_set)
 {
     uid_t uid = to_set & FUSE_SET_ATTR_UID ? attr->st_uid : (uid_t)-1;
     gid_t gid = to_set & FUSE_SET_ATTR_GID ? attr->st_gid : (gid_t)-1;
 
-    return fchownat(inode->fd, "", uid, gid, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) ? -errno : 0;
+    return fchownat(fd, "", uid, gid, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) ? -errno : 0;
 }
 
-static int set_times(struct inode *inode, const struct stat *attr, int to_set)
+static int set_times(int fd, const struct stat *attr, int to_set)
 {
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_OMIT}};
 
@@ -46,7 +49,7 @@ static int set_times(struct inode *inode, const struct stat *attr, int to_set)
     else if (to_set & FUSE_SET_ATTR_MTIME)
         times[1] = attr->st_mtim;
     /* By its name in /proc: a symbolic link that fd itself stands for is not followed. */
-    return utimensat(AT_FDCWD, proc_path(inode->fd).text, times, 0) ? -errno : 0;
+    return utimensat(AT_FDCWD, proc_path(fd).text, times, 0) ? -errno : 0;
 }
 
 static int set_size(fuse_req_t req, struct inode *inode, const struct handle *handle, off_t size)
@@ -59,32 +62,36 @@ static int set_size(fuse_req_t req, struct inode *inode, const struct handle *ha
 void op_setattr(fuse_req_t req, fuse_ino_t nodeid, struct stat *attr, int to_set, struct fuse_file_info *fi)
 {
     struct inode *inode = inode_of(req, nodeid);
+    BORROWED file = inode_borrow(inode);
     int rc = 0;
 
+    if (reply_if_error(req, file.fd))
+        return;
     /* chown(-1, -1), or the kernel asks to clear set-id bits: both come without a bit that libfuse hands on.
      */
     if (to_set == 0)
-        rc = set_owner(inode, attr, 0);
+        rc = set_owner(file.fd, attr, 0);
     if (to_set & FUSE_SET_ATTR_MODE)
-        rc = chmod(proc_path(inode->fd).text, attr->st_mode & 07777) ? -errno : 0;
+        rc = chmod(proc_path(file.fd).text, attr->st_mode & 07777) ? -errno : 0;
     if (rc == 0 && to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
-        rc = set_owner(inode, attr, to_set);
+        rc = set_owner(file.fd, attr, to_set);
     if (rc == 0 && to_set & FUSE_SET_ATTR_SIZE)
         rc = set_size(req, inode, handle_of(fi), attr->st_size);
     if (rc == 0 && to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_ATIME_NOW |
                              FUSE_SET_ATTR_MTIME_NOW))
-        rc = set_times(inode, attr, to_set);
-    if (rc < 0)
-        fuse_reply_err(req, -rc);
-    else
-        reply_attr(req, inode);
+        rc = set_times(file.fd, attr, to_set);
+    if (!reply_if_error(req, rc))
+        reply_attr(req, file.fd);
 }
 
 void op_statfs(fuse_req_t req, fuse_ino_t nodeid)
 {
+    BORROWED file = inode_borrow(inode_of(req, nodeid));
     struct statvfs stv;
 
-    if (fstatvfs(inode_of(req, nodeid)->fd, &stv))
+    if (reply_if_error(req, file.fd))
+        return;
+    if (fstatvfs(file.fd, &stv))
         fuse_reply_err(req, errno);
     else
         fuse_reply_statfs(req, &stv);
@@ -103,41 +110,49 @@ static void reply_xattr(fuse_req_t req, size_t size, char *buffer, ssize_t lengt
 
 void op_getxattr(fuse_req_t req, fuse_ino_t nodeid, const char *name, size_t size)
 {
-    struct proc_path path = proc_path(inode_of(req, nodeid)->fd);
+    BORROWED file = inode_borrow(inode_of(req, nodeid));
     char *buffer = NULL;
 
+    if (reply_if_error(req, file.fd))
+        return;
     if (size > 0 && !(buffer = malloc(size))) {
         fuse_reply_err(req, ENOMEM);
         return;
     }
-    reply_xattr(req, size, buffer, getxattr(path.text, name, buffer, size));
+    reply_xattr(req, size, buffer, getxattr(proc_path(file.fd).text, name, buffer, size));
     free(buffer);
 }
 
 void op_listxattr(fuse_req_t req, fuse_ino_t nodeid, size_t size)
 {
-    struct proc_path path = proc_path(inode_of(req, nodeid)->fd);
+    BORROWED file = inode_borrow(inode_of(req, nodeid));
     char *buffer = NULL;
 
+    if (reply_if_error(req, file.fd))
+        return;
     if (size > 0 && !(buffer = malloc(size))) {
         fuse_reply_err(req, ENOMEM);
         return;
     }
-    reply_xattr(req, size, buffer, listxattr(path.text, buffer, size));
+    reply_xattr(req, size, buffer, listxattr(proc_path(file.fd).text, buffer, size));
     free(buffer);
 }
 
 void op_setxattr(fuse_req_t req, fuse_ino_t nodeid, const char *name, const char *value, size_t size,
                  int flags)
 {
-    struct proc_path path = proc_path(inode_of(req, nodeid)->fd);
+    BORROWED file = inode_borrow(inode_of(req, nodeid));
 
-    fuse_reply_err(req, setxattr(path.text, name, value, size, flags) ? errno : 0);
+    if (reply_if_error(req, file.fd))
+        return;
+    fuse_reply_err(req, setxattr(proc_path(file.fd).text, name, value, size, flags) ? errno : 0);
 }
 
 void op_removexattr(fuse_req_t req, fuse_ino_t nodeid, const char *name)
 {
-    struct proc_path path = proc_path(inode_of(req, nodeid)->fd);
+    BORROWED file = inode_borrow(inode_of(req, nodeid));
 
-    fuse_reply_err(req, removexattr(path.text, name) ? errno : 0);
+    if (reply_if_error(req, file.fd))
+        return;
+    fuse_reply_err(req, removexattr(proc_path(file.fd).text, name) ? errno : 0);
 }

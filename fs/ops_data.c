@@ -119,7 +119,7 @@ static int handle_page_fd(struct handle *handle)
         return handle->fd;
     if (fd >= 0)
         return fd;
-    fd = open(proc_path(handle->inode->fd).text, O_WRONLY | O_CLOEXEC);
+    fd = open(proc_path(handle->fd).text, O_WRONLY | O_CLOEXEC);
     if (fd < 0)
         return -errno;
     if (!atomic_compare_exchange_strong(&handle->page_fd, &expected, fd)) {
@@ -155,9 +155,9 @@ static ssize_t write_untracked(struct inode *inode, int fd, const char *data, si
 {
     struct inode_change change;
 
-    inode_change_begin(inode, &change);
+    inode_change_begin(inode, fd, &change);
     ssize_t put = write_backing(fd, data, size, offset, append);
-    inode_change_end(inode, &change);
+    inode_change_end(inode, fd, &change);
     return put;
 }
 
@@ -232,19 +232,22 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
         inode_durable(inode); /* also when nobody has it open: NULL if memory is short */
     struct inode_change change;
     struct cache_file *file;
+    BORROWED path = inode_borrow(inode);
     int rc;
 
+    if (path.fd < 0)
+        return path.fd;
     if (kills)
         creds_drop_fsetid();
     if (durable)
-        durable_begin(durable, inode->fd);
+        durable_begin(durable, path.fd);
     file = inode_gate_enter(inode);
     if (file) {
         rc = cache_file_truncate(file, fd, size);
     } else {
-        inode_change_begin(inode, &change);
-        rc = (fd >= 0 ? ftruncate(fd, size) : truncate(proc_path(inode->fd).text, size)) ? -errno : 0;
-        inode_change_end(inode, &change);
+        inode_change_begin(inode, path.fd, &change);
+        rc = (fd >= 0 ? ftruncate(fd, size) : truncate(proc_path(path.fd).text, size)) ? -errno : 0;
+        inode_change_end(inode, path.fd, &change);
     }
     inode_gate_leave(inode, file);
     if (rc == 0 && durable)
@@ -287,9 +290,9 @@ void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off
     if (file) {
         rc = cache_file_fallocate(file, handle->fd, mode, offset, length);
     } else {
-        inode_change_begin(inode, &change);
+        inode_change_begin(inode, handle->fd, &change);
         rc = fallocate(handle->fd, mode, offset, length) ? -errno : 0;
-        inode_change_end(inode, &change);
+        inode_change_end(inode, handle->fd, &change);
     }
     inode_gate_leave(inode, file);
     if (rc == 0 && mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE)) /* zeros were written */
@@ -353,10 +356,10 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, s
         copied = cache_file_copy_range(files[0], fd_in, offset_in, files[1], fd_out, offset_out, length,
                                        (unsigned)flags);
     } else {
-        inode_change_begin(inodes[1], &change);
+        inode_change_begin(inodes[1], fd_out, &change);
         copied = copy_file_range(fd_in, &offset_in, fd_out, &offset_out, length, (unsigned)flags);
         copied = copied < 0 ? -errno : copied;
-        inode_change_end(inodes[1], &change);
+        inode_change_end(inodes[1], fd_out, &change);
     }
     inode_gate_leave(inodes[0], files[0]);
     if (inodes[0] != inodes[1])

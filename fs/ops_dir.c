@@ -12,10 +12,14 @@
 void op_opendir(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 {
     struct inode *inode = inode_of(req, nodeid);
+    BORROWED path = inode_borrow(inode);
     struct handle *handle = NULL;
     DIR *dir;
-    int fd = openat(inode->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd;
 
+    if (reply_if_error(req, path.fd))
+        return;
+    fd = openat(path.fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) {
         fuse_reply_err(req, errno);
         return;

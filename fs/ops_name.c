@@ -55,15 +55,19 @@ static void make_node(fuse_req_t req, fuse_ino_t parent_id, const char *name, mo
                       const char *target)
 {
     struct inode *parent = inode_of(req, parent_id);
-    int rc = creds_become_caller(req);
+    BORROWED dir = inode_borrow(parent);
+    int rc;
 
+    if (reply_if_error(req, dir.fd))
+        return;
+    rc = creds_become_caller(req);
     if (rc == 0) {
         if (target)
-            rc = symlinkat(target, parent->fd, name);
+            rc = symlinkat(target, dir.fd, name);
         else if (S_ISDIR(mode))
-            rc = mkdirat(parent->fd, name, mode & ~(mode_t)S_IFMT);
+            rc = mkdirat(dir.fd, name, mode & ~(mode_t)S_IFMT);
         else
-            rc = mknodat(parent->fd, name, mode, rdev);
+            rc = mknodat(dir.fd, name, mode, rdev);
         rc = rc < 0 ? -errno : 0;
         creds_become_self(req);
     }
@@ -90,42 +94,60 @@ void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const cha
 
 void op_link(fuse_req_t req, fuse_ino_t nodeid, fuse_ino_t parent, const char *name)
 {
-    if (linkat(AT_FDCWD, proc_path(inode_of(req, nodeid)->fd).text, inode_of(req, parent)->fd, name,
-               AT_SYMLINK_FOLLOW))
+    BORROWED file = inode_borrow(inode_of(req, nodeid));
+    BORROWED dir = inode_borrow(inode_of(req, parent));
+
+    if (reply_if_error(req, file.fd < 0 ? file.fd : dir.fd))
+        return;
+    if (linkat(AT_FDCWD, proc_path(file.fd).text, dir.fd, name, AT_SYMLINK_FOLLOW))
         fuse_reply_err(req, errno);
     else
         reply_lookup(req, inode_of(req, parent), name);
 }
 
+static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int flags)
+{
+    BORROWED dir = inode_borrow(inode_of(req, parent));
+
+    if (!reply_if_error(req, dir.fd))
+        fuse_reply_err(req, unlinkat(dir.fd, name, flags) ? errno : 0);
+}
+
 void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-    fuse_reply_err(req, unlinkat(inode_of(req, parent)->fd, name, 0) ? errno : 0);
+    remove_name(req, parent, name, 0);
 }
 
 void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-    fuse_reply_err(req, unlinkat(inode_of(req, parent)->fd, name, AT_REMOVEDIR) ? errno : 0);
+    remove_name(req, parent, name, AT_REMOVEDIR);
 }
 
 void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent,
                const char *new_name, unsigned int flags)
 {
+    BORROWED from = inode_borrow(inode_of(req, parent));
+    BORROWED to = inode_borrow(inode_of(req, new_parent));
+
+    if (reply_if_error(req, from.fd < 0 ? from.fd : to.fd))
+        return;
     /* RENAME_WHITEOUT makes a device node, that is overlayfs's business. */
     if (flags & ~(unsigned)(RENAME_NOREPLACE | RENAME_EXCHANGE)) {
         fuse_reply_err(req, EINVAL);
         return;
     }
-    fuse_reply_err(req,
-                   renameat2(inode_of(req, parent)->fd, name, inode_of(req, new_parent)->fd, new_name, flags)
-                       ? errno
-                       : 0);
+    fuse_reply_err(req, renameat2(from.fd, name, to.fd, new_name, flags) ? errno : 0);
 }
 
 void op_readlink(fuse_req_t req, fuse_ino_t nodeid)
 {
+    BORROWED link = inode_borrow(inode_of(req, nodeid));
     char target[PATH_MAX + 1];
-    ssize_t length = readlinkat(inode_of(req, nodeid)->fd, "", target, sizeof(target));
+    ssize_t length;
 
+    if (reply_if_error(req, link.fd))
+        return;
+    length = readlinkat(link.fd, "", target, sizeof(target));
     if (length < 0) {
         fuse_reply_err(req, errno);
     } else if ((size_t)length >= sizeof(target)) {

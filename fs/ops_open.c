@@ -37,7 +37,7 @@ static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse
     if (file)
         fi->keep_cache = cache_file_opened(file);
     else
-        fi->keep_cache = inode_unchanged(inode);
+        fi->keep_cache = inode_unchanged(inode, fd);
     return 0;
 }
 
@@ -45,8 +45,12 @@ static int open_file(fuse_req_t req, struct inode *inode, struct fuse_file_info 
 {
     struct fs *fs = fs_of(req);
     bool writable = (fi->flags & O_ACCMODE) != O_RDONLY;
-    int fd = open(proc_path(inode->fd).text, backing_flags(fs, fi->flags)), rc;
+    BORROWED path = inode_borrow(inode);
+    int fd, rc;
 
+    if (path.fd < 0)
+        return path.fd;
+    fd = open(proc_path(path.fd).text, backing_flags(fs, fi->flags));
     if (fd < 0)
         return -errno;
     if (fi->flags & O_TRUNC) {
@@ -71,11 +75,12 @@ void op_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 
 static int create_backing(fuse_req_t req, struct inode *parent, const char *name, mode_t mode, int flags)
 {
-    int fd, rc = creds_become_caller(req);
+    BORROWED dir = inode_borrow(parent);
+    int fd, rc = dir.fd < 0 ? dir.fd : creds_become_caller(req);
 
     if (rc < 0)
         return rc;
-    fd = openat(parent->fd, name, backing_flags(fs_of(req), flags) | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
+    fd = openat(dir.fd, name, backing_flags(fs_of(req), flags) | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
     rc = fd < 0 ? -errno : fd;
     creds_become_self(req);
     /* Somebody made it behind the kernel's back. Let the kernel look again: it then checks the permissions of

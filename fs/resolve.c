@@ -30,7 +30,7 @@ static int check_not_own_mount(struct fs *fs, int parent_fd, const char *name)
     return makedev(stx.stx_dev_major, stx.stx_dev_minor) == fs->mount_dev ? -ELOOP : 0;
 }
 
-int resolve_open(struct fs *fs, struct inode *parent, const char *name)
+int resolve_open(struct fs *fs, int parent_fd, const char *name)
 {
     static atomic_bool no_openat2;
     struct open_how how = {.flags = PATH_FLAGS, .resolve = RESOLVE_BENEATH | RESOLVE_NO_XDEV};
@@ -39,7 +39,7 @@ int resolve_open(struct fs *fs, struct inode *parent, const char *name)
     if (!is_component(name))
         return -EINVAL;
     if (!atomic_load_explicit(&no_openat2, memory_order_relaxed)) {
-        fd = (int)syscall(SYS_openat2, parent->fd, name, &how, sizeof(how));
+        fd = (int)syscall(SYS_openat2, parent_fd, name, &how, sizeof(how));
         if (fd >= 0)
             return fd;
         if (errno == ENOSYS)
@@ -47,10 +47,10 @@ int resolve_open(struct fs *fs, struct inode *parent, const char *name)
         else if (errno != EXDEV)
             return -errno;
     }
-    rc = check_not_own_mount(fs, parent->fd, name);
+    rc = check_not_own_mount(fs, parent_fd, name);
     if (rc < 0)
         return rc;
-    fd = openat(parent->fd, name, PATH_FLAGS);
+    fd = openat(parent_fd, name, PATH_FLAGS);
     return fd < 0 ? -errno : fd;
 }
 
@@ -76,7 +76,8 @@ int resolve_entry_fd(struct fs *fs, int fd, struct fuse_entry_param *entry_out)
 
 int resolve_entry(struct fs *fs, struct inode *parent, const char *name, struct fuse_entry_param *entry_out)
 {
-    int fd = resolve_open(fs, parent, name);
+    BORROWED dir = inode_borrow(parent);
+    int fd = dir.fd < 0 ? dir.fd : resolve_open(fs, dir.fd, name);
 
     return fd < 0 ? fd : resolve_entry_fd(fs, fd, entry_out);
 }

@@ -5,9 +5,9 @@
 
 #include "fs/fs.h"
 
-/* Opens name in parent as O_PATH. A descriptor, or a negative errno; -ELOOP when name is the daemon's own
- * mount. */
-int resolve_open(struct fs *fs, struct inode *parent, const char *name);
+/* Opens name in the directory parent_fd as O_PATH. A descriptor, or a negative errno; -ELOOP when name is the
+ * daemon's own mount. */
+int resolve_open(struct fs *fs, int parent_fd, const char *name);
 /* Looks name up for the kernel: entry_out is filled, the inode (a lookup of it is taken) is in
  * entry_out->ino. */
 int resolve_entry(struct fs *fs, struct inode *parent, const char *name, struct fuse_entry_param *entry_out);
