@@ -19,7 +19,7 @@
  *     LOCK_CACHE       the list of files
  *       LOCK_FILE      everything about one file: what a handler of FUSE waits for, so never held for long
  *         LOCK_DEVICES the table of devices
- *         LOCK_SHARD   a part of the table of inodes; held while what was lost of one is looked at
+ *         LOCK_SHARD   a part of the table of inodes, and of their open descriptors
  *         leaves, inside which nothing is taken:
  *         LOCK_DEVICE  the order of eviction, and what is charged
  *         LOCK_DURABLE what of a file is on its way to storage, and what was lost
@@ -27,7 +27,7 @@
  *         LOCK_READAHEAD, LOCK_GROUP   of a map; of the fills that one waits for
  *         LOCK_HEALER, LOCK_FILLER     the queues of the cache's threads
  *         LOCK_IO, LOCK_URING, LOCK_URING_FILES, LOCK_POOL    the storage engine
- *         LOCK_SERVER, LOCK_TOKENS, LOCK_HANDLES, LOCK_PEEK   of fs/
+ *         LOCK_SERVER, LOCK_TOKENS, LOCK_HANDLES, LOCK_VOLUMES, LOCK_PEEK   of fs/
  *   LOCK_NOTIFY        the gate of notifications: held over those to the kernel
  *   LOCK_MAPS          the maps of a file's frames (gpu/): held over userfaultfd calls on clients
  *

@@ -1,14 +1,186 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fs/borrow.h"
 
-#include "fs/inode.h"
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "fs/fs.h"
+
+void descriptors_init(struct descriptors *descriptors, unsigned max)
+{
+    for (unsigned kind = 0; kind < DESCRIPTOR_KINDS; kind++) {
+        TAILQ_INIT(&descriptors->idle[kind]);
+        descriptors->count[kind] = 0;
+        descriptors->max[kind] = kind == DESCRIPTOR_KEPT ? UINT_MAX : max;
+    }
+}
+
+/* --- the lists, with the shard's lock held --- */
+
+static void begin_use(struct descriptors *descriptors, struct descriptor *descriptor)
+{
+    if (descriptor->users++ == 0)
+        TAILQ_REMOVE(&descriptors->idle[descriptor->kind], descriptor, link);
+}
+
+static void end_use(struct descriptors *descriptors, struct descriptor *descriptor)
+{
+    if (--descriptor->users == 0)
+        TAILQ_INSERT_TAIL(&descriptors->idle[descriptor->kind], descriptor, link);
+}
+
+/* Takes an idle one away from its inode. */
+static void take_away(struct descriptors *descriptors, struct descriptor *descriptor,
+                      struct descriptor_list *closing)
+{
+    TAILQ_REMOVE(&descriptors->idle[descriptor->kind], descriptor, link);
+    descriptors->count[descriptor->kind]--;
+    descriptor->inode->open = NULL;
+    TAILQ_INSERT_TAIL(closing, descriptor, link);
+}
+
+void descriptors_trim(struct inode_shard *shard, struct descriptor_list *closing)
+{
+    struct descriptors *descriptors = &shard->descriptors;
+
+    for (unsigned kind = 0; kind < DESCRIPTOR_KINDS; kind++)
+        while (descriptors->count[kind] > descriptors->max[kind] && !TAILQ_EMPTY(&descriptors->idle[kind]))
+            take_away(descriptors, TAILQ_FIRST(&descriptors->idle[kind]), closing);
+}
+
+int descriptors_add(struct inode_shard *shard, struct inode *inode, int fd, enum descriptor_kind kind)
+{
+    struct descriptors *descriptors = &shard->descriptors;
+    struct descriptor *descriptor = malloc(sizeof(*descriptor));
+
+    if (!descriptor)
+        return -ENOMEM;
+    *descriptor = (struct descriptor){.inode = inode, .fd = fd, .kind = kind};
+    inode->open = descriptor;
+    descriptors->count[kind]++;
+    TAILQ_INSERT_TAIL(&descriptors->idle[kind], descriptor, link);
+    return 0;
+}
+
+void descriptors_remove(struct inode_shard *shard, struct inode *inode, struct descriptor_list *closing)
+{
+    if (inode->open)
+        take_away(&shard->descriptors, inode->open, closing);
+}
+
+void descriptors_mark_last(struct inode_shard *shard, struct inode *inode)
+{
+    struct descriptors *descriptors = &shard->descriptors;
+    struct descriptor *descriptor = inode->open;
+
+    if (descriptor->kind != DESCRIPTOR_CACHED)
+        return;
+    begin_use(descriptors, descriptor);
+    descriptors->count[DESCRIPTOR_CACHED]--;
+    descriptors->count[DESCRIPTOR_LAST]++;
+    descriptor->kind = DESCRIPTOR_LAST;
+    end_use(descriptors, descriptor);
+}
+
+/* --- without it --- */
+
+void descriptors_close(struct descriptor_list *closing)
+{
+    struct descriptor *descriptor;
+
+    while ((descriptor = TAILQ_FIRST(closing))) {
+        TAILQ_REMOVE(closing, descriptor, link);
+        close(descriptor->fd);
+        free(descriptor);
+    }
+}
+
+bool descriptors_shed(struct fs *fs, int error)
+{
+    struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
+    bool some;
+
+    if (error != EMFILE && error != ENFILE)
+        return false;
+
+    for (unsigned i = 0; i < INODE_SHARDS; i++) {
+        struct inode_shard *shard = &fs->inodes.shards[i];
+        struct descriptor_list *idle = &shard->descriptors.idle[DESCRIPTOR_CACHED];
+
+        pthread_mutex_lock(&shard->lock);
+        while (!TAILQ_EMPTY(idle))
+            take_away(&shard->descriptors, TAILQ_FIRST(idle), &closing);
+        pthread_mutex_unlock(&shard->lock);
+    }
+    some = !TAILQ_EMPTY(&closing);
+    descriptors_close(&closing);
+    return some;
+}
+
+static int open_inode(struct inode *inode)
+{
+    int fd;
+
+    if (!inode->handle_bytes)
+        return -ESTALE;
+    fd = volume_open(inode->volume, inode->handle_type, inode->handle, inode->handle_bytes);
+    if (fd < 0 && descriptors_shed(inode->fs, -fd))
+        fd = volume_open(inode->volume, inode->handle_type, inode->handle, inode->handle_bytes);
+    return fd;
+}
+
+/* The inode's descriptor, if it is open, begins to be used. Shard's lock held. */
+static int use_open(struct inode_shard *shard, struct inode *inode)
+{
+    if (!inode->open)
+        return -ENOENT;
+    begin_use(&shard->descriptors, inode->open);
+    inode->references++;
+    return inode->open->fd;
+}
 
 struct borrowed inode_borrow(struct inode *inode)
 {
-    return (struct borrowed){.inode = inode, .fd = inode->fd};
+    struct inode_shard *shard = shard_of_inode(inode);
+    struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
+    struct borrowed borrowed = {.inode = inode};
+    int fd, error = 0;
+
+    pthread_mutex_lock(&shard->lock);
+    borrowed.fd = use_open(shard, inode);
+    pthread_mutex_unlock(&shard->lock);
+    if (borrowed.fd >= 0)
+        return borrowed;
+    fd = open_inode(inode);
+    if (fd < 0)
+        return (struct borrowed){.inode = inode, .fd = fd};
+    pthread_mutex_lock(&shard->lock);
+    if (!inode->open) {
+        error = descriptors_add(shard, inode, fd, DESCRIPTOR_CACHED);
+        fd = error ? fd : -1;
+    }
+    borrowed.fd = error ? error : use_open(shard, inode);
+    descriptors_trim(shard, &closing);
+    pthread_mutex_unlock(&shard->lock);
+    if (fd >= 0)
+        close(fd);
+    descriptors_close(&closing);
+    return borrowed;
 }
 
 void inode_return(struct borrowed *borrowed)
 {
-    (void)borrowed;
+    struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
+    struct inode_shard *shard;
+
+    if (borrowed->fd < 0)
+        return;
+    shard = shard_of_inode(borrowed->inode);
+    pthread_mutex_lock(&shard->lock);
+    end_use(&shard->descriptors, borrowed->inode->open);
+    descriptors_trim(shard, &closing);
+    inode_put_locked(shard, borrowed->inode);
+    descriptors_close(&closing);
 }

@@ -1,9 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Descriptors of inodes, for the time of an operation. */
+/* Descriptors of inodes, for the time of an operation. An inode costs no descriptor: it is opened by its
+ * handle when one is needed. Those used last stay open for the next who needs them, so that a folder in use
+ * is not opened for each of its names. */
 #ifndef GAIAFS_FS_BORROW_H
 #define GAIAFS_FS_BORROW_H
 
+#include <stdbool.h>
+#include <sys/queue.h>
+
+struct fs;
 struct inode;
+struct inode_shard;
+
+enum descriptor_kind {
+    DESCRIPTOR_CACHED,
+    /* Of a file without a name: when it is closed, nothing leads to the file any more. So they have a list of
+     * their own, from which the oldest goes only when there are too many. */
+    DESCRIPTOR_LAST,
+    DESCRIPTOR_KEPT, /* of the root, and of what has no handle */
+    DESCRIPTOR_KINDS,
+};
+
+/* An inode's: guarded by the lock of its shard, as the lists are. */
+struct descriptor {
+    TAILQ_ENTRY(descriptor) link; /* while nobody uses it, in the list of its kind */
+    struct inode *inode;
+    int fd;
+    unsigned users;
+    enum descriptor_kind kind;
+};
+
+TAILQ_HEAD(descriptor_list, descriptor);
+
+struct descriptors {
+    struct descriptor_list idle[DESCRIPTOR_KINDS]; /* used longest ago first */
+    unsigned count[DESCRIPTOR_KINDS];              /* with those in use */
+    unsigned max[DESCRIPTOR_KINDS];                /* of those in use there may be more */
+};
 
 /* A descriptor (O_PATH | O_NOFOLLOW) that stands for the inode, or a negative errno. Until it is given back
  * the inode stays known, too. */
@@ -17,5 +50,19 @@ void inode_return(struct borrowed *borrowed);
 
 /* A variable that is given back where its block ends. */
 #define BORROWED __attribute__((cleanup(inode_return))) struct borrowed
+
+void descriptors_init(struct descriptors *descriptors, unsigned max);
+/* With the shard's lock held. fd becomes the inode's, which has none. -ENOMEM: fd is still the caller's. */
+int descriptors_add(struct inode_shard *shard, struct inode *inode, int fd, enum descriptor_kind kind);
+/* The inode's is the last that leads to it. */
+void descriptors_mark_last(struct inode_shard *shard, struct inode *inode);
+/* Take away the inode's if it has one; those that are too many. They are to be closed without the lock. */
+void descriptors_remove(struct inode_shard *shard, struct inode *inode, struct descriptor_list *closing);
+void descriptors_trim(struct inode_shard *shard, struct descriptor_list *closing);
+
+void descriptors_close(struct descriptor_list *closing);
+/* After a call that failed with this errno: if it was for want of descriptors, closes all that are not in use
+ * and can be had again. True: it is worth another try. */
+bool descriptors_shed(struct fs *fs, int error);
 
 #endif

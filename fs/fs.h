@@ -36,6 +36,8 @@ struct fs {
     struct server *server;
     struct inode *root;
     struct inode_table inodes;
+    struct volumes volumes;
+    uint32_t generation; /* of node ids: those of an earlier mount are not ours, though they look alike */
 
     /* Held shared by each notification to the kernel, exclusively to set serving to false: a notification
      * waits for write-backs, so none may be under way when the session stops being served. */
@@ -77,7 +79,7 @@ static inline struct fs *fs_of(fuse_req_t req)
 
 static inline struct inode *inode_of(fuse_req_t req, fuse_ino_t nodeid)
 {
-    struct inode *inode = nodeid == FUSE_ROOT_ID ? fs_of(req)->root : (struct inode *)(uintptr_t)nodeid;
+    struct inode *inode = inode_find(fs_of(req), nodeid);
 
     order_after(inode); /* the kernel has it from an answer, given after it was made */
     return inode;
@@ -85,7 +87,7 @@ static inline struct inode *inode_of(fuse_req_t req, fuse_ino_t nodeid)
 
 static inline fuse_ino_t nodeid_of(const struct inode *inode)
 {
-    return inode == inode->fs->root ? FUSE_ROOT_ID : (fuse_ino_t)(uintptr_t)inode;
+    return inode == inode->fs->root ? FUSE_ROOT_ID : inode->id;
 }
 
 static inline struct handle *handle_of(const struct fuse_file_info *fi)

@@ -11,66 +11,7 @@
 #include "cache/cache.h"
 #include "fs/fs.h"
 
-#define INITIAL_BUCKETS 256u
-
-static uint64_t hash_of(dev_t dev, ino_t ino)
-{
-    uint64_t hash = (uint64_t)ino * 0x9e3779b97f4a7c15u ^ (uint64_t)dev * 0xc2b2ae3d27d4eb4fu;
-
-    hash ^= hash >> 32;
-    return hash * 0xd6e8feb86659fd93u;
-}
-
-static struct inode_shard *shard_of(struct inode_table *table, uint64_t hash)
-{
-    return &table->shards[(hash >> 32) % INODE_SHARDS];
-}
-
-static struct inode_shard *shard_of_inode(struct inode *inode)
-{
-    return shard_of(&inode->fs->inodes, hash_of(inode->dev, inode->ino));
-}
-
-static struct inode **bucket_of(struct inode_shard *shard, uint64_t hash)
-{
-    return &shard->buckets[hash & (shard->bucket_count - 1)];
-}
-
-static bool is_unsynced(const struct inode_shard *shard, uint64_t hash)
-{
-    unsigned bit = hash % UNSYNCED_BITS;
-
-    return shard->unsynced[bit / 8] >> bit % 8 & 1;
-}
-
-static void note_unsynced(struct inode_shard *shard, uint64_t hash)
-{
-    unsigned bit = hash % UNSYNCED_BITS;
-
-    shard->unsynced[bit / 8] |= (uint8_t)(1u << bit % 8);
-}
-
-int inode_table_init(struct inode_table *table)
-{
-    for (size_t i = 0; i < INODE_SHARDS; i++) {
-        struct inode_shard *shard = &table->shards[i];
-
-        shard->inode_count = 0;
-        memset(shard->unsynced, 0, sizeof(shard->unsynced));
-        shard->bucket_count = INITIAL_BUCKETS;
-        shard->buckets = calloc(INITIAL_BUCKETS, sizeof(struct inode *));
-        if (!shard->buckets) {
-            while (i-- > 0)
-                free(table->shards[i].buckets);
-            return -ENOMEM;
-        }
-        lock_init(&shard->lock, LOCK_SHARD);
-    }
-    return 0;
-}
-
-/* The inode is in no table and nothing else knows it. */
-static void inode_free(struct inode *inode)
+void inode_free(struct inode *inode)
 {
     struct cache_file *file = inode_file(inode);
     struct durable *durable = atomic_load(&inode->durable);
@@ -81,126 +22,154 @@ static void inode_free(struct inode *inode)
     if (durable)
         durable_destroy(durable);
     free(durable);
-    close(inode->fd);
+    if (inode->open) {
+        close(inode->open->fd);
+        free(inode->open);
+    }
+    volume_put(&inode->fs->volumes, inode->volume);
     pthread_rwlock_destroy(&inode->gate);
     free(inode);
 }
 
-void inode_table_destroy(struct inode_table *table)
+static struct inode *inode_new(struct fs *fs, const struct stat *st, const struct file_key *key)
 {
-    for (size_t i = 0; i < INODE_SHARDS; i++) {
-        struct inode_shard *shard = &table->shards[i];
-
-        for (size_t k = 0; k < shard->bucket_count; k++) {
-            struct inode *inode = shard->buckets[k];
-
-            while (inode) {
-                struct inode *next = inode->next;
-
-                inode->dying = true;
-                inode_free(inode);
-                inode = next;
-            }
-        }
-        free(shard->buckets);
-        pthread_mutex_destroy(&shard->lock);
-    }
-}
-
-size_t inode_table_count(struct inode_table *table)
-{
-    size_t count = 0;
-
-    for (size_t i = 0; i < INODE_SHARDS; i++) {
-        pthread_mutex_lock(&table->shards[i].lock);
-        count += table->shards[i].inode_count;
-        pthread_mutex_unlock(&table->shards[i].lock);
-    }
-    return count;
-}
-
-/* Doubles the buckets of a full shard; when memory is short the chains just get longer. Shard's lock held. */
-static void shard_grow(struct inode_shard *shard)
-{
-    size_t old_count = shard->bucket_count;
-    struct inode **old = shard->buckets, **buckets;
-
-    buckets = calloc(old_count * 2, sizeof(struct inode *));
-    if (!buckets)
-        return;
-    shard->buckets = buckets;
-    shard->bucket_count = old_count * 2;
-    for (size_t i = 0; i < old_count; i++) {
-        struct inode *inode = old[i];
-
-        while (inode) {
-            struct inode *next = inode->next, **bucket = bucket_of(shard, hash_of(inode->dev, inode->ino));
-
-            inode->next = *bucket;
-            *bucket = inode;
-            inode = next;
-        }
-    }
-    free(old);
-}
-
-static struct inode *shard_find(struct inode_shard *shard, uint64_t hash, dev_t dev, ino_t ino)
-{
-    struct inode *inode = *bucket_of(shard, hash);
-
-    while (inode && (inode->ino != ino || inode->dev != dev))
-        inode = inode->next;
-    return inode;
-}
-
-static struct inode *inode_new(struct fs *fs, int fd, const struct stat *st)
-{
-    struct inode *inode = calloc(1, sizeof(*inode));
+    struct inode *inode = calloc(1, sizeof(*inode) + key->handle_bytes);
 
     if (!inode)
         return NULL;
     inode->fs = fs;
-    inode->fd = fd;
-    inode->dev = st->st_dev;
-    inode->ino = st->st_ino;
+    inode->dev = key->dev;
+    inode->ino = key->ino;
     inode->type = st->st_mode & S_IFMT;
+    inode->volume = key->volume;
+    inode->handle_type = key->handle_type;
+    inode->handle_bytes = (uint8_t)key->handle_bytes;
+    memcpy(inode->handle, key->handle, key->handle_bytes);
     /* A stream of reads must not keep inode_track() out for ever. */
     lock_rw_init(&inode->gate, LOCK_GATE, true);
     return inode;
 }
 
+struct inode *inode_new_gone(struct fs *fs)
+{
+    return inode_new(fs, &(struct stat){0}, &(struct file_key){0});
+}
+
+/* A new inode in the shard, whose lock is held. It has taken over the key's reference, and fd if the result
+ * is not NULL. */
+static struct inode *add(struct inode_shard *shard, struct fs *fs, int fd, const struct stat *st,
+                         const struct file_key *key)
+{
+    /* The root's is the way to all: it must not depend on a free descriptor. */
+    enum descriptor_kind kind = key->handle_bytes && fs->root ? DESCRIPTOR_CACHED : DESCRIPTOR_KEPT;
+    struct inode *inode = inode_new(fs, st, key);
+
+    if (inode && descriptors_add(shard, inode, fd, kind)) {
+        pthread_rwlock_destroy(&inode->gate);
+        free(inode);
+        return NULL;
+    }
+    if (inode)
+        shard_insert(&fs->inodes, shard, inode);
+    return inode;
+}
+
 int inode_lookup(struct fs *fs, int fd, const struct stat *st, struct inode **inode_out)
 {
-    uint64_t hash = hash_of(st->st_dev, st->st_ino);
-    struct inode_shard *shard = shard_of(&fs->inodes, hash);
-    struct inode *inode, **bucket;
+    uint64_t hash = file_hash(st->st_dev, st->st_ino);
+    struct inode_shard *shard = shard_of_hash(&fs->inodes, hash);
+    struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
+    struct file_key key;
+    struct inode *inode;
+    int rc = file_key_make(&fs->volumes, fd, st, &key);
 
+    if (rc < 0) {
+        close(fd);
+        return rc;
+    }
     pthread_mutex_lock(&shard->lock);
-    inode = shard_find(shard, hash, st->st_dev, st->st_ino);
+    inode = shard_find(shard, hash, &key);
     if (inode) {
+        if (!inode->open && !descriptors_add(shard, inode, fd, DESCRIPTOR_CACHED))
+            fd = -1;
+    } else {
+        inode = add(shard, fs, fd, st, &key);
+        if (inode) {
+            key.volume = NULL;
+            fd = -1;
+        }
+    }
+    if (inode)
         inode->lookups++;
-        pthread_mutex_unlock(&shard->lock);
-        close(fd);
-        *inode_out = inode;
-        return 0;
-    }
-    inode = inode_new(fs, fd, st);
-    if (inode) {
-        inode->lookups = 1;
-        if (++shard->inode_count > shard->bucket_count)
-            shard_grow(shard);
-        bucket = bucket_of(shard, hash);
-        inode->next = *bucket;
-        *bucket = inode;
-    }
+    descriptors_trim(shard, &closing);
     pthread_mutex_unlock(&shard->lock);
-    if (!inode) {
+    descriptors_close(&closing);
+    volume_put(&fs->volumes, key.volume);
+    if (fd >= 0)
         close(fd);
+    if (!inode)
         return -ENOMEM;
-    }
     order_before(inode); /* see inode_of() */
     *inode_out = inode;
     return 0;
+}
+
+int inode_lookup_id(struct fs *fs, uint64_t id, struct inode **inode_out)
+{
+    struct inode_shard *shard = shard_of_id(&fs->inodes, id);
+    struct inode *inode = fs->root;
+
+    if (id != FUSE_ROOT_ID) {
+        pthread_mutex_lock(&shard->lock);
+        inode = shard_find_id(shard, id);
+        if (inode)
+            inode->lookups++;
+        pthread_mutex_unlock(&shard->lock);
+    }
+    *inode_out = inode;
+    return inode ? 0 : -ESTALE;
+}
+
+struct inode *inode_find(struct fs *fs, uint64_t id)
+{
+    struct inode_shard *shard = shard_of_id(&fs->inodes, id);
+    struct inode *inode;
+
+    if (id == FUSE_ROOT_ID)
+        return fs->root;
+    pthread_mutex_lock(&shard->lock);
+    inode = shard_find_id(shard, id);
+    pthread_mutex_unlock(&shard->lock);
+    return inode ? inode : fs->inodes.gone;
+}
+
+void inode_unlinked(struct fs *fs, int fd)
+{
+    struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
+    struct inode_shard *shard;
+    struct inode *inode;
+    struct file_key key;
+    struct stat st;
+
+    /* A folder has one name, whatever the filesystem says of its links. */
+    if (fstat(fd, &st) || (st.st_nlink > 0 && !S_ISDIR(st.st_mode)) ||
+        file_key_make(&fs->volumes, fd, &st, &key)) {
+        close(fd);
+        return;
+    }
+    shard = shard_of_hash(&fs->inodes, file_hash(st.st_dev, st.st_ino));
+    pthread_mutex_lock(&shard->lock);
+    inode = shard_find(shard, file_hash(st.st_dev, st.st_ino), &key);
+    if (inode && !inode->open && !descriptors_add(shard, inode, fd, DESCRIPTOR_CACHED))
+        fd = -1;
+    if (inode && inode->open)
+        descriptors_mark_last(shard, inode);
+    descriptors_trim(shard, &closing);
+    pthread_mutex_unlock(&shard->lock);
+    descriptors_close(&closing);
+    volume_put(&fs->volumes, key.volume);
+    if (fd >= 0)
+        close(fd);
 }
 
 struct durable *inode_durable(struct inode *inode)
@@ -213,10 +182,10 @@ struct durable *inode_durable(struct inode *inode)
     if (!durable)
         return NULL;
     durable_init(durable);
-    uint64_t hash = hash_of(inode->dev, inode->ino);
-    struct inode_shard *shard = shard_of(&inode->fs->inodes, hash);
+    uint64_t hash = file_hash(inode->dev, inode->ino);
+    struct inode_shard *shard = shard_of_hash(&inode->fs->inodes, hash);
     pthread_mutex_lock(&shard->lock);
-    bool unsynced = is_unsynced(shard, hash);
+    bool unsynced = shard_is_unsynced(shard, hash);
     pthread_mutex_unlock(&shard->lock);
     if (unsynced)
         durable_tried(durable, 0, INT64_MAX);
@@ -227,57 +196,82 @@ struct durable *inode_durable(struct inode *inode)
     return expected;
 }
 
-/* Lost bytes must not be forgotten with the inode: the next fsync would succeed. */
-static bool is_to_be_kept(struct inode *inode)
+/* Has it no name any more? Not if that can't be found out now. */
+static bool is_deleted(struct inode *inode)
 {
-    struct durable *durable = atomic_load(&inode->durable);
+    BORROWED file = inode_borrow(inode);
     struct stat st;
 
-    return durable && durable_is_lost(durable) && fstat(inode->fd, &st) == 0 && st.st_nlink > 0;
+    return file.fd < 0 ? file.fd == -ESTALE : fstat(file.fd, &st) == 0 && st.st_nlink == 0;
+}
+
+static bool is_used(const struct inode *inode)
+{
+    return inode->lookups > 0 || inode->references > 0 || inode->pins > 0;
 }
 
 /* Unlocks the shard and frees the inode if nothing holds it any more. */
 static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *inode)
 {
-    struct inode **link;
+    struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
+    struct durable *durable = atomic_load(&inode->durable);
 
-    if (inode->lookups > 0 || inode->references > 0 || inode->pins > 0 || inode->dying ||
-        is_to_be_kept(inode)) {
+    if (is_used(inode) || inode->dying) {
         pthread_mutex_unlock(&shard->lock);
         return;
     }
     inode->dying = true;
-    uint64_t hash = hash_of(inode->dev, inode->ino);
-    struct durable *durable = atomic_load(&inode->durable);
     if (durable && durable_is_written(durable))
-        note_unsynced(shard, hash);
-    link = bucket_of(shard, hash);
-    while (*link != inode)
-        link = &(*link)->next;
-    *link = inode->next;
-    shard->inode_count--;
+        shard_note_unsynced(shard, file_hash(inode->dev, inode->ino));
+    shard_remove(shard, inode);
+    descriptors_remove(shard, inode, &closing);
     pthread_mutex_unlock(&shard->lock);
+    descriptors_close(&closing);
     inode_free(inode);
+}
+
+/* Lost bytes must not be forgotten with the inode: the next fsync would succeed. */
+static bool is_lost(struct inode *inode)
+{
+    struct durable *durable = atomic_load(&inode->durable);
+
+    return durable && durable_is_lost(durable);
+}
+
+void inode_put_locked(struct inode_shard *shard, struct inode *inode)
+{
+    bool kept = false;
+
+    if (inode->references == 1 && !inode->lookups && !inode->pins && is_lost(inode)) {
+        pthread_mutex_unlock(&shard->lock);
+        kept = !is_deleted(inode);
+        pthread_mutex_lock(&shard->lock);
+    }
+    inode->references--;
+    if (kept)
+        pthread_mutex_unlock(&shard->lock);
+    else
+        unlock_and_free_if_unused(shard, inode);
 }
 
 void inode_forget(struct inode *inode, uint64_t lookups)
 {
     struct inode_shard *shard = shard_of_inode(inode);
-    struct stat st;
 
-    if (inode == inode->fs->root)
-        return; /* the root stays until the end, however often the kernel forgets it */
+    /* The root stays until the end, however often the kernel forgets it. */
+    if (inode == inode->fs->root || inode == inode->fs->inodes.gone)
+        return;
     pthread_mutex_lock(&shard->lock);
     inode->lookups -= lookups < inode->lookups ? lookups : inode->lookups;
+    inode->references++;
     if (inode->lookups || !inode_file(inode)) {
-        unlock_and_free_if_unused(shard, inode);
+        inode_put_locked(shard, inode);
         return;
     }
-    inode->references++;
     pthread_mutex_unlock(&shard->lock);
     /* The last name of a deleted file, and nobody has it open: what devices still hold of it is of no use to
      * anybody. */
-    if (fstat(inode->fd, &st) == 0 && st.st_nlink == 0)
+    if (is_deleted(inode))
         cache_file_discard(inode_file(inode));
     inode_put(inode);
 }
@@ -296,8 +290,7 @@ void inode_put(struct inode *inode)
     struct inode_shard *shard = shard_of_inode(inode);
 
     pthread_mutex_lock(&shard->lock);
-    inode->references--;
-    unlock_and_free_if_unused(shard, inode);
+    inode_put_locked(shard, inode);
 }
 
 void inode_pin(struct inode *inode, bool pinned)
@@ -309,7 +302,8 @@ void inode_pin(struct inode *inode, bool pinned)
         inode->pins++;
     else if (inode->pins > 0)
         inode->pins--;
-    unlock_and_free_if_unused(shard, inode);
+    inode->references++;
+    inode_put_locked(shard, inode);
 }
 
 int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out)
@@ -318,11 +312,15 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
     int rc = 0;
 
     if (!file) {
+        BORROWED path = inode_borrow(inode);
+
+        if (path.fd < 0)
+            return path.fd;
         pthread_rwlock_wrlock(&inode->gate);
         file = inode_file(inode);
         if (!file) {
             rc = inode_durable(inode)
-                     ? cache_file_open(fs->cache, inode->fd, inode, inode_durable(inode), &file)
+                     ? cache_file_open(fs->cache, path.fd, inode, inode_durable(inode), &file)
                      : -ENOMEM;
             if (rc == 0) {
                 order_before(file); /* see inode_file() */
@@ -460,58 +458,4 @@ void inode_change_end(struct inode *inode, int fd, const struct inode_change *ch
         see(inode, &st);
     }
     pthread_mutex_unlock(&shard->lock);
-}
-
-/* References to a shard's inodes. Their number or -ENOMEM. */
-static ssize_t shard_snapshot(struct inode_shard *shard, bool tracked_only, struct inode ***inodes_out)
-{
-    struct inode **inodes;
-    size_t count = 0;
-
-    pthread_mutex_lock(&shard->lock);
-    inodes = malloc((shard->inode_count + 1) * sizeof(struct inode *));
-    for (size_t i = 0; inodes && i < shard->bucket_count; i++) {
-        for (struct inode *inode = shard->buckets[i]; inode; inode = inode->next) {
-            if (tracked_only && !inode_file(inode))
-                continue;
-            inode->references++;
-            inodes[count++] = inode;
-        }
-    }
-    pthread_mutex_unlock(&shard->lock);
-    if (!inodes)
-        return -ENOMEM;
-    *inodes_out = inodes;
-    return (ssize_t)count;
-}
-
-static int each(struct fs *fs, bool tracked_only, int (*visit)(struct inode *inode, void *context),
-                void *context)
-{
-    int rc = 0;
-
-    for (size_t i = 0; i < INODE_SHARDS && rc == 0; i++) {
-        struct inode **inodes;
-        ssize_t count = shard_snapshot(&fs->inodes.shards[i], tracked_only, &inodes);
-
-        if (count < 0)
-            return (int)count;
-        for (ssize_t k = 0; k < count; k++) {
-            if (rc == 0)
-                rc = visit(inodes[k], context);
-            inode_put(inodes[k]);
-        }
-        free(inodes);
-    }
-    return rc;
-}
-
-int fs_each_tracked(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context)
-{
-    return each(fs, true, visit, context);
-}
-
-int fs_each_inode(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context)
-{
-    return each(fs, false, visit, context);
 }

@@ -14,16 +14,19 @@
 #include "base/lock.h"
 #include "base/order.h"
 #include "cache/durable.h"
+#include "fs/inode_table.h"
 
 struct cache_file;
 struct fs;
 
 struct inode {
     struct fs *fs;
-    int fd; /* O_PATH | O_NOFOLLOW: good for unlinked files too */
+    uint64_t id; /* the kernel's node id */
     dev_t dev;
     ino_t ino;
-    mode_t type; /* S_IFMT bits */
+    struct volume *volume;
+    struct descriptor *open; /* NULL: none is open now; guarded by the lock of the inode's shard */
+    mode_t type;             /* S_IFMT bits */
 
     /* NULL: untracked. Set once, with the gate held exclusively, and kept until the inode is freed. */
     _Atomic(struct cache_file *) file;
@@ -33,7 +36,7 @@ struct inode {
     pthread_rwlock_t gate;
 
     /* Guarded by the lock of the inode's shard. */
-    struct inode *next;
+    struct inode *next, *next_id;
     uint64_t lookups; /* that the kernel has not forgotten yet */
     uint64_t references;
     uint64_t pins;
@@ -47,6 +50,11 @@ struct inode {
         off_t size;
         struct timespec mtime, ctime;
     } seen;
+
+    /* How the file is opened again (fs/volume.h). 0 bytes: its descriptor is kept. */
+    int handle_type;
+    uint8_t handle_bytes;
+    unsigned char handle[];
 };
 
 /* NULL: untracked. */
@@ -59,34 +67,22 @@ static inline struct cache_file *inode_file(struct inode *inode)
     return file;
 }
 
-#define INODE_SHARDS 16u
-#define UNSYNCED_BITS (1u << 15)
-
-struct inode_shard {
-    pthread_mutex_t lock; /* guards everything in the shard; with it held only durable.lock is taken */
-    struct inode **buckets;
-    size_t bucket_count; /* a power of two */
-    size_t inode_count;
-    /* By hash: a file that was forgotten with bytes that no good sync has followed. When such a file is known
-     * again, or another with the same hash, all of it counts as written. Never cleared. */
-    uint8_t unsynced[UNSYNCED_BITS / 8];
-};
-
-struct inode_table {
-    struct inode_shard shards[INODE_SHARDS];
-};
-
-int inode_table_init(struct inode_table *table);
-/* Frees every inode left, whatever holds it: nothing may run any more. */
-void inode_table_destroy(struct inode_table *table);
-size_t inode_table_count(struct inode_table *table);
-
 /* The inode of fd (O_PATH | O_NOFOLLOW), whose fstat() is st, with one more lookup. fd is taken over in any
  * case. */
 int inode_lookup(struct fs *fs, int fd, const struct stat *st, struct inode **inode_out);
+/* The inode of a node id that the kernel may have forgotten, with one more lookup. -ESTALE: it is not known.
+ */
+int inode_lookup_id(struct fs *fs, uint64_t id, struct inode **inode_out);
+/* The inode of a node id that the kernel has not forgotten, or else one with which nothing can be done. */
+struct inode *inode_find(struct fs *fs, uint64_t id);
+/* fd, which is taken over, is of a file from which we have just taken a name. If that was the last, who still
+ * has it (open, or as the working directory) must reach it without. */
+void inode_unlinked(struct fs *fs, int fd);
 void inode_forget(struct inode *inode, uint64_t lookups);
 void inode_get(struct inode *inode);
 void inode_put(struct inode *inode);
+/* With the shard's lock held, which it lets go. */
+void inode_put_locked(struct inode_shard *shard, struct inode *inode);
 void inode_pin(struct inode *inode, bool pinned);
 
 /* Begin to track the file, if nobody has: from then on its data goes through the cache. Waits until no
@@ -122,5 +118,9 @@ void inode_change_end(struct inode *inode, int fd, const struct inode_change *ch
  * meanwhile may be missed. Stops at, and returns, the first value that is not 0; -ENOMEM. */
 int fs_each_tracked(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context);
 int fs_each_inode(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context);
+
+/* For the table. inode_free(): the inode is not in it any more, and nothing else knows it. */
+struct inode *inode_new_gone(struct fs *fs);
+void inode_free(struct inode *inode);
 
 #endif

@@ -9,9 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "fs/creds.h"
@@ -22,6 +24,8 @@
 #include "fs/peek.h"
 #include "fs/server.h"
 #include "fs/session.h"
+
+#define IDLE_DESCRIPTORS_MAX 8192u
 
 /* --- what must hold before anything is started --- */
 
@@ -127,28 +131,28 @@ static int open_root(struct fs *fs, int *lock_out)
 
 /* --- the process --- */
 
-/* Every known inode keeps a descriptor. */
+/* To the hard limit, which is the administrator's: open files of programs cost one each or two, inodes none.
+ */
 static void raise_descriptor_limit(void)
 {
     struct rlimit limit;
-    unsigned long long most = 0;
-    FILE *file = fopen("/proc/sys/fs/nr_open", "re");
 
-    if (file) {
-        if (fscanf(file, "%llu", &most) != 1)
-            most = 0;
-        fclose(file);
-    }
     if (getrlimit(RLIMIT_NOFILE, &limit))
         return;
-    if (most > limit.rlim_max) {
-        struct rlimit wanted = {.rlim_cur = most, .rlim_max = most};
-
-        if (setrlimit(RLIMIT_NOFILE, &wanted) == 0)
-            return; /* root may go above the hard limit */
-    }
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/* How many descriptors of inodes may stay open between requests: a quarter of what there is, and as many of
+ * files that have lost their last name. More would only keep the kernel from forgetting what they stand for.
+ */
+static unsigned idle_descriptors(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / 4 > IDLE_DESCRIPTORS_MAX)
+        return IDLE_DESCRIPTORS_MAX;
+    return (unsigned)limit.rlim_cur / 4;
 }
 
 static void prepare_process(void)
@@ -165,7 +169,6 @@ static void prepare_process(void)
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
-    raise_descriptor_limit();
     creds_init();
 }
 
@@ -318,7 +321,9 @@ static int run(struct fs *fs, int ready)
 
     if (rc < 0)
         return rc;
-    rc = inode_table_init(&fs->inodes);
+    raise_descriptor_limit();
+    volumes_init(&fs->volumes);
+    rc = inode_table_init(fs, idle_descriptors());
     if (rc < 0) {
         fs_log(LOG_ERR, "the table of inodes: %s", strerror(-rc));
         return rc;
@@ -327,12 +332,15 @@ static int run(struct fs *fs, int ready)
     lock_rw_init(&fs->notify_gate, LOCK_NOTIFY,
                  true); /* a stream of notifications must not put off the end */
     fs->as_root = geteuid() == 0;
+    if (getrandom(&fs->generation, sizeof(fs->generation), GRND_NONBLOCK) != sizeof(fs->generation))
+        fs->generation = (uint32_t)time(NULL);
     rc = open_root(fs, &lock);
     if (rc == 0) {
         prepare_process();
         rc = serve(fs, ready);
     }
-    inode_table_destroy(&fs->inodes);
+    inode_table_destroy(fs);
+    volumes_destroy(&fs->volumes);
     if (fs->cache)
         cache_close(fs->cache);
     pthread_rwlock_destroy(&fs->notify_gate);

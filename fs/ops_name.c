@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,7 +35,18 @@ static void reply_lookup(fuse_req_t req, struct inode *parent, const char *name)
 
 void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-    reply_lookup(req, inode_of(req, parent), name);
+    struct fuse_entry_param entry;
+    int rc;
+
+    /* A file handle of the mount (NFS) leads to a node id, and only then to a name. */
+    if (strcmp(name, ".") == 0)
+        rc = resolve_node(fs_of(req), parent, &entry);
+    else if (strcmp(name, "..") == 0)
+        rc = resolve_parent(fs_of(req), inode_of(req, parent), &entry);
+    else
+        rc = resolve_entry(fs_of(req), inode_of(req, parent), name, &entry);
+    if (!reply_if_error(req, rc))
+        reply_entry(req, &entry);
 }
 
 void op_forget(fuse_req_t req, fuse_ino_t nodeid, uint64_t lookups)
@@ -107,10 +119,19 @@ void op_link(fuse_req_t req, fuse_ino_t nodeid, fuse_ino_t parent, const char *n
 
 static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int flags)
 {
+    struct fs *fs = fs_of(req);
     BORROWED dir = inode_borrow(inode_of(req, parent));
+    int file, rc;
 
-    if (!reply_if_error(req, dir.fd))
-        fuse_reply_err(req, unlinkat(dir.fd, name, flags) ? errno : 0);
+    if (reply_if_error(req, dir.fd))
+        return;
+    file = resolve_open(fs, dir.fd, name); /* after it the name leads nowhere */
+    rc = unlinkat(dir.fd, name, flags) ? -errno : 0;
+    if (rc == 0 && file >= 0)
+        inode_unlinked(fs, file);
+    else if (file >= 0)
+        close(file);
+    fuse_reply_err(req, -rc);
 }
 
 void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
@@ -128,6 +149,7 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t n
 {
     BORROWED from = inode_borrow(inode_of(req, parent));
     BORROWED to = inode_borrow(inode_of(req, new_parent));
+    int replaced = -ENOENT, rc;
 
     if (reply_if_error(req, from.fd < 0 ? from.fd : to.fd))
         return;
@@ -136,7 +158,14 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t n
         fuse_reply_err(req, EINVAL);
         return;
     }
-    fuse_reply_err(req, renameat2(from.fd, name, to.fd, new_name, flags) ? errno : 0);
+    if (!flags)
+        replaced = resolve_open(fs_of(req), to.fd, new_name);
+    rc = renameat2(from.fd, name, to.fd, new_name, flags) ? -errno : 0;
+    if (rc == 0 && replaced >= 0)
+        inode_unlinked(fs_of(req), replaced);
+    else if (replaced >= 0)
+        close(replaced);
+    fuse_reply_err(req, -rc);
 }
 
 void op_readlink(fuse_req_t req, fuse_ino_t nodeid)

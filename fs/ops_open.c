@@ -123,8 +123,14 @@ void op_flush(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
     int copy = dup(handle_of(fi)->fd);
 
     (void)nodeid;
-    /* A backing filesystem that reports errors at close (NFS, a quota) reports them to this close. */
-    fuse_reply_err(req, copy < 0 || close(copy) ? errno : 0);
+    if (copy < 0 && descriptors_shed(fs_of(req), errno))
+        copy = dup(handle_of(fi)->fd);
+    /* A backing filesystem that reports errors at close (NFS, a quota) reports them to this close. That
+     * descriptors are short is no error of it. */
+    if (copy < 0)
+        fuse_reply_err(req, errno == EMFILE ? 0 : errno);
+    else
+        fuse_reply_err(req, close(copy) ? errno : 0);
 }
 
 void op_release(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)

@@ -4,7 +4,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <limits.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -30,7 +32,7 @@ static int check_not_own_mount(struct fs *fs, int parent_fd, const char *name)
     return makedev(stx.stx_dev_major, stx.stx_dev_minor) == fs->mount_dev ? -ELOOP : 0;
 }
 
-int resolve_open(struct fs *fs, int parent_fd, const char *name)
+static int open_name(struct fs *fs, int parent_fd, const char *name)
 {
     static atomic_bool no_openat2;
     struct open_how how = {.flags = PATH_FLAGS, .resolve = RESOLVE_BENEATH | RESOLVE_NO_XDEV};
@@ -54,6 +56,21 @@ int resolve_open(struct fs *fs, int parent_fd, const char *name)
     return fd < 0 ? -errno : fd;
 }
 
+int resolve_open(struct fs *fs, int parent_fd, const char *name)
+{
+    int fd = open_name(fs, parent_fd, name);
+
+    return fd < 0 && descriptors_shed(fs, -fd) ? open_name(fs, parent_fd, name) : fd;
+}
+
+static void fill_entry(struct fs *fs, const struct inode *inode, struct fuse_entry_param *entry_out)
+{
+    entry_out->ino = nodeid_of(inode);
+    entry_out->generation = inode == fs->root ? 0 : fs->generation;
+    entry_out->attr_timeout = fs->options.timeout_s;
+    entry_out->entry_timeout = fs->options.timeout_s;
+}
+
 int resolve_entry_fd(struct fs *fs, int fd, struct fuse_entry_param *entry_out)
 {
     struct inode *inode;
@@ -68,10 +85,93 @@ int resolve_entry_fd(struct fs *fs, int fd, struct fuse_entry_param *entry_out)
     rc = inode_lookup(fs, fd, &entry_out->attr, &inode);
     if (rc < 0)
         return rc;
-    entry_out->ino = nodeid_of(inode);
-    entry_out->attr_timeout = fs->options.timeout_s;
-    entry_out->entry_timeout = fs->options.timeout_s;
+    fill_entry(fs, inode, entry_out);
     return 0;
+}
+
+int resolve_node(struct fs *fs, uint64_t id, struct fuse_entry_param *entry_out)
+{
+    struct inode *inode;
+    int rc = inode_lookup_id(fs, id, &inode);
+
+    memset(entry_out, 0, sizeof(*entry_out));
+    if (rc < 0)
+        return rc;
+    BORROWED file = inode_borrow(inode);
+    rc = file.fd < 0 ? file.fd : fstat(file.fd, &entry_out->attr) ? -errno : 0;
+    if (rc < 0)
+        inode_forget(inode, 1);
+    else
+        fill_entry(fs, inode, entry_out);
+    return rc;
+}
+
+/* The path of fd below the root. Its length, or a negative errno; -ESTALE: it is not there. */
+static ssize_t path_below(struct fs *fs, int fd, char path_out[PATH_MAX])
+{
+    BORROWED root = inode_borrow(fs->root);
+    char top[PATH_MAX];
+    ssize_t prefix = root.fd < 0 ? -1 : readlink(proc_path(root.fd).text, top, sizeof(top));
+    ssize_t length = prefix < 0 ? -1 : readlink(proc_path(fd).text, path_out, PATH_MAX - 1);
+
+    if (length < 0)
+        return -errno;
+    if (prefix == 1) /* the data directory is "/" */
+        prefix = 0;
+    if (length < prefix || memcmp(path_out, top, (size_t)prefix) != 0 ||
+        (length > prefix && path_out[prefix] != '/'))
+        return -ESTALE;
+    memmove(path_out, path_out + prefix, (size_t)(length - prefix));
+    path_out[length - prefix] = '\0';
+    return length - prefix;
+}
+
+/* From the root down, one name at a time, as the kernel's lookups come. */
+static int walk_down(struct fs *fs, char *path)
+{
+    BORROWED root = inode_borrow(fs->root);
+    int fd = root.fd < 0 ? root.fd : openat(root.fd, ".", PATH_FLAGS), next;
+
+    if (fd < 0)
+        return root.fd < 0 ? root.fd : -errno;
+    for (char *rest, *name = strtok_r(path, "/", &rest); name; name = strtok_r(NULL, "/", &rest)) {
+        next = resolve_open(fs, fd, name);
+        close(fd);
+        if (next < 0)
+            return next;
+        fd = next;
+    }
+    return fd;
+}
+
+/* "..", but a directory that somebody has moved out of the data directory must not lead there: its parent is
+ * looked for from the root down. */
+int resolve_parent(struct fs *fs, struct inode *inode, struct fuse_entry_param *entry_out)
+{
+    BORROWED dir = inode_borrow(inode);
+    char path[PATH_MAX];
+    struct stat seen, found;
+    int fd, rc;
+
+    if (dir.fd < 0)
+        return dir.fd;
+    if (inode == fs->root)
+        return resolve_node(fs, FUSE_ROOT_ID, entry_out);
+    fd = openat(dir.fd, "..", PATH_FLAGS);
+    if (fd < 0)
+        return -errno;
+    rc = fstat(fd, &seen) ? -errno : (int)path_below(fs, fd, path);
+    close(fd);
+    if (rc < 0)
+        return rc;
+    fd = walk_down(fs, path);
+    if (fd < 0)
+        return fd == -ENOENT ? -ESTALE : fd;
+    if (fstat(fd, &found) || found.st_dev != seen.st_dev || found.st_ino != seen.st_ino) {
+        close(fd);
+        return -ESTALE; /* moved meanwhile */
+    }
+    return resolve_entry_fd(fs, fd, entry_out);
 }
 
 int resolve_entry(struct fs *fs, struct inode *parent, const char *name, struct fuse_entry_param *entry_out)

@@ -30,9 +30,9 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
      * instead (inode_unchanged). Splicing writes through pipes costs more than it saves. */
     conn->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_HANDLE_KILLPRIV | FUSE_CAP_SPLICE_READ |
                               FUSE_CAP_WRITEBACK_CACHE);
-    conn->want |= conn->capable &
-                  (FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO |
-                   FUSE_CAP_ATOMIC_O_TRUNC | FUSE_CAP_IOCTL_DIR | FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO);
+    conn->want |= conn->capable & (FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS |
+                                   FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_ATOMIC_O_TRUNC | FUSE_CAP_IOCTL_DIR |
+                                   FUSE_CAP_EXPORT_SUPPORT | FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO);
     conn->max_write = MAX_REQUEST;
     conn->max_readahead = MAX_REQUEST;
     conn->max_background = 64;

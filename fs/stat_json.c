@@ -77,6 +77,19 @@ static json_t *io_json(const struct cache *cache)
     return o;
 }
 
+static json_t *inodes_json(struct fs *fs)
+{
+    struct inode_table_stat stat;
+    json_t *o = json_object();
+
+    inode_table_stat(&fs->inodes, &stat);
+    json_object_set_new(o, "known", integer(stat.inodes));
+    json_object_set_new(o, "descriptors_cached", integer(stat.descriptors[DESCRIPTOR_CACHED]));
+    json_object_set_new(o, "descriptors_last", integer(stat.descriptors[DESCRIPTOR_LAST]));
+    json_object_set_new(o, "descriptors_kept", integer(stat.descriptors[DESCRIPTOR_KEPT]));
+    return o;
+}
+
 int stat_json(struct fs *fs)
 {
     json_t *root = json_object(), *devices = json_array(), *files = json_array();
@@ -95,6 +108,7 @@ int stat_json(struct fs *fs)
     json_object_set_new(root, "mount", json_string(fs->mount_path));
     json_object_set_new(root, "devices", devices);
     json_object_set_new(root, "files", files);
+    json_object_set_new(root, "inodes", inodes_json(fs));
     json_object_set_new(root, "io", io_json(fs->cache));
     cache_stat_heals(fs->cache, &heals, &late);
     json_object_set_new(root, "heals", integer(heals));

@@ -99,14 +99,15 @@ def workdir():
 
 @pytest.fixture
 def mount(workdir, request):
-    """A function that mounts: mount(options="timeout=0", data=path, mnt=path, args=[...], env={...}) -> Mount."""
+    """A function that mounts: mount(options="timeout=0", data=path, mnt=path, args=[...], env={...}) -> Mount.
+    before: a command that starts the rest of its arguments in its own place (prlimit)."""
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("no /dev/fuse here")
     mounts = []
 
-    def start(options="", data=None, mnt=None, args=(), env=None):
+    def start(options="", data=None, mnt=None, args=(), env=None, before=()):
         number = len(mounts)
         if data is None:
             data = os.path.join(workdir, f"data{number}")
@@ -115,7 +116,7 @@ def mount(workdir, request):
             mnt = os.path.join(workdir, f"mnt{number}")
             os.mkdir(mnt)
         log = os.path.join(workdir, f"log{number}")
-        command = [os.path.join(BIN, "mount.gaiafs"), "-f", data, mnt, *args]
+        command = [*before, os.path.join(BIN, "mount.gaiafs"), "-f", data, mnt, *args]
         if options:
             command += ["-o", options]
         with open(log, "wb") as stderr:

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/inode_table.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fs/fs.h"
+
+#define INITIAL_BUCKETS 256u
+
+uint64_t file_hash(dev_t dev, ino_t ino)
+{
+    uint64_t hash = (uint64_t)ino * 0x9e3779b97f4a7c15u ^ (uint64_t)dev * 0xc2b2ae3d27d4eb4fu;
+
+    hash ^= hash >> 32;
+    return hash * 0xd6e8feb86659fd93u;
+}
+
+struct inode_shard *shard_of_hash(struct inode_table *table, uint64_t hash)
+{
+    return &table->shards[(hash >> 32) % INODE_SHARDS];
+}
+
+/* A node id has the number of its shard in its last digits. */
+struct inode_shard *shard_of_id(struct inode_table *table, uint64_t id)
+{
+    return &table->shards[id % INODE_SHARDS];
+}
+
+struct inode_shard *shard_of_inode(struct inode *inode)
+{
+    return shard_of_hash(&inode->fs->inodes, file_hash(inode->dev, inode->ino));
+}
+
+static struct inode **file_bucket(struct inode_shard *shard, uint64_t hash)
+{
+    return &shard->by_file[hash & (shard->bucket_count - 1)];
+}
+
+static struct inode **id_bucket(struct inode_shard *shard, uint64_t id)
+{
+    return &shard->by_id[id / INODE_SHARDS & (shard->bucket_count - 1)];
+}
+
+bool shard_is_unsynced(const struct inode_shard *shard, uint64_t hash)
+{
+    unsigned bit = hash % UNSYNCED_BITS;
+
+    return shard->unsynced[bit / 8] >> bit % 8 & 1;
+}
+
+void shard_note_unsynced(struct inode_shard *shard, uint64_t hash)
+{
+    unsigned bit = hash % UNSYNCED_BITS;
+
+    shard->unsynced[bit / 8] |= (uint8_t)(1u << bit % 8);
+}
+
+int inode_table_init(struct fs *fs, unsigned descriptors)
+{
+    struct inode_table *table = &fs->inodes;
+
+    memset(table, 0, sizeof(*table));
+    table->gone = inode_new_gone(fs);
+    if (!table->gone)
+        return -ENOMEM;
+    for (size_t i = 0; i < INODE_SHARDS; i++) {
+        struct inode_shard *shard = &table->shards[i];
+
+        shard->bucket_count = INITIAL_BUCKETS;
+        shard->by_file = calloc(INITIAL_BUCKETS, sizeof(struct inode *));
+        shard->by_id = calloc(INITIAL_BUCKETS, sizeof(struct inode *));
+        if (!shard->by_file || !shard->by_id) {
+            for (size_t k = 0; k <= i; k++) {
+                free(table->shards[k].by_file);
+                free(table->shards[k].by_id);
+            }
+            inode_free(table->gone);
+            return -ENOMEM;
+        }
+        lock_init(&shard->lock, LOCK_SHARD);
+        descriptors_init(&shard->descriptors, (descriptors + INODE_SHARDS - 1) / INODE_SHARDS);
+    }
+    return 0;
+}
+
+void inode_table_destroy(struct fs *fs)
+{
+    struct inode_table *table = &fs->inodes;
+
+    for (size_t i = 0; i < INODE_SHARDS; i++) {
+        struct inode_shard *shard = &table->shards[i];
+
+        for (size_t k = 0; k < shard->bucket_count; k++) {
+            struct inode *inode = shard->by_file[k];
+
+            while (inode) {
+                struct inode *next = inode->next;
+
+                inode->dying = true;
+                inode_free(inode);
+                inode = next;
+            }
+        }
+        free(shard->by_file);
+        free(shard->by_id);
+        pthread_mutex_destroy(&shard->lock);
+    }
+    inode_free(table->gone);
+}
+
+void inode_table_stat(struct inode_table *table, struct inode_table_stat *stat_out)
+{
+    *stat_out = (struct inode_table_stat){0};
+    for (size_t i = 0; i < INODE_SHARDS; i++) {
+        struct inode_shard *shard = &table->shards[i];
+
+        pthread_mutex_lock(&shard->lock);
+        stat_out->inodes += shard->inode_count;
+        for (unsigned kind = 0; kind < DESCRIPTOR_KINDS; kind++)
+            stat_out->descriptors[kind] += shard->descriptors.count[kind];
+        pthread_mutex_unlock(&shard->lock);
+    }
+}
+
+static void chain(struct inode_shard *shard, struct inode *inode)
+{
+    struct inode **bucket = file_bucket(shard, file_hash(inode->dev, inode->ino));
+
+    inode->next = *bucket;
+    *bucket = inode;
+    bucket = id_bucket(shard, inode->id);
+    inode->next_id = *bucket;
+    *bucket = inode;
+}
+
+/* Doubles the buckets of a full shard; when memory is short the chains just get longer. */
+static void grow(struct inode_shard *shard)
+{
+    size_t old_count = shard->bucket_count;
+    struct inode **old = shard->by_file, **by_file, **by_id;
+
+    by_file = calloc(old_count * 2, sizeof(struct inode *));
+    by_id = calloc(old_count * 2, sizeof(struct inode *));
+    if (!by_file || !by_id) {
+        free(by_file);
+        free(by_id);
+        return;
+    }
+    free(shard->by_id);
+    shard->by_file = by_file;
+    shard->by_id = by_id;
+    shard->bucket_count = old_count * 2;
+    for (size_t i = 0; i < old_count; i++) {
+        struct inode *inode = old[i];
+
+        while (inode) {
+            struct inode *next = inode->next;
+
+            chain(shard, inode);
+            inode = next;
+        }
+    }
+    free(old);
+}
+
+/* An inode number is not used again while a descriptor of the file is open, as it is where there are no
+ * handles; else the handles must be the same. */
+static bool is_of(const struct inode *inode, const struct file_key *key)
+{
+    if (inode->ino != key->ino || inode->dev != key->dev)
+        return false;
+    if (!inode->handle_bytes || !key->handle_bytes)
+        return true;
+    return inode->handle_bytes == key->handle_bytes && inode->handle_type == key->handle_type &&
+           memcmp(inode->handle, key->handle, key->handle_bytes) == 0;
+}
+
+struct inode *shard_find(struct inode_shard *shard, uint64_t hash, const struct file_key *key)
+{
+    struct inode *inode = *file_bucket(shard, hash);
+
+    while (inode && !is_of(inode, key))
+        inode = inode->next;
+    return inode;
+}
+
+struct inode *shard_find_id(struct inode_shard *shard, uint64_t id)
+{
+    struct inode *inode = *id_bucket(shard, id);
+
+    while (inode && inode->id != id)
+        inode = inode->next_id;
+    return inode;
+}
+
+void shard_insert(struct inode_table *table, struct inode_shard *shard, struct inode *inode)
+{
+    inode->id = ++shard->last_id * INODE_SHARDS + (uint64_t)(shard - table->shards);
+    if (++shard->inode_count > shard->bucket_count)
+        grow(shard);
+    chain(shard, inode);
+}
+
+void shard_remove(struct inode_shard *shard, struct inode *inode)
+{
+    struct inode **link = file_bucket(shard, file_hash(inode->dev, inode->ino));
+
+    while (*link != inode)
+        link = &(*link)->next;
+    *link = inode->next;
+    link = id_bucket(shard, inode->id);
+    while (*link != inode)
+        link = &(*link)->next_id;
+    *link = inode->next_id;
+    shard->inode_count--;
+}
+
+/* References to a shard's inodes. Their number or -ENOMEM. */
+static ssize_t shard_snapshot(struct inode_shard *shard, bool tracked_only, struct inode ***inodes_out)
+{
+    struct inode **inodes;
+    size_t count = 0;
+
+    pthread_mutex_lock(&shard->lock);
+    inodes = malloc((shard->inode_count + 1) * sizeof(struct inode *));
+    for (size_t i = 0; inodes && i < shard->bucket_count; i++) {
+        for (struct inode *inode = shard->by_file[i]; inode; inode = inode->next) {
+            if (tracked_only && !inode_file(inode))
+                continue;
+            inode->references++;
+            inodes[count++] = inode;
+        }
+    }
+    pthread_mutex_unlock(&shard->lock);
+    if (!inodes)
+        return -ENOMEM;
+    *inodes_out = inodes;
+    return (ssize_t)count;
+}
+
+static int each(struct fs *fs, bool tracked_only, int (*visit)(struct inode *inode, void *context),
+                void *context)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < INODE_SHARDS && rc == 0; i++) {
+        struct inode **inodes;
+        ssize_t count = shard_snapshot(&fs->inodes.shards[i], tracked_only, &inodes);
+
+        if (count < 0)
+            return (int)count;
+        for (ssize_t k = 0; k < count; k++) {
+            if (rc == 0)
+                rc = visit(inodes[k], context);
+            inode_put(inodes[k]);
+        }
+        free(inodes);
+    }
+    return rc;
+}
+
+int fs_each_tracked(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context)
+{
+    return each(fs, true, visit, context);
+}
+
+int fs_each_inode(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context)
+{
+    return each(fs, false, visit, context);
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of known inodes: by file, and by node id, which is the kernel's name for an inode. Node ids count
+ * up and are never used again while the mount lives, so that one which was forgotten leads nowhere. */
+#ifndef GAIAFS_FS_INODE_TABLE_H
+#define GAIAFS_FS_INODE_TABLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/lock.h"
+#include "fs/borrow.h"
+#include "fs/volume.h"
+
+struct fs;
+struct inode;
+
+#define INODE_SHARDS 16u
+#define UNSYNCED_BITS (1u << 15)
+
+struct inode_shard {
+    pthread_mutex_t lock;   /* guards everything in the shard; with it held only durable.lock is taken */
+    struct inode **by_file; /* buckets; chained by inode.next */
+    struct inode **by_id;   /* as many; chained by inode.next_id */
+    size_t bucket_count;    /* a power of two */
+    size_t inode_count;
+    uint64_t last_id; /* how many node ids the shard has given out */
+    struct descriptors descriptors;
+    /* By hash: a file that was forgotten with bytes that no good sync has followed. When such a file is known
+     * again, or another with the same hash, all of it counts as written. Never cleared. */
+    uint8_t unsynced[UNSYNCED_BITS / 8];
+};
+
+struct inode_table {
+    struct inode_shard shards[INODE_SHARDS];
+    struct inode *gone; /* stands for every node id that is not known: what is asked of it ends with ESTALE */
+};
+
+/* descriptors: at most about how many may be kept open for inodes that nobody uses. */
+int inode_table_init(struct fs *fs, unsigned descriptors);
+/* Frees every inode left, whatever holds it: nothing may run any more. */
+void inode_table_destroy(struct fs *fs);
+struct inode_table_stat {
+    size_t inodes;
+    size_t descriptors[DESCRIPTOR_KINDS]; /* that are open */
+};
+void inode_table_stat(struct inode_table *table, struct inode_table_stat *stat_out);
+
+uint64_t file_hash(dev_t dev, ino_t ino);
+struct inode_shard *shard_of_hash(struct inode_table *table, uint64_t hash);
+struct inode_shard *shard_of_id(struct inode_table *table, uint64_t id);
+struct inode_shard *shard_of_inode(struct inode *inode);
+
+/* All of these with the shard's lock held. */
+struct inode *shard_find(struct inode_shard *shard, uint64_t hash, const struct file_key *key);
+struct inode *shard_find_id(struct inode_shard *shard, uint64_t id);
+/* Gives the inode its node id. */
+void shard_insert(struct inode_table *table, struct inode_shard *shard, struct inode *inode);
+void shard_remove(struct inode_shard *shard, struct inode *inode);
+bool shard_is_unsynced(const struct inode_shard *shard, uint64_t hash);
+void shard_note_unsynced(struct inode_shard *shard, uint64_t hash);
+
+#endif

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* File handles: how a file is found again without a descriptor of it. Each filesystem that is mounted in the
+ * data directory (a volume) has one descriptor, through which its handles are opened.
+ *
+ * A handle is only ever made of a descriptor that was resolved beneath the data directory, so opening one
+ * leads nowhere else; but as a descriptor would, it goes on leading to a file that was moved out of it. */
+#ifndef GAIAFS_FS_VOLUME_H
+#define GAIAFS_FS_VOLUME_H
+
+#include <fcntl.h>
+#include <stdbool.h>
+#include <sys/queue.h>
+#include <sys/stat.h>
+
+#include "base/lock.h"
+
+struct volume;
+
+struct volumes {
+    pthread_mutex_t lock; /* guards the list and what is in it; a leaf */
+    LIST_HEAD(, volume) list;
+};
+
+/* Which file it is: an inode number is used again for another file, a handle is not. */
+struct file_key {
+    dev_t dev;
+    ino_t ino;
+    struct volume *volume; /* with a reference; or NULL, and no handle */
+    int handle_type;
+    unsigned handle_bytes; /* 0: there is none, or none that can be opened */
+    unsigned char handle[MAX_HANDLE_SZ];
+};
+
+void volumes_init(struct volumes *volumes);
+void volumes_destroy(struct volumes *volumes);
+
+/* The key of fd (O_PATH will do), whose fstat() is st. 0 or a negative errno, when there may be a handle
+ * but it can't be had now. */
+int file_key_make(struct volumes *volumes, int fd, const struct stat *st, struct file_key *key_out);
+void volume_put(struct volumes *volumes, struct volume *volume);
+
+/* The file of a handle as O_PATH: a descriptor or a negative errno, -ESTALE when it was deleted. */
+int volume_open(const struct volume *volume, int handle_type, const unsigned char *handle,
+                unsigned handle_bytes);
+
+#endif

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An inode costs no descriptor: large trees under a small limit, files without a name, file handles of the mount itself."""
+import ctypes
+import errno
+import os
+import shutil
+import stat
+import struct
+import subprocess
+import threading
+import time
+
+import pytest
+
+import helpers
+from helpers import make_random, read_file, statistics, write_file
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+AT_EMPTY_PATH = 0x1000
+
+
+def with_descriptors(number):
+    """What to start the daemon with."""
+    return {"before": ["prlimit", f"--nofile={number}:{number}"]}
+
+
+def descriptors(mounted):
+    return len(os.listdir(f"/proc/{mounted.pid}/fd"))
+
+
+def limit_of(mounted):
+    with open(f"/proc/{mounted.pid}/limits") as file:
+        line = next(line for line in file if line.startswith("Max open files"))
+    return int(line.split()[3])
+
+
+def churn(mounted, number=600):
+    """Looks at so many other files that no descriptor from before is left, but for those that must be."""
+    folder = os.path.join(mounted.data, "churn")
+    if not os.path.isdir(folder):
+        os.mkdir(folder)
+        for i in range(number):
+            write_file(os.path.join(folder, str(i)), b"")
+    for i in range(number):
+        path = os.path.join(mounted.mnt, "churn", str(i))
+        os.stat(path)
+        os.utime(path)  # reaches the daemon in any case
+
+
+class Handle:
+    """struct file_handle, of a path or a descriptor."""
+
+    def __init__(self, path):
+        self.buffer = ctypes.create_string_buffer(struct.pack("=Ii", 128, 0) + bytes(128), 136)
+        mount_id = ctypes.c_int()
+        fd, name, flags = (path, b"", AT_EMPTY_PATH) if isinstance(path, int) else (-100, os.fsencode(path), 0)
+        if LIBC.name_to_handle_at(fd, name, self.buffer, ctypes.byref(mount_id), flags):
+            raise OSError(ctypes.get_errno(), "name_to_handle_at")
+
+    def words(self):
+        """The node id and its generation, as the kernel's FUSE puts them into a handle."""
+        high, low, generation = struct.unpack_from("=III", self.buffer, 8)
+        return high << 32 | low, generation
+
+    def forge(self, node, generation):
+        struct.pack_into("=III", self.buffer, 8, node >> 32, node & 0xFFFFFFFF, generation)
+
+    def open(self, mnt, flags=os.O_RDONLY):
+        at = os.open(mnt, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fd = LIBC.open_by_handle_at(at, self.buffer, flags | os.O_CLOEXEC)
+        finally:
+            os.close(at)
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), "open_by_handle_at")
+        return fd
+
+
+def errno_of(function, *args):
+    try:
+        function(*args)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+# --- many inodes, few descriptors -----------------------------------------------------------------------------------
+
+@pytest.mark.limit(240)
+@pytest.mark.parametrize("limit, folders, files", [(256, 40, 50), (1024, 200, 250)])
+def test_a_tree_of_more_inodes_than_descriptors(mount, limit, folders, files):
+    mounted = mount("timeout=60", **with_descriptors(limit))
+    assert limit_of(mounted) == limit
+    for d in range(folders):
+        os.mkdir(f"{mounted.mnt}/d{d}")
+        for i in range(files):
+            write_file(f"{mounted.mnt}/d{d}/f{i}", b"%d/%d" % (d, i))
+    known = statistics(mounted.mnt)["inodes"]
+    print(known, descriptors(mounted))
+    if known["known"] < folders * files:
+        print("the kernel has forgotten some meanwhile")
+    assert known["descriptors_cached"] <= limit // 4 + 16 and known["descriptors_kept"] <= 1
+    assert descriptors(mounted) < limit * 3 // 4
+    done = subprocess.run(["ls", "-lR", mounted.mnt], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sum(line.startswith("-") for line in done.stdout.splitlines()) == folders * files
+    for d in range(folders):
+        for i in range(files):
+            assert read_file(f"{mounted.mnt}/d{d}/f{i}") == b"%d/%d" % (d, i)
+            os.chmod(f"{mounted.mnt}/d{d}/f{i}", 0o600)
+    assert descriptors(mounted) < limit * 3 // 4
+    assert stat.S_IMODE(os.stat(f"{mounted.data}/d1/f1").st_mode) == 0o600
+    shutil.rmtree(f"{mounted.mnt}/d1")
+    assert not os.path.exists(f"{mounted.data}/d1")
+
+
+def test_more_open_files_than_descriptors(mount):
+    """Who opens one too many is told so, nothing else breaks, and what was closed is there again."""
+    mounted = mount(**with_descriptors(256))
+    for i in range(400):
+        write_file(f"{mounted.data}/f{i}", b"%d" % i)
+    fds, refused = [], None
+    for i in range(400):
+        try:
+            fds.append(os.open(f"{mounted.mnt}/f{i}", os.O_RDONLY))
+        except OSError as error:
+            refused = error.errno
+            break
+    print(len(fds), "were opened")
+    assert refused in (errno.EMFILE, errno.ENFILE) and len(fds) > 100
+    for i, fd in enumerate(fds):
+        assert os.read(fd, 10) == b"%d" % i
+        os.close(fd)
+    helpers.wait_until(lambda: errno_of(read_file, f"{mounted.mnt}/f399") == 0)
+    assert read_file(f"{mounted.mnt}/f399") == b"399"
+
+
+# --- files without a name -------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def small(mount):
+    """A mount that keeps few descriptors."""
+    return mount("timeout=0", **with_descriptors(256))
+
+
+def test_an_open_file_outlives_its_name(small):
+    path = f"{small.mnt}/f"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    os.write(fd, b"first")
+    os.unlink(path)
+    churn(small)
+    os.pwrite(fd, b"second", 5)
+    os.fchmod(fd, 0o640)
+    os.ftruncate(fd, 8)
+    os.utime(fd, ns=(5, 7))
+    assert os.pread(fd, 100, 0) == b"firstsec"
+    found = os.fstat(fd)
+    assert (found.st_nlink, found.st_size, found.st_mode & 0o7777, found.st_mtime_ns) == (0, 8, 0o640, 7)
+    again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    assert os.read(again, 100) == b"firstsec"
+    os.close(again)
+    os.close(fd)
+    helpers.wait_until(lambda: statistics(small.mnt)["inodes"]["descriptors_last"] == 0, what="it is let go")
+
+
+@pytest.mark.parametrize("how", ["unlink", "rmdir", "rename", "rename of a folder"])
+def test_what_is_held_without_being_open_outlives_its_name(small, how):
+    """The daemon knows nothing of an O_PATH descriptor, nor of a working directory."""
+    path, other = f"{small.mnt}/held", f"{small.mnt}/other"
+    if how in ("rmdir", "rename of a folder"):
+        os.mkdir(path)
+        os.mkdir(other)
+    else:
+        write_file(path, b"held")
+        write_file(other, b"other")
+    fd = os.open(path, os.O_PATH)
+    inode = os.fstat(fd).st_ino
+    churn(small)
+    if how == "unlink":
+        os.unlink(path)
+    elif how == "rmdir":
+        os.rmdir(path)
+    else:
+        os.rename(other, path)
+    churn(small)
+    assert os.fstat(fd).st_ino == inode
+    if how in ("unlink", "rename"):
+        assert os.fstat(fd).st_nlink == 0
+        assert read_file(f"/proc/self/fd/{fd}") == b"held"
+    os.close(fd)
+    helpers.wait_until(lambda: statistics(small.mnt)["inodes"]["descriptors_last"] == 0, what="it is let go")
+
+
+def test_many_that_are_held_without_a_name(small):
+    """There is a bound to those, too: the oldest are gone then, with an error, and everything else works."""
+    fds = []
+    for i in range(200):
+        os.mkdir(f"{small.mnt}/d{i}")
+        fds.append(os.open(f"{small.mnt}/d{i}", os.O_PATH))
+        os.rmdir(f"{small.mnt}/d{i}")
+    known = statistics(small.mnt)["inodes"]
+    print(known)
+    assert 0 < known["descriptors_last"] <= 64 + 16
+    answers = [errno_of(os.fstat, fd) for fd in fds]
+    assert set(answers) == {0, errno.ESTALE} and answers[-1] == 0
+    write_file(f"{small.mnt}/f", b"works")
+    assert read_file(f"{small.mnt}/f") == b"works"
+    for fd in fds:
+        os.close(fd)
+
+
+def test_an_inode_number_that_is_used_again(small):
+    """Another file with the number of one that was deleted behind the mount is another file."""
+    path, below = f"{small.mnt}/f", f"{small.data}/f"
+    for attempt in range(200):
+        write_file(below, b"old")
+        held = os.open(path, os.O_PATH)
+        number = os.fstat(held).st_ino
+        churn(small)
+        os.unlink(below)
+        write_file(below, b"new one")
+        if os.stat(below).st_ino == number:
+            break
+        os.close(held)
+        os.unlink(below)
+    else:
+        pytest.skip("this filesystem does not use a number again")
+    assert read_file(path) == b"new one"
+    assert errno_of(os.fstat, held) == errno.ESTALE
+    assert errno_of(os.chmod, f"/proc/self/fd/{held}", 0o777) == errno.ESTALE
+    assert stat.S_IMODE(os.stat(below).st_mode) != 0o777
+    os.close(held)
+
+
+def test_names_that_move(small):
+    """Renames and hard links, through the mount and behind it, when no descriptor is left from before."""
+    os.makedirs(f"{small.mnt}/a/b/c")
+    write_file(f"{small.mnt}/a/b/c/f", b"bytes")
+    os.link(f"{small.mnt}/a/b/c/f", f"{small.mnt}/a/linked")
+    fd = os.open(f"{small.mnt}/a/b", os.O_RDONLY | os.O_DIRECTORY)
+    churn(small)
+    os.rename(f"{small.mnt}/a/b", f"{small.mnt}/moved")
+    assert read_file(f"{small.mnt}/moved/c/f") == b"bytes"
+    churn(small)
+    os.rename(f"{small.data}/moved", f"{small.data}/behind")
+    assert read_file(f"{small.mnt}/behind/c/f") == b"bytes"
+    assert errno_of(os.stat, f"{small.mnt}/moved") == errno.ENOENT
+    write_file(os.path.join(f"/proc/self/fd/{fd}", "c", "g"), b"through the folder")
+    assert read_file(f"{small.data}/behind/c/g") == b"through the folder"
+    os.unlink(f"{small.mnt}/behind/c/f")
+    churn(small)
+    write_file(f"{small.mnt}/a/linked", b"linked")
+    assert os.stat(f"{small.mnt}/a/linked").st_nlink == 1 and read_file(f"{small.data}/a/linked") == b"linked"
+    os.close(fd)
+
+
+# --- other filesystems below ----------------------------------------------------------------------------------------
+
+def test_a_filesystem_below_the_data_directory(small):
+    """It has handles of its own, and is let go when nothing of it is known any more."""
+    below = f"{small.data}/sub"
+    os.mkdir(below)
+    subprocess.run(["mount", "-t", "tmpfs", "none", below], check=True)
+    try:
+        os.makedirs(f"{small.mnt}/sub/x/y")
+        write_file(f"{small.mnt}/sub/x/y/f", b"in memory")
+        churn(small)
+        assert read_file(f"{small.mnt}/sub/x/y/f") == b"in memory"
+        os.rename(f"{small.mnt}/sub/x/y/f", f"{small.mnt}/sub/g")
+        churn(small)
+        assert read_file(f"{below}/g") == b"in memory"
+        assert errno_of(os.rename, f"{small.mnt}/sub/g", f"{small.mnt}/g") == errno.EXDEV
+        assert os.stat(f"{small.mnt}/sub/g").st_nlink == 1
+    finally:
+        done = subprocess.run(["umount", below], capture_output=True)
+        if done.returncode:
+            subprocess.run(["umount", "-l", below], check=False)
+
+
+# --- file handles of the mount --------------------------------------------------------------------------------------
+
+def test_handles_of_the_mount(small):
+    os.makedirs(f"{small.mnt}/a/b")
+    write_file(f"{small.mnt}/a/b/f", b"found")
+    handles = {name: Handle(f"{small.mnt}/{name}") for name in ("", "a", "a/b", "a/b/f")}
+    churn(small)
+    fd = handles["a/b/f"].open(small.mnt)
+    assert os.read(fd, 100) == b"found"
+    os.close(fd)
+    for name, inner in (("", "a"), ("a", "b"), ("a/b", "f")):
+        fd = handles[name].open(small.mnt, os.O_RDONLY | os.O_DIRECTORY)
+        assert inner in os.listdir(fd)
+        assert os.stat("..", dir_fd=fd).st_ino == os.stat(f"{small.mnt}/{name}/..").st_ino
+        os.close(fd)
+    os.unlink(f"{small.mnt}/a/b/f")
+    assert errno_of(handles["a/b/f"].open, small.mnt) == errno.ESTALE
+
+
+def test_handles_that_lead_nowhere(small):
+    """Node ids are never used again, so a handle of one that is not known leads to no other file."""
+    seen = {}
+    for i in range(300):
+        path = f"{small.mnt}/f{i % 7}"
+        write_file(path, b"%d" % i)
+        handle = Handle(path)
+        node, generation = handle.words()
+        assert node not in seen, f"{node} was that of {seen[node]}"
+        seen[node] = path
+        os.unlink(path)
+    rng = make_random()
+    handle.forge(node + 16, generation)
+    assert errno_of(handle.open, small.mnt) == errno.ESTALE
+    for _ in range(200):
+        handle.forge(rng.choice([*seen, rng.getrandbits(64), rng.randrange(1, 1 << 16), 1]), rng.choice([generation, 0, 1]))
+        words = handle.words()
+        answer = errno_of(lambda: os.close(handle.open(small.mnt, os.O_PATH)))
+        assert answer == errno.ESTALE or words == (1, 0), (words, answer)
+    write_file(f"{small.mnt}/g", b"alive")
+    fd = os.open(f"{small.mnt}/g", os.O_PATH)
+    handle = Handle(fd)
+    node, generation = handle.words()
+    handle.forge(node, generation ^ 1)
+    assert errno_of(handle.open, small.mnt) == errno.ESTALE
+    os.close(fd)
+    assert read_file(f"{small.mnt}/g") == b"alive"
