@@ -2,11 +2,13 @@
 #include "fs/borrow.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "fs/fs.h"
+#include "fs/place.h"
 
 void descriptors_init(struct descriptors *descriptors, unsigned max)
 {
@@ -119,16 +121,37 @@ bool descriptors_shed(struct fs *fs, int error)
     return some;
 }
 
+static int open_by_key(struct inode *inode)
+{
+    if (inode->handle_bytes)
+        return volume_open(inode->volume, inode->handle_type, inode->handle, inode->handle_bytes);
+    return place_open(inode);
+}
+
+/* Through a descriptor that some program has open: good for a file that has lost its name, too. */
+static int open_by_handle_of_program(struct inode *inode)
+{
+    struct fs *fs = inode->fs;
+    int fd = -ESTALE;
+
+    pthread_mutex_lock(&fs->handles_lock);
+    for (struct handle *handle = fs->handles; handle && fd == -ESTALE; handle = handle->next) {
+        if (handle->inode != inode)
+            continue;
+        fd = open(proc_path(handle->fd).text, O_PATH | O_CLOEXEC);
+        fd = fd < 0 ? -errno : fd;
+    }
+    pthread_mutex_unlock(&fs->handles_lock);
+    return fd;
+}
+
 static int open_inode(struct inode *inode)
 {
-    int fd;
+    int fd = open_by_key(inode);
 
-    if (!inode->handle_bytes)
-        return -ESTALE;
-    fd = volume_open(inode->volume, inode->handle_type, inode->handle, inode->handle_bytes);
     if (fd < 0 && descriptors_shed(inode->fs, -fd))
-        fd = volume_open(inode->volume, inode->handle_type, inode->handle, inode->handle_bytes);
-    return fd;
+        fd = open_by_key(inode);
+    return fd == -ESTALE ? open_by_handle_of_program(inode) : fd;
 }
 
 /* The inode's descriptor, if it is open, begins to be used. Shard's lock held. */

@@ -10,6 +10,7 @@
 
 #include "cache/cache.h"
 #include "fs/fs.h"
+#include "fs/place.h"
 
 void inode_free(struct inode *inode)
 {
@@ -26,6 +27,7 @@ void inode_free(struct inode *inode)
         close(inode->open->fd);
         free(inode->open);
     }
+    place_free(inode->place);
     volume_put(&inode->fs->volumes, inode->volume);
     pthread_rwlock_destroy(&inode->gate);
     free(inode);
@@ -58,10 +60,11 @@ struct inode *inode_new_gone(struct fs *fs)
 /* A new inode in the shard, whose lock is held. It has taken over the key's reference, and fd if the result
  * is not NULL. */
 static struct inode *add(struct inode_shard *shard, struct fs *fs, int fd, const struct stat *st,
-                         const struct file_key *key)
+                         const struct file_key *key, bool placed)
 {
     /* The root's is the way to all: it must not depend on a free descriptor. */
-    enum descriptor_kind kind = key->handle_bytes && fs->root ? DESCRIPTOR_CACHED : DESCRIPTOR_KEPT;
+    enum descriptor_kind kind =
+        (key->handle_bytes || placed) && fs->root ? DESCRIPTOR_CACHED : DESCRIPTOR_KEPT;
     struct inode *inode = inode_new(fs, st, key);
 
     if (inode && descriptors_add(shard, inode, fd, kind)) {
@@ -74,11 +77,13 @@ static struct inode *add(struct inode_shard *shard, struct fs *fs, int fd, const
     return inode;
 }
 
-int inode_lookup(struct fs *fs, int fd, const struct stat *st, struct inode **inode_out)
+int inode_lookup(struct fs *fs, int fd, const struct stat *st, const struct inode *parent, const char *name,
+                 struct inode **inode_out)
 {
     uint64_t hash = file_hash(st->st_dev, st->st_ino);
     struct inode_shard *shard = shard_of_hash(&fs->inodes, hash);
     struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
+    struct place *place = NULL;
     struct file_key key;
     struct inode *inode;
     int rc = file_key_make(&fs->volumes, fd, st, &key);
@@ -87,24 +92,29 @@ int inode_lookup(struct fs *fs, int fd, const struct stat *st, struct inode **in
         close(fd);
         return rc;
     }
+    if (parent)
+        place = place_new(parent, name, &key);
     pthread_mutex_lock(&shard->lock);
     inode = shard_find(shard, hash, &key);
     if (inode) {
         if (!inode->open && !descriptors_add(shard, inode, fd, DESCRIPTOR_CACHED))
             fd = -1;
     } else {
-        inode = add(shard, fs, fd, st, &key);
+        inode = add(shard, fs, fd, st, &key, place);
         if (inode) {
             key.volume = NULL;
             fd = -1;
         }
     }
-    if (inode)
+    if (inode) {
         inode->lookups++;
+        place = place_set(inode, place);
+    }
     descriptors_trim(shard, &closing);
     pthread_mutex_unlock(&shard->lock);
     descriptors_close(&closing);
     volume_put(&fs->volumes, key.volume);
+    place_free(place);
     if (fd >= 0)
         close(fd);
     if (!inode)
@@ -114,20 +124,32 @@ int inode_lookup(struct fs *fs, int fd, const struct stat *st, struct inode **in
     return 0;
 }
 
-int inode_lookup_id(struct fs *fs, uint64_t id, struct inode **inode_out)
+int inode_get_id(struct fs *fs, uint64_t id, struct inode **inode_out)
 {
-    struct inode_shard *shard = shard_of_id(&fs->inodes, id);
-    struct inode *inode = fs->root;
+    struct inode_shard *shard = id == FUSE_ROOT_ID ? shard_of_inode(fs->root) : shard_of_id(&fs->inodes, id);
+    struct inode *inode;
 
-    if (id != FUSE_ROOT_ID) {
-        pthread_mutex_lock(&shard->lock);
-        inode = shard_find_id(shard, id);
-        if (inode)
-            inode->lookups++;
-        pthread_mutex_unlock(&shard->lock);
-    }
+    pthread_mutex_lock(&shard->lock);
+    inode = id == FUSE_ROOT_ID ? fs->root : shard_find_id(shard, id);
+    if (inode)
+        inode->references++;
+    pthread_mutex_unlock(&shard->lock);
     *inode_out = inode;
     return inode ? 0 : -ESTALE;
+}
+
+int inode_lookup_id(struct fs *fs, uint64_t id, struct inode **inode_out)
+{
+    struct inode_shard *shard;
+    int rc = inode_get_id(fs, id, inode_out);
+
+    if (rc < 0)
+        return rc;
+    shard = shard_of_inode(*inode_out);
+    pthread_mutex_lock(&shard->lock);
+    (*inode_out)->lookups++;
+    inode_put_locked(shard, *inode_out);
+    return 0;
 }
 
 struct inode *inode_find(struct fs *fs, uint64_t id)

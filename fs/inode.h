@@ -51,7 +51,9 @@ struct inode {
         struct timespec mtime, ctime;
     } seen;
 
-    /* How the file is opened again (fs/volume.h). 0 bytes: its descriptor is kept. */
+    /* How the file is opened again: by its handle (fs/volume.h), or by the name that it was looked up with
+     * last. Neither: its descriptor is kept. The place is guarded by the lock of the inode's shard. */
+    struct place *place;
     int handle_type;
     uint8_t handle_bytes;
     unsigned char handle[];
@@ -68,11 +70,14 @@ static inline struct cache_file *inode_file(struct inode *inode)
 }
 
 /* The inode of fd (O_PATH | O_NOFOLLOW), whose fstat() is st, with one more lookup. fd is taken over in any
- * case. */
-int inode_lookup(struct fs *fs, int fd, const struct stat *st, struct inode **inode_out);
+ * case. parent and name: where it was found; parent may be NULL. */
+int inode_lookup(struct fs *fs, int fd, const struct stat *st, const struct inode *parent, const char *name,
+                 struct inode **inode_out);
 /* The inode of a node id that the kernel may have forgotten, with one more lookup. -ESTALE: it is not known.
  */
 int inode_lookup_id(struct fs *fs, uint64_t id, struct inode **inode_out);
+/* Likewise, with one more reference. */
+int inode_get_id(struct fs *fs, uint64_t id, struct inode **inode_out);
 /* The inode of a node id that the kernel has not forgotten, or else one with which nothing can be done. */
 struct inode *inode_find(struct fs *fs, uint64_t id);
 /* fd, which is taken over, is of a file from which we have just taken a name. If that was the last, who still

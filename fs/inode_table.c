@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "fs/fs.h"
+#include "fs/place.h"
 
 #define INITIAL_BUCKETS 256u
 
@@ -165,14 +166,16 @@ static void grow(struct inode_shard *shard)
     free(old);
 }
 
-/* An inode number is not used again while a descriptor of the file is open, as it is where there are no
- * handles; else the handles must be the same. */
+/* An inode number is not used again while a descriptor of the file is open; else the handles must be the
+ * same, or the times of birth. */
 static bool is_of(const struct inode *inode, const struct file_key *key)
 {
     if (inode->ino != key->ino || inode->dev != key->dev)
         return false;
-    if (!inode->handle_bytes || !key->handle_bytes)
+    if (inode->open)
         return true;
+    if (!inode->handle_bytes || !key->handle_bytes)
+        return key->has_birth && place_is_born(inode->place, &key->birth);
     return inode->handle_bytes == key->handle_bytes && inode->handle_type == key->handle_type &&
            memcmp(inode->handle, key->handle, key->handle_bytes) == 0;
 }

@@ -118,7 +118,7 @@ static int open_root(struct fs *fs, int *lock_out)
         if (fd >= 0)
             close(fd);
     } else {
-        rc = inode_lookup(fs, fd, &st, &fs->root);
+        rc = inode_lookup(fs, fd, &st, NULL, NULL, &fs->root);
     }
     if (rc < 0) {
         fs_log(LOG_ERR, "data directory %s: %s", fs->data_path, strerror(-rc));

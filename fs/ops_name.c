@@ -144,6 +144,15 @@ void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
     remove_name(req, parent, name, AT_REMOVEDIR);
 }
 
+/* Where there are no file handles, the name is the way to the file (fs/place.h). */
+static void note_move(struct fs *fs, struct inode *parent, const char *name)
+{
+    struct fuse_entry_param entry;
+
+    if (!parent->handle_bytes && resolve_entry(fs, parent, name, &entry) == 0)
+        inode_forget(inode_find(fs, entry.ino), 1);
+}
+
 void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent,
                const char *new_name, unsigned int flags)
 {
@@ -161,6 +170,10 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t n
     if (!flags)
         replaced = resolve_open(fs_of(req), to.fd, new_name);
     rc = renameat2(from.fd, name, to.fd, new_name, flags) ? -errno : 0;
+    if (rc == 0)
+        note_move(fs_of(req), inode_of(req, new_parent), new_name);
+    if (rc == 0 && flags & RENAME_EXCHANGE)
+        note_move(fs_of(req), inode_of(req, parent), name);
     if (rc == 0 && replaced >= 0)
         inode_unlinked(fs_of(req), replaced);
     else if (replaced >= 0)

@@ -101,7 +101,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mo
     }
     /* Not by its name: that may be another file's by now. */
     path_fd = open(proc_path(fd).text, O_PATH | O_CLOEXEC);
-    rc = path_fd < 0 ? -errno : resolve_entry_fd(fs, path_fd, &entry);
+    rc = path_fd < 0 ? -errno : resolve_entry_fd(fs, path_fd, parent, name, &entry);
     if (rc < 0) {
         close(fd);
         fuse_reply_err(req, -rc);

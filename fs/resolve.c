@@ -71,7 +71,8 @@ static void fill_entry(struct fs *fs, const struct inode *inode, struct fuse_ent
     entry_out->entry_timeout = fs->options.timeout_s;
 }
 
-int resolve_entry_fd(struct fs *fs, int fd, struct fuse_entry_param *entry_out)
+int resolve_entry_fd(struct fs *fs, int fd, const struct inode *parent, const char *name,
+                     struct fuse_entry_param *entry_out)
 {
     struct inode *inode;
     int rc;
@@ -82,7 +83,7 @@ int resolve_entry_fd(struct fs *fs, int fd, struct fuse_entry_param *entry_out)
         close(fd);
         return rc;
     }
-    rc = inode_lookup(fs, fd, &entry_out->attr, &inode);
+    rc = inode_lookup(fs, fd, &entry_out->attr, parent, name, &inode);
     if (rc < 0)
         return rc;
     fill_entry(fs, inode, entry_out);
@@ -171,7 +172,7 @@ int resolve_parent(struct fs *fs, struct inode *inode, struct fuse_entry_param *
         close(fd);
         return -ESTALE; /* moved meanwhile */
     }
-    return resolve_entry_fd(fs, fd, entry_out);
+    return resolve_entry_fd(fs, fd, NULL, NULL, entry_out);
 }
 
 int resolve_entry(struct fs *fs, struct inode *parent, const char *name, struct fuse_entry_param *entry_out)
@@ -179,5 +180,5 @@ int resolve_entry(struct fs *fs, struct inode *parent, const char *name, struct 
     BORROWED dir = inode_borrow(parent);
     int fd = dir.fd < 0 ? dir.fd : resolve_open(fs, dir.fd, name);
 
-    return fd < 0 ? fd : resolve_entry_fd(fs, fd, entry_out);
+    return fd < 0 ? fd : resolve_entry_fd(fs, fd, parent, name, entry_out);
 }

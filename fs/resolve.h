@@ -15,7 +15,8 @@ int resolve_entry(struct fs *fs, struct inode *parent, const char *name, struct 
  * directory is in. */
 int resolve_node(struct fs *fs, uint64_t id, struct fuse_entry_param *entry_out);
 int resolve_parent(struct fs *fs, struct inode *inode, struct fuse_entry_param *entry_out);
-/* The same for an O_PATH descriptor, which is taken over in any case. */
-int resolve_entry_fd(struct fs *fs, int fd, struct fuse_entry_param *entry_out);
+/* The same for an O_PATH descriptor, which is taken over in any case. parent may be NULL: not known. */
+int resolve_entry_fd(struct fs *fs, int fd, const struct inode *parent, const char *name,
+                     struct fuse_entry_param *entry_out);
 
 #endif

@@ -164,22 +164,41 @@ void volume_put(struct volumes *volumes, struct volume *volume)
     free(volume);
 }
 
-int file_key_make(struct volumes *volumes, int fd, const struct stat *st, struct file_key *key_out)
+int file_birth(int fd, struct timespec *birth_out)
+{
+    struct statx stx;
+
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BTIME, &stx))
+        return -errno;
+    *birth_out = (struct timespec){.tv_sec = stx.stx_btime.tv_sec, .tv_nsec = stx.stx_btime.tv_nsec};
+    return stx.stx_mask & STATX_BTIME ? 0 : -ENODATA;
+}
+
+static int find_handle(struct volumes *volumes, int fd, const struct stat *st, struct file_key *key)
 {
     union handle_buffer buffer;
     int mount_id, rc;
 
-    memset(key_out, 0, offsetof(struct file_key, handle));
-    key_out->dev = st->st_dev;
-    key_out->ino = st->st_ino;
     buffer.handle.handle_bytes = MAX_HANDLE_SZ;
     if (name_to_handle_at(fd, "", &buffer.handle, &mount_id, AT_EMPTY_PATH))
         return is_passing(-errno) ? -errno : 0;
-    key_out->handle_type = buffer.handle.handle_type;
-    key_out->handle_bytes = buffer.handle.handle_bytes;
-    memcpy(key_out->handle, buffer.handle.f_handle, buffer.handle.handle_bytes);
-    rc = volume_of(volumes, fd, st, key_out, mount_id, &key_out->volume);
-    if (rc < 0 || key_out->volume->fd < 0)
-        key_out->handle_bytes = 0;
+    key->handle_type = buffer.handle.handle_type;
+    key->handle_bytes = buffer.handle.handle_bytes;
+    memcpy(key->handle, buffer.handle.f_handle, buffer.handle.handle_bytes);
+    rc = volume_of(volumes, fd, st, key, mount_id, &key->volume);
+    if (rc < 0 || key->volume->fd < 0)
+        key->handle_bytes = 0;
+    return rc;
+}
+
+int file_key_make(struct volumes *volumes, int fd, const struct stat *st, struct file_key *key_out)
+{
+    int rc;
+
+    memset(key_out, 0, offsetof(struct file_key, handle));
+    key_out->dev = st->st_dev;
+    key_out->ino = st->st_ino;
+    rc = find_handle(volumes, fd, st, key_out);
+    key_out->has_birth = rc == 0 && !key_out->handle_bytes && file_birth(fd, &key_out->birth) == 0;
     return rc;
 }

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <sys/queue.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "base/lock.h"
 
@@ -29,6 +30,9 @@ struct file_key {
     int handle_type;
     unsigned handle_bytes; /* 0: there is none, or none that can be opened */
     unsigned char handle[MAX_HANDLE_SZ];
+    /* Without a handle: the time of birth tells a file from a later one with its inode number. */
+    bool has_birth;
+    struct timespec birth;
 };
 
 void volumes_init(struct volumes *volumes);
@@ -37,6 +41,8 @@ void volumes_destroy(struct volumes *volumes);
 /* The key of fd (O_PATH will do), whose fstat() is st. 0 or a negative errno, when there may be a handle
  * but it can't be had now. */
 int file_key_make(struct volumes *volumes, int fd, const struct stat *st, struct file_key *key_out);
+/* When the file was made; -ENODATA: the filesystem does not know. */
+int file_birth(int fd, struct timespec *birth_out);
 void volume_put(struct volumes *volumes, struct volume *volume);
 
 /* The file of a handle as O_PATH: a descriptor or a negative errno, -ESTALE when it was deleted. */

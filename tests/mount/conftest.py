@@ -78,9 +78,10 @@ class Mount:
         try:
             code = self.proc.wait(20)
         except subprocess.TimeoutExpired:
+            where = stacks(self.pid)
             os.kill(self.pid, signal.SIGKILL)
             self.proc.wait()
-            return "the daemon did not end after the unmount"
+            return f"the daemon did not end after the unmount\n{where}"
         if self.expected_exit is not None and code != self.expected_exit:
             return f"the daemon ended with {code}"
         if SANITIZER.search(self.log_text()):

@@ -323,3 +323,59 @@ def test_handles_that_lead_nowhere(small):
     assert errno_of(handle.open, small.mnt) == errno.ESTALE
     os.close(fd)
     assert read_file(f"{small.mnt}/g") == b"alive"
+
+
+# --- where file handles are refused ---------------------------------------------------------------------------------
+
+@pytest.fixture
+def refused(mount):
+    """A mount whose daemon may not open handles: it finds files by their names again."""
+    return mount("timeout=0", before=["capsh", "--drop=cap_dac_read_search", "--shell=/usr/bin/prlimit", "--",
+                                      "--nofile=256:256"])
+
+
+@pytest.mark.limit(120)
+def test_no_handles_and_more_inodes_than_descriptors(refused):
+    for d in range(20):
+        os.mkdir(f"{refused.mnt}/d{d}")
+        for i in range(40):
+            write_file(f"{refused.mnt}/d{d}/f{i}", b"%d/%d" % (d, i))
+    known = statistics(refused.mnt)["inodes"]
+    print(known)
+    assert known["known"] > 800 and known["descriptors_cached"] <= 64 + 16 and known["descriptors_kept"] == 1
+    assert descriptors(refused) < 200
+    held = os.open(f"{refused.mnt}/d3/f3", os.O_PATH)
+    folder = os.open(f"{refused.mnt}/d4", os.O_RDONLY | os.O_DIRECTORY)
+    opened = os.open(f"{refused.mnt}/d5/f5", os.O_RDWR)
+    os.rename(f"{refused.mnt}/d3", f"{refused.mnt}/d4/moved")
+    os.rename(f"{refused.mnt}/d4", f"{refused.mnt}/moved")
+    os.unlink(f"{refused.mnt}/d5/f5")
+    churn(refused)
+    assert os.fstat(held).st_size == 3
+    assert "moved" in os.listdir(folder) and os.stat("moved/f9", dir_fd=folder).st_size == 3
+    os.ftruncate(opened, 2)
+    assert os.fstat(opened).st_nlink == 0 and os.pread(opened, 10, 0) == b"5/"
+    churn(refused)
+    for d in range(5, 20):
+        for i in range(6, 40):
+            assert read_file(f"{refused.mnt}/d{d}/f{i}") == b"%d/%d" % (d, i)
+    shutil.rmtree(f"{refused.mnt}/moved")
+    assert not os.path.exists(f"{refused.data}/moved")
+    for fd in (held, folder, opened):
+        os.close(fd)
+
+
+def test_no_handles_and_a_name_that_leads_elsewhere(refused):
+    """What is at a place now is not taken for what was there."""
+    write_file(f"{refused.mnt}/f", b"secret")
+    held = os.open(f"{refused.mnt}/f", os.O_PATH)
+    churn(refused)
+    os.rename(f"{refused.data}/f", f"{refused.data}/g")
+    write_file(f"{refused.data}/f", b"another")
+    assert errno_of(os.chmod, f"/proc/self/fd/{held}", 0o777) == errno.ESTALE
+    os.unlink(f"{refused.data}/f")
+    os.symlink("/etc/passwd", f"{refused.data}/f")
+    assert errno_of(os.fstat, held) == errno.ESTALE
+    assert read_file(f"{refused.mnt}/g") == b"secret"  # who looks it up by its name finds it,
+    assert os.fstat(held).st_size == 6                 # and so does who has held it
+    os.close(held)
