@@ -12,24 +12,51 @@
 #include "fs/fs.h"
 #include "fs/place.h"
 
+/* Not NULL after inode_durable(). */
+static struct content *content_of(struct inode *inode)
+{
+    struct content *content = atomic_load_explicit(&inode->content, memory_order_acquire);
+
+    if (content)
+        order_after(content);
+    return content;
+}
+
+static struct content *content_new(void)
+{
+    struct content *content = calloc(1, sizeof(*content));
+
+    if (!content)
+        return NULL;
+    durable_init(&content->durable);
+    /* A stream of reads must not keep inode_track() out for ever. */
+    lock_rw_init(&content->gate, LOCK_GATE, true);
+    return content;
+}
+
+static void content_free(struct content *content)
+{
+    durable_destroy(&content->durable);
+    pthread_rwlock_destroy(&content->gate);
+    free(content);
+}
+
 void inode_free(struct inode *inode)
 {
+    struct content *content = content_of(inode);
     struct cache_file *file = inode_file(inode);
-    struct durable *durable = atomic_load(&inode->durable);
 
     order_after(inode->fs); /* what was asked of it is answered */
     if (file)
         cache_file_close(file);
-    if (durable)
-        durable_destroy(durable);
-    free(durable);
+    if (content)
+        content_free(content);
     if (inode->open) {
         close(inode->open->fd);
         free(inode->open);
     }
     place_free(inode->place);
     volume_put(&inode->fs->volumes, inode->volume);
-    pthread_rwlock_destroy(&inode->gate);
     free(inode);
 }
 
@@ -47,8 +74,6 @@ static struct inode *inode_new(struct fs *fs, const struct stat *st, const struc
     inode->handle_type = key->handle_type;
     inode->handle_bytes = (uint8_t)key->handle_bytes;
     memcpy(inode->handle, key->handle, key->handle_bytes);
-    /* A stream of reads must not keep inode_track() out for ever. */
-    lock_rw_init(&inode->gate, LOCK_GATE, true);
     return inode;
 }
 
@@ -68,7 +93,6 @@ static struct inode *add(struct inode_shard *shard, struct fs *fs, int fd, const
     struct inode *inode = inode_new(fs, st, key);
 
     if (inode && descriptors_add(shard, inode, fd, kind)) {
-        pthread_rwlock_destroy(&inode->gate);
         free(inode);
         return NULL;
     }
@@ -196,26 +220,25 @@ void inode_unlinked(struct fs *fs, int fd)
 
 struct durable *inode_durable(struct inode *inode)
 {
-    struct durable *durable = atomic_load(&inode->durable), *expected = NULL;
+    struct content *content = content_of(inode), *expected = NULL;
 
-    if (durable)
-        return durable;
-    durable = malloc(sizeof(*durable));
-    if (!durable)
+    if (content)
+        return &content->durable;
+    content = content_new();
+    if (!content)
         return NULL;
-    durable_init(durable);
     uint64_t hash = file_hash(inode->dev, inode->ino);
     struct inode_shard *shard = shard_of_hash(&inode->fs->inodes, hash);
     pthread_mutex_lock(&shard->lock);
     bool unsynced = shard_is_unsynced(shard, hash);
     pthread_mutex_unlock(&shard->lock);
     if (unsynced)
-        durable_tried(durable, 0, INT64_MAX);
-    if (atomic_compare_exchange_strong(&inode->durable, &expected, durable))
-        return durable;
-    durable_destroy(durable);
-    free(durable);
-    return expected;
+        durable_tried(&content->durable, 0, INT64_MAX);
+    order_before(content); /* see content_of() */
+    if (atomic_compare_exchange_strong(&inode->content, &expected, content))
+        return &content->durable;
+    content_free(content);
+    return &expected->durable;
 }
 
 /* Has it no name any more? Not if that can't be found out now. */
@@ -236,14 +259,14 @@ static bool is_used(const struct inode *inode)
 static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *inode)
 {
     struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
-    struct durable *durable = atomic_load(&inode->durable);
+    struct content *content = content_of(inode);
 
     if (is_used(inode) || inode->dying) {
         pthread_mutex_unlock(&shard->lock);
         return;
     }
     inode->dying = true;
-    if (durable && durable_is_written(durable))
+    if (content && durable_is_written(&content->durable))
         shard_note_unsynced(shard, file_hash(inode->dev, inode->ino));
     shard_remove(shard, inode);
     descriptors_remove(shard, inode, &closing);
@@ -255,9 +278,9 @@ static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *i
 /* Lost bytes must not be forgotten with the inode: the next fsync would succeed. */
 static bool is_lost(struct inode *inode)
 {
-    struct durable *durable = atomic_load(&inode->durable);
+    struct content *content = content_of(inode);
 
-    return durable && durable_is_lost(durable);
+    return content && durable_is_lost(&content->durable);
 }
 
 void inode_put_locked(struct inode_shard *shard, struct inode *inode)
@@ -331,25 +354,27 @@ void inode_pin(struct inode *inode, bool pinned)
 int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out)
 {
     struct cache_file *file = inode_file(inode);
+    struct durable *durable = inode_durable(inode);
+    struct content *content = content_of(inode);
     int rc = 0;
 
+    if (!durable)
+        return -ENOMEM;
     if (!file) {
         BORROWED path = inode_borrow(inode);
 
         if (path.fd < 0)
             return path.fd;
-        pthread_rwlock_wrlock(&inode->gate);
+        pthread_rwlock_wrlock(&content->gate);
         file = inode_file(inode);
         if (!file) {
-            rc = inode_durable(inode)
-                     ? cache_file_open(fs->cache, path.fd, inode, inode_durable(inode), &file)
-                     : -ENOMEM;
+            rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
             if (rc == 0) {
                 order_before(file); /* see inode_file() */
-                atomic_store(&inode->file, file);
+                atomic_store(&content->file, file);
             }
         }
-        pthread_rwlock_unlock(&inode->gate);
+        pthread_rwlock_unlock(&content->gate);
     }
     if (rc == 0)
         *file_out = file;
@@ -359,12 +384,13 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
 struct cache_file *inode_gate_enter(struct inode *inode)
 {
     struct cache_file *file = inode_file(inode);
+    struct content *content = content_of(inode);
 
     if (!file) {
-        pthread_rwlock_rdlock(&inode->gate);
+        pthread_rwlock_rdlock(&content->gate);
         file = inode_file(inode);
         if (file)
-            pthread_rwlock_unlock(&inode->gate);
+            pthread_rwlock_unlock(&content->gate);
     }
     return file;
 }
@@ -372,7 +398,7 @@ struct cache_file *inode_gate_enter(struct inode *inode)
 void inode_gate_leave(struct inode *inode, const struct cache_file *file)
 {
     if (!file)
-        pthread_rwlock_unlock(&inode->gate);
+        pthread_rwlock_unlock(&content_of(inode)->gate);
 }
 
 ssize_t inode_path(struct inode *inode, char *path_out, size_t size)
@@ -417,37 +443,38 @@ static bool is_settled(struct timespec ctime)
     return age_ns > 50000000;
 }
 
-static bool seen_is(const struct inode *inode, const struct stat *st)
+static bool seen_is(const struct content *content, const struct stat *st)
 {
-    return inode->seen.size == st->st_size && same_time(inode->seen.mtime, st->st_mtim) &&
-           same_time(inode->seen.ctime, st->st_ctim);
+    return content->seen.size == st->st_size && same_time(content->seen.mtime, st->st_mtim) &&
+           same_time(content->seen.ctime, st->st_ctim);
 }
 
-static void see(struct inode *inode, const struct stat *st)
+static void see(struct content *content, const struct stat *st)
 {
-    inode->seen.size = st->st_size;
-    inode->seen.mtime = st->st_mtim;
-    inode->seen.ctime = st->st_ctim;
+    content->seen.size = st->st_size;
+    content->seen.mtime = st->st_mtim;
+    content->seen.ctime = st->st_ctim;
 }
 
 bool inode_unchanged(struct inode *inode, int fd)
 {
+    struct content *content = content_of(inode);
     struct inode_shard *shard = shard_of_inode(inode);
     struct stat st;
     bool same;
 
     pthread_mutex_lock(&shard->lock);
-    uint64_t changes = inode->seen.changes;
+    uint64_t changes = content->seen.changes;
     pthread_mutex_unlock(&shard->lock);
     if (fstat(fd, &st))
         return false;
     pthread_mutex_lock(&shard->lock);
     /* Beside a change of ours st says nothing; somebody else's is found out by the next open. */
-    same = inode->seen.changing || inode->seen.changes != changes;
+    same = content->seen.changing || content->seen.changes != changes;
     if (!same) {
-        same = inode->seen.valid && seen_is(inode, &st);
-        inode->seen.valid = same || is_settled(st.st_ctim);
-        see(inode, &st);
+        same = content->seen.valid && seen_is(content, &st);
+        content->seen.valid = same || is_settled(st.st_ctim);
+        see(content, &st);
     }
     pthread_mutex_unlock(&shard->lock);
     return same;
@@ -455,29 +482,31 @@ bool inode_unchanged(struct inode *inode, int fd)
 
 void inode_change_begin(struct inode *inode, int fd, struct inode_change *change_out)
 {
+    struct content *content = content_of(inode);
     struct inode_shard *shard = shard_of_inode(inode);
     struct stat st;
     bool known = !fstat(fd, &st);
 
     pthread_mutex_lock(&shard->lock);
     /* While others of ours are under way the times are theirs, too. */
-    change_out->ours = inode->seen.changing || (known && seen_is(inode, &st));
-    inode->seen.changing++;
+    change_out->ours = content->seen.changing || (known && seen_is(content, &st));
+    content->seen.changing++;
     pthread_mutex_unlock(&shard->lock);
 }
 
 void inode_change_end(struct inode *inode, int fd, const struct inode_change *change)
 {
+    struct content *content = content_of(inode);
     struct inode_shard *shard = shard_of_inode(inode);
     struct stat st;
     bool known = change->ours && !fstat(fd, &st);
 
     pthread_mutex_lock(&shard->lock);
-    inode->seen.changing--;
-    inode->seen.changes++;
+    content->seen.changing--;
+    content->seen.changes++;
     if (known) {
-        inode->seen.valid = true;
-        see(inode, &st);
+        content->seen.valid = true;
+        see(content, &st);
     }
     pthread_mutex_unlock(&shard->lock);
 }

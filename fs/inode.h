@@ -19,30 +19,15 @@
 struct cache_file;
 struct fs;
 
-struct inode {
-    struct fs *fs;
-    uint64_t id; /* the kernel's node id */
-    dev_t dev;
-    ino_t ino;
-    struct volume *volume;
-    struct descriptor *open; /* NULL: none is open now; guarded by the lock of the inode's shard */
-    mode_t type;             /* S_IFMT bits */
-
+/* What only a file has whose bytes somebody has asked for. */
+struct content {
     /* NULL: untracked. Set once, with the gate held exclusively, and kept until the inode is freed. */
     _Atomic(struct cache_file *) file;
-    /* NULL until it is first opened; see inode_durable(). Then it is kept until the inode is freed. */
-    _Atomic(struct durable *) durable;
+    struct durable durable;
     /* Held shared by every data operation on an untracked file until its backing I/O is done. */
     pthread_rwlock_t gate;
-
-    /* Guarded by the lock of the inode's shard. */
-    struct inode *next, *next_id;
-    uint64_t lookups; /* that the kernel has not forgotten yet */
-    uint64_t references;
-    uint64_t pins;
-    bool dying; /* out of the table, being freed */
     /* What the file was at its last open, or after a change of ours that found it so: the kernel may keep its
-     * pages when the next open sees the same. */
+     * pages when the next open sees the same. Guarded by the lock of the inode's shard. */
     struct {
         bool valid;
         unsigned changing; /* changes of ours under way */
@@ -50,20 +35,44 @@ struct inode {
         off_t size;
         struct timespec mtime, ctime;
     } seen;
+};
+
+/* There is one for each file that the kernel knows: it must stay small. */
+struct inode {
+    struct fs *fs;
+    uint64_t id; /* the kernel's node id */
+    dev_t dev;
+    ino_t ino;
+    struct volume *volume;
+    _Atomic(struct content *) content; /* NULL until inode_durable(); kept until the inode is freed */
+
+    /* Guarded by the lock of the inode's shard. */
+    struct descriptor *open; /* NULL: none is open now */
+    struct inode *next, *next_id;
+    uint64_t lookups; /* that the kernel has not forgotten yet */
+    unsigned references;
+    unsigned pins;
+    mode_t type; /* S_IFMT bits */
+    bool dying;  /* out of the table, being freed */
 
     /* How the file is opened again: by its handle (fs/volume.h), or by the name that it was looked up with
-     * last. Neither: its descriptor is kept. The place is guarded by the lock of the inode's shard. */
-    struct place *place;
-    int handle_type;
+     * last (guarded by the lock of the inode's shard). Neither: its descriptor is kept. */
     uint8_t handle_bytes;
+    int handle_type;
+    struct place *place;
     unsigned char handle[];
 };
 
 /* NULL: untracked. */
 static inline struct cache_file *inode_file(struct inode *inode)
 {
-    struct cache_file *file = atomic_load_explicit(&inode->file, memory_order_acquire);
+    struct content *content = atomic_load_explicit(&inode->content, memory_order_acquire);
+    struct cache_file *file = NULL;
 
+    if (content) {
+        order_after(content);
+        file = atomic_load_explicit(&content->file, memory_order_acquire);
+    }
     if (file)
         order_after(file); /* for helgrind, which takes an atomic for a race: that it is one makes it so */
     return file;
@@ -98,8 +107,9 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
  * An inode of which bytes are lost is kept when nobody holds it any more, as long as the file has a name. */
 struct durable *inode_durable(struct inode *inode);
 
-/* Every data operation: enter, then, when NULL was returned, do the backing I/O oneself (the gate is held),
- * else call cache_file_*() with what was returned (no gate is held); then leave with the same pointer. */
+/* Every data operation, after an inode_durable() that was not NULL: enter, then, when NULL was returned, do
+ * the backing I/O oneself (the gate is held), else call cache_file_*() with what was returned (no gate is
+ * held); then leave with the same pointer. */
 struct cache_file *inode_gate_enter(struct inode *inode);
 void inode_gate_leave(struct inode *inode, const struct cache_file *file);
 

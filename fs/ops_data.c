@@ -228,19 +228,17 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
 int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
 {
     bool kills = caller_kills_suidgid(req);
-    struct durable *durable =
-        inode_durable(inode); /* also when nobody has it open: NULL if memory is short */
+    struct durable *durable = inode_durable(inode); /* also when nobody has it open */
     struct inode_change change;
     struct cache_file *file;
     BORROWED path = inode_borrow(inode);
     int rc;
 
-    if (path.fd < 0)
-        return path.fd;
+    if (path.fd < 0 || !durable)
+        return path.fd < 0 ? path.fd : -ENOMEM;
     if (kills)
         creds_drop_fsetid();
-    if (durable)
-        durable_begin(durable, path.fd);
+    durable_begin(durable, path.fd);
     file = inode_gate_enter(inode);
     if (file) {
         rc = cache_file_truncate(file, fd, size);
@@ -250,7 +248,7 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
         inode_change_end(inode, path.fd, &change);
     }
     inode_gate_leave(inode, file);
-    if (rc == 0 && durable)
+    if (rc == 0)
         durable_cut(durable, size);
     if (kills)
         creds_regain_fsetid();
@@ -322,11 +320,11 @@ void op_lseek(fuse_req_t req, fuse_ino_t nodeid, off_t offset, int whence, struc
         fuse_reply_lseek(req, found);
 }
 
-/* Enters both gates, the lower address first: with writers waiting for both, the other order could be a
- * deadlock. */
+/* Enters both gates, the lower address first (they lie beside the durables): with writers waiting for both,
+ * the other order could be a deadlock. */
 static void enter_two(struct inode *inodes[2], struct cache_file *files[2])
 {
-    int first = inodes[0] < inodes[1] ? 0 : 1;
+    int first = inode_durable(inodes[0]) < inode_durable(inodes[1]) ? 0 : 1;
 
     files[first] = inode_gate_enter(inodes[first]);
     if (inodes[0] == inodes[1])
