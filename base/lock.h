@@ -52,6 +52,7 @@ enum lock_flags {
     X(TOKENS, "token_table.lock", LOCK_LEAF)                \
     X(HANDLES, "fs.handles_lock", LOCK_LEAF)                \
     X(VOLUMES, "volumes.lock", LOCK_LEAF)                   \
+    X(PRUNER, "pruner.lock", LOCK_LEAF)                     \
     X(PEEK, "peek.lock", LOCK_LEAF)                         \
     X(NOTIFY, "fs.notify_gate", LOCK_ALONE | LOCK_LEAF)     \
     X(MAPS, "soft_frames.maps_lock", LOCK_ALONE | LOCK_LEAF)

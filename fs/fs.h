@@ -20,6 +20,7 @@
 #include "fs/borrow.h"
 #include "fs/inode.h"
 #include "fs/options.h"
+#include "fs/prune.h"
 
 struct server;
 struct handle;
@@ -37,6 +38,7 @@ struct fs {
     struct inode *root;
     struct inode_table inodes;
     struct volumes volumes;
+    struct pruner pruner;
     uint32_t generation; /* of node ids: those of an earlier mount are not ours, though they look alike */
 
     /* Held shared by each notification to the kernel, exclusively to set serving to false: a notification

@@ -92,12 +92,15 @@ static struct inode *add(struct inode_shard *shard, struct fs *fs, int fd, const
         (key->handle_bytes || placed) && fs->root ? DESCRIPTOR_CACHED : DESCRIPTOR_KEPT;
     struct inode *inode = inode_new(fs, st, key);
 
-    if (inode && descriptors_add(shard, inode, fd, kind)) {
+    if (inode && !shard_insert(&fs->inodes, shard, inode)) {
         free(inode);
         return NULL;
     }
-    if (inode)
-        shard_insert(&fs->inodes, shard, inode);
+    if (inode && descriptors_add(shard, inode, fd, kind)) {
+        shard_remove(&fs->inodes, shard, inode);
+        free(inode);
+        return NULL;
+    }
     return inode;
 }
 
@@ -116,6 +119,7 @@ int inode_lookup(struct fs *fs, int fd, const struct stat *st, const struct inod
         close(fd);
         return rc;
     }
+    pruner_make_room(fs);
     if (parent)
         place = place_new(parent, name, &key);
     pthread_mutex_lock(&shard->lock);
@@ -268,7 +272,7 @@ static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *i
     inode->dying = true;
     if (content && durable_is_written(&content->durable))
         shard_note_unsynced(shard, file_hash(inode->dev, inode->ino));
-    shard_remove(shard, inode);
+    shard_remove(&inode->fs->inodes, shard, inode);
     descriptors_remove(shard, inode, &closing);
     pthread_mutex_unlock(&shard->lock);
     descriptors_close(&closing);

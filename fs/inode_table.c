@@ -58,11 +58,12 @@ void shard_note_unsynced(struct inode_shard *shard, uint64_t hash)
     shard->unsynced[bit / 8] |= (uint8_t)(1u << bit % 8);
 }
 
-int inode_table_init(struct fs *fs, unsigned descriptors)
+int inode_table_init(struct fs *fs, size_t most, unsigned descriptors)
 {
     struct inode_table *table = &fs->inodes;
 
     memset(table, 0, sizeof(*table));
+    table->most = most;
     table->gone = inode_new_gone(fs);
     if (!table->gone)
         return -ENOMEM;
@@ -198,15 +199,20 @@ struct inode *shard_find_id(struct inode_shard *shard, uint64_t id)
     return inode;
 }
 
-void shard_insert(struct inode_table *table, struct inode_shard *shard, struct inode *inode)
+bool shard_insert(struct inode_table *table, struct inode_shard *shard, struct inode *inode)
 {
+    if (atomic_fetch_add(&table->known, 1) >= table->most) {
+        atomic_fetch_sub(&table->known, 1);
+        return false;
+    }
     inode->id = ++shard->last_id * INODE_SHARDS + (uint64_t)(shard - table->shards);
     if (++shard->inode_count > shard->bucket_count)
         grow(shard);
     chain(shard, inode);
+    return true;
 }
 
-void shard_remove(struct inode_shard *shard, struct inode *inode)
+void shard_remove(struct inode_table *table, struct inode_shard *shard, struct inode *inode)
 {
     struct inode **link = file_bucket(shard, file_hash(inode->dev, inode->ino));
 
@@ -218,6 +224,7 @@ void shard_remove(struct inode_shard *shard, struct inode *inode)
         link = &(*link)->next_id;
     *link = inode->next_id;
     shard->inode_count--;
+    atomic_fetch_sub(&table->known, 1);
 }
 
 /* References to a shard's inodes. Their number or -ENOMEM. */

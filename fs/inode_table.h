@@ -4,6 +4,7 @@
 #ifndef GAIAFS_FS_INODE_TABLE_H
 #define GAIAFS_FS_INODE_TABLE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -33,11 +34,13 @@ struct inode_shard {
 
 struct inode_table {
     struct inode_shard shards[INODE_SHARDS];
+    size_t most;         /* so many inodes may be known */
+    atomic_size_t known; /* and so many are */
     struct inode *gone; /* stands for every node id that is not known: what is asked of it ends with ESTALE */
 };
 
 /* descriptors: at most about how many may be kept open for inodes that nobody uses. */
-int inode_table_init(struct fs *fs, unsigned descriptors);
+int inode_table_init(struct fs *fs, size_t most, unsigned descriptors);
 /* Frees every inode left, whatever holds it: nothing may run any more. */
 void inode_table_destroy(struct fs *fs);
 struct inode_table_stat {
@@ -54,9 +57,9 @@ struct inode_shard *shard_of_inode(struct inode *inode);
 /* All of these with the shard's lock held. */
 struct inode *shard_find(struct inode_shard *shard, uint64_t hash, const struct file_key *key);
 struct inode *shard_find_id(struct inode_shard *shard, uint64_t id);
-/* Gives the inode its node id. */
-void shard_insert(struct inode_table *table, struct inode_shard *shard, struct inode *inode);
-void shard_remove(struct inode_shard *shard, struct inode *inode);
+/* Gives the inode its node id. False: there are too many already. */
+bool shard_insert(struct inode_table *table, struct inode_shard *shard, struct inode *inode);
+void shard_remove(struct inode_table *table, struct inode_shard *shard, struct inode *inode);
 bool shard_is_unsynced(const struct inode_shard *shard, uint64_t hash);
 void shard_note_unsynced(struct inode_shard *shard, uint64_t hash);
 

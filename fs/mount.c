@@ -20,12 +20,14 @@
 #include "fs/fs.h"
 #include "fs/guard.h"
 #include "fs/log.h"
+#include "fs/memory.h"
 #include "fs/mountinfo.h"
 #include "fs/peek.h"
 #include "fs/server.h"
 #include "fs/session.h"
 
 #define IDLE_DESCRIPTORS_MAX 8192u
+#define INODE_BYTES 192u /* of a known inode, with its places in the tables */
 
 /* --- what must hold before anything is started --- */
 
@@ -153,6 +155,12 @@ static unsigned idle_descriptors(void)
     if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / 4 > IDLE_DESCRIPTORS_MAX)
         return IDLE_DESCRIPTORS_MAX;
     return (unsigned)limit.rlim_cur / 4;
+}
+
+/* A quarter of the memory. */
+static size_t most_inodes(const struct fs *fs)
+{
+    return fs->options.inodes ? fs->options.inodes : memory_available() / 4 / INODE_BYTES;
 }
 
 static void prepare_process(void)
@@ -290,6 +298,9 @@ static int serve_guarded(struct fs *fs, int ready, struct guard *guard)
 
     if (rc < 0)
         return rc;
+    rc = pruner_start(fs);
+    if (rc < 0)
+        fs_log(LOG_WARNING, "no thread that bounds the inodes: %s", strerror(-rc));
     fs->serving = true;
     rc = session_start(fs);
     if (rc == 0) {
@@ -298,6 +309,7 @@ static int serve_guarded(struct fs *fs, int ready, struct guard *guard)
         rc = session_serve(fs);
     }
     fs->serving = false;
+    pruner_stop(fs);
     stopped = stop_parts(fs);
     if (fs->session)
         session_end(fs);
@@ -323,7 +335,8 @@ static int run(struct fs *fs, int ready)
         return rc;
     raise_descriptor_limit();
     volumes_init(&fs->volumes);
-    rc = inode_table_init(fs, idle_descriptors());
+    pruner_init(fs);
+    rc = inode_table_init(fs, most_inodes(fs), idle_descriptors());
     if (rc < 0) {
         fs_log(LOG_ERR, "the table of inodes: %s", strerror(-rc));
         return rc;

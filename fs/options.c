@@ -14,6 +14,9 @@
 
 #include "cache/evict.h"
 #include "fs/log.h"
+#include "fs/memory.h"
+
+#define INODES_LEAST 1024u
 
 #define CAPACITY_MIN ((uint64_t)256 << 10) /* bytes: a few units of 64 KiB */
 
@@ -29,6 +32,7 @@ enum key {
     KEY_EVICT,
     KEY_UNIT,
     KEY_IO,
+    KEY_INODES,
     KEY_TIMEOUT,
     KEY_FSNAME,
     KEY_LOG,
@@ -58,6 +62,7 @@ static const struct fuse_opt templates[] = {
     OPTION("unit=", KEY_UNIT),
     OPTION("io=", KEY_IO),
     OPTION("timeout=", KEY_TIMEOUT),
+    OPTION("inodes=", KEY_INODES),
     OPTION("fsname=", KEY_FSNAME),
     OPTION("log=", KEY_LOG),
     /* what mount(8) says to a helper */
@@ -112,7 +117,7 @@ static const struct fuse_opt templates[] = {
 
 static uint64_t machine_memory(void)
 {
-    return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    return memory_available();
 }
 
 /* The soft devices' memory is the machine's: each may take an eighth, and it is taken only as files are
@@ -224,6 +229,20 @@ static int parse_unit(struct fs_options *options, const char *option)
     return 0;
 }
 
+static int parse_inodes(struct fs_options *options, const char *option)
+{
+    const char *text = option + strlen("inodes=");
+    char *end;
+    unsigned long long number = strtoull(text, &end, 10);
+
+    if (*text < '0' || *text > '9' || *end != '\0' || number < INODES_LEAST || number > UINT32_MAX) {
+        fs_log(LOG_ERR, "option %s: not a number of at least %u", option, INODES_LEAST);
+        return -1;
+    }
+    options->inodes = number;
+    return 0;
+}
+
 static int parse_timeout(struct fs_options *options, const char *option)
 {
     const char *text = option + strlen("timeout=");
@@ -304,6 +323,8 @@ static int parse_one(void *data, const char *text, int key, struct fuse_args *ar
         return parse_unit(options, text);
     case KEY_IO:
         return parse_choice(text, "uring", "threads", &options->cache.io_threads);
+    case KEY_INODES:
+        return parse_inodes(options, text);
     case KEY_TIMEOUT:
         return parse_timeout(options, text);
     case KEY_FSNAME:
@@ -437,6 +458,7 @@ void options_print_help(void)
         "    unit=4K|64K|2M            what is placed for one touch of a device (default 64K)\n"
         "    io=uring|threads          how devices read the data directory (default uring)\n"
         "    timeout=SECONDS           how long the kernel may keep names and attributes (default 1)\n"
+        "    inodes=N                  how many files may be known at a time (default: as memory allows)\n"
         "    log=stderr|syslog         where to log (default syslog, with -f stderr)\n"
         "    debug                     log every request\n"
         "    fsname=NAME               the source in the mount table (default DATADIR)\n"

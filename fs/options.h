@@ -9,6 +9,7 @@
 
 struct fs_options {
     struct cache_config cache;
+    size_t inodes;    /* so many may be known; 0: as memory allows */
     double timeout_s; /* of the kernel's attributes and names */
     bool foreground;
     bool debug;

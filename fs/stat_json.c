@@ -84,6 +84,7 @@ static json_t *inodes_json(struct fs *fs)
 
     inode_table_stat(&fs->inodes, &stat);
     json_object_set_new(o, "known", integer(stat.inodes));
+    json_object_set_new(o, "most", integer(fs->inodes.most));
     json_object_set_new(o, "descriptors_cached", integer(stat.descriptors[DESCRIPTOR_CACHED]));
     json_object_set_new(o, "descriptors_last", integer(stat.descriptors[DESCRIPTOR_LAST]));
     json_object_set_new(o, "descriptors_kept", integer(stat.descriptors[DESCRIPTOR_KEPT]));

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An inode costs no descriptor: large trees under a small limit, files without a name, file handles of the mount itself."""
+import contextlib
 import ctypes
 import errno
 import os
@@ -379,3 +380,174 @@ def test_no_handles_and_a_name_that_leads_elsewhere(refused):
     assert read_file(f"{refused.mnt}/g") == b"secret"  # who looks it up by its name finds it,
     assert os.fstat(held).st_size == 6                 # and so does who has held it
     os.close(held)
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------------
+
+def kernel_at_least(*version):
+    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2]) >= version
+
+
+def test_a_bound_for_known_inodes(mount):
+    """The kernel is asked to forget some; where it can't be (before 6.18), one too many is an error."""
+    mounted = mount("timeout=60,inodes=1024")
+    for i in range(5000):
+        write_file(f"{mounted.data}/f{i}", b"")
+    answers, most = {}, 0
+    for i in range(5000):
+        answer = errno_of(os.stat, f"{mounted.mnt}/f{i}")
+        answers[answer] = answers.get(answer, 0) + 1
+        if i % 500 == 0:
+            most = max(most, statistics(mounted.mnt)["inodes"]["known"])
+    print(answers, most)
+    assert most <= 1024
+    if kernel_at_least(6, 18):
+        assert answers == {0: 5000}
+    else:
+        assert set(answers) <= {0, errno.ENOMEM} and answers[0] >= 1000
+
+
+def test_a_bound_when_all_are_in_use(mount):
+    mounted = mount("timeout=60,inodes=1024")
+    for i in range(1030):
+        write_file(f"{mounted.data}/f{i}", b"%d" % i)
+    fds = []
+    for i in range(1023):
+        fds.append(os.open(f"{mounted.mnt}/f{i}", os.O_PATH))
+    for i in range(1023, 1027):
+        assert errno_of(os.stat, f"{mounted.mnt}/f{i}") == errno.ENOMEM
+    assert os.fstat(fds[77]).st_size == 2 and read_file(f"/proc/self/fd/{fds[999]}") == b"999"
+    for fd in fds:
+        os.close(fd)
+    helpers.wait_until(lambda: errno_of(os.stat, f"{mounted.mnt}/f1029") == 0 or not kernel_at_least(6, 18))
+
+
+@pytest.fixture
+def memory_group():
+    """A control group for 128 MiB of memory: (what starts a program in it, how often it has killed)."""
+    name = f"gaiafs-test-{os.getpid()}"
+    for top, limit, events in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"),
+                               ("/sys/fs/cgroup", "memory.max", "memory.events")):
+        group = os.path.join(top, name)
+        try:
+            os.mkdir(group)
+            with open(os.path.join(group, limit), "w") as file:
+                file.write(str(128 << 20))
+            break
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.rmdir(group)
+    else:
+        pytest.skip("no control group for memory can be made here")
+
+    def kills():
+        with open(os.path.join(group, events)) as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+
+    yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"], kills
+    with contextlib.suppress(OSError):
+        helpers.wait_until(lambda: not read_file(os.path.join(group, "cgroup.procs")), what="the group is empty")
+        os.rmdir(group)
+
+
+@pytest.mark.limit(240)
+def test_a_daemon_with_little_memory(memory_group, mount):
+    """128 MiB: files beyond that, more inodes than are known at a time, devices: all of it works or says why not."""
+    before, kills = memory_group
+    mounted = mount("timeout=60", before=before)
+    known = statistics(mounted.mnt)["inodes"]
+    print(known, kills())
+    assert known["most"] <= (128 << 20) // 4 // 128
+    block = os.urandom(1 << 20)
+    with open(f"{mounted.mnt}/large", "wb") as file:
+        for _ in range(200):
+            file.write(block)
+    for d in range(40):
+        os.mkdir(f"{mounted.mnt}/d{d}")
+        for i in range(250):
+            write_file(f"{mounted.mnt}/d{d}/f{i}", b"%d" % i)
+    device = helpers.Agent()
+    try:
+        device.do(f"d = gaia.Device('soft:0'); fd = os.open('{mounted.mnt}/large', os.O_RDWR); "
+                  "m = d.mmap(fd, 200 << 20, 3)")
+        answer = device("sum(m[i << 20] for i in range(200))")
+        assert answer == 200 * block[0]
+    finally:
+        device.kill()
+    with open(f"{mounted.mnt}/large", "rb") as file:
+        assert all(file.read(1 << 20) == block for _ in range(200))
+    for d in range(40):
+        assert len(os.listdir(f"{mounted.mnt}/d{d}")) == 250
+        assert read_file(f"{mounted.mnt}/d{d}/f7") == b"7"
+    assert kills() == 0
+
+
+# --- a hostile tree -------------------------------------------------------------------------------------------------
+
+@pytest.mark.limit(120)
+def test_a_tree_that_is_swapped_meanwhile(small, workdir):
+    """Folders that become symbolic links to somewhere else, or are moved out and in: nothing outside of the data
+    directory is listed, read or changed."""
+    outside = os.path.join(workdir, "outside")
+    os.makedirs(f"{outside}/deep")
+    for folder in (outside, f"{outside}/deep"):
+        write_file(f"{folder}/f", b"SECRET of the outside")
+    os.mkdir(f"{small.data}/a")
+    for name in ("a/x", "a/x/deep"):
+        os.mkdir(f"{small.data}/{name}")
+        write_file(f"{small.data}/{name}/f", b"inside")
+    os.symlink(outside, f"{small.data}/link")
+    before = {path: os.stat(path) for path in (outside, f"{outside}/f", f"{outside}/deep", f"{outside}/deep/f")}
+    stop, swaps = threading.Event(), [0]
+
+    def swap():
+        exchange = 2  # RENAME_EXCHANGE
+        one, two = f"{small.data}/a/x".encode(), f"{small.data}/link".encode()
+        while not stop.is_set():
+            assert LIBC.renameat2(-100, one, -100, two, exchange) == 0
+            swaps[0] += 1
+            if swaps[0] % 3 == 0:
+                os.rename(f"{small.data}/a", f"{workdir}/moved")
+                os.rename(f"{workdir}/moved", f"{small.data}/a")
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    rng, seen, answers = make_random(), set(), {}
+    steps = [
+        lambda path, i: seen.add(read_file(f"{path}/f")), lambda path, i: os.listdir(path),
+        lambda path, i: write_file(f"{path}/new{i}", b"inside"), lambda path, i: os.mkdir(f"{path}/made{i}"),
+        lambda path, i: os.chmod(f"{path}/f", 0o777), lambda path, i: os.utime(f"{path}/f"),
+        lambda path, i: os.rename(f"{path}/f", f"{path}/g"), lambda path, i: os.rename(f"{path}/g", f"{path}/f"),
+        lambda path, i: os.link(f"{path}/f", f"{path}/linked{i}"), lambda path, i: os.truncate(f"{path}/f", 6),
+        lambda path, i: os.unlink(f"{path}/linked{i - 1}"), lambda path, i: os.symlink("f", f"{path}/s{i}"),
+    ]
+    held = os.open(f"{small.mnt}/a", os.O_RDONLY | os.O_DIRECTORY)
+    # The kernel that resolves the names must not follow the link itself: the work is done in a root of its own.
+    inside = os.fork()
+    if inside == 0:
+        code = 1
+        try:
+            os.chroot(small.mnt)
+            os.chdir("/")
+            end = time.monotonic() + 12
+            i = 0
+            while time.monotonic() < end:
+                i += 1
+                path = rng.choice(["/a/x", "/a/x/deep", "/link", "/link/deep"])
+                answer = errno_of(rng.choice(steps), path, i)
+                answers[answer] = answers.get(answer, 0) + 1
+            print("steps", i, "answers", answers, "read", seen, flush=True)
+            code = 0 if seen <= {b"inside", b""} and answers.get(0, 0) > 100 else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(inside, 0)
+    stop.set()
+    thread.join()
+    os.close(held)
+    print(swaps[0], "swaps")
+    assert status == 0 and swaps[0] > 100
+    for path, found in before.items():
+        now = os.stat(path)
+        for field in ("st_mode", "st_size", "st_mtime_ns", "st_ctime_ns", "st_nlink", "st_uid", "st_ino"):
+            assert getattr(now, field) == getattr(found, field), (path, field)
+    assert sorted(os.listdir(outside)) == ["deep", "f"] and os.listdir(f"{outside}/deep") == ["f"]

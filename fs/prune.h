@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A bound for the number of known inodes. They are the kernel's: it says which the daemon must know. When
+ * there are nearly too many, a thread asks it to forget some that nobody uses (FUSE_NOTIFY_PRUNE,
+ * Linux 6.18). Where it does not, or all are in use, a lookup of one too many ends with ENOMEM. */
+#ifndef GAIAFS_FS_PRUNE_H
+#define GAIAFS_FS_PRUNE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "base/lock.h"
+
+struct fs;
+
+struct pruner {
+    pthread_mutex_t lock; /* guards the rest; a leaf */
+    pthread_cond_t changed;
+    pthread_t thread;
+    bool wanted, stopping;
+    atomic_bool refused; /* the kernel can't be asked */
+    bool running;        /* only who starts and stops it looks at this */
+};
+
+void pruner_init(struct fs *fs);
+int pruner_start(struct fs *fs);
+void pruner_stop(struct fs *fs);
+/* One more inode may come to be known: wakes the thread when they are many. When there are too many, waits a
+ * moment until it is less. To be called from LOOKUP and the like only: the thread may wait for write-backs.
+ */
+void pruner_make_room(struct fs *fs);
+
+#endif
