@@ -254,29 +254,48 @@ static bool is_deleted(struct inode *inode)
     return file.fd < 0 ? file.fd == -ESTALE : fstat(file.fd, &st) == 0 && st.st_nlink == 0;
 }
 
-static bool is_used(const struct inode *inode)
+bool inode_is_used(const struct inode *inode)
 {
     return inode->lookups > 0 || inode->references > 0 || inode->pins > 0;
 }
 
-/* Unlocks the shard and frees the inode if nothing holds it any more. */
+/* Nobody uses the inode, but who has a file handle of it may come back: all that it needs for that is its
+ * node id and its own handle. What was allocated for its bytes goes into *content_out. Shard's lock held. */
+static struct inode *remember(struct inode_shard *shard, struct inode *inode, struct descriptor_list *closing,
+                              struct content **content_out)
+{
+    struct inode_table *table = &inode->fs->inodes;
+    bool deleted = inode->open && inode->open->kind == DESCRIPTOR_LAST;
+
+    descriptors_remove(shard, inode, closing);
+    if (!table->remember_most || !inode->handle_bytes || deleted || inode_file(inode)) {
+        shard_remove(table, shard, inode);
+        return inode;
+    }
+    *content_out = atomic_exchange(&inode->content, NULL);
+    return shard_remember(table, shard, inode);
+}
+
+/* Unlocks the shard and frees the inode, or an older one in its place, if nothing holds it any more. */
 static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *inode)
 {
     struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
     struct content *content = content_of(inode);
 
-    if (is_used(inode) || inode->dying) {
+    if (inode_is_used(inode)) {
         pthread_mutex_unlock(&shard->lock);
         return;
     }
-    inode->dying = true;
     if (content && durable_is_written(&content->durable))
         shard_note_unsynced(shard, file_hash(inode->dev, inode->ino));
-    shard_remove(&inode->fs->inodes, shard, inode);
-    descriptors_remove(shard, inode, &closing);
+    content = NULL;
+    inode = remember(shard, inode, &closing, &content);
     pthread_mutex_unlock(&shard->lock);
     descriptors_close(&closing);
-    inode_free(inode);
+    if (content)
+        content_free(content);
+    if (inode)
+        inode_free(inode);
 }
 
 /* Lost bytes must not be forgotten with the inode: the next fsync would succeed. */

@@ -53,7 +53,6 @@ struct inode {
     unsigned references;
     unsigned pins;
     mode_t type; /* S_IFMT bits */
-    bool dying;  /* out of the table, being freed */
 
     /* How the file is opened again: by its handle (fs/volume.h), or by the name that it was looked up with
      * last (guarded by the lock of the inode's shard). Neither: its descriptor is kept. */
@@ -136,6 +135,7 @@ int fs_each_inode(struct fs *fs, int (*visit)(struct inode *inode, void *context
 
 /* For the table. inode_free(): the inode is not in it any more, and nothing else knows it. */
 struct inode *inode_new_gone(struct fs *fs);
+bool inode_is_used(const struct inode *inode);
 void inode_free(struct inode *inode);
 
 #endif

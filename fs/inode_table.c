@@ -58,12 +58,20 @@ void shard_note_unsynced(struct inode_shard *shard, uint64_t hash)
     shard->unsynced[bit / 8] |= (uint8_t)(1u << bit % 8);
 }
 
-int inode_table_init(struct fs *fs, size_t most, unsigned descriptors)
+static void free_tables(struct inode_shard *shard)
+{
+    free(shard->by_file);
+    free(shard->by_id);
+    free(shard->remembered);
+}
+
+int inode_table_init(struct fs *fs, size_t most, size_t remember, unsigned descriptors)
 {
     struct inode_table *table = &fs->inodes;
 
     memset(table, 0, sizeof(*table));
     table->most = most;
+    table->remember_most = remember / INODE_SHARDS;
     table->gone = inode_new_gone(fs);
     if (!table->gone)
         return -ENOMEM;
@@ -73,11 +81,10 @@ int inode_table_init(struct fs *fs, size_t most, unsigned descriptors)
         shard->bucket_count = INITIAL_BUCKETS;
         shard->by_file = calloc(INITIAL_BUCKETS, sizeof(struct inode *));
         shard->by_id = calloc(INITIAL_BUCKETS, sizeof(struct inode *));
-        if (!shard->by_file || !shard->by_id) {
-            for (size_t k = 0; k <= i; k++) {
-                free(table->shards[k].by_file);
-                free(table->shards[k].by_id);
-            }
+        shard->remembered = calloc(table->remember_most + 1, sizeof(uint64_t));
+        if (!shard->by_file || !shard->by_id || !shard->remembered) {
+            for (size_t k = 0; k <= i; k++)
+                free_tables(&table->shards[k]);
             inode_free(table->gone);
             return -ENOMEM;
         }
@@ -100,13 +107,11 @@ void inode_table_destroy(struct fs *fs)
             while (inode) {
                 struct inode *next = inode->next;
 
-                inode->dying = true;
                 inode_free(inode);
                 inode = next;
             }
         }
-        free(shard->by_file);
-        free(shard->by_id);
+        free_tables(shard);
         pthread_mutex_destroy(&shard->lock);
     }
     inode_free(table->gone);
@@ -225,6 +230,43 @@ void shard_remove(struct inode_table *table, struct inode_shard *shard, struct i
     *link = inode->next_id;
     shard->inode_count--;
     atomic_fetch_sub(&table->known, 1);
+}
+
+struct inode *shard_remember(struct inode_table *table, struct inode_shard *shard, struct inode *inode)
+{
+    uint64_t *slot = &shard->remembered[shard->remember_next];
+    struct inode *oldest = *slot ? shard_find_id(shard, *slot) : NULL;
+
+    *slot = inode->id;
+    shard->remember_next = (shard->remember_next + 1) % table->remember_most;
+    if (!oldest || oldest == inode || inode_is_used(oldest))
+        return NULL;
+    shard_remove(table, shard, oldest);
+    return oldest;
+}
+
+void inode_table_unremember(struct inode_table *table)
+{
+    for (unsigned i = 0; i < INODE_SHARDS; i++) {
+        struct inode_shard *shard = &table->shards[i];
+        struct inode *freed = NULL, *inode;
+
+        pthread_mutex_lock(&shard->lock);
+        for (size_t k = 0; k < table->remember_most; k++) {
+            inode = shard->remembered[k] ? shard_find_id(shard, shard->remembered[k]) : NULL;
+            shard->remembered[k] = 0;
+            if (!inode || inode_is_used(inode) || inode->open)
+                continue;
+            shard_remove(table, shard, inode);
+            inode->next = freed;
+            freed = inode;
+        }
+        pthread_mutex_unlock(&shard->lock);
+        while ((inode = freed)) {
+            freed = inode->next;
+            inode_free(inode);
+        }
+    }
 }
 
 /* References to a shard's inodes. Their number or -ENOMEM. */

@@ -27,6 +27,8 @@ struct inode_shard {
     size_t inode_count;
     uint64_t last_id; /* how many node ids the shard has given out */
     struct descriptors descriptors;
+    uint64_t *remembered; /* node ids that the kernel forgot last, a ring of remember_most; 0: none */
+    size_t remember_next;
     /* By hash: a file that was forgotten with bytes that no good sync has followed. When such a file is known
      * again, or another with the same hash, all of it counts as written. Never cleared. */
     uint8_t unsynced[UNSYNCED_BITS / 8];
@@ -34,13 +36,15 @@ struct inode_shard {
 
 struct inode_table {
     struct inode_shard shards[INODE_SHARDS];
-    size_t most;         /* so many inodes may be known */
-    atomic_size_t known; /* and so many are */
+    size_t most;          /* so many inodes may be known */
+    atomic_size_t known;  /* and so many are */
+    size_t remember_most; /* in each shard */
     struct inode *gone; /* stands for every node id that is not known: what is asked of it ends with ESTALE */
 };
 
-/* descriptors: at most about how many may be kept open for inodes that nobody uses. */
-int inode_table_init(struct fs *fs, size_t most, unsigned descriptors);
+/* remember: about how many inodes stay known after the kernel has forgotten them, for who has a file handle
+ * of them. descriptors: at most about how many may be kept open for inodes that nobody uses. */
+int inode_table_init(struct fs *fs, size_t most, size_t remember, unsigned descriptors);
 /* Frees every inode left, whatever holds it: nothing may run any more. */
 void inode_table_destroy(struct fs *fs);
 struct inode_table_stat {
@@ -48,6 +52,9 @@ struct inode_table_stat {
     size_t descriptors[DESCRIPTOR_KINDS]; /* that are open */
 };
 void inode_table_stat(struct inode_table *table, struct inode_table_stat *stat_out);
+
+/* Those that the kernel has forgotten are not remembered any longer. */
+void inode_table_unremember(struct inode_table *table);
 
 uint64_t file_hash(dev_t dev, ino_t ino);
 struct inode_shard *shard_of_hash(struct inode_table *table, uint64_t hash);
@@ -60,6 +67,9 @@ struct inode *shard_find_id(struct inode_shard *shard, uint64_t id);
 /* Gives the inode its node id. False: there are too many already. */
 bool shard_insert(struct inode_table *table, struct inode_shard *shard, struct inode *inode);
 void shard_remove(struct inode_table *table, struct inode_shard *shard, struct inode *inode);
+/* The inode is used by nobody any more. Returns the one that is to be freed for it, taken out of the table,
+ * or NULL. */
+struct inode *shard_remember(struct inode_table *table, struct inode_shard *shard, struct inode *inode);
 bool shard_is_unsynced(const struct inode_shard *shard, uint64_t hash);
 void shard_note_unsynced(struct inode_shard *shard, uint64_t hash);
 

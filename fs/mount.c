@@ -333,10 +333,12 @@ static int run(struct fs *fs, int ready)
 
     if (rc < 0)
         return rc;
+    size_t most = most_inodes(fs);
+    size_t remember = fs->options.remember < most / 4 ? fs->options.remember : most / 4;
     raise_descriptor_limit();
     volumes_init(&fs->volumes);
     pruner_init(fs);
-    rc = inode_table_init(fs, most_inodes(fs), idle_descriptors());
+    rc = inode_table_init(fs, most, remember, idle_descriptors());
     if (rc < 0) {
         fs_log(LOG_ERR, "the table of inodes: %s", strerror(-rc));
         return rc;

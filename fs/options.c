@@ -17,6 +17,7 @@
 #include "fs/memory.h"
 
 #define INODES_LEAST 1024u
+#define REMEMBER_DEFAULT 65536u
 
 #define CAPACITY_MIN ((uint64_t)256 << 10) /* bytes: a few units of 64 KiB */
 
@@ -33,6 +34,7 @@ enum key {
     KEY_UNIT,
     KEY_IO,
     KEY_INODES,
+    KEY_REMEMBER,
     KEY_TIMEOUT,
     KEY_FSNAME,
     KEY_LOG,
@@ -63,6 +65,7 @@ static const struct fuse_opt templates[] = {
     OPTION("io=", KEY_IO),
     OPTION("timeout=", KEY_TIMEOUT),
     OPTION("inodes=", KEY_INODES),
+    OPTION("remember=", KEY_REMEMBER),
     OPTION("fsname=", KEY_FSNAME),
     OPTION("log=", KEY_LOG),
     /* what mount(8) says to a helper */
@@ -229,17 +232,17 @@ static int parse_unit(struct fs_options *options, const char *option)
     return 0;
 }
 
-static int parse_inodes(struct fs_options *options, const char *option)
+static int parse_number(const char *option, size_t least, size_t *number_out)
 {
-    const char *text = option + strlen("inodes=");
+    const char *text = strchr(option, '=') + 1;
     char *end;
     unsigned long long number = strtoull(text, &end, 10);
 
-    if (*text < '0' || *text > '9' || *end != '\0' || number < INODES_LEAST || number > UINT32_MAX) {
-        fs_log(LOG_ERR, "option %s: not a number of at least %u", option, INODES_LEAST);
+    if (*text < '0' || *text > '9' || *end != '\0' || number < least || number > UINT32_MAX) {
+        fs_log(LOG_ERR, "option %s: not a number of at least %zu", option, least);
         return -1;
     }
-    options->inodes = number;
+    *number_out = number;
     return 0;
 }
 
@@ -324,7 +327,9 @@ static int parse_one(void *data, const char *text, int key, struct fuse_args *ar
     case KEY_IO:
         return parse_choice(text, "uring", "threads", &options->cache.io_threads);
     case KEY_INODES:
-        return parse_inodes(options, text);
+        return parse_number(text, INODES_LEAST, &options->inodes);
+    case KEY_REMEMBER:
+        return parse_number(text, 0, &options->remember);
     case KEY_TIMEOUT:
         return parse_timeout(options, text);
     case KEY_FSNAME:
@@ -408,6 +413,7 @@ int options_parse(struct fs_options *options_out, int argc, char **argv)
 
     memset(options_out, 0, sizeof(*options_out));
     options_out->timeout_s = 1.0;
+    options_out->remember = REMEMBER_DEFAULT;
     options_out->cache.device_capacity = default_capacity();
     options_out->cache.soft_devices = CACHE_SOFT_DEVICES;
     options_out->cache.evict = "lra";
@@ -459,6 +465,8 @@ void options_print_help(void)
         "    io=uring|threads          how devices read the data directory (default uring)\n"
         "    timeout=SECONDS           how long the kernel may keep names and attributes (default 1)\n"
         "    inodes=N                  how many files may be known at a time (default: as memory allows)\n"
+        "    remember=N                how many forgotten ones file handles (NFS) still lead to (default "
+        "65536)\n"
         "    log=stderr|syslog         where to log (default syslog, with -f stderr)\n"
         "    debug                     log every request\n"
         "    fsname=NAME               the source in the mount table (default DATADIR)\n"

@@ -10,6 +10,7 @@
 struct fs_options {
     struct cache_config cache;
     size_t inodes;    /* so many may be known; 0: as memory allows */
+    size_t remember;  /* so many stay known after the kernel has forgotten them */
     double timeout_s; /* of the kernel's attributes and names */
     bool foreground;
     bool debug;

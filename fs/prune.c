@@ -83,6 +83,7 @@ static int prune_until_few(struct fs *fs, size_t bucket[INODE_SHARDS])
     size_t least = SIZE_MAX, sixteenth = fs->inodes.most / 16 / INODE_SHARDS;
     uint32_t part = sixteenth < IDS_MAX ? (uint32_t)sixteenth : IDS_MAX;
 
+    inode_table_unremember(&fs->inodes);
     for (int rounds = 0; are_many(fs) && rounds < ROUNDS_MAX; rounds++) {
         memset(&message, 0, offsetof(struct prune_message, ids));
         for (unsigned i = 0; i < INODE_SHARDS; i++) {

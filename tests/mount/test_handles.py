@@ -551,3 +551,53 @@ def test_a_tree_that_is_swapped_meanwhile(small, workdir):
         for field in ("st_mode", "st_size", "st_mtime_ns", "st_ctime_ns", "st_nlink", "st_uid", "st_ino"):
             assert getattr(now, field) == getattr(found, field), (path, field)
     assert sorted(os.listdir(outside)) == ["deep", "f"] and os.listdir(f"{outside}/deep") == ["f"]
+
+
+# --- NFS ------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("remember", [65536, 0])
+def test_handles_of_what_the_kernel_has_forgotten(mount, remember):
+    """NFS keeps file handles for as long as it likes. They lead to what the daemon remembers, else to ESTALE, and never
+    to another file."""
+    mounted = mount(f"timeout=0,remember={remember}")
+    os.makedirs(f"{mounted.mnt}/a/b/c")
+    write_file(f"{mounted.mnt}/a/b/c/f", b"found")
+    handles = {name: Handle(f"{mounted.mnt}/{name}") for name in ("a", "a/b", "a/b/c", "a/b/c/f")}
+    known = statistics(mounted.mnt)["inodes"]["known"]
+    # A name that is gone for a moment makes the kernel forget what is below it.
+    os.rename(f"{mounted.data}/a", f"{mounted.data}/aside")
+    assert errno_of(os.stat, f"{mounted.mnt}/a") == errno.ENOENT
+    os.rename(f"{mounted.data}/aside", f"{mounted.data}/a")
+    if not remember:
+        helpers.wait_until(lambda: statistics(mounted.mnt)["inodes"]["known"] < known - 3, what="they are forgotten")
+        for name, handle in handles.items():
+            assert errno_of(handle.open, mounted.mnt) == errno.ESTALE, name
+        return
+    for _ in range(2):  # the file first: its folders must be found by ".." of each other
+        fd = handles["a/b/c"].open(mounted.mnt, os.O_RDONLY | os.O_DIRECTORY)
+        assert os.listdir(fd) == ["f"]
+        assert os.readlink(f"/proc/self/fd/{fd}") == f"{mounted.mnt}/a/b/c"
+        os.close(fd)
+        fd = handles["a/b/c/f"].open(mounted.mnt)
+        assert os.read(fd, 100) == b"found"
+        os.close(fd)
+    os.rename(f"{mounted.data}/a/b", f"{mounted.data}/moved")
+    assert errno_of(os.stat, f"{mounted.mnt}/a/b") == errno.ENOENT
+    fd = handles["a/b/c"].open(mounted.mnt, os.O_RDONLY | os.O_DIRECTORY)
+    assert os.stat("..", dir_fd=fd).st_ino == os.stat(f"{mounted.mnt}/moved").st_ino
+    os.close(fd)
+    os.unlink(f"{mounted.data}/moved/c/f")
+    write_file(f"{mounted.data}/moved/c/g", b"another")
+    assert errno_of(handles["a/b/c/f"].open, mounted.mnt) == errno.ESTALE
+
+
+def test_a_handle_does_not_lead_out_of_the_data_directory(mount, workdir):
+    """A folder that somebody has moved out is still itself, but its parent is not to be had."""
+    mounted = mount("timeout=0")
+    os.makedirs(f"{mounted.mnt}/a/b")
+    handle = Handle(f"{mounted.mnt}/a/b")
+    os.mkdir(f"{workdir}/outside")
+    os.rename(f"{mounted.data}/a/b", f"{workdir}/outside/b")
+    assert errno_of(os.stat, f"{mounted.mnt}/a/b") == errno.ENOENT
+    assert errno_of(handle.open, mounted.mnt, os.O_RDONLY | os.O_DIRECTORY) == errno.ESTALE
+    assert os.listdir(f"{mounted.mnt}/a") == []
