@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of POSIX share: calls that Python lacks, other users."""
+import ctypes
+import os
+import subprocess
+import sys
+
+NOBODY = 65534
+RENAME_NOREPLACE, RENAME_EXCHANGE, RENAME_WHITEOUT = 1, 2, 4
+FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE = 1, 2, 16
+AT_FDCWD = -100
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def check(result):
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def renameat2(old, new, flags):
+    check(libc.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags))
+
+
+def fallocate(fd, mode, offset, length):
+    check(libc.fallocate(fd, mode, offset, length))
+
+
+def read_file(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def write_file(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def as_user(code, *args, uid=NOBODY, gid=NOBODY, groups=()):
+    """Runs Python code as another user in a process of its own; sys.argv[1:] is args."""
+    return subprocess.run([sys.executable, "-B", "-c", "import os, sys, errno\n" + code, *map(str, args)], user=uid,
+                          group=gid, extra_groups=list(groups), capture_output=True, text=True)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is inside a file: bytes, holes, mappings, ends, and the descriptors that lead to them."""
+import errno
+import mmap
+import os
+import re
+import stat
+import threading
+
+import pytest
+
+from posix_calls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, fallocate, read_file, write_file
+
+
+def test_unlinked_file_stays_usable(mount):
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    with open(path, "w+b") as file:
+        file.write(b"before")
+        file.flush()
+        os.unlink(path)
+        assert not os.path.exists(path)
+        file.write(b" after")
+        file.flush()
+        os.fchmod(file.fileno(), 0o600)
+        os.setxattr(file.fileno(), "user.gone", b"1")
+        os.ftruncate(file.fileno(), 9)
+        st = os.fstat(file.fileno())
+        assert (st.st_nlink, st.st_size, stat.S_IMODE(st.st_mode)) == (0, 9, 0o600)
+        assert os.pread(file.fileno(), 100, 0) == b"before af"
+        # a new file of the same name is another file
+        write_file(path, b"new")
+        assert os.pread(file.fileno(), 100, 0) == b"before af"
+    assert read_file(path) == b"new"
+
+
+def test_append_lands_at_the_end_however_it_grew(mount):
+    m = mount()
+    mnt, data = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+    write_file(mnt, b"one")
+    with open(mnt, "ab", buffering=0) as file:
+        file.write(b"two")
+        with open(data, "ab") as behind:
+            behind.write(b"BEHIND")
+        file.write(b"three")
+    assert read_file(data) == b"onetwoBEHINDthree"
+
+
+def test_append_flag_can_be_set_and_cleared_later(mount):
+    import fcntl
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    os.write(fd, b"0123456789")
+    fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+    os.pwrite(fd, b"AB", 2)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+    os.pwrite(fd, b"end", 0)
+    os.close(fd)
+    assert read_file(os.path.join(m.data, "f")) == b"01AB456789end"
+
+
+def test_mapped_store_through_an_append_handle_keeps_its_place(mount):
+    m = mount()
+    fd = os.open(os.path.join(m.mnt, "f"), os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    os.write(fd, b"x" * 10000)
+    with mmap.mmap(fd, 10000) as mapping:
+        mapping[5000:5005] = b"STORE"
+        mapping.flush()
+    os.close(fd)
+    expected = b"x" * 5000 + b"STORE" + b"x" * 4995
+    assert read_file(os.path.join(m.data, "f")) == expected
+
+
+def test_open_with_truncation(mount):
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"x" * 100000)
+    other = os.open(path, os.O_RDONLY)
+    os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+    assert os.fstat(other).st_size == 0 and os.read(other, 10) == b""
+    write_file(path, b"abc")
+    os.close(os.open(path, os.O_RDONLY | os.O_TRUNC))
+    assert os.path.getsize(os.path.join(m.data, "f")) == 0
+    os.close(other)
+
+
+def test_direct_io(mount):
+    m = mount()
+    fd = os.open(os.path.join(m.mnt, "f"), os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+    block = mmap.mmap(-1, 8192)
+    block[:] = bytes(range(256)) * 32
+    assert os.writev(fd, [block]) == 8192
+    back = mmap.mmap(-1, 8192)
+    assert os.preadv(fd, [back], 0) == 8192
+    assert back[:] == block[:]
+    os.close(fd)
+
+
+@pytest.mark.parametrize("flag", [os.O_SYNC, os.O_DSYNC], ids=["O_SYNC", "O_DSYNC"])
+def test_synchronous_writes_are_so_in_the_data_directory(mount, flag):
+    m = mount()
+    fd = os.open(os.path.join(m.mnt, "f"), os.O_WRONLY | os.O_CREAT | flag)
+    found = []
+    for entry in os.listdir(f"/proc/{m.pid}/fd"):
+        if os.readlink(f"/proc/{m.pid}/fd/{entry}") == os.path.join(m.data, "f"):
+            info = read_file(f"/proc/{m.pid}/fdinfo/{entry}").decode()
+            found.append(int(re.search(r"flags:\s*(\d+)", info)[1], 8) & flag == flag)
+    os.close(fd)
+    assert any(found), found
+
+
+def test_fallocate_and_holes(mount):
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    with open(path, "w+b", buffering=0) as file:
+        fd = file.fileno()
+        fallocate(fd, 0, 0, 1 << 20)
+        assert os.fstat(fd).st_size == 1 << 20
+        fallocate(fd, FALLOC_KEEP_SIZE, 1 << 20, 1 << 20)
+        assert os.fstat(fd).st_size == 1 << 20
+        os.pwrite(fd, b"x" * (1 << 20), 0)
+        assert os.pread(fd, 5, 300000) == b"xxxxx"
+        fallocate(fd, FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE, 65536, 65536)
+        fallocate(fd, FALLOC_ZERO_RANGE, 200000, 1000)
+        content = os.pread(fd, 1 << 20, 0)
+        expected = bytearray(b"x" * (1 << 20))
+        expected[65536:131072] = bytes(65536)
+        expected[200000:201000] = bytes(1000)
+        assert content == expected
+        assert os.lseek(fd, 0, os.SEEK_HOLE) == 65536
+        assert os.lseek(fd, 65536, os.SEEK_DATA) == 131072
+        with pytest.raises(OSError) as caught:
+            os.lseek(fd, 1 << 21, os.SEEK_DATA)
+        assert caught.value.errno == errno.ENXIO
+    assert read_file(os.path.join(m.data, "f")) == bytes(expected)
+
+
+def test_copy_file_range(mount):
+    m = mount()
+    source, target = os.path.join(m.mnt, "source"), os.path.join(m.mnt, "target")
+    content = os.urandom(300000)
+    write_file(source, content)
+    with open(source, "rb") as reader, open(target, "w+b", buffering=0) as writer:
+        writer.write(b"y" * 10)
+        done = 0
+        while done < 200000:
+            done += os.copy_file_range(reader.fileno(), writer.fileno(), 200000 - done, 1000 + done, 5 + done)
+        assert os.pread(writer.fileno(), 300000, 0) == b"y" * 5 + content[1000:201000]
+        # within one file
+        assert os.copy_file_range(writer.fileno(), writer.fileno(), 5, 0, 100) == 5
+    assert read_file(os.path.join(m.data, "target"))[100:105] == b"y" * 5
+
+
+def test_stores_reach_the_backing_file_at_msync(mount):
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(100000))
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        mapping[0:5] = b"first"
+        mapping[50000:50006] = b"second"
+        mapping.flush()
+        behind = read_file(os.path.join(m.data, "f"))
+        assert behind[0:5] == b"first" and behind[50000:50006] == b"second" and len(behind) == 100000
+        # and what is written is seen by the mapping
+        with open(path, "r+b", buffering=0) as other:
+            os.pwrite(other.fileno(), b"third", 70000)
+        assert mapping[70000:70005] == b"third"
+
+
+def test_parallel_threads_on_one_file(mount):
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(64 * 4096))
+    failures = []
+
+    def work(number):
+        with open(path, "r+b", buffering=0) as file:
+            for step in range(100):
+                block = bytes([number, step % 256]) * 2048
+                os.pwrite(file.fileno(), block, number * 8 * 4096 + (step % 8) * 4096)
+                if os.pread(file.fileno(), 4096, number * 8 * 4096 + (step % 8) * 4096) != block:
+                    failures.append((number, step))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert read_file(path) == read_file(os.path.join(m.data, "f"))
