@@ -2,16 +2,23 @@
 #include "fs/creds.h"
 
 #include <errno.h>
+#include <grp.h>
 #include <linux/capability.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/fsuid.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "fs/log.h"
 
+#define GROUPS_MAX 256 /* more of a caller are not looked at */
+
 static struct __user_cap_data_struct own_capabilities[_LINUX_CAPABILITY_U32S_3];
 static bool can_fsetid;
+static gid_t own_groups[GROUPS_MAX];
+static int own_group_count;
 
 static int set_capabilities(const struct __user_cap_data_struct *data)
 {
@@ -26,6 +33,7 @@ void creds_init(void)
 
     if (syscall(SYS_capget, &header, own_capabilities))
         memset(own_capabilities, 0, sizeof(own_capabilities));
+    own_group_count = getgroups(GROUPS_MAX, own_groups);
     can_fsetid = own_capabilities[CAP_TO_INDEX(CAP_FSETID)].effective & CAP_TO_MASK(CAP_FSETID);
 }
 
@@ -77,4 +85,45 @@ void creds_regain_fsetid(void)
 {
     if (can_fsetid)
         set_capabilities(own_capabilities);
+}
+
+mode_t creds_mask(fuse_req_t req, mode_t mode)
+{
+    static __thread bool apart; /* the threads of a process share one umask until they part */
+    mode_t mask = fuse_req_ctx(req)->umask;
+
+    if (!apart && syscall(SYS_unshare, CLONE_FS))
+        return mode & ~mask;
+    apart = true;
+    umask(mask);
+    return mode;
+}
+
+int creds_become_caller_grouped(fuse_req_t req)
+{
+    gid_t groups[GROUPS_MAX];
+    int rc, count = fuse_req_getgroups(req, GROUPS_MAX, groups);
+
+    if (count > GROUPS_MAX)
+        count = GROUPS_MAX;
+    if (count < 0 || own_group_count < 0) /* a process that we can't see: none */
+        count = 0;
+    if (is_other(req) && own_group_count >= 0)
+        syscall(SYS_setgroups, count, groups);
+    rc = creds_become_caller(req);
+    if (rc < 0)
+        creds_become_self_ungrouped(req);
+    else if (is_other(req))
+        creds_drop_fsetid();
+    return rc;
+}
+
+void creds_become_self_ungrouped(fuse_req_t req)
+{
+    if (!is_other(req))
+        return;
+    creds_regain_fsetid();
+    creds_become_self(req);
+    if (own_group_count >= 0)
+        syscall(SYS_setgroups, own_group_count, own_groups);
 }

@@ -16,6 +16,16 @@ void creds_init(void);
 int creds_become_caller(fuse_req_t req);
 void creds_become_self(fuse_req_t req);
 
+/* Gives the thread the umask of the caller and returns mode for the call that creates the file: the
+ * filesystem below knows whether the folder has a default ACL, which goes before the umask. Where a thread
+ * may not have an umask of its own, mode comes back masked. */
+mode_t creds_mask(fuse_req_t req, mode_t mode);
+
+/* The same as become_caller, with the caller's supplementary groups and without CAP_FSETID: a new ACL clears
+ * the set-group-ID bit unless the file's group is one of the caller's. Ends with become_self_ungrouped. */
+int creds_become_caller_grouped(fuse_req_t req);
+void creds_become_self_ungrouped(fuse_req_t req);
+
 /* Between the two, a write or truncation by the thread clears set-id bits, as one of an ordinary user does.
  */
 void creds_drop_fsetid(void);

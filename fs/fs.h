@@ -9,6 +9,7 @@
 #define FUSE_USE_VERSION 314
 #endif
 #include <dirent.h>
+#include <fcntl.h>
 #include <fuse_lowlevel.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -121,6 +122,12 @@ static inline bool reply_if_error(fuse_req_t req, int rc)
     if (rc < 0)
         fuse_reply_err(req, -rc);
     return rc < 0;
+}
+
+/* What the daemon's own reading must not touch, the caller's must not either. */
+static inline int atime_flag(const struct fs *fs)
+{
+    return fs->as_root && (fs->options.no_atime || fs->options.read_only) ? O_NOATIME : 0;
 }
 
 /* The rest of the handlers' common needs: "/proc/self/fd/N" opens what an O_PATH descriptor stands for. */

@@ -4,14 +4,17 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/magic.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,6 +28,7 @@
 #include "fs/peek.h"
 #include "fs/server.h"
 #include "fs/session.h"
+#include "io/protocol.h"
 
 #define IDLE_DESCRIPTORS_MAX 8192u
 #define INODE_BYTES 192u /* of a known inode, with its places in the tables */
@@ -75,11 +79,11 @@ static int find_directories(struct fs *fs)
  */
 static int check_not_on_gaiafs(const struct fs *fs, int fd)
 {
-    char type[32];
-    struct stat st;
+    struct gaia_ioctl_token answer;
+    struct statfs st;
 
-    if (fstat(fd, &st) == 0 && mountinfo_type(st.st_dev, type, sizeof(type)) == 0 &&
-        strcmp(type, "fuse.gaiafs") == 0) {
+    /* By what it answers: its type in the mount table is an option. */
+    if (fstatfs(fd, &st) == 0 && st.f_type == FUSE_SUPER_MAGIC && ioctl(fd, GAIA_IOCTL_TOKEN, &answer) == 0) {
         fs_log(LOG_ERR, "data directory %s is already mounted by another gaiafs, or lies in a gaiafs mount",
                fs->data_path);
         return -EBUSY;

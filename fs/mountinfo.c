@@ -65,29 +65,3 @@ int mountinfo_device(const char *path, dev_t *device_out)
     fclose(file);
     return rc;
 }
-
-int mountinfo_type(dev_t device, char *type_out, size_t size)
-{
-    FILE *file = fopen("/proc/self/mountinfo", "re");
-    char *line = NULL;
-    size_t line_size = 0;
-    int rc = -ENOENT;
-
-    if (!file)
-        return -errno;
-    /* "... MOUNTPOINT OPTIONS [TAG...] - TYPE SOURCE OPTIONS" */
-    while (rc < 0 && getline(&line, &line_size, file) > 0) {
-        unsigned device_major, device_minor;
-        const char *type = strstr(line, " - ");
-
-        if (!type || sscanf(line, "%*d %*d %u:%u", &device_major, &device_minor) != 2 ||
-            makedev(device_major, device_minor) != device)
-            continue;
-        type += 3;
-        snprintf(type_out, size, "%.*s", (int)strcspn(type, " "), type);
-        rc = 0;
-    }
-    free(line);
-    fclose(file);
-    return rc;
-}

@@ -9,7 +9,5 @@
 /* The device number (st_dev) of the topmost mount at path (absolute, no symbolic links). 0, -ENOENT or
  * another negative errno. */
 int mountinfo_device(const char *path, dev_t *device_out);
-/* The type, as "fuse.gaiafs" or "ext4", of the filesystem with that device number. 0, -ENOENT, ... */
-int mountinfo_type(dev_t device, char *type_out, size_t size);
 
 #endif

@@ -4,19 +4,38 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
-static void reply_attr(fuse_req_t req, int fd)
+#include "fs/creds.h"
+#include "fs/request.h"
+#include "fs/resolve.h"
+
+static void reply_attr(fuse_req_t req, struct inode *inode, int fd)
 {
     struct stat st;
 
-    if (fstat(fd, &st))
+    if (fstat(fd, &st)) {
         fuse_reply_err(req, errno);
-    else
-        fuse_reply_attr(req, &st, fs_of(req)->options.timeout_s);
+        return;
+    }
+    st.st_ino = resolve_number(fs_of(req), inode->dev, inode->ino);
+    fuse_reply_attr(req, &st, fs_of(req)->options.timeout_s);
+}
+
+static void reply_statx(fuse_req_t req, struct inode *inode, int fd)
+{
+    struct statx stx;
+
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS | STATX_BTIME, &stx)) {
+        fuse_reply_err(req, errno);
+        return;
+    }
+    stx.stx_ino = resolve_number(fs_of(req), inode->dev, inode->ino);
+    request_reply_statx(req, &stx);
 }
 
 void op_getattr(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
@@ -24,8 +43,12 @@ void op_getattr(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
     BORROWED file = inode_borrow(inode_of(req, nodeid));
 
     (void)fi;
-    if (!reply_if_error(req, file.fd))
-        reply_attr(req, file.fd);
+    if (reply_if_error(req, file.fd))
+        return;
+    if (request_is_statx())
+        reply_statx(req, inode_of(req, nodeid), file.fd);
+    else
+        reply_attr(req, inode_of(req, nodeid), file.fd);
 }
 
 static int set_owner(int fd, const struct stat *attr, int to_set)
@@ -81,7 +104,7 @@ void op_setattr(fuse_req_t req, fuse_ino_t nodeid, struct stat *attr, int to_set
                              FUSE_SET_ATTR_MTIME_NOW))
         rc = set_times(file.fd, attr, to_set);
     if (!reply_if_error(req, rc))
-        reply_attr(req, file.fd);
+        reply_attr(req, inode, file.fd);
 }
 
 void op_statfs(fuse_req_t req, fuse_ino_t nodeid)
@@ -96,6 +119,8 @@ void op_statfs(fuse_req_t req, fuse_ino_t nodeid)
     else
         fuse_reply_statfs(req, &stv);
 }
+
+#define ACL_PREFIX "system.posix_acl_"
 
 /* Answers a request for a name list or a value: size 0 asks how long it is. */
 static void reply_xattr(fuse_req_t req, size_t size, char *buffer, ssize_t length)
@@ -119,8 +144,29 @@ void op_getxattr(fuse_req_t req, fuse_ino_t nodeid, const char *name, size_t siz
         fuse_reply_err(req, ENOMEM);
         return;
     }
-    reply_xattr(req, size, buffer, getxattr(proc_path(file.fd).text, name, buffer, size));
+    ssize_t length = getxattr(proc_path(file.fd).text, name, buffer, size);
+    /* The kernel asks for the ACL of what it is to check; "not supported" would fail the check. */
+    if (length < 0 && errno == EOPNOTSUPP && strncmp(name, ACL_PREFIX, strlen(ACL_PREFIX)) == 0)
+        errno = ENODATA;
+    reply_xattr(req, size, buffer, length);
     free(buffer);
+}
+
+/* Takes the names that only root may see out of a list; the kernel does not. Returns what is left of it. */
+static ssize_t drop_trusted(char *list, size_t length)
+{
+    size_t left = 0;
+
+    for (size_t at = 0, next; at < length; at = next) {
+        next = at + strnlen(list + at, length - at) + 1;
+        if (next > length)
+            next = length;
+        if (strncmp(list + at, "trusted.", 8) == 0)
+            continue;
+        memmove(list + left, list + at, next - at);
+        left += next - at;
+    }
+    return (ssize_t)left;
 }
 
 void op_listxattr(fuse_req_t req, fuse_ino_t nodeid, size_t size)
@@ -134,7 +180,10 @@ void op_listxattr(fuse_req_t req, fuse_ino_t nodeid, size_t size)
         fuse_reply_err(req, ENOMEM);
         return;
     }
-    reply_xattr(req, size, buffer, listxattr(proc_path(file.fd).text, buffer, size));
+    ssize_t length = listxattr(proc_path(file.fd).text, buffer, size);
+    if (length > 0 && size > 0 && fuse_req_ctx(req)->uid != 0)
+        length = drop_trusted(buffer, (size_t)length);
+    reply_xattr(req, size, buffer, length);
     free(buffer);
 }
 
@@ -143,9 +192,19 @@ void op_setxattr(fuse_req_t req, fuse_ino_t nodeid, const char *name, const char
 {
     BORROWED file = inode_borrow(inode_of(req, nodeid));
 
+    bool acl = strcmp(name, ACL_PREFIX "access") == 0;
+    int rc = 0;
+
     if (reply_if_error(req, file.fd))
         return;
-    fuse_reply_err(req, setxattr(proc_path(file.fd).text, name, value, size, flags) ? errno : 0);
+    if (acl)
+        rc = creds_become_caller_grouped(req);
+    if (rc == 0) {
+        rc = setxattr(proc_path(file.fd).text, name, value, size, flags) ? -errno : 0;
+        if (acl)
+            creds_become_self_ungrouped(req);
+    }
+    fuse_reply_err(req, -rc);
 }
 
 void op_removexattr(fuse_req_t req, fuse_ino_t nodeid, const char *name)

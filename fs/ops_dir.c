@@ -19,7 +19,7 @@ void op_opendir(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 
     if (reply_if_error(req, path.fd))
         return;
-    fd = openat(path.fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    fd = openat(path.fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC | atime_flag(fs_of(req)));
     if (fd < 0) {
         fuse_reply_err(req, errno);
         return;
@@ -65,8 +65,8 @@ static bool is_dots(const char *name)
 static size_t add_entry(fuse_req_t req, struct inode *parent, char *buffer, size_t size,
                         const struct dirent *entry, bool plus)
 {
-    struct fuse_entry_param param = {
-        .attr = {.st_ino = entry->d_ino, .st_mode = (mode_t)entry->d_type << 12}};
+    ino_t number = resolve_number(fs_of(req), parent->dev, entry->d_ino);
+    struct fuse_entry_param param = {.attr = {.st_ino = number, .st_mode = (mode_t)entry->d_type << 12}};
     size_t taken;
 
     if (!plus)
@@ -77,8 +77,7 @@ static size_t add_entry(fuse_req_t req, struct inode *parent, char *buffer, size
     if (taken > size)
         return taken;
     if (!is_dots(entry->d_name) && resolve_entry(fs_of(req), parent, entry->d_name, &param) < 0)
-        param = (struct fuse_entry_param){
-            .attr = {.st_ino = entry->d_ino, .st_mode = (mode_t)entry->d_type << 12}};
+        param = (struct fuse_entry_param){.attr = {.st_ino = number, .st_mode = (mode_t)entry->d_type << 12}};
     return fuse_add_direntry_plus(req, buffer, size, entry->d_name, &param, entry->d_off);
 }
 

@@ -74,6 +74,7 @@ static void make_node(fuse_req_t req, fuse_ino_t parent_id, const char *name, mo
         return;
     rc = creds_become_caller(req);
     if (rc == 0) {
+        mode = creds_mask(req, mode);
         if (target)
             rc = symlinkat(target, dir.fd, name);
         else if (S_ISDIR(mode))
@@ -158,18 +159,19 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t n
 {
     BORROWED from = inode_borrow(inode_of(req, parent));
     BORROWED to = inode_borrow(inode_of(req, new_parent));
+    bool creates = flags & RENAME_WHITEOUT; /* leaves a device node that is the caller's */
     int replaced = -ENOENT, rc;
 
     if (reply_if_error(req, from.fd < 0 ? from.fd : to.fd))
         return;
-    /* RENAME_WHITEOUT makes a device node, that is overlayfs's business. */
-    if (flags & ~(unsigned)(RENAME_NOREPLACE | RENAME_EXCHANGE)) {
-        fuse_reply_err(req, EINVAL);
-        return;
-    }
-    if (!flags)
+    if (!(flags & (RENAME_NOREPLACE | RENAME_EXCHANGE)))
         replaced = resolve_open(fs_of(req), to.fd, new_name);
-    rc = renameat2(from.fd, name, to.fd, new_name, flags) ? -errno : 0;
+    rc = creates ? creds_become_caller(req) : 0;
+    if (rc == 0) {
+        rc = renameat2(from.fd, name, to.fd, new_name, flags) ? -errno : 0;
+        if (creates)
+            creds_become_self(req);
+    }
     if (rc == 0)
         note_move(fs_of(req), inode_of(req, new_parent), new_name);
     if (rc == 0 && flags & RENAME_EXCHANGE)

@@ -3,10 +3,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "fs/creds.h"
+#include "fs/request.h"
 #include "fs/resolve.h"
 #include "fs/server.h"
 
@@ -18,7 +20,7 @@ static int backing_flags(const struct fs *fs, int flags)
 {
     int kept = O_ACCMODE | O_APPEND | O_SYNC | O_DSYNC | (fs->as_root ? O_NOATIME : 0);
 
-    return (flags & kept) | O_CLOEXEC;
+    return (flags & kept) | O_CLOEXEC | atime_flag(fs);
 }
 
 /* Puts a handle for fd into fi. 0 or a negative errno; fd is closed then. */
@@ -80,7 +82,11 @@ static int create_backing(fuse_req_t req, struct inode *parent, const char *name
 
     if (rc < 0)
         return rc;
-    fd = openat(dir.fd, name, backing_flags(fs_of(req), flags) | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
+    mode = creds_mask(req, mode);
+    if (strcmp(name, REQUEST_TMPFILE_NAME) == 0)
+        fd = openat(dir.fd, ".", backing_flags(fs_of(req), flags) | O_TMPFILE | (flags & O_EXCL), mode);
+    else
+        fd = openat(dir.fd, name, backing_flags(fs_of(req), flags) | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
     rc = fd < 0 ? -errno : fd;
     creds_become_self(req);
     /* Somebody made it behind the kernel's back. Let the kernel look again: it then checks the permissions of

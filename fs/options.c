@@ -37,6 +37,8 @@ enum key {
     KEY_REMEMBER,
     KEY_TIMEOUT,
     KEY_FSNAME,
+    KEY_SUBTYPE,
+    KEY_NOATIME,
     KEY_LOG,
     KEY_PASS_ON,
     KEY_IGNORE,
@@ -67,6 +69,7 @@ static const struct fuse_opt templates[] = {
     OPTION("inodes=", KEY_INODES),
     OPTION("remember=", KEY_REMEMBER),
     OPTION("fsname=", KEY_FSNAME),
+    OPTION("subtype=", KEY_SUBTYPE),
     OPTION("log=", KEY_LOG),
     /* what mount(8) says to a helper */
     OPTION("-s", KEY_IGNORE),
@@ -85,7 +88,7 @@ static const struct fuse_opt templates[] = {
     OPTION("async", KEY_PASS_ON),
     OPTION("dirsync", KEY_PASS_ON),
     OPTION("atime", KEY_PASS_ON),
-    OPTION("noatime", KEY_PASS_ON),
+    OPTION("noatime", KEY_NOATIME),
     OPTION("nodiratime", KEY_PASS_ON),
     /* fstab's own words, defaults, and what is always on */
     OPTION("rw", KEY_IGNORE),
@@ -334,9 +337,14 @@ static int parse_one(void *data, const char *text, int key, struct fuse_args *ar
         return parse_timeout(options, text);
     case KEY_FSNAME:
         return set_text(&options->fsname, text + strlen("fsname="));
+    case KEY_SUBTYPE:
+        return set_text(&options->subtype, text + strlen("subtype="));
     case KEY_LOG:
         options->log_given = true;
         return parse_choice(text, "stderr", "syslog", &options->log_syslog);
+    case KEY_NOATIME:
+        options->no_atime = true;
+        return fuse_opt_add_opt(&options->mount_options, text);
     case KEY_PASS_ON:
         return fuse_opt_add_opt(&options->mount_options, text);
     case KEY_IGNORE:
@@ -436,8 +444,9 @@ void options_free(struct fs_options *options)
     free(options->data);
     free(options->mountpoint);
     free(options->fsname);
+    free(options->subtype);
     free(options->mount_options);
-    options->data = options->mountpoint = options->fsname = options->mount_options = NULL;
+    options->data = options->mountpoint = options->fsname = options->subtype = options->mount_options = NULL;
 }
 
 void options_print_help(void)
@@ -470,6 +479,8 @@ void options_print_help(void)
         "    log=stderr|syslog         where to log (default syslog, with -f stderr)\n"
         "    debug                     log every request\n"
         "    fsname=NAME               the source in the mount table (default DATADIR)\n"
+        "    subtype=NAME              the type there is fuse.NAME, or plain fuse without NAME (default "
+        "gaiafs)\n"
         "    allow_other               let other users in (always on for root)\n"
         "    ro, noexec, nosuid, nodev, noatime, sync and their opposites, as for mount(8)\n"
         "\n"

@@ -15,6 +15,7 @@ struct fs_options {
     bool foreground;
     bool debug;
     bool read_only;
+    bool no_atime;
     bool allow_other;
     bool log_syslog, log_given;
     bool unit_given;
@@ -22,6 +23,7 @@ struct fs_options {
     char *data;          /* DATADIR as given */
     char *mountpoint;    /* as given */
     char *fsname;        /* NULL: data's path */
+    char *subtype;       /* NULL: gaiafs; empty: none */
     char *mount_options; /* comma-separated, for libfuse; NULL: none */
 };
 

@@ -63,10 +63,20 @@ int resolve_open(struct fs *fs, int parent_fd, const char *name)
     return fd < 0 && descriptors_shed(fs, -fd) ? open_name(fs, parent_fd, name) : fd;
 }
 
+ino_t resolve_number(const struct fs *fs, dev_t dev, ino_t ino)
+{
+    uint64_t hash = (uint64_t)dev * 0x9e3779b97f4a7c15u;
+
+    if (dev == fs->root->dev)
+        return ino;
+    return ino ^ (hash >> 48 | 1) << 48; /* filesystems use the lower bits */
+}
+
 static void fill_entry(struct fs *fs, const struct inode *inode, struct fuse_entry_param *entry_out)
 {
     entry_out->ino = nodeid_of(inode);
     entry_out->generation = inode == fs->root ? 0 : fs->generation;
+    entry_out->attr.st_ino = resolve_number(fs, inode->dev, inode->ino);
     entry_out->attr_timeout = fs->options.timeout_s;
     entry_out->entry_timeout = fs->options.timeout_s;
 }

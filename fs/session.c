@@ -19,6 +19,7 @@
 #include "fs/mountinfo.h"
 #include "fs/ops.h"
 #include "fs/peek.h"
+#include "fs/request.h"
 
 #define MAX_REQUEST (1u << 20) /* bytes of a READ or WRITE: more than 1 MiB breaks libfuse 3.14 */
 #define READ_AHEAD_KIB 1024u
@@ -30,9 +31,10 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
      * instead (inode_unchanged). Splicing writes through pipes costs more than it saves. */
     conn->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_HANDLE_KILLPRIV | FUSE_CAP_SPLICE_READ |
                               FUSE_CAP_WRITEBACK_CACHE);
-    conn->want |= conn->capable & (FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS |
-                                   FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_ATOMIC_O_TRUNC | FUSE_CAP_IOCTL_DIR |
-                                   FUSE_CAP_EXPORT_SUPPORT | FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO);
+    conn->want |= conn->capable &
+                  (FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO |
+                   FUSE_CAP_POSIX_ACL | FUSE_CAP_DONT_MASK | FUSE_CAP_ATOMIC_O_TRUNC | FUSE_CAP_IOCTL_DIR |
+                   FUSE_CAP_EXPORT_SUPPORT | FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO);
     conn->max_write = MAX_REQUEST;
     conn->max_readahead = MAX_REQUEST;
     conn->max_background = 64;
@@ -157,12 +159,21 @@ static void raise_read_ahead(dev_t device)
 static int add_arguments(struct fs *fs, struct fuse_args *args)
 {
     const struct fs_options *options = &fs->options;
-    char *list = NULL, *name = NULL, *argument = NULL;
+    char *list = NULL, *name = NULL, *type = NULL, *argument = NULL;
     int rc = -ENOMEM;
 
+    /* mount(8)'s defaults, not libfuse's; what was asked for comes after them. */
+    if (fs->as_root && fuse_opt_add_opt(&list, "suid,dev"))
+        goto out;
     if (options->mount_options && fuse_opt_add_opt(&list, options->mount_options))
         goto out;
-    if (fuse_opt_add_opt(&list, "default_permissions,subtype=gaiafs"))
+    if (fuse_opt_add_opt(&list, "default_permissions"))
+        goto out;
+    if (asprintf(&type, "subtype=%s", options->subtype ? options->subtype : "gaiafs") < 0) {
+        type = NULL;
+        goto out;
+    }
+    if (strcmp(type, "subtype=") != 0 && fuse_opt_add_opt_escaped(&list, type))
         goto out;
     if (options->allow_other && fuse_opt_add_opt(&list, "allow_other"))
         goto out;
@@ -182,6 +193,7 @@ static int add_arguments(struct fs *fs, struct fuse_args *args)
         rc = 0;
 out:
     free(argument);
+    free(type);
     free(name);
     free(list);
     return rc;
@@ -219,6 +231,8 @@ int session_start(struct fs *fs)
         goto out_unmount;
     }
     rc = handshake(fs);
+    if (rc == 0)
+        rc = request_start(fs->session);
     if (rc < 0)
         goto out_unmount;
     raise_read_ahead(fs->mount_dev);

@@ -8,6 +8,8 @@ import sys
 NOBODY = 65534
 RENAME_NOREPLACE, RENAME_EXCHANGE, RENAME_WHITEOUT = 1, 2, 4
 FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE = 1, 2, 16
+FALLOC_COLLAPSE_RANGE, FALLOC_INSERT_RANGE, FALLOC_UNSHARE_RANGE = 8, 32, 64
+AT_SYMLINK_FOLLOW = 0x400
 AT_FDCWD = -100
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -43,3 +45,8 @@ def as_user(code, *args, uid=NOBODY, gid=NOBODY, groups=()):
     """Runs Python code as another user in a process of its own; sys.argv[1:] is args."""
     return subprocess.run([sys.executable, "-B", "-c", "import os, sys, errno\n" + code, *map(str, args)], user=uid,
                           group=gid, extra_groups=list(groups), capture_output=True, text=True)
+
+
+def link_descriptor(fd, path):
+    """Gives a file without a name one."""
+    check(libc.linkat(AT_FDCWD, f"/proc/self/fd/{fd}".encode(), AT_FDCWD, os.fsencode(path), AT_SYMLINK_FOLLOW))

@@ -3,12 +3,14 @@
 import ctypes
 import errno
 import os
+import stat
+import struct
 import subprocess
 import time
 
 import pytest
 
-from posix_calls import libc, write_file
+from posix_calls import libc, read_file, write_file
 
 
 def test_extended_attributes(mount):
@@ -52,3 +54,86 @@ def test_times(mount):
     with open(path, "ab") as file:
         file.write(b"x")
     assert os.stat(path).st_mtime_ns > before
+
+
+# --- statx -----------------------------------------------------------------------------------------------------------
+
+AT_EMPTY_PATH, AT_NOFOLLOW, AT_FORCE_SYNC = 0x1000, 0x100, 0x2000
+STATX_BASIC, STATX_BTIME = 0x7FF, 0x800
+STATX = struct.Struct("=IIQIIIH2xQQQQ" + "qi4x" * 4 + "IIII")
+
+
+def statx(path, mask=STATX_BASIC | STATX_BTIME):
+    buffer = ctypes.create_string_buffer(256)
+    if libc.statx(-100, os.fsencode(path), AT_NOFOLLOW | AT_FORCE_SYNC, mask, buffer) < 0:
+        raise OSError(ctypes.get_errno(), path)
+    names = ("mask blksize attributes nlink uid gid mode ino size blocks attributes_mask atime atime_ns btime btime_ns "
+             "ctime ctime_ns mtime mtime_ns rdev_major rdev_minor dev_major dev_minor")
+    return dict(zip(names.split(), STATX.unpack_from(buffer)))
+
+
+def test_statx_with_the_time_of_birth(mount):
+    """The kernel asks for it by a request that libfuse 3.14 does not know (since Linux 6.6)."""
+    m = mount()
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 6):
+        pytest.skip("this kernel has no FUSE_STATX")
+    os.mkdir(os.path.join(m.mnt, "d"))
+    os.symlink("nowhere", os.path.join(m.mnt, "l"))
+    os.mknod(os.path.join(m.mnt, "n"), stat.S_IFCHR | 0o600, os.makedev(5, 7))
+    write_file(os.path.join(m.mnt, "f"), b"x" * 10000)
+    os.utime(os.path.join(m.mnt, "f"), ns=(1_000_000_007, -5_000_000_001))
+    os.chown(os.path.join(m.mnt, "f"), 70000, 80000)
+    for name in ("f", "d", "l", "n", "."):
+        through, plain = (statx(os.path.join(folder, name)) for folder in (m.mnt, m.data))
+        assert through["mask"] & STATX_BTIME and through["btime"] > 0
+        for key in set(through) - {"mask", "attributes", "attributes_mask", "blksize", "dev_major", "dev_minor"}:
+            assert through[key] == plain[key], (name, key)
+        # the same file without that request
+        assert os.lstat(os.path.join(m.mnt, name)).st_ino == through["ino"]
+    before = statx(os.path.join(m.mnt, "f"))["btime"]
+    with open(os.path.join(m.mnt, "f"), "ab") as file:
+        file.write(b"more")
+        file.flush()
+        assert statx(os.path.join(m.mnt, "f"))["size"] == 10004
+    assert statx(os.path.join(m.mnt, "f"))["btime"] == before
+    with pytest.raises(FileNotFoundError):
+        statx(os.path.join(m.mnt, "none"))
+
+
+# --- times of access -------------------------------------------------------------------------------------------------
+
+OLD = 1_000_000_000 * 10 ** 9
+
+
+def age(m):
+    """A file, a folder with an entry, and links, all last read long ago; the data directory is relatime."""
+    write_file(os.path.join(m.data, "f"), b"bytes")
+    os.makedirs(os.path.join(m.data, "d", "in"))
+    for name in ("f", "d"):
+        os.utime(os.path.join(m.data, name), ns=(OLD, OLD + 1))
+
+
+def read_all(m):
+    read_file(os.path.join(m.mnt, "f"))
+    assert os.listdir(os.path.join(m.mnt, "d")) == ["in"]
+    return [os.stat(os.path.join(m.data, name)).st_atime_ns == OLD for name in ("f", "d")]
+
+
+def test_access_times_are_those_of_the_filesystem_below(mount):
+    m = mount("timeout=0")
+    age(m)
+    assert read_all(m) == [False, False]
+    for name in ("f", "d"):
+        assert os.stat(os.path.join(m.mnt, name)).st_atime_ns == os.stat(os.path.join(m.data, name)).st_atime_ns
+    age_again = os.path.join(m.mnt, "f")
+    os.utime(age_again, ns=(OLD, OLD + 1))
+    fd = os.open(age_again, os.O_RDONLY | os.O_NOATIME)
+    assert os.read(fd, 10) == b"bytes" and os.stat(age_again).st_atime_ns == OLD
+    os.close(fd)
+
+
+@pytest.mark.parametrize("options", ["noatime", "ro"])
+def test_reading_leaves_no_trace_where_the_mount_says_so(mount, options):
+    m = mount(options)
+    age(m)
+    assert read_all(m) == [True, True]

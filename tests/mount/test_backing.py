@@ -2,6 +2,7 @@
 """The data directory below the mount: its filesystem, what is mounted in it, what changes behind."""
 import errno
 import os
+import shutil
 import subprocess
 import time
 
@@ -129,3 +130,166 @@ def test_the_daemon_holds_nothing_inside_its_mount(mount, workdir):
     for file in held:
         file.close()
     assert inside == []
+
+
+# --- what happens to it ----------------------------------------------------------------------------------------------
+
+def code_of(call, *args):
+    """0, or the error number that it raises."""
+    try:
+        call(*args)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+@pytest.fixture
+def filesystem(workdir):
+    """A filesystem of its own: the path where it is mounted."""
+    path = os.path.join(workdir, "filesystem")
+    os.mkdir(path)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", path], check=True)
+    yield path
+    while subprocess.run(["umount", "-l", path], capture_output=True, check=False).returncode == 0:
+        pass
+
+
+def test_a_data_directory_that_is_removed(mount, workdir):
+    data = os.path.join(workdir, "gone")
+    os.makedirs(os.path.join(data, "d"))
+    write_file(os.path.join(data, "f"), b"bytes")
+    m = mount("timeout=0", data=data)
+    with open(os.path.join(m.mnt, "f"), "r+b", buffering=0) as held:
+        shutil.rmtree(data)
+        for call, *args in ((os.stat, "f"), (os.listdir, "d"), (write_file, "new", b""), (os.mkdir, "new"),
+                            (os.symlink, "x", "new"), (os.mkfifo, "new"), (os.rmdir, "d")):
+            args = [os.path.join(m.mnt, arg) if arg in ("f", "d", "new") else arg for arg in args]
+            assert code_of(call, *args) == errno.ENOENT, (call, args)
+        assert os.listdir(m.mnt) == [] and os.stat(m.mnt).st_nlink == 0
+        # what is open stays usable
+        assert held.read() == b"bytes" and held.write(b"more") == 4
+        os.fsync(held.fileno())
+        assert os.fstat(held.fileno()).st_size == 9
+    os.mkdir(data)  # another of that name is not ours
+    write_file(os.path.join(data, "f"), b"other")
+    assert code_of(os.stat, os.path.join(m.mnt, "f")) == errno.ENOENT
+    assert m.unmount() is None
+    again = mount(data=data)
+    assert read_file(os.path.join(again.mnt, "f")) == b"other"
+
+
+def test_a_data_directory_whose_filesystem_is_detached(mount, filesystem):
+    """umount -l: the daemon goes on with what it holds, and lets it go at the end."""
+    write_file(os.path.join(filesystem, "f"), b"bytes")
+    m = mount(data=filesystem)
+    subprocess.run(["umount", "-l", filesystem], check=True)
+    assert read_file(os.path.join(m.mnt, "f")) == b"bytes"
+    write_file(os.path.join(m.mnt, "g"), b"new")
+    assert sorted(os.listdir(m.mnt)) == ["f", "g"] and os.listdir(filesystem) == []
+    assert m.unmount() is None
+
+
+def test_a_data_directory_that_becomes_read_only(mount, filesystem):
+    m = mount("timeout=0", data=filesystem)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"bytes")
+    os.mkdir(os.path.join(m.mnt, "d"))
+    subprocess.run(["mount", "-o", "remount,ro", filesystem], check=True)
+    for call, *args in ((write_file, path, b"x"), (os.mkdir, path + "2"), (os.unlink, path), (os.chmod, path, 0o600),
+                        (os.rename, path, path + "2"), (os.setxattr, path, "user.a", b""), (os.truncate, path, 1),
+                        (os.utime, path), (os.link, path, path + "2"), (os.rmdir, os.path.join(m.mnt, "d")),
+                        (os.chown, path, 1, 1), (os.symlink, "x", path + "2"), (os.open, m.mnt, os.O_TMPFILE | os.O_RDWR)):
+        assert code_of(call, *args) == errno.EROFS, (call, args)
+    assert read_file(path) == b"bytes" and sorted(os.listdir(m.mnt)) == ["d", "f"]
+    subprocess.run(["mount", "-o", "remount,rw", filesystem], check=True)
+    write_file(path, b"again")
+    assert read_file(os.path.join(filesystem, "f")) == b"again"
+    assert m.unmount() is None
+
+
+def test_files_of_two_filesystems_have_different_numbers(mount, filesystem):
+    """A folder with the number of its parent's parent is a loop for find, rm and du; two files with one number are hard
+    links of each other for tar, cp and rsync."""
+    for name in ("inner", "inner2"):
+        os.mkdir(os.path.join(filesystem, name))
+        subprocess.run(["mount", "-t", "tmpfs", "none", os.path.join(filesystem, name)], check=True)
+    numbers = [os.stat(os.path.join(filesystem, name)).st_ino for name in ("", "inner", "inner2")]
+    assert numbers[0] == numbers[1] == numbers[2], "this kernel numbers them otherwise"
+    try:
+        for folder in ("", "inner", "inner2"):
+            os.makedirs(os.path.join(filesystem, folder, "a"))
+            write_file(os.path.join(filesystem, folder, "a", "f"), b"x" * 5000)
+            os.link(os.path.join(filesystem, folder, "a", "f"), os.path.join(filesystem, folder, "a", "g"))
+        m = mount(data=filesystem)
+        found = subprocess.run(["find", m.mnt, "-inum", "+0"], capture_output=True, text=True)
+        assert found.stderr == "" and len(found.stdout.split()) == 12, found
+        places = ["", "inner", "inner2", "a", "inner/a", "inner2/a", "a/f", "inner/a/f", "inner2/a/f"]
+        numbers = [os.stat(os.path.join(m.mnt, place)).st_ino for place in places]
+        assert len(set(numbers)) == len(places)
+        for place, number in zip(places, numbers):
+            if place.endswith("f"):
+                assert os.stat(os.path.join(m.mnt, place[:-1] + "g")).st_ino == number
+                entries = {entry.name: entry.inode() for entry in os.scandir(os.path.join(m.mnt, place[:-2]))}
+                assert entries["f"] == entries["g"] == number
+                with open(os.path.join(m.mnt, place)) as file:
+                    assert os.fstat(file.fileno()).st_ino == number
+        assert code_of(os.link, os.path.join(m.mnt, "a/f"), os.path.join(m.mnt, "inner/f")) == errno.EXDEV
+        assert code_of(os.rename, os.path.join(m.mnt, "a/f"), os.path.join(m.mnt, "inner/f")) == errno.EXDEV
+        subprocess.run(["rm", "-r", os.path.join(m.mnt, "inner", "a")], check=True)
+        assert m.unmount() is None
+    finally:
+        for name in ("inner", "inner2"):
+            subprocess.run(["umount", "-l", os.path.join(filesystem, name)], check=True)
+
+
+def test_a_filesystem_that_is_taken_away_below_the_mount(mount, workdir):
+    data = os.path.join(workdir, "outer")
+    inner = os.path.join(data, "inner")
+    os.makedirs(inner)
+    write_file(os.path.join(inner, "below"), b"below")
+    subprocess.run(["mount", "-t", "tmpfs", "none", inner], check=True)
+    write_file(os.path.join(inner, "f"), b"above")
+    m = mount("timeout=0", data=data)
+    held = open(os.path.join(m.mnt, "inner", "f"), "rb")
+    subprocess.run(["umount", "-l", inner], check=True)
+    assert os.listdir(os.path.join(m.mnt, "inner")) == ["below"]
+    assert held.read() == b"above"
+    held.close()
+    assert m.unmount() is None
+
+
+def test_a_file_that_is_replaced_behind_the_mount(mount):
+    """Who has the old one open keeps it; who opens the name gets the new one, whatever it is."""
+    m = mount("timeout=0")
+    behind, path = os.path.join(m.data, "f"), os.path.join(m.mnt, "f")
+    write_file(path, b"first")
+    with open(path, "r+b", buffering=0) as old:
+        write_file(behind + ".new", b"second")
+        os.rename(behind + ".new", behind)
+        assert read_file(path) == b"second" and old.read() == b"first"
+        assert os.fstat(old.fileno()).st_nlink == 0 and os.stat(path).st_ino == os.stat(behind).st_ino
+        old.write(b"more")
+        assert read_file(behind) == b"second"
+    os.unlink(behind)
+    assert code_of(os.stat, path) == errno.ENOENT
+    os.mkdir(behind)
+    assert os.listdir(path) == []
+    os.rmdir(behind)
+    os.symlink("other", behind)
+    assert os.readlink(path) == "other" and code_of(open, path) == errno.ENOENT
+    os.unlink(behind)
+    write_file(behind, b"made behind")
+    # the kernel believed that there was none
+    fd = os.open(path, os.O_CREAT | os.O_RDWR)
+    assert os.read(fd, 100) == b"made behind"
+    os.close(fd)
+    assert code_of(os.open, path, os.O_CREAT | os.O_EXCL | os.O_RDWR) == errno.EEXIST
+    # within the time that the kernel may believe what it knows, the new name is found all the same when it is made
+    assert m.unmount() is None
+    again = mount("timeout=30", data=m.data)
+    path = os.path.join(again.mnt, "late")
+    assert code_of(os.stat, path) == errno.ENOENT
+    write_file(os.path.join(m.data, "late"), b"behind")
+    assert code_of(os.open, path, os.O_CREAT | os.O_EXCL | os.O_RDWR) == errno.EEXIST
+    assert code_of(os.mkdir, path) == errno.EEXIST
+    assert read_file(path) == b"behind"

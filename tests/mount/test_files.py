@@ -5,11 +5,13 @@ import mmap
 import os
 import re
 import stat
+import subprocess
 import threading
 
 import pytest
 
-from posix_calls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, fallocate, read_file, write_file
+from posix_calls import (as_user, FALLOC_COLLAPSE_RANGE, FALLOC_INSERT_RANGE, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE,
+                         FALLOC_UNSHARE_RANGE, FALLOC_ZERO_RANGE, fallocate, link_descriptor, read_file, write_file)
 
 
 def test_unlinked_file_stays_usable(mount):
@@ -189,3 +191,139 @@ def test_parallel_threads_on_one_file(mount):
         thread.join()
     assert not failures
     assert read_file(path) == read_file(os.path.join(m.data, "f"))
+
+
+def test_direct_io_where_the_filesystem_below_refuses_it(mount, workdir):
+    data = os.path.join(workdir, "ramfs")
+    os.mkdir(data)
+    subprocess.run(["mount", "-t", "ramfs", "none", data], check=True)
+    try:
+        m = mount(data=data)
+        write_file(os.path.join(data, "f"), b"y" * 100)
+        with pytest.raises(OSError) as caught:
+            os.open(os.path.join(data, "f"), os.O_RDWR | os.O_DIRECT)
+        assert caught.value.errno == errno.EINVAL
+        fd = os.open(os.path.join(m.mnt, "f"), os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+        block, back = mmap.mmap(-1, 8192), mmap.mmap(-1, 16384)
+        block[:] = bytes(range(256)) * 32
+        assert os.pwritev(fd, [block], 4096) == 8192
+        assert os.preadv(fd, [back], 0) == 12288
+        assert back[:12288] == b"y" * 100 + bytes(3996) + block[:]
+        os.close(fd)
+        assert m.unmount() is None
+    finally:
+        subprocess.run(["umount", data], check=True)
+
+
+# --- files without a name --------------------------------------------------------------------------------------------
+
+def test_a_file_without_a_name(mount):
+    m = mount()
+    fd = os.open(m.mnt, os.O_TMPFILE | os.O_RDWR, 0o640)
+    assert os.listdir(m.mnt) == os.listdir(m.data) == []
+    assert os.write(fd, b"bytes") == 5 and os.pread(fd, 10, 0) == b"bytes"
+    st = os.fstat(fd)
+    assert (st.st_nlink, st.st_size, stat.S_IMODE(st.st_mode)) == (0, 5, 0o640)
+    with mmap.mmap(fd, 5) as mapping:
+        mapping[0:1] = b"B"
+    link_descriptor(fd, os.path.join(m.mnt, "named"))
+    assert os.fstat(fd).st_nlink == 1
+    os.close(fd)
+    assert read_file(os.path.join(m.mnt, "named")) == read_file(os.path.join(m.data, "named")) == b"Bytes"
+    # one that must never have a name, and one that is just closed
+    fd = os.open(m.mnt, os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600)
+    with pytest.raises(FileNotFoundError):
+        link_descriptor(fd, os.path.join(m.mnt, "never"))
+    os.close(fd)
+    os.close(os.open(m.mnt, os.O_TMPFILE | os.O_WRONLY, 0o600))
+    assert os.listdir(m.data) == ["named"]
+    with pytest.raises(OSError) as caught:
+        os.open(os.path.join(m.mnt, "named"), os.O_TMPFILE | os.O_RDWR)
+    assert caught.value.errno == errno.ENOTDIR
+
+
+def test_a_file_without_a_name_is_the_callers(mount):
+    m = mount()
+    os.chown(m.mnt, 0, 4242)
+    os.chmod(m.mnt, 0o2777)
+    done = as_user("""
+sys.path.insert(0, sys.argv[2])
+from posix_calls import link_descriptor
+os.umask(0o027)
+fd = os.open(sys.argv[1], os.O_TMPFILE | os.O_RDWR, 0o666)
+link_descriptor(fd, sys.argv[1] + "/named")
+""", m.mnt, os.path.dirname(os.path.abspath(__file__)), uid=4001, gid=4001)
+    assert done.returncode == 0, done.stderr
+    st = os.stat(os.path.join(m.data, "named"))
+    assert (st.st_uid, st.st_gid, stat.S_IMODE(st.st_mode)) == (4001, 4242, 0o640)
+
+
+# --- sizes and holes -------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("mode", [FALLOC_COLLAPSE_RANGE, FALLOC_INSERT_RANGE, FALLOC_UNSHARE_RANGE, FALLOC_PUNCH_HOLE,
+                                  FALLOC_UNSHARE_RANGE | FALLOC_KEEP_SIZE, 1 << 10], ids=hex)
+def test_other_kinds_of_fallocate_are_refused_by_the_kernel(mount, mode):
+    """FUSE hands on three of them; nothing may happen to the bytes."""
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"x" * 65536)
+    with open(path, "r+b") as file:
+        with pytest.raises(OSError) as caught:
+            fallocate(file.fileno(), mode, 4096, 8192)
+        assert caught.value.errno == errno.EOPNOTSUPP
+    assert read_file(path) == read_file(os.path.join(m.data, "f")) == b"x" * 65536
+
+
+def test_a_file_of_many_terabytes(mount, workdir):
+    """Sparse: 8 TiB, with bytes at both ends and above 2^40."""
+    m = mount()
+    plain = os.path.join(workdir, "plain")
+    places, size = (0, (1 << 32) - 3, (1 << 40) - 2, (1 << 40) + (1 << 33) + 5, (1 << 43) - 5), 1 << 43
+    found = []
+    for path in (os.path.join(m.mnt, "f"), plain):
+        with open(path, "w+b", buffering=0) as file:
+            fd = file.fileno()
+            for place in places:
+                assert os.pwrite(fd, b"bytes", place) == 5
+            assert os.fstat(fd).st_size == size and os.fstat(fd).st_blocks < 1000
+            assert [os.pread(fd, 7, place - 1 if place else 0).strip(b"\0") for place in places] == [b"bytes"] * 5
+            assert os.pread(fd, 10, size - 5) == b"bytes" and os.pread(fd, 10, size) == b""
+            at, ends = 0, []
+            while True:
+                try:
+                    at = os.lseek(fd, at, os.SEEK_DATA)
+                except OSError as error:
+                    assert error.errno == errno.ENXIO
+                    break
+                ends.append((at, at := os.lseek(fd, at, os.SEEK_HOLE)))
+            found.append(ends)
+            with mmap.mmap(fd, 8192, offset=(1 << 43) - 8192) as mapping:
+                assert mapping[8187:] == b"bytes"
+                mapping[0:5] = b"store"
+                mapping.flush()
+            assert os.pread(fd, 5, size - 8192) == b"store"
+            os.ftruncate(fd, (1 << 40) + 1)
+            assert os.pread(fd, 10, (1 << 40) - 2) == b"byt"
+            with pytest.raises(OSError) as caught:
+                os.pwrite(fd, b"x", (1 << 63) - 1)
+            assert caught.value.errno in (errno.EFBIG, errno.EINVAL)
+    assert found[0] == found[1] and len(found[0]) == 5
+
+
+# --- mappings --------------------------------------------------------------------------------------------------------
+
+def test_private_and_shared_mappings(mount):
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"x" * 10000)
+    with open(path, "r+b", buffering=0) as file:
+        with mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as private, \
+                mmap.mmap(file.fileno(), 0) as shared, mmap.mmap(file.fileno(), 0) as second:
+            private[0:4] = b"mine"
+            shared[5000:5004] = b"ours"
+            assert second[5000:5004] == private[5000:5004] == b"ours"
+            assert shared[0:4] == second[0:4] == os.pread(file.fileno(), 4, 0) == b"xxxx"
+            os.pwrite(file.fileno(), b"WRITE", 9000)
+            assert shared[9000:9005] == second[9000:9005] == private[9000:9005] == b"WRITE"
+            assert private[0:4] == b"mine" and second[9999:] == b"x"
+    assert read_file(os.path.join(m.data, "f"))[0:4] == b"xxxx"

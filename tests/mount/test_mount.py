@@ -192,6 +192,23 @@ def test_mount_table(mount):
 
 
 @needs_root
+@pytest.mark.parametrize("subtype, kind", [("", "fuse"), ("other", "fuse.other")])
+def test_type_in_the_mount_table(folders, workdir, subtype, kind):
+    data, mnt = folders
+    assert run(data, mnt, "-o", f"subtype={subtype},fsname=name").returncode == 0
+    with open("/proc/self/mountinfo") as file:
+        assert next(line for line in file if f" {mnt} " in line).split(" - ")[1].split()[:2] == [kind, "name"]
+    df = subprocess.run(["df", "-T", mnt], capture_output=True, text=True, check=True).stdout
+    assert df.splitlines()[1].split()[:2] == ["name", kind]
+    # and it is known for what it is all the same
+    os.mkdir(other := os.path.join(workdir, "other"))
+    done = run(mnt, other)
+    assert done.returncode == 1 and "lies in a gaiafs mount" in done.stderr
+    subprocess.run(["umount", mnt], check=True)
+    wait_gone(data)
+
+
+@needs_root
 def test_read_only(mount, workdir):
     data = os.path.join(workdir, "d")
     os.mkdir(data)

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names and what they stand for: renames, links, nodes, folders."""
 import ctypes
+import errno
 import os
+import resource
 import select
 import shutil
 import socket
 import stat
+import threading
 
 import pytest
 
-from posix_calls import libc, read_file, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2, write_file
+from posix_calls import as_user, read_file, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, renameat2, write_file
 
 
 def test_rename_flags(mount):
@@ -60,6 +63,12 @@ def test_fifo_socket_and_device_nodes(mount):
     os.mknod(null, stat.S_IFCHR | 0o666, os.makedev(1, 3))
     st = os.lstat(os.path.join(m.data, "null"))
     assert stat.S_ISCHR(st.st_mode) and st.st_rdev == os.makedev(1, 3)
+    with open(null, "r+b", buffering=0) as file:
+        assert file.write(b"away") == 4 and file.read() == b""
+    assert m.unmount() is None
+    again = mount("nodev", data=m.data)
+    with pytest.raises(PermissionError):
+        open(os.path.join(again.mnt, "null"), "rb")
 
 
 def test_hard_and_symbolic_links(mount):
@@ -126,3 +135,174 @@ def test_a_folder_from_the_start_again(mount):
     libc.rewinddir(folder)
     assert read(5000) == everything
     libc.closedir(folder)
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+def code_of(call, *args):
+    """0, or the error number that it raises."""
+    try:
+        call(*args)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+def touch(path):
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+
+
+def test_names_of_any_bytes(mount):
+    m = mount()
+    folder = os.fsencode(m.mnt)
+    names = {bytes([byte]) * 3 for byte in range(1, 256) if byte != ord("/")} | {
+        bytes(byte for byte in range(1, 256) if byte != ord("/")), b" ", b"\n", b"...", b"\xff\xfe", b"-rf", b"*", b"\\134"}
+    for name in names:
+        touch(os.path.join(folder, name))
+    assert set(os.listdir(folder)) == set(os.listdir(os.fsencode(m.data))) == names
+    for name in names:
+        os.rename(os.path.join(folder, name), os.path.join(folder, b"moved"))
+        os.rename(os.path.join(folder, b"moved"), os.path.join(folder, name))
+        os.unlink(os.path.join(folder, name))
+    assert os.listdir(m.data) == []
+
+
+@pytest.mark.parametrize("length", [254, 255, 256, 1023, 1024, 1025, 4000])
+def test_long_names(mount, workdir, length):
+    """255 bytes are the data directory's limit; beyond it every call says so."""
+    m = mount()
+    plain = os.path.join(workdir, "plain")
+    os.mkdir(plain)
+    results = []
+    for folder in (m.mnt, plain):
+        touch(os.path.join(folder, "f"))
+        name = os.path.join(folder, "n" * length)
+        short = os.path.join(folder, "f")
+        results.append([code_of(*call) for call in (
+            (os.stat, name), (touch, name), (os.stat, name), (os.unlink, name), (os.mkdir, name), (os.rmdir, name),
+            (os.symlink, "x", name), (os.readlink, name), (os.unlink, name), (os.link, short, name), (os.unlink, name),
+            (os.mkfifo, name), (os.rename, name, name + "x"), (os.unlink, name), (os.rename, short, name),
+            (renameat2, name, short, RENAME_NOREPLACE))])
+    assert results[0] == results[1]
+    assert (errno.ENAMETOOLONG in results[0]) == (length >= 255)
+
+
+def test_paths_of_the_greatest_length(mount):
+    m = mount()
+    path, parts = m.mnt, 0
+    while len(path) + 101 < 4095:
+        path += "/" + "d" * 99
+        os.mkdir(path)
+        parts += 1
+    last = path + "/" + "f" * (4095 - len(path) - 1)
+    write_file(last, b"deep")
+    assert read_file(last) == b"deep" and len(last) == 4095
+    assert code_of(os.stat, last + "f") == errno.ENAMETOOLONG
+    # deeper than any path, step by step
+    here = os.open(path, os.O_RDONLY)
+    for _ in range(60):
+        os.mkdir("d" * 99, dir_fd=here)
+        below = os.open("d" * 99, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(os.open("bottom", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+    assert os.listdir(here) == ["bottom"]
+    os.close(here)
+    shutil.rmtree(os.path.join(m.mnt, "d" * 99))
+    assert os.listdir(m.data) == []
+
+
+def test_loops_of_symbolic_links(mount):
+    m = mount()
+    at = os.path.join
+    os.symlink("itself", at(m.mnt, "itself"))
+    os.symlink("b", at(m.mnt, "a"))
+    os.symlink("a", at(m.mnt, "b"))
+    for name in ("itself", "a", "a/x", "itself/"):
+        for call in (os.stat, os.open, os.listdir, os.chdir, os.mkdir):
+            code = code_of(call, at(m.mnt, name), *([os.O_RDONLY] if call is os.open else []))
+            assert code == (errno.EEXIST if call is os.mkdir and "x" not in name else errno.ELOOP), \
+                (name, call)
+    assert os.readlink(at(m.mnt, "itself")) == "itself"
+    assert code_of(os.open, at(m.mnt, "a"), os.O_RDONLY | os.O_NOFOLLOW) == errno.ELOOP
+    # forty are followed, one more is not
+    write_file(at(m.mnt, "l0"), b"end")
+    for i in range(41):
+        os.symlink(f"l{i}", at(m.mnt, f"l{i + 1}"))
+    assert read_file(at(m.mnt, "l40")) == b"end" and code_of(os.stat, at(m.mnt, "l41")) == errno.ELOOP
+
+
+def test_a_rename_leaves_a_whiteout(mount):
+    m = mount()
+    one, two = os.path.join(m.mnt, "one"), os.path.join(m.mnt, "two")
+    write_file(one, b"1")
+    renameat2(one, two, RENAME_WHITEOUT)
+    assert read_file(two) == b"1"
+    for folder in (m.mnt, m.data):
+        st = os.lstat(os.path.join(folder, "one"))
+        assert stat.S_ISCHR(st.st_mode) and st.st_rdev == 0
+    renameat2(two, one, RENAME_EXCHANGE)
+    assert read_file(one) == b"1" and code_of(renameat2, one, two, RENAME_WHITEOUT | RENAME_EXCHANGE) == errno.EINVAL
+    # a device node is root's to make, one without a number is anybody's
+    os.mkdir(folder := os.path.join(m.mnt, "d"))
+    os.chmod(m.mnt, 0o755)
+    os.chmod(folder, 0o777)
+    done = as_user("""
+sys.path.insert(0, sys.argv[2])
+from posix_calls import renameat2, RENAME_WHITEOUT
+open(sys.argv[1] + "/f", "w")
+renameat2(sys.argv[1] + "/f", sys.argv[1] + "/g", RENAME_WHITEOUT)
+""", folder, os.path.dirname(os.path.abspath(__file__)))
+    assert done.returncode == 0, done.stderr
+    assert os.lstat(os.path.join(m.data, "d", "f")).st_uid == 65534
+
+
+# --- folders that change while they are listed -----------------------------------------------------------------------
+
+# Every file that the kernel knows costs the daemon a descriptor.
+ENTRIES = min(100_000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] * 3 // 4)
+
+
+@pytest.mark.limit(240)
+def test_a_folder_of_many_entries_while_others_come_and_go(mount):
+    """What stays is listed, each once; what comes or goes meanwhile at most once. By both kinds of listing."""
+    m = mount("timeout=0")
+    behind, folder = os.path.join(m.data, "d"), os.path.join(m.mnt, "d")
+    os.mkdir(behind)
+    for i in range(ENTRIES):
+        os.mknod(os.path.join(behind, f"stays{i}"))
+    stop, rounds, errors = threading.Event(), [0], []
+
+    def change():
+        while not stop.is_set() and not errors:
+            number = rounds[0]
+            try:
+                touch(os.path.join(folder, f"comes{number}"))
+                os.rename(os.path.join(folder, f"comes{number}"), os.path.join(folder, f"moved{number}"))
+                if number >= 50:
+                    os.unlink(os.path.join(folder, f"moved{number - 50}"))
+            except OSError as error:
+                errors.append(error)
+            rounds[0] += 1
+    changer = threading.Thread(target=change)
+    changer.start()
+    try:
+        for with_attributes in (False, True):
+            begun = rounds[0]
+            found = []
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    found.append(entry.name)
+                    if with_attributes and len(found) % 100 == 1:
+                        code_of(entry.stat)  # has the kernel ask for attributes with the names
+            stays = [name for name in found if name.startswith("stays")]
+            assert len(stays) == len(set(stays)) == ENTRIES
+            assert len(found) == len(set(found))
+            assert rounds[0] - begun > 20, "nothing changed meanwhile"
+    finally:
+        stop.set()
+        changer.join()
+    assert not errors
+    # and removing what is listed leaves nothing over
+    shutil.rmtree(folder)
+    assert os.listdir(m.data) == []

@@ -2,8 +2,10 @@
 """Who may do what, and whose the new files are."""
 import errno
 import os
+import shutil
 import stat
-import sys
+import struct
+import subprocess
 
 import pytest
 
@@ -113,3 +115,199 @@ def test_file_capabilities_do_not_survive_a_write(mount):
     with pytest.raises(OSError) as caught:
         os.getxattr(path, "security.capability")
     assert caught.value.errno == errno.ENODATA
+
+
+# --- compared with a plain directory ---------------------------------------------------------------------------------
+
+USER, GROUP, OTHER_USER = 4001, 4002, 4003
+
+
+def acl(*entries):
+    """A POSIX ACL as the kernel has it in an attribute: (tag, permissions, id)."""
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, perm, number & 0xFFFFFFFF)
+                                          for tag, perm, number in entries)
+
+
+def acl_for_user(user, perm=7, group=5, mask=7, other=0):
+    return acl((1, 7, -1), (2, perm, user), (4, group, -1), (16, mask, -1), (32, other, -1))
+
+
+@pytest.fixture
+def both(mount, workdir):
+    """The mount, and (a folder of the mount, a plain folder) that are to behave alike."""
+    m = mount()
+    plain = os.path.join(workdir, "plain")
+    os.mkdir(plain)
+    for folder in (m.mnt, plain):
+        os.chmod(folder, 0o755)
+        os.mkdir(os.path.join(folder, "top"))
+    return m, [os.path.join(folder, "top") for folder in (m.mnt, plain)]
+
+
+def listing(folder):
+    """What each thing below folder is to its users."""
+    found = {}
+    for place, folders, files in os.walk(folder):
+        for name in [".", *folders, *files]:
+            path = os.path.join(place, name)
+            st = os.lstat(path)
+            acls = {key: os.getxattr(path, key) for key in os.listxattr(path, follow_symlinks=False)
+                    if key.startswith("system.posix_acl")}
+            found[os.path.relpath(path, folder)] = oct(st.st_mode), st.st_uid, st.st_gid, st.st_nlink, acls
+    return found
+
+
+def alike(folders, code, *args, **who):
+    """Runs code in each folder as a user; what it printed and what is there afterwards must be the same."""
+    done = [as_user("os.chdir(sys.argv[1])\n" + code, folder, *args, **who) for folder in folders]
+    assert done[0].returncode == done[1].returncode == 0, [each.stderr for each in done]
+    assert done[0].stdout == done[1].stdout
+    assert listing(folders[0]) == listing(folders[1])
+    return done[1].stdout
+
+
+MAKE_ALL = """
+import socket
+for mask in (0, 0o022, 0o077, 0o777):
+    os.umask(mask)
+    os.close(os.open(f"file{mask}", os.O_CREAT | os.O_WRONLY, 0o666))
+    os.close(os.open(f"program{mask}", os.O_CREAT | os.O_WRONLY, 0o7777))
+    os.mkdir(f"folder{mask}", 0o777)
+    os.mkdir(f"sticky{mask}", 0o7777)
+    os.mkfifo(f"fifo{mask}", 0o666)
+    os.symlink("nowhere", f"symlink{mask}")
+    socket.socket(socket.AF_UNIX).bind(f"socket{mask}")
+"""
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o2777, 0o1777, 0o3777], ids=oct)
+@pytest.mark.parametrize("default", [None, acl((1, 7, -1), (4, 5, -1), (32, 1, -1)), acl_for_user(OTHER_USER),
+                                     acl_for_user(OTHER_USER, 6, 7, 4, 5)], ids=["umask", "minimal", "user", "mask"])
+def test_new_files_have_owner_group_mode_and_acl_of_a_plain_folder(both, default, mode):
+    m, folders = both
+    for folder in folders:
+        os.chown(folder, 0, GROUP)
+        if default:
+            os.setxattr(folder, "system.posix_acl_default", default)
+        os.chmod(folder, mode)
+    for who in ({"uid": USER, "gid": USER}, {"uid": USER, "gid": USER, "groups": [GROUP]},
+                {"uid": USER, "gid": GROUP}, {"uid": 0, "gid": 0}, {"uid": 0, "gid": GROUP}):
+        alike(folders, MAKE_ALL, **who)
+        for folder in folders:
+            for entry in os.scandir(folder):
+                (shutil.rmtree if entry.is_dir(follow_symlinks=False) else os.unlink)(entry.path)
+
+
+@pytest.mark.parametrize("who", [{"uid": USER, "gid": USER}, {"uid": OTHER_USER, "gid": USER},
+                                 {"uid": OTHER_USER, "gid": OTHER_USER, "groups": [GROUP]}], ids=["named", "no", "group"])
+def test_acls_decide_who_may(both, who):
+    m, folders = both
+    for folder in folders:
+        for number, rights in enumerate([acl_for_user(USER, 7, 0, 7), acl_for_user(USER, 7, 0, 4),
+                                         acl_for_user(USER, 0, 7, 7, 7), acl_for_user(0, 7, 4, 5)]):
+            path = os.path.join(folder, f"f{number}")
+            write_file(path, b"bytes")
+            os.chown(path, 0, GROUP)
+            os.setxattr(path, "system.posix_acl_access", rights)
+        os.mkdir(os.path.join(folder, "d"))
+        os.chmod(os.path.join(folder, "d"), 0o700)
+        os.setxattr(os.path.join(folder, "d"), "system.posix_acl_access", acl_for_user(USER, 7, 0, 7))
+    text = alike(folders, """
+for name in ("f0", "f1", "f2", "f3", "d/new", "d"):
+    for flags in (os.O_RDONLY, os.O_WRONLY | (os.O_CREAT if name == "d/new" else 0), os.O_RDWR):
+        try:
+            os.close(os.open(name, flags))
+            print(name, flags, "yes")
+        except OSError as error:
+            print(name, flags, errno.errorcode[error.errno])
+    print([os.access(name, kind) for kind in (os.R_OK, os.W_OK, os.X_OK)])
+for name in ("f0", "d"):
+    try:
+        os.setxattr(name, "system.posix_acl_access", b"")
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+""", **who)
+    assert "yes" in text and "EACCES" in text and "EPERM" in text
+    # and when an ACL changes, at once
+    for folder in folders:
+        os.setxattr(os.path.join(folder, "f0"), "system.posix_acl_access", acl_for_user(who["uid"], 4, 0, 7))
+        os.removexattr(os.path.join(folder, "f2"), "system.posix_acl_access")
+        os.chmod(os.path.join(folder, "f3"), 0o777)
+    assert "b'bytes'" in alike(folders, "print(open('f0', 'rb').read(), os.access('f0', os.W_OK), os.access('f3', os.W_OK))",
+                               **who)
+
+
+@pytest.mark.parametrize("who", [{"gid": USER}, {"gid": GROUP}, {"gid": USER, "groups": [GROUP]}, {"gid": 0},
+                                 {"uid": 0, "gid": 0}], ids=str)
+@pytest.mark.parametrize("group", [GROUP, 0])
+def test_a_new_acl_clears_the_set_group_id_bit_of_a_group_that_is_not_ones_own(both, who, group):
+    m, folders = both
+    for folder in folders:
+        path = os.path.join(folder, "f")
+        write_file(path, b"")
+        os.chown(path, USER, group)
+        os.chmod(path, 0o2755)
+    code = """
+import struct
+os.setxattr("f", "system.posix_acl_access", bytes.fromhex(sys.argv[2]))
+print(oct(os.stat("f").st_mode))
+os.chmod("f", 0o2755)
+"""
+    alike(folders, code, acl_for_user(OTHER_USER).hex(), **{"uid": USER, **who})
+    # and the thread of the daemon is itself again
+    for i in range(20):
+        write_file(os.path.join(m.mnt, f"root{i}"), b"")
+        st = os.stat(os.path.join(m.data, f"root{i}"))
+        assert (st.st_uid, st.st_gid) == (0, 0)
+
+
+def test_a_data_directory_without_acls(mount, workdir):
+    """The kernel asks for the ACL of what it checks; that there can't be one is no error."""
+    data = os.path.join(workdir, "ramfs")
+    os.mkdir(data)
+    subprocess.run(["mount", "-t", "ramfs", "none", data], check=True)
+    try:
+        m = mount(data=data)
+        os.chmod(m.mnt, 0o755)
+        write_file(os.path.join(m.mnt, "f"), b"bytes")
+        os.chmod(os.path.join(m.mnt, "f"), 0o640)
+        os.chown(os.path.join(m.mnt, "f"), 0, GROUP)
+        with pytest.raises(OSError):
+            os.setxattr(os.path.join(m.mnt, "f"), "system.posix_acl_access", acl_for_user(USER))
+        done = as_user("print(open(sys.argv[1]).read())", os.path.join(m.mnt, "f"), groups=[GROUP])
+        assert done.stdout == "bytes\n", done.stderr
+        done = as_user("print(open(sys.argv[1]).read())", os.path.join(m.mnt, "f"))
+        assert "Permission denied" in done.stderr
+        assert m.unmount() is None
+    finally:
+        subprocess.run(["umount", data], check=True)
+
+
+def test_sticky_folders(both):
+    m, folders = both
+    for folder in folders:
+        os.chmod(folder, 0o1777)
+        for name, owner in (("mine", USER), ("yours", OTHER_USER), ("roots", 0)):
+            write_file(os.path.join(folder, name), b"")
+            os.chown(os.path.join(folder, name), owner, owner)
+            os.chmod(os.path.join(folder, name), 0o666)
+    text = alike(folders, """
+for name in ("mine", "yours", "roots"):
+    for attempt in (lambda: os.rename(name, name + "2"), lambda: os.rename(name + "2", name), lambda: os.unlink(name)):
+        try:
+            print(name, attempt())
+        except OSError as error:
+            print(name, errno.errorcode[error.errno])
+""", uid=USER, gid=USER)
+    assert text.count("EPERM") == 4 and text.count("None") == 3
+
+
+def test_attributes_of_root_are_not_listed_to_users(both):
+    m, folders = both
+    for folder in folders:
+        path = os.path.join(folder, "f")
+        write_file(path, b"")
+        for name in ("trusted.first", "user.a", "trusted.second", "user.b", "trusted.third"):
+            os.setxattr(path, name, b"value")
+        assert len(os.listxattr(path)) == 5
+    assert alike(folders, "print(sorted(os.listxattr('f')))", uid=USER, gid=USER) == "['user.a', 'user.b']\n"

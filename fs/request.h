@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernel's requests that libfuse 3.14 does not know. Each is turned, before libfuse looks at it, into the
+ * one that it knows and that is laid out alike; the handler of that one asks here what it was. */
+#ifndef GAIAFS_FS_REQUEST_H
+#define GAIAFS_FS_REQUEST_H
+
+#include <stdbool.h>
+
+#include "fs/fs.h"
+
+/* TMPFILE comes as a CREATE of this name, which no file can have. */
+#define REQUEST_TMPFILE_NAME "/"
+
+/* Have the session's requests read here: after it was mounted, before it is served. 0 or a negative errno. */
+int request_start(struct fuse_session *session);
+
+/* Whether the GETATTR that this thread serves was a STATX; answer it. */
+bool request_is_statx(void);
+void request_reply_statx(fuse_req_t req, const struct statx *stx);
+
+#endif
