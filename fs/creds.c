@@ -69,7 +69,7 @@ void creds_become_self(fuse_req_t req)
     syscall(SYS_setfsgid, 0);
 }
 
-void creds_drop_fsetid(void)
+static void drop_fsetid(void)
 {
     struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
 
@@ -81,10 +81,53 @@ void creds_drop_fsetid(void)
         fs_log(LOG_WARNING, "can't drop CAP_FSETID: set-id bits of a written file may stay");
 }
 
-void creds_regain_fsetid(void)
+static void regain_fsetid(void)
 {
     if (can_fsetid)
         set_capabilities(own_capabilities);
+}
+
+/* The thread's groups are the caller's: kept until leave_groups(). */
+static void join_groups(fuse_req_t req)
+{
+    gid_t groups[GROUPS_MAX];
+    int count = fuse_req_getgroups(req, GROUPS_MAX, groups);
+
+    if (!is_other(req) || own_group_count < 0)
+        return;
+    if (count > GROUPS_MAX)
+        count = GROUPS_MAX;
+    if (count < 0) /* a process that we can't see: none */
+        count = 0;
+    syscall(SYS_setgroups, count, groups);
+    syscall(SYS_setfsgid, fuse_req_ctx(req)->gid);
+}
+
+static void leave_groups(fuse_req_t req)
+{
+    if (!is_other(req) || own_group_count < 0)
+        return;
+    syscall(SYS_setgroups, own_group_count, own_groups);
+    syscall(SYS_setfsgid, 0);
+}
+
+static __thread bool joined; /* by creds_drop_fsetid() */
+
+void creds_drop_fsetid(fuse_req_t req, int fd)
+{
+    struct stat st;
+
+    joined = fstat(fd, &st) == 0 && (st.st_mode & (S_ISGID | S_IXGRP)) == S_ISGID;
+    if (joined)
+        join_groups(req);
+    drop_fsetid();
+}
+
+void creds_regain_fsetid(fuse_req_t req)
+{
+    regain_fsetid();
+    if (joined)
+        leave_groups(req);
 }
 
 mode_t creds_mask(fuse_req_t req, mode_t mode)
@@ -101,20 +144,14 @@ mode_t creds_mask(fuse_req_t req, mode_t mode)
 
 int creds_become_caller_grouped(fuse_req_t req)
 {
-    gid_t groups[GROUPS_MAX];
-    int rc, count = fuse_req_getgroups(req, GROUPS_MAX, groups);
+    int rc;
 
-    if (count > GROUPS_MAX)
-        count = GROUPS_MAX;
-    if (count < 0 || own_group_count < 0) /* a process that we can't see: none */
-        count = 0;
-    if (is_other(req) && own_group_count >= 0)
-        syscall(SYS_setgroups, count, groups);
+    join_groups(req);
     rc = creds_become_caller(req);
     if (rc < 0)
-        creds_become_self_ungrouped(req);
+        leave_groups(req);
     else if (is_other(req))
-        creds_drop_fsetid();
+        drop_fsetid();
     return rc;
 }
 
@@ -122,8 +159,7 @@ void creds_become_self_ungrouped(fuse_req_t req)
 {
     if (!is_other(req))
         return;
-    creds_regain_fsetid();
+    regain_fsetid();
     creds_become_self(req);
-    if (own_group_count >= 0)
-        syscall(SYS_setgroups, own_group_count, own_groups);
+    leave_groups(req);
 }

@@ -26,9 +26,10 @@ mode_t creds_mask(fuse_req_t req, mode_t mode);
 int creds_become_caller_grouped(fuse_req_t req);
 void creds_become_self_ungrouped(fuse_req_t req);
 
-/* Between the two, a write or truncation by the thread clears set-id bits, as one of an ordinary user does.
- */
-void creds_drop_fsetid(void);
-void creds_regain_fsetid(void);
+/* Between the two, a write or truncation of fd's file by the thread clears set-id bits, as one of the caller
+ * of req would: a set-group-ID bit without the group's right to execute stays where the caller is in the
+ * group. */
+void creds_drop_fsetid(fuse_req_t req, int fd);
+void creds_regain_fsetid(fuse_req_t req);
 
 #endif

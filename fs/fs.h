@@ -130,6 +130,11 @@ static inline int atime_flag(const struct fs *fs)
     return fs->as_root && (fs->options.no_atime || fs->options.read_only) ? O_NOATIME : 0;
 }
 
+static inline int folder_atime_flag(const struct fs *fs)
+{
+    return fs->as_root && fs->options.no_diratime ? O_NOATIME : atime_flag(fs);
+}
+
 /* The rest of the handlers' common needs: "/proc/self/fd/N" opens what an O_PATH descriptor stands for. */
 struct proc_path {
     char text[32];

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -91,6 +92,21 @@ static int check_not_on_gaiafs(const struct fs *fs, int fd)
     return 0;
 }
 
+/* umount(8) comes back before the daemon of the mount has ended, and whoever mounts again at once meets it:
+ * so some seconds are waited. */
+static int lock_directory(int fd)
+{
+    const struct timespec pause = {.tv_nsec = 10000000};
+    int left = 500;
+
+    while (flock(fd, LOCK_EX | LOCK_NB)) {
+        if (errno != EWOULDBLOCK || left-- == 0)
+            return -errno;
+        nanosleep(&pause, NULL);
+    }
+    return 0;
+}
+
 /* Opens the data directory, before it may be mounted over, and makes it ours. *lock_out is kept open as long.
  */
 static int open_root(struct fs *fs, int *lock_out)
@@ -109,12 +125,12 @@ static int open_root(struct fs *fs, int *lock_out)
         close(lock);
         return rc;
     }
-    if (flock(lock, LOCK_EX | LOCK_NB)) {
-        rc = -errno;
+    rc = lock_directory(lock);
+    if (rc < 0) {
         if (rc == -EWOULDBLOCK)
             fs_log(LOG_ERR, "data directory %s is already mounted by another gaiafs", fs->data_path);
         else
-            fs_log(LOG_ERR, "locking data directory %s: %s", fs->data_path, strerror(errno));
+            fs_log(LOG_ERR, "locking data directory %s: %s", fs->data_path, strerror(-rc));
         close(lock);
         return rc;
     }
@@ -369,6 +385,15 @@ static int run(struct fs *fs, int ready)
     return rc;
 }
 
+/* mount(8) comes here for it, too. The kernel keeps these flags itself: the daemon is not told. */
+static int remount(const struct fs_options *options)
+{
+    if (mount("none", options->mountpoint, NULL, MS_REMOUNT | options->remount_flags, NULL) == 0)
+        return 0;
+    fs_log(LOG_ERR, "remounting %s: %s", options->mountpoint, strerror(errno));
+    return -1;
+}
+
 int main(int argc, char **argv)
 {
     struct fs fs = {0};
@@ -377,6 +402,11 @@ int main(int argc, char **argv)
     open_standard_descriptors();
     if (options_parse(&fs.options, argc, argv) < 0)
         return EXIT_FAILURE;
+    if (fs.options.remount) {
+        rc = remount(&fs.options);
+        options_free(&fs.options);
+        return rc < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+    }
     if (fs.options.help || fs.options.version) {
         if (fs.options.help)
             options_print_help();

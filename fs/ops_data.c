@@ -206,7 +206,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         return;
     }
     if (kills)
-        creds_drop_fsetid();
+        creds_drop_fsetid(req, fd);
     unsigned begun = durable_begin(durable, fd);
     file = inode_gate_enter(inode);
     if (file)
@@ -218,7 +218,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
     if (put < (ssize_t)size)
         note_failed_write(durable, put, offset, (off_t)size, fi->writepage);
     if (kills)
-        creds_regain_fsetid();
+        creds_regain_fsetid(req);
     if (put < 0)
         fuse_reply_err(req, (int)-put);
     else
@@ -237,7 +237,7 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
     if (path.fd < 0 || !durable)
         return path.fd < 0 ? path.fd : -ENOMEM;
     if (kills)
-        creds_drop_fsetid();
+        creds_drop_fsetid(req, path.fd);
     durable_begin(durable, path.fd);
     file = inode_gate_enter(inode);
     if (file) {
@@ -251,7 +251,7 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
     if (rc == 0)
         durable_cut(durable, size);
     if (kills)
-        creds_regain_fsetid();
+        creds_regain_fsetid(req);
     return rc;
 }
 
@@ -282,7 +282,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off
     int rc;
 
     if (kills)
-        creds_drop_fsetid();
+        creds_drop_fsetid(req, handle->fd);
     unsigned begun = durable_begin(durable, handle->fd);
     file = inode_gate_enter(inode);
     if (file) {
@@ -296,7 +296,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off
     if (rc == 0 && mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE)) /* zeros were written */
         durable_wrote(durable, begun, offset, length);
     if (kills)
-        creds_regain_fsetid();
+        creds_regain_fsetid(req);
     fuse_reply_err(req, -rc);
 }
 
@@ -347,7 +347,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, s
     ssize_t copied;
 
     if (kills)
-        creds_drop_fsetid();
+        creds_drop_fsetid(req, fd_out);
     unsigned begun = durable_begin(durable, fd_out);
     enter_two(inodes, files);
     if (files[0] || files[1]) {
@@ -366,7 +366,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, s
     if (files[1])
         cache_file_copy_end(files[1]);
     if (kills)
-        creds_regain_fsetid();
+        creds_regain_fsetid(req);
     if (copied < 0)
         fuse_reply_err(req, (int)-copied);
     else

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
 #include "cache/evict.h"
@@ -39,6 +40,8 @@ enum key {
     KEY_FSNAME,
     KEY_SUBTYPE,
     KEY_NOATIME,
+    KEY_NODIRATIME,
+    KEY_REMOUNT,
     KEY_LOG,
     KEY_PASS_ON,
     KEY_IGNORE,
@@ -89,7 +92,8 @@ static const struct fuse_opt templates[] = {
     OPTION("dirsync", KEY_PASS_ON),
     OPTION("atime", KEY_PASS_ON),
     OPTION("noatime", KEY_NOATIME),
-    OPTION("nodiratime", KEY_PASS_ON),
+    OPTION("nodiratime", KEY_NODIRATIME),
+    OPTION("remount", KEY_REMOUNT),
     /* fstab's own words, defaults, and what is always on */
     OPTION("rw", KEY_IGNORE),
     OPTION("defaults", KEY_IGNORE),
@@ -345,6 +349,12 @@ static int parse_one(void *data, const char *text, int key, struct fuse_args *ar
     case KEY_NOATIME:
         options->no_atime = true;
         return fuse_opt_add_opt(&options->mount_options, text);
+    case KEY_NODIRATIME: /* libfuse does not know it, and the daemon is who reads */
+        options->no_diratime = true;
+        return 0;
+    case KEY_REMOUNT:
+        options->remount = true;
+        return 0;
     case KEY_PASS_ON:
         return fuse_opt_add_opt(&options->mount_options, text);
     case KEY_IGNORE:
@@ -398,10 +408,32 @@ static int check_capacities(const struct fs_options *options)
     return -EINVAL;
 }
 
+/* The flags of a remount are all that hold after it. */
+static unsigned long flags_of(const struct fs_options *options)
+{
+    static const struct {
+        const char *word;
+        unsigned long flag;
+    } words[] = {{"nosuid", MS_NOSUID},    {"nodev", MS_NODEV},     {"noexec", MS_NOEXEC},
+                 {"sync", MS_SYNCHRONOUS}, {"dirsync", MS_DIRSYNC}, {"noatime", MS_NOATIME}};
+    unsigned long flags = (options->read_only ? MS_RDONLY : 0) | (options->no_diratime ? MS_NODIRATIME : 0);
+    const char *list = options->mount_options ? options->mount_options : "";
+
+    for (size_t length; *list; list += length + (list[length] == ',')) {
+        length = strcspn(list, ",");
+        for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+            if (strlen(words[i].word) == length && strncmp(list, words[i].word, length) == 0)
+                flags |= words[i].flag;
+        }
+    }
+    return flags;
+}
+
 static int check(struct fs_options *options)
 {
     if (options->help || options->version)
         return 0;
+    options->remount_flags = flags_of(options);
     if (!options->data || !options->mountpoint) {
         fs_log(LOG_ERR, "%s missing (see mount.gaiafs --help)",
                options->data ? "mount point" : "data directory");
@@ -482,6 +514,7 @@ void options_print_help(void)
         "    subtype=NAME              the type there is fuse.NAME, or plain fuse without NAME (default "
         "gaiafs)\n"
         "    allow_other               let other users in (always on for root)\n"
+        "    remount                   change ro, noexec, nosuid, nodev, noatime, sync of what is mounted\n"
         "    ro, noexec, nosuid, nodev, noatime, sync and their opposites, as for mount(8)\n"
         "\n"
         "SIZE is a number with K, M, G or T. The kernel checks permissions by mode and owner, always.\n",

@@ -15,7 +15,9 @@ struct fs_options {
     bool foreground;
     bool debug;
     bool read_only;
-    bool no_atime;
+    bool no_atime, no_diratime;
+    bool remount;
+    unsigned long remount_flags; /* MS_* of mount(2) */
     bool allow_other;
     bool log_syslog, log_given;
     bool unit_given;

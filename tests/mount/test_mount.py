@@ -245,6 +245,45 @@ def test_flags_of_mount_8_are_accepted(folders):
 
 
 @needs_root
+def test_remount(mount):
+    m = mount("nosuid")
+    path = os.path.join(m.mnt, "f")
+
+    def flags():
+        return next(line for line in open("/proc/self/mountinfo") if f" {m.mnt} " in line).split()[5].split(",")
+    done = run(m.data, m.mnt, "-o", "remount,ro,nodev,noatime,nodiratime")
+    assert done.returncode == 0, done.stderr
+    assert {"ro", "nodev", "noatime", "nodiratime"} <= set(flags()) and "nosuid" not in flags()
+    with pytest.raises(OSError, match="Read-only"):
+        open(path, "w")
+    assert run(m.data, m.mnt, "-o", "remount,rw,noexec").returncode == 0
+    assert {"rw", "noexec"} <= set(flags()) and "nodev" not in flags()  # what says how times are kept stays
+    with open(path, "w") as file:
+        file.write("x")
+    # what is open for writing is in the way
+    with open(path, "r+"):
+        done = run(m.data, m.mnt, "-o", "remount,ro")
+        assert done.returncode == 1 and f"remounting {m.mnt}: " in done.stderr and "busy" in done.stderr
+    done = run(m.data, m.data, "-o", "remount,ro")
+    assert done.returncode == 1 and f"remounting {m.data}: " in done.stderr
+
+
+@needs_root
+@pytest.mark.limit(120)
+def test_mounting_again_right_after_umount(folders):
+    """The daemon of the mount that has gone may not have ended yet."""
+    data, mnt = folders
+    for number in range(20):
+        done = run(data, mnt)
+        assert done.returncode == 0, (number, done.stderr)
+        with open(os.path.join(mnt, f"f{number}"), "wb") as file:
+            file.write(os.urandom(1 << 20))
+        assert subprocess.run(["umount", mnt]).returncode == 0
+    assert len(os.listdir(data)) == 20
+    wait_gone(data)
+
+
+@needs_root
 def test_mounted_over_the_data_directory_itself(mount, workdir):
     data = os.path.join(workdir, "both")
     os.makedirs(os.path.join(data, "d"))
