@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all check check-long helgrind model soak mutants bench install format lint clean. Variables: CC, DEBUG=1 (checks the
+# GNU make. Targets: all check check-long posix helgrind model soak mutants bench install format lint clean. Variables: CC, DEBUG=1 (checks the
 # order of locks, as the sanitizer builds do), SANITIZE=address|thread, HELGRIND=1 (for `make helgrind`), BREAK=<rule> (a build
 # with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
@@ -68,7 +68,7 @@ examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/sssp/*.c)
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
 wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
 
-.PHONY: all check check-long helgrind model soak mutants bench install format lint clean tests tools benches examples
+.PHONY: all check check-long posix helgrind model soak mutants bench install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(tools) $(vm) $(standins) $(faults)
 tools: $(tools) $(vm) $(standins)
@@ -127,8 +127,14 @@ check: tests
 
 # What takes longer than the gate has time for.
 check-long: all
+	sh examples/packages.sh run tests long
 	$(MAKE) check SANITIZE=thread
 	$(MAKE) helgrind
+	$(MAKE) posix
+
+# Other programs on a mount (tests/posix); POSIX='--only postgres' for some of them.
+posix: all
+	python3 -B tests/posix/run.py --bin $(BIN) $(POSIX)
 
 # The build that is checked tells helgrind what it can't see (base/order.h).
 ifneq ($(HELGRIND),)

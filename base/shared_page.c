@@ -8,8 +8,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The memfd has mode 0, so a descriptor that is open for reading can't be opened anew for writing: clients
- * can look, not lie. */
+mode_t shared_memory_mode(void)
+{
+    return geteuid() == 0 ? 0 : S_IRUSR | S_IWUSR;
+}
+
+/* A descriptor that is open for reading can't be opened anew for writing: clients can look, not lie. */
 int shared_page_make(const char *name, void **page_out, int *fd_out)
 {
     char path[40];
@@ -18,7 +22,7 @@ int shared_page_make(const char *name, void **page_out, int *fd_out)
     if (fd < 0)
         return -errno;
     int error = 0;
-    if (ftruncate(fd, SHARED_PAGE_SIZE) || fchmod(fd, 0)) {
+    if (ftruncate(fd, SHARED_PAGE_SIZE) || fchmod(fd, shared_memory_mode())) {
         error = -errno;
         goto out;
     }

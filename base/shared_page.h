@@ -3,6 +3,8 @@
 #ifndef GAIAFS_BASE_SHARED_PAGE_H
 #define GAIAFS_BASE_SHARED_PAGE_H
 
+#include <sys/types.h>
+
 #define SHARED_PAGE_SIZE 4096u
 
 /* page_out: the page, zeroed, for who makes it; munmap()ed by the caller. fd_out: a descriptor for clients,
@@ -12,5 +14,9 @@ int shared_page_make(const char *name, void **page_out, int *fd_out);
 
 /* The client's side: the page, mapped for reading only, or NULL with errno set. munmap()ed by the caller. */
 void *shared_page_look(int fd);
+
+/* The mode of a memfd that clients get read-only descriptors of. The daemon opens it anew: as root, whatever
+ * the mode; as another user as the owner, whose programs could do anything to the daemon anyway. */
+mode_t shared_memory_mode(void);
 
 #endif

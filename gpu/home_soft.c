@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "base/lock.h"
+#include "base/shared_page.h"
 #include "gpu/uffd.h"
 
 struct soft_frames;
@@ -401,7 +402,7 @@ int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out)
         goto out_free;
     }
     /* A client that has only a read-only descriptor must not be able to reopen it for writing. */
-    if (fchmod(frames->fd, 0) || ftruncate(frames->fd, (off_t)(pages * GAIA_PAGE_SIZE))) {
+    if (fchmod(frames->fd, shared_memory_mode()) || ftruncate(frames->fd, (off_t)(pages * GAIA_PAGE_SIZE))) {
         error = -errno;
         goto out_close;
     }

@@ -42,6 +42,7 @@ lanes=$!
     step "the suite under ASan and UBSan" make check SANITIZE=address
     step "the model" python3 -B tests/model/run.py --gate
     step "histories" python3 -B tests/history/run.py --operations 300000
+    step "other programs" python3 -B tests/posix/run.py --quick
     step "kills" python3 -B tests/kills/run.py
     step "power cuts" python3 -B tests/vm/power.py
 } &

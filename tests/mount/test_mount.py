@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -487,3 +488,83 @@ def test_fstab_line(helper, folders, workdir):
     assert mountinfo(mnt)[1] == "fuse.gaiafs"
     subprocess.run(["umount", mnt], check=True)
     wait_gone(data)
+
+
+# --- mounted by an ordinary user -------------------------------------------------------------------------------------
+
+USER = 65534  # fusermount3 wants a name
+AS_USER = """
+import ctypes, errno, os, stat, subprocess, sys, time
+program, tests, data, mnt = sys.argv[1:]
+sys.path.insert(0, tests)
+daemon = subprocess.Popen([program, "-f", data, mnt], cwd="/")
+try:
+    deadline = time.monotonic() + 20
+    while os.stat(mnt).st_dev == os.stat(data).st_dev:
+        assert daemon.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    from posix_calls import link_descriptor
+    os.chdir(mnt)
+    os.umask(0o027)
+    os.mkdir("d")
+    open("f", "w").write("bytes")
+    os.symlink("f", "l")
+    assert [oct(os.lstat(name).st_mode) for name in "dfl"] == ["0o40750", "0o100640", "0o120777"]
+    # a default ACL goes before the umask: u::rwx g::rwx o::r-x
+    os.setxattr("d", "system.posix_acl_default",
+                bytes.fromhex("02000000 01000700ffffffff 04000700ffffffff 20000500ffffffff"))
+    open("d/f", "w")
+    assert oct(os.stat("d/f").st_mode) == "0o100664"
+    fd = os.open(".", os.O_TMPFILE | os.O_RDWR, 0o666)
+    link_descriptor(fd, "named")
+    assert oct(os.stat("named").st_mode) == "0o100640"
+    for attempt, code in ((lambda: os.chown("f", 0, 0), errno.EPERM), (lambda: os.mknod("n", stat.S_IFCHR, 1), errno.EPERM),
+                          (lambda: os.listdir("roots"), errno.EACCES), (lambda: os.rmdir("roots/x"), errno.EACCES)):
+        try:
+            attempt()
+            raise AssertionError("allowed")
+        except OSError as error:
+            assert error.errno == code, error
+    # a device stores into a file, and another process of the same user sees it
+    import gaia
+    with open("f", "r+b") as file:
+        device = gaia.Device("soft:0")
+        mapping = device.mmap(file.fileno(), 5)
+        mapping.acquire()
+        mapping[0:5] = b"STORE"
+        mapping.release()
+        assert subprocess.run(["cat", "f"], capture_output=True).stdout == b"STORE"
+        mapping.unmap()
+    with open("f", "rb") as file:
+        mapping = device.mmap(file.fileno(), 5, gaia.PROT_READ)
+        mapping.acquire()
+        assert mapping[0:5] == b"STORE"
+        mapping.unmap()
+        device.close()
+    os.close(fd)
+    os.chdir("/")
+    subprocess.run(["fusermount3", "-u", mnt], check=True)
+    assert daemon.wait(20) == 0
+finally:
+    os.chdir("/")
+    if daemon.poll() is None:
+        subprocess.run(["fusermount3", "-uz", mnt])
+        daemon.kill()
+"""
+
+
+@needs_root
+def test_a_mount_of_an_ordinary_user(workdir):
+    for name in ("data", "mnt", "data/roots"):
+        os.mkdir(os.path.join(workdir, name))
+        os.chown(os.path.join(workdir, name), *((USER, USER) if "roots" not in name else (0, 0)))
+    os.chmod(os.path.join(workdir, "data/roots"), 0o700)
+    who = {"user": USER, "group": USER, "extra_groups": []}
+    if subprocess.run(["test", "-x", MOUNT], **who).returncode or not shutil.which("fusermount3"):
+        pytest.skip("an ordinary user can't run mount.gaiafs from here")
+    done = subprocess.run([sys.executable, "-B", "-c", AS_USER, MOUNT, os.path.dirname(os.path.abspath(__file__)),
+                           os.path.join(workdir, "data"), os.path.join(workdir, "mnt")], capture_output=True, text=True,
+                          timeout=50, **who)
+    assert done.returncode == 0, done.stderr
+    with open(os.path.join(workdir, "data/f")) as file:
+        assert file.read() == "STORE"

@@ -66,7 +66,8 @@ def cases(quick):
                 continue
             name = f"fio-{engine}-{'direct' if direct else 'buffered'}-{pattern}"
             found.append(Case(name, verify(engine, direct, pattern, size)))
-        if not quick:
+        # fio 3.33 mixes up the offsets of mappings when jobs share a file, on any filesystem.
+        if not quick and engine != "mmap":
             found.append(Case(f"fio-{engine}-{'direct' if direct else 'buffered'}-4-jobs",
                               several_jobs(engine, direct, size)))
     return found
