@@ -62,7 +62,7 @@ benches := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c tests/vm/tool_*.c))
 vm := $(BUILD)/tests/vm/nosync.so
 standins := $(BUILD)/cuda/libcuda.so.1 $(BUILD)/cuda/old/libcuda.so.1
-examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/sssp/*.c))
+examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/*/*.c))
 
 # The same programs with every call that can fail led through a table of the tests (tests/faults/table.c).
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
@@ -119,7 +119,7 @@ $(standins): tests/cuda/standin.c gpu/cuda_api.h
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(filter-out -fsanitize=%,$(CFLAGS)) -fvisibility=default $(if $(findstring /old/,$@),-DSTANDIN_OLD) -shared -o $@ $<
 $(BUILD)/tests/vm/nosync.o: CFLAGS += -fvisibility=default
-$(call obj,$(wildcard examples/*.c examples/sssp/*.c tests/bench/bench_*.c tests/mount/tool_*.c tests/vm/tool_*.c)): CFLAGS += -fopenmp -Igpu
+$(call obj,$(wildcard examples/*.c examples/*/*.c tests/bench/bench_*.c tests/mount/tool_*.c tests/vm/tool_*.c)): CFLAGS += -fopenmp -Igpu
 
 # CHECK=--unit for the unit tests only; CHECK='--select NAME' for some of the mount tests.
 check: tests

@@ -1,6 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Measure a folder, of a gaiafs mount or of any other filesystem, with fio: run.sh DIR [SIZE [SECONDS]]
+# run.sh [--quick]: measure a folder of this machine's disk without a mount, through gaiafs, and through libfuse's example
+# passthrough_ll, in turns: a table, JSON and a chart of what a mount costs (matrix.py; --help says more). Needs root.
+#
+# run.sh DIR [SIZE [SECONDS]]: measure any one folder, of a gaiafs mount or of any other filesystem.
 # Runs the job files of this folder one after the other on one file of SIZE (256m) for SECONDS (5) each, prints a table,
 # and takes the file away again. Kernel caches are left as fio does by default: its file's pages are dropped before each.
 set -eu
@@ -13,7 +16,23 @@ die() {
     exit 1
 }
 
-if [ $# -lt 1 ] || [ $# -gt 3 ]; then
+case ${1:-} in
+'' | -*)
+    if [ "${1:-}" != --help ] && [ "${1:-}" != --list ]; then
+        root=$(CDPATH='' cd -- "$here/../.." && pwd)
+        # shellcheck source=examples/lib.sh
+        . "$root/examples/lib.sh"
+        require_root
+        sh "$root/examples/packages.sh" run fio
+        log=$(mktemp)
+        build
+        rm -f "$log"
+    fi
+    exec python3 -B "$here/matrix.py" "$@"
+    ;;
+esac
+
+if [ $# -gt 3 ]; then
     die 'usage: run.sh DIR [SIZE [SECONDS]], for example run.sh /mnt/gaiafs 256m 5'
 fi
 [ -d "$1" ] || die "$1: no such folder"

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from xml.etree import ElementTree
 
 import pytest
 
@@ -219,6 +220,43 @@ def test_sssp(mount, monkeypatch, examples, workdir):
     wrong = subprocess.run(["sh", os.path.join(TOP, "examples", "sssp", "run.sh"), "-x"], capture_output=True,
                            stdin=subprocess.DEVNULL, timeout=20, check=False)
     assert wrong.returncode == 1 and b"usage" in wrong.stderr
+
+
+@pytest.mark.limit(300)
+def test_fio_matrix(examples, workdir):
+    """The whole table with tiny files: every row and column is there, and began as it says. How fast is nobody's matter."""
+    need("fio", "gnuplot")
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    script, output = os.path.join(TOP, "examples", "fio", "run.sh"), os.path.join(workdir, "out")
+    printed = run("sh", script, "--quick", "--folder", workdir, "--output", output, timeout=280,
+                  env={**os.environ, "GAIA_PROGRAMS": TOP, "GAIA_EXAMPLES": examples})
+    print(printed)
+    listed = [line.split()[0] for line in run("sh", script, "--list").splitlines()]
+    with open(os.path.join(output, "matrix.json"), encoding="utf-8") as file:
+        found = json.load(file)
+    assert [row["row"] for row in found["rows"]] == listed and len(listed) == 23
+    pages = 8 * 2**20 // PAGE  # of the file, with --quick
+    for row in found["rows"]:
+        names = row["unit"] == "/s" and row["row"].startswith(("stat", "open", "create", "unlink"))
+        columns = set(row["columns"]) - {"passthrough_ll"}  # which can't write directly, and may not be there
+        assert columns == {"native", "untracked"} | (set() if names else {"tracked"}), row
+        assert row["columns"]["native"]["ratio"] == 1 and row["text"] in printed
+        for column, values in row["columns"].items():
+            assert values["rate"] > 0 and values["ratio"] > 0 and values["cpu_us"] >= 0, (row["row"], column)
+            if names:
+                continue
+            resident = values["resident_mount"], values["resident_backing"]
+            expected = {"cold": (0, 0), "direct": (0, 0), "backing": (0, pages), "cached": (pages, pages)}
+            state = row["row"].rpartition("-")[2] if row["row"].endswith(("cold", "cached", "backing")) else None
+            if state and column == "native":  # which has one cache
+                assert resident[0] == resident[1] == expected[state][1], (row["row"], resident)
+            elif state:
+                assert resident == expected[state], (row["row"], column, resident)
+    drawing = ElementTree.parse(os.path.join(output, "matrix.svg"))
+    texts = "".join(drawing.getroot().itertext())
+    assert all(name in texts for name in [*listed, "untracked", "tracked", "passthrough_ll"])
+    assert set(os.listdir(workdir)) == {"out"}, "something was left behind"
 
 
 @pytest.mark.limit(120)
