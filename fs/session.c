@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "fs/log.h"
+#include "fs/loop.h"
 #include "fs/mountinfo.h"
 #include "fs/ops.h"
 #include "fs/peek.h"
@@ -303,22 +304,16 @@ static bool unmount_served(struct fs *fs)
 }
 
 struct stopper {
-    struct fs *fs;
-    pthread_t server; /* the thread in session_serve() */
-    int signals;      /* signalfd */
-    int ended;        /* eventfd: the session is not served any more */
+    struct loop loop;
+    int signals; /* signalfd */
+    int ended;   /* eventfd: the session is not served any more */
 };
-
-static void wake(int signal)
-{
-    (void)signal; /* only interrupts the wait in libfuse's loop */
-}
 
 /* A thread of its own: waits for SIGTERM or SIGINT, or for the end. */
 static void *stop_on_signal(void *argument)
 {
     struct stopper *stopper = argument;
-    struct fs *fs = stopper->fs;
+    struct fs *fs = stopper->loop.fs;
     struct pollfd fds[2] = {{.fd = stopper->ended, .events = POLLIN},
                             {.fd = stopper->signals, .events = POLLIN}};
     int rc;
@@ -335,25 +330,18 @@ static void *stop_on_signal(void *argument)
     if (!fs->as_root)
         fs_each_inode(fs, drop_pages, fs);
     stop_notifications(fs);
-    fuse_session_exit(fs->session);
-    do /* until it is seen: a signal just before the wait is lost */
-        pthread_kill(stopper->server, SIGUSR1);
-    while (poll(fds, 1, 20) == 0);
+    loop_stop(&stopper->loop);
     return NULL;
 }
 
-static int stopper_start(struct stopper *stopper, struct fs *fs, pthread_t *thread_out)
+static int stopper_start(struct stopper *stopper, pthread_t *thread_out)
 {
-    struct sigaction action = {.sa_handler = wake};
     sigset_t signals;
     int rc;
 
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
-    sigaction(SIGUSR1, &action, NULL); /* no SA_RESTART */
-    stopper->fs = fs;
-    stopper->server = pthread_self();
     stopper->signals = signalfd(-1, &signals, SFD_CLOEXEC);
     stopper->ended = eventfd(0, EFD_CLOEXEC);
     if (stopper->signals < 0 || stopper->ended < 0)
@@ -367,33 +355,22 @@ static int stopper_start(struct stopper *stopper, struct fs *fs, pthread_t *thre
     return rc;
 }
 
-static int serve_loop(struct fs *fs)
-{
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN), threads = cpus * 4;
-    struct fuse_loop_config *config = fuse_loop_cfg_create();
-    int rc;
-
-    if (!config)
-        return -ENOMEM;
-    if (threads < 16)
-        threads = 16;
-    fuse_loop_cfg_set_max_threads(config, (unsigned)threads);
-    rc = fuse_session_loop_mt(fs->session, config);
-    fuse_loop_cfg_destroy(config);
-    return rc > 0 ? 0 : rc;
-}
-
 int session_serve(struct fs *fs)
 {
     struct stopper stopper;
     pthread_t thread = 0;
-    int rc = stopper_start(&stopper, fs, &thread);
+    int rc;
 
+    loop_init(&stopper.loop, fs);
+    rc = stopper_start(&stopper, &thread);
     if (rc < 0) {
         fs_log(LOG_ERR, "no thread to wait for signals: %s", strerror(-rc));
+        loop_destroy(&stopper.loop);
         return rc;
     }
-    rc = serve_loop(fs);
+    rc = loop_serve(&stopper.loop);
+    if (rc < 0)
+        fs_log(LOG_ERR, "serving the mount on %s: %s", fs->mount_path, strerror(-rc));
     /* Without the gate: a notification under way ends with the mount, and may hold it till then. */
     fs->serving = false;
     if (eventfd_write(stopper.ended, 1))
@@ -401,6 +378,7 @@ int session_serve(struct fs *fs)
     pthread_join(thread, NULL);
     close(stopper.ended);
     close(stopper.signals);
+    loop_destroy(&stopper.loop);
     return rc;
 }
 

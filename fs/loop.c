@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernel wakes the threads that wait for a request in turn, the one that has waited longest first. With
+ * libfuse's own loop all threads that a burst has called for go on waiting, and each small request of a
+ * single program then finds another one, on another processor, with a stack and buffers that no cache holds
+ * any more: two to four times the time of a request (docs/performance.md). So only a few wait in the kernel
+ * here. Who takes a request and leaves nobody waiting wakes one that sleeps, or makes one; who has answered
+ * and finds enough of them waiting goes to sleep, and after a while ends. */
+#include "fs/loop.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fs/log.h"
+
+#define IDLE_MS 10000u /* then a sleeping thread ends, and its buffers with it */
+#define THREADS_MIN 16l
+
+struct loop_worker {
+    struct loop *loop;
+    pthread_t thread;
+    struct fuse_buf request; /* libfuse allocates it, with room for the largest */
+    pthread_cond_t wake;
+    bool sleeping; /* in loop->sleepers */
+    LIST_ENTRY(loop_worker) entry;
+    SLIST_ENTRY(loop_worker) sleeper;
+};
+
+static void *work(void *argument);
+
+/* loop->lock held. 0 or a negative errno. */
+static int start_worker(struct loop *loop)
+{
+    struct loop_worker *worker = calloc(1, sizeof(*worker));
+    int rc;
+
+    if (!worker)
+        return -ENOMEM;
+    worker->loop = loop;
+    lock_condition_init(&worker->wake);
+    atomic_fetch_add(&loop->reading, 1); /* before it runs: others are not to make more meanwhile */
+    rc = -pthread_create(&worker->thread, NULL, work, worker);
+    if (rc < 0) {
+        atomic_fetch_sub(&loop->reading, 1);
+        pthread_cond_destroy(&worker->wake);
+        free(worker);
+        return rc;
+    }
+    LIST_INSERT_HEAD(&loop->workers, worker, entry);
+    loop->count++;
+    return 0;
+}
+
+static void free_worker(struct loop_worker *worker)
+{
+    pthread_cond_destroy(&worker->wake);
+    free(worker->request.mem);
+    free(worker);
+}
+
+/* Nobody waits for a request any more. One too many does no harm. */
+static void call_another(struct loop *loop)
+{
+    struct loop_worker *worker;
+
+    pthread_mutex_lock(&loop->lock);
+    worker = SLIST_FIRST(&loop->sleepers);
+    if (worker) {
+        SLIST_REMOVE_HEAD(&loop->sleepers, sleeper);
+        worker->sleeping = false;
+        atomic_fetch_add(&loop->reading, 1);
+        pthread_cond_signal(&worker->wake);
+    } else if (loop->count < loop->most && !loop->ending) {
+        start_worker(loop); /* if it can't be, those that are there go on */
+    }
+    pthread_mutex_unlock(&loop->lock);
+}
+
+/* Sleeps if enough others wait. False: the thread is to end. True: it is counted in loop->reading. */
+static bool rest(struct loop_worker *worker)
+{
+    struct loop *loop = worker->loop;
+    struct timespec until = lock_wait_until(IDLE_MS);
+    int rc = 0;
+
+    pthread_mutex_lock(&loop->lock);
+    /* Looked at again: who left nobody waiting a moment ago has not seen us among the sleepers. */
+    if (atomic_load(&loop->reading) < (int)loop->wanted || loop->ending) {
+        atomic_fetch_add(&loop->reading, 1);
+        pthread_mutex_unlock(&loop->lock);
+        return true;
+    }
+    worker->sleeping = true;
+    SLIST_INSERT_HEAD(&loop->sleepers, worker, sleeper);
+    while (worker->sleeping && rc == 0 && !loop->ending)
+        rc = pthread_cond_timedwait(&worker->wake, &loop->lock, &until);
+    bool called = !worker->sleeping, ending = loop->ending;
+    if (!called) {
+        SLIST_REMOVE(&loop->sleepers, worker, loop_worker, sleeper);
+        worker->sleeping = false;
+    }
+    if (!called && !ending) {
+        LIST_REMOVE(worker, entry);
+        loop->count--;
+    }
+    pthread_mutex_unlock(&loop->lock);
+    if (called)
+        return true;
+    if (!ending) { /* nobody will join it */
+        pthread_detach(worker->thread);
+        free_worker(worker);
+    }
+    return false;
+}
+
+/* The next request, or what fuse_session_receive_buf() says. Here, and nowhere else, loop_serve() may end the
+ * thread. */
+static int receive(struct loop_worker *worker)
+{
+    int rc;
+
+    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+    rc = fuse_session_receive_buf(worker->loop->fs->session, &worker->request);
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    return rc;
+}
+
+static void end_with(struct loop *loop, int error)
+{
+    pthread_mutex_lock(&loop->lock);
+    loop->ending = true;
+    if (error)
+        loop->error = error;
+    pthread_cond_signal(&loop->end);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+static void *work(void *argument)
+{
+    struct loop_worker *worker = argument;
+    struct loop *loop = worker->loop;
+    struct fuse_session *session = loop->fs->session;
+
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    while (!fuse_session_exited(session)) {
+        int rc = receive(worker);
+
+        if (rc == -EINTR || rc == -EAGAIN)
+            continue;
+        if (rc <= 0) {
+            if (rc < 0)
+                fs_log(LOG_ERR, "reading requests of the kernel: %s: the mount ends", strerror(-rc));
+            fuse_session_exit(session);
+            end_with(loop, rc);
+            return NULL;
+        }
+        if (atomic_fetch_sub(&loop->reading, 1) == 1)
+            call_another(loop);
+        fuse_session_process_buf(session, &worker->request);
+        if (atomic_fetch_add(&loop->reading, 1) >= (int)loop->wanted) {
+            atomic_fetch_sub(&loop->reading, 1);
+            if (!rest(worker))
+                return NULL;
+        }
+    }
+    end_with(loop, 0);
+    return NULL;
+}
+
+void loop_init(struct loop *loop, struct fs *fs)
+{
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+
+    memset(loop, 0, sizeof(*loop));
+    loop->fs = fs;
+    /* Of a program that opens and closes files, one request is on its way while it sends the next. */
+    loop->wanted = cpus > 12 ? (unsigned)cpus / 4 : 3;
+    loop->most = (unsigned)(cpus * 4 > THREADS_MIN ? cpus * 4 : THREADS_MIN);
+    lock_init(&loop->lock, LOCK_LOOP);
+    lock_condition_init(&loop->end);
+    LIST_INIT(&loop->workers);
+    SLIST_INIT(&loop->sleepers);
+}
+
+int loop_serve(struct loop *loop)
+{
+    struct loop_worker *worker;
+    int rc;
+
+    pthread_mutex_lock(&loop->lock);
+    rc = start_worker(loop);
+    while (rc == 0 && !loop->ending)
+        pthread_cond_wait(&loop->end, &loop->lock);
+    loop->ending = true;
+    LIST_FOREACH (worker, &loop->workers, entry) {
+        pthread_cond_signal(&worker->wake);
+        pthread_cancel(worker->thread);
+    }
+    while ((worker = LIST_FIRST(&loop->workers))) {
+        LIST_REMOVE(worker, entry);
+        pthread_mutex_unlock(&loop->lock);
+        pthread_join(worker->thread, NULL);
+        free_worker(worker);
+        pthread_mutex_lock(&loop->lock);
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return rc < 0 ? rc : loop->error; /* nobody else is left to write it */
+}
+
+void loop_stop(struct loop *loop)
+{
+    fuse_session_exit(loop->fs->session);
+    end_with(loop, 0);
+}
+
+void loop_destroy(struct loop *loop)
+{
+    pthread_cond_destroy(&loop->end);
+    pthread_mutex_destroy(&loop->lock);
+}

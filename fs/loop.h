@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The threads that read requests from the kernel and answer them. */
+#ifndef GAIAFS_FS_LOOP_H
+#define GAIAFS_FS_LOOP_H
+
+#include <stdbool.h>
+#include <sys/queue.h>
+
+#include "base/lock.h"
+#include "fs/fs.h"
+
+struct loop_worker;
+
+struct loop {
+    struct fs *fs;
+    unsigned wanted;    /* so many wait for a request; what is more sleeps */
+    unsigned most;      /* threads */
+    atomic_int reading; /* that wait for a request, or are about to */
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t end;
+    LIST_HEAD(, loop_worker) workers;
+    SLIST_HEAD(, loop_worker) sleepers; /* the last to fall asleep is the first to be woken */
+    unsigned count;
+    bool ending;
+    int error;
+};
+
+void loop_init(struct loop *loop, struct fs *fs);
+/* Serves until the mount has gone or loop_stop() is called; then every request that was read is answered. 0
+ * or a negative errno. */
+int loop_serve(struct loop *loop);
+/* From any thread, at any time between loop_init() and loop_destroy(). */
+void loop_stop(struct loop *loop);
+void loop_destroy(struct loop *loop);
+
+#endif
