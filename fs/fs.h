@@ -33,6 +33,7 @@ struct fs {
     dev_t mount_dev;       /* st_dev of our own mount: never to be entered by the daemon */
     bool as_root;          /* the daemon may act for other users */
     bool kills_privileges; /* FUSE_HANDLE_KILLPRIV_V2: set-id bits are ours to clear */
+    bool silent_close;     /* the data directory's filesystem reports nothing at close() */
     struct fuse_session *session;
     struct cache *cache;
     struct server *server;

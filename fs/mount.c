@@ -107,6 +107,17 @@ static int lock_directory(int fd)
     return 0;
 }
 
+/* Filesystems without a flush method (Linux, file_operations.flush): NFS, CIFS, FUSE and others have one. */
+static bool closes_silently(int fd)
+{
+    struct statfs st;
+
+    if (fstatfs(fd, &st))
+        return false;
+    return st.f_type == EXT4_SUPER_MAGIC || st.f_type == XFS_SUPER_MAGIC || st.f_type == BTRFS_SUPER_MAGIC ||
+           st.f_type == TMPFS_MAGIC;
+}
+
 /* Opens the data directory, before it may be mounted over, and makes it ours. *lock_out is kept open as long.
  */
 static int open_root(struct fs *fs, int *lock_out)
@@ -147,6 +158,7 @@ static int open_root(struct fs *fs, int *lock_out)
         close(lock);
         return rc;
     }
+    fs->silent_close = closes_silently(lock);
     *lock_out = lock;
     return 0;
 }

@@ -23,6 +23,13 @@ static int backing_flags(const struct fs *fs, int flags)
     return (flags & kept) | O_CLOEXEC | atime_flag(fs);
 }
 
+/* FLUSH, which close() waits for, only hands on what the backing filesystem says at close. Nobody has written
+ * through a descriptor that can't write, and filesystems of a local disk say nothing at close. */
+static bool needs_no_flush(const struct fs *fs, const struct inode *inode, int flags)
+{
+    return (flags & O_ACCMODE) == O_RDONLY || (fs->silent_close && inode->dev == fs->root->dev);
+}
+
 /* Puts a handle for fd into fi. 0 or a negative errno; fd is closed then. */
 static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse_file_info *fi)
 {
@@ -33,6 +40,7 @@ static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse
         return -ENOMEM;
     }
     fi->fh = (uint64_t)(uintptr_t)handle;
+    fi->noflush = needs_no_flush(fs, inode, fi->flags);
     /* Close to open: the kernel drops its pages unless the file is as it was at the last open. Those of a
      * tracked file the cache drops when it has to: it must know of it. */
     struct cache_file *file = inode_file(inode);

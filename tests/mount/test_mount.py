@@ -12,6 +12,7 @@ import time
 import pytest
 
 from conftest import BIN, mountinfo
+from helpers import read_file, wait_until, write_file
 
 MOUNT = os.path.join(BIN, "mount.gaiafs")
 needs_root = pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK),
@@ -488,6 +489,20 @@ def test_fstab_line(helper, folders, workdir):
     assert mountinfo(mnt)[1] == "fuse.gaiafs"
     subprocess.run(["umount", mnt], check=True)
     wait_gone(data)
+
+
+def test_close_asks_nothing_where_there_is_nothing_to_report(mount):
+    """Close is the only request that a program waits for when it is done with a file: none on a local disk."""
+    m = mount("debug")
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"text")
+    assert read_file(path) == b"text"
+    os.truncate(path, 2)
+    wait_until(lambda: m.log_text().count("opcode: RELEASE ") >= 2, what="two RELEASEs")
+    text = m.log_text()
+    assert all(f"opcode: {name} " in text for name in ("OPEN", "CREATE", "WRITE"))
+    local = subprocess.run(["stat", "-f", "-c", "%T", m.data], capture_output=True, text=True, check=True).stdout
+    assert local.strip() not in ("ext2/ext3", "xfs", "btrfs", "tmpfs") or "opcode: FLUSH " not in text
 
 
 # --- mounted by an ordinary user -------------------------------------------------------------------------------------
