@@ -5,6 +5,7 @@ import ctypes
 import json
 import mmap
 import os
+import resource
 import shutil
 import subprocess
 import time
@@ -140,6 +141,9 @@ class Bench:
 
     def start(self):
         os.mkdir(self.data)
+        # A daemon that keeps a descriptor for each file which the kernel knows may not ask for more than it is given.
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         for column in COLUMNS:
             with open(os.path.join(self.data, column), "wb") as file:
                 for _ in range(self.size // MIB):
