@@ -136,6 +136,7 @@ int inode_lookup(struct fs *fs, int fd, const struct stat *st, const struct inod
     }
     if (inode) {
         inode->lookups++;
+        shard->lookups++;
         place = place_set(inode, place);
     }
     descriptors_trim(shard, &closing);
@@ -176,6 +177,7 @@ int inode_lookup_id(struct fs *fs, uint64_t id, struct inode **inode_out)
     shard = shard_of_inode(*inode_out);
     pthread_mutex_lock(&shard->lock);
     (*inode_out)->lookups++;
+    shard->lookups++;
     inode_put_locked(shard, *inode_out);
     return 0;
 }
@@ -326,11 +328,16 @@ void inode_forget(struct inode *inode, uint64_t lookups)
 {
     struct inode_shard *shard = shard_of_inode(inode);
 
-    /* The root stays until the end, however often the kernel forgets it. */
-    if (inode == inode->fs->root || inode == inode->fs->inodes.gone)
+    if (inode == inode->fs->inodes.gone)
         return;
     pthread_mutex_lock(&shard->lock);
-    inode->lookups -= lookups < inode->lookups ? lookups : inode->lookups;
+    /* The root keeps one, that of the start: it stays until the end, however often the kernel forgets it. */
+    uint64_t most = inode->lookups - (inode == inode->fs->root ? 1 : 0);
+    if (lookups > most && inode != inode->fs->root)
+        inode_miscounted("forgotten more often than it was looked up", inode);
+    lookups = lookups < most ? lookups : most;
+    inode->lookups -= lookups;
+    shard->lookups -= lookups;
     inode->references++;
     if (inode->lookups || !inode_file(inode)) {
         inode_put_locked(shard, inode);

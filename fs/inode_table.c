@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "fs/fs.h"
+#include "fs/log.h"
+#include "fs/log.h"
 #include "fs/place.h"
 
 #define INITIAL_BUCKETS 256u
@@ -94,6 +96,15 @@ int inode_table_init(struct fs *fs, size_t most, size_t remember, unsigned descr
     return 0;
 }
 
+void inode_miscounted(const char *what, const struct inode *inode)
+{
+    fs_log(LOG_ERR, "inode %llu of device %llu: %s: this is a bug of gaiafs, please report it",
+           (unsigned long long)inode->ino, (unsigned long long)inode->dev, what);
+#ifdef GAIAFS_CHECK_LOCKS
+    abort();
+#endif
+}
+
 void inode_table_destroy(struct fs *fs)
 {
     struct inode_table *table = &fs->inodes;
@@ -107,6 +118,8 @@ void inode_table_destroy(struct fs *fs)
             while (inode) {
                 struct inode *next = inode->next;
 
+                if (inode->references > 0)
+                    inode_miscounted("still referenced at the end", inode);
                 inode_free(inode);
                 inode = next;
             }
@@ -125,6 +138,10 @@ void inode_table_stat(struct inode_table *table, struct inode_table_stat *stat_o
 
         pthread_mutex_lock(&shard->lock);
         stat_out->inodes += shard->inode_count;
+        stat_out->lookups += shard->lookups;
+        for (size_t k = 0; k < shard->bucket_count; k++)
+            for (const struct inode *inode = shard->by_file[k]; inode; inode = inode->next)
+                stat_out->used += inode_is_used(inode);
         for (unsigned kind = 0; kind < DESCRIPTOR_KINDS; kind++)
             stat_out->descriptors[kind] += shard->descriptors.count[kind];
         pthread_mutex_unlock(&shard->lock);

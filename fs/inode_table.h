@@ -25,6 +25,7 @@ struct inode_shard {
     struct inode **by_id;   /* as many; chained by inode.next_id */
     size_t bucket_count;    /* a power of two */
     size_t inode_count;
+    uint64_t lookups; /* of all its inodes together */
     uint64_t last_id; /* how many node ids the shard has given out */
     struct descriptors descriptors;
     uint64_t *remembered; /* node ids that the kernel forgot last, a ring of remember_most; 0: none */
@@ -45,10 +46,14 @@ struct inode_table {
 /* remember: about how many inodes stay known after the kernel has forgotten them, for who has a file handle
  * of them. descriptors: at most about how many may be kept open for inodes that nobody uses. */
 int inode_table_init(struct fs *fs, size_t most, size_t remember, unsigned descriptors);
-/* Frees every inode left, whatever holds it: nothing may run any more. */
+/* Frees every inode left, whatever holds it: nothing may run any more. What is still referenced then was
+ * leaked: checked builds (base/lock.h) end the program. The kernel's lookups may be left, it forgets none at
+ * an unmount. */
 void inode_table_destroy(struct fs *fs);
 struct inode_table_stat {
     size_t inodes;
+    size_t used;                          /* those that are not only remembered */
+    uint64_t lookups;                     /* that the kernel has not forgotten; the root's one among them */
     size_t descriptors[DESCRIPTOR_KINDS]; /* that are open */
 };
 void inode_table_stat(struct inode_table *table, struct inode_table_stat *stat_out);
@@ -60,6 +65,9 @@ uint64_t file_hash(dev_t dev, ino_t ino);
 struct inode_shard *shard_of_hash(struct inode_table *table, uint64_t hash);
 struct inode_shard *shard_of_id(struct inode_table *table, uint64_t id);
 struct inode_shard *shard_of_inode(struct inode *inode);
+
+/* A bug of ours: says so, and in checked builds ends the program. */
+void inode_miscounted(const char *what, const struct inode *inode);
 
 /* All of these with the shard's lock held. */
 struct inode *shard_find(struct inode_shard *shard, uint64_t hash, const struct file_key *key);

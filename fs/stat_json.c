@@ -91,6 +91,24 @@ static json_t *inodes_json(struct fs *fs)
     return o;
 }
 
+/* What the kernel knows and has open: what should shrink again when memory is short, or files are closed. */
+static json_t *kernel_json(struct fs *fs)
+{
+    json_t *o = json_object();
+    struct inode_table_stat stat;
+    uint64_t open = 0;
+
+    inode_table_stat(&fs->inodes, &stat);
+    pthread_mutex_lock(&fs->handles_lock);
+    for (const struct handle *handle = fs->handles; handle; handle = handle->next)
+        open++;
+    pthread_mutex_unlock(&fs->handles_lock);
+    json_object_set_new(o, "inodes", integer(stat.used));
+    json_object_set_new(o, "lookups", integer(stat.lookups));
+    json_object_set_new(o, "open", integer(open));
+    return o;
+}
+
 int stat_json(struct fs *fs)
 {
     json_t *root = json_object(), *devices = json_array(), *files = json_array();
@@ -110,6 +128,7 @@ int stat_json(struct fs *fs)
     json_object_set_new(root, "devices", devices);
     json_object_set_new(root, "files", files);
     json_object_set_new(root, "inodes", inodes_json(fs));
+    json_object_set_new(root, "kernel", kernel_json(fs));
     json_object_set_new(root, "io", io_json(fs->cache));
     cache_stat_heals(fs->cache, &heals, &late);
     json_object_set_new(root, "heals", integer(heals));

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program mount.gaiafs: options, bad input, background, the ways to start it and to end it."""
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -503,6 +504,45 @@ def test_close_asks_nothing_where_there_is_nothing_to_report(mount):
     assert all(f"opcode: {name} " in text for name in ("OPEN", "CREATE", "WRITE"))
     local = subprocess.run(["stat", "-f", "-c", "%T", m.data], capture_output=True, text=True, check=True).stdout
     assert local.strip() not in ("ext2/ext3", "xfs", "btrfs", "tmpfs") or "opcode: FLUSH " not in text
+
+
+def threads_of(pid):
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+@pytest.mark.limit(120)
+def test_requests_that_wait_hold_up_nobody(mount):
+    """An open() of the daemon waits while somebody has a lease of the file in the data directory. Ten such, and another
+    program is served all the same; when they are over, the threads that they took end after a while."""
+    m = mount()
+    names = [f"leased{i}" for i in range(10)]
+    for name in [*names, "free"]:
+        write_file(os.path.join(m.data, name), b"text")
+    before = threads_of(m.pid)
+    ignored = signal.signal(signal.SIGIO, signal.SIG_IGN)  # how the kernel asks for a lease back
+    holders, openers = [], []
+    try:
+        for name in names:
+            holders.append(os.open(os.path.join(m.data, name), os.O_RDONLY))
+            fcntl.fcntl(holders[-1], fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            openers.append(subprocess.Popen([sys.executable, "-c", "import os, sys; os.open(sys.argv[1], os.O_RDWR)",
+                                             os.path.join(m.mnt, name)]))
+        wait_until(lambda: threads_of(m.pid) >= before + len(names) - 3, 30, "a thread for each that waits")
+        assert all(opener.poll() is None for opener in openers), "nothing waits: the test tests nothing"
+        done = subprocess.run(["cat", os.path.join(m.mnt, "free")], capture_output=True, timeout=20, check=True)
+        assert done.stdout == b"text"
+        assert all(opener.poll() is None for opener in openers)
+        for holder in holders:
+            fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        assert [opener.wait(20) for opener in openers] == [0] * len(openers)
+        wait_until(lambda: threads_of(m.pid) <= before + 3, 40, "the threads end")
+        assert read_file(os.path.join(m.mnt, "free")) == b"text"
+    finally:
+        for holder in holders:
+            os.close(holder)
+        for opener in openers:
+            opener.wait(20)
+        signal.signal(signal.SIGIO, ignored)
 
 
 # --- mounted by an ordinary user -------------------------------------------------------------------------------------
