@@ -78,7 +78,10 @@ static void drop_fsetid(void)
     memcpy(data, own_capabilities, sizeof(data));
     data[CAP_TO_INDEX(CAP_FSETID)].effective &= ~CAP_TO_MASK(CAP_FSETID);
     if (set_capabilities(data) < 0)
-        fs_log(LOG_WARNING, "can't drop CAP_FSETID: set-id bits of a written file may stay");
+        fs_log(LOG_WARNING,
+               "can't drop CAP_FSETID (%s): set-id bits of a written file may stay; does a sandbox forbid "
+               "capset()?",
+               strerror(errno));
 }
 
 static void regain_fsetid(void)

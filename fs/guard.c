@@ -69,6 +69,11 @@ static _Noreturn void watch(int hear, int answer, pid_t daemon)
     _exit(write(fd, "1", 1) != 1);
 }
 
+static void no_guard(const char *why)
+{
+    fs_log(LOG_WARNING, "no guard: %s: if this daemon is killed, programs may hang until umount -f", why);
+}
+
 void guard_start(struct guard *guard)
 {
     int tell[2], answer[2];
@@ -76,11 +81,11 @@ void guard_start(struct guard *guard)
 
     *guard = (struct guard){.tell = -1, .answer = -1};
     if (pipe2(tell, O_CLOEXEC)) {
-        fs_log(LOG_WARNING, "no guard: %s", strerror(errno));
+        no_guard(strerror(errno));
         return;
     }
     if (pipe2(answer, O_CLOEXEC)) {
-        fs_log(LOG_WARNING, "no guard: %s", strerror(errno));
+        no_guard(strerror(errno));
         close(tell[0]);
         close(tell[1]);
         return;
@@ -91,7 +96,7 @@ void guard_start(struct guard *guard)
     close(tell[0]);
     close(answer[1]);
     if (pid < 0) {
-        fs_log(LOG_WARNING, "no guard: %s", strerror(errno));
+        no_guard(strerror(errno));
         close(tell[1]);
         close(answer[0]);
         return;
@@ -113,7 +118,7 @@ void guard_watch(struct guard *guard, dev_t device)
         if (n == 1)
             return;
     }
-    fs_log(LOG_WARNING, "no guard: it can't reach the mount's connection in fusectl");
+    no_guard("it can't reach the mount's connection; is fusectl mounted on /sys/fs/fuse/connections?");
 }
 
 void guard_stop(struct guard *guard)

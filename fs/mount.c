@@ -222,12 +222,12 @@ static int go_to_background(void)
     pid_t child;
 
     if (pipe2(ready, O_CLOEXEC)) {
-        fs_log(LOG_ERR, "pipe: %s", strerror(errno));
+        fs_log(LOG_ERR, "can't go to the background: pipe: %s (-f stays in the foreground)", strerror(errno));
         exit(EXIT_FAILURE);
     }
     child = fork();
     if (child < 0) {
-        fs_log(LOG_ERR, "fork: %s", strerror(errno));
+        fs_log(LOG_ERR, "can't go to the background: fork: %s (-f stays in the foreground)", strerror(errno));
         exit(EXIT_FAILURE);
     }
     if (child == 0) {
@@ -303,7 +303,7 @@ static int start_parts(struct fs *fs)
     }
     rc = server_start(fs, &fs->server);
     if (rc < 0) {
-        fs_log(LOG_ERR, "starting the client server: %s", strerror(-rc));
+        fs_log(LOG_ERR, "starting the server for devices' programs: %s", strerror(-rc));
         cache_stop(fs->cache); /* run() closes it */
     }
     return rc;
@@ -317,7 +317,8 @@ static int stop_parts(struct fs *fs)
     server_stop(fs->server); /* first: what is released until then is acknowledged, and must be collected */
     rc = cache_flush_all(fs->cache);
     if (rc < 0)
-        fs_log(LOG_ERR, "collecting what devices hold: %s", strerror(-rc));
+        fs_log(LOG_ERR, "data directory %s: what devices held could not all be written, and is lost: %s",
+               fs->data_path, strerror(-rc));
     cache_stop(fs->cache);
     while (fs->handles) /* of files that were open when the mount was detached */
         handle_free(fs, fs->handles);
@@ -372,7 +373,7 @@ static int run(struct fs *fs, int ready)
     pruner_init(fs);
     rc = inode_table_init(fs, most, remember, idle_descriptors());
     if (rc < 0) {
-        fs_log(LOG_ERR, "the table of inodes: %s", strerror(-rc));
+        fs_log(LOG_ERR, "no memory for the table of inodes: %s", strerror(-rc));
         return rc;
     }
     lock_init(&fs->handles_lock, LOCK_HANDLES);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "fs/creds.h"
+#include "fs/trouble.h"
 
 /* Each thread of the session keeps the buffer of its largest READ: allocating one a request costs more than
  * reading. */
@@ -100,7 +101,7 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
     }
     inode_gate_leave(inode, file);
     if (got < 0)
-        fuse_reply_err(req, (int)-got);
+        fuse_reply_err(req, (int)-trouble(inode, "reading", got));
     else
         fuse_reply_buf(req, buffer, (size_t)got);
     if (file) {
@@ -220,7 +221,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
     if (kills)
         creds_regain_fsetid(req);
     if (put < 0)
-        fuse_reply_err(req, (int)-put);
+        fuse_reply_err(req, (int)-trouble(inode, "writing", put));
     else
         fuse_reply_write(req, (size_t)put);
 }
@@ -267,7 +268,7 @@ void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file
         rc = cache_file_sync(file, handle->fd, data_only, &handle->seen);
     else
         rc = durable_sync(inode_durable(inode), handle->fd, data_only, &handle->seen);
-    fuse_reply_err(req, -rc);
+    fuse_reply_err(req, (int)-trouble(inode, "syncing", rc));
 }
 
 void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off_t length,

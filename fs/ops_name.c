@@ -12,6 +12,7 @@
 
 #include "fs/creds.h"
 #include "fs/resolve.h"
+#include "fs/trouble.h"
 
 /* Gives the kernel the entry; takes the lookup back when it did not arrive. */
 static void reply_entry(fuse_req_t req, const struct fuse_entry_param *entry)
@@ -28,7 +29,7 @@ static void reply_lookup(fuse_req_t req, struct inode *parent, const char *name)
     int rc = resolve_entry(fs_of(req), parent, name, &entry);
 
     if (rc < 0)
-        fuse_reply_err(req, -rc);
+        fuse_reply_err(req, (int)-trouble(parent, "looking up a name in", rc));
     else
         reply_entry(req, &entry);
 }

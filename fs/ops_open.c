@@ -11,6 +11,7 @@
 #include "fs/request.h"
 #include "fs/resolve.h"
 #include "fs/server.h"
+#include "fs/trouble.h"
 
 /* What of the opener's flags the backing descriptor gets. Not O_DIRECT: the backing filesystem may refuse it,
  * or the alignment of a request's buffer; the kernel has kept its cache out of the way already. Not O_TRUNC:
@@ -75,10 +76,11 @@ static int open_file(fuse_req_t req, struct inode *inode, struct fuse_file_info 
 
 void op_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 {
-    int rc = open_file(req, inode_of(req, nodeid), fi);
+    struct inode *inode = inode_of(req, nodeid);
+    int rc = open_file(req, inode, fi);
 
     if (rc < 0)
-        fuse_reply_err(req, -rc);
+        fuse_reply_err(req, (int)-trouble(inode, "opening", rc));
     else if (fuse_reply_open(req, fi) < 0)
         handle_free(fs_of(req), handle_of(fi));
 }
@@ -110,7 +112,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mo
     int fd = create_backing(req, parent, name, mode, fi->flags), path_fd, rc;
 
     if (fd < 0) {
-        fuse_reply_err(req, -fd);
+        fuse_reply_err(req, (int)-trouble(parent, "creating a file in", fd));
         return;
     }
     /* Not by its name: that may be another file's by now. */

@@ -201,8 +201,9 @@ static void *serve_client(void *argument)
     while (!(error = serve_one(client)))
         ;
     if (error == -EPROTO)
-        fs_log(LOG_WARNING, "client %d (uid %d) sent what is no message: disconnected", (int)client->peer.pid,
-               (int)client->peer.uid);
+        fs_log(LOG_WARNING,
+               "client %d (uid %d) sent what is no message: disconnected (another version of libgaia?)",
+               (int)client->peer.pid, (int)client->peer.uid);
     cache_client_close(client->cache);
     pthread_mutex_lock(&server->lock);
     close(client->socket);
@@ -286,7 +287,8 @@ static void *accept_clients(void *argument)
         reap(server, false);
         int error = add_client(server, socket);
         if (error) {
-            fs_log(LOG_WARNING, "a client was turned away: %s", strerror(-error));
+            fs_log(LOG_WARNING, "a program that wants a device was turned away: %s%s", strerror(-error),
+                   error == -EMFILE ? ": raise the daemon's limit of open files (LimitNOFILE=)" : "");
             close(socket);
         }
     }

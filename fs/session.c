@@ -222,7 +222,7 @@ int session_start(struct fs *fs)
         return rc;
     }
     if (fuse_session_mount(fs->session, fs->mount_path)) {
-        fs_log(LOG_ERR, "can't mount on %s", fs->mount_path); /* libfuse has logged why */
+        fs_log(LOG_ERR, "can't mount on %s (the line before says why)", fs->mount_path); /* libfuse's */
         rc = -EIO;
         goto out_destroy;
     }
@@ -291,13 +291,13 @@ static bool unmount_served(struct fs *fs)
     if (umount2(fs->mount_path, UMOUNT_NOFOLLOW) == 0)
         return true;
     if (errno != EBUSY)
-        fs_log(LOG_WARNING, "unmounting %s: %s", fs->mount_path, strerror(errno));
+        fs_log(LOG_WARNING, "unmounting %s: %s: detached instead", fs->mount_path, strerror(errno));
     else
         fs_log(LOG_NOTICE, "%s is busy: detached from the tree, files still open in it end with ENOTCONN",
                fs->mount_path);
     fs_each_inode(fs, drop_pages, fs);
     if (umount2(fs->mount_path, MNT_DETACH | UMOUNT_NOFOLLOW))
-        fs_log(LOG_WARNING, "detaching %s: %s", fs->mount_path, strerror(errno));
+        fs_log(LOG_WARNING, "detaching %s: %s: umount -l it by hand", fs->mount_path, strerror(errno));
     /* What was stored through mappings up to here. */
     fs_each_inode(fs, drop_pages, fs);
     return false;
@@ -324,7 +324,10 @@ static void *stop_on_signal(void *argument)
         return NULL;
     rc = cache_flush_all(fs->cache);
     if (rc < 0)
-        fs_log(LOG_ERR, "collecting what devices hold: %s", strerror(-rc));
+        fs_log(LOG_ERR,
+               "data directory %s: what devices hold could not all be written: %s: it is tried once more at "
+               "the end",
+               fs->data_path, strerror(-rc));
     if (unmount_served(fs))
         return NULL;
     if (!fs->as_root)
@@ -364,7 +367,8 @@ int session_serve(struct fs *fs)
     loop_init(&stopper.loop, fs);
     rc = stopper_start(&stopper, &thread);
     if (rc < 0) {
-        fs_log(LOG_ERR, "no thread to wait for signals: %s", strerror(-rc));
+        fs_log(LOG_ERR, "no thread to wait for signals: %s (limits of threads and of open files?)",
+               strerror(-rc));
         loop_destroy(&stopper.loop);
         return rc;
     }

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/trouble.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "fs/fs.h"
+#include "fs/log.h"
+
+#define PAUSE_S 30
+
+static struct kind {
+    int error;
+    const char *advice;
+    atomic_llong next; /* seconds of the monotonic clock: silent until then */
+    atomic_uint unsaid;
+} kinds[] = {
+    {.error = EIO, .advice = "the kernel's log (dmesg) says what is wrong with the disk"},
+    {.error = EUCLEAN, .advice = "its filesystem is damaged: unmount it and run fsck"},
+    {.error = ESHUTDOWN, .advice = "its filesystem has shut itself down: see the kernel's log (dmesg)"},
+    {.error = EMFILE, .advice = "raise the daemon's limit of open files (ulimit -n, systemd: LimitNOFILE=)"},
+    {.error = ENFILE, .advice = "raise the machine's limit of open files (sysctl fs.file-max)"},
+    {.error = ENOMEM, .advice = "the daemon needs more memory, or its cgroup a higher memory.max"},
+};
+
+static bool is_due(struct kind *kind)
+{
+    struct timespec now;
+    long long next = atomic_load(&kind->next);
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (now.tv_sec >= next && atomic_compare_exchange_strong(&kind->next, &next, now.tv_sec + PAUSE_S))
+        return true;
+    atomic_fetch_add(&kind->unsaid, 1);
+    return false;
+}
+
+static void tell(struct kind *kind, struct inode *inode, const char *doing)
+{
+    char path[PATH_MAX], more[48] = "";
+    unsigned unsaid = atomic_exchange(&kind->unsaid, 0);
+
+    /* Without descriptors /proc says no path. */
+    if (inode_path(inode, path, sizeof(path)) < 0)
+        snprintf(path, sizeof(path), "(inode %llu)", (unsigned long long)inode->ino);
+    if (unsaid > 0)
+        snprintf(more, sizeof(more), "; %u more like it before", unsaid);
+    fs_log(LOG_ERR, "data directory %s: %s %s: %s: %s%s", inode->fs->data_path, doing,
+           path[0] ? path : "its root", strerror(kind->error), kind->advice, more);
+}
+
+ssize_t trouble(struct inode *inode, const char *doing, ssize_t rc)
+{
+    int saved = errno;
+
+    for (size_t i = 0; rc < 0 && i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        if (kinds[i].error == -rc && is_due(&kinds[i]))
+            tell(&kinds[i], inode, doing);
+    }
+    errno = saved;
+    return rc;
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What goes wrong below the mount and an administrator can do something about is told to the log, besides the
+ * caller. */
+#ifndef GAIAFS_FS_TROUBLE_H
+#define GAIAFS_FS_TROUBLE_H
+
+#include "fs/inode.h"
+
+/* doing: "reading", "opening a file in". rc: 0 or more, or a negative errno; most errors are the caller's own
+ * affair, and nothing is logged. Of each other kind at most one line in half a minute. Returns rc. No lock is
+ * held. */
+ssize_t trouble(struct inode *inode, const char *doing, ssize_t rc);
+
+#endif

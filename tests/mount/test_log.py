@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an administrator reads in the log: what failed, on what, and what can be done."""
+import errno
+import os
+import resource
+import subprocess
+import threading
+
+import pytest
+
+from helpers import read_file, wait_until, write_file
+from test_faults import disk  # noqa: F401  pylint: disable=unused-import
+
+
+def lines(m, text):
+    return [line for line in m.log_text().splitlines() if text in line]
+
+
+def test_out_of_descriptors(mount):
+    """EMFILE for who asks, a line in the log with the remedy, and all is well when there are descriptors again."""
+    m = mount()
+    for i in range(100):
+        write_file(os.path.join(m.data, f"f{i}"), b"x")
+    used = len(os.listdir(f"/proc/{m.pid}/fd"))
+    before = resource.prlimit(m.pid, resource.RLIMIT_NOFILE, (used + 10, resource.prlimit(m.pid, resource.RLIMIT_NOFILE)[1]))
+    held, failures = [], []
+    try:
+        for i in range(100):
+            try:
+                held.append(open(os.path.join(m.mnt, f"f{i}"), "rb"))
+            except OSError as error:
+                failures.append(error.errno)
+    finally:
+        resource.prlimit(m.pid, resource.RLIMIT_NOFILE, before)
+    assert failures and set(failures) <= {errno.EMFILE, errno.ENFILE}, failures
+    said = lines(m, "ulimit -n")
+    assert len(said) == 1 and m.data in said[0] and "Too many open files" in said[0], m.log_text()
+    for file in held:
+        file.close()
+    assert read_file(os.path.join(m.mnt, "f99")) == b"x"
+
+
+def test_a_disk_in_error(mount, disk):  # noqa: F811  pylint: disable=redefined-outer-name
+    m = mount(data=disk.folder)
+    path = os.path.join(m.mnt, "f")
+    for name in ("low", "pad", "f"):
+        write_file(os.path.join(m.mnt, name), os.urandom(4 << 20))
+    disk.sync()
+    for top in m.mnt, disk.folder:
+        fd = os.open(os.path.join(top, "f"), os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+    disk.cut()
+    for _ in range(3):
+        with pytest.raises(OSError) as caught, open(path, "rb") as file:
+            file.read()
+        assert caught.value.errno == errno.EIO
+    said = lines(m, "Input/output error")
+    assert len(said) == 1 and "reading f" in said[0] and "dmesg" in said[0] and disk.folder in said[0], m.log_text()
+    disk.mend()
+
+
+def test_ordinary_errors_are_not_logged(mount):
+    m = mount()
+    for name, code in (("missing", errno.ENOENT), ("x" * 300, errno.ENAMETOOLONG)):
+        with pytest.raises(OSError) as caught:
+            read_file(os.path.join(m.mnt, name))
+        assert caught.value.errno == code
+    assert m.log_text() == ""
+
+
+@pytest.mark.limit(60)
+def test_umount_under_load(mount):
+    """Says EBUSY while files are open, takes nothing down, and works as soon as nothing is; SIGTERM under load ends the
+    daemon, whose callers get ENOTCONN and the like, and nothing hangs."""
+    m = mount()
+    path, stop, wrong, turns = os.path.join(m.mnt, "f"), threading.Event(), [], [0, 0]
+
+    def work(number):
+        with open(f"{path}{number}", "wb", buffering=0) as file:
+            while not stop.is_set():
+                try:
+                    os.pwrite(file.fileno(), b"x" * 5000, turns[number] % 100 * 4096)
+                    os.stat(m.mnt)
+                    turns[number] += 1
+                except OSError as error:
+                    if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ENOENT):
+                        wrong.append(error)
+                    return
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for worker in workers:
+        worker.start()
+    try:
+        wait_until(lambda: min(turns) > 20)
+        done = subprocess.run(["umount", m.mnt], capture_output=True, text=True, check=False)
+        assert done.returncode != 0 and "busy" in done.stderr, done.stderr
+        before = list(turns)
+        wait_until(lambda: all(now > was for now, was in zip(turns, before)), what="the load goes on")
+        m.proc.terminate()
+        assert m.proc.wait(30) == 0
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join(20)
+    assert not wrong and not any(worker.is_alive() for worker in workers), wrong
+    assert "is busy: detached" in m.log_text()
+    assert os.path.getsize(os.path.join(m.data, "f0")) > 5000
