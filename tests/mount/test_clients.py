@@ -533,8 +533,9 @@ def test_a_child_of_fork_does_not_keep_the_mount_busy(mount, agents):
     path = make(m, bytes(4 * PAGE))
     child = functions_of(__name__, agents())
     child.do("device = gaia.Device()\nmapping = open_map(device, path)\nmapping[0] = 1\nr, w = os.pipe()\n"
-             "pid = os.fork()\nif pid == 0:\n    os.close(w)\n    os.read(r, 1)\n    os._exit(0)\n"
-             "device.close()", path=path)
+             "runs, tells = os.pipe()\n"
+             "pid = os.fork()\nif pid == 0:\n    os.close(w)\n    os.write(tells, b'1')\n    os.read(r, 1)\n    os._exit(0)\n"
+             "device.close()\nos.read(runs, 1)", path=path)  # it lets go of what it has before fork() returns there
     done = subprocess.run(["umount", m.mnt], capture_output=True, text=True)
     child.do("os.close(w)\nos.waitpid(pid, 0)")
     assert done.returncode == 0, done.stderr
