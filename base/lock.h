@@ -31,6 +31,7 @@ enum lock_flags {
     X(SESSION, "gaia_session.lock", LOCK_ALONE | LOCK_LEAF) \
     X(HANDLE, "handle.lock", LOCK_ALONE)                    \
     X(GATE, "inode.gate", LOCK_PAIR)                        \
+    X(PASSTHROUGH, "fs.passthrough_lock", 0)                \
     X(CLIENT, "cache_client.lock", LOCK_ALONE)              \
     X(CACHE, "cache.lock", 0)                               \
     X(FILE, "cache_file.lock", 0)                           \

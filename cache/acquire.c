@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "cache/drop.h"
+#include "cache/passed.h"
 #include "cache/release.h"
 #include "io/protocol.h"
 
@@ -110,6 +111,8 @@ static int acquire_alone(struct replica *replica, uint64_t first, uint64_t count
         return error;
     pthread_mutex_lock(&file->lock);
     error = file_check_behind(file);
+    if (!error && passed_is_compared(file))
+        error = passed_compare(replica, first, count);
     *changes_out = atomic_load(&replica->state->changes);
     if (!error)
         error = take_suspects(replica, first, count, &list, &n);

@@ -15,6 +15,7 @@
  *   LOCK_HANDLE        the position in an open directory; held while names are looked up
  *   LOCK_GATE          an inode: shared by the I/O of an untracked file, exclusively to track it; of two, the
  *                      lower address first (a copy from one file to another)
+ *   LOCK_PASSTHROUGH   how the kernel has each file open; held over ioctls that register backing files
  *   LOCK_CLIENT        a client's maps
  *     LOCK_CACHE       the list of files
  *       LOCK_FILE      everything about one file: what a handler of FUSE waits for, so never held for long

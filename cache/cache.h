@@ -72,6 +72,11 @@ void cache_file_discard(struct cache_file *file);
 /* The inode is gone for good (forgotten, nothing mapped, nothing resident). [FUSE] */
 void cache_file_close(struct cache_file *file);
 
+/* [FUSE] How CPUs have the file open from now on: passed, the kernel reads, writes and maps the backing file
+ * by itself (cache/passed.h); written: somebody has, or had, it open for writing so. Told before the kernel
+ * knows: to passed before the file is first used, away from it at any time. */
+void cache_file_pass(struct cache_file *file, bool passed, bool written);
+
 enum cache_io_flags {
     CACHE_IO_DIRECT = 1,    /* the request may be a direct read or write: fi->flags & O_DIRECT */
     CACHE_IO_WRITEBACK = 2, /* fi->writepage: a write-back of a kernel page, all its bytes */

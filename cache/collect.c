@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "cache/internal.h"
+#include "cache/passed.h"
 #include "consistency/digest.h"
 #include "consistency/merge.h"
 
@@ -132,6 +133,23 @@ static int take(struct collect *c)
     return error;
 }
 
+/* As write_changed(), of a file that CPUs have open in passthrough: see cache/passed.h. The twins are still
+ * what they were; of two devices' bytes the later ones win, as in the merge. */
+static int write_passed(struct collect *c)
+{
+    struct frame_pool *pool = &c->file->cache->twins;
+    int error = 0;
+
+    for (size_t i = 0; i < c->count && !error; i++) {
+        const struct taken *t = &c->taken[i];
+        uint64_t page = (c->leaf->number << LEAF_SHIFT) + t->page;
+        if (c->changed >> t->page & 1)
+            error = passed_write(c->file, page, frame_bytes(pool, *leaf_copy_twin(t->copy, t->page)),
+                                 frame_bytes(pool, t->frame), file_page_bytes(c->file->size, page));
+    }
+    return error;
+}
+
 static int write_changed(struct collect *c)
 {
     page_mask changed = c->changed;
@@ -140,6 +158,10 @@ static int write_changed(struct collect *c)
     if (!changed)
         return 0;
     bool unchanged = file_unchanged(c->file);
+    if (c->file->passed) {
+        error = write_passed(c);
+        changed = 0;
+    }
     while (changed && !error) {
         unsigned length, first = page_mask_run(&changed, &length);
         size_t from = (first - c->first) * GAIA_PAGE_SIZE, to = from + length * GAIA_PAGE_SIZE;

@@ -194,7 +194,7 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
     pthread_mutex_lock(&file->lock);
     reads_begin(file, read_out, offset, length);
     int error = each_leaf(file, offset, length, flags, before_read);
-    bool resident = file->index.leaves;
+    bool resident = file->index.leaves && !file->passed; /* else what devices have may be older */
     pthread_mutex_unlock(&file->lock);
     if (error)
         return error;

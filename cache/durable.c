@@ -108,6 +108,17 @@ void durable_tried(struct durable *durable, off_t offset, off_t length)
     pthread_mutex_unlock(&durable->lock);
 }
 
+void durable_blind(struct durable *durable, int fd, bool blind)
+{
+    if (blind)
+        sync_fd(durable, fd);
+    pthread_mutex_lock(&durable->lock);
+    durable->blind = blind;
+    if (blind)
+        ranges_add(&durable->written, 0, INT64_MAX);
+    pthread_mutex_unlock(&durable->lock);
+}
+
 void durable_cut(struct durable *durable, off_t size)
 {
     off_t rest = -size & (off_t)(GAIA_PAGE_SIZE - 1);
@@ -208,6 +219,8 @@ static void sync_written(struct durable *durable, int fd, bool data_only)
     else if (error)
         failed(durable, fd, &before, error);
     ranges_clear(&before);
+    if (durable->blind) /* also while the sync was under way */
+        ranges_add(&durable->written, 0, INT64_MAX);
     durable->result = error;
     durable->data_only = data_only;
     durable->done++;

@@ -29,6 +29,7 @@ struct durable {
     unsigned write_back_errors; /* and what the kernel tells by itself to all but maps */
     unsigned told;              /* of errors: what somebody was told already */
     int error;                  /* the last one */
+    bool blind;                 /* bytes may be written at any time and nobody tells: by passthrough */
     struct ranges written;      /* since the start of the last good sync */
     struct ranges lost;
     /* Syncs, one at a time: of two that wait for the same bytes the kernel tells only one that they failed,
@@ -59,6 +60,9 @@ void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t 
 /* A change has failed, and some of its bytes may have been changed all the same: a write through an O_SYNC
  * descriptor fails when they are in memory and can't be brought to storage. */
 void durable_tried(struct durable *durable, off_t offset, off_t length);
+/* The file has been opened for writing: from now on the kernel may write any byte of it without being seen
+ * (blind), or nobody can any more. What a failed sync may have lost is all of a blind file. */
+void durable_blind(struct durable *durable, int fd, bool blind);
 /* The file was cut at size. */
 void durable_cut(struct durable *durable, off_t size);
 /* Bytes that the kernel wrote back could not be written, and the kernel has called their pages clean: they

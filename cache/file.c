@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cache/internal.h"
+#include "cache/passed.h"
 
 static int open_backing(int path_fd, bool *writable_out)
 {
@@ -316,6 +317,11 @@ static void mark_leaf(struct leaf *leaf, void *context)
     file_cpu_modified(context, leaf, held);
 }
 
+void file_all_modified(struct cache_file *file)
+{
+    index_each(&file->index, mark_leaf, file);
+}
+
 int file_check_behind(struct cache_file *file)
 {
     struct stat st;
@@ -325,7 +331,8 @@ int file_check_behind(struct cache_file *file)
         return -errno;
     if (!same_time(st.st_ctim, file->ctime) || st.st_size != file->size) {
         file_resized(file, st.st_size);
-        index_each(&file->index, mark_leaf, file);
+        if (!passed_is_compared(file)) /* else its times say nothing, and acquires look at the bytes */
+            file_all_modified(file);
         file->ctime = st.st_ctim;
     }
     SLIST_FOREACH (replica, &file->replicas, link)

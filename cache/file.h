@@ -38,6 +38,7 @@ struct cache_file {
     uint64_t truncations; /* counts changes that a fill under way must not survive */
     struct timespec
         ctime; /* of the backing file after our last change: another value means that somebody else wrote */
+    bool passed, written;  /* how CPUs have it open: cache_file_pass() */
     bool discarded;        /* nobody can reach it but its clients: with its last use it is emptied */
     bool pinned;           /* the host was told, or is about to be */
     _Atomic unsigned uses; /* client maps and operations under way: see file_use() */
@@ -89,5 +90,7 @@ void file_stamp(struct cache_file *file, bool unchanged_before);
 /* Somebody may have changed the backing file behind the mount: if so, every resident page counts as written
  * by a CPU. The lock is held. 0 or a negative errno. */
 int file_check_behind(struct cache_file *file);
+/* Every resident page counts as written by a CPU. The lock is held. */
+void file_all_modified(struct cache_file *file);
 
 #endif

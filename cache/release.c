@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <sys/xattr.h>
 
+#include "cache/collect.h"
 #include "cache/runs.h"
 #include "consistency/merge.h"
 
@@ -86,6 +87,7 @@ static int find_modified(struct work *w)
 {
     struct leaf_copy *copy = w->copy;
     struct replica *replica = copy->replica;
+    struct cache_file *file = replica->file;
     page_mask before = copy_stored(copy);
     page_mask left = copy->twin & w->owned;
     int error = 0;
@@ -108,8 +110,8 @@ static int find_modified(struct work *w)
     copy->leaf->released |= w->pages;
     replica_update(copy, before);
     replica_drop_twins(copy, clean);
-    w->marked = w->pages;
-    copy->leaf->invalidating |= w->marked; /* keeps the copy, too */
+    w->marked = w->pages | (file->passed ? again : 0); /* there what is pending was to be collected */
+    copy->leaf->invalidating |= w->marked;             /* keeps the copy, too */
     return error;
 }
 
@@ -223,11 +225,32 @@ static bool open_window(struct cache_file *file, const struct work *work, size_t
     return true;
 }
 
+/* The same for a file that CPUs have open in passthrough: the kernel holds no pages of its own, and nobody
+ * will ask for what is pending. What can't be collected stays pending, and counts as stored to: the next
+ * release tries again. Lock held. */
+static int collect_work(struct cache_file *file, struct work *work, size_t count)
+{
+    int error = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        struct leaf_copy *copy = work[i].copy;
+        copy->touched &= ~work[i].pages; /* that only matters to who has pages of the kernel's dropped */
+        make_pending(&work[i], false);
+        int one = collect_pages(file, copy->leaf, work[i].marked, COLLECT_PENDING);
+        page_mask before = copy_stored(copy);
+        copy->sealed &= ~(copy->pending & work[i].marked);
+        replica_update(copy, before);
+        error = error ? error : one;
+    }
+    return error;
+}
+
 /* Rule 6, from releasing to pending. Lock held on entry and exit, not in between. */
 static int hand_over(struct cache_file *file, struct work *work, size_t count)
 {
-    bool again = true;
-    int error = 0;
+    /* No open is answered that would have the kernel hold pages before it has the lock. */
+    bool again = !file->passed;
+    int error = again ? 0 : collect_work(file, work, count);
 
     while (again) {
         uint64_t reads = file->reads.number;
@@ -284,7 +307,7 @@ static int release_work(struct replica *replica, struct work *work, size_t count
             pthread_cond_wait(&file->changed, &file->lock);
         int one = error ? 0 : find_modified(&w);
         unread = unread ? unread : one;
-        if (w.pages)
+        if (w.marked)
             work[modified++] = w;
         if (keep_busy)
             continue;

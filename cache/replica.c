@@ -14,6 +14,7 @@
 #include "base/shared_page.h"
 #include "cache/evict.h"
 #include "cache/internal.h"
+#include "cache/passed.h"
 #include "io/protocol.h"
 
 int replica_open(struct cache_file *file, struct cache_device *device, uint64_t pages, uint32_t entry,
@@ -84,7 +85,9 @@ void replica_checked(struct replica *replica)
 
     clock_gettime(CLOCK_MONOTONIC, &now);
     atomic_store(&replica->state->checked_ns, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
-    atomic_store(&replica->state->timeout_ns, replica->file->cache->config.behind_timeout_ns);
+    atomic_store(&replica->state->timeout_ns, passed_is_compared(replica->file)
+                                                  ? 0 /* an acquire has to ask every time */
+                                                  : replica->file->cache->config.behind_timeout_ns);
 }
 
 void replica_suspect(struct leaf_copy *copy)

@@ -43,6 +43,9 @@ struct fs {
     struct pruner pruner;
     uint32_t generation; /* of node ids: those of an earlier mount are not ours, though they look alike */
 
+    atomic_bool passes;               /* files may be passed through (fs/passthrough.h) */
+    pthread_mutex_t passthrough_lock; /* guards the state of that in each inode */
+
     /* Held shared by each notification to the kernel, exclusively to set serving to false: a notification
      * waits for write-backs, so none may be under way when the session stops being served. */
     pthread_rwlock_t notify_gate;
@@ -59,6 +62,7 @@ struct handle {
     struct inode *inode; /* a reference is held */
     struct durable_seen seen;
     atomic_bool has_tokens; /* fs/token.h: it may have */
+    bool passed, counted;   /* the kernel passes its I/O through; it is counted (fs/passthrough.h) */
     _Atomic int page_fd;    /* -1, or a second descriptor without O_APPEND; see handle_page_fd() */
 
     /* Directories only. lock guards the three. */

@@ -19,7 +19,8 @@ static void usage(FILE *to)
           "       gaiactl devices [--json]\n"
           "       gaiactl --help | --version\n"
           "\n"
-          "stat     what is resident on each device, for each file, and what was moved\n"
+          "stat     what is resident on each device, for each file, and what was moved; how open files are "
+          "open\n"
           "devices  what there is to map files on, and what NVIDIA's driver says of its GPUs\n",
           to);
 }
@@ -92,7 +93,7 @@ static void print_device(const char *indent, json_t *d)
 
 static void print_text(json_t *root)
 {
-    json_t *device, *file;
+    json_t *device, *file, *open;
     size_t i, j;
 
     printf("%s on %s\n", json_string_value(json_object_get(root, "data")),
@@ -109,6 +110,11 @@ static void print_text(json_t *root)
         json_array_foreach (json_object_get(file, "devices"), j, device)
             print_device("  ", device);
     }
+    if (json_array_size(json_object_get(root, "open")))
+        printf("open files:\n");
+    json_array_foreach (json_object_get(root, "open"), i, open)
+        printf("  %-11s %6lld %s\n", json_string_value(json_object_get(open, "mode")), field(open, "opens"),
+               json_string_value(json_object_get(open, "path")));
 }
 
 static int print_json(int fd)

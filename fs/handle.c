@@ -52,6 +52,7 @@ void handle_free(struct fs *fs, struct handle *handle)
         handle->next->previous = handle->previous;
     pthread_mutex_unlock(&fs->handles_lock);
 
+    passthrough_close(fs, handle);
     if (handle->dir)
         closedir(handle->dir);
     else

@@ -12,8 +12,7 @@
 #include "fs/fs.h"
 #include "fs/place.h"
 
-/* Not NULL after inode_durable(). */
-static struct content *content_of(struct inode *inode)
+struct content *inode_content(struct inode *inode)
 {
     struct content *content = atomic_load_explicit(&inode->content, memory_order_acquire);
 
@@ -43,7 +42,7 @@ static void content_free(struct content *content)
 
 void inode_free(struct inode *inode)
 {
-    struct content *content = content_of(inode);
+    struct content *content = inode_content(inode);
     struct cache_file *file = inode_file(inode);
 
     order_after(inode->fs); /* what was asked of it is answered */
@@ -226,7 +225,7 @@ void inode_unlinked(struct fs *fs, int fd)
 
 struct durable *inode_durable(struct inode *inode)
 {
-    struct content *content = content_of(inode), *expected = NULL;
+    struct content *content = inode_content(inode), *expected = NULL;
 
     if (content)
         return &content->durable;
@@ -240,7 +239,7 @@ struct durable *inode_durable(struct inode *inode)
     pthread_mutex_unlock(&shard->lock);
     if (unsynced)
         durable_tried(&content->durable, 0, INT64_MAX);
-    order_before(content); /* see content_of() */
+    order_before(content); /* see inode_content() */
     if (atomic_compare_exchange_strong(&inode->content, &expected, content))
         return &content->durable;
     content_free(content);
@@ -282,7 +281,7 @@ static struct inode *remember(struct inode_shard *shard, struct inode *inode, st
 static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *inode)
 {
     struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
-    struct content *content = content_of(inode);
+    struct content *content = inode_content(inode);
 
     if (inode_is_used(inode)) {
         pthread_mutex_unlock(&shard->lock);
@@ -303,7 +302,7 @@ static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *i
 /* Lost bytes must not be forgotten with the inode: the next fsync would succeed. */
 static bool is_lost(struct inode *inode)
 {
-    struct content *content = content_of(inode);
+    struct content *content = inode_content(inode);
 
     return content && durable_is_lost(&content->durable);
 }
@@ -344,11 +343,22 @@ void inode_forget(struct inode *inode, uint64_t lookups)
         return;
     }
     pthread_mutex_unlock(&shard->lock);
+    passthrough_forget(inode->fs, inode);
     /* The last name of a deleted file, and nobody has it open: what devices still hold of it is of no use to
      * anybody. */
     if (is_deleted(inode))
         cache_file_discard(inode_file(inode));
     inode_put(inode);
+}
+
+bool inode_is_known(struct inode *inode)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+
+    pthread_mutex_lock(&shard->lock);
+    bool known = inode->lookups > 0;
+    pthread_mutex_unlock(&shard->lock);
+    return known;
 }
 
 void inode_get(struct inode *inode)
@@ -385,7 +395,7 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
 {
     struct cache_file *file = inode_file(inode);
     struct durable *durable = inode_durable(inode);
-    struct content *content = content_of(inode);
+    struct content *content = inode_content(inode);
     int rc = 0;
 
     if (!durable)
@@ -399,10 +409,8 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
         file = inode_file(inode);
         if (!file) {
             rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
-            if (rc == 0) {
-                order_before(file); /* see inode_file() */
-                atomic_store(&content->file, file);
-            }
+            if (rc == 0)
+                passthrough_track(fs, inode, file);
         }
         pthread_rwlock_unlock(&content->gate);
     }
@@ -414,7 +422,7 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
 struct cache_file *inode_gate_enter(struct inode *inode)
 {
     struct cache_file *file = inode_file(inode);
-    struct content *content = content_of(inode);
+    struct content *content = inode_content(inode);
 
     if (!file) {
         pthread_rwlock_rdlock(&content->gate);
@@ -428,7 +436,7 @@ struct cache_file *inode_gate_enter(struct inode *inode)
 void inode_gate_leave(struct inode *inode, const struct cache_file *file)
 {
     if (!file)
-        pthread_rwlock_unlock(&content_of(inode)->gate);
+        pthread_rwlock_unlock(&inode_content(inode)->gate);
 }
 
 ssize_t inode_path(struct inode *inode, char *path_out, size_t size)
@@ -488,7 +496,7 @@ static void see(struct content *content, const struct stat *st)
 
 bool inode_unchanged(struct inode *inode, int fd)
 {
-    struct content *content = content_of(inode);
+    struct content *content = inode_content(inode);
     struct inode_shard *shard = shard_of_inode(inode);
     struct stat st;
     bool same;
@@ -512,7 +520,7 @@ bool inode_unchanged(struct inode *inode, int fd)
 
 void inode_change_begin(struct inode *inode, int fd, struct inode_change *change_out)
 {
-    struct content *content = content_of(inode);
+    struct content *content = inode_content(inode);
     struct inode_shard *shard = shard_of_inode(inode);
     struct stat st;
     bool known = !fstat(fd, &st);
@@ -526,7 +534,7 @@ void inode_change_begin(struct inode *inode, int fd, struct inode_change *change
 
 void inode_change_end(struct inode *inode, int fd, const struct inode_change *change)
 {
-    struct content *content = content_of(inode);
+    struct content *content = inode_content(inode);
     struct inode_shard *shard = shard_of_inode(inode);
     struct stat st;
     bool known = change->ours && !fstat(fd, &st);

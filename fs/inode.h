@@ -15,6 +15,7 @@
 #include "base/order.h"
 #include "cache/durable.h"
 #include "fs/inode_table.h"
+#include "fs/passthrough.h"
 
 struct cache_file;
 struct fs;
@@ -26,6 +27,7 @@ struct content {
     struct durable durable;
     /* Held shared by every data operation on an untracked file until its backing I/O is done. */
     pthread_rwlock_t gate;
+    struct passthrough passthrough; /* guarded by fs->passthrough_lock */
     /* What the file was at its last open, or after a change of ours that found it so: the kernel may keep its
      * pages when the next open sees the same. Guarded by the lock of the inode's shard. */
     struct {
@@ -62,6 +64,9 @@ struct inode {
     unsigned char handle[];
 };
 
+/* NULL before inode_durable() was called for it. */
+struct content *inode_content(struct inode *inode);
+
 /* NULL: untracked. */
 static inline struct cache_file *inode_file(struct inode *inode)
 {
@@ -92,6 +97,8 @@ struct inode *inode_find(struct fs *fs, uint64_t id);
  * has it (open, or as the working directory) must reach it without. */
 void inode_unlinked(struct fs *fs, int fd);
 void inode_forget(struct inode *inode, uint64_t lookups);
+/* Whether the kernel knows it. */
+bool inode_is_known(struct inode *inode);
 void inode_get(struct inode *inode);
 void inode_put(struct inode *inode);
 /* With the shard's lock held, which it lets go. */

@@ -204,6 +204,8 @@ static void prepare_process(void)
         fs_log(LOG_WARNING, "chdir /: %s", strerror(errno));
     signal(SIGHUP, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGIO,
+           SIG_IGN); /* somebody opens a file of which a lease is held for a moment: fs/passthrough.c */
     /* For the thread that waits for them, in every other; before there are any. */
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
@@ -377,6 +379,7 @@ static int run(struct fs *fs, int ready)
         return rc;
     }
     lock_init(&fs->handles_lock, LOCK_HANDLES);
+    passthrough_init(fs);
     lock_rw_init(&fs->notify_gate, LOCK_NOTIFY,
                  true); /* a stream of notifications must not put off the end */
     fs->as_root = geteuid() == 0;
@@ -393,6 +396,7 @@ static int run(struct fs *fs, int ready)
         cache_close(fs->cache);
     pthread_rwlock_destroy(&fs->notify_gate);
     pthread_mutex_destroy(&fs->handles_lock);
+    passthrough_end(fs);
     if (lock >= 0)
         close(lock);
     return rc;

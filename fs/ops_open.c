@@ -42,6 +42,13 @@ static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse
     }
     fi->fh = (uint64_t)(uintptr_t)handle;
     fi->noflush = needs_no_flush(fs, inode, fi->flags);
+    int rc = passthrough_open(fs, handle, fi);
+    if (rc < 0) {
+        handle_free(fs, handle);
+        return rc;
+    }
+    if (handle->passed) /* the kernel has no pages of its own then */
+        return 0;
     /* Close to open: the kernel drops its pages unless the file is as it was at the last open. Those of a
      * tracked file the cache drops when it has to: it must know of it. */
     struct cache_file *file = inode_file(inode);

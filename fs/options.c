@@ -43,6 +43,7 @@ enum key {
     KEY_NODIRATIME,
     KEY_REMOUNT,
     KEY_LOG,
+    KEY_PASSTHROUGH,
     KEY_PASS_ON,
     KEY_IGNORE,
 };
@@ -74,6 +75,7 @@ static const struct fuse_opt templates[] = {
     OPTION("fsname=", KEY_FSNAME),
     OPTION("subtype=", KEY_SUBTYPE),
     OPTION("log=", KEY_LOG),
+    OPTION("passthrough=", KEY_PASSTHROUGH),
     /* what mount(8) says to a helper */
     OPTION("-s", KEY_IGNORE),
     OPTION("-n", KEY_IGNORE),
@@ -355,6 +357,8 @@ static int parse_one(void *data, const char *text, int key, struct fuse_args *ar
     case KEY_REMOUNT:
         options->remount = true;
         return 0;
+    case KEY_PASSTHROUGH:
+        return parse_choice(text, "off", "on", &options->passthrough);
     case KEY_PASS_ON:
         return fuse_opt_add_opt(&options->mount_options, text);
     case KEY_IGNORE:
@@ -454,6 +458,7 @@ int options_parse(struct fs_options *options_out, int argc, char **argv)
     memset(options_out, 0, sizeof(*options_out));
     options_out->timeout_s = 1.0;
     options_out->remember = REMEMBER_DEFAULT;
+    options_out->passthrough = true;
     options_out->cache.device_capacity = default_capacity();
     options_out->cache.soft_devices = CACHE_SOFT_DEVICES;
     options_out->cache.evict = "lra";
@@ -509,6 +514,9 @@ void options_print_help(void)
         "    remember=N                how many forgotten ones file handles (NFS) still lead to (default "
         "65536)\n"
         "    log=stderr|syslog         where to log (default syslog, with -f stderr)\n"
+        "    passthrough=on|off        whether the kernel may read and write files by itself (default on, "
+        "where\n"
+        "                              libfuse is 3.17 or newer and Linux 6.9 or newer)\n"
         "    debug                     log every request\n"
         "    fsname=NAME               the source in the mount table (default DATADIR)\n"
         "    subtype=NAME              the type there is fuse.NAME, or plain fuse without NAME (default "

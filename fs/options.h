@@ -19,6 +19,7 @@ struct fs_options {
     bool remount;
     unsigned long remount_flags; /* MS_* of mount(2) */
     bool allow_other;
+    bool passthrough; /* where the kernel and libfuse can */
     bool log_syslog, log_given;
     bool unit_given;
     bool help, version;

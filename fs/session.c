@@ -27,7 +27,6 @@
 
 static void op_init(void *userdata, struct fuse_conn_info *conn)
 {
-    (void)userdata;
     /* The kernel drops all of a file's pages when mtime moves, which our own writes make it do; opens compare
      * instead (inode_unchanged). Splicing writes through pipes costs more than it saves. */
     conn->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_HANDLE_KILLPRIV | FUSE_CAP_SPLICE_READ |
@@ -40,6 +39,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
     conn->max_readahead = MAX_REQUEST;
     conn->max_background = 64;
     conn->congestion_threshold = 48;
+    passthrough_want(userdata, conn);
 }
 
 static const struct fuse_lowlevel_ops operations = {

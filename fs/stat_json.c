@@ -42,16 +42,42 @@ static json_t *device_json(const struct cache_device_stat *d)
     return o;
 }
 
-static void add_file(void *context, void *file_context, const struct cache_file_stat *stat)
+static void add_path(json_t *o, struct inode *inode)
 {
     char path[PATH_MAX];
-    json_t *file = json_object(), *devices = json_array();
 
-    if (inode_path(file_context, path, sizeof path) < 0)
+    if (inode_path(inode, path, sizeof path) < 0)
         snprintf(path, sizeof path, "?");
     /* A name may be any bytes; JSON wants UTF-8. */
     json_t *name = json_string(path);
-    json_object_set_new(file, "path", name ? name : json_string("(not UTF-8)"));
+    json_object_set_new(o, "path", name ? name : json_string("(not UTF-8)"));
+}
+
+/* Each file that is open. */
+static int add_open(struct inode *inode, void *context)
+{
+    struct passthrough_mode mode;
+
+    passthrough_look(inode->fs, inode, &mode);
+    if (!mode.opens)
+        return 0;
+    json_t *o = json_object();
+    add_path(o, inode);
+    json_object_set_new(o, "mode", json_string(mode.name));
+    json_object_set_new(o, "opens", integer(mode.opens));
+    json_array_append_new(context, o);
+    return 0;
+}
+
+static void add_file(void *context, void *file_context, const struct cache_file_stat *stat)
+{
+    struct inode *inode = file_context;
+    struct passthrough_mode mode;
+    json_t *file = json_object(), *devices = json_array();
+
+    passthrough_look(inode->fs, inode, &mode);
+    add_path(file, inode);
+    json_object_set_new(file, "mode", json_string(mode.name));
     json_object_set_new(file, "size", integer((uint64_t)stat->size));
     json_object_set_new(file, "leaves", integer(stat->leaves));
     json_object_set_new(file, "metadata_bytes", integer(stat->metadata_bytes));
@@ -111,7 +137,7 @@ static json_t *kernel_json(struct fs *fs)
 
 int stat_json(struct fs *fs)
 {
-    json_t *root = json_object(), *devices = json_array(), *files = json_array();
+    json_t *root = json_object(), *devices = json_array(), *files = json_array(), *open = json_array();
     uint64_t heals, late;
 
     for (unsigned i = 0; i < cache_devices(fs->cache); i++) {
@@ -122,6 +148,7 @@ int stat_json(struct fs *fs)
             json_array_append_new(devices, device_json(&stat));
     }
     cache_stat_files(fs->cache, add_file, files);
+    fs_each_inode(fs, add_open, open);
     json_object_set_new(root, "version", json_string(GAIAFS_VERSION));
     json_object_set_new(root, "data", json_string(fs->data_path));
     json_object_set_new(root, "mount", json_string(fs->mount_path));
@@ -129,6 +156,8 @@ int stat_json(struct fs *fs)
     json_object_set_new(root, "files", files);
     json_object_set_new(root, "inodes", inodes_json(fs));
     json_object_set_new(root, "kernel", kernel_json(fs));
+    json_object_set_new(root, "open", open);
+    json_object_set_new(root, "passthrough", json_boolean(fs->passes));
     json_object_set_new(root, "io", io_json(fs->cache));
     cache_stat_heals(fs->cache, &heals, &late);
     json_object_set_new(root, "heals", integer(heals));

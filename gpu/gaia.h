@@ -137,8 +137,11 @@ int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
  * processes have stored to the device's copy of these pages is released too, there being one copy. Two may
  * release the same pages at once: when a call returns, what was stored before it is released.
  *
+ * A file that CPUs have open in passthrough (docs/design.md, 7) is different: its bytes are moved by this
+ * call, and a failure means that they are not released, stay with the device, and may be released again.
+ *
  * @return 0, or -1 with errno: EINVAL (as gaia_macquire()), EACCES (no part of the range is mapped for
- * writing)
+ * writing), EIO, ENOSPC, EDQUOT (passthrough only)
  */
 int gaia_mrelease(void *addr, size_t length, struct gaia_device *device);
 

@@ -235,14 +235,45 @@ static void test_two_at_once(void **state)
     close(fd);
 }
 
+/* Passthrough: any byte may be written at any time, and nobody tells. */
+static void test_blind(void **state)
+{
+    char path[] = "/var/tmp/gaiafs-durable-XXXXXX";
+    struct durable durable;
+    struct durable_seen seen;
+    int fd = mkstemp(path);
+
+    (void)state;
+    assert_true(fd >= 0);
+    unlink(path);
+    assert_int_equal(ftruncate(fd, 100), 0);
+    durable_init(&durable);
+    durable_open(&durable, false, &seen);
+    durable_blind(&durable, fd, true);
+    assert_int_equal(durable_sync(&durable, fd, false, &seen), 0);
+    assert_true(durable_is_written(&durable)); /* since then, for all that is known */
+    entered = left = 0;
+    breaks = true;
+    assert_int_equal(durable_sync(&durable, fd, false, &seen), -EIO);
+    durable_wrote(&durable, durable_begin(&durable, fd), 0, 99);
+    assert_int_equal(durable_sync(&durable, fd, false, &seen), -EIO);
+    assert_true(durable_is_lost(&durable));
+    durable_blind(&durable, fd, false);
+    durable_wrote(&durable, durable_begin(&durable, fd), 99, 1);
+    assert_int_equal(durable_sync(&durable, fd, false, &seen), 0);
+    assert_false(durable_is_written(&durable));
+    durable_close(&durable);
+    durable_destroy(&durable);
+    close(fd);
+}
+
 int main(void)
 {
     seed_start();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_too_many),
-        cmocka_unit_test(test_who_is_told),
-        cmocka_unit_test(test_two_at_once),
+        cmocka_unit_test(test_ranges),      cmocka_unit_test(test_too_many),
+        cmocka_unit_test(test_who_is_told), cmocka_unit_test(test_two_at_once),
+        cmocka_unit_test(test_blind),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -117,7 +117,7 @@ def test_a_call_under_way_when_the_daemon_is_killed(mount, agents, call):
 
 def test_daemon_killed_while_it_invalidates(mount, agents):
     """A thread of it that has the kernel drop dirty pages waits for WRITEs that nobody answers any more."""
-    m = mount("device_cache=64M")
+    m = mount("passthrough=off,device_cache=64M")
     path = os.path.join(m.mnt, "f")
     pages = 8000
     write_file(path, bytes(pages * PAGE))
@@ -145,7 +145,7 @@ def test_daemon_killed_while_it_invalidates(mount, agents):
 def test_stores_that_found_no_daemon(mount, agents, workdir):
     """The kernel throws away dirty pages that it can't send any more, and tells who flushes them nothing: an acquire
     that has nothing else to do must see for itself that the daemon was there."""
-    m = mount()
+    m = mount("passthrough=off")
     path = os.path.join(m.mnt, "f")
     write_file(path, bytes(MIB))
     plan = Plan.make(os.path.join(workdir, "plan"))
@@ -360,7 +360,7 @@ def test_clients_killed_inside_a_call(mount, agents, what):
 
 def test_sigterm_to_the_daemon_while_clients_are_mapped(mount, agents):
     """It ends in order: what devices hold is in the data directory, released or not; clients are told."""
-    m = mount()
+    m = mount("passthrough=off")  # with it on read() needs no daemon
     rng = make_random("sigterm")
     content = bytearray(rng.randbytes(40 * PAGE))
     path = make(m, content)

@@ -406,7 +406,7 @@ def close_dead(fd):
 
 @needs_root
 def test_signal_while_files_and_folders_are_open(mount):
-    m = mount()
+    m = mount("passthrough=off")  # a file that is passed through needs no daemon: test_passthrough.py
     os.mkdir(os.path.join(m.mnt, "d"))
     folder = os.open(os.path.join(m.mnt, "d"), os.O_RDONLY)
     file = os.open(os.path.join(m.mnt, "f"), os.O_WRONLY | os.O_CREAT)
@@ -436,7 +436,7 @@ def test_signal_does_not_unmount_what_lies_over(mount):
 
 @needs_root
 def test_killed_daemon_leaves_an_error_not_a_hang(mount):
-    m = mount()
+    m = mount("passthrough=off")
     m.expected_exit = None
     file = os.open(os.path.join(m.mnt, "f"), os.O_WRONLY | os.O_CREAT)
     os.write(file, b"acknowledged")

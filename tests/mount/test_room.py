@@ -125,7 +125,7 @@ def test_willneed_beyond_the_device(mount, devices):
 
 
 def test_msync_brings_released_bytes_to_storage(mount, devices):
-    m = mount()
+    m = mount("passthrough=off")  # else a release brings them to the file itself
     path = make(m, bytes(100 * PAGE))
     opened = Opened(devices(), path)
     opened.map[PAGE:2 * PAGE] = b"r" * PAGE
@@ -176,7 +176,7 @@ def test_a_deleted_file_leaves_the_device(mount, devices):
 
 def test_reads_come_from_the_device(mount, devices):
     """Peer caching: what the host's memory has lost but a device holds is not read from storage."""
-    m = mount()
+    m = mount("passthrough=off")
     content = bytearray(pattern(4 * MIB))
     path = make(m, content)
     opened = Opened(devices(), path)

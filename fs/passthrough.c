@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/passthrough.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "fs/fs.h"
+#include "fs/log.h"
+
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
+#define CAN_PASS 1
+#else
+#define CAN_PASS 0
+#endif
+
+void passthrough_init(struct fs *fs)
+{
+    lock_init(&fs->passthrough_lock, LOCK_PASSTHROUGH);
+}
+
+void passthrough_end(struct fs *fs)
+{
+    pthread_mutex_destroy(&fs->passthrough_lock);
+}
+
+/* As linux/fuse.h has them from 6.9 on; that may be older than libfuse. */
+#ifndef FUSE_DEV_IOC_BACKING_OPEN
+struct fuse_backing_map {
+    int32_t fd;
+    uint32_t flags;
+    uint64_t padding;
+};
+#define FUSE_DEV_IOC_BACKING_OPEN _IOW(229, 1, struct fuse_backing_map)
+#define FUSE_DEV_IOC_BACKING_CLOSE _IOW(229, 2, uint32_t)
+#endif
+
+void passthrough_want(struct fs *fs, struct fuse_conn_info *conn)
+{
+#if CAN_PASS
+    fs->passes = fs->as_root && fs->options.passthrough && conn->capable & FUSE_CAP_PASSTHROUGH;
+    if (fs->passes)
+        conn->want |= FUSE_CAP_PASSTHROUGH;
+    else
+        conn->want &= ~(unsigned)FUSE_CAP_PASSTHROUGH;
+#else /* libfuse is too old */
+    (void)fs;
+    (void)conn;
+#endif
+}
+
+/* Tells the kernel the backing file by a descriptor. What it is called there (positive), or a negative errno.
+ */
+static int32_t register_fd(struct fs *fs, int fd)
+{
+    struct fuse_backing_map map = {.fd = fd};
+    int id = ioctl(fuse_session_fd(fs->session), FUSE_DEV_IOC_BACKING_OPEN, &map);
+
+    return id > 0 ? id : id < 0 ? -errno : -EIO;
+}
+
+/* An O_PATH descriptor does not count as open for writing while it is registered: programs can be executed.
+ * Kernels before 6.16 want another one. */
+static int32_t register_backing(struct fs *fs, struct handle *handle)
+{
+    BORROWED path = inode_borrow(handle->inode);
+    int32_t id = path.fd < 0 ? path.fd : register_fd(fs, path.fd);
+
+    if (id != -EBADF)
+        return id;
+    int fd = open(proc_path(handle->fd).text, O_RDONLY | O_CLOEXEC);
+    id = register_fd(fs, fd < 0 ? handle->fd : fd);
+    if (fd >= 0)
+        close(fd);
+    return id;
+}
+
+static void unregister_backing(struct fs *fs, int32_t id)
+{
+    uint32_t backing = (uint32_t)id;
+
+    if (ioctl(fuse_session_fd(fs->session), FUSE_DEV_IOC_BACKING_CLOSE, &backing))
+        fs_log(LOG_DEBUG, "the kernel keeps backing file %u: %s", backing, strerror(errno));
+}
+
+/* The kernel opens the backing file with the opener's flags, and refuses what that refuses. */
+static bool takes_direct(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_DIRECT))
+        return false;
+    fcntl(fd, F_SETFL, flags);
+    return true;
+}
+
+/* Whether the handle is the only thing that has the file open, mappings included: then a lease is granted. */
+static bool is_alone(const struct handle *handle)
+{
+    if (fcntl(handle->fd, F_SETLEASE, F_WRLCK))
+        return false;
+    fcntl(handle->fd, F_SETLEASE, F_UNLCK);
+    return true;
+}
+
+/* The lock is held. A file that has lost bytes (cache/durable.h) is better not passed through: that they are
+ * written again would not be seen. */
+static bool is_to_pass(struct fs *fs, struct handle *handle, const struct passthrough *state)
+{
+    struct inode *inode = handle->inode;
+    bool lost = durable_is_lost(inode_durable(inode));
+
+    if (state->passed && !(lost && !state->handles && !inode_file(inode) && is_alone(handle)))
+        return true;
+    return fs->passes && !lost && !inode_file(inode) && !state->cached;
+}
+
+/* The lock is held. 0, or why the file can't be passed through. */
+static int pass(struct fs *fs, struct handle *handle, struct passthrough *state)
+{
+    if (handle->flags & O_DIRECT && !takes_direct(handle->fd))
+        return -EINVAL;
+    if (!state->handles) {
+        int32_t id = register_backing(fs, handle);
+        if (id < 0)
+            return id;
+        state->backing = id;
+    }
+    state->handles++;
+    state->passed = true;
+    return 0;
+}
+
+/* Why no file of this mount will ever be passed through. */
+static void note_refusal(struct fs *fs, int error)
+{
+    if (error != -EPERM && error != -ELOOP && error != -EOPNOTSUPP && error != -ENOTTY)
+        return;
+    fs_log(LOG_NOTICE, "files are not passed through to the data directory: %s",
+           error == -ELOOP ? "it lies on a filesystem that is stacked on another one" : strerror(-error));
+    fs->passes = false;
+}
+
+int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info *fi)
+{
+    struct inode *inode = handle->inode;
+    struct passthrough *state = &inode_content(inode)->passthrough;
+    bool writable = (handle->flags & O_ACCMODE) != O_RDONLY;
+    int rc = 0;
+
+    pthread_mutex_lock(&fs->passthrough_lock);
+    struct cache_file *file = inode_file(inode);
+    handle->passed = is_to_pass(fs, handle, state);
+    if (handle->passed) {
+        rc = pass(fs, handle, state);
+        if (rc < 0 && !state->passed) { /* as well without */
+            note_refusal(fs, rc);
+            handle->passed = false;
+            rc = 0;
+        }
+    } else {
+        state->passed = state->written = false;
+    }
+    handle->counted = rc == 0;
+    if (rc == 0 && !handle->passed) {
+        state->cached++;
+    } else if (rc == 0) {
+#if CAN_PASS
+        fi->backing_id = state->backing;
+        /* Its reads and writes come to the daemon, only mappings are passed through: the kernel would go on
+         * appending when O_APPEND is taken back (fcntl). */
+        fi->direct_io = !!(handle->flags & O_APPEND);
+#else
+        (void)fi;
+#endif
+        state->written |= writable;
+    }
+    if (file && rc == 0)
+        cache_file_pass(file, state->passed, state->written);
+    pthread_mutex_unlock(&fs->passthrough_lock);
+    if (rc == 0 && writable)
+        durable_blind(inode_durable(inode), handle->fd, handle->passed);
+    return rc;
+}
+
+void passthrough_close(struct fs *fs, struct handle *handle)
+{
+    struct passthrough *state = &inode_content(handle->inode)->passthrough;
+
+    if (!handle->counted)
+        return;
+    pthread_mutex_lock(&fs->passthrough_lock);
+    if (!handle->passed)
+        state->cached--;
+    else if (!--state->handles)
+        unregister_backing(fs, state->backing);
+    pthread_mutex_unlock(&fs->passthrough_lock);
+}
+
+void passthrough_track(struct fs *fs, struct inode *inode, struct cache_file *file)
+{
+    struct content *content = inode_content(inode);
+
+    pthread_mutex_lock(&fs->passthrough_lock);
+    cache_file_pass(file, content->passthrough.passed, content->passthrough.written);
+    order_before(file); /* see inode_file() */
+    atomic_store(&content->file, file);
+    pthread_mutex_unlock(&fs->passthrough_lock);
+}
+
+void passthrough_forget(struct fs *fs, struct inode *inode)
+{
+    struct passthrough *state = &inode_content(inode)->passthrough;
+
+    pthread_mutex_lock(&fs->passthrough_lock);
+    /* Unless it has been looked up again meanwhile: that may have gone on to an open. */
+    if (!inode_is_known(inode) && !state->handles)
+        state->passed = state->written = false;
+    pthread_mutex_unlock(&fs->passthrough_lock);
+}
+
+void passthrough_look(struct fs *fs, struct inode *inode, struct passthrough_mode *mode_out)
+{
+    struct content *content = inode_content(inode);
+    const struct passthrough *state = content ? &content->passthrough : &(struct passthrough){0};
+
+    pthread_mutex_lock(&fs->passthrough_lock);
+    mode_out->opens = state->handles + state->cached;
+    mode_out->name = state->passed ? "passthrough" : inode_file(inode) ? "tracked" : "cached";
+    pthread_mutex_unlock(&fs->passthrough_lock);
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files that the kernel reads, writes and maps through to the backing file by itself (FUSE passthrough, Linux
+ * 6.9 and libfuse 3.17): near-native speed, and the daemon sees none of it. docs/design.md, sections 5 and 7.
+ *
+ * All opens of a file go one way. The first decides: passed through, unless a device has the file already
+ * ("tracked", fs/inode.h) or the kernel can't. Once a file was passed through it stays so until the kernel
+ * has forgotten it: a mapping outlives its descriptors, and all that tells of it is that the kernel keeps the
+ * inode. A device that maps such a file finds what CPUs changed by comparing (cache/passed.h).
+ */
+#ifndef GAIAFS_FS_PASSTHROUGH_H
+#define GAIAFS_FS_PASSTHROUGH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct cache_file;
+struct fs;
+struct fuse_conn_info;
+struct fuse_file_info;
+struct handle;
+struct inode;
+
+/* Of an inode; guarded by fs->passthrough_lock. */
+struct passthrough {
+    bool passed;      /* it was opened so since the kernel knows it; */
+    bool written;     /* and for writing */
+    unsigned handles; /* open now, passed through */
+    unsigned cached;  /* open now, and not */
+    int32_t backing;  /* the kernel's name of the backing file, while there are handles */
+};
+
+void passthrough_init(struct fs *fs);
+void passthrough_end(struct fs *fs);
+
+/* FUSE_INIT: asks the kernel for it, if it and libfuse can do it and nobody said passthrough=off. */
+void passthrough_want(struct fs *fs, struct fuse_conn_info *conn);
+
+/* Decides how the handle's file is open, and puts it into fi. 0, or a negative errno: the open must fail. */
+int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info *fi);
+/* The handle's file is closed. */
+void passthrough_close(struct fs *fs, struct handle *handle);
+
+/* A device maps the inode: makes file its cache file, and tells that how CPUs have the inode open. */
+void passthrough_track(struct fs *fs, struct inode *inode, struct cache_file *file);
+/* The kernel has forgotten the inode; the caller holds a reference. */
+void passthrough_forget(struct fs *fs, struct inode *inode);
+
+/* For people: how a file is open, or was last. */
+struct passthrough_mode {
+    unsigned opens;   /* now */
+    const char *name; /* "passthrough", "tracked", "cached" */
+};
+void passthrough_look(struct fs *fs, struct inode *inode, struct passthrough_mode *mode_out);
+
+#endif
