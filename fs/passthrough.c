@@ -134,10 +134,13 @@ static int pass(struct fs *fs, struct handle *handle, struct passthrough *state)
     return 0;
 }
 
-/* Why no file of this mount will ever be passed through. */
-static void note_refusal(struct fs *fs, int error)
+/* Why no file of this mount will ever be passed through; what lies on another filesystem, mounted below the
+ * data directory, says nothing of the others. */
+static void note_refusal(struct fs *fs, const struct inode *inode, int error)
 {
     if (error != -EPERM && error != -ELOOP && error != -EOPNOTSUPP && error != -ENOTTY)
+        return;
+    if (inode->dev != fs->root->dev)
         return;
     fs_log(LOG_NOTICE, "files are not passed through to the data directory: %s",
            error == -ELOOP ? "it lies on a filesystem that is stacked on another one" : strerror(-error));
@@ -157,7 +160,7 @@ int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info
     if (handle->passed) {
         rc = pass(fs, handle, state);
         if (rc < 0 && !state->passed) { /* as well without */
-            note_refusal(fs, rc);
+            note_refusal(fs, inode, rc);
             handle->passed = false;
             rc = 0;
         }
