@@ -28,12 +28,13 @@ struct handle;
 
 struct fs {
     struct fs_options options;
-    char *data_path;       /* absolute, no symbolic links; what inode_path() takes away */
-    char *mount_path;      /* absolute, no symbolic links */
-    dev_t mount_dev;       /* st_dev of our own mount: never to be entered by the daemon */
-    bool as_root;          /* the daemon may act for other users */
-    bool kills_privileges; /* FUSE_HANDLE_KILLPRIV_V2: set-id bits are ours to clear */
-    bool silent_close;     /* the data directory's filesystem reports nothing at close() */
+    char *data_path;         /* absolute, no symbolic links; what inode_path() takes away */
+    char *mount_path;        /* absolute, no symbolic links */
+    dev_t mount_dev;         /* st_dev of our own mount: never to be entered by the daemon */
+    bool as_root;            /* the daemon may act for other users */
+    bool kills_privileges;   /* FUSE_HANDLE_KILLPRIV_V2: set-id bits are ours to clear */
+    bool silent_close;       /* the data directory's filesystem reports nothing at close() */
+    bool prompt_write_backs; /* base/kernel.h */
     struct fuse_session *session;
     struct cache *cache;
     struct server *server;

@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/kernel.h"
 #include "fs/creds.h"
 #include "fs/fs.h"
 #include "fs/guard.h"
@@ -159,6 +160,7 @@ static int open_root(struct fs *fs, int *lock_out)
         return rc;
     }
     fs->silent_close = closes_silently(lock);
+    fs->prompt_write_backs = !kernel_writes_back_late();
     *lock_out = lock;
     return 0;
 }

@@ -25,9 +25,12 @@ static int backing_flags(const struct fs *fs, int flags)
 }
 
 /* FLUSH, which close() waits for, only hands on what the backing filesystem says at close. Nobody has written
- * through a descriptor that can't write, and filesystems of a local disk say nothing at close. */
+ * through a descriptor that can't write, and filesystems of a local disk say nothing at close. But where
+ * write-backs are late, libgaia closes a descriptor to wait for them. */
 static bool needs_no_flush(const struct fs *fs, const struct inode *inode, int flags)
 {
+    if (!fs->prompt_write_backs)
+        return false;
     return (flags & O_ACCMODE) == O_RDONLY || (fs->silent_close && inode->dev == fs->root->dev);
 }
 

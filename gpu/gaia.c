@@ -11,10 +11,10 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
-#include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/kernel.h"
 #include "base/shared_page.h"
 #include "consistency/page.h"
 #include "gpu/mapping.h"
@@ -53,12 +53,8 @@ static void after_fork_in_child(void)
 
 static void start(void)
 {
-    struct utsname name;
-    unsigned major = 0, minor = 0;
-
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    if (!uname(&name) && sscanf(name.release, "%u.%u", &major, &minor) == 2)
-        writeback_lags = major < 6 || (major == 6 && minor < 16);
+    writeback_lags = kernel_writes_back_late();
 }
 
 static int fail(int error)

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from helpers import read_file, wait_until, write_file
-from test_faults import disk  # noqa: F401  pylint: disable=unused-import
+from test_disks import disk  # noqa: F401  pylint: disable=unused-import
 
 
 def lines(m, text):

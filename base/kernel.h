@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which kernel runs, where its behaviour differs and nothing else tells. */
+#ifndef GAIAFS_BASE_KERNEL_H
+#define GAIAFS_BASE_KERNEL_H
+
+#include <stdbool.h>
+
+/* Linux MAJOR.MINOR or newer; false when the kernel does not say what it is. Any thread. */
+bool kernel_is_at_least(unsigned major, unsigned minor);
+
+/* Before 6.16 FUSE writes dirty pages back through copies, and what made it do so may return while one is on
+ * its way: only a FLUSH and a FSYNC wait for those. */
+static inline bool kernel_writes_back_late(void)
+{
+    return !kernel_is_at_least(6, 16);
+}
+
+#endif
