@@ -18,7 +18,7 @@ import gaia
 import helpers
 from helpers import (PAGE, agents, device_statistics, devices, make_random, read_direct, read_file,  # noqa: F401
                      repeats, statistics, tool, wait_until, write_file)
-from test_faults import fill, small_ext4  # noqa: F401
+from test_disks import fill, small_ext4  # noqa: F401
 
 MIB = 1 << 20
 
