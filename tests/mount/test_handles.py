@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An inode costs no descriptor: large trees under a small limit, files without a name, file handles of the mount itself."""
+"""An inode costs no descriptor: large trees under a small limit, files without a name, file handles of the mount."""
 import contextlib
 import ctypes
 import errno
@@ -312,7 +312,8 @@ def test_handles_that_lead_nowhere(small):
     handle.forge(node + 16, generation)
     assert errno_of(handle.open, small.mnt) == errno.ESTALE
     for _ in range(200):
-        handle.forge(rng.choice([*seen, rng.getrandbits(64), rng.randrange(1, 1 << 16), 1]), rng.choice([generation, 0, 1]))
+        handle.forge(rng.choice([*seen, rng.getrandbits(64), rng.randrange(1, 1 << 16), 1]),
+                     rng.choice([generation, 0, 1]))
         words = handle.words()
         answer = errno_of(lambda: os.close(handle.open(small.mnt, os.O_PATH)))
         assert answer == errno.ESTALE or words == (1, 0), (words, answer)
