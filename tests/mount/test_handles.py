@@ -5,6 +5,7 @@ import ctypes
 import errno
 import os
 import shutil
+import signal
 import stat
 import struct
 import subprocess
@@ -134,6 +135,23 @@ def test_more_open_files_than_descriptors(mount):
         os.close(fd)
     helpers.wait_until(lambda: errno_of(read_file, f"{mounted.mnt}/f399") == 0)
     assert read_file(f"{mounted.mnt}/f399") == b"399"
+
+
+def test_the_end_of_a_daemon_without_a_free_descriptor(mount):
+    mounted = mount(**with_descriptors(256))
+    fds = []
+    for i in range(400):
+        write_file(f"{mounted.data}/f{i}", b"")
+        with contextlib.suppress(OSError):
+            fds.append(os.open(f"{mounted.mnt}/f{i}", os.O_RDONLY))
+    assert len(fds) < 400
+    os.kill(mounted.pid, signal.SIGTERM)
+    try:
+        assert mounted.proc.wait(20) == 0, mounted.log_text()
+    finally:
+        for fd in fds:
+            with contextlib.suppress(OSError):  # ENOTCONN
+                os.close(fd)
 
 
 # --- files without a name -------------------------------------------------------------------------------------------
