@@ -51,12 +51,18 @@ void op_getattr(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
         reply_attr(req, inode_of(req, nodeid), file.fd);
 }
 
-static int set_owner(int fd, const struct stat *attr, int to_set)
+static int set_owner(fuse_req_t req, int fd, const struct stat *attr, int to_set)
 {
     uid_t uid = to_set & FUSE_SET_ATTR_UID ? attr->st_uid : (uid_t)-1;
     gid_t gid = to_set & FUSE_SET_ATTR_GID ? attr->st_gid : (gid_t)-1;
 
-    return fchownat(fd, "", uid, gid, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) ? -errno : 0;
+    /* Which set-id bits this clears depends on who asks. */
+    int rc = creds_become_caller_grouped(req);
+    if (rc < 0)
+        return rc;
+    rc = fchownat(fd, "", uid, gid, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) ? -errno : 0;
+    creds_become_self_ungrouped(req);
+    return rc;
 }
 
 static int set_times(int fd, const struct stat *attr, int to_set)
@@ -93,11 +99,11 @@ void op_setattr(fuse_req_t req, fuse_ino_t nodeid, struct stat *attr, int to_set
     /* chown(-1, -1), or the kernel asks to clear set-id bits: both come without a bit that libfuse hands on.
      */
     if (to_set == 0)
-        rc = set_owner(file.fd, attr, 0);
+        rc = set_owner(req, file.fd, attr, 0);
     if (to_set & FUSE_SET_ATTR_MODE)
         rc = chmod(proc_path(file.fd).text, attr->st_mode & 07777) ? -errno : 0;
     if (rc == 0 && to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
-        rc = set_owner(file.fd, attr, to_set);
+        rc = set_owner(req, file.fd, attr, to_set);
     if (rc == 0 && to_set & FUSE_SET_ATTR_SIZE)
         rc = set_size(req, inode, handle_of(fi), attr->st_size);
     if (rc == 0 && to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_ATIME_NOW |
