@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/magic.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -198,10 +199,22 @@ static size_t most_inodes(const struct fs *fs)
     return fs->options.inodes ? fs->options.inodes : memory_available() / 4 / INODE_BYTES;
 }
 
+/* Threads come and go with the load (fs/loop.c), and each has buffers of 1 MiB. In the heaps of glibc, eight
+ * for each processor, they would leave holes behind that other pages of them fill: a daemon that lives long
+ * must not grow. */
+static void keep_heaps_small(void)
+{
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+
+    mallopt(M_MMAP_THRESHOLD, 256 * 1024); /* freed to the kernel, and no longer raised by such a free */
+    mallopt(M_ARENA_MAX, cpus > 2 ? (int)cpus : 2);
+}
+
 static void prepare_process(void)
 {
     sigset_t signals;
 
+    keep_heaps_small();
     umask(0); /* the kernel has applied the caller's */
     if (chdir("/"))
         fs_log(LOG_WARNING, "chdir /: %s", strerror(errno));

@@ -34,14 +34,18 @@ def remount(mnt):
 ONLY_THE_ROOT = {"inodes": 1, "lookups": 1, "open": 0}
 
 
-def settled(mnt, inodes=1):
-    """What the kernel knows after a remount, once the daemon has read all FORGETs; after 20 s as it is then."""
+def settled(mnt, inodes=1, handles=0):
+    """What the kernel knows after a remount, once the daemon has read all FORGETs and RELEASEs (gaiactl's own, too);
+    after 20 s as it is then."""
+    known = {}
+
     def done():
         remount(mnt)
-        return statistics(mnt)["kernel"]["inodes"] <= inodes
+        known.update(statistics(mnt)["kernel"])
+        return known["inodes"] == inodes and known["open"] == handles
     with contextlib.suppress(AssertionError):
         wait_until(done, 20)
-    return statistics(mnt)["kernel"]
+    return known
 
 
 def play(top, seed, rounds):
@@ -77,14 +81,12 @@ def test_what_is_open_is_counted_and_what_a_device_held_is_forgotten(mount):
     try:
         agent.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 4 * PAGE)\nmap[5] = 7\nmap.release()",
                  path=path)
-        wait_until(lambda: statistics(m.mnt)["kernel"]["open"] == 1)  # a RELEASE comes when it comes
-        found = settled(m.mnt, 2)
-        assert found["open"] == 1 and found["inodes"] == 2, "who has it open is not forgotten"
+        found = settled(m.mnt, 2, 1)
+        assert found["open"] == 1 and found["inodes"] == 2, found  # who has it open is not forgotten
     finally:
         agent.end()
     with open(path, "rb") as file:
         assert file.read(6)[5] == 7
-    wait_until(lambda: statistics(m.mnt)["kernel"]["open"] == 0)
     os.unlink(path)  # while it has a name, what the device holds of it is kept, and the file with it
     assert settled(m.mnt) == ONLY_THE_ROOT
 
@@ -95,6 +97,6 @@ def test_a_remount_forgets_only_what_nobody_uses(mount):
     for name in ("held", "free"):
         write_file(os.path.join(m.mnt, name), name.encode())
     with open(os.path.join(m.mnt, "held"), "rb") as file:
-        found = settled(m.mnt, 2)
+        found = settled(m.mnt, 2, 1)
         assert found["inodes"] == 2 and found["open"] == 1, found
         assert file.read() == b"held"
