@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all check check-long posix helgrind model soak mutants bench install format lint clean. Variables: CC, DEBUG=1 (checks the
+# GNU make. Targets: all check check-long posix helgrind model soak life mutants bench install format lint clean. Variables: CC, DEBUG=1 (checks the
 # order of locks, as the sanitizer builds do), SANITIZE=address|thread, HELGRIND=1 (for `make helgrind`), BREAK=<rule> (a build
 # with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
@@ -68,7 +68,7 @@ examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/*/*.c))
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
 wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
 
-.PHONY: all check check-long posix helgrind model soak mutants bench install format lint clean tests tools benches examples
+.PHONY: all check check-long posix helgrind model soak life mutants bench install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(tools) $(vm) $(standins) $(faults)
 tools: $(tools) $(vm) $(standins)
@@ -150,6 +150,10 @@ model:
 	python3 -B tests/model/run.py --full
 soak: all
 	python3 -B tests/history/run.py --hours $(or $(HOURS),1)
+
+# One mount under mixed load for so many hours: its daemon must not grow (tests/soak).
+life: all
+	python3 -B tests/soak/run.py --hours $(or $(HOURS),1)
 
 # Bugs planted one at a time, each of which the suite must notice (tests/mutants).
 mutants: tests

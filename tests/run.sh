@@ -46,6 +46,8 @@ lanes=$!
     step "histories" python3 -B tests/history/run.py --operations 300000
     step "other programs" python3 -B tests/posix/run.py --quick
     step "kills" python3 -B tests/kills/run.py
+    # A minute is all warming up: an hour (make life) is held to 5 %.
+    step "a minute of everything" python3 -B tests/soak/run.py --minutes 1 --tolerance 10
     step "power cuts" python3 -B tests/vm/power.py
 } &
 lanes="$lanes $!"
