@@ -28,9 +28,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 
 MEANING = """\
-A ratio is a column's rate over that of the same folder without a mount, in the same run: 1.00 costs nothing, 0.50 is half
+A ratio is a rate over that of the same folder without a mount, in the same run: 1.00 costs nothing, 0.50 is half
 as fast. Small requests that the kernel must hand to a daemon cost two switches between processes: 10 to 50 us, beside
-1 us of a plain system call, and no FUSE filesystem without kernel passthrough escapes that: compare with passthrough_ll,
+1 us of a plain system call, and no FUSE filesystem without kernel passthrough escapes that: compare passthrough_ll,
 which does nothing but pass on. What the kernel answers from its own cache ("cached", "again") costs nobody a request.
 Direct rows of gaiafs may exceed 1: the daemon reads and writes the folder's files through its page cache.
 "tracked" is a file that a device has mapped, "untracked" any other. The second table is processor time per operation,
@@ -108,6 +108,20 @@ def print_tables(results):
         print(line)
 
 
+def markdown(results):
+    """The table of docs/performance.md: rates (ratios), then processor time in microseconds."""
+    lines = ["| | " + " | ".join(COLUMNS) + " | us: " + " | ".join(COLUMNS) + " |", "|---" * (2 * len(COLUMNS) + 1) + "|"]
+    for r in results:
+        cells = [r["text"]]
+        for column in COLUMNS:
+            c = r["columns"].get(column)
+            ratio = f" ({c['ratio']:.2f})" if c and column != "native" else ""
+            cells.append(human(c["rate"]) + r["unit"] + ratio if c else "")
+        cells += [f"{r['columns'][column]['cpu_us']:.1f}" if column in r["columns"] else "" for column in COLUMNS]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small files, one round: shows that it works")
@@ -142,7 +156,9 @@ def main():
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"machine": about, "quick": args.quick, "rounds": rounds, "rows": results}, file, indent=1)
         file.write("\n")
-    print(f"\nwritten: {path}")
+    with open(os.path.join(args.output, "matrix.md"), "w", encoding="utf-8") as file:
+        file.write(markdown(results))
+    print(f"\nwritten: {path}, and matrix.md beside it")
     drawn = chart.draw(results, COLUMNS, os.path.join(args.output, "matrix.svg"))
     print(f"written: {drawn}" if drawn else "no chart: gnuplot is missing (Debian: apt-get install gnuplot-nox)")
     return 0
