@@ -17,12 +17,18 @@ skip() {
 
 [ "$(id -u)" = 0 ] || skip "making one needs root"
 
-# In a mount namespace of our own: what is mounted in the userland goes with the last process in it.
+# In a mount namespace of our own: what is mounted in the userland goes with the last process in it. But a copy of
+# somebody else's mount would keep that alive after its umount: ours are let go below.
 if [ "${GAIA_TRIXIE_INSIDE:-}" != "$$" ]; then
     command -v unshare >/dev/null || skip "no unshare here"
     unshare -m true 2>/dev/null || skip "no mount namespace can be had"
-    exec unshare -m --propagation private sh -c 'GAIA_TRIXIE_INSIDE=$$ exec sh "$@"' sh "$top/tests/trixie.sh" "$@"
+    exec unshare -m --propagation slave sh -c 'GAIA_TRIXIE_INSIDE=$$ exec sh "$@"' sh "$top/tests/trixie.sh" "$@"
 fi
+
+awk -v tests="${GAIA_TEST_DIR:-/var/tmp}/" 'index($2, tests) == 1 {print $2}' /proc/self/mounts | sort -r |
+    while read -r other; do
+        umount -l "$(printf %b "$other")" || true
+    done
 
 # The mirror that this machine's own packages come from.
 mirror() {
