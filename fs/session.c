@@ -12,6 +12,7 @@
 #include <sys/eventfd.h>
 #include <sys/mount.h>
 #include <sys/signalfd.h>
+#include <sys/statvfs.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
@@ -157,15 +158,32 @@ static void raise_read_ahead(dev_t device)
     close(fd);
 }
 
+/* mount(8)'s defaults, not libfuse's; but what the data directory's own mount refuses, this one does not
+ * allow unasked: it would be a way round. 0 or -ENOMEM. */
+static int add_defaults(struct fs *fs, char **list)
+{
+    BORROWED root = inode_borrow(fs->root);
+    struct statvfs st;
+    unsigned long flags = root.fd < 0 || fstatvfs(root.fd, &st) ? ST_NOSUID | ST_NODEV : st.f_flag;
+
+    if (!fs->as_root)
+        return 0; /* the kernel sees to it */
+    if (fuse_opt_add_opt(list, flags & ST_NOSUID ? "nosuid" : "suid") ||
+        fuse_opt_add_opt(list, flags & ST_NODEV ? "nodev" : "dev") ||
+        (flags & ST_NOEXEC && fuse_opt_add_opt(list, "noexec")))
+        return -ENOMEM;
+    return 0;
+}
+
 static int add_arguments(struct fs *fs, struct fuse_args *args)
 {
     const struct fs_options *options = &fs->options;
     char *list = NULL, *name = NULL, *type = NULL, *argument = NULL;
     int rc = -ENOMEM;
 
-    /* mount(8)'s defaults, not libfuse's; what was asked for comes after them. */
-    if (fs->as_root && fuse_opt_add_opt(&list, "suid,dev"))
+    if (add_defaults(fs, &list) < 0)
         goto out;
+    /* What was asked for comes after them. */
     if (options->mount_options && fuse_opt_add_opt(&list, options->mount_options))
         goto out;
     if (fuse_opt_add_opt(&list, "default_permissions"))

@@ -248,6 +248,24 @@ def test_flags_of_mount_8_are_accepted(folders):
 
 
 @needs_root
+def test_what_the_data_directory_refuses_is_not_allowed_unasked(mount, workdir):
+    data = os.path.join(workdir, "refusing")
+    os.mkdir(data)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nosuid,nodev,noexec", "none", data], check=True)
+    try:
+        m = mount(data=data)
+        options = next(line.split()[3] for line in open("/proc/self/mounts") if line.split()[1] == m.mnt)
+        assert {"nosuid", "nodev", "noexec"} <= set(options.split(","))
+        assert m.unmount() is None
+        m = mount("suid,dev,exec", data=data)
+        options = next(line.split()[3] for line in open("/proc/self/mounts") if line.split()[1] == m.mnt)
+        assert not {"nosuid", "nodev", "noexec"} & set(options.split(","))
+        assert m.unmount() is None
+    finally:
+        subprocess.run(["umount", data], check=True)
+
+
+@needs_root
 def test_remount(mount):
     m = mount("nosuid")
     path = os.path.join(m.mnt, "f")
