@@ -192,7 +192,7 @@ static bool store_runs(struct cache_file *file, off_t start, const uint8_t *mine
     if (page == MAP_FAILED)
         return false;
     unsigned begun = durable_begin(file->durable, file->fd);
-    if (sigsetjmp(failed, 0) == 0) {
+    if (sigsetjmp(failed, 1) == 0) { /* with the mask of signals: a sanitizer blocks them all in a handler */
         store_failed = &failed;
         atomic_signal_fence(memory_order_seq_cst);
         for (size_t i = 0; i < count; i++)

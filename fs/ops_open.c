@@ -50,7 +50,9 @@ static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse
         handle_free(fs, handle);
         return rc;
     }
-    if (handle->passed) /* the kernel has no pages of its own then */
+    bool passed = handle->passed;
+    order_before(handle); /* see handle_of() */
+    if (passed)           /* the kernel has no pages of its own then */
         return 0;
     /* Close to open: the kernel drops its pages unless the file is as it was at the last open. Those of a
      * tracked file the cache drops when it has to: it must know of it. */
