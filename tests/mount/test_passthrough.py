@@ -138,9 +138,17 @@ def test_what_a_device_had_first_is_tracked(passing, devices):
     os.pwrite(fd, b"unseen", 3 * PAGE)  # of which no device hears
     content[3 * PAGE:3 * PAGE + 6] = b"unseen"
     os.close(fd)
-    forget()
-    mapping, fd = open_map(devices("soft:0"), path)
-    assert mode(m) == "tracked"
+
+    def is_forgotten():  # not while the kernel waits for the answer to a RELEASE
+        nonlocal fd
+        forget()
+        fd = os.open(path, os.O_RDWR)
+        if mode(m) != "tracked":
+            os.close(fd)
+        return mode(m) == "tracked"
+
+    wait_until(is_forgotten, what="the kernel has forgotten it")
+    mapping = devices("soft:0").mmap(fd, len(content))
     mapping.acquire()
     assert mapping[:] == content
     mapping[6] = content[6] = 8
@@ -225,7 +233,7 @@ def test_what_a_device_stored_is_seen_after_its_release(passing, devices, agents
         assert read_file(os.path.join(m.data, "f")) == content  # at once, and before anybody asks
         for name in sorted(READERS, key=lambda _: rng.random()):
             assert reader(READERS[name], content=bytes(content)), (turn, name)
-    assert device_statistics(m.mnt)["collects"] >= 50
+    assert device_statistics(m.mnt)["collects"] >= 40  # a byte may be stored that was there
 
 
 @pytest.mark.parametrize("way", ["mapping", "closed"])
