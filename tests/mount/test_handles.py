@@ -529,6 +529,7 @@ def test_a_tree_that_is_swapped_meanwhile(small, workdir):
                 os.rename(f"{small.data}/a", f"{workdir}/moved")
                 os.rename(f"{workdir}/moved", f"{small.data}/a")
 
+    held = os.open(f"{small.mnt}/a", os.O_RDONLY | os.O_DIRECTORY)
     thread = threading.Thread(target=swap)
     thread.start()
     rng, seen, answers = make_random(), set(), {}
@@ -540,7 +541,6 @@ def test_a_tree_that_is_swapped_meanwhile(small, workdir):
         lambda path, i: os.link(f"{path}/f", f"{path}/linked{i}"), lambda path, i: os.truncate(f"{path}/f", 6),
         lambda path, i: os.unlink(f"{path}/linked{i - 1}"), lambda path, i: os.symlink("f", f"{path}/s{i}"),
     ]
-    held = os.open(f"{small.mnt}/a", os.O_RDONLY | os.O_DIRECTORY)
     # The kernel that resolves the names must not follow the link itself: the work is done in a root of its own.
     inside = os.fork()
     if inside == 0:
