@@ -8,6 +8,7 @@
 #include "fs/loop.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -23,6 +24,7 @@ struct loop_worker {
     struct fuse_buf request; /* libfuse allocates it, with room for the largest */
     pthread_cond_t wake;
     bool sleeping; /* in loop->sleepers */
+    atomic_bool receiving;
     LIST_ENTRY(loop_worker) entry;
     SLIST_ENTRY(loop_worker) sleeper;
 };
@@ -114,16 +116,39 @@ static bool rest(struct loop_worker *worker)
     return false;
 }
 
-/* The next request, or what fuse_session_receive_buf() says. Here, and nowhere else, loop_serve() may end the
- * thread. */
+/* The next request, or what fuse_session_receive_buf() says: -EINTR when loop_serve() wants the thread back.
+ */
 static int receive(struct loop_worker *worker)
 {
-    int rc;
-
-    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
-    rc = fuse_session_receive_buf(worker->loop->fs->session, &worker->request);
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    atomic_store(&worker->receiving, true);
+    int rc = fuse_session_receive_buf(worker->loop->fs->session, &worker->request);
+    atomic_store(&worker->receiving, false);
     return rc;
+}
+
+static void on_wake(int signal_number)
+{
+    (void)signal_number;
+}
+
+/* The session has ended. A read of the kernel's requests is interrupted by a signal, again and again, for one
+ * may come just before it; work under way is left to end by itself. No pthread_cancel(): who is cancelled
+ * leaves no frame in order, which AddressSanitizer takes for an error, and needs a library that may not be
+ * loaded yet. */
+static void join(struct loop_worker *worker)
+{
+    struct timespec until;
+
+    for (;;) {
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 5000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        if (!pthread_timedjoin_np(worker->thread, NULL, &until))
+            return;
+        if (atomic_load(&worker->receiving))
+            pthread_kill(worker->thread, SIGUSR1);
+    }
 }
 
 static void end_with(struct loop *loop, int error)
@@ -142,7 +167,6 @@ static void *work(void *argument)
     struct loop *loop = worker->loop;
     struct fuse_session *session = loop->fs->session;
 
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     while (!fuse_session_exited(session)) {
         int rc = receive(worker);
 
@@ -185,22 +209,23 @@ void loop_init(struct loop *loop, struct fs *fs)
 
 int loop_serve(struct loop *loop)
 {
+    const struct sigaction action = {.sa_handler = on_wake}; /* no SA_RESTART */
     struct loop_worker *worker;
     int rc;
 
+    sigaction(SIGUSR1, &action, NULL);
     pthread_mutex_lock(&loop->lock);
     rc = start_worker(loop);
     while (rc == 0 && !loop->ending)
         pthread_cond_wait(&loop->end, &loop->lock);
     loop->ending = true;
-    LIST_FOREACH (worker, &loop->workers, entry) {
+    fuse_session_exit(loop->fs->session);
+    LIST_FOREACH (worker, &loop->workers, entry)
         pthread_cond_signal(&worker->wake);
-        pthread_cancel(worker->thread);
-    }
     while ((worker = LIST_FIRST(&loop->workers))) {
         LIST_REMOVE(worker, entry);
         pthread_mutex_unlock(&loop->lock);
-        pthread_join(worker->thread, NULL);
+        join(worker);
         free_worker(worker);
         pthread_mutex_lock(&loop->lock);
     }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mount.gaiafs: checks what it was given, goes to the background, serves the mount, ends it with nothing
  * lost. */
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -218,10 +217,6 @@ static void prepare_process(void)
     umask(0); /* the kernel has applied the caller's */
     if (chdir("/"))
         fs_log(LOG_WARNING, "chdir /: %s", strerror(errno));
-    /* libfuse ends its threads with pthread_cancel(), for which the C library loads this when it is needed,
-     * or aborts: descriptors may be used up by then. */
-    if (!dlopen("libgcc_s.so.1", RTLD_NOW))
-        fs_log(LOG_WARNING, "%s", dlerror());
     signal(SIGHUP, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGIO,
