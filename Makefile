@@ -153,7 +153,7 @@ soak: all
 
 # One mount under mixed load for so many hours: its daemon must not grow (tests/soak).
 life: all
-	python3 -B tests/soak/run.py --hours $(or $(HOURS),1)
+	/usr/bin/python3 -B tests/soak/run.py --hours $(or $(HOURS),1)
 
 # Bugs planted one at a time, each of which the suite must notice (tests/mutants).
 mutants: tests

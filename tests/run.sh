@@ -47,7 +47,7 @@ lanes=$!
     step "other programs" python3 -B tests/posix/run.py --quick
     step "kills" python3 -B tests/kills/run.py
     # A minute is all warming up: an hour (make life) is held to 5 %.
-    step "a minute of everything" python3 -B tests/soak/run.py --minutes 1 --tolerance 10
+    step "a minute of everything" /usr/bin/python3 -B tests/soak/run.py --minutes 1 --tolerance 10
     step "power cuts" python3 -B tests/vm/power.py
 } &
 lanes="$lanes $!"

@@ -63,6 +63,7 @@ enter() {
 
 [ -e "$root/ready" ] || make_userland
 mount -t proc proc "$root/proc"
+ln -sfn ../proc/self/mounts "$root/etc/mtab" # fusermount3 looks there
 mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
 mkdir -p "$root/var/tmp" "$root/gaiafs"

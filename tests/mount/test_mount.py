@@ -512,7 +512,7 @@ def test_fstab_line(helper, folders, workdir):
 
 def test_close_asks_nothing_where_there_is_nothing_to_report(mount):
     """Close is the only request that a program waits for when it is done with a file: none on a local disk."""
-    m = mount("debug")
+    m = mount("debug,passthrough=off")
     path = os.path.join(m.mnt, "f")
     write_file(path, b"text")
     assert read_file(path) == b"text"
