@@ -128,6 +128,8 @@ void durable_cut(struct durable *durable, off_t size)
     ranges_remove(&durable->lost, size, INT64_MAX);
     /* What the last page has behind it has become zeros: part of the file when that grows again. */
     ranges_add(&durable->written, size, size > INT64_MAX - rest ? INT64_MAX : size + rest);
+    if (durable->blind) /* it may grow again, unseen */
+        ranges_add(&durable->written, 0, INT64_MAX);
     pthread_mutex_unlock(&durable->lock);
 }
 

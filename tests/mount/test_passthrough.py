@@ -623,6 +623,27 @@ def test_a_failed_sync_is_told_to_all_and_stays(failing):
     os.close(fd)
 
 
+def test_a_failed_sync_after_a_cut(failing):
+    """The file grows again unseen: that is lost as well."""
+    m, plan = failing
+    path = make(m, bytes(4 * PAGE))
+    fd = os.open(path, os.O_RDWR)
+    assert mode(m) == "passthrough"
+    os.ftruncate(fd, PAGE)
+    os.pwrite(fd, b"x" * 7 * PAGE, PAGE)
+    arm(plan, "fsync", errno.EIO)
+    assert error_of(os.fsync, fd) == errno.EIO
+    landed(plan)
+    os.close(fd)
+    wait_until(lambda: modes(m) == {})
+    fd = os.open(path, os.O_RDWR)
+    assert mode(m) == "cached"
+    os.pwrite(fd, bytes(PAGE), 0)
+    again = error_of(os.fsync, fd)
+    os.close(fd)
+    assert again == errno.EIO
+
+
 def test_lost_bytes_and_a_mapping_without_a_descriptor(failing, agents):
     """The mapping goes on storing unseen, so the file goes on being passed through, and its syncs failing."""
     m, plan = failing
