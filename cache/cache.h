@@ -72,10 +72,16 @@ void cache_file_discard(struct cache_file *file);
 /* The inode is gone for good (forgotten, nothing mapped, nothing resident). [FUSE] */
 void cache_file_close(struct cache_file *file);
 
+/* How CPUs have a file open. */
+struct cache_passed {
+    bool passed;  /* in passthrough: nobody hears of their reads and writes; */
+    bool written; /* and for writing; */
+    bool direct;  /* and for direct I/O */
+};
 /* [FUSE] How CPUs have the file open from now on: passed, the kernel reads, writes and maps the backing file
  * by itself (cache/passed.h); written: somebody has, or had, it open for writing so. Told before the kernel
  * knows: to passed before the file is first used, away from it at any time. */
-void cache_file_pass(struct cache_file *file, bool passed, bool written);
+void cache_file_pass(struct cache_file *file, const struct cache_passed *how);
 
 enum cache_io_flags {
     CACHE_IO_DIRECT = 1,    /* the request may be a direct read or write: fi->flags & O_DIRECT */

@@ -225,8 +225,9 @@ int file_cpu_release(struct cache_file *file, struct leaf *leaf, page_mask pages
 
 /* Rule 8: the page that holds a file's old or new end, from its byte `from`. What devices have there is no
  * part of the file: it becomes zeros, as in the kernel's page, so that nothing of it is collected when the
- * file grows over it, and what is stored there then is told apart from it. */
-static void clear_tail(struct cache_file *file, uint64_t page, size_t from)
+ * file grows over it, and what is stored there then is told apart from it. Growth of a file in passthrough is
+ * seen late: what differs from a twin, whose tail is zeros, may have been stored after it. */
+static void clear_tail(struct cache_file *file, uint64_t page, size_t from, bool grown)
 {
     struct leaf *leaf = index_find(&file->index, page >> LEAF_SHIFT);
     struct leaf_copy *copy;
@@ -234,7 +235,7 @@ static void clear_tail(struct cache_file *file, uint64_t page, size_t from)
     if (!leaf || !from)
         return;
     SLIST_FOREACH (copy, &leaf->copies, link) {
-        if (!(copy->present & page_bit(page)))
+        if (!(copy->present & page_bit(page)) || (grown && file->passed && copy->twin & page_bit(page)))
             continue;
         copy->replica->frames->ops->clear(copy->replica->frames, page, from);
         if (copy->twin & page_bit(page))
@@ -281,7 +282,7 @@ void file_resized(struct cache_file *file, off_t size)
         file->truncations++;
         index_each(&file->index, shrink_leaf, &(struct shrink){file, file_pages(size)});
     }
-    clear_tail(file, (uint64_t)end / GAIA_PAGE_SIZE, (size_t)end % GAIA_PAGE_SIZE);
+    clear_tail(file, (uint64_t)end / GAIA_PAGE_SIZE, (size_t)end % GAIA_PAGE_SIZE, size > old);
     if (file_pages(size) != file_pages(old))
         SLIST_FOREACH (replica, &file->replicas, link)
             replica->frames->ops->resize(replica->frames, file_pages(size));

@@ -13,26 +13,35 @@
 #include "cache/internal.h"
 #include "consistency/merge.h"
 
-void cache_file_pass(struct cache_file *file, bool passed, bool written)
+void cache_file_pass(struct cache_file *file, const struct cache_passed *how)
 {
     struct replica *replica;
     struct stat st;
 
     pthread_mutex_lock(&file->lock);
-    if (file->passed != passed || file->written != written) {
-        if (passed_is_compared(file) && !passed) { /* the last look at what CPUs did unseen */
+    file->direct = how->direct;
+    if (file->passed != how->passed || file->written != how->written) {
+        if (passed_is_compared(file) && !how->passed) { /* the last look at what CPUs did unseen */
             if (!fstat(file->fd, &st)) {
                 file_resized(file, st.st_size);
                 file->ctime = st.st_ctim;
             }
             file_all_modified(file);
         }
-        file->passed = passed;
-        file->written = written;
+        file->passed = how->passed;
+        file->written = how->written;
         SLIST_FOREACH (replica, &file->replicas, link)
             replica_checked(replica); /* how often acquires ask */
     }
     pthread_mutex_unlock(&file->lock);
+}
+
+void passed_look_at_size(struct cache_file *file)
+{
+    struct stat st;
+
+    if (file->passed && !fstat(file->fd, &st))
+        file_resized(file, st.st_size);
 }
 
 /* --- acquire --- */
@@ -179,7 +188,8 @@ static void install_handler(void)
 }
 
 /* Many runs of one page, by stores through a mapping: hundreds of times as fast as a write() for each. The
- * page is in the host's memory and has its place on storage: the first run was written. False: not done. */
+ * page is in the host's memory and has its place on storage: the first run was written. But a direct write of
+ * a CPU's to the page could not drop it while it is mapped. False: not done. */
 static bool store_runs(struct cache_file *file, off_t start, const uint8_t *mine,
                        const struct gaia_diff_run *runs, size_t count)
 {
@@ -187,6 +197,8 @@ static bool store_runs(struct cache_file *file, off_t start, const uint8_t *mine
     sigjmp_buf failed;
     volatile bool done = false;
 
+    if (file->direct)
+        return false;
     pthread_once(&once, install_handler);
     uint8_t *page = mmap(NULL, GAIA_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd, start);
     if (page == MAP_FAILED)

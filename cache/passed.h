@@ -28,6 +28,10 @@ static inline bool passed_is_compared(const struct cache_file *file)
     return file->passed && file->written;
 }
 
+/* A write() of a CPU may have made the file longer, and nobody has heard of it: what a device stores there is
+ * a store. Nothing to do for a file that is not passed through. The lock is held. */
+void passed_look_at_size(struct cache_file *file);
+
 /* Find the pages of [first, first + count) that CPUs have changed. The lock is held; it is let go in between.
  * 0 or a negative errno. */
 int passed_compare(struct replica *replica, uint64_t first, uint64_t count);

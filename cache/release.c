@@ -11,6 +11,7 @@
 #include <sys/xattr.h>
 
 #include "cache/collect.h"
+#include "cache/passed.h"
 #include "cache/runs.h"
 #include "consistency/merge.h"
 
@@ -297,6 +298,7 @@ static int release_work(struct replica *replica, struct work *work, size_t count
     int error = seal(replica, work, count), unread = 0;
 
     pthread_mutex_lock(&file->lock);
+    passed_look_at_size(file);
     for (size_t i = 0; i < count; i++) {
         struct work w = work[i];
         /* Another device may have begun to release these pages since we took ours: until the kernel has

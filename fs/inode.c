@@ -338,7 +338,7 @@ void inode_forget(struct inode *inode, uint64_t lookups)
     inode->lookups -= lookups;
     shard->lookups -= lookups;
     inode->references++;
-    if (inode->lookups || !inode_file(inode)) {
+    if (inode->lookups || !inode_content(inode)) {
         inode_put_locked(shard, inode);
         return;
     }
@@ -346,7 +346,7 @@ void inode_forget(struct inode *inode, uint64_t lookups)
     passthrough_forget(inode->fs, inode);
     /* The last name of a deleted file, and nobody has it open: what devices still hold of it is of no use to
      * anybody. */
-    if (is_deleted(inode))
+    if (inode_file(inode) && is_deleted(inode))
         cache_file_discard(inode_file(inode));
     inode_put(inode);
 }

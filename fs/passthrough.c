@@ -6,6 +6,7 @@
 #include <linux/fuse.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "fs/fs.h"
@@ -38,10 +39,24 @@ struct fuse_backing_map {
 #define FUSE_DEV_IOC_BACKING_CLOSE _IOW(229, 2, uint32_t)
 #endif
 
+#if CAN_PASS
+/* The kernel reads as the data directory's own mount has it: what this one refuses, that must refuse, too. */
+static bool reads_must_leave_no_trace(struct fs *fs)
+{
+    BORROWED root = inode_borrow(fs->root);
+    struct statvfs st;
+
+    if (!fs->options.no_atime && !fs->options.read_only)
+        return false;
+    return root.fd < 0 || fstatvfs(root.fd, &st) || !(st.f_flag & (ST_NOATIME | ST_RDONLY));
+}
+#endif
+
 void passthrough_want(struct fs *fs, struct fuse_conn_info *conn)
 {
 #if CAN_PASS
-    fs->passes = fs->as_root && fs->options.passthrough && conn->capable & FUSE_CAP_PASSTHROUGH;
+    fs->passes = fs->as_root && fs->options.passthrough && conn->capable & FUSE_CAP_PASSTHROUGH &&
+                 !reads_must_leave_no_trace(fs);
     if (fs->passes)
         conn->want |= FUSE_CAP_PASSTHROUGH;
     else
@@ -147,6 +162,19 @@ static void note_refusal(struct fs *fs, const struct inode *inode, int error)
     fs->passes = false;
 }
 
+/* The lock is held. Only what the cache does not know: it has to wait for the file's lock, which a collect or
+ * a comparison may hold for long, and all that are opening or closing any file wait with us. */
+static void tell_cache(struct passthrough *state, struct cache_file *file)
+{
+    struct cache_passed now = {.passed = state->passed, .written = state->written, .direct = state->direct};
+
+    if (now.passed == state->told.passed && now.written == state->told.written &&
+        now.direct == state->told.direct)
+        return;
+    cache_file_pass(file, &now);
+    state->told = now;
+}
+
 int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info *fi)
 {
     struct inode *inode = handle->inode;
@@ -165,7 +193,7 @@ int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info
             rc = 0;
         }
     } else {
-        state->passed = state->written = false;
+        state->passed = state->written = state->direct = false;
     }
     handle->counted = rc == 0;
     if (rc == 0 && !handle->passed) {
@@ -180,9 +208,10 @@ int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info
         (void)fi;
 #endif
         state->written |= writable;
+        state->direct |= !!(handle->flags & O_DIRECT);
     }
     if (file && rc == 0)
-        cache_file_pass(file, state->passed, state->written);
+        tell_cache(state, file);
     pthread_mutex_unlock(&fs->passthrough_lock);
     if (rc == 0 && writable)
         durable_blind(inode_durable(inode), handle->fd, handle->passed);
@@ -208,8 +237,8 @@ void passthrough_track(struct fs *fs, struct inode *inode, struct cache_file *fi
     struct content *content = inode_content(inode);
 
     pthread_mutex_lock(&fs->passthrough_lock);
-    cache_file_pass(file, content->passthrough.passed, content->passthrough.written);
-    order_before(file); /* see inode_file() */
+    tell_cache(&content->passthrough, file); /* a new file knows that it is not passed */
+    order_before(file);                      /* see inode_file() */
     atomic_store(&content->file, file);
     pthread_mutex_unlock(&fs->passthrough_lock);
 }
@@ -221,7 +250,7 @@ void passthrough_forget(struct fs *fs, struct inode *inode)
     pthread_mutex_lock(&fs->passthrough_lock);
     /* Unless it has been looked up again meanwhile: that may have gone on to an open. */
     if (!inode_is_known(inode) && !state->handles)
-        state->passed = state->written = false;
+        state->passed = state->written = state->direct = false;
     pthread_mutex_unlock(&fs->passthrough_lock);
 }
 

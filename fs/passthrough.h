@@ -13,6 +13,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cache/cache.h"
+
 struct cache_file;
 struct fs;
 struct fuse_conn_info;
@@ -22,11 +24,13 @@ struct inode;
 
 /* Of an inode; guarded by fs->passthrough_lock. */
 struct passthrough {
-    bool passed;      /* it was opened so since the kernel knows it; */
-    bool written;     /* and for writing */
-    unsigned handles; /* open now, passed through */
-    unsigned cached;  /* open now, and not */
-    int32_t backing;  /* the kernel's name of the backing file, while there are handles */
+    bool passed;              /* it was opened so since the kernel knows it; */
+    bool written;             /* and for writing */
+    bool direct;              /* and for direct I/O */
+    struct cache_passed told; /* what the cache knows of it, once a device has mapped the file */
+    unsigned handles;         /* open now, passed through */
+    unsigned cached;          /* open now, and not */
+    int32_t backing;          /* the kernel's name of the backing file, while there are handles */
 };
 
 void passthrough_init(struct fs *fs);

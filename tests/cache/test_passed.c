@@ -13,7 +13,7 @@ static bool start(struct fixture *f, uint64_t capacity, bool written)
 {
     if (!fixture_start(f, capacity))
         return false;
-    cache_file_pass(f->file, true, written);
+    cache_file_pass(f->file, &(struct cache_passed){.passed = true, .written = written});
     cpu = mmap(NULL, FIXTURE_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, f->fd, 0);
     assert_true(cpu != MAP_FAILED);
     return true;
@@ -209,7 +209,7 @@ static void test_the_way_back(void **state)
     map.bytes[9 * PAGE] = 1;
     assert_int_equal(device_release(&f, &map), 0);
     cpu[1] = 2;
-    cache_file_pass(f.file, false, false);
+    cache_file_pass(f.file, &(struct cache_passed){0});
     kernel_read(&f, 9, bytes);
     kernel_write(&f, 9, 5, (const uint8_t *)"\6", 1);
     map.bytes[9 * PAGE + 1] = 7;
@@ -233,7 +233,7 @@ static void test_readers_alone(void **state)
     struct device_map map = device_map(&f, 0);
     assert_int_equal(map.bytes[7], 0);
     cpu[7] = 1; /* an open for writing is about to be answered: what it stores is found */
-    cache_file_pass(f.file, true, true);
+    cache_file_pass(f.file, &(struct cache_passed){.passed = true, .written = true});
     assert_int_equal(device_acquire(&f, &map), 0);
     assert_int_equal(map.bytes[7], 1);
     stop(&f, &map);

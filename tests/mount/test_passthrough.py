@@ -362,6 +362,43 @@ def test_truncate_and_append(passing, devices, agents):
     assert mapping[:PAGE] == b"new" + bytes(PAGE - 3)
 
 
+@pytest.mark.parametrize("how", ["release", "acquire", "evict"])
+def test_a_store_where_a_program_has_made_the_file_longer(passing, devices, agents, how):
+    """Nobody heard of the growth: what a device stores there is a store all the same, whatever looks at it first."""
+    m = passing("device_cache=256K")
+    path = make(m, b"a" * 100)
+    other = make(m, pattern(200 * PAGE), "other")
+    cpu = agents()
+    cpu.do("fd = os.open(path, os.O_RDWR)", path=path)
+    device = devices()
+    mapping, _ = open_map(device, path, length=4 * PAGE)
+    assert mapping[:100] == b"a" * 100
+    cpu.do("os.pwrite(fd, b'b' * 3996, 100)")
+    mapping[200] = 7
+    if how == "release":
+        mapping.release()
+    elif how == "evict":
+        assert open_map(device, other)[0][:] == pattern(200 * PAGE)
+    mapping.acquire()
+    content = b"a" * 100 + b"b" * 100 + b"\7" + b"b" * 3895
+    assert read_file(path) == content
+    assert mapping[:PAGE] == content
+
+
+@pytest.mark.parametrize("options", ["noatime", "ro"])
+def test_a_mount_that_must_leave_no_trace(mount, workdir, options):
+    """The kernel would read as the data directory's own mount has it."""
+    data = os.path.join(workdir, "read")
+    os.mkdir(data)
+    path = os.path.join(data, "f")
+    write_file(path, b"text")
+    os.utime(path, (1, 1))
+    m = mount(options, data=data)
+    assert not statistics(m.mnt)["passthrough"]
+    assert read_file(os.path.join(m.mnt, "f")) == b"text"
+    assert os.stat(path).st_atime == 1
+
+
 def test_a_read_that_comes_to_the_daemon(passing, devices):
     """Through a descriptor with O_APPEND: it never has what a device holds, which may be older than the file."""
     m = passing()
