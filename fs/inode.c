@@ -103,6 +103,20 @@ static struct inode *add(struct inode_shard *shard, struct fs *fs, int fd, const
     return inode;
 }
 
+/* Only for a file that is not known yet: when too many are in use, those must go on being found at once. */
+static void make_room(struct fs *fs, struct inode_shard *shard, uint64_t hash, const struct file_key *key)
+{
+    bool is_known;
+
+    if (!pruner_is_needed(fs))
+        return;
+    pthread_mutex_lock(&shard->lock);
+    is_known = shard_find(shard, hash, key);
+    pthread_mutex_unlock(&shard->lock);
+    if (!is_known)
+        pruner_make_room(fs);
+}
+
 int inode_lookup(struct fs *fs, int fd, const struct stat *st, const struct inode *parent, const char *name,
                  struct inode **inode_out)
 {
@@ -118,7 +132,7 @@ int inode_lookup(struct fs *fs, int fd, const struct stat *st, const struct inod
         close(fd);
         return rc;
     }
-    pruner_make_room(fs);
+    make_room(fs, shard, hash, &key);
     if (parent)
         place = place_new(parent, name, &key);
     pthread_mutex_lock(&shard->lock);

@@ -167,15 +167,21 @@ static void wake(struct pruner *pruner)
     pthread_mutex_unlock(&pruner->lock);
 }
 
+bool pruner_is_needed(struct fs *fs)
+{
+    return atomic_load(&fs->inodes.known) > fs->inodes.most - fs->inodes.most / 8;
+}
+
 void pruner_make_room(struct fs *fs)
 {
+    struct pruner *pruner = &fs->pruner;
     struct timespec pause = {.tv_nsec = WAIT_MS * 1000000 / WAITS};
 
-    if (atomic_load(&fs->inodes.known) <= fs->inodes.most - fs->inodes.most / 8)
+    if (!pruner_is_needed(fs))
         return;
-    wake(&fs->pruner);
+    wake(pruner);
     /* Not on a condition: a folder that is being listed is locked. */
-    for (int i = 0; i < WAITS && !atomic_load(&fs->pruner.refused); i++) {
+    for (int i = 0; i < WAITS && !atomic_load(&pruner->refused); i++) {
         if (atomic_load(&fs->inodes.known) < fs->inodes.most)
             break;
         nanosleep(&pause, NULL);

@@ -25,7 +25,9 @@ struct pruner {
 void pruner_init(struct fs *fs);
 int pruner_start(struct fs *fs);
 void pruner_stop(struct fs *fs);
-/* One more inode may come to be known: wakes the thread when they are many. When there are too many, waits a
+/* Are so many inodes known that there should be room made before another is? */
+bool pruner_is_needed(struct fs *fs);
+/* One more inode is about to be known: wakes the thread when they are many. When there are too many, waits a
  * moment until it is less. To be called from LOOKUP and the like only: the thread may wait for write-backs.
  */
 void pruner_make_room(struct fs *fs);
