@@ -283,7 +283,9 @@ static struct inode *remember(struct inode_shard *shard, struct inode *inode, st
     bool deleted = inode->open && inode->open->kind == DESCRIPTOR_LAST;
 
     descriptors_remove(shard, inode, closing);
-    if (!table->remember_most || !inode->handle_bytes || deleted || inode_file(inode)) {
+    /* Nor what is on another filesystem below: it could not be unmounted as long. */
+    if (!table->remember_most || !inode->handle_bytes || deleted || inode_file(inode) ||
+        inode->volume != inode->fs->root->volume) {
         shard_remove(table, shard, inode);
         return inode;
     }

@@ -277,22 +277,27 @@ def test_names_that_move(small):
 
 def test_a_filesystem_below_the_data_directory(small):
     """It has handles of its own, and is let go when nothing of it is known any more."""
-    below = f"{small.data}/sub"
-    os.mkdir(below)
+    below = f"{small.data}/in/sub"
+    os.makedirs(below)
     subprocess.run(["mount", "-t", "tmpfs", "none", below], check=True)
     try:
-        os.makedirs(f"{small.mnt}/sub/x/y")
-        write_file(f"{small.mnt}/sub/x/y/f", b"in memory")
+        os.makedirs(f"{small.mnt}/in/sub/x/y")
+        write_file(f"{small.mnt}/in/sub/x/y/f", b"in memory")
         churn(small)
-        assert read_file(f"{small.mnt}/sub/x/y/f") == b"in memory"
-        os.rename(f"{small.mnt}/sub/x/y/f", f"{small.mnt}/sub/g")
+        assert read_file(f"{small.mnt}/in/sub/x/y/f") == b"in memory"
+        os.rename(f"{small.mnt}/in/sub/x/y/f", f"{small.mnt}/in/sub/g")
         churn(small)
         assert read_file(f"{below}/g") == b"in memory"
-        assert errno_of(os.rename, f"{small.mnt}/sub/g", f"{small.mnt}/g") == errno.EXDEV
-        assert os.stat(f"{small.mnt}/sub/g").st_nlink == 1
+        assert errno_of(os.rename, f"{small.mnt}/in/sub/g", f"{small.mnt}/g") == errno.EXDEV
+        assert os.stat(f"{small.mnt}/in/sub/g").st_nlink == 1
+        # A name that is gone makes the kernel forget what is below it.
+        os.rename(f"{small.data}/in", f"{small.data}/aside")
+        below = f"{small.data}/aside/sub"
+        assert errno_of(os.stat, f"{small.mnt}/in") == errno.ENOENT
+        helpers.wait_until(lambda: subprocess.run(["umount", below], capture_output=True).returncode == 0,
+                           what="it can be unmounted")
     finally:
-        done = subprocess.run(["umount", below], capture_output=True)
-        if done.returncode:
+        if os.path.ismount(below):
             subprocess.run(["umount", "-l", below], check=False)
 
 
