@@ -73,8 +73,8 @@ static int open_at(struct inode *inode, struct inode *parent, const struct place
     if (dir.fd < 0)
         return dir.fd;
     fd = resolve_open(inode->fs, dir.fd, place->name);
-    if (fd < 0)
-        return fd == -ENOENT || fd == -ENOTDIR ? -ESTALE : fd;
+    if (fd < 0) /* EINVAL: it was made without a name (fs/request.h) */
+        return fd == -ENOENT || fd == -ENOTDIR || fd == -EINVAL ? -ESTALE : fd;
     if (is_same(inode, place, fd))
         return fd;
     close(fd);

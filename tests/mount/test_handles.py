@@ -390,6 +390,20 @@ def test_no_handles_and_more_inodes_than_descriptors(refused):
         os.close(fd)
 
 
+def test_no_handles_and_a_file_made_without_a_name(refused):
+    """It is found through the descriptor of who has it open."""
+    fd = os.open(refused.mnt, os.O_TMPFILE | os.O_RDWR, 0o600)
+    try:
+        os.write(fd, b"precious")
+        churn(refused)
+        assert os.fstat(fd).st_size == 8
+        os.ftruncate(fd, 4)
+        os.link(f"/proc/self/fd/{fd}", f"{refused.mnt}/named", src_dir_fd=0, follow_symlinks=True)
+        assert read_file(f"{refused.data}/named") == b"prec"
+    finally:
+        os.close(fd)
+
+
 def test_no_handles_and_a_name_that_leads_elsewhere(refused):
     """What is at a place now is not taken for what was there."""
     write_file(f"{refused.mnt}/f", b"secret")
