@@ -14,9 +14,12 @@
 #include <unistd.h>
 
 #include "fs/log.h"
+#include "fs/memory.h"
 
 #define IDLE_MS 10000u /* then a sleeping thread ends, and its buffers with it */
 #define THREADS_MIN 16l
+#define THREADS_LEAST 8u               /* however small the memory is */
+#define THREAD_BYTES ((size_t)2 << 20) /* its buffers, when it has had a large request and a large read */
 
 struct loop_worker {
     struct loop *loop;
@@ -172,6 +175,10 @@ static void *work(void *argument)
 
         if (rc == -EINTR || rc == -EAGAIN)
             continue;
+        if (rc == -ENOMEM) { /* no buffer for it: who answers will free some */
+            usleep(10000);
+            continue;
+        }
         if (rc <= 0) {
             if (rc < 0)
                 fs_log(LOG_ERR, "reading requests of the kernel: %s: the mount ends", strerror(-rc));
@@ -201,6 +208,9 @@ void loop_init(struct loop *loop, struct fs *fs)
     /* Of a program that opens and closes files, one request is on its way while it sends the next. */
     loop->wanted = cpus > 12 ? (unsigned)cpus / 4 : 3;
     loop->most = (unsigned)(cpus * 4 > THREADS_MIN ? cpus * 4 : THREADS_MIN);
+    size_t fit = memory_available() / 8 / THREAD_BYTES;
+    if (loop->most > fit)
+        loop->most = fit < THREADS_LEAST ? THREADS_LEAST : (unsigned)fit;
     lock_init(&loop->lock, LOCK_LOOP);
     lock_condition_init(&loop->end);
     LIST_INIT(&loop->workers);

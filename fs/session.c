@@ -82,10 +82,11 @@ static const struct fuse_lowlevel_ops operations = {
     .retrieve_reply = op_retrieve_reply,
 };
 
-/* Answers FUSE_INIT, with one flag more than libfuse 3.14 knows: FUSE_HANDLE_KILLPRIV_V2. Without it the
- * kernel asks for the attribute security.capability before every write(), which doubles the cost of a small
- * one. libfuse's answer is caught in a pipe that takes the session's descriptor for a moment (nothing else
- * runs yet) and then sent on. */
+/* Answers FUSE_INIT, with two flags more than libfuse 3.14 says: FUSE_PARALLEL_DIROPS, which it forgets (a
+ * folder's lookups came one after the other), and FUSE_HANDLE_KILLPRIV_V2, which it does not know. Without it
+ * the kernel asks for the attribute security.capability before every write(), which doubles the cost of a
+ * small one. libfuse's answer is caught in a pipe that takes the session's descriptor for a moment (nothing
+ * else runs yet) and then sent on. */
 static int answer_init(struct fs *fs, const struct fuse_buf *request)
 {
     int device = fuse_session_fd(fs->session), saved, catcher[2], rc = 0;
@@ -95,8 +96,7 @@ static int answer_init(struct fs *fs, const struct fuse_buf *request)
     struct fuse_out_header *out = (void *)reply;
     struct fuse_init_out *init_out = (void *)(out + 1);
     ssize_t length;
-    bool offered = in->opcode == FUSE_INIT && request->size >= sizeof(*in) + 16 &&
-                   init_in->flags & FUSE_HANDLE_KILLPRIV_V2;
+    uint32_t offered = in->opcode == FUSE_INIT && request->size >= sizeof(*in) + 16 ? init_in->flags : 0;
 
     saved = fcntl(device, F_DUPFD_CLOEXEC, 3);
     if (saved < 0)
@@ -112,7 +112,10 @@ static int answer_init(struct fs *fs, const struct fuse_buf *request)
     if (dup3(saved, device, O_CLOEXEC) < 0 || length < (ssize_t)sizeof(*out)) {
         rc = -EIO;
     } else {
-        if (offered && fs->as_root && out->error == 0 && length >= (ssize_t)(sizeof(*out) + 24)) {
+        if (out->error || length < (ssize_t)(sizeof(*out) + 24))
+            offered = 0;
+        init_out->flags |= offered & FUSE_PARALLEL_DIROPS;
+        if (offered & FUSE_HANDLE_KILLPRIV_V2 && fs->as_root) {
             init_out->flags |= FUSE_HANDLE_KILLPRIV_V2;
             fs->kills_privileges = true;
         }
