@@ -37,7 +37,7 @@ make -j"$jobs" tests SANITIZE=thread
     step "unit tests, and mounts with several clients, devices and threads, under TSan" \
         make check SANITIZE=thread CHECK='--files changes,clients,deaths,devices,disks,promises,protocol,room,sharing'
     step "unit tests and mounts in a Debian 13 userland" \
-        sh tests/trixie.sh changes,files,mount,passthrough,promises,sharing
+        sh tests/trixie.sh changes,files,mount,passthrough,passthrough_ends,promises,sharing
 } &
 lanes=$!
 {

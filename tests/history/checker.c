@@ -175,9 +175,9 @@ static int check_run(const char *folder)
         killed += history.ops[i].flags & ENTRY_KILLED;
     printf("operations %zu (answered never: %" PRIu64 "), kills %u, reads %" PRIu64 ", cells %" PRIu64
            ", bytes %" PRIu64 ", races open %" PRIu64 ", races settled %" PRIu64 ", most values %" PRIu64
-           ", violations %" PRIu64 "\n",
+           ", undone %" PRIu64 ", violations %" PRIu64 "\n",
            history.count, killed, control->kills, summary.reads, summary.cells, summary.bytes,
-           summary.open_cells, summary.settled, summary.most_live, summary.violations);
+           summary.open_cells, summary.settled, summary.most_live, summary.undone, summary.violations);
     if (summary.violations)
         printf("first: rule %s, %s\n", summary.first_rule, summary.first);
     return summary.violations != 0;

@@ -33,6 +33,7 @@ struct summary {
     uint64_t open_cells;              /* reads of cells with more than one value allowed */
     uint64_t settled;                 /* races whose outcome a read showed */
     uint64_t most_live;               /* most values allowed at once */
+    uint64_t undone;                  /* reads of cells where a value that was brought back was undone */
     uint64_t violations;              /* reads of cells that no order allows */
     char first[256], first_rule[128]; /* the first of them */
 };

@@ -279,7 +279,7 @@ def disk(workdir):
 @pytest.fixture(params=["1", "0"], ids=["", "before-6.6"])
 def broken_disk_mount(disk, mount, request):
     """The mount is gone before the disk below it. Also without what kernels before 6.6 lack."""
-    written = "written" in request.node.name  # else releases of what can't be written fail: test_passthrough.py
+    written = "written" in request.node.name  # else releases of what can't be written fail: test_passthrough_ends.py
     yield mount("passthrough=off" if written else "", data=disk.folder, env={"GAIA_SOFT_POISON": request.param})
     helpers.close_files()
 

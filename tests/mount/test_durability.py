@@ -27,7 +27,7 @@ class Failing:
     def __init__(self, mount, workdir):
         path = os.path.join(workdir, "plan")
         self.plan = Plan.make(path)
-        # What the kernel passes through nobody hears of: test_passthrough.py has what is promised then.
+        # What the kernel passes through nobody hears of: test_passthrough_ends.py has what is promised then.
         self.mount = mount("passthrough=off", env={"GAIAFS_FAULTS": path})
         self.path = os.path.join(self.mount.mnt, "f")
         self.below = os.path.join(self.mount.data, "f")

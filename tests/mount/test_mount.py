@@ -424,7 +424,7 @@ def close_dead(fd):
 
 @needs_root
 def test_signal_while_files_and_folders_are_open(mount):
-    m = mount("passthrough=off")  # a file that is passed through needs no daemon: test_passthrough.py
+    m = mount("passthrough=off")  # a file that is passed through needs no daemon: test_passthrough_ends.py
     os.mkdir(os.path.join(m.mnt, "d"))
     folder = os.open(os.path.join(m.mnt, "d"), os.O_RDONLY)
     file = os.open(os.path.join(m.mnt, "f"), os.O_WRONLY | os.O_CREAT)
