@@ -128,7 +128,8 @@ def judge(samples, tolerance):
     for name in ("descriptors", "threads", "inodes", "lookups", "open", "files"):
         least = [min(s[name] for s in part) for part in (middle, last)]  # what nothing under way adds to
         parts.append(f"{name} {least[0]} -> {least[1]}")
-        if least[1] > least[0] and name != "threads":
+        # In few samples something is always under way: only what leaks at every turn is seen then.
+        if least[1] > least[0] + (0 if len(samples) > 100 else 16) and name != "threads":
             problems.append(f"{name} grow")
     return problems, ", ".join(parts)
 
