@@ -21,7 +21,7 @@ int alive_begin(struct alive **alive_out, int *fd_out);
 /* In order, by the same thread: from now on clients see nobody. Closes fd. */
 void alive_end(struct alive *alive, int fd);
 
-/* Any thread of any process, some ten cycles. What was done before the call was done while the owner lived.
+/* Any thread of any process; one load. What was done before the call was done while the owner lived.
  * False can't become true again. */
 bool alive_seen(const struct alive *alive);
 

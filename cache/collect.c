@@ -40,7 +40,7 @@ static page_mask wanted(const struct leaf_copy *copy, enum collect_what what)
     return copy->pending | (what == COLLECT_RELEASING ? copy->releasing : 0);
 }
 
-static int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
+int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
 {
     for (size_t done = 0; done < length;) {
         ssize_t n = pread(file->fd, bytes + done, length - done, offset + (off_t)done);
@@ -58,7 +58,7 @@ static int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off
     return 0;
 }
 
-static int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off_t offset)
+int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off_t offset)
 {
     unsigned begun = durable_begin(file->durable, file->fd);
     size_t done = 0;

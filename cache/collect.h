@@ -24,4 +24,10 @@ int collect_all(struct cache_file *file);
  */
 bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned page);
 
+/* Bytes of the home copy; what lies past its end reads as zeros. 0 or a negative errno. */
+int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset);
+/* Writes them, and notes for the next sync what was written. 0 or a negative errno; a part may have been
+ * written. */
+int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off_t offset);
+
 #endif

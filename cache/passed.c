@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "cache/collect.h"
 #include "cache/internal.h"
 #include "consistency/merge.h"
 
@@ -61,25 +62,6 @@ static void list_leaf(struct leaf *leaf, void *context)
         leaves->numbers[leaves->n++] = leaf->number;
 }
 
-/* Bytes of the home copy; what lies past its end reads as zeros. */
-static int read_home(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
-{
-    size_t done = 0;
-
-    while (done < length) {
-        ssize_t n = pread(file->fd, bytes + done, length - done, offset + (off_t)done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        if (n == 0)
-            break;
-        done += (size_t)n;
-    }
-    memset(bytes + done, 0, length - done);
-    return 0;
-}
-
 /* Which of a run of pages differ from the home's, at most a unit of them. What can't be fetched counts as
  * different: it is to be dropped. Lock held. */
 static int compare_run(struct leaf_copy *copy, unsigned first, unsigned length, page_mask *modified)
@@ -91,7 +73,7 @@ static int compare_run(struct leaf_copy *copy, unsigned first, unsigned length, 
 
     for (unsigned i = 0; i < length; i++)
         places[i] = device + i * GAIA_PAGE_SIZE;
-    int error = read_home(file, home, length * GAIA_PAGE_SIZE, (off_t)(base * GAIA_PAGE_SIZE));
+    int error = home_read(file, home, length * GAIA_PAGE_SIZE, (off_t)(base * GAIA_PAGE_SIZE));
     if (error)
         return error;
     bool lost = replica_fetch_run(copy->replica, base, length, places);
@@ -153,23 +135,6 @@ int passed_compare(struct replica *replica, uint64_t first, uint64_t count)
 }
 
 /* --- collect --- */
-
-static int write_run(struct cache_file *file, const uint8_t *bytes, size_t length, off_t offset)
-{
-    unsigned begun = durable_begin(file->durable, file->fd);
-    size_t done = 0;
-    int error = 0;
-
-    while (done < length && !error) {
-        ssize_t n = pwrite(file->fd, bytes + done, length - done, offset + (off_t)done);
-        if (n > 0)
-            done += (size_t)n;
-        else if (n == 0 || errno != EINTR)
-            error = n ? -errno : -EIO;
-    }
-    durable_wrote(file->durable, begun, offset, (off_t)done);
-    return error;
-}
 
 /* A thread that stores to a mapping of a file, which may be cut behind the mount, or be on a filesystem that
  * finds no room for what it has promised: where to go on then. */
@@ -235,7 +200,7 @@ int passed_write(struct cache_file *file, uint64_t page, const uint8_t *twin, co
 
     while (written < count && !error) {
         const struct gaia_diff_run *run = &runs[written];
-        error = write_run(file, mine + run->offset, run->length, start + run->offset);
+        error = home_write(file, mine + run->offset, run->length, start + run->offset);
         written++;
         if (!error && written == 1 && count >= STORE_RUNS &&
             store_runs(file, start, mine, runs + 1, count - 1))

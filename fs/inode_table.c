@@ -7,7 +7,6 @@
 
 #include "fs/fs.h"
 #include "fs/log.h"
-#include "fs/log.h"
 #include "fs/place.h"
 
 #define INITIAL_BUCKETS 256u

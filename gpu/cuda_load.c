@@ -31,19 +31,25 @@ static const char *version_text(int version, char text[16])
     return text;
 }
 
+static int say_too_old(int version)
+{
+    char has[16], least[16];
+
+    snprintf(why, sizeof why, "the driver is of CUDA %s, and %s is needed", version_text(version, has),
+             version_text(CUDA_VERSION_LEAST, least));
+    return -ENODEV;
+}
+
 /* A driver from before 11.3 has no cuGetProcAddress, one from before 12.0 no second version of it: all that
  * can be asked of it is how old it is. */
 static int too_old(void *library)
 {
     CUresult (*get_version)(int *) = (CUresult(*)(int *))(uintptr_t)dlsym(library, "cuDriverGetVersion");
-    char has[16], least[16];
     int version = 0;
 
     if (get_version && get_version(&version) == CUDA_SUCCESS)
-        snprintf(why, sizeof why, "the driver is of CUDA %s, and %s is needed", version_text(version, has),
-                 version_text(CUDA_VERSION_LEAST, least));
-    else
-        snprintf(why, sizeof why, "libcuda.so.1 is no driver of NVIDIA's: it has no cuDriverGetVersion");
+        return say_too_old(version);
+    snprintf(why, sizeof why, "libcuda.so.1 is no driver of NVIDIA's: it has no cuDriverGetVersion");
     return -ENODEV;
 }
 
@@ -70,15 +76,11 @@ static int find_entry_points(cuGetProcAddress_v2_type *find)
 
 static int start_driver(void)
 {
-    char has[16], least[16];
     int version = 0, count = 0;
 
     CUresult error = api.cuDriverGetVersion(&version);
-    if (error == CUDA_SUCCESS && version < CUDA_VERSION_LEAST) {
-        snprintf(why, sizeof why, "the driver is of CUDA %s, and %s is needed", version_text(version, has),
-                 version_text(CUDA_VERSION_LEAST, least));
-        return -ENODEV;
-    }
+    if (error == CUDA_SUCCESS && version < CUDA_VERSION_LEAST)
+        return say_too_old(version);
     if (error == CUDA_SUCCESS)
         error = api.cuInit(0);
     if (error == CUDA_SUCCESS)
