@@ -88,17 +88,17 @@ static int volume_new(int fd, const struct stat *st, const struct file_key *key,
                       struct volume **volume_out)
 {
     struct volume *volume = calloc(1, sizeof(*volume));
-    int rc;
+    int rc = 0;
 
     if (!volume)
         return -ENOMEM;
+    volume->fd = -1;
     volume->mount_id = mount_id;
     /* Handles are not opened through an O_PATH descriptor; and opening a device may do who knows what. */
-    if (S_ISDIR(st->st_mode) || S_ISREG(st->st_mode))
+    if (S_ISDIR(st->st_mode) || S_ISREG(st->st_mode)) {
         volume->fd = open(proc_path(fd).text, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    else
-        volume->fd = -1;
-    rc = volume->fd >= 0 ? try_handle(volume, key) : -errno;
+        rc = volume->fd >= 0 ? try_handle(volume, key) : -errno;
+    }
     if (rc < 0 && is_passing(rc)) {
         if (volume->fd >= 0)
             close(volume->fd);
