@@ -18,41 +18,50 @@ def pattern(offset, length, tag):
 
 
 class File:
-    """durable: what must be there. later: what may have been put over it since, any of it: (kind, offset, bytes), where
-    the kinds are "write", "store" through a CPU's mapping, "device" (stored there) and "released"."""
+    """durable: what must be there. later: what may have been put over it since, any of it: (kind, offset, bytes, number),
+    where the kinds are "write", "store" through a CPU's mapping, "device" (stored there) and "released". What CPUs do
+    is numbered in its order: a store that is made durable after a newer write() does not go over that."""
 
     def __init__(self):
         self.durable = bytearray()
         self.sizes = [0]  # that it has had since
         self.later = []
+        self.count = 0
+        self.stamps = []  # of each byte: the number of what is durable there
 
     @property
     def size(self):
         return self.sizes[-1]
 
     def put(self, kind, offset, data):
-        self.later.append((kind, offset, data))
+        self.add(kind, offset, data)
         self.sizes.append(max(self.size, offset + len(data)))
+
+    def add(self, kind, offset, data):
+        self.count += 1
+        self.later.append((kind, offset, data, self.count))
 
     def truncate(self, size):
         if size < self.size:
-            self.later.append(("write", size, bytes(self.size - size)))
+            self.add("write", size, bytes(self.size - size))
         self.sizes.append(size)
 
     def release(self):
-        self.later = [("released" if kind == "device" else kind, offset, data) for kind, offset, data in self.later]
+        self.later = [("released" if kind == "device" else kind, *rest) for kind, *rest in self.later]
 
-    def apply(self, offset, data):
+    def apply(self, offset, data, number):
         end = offset + len(data)
-        if len(self.durable) < end:
-            self.durable += bytes(end - len(self.durable))
-        self.durable[offset:end] = data
+        self.durable += bytes(max(0, end - len(self.durable)))
+        self.stamps += [0] * max(0, end - len(self.stamps))
+        for at in range(offset, end):
+            if self.stamps[at] < number:
+                self.durable[at], self.stamps[at] = data[at - offset], number
 
     def sync(self, kinds):
         """All of these kinds is durable now, and the size."""
-        for kind, offset, data in self.later:
+        for kind, offset, data, number in self.later:
             if kind in kinds:
-                self.apply(offset, data)
+                self.apply(offset, data, number)
         self.later = [item for item in self.later if item[0] not in kinds]
         self.sizes = [self.size]
         self.durable = self.durable[:self.size].ljust(self.size, b"\0")
@@ -71,7 +80,8 @@ class File:
             for at in range(start, min(start + 512, len(found))):
                 if found[at] == must[at] or (stale_allowed and at >= len(self.durable)):
                     continue
-                may = [data[at - offset] for _, offset, data in self.later if offset <= at < offset + len(data)]
+                may = [data[at - offset] for kind, offset, data, number in self.later if offset <= at < offset + len(data)
+                       and (kind in ("device", "released") or at >= len(self.stamps) or number > self.stamps[at])]
                 if found[at] not in may and not (stale_allowed and may):
                     return (f"byte {at} (of {len(found)}) is {found[at]:#x}; {must[at]:#x} is durable, and "
                             f"{len(may)} others were written after it")

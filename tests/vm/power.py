@@ -187,7 +187,8 @@ class Worker:
 
         def effect(state):
             state.file.put("write", offset, data)
-            state.after.append(lambda: state.file.apply(offset, data))
+            number = state.file.count
+            state.after.append(lambda: state.file.apply(offset, data, number))
 
         self.step(name, effect, 0, "write", fd, offset, length, f"{tag:#x}", promise=True)
 
@@ -284,6 +285,7 @@ class State:
             old = file if name == "f" else others.get(name, File())
             new = [item for item in now.later if item not in old.later]
             old.later += new
+            old.count = now.count
             old.sizes += [size for size in now.sizes if size not in old.sizes]
             kept[name] = old
         self.file = kept.pop("f")
