@@ -94,10 +94,11 @@ static void regain_fsetid(void)
 static void join_groups(fuse_req_t req)
 {
     gid_t groups[GROUPS_MAX];
-    int count = fuse_req_getgroups(req, GROUPS_MAX, groups);
+    int count;
 
     if (!is_other(req) || own_group_count < 0)
         return;
+    count = fuse_req_getgroups(req, GROUPS_MAX, groups); /* read from /proc */
     if (count > GROUPS_MAX)
         count = GROUPS_MAX;
     if (count < 0) /* a process that we can't see: none */
