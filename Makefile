@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all check check-long posix helgrind model soak life mutants bench install format lint clean. Variables: CC, DEBUG=1 (checks the
+# GNU make. Targets: all check check-long posix helgrind model soak life mutants bench ptx install format lint clean. Variables: CC, DEBUG=1 (checks the
 # order of locks, as the sanitizer builds do), SANITIZE=address|thread, HELGRIND=1 (for `make helgrind`), BREAK=<rule> (a build
 # with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
@@ -49,9 +49,9 @@ PKG_LIBS := $(shell $(PKG_CONFIG) --libs $(packages) 2>/dev/null)
 CPPFLAGS += $(PKG_CFLAGS)
 
 # What goes where: gpu/home_*.c is the daemon's half of a device, gpu/cuda_*.c is gaiactl's as yet, the rest of gpu/ is
-# libgaia.
+# libgaia, which has the device kernels as PTX; gpu/kernels.c for a CPU is the tests'.
 home_src := $(wildcard base/*.c consistency/*.c io/*.c cache/*.c gpu/home_*.c) $(filter-out fs/mount.c fs/gaiactl%.c,$(wildcard fs/*.c))
-lib_src := $(filter-out gpu/home_%.c gpu/cuda_%.c,$(wildcard gpu/*.c)) io/message.c $(wildcard base/*.c)
+lib_src := $(filter-out gpu/home_%.c gpu/cuda_%.c gpu/kernels.c,$(wildcard gpu/*.c)) io/message.c $(wildcard base/*.c)
 ctl_src := fs/gaiactl.c fs/gaiactl_devices.c gpu/cuda_list.c gpu/cuda_load.c io/message.c
 
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
@@ -68,7 +68,7 @@ examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/*/*.c))
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
 wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
 
-.PHONY: all check check-long posix helgrind model soak life mutants bench install format lint clean tests tools benches examples
+.PHONY: all check check-long posix helgrind model soak life mutants bench ptx install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(tools) $(vm) $(standins) $(faults)
 tools: $(tools) $(vm) $(standins)
@@ -109,8 +109,21 @@ $(BUILD)/%.o: %.c
 # Unit tests and benchmarks of the home's parts.
 $(tests): $(BUILD)/%: $(BUILD)/%.o $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(shell $(PKG_CONFIG) --libs cmocka)
+$(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c gpu/kernels_ptx.c)
+$(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
+# The device kernels as PTX, which is kept in the tree: nobody else needs a compiler for it. PTX=FILE writes it elsewhere
+# (tests/mount/test_device_code.py). No toolkit is needed, nor looked at.
+CLANG ?= clang
+cuda_flags := -x cuda --cuda-device-only --cuda-gpu-arch=sm_70 --cuda-path=/nonexistent -nocudainc -nocudalib \
+	-Xclang -target-feature -Xclang +ptx63 -ffreestanding -std=c++17 -O3 -I. -Wall -Wextra -Werror
+ptx: PTX ?= gpu/kernels.ptx
+ptx:
+	$(CLANG) $(cuda_flags) -S -o $(PTX).tmp gpu/kernels.c
+	{ printf '// SPDX-License-Identifier: Apache-2.0\n// Made of kernels.c by: make ptx\n'; cat $(PTX).tmp; } >$(PTX)
+	rm $(PTX).tmp
+
 # Loaded into a program with LD_PRELOAD.
 $(vm): $(BUILD)/%.so: $(BUILD)/%.o
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -o $@ $^

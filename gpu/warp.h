@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Code of a warp in one source for a GPU and for a CPU. What differs between the lanes of a warp is an array
+ * of GAIA_SLOTS: on a GPU each lane has a slot of its own, in a register; on a CPU one thread is the whole
+ * warp and has all 32. So GAIA_EACH_LANE() is no loop on a GPU, and what lanes tell each other (gaia_warp_*)
+ * is a shuffle there and a loop here. Compiles as CUDA (clang, nvcc) for sm_70 and later, and as C11 or C++
+ * for a CPU. */
+#ifndef GAIAFS_GPU_WARP_H
+#define GAIAFS_GPU_WARP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define GAIA_LANES 32u
+#define GAIA_ALL_LANES 0xffffffffu
+#define GAIA_WARPS_MAX 32u /* in a block */
+
+#if defined(__CUDACC__) || defined(__CUDA__)
+#define GAIA_ON_DEVICE 1
+#define GAIA_SLOTS 1u
+#ifdef __clang__
+/* No header of the toolkit is needed for these. */
+#define GAIA_DEVICE __attribute__((device, always_inline)) static inline
+#define GAIA_CONSTANT __attribute__((constant)) static const
+#define GAIA_BLOCK_SHARED __attribute__((shared)) static
+#define GAIA_KERNEL extern "C" __attribute__((global)) void
+#else
+#define GAIA_DEVICE __device__ __forceinline__ static
+#define GAIA_CONSTANT __constant__ static const
+#define GAIA_BLOCK_SHARED __shared__
+#define GAIA_KERNEL extern "C" __global__ void
+#endif
+#else
+#define GAIA_ON_DEVICE 0
+#define GAIA_SLOTS 32u
+#define GAIA_DEVICE static inline
+#define GAIA_CONSTANT static const
+#define GAIA_BLOCK_SHARED /* a block is one thread */
+#endif
+
+/* What a lane loads or stores at once. Field by field, clang keeps it in registers and makes one access of
+ * it. */
+struct __attribute__((aligned(16))) gaia_quad {
+    uint64_t first;
+    uint64_t second;
+};
+
+GAIA_DEVICE struct gaia_quad gaia_quad_load(const struct gaia_quad *from)
+{
+    struct gaia_quad quad = {from->first, from->second};
+
+    return quad;
+}
+
+GAIA_DEVICE void gaia_quad_store(struct gaia_quad *to, struct gaia_quad quad)
+{
+    to->first = quad.first;
+    to->second = quad.second;
+}
+
+/* Where a warp is in its launch. */
+struct gaia_grid {
+    uint32_t block;
+    uint32_t blocks;
+    uint32_t warps; /* of a block */
+};
+
+#if GAIA_ON_DEVICE
+#define GAIA_REGISTER(name, from)                            \
+    GAIA_DEVICE uint32_t name(void)                          \
+    {                                                        \
+        uint32_t value;                                      \
+        asm volatile("mov.u32 %0, " from ";" : "=r"(value)); \
+        return value;                                        \
+    }
+GAIA_REGISTER(gaia_thread, "%%tid.x")
+GAIA_REGISTER(gaia_lane, "%%laneid")
+GAIA_REGISTER(gaia_block, "%%ctaid.x")
+GAIA_REGISTER(gaia_blocks, "%%nctaid.x")
+GAIA_REGISTER(gaia_block_threads, "%%ntid.x")
+
+GAIA_DEVICE struct gaia_grid gaia_grid_here(void)
+{
+    struct gaia_grid grid = {gaia_block(), gaia_blocks(), gaia_block_threads() / GAIA_LANES};
+
+    return grid;
+}
+#endif
+
+/* The lane whose slot this is. */
+GAIA_DEVICE uint32_t gaia_lane_of(uint32_t slot)
+{
+#if GAIA_ON_DEVICE
+    (void)slot;
+    return gaia_lane();
+#else
+    return slot;
+#endif
+}
+
+#define GAIA_EACH_LANE(slot) for (uint32_t slot = 0; slot < GAIA_SLOTS; slot++)
+
+/* Every warp of a block in turn, or, on a GPU, the one that this is. */
+#if GAIA_ON_DEVICE
+#define GAIA_EACH_WARP(grid, warp) \
+    for (uint32_t warp = gaia_thread() / GAIA_LANES, once_ = 1; once_; once_ = 0)
+#else
+#define GAIA_EACH_WARP(grid, warp) for (uint32_t warp = 0; warp < (grid).warps; warp++)
+#endif
+
+/* A loop of few and known turns, written out on a GPU. */
+#if GAIA_ON_DEVICE
+#define GAIA_UNROLLED _Pragma("unroll")
+#else
+#define GAIA_UNROLLED
+#endif
+
+/* One lane of a block says yes. */
+GAIA_DEVICE bool gaia_is_first_of_block(void)
+{
+#if GAIA_ON_DEVICE
+    return gaia_thread() == 0;
+#else
+    return true;
+#endif
+}
+
+/* All warps of the block are here, and see what the others wrote to memory of the block before. */
+GAIA_DEVICE void gaia_block_barrier(void)
+{
+#if GAIA_ON_DEVICE
+    asm volatile("bar.sync 0;" ::: "memory");
+#endif
+}
+
+/* values becomes in each lane the sum over the lanes whose numbers differ from its own in bits of lane_bits
+ * only. All 32 lanes take part. */
+GAIA_DEVICE void gaia_warp_sum(uint64_t values[GAIA_SLOTS], uint32_t lane_bits)
+{
+#if GAIA_ON_DEVICE
+    for (uint32_t bit = 1; bit < GAIA_LANES; bit <<= 1) {
+        if (!(lane_bits & bit))
+            continue;
+        uint32_t low = (uint32_t)values[0], high = (uint32_t)(values[0] >> 32);
+
+        asm volatile("shfl.sync.bfly.b32 %0, %0, %1, 0x1f, 0xffffffff;" : "+r"(low) : "r"(bit));
+        asm volatile("shfl.sync.bfly.b32 %0, %0, %1, 0x1f, 0xffffffff;" : "+r"(high) : "r"(bit));
+        values[0] += (uint64_t)high << 32 | low;
+    }
+#else
+    uint64_t sums[GAIA_LANES] = {0};
+
+    for (uint32_t lane = 0; lane < GAIA_LANES; lane++)
+        sums[lane & ~lane_bits] += values[lane];
+    for (uint32_t lane = 0; lane < GAIA_LANES; lane++)
+        values[lane] = sums[lane & ~lane_bits];
+#endif
+}
+
+GAIA_DEVICE uint32_t gaia_bits_count(uint32_t bits)
+{
+#if GAIA_ON_DEVICE
+    uint32_t count;
+
+    asm("popc.b32 %0, %1;" : "=r"(count) : "r"(bits));
+    return count;
+#else
+    return (uint32_t)__builtin_popcount(bits);
+#endif
+}
+
+#endif
