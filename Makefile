@@ -48,10 +48,13 @@ PKG_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(packages) 2>/dev/null)
 PKG_LIBS := $(shell $(PKG_CONFIG) --libs $(packages) 2>/dev/null)
 CPPFLAGS += $(PKG_CFLAGS)
 
-# What goes where: gpu/home_*.c is the daemon's half of a device, gpu/cuda_*.c is gaiactl's as yet, the rest of gpu/ is
-# libgaia, which has the device kernels as PTX; gpu/kernels.c for a CPU is the tests'.
-home_src := $(wildcard base/*.c consistency/*.c io/*.c cache/*.c gpu/home_*.c) $(filter-out fs/mount.c fs/gaiactl%.c,$(wildcard fs/*.c))
-lib_src := $(filter-out gpu/home_%.c gpu/cuda_%.c gpu/kernels.c,$(wildcard gpu/*.c)) io/message.c $(wildcard base/*.c)
+# What goes where: gpu/home_*.c is the daemon's half of a device; loading NVIDIA's driver is everybody's, listing its GPUs
+# gaiactl's; the device kernels are the daemon's, as PTX (for a CPU they are the tests'); the rest of gpu/ is libgaia.
+cuda_src := gpu/cuda_load.c gpu/cuda_device.c
+home_src := $(wildcard base/*.c consistency/*.c io/*.c cache/*.c gpu/home_*.c) $(cuda_src) gpu/kernels_ptx.c \
+	$(filter-out fs/mount.c fs/gaiactl%.c,$(wildcard fs/*.c))
+lib_src := $(filter-out gpu/home_%.c gpu/cuda_list.c gpu/kernels.c gpu/kernels_ptx.c,$(wildcard gpu/*.c)) io/message.c \
+	$(wildcard base/*.c)
 ctl_src := fs/gaiactl.c fs/gaiactl_devices.c gpu/cuda_list.c gpu/cuda_load.c io/message.c
 
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
@@ -109,7 +112,7 @@ $(BUILD)/%.o: %.c
 # Unit tests and benchmarks of the home's parts.
 $(tests): $(BUILD)/%: $(BUILD)/%.o $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(shell $(PKG_CONFIG) --libs cmocka)
-$(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c gpu/kernels_ptx.c)
+$(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c)
 $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
@@ -128,9 +131,9 @@ ptx:
 $(vm): $(BUILD)/%.so: $(BUILD)/%.o
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -o $@ $^
 # A driver of NVIDIA's that is none; and an old one.
-$(standins): tests/cuda/standin.c gpu/cuda_api.h
+$(standins): $(wildcard tests/cuda/standin*.[ch]) gpu/kernels.c gpu/kernels.h gpu/warp.h gpu/cuda_api.h
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(filter-out -fsanitize=%,$(CFLAGS)) -fvisibility=default $(if $(findstring /old/,$@),-DSTANDIN_OLD) -shared -o $@ $<
+	$(CC) $(CPPFLAGS) $(filter-out -fsanitize=%,$(CFLAGS)) -fvisibility=default $(if $(findstring /old/,$@),-DSTANDIN_OLD) -shared -Wl,-soname,libcuda.so.1 -o $@ $(filter %.c,$^)
 $(BUILD)/tests/vm/nosync.o: CFLAGS += -fvisibility=default
 $(call obj,$(wildcard examples/*.c examples/*/*.c tests/bench/bench_*.c tests/mount/tool_*.c tests/vm/tool_*.c)): CFLAGS += -fopenmp -Igpu
 

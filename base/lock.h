@@ -32,6 +32,7 @@ enum lock_flags {
     X(HANDLE, "handle.lock", LOCK_ALONE)                    \
     X(GATE, "inode.gate", LOCK_PAIR)                        \
     X(PASSTHROUGH, "fs.passthrough_lock", 0)                \
+    X(GPUS, "cache.gpus_lock", LOCK_ALONE)                  \
     X(CLIENT, "cache_client.lock", LOCK_ALONE)              \
     X(CACHE, "cache.lock", 0)                               \
     X(FILE, "cache_file.lock", 0)                           \
@@ -56,6 +57,8 @@ enum lock_flags {
     X(PRUNER, "pruner.lock", LOCK_LEAF)                     \
     X(PEEK, "peek.lock", LOCK_LEAF)                         \
     X(LOOP, "loop.lock", LOCK_ALONE | LOCK_LEAF)            \
+    X(CUDA_FRAMES, "cuda_frames.lock", 0)                   \
+    X(GPU, "home_gpu.lock", LOCK_LEAF)                      \
     X(NOTIFY, "fs.notify_gate", LOCK_ALONE | LOCK_LEAF)     \
     X(MAPS, "soft_frames.maps_lock", LOCK_ALONE | LOCK_LEAF)
 

@@ -7,6 +7,7 @@
 #include "cache/drop.h"
 #include "cache/passed.h"
 #include "cache/release.h"
+#include "cache/scan.h"
 #include "io/protocol.h"
 
 static int by_leaf(const void *a, const void *b)
@@ -122,8 +123,12 @@ static int acquire_alone(struct replica *replica, uint64_t first, uint64_t count
         if (entry.pages || error)
             list[stale++] = entry;
     }
+    /* Nothing can be taken away from a kernel: what is out of date changes in place. */
+    bool in_place = replica->scans && !replica->read_only;
+    for (size_t i = 0; in_place && i < stale && !error; i++)
+        error = scan_refresh(replica, list[i].leaf, list[i].pages);
     pthread_mutex_unlock(&file->lock);
-    for (size_t done = 0; done < stale && !error; done += BATCH_MAX) {
+    for (size_t done = 0; !in_place && done < stale && !error; done += BATCH_MAX) {
         uint64_t dropped;
 #ifndef GAIAFS_BREAK_NO_DROP
         error = drop_pages(replica, list + done, stale - done < BATCH_MAX ? stale - done : BATCH_MAX,

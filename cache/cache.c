@@ -16,6 +16,7 @@
  *   LOCK_GATE          an inode: shared by the I/O of an untracked file, exclusively to track it; of two, the
  *                      lower address first (a copy from one file to another)
  *   LOCK_PASSTHROUGH   how the kernel has each file open; held over ioctls that register backing files
+ *   LOCK_GPUS          the opening of GPUs, which may take seconds
  *   LOCK_CLIENT        a client's maps
  *     LOCK_CACHE       the list of files
  *       LOCK_FILE      everything about one file: what a handler of FUSE waits for, so never held for long
@@ -28,6 +29,8 @@
  *         LOCK_READAHEAD, LOCK_GROUP   of a map; of the fills that one waits for
  *         LOCK_HEALER, LOCK_FILLER     the queues of the cache's threads
  *         LOCK_IO, LOCK_URING, LOCK_URING_FILES, LOCK_POOL    the storage engine
+ *         LOCK_CUDA_FRAMES   the chunks of a file's frames on a GPU, with
+ *           LOCK_GPU         one thing at a time on a GPU; held until it has done it
  *         LOCK_SERVER, LOCK_TOKENS, LOCK_HANDLES, LOCK_VOLUMES, LOCK_PRUNER, LOCK_PEEK   of fs/
  *   LOCK_LOOP          which threads wait for requests, and which sleep (fs/loop.c)
  *   LOCK_NOTIFY        the gate of notifications: held over those to the kernel
@@ -44,6 +47,7 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -76,10 +80,12 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
     LIST_INIT(&cache->files);
     lock_init(&cache->lock, LOCK_CACHE);
     lock_init(&cache->devices_lock, LOCK_DEVICES);
+    lock_init(&cache->gpus_lock, LOCK_GPUS);
     /* A twin for every page that any device can hold; it is address space until it is used. */
     uint64_t twins = 0;
     for (unsigned i = 0; i < config->soft_devices; i++)
         twins += config->device_capacity_of[i] ? config->device_capacity_of[i] : config->device_capacity;
+    twins += (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE); /* for GPUs */
     int error = frame_pool_init(&cache->twins, twins + (UINT64_C(64) << 20));
     if (error)
         goto out_free;
@@ -133,10 +139,13 @@ void cache_close(struct cache *cache)
     gaia_io_close(cache->io);
     for (unsigned i = 0; i < GAIA_DEVICES_MAX; i++) {
         assert(!cache->devices[i] || !cache_device_charged(cache->devices[i]));
+        if (cache->devices[i] && cache->devices[i]->gpu)
+            gaia_cuda_close(cache->devices[i]->gpu);
         free(cache->devices[i]);
     }
     stage_pool_free(&cache->stages);
     frame_pool_free(&cache->twins);
+    pthread_mutex_destroy(&cache->gpus_lock);
     pthread_mutex_destroy(&cache->devices_lock);
     pthread_mutex_destroy(&cache->lock);
     free(cache);
@@ -146,10 +155,12 @@ int cache_get_device(struct cache *cache, unsigned number, struct cache_device *
 {
     int error = 0;
 
-    if (number >= cache->config.soft_devices)
+    if (number < GAIA_SOFT_MAX && number >= cache->config.soft_devices)
         return -ENODEV;
     pthread_mutex_lock(&cache->devices_lock);
-    if (!cache->devices[number]) {
+    if (number >= GAIA_SOFT_MAX) { /* opened by cache_open_gpu(), or not there */
+        error = number < GAIA_DEVICES_MAX && cache->devices[number] ? 0 : -ENODEV;
+    } else if (!cache->devices[number]) {
         struct cache_device *device = calloc(1, sizeof *device);
         uint64_t own = cache->config.device_capacity_of[number];
         if (device)
@@ -159,8 +170,67 @@ int cache_get_device(struct cache *cache, unsigned number, struct cache_device *
             error = -ENOMEM;
         cache->devices[number] = device;
     }
-    *device_out = cache->devices[number];
+    *device_out = error ? NULL : cache->devices[number];
     pthread_mutex_unlock(&cache->devices_lock);
+    return error;
+}
+
+/* The GPU that is open already, or none. */
+static bool find_gpu(struct cache *cache, const uint8_t uuid[16], unsigned *number_out)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&cache->devices_lock);
+    for (unsigned i = GAIA_SOFT_MAX; i < GAIA_DEVICES_MAX && !found; i++) {
+        found = cache->devices[i] && !memcmp(cache->gpu_uuids[i - GAIA_SOFT_MAX], uuid, 16);
+        *number_out = i;
+    }
+    pthread_mutex_unlock(&cache->devices_lock);
+    return found;
+}
+
+static int open_gpu(struct cache *cache, const uint8_t uuid[16], unsigned *number_out,
+                    char why_out[GAIA_CUDA_WHY])
+{
+    struct cache_device *device = calloc(1, sizeof *device);
+    struct home_gpu *gpu;
+    unsigned ordinal;
+
+    if (!device)
+        return -ENOMEM;
+    int error = gaia_cuda_open(uuid, cache->stages.area, stage_pool_length(), &gpu, &ordinal, why_out);
+    if (!error && ordinal >= GAIA_CUDA_MAX) {
+        snprintf(why_out, GAIA_CUDA_WHY, "there are more than %u GPUs", GAIA_CUDA_MAX);
+        gaia_cuda_close(gpu);
+        error = -ENODEV;
+    }
+    if (error) {
+        free(device);
+        return error;
+    }
+    *number_out = GAIA_SOFT_MAX + ordinal;
+    uint64_t own = cache->config.device_capacity_of[*number_out];
+    if (!own)
+        own = cache->config.gpu_capacity ? cache->config.gpu_capacity : gaia_cuda_bytes(gpu) / 8 * 7;
+    cache_device_init(device, *number_out, own, evict_policy_find(cache->config.evict));
+    device->gpu = gpu;
+    pthread_mutex_lock(&cache->devices_lock);
+    memcpy(cache->gpu_uuids[ordinal], uuid, 16);
+    cache->devices[*number_out] = device;
+    pthread_mutex_unlock(&cache->devices_lock);
+    return 0;
+}
+
+int cache_open_gpu(struct cache *cache, const uint8_t uuid[16], bool open, unsigned *number_out,
+                   char why_out[GAIA_CUDA_WHY])
+{
+    int error = 0;
+
+    why_out[0] = '\0';
+    pthread_mutex_lock(&cache->gpus_lock);
+    if (!find_gpu(cache, uuid, number_out))
+        error = open ? open_gpu(cache, uuid, number_out, why_out) : -ENODEV;
+    pthread_mutex_unlock(&cache->gpus_lock);
     return error;
 }
 
@@ -178,7 +248,8 @@ static int flush_replica(struct replica *replica)
     list = calloc(max + 1, sizeof *list);
     if (list)
         TAILQ_FOREACH (copy, &replica->stored, stored)
-            list[n++] = (struct copy_pages){.leaf = copy->leaf->number, .pages = copy->twin};
+            list[n++] =
+                (struct copy_pages){.leaf = copy->leaf->number, .pages = copy->twin | copy_stored(copy)};
     pthread_mutex_unlock(&replica->file->lock);
     if (!list)
         return -ENOMEM;

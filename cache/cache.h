@@ -41,9 +41,10 @@ struct cache_host {
 #define CACHE_SOFT_DEVICES 8u /* unless somebody asks for more */
 
 struct cache_config {
-    uint64_t device_capacity;                      /* bytes, default of every device */
+    uint64_t device_capacity; /* bytes, default of soft devices */
+    uint64_t gpu_capacity;    /* bytes, default of GPUs; 0: seven eighths of its memory */
     uint64_t device_capacity_of[GAIA_DEVICES_MAX]; /* bytes; 0: the default */
-    unsigned soft_devices;                         /* soft:0 to soft:(n-1) exist; 1 to GAIA_DEVICES_MAX */
+    unsigned soft_devices;                         /* soft:0 to soft:(n-1) exist; 1 to GAIA_SOFT_MAX */
     const char *evict;                             /* evict_policy.name */
     uint64_t unit_pages;        /* of a fault: what is placed for one touch; a power of two */
     bool io_threads;            /* -o io=threads: no io_uring */

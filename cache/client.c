@@ -14,6 +14,7 @@
 #include "cache/acquire.h"
 #include "cache/collect.h"
 #include "cache/drop.h"
+#include "cache/evict.h"
 #include "cache/fill.h"
 #include "cache/map.h"
 #include "cache/release.h"
@@ -46,6 +47,7 @@ void cache_map_put(struct cache_map *map)
         return;
     if (map->frames)
         map->replica->frames->ops->detach(map->frames);
+    map->replica->maps--;
     durable_close(map->replica->file->durable);
     file_unuse(map->replica->file);
     readahead_free(&map->readahead);
@@ -122,7 +124,7 @@ int cache_client_open(struct cache *cache, int faults, bool can_trap, struct cac
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
     pthread_once(&once, install_interrupt);
-    if (!gaia_soft_is_faults(faults) || fcntl(faults, F_SETFL, O_NONBLOCK))
+    if (faults >= 0 && (!gaia_soft_is_faults(faults) || fcntl(faults, F_SETFL, O_NONBLOCK)))
         goto out;
     error = -ENOMEM;
     client = calloc(1, sizeof *client);
@@ -137,7 +139,7 @@ int cache_client_open(struct cache *cache, int faults, bool can_trap, struct cac
         error = -errno;
         goto out;
     }
-    error = -pthread_create(&client->thread, NULL, serve_faults, client);
+    error = faults >= 0 ? -pthread_create(&client->thread, NULL, serve_faults, client) : 0;
     if (error) {
         close(client->stop);
         goto out;
@@ -147,7 +149,8 @@ int cache_client_open(struct cache *cache, int faults, bool can_trap, struct cac
 
 out:
     free(client);
-    close(faults);
+    if (faults >= 0)
+        close(faults);
     return error;
 }
 
@@ -160,27 +163,34 @@ void cache_client_close(struct cache_client *client)
         return;
     while (write(client->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
-    join_faults(client);
+    if (client->faults >= 0)
+        join_faults(client);
     while ((map = LIST_FIRST(&client->maps))) {
         uint32_t id = map->id;
         cache_map_close(client, id);
     }
     close(client->stop);
-    close(client->faults);
+    if (client->faults >= 0)
+        close(client->faults);
     pthread_cond_destroy(&client->idle);
     pthread_mutex_destroy(&client->lock);
     free(client);
 }
 
-int cache_device_parse(const struct cache *cache, const char *name, unsigned *device_out)
+int cache_device_parse(struct cache *cache, const char *name, const uint8_t uuid[16], bool open,
+                       unsigned *device_out, char why_out[GAIA_CUDA_WHY])
 {
+    bool soft = !strncmp(name, "soft:", 5);
     char *end;
 
-    if (strncmp(name, "soft:", 5) || name[5] < '0' || name[5] > '9')
-        return strncmp(name, "cuda:", 5) ? -EINVAL : -ENODEV;
+    why_out[0] = '\0';
+    if ((!soft && strncmp(name, "cuda:", 5)) || name[5] < '0' || name[5] > '9')
+        return -EINVAL;
     unsigned long number = strtoul(name + 5, &end, 10);
     if (*end)
         return -EINVAL;
+    if (!soft)
+        return cache_open_gpu(cache, uuid, open, device_out, why_out);
     if (number >= cache->config.soft_devices)
         return -ENODEV;
     *device_out = (unsigned)number;
@@ -193,8 +203,10 @@ static int open_replica(const struct cache_map_request *request, struct cache_ma
     /* What it was when it was tracked first may be long ago. */
     int error = file_check_behind(request->file);
     if (!error)
-        error = file_get_replica(request->file, request->device, &map->replica);
+        error = file_get_replica(request->file, request->device, !request->writable, &map->replica);
     pthread_mutex_unlock(&request->file->lock);
+    if (!error && map->client->faults < 0 && !map->replica->scans)
+        error = -EPERM;
     if (!error && request->resident && request->count > map->replica->device->capacity)
         error = -ENOMEM;
     return error;
@@ -202,15 +214,17 @@ static int open_replica(const struct cache_map_request *request, struct cache_ma
 
 static int share(struct cache_map *map, int *frames_fd_out, int *state_fd_out)
 {
-    int frames_fd, state_fd;
+    struct gaia_frames *frames = map->replica->frames;
+    int frames_fd = -1, state_fd;
 
-    int error = map->replica->frames->ops->share(map->replica->frames, map->writable, &frames_fd);
+    int error = frames->chunk_pages ? 0 : frames->ops->share(frames, map->writable, 0, &frames_fd);
     if (error)
         return error;
     state_fd = dup(map->replica->state_fd);
     if (state_fd < 0) {
         error = -errno;
-        close(frames_fd);
+        if (frames_fd >= 0)
+            close(frames_fd);
         return error;
     }
     *frames_fd_out = frames_fd;
@@ -219,7 +233,7 @@ static int share(struct cache_map *map, int *frames_fd_out, int *state_fd_out)
 }
 
 int cache_map_open(struct cache_client *client, const struct cache_map_request *request, uint32_t *id_out,
-                   int *frames_fd_out, int *state_fd_out)
+                   int *frames_fd_out, int *state_fd_out, uint64_t *chunk_pages_out)
 {
     if (request->writable && !request->file->writable)
         return -EACCES;
@@ -240,6 +254,8 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
         error = share(map, &frames_fd, &state_fd);
     if (error)
         goto out_unuse;
+    map->resident |= map->replica->scans; /* no touch would bring a page */
+    map->replica->maps++;
     readahead_init(&map->readahead, map->replica->file->cache->config.unit_pages);
     readahead_init(&map->stores, 1);
     durable_open(request->file->durable, true, &map->seen);
@@ -256,16 +272,53 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     if (!error) {
         *frames_fd_out = frames_fd;
         *state_fd_out = state_fd;
+        *chunk_pages_out = map->replica->frames->chunk_pages;
         return 0;
     }
+    map->replica->maps--;
     durable_close(request->file->durable);
     readahead_free(&map->readahead);
     readahead_free(&map->stores);
-    close(frames_fd);
+    if (frames_fd >= 0)
+        close(frames_fd);
     close(state_fd);
 out_unuse:
     file_unuse(request->file);
     free(map);
+    return error;
+}
+
+static struct cache_map *find_by_id(struct cache_client *client, uint32_t id);
+
+/* A chunk's descriptor. Memory that files hold which nobody has mapped any more is given up for it. */
+static int make_room(struct cache_map *map, uint64_t chunk, int *fd_out)
+{
+    struct gaia_frames *frames = map->replica->frames;
+    struct cache_device *device = map->replica->device;
+
+    for (;;) {
+        int error = frames->ops->share(frames, map->writable, chunk, fd_out);
+        if (error != -ENOMEM || !evict_some_of(device, frames->chunk_pages))
+            return error;
+    }
+}
+
+int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, int *fd_out)
+{
+    int error = -EINVAL;
+
+    pthread_mutex_lock(&client->lock);
+    struct cache_map *map = find_by_id(client, id);
+    if (map)
+        cache_map_get(map);
+    pthread_mutex_unlock(&client->lock);
+    if (!map)
+        return error;
+    struct gaia_frames *frames = map->replica->frames;
+    uint64_t pages = frames->chunk_pages;
+    if (pages && chunk >= map->first / pages && chunk <= (map->first + map->count - 1) / pages)
+        error = make_room(map, chunk, fd_out);
+    cache_map_put(map);
     return error;
 }
 
@@ -437,6 +490,8 @@ static int let_leave(struct replica *replica, struct gaia_run run)
 {
     int error = 0;
 
+    if (replica->scans) /* what is mapped stays */
+        return replica->read_only ? 0 : release_range(replica, run.page, run.count);
     pthread_mutex_lock(&replica->file->lock);
     uint64_t pages_now = file_pages(replica->file->size);
     pthread_mutex_unlock(&replica->file->lock);

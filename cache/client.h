@@ -12,19 +12,24 @@
 #include <sys/types.h>
 
 #include "cache/cache.h"
+#include "gpu/device.h"
 
 struct cache_client;
 struct cache_map;
 
 /* faults: the client's descriptor for faults (userfaultfd); taken over, closed with the client, also on
- * failure. can_trap: its kernel can map pages write protected. Starts the thread that serves its faults.
- * -EINVAL (not such a descriptor), -ENOMEM, -EMFILE, -EAGAIN. */
+ * failure; -1: it has none, and can map only on devices that take none. can_trap: its kernel can map pages
+ * write protected. Starts the thread that serves its faults. -EINVAL (not such a descriptor), -ENOMEM,
+ * -EMFILE, -EAGAIN. */
 int cache_client_open(struct cache *cache, int faults, bool can_trap, struct cache_client **client_out);
 /* Unmaps everything; what was released stays, and so do the copies on the devices. */
 void cache_client_close(struct cache_client *client);
 
-/* Parse "soft:N". 0, -EINVAL (malformed), -ENODEV. */
-int cache_device_parse(const struct cache *cache, const char *name, unsigned *device_out);
+/* Parse "soft:N" or "cuda:N". uuid: of the GPU, which need not have the same number here; open: one that
+ * nobody has used yet is opened. why_out: a sentence that says why there is none, or "". No lock is held. 0,
+ * -EINVAL (malformed), -ENODEV, -ENOMEM, -EIO. */
+int cache_device_parse(struct cache *cache, const char *name, const uint8_t uuid[16], bool open,
+                       unsigned *device_out, char why_out[GAIA_CUDA_WHY]);
 
 struct cache_map_request {
     struct cache_file *file; /* its inode is held by the caller until this returns */
@@ -34,10 +39,14 @@ struct cache_map_request {
     bool resident; /* GAIA_RESIDENT */
 };
 /* Prepare a map: the client gets descriptors of the frames and of the shared state (the caller closes them),
- * maps the frames, and says where by cache_map_attach(). -EACCES (writable, but the data directory is not),
- * -ENOMEM (resident, and more than the device has), -EMFILE (too many maps), -ENODEV. */
+ * maps the frames, and says where by cache_map_attach(). Where frames come in chunks, *frames_fd_out is -1,
+ * *chunk_pages_out how large one is (else 0), and cache_map_chunk() gives a descriptor of each. -EACCES
+ * (writable, but the data directory is not), -ENOMEM (resident, and more than the device has), -EMFILE (too
+ * many maps), -EPERM (a client without a descriptor for faults, on a device that needs one), -ENODEV. */
 int cache_map_open(struct cache_client *client, const struct cache_map_request *request, uint32_t *id_out,
-                   int *frames_fd_out, int *state_fd_out);
+                   int *frames_fd_out, int *state_fd_out, uint64_t *chunk_pages_out);
+/* chunk: page / chunk_pages, of the map's pages. -EINVAL, -ENOMEM (the device has no memory left), -EIO. */
+int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, int *fd_out);
 int cache_map_attach(struct cache_client *client, uint32_t id, uint64_t address);
 /* -ENOENT: no such map. */
 int cache_map_close(struct cache_client *client, uint32_t id);

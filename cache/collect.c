@@ -9,6 +9,7 @@
 
 #include "cache/internal.h"
 #include "cache/passed.h"
+#include "cache/scan.h"
 #include "consistency/digest.h"
 #include "consistency/merge.h"
 
@@ -157,6 +158,9 @@ static int write_changed(struct collect *c)
 
     if (!changed)
         return 0;
+    error = scan_keep_twins(c->file, c->leaf, changed);
+    if (error)
+        return error;
     bool unchanged = file_unchanged(c->file);
     if (c->file->passed) {
         error = write_passed(c);
@@ -192,8 +196,10 @@ static void settle(struct collect *c)
         /* Broken on purpose: GAIA's released code kept the merged page as the twin. */
         memcpy(frame_bytes(pool, t->frame), c->home + (t->page - c->first) * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
 #else
-        if (copy->sealed &
-            bit) { /* its bytes stand still and are in the home copy: the next store takes a new twin */
+        /* Its bytes stand still and are in the home copy: the next store takes a new twin. Or the home's are
+         * the twin. */
+        if (copy->sealed & bit || scan_home_is_twin(copy, c->home + (t->page - c->first) * GAIA_PAGE_SIZE,
+                                                    frame_bytes(pool, t->frame))) {
             frame_put(pool, t->frame);
             replica_drop_twins(copy, bit);
             replica_count(copy->replica, collects, 1);
@@ -210,6 +216,26 @@ static void settle(struct collect *c)
     }
 }
 
+/* What a device that is scanned was taken from is what its pages are compared with from now on. */
+static void grant_taken(const struct collect *c)
+{
+    struct gaia_digest digests[RUN_PAGES];
+    size_t n = 0;
+
+    for (size_t i = 0; i < c->count; i += n) {
+        const struct taken *t = &c->taken[i];
+        struct gaia_frames *frames = t->copy->replica->frames;
+        for (n = 1; n < RUN_PAGES && i + n < c->count && t[n].copy == t->copy && t[n].page == t->page + n;
+             n++)
+            ;
+        if (!t->copy->replica->scans)
+            continue;
+        for (size_t k = 0; k < n; k++)
+            digests[k] = gaia_digest_of(frame_bytes(&c->file->cache->twins, t[k].frame), GAIA_PAGE_SIZE);
+        frames->ops->granted(frames, (c->leaf->number << LEAF_SHIFT) + t->page, n, digests);
+    }
+}
+
 static int collect_run(struct collect *c)
 {
     int error = home_read(c->file, c->home, c->bytes, c->offset);
@@ -221,6 +247,7 @@ static int collect_run(struct collect *c)
     if (!error) {
         for (size_t i = 0; i < c->count; i++)
             replica_count(c->taken[i].copy->replica, pages_out, 1);
+        grant_taken(c);
         settle(c);
         return 0;
     }

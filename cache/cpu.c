@@ -10,6 +10,7 @@
 #include "cache/collect.h"
 #include "cache/hosted.h"
 #include "cache/internal.h"
+#include "cache/scan.h"
 
 /* Call fn for each leaf that [offset, offset + length) touches and that exists, with the mask of its pages.
  * Lock held. */
@@ -70,7 +71,8 @@ static struct leaf_copy *find_peer(struct leaf *leaf, page_mask bit)
     if (leaf->cpu_modified & bit)
         return NULL;
     SLIST_FOREACH (copy, &leaf->copies, link) {
-        if (!(copy->present & ~copy->busy & ~copy->twin & bit))
+        /* Where nothing tells of stores, nobody knows what a copy has. */
+        if (copy->replica->scans || !(copy->present & ~copy->busy & ~copy->twin & bit))
             continue;
         unsigned page = (unsigned)__builtin_ctzll(bit);
         if (!leaf_has_versions(leaf, page))
@@ -235,6 +237,9 @@ static int before_write(struct cache_file *file, struct leaf *leaf, page_mask pa
 #endif
         mark_touched(leaf, pages);
     }
+    int kept = scan_keep_twins(file, leaf, pages);
+    if (kept)
+        return kept;
 #ifdef GAIAFS_BREAK_WRITEBACK_COLLECTS
     if (flags & CACHE_IO_WRITEBACK)
         collect_pages(file, leaf, pages, COLLECT_RELEASING);

@@ -12,6 +12,7 @@
 #include "base/lock.h"
 
 struct evict_policy;
+struct home_gpu;
 struct leaf_copy;
 
 struct cache_counters {
@@ -20,8 +21,9 @@ struct cache_counters {
 };
 
 struct cache_device {
-    unsigned number;   /* soft:number */
-    uint64_t capacity; /* pages */
+    unsigned number;      /* soft:number, or cuda:(number - GAIA_SOFT_MAX) */
+    struct home_gpu *gpu; /* of cuda */
+    uint64_t capacity;    /* pages */
     const struct evict_policy *policy;
 
     pthread_mutex_t lock;   /* guards order and charged; taken inside a file's lock, nothing inside it */

@@ -69,7 +69,7 @@ static int collect_and_forget(struct copy_pages *entry, enum drop_why why)
      */
     assert(!(copy->pending & pages));
     replica_drop_twins(copy, pages);
-    if (why == DROP_STALE)
+    if (why == DROP_STALE && !copy->replica->scans) /* there, asking costs more than moving */
         pages &= ~keep_unchanged(copy, pages);
     replica_forget(copy, pages);
     entry->pages = pages;
@@ -92,7 +92,7 @@ static void remember(struct replica *replica, const struct copy_pages *work, siz
             work[i].pages ? work[i].pages & page_range_mask(work[i].leaf, run.page, run.count) : 0;
         if (!pages)
             continue;
-        work[i].copy->present |= pages;
+        replica_add_present(work[i].copy, pages);
         replica->resident += (uint64_t)__builtin_popcountll(pages);
         replica_suspect(work[i].copy);
     }
@@ -134,6 +134,40 @@ static void let_go(struct replica *replica, struct copy_pages *busy, size_t coun
         replica_wake(replica, busy[i].leaf, busy[i].pages);
 }
 
+/* Which pages of `busy` have to be released: those with twins, or, where nothing tells of stores, those that
+ * were stored to. Into `release`; how many entries, or a negative errno. No lock held. */
+static ssize_t choose_release(struct replica *replica, const struct copy_pages *busy, size_t count,
+                              struct copy_pages *release)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        page_mask pages = busy[i].pages, modified;
+        if (replica->scans) {
+            int error = replica->frames->ops->modified(replica->frames, busy[i].leaf << LEAF_SHIFT,
+                                                       LEAF_PAGES, &modified);
+            if (error)
+                return error;
+            pages &= modified;
+        }
+        if (pages)
+            release[n++] = (struct copy_pages){.copy = busy[i].copy, .leaf = busy[i].leaf, .pages = pages};
+    }
+    return (ssize_t)n;
+}
+
+static int release_first(struct replica *replica, const struct copy_pages *busy, size_t count)
+{
+    struct copy_pages *release = calloc(count, sizeof *release);
+
+    if (!release)
+        return -ENOMEM;
+    ssize_t n = choose_release(replica, busy, count, release);
+    int error = n > 0 ? release_busy(replica, release, (size_t)n) : (int)n;
+    free(release);
+    return error;
+}
+
 int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t count, enum drop_why why,
                uint64_t *dropped_out)
 {
@@ -154,10 +188,10 @@ int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t c
     bool stored = false;
     for (size_t i = 0; i < n; i++) {
         work[i] = busy[i];
-        stored |= (busy[i].copy->twin & busy[i].pages) != 0;
+        stored |= ((busy[i].copy->twin | copy_stored(busy[i].copy)) & busy[i].pages) != 0;
     }
     pthread_mutex_unlock(&file->lock);
-    int error = stored ? release_busy(replica, busy, n) : 0;
+    int error = stored ? release_first(replica, busy, n) : 0;
     if (!error) {
         pthread_mutex_lock(&file->lock);
         for (size_t i = 0; i < n; i++) {

@@ -121,6 +121,8 @@ static page_mask choose(struct replica *replica, uint64_t leaf_number, uint64_t 
     pthread_mutex_lock(&replica->file->lock);
     struct leaf *leaf = index_find(&replica->file->index, leaf_number);
     struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+    if (replica->scans && replica->maps) /* nothing would bring back what a kernel touches */
+        copy = NULL;
     for (unsigned unit = 0; copy && unit < LEAF_PAGES; unit += unit_pages) {
         chosen |= copy->present & ~copy->busy & page_range_mask(0, unit, unit_pages);
         if ((uint64_t)__builtin_popcountll(chosen) >= pages)
@@ -152,6 +154,13 @@ static uint64_t evict_some(struct cache_device *device, uint64_t pages, int *err
     return total;
 }
 
+uint64_t evict_some_of(struct cache_device *device, uint64_t pages)
+{
+    int refused = 0;
+
+    return evict_some(device, pages, &refused);
+}
+
 int evict_and_charge(struct cache_device *device, uint64_t pages)
 {
     int error = 0;
@@ -169,6 +178,8 @@ int evict_and_charge(struct cache_device *device, uint64_t pages)
         error = refused;
         if (error && ++waited > 20)
             return error;
+        if (!error && device->gpu && ++waited > 20) /* what is mapped there stays */
+            return -ENOMEM;
         cache_device_wait(device, 10);
     }
     return 0;

@@ -39,4 +39,7 @@ void evict_forget(struct cache_device *device, struct leaf_copy *copy);
  * held. */
 int evict_and_charge(struct cache_device *device, uint64_t pages);
 
+/* Let about as many pages go as can go now: how many. No lock is held. */
+uint64_t evict_some_of(struct cache_device *device, uint64_t pages);
+
 #endif

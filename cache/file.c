@@ -162,7 +162,8 @@ void cache_file_discard(struct cache_file *file)
     file_unuse(file);
 }
 
-int file_get_replica(struct cache_file *file, unsigned device_number, struct replica **replica_out)
+int file_get_replica(struct cache_file *file, unsigned device_number, bool read_only,
+                     struct replica **replica_out)
 {
     struct cache_device *device;
     struct replica *replica, *before = NULL;
@@ -170,15 +171,16 @@ int file_get_replica(struct cache_file *file, unsigned device_number, struct rep
     int error = cache_get_device(file->cache, device_number, &device);
     if (error)
         return error;
+    read_only &= device->gpu != NULL; /* the others' descriptors can be made read only */
     SLIST_FOREACH (replica, &file->replicas, link) {
-        if (replica->device == device) {
+        if (replica->device == device && replica->read_only == read_only) {
             *replica_out = replica;
             return 0;
         }
         if (replica->device->number < device_number)
             before = replica;
     }
-    error = replica_open(file, device, file_pages(file->size), file->entries + 1, &replica);
+    error = replica_open(file, device, file_pages(file->size), file->entries + 1, read_only, &replica);
     if (error)
         return error;
     file->entries++;
@@ -283,9 +285,13 @@ void file_resized(struct cache_file *file, off_t size)
         index_each(&file->index, shrink_leaf, &(struct shrink){file, file_pages(size)});
     }
     clear_tail(file, (uint64_t)end / GAIA_PAGE_SIZE, (size_t)end % GAIA_PAGE_SIZE, size > old);
-    if (file_pages(size) != file_pages(old))
-        SLIST_FOREACH (replica, &file->replicas, link)
-            replica->frames->ops->resize(replica->frames, file_pages(size));
+    if (file_pages(size) == file_pages(old))
+        return;
+    SLIST_FOREACH (replica, &file->replicas, link) {
+        replica->frames->ops->resize(replica->frames, file_pages(size));
+        if (replica->scans) /* no touch brings what is new: an acquire must come */
+            replica_changed(replica);
+    }
 }
 
 static bool same_time(struct timespec a, struct timespec b)

@@ -66,8 +66,9 @@ void file_unuse(struct cache_file *file);
 /* The index may have become empty outside of any use: let the file go then. No lock is held. */
 void file_unpin_if_empty(struct cache_file *file);
 
-/* The replica of a device, made if there is none. The lock is held. 0 or a negative errno. */
-int file_get_replica(struct cache_file *file, unsigned device, struct replica **replica_out);
+/* The replica of a device, made if there is none; read_only: the one that clients can't write to, of a device
+ * that has one. The lock is held. 0 or a negative errno. */
+int file_get_replica(struct cache_file *file, unsigned device, bool read_only, struct replica **replica_out);
 
 /* A CPU changed the pages of [first, first + count) of a leaf: rule 4. The lock is held. */
 void file_cpu_modified(struct cache_file *file, struct leaf *leaf, page_mask pages);

@@ -10,6 +10,7 @@
 #include "cache/collect.h"
 #include "cache/evict.h"
 #include "cache/hosted.h"
+#include "cache/scan.h"
 
 /* A piece of a file on its way to a device: pages of one leaf copy or more, at most a stage. */
 struct fill {
@@ -103,6 +104,8 @@ int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages, 
     page_mask open = 0; /* pages whose stores are not trapped */
     int error = 0;
 
+    if (replica->scans) /* what is placed can be seen */
+        return 0;
     if (map->writable && !map->can_trap)
         open = pages;
     else if (map->writable && store_page != FILL_NO_PAGE && store_page >> LEAF_SHIFT == copy->leaf->number)
@@ -166,9 +169,15 @@ static void fill_unbusy(struct fill *fill)
     }
 }
 
+/* Where a leaf's page 0 would be in the stage. */
+static const uint8_t *leaf_in_stage(const struct fill *fill, uint64_t leaf)
+{
+    return (const uint8_t *)((uintptr_t)fill->stage + ((leaf << LEAF_SHIFT) - fill->first) * GAIA_PAGE_SIZE);
+}
+
 /* The frames have the bytes: they count as resident, unless the file was truncated since the fill began (what
  * was read may be what was cut off). Lock held. */
-static bool fill_settle(struct fill *fill)
+static bool fill_settle(struct fill *fill, int *error)
 {
     struct replica *replica = fill->map->replica;
     struct cache_file *file = replica->file;
@@ -178,9 +187,19 @@ static bool fill_settle(struct fill *fill)
         replica->frames->ops->resize(replica->frames, file_pages(file->size));
         return false;
     }
+    for_each_leaf (number, fill->first, fill->count)
+        if (!*error)
+            *error = scan_take_placed(find_copy(replica, number),
+                                      page_range_mask(number, fill->first, fill->count),
+                                      leaf_in_stage(fill, number));
+    if (*error) {
+        for_each_leaf (number, fill->first, fill->count)
+            replica_drop_twins(find_copy(replica, number), page_range_mask(number, fill->first, fill->count));
+        return false;
+    }
     for_each_leaf (number, fill->first, fill->count) {
         struct leaf_copy *copy = find_copy(replica, number);
-        copy->present |= page_range_mask(number, fill->first, fill->count);
+        replica_add_present(copy, page_range_mask(number, fill->first, fill->count));
         bool touched = fill->touched != FILL_NO_PAGE && fill->touched >> LEAF_SHIFT == number;
         evict_placed(replica->device, copy, touched);
     }
@@ -201,11 +220,11 @@ static void fill_finish(struct fill *fill, ssize_t got)
         memset(fill->stage + got, 0, length - (size_t)got);
         error = replica->frames->ops->place(replica->frames, fill->first, fill->count, fill->stage);
     }
-    stage_put(&replica->file->cache->stages, fill->stage);
     pthread_mutex_lock(&replica->file->lock);
     if (!error)
-        settled = fill_settle(fill);
+        settled = fill_settle(fill, &error);
     pthread_mutex_unlock(&replica->file->lock);
+    stage_put(&replica->file->cache->stages, fill->stage);
     if (settled) {
         replica_count(replica, pages_in, fill->count);
         for_each_leaf (number, fill->first, fill->count) {

@@ -29,10 +29,17 @@ struct cache {
     LIST_HEAD(, cache_file) files;
     pthread_mutex_t devices_lock;                   /* guards devices */
     struct cache_device *devices[GAIA_DEVICES_MAX]; /* opened at first use, never closed */
+    uint8_t gpu_uuids[GAIA_CUDA_MAX][16];           /* of devices from GAIA_SOFT_MAX on */
+    pthread_mutex_t gpus_lock;                      /* held while a GPU is opened */
 };
 
 /* The device, opened if need be. -ENODEV, -ENOMEM. */
 int cache_get_device(struct cache *cache, unsigned number, struct cache_device **device_out);
+
+/* The device of a GPU; open: opened if need be; why_out: see gaia_cuda_open(). No lock is held. -ENODEV,
+ * -ENOMEM, -EIO. */
+int cache_open_gpu(struct cache *cache, const uint8_t uuid[16], bool open, unsigned *number_out,
+                   char why_out[GAIA_CUDA_WHY]);
 
 /* Call fn for each file that holds anything or is mapped; it is in use meanwhile. The first error or 0. No
  * lock held. */

@@ -13,6 +13,7 @@
 #include "cache/collect.h"
 #include "cache/passed.h"
 #include "cache/runs.h"
+#include "cache/scan.h"
 #include "consistency/merge.h"
 
 /* A copy's share of a release under way. */
@@ -25,6 +26,7 @@ struct work {
     page_mask held;    /* the kernel may hold them: to be invalidated in this round */
     page_mask dropped; /* with these between them: fewer, longer runs are faster, and a page dropped too much
                           is only read again */
+    const uint8_t *bytes; /* of the owned pages, one behind the other; NULL: to be fetched */
 };
 
 /* Trap the next store to every page that is owned. */
@@ -34,7 +36,7 @@ static int seal(struct replica *replica, const struct work *work, size_t count)
     struct gaia_run run;
     int error = 0;
 
-    for (size_t i = 0; i < count && !error; i++) {
+    for (size_t i = 0; i < count && !error && !replica->scans; i++) {
         page_mask pages = work[i].owned;
         while (pages && !error) {
             unsigned length, first = page_mask_run(&pages, &length);
@@ -82,19 +84,53 @@ static page_mask compare(struct leaf_copy *copy, page_mask pages, int *error)
     return modified;
 }
 
-/* Find which of the owned pages were modified; they stand still. Those are releasing then. The first error of
- * pages that can't be looked at: they stay as they are. Lock held. */
+/* The same, of pages whose bytes were gathered. Lock held. */
+static page_mask compare_gathered(const struct work *w, page_mask pages)
+{
+    struct cache_file *file = w->copy->replica->file;
+    page_mask modified = 0;
+
+    for (; pages; pages &= pages - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(pages);
+        unsigned at = (unsigned)__builtin_popcountll(w->owned & ((UINT64_C(1) << page) - 1));
+        if (gaia_differs(frame_bytes(&file->cache->twins, *leaf_copy_twin(w->copy, page)),
+                         w->bytes + at * GAIA_PAGE_SIZE,
+                         file_page_bytes(file->size, (w->leaf << LEAF_SHIFT) + page)))
+            modified |= UINT64_C(1) << page;
+    }
+    return modified;
+}
+
+/* Of a device that scans: what it said was modified may be clean all the same. *borrowed: pages whose twins
+ * are the home's bytes, copied only to be compared with. Lock held. */
+static page_mask find_scanned(const struct work *w, page_mask *borrowed, int *error)
+{
+    *error = scan_take_twins(w->copy, w->owned, borrowed);
+    page_mask modified = compare_gathered(w, w->copy->twin & w->owned);
+    page_mask clean = w->copy->twin & w->owned & ~modified & ~w->copy->pending;
+
+    scan_grant_again(w->copy, clean);
+    *borrowed &= ~modified;
+    return modified;
+}
+
+/* Find which of the owned pages were modified; they stand still, if the device can be made to. Those are
+ * releasing then. The first error of pages that can't be looked at: they stay as they are. Lock held. */
 static int find_modified(struct work *w)
 {
     struct leaf_copy *copy = w->copy;
     struct replica *replica = copy->replica;
     struct cache_file *file = replica->file;
     page_mask before = copy_stored(copy);
-    page_mask left = copy->twin & w->owned;
+    page_mask left = copy->twin & w->owned, modified, borrowed = 0;
     int error = 0;
 
-    copy->sealed |= left;
-    page_mask modified = compare(copy, left, &error);
+    if (replica->scans) {
+        modified = find_scanned(w, &borrowed, &error);
+    } else {
+        copy->sealed |= left;
+        modified = compare(copy, left, &error);
+    }
     page_mask again = modified & copy->pending;
     left &= copy->sealed;
     for (page_mask each = again; each;
@@ -106,7 +142,7 @@ static int find_modified(struct work *w)
     if (again)
         file_suspect_others(copy->leaf, replica, again);
     w->pages |= modified & ~again;
-    page_mask clean = left & ~modified & ~copy->pending;
+    page_mask clean = replica->scans ? borrowed : left & ~modified & ~copy->pending;
     copy->releasing |= w->pages;
     copy->leaf->released |= w->pages;
     replica_update(copy, before);
@@ -290,12 +326,43 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
     return error;
 }
 
+/* The bytes of all pages, for comparing: one transfer, and not one for each of them. No lock held; NULL and
+ * an error, or NULL where it is no use. The caller frees. */
+static uint8_t *gather(struct replica *replica, struct work *work, size_t count, int *error)
+{
+    size_t n = 0, at = 0;
+
+    *error = 0;
+    if (!replica->scans)
+        return NULL;
+    for (size_t i = 0; i < count; i++)
+        n += (size_t)__builtin_popcountll(work[i].owned);
+    uint64_t *pages = malloc(n * sizeof *pages);
+    uint8_t *bytes = malloc(n * GAIA_PAGE_SIZE);
+    for (size_t i = 0; i < count && pages && bytes; i++) {
+        work[i].bytes = bytes + at * GAIA_PAGE_SIZE;
+        for (page_mask left = work[i].owned; left; left &= left - 1)
+            pages[at++] = (work[i].leaf << LEAF_SHIFT) + (unsigned)__builtin_ctzll(left);
+    }
+    *error = pages && bytes ? replica->frames->ops->gather(replica->frames, pages, n, bytes) : -ENOMEM;
+    free(pages);
+    if (*error) {
+        free(bytes);
+        bytes = NULL;
+    }
+    return bytes;
+}
+
 /* The whole of a release for pages that are busy. Without keep_busy they are let go as early as possible. */
 static int release_work(struct replica *replica, struct work *work, size_t count, bool keep_busy)
 {
     struct cache_file *file = replica->file;
     size_t modified = 0;
-    int error = seal(replica, work, count), unread = 0;
+    int unread = 0, error;
+    uint8_t *bytes = gather(replica, work, count, &error);
+
+    if (!error)
+        error = seal(replica, work, count);
 
     pthread_mutex_lock(&file->lock);
     passed_look_at_size(file);
@@ -324,6 +391,7 @@ static int release_work(struct replica *replica, struct work *work, size_t count
     if (modified)
         error = hand_over(file, work, modified);
     pthread_mutex_unlock(&file->lock);
+    free(bytes);
     return error ? error : unread;
 }
 
@@ -347,9 +415,10 @@ static int by_leaf(const void *a, const void *b)
 }
 
 /* What has to be looked at: copies of the range with stores, as they are now. Stores that are made during the
- * release may be left out, so each page is done once, however fast the device writes. Lock held. */
-static int list_stored(struct replica *replica, uint64_t first, uint64_t count, struct work **todo_out,
-                       size_t *n_out)
+ * release may be left out, so each page is done once, however fast the device writes. found: what a device
+ * that scans has found modified, leaf by leaf; NULL: another device. Lock held. */
+static int list_stored(struct replica *replica, uint64_t first, uint64_t count, const page_mask *found,
+                       struct work **todo_out, size_t *n_out)
 {
     struct leaf_copy *copy;
     size_t n = 0, max = 0;
@@ -361,6 +430,8 @@ static int list_stored(struct replica *replica, uint64_t first, uint64_t count, 
         return -ENOMEM;
     TAILQ_FOREACH (copy, &replica->stored, stored) {
         page_mask pages = copy_stored(copy) & page_range_mask(copy->leaf->number, first, count);
+        if (pages && found)
+            pages &= found[copy->leaf->number - (first >> LEAF_SHIFT)] | copy->releasing;
         if (pages)
             todo[n++] = (struct work){.leaf = copy->leaf->number, .owned = pages};
     }
@@ -371,11 +442,13 @@ static int list_stored(struct replica *replica, uint64_t first, uint64_t count, 
 }
 
 /* Take what is free of the pages still to do: mark it busy, and put it into batch. Lock held. */
+#define GATHER_MAX 4096u /* pages whose bytes are gathered at once, at least: 16 MiB */
+
 static size_t take_free(struct replica *replica, struct work *todo, size_t n, struct work *batch)
 {
-    size_t taken = 0;
+    size_t taken = 0, most = replica->scans ? GATHER_MAX / LEAF_PAGES : BATCH_MAX;
 
-    for (size_t i = 0; i < n && taken < BATCH_MAX; i++) {
+    for (size_t i = 0; i < n && taken < most; i++) {
         struct leaf *leaf = todo[i].owned ? index_find(&replica->file->index, todo[i].leaf) : NULL;
         struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
         page_mask others = copy ? copy->busy | copy->releasing | leaf->invalidating : 0;
@@ -402,10 +475,14 @@ int release_range(struct replica *replica, uint64_t first, uint64_t count)
 {
     struct cache_file *file = replica->file;
     struct work *todo = NULL, *batch = NULL;
+    page_mask *found = NULL;
     size_t n = 0;
 
+    int error = replica->scans && !replica->read_only ? scan_find(replica, first, count, &found) : 0;
+    if (error)
+        return error;
     pthread_mutex_lock(&file->lock);
-    int error = list_stored(replica, first, count, &todo, &n);
+    error = list_stored(replica, first, count, found, &todo, &n);
     if (!error && n && !(batch = calloc(n < BATCH_MAX ? n : BATCH_MAX, sizeof *batch)))
         error = -ENOMEM;
     while (!error && n) {
@@ -422,6 +499,7 @@ int release_range(struct replica *replica, uint64_t first, uint64_t count)
         }
     }
     pthread_mutex_unlock(&file->lock);
+    free(found);
     free(batch);
     free(todo);
     return error;

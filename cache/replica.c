@@ -18,7 +18,7 @@
 #include "io/protocol.h"
 
 int replica_open(struct cache_file *file, struct cache_device *device, uint64_t pages, uint32_t entry,
-                 struct replica **replica_out)
+                 bool read_only, struct replica **replica_out)
 {
     struct replica *replica = calloc(1, sizeof *replica);
 
@@ -34,9 +34,12 @@ int replica_open(struct cache_file *file, struct cache_device *device, uint64_t 
     if (error)
         goto out_free;
     replica->state = state;
-    error = gaia_soft_frames_open(pages, &replica->frames);
+    error = device->gpu ? gaia_cuda_frames_open(device->gpu, pages, read_only, &replica->frames)
+                        : gaia_soft_frames_open(pages, &replica->frames);
     if (error)
         goto out_state;
+    replica->scans = replica->frames->ops->scans;
+    replica->read_only = read_only;
     atomic_store(&replica->state->changes, 1);
     *replica_out = replica;
     return 0;
@@ -68,7 +71,7 @@ void replica_update(struct leaf_copy *copy, page_mask stored_before)
         atomic_fetch_add(&replica->state->stored, (uint64_t)delta);
     else if (delta < 0)
         atomic_fetch_sub(&replica->state->stored, (uint64_t)-delta);
-    if (copy->twin && !copy->in_stored) {
+    if ((copy->twin || stored) && !copy->in_stored) {
         TAILQ_INSERT_TAIL(&replica->stored, copy, stored);
         copy->in_stored = true;
     }
@@ -158,7 +161,9 @@ unsigned replica_forget(struct leaf_copy *copy, page_mask pages)
         gaia_rule_collected(&versions, copy->replica->entry);
     }
     replica_drop_twins(copy, pages);
+    page_mask before = copy_stored(copy);
     copy->present &= ~pages;
+    replica_update(copy, before);
     copy->replica->resident -= gone;
     return gone;
 }
@@ -167,7 +172,7 @@ void replica_settle(struct leaf_copy *copy)
 {
     struct replica *replica = copy->replica;
 
-    if (copy->in_stored && !copy->twin) {
+    if (copy->in_stored && !copy->twin && !copy_stored(copy)) {
         TAILQ_REMOVE(&replica->stored, copy, stored);
         copy->in_stored = false;
     }
@@ -196,6 +201,7 @@ page_mask replica_unbusy(struct leaf_copy *copy, page_mask pages)
     assert((copy->busy & pages) == pages);
     copy->busy &= ~pages;
     copy->waited &= ~pages;
+    copy->raced &= ~pages;
     pthread_cond_broadcast(&copy->replica->file->changed);
     replica_settle(copy);
     return wake;

@@ -18,6 +18,9 @@ struct replica {
     struct cache_device *device;
     SLIST_ENTRY(replica) link; /* file->replicas */
     uint32_t entry; /* its name in the version vectors of this file: GAIA_REPLICA_DEVICE + n-th to come */
+    bool scans;     /* its device tells nothing of its stores: they are looked for (cache/scan.h) */
+    bool read_only; /* of scans: no client can store to it */
+    _Atomic unsigned maps; /* of clients */
     struct gaia_frames *frames;
     int state_fd; /* a memfd with the shared state, and a read-only descriptor of it for clients */
     struct gaia_shared_state *state;
@@ -38,7 +41,7 @@ static inline uint32_t replica_number(const struct replica *replica)
 }
 
 int replica_open(struct cache_file *file, struct cache_device *device, uint64_t pages, uint32_t entry,
-                 struct replica **replica_out);
+                 bool read_only, struct replica **replica_out);
 /* Nothing is resident and no client maps it. */
 void replica_close(struct replica *replica);
 
@@ -52,10 +55,12 @@ void replica_close(struct replica *replica);
 /* All below: the file's lock is held. */
 
 /* The pages of a copy that a release has to look at: they have a twin and stores may have been made since it
- * was taken, or a release of them is under way. Call replica_update() after any change of twin, sealed or
- * releasing, with what this gave before the change. */
+ * was taken, or a release of them is under way; where nothing tells of stores, all. Call replica_update()
+ * after any change of present, twin, sealed or releasing, with what this gave before the change. */
 static inline page_mask copy_stored(const struct leaf_copy *copy)
 {
+    if (copy->replica->scans)
+        return copy->replica->read_only ? 0 : copy->present;
     return copy->twin & (~copy->sealed | copy->releasing);
 }
 void replica_update(struct leaf_copy *copy, page_mask stored_before);
@@ -67,6 +72,15 @@ void replica_suspect(struct leaf_copy *copy);
 void replica_changed(struct replica *replica);
 /* The backing file was compared with what we know of it just now. */
 void replica_checked(struct replica *replica);
+
+/* The pages are present from now on. */
+static inline void replica_add_present(struct leaf_copy *copy, page_mask pages)
+{
+    page_mask before = copy_stored(copy);
+
+    copy->present |= pages;
+    replica_update(copy, before);
+}
 
 /* Take twins of pages that have none from the frames' bytes; the caller owns them (busy) and their stores are
  * trapped: they are sealed until the caller says otherwise. 0, -ENOMEM, or what kept a page from being

@@ -2,6 +2,7 @@
 #include "cache/stat.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "cache/internal.h"
@@ -77,6 +78,7 @@ static int stat_file(struct cache_file *file, void *context)
     SLIST_FOREACH (replica, &file->replicas, link) {
         struct cache_device_stat *d = &stat->device[stat->devices++];
         d->device = replica->device->number;
+        d->read_only = replica->read_only;
         read_counters(&replica->count, d);
         d->stat.capacity_bytes = replica->device->capacity * GAIA_PAGE_SIZE;
         d->stat.resident_bytes = replica->resident * GAIA_PAGE_SIZE;
@@ -93,9 +95,11 @@ void cache_stat_files(struct cache *cache, cache_file_stat_fn *fn, void *context
     cache_each_file(cache, stat_file, &(struct files_walk){fn, context});
 }
 
-unsigned cache_devices(const struct cache *cache)
+void cache_device_name(unsigned number, char name_out[32])
 {
-    return cache->config.soft_devices;
+    bool cuda = number >= GAIA_SOFT_MAX;
+
+    snprintf(name_out, 32, "%s:%u", cuda ? "cuda" : "soft", cuda ? number - GAIA_SOFT_MAX : number);
 }
 
 void cache_stat_io(const struct cache *cache, struct gaia_io_stat *stat_out, bool *registered_out)

@@ -10,6 +10,7 @@
 /* A device's counters, and a file's share of them. */
 struct cache_device_stat {
     unsigned device;
+    bool read_only; /* of a file: the GPU's copy that clients can't write to */
     struct gaia_stat stat;
     uint64_t readahead_pages, unchanged_pages;
 };
@@ -21,13 +22,13 @@ struct cache_file_stat {
     off_t size;
     uint64_t leaves, metadata_bytes;
     unsigned devices;
-    struct cache_device_stat device[GAIA_DEVICES_MAX];
+    struct cache_device_stat device[GAIA_REPLICAS_MAX];
 };
 typedef void cache_file_stat_fn(void *context, void *file_context, const struct cache_file_stat *stat);
 void cache_stat_files(struct cache *cache, cache_file_stat_fn *fn, void *context);
 
-/* How many devices there are: soft:0 to soft:(n-1). */
-unsigned cache_devices(const struct cache *cache);
+/* "soft:N" or "cuda:N". */
+void cache_device_name(unsigned number, char name_out[32]);
 /* WRITEs that were healed, and those that were answered before they were (cache/heal.h). */
 void cache_stat_heals(struct cache *cache, uint64_t *heals_out, uint64_t *late_out);
 void cache_stat_io(const struct cache *cache, struct gaia_io_stat *stat_out, bool *registered_out);

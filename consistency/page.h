@@ -14,7 +14,10 @@
 #define GAIA_REPLICA_CPU 1u
 #define GAIA_REPLICA_DEVICE 2u /* the first device; device k is replica 2 + k */
 
-#define GAIA_DEVICES_MAX 64u
-#define GAIA_REPLICAS_MAX (GAIA_REPLICA_DEVICE + GAIA_DEVICES_MAX)
+#define GAIA_SOFT_MAX 64u /* devices 0 to 63: soft:0 ... soft:63 */
+#define GAIA_CUDA_MAX 16u /* devices 64 to 79: cuda:0 ... cuda:15 */
+#define GAIA_DEVICES_MAX (GAIA_SOFT_MAX + GAIA_CUDA_MAX)
+/* A GPU may have two copies of a file: one that clients can write to, and one that they can't. */
+#define GAIA_REPLICAS_MAX (GAIA_REPLICA_DEVICE + GAIA_DEVICES_MAX + GAIA_CUDA_MAX)
 
 #endif

@@ -8,8 +8,6 @@
 #include "fs/gaiactl.h"
 #include "gpu/cuda_list.h"
 
-#define NOT_USED "this version maps files on soft devices only"
-
 static void print_abilities(json_t *can, bool which)
 {
     const char *name;
@@ -47,7 +45,9 @@ static void print_gpu(json_t *gpu)
            (long long)json_integer_value(json_object_get(gpu, "multiprocessors")), *pci ? ", PCI " : "", pci);
     print_abilities(json_object_get(gpu, "can"), true);
     print_abilities(json_object_get(gpu, "can"), false);
-    printf("          not used: %s\n", NOT_USED);
+    const char *not_used = json_string_value(json_object_get(gpu, "not_used"));
+    if (not_used)
+        printf("          not used: %s\n", not_used);
 }
 
 static int print_text(json_t *gpus, const char *why)
@@ -71,7 +71,8 @@ static int print_json(json_t *gpus, const char *why)
 
     if (gpus)
         json_object_set(root, "cuda", gpus);
-    json_object_set_new(root, "cuda_not_used", json_string(gpus ? NOT_USED : why));
+    else
+        json_object_set_new(root, "cuda_not_used", json_string(why));
     int failed = json_dumpf(root, stdout, JSON_INDENT(1)) || putchar('\n') == EOF || fflush(stdout);
     json_decref(root);
     return failed ? 1 : 0;

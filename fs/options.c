@@ -173,15 +173,19 @@ static int parse_capacity(struct fs_options *options, const char *option)
     unsigned device;
     int used = 0;
 
-    if (sscanf(text, "soft:%3u=%n", &device, &used) == 1 && used > 0) {
-        if (device >= GAIA_DEVICES_MAX) {
-            fs_log(LOG_ERR, "option %s: there are no more than %u devices", option, GAIA_DEVICES_MAX);
+    bool cuda = !strncmp(text, "cuda:", 5);
+    if (sscanf(text, cuda ? "cuda:%3u=%n" : "soft:%3u=%n", &device, &used) == 1 && used > 0) {
+        unsigned most = cuda ? GAIA_CUDA_MAX : GAIA_SOFT_MAX;
+        if (device >= most) {
+            fs_log(LOG_ERR, "option %s: there are no more than %u devices", option, most);
             return -1;
         }
-        capacity = &options->cache.device_capacity_of[device];
+        capacity = &options->cache.device_capacity_of[device + (cuda ? GAIA_SOFT_MAX : 0)];
         text += used;
     }
     *capacity = parse_size(text);
+    if (capacity == &options->cache.device_capacity)
+        options->cache.gpu_capacity = *capacity;
     if (*capacity == 0) {
         fs_log(LOG_ERR, "option %s: not a size above 0 (a number, then K, M, G or T)", option);
         return -1;
@@ -190,7 +194,7 @@ static int parse_capacity(struct fs_options *options, const char *option)
         fs_log(LOG_ERR, "option %s: less than the minimum of 256K", option);
         return -1;
     }
-    if (*capacity > machine_memory()) {
+    if (!cuda && *capacity > machine_memory()) {
         fs_log(LOG_ERR, "option %s: more than the %llu MiB of memory of this machine", option,
                (unsigned long long)(machine_memory() >> 20));
         return -1;
@@ -204,8 +208,8 @@ static int parse_soft_devices(struct fs_options *options, const char *option)
     char *end;
     unsigned long number = strtoul(text, &end, 10);
 
-    if (*text < '0' || *text > '9' || *end || !number || number > GAIA_DEVICES_MAX) {
-        fs_log(LOG_ERR, "option %s: not a number from 1 to %u", option, GAIA_DEVICES_MAX);
+    if (*text < '0' || *text > '9' || *end || !number || number > GAIA_SOFT_MAX) {
+        fs_log(LOG_ERR, "option %s: not a number from 1 to %u", option, GAIA_SOFT_MAX);
         return -1;
     }
     options->cache.soft_devices = (unsigned)number;
@@ -397,7 +401,7 @@ static int check_capacities(const struct fs_options *options)
 
     for (unsigned i = 0; i < GAIA_DEVICES_MAX; i++) {
         uint64_t capacity = cache->device_capacity_of[i];
-        if (capacity && i >= cache->soft_devices) {
+        if (capacity && i < GAIA_SOFT_MAX && i >= cache->soft_devices) {
             fs_log(LOG_ERR, "device_cache=soft:%u=: there are no more than %u devices (see soft_devices=)", i,
                    cache->soft_devices);
             return -EINVAL;
@@ -505,6 +509,7 @@ void options_print_help(void)
         "Options:\n"
         "    device_cache=SIZE         capacity of every device (here by default %llu MiB; at least 256K)\n"
         "    device_cache=soft:N=SIZE  capacity of one device; may be repeated\n"
+        "    device_cache=cuda:N=SIZE  the same of a GPU (default: seven eighths of its memory)\n"
         "    soft_devices=N            how many there are: soft:0 to soft:(N-1), at most 64 (default 8)\n"
         "    evict=lra|fifo|clock      what goes first when a device is full (default lra)\n"
         "    unit=4K|64K|2M            what is placed for one touch of a device (default 64K)\n"

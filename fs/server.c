@@ -53,7 +53,7 @@ struct server {
 
 static int do_hello(struct client *client, struct gaia_message *message, int *fds, int *alive_fd_out)
 {
-    if (fds[0] < 0)
+    if (fds[0] < 0 && !(message->flags & GAIA_HELLO_MAPS))
         return 0; /* a client that only asks: gaiactl */
     if (client->cache)
         return -EBUSY;
@@ -70,10 +70,27 @@ static int do_hello(struct client *client, struct gaia_message *message, int *fd
     return error;
 }
 
+/* The device that a message names. open: a GPU that nobody has used yet is opened. */
+static int find_device(struct client *client, const struct gaia_message *message, bool open,
+                       unsigned *device_out)
+{
+    struct fs *fs = client->server->fs;
+    uint8_t uuid[16];
+    char why[GAIA_CUDA_WHY];
+
+    memcpy(uuid, message->value, sizeof uuid);
+    int error = cache_device_parse(fs->cache, message->device, uuid, open, device_out, why);
+    if (error && why[0])
+        fs_log(LOG_WARNING, "a client (process %d) wants device %s: %s", (int)client->peer.pid,
+               message->device, why);
+    return error;
+}
+
 static int do_map(struct client *client, struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
 {
     struct fs *fs = client->server->fs;
     struct token token;
+    uint64_t chunk_pages = 0;
     struct cache_map_request request = {.writable = message->prot & PROT_WRITE,
                                         .resident = message->flags & GAIA_RESIDENT};
 
@@ -82,18 +99,28 @@ static int do_map(struct client *client, struct gaia_message *message, int reply
         return -EINVAL;
     request.first = message->offset / GAIA_PAGE_SIZE;
     request.count = (message->bytes + GAIA_PAGE_SIZE - 1) / GAIA_PAGE_SIZE;
-    int error = cache_device_parse(fs->cache, message->device, &request.device);
-    if (!error)
-        error =
-            token_take(&client->server->tokens, message->token, client->peer.pid, client->peer.uid, &token);
+    int error =
+        token_take(&client->server->tokens, message->token, client->peer.pid, client->peer.uid, &token);
     if (error)
         return error;
+    error =
+        find_device(client, message, true, &request.device); /* only for who has a file: it may take long */
+    if (error) {
+        inode_put(token.inode);
+        return error;
+    }
     if (!token.readable || (request.writable && !token.writable))
         error = -EACCES;
     if (!error)
         error = inode_track(fs, token.inode, &request.file);
     if (!error)
-        error = cache_map_open(client->cache, &request, &message->map, &reply_fds[0], &reply_fds[1]);
+        error = cache_map_open(client->cache, &request, &message->map, &reply_fds[0], &reply_fds[1],
+                               &chunk_pages);
+    message->value[0] = chunk_pages * GAIA_PAGE_SIZE;
+    if (!error && chunk_pages) { /* no descriptor of the frames: that of the state is the first */
+        reply_fds[0] = reply_fds[1];
+        reply_fds[1] = -1;
+    }
     inode_put(token.inode);
     return error;
 }
@@ -103,7 +130,7 @@ static int do_stat(struct client *client, struct gaia_message *message)
     struct cache_device_stat stat;
     unsigned device;
 
-    int error = cache_device_parse(client->server->fs->cache, message->device, &device);
+    int error = find_device(client, message, false, &device);
     if (!error)
         error = cache_stat_device(client->server->fs->cache, device, &stat);
     if (!error)
@@ -164,6 +191,8 @@ static int dispatch(struct client *client, struct gaia_message *message, int *fd
         return cache_map_attach(client->cache, message->map, message->address);
     case GAIA_OP_UNMAP:
         return cache_map_close(client->cache, message->map);
+    case GAIA_OP_CHUNK:
+        return cache_map_chunk(client->cache, message->map, message->value[0], &reply_fds[0]);
     default:
         return do_range(client, message);
     }

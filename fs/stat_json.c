@@ -22,8 +22,10 @@ static json_t *device_json(const struct cache_device_stat *d)
     char name[32];
     json_t *o = json_object();
 
-    snprintf(name, sizeof name, "soft:%u", d->device);
+    cache_device_name(d->device, name);
     json_object_set_new(o, "device", json_string(name));
+    if (d->read_only)
+        json_object_set_new(o, "read_only", json_true());
     json_object_set_new(o, "capacity_bytes", integer(s->capacity_bytes));
     json_object_set_new(o, "resident_bytes", integer(s->resident_bytes));
     json_object_set_new(o, "faults", integer(s->faults));
@@ -140,7 +142,7 @@ int stat_json(struct fs *fs)
     json_t *root = json_object(), *devices = json_array(), *files = json_array(), *open = json_array();
     uint64_t heals, late;
 
-    for (unsigned i = 0; i < cache_devices(fs->cache); i++) {
+    for (unsigned i = 0; i < GAIA_DEVICES_MAX; i++) {
         struct cache_device_stat stat;
         /* A device that nobody has used is not worth a line, but for the first. */
         if (!cache_stat_device(fs->cache, i, &stat) &&

@@ -11,11 +11,50 @@
 typedef int CUresult;
 typedef int CUdevice; /* an ordinal, as far as anybody may know */
 typedef struct CUctx_st *CUcontext;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUstream_st *CUstream;
+typedef unsigned long long CUdeviceptr;
+typedef unsigned long long CUmemGenericAllocationHandle;
+typedef void (*CUhostFn)(void *context);
+
+typedef struct CUuuid_st {
+    char bytes[16];
+} CUuuid;
+
+typedef struct CUmemLocation_st {
+    int type; /* CU_MEM_LOCATION_TYPE_* */
+    int id;
+} CUmemLocation;
+
+typedef struct CUmemAllocationProp_st {
+    int type;                 /* CU_MEM_ALLOCATION_TYPE_* */
+    int requestedHandleTypes; /* CU_MEM_HANDLE_TYPE_* */
+    CUmemLocation location;
+    void *win32HandleMetaData;
+    struct {
+        unsigned char compressionType;
+        unsigned char gpuDirectRDMACapable;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } allocFlags;
+} CUmemAllocationProp;
+
+typedef struct CUmemAccessDesc_st {
+    CUmemLocation location;
+    int flags; /* CU_MEM_ACCESS_FLAGS_* */
+} CUmemAccessDesc;
 
 enum {
     CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NO_DEVICE = 100,
+    CUDA_ERROR_INVALID_DEVICE = 101,
+    CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700,
+    CUDA_ERROR_NOT_SUPPORTED = 801,
 };
 
 /* CUdevice_attribute */
@@ -33,6 +72,18 @@ enum {
     CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 141,
 };
 
+enum {
+    CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+    CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+    CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
+    CU_MEMHOSTALLOC_PORTABLE = 1,
+    CU_MEMHOSTREGISTER_PORTABLE = 1,
+    CU_STREAM_NON_BLOCKING = 1,
+};
+
 /* CUdriverProcAddressQueryResult */
 enum {
     CU_GET_PROC_ADDRESS_SUCCESS = 0,
@@ -46,17 +97,62 @@ typedef CUresult cuGetProcAddress_v2_type(const char *symbol, void **function_ou
 
 /* X(name, version, required, parameters): each entry point with the version of the interface whose signature
  * this is. What is not required may be NULL. */
-#define CUDA_ENTRY_POINTS(X)                                                           \
-    X(cuInit, 2000, 1, (unsigned flags))                                               \
-    X(cuDriverGetVersion, 2020, 1, (int *version_out))                                 \
-    X(cuGetErrorName, 6000, 1, (CUresult error, const char **name_out))                \
-    X(cuGetErrorString, 6000, 1, (CUresult error, const char **text_out))              \
-    X(cuDeviceGetCount, 2000, 1, (int *count_out))                                     \
-    X(cuDeviceGet, 2000, 1, (CUdevice * device_out, int ordinal))                      \
-    X(cuDeviceGetName, 2000, 1, (char *name_out, int room, CUdevice device))           \
-    X(cuDeviceTotalMem, 3020, 1, (size_t * bytes_out, CUdevice device))                \
-    X(cuDeviceGetAttribute, 2000, 1, (int *value_out, int attribute, CUdevice device)) \
-    X(cuDeviceGetPCIBusId, 4010, 0, (char *id_out, int room, CUdevice device))
+#define CUDA_ENTRY_POINTS(X)                                                                           \
+    X(cuInit, 2000, 1, (unsigned flags))                                                               \
+    X(cuDriverGetVersion, 2020, 1, (int *version_out))                                                 \
+    X(cuGetErrorName, 6000, 1, (CUresult error, const char **name_out))                                \
+    X(cuGetErrorString, 6000, 1, (CUresult error, const char **text_out))                              \
+    X(cuDeviceGetCount, 2000, 1, (int *count_out))                                                     \
+    X(cuDeviceGet, 2000, 1, (CUdevice * device_out, int ordinal))                                      \
+    X(cuDeviceGetName, 2000, 1, (char *name_out, int room, CUdevice device))                           \
+    X(cuDeviceGetUuid, 11040, 1, (CUuuid * uuid_out, CUdevice device))                                 \
+    X(cuDeviceTotalMem, 3020, 1, (size_t * bytes_out, CUdevice device))                                \
+    X(cuDeviceGetAttribute, 2000, 1, (int *value_out, int attribute, CUdevice device))                 \
+    X(cuDeviceGetPCIBusId, 4010, 0, (char *id_out, int room, CUdevice device))                         \
+    X(cuDevicePrimaryCtxRetain, 7000, 1, (CUcontext * context_out, CUdevice device))                   \
+    X(cuDevicePrimaryCtxRelease, 11000, 1, (CUdevice device))                                          \
+    X(cuCtxPushCurrent, 4000, 1, (CUcontext context))                                                  \
+    X(cuCtxPopCurrent, 4000, 1, (CUcontext * context_out))                                             \
+    X(cuCtxSynchronize, 2000, 1, (void))                                                               \
+    X(cuStreamCreate, 2000, 1, (CUstream * stream_out, unsigned flags))                                \
+    X(cuStreamDestroy, 4000, 1, (CUstream stream))                                                     \
+    X(cuStreamSynchronize, 2000, 1, (CUstream stream))                                                 \
+    X(cuLaunchHostFunc, 10000, 1, (CUstream stream, CUhostFn function, void *context))                 \
+    X(cuModuleLoadData, 2000, 1, (CUmodule * module_out, const void *image))                           \
+    X(cuModuleGetFunction, 2000, 1, (CUfunction * function_out, CUmodule module, const char *name))    \
+    X(cuLaunchKernel, 4000, 1,                                                                         \
+      (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,       \
+       unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters,  \
+       void **extra))                                                                                  \
+    X(cuMemAlloc, 3020, 1, (CUdeviceptr * pointer_out, size_t bytes))                                  \
+    X(cuMemFree, 3020, 1, (CUdeviceptr pointer))                                                       \
+    X(cuMemHostAlloc, 2020, 1, (void **pointer_out, size_t bytes, unsigned flags))                     \
+    X(cuMemFreeHost, 2000, 1, (void *pointer))                                                         \
+    X(cuMemHostRegister, 6050, 0, (void *pointer, size_t bytes, unsigned flags))                       \
+    X(cuMemHostUnregister, 4000, 0, (void *pointer))                                                   \
+    X(cuMemcpyHtoDAsync, 3020, 1, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))   \
+    X(cuMemcpyDtoHAsync, 3020, 1, (void *to, CUdeviceptr from, size_t bytes, CUstream stream))         \
+    X(cuMemsetD8Async, 3020, 1, (CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream))  \
+    X(cuMemGetAllocationGranularity, 10020, 1,                                                         \
+      (size_t * bytes_out, const CUmemAllocationProp *properties, int option))                         \
+    X(cuMemCreate, 10020, 1,                                                                           \
+      (CUmemGenericAllocationHandle * handle_out, size_t bytes, const CUmemAllocationProp *properties, \
+       unsigned long long flags))                                                                      \
+    X(cuMemRelease, 10020, 1, (CUmemGenericAllocationHandle handle))                                   \
+    X(cuMemExportToShareableHandle, 10020, 1,                                                          \
+      (void *handle_out, CUmemGenericAllocationHandle handle, int type, unsigned long long flags))     \
+    X(cuMemImportFromShareableHandle, 10020, 1,                                                        \
+      (CUmemGenericAllocationHandle * handle_out, void *os_handle, int type))                          \
+    X(cuMemAddressReserve, 10020, 1,                                                                   \
+      (CUdeviceptr * pointer_out, size_t bytes, size_t alignment, CUdeviceptr wish,                    \
+       unsigned long long flags))                                                                      \
+    X(cuMemAddressFree, 10020, 1, (CUdeviceptr pointer, size_t bytes))                                 \
+    X(cuMemMap, 10020, 1,                                                                              \
+      (CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,          \
+       unsigned long long flags))                                                                      \
+    X(cuMemUnmap, 10020, 1, (CUdeviceptr pointer, size_t bytes))                                       \
+    X(cuMemSetAccess, 10020, 1,                                                                        \
+      (CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t count))
 
 struct cuda_api {
 #define X(name, version, required, parameters) CUresult(*name) parameters;

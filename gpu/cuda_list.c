@@ -30,6 +30,20 @@ static json_t *list_abilities(const struct cuda_api *api, CUdevice device)
     return can;
 }
 
+/* What resident mappings need (gpu/cuda_device.c): the first that is missing. */
+static void say_not_used(json_t *object)
+{
+    static const char *const needed[] = {"virtual_memory", "export_descriptors"};
+    const json_t *can = json_object_get(object, "can");
+
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
+        if (json_is_true(json_object_get(can, needed[i])))
+            continue;
+        json_object_set_new(object, "not_used", json_sprintf("it has no %s", needed[i]));
+        return;
+    }
+}
+
 static CUresult describe(const struct cuda_api *api, CUdevice device, json_t *object)
 {
     char name[256] = "", pci[32] = "", capability[32];
@@ -57,6 +71,7 @@ static CUresult describe(const struct cuda_api *api, CUdevice device, json_t *ob
     json_object_set_new(object, "compute_capability", json_string(capability));
     json_object_set_new(object, "multiprocessors", json_integer(multiprocessors));
     json_object_set_new(object, "can", list_abilities(api, device));
+    say_not_used(object);
     return CUDA_SUCCESS;
 }
 

@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "consistency/digest.h"
 #include "consistency/page.h"
 
 struct gaia_run {
@@ -35,9 +36,15 @@ struct gaia_fault {
     uint32_t thread;  /* that touches, as this process's namespace numbers it; 0: not known */
 };
 
+/* Two kinds of drivers. One *traps*: its device's touches of missing pages and first stores are faults, so
+ * that it can take a page away and give it back. The other *scans*: nothing stops a kernel, so what is mapped
+ * stays where it is, is brought up to date in place, and stores are found afterwards by comparing. Calls for
+ * the one kind are NULL, or do nothing, in drivers of the other. */
 struct gaia_frames_ops {
-    /* What a client needs to map the frames: a descriptor, read only or not; the caller closes it. */
-    int (*share)(struct gaia_frames *frames, bool writable, int *fd_out);
+    bool scans;
+    /* What a client needs to map the frames: a descriptor, read only or not; the caller closes it. A driver
+     * that scans has one for each chunk (see gaia_frames), which is allocated if need be: -ENOMEM. */
+    int (*share)(struct gaia_frames *frames, bool writable, uint64_t chunk, int *fd_out);
     /* A client mapped pages [first, first + count) at address in the process behind `faults` (a descriptor
      * for its faults, which must outlive the map). can_trap: the process's kernel can map pages write
      * protected. Waits for calls under way on other clients' maps. [client] */
@@ -72,10 +79,27 @@ struct gaia_frames_ops {
      * each; the device may store meanwhile. After an error any of them may have been written to. -EIO ... */
     int (*fetch)(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out);
     void (*close)(struct gaia_frames *frames); /* all maps are detached */
+
+    /* Drivers that scan: */
+    /* Which resident pages of [page, page + count) are not what they were when they were granted: bit i of
+     * bits_out, all of whose (count + 63) / 64 words are written, is page + i. Pages of which that is not
+     * known are among them. Kernels may run meanwhile: what they had stored before is found. */
+    int (*modified)(struct gaia_frames *frames, uint64_t page, uint64_t count, uint64_t *bits_out);
+    /* These are the digests of what the pages were granted with; NULL: it is not known. Placed pages are
+     * granted with what was placed. */
+    int (*granted)(struct gaia_frames *frames, uint64_t page, uint64_t count,
+                   const struct gaia_digest *digests);
+    /* As fetch(), of any resident pages, ascending, one behind the other. */
+    int (*gather)(struct gaia_frames *frames, const uint64_t *pages, size_t count, void *bytes_out);
+    /* Store into resident pages, ascending, the bytes of fresh that differ from those of old, and no others:
+     * what kernels store to the others stays. Digests of fresh become the granted ones. */
+    int (*patch)(struct gaia_frames *frames, const uint64_t *pages, size_t count, const void *old,
+                 const void *fresh);
 };
 
 struct gaia_frames {
     const struct gaia_frames_ops *ops;
+    uint64_t chunk_pages; /* of a driver that scans: how much of the file a descriptor of share() is */
 };
 
 /* Wait for faults of a client. faults: its descriptor; stop: an eventfd that ends the wait.
@@ -85,5 +109,18 @@ int gaia_soft_wait(int faults, int stop, struct gaia_fault *fault_out, unsigned 
 bool gaia_soft_is_faults(int fd);
 /* New frames of the soft device for a file with this many pages. -ENOMEM, -EMFILE. */
 int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out);
+
+/* A GPU of the driver cuda, by its UUID. memory: what place() will be given bytes from. why_out: a sentence
+ * that says why there is none. ordinal_out: its number in this process. 0, -ENODEV, -ENOMEM, -EIO. No lock is
+ * held: may take seconds. */
+#define GAIA_CUDA_WHY 160u
+struct home_gpu;
+int gaia_cuda_open(const uint8_t uuid[16], void *memory, size_t length, struct home_gpu **gpu_out,
+                   unsigned *ordinal_out, char why_out[GAIA_CUDA_WHY]);
+void gaia_cuda_close(struct home_gpu *gpu);
+uint64_t gaia_cuda_bytes(const struct home_gpu *gpu); /* of its memory */
+/* New frames of a GPU. read_only: nobody will store to them, so nothing is looked for. -ENOMEM. */
+int gaia_cuda_frames_open(struct home_gpu *gpu, uint64_t pages, bool read_only,
+                          struct gaia_frames **frames_out);
 
 #endif

@@ -17,18 +17,13 @@
 #include "base/kernel.h"
 #include "base/shared_page.h"
 #include "consistency/page.h"
+#include "gpu/driver.h"
 #include "gpu/mapping.h"
 #include "gpu/session.h"
-#include "gpu/soft.h"
 
 #define PUBLIC __attribute__((visibility("default")))
 #define PAGE 4096u
 #define FUSE_MAGIC 0x65735546
-
-struct gaia_device {
-    char name[32];
-    pid_t owner; /* the process that opened it */
-};
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static bool writeback_lags; /* a kernel before 6.16: see wait_for_write_backs() */
@@ -65,6 +60,40 @@ static int fail(int error)
     return -1;
 }
 
+/* "soft:N" or "cuda:N". */
+static int open_named(struct gaia_device *device, const char *name)
+{
+    bool soft = !strncmp(name, "soft:", 5), cuda = !strncmp(name, "cuda:", 5);
+    size_t digits = soft || cuda ? strspn(name + 5, "0123456789") : 0;
+    char why[CUDA_WHY_SIZE];
+
+    if (!digits || name[5 + digits] || digits > 4)
+        return -EINVAL;
+    unsigned long number = strtoul(name + 5, NULL, 10);
+    snprintf(device->name, sizeof device->name, "%s", name);
+    device->driver = cuda ? &gaia_cuda_driver : &gaia_soft_driver;
+    if (cuda)
+        return cuda_device_open((int)number, &device->cuda, why);
+    return number < GAIA_SOFT_MAX ? 0 : -ENODEV;
+}
+
+/* The first GPU that works, or soft:0. */
+static int open_any(struct gaia_device *device)
+{
+    const struct cuda_api *api;
+    char why[CUDA_WHY_SIZE], name[16];
+    int count = 0;
+
+    if (!cuda_load(&api, why) && api->cuDeviceGetCount(&count) != CUDA_SUCCESS)
+        count = 0;
+    for (int i = 0; i < count; i++) {
+        snprintf(name, sizeof name, "cuda:%d", i);
+        if (!open_named(device, name))
+            return 0;
+    }
+    return open_named(device, "soft:0");
+}
+
 PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
 {
     if (!device_out)
@@ -72,19 +101,15 @@ PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
     pthread_once(&once, start);
     if (!name)
         name = getenv("GAIA_DEVICE");
-    if (!name || !*name)
-        name = "soft:0";
-    bool soft = !strncmp(name, "soft:", 5), cuda = !strncmp(name, "cuda:", 5);
-    size_t digits = soft || cuda ? strspn(name + 5, "0123456789") : 0;
-    if (!digits || name[5 + digits] || digits > 4)
-        return fail(-EINVAL);
-    if (cuda || strtoul(name + 5, NULL, 10) >= GAIA_DEVICES_MAX)
-        return fail(-ENODEV);
     struct gaia_device *device = calloc(1, sizeof *device);
     if (!device)
         return fail(-ENOMEM);
-    memcpy(device->name, name, 5 + digits);
     device->owner = getpid();
+    int error = name && *name ? open_named(device, name) : open_any(device);
+    if (error) {
+        free(device);
+        return fail(error);
+    }
     *device_out = device;
     return 0;
 }
@@ -93,8 +118,13 @@ PUBLIC void gaia_device_close(struct gaia_device *device)
 {
     if (!device)
         return;
-    if (device->owner == getpid())
+    if (device->owner == getpid()) {
+        if (atomic_load(&device->in_stream))
+            device->driver->settle(device);
         gaia_mapping_remove_device(device);
+        if (device->driver == &gaia_cuda_driver)
+            cuda_device_close(&device->cuda);
+    }
     free(device);
 }
 
@@ -131,6 +161,8 @@ static int check_arguments(const struct gaia_device *device, size_t length, int 
 {
     if (!device || device->owner != getpid())
         return -EINVAL;
+    if (device->driver->places && flags & GAIA_DEMAND)
+        return -EOPNOTSUPP;
     if (!length || offset < 0 || offset % PAGE || (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE)) ||
         flags & ~(GAIA_RESIDENT | GAIA_DEMAND) || flags == (GAIA_RESIDENT | GAIA_DEMAND))
         return -EINVAL;
@@ -147,6 +179,10 @@ static int check_arguments(const struct gaia_device *device, size_t length, int 
     return 0;
 }
 
+static int acquire_piece(struct gaia_piece *piece);
+static int each_piece(void *addr, size_t length, struct gaia_device *device, bool any_device,
+                      int (*fn)(struct gaia_piece *piece));
+
 /* Ask the daemon for a map, and put it at an address. mapping has its fixed parts; frames is closed here. */
 static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request)
 {
@@ -156,23 +192,24 @@ static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request
     if (error)
         return error;
     mapping->map = request->map;
-    mapping->state = shared_page_look(fds[1]);
+    int state = fds[1] >= 0 ? fds[1] : fds[0], frames = fds[1] >= 0 ? fds[0] : -1;
+    mapping->state = shared_page_look(state);
     error = mapping->state ? 0 : -errno;
     if (!error) {
-        error = gaia_soft_reserve(mapping->session->faults, fds[0], mapping->length, mapping->offset,
-                                  mapping->writable, &mapping->address);
+        error = mapping->device->driver->map(mapping, request, frames);
         if (error)
             munmap(mapping->state, PAGE);
     }
-    close(fds[0]);
-    close(fds[1]);
+    close(state);
+    if (frames >= 0)
+        close(frames);
     struct gaia_message message = {.op = error ? GAIA_OP_UNMAP : GAIA_OP_ATTACH,
                                    .map = mapping->map,
                                    .address = (uintptr_t)mapping->address};
     int answer = gaia_session_call(mapping->session, &message, NULL);
     if (!error && answer) {
         munmap(mapping->state, PAGE);
-        gaia_soft_free(mapping->address, mapping->length);
+        mapping->device->driver->unmap(mapping);
         error = answer;
     }
     return error;
@@ -206,7 +243,13 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
     error = gaia_session_get(token.socket, &mapping->session);
     if (error)
         goto out_close;
+    if (device->driver == &gaia_soft_driver && mapping->session->faults < 0) {
+        error = mapping->session->faults;
+        gaia_session_put(mapping->session);
+        goto out_close;
+    }
     request.bytes = mapping->length;
+    memcpy(request.value, &device->cuda.uuid, sizeof device->cuda.uuid);
     memcpy(request.token, token.token, sizeof request.token);
     memcpy(request.device, device->name, sizeof request.device);
     error = map_frames(mapping, &request);
@@ -216,9 +259,16 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
     }
     void *address = mapping->address; /* of the caller's, as soon as it is in the table */
     error = gaia_mapping_insert(mapping);
+    if (error) {
+        gaia_mapping_put(mapping);
+        goto out;
+    }
+    if (!device->driver->places)
+        return address;
+    error = each_piece(address, length, device, false, acquire_piece);
     if (!error)
         return address;
-    gaia_mapping_put(mapping);
+    gaia_mapping_remove(address, (length + PAGE - 1) / PAGE * PAGE);
     goto out;
 
 out_close:
@@ -289,11 +339,21 @@ static bool unchanged(struct gaia_mapping *mapping)
     return age < atomic_load(&state->timeout_ns);
 }
 
+static __thread bool in_stream; /* this thread runs a call that was put into a stream: it has its order */
+
+/* What the device was given to do before this call has been done. */
+static int settle(const struct gaia_device *device)
+{
+    return device->driver->settle && !in_stream ? device->driver->settle(device) : 0;
+}
+
 static int acquire_piece(struct gaia_piece *piece)
 {
     struct gaia_mapping *mapping = piece->mapping;
 
-    int error = mapping->session->dead ? -ENOTCONN : flush_cpu(piece);
+    int error = mapping->session->dead ? -ENOTCONN : settle(mapping->device);
+    if (!error)
+        error = flush_cpu(piece);
     if (error)
         return error;
     if (unchanged(mapping))
@@ -303,8 +363,8 @@ static int acquire_piece(struct gaia_piece *piece)
     error = gaia_session_call(mapping->session, &message, NULL);
     if (error)
         return error;
-    if (message.value[1])
-        gaia_soft_refresh(mapping->address, mapping->length);
+    if (message.value[1] && mapping->device->driver->refresh)
+        mapping->device->driver->refresh(mapping);
     if (piece->length == mapping->length)
         atomic_store(&mapping->changes_seen, message.value[0]);
     return 0;
@@ -321,6 +381,9 @@ static int release_piece(struct gaia_piece *piece)
     if (!mapping->writable ||
         !atomic_load(&mapping->state->stored)) /* no store has been made that is not released */
         return 0;
+    int error = settle(mapping->device);
+    if (error)
+        return error;
     return gaia_session_call(mapping->session, &message, NULL);
 }
 
@@ -361,6 +424,79 @@ PUBLIC int gaia_mrelease(void *addr, size_t length, struct gaia_device *device)
     if (error >= 0)
         error = error == 1 ? each_piece(addr, length, device, false, release_piece) : -EACCES;
     return fail(error);
+}
+
+/* --- in a stream --- */
+
+struct stream_call {
+    struct gaia_device *device;
+    void *addr;
+    size_t length;
+    int (*fn)(struct gaia_piece *piece);
+};
+
+/* On a thread of the driver's, which must not call it: what is done here are messages to the daemon. */
+static void run_in_stream(void *context)
+{
+    struct stream_call *call = context;
+    int none = 0;
+
+    in_stream = true;
+    int error = each_piece(call->addr, call->length, call->device, false, call->fn);
+    in_stream = false;
+    if (error)
+        atomic_compare_exchange_strong(&call->device->stream_error, &none, error);
+    atomic_fetch_sub(&call->device->in_stream, 1);
+    free(call);
+}
+
+static int nothing(struct gaia_piece *piece)
+{
+    (void)piece;
+    return 0;
+}
+
+static int put_into_stream(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream,
+                           int (*fn)(struct gaia_piece *piece))
+{
+    int error = each_piece(addr, length, device, false, nothing);
+
+    if (error)
+        return error;
+    if (!device->driver->enqueue)
+        return stream ? -EINVAL : each_piece(addr, length, device, false, fn);
+    struct stream_call *call = malloc(sizeof *call);
+    if (!call)
+        return -ENOMEM;
+    *call = (struct stream_call){.device = device, .addr = addr, .length = length, .fn = fn};
+    atomic_fetch_add(&device->in_stream, 1);
+    error = device->driver->enqueue(device, stream, run_in_stream, call);
+    if (error) {
+        atomic_fetch_sub(&device->in_stream, 1);
+        free(call);
+    }
+    return error;
+}
+
+PUBLIC int gaia_macquire_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream)
+{
+    return fail(put_into_stream(addr, length, device, stream, acquire_piece));
+}
+
+PUBLIC int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream)
+{
+    int error = each_piece(addr, length, device, false, check_writable);
+
+    if (error >= 0)
+        error = error == 1 ? put_into_stream(addr, length, device, stream, release_piece) : -EACCES;
+    return fail(error);
+}
+
+PUBLIC int gaia_stream_error(struct gaia_device *device)
+{
+    if (!device || device->owner != getpid())
+        return fail(-EINVAL);
+    return fail(atomic_exchange(&device->stream_error, 0));
 }
 
 static int sync_piece(struct gaia_piece *piece)
@@ -419,6 +555,7 @@ static int stat_session(struct gaia_session *session, void *context)
     struct gaia_message message = {.op = GAIA_OP_STAT};
 
     memcpy(message.device, walk->device->name, sizeof message.device);
+    memcpy(message.value, &walk->device->cuda.uuid, sizeof walk->device->cuda.uuid);
     int error = gaia_session_call(session, &message, NULL);
     for (size_t i = 0; i < sizeof walk->sum / sizeof walk->sum[0] && !error; i++)
         walk->sum[i] += message.value[i];

@@ -72,14 +72,30 @@ struct gaia_stat {
 };
 
 /**
- * Open a device.
+ * Open a device: "soft:N" is memory of this machine with threads of the program as its processors, "cuda:N"
+ * the N-th GPU of this process (as CUDA_VISIBLE_DEVICES has it).
+ *
+ * On a GPU, gaia_mmap() gives a device pointer of its primary context, which kernels, runtime-API programs
+ * and libraries use as it is; the CPU can't. Nothing stops a kernel there, so some things differ:
+ *
+ *  - The whole range is placed by gaia_mmap(), and stays until it is unmapped: GAIA_RESIDENT is the default,
+ * and ENOMEM is said when the GPU has no room.
+ *  - gaia_macquire() and gaia_mrelease() first wait for all that the process has given the GPU to do;
+ * gaia_macquire_on() and gaia_mrelease_on() don't. What is out of date changes in place, byte by byte: a
+ * kernel that runs meanwhile may see both, and loses no store to other bytes.
+ *  - Writable and read-only mappings of a file are two copies: what is stored through one is seen through the
+ * other after release and acquire. (Memory of a GPU can't be given to another process read only.)
+ *  - A touch past the end of the file, or after the daemon has gone, does not fail: past the end there are
+ * zeros, and stores to them are lost.
  *
  * Each mount has soft devices of its own: 8, or as many as its option soft_devices says, up to 64. Whether a
  * mount has this one is seen when a file of it is mapped.
  *
- * @param name        "soft:0" ... "soft:63"; NULL: $GAIA_DEVICE, else "soft:0"
+ * @param name        "soft:0" ... "soft:63", "cuda:0" ...; NULL: $GAIA_DEVICE, else the first GPU that works,
+ * else "soft:0"
  * @param device_out  set on success; close with gaia_device_close()
- * @return 0, or -1 with errno: EINVAL (malformed name), ENODEV (no such device), ENOMEM
+ * @return 0, or -1 with errno: EINVAL (malformed name), ENODEV (no such device: `gaiactl devices` says why),
+ * ENOMEM, EIO (the GPU does not start)
  */
 int gaia_device_open(const char *name, struct gaia_device **device_out);
 
@@ -104,8 +120,9 @@ void gaia_device_close(struct gaia_device *device);
  * @param offset  in bytes, a multiple of 4096, not negative
  * @return the device pointer, or MAP_FAILED with errno: EACCES (fd not open for prot), EBADF, EINVAL (length,
  * prot, flags or offset), ENODEV (not a regular file of a gaiafs mount, or the mount has no such device),
- * EOVERFLOW (offset + length), EPERM (the kernel refuses userfaultfd to this process), ENOMEM (no room for
- * the mapping, or GAIA_RESIDENT and the range is larger than the device), EMFILE, EIO
+ * EOVERFLOW (offset + length), EPERM (the kernel refuses userfaultfd to this process, and the device needs
+ * it), EOPNOTSUPP (GAIA_DEMAND on a GPU), ENOMEM (no room for the mapping, or GAIA_RESIDENT and the range is
+ * larger than the device), EMFILE, EIO
  */
 void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset);
 
@@ -144,6 +161,31 @@ int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
  * writing), EIO, ENOSPC, EDQUOT (passthrough only)
  */
 int gaia_mrelease(void *addr, size_t length, struct gaia_device *device);
+
+/** A stream of the CUDA Driver API (CUstream) or of its runtime (cudaStream_t). */
+struct CUstream_st;
+
+/**
+ * The same two in the order of a stream: the acquire happens when the stream gets there, after the kernels
+ * that were put into it before, and those that come after it wait for it. The caller does not wait.
+ *
+ * Only arguments are checked by the call itself. What goes wrong later is said by gaia_stream_error(); the
+ * range must stay mapped until the stream has got there. What other streams do is not waited for.
+ *
+ * @param stream  of the device's primary context; NULL: the default stream. On a soft device, which has no
+ * streams, only NULL is allowed, and the call is gaia_macquire() or gaia_mrelease().
+ * @return 0, or -1 with errno: as gaia_macquire() and gaia_mrelease(), for arguments; EINVAL (stream),
+ * ENOMEM, EIO (the driver refuses)
+ */
+int gaia_macquire_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream);
+int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream);
+
+/**
+ * The first error of a call that was put into a stream of the device, since this was asked last.
+ *
+ * @return 0: none; or -1 with errno: that of the call, or EINVAL (device)
+ */
+int gaia_stream_error(struct gaia_device *device);
 
 /**
  * Bring released bytes of the range to storage.

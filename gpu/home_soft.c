@@ -51,10 +51,11 @@ static struct soft_frames *soft(struct gaia_frames *frames)
     return (struct soft_frames *)frames;
 }
 
-static int soft_share(struct gaia_frames *frames, bool writable, int *fd_out)
+static int soft_share(struct gaia_frames *frames, bool writable, uint64_t chunk, int *fd_out)
 {
     char path[40];
 
+    (void)chunk; /* one memfd has all */
     snprintf(path, sizeof path, "/proc/self/fd/%d", soft(frames)->fd);
     int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
     if (fd < 0)

@@ -307,6 +307,37 @@ GAIA_DEVICE void zero_pages(struct gaia_grid grid, void *base, const uint32_t *p
     }
 }
 
+/* Only bytes that differ between old and fresh are stored: what somebody else stores to the others meanwhile
+ * stays. */
+GAIA_DEVICE void patch_quad(struct gaia_quad *at, struct gaia_quad old, struct gaia_quad fresh)
+{
+    uint64_t changed[2] = {old.first ^ fresh.first, old.second ^ fresh.second};
+    uint64_t words[2] = {fresh.first, fresh.second};
+    volatile uint8_t *bytes = (volatile uint8_t *)at;
+
+    if (!(changed[0] | changed[1]))
+        return;
+    for (uint32_t i = 0; i < sizeof *at; i++)
+        if (changed[i / 8] >> i % 8 * 8 & 0xff)
+            bytes[i] = (uint8_t)(words[i / 8] >> i % 8 * 8);
+}
+
+GAIA_DEVICE void patch(struct gaia_grid grid, void *base, const uint32_t *pages, uint64_t count,
+                       const void *old, const void *fresh)
+{
+    GAIA_EACH_WARP(grid, warp)
+    for (uint64_t i = (uint64_t)grid.block * grid.warps + warp; i < count;
+         i += (uint64_t)grid.blocks * grid.warps) {
+        struct gaia_quad *page = (struct gaia_quad *)base + pages[i] * PAGE_QUADS;
+        const struct gaia_quad *before = (const struct gaia_quad *)old + i * PAGE_QUADS;
+        const struct gaia_quad *after = (const struct gaia_quad *)fresh + i * PAGE_QUADS;
+
+        GAIA_EACH_LANE(s)
+        for (uint32_t quad = gaia_lane_of(s); quad < PAGE_QUADS; quad += GAIA_LANES)
+            patch_quad(page + quad, gaia_quad_load(before + quad), gaia_quad_load(after + quad));
+    }
+}
+
 /* --- the entries --- */
 
 #if GAIA_ON_DEVICE
@@ -335,6 +366,11 @@ GAIA_KERNEL gaia_scatter(void *base, const uint32_t *pages, uint64_t count, cons
 GAIA_KERNEL gaia_zero_pages(void *base, const uint32_t *pages, uint64_t count)
 {
     zero_pages(gaia_grid_here(), base, pages, count);
+}
+
+GAIA_KERNEL gaia_patch(void *base, const uint32_t *pages, uint64_t count, const void *old, const void *fresh)
+{
+    patch(gaia_grid_here(), base, pages, count, old, fresh);
 }
 
 #else
@@ -367,12 +403,17 @@ static void run_zero_pages(struct gaia_grid grid, void *const *arguments)
     zero_pages(grid, POINTER(0), POINTER(1), NUMBER(2));
 }
 
+static void run_patch(struct gaia_grid grid, void *const *arguments)
+{
+    patch(grid, POINTER(0), POINTER(1), NUMBER(2), POINTER(3), POINTER(4));
+}
+
 const struct gaia_kernel *gaia_kernel_find(const char *name)
 {
     static const struct gaia_kernel kernels[] = {
         {"gaia_hash_pages", 3, run_hash_pages}, {"gaia_find_modified", 6, run_find_modified},
         {"gaia_gather", 4, run_gather},         {"gaia_scatter", 4, run_scatter},
-        {"gaia_zero_pages", 3, run_zero_pages},
+        {"gaia_zero_pages", 3, run_zero_pages}, {"gaia_patch", 5, run_patch},
     };
 
     for (size_t i = 0; i < sizeof(kernels) / sizeof(kernels[0]); i++)

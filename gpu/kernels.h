@@ -15,6 +15,9 @@
  * uint64_t count, void *staging) The i-th page of staging becomes page pages[i] of base. gaia_scatter(void
  * *base, const uint32_t *pages, uint64_t count, const void *staging) The reverse. No page is listed twice.
  *   gaia_zero_pages(void *base, const uint32_t *pages, uint64_t count)
+ *   gaia_patch(void *base, const uint32_t *pages, uint64_t count, const void *old, const void *fresh)
+ *       Stores into page pages[i] of base those bytes of the i-th page of fresh that differ from old's, and
+ * no other: a kernel that stores to the others meanwhile loses nothing.
  *
  * Numbers of pages are 32 bits: base can be 16 TiB. */
 #ifndef GAIAFS_GPU_KERNELS_H

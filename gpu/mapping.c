@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "base/lock.h"
+#include "gpu/driver.h"
 #include "gpu/session.h"
-#include "gpu/soft.h"
 
 struct extent {
     uint8_t *address;
@@ -81,8 +81,7 @@ static void mapping_free(struct gaia_mapping *mapping)
     struct gaia_message message = {.op = GAIA_OP_UNMAP, .map = mapping->map};
 
     gaia_session_call(mapping->session, &message, NULL);
-    gaia_soft_kill(mapping->session->faults, mapping->address, mapping->length);
-    gaia_soft_free(mapping->address, mapping->length);
+    mapping->device->driver->unmap(mapping);
     munmap(mapping->state, 4096);
     close(mapping->fd);
     gaia_session_put(mapping->session);
@@ -155,7 +154,7 @@ static void cut(size_t i, uint8_t *address, uint8_t *end)
     uint8_t *from = address > extent->address ? address : extent->address;
     uint8_t *to = end < extent_end ? end : extent_end;
 
-    gaia_soft_block(extent->mapping->session->faults, from, (size_t)(to - from));
+    extent->mapping->device->driver->block(extent->mapping, from, (size_t)(to - from));
     if (from > extent->address && to < extent_end) {
         extent->length = (size_t)(from - extent->address);
         extent->mapping->references++;
@@ -190,7 +189,7 @@ int gaia_mapping_remove(void *address, size_t length)
             continue;
         }
         if (extent->mapping->references > 1 || extent->length != extent->mapping->length)
-            gaia_soft_block(extent->mapping->session->faults, extent->address, extent->length);
+            extent->mapping->device->driver->block(extent->mapping, extent->address, extent->length);
         gone[gone_count++] = extent->mapping;
         table_delete(i);
     }
@@ -251,7 +250,7 @@ void gaia_mapping_session_died(struct gaia_session *session)
     pthread_mutex_lock(&table_lock);
     for (size_t i = 0; i < table_count; i++)
         if (table[i].mapping->session == session)
-            gaia_soft_kill(session->faults, table[i].address, table[i].length);
+            table[i].mapping->device->driver->kill(table[i].mapping, table[i].address, table[i].length);
     pthread_mutex_unlock(&table_lock);
 }
 

@@ -20,6 +20,7 @@ struct gaia_mapping {
     struct gaia_shared_state *state; /* read only */
     uint32_t map;                    /* its name at the daemon */
     int fd;                          /* our own descriptor of the file, for sync_file_range() */
+    uint64_t reserved, reserved_bytes, chunk_bytes; /* of cuda: all chunks that the mapping has a part of */
     bool writable;
     void *address;
     size_t length; /* whole pages */

@@ -39,10 +39,11 @@ static void *watch(void *argument)
 
 static int hello(struct gaia_session *session, bool traps)
 {
-    struct gaia_message message = {.op = GAIA_OP_HELLO, .flags = traps ? GAIA_HELLO_TRAPS : 0};
+    struct gaia_message message = {.op = GAIA_OP_HELLO,
+                                   .flags = GAIA_HELLO_MAPS | (traps ? GAIA_HELLO_TRAPS : 0)};
     int fds[GAIA_MESSAGE_FDS];
 
-    int error = gaia_message_send(session->socket, &message, &session->faults, 1);
+    int error = gaia_message_send(session->socket, &message, &session->faults, session->faults >= 0);
     if (!error)
         error = gaia_message_receive(session->socket, &message, fds);
     if (error)
@@ -72,7 +73,7 @@ static int start_watcher(struct gaia_session *session)
 static int session_open(const char *name, struct gaia_session **session_out)
 {
     struct gaia_session *session = calloc(1, sizeof *session);
-    bool traps;
+    bool traps = false;
 
     if (!session)
         return -ENOMEM;
@@ -83,7 +84,9 @@ static int session_open(const char *name, struct gaia_session **session_out)
     if (error < 0)
         goto out_free;
     error = gaia_soft_open_faults(&session->faults, &traps);
-    if (error)
+    if (error == -EPERM || error == -ENOSYS) /* what takes no faults can be mapped all the same */
+        session->faults = error;
+    else if (error)
         goto out_socket;
     error = hello(session, traps);
     if (error)
@@ -98,7 +101,8 @@ static int session_open(const char *name, struct gaia_session **session_out)
         close(session->stop);
     munmap(session->alive, SHARED_PAGE_SIZE);
 out_faults:
-    close(session->faults);
+    if (session->faults >= 0)
+        close(session->faults);
 out_socket:
     close(session->socket);
 out_free:
@@ -147,7 +151,8 @@ void gaia_session_put(struct gaia_session *session)
     pthread_join(session->watcher, NULL);
     close(session->stop);
     close(session->socket);
-    close(session->faults);
+    if (session->faults >= 0)
+        close(session->faults);
     munmap(session->alive, SHARED_PAGE_SIZE);
     pthread_mutex_destroy(&session->lock);
     free(session);
@@ -203,7 +208,8 @@ void gaia_session_after_fork(bool child)
         LIST_REMOVE(session, link);
         close(session->stop);
         close(session->socket);
-        close(session->faults);
+        if (session->faults >= 0)
+            close(session->faults);
         munmap(session->alive, SHARED_PAGE_SIZE);
     }
 }

@@ -16,7 +16,8 @@ struct gaia_session {
     LIST_ENTRY(gaia_session) link; /* under the list's lock in session.c */
     unsigned references;           /* likewise: mappings, and calls under way */
     char name[64];
-    int socket, faults, stop;
+    int socket, stop;
+    int faults;           /* userfaultfd, or the negative errno with which there is none */
     _Atomic bool dead;    /* the daemon is gone: every call gives ENOTCONN */
     struct alive *alive;  /* the daemon's, read only */
     pthread_mutex_t lock; /* one request at a time */

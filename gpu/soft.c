@@ -11,6 +11,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "gpu/driver.h"
+#include "gpu/mapping.h"
+#include "gpu/session.h"
 #include "gpu/uffd.h"
 
 #ifndef UFFD_USER_MODE_ONLY
@@ -90,7 +93,8 @@ int gaia_soft_open_faults(int *faults_out, bool *traps_out)
 
 /* Read-only clients map privately: userfaultfd takes no shared mapping of a descriptor that is open for
  * reading only, and a private one shows the same pages until it is stored to, which PROT_READ forbids. */
-int gaia_soft_reserve(int faults, int frames, size_t length, off_t offset, bool writable, void **address_out)
+static int reserve_range(int faults, int frames, size_t length, off_t offset, bool writable,
+                         void **address_out)
 {
     void *address = mmap(NULL, length, writable ? PROT_READ | PROT_WRITE : PROT_READ,
                          (writable ? MAP_SHARED : MAP_PRIVATE) | MAP_NORESERVE, frames, offset);
@@ -109,12 +113,8 @@ int gaia_soft_reserve(int faults, int frames, size_t length, off_t offset, bool 
     return 0;
 }
 
-void gaia_soft_free(void *address, size_t length)
-{
-    munmap(address, length);
-}
-
-void gaia_soft_block(int faults, void *address, size_t length)
+/* Unmap, but keep the addresses from being used for something else; touches that wait get SIGSEGV. */
+static void block_range(int faults, void *address, size_t length)
 {
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
@@ -124,20 +124,54 @@ void gaia_soft_block(int faults, void *address, size_t length)
     ioctl(faults, UFFDIO_WAKE, &range);
 }
 
-void gaia_soft_kill(int faults, void *address, size_t length)
+/* Whatever touches the range gets SIGBUS, now and later, also touches that wait for the daemon. */
+static void kill_range(int faults, void *address, size_t length)
 {
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
     int empty = memfd_create("gaia:gone", MFD_CLOEXEC); /* of no length: every touch is past its end */
 
     if (empty < 0 ||
         mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty, 0) == MAP_FAILED)
-        gaia_soft_block(faults, address, length); /* SIGSEGV, then: never wrong bytes */
+        block_range(faults, address, length); /* SIGSEGV, then: never wrong bytes */
     if (empty >= 0)
         close(empty);
     ioctl(faults, UFFDIO_WAKE, &range);
 }
 
-void gaia_soft_refresh(void *address, size_t length)
+/* --- as a driver --- */
+
+static int soft_map(struct gaia_mapping *mapping, const struct gaia_message *reply, int frames)
 {
-    madvise(address, length, MADV_DONTNEED);
+    (void)reply;
+    return reserve_range(mapping->session->faults, frames, mapping->length, mapping->offset,
+                         mapping->writable, &mapping->address);
 }
+
+static void soft_unmap(struct gaia_mapping *mapping)
+{
+    kill_range(mapping->session->faults, mapping->address, mapping->length);
+    munmap(mapping->address, mapping->length);
+}
+
+static void soft_block(struct gaia_mapping *mapping, void *address, size_t length)
+{
+    block_range(mapping->session->faults, address, length);
+}
+
+static void soft_kill(struct gaia_mapping *mapping, void *address, size_t length)
+{
+    kill_range(mapping->session->faults, address, length);
+}
+
+static void soft_refresh(struct gaia_mapping *mapping)
+{
+    madvise(mapping->address, mapping->length, MADV_DONTNEED);
+}
+
+const struct gaia_driver gaia_soft_driver = {
+    .map = soft_map,
+    .unmap = soft_unmap,
+    .block = soft_block,
+    .kill = soft_kill,
+    .refresh = soft_refresh,
+};

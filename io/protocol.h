@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 
-#define GAIA_PROTOCOL_VERSION 1
+#define GAIA_PROTOCOL_VERSION 2
 
 /* The ioctl on an open file (or, for the socket's name only, a directory) of the mount. */
 struct gaia_ioctl_token {
@@ -22,9 +22,11 @@ struct gaia_ioctl_token {
 #define GAIA_IOCTL_TOKEN _IOR('G', 1, struct gaia_ioctl_token)
 
 enum gaia_op {
-    GAIA_OP_HELLO = 1, /* flags: GAIA_HELLO_*; with a descriptor for faults: this client will map -> a
-                          descriptor: the page of base/alive.h */
-    GAIA_OP_MAP,     /* token, device, offset, bytes, prot, flags -> map; descriptors: frames, shared state */
+    GAIA_OP_HELLO = 1, /* flags: GAIA_HELLO_*; with a descriptor for faults, if there is one: this client will
+                          map -> a descriptor: the page of base/alive.h */
+    GAIA_OP_MAP, /* token, device, offset, bytes, prot, flags; value[0], value[1]: the UUID of a GPU -> map;
+                    descriptors: frames, shared state; value[0]: bytes of a chunk (then there is no
+                    descriptor of frames), or 0 */
     GAIA_OP_ATTACH,  /* map, address: the frames are mapped there and registered for faults */
     GAIA_OP_UNMAP,   /* map */
     GAIA_OP_ACQUIRE, /* map, offset, bytes -> value[0]: changes; value[1]: 1 when poisoned pages must be
@@ -32,13 +34,17 @@ enum gaia_op {
     GAIA_OP_RELEASE, /* map, offset, bytes */
     GAIA_OP_SYNC,    /* map, offset, bytes */
     GAIA_OP_ADVISE,  /* map, offset, bytes, flags: GAIA_ADV_* */
-    GAIA_OP_STAT,    /* device -> value[]: the fields of struct gaia_stat in order */
-    GAIA_OP_DUMP,    /* -> a descriptor: the statistics as JSON */
-    GAIA_OP_LAST = GAIA_OP_DUMP,
+    GAIA_OP_STAT, /* device, value[0], value[1] as for MAP -> value[]: the fields of struct gaia_stat in order
+                   */
+    GAIA_OP_DUMP, /* -> a descriptor: the statistics as JSON */
+    GAIA_OP_CHUNK, /* map, value[0]: the number of a chunk, of the file -> a descriptor of its memory */
+    GAIA_OP_LAST = GAIA_OP_CHUNK,
 };
 
 /* The client's kernel can map pages write protected (UFFDIO_CONTINUE_MODE_WP). */
 #define GAIA_HELLO_TRAPS 1u
+/* It will map, with or without a descriptor for faults. */
+#define GAIA_HELLO_MAPS 2u
 
 struct gaia_message {
     uint32_t length;  /* of the whole message: sizeof(struct gaia_message) */

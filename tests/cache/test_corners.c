@@ -363,7 +363,7 @@ static void test_frames_cut_by_the_client(void **state)
     void *const places[2] = {run, run + 4096};
     int fd;
     memset(map.bytes + 4 * 4096, 'o', 200);
-    assert_int_equal(replica->frames->ops->share(replica->frames, true, &fd), 0);
+    assert_int_equal(replica->frames->ops->share(replica->frames, true, 0, &fd), 0);
     assert_int_equal(ftruncate(fd, 4 * 4096 + 100), 0);
     close(fd);
     memset(run, 'X', sizeof run);

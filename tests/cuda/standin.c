@@ -3,26 +3,34 @@
  * not there. $STANDIN_CUDA says what is wrong with it, in words of the form NAME=VALUE, separated by commas:
  *
  * gpus=N        how many (1)
- * version=N     of the interface (12040)
+ * first=N       which of the machine's GPUs is number 0 to this process, as CUDA_VISIBLE_DEVICES would have
+ * it (0) memory=N      bytes of a GPU that this process can allocate version=N     of the interface (12040)
  * missing=NAME  an entry point that it has not got
+ * cannot=N      an attribute that is 0
  * init=N, count=N, name=N   the error of cuInit, cuDeviceGetCount, cuDeviceGetName
+ * control=PATH  a file that is read at each call: "NAME COUNT ERROR": when a call of NAME comes, COUNT goes
+ * down by one, and when it is 0 the call has this error, with COUNT 0 also each later one. NAME *: any call
+ *
+ * What is allocated is memory of this machine, and a kernel runs on a CPU, in a thread of its stream. It is
+ * strict: what the interface leaves undefined is an error here.
  *
  * Built with -DSTANDIN_OLD it is a driver from before CUDA 12, which has no cuGetProcAddress_v2. */
+#include "tests/cuda/standin.h"
+
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "gpu/cuda_api.h"
+#include <unistd.h>
 
 #define GPU_BYTES ((size_t)80 << 30)
 
 CUresult cuDriverGetVersion(int *version_out);
 
 /* The value of a word, in a static buffer, or NULL. */
-static const char *word(const char *name)
+const char *standin_word(const char *name)
 {
-    static char value[64];
+    static __thread char value[256];
     const char *at = getenv("STANDIN_CUDA");
     size_t length = strlen(name);
 
@@ -37,11 +45,42 @@ static const char *word(const char *name)
     return NULL;
 }
 
+long long standin_number(const char *name, long long otherwise)
+{
+    const char *value = standin_word(name);
+
+    return value ? atoll(value) : otherwise;
+}
+
 static int number(const char *name, int otherwise)
 {
-    const char *value = word(name);
+    return (int)standin_number(name, otherwise);
+}
 
-    return value ? atoi(value) : otherwise;
+/* Counts calls down in the control file. Tests write it when nothing runs; of two calls at once one may not
+ * be counted. */
+CUresult standin_injected(const char *name)
+{
+    const char *path = standin_word("control");
+    char which[64];
+    long count;
+    int error;
+
+    FILE *file = path ? fopen(path, "r+") : NULL;
+    if (!file)
+        return CUDA_SUCCESS;
+    bool due = fscanf(file, "%63s %ld %d", which, &count, &error) == 3 &&
+               (!strcmp(which, name) || !strcmp(which, "*"));
+    if (due && count > 0) {
+        due = --count == 0;
+        rewind(file);
+        if (due) /* once */
+            fprintf(file, "done %ld %d     \n", count, error);
+        else
+            fprintf(file, "%s %ld %d     \n", which, count, error);
+    }
+    fclose(file);
+    return due ? error : CUDA_SUCCESS;
 }
 
 CUresult cuDriverGetVersion(int *version_out)
@@ -59,7 +98,19 @@ cuGetProcAddress_v2_type cuGetProcAddress_v2;
 
 static CUresult get_error_name(CUresult error, const char **name_out)
 {
-    *name_out = error == 999 ? "CUDA_ERROR_UNKNOWN" : error == 802 ? "CUDA_ERROR_SYSTEM_NOT_READY" : NULL;
+    static const struct {
+        CUresult error;
+        const char *name;
+    } names[] = {
+        {1, "CUDA_ERROR_INVALID_VALUE"},      {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+        {201, "CUDA_ERROR_INVALID_CONTEXT"},  {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+        {802, "CUDA_ERROR_SYSTEM_NOT_READY"}, {999, "CUDA_ERROR_UNKNOWN"},
+    };
+
+    *name_out = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (names[i].error == error)
+            *name_out = names[i].name;
     return *name_out ? CUDA_SUCCESS : 1;
 }
 
@@ -83,25 +134,38 @@ static CUresult get(CUdevice *device_out, int ordinal)
 {
     if (ordinal < 0 || ordinal >= number("gpus", 1))
         return 101;
-    *device_out = ordinal + 7; /* no ordinal: who takes it for one is found out */
+    *device_out = ordinal + STANDIN_FIRST_DEVICE;
     return CUDA_SUCCESS;
 }
 
 static CUresult get_name(char *name_out, int room, CUdevice device)
 {
-    snprintf(name_out, (size_t)room, "stand-in %d", device - 7);
+    snprintf(name_out, (size_t)room, "stand-in %d", device - STANDIN_FIRST_DEVICE);
     return number("name", CUDA_SUCCESS);
+}
+
+static CUresult get_uuid(CUuuid *uuid_out, CUdevice device)
+{
+    memset(uuid_out, 0, sizeof *uuid_out);
+    snprintf(uuid_out->bytes, sizeof uuid_out->bytes, "stand-in %d",
+             device - STANDIN_FIRST_DEVICE + number("first", 0));
+    return CUDA_SUCCESS;
 }
 
 static CUresult total_memory(size_t *bytes_out, CUdevice device)
 {
-    *bytes_out = GPU_BYTES * (size_t)(device - 6);
+    *bytes_out = GPU_BYTES * (size_t)(device - STANDIN_FIRST_DEVICE + 1);
+    if (standin_word("memory"))
+        *bytes_out = (size_t)standin_number("memory", 0);
     return CUDA_SUCCESS;
 }
 
 static CUresult get_attribute(int *value_out, int attribute, CUdevice device)
 {
     (void)device;
+    *value_out = 0;
+    if (attribute == number("cannot", -1))
+        return CUDA_SUCCESS;
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
         *value_out = 9;
@@ -113,6 +177,7 @@ static CUresult get_attribute(int *value_out, int attribute, CUdevice device)
         *value_out = 132;
         return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
         *value_out = 1;
         return CUDA_SUCCESS;
@@ -130,14 +195,7 @@ static CUresult get_bus(char *id_out, int room, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-#define ROW(name, function)                          \
-    {                                                \
-        name, (void (*)(void))(uintptr_t)(function), \
-    }
-static const struct {
-    const char *name;
-    void (*function)(void);
-} functions[] = {
+static const struct standin_row functions[] = {
     ROW("cuInit", init),
     ROW("cuDriverGetVersion", cuDriverGetVersion),
     ROW("cuGetErrorName", get_error_name),
@@ -148,23 +206,30 @@ static const struct {
     ROW("cuDeviceTotalMem", total_memory),
     ROW("cuDeviceGetAttribute", get_attribute),
     ROW("cuDeviceGetPCIBusId", get_bus),
+    ROW("cuDeviceGetUuid", get_uuid),
+    {NULL, NULL},
 };
 
 CUresult cuGetProcAddress_v2(const char *symbol, void **function_out, int version, uint64_t flags,
                              int *status_out)
 {
-    const char *missing = word("missing");
+    const char *missing = standin_word("missing");
 
     *function_out = NULL;
     *status_out = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     if (flags || version < 2000)
         return 1;
-    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
-        if (strcmp(symbol, functions[i].name) || (missing && !strcmp(symbol, missing)))
-            continue;
-        memcpy(function_out, &functions[i].function, sizeof *function_out);
-        *status_out = CU_GET_PROC_ADDRESS_SUCCESS;
-        return CUDA_SUCCESS;
+    if (missing && !strcmp(symbol, missing))
+        return CUDA_ERROR_NOT_FOUND;
+    const struct standin_row *const tables[] = {functions, standin_memory_rows, standin_run_rows};
+    for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++) {
+        for (const struct standin_row *row = tables[t]; row->name; row++) {
+            if (strcmp(symbol, row->name))
+                continue;
+            memcpy(function_out, &row->function, sizeof *function_out);
+            *status_out = CU_GET_PROC_ADDRESS_SUCCESS;
+            return CUDA_SUCCESS;
+        }
     }
     return CUDA_ERROR_NOT_FOUND;
 }

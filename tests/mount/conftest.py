@@ -29,6 +29,15 @@ LIMIT_S = 60
 SANITIZER = re.compile(r"ERROR: \w+Sanitizer|WARNING: \w+Sanitizer|runtime error:|gaiafs: lock order:")
 
 
+# --- devices --------------------------------------------------------------------------------------------------------
+
+def pytest_collection_modifyitems(items):
+    device = os.environ.get("GAIA_DEVICE", "")
+    for item in items:
+        if device.startswith("cuda:") and item.get_closest_marker("traps"):
+            item.add_marker(pytest.mark.skip(reason="a GPU's touches and stores are no faults"))
+
+
 # --- mounts ---------------------------------------------------------------------------------------------------------
 
 def mountinfo(path):
@@ -183,6 +192,7 @@ def watchdog():
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "traps: what only a device can do whose touches and first stores are faults")
     config.addinivalue_line("markers", f"limit(seconds): time limit of the test ({LIMIT_S} s without it)")
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """gaia.h for tests: the calls of libgaia through ctypes, and device memory as bytes.
 
-A soft device's kernels are whatever threads the program runs, so a test stores to a device by assigning to a slice.
+A soft device's kernels are whatever threads the program runs, so a test stores to a device by assigning to a slice. On
+a GPU ($GAIA_DEVICE=cuda:N) that is a copy by the driver, which is as good as a kernel.
 """
 import ctypes
 import os
@@ -36,6 +37,9 @@ def _load():
     lib.gaia_device_close.argtypes = [ctypes.c_void_p]
     lib.gaia_device_close.restype = None
     lib.gaia_stat.argtypes = [ctypes.c_void_p, ctypes.POINTER(Stat)]
+    for name in "gaia_macquire_on", "gaia_mrelease_on":
+        getattr(lib, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
+    lib.gaia_stream_error.argtypes = [ctypes.c_void_p]
     return lib
 
 
@@ -49,10 +53,61 @@ def check(result):
         raise OSError(code, os.strerror(code))
 
 
+def default_device():
+    """What the tests map on, unless they say another."""
+    return os.environ.get("GAIA_DEVICE") or "soft:0"
+
+
+class Host:
+    """Memory of this machine, by its address."""
+
+    @staticmethod
+    def load(address, length):
+        return ctypes.string_at(address, length)
+
+    @staticmethod
+    def store(address, data):
+        ctypes.memmove(address, data, len(data))
+
+
+class Gpu:
+    """Memory of a GPU, by copies of the driver's."""
+
+    def __init__(self, ordinal):
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        self.cuda.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
+        self.cuda.cuMemcpyHtoD_v2.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t]
+        self.context, device = ctypes.c_void_p(), ctypes.c_int()
+        self._check(self.cuda.cuInit(0))
+        self._check(self.cuda.cuDeviceGet(ctypes.byref(device), ordinal))
+        self._check(self.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), device))
+
+    @staticmethod
+    def _check(error):
+        assert error == 0, f"CUDA error {error}"
+
+    def _copy(self, function, to, source, length):
+        # Whatever thread this is: the context is made its own each time.
+        self._check(self.cuda.cuCtxSetCurrent(self.context))
+        if length:
+            self._check(function(to, source, length))
+
+    def load(self, address, length):
+        data = ctypes.create_string_buffer(length)
+        self._copy(self.cuda.cuMemcpyDtoH_v2, ctypes.addressof(data), address, length)
+        return data.raw
+
+    def store(self, address, data):
+        source = ctypes.create_string_buffer(data, len(data))
+        self._copy(self.cuda.cuMemcpyHtoD_v2, address, ctypes.addressof(source), len(data))
+
+
 class Device:
-    def __init__(self, name="soft:0"):
+    def __init__(self, name=None):
         self.handle = ctypes.c_void_p()
-        check(lib.gaia_device_open(name.encode() if name else None, ctypes.byref(self.handle)))
+        name = name or default_device()
+        check(lib.gaia_device_open(name.encode(), ctypes.byref(self.handle)))
+        self.memory = Gpu(int(name[5:])) if name.startswith("cuda:") else Host
 
     def close(self):
         lib.gaia_device_close(self.handle)
@@ -65,6 +120,9 @@ class Device:
             raise OSError(code, os.strerror(code))
         return Mapping(self, address, length)
 
+    def stream_error(self):
+        check(lib.gaia_stream_error(self.handle))
+
     def stat(self):
         stat = Stat()
         check(lib.gaia_stat(self.handle, ctypes.byref(stat)))
@@ -76,23 +134,25 @@ class Mapping:
         self.device, self.address, self.length = device, address, length
 
     def __getitem__(self, key):
+        load = self.device.memory.load
         if isinstance(key, slice):
             start, stop, step = key.indices(self.length)
-            data = ctypes.string_at(self.address + start, max(stop - start, 0))
+            data = load(self.address + start, max(stop - start, 0))
             return data[::step] if step != 1 else data
-        return ctypes.c_ubyte.from_address(self.address + key).value
+        return load(self.address + key, 1)[0]
 
     def __setitem__(self, key, value):
+        store = self.device.memory.store
         if isinstance(key, slice):
             start, stop, step = key.indices(self.length)
             if step == 1:
                 assert len(value) == stop - start
-                ctypes.memmove(self.address + start, bytes(value), len(value))
+                store(self.address + start, bytes(value))
             else:
                 for i, byte in zip(range(start, stop, step), value):
-                    ctypes.c_ubyte.from_address(self.address + i).value = byte
+                    store(self.address + i, bytes([byte]))
         else:
-            ctypes.c_ubyte.from_address(self.address + key).value = value
+            store(self.address + key, bytes([value]))
 
     def _range(self, offset, length):
         return self.address + offset, self.length - offset if length is None else length
@@ -102,6 +162,12 @@ class Mapping:
 
     def release(self, offset=0, length=None):
         check(lib.gaia_mrelease(*self._range(offset, length), self.device.handle))
+
+    def acquire_on(self, stream, offset=0, length=None):
+        check(lib.gaia_macquire_on(*self._range(offset, length), self.device.handle, stream))
+
+    def release_on(self, stream, offset=0, length=None):
+        check(lib.gaia_mrelease_on(*self._range(offset, length), self.device.handle, stream))
 
     def sync(self, flags=MS_SYNC, offset=0, length=None):
         check(lib.gaia_msync(*self._range(offset, length), flags))

@@ -118,7 +118,8 @@ def statistics(mnt):
     return json.loads(done.stdout)
 
 
-def device_statistics(mnt, device="soft:0"):
+def device_statistics(mnt, device=None):
+    device = device or os.environ.get("GAIA_DEVICE") or "soft:0"
     return next(d for d in statistics(mnt)["devices"] if d["device"] == device)
 
 
@@ -219,7 +220,7 @@ def devices():
     import gaia
     opened = []
 
-    def open_device(name="soft:0"):
+    def open_device(name=None):
         opened.append(gaia.Device(name))
         return opened[-1]
 
@@ -318,7 +319,7 @@ def functions_of(module, agent):
 
 HELLO, MAP, ATTACH, UNMAP, ACQUIRE, RELEASE, SYNC, ADVISE, STAT, DUMP = range(1, 11)
 MESSAGE = struct.Struct("=IHHiIQQQII32s16s20Q")
-VERSION = 1
+VERSION = 2
 IOCTL_TOKEN = 2 << 30 | 88 << 16 | ord("G") << 8 | 1
 TRAPS = 1
 

@@ -36,6 +36,7 @@ def test_truncate_and_extend_gives_zeros(mount, devices, agents):
     everyone_reads(m, "f", expected, opened.map, other.map)
 
 
+@pytest.mark.traps
 def test_shrunk_file_raises_sigbus(mount, agents):
     m = mount()
     path = make(m, pattern(20 * PAGE))

@@ -419,6 +419,7 @@ def cut_and_use(path, content, resident):
     device.close()
 
 
+@pytest.mark.traps
 @pytest.mark.parametrize("resident", [False, True])
 def test_the_middle_of_a_mapping_is_unmapped(mount, agents, resident):
     m = mount()

@@ -32,9 +32,9 @@ def test_two_gpus():
     assert (one["name"], two["name"]) == ("stand-in 0", "stand-in 1")
     assert (one["total_bytes"], two["total_bytes"]) == (80 << 30, 160 << 30)
     assert (one["compute_capability"], one["multiprocessors"], one["pci"]) == ("9.0", 132, "0000:07:00.0")
-    assert {name for name, can in one["can"].items() if can} == {"virtual_memory", "dma_buf"}
+    assert {name for name, can in one["can"].items() if can} == {"virtual_memory", "export_descriptors", "dma_buf"}
     assert one["can"]["host_numa_memory"] is False  # which the driver does not know
-    assert "soft devices only" in found["cuda_not_used"]
+    assert "cuda_not_used" not in found and "not_used" not in one
 
 
 def test_for_people():
@@ -42,10 +42,16 @@ def test_for_people():
     assert done.returncode == 0
     text = done.stdout
     assert "cuda:0    stand-in 0, 80G, compute capability 9.0, 132 multiprocessors, PCI 0000:07:00.0\n" in text
-    assert "can: virtual_memory, dma_buf\n" in text
+    assert "can: virtual_memory, export_descriptors, dma_buf\n" in text
     assert "cannot: pageable_access, " in text
-    assert "not used: this version maps files on soft devices only\n" in text
+    assert "not used" not in text
     assert text.startswith("soft:N ")
+
+
+@pytest.mark.parametrize("attribute, name", [(102, "virtual_memory"), (103, "export_descriptors")])
+def test_a_gpu_that_can_not_be_used(attribute, name):
+    assert listed("", f"cannot={attribute}")["cuda"][0]["not_used"] == f"it has no {name}"
+    assert f"not used: it has no {name}\n" in devices("", f"cannot={attribute}").stdout
 
 
 def test_the_bus_may_be_missing():

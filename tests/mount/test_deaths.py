@@ -48,6 +48,7 @@ def kill_daemon(m):
     m.proc.wait(10)
 
 
+@pytest.mark.traps
 @pytest.mark.parametrize("what", ["map[size - 1]", "map[size - 1:size] = b'x'", "map[0]", "map[0:1] = b'x'"])
 def test_touching_memory_of_a_dead_daemon(mount, agents, what):
     m = mount()

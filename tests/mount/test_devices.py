@@ -35,6 +35,8 @@ for round in range(1, rounds + 1):
     map.release()
 """
 
+pytestmark = pytest.mark.traps
+
 
 @pytest.mark.parametrize("options", ["evict=lra", "evict=fifo,unit=4K", "evict=clock", "evict=clock,unit=4K,io=threads"])
 def test_eight_devices_ten_times_oversubscribed(mount, agents, options):

@@ -284,6 +284,7 @@ def broken_disk_mount(disk, mount, request):
     helpers.close_files()
 
 
+@pytest.mark.traps
 def test_a_disk_that_cannot_be_read(broken_disk_mount, disk, agents):
     """EIO for read() and for calls, SIGBUS for a touch; others go on, and all is well when the disk is."""
     m = broken_disk_mount

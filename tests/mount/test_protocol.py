@@ -58,7 +58,8 @@ def mapped(fd, writable=True, pages=64):
 @pytest.mark.parametrize("data", [
     b"x", b"\0" * 255, b"\0" * 256, b"\0" * 257, b"\xff" * 256, b"\xff" * 60000,
     message(HELLO)[:-1], message(HELLO) + b"\0", message(HELLO, length=255), message(HELLO, length=0),
-    message(HELLO, version=0), message(HELLO, version=2), message(HELLO, version=65535), message(0), message(11),
+    message(HELLO, version=0), message(HELLO, version=1), message(HELLO, version=3), message(HELLO, version=65535),
+    message(0), message(12), message(11),
     message(65535), message(STAT, device=b"x" * 32),
     message(MAP, bytes=PAGE), message(ATTACH), message(UNMAP), message(ACQUIRE), message(RELEASE), message(SYNC),
     message(ADVISE)], ids=lambda data: f"{len(data)}-{data[:8].hex()}")

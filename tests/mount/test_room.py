@@ -66,6 +66,7 @@ def test_two_residents_that_do_not_fit_together(mount, devices):
         assert mapping[:] == pattern(512 * PAGE)[offset * PAGE:(offset + 200) * PAGE]
 
 
+@pytest.mark.traps
 @pytest.mark.parametrize("advice", [gaia.ADV_NORMAL, gaia.ADV_RANDOM, gaia.ADV_SEQUENTIAL])
 def test_advice_changes_no_bytes(mount, devices, advice):
     m = mount()
@@ -82,6 +83,7 @@ def test_advice_changes_no_bytes(mount, devices, advice):
     assert opened.map[:] == content
 
 
+@pytest.mark.traps
 def test_advice_willneed_and_dontneed(mount, devices):
     m = mount()
     content = bytearray(pattern(2 * MIB))
@@ -112,6 +114,7 @@ def test_dontneed_releases_what_was_stored_just_now(mount, devices):
         assert os.pread(opened.fd, 7, at) == value, round
 
 
+@pytest.mark.traps
 def test_willneed_beyond_the_device(mount, devices):
     m = mount("device_cache=1M")
     content = pattern(4 * MIB)
@@ -174,6 +177,7 @@ def test_a_deleted_file_leaves_the_device(mount, devices):
 
 # --- room, peers, counters ----------------------------------------------------------------------------------------------
 
+@pytest.mark.traps
 def test_reads_come_from_the_device(mount, devices):
     """Peer caching: what the host's memory has lost but a device holds is not read from storage."""
     m = mount("passthrough=off")
@@ -196,6 +200,7 @@ COUNTERS = ("capacity_bytes resident_bytes faults write_faults bytes_in bytes_ou
             "evictions twins").split()
 
 
+@pytest.mark.traps
 def test_statistics(mount, devices):
     m = mount("device_cache=8M,device_cache=soft:1=1M")
     content = pattern(40 * PAGE)

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/scan.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache/collect.h"
+#include "consistency/digest.h"
+#include "consistency/merge.h"
+
+int scan_find(struct replica *replica, uint64_t first, uint64_t count, page_mask **masks_out)
+{
+    struct cache_file *file = replica->file;
+
+    pthread_mutex_lock(&file->lock);
+    uint64_t pages = file_pages(file->size), begin = first & ~(uint64_t)(LEAF_PAGES - 1);
+    pthread_mutex_unlock(&file->lock);
+    uint64_t end = count < pages && first < pages - count ? first + count : pages;
+    uint64_t leaves = end > begin ? (end - begin + LEAF_PAGES - 1) / LEAF_PAGES : 0;
+    /* One for each leaf of the range, also where the file ends before it. */
+    page_mask *masks = calloc((first + count - begin + LEAF_PAGES - 1) / LEAF_PAGES, sizeof *masks);
+
+    if (!masks)
+        return -ENOMEM;
+    int error =
+        leaves ? replica->frames->ops->modified(replica->frames, begin, leaves * LEAF_PAGES, masks) : 0;
+    if (error)
+        free(masks);
+    else
+        *masks_out = masks;
+    return error;
+}
+
+/* The home's bytes of a page, zeros past the end of the file. */
+static int read_page(struct cache_file *file, uint64_t page, uint8_t *bytes)
+{
+    size_t n = file_page_bytes(file->size, page);
+
+    memset(bytes + n, 0, GAIA_PAGE_SIZE - n);
+    return n ? home_read(file, bytes, n, (off_t)(page * GAIA_PAGE_SIZE)) : 0;
+}
+
+static void add_twin(struct leaf_copy *copy, unsigned page)
+{
+    page_mask before = copy_stored(copy);
+
+    copy->twin |= UINT64_C(1) << page;
+    copy->replica->twins++;
+    replica_update(copy, before);
+}
+
+int scan_take_twins(struct leaf_copy *copy, page_mask pages, page_mask *taken_out)
+{
+    struct replica *replica = copy->replica;
+    struct cache_file *file = replica->file;
+    uint64_t base = copy->leaf->number << LEAF_SHIFT;
+
+    *taken_out = 0;
+    pages &= copy->present & ~copy->twin;
+    if (!pages)
+        return 0;
+    int error = leaf_copy_twins_reserve(&file->index, copy, pages);
+    if (!error)
+        error = leaf_versions_reserve(&file->index, copy->leaf, pages, file->entries);
+    for (; pages && !error; pages &= pages - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(pages);
+        uint32_t *twin = leaf_copy_twin(copy, page);
+        error = frame_get(&file->cache->twins, twin);
+        if (error)
+            break;
+        error = read_page(file, base + page, frame_bytes(&file->cache->twins, *twin));
+        if (error) {
+            frame_put(&file->cache->twins, *twin);
+            break;
+        }
+        add_twin(copy, page);
+        *taken_out |= UINT64_C(1) << page;
+    }
+    return error;
+}
+
+int scan_keep_twins(struct cache_file *file, struct leaf *leaf, page_mask pages)
+{
+    struct leaf_copy *copy;
+    int error = 0;
+
+    (void)file;
+#ifndef GAIAFS_BREAK_NO_KEPT_TWIN
+    SLIST_FOREACH (copy, &leaf->copies, link) {
+        page_mask taken;
+        if (!copy->replica->scans || copy->replica->read_only || error)
+            continue;
+        copy->raced |= copy->busy & ~copy->present & pages;
+        error = scan_take_twins(copy, pages, &taken);
+    }
+#else
+    (void)copy, (void)leaf, (void)pages;
+#endif
+    return error;
+}
+
+int scan_take_placed(struct leaf_copy *copy, page_mask pages, const uint8_t *leaf_bytes)
+{
+    struct replica *replica = copy->replica;
+    struct cache_file *file = replica->file;
+    page_mask taken = 0;
+    int error = 0;
+
+    if (!replica->scans || replica->read_only)
+        return 0;
+    pages &= file->passed ? ~UINT64_C(0) : copy->raced;
+    if (pages)
+        error = leaf_copy_twins_reserve(&file->index, copy, pages);
+    if (pages && !error)
+        error = leaf_versions_reserve(&file->index, copy->leaf, pages, file->entries);
+    for (; pages && !error; pages &= pages - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(pages);
+        uint32_t *twin = leaf_copy_twin(copy, page);
+        error = frame_get(&file->cache->twins, twin);
+        if (error)
+            break;
+        memcpy(frame_bytes(&file->cache->twins, *twin), leaf_bytes + page * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
+        add_twin(copy, page);
+        taken |= UINT64_C(1) << page;
+    }
+    if (error)
+        replica_drop_twins(copy, taken);
+    return error;
+}
+
+bool scan_home_is_twin(const struct leaf_copy *copy, const uint8_t *home, const uint8_t *twin)
+{
+    return copy->replica->scans && !copy->replica->file->passed && !gaia_differs(home, twin, GAIA_PAGE_SIZE);
+}
+
+void scan_grant_again(struct leaf_copy *copy, page_mask pages)
+{
+    struct replica *replica = copy->replica;
+    struct frame_pool *pool = &replica->file->cache->twins;
+    struct gaia_digest digests[LEAF_PAGES];
+
+    for (pages &= copy->twin; pages;) {
+        unsigned length, first = page_mask_run(&pages, &length);
+        for (unsigned i = 0; i < length; i++)
+            digests[i] = gaia_digest_of(frame_bytes(pool, *leaf_copy_twin(copy, first + i)), GAIA_PAGE_SIZE);
+        replica->frames->ops->granted(replica->frames, (copy->leaf->number << LEAF_SHIFT) + first, length,
+                                      digests);
+    }
+}
+
+/* --- refresh --- */
+
+/* What a leaf's stale pages become, and what they were. */
+struct refresh {
+    size_t count;
+    uint64_t pages[LEAF_PAGES];
+    uint8_t old[LEAF_PAGES * GAIA_PAGE_SIZE], fresh[LEAF_PAGES * GAIA_PAGE_SIZE];
+};
+
+/* A page without a twin was changed behind the mount: what the device has is what it was. */
+static int add_page(struct refresh *r, struct leaf_copy *copy, unsigned page)
+{
+    struct replica *replica = copy->replica;
+    struct cache_file *file = replica->file;
+    uint64_t number = (copy->leaf->number << LEAF_SHIFT) + page;
+    uint8_t *old = r->old + r->count * GAIA_PAGE_SIZE, *fresh = r->fresh + r->count * GAIA_PAGE_SIZE;
+    int error = 0;
+
+    if (copy->twin >> page & 1)
+        memcpy(old, frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page)), GAIA_PAGE_SIZE);
+    else
+        error = replica_fetch(replica, number, old);
+    if (!error)
+        error = read_page(file, number, fresh);
+    r->pages[r->count++] = number;
+    return error;
+}
+
+/* The device has what the home has: V follows, and the home's bytes are the twins. */
+static int settle(const struct refresh *r, struct leaf_copy *copy)
+{
+    struct cache_file *file = copy->replica->file;
+
+    for (size_t i = 0; i < r->count; i++) {
+        unsigned page = (unsigned)(r->pages[i] & (LEAF_PAGES - 1));
+        page_mask bit = UINT64_C(1) << page;
+        if (file->passed && copy->twin & bit)
+            memcpy(frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page)),
+                   r->fresh + i * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
+        else if (!(copy->pending & bit) && !(copy->releasing & bit))
+            replica_drop_twins(copy, bit);
+        if (!leaf_has_versions(copy->leaf, page))
+            continue;
+        int error = leaf_versions_reserve(&file->index, copy->leaf, bit, file->entries);
+        if (error)
+            return error;
+        struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
+        gaia_rule_grant(&versions, leaf_copy_page_vector(copy, page));
+    }
+    return 0;
+}
+
+static int refresh_copy(struct leaf_copy *copy, page_mask pages)
+{
+    struct replica *replica = copy->replica;
+    struct refresh *r = malloc(sizeof *r);
+
+    if (!r)
+        return -ENOMEM;
+    r->count = 0;
+    int error = collect_pages(replica->file, copy->leaf, pages, COLLECT_PENDING);
+    for (page_mask left = pages; left && !error; left &= left - 1)
+        error = add_page(r, copy, (unsigned)__builtin_ctzll(left));
+    if (!error)
+        error = replica->frames->ops->patch(replica->frames, r->pages, r->count, r->old, r->fresh);
+    if (!error)
+        error = settle(r, copy);
+    if (!error) {
+        replica_count(replica, drops, r->count);
+        replica_count(replica, pages_in, r->count);
+    }
+    free(r);
+    return error;
+}
+
+int scan_refresh(struct replica *replica, uint64_t leaf_number, page_mask pages)
+{
+    struct cache_file *file = replica->file;
+
+    for (;;) {
+        struct leaf *leaf = index_find(&file->index, leaf_number);
+        struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        page_mask here = copy ? copy->present & pages : 0;
+        if (!here)
+            return 0;
+        if (!(here & (copy->busy | copy->releasing | leaf->invalidating)))
+            return refresh_copy(copy, here);
+        pthread_cond_wait(&file->changed, &file->lock);
+    }
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Devices that scan (gpu/device.h): nothing tells of a kernel's stores, and nothing stops it. So
+ *
+ *  - a release asks the device which pages are not what they were granted with;
+ *  - the twin of a page is the home copy, as long as that is what was granted: only before the home copy
+ * changes (a write(), a collect of another device) is it copied to a frame. Of a file in passthrough nobody
+ * hears of such changes, so there every page that can be stored to gets its twin when it is placed;
+ *  - what an acquire finds out of date is brought up to date in place, byte by byte: what a kernel stores to
+ * the other bytes meanwhile is not lost. (Where clients can't store, it is placed anew.) */
+#ifndef GAIAFS_CACHE_SCAN_H
+#define GAIAFS_CACHE_SCAN_H
+
+#include "cache/internal.h"
+
+/* The pages of leaves [first / LEAF_PAGES, ...) that cover [first, first + count) which are not what they
+ * were granted with: a mask for each leaf, in a new array. No lock is held. 0, -ENOMEM, -EIO. */
+int scan_find(struct replica *replica, uint64_t first, uint64_t count, page_mask **masks_out);
+
+/* All below: the file's lock is held. */
+
+/* Before the home copy of the pages changes: whoever's twin it is gets a copy. 0, -ENOMEM, -EIO ... */
+int scan_keep_twins(struct cache_file *file, struct leaf *leaf, page_mask pages);
+
+/* The twins of resident pages that have none, from the home copy. *taken_out: which. The first error. */
+int scan_take_twins(struct leaf_copy *copy, page_mask pages, page_mask *taken_out);
+
+/* Pages are about to become present that were placed with these bytes, page 0 of the leaf's first: those get
+ * twins whose home copy may have changed since it was read, or may change unnoticed. After an error none of
+ * them has one. */
+int scan_take_placed(struct leaf_copy *copy, page_mask pages, const uint8_t *leaf_bytes);
+
+/* Whether a page's twin need not be kept, as the home copy is the same, and will not change unnoticed. */
+bool scan_home_is_twin(const struct leaf_copy *copy, const uint8_t *home, const uint8_t *twin);
+
+/* Pages were found that are what they were granted with after all: their digests are made anew. */
+void scan_grant_again(struct leaf_copy *copy, page_mask pages);
+
+/* Bring stale pages of a copy up to date in place. Waits for those that are busy (the lock is let go). 0 or
+ * the first error: they are stale then as before. */
+int scan_refresh(struct replica *replica, uint64_t leaf, page_mask pages);
+
+#endif

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/cuda_device.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+int cuda_errno(CUresult error)
+{
+    return error == CUDA_SUCCESS ? 0 : error == CUDA_ERROR_OUT_OF_MEMORY ? -ENOMEM : -EIO;
+}
+
+/* Whether it can do what resident mappings need: memory that is mapped by hand, and exported. */
+static int check_abilities(const struct cuda_device *device, char why_out[CUDA_WHY_SIZE])
+{
+    static const struct {
+        int attribute;
+        const char *text;
+    } needed[] = {
+        {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management"},
+        {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "exports of memory as descriptors"},
+    };
+
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
+        int value = 0;
+        if (device->api->cuDeviceGetAttribute(&value, needed[i].attribute, device->device) != CUDA_SUCCESS ||
+            !value) {
+            snprintf(why_out, CUDA_WHY_SIZE, "the GPU has no %s", needed[i].text);
+            return -ENODEV;
+        }
+    }
+    return 0;
+}
+
+static int describe(const struct cuda_api *api, int ordinal, struct cuda_device *device)
+{
+    *device = (struct cuda_device){.api = api, .ordinal = ordinal};
+    CUresult error = api->cuDeviceGet(&device->device, ordinal);
+    if (error == CUDA_SUCCESS)
+        error = api->cuDeviceGetUuid(&device->uuid, device->device);
+    return error == CUDA_ERROR_INVALID_DEVICE ? -ENODEV : cuda_errno(error);
+}
+
+static int retain(struct cuda_device *device, char why_out[CUDA_WHY_SIZE])
+{
+    int error = check_abilities(device, why_out);
+    if (error)
+        return error;
+    CUresult result = device->api->cuDevicePrimaryCtxRetain(&device->context, device->device);
+    if (result != CUDA_SUCCESS)
+        snprintf(why_out, CUDA_WHY_SIZE, "the GPU's context does not start: %s",
+                 cuda_error_name(device->api, result));
+    return cuda_errno(result);
+}
+
+int cuda_device_open(int ordinal, struct cuda_device *device_out, char why_out[CUDA_WHY_SIZE])
+{
+    const struct cuda_api *api;
+
+    int error = cuda_load(&api, why_out);
+    if (error)
+        return error;
+    error = describe(api, ordinal, device_out);
+    if (error) {
+        snprintf(why_out, CUDA_WHY_SIZE, "there is no GPU %d", ordinal);
+        return error;
+    }
+    return retain(device_out, why_out);
+}
+
+int cuda_device_find(const CUuuid *uuid, struct cuda_device *device_out, char why_out[CUDA_WHY_SIZE])
+{
+    const struct cuda_api *api;
+    int count = 0;
+
+    int error = cuda_load(&api, why_out);
+    if (error)
+        return error;
+    if (api->cuDeviceGetCount(&count) != CUDA_SUCCESS)
+        count = 0;
+    for (int i = 0; i < count; i++)
+        if (!describe(api, i, device_out) && !memcmp(&device_out->uuid, uuid, sizeof *uuid))
+            return retain(device_out, why_out);
+    snprintf(why_out, CUDA_WHY_SIZE, "no GPU with that UUID (does CUDA_VISIBLE_DEVICES hide it?)");
+    return -ENODEV;
+}
+
+void cuda_device_close(const struct cuda_device *device)
+{
+    device->api->cuDevicePrimaryCtxRelease(device->device);
+}
+
+int cuda_enter(const struct cuda_device *device)
+{
+    return cuda_errno(device->api->cuCtxPushCurrent(device->context));
+}
+
+void cuda_leave(const struct cuda_device *device)
+{
+    CUcontext old;
+
+    device->api->cuCtxPopCurrent(&old);
+}
+
+CUmemAllocationProp cuda_memory_properties(const struct cuda_device *device)
+{
+    return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                 .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                 .location = {CU_MEM_LOCATION_TYPE_DEVICE, device->device}};
+}
+
+CUmemAccessDesc cuda_memory_access(const struct cuda_device *device, int writable)
+{
+    return (CUmemAccessDesc){.location = {CU_MEM_LOCATION_TYPE_DEVICE, device->device},
+                             .flags = writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                               : CU_MEM_ACCESS_FLAGS_PROT_READ};
+}

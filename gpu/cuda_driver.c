@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA device, the client's half: frames are memory that the daemon has allocated and exported; here they
+ * are mapped, one chunk behind the other, into this process's primary context. Kernels see them as any other
+ * memory of the GPU. */
+#include <errno.h>
+#include <unistd.h>
+
+#include "gpu/driver.h"
+#include "gpu/mapping.h"
+#include "gpu/session.h"
+
+/* A chunk's memory, at its place. The context is entered. */
+static int map_chunk(struct gaia_mapping *mapping, uint64_t chunk, CUdeviceptr at, size_t bytes)
+{
+    const struct cuda_api *api = mapping->device->cuda.api;
+    struct gaia_message message = {.op = GAIA_OP_CHUNK, .map = mapping->map, .value = {chunk}};
+    CUmemGenericAllocationHandle memory;
+    int fds[GAIA_MESSAGE_FDS];
+
+    int error = gaia_session_call(mapping->session, &message, fds);
+    if (error)
+        return error;
+    CUresult result = api->cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)fds[0],
+                                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    close(fds[0]);
+    if (result == CUDA_SUCCESS) {
+        result = api->cuMemMap(at, bytes, 0, memory, 0);
+        api->cuMemRelease(memory); /* what is mapped stays */
+    }
+    return cuda_errno(result);
+}
+
+static void unmap_chunks(const struct gaia_mapping *mapping, size_t chunks)
+{
+    const struct cuda_api *api = mapping->device->cuda.api;
+
+    for (size_t i = 0; i < chunks; i++)
+        api->cuMemUnmap(mapping->reserved + i * mapping->chunk_bytes, mapping->chunk_bytes);
+    api->cuMemAddressFree(mapping->reserved, mapping->reserved_bytes);
+}
+
+/* The context is entered. */
+static int map_chunks(struct gaia_mapping *mapping)
+{
+    const struct cuda_device *cuda = &mapping->device->cuda;
+    uint64_t bytes = mapping->chunk_bytes, first = (uint64_t)mapping->offset / bytes;
+    uint64_t last = ((uint64_t)mapping->offset + mapping->length - 1) / bytes;
+    CUmemAccessDesc access = cuda_memory_access(cuda, mapping->writable);
+    CUdeviceptr reserved;
+    uint64_t done = 0;
+
+    mapping->reserved_bytes = (last - first + 1) * bytes;
+    int error = cuda_errno(cuda->api->cuMemAddressReserve(&reserved, mapping->reserved_bytes, 0, 0, 0));
+    if (error)
+        return error;
+    mapping->reserved = reserved;
+    while (!error && first + done <= last) {
+        error = map_chunk(mapping, first + done, reserved + done * bytes, bytes);
+        done += !error;
+    }
+    if (!error)
+        error = cuda_errno(cuda->api->cuMemSetAccess(reserved, mapping->reserved_bytes, &access, 1));
+    if (error) {
+        unmap_chunks(mapping, done);
+        return error;
+    }
+    mapping->address = (void *)(uintptr_t)(reserved + ((uint64_t)mapping->offset - first * bytes));
+    return 0;
+}
+
+static int cuda_map(struct gaia_mapping *mapping, const struct gaia_message *reply, int frames)
+{
+    uint64_t bytes = reply->value[0];
+
+    (void)frames;
+    if (!bytes || bytes % 4096 || bytes > (UINT64_C(1) << 40))
+        return -EPROTO;
+    mapping->chunk_bytes = bytes;
+    int error = cuda_enter(&mapping->device->cuda);
+    if (error)
+        return error;
+    error = map_chunks(mapping);
+    cuda_leave(&mapping->device->cuda);
+    return error;
+}
+
+static void cuda_unmap(struct gaia_mapping *mapping)
+{
+    if (cuda_enter(&mapping->device->cuda))
+        return;
+    unmap_chunks(mapping, mapping->reserved_bytes / mapping->chunk_bytes);
+    cuda_leave(&mapping->device->cuda);
+}
+
+/* Chunks can't be unmapped in part: kernels that touch a part that is gone see what they saw. */
+static void cuda_block(struct gaia_mapping *mapping, void *address, size_t length)
+{
+    (void)mapping, (void)address, (void)length;
+}
+
+/* The memory is this process's as long as it maps it; nothing makes a touch fail. */
+static void cuda_kill(struct gaia_mapping *mapping, void *address, size_t length)
+{
+    (void)mapping, (void)address, (void)length;
+}
+
+static int cuda_settle(const struct gaia_device *device)
+{
+    int error = cuda_enter(&device->cuda);
+
+    if (error)
+        return error;
+    error = cuda_errno(device->cuda.api->cuCtxSynchronize()) ? -EIO : 0;
+    cuda_leave(&device->cuda);
+    return error;
+}
+
+static int cuda_enqueue(const struct gaia_device *device, void *stream, void (*fn)(void *context),
+                        void *context)
+{
+    int error = cuda_enter(&device->cuda);
+
+    if (error)
+        return error;
+    error = cuda_errno(device->cuda.api->cuLaunchHostFunc(stream, fn, context));
+    cuda_leave(&device->cuda);
+    return error;
+}
+
+const struct gaia_driver gaia_cuda_driver = {
+    .map = cuda_map,
+    .unmap = cuda_unmap,
+    .block = cuda_block,
+    .kill = cuda_kill,
+    .settle = cuda_settle,
+    .enqueue = cuda_enqueue,
+    .places = true,
+};

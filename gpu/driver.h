@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A device as libgaia sees it, and the client's half of its driver: what only the process that maps can do.
+ * All calls but map() may come from any thread, map() from the one that maps. */
+#ifndef GAIAFS_GPU_DRIVER_H
+#define GAIAFS_GPU_DRIVER_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "gpu/cuda_device.h"
+#include "io/message.h"
+
+struct gaia_device;
+struct gaia_mapping;
+
+struct gaia_driver {
+    /* Map the frames: reply is the daemon's to MAP, fds its descriptors without that of the state. Sets
+     * mapping->address. 0 or a negative errno. */
+    int (*map)(struct gaia_mapping *mapping, const struct gaia_message *reply, int frames);
+    /* Unmap for good; touches that wait for the daemon end. */
+    void (*unmap)(struct gaia_mapping *mapping);
+    /* Nobody uses a part of the mapping any more, whose addresses stay taken. */
+    void (*block)(struct gaia_mapping *mapping, void *address, size_t length);
+    /* The daemon is gone: touches of a part fail from now on, where the device can make them. */
+    void (*kill)(struct gaia_mapping *mapping, void *address, size_t length);
+    /* Touches that were refused are tried again. NULL: none are. */
+    void (*refresh)(struct gaia_mapping *mapping);
+    /* Wait for all that the program has given the device to do. NULL: nothing is asynchronous. 0 or -EIO. */
+    int (*settle)(const struct gaia_device *device);
+    /* Have fn(context) called when the stream gets there, and the stream wait for it. NULL: no streams. */
+    int (*enqueue)(const struct gaia_device *device, void *stream, void (*fn)(void *context), void *context);
+    bool places; /* pages are there when gaia_mmap() returns: no touch would bring them */
+};
+
+struct gaia_device {
+    char name[32];
+    pid_t owner; /* the process that opened it */
+    const struct gaia_driver *driver;
+    struct cuda_device cuda;    /* of cuda */
+    _Atomic int stream_error;   /* the first of a call that was put into a stream; 0: none */
+    _Atomic unsigned in_stream; /* calls that are in streams */
+};
+
+extern const struct gaia_driver gaia_soft_driver, gaia_cuda_driver;
+
+#endif

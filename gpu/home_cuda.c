@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA device, the home's half: frames are memory of a GPU that the daemon allocates in chunks, and
+ * exports to clients, who map them into their own contexts. So all clients of a device have one copy, it
+ * outlives them, and the daemon needs none of them to reach it.
+ *
+ * Nothing tells when a kernel touches a page, so this driver scans (gpu/device.h): each page of memory that
+ * clients may write to has the digest of what it was granted with beside it, in device memory.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/home_cuda.h"
+
+#define CHUNK_MOST ((size_t)512 << 20)
+#define CHUNKS_MAX 65536u
+
+/* --- chunks --- */
+
+static size_t chunk_bytes(const struct cuda_frames *frames)
+{
+    return frames->base.chunk_pages * GAIA_PAGE_SIZE;
+}
+
+/* GPU held. */
+static void chunk_free_memory(const struct cuda_frames *frames, struct chunk *chunk)
+{
+    const struct cuda_api *api = frames->gpu->device.api;
+
+    if (chunk->granted)
+        api->cuMemFree(chunk->granted);
+    if (chunk->pages) {
+        api->cuMemUnmap(chunk->pages, chunk_bytes(frames));
+        api->cuMemAddressFree(chunk->pages, chunk_bytes(frames));
+    }
+    if (chunk->memory)
+        api->cuMemRelease(chunk->memory);
+}
+
+/* Memory, zeroed: whatever was in it was somebody else's. GPU held. */
+static CUresult chunk_allocate(const struct cuda_frames *frames, struct chunk *chunk)
+{
+    const struct cuda_api *api = frames->gpu->device.api;
+    CUmemAllocationProp properties = cuda_memory_properties(&frames->gpu->device);
+    CUmemAccessDesc access = cuda_memory_access(&frames->gpu->device, true);
+    size_t bytes = chunk_bytes(frames);
+    CUdeviceptr address = 0;
+
+    CUresult error = api->cuMemCreate(&chunk->memory, bytes, &properties, 0);
+    if (error != CUDA_SUCCESS)
+        chunk->memory = 0;
+    if (error == CUDA_SUCCESS)
+        error = api->cuMemAddressReserve(&address, bytes, 0, 0, 0);
+    if (error == CUDA_SUCCESS) {
+        error = api->cuMemMap(address, bytes, 0, chunk->memory, 0);
+        if (error == CUDA_SUCCESS)
+            chunk->pages = address;
+        else
+            api->cuMemAddressFree(address, bytes);
+    }
+    if (error == CUDA_SUCCESS)
+        error = api->cuMemSetAccess(chunk->pages, bytes, &access, 1);
+    if (error == CUDA_SUCCESS)
+        error = api->cuMemsetD8Async(chunk->pages, 0, bytes, frames->gpu->stream);
+    if (error == CUDA_SUCCESS && !frames->read_only) {
+        error = api->cuMemAlloc(&chunk->granted, frames->base.chunk_pages * sizeof(struct gaia_digest));
+        if (error != CUDA_SUCCESS)
+            chunk->granted = 0;
+    }
+    return error;
+}
+
+static void chunk_free(struct cuda_frames *frames, uint64_t index)
+{
+    struct chunk *chunk = frames->chunks[index];
+
+    if (!chunk)
+        return;
+    if (!gpu_begin(frames->gpu)) {
+        chunk_free_memory(frames, chunk);
+        gpu_end(frames->gpu);
+    }
+    free(chunk->resident);
+    free(chunk->unsure);
+    free(chunk);
+    frames->chunks[index] = NULL;
+}
+
+static int chunks_grow(struct cuda_frames *frames, uint64_t index)
+{
+    if (index < frames->count)
+        return 0;
+    if (index >= CHUNKS_MAX)
+        return -ENOMEM;
+    size_t count = index + 1;
+    struct chunk **wide = realloc(frames->chunks, count * sizeof(struct chunk *));
+    if (!wide)
+        return -ENOMEM;
+    for (size_t i = frames->count; i < count; i++)
+        wide[i] = NULL;
+    frames->chunks = wide;
+    frames->count = count;
+    return 0;
+}
+
+/* The chunk, made if there is none. Lock held. */
+static int chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **chunk_out)
+{
+    size_t words = (frames->base.chunk_pages + 63) / 64;
+
+    int error = chunks_grow(frames, index);
+    if (error || frames->chunks[index]) {
+        *chunk_out = error ? NULL : frames->chunks[index];
+        return error;
+    }
+    struct chunk *chunk = calloc(1, sizeof *chunk);
+    if (!chunk)
+        return -ENOMEM;
+    chunk->resident = calloc(words, sizeof *chunk->resident);
+    chunk->unsure = calloc(words, sizeof *chunk->unsure);
+    error = chunk->resident && chunk->unsure ? gpu_begin(frames->gpu) : -ENOMEM;
+    if (!error) {
+        error = gpu_wait(frames->gpu, chunk_allocate(frames, chunk));
+        if (error)
+            chunk_free_memory(frames, chunk);
+        gpu_end(frames->gpu);
+    }
+    if (error) {
+        free(chunk->resident);
+        free(chunk->unsure);
+        free(chunk);
+        return error;
+    }
+    frames->chunks[index] = chunk;
+    *chunk_out = chunk;
+    return 0;
+}
+
+/* A chunk that holds nothing, and that no client has, gives its memory back. Lock held. */
+static void chunks_trim(struct cuda_frames *frames)
+{
+    for (uint64_t i = 0; i < frames->count && !frames->maps; i++)
+        if (frames->chunks[i] && !frames->chunks[i]->placed)
+            chunk_free(frames, i);
+}
+
+/* --- what every driver does --- */
+
+static int cuda_share(struct gaia_frames *base, bool writable, uint64_t index, int *fd_out)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+    struct chunk *chunk;
+    int fd = -1;
+
+    if (writable && frames->read_only)
+        return -EACCES;
+    pthread_mutex_lock(&frames->lock);
+    int error = chunk_get(frames, index, &chunk);
+    if (!error)
+        error = gpu_begin(frames->gpu);
+    if (!error) {
+        error = cuda_errno(frames->gpu->device.api->cuMemExportToShareableHandle(
+            &fd, chunk->memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        gpu_end(frames->gpu);
+    }
+    pthread_mutex_unlock(&frames->lock);
+    if (!error)
+        *fd_out = fd;
+    return error;
+}
+
+static int cuda_attach(struct gaia_frames *base, int faults, uint64_t address, uint64_t first, uint64_t count,
+                       bool writable, bool can_trap, struct gaia_frames_map **map_out)
+{
+    struct gaia_frames_map *map = calloc(1, sizeof *map);
+
+    (void)faults, (void)address, (void)first, (void)count, (void)writable, (void)can_trap;
+    if (!map)
+        return -ENOMEM;
+    map->frames = cuda_frames_of(base);
+    pthread_mutex_lock(&map->frames->lock);
+    map->frames->maps++;
+    pthread_mutex_unlock(&map->frames->lock);
+    *map_out = map;
+    return 0;
+}
+
+static void cuda_detach(struct gaia_frames_map *map)
+{
+    struct cuda_frames *frames = map->frames;
+
+    pthread_mutex_lock(&frames->lock);
+    frames->maps--;
+    chunks_trim(frames);
+    pthread_mutex_unlock(&frames->lock);
+    free(map);
+}
+
+/* Pages that are not resident any more. Lock held. */
+static void forget(struct cuda_frames *frames, uint64_t page, uint64_t count)
+{
+    uint64_t all = frames->count * frames->base.chunk_pages;
+
+    if (page >= all)
+        return;
+    if (count > all - page)
+        count = all - page;
+    while (count) {
+        struct part part = part_at(frames, page, count);
+        for (uint64_t i = part.first; part.chunk && i < part.first + part.count; i++)
+            part.chunk->placed -= bit_get(part.chunk->resident, i);
+        if (part.chunk)
+            bits_set(part.chunk->resident, part.first, part.count, false);
+        page += part.count;
+        count -= part.count;
+    }
+    chunks_trim(frames);
+}
+
+static int cuda_resize(struct gaia_frames *base, uint64_t pages)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+
+    pthread_mutex_lock(&frames->lock);
+    forget(frames, pages, UINT64_MAX - pages);
+    pthread_mutex_unlock(&frames->lock);
+    return 0;
+}
+
+static int cuda_drop(struct gaia_frames *base, uint64_t page, uint64_t count)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+
+    pthread_mutex_lock(&frames->lock);
+    forget(frames, page, count);
+    pthread_mutex_unlock(&frames->lock);
+    return 0;
+}
+
+/* GPU held. */
+static int place_part(struct cuda_frames *frames, struct part part, const void *bytes)
+{
+    struct home_gpu *gpu = frames->gpu;
+    CUdeviceptr address = part_address(&part);
+    uint64_t count = part.count;
+
+    CUresult error = gpu->device.api->cuMemcpyHtoDAsync(address, bytes, count * GAIA_PAGE_SIZE, gpu->stream);
+    if (error == CUDA_SUCCESS && !frames->read_only) {
+        CUdeviceptr granted = part.chunk->granted + part.first * sizeof(struct gaia_digest);
+        error = gpu_launch(gpu, GPU_HASH_PAGES, count, (void *[]){&address, &count, &granted});
+    }
+    return gpu_wait(gpu, error);
+}
+
+static int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, const void *bytes)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+    const uint8_t *from = bytes;
+    struct chunk *chunk;
+    int error = 0;
+
+    pthread_mutex_lock(&frames->lock);
+    while (count && !error) {
+        error = chunk_get(frames, page / base->chunk_pages, &chunk);
+        if (!error)
+            error = gpu_begin(frames->gpu);
+        if (error)
+            break;
+        struct part part = part_at(frames, page, count);
+        part.chunk = chunk;
+        error = place_part(frames, part, from);
+        gpu_end(frames->gpu);
+        if (error)
+            break;
+        for (uint64_t i = part.first; i < part.first + part.count; i++)
+            chunk->placed += !bit_get(chunk->resident, i);
+        bits_set(chunk->resident, part.first, part.count, true);
+        bits_set(chunk->unsure, part.first, part.count, false);
+        page += part.count;
+        count -= part.count;
+        from += part.count * GAIA_PAGE_SIZE;
+    }
+    pthread_mutex_unlock(&frames->lock);
+    return error;
+}
+
+static int cuda_clear(struct gaia_frames *base, uint64_t page, size_t from)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+    int error = 0;
+
+    pthread_mutex_lock(&frames->lock);
+    struct part part = part_at(frames, page, 1);
+    if (part.chunk && !(error = gpu_begin(frames->gpu))) {
+        error = gpu_wait(frames->gpu, frames->gpu->device.api->cuMemsetD8Async(part_address(&part) + from, 0,
+                                                                               GAIA_PAGE_SIZE - from,
+                                                                               frames->gpu->stream));
+        gpu_end(frames->gpu);
+        bits_set(part.chunk->unsure, part.first, 1, true);
+    }
+    pthread_mutex_unlock(&frames->lock);
+    return error;
+}
+
+static int cuda_fetch(struct gaia_frames *base, uint64_t page, unsigned count, void *const *pages_out)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+    struct home_gpu *gpu = frames->gpu;
+
+    assert(count && count <= GAIA_FETCH_MAX);
+    pthread_mutex_lock(&frames->lock);
+    int error = gpu_begin(gpu);
+    if (!error) {
+        CUresult result = CUDA_SUCCESS;
+        for (uint64_t done = 0; done < count && result == CUDA_SUCCESS;) {
+            struct part part = part_at(frames, page + done, count - done);
+            uint8_t *to = gpu_host_area(gpu, 0) + done * GAIA_PAGE_SIZE;
+            if (part.chunk)
+                result = gpu->device.api->cuMemcpyDtoHAsync(to, part_address(&part),
+                                                            part.count * GAIA_PAGE_SIZE, gpu->stream);
+            else
+                memset(to, 0, part.count * GAIA_PAGE_SIZE);
+            done += part.count;
+        }
+        error = gpu_wait(gpu, result);
+        for (unsigned i = 0; i < count && !error; i++)
+            memcpy(pages_out[i], gpu_host_area(gpu, 0) + i * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
+        gpu_end(gpu);
+    }
+    pthread_mutex_unlock(&frames->lock);
+    return error;
+}
+
+static void cuda_close(struct gaia_frames *base)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+
+    assert(!frames->maps);
+    for (uint64_t i = 0; i < frames->count; i++)
+        chunk_free(frames, i);
+    free(frames->chunks);
+    pthread_mutex_destroy(&frames->lock);
+    free(frames);
+}
+
+/* --- what a driver does that traps: nothing of it is needed --- */
+
+static int cuda_expose(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores)
+{
+    (void)map, (void)page, (void)count, (void)trap_stores;
+    return 0;
+}
+
+static int cuda_protect(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    (void)frames, (void)page, (void)count;
+    return 0;
+}
+
+static int cuda_unprotect(struct gaia_frames_map *map, uint64_t page, uint64_t count)
+{
+    (void)map, (void)page, (void)count;
+    return 0;
+}
+
+static void cuda_wake(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    (void)frames, (void)page, (void)count;
+}
+
+static int cuda_poison(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint32_t thread)
+{
+    (void)map, (void)page, (void)count, (void)thread;
+    return 0;
+}
+
+static void cuda_refuse(struct gaia_frames_map *map, uint64_t page, uint32_t thread)
+{
+    (void)map, (void)page, (void)thread;
+}
+
+static const struct gaia_frames_ops cuda_ops = {
+    .scans = true,
+    .share = cuda_share,
+    .attach = cuda_attach,
+    .detach = cuda_detach,
+    .resize = cuda_resize,
+    .place = cuda_place,
+    .expose = cuda_expose,
+    .protect = cuda_protect,
+    .unprotect = cuda_unprotect,
+    .wake = cuda_wake,
+    .poison = cuda_poison,
+    .refuse = cuda_refuse,
+    .drop = cuda_drop,
+    .clear = cuda_clear,
+    .fetch = cuda_fetch,
+    .close = cuda_close,
+    .modified = cuda_modified,
+    .granted = cuda_granted,
+    .gather = cuda_gather,
+    .patch = cuda_patch,
+};
+
+/* Few and large, but not so large that a small mapping of a small file takes much: about eight to a file. */
+static uint64_t choose_chunk(const struct home_gpu *gpu, uint64_t pages)
+{
+    size_t bytes = gpu->granularity;
+
+    while (bytes < CHUNK_MOST && bytes * 8 < pages * GAIA_PAGE_SIZE)
+        bytes *= 2;
+    return bytes / GAIA_PAGE_SIZE;
+}
+
+int gaia_cuda_frames_open(struct home_gpu *gpu, uint64_t pages, bool read_only,
+                          struct gaia_frames **frames_out)
+{
+    struct cuda_frames *frames = calloc(1, sizeof *frames);
+
+    if (!frames)
+        return -ENOMEM;
+    frames->base.ops = &cuda_ops;
+    frames->base.chunk_pages = choose_chunk(gpu, pages);
+    assert(frames->base.chunk_pages % 64 == 0); /* chunks are whole words of bitmaps: 256 KiB */
+    frames->gpu = gpu;
+    frames->read_only = read_only;
+    lock_init(&frames->lock, LOCK_CUDA_FRAMES);
+    *frames_out = &frames->base;
+    return 0;
+}
+
+int gaia_cuda_open(const uint8_t uuid[16], void *memory, size_t length, struct home_gpu **gpu_out,
+                   unsigned *ordinal_out, char why_out[GAIA_CUDA_WHY])
+{
+    CUuuid id;
+
+    static_assert(GAIA_CUDA_WHY == CUDA_WHY_SIZE, "one sentence");
+    memcpy(&id, uuid, sizeof id);
+    int error = home_gpu_open(&id, memory, length, gpu_out, why_out);
+    if (!error)
+        *ordinal_out = (unsigned)(*gpu_out)->device.ordinal;
+    return error;
+}
+
+void gaia_cuda_close(struct home_gpu *gpu)
+{
+    home_gpu_close(gpu);
+}
+
+uint64_t gaia_cuda_bytes(const struct home_gpu *gpu)
+{
+    size_t bytes = 0;
+
+    return gpu->device.api->cuDeviceTotalMem(&bytes, gpu->device.device) == CUDA_SUCCESS ? bytes : 0;
+}

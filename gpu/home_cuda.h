@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Frames of the CUDA device, as the home has them: home_cuda.c places and drops them, home_cuda_scan.c looks
+ * for what kernels stored, and changes pages in place. */
+#ifndef GAIAFS_GPU_HOME_CUDA_H
+#define GAIAFS_GPU_HOME_CUDA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gpu/device.h"
+#include "gpu/home_gpu.h"
+
+struct chunk {
+    CUmemGenericAllocationHandle memory;
+    CUdeviceptr pages;   /* where it is in the daemon's context */
+    CUdeviceptr granted; /* a struct gaia_digest for each page; 0 where nobody stores */
+    uint64_t placed;     /* how many bits of it are set */
+    uint64_t *resident;  /* bit i: page i was placed */
+    uint64_t *unsure;    /* of resident: granted[i] says nothing */
+};
+
+struct cuda_frames {
+    struct gaia_frames base;
+    struct home_gpu *gpu;
+    bool read_only;
+    pthread_mutex_t lock; /* guards all below */
+    struct chunk **chunks;
+    size_t count; /* length of chunks; those that nobody needed yet are NULL */
+    uint64_t maps;
+};
+
+struct gaia_frames_map {
+    struct cuda_frames *frames;
+};
+
+static inline struct cuda_frames *cuda_frames_of(struct gaia_frames *frames)
+{
+    return (struct cuda_frames *)frames;
+}
+
+static inline void bits_set(uint64_t *bits, uint64_t first, uint64_t count, bool value)
+{
+    for (uint64_t i = first; i < first + count; i++)
+        if (value)
+            bits[i / 64] |= UINT64_C(1) << i % 64;
+        else
+            bits[i / 64] &= ~(UINT64_C(1) << i % 64);
+}
+
+static inline bool bit_get(const uint64_t *bits, uint64_t i)
+{
+    return bits[i / 64] >> i % 64 & 1;
+}
+
+/* The part of [page, page + count) that lies in the chunk of page. */
+struct part {
+    struct chunk *chunk; /* NULL: there is none */
+    uint64_t first;      /* page of the chunk */
+    uint64_t count;
+};
+
+static inline struct part part_at(const struct cuda_frames *frames, uint64_t page, uint64_t count)
+{
+    uint64_t pages = frames->base.chunk_pages, index = page / pages;
+    struct part part = {.first = page % pages};
+
+    part.chunk = index < frames->count ? frames->chunks[index] : NULL;
+    part.count = count < pages - part.first ? count : pages - part.first;
+    return part;
+}
+
+static inline CUdeviceptr part_address(const struct part *part)
+{
+    return part->chunk->pages + part->first * GAIA_PAGE_SIZE;
+}
+
+/* What a driver does that scans: see gpu/device.h. */
+int cuda_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint64_t *bits_out);
+int cuda_granted(struct gaia_frames *base, uint64_t page, uint64_t count, const struct gaia_digest *digests);
+int cuda_gather(struct gaia_frames *base, const uint64_t *pages, size_t count, void *bytes_out);
+int cuda_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, const void *old,
+               const void *fresh);
+
+#endif

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The digests of resident pages against those of what they were granted with; and pages that change while
+ * kernels may run. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/home_cuda.h"
+
+/* A scan under way: bitmaps of several chunks, one behind the other, in two lists: pages to look at, and what
+ * was found. */
+#define SCAN_BYTES (GPU_LIST_BYTES / 4)
+#define SCAN_CHUNKS 64u
+
+struct scan {
+    struct cuda_frames *frames;
+    uint64_t page, count; /* of the file: what is asked for */
+    uint64_t *bits;       /* what was found, for the caller */
+    size_t used;          /* bytes of each list */
+    struct {
+        uint64_t page, words; /* of the file, a multiple of 64; of the bitmap */
+        size_t at;            /* in the area of lists */
+    } chunk[SCAN_CHUNKS];
+    size_t chunks;
+};
+
+/* Put a chunk's part into the lists, and its kernel into the stream. GPU held. */
+static CUresult scan_add(struct scan *scan, const struct part *part, uint64_t page)
+{
+    struct home_gpu *gpu = scan->frames->gpu;
+    uint64_t first = part->first / 64, words = (part->first + part->count + 63) / 64 - first;
+    size_t found = SCAN_BYTES + scan->used;
+    uint64_t *consider = (uint64_t *)(void *)(gpu_host_area(gpu, GPU_LISTS) + scan->used);
+    const struct cuda_api *api = gpu->device.api;
+
+    for (uint64_t w = 0; w < words; w++) {
+        uint64_t low = (first + w) * 64, mask = ~UINT64_C(0);
+        if (low < part->first)
+            mask &= ~UINT64_C(0) << (part->first - low);
+        if (low + 64 > part->first + part->count)
+            mask &= ~UINT64_C(0) >> (low + 64 - part->first - part->count);
+        consider[w] = part->chunk->resident[first + w] & ~part->chunk->unsure[first + w] & mask;
+    }
+    CUdeviceptr base = part->chunk->pages + first * 64 * GAIA_PAGE_SIZE;
+    CUdeviceptr granted = part->chunk->granted + first * 64 * sizeof(struct gaia_digest);
+    CUdeviceptr list = gpu_device_area(gpu, GPU_LISTS), to = list + scan->used, modified = list + found;
+    CUdeviceptr total = list + 2 * SCAN_BYTES;
+    uint64_t pages = words * 64;
+    CUresult error = api->cuMemcpyHtoDAsync(to, consider, words * 8, gpu->stream);
+    if (error == CUDA_SUCCESS)
+        error = gpu_launch(gpu, GPU_FIND_MODIFIED, pages,
+                           (void *[]){&base, &pages, &granted, &to, &modified, &total});
+    scan->chunk[scan->chunks].page = page - part->first + first * 64;
+    scan->chunk[scan->chunks].words = words;
+    scan->chunk[scan->chunks++].at = found;
+    scan->used += words * 8;
+    return error;
+}
+
+/* What the kernels have found becomes the caller's bits. GPU held. */
+static int scan_finish(struct scan *scan, CUresult error)
+{
+    struct home_gpu *gpu = scan->frames->gpu;
+
+    if (error == CUDA_SUCCESS && scan->used)
+        error = gpu->device.api->cuMemcpyDtoHAsync(gpu_host_area(gpu, GPU_LISTS) + SCAN_BYTES,
+                                                   gpu_device_area(gpu, GPU_LISTS) + SCAN_BYTES, scan->used,
+                                                   gpu->stream);
+    int result = gpu_wait(gpu, error);
+    for (size_t i = 0; i < scan->chunks && !result; i++) {
+        const uint64_t *found = (const uint64_t *)(void *)(gpu_host_area(gpu, GPU_LISTS) + scan->chunk[i].at);
+        for (uint64_t w = 0; w < scan->chunk[i].words; w++)
+            for (uint64_t left = found[w]; left; left &= left - 1)
+                bits_set(scan->bits,
+                         scan->chunk[i].page + w * 64 + (unsigned)__builtin_ctzll(left) - scan->page, 1,
+                         true);
+    }
+    scan->used = scan->chunks = 0;
+    return result;
+}
+
+/* Those of which nothing is known. Lock held. */
+static void add_unsure(const struct part *part, uint64_t page, struct scan *scan)
+{
+    for (uint64_t i = 0; i < part->count; i++) {
+        uint64_t at = part->first + i;
+        if (at % 64 == 0 && !part->chunk->unsure[at / 64]) {
+            i += 63;
+            continue;
+        }
+        if (bit_get(part->chunk->resident, at) && bit_get(part->chunk->unsure, at))
+            bits_set(scan->bits, page + i - scan->page, 1, true);
+    }
+}
+
+int cuda_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint64_t *bits_out)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+    struct scan *scan = calloc(1, sizeof *scan);
+    uint64_t end = page + count;
+    CUresult result = CUDA_SUCCESS;
+
+    if (!scan)
+        return -ENOMEM;
+    *scan = (struct scan){.frames = frames, .page = page, .count = count, .bits = bits_out};
+    memset(bits_out, 0, (count + 63) / 64 * 8);
+    pthread_mutex_lock(&frames->lock);
+    int error = frames->read_only ? 0 : gpu_begin(frames->gpu);
+    if (error || frames->read_only)
+        goto out;
+    uint64_t all = frames->count * base->chunk_pages;
+    end = end < all ? end : all;
+    while (page < end && !error && result == CUDA_SUCCESS) {
+        struct part part = part_at(frames, page, end - page);
+        size_t bytes = (part.count / 64 + 2) * 8;
+        if (part.chunk && part.chunk->placed) {
+            if (scan->used + bytes > SCAN_BYTES || scan->chunks == SCAN_CHUNKS)
+                error = scan_finish(scan, CUDA_SUCCESS);
+            add_unsure(&part, page, scan);
+            if (!error)
+                result = scan_add(scan, &part, page);
+        }
+        page += part.count;
+    }
+    int finished = scan_finish(scan, result);
+    error = error ? error : finished;
+    gpu_end(frames->gpu);
+out:
+    pthread_mutex_unlock(&frames->lock);
+    free(scan);
+    return error;
+}
+
+/* Pages of one batch that lie in one chunk: their numbers go into the list, from `from` on. */
+static size_t batch_part(const struct cuda_frames *frames, const uint64_t *pages, size_t count, size_t from,
+                         struct chunk **chunk_out)
+{
+    uint64_t index = pages[from] / frames->base.chunk_pages;
+    uint32_t *list = (uint32_t *)(void *)gpu_host_area(frames->gpu, GPU_LISTS);
+    size_t n = 0;
+
+    while (from + n < count && pages[from + n] / frames->base.chunk_pages == index) {
+        list[from + n] = (uint32_t)(pages[from + n] % frames->base.chunk_pages);
+        n++;
+    }
+    *chunk_out = index < frames->count ? frames->chunks[index] : NULL;
+    return n;
+}
+
+static CUresult list_send(struct home_gpu *gpu, size_t from, size_t n)
+{
+    return gpu->device.api->cuMemcpyHtoDAsync(gpu_device_area(gpu, GPU_LISTS) + from * sizeof(uint32_t),
+                                              gpu_host_area(gpu, GPU_LISTS) + from * sizeof(uint32_t),
+                                              n * sizeof(uint32_t), gpu->stream);
+}
+
+/* At most GPU_BATCH_PAGES pages. GPU held. */
+static int gather_batch(struct cuda_frames *frames, const uint64_t *pages, size_t count, uint8_t *out)
+{
+    struct home_gpu *gpu = frames->gpu;
+    CUresult error = CUDA_SUCCESS;
+    struct chunk *chunk;
+
+    for (size_t from = 0; from < count && error == CUDA_SUCCESS;) {
+        size_t n = batch_part(frames, pages, count, from, &chunk);
+        uint64_t n64 = n;
+        CUdeviceptr list = gpu_device_area(gpu, GPU_LISTS) + from * sizeof(uint32_t);
+        CUdeviceptr to = gpu_device_area(gpu, 0) + from * GAIA_PAGE_SIZE;
+        if (chunk)
+            error = list_send(gpu, from, n);
+        else /* cut off meanwhile */
+            error = gpu->device.api->cuMemsetD8Async(to, 0, n * GAIA_PAGE_SIZE, gpu->stream);
+        if (chunk && error == CUDA_SUCCESS)
+            error = gpu_launch(gpu, GPU_GATHER, n, (void *[]){&chunk->pages, &list, &n64, &to});
+        from += n;
+    }
+    if (error == CUDA_SUCCESS)
+        error = gpu->device.api->cuMemcpyDtoHAsync(gpu_host_area(gpu, 0), gpu_device_area(gpu, 0),
+                                                   count * GAIA_PAGE_SIZE, gpu->stream);
+    int result = gpu_wait(gpu, error);
+    if (!result)
+        memcpy(out, gpu_host_area(gpu, 0), count * GAIA_PAGE_SIZE);
+    return result;
+}
+
+int cuda_gather(struct gaia_frames *base, const uint64_t *pages, size_t count, void *bytes_out)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+    uint8_t *out = bytes_out;
+
+    pthread_mutex_lock(&frames->lock);
+    int error = gpu_begin(frames->gpu);
+    if (!error) {
+        for (size_t done = 0; done < count && !error; done += GPU_BATCH_PAGES) {
+            size_t n = count - done < GPU_BATCH_PAGES ? count - done : GPU_BATCH_PAGES;
+            error = gather_batch(frames, pages + done, n, out + done * GAIA_PAGE_SIZE);
+        }
+        gpu_end(frames->gpu);
+    }
+    pthread_mutex_unlock(&frames->lock);
+    return error;
+}
+
+/* Digests of pages of one chunk, to the device. They have been copied when it returns without an error of
+ * gpu_wait(). GPU held. */
+static CUresult send_digests(struct cuda_frames *frames, const struct part *part,
+                             const struct gaia_digest *digests)
+{
+    struct home_gpu *gpu = frames->gpu;
+
+    return gpu->device.api->cuMemcpyHtoDAsync(part->chunk->granted + part->first * sizeof *digests, digests,
+                                              part->count * sizeof *digests, gpu->stream);
+}
+
+int cuda_granted(struct gaia_frames *base, uint64_t page, uint64_t count, const struct gaia_digest *digests)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+    int error = 0;
+
+    pthread_mutex_lock(&frames->lock);
+    while (count && !error) {
+        struct part part = part_at(frames, page, count);
+        if (part.chunk && part.chunk->granted && digests && !(error = gpu_begin(frames->gpu))) {
+            error = gpu_wait(frames->gpu, send_digests(frames, &part, digests));
+            gpu_end(frames->gpu);
+        }
+        if (part.chunk)
+            bits_set(part.chunk->unsure, part.first, part.count, !digests || error);
+        page += part.count;
+        count -= part.count;
+        digests = digests ? digests + part.count : NULL;
+    }
+    pthread_mutex_unlock(&frames->lock);
+    return error;
+}
+
+/* At most GPU_BATCH_PAGES pages. GPU held. */
+static int patch_batch(struct cuda_frames *frames, const uint64_t *pages, size_t count, const uint8_t *old,
+                       const uint8_t *fresh)
+{
+    struct home_gpu *gpu = frames->gpu;
+    const struct cuda_api *api = gpu->device.api;
+    size_t bytes = count * GAIA_PAGE_SIZE;
+    struct chunk *chunk;
+
+    memcpy(gpu_host_area(gpu, 0), old, bytes);
+    memcpy(gpu_host_area(gpu, 1), fresh, bytes);
+    CUresult error =
+        api->cuMemcpyHtoDAsync(gpu_device_area(gpu, 0), gpu_host_area(gpu, 0), bytes, gpu->stream);
+    if (error == CUDA_SUCCESS)
+        error = api->cuMemcpyHtoDAsync(gpu_device_area(gpu, 1), gpu_host_area(gpu, 1), bytes, gpu->stream);
+    for (size_t from = 0; from < count && error == CUDA_SUCCESS;) {
+        size_t n = batch_part(frames, pages, count, from, &chunk);
+        if (!chunk)
+            return gpu_wait(gpu, CUDA_ERROR_INVALID_VALUE);
+        uint64_t n64 = n;
+        CUdeviceptr list = gpu_device_area(gpu, GPU_LISTS) + from * sizeof(uint32_t);
+        CUdeviceptr before = gpu_device_area(gpu, 0) + from * GAIA_PAGE_SIZE;
+        CUdeviceptr after = gpu_device_area(gpu, 1) + from * GAIA_PAGE_SIZE;
+        error = list_send(gpu, from, n);
+        if (error == CUDA_SUCCESS)
+            error = gpu_launch(gpu, GPU_PATCH, n, (void *[]){&chunk->pages, &list, &n64, &before, &after});
+        from += n;
+    }
+    /* Their digests, from the fresh bytes and not from the pages, which kernels may have stored to since. */
+    struct gaia_digest digests[GPU_BATCH_PAGES];
+    for (size_t i = 0; i < count && error == CUDA_SUCCESS; i++) {
+        struct part part = part_at(frames, pages[i], 1);
+        digests[i] = gaia_digest_of(fresh + i * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
+        if (part.chunk && part.chunk->granted)
+            error = send_digests(frames, &part, &digests[i]);
+    }
+    int result = gpu_wait(gpu, error);
+    for (size_t i = 0; i < count; i++) {
+        struct part part = part_at(frames, pages[i], 1);
+        if (part.chunk)
+            bits_set(part.chunk->unsure, part.first, 1, result != 0);
+    }
+    return result;
+}
+
+int cuda_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, const void *old,
+               const void *fresh)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+
+    pthread_mutex_lock(&frames->lock);
+    int error = gpu_begin(frames->gpu);
+    if (!error) {
+        for (size_t done = 0; done < count && !error; done += GPU_BATCH_PAGES) {
+            size_t n = count - done < GPU_BATCH_PAGES ? count - done : GPU_BATCH_PAGES;
+            error = patch_batch(frames, pages + done, n, (const uint8_t *)old + done * GAIA_PAGE_SIZE,
+                                (const uint8_t *)fresh + done * GAIA_PAGE_SIZE);
+        }
+        gpu_end(frames->gpu);
+    }
+    pthread_mutex_unlock(&frames->lock);
+    return error;
+}

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/home_gpu.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "gpu/kernels.h"
+
+static CUresult load_kernels(struct home_gpu *gpu)
+{
+    static const char *const names[GPU_KERNELS] = {
+        [GPU_HASH_PAGES] = "gaia_hash_pages", [GPU_FIND_MODIFIED] = "gaia_find_modified",
+        [GPU_GATHER] = "gaia_gather",         [GPU_SCATTER] = "gaia_scatter",
+        [GPU_PATCH] = "gaia_patch",
+    };
+    const struct cuda_api *api = gpu->device.api;
+    CUmodule module;
+
+    CUresult error = api->cuModuleLoadData(&module, gaia_kernels_ptx);
+    for (int i = 0; i < GPU_KERNELS && error == CUDA_SUCCESS; i++)
+        error = api->cuModuleGetFunction(&gpu->kernels[i], module, names[i]);
+    return error;
+}
+
+static CUresult prepare(struct home_gpu *gpu)
+{
+    const struct cuda_api *api = gpu->device.api;
+    CUmemAllocationProp properties = cuda_memory_properties(&gpu->device);
+    size_t bytes = GPU_LISTS * GPU_AREA_BYTES + GPU_LIST_BYTES;
+    int multiprocessors = 0;
+    void *host;
+
+    CUresult error = load_kernels(gpu);
+    if (error == CUDA_SUCCESS)
+        error = api->cuMemGetAllocationGranularity(&gpu->granularity, &properties,
+                                                   CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+    if (error == CUDA_SUCCESS)
+        error = api->cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                                          gpu->device.device);
+    gpu->blocks = multiprocessors > 0 ? (unsigned)multiprocessors * 8 : 64; /* of 256 threads: 2,048 each */
+    if (error == CUDA_SUCCESS)
+        error = api->cuStreamCreate(&gpu->stream, CU_STREAM_NON_BLOCKING);
+    if (error == CUDA_SUCCESS)
+        error = api->cuMemHostAlloc(&host, bytes, CU_MEMHOSTALLOC_PORTABLE);
+    if (error == CUDA_SUCCESS) {
+        gpu->host = host;
+        error = api->cuMemAlloc(&gpu->staging, bytes);
+    }
+    return error;
+}
+
+/* What prepare() has made goes. The kernels go with the context. */
+static void undo(struct home_gpu *gpu)
+{
+    const struct cuda_api *api = gpu->device.api;
+
+    if (gpu->registered)
+        api->cuMemHostUnregister(gpu->registered);
+    if (gpu->staging)
+        api->cuMemFree(gpu->staging);
+    if (gpu->host)
+        api->cuMemFreeHost(gpu->host);
+    if (gpu->stream)
+        api->cuStreamDestroy(gpu->stream);
+}
+
+int home_gpu_open(const CUuuid *uuid, void *memory, size_t length, struct home_gpu **gpu_out,
+                  char why_out[CUDA_WHY_SIZE])
+{
+    struct home_gpu *gpu = calloc(1, sizeof *gpu);
+
+    if (!gpu)
+        return -ENOMEM;
+    int error = cuda_device_find(uuid, &gpu->device, why_out);
+    if (error)
+        goto out_free;
+    lock_init(&gpu->lock, LOCK_GPU);
+    error = cuda_enter(&gpu->device);
+    if (error)
+        goto out_close;
+    CUresult result = prepare(gpu);
+    /* Refused: transfers are slower. */
+    if (result == CUDA_SUCCESS && gpu->device.api->cuMemHostRegister &&
+        gpu->device.api->cuMemHostUnregister &&
+        gpu->device.api->cuMemHostRegister(memory, length, CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS)
+        gpu->registered = memory;
+    if (result != CUDA_SUCCESS) {
+        snprintf(why_out, CUDA_WHY_SIZE, "the GPU can't be set up: %s",
+                 cuda_error_name(gpu->device.api, result));
+        undo(gpu);
+    }
+    cuda_leave(&gpu->device);
+    error = cuda_errno(result);
+    if (!error) {
+        *gpu_out = gpu;
+        return 0;
+    }
+out_close:
+    pthread_mutex_destroy(&gpu->lock);
+    cuda_device_close(&gpu->device);
+out_free:
+    free(gpu);
+    return error;
+}
+
+void home_gpu_close(struct home_gpu *gpu)
+{
+    if (!cuda_enter(&gpu->device)) {
+        undo(gpu);
+        cuda_leave(&gpu->device);
+    }
+    cuda_device_close(&gpu->device);
+    pthread_mutex_destroy(&gpu->lock);
+    free(gpu);
+}
+
+int gpu_begin(struct home_gpu *gpu)
+{
+    pthread_mutex_lock(&gpu->lock);
+    int error = cuda_enter(&gpu->device);
+    if (error)
+        pthread_mutex_unlock(&gpu->lock);
+    return error;
+}
+
+void gpu_end(struct home_gpu *gpu)
+{
+    cuda_leave(&gpu->device);
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+CUresult gpu_launch(struct home_gpu *gpu, enum gpu_kernel kernel, uint64_t pages, void **parameters)
+{
+    unsigned warps = GAIA_KERNEL_THREADS / 32;
+    uint64_t blocks = (pages + warps - 1) / warps;
+
+    if (blocks > gpu->blocks)
+        blocks = gpu->blocks;
+    return gpu->device.api->cuLaunchKernel(gpu->kernels[kernel], (unsigned)blocks, 1, 1, GAIA_KERNEL_THREADS,
+                                           1, 1, 0, gpu->stream, parameters, NULL);
+}
+
+int gpu_wait(struct home_gpu *gpu, CUresult error)
+{
+    CUresult ended = gpu->device.api->cuStreamSynchronize(gpu->stream); /* also after an error: see below */
+
+    /* What is under way still uses the areas, which the next to come would change. */
+    return cuda_errno(error != CUDA_SUCCESS ? error : ended);
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of the stand-in driver: see standin.c. */
+#ifndef GAIAFS_TESTS_CUDA_STANDIN_H
+#define GAIAFS_TESTS_CUDA_STANDIN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "gpu/cuda_api.h"
+
+#define STANDIN_GRANULARITY ((size_t)2 << 20)
+#define STANDIN_FIRST_DEVICE 7 /* no ordinal: who takes a CUdevice for one is found out */
+#define CUDA_ERROR_UNKNOWN 999
+
+/* The value of a word of $STANDIN_CUDA, in a static buffer, or NULL; as a number. */
+const char *standin_word(const char *name);
+long long standin_number(const char *name, long long otherwise);
+
+/* The error that this call of `name` is to have, as the words and the control file say; 0: none. */
+CUresult standin_injected(const char *name);
+#define ENTER(name)                                 \
+    do {                                            \
+        CUresult injected = standin_injected(name); \
+        if (injected != CUDA_SUCCESS)               \
+            return injected;                        \
+    } while (0)
+/* The same for what needs a context. */
+#define ENTER_CONTEXT(name)                    \
+    do {                                       \
+        ENTER(name);                           \
+        if (!standin_has_context())            \
+            return CUDA_ERROR_INVALID_CONTEXT; \
+    } while (0)
+
+bool standin_has_context(void);
+
+struct standin_row {
+    const char *name;
+    void (*function)(void);
+};
+#define ROW(name, function)                         \
+    {                                               \
+        name, (void (*)(void))(uintptr_t)(function) \
+    }
+extern const struct standin_row standin_memory_rows[], standin_run_rows[]; /* end with a NULL name */
+
+#endif

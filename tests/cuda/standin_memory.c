@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The stand-in driver's memory: allocations are memfds, so that another process can have them. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/queue.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/cuda/standin.h"
+
+struct allocation {
+    int fd;
+    size_t bytes;
+    unsigned references; /* the handle, and places where it is mapped */
+    bool imported;       /* not of this process's making: not charged to it */
+};
+
+struct place {
+    LIST_ENTRY(place) link;
+    uint8_t *address;
+    size_t bytes;
+    struct allocation *allocation; /* NULL: reserved only */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
+static LIST_HEAD(, place) reserved, mapped;
+static size_t used;
+
+/* Lock held. */
+static bool charge(size_t bytes)
+{
+    size_t limit = (size_t)standin_number("memory", (long long)80 << 30);
+
+    if (used + bytes > limit)
+        return false;
+    used += bytes;
+    return true;
+}
+
+static void put(struct allocation *allocation)
+{
+    if (--allocation->references)
+        return;
+    if (!allocation->imported)
+        used -= allocation->bytes;
+    close(allocation->fd);
+    free(allocation);
+}
+
+static CUresult granularity(size_t *bytes_out, const CUmemAllocationProp *properties, int option)
+{
+    (void)option;
+    ENTER("cuMemGetAllocationGranularity");
+    if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        properties->location.id < STANDIN_FIRST_DEVICE)
+        return CUDA_ERROR_INVALID_VALUE;
+    *bytes_out = STANDIN_GRANULARITY;
+    return CUDA_SUCCESS;
+}
+
+static CUresult create(CUmemGenericAllocationHandle *handle_out, size_t bytes,
+                       const CUmemAllocationProp *properties, unsigned long long flags)
+{
+    size_t unit;
+
+    ENTER("cuMemCreate");
+    if (flags || !bytes || granularity(&unit, properties, 0) || bytes % unit ||
+        properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct allocation *allocation = calloc(1, sizeof *allocation);
+    if (!allocation)
+        abort();
+    *allocation =
+        (struct allocation){.bytes = bytes, .references = 1, .fd = memfd_create("stand-in GPU", MFD_CLOEXEC)};
+    pthread_mutex_lock(&lock);
+    bool fits = allocation->fd >= 0 && !ftruncate(allocation->fd, (off_t)bytes) && charge(bytes);
+    pthread_mutex_unlock(&lock);
+    if (!fits) {
+        if (allocation->fd >= 0)
+            close(allocation->fd);
+        free(allocation);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    /* What a GPU's memory holds is what its last owner left: who does not clear it is found out. */
+    void *all = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, allocation->fd, 0);
+    if (all != MAP_FAILED) {
+        for (size_t i = 0; i < bytes; i += 65536)
+            memset((uint8_t *)all + i, 0xdb, 64);
+        munmap(all, bytes);
+    }
+    *handle_out = (uintptr_t)allocation;
+    return CUDA_SUCCESS;
+}
+
+static CUresult release(CUmemGenericAllocationHandle handle)
+{
+    ENTER("cuMemRelease");
+    pthread_mutex_lock(&lock);
+    put((struct allocation *)(uintptr_t)handle);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult export_handle(void *handle_out, CUmemGenericAllocationHandle handle, int type,
+                              unsigned long long flags)
+{
+    ENTER("cuMemExportToShareableHandle");
+    if (flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_INVALID_VALUE;
+    int fd = dup(((struct allocation *)(uintptr_t)handle)->fd);
+    if (fd < 0)
+        return CUDA_ERROR_UNKNOWN;
+    memcpy(handle_out, &fd, sizeof fd);
+    return CUDA_SUCCESS;
+}
+
+static CUresult import_handle(CUmemGenericAllocationHandle *handle_out, void *os_handle, int type)
+{
+    struct stat st;
+
+    ENTER("cuMemImportFromShareableHandle");
+    int fd = (int)(intptr_t)os_handle;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fstat(fd, &st) || st.st_size <= 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct allocation *allocation = calloc(1, sizeof *allocation);
+    if (!allocation)
+        abort();
+    *allocation =
+        (struct allocation){.bytes = (size_t)st.st_size, .references = 1, .imported = true, .fd = dup(fd)};
+    *handle_out = (uintptr_t)allocation;
+    return CUDA_SUCCESS;
+}
+
+static CUresult reserve(CUdeviceptr *pointer_out, size_t bytes, size_t alignment, CUdeviceptr wish,
+                        unsigned long long flags)
+{
+    ENTER("cuMemAddressReserve");
+    if (!bytes || bytes % STANDIN_GRANULARITY || alignment || wish || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    size_t room = bytes + STANDIN_GRANULARITY;
+    uint8_t *area = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (area == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    size_t before = (STANDIN_GRANULARITY - (uintptr_t)area % STANDIN_GRANULARITY) % STANDIN_GRANULARITY;
+    if (before)
+        munmap(area, before);
+    munmap(area + before + bytes, STANDIN_GRANULARITY - before);
+    struct place *place = calloc(1, sizeof *place);
+    if (!place)
+        abort();
+    *place = (struct place){.address = area + before, .bytes = bytes};
+    pthread_mutex_lock(&lock);
+    LIST_INSERT_HEAD(&reserved, place, link);
+    pthread_mutex_unlock(&lock);
+    *pointer_out = (uintptr_t)place->address;
+    return CUDA_SUCCESS;
+}
+
+/* Whether something is mapped in the range. Lock held. */
+static bool is_mapped(const uint8_t *address, size_t bytes)
+{
+    struct place *place;
+
+    LIST_FOREACH (place, &mapped, link)
+        if (place->address < address + bytes && address < place->address + place->bytes)
+            return true;
+    return false;
+}
+
+static CUresult address_free(CUdeviceptr pointer, size_t bytes)
+{
+    uint8_t *address = (uint8_t *)(uintptr_t)pointer;
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    struct place *place;
+
+    ENTER("cuMemAddressFree");
+    pthread_mutex_lock(&lock);
+    LIST_FOREACH (place, &reserved, link)
+        if (place->address == address && place->bytes == bytes)
+            break;
+    if (place && !is_mapped(address, bytes)) {
+        LIST_REMOVE(place, link);
+        munmap(address, bytes);
+        free(place);
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static CUresult map(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                    unsigned long long flags)
+{
+    struct allocation *allocation = (struct allocation *)(uintptr_t)handle;
+    uint8_t *address = (uint8_t *)(uintptr_t)pointer;
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    struct place *place;
+
+    ENTER("cuMemMap");
+    pthread_mutex_lock(&lock);
+    LIST_FOREACH (place, &reserved, link)
+        if (place->address <= address && address + bytes <= place->address + place->bytes)
+            break;
+    if (place && !flags && !offset && bytes == allocation->bytes &&
+        (uintptr_t)address % STANDIN_GRANULARITY == 0 && !is_mapped(address, bytes) &&
+        mmap(address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, allocation->fd, 0) != MAP_FAILED) {
+        place = calloc(1, sizeof *place);
+        if (!place)
+            abort();
+        *place = (struct place){.address = address, .bytes = bytes, .allocation = allocation};
+        allocation->references++;
+        LIST_INSERT_HEAD(&mapped, place, link);
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static CUresult unmap(CUdeviceptr pointer, size_t bytes)
+{
+    uint8_t *address = (uint8_t *)(uintptr_t)pointer;
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    struct place *place;
+
+    ENTER("cuMemUnmap");
+    pthread_mutex_lock(&lock);
+    LIST_FOREACH (place, &mapped, link)
+        if (place->address == address && place->bytes == bytes)
+            break;
+    if (place) {
+        mmap(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        LIST_REMOVE(place, link);
+        put(place->allocation);
+        free(place);
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static CUresult set_access(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t count)
+{
+    ENTER("cuMemSetAccess");
+    if (count != 1 || access->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        access->location.id < STANDIN_FIRST_DEVICE)
+        return CUDA_ERROR_INVALID_VALUE;
+    int prot = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE : PROT_READ;
+    return mprotect((void *)(uintptr_t)pointer, bytes, prot) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+/* Plain memory: its size lies before it. */
+#define HEAD 4096u
+
+static CUresult allocate(CUdeviceptr *pointer_out, size_t bytes)
+{
+    ENTER_CONTEXT("cuMemAlloc");
+    pthread_mutex_lock(&lock);
+    bool fits = bytes && charge(bytes);
+    pthread_mutex_unlock(&lock);
+    uint8_t *area = fits ? aligned_alloc(4096, HEAD + (bytes + 4095) / 4096 * 4096) : NULL;
+    if (!area)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memset(area + HEAD, 0xdb, bytes);
+    memcpy(area, &bytes, sizeof bytes);
+    *pointer_out = (uintptr_t)(area + HEAD);
+    return CUDA_SUCCESS;
+}
+
+static CUresult free_memory(CUdeviceptr pointer)
+{
+    uint8_t *area = (uint8_t *)(uintptr_t)pointer - HEAD;
+    size_t bytes;
+
+    ENTER_CONTEXT("cuMemFree");
+    memcpy(&bytes, area, sizeof bytes);
+    pthread_mutex_lock(&lock);
+    used -= bytes;
+    pthread_mutex_unlock(&lock);
+    free(area);
+    return CUDA_SUCCESS;
+}
+
+static CUresult host_alloc(void **pointer_out, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    ENTER_CONTEXT("cuMemHostAlloc");
+    *pointer_out = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    return *pointer_out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult host_free(void *pointer)
+{
+    ENTER_CONTEXT("cuMemFreeHost");
+    free(pointer);
+    return CUDA_SUCCESS;
+}
+
+static CUresult host_register(void *pointer, size_t bytes, unsigned flags)
+{
+    (void)pointer, (void)bytes, (void)flags;
+    ENTER_CONTEXT("cuMemHostRegister");
+    return CUDA_SUCCESS;
+}
+
+static CUresult host_unregister(void *pointer)
+{
+    (void)pointer;
+    ENTER_CONTEXT("cuMemHostUnregister");
+    return CUDA_SUCCESS;
+}
+
+const struct standin_row standin_memory_rows[] = {
+    ROW("cuMemGetAllocationGranularity", granularity),
+    ROW("cuMemCreate", create),
+    ROW("cuMemRelease", release),
+    ROW("cuMemExportToShareableHandle", export_handle),
+    ROW("cuMemImportFromShareableHandle", import_handle),
+    ROW("cuMemAddressReserve", reserve),
+    ROW("cuMemAddressFree", address_free),
+    ROW("cuMemMap", map),
+    ROW("cuMemUnmap", unmap),
+    ROW("cuMemSetAccess", set_access),
+    ROW("cuMemAlloc", allocate),
+    ROW("cuMemFree", free_memory),
+    ROW("cuMemHostAlloc", host_alloc),
+    ROW("cuMemFreeHost", host_free),
+    ROW("cuMemHostRegister", host_register),
+    ROW("cuMemHostUnregister", host_unregister),
+    {NULL, NULL},
+};

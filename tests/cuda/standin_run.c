@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The stand-in driver's contexts, streams and kernels. A stream is a thread that does one thing after the
+ * other. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/queue.h>
+
+#include "gpu/kernels.h"
+#include "tests/cuda/standin.h"
+
+struct CUctx_st {
+    unsigned retained;
+};
+struct CUmod_st {
+    const char *ptx;
+};
+struct CUfunc_st {
+    const struct gaia_kernel *kernel;
+};
+
+struct work {
+    STAILQ_ENTRY(work) link;
+    enum { COPY, SET, KERNEL, HOST } what;
+    void *to;
+    const void *from;
+    size_t bytes;
+    unsigned char value;
+    const struct gaia_kernel *kernel;
+    uint64_t arguments[GAIA_KERNEL_PARAMETERS_MAX];
+    unsigned blocks, threads;
+    CUhostFn function;
+    void *context;
+};
+
+struct CUstream_st {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    pthread_t thread;
+    STAILQ_HEAD(, work) queue;
+    bool busy, stop;
+    LIST_ENTRY(CUstream_st) link;
+};
+
+static struct CUctx_st contexts[16];
+static __thread CUcontext stack[8];
+static __thread unsigned depth;
+static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER; /* guards streams and standard */
+static LIST_HEAD(, CUstream_st) streams;
+static CUstream standard; /* what NULL means */
+
+bool standin_has_context(void)
+{
+    return depth > 0;
+}
+
+static CUresult retain(CUcontext *context_out, CUdevice device)
+{
+    ENTER("cuDevicePrimaryCtxRetain");
+    contexts[device - STANDIN_FIRST_DEVICE].retained++;
+    *context_out = &contexts[device - STANDIN_FIRST_DEVICE];
+    return CUDA_SUCCESS;
+}
+
+static CUresult release(CUdevice device)
+{
+    ENTER("cuDevicePrimaryCtxRelease");
+    if (!contexts[device - STANDIN_FIRST_DEVICE].retained)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    contexts[device - STANDIN_FIRST_DEVICE].retained--;
+    return CUDA_SUCCESS;
+}
+
+static CUresult push(CUcontext context)
+{
+    ENTER("cuCtxPushCurrent");
+    if (!context->retained || depth == sizeof stack / sizeof stack[0])
+        return CUDA_ERROR_INVALID_CONTEXT;
+    stack[depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+static CUresult pop(CUcontext *context_out)
+{
+    if (!depth)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *context_out = stack[--depth];
+    return CUDA_SUCCESS;
+}
+
+/* --- streams --- */
+
+static void run(struct work *work)
+{
+    void *arguments[GAIA_KERNEL_PARAMETERS_MAX];
+
+    switch (work->what) {
+    case COPY:
+        memcpy(work->to, work->from, work->bytes);
+        break;
+    case SET:
+        memset(work->to, work->value, work->bytes);
+        break;
+    case KERNEL:
+        for (size_t i = 0; i < GAIA_KERNEL_PARAMETERS_MAX; i++)
+            arguments[i] = &work->arguments[i];
+        if (gaia_kernel_cpu(work->kernel->name, arguments, work->blocks, work->threads))
+            abort();
+        break;
+    case HOST:
+        work->function(work->context);
+        break;
+    }
+}
+
+static void *serve(void *argument)
+{
+    struct CUstream_st *stream = argument;
+
+    pthread_mutex_lock(&stream->lock);
+    for (;;) {
+        struct work *work = STAILQ_FIRST(&stream->queue);
+        if (!work && stream->stop)
+            break;
+        if (!work) {
+            pthread_cond_wait(&stream->changed, &stream->lock);
+            continue;
+        }
+        STAILQ_REMOVE_HEAD(&stream->queue, link);
+        stream->busy = true;
+        pthread_mutex_unlock(&stream->lock);
+        run(work);
+        free(work);
+        pthread_mutex_lock(&stream->lock);
+        stream->busy = false;
+        pthread_cond_broadcast(&stream->changed);
+    }
+    pthread_mutex_unlock(&stream->lock);
+    return NULL;
+}
+
+static CUstream new_stream(void)
+{
+    CUstream stream = calloc(1, sizeof *stream);
+    sigset_t all, old;
+
+    if (!stream)
+        abort();
+    pthread_mutex_init(&stream->lock, NULL);
+    pthread_cond_init(&stream->changed, NULL);
+    STAILQ_INIT(&stream->queue);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    if (pthread_create(&stream->thread, NULL, serve, stream))
+        abort();
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    LIST_INSERT_HEAD(&streams, stream, link);
+    return stream;
+}
+
+static CUstream find(CUstream stream)
+{
+    pthread_mutex_lock(&streams_lock);
+    if (!stream && !standard)
+        standard = new_stream();
+    stream = stream ? stream : standard;
+    pthread_mutex_unlock(&streams_lock);
+    return stream;
+}
+
+static void put(CUstream stream, const struct work *work)
+{
+    struct work *copy = malloc(sizeof *copy);
+
+    if (!copy)
+        abort();
+    *copy = *work;
+    stream = find(stream);
+    pthread_mutex_lock(&stream->lock);
+    STAILQ_INSERT_TAIL(&stream->queue, copy, link);
+    pthread_cond_broadcast(&stream->changed);
+    pthread_mutex_unlock(&stream->lock);
+}
+
+static void wait_for(CUstream stream)
+{
+    pthread_mutex_lock(&stream->lock);
+    while (stream->busy || !STAILQ_EMPTY(&stream->queue))
+        pthread_cond_wait(&stream->changed, &stream->lock);
+    pthread_mutex_unlock(&stream->lock);
+}
+
+static CUresult stream_create(CUstream *stream_out, unsigned flags)
+{
+    ENTER_CONTEXT("cuStreamCreate");
+    if (flags & ~(unsigned)CU_STREAM_NON_BLOCKING)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&streams_lock);
+    *stream_out = new_stream();
+    pthread_mutex_unlock(&streams_lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult stream_destroy(CUstream stream)
+{
+    ENTER_CONTEXT("cuStreamDestroy");
+    pthread_mutex_lock(&streams_lock);
+    LIST_REMOVE(stream, link);
+    pthread_mutex_unlock(&streams_lock);
+    pthread_mutex_lock(&stream->lock);
+    stream->stop = true;
+    pthread_cond_broadcast(&stream->changed);
+    pthread_mutex_unlock(&stream->lock);
+    pthread_join(stream->thread, NULL);
+    pthread_cond_destroy(&stream->changed);
+    pthread_mutex_destroy(&stream->lock);
+    free(stream);
+    return CUDA_SUCCESS;
+}
+
+static CUresult stream_synchronize(CUstream stream)
+{
+    if (!standin_has_context())
+        return CUDA_ERROR_INVALID_CONTEXT;
+    wait_for(find(stream)); /* also where it fails: a stream whose work failed does nothing more */
+    ENTER("cuStreamSynchronize");
+    return CUDA_SUCCESS;
+}
+
+/* Streams that go meanwhile are no concern of who waits for what was there before. */
+static CUresult context_synchronize(void)
+{
+    CUstream all[64];
+    size_t n = 0;
+    CUstream stream;
+
+    ENTER_CONTEXT("cuCtxSynchronize");
+    pthread_mutex_lock(&streams_lock);
+    LIST_FOREACH (stream, &streams, link)
+        if (n < sizeof all / sizeof all[0])
+            all[n++] = stream;
+    pthread_mutex_unlock(&streams_lock);
+    while (n)
+        wait_for(all[--n]);
+    return CUDA_SUCCESS;
+}
+
+static CUresult launch_host(CUstream stream, CUhostFn function, void *context)
+{
+    ENTER_CONTEXT("cuLaunchHostFunc");
+    put(stream, &(struct work){.what = HOST, .function = function, .context = context});
+    return CUDA_SUCCESS;
+}
+
+static CUresult copy_in(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+{
+    ENTER_CONTEXT("cuMemcpyHtoDAsync");
+    put(stream, &(struct work){.what = COPY, .to = (void *)(uintptr_t)to, .from = from, .bytes = bytes});
+    return CUDA_SUCCESS;
+}
+
+static CUresult copy_out(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    ENTER_CONTEXT("cuMemcpyDtoHAsync");
+    put(stream, &(struct work){.what = COPY, .to = to, .from = (void *)(uintptr_t)from, .bytes = bytes});
+    return CUDA_SUCCESS;
+}
+
+static CUresult set(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
+{
+    ENTER_CONTEXT("cuMemsetD8Async");
+    put(stream, &(struct work){.what = SET, .to = (void *)(uintptr_t)to, .value = value, .bytes = bytes});
+    return CUDA_SUCCESS;
+}
+
+/* --- kernels --- */
+
+static CUresult load_module(CUmodule *module_out, const void *image)
+{
+    ENTER_CONTEXT("cuModuleLoadData");
+    if (!strstr(image, ".version ") || !strstr(image, ".target sm_"))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUmodule module = calloc(1, sizeof *module);
+    if (!module)
+        abort();
+    module->ptx = image;
+    *module_out = module;
+    return CUDA_SUCCESS;
+}
+
+/* The PTX must have it, but what runs is its source's twin for a CPU. */
+static CUresult get_function(CUfunction *function_out, CUmodule module, const char *name)
+{
+    char entry[96];
+
+    ENTER_CONTEXT("cuModuleGetFunction");
+    snprintf(entry, sizeof entry, ".entry %s(", name);
+    if (!strstr(module->ptx, entry) || !gaia_kernel_find(name))
+        return CUDA_ERROR_NOT_FOUND;
+    CUfunction function = calloc(1, sizeof *function);
+    if (!function)
+        abort();
+    function->kernel = gaia_kernel_find(name);
+    *function_out = function;
+    return CUDA_SUCCESS;
+}
+
+static CUresult launch(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                       CUstream stream, void **parameters, void **extra)
+{
+    struct work work = {.what = KERNEL, .kernel = function->kernel, .blocks = grid_x, .threads = block_x};
+
+    ENTER_CONTEXT("cuLaunchKernel");
+    if (!grid_x || grid_y != 1 || grid_z != 1 || !block_x || block_y != 1 || block_z != 1 || shared_bytes ||
+        extra)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < function->kernel->parameters; i++)
+        memcpy(&work.arguments[i], parameters[i], sizeof work.arguments[i]);
+    put(stream, &work);
+    return CUDA_SUCCESS;
+}
+
+/* --- what tests call by their names, as a program that is linked with the driver would --- */
+
+CUresult cuInit(unsigned flags);
+CUresult cuDeviceGet(CUdevice *device_out, int ordinal);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context_out, CUdevice device);
+CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
+CUresult cuStreamCreate(CUstream *stream_out, unsigned flags);
+CUresult cuStreamSynchronize(CUstream stream);
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *context);
+
+CUresult cuInit(unsigned flags)
+{
+    return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *device_out, int ordinal)
+{
+    *device_out = ordinal + STANDIN_FIRST_DEVICE;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context_out, CUdevice device)
+{
+    return retain(context_out, device);
+}
+
+CUresult cuCtxSetCurrent(CUcontext context)
+{
+    stack[0] = context;
+    depth = depth ? depth : 1;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
+{
+    memcpy(to, (void *)(uintptr_t)from, bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
+{
+    memcpy((void *)(uintptr_t)to, from, bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream *stream_out, unsigned flags)
+{
+    return stream_create(stream_out, flags);
+}
+
+CUresult cuStreamSynchronize(CUstream stream)
+{
+    return stream_synchronize(stream);
+}
+
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *context)
+{
+    return launch_host(stream, function, context);
+}
+
+const struct standin_row standin_run_rows[] = {
+    ROW("cuDevicePrimaryCtxRetain", retain),
+    ROW("cuDevicePrimaryCtxRelease", release),
+    ROW("cuCtxPushCurrent", push),
+    ROW("cuCtxPopCurrent", pop),
+    ROW("cuCtxSynchronize", context_synchronize),
+    ROW("cuStreamCreate", stream_create),
+    ROW("cuStreamDestroy", stream_destroy),
+    ROW("cuStreamSynchronize", stream_synchronize),
+    ROW("cuLaunchHostFunc", launch_host),
+    ROW("cuMemcpyHtoDAsync", copy_in),
+    ROW("cuMemcpyDtoHAsync", copy_out),
+    ROW("cuMemsetD8Async", set),
+    ROW("cuModuleLoadData", load_module),
+    ROW("cuModuleGetFunction", get_function),
+    ROW("cuLaunchKernel", launch),
+    {NULL, NULL},
+};

@@ -1,0 +1,29 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The mount tests on a GPU: on the stand-in of tests/cuda, or, with GAIA_REAL_GPU=1, on the cuda:0 of this machine.
+
+    on_gpu.py [NAME ...]        of tests/mount/test_NAME.py (default: those about files that devices map)
+
+What only a device can do whose touches are faults is left out (marked `traps`). Ends with pytest's own line."""
+import os
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+FILES = "promises clients sharing oracle deaths changes durability disks room".split()
+
+
+def main():
+    names = sys.argv[1:] or FILES
+    build = os.path.abspath(os.environ.get("GAIAFS_BUILD", os.path.join(TOP, "build", "gcc")))
+    env = {**os.environ, "GAIA_DEVICE": "cuda:0"}
+    if os.environ.get("GAIA_REAL_GPU") != "1":
+        env["LD_LIBRARY_PATH"] = os.path.join(build, "cuda")
+    done = subprocess.run([sys.executable, "-B", "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider",
+                           *(os.path.join(HERE, f"test_{name}.py") for name in names)], env=env, cwd=TOP)
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
