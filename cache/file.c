@@ -11,6 +11,7 @@
 
 #include "cache/internal.h"
 #include "cache/passed.h"
+#include "cache/scan.h"
 
 static int open_backing(int path_fd, bool *writable_out)
 {
@@ -237,6 +238,8 @@ static void clear_tail(struct cache_file *file, uint64_t page, size_t from, bool
     if (!leaf || !from)
         return;
     SLIST_FOREACH (copy, &leaf->copies, link) {
+        if (grown && copy->replica->scans && !copy->replica->read_only)
+            scan_keep_twin_of_tail(copy, page_bit(page));
         if (!(copy->present & page_bit(page)) || (grown && file->passed && copy->twin & page_bit(page)))
             continue;
         copy->replica->frames->ops->clear(copy->replica->frames, page, from);

@@ -100,6 +100,15 @@ int scan_keep_twins(struct cache_file *file, struct leaf *leaf, page_mask pages)
     return error;
 }
 
+/* Without a twin, for want of memory, the page counts as stored to as a whole at the next release. */
+void scan_keep_twin_of_tail(struct leaf_copy *copy, page_mask page)
+{
+    page_mask taken;
+
+    copy->raced |= copy->busy & ~copy->present & page;
+    scan_take_twins(copy, page, &taken);
+}
+
 int scan_take_placed(struct leaf_copy *copy, page_mask pages, const uint8_t *leaf_bytes)
 {
     struct replica *replica = copy->replica;

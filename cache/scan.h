@@ -21,6 +21,10 @@ int scan_find(struct replica *replica, uint64_t first, uint64_t count, page_mask
 /* Before the home copy of the pages changes: whoever's twin it is gets a copy. 0, -ENOMEM, -EIO ... */
 int scan_keep_twins(struct cache_file *file, struct leaf *leaf, page_mask pages);
 
+/* The file has grown, by bytes that the home copy has already: the page that its end was in gets a twin if it has
+ * none. From the old end on the caller makes zeros of it, which is what was granted. */
+void scan_keep_twin_of_tail(struct leaf_copy *copy, page_mask page);
+
 /* The twins of resident pages that have none, from the home copy. *taken_out: which. The first error. */
 int scan_take_twins(struct leaf_copy *copy, page_mask pages, page_mask *taken_out);
 

@@ -261,6 +261,7 @@ def test_100_maps_of_a_file(mount, devices):
     assert caught.value.errno == errno.ENOTCONN
 
 
+@pytest.mark.traps
 def test_maps_of_100_files(mount, devices):
     m = mount("device_cache=1M")
     rng = make_random("100 files")

@@ -165,6 +165,7 @@ def test_stores_that_found_no_daemon(mount, agents, workdir):
     assert read_file(os.path.join(m.data, "f"))[9] == 1  # else there was nothing to see
 
 
+@pytest.mark.traps
 def test_daemon_killed_under_running_kernels(mount, agents):
     m = mount("device_cache=1M")
     path = os.path.join(m.mnt, "f")

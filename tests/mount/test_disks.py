@@ -122,6 +122,7 @@ def test_reads_while_there_is_no_space(mount, agents, small):
     os.close(fd)
 
 
+@pytest.mark.traps
 def test_eviction_while_there_is_no_space(mount, agents, small):
     """What can't be evicted stays; the toucher gets its page or SIGBUS, no hang, and what it stored is not lost."""
     m = mount("device_cache=256K", data=small)

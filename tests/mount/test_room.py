@@ -51,6 +51,7 @@ def test_resident_exactly_the_device(mount, devices):
     assert opened.map[:] == pattern(65 * PAGE)[:64 * PAGE]
 
 
+@pytest.mark.traps
 def test_two_residents_that_do_not_fit_together(mount, devices):
     """Slower or ENOMEM, but never wrong bytes and never a hang."""
     m = mount("device_cache=1M")
