@@ -18,6 +18,7 @@
 #include "cache/fill.h"
 #include "cache/map.h"
 #include "cache/release.h"
+#include "cache/scan.h"
 #include "gpu/gaia.h"
 
 #define MAPS_MAX 4096u
@@ -439,6 +440,20 @@ static int place_all(struct cache_map *map, struct gaia_run run, bool all)
     return error;
 }
 
+/* The same, where no touch would bring what is missing, and nothing stops stores to what somebody else is
+ * placing: until all of it is there. Others' truncations may undo a round. */
+static int place_for_kernels(struct cache_map *map, struct gaia_run run)
+{
+    int error = 0;
+
+    for (unsigned round = 0; round < 1000 && !error; round++) {
+        error = place_all(map, run, false);
+        if (!error && scan_is_placed(map->replica, run.page, run.count))
+            return 0;
+    }
+    return error ? error : -EIO;
+}
+
 int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
                       uint64_t *changes_out, bool *poisoned_out)
 {
@@ -450,7 +465,9 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
         return error;
     *poisoned_out = atomic_exchange(&map->poisoned, false);
     error = acquire_range(map->replica, run.page, run.count, changes_out);
-    if (!error && map->resident)
+    if (!error && map->replica->scans)
+        error = place_for_kernels(map, run);
+    else if (!error && map->resident)
         error = place_all(map, run, true);
     if (error && *poisoned_out) /* the client refreshes only after a success: tell it next time */
         map->poisoned = true;

@@ -322,8 +322,13 @@ static void mark_leaf(struct leaf *leaf, void *context)
     struct leaf_copy *copy;
     page_mask held = 0;
 
-    SLIST_FOREACH (copy, &leaf->copies, link)
+    SLIST_FOREACH (copy, &leaf->copies, link) {
         held |= copy->present | copy->busy;
+        if (copy->replica->scans && !copy->replica->read_only) {
+            copy->blind |= copy->present & ~copy->twin;
+            copy->raced |= copy->busy & ~copy->present;
+        }
+    }
     file_cpu_modified(context, leaf, held);
 }
 

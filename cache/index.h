@@ -33,9 +33,12 @@ struct leaf_copy {
     page_mask present; /* the device's frame holds the page */
     page_mask busy;    /* one thread is placing, exposing, protecting or dropping it; only that thread may */
     page_mask waited;  /* of busy: a touch waits and must be woken when busy ends */
-    page_mask raced;   /* of busy: the home copy has changed since; of devices that scan (cache/scan.h) */
-    page_mask twin;    /* has a twin; without one the page is write protected in every client */
-    page_mask sealed;  /* of twin: write protected all the same, so its bytes stand still */
+    /* Of devices that scan (cache/scan.h): */
+    page_mask raced; /* of busy: the home copy has changed since */
+    page_mask
+        blind; /* of present, without a twin: the home copy has changed behind the mount: it is no twin */
+    page_mask twin;      /* has a twin; without one the page is write protected in every client */
+    page_mask sealed;    /* of twin: write protected all the same, so its bytes stand still */
     page_mask releasing; /* of twin: found modified; the kernel's copies are being invalidated (rule 6) */
     page_mask
         touched; /* of releasing: a WRITE may have put the page back into the kernel's cache meanwhile */

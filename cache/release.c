@@ -110,6 +110,7 @@ static page_mask find_scanned(const struct work *w, page_mask *borrowed, int *er
     page_mask clean = w->copy->twin & w->owned & ~modified & ~w->copy->pending;
 
     scan_grant_again(w->copy, clean);
+    w->copy->blind &= ~w->copy->twin; /* what the kernel made of such a page is all that there is */
     *borrowed &= ~modified;
     return modified;
 }

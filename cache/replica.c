@@ -163,6 +163,7 @@ unsigned replica_forget(struct leaf_copy *copy, page_mask pages)
     replica_drop_twins(copy, pages);
     page_mask before = copy_stored(copy);
     copy->present &= ~pages;
+    copy->blind &= ~pages;
     replica_update(copy, before);
     copy->replica->resident -= gone;
     return gone;

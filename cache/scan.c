@@ -32,6 +32,30 @@ int scan_find(struct replica *replica, uint64_t first, uint64_t count, page_mask
     return error;
 }
 
+bool scan_is_placed(struct replica *replica, uint64_t first, uint64_t count)
+{
+    struct cache_file *file = replica->file;
+    bool placed = true;
+
+    pthread_mutex_lock(&file->lock);
+    for (uint64_t page = first; page < first + count && placed && page < file_pages(file->size);) {
+        uint64_t number = page >> LEAF_SHIFT, end = (number + 1) << LEAF_SHIFT;
+        struct leaf *leaf = index_find(&file->index, number);
+        struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        uint64_t pages = file_pages(file->size), stop = first + count < pages ? first + count : pages;
+        page_mask wanted = page_range_mask(number, page, stop - page);
+        page_mask missing = copy ? wanted & ~copy->present : wanted;
+        if (copy && missing & copy->busy) {
+            pthread_cond_wait(&file->changed, &file->lock);
+            continue;
+        }
+        placed = !missing;
+        page = end;
+    }
+    pthread_mutex_unlock(&file->lock);
+    return placed;
+}
+
 /* The home's bytes of a page, zeros past the end of the file. */
 static int read_page(struct cache_file *file, uint64_t page, uint8_t *bytes)
 {
@@ -92,7 +116,7 @@ int scan_keep_twins(struct cache_file *file, struct leaf *leaf, page_mask pages)
         if (!copy->replica->scans || copy->replica->read_only || error)
             continue;
         copy->raced |= copy->busy & ~copy->present & pages;
-        error = scan_take_twins(copy, pages, &taken);
+        error = scan_take_twins(copy, pages & ~copy->blind, &taken);
     }
 #else
     (void)copy, (void)leaf, (void)pages;
@@ -106,7 +130,7 @@ void scan_keep_twin_of_tail(struct leaf_copy *copy, page_mask page)
     page_mask taken;
 
     copy->raced |= copy->busy & ~copy->present & page;
-    scan_take_twins(copy, page, &taken);
+    scan_take_twins(copy, page & ~copy->blind, &taken);
 }
 
 int scan_take_placed(struct leaf_copy *copy, page_mask pages, const uint8_t *leaf_bytes)
@@ -167,7 +191,9 @@ struct refresh {
     uint8_t old[LEAF_PAGES * GAIA_PAGE_SIZE], fresh[LEAF_PAGES * GAIA_PAGE_SIZE];
 };
 
-/* A page without a twin was changed behind the mount: what the device has is what it was. */
+/* The twin of a page is the home copy, if it has none of its own: then nothing is to be changed. But for one
+ * that was changed behind the mount: there the device has what it was, and what kernels have stored since the
+ * release at the beginning of the acquire goes with it. */
 static int add_page(struct refresh *r, struct leaf_copy *copy, unsigned page)
 {
     struct replica *replica = copy->replica;
@@ -178,16 +204,18 @@ static int add_page(struct refresh *r, struct leaf_copy *copy, unsigned page)
 
     if (copy->twin >> page & 1)
         memcpy(old, frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page)), GAIA_PAGE_SIZE);
-    else
+    else if (copy->blind >> page & 1)
         error = replica_fetch(replica, number, old);
+    else
+        return 0;
     if (!error)
         error = read_page(file, number, fresh);
     r->pages[r->count++] = number;
     return error;
 }
 
-/* The device has what the home has: V follows, and the home's bytes are the twins. */
-static int settle(const struct refresh *r, struct leaf_copy *copy)
+/* The device has what the home has: the home's bytes are the twins, */
+static void settle(const struct refresh *r, struct leaf_copy *copy)
 {
     struct cache_file *file = copy->replica->file;
 
@@ -197,17 +225,29 @@ static int settle(const struct refresh *r, struct leaf_copy *copy)
         if (file->passed && copy->twin & bit)
             memcpy(frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page)),
                    r->fresh + i * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
-        else if (!(copy->pending & bit) && !(copy->releasing & bit))
+        else
             replica_drop_twins(copy, bit);
+        copy->blind &= ~bit;
+    }
+}
+
+/* and V follows. */
+static int grant(struct leaf_copy *copy, page_mask pages)
+{
+    struct cache_file *file = copy->replica->file;
+    int error = 0;
+
+    for (; pages && !error; pages &= pages - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(pages);
         if (!leaf_has_versions(copy->leaf, page))
             continue;
-        int error = leaf_versions_reserve(&file->index, copy->leaf, bit, file->entries);
+        error = leaf_versions_reserve(&file->index, copy->leaf, UINT64_C(1) << page, file->entries);
         if (error)
-            return error;
+            break;
         struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
         gaia_rule_grant(&versions, leaf_copy_page_vector(copy, page));
     }
-    return 0;
+    return error;
 }
 
 static int refresh_copy(struct leaf_copy *copy, page_mask pages)
@@ -221,10 +261,12 @@ static int refresh_copy(struct leaf_copy *copy, page_mask pages)
     int error = collect_pages(replica->file, copy->leaf, pages, COLLECT_PENDING);
     for (page_mask left = pages; left && !error; left &= left - 1)
         error = add_page(r, copy, (unsigned)__builtin_ctzll(left));
-    if (!error)
+    if (!error && r->count)
         error = replica->frames->ops->patch(replica->frames, r->pages, r->count, r->old, r->fresh);
-    if (!error)
-        error = settle(r, copy);
+    if (!error) {
+        settle(r, copy);
+        error = grant(copy, pages);
+    }
     if (!error) {
         replica_count(replica, drops, r->count);
         replica_count(replica, pages_in, r->count);

@@ -16,13 +16,17 @@
  * were granted with: a mask for each leaf, in a new array. No lock is held. 0, -ENOMEM, -EIO. */
 int scan_find(struct replica *replica, uint64_t first, uint64_t count, page_mask **masks_out);
 
+/* Whether all pages of a range that lie before the end of the file are resident: what is being placed is
+ * waited for. No lock is held. */
+bool scan_is_placed(struct replica *replica, uint64_t first, uint64_t count);
+
 /* All below: the file's lock is held. */
 
 /* Before the home copy of the pages changes: whoever's twin it is gets a copy. 0, -ENOMEM, -EIO ... */
 int scan_keep_twins(struct cache_file *file, struct leaf *leaf, page_mask pages);
 
-/* The file has grown, by bytes that the home copy has already: the page that its end was in gets a twin if it has
- * none. From the old end on the caller makes zeros of it, which is what was granted. */
+/* The file has grown, by bytes that the home copy has already: the page that its end was in gets a twin if it
+ * has none. From the old end on the caller makes zeros of it, which is what was granted. */
 void scan_keep_twin_of_tail(struct leaf_copy *copy, page_mask page);
 
 /* The twins of resident pages that have none, from the home copy. *taken_out: which. The first error. */

@@ -69,14 +69,14 @@ def kill_one(pid):
 class Mount:
     """A gaiafs daemon of ours on a folder of ours."""
 
-    def __init__(self, binaries, folder, options):
+    def __init__(self, binaries, folder, options, env):
         self.data, self.mnt = os.path.join(folder, "data"), os.path.join(folder, "mnt")
         os.mkdir(self.data)
         os.mkdir(self.mnt)
         self.log = os.path.join(folder, "daemon.log")
         with open(self.log, "wb") as log:
             self.proc = subprocess.Popen([os.path.join(binaries, "mount.gaiafs"), "-f", self.data, self.mnt, "-o", options],
-                                         stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
+                                         stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=env)
         deadline = time.monotonic() + 20
         while not os.path.ismount(self.mnt):
             if self.proc.poll() is not None or time.monotonic() > deadline:
@@ -122,6 +122,8 @@ class Round:
         self.logs = os.path.join(folder, "log")
         os.mkdir(self.logs)
         self.env = {**os.environ, "LD_LIBRARY_PATH": args.bin, "GAIA_SOFT_TRAP": self.options["trap"]}
+        if args.gpu:
+            self.env |= {"LD_LIBRARY_PATH": f"{args.bin}:{args.gpu}", "STANDIN_CUDA": "gpus=8", "GAIA_HISTORY_GPU": "1"}
 
     def drive(self, mount):
         o = self.options
@@ -163,7 +165,8 @@ class Round:
 
     def run(self):
         o = self.options
-        mount = Mount(self.args.bin, self.folder, f"device_cache={o['cache']},io={o['io']}")
+        cache = "1G" if self.args.gpu else o["cache"]  # what is mapped on a GPU stays there
+        mount = Mount(self.args.bin, self.folder, f"device_cache={cache},io={o['io']}", self.env)
         try:
             self.drive(mount)
             mount.unmount()
@@ -235,10 +238,12 @@ def parse():
     add("--limit", type=float, default=60, help="seconds after which a round hangs (60)")
     for name in ("workers", "devices", "kill", "life"):
         add(f"--{name}", type=int, help="instead of what the seed says, see driver.c")
+    add("--gpu", metavar="FOLDER", help="on GPUs: those of the stand-in libcuda.so.1 in this folder (build/gcc/cuda)")
     add("--files", help="instead of what the seed says, see driver.c")
     add("--mute", help="operations that are not done, see worker.c; '': everything")
     args = parser.parse_args()
     args.bin, args.out = os.path.abspath(args.bin), os.path.abspath(args.out)
+    args.gpu = args.gpu and os.path.abspath(args.gpu)
     if args.seed is None:
         args.seed = int.from_bytes(os.urandom(4), "little") // 2
     return args

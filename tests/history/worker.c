@@ -432,7 +432,7 @@ static void open_all(struct worker *w)
     }
     for (unsigned i = 0; i < w->run->control->devices; i++) {
         char name[16];
-        snprintf(name, sizeof name, "soft:%u", i);
+        snprintf(name, sizeof name, "%s:%u", on_gpus() ? "cuda" : "soft", i);
         if (gaia_device_open(name, &w->devices[i]))
             die(name);
     }

@@ -7,6 +7,15 @@
 #include <string.h>
 #include <sys/mman.h>
 
+/* Devices are GPUs: those of the stand-in of tests/cuda, whose memory threads can touch. Mappings that only read
+ * would be copies of their own there, which the checker does not know of. */
+bool on_gpus(void)
+{
+    const char *wish = getenv("GAIA_HISTORY_GPU");
+
+    return wish && *wish == '1';
+}
+
 static void device_map(struct worker *w, struct slot *slot)
 {
     unsigned file = (unsigned)below(w, w->run->control->files);
@@ -16,7 +25,7 @@ static void device_map(struct worker *w, struct slot *slot)
     *slot = (struct slot){.device = (unsigned)below(w, w->run->control->devices),
                           .file = file,
                           .first = whole ? 0 : below(w, pages),
-                          .writable = chance(w, 75),
+                          .writable = chance(w, 75) || on_gpus(),
                           .resident = chance(w, 10)};
     slot->pages = whole ? pages : 1 + below(w, pages - slot->first);
     slot->length = slot->pages * PAGE - (random_part ? below(w, PAGE) : 0);
@@ -217,7 +226,7 @@ void do_device_reopen(struct worker *w)
     for (unsigned i = 0; i < SLOTS; i++)
         if (w->slots[i].device == device)
             w->slots[i].address = NULL;
-    snprintf(name, sizeof name, "soft:%u", device);
+    snprintf(name, sizeof name, "%s:%u", on_gpus() ? "cuda" : "soft", device);
     if (gaia_device_open(name, &w->devices[device]))
         die(name);
     end(w, entry, 0, 0);

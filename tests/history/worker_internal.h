@@ -55,6 +55,7 @@ void store_range(struct worker *w, enum operation operation, unsigned device, ui
 struct entry *begin_other(struct worker *w, char letter, unsigned device, unsigned file);
 
 /* worker_device.c */
+bool on_gpus(void);
 void do_device_load(struct worker *w);
 void do_device_store(struct worker *w);
 void acquire_range(struct worker *w, const struct slot *slot, struct range at);
