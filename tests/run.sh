@@ -44,6 +44,8 @@ lanes=$!
     step "the suite under ASan and UBSan" make check SANITIZE=address
     step "the model" python3 -B tests/model/run.py --gate
     step "histories" python3 -B tests/history/run.py --operations 300000
+    step "mounts on a GPU that is not there" /usr/bin/python3 -B tests/mount/on_gpu.py
+    step "histories on such GPUs" python3 -B tests/history/run.py --operations 100000 --gpu build/gcc/cuda
     step "other programs" python3 -B tests/posix/run.py --quick
     step "kills" python3 -B tests/kills/run.py
     # A minute is all warming up: an hour (make life) is held to 5 %.

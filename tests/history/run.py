@@ -35,6 +35,8 @@ def options_of(args, seed):
     kill, mute = rng.choice([0, 150, 600, 3000]) if args.kill is None else args.kill, args.mute
     if mute is None:  # README.md: what CPU mappings are not mixed with
         mute = "s" if kill or rng.random() < 0.5 else "g"
+        if args.gpu:  # a touch past the end of a file is no error there, and what it stores is lost
+            mute += "tg"
     return {
         "mute": mute,
         "workers": args.workers or rng.randint(2, 6),
