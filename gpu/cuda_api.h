@@ -119,6 +119,7 @@ typedef CUresult cuGetProcAddress_v2_type(const char *symbol, void **function_ou
     X(cuStreamSynchronize, 2000, 1, (CUstream stream))                                                 \
     X(cuLaunchHostFunc, 10000, 1, (CUstream stream, CUhostFn function, void *context))                 \
     X(cuModuleLoadData, 2000, 1, (CUmodule * module_out, const void *image))                           \
+    X(cuModuleUnload, 2000, 1, (CUmodule module))                                                      \
     X(cuModuleGetFunction, 2000, 1, (CUfunction * function_out, CUmodule module, const char *name))    \
     X(cuLaunchKernel, 4000, 1,                                                                         \
       (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,       \

@@ -15,11 +15,12 @@ static CUresult load_kernels(struct home_gpu *gpu)
         [GPU_PATCH] = "gaia_patch",
     };
     const struct cuda_api *api = gpu->device.api;
-    CUmodule module;
 
-    CUresult error = api->cuModuleLoadData(&module, gaia_kernels_ptx);
+    CUresult error = api->cuModuleLoadData(&gpu->module, gaia_kernels_ptx);
+    if (error != CUDA_SUCCESS)
+        gpu->module = NULL;
     for (int i = 0; i < GPU_KERNELS && error == CUDA_SUCCESS; i++)
-        error = api->cuModuleGetFunction(&gpu->kernels[i], module, names[i]);
+        error = api->cuModuleGetFunction(&gpu->kernels[i], gpu->module, names[i]);
     return error;
 }
 
@@ -50,7 +51,7 @@ static CUresult prepare(struct home_gpu *gpu)
     return error;
 }
 
-/* What prepare() has made goes. The kernels go with the context. */
+/* What prepare() has made goes. */
 static void undo(struct home_gpu *gpu)
 {
     const struct cuda_api *api = gpu->device.api;
@@ -63,6 +64,8 @@ static void undo(struct home_gpu *gpu)
         api->cuMemFreeHost(gpu->host);
     if (gpu->stream)
         api->cuStreamDestroy(gpu->stream);
+    if (gpu->module)
+        api->cuModuleUnload(gpu->module);
 }
 
 int home_gpu_open(const CUuuid *uuid, void *memory, size_t length, struct home_gpu **gpu_out,

@@ -20,6 +20,7 @@ enum gpu_kernel { GPU_HASH_PAGES, GPU_FIND_MODIFIED, GPU_GATHER, GPU_SCATTER, GP
 struct home_gpu {
     struct cuda_device device;
     size_t granularity; /* of memory that can be exported, bytes */
+    CUmodule module;
     CUfunction kernels[GPU_KERNELS];
     unsigned blocks; /* that fill the GPU */
 

@@ -15,11 +15,13 @@
 struct CUctx_st {
     unsigned retained;
 };
-struct CUmod_st {
-    const char *ptx;
-};
 struct CUfunc_st {
     const struct gaia_kernel *kernel;
+    SLIST_ENTRY(CUfunc_st) link;
+};
+struct CUmod_st {
+    const char *ptx;
+    SLIST_HEAD(, CUfunc_st) functions;
 };
 
 struct work {
@@ -291,6 +293,19 @@ static CUresult load_module(CUmodule *module_out, const void *image)
     return CUDA_SUCCESS;
 }
 
+static CUresult unload_module(CUmodule module)
+{
+    CUfunction function;
+
+    ENTER_CONTEXT("cuModuleUnload");
+    while ((function = SLIST_FIRST(&module->functions))) {
+        SLIST_REMOVE_HEAD(&module->functions, link);
+        free(function);
+    }
+    free(module);
+    return CUDA_SUCCESS;
+}
+
 /* The PTX must have it, but what runs is its source's twin for a CPU. */
 static CUresult get_function(CUfunction *function_out, CUmodule module, const char *name)
 {
@@ -304,6 +319,7 @@ static CUresult get_function(CUfunction *function_out, CUmodule module, const ch
     if (!function)
         abort();
     function->kernel = gaia_kernel_find(name);
+    SLIST_INSERT_HEAD(&module->functions, function, link);
     *function_out = function;
     return CUDA_SUCCESS;
 }
@@ -401,6 +417,7 @@ const struct standin_row standin_run_rows[] = {
     ROW("cuMemsetD8Async", set),
     ROW("cuModuleLoadData", load_module),
     ROW("cuModuleGetFunction", get_function),
+    ROW("cuModuleUnload", unload_module),
     ROW("cuLaunchKernel", launch),
     {NULL, NULL},
 };
