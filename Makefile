@@ -44,6 +44,11 @@ else ifeq ($(SANITIZE),thread)
 CFLAGS += -fsanitize=thread -fno-omit-frame-pointer
 LDFLAGS += -fsanitize=thread
 endif
+# Device code of programs is C++: gpu/*.cuh, which only tests compile here.
+ifeq ($(origin CXX),default)
+CXX := $(if $(findstring clang,$(notdir $(CC))),clang++,g++)
+endif
+CXXFLAGS = $(filter-out -std=gnu11 -Wstrict-prototypes -Wmissing-prototypes,$(CFLAGS)) -std=gnu++17
 PKG_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(packages) 2>/dev/null)
 PKG_LIBS := $(shell $(PKG_CONFIG) --libs $(packages) 2>/dev/null)
 CPPFLAGS += $(PKG_CFLAGS)
@@ -61,6 +66,7 @@ obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 home_a := $(BUILD)/libhome.a
 so := $(BIN)/libgaia.so
 tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/base/test_*.c tests/consistency/test_*.c tests/io/test_*.c tests/cache/test_*.c tests/gpu/test_*.c tests/fs/test_*.c))
+cxx_tests := $(patsubst %.cc,$(BUILD)/%,$(wildcard tests/gpu/test_*.cc))
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c tests/vm/tool_*.c))
 vm := $(BUILD)/tests/vm/nosync.so
@@ -73,7 +79,7 @@ wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/fa
 
 .PHONY: all check check-long posix helgrind model soak life mutants bench ptx install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
-tests: all $(tests) $(tools) $(vm) $(standins) $(faults)
+tests: all $(tests) $(cxx_tests) $(tools) $(vm) $(standins) $(faults)
 tools: $(tools) $(vm) $(standins)
 benches: all $(benches)
 examples: all $(examples)
@@ -109,9 +115,16 @@ $(BUILD)/%.o: %.c
 	@echo "  CC $<"
 	$(CC) $(CPPFLAGS) $(CFLAGS) -c -o $@ $<
 
+$(BUILD)/%.cc.o: %.cc
+	@mkdir -p $(@D)
+	@echo "  CXX $<"
+	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -c -o $@ $<
+
 # Unit tests and benchmarks of the home's parts.
 $(tests): $(BUILD)/%: $(BUILD)/%.o $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(shell $(PKG_CONFIG) --libs cmocka)
+$(cxx_tests): $(BUILD)/%: $(BUILD)/%.cc.o
+	$(CXX) $(CXXFLAGS) $(LDFLAGS) -o $@ $^ $(shell $(PKG_CONFIG) --libs cmocka)
 $(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c)
 $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
@@ -189,7 +202,7 @@ install: all
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' gpu/gaia.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 
-all_src := $(wildcard base/*.[ch] consistency/*.[ch] io/*.[ch] gpu/*.[ch] cache/*.[ch] fs/*.[ch] tests/*/*.[ch] examples/*.[ch] examples/*/*.[ch])
+all_src := $(wildcard base/*.[ch] consistency/*.[ch] io/*.[ch] gpu/*.[ch] gpu/*.cuh cache/*.[ch] fs/*.[ch] tests/*/*.[ch] tests/*/*.cc examples/*.[ch] examples/*/*.[ch])
 format:
 	clang-format -i $(all_src)
 lint:

@@ -20,11 +20,13 @@
 #ifdef __clang__
 /* No header of the toolkit is needed for these. */
 #define GAIA_DEVICE __attribute__((device, always_inline)) static inline
+#define GAIA_DEVICE_CALL __attribute__((device, noinline, unused)) static
 #define GAIA_CONSTANT __attribute__((constant)) static const
 #define GAIA_BLOCK_SHARED __attribute__((shared)) static
 #define GAIA_KERNEL extern "C" __attribute__((global)) void
 #else
 #define GAIA_DEVICE __device__ __forceinline__ static
+#define GAIA_DEVICE_CALL __device__ __noinline__ __attribute__((unused)) static
 #define GAIA_CONSTANT __constant__ static const
 #define GAIA_BLOCK_SHARED __shared__
 #define GAIA_KERNEL extern "C" __global__ void
@@ -33,6 +35,7 @@
 #define GAIA_ON_DEVICE 0
 #define GAIA_SLOTS 32u
 #define GAIA_DEVICE static inline
+#define GAIA_DEVICE_CALL __attribute__((noinline, unused)) static
 #define GAIA_CONSTANT static const
 #define GAIA_BLOCK_SHARED /* a block is one thread */
 #endif
@@ -165,6 +168,145 @@ GAIA_DEVICE uint32_t gaia_bits_count(uint32_t bits)
     return count;
 #else
     return (uint32_t)__builtin_popcount(bits);
+#endif
+}
+
+/* --- some of the lanes of a warp: a mask with a bit for each --- */
+
+GAIA_DEVICE bool gaia_has_lane(uint32_t mask, uint32_t slot)
+{
+    return mask >> gaia_lane_of(slot) & 1;
+}
+
+GAIA_DEVICE uint32_t gaia_first_lane(uint32_t mask)
+{
+#if GAIA_ON_DEVICE
+    uint32_t reversed, lane;
+
+    asm("brev.b32 %0, %1;" : "=r"(reversed) : "r"(mask));
+    asm("clz.b32 %0, %1;" : "=r"(lane) : "r"(reversed));
+    return lane;
+#else
+    return (uint32_t)__builtin_ctz(mask);
+#endif
+}
+
+/* Whether the caller acts for the lanes of mask: their first lane, or the thread that is all of them. */
+GAIA_DEVICE bool gaia_leads(uint32_t mask)
+{
+#if GAIA_ON_DEVICE
+    return gaia_lane() == gaia_first_lane(mask);
+#else
+    (void)mask;
+    return true;
+#endif
+}
+
+/* The lanes that are here. On a CPU: lane 0, as a thread that calls for itself is a warp with one lane. */
+GAIA_DEVICE uint32_t gaia_active(void)
+{
+#if GAIA_ON_DEVICE
+    uint32_t mask;
+
+    asm volatile("activemask.b32 %0;" : "=r"(mask));
+    return mask;
+#else
+    return 1;
+#endif
+}
+
+/* The lanes of mask wait for each other, and see what the others wrote to memory before. */
+GAIA_DEVICE void gaia_warp_sync(uint32_t mask)
+{
+#if GAIA_ON_DEVICE
+    asm volatile("bar.warp.sync %0;" ::"r"(mask) : "memory");
+#else
+    (void)mask;
+#endif
+}
+
+/* A value of one lane, for all lanes of mask: of what all have in common there is one copy on a CPU. */
+GAIA_DEVICE uint32_t gaia_share(uint32_t mask, uint32_t lane, uint32_t value)
+{
+#if GAIA_ON_DEVICE
+    asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, %2;" : "+r"(value) : "r"(lane), "r"(mask));
+#else
+    (void)mask;
+    (void)lane;
+#endif
+    return value;
+}
+
+/* The same of what differs between lanes. */
+GAIA_DEVICE uint32_t gaia_share_slot(uint32_t mask, uint32_t lane, const uint32_t values[GAIA_SLOTS])
+{
+#if GAIA_ON_DEVICE
+    return gaia_share(mask, lane, values[0]);
+#else
+    (void)mask;
+    return values[lane];
+#endif
+}
+
+/* The lanes of mask that say yes. */
+GAIA_DEVICE uint32_t gaia_ballot(uint32_t mask, const bool yes[GAIA_SLOTS])
+{
+    uint32_t lanes = 0;
+
+#if GAIA_ON_DEVICE
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %1, 0;\n\tvote.sync.ballot.b32 %0, p, %2;\n\t}"
+                 : "=r"(lanes)
+                 : "r"((uint32_t)yes[0]), "r"(mask));
+#else
+    for (uint32_t lane = 0; lane < GAIA_LANES; lane++)
+        lanes |= (mask >> lane & yes[lane]) << lane;
+#endif
+    return lanes;
+}
+
+/* For each lane of mask those of mask that have the same value. */
+GAIA_DEVICE void gaia_match(uint32_t mask, const uint32_t values[GAIA_SLOTS], uint32_t peers_out[GAIA_SLOTS])
+{
+#if GAIA_ON_DEVICE
+    asm volatile("match.any.sync.b32 %0, %1, %2;" : "=r"(peers_out[0]) : "r"(values[0]), "r"(mask));
+#else
+    for (uint32_t lane = 0; lane < GAIA_LANES; lane++) {
+        peers_out[lane] = 0;
+        for (uint32_t other = 0; mask >> lane & 1 && other < GAIA_LANES; other++)
+            peers_out[lane] |= (mask >> other & (values[other] == values[lane])) << other;
+    }
+#endif
+}
+
+/* --- time --- */
+
+#if !GAIA_ON_DEVICE
+#include <sched.h>
+#include <time.h>
+#endif
+
+GAIA_DEVICE uint64_t gaia_now_ns(void)
+{
+#if GAIA_ON_DEVICE
+    uint64_t now;
+
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    return now;
+#else
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+#endif
+}
+
+/* In a loop that waits for somebody. */
+GAIA_DEVICE void gaia_pause(void)
+{
+#if GAIA_ON_DEVICE
+    asm volatile("nanosleep.u32 200;" ::: "memory");
+#else
+    (void)sched_yield();
 #endif
 }
 

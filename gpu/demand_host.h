@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The host's side of a demand mapping (demand.h): takes requests out of the ring, answers them, and puts
+ * units into the arena and takes them out. One thread serves a ring; one thread at a time changes a unit of
+ * the arena. */
+#ifndef GAIAFS_GPU_DEMAND_HOST_H
+#define GAIAFS_GPU_DEMAND_HOST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "demand.h"
+
+struct gaia_demand_host {
+    uint32_t unit_shift;
+    uint32_t units;
+    uint32_t slots;
+    uint32_t arena_slots;
+    uint32_t next; /* the ticket that is waited for */
+    uint64_t *arena_state;
+    uint8_t *arena;
+    const struct gaia_demand_request *requests;
+    struct gaia_demand_answer *answers;
+    uint8_t *stages;
+};
+
+struct gaia_demand_asked {
+    uint32_t ticket;
+    uint32_t operation;
+    uint32_t unit;
+    uint32_t grant;
+    uint32_t frame;
+};
+
+/* The host's memory as it is before the first kernel; `first`: the first ticket, any number. The device's:
+ * table, grant and control are zeros but for control.head = first; owner is GAIA_DEMAND_FREE; turn[(first +
+ * i) % slots] = first + i. */
+static inline void gaia_demand_host_start(struct gaia_demand_host *host, struct gaia_demand_request *requests,
+                                          uint32_t first)
+{
+    host->next = first;
+    host->requests = requests;
+    memset(host->arena_state, 0, host->units * sizeof(*host->arena_state));
+    for (uint32_t i = 0; i < host->slots; i++) {
+        uint32_t slot = (first + i) % host->slots;
+        uint64_t never = (uint64_t)(first + i - host->slots) << 32; /* a ticket of the past */
+
+        requests[slot].unit = requests[slot].operation = never;
+        requests[slot].grant = requests[slot].frame = never;
+        host->answers[slot].status = host->answers[slot].grant = never;
+    }
+}
+
+static inline uint8_t *gaia_demand_stage(const struct gaia_demand_host *host, uint32_t ticket)
+{
+    return host->stages + ((size_t)(ticket % host->slots) << host->unit_shift);
+}
+
+/* Answers: any thread; each ticket once. The stage is no longer the host's. */
+static inline void gaia_demand_reply(struct gaia_demand_host *host, uint32_t ticket, uint32_t status,
+                                     uint32_t grant)
+{
+    struct gaia_demand_answer *answer = &host->answers[ticket % host->slots];
+    uint64_t upper = (uint64_t)ticket << 32;
+
+    __atomic_store_n(&answer->grant, upper | grant, __ATOMIC_RELEASE);
+    __atomic_store_n(&answer->status, upper | status, __ATOMIC_RELEASE);
+}
+
+/* The next request, if it is there. One that makes no sense is answered here, with EINVAL (22). */
+static inline bool gaia_demand_next(struct gaia_demand_host *host, struct gaia_demand_asked *asked_out)
+{
+    const struct gaia_demand_request *request = &host->requests[host->next % host->slots];
+    uint64_t words[4] = {
+        __atomic_load_n(&request->unit, __ATOMIC_ACQUIRE),
+        __atomic_load_n(&request->operation, __ATOMIC_ACQUIRE),
+        __atomic_load_n(&request->grant, __ATOMIC_ACQUIRE),
+        __atomic_load_n(&request->frame, __ATOMIC_ACQUIRE),
+    };
+    struct gaia_demand_asked asked = {host->next, (uint32_t)words[1], (uint32_t)words[0], (uint32_t)words[2],
+                                      (uint32_t)words[3]};
+
+    for (unsigned i = 0; i < 4; i++)
+        if (words[i] >> 32 != host->next)
+            return false;
+    host->next++;
+    if (asked.unit >= host->units ||
+        (asked.operation != GAIA_DEMAND_FETCH && asked.operation != GAIA_DEMAND_GIVE)) {
+        gaia_demand_reply(host, asked.ticket, 22, 0);
+        return false;
+    }
+    *asked_out = asked;
+    return true;
+}
+
+static inline uint8_t *gaia_demand_arena_bytes(const struct gaia_demand_host *host, uint32_t slot)
+{
+    return host->arena + ((size_t)slot << host->unit_shift);
+}
+
+/* The unit is in the arena no more; returns the slot where it was, or UINT32_MAX. Its bytes stand there until
+ * somebody changes them: they are what the device may have been granted. */
+static inline uint32_t gaia_demand_arena_take(struct gaia_demand_host *host, uint32_t unit)
+{
+    uint64_t word = __atomic_load_n(&host->arena_state[unit], __ATOMIC_RELAXED);
+    uint32_t next = GAIA_DEMAND_ARENA_SEQUENCE(word) + 1;
+
+    __atomic_store_n(&host->arena_state[unit], (uint64_t)next << 32, __ATOMIC_RELEASE);
+    return GAIA_DEMAND_ARENA_SLOT(word) - 1;
+}
+
+/* Writes bytes of a slot whose unit was taken out. A multiple of 8 bytes, aligned. A GPU that is still
+ * reading the slot sees the change of the state word if it sees any of these bytes: each store releases. */
+static inline void gaia_demand_arena_write(struct gaia_demand_host *host, uint32_t slot, size_t offset,
+                                           const void *bytes, size_t n)
+{
+    uint64_t *to = (uint64_t *)(void *)(gaia_demand_arena_bytes(host, slot) + offset);
+
+    for (size_t i = 0; i < n / 8; i++) {
+        uint64_t word;
+
+        memcpy(&word, (const uint8_t *)bytes + i * 8, 8);
+        __atomic_store_n(to + i, word, __ATOMIC_RELEASE);
+    }
+}
+
+/* The unit's bytes are in this slot, all of them. Returns the grant of who pulls it from now on. */
+static inline uint32_t gaia_demand_arena_put(struct gaia_demand_host *host, uint32_t unit, uint32_t slot)
+{
+    uint64_t word = __atomic_load_n(&host->arena_state[unit], __ATOMIC_RELAXED);
+    uint32_t next = GAIA_DEMAND_ARENA_SEQUENCE(word) + 1;
+
+    __atomic_store_n(&host->arena_state[unit], (uint64_t)next << 32 | (slot + 1), __ATOMIC_RELEASE);
+    return next;
+}
+
+#endif

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Atomics and ordered accesses of device code, on a GPU and on a CPU. "_gpu" is between threads of one GPU,
+ * in its own memory; "_sys" is between a GPU and the host, in pinned host memory, where nothing here is a
+ * read-modify-write: PCIe need not carry those. Orders are named as in C11, and mean that. On a GPU this is
+ * PTX (6.0, sm_70), since what CUDA's headers offer is not there without its toolkit. */
+#ifndef GAIAFS_GPU_DEVICE_MEMORY_H
+#define GAIAFS_GPU_DEVICE_MEMORY_H
+
+#include "warp.h"
+
+#if GAIA_ON_DEVICE
+
+#define GAIA_LOAD(name, bits, letter, how)                                                        \
+    GAIA_DEVICE uint##bits##_t name(const uint##bits##_t *at)                                     \
+    {                                                                                             \
+        uint##bits##_t value;                                                                     \
+        asm volatile("ld." how ".u" #bits " %0, [%1];" : "=" letter(value) : "l"(at) : "memory"); \
+        return value;                                                                             \
+    }
+#define GAIA_STORE(name, bits, letter, how)                                                  \
+    GAIA_DEVICE void name(uint##bits##_t *at, uint##bits##_t value)                          \
+    {                                                                                        \
+        asm volatile("st." how ".u" #bits " [%0], %1;" ::"l"(at), letter(value) : "memory"); \
+    }
+#define GAIA_UPDATE(name, bits, letter, how)                                                                \
+    GAIA_DEVICE uint##bits##_t name(uint##bits##_t *at, uint##bits##_t operand)                             \
+    {                                                                                                       \
+        uint##bits##_t old;                                                                                 \
+        asm volatile("atom." how " %0, [%1], %2;" : "=" letter(old) : "l"(at), letter(operand) : "memory"); \
+        return old;                                                                                         \
+    }
+/* Whether *at was `old`, and is `value` now. */
+#define GAIA_SWAP(name, bits, letter)                                                   \
+    GAIA_DEVICE bool name(uint##bits##_t *at, uint##bits##_t old, uint##bits##_t value) \
+    {                                                                                   \
+        uint##bits##_t was;                                                             \
+        asm volatile("atom.acq_rel.gpu.cas.b" #bits " %0, [%1], %2, %3;"                \
+                     : "=" letter(was)                                                  \
+                     : "l"(at), letter(old), letter(value)                              \
+                     : "memory");                                                       \
+        return was == old;                                                              \
+    }
+
+GAIA_LOAD(gaia_load_relaxed_gpu32, 32, "r", "relaxed.gpu")
+GAIA_LOAD(gaia_load_acquire_gpu32, 32, "r", "acquire.gpu")
+GAIA_LOAD(gaia_load_relaxed_gpu64, 64, "l", "relaxed.gpu")
+GAIA_LOAD(gaia_load_acquire_sys64, 64, "l", "acquire.sys")
+GAIA_STORE(gaia_store_relaxed_gpu32, 32, "r", "relaxed.gpu")
+GAIA_STORE(gaia_store_release_gpu32, 32, "r", "release.gpu")
+GAIA_UPDATE(gaia_add_relaxed_gpu32, 32, "r", "relaxed.gpu.add.u32")
+GAIA_UPDATE(gaia_add_relaxed_gpu64, 64, "l", "relaxed.gpu.add.u64")
+GAIA_UPDATE(gaia_add_acquire_gpu64, 64, "l", "acquire.gpu.add.u64")
+GAIA_UPDATE(gaia_add_release_gpu64, 64, "l", "release.gpu.add.u64")
+GAIA_UPDATE(gaia_or_relaxed_gpu64, 64, "l", "relaxed.gpu.or.b64")
+GAIA_UPDATE(gaia_and_relaxed_gpu64, 64, "l", "relaxed.gpu.and.b64")
+GAIA_UPDATE(gaia_and_release_gpu64, 64, "l", "release.gpu.and.b64")
+GAIA_SWAP(gaia_swap_gpu32, 32, "r")
+GAIA_SWAP(gaia_swap_gpu64, 64, "l")
+
+#else
+
+#define GAIA_LOAD(name, bits, order)                          \
+    GAIA_DEVICE uint##bits##_t name(const uint##bits##_t *at) \
+    {                                                         \
+        return __atomic_load_n(at, order);                    \
+    }
+#define GAIA_STORE(name, bits, order)                               \
+    GAIA_DEVICE void name(uint##bits##_t *at, uint##bits##_t value) \
+    {                                                               \
+        __atomic_store_n(at, value, order);                         \
+    }
+#define GAIA_UPDATE(name, bits, function, order)                                \
+    GAIA_DEVICE uint##bits##_t name(uint##bits##_t *at, uint##bits##_t operand) \
+    {                                                                           \
+        return function(at, operand, order);                                    \
+    }
+#define GAIA_SWAP(name, bits)                                                                           \
+    GAIA_DEVICE bool name(uint##bits##_t *at, uint##bits##_t old, uint##bits##_t value)                 \
+    {                                                                                                   \
+        return __atomic_compare_exchange_n(at, &old, value, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED); \
+    }
+
+GAIA_LOAD(gaia_load_relaxed_gpu32, 32, __ATOMIC_RELAXED)
+GAIA_LOAD(gaia_load_acquire_gpu32, 32, __ATOMIC_ACQUIRE)
+GAIA_LOAD(gaia_load_relaxed_gpu64, 64, __ATOMIC_RELAXED)
+GAIA_LOAD(gaia_load_acquire_sys64, 64, __ATOMIC_ACQUIRE)
+GAIA_STORE(gaia_store_relaxed_gpu32, 32, __ATOMIC_RELAXED)
+GAIA_STORE(gaia_store_release_gpu32, 32, __ATOMIC_RELEASE)
+GAIA_UPDATE(gaia_add_relaxed_gpu32, 32, __atomic_fetch_add, __ATOMIC_RELAXED)
+GAIA_UPDATE(gaia_add_relaxed_gpu64, 64, __atomic_fetch_add, __ATOMIC_RELAXED)
+GAIA_UPDATE(gaia_add_acquire_gpu64, 64, __atomic_fetch_add, __ATOMIC_ACQUIRE)
+GAIA_UPDATE(gaia_add_release_gpu64, 64, __atomic_fetch_add, __ATOMIC_RELEASE)
+GAIA_UPDATE(gaia_or_relaxed_gpu64, 64, __atomic_fetch_or, __ATOMIC_RELAXED)
+GAIA_UPDATE(gaia_and_relaxed_gpu64, 64, __atomic_fetch_and, __ATOMIC_RELAXED)
+GAIA_UPDATE(gaia_and_release_gpu64, 64, __atomic_fetch_and, __ATOMIC_RELEASE)
+GAIA_SWAP(gaia_swap_gpu32, 32)
+GAIA_SWAP(gaia_swap_gpu64, 64)
+
+#endif
+
+#undef GAIA_LOAD
+#undef GAIA_STORE
+#undef GAIA_UPDATE
+#undef GAIA_SWAP
+
+/* 16 bytes of pinned host memory, which the host may be changing: one access on the bus, but nothing relies
+ * on more than its two words being whole. Ordered by gaia_fence_sys() on a GPU; on a CPU the loads acquire
+ * and the stores release, as the checkers of races know no fences. */
+GAIA_DEVICE struct gaia_quad gaia_quad_load_sys(const struct gaia_quad *from)
+{
+    struct gaia_quad quad;
+
+#if GAIA_ON_DEVICE
+    asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(quad.first), "=l"(quad.second)
+                 : "l"(from)
+                 : "memory");
+#else
+    quad.first = __atomic_load_n(&from->first, __ATOMIC_ACQUIRE);
+    quad.second = __atomic_load_n(&from->second, __ATOMIC_ACQUIRE);
+#endif
+    return quad;
+}
+
+GAIA_DEVICE void gaia_quad_store_sys(struct gaia_quad *to, uint64_t first, uint64_t second)
+{
+#if GAIA_ON_DEVICE
+    asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second) : "memory");
+#else
+    __atomic_store_n(&to->first, first, __ATOMIC_RELEASE);
+    __atomic_store_n(&to->second, second, __ATOMIC_RELEASE);
+#endif
+}
+
+/* __threadfence_system() */
+GAIA_DEVICE void gaia_fence_sys(void)
+{
+#if GAIA_ON_DEVICE
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+#endif
+}
+
+#endif

@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device code's view of a file that is mapped on demand: gaia_view<T>. Header only; CUDA C++ (nvcc, or clang
+ * -x cuda) for sm_70 and later, and C++ for a CPU, where a thread is a warp.
+ *
+ *   __global__ void sum(gaia_view<float> view, double *out)
+ *   {
+ *       double mine = 0;
+ *       for (uint64_t i = thread; i < view.size(); i += threads)
+ *           mine += view.load(i);
+ *       atomicAdd(out, mine);
+ *   }
+ *
+ * load() and store() may be called by any lanes of a warp, for any elements; lanes that touch the same unit
+ * share one fault. For inner loops, a pin keeps a unit where it is and gives a plain pointer to it:
+ *
+ *       gaia_pin<float> pin = view.pin(i);
+ *       if (pin)
+ *           for (uint64_t j = pin.first(); j < pin.end(); j++)
+ *               mine += pin[j];
+ *
+ * Who can't be served gets zeros, or its stores are not made, and a pin is false: error() says why, after the
+ * kernel or in it. No wait is longer than demand.h says. A pin held while others are taken takes frames away
+ * from everybody: a program that wants more pins at once than there are frames gets GAIA_DEMAND_E_NO_FRAME.
+ *
+ * Different threads may store to different bytes of a unit at once; the same byte is theirs to order, as in
+ * any memory. What was stored reaches the file when the unit is evicted, or at a release. */
+#ifndef GAIAFS_GPU_GAIA_DEVICE_CUH
+#define GAIAFS_GPU_GAIA_DEVICE_CUH
+
+#include "demand.h"
+#include "demand_device.h"
+#include "warp.h"
+
+#if GAIA_ON_DEVICE && defined(__clang__)
+#define GAIA_MEMBER __attribute__((device)) inline
+#define GAIA_BOTH __attribute__((host, device)) inline
+#elif GAIA_ON_DEVICE
+#define GAIA_MEMBER __device__ inline
+#define GAIA_BOTH __host__ __device__ inline
+#else
+#define GAIA_MEMBER inline
+#define GAIA_BOTH inline
+#endif
+
+template <typename T> class gaia_view;
+
+/* A hold on the unit of an element, for one lane. It moves, and is not copied; it ends with its scope. */
+template <typename T> class gaia_pin
+{
+  public:
+    GAIA_MEMBER gaia_pin() : word_(nullptr), at_(nullptr), first_(0), end_(0)
+    {
+    }
+    GAIA_MEMBER gaia_pin(gaia_pin &&other)
+        : word_(other.word_), at_(other.at_), first_(other.first_), end_(other.end_)
+    {
+        other.at_ = nullptr;
+    }
+    GAIA_MEMBER gaia_pin &operator=(gaia_pin &&other)
+    {
+        if (this != &other) {
+            unpin();
+            word_ = other.word_;
+            at_ = other.at_;
+            first_ = other.first_;
+            end_ = other.end_;
+            other.at_ = nullptr;
+        }
+        return *this;
+    }
+    gaia_pin(const gaia_pin &) = delete;
+    gaia_pin &operator=(const gaia_pin &) = delete;
+    GAIA_MEMBER ~gaia_pin()
+    {
+        unpin();
+    }
+
+    GAIA_MEMBER explicit operator bool() const
+    {
+        return at_ != nullptr;
+    }
+    /* The elements of the unit: [first(), end()), by their numbers in the mapping. */
+    GAIA_MEMBER uint64_t first() const
+    {
+        return first_;
+    }
+    GAIA_MEMBER uint64_t end() const
+    {
+        return end_;
+    }
+    GAIA_MEMBER T &operator[](uint64_t i) const
+    {
+        return at_[i - first_];
+    }
+    /* Where first() is. The pointer is good as long as the pin. */
+    GAIA_MEMBER T *data() const
+    {
+        return at_;
+    }
+    GAIA_MEMBER void unpin()
+    {
+        if (at_)
+            gaia_let_go(word_, 1);
+        at_ = nullptr;
+    }
+
+  private:
+    template <typename U> friend class gaia_view;
+
+    uint64_t *word_;
+    T *at_;
+    uint64_t first_, end_;
+};
+
+/* T: trivially copyable, its size a power of two, so that no element is in two units. */
+template <typename T> class gaia_view
+{
+    static_assert(sizeof(T) <= 4096 && (sizeof(T) & (sizeof(T) - 1)) == 0, "an element lies in one unit");
+
+  public:
+    /* Made by the host and handed to a kernel as an argument. `demand`: the parameters; `on_device`: where
+     * the GPU has the same. */
+    GAIA_BOTH gaia_view(const struct gaia_demand &demand, const struct gaia_demand *on_device)
+        : demand_(on_device), table_(demand.table), frames_(demand.frames), size_(demand.bytes / sizeof(T)),
+          unit_shift_(demand.unit_shift), is_writable_(demand.is_writable)
+    {
+    }
+    /* In elements. */
+    GAIA_BOTH uint64_t size() const
+    {
+        return size_;
+    }
+    GAIA_MEMBER T load(uint64_t i) const
+    {
+        uint64_t index[GAIA_SLOTS] = {i};
+        T value[GAIA_SLOTS];
+
+        load_warp(gaia_active(), index, value);
+        return value[0];
+    }
+    GAIA_MEMBER void store(uint64_t i, const T &value) const
+    {
+        uint64_t index[GAIA_SLOTS] = {i};
+        T values[GAIA_SLOTS] = {value};
+
+        store_warp(gaia_active(), index, values);
+    }
+    /* The same of the lanes of a mask; on a CPU this is how a thread is a warp of more than one lane. */
+    GAIA_MEMBER void load_warp(uint32_t mask, const uint64_t index[GAIA_SLOTS], T value_out[GAIA_SLOTS]) const
+    {
+        loads access = {value_out};
+
+        GAIA_EACH_LANE(s)
+        if (gaia_has_lane(mask, s))
+            value_out[s] = T();
+        touch(mask, index, false, false, access);
+    }
+    GAIA_MEMBER void store_warp(uint32_t mask, const uint64_t index[GAIA_SLOTS],
+                                const T value[GAIA_SLOTS]) const
+    {
+        stores access = {value};
+
+        touch(mask, index, true, false, access);
+    }
+    GAIA_MEMBER gaia_pin<const T> pin(uint64_t i) const
+    {
+        return pin_one<const T>(i, false);
+    }
+    GAIA_MEMBER gaia_pin<T> pin_for_stores(uint64_t i) const
+    {
+        return pin_one<T>(i, true);
+    }
+    /* The first failure of any thread's touch: 0, or an errno, and the element with which its unit begins. */
+    GAIA_MEMBER uint32_t error(uint64_t *element_out = nullptr) const
+    {
+        uint64_t error = gaia_load_relaxed_gpu64(&demand_->control->error);
+
+        if (element_out)
+            *element_out = (error >> 32 << unit_shift_) / sizeof(T);
+        return (uint32_t)error;
+    }
+
+  private:
+    /* What is done with an element that is held: its slot, its place in the frame, and the frame. */
+    struct loads {
+        T *out;
+        GAIA_MEMBER void operator()(uint32_t slot, uint8_t *frame, uint64_t offset) const
+        {
+            out[slot] = *(const T *)(const void *)(frame + offset);
+        }
+    };
+    struct stores {
+        const T *in;
+        GAIA_MEMBER void operator()(uint32_t slot, uint8_t *frame, uint64_t offset) const
+        {
+            *(T *)(void *)(frame + offset) = in[slot];
+        }
+    };
+    struct pins {
+        uint8_t **out;
+        GAIA_MEMBER void operator()(uint32_t slot, uint8_t *frame, uint64_t) const
+        {
+            out[slot] = frame;
+        }
+    };
+
+    GAIA_MEMBER uint64_t offset_of(uint64_t index) const
+    {
+        return index * sizeof(T) & (((uint64_t)1 << unit_shift_) - 1);
+    }
+    GAIA_MEMBER uint8_t *frame_at(uint32_t frame) const
+    {
+        return frames_ + ((uint64_t)frame << unit_shift_);
+    }
+
+    /* The lanes of mask whose element is there, and the unit of each. The others are told. */
+    GAIA_MEMBER uint32_t units_of(uint32_t mask, const uint64_t index[GAIA_SLOTS], bool is_store,
+                                  uint32_t unit_out[GAIA_SLOTS]) const
+    {
+        bool is_fine[GAIA_SLOTS];
+
+        GAIA_EACH_LANE(s)
+        {
+            bool is_inside = gaia_has_lane(mask, s) && index[s] < size_;
+
+            is_fine[s] = is_inside && (is_writable_ || !is_store);
+            unit_out[s] = is_inside ? (uint32_t)(index[s] * sizeof(T) >> unit_shift_) : GAIA_DEMAND_FREE;
+            if (gaia_has_lane(mask, s) && !is_fine[s])
+                gaia_report(demand_, unit_out[s], is_inside ? GAIA_DEMAND_E_ACCESS : GAIA_DEMAND_E_OUTSIDE);
+        }
+        return gaia_ballot(mask, is_fine);
+    }
+
+    /* The elements of lanes whose units are in frames, each unit held by the first of the lanes that touch
+     * it. Returns the lanes that were served. */
+    template <class Access>
+    GAIA_MEMBER uint32_t touch_hits(uint32_t mask, uint32_t want, const uint32_t unit[GAIA_SLOTS],
+                                    const uint64_t index[GAIA_SLOTS], bool is_store, bool is_kept,
+                                    const Access &access) const
+    {
+        uint32_t peers[GAIA_SLOTS], own[GAIA_SLOTS], frame[GAIA_SLOTS];
+        bool is_served[GAIA_SLOTS];
+
+        gaia_match(mask, unit, peers);
+        GAIA_EACH_LANE(s)
+        {
+            own[s] = GAIA_NO_FRAME;
+            if (gaia_has_lane(want, s) && gaia_lane_of(s) == gaia_first_lane(peers[s]))
+                (void)gaia_hold(&table_[unit[s]], is_kept ? gaia_bits_count(peers[s]) : 1, is_store, &own[s]);
+        }
+        GAIA_EACH_LANE(s)
+        {
+            frame[s] = GAIA_NO_FRAME;
+            if (gaia_has_lane(mask, s))
+                frame[s] = gaia_share_slot(mask, gaia_first_lane(peers[s]), own);
+            is_served[s] = gaia_has_lane(want, s) && frame[s] != GAIA_NO_FRAME;
+        }
+        gaia_warp_sync(mask); /* what the first lanes acquired is acquired by all */
+        GAIA_EACH_LANE(s)
+        if (is_served[s])
+            access(s, frame_at(frame[s]), offset_of(index[s]));
+        gaia_warp_sync(mask);
+        GAIA_EACH_LANE(s)
+        if (!is_kept && own[s] != GAIA_NO_FRAME)
+            gaia_let_go(&table_[unit[s]], 1);
+        return gaia_ballot(mask, is_served);
+    }
+
+    /* A touch by the lanes of mask. Of what is missing, unit after unit is brought by all lanes together, and
+     * let go before the next: a warp that waits for a frame holds none but those that it has pinned. */
+    template <class Access>
+    GAIA_MEMBER void touch(uint32_t mask, const uint64_t index[GAIA_SLOTS], bool is_store, bool is_kept,
+                           const Access &access) const
+    {
+        uint32_t unit[GAIA_SLOTS], want = units_of(mask, index, is_store, unit);
+        uint32_t missing = want & ~touch_hits(mask, want, unit, index, is_store, is_kept, access);
+
+        while (missing) {
+            uint32_t one = gaia_share_slot(mask, gaia_first_lane(missing), unit), group, frame, holds;
+            bool is_same[GAIA_SLOTS];
+
+            GAIA_EACH_LANE(s)
+            is_same[s] = unit[s] == one;
+            group = gaia_ballot(mask, is_same) & missing;
+            holds = is_kept ? gaia_bits_count(group) : 1;
+            frame = gaia_warp_fault(demand_, mask, one, holds, is_store);
+            missing &= ~group;
+            if (frame == GAIA_NO_FRAME)
+                continue;
+            GAIA_EACH_LANE(s)
+            if (gaia_has_lane(group, s))
+                access(s, frame_at(frame), offset_of(index[s]));
+            gaia_warp_sync(mask);
+            if (!is_kept && gaia_leads(mask))
+                gaia_let_go(&table_[one], 1);
+        }
+    }
+
+    template <typename P> GAIA_MEMBER gaia_pin<P> pin_one(uint64_t i, bool is_store) const
+    {
+        uint64_t index[GAIA_SLOTS] = {i}, in_unit = ((uint64_t)1 << unit_shift_) / sizeof(T);
+        uint8_t *frame[GAIA_SLOTS] = {nullptr};
+        pins access = {frame};
+        gaia_pin<P> pin;
+
+        touch(gaia_active(), index, is_store, true, access);
+        if (frame[0]) {
+            pin.word_ = &table_[i / in_unit];
+            pin.at_ = (P *)(void *)frame[0];
+            pin.first_ = i / in_unit * in_unit;
+            pin.end_ = pin.first_ + in_unit < size_ ? pin.first_ + in_unit : size_;
+        }
+        return pin;
+    }
+
+    const struct gaia_demand *demand_;
+    uint64_t *table_;
+    uint8_t *frames_;
+    uint64_t size_;
+    uint32_t unit_shift_, is_writable_;
+};
+
+#endif
