@@ -124,7 +124,8 @@ $(BUILD)/%.cc.o: %.cc
 $(tests): $(BUILD)/%: $(BUILD)/%.o $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(shell $(PKG_CONFIG) --libs cmocka)
 $(cxx_tests): $(BUILD)/%: $(BUILD)/%.cc.o
-	$(CXX) $(CXXFLAGS) $(LDFLAGS) -o $@ $^ $(shell $(PKG_CONFIG) --libs cmocka)
+	$(CXX) $(CXXFLAGS) $(LDFLAGS) -o $@ $^ $(shell $(PKG_CONFIG) --libs cmocka libxxhash)
+$(cxx_tests): $(call obj,gpu/kernels.c)
 $(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c)
 $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)

@@ -20,11 +20,11 @@
  * answer. No read-modify-write goes over the bus.
  *
  * Promises of the GPU's half: a unit's frame does not change while anybody holds the unit. Every wait is
- * bounded: of one touch, for a frame, a slot of the ring, and a unit that somebody else is bringing, by
- * wait_ns in all (and by what that other may take: GAIA_DEMAND_ROUNDS times answer_ns more); for one answer
- * by answer_ns. Who waited in vain reports an error and drops out: its loads are zeros, its stores are not
- * made. A host that once left a request unanswered for answer_ns is not asked again: the mapping goes on with
- * what it has, until it is made anew.
+ * bounded: of one touch, for a frame, a slot of the ring, and a unit that somebody else has busy, by
+ * wait_ns in all (for the last GAIA_DEMAND_PATIENCE times answer_ns more: that one waits, too); for one
+ * answer by answer_ns. Who waited in vain reports an error and drops out: its loads are zeros, its stores are
+ * not made. A host that once left a request unanswered for answer_ns is not asked again: the mapping goes on
+ * with what it has, until it is made anew.
  */
 #ifndef GAIAFS_GPU_DEMAND_H
 #define GAIAFS_GPU_DEMAND_H
@@ -98,11 +98,14 @@
  * bytes. To count one up it takes the unit out of the arena.
  *
  * A host must not believe what it reads: a request is in memory that a client can write to. */
-#define GAIA_DEMAND_FETCH 1u /* the bytes of a unit, please */
-#define GAIA_DEMAND_GIVE                                                                    \
-    2u /* here are the bytes of a unit that was stored to: all of them. grant says what its \
-        * twin is: only bytes that differ from it were stored. The device may go on holding \
-        * the unit, with these bytes: they are the twin of the grant that the answer has. */
+/* The bytes of a unit, please. */
+#define GAIA_DEMAND_FETCH 1u
+/* Here are the bytes of a unit that was stored to: all of them. grant says what its twin is: only bytes that
+ * differ from it were stored. The device may go on holding the unit with these bytes: they are the twin of
+ * the grant that the answer has. */
+#define GAIA_DEMAND_GIVE 2u
+/* As FETCH, of who was told to pull and found nothing in the arena: into the stage, please. */
+#define GAIA_DEMAND_FETCH_HERE 3u
 
 struct gaia_demand_request {
     uint64_t unit; /* each: ticket << 32 | value */
@@ -111,8 +114,8 @@ struct gaia_demand_request {
     uint64_t frame;
 };
 
-/* status: 0; GAIA_DEMAND_PULL: it is in the arena now; else an errno. A FETCH that fails marks the unit
- * FAILED; a GIVE that fails leaves it dirty on the device. */
+/* status: 0; GAIA_DEMAND_PULL, to a FETCH: it is in the arena now; else an errno. A FETCH that fails marks
+ * the unit FAILED; a GIVE that fails leaves it dirty on the device. */
 #define GAIA_DEMAND_PULL 0x10000u
 
 struct gaia_demand_answer {
@@ -120,13 +123,15 @@ struct gaia_demand_answer {
     uint64_t grant;
 };
 
-/* How often a touch asks again when it is told to look into the arena and finds nothing there. */
-#define GAIA_DEMAND_ROUNDS 4u
+/* How often a touch asks for a unit: the second time with FETCH_HERE. */
+#define GAIA_DEMAND_ROUNDS 2u
+/* Answers that a touch waits for while another one has its unit busy. */
+#define GAIA_DEMAND_PATIENCE 4u
 /* How often it pulls again when the host changes the unit meanwhile, before it asks. */
 #define GAIA_DEMAND_PULLS 4u
 
 /* What is reported by the GPU itself, with the numbers of errno.h. */
-#define GAIA_DEMAND_E_IO 5u         /* told to pull, GAIA_DEMAND_ROUNDS times, and nothing was there */
+#define GAIA_DEMAND_E_IO 5u         /* told to pull in answer to a FETCH_HERE */
 #define GAIA_DEMAND_E_ACCESS 13u    /* a store to a mapping for reading */
 #define GAIA_DEMAND_E_BUSY 16u      /* the unit was being brought all the time */
 #define GAIA_DEMAND_E_OUTSIDE 14u   /* past the end of the mapping */

@@ -100,9 +100,9 @@ GAIA_DEVICE bool gaia_is_idle(uint64_t word, uint32_t frame)
 /* What this lane moves of n quads: first, first + step, ... */
 GAIA_DEVICE uint32_t gaia_share_of_bytes(uint32_t mask, uint32_t *step_out)
 {
-#if GAIA_ON_DEVICE
+#if GAIA_PER_LANE
     *step_out = gaia_bits_count(mask);
-    return gaia_bits_count(mask & (((uint32_t)1 << gaia_lane()) - 1));
+    return gaia_bits_count(mask & (((uint32_t)1 << gaia_hw_lane()) - 1));
 #else
     (void)mask;
     *step_out = 1; /* a thread of a CPU moves all of it */
@@ -245,7 +245,7 @@ GAIA_DEVICE uint32_t gaia_ring_ask(const struct gaia_demand *d, uint32_t ticket,
     }
 }
 
-/* One question: FETCH into the frame, or GIVE from it. 0, GAIA_DEMAND_PULL or an error; grant is the
+/* One question: FETCH(_HERE) into the frame, or GIVE from it. 0, GAIA_DEMAND_PULL or an error; grant is the
  * leader's. */
 GAIA_DEVICE uint32_t gaia_warp_ask(const struct gaia_demand *d, uint32_t mask, uint32_t operation,
                                    uint32_t unit, uint32_t frame, uint64_t until_ns, uint32_t *grant)
@@ -269,7 +269,7 @@ GAIA_DEVICE uint32_t gaia_warp_ask(const struct gaia_demand *d, uint32_t mask, u
     if (status == GAIA_DEMAND_E_SILENT)
         return status;
     gaia_warp_sync(mask);
-    if (operation == GAIA_DEMAND_FETCH && !status)
+    if (operation != GAIA_DEMAND_GIVE && !status)
         gaia_warp_copy_in(d, mask, frame, stage);
     if (gaia_leads(mask))
         gaia_store_release_gpu32(&d->turn[ticket & (d->slots - 1)], ticket + d->slots);
@@ -382,12 +382,14 @@ GAIA_DEVICE uint32_t gaia_warp_take_frame(const struct gaia_demand *d, uint32_t 
 GAIA_DEVICE uint32_t gaia_warp_bring(const struct gaia_demand *d, uint32_t mask, uint32_t unit,
                                      uint32_t frame, uint64_t until_ns, uint32_t *grant)
 {
-    for (uint32_t i = 0; i < GAIA_DEMAND_ROUNDS; i++) {
+    uint32_t operation = GAIA_DEMAND_FETCH;
+
+    for (uint32_t i = 0; i < GAIA_DEMAND_ROUNDS; i++, operation = GAIA_DEMAND_FETCH_HERE) {
         uint32_t status;
 
         if (gaia_warp_pull(d, mask, unit, frame, grant))
             return 0;
-        status = gaia_warp_ask(d, mask, GAIA_DEMAND_FETCH, unit, frame, until_ns, grant);
+        status = gaia_warp_ask(d, mask, operation, unit, frame, until_ns, grant);
         if (!status && gaia_leads(mask))
             gaia_count(&d->control->fetched);
         if (status != GAIA_DEMAND_PULL)
@@ -431,7 +433,7 @@ GAIA_DEVICE_CALL uint32_t gaia_warp_fault(const struct gaia_demand *d, uint32_t 
                                           uint32_t holds, bool is_store)
 {
     uint64_t until_ns = gaia_now_ns() + d->wait_ns;
-    uint64_t patience_ns = until_ns + GAIA_DEMAND_ROUNDS * d->answer_ns;
+    uint64_t patience_ns = until_ns + GAIA_DEMAND_PATIENCE * d->answer_ns;
     uint32_t leader = gaia_first_lane(mask);
 
     for (;;) {

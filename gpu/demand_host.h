@@ -84,8 +84,7 @@ static inline bool gaia_demand_next(struct gaia_demand_host *host, struct gaia_d
         if (words[i] >> 32 != host->next)
             return false;
     host->next++;
-    if (asked.unit >= host->units ||
-        (asked.operation != GAIA_DEMAND_FETCH && asked.operation != GAIA_DEMAND_GIVE)) {
+    if (asked.unit >= host->units || !asked.operation || asked.operation > GAIA_DEMAND_FETCH_HERE) {
         gaia_demand_reply(host, asked.ticket, 22, 0);
         return false;
     }

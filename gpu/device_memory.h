@@ -8,7 +8,7 @@
 
 #include "warp.h"
 
-#if GAIA_ON_DEVICE
+#if GAIA_ON_GPU
 
 #define GAIA_LOAD(name, bits, letter, how)                                                        \
     GAIA_DEVICE uint##bits##_t name(const uint##bits##_t *at)                                     \
@@ -110,7 +110,7 @@ GAIA_DEVICE struct gaia_quad gaia_quad_load_sys(const struct gaia_quad *from)
 {
     struct gaia_quad quad;
 
-#if GAIA_ON_DEVICE
+#if GAIA_ON_GPU
     asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];"
                  : "=l"(quad.first), "=l"(quad.second)
                  : "l"(from)
@@ -124,7 +124,7 @@ GAIA_DEVICE struct gaia_quad gaia_quad_load_sys(const struct gaia_quad *from)
 
 GAIA_DEVICE void gaia_quad_store_sys(struct gaia_quad *to, uint64_t first, uint64_t second)
 {
-#if GAIA_ON_DEVICE
+#if GAIA_ON_GPU
     asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second) : "memory");
 #else
     __atomic_store_n(&to->first, first, __ATOMIC_RELEASE);
@@ -135,7 +135,7 @@ GAIA_DEVICE void gaia_quad_store_sys(struct gaia_quad *to, uint64_t first, uint6
 /* __threadfence_system() */
 GAIA_DEVICE void gaia_fence_sys(void)
 {
-#if GAIA_ON_DEVICE
+#if GAIA_ON_GPU
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 #endif
 }

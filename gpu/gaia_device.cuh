@@ -31,10 +31,10 @@
 #include "demand_device.h"
 #include "warp.h"
 
-#if GAIA_ON_DEVICE && defined(__clang__)
+#if GAIA_ON_GPU && defined(__clang__)
 #define GAIA_MEMBER __attribute__((device)) inline
 #define GAIA_BOTH __attribute__((host, device)) inline
-#elif GAIA_ON_DEVICE
+#elif GAIA_ON_GPU
 #define GAIA_MEMBER __device__ inline
 #define GAIA_BOTH __host__ __device__ inline
 #else
@@ -231,6 +231,12 @@ template <typename T> class gaia_view
         return gaia_ballot(mask, is_fine);
     }
 
+    /* What a lane does is told by an address and these bits. */
+    static GAIA_MEMBER uint64_t key_of(const void *address, bool is_store, bool is_kept)
+    {
+        return (uint64_t)(uintptr_t)address | (is_store ? 1 : 0) | (is_kept ? 2 : 0);
+    }
+
     /* The elements of lanes whose units are in frames, each unit held by the first of the lanes that touch
      * it. Returns the lanes that were served. */
     template <class Access>
@@ -239,9 +245,12 @@ template <typename T> class gaia_view
                                     const Access &access) const
     {
         uint32_t peers[GAIA_SLOTS], own[GAIA_SLOTS], frame[GAIA_SLOTS];
+        uint64_t keys[GAIA_SLOTS];
         bool is_served[GAIA_SLOTS];
 
-        gaia_match(mask, unit, peers);
+        GAIA_EACH_LANE(s)
+        keys[s] = gaia_has_lane(want, s) ? key_of(&table_[unit[s]], is_store, is_kept) : 0;
+        gaia_match(mask, keys, peers);
         GAIA_EACH_LANE(s)
         {
             own[s] = GAIA_NO_FRAME;
@@ -266,32 +275,38 @@ template <typename T> class gaia_view
         return gaia_ballot(mask, is_served);
     }
 
-    /* A touch by the lanes of mask. Of what is missing, unit after unit is brought by all lanes together, and
-     * let go before the next: a warp that waits for a frame holds none but those that it has pinned. */
+    /* A touch by the lanes of mask. Lanes of other views or other kinds of touches may be among them
+     * (gaia_active() says why): up to the end of the hits all do the same, and then those that belong
+     * together part with the others. Of what is missing, unit after unit is brought by all lanes together,
+     * and let go before the next: a warp that waits for a frame holds none but those that it has pinned. */
     template <class Access>
     GAIA_MEMBER void touch(uint32_t mask, const uint64_t index[GAIA_SLOTS], bool is_store, bool is_kept,
                            const Access &access) const
     {
-        uint32_t unit[GAIA_SLOTS], want = units_of(mask, index, is_store, unit);
+        uint32_t unit[GAIA_SLOTS], want = units_of(mask, index, is_store, unit), mates;
         uint32_t missing = want & ~touch_hits(mask, want, unit, index, is_store, is_kept, access);
 
+        if (!missing)
+            return;
+        mates = gaia_mates(mask, key_of(table_, is_store, is_kept));
+        missing &= mates;
         while (missing) {
-            uint32_t one = gaia_share_slot(mask, gaia_first_lane(missing), unit), group, frame, holds;
+            uint32_t one = gaia_share_slot(mates, gaia_first_lane(missing), unit), group, frame, holds;
             bool is_same[GAIA_SLOTS];
 
             GAIA_EACH_LANE(s)
             is_same[s] = unit[s] == one;
-            group = gaia_ballot(mask, is_same) & missing;
+            group = gaia_ballot(mates, is_same) & missing;
             holds = is_kept ? gaia_bits_count(group) : 1;
-            frame = gaia_warp_fault(demand_, mask, one, holds, is_store);
+            frame = gaia_warp_fault(demand_, mates, one, holds, is_store);
             missing &= ~group;
             if (frame == GAIA_NO_FRAME)
                 continue;
             GAIA_EACH_LANE(s)
             if (gaia_has_lane(group, s))
                 access(s, frame_at(frame), offset_of(index[s]));
-            gaia_warp_sync(mask);
-            if (!is_kept && gaia_leads(mask))
+            gaia_warp_sync(mates);
+            if (!is_kept && gaia_leads(mates))
                 gaia_let_go(&table_[one], 1);
         }
     }

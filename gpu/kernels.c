@@ -5,8 +5,9 @@
 
 #include "consistency/digest.h"
 #include "consistency/page.h"
+#include "gpu/demand_device.h"
 
-#if !GAIA_ON_DEVICE
+#if !GAIA_PER_LANE
 #include <errno.h>
 #include <string.h>
 
@@ -212,7 +213,7 @@ GAIA_DEVICE uint32_t modified_of_warp(struct gaia_grid grid, uint32_t warp,
 
 GAIA_DEVICE void add_to(uint32_t *total, uint32_t count)
 {
-#if GAIA_ON_DEVICE
+#if GAIA_ON_GPU
     asm volatile("red.global.add.u32 [%0], %1;" ::"l"(total), "r"(count) : "memory");
 #else
     __atomic_fetch_add(total, count, __ATOMIC_RELAXED);
@@ -338,9 +339,28 @@ GAIA_DEVICE void patch(struct gaia_grid grid, void *base, const uint32_t *pages,
     }
 }
 
+/* --- demand mappings, between the program's kernels --- */
+
+GAIA_DEVICE void demand_flush(struct gaia_grid grid, const struct gaia_demand *demand)
+{
+    GAIA_EACH_WARP(grid, warp)
+    for (uint64_t frame = (uint64_t)grid.block * grid.warps + warp; frame < demand->frames_count;
+         frame += (uint64_t)grid.blocks * grid.warps)
+        gaia_warp_flush(demand, GAIA_ALL_LANES, (uint32_t)frame);
+}
+
+GAIA_DEVICE void demand_drop(struct gaia_grid grid, const struct gaia_demand *demand, const uint32_t *units,
+                             uint64_t count)
+{
+    GAIA_EACH_WARP(grid, warp)
+    for (uint64_t i = (uint64_t)grid.block * grid.warps + warp; i < count;
+         i += (uint64_t)grid.blocks * grid.warps)
+        gaia_warp_drop(demand, GAIA_ALL_LANES, units[i]);
+}
+
 /* --- the entries --- */
 
-#if GAIA_ON_DEVICE
+#if GAIA_PER_LANE
 
 GAIA_KERNEL gaia_hash_pages(const void *base, uint64_t count, struct gaia_digest *out)
 {
@@ -371,6 +391,16 @@ GAIA_KERNEL gaia_zero_pages(void *base, const uint32_t *pages, uint64_t count)
 GAIA_KERNEL gaia_patch(void *base, const uint32_t *pages, uint64_t count, const void *old, const void *fresh)
 {
     patch(gaia_grid_here(), base, pages, count, old, fresh);
+}
+
+GAIA_KERNEL gaia_demand_flush(const struct gaia_demand *demand)
+{
+    demand_flush(gaia_grid_here(), demand);
+}
+
+GAIA_KERNEL gaia_demand_drop(const struct gaia_demand *demand, const uint32_t *units, uint64_t count)
+{
+    demand_drop(gaia_grid_here(), demand, units, count);
 }
 
 #else
@@ -408,12 +438,23 @@ static void run_patch(struct gaia_grid grid, void *const *arguments)
     patch(grid, POINTER(0), POINTER(1), NUMBER(2), POINTER(3), POINTER(4));
 }
 
+static void run_demand_flush(struct gaia_grid grid, void *const *arguments)
+{
+    demand_flush(grid, POINTER(0));
+}
+
+static void run_demand_drop(struct gaia_grid grid, void *const *arguments)
+{
+    demand_drop(grid, POINTER(0), POINTER(1), NUMBER(2));
+}
+
 const struct gaia_kernel *gaia_kernel_find(const char *name)
 {
     static const struct gaia_kernel kernels[] = {
-        {"gaia_hash_pages", 3, run_hash_pages}, {"gaia_find_modified", 6, run_find_modified},
-        {"gaia_gather", 4, run_gather},         {"gaia_scatter", 4, run_scatter},
-        {"gaia_zero_pages", 3, run_zero_pages}, {"gaia_patch", 5, run_patch},
+        {"gaia_hash_pages", 3, run_hash_pages},   {"gaia_find_modified", 6, run_find_modified},
+        {"gaia_gather", 4, run_gather},           {"gaia_scatter", 4, run_scatter},
+        {"gaia_zero_pages", 3, run_zero_pages},   {"gaia_demand_flush", 1, run_demand_flush},
+        {"gaia_demand_drop", 3, run_demand_drop}, {"gaia_patch", 5, run_patch},
     };
 
     for (size_t i = 0; i < sizeof(kernels) / sizeof(kernels[0]); i++)

@@ -1,23 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The device kernels of resident mappings: kernels.c, as PTX for the driver and as C for a CPU. A page is
- * 4096 bytes. base and staging are aligned to 16 bytes. A warp works on a page, whatever the size of the
- * launch: any number of blocks, threads a multiple of 32. Every parameter is 8 bytes: a pointer or a
- * uint64_t.
+/* The device kernels: kernels.c, as PTX for the driver and as C for a CPU. A page is 4096 bytes. base and
+ * staging are aligned to 16 bytes. A warp works on a page, whatever the size of the launch: any number of
+ * blocks, threads a multiple of 32. Every parameter is 8 bytes: a pointer or a uint64_t.
  *
  *   gaia_hash_pages(const void *base, uint64_t count, struct gaia_digest *out)
  *       The digest of each page, gaia_digest_of()'s bit for bit.
  *   gaia_find_modified(const void *base, uint64_t count, const struct gaia_digest *granted,
  *                      const uint32_t *consider, uint32_t *modified, uint32_t *total)
- *       Page p's bit is bit p % 32 of word p / 32. Pages whose bit of consider is set are hashed; those whose
- *       digest is not granted[p] get their bit of modified. All of modified's (count + 31) / 32 words are
- * written, whatever was in them; consider's bits past count are not looked at. The number of modified pages
- * is added to *total, which the caller has set to 0. gaia_gather(const void *base, const uint32_t *pages,
- * uint64_t count, void *staging) The i-th page of staging becomes page pages[i] of base. gaia_scatter(void
- * *base, const uint32_t *pages, uint64_t count, const void *staging) The reverse. No page is listed twice.
+ *       Page p's bit is bit p % 32 of word p / 32. Pages whose bit of consider is set are hashed; those
+ *       whose digest is not granted[p] get their bit of modified. All of modified's (count + 31) / 32
+ *       words are written, whatever was in them; consider's bits past count are not looked at. The number
+ *       of modified pages is added to *total, which the caller has set to 0.
+ *   gaia_gather(const void *base, const uint32_t *pages, uint64_t count, void *staging)
+ *       The i-th page of staging becomes page pages[i] of base.
+ *   gaia_scatter(void *base, const uint32_t *pages, uint64_t count, const void *staging)
+ *       The reverse. No page is listed twice.
  *   gaia_zero_pages(void *base, const uint32_t *pages, uint64_t count)
  *   gaia_patch(void *base, const uint32_t *pages, uint64_t count, const void *old, const void *fresh)
  *       Stores into page pages[i] of base those bytes of the i-th page of fresh that differ from old's, and
  * no other: a kernel that stores to the others meanwhile loses nothing.
+ *
+ * Of a demand mapping (demand.h), between the program's kernels:
+ *
+ *   gaia_demand_flush(const struct gaia_demand *demand)
+ *       Gives to the host what was stored to; it stays on the device. What is held, or can't be given,
+ *       stays dirty: control.held, control.kept.
+ *   gaia_demand_drop(const struct gaia_demand *demand, const uint32_t *units, uint64_t count)
+ *       The next touch of each of these units brings it anew; it is given to the host before, if it was
+ *       stored to. Units that failed are tried again from now on. What is held, or can't be given, stays.
  *
  * Numbers of pages are 32 bits: base can be 16 TiB. */
 #ifndef GAIAFS_GPU_KERNELS_H
@@ -28,6 +38,10 @@
 
 #define GAIA_KERNEL_THREADS 256u /* of a block: what the kernels are meant to be launched with */
 #define GAIA_KERNEL_PARAMETERS_MAX 6u
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 struct gaia_grid;
 
@@ -48,5 +62,9 @@ const struct gaia_kernel *gaia_kernel_find(const char *name);
  * cuLaunchKernel(). -ENOENT: no such kernel. -EINVAL: no block, or threads is no multiple of 32 from 32 to
  * 1024. */
 int gaia_kernel_cpu(const char *name, void *const *arguments, unsigned blocks, unsigned threads);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

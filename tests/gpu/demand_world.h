@@ -22,6 +22,7 @@
 
 #include "gpu/demand_host.h"
 #include "gpu/gaia_device.cuh"
+#include "gpu/kernels.h"
 
 static_assert(GAIA_DEMAND_E_IO == EIO && GAIA_DEMAND_E_ACCESS == EACCES && GAIA_DEMAND_E_BUSY == EBUSY, "");
 static_assert(GAIA_DEMAND_E_OUTSIDE == EFAULT && GAIA_DEMAND_E_NO_FRAME == ENOBUFS, "");
@@ -147,16 +148,23 @@ class world
     /* Everything that was stored goes to the host; returns whether nothing stayed. */
     bool flush()
     {
+        const struct gaia_demand *on_device = &demand;
         uint64_t held = control.held, kept = control.kept;
 
-        for (uint32_t frame = 0; frame < options.frames; frame++)
-            gaia_warp_flush(&demand, GAIA_ALL_LANES, frame);
+        launch("gaia_demand_flush", {&on_device});
         return control.held == held && control.kept == kept;
     }
-    void drop_all()
+    /* A unit, or all. */
+    void drop(uint32_t first = 0, uint64_t count = UINT64_MAX)
     {
-        for (uint32_t unit = 0; unit < options.units; unit++)
-            gaia_warp_drop(&demand, GAIA_ALL_LANES, unit);
+        const struct gaia_demand *on_device = &demand;
+        std::vector<uint32_t> units;
+
+        for (uint32_t unit = first; unit < options.units && unit - first < count; unit++)
+            units.push_back(unit);
+        uint32_t *list = units.data();
+        uint64_t listed = units.size();
+        launch("gaia_demand_drop", {&on_device, &list, &listed});
     }
     void clear_error()
     {
@@ -173,6 +181,11 @@ class world
     random_numbers random_{};
     std::thread server_;
 
+    static void launch(const char *name, std::vector<void *> arguments)
+    {
+        if (gaia_kernel_cpu(name, arguments.data(), 3, 64))
+            abort();
+    }
     template <typename T> T *zeros(size_t count)
     {
         void *memory = nullptr;
@@ -289,7 +302,7 @@ inline uint32_t world::fetch(const struct gaia_demand_asked &one, uint32_t *gran
         return fetch_error;
     if (lies)
         return GAIA_DEMAND_PULL;
-    if (options.answers_pull && random_.below(2)) {
+    if (options.answers_pull && one.operation == GAIA_DEMAND_FETCH && random_.below(2)) {
         put(one.unit);
         return GAIA_DEMAND_PULL;
     }
@@ -335,7 +348,7 @@ inline void world::answer(const struct gaia_demand_asked &one)
     asked++;
     if (options.delay_us)
         std::this_thread::sleep_for(std::chrono::microseconds(options.delay_us));
-    status = one.operation == GAIA_DEMAND_FETCH ? fetch(one, &grant) : give(one, &grant);
+    status = one.operation == GAIA_DEMAND_GIVE ? give(one, &grant) : fetch(one, &grant);
     gaia_demand_reply(&host, one.ticket, status, grant);
 }
 

@@ -348,7 +348,7 @@ static void requests_that_are_not_whole(void **)
 static void requests_that_make_no_sense(void **)
 {
     static const uint32_t bad[][2] = {
-        {64, GAIA_DEMAND_FETCH}, {UINT32_MAX, GAIA_DEMAND_GIVE}, {1, 0}, {1, 3}};
+        {64, GAIA_DEMAND_FETCH}, {UINT32_MAX, GAIA_DEMAND_GIVE}, {1, 0}, {1, 4}};
     world w((world_options()));
     struct gaia_demand_asked asked;
 
@@ -388,7 +388,7 @@ static void host_that_changes_what_is_pulled(void **)
         EXPECT(pin, "error %u", view.error());
         expect_untorn(pin);
         pin.unpin();
-        gaia_warp_drop(&w.demand, GAIA_ALL_LANES, i % 2);
+        w.drop(i % 2, 1);
     }
     w.stop();
     printf("  %llu pulled, %llu times again\n", (unsigned long long)w.control.pulled,
@@ -487,7 +487,7 @@ static void unit_that_can_t_be_read(void **)
     /* Until somebody drops it. The store was not made. */
     w.fetch_error = 0;
     w.clear_error();
-    gaia_warp_drop(&w.demand, GAIA_ALL_LANES, 5);
+    w.drop(5, 1);
     assert_int_equal(view.load(bad), world::value_of(1));
     assert_int_equal(view.error(), 0);
     done();
@@ -691,7 +691,7 @@ static void flush_and_drop(void **)
         pin[0] = 5;
         assert_false(w.flush());
         assert_int_equal(w.given, 1);
-        w.drop_all();
+        w.drop();
         assert_int_equal(pin[0], 5);
     }
     assert_true(w.flush());
@@ -701,7 +701,7 @@ static void flush_and_drop(void **)
     /* After a flush the unit is granted as it was given: what is stored next is told from that. */
     view.store(0, 0);
     assert_int_equal(view.load(0), 0);
-    w.drop_all();
+    w.drop();
     assert_int_equal(w.given, 3);
     assert_int_equal(view.load(0), 0);
     w.stop();

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The device code as a GPU has it, a lane a thread (lockstep.h): masks, leaders and shuffles, with lanes that
+ * run apart. What the code does is tested by test_kernels and test_demand, with a warp a thread; here it must
+ * do the same. */
+#include "tests/gpu/lockstep.h"
+
+#include "tests/gpu/demand_world.h"
+
+/* The kernels themselves, not their table. */
+#include "gpu/kernels.c"
+
+#include <csetjmp>
+#include <cstdarg>
+#include <unistd.h>
+#include <xxhash.h>
+
+extern "C" {
+#include <cmocka.h>
+}
+
+#define LIMIT_S 150u
+
+/* Coroutines are more than the sanitizers follow; the plain build is enough. */
+#define SKIP_UNDER_SANITIZERS() \
+    do {                        \
+        if (WORLD_SLOW > 1)     \
+            skip();             \
+    } while (0)
+
+static uint64_t seed;
+
+/* A launch, block after block. */
+static void launch(unsigned blocks, unsigned warps, std::function<void()> kernel)
+{
+    lockstep block(warps, seed * 31 + blocks);
+
+    for (block.block = 0, block.blocks = blocks; block.block < blocks; block.block++)
+        block.run(kernel);
+}
+
+/* --- kernels --- */
+
+#define PAGES 75u
+
+struct pages {
+    gaia_quad *quads;
+
+    explicit pages(uint64_t its_seed)
+    {
+        random_numbers random{its_seed};
+
+        if (posix_memalign((void **)&quads, 4096, PAGES * 4096))
+            abort();
+        for (size_t i = 0; i < PAGES * PAGE_QUADS; i++)
+            quads[i] = {random.next(), random.next()};
+    }
+    ~pages()
+    {
+        free(quads);
+    }
+    const void *at(uint64_t page) const
+    {
+        return quads + page * PAGE_QUADS;
+    }
+};
+
+static void kernels_hash(void **)
+{
+    SKIP_UNDER_SANITIZERS();
+
+    pages p(seed);
+    gaia_digest digests[PAGES + 1] = {};
+
+    launch(3, 4, [&] { gaia_hash_pages(p.quads, PAGES, digests); });
+    for (unsigned i = 0; i < PAGES; i++) {
+        XXH128_hash_t hash = XXH3_128bits(p.at(i), 4096);
+
+        assert_true(digests[i].low == hash.low64 && digests[i].high == hash.high64);
+    }
+    assert_int_equal(digests[PAGES].low, 0);
+}
+
+static void kernels_find_modified(void **)
+{
+    SKIP_UNDER_SANITIZERS();
+
+    pages p(seed + 1);
+    random_numbers random{seed};
+    gaia_digest digests[PAGES];
+    static const unsigned warps[] = {1, 2, 3, 8};
+
+    for (unsigned round = 0; round < 4; round++) {
+        uint32_t consider[3], modified[3], expected[3] = {}, total = 0, number = 0;
+
+        launch(1, 1, [&] { gaia_hash_pages(p.quads, PAGES, digests); });
+        for (unsigned i = 0; i < 3; i++)
+            consider[i] = (uint32_t)random.next();
+        for (unsigned i = 0; i < 20; i++) {
+            uint64_t page = random.below(PAGES);
+
+            p.quads[page * PAGE_QUADS + random.below(PAGE_QUADS)].second++;
+            expected[page / 32] |= 1u << page % 32 & consider[page / 32];
+        }
+        launch(2, warps[round],
+               [&] { gaia_find_modified(p.quads, PAGES, digests, consider, modified, &total); });
+        for (unsigned i = 0; i < 3; i++) {
+            assert_int_equal(modified[i], expected[i]);
+            number += gaia_bits_count(expected[i]);
+        }
+        assert_int_equal(total, number);
+    }
+}
+
+static void kernels_move(void **)
+{
+    SKIP_UNDER_SANITIZERS();
+
+    pages base(seed), staging(seed + 1), kept(seed);
+    uint32_t list[] = {5, 74, 0, 31, 32}, *at = list;
+
+    launch(2, 2, [&] { gaia_gather(base.quads, at, 5, staging.quads); });
+    for (unsigned i = 0; i < 5; i++)
+        assert_memory_equal(staging.at(i), base.at(list[i]), 4096);
+    launch(2, 2, [&] { gaia_zero_pages(base.quads, at, 5); });
+    for (unsigned i = 0; i < 4096 / 8; i++)
+        assert_int_equal(((const uint64_t *)base.at(74))[i], 0);
+    launch(1, 3, [&] { gaia_scatter(base.quads, at, 5, staging.quads); });
+    assert_memory_equal(base.quads, kept.quads, PAGES * 4096);
+}
+
+/* --- demand paging --- */
+
+/* A warp whose lanes go their own ways; each lane has elements of its own, neighbours in every unit. */
+struct lanes {
+    gaia_view<uint32_t> view;
+    unsigned warp, turns;
+    uint64_t its_seed;
+    std::vector<uint32_t> oracle; /* by element */
+
+    static bool is_mine(uint64_t element, unsigned warp, unsigned lane)
+    {
+        return element % ELEMENTS_OF_HOST == warp && element / ELEMENTS_OF_HOST % 32 == lane;
+    }
+    uint64_t choose(random_numbers &random, unsigned lane) const
+    {
+        uint64_t run = ELEMENTS_OF_HOST * 32;
+
+        return random.below(view.size() / run) * run + lane * ELEMENTS_OF_HOST + warp;
+    }
+    void one_lane()
+    {
+        unsigned lane = gaia_hw_lane();
+        random_numbers random{its_seed + lane * 1000}, common{its_seed};
+
+        for (unsigned turn = 0; turn < turns && !wrongs; turn++) {
+            /* All together in the same unit, or each in its own. */
+            uint64_t near = choose(common, lane), element = random.below(2) ? near : choose(random, lane);
+            uint32_t value = (uint32_t)random.next(), seen;
+
+            switch (random.below(5)) {
+            case 0:
+            case 1:
+                seen = view.load(element);
+                EXPECT(seen == oracle[element], "lane %u: element %llu is %x and not %x, error %u", lane,
+                       (unsigned long long)element, seen, oracle[element], view.error());
+                break;
+            case 2:
+            case 3:
+                view.store(element, value);
+                oracle[element] = value;
+                break;
+            default:
+                with_pin(element, value);
+            }
+        }
+    }
+    void with_pin(uint64_t element, uint32_t value)
+    {
+        gaia_pin<uint32_t> pin = view.pin_for_stores(element);
+
+        EXPECT(pin, "error %u", view.error());
+        if (!pin)
+            return;
+        EXPECT(pin[element] == oracle[element], "pinned element %llu", (unsigned long long)element);
+        gaia_pause(); /* others go on meanwhile */
+        pin[element] = oracle[element] = value;
+    }
+    void play()
+    {
+        lockstep block(1, its_seed);
+
+        block.run([this] { one_lane(); });
+    }
+};
+
+static void play(uint32_t unit_shift, unsigned turns)
+{
+    world_options options;
+    std::vector<std::unique_ptr<lanes>> warps;
+    std::vector<std::thread> threads;
+
+    options.unit_shift = unit_shift;
+    options.units = 400;
+    options.frames = 150; /* three warps whose lanes hold a unit each, and a few more */
+    options.arena_slots = 50;
+    options.slots = 4;
+    options.is_restless = options.answers_pull = true;
+    options.seed = seed;
+
+    world w(options);
+
+    for (unsigned i = 0; i < 3; i++)
+        warps.emplace_back(new lanes{w.view<uint32_t>(), i, turns, seed * 100 + i * 7,
+                                     std::vector<uint32_t>(w.view<uint32_t>().size())});
+    for (auto &one : warps)
+        threads.emplace_back(&lanes::play, one.get());
+    for (auto &thread : threads)
+        thread.join();
+    EXPECT(w.control.failures == 0, "%llu failures", (unsigned long long)w.control.failures);
+    EXPECT(w.flush(), "something stayed");
+    w.stop();
+    for (uint64_t i = 0; i < w.demand.bytes / 4; i++)
+        if (i % ELEMENTS_OF_HOST < 3)
+            EXPECT(w.home_element(i) == warps[i % ELEMENTS_OF_HOST]->oracle[i], "element %llu of the file",
+                   (unsigned long long)i);
+    for (uint32_t unit = 0; unit < options.units; unit++)
+        EXPECT(!(w.demand.table[unit] & (GAIA_DEMAND_COUNT | GAIA_DEMAND_BUSY)), "unit %u", unit);
+    printf("  %llu faults: %llu pulled, %llu fetched; %llu evicted, %llu given\n",
+           (unsigned long long)w.control.faults, (unsigned long long)w.control.pulled,
+           (unsigned long long)w.control.fetched, (unsigned long long)w.control.evicted,
+           (unsigned long long)w.control.given);
+    EXPECT(w.control.pulled && w.control.fetched && w.control.evicted && w.control.given,
+           "not all was tried");
+    assert_int_equal(wrongs.exchange(0), 0);
+}
+
+static void small_units(void **)
+{
+    SKIP_UNDER_SANITIZERS();
+    play(GAIA_DEMAND_UNIT_SHIFT_SMALL, 300);
+}
+
+static void large_units(void **)
+{
+    SKIP_UNDER_SANITIZERS();
+    play(GAIA_DEMAND_UNIT_SHIFT_LARGE, 60);
+}
+
+static int begin(void **)
+{
+    (void)alarm(LIMIT_S);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(kernels_hash, begin), cmocka_unit_test_setup(kernels_find_modified, begin),
+        cmocka_unit_test_setup(kernels_move, begin), cmocka_unit_test_setup(small_units, begin),
+        cmocka_unit_test_setup(large_units, begin),
+    };
+    const char *text = getenv("GAIA_TEST_SEED");
+
+    setvbuf(stdout, nullptr, _IOLBF, 0);
+    seed = text ? strtoull(text, nullptr, 0) : 20240817;
+    printf("seed: GAIA_TEST_SEED=%llu\n", (unsigned long long)seed);
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
