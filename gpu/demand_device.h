@@ -403,6 +403,7 @@ GAIA_DEVICE uint32_t gaia_warp_fill(const struct gaia_demand *d, uint32_t mask, 
                                     bool is_store, uint64_t until_ns)
 {
     uint32_t error = 0, grant = 0, frame = gaia_warp_take_frame(d, mask, until_ns, &error);
+    uint64_t becomes = GAIA_DEMAND_VALID | GAIA_DEMAND_REFERENCED;
     bool is_told = false; /* by the host, that it can't be had */
 
     if (frame != GAIA_NO_FRAME) {
@@ -420,10 +421,8 @@ GAIA_DEVICE uint32_t gaia_warp_fill(const struct gaia_demand *d, uint32_t mask, 
     }
     gaia_store_relaxed_gpu32(&d->grant[frame], grant);
     gaia_store_release_gpu32(&d->owner[frame], unit);
-    (void)gaia_add_release_gpu64(&d->table[unit],
-                                 ((uint64_t)frame << 32 | GAIA_DEMAND_VALID | GAIA_DEMAND_REFERENCED |
-                                  (is_store ? GAIA_DEMAND_DIRTY : 0)) -
-                                     GAIA_DEMAND_BUSY + holds);
+    becomes |= (uint64_t)frame << 32 | (is_store ? GAIA_DEMAND_DIRTY : 0);
+    (void)gaia_add_release_gpu64(&d->table[unit], becomes - GAIA_DEMAND_BUSY + holds);
     return frame;
 }
 

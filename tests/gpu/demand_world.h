@@ -205,6 +205,7 @@ class world
     void put(uint32_t unit);
     void take(uint32_t unit);
     void change(uint32_t unit);
+    bool has_room_for_twins(uint32_t unit);
 };
 
 inline void world::make_device()
@@ -352,6 +353,21 @@ inline void world::answer(const struct gaia_demand_asked &one)
     gaia_demand_reply(&host, one.ticket, status, grant);
 }
 
+/* A device that gets stuck must not fill the memory with twins: of a unit there are a few, and none that
+ * nobody can have been granted any more. (A real host can't look into the table; it is told what was
+ * dropped.) */
+inline bool world::has_room_for_twins(uint32_t unit)
+{
+    if (twins_[unit].size() < 32)
+        return true;
+    take(unit);
+    /* An update, so that it is not before the store that take() made. */
+    if (__atomic_fetch_add(&demand.table[unit], 0, __ATOMIC_SEQ_CST) & (GAIA_DEMAND_VALID | GAIA_DEMAND_BUSY))
+        return false;
+    twins_[unit].clear();
+    return true;
+}
+
 inline void world::serve()
 {
     struct gaia_demand_asked one;
@@ -368,6 +384,10 @@ inline void world::serve()
         if (options.is_restless) {
             uint32_t unit = (uint32_t)random_.below(options.units);
 
+            if (!has_room_for_twins(unit)) {
+                sched_yield();
+                continue;
+            }
             if (random_.below(3) == 0)
                 change(unit);
             if (random_.below(4) == 0)

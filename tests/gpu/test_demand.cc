@@ -381,7 +381,8 @@ static void host_that_changes_what_is_pulled(void **)
     world w(options);
     gaia_view<uint32_t> view = w.view<uint32_t>();
 
-    for (unsigned i = 0; i < 3000 / WORLD_SLOW || (w.control.pulled_again < 20 && seconds_since(start) < 60);
+    for (unsigned i = 0;
+         !wrongs && (i < 3000 / WORLD_SLOW || (w.control.pulled_again < 20 && seconds_since(start) < 60));
          i++) {
         gaia_pin<const uint32_t> pin = view.pin(i % 2 * w.elements_of_unit());
 

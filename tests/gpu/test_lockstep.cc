@@ -132,20 +132,16 @@ static void kernels_move(void **)
 
 /* A warp whose lanes go their own ways; each lane has elements of its own, neighbours in every unit. */
 struct lanes {
-    gaia_view<uint32_t> view;
+    gaia_view<uint32_t> views[2]; /* of two files */
     unsigned warp, turns;
     uint64_t its_seed;
-    std::vector<uint32_t> oracle; /* by element */
+    std::vector<uint32_t> oracles[2]; /* by element */
 
-    static bool is_mine(uint64_t element, unsigned warp, unsigned lane)
-    {
-        return element % ELEMENTS_OF_HOST == warp && element / ELEMENTS_OF_HOST % 32 == lane;
-    }
     uint64_t choose(random_numbers &random, unsigned lane) const
     {
         uint64_t run = ELEMENTS_OF_HOST * 32;
 
-        return random.below(view.size() / run) * run + lane * ELEMENTS_OF_HOST + warp;
+        return random.below(views[0].size() / run) * run + lane * ELEMENTS_OF_HOST + warp;
     }
     void one_lane()
     {
@@ -156,6 +152,9 @@ struct lanes {
             /* All together in the same unit, or each in its own. */
             uint64_t near = choose(common, lane), element = random.below(2) ? near : choose(random, lane);
             uint32_t value = (uint32_t)random.next(), seen;
+            unsigned file = random.below(4) == 0;
+            gaia_view<uint32_t> &view = views[file];
+            std::vector<uint32_t> &oracle = oracles[file];
 
             switch (random.below(5)) {
             case 0:
@@ -170,11 +169,11 @@ struct lanes {
                 oracle[element] = value;
                 break;
             default:
-                with_pin(element, value);
+                with_pin(view, oracle, element, value);
             }
         }
     }
-    void with_pin(uint64_t element, uint32_t value)
+    void with_pin(gaia_view<uint32_t> &view, std::vector<uint32_t> &oracle, uint64_t element, uint32_t value)
     {
         gaia_pin<uint32_t> pin = view.pin_for_stores(element);
 
@@ -193,6 +192,25 @@ struct lanes {
     }
 };
 
+static void expect_file(world &w, const std::vector<std::unique_ptr<lanes>> &warps, unsigned file)
+{
+    EXPECT(w.control.failures == 0, "%llu failures", (unsigned long long)w.control.failures);
+    EXPECT(w.flush(), "something stayed");
+    w.stop();
+    for (uint64_t i = 0; i < w.demand.bytes / 4; i++)
+        if (i % ELEMENTS_OF_HOST < 3)
+            EXPECT(w.home_element(i) == warps[i % ELEMENTS_OF_HOST]->oracles[file][i],
+                   "element %llu of the file", (unsigned long long)i);
+    for (uint32_t unit = 0; unit < w.options.units; unit++)
+        EXPECT(!(w.demand.table[unit] & (GAIA_DEMAND_COUNT | GAIA_DEMAND_BUSY)), "unit %u", unit);
+    printf("  %llu faults: %llu pulled, %llu fetched; %llu evicted, %llu given\n",
+           (unsigned long long)w.control.faults, (unsigned long long)w.control.pulled,
+           (unsigned long long)w.control.fetched, (unsigned long long)w.control.evicted,
+           (unsigned long long)w.control.given);
+    EXPECT(w.control.pulled && w.control.fetched && w.control.evicted && w.control.given,
+           "not all was tried");
+}
+
 static void play(uint32_t unit_shift, unsigned turns)
 {
     world_options options;
@@ -207,30 +225,21 @@ static void play(uint32_t unit_shift, unsigned turns)
     options.is_restless = options.answers_pull = true;
     options.seed = seed;
 
-    world w(options);
+    world w(options), other(options);
 
     for (unsigned i = 0; i < 3; i++)
-        warps.emplace_back(new lanes{w.view<uint32_t>(), i, turns, seed * 100 + i * 7,
-                                     std::vector<uint32_t>(w.view<uint32_t>().size())});
+        warps.emplace_back(new lanes{{w.view<uint32_t>(), other.view<uint32_t>()},
+                                     i,
+                                     turns,
+                                     seed * 100 + i * 7,
+                                     {std::vector<uint32_t>(w.view<uint32_t>().size()),
+                                      std::vector<uint32_t>(w.view<uint32_t>().size())}});
     for (auto &one : warps)
         threads.emplace_back(&lanes::play, one.get());
     for (auto &thread : threads)
         thread.join();
-    EXPECT(w.control.failures == 0, "%llu failures", (unsigned long long)w.control.failures);
-    EXPECT(w.flush(), "something stayed");
-    w.stop();
-    for (uint64_t i = 0; i < w.demand.bytes / 4; i++)
-        if (i % ELEMENTS_OF_HOST < 3)
-            EXPECT(w.home_element(i) == warps[i % ELEMENTS_OF_HOST]->oracle[i], "element %llu of the file",
-                   (unsigned long long)i);
-    for (uint32_t unit = 0; unit < options.units; unit++)
-        EXPECT(!(w.demand.table[unit] & (GAIA_DEMAND_COUNT | GAIA_DEMAND_BUSY)), "unit %u", unit);
-    printf("  %llu faults: %llu pulled, %llu fetched; %llu evicted, %llu given\n",
-           (unsigned long long)w.control.faults, (unsigned long long)w.control.pulled,
-           (unsigned long long)w.control.fetched, (unsigned long long)w.control.evicted,
-           (unsigned long long)w.control.given);
-    EXPECT(w.control.pulled && w.control.fetched && w.control.evicted && w.control.given,
-           "not all was tried");
+    expect_file(w, warps, 0);
+    expect_file(other, warps, 1);
     assert_int_equal(wrongs.exchange(0), 0);
 }
 

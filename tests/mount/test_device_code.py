@@ -85,3 +85,72 @@ def test_nvcc_takes_the_source(tmp_path):
     source = tmp_path / "kernels.cu"
     shutil.copy(os.path.join(conftest.TOP, "gpu", "kernels.c"), source)
     run(toolkit("nvcc"), "-arch=sm_75", "-I", conftest.TOP, "-cubin", "-o", str(tmp_path / "kernels.cubin"), str(source))
+
+
+# --- gaia_device.cuh ---
+
+# A program's kernels: made from a text, as examples with nvcc's headers would not compile without them.
+PROGRAM = """
+#include "gpu/gaia_device.cuh"
+struct wide { float x[16]; };
+KERNEL sum(gaia_view<float> view, gaia_view<wide> other, float *out)
+{
+    float mine = 0;
+    for (uint64_t i = gaia_hw_thread(); i < view.size(); i += gaia_hw_block_threads())
+        mine += i % 3 ? view.load(i) : other.load(i / 16).x[0];
+    out[gaia_hw_thread()] = mine;
+}
+KERNEL count_up(gaia_view<uint32_t> view)
+{
+    auto pin = view.pin_for_stores(gaia_hw_thread() * 1024ull);
+    if (pin)
+        for (uint64_t i = pin.first(); i < pin.end(); i++)
+            pin[i]++;
+    view.store(gaia_hw_thread(), view.load(gaia_hw_thread()) + view.error());
+}
+"""
+CLANG_CUDA = ["-x", "cuda", "--cuda-device-only", "--cuda-gpu-arch=sm_70", "--cuda-path=/nonexistent", "-nocudainc",
+              "-nocudalib", "-Xclang", "-target-feature", "-Xclang", "+ptx63", "-ffreestanding", "-std=c++17", "-O3",
+              "-Wall", "-Wextra", "-Werror", f"-I{conftest.TOP}"]
+
+
+def program(folder, kernel):
+    path = os.path.join(folder, "program.cu")
+    with open(path, "w") as file:
+        file.write(PROGRAM.replace("KERNEL", kernel))
+    return path
+
+
+@pytest.mark.limit(200)
+def test_clang_takes_the_view_without_a_toolkit(tmp_path):
+    source = program(tmp_path, 'extern "C" __attribute__((global)) void')
+    made = str(tmp_path / "program.ptx")
+    run(clang(), *CLANG_CUDA, "-S", "-o", made, source)
+    with open(made) as file:
+        text = file.read()
+    # What the header promises: leaders by match, no CPU's atomics, 16 bytes a lane over the bus.
+    for instruction in ("match.any.sync.b64", "ld.relaxed.sys.v2.u64", "st.relaxed.sys.v2.u64", "atom.acquire.gpu.add.u64"):
+        assert instruction in text, instruction
+    assert not re.search(r"\b(atom|red)\S*\.sys\b", text), "an atomic update of host memory"
+    assembler = shutil.which("ptxas") or shutil.which("ptxas", path=TOOLKIT)
+    if assembler:
+        run(assembler, "-arch=sm_90", made, "-o", str(tmp_path / "program.cubin"))
+
+
+@pytest.mark.limit(200)
+def test_nvcc_takes_the_view(tmp_path):
+    source = program(tmp_path, 'extern "C" __global__ void')
+    run(toolkit("nvcc"), "-std=c++17", "-arch=sm_75", "-I", conftest.TOP, "-c", "-o", str(tmp_path / "program.o"), source)
+
+
+# --- rules of demand paging, broken on purpose ---
+
+@pytest.mark.limit(280)
+@pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the plain build is enough")
+@pytest.mark.parametrize("rule, test", [("DEMAND_LOSE_STORES", "small_units"), ("DEMAND_EVICT_HELD", "frames_that_are_all_held"),
+                                        ("DEMAND_NO_SEQUENCE", "host_that_changes_what_is_pulled")])
+def test_a_broken_rule_is_noticed(rule, test):
+    built = f"build/gcc-{rule}/tests/gpu/test_demand"
+    run("make", "-j2", f"BREAK={rule}", built)
+    done = subprocess.run([os.path.join(conftest.TOP, built), test], capture_output=True, text=True, timeout=160)
+    assert done.returncode and f"[  FAILED  ] {test}" in done.stdout + done.stderr, "the broken rule is not noticed"
