@@ -132,6 +132,12 @@ class lockstep
                 stuck();
         return false;
     }
+    /* At once, or when everybody else has come to where they wait: what one lane has not done yet must not
+     * matter to the others. */
+    void go_on(lane &one)
+    {
+        one.kind = next() % 8 ? RUNS : PAUSES;
+    }
     void resume(size_t at)
     {
         current_ = (uint32_t)at;
@@ -156,7 +162,7 @@ class lockstep
         for (unsigned i = 0; i < 32; i++)
             if (group >> i & 1) {
                 lanes_[warp * 32 + i].result = group;
-                lanes_[warp * 32 + i].kind = RUNS;
+                go_on(lanes_[warp * 32 + i]);
             }
         return true;
     }
@@ -186,7 +192,7 @@ class lockstep
                 warp[i].result = result(warp, i);
         for (unsigned i = 0; i < 32; i++)
             if (mask >> i & 1)
-                warp[i].kind = RUNS;
+                go_on(warp[i]);
     }
     static uint32_t result(const lane *warp, unsigned i)
     {

@@ -219,7 +219,7 @@ static void play(uint32_t unit_shift, unsigned turns)
 
     options.unit_shift = unit_shift;
     options.units = 400;
-    options.frames = 150; /* three warps whose lanes hold a unit each, and a few more */
+    options.frames = 104; /* three warps whose lanes hold a unit each, and a few more */
     options.arena_slots = 50;
     options.slots = 4;
     options.is_restless = options.answers_pull = true;

@@ -114,7 +114,7 @@ CLANG_CUDA = ["-x", "cuda", "--cuda-device-only", "--cuda-gpu-arch=sm_70", "--cu
               "-Wall", "-Wextra", "-Werror", f"-I{conftest.TOP}"]
 
 
-def program(folder, kernel):
+def write_program(folder, kernel):
     path = os.path.join(folder, "program.cu")
     with open(path, "w") as file:
         file.write(PROGRAM.replace("KERNEL", kernel))
@@ -123,7 +123,7 @@ def program(folder, kernel):
 
 @pytest.mark.limit(200)
 def test_clang_takes_the_view_without_a_toolkit(tmp_path):
-    source = program(tmp_path, 'extern "C" __attribute__((global)) void')
+    source = write_program(tmp_path, 'extern "C" __attribute__((global)) void')
     made = str(tmp_path / "program.ptx")
     run(clang(), *CLANG_CUDA, "-S", "-o", made, source)
     with open(made) as file:
@@ -139,7 +139,7 @@ def test_clang_takes_the_view_without_a_toolkit(tmp_path):
 
 @pytest.mark.limit(200)
 def test_nvcc_takes_the_view(tmp_path):
-    source = program(tmp_path, 'extern "C" __global__ void')
+    source = write_program(tmp_path, 'extern "C" __global__ void')
     run(toolkit("nvcc"), "-std=c++17", "-arch=sm_75", "-I", conftest.TOP, "-c", "-o", str(tmp_path / "program.o"), source)
 
 
@@ -147,10 +147,12 @@ def test_nvcc_takes_the_view(tmp_path):
 
 @pytest.mark.limit(280)
 @pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the plain build is enough")
-@pytest.mark.parametrize("rule, test", [("DEMAND_LOSE_STORES", "small_units"), ("DEMAND_EVICT_HELD", "frames_that_are_all_held"),
-                                        ("DEMAND_NO_SEQUENCE", "host_that_changes_what_is_pulled")])
-def test_a_broken_rule_is_noticed(rule, test):
-    built = f"build/gcc-{rule}/tests/gpu/test_demand"
+@pytest.mark.parametrize("rule, program, test", [
+    ("DEMAND_LOSE_STORES", "test_demand", "small_units"),
+    ("DEMAND_EVICT_HELD", "test_demand_faults", "frames_that_are_all_held"),
+    ("DEMAND_NO_SEQUENCE", "test_demand", "host_that_changes_what_is_pulled")])
+def test_a_broken_rule_is_noticed(rule, program, test):
+    built = f"build/gcc-{rule}/tests/gpu/{program}"
     run("make", "-j2", f"BREAK={rule}", built)
     done = subprocess.run([os.path.join(conftest.TOP, built), test], capture_output=True, text=True, timeout=160)
     assert done.returncode and f"[  FAILED  ] {test}" in done.stdout + done.stderr, "the broken rule is not noticed"
