@@ -403,8 +403,8 @@ GAIA_DEVICE uint32_t gaia_warp_fill(const struct gaia_demand *d, uint32_t mask, 
                                     bool is_store, uint64_t until_ns)
 {
     uint32_t error = 0, grant = 0, frame = gaia_warp_take_frame(d, mask, until_ns, &error);
-    uint64_t becomes = GAIA_DEMAND_VALID | GAIA_DEMAND_REFERENCED;
-    bool is_told = false; /* by the host, that it can't be had */
+    uint64_t becomes = GAIA_DEMAND_VALID; /* not referenced: what is touched once goes first */
+    bool is_told = false;                 /* by the host, that it can't be had */
 
     if (frame != GAIA_NO_FRAME) {
         error = gaia_warp_bring(d, mask, unit, frame, until_ns, &grant);

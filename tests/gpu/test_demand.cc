@@ -225,7 +225,7 @@ static void small_units(void **)
     options.frames = 64;
     options.arena_slots = 200;
     options.is_restless = options.answers_pull = true;
-    play(options, 6, 12000);
+    play(options, 6, 6000);
 }
 
 static void large_units(void **)
@@ -237,7 +237,7 @@ static void large_units(void **)
     options.frames = 16;
     options.arena_slots = 60;
     options.is_restless = options.answers_pull = true;
-    play(options, 6, 2000);
+    play(options, 6, 1000);
 }
 
 /* Two slots for six warps, whose tickets wrap. */
@@ -341,10 +341,9 @@ static void second_chance(void **)
     for (unsigned round = 0; round < 30; round++) {
         uint64_t faults = w.control.faults;
 
-        (void)view.load(n * 4);
-        assert_int_equal(w.control.faults, faults); /* used all the time: it stays */
         (void)view.load((5 + round) * n);
-        (void)view.load(n * 4);
+        (void)view.load(n * 4); /* used all the time: it stays */
+        assert_int_equal(w.control.faults, faults + 1);
     }
     done();
 }

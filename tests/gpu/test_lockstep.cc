@@ -27,6 +27,9 @@ extern "C" {
             skip();             \
     } while (0)
 
+/* Three warps whose lanes hold a unit each, and a few more. */
+#define FRAMES_FOR_PINS 104u
+
 static uint64_t seed;
 
 /* A launch, block after block. */
@@ -133,7 +136,7 @@ static void kernels_move(void **)
 /* A warp whose lanes go their own ways; each lane has elements of its own, neighbours in every unit. */
 struct lanes {
     gaia_view<uint32_t> views[2]; /* of two files */
-    unsigned warp, turns;
+    unsigned warp, turns, kinds;  /* of touches: 4, or 5 with pins */
     uint64_t its_seed;
     std::vector<uint32_t> oracles[2]; /* by element */
 
@@ -156,7 +159,7 @@ struct lanes {
             gaia_view<uint32_t> &view = views[file];
             std::vector<uint32_t> &oracle = oracles[file];
 
-            switch (random.below(5)) {
+            switch (random.below(kinds)) {
             case 0:
             case 1:
                 seen = view.load(element);
@@ -211,15 +214,15 @@ static void expect_file(world &w, const std::vector<std::unique_ptr<lanes>> &war
            "not all was tried");
 }
 
-static void play(uint32_t unit_shift, unsigned turns)
+static void play(uint32_t unit_shift, unsigned turns, uint32_t frames, unsigned kinds)
 {
     world_options options;
     std::vector<std::unique_ptr<lanes>> warps;
     std::vector<std::thread> threads;
 
     options.unit_shift = unit_shift;
-    options.units = 400;
-    options.frames = 104; /* three warps whose lanes hold a unit each, and a few more */
+    options.units = frames * 4;
+    options.frames = frames;
     options.arena_slots = 50;
     options.slots = 4;
     options.is_restless = options.answers_pull = true;
@@ -231,6 +234,7 @@ static void play(uint32_t unit_shift, unsigned turns)
         warps.emplace_back(new lanes{{w.view<uint32_t>(), other.view<uint32_t>()},
                                      i,
                                      turns,
+                                     kinds,
                                      seed * 100 + i * 7,
                                      {std::vector<uint32_t>(w.view<uint32_t>().size()),
                                       std::vector<uint32_t>(w.view<uint32_t>().size())}});
@@ -246,13 +250,20 @@ static void play(uint32_t unit_shift, unsigned turns)
 static void small_units(void **)
 {
     SKIP_UNDER_SANITIZERS();
-    play(GAIA_DEMAND_UNIT_SHIFT_SMALL, 300);
+    play(GAIA_DEMAND_UNIT_SHIFT_SMALL, 300, FRAMES_FOR_PINS, 5);
 }
 
 static void large_units(void **)
 {
     SKIP_UNDER_SANITIZERS();
-    play(GAIA_DEMAND_UNIT_SHIFT_LARGE, 60);
+    play(GAIA_DEMAND_UNIT_SHIFT_LARGE, 60, FRAMES_FOR_PINS, 5);
+}
+
+/* What is let go too early is gone at once. */
+static void few_frames(void **)
+{
+    SKIP_UNDER_SANITIZERS();
+    play(GAIA_DEMAND_UNIT_SHIFT_SMALL, 200, 6, 4);
 }
 
 static int begin(void **)
@@ -266,7 +277,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(kernels_hash, begin), cmocka_unit_test_setup(kernels_find_modified, begin),
         cmocka_unit_test_setup(kernels_move, begin), cmocka_unit_test_setup(small_units, begin),
-        cmocka_unit_test_setup(large_units, begin),
+        cmocka_unit_test_setup(large_units, begin),  cmocka_unit_test_setup(few_frames, begin),
     };
     const char *text = getenv("GAIA_TEST_SEED");
 
