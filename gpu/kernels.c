@@ -310,17 +310,21 @@ GAIA_DEVICE void zero_pages(struct gaia_grid grid, void *base, const uint32_t *p
 
 /* Only bytes that differ between old and fresh are stored: what somebody else stores to the others meanwhile
  * stays. */
-GAIA_DEVICE void patch_quad(struct gaia_quad *at, struct gaia_quad old, struct gaia_quad fresh)
+GAIA_DEVICE void patch_word(uint64_t *at, uint64_t old, uint64_t fresh)
 {
-    uint64_t changed[2] = {old.first ^ fresh.first, old.second ^ fresh.second};
-    uint64_t words[2] = {fresh.first, fresh.second};
     volatile uint8_t *bytes = (volatile uint8_t *)at;
 
-    if (!(changed[0] | changed[1]))
-        return;
     for (uint32_t i = 0; i < sizeof *at; i++)
-        if (changed[i / 8] >> i % 8 * 8 & 0xff)
-            bytes[i] = (uint8_t)(words[i / 8] >> i % 8 * 8);
+        if ((old ^ fresh) >> i * 8 & 0xff)
+            bytes[i] = (uint8_t)(fresh >> i * 8);
+}
+
+GAIA_DEVICE void patch_quad(struct gaia_quad *at, struct gaia_quad old, struct gaia_quad fresh)
+{
+    if (old.first != fresh.first)
+        patch_word(&at->first, old.first, fresh.first);
+    if (old.second != fresh.second)
+        patch_word(&at->second, old.second, fresh.second);
 }
 
 GAIA_DEVICE void patch(struct gaia_grid grid, void *base, const uint32_t *pages, uint64_t count,
