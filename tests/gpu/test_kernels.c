@@ -272,6 +272,41 @@ static void moved_pages(void **state)
     free(expected);
 }
 
+/* Bytes of `fresh` that differ from `old` are stored, whatever is there now, and no others: those are what a
+ * kernel has made of them since. */
+static void patched_pages(void **state)
+{
+    uint8_t *base = pages_new(MOVED), *old = pages_new(MOVED), *fresh = pages_new(MOVED);
+    uint8_t *expected = pages_new(MOVED);
+    uint32_t pages[MOVED], *list = pages;
+
+    (void)state;
+    for (size_t s = 0; s < SHAPES; s++) {
+        struct shape shape = shapes[s];
+        uint64_t count = some_pages(list);
+
+        seed_fill(base, MOVED * PAGE / 8);
+        seed_fill(old, MOVED * PAGE / 8);
+        memcpy(fresh, old, MOVED * PAGE);
+        memcpy(expected, base, MOVED * PAGE);
+        for (uint64_t i = 0; i < count; i++) {
+            for (unsigned n = 0; n < i * 7 % 200; n++) { /* none, few, many; runs and single bytes */
+                uint32_t at = (uint32_t)seed_next() % PAGE, length = 1 + (uint32_t)seed_next() % 20;
+                for (uint32_t b = at; b < at + length && b < PAGE; b++) {
+                    fresh[i * PAGE + b] = (uint8_t)(old[i * PAGE + b] + 1 + seed_next() % 255);
+                    expected[list[i] * PAGE + b] = fresh[i * PAGE + b];
+                }
+            }
+        }
+        launch("gaia_patch", shape, (void *[]){&base, &list, &count, &old, &fresh});
+        assert_memory_equal(base, expected, MOVED * PAGE);
+    }
+    free(base);
+    free(old);
+    free(fresh);
+    free(expected);
+}
+
 /* --- the table --- */
 
 static void launches_that_are_refused(void **state)
@@ -288,7 +323,7 @@ static void launches_that_are_refused(void **state)
 static void ptx_has_the_kernels(void **state)
 {
     static const char *const names[] = {"gaia_hash_pages", "gaia_find_modified", "gaia_gather",
-                                        "gaia_scatter", "gaia_zero_pages"};
+                                        "gaia_scatter",    "gaia_zero_pages",    "gaia_patch"};
     char text[80];
 
     (void)state;
@@ -310,10 +345,15 @@ static void ptx_has_the_kernels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(digests_of_random_pages),     cmocka_unit_test(digests_of_single_bits),
-        cmocka_unit_test(digests_of_structured_pages), cmocka_unit_test(find_modified_pages),
-        cmocka_unit_test(either_half_differs),         cmocka_unit_test(moved_pages),
-        cmocka_unit_test(launches_that_are_refused),   cmocka_unit_test(ptx_has_the_kernels),
+        cmocka_unit_test(digests_of_random_pages),
+        cmocka_unit_test(digests_of_single_bits),
+        cmocka_unit_test(digests_of_structured_pages),
+        cmocka_unit_test(find_modified_pages),
+        cmocka_unit_test(either_half_differs),
+        cmocka_unit_test(moved_pages),
+        cmocka_unit_test(patched_pages),
+        cmocka_unit_test(launches_that_are_refused),
+        cmocka_unit_test(ptx_has_the_kernels),
     };
 
     seed_start();

@@ -248,8 +248,8 @@ class Caught(collections.namedtuple("Caught", "key how")):
 
 
 class Step:
-    """A run. Its key: `cache/test_x`, `mount/test_x.py` (or `::test` of it), `history`; with `thread ` or `address ` in
-    front, of a build with that sanitizer."""
+    """A run. Its key: `cache/test_x`, `mount/test_x.py` (or `::test` of it), `history`, `history-gpu`; with `thread ` or
+    `address ` in front, of a build with that sanitizer."""
 
     def __init__(self, key):
         self.key = key
@@ -270,9 +270,10 @@ class Step:
         build = self.build(tree)
         if self.what.startswith("mount/"):
             return self.run_mount(tree)
-        if self.what == "history":
+        if self.what in ("history", "history-gpu"):
+            gpu = ["--gpu", "build/gcc/cuda"] if self.what == "history-gpu" else []
             code, output = tree.run([PYTHON, "-B", "tests/history/run.py", "--until-failure", "--keep", tree.temporary,
-                                     "--operations", str(HISTORY_OPERATIONS)], HISTORY_LIMIT_S)
+                                     "--operations", str(HISTORY_OPERATIONS), *gpu], HISTORY_LIMIT_S)
             rule = re.search(r"^first: (.*)$", output, re.M)
             return code != 0 and Caught(self.key, rule[1][:100] if rule else why(code, output)) or None
         limit = SANITIZED_LIMIT_S if self.sanitize else UNIT_LIMIT_S
