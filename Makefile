@@ -54,11 +54,11 @@ PKG_LIBS := $(shell $(PKG_CONFIG) --libs $(packages) 2>/dev/null)
 CPPFLAGS += $(PKG_CFLAGS)
 
 # What goes where: gpu/home_*.c is the daemon's half of a device; loading NVIDIA's driver is everybody's, listing its GPUs
-# gaiactl's; the device kernels are the daemon's, as PTX (for a CPU they are the tests'); the rest of gpu/ is libgaia.
+# gaiactl's; the device kernels are the daemon's and libgaia's, as PTX (for a CPU they are the tests'); the rest is libgaia.
 cuda_src := gpu/cuda_load.c gpu/cuda_device.c
 home_src := $(wildcard base/*.c consistency/*.c io/*.c cache/*.c gpu/home_*.c) $(cuda_src) gpu/kernels_ptx.c \
 	$(filter-out fs/mount.c fs/gaiactl%.c,$(wildcard fs/*.c))
-lib_src := $(filter-out gpu/home_%.c gpu/cuda_list.c gpu/kernels.c gpu/kernels_ptx.c,$(wildcard gpu/*.c)) io/message.c \
+lib_src := $(filter-out gpu/home_%.c gpu/cuda_list.c gpu/kernels.c,$(wildcard gpu/*.c)) io/message.c \
 	$(wildcard base/*.c)
 ctl_src := fs/gaiactl.c fs/gaiactl_devices.c gpu/cuda_list.c gpu/cuda_load.c io/message.c
 
@@ -69,6 +69,7 @@ tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/base/test_*.c tests/consiste
 cxx_tests := $(patsubst %.cc,$(BUILD)/%,$(wildcard tests/gpu/test_*.cc))
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c tests/vm/tool_*.c))
+cxx_tools := $(patsubst %.cc,$(BUILD)/%,$(wildcard tests/mount/tool_*.cc))
 vm := $(BUILD)/tests/vm/nosync.so
 standins := $(BUILD)/cuda/libcuda.so.1 $(BUILD)/cuda/old/libcuda.so.1
 examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/*/*.c))
@@ -79,8 +80,8 @@ wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/fa
 
 .PHONY: all check check-long posix helgrind model soak life mutants bench ptx install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
-tests: all $(tests) $(cxx_tests) $(tools) $(vm) $(standins) $(faults)
-tools: $(tools) $(vm) $(standins)
+tests: all $(tests) $(cxx_tests) $(tools) $(cxx_tools) $(vm) $(standins) $(faults)
+tools: $(tools) $(cxx_tools) $(vm) $(standins)
 benches: all $(benches)
 examples: all $(examples)
 
@@ -126,6 +127,9 @@ $(tests): $(BUILD)/%: $(BUILD)/%.o $(home_a)
 $(cxx_tests): $(BUILD)/%: $(BUILD)/%.cc.o
 	$(CXX) $(CXXFLAGS) $(LDFLAGS) -o $@ $^ $(shell $(PKG_CONFIG) --libs cmocka libxxhash)
 $(cxx_tests): $(call obj,gpu/kernels.c)
+$(cxx_tools:=.cc.o): CXXFLAGS += -Wno-shadow
+$(cxx_tools): $(BUILD)/%: $(BUILD)/%.cc.o $(so)
+	$(CXX) $(CXXFLAGS) $(LDFLAGS) -o $@ $< -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN))
 $(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c)
 $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
@@ -200,6 +204,8 @@ install: all
 	ln -sf libgaia.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libgaia.so.$(SOMAJOR)
 	ln -sf libgaia.so.$(SOMAJOR) $(DESTDIR)$(PREFIX)/lib/libgaia.so
 	install -m 644 gpu/gaia.h $(DESTDIR)$(PREFIX)/include/
+	install -d $(DESTDIR)$(PREFIX)/include/gaia
+	install -m 644 gpu/gaia_device.cuh gpu/demand.h gpu/demand_device.h gpu/device_memory.h gpu/warp.h $(DESTDIR)$(PREFIX)/include/gaia/
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' gpu/gaia.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 

@@ -15,6 +15,7 @@
 #include "cache/runs.h"
 #include "cache/scan.h"
 #include "consistency/merge.h"
+#include "io/protocol.h"
 
 /* A copy's share of a release under way. */
 struct work {
@@ -389,8 +390,10 @@ static int release_work(struct replica *replica, struct work *work, size_t count
             pthread_mutex_lock(&file->lock);
         }
     }
-    if (modified)
+    if (modified) {
+        atomic_fetch_add(&replica->state->releases, 1);
         error = hand_over(file, work, modified);
+    }
     pthread_mutex_unlock(&file->lock);
     free(bytes);
     return error ? error : unread;

@@ -80,6 +80,7 @@ enum {
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
     CU_MEMHOSTALLOC_PORTABLE = 1,
+    CU_MEMHOSTALLOC_DEVICEMAP = 2,
     CU_MEMHOSTREGISTER_PORTABLE = 1,
     CU_STREAM_NON_BLOCKING = 1,
 };
@@ -125,6 +126,7 @@ typedef CUresult cuGetProcAddress_v2_type(const char *symbol, void **function_ou
       (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,       \
        unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters,  \
        void **extra))                                                                                  \
+    X(cuMemGetInfo, 3020, 1, (size_t * free_out, size_t * total_out))                                  \
     X(cuMemAlloc, 3020, 1, (CUdeviceptr * pointer_out, size_t bytes))                                  \
     X(cuMemFree, 3020, 1, (CUdeviceptr pointer))                                                       \
     X(cuMemHostAlloc, 2020, 1, (void **pointer_out, size_t bytes, unsigned flags))                     \

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "gpu/driver.h"
+#include "gpu/demand_map.h"
 #include "gpu/mapping.h"
 #include "gpu/session.h"
 
@@ -135,4 +136,70 @@ const struct gaia_driver gaia_cuda_driver = {
     .settle = cuda_settle,
     .enqueue = cuda_enqueue,
     .places = true,
+};
+
+/* --- on demand --- */
+
+static int demand_map(struct gaia_mapping *mapping, const struct gaia_message *reply, int frames)
+{
+    int error = gaia_soft_driver.map(mapping, reply, frames);
+
+    if (error)
+        return error;
+    error = demand_map_open(&(struct demand_map_request){.cuda = &mapping->device->cuda,
+                                                         .home = mapping->address,
+                                                         .length = mapping->length,
+                                                         .fd = mapping->fd,
+                                                         .offset = mapping->offset,
+                                                         .writable = mapping->writable,
+                                                         .small_units = mapping->small_units},
+                            &mapping->demand);
+    if (error)
+        gaia_soft_driver.unmap(mapping);
+    return error;
+}
+
+static void demand_unmap(struct gaia_mapping *mapping)
+{
+    demand_map_close(mapping->demand);
+    gaia_soft_driver.unmap(mapping);
+}
+
+static int demand_collect(struct gaia_mapping *mapping)
+{
+    int error = cuda_settle(mapping->device);
+
+    return error ? error : demand_map_collect(mapping->demand);
+}
+
+static int demand_forget(struct gaia_mapping *mapping, uint64_t offset, uint64_t length)
+{
+    return demand_map_forget(mapping->demand, offset, length);
+}
+
+static void demand_block(struct gaia_mapping *mapping, void *address, size_t length)
+{
+    gaia_soft_driver.block(mapping, address, length);
+}
+
+static void demand_kill(struct gaia_mapping *mapping, void *address, size_t length)
+{
+    gaia_soft_driver.kill(mapping, address, length);
+}
+
+static void demand_refresh(struct gaia_mapping *mapping)
+{
+    gaia_soft_driver.refresh(mapping);
+}
+
+const struct gaia_driver gaia_demand_driver = {
+    .map = demand_map,
+    .unmap = demand_unmap,
+    .block = demand_block,
+    .kill = demand_kill,
+    .refresh = demand_refresh,
+    .collect = demand_collect,
+    .forget = demand_forget,
+    .settle = cuda_settle,
+    .soft = true,
 };

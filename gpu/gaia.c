@@ -17,6 +17,7 @@
 #include "base/kernel.h"
 #include "base/shared_page.h"
 #include "consistency/page.h"
+#include "gpu/demand_map.h"
 #include "gpu/driver.h"
 #include "gpu/mapping.h"
 #include "gpu/session.h"
@@ -161,10 +162,9 @@ static int check_arguments(const struct gaia_device *device, size_t length, int 
 {
     if (!device || device->owner != getpid())
         return -EINVAL;
-    if (device->driver->places && flags & GAIA_DEMAND)
-        return -EOPNOTSUPP;
     if (!length || offset < 0 || offset % PAGE || (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE)) ||
-        flags & ~(GAIA_RESIDENT | GAIA_DEMAND) || flags == (GAIA_RESIDENT | GAIA_DEMAND))
+        flags & ~(GAIA_RESIDENT | GAIA_DEMAND | GAIA_SMALL_UNITS) ||
+        (flags & GAIA_RESIDENT && flags & GAIA_DEMAND))
         return -EINVAL;
     off_t end;
     if (length > SIZE_MAX / 2 - PAGE || __builtin_add_overflow(offset, (off_t)(length + PAGE), &end))
@@ -196,7 +196,7 @@ static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request
     mapping->state = shared_page_look(state);
     error = mapping->state ? 0 : -errno;
     if (!error) {
-        error = mapping->device->driver->map(mapping, request, frames);
+        error = mapping->driver->map(mapping, request, frames);
         if (error)
             munmap(mapping->state, PAGE);
     }
@@ -209,7 +209,7 @@ static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request
     int answer = gaia_session_call(mapping->session, &message, NULL);
     if (!error && answer) {
         munmap(mapping->state, PAGE);
-        mapping->device->driver->unmap(mapping);
+        mapping->driver->unmap(mapping);
         error = answer;
     }
     return error;
@@ -230,7 +230,11 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
         error = -ENOMEM;
     if (error)
         goto out;
+    const struct gaia_driver *driver =
+        device->driver == &gaia_cuda_driver && flags & GAIA_DEMAND ? &gaia_demand_driver : device->driver;
     *mapping = (struct gaia_mapping){.device = device,
+                                     .driver = driver,
+                                     .small_units = flags & GAIA_SMALL_UNITS,
                                      .writable = prot & PROT_WRITE,
                                      .references = 1,
                                      .length = (length + PAGE - 1) / PAGE * PAGE,
@@ -243,7 +247,7 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
     error = gaia_session_get(token.socket, &mapping->session);
     if (error)
         goto out_close;
-    if (device->driver == &gaia_soft_driver && mapping->session->faults < 0) {
+    if (driver->soft && mapping->session->faults < 0) {
         error = mapping->session->faults;
         gaia_session_put(mapping->session);
         goto out_close;
@@ -252,6 +256,8 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
     memcpy(request.value, &device->cuda.uuid, sizeof device->cuda.uuid);
     memcpy(request.token, token.token, sizeof request.token);
     memcpy(request.device, device->name, sizeof request.device);
+    if (driver->soft) /* cuda:N on demand is above soft:N */
+        memcpy(request.device, "soft", 4);
     error = map_frames(mapping, &request);
     if (error) {
         gaia_session_put(mapping->session);
@@ -263,7 +269,7 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
         gaia_mapping_put(mapping);
         goto out;
     }
-    if (!device->driver->places)
+    if (!driver->places)
         return address;
     error = each_piece(address, length, device, false, acquire_piece);
     if (!error)
@@ -333,6 +339,8 @@ static bool unchanged(struct gaia_mapping *mapping)
 
     if (!seen || atomic_load(&state->changes) != seen || atomic_load(&state->stored))
         return false;
+    if (mapping->driver->forget && atomic_load(&state->releases) != atomic_load(&mapping->releases_seen))
+        return false;
     clock_gettime(CLOCK_MONOTONIC, &now);
     uint64_t age =
         (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec - atomic_load(&state->checked_ns);
@@ -341,17 +349,39 @@ static bool unchanged(struct gaia_mapping *mapping)
 
 static __thread bool in_stream; /* this thread runs a call that was put into a stream: it has its order */
 
-/* What the device was given to do before this call has been done. */
-static int settle(const struct gaia_device *device)
+/* What the device was given to do before this call has been done, and what it has stored is known. */
+static int settle(struct gaia_mapping *mapping)
 {
-    return device->driver->settle && !in_stream ? device->driver->settle(device) : 0;
+    const struct gaia_driver *driver = mapping->driver;
+    int error = driver->settle && !in_stream ? driver->settle(mapping->device) : 0;
+
+    return !error && driver->collect ? driver->collect(mapping) : error;
+}
+
+/* After an acquire that the daemon has done: what kernels have of the piece that is above the device's copy.
+ */
+static int forget(struct gaia_piece *piece, uint64_t changes)
+{
+    struct gaia_mapping *mapping = piece->mapping;
+
+    if (!mapping->driver->forget)
+        return 0;
+    /* Taken before, so that a release from now on is found next time. */
+    uint64_t releases = atomic_load(&mapping->state->releases);
+    if (changes == atomic_load(&mapping->changes_seen) && releases == atomic_load(&mapping->releases_seen))
+        return 0;
+    int error = mapping->driver->forget(
+        mapping, (uint64_t)((uint8_t *)piece->address - (uint8_t *)mapping->address), piece->length);
+    if (!error && piece->length == mapping->length)
+        atomic_store(&mapping->releases_seen, releases);
+    return error;
 }
 
 static int acquire_piece(struct gaia_piece *piece)
 {
     struct gaia_mapping *mapping = piece->mapping;
 
-    int error = mapping->session->dead ? -ENOTCONN : settle(mapping->device);
+    int error = mapping->session->dead ? -ENOTCONN : settle(mapping);
     if (!error)
         error = flush_cpu(piece);
     if (error)
@@ -363,8 +393,11 @@ static int acquire_piece(struct gaia_piece *piece)
     error = gaia_session_call(mapping->session, &message, NULL);
     if (error)
         return error;
-    if (message.value[1] && mapping->device->driver->refresh)
-        mapping->device->driver->refresh(mapping);
+    if (message.value[1] && mapping->driver->refresh)
+        mapping->driver->refresh(mapping);
+    error = forget(piece, message.value[0]);
+    if (error)
+        return error;
     if (piece->length == mapping->length)
         atomic_store(&mapping->changes_seen, message.value[0]);
     return 0;
@@ -378,10 +411,14 @@ static int release_piece(struct gaia_piece *piece)
 
     if (mapping->session->dead)
         return -ENOTCONN;
-    if (!mapping->writable ||
-        !atomic_load(&mapping->state->stored)) /* no store has been made that is not released */
+    if (!mapping->writable)
         return 0;
-    int error = settle(mapping->device);
+    int error = mapping->driver->collect ? settle(mapping) : 0;
+    if (error)
+        return error;
+    if (!atomic_load(&mapping->state->stored)) /* no store has been made that is not released */
+        return 0;
+    error = mapping->driver->collect ? 0 : settle(mapping);
     if (error)
         return error;
     return gaia_session_call(mapping->session, &message, NULL);
@@ -450,16 +487,16 @@ static void run_in_stream(void *context)
     free(call);
 }
 
-static int nothing(struct gaia_piece *piece)
+/* What is mapped on demand is collected by kernels, which a call in a stream can't launch. */
+static int check_enqueue(struct gaia_piece *piece)
 {
-    (void)piece;
-    return 0;
+    return piece->mapping->driver == &gaia_demand_driver ? -EOPNOTSUPP : 0;
 }
 
 static int put_into_stream(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream,
                            int (*fn)(struct gaia_piece *piece))
 {
-    int error = each_piece(addr, length, device, false, nothing);
+    int error = each_piece(addr, length, device, false, check_enqueue);
 
     if (error)
         return error;
@@ -489,6 +526,26 @@ PUBLIC int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *devic
 
     if (error >= 0)
         error = error == 1 ? put_into_stream(addr, length, device, stream, release_piece) : -EACCES;
+    return fail(error);
+}
+
+PUBLIC int gaia_demand_parameters(void *addr, struct gaia_demand *demand_out,
+                                  const struct gaia_demand **on_device_out)
+{
+    struct gaia_piece *pieces;
+    size_t count;
+
+    if (!demand_out || !on_device_out)
+        return fail(-EINVAL);
+    int error = gaia_mapping_find(addr, PAGE, NULL, &pieces, &count);
+    if (error)
+        return fail(error);
+    struct gaia_mapping *mapping = pieces[0].mapping;
+    if (mapping->driver != &gaia_demand_driver || addr != mapping->address)
+        error = -EINVAL;
+    else
+        *demand_out = *demand_map_parameters(mapping->demand, on_device_out);
+    gaia_pieces_free(pieces, count);
     return fail(error);
 }
 

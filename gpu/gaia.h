@@ -42,6 +42,9 @@ extern "C" {
 #define GAIA_SHARED 0x0   /**< the default: stores are shared with the file */
 #define GAIA_RESIDENT 0x1 /**< gaia_macquire() places the whole range */
 #define GAIA_DEMAND 0x2   /**< place on first touch (the default on a device with faults) */
+#define GAIA_SMALL_UNITS                                                              \
+    0x4 /**< with GAIA_DEMAND on a GPU: units of 4 KiB, not 64, for scattered touches \
+         */
 
 /** gaia_madvise() advice. */
 #define GAIA_ADV_NORMAL 0     /**< units of 64 KiB, readahead for streams */
@@ -83,6 +86,13 @@ struct gaia_stat {
  *  - gaia_macquire() and gaia_mrelease() first wait for all that the process has given the GPU to do;
  * gaia_macquire_on() and gaia_mrelease_on() don't. What is out of date changes in place, byte by byte: a
  * kernel that runs meanwhile may see both, and loses no store to other bytes.
+ *  - With GAIA_DEMAND the file may be larger than the GPU's memory, and only kernels written for it see it:
+ * through a gaia_view of gaia_device.cuh, made of gaia_demand_parameters(). The pointer that gaia_mmap()
+ * returns is one of the host then (the mapping's copy on soft:N, N being the GPU's number), and names the
+ * mapping in the other calls. Kernels that use it must have ended at an acquire, a release, a sync and at the
+ * end, and calls in a stream are EOPNOTSUPP. What kernels have stored and not released is lost with a program
+ * that is killed. $GAIA_DEMAND_BYTES: how much memory of the GPU each such mapping uses (a quarter of what is
+ * free).
  *  - Writable and read-only mappings of a file are two copies: what is stored through one is seen through the
  * other after release and acquire. (Memory of a GPU can't be given to another process read only.)
  *  - A touch past the end of the file, or after the daemon has gone, does not fail: past the end there are
@@ -121,7 +131,7 @@ void gaia_device_close(struct gaia_device *device);
  * @return the device pointer, or MAP_FAILED with errno: EACCES (fd not open for prot), EBADF, EINVAL (length,
  * prot, flags or offset), ENODEV (not a regular file of a gaiafs mount, or the mount has no such device),
  * EOVERFLOW (offset + length), EPERM (the kernel refuses userfaultfd to this process, and the device needs
- * it), EOPNOTSUPP (GAIA_DEMAND on a GPU), ENOMEM (no room for the mapping, or GAIA_RESIDENT and the range is
+ * it), ENOMEM (no room for the mapping, or GAIA_RESIDENT and the range is
  * larger than the device), EMFILE, EIO
  */
 void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset);
@@ -161,6 +171,18 @@ int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
  * writing), EIO, ENOSPC, EDQUOT (passthrough only)
  */
 int gaia_mrelease(void *addr, size_t length, struct gaia_device *device);
+
+struct gaia_demand;
+
+/**
+ * The parameters of views of a mapping that was made with GAIA_DEMAND on a GPU: for gaia_view's constructor
+ * (gaia_device.cuh). They are good until gaia_munmap().
+ *
+ * @param addr  what gaia_mmap() returned
+ * @return 0, or -1 with errno: EINVAL (addr is no such mapping; a NULL argument), ENOMEM
+ */
+int gaia_demand_parameters(void *addr, struct gaia_demand *demand_out,
+                           const struct gaia_demand **on_device_out);
 
 /** A stream of the CUDA Driver API (CUstream) or of its runtime (cudaStream_t). */
 struct CUstream_st;

@@ -80,8 +80,10 @@ static void mapping_free(struct gaia_mapping *mapping)
 {
     struct gaia_message message = {.op = GAIA_OP_UNMAP, .map = mapping->map};
 
+    if (mapping->driver->collect)
+        mapping->driver->collect(mapping);
     gaia_session_call(mapping->session, &message, NULL);
-    mapping->device->driver->unmap(mapping);
+    mapping->driver->unmap(mapping);
     munmap(mapping->state, 4096);
     close(mapping->fd);
     gaia_session_put(mapping->session);
@@ -154,7 +156,7 @@ static void cut(size_t i, uint8_t *address, uint8_t *end)
     uint8_t *from = address > extent->address ? address : extent->address;
     uint8_t *to = end < extent_end ? end : extent_end;
 
-    extent->mapping->device->driver->block(extent->mapping, from, (size_t)(to - from));
+    extent->mapping->driver->block(extent->mapping, from, (size_t)(to - from));
     if (from > extent->address && to < extent_end) {
         extent->length = (size_t)(from - extent->address);
         extent->mapping->references++;
@@ -189,7 +191,7 @@ int gaia_mapping_remove(void *address, size_t length)
             continue;
         }
         if (extent->mapping->references > 1 || extent->length != extent->mapping->length)
-            extent->mapping->device->driver->block(extent->mapping, extent->address, extent->length);
+            extent->mapping->driver->block(extent->mapping, extent->address, extent->length);
         gone[gone_count++] = extent->mapping;
         table_delete(i);
     }
@@ -250,7 +252,7 @@ void gaia_mapping_session_died(struct gaia_session *session)
     pthread_mutex_lock(&table_lock);
     for (size_t i = 0; i < table_count; i++)
         if (table[i].mapping->session == session)
-            table[i].mapping->device->driver->kill(table[i].mapping, table[i].address, table[i].length);
+            table[i].mapping->driver->kill(table[i].mapping, table[i].address, table[i].length);
     pthread_mutex_unlock(&table_lock);
 }
 

@@ -10,12 +10,17 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+struct demand_map;
 struct gaia_device;
+struct gaia_driver;
 struct gaia_session;
 struct gaia_shared_state;
 
 struct gaia_mapping {
     struct gaia_device *device;
+    const struct gaia_driver *driver;
+    struct demand_map *demand; /* of demand */
+    bool small_units;
     struct gaia_session *session;
     struct gaia_shared_state *state; /* read only */
     uint32_t map;                    /* its name at the daemon */
@@ -28,6 +33,7 @@ struct gaia_mapping {
     unsigned references; /* extents and calls under way; under the table's lock */
     _Atomic uint64_t
         changes_seen; /* state->changes as of the last acquire of the whole mapping; 0: none yet */
+    _Atomic uint64_t releases_seen; /* state->releases, likewise; of demand */
 };
 
 /* A piece of a mapping that lies in a range. */

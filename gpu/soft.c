@@ -169,6 +169,7 @@ static void soft_refresh(struct gaia_mapping *mapping)
 }
 
 const struct gaia_driver gaia_soft_driver = {
+    .soft = true,
     .map = soft_map,
     .unmap = soft_unmap,
     .block = soft_block,

@@ -70,6 +70,8 @@ struct gaia_shared_state {
     _Atomic uint64_t changes;    /* counts whatever may have put a page of the replica out of date */
     _Atomic uint64_t checked_ns; /* CLOCK_MONOTONIC when the backing file was last looked at */
     _Atomic uint64_t timeout_ns; /* how old that may be */
+    _Atomic uint64_t
+        releases; /* counts releases of stores to it, of any client: for who has bytes of it elsewhere */
 };
 
 #endif

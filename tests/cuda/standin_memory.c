@@ -253,6 +253,16 @@ static CUresult set_access(CUdeviceptr pointer, size_t bytes, const CUmemAccessD
     return mprotect((void *)(uintptr_t)pointer, bytes, prot) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+static CUresult get_info(size_t *free_out, size_t *total_out)
+{
+    ENTER_CONTEXT("cuMemGetInfo");
+    *total_out = (size_t)standin_number("memory", (long long)80 << 30);
+    pthread_mutex_lock(&lock);
+    *free_out = *total_out > used ? *total_out - used : 0;
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
 /* Plain memory: its size lies before it. */
 #define HEAD 4096u
 
@@ -325,6 +335,7 @@ const struct standin_row standin_memory_rows[] = {
     ROW("cuMemMap", map),
     ROW("cuMemUnmap", unmap),
     ROW("cuMemSetAccess", set_access),
+    ROW("cuMemGetInfo", get_info),
     ROW("cuMemAlloc", allocate),
     ROW("cuMemFree", free_memory),
     ROW("cuMemHostAlloc", host_alloc),

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A demand mapping, the program's half (GAIA_DEMAND on a GPU). Under it is an ordinary mapping of the file on
+ * a soft device, which has all the promises; what is here is one more cache above that: units of it are
+ * granted to the GPU's kernels through an arena and a ring of pinned memory (gpu/demand.h), and what kernels
+ * have stored is stored to the soft mapping, byte by byte, when they give it back: at an eviction, an acquire
+ * or a release.
+ *
+ * A thread of the mapping answers the ring. It keeps, for each unit that the GPU may have, the bytes that
+ * were granted: the twin. */
+#ifndef GAIAFS_GPU_DEMAND_MAP_H
+#define GAIAFS_GPU_DEMAND_MAP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "gpu/cuda_device.h"
+#include "gpu/demand.h"
+
+struct demand_map;
+
+struct demand_map_request {
+    const struct cuda_device *cuda;
+    uint8_t *home; /* the soft mapping */
+    size_t length; /* whole pages */
+    int fd;        /* of the file, and where in it the mapping begins */
+    off_t offset;
+    bool writable;
+    bool small_units; /* 4 KiB instead of 64 */
+};
+
+/* -ENOMEM: the GPU or the host has no room; -EIO: the GPU fails; -EAGAIN: no thread. */
+int demand_map_open(const struct demand_map_request *request, struct demand_map **map_out);
+/* No kernel uses the mapping any more. What was stored and not collected is lost. */
+void demand_map_close(struct demand_map *map);
+
+/* What kernels have stored goes to the soft mapping. No kernel holds a unit. 0; -EIO: some of it stays where
+ * it is. */
+int demand_map_collect(struct demand_map *map);
+/* The GPU has nothing of [offset, offset + length) of the mapping any more, and asks anew. Collected before;
+ * no kernel runs that uses it. 0 or -EIO. */
+int demand_map_forget(struct demand_map *map, uint64_t offset, uint64_t length);
+
+/* The parameters of views, and where the GPU has the same; constant. */
+const struct gaia_demand *demand_map_parameters(const struct demand_map *map,
+                                                const struct gaia_demand **on_device_out);
+
+#endif

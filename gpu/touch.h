@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies from and to a mapping that may raise SIGBUS, by a thread of libgaia: what a program's own touch
+ * would be told by the signal is an error here. */
+#ifndef GAIAFS_GPU_TOUCH_H
+#define GAIAFS_GPU_TOUCH_H
+
+#include <stddef.h>
+
+/* 0, or -EIO: a part of either could not be touched, and any bytes may have been copied. The first call puts
+ * a handler of SIGBUS before the program's; where the program puts one before ours, the signal is its
+ * business. */
+int touch_copy(void *to, const void *from, size_t length);
+
+#endif
