@@ -87,7 +87,7 @@ struct gaia_stat {
  * gaia_macquire_on() and gaia_mrelease_on() don't. What is out of date changes in place, byte by byte: a
  * kernel that runs meanwhile may see both, and loses no store to other bytes.
  *  - With GAIA_DEMAND the file may be larger than the GPU's memory, and only kernels written for it see it:
- * through a gaia_view of gaia_device.cuh, made of gaia_demand_parameters(). The pointer that gaia_mmap()
+ * through a gaia_view of <gaia/gaia_device.cuh>, made of gaia_demand_parameters(). The pointer that gaia_mmap()
  * returns is one of the host then (the mapping's copy on soft:N, N being the GPU's number), and names the
  * mapping in the other calls. Kernels that use it must have ended at an acquire, a release, a sync and at the
  * end, and calls in a stream are EOPNOTSUPP. What kernels have stored and not released is lost with a program
