@@ -128,6 +128,8 @@ int inode_lookup(struct fs *fs, int fd, const struct stat *st, const struct inod
     struct inode *inode;
     int rc = file_key_make(&fs->volumes, fd, st, &key);
 
+    if (rc < 0 && descriptors_shed(fs, -rc)) /* to try the handles of another filesystem */
+        rc = file_key_make(&fs->volumes, fd, st, &key);
     if (rc < 0) {
         close(fd);
         return rc;
@@ -425,6 +427,8 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
         file = inode_file(inode);
         if (!file) {
             rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
+            if (rc < 0 && descriptors_shed(fs, -rc))
+                rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
             if (rc == 0)
                 passthrough_track(fs, inode, file);
         }

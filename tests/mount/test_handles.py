@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import resource
 import shutil
 import signal
 import stat
@@ -135,6 +136,83 @@ def test_more_open_files_than_descriptors(mount):
         os.close(fd)
     helpers.wait_until(lambda: errno_of(read_file, f"{mounted.mnt}/f399") == 0)
     assert read_file(f"{mounted.mnt}/f399") == b"399"
+
+
+def descriptors_for_files(mounted, below=1 << 20):
+    """How many the daemon keeps for inodes."""
+    count = 0
+    for fd in os.listdir(f"/proc/{mounted.pid}/fdinfo"):
+        with contextlib.suppress(OSError), open(f"/proc/{mounted.pid}/fdinfo/{fd}") as file:
+            flags = int(next(line.split()[1] for line in file if line.startswith("flags")), 8)
+            count += bool(flags & os.O_PATH and int(fd) < below)
+    return count
+
+
+@contextlib.contextmanager
+def no_free_descriptor(mounted):
+    """As long as it lasts the daemon gets no descriptor unless it closes one of those that it keeps for inodes."""
+    before = resource.prlimit(mounted.pid, resource.RLIMIT_NOFILE)
+    held = []
+    for i in range(200):  # a limit is one of numbers: below it there must be no hole
+        for name in ("f", "d"):  # so that nothing but the operation itself has to open something
+            os.utime(f"{mounted.mnt}/{name}")
+        used = {int(name) for name in os.listdir(f"/proc/{mounted.pid}/fd")}
+        # The first that is not there is what accept4() has set aside.
+        free = [number for number in range(before[0]) if number not in used][1]
+        if descriptors_for_files(mounted, free) >= 8:
+            break
+        held.append(os.open(f"{mounted.mnt}/churn/{i}", os.O_RDONLY))
+    print(len(held), "held,", free, "is free,", descriptors_for_files(mounted, free), "below")
+    resource.prlimit(mounted.pid, resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(mounted.pid, resource.RLIMIT_NOFILE, before)
+        for fd in held:
+            os.close(fd)
+
+
+def make_without_a_name(m):
+    os.close(os.open(m.mnt, os.O_TMPFILE | os.O_RDWR, 0o600))
+
+
+def map_on_a_device(m):
+    device = helpers.Agent()
+    try:
+        device.do(f"d = gaia.Device('soft:0'); fd = os.open('{m.mnt}/f', os.O_RDWR); p = d.mmap(fd, 4096, 3)")
+        assert device("p[1]") == ord("y")
+    finally:
+        device.kill()
+
+
+NEEDS_A_DESCRIPTOR = {
+    "open": lambda m: read_file(f"{m.mnt}/f"),
+    "open of a folder": lambda m: os.listdir(f"{m.mnt}/d"),
+    "create": lambda m: write_file(f"{m.mnt}/new", b"x"),
+    "create in a folder": lambda m: write_file(f"{m.mnt}/d/new", b"x"),
+    "a file without a name": make_without_a_name,
+    "lookup": lambda m: os.stat(f"{m.mnt}/g"),
+    "mkdir": lambda m: os.mkdir(f"{m.mnt}/d/e"),
+    "link": lambda m: os.link(f"{m.mnt}/f", f"{m.mnt}/d/l"),
+    "rename": lambda m: os.rename(f"{m.mnt}/f", f"{m.mnt}/g"),
+    "unlink": lambda m: os.unlink(f"{m.mnt}/f"),
+    "a device": map_on_a_device,
+    "gaiactl": lambda m: statistics(m.mnt),
+}
+
+
+@pytest.mark.parametrize("what", NEEDS_A_DESCRIPTOR)
+def test_descriptors_that_nobody_uses_are_given_back(mount, what):
+    """Those that the daemon keeps open for the next who needs them are no reason for EMFILE."""
+    m = mount("timeout=60", **with_descriptors(256))
+    write_file(f"{m.data}/f", b"xyz")
+    write_file(f"{m.data}/g", b"ghi")
+    os.mkdir(f"{m.data}/d")
+    churn(m)
+    with no_free_descriptor(m):
+        kept = descriptors_for_files(m)
+        NEEDS_A_DESCRIPTOR[what](m)
+        assert descriptors_for_files(m) < kept, "there was a free descriptor"
 
 
 def test_the_end_of_a_daemon_without_a_free_descriptor(mount):
