@@ -317,8 +317,7 @@ static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *i
         inode_free(inode);
 }
 
-/* Lost bytes must not be forgotten with the inode: the next fsync would succeed. */
-static bool is_lost(struct inode *inode)
+bool inode_is_lost(struct inode *inode)
 {
     struct content *content = inode_content(inode);
 
@@ -327,18 +326,21 @@ static bool is_lost(struct inode *inode)
 
 void inode_put_locked(struct inode_shard *shard, struct inode *inode)
 {
+    struct inode_table *table = &inode->fs->inodes;
     bool kept = false;
 
-    if (inode->references == 1 && !inode->lookups && !inode->pins && is_lost(inode)) {
+    if (inode->references == 1 && !inode->lookups && !inode->pins && inode_is_lost(inode)) {
         pthread_mutex_unlock(&shard->lock);
         kept = !is_deleted(inode);
         pthread_mutex_lock(&shard->lock);
     }
     inode->references--;
-    if (kept)
+    if (kept) {
         pthread_mutex_unlock(&shard->lock);
-    else
+        atomic_fetch_add(&table->kept, 1);
+    } else {
         unlock_and_free_if_unused(shard, inode);
+    }
 }
 
 void inode_forget(struct inode *inode, uint64_t lookups)
