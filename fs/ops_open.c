@@ -3,7 +3,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -168,10 +170,32 @@ void op_release(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
     fuse_reply_err(req, 0);
 }
 
+/* What lsattr(1) shows, and xfs_io. They can't be changed through the mount: the kernel would not know of it.
+ */
+static void reply_flags(fuse_req_t req, const struct handle *handle, unsigned int cmd, size_t out_size)
+{
+    union {
+        int flags;
+        struct fsxattr extended;
+    } answer = {0};
+    size_t size = cmd == (unsigned)FS_IOC_GETFLAGS ? sizeof(answer.flags) : sizeof(answer.extended);
+
+    if (out_size < size)
+        fuse_reply_err(req, EINVAL);
+    else if (ioctl(handle->fd, cmd, &answer))
+        fuse_reply_err(req, errno);
+    else
+        fuse_reply_ioctl(req, 0, &answer, size);
+}
+
 void op_ioctl(fuse_req_t req, fuse_ino_t nodeid, unsigned int cmd, void *arg, struct fuse_file_info *fi,
               unsigned flags, const void *in, size_t in_size, size_t out_size)
 {
     (void)arg;
+    if (cmd == (unsigned)FS_IOC_GETFLAGS || cmd == (unsigned)FS_IOC_FSGETXATTR) {
+        reply_flags(req, handle_of(fi), cmd, out_size);
+        return;
+    }
     server_ioctl(fs_of(req)->server, req, inode_of(req, nodeid),
                  flags & FUSE_IOCTL_DIR ? NULL : handle_of(fi), cmd, in, in_size, out_size);
 }
