@@ -60,6 +60,20 @@ static void leave(struct follower *follower)
     follower->follows = false;
 }
 
+/* To another processor, at once: left alone it would stay, and wait there for the caller to be done. */
+static void move_away(struct follower *follower)
+{
+    cpu_set_t others;
+
+    if (!follower->follows)
+        return;
+    others = follower->allowed;
+    CPU_CLR(follower->cpu, &others);
+    if (CPU_COUNT(&others) > 0)
+        sched_setaffinity(0, sizeof(others), &others);
+    leave(follower);
+}
+
 static void go_to(struct follower *follower, int cpu)
 {
     cpu_set_t set;
@@ -105,6 +119,7 @@ void follow(struct follower *follower, const void *request, size_t size)
     if (size < sizeof(*in) || !in->pid || is_late(in->opcode))
         return;
     if (in->pid != follower->caller || bytes_of(in, size) > SMALL) {
+        move_away(follower);
         follow_nobody(follower);
         follower->caller = in->pid;
         return;

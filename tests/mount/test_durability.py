@@ -278,17 +278,21 @@ def test_lost_and_deleted_behind_the_mount(mount, workdir, monkeypatch):
                 with open(f"{mnt}/d/{i}", "wb", buffering=0) as file:
                     file.write(b"lost")
                     assert error_of(os.fsync, file.fileno()) == errno.EIO
+            if generation == 0:
+                os.mkdir(f"{mnt}/other")
+                with open(f"{mnt}/other/named", "wb", buffering=0) as file:
+                    file.write(b"lost")
+                    assert error_of(os.fsync, file.fileno()) == errno.EIO
+                os.rename(f"{data}/other", f"{data}/elsewhere")
+                assert not os.path.exists(f"{mnt}/other")
         # A name that is gone for a moment makes the kernel forget what is below it.
         os.rename(f"{data}/d", f"{data}/aside")
         assert not os.path.exists(f"{mnt}/d")
         time.sleep(0.2)  # gaiactl, which could say that it has, looks at each inode and lets go what it can
-        if generation == 0:
-            os.rename(f"{data}/aside", f"{data}/d")
-            with open(f"{mnt}/d/7", "rb") as file:
-                assert error_of(os.fsync, file.fileno()) == errno.EIO
-            os.rename(f"{data}/d", f"{data}/aside")
         shutil.rmtree(f"{data}/aside")
     known = helpers.statistics(mnt)["inodes"]["known"]
+    with open(f"{mnt}/elsewhere/named", "rb") as file:
+        assert error_of(os.fsync, file.fileno()) == errno.EIO
     print(known, "of", 10 * count, "are known")
     assert known < 5 * count
 
