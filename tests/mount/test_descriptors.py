@@ -190,7 +190,7 @@ def test_a_tree_of_any_size(mount):
             most = max(most, descriptors(mounted))
     took = time.monotonic() - began
     known = statistics(mounted.mnt)["inodes"]["known"]
-    print(f"{seen} inodes in {took:.1f} s, {known} known, {(resident(mounted) - before) / known:.0f} bytes each, "
+    print(f"{seen} inodes in {took:.1f} s, {known} of them known at the end, {(resident(mounted) - before) >> 20} MiB, "
           f"at most {most} descriptors")
     assert seen == INODES // a_folder * a_folder and most < 1024 * 3 // 4
     for _ in range(min(INODES, 20_000)):
