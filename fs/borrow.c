@@ -118,7 +118,17 @@ bool descriptors_shed(struct fs *fs, int error)
     }
     some = !TAILQ_EMPTY(&closing);
     descriptors_close(&closing);
+    errno = error; /* of the call, whose caller may look at it still */
     return some;
+}
+
+int descriptors_openat(struct fs *fs, int at, const char *path, int flags, mode_t mode)
+{
+    int fd = openat(at, path, flags, mode);
+
+    if (fd < 0 && descriptors_shed(fs, errno))
+        fd = openat(at, path, flags, mode);
+    return fd < 0 ? -errno : fd;
 }
 
 static int open_by_key(struct inode *inode)

@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <sys/queue.h>
+#include <sys/types.h>
 
 struct fs;
 struct inode;
@@ -64,5 +65,7 @@ void descriptors_close(struct descriptor_list *closing);
 /* After a call that failed with this errno: if it was for want of descriptors, closes all that are not in use
  * and can be had again. True: it is worth another try. */
 bool descriptors_shed(struct fs *fs, int error);
+/* openat(2), tried again so. A descriptor or a negative errno. */
+int descriptors_openat(struct fs *fs, int at, const char *path, int flags, mode_t mode);
 
 #endif

@@ -128,6 +128,8 @@ int inode_lookup(struct fs *fs, int fd, const struct stat *st, const struct inod
     struct inode *inode;
     int rc = file_key_make(&fs->volumes, fd, st, &key);
 
+    if (rc < 0 && descriptors_shed(fs, -rc)) /* to try the handles of another filesystem */
+        rc = file_key_make(&fs->volumes, fd, st, &key);
     if (rc < 0) {
         close(fd);
         return rc;
@@ -315,8 +317,7 @@ static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *i
         inode_free(inode);
 }
 
-/* Lost bytes must not be forgotten with the inode: the next fsync would succeed. */
-static bool is_lost(struct inode *inode)
+bool inode_is_lost(struct inode *inode)
 {
     struct content *content = inode_content(inode);
 
@@ -325,18 +326,21 @@ static bool is_lost(struct inode *inode)
 
 void inode_put_locked(struct inode_shard *shard, struct inode *inode)
 {
+    struct inode_table *table = &inode->fs->inodes;
     bool kept = false;
 
-    if (inode->references == 1 && !inode->lookups && !inode->pins && is_lost(inode)) {
+    if (inode->references == 1 && !inode->lookups && !inode->pins && inode_is_lost(inode)) {
         pthread_mutex_unlock(&shard->lock);
         kept = !is_deleted(inode);
         pthread_mutex_lock(&shard->lock);
     }
     inode->references--;
-    if (kept)
+    if (kept) {
         pthread_mutex_unlock(&shard->lock);
-    else
+        atomic_fetch_add(&table->kept, 1);
+    } else {
         unlock_and_free_if_unused(shard, inode);
+    }
 }
 
 void inode_forget(struct inode *inode, uint64_t lookups)
@@ -425,6 +429,8 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
         file = inode_file(inode);
         if (!file) {
             rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
+            if (rc < 0 && descriptors_shed(fs, -rc))
+                rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
             if (rc == 0)
                 passthrough_track(fs, inode, file);
         }

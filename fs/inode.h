@@ -99,6 +99,8 @@ void inode_unlinked(struct fs *fs, int fd);
 void inode_forget(struct inode *inode, uint64_t lookups);
 /* Whether the kernel knows it. */
 bool inode_is_known(struct inode *inode);
+/* Whether bytes of it are lost, which must not be forgotten with the inode: the next fsync would succeed. */
+bool inode_is_lost(struct inode *inode);
 void inode_get(struct inode *inode);
 void inode_put(struct inode *inode);
 /* With the shard's lock held, which it lets go. */

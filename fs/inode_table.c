@@ -2,6 +2,7 @@
 #include "fs/inode_table.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +11,7 @@
 #include "fs/place.h"
 
 #define INITIAL_BUCKETS 256u
+#define KEPT_FEW 64u
 
 uint64_t file_hash(dev_t dev, ino_t ino)
 {
@@ -72,6 +74,7 @@ int inode_table_init(struct fs *fs, size_t most, size_t remember, unsigned descr
 
     memset(table, 0, sizeof(*table));
     table->most = most;
+    atomic_init(&table->kept_most, KEPT_FEW);
     table->remember_most = remember / INODE_SHARDS;
     table->gone = inode_new_gone(fs);
     if (!table->gone)
@@ -286,7 +289,8 @@ void inode_table_unremember(struct inode_table *table)
 }
 
 /* References to a shard's inodes. Their number or -ENOMEM. */
-static ssize_t shard_snapshot(struct inode_shard *shard, bool tracked_only, struct inode ***inodes_out)
+static ssize_t shard_snapshot(struct inode_shard *shard, bool (*is_wanted)(struct inode *inode),
+                              struct inode ***inodes_out)
 {
     struct inode **inodes;
     size_t count = 0;
@@ -295,7 +299,7 @@ static ssize_t shard_snapshot(struct inode_shard *shard, bool tracked_only, stru
     inodes = malloc((shard->inode_count + 1) * sizeof(struct inode *));
     for (size_t i = 0; inodes && i < shard->bucket_count; i++) {
         for (struct inode *inode = shard->by_file[i]; inode; inode = inode->next) {
-            if (tracked_only && !inode_file(inode))
+            if (is_wanted && !is_wanted(inode))
                 continue;
             inode->references++;
             inodes[count++] = inode;
@@ -308,19 +312,19 @@ static ssize_t shard_snapshot(struct inode_shard *shard, bool tracked_only, stru
     return (ssize_t)count;
 }
 
-static int each(struct fs *fs, bool tracked_only, int (*visit)(struct inode *inode, void *context),
-                void *context)
+static int each(struct fs *fs, bool (*is_wanted)(struct inode *inode),
+                int (*visit)(struct inode *inode, void *context), void *context)
 {
     int rc = 0;
 
     for (size_t i = 0; i < INODE_SHARDS && rc == 0; i++) {
         struct inode **inodes;
-        ssize_t count = shard_snapshot(&fs->inodes.shards[i], tracked_only, &inodes);
+        ssize_t count = shard_snapshot(&fs->inodes.shards[i], is_wanted, &inodes);
 
         if (count < 0)
             return (int)count;
         for (ssize_t k = 0; k < count; k++) {
-            if (rc == 0)
+            if (rc == 0 && visit)
                 rc = visit(inodes[k], context);
             inode_put(inodes[k]);
         }
@@ -329,12 +333,35 @@ static int each(struct fs *fs, bool tracked_only, int (*visit)(struct inode *ino
     return rc;
 }
 
+static bool is_tracked(struct inode *inode)
+{
+    return inode_file(inode);
+}
+
 int fs_each_tracked(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context)
 {
-    return each(fs, true, visit, context);
+    return each(fs, is_tracked, visit, context);
 }
 
 int fs_each_inode(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context)
 {
-    return each(fs, false, visit, context);
+    return each(fs, NULL, visit, context);
+}
+
+static bool is_kept(struct inode *inode)
+{
+    return !inode_is_used(inode) && inode_is_lost(inode);
+}
+
+void inode_table_sweep(struct fs *fs)
+{
+    struct inode_table *table = &fs->inodes;
+
+    if (atomic_load_explicit(&table->kept, memory_order_relaxed) < atomic_load(&table->kept_most))
+        return;
+    atomic_store(&table->kept_most, UINT_MAX); /* nobody else meanwhile */
+    atomic_store(&table->kept, 0);
+    each(fs, is_kept, NULL, NULL); /* who is let go without a name is freed, the others are counted again */
+    unsigned left = atomic_exchange(&table->kept, 0);
+    atomic_store(&table->kept_most, left > UINT_MAX / 4 ? UINT_MAX / 2 : KEPT_FEW + 2 * left);
 }

@@ -40,6 +40,9 @@ struct inode_table {
     size_t most;          /* so many inodes may be known */
     atomic_size_t known;  /* and so many are */
     size_t remember_most; /* in each shard */
+    /* How often an inode was kept for its lost bytes alone since they were looked through last, and how often
+     * it may be. */
+    atomic_uint kept, kept_most;
     struct inode *gone; /* stands for every node id that is not known: what is asked of it ends with ESTALE */
 };
 
@@ -57,6 +60,10 @@ struct inode_table_stat {
     size_t descriptors[DESCRIPTOR_KINDS]; /* that are open */
 };
 void inode_table_stat(struct inode_table *table, struct inode_table_stat *stat_out);
+
+/* An inode is kept for its lost bytes as long as the file has a name, and nobody tells when somebody takes
+ * that away behind the mount. Looks for such ones when many are kept. No lock held. */
+void inode_table_sweep(struct fs *fs);
 
 /* Those that the kernel has forgotten are not remembered any longer. */
 void inode_table_unremember(struct inode_table *table);

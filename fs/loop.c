@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fs/follow.h"
 #include "fs/log.h"
 #include "fs/memory.h"
 
@@ -26,6 +27,7 @@ struct loop_worker {
     pthread_t thread;
     struct fuse_buf request; /* libfuse allocates it, with room for the largest */
     pthread_cond_t wake;
+    struct follower follower;
     bool sleeping; /* in loop->sleepers */
     atomic_bool receiving;
     LIST_ENTRY(loop_worker) entry;
@@ -96,6 +98,7 @@ static bool rest(struct loop_worker *worker)
         pthread_mutex_unlock(&loop->lock);
         return true;
     }
+    follow_nobody(&worker->follower);
     worker->sleeping = true;
     SLIST_INSERT_HEAD(&loop->sleepers, worker, sleeper);
     while (worker->sleeping && rc == 0 && !loop->ending)
@@ -188,6 +191,7 @@ static void *work(void *argument)
         }
         if (atomic_fetch_sub(&loop->reading, 1) == 1)
             call_another(loop);
+        follow(&worker->follower, worker->request.mem, (size_t)rc);
         fuse_session_process_buf(session, &worker->request);
         if (atomic_fetch_add(&loop->reading, 1) >= (int)loop->wanted) {
             atomic_fetch_sub(&loop->reading, 1);

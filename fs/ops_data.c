@@ -120,9 +120,9 @@ static int handle_page_fd(struct handle *handle)
         return handle->fd;
     if (fd >= 0)
         return fd;
-    fd = open(proc_path(handle->fd).text, O_WRONLY | O_CLOEXEC);
+    fd = descriptors_openat(handle->inode->fs, AT_FDCWD, proc_path(handle->fd).text, O_WRONLY | O_CLOEXEC, 0);
     if (fd < 0)
-        return -errno;
+        return fd;
     if (!atomic_compare_exchange_strong(&handle->page_fd, &expected, fd)) {
         close(fd);
         fd = expected;

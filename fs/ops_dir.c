@@ -19,11 +19,10 @@ void op_opendir(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 
     if (reply_if_error(req, path.fd))
         return;
-    fd = openat(path.fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC | folder_atime_flag(fs_of(req)));
-    if (fd < 0) {
-        fuse_reply_err(req, errno);
+    fd = descriptors_openat(fs_of(req), path.fd, ".",
+                            O_RDONLY | O_DIRECTORY | O_CLOEXEC | folder_atime_flag(fs_of(req)), 0);
+    if (reply_if_error(req, fd))
         return;
-    }
     dir = fdopendir(fd);
     if (!dir) {
         fuse_reply_err(req, errno);

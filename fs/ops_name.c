@@ -53,6 +53,7 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 void op_forget(fuse_req_t req, fuse_ino_t nodeid, uint64_t lookups)
 {
     inode_forget(inode_of(req, nodeid), lookups);
+    inode_table_sweep(fs_of(req));
     fuse_reply_none(req);
 }
 
@@ -60,6 +61,7 @@ void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forg
 {
     for (size_t i = 0; i < count; i++)
         inode_forget(inode_of(req, forgets[i].ino), forgets[i].nlookup);
+    inode_table_sweep(fs_of(req));
     fuse_reply_none(req);
 }
 

@@ -3,7 +3,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -73,9 +75,9 @@ static int open_file(fuse_req_t req, struct inode *inode, struct fuse_file_info 
 
     if (path.fd < 0)
         return path.fd;
-    fd = open(proc_path(path.fd).text, backing_flags(fs, fi->flags));
+    fd = descriptors_openat(fs, AT_FDCWD, proc_path(path.fd).text, backing_flags(fs, fi->flags), 0);
     if (fd < 0)
-        return -errno;
+        return fd;
     if (fi->flags & O_TRUNC) {
         rc = data_truncate(req, inode, writable ? fd : -1, 0);
         if (rc < 0) {
@@ -100,16 +102,15 @@ void op_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 static int create_backing(fuse_req_t req, struct inode *parent, const char *name, mode_t mode, int flags)
 {
     BORROWED dir = inode_borrow(parent);
-    int fd, rc = dir.fd < 0 ? dir.fd : creds_become_caller(req);
+    int rc = dir.fd < 0 ? dir.fd : creds_become_caller(req), backing = backing_flags(fs_of(req), flags);
 
     if (rc < 0)
         return rc;
     mode = creds_mask(req, mode);
     if (strcmp(name, REQUEST_TMPFILE_NAME) == 0)
-        fd = openat(dir.fd, ".", backing_flags(fs_of(req), flags) | O_TMPFILE | (flags & O_EXCL), mode);
+        rc = descriptors_openat(fs_of(req), dir.fd, ".", backing | O_TMPFILE | (flags & O_EXCL), mode);
     else
-        fd = openat(dir.fd, name, backing_flags(fs_of(req), flags) | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
-    rc = fd < 0 ? -errno : fd;
+        rc = descriptors_openat(fs_of(req), dir.fd, name, backing | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
     creds_become_self(req);
     /* Somebody made it behind the kernel's back. Let the kernel look again: it then checks the permissions of
      * what is there and sends an ordinary open. */
@@ -128,8 +129,8 @@ void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mo
         return;
     }
     /* Not by its name: that may be another file's by now. */
-    path_fd = open(proc_path(fd).text, O_PATH | O_CLOEXEC);
-    rc = path_fd < 0 ? -errno : resolve_entry_fd(fs, path_fd, parent, name, &entry);
+    path_fd = descriptors_openat(fs, AT_FDCWD, proc_path(fd).text, O_PATH | O_CLOEXEC, 0);
+    rc = path_fd < 0 ? path_fd : resolve_entry_fd(fs, path_fd, parent, name, &entry);
     if (rc < 0) {
         close(fd);
         fuse_reply_err(req, -rc);
@@ -169,10 +170,32 @@ void op_release(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
     fuse_reply_err(req, 0);
 }
 
+/* What lsattr(1) shows, and xfs_io. They can't be changed through the mount: the kernel would not know of it.
+ */
+static void reply_flags(fuse_req_t req, const struct handle *handle, unsigned int cmd, size_t out_size)
+{
+    union {
+        int flags;
+        struct fsxattr extended;
+    } answer = {0};
+    size_t size = cmd == (unsigned)FS_IOC_GETFLAGS ? sizeof(answer.flags) : sizeof(answer.extended);
+
+    if (out_size < size)
+        fuse_reply_err(req, EINVAL);
+    else if (ioctl(handle->fd, cmd, &answer))
+        fuse_reply_err(req, errno);
+    else
+        fuse_reply_ioctl(req, 0, &answer, size);
+}
+
 void op_ioctl(fuse_req_t req, fuse_ino_t nodeid, unsigned int cmd, void *arg, struct fuse_file_info *fi,
               unsigned flags, const void *in, size_t in_size, size_t out_size)
 {
     (void)arg;
+    if (cmd == (unsigned)FS_IOC_GETFLAGS || cmd == (unsigned)FS_IOC_FSGETXATTR) {
+        reply_flags(req, handle_of(fi), cmd, out_size);
+        return;
+    }
     server_ioctl(fs_of(req)->server, req, inode_of(req, nodeid),
                  flags & FUSE_IOCTL_DIR ? NULL : handle_of(fi), cmd, in, in_size, out_size);
 }

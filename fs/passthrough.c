@@ -86,7 +86,7 @@ static int32_t register_backing(struct fs *fs, struct handle *handle)
 
     if (id != -EBADF)
         return id;
-    int fd = open(proc_path(handle->fd).text, O_RDONLY | O_CLOEXEC);
+    int fd = descriptors_openat(fs, AT_FDCWD, proc_path(handle->fd).text, O_RDONLY | O_CLOEXEC, 0);
     id = register_fd(fs, fd < 0 ? handle->fd : fd);
     if (fd >= 0)
         close(fd);

@@ -141,10 +141,10 @@ static ssize_t path_below(struct fs *fs, int fd, char path_out[PATH_MAX])
 static int walk_down(struct fs *fs, char *path)
 {
     BORROWED root = inode_borrow(fs->root);
-    int fd = root.fd < 0 ? root.fd : openat(root.fd, ".", PATH_FLAGS), next;
+    int fd = root.fd < 0 ? root.fd : descriptors_openat(fs, root.fd, ".", PATH_FLAGS, 0), next;
 
     if (fd < 0)
-        return root.fd < 0 ? root.fd : -errno;
+        return fd;
     for (char *rest, *name = strtok_r(path, "/", &rest); name; name = strtok_r(NULL, "/", &rest)) {
         next = resolve_open(fs, fd, name);
         close(fd);
@@ -168,9 +168,9 @@ int resolve_parent(struct fs *fs, struct inode *inode, struct fuse_entry_param *
         return dir.fd;
     if (inode == fs->root)
         return resolve_node(fs, FUSE_ROOT_ID, entry_out);
-    fd = openat(dir.fd, "..", PATH_FLAGS);
+    fd = descriptors_openat(fs, dir.fd, "..", PATH_FLAGS, 0);
     if (fd < 0)
-        return -errno;
+        return fd;
     rc = fstat(fd, &seen) ? -errno : (int)path_below(fs, fd, path);
     close(fd);
     if (rc < 0)

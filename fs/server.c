@@ -51,15 +51,28 @@ struct server {
     bool stopping;
 };
 
+/* Another descriptor of what fd is. */
+static int copy_of(struct fs *fs, int fd)
+{
+    int copy = dup(fd);
+
+    if (copy < 0 && descriptors_shed(fs, errno))
+        copy = dup(fd);
+    return copy < 0 ? -errno : copy;
+}
+
 static int do_hello(struct client *client, struct gaia_message *message, int *fds, int *alive_fd_out)
 {
     if (fds[0] < 0 && !(message->flags & GAIA_HELLO_MAPS))
         return 0; /* a client that only asks: gaiactl */
     if (client->cache)
         return -EBUSY;
-    int alive_fd = dup(client->server->alive_fd), faults = fds[0];
+    int alive_fd = copy_of(client->server->fs, client->server->alive_fd), faults = fds[0];
     if (alive_fd < 0)
-        return -errno;
+        return alive_fd;
+    int room = copy_of(client->server->fs, alive_fd); /* for the descriptor that the cache wants */
+    if (room >= 0)
+        close(room);
     fds[0] = -1;
     int error = cache_client_open(client->server->fs->cache, faults, message->flags & GAIA_HELLO_TRAPS,
                                   &client->cache);
@@ -86,11 +99,29 @@ static int find_device(struct client *client, const struct gaia_message *message
     return error;
 }
 
+static int open_map(struct client *client, const struct cache_map_request *request,
+                    struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
+{
+    struct fs *fs = client->server->fs;
+    uint64_t chunk_pages = 0;
+
+    int error =
+        cache_map_open(client->cache, request, &message->map, &reply_fds[0], &reply_fds[1], &chunk_pages);
+    if (descriptors_shed(fs, -error))
+        error =
+            cache_map_open(client->cache, request, &message->map, &reply_fds[0], &reply_fds[1], &chunk_pages);
+    message->value[0] = chunk_pages * GAIA_PAGE_SIZE;
+    if (!error && chunk_pages) { /* no descriptor of the frames: that of the state is the first */
+        reply_fds[0] = reply_fds[1];
+        reply_fds[1] = -1;
+    }
+    return error;
+}
+
 static int do_map(struct client *client, struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
 {
     struct fs *fs = client->server->fs;
     struct token token;
-    uint64_t chunk_pages = 0;
     struct cache_map_request request = {.writable = message->prot & PROT_WRITE,
                                         .resident = message->flags & GAIA_RESIDENT};
 
@@ -114,13 +145,7 @@ static int do_map(struct client *client, struct gaia_message *message, int reply
     if (!error)
         error = inode_track(fs, token.inode, &request.file);
     if (!error)
-        error = cache_map_open(client->cache, &request, &message->map, &reply_fds[0], &reply_fds[1],
-                               &chunk_pages);
-    message->value[0] = chunk_pages * GAIA_PAGE_SIZE;
-    if (!error && chunk_pages) { /* no descriptor of the frames: that of the state is the first */
-        reply_fds[0] = reply_fds[1];
-        reply_fds[1] = -1;
-    }
+        error = open_map(client, &request, message, reply_fds);
     inode_put(token.inode);
     return error;
 }
@@ -143,7 +168,10 @@ static int do_dump(struct client *client, int reply_fds[GAIA_MESSAGE_FDS])
 {
     if (client->peer.uid != 0 && client->peer.uid != geteuid())
         return -EPERM;
-    int fd = stat_json(client->server->fs);
+    struct fs *fs = client->server->fs;
+    int fd = stat_json(fs);
+    if (descriptors_shed(fs, -fd))
+        fd = stat_json(fs);
     if (fd < 0)
         return fd;
     reply_fds[0] = fd;
@@ -306,6 +334,8 @@ static void *accept_clients(void *argument)
     for (;;) {
         int socket = accept4(server->socket, NULL, NULL, SOCK_CLOEXEC);
         if (socket < 0 && (errno == EINTR || errno == ECONNABORTED))
+            continue;
+        if (socket < 0 && descriptors_shed(server->fs, errno))
             continue;
         if (socket < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
             usleep(10000); /* somebody will close something */

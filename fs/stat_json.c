@@ -149,6 +149,7 @@ int stat_json(struct fs *fs)
             (i == 0 || stat.stat.faults || stat.stat.resident_bytes))
             json_array_append_new(devices, device_json(&stat));
     }
+    json_t *inodes = inodes_json(fs); /* before a look at each of them lets some go */
     cache_stat_files(fs->cache, add_file, files);
     fs_each_inode(fs, add_open, open);
     json_object_set_new(root, "version", json_string(GAIAFS_VERSION));
@@ -156,7 +157,7 @@ int stat_json(struct fs *fs)
     json_object_set_new(root, "mount", json_string(fs->mount_path));
     json_object_set_new(root, "devices", devices);
     json_object_set_new(root, "files", files);
-    json_object_set_new(root, "inodes", inodes_json(fs));
+    json_object_set_new(root, "inodes", inodes);
     json_object_set_new(root, "kernel", kernel_json(fs));
     json_object_set_new(root, "open", open);
     json_object_set_new(root, "passthrough", json_boolean(fs->passes));

@@ -24,7 +24,7 @@ $ratios << END
 END
 plot {plots}
 """
-COLOURS = {"untracked": "#1b6ca8", "tracked": "#59a5d8", "passthrough_ll": "#e09f3e"}
+COLOURS = {"untracked": "#1b6ca8", "passthrough": "#1b6ca8", "tracked": "#59a5d8", "passthrough_ll": "#e09f3e"}
 
 
 def draw(results, columns, path):

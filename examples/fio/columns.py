@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compared: a folder of the disk, and the same folder through two mounts."""
+"""What is compared: a folder of the disk, and the same folder through mounts."""
 import contextlib
 import ctypes
 import json
@@ -15,7 +15,6 @@ TOP = os.path.dirname(os.path.dirname(HERE))
 EXAMPLES = os.environ.get("GAIA_EXAMPLES", os.path.join(TOP, "build", "gcc", "examples"))
 PROGRAMS = os.environ.get("GAIA_PROGRAMS", TOP)
 SOURCE = "/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c"
-COLUMNS = ("native", "untracked", "tracked", "passthrough_ll")
 MIB = 1 << 20
 
 
@@ -120,6 +119,16 @@ def warm(path):
             pass
 
 
+def passes(mount, data):
+    """Does the kernel read and write files of a gaiafs mount by itself?"""
+    with open(os.path.join(data, "probe"), "wb"):
+        pass
+    with open(os.path.join(mount.path, "probe"), "rb"):
+        stat = run_json([os.path.join(PROGRAMS, "gaiactl"), "stat", "--json", mount.path])
+    os.unlink(os.path.join(mount.path, "probe"))
+    return any(file["path"] == "probe" and file["mode"] == "passthrough" for file in stat["open"])
+
+
 class Bench:
     """The data directory, its mounts, and a file of each column."""
 
@@ -130,6 +139,7 @@ class Bench:
         self.names = 200 if quick else 10000
         self.data = os.path.join(folder, "data")
         self.mounts, self.missing, self.holder, self.serial = {}, [], None, 0
+        self.columns, self.data_of = ("native", "untracked", "tracked", "passthrough_ll"), {}
 
     def __enter__(self):
         try:
@@ -144,14 +154,20 @@ class Bench:
         # A daemon that keeps a descriptor for each file which the kernel knows may not ask for more than it is given.
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        for column in COLUMNS:
-            with open(os.path.join(self.data, column), "wb") as file:
+        ours = self.gaiafs("gaiafs", self.data)
+        self.mounts["untracked"] = self.mounts["tracked"] = ours
+        if passes(ours, self.data):
+            self.columns = ("native", "passthrough", "tracked", "passthrough_ll")
+            self.mounts["passthrough"] = self.mounts.pop("untracked")
+            # Who maps a file must have opened it, and it stays in passthrough then as long as the kernel knows it.
+            self.data_of["tracked"] = os.path.join(self.folder, "data-tracked")
+            os.mkdir(self.data_of["tracked"])
+            self.mounts["tracked"] = self.gaiafs("gaiafs-tracked", self.data_of["tracked"], "-o", "passthrough=off")
+        for column in self.columns:
+            with open(self.paths(column)[1], "wb") as file:
                 for _ in range(self.size // MIB):
                     file.write(os.urandom(MIB))
                 os.fsync(file.fileno())
-        ours = os.path.join(self.folder, "gaiafs")
-        ours = Mount([os.path.join(PROGRAMS, "mount.gaiafs"), "-f", self.data, ours], ours)
-        self.mounts["untracked"] = self.mounts["tracked"] = ours
         theirs = self.passthrough()
         if theirs:
             path = os.path.join(self.folder, "passthrough_ll")
@@ -161,10 +177,14 @@ class Bench:
                 [theirs, "-f", "-o", f"source={self.data},cache=always,timeout=1", path], path)
         else:
             self.missing.append("passthrough_ll")
-        self.holder = subprocess.Popen([os.path.join(EXAMPLES, "fio", "hold"), os.path.join(ours.path, "tracked")],
+        self.holder = subprocess.Popen([os.path.join(EXAMPLES, "fio", "hold"), self.paths("tracked")[0]],
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         if self.holder.stdout.readline() != b"mapped\n":
             raise Broken("no device could map a file")
+
+    def gaiafs(self, name, data, *options):
+        path = os.path.join(self.folder, name)
+        return Mount([os.path.join(PROGRAMS, "mount.gaiafs"), "-f", data, path, *options], path)
 
     def passthrough(self):
         """Where libfuse's example is, built from its source if need be; None: nowhere."""
@@ -191,20 +211,24 @@ class Bench:
 
     def paths(self, column):
         """A column's file as it is measured, and as it is in the data directory."""
-        return os.path.join(self.folder_of(column), column), os.path.join(self.data, column)
+        data = self.data_of.get(column, self.data)
+        folder = data if column == "native" else self.mounts[column].path if self.has(column) else None
+        return folder and os.path.join(folder, column), os.path.join(data, column)
 
     def prepare(self, column, state):
         """Bring the caches into a state. cold: nobody has anything. backing: the folder's own pages are in memory, the
         mount has none. cached: the mount has all."""
         path, backing = self.paths(column)
-        if path != backing:
+        has_pages = column not in ("native", "passthrough")  # of its own
+        if has_pages:
             drop(path)
         drop(backing)
         if state == "backing":
             warm(backing)
         elif state == "cached":
             warm(backing)
-            warm(path)
+            if has_pages:
+                warm(path)
         return {"resident_mount": resident(path), "resident_backing": resident(backing)}
 
     def directory(self, column):

@@ -21,8 +21,8 @@ import sys
 import tempfile
 
 import chart
-from columns import COLUMNS, Bench, Broken
-from rows import ROWS
+from columns import Bench, Broken
+from rows import GOALS, ROWS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
@@ -33,7 +33,8 @@ as fast. Small requests that the kernel must hand to a daemon cost two switches 
 1 us of a plain system call, and no FUSE filesystem without kernel passthrough escapes that: compare passthrough_ll,
 which does nothing but pass on. What the kernel answers from its own cache ("cached", "again") costs nobody a request.
 Direct rows of gaiafs may exceed 1: the daemon reads and writes the folder's files through its page cache.
-"tracked" is a file that a device has mapped, "untracked" any other. The second table is processor time per operation,
+"tracked" is a file that a device has mapped, "untracked" any other, or "passthrough" where the kernel reads and writes
+those by itself (libfuse 3.17, Linux 6.9). The second table is processor time per operation,
 program and daemon together; it depends less than rates do on what else the machine does."""
 
 
@@ -48,7 +49,7 @@ def machine(folder):
 
 def measure(bench, rows, rounds):
     """{row: {column: [sample of each round]}}"""
-    samples = {row.name: {column: [] for column in COLUMNS if row.applies(column) and bench.has(column)}
+    samples = {row.name: {column: [] for column in bench.columns if row.applies(column) and bench.has(column)}
                for row in rows}
     for number in range(rounds):
         for row in rows:
@@ -73,10 +74,12 @@ def judge(rows, samples):
     for row in rows:
         medians = {column: {key: statistics.median(sample[key] for sample in taken) for key in taken[0]}
                    for column, taken in samples[row.name].items()}
-        native = medians["native"]["rate"]
+        native = [sample["rate"] for sample in samples[row.name]["native"]]
+        # Each to the native one of its own round: what else the machine does changes between rounds.
+        ratios = {column: statistics.median(sample["rate"] / base for sample, base in zip(taken, native))
+                  for column, taken in samples[row.name].items()}
         results.append({"row": row.name, "text": row.text, "unit": row.unit,
-                        "columns": {column: {**median, "ratio": median["rate"] / native}
-                                    for column, median in medians.items()},
+                        "columns": {column: {**median, "ratio": ratios[column]} for column, median in medians.items()},
                         "rates": {column: [sample["rate"] for sample in taken]
                                   for column, taken in samples[row.name].items()}})
     return results
@@ -89,8 +92,8 @@ def human(value):
     return f"{value:.0f}"
 
 
-def print_tables(results):
-    others = [column for column in COLUMNS if column != "native"]
+def print_tables(results, columns):
+    others = [column for column in columns if column != "native"]
     print(f"\n{'':<44}{'native':>11}" + "".join(f"{column:>20}" for column in others))
     for r in results:
         line = f"{r['text']:<44}{human(r['columns']['native']['rate']) + r['unit']:>11}"
@@ -108,16 +111,20 @@ def print_tables(results):
         print(line)
 
 
-def markdown(results):
-    """The table of docs/performance.md: rates (ratios), then processor time in microseconds."""
-    lines = ["| | " + " | ".join(COLUMNS) + " | us: " + " | ".join(COLUMNS) + " |", "|---" * (2 * len(COLUMNS) + 1) + "|"]
+def markdown(results, columns):
+    """The table of docs/performance.md: rates (ratios), then processor time in microseconds. A ratio below its
+    goal is in bold."""
+    lines = ["| | " + " | ".join(columns) + " | us: " + " | ".join(columns) + " |", "|---" * (2 * len(columns) + 1) + "|"]
     for r in results:
         cells = [r["text"]]
-        for column in COLUMNS:
+        for column in columns:
             c = r["columns"].get(column)
-            ratio = f" ({c['ratio']:.2f})" if c and column != "native" else ""
-            cells.append(human(c["rate"]) + r["unit"] + ratio if c else "")
-        cells += [f"{r['columns'][column]['cpu_us']:.1f}" if column in r["columns"] else "" for column in COLUMNS]
+            ratio = f"{c['ratio']:.2f}" if c else ""
+            goal = GOALS.get(r["row"], {}).get(column)
+            if c and goal:
+                ratio = f"{ratio}, goal {goal}" if c["ratio"] >= goal else f"**{ratio}**, goal {goal}"
+            cells.append("" if not c else human(c["rate"]) + r["unit"] + (f" ({ratio})" if column != "native" else ""))
+        cells += [f"{r['columns'][column]['cpu_us']:.1f}" if column in r["columns"] else "" for column in columns]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -142,14 +149,14 @@ def main():
         about = machine(folder)
         with Bench(folder, args.quick) as bench:
             results = judge(rows, measure(bench, rows, rounds))
-            about["skipped"] = bench.missing
+            about["skipped"], columns = bench.missing, bench.columns
     except (Broken, OSError) as error:
         print(f"fio: {error}", file=sys.stderr)
         return 1
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     about["load_at_end"] = os.getloadavg()[0]
-    print_tables(results)
+    print_tables(results, columns)
     print("\n" + MEANING)
     os.makedirs(args.output, exist_ok=True)
     path = os.path.join(args.output, "matrix.json")
@@ -157,9 +164,9 @@ def main():
         json.dump({"machine": about, "quick": args.quick, "rounds": rounds, "rows": results}, file, indent=1)
         file.write("\n")
     with open(os.path.join(args.output, "matrix.md"), "w", encoding="utf-8") as file:
-        file.write(markdown(results))
+        file.write(markdown(results, columns))
     print(f"\nwritten: {path}, and matrix.md beside it")
-    drawn = chart.draw(results, COLUMNS, os.path.join(args.output, "matrix.svg"))
+    drawn = chart.draw(results, columns, os.path.join(args.output, "matrix.svg"))
     print(f"written: {drawn}" if drawn else "no chart: gnuplot is missing (Debian: apt-get install gnuplot-nox)")
     return 0
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attributes: times, extended attributes."""
+import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import stat
 import struct
@@ -11,6 +13,13 @@ import time
 import pytest
 
 from posix_calls import libc, read_file, write_file
+
+
+@contextlib.contextmanager
+def open_any(path):
+    fd = os.open(path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
 
 
 def test_extended_attributes(mount):
@@ -137,3 +146,26 @@ def test_reading_leaves_no_trace_where_the_mount_says_so(mount, options, kept):
     m = mount(options)
     age(m)
     assert read_all(m) == kept
+
+
+def test_flags_of_the_filesystem_below(mount):
+    """lsattr(1) and xfs_io show what the filesystem below has; nothing of it is changed through the mount."""
+    get_flags, set_flags, get_extended, size = 0x80086601, 0x40086602, 0x801C581F, 28
+    no_dump, compressed = 0x40, 0x4  # what is set below is seen, and no other bit
+    m = mount()
+    os.mkdir(f"{m.data}/d")
+    write_file(f"{m.data}/f", b"")
+    for name in ("d", "f"):
+        with open_any(f"{m.data}/{name}") as below, open_any(f"{m.mnt}/{name}") as fd:
+            try:
+                found = struct.unpack("=i4x", fcntl.ioctl(below, get_flags, bytes(8)))[0]
+                fcntl.ioctl(below, set_flags, struct.pack("=i4x", found | no_dump))
+            except OSError as error:
+                pytest.skip(f"the filesystem below has no flags: {error}")
+            shown = struct.unpack("=i4x", fcntl.ioctl(fd, get_flags, bytes(8)))[0]
+            assert shown == struct.unpack("=i4x", fcntl.ioctl(below, get_flags, bytes(8)))[0]
+            assert shown & no_dump and not shown & compressed
+            assert fcntl.ioctl(fd, get_extended, bytes(size)) == fcntl.ioctl(below, get_extended, bytes(size))
+            with pytest.raises(OSError):
+                fcntl.ioctl(fd, set_flags, struct.pack("=i4x", 0))
+            assert struct.unpack("=i4x", fcntl.ioctl(below, get_flags, bytes(8)))[0] & no_dump

@@ -9,6 +9,8 @@ import errno
 import mmap
 import os
 import random
+import shutil
+import time
 
 import pytest
 
@@ -24,11 +26,13 @@ MIB = 1 << 20
 class Failing:
     """A mount whose daemon's calls can be made to fail."""
 
-    def __init__(self, mount, workdir):
+    def __init__(self, mount, workdir, monkeypatch, options="passthrough=off"):
+        build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
+        monkeypatch.setattr(conftest, "BIN", os.path.join(build, "faults"))
         path = os.path.join(workdir, "plan")
         self.plan = Plan.make(path)
         # What the kernel passes through nobody hears of: test_passthrough_ends.py has what is promised then.
-        self.mount = mount("passthrough=off", env={"GAIAFS_FAULTS": path})
+        self.mount = mount(options, env={"GAIAFS_FAULTS": path})
         self.path = os.path.join(self.mount.mnt, "f")
         self.below = os.path.join(self.mount.data, "f")
 
@@ -49,9 +53,7 @@ class Failing:
 
 @pytest.fixture
 def failing(mount, workdir, monkeypatch):
-    build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
-    monkeypatch.setattr(conftest, "BIN", os.path.join(build, "faults"))
-    return Failing(mount, workdir)
+    return Failing(mount, workdir, monkeypatch)
 
 
 @pytest.fixture
@@ -263,6 +265,36 @@ def test_lost_and_closed(failing, fds):
     assert error_of(os.fsync, fd) == errno.EIO
     os.pwrite(fd, b"kept", 0)
     assert error_of(os.fsync, fd) == 0
+
+
+def test_lost_and_deleted_behind_the_mount(mount, workdir, monkeypatch):
+    """A file that is kept for its lost bytes alone is let go when it has no name any more, whoever took that away."""
+    failing = Failing(mount, workdir, monkeypatch, "passthrough=off,timeout=0,remember=0")
+    mnt, data, count = failing.mount.mnt, failing.mount.data, 100
+    for generation in range(10):
+        os.mkdir(f"{mnt}/d")
+        with failing.failing("fsync", sticky=True):
+            for i in range(count):
+                with open(f"{mnt}/d/{i}", "wb", buffering=0) as file:
+                    file.write(b"lost")
+                    assert error_of(os.fsync, file.fileno()) == errno.EIO
+            if generation == 0:
+                os.mkdir(f"{mnt}/other")
+                with open(f"{mnt}/other/named", "wb", buffering=0) as file:
+                    file.write(b"lost")
+                    assert error_of(os.fsync, file.fileno()) == errno.EIO
+                os.rename(f"{data}/other", f"{data}/elsewhere")
+                assert not os.path.exists(f"{mnt}/other")
+        # A name that is gone for a moment makes the kernel forget what is below it.
+        os.rename(f"{data}/d", f"{data}/aside")
+        assert not os.path.exists(f"{mnt}/d")
+        time.sleep(0.2)  # gaiactl, which could say that it has, looks at each inode and lets go what it can
+        shutil.rmtree(f"{data}/aside")
+    known = helpers.statistics(mnt)["inodes"]["known"]
+    with open(f"{mnt}/elsewhere/named", "rb") as file:
+        assert error_of(os.fsync, file.fileno()) == errno.EIO
+    print(known, "of", 10 * count, "are known")
+    assert known < 5 * count
 
 
 def test_written_and_forgotten(failing, fds):

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An inode costs no descriptor: large trees under a small limit, files without a name, file handles of the mount."""
+"""How the daemon finds files again: files without a name, file handles of the mount, where handles are refused."""
 import contextlib
 import ctypes
 import errno
 import os
 import shutil
-import signal
 import stat
 import struct
 import subprocess
@@ -15,38 +14,11 @@ import time
 import pytest
 
 import helpers
+from descriptors import churn, descriptors, errno_of, with_descriptors
 from helpers import make_random, read_file, statistics, write_file
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 AT_EMPTY_PATH = 0x1000
-
-
-def with_descriptors(number):
-    """What to start the daemon with."""
-    return {"before": ["prlimit", f"--nofile={number}:{number}"]}
-
-
-def descriptors(mounted):
-    return len(os.listdir(f"/proc/{mounted.pid}/fd"))
-
-
-def limit_of(mounted):
-    with open(f"/proc/{mounted.pid}/limits") as file:
-        line = next(line for line in file if line.startswith("Max open files"))
-    return int(line.split()[3])
-
-
-def churn(mounted, number=600):
-    """Looks at so many other files that no descriptor from before is left, but for those that must be."""
-    folder = os.path.join(mounted.data, "churn")
-    if not os.path.isdir(folder):
-        os.mkdir(folder)
-        for i in range(number):
-            write_file(os.path.join(folder, str(i)), b"")
-    for i in range(number):
-        path = os.path.join(mounted.mnt, "churn", str(i))
-        os.stat(path)
-        os.utime(path)  # reaches the daemon in any case
 
 
 class Handle:
@@ -76,82 +48,6 @@ class Handle:
         if fd < 0:
             raise OSError(ctypes.get_errno(), "open_by_handle_at")
         return fd
-
-
-def errno_of(function, *args):
-    try:
-        function(*args)
-    except OSError as error:
-        return error.errno
-    return 0
-
-
-# --- many inodes, few descriptors -----------------------------------------------------------------------------------
-
-@pytest.mark.limit(240)
-@pytest.mark.parametrize("limit, folders, files", [(256, 40, 50), (1024, 200, 250)])
-def test_a_tree_of_more_inodes_than_descriptors(mount, limit, folders, files):
-    mounted = mount("timeout=60", **with_descriptors(limit))
-    assert limit_of(mounted) == limit
-    for d in range(folders):
-        os.mkdir(f"{mounted.mnt}/d{d}")
-        for i in range(files):
-            write_file(f"{mounted.mnt}/d{d}/f{i}", b"%d/%d" % (d, i))
-    known = statistics(mounted.mnt)["inodes"]
-    print(known, descriptors(mounted))
-    if known["known"] < folders * files:
-        print("the kernel has forgotten some meanwhile")
-    assert known["descriptors_cached"] <= limit // 4 + 16 and known["descriptors_kept"] <= 1
-    assert descriptors(mounted) < limit * 3 // 4
-    done = subprocess.run(["ls", "-lR", mounted.mnt], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert sum(line.startswith("-") for line in done.stdout.splitlines()) == folders * files
-    for d in range(folders):
-        for i in range(files):
-            assert read_file(f"{mounted.mnt}/d{d}/f{i}") == b"%d/%d" % (d, i)
-            os.chmod(f"{mounted.mnt}/d{d}/f{i}", 0o600)
-    assert descriptors(mounted) < limit * 3 // 4
-    assert stat.S_IMODE(os.stat(f"{mounted.data}/d1/f1").st_mode) == 0o600
-    shutil.rmtree(f"{mounted.mnt}/d1")
-    assert not os.path.exists(f"{mounted.data}/d1")
-
-
-def test_more_open_files_than_descriptors(mount):
-    """Who opens one too many is told so, nothing else breaks, and what was closed is there again."""
-    mounted = mount(**with_descriptors(256))
-    for i in range(400):
-        write_file(f"{mounted.data}/f{i}", b"%d" % i)
-    fds, refused = [], None
-    for i in range(400):
-        try:
-            fds.append(os.open(f"{mounted.mnt}/f{i}", os.O_RDONLY))
-        except OSError as error:
-            refused = error.errno
-            break
-    print(len(fds), "were opened")
-    assert refused in (errno.EMFILE, errno.ENFILE) and len(fds) > 100
-    for i, fd in enumerate(fds):
-        assert os.read(fd, 10) == b"%d" % i
-        os.close(fd)
-    helpers.wait_until(lambda: errno_of(read_file, f"{mounted.mnt}/f399") == 0)
-    assert read_file(f"{mounted.mnt}/f399") == b"399"
-
-
-def test_the_end_of_a_daemon_without_a_free_descriptor(mount):
-    mounted = mount(**with_descriptors(256))
-    fds = []
-    for i in range(400):
-        write_file(f"{mounted.data}/f{i}", b"")
-        with contextlib.suppress(OSError):
-            fds.append(os.open(f"{mounted.mnt}/f{i}", os.O_RDONLY))
-    assert len(fds) < 400
-    os.kill(mounted.pid, signal.SIGTERM)
-    try:
-        assert mounted.proc.wait(20) == 0, mounted.log_text()
-    finally:
-        for fd in fds:
-            with contextlib.suppress(OSError):  # ENOTCONN
-                os.close(fd)
 
 
 # --- files without a name -------------------------------------------------------------------------------------------

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A thread that serves requests moves to the processor of the program that sends them, where that pays.
+ *
+ * A program that waits for each of its small requests never runs at the same time as the thread that serves
+ * it. But the scheduler sees an idle processor and wakes the one there when the other goes to sleep: an
+ * interrupt between processors in each direction, out of idle, and in a virtual machine through the
+ * hypervisor. That costs three to eight times what the request does (docs/performance.md). On the program's
+ * own processor it is two switches. */
+#ifndef GAIAFS_FS_FOLLOW_H
+#define GAIAFS_FS_FOLLOW_H
+
+#include <sched.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* A thread's, and used by it alone. All zero at its start. */
+struct follower {
+    uint32_t caller;   /* whose requests it has had last */
+    unsigned streak;   /* and how many of them, all small, with none of another one in between */
+    long waits;        /* how often it had slept when the streak was looked at last */
+    bool follows;      /* it is bound to the caller's processor, */
+    int cpu;           /* this one, */
+    cpu_set_t allowed; /* and else to these */
+};
+
+/* A request has come, of so many bytes; its header is at the start. */
+void follow(struct follower *follower, const void *request, size_t size);
+/* The thread has nothing to do for now, and may be called for anybody. */
+void follow_nobody(struct follower *follower);
+
+#endif

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Daemons with few descriptors, and what is left of what they knew."""
+import os
+
+from helpers import write_file
+
+
+def with_descriptors(number):
+    """What to start the daemon with."""
+    return {"before": ["prlimit", f"--nofile={number}:{number}"]}
+
+
+def descriptors(mounted):
+    return len(os.listdir(f"/proc/{mounted.pid}/fd"))
+
+
+def limit_of(mounted):
+    with open(f"/proc/{mounted.pid}/limits") as file:
+        line = next(line for line in file if line.startswith("Max open files"))
+    return int(line.split()[3])
+
+
+def churn(mounted, number=600):
+    """Looks at so many other files that no descriptor from before is left, but for those that must be."""
+    folder = os.path.join(mounted.data, "churn")
+    if not os.path.isdir(folder):
+        os.mkdir(folder)
+        for i in range(number):
+            write_file(os.path.join(folder, str(i)), b"")
+    for i in range(number):
+        path = os.path.join(mounted.mnt, "churn", str(i))
+        os.stat(path)
+        os.utime(path)  # reaches the daemon in any case
+
+
+def errno_of(function, *args):
+    try:
+        function(*args)
+    except OSError as error:
+        return error.errno
+    return 0

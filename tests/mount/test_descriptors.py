@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An inode costs no descriptor: large trees under a small limit, and what happens at the limit."""
+import contextlib
+import errno
+import os
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import time
+
+import pytest
+
+import helpers
+from descriptors import churn, descriptors, errno_of, limit_of, with_descriptors
+from helpers import make_random, read_file, statistics, write_file
+
+# --- many inodes, few descriptors -----------------------------------------------------------------------------------
+
+@pytest.mark.limit(240)
+@pytest.mark.parametrize("limit, folders, files", [(256, 40, 50), (1024, 200, 250)])
+def test_a_tree_of_more_inodes_than_descriptors(mount, limit, folders, files):
+    mounted = mount("timeout=60", **with_descriptors(limit))
+    assert limit_of(mounted) == limit
+    for d in range(folders):
+        os.mkdir(f"{mounted.mnt}/d{d}")
+        for i in range(files):
+            write_file(f"{mounted.mnt}/d{d}/f{i}", b"%d/%d" % (d, i))
+    known = statistics(mounted.mnt)["inodes"]
+    print(known, descriptors(mounted))
+    if known["known"] < folders * files:
+        print("the kernel has forgotten some meanwhile")
+    assert known["descriptors_cached"] <= limit // 4 + 16 and known["descriptors_kept"] <= 1
+    assert descriptors(mounted) < limit * 3 // 4
+    done = subprocess.run(["ls", "-lR", mounted.mnt], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sum(line.startswith("-") for line in done.stdout.splitlines()) == folders * files
+    for d in range(folders):
+        for i in range(files):
+            assert read_file(f"{mounted.mnt}/d{d}/f{i}") == b"%d/%d" % (d, i)
+            os.chmod(f"{mounted.mnt}/d{d}/f{i}", 0o600)
+    assert descriptors(mounted) < limit * 3 // 4
+    assert stat.S_IMODE(os.stat(f"{mounted.data}/d1/f1").st_mode) == 0o600
+    shutil.rmtree(f"{mounted.mnt}/d1")
+    assert not os.path.exists(f"{mounted.data}/d1")
+
+
+def test_more_open_files_than_descriptors(mount):
+    """Who opens one too many is told so, nothing else breaks, and what was closed is there again."""
+    mounted = mount(**with_descriptors(256))
+    for i in range(400):
+        write_file(f"{mounted.data}/f{i}", b"%d" % i)
+    fds, refused = [], None
+    for i in range(400):
+        try:
+            fds.append(os.open(f"{mounted.mnt}/f{i}", os.O_RDONLY))
+        except OSError as error:
+            refused = error.errno
+            break
+    print(len(fds), "were opened")
+    assert refused in (errno.EMFILE, errno.ENFILE) and len(fds) > 100
+    for i, fd in enumerate(fds):
+        assert os.read(fd, 10) == b"%d" % i
+        os.close(fd)
+    helpers.wait_until(lambda: errno_of(read_file, f"{mounted.mnt}/f399") == 0)
+    assert read_file(f"{mounted.mnt}/f399") == b"399"
+
+
+def descriptors_for_files(mounted, below=1 << 20):
+    """How many the daemon keeps for inodes."""
+    count = 0
+    for fd in os.listdir(f"/proc/{mounted.pid}/fdinfo"):
+        with contextlib.suppress(OSError), open(f"/proc/{mounted.pid}/fdinfo/{fd}") as file:
+            flags = int(next(line.split()[1] for line in file if line.startswith("flags")), 8)
+            count += bool(flags & os.O_PATH and int(fd) < below)
+    return count
+
+
+@contextlib.contextmanager
+def no_free_descriptor(mounted):
+    """As long as it lasts the daemon gets no descriptor unless it closes one of those that it keeps for inodes."""
+    before = resource.prlimit(mounted.pid, resource.RLIMIT_NOFILE)
+    held = []
+    for i in range(200):  # a limit is one of numbers: below it there must be no hole
+        for name in ("f", "d"):  # so that nothing but the operation itself has to open something
+            os.utime(f"{mounted.mnt}/{name}")
+        used = {int(name) for name in os.listdir(f"/proc/{mounted.pid}/fd")}
+        # The first that is not there is what accept4() has set aside.
+        free = [number for number in range(before[0]) if number not in used][1]
+        if descriptors_for_files(mounted, free) >= 8:
+            break
+        held.append(os.open(f"{mounted.mnt}/churn/{i}", os.O_RDONLY))
+    print(len(held), "held,", free, "is free,", descriptors_for_files(mounted, free), "below")
+    resource.prlimit(mounted.pid, resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(mounted.pid, resource.RLIMIT_NOFILE, before)
+        for fd in held:
+            os.close(fd)
+
+
+def make_without_a_name(m):
+    os.close(os.open(m.mnt, os.O_TMPFILE | os.O_RDWR, 0o600))
+
+
+def map_on_a_device(m):
+    device = helpers.Agent()
+    try:
+        device.do(f"d = gaia.Device('soft:0'); fd = os.open('{m.mnt}/f', os.O_RDWR); p = d.mmap(fd, 4096, 3)")
+        assert device("p[1]") == ord("y")
+    finally:
+        device.kill()
+
+
+NEEDS_A_DESCRIPTOR = {
+    "open": lambda m: read_file(f"{m.mnt}/f"),
+    "open of a folder": lambda m: os.listdir(f"{m.mnt}/d"),
+    "create": lambda m: write_file(f"{m.mnt}/new", b"x"),
+    "create in a folder": lambda m: write_file(f"{m.mnt}/d/new", b"x"),
+    "a file without a name": make_without_a_name,
+    "lookup": lambda m: os.stat(f"{m.mnt}/g"),
+    "mkdir": lambda m: os.mkdir(f"{m.mnt}/d/e"),
+    "link": lambda m: os.link(f"{m.mnt}/f", f"{m.mnt}/d/l"),
+    "rename": lambda m: os.rename(f"{m.mnt}/f", f"{m.mnt}/g"),
+    "unlink": lambda m: os.unlink(f"{m.mnt}/f"),
+    "a device": map_on_a_device,
+    "gaiactl": lambda m: statistics(m.mnt),
+}
+
+
+@pytest.mark.parametrize("what", NEEDS_A_DESCRIPTOR)
+def test_descriptors_that_nobody_uses_are_given_back(mount, what):
+    """Those that the daemon keeps open for the next who needs them are no reason for EMFILE."""
+    m = mount("timeout=60", **with_descriptors(256))
+    write_file(f"{m.data}/f", b"xyz")
+    write_file(f"{m.data}/g", b"ghi")
+    os.mkdir(f"{m.data}/d")
+    churn(m)
+    with no_free_descriptor(m):
+        kept = descriptors_for_files(m)
+        NEEDS_A_DESCRIPTOR[what](m)
+        assert descriptors_for_files(m) < kept, "there was a free descriptor"
+
+
+def test_the_end_of_a_daemon_without_a_free_descriptor(mount):
+    mounted = mount(**with_descriptors(256))
+    fds = []
+    for i in range(400):
+        write_file(f"{mounted.data}/f{i}", b"")
+        with contextlib.suppress(OSError):
+            fds.append(os.open(f"{mounted.mnt}/f{i}", os.O_RDONLY))
+    assert len(fds) < 400
+    os.kill(mounted.pid, signal.SIGTERM)
+    try:
+        assert mounted.proc.wait(20) == 0, mounted.log_text()
+    finally:
+        for fd in fds:
+            with contextlib.suppress(OSError):  # ENOTCONN
+                os.close(fd)
+
+
+# --- a tree of any size ---------------------------------------------------------------------------------------------
+
+INODES = int(os.environ.get("GAIA_TEST_INODES", 30_000))
+
+
+def resident(mounted):
+    with open(f"/proc/{mounted.pid}/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmRSS"))
+
+
+@pytest.mark.limit(120 + INODES // 1000)
+def test_a_tree_of_any_size(mount):
+    """All of it is walked, each file once, with 1,024 descriptors; and found again at random."""
+    mounted = mount("timeout=60", **with_descriptors(1024))
+    a_folder, rng = 1000, make_random()
+    for d in range(INODES // a_folder):
+        os.mkdir(f"{mounted.data}/d{d}")
+        for i in range(a_folder):
+            os.mknod(f"{mounted.data}/d{d}/f{i}")
+    before, began, seen, most = resident(mounted), time.monotonic(), 0, 0
+    for d in range(INODES // a_folder):
+        with os.scandir(f"{mounted.mnt}/d{d}") as entries:
+            numbers = {entry.stat(follow_symlinks=False).st_ino for entry in entries}
+        assert len(numbers) == a_folder
+        seen += len(numbers)
+        if d % 100 == 0:
+            most = max(most, descriptors(mounted))
+    took = time.monotonic() - began
+    known = statistics(mounted.mnt)["inodes"]["known"]
+    print(f"{seen} inodes in {took:.1f} s, {known} of them known at the end, {(resident(mounted) - before) >> 20} MiB, "
+          f"at most {most} descriptors")
+    assert seen == INODES // a_folder * a_folder and most < 1024 * 3 // 4
+    for _ in range(min(INODES, 20_000)):
+        path = f"d{rng.randrange(INODES // a_folder)}/f{rng.randrange(a_folder)}"
+        assert os.stat(f"{mounted.mnt}/{path}").st_ino == os.stat(f"{mounted.data}/{path}").st_ino
+        assert read_file(f"{mounted.mnt}/{path}") == b""
+    assert descriptors(mounted) < 1024 * 3 // 4
