@@ -225,7 +225,7 @@ static void small_units(void **)
     options.frames = 64;
     options.arena_slots = 200;
     options.is_restless = options.answers_pull = true;
-    play(options, 6, 6000);
+    play(options, 6, 5000);
 }
 
 static void large_units(void **)
