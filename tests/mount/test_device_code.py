@@ -84,7 +84,8 @@ def test_the_assembler_takes_it_and_spills_nothing(architecture, tmp_path):
 def test_nvcc_takes_the_source(tmp_path):
     source = tmp_path / "kernels.cu"
     shutil.copy(os.path.join(conftest.TOP, "gpu", "kernels.c"), source)
-    run(toolkit("nvcc"), "-arch=sm_75", "-I", conftest.TOP, "-cubin", "-o", str(tmp_path / "kernels.cubin"), str(source))
+    run(toolkit("nvcc"), "-arch=sm_75", "-I", conftest.TOP, "-cubin", "-o", str(tmp_path / "kernels.cubin"),
+        str(source))
 
 
 # --- gaia_device.cuh ---
@@ -129,7 +130,8 @@ def test_clang_takes_the_view_without_a_toolkit(tmp_path):
     with open(made) as file:
         text = file.read()
     # What the header promises: leaders by match, no CPU's atomics, 16 bytes a lane over the bus.
-    for instruction in ("match.any.sync.b64", "ld.relaxed.sys.v2.u64", "st.relaxed.sys.v2.u64", "atom.acquire.gpu.add.u64"):
+    for instruction in ("match.any.sync.b64", "ld.relaxed.sys.v2.u64", "st.relaxed.sys.v2.u64",
+                        "atom.acquire.gpu.add.u64"):
         assert instruction in text, instruction
     assert not re.search(r"\b(atom|red)\S*\.sys\b", text), "an atomic update of host memory"
     assembler = shutil.which("ptxas") or shutil.which("ptxas", path=TOOLKIT)
@@ -140,7 +142,8 @@ def test_clang_takes_the_view_without_a_toolkit(tmp_path):
 @pytest.mark.limit(200)
 def test_nvcc_takes_the_view(tmp_path):
     source = write_program(tmp_path, 'extern "C" __global__ void')
-    run(toolkit("nvcc"), "-std=c++17", "-arch=sm_75", "-I", conftest.TOP, "-c", "-o", str(tmp_path / "program.o"), source)
+    run(toolkit("nvcc"), "-std=c++17", "-arch=sm_75", "-I", conftest.TOP, "-c", "-o", str(tmp_path / "program.o"),
+        source)
 
 
 # --- rules of demand paging, broken on purpose ---
