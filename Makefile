@@ -46,6 +46,8 @@ LDFLAGS += -fsanitize=thread
 endif
 PKG_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(packages) 2>/dev/null)
 PKG_LIBS := $(shell $(PKG_CONFIG) --libs $(packages) 2>/dev/null)
+# Programs without a transport in them do without these.
+PKG_LIBS += -Wl,--as-needed $(shell $(PKG_CONFIG) --libs librdmacm libibverbs 2>/dev/null) -Wl,--no-as-needed
 CPPFLAGS += $(PKG_CFLAGS)
 
 # What goes where: gpu/home_*.c is the daemon's half of a device, gpu/cuda_*.c is gaiactl's as yet, the rest of gpu/ is

@@ -28,6 +28,7 @@
  *         LOCK_READAHEAD, LOCK_GROUP   of a map; of the fills that one waits for
  *         LOCK_HEALER, LOCK_FILLER     the queues of the cache's threads
  *         LOCK_IO, LOCK_URING, LOCK_URING_FILES, LOCK_POOL    the storage engine
+ *         LOCK_PULL, LOCK_TRANSPORT    reads from peers (io/)
  *         LOCK_SERVER, LOCK_TOKENS, LOCK_HANDLES, LOCK_VOLUMES, LOCK_PRUNER, LOCK_PEEK   of fs/
  *   LOCK_LOOP          which threads wait for requests, and which sleep (fs/loop.c)
  *   LOCK_NOTIFY        the gate of notifications: held over those to the kernel
