@@ -14,6 +14,7 @@
 #ifndef GAIAFS_IO_TRANSPORT_INTERNAL_H
 #define GAIAFS_IO_TRANSPORT_INTERNAL_H
 
+#include <stdatomic.h>
 #include <sys/queue.h>
 #include <sys/socket.h>
 
@@ -213,14 +214,15 @@ void queue_push(struct link_queue *queue, struct gaia_transfer *transfer);
 /* The oldest transfers have ended: all but the last well, the last with error. */
 void queue_completed(struct link_queue *queue, unsigned count, int error);
 
-/* NULL and zeros but in tests; set while no transport is open or no other thread is in one. */
+/* NULL and zeros but in tests. */
 struct transport_test {
-    void (*hello)(struct gaia_wire_hello *hello, size_t *length); /* changes what is sent */
-    bool unchecked; /* transfers go out as they are: region's key plus what follows, whatever their length */
-    uint64_t key, address;
-    bool deaf; /* the local carrier answers no transfers */
+    void (*_Atomic hello)(struct gaia_wire_hello *hello, size_t *length); /* changes what is sent */
+    _Atomic bool unchecked; /* transfers go out as they are, with key, and at address */
+    _Atomic uint64_t key, address;
+    _Atomic bool deaf; /* the local carrier answers no transfers */
 };
 extern struct transport_test transport_test;
+void transport_test_hello(struct gaia_wire_hello *hello, size_t *length);
 /* Send bytes as they are; push a queue into error. */
 int transport_test_send(struct gaia_link *link, const void *bytes, size_t length);
 int transport_test_break(struct gaia_link *link, unsigned queue);

@@ -108,8 +108,7 @@ static int local_connect(struct gaia_link *link, unsigned number, const char *pe
     }
     error = transport_watch(link->transport, fd, queue->id); /* link_end() cleans up from here on */
     link_hello(link, number, &hello);
-    if (transport_test.hello)
-        transport_test.hello(&hello, &length);
+    transport_test_hello(&hello, &length);
     return error ? error : datagram_send(fd, &hello, length, -1);
 }
 
@@ -435,6 +434,8 @@ static void read_queue(struct gaia_transport *transport, uint32_t id)
         n = datagram_receive(local->fd, bytes, &fd);
         if (n == -EAGAIN)
             return;
+        if (n <= 0 && queue->number && queue->link->queues[0].own) /* a BYE may be there */
+            read_queue(transport, queue->link->queues[0].id);
         if (n <= 0)
             link_end(queue->link, queue->up ? -EIO : -ECONNREFUSED, "%s has gone away%s%s", queue->link->peer,
                      n ? ": " : "", n ? strerror((int)-n) : "");

@@ -10,8 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RETRIES 7u /* of 7: of what the peer's NIC does not acknowledge; without end while it has no buffer \
-                    */
+#define RETRIES                                                                                 \
+    7u /* of 7: of what the peer's NIC does not acknowledge; without end while it has no buffer \
+        */
 #define ACK_TIMEOUT 17u     /* 4.096 us * 2^17: half a second each */
 #define REJECTED_BY_PEER 28 /* the peer's program has; else its kernel */
 
@@ -179,8 +180,7 @@ static int say_hello(struct link_queue *queue)
     size_t length = sizeof hello;
 
     link_hello(queue->link, queue->number, &hello);
-    if (transport_test.hello)
-        transport_test.hello(&hello, &length);
+    transport_test_hello(&hello, &length);
     struct rdma_conn_param param = {.private_data = &hello,
                                     .private_data_len = (uint8_t)length,
                                     .initiator_depth = (uint8_t)rdma->reads_out,
