@@ -211,7 +211,8 @@ void link_tick(struct gaia_link *link, uint64_t now_ns);
 void link_make_ready(struct gaia_link *link);
 
 void queue_push(struct link_queue *queue, struct gaia_transfer *transfer);
-/* The oldest transfers have ended: all but the last well, the last with error. */
+/* The oldest transfers have ended: all but the last well, the last with error. That the peer lives is not
+ * said by this: a NIC answers for a program that has stopped. */
 void queue_completed(struct link_queue *queue, unsigned count, int error);
 
 /* NULL and zeros but in tests. */

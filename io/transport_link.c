@@ -578,7 +578,6 @@ void queue_completed(struct link_queue *queue, unsigned count, int error)
 {
     struct gaia_link *link = queue->link;
 
-    link->heard_ns = transport_now_ns();
     for (; count; count--) {
         struct gaia_transfer *transfer = queue_pop(queue);
         uint32_t number = transfer->region;

@@ -384,6 +384,7 @@ static void take_done(struct link_queue *queue, const unsigned char *bytes, size
             memcpy((char *)t->memory->span.address + t->memory_offset, local->stage + t->stage, t->length);
         stage_give_back(&local->ring, t->stage, t->length);
     }
+    queue->link->heard_ns = transport_now_ns();
     queue_completed(queue, done.count, done.error);
 }
 

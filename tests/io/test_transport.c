@@ -355,7 +355,7 @@ static void test_close_under_way(void **state)
         assert_true(shots[i].error == 0 || shots[i].error == -ECANCELED);
         canceled += shots[i].error == -ECANCELED;
     }
-    assert_true(canceled > 0);
+    assert_true(canceled > 0 || carrier == GAIA_CARRIER_RDMA); /* a NIC goes on while the BYE is on its way */
     assert_int_equal(pair.client.closed, 0);
     await(&pair.server, &pair.server.closed, 1);
     assert_int_equal(pair.server.closed_error, 0);

@@ -417,16 +417,18 @@ static bool all_shots_done(void *context)
 static void break_one(bool at_server, unsigned queue)
 {
     struct pair pair;
-    uint8_t *remote = new_frames(MIB), *local = new_frames(MIB);
+    uint8_t *remote = new_frames(8 * MIB), *local = new_frames(8 * MIB);
     struct shot shots[8];
+    /* So much that a NIC is not done with it before the queue is broken. */
+    const size_t piece = carrier == GAIA_CARRIER_RDMA ? MIB : 64 * KIB;
 
     pair_open(&pair, 2, 8, TIMEOUT_MS);
-    fill(remote, MIB, 9);
-    struct gaia_memory *memory = new_memory(&pair.client, local, MIB);
-    uint32_t region = expose_to(&pair, 0, remote, MIB, false);
+    fill(remote, 8 * piece, 9);
+    struct gaia_memory *memory = new_memory(&pair.client, local, 8 * MIB);
+    uint32_t region = expose_to(&pair, 0, remote, 8 * MIB, false);
     transport_test.deaf = true; /* on the local carrier all are under way for certain */
     for (unsigned i = 0; i < 8; i++) {
-        shots[i] = new_shot(memory, i * 64 * KIB, region, i * 64 * KIB, 64 * KIB, false);
+        shots[i] = new_shot(memory, i * piece, region, i * piece, (uint32_t)piece, false);
         assert_int_equal(post_one(pair.link, queue, &shots[i]), 1);
     }
     assert_int_equal(transport_test_break(at_server ? pair.server.links[0] : pair.link, queue), 0);
@@ -444,10 +446,10 @@ static void break_one(bool at_server, unsigned queue)
         assert_true(shots[i].error == 0 || shots[i].error == -EIO);
         failed += shots[i].error != 0;
         if (!shots[i].error)
-            assert_true(matches(local + i * 64 * KIB, 64 * KIB, 9, i * 64 * KIB));
+            assert_true(matches(local + i * piece, piece, 9, i * piece));
     }
     print_message("%u of 8 reads failed: %s\n", failed, pair.client.closed_why);
-    assert_int_equal(failed, carrier == GAIA_CARRIER_LOCAL ? 8 : failed);
+    assert_true(failed > 0);
     transport_test.deaf = false;
     struct shot after = new_shot(memory, 0, region, 0, 4096, false);
     assert_int_equal(post_one(pair.link, 1 - queue, &after), -EIO);
@@ -456,15 +458,15 @@ static void break_one(bool at_server, unsigned queue)
     /* Another session of the same two does its work. */
     struct gaia_link *link = connect_to(&pair.client, &pair.server, 1, 8);
     await(&pair.server, &pair.server.arrived, 2);
-    region = expose_to(&pair, 1, remote, MIB, false);
+    region = expose_to(&pair, 1, remote, 8 * MIB, false);
     struct shot again = new_shot(memory, 0, region, 4096, 4096, false);
     assert_int_equal(shoot(&pair.client, link, &again), 0);
     assert_true(matches(local, 4096, 9, 4096));
     gaia_link_close(link);
     gaia_memory_release(memory);
     pair_close(&pair);
-    munmap(remote, MIB);
-    munmap(local, MIB);
+    munmap(remote, 8 * MIB);
+    munmap(local, 8 * MIB);
 }
 
 static void test_broken_here(void **state)
@@ -497,29 +499,32 @@ enum { FRAMES = 1 << 20 };
 
 struct child {
     pid_t pid;
-    struct side *client; /* the address only */
     struct shared {
         char address[128];
+        unsigned timeout_ms;
         _Atomic bool ready, deaf;
     } * shared;
 };
 
 /* Listens, and exposes its frames to whoever comes; until it is killed. */
-static void child_main(struct shared *shared, unsigned timeout_ms)
+static void child_main(int shared_fd)
 {
     static struct side side;
     struct gaia_transport_config config;
-    unsigned exposed = 0;
+    struct shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, shared_fd, 0);
     uint8_t *frames = new_frames(FRAMES);
+    unsigned exposed = 0;
     uint32_t region;
 
     alarm(TIME_LIMIT_S);
     fill(frames, FRAMES, 10);
     side_init(&side, true);
     memcpy(side.address, shared->address, sizeof side.address);
-    config = side_config(&side, true, timeout_ms);
-    if (gaia_transport_open(&config, &side.transport))
+    config = side_config(&side, true, shared->timeout_ms);
+    if (gaia_transport_open(&config, &side.transport)) {
+        print_error("child: %s\n", gaia_transport_why());
         _exit(3);
+    }
     shared->ready = true;
     for (;;) {
         gaia_transport_poll(side.transport, 50);
@@ -529,18 +534,29 @@ static void child_main(struct shared *shared, unsigned timeout_ms)
     }
 }
 
+/* The same program anew: the kernel lets no child use a device that its parent has opened. */
 static void child_start(struct child *child, unsigned timeout_ms)
 {
     const struct timespec nap = {.tv_nsec = 5000000};
+    int fd = memfd_create("shared", 0);
+    char number[16];
 
-    child->shared =
-        mmap(NULL, sizeof *child->shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, sizeof *child->shared), 0);
+    child->shared = mmap(NULL, sizeof *child->shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     assert_ptr_not_equal(child->shared, MAP_FAILED);
     new_address(child->shared->address, true);
+    child->shared->timeout_ms = timeout_ms;
+    snprintf(number, sizeof number, "%d", fd);
     child->pid = fork();
     assert_true(child->pid >= 0);
+    if (!child->pid && carrier == GAIA_CARRIER_RDMA)
+        execl("/proc/self/exe", "child", "--carrier", "rdma", here, there, "--child", number, NULL);
+    else if (!child->pid)
+        execl("/proc/self/exe", "child", "--child", number, NULL);
     if (!child->pid)
-        child_main(child->shared, timeout_ms);
+        _exit(4);
+    close(fd);
     while (!child->shared->ready) {
         assert_int_equal(waitpid(child->pid, NULL, WNOHANG), 0);
         nanosleep(&nap, NULL);
@@ -812,25 +828,12 @@ static void test_device_without_address(void **state)
     assert_int_equal(open_at("0.0.0.0:0", true, carrier), -EADDRNOTAVAIL);
 }
 
-static void limit_locked(bool limited, rlim_t bytes)
+/* In a process of its own: the kernel lets nobody use a device whose rights have changed since it was opened.
+ */
+static void limited(void **state)
 {
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2];
-    struct rlimit limit;
-
-    assert_int_equal(syscall(SYS_capget, &head, data), 0);
-    if (limited)
-        data[0].effective &= ~(1u << CAP_IPC_LOCK);
-    else
-        data[0].effective |= data[0].permitted & 1u << CAP_IPC_LOCK;
-    assert_int_equal(syscall(SYS_capset, &head, data), 0);
-    assert_int_equal(getrlimit(RLIMIT_MEMLOCK, &limit), 0);
-    limit.rlim_cur = limited ? bytes : limit.rlim_max;
-    assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
-}
-
-static void test_memlock(void **state)
-{
     struct pair pair;
     const size_t length = 32 * MIB;
     uint8_t *frames = new_frames(length);
@@ -839,24 +842,42 @@ static void test_memlock(void **state)
     uint32_t region;
 
     (void)state;
-    if (carrier != GAIA_CARRIER_RDMA)
-        skip(); /* nothing is locked */
+    assert_int_equal(syscall(SYS_capget, &head, data), 0);
+    data[0].effective &= ~(1u << CAP_IPC_LOCK);
+    assert_int_equal(syscall(SYS_capset, &head, data), 0);
+    assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){8 * MIB, 8 * MIB}), 0);
     pair_open(&pair, 1, 4, TIMEOUT_MS);
-    limit_locked(true, 4 * MIB);
     assert_int_equal(gaia_memory_register(pair.client.transport, &span, &memory), -ENOMEM);
     print_message("%s\n", gaia_transport_why());
-    assert_non_null(strstr(gaia_transport_why(), "RLIMIT_MEMLOCK"));
+    assert_non_null(strstr(gaia_transport_why(), "RLIMIT_MEMLOCK allows 8388608 bytes"));
     assert_int_equal(gaia_link_expose(pair.server.links[0], &span, false, &region), -ENOMEM);
     assert_non_null(strstr(gaia_transport_why(), "RLIMIT_MEMLOCK"));
-    limit_locked(false, 0);
     /* The link has not noticed. */
     memory = new_memory(&pair.client, frames, MIB);
     region = expose_to(&pair, 0, frames + MIB, MIB, false);
     struct shot shot = new_shot(memory, 0, region, 0, 4096, false);
     assert_int_equal(shoot(&pair.client, pair.link, &shot), 0);
+    gaia_link_close(pair.link);
     gaia_memory_release(memory);
     pair_close(&pair);
     munmap(frames, length);
+}
+
+static void test_memlock(void **state)
+{
+    int status;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_RDMA)
+        skip(); /* nothing is locked */
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (!pid) {
+        execl("/proc/self/exe", "limited", "--carrier", "rdma", here, there, "--limited", NULL);
+        _exit(4);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
 }
 
 /* Another device's memory, where the carrier takes none. */
@@ -943,6 +964,12 @@ int main(int argc, char **argv)
         CASE(test_silent_crowd),
     };
 
+    const struct CMUnitTest alone[] = {CASE(limited)};
+
     take_arguments(argc, argv);
+    if (argc > 2 && !strcmp(argv[argc - 2], "--child"))
+        child_main(atoi(argv[argc - 1]));
+    if (!strcmp(argv[argc - 1], "--limited"))
+        return cmocka_run_group_tests_name("with little memory to lock", alone, NULL, NULL);
     return cmocka_run_group_tests_name("transport, bad input and faults", tests, NULL, NULL);
 }

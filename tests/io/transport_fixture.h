@@ -342,9 +342,12 @@ static inline uint32_t expose_to(struct pair *pair, unsigned link, void *bytes, 
 {
     uint32_t region = 0;
     unsigned before = pair->client.exposed;
+    int error;
 
-    must(gaia_link_expose(pair->server.links[link], &(struct gaia_span){bytes, length, -1}, writable,
-                          &region));
+    while ((error = gaia_link_expose(pair->server.links[link], &(struct gaia_span){bytes, length, -1},
+                                     writable, &region)) == -EAGAIN)
+        gaia_transport_poll(pair->client.transport, 10); /* what gives credits back */
+    must(error);
     await(&pair->client, &pair->client.exposed, before + 1);
     assert_int_equal(pair->client.region, region);
     assert_int_equal(pair->client.region_length, length);
@@ -470,11 +473,11 @@ static inline void take_arguments(int argc, char **argv)
     const char *wanted = getenv("GAIA_TEST_SEED");
     struct timespec now;
 
-    if (argc == 5 && !strcmp(argv[1], "--carrier") && !strcmp(argv[2], "rdma")) {
+    if (argc >= 5 && !strcmp(argv[1], "--carrier") && !strcmp(argv[2], "rdma")) {
         carrier = GAIA_CARRIER_RDMA;
         here = argv[3];
         there = argv[4];
-    } else if (argc != 1) {
+    } else if (argc != 1 && strcmp(argv[1], "--child") != 0) {
         fprintf(stderr, "usage: %s [--carrier rdma HERE THERE]\n", argv[0]);
         exit(2);
     }
