@@ -107,16 +107,16 @@ struct side {
     _Atomic bool stop;
     pthread_mutex_t lock; /* guards what follows */
     struct gaia_link *links[LINKS];
-    unsigned arrived;
-    int refuse_with;
-    unsigned messages;
+    _Atomic unsigned arrived;
+    _Atomic int refuse_with;
+    _Atomic unsigned messages;
     size_t message_length; /* of the last */
     uint8_t message[GAIA_LINK_MESSAGE_MAX];
-    bool echo;
-    unsigned exposed, dropped, concealed;
+    _Atomic bool echo;
+    _Atomic unsigned exposed, dropped, concealed;
     uint32_t region; /* the last exposed */
     uint64_t region_length;
-    unsigned closed;
+    _Atomic unsigned closed; /* counters rise last */
     int closed_error;
     char closed_why[WHY_MAX];
 };
@@ -140,9 +140,9 @@ static void side_message(void *context, struct gaia_link *link, const void *byte
     struct side *side = context;
 
     pthread_mutex_lock(&side->lock);
-    side->messages++;
     side->message_length = length;
     memcpy(side->message, bytes, length);
+    side->messages++;
     bool echo = side->echo;
     pthread_mutex_unlock(&side->lock);
     if (echo)
@@ -155,9 +155,9 @@ static void side_exposed(void *context, struct gaia_link *link, uint32_t region,
 
     (void)link;
     pthread_mutex_lock(&side->lock);
-    side->exposed++;
     side->region = region;
     side->region_length = length;
+    side->exposed++;
     pthread_mutex_unlock(&side->lock);
 }
 
@@ -189,9 +189,9 @@ static void side_closed(void *context, struct gaia_link *link, int error)
 
     (void)link;
     pthread_mutex_lock(&side->lock);
-    side->closed++;
     side->closed_error = error;
     snprintf(side->closed_why, sizeof side->closed_why, "%s", gaia_transport_why());
+    side->closed++;
     pthread_mutex_unlock(&side->lock);
 }
 
@@ -280,7 +280,8 @@ struct pair {
 /* Wait for a counter of a side, whoever polls it. */
 struct wish {
     struct side *side;
-    unsigned *counter, least;
+    _Atomic unsigned *counter;
+    unsigned least;
 };
 
 static bool is_granted(void *context)
@@ -293,14 +294,14 @@ static bool is_granted(void *context)
     return granted;
 }
 
-static inline bool await_ms(struct side *side, unsigned *counter, unsigned least, unsigned limit_ms)
+static inline bool await_ms(struct side *side, _Atomic unsigned *counter, unsigned least, unsigned limit_ms)
 {
     struct wish wish = {side, counter, least};
 
     return gaia_transport_wait(side->transport, is_granted, &wish, limit_ms);
 }
 
-static inline void await(struct side *side, unsigned *counter, unsigned least)
+static inline void await(struct side *side, _Atomic unsigned *counter, unsigned least)
 {
     assert_true(await_ms(side, counter, least, TIME_LIMIT_S * 1000));
 }
