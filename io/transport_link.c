@@ -74,17 +74,22 @@ struct gaia_link *link_new(struct gaia_transport *transport, bool connected_here
     return link;
 }
 
-void link_free(struct gaia_link *link)
+static void forget_events(struct gaia_link *link)
 {
     struct link_event *event;
 
-    assert(link->state == LINK_ENDED && !link->done);
     link->end_unsaid = false;
     while ((event = STAILQ_FIRST(&link->events))) {
         STAILQ_REMOVE_HEAD(&link->events, entry);
         free(event);
     }
     link_make_ready(link);
+}
+
+void link_free(struct gaia_link *link)
+{
+    assert(link->state == LINK_ENDED && !link->done);
+    forget_events(link);
     LIST_REMOVE(link, entry);
     link->transport->link_count--;
     free(link->regions);
@@ -164,12 +169,16 @@ static void close_with(struct gaia_link *link, int error)
         end_with(link, -ECANCELED, -ECANCELED);
     done = link->done;
     link->done = NULL;
-    link_free(link);
+    forget_events(link);
+    link->held = true; /* the callbacks may try to post */
     pthread_mutex_unlock(&transport->lock);
     for (; done; done = next) {
         next = done->next;
         done->done(done, done->error);
     }
+    pthread_mutex_lock(&transport->lock);
+    link_free(link);
+    pthread_mutex_unlock(&transport->lock);
 }
 
 void gaia_link_close(struct gaia_link *link)
