@@ -18,14 +18,15 @@
 struct transport_test transport_test;
 static _Thread_local char why[WHY_MAX] = "no error";
 
-int transport_say(int error, const char *format, ...)
+void transport_note(const char *format, ...)
 {
+    char said[WHY_MAX];
     va_list arguments;
 
     va_start(arguments, format);
-    vsnprintf(why, sizeof why, format, arguments);
+    vsnprintf(said, sizeof said, format, arguments);
+    memcpy(why, said, sizeof why); /* what was said before may be among the arguments */
     va_end(arguments);
-    return error;
 }
 
 const char *gaia_transport_why(void)
@@ -148,12 +149,19 @@ int gaia_transport_open(const struct gaia_transport_config *config, struct gaia_
 
 void gaia_transport_close(struct gaia_transport *transport)
 {
+    struct gaia_link *link, *next_link;
+    struct gaia_memory *memory, *next_memory;
+
     if (!transport)
         return;
-    while (!LIST_EMPTY(&transport->links))
-        gaia_link_close(LIST_FIRST(&transport->links));
-    while (!LIST_EMPTY(&transport->memories))
-        gaia_memory_release(LIST_FIRST(&transport->memories));
+    for (link = LIST_FIRST(&transport->links); link; link = next_link) {
+        next_link = LIST_NEXT(link, entry);
+        gaia_link_close(link);
+    }
+    for (memory = LIST_FIRST(&transport->memories); memory; memory = next_memory) {
+        next_memory = LIST_NEXT(memory, entry);
+        gaia_memory_release(memory);
+    }
     transport->carrier->close(transport);
     free_transport(transport);
 }

@@ -172,8 +172,14 @@ struct gaia_transport {
 #define QUEUE_EVENTS (UINT64_MAX - 2)
 
 uint64_t transport_now_ns(void);
-/* Sets the sentence of gaia_transport_why(); returns error. */
-int transport_say(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Sets the sentence of gaia_transport_why(); its value is error. */
+#define transport_say(error, ...)     \
+    ({                                \
+        int transport_said = (error); \
+        transport_note(__VA_ARGS__);  \
+        transport_said;               \
+    })
+void transport_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int transport_watch(struct gaia_transport *transport, int fd, uint64_t id);
 
 /* A queue by a number that is not used again soon: what the carrier still has of a queue that is gone finds
@@ -203,9 +209,9 @@ void link_queue_up(struct link_queue *queue);
 void link_received(struct gaia_link *link, const void *bytes, size_t length);
 /* Send a message of the protocol's own, or the caller's. */
 int link_say(struct gaia_link *link, enum gaia_wire_op op, const void *body, size_t length);
-/* End it, if it has not ended yet. */
-void link_end(struct gaia_link *link, int error, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+/* End it, if it has not ended yet; what follows error says why, as printf() has it. */
+#define link_end(link, error, ...) link_end_so((link), transport_say(error, __VA_ARGS__))
+void link_end_so(struct gaia_link *link, int error);
 void link_tick(struct gaia_link *link, uint64_t now_ns);
 /* Keep it in the list of those with something to deliver, or take it out. */
 void link_make_ready(struct gaia_link *link);

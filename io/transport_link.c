@@ -3,7 +3,6 @@
 #include "io/transport_internal.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -133,15 +132,11 @@ static void end_with(struct gaia_link *link, int error, int transfer_error)
     link_make_ready(link);
 }
 
-void link_end(struct gaia_link *link, int error, const char *format, ...)
+void link_end_so(struct gaia_link *link, int error)
 {
-    va_list arguments;
-
     if (link->state == LINK_ENDED)
         return;
-    va_start(arguments, format);
-    vsnprintf(link->why, sizeof link->why, format, arguments);
-    va_end(arguments);
+    snprintf(link->why, sizeof link->why, "%s", gaia_transport_why());
     end_with(link, error, -EIO);
 }
 

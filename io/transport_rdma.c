@@ -27,7 +27,7 @@ static int cannot_register(int error, size_t length)
     struct rlimit limit;
 
     if (error != ENOMEM || getrlimit(RLIMIT_MEMLOCK, &limit))
-        return transport_say(-error, "registering %zu bytes: %s", length, strerror(error));
+        return transport_say(error ? -error : -EIO, "registering %zu bytes: %s", length, strerror(error));
     if (limit.rlim_cur == RLIM_INFINITY)
         return transport_say(-ENOMEM, "registering %zu bytes: no memory (RLIMIT_MEMLOCK is unlimited)",
                              length);
