@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all check check-long posix helgrind model soak life mutants bench install format lint clean. Variables: CC, DEBUG=1 (checks the
+# GNU make. Targets: all check check-long posix helgrind model soak life mutants bench bench-rdma install format lint clean. Variables: CC, DEBUG=1 (checks the
 # order of locks, as the sanitizer builds do), SANITIZE=address|thread, HELGRIND=1 (for `make helgrind`), BREAK=<rule> (a build
 # with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
@@ -68,9 +68,9 @@ examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/*/*.c))
 
 # The same programs with every call that can fail led through a table of the tests (tests/faults/table.c).
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
-wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
+wrapped := $(shell sed -n 's/^\(ROW\|REPLY\|PEER\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
 
-.PHONY: all check check-long posix helgrind model soak life mutants bench install format lint clean tests tools benches examples
+.PHONY: all check check-long posix helgrind model soak life mutants bench bench-rdma install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(tools) $(vm) $(standins) $(faults)
 tools: $(tools) $(vm) $(standins)
@@ -111,6 +111,9 @@ $(BUILD)/%.o: %.c
 # Unit tests and benchmarks of the home's parts.
 $(tests): $(BUILD)/%: $(BUILD)/%.o $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(shell $(PKG_CONFIG) --libs cmocka)
+# This one walks through the calls of the transport that can fail.
+$(BUILD)/tests/io/test_transport_calls: LDFLAGS += $(wrapped)
+$(BUILD)/tests/io/test_transport_calls: $(call obj,tests/faults/table.c)
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
 # Loaded into a program with LD_PRELOAD.
@@ -163,6 +166,9 @@ mutants: tests
 
 bench: benches
 	python3 -B tests/bench/bench.py --build $(BUILD) --bin $(BIN)
+# Over Soft-RoCE in a virtual machine, against perftest.
+bench-rdma: all tools
+	python3 -B tests/vm/rdma.py --bench
 
 install: all
 	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include

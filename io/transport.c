@@ -18,14 +18,20 @@
 struct transport_test transport_test;
 static _Thread_local char why[WHY_MAX] = "no error";
 
-void transport_note(const char *format, ...)
+static __attribute__((format(printf, 1, 0))) void note(const char *format, va_list arguments)
 {
     char said[WHY_MAX];
+
+    vsnprintf(said, sizeof said, format, arguments);
+    memcpy(why, said, sizeof why); /* what was said before may be among the arguments */
+}
+
+void transport_note(const char *format, ...)
+{
     va_list arguments;
 
     va_start(arguments, format);
-    vsnprintf(said, sizeof said, format, arguments);
-    memcpy(why, said, sizeof why); /* what was said before may be among the arguments */
+    note(format, arguments);
     va_end(arguments);
 }
 

@@ -35,30 +35,20 @@ static int cannot_register(int error, size_t length)
                          (unsigned long long)limit.rlim_cur);
 }
 
-static int register_span(struct ibv_pd *pd, const struct gaia_span *span, int access, struct ibv_mr **mr_out)
+static struct ibv_mr *register_span(struct ibv_pd *pd, const struct gaia_span *span, int access)
 {
-    struct ibv_mr *mr;
-
     if (span->dmabuf < 0)
-        mr = ibv_reg_mr(pd, span->address, span->length, access);
-    else
-        mr = ibv_reg_dmabuf_mr(pd, (uintptr_t)span->address, span->length, (uintptr_t)span->address,
-                               span->dmabuf, access);
-    if (!mr)
-        return cannot_register(errno, span->length);
-    *mr_out = mr;
-    return 0;
+        return ibv_reg_mr(pd, span->address, span->length, access);
+    return ibv_reg_dmabuf_mr(pd, (uintptr_t)span->address, span->length, (uintptr_t)span->address,
+                             span->dmabuf, access);
 }
 
 static int rdma_remember(struct gaia_memory *memory)
 {
     struct rdma *rdma = memory->transport->own;
-    struct ibv_mr *mr;
-    int error = register_span(rdma->pd, &memory->span, IBV_ACCESS_LOCAL_WRITE, &mr);
 
-    if (!error)
-        memory->own = mr;
-    return error;
+    memory->own = register_span(rdma->pd, &memory->span, IBV_ACCESS_LOCAL_WRITE);
+    return memory->own ? 0 : cannot_register(errno, memory->span.length);
 }
 
 static void rdma_forget(struct gaia_memory *memory)
@@ -70,13 +60,13 @@ static int rdma_expose(struct gaia_link *link, const struct gaia_span *span, str
 {
     struct rdma_link *own = link->own;
     struct ibv_mr *mr;
-    int access = IBV_ACCESS_REMOTE_READ, error;
+    int access = IBV_ACCESS_REMOTE_READ;
 
     if (region->writable)
         access |= IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-    error = register_span(own->pd, span, access, &mr);
-    if (error)
-        return error;
+    mr = register_span(own->pd, span, access);
+    if (!mr)
+        return cannot_register(errno, span->length);
     region->own = mr;
     region->address = (uintptr_t)span->address;
     region->key = mr->rkey;
@@ -113,8 +103,12 @@ int rdma_link_make(struct gaia_link *link)
         return transport_say(-ENOMEM, "no memory for buffers");
     memset(buffers, 0, length);
     own->buffers = buffers;
-    return register_span(own->pd, &(struct gaia_span){buffers, length, -1}, IBV_ACCESS_LOCAL_WRITE,
-                         &own->buffers_mr);
+    own->buffers_mr =
+        register_span(own->pd, &(struct gaia_span){buffers, length, -1}, IBV_ACCESS_LOCAL_WRITE);
+    if (!own->buffers_mr)
+        return cannot_register(errno, length);
+    own->buffers_lkey = own->buffers_mr->lkey;
+    return 0;
 }
 
 static int post_receive(struct link_queue *queue, uint32_t index)
@@ -123,7 +117,7 @@ static int post_receive(struct link_queue *queue, uint32_t index)
     struct rdma_link *link = queue->link->own;
     struct ibv_sge piece = {.addr = (uintptr_t)link->buffers + (size_t)index * GAIA_WIRE_MAX,
                             .length = GAIA_WIRE_MAX,
-                            .lkey = link->buffers_mr->lkey};
+                            .lkey = link->buffers_lkey};
     struct ibv_recv_wr request = {.wr_id = (uint64_t)queue->id << 32 | RDMA_RECEIVE | index,
                                   .sg_list = &piece,
                                   .num_sge = queue->number ? 0 : 1},
@@ -316,7 +310,7 @@ static int rdma_send(struct gaia_link *link, const void *bytes, size_t length)
         buffer = ours->buffers + (size_t)(RDMA_BUFFERS + ours->sent % RDMA_BUFFERS) * GAIA_WIRE_MAX;
         memcpy(buffer, bytes, length);
         piece.addr = (uintptr_t)buffer;
-        piece.lkey = ours->buffers_mr->lkey;
+        piece.lkey = ours->buffers_lkey;
     }
     request.wr_id = next_request(queue, false);
     int error = ibv_post_send(own->qp, &request, &bad);

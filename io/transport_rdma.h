@@ -30,6 +30,7 @@ struct rdma_link {
     struct ibv_pd *pd;      /* accepted side: the session's own */
     unsigned char *buffers; /* RDMA_BUFFERS to receive into, and as many to send from */
     struct ibv_mr *buffers_mr;
+    uint32_t buffers_lkey;
     uint32_t sent, sent_done; /* messages */
 };
 

@@ -58,8 +58,12 @@ int datagram_send(int fd, const void *bytes, size_t length, int fd_to_send)
     do
         n = sendmsg(fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (n < 0 && errno == EINTR);
-    if (n == (ssize_t)length || (n < 0 && (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)))
+    if (n == (ssize_t)length)
         return 0;
+    if (n < 0 && (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)) {
+        shutdown(fd, SHUT_WR); /* nothing may follow what is lost */
+        return 0;
+    }
     if (n >= 0)
         return transport_say(-EIO, "sendmsg: %zd of %zu bytes", n, length);
     return transport_say(errno == EWOULDBLOCK || errno == ENOBUFS ? -EAGAIN : -errno, "sendmsg: %s",

@@ -25,7 +25,7 @@ sys.path.append(os.path.join(image.TOP, "tests", "bench"))
 import bench  # noqa: E402
 
 HERE, THERE = "10.0.0.1", "10.0.1.1"
-TESTS = ("test_transport", "test_transport_faults", "test_pull")
+TESTS = ("test_transport", "test_transport_faults", "test_transport_calls", "test_pull")
 MODULES = ["crc32_generic", "rdma_rxe", "rdma_ucm", "ib_uverbs", "veth"]  # crc32_generic: rxe asks for it by an alias
 PROVIDER = "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so"
 LIMIT_S = 240
