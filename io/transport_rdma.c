@@ -342,6 +342,8 @@ static void take_receive(struct link_queue *queue, const struct ibv_wc *wc)
     for (unsigned i = 0; link->state == LINK_CONNECTING && i < link->options.queues; i++)
         if (link->queues[i].own)
             link_queue_up(&link->queues[i]);
+    if (queue_find(link->transport, id) != queue) /* it has ended over that, and its buffers are gone */
+        return;
     link_received(link, own->buffers + (size_t)index * GAIA_WIRE_MAX, wc->byte_len);
     if (queue_find(link->transport, id) != queue)
         return;

@@ -250,10 +250,12 @@ static void test_calls(void **state)
                 landed += walk(row, error, true);
         }
         alarm(0);
+        if (landed)
+            print_message("%s %u ", rows[i].name, landed);
         rows_landed += landed > 0;
         faults += landed;
     }
-    print_message("%u faults of %u rows\n", faults, rows_landed);
+    print_message("\n%u faults of %u rows\n", faults, rows_landed);
     assert_true(exercise()); /* nothing is left of it */
     assert_in_range(rows_landed, carrier == GAIA_CARRIER_LOCAL ? 20 : 25, sizeof rows / sizeof *rows);
     munmap(remote, 64 * KIB);
