@@ -2,6 +2,7 @@
 /* What the batch reader (io/pull.h) moves, and how long one read takes: two processes, over either carrier.
  *
  * tool_pull CARRIER HERE THERE PAGE COUNT QUEUES DEPTH SPIN_US   one after another when QUEUES x DEPTH is 1
+ * With a PAGE of 0: COUNT messages, DEPTH at a time, which the other sends back.
  * The first process starts the second, which serves 4 MiB of frames; every page that was read is looked at
  * afterwards. Prints one line of JSON. */
 #include <errno.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -64,6 +66,16 @@ static int arrived(void *context, struct gaia_link *link, const char *peer)
     return gaia_link_expose(link, &(struct gaia_span){served, AREA, -1}, false, &region);
 }
 
+static unsigned answers;
+
+/* The one that serves sends it back; the one that reads counts. */
+static void message(void *context, struct gaia_link *link, const void *bytes, size_t length)
+{
+    if (context && gaia_link_send(link, bytes, length))
+        fail("an answer");
+    answers++;
+}
+
 static void closed(void *context, struct gaia_link *link, int error)
 {
     (void)context;
@@ -80,7 +92,8 @@ static int serve(struct gaia_transport_config *config, int ready)
     for (size_t i = 0; i < AREA; i += 8)
         *(uint64_t *)(served + i) = word_at(i);
     config->listen = true;
-    config->calls = (struct gaia_transport_calls){.arrived = arrived, .closed = closed};
+    config->calls = (struct gaia_transport_calls){.arrived = arrived, .message = message, .closed = closed};
+    config->context = &served;
     if (gaia_transport_open(config, &transport))
         fail("serve");
     if (write(ready, "x", 1) != 1)
@@ -168,6 +181,26 @@ static void one_by_one(struct gaia_pull *pull, struct gaia_memory *memory, uint3
             fail("a read");
 }
 
+static bool all_answered(void *context)
+{
+    return answers == *(unsigned *)context;
+}
+
+static void talk(struct gaia_transport *transport, struct gaia_link *link, unsigned count, unsigned depth)
+{
+    char bytes[128] = "a question of the usual length";
+    double began = now_s();
+
+    for (unsigned sent = 0; sent < count;) {
+        for (unsigned i = 0; i < depth && sent < count; i++, sent++)
+            if (gaia_link_send(link, bytes, sizeof bytes))
+                fail("a question");
+        gaia_transport_wait(transport, all_answered, &sent, 60000);
+    }
+    double took = now_s() - began;
+    printf("{\"messages\": %u, \"depth\": %u, \"us_each\": %.2f}\n", count, depth, took / count * 1e6);
+}
+
 static void check(const unsigned char *area, size_t bytes)
 {
     for (size_t i = 0; i < AREA && i < bytes; i += 8)
@@ -202,19 +235,23 @@ static void read_all(struct gaia_transport_config *config, const char *peer, uin
     unsigned char *area = frames();
 
     config->calls.exposed = exposed;
+    config->calls.message = message;
     memset(area, 0, AREA);
     if (gaia_transport_open(config, &transport) || gaia_link_connect(transport, peer, options, &link) ||
         gaia_memory_register(transport, &(struct gaia_span){area, AREA, -1}, &memory) ||
         gaia_pull_open(transport, link, &pull) || !gaia_transport_wait(transport, is_known, NULL, 10000))
         fail("connect");
     double began = now_s();
-    if (options->queues * options->depth == 1)
+    if (!page)
+        talk(transport, link, count, options->depth);
+    else if (options->queues * options->depth == 1)
         one_by_one(pull, memory, page, count);
     else
         stream(transport, pull, memory, page, count, options->queues * options->depth);
     double took = now_s() - began;
     check(area, (size_t)page * count);
-    report(pull, page, count, took);
+    if (page)
+        report(pull, page, count, took);
     gaia_link_close(link);
     gaia_pull_close(pull);
     gaia_memory_release(memory);
@@ -243,5 +280,13 @@ int main(int argc, char **argv)
     config.address = argv[2];
     read_all(&config, argv[3], (uint32_t)atoi(argv[4]), (unsigned)atoi(argv[5]),
              &(struct gaia_link_options){(unsigned)atoi(argv[6]), (unsigned)atoi(argv[7])});
-    return waitpid(pid, &status, 0) == pid && !status ? 0 : 1;
+    if (waitpid(pid, &status, 0) != pid || status)
+        return 1;
+    struct rusage server;
+    getrusage(RUSAGE_CHILDREN, &server);
+    fprintf(stderr, "the one that serves: %.2f us of processor time for each\n",
+            ((double)(server.ru_utime.tv_sec + server.ru_stime.tv_sec) * 1e6 +
+             (double)(server.ru_utime.tv_usec + server.ru_stime.tv_usec)) /
+                atof(argv[5]));
+    return 0;
 }
