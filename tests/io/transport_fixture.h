@@ -33,6 +33,7 @@
 #define TIME_LIMIT_S 60
 #define TIMEOUT_MS 3000u /* of transports, where no test waits for it */
 #define SHORT_MS 1000u   /* where one does */
+#define SLACK_MS 4000u   /* more, on a machine under load or under emulation */
 #define KIB ((size_t)1024)
 #define MIB ((size_t)1024 * 1024)
 #define LINKS 64
@@ -405,6 +406,17 @@ static inline int shoot(struct side *side, struct gaia_link *link, struct shot *
     assert_true(gaia_transport_wait(side->transport, shot_is_done, shot, TIME_LIMIT_S * 1000));
     assert_int_equal(shot->calls, 1);
     return shot->error;
+}
+
+/* Of eight of them. */
+static inline bool all_shots_done(void *context)
+{
+    struct shot *shots = context;
+
+    for (unsigned i = 0; i < 8; i++)
+        if (!shots[i].calls)
+            return false;
+    return true;
 }
 
 /* ---- begin and end ---- */
