@@ -159,7 +159,7 @@ static void await_pages(struct pulling *p, unsigned count)
  * way. */
 static void more_than_fits(unsigned queues, unsigned depth)
 {
-    struct pulling p;
+    static struct pulling p;
     struct gaia_pull_stat s;
 
     pulling_open(&p, queues, depth, TIMEOUT_MS);
@@ -206,7 +206,7 @@ static void test_more_than_fits(void **state)
 /* Bad reads among good ones fail alone. */
 static void test_bad_among_good(void **state)
 {
-    struct pulling p;
+    static struct pulling p;
     struct gaia_pull_stat s;
 
     (void)state;
@@ -237,7 +237,7 @@ static void test_bad_among_good(void **state)
 /* The link ends with reads under way and reads that wait: all end, once. */
 static void test_link_ends(void **state)
 {
-    struct pulling p;
+    static struct pulling p;
     unsigned failed = 0;
 
     (void)state;
@@ -297,7 +297,7 @@ static void *touch(void *argument)
 
 static void test_faults_of_threads(void **state)
 {
-    struct pulling p;
+    static struct pulling p;
     struct toucher touchers[TOUCHERS];
     pthread_t threads[TOUCHERS];
     struct gaia_pull_stat s;

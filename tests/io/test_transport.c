@@ -7,7 +7,7 @@
 
 static void test_messages(void **state)
 {
-    struct pair pair;
+    static struct pair pair;
     uint8_t bytes[GAIA_LINK_MESSAGE_MAX];
     uint64_t random = seed;
 
@@ -32,7 +32,7 @@ static void test_messages(void **state)
 /* More than the peer has taken: EAGAIN, and it goes on when it has. Its thread must not run meanwhile. */
 static void test_credits(void **state)
 {
-    struct pair pair;
+    static struct pair pair;
     uint8_t bytes[2000];
     unsigned sent = 0;
     int error;
@@ -192,7 +192,7 @@ static void test_transfers_many_queues(void **state)
 /* The longest ones, more than the local carrier's stage takes at a time. */
 static void test_longest(void **state)
 {
-    struct pair pair;
+    static struct pair pair;
     const size_t length = GAIA_LINK_TRANSFER_MAX;
     uint8_t *remote = new_frames(length), *local = new_frames(3 * length);
     struct shot shots[3];
@@ -228,7 +228,7 @@ static void test_longest(void **state)
  */
 static void test_drop(void **state)
 {
-    struct pair pair;
+    static struct pair pair;
     uint8_t *remote = new_frames(64 * KIB), *local = new_frames(64 * KIB);
     struct shot shots[8], late;
 
@@ -267,7 +267,7 @@ static void test_drop(void **state)
 static void test_many_regions(void **state)
 {
     enum { REGIONS = 100 };
-    struct pair pair;
+    static struct pair pair;
     uint8_t *remote = new_frames(REGIONS * 4 * KIB), *local = new_frames(4 * KIB);
     uint32_t regions[REGIONS];
 
@@ -303,7 +303,7 @@ static void test_many_regions(void **state)
 static void test_many_links(void **state)
 {
     enum { MANY = 12 };
-    struct pair pair;
+    static struct pair pair;
     struct gaia_link *links[MANY];
     uint8_t *remote = new_frames(MANY * 4 * KIB), *local = new_frames(4 * KIB);
 
@@ -336,7 +336,7 @@ static void test_many_links(void **state)
 /* Transfers under way when their link is closed end once, with ECANCELED or well. */
 static void test_close_under_way(void **state)
 {
-    struct pair pair;
+    static struct pair pair;
     uint8_t *remote = new_frames(MIB), *local = new_frames(MIB);
     struct shot shots[16];
 
@@ -367,7 +367,7 @@ static void test_close_under_way(void **state)
 
 static void test_refused(void **state)
 {
-    struct pair pair;
+    static struct pair pair;
     struct gaia_link_options options = {.queues = 1, .depth = 1};
     struct gaia_link *link = NULL;
 
@@ -389,7 +389,7 @@ static void test_refused(void **state)
 /* A link that is idle for longer than its timeout lives: both say that they do. */
 static void test_idle(void **state)
 {
-    struct pair pair;
+    static struct pair pair;
     const struct timespec nap = {.tv_nsec = 20000000};
     uint64_t until;
 
@@ -441,7 +441,7 @@ static void *hammer(void *argument)
 static void test_threads(void **state)
 {
     enum { THREADS = 4 };
-    struct pair pair;
+    static struct pair pair;
     pthread_t threads[THREADS];
     struct hammer hammers[THREADS];
     uint8_t *remote = new_frames(64 * KIB), *local = new_frames(THREADS * 64 * KIB);

@@ -52,7 +52,7 @@ static void bend_hello(struct gaia_wire_hello *hello, size_t *length)
 
 static void test_hello(void **state)
 {
-    struct pair pair;
+    static struct pair pair;
     struct gaia_link_options options = {.queues = 1, .depth = 1};
     struct gaia_link *link = NULL;
 
@@ -182,7 +182,7 @@ static void send_bad(struct gaia_link *link, const struct bad_message *bad)
 
 static void test_malformed(void **state)
 {
-    struct pair pair;
+    static struct pair pair;
     unsigned links = 1, closed[2] = {0, 0};
 
     (void)state;
@@ -215,7 +215,7 @@ static void test_malformed(void **state)
 /* Random bytes: whatever they are, the other links live. */
 static void test_noise(void **state)
 {
-    struct pair pair;
+    static struct pair pair;
     uint64_t random = seed;
     uint8_t bytes[256];
 
@@ -303,7 +303,7 @@ static void must_be_refused(struct keys *k, struct gaia_link *link, uint64_t off
 
 static void test_key_of_another_session(void **state)
 {
-    struct keys k;
+    static struct keys k;
 
     (void)state;
     keys_open(&k, true);
@@ -322,7 +322,7 @@ static void test_key_of_another_session(void **state)
 
 static void test_write_with_key_of_another_session(void **state)
 {
-    struct keys k;
+    static struct keys k;
 
     (void)state;
     keys_open(&k, true);
@@ -332,7 +332,7 @@ static void test_write_with_key_of_another_session(void **state)
 
 static void test_key_of_closed_session(void **state)
 {
-    struct keys k;
+    static struct keys k;
 
     (void)state;
     keys_open(&k, true);
@@ -344,7 +344,7 @@ static void test_key_of_closed_session(void **state)
 
 static void test_key_of_dropped_region(void **state)
 {
-    struct keys k;
+    static struct keys k;
 
     (void)state;
     keys_open(&k, true);
@@ -357,7 +357,7 @@ static void test_key_of_dropped_region(void **state)
 
 static void test_past_the_frame(void **state)
 {
-    struct keys k;
+    static struct keys k;
 
     (void)state;
     keys_open(&k, true);
@@ -382,7 +382,7 @@ static void test_past_the_frame(void **state)
 
 static void test_before_the_frame(void **state)
 {
-    struct keys k;
+    static struct keys k;
 
     (void)state;
     keys_open(&k, true);
@@ -392,7 +392,7 @@ static void test_before_the_frame(void **state)
 
 static void test_write_to_read_only(void **state)
 {
-    struct keys k;
+    static struct keys k;
 
     (void)state;
     keys_open(&k, false);
@@ -406,7 +406,7 @@ static void test_write_to_read_only(void **state)
 
 static void break_one(bool at_server, unsigned queue)
 {
-    struct pair pair;
+    static struct pair pair;
     uint8_t *remote = new_frames(8 * MIB), *local = new_frames(8 * MIB);
     struct shot shots[8];
     /* So much that a NIC is not done with it before the queue is broken. */

@@ -160,7 +160,7 @@ static void read_until_end(struct parent *p, unsigned limit_ms)
 
 static void test_peer_killed(void **state)
 {
-    struct parent p;
+    static struct parent p;
     int status;
 
     (void)state;
@@ -179,7 +179,7 @@ static void test_peer_killed(void **state)
 
 static void test_peer_stops(void **state)
 {
-    struct parent p;
+    static struct parent p;
     int status;
 
     (void)state;
@@ -194,7 +194,7 @@ static void test_peer_stops(void **state)
 /* The same, and nothing is asked of it. */
 static void test_idle_peer_stops(void **state)
 {
-    struct parent p;
+    static struct parent p;
     int status;
 
     (void)state;
@@ -211,7 +211,7 @@ static void test_idle_peer_stops(void **state)
 /* It lives and says so, but does not do what it is asked. (On RDMA the NIC does.) */
 static void test_peer_ignores_transfers(void **state)
 {
-    struct parent p;
+    static struct parent p;
     const struct timespec nap = {.tv_nsec = 200000000};
 
     (void)state;
@@ -229,7 +229,7 @@ static void test_peer_ignores_transfers(void **state)
 /* A region that is not given back: the stopped peer does not answer DROP. Here the test is the server. */
 static void test_drop_unanswered(void **state)
 {
-    struct pair pair;
+    static struct pair pair;
     uint8_t *remote = new_frames(4 * KIB);
 
     (void)state;
@@ -251,7 +251,7 @@ static void test_drop_unanswered(void **state)
 static void test_connect_to_stopped_peer(void **state)
 {
     struct child child;
-    struct side client;
+    static struct side client;
     struct gaia_link_options options = {.queues = 1, .depth = 8};
     struct gaia_link *link = NULL;
     int status;
@@ -272,7 +272,7 @@ static void test_connect_to_stopped_peer(void **state)
 
 static void test_nobody_listens(void **state)
 {
-    struct side client;
+    static struct side client;
     char address[128];
     struct gaia_link_options options = {.queues = 1, .depth = 8};
     struct gaia_link *link = NULL;
@@ -304,7 +304,7 @@ static int open_at(const char *address, bool listen, enum gaia_carrier which)
 
 static void test_port_in_use(void **state)
 {
-    struct side server;
+    static struct side server;
 
     (void)state;
     side_open(&server, true, TIMEOUT_MS);
@@ -367,7 +367,7 @@ static void limited(void **state)
 {
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2];
-    struct pair pair;
+    static struct pair pair;
     const size_t length = 32 * MIB;
     uint8_t *frames = new_frames(length);
     struct gaia_span span = {frames, length, -1};
@@ -416,7 +416,7 @@ static void test_memlock(void **state)
 /* Another device's memory, where the carrier takes none. */
 static void test_dmabuf(void **state)
 {
-    struct pair pair;
+    static struct pair pair;
     struct gaia_transport_limits limits;
     struct gaia_memory *memory = NULL;
     uint32_t region;
@@ -440,7 +440,7 @@ static void test_dmabuf(void **state)
 /* Who connects and says nothing keeps nobody out. */
 static void test_silent_crowd(void **state)
 {
-    struct pair pair;
+    static struct pair pair;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int crowd[80];
 
@@ -488,7 +488,7 @@ static int answer_unsealed(int listening, int stage)
 /* A peer whose shared memory could be cut short under who copies out of it. */
 static void test_unsealed_stage(void **state)
 {
-    struct side client;
+    static struct side client;
     struct gaia_link_options options = {.queues = 1, .depth = 1};
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct gaia_link *link = NULL;

@@ -276,6 +276,7 @@ static inline void side_close(struct side *side)
 
 /* ---- both ---- */
 
+/* Tests have theirs in static memory: after an assertion that failed its server's thread goes on. */
 struct pair {
     struct side server, client;
     struct gaia_link *link; /* the client's */

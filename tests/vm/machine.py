@@ -23,11 +23,9 @@ def check():
 
 class Machine:
     """Boots at once. kernel, initramfs: of image.build(); script: what /init runs; disks: paths of images, or of
-    sockets with an NBD server; ports: names of serial ports (/dev/ports/NAME inside);
-    counted: its clock counts instructions, a nanosecond each, so that what is measured in it does not depend on what else this
-    machine does."""
+    sockets with an NBD server; ports: names of serial ports (/dev/ports/NAME inside)."""
 
-    def __init__(self, kernel, initramfs, script, disks=(), ports=(), memory_mib=1024, limit_s=120, counted=False):
+    def __init__(self, kernel, initramfs, script, disks=(), ports=(), memory_mib=1024, limit_s=120):
         check()
         self.folder = tempfile.mkdtemp(prefix="gaiafs-vm-", dir=os.environ.get("GAIA_TEST_DIR", "/var/tmp"))
         self.deadline = time.monotonic() + limit_s
@@ -38,8 +36,7 @@ class Machine:
             extra = image.Archive()
             extra.bytes("/script", script.encode())
             file.write(bytes(-file.tell() % 512) + extra.done())
-        accelerator = ["tcg,thread=single", "-icount", "shift=0,sleep=off"] if counted else ["tcg,thread=multi"]
-        command = [QEMU, "-accel", *accelerator, "-cpu", "max,la57=off", "-smp", "2", "-m", str(memory_mib),
+        command = [QEMU, "-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-smp", "2", "-m", str(memory_mib),
                    "-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio", "-kernel", kernel,
                    "-initrd", os.path.join(self.folder, "initramfs"),
                    "-append", "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off tsc=reliable",

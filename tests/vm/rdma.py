@@ -7,7 +7,8 @@ wire is seen by its counters. Ends with one line `N passed, N failed, N skipped`
 machine can be had.
 
 --bench: reads of 64 KiB and 4 KiB through the batch reader (io/pull.h) against ib_read_bw of the same size with as many
-outstanding, and one at a time against ib_read_lat, in the same boot, in turns; medians of five turns. Prints a table and writes
+outstanding, and one at a time against ib_read_lat, in the same boot, in turns; medians of five turns (what
+other programs do on the machine shows: so the ratio of the best of either is there, too). Prints a table and writes
 build/bench-rdma.json (--save: tests/bench/results). Ends with 1 when something fails, never because something is slow.
 """
 import argparse
@@ -75,10 +76,10 @@ def perftest():
     return {f"/bin/{name}": os.path.join(folder, "usr", "bin", name) for name in ("ib_read_bw", "ib_read_lat")}
 
 
-def boot(script, programs, files, limit_s, counted=False):
+def boot(script, programs, files, limit_s):
     """The lines of the console of a machine that ran the script."""
     kernel, initramfs = image.build(programs, files, MODULES)
-    with machine.Machine(kernel, initramfs, script, limit_s=limit_s, counted=counted) as guest:
+    with machine.Machine(kernel, initramfs, script, limit_s=limit_s) as guest:
         try:
             guest.wait()
         except AssertionError as problem:
@@ -168,7 +169,7 @@ def run_bench(args):
     programs, files = programs_and_files()
     programs.update(perftest())
     programs["/bin/tool_pull"] = built("tests", "vm", "tool_pull")
-    lines = boot(bench_script(args.spin), programs, files, BENCH_LIMIT_S, not args.real_time)
+    lines = boot(bench_script(args.spin), programs, files, BENCH_LIMIT_S)
     found, rows = measure(lines), []
     for number, (name, size, count, outstanding, program) in enumerate(ROWS):
         ours, theirs = found[number]
@@ -179,11 +180,13 @@ def run_bench(args):
         mine, base = statistics.median(ours), statistics.median(theirs)
         unit, scale = ("us", 1) if program == "ib_read_lat" else ("MB/s", 1e6)
         goal, met = GOALS[name]
+        best = min(ours) / min(theirs) if program == "ib_read_lat" else max(ours) / max(theirs)
         rows.append({"measured": f"RDMA (Soft-RoCE in qemu), {name}, {outstanding} outstanding",
                      "value": f"{mine / scale:.1f} {unit}", "baseline": f"{program} {base / scale:.1f} {unit}",
-                     "ratio": round(mine / base, 2), "goal": goal, "met": met(mine / base),
+                     "ratio": round(mine / base, 2), "ratio_of_the_best": round(best, 2), "goal": goal, "met": met(mine / base),
                      "ours": ours, "perftest": theirs, "reads_of_a_turn": count})
-        print(f"{name:20} {rows[-1]['value']:>12}  {rows[-1]['baseline']:>24}  ratio {rows[-1]['ratio']:5.2f} ({goal})  "
+        print(f"{name:20} {rows[-1]['value']:>12}  {rows[-1]['baseline']:>24}  ratio {rows[-1]['ratio']:5.2f} ({goal}), of the best "
+              f"{best:.2f}  "
               f"ours {min(ours) / scale:.1f} to {max(ours) / scale:.1f}, theirs {min(theirs) / scale:.1f} to {max(theirs) / scale:.1f}")
     here = bench.describe(image.FOLDER)
     here["guest"] = f"{image.kernel_package()}, qemu tcg, 2 processors, two rxe devices and a veth pair of MTU 4500"
@@ -202,7 +205,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", action="store_true")
     parser.add_argument("--save", action="store_true", help="keep the results in tests/bench/results")
-    parser.add_argument("--real-time", action="store_true", help="by this machine's clock, not by instructions")
     parser.add_argument("--spin", type=int, default=0, help="microseconds for which a poll looks before it sleeps")
     args = parser.parse_args()
     passed, failed, skipped = 0, 0, 0
