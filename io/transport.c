@@ -308,21 +308,25 @@ static int deliver(struct gaia_transport *transport)
 
 /* ---- polling ---- */
 
-/* Links of peers that never finished connecting, and that nobody else knows of. */
+/* Ends what is late, sends keepalives; lets go of links of peers that never finished connecting, which nobody
+ * else knows of. Often enough for the link whose peer has the least patience. */
 static void look_at_the_clock(struct gaia_transport *transport)
 {
     uint64_t now = transport_now_ns();
+    unsigned pause_ms = transport->config.timeout_ms / 16;
     struct gaia_link *link, *next;
 
     if (now < transport->tick_ns)
         return;
-    transport->tick_ns = now + (uint64_t)transport->config.timeout_ms * MS / 16;
     for (link = LIST_FIRST(&transport->links); link; link = next) {
         next = LIST_NEXT(link, entry);
         link_tick(link, now);
         if (link->state == LINK_ENDED && !link->owned && !link->held)
             link_free(link);
+        else if (link->state == LINK_OPEN && link->interval_ms / 4 < pause_ms)
+            pause_ms = link->interval_ms / 4;
     }
+    transport->tick_ns = now + (uint64_t)pause_ms * MS;
 }
 
 static void gather(struct gaia_transport *transport)

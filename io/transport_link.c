@@ -242,6 +242,7 @@ static void take_timeout(struct gaia_link *link, uint32_t timeout_ms)
     unsigned own_ms = link->transport->config.timeout_ms;
 
     link->interval_ms = (timeout_ms < own_ms ? timeout_ms : own_ms) / 4;
+    link->transport->tick_ns = 0; /* it may want to be looked at sooner */
 }
 
 /* The first queue of a new session. */

@@ -50,7 +50,8 @@ static void test_credits(void **state)
     assert_int_equal(sent, GAIA_LINK_CREDITS);
     pair.server.stop = false;
     side_start(&pair.server);
-    while (sent < 200) {
+    uint64_t began = now_ms();
+    while (sent < 2000) {
         error = gaia_link_send(pair.link, bytes, sizeof bytes);
         if (error == -EAGAIN)
             gaia_transport_poll(pair.client.transport, 10);
@@ -59,6 +60,8 @@ static void test_credits(void **state)
         sent += !error;
     }
     await(&pair.server, &pair.server.messages, sent);
+    /* What was taken is told when half of it is gone; by the keepalives alone it would take 45 seconds. */
+    assert_in_range(now_ms() - began, 0, 25000);
     assert_memory_equal(pair.server.message, bytes, sizeof bytes);
     pair_close(&pair);
 }
@@ -187,6 +190,36 @@ static void test_transfers_many_queues(void **state)
 {
     (void)state;
     transfers_over(4, 7, 8);
+}
+
+/* No more are under way than was agreed. */
+static void test_depth(void **state)
+{
+    static struct pair pair;
+    uint8_t *remote = new_frames(4 * KIB), *local = new_frames(64 * KIB);
+    struct shot shots[6];
+    struct gaia_transfer *transfers[6];
+
+    (void)state;
+    pair_open(&pair, 2, 4, TIMEOUT_MS);
+    struct gaia_memory *memory = new_memory(&pair.client, local, 64 * KIB);
+    uint32_t region = expose_to(&pair, 0, remote, 4 * KIB, false);
+    for (unsigned i = 0; i < 6; i++) {
+        shots[i] = new_shot(memory, i * 4 * KIB, region, 0, 4096, false);
+        transfers[i] = &shots[i].transfer;
+    }
+    assert_int_equal(gaia_link_post(pair.link, 0, transfers, 6), 4); /* nothing ends while nobody polls */
+    assert_int_equal(gaia_link_post(pair.link, 0, transfers + 4, 2), -EAGAIN);
+    assert_int_equal(gaia_link_post(pair.link, 1, transfers + 4, 2), 2);
+    for (unsigned i = 0; i < 6; i++) {
+        assert_true(gaia_transport_wait(pair.client.transport, shot_is_done, &shots[i], TIME_LIMIT_S * 1000));
+        assert_int_equal(shots[i].error, 0);
+    }
+    gaia_link_close(pair.link);
+    gaia_memory_release(memory);
+    pair_close(&pair);
+    munmap(remote, 4 * KIB);
+    munmap(local, 64 * KIB);
 }
 
 /* The longest ones, more than the local carrier's stage takes at a time. */
@@ -365,6 +398,29 @@ static void test_close_under_way(void **state)
     munmap(local, MIB);
 }
 
+/* A link is closed while another thread is in a callback of it: the callback ends first. */
+static void test_close_beside_callbacks(void **state)
+{
+    static struct pair pair;
+
+    (void)state;
+    pair_open(&pair, 1, 4, TIMEOUT_MS);
+    pair.server.echo = true;
+    pair.server.slow = true;
+    for (unsigned i = 0; i < 20; i++) {
+        struct gaia_link *link = connect_to(&pair.client, &pair.server, 1, 4);
+        unsigned messages = pair.server.messages;
+
+        await(&pair.server, &pair.server.arrived, i + 2);
+        for (unsigned k = 0; k < 8; k++)
+            must(gaia_link_send(link, "x", 1));
+        await(&pair.server, &pair.server.messages, messages + 1); /* it is in the callback now */
+        gaia_link_close(pair.server.links[i + 1]);
+        gaia_link_close(link);
+    }
+    pair_close(&pair);
+}
+
 static void test_refused(void **state)
 {
     static struct pair pair;
@@ -473,11 +529,13 @@ int main(int argc, char **argv)
         CASE(test_transfers_one_queue),
         CASE(test_transfers_one_at_a_time),
         CASE(test_transfers_many_queues),
+        CASE(test_depth),
         CASE(test_longest),
         CASE(test_drop),
         CASE(test_many_regions),
         CASE(test_many_links),
         CASE(test_close_under_way),
+        CASE(test_close_beside_callbacks),
         CASE(test_refused),
         CASE(test_idle),
         CASE(test_threads),

@@ -85,6 +85,7 @@ struct bad_message {
     uint8_t credits;
     uint64_t words[4]; /* what follows */
     int repeat;        /* sent so often besides */
+    bool after_expose; /* of region 7 */
 };
 
 #define W(a, b) ((uint64_t)(a) | (uint64_t)(b) << 32)
@@ -144,6 +145,12 @@ static const struct bad_message bad_messages[] = {
      .length = 32,
      .words = {7, 0x1000, 4096}},
     {.what = "DROP of no region", .from_server = true, .op = GAIA_WIRE_DROP, .length = 16, .words = {3}},
+    {.what = "DROP of another region than there is",
+     .from_server = true,
+     .op = GAIA_WIRE_DROP,
+     .length = 16,
+     .words = {3},
+     .after_expose = true},
     {.what = "DROP of region 4 billion",
      .from_server = true,
      .op = GAIA_WIRE_DROP,
@@ -167,6 +174,17 @@ static const struct bad_message bad_messages[] = {
     {.what = "a transfer of no bytes", .op = GAIA_WIRE_TRANSFERS, .length = 40, .words = {1, 0, 0, 0}},
 };
 
+static void send_expose(struct gaia_link *link)
+{
+    struct gaia_wire_expose message = {.head = {sizeof message, GAIA_WIRE_VERSION, GAIA_WIRE_EXPOSE, 0},
+                                       .region = 7,
+                                       .address = 0x1000,
+                                       .length = 4096,
+                                       .key = 1};
+
+    assert_int_equal(transport_test_send(link, &message, sizeof message), 0);
+}
+
 static void send_bad(struct gaia_link *link, const struct bad_message *bad)
 {
     struct {
@@ -175,6 +193,8 @@ static void send_bad(struct gaia_link *link, const struct bad_message *bad)
     } message = {.head = {bad->said ? bad->said : bad->length,
                           bad->version ? bad->version : GAIA_WIRE_VERSION, bad->op, bad->credits}};
 
+    if (bad->after_expose)
+        send_expose(link);
     memcpy(message.words, bad->words, sizeof message.words);
     for (int i = 0; i <= bad->repeat; i++)
         assert_int_equal(transport_test_send(link, &message, bad->length), 0);

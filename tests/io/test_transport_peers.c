@@ -248,6 +248,38 @@ static void test_drop_unanswered(void **state)
     munmap(remote, 4 * KIB);
 }
 
+/* One that lives and says so, and keeps it: a transfer of the region does not end. */
+static void test_drop_kept(void **state)
+{
+    static struct pair pair;
+    uint8_t *remote = new_frames(4 * KIB), *local = new_frames(4 * KIB);
+    struct gaia_link_options options = {.queues = 1, .depth = 4};
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip(); /* a NIC ends its transfers */
+    side_open(&pair.server, true, SHORT_MS);
+    side_open(&pair.client, false, 20 * SHORT_MS);
+    must(gaia_link_connect(pair.client.transport, pair.server.address, &options, &pair.link));
+    await(&pair.server, &pair.server.arrived, 1);
+    struct gaia_memory *memory = new_memory(&pair.client, local, 4 * KIB);
+    uint32_t region = expose_to(&pair, 0, remote, 4 * KIB, false);
+    struct shot shot = new_shot(memory, 0, region, 0, 4096, false);
+    transport_test.deaf = true;
+    assert_int_equal(post_one(pair.link, 0, &shot), 1);
+    must(gaia_link_drop(pair.server.links[0], region));
+    assert_true(await_ms(&pair.client, &pair.client.closed, 1, SHORT_MS + SLACK_MS));
+    assert_int_equal(pair.server.closed_error, -EIO);
+    assert_non_null(strstr(pair.server.closed_why, "has not let go"));
+    assert_int_equal(shot.calls, 1);
+    assert_int_equal(shot.error, -EIO);
+    gaia_link_close(pair.link);
+    gaia_memory_release(memory);
+    pair_close(&pair);
+    munmap(remote, 4 * KIB);
+    munmap(local, 4 * KIB);
+}
+
 static void test_connect_to_stopped_peer(void **state)
 {
     struct child child;
@@ -528,6 +560,7 @@ int main(int argc, char **argv)
         CASE(test_idle_peer_stops),
         CASE(test_peer_ignores_transfers),
         CASE(test_drop_unanswered),
+        CASE(test_drop_kept),
         CASE(test_connect_to_stopped_peer),
         CASE(test_nobody_listens),
         CASE(test_port_in_use),

@@ -113,7 +113,7 @@ struct side {
     _Atomic unsigned messages;
     size_t message_length; /* of the last */
     uint8_t message[GAIA_LINK_MESSAGE_MAX];
-    _Atomic bool echo;
+    _Atomic bool echo, slow;
     _Atomic unsigned exposed, dropped, concealed;
     uint32_t region; /* the last exposed */
     uint64_t region_length;
@@ -146,6 +146,8 @@ static void side_message(void *context, struct gaia_link *link, const void *byte
     side->messages++;
     bool echo = side->echo;
     pthread_mutex_unlock(&side->lock);
+    if (side->slow)
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
     if (echo)
         gaia_link_send(link, bytes, length);
 }
