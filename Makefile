@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all check check-long posix helgrind model soak life mutants bench ptx install format lint clean. Variables: CC, DEBUG=1 (checks the
+# GNU make. Targets: all check check-long posix helgrind model soak life mutants bench bench-rdma ptx install format lint clean. Variables: CC, DEBUG=1 (checks the
 # order of locks, as the sanitizer builds do), SANITIZE=address|thread, HELGRIND=1 (for `make helgrind`), BREAK=<rule> (a build
 # with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
@@ -51,6 +51,8 @@ endif
 CXXFLAGS = $(filter-out -std=gnu11 -Wstrict-prototypes -Wmissing-prototypes,$(CFLAGS)) -std=gnu++17
 PKG_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(packages) 2>/dev/null)
 PKG_LIBS := $(shell $(PKG_CONFIG) --libs $(packages) 2>/dev/null)
+# Programs without a transport in them do without these.
+PKG_LIBS += -Wl,--as-needed $(shell $(PKG_CONFIG) --libs librdmacm libibverbs 2>/dev/null) -Wl,--no-as-needed
 CPPFLAGS += $(PKG_CFLAGS)
 
 # What goes where: gpu/home_*.c is the daemon's half of a device; loading NVIDIA's driver is everybody's, listing its GPUs
@@ -76,9 +78,9 @@ examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/*/*.c))
 
 # The same programs with every call that can fail led through a table of the tests (tests/faults/table.c).
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
-wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
+wrapped := $(shell sed -n 's/^\(ROW\|REPLY\|PEER\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
 
-.PHONY: all check check-long posix helgrind model soak life mutants bench ptx install format lint clean tests tools benches examples
+.PHONY: all check check-long posix helgrind model soak life mutants bench bench-rdma ptx install format lint clean tests tools benches examples
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(cxx_tests) $(tools) $(cxx_tools) $(vm) $(standins) $(faults)
 tools: $(tools) $(cxx_tools) $(vm) $(standins)
@@ -132,6 +134,9 @@ $(cxx_tools): $(BUILD)/%: $(BUILD)/%.cc.o $(so)
 	$(CXX) $(CXXFLAGS) $(LDFLAGS) -o $@ $< -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN))
 $(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c)
 $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
+# This one walks through the calls of the transport that can fail.
+$(BUILD)/tests/io/test_transport_calls: LDFLAGS += $(wrapped)
+$(BUILD)/tests/io/test_transport_calls: $(call obj,tests/faults/table.c)
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
 # The device kernels as PTX, which is kept in the tree: nobody else needs a compiler for it. PTX=FILE writes it elsewhere
@@ -195,6 +200,9 @@ mutants: tests
 
 bench: benches
 	python3 -B tests/bench/bench.py --build $(BUILD) --bin $(BIN)
+# Over Soft-RoCE in a virtual machine, against perftest.
+bench-rdma: all tools
+	python3 -B tests/vm/rdma.py --bench
 
 install: all
 	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include

@@ -51,6 +51,8 @@ enum lock_flags {
     X(URING, "gaia_io_uring.lock", LOCK_LEAF)               \
     X(URING_FILES, "gaia_io_uring.files_lock", LOCK_LEAF)   \
     X(POOL, "gaia_io_pool.lock", LOCK_LEAF)                 \
+    X(PULL, "gaia_pull.lock", LOCK_LEAF)                    \
+    X(TRANSPORT, "gaia_transport.lock", LOCK_LEAF)          \
     X(SERVER, "server.lock", LOCK_LEAF)                     \
     X(TOKENS, "token_table.lock", LOCK_LEAF)                \
     X(HANDLES, "fs.handles_lock", LOCK_LEAF)                \

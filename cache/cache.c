@@ -33,6 +33,7 @@
  *         LOCK_IO, LOCK_URING, LOCK_URING_FILES, LOCK_POOL    the storage engine
  *         LOCK_CUDA_FRAMES   the chunks of a file's frames on a GPU, with
  *           LOCK_GPU         one thing at a time on a GPU; held until it has done it
+ *         LOCK_PULL, LOCK_TRANSPORT    reads from peers (io/)
  *         LOCK_SERVER, LOCK_TOKENS, LOCK_HANDLES, LOCK_VOLUMES, LOCK_PRUNER, LOCK_PEEK   of fs/
  *   LOCK_LOOP          which threads wait for requests, and which sleep (fs/loop.c)
  *   LOCK_NOTIFY        the gate of notifications: held over those to the kernel

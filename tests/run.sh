@@ -51,6 +51,8 @@ lanes=$!
     # A minute is all warming up: an hour (make life) is held to 5 %.
     step "a minute of everything" /usr/bin/python3 -B tests/soak/run.py --minutes 1 --tolerance 10
     step "power cuts" python3 -B tests/vm/power.py
+    step "RDMA in a virtual machine" python3 -B tests/vm/rdma.py
+    step "the simulation of many nodes" python3 -B tests/sim/sim.py --check
 } &
 lanes="$lanes $!"
 for lane in $lanes; do

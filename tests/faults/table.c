@@ -108,8 +108,10 @@ static int64_t kind_of(int fd)
 enum {
 #define ROW(name) ROW_##name,
 #define REPLY ROW
+#define PEER ROW
 #include "tests/faults/rows.h"
 #undef REPLY
+#undef PEER
 #undef ROW
     ROWS
 };
@@ -117,8 +119,10 @@ enum {
 static const char *const names[] = {
 #define ROW(name) #name,
 #define REPLY ROW
+#define PEER ROW
 #include "tests/faults/rows.h"
 #undef REPLY
+#undef PEER
 #undef ROW
 };
 _Static_assert(ROWS <= ROWS_MAX, "");
@@ -304,6 +308,50 @@ CODE(-, fuse_reply_open, (struct fuse_req * r, const struct fuse_file_info *i), 
 CODE(-, fuse_reply_create,
      (struct fuse_req * r, const struct fuse_entry_param *e, const struct fuse_file_info *i), (r, e, i))
 CODE(-, fuse_reply_ioctl, (struct fuse_req * r, int n, const void *b, size_t m), (r, n, b, m))
+
+/* The transport's. */
+struct epoll_event;
+struct rdma_event_channel;
+struct rdma_cm_id;
+struct rdma_cm_event;
+struct rdma_conn_param;
+struct ibv_context;
+struct ibv_device;
+struct ibv_device_attr;
+struct _compat_ibv_port_attr;
+struct ibv_pd;
+struct ibv_comp_channel;
+struct ibv_cq;
+struct ibv_mr;
+struct ibv_qp_init_attr;
+CALL(int, -1, epoll_create1, (int f), (f))
+CALL(int, -1, epoll_ctl, (int e, int o, int d, struct epoll_event *v), (e, o, d, v))
+CALL(int, -1, epoll_wait, (int e, struct epoll_event *v, int n, int t), (e, v, n, t))
+CALL(ssize_t, -1, getrandom, (void *b, size_t n, unsigned f), (b, n, f))
+CALL(struct rdma_event_channel *, NULL, rdma_create_event_channel, (void), ())
+CALL(int, -1, rdma_create_id, (struct rdma_event_channel * c, struct rdma_cm_id **i, void *x, int s),
+     (c, i, x, s))
+CALL(int, -1, rdma_bind_addr, (struct rdma_cm_id * i, struct sockaddr *a), (i, a))
+CALL(int, -1, rdma_listen, (struct rdma_cm_id * i, int n), (i, n))
+CALL(int, -1, rdma_resolve_addr, (struct rdma_cm_id * i, struct sockaddr *a, struct sockaddr *b, int t),
+     (i, a, b, t))
+CALL(int, -1, rdma_resolve_route, (struct rdma_cm_id * i, int t), (i, t))
+CALL(int, -1, rdma_connect, (struct rdma_cm_id * i, struct rdma_conn_param *p), (i, p))
+CALL(int, -1, rdma_accept, (struct rdma_cm_id * i, struct rdma_conn_param *p), (i, p))
+CALL(int, -1, rdma_get_cm_event, (struct rdma_event_channel * c, struct rdma_cm_event **e), (c, e))
+CALL(int, -1, rdma_create_qp, (struct rdma_cm_id * i, struct ibv_pd *p, struct ibv_qp_init_attr *a),
+     (i, p, a))
+CALL(struct ibv_device **, NULL, ibv_get_device_list, (int *n), (n))
+CODE(+, ibv_query_device, (struct ibv_context * c, struct ibv_device_attr *a), (c, a))
+CODE(+, ibv_query_port, (struct ibv_context * c, uint8_t p, struct _compat_ibv_port_attr *a), (c, p, a))
+CALL(struct ibv_pd *, NULL, ibv_alloc_pd, (struct ibv_context * c), (c))
+CALL(struct ibv_comp_channel *, NULL, ibv_create_comp_channel, (struct ibv_context * c), (c))
+CALL(struct ibv_cq *, NULL, ibv_create_cq,
+     (struct ibv_context * c, int n, void *x, struct ibv_comp_channel *e, int v), (c, n, x, e, v))
+CALL(struct ibv_mr *, NULL, ibv_reg_mr, (struct ibv_pd * p, void *a, size_t n, int f), (p, a, n, f))
+CALL(struct ibv_mr *, NULL, ibv_reg_dmabuf_mr,
+     (struct ibv_pd * p, uint64_t o, size_t n, uint64_t v, int d, int f), (p, o, n, v, d, f))
+CALL(int, -1, ibv_get_cq_event, (struct ibv_comp_channel * e, struct ibv_cq **c, void **x), (e, c, x))
 
 /* Those that take arguments of any number: as many are handed on as there can be, given or not, which is what
  * the sanitizer would call an underflow. */

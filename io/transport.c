@@ -1,0 +1,687 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "io/transport_internal.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define MS 1000000u /* in nanoseconds */
+/* Callbacks of one poll: a flood of messages does not keep the clock from being looked at. */
+#define ROUND_MAX 4096
+
+struct transport_test transport_test;
+static _Thread_local char why[WHY_MAX] = "no error";
+
+static __attribute__((format(printf, 1, 0))) void note(const char *format, va_list arguments)
+{
+    char said[WHY_MAX];
+
+    vsnprintf(said, sizeof said, format, arguments);
+    memcpy(why, said, sizeof why); /* what was said before may be among the arguments */
+}
+
+void transport_note(const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    note(format, arguments);
+    va_end(arguments);
+}
+
+const char *gaia_transport_why(void)
+{
+    return why;
+}
+
+uint64_t transport_now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+int transport_watch(struct gaia_transport *transport, int fd, uint64_t id)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = id};
+
+    if (epoll_ctl(transport->epoll, EPOLL_CTL_ADD, fd, &event))
+        return transport_say(-errno, "epoll_ctl: %s", strerror(errno));
+    return 0;
+}
+
+/* ---- queues by number ---- */
+
+int queue_enter(struct gaia_transport *transport, struct link_queue *queue)
+{
+    for (unsigned tries = 0; tries < QUEUES_MAX; tries++) {
+        uint32_t id = ++transport->generation;
+
+        if (!transport->queues[id % QUEUES_MAX]) {
+            transport->queues[id % QUEUES_MAX] = queue;
+            queue->id = id;
+            return 0;
+        }
+    }
+    return transport_say(-ENOBUFS, "too many queues");
+}
+
+struct link_queue *queue_find(struct gaia_transport *transport, uint32_t id)
+{
+    struct link_queue *queue = transport->queues[id % QUEUES_MAX];
+
+    return queue && queue->id == id ? queue : NULL;
+}
+
+void queue_leave(struct gaia_transport *transport, struct link_queue *queue)
+{
+    if (queue_find(transport, queue->id) == queue)
+        transport->queues[queue->id % QUEUES_MAX] = NULL;
+}
+
+/* ---- begin and end ---- */
+
+static int check_config(const struct gaia_transport_config *config)
+{
+    if (config->carrier != GAIA_CARRIER_LOCAL && config->carrier != GAIA_CARRIER_RDMA)
+        return transport_say(-EINVAL, "no such carrier");
+    if (!config->address || !*config->address)
+        return transport_say(-EINVAL, "a transport needs an address");
+    if (strlen(config->address) >= sizeof((struct gaia_transport *)NULL)->address)
+        return transport_say(-EINVAL, "%.40s...: too long for an address", config->address);
+    if (config->timeout_ms < 50 || config->timeout_ms > 600000)
+        return transport_say(-EINVAL, "a timeout is 50 ms to 10 minutes");
+    return 0;
+}
+
+static int open_descriptors(struct gaia_transport *transport)
+{
+    transport->epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (transport->epoll < 0)
+        return transport_say(-errno, "epoll_create1: %s", strerror(errno));
+    transport->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (transport->wake < 0)
+        return transport_say(-errno, "eventfd: %s", strerror(errno));
+    return transport_watch(transport, transport->wake, QUEUE_WAKE);
+}
+
+static void free_transport(struct gaia_transport *transport)
+{
+    if (transport->wake >= 0)
+        close(transport->wake);
+    if (transport->epoll >= 0)
+        close(transport->epoll);
+    pthread_cond_destroy(&transport->changed);
+    pthread_mutex_destroy(&transport->lock);
+    free(transport);
+}
+
+int gaia_transport_open(const struct gaia_transport_config *config, struct gaia_transport **transport_out)
+{
+    int error = check_config(config);
+    struct gaia_transport *transport = error ? NULL : calloc(1, sizeof *transport);
+
+    if (error)
+        return error;
+    if (!transport)
+        return transport_say(-ENOMEM, "no memory for a transport");
+    transport->config = *config;
+    memcpy(transport->address, config->address, strlen(config->address) + 1);
+    transport->config.address = transport->address;
+    transport->carrier = config->carrier == GAIA_CARRIER_RDMA ? &carrier_rdma : &carrier_local;
+    transport->epoll = transport->wake = -1;
+    LIST_INIT(&transport->links);
+    LIST_INIT(&transport->memories);
+    TAILQ_INIT(&transport->ready);
+    lock_init(&transport->lock, LOCK_TRANSPORT);
+    lock_condition_init(&transport->changed);
+    error = open_descriptors(transport);
+    if (!error)
+        error = transport->carrier->open(transport);
+    if (error) {
+        free_transport(transport);
+        return error;
+    }
+    *transport_out = transport;
+    return 0;
+}
+
+void gaia_transport_close(struct gaia_transport *transport)
+{
+    struct gaia_link *link, *next_link;
+    struct gaia_memory *memory, *next_memory;
+
+    if (!transport)
+        return;
+    for (link = LIST_FIRST(&transport->links); link; link = next_link) {
+        next_link = LIST_NEXT(link, entry);
+        gaia_link_close(link);
+    }
+    for (memory = LIST_FIRST(&transport->memories); memory; memory = next_memory) {
+        next_memory = LIST_NEXT(memory, entry);
+        gaia_memory_release(memory);
+    }
+    transport->carrier->close(transport);
+    free_transport(transport);
+}
+
+void gaia_transport_limits(const struct gaia_transport *transport, struct gaia_transport_limits *limits_out)
+{
+    *limits_out = transport->limits;
+}
+
+/* ---- memory ---- */
+
+static int check_span(const struct gaia_span *span)
+{
+    if (!span->length || span->length > (size_t)1 << 40)
+        return transport_say(-EINVAL, "a span of %zu bytes", span->length);
+    if (span->dmabuf < 0 && (!span->address || (uintptr_t)span->address + span->length < span->length))
+        return transport_say(-EINVAL, "a span that is no memory");
+    return 0;
+}
+
+int gaia_memory_register(struct gaia_transport *transport, const struct gaia_span *span,
+                         struct gaia_memory **memory_out)
+{
+    int error = check_span(span);
+    struct gaia_memory *memory = error ? NULL : calloc(1, sizeof *memory);
+
+    if (error)
+        return error;
+    if (!memory)
+        return transport_say(-ENOMEM, "no memory");
+    memory->transport = transport;
+    memory->span = *span;
+    pthread_mutex_lock(&transport->lock);
+    error = transport->carrier->remember(memory);
+    if (!error)
+        LIST_INSERT_HEAD(&transport->memories, memory, entry);
+    pthread_mutex_unlock(&transport->lock);
+    if (error) {
+        free(memory);
+        return error;
+    }
+    *memory_out = memory;
+    return 0;
+}
+
+void gaia_memory_release(struct gaia_memory *memory)
+{
+    if (!memory)
+        return;
+    pthread_mutex_lock(&memory->transport->lock);
+    assert(!memory->busy);
+    LIST_REMOVE(memory, entry);
+    memory->transport->carrier->forget(memory);
+    pthread_mutex_unlock(&memory->transport->lock);
+    free(memory);
+}
+
+/* ---- callbacks ---- */
+
+static void call_event(struct gaia_link *link, const struct link_event *event)
+{
+    const struct gaia_transport_calls *calls = &link->transport->config.calls;
+    void *context = link->transport->config.context;
+    int error;
+
+    switch (event->kind) {
+    case EVENT_ARRIVED:
+        error = calls->arrived ? calls->arrived(context, link, link->peer) : -ECONNREFUSED;
+        if (error)
+            link_refuse(link, error);
+        break;
+    case EVENT_MESSAGE:
+        if (calls->message)
+            calls->message(context, link, event->bytes, event->length);
+        break;
+    case EVENT_EXPOSED:
+        if (calls->exposed)
+            calls->exposed(context, link, event->region, event->length);
+        break;
+    case EVENT_DROPPED:
+        if (calls->dropped)
+            calls->dropped(context, link, event->region);
+        break;
+    case EVENT_CONCEALED:
+        if (calls->concealed)
+            calls->concealed(context, link, event->region);
+        break;
+    }
+}
+
+/* One callback. The lock is held, and let go meanwhile; the link may be gone afterwards. */
+static void deliver_one(struct gaia_transport *transport, struct gaia_link *link)
+{
+    struct gaia_transfer *transfer = link->done;
+    struct link_event *event = transfer ? NULL : STAILQ_FIRST(&link->events);
+    bool end = !transfer && !event && link->end_unsaid;
+    void (*closed)(void *, struct gaia_link *, int) = transport->config.calls.closed;
+    int error = link->error;
+
+    if (transfer) {
+        link->done = transfer->next;
+        if (!link->done)
+            link->done_last = &link->done;
+    } else if (event) {
+        STAILQ_REMOVE_HEAD(&link->events, entry);
+    } else {
+        link->end_unsaid = false;
+    }
+    link_make_ready(link);
+    if (end)
+        transport_say(error, "%s", link->why);
+    transport->delivering = link;
+    pthread_mutex_unlock(&transport->lock);
+    if (transfer)
+        transfer->done(transfer, transfer->error);
+    else if (event)
+        call_event(link, event);
+    else if (end && closed)
+        closed(transport->config.context, link, error == -ESHUTDOWN ? 0 : error);
+    free(event);
+    pthread_mutex_lock(&transport->lock);
+    transport->delivering = NULL;
+    transport->rounds++;
+    if (transport->waiters)
+        pthread_cond_broadcast(&transport->changed);
+}
+
+static int deliver(struct gaia_transport *transport)
+{
+    int count = 0;
+
+    while (!TAILQ_EMPTY(&transport->ready) && count < ROUND_MAX) {
+        deliver_one(transport, TAILQ_FIRST(&transport->ready));
+        count++;
+    }
+    return count;
+}
+
+/* ---- polling ---- */
+
+/* Ends what is late, sends keepalives; lets go of links of peers that never finished connecting, which nobody
+ * else knows of. Often enough for the link whose peer has the least patience. */
+static void look_at_the_clock(struct gaia_transport *transport)
+{
+    uint64_t now = transport_now_ns();
+    unsigned pause_ms = transport->config.timeout_ms / 16;
+    struct gaia_link *link, *next;
+
+    if (now < transport->tick_ns)
+        return;
+    for (link = LIST_FIRST(&transport->links); link; link = next) {
+        next = LIST_NEXT(link, entry);
+        link_tick(link, now);
+        if (link->state == LINK_ENDED && !link->owned && !link->held)
+            link_free(link);
+        else if (link->state == LINK_OPEN && link->interval_ms / 4 < pause_ms)
+            pause_ms = link->interval_ms / 4;
+    }
+    transport->tick_ns = now + (uint64_t)pause_ms * MS;
+}
+
+static void gather(struct gaia_transport *transport)
+{
+    transport->carrier->gather(transport);
+    look_at_the_clock(transport);
+}
+
+/* Something may come: look for it for a while, then sleep. The lock is held, and let go meanwhile. */
+static void idle(struct gaia_transport *transport, unsigned timeout_ms)
+{
+    uint64_t now = transport_now_ns(), until = now + (uint64_t)transport->config.spin_us * 1000;
+    struct pollfd fd = {.fd = transport->epoll, .events = POLLIN};
+
+    while (now < until && TAILQ_EMPTY(&transport->ready)) {
+        pthread_mutex_unlock(&transport->lock);
+        pthread_mutex_lock(&transport->lock);
+        transport->carrier->glance(transport);
+        now = transport_now_ns();
+    }
+    if (!TAILQ_EMPTY(&transport->ready) || transport->carrier->arm(transport))
+        return;
+    transport->carrier->gather(transport); /* what came before it was armed */
+    if (!TAILQ_EMPTY(&transport->ready))
+        return;
+    uint64_t tick_ms = transport->tick_ns > now ? (transport->tick_ns - now) / MS + 1 : 0;
+    if (timeout_ms > tick_ms)
+        timeout_ms = (unsigned)tick_ms;
+    pthread_mutex_unlock(&transport->lock);
+    poll(&fd, 1, (int)timeout_ms); /* early or failed: the caller's loop comes back */
+    pthread_mutex_lock(&transport->lock);
+}
+
+int gaia_transport_poll(struct gaia_transport *transport, unsigned timeout_ms)
+{
+    lock_none("gaia_transport_poll");
+    pthread_mutex_lock(&transport->lock);
+    if (transport->polling) {
+        pthread_mutex_unlock(&transport->lock);
+        return -EBUSY;
+    }
+    transport->polling = true;
+    transport->poller = pthread_self();
+    gather(transport);
+    int count = deliver(transport);
+    if (!count && timeout_ms) {
+        idle(transport, timeout_ms);
+        gather(transport);
+        count = deliver(transport);
+    }
+    transport->polling = false;
+    if (transport->waiters)
+        pthread_cond_broadcast(&transport->changed);
+    pthread_mutex_unlock(&transport->lock);
+    return count;
+}
+
+/* Another thread polls: until it has called back, or stops, or a while has passed. */
+static void wait_for_poller(struct gaia_transport *transport, uint64_t rounds, unsigned timeout_ms)
+{
+    struct timespec until = lock_wait_until(timeout_ms);
+
+    pthread_mutex_lock(&transport->lock);
+    transport->waiters++;
+    while (transport->polling && transport->rounds == rounds)
+        if (pthread_cond_timedwait(&transport->changed, &transport->lock, &until))
+            break;
+    transport->waiters--;
+    pthread_mutex_unlock(&transport->lock);
+}
+
+bool gaia_transport_wait(struct gaia_transport *transport, bool (*until)(void *context), void *context,
+                         unsigned timeout_ms)
+{
+    uint64_t end = transport_now_ns() + (uint64_t)timeout_ms * MS;
+
+    for (;;) {
+        pthread_mutex_lock(&transport->lock);
+        uint64_t rounds = transport->rounds;
+        pthread_mutex_unlock(&transport->lock);
+        if (until(context))
+            return true;
+        uint64_t now = transport_now_ns();
+        if (now >= end)
+            return false;
+        unsigned left_ms = (unsigned)((end - now) / MS) + 1;
+        if (gaia_transport_poll(transport, left_ms) == -EBUSY)
+            wait_for_poller(transport, rounds, left_ms);
+    }
+}
+
+void gaia_transport_wake(struct gaia_transport *transport)
+{
+    eventfd_write(transport->wake, 1);
+}
+
+/* ---- links ---- */
+
+static bool is_connected(void *context)
+{
+    struct gaia_link *link = context;
+
+    pthread_mutex_lock(&link->transport->lock);
+    bool done = link->state != LINK_CONNECTING;
+    pthread_mutex_unlock(&link->transport->lock);
+    return done;
+}
+
+static int begin_connecting(struct gaia_transport *transport, const char *peer,
+                            const struct gaia_link_options *options, struct gaia_link **link_out)
+{
+    struct gaia_link *link;
+    int error;
+
+    pthread_mutex_lock(&transport->lock);
+    link = link_new(transport, true);
+    if (!link) {
+        error = transport->link_count == GAIA_TRANSPORT_LINKS_MAX ? -ENOBUFS : -ENOMEM;
+        pthread_mutex_unlock(&transport->lock);
+        return error;
+    }
+    link->held = true;
+    link->options = *options;
+    memcpy(link->peer, peer, strlen(peer) + 1);
+    error = transport->carrier->connect(link, 0, link->peer);
+    if (error)
+        link_end(link, error, "%s", gaia_transport_why());
+    pthread_mutex_unlock(&transport->lock);
+    *link_out = link;
+    return 0;
+}
+
+int gaia_link_connect(struct gaia_transport *transport, const char *peer,
+                      const struct gaia_link_options *options, struct gaia_link **link_out)
+{
+    struct gaia_link *link = NULL;
+    int error;
+
+    if (!peer || !*peer || strlen(peer) >= sizeof link->peer || !options->queues || !options->depth ||
+        options->queues > GAIA_LINK_QUEUES_MAX || options->depth > GAIA_LINK_DEPTH_MAX)
+        return transport_say(-EINVAL, "a link needs a peer, 1 to %u queues and a depth of 1 to %u",
+                             GAIA_LINK_QUEUES_MAX, GAIA_LINK_DEPTH_MAX);
+    error = begin_connecting(transport, peer, options, &link);
+    if (error)
+        return error;
+    gaia_transport_wait(transport, is_connected, link,
+                        transport->config.timeout_ms * 2); /* link_tick() ends it */
+    pthread_mutex_lock(&transport->lock);
+    link->held = false;
+    link->owned = link->state == LINK_OPEN;
+    if (!link->owned)
+        link_end(link, -ETIMEDOUT, "%s: nobody polls", peer);
+    error = link->owned ? 0 : transport_say(link->error, "%s", link->why);
+    pthread_mutex_unlock(&transport->lock);
+    if (error)
+        gaia_link_close(link);
+    else
+        *link_out = link;
+    return error == -ESHUTDOWN ? -ECONNREFUSED : error;
+}
+
+int gaia_link_error(const struct gaia_link *link)
+{
+    pthread_mutex_lock(&link->transport->lock);
+    int error = link->state == LINK_ENDED ? link->error : 0;
+    pthread_mutex_unlock(&link->transport->lock);
+    return error;
+}
+
+void gaia_link_set_user(struct gaia_link *link, void *user)
+{
+    link->user = user;
+}
+
+void *gaia_link_user(const struct gaia_link *link)
+{
+    return link->user;
+}
+
+struct gaia_link_options gaia_link_options(const struct gaia_link *link)
+{
+    return link->options;
+}
+
+int gaia_link_send(struct gaia_link *link, const void *bytes, size_t length)
+{
+    if (!length || length > GAIA_LINK_MESSAGE_MAX)
+        return transport_say(-EINVAL, "a message of %zu bytes", length);
+    pthread_mutex_lock(&link->transport->lock);
+    int error = link_say(link, GAIA_WIRE_USER, bytes, length);
+    pthread_mutex_unlock(&link->transport->lock);
+    return error;
+}
+
+/* The lock is held. */
+static int expose(struct gaia_link *link, const struct gaia_span *span, bool writable, uint32_t *region_out)
+{
+    struct gaia_wire_expose message;
+    struct link_region *region;
+    int error;
+
+    if (link->connected_here)
+        return transport_say(-EINVAL, "only the side that accepted exposes");
+    if (link->state != LINK_OPEN)
+        return transport_say(-EIO, "%s", link->why);
+    if (!link->credits)
+        return transport_say(-EAGAIN, "%s has not taken %u messages yet", link->peer, GAIA_LINK_CREDITS);
+    region = link_region_new(link, region_out);
+    if (!region)
+        return transport_say(-ENOBUFS, "no more than %u regions of a link", GAIA_LINK_REGIONS_MAX);
+    *region = (struct link_region){.state = REGION_OPEN, .length = span->length, .writable = writable};
+    error = link->transport->carrier->expose(link, span, region);
+    if (error) {
+        *region = (struct link_region){0};
+        return error;
+    }
+    message = (struct gaia_wire_expose){.region = *region_out,
+                                        .writable = writable,
+                                        .address = region->address,
+                                        .length = region->length,
+                                        .key = region->key};
+    error = link_say(link, GAIA_WIRE_EXPOSE, &message.region, sizeof message - sizeof message.head);
+    if (error == -EAGAIN) {
+        link->transport->carrier->conceal(link, region);
+        *region = (struct link_region){0};
+    }
+    return error;
+}
+
+int gaia_link_expose(struct gaia_link *link, const struct gaia_span *span, bool writable,
+                     uint32_t *region_out)
+{
+    uint32_t region;
+    int error = check_span(span);
+
+    if (error)
+        return error;
+    pthread_mutex_lock(&link->transport->lock);
+    error = expose(link, span, writable, &region);
+    pthread_mutex_unlock(&link->transport->lock);
+    if (!error)
+        *region_out = region;
+    return error;
+}
+
+int gaia_link_drop(struct gaia_link *link, uint32_t number)
+{
+    struct gaia_wire_short message = {.value = number};
+    int error;
+
+    pthread_mutex_lock(&link->transport->lock);
+    if (link->state != LINK_OPEN) {
+        error = transport_say(-EIO, "%s", link->why);
+    } else if (link->connected_here || number >= link->region_count ||
+               link->regions[number].state != REGION_OPEN) {
+        error = transport_say(-EINVAL, "region %u is not exposed", number);
+    } else {
+        error = link_say(link, GAIA_WIRE_DROP, &message.value, sizeof message - sizeof message.head);
+        if (!error) {
+            link->regions[number].state = REGION_GOING;
+            link->regions[number].since_ns = transport_now_ns();
+            link->regions_going++;
+        }
+    }
+    pthread_mutex_unlock(&link->transport->lock);
+    return error;
+}
+
+static int check_transfer(const struct gaia_link *link, const struct gaia_transfer *transfer)
+{
+    const struct gaia_memory *memory = transfer->memory;
+    const struct link_region *region;
+
+    if (!memory || memory->transport != link->transport || !transfer->length ||
+        transfer->length > GAIA_LINK_TRANSFER_MAX || transfer->memory_offset > memory->span.length ||
+        memory->span.length - transfer->memory_offset < transfer->length)
+        return transport_say(-EINVAL, "%u bytes at %llu of memory of this side", transfer->length,
+                             (unsigned long long)transfer->memory_offset);
+    if (transport_test.unchecked)
+        return 0;
+    if (transfer->region >= link->region_count || link->regions[transfer->region].state == REGION_NONE)
+        return transport_say(-EINVAL, "%s: no region %u", link->peer, transfer->region);
+    region = &link->regions[transfer->region];
+    if (region->state != REGION_OPEN)
+        return transport_say(-ESTALE, "%s: region %u is being dropped", link->peer, transfer->region);
+    if (transfer->offset > region->length || region->length - transfer->offset < transfer->length)
+        return transport_say(-EINVAL, "%s: %u bytes at %llu of a region of %llu", link->peer,
+                             transfer->length, (unsigned long long)transfer->offset,
+                             (unsigned long long)region->length);
+    if (transfer->write && !region->writable)
+        return transport_say(-EACCES, "%s: region %u is for reading", link->peer, transfer->region);
+    return 0;
+}
+
+/* The lock is held. */
+static int post(struct gaia_link *link, unsigned number, struct gaia_transfer *const *transfers,
+                unsigned count)
+{
+    struct link_queue *queue = &link->queues[number];
+    unsigned room, good;
+    int error = 0;
+
+    if (link->state != LINK_OPEN)
+        return transport_say(-EIO, "%s", link->why);
+    room = link->options.depth - queue->busy;
+    if (!room)
+        return -EAGAIN;
+    if (count > room)
+        count = room;
+    for (good = 0; good < count; good++) {
+        error = check_transfer(link, transfers[good]);
+        if (error)
+            break;
+    }
+    return good ? link->transport->carrier->post(queue, transfers, good) : error;
+}
+
+int gaia_link_post(struct gaia_link *link, unsigned queue, struct gaia_transfer *const *transfers,
+                   unsigned count)
+{
+    if (!link->connected_here || queue >= link->options.queues || !count)
+        return transport_say(-EINVAL, "no such queue to post to");
+    pthread_mutex_lock(&link->transport->lock);
+    int posted = post(link, queue, transfers, count);
+    pthread_mutex_unlock(&link->transport->lock);
+    return posted;
+}
+
+/* ---- tests ---- */
+
+void transport_test_hello(struct gaia_wire_hello *hello, size_t *length)
+{
+    void (*change)(struct gaia_wire_hello *, size_t *) = transport_test.hello;
+
+    if (change)
+        change(hello, length);
+}
+
+int transport_test_send(struct gaia_link *link, const void *bytes, size_t length)
+{
+    pthread_mutex_lock(&link->transport->lock);
+    int error = link->state == LINK_OPEN ? link->transport->carrier->send(link, bytes, length) : -EIO;
+    pthread_mutex_unlock(&link->transport->lock);
+    return error;
+}
+
+int transport_test_break(struct gaia_link *link, unsigned queue)
+{
+    pthread_mutex_lock(&link->transport->lock);
+    int error = link->transport->carrier->break_queue(&link->queues[queue]);
+    pthread_mutex_unlock(&link->transport->lock);
+    return error;
+}
+
+const struct link_region *transport_test_region(const struct gaia_link *link, uint32_t region)
+{
+    return region < link->region_count ? &link->regions[region] : NULL;
+}

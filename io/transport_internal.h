@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the parts of the transport share: transport.c (public calls, polling, time), transport_link.c (the
+ * state machine of a link, the same for every carrier), transport_local.c and transport_rdma*.c (the
+ * carriers). Nothing else includes this but its tests.
+ *
+ * A link's life: CONNECTING (its queues come up one after another) -> OPEN -> ENDED. When it ends, the
+ * carrier first cuts all its queues: from then on nothing of the peer's reaches memory, and only then are
+ * transfers told that they have failed, since their frames may be given to others at once.
+ *
+ * Locks: gaia_transport.lock guards all that is here. It is a leaf: no callback runs with it held. It is held
+ * over calls of verbs and of sockets, none of which waits for a peer, but for the BYE of a close
+ * (BYE_WAIT_MS).
+ */
+#ifndef GAIAFS_IO_TRANSPORT_INTERNAL_H
+#define GAIAFS_IO_TRANSPORT_INTERNAL_H
+
+#include <stdatomic.h>
+#include <sys/queue.h>
+#include <sys/socket.h>
+
+#include "base/lock.h"
+#include "io/transport.h"
+#include "io/transport_wire.h"
+
+#define WHY_MAX 200u
+#define BYE_WAIT_MS 100u
+#define QUEUES_MAX (GAIA_TRANSPORT_LINKS_MAX * GAIA_LINK_QUEUES_MAX)
+
+enum link_state {
+    LINK_CONNECTING,
+    LINK_OPEN,
+    LINK_ENDED,
+};
+
+/* A queue of a link. own: the carrier's. */
+struct link_queue {
+    struct gaia_link *link;
+    unsigned number;
+    uint32_t id; /* queue_enter() */
+    bool up;
+    unsigned busy; /* transfers under way: this list, oldest first */
+    struct gaia_transfer *first, **last;
+    void *own;
+};
+
+enum region_state {
+    REGION_NONE,
+    REGION_OPEN,
+    REGION_GOING,      /* DROP was sent, or has come */
+    REGION_GONE_UNSAID /* connected side: no transfer is left, and DROPPED could not be sent yet */
+};
+
+/* Accepted side: what is exposed. Connected side: what the peer has exposed. */
+struct link_region {
+    enum region_state state;
+    bool writable;
+    unsigned busy; /* connected side: transfers under way */
+    uint64_t address, length, key;
+    uint64_t since_ns; /* accepted side: when DROP was sent */
+    void *own;         /* accepted side, the carrier's */
+};
+
+struct link_event {
+    STAILQ_ENTRY(link_event) entry;
+    enum { EVENT_ARRIVED, EVENT_MESSAGE, EVENT_EXPOSED, EVENT_DROPPED, EVENT_CONCEALED } kind;
+    uint32_t region;
+    uint64_t length;
+    unsigned char bytes[];
+};
+
+struct gaia_link {
+    struct gaia_transport *transport;
+    LIST_ENTRY(gaia_link) entry;    /* transport.links */
+    TAILQ_ENTRY(gaia_link) waiting; /* transport.ready, when ready */
+    bool ready;
+    bool connected_here; /* else accepted */
+    bool owned;          /* the caller has it */
+    bool held;           /* gaia_link_connect() waits with it */
+    bool end_unsaid;     /* closed() is due */
+    enum link_state state;
+    int error; /* ENDED: as closed() has it */
+    char why[WHY_MAX];
+    char peer[128]; /* connected side: its address */
+    void *user;
+
+    unsigned char token[16];
+    struct gaia_link_options options;
+    struct link_queue queues[GAIA_LINK_QUEUES_MAX];
+    unsigned up; /* queues that are */
+
+    uint64_t born_ns, heard_ns, said_ns;
+    unsigned interval_ms; /* of keepalives */
+    unsigned credits;     /* messages that the peer still takes */
+    unsigned owed;        /* taken here and not told yet */
+
+    struct link_region *regions;
+    unsigned region_count; /* of the array */
+    unsigned regions_going;
+    STAILQ_HEAD(, link_event) events;
+    struct gaia_transfer *done, **done_last;
+    void *own; /* the carrier's */
+};
+
+struct gaia_memory {
+    LIST_ENTRY(gaia_memory) entry;
+    struct gaia_transport *transport;
+    struct gaia_span span;
+    unsigned busy;
+    void *own;
+};
+
+/* All with the lock held. */
+struct carrier {
+    int (*open)(struct gaia_transport *transport);
+    void (*close)(struct gaia_transport *transport); /* no link and no memory is left */
+    /* Begin to connect a queue; link_hello() says what to send. Ends in link_queue_up() or link_end(). */
+    int (*connect)(struct gaia_link *link, unsigned queue, const char *peer);
+    /* A whole message with its head, on queue 0. 0, -EAGAIN, or another errno. */
+    int (*send)(struct gaia_link *link, const void *bytes, size_t length);
+    /* Wait until what was sent is with the peer, BYE_WAIT_MS at most. */
+    void (*flush)(struct gaia_link *link);
+    /* Post transfers that were checked. How many (they go to the queue's list by queue_push()), or an errno.
+     */
+    int (*post)(struct link_queue *queue, struct gaia_transfer *const *transfers, unsigned count);
+    int (*remember)(struct gaia_memory *memory);
+    void (*forget)(struct gaia_memory *memory);
+    /* Sets address, key and own of a region of this side. */
+    int (*expose)(struct gaia_link *link, const struct gaia_span *span, struct link_region *region);
+    void (*conceal)(struct gaia_link *link, struct link_region *region);
+    /* End all queues, at once. Afterwards nothing of the peer's reaches memory; regions and own are let go.
+     */
+    void (*cut)(struct gaia_link *link);
+    /* Take what has come, without waiting: queue_completed(), link_received() and so on; glance() does so
+     * with what costs no system call, where there is such a thing. */
+    void (*gather)(struct gaia_transport *transport);
+    void (*glance)(struct gaia_transport *transport);
+    /* Make epoll tell what comes from now on. */
+    int (*arm)(struct gaia_transport *transport);
+    /* Push a queue into error (tests). */
+    int (*break_queue)(struct link_queue *queue);
+};
+
+extern const struct carrier carrier_local, carrier_rdma;
+
+struct gaia_transport {
+    struct gaia_transport_config config; /* constant */
+    const struct carrier *carrier;
+    struct gaia_transport_limits limits;
+    char address[128];
+    int epoll, wake; /* wake is in epoll as QUEUE_WAKE */
+    void *own;       /* the carrier's */
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t changed;
+    bool polling;
+    unsigned waiters; /* on changed */
+    uint64_t rounds;  /* of callbacks */
+    pthread_t poller;
+    struct gaia_link *delivering; /* whose callback the poller is in */
+    uint64_t tick_ns;             /* when to look at the clock again */
+    unsigned link_count;
+    LIST_HEAD(, gaia_link) links;
+    TAILQ_HEAD(, gaia_link) ready;
+    LIST_HEAD(, gaia_memory) memories;
+    struct link_queue *queues[QUEUES_MAX]; /* by the low bits of their ids */
+    uint32_t generation;
+};
+
+/* ids of what epoll tells about, beside queues' */
+#define QUEUE_WAKE UINT64_MAX
+#define QUEUE_LISTEN (UINT64_MAX - 1)
+#define QUEUE_EVENTS (UINT64_MAX - 2)
+
+uint64_t transport_now_ns(void);
+/* Sets the sentence of gaia_transport_why(); its value is error. */
+#define transport_say(error, ...)     \
+    ({                                \
+        int transport_said = (error); \
+        transport_note(__VA_ARGS__);  \
+        transport_said;               \
+    })
+void transport_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+int transport_watch(struct gaia_transport *transport, int fd, uint64_t id);
+
+/* A queue by a number that is not used again soon: what the carrier still has of a queue that is gone finds
+ * nobody. -ENOBUFS. */
+int queue_enter(struct gaia_transport *transport, struct link_queue *queue);
+struct link_queue *queue_find(struct gaia_transport *transport, uint32_t id);
+void queue_leave(struct gaia_transport *transport, struct link_queue *queue);
+
+/* The state machine (transport_link.c). */
+struct gaia_link *link_new(struct gaia_transport *transport, bool connected_here);
+/* It has ended, nothing is left to be told. */
+void link_free(struct gaia_link *link);
+/* gaia_link_close(), and the peer is told why. The lock is not held. */
+void link_refuse(struct gaia_link *link, int error);
+/* A place for a region of this side; NULL: none. */
+struct link_region *link_region_new(struct gaia_link *link, uint32_t *number_out);
+/* What to say first on a queue that this side connects. */
+void link_hello(const struct gaia_link *link, unsigned queue, struct gaia_wire_hello *hello_out);
+/* An unknown peer's first words. 0: they are fine, *queue_out is to come up with *answer_out as the reply;
+ * or a negative errno, *answer_out says why. */
+int link_greeted(struct gaia_transport *transport, const char *peer, const void *bytes, size_t length,
+                 struct link_queue **queue_out, struct gaia_wire_hello *answer_out);
+/* The reply to what a queue of this side has said. 0, or the link has ended. */
+int link_answered(struct link_queue *queue, const void *bytes, size_t length);
+void link_queue_up(struct link_queue *queue);
+/* A whole message has come on queue 0. The link may have ended afterwards. */
+void link_received(struct gaia_link *link, const void *bytes, size_t length);
+/* Send a message of the protocol's own, or the caller's. */
+int link_say(struct gaia_link *link, enum gaia_wire_op op, const void *body, size_t length);
+/* End it, if it has not ended yet; what follows error says why, as printf() has it. */
+#define link_end(link, error, ...) link_end_so((link), transport_say(error, __VA_ARGS__))
+void link_end_so(struct gaia_link *link, int error);
+void link_tick(struct gaia_link *link, uint64_t now_ns);
+/* Keep it in the list of those with something to deliver, or take it out. */
+void link_make_ready(struct gaia_link *link);
+
+void queue_push(struct link_queue *queue, struct gaia_transfer *transfer);
+/* The oldest transfers have ended: all but the last well, the last with error. That the peer lives is not
+ * said by this: a NIC answers for a program that has stopped. */
+void queue_completed(struct link_queue *queue, unsigned count, int error);
+
+/* NULL and zeros but in tests. */
+struct transport_test {
+    void (*_Atomic hello)(struct gaia_wire_hello *hello, size_t *length); /* changes what is sent */
+    _Atomic bool unchecked; /* transfers go out as they are, with key, and at address */
+    _Atomic uint64_t key, address;
+    _Atomic bool deaf; /* the local carrier answers no transfers */
+};
+extern struct transport_test transport_test;
+void transport_test_hello(struct gaia_wire_hello *hello, size_t *length);
+/* Send bytes as they are; push a queue into error. */
+int transport_test_send(struct gaia_link *link, const void *bytes, size_t length);
+int transport_test_break(struct gaia_link *link, unsigned queue);
+/* What a region of either side is called on the wire. */
+const struct link_region *transport_test_region(const struct gaia_link *link, uint32_t region);
+
+#endif

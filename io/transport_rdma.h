@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What transport_rdma.c (device, memory, work requests, completions) and transport_rdma_cm.c (connections)
+ * share. */
+#ifndef GAIAFS_IO_TRANSPORT_RDMA_H
+#define GAIAFS_IO_TRANSPORT_RDMA_H
+
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+
+#include "io/transport_internal.h"
+
+/* Buffers for messages, each way: those that cost credits, and keepalives and a BYE besides. */
+#define RDMA_BUFFERS (GAIA_LINK_CREDITS + 16)
+#define RDMA_INLINE 256u /* bytes of a message that are sent without a buffer, where the device can */
+
+struct rdma {
+    struct rdma_event_channel *channel;
+    struct rdma_cm_id *id; /* bound to the address; listens */
+    struct sockaddr_storage address;
+    struct ibv_context *verbs; /* librdmacm's */
+    struct ibv_pd *pd;         /* of memory, and of what this side connects */
+    struct ibv_comp_channel *completions;
+    struct ibv_cq *cq;
+    unsigned cq_room;             /* entries that no queue has been promised */
+    unsigned reads_out, reads_in; /* of a queue at a time, as one who reads and as one who is read from */
+};
+
+/* link->own */
+struct rdma_link {
+    struct ibv_pd *pd;      /* accepted side: the session's own */
+    unsigned char *buffers; /* RDMA_BUFFERS to receive into, and as many to send from */
+    struct ibv_mr *buffers_mr;
+    uint32_t buffers_lkey;
+    uint32_t sent, sent_done; /* messages */
+};
+
+/* queue->own */
+struct rdma_queue {
+    struct rdma_cm_id *id;
+    struct ibv_qp *qp;
+    unsigned room, receives; /* entries of the send queue, of the receive queue */
+    unsigned inline_max;
+    uint32_t posted, done; /* work requests */
+    bool *is_transfer;     /* of each, by its number modulo room */
+    struct ibv_send_wr *requests;
+    struct ibv_sge *pieces;
+};
+
+/* What was put into a completion queue's entry: which queue, and which work request of it. */
+#define RDMA_RECEIVE ((uint32_t)1 << 31)
+#define RDMA_NUMBER (RDMA_RECEIVE - 1)
+
+/* "HOST:PORT", "[HOST]:PORT". */
+int rdma_parse(const char *text, struct sockaddr_storage *address_out);
+
+/* transport_rdma_cm.c */
+int rdma_bind(struct gaia_transport *transport, struct rdma *rdma);
+int rdma_begin(struct gaia_link *link, unsigned number, const char *peer);
+void rdma_take_cm_events(struct gaia_transport *transport);
+
+/* transport_rdma.c: make a queue's queue pair; id is bound to a device. Let go of all that it has. */
+int rdma_queue_make(struct link_queue *queue, struct rdma_cm_id *id);
+void rdma_queue_free(struct link_queue *queue);
+/* The link's buffers and protection domain, if it has none yet. */
+int rdma_link_make(struct gaia_link *link);
+void rdma_poll_cq(struct gaia_transport *transport);
+
+#endif

@@ -1,0 +1,546 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The transport as it should be used: messages, transfers against an oracle, regions that come and go, links
+ * that are closed. Bad input and faults: test_transport_faults.c. */
+#include "tests/io/transport_fixture.h"
+
+/* ---- messages ---- */
+
+static void test_messages(void **state)
+{
+    static struct pair pair;
+    uint8_t bytes[GAIA_LINK_MESSAGE_MAX];
+    uint64_t random = seed;
+
+    (void)state;
+    pair_open(&pair, 1, 8, TIMEOUT_MS);
+    pair.server.echo = true;
+    for (unsigned i = 0; i < 60; i++) {
+        size_t length = i == 0 ? 1 : i == 1 ? sizeof bytes : 1 + draw(&random, sizeof bytes);
+
+        fill(bytes, length, random);
+        must(gaia_link_send(pair.link, bytes, length));
+        await(&pair.client, &pair.client.messages, i + 1);
+        assert_int_equal(pair.client.message_length, length);
+        assert_memory_equal(pair.client.message, bytes, length);
+    }
+    assert_int_equal(gaia_link_send(pair.link, bytes, 0), -EINVAL);
+    assert_int_equal(gaia_link_send(pair.link, bytes, GAIA_LINK_MESSAGE_MAX + 1), -EINVAL);
+    assert_int_equal(gaia_link_error(pair.link), 0);
+    pair_close(&pair);
+}
+
+/* More than the peer has taken: EAGAIN, and it goes on when it has. Its thread must not run meanwhile. */
+static void test_credits(void **state)
+{
+    static struct pair pair;
+    uint8_t bytes[2000];
+    unsigned sent = 0;
+    int error;
+
+    (void)state;
+    pair_open(&pair, 1, 8, TIMEOUT_MS);
+    pair.server.stop = true;
+    gaia_transport_wake(pair.server.transport);
+    pthread_join(pair.server.thread, NULL);
+    pair.server.threaded = false;
+    fill(bytes, sizeof bytes, seed);
+    while (!(error = gaia_link_send(pair.link, bytes, sizeof bytes)))
+        sent++;
+    assert_int_equal(error, -EAGAIN);
+    assert_int_equal(sent, GAIA_LINK_CREDITS);
+    pair.server.stop = false;
+    side_start(&pair.server);
+    uint64_t began = now_ms();
+    while (sent < 2000) {
+        error = gaia_link_send(pair.link, bytes, sizeof bytes);
+        if (error == -EAGAIN)
+            gaia_transport_poll(pair.client.transport, 10);
+        else
+            must(error);
+        sent += !error;
+    }
+    await(&pair.server, &pair.server.messages, sent);
+    /* What was taken is told when half of it is gone; by the keepalives alone it would take 45 seconds. */
+    assert_in_range(now_ms() - began, 0, 25000);
+    assert_memory_equal(pair.server.message, bytes, sizeof bytes);
+    pair_close(&pair);
+}
+
+/* ---- transfers ---- */
+
+#define AREA (2 * MIB)
+#define SHOTS 48
+
+struct oracle {
+    struct pair pair;
+    uint8_t *remote, *local, *remote_copy, *local_copy;
+    struct gaia_memory *memory;
+    struct shot shots[SHOTS];
+    uint64_t random;
+    uint32_t region;
+};
+
+static void oracle_open(struct oracle *o, unsigned queues, unsigned depth)
+{
+    o->random = seed;
+    pair_open(&o->pair, queues, depth, TIMEOUT_MS);
+    o->remote = new_frames(AREA);
+    o->local = new_frames(AREA);
+    o->remote_copy = malloc(AREA);
+    o->local_copy = malloc(AREA);
+    assert_true(o->remote_copy && o->local_copy);
+    fill(o->remote, AREA, 1);
+    fill(o->local, AREA, 2);
+    memcpy(o->remote_copy, o->remote, AREA);
+    memcpy(o->local_copy, o->local, AREA);
+    o->memory = new_memory(&o->pair.client, o->local, AREA);
+    o->region = expose_to(&o->pair, 0, o->remote, AREA, true);
+}
+
+static void oracle_close(struct oracle *o)
+{
+    gaia_link_close(o->pair.link);
+    gaia_memory_release(o->memory);
+    pair_close(&o->pair);
+    munmap(o->remote, AREA);
+    munmap(o->local, AREA);
+    free(o->remote_copy);
+    free(o->local_copy);
+}
+
+/* Each transfer has a piece of either area of its own: their order is open. */
+static void choose(struct oracle *o, unsigned i)
+{
+    const uint64_t piece = AREA / SHOTS / 64 * 64;
+    uint32_t length = 1 + (uint32_t)draw(&o->random, draw(&o->random, 3) ? 4096 : piece / 2);
+    uint64_t at = i * piece + draw(&o->random, piece - length),
+             from = i * piece + draw(&o->random, piece - length);
+    bool write = draw(&o->random, 3) == 0;
+
+    o->shots[i] = new_shot(o->memory, at, o->region, from, length, write);
+    if (write)
+        memcpy(o->remote_copy + from, o->local_copy + at, length);
+    else
+        memcpy(o->local_copy + at, o->remote_copy + from, length);
+}
+
+static bool all_done(void *context)
+{
+    struct oracle *o = context;
+
+    for (unsigned i = 0; i < SHOTS; i++)
+        if (!o->shots[i].calls)
+            return false;
+    return true;
+}
+
+static void round_of_transfers(struct oracle *o, unsigned queues)
+{
+    struct gaia_transfer *transfers[SHOTS];
+    unsigned first = 0, queue = 0;
+
+    for (unsigned i = 0; i < SHOTS; i++) {
+        choose(o, i);
+        transfers[i] = &o->shots[i].transfer;
+    }
+    while (first < SHOTS) {
+        unsigned wanted = 1 + (unsigned)draw(&o->random, SHOTS - first);
+        int posted = gaia_link_post(o->pair.link, queue++ % queues, transfers + first, wanted);
+
+        if (posted == -EAGAIN)
+            gaia_transport_poll(o->pair.client.transport, 10);
+        else
+            assert_in_range(posted, 1, wanted);
+        first += posted > 0 ? (unsigned)posted : 0;
+    }
+    assert_true(gaia_transport_wait(o->pair.client.transport, all_done, o, TIME_LIMIT_S * 1000));
+    for (unsigned i = 0; i < SHOTS; i++) {
+        assert_int_equal(o->shots[i].calls, 1);
+        assert_int_equal(o->shots[i].error, 0);
+    }
+    assert_memory_equal(o->local, o->local_copy, AREA);
+    assert_memory_equal(o->remote, o->remote_copy, AREA);
+}
+
+static void transfers_over(unsigned queues, unsigned depth, unsigned rounds)
+{
+    struct oracle *o = calloc(1, sizeof *o);
+
+    assert_non_null(o);
+    oracle_open(o, queues, depth);
+    for (unsigned i = 0; i < rounds; i++)
+        round_of_transfers(o, queues);
+    oracle_close(o);
+    free(o);
+}
+
+static void test_transfers_one_queue(void **state)
+{
+    (void)state;
+    transfers_over(1, 16, 8);
+}
+
+static void test_transfers_one_at_a_time(void **state)
+{
+    (void)state;
+    transfers_over(1, 1, 2);
+}
+
+static void test_transfers_many_queues(void **state)
+{
+    (void)state;
+    transfers_over(4, 7, 8);
+}
+
+/* No more are under way than was agreed. */
+static void test_depth(void **state)
+{
+    static struct pair pair;
+    uint8_t *remote = new_frames(4 * KIB), *local = new_frames(64 * KIB);
+    struct shot shots[6];
+    struct gaia_transfer *transfers[6];
+
+    (void)state;
+    pair_open(&pair, 2, 4, TIMEOUT_MS);
+    struct gaia_memory *memory = new_memory(&pair.client, local, 64 * KIB);
+    uint32_t region = expose_to(&pair, 0, remote, 4 * KIB, false);
+    for (unsigned i = 0; i < 6; i++) {
+        shots[i] = new_shot(memory, i * 4 * KIB, region, 0, 4096, false);
+        transfers[i] = &shots[i].transfer;
+    }
+    assert_int_equal(gaia_link_post(pair.link, 0, transfers, 6), 4); /* nothing ends while nobody polls */
+    assert_int_equal(gaia_link_post(pair.link, 0, transfers + 4, 2), -EAGAIN);
+    assert_int_equal(gaia_link_post(pair.link, 1, transfers + 4, 2), 2);
+    for (unsigned i = 0; i < 6; i++) {
+        assert_true(gaia_transport_wait(pair.client.transport, shot_is_done, &shots[i], TIME_LIMIT_S * 1000));
+        assert_int_equal(shots[i].error, 0);
+    }
+    gaia_link_close(pair.link);
+    gaia_memory_release(memory);
+    pair_close(&pair);
+    munmap(remote, 4 * KIB);
+    munmap(local, 64 * KIB);
+}
+
+/* The longest ones, more than the local carrier's stage takes at a time. */
+static void test_longest(void **state)
+{
+    static struct pair pair;
+    const size_t length = GAIA_LINK_TRANSFER_MAX;
+    uint8_t *remote = new_frames(length), *local = new_frames(3 * length);
+    struct shot shots[3];
+
+    (void)state;
+    pair_open(&pair, 1, 8, TIMEOUT_MS);
+    fill(remote, length, 3);
+    struct gaia_memory *memory = new_memory(&pair.client, local, 3 * length);
+    uint32_t region = expose_to(&pair, 0, remote, length, false);
+    for (unsigned i = 0; i < 3; i++) {
+        shots[i] = new_shot(memory, i * length, region, 0, (uint32_t)length, false);
+        int posted = post_one(pair.link, 0, &shots[i]);
+        while (posted == -EAGAIN) {
+            gaia_transport_poll(pair.client.transport, 10);
+            posted = post_one(pair.link, 0, &shots[i]);
+        }
+        assert_int_equal(posted, 1);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        assert_true(gaia_transport_wait(pair.client.transport, shot_is_done, &shots[i], TIME_LIMIT_S * 1000));
+        assert_int_equal(shots[i].error, 0);
+        assert_true(matches(local + i * length, length, 3, 0));
+    }
+    gaia_memory_release(memory);
+    pair_close(&pair);
+    munmap(remote, length);
+    munmap(local, 3 * length);
+}
+
+/* ---- regions ---- */
+
+/* DROP while reads are under way: they end well, new ones are refused, then the region is the server's again.
+ */
+static void test_drop(void **state)
+{
+    static struct pair pair;
+    uint8_t *remote = new_frames(64 * KIB), *local = new_frames(64 * KIB);
+    struct shot shots[8], late;
+
+    (void)state;
+    pair_open(&pair, 1, 8, TIMEOUT_MS);
+    fill(remote, 64 * KIB, 4);
+    struct gaia_memory *memory = new_memory(&pair.client, local, 64 * KIB);
+    for (unsigned round = 0; round < 20; round++) {
+        uint32_t region = expose_to(&pair, 0, remote, 64 * KIB, false);
+
+        memset(local, 0, 64 * KIB);
+        for (unsigned i = 0; i < 8; i++) {
+            shots[i] = new_shot(memory, i * 8 * KIB, region, i * 8 * KIB, 8 * KIB, false);
+            assert_int_equal(post_one(pair.link, 0, &shots[i]), 1);
+        }
+        must(gaia_link_drop(pair.server.links[0], region));
+        assert_int_equal(gaia_link_drop(pair.server.links[0], region), -EINVAL);
+        await(&pair.client, &pair.client.dropped, round + 1);
+        for (unsigned i = 0; i < 8; i++) {
+            assert_int_equal(shots[i].calls, 1);
+            assert_int_equal(shots[i].error, 0);
+        }
+        assert_true(matches(local, 64 * KIB, 4, 0));
+        late = new_shot(memory, 0, region, 0, 4096, false);
+        assert_int_equal(post_one(pair.link, 0, &late), -EINVAL);
+        await(&pair.server, &pair.server.concealed, round + 1);
+    }
+    assert_int_equal(gaia_link_error(pair.link), 0);
+    gaia_memory_release(memory);
+    pair_close(&pair);
+    munmap(remote, 64 * KIB);
+    munmap(local, 64 * KIB);
+}
+
+/* More regions than credits, and than the table has at first; all readable, all dropped. */
+static void test_many_regions(void **state)
+{
+    enum { REGIONS = 100 };
+    static struct pair pair;
+    uint8_t *remote = new_frames(REGIONS * 4 * KIB), *local = new_frames(4 * KIB);
+    uint32_t regions[REGIONS];
+
+    (void)state;
+    pair_open(&pair, 1, 4, TIMEOUT_MS);
+    fill(remote, REGIONS * 4 * KIB, 5);
+    struct gaia_memory *memory = new_memory(&pair.client, local, 4 * KIB);
+    for (unsigned i = 0; i < REGIONS; i++)
+        regions[i] = expose_to(&pair, 0, remote + i * 4 * KIB, 4 * KIB, false);
+    for (unsigned i = 0; i < REGIONS; i++) {
+        struct shot shot = new_shot(memory, 0, regions[i], 0, 4 * KIB, false);
+
+        assert_int_equal(shoot(&pair.client, pair.link, &shot), 0);
+        assert_true(matches(local, 4 * KIB, 5, i * 4 * KIB));
+    }
+    for (unsigned i = 0; i < REGIONS; i++) {
+        int error;
+
+        while ((error = gaia_link_drop(pair.server.links[0], regions[i])) == -EAGAIN)
+            gaia_transport_poll(pair.client.transport, 10);
+        must(error);
+    }
+    await(&pair.client, &pair.client.dropped, REGIONS);
+    await(&pair.server, &pair.server.concealed, REGIONS);
+    gaia_memory_release(memory);
+    pair_close(&pair);
+    munmap(remote, REGIONS * 4 * KIB);
+    munmap(local, 4 * KIB);
+}
+
+/* ---- links ---- */
+
+static void test_many_links(void **state)
+{
+    enum { MANY = 12 };
+    static struct pair pair;
+    struct gaia_link *links[MANY];
+    uint8_t *remote = new_frames(MANY * 4 * KIB), *local = new_frames(4 * KIB);
+
+    (void)state;
+    pair_open(&pair, 1, 4, TIMEOUT_MS);
+    fill(remote, MANY * 4 * KIB, 6);
+    struct gaia_memory *memory = new_memory(&pair.client, local, 4 * KIB);
+    for (unsigned i = 0; i < MANY; i++) {
+        links[i] = connect_to(&pair.client, &pair.server, 1 + i % 2, 4);
+        await(&pair.server, &pair.server.arrived, i + 2);
+    }
+    for (unsigned i = 0; i < MANY; i++) {
+        uint32_t region = expose_to(&pair, i + 1, remote + i * 4 * KIB, 4 * KIB, false);
+        struct shot shot = new_shot(memory, 0, region, 0, 4 * KIB, false);
+
+        assert_int_equal(shoot(&pair.client, links[i], &shot), 0);
+        assert_true(matches(local, 4 * KIB, 6, i * 4 * KIB));
+    }
+    for (unsigned i = 0; i < MANY; i++) {
+        gaia_link_close(links[i]);
+        await(&pair.server, &pair.server.closed, i + 1);
+        assert_int_equal(pair.server.closed_error, 0);
+    }
+    gaia_memory_release(memory);
+    pair_close(&pair);
+    munmap(remote, MANY * 4 * KIB);
+    munmap(local, 4 * KIB);
+}
+
+/* Transfers under way when their link is closed end once, with ECANCELED or well. */
+static void test_close_under_way(void **state)
+{
+    static struct pair pair;
+    uint8_t *remote = new_frames(MIB), *local = new_frames(MIB);
+    struct shot shots[16];
+
+    (void)state;
+    pair_open(&pair, 2, 8, TIMEOUT_MS);
+    struct gaia_memory *memory = new_memory(&pair.client, local, MIB);
+    uint32_t region = expose_to(&pair, 0, remote, MIB, false);
+    for (unsigned i = 0; i < 16; i++) {
+        shots[i] = new_shot(memory, i * 64 * KIB, region, i * 64 * KIB, 64 * KIB, false);
+        assert_int_equal(post_one(pair.link, i % 2, &shots[i]), 1);
+    }
+    gaia_link_close(pair.link);
+    unsigned canceled = 0;
+    for (unsigned i = 0; i < 16; i++) {
+        assert_int_equal(shots[i].calls, 1);
+        assert_true(shots[i].error == 0 || shots[i].error == -ECANCELED);
+        canceled += shots[i].error == -ECANCELED;
+    }
+    assert_true(canceled > 0 || carrier == GAIA_CARRIER_RDMA); /* a NIC goes on while the BYE is on its way */
+    assert_int_equal(pair.client.closed, 0);
+    await(&pair.server, &pair.server.closed, 1);
+    assert_int_equal(pair.server.closed_error, 0);
+    gaia_memory_release(memory);
+    pair_close(&pair);
+    munmap(remote, MIB);
+    munmap(local, MIB);
+}
+
+/* A link is closed while another thread is in a callback of it: the callback ends first. */
+static void test_close_beside_callbacks(void **state)
+{
+    static struct pair pair;
+
+    (void)state;
+    pair_open(&pair, 1, 4, TIMEOUT_MS);
+    pair.server.echo = true;
+    pair.server.slow = true;
+    for (unsigned i = 0; i < 20; i++) {
+        struct gaia_link *link = connect_to(&pair.client, &pair.server, 1, 4);
+        unsigned messages = pair.server.messages;
+
+        await(&pair.server, &pair.server.arrived, i + 2);
+        for (unsigned k = 0; k < 8; k++)
+            must(gaia_link_send(link, "x", 1));
+        await(&pair.server, &pair.server.messages, messages + 1); /* it is in the callback now */
+        gaia_link_close(pair.server.links[i + 1]);
+        gaia_link_close(link);
+    }
+    pair_close(&pair);
+}
+
+static void test_refused(void **state)
+{
+    static struct pair pair;
+    struct gaia_link_options options = {.queues = 1, .depth = 1};
+    struct gaia_link *link = NULL;
+
+    (void)state;
+    pair_open(&pair, 1, 1, TIMEOUT_MS);
+    pair.server.refuse_with = -EACCES;
+    int error = gaia_link_connect(pair.client.transport, pair.server.address, &options, &link);
+    if (!error) { /* it was told afterwards */
+        await(&pair.client, &pair.client.closed, 1);
+        assert_int_equal(pair.client.closed_error, -EACCES);
+        error = gaia_link_error(link);
+        gaia_link_close(link);
+    }
+    assert_int_equal(error, -EACCES);
+    assert_int_equal(pair.server.arrived, 1);
+    pair_close(&pair);
+}
+
+/* A link that is idle for longer than its timeout lives: both say that they do. */
+static void test_idle(void **state)
+{
+    static struct pair pair;
+    const struct timespec nap = {.tv_nsec = 20000000};
+    uint64_t until;
+
+    (void)state;
+    pair_open(&pair, 1, 1, SHORT_MS);
+    until = now_ms() + 3 * SHORT_MS;
+    while (now_ms() < until) {
+        gaia_transport_poll(pair.client.transport, 100);
+        nanosleep(&nap, NULL);
+    }
+    assert_int_equal(gaia_link_error(pair.link), 0);
+    assert_int_equal(gaia_link_error(pair.server.links[0]), 0);
+    pair.server.echo = true;
+    must(gaia_link_send(pair.link, "x", 1));
+    await(&pair.client, &pair.client.messages, 1);
+    pair_close(&pair);
+}
+
+/* ---- threads ---- */
+
+struct hammer {
+    struct pair *pair;
+    struct gaia_memory *memory;
+    uint8_t *local;
+    uint32_t region;
+    unsigned number;
+    _Atomic unsigned wrong;
+};
+
+/* Reads of its own, waiting for each: some poll, the others sleep. */
+static void *hammer(void *argument)
+{
+    struct hammer *h = argument;
+    uint64_t random = seed + h->number, at = h->number * 64 * KIB;
+
+    for (unsigned i = 0; i < 200; i++) {
+        uint64_t offset = draw(&random, 60 * KIB);
+        struct shot shot = new_shot(h->memory, at, h->region, offset, 4096, false);
+
+        while (post_one(h->pair->link, h->number % 2, &shot) == -EAGAIN)
+            gaia_transport_poll(h->pair->client.transport, 1);
+        if (!gaia_transport_wait(h->pair->client.transport, shot_is_done, &shot, TIME_LIMIT_S * 1000) ||
+            shot.error || !matches(h->local + at, 4096, 7, offset))
+            h->wrong++;
+    }
+    return NULL;
+}
+
+static void test_threads(void **state)
+{
+    enum { THREADS = 4 };
+    static struct pair pair;
+    pthread_t threads[THREADS];
+    struct hammer hammers[THREADS];
+    uint8_t *remote = new_frames(64 * KIB), *local = new_frames(THREADS * 64 * KIB);
+
+    (void)state;
+    pair_open(&pair, 2, 4, TIMEOUT_MS);
+    fill(remote, 64 * KIB, 7);
+    struct gaia_memory *memory = new_memory(&pair.client, local, THREADS * 64 * KIB);
+    uint32_t region = expose_to(&pair, 0, remote, 64 * KIB, false);
+    for (unsigned i = 0; i < THREADS; i++) {
+        hammers[i] = (struct hammer){&pair, memory, local, region, i, 0};
+        assert_int_equal(pthread_create(&threads[i], NULL, hammer, &hammers[i]), 0);
+    }
+    for (unsigned i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(hammers[i].wrong, 0);
+    }
+    gaia_memory_release(memory);
+    pair_close(&pair);
+    munmap(remote, 64 * KIB);
+    munmap(local, THREADS * 64 * KIB);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(test_messages),
+        CASE(test_credits),
+        CASE(test_transfers_one_queue),
+        CASE(test_transfers_one_at_a_time),
+        CASE(test_transfers_many_queues),
+        CASE(test_depth),
+        CASE(test_longest),
+        CASE(test_drop),
+        CASE(test_many_regions),
+        CASE(test_many_links),
+        CASE(test_close_under_way),
+        CASE(test_close_beside_callbacks),
+        CASE(test_refused),
+        CASE(test_idle),
+        CASE(test_threads),
+    };
+
+    take_arguments(argc, argv);
+    return cmocka_run_group_tests_name("transport", tests, NULL, NULL);
+}

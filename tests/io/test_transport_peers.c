@@ -1,0 +1,583 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The transport and peers that are killed, stop, or do not do what they should; addresses and devices that
+ * are not there, limits. Each ends in an error within the set time. */
+#include "tests/io/transport_fixture.h"
+
+#include <linux/capability.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+/* ---- a peer in another process ---- */
+
+enum { FRAMES = 1 << 20 };
+
+struct child {
+    pid_t pid;
+    struct shared {
+        char address[128];
+        unsigned timeout_ms;
+        _Atomic bool ready, deaf;
+    } * shared;
+};
+
+/* Listens, and exposes its frames to whoever comes; until it is killed. */
+static void child_main(int shared_fd)
+{
+    static struct side side;
+    struct gaia_transport_config config;
+    struct shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, shared_fd, 0);
+    uint8_t *frames = new_frames(FRAMES);
+    unsigned exposed = 0;
+    uint32_t region;
+
+    alarm(TIME_LIMIT_S);
+    fill(frames, FRAMES, 10);
+    side_init(&side, true);
+    memcpy(side.address, shared->address, sizeof side.address);
+    config = side_config(&side, true, shared->timeout_ms);
+    if (gaia_transport_open(&config, &side.transport)) {
+        print_error("child: %s\n", gaia_transport_why());
+        _exit(3);
+    }
+    shared->ready = true;
+    for (;;) {
+        gaia_transport_poll(side.transport, 50);
+        for (; exposed < side.arrived; exposed++)
+            gaia_link_expose(side.links[exposed], &(struct gaia_span){frames, FRAMES, -1}, false, &region);
+        transport_test.deaf = shared->deaf;
+    }
+}
+
+/* The same program anew: the kernel lets no child use a device that its parent has opened. */
+static void child_start(struct child *child, unsigned timeout_ms)
+{
+    const struct timespec nap = {.tv_nsec = 5000000};
+    int fd = memfd_create("shared", 0);
+    char number[16];
+
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, sizeof *child->shared), 0);
+    child->shared = mmap(NULL, sizeof *child->shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(child->shared, MAP_FAILED);
+    new_address(child->shared->address, true);
+    child->shared->timeout_ms = timeout_ms;
+    snprintf(number, sizeof number, "%d", fd);
+    child->pid = fork();
+    assert_true(child->pid >= 0);
+    if (!child->pid && carrier == GAIA_CARRIER_RDMA)
+        execl("/proc/self/exe", "child", "--carrier", "rdma", here, there, "--child", number, NULL);
+    else if (!child->pid)
+        execl("/proc/self/exe", "child", "--child", number, NULL);
+    if (!child->pid)
+        _exit(4);
+    close(fd);
+    while (!child->shared->ready) {
+        assert_int_equal(waitpid(child->pid, NULL, WNOHANG), 0);
+        nanosleep(&nap, NULL);
+    }
+}
+
+static void child_end(struct child *child, bool killed)
+{
+    int status;
+
+    if (!killed)
+        kill(child->pid, SIGKILL);
+    if (!killed)
+        assert_int_equal(waitpid(child->pid, &status, 0), child->pid);
+    munmap(child->shared, sizeof *child->shared);
+}
+
+struct parent {
+    struct child child;
+    struct side client;
+    struct gaia_link *link;
+    uint8_t *local;
+    struct gaia_memory *memory;
+    struct shot shots[8];
+};
+
+static void parent_open(struct parent *p)
+{
+    struct gaia_link_options options = {.queues = 1, .depth = 8};
+
+    memset(p, 0, sizeof *p);
+    child_start(&p->child, SHORT_MS);
+    side_open(&p->client, false, SHORT_MS);
+    p->local = new_frames(FRAMES);
+    p->memory = new_memory(&p->client, p->local, FRAMES);
+    must(gaia_link_connect(p->client.transport, p->child.shared->address, &options, &p->link));
+    await(&p->client, &p->client.exposed, 1);
+    struct shot first = new_shot(p->memory, 0, p->client.region, 0, 4096, false);
+    assert_int_equal(shoot(&p->client, p->link, &first), 0);
+    assert_true(matches(p->local, 4096, 10, 0));
+}
+
+static void parent_close(struct parent *p, bool killed)
+{
+    gaia_link_close(p->link);
+    gaia_memory_release(p->memory);
+    side_close(&p->client);
+    child_end(&p->child, killed);
+    munmap(p->local, FRAMES);
+}
+
+/* Reads without pause until the link ends: each ends once, well or with EIO, and all in time. */
+static void read_until_end(struct parent *p, unsigned limit_ms)
+{
+    uint64_t began = now_ms();
+    unsigned good = 0, bad = 0;
+
+    while (!p->client.closed && now_ms() - began < limit_ms) {
+        unsigned posted = 0;
+
+        for (; posted < 8; posted++) {
+            p->shots[posted] =
+                new_shot(p->memory, posted * 64 * KIB, p->client.region, posted * 64 * KIB, 64 * KIB, false);
+            if (post_one(p->link, 0, &p->shots[posted]) != 1)
+                break;
+        }
+        for (unsigned i = posted; i < 8; i++)
+            p->shots[i].calls = 1;
+        assert_true(gaia_transport_wait(p->client.transport, all_shots_done, p->shots, limit_ms));
+        for (unsigned i = 0; i < posted; i++) {
+            assert_int_equal(p->shots[i].calls, 1);
+            assert_true(!p->shots[i].error || p->shots[i].error == -EIO);
+            good += !p->shots[i].error;
+            bad += p->shots[i].error != 0;
+        }
+        if (!posted)
+            gaia_transport_poll(p->client.transport, 10);
+    }
+    print_message("%u reads went well, %u failed, %u ms: %s\n", good, bad, (unsigned)(now_ms() - began),
+                  p->client.closed_why);
+    assert_int_equal(p->client.closed, 1);
+    assert_int_equal(p->client.closed_error, -EIO);
+    assert_in_range(now_ms() - began, 0, limit_ms);
+}
+
+static void test_peer_killed(void **state)
+{
+    static struct parent p;
+    int status;
+
+    (void)state;
+    parent_open(&p);
+    for (unsigned i = 0; i < 8; i++) {
+        p.shots[i] = new_shot(p.memory, i * 64 * KIB, p.client.region, i * 64 * KIB, 64 * KIB, false);
+        assert_int_equal(post_one(p.link, 0, &p.shots[i]), 1);
+    }
+    assert_int_equal(kill(p.child.pid, SIGKILL), 0);
+    assert_int_equal(waitpid(p.child.pid, &status, 0), p.child.pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    assert_true(gaia_transport_wait(p.client.transport, all_shots_done, p.shots, SHORT_MS + SLACK_MS));
+    read_until_end(&p, SHORT_MS + SLACK_MS);
+    parent_close(&p, true);
+}
+
+static void test_peer_stops(void **state)
+{
+    static struct parent p;
+    int status;
+
+    (void)state;
+    parent_open(&p);
+    assert_int_equal(kill(p.child.pid, SIGSTOP), 0);
+    assert_int_equal(waitpid(p.child.pid, &status, WUNTRACED), p.child.pid);
+    assert_true(WIFSTOPPED(status));
+    read_until_end(&p, SHORT_MS + SLACK_MS);
+    parent_close(&p, false);
+}
+
+/* The same, and nothing is asked of it. */
+static void test_idle_peer_stops(void **state)
+{
+    static struct parent p;
+    int status;
+
+    (void)state;
+    parent_open(&p);
+    assert_int_equal(kill(p.child.pid, SIGSTOP), 0);
+    assert_int_equal(waitpid(p.child.pid, &status, WUNTRACED), p.child.pid);
+    assert_true(WIFSTOPPED(status));
+    assert_true(await_ms(&p.client, &p.client.closed, 1, SHORT_MS + SLACK_MS));
+    assert_int_equal(p.client.closed_error, -EIO);
+    assert_non_null(strstr(p.client.closed_why, "has said nothing"));
+    parent_close(&p, false);
+}
+
+/* It lives and says so, but does not do what it is asked. (On RDMA the NIC does.) */
+static void test_peer_ignores_transfers(void **state)
+{
+    static struct parent p;
+    const struct timespec nap = {.tv_nsec = 200000000};
+
+    (void)state;
+    if (carrier == GAIA_CARRIER_RDMA)
+        skip();
+    parent_open(&p);
+    p.child.shared->deaf = true;
+    nanosleep(&nap, NULL);
+    gaia_transport_poll(p.client.transport, 0);
+    read_until_end(&p, SHORT_MS + SLACK_MS);
+    assert_non_null(strstr(p.client.closed_why, "has not answered a transfer"));
+    parent_close(&p, false);
+}
+
+/* A region that is not given back: the stopped peer does not answer DROP. Here the test is the server. */
+static void test_drop_unanswered(void **state)
+{
+    static struct pair pair;
+    uint8_t *remote = new_frames(4 * KIB);
+
+    (void)state;
+    pair_open(&pair, 1, 4, SHORT_MS);
+    uint32_t region = expose_to(&pair, 0, remote, 4 * KIB, false);
+    must(gaia_link_drop(pair.server.links[0], region));
+    /* The client, in this thread, does not poll. */
+    uint64_t began = now_ms();
+    while (!pair.server.closed && now_ms() - began < SHORT_MS + SLACK_MS)
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    assert_int_equal(pair.server.closed, 1);
+    assert_int_equal(pair.server.closed_error, -EIO);
+    assert_int_equal(pair.server.concealed, 0);
+    gaia_link_close(pair.link);
+    pair_close(&pair);
+    munmap(remote, 4 * KIB);
+}
+
+/* One that lives and says so, and keeps it: a transfer of the region does not end. */
+static void test_drop_kept(void **state)
+{
+    static struct pair pair;
+    uint8_t *remote = new_frames(4 * KIB), *local = new_frames(4 * KIB);
+    struct gaia_link_options options = {.queues = 1, .depth = 4};
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip(); /* a NIC ends its transfers */
+    side_open(&pair.server, true, SHORT_MS);
+    side_open(&pair.client, false, 20 * SHORT_MS);
+    must(gaia_link_connect(pair.client.transport, pair.server.address, &options, &pair.link));
+    await(&pair.server, &pair.server.arrived, 1);
+    struct gaia_memory *memory = new_memory(&pair.client, local, 4 * KIB);
+    uint32_t region = expose_to(&pair, 0, remote, 4 * KIB, false);
+    struct shot shot = new_shot(memory, 0, region, 0, 4096, false);
+    transport_test.deaf = true;
+    assert_int_equal(post_one(pair.link, 0, &shot), 1);
+    must(gaia_link_drop(pair.server.links[0], region));
+    assert_true(await_ms(&pair.client, &pair.client.closed, 1, SHORT_MS + SLACK_MS));
+    assert_int_equal(pair.server.closed_error, -EIO);
+    assert_non_null(strstr(pair.server.closed_why, "has not let go"));
+    assert_int_equal(shot.calls, 1);
+    assert_int_equal(shot.error, -EIO);
+    gaia_link_close(pair.link);
+    gaia_memory_release(memory);
+    pair_close(&pair);
+    munmap(remote, 4 * KIB);
+    munmap(local, 4 * KIB);
+}
+
+static void test_connect_to_stopped_peer(void **state)
+{
+    struct child child;
+    static struct side client;
+    struct gaia_link_options options = {.queues = 1, .depth = 8};
+    struct gaia_link *link = NULL;
+    int status;
+
+    (void)state;
+    child_start(&child, SHORT_MS);
+    assert_int_equal(kill(child.pid, SIGSTOP), 0);
+    assert_int_equal(waitpid(child.pid, &status, WUNTRACED), child.pid);
+    side_open(&client, false, SHORT_MS);
+    uint64_t began = now_ms();
+    assert_int_equal(gaia_link_connect(client.transport, child.shared->address, &options, &link), -ETIMEDOUT);
+    assert_in_range(now_ms() - began, SHORT_MS - 100, SHORT_MS + SLACK_MS);
+    side_close(&client);
+    child_end(&child, false);
+}
+
+/* ---- addresses and resources ---- */
+
+static void test_nobody_listens(void **state)
+{
+    static struct side client;
+    char address[128];
+    struct gaia_link_options options = {.queues = 1, .depth = 8};
+    struct gaia_link *link = NULL;
+
+    (void)state;
+    side_open(&client, false, TIMEOUT_MS);
+    new_address(address, true);
+    assert_int_equal(gaia_link_connect(client.transport, address, &options, &link), -ECONNREFUSED);
+    assert_non_null(strstr(gaia_transport_why(), address));
+    assert_int_equal(gaia_link_connect(client.transport, "", &options, &link), -EINVAL);
+    options.queues = GAIA_LINK_QUEUES_MAX + 1;
+    assert_int_equal(gaia_link_connect(client.transport, address, &options, &link), -EINVAL);
+    options = (struct gaia_link_options){1, GAIA_LINK_DEPTH_MAX + 1};
+    assert_int_equal(gaia_link_connect(client.transport, address, &options, &link), -EINVAL);
+    side_close(&client);
+}
+
+static int open_at(const char *address, bool listen, enum gaia_carrier which)
+{
+    struct gaia_transport_config config = {
+        .carrier = which, .address = address, .listen = listen, .timeout_ms = TIMEOUT_MS};
+    struct gaia_transport *transport = NULL;
+    int error = gaia_transport_open(&config, &transport);
+
+    if (!error)
+        gaia_transport_close(transport);
+    return error;
+}
+
+static void test_port_in_use(void **state)
+{
+    static struct side server;
+
+    (void)state;
+    side_open(&server, true, TIMEOUT_MS);
+    assert_int_equal(open_at(server.address, true, carrier), -EADDRINUSE);
+    assert_non_null(strstr(gaia_transport_why(), server.address));
+    side_close(&server);
+}
+
+static void test_bad_addresses(void **state)
+{
+    static const char *const bad[] = {
+        "",       "nonsense",    "10.0.0.1", "10.0.0.1:", "10.0.0.1:99999", "10.0.0.1:1x", "host.example:1",
+        "[::1:5", "10.0.0.256:1"};
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(open_at(bad[i], false, GAIA_CARRIER_RDMA), -EINVAL);
+    char longest[100];
+    memset(longest, 'x', sizeof longest);
+    longest[99] = 0;
+    assert_int_equal(open_at(longest, true, GAIA_CARRIER_LOCAL), -EINVAL);
+    struct gaia_transport_config config = {.carrier = carrier, .address = "x", .timeout_ms = 49};
+    struct gaia_transport *transport;
+    assert_int_equal(gaia_transport_open(&config, &transport), -EINVAL);
+}
+
+/* Where there is none; the machine in which the others run has one, so this one runs before it gets it. */
+static void test_no_device(void **state)
+{
+    (void)state;
+    if (carrier == GAIA_CARRIER_RDMA || access("/sys/class/infiniband", F_OK) == 0) {
+        DIR *folder = opendir("/sys/class/infiniband");
+        int count = 0;
+        while (folder && readdir(folder))
+            count++;
+        if (folder)
+            closedir(folder);
+        if (count > 2)
+            skip();
+    }
+    assert_int_equal(open_at("127.0.0.1:0", false, GAIA_CARRIER_RDMA), -ENODEV);
+    assert_non_null(strstr(gaia_transport_why(), "no RDMA device"));
+}
+
+/* Addresses that no RDMA device has: this machine's own, and nobody's. */
+static void test_device_without_address(void **state)
+{
+    (void)state;
+    if (carrier != GAIA_CARRIER_RDMA)
+        skip();
+    assert_int_equal(open_at("127.0.0.1:0", true, carrier), -EADDRNOTAVAIL);
+    assert_non_null(strstr(gaia_transport_why(), "127.0.0.1"));
+    assert_int_equal(open_at("192.0.2.77:7471", true, carrier), -EADDRNOTAVAIL);
+    assert_int_equal(open_at("0.0.0.0:0", true, carrier), -EADDRNOTAVAIL);
+}
+
+/* In a process of its own: the kernel lets nobody use a device whose rights have changed since it was opened.
+ */
+static void limited(void **state)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[2];
+    static struct pair pair;
+    const size_t length = 32 * MIB;
+    uint8_t *frames = new_frames(length);
+    struct gaia_span span = {frames, length, -1};
+    struct gaia_memory *memory = NULL;
+    uint32_t region;
+
+    (void)state;
+    assert_int_equal(syscall(SYS_capget, &head, data), 0);
+    data[0].effective &= ~(1u << CAP_IPC_LOCK);
+    assert_int_equal(syscall(SYS_capset, &head, data), 0);
+    assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){8 * MIB, 8 * MIB}), 0);
+    pair_open(&pair, 1, 4, TIMEOUT_MS);
+    assert_int_equal(gaia_memory_register(pair.client.transport, &span, &memory), -ENOMEM);
+    print_message("%s\n", gaia_transport_why());
+    assert_non_null(strstr(gaia_transport_why(), "RLIMIT_MEMLOCK allows 8388608 bytes"));
+    assert_int_equal(gaia_link_expose(pair.server.links[0], &span, false, &region), -ENOMEM);
+    assert_non_null(strstr(gaia_transport_why(), "RLIMIT_MEMLOCK"));
+    /* The link has not noticed. */
+    memory = new_memory(&pair.client, frames, MIB);
+    region = expose_to(&pair, 0, frames + MIB, MIB, false);
+    struct shot shot = new_shot(memory, 0, region, 0, 4096, false);
+    assert_int_equal(shoot(&pair.client, pair.link, &shot), 0);
+    gaia_link_close(pair.link);
+    gaia_memory_release(memory);
+    pair_close(&pair);
+    munmap(frames, length);
+}
+
+static void test_memlock(void **state)
+{
+    int status;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_RDMA)
+        skip(); /* nothing is locked */
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (!pid) {
+        execl("/proc/self/exe", "limited", "--carrier", "rdma", here, there, "--limited", NULL);
+        _exit(4);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
+/* Another device's memory, where the carrier takes none. */
+static void test_dmabuf(void **state)
+{
+    static struct pair pair;
+    struct gaia_transport_limits limits;
+    struct gaia_memory *memory = NULL;
+    uint32_t region;
+    struct gaia_span span = {NULL, 4096, 0}; /* standard input is no dmabuf anyway */
+
+    (void)state;
+    pair_open(&pair, 1, 4, TIMEOUT_MS);
+    gaia_transport_limits(pair.client.transport, &limits);
+    print_message("device %s, %u reads of a queue, %llu MB/s, dmabuf: %s\n", limits.device,
+                  limits.reads_per_queue, (unsigned long long)limits.bytes_per_second / 1000000,
+                  limits.dmabuf ? "yes" : "no");
+    if (limits.dmabuf)
+        skip();
+    assert_int_equal(gaia_memory_register(pair.client.transport, &span, &memory), -EOPNOTSUPP);
+    assert_int_equal(gaia_link_expose(pair.server.links[0], &span, false, &region), -EOPNOTSUPP);
+    span.dmabuf = -1;
+    assert_int_equal(gaia_memory_register(pair.client.transport, &span, &memory), -EINVAL);
+    pair_close(&pair);
+}
+
+/* Who connects and says nothing keeps nobody out. */
+static void test_silent_crowd(void **state)
+{
+    static struct pair pair;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int crowd[80];
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
+    pair_open(&pair, 1, 4, SHORT_MS);
+    size_t length = strlen(pair.server.address);
+    memcpy(address.sun_path + 1, pair.server.address, length);
+    for (unsigned i = 0; i < 80; i++) {
+        crowd[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        assert_true(crowd[i] >= 0);
+        assert_int_equal(connect(crowd[i], (struct sockaddr *)&address,
+                                 (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)),
+                         0);
+    }
+    struct gaia_link *link = connect_to(&pair.client, &pair.server, 2, 4);
+    await(&pair.server, &pair.server.arrived, 2);
+    gaia_link_close(link);
+    for (unsigned i = 0; i < 80; i++)
+        close(crowd[i]);
+    pair_close(&pair);
+}
+
+/* The other end of test_unsealed_stage(): answers with the very HELLO that it gets, and memory that is not
+ * sealed. */
+static int answer_unsealed(int listening, int stage)
+{
+    struct gaia_wire_hello hello;
+    char control[CMSG_SPACE(sizeof(int))] = {0};
+    struct iovec io = {.iov_base = &hello, .iov_len = sizeof hello};
+    struct msghdr header = {
+        .msg_iov = &io, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&header);
+    int fd = accept(listening, NULL, NULL);
+
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(c), &stage, sizeof(int));
+    return recv(fd, &hello, sizeof hello, 0) == sizeof hello && sendmsg(fd, &header, 0) == sizeof hello &&
+           recv(fd, &hello, 1, 0) == 0;
+}
+
+/* A peer whose shared memory could be cut short under who copies out of it. */
+static void test_unsealed_stage(void **state)
+{
+    static struct side client;
+    struct gaia_link_options options = {.queues = 1, .depth = 1};
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct gaia_link *link = NULL;
+    char name[100];
+    int status;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
+    snprintf(name, sizeof name, "gaiafs-test-%d-unsealed", getpid());
+    memcpy(address.sun_path + 1, name, strlen(name));
+    int listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int stage = memfd_create("unsealed", MFD_CLOEXEC);
+    assert_int_equal(bind(listening, (struct sockaddr *)&address,
+                          (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))),
+                     0);
+    assert_int_equal(listen(listening, 1), 0);
+    assert_int_equal(ftruncate(stage, 4 * MIB), 0);
+    pid_t pid = fork();
+    if (!pid)
+        _exit(answer_unsealed(listening, stage) ? 0 : 1);
+    side_open(&client, false, TIMEOUT_MS);
+    assert_int_equal(gaia_link_connect(client.transport, name, &options, &link), -EPROTO);
+    assert_non_null(strstr(gaia_transport_why(), "not sealed"));
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    side_close(&client);
+    close(listening);
+    close(stage);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(test_peer_killed),
+        CASE(test_peer_stops),
+        CASE(test_idle_peer_stops),
+        CASE(test_peer_ignores_transfers),
+        CASE(test_drop_unanswered),
+        CASE(test_drop_kept),
+        CASE(test_connect_to_stopped_peer),
+        CASE(test_nobody_listens),
+        CASE(test_port_in_use),
+        CASE(test_bad_addresses),
+        CASE(test_no_device),
+        CASE(test_device_without_address),
+        CASE(test_memlock),
+        CASE(test_dmabuf),
+        CASE(test_silent_crowd),
+        CASE(test_unsealed_stage),
+    };
+    const struct CMUnitTest alone[] = {CASE(limited)};
+
+    take_arguments(argc, argv);
+    if (argc > 2 && !strcmp(argv[argc - 2], "--child"))
+        child_main(atoi(argv[argc - 1]));
+    if (!strcmp(argv[argc - 1], "--limited"))
+        return cmocka_run_group_tests_name("with little memory to lock", alone, NULL, NULL);
+    return cmocka_run_group_tests_name("transport, peers and devices", tests, NULL, NULL);
+}

@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The transport over real verbs, without a NIC: a virtual machine with two Soft-RoCE devices and a wire between them.
+
+The unit tests of the transport (tests/io) run in it as they are, over RDMA between the two. That what they moved went over the
+wire is seen by its counters. Ends with one line `N passed, N failed, N skipped`; skipped, with the reason, where no virtual
+machine can be had.
+
+--bench: reads of 64 KiB and 4 KiB through the batch reader (io/pull.h) against ib_read_bw of the same size with as many
+outstanding, and one at a time against ib_read_lat, in the same boot, in turns; medians of five turns (what
+other programs do on the machine shows: so the ratio of the best of either is there, too). Prints a table and writes
+build/bench-rdma.json (--save: tests/bench/results). Ends with 1 when something fails, never because something is slow.
+"""
+import argparse
+import datetime
+import json
+import os
+import re
+import statistics
+import sys
+
+import image
+import machine
+
+sys.path.append(os.path.join(image.TOP, "tests", "bench"))
+import bench  # noqa: E402
+
+HERE, THERE = "10.0.0.1", "10.0.1.1"
+TESTS = ("test_transport", "test_transport_faults", "test_transport_peers",
+         "test_transport_calls", "test_pull")
+MODULES = ["crc32_generic", "rdma_rxe", "rdma_ucm", "ib_uverbs", "veth"]  # crc32_generic: rxe asks for it by an alias
+PROVIDER = "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so"
+LIMIT_S = 240
+BENCH_LIMIT_S = 900
+WIRE_LEAST = 40 << 20  # bytes that the tests move
+PROGRAMS = len(TESTS) + 2  # before there is a device, and with little memory to lock
+TURNS = 5
+# name, bytes, reads of a turn, outstanding, perftest's program
+ROWS = (("64 KiB", 65536, 400, 32, "ib_read_bw"), ("4 KiB", 4096, 2500, 64, "ib_read_bw"),
+        ("one read of 64 KiB", 65536, 100, 1, "ib_read_lat"), ("one read of 4 KiB", 4096, 1000, 1, "ib_read_lat"))
+GOALS = {"64 KiB": ("at least 0.8", lambda ratio: ratio >= 0.8), "4 KiB": ("at least 0.7", lambda ratio: ratio >= 0.7),
+         "one read of 64 KiB": ("at most 2", lambda ratio: ratio <= 2),
+         "one read of 4 KiB": ("at most 2", lambda ratio: ratio <= 2)}
+
+
+def built(*path):
+    path = os.path.join(image.TOP, "build", "gcc", *path)
+    if not os.path.exists(path):
+        raise image.Unavailable(f"{os.path.relpath(path, image.TOP)} is not built (make tests)")
+    return path
+
+
+def network():
+    with open(os.path.join(image.HERE, "rdma_network.sh")) as file:
+        return file.read()
+
+
+def programs_and_files():
+    """What the machine needs for RDMA, besides modules."""
+    if not os.path.exists(PROVIDER):
+        raise image.Unavailable("no Soft-RoCE library here (Debian: ibverbs-providers)")
+    for tool in ("/usr/sbin/ip", "/usr/bin/rdma"):
+        if not os.path.exists(tool):
+            raise image.Unavailable(f"no {tool} here (Debian: iproute2)")
+    # By its path: busybox has an ip that knows less.
+    return ({"/usr/sbin/ip": "/usr/sbin/ip", "/bin/rdma": "/usr/bin/rdma"},
+            {PROVIDER: PROVIDER, "/etc/libibverbs.d/rxe.driver": b"driver rxe\n"})
+
+
+def perftest():
+    """Debian's perftest, unpacked and not installed."""
+    folder = image.unpack("perftest")
+    for where in ("lib", "usr/lib"):
+        found = os.path.join(image.unpack("libpci3"), where, "x86_64-linux-gnu")
+        os.environ["LD_LIBRARY_PATH"] = f"{found}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
+    return {f"/bin/{name}": os.path.join(folder, "usr", "bin", name) for name in ("ib_read_bw", "ib_read_lat")}
+
+
+def boot(script, programs, files, limit_s):
+    """The lines of the console of a machine that ran the script."""
+    kernel, initramfs = image.build(programs, files, MODULES)
+    with machine.Machine(kernel, initramfs, script, limit_s=limit_s) as guest:
+        try:
+            guest.wait()
+        except AssertionError as problem:
+            print(problem)
+            raise
+        return list(guest.lines)
+
+
+# --- tests ----------------------------------------------------------------------------------------------------------
+
+def test_script():
+    lines = ["GAIA_TEST_FILTER=test_no_device test_transport_peers", network(),
+             "cat /sys/class/net/veth0/statistics/rx_bytes >/tmp/before"]
+    seed = os.environ.get("GAIA_TEST_SEED")
+    if seed:
+        lines.append(f"export GAIA_TEST_SEED={seed}")
+    lines += [f"{name} --carrier rdma {HERE} {THERE} || echo 'failed: {name}'" for name in TESTS]
+    lines += ["echo wire: $(cat /tmp/before) $(cat /sys/class/net/veth0/statistics/rx_bytes)",
+              "dmesg | grep -E 'BUG:|Oops|WARNING:|blocked for more' && echo 'failed: the kernel complains'", "true"]
+    return "\n".join(lines)
+
+
+def run_tests():
+    programs, files = programs_and_files()
+    programs.update({f"/bin/{name}": built("tests", "io", name) for name in TESTS})
+    try:
+        lines = boot(test_script(), programs, files, LIMIT_S)
+    except AssertionError:
+        return 0, 1, 0
+    text = "\n".join(lines)
+    passed, failed, skipped = (sum(int(n) for n in re.findall(rf"\[  {word} \] (\d+) test", text))
+                               for word in ("PASSED ", "FAILED ", "SKIPPED"))
+    wire = re.search(r"^wire: (\d+) (\d+)", text, re.M)
+    moved = int(wire[2]) - int(wire[1]) if wire else 0
+    ends = len(re.findall(r"test\(s\) run\.", text))
+    if moved < WIRE_LEAST or ends != PROGRAMS or (re.search(r"^failed: ", text, re.M) and not failed):
+        print(f"{moved >> 20} MiB over the wire, {ends} of {PROGRAMS} programs came to their end")
+        failed += 1
+    if failed:
+        print(text)
+    else:
+        print("\n".join(line for line in lines if "test(s)" in line or "SKIPPED" in line or "reads failed" in line))
+        print(f"{moved >> 20} MiB over the wire between the two RDMA devices")
+    return passed, failed, skipped
+
+
+# --- bench ----------------------------------------------------------------------------------------------------------
+
+def bench_script(spin_us):
+    """In each turn theirs, ours, ours, theirs: what the machine does besides changes by the second."""
+    lines, port = [network()], 20000
+    for _ in range(TURNS):
+        for number, (_, size, count, outstanding, program) in enumerate(ROWS):
+            deep = f"-t {outstanding}" if program == "ib_read_bw" else ""
+            peer = f"{program} -F -x 1 -s {size} -n {count} {deep}"
+            theirs = [f"{peer} -d rxe1 >/tmp/peer 2>&1 &", "sleep 1",
+                      f"echo perftest {number}: $({peer} -d rxe0 {THERE} 2>&1 | grep '^ {size} ')", "wait"]
+            ours = []
+            for _ in range(2):
+                port += 1
+                ours.append(f"echo pull {number}: $(tool_pull rdma {HERE}:0 {THERE}:{port} {size} {count} 1 {outstanding} "
+                            f"{spin_us})")
+            lines += theirs + ours + theirs
+    return "\n".join(lines)
+
+
+def measure(lines):
+    """{row number: (ours, perftest's)} of lists, a number for each turn: bytes a second, or microseconds of the median."""
+    found = {number: ([], []) for number in range(len(ROWS))}
+    for line in lines:
+        match = re.match(r"(perftest|pull) (\d): (.+)", line)
+        if not match:
+            continue
+        number = int(match[2])
+        alone = ROWS[number][4] == "ib_read_lat"
+        if match[1] == "pull":
+            said = json.loads(match[3])
+            found[number][0].append(said["p50_us"] if alone else said["bytes_per_s"])
+        else:  # MB are MiB there; a latency's fifth number is the typical one
+            words = match[3].split()
+            found[number][1].append(float(words[4]) if alone else float(words[3]) * (1 << 20))
+    return {number: tuple([statistics.mean(pair) for pair in zip(side[::2], side[1::2])] for side in both)
+            for number, both in found.items()}
+
+
+def run_bench(args):
+    programs, files = programs_and_files()
+    programs.update(perftest())
+    programs["/bin/tool_pull"] = built("tests", "vm", "tool_pull")
+    lines = boot(bench_script(args.spin), programs, files, BENCH_LIMIT_S)
+    found, rows = measure(lines), []
+    for number, (name, size, count, outstanding, program) in enumerate(ROWS):
+        ours, theirs = found[number]
+        if len(ours) != TURNS or len(theirs) != TURNS:
+            print("\n".join(lines))
+            print(f"{name}: {len(ours)} and {len(theirs)} of {TURNS} turns")
+            return 1
+        mine, base = statistics.median(ours), statistics.median(theirs)
+        unit, scale = ("us", 1) if program == "ib_read_lat" else ("MB/s", 1e6)
+        goal, met = GOALS[name]
+        best = min(ours) / min(theirs) if program == "ib_read_lat" else max(ours) / max(theirs)
+        rows.append({"measured": f"RDMA (Soft-RoCE in qemu), {name}, {outstanding} outstanding",
+                     "value": f"{mine / scale:.1f} {unit}", "baseline": f"{program} {base / scale:.1f} {unit}",
+                     "ratio": round(mine / base, 2), "ratio_of_the_best": round(best, 2), "goal": goal, "met": met(mine / base),
+                     "ours": ours, "perftest": theirs, "reads_of_a_turn": count})
+        print(f"{name:20} {rows[-1]['value']:>12}  {rows[-1]['baseline']:>24}  ratio {rows[-1]['ratio']:5.2f} ({goal}), of the best "
+              f"{best:.2f}  "
+              f"ours {min(ours) / scale:.1f} to {max(ours) / scale:.1f}, theirs {min(theirs) / scale:.1f} to {max(theirs) / scale:.1f}")
+    here = bench.describe(image.FOLDER)
+    here["guest"] = f"{image.kernel_package()}, qemu tcg, 2 processors, two rxe devices and a veth pair of MTU 4500"
+    name = "build/bench-rdma.json"
+    if args.save:
+        name = os.path.relpath(bench.result_path(args, here), image.TOP).replace(".json", "-rdma.json")
+    with open(os.path.join(image.TOP, name), "w") as file:
+        json.dump({"machine": here, "date": datetime.date.today().isoformat(), "turns": TURNS, "spin_us": args.spin,
+                   "rows": rows}, file, indent=1)
+        file.write("\n")
+    print(f"written to {name}")
+    return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", action="store_true")
+    parser.add_argument("--save", action="store_true", help="keep the results in tests/bench/results")
+    parser.add_argument("--spin", type=int, default=0, help="microseconds for which a poll looks before it sleeps")
+    args = parser.parse_args()
+    passed, failed, skipped = 0, 0, 0
+    try:
+        machine.check()
+        if args.bench:
+            return run_bench(args)
+        passed, failed, skipped = run_tests()
+    except image.Unavailable as problem:
+        print(f"skipped: no virtual machine here: {problem}")
+        skipped = 1
+    if not args.bench:
+        print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
