@@ -114,7 +114,8 @@ def print_tables(results, columns):
 def markdown(results, columns):
     """The table of docs/performance.md: rates (ratios), then processor time in microseconds. A ratio below its
     goal is in bold."""
-    lines = ["| | " + " | ".join(columns) + " | us: " + " | ".join(columns) + " |", "|---" * (2 * len(columns) + 1) + "|"]
+    names = " | ".join(columns)
+    lines = [f"| | {names} | us: {names} |", "|---" * (2 * len(columns) + 1) + "|"]
     for r in results:
         cells = [r["text"]]
         for column in columns:

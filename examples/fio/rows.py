@@ -146,7 +146,8 @@ def _goals():
     names = {"stat-first": 0.1, "stat-again": 0.8, "open-close": 0.06, "create": 0.25, "unlink": 0.15}
     goals = {"seq-read-cold": (1.0, 0.8), "seq-read-backing": (1.0, 0.2), "seq-read-cached": (1.0, 0.4),
              "seq-read-direct": (0.9, 0.75), "rand-read-backing": (0.9, 0.06), "rand-read-cached": (0.95, 0.95),
-             "rand-read-direct-qd1": (0.9, 0.85), "rand-read-direct-qd32": (1.0, 0.75), "rand-read-direct-4x8": (1.0, 0.75),
+             "rand-read-direct-qd1": (0.9, 0.85), "rand-read-direct-qd32": (1.0, 0.75),
+             "rand-read-direct-4x8": (1.0, 0.75),
              "mmap-read-backing": (0.96, 0.2), "mmap-read-cached": (0.96, 0.7), "seq-write": (1.0, 0.25),
              "seq-write-fsync": (0.95, 0.5), "seq-write-direct": (0.85, 0.77), "rand-write": (0.92, 0.2),
              "rand-write-direct-uring": (0.8, 0.45), "rand-write-direct-aio": (0.9, 0.45), "mixed": (0.95, 0.1)}

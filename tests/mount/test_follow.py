@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's threads move to the processor of a program that waits for its small requests (fs/follow.h; tests/fs/test_follow.c
-has when they do not)."""
+"""The daemon's threads move to the processor of a program that waits for its small requests (fs/follow.h).
+tests/fs/test_follow.c has when they do not."""
 import os
 
 import pytest
