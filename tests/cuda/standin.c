@@ -3,13 +3,17 @@
  * not there. $STANDIN_CUDA says what is wrong with it, in words of the form NAME=VALUE, separated by commas:
  *
  * gpus=N        how many (1)
- * first=N       which of the machine's GPUs is number 0 to this process, as CUDA_VISIBLE_DEVICES would have
- * it (0) memory=N      bytes of a GPU that this process can allocate version=N     of the interface (12040)
+ * first=N       which GPU of the machine is number 0 to this process (0), as with CUDA_VISIBLE_DEVICES
+ * memory=N      bytes of a GPU that this process can allocate
+ * slow=N        microseconds that a copy to the GPU takes longer
+ * version=N     of the interface (12040)
  * missing=NAME  an entry point that it has not got
  * cannot=N      an attribute that is 0
  * init=N, count=N, name=N   the error of cuInit, cuDeviceGetCount, cuDeviceGetName
- * control=PATH  a file that is read at each call: "NAME COUNT ERROR": when a call of NAME comes, COUNT goes
- * down by one, and when it is 0 the call has this error, with COUNT 0 also each later one. NAME *: any call
+ * control=PATH  a file that is read at each call: "NAME COUNT ERROR"
+ *
+ * When a call of NAME (*: any) comes, the file's COUNT goes down by one, and when it is 0 the call has this
+ * error; with COUNT 0 each call has it.
  *
  * What is allocated is memory of this machine, and a kernel runs on a CPU, in a thread of its stream. It is
  * strict: what the interface leaves undefined is an error here.

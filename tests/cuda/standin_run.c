@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/queue.h>
+#include <unistd.h>
 
 #include "gpu/kernels.h"
 #include "tests/cuda/standin.h"
@@ -31,6 +32,7 @@ struct work {
     const void *from;
     size_t bytes;
     unsigned char value;
+    bool is_slow;
     const struct gaia_kernel *kernel;
     uint64_t arguments[GAIA_KERNEL_PARAMETERS_MAX];
     unsigned blocks, threads;
@@ -101,6 +103,8 @@ static void run(struct work *work)
 
     switch (work->what) {
     case COPY:
+        if (work->is_slow)
+            usleep((useconds_t)standin_number("slow", 0));
         memcpy(work->to, work->from, work->bytes);
         break;
     case SET:
@@ -260,7 +264,9 @@ static CUresult launch_host(CUstream stream, CUhostFn function, void *context)
 static CUresult copy_in(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
     ENTER_CONTEXT("cuMemcpyHtoDAsync");
-    put(stream, &(struct work){.what = COPY, .to = (void *)(uintptr_t)to, .from = from, .bytes = bytes});
+    put(stream,
+        &(struct work){
+            .what = COPY, .to = (void *)(uintptr_t)to, .from = from, .bytes = bytes, .is_slow = true});
     return CUDA_SUCCESS;
 }
 

@@ -167,6 +167,7 @@ def test_resident_and_on_demand_at_once(mount, programs, agents, monkeypatch):
     assert helpers.read_file(path)[MIB:MIB + 10] == expected
 
 
+@pytest.mark.limit(150)
 @pytest.mark.parametrize("small", [False, True])
 def test_more_than_the_gpu_holds(mount, programs, small):
     """Threads store and load at random in a file of ten times the frames; each knows what its own bytes are."""
@@ -176,11 +177,11 @@ def test_more_than_the_gpu_holds(mount, programs, small):
     path = make(m, bytes(size))
     program = programs(path, small=small, frames=64)
     seed = make_random("stress").randrange(1 << 16)
-    threads, operations = 4, helpers.repeats(6000)
+    threads, operations = 4, helpers.repeats(6000 if small else 3000)
     program.do(f"stress {threads} {operations} {seed} {size}")
     counters = program.counters()
     assert counters["frames"] == 64 and counters["units"] == 640
-    assert counters["evicted"] > 500 and counters["given"] > 100
+    assert counters["evicted"] > 400 and counters["given"] > 100
     program.do("release")
     content = helpers.read_file(path)
     for at in range(0, size // threads, 97):
