@@ -135,6 +135,8 @@ static int find_modified(struct work *w)
     }
     page_mask again = modified & copy->pending;
     left &= copy->sealed;
+    if (modified)
+        atomic_fetch_add(&replica->state->releases, 1);
     for (page_mask each = again; each;
          each &= each - 1) { /* the kernel holds no pending page: nothing to tell */
         unsigned page = (unsigned)__builtin_ctzll(each);
@@ -390,10 +392,8 @@ static int release_work(struct replica *replica, struct work *work, size_t count
             pthread_mutex_lock(&file->lock);
         }
     }
-    if (modified) {
-        atomic_fetch_add(&replica->state->releases, 1);
+    if (modified)
         error = hand_over(file, work, modified);
-    }
     pthread_mutex_unlock(&file->lock);
     free(bytes);
     return error ? error : unread;

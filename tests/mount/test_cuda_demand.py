@@ -134,6 +134,27 @@ def test_stores_are_released_and_acquired(mount, programs):
     assert content == b"." * MIB + b"2ndcpu.from the first" + b"." * 8 + b"!" + b"." * (3 * MIB - 30)
 
 
+def test_what_another_program_of_the_gpu_has_released(mount, programs):
+    """They share the soft mapping's frames, where nothing is out of date; what the GPU has of them is."""
+    m = mount()
+    path = make(m, b"." * MIB)
+    one, two = programs(path), programs(path)
+    for turn in range(4):
+        value = b"%d" % turn
+        two.load(5000, 10)
+        one.store(5000 + turn, value)
+        one.do("release")
+        two.do("acquire")
+        assert two.load(5000 + turn, 1) == value
+    two.do("acquire")
+    before = two.counters()["faults"]
+    two.do("acquire")  # nothing has changed: all stays
+    assert two.load(5000, 4) == b"0123"
+    two.do("acquire")
+    assert two.load(5000, 4) == b"0123"
+    assert two.counters()["faults"] <= before + 1
+
+
 def test_stores_that_were_not_released_are_collected_by_an_acquire(mount, programs):
     m = mount()
     path = make(m, bytes(MIB))
