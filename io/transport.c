@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,23 +15,17 @@
 #define ROUND_MAX 4096
 
 struct transport_test transport_test;
-static _Thread_local char why[WHY_MAX] = "no error";
+static _Thread_local char why[WHY_MAX] = "no error", scratch[WHY_MAX];
 
-static __attribute__((format(printf, 1, 0))) void note(const char *format, va_list arguments)
+char *transport_scratch(void)
 {
-    char said[WHY_MAX];
-
-    vsnprintf(said, sizeof said, format, arguments);
-    memcpy(why, said, sizeof why); /* what was said before may be among the arguments */
+    return scratch;
 }
 
-void transport_note(const char *format, ...)
+void transport_keep(int length)
 {
-    va_list arguments;
-
-    va_start(arguments, format);
-    note(format, arguments);
-    va_end(arguments);
+    if (length >= 0)
+        memcpy(why, scratch, sizeof why);
 }
 
 const char *gaia_transport_why(void)

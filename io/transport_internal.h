@@ -15,6 +15,7 @@
 #define GAIAFS_IO_TRANSPORT_INTERNAL_H
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <sys/queue.h>
 #include <sys/socket.h>
 
@@ -172,14 +173,15 @@ struct gaia_transport {
 #define QUEUE_EVENTS (UINT64_MAX - 2)
 
 uint64_t transport_now_ns(void);
-/* Sets the sentence of gaia_transport_why(); its value is error. */
-#define transport_say(error, ...)     \
-    ({                                \
-        int transport_said = (error); \
-        transport_note(__VA_ARGS__);  \
-        transport_said;               \
+/* Sets the sentence of gaia_transport_why(), which may be among the arguments; its value is error. */
+#define transport_say(error, ...)                                            \
+    ({                                                                       \
+        int transport_error = (error);                                       \
+        transport_keep(snprintf(transport_scratch(), WHY_MAX, __VA_ARGS__)); \
+        transport_error;                                                     \
     })
-void transport_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+char *transport_scratch(void);
+void transport_keep(int length); /* as snprintf() says it: what is longer is cut */
 int transport_watch(struct gaia_transport *transport, int fd, uint64_t id);
 
 /* A queue by a number that is not used again soon: what the carrier still has of a queue that is gone finds

@@ -269,6 +269,7 @@ static void test_drop_kept(void **state)
     assert_int_equal(post_one(pair.link, 0, &shot), 1);
     must(gaia_link_drop(pair.server.links[0], region));
     assert_true(await_ms(&pair.client, &pair.client.closed, 1, SHORT_MS + SLACK_MS));
+    await(&pair.server, &pair.server.closed, 1);
     assert_int_equal(pair.server.closed_error, -EIO);
     assert_non_null(strstr(pair.server.closed_why, "has not let go"));
     assert_int_equal(shot.calls, 1);
