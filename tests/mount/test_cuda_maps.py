@@ -296,6 +296,8 @@ def test_past_the_end_of_the_file(gpu):
     assert program("map[:]") == b"x" * 100 + bytes(3 * MIB - 100)
     program.do("map[100:200] = b'y' * 100\nmap[50 * PAGE] = 1\nmap.release()")
     assert read(path) == b"x" * 100
+    if keeps_twins(m):  # growth is seen late there: what is past the end may have been stored after it
+        return
     os.truncate(path, 60 * PAGE)
     program.do("map.acquire()")
     expected = b"x" * 100 + bytes(60 * PAGE - 100)
@@ -500,6 +502,8 @@ def test_a_gpu_that_fails_keeps_its_bytes(gpu, call, name, sticky):
     """EIO, and nothing is lost that can be had again: what was stored is released when the GPU works."""
     m = gpu.mount()
     path = make(m, b"." * 6 * PAGE)
+    if call.startswith("content") and keeps_twins(m):
+        pytest.skip("in passthrough a read asks nobody")
     program = gpu.program(path)
     program.do("map[3 * PAGE:3 * PAGE + 4] = b'kept'")
     if call.startswith("content"):
