@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all check check-long posix helgrind model soak life mutants bench ptx install format lint clean. Variables: CC, DEBUG=1 (checks the
+# GNU make. Targets: all examples examples-cuda check check-long posix helgrind model soak life mutants bench ptx install format lint clean. Variables: CC, DEBUG=1 (checks the
 # order of locks, as the sanitizer builds do), SANITIZE=address|thread, HELGRIND=1 (for `make helgrind`), BREAK=<rule> (a build
 # with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
@@ -66,17 +66,28 @@ tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c tests/vm/tool
 vm := $(BUILD)/tests/vm/nosync.so
 standins := $(BUILD)/cuda/libcuda.so.1 $(BUILD)/cuda/old/libcuda.so.1
 examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/*/*.c))
+# The CUDA examples twice: as C++ for the CPU, and with NVIDIA's compiler, where there is one.
+cuda_examples := $(patsubst %.cu,$(BUILD)/%,$(wildcard examples/cuda/*.cu))
+nvcc_examples := $(patsubst $(BUILD)/examples/cuda/%,$(BUILD)/examples/nvcc/%,$(cuda_examples))
+CXX := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),$(if $(findstring gcc,$(CC)),$(subst gcc,g++,$(CC)),g++))
+NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 
 # The same programs with every call that can fail led through a table of the tests (tests/faults/table.c).
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
 wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
 
-.PHONY: all check check-long posix helgrind model soak life mutants bench ptx install format lint clean tests tools benches examples
+.PHONY: all check check-long posix helgrind model soak life mutants bench ptx install format lint clean tests tools benches examples examples-cuda
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(tools) $(vm) $(standins) $(faults)
 tools: $(tools) $(vm) $(standins)
 benches: all $(benches)
-examples: all $(examples)
+examples: all $(examples) $(cuda_examples)
+ifneq ($(NVCC),)
+examples-cuda: all $(nvcc_examples)
+else
+examples-cuda:
+	@echo 'examples-cuda: skipped: there is no nvcc here (of NVIDIA'"'"'s CUDA toolkit; NVCC=PATH says where)'
+endif
 
 $(home_a): $(call obj,$(home_src))
 	@rm -f $@
@@ -116,6 +127,20 @@ $(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c)
 $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
+cuda_example_headers := $(wildcard examples/*.h examples/*/*.h) gpu/gaia.h
+cxx_flags = $(filter-out -std=% -Wshadow -Wstrict-prototypes -Wmissing-prototypes,$(CFLAGS)) -std=gnu++17
+$(cuda_examples): $(BUILD)/%: %.cu $(cuda_example_headers) $(so)
+	@mkdir -p $(@D)
+	@echo "  CXX $<"
+	$(CXX) $(CPPFLAGS) $(filter-out -MMD -MP,$(cxx_flags)) -Igpu -fopenmp $(LDFLAGS) -x c++ $< -x none -o $@ -L$(BIN) -lgaia -ldl -Wl,-rpath,$(abspath $(BIN))
+# Code for the oldest GPU that toolkits of today know, and PTX from which a driver makes that of its own.
+NVCC_ARCH ?= sm_75
+$(nvcc_examples): $(BUILD)/examples/nvcc/%: examples/cuda/%.cu $(cuda_example_headers) $(so)
+	@mkdir -p $(@D)
+	@echo "  NVCC $<"
+	$(NVCC) -arch=$(NVCC_ARCH) -std=c++17 -O2 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -Igpu -Xcompiler -Wall,-pthread $< -o $@ \
+		-L$(BIN) -lgaia $(if $(findstring sgemm,$@),-lcublas) -Xlinker -rpath=$(abspath $(BIN))
+
 # The device kernels as PTX, which is kept in the tree: nobody else needs a compiler for it. PTX=FILE writes it elsewhere
 # (tests/mount/test_device_code.py). No toolkit is needed, nor looked at.
 CLANG ?= clang
@@ -189,7 +214,7 @@ install: all
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' gpu/gaia.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 
-all_src := $(wildcard base/*.[ch] consistency/*.[ch] io/*.[ch] gpu/*.[ch] cache/*.[ch] fs/*.[ch] tests/*/*.[ch] examples/*.[ch] examples/*/*.[ch])
+all_src := $(wildcard base/*.[ch] consistency/*.[ch] io/*.[ch] gpu/*.[ch] cache/*.[ch] fs/*.[ch] tests/*/*.[ch] examples/*.[ch] examples/*/*.[ch] examples/*/*.cu)
 format:
 	clang-format -i $(all_src)
 lint:
