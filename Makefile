@@ -26,7 +26,7 @@ BIN := $(if $(SANITIZE)$(DEBUG)$(HELGRIND)$(BREAK),$(BUILD),.)
 
 packages := fuse3 liburing libxxhash jansson
 missing := $(shell for p in $(packages) libibverbs librdmacm; do $(PKG_CONFIG) --exists $$p || echo $$p; done)
-ifneq ($(filter-out clean format,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out clean format ptx,$(or $(MAKECMDGOALS),all)),)
 ifneq ($(strip $(missing)),)
 $(error missing development packages: $(missing) (Debian: libfuse3-dev liburing-dev libxxhash-dev libjansson-dev libibverbs-dev librdmacm-dev))
 endif
@@ -63,6 +63,7 @@ so := $(BIN)/libgaia.so
 tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/base/test_*.c tests/consistency/test_*.c tests/io/test_*.c tests/cache/test_*.c tests/gpu/test_*.c tests/fs/test_*.c))
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c tests/vm/tool_*.c))
+gpu_own := $(BUILD)/tests/gpu/own
 vm := $(BUILD)/tests/vm/nosync.so
 standins := $(BUILD)/cuda/libcuda.so.1 $(BUILD)/cuda/old/libcuda.so.1
 examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/*/*.c))
@@ -78,8 +79,8 @@ wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/fa
 
 .PHONY: all check check-long posix helgrind model soak life mutants bench ptx install format lint clean tests tools benches examples examples-cuda
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
-tests: all $(tests) $(tools) $(vm) $(standins) $(faults)
-tools: $(tools) $(vm) $(standins)
+tests: all $(tests) $(tools) $(vm) $(standins) $(faults) $(gpu_own)
+tools: $(tools) $(vm) $(standins) $(gpu_own)
 benches: all $(benches)
 examples: all $(examples) $(cuda_examples)
 ifneq ($(NVCC),)
@@ -125,6 +126,9 @@ $(tests): $(BUILD)/%: $(BUILD)/%.o $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(shell $(PKG_CONFIG) --libs cmocka)
 $(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c)
 $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
+# What a GPU does, without a mount (tests/gpu/run.sh); of the libraries it needs libxxhash only, which may lie beside it.
+$(gpu_own): $(call obj,tests/gpu/own.c tests/gpu/own_client.c) $(home_a)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -Wl,-rpath,'$$ORIGIN' -Wl,--as-needed $(PKG_LIBS)
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
 cuda_example_headers := $(wildcard examples/*.h examples/*/*.h) gpu/gaia.h

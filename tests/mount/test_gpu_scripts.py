@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tests/gpu/run.sh and bench.sh, which are meant for machines with a GPU: what they do without one, and that they work, on
+the stand-in. (What they run is tested by itself, on the stand-in, in the other files.)"""
+import os
+import re
+import subprocess
+
+import pytest
+
+import helpers
+from conftest import TOP
+
+pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the scripts use the plain build")
+PLAIN = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "GAIA_DEVICE", "GAIA_REAL_GPU", "LD_LIBRARY_PATH", "STANDIN_CUDA")
+
+
+def script(name, *arguments, standin=True, before=(), status=0, **environment):
+    env = {key: value for key, value in os.environ.items() if key not in PLAIN}
+    if standin:
+        env["LD_LIBRARY_PATH"] = os.path.join(TOP, "build", "gcc", "cuda")
+    done = subprocess.run([*before, "sh", os.path.join(TOP, "tests", "gpu", name), *map(str, arguments)], text=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=170,
+                          env={**env, **environment})
+    print(done.stdout)
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_here():
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has a GPU: the scripts would use it")
+    if not os.path.exists(os.path.join(helpers.build_folder(), "cuda", "libcuda.so.1")):
+        pytest.skip("no stand-in: make tools")
+
+
+@pytest.mark.limit(200)
+def test_run_without_a_gpu():
+    text = script("run.sh", standin=False)
+    assert "no GPU here: no driver: " in text and text.endswith("\n0 passed, 0 failed, 0 skipped\n")
+
+
+@pytest.mark.limit(200)
+def test_run_on_the_stand_in():
+    text = script("run.sh", "--pages", 3000, "--only", "own")
+    assert "GPU: stand-in 0, " in text and "no GPU, but the stand-in" in text
+    assert "3000 strings of a page's length" in text and text.endswith("\n5 passed, 0 failed, 0 skipped\n")
+
+
+@pytest.mark.limit(200)
+def test_run_where_fuse_is_missing():
+    """In a mount namespace in which /dev/fuse is no device."""
+    if os.geteuid() != 0:
+        pytest.skip("a mount namespace needs root")
+    before = ["unshare", "-m", "--propagation", "private", "sh", "-c", 'mount --bind /etc/hostname /dev/fuse && exec "$@"', "-"]
+    text = script("run.sh", "--pages", 1000, "--only", "own,mounts,examples", before=before)
+    assert "skipped: mounts: no /dev/fuse here\n" in text and "skipped: examples: no /dev/fuse here\n" in text
+    assert text.endswith("\n5 passed, 0 failed, 2 skipped\n")
+
+
+@pytest.mark.limit(200)
+def test_run_notices_a_failure():
+    """The driver says that it has no memory: the tests fail, and so does the script."""
+    text = script("run.sh", "--pages", 1000, "--only", "own", STANDIN_CUDA=f"memory={6 << 20}", status=1)
+    assert "failed: the GPU's own tests\n" in text and re.search(r"\n\d+ passed, [1-9]\d* failed, 0 skipped\n", text)
