@@ -64,6 +64,7 @@ tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/base/test_*.c tests/consiste
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c tests/vm/tool_*.c))
 gpu_own := $(BUILD)/tests/gpu/own
+gpu_bench := $(BUILD)/tests/gpu/bench
 vm := $(BUILD)/tests/vm/nosync.so
 standins := $(BUILD)/cuda/libcuda.so.1 $(BUILD)/cuda/old/libcuda.so.1
 examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/*/*.c))
@@ -79,8 +80,8 @@ wrapped := $(shell sed -n 's/^\(ROW\|REPLY\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/fa
 
 .PHONY: all check check-long posix helgrind model soak life mutants bench ptx install format lint clean tests tools benches examples examples-cuda
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
-tests: all $(tests) $(tools) $(vm) $(standins) $(faults) $(gpu_own)
-tools: $(tools) $(vm) $(standins) $(gpu_own)
+tests: all $(tests) $(tools) $(vm) $(standins) $(faults) $(gpu_own) $(gpu_bench)
+tools: $(tools) $(vm) $(standins) $(gpu_own) $(gpu_bench)
 benches: all $(benches)
 examples: all $(examples) $(cuda_examples)
 ifneq ($(NVCC),)
@@ -129,6 +130,8 @@ $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
 # What a GPU does, without a mount (tests/gpu/run.sh); of the libraries it needs libxxhash only, which may lie beside it.
 $(gpu_own): $(call obj,tests/gpu/own.c tests/gpu/own_client.c) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -Wl,-rpath,'$$ORIGIN' -Wl,--as-needed $(PKG_LIBS)
+$(gpu_bench): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN' -Wl,-rpath,$(abspath $(BIN)) -Wl,--as-needed $(PKG_LIBS)
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
 cuda_example_headers := $(wildcard examples/*.h examples/*/*.h) gpu/gaia.h

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tests/gpu/run.sh and bench.sh, which are meant for machines with a GPU: what they do without one, and that they work, on
 the stand-in. (What they run is tested by itself, on the stand-in, in the other files.)"""
+import json
 import os
 import re
 import subprocess
@@ -63,3 +64,35 @@ def test_run_notices_a_failure():
     """The driver says that it has no memory: the tests fail, and so does the script."""
     text = script("run.sh", "--pages", 1000, "--only", "own", STANDIN_CUDA=f"memory={6 << 20}", status=1)
     assert "failed: the GPU's own tests\n" in text and re.search(r"\n\d+ passed, [1-9]\d* failed, 0 skipped\n", text)
+
+
+@pytest.mark.limit(200)
+def test_bench_without_a_gpu(workdir):
+    text = script("bench.sh", standin=False, GAIA_BENCH_DIR=workdir)
+    assert "no GPU here: no driver: " in text
+    rows = [line for line in text.splitlines() if "  not measured: no GPU here" in line]
+    assert len(rows) == 13 and "written" not in text
+
+
+@pytest.mark.limit(200)
+def test_bench_on_the_stand_in(workdir):
+    """Its figures are nobody's: that the script works, checks bytes, and writes what it found is what is tested."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("mounting needs root and /dev/fuse")
+    output = os.path.join(workdir, "bench.json")
+    assert "figures are nobody's" in script("bench.sh", GAIA_BENCH_DIR=workdir, status=2)
+    text = script("bench.sh", "--sizes", "256K,2M", "--output", output, GAIA_BENCH_DIR=workdir)
+    assert "BROKEN" not in text
+    with open(output, encoding="utf-8") as file:
+        found = json.load(file)
+    assert found["machine"]["gpu"].startswith("stand-in 0, ") and found["machine"]["kernel"] and found["broken"] == []
+    assert found["repetitions"] == 5 and set(found["raw"]) == {"memory", "place 262144", "place 2097152", "sync", "changed",
+                                                               "sharing"}
+    for name, raw in found["raw"].items():
+        for key, samples in raw.items():
+            if key.endswith("_s"):  # seconds of every repetition; the stand-in has no managed memory
+                assert len(samples) == (0 if key == "managed_s" else 5) and all(s > 0 for s in samples), (name, key)
+    assert found["raw"]["sync"]["bytes_out"] <= found["raw"]["sync"]["changed_pages"] * 4096
+    demand = [row for row in found["rows"] if row["value"].startswith("not measured: GAIA_DEMAND")]
+    assert len(demand) == 5 and len(found["rows"]) == 3 + 4 + 3 + 6 + 3 + 5
+    assert os.listdir(workdir) == ["bench.json"], "something was left behind"
