@@ -85,7 +85,10 @@ tools: $(tools) $(vm) $(standins) $(gpu_own) $(gpu_bench)
 benches: all $(benches)
 examples: all $(examples) $(cuda_examples)
 ifneq ($(NVCC),)
-examples-cuda: all $(nvcc_examples)
+# A toolkit may come without cuBLAS.
+cublas := $(wildcard $(dir $(NVCC))../include/cublas_v2.h /usr/local/cuda/include/cublas_v2.h /usr/include/cublas_v2.h)
+examples-cuda: all $(if $(cublas),$(nvcc_examples),$(filter-out %/sgemm,$(nvcc_examples)))
+	$(if $(cublas),,@echo 'examples-cuda: sgemm is skipped: there is no cuBLAS here')
 else
 examples-cuda:
 	@echo 'examples-cuda: skipped: there is no nvcc here (of NVIDIA'"'"'s CUDA toolkit; NVCC=PATH says where)'
@@ -131,7 +134,7 @@ $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
 $(gpu_own): $(call obj,tests/gpu/own.c tests/gpu/own_client.c) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -Wl,-rpath,'$$ORIGIN' -Wl,--as-needed $(PKG_LIBS)
 $(gpu_bench): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
-	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN' -Wl,-rpath,$(abspath $(BIN)) -Wl,--as-needed $(PKG_LIBS)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../../../..' -Wl,-rpath,$(abspath $(BIN)) -Wl,--as-needed $(PKG_LIBS)
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
 cuda_example_headers := $(wildcard examples/*.h examples/*/*.h) gpu/gaia.h

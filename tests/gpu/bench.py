@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What files on a GPU cost: run by bench.sh, which says how.
 
-Prints a table of medians and writes all samples as JSON, with the machine's description. A row that can't be measured says
-"not measured", and why; nothing is estimated."""
+Prints a table of medians and writes all samples as JSON, with the machine's description. A row that can't be measured
+says "not measured", and why; nothing is estimated."""
 import argparse
 import contextlib
 import json
@@ -74,8 +74,9 @@ class GpuBench:
     def mount(self):
         self.mounts += 1
         path = os.path.join(self.folder, f"mnt{self.mounts}")
-        return Mount([os.path.join(self.bin, "mount.gaiafs"), "-f", self.data, path, "-o",
-                      f"device_cache={max(3 * self.large, 64 * MIB)}"], path, os.path.join(self.folder, f"log{self.mounts}"))
+        room = f"device_cache={max(3 * self.large, 64 * MIB)}"
+        return Mount([os.path.join(self.bin, "mount.gaiafs"), "-f", self.data, path, "-o", room], path,
+                     os.path.join(self.folder, f"log{self.mounts}"))
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -88,7 +89,8 @@ def bench_find(bench):
                 ">= 2 TB/s", speed >= 2e12),
             row("a kernel that pulls from pinned memory, in order (zero-copy)",
                 rate(r["pulled_bytes"], median(r["pull_s"])), f"pinned cudaMemcpy {copy}"),
-            row("... 4 KiB at random", rate(r["pulled_bytes"], median(r["pull_random_s"])), f"pinned cudaMemcpy {copy}")]
+            row("... 4 KiB at random", rate(r["pulled_bytes"], median(r["pull_random_s"])),
+                f"pinned cudaMemcpy {copy}")]
 
 
 def bench_place(bench):
@@ -233,7 +235,8 @@ def parse_size(text):
 
 def main():
     parser = argparse.ArgumentParser(prog="bench.sh", description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", type=lambda text: [parse_size(word) for word in text.split(",")], default=[GIB, 8 * GIB])
+    parser.add_argument("--sizes", type=lambda text: [parse_size(word) for word in text.split(",")],
+                        default=[GIB, 8 * GIB])
     parser.add_argument("--repetitions", type=int, default=5, choices=range(5, 65), metavar="N", help="at least 5")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(ROWS), help=",".join(ROWS))
     parser.add_argument("--output", help="the JSON (default: tests/bench/results/DATE-GPU.json)")
@@ -250,7 +253,7 @@ def main():
         machine, said = describe(args, folder)
         print(said, end="")
         if machine["gpu"] and machine["gpu"].startswith("stand-in") and not args.output:
-            parser.error("this is the stand-in of tests/cuda: its figures are nobody's (--output FILE keeps them all the same)")
+            parser.error("this is the stand-in of tests/cuda: its figures are nobody's (--output FILE keeps them)")
         rows = measure(bench, args.only, machine["gpu"], broken)
         machine["load_at_end"] = os.getloadavg()[0]
     print_table(rows)

@@ -8,8 +8,9 @@
 #   mounts    the mount tests, with files mapped on cuda:0 (tests/mount/on_gpu.py), and programs whose kernels end badly
 #   examples  those of examples/cuda that nvcc has made
 #
-# GAIA_DEMAND on a GPU is not connected yet, and not tested. Builds first, if it can; a tree that was built elsewhere is used as it is. Says what was skipped, and why. Ends with one
-# line of all counts; with 0 where there is no GPU. On the stand-in of tests/cuda (LD_LIBRARY_PATH=build/gcc/cuda) it runs, too.
+# GAIA_DEMAND on a GPU is not connected yet, and not tested. Builds first, if it can; a tree that was built elsewhere is used
+# as it is. Says what was skipped, and why. Ends with one line of all counts; with 0 where there is no GPU. On the stand-in of
+# tests/cuda (LD_LIBRARY_PATH=build/gcc/cuda) it runs, too.
 set -eu
 
 top=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
@@ -194,7 +195,9 @@ elif wanted examples && [ "$real" = 0 ]; then
 elif wanted examples && [ ! -x "$build/examples/nvcc/vector_add" ] && { [ -z "$nvcc" ] || [ -n "$missing" ]; }; then
     skip 'examples' 'no nvcc here, and none were brought (make examples-cuda)'
 elif wanted examples; then
-    [ -z "$nvcc" ] || [ -n "$missing" ] || make CC=gcc -s -j"$(nproc)" examples examples-cuda NVCC="$nvcc"
+    if [ -n "$nvcc" ] && [ -z "$missing" ]; then
+        step 'examples/cuda: nvcc' make CC=gcc -s -j"$(nproc)" examples examples-cuda NVCC="$nvcc"
+    fi
     export GAIA_CUDA_EXAMPLES="$build/examples/nvcc"
     step 'examples/cuda' "$python" -B tests/mount/on_gpu.py cuda_examples
 fi

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/cuda, built for the CPU: each on a stand-in for a GPU (tests/cuda) and on a soft device, whose result its own
-check must find right, and wrong when a byte of it was changed. What nvcc makes of the same sources runs where there is a
-GPU (tests/gpu/run.sh); here it is compiled, where there is an nvcc."""
+"""examples/cuda, built for the CPU: each on a stand-in for a GPU (tests/cuda) and on a soft device, whose result its
+own check must find right, and wrong when a byte of it was changed. What nvcc makes of the same sources runs where there is
+a GPU (tests/gpu/run.sh); here it is compiled, where there is an nvcc."""
 import os
 import re
 import shutil
@@ -57,6 +57,11 @@ def on(request, mount, programs, monkeypatch):
             return done.stdout
 
     return On()
+
+
+def make_graph(path, scale):
+    subprocess.run([os.path.join(TOP, "build", "gcc", "examples", "sssp", "generate"), "--scale", str(scale), path],
+                   check=True, timeout=20, stdout=subprocess.DEVNULL)
 
 
 def spoil(path, at):
@@ -138,8 +143,7 @@ def test_sssp_on_a_graph_that_changes(on, programs, workdir):
 
 def test_sssp_notices_a_wrong_distance(on):
     graph, result = (os.path.join(on.mount.mnt, name) for name in ("graph", "result"))
-    subprocess.run([os.path.join(TOP, "build", "gcc", "examples", "sssp", "generate"), "--scale", "8", graph], check=True,
-                   timeout=20, stdout=subprocess.DEVNULL)
+    make_graph(graph, 8)
     on.run("sssp", graph, result)
     assert "right: " in on.run("sssp", "--check", graph, result)
     rng = make_random("sssp")
@@ -166,8 +170,7 @@ def test_bad_arguments(on, name, workdir):
         write_file(os.path.join(workdir, "file"), b"x")
         arguments = [os.path.join(workdir, "file"), os.path.join(workdir, "result")]
     if name == "sssp":
-        subprocess.run([os.path.join(TOP, "build", "gcc", "examples", "sssp", "generate"), "--scale", "4",
-                        os.path.join(workdir, "graph")], check=True, timeout=20, stdout=subprocess.DEVNULL)
+        make_graph(os.path.join(workdir, "graph"), 4)
         arguments = [os.path.join(workdir, "graph"), os.path.join(workdir, "result")]
     assert "not a regular file of a gaiafs mount" in on.run(name, *arguments, status=2)
 

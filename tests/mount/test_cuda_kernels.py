@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs whose kernels end badly on a GPU: killed while one runs, and one that stores where nothing is. The daemon, the
-other programs and what was released go on. On the stand-in, or with GAIA_REAL_GPU=1 on a GPU (tests/gpu/run.sh)."""
+"""Programs whose kernels end badly on a GPU: killed while one runs, and one that stores where nothing is. The daemon,
+the other programs and what was released go on. On the stand-in, or with GAIA_REAL_GPU=1 on a GPU (tests/gpu/run.sh)."""
 import errno
 import os
 import select

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/gpu/run.sh and bench.sh, which are meant for machines with a GPU: what they do without one, and that they work, on
-the stand-in. (What they run is tested by itself, on the stand-in, in the other files.)"""
+"""tests/gpu/run.sh and bench.sh, which are meant for machines with a GPU: what they do without one, and that they work,
+on the stand-in. (What they run is tested by itself, on the stand-in, in the other files.)"""
 import json
 import os
 import re
@@ -53,7 +53,8 @@ def test_run_where_fuse_is_missing():
     """In a mount namespace in which /dev/fuse is no device."""
     if os.geteuid() != 0:
         pytest.skip("a mount namespace needs root")
-    before = ["unshare", "-m", "--propagation", "private", "sh", "-c", 'mount --bind /etc/hostname /dev/fuse && exec "$@"', "-"]
+    before = ["unshare", "-m", "--propagation", "private", "sh", "-c",
+              'mount --bind /etc/hostname /dev/fuse && exec "$@"', "-"]
     text = script("run.sh", "--pages", 1000, "--only", "own,mounts,examples", before=before)
     assert "skipped: mounts: no /dev/fuse here\n" in text and "skipped: examples: no /dev/fuse here\n" in text
     assert text.endswith("\n5 passed, 0 failed, 2 skipped\n")
@@ -86,8 +87,8 @@ def test_bench_on_the_stand_in(workdir):
     with open(output, encoding="utf-8") as file:
         found = json.load(file)
     assert found["machine"]["gpu"].startswith("stand-in 0, ") and found["machine"]["kernel"] and found["broken"] == []
-    assert found["repetitions"] == 5 and set(found["raw"]) == {"memory", "place 262144", "place 2097152", "sync", "changed",
-                                                               "sharing"}
+    assert found["repetitions"] == 5
+    assert set(found["raw"]) == {"memory", "place 262144", "place 2097152", "sync", "changed", "sharing"}
     for name, raw in found["raw"].items():
         for key, samples in raw.items():
             if key.endswith("_s"):  # seconds of every repetition; the stand-in has no managed memory
