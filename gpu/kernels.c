@@ -317,6 +317,8 @@ GAIA_DEVICE void patch_quad(struct gaia_quad *at, struct gaia_quad old, struct g
 
     if (!(changed[0] | changed[1]))
         return;
+    /* Written out, as the arrays would be in memory. */
+    GAIA_UNROLLED
     for (uint32_t i = 0; i < sizeof *at; i++)
         if (changed[i / 8] >> i % 8 * 8 & 0xff)
             bytes[i] = (uint8_t)(words[i / 8] >> i % 8 * 8);
