@@ -127,11 +127,15 @@ static uint64_t compare_digests(const struct own *own, struct buffers *buffers, 
 {
     CUdeviceptr from = buffers->bytes + shift, to = buffers->digests;
 
+    if (gpu_begin(own->gpu))
+        return UINT64_MAX;
     CUresult error = gpu_launch(own->gpu, GPU_HASH_PAGES, count, (void *[]){&from, &count, &to});
     if (error == CUDA_SUCCESS)
         error = own->api->cuMemcpyDtoHAsync(buffers->host_digests, to, count * sizeof(struct gaia_digest),
                                             own->gpu->stream);
-    return gpu_wait(own->gpu, error) ? UINT64_MAX : compare_on_cpu(buffers, shift, count);
+    int ended = gpu_wait(own->gpu, error);
+    gpu_end(own->gpu);
+    return ended ? UINT64_MAX : compare_on_cpu(buffers, shift, count);
 }
 
 /* A random buffer has 256 times as many different strings of 4096 bytes as pages: one from every 16th byte.
@@ -141,7 +145,11 @@ static uint64_t hash_all(struct own *own, struct buffers *buffers, uint64_t *don
     uint64_t wrong = 0, done = 0;
 
     while (done < own->pages) {
-        if (refill(own, buffers, &own->random) != CUDA_SUCCESS)
+        if (gpu_begin(own->gpu))
+            return UINT64_MAX;
+        CUresult error = refill(own, buffers, &own->random);
+        gpu_end(own->gpu);
+        if (error != CUDA_SUCCESS)
             return UINT64_MAX;
         for (size_t shift = 0; shift < SHIFTS && done < own->pages; shift++) {
             uint64_t count = buffers->pages - 1 < own->pages - done ? buffers->pages - 1 : own->pages - done;
@@ -163,7 +171,9 @@ static int test_digests(struct own *own)
 
     EXPECT(!gpu_begin(own->gpu));
     CUresult error = buffers_make(own, own->pages < 65536 ? own->pages / 8 + 2 : 65536, &buffers);
+    gpu_end(own->gpu);
     uint64_t wrong = error == CUDA_SUCCESS ? hash_all(own, &buffers, &done) : UINT64_MAX;
+    EXPECT(!gpu_begin(own->gpu));
     buffers_free(own, &buffers);
     gpu_end(own->gpu);
     printf("     %llu strings of a page's length (%.1f GB; in buffers of %zu random pages, one from every "

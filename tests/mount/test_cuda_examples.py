@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/cuda, built for the CPU: each on a stand-in for a GPU (tests/cuda) and on a soft device, whose result its
-own check must find right, and wrong when a byte of it was changed. What nvcc makes of the same sources runs where there is
-a GPU (tests/gpu/run.sh); here it is compiled, where there is an nvcc."""
+own check must find right, and wrong when a byte of it was changed. What nvcc makes of the same sources runs on a GPU
+(tests/gpu/run.sh); here it is compiled, where there is an nvcc."""
 import os
 import re
 import shutil
