@@ -15,11 +15,14 @@
 struct CUctx_st {
     unsigned retained;
 };
+/* Both are the driver's, and stay until the process ends. */
 struct CUmod_st {
     const char *ptx;
+    LIST_ENTRY(CUmod_st) link;
 };
 struct CUfunc_st {
     const struct gaia_kernel *kernel;
+    LIST_ENTRY(CUfunc_st) link;
 };
 
 struct work {
@@ -50,7 +53,10 @@ static __thread CUcontext stack[8];
 static __thread unsigned depth;
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER; /* guards streams and standard */
 static LIST_HEAD(, CUstream_st) streams;
-static CUstream standard; /* what NULL means */
+static CUstream standard;                                        /* what NULL means */
+static pthread_mutex_t modules_lock = PTHREAD_MUTEX_INITIALIZER; /* guards modules and loaded */
+static LIST_HEAD(, CUmod_st) modules;
+static LIST_HEAD(, CUfunc_st) loaded;
 
 bool standin_has_context(void)
 {
@@ -287,6 +293,9 @@ static CUresult load_module(CUmodule *module_out, const void *image)
     if (!module)
         abort();
     module->ptx = image;
+    pthread_mutex_lock(&modules_lock);
+    LIST_INSERT_HEAD(&modules, module, link);
+    pthread_mutex_unlock(&modules_lock);
     *module_out = module;
     return CUDA_SUCCESS;
 }
@@ -304,6 +313,9 @@ static CUresult get_function(CUfunction *function_out, CUmodule module, const ch
     if (!function)
         abort();
     function->kernel = gaia_kernel_find(name);
+    pthread_mutex_lock(&modules_lock);
+    LIST_INSERT_HEAD(&loaded, function, link);
+    pthread_mutex_unlock(&modules_lock);
     *function_out = function;
     return CUDA_SUCCESS;
 }
