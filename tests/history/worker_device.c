@@ -7,8 +7,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Devices are GPUs: those of the stand-in of tests/cuda, whose memory threads can touch. Mappings that only read
- * would be copies of their own there, which the checker does not know of. */
+/* Devices are GPUs: those of the stand-in of tests/cuda, whose memory threads can touch. Mappings that only
+ * read would be copies of their own there, which the checker does not know of. */
 bool on_gpus(void)
 {
     const char *wish = getenv("GAIA_HISTORY_GPU");
