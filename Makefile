@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all check check-long posix helgrind model soak life mutants bench bench-rdma ptx install format lint clean. Variables: CC, DEBUG=1 (checks the
+# GNU make. Targets: all examples examples-cuda check check-long posix helgrind model soak life mutants bench bench-rdma ptx install format lint clean. Variables: CC, DEBUG=1 (checks the
 # order of locks, as the sanitizer builds do), SANITIZE=address|thread, HELGRIND=1 (for `make helgrind`), BREAK=<rule> (a build
 # with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
@@ -26,7 +26,7 @@ BIN := $(if $(SANITIZE)$(DEBUG)$(HELGRIND)$(BREAK),$(BUILD),.)
 
 packages := fuse3 liburing libxxhash jansson
 missing := $(shell for p in $(packages) libibverbs librdmacm; do $(PKG_CONFIG) --exists $$p || echo $$p; done)
-ifneq ($(filter-out clean format,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out clean format ptx,$(or $(MAKECMDGOALS),all)),)
 ifneq ($(strip $(missing)),)
 $(error missing development packages: $(missing) (Debian: libfuse3-dev liburing-dev libxxhash-dev libjansson-dev libibverbs-dev librdmacm-dev))
 endif
@@ -72,20 +72,36 @@ cxx_tests := $(patsubst %.cc,$(BUILD)/%,$(wildcard tests/gpu/test_*.cc))
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c tests/vm/tool_*.c))
 cxx_tools := $(patsubst %.cc,$(BUILD)/%,$(wildcard tests/mount/tool_*.cc))
+gpu_own := $(BUILD)/tests/gpu/own
+gpu_bench := $(BUILD)/tests/gpu/bench
 vm := $(BUILD)/tests/vm/nosync.so
 standins := $(BUILD)/cuda/libcuda.so.1 $(BUILD)/cuda/old/libcuda.so.1
 examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/*/*.c))
+# The CUDA examples twice: as C++ for the CPU, and with NVIDIA's compiler, where there is one.
+cuda_examples := $(patsubst %.cu,$(BUILD)/%,$(wildcard examples/cuda/*.cu))
+nvcc_examples := $(patsubst $(BUILD)/examples/cuda/%,$(BUILD)/examples/nvcc/%,$(cuda_examples))
+CXX := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),$(if $(findstring gcc,$(CC)),$(subst gcc,g++,$(CC)),g++))
+NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 
 # The same programs with every call that can fail led through a table of the tests (tests/faults/table.c).
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
 wrapped := $(shell sed -n 's/^\(ROW\|REPLY\|PEER\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
 
-.PHONY: all check check-long posix helgrind model soak life mutants bench bench-rdma ptx install format lint clean tests tools benches examples
+.PHONY: all check check-long posix helgrind model soak life mutants bench bench-rdma ptx install format lint clean tests tools benches examples examples-cuda
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
-tests: all $(tests) $(cxx_tests) $(tools) $(cxx_tools) $(vm) $(standins) $(faults)
-tools: $(tools) $(cxx_tools) $(vm) $(standins)
+tests: all $(tests) $(cxx_tests) $(tools) $(cxx_tools) $(vm) $(standins) $(faults) $(gpu_own) $(gpu_bench)
+tools: $(tools) $(cxx_tools) $(vm) $(standins) $(gpu_own) $(gpu_bench)
 benches: all $(benches)
-examples: all $(examples)
+examples: all $(examples) $(cuda_examples)
+ifneq ($(NVCC),)
+# A toolkit may come without cuBLAS.
+cublas := $(wildcard $(dir $(NVCC))../include/cublas_v2.h /usr/local/cuda/include/cublas_v2.h /usr/include/cublas_v2.h)
+examples-cuda: all $(if $(cublas),$(nvcc_examples),$(filter-out %/sgemm,$(nvcc_examples)))
+	$(if $(cublas),,@echo 'examples-cuda: sgemm is skipped: there is no cuBLAS here')
+else
+examples-cuda:
+	@echo 'examples-cuda: skipped: there is no nvcc here (of NVIDIA'"'"'s CUDA toolkit; NVCC=PATH says where)'
+endif
 
 $(home_a): $(call obj,$(home_src))
 	@rm -f $@
@@ -137,8 +153,27 @@ $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
 # This one walks through the calls of the transport that can fail.
 $(BUILD)/tests/io/test_transport_calls: LDFLAGS += $(wrapped)
 $(BUILD)/tests/io/test_transport_calls: $(call obj,tests/faults/table.c)
+# What a GPU does, without a mount (tests/gpu/run.sh); of the libraries it needs libxxhash only, which may lie beside it.
+$(gpu_own): $(call obj,tests/gpu/own.c tests/gpu/own_client.c) $(home_a)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -Wl,-rpath,'$$ORIGIN' -Wl,--as-needed $(PKG_LIBS)
+$(gpu_bench): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../../../..' -Wl,-rpath,$(abspath $(BIN)) -Wl,--as-needed $(PKG_LIBS)
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
+cuda_example_headers := $(wildcard examples/*.h examples/*/*.h) gpu/gaia.h
+cxx_flags = $(filter-out -std=% -Wshadow -Wstrict-prototypes -Wmissing-prototypes,$(CFLAGS)) -std=gnu++17
+$(cuda_examples): $(BUILD)/%: %.cu $(cuda_example_headers) $(so)
+	@mkdir -p $(@D)
+	@echo "  CXX $<"
+	$(CXX) $(CPPFLAGS) $(filter-out -MMD -MP,$(cxx_flags)) -Igpu -fopenmp $(LDFLAGS) -x c++ $< -x none -o $@ -L$(BIN) -lgaia -ldl -Wl,-rpath,$(abspath $(BIN))
+# Code for the oldest GPU that toolkits of today know, and PTX from which a driver makes that of its own.
+NVCC_ARCH ?= sm_75
+$(nvcc_examples): $(BUILD)/examples/nvcc/%: examples/cuda/%.cu $(cuda_example_headers) $(so)
+	@mkdir -p $(@D)
+	@echo "  NVCC $<"
+	$(NVCC) -arch=$(NVCC_ARCH) -std=c++17 -O2 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -Igpu -Xcompiler -Wall,-pthread $< -o $@ \
+		-L$(BIN) -lgaia $(if $(findstring sgemm,$@),-lcublas) -Xlinker -rpath=$(abspath $(BIN))
+
 # The device kernels as PTX, which is kept in the tree: nobody else needs a compiler for it. PTX=FILE writes it elsewhere
 # (tests/mount/test_device_code.py). No toolkit is needed, nor looked at.
 CLANG ?= clang
@@ -217,7 +252,7 @@ install: all
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' gpu/gaia.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 
-all_src := $(wildcard base/*.[ch] consistency/*.[ch] io/*.[ch] gpu/*.[ch] gpu/*.cuh cache/*.[ch] fs/*.[ch] tests/*/*.[ch] tests/*/*.cc examples/*.[ch] examples/*/*.[ch])
+all_src := $(wildcard base/*.[ch] consistency/*.[ch] io/*.[ch] gpu/*.[ch] gpu/*.cuh cache/*.[ch] fs/*.[ch] tests/*/*.[ch] tests/*/*.cc examples/*.[ch] examples/*/*.[ch] examples/*/*.cu)
 format:
 	clang-format -i $(all_src)
 lint:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The graph file: a directed graph with weighted edges in compressed sparse rows, numbers in the machine's
- * byte order.
+ * byte order. C and C++.
  *
  *   at 0           struct graph_header
  *   at rows_at     uint64_t rows[vertices + 1]  the edges of vertex v are those from rows[v] up to before
@@ -48,8 +48,11 @@ static inline uint64_t graph_align(uint64_t offset)
 /* The parts' places follow from the numbers of vertices and edges. */
 static inline struct graph_header graph_layout(uint64_t vertices, uint64_t edges)
 {
-    struct graph_header header = {.vertices = vertices, .edges = edges};
+    struct graph_header header;
 
+    memset(&header, 0, sizeof(header));
+    header.vertices = vertices;
+    header.edges = edges;
     memcpy(header.magic, GRAPH_MAGIC, sizeof(header.magic));
     header.rows_at = graph_align(sizeof(header));
     header.columns_at = graph_align(header.rows_at + (vertices + 1) * sizeof(uint64_t));
@@ -79,15 +82,22 @@ static inline struct graph_header graph_read_header(int fd, const char *path, ui
     return header;
 }
 
+static inline struct graph graph_at(const void *file, const struct graph_header *header)
+{
+    const char *bytes = (const char *)file;
+    struct graph graph;
+
+    graph.header = header;
+    graph.rows = (const uint64_t *)(bytes + header->rows_at);
+    graph.columns = (const uint32_t *)(bytes + header->columns_at);
+    graph.weights = (const uint32_t *)(bytes + header->weights_at);
+    return graph;
+}
+
+/* Where the header can be read in place, too. */
 static inline struct graph graph_view(const void *file)
 {
-    const struct graph_header *header = file;
-    const char *bytes = file;
-
-    return (struct graph){.header = header,
-                          .rows = (const uint64_t *)(bytes + header->rows_at),
-                          .columns = (const uint32_t *)(bytes + header->columns_at),
-                          .weights = (const uint32_t *)(bytes + header->weights_at)};
+    return graph_at(file, (const struct graph_header *)file);
 }
 
 /* The rows and columns stay within the graph, so that no one needs to look again. */

@@ -5,7 +5,8 @@
 #
 # A device program (sssp) maps the graph once and stays. In each round another process (update) writes new weights for
 # PERCENT of the edges with pwrite(), the device computes again, and a third process (dijkstra) checks the result with
-# plain reads. The graph has 2^SCALE vertices and 16 times as many edges.
+# plain reads. The graph has 2^SCALE vertices and 16 times as many edges. GAIA_SSSP=PROGRAM: another one than
+# examples/sssp/sssp, as that of examples/cuda is.
 set -eu
 exec </dev/null
 
@@ -78,7 +79,7 @@ graph_bytes=$(field "$work/generate.out" bytes)
 note "$(cat "$work/generate.out")"
 headline 'shortest paths from vertex 0, on the device; round 0: the graph as it was generated'
 note 'round  new edges  their 64 KiB  bytes moved  of file  checksum'
-server_start "$examples/sssp/sssp" --serve "$graph" "$result"
+server_start "${GAIA_SSSP:-$examples/sssp/sssp}" --serve "$graph" "$result"
 round=0
 while [ "$round" -le "$rounds" ]; do
     run_round "$round"

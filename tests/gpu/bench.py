@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What files on a GPU cost: run by bench.sh, which says how.
+
+Prints a table of medians and writes all samples as JSON, with the machine's description. A row that can't be measured
+says "not measured", and why; nothing is estimated."""
+import argparse
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "bench"))
+
+import bench as cpu_bench  # noqa: E402
+from harness import GIB, KIB, MIB, TOP, Broken, Mount, print_table, row, run, run_json, say  # noqa: E402
+
+DEMAND = "GAIA_DEMAND on a GPU is not connected yet"
+LIMIT_S = 550
+
+
+def size_text(size):
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} bytes"
+
+
+def rate(size, seconds):
+    return f"{size / seconds / 1e9:.2f} GB/s"
+
+
+def us(seconds):
+    return f"{seconds * 1e6:.1f} us"
+
+
+def median(samples):
+    return statistics.median(samples)
+
+
+class GpuBench:
+    """Programs, the folder, and what was measured."""
+
+    def __init__(self, args, folder):
+        self.folder, self.repetitions = folder, args.repetitions
+        self.program = os.path.join(TOP, args.build, "tests", "gpu", "bench")
+        self.file_program = os.path.join(TOP, args.build, "tests", "bench", "bench_file")
+        self.bin, self.sizes = os.path.join(TOP, args.bin), args.sizes
+        self.large = max(args.sizes)
+        self.data, self.raw, self.mounts = os.path.join(folder, "data"), {}, 0
+        os.mkdir(self.data)
+
+    def ask(self, name, *arguments, repetitions=None):
+        command = [self.program, name, *map(str, arguments), "--repetitions", str(repetitions or self.repetitions)]
+        return run_json(command, LIMIT_S)
+
+    def make(self, name, size):
+        path = os.path.join(self.data, name)
+        if not os.path.exists(path) or os.path.getsize(path) != size:
+            run([self.file_program, path, str(size)], LIMIT_S)
+            run(["sync", path], LIMIT_S)
+        return path
+
+    def forget(self):
+        """Files of several GiB, which the next row has no use for."""
+        for name in os.listdir(self.data):
+            os.unlink(os.path.join(self.data, name))
+
+    def mount(self):
+        self.mounts += 1
+        path = os.path.join(self.folder, f"mnt{self.mounts}")
+        room = f"device_cache={max(3 * self.large, 64 * MIB)}"
+        return Mount([os.path.join(self.bin, "mount.gaiafs"), "-f", self.data, path, "-o", room], path,
+                     os.path.join(self.folder, f"log{self.mounts}"))
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+def bench_find(bench):
+    r = bench.raw["memory"] = bench.ask("memory", bench.large)
+    speed = r["bytes"] / median(r["find_s"])
+    copy = rate(r["bytes"], median(r["pinned_copy_s"]))
+    return [row(f"finding modified pages of {size_text(r['bytes'])}, the kernel", f"{speed / 1e12:.3f} TB/s", "", None,
+                ">= 2 TB/s", speed >= 2e12),
+            row("a kernel that pulls from pinned memory, in order (zero-copy)",
+                rate(r["pulled_bytes"], median(r["pull_s"])), f"pinned cudaMemcpy {copy}"),
+            row("... 4 KiB at random", rate(r["pulled_bytes"], median(r["pull_random_s"])),
+                f"pinned cudaMemcpy {copy}")]
+
+
+def bench_place(bench):
+    """A daemon keeps what it has placed, so each repetition has one of its own."""
+    rows = []
+    small = bench.make("small", 64 * KIB)
+    for size in bench.sizes:
+        backing = bench.make(f"file{size}", size)
+        samples = {"place_s": [], "read_and_copy_s": [], "pinned_copy_s": []}
+        for _ in range(bench.repetitions):
+            with bench.mount() as mount:
+                r = bench.ask("place", os.path.join(mount.path, os.path.basename(small)),
+                              os.path.join(mount.path, os.path.basename(backing)), backing, repetitions=1)
+            for name, values in samples.items():
+                values += r[name]
+        bench.raw[f"place {size}"] = samples
+        took, plain, pinned = (median(values) for values in samples.values())
+        rows += [row(f"placing {size_text(size)} that are in the host's memory", rate(size, took),
+                     f"pinned cudaMemcpy {rate(size, pinned)}", pinned / took, ">= 0.9", pinned / took >= 0.9),
+                 row("", rate(size, took), f"read() + cudaMemcpy {rate(size, plain)}", plain / took)]
+    return rows
+
+
+def bench_sync(bench):
+    name = os.path.basename(bench.make("sync", bench.large))
+    with bench.mount() as mount:
+        r = bench.raw["sync"] = bench.ask("sync", os.path.join(mount.path, name))
+    size, find = size_text(r["bytes"]), median(r["find_s"])
+    both = median([a + b for a, b in zip(r["acquire_s"], r["release_s"])])
+    reader = median(r["acquire_read_only_s"])
+    moved = r["bytes_out"] <= r["changed_pages"] * 4096
+    return [row(f"acquire + release, nothing changed, {size}, one search beside", us(both - find),
+                f"the two {us(both)}, a search {us(find)}", None, "< 50 us", both - find < 50e-6),
+            row(f"acquire, read only, nothing changed, {size}", us(reader), "", None, "< 20 us", reader < 20e-6),
+            row(f"release, {r['changed_pages']} pages changed, {size}", us(median(r["release_changed_s"])),
+                f"a search {us(find)}; {r['bytes_out']} bytes moved", None, "only what changed", moved)]
+
+
+def bench_changed(bench):
+    name = os.path.basename(bench.make("changed", bench.large))
+    with bench.mount() as mount:
+        r = bench.raw["changed"] = bench.ask("changed", os.path.join(mount.path, name))
+    rows = []
+    for part in ("0.1", "1", "10", "50", "90", "100"):
+        took, whole = median(r[f"acquire_{part}_s"]), median(r[f"whole_{part}_s"])
+        goal = "> 1" if float(part) <= 90 else ""
+        rows.append(row(f"{part} % of {size_text(r['bytes'])} changed: acquire", f"{took * 1e3:.2f} ms",
+                        f"read() + cudaMemcpy of all {whole * 1e3:.2f} ms", whole / took, goal,
+                        whole > took if goal else None))
+    return rows
+
+
+def bench_sharing(bench):
+    size = min(bench.large, 256 * MIB)  # managed memory: small sizes only
+    name = os.path.basename(bench.make("sharing", size))
+    with bench.mount() as mount:
+        r = bench.raw["sharing"] = bench.ask("sharing", os.path.join(mount.path, name))
+    took, own, release = (median(r[key]) for key in ("shared_s", "private_s", "release_s"))
+    managed = us(median(r["managed_s"])) if r["managed_s"] else "not measured: this driver has none"
+    return [row(f"CPU and GPU store every second byte of {size_text(r['bytes'])}, {r['rounds']} times", us(took),
+                f"private buffers {us(own)}", own / took, ">= 0.95", own / took >= 0.95),
+            row("... and the release", us(release), ""), row("... managed memory", managed, "")]
+
+
+def not_measured(texts):
+    return lambda why: [row(text, f"not measured: {why}", "", None, goal) for text, goal in texts]
+
+
+DEMAND_ROWS = [
+    ("demand faults from the host arena, 4 KiB, in order and at random", ">= 0.85 of PCIe, 10 x managed memory"),
+    ("demand faults from the host arena, 64 KiB, in order and at random", ">= 0.85 of PCIe"),
+    ("hits in demand mode, loads of a warp", ">= 0.7 of plain memory"),
+    ("vector add, MVT, ATAX, BIGC at 100 % of the frames", ">= 2 x managed memory"),
+    ("... at 150 % and 300 % of the frames", "<= 2 x the time"),
+]
+# name: (function, needs a mount, what is said of it when it can't be measured)
+ROWS = {
+    "find": (bench_find, False, not_measured([("finding modified pages", ">= 2 TB/s"), ("zero-copy", "")])),
+    "place": (bench_place, True, not_measured([("placing a file that is in the host's memory", ">= 0.9")])),
+    "sync": (bench_sync, True, not_measured([("acquire + release, nothing changed", "< 50 us beside the hash"),
+                                             ("acquire, read only, nothing changed", "< 20 us"),
+                                             ("release, moves only what changed", "")])),
+    "changed": (bench_changed, True, not_measured([("0.1 % to 100 % of a file changed", "> 1 up to 90 %")])),
+    "sharing": (bench_sharing, True, not_measured([("CPU and GPU store every second byte", ">= 0.95")])),
+    "demand": (None, False, not_measured(DEMAND_ROWS)),
+}
+
+
+# --- the machine ----------------------------------------------------------------------------------------------------
+
+def describe(args, folder):
+    machine = cpu_bench.describe(folder)
+    own = run([os.path.join(TOP, args.build, "tests", "gpu", "own"), "--describe"], 60, check=False)
+    found = re.search(r"^GPU: (.*)$", own, re.M)
+    machine["gpu"] = found[1] if found else None
+    with contextlib.suppress(OSError):
+        fields = "name,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current"
+        done = subprocess.run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True,
+                              text=True, timeout=60)
+        machine["nvidia_smi"] = done.stdout.strip()
+    return machine, own
+
+
+def why_no_mount(bench):
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "no /dev/fuse here"
+    if os.geteuid() != 0:
+        return "mounting needs root"
+    done = subprocess.run([os.path.join(bench.bin, "mount.gaiafs"), "--version"], capture_output=True, timeout=20)
+    return "mount.gaiafs does not start here" if done.returncode else None
+
+
+def measure(bench, names, gpu, broken):
+    rows, no_mount = [], why_no_mount(bench)
+    for name in names:
+        function, mounts, otherwise = ROWS[name]
+        why = "no GPU here" if not gpu else DEMAND if function is None else no_mount if mounts else None
+        start = time.monotonic()
+        try:
+            rows += otherwise(why) if why else function(bench)
+        except (Broken, OSError) as error:
+            broken.append(f"{name}: {error}")
+            rows += otherwise("broken, see below")
+        bench.forget()
+        say(f"{name}: {time.monotonic() - start:.1f} s")
+    return rows
+
+
+def result_path(args, machine):
+    if args.output:
+        return args.output
+    gpu = re.sub(r"[^a-z0-9]+", "-", machine["gpu"].split(",")[0].lower()).strip("-")
+    return os.path.join(TOP, "tests", "bench", "results", f"{machine['date']}-{gpu}.json")
+
+
+def parse_size(text):
+    found = re.fullmatch(r"(\d+)([KMG]?)", text)
+    if not found or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"no size: {text}")
+    return int(found[1]) * {"": 1, "K": KIB, "M": MIB, "G": GIB}[found[2]] // 4096 * 4096
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="bench.sh", description=__doc__.partition("\n")[0])
+    parser.add_argument("--sizes", type=lambda text: [parse_size(word) for word in text.split(",")],
+                        default=[GIB, 8 * GIB])
+    parser.add_argument("--repetitions", type=int, default=5, choices=range(5, 65), metavar="N", help="at least 5")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(ROWS), help=",".join(ROWS))
+    parser.add_argument("--output", help="the JSON (default: tests/bench/results/DATE-GPU.json)")
+    parser.add_argument("--build", default="build/gcc")
+    parser.add_argument("--bin", default=".")
+    args = parser.parse_args()
+    if not set(args.only) <= set(ROWS):
+        parser.error(f"rows are {', '.join(ROWS)}")
+    os.environ["GAIA_DEVICE"] = "cuda:0"
+    broken = []
+    with tempfile.TemporaryDirectory(prefix="gaiafs-bench-", dir=os.environ.get("GAIA_BENCH_DIR", "/var/tmp"),
+                                     ignore_cleanup_errors=True) as folder:
+        bench = GpuBench(args, os.path.realpath(folder))
+        machine, said = describe(args, folder)
+        print(said, end="")
+        if machine["gpu"] and machine["gpu"].startswith("stand-in") and not args.output:
+            parser.error("this is the stand-in of tests/cuda: its figures are nobody's (--output FILE keeps them)")
+        rows = measure(bench, args.only, machine["gpu"], broken)
+        machine["load_at_end"] = os.getloadavg()[0]
+    print_table(rows)
+    if machine["gpu"]:
+        path = result_path(args, machine)
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"machine": machine, "repetitions": bench.repetitions, "sizes": args.sizes, "rows": rows,
+                       "raw": bench.raw, "broken": broken}, file, indent=1)
+            file.write("\n")
+        say(f"written to {path}")
+    for text in broken:
+        say(f"BROKEN {text}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tests/gpu/run.sh and bench.sh, which are meant for machines with a GPU: what they do without one, and that they work,
+on the stand-in. (What they run is tested by itself, on the stand-in, in the other files.)"""
+import json
+import os
+import re
+import subprocess
+
+import pytest
+
+import helpers
+from conftest import TOP
+
+pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the scripts use the plain build")
+PLAIN = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "GAIA_DEVICE", "GAIA_REAL_GPU", "LD_LIBRARY_PATH", "STANDIN_CUDA")
+
+
+def script(name, *arguments, standin=True, before=(), status=0, **environment):
+    env = {key: value for key, value in os.environ.items() if key not in PLAIN}
+    if standin:
+        env["LD_LIBRARY_PATH"] = os.path.join(TOP, "build", "gcc", "cuda")
+    done = subprocess.run([*before, "sh", os.path.join(TOP, "tests", "gpu", name), *map(str, arguments)], text=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=170,
+                          env={**env, **environment})
+    print(done.stdout)
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_here():
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has a GPU: the scripts would use it")
+    if not os.path.exists(os.path.join(helpers.build_folder(), "cuda", "libcuda.so.1")):
+        pytest.skip("no stand-in: make tools")
+
+
+@pytest.mark.limit(200)
+def test_run_without_a_gpu():
+    text = script("run.sh", standin=False)
+    assert "no GPU here: no driver: " in text and text.endswith("\n0 passed, 0 failed, 0 skipped\n")
+
+
+@pytest.mark.limit(200)
+def test_run_on_the_stand_in():
+    text = script("run.sh", "--pages", 3000, "--only", "own")
+    assert "GPU: stand-in 0, " in text and "no GPU, but the stand-in" in text
+    assert "3000 strings of a page's length" in text and text.endswith("\n5 passed, 0 failed, 0 skipped\n")
+
+
+@pytest.mark.limit(200)
+def test_run_where_fuse_is_missing():
+    """In a mount namespace in which /dev/fuse is no device."""
+    if os.geteuid() != 0:
+        pytest.skip("a mount namespace needs root")
+    before = ["unshare", "-m", "--propagation", "private", "sh", "-c",
+              'mount --bind /etc/hostname /dev/fuse && exec "$@"', "-"]
+    text = script("run.sh", "--pages", 1000, "--only", "own,mounts,examples", before=before)
+    assert "skipped: mounts: no /dev/fuse here\n" in text and "skipped: examples: no /dev/fuse here\n" in text
+    assert text.endswith("\n5 passed, 0 failed, 2 skipped\n")
+
+
+@pytest.mark.limit(200)
+def test_run_notices_a_failure():
+    """The driver says that it has no memory: the tests fail, and so does the script."""
+    text = script("run.sh", "--pages", 1000, "--only", "own", STANDIN_CUDA=f"memory={6 << 20}", status=1)
+    assert "failed: the GPU's own tests\n" in text and re.search(r"\n\d+ passed, [1-9]\d* failed, 0 skipped\n", text)
+
+
+@pytest.mark.limit(200)
+def test_bench_without_a_gpu(workdir):
+    text = script("bench.sh", standin=False, GAIA_BENCH_DIR=workdir)
+    assert "no GPU here: no driver: " in text
+    rows = [line for line in text.splitlines() if "  not measured: no GPU here" in line]
+    assert len(rows) == 13 and "written" not in text
+
+
+@pytest.mark.limit(200)
+def test_bench_on_the_stand_in(workdir):
+    """Its figures are nobody's: that the script works, checks bytes, and writes what it found is what is tested."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("mounting needs root and /dev/fuse")
+    output = os.path.join(workdir, "bench.json")
+    assert "figures are nobody's" in script("bench.sh", GAIA_BENCH_DIR=workdir, status=2)
+    text = script("bench.sh", "--sizes", "256K,2M", "--output", output, GAIA_BENCH_DIR=workdir)
+    assert "BROKEN" not in text
+    with open(output, encoding="utf-8") as file:
+        found = json.load(file)
+    assert found["machine"]["gpu"].startswith("stand-in 0, ") and found["machine"]["kernel"] and found["broken"] == []
+    assert found["repetitions"] == 5
+    assert set(found["raw"]) == {"memory", "place 262144", "place 2097152", "sync", "changed", "sharing"}
+    for name, raw in found["raw"].items():
+        for key, samples in raw.items():
+            if key.endswith("_s"):  # seconds of every repetition; the stand-in has no managed memory
+                assert len(samples) == (0 if key == "managed_s" else 5) and all(s > 0 for s in samples), (name, key)
+    assert found["raw"]["sync"]["bytes_out"] <= found["raw"]["sync"]["changed_pages"] * 4096
+    demand = [row for row in found["rows"] if row["value"].startswith("not measured: GAIA_DEMAND")]
+    assert len(demand) == 5 and len(found["rows"]) == 3 + 4 + 3 + 6 + 3 + 5
+    assert os.listdir(workdir) == ["bench.json"], "something was left behind"
