@@ -10,8 +10,7 @@
  *   LOCK_SESSIONS      the list of sessions; held over the connection of a new one, and over a fork, with
  *     LOCK_TABLE       the table of mappings, held over mmap and userfaultfd calls on the own process; a leaf
  *   LOCK_SESSION       one request at a time: held while the daemon answers, so only with no other lock
- *   LOCK_DEMAND        what the GPU was granted of a demand mapping; held over touches of its soft mapping; a
- * leaf
+ *   LOCK_DEMAND        what a GPU was granted of a demand mapping; held over touches of its soft mapping
  *
  * The daemon:
  *   LOCK_HANDLE        the position in an open directory; held while names are looked up
