@@ -15,7 +15,8 @@ from helpers import PAGE, make_random, read_file, write_file
 pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the plain build is what users get")
 
 FUNCTIONS = {"gaia_device_open", "gaia_device_close", "gaia_mmap", "gaia_munmap", "gaia_macquire", "gaia_mrelease",
-             "gaia_macquire_on", "gaia_mrelease_on", "gaia_stream_error", "gaia_demand_parameters", "gaia_msync", "gaia_madvise", "gaia_stat"}
+             "gaia_macquire_on", "gaia_mrelease_on", "gaia_stream_error", "gaia_demand_parameters", "gaia_msync",
+             "gaia_madvise", "gaia_stat"}
 CONSUMER = r"""
 #include <fcntl.h>
 #include <gaia.h>
