@@ -229,7 +229,8 @@ int file_cpu_release(struct cache_file *file, struct leaf *leaf, page_mask pages
 /* Rule 8: the page that holds a file's old or new end, from its byte `from`. What devices have there is no
  * part of the file: it becomes zeros, as in the kernel's page, so that nothing of it is collected when the
  * file grows over it, and what is stored there then is told apart from it. Growth of a file in passthrough is
- * seen late: what differs from a twin, whose tail is zeros, may have been stored after it. */
+ * seen late: what differs from a twin, whose tail is zeros, may have been stored after it. (On a device that
+ * scans every page has a twin then, and what is stored past the end before an acquire is lost: gaia.h.) */
 static void clear_tail(struct cache_file *file, uint64_t page, size_t from, bool grown)
 {
     struct leaf *leaf = index_find(&file->index, page >> LEAF_SHIFT);
@@ -240,7 +241,8 @@ static void clear_tail(struct cache_file *file, uint64_t page, size_t from, bool
     SLIST_FOREACH (copy, &leaf->copies, link) {
         if (grown && copy->replica->scans && !copy->replica->read_only)
             scan_keep_twin_of_tail(copy, page_bit(page));
-        if (!(copy->present & page_bit(page)) || (grown && file->passed && copy->twin & page_bit(page)))
+        if (!(copy->present & page_bit(page)) ||
+            (grown && file->passed && !copy->replica->scans && copy->twin & page_bit(page)))
             continue;
         copy->replica->frames->ops->clear(copy->replica->frames, page, from);
         if (copy->twin & page_bit(page))
