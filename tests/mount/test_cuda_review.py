@@ -23,3 +23,17 @@ def test_a_second_release_of_a_page_is_seen_on_demand(gpu, programs):
         one.do("release")
         two.do("acquire")
         assert two.load(10, 1) == value
+
+
+@pytest.mark.parametrize("size", [PAGE, 3 * PAGE + 5, 16 * PAGE])
+def test_what_a_file_grows_by_is_seen_on_demand(gpu, programs, size):
+    m = gpu.mount()
+    path = make(m, b"a" * 20 * PAGE)
+    program = programs(path)
+    os.truncate(path, size)
+    program.do("acquire")
+    assert program.load(size - 1, 2) == b"a\0" and program.load(19 * PAGE, 1) == b"\0"
+    write_at(path, b"b" * (20 * PAGE - size), size)
+    program.do("acquire")
+    assert program.load(size - 1, 2) == b"ab"
+    assert program.load(19 * PAGE, 1) == b"b"
