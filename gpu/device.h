@@ -11,6 +11,7 @@
 #ifndef GAIAFS_GPU_DEVICE_H
 #define GAIAFS_GPU_DEVICE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -95,11 +96,14 @@ struct gaia_frames_ops {
      * what kernels store to the others stays. Digests of fresh become the granted ones. */
     int (*patch)(struct gaia_frames *frames, const uint64_t *pages, size_t count, const void *old,
                  const void *fresh);
+    /* A client less: memory that holds no page, and that no client can have, is given back. */
+    void (*trim)(struct gaia_frames *frames);
 };
 
 struct gaia_frames {
     const struct gaia_frames_ops *ops;
     uint64_t chunk_pages; /* of a driver that scans: how much of the file a descriptor of share() is */
+    _Atomic unsigned clients; /* maps, from before the first share() for one: the cache's count */
 };
 
 /* Wait for faults of a client. faults: its descriptor; stop: an eventfd that ends the wait.

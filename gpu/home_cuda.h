@@ -27,7 +27,6 @@ struct cuda_frames {
     pthread_mutex_t lock; /* guards all below */
     struct chunk **chunks;
     size_t count; /* length of chunks; those that nobody needed yet are NULL */
-    uint64_t maps;
 };
 
 struct gaia_frames_map {

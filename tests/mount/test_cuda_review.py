@@ -2,14 +2,31 @@
 """Orders of events on a GPU (the stand-in) that lost bytes, or memory, once: each test was red before its mend."""
 import errno
 import os
-import threading
+import struct
 
 import pytest
 
 import helpers
-from helpers import PAGE, agents, device_statistics  # noqa: F401
+from helpers import ACQUIRE, ATTACH, HELLO, MAP, PAGE, Raw, agents, get_token, message  # noqa: F401
 from test_cuda_demand import Program, programs  # noqa: F401
-from test_cuda_maps import MIB, gpu, make, read, read_at, released, write_at  # noqa: F401
+from test_cuda_maps import MIB, gpu, make, read_at, write_at  # noqa: F401
+
+
+def test_what_could_not_be_mapped_gives_its_memory_back(gpu):
+    """A file larger than the GPU: the chunks that it got before there was no room are not kept."""
+    m = gpu.mount("memory=33554432")
+    large = make(m, b"", "large")
+    os.truncate(large, 64 * MIB)
+    small = make(m, b"s" * 3 * MIB, "small")
+    agent = gpu.agent("memory=33554432")
+    agent.do("dev = gaia.Device('cuda:0')")
+    agent.do("fd = os.open(path, os.O_RDWR)", path=large)
+    with pytest.raises(OSError) as caught:
+        agent.do("map = dev.mmap(fd, 64 * (1 << 20), 3)")
+    assert caught.value.errno == errno.ENOMEM
+    agent.do("fd = os.open(path, os.O_RDWR)", path=small)
+    agent.do("map = dev.mmap(fd, 3 * (1 << 20), 3)")
+    assert agent("map[:]") == b"s" * 3 * MIB
 
 
 def test_a_second_release_of_a_page_is_seen_on_demand(gpu, programs):
@@ -37,3 +54,31 @@ def test_what_a_file_grows_by_is_seen_on_demand(gpu, programs, size):
     program.do("acquire")
     assert program.load(size - 1, 2) == b"ab"
     assert program.load(19 * PAGE, 1) == b"b"
+
+
+MAPS, CHUNK = 2, helpers.DUMP + 1  # of HELLO; the message
+
+
+def test_memory_that_a_client_was_given_stays_before_it_attaches(gpu):
+    """A client has the descriptor of a chunk, and has not said yet where it maps it, when others cut the file: pages are
+    placed into what it was given."""
+    m = gpu.mount()
+    path = make(m, b"a" * PAGE)
+    fd = os.open(path, os.O_RDWR)
+    address, token = get_token(fd)
+    raw = Raw(address)
+    assert raw.call(message(HELLO, flags=MAPS)) == 0
+    uuid = struct.unpack("<2Q", b"stand-in 0".ljust(16, b"\0"))
+    assert raw.call(message(MAP, bytes=PAGE, prot=3, token=token, device=b"cuda:0", value=uuid + (0,) * 18)) == 0
+    map = raw.reply["map"]
+    raw.send(message(CHUNK, map=map))
+    reply, fds = raw.receive()
+    assert reply["error"] == 0 and len(fds) == 1
+    os.ftruncate(fd, 5 * PAGE)
+    os.ftruncate(fd, PAGE)
+    assert raw.call(message(ATTACH, map=map, address=1 << 30)) == 0
+    assert raw.call(message(ACQUIRE, map=map, bytes=PAGE)) == 0
+    assert os.pread(fds[0], 4, 0) == b"aaaa"
+    os.close(fds[0])
+    raw.close()
+    os.close(fd)
