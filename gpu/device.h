@@ -90,6 +90,8 @@ struct gaia_frames_ops {
      * granted with what was placed. */
     int (*granted)(struct gaia_frames *frames, uint64_t page, uint64_t count,
                    const struct gaia_digest *digests);
+    /* What granted() was told last, or what was placed; zeros: it is not known. */
+    int (*recall)(struct gaia_frames *frames, uint64_t page, uint64_t count, struct gaia_digest *digests_out);
     /* As fetch(), of any resident pages, ascending, one behind the other. */
     int (*gather)(struct gaia_frames *frames, const uint64_t *pages, size_t count, void *bytes_out);
     /* Store into resident pages, ascending, the bytes of fresh that differ from those of old, and no others:
@@ -102,7 +104,7 @@ struct gaia_frames_ops {
 
 struct gaia_frames {
     const struct gaia_frames_ops *ops;
-    uint64_t chunk_pages; /* of a driver that scans: how much of the file a descriptor of share() is */
+    uint64_t chunk_pages;     /* of a driver that scans: how much of the file a descriptor of share() is */
     _Atomic unsigned clients; /* maps, from before the first share() for one: the cache's count */
 };
 

@@ -400,6 +400,7 @@ static const struct gaia_frames_ops cuda_ops = {
     .close = cuda_close,
     .modified = cuda_modified,
     .granted = cuda_granted,
+    .recall = cuda_recall,
     .gather = cuda_gather,
     .patch = cuda_patch,
     .trim = cuda_trim,

@@ -77,6 +77,7 @@ static inline CUdeviceptr part_address(const struct part *part)
 /* What a driver does that scans: see gpu/device.h. */
 int cuda_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint64_t *bits_out);
 int cuda_granted(struct gaia_frames *base, uint64_t page, uint64_t count, const struct gaia_digest *digests);
+int cuda_recall(struct gaia_frames *base, uint64_t page, uint64_t count, struct gaia_digest *digests_out);
 int cuda_gather(struct gaia_frames *base, const uint64_t *pages, size_t count, void *bytes_out);
 int cuda_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, const void *old,
                const void *fresh);

@@ -29,6 +29,32 @@ def test_what_could_not_be_mapped_gives_its_memory_back(gpu):
     assert agent("map[:]") == b"s" * 3 * MIB
 
 
+def test_times_changed_elsewhere_do_not_take_a_write_back(gpu):
+    """chmod() changes no byte. A CPU's write() after it to a page that the GPU has stays, whatever the GPU stores to
+    other bytes of the page."""
+    m = gpu.mount()
+    path = make(m, b"a" * 4 * PAGE)
+    agent = gpu.program(path)
+    os.chmod(path, 0o640)
+    write_at(path, b"C", 100)
+    agent.do("map[200:201] = b'G'")
+    agent.do("map.release()")
+    assert read_at(path, 1, 200) == b"G"
+    assert read_at(path, 1, 100) == b"C"
+
+
+def test_times_changed_behind_the_mount_do_not_take_a_write_back(gpu):
+    m = gpu.mount()
+    path = make(m, b"a" * 4 * PAGE)
+    agent = gpu.program(path)
+    os.chmod(os.path.join(m.data, "f"), 0o640)
+    write_at(path, b"C", 100)
+    agent.do("map[200:201] = b'G'")
+    agent.do("map.release()")
+    assert read_at(path, 1, 200) == b"G"
+    assert read_at(path, 1, 100) == b"C"
+
+
 def test_a_second_release_of_a_page_is_seen_on_demand(gpu, programs):
     """Two programs with a demand mapping of one file, on one device: nobody else reads between, so the page stays
     pending from its first release on."""
