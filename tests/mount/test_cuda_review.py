@@ -108,3 +108,20 @@ def test_memory_that_a_client_was_given_stays_before_it_attaches(gpu):
     os.close(fds[0])
     raw.close()
     os.close(fd)
+
+
+def test_a_part_of_a_demand_mapping_is_unmapped(gpu, programs):
+    """What the GPU has stored there is given back later, with all the rest, and a unit goes on that lies in both
+    parts."""
+    m = gpu.mount()
+    path = make(m, b"a" * 64 * PAGE)
+    program = programs(path)
+    program.store(0, b"x")
+    program.store(40 * PAGE, b"y")
+    program.do(f"unmap 0 {20 * PAGE}")
+    program.do(f"release {20 * PAGE} {44 * PAGE}")
+    assert program.load(30 * PAGE, 1) == b"a"
+    program.store(30 * PAGE, b"z")
+    program.do(f"release {20 * PAGE} {44 * PAGE}")
+    assert read_at(path, 1, 40 * PAGE) == b"y" and read_at(path, 1, 30 * PAGE) == b"z"
+    program.end()
