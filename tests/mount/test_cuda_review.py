@@ -125,3 +125,12 @@ def test_a_part_of_a_demand_mapping_is_unmapped(gpu, programs):
     program.do(f"release {20 * PAGE} {44 * PAGE}")
     assert read_at(path, 1, 40 * PAGE) == b"y" and read_at(path, 1, 30 * PAGE) == b"z"
     program.end()
+
+
+def test_advice_releases_what_leaves_on_demand(gpu, programs):
+    m = gpu.mount()
+    path = make(m, b"a" * 64 * PAGE)
+    program = programs(path)
+    program.store(5, b"x")
+    program.do(f"dontneed 0 {64 * PAGE}")
+    assert read_at(path, 1, 5) == b"x"
