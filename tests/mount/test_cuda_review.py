@@ -134,3 +134,15 @@ def test_advice_releases_what_leaves_on_demand(gpu, programs):
     program.store(5, b"x")
     program.do(f"dontneed 0 {64 * PAGE}")
     assert read_at(path, 1, 5) == b"x"
+
+
+def test_threads_acquire_parts_of_a_demand_mapping(gpu, programs):
+    """No kernel runs; each thread has a range of its own."""
+    m = gpu.mount()
+    path = make(m, b"a" * 64 * PAGE)
+    program = programs(path)
+    for i in range(30):
+        for unit in range(4):
+            assert program.load(unit * 16 * PAGE, 1) == bytes([97 + i % 26])
+        write_at(path, bytes([97 + (i + 1) % 26]) * 64 * PAGE, 0)
+        program.do("acquires 4 1")
