@@ -46,9 +46,12 @@ void cache_map_put(struct cache_map *map)
     pthread_mutex_unlock(&client->lock);
     if (left)
         return;
+    struct gaia_frames *frames = map->replica->frames;
     if (map->frames)
-        map->replica->frames->ops->detach(map->frames);
-    map->replica->maps--;
+        frames->ops->detach(map->frames);
+    frames->clients--;
+    if (frames->ops->trim)
+        frames->ops->trim(frames);
     durable_close(map->replica->file->durable);
     file_unuse(map->replica->file);
     readahead_free(&map->readahead);
@@ -256,7 +259,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     if (error)
         goto out_unuse;
     map->resident |= map->replica->scans; /* no touch would bring a page */
-    map->replica->maps++;
+    map->replica->frames->clients++;
     readahead_init(&map->readahead, map->replica->file->cache->config.unit_pages);
     readahead_init(&map->stores, 1);
     durable_open(request->file->durable, true, &map->seen);
@@ -276,7 +279,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
         *chunk_pages_out = map->replica->frames->chunk_pages;
         return 0;
     }
-    map->replica->maps--;
+    map->replica->frames->clients--;
     durable_close(request->file->durable);
     readahead_free(&map->readahead);
     readahead_free(&map->stores);

@@ -68,6 +68,9 @@ static int collect_and_forget(struct copy_pages *entry, enum drop_why why)
     /* A page that is stored to but neither pending nor clean can't be: it was sealed before it was released.
      */
     assert(!(copy->pending & pages));
+    /* Mapped since it was chosen: that acquire may have counted on its pages already. */
+    if (why == DROP_EVICT && copy->replica->scans && copy->replica->frames->clients)
+        return 0;
     replica_drop_twins(copy, pages);
     if (why == DROP_STALE && !copy->replica->scans) /* there, asking costs more than moving */
         pages &= ~keep_unchanged(copy, pages);

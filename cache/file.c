@@ -294,8 +294,9 @@ void file_resized(struct cache_file *file, off_t size)
         return;
     SLIST_FOREACH (replica, &file->replicas, link) {
         replica->frames->ops->resize(replica->frames, file_pages(size));
-        if (replica->scans) /* no touch brings what is new: an acquire must come */
-            replica_changed(replica);
+        /* An acquire must come: no touch brings what is new to a device that scans, and what is above a soft
+         * device (gpu/demand_map.h) has zeros of it. */
+        replica_changed(replica);
     }
 }
 

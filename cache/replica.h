@@ -20,7 +20,6 @@ struct replica {
     uint32_t entry; /* its name in the version vectors of this file: GAIA_REPLICA_DEVICE + n-th to come */
     bool scans;     /* its device tells nothing of its stores: they are looked for (cache/scan.h) */
     bool read_only; /* of scans: no client can store to it */
-    _Atomic unsigned maps; /* of clients */
     struct gaia_frames *frames;
     int state_fd; /* a memfd with the shared state, and a read-only descriptor of it for clients */
     struct gaia_shared_state *state;

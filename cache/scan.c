@@ -104,6 +104,26 @@ int scan_take_twins(struct leaf_copy *copy, page_mask pages, page_mask *taken_ou
     return error;
 }
 
+/* A file's times say that it was changed behind the mount, but so they do after a chmod(), which changes no
+ * byte. Pages whose home copy is what was granted all the same, by the digests, have it for a twin again.
+ * What can't be looked at stays as it is: a CPU's write does not fail for that. */
+static void look_again(struct leaf_copy *copy, page_mask pages)
+{
+    struct replica *replica = copy->replica;
+    uint64_t base = copy->leaf->number << LEAF_SHIFT;
+    struct gaia_digest granted[LEAF_PAGES];
+    uint8_t bytes[GAIA_PAGE_SIZE];
+
+    pages &= copy->blind;
+    int error = pages ? replica->frames->ops->recall(replica->frames, base, LEAF_PAGES, granted) : 0;
+    for (; pages && !error; pages &= pages - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(pages);
+        error = read_page(replica->file, base + page, bytes);
+        if (!error && gaia_digest_equal(granted[page], gaia_digest_of(bytes, GAIA_PAGE_SIZE)))
+            copy->blind &= ~(UINT64_C(1) << page);
+    }
+}
+
 int scan_keep_twins(struct cache_file *file, struct leaf *leaf, page_mask pages)
 {
     struct leaf_copy *copy;
@@ -116,6 +136,7 @@ int scan_keep_twins(struct cache_file *file, struct leaf *leaf, page_mask pages)
         if (!copy->replica->scans || copy->replica->read_only || error)
             continue;
         copy->raced |= copy->busy & ~copy->present & pages;
+        look_again(copy, pages);
         error = scan_take_twins(copy, pages & ~copy->blind, &taken);
     }
 #else
@@ -259,6 +280,7 @@ static int refresh_copy(struct leaf_copy *copy, page_mask pages)
         return -ENOMEM;
     r->count = 0;
     int error = collect_pages(replica->file, copy->leaf, pages, COLLECT_PENDING);
+    look_again(copy, pages);
     for (page_mask left = pages; left && !error; left &= left - 1)
         error = add_page(r, copy, (unsigned)__builtin_ctzll(left));
     if (!error && r->count)

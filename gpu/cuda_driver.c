@@ -177,9 +177,11 @@ static int demand_forget(struct gaia_mapping *mapping, uint64_t offset, uint64_t
     return demand_map_forget(mapping->demand, offset, length);
 }
 
+/* Units may lie in both parts, and what the GPU has of the part that is gone is given back yet: the pages
+ * stay for the thread that does so. */
 static void demand_block(struct gaia_mapping *mapping, void *address, size_t length)
 {
-    gaia_soft_driver.block(mapping, address, length);
+    (void)mapping, (void)address, (void)length;
 }
 
 static void demand_kill(struct gaia_mapping *mapping, void *address, size_t length)

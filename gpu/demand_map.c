@@ -38,7 +38,8 @@ struct demand_map {
     CUdeviceptr list;      /* of units */
     uint8_t *pinned;       /* all of the host's */
 
-    pthread_mutex_t lock; /* guards all below, but for the ring's words; a leaf */
+    pthread_mutex_t calls; /* guards list and stream, and what control counts of one flush or drop */
+    pthread_mutex_t lock;  /* guards all below, but for the ring's words; a leaf */
     struct gaia_demand_host host;
     uint8_t *twins;       /* address space for the mapping; what was granted */
     uint32_t *twin_grant; /* of each unit: the grant that its twin is of; 0: none */
@@ -408,6 +409,7 @@ int demand_map_open(const struct demand_map_request *request, struct demand_map 
     if (!map)
         return -ENOMEM;
     map->asked = *request;
+    lock_init(&map->calls, LOCK_DEMAND_CALLS);
     lock_init(&map->lock, LOCK_DEMAND);
     int error = choose_sizes(map);
     if (!error)
@@ -429,6 +431,7 @@ int demand_map_open(const struct demand_map_request *request, struct demand_map 
 out_free:
     free_tables(map);
     pthread_mutex_destroy(&map->lock);
+    pthread_mutex_destroy(&map->calls);
     free(map);
     return error;
 }
@@ -443,12 +446,13 @@ void demand_map_close(struct demand_map *map)
     }
     free_tables(map);
     pthread_mutex_destroy(&map->lock);
+    pthread_mutex_destroy(&map->calls);
     free(map);
 }
 
 /* --- acquire and release --- */
 
-/* Runs a kernel of ours to its end, and says whether units have stayed that should not. */
+/* Runs a kernel of ours to its end, and says whether units have stayed that should not. Calls held. */
 static int run(struct demand_map *map, CUfunction kernel, uint64_t warps, void **parameters)
 {
     const struct cuda_api *api = map->asked.cuda->api;
@@ -480,13 +484,15 @@ int demand_map_collect(struct demand_map *map)
 {
     if (!map->asked.writable)
         return 0;
-    return run(map, map->flush, map->demand.frames_count, (void *[]){&map->on_device});
+    pthread_mutex_lock(&map->calls);
+    int error = run(map, map->flush, map->demand.frames_count, (void *[]){&map->on_device});
+    pthread_mutex_unlock(&map->calls);
+    return error;
 }
 
-int demand_map_forget(struct demand_map *map, uint64_t offset, uint64_t length)
+/* The GPU drops units [first, first + count). Calls held. */
+static int drop(struct demand_map *map, uint64_t first, uint64_t count)
 {
-    uint64_t first = offset / map->unit, end = (offset + length + map->unit - 1) / map->unit;
-    uint64_t count = (end < map->demand.units ? end : map->demand.units) - first;
     uint32_t *units = malloc(count * sizeof *units);
     int error = units ? cuda_enter(map->asked.cuda) : -ENOMEM;
 
@@ -500,8 +506,17 @@ int demand_map_forget(struct demand_map *map, uint64_t offset, uint64_t length)
         cuda_leave(map->asked.cuda);
     }
     free(units);
-    if (!error)
-        error = run(map, map->drop, count, (void *[]){&map->on_device, &map->list, &count});
+    return error ? error : run(map, map->drop, count, (void *[]){&map->on_device, &map->list, &count});
+}
+
+int demand_map_forget(struct demand_map *map, uint64_t offset, uint64_t length)
+{
+    uint64_t first = offset / map->unit, end = (offset + length + map->unit - 1) / map->unit;
+    uint64_t count = (end < map->demand.units ? end : map->demand.units) - first;
+
+    pthread_mutex_lock(&map->calls);
+    int error = drop(map, first, count);
+    pthread_mutex_unlock(&map->calls);
     if (error)
         return error;
     pthread_mutex_lock(&map->lock);

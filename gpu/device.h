@@ -11,6 +11,7 @@
 #ifndef GAIAFS_GPU_DEVICE_H
 #define GAIAFS_GPU_DEVICE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -89,17 +90,22 @@ struct gaia_frames_ops {
      * granted with what was placed. */
     int (*granted)(struct gaia_frames *frames, uint64_t page, uint64_t count,
                    const struct gaia_digest *digests);
+    /* What granted() was told last, or what was placed; zeros: it is not known. */
+    int (*recall)(struct gaia_frames *frames, uint64_t page, uint64_t count, struct gaia_digest *digests_out);
     /* As fetch(), of any resident pages, ascending, one behind the other. */
     int (*gather)(struct gaia_frames *frames, const uint64_t *pages, size_t count, void *bytes_out);
     /* Store into resident pages, ascending, the bytes of fresh that differ from those of old, and no others:
      * what kernels store to the others stays. Digests of fresh become the granted ones. */
     int (*patch)(struct gaia_frames *frames, const uint64_t *pages, size_t count, const void *old,
                  const void *fresh);
+    /* A client less: memory that holds no page, and that no client can have, is given back. */
+    void (*trim)(struct gaia_frames *frames);
 };
 
 struct gaia_frames {
     const struct gaia_frames_ops *ops;
-    uint64_t chunk_pages; /* of a driver that scans: how much of the file a descriptor of share() is */
+    uint64_t chunk_pages;     /* of a driver that scans: how much of the file a descriptor of share() is */
+    _Atomic unsigned clients; /* maps, from before the first share() for one: the cache's count */
 };
 
 /* Wait for faults of a client. faults: its descriptor; stop: an eventfd that ends the wait.

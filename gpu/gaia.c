@@ -593,9 +593,12 @@ PUBLIC int gaia_madvise(void *addr, size_t length, int advice)
                                        .offset = pieces[i].offset,
                                        .bytes = pieces[i].length,
                                        .flags = (uint32_t)advice};
-        if (advice == GAIA_ADV_DONTNEED)
+        if (advice == GAIA_ADV_DONTNEED) { /* stores are released first: those of kernels, too */
+            error = pieces[i].mapping->session->dead ? -ENOTCONN : settle(pieces[i].mapping);
             wait_for_write_backs(&pieces[i]);
-        error = gaia_session_call(pieces[i].mapping->session, &message, NULL);
+        }
+        if (!error)
+            error = gaia_session_call(pieces[i].mapping->session, &message, NULL);
     }
     gaia_pieces_free(pieces, count);
     return fail(error);

@@ -137,10 +137,11 @@ static int chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **
     return 0;
 }
 
-/* A chunk that holds nothing, and that no client has, gives its memory back. Lock held. */
+/* A chunk that holds nothing, and that no client has, gives its memory back. A client that was given its
+ * descriptor may not have attached yet. Lock held. */
 static void chunks_trim(struct cuda_frames *frames)
 {
-    for (uint64_t i = 0; i < frames->count && !frames->maps; i++)
+    for (uint64_t i = 0; i < frames->count && !frames->base.clients; i++)
         if (frames->chunks[i] && !frames->chunks[i]->placed)
             chunk_free(frames, i);
 }
@@ -179,22 +180,22 @@ static int cuda_attach(struct gaia_frames *base, int faults, uint64_t address, u
     if (!map)
         return -ENOMEM;
     map->frames = cuda_frames_of(base);
-    pthread_mutex_lock(&map->frames->lock);
-    map->frames->maps++;
-    pthread_mutex_unlock(&map->frames->lock);
     *map_out = map;
     return 0;
 }
 
 static void cuda_detach(struct gaia_frames_map *map)
 {
-    struct cuda_frames *frames = map->frames;
+    free(map);
+}
+
+static void cuda_trim(struct gaia_frames *base)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
 
     pthread_mutex_lock(&frames->lock);
-    frames->maps--;
     chunks_trim(frames);
     pthread_mutex_unlock(&frames->lock);
-    free(map);
 }
 
 /* Pages that are not resident any more. Lock held. */
@@ -336,7 +337,7 @@ static void cuda_close(struct gaia_frames *base)
 {
     struct cuda_frames *frames = cuda_frames_of(base);
 
-    assert(!frames->maps);
+    assert(!base->clients);
     for (uint64_t i = 0; i < frames->count; i++)
         chunk_free(frames, i);
     free(frames->chunks);
@@ -399,8 +400,10 @@ static const struct gaia_frames_ops cuda_ops = {
     .close = cuda_close,
     .modified = cuda_modified,
     .granted = cuda_granted,
+    .recall = cuda_recall,
     .gather = cuda_gather,
     .patch = cuda_patch,
+    .trim = cuda_trim,
 };
 
 /* Few and large, but not so large that a small mapping of a small file takes much: about eight to a file. */

@@ -27,7 +27,6 @@ struct cuda_frames {
     pthread_mutex_t lock; /* guards all below */
     struct chunk **chunks;
     size_t count; /* length of chunks; those that nobody needed yet are NULL */
-    uint64_t maps;
 };
 
 struct gaia_frames_map {
@@ -78,6 +77,7 @@ static inline CUdeviceptr part_address(const struct part *part)
 /* What a driver does that scans: see gpu/device.h. */
 int cuda_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint64_t *bits_out);
 int cuda_granted(struct gaia_frames *base, uint64_t page, uint64_t count, const struct gaia_digest *digests);
+int cuda_recall(struct gaia_frames *base, uint64_t page, uint64_t count, struct gaia_digest *digests_out);
 int cuda_gather(struct gaia_frames *base, const uint64_t *pages, size_t count, void *bytes_out);
 int cuda_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, const void *old,
                const void *fresh);

@@ -234,6 +234,32 @@ int cuda_granted(struct gaia_frames *base, uint64_t page, uint64_t count, const 
     return error;
 }
 
+int cuda_recall(struct gaia_frames *base, uint64_t page, uint64_t count, struct gaia_digest *digests_out)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+    struct home_gpu *gpu = frames->gpu;
+    int error = 0;
+
+    memset(digests_out, 0, count * sizeof *digests_out);
+    pthread_mutex_lock(&frames->lock);
+    for (uint64_t done = 0; done < count && !error;) {
+        struct part part = part_at(frames, page + done, count - done);
+        if (part.chunk && part.chunk->granted && !(error = gpu_begin(gpu))) {
+            CUdeviceptr from = part.chunk->granted + part.first * sizeof *digests_out;
+            error =
+                gpu_wait(gpu, gpu->device.api->cuMemcpyDtoHAsync(
+                                  digests_out + done, from, part.count * sizeof *digests_out, gpu->stream));
+            gpu_end(gpu);
+        }
+        for (uint64_t i = 0; i < part.count && part.chunk; i++)
+            if (bit_get(part.chunk->unsure, part.first + i))
+                digests_out[done + i] = (struct gaia_digest){0};
+        done += part.count;
+    }
+    pthread_mutex_unlock(&frames->lock);
+    return error;
+}
+
 /* At most GPU_BATCH_PAGES pages. GPU held. */
 static int patch_batch(struct cuda_frames *frames, const uint64_t *pages, size_t count, const uint8_t *old,
                        const uint8_t *fresh)

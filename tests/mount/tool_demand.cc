@@ -9,6 +9,8 @@
  *   store OFFSET HEX
  *   pin OFFSET LENGTH        -> the bytes, through pins
  *   acquire, release, sync, acquire-on, bye
+ *   release, unmap, dontneed OFFSET LENGTH
+ *   acquires THREADS ROUNDS  each thread acquires a unit of its own, all at once: "ok", or an error
  *   stress THREADS OPERATIONS SEED SPAN   each thread loads and stores bytes of its own (offset % THREADS) in
  * [0, SPAN), and knows what they are: "ok", or what was wrong error                    -> the view's, and
  * forgets it not counters                 -> faults pulled fetched evicted given kept frames units */
@@ -140,6 +142,34 @@ static void stress(unsigned threads, uint64_t operations, uint64_t seed, uint64_
     answer(0);
 }
 
+static void acquire_rounds(unsigned me, uint64_t rounds, int *wrong)
+{
+    const size_t unit = 64 << 10;
+
+    for (uint64_t i = 0; i < rounds && !*wrong; i++)
+        if (gaia_macquire((char *)address + me * unit, unit, device))
+            *wrong = errno;
+}
+
+static void acquire_at_once(unsigned threads, uint64_t rounds)
+{
+    std::vector<std::thread> running;
+    std::vector<int> wrong(threads);
+
+    for (unsigned t = 0; t < threads; t++)
+        running.emplace_back(acquire_rounds, t, rounds, &wrong[t]);
+    for (std::thread &thread : running)
+        thread.join();
+    for (int error : wrong) {
+        if (!error)
+            continue;
+        errno = error;
+        answer(-1);
+        return;
+    }
+    answer(0);
+}
+
 static void serve(const char *line)
 {
     uint64_t a = 0, b = 0, c = 0, d = 0;
@@ -153,6 +183,14 @@ static void serve(const char *line)
         store(a, hex);
     else if (sscanf(line, "stress %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64, &a, &b, &c, &d) == 4)
         stress((unsigned)a, b, c, d);
+    else if (sscanf(line, "release %" SCNu64 " %" SCNu64, &a, &b) == 2)
+        answer(gaia_mrelease((char *)address + a, b, device));
+    else if (sscanf(line, "unmap %" SCNu64 " %" SCNu64, &a, &b) == 2)
+        answer(gaia_munmap((char *)address + a, b));
+    else if (sscanf(line, "dontneed %" SCNu64 " %" SCNu64, &a, &b) == 2)
+        answer(gaia_madvise((char *)address + a, b, GAIA_ADV_DONTNEED));
+    else if (sscanf(line, "acquires %" SCNu64 " %" SCNu64, &a, &b) == 2)
+        acquire_at_once((unsigned)a, b);
     else if (!strcmp(line, "acquire"))
         answer(gaia_macquire(address, length, device));
     else if (!strcmp(line, "release"))
