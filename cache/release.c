@@ -135,7 +135,7 @@ static int find_modified(struct work *w)
     }
     page_mask again = modified & copy->pending;
     left &= copy->sealed;
-    if (modified)
+    if (modified) /* also of what was pending already: caches above this copy are out of date again */
         atomic_fetch_add(&replica->state->releases, 1);
     for (page_mask each = again; each;
          each &= each - 1) { /* the kernel holds no pending page: nothing to tell */
@@ -143,10 +143,8 @@ static int find_modified(struct work *w)
         struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
         gaia_rule_release(&versions, replica->entry, leaf_copy_page_vector(copy, page));
     }
-    if (again) {
+    if (again)
         file_suspect_others(copy->leaf, replica, again);
-        atomic_fetch_add(&replica->state->releases, 1); /* caches above this copy are out of date again */
-    }
     w->pages |= modified & ~again;
     page_mask clean = replica->scans ? borrowed : left & ~modified & ~copy->pending;
     copy->releasing |= w->pages;
