@@ -8,7 +8,7 @@
 #   mounts    the mount tests, with files mapped on cuda:0 (tests/mount/on_gpu.py), and programs whose kernels end badly
 #   examples  those of examples/cuda that nvcc has made
 #
-# GAIA_DEMAND on a GPU is not connected yet, and not tested. Builds first, if it can; a tree that was built elsewhere is used
+# GAIA_DEMAND is tested with threads for kernels only (tests/mount/test_cuda_demand.py). Builds first, if it can; a tree that was built elsewhere is used
 # as it is. Says what was skipped, and why. Ends with one line of all counts; with 0 where there is no GPU. On the stand-in of
 # tests/cuda (LD_LIBRARY_PATH=build/gcc/cuda) it runs, too.
 set -eu
