@@ -164,7 +164,8 @@ static int check_arguments(const struct gaia_device *device, size_t length, int 
         return -EINVAL;
     if (!length || offset < 0 || offset % PAGE || (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE)) ||
         flags & ~(GAIA_RESIDENT | GAIA_DEMAND | GAIA_SMALL_UNITS) ||
-        (flags & GAIA_RESIDENT && flags & GAIA_DEMAND))
+        (flags & GAIA_RESIDENT && flags & GAIA_DEMAND) ||
+        (flags & GAIA_SMALL_UNITS && !(flags & GAIA_DEMAND)))
         return -EINVAL;
     off_t end;
     if (length > SIZE_MAX / 2 - PAGE || __builtin_add_overflow(offset, (off_t)(length + PAGE), &end))
