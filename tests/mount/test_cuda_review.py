@@ -157,3 +157,13 @@ def test_room_is_made_behind_much_that_is_mapped(gpu):
     other.do("map.unmap()")
     new = gpu.program(os.path.join(m.mnt, "new"))
     assert new("map[:1]") == mapped("map[:1]") == b"\0"
+
+
+def test_what_was_cut_off_is_gone(gpu):
+    """gaia.h: past the end there are zeros; not what was there before, which somebody else may map next."""
+    m = gpu.mount()
+    path = make(m, b"secret00" * PAGE)
+    program = gpu.program(path)
+    os.truncate(path, PAGE)
+    assert program("map[:]") == b"secret00" * (PAGE // 8) + bytes(7 * PAGE)
+    assert gpu.program(path, 8 * PAGE)("map[:]") == b"secret00" * (PAGE // 8) + bytes(7 * PAGE)
