@@ -104,7 +104,8 @@ static struct replica *next_victim(struct cache_device *device, uint64_t *leaf_o
         replica->file->uses++;
     }
     TAILQ_FOREACH (copy, &device->order, order)
-        if (++*length_out >= BATCH_MAX)
+        if (++*length_out >= BATCH_MAX &&
+            !device->gpu) /* there, what is mapped can't go, however much it is */
             break;
     pthread_mutex_unlock(&device->lock);
     return replica;

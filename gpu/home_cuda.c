@@ -198,8 +198,26 @@ static void cuda_trim(struct gaia_frames *base)
     pthread_mutex_unlock(&frames->lock);
 }
 
-/* Pages that are not resident any more. Lock held. */
-static void forget(struct cuda_frames *frames, uint64_t page, uint64_t count)
+/* What was in a part's resident pages is not for who maps them next, and no part of the file. Lock held. */
+static void wipe(struct cuda_frames *frames, const struct part *part)
+{
+    struct home_gpu *gpu = frames->gpu;
+    uint64_t first = part->first, end = part->first + part->count;
+
+    while (first < end && !bit_get(part->chunk->resident, first))
+        first++;
+    while (end > first && !bit_get(part->chunk->resident, end - 1))
+        end--;
+    if (first == end || gpu_begin(gpu))
+        return;
+    CUresult error = gpu->device.api->cuMemsetD8Async(part->chunk->pages + first * GAIA_PAGE_SIZE, 0,
+                                                      (end - first) * GAIA_PAGE_SIZE, gpu->stream);
+    gpu_wait(gpu, error);
+    gpu_end(gpu);
+}
+
+/* Pages that are not resident any more. wiped: zeros take their place. Lock held. */
+static void forget(struct cuda_frames *frames, uint64_t page, uint64_t count, bool wiped)
 {
     uint64_t all = frames->count * frames->base.chunk_pages;
 
@@ -209,6 +227,8 @@ static void forget(struct cuda_frames *frames, uint64_t page, uint64_t count)
         count = all - page;
     while (count) {
         struct part part = part_at(frames, page, count);
+        if (part.chunk && part.chunk->placed && wiped)
+            wipe(frames, &part);
         for (uint64_t i = part.first; part.chunk && i < part.first + part.count; i++)
             part.chunk->placed -= bit_get(part.chunk->resident, i);
         if (part.chunk)
@@ -224,7 +244,7 @@ static int cuda_resize(struct gaia_frames *base, uint64_t pages)
     struct cuda_frames *frames = cuda_frames_of(base);
 
     pthread_mutex_lock(&frames->lock);
-    forget(frames, pages, UINT64_MAX - pages);
+    forget(frames, pages, UINT64_MAX - pages, true);
     pthread_mutex_unlock(&frames->lock);
     return 0;
 }
@@ -234,7 +254,8 @@ static int cuda_drop(struct gaia_frames *base, uint64_t page, uint64_t count)
     struct cuda_frames *frames = cuda_frames_of(base);
 
     pthread_mutex_lock(&frames->lock);
-    forget(frames, page, count);
+    /* Where somebody maps them, they are placed anew: kernels see what was there until then. */
+    forget(frames, page, count, !base->clients);
     pthread_mutex_unlock(&frames->lock);
     return 0;
 }

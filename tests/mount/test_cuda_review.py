@@ -146,3 +146,24 @@ def test_threads_acquire_parts_of_a_demand_mapping(gpu, programs):
             assert program.load(unit * 16 * PAGE, 1) == bytes([97 + i % 26])
         write_at(path, bytes([97 + (i + 1) % 26]) * 64 * PAGE, 0)
         program.do("acquires 4 1")
+
+
+def test_room_is_made_behind_much_that_is_mapped(gpu):
+    """More than an eviction looks at, 256 MiB, is mapped and can't go; what can was placed later."""
+    m = gpu.mount(f"memory={370 * MIB}")
+    for name, size in ("mapped", 256), ("left", 64), ("new", 64):
+        os.truncate(make(m, b"", name), size * MIB)
+    mapped, other = gpu.program(os.path.join(m.mnt, "mapped")), gpu.program(os.path.join(m.mnt, "left"))
+    other.do("map.unmap()")
+    new = gpu.program(os.path.join(m.mnt, "new"))
+    assert new("map[:1]") == mapped("map[:1]") == b"\0"
+
+
+def test_what_was_cut_off_is_gone(gpu):
+    """gaia.h: past the end there are zeros; not what was there before, which somebody else may map next."""
+    m = gpu.mount()
+    path = make(m, b"secret00" * PAGE)
+    program = gpu.program(path)
+    os.truncate(path, PAGE)
+    assert program("map[:]") == b"secret00" * (PAGE // 8) + bytes(7 * PAGE)
+    assert gpu.program(path, 8 * PAGE)("map[:]") == b"secret00" * (PAGE // 8) + bytes(7 * PAGE)
