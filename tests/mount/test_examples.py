@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason=
 FUNCTIONS = {"gaia_device_open", "gaia_device_close", "gaia_mmap", "gaia_munmap", "gaia_macquire", "gaia_mrelease",
              "gaia_macquire_on", "gaia_mrelease_on", "gaia_stream_error", "gaia_demand_parameters", "gaia_msync",
              "gaia_madvise", "gaia_stat"}
+DEVICE_CODE = ["gaia_device.cuh", "demand.h", "demand_device.h", "device_memory.h", "warp.h"]
 CONSUMER = r"""
 #include <fcntl.h>
 #include <gaia.h>
@@ -106,7 +107,13 @@ def test_installed_files(installed):
     assert found == {
         "usr/sbin/mount.gaiafs": 0o100755, "usr/bin/gaiactl": 0o100755, f"usr/lib/libgaia.so.{version}": 0o100755,
         f"usr/lib/{soname}": f"libgaia.so.{version}", "usr/lib/libgaia.so": soname,
-        "usr/include/gaia.h": 0o100644, "usr/lib/pkgconfig/gaia.pc": 0o100644}
+        "usr/include/gaia.h": 0o100644, "usr/lib/pkgconfig/gaia.pc": 0o100644,
+        **{f"usr/include/gaia/{name}": 0o100644 for name in DEVICE_CODE}}
+    # Device code needs nothing else of the tree.
+    with open(os.path.join(installed, "view.cc"), "w") as source:
+        source.write("#include <gaia.h>\n#include <gaia/gaia_device.cuh>\nint main()\n{\n    struct gaia_demand demand = {};\n"
+                     "    return (int)gaia_view<int>(demand, nullptr).size();\n}\n")
+    run("g++", "-std=c++17", "-fsyntax-only", f"-I{installed}/usr/include", f"{installed}/view.cc")
     header = read_file(f"{installed}/usr/include/gaia.h").decode()
     major, minor = re.search(r"GAIA_VERSION_MAJOR (\d+)\n.*GAIA_VERSION_MINOR (\d+)", header).groups()
     assert version.split(".")[:2] == [major, minor]
