@@ -52,6 +52,8 @@ enum lock_flags {
     X(URING, "gaia_io_uring.lock", LOCK_LEAF)               \
     X(URING_FILES, "gaia_io_uring.files_lock", LOCK_LEAF)   \
     X(POOL, "gaia_io_pool.lock", LOCK_LEAF)                 \
+    X(CUDA_FRAMES, "cuda_frames.lock", 0)                   \
+    X(GPU, "home_gpu.lock", LOCK_LEAF)                      \
     X(PULL, "gaia_pull.lock", LOCK_LEAF)                    \
     X(TRANSPORT, "gaia_transport.lock", LOCK_LEAF)          \
     X(SERVER, "server.lock", LOCK_LEAF)                     \
@@ -61,8 +63,6 @@ enum lock_flags {
     X(PRUNER, "pruner.lock", LOCK_LEAF)                     \
     X(PEEK, "peek.lock", LOCK_LEAF)                         \
     X(LOOP, "loop.lock", LOCK_ALONE | LOCK_LEAF)            \
-    X(CUDA_FRAMES, "cuda_frames.lock", 0)                   \
-    X(GPU, "home_gpu.lock", LOCK_LEAF)                      \
     X(NOTIFY, "fs.notify_gate", LOCK_ALONE | LOCK_LEAF)     \
     X(MAPS, "soft_frames.maps_lock", LOCK_ALONE | LOCK_LEAF)
 
