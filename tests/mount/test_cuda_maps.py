@@ -411,15 +411,6 @@ def test_no_memory(gpu):
 
 # --- what is wrong with a GPU ---------------------------------------------------------------------------------------
 
-def test_demand_is_not_there_yet(gpu):
-    m = gpu.mount()
-    agent = gpu.agent()
-    agent.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('cuda:0')", path=make(m, bytes(PAGE)))
-    with pytest.raises(OSError) as caught:
-        agent.do("dev.mmap(fd, PAGE, 3, gaia.DEMAND)")
-    assert caught.value.errno == errno.EOPNOTSUPP
-
-
 @pytest.mark.parametrize("standin, number", [
     ("gpus=0", 0), ("gpus=1", 1), ("version=11080", 0), ("missing=cuMemCreate", 0), ("cannot=102", 0), ("cannot=103", 0)])
 def test_no_such_gpu(gpu, standin, number):
