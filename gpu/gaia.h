@@ -87,12 +87,12 @@ struct gaia_stat {
  * gaia_macquire_on() and gaia_mrelease_on() don't. What is out of date changes in place, byte by byte: a
  * kernel that runs meanwhile may see both, and loses no store to other bytes.
  *  - With GAIA_DEMAND the file may be larger than the GPU's memory, and only kernels written for it see it:
- * through a gaia_view of <gaia/gaia_device.cuh>, made of gaia_demand_parameters(). The pointer that gaia_mmap()
- * returns is one of the host then (the mapping's copy on soft:N, N being the GPU's number), and names the
- * mapping in the other calls. Kernels that use it must have ended at an acquire, a release, a sync and at the
- * end, and calls in a stream are EOPNOTSUPP. What kernels have stored and not released is lost with a program
- * that is killed. $GAIA_DEMAND_BYTES: how much memory of the GPU each such mapping uses (a quarter of what is
- * free).
+ * through a gaia_view of <gaia/gaia_device.cuh>, made of gaia_demand_parameters(). The pointer that
+ * gaia_mmap() returns is one of the host then (the mapping's copy on soft:N, N being the GPU's number), and
+ * names the mapping in the other calls. Kernels that use it must have ended at an acquire, a release, a sync
+ * and at the end, and calls in a stream are EOPNOTSUPP. What kernels have stored and not released is lost
+ * with a program that is killed. $GAIA_DEMAND_BYTES: how much memory of the GPU each such mapping uses (a
+ * quarter of what is free).
  *  - Writable and read-only mappings of a file are two copies: what is stored through one is seen through the
  * other after release and acquire. (Memory of a GPU can't be given to another process read only.)
  *  - A touch past the end of the file, or after the daemon has gone, does not fail: past the end there are
