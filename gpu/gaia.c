@@ -209,6 +209,8 @@ static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request
                                    .address = (uintptr_t)mapping->address};
     int answer = gaia_session_call(mapping->session, &message, NULL);
     if (!error && answer) {
+        message = (struct gaia_message){.op = GAIA_OP_UNMAP, .map = mapping->map};
+        gaia_session_call(mapping->session, &message, NULL);
         munmap(mapping->state, PAGE);
         mapping->driver->unmap(mapping);
         error = answer;
@@ -618,6 +620,12 @@ static int stat_session(struct gaia_session *session, void *context)
     memcpy(message.device, walk->device->name, sizeof message.device);
     memcpy(message.value, &walk->device->cuda.uuid, sizeof walk->device->cuda.uuid);
     int error = gaia_session_call(session, &message, NULL);
+    if (error == -ENODEV && walk->device->driver == &gaia_cuda_driver) {
+        /* Nothing is mapped on the GPU itself: what is mapped on demand counts where its copy is. */
+        message = (struct gaia_message){.op = GAIA_OP_STAT};
+        snprintf(message.device, sizeof message.device, "soft%s", walk->device->name + 4);
+        error = gaia_session_call(session, &message, NULL);
+    }
     for (size_t i = 0; i < sizeof walk->sum / sizeof walk->sum[0] && !error; i++)
         walk->sum[i] += message.value[i];
     return error;

@@ -94,9 +94,10 @@ struct gaia_stat {
  * with a program that is killed. $GAIA_DEMAND_BYTES: how much memory of the GPU each such mapping uses (a
  * quarter of what is free).
  *  - Writable and read-only mappings of a file are two copies: what is stored through one is seen through the
- * other after release and acquire. (Memory of a GPU can't be given to another process read only.)
+ * other after release and acquire. (Memory of a GPU can't be given to another process read only: a program
+ * that maps read only could falsify what others see that map read only, and nothing else.)
  *  - A touch past the end of the file, or after the daemon has gone, does not fail: past the end there are
- * zeros, and stores to them are lost.
+ * zeros, and stores to them are lost. What a file has grown by is past its end until the next acquire.
  *
  * Each mount has soft devices of its own: 8, or as many as its option soft_devices says, up to 64. Whether a
  * mount has this one is seen when a file of it is mapped.

@@ -355,3 +355,12 @@ def test_random_histories(mount, programs):
         for at in random.sample(range(size - 32), 20):
             assert player.load(at, 32) == expected[at:at + 32]
         player.end()
+
+
+def test_counters_of_what_is_mapped_on_demand_only(mount, programs, agents, monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.path.join(helpers.build_folder(), "cuda"))
+    m = mount()
+    agent = agents()
+    agent.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('cuda:0')\nmap = dev.mmap(fd, PAGE, 3, gaia.DEMAND)",
+             path=make(m, bytes(PAGE)))
+    assert agent("dev.stat().resident_bytes") in (0, PAGE)
