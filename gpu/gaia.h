@@ -42,9 +42,8 @@ extern "C" {
 #define GAIA_SHARED 0x0   /**< the default: stores are shared with the file */
 #define GAIA_RESIDENT 0x1 /**< gaia_macquire() places the whole range */
 #define GAIA_DEMAND 0x2   /**< place on first touch (the default on a device with faults) */
-#define GAIA_SMALL_UNITS                                                              \
-    0x4 /**< with GAIA_DEMAND on a GPU: units of 4 KiB, not 64, for scattered touches \
-         */
+/** With GAIA_DEMAND on a GPU: units of 4 KiB instead of 64, for scattered touches. */
+#define GAIA_SMALL_UNITS 0x4
 
 /** gaia_madvise() advice. */
 #define GAIA_ADV_NORMAL 0     /**< units of 64 KiB, readahead for streams */
