@@ -34,10 +34,11 @@ make -j"$jobs" tests SANITIZE=address
 make -j"$jobs" tests SANITIZE=thread
 {
     step "the suite" make check
-    step "unit tests, and mounts with several clients, devices and threads, under TSan" \
-        make check SANITIZE=thread CHECK='--files changes,clients,deaths,devices,disks,promises,protocol,room,sharing'
     step "unit tests and mounts in a Debian 13 userland" \
         sh tests/trixie.sh changes,files,mount,passthrough,passthrough_ends,promises,sharing
+    step "kills" python3 -B tests/kills/run.py
+    # A minute is all warming up: an hour (make life) is held to 5 %.
+    step "a minute of everything" /usr/bin/python3 -B tests/soak/run.py --minutes 1 --tolerance 10
 } &
 lanes=$!
 {
@@ -47,12 +48,11 @@ lanes=$!
     step "mounts on a GPU that is not there" /usr/bin/python3 -B tests/mount/on_gpu.py
     step "histories on such GPUs" python3 -B tests/history/run.py --operations 100000 --gpu build/gcc/cuda
     step "other programs" python3 -B tests/posix/run.py --quick
-    step "kills" python3 -B tests/kills/run.py
-    # A minute is all warming up: an hour (make life) is held to 5 %.
-    step "a minute of everything" /usr/bin/python3 -B tests/soak/run.py --minutes 1 --tolerance 10
     step "power cuts" python3 -B tests/vm/power.py
     step "RDMA in a virtual machine" python3 -B tests/vm/rdma.py
     step "the simulation of many nodes" python3 -B tests/sim/sim.py --check
+    step "unit tests, and mounts with several clients, devices and threads, under TSan" \
+        make check SANITIZE=thread CHECK='--files changes,clients,deaths,devices,disks,promises,protocol,room,sharing'
 } &
 lanes="$lanes $!"
 for lane in $lanes; do
