@@ -50,6 +50,7 @@ ERRORS = {
 # What the program may see instead: the connection ended, the file is none of gaiafs, the descriptor is none.
 INSTEAD = {
     **dict.fromkeys(["recvmsg", "sendmsg", "getsockopt", "pthread_create", "accept4"], {"ENOTCONN"}),
+    "calloc": {"ENOTCONN"},  # a program for which there is no memory is turned away
     "ioctl": {"ENODEV", "ENOSYS", "EIO"},
     "fcntl64": {"EBADF", "EINVAL"},
     "readlink": {"EINVAL"},
