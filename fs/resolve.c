@@ -110,6 +110,9 @@ int resolve_node(struct fs *fs, uint64_t id, struct fuse_entry_param *entry_out)
         return rc;
     BORROWED file = inode_borrow(inode);
     rc = file.fd < 0 ? file.fd : fstat(file.fd, &entry_out->attr) ? -errno : 0;
+    /* A file that has no name, and that the kernel has forgotten: only its FORGET is not here yet. */
+    if (rc == 0 && entry_out->attr.st_nlink == 0)
+        rc = -ESTALE;
     if (rc < 0)
         inode_forget(inode, 1);
     else
