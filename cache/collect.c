@@ -158,7 +158,7 @@ static int write_changed(struct collect *c)
 
     if (!changed)
         return 0;
-    error = scan_keep_twins(c->file, c->leaf, changed);
+    error = scan_keep_twins(c->leaf, changed);
     if (error)
         return error;
     bool unchanged = file_unchanged(c->file);

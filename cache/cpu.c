@@ -237,7 +237,7 @@ static int before_write(struct cache_file *file, struct leaf *leaf, page_mask pa
 #endif
         mark_touched(leaf, pages);
     }
-    int kept = scan_keep_twins(file, leaf, pages);
+    int kept = scan_keep_twins(leaf, pages);
     if (kept)
         return kept;
 #ifdef GAIAFS_BREAK_WRITEBACK_COLLECTS

@@ -65,23 +65,17 @@ static int read_page(struct cache_file *file, uint64_t page, uint8_t *bytes)
     return n ? home_read(file, bytes, n, (off_t)(page * GAIA_PAGE_SIZE)) : 0;
 }
 
-static void add_twin(struct leaf_copy *copy, unsigned page)
+/* A twin for each of the pages, which have none: what the leaf's bytes are, page 0 first; NULL: what the home
+ * copy has. *taken_out: which have one after an error. */
+static int take_twins(struct leaf_copy *copy, page_mask pages, const uint8_t *leaf_bytes,
+                      page_mask *taken_out)
 {
+    struct cache_file *file = copy->replica->file;
+    struct frame_pool *pool = &file->cache->twins;
+    uint64_t base = copy->leaf->number << LEAF_SHIFT;
     page_mask before = copy_stored(copy);
 
-    copy->twin |= UINT64_C(1) << page;
-    copy->replica->twins++;
-    replica_update(copy, before);
-}
-
-int scan_take_twins(struct leaf_copy *copy, page_mask pages, page_mask *taken_out)
-{
-    struct replica *replica = copy->replica;
-    struct cache_file *file = replica->file;
-    uint64_t base = copy->leaf->number << LEAF_SHIFT;
-
     *taken_out = 0;
-    pages &= copy->present & ~copy->twin;
     if (!pages)
         return 0;
     int error = leaf_copy_twins_reserve(&file->index, copy, pages);
@@ -90,18 +84,28 @@ int scan_take_twins(struct leaf_copy *copy, page_mask pages, page_mask *taken_ou
     for (; pages && !error; pages &= pages - 1) {
         unsigned page = (unsigned)__builtin_ctzll(pages);
         uint32_t *twin = leaf_copy_twin(copy, page);
-        error = frame_get(&file->cache->twins, twin);
+        error = frame_get(pool, twin);
         if (error)
             break;
-        error = read_page(file, base + page, frame_bytes(&file->cache->twins, *twin));
+        if (leaf_bytes)
+            memcpy(frame_bytes(pool, *twin), leaf_bytes + page * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
+        else
+            error = read_page(file, base + page, frame_bytes(pool, *twin));
         if (error) {
-            frame_put(&file->cache->twins, *twin);
+            frame_put(pool, *twin);
             break;
         }
-        add_twin(copy, page);
+        copy->twin |= UINT64_C(1) << page;
+        copy->replica->twins++;
         *taken_out |= UINT64_C(1) << page;
     }
+    replica_update(copy, before);
     return error;
+}
+
+int scan_take_twins(struct leaf_copy *copy, page_mask pages, page_mask *taken_out)
+{
+    return take_twins(copy, pages & copy->present & ~copy->twin, NULL, taken_out);
 }
 
 /* A file's times say that it was changed behind the mount, but so they do after a chmod(), which changes no
@@ -124,13 +128,11 @@ static void look_again(struct leaf_copy *copy, page_mask pages)
     }
 }
 
-int scan_keep_twins(struct cache_file *file, struct leaf *leaf, page_mask pages)
+int scan_keep_twins(struct leaf *leaf, page_mask pages)
 {
     struct leaf_copy *copy;
     int error = 0;
 
-    (void)file;
-#ifndef GAIAFS_BREAK_NO_KEPT_TWIN
     SLIST_FOREACH (copy, &leaf->copies, link) {
         page_mask taken;
         if (!copy->replica->scans || copy->replica->read_only || error)
@@ -139,9 +141,6 @@ int scan_keep_twins(struct cache_file *file, struct leaf *leaf, page_mask pages)
         look_again(copy, pages);
         error = scan_take_twins(copy, pages & ~copy->blind, &taken);
     }
-#else
-    (void)copy, (void)leaf, (void)pages;
-#endif
     return error;
 }
 
@@ -156,28 +155,12 @@ void scan_keep_twin_of_tail(struct leaf_copy *copy, page_mask page)
 
 int scan_take_placed(struct leaf_copy *copy, page_mask pages, const uint8_t *leaf_bytes)
 {
-    struct replica *replica = copy->replica;
-    struct cache_file *file = replica->file;
-    page_mask taken = 0;
-    int error = 0;
+    page_mask taken;
 
-    if (!replica->scans || replica->read_only)
+    if (!copy->replica->scans || copy->replica->read_only)
         return 0;
-    pages &= file->passed ? ~UINT64_C(0) : copy->raced;
-    if (pages)
-        error = leaf_copy_twins_reserve(&file->index, copy, pages);
-    if (pages && !error)
-        error = leaf_versions_reserve(&file->index, copy->leaf, pages, file->entries);
-    for (; pages && !error; pages &= pages - 1) {
-        unsigned page = (unsigned)__builtin_ctzll(pages);
-        uint32_t *twin = leaf_copy_twin(copy, page);
-        error = frame_get(&file->cache->twins, twin);
-        if (error)
-            break;
-        memcpy(frame_bytes(&file->cache->twins, *twin), leaf_bytes + page * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
-        add_twin(copy, page);
-        taken |= UINT64_C(1) << page;
-    }
+    pages &= copy->replica->file->passed ? ~UINT64_C(0) : copy->raced;
+    int error = take_twins(copy, pages, leaf_bytes, &taken);
     if (error)
         replica_drop_twins(copy, taken);
     return error;

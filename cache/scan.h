@@ -23,7 +23,7 @@ bool scan_is_placed(struct replica *replica, uint64_t first, uint64_t count);
 /* All below: the file's lock is held. */
 
 /* Before the home copy of the pages changes: whoever's twin it is gets a copy. 0, -ENOMEM, -EIO ... */
-int scan_keep_twins(struct cache_file *file, struct leaf *leaf, page_mask pages);
+int scan_keep_twins(struct leaf *leaf, page_mask pages);
 
 /* The file has grown, by bytes that the home copy has already: the page that its end was in gets a twin if it
  * has none. From the old end on the caller makes zeros of it, which is what was granted. */

@@ -259,7 +259,7 @@ static void lay_out_host(struct demand_map *map, uint8_t *base, size_t *used)
     d->arena = h->arena;
 }
 
-/* Before the first kernel. Sent through `scratch`, which is as long as the longest. */
+/* The GPU's memory as it is before the first kernel. */
 static CUresult start_device(struct demand_map *map)
 {
     const struct cuda_api *api = map->asked.cuda->api;

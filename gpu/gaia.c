@@ -416,14 +416,11 @@ static int release_piece(struct gaia_piece *piece)
         return -ENOTCONN;
     if (!mapping->writable)
         return 0;
-    int error = mapping->driver->collect ? settle(mapping) : 0;
+    int error = settle(mapping);
     if (error)
         return error;
     if (!atomic_load(&mapping->state->stored)) /* no store has been made that is not released */
         return 0;
-    error = mapping->driver->collect ? 0 : settle(mapping);
-    if (error)
-        return error;
     return gaia_session_call(mapping->session, &message, NULL);
 }
 

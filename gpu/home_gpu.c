@@ -10,8 +10,9 @@
 static CUresult load_kernels(struct home_gpu *gpu)
 {
     static const char *const names[GPU_KERNELS] = {
-        [GPU_HASH_PAGES] = "gaia_hash_pages", [GPU_FIND_MODIFIED] = "gaia_find_modified",
-        [GPU_GATHER] = "gaia_gather",         [GPU_SCATTER] = "gaia_scatter",
+        [GPU_HASH_PAGES] = "gaia_hash_pages",
+        [GPU_FIND_MODIFIED] = "gaia_find_modified",
+        [GPU_GATHER] = "gaia_gather",
         [GPU_PATCH] = "gaia_patch",
     };
     const struct cuda_api *api = gpu->device.api;

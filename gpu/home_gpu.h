@@ -15,7 +15,7 @@
 /* Bytes of the area of lists. */
 #define GPU_LIST_BYTES ((size_t)1 << 20)
 
-enum gpu_kernel { GPU_HASH_PAGES, GPU_FIND_MODIFIED, GPU_GATHER, GPU_SCATTER, GPU_PATCH, GPU_KERNELS };
+enum gpu_kernel { GPU_HASH_PAGES, GPU_FIND_MODIFIED, GPU_GATHER, GPU_PATCH, GPU_KERNELS };
 
 struct home_gpu {
     struct cuda_device device;
