@@ -52,6 +52,7 @@ enum lock_flags {
     X(URING, "gaia_io_uring.lock", LOCK_LEAF)               \
     X(URING_FILES, "gaia_io_uring.files_lock", LOCK_LEAF)   \
     X(POOL, "gaia_io_pool.lock", LOCK_LEAF)                 \
+    X(FAULT_PATH, "fault_path.lock", LOCK_LEAF)             \
     X(CUDA_FRAMES, "cuda_frames.lock", 0)                   \
     X(GPU, "home_gpu.lock", LOCK_LEAF)                      \
     X(PULL, "gaia_pull.lock", LOCK_LEAF)                    \

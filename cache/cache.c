@@ -31,6 +31,7 @@
  *         LOCK_READAHEAD, LOCK_GROUP   of a map; of the fills that one waits for
  *         LOCK_HEALER, LOCK_FILLER     the queues of the cache's threads
  *         LOCK_IO, LOCK_URING, LOCK_URING_FILES, LOCK_POOL    the storage engine
+ *         LOCK_FAULT_PATH  whether reads may go by the transport
  *         LOCK_CUDA_FRAMES   the chunks of a file's frames on a GPU, with
  *           LOCK_GPU         one thing at a time on a GPU; held until it has done it
  *         LOCK_PULL, LOCK_TRANSPORT    reads from peers (io/)
@@ -72,10 +73,27 @@ static int open_engine(struct cache *cache)
     return gaia_io_open(&config, &cache->io);
 }
 
-int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out)
+/* The path of faults, where one was asked for. */
+static int open_path(struct cache *cache, char why_out[CACHE_WHY])
+{
+    const struct cache_config *config = &cache->config;
+
+    if (config->fault.carrier == FAULT_COPY)
+        return 0;
+    int error = fault_path_open(&config->fault, cache->stages.area, stage_pool_length(),
+                                (uint32_t)(config->unit_pages * GAIA_PAGE_SIZE), &cache->path);
+    if (error)
+        snprintf(why_out, CACHE_WHY, "-o fault=%s: %s",
+                 config->fault.carrier == FAULT_RDMA ? "rdma" : "local", gaia_transport_why());
+    return error;
+}
+
+int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out,
+               char why_out[CACHE_WHY])
 {
     struct cache *cache = calloc(1, sizeof *cache);
 
+    why_out[0] = '\0';
     if (!cache)
         return -ENOMEM;
     cache->config = *config;
@@ -98,9 +116,12 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
     error = open_engine(cache);
     if (error)
         goto out_stages;
-    error = healer_start(cache);
+    error = open_path(cache, why_out);
     if (error)
         goto out_engine;
+    error = healer_start(cache);
+    if (error)
+        goto out_path;
     error = filler_start(cache);
     if (error)
         goto out_healer;
@@ -109,6 +130,8 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
 
 out_healer:
     healer_stop(cache);
+out_path:
+    fault_path_close(cache->path);
 out_engine:
     gaia_io_close(cache->io);
 out_stages:
@@ -140,6 +163,7 @@ void cache_close(struct cache *cache)
     while ((file = LIST_FIRST(&cache->files)))
         cache_file_close(file);
     gaia_io_close(cache->io);
+    fault_path_close(cache->path);
     for (unsigned i = 0; i < GAIA_DEVICES_MAX; i++) {
         assert(!cache->devices[i] || !cache_device_charged(cache->devices[i]));
         if (cache->devices[i] && cache->devices[i]->gpu)

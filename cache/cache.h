@@ -16,6 +16,7 @@
 #include <sys/types.h>
 
 #include "cache/durable.h"
+#include "cache/fault_path.h"
 #include "consistency/page.h"
 
 struct cache;
@@ -46,14 +47,18 @@ struct cache_config {
     uint64_t device_capacity_of[GAIA_DEVICES_MAX]; /* bytes; 0: the default */
     unsigned soft_devices;                         /* soft:0 to soft:(n-1) exist; 1 to GAIA_SOFT_MAX */
     const char *evict;                             /* evict_policy.name */
-    uint64_t unit_pages;        /* of a fault: what is placed for one touch; a power of two */
-    bool io_threads;            /* -o io=threads: no io_uring */
-    uint64_t behind_timeout_ns; /* how late a change behind the mount may be noticed (-o timeout) */
+    uint64_t unit_pages;            /* of a fault: what is placed for one touch; a power of two */
+    bool io_threads;                /* -o io=threads: no io_uring */
+    struct fault_path_config fault; /* by what way a fault's bytes go */
+    uint64_t behind_timeout_ns;     /* how late a change behind the mount may be noticed (-o timeout) */
 };
 
-/* Start and stop. cache_stop() ends the cache's threads: after it no function of the host is called but
- * pin(). cache_close() frees; what was not flushed before is lost. */
-int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out);
+/* Start and stop. 0 or a negative errno; why_out: a sentence, or "". cache_stop() ends the cache's threads:
+ * after it no function of the host is called but pin(). cache_close() frees; what was not flushed before is
+ * lost. */
+#define CACHE_WHY 256u
+int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out,
+               char why_out[CACHE_WHY]);
 /* Collect everything that devices hold (unreleased stores too: an early release) into the data directory.
  * Before unmounting, while FUSE is still served. 0 or the first error. */
 int cache_flush_all(struct cache *cache);

@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -22,6 +23,7 @@ struct fill {
     uint32_t thread;
     uint64_t truncations; /* of the file, when it began */
     uint8_t *stage;
+    struct fault_read read; /* where a fault path brings it into the frames */
 };
 
 void fill_group_init(struct fill_group *group)
@@ -207,19 +209,13 @@ static bool fill_settle(struct fill *fill, int *error)
     return true;
 }
 
-/* The bytes are in the stage (got of them, the rest is past the end of the file), or got is an error. */
-static void fill_finish(struct fill *fill, ssize_t got)
+/* The frames have the bytes, or could not get them. */
+static void fill_placed(struct fill *fill, int error)
 {
     struct cache_map *map = fill->map;
     struct replica *replica = map->replica;
-    size_t length = fill->count * GAIA_PAGE_SIZE;
-    int error = got < 0 ? (int)got : 0;
     bool settled = false;
 
-    if (!error) {
-        memset(fill->stage + got, 0, length - (size_t)got);
-        error = replica->frames->ops->place(replica->frames, fill->first, fill->count, fill->stage);
-    }
     pthread_mutex_lock(&replica->file->lock);
     if (!error)
         settled = fill_settle(fill, &error);
@@ -247,6 +243,41 @@ static void fill_finish(struct fill *fill, ssize_t got)
     group_end(fill->group, error);
     cache_map_put(map);
     free(fill);
+}
+
+static int fill_copy(const struct fill *fill)
+{
+    struct gaia_frames *frames = fill->map->replica->frames;
+
+    return frames->ops->place(frames, fill->first, fill->count, fill->stage);
+}
+
+/* What the path could not bring, for whatever reason, is copied: the stage has it. */
+static void fill_arrived(struct fault_read *read, int error)
+{
+    struct fill *fill = (struct fill *)((char *)read - offsetof(struct fill, read));
+
+    fill_placed(fill, error ? fill_copy(fill) : 0);
+}
+
+/* The bytes are in the stage (got of them, the rest is past the end of the file), or got is an error. */
+static void fill_finish(struct fill *fill, ssize_t got)
+{
+    struct replica *replica = fill->map->replica;
+    struct fault_path *path = replica->file->cache->path;
+
+    if (got < 0) {
+        fill_placed(fill, (int)got);
+        return;
+    }
+    memset(fill->stage + got, 0, fill->count * GAIA_PAGE_SIZE - (size_t)got);
+    fill->read = (struct fault_read){.frames = replica->frames,
+                                     .first = fill->first,
+                                     .count = fill->count,
+                                     .bytes = fill->stage,
+                                     .done = fill_arrived};
+    if (!path || fault_path_read(path, &fill->read))
+        fill_placed(fill, fill_copy(fill));
 }
 
 static void fill_read(void *context, ssize_t result)

@@ -21,6 +21,7 @@ struct cache {
     struct gaia_io *io;
     struct frame_pool twins;
     struct stage_pool stages;
+    struct fault_path *path; /* of faults; NULL: they are copied */
     struct healer healer;
     struct filler filler;
     bool stopped; /* both */

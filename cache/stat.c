@@ -108,6 +108,13 @@ void cache_stat_io(const struct cache *cache, struct gaia_io_stat *stat_out, boo
     *registered_out = gaia_io_registered(cache->io);
 }
 
+bool cache_stat_path(struct cache *cache, struct fault_path_stat *stat_out)
+{
+    if (cache->path)
+        fault_path_stat(cache->path, stat_out);
+    return cache->path;
+}
+
 void cache_stat_heals(struct cache *cache, uint64_t *heals_out, uint64_t *late_out)
 {
     pthread_mutex_lock(&cache->healer.lock);

@@ -31,6 +31,8 @@ void cache_stat_files(struct cache *cache, cache_file_stat_fn *fn, void *context
 void cache_device_name(unsigned number, char name_out[32]);
 /* WRITEs that were healed, and those that were answered before they were (cache/heal.h). */
 void cache_stat_heals(struct cache *cache, uint64_t *heals_out, uint64_t *late_out);
+/* False: there is no fault path. */
+bool cache_stat_path(struct cache *cache, struct fault_path_stat *stat_out);
 void cache_stat_io(const struct cache *cache, struct gaia_io_stat *stat_out, bool *registered_out);
 
 #endif

@@ -91,6 +91,26 @@ static void print_device(const char *indent, json_t *d)
            field(d, "twins"));
 }
 
+/* The way of faults, where it is not the daemon that copies. */
+static void print_fault(json_t *f)
+{
+    char bytes[16];
+
+    if (!f || !strcmp(json_string_value(json_object_get(f, "path")), "copy"))
+        return;
+    printf("  faults: path %s (%s at %s), ", json_string_value(json_object_get(f, "path")),
+           json_string_value(json_object_get(f, "device")), json_string_value(json_object_get(f, "address")));
+    if (!json_is_true(json_object_get(f, "connected"))) {
+        printf("broken, the daemon copies; %lld reads failed\n", field(f, "failed"));
+        return;
+    }
+    printf("%lld queues of %lld, %lld outstanding (at most %lld), %lld reads, %s, p50 %.1f us, p99 %.1f us, "
+           "%lld failed, %lld copied\n",
+           field(f, "queues"), field(f, "depth"), field(f, "outstanding"), field(f, "outstanding_max"),
+           field(f, "reads"), human(field(f, "bytes"), bytes), (double)field(f, "latency_p50_ns") / 1000,
+           (double)field(f, "latency_p99_ns") / 1000, field(f, "failed"), field(f, "refused"));
+}
+
 static void print_text(json_t *root)
 {
     json_t *device, *file, *open;
@@ -103,6 +123,7 @@ static void print_text(json_t *root)
            "twins");
     json_array_foreach (json_object_get(root, "devices"), i, device)
         print_device("  ", device);
+    print_fault(json_object_get(root, "fault"));
     json_array_foreach (json_object_get(root, "files"), i, file) {
         char size[16], metadata[16];
         printf("%s: %s, %s of metadata\n", json_string_value(json_object_get(file, "path")),

@@ -311,10 +311,11 @@ static int start_parts(struct fs *fs)
         .context = fs, .invalidate = session_invalidate, .peek = peek_kernel, .pin = pin};
     fs->options.cache.behind_timeout_ns =
         fs->options.timeout_s < 1e9 ? (uint64_t)(fs->options.timeout_s * 1e9) : UINT64_MAX;
-    int rc = cache_open(&fs->options.cache, &host, &fs->cache);
+    char why[CACHE_WHY];
+    int rc = cache_open(&fs->options.cache, &host, &fs->cache, why);
 
     if (rc < 0) {
-        fs_log(LOG_ERR, "starting the cache: %s%s", strerror(-rc),
+        fs_log(LOG_ERR, "starting the cache: %s%s", *why ? why : strerror(-rc),
                rc == -ENOSYS || rc == -EPERM ? " (io_uring is refused here? try -o io=threads)" : "");
         return rc;
     }

@@ -34,6 +34,10 @@ enum key {
     KEY_EVICT,
     KEY_UNIT,
     KEY_IO,
+    KEY_FAULT,
+    KEY_QUEUES,
+    KEY_DEPTH,
+    KEY_PEER_TIMEOUT,
     KEY_INODES,
     KEY_REMEMBER,
     KEY_TIMEOUT,
@@ -69,6 +73,10 @@ static const struct fuse_opt templates[] = {
     OPTION("evict=", KEY_EVICT),
     OPTION("unit=", KEY_UNIT),
     OPTION("io=", KEY_IO),
+    OPTION("fault=", KEY_FAULT),
+    OPTION("queues=", KEY_QUEUES),
+    OPTION("depth=", KEY_DEPTH),
+    OPTION("peer_timeout=", KEY_PEER_TIMEOUT),
     OPTION("timeout=", KEY_TIMEOUT),
     OPTION("inodes=", KEY_INODES),
     OPTION("remember=", KEY_REMEMBER),
@@ -285,6 +293,54 @@ static int parse_choice(const char *option, const char *first, const char *secon
     return 0;
 }
 
+static int parse_count(const char *option, unsigned least, unsigned most, unsigned *number_out)
+{
+    size_t number;
+
+    if (parse_number(option, least, &number))
+        return -1;
+    if (number > most) {
+        fs_log(LOG_ERR, "option %s: more than %u", option, most);
+        return -1;
+    }
+    *number_out = (unsigned)number;
+    return 0;
+}
+
+static int parse_peer_timeout(struct fault_path_config *fault, const char *option)
+{
+    unsigned seconds;
+
+    if (parse_count(option, 1, 600, &seconds))
+        return -1;
+    fault->timeout_ms = seconds * 1000;
+    return 0;
+}
+
+/* fault=copy, fault=local, fault=rdma or fault=rdma@HOST[:PORT] */
+static int parse_fault(struct fault_path_config *fault, const char *option)
+{
+    const char *text = option + strlen("fault="), *host = strchr(text, '@');
+    size_t length = host ? (size_t)(host - text) : strlen(text);
+    static const char *const words[] = {"copy", "local", "rdma"}; /* as enum fault_carrier has them */
+
+    for (unsigned i = 0; i < sizeof words / sizeof *words; i++) {
+        if (length != strlen(words[i]) || strncmp(text, words[i], length) != 0 ||
+            (host && (i != FAULT_RDMA || !host[1])))
+            continue;
+        if (host && strlen(host + 1) >= sizeof fault->address) {
+            fs_log(LOG_ERR, "option %s: the host is longer than %zu bytes", option,
+                   sizeof fault->address - 1);
+            return -1;
+        }
+        fault->carrier = (enum fault_carrier)i;
+        snprintf(fault->address, sizeof fault->address, "%s", host ? host + 1 : "");
+        return 0;
+    }
+    fs_log(LOG_ERR, "option %s: none of copy, local, rdma, rdma@HOST[:PORT]", option);
+    return -1;
+}
+
 static int set_text(char **text, const char *value)
 {
     free(*text);
@@ -339,6 +395,14 @@ static int parse_one(void *data, const char *text, int key, struct fuse_args *ar
         return parse_unit(options, text);
     case KEY_IO:
         return parse_choice(text, "uring", "threads", &options->cache.io_threads);
+    case KEY_FAULT:
+        return parse_fault(&options->cache.fault, text);
+    case KEY_QUEUES:
+        return parse_count(text, 1, GAIA_LINK_QUEUES_MAX, &options->cache.fault.queues);
+    case KEY_DEPTH:
+        return parse_count(text, 1, GAIA_LINK_DEPTH_MAX, &options->cache.fault.depth);
+    case KEY_PEER_TIMEOUT:
+        return parse_peer_timeout(&options->cache.fault, text);
     case KEY_INODES:
         return parse_number(text, INODES_LEAST, &options->inodes);
     case KEY_REMEMBER:
@@ -514,6 +578,14 @@ void options_print_help(void)
         "    evict=lra|fifo|clock      what goes first when a device is full (default lra)\n"
         "    unit=4K|64K|2M            what is placed for one touch of a device (default 64K)\n"
         "    io=uring|threads          how devices read the data directory (default uring)\n"
+        "    fault=copy|local|rdma     how a fault's bytes come into a device: copied by the daemon "
+        "(default), or "
+        "by\n"
+        "                              one-sided reads; rdma@HOST[:PORT]: through the RDMA device with that "
+        "address\n"
+        "    queues=N,depth=N          of those reads: queues, and reads under way on each (default: as the "
+        "device needs)\n"
+        "    peer_timeout=SECONDS      when an unanswered read has failed, 1 to 600 (default 5)\n"
         "    timeout=SECONDS           how long the kernel may keep names and attributes (default 1)\n"
         "    inodes=N                  how many files may be known at a time (default: as memory allows)\n"
         "    remember=N                how many forgotten ones file handles (NFS) still lead to (default "

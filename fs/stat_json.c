@@ -105,6 +105,39 @@ static json_t *io_json(const struct cache *cache)
     return o;
 }
 
+/* How the bytes of faults go into device frames. */
+static json_t *fault_json(struct cache *cache)
+{
+    struct fault_path_stat s;
+    json_t *o = json_object();
+
+    if (!cache_stat_path(cache, &s)) {
+        json_object_set_new(o, "path", json_string("copy"));
+        return o;
+    }
+    json_object_set_new(o, "path", json_string(s.pull.path));
+    json_object_set_new(o, "device", json_string(s.pull.device));
+    json_object_set_new(o, "address", json_string(s.address));
+    json_object_set_new(o, "connected", json_boolean(s.connected));
+    json_object_set_new(o, "connects", integer(s.connects));
+    json_object_set_new(o, "queues", integer(s.pull.queues));
+    json_object_set_new(o, "depth", integer(s.pull.depth));
+    json_object_set_new(o, "outstanding", integer(s.pull.outstanding));
+    json_object_set_new(o, "outstanding_max", integer(s.pull.outstanding_max));
+    json_object_set_new(o, "waiting", integer(s.pull.waiting));
+    json_object_set_new(o, "reads", integer(s.pull.reads));
+    json_object_set_new(o, "bytes", integer(s.pull.bytes));
+    json_object_set_new(o, "doorbells", integer(s.pull.doorbells));
+    json_object_set_new(o, "failed", integer(s.failed));
+    json_object_set_new(o, "refused", integer(s.refused));
+    json_object_set_new(o, "latency_p50_ns", integer(s.pull.latency_p50_ns));
+    json_object_set_new(o, "latency_p90_ns", integer(s.pull.latency_p90_ns));
+    json_object_set_new(o, "latency_p99_ns", integer(s.pull.latency_p99_ns));
+    json_object_set_new(o, "latency_p999_ns", integer(s.pull.latency_p999_ns));
+    json_object_set_new(o, "latency_max_ns", integer(s.pull.latency_max_ns));
+    return o;
+}
+
 static json_t *inodes_json(struct fs *fs)
 {
     struct inode_table_stat stat;
@@ -162,6 +195,7 @@ int stat_json(struct fs *fs)
     json_object_set_new(root, "open", open);
     json_object_set_new(root, "passthrough", json_boolean(fs->passes));
     json_object_set_new(root, "io", io_json(fs->cache));
+    json_object_set_new(root, "fault", fault_json(fs->cache));
     cache_stat_heals(fs->cache, &heals, &late);
     json_object_set_new(root, "heals", integer(heals));
     json_object_set_new(root, "heals_late", integer(late));

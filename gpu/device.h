@@ -58,6 +58,11 @@ struct gaia_frames_ops {
     int (*resize)(struct gaia_frames *frames, uint64_t pages);
     /* Bring bytes into frames that nobody can see yet (allocPhysical). bytes has count whole pages. */
     int (*place)(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes);
+    /* The same by hand: the memory of frames that nobody can see yet, for who brings the bytes in otherwise,
+     * at addresses of this process until close_window(). A client can make it go away meanwhile, so that a
+     * store to it is SIGBUS: the kernel or a NIC may write to it, nobody else. NULL: not on this device. */
+    int (*open_window)(struct gaia_frames *frames, uint64_t page, uint64_t count, void **memory_out);
+    void (*close_window)(void *memory, uint64_t count);
     /* Let the client of map see placed pages, first stores trapped or not; wakes its waiting touches
      * (mapP2V). [client] */
     int (*expose)(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores);

@@ -131,6 +131,22 @@ static int soft_place(struct gaia_frames *frames, uint64_t page, uint64_t count,
     return 0;
 }
 
+static int soft_open_window(struct gaia_frames *frames, uint64_t page, uint64_t count, void **memory_out)
+{
+    void *memory = mmap(NULL, count * GAIA_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, soft(frames)->fd,
+                        (off_t)(page * GAIA_PAGE_SIZE));
+
+    if (memory == MAP_FAILED)
+        return -errno;
+    *memory_out = memory;
+    return 0;
+}
+
+static void soft_close_window(void *memory, uint64_t count)
+{
+    munmap(memory, count * GAIA_PAGE_SIZE);
+}
+
 /* The kernel refuses while the client's mmap is changing: for a moment, unless the client keeps it so (it
  * can, with events that libgaia does not ask for). Then it only harms itself. */
 #define TRIES_MAX 2000u
@@ -376,6 +392,8 @@ static const struct gaia_frames_ops soft_ops = {
     .detach = soft_detach,
     .resize = soft_resize,
     .place = soft_place,
+    .open_window = soft_open_window,
+    .close_window = soft_close_window,
     .expose = soft_expose,
     .protect = soft_protect,
     .unprotect = soft_unprotect,

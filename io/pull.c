@@ -137,7 +137,8 @@ static void transfer_done(struct gaia_transfer *transfer, int error)
     pull->outstanding--;
     if (error) {
         pull->failed++;
-        pull->ended = error; /* no transfer fails but with its link */
+        if (error != -EFAULT) /* no other fails but with its link */
+            pull->ended = error;
     } else {
         pull->bytes += read->length;
     }
@@ -160,6 +161,7 @@ void gaia_pull_add(struct gaia_pull *pull, struct gaia_pull_read *read)
         .offset = read->offset,
         .region = read->region,
         .length = read->length,
+        .cuttable = read->cuttable,
         .done = transfer_done,
     };
     pthread_mutex_lock(&pull->lock);

@@ -47,6 +47,7 @@ struct gaia_pull_read {
     uint64_t offset;                                      /* in the region, bytes */
     uint32_t region;                                      /* of the peer's */
     uint32_t length;                                      /* bytes */
+    bool cuttable;                                        /* see gaia_transfer */
     void (*done)(struct gaia_pull_read *read, int error); /* in the thread that polls; or, of a read that
                                                              could not be posted, in the one that rings */
 

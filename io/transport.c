@@ -193,15 +193,14 @@ int gaia_memory_register(struct gaia_transport *transport, const struct gaia_spa
         return transport_say(-ENOMEM, "no memory");
     memory->transport = transport;
     memory->span = *span;
-    pthread_mutex_lock(&transport->lock);
-    error = transport->carrier->remember(memory);
-    if (!error)
-        LIST_INSERT_HEAD(&transport->memories, memory, entry);
-    pthread_mutex_unlock(&transport->lock);
+    error = transport->carrier->remember(memory); /* takes its time: with no lock held */
     if (error) {
         free(memory);
         return error;
     }
+    pthread_mutex_lock(&transport->lock);
+    LIST_INSERT_HEAD(&transport->memories, memory, entry);
+    pthread_mutex_unlock(&transport->lock);
     *memory_out = memory;
     return 0;
 }
@@ -213,8 +212,8 @@ void gaia_memory_release(struct gaia_memory *memory)
     pthread_mutex_lock(&memory->transport->lock);
     assert(!memory->busy);
     LIST_REMOVE(memory, entry);
-    memory->transport->carrier->forget(memory);
     pthread_mutex_unlock(&memory->transport->lock);
+    memory->transport->carrier->forget(memory);
     free(memory);
 }
 

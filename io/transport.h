@@ -184,8 +184,9 @@ int gaia_link_expose(struct gaia_link *link, const struct gaia_span *span, bool 
 int gaia_link_drop(struct gaia_link *link, uint32_t region);
 
 /* One read or write. It lives until done was called, which happens once for each that was posted: 0, or
- * -ECANCELED (gaia_link_close()), or -EIO (anything else). After an error memory may hold any part of the
- * bytes, and nothing is written to it any more. */
+ * -ECANCELED (gaia_link_close()), or -EIO (anything else, and the link has ended), or, for one that says
+ * `cuttable`, -EFAULT (and the link goes on). After an error memory may hold any part of the bytes, and
+ * nothing is written to it any more. */
 struct gaia_transfer {
     struct gaia_memory *memory; /* here */
     uint64_t memory_offset;     /* in it, bytes */
@@ -193,6 +194,7 @@ struct gaia_transfer {
     uint32_t region;            /* of the peer's */
     uint32_t length;            /* 1 to GAIA_LINK_TRANSFER_MAX */
     bool write;
+    bool cuttable; /* of a read: the memory is that of a file which others may make shorter meanwhile */
     void (*done)(struct gaia_transfer *transfer, int error);
 
     /* The transport's own. */

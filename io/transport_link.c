@@ -570,6 +570,7 @@ void queue_push(struct link_queue *queue, struct gaia_transfer *transfer)
     struct gaia_link *link = queue->link;
 
     transfer->posted_ns = transport_now_ns();
+    transfer->error = 0;
     transfer->next = NULL;
     *queue->last = transfer;
     queue->last = &transfer->next;
@@ -595,7 +596,7 @@ void queue_completed(struct link_queue *queue, unsigned count, int error)
                      strerror(-error));
             break;
         }
-        transfer_end(link, transfer, 0);
+        transfer_end(link, transfer, transfer->error);
         if (number < link->region_count && link->regions[number].state == REGION_GOING &&
             !link->regions[number].busy)
             say_dropped(link, number);

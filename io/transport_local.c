@@ -17,6 +17,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/eventfd.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #define ENTRIES_MAX ((GAIA_WIRE_MAX - sizeof(struct gaia_wire_head)) / sizeof(struct gaia_wire_transfer))
@@ -278,6 +279,10 @@ static int local_post(struct link_queue *queue, struct gaia_transfer *const *tra
         int error = datagram_send(local->fd, &message, length, -1);
         if (error) {
             local->ring = before;
+            if (error != -EAGAIN) {
+                link_end(queue->link, -EIO, "%s: %s", queue->link->peer, gaia_transport_why());
+                error = -EIO;
+            }
             return posted ? (int)posted : error;
         }
         for (unsigned i = 0; i < n; i++)
@@ -366,6 +371,24 @@ static void take_transfers(struct link_queue *queue, const unsigned char *bytes,
         link_end(link, error, "%s", gaia_transport_why());
 }
 
+/* Into memory that may go away it is the kernel that copies: it says EFAULT where a store would be SIGBUS. */
+static int copy_out(const struct local_queue *local, const struct gaia_transfer *t)
+{
+    struct iovec to = {(char *)t->memory->span.address + t->memory_offset, t->length};
+    struct iovec from = {local->stage + t->stage, t->length};
+    ssize_t n = 0;
+
+    if (!t->cuttable) {
+        memcpy(to.iov_base, from.iov_base, t->length);
+        return 0;
+    }
+    while (from.iov_len && (n = process_vm_writev(getpid(), &from, 1, &to, 1, 0)) > 0) {
+        from = (struct iovec){(char *)from.iov_base + n, from.iov_len - (size_t)n};
+        to = (struct iovec){(char *)to.iov_base + n, to.iov_len - (size_t)n};
+    }
+    return from.iov_len ? -EFAULT : 0;
+}
+
 static void take_done(struct link_queue *queue, const unsigned char *bytes, size_t length)
 {
     struct local_queue *local = queue->own;
@@ -381,7 +404,7 @@ static void take_done(struct link_queue *queue, const unsigned char *bytes, size
     }
     for (struct gaia_transfer *t = queue->first; n < done.count; t = t->next, n++) {
         if (!t->write && (!done.error || n + 1 < done.count))
-            memcpy((char *)t->memory->span.address + t->memory_offset, local->stage + t->stage, t->length);
+            t->error = copy_out(local, t);
         stage_give_back(&local->ring, t->stage, t->length);
     }
     queue->link->heard_ns = transport_now_ns();

@@ -47,6 +47,7 @@ def options_of(args, seed):
         "cache": rng.choice(["256K", "256K", "512K", "8M"]),
         "io": rng.choice(["uring", "threads"]),
         "trap": "0" if rng.random() < 0.15 else "1",
+        "fault": rng.choice(["copy", "copy", "local"]),
     }
 
 
@@ -168,7 +169,7 @@ class Round:
     def run(self):
         o = self.options
         cache = "1G" if self.args.gpu else o["cache"]  # what is mapped on a GPU stays there
-        mount = Mount(self.args.bin, self.folder, f"device_cache={cache},io={o['io']}", self.env)
+        mount = Mount(self.args.bin, self.folder, f"device_cache={cache},io={o['io']},fault={o['fault']}", self.env)
         try:
             self.drive(mount)
             mount.unmount()

@@ -127,8 +127,9 @@ def mount(workdir, request):
             os.mkdir(mnt)
         log = os.path.join(workdir, f"log{number}")
         command = [*before, os.path.join(BIN, "mount.gaiafs"), "-f", data, mnt, *args]
-        if options:
-            command += ["-o", options]
+        for given in os.environ.get("GAIA_TEST_OPTIONS"), options:
+            if given:
+                command += ["-o", given]
         with open(log, "wb") as stderr:
             proc = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, cwd="/",
                                     env={**os.environ, **(env or {})})

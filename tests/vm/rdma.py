@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transport over real verbs, without a NIC: a virtual machine with two Soft-RoCE devices and a wire between them.
 
-The unit tests of the transport (tests/io) run in it as they are, over RDMA between the two. That what they moved went over the
-wire is seen by its counters. Ends with one line `N passed, N failed, N skipped`; skipped, with the reason, where no virtual
+The unit tests of the transport (tests/io) and of the fault path (tests/cache) run in it as they are, over RDMA. That what went
+between the two went over the wire is seen by its counters. Then a mount serves its faults by RDMA (-o fault=rdma), with more
+touched than the device holds (tool_touch.c). Ends with one line `N passed, N failed, N skipped`; skipped, with the reason, where no virtual
 machine can be had.
 
 --bench: reads of 64 KiB and 4 KiB through the batch reader (io/pull.h) against ib_read_bw of the same size with as many
@@ -27,13 +28,16 @@ import bench  # noqa: E402
 
 HERE, THERE = "10.0.0.1", "10.0.1.1"
 TESTS = ("test_transport", "test_transport_faults", "test_transport_peers",
-         "test_transport_calls", "test_pull")
+         "test_transport_calls", "test_pull", "test_fault_path")
 MODULES = ["crc32_generic", "rdma_rxe", "rdma_ucm", "ib_uverbs", "veth"]  # crc32_generic: rxe asks for it by an alias
 PROVIDER = "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so"
 LIMIT_S = 240
 BENCH_LIMIT_S = 900
 WIRE_LEAST = 40 << 20  # bytes that the tests move
 PROGRAMS = len(TESTS) + 2  # before there is a device, and with little memory to lock
+# Options of a mount whose faults go by RDMA, and what is to be seen of the path.
+MOUNTS = (("fault=rdma,device_cache=1M,unit=64K", {"queues": 1}),
+          (f"fault=rdma@{THERE},queues=2,depth=16,device_cache=1M,unit=4K", {"device": "rxe1", "queues": 2, "depth": 16}))
 TURNS = 5
 # name, bytes, reads of a turn, outstanding, perftest's program
 ROWS = (("64 KiB", 65536, 400, 32, "ib_read_bw"), ("4 KiB", 4096, 2500, 64, "ib_read_bw"),
@@ -88,6 +92,35 @@ def boot(script, programs, files, limit_s):
         return list(guest.lines)
 
 
+def mounts_script():
+    """For each mount: what a program that touches its file said, and what gaiactl did."""
+    lines = ["mkdir /tmp/data /tmp/mnt"]
+    for number, (options, _) in enumerate(MOUNTS):
+        lines += [f"mount.gaiafs /tmp/data /tmp/mnt -o {options} && tool_touch /tmp/mnt /tmp/data {number} 400",
+                  f"echo stat {number}: $(gaiactl stat --json /tmp/mnt)", "gaiactl stat /tmp/mnt", "umount /tmp/mnt"]
+    lines.append("mount.gaiafs /tmp/data /tmp/mnt -o fault=rdma@192.0.2.1 && umount /tmp/mnt && echo 'failed: no such address'")
+    return lines
+
+
+def mounts_seen(lines):
+    """(passed, failed): each mount's file had the right bytes, and they came by the path that was asked for."""
+    text = "\n".join(lines)
+    touched = re.findall(r"^touched: (\d+) loads, 0 wrong$", text, re.M)
+    refused = bool(re.search(r"fault=rdma: .*192\.0\.2\.1", text))
+    good = 0
+    for number, (options, wanted) in enumerate(MOUNTS):
+        said = re.search(rf"^stat {number}: (\{{.*\}})$", text, re.M)
+        stat = json.loads(said[1]) if said else {"fault": {}, "devices": [{}]}
+        fault = stat["fault"]
+        good += (fault.get("path") == "rdma" and all(fault.get(name) == value for name, value in wanted.items()) and
+                 fault["failed"] == fault["refused"] == 0 and fault["reads"] > 0 and stat["devices"][0]["evictions"] > 0 and
+                 fault["bytes"] == stat["devices"][0]["bytes_in"] and number < len(touched))
+        if fault:
+            print(f"-o {options}: {fault.get('reads')} reads, {fault.get('bytes', 0) >> 10} KiB, p50 "
+                  f"{fault.get('latency_p50_ns', 0) / 1000:.0f} us, {fault.get('failed')} failed, {fault.get('refused')} copied")
+    return good + refused, len(MOUNTS) - good + (not refused)
+
+
 # --- tests ----------------------------------------------------------------------------------------------------------
 
 def test_script():
@@ -97,6 +130,7 @@ def test_script():
     if seed:
         lines.append(f"export GAIA_TEST_SEED={seed}")
     lines += [f"{name} --carrier rdma {HERE} {THERE} || echo 'failed: {name}'" for name in TESTS]
+    lines += mounts_script()
     lines += ["echo wire: $(cat /tmp/before) $(cat /sys/class/net/veth0/statistics/rx_bytes)",
               "dmesg | grep -E 'BUG:|Oops|WARNING:|blocked for more' && echo 'failed: the kernel complains'", "true"]
     return "\n".join(lines)
@@ -104,7 +138,11 @@ def test_script():
 
 def run_tests():
     programs, files = programs_and_files()
-    programs.update({f"/bin/{name}": built("tests", "io", name) for name in TESTS})
+    programs.update({f"/bin/{name}": built("tests", "cache" if name == "test_fault_path" else "io", name) for name in TESTS})
+    tree, more = image.tree()
+    programs.update(tree)
+    programs["/bin/tool_touch"] = built("tests", "vm", "tool_touch")
+    files.update(more)
     try:
         lines = boot(test_script(), programs, files, LIMIT_S)
     except AssertionError:
@@ -112,6 +150,8 @@ def run_tests():
     text = "\n".join(lines)
     passed, failed, skipped = (sum(int(n) for n in re.findall(rf"\[  {word} \] (\d+) test", text))
                                for word in ("PASSED ", "FAILED ", "SKIPPED"))
+    mounts = mounts_seen(lines)
+    passed, failed = passed + mounts[0], failed + mounts[1]
     wire = re.search(r"^wire: (\d+) (\d+)", text, re.M)
     moved = int(wire[2]) - int(wire[1]) if wire else 0
     ends = len(re.findall(r"test\(s\) run\.", text))

@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/fault_path.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "base/lock.h"
+#include "consistency/page.h"
+
+#define AGAIN_MS 1000u   /* between attempts to connect */
+#define STRANGERS_MAX 8u /* links that have not shown the token (yet) */
+#define TOKEN_BYTES 32u
+
+struct fault_path {
+    struct fault_path_config config; /* constant, as are the next three */
+    struct gaia_span host_frames;
+    uint32_t unit;
+    uint8_t token[TOKEN_BYTES]; /* who shows it is this process */
+    pthread_t poller;
+
+    /* Of the thread that polls (at first: that opens); others use it while the path is ready. */
+    struct gaia_transport *transport; /* NULL: could not be had again */
+    /* Of that thread alone. */
+    struct gaia_link *agent;                    /* reads */
+    struct gaia_link *strangers[STRANGERS_MAX]; /* arrived; one of them is ours, and exposes */
+    uint32_t region;                            /* as the agent knows it */
+    bool exposed;
+
+    pthread_mutex_t lock; /* guards what follows; a leaf */
+    pthread_cond_t stopped;
+    struct gaia_pull *pull;
+    char device[64];
+    bool ready;     /* pull may be used */
+    bool stop;      /* the poller ends */
+    unsigned users; /* reads that have not ended, and who starts one */
+    uint64_t connects, failed, refused;
+};
+
+/* ---- callbacks, in the thread that polls ---- */
+
+static int arrived(void *context, struct gaia_link *link, const char *peer)
+{
+    struct fault_path *path = context;
+
+    (void)peer;
+    for (unsigned i = 0; i < STRANGERS_MAX && !path->exposed; i++)
+        if (!path->strangers[i]) {
+            path->strangers[i] = link;
+            return 0;
+        }
+    return -EACCES;
+}
+
+/* Frames are exposed to this process and to nobody else that finds the address. */
+static void message(void *context, struct gaia_link *link, const void *bytes, size_t length)
+{
+    struct fault_path *path = context;
+    uint32_t region;
+
+    if (link == path->agent || length != TOKEN_BYTES || memcmp(bytes, path->token, TOKEN_BYTES))
+        return;
+    gaia_link_expose(link, &path->host_frames, false,
+                     &region); /* fails: nothing is exposed, see connect_path() */
+}
+
+static void exposed(void *context, struct gaia_link *link, uint32_t region, uint64_t length)
+{
+    struct fault_path *path = context;
+
+    if (link != path->agent || length != path->host_frames.length)
+        return;
+    path->region = region;
+    path->exposed = true;
+}
+
+static void closed(void *context, struct gaia_link *link, int error)
+{
+    struct fault_path *path = context;
+
+    (void)error;
+    for (unsigned i = 0; i < STRANGERS_MAX; i++)
+        if (path->strangers[i] == link) {
+            path->strangers[i] = NULL;
+            gaia_link_close(link);
+            return; /* if it was ours, the agent hears of it */
+        }
+    pthread_mutex_lock(&path->lock);
+    path->ready = false;
+    pthread_mutex_unlock(&path->lock);
+}
+
+/* ---- the address ---- */
+
+static int try_address(struct fault_path *path, const char *address)
+{
+    struct gaia_transport_config config = {
+        .carrier = path->config.carrier == FAULT_RDMA ? GAIA_CARRIER_RDMA : GAIA_CARRIER_LOCAL,
+        .address = address,
+        .listen = true,
+        .timeout_ms = path->config.timeout_ms,
+        .calls = {.arrived = arrived, .message = message, .exposed = exposed, .closed = closed},
+        .context = path,
+    };
+    struct gaia_transport *transport = NULL;
+    int error = gaia_transport_open(&config, &transport);
+
+    if (error)
+        return error;
+    if (address != path->config.address)
+        snprintf(path->config.address, sizeof path->config.address, "%s", address);
+    pthread_mutex_lock(&path->lock);
+    path->transport = transport;
+    pthread_mutex_unlock(&path->lock);
+    return 0;
+}
+
+/* The first free port from FAULT_PATH_PORT on: several mounts may be here. */
+static int try_host(struct fault_path *path, const char *host)
+{
+    bool bare = strchr(host, ':') && host[0] != '['; /* an IPv6 address */
+    int error = -EADDRINUSE;
+
+    for (unsigned i = 0; i < FAULT_PATH_PORTS && error == -EADDRINUSE; i++) {
+        char address[sizeof path->config.address];
+        int n = snprintf(address, sizeof address, bare ? "[%s]:%u" : "%s:%u", host, FAULT_PATH_PORT + i);
+        error = n < (int)sizeof address ? try_address(path, address) : -EINVAL;
+    }
+    return error;
+}
+
+/* The first address of this machine that an RDMA device has. */
+static int try_interfaces(struct fault_path *path)
+{
+    char host[INET6_ADDRSTRLEN];
+    struct ifaddrs *list;
+    int error = -EADDRNOTAVAIL;
+
+    if (getifaddrs(&list))
+        return -errno;
+    for (const struct ifaddrs *i = list; i && error == -EADDRNOTAVAIL; i = i->ifa_next) {
+        if (!i->ifa_addr || !(i->ifa_flags & IFF_UP))
+            continue;
+        const struct sockaddr_in6 *six = (const void *)i->ifa_addr;
+        const struct sockaddr_in *four = (const void *)i->ifa_addr;
+        if (i->ifa_addr->sa_family == AF_INET)
+            inet_ntop(AF_INET, &four->sin_addr, host, sizeof host);
+        else if (i->ifa_addr->sa_family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr))
+            inet_ntop(AF_INET6, &six->sin6_addr, host, sizeof host);
+        else
+            continue;
+        error = try_host(path, host);
+    }
+    freeifaddrs(list);
+    return error;
+}
+
+static bool has_port(const char *address)
+{
+    const char *colon = strrchr(address, ':'), *bracket = strrchr(address, ']');
+
+    return colon && (bracket ? colon > bracket : colon == strchr(address, ':'));
+}
+
+static int open_transport(struct fault_path *path)
+{
+    char name[sizeof path->config.address];
+    uint64_t random = 0;
+
+    if (path->connects) /* once found it stays */
+        return try_address(path, path->config.address);
+    if (path->config.carrier == FAULT_LOCAL) {
+        if (getrandom(&random, sizeof random, 0) != sizeof random)
+            return -EIO;
+        snprintf(name, sizeof name, "gaiafs-fault-%ld-%016llx", (long)getpid(), (unsigned long long)random);
+        return try_address(path, name);
+    }
+    memcpy(name, path->config.address, sizeof name);
+    return !*name ? try_interfaces(path) : has_port(name) ? try_address(path, name) : try_host(path, name);
+}
+
+/* ---- connecting ---- */
+
+static bool is_exposed(void *context)
+{
+    const struct fault_path *path = context;
+
+    return path->exposed || gaia_link_error(path->agent);
+}
+
+static bool no_users(void *context)
+{
+    struct fault_path *path = context;
+
+    pthread_mutex_lock(&path->lock);
+    bool none = !path->users;
+    pthread_mutex_unlock(&path->lock);
+    return none;
+}
+
+/* The path is not ready, so nobody begins a read; those that are under way end with the link. Nothing is left
+ * of it but its address. */
+static void disconnect(struct fault_path *path)
+{
+    struct gaia_transport *transport = path->transport;
+
+    if (!transport)
+        return;
+    while (!gaia_transport_wait(transport, no_users, path, AGAIN_MS))
+        ;
+    gaia_pull_close(path->pull);
+    pthread_mutex_lock(&path->lock);
+    path->pull = NULL;
+    path->transport = NULL;
+    pthread_mutex_unlock(&path->lock);
+    gaia_transport_close(transport); /* and the links */
+    path->agent = NULL;
+    memset(path->strangers, 0, sizeof path->strangers);
+    path->exposed = false;
+}
+
+/* Make the path ready. 0, or why not; then nothing is left. */
+static int connect_path(struct fault_path *path)
+{
+    struct gaia_pull_options options = {.queues = path->config.queues, .depth = path->config.depth};
+    struct gaia_transport_limits limits;
+    struct gaia_pull *pull = NULL;
+
+    int error = open_transport(path);
+    if (error)
+        return error;
+    gaia_transport_limits(path->transport, &limits);
+    struct gaia_link_options shape = gaia_pull_plan(&limits, &options, path->unit);
+    error = gaia_link_connect(path->transport, path->config.address, &shape, &path->agent);
+    if (!error)
+        error = gaia_link_send(path->agent, path->token, TOKEN_BYTES);
+    if (!error && !gaia_transport_wait(path->transport, is_exposed, path, path->config.timeout_ms))
+        error = -ETIMEDOUT;
+    if (!error)
+        error = gaia_link_error(path->agent);
+    if (!error)
+        error = gaia_pull_open(path->transport, path->agent, &pull);
+    pthread_mutex_lock(&path->lock);
+    path->pull = pull;
+    path->ready = !error;
+    path->connects += !error;
+    memcpy(path->device, limits.device, sizeof path->device);
+    pthread_mutex_unlock(&path->lock);
+    if (error)
+        disconnect(path);
+    return error;
+}
+
+/* A poller without a transport waits for the time of its next attempt. */
+static void sleep_until_next(struct fault_path *path)
+{
+    struct timespec until = lock_wait_until(AGAIN_MS);
+
+    pthread_mutex_lock(&path->lock);
+    while (!path->stop && !pthread_cond_timedwait(&path->stopped, &path->lock, &until))
+        ;
+    pthread_mutex_unlock(&path->lock);
+}
+
+static void *poll_path(void *argument)
+{
+    struct fault_path *path = argument;
+
+    for (;;) {
+        pthread_mutex_lock(&path->lock);
+        bool ready = path->ready, stop = path->stop;
+        pthread_mutex_unlock(&path->lock);
+        if (stop)
+            return NULL;
+        if (ready) {
+            gaia_transport_poll(path->transport, AGAIN_MS);
+            continue;
+        }
+        disconnect(path);
+        if (connect_path(path))
+            sleep_until_next(path);
+    }
+}
+
+/* ---- begin and end ---- */
+
+/* The lock is held: the transport stays meanwhile. */
+static void wake(struct fault_path *path)
+{
+    if (path->transport)
+        gaia_transport_wake(path->transport);
+}
+
+/* Nobody else is here (any more). */
+static void free_path(struct fault_path *path)
+{
+    path->ready = false;
+    disconnect(path);
+    pthread_cond_destroy(&path->stopped);
+    pthread_mutex_destroy(&path->lock);
+    free(path);
+}
+
+int fault_path_open(const struct fault_path_config *config, const void *host_frames, size_t length,
+                    uint32_t unit, struct fault_path **path_out)
+{
+    struct fault_path *path = calloc(1, sizeof *path);
+    int error = path ? 0 : -ENOMEM;
+
+    if (error)
+        return error;
+    path->config = *config;
+    if (!path->config.timeout_ms)
+        path->config.timeout_ms = FAULT_PATH_TIMEOUT_MS;
+    path->host_frames = (struct gaia_span){(void *)(uintptr_t)host_frames, length, -1};
+    path->unit = unit;
+    lock_init(&path->lock, LOCK_FAULT_PATH);
+    lock_condition_init(&path->stopped);
+    if (getrandom(path->token, sizeof path->token, 0) != sizeof path->token)
+        error = -EIO;
+    if (!error)
+        error = connect_path(path);
+    if (!error)
+        error = -pthread_create(&path->poller, NULL, poll_path, path);
+    if (error)
+        free_path(path);
+    else
+        *path_out = path;
+    return error;
+}
+
+void fault_path_close(struct fault_path *path)
+{
+    if (!path)
+        return;
+    pthread_mutex_lock(&path->lock);
+    path->stop = true;
+    wake(path);
+    pthread_cond_signal(&path->stopped);
+    pthread_mutex_unlock(&path->lock);
+    pthread_join(path->poller, NULL);
+    free_path(path);
+}
+
+/* ---- reads ---- */
+
+/* Use the pull, if it can be used; else NULL. */
+static struct gaia_pull *begin_use(struct fault_path *path)
+{
+    struct gaia_pull *pull;
+
+    pthread_mutex_lock(&path->lock);
+    pull = path->ready ? path->pull : NULL;
+    path->users += pull ? 2 : 0; /* the read, and who begins it */
+    pthread_mutex_unlock(&path->lock);
+    return pull;
+}
+
+static void end_use(struct fault_path *path, unsigned users)
+{
+    pthread_mutex_lock(&path->lock);
+    path->users -= users;
+    if (!path->users && !path->ready) /* disconnect() waits for it */
+        wake(path);
+    pthread_mutex_unlock(&path->lock);
+}
+
+static void let_go(struct fault_read *read)
+{
+    gaia_memory_release(read->pull.memory);
+    read->frames->ops->close_window(read->window, read->count);
+}
+
+static void read_done(struct gaia_pull_read *pull_read, int error)
+{
+    struct fault_read *read = (struct fault_read *)((char *)pull_read - offsetof(struct fault_read, pull));
+    struct fault_path *path = read->path;
+
+    let_go(read);
+    if (error) {
+        pthread_mutex_lock(&path->lock);
+        path->failed++;
+        pthread_mutex_unlock(&path->lock);
+    }
+    read->done(read, error);
+    end_use(path, 1);
+}
+
+/* A window, registered for this read alone: frames come and go with the pages of their file, and a
+ * registration would pin what it once found there. */
+static int make_window(struct fault_path *path, struct fault_read *read)
+{
+    struct gaia_span span = {.length = read->count * GAIA_PAGE_SIZE, .dmabuf = -1};
+    int error = read->frames->ops->open_window(read->frames, read->first, read->count, &span.address);
+
+    if (error)
+        return error;
+    read->window = span.address;
+    read->pull =
+        (struct gaia_pull_read){.offset = (uint64_t)(read->bytes - (uint8_t *)path->host_frames.address),
+                                .region = path->region,
+                                .length = (uint32_t)span.length,
+                                .cuttable = true,
+                                .done = read_done};
+    error = gaia_memory_register(path->transport, &span, &read->pull.memory);
+    if (error)
+        read->frames->ops->close_window(read->window, read->count);
+    return error;
+}
+
+int fault_path_read(struct fault_path *path, struct fault_read *read)
+{
+    struct gaia_pull *pull = read->frames->ops->open_window ? begin_use(path) : NULL;
+    int error = pull ? make_window(path, read) : read->frames->ops->open_window ? -EAGAIN : -EOPNOTSUPP;
+
+    if (error) {
+        pthread_mutex_lock(&path->lock);
+        path->refused++;
+        pthread_mutex_unlock(&path->lock);
+        if (pull)
+            end_use(path, 2);
+        return error;
+    }
+    read->path = path;
+    gaia_pull_add(pull, &read->pull);
+    gaia_pull_ring(pull);
+    end_use(path, 1);
+    return 0;
+}
+
+void fault_path_stat(struct fault_path *path, struct fault_path_stat *stat_out)
+{
+    struct gaia_pull *pull = begin_use(path);
+
+    *stat_out = (struct fault_path_stat){.connected = pull};
+    if (pull) {
+        gaia_pull_stat(pull, &stat_out->pull);
+        end_use(path, 2);
+    }
+    stat_out->pull.path = path->config.carrier == FAULT_RDMA ? "rdma" : "local";
+    snprintf(stat_out->address, sizeof stat_out->address, "%s", path->config.address);
+    pthread_mutex_lock(&path->lock);
+    memcpy(stat_out->pull.device, path->device, sizeof path->device);
+    stat_out->connects = path->connects;
+    stat_out->failed = path->failed;
+    stat_out->refused = path->refused;
+    pthread_mutex_unlock(&path->lock);
+}

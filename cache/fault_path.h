@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fault path by the transport (-o fault=local, -o fault=rdma): the bytes of a fault go from the home's
+ * host frames straight into the device's frames by a one-sided read, as between two nodes (DREAM, section 3).
+ * Here both are this process: its transport is connected to itself, and what the one end exposes, the stages
+ * of cache/frame.h, the other end reads.
+ *
+ * A path that is broken (the queue pair in error, the RDMA device gone) is no error of a fault: its bytes are
+ * copied, as on a mount without the option, and the path is made anew once a second.
+ *
+ * Thread safety: all functions but open and close may be called from any thread.
+ */
+#ifndef GAIAFS_CACHE_FAULT_PATH_H
+#define GAIAFS_CACHE_FAULT_PATH_H
+
+#include "gpu/device.h"
+#include "io/pull.h"
+
+struct fault_path;
+
+enum fault_carrier {
+    FAULT_COPY, /* no path: the daemon copies */
+    FAULT_LOCAL,
+    FAULT_RDMA,
+};
+
+struct fault_path_config {
+    enum fault_carrier carrier;
+    char address[80];       /* "HOST[:PORT]" of an RDMA device here; "": the first one's */
+    unsigned queues, depth; /* 0: as Little's law has it (io/pull.h) */
+    unsigned timeout_ms;    /* of a read; 0: FAULT_PATH_TIMEOUT_MS */
+};
+#define FAULT_PATH_TIMEOUT_MS 5000u
+#define FAULT_PATH_PORT 7471u /* the first one tried, of FAULT_PATH_PORTS */
+#define FAULT_PATH_PORTS 64u
+
+/* Start, and connect. host_frames, which are read from, stay as long as the path; unit: bytes of a fault, for
+ * the plan. 0, or what gaia_transport_open() and gaia_link_connect() say; gaia_transport_why() has the
+ * sentence. */
+int fault_path_open(const struct fault_path_config *config, const void *host_frames, size_t length,
+                    uint32_t unit, struct fault_path **path_out);
+/* No read is under way. NULL is allowed. */
+void fault_path_close(struct fault_path *path);
+
+/* One read; lives until done was called. */
+struct fault_read {
+    struct gaia_frames *frames; /* pages [first, first + count) of them, which nobody can see yet, */
+    uint64_t first, count;
+    const uint8_t *bytes;                             /* get these of the host frames */
+    void (*done)(struct fault_read *read, int error); /* 0, or why the frames do not have them */
+
+    /* The path's own. */
+    struct fault_path *path;
+    struct gaia_pull_read pull;
+    void *window;
+};
+
+/* Begin a read. 0: done is called, once, in a thread of the path's or in this one. Else it is not: -EAGAIN
+ * (the path is broken just now), -EOPNOTSUPP (the driver has no windows), or why there was no window. No lock
+ * is held. */
+int fault_path_read(struct fault_path *path, struct fault_read *read);
+
+struct fault_path_stat {
+    bool connected;
+    char address[80];
+    struct gaia_pull_stat pull; /* since it was connected last; only path and device when it is not */
+    uint64_t connects;          /* that went well */
+    uint64_t failed;            /* reads that ended with an error: their bytes were copied */
+    uint64_t refused;           /* reads that could not begin: as well */
+};
+void fault_path_stat(struct fault_path *path, struct fault_path_stat *stat_out);
+
+#endif

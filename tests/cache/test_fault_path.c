@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fault path by the transport, with frames that are a memfd as those of the soft device are: that bytes
+ * arrive, that strangers get none, and what happens when frames or the path go away under it.
+ *
+ * Local without arguments; `--carrier rdma HERE THERE` as the tests of the transport (tests/io). */
+#include "tests/io/transport_fixture.h"
+
+/* The path itself, so that a test can get at its links. */
+#include "cache/fault_path.c"
+
+#define PAGES 2048u /* of the host frames */
+#define PAGE GAIA_PAGE_SIZE
+#define THREADS 4u
+#define READS 400u
+#define READ_PAGES_MAX 32u
+
+struct frames {
+    struct gaia_frames base;
+    int fd;
+    _Atomic unsigned windows;
+};
+
+static int open_window(struct gaia_frames *frames, uint64_t page, uint64_t count, void **memory_out)
+{
+    struct frames *f = (struct frames *)frames;
+    void *memory = mmap(NULL, count * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, f->fd, (off_t)(page * PAGE));
+
+    if (memory == MAP_FAILED)
+        return -errno;
+    f->windows++;
+    *memory_out = memory;
+    return 0;
+}
+
+static _Atomic unsigned windows_closed;
+
+static void close_window(void *memory, uint64_t count)
+{
+    windows_closed++;
+    munmap(memory, count * PAGE);
+}
+
+static const struct gaia_frames_ops ops = {.open_window = open_window, .close_window = close_window};
+static const struct gaia_frames_ops ops_without;
+
+struct world {
+    struct fault_path *path;
+    struct frames frames;
+    uint8_t *host;
+};
+
+static void world_open(struct world *w, unsigned timeout_ms)
+{
+    struct fault_path_config config = {.carrier = carrier == GAIA_CARRIER_RDMA ? FAULT_RDMA : FAULT_LOCAL,
+                                       .queues = 2,
+                                       .depth = 8,
+                                       .timeout_ms = timeout_ms};
+
+    snprintf(config.address, sizeof config.address, "%s", here);
+    *w = (struct world){.frames = {.base = {.ops = &ops}, .fd = memfd_create("test-frames", MFD_CLOEXEC)}};
+    w->host = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(w->host, MAP_FAILED);
+    assert_int_equal(ftruncate(w->frames.fd, (off_t)PAGES * PAGE), 0);
+    fill(w->host, (size_t)PAGES * PAGE, seed);
+    windows_closed = 0;
+    int error = fault_path_open(&config, w->host, (size_t)PAGES * PAGE, 65536, &w->path);
+    if (error)
+        print_error("%s\n", gaia_transport_why());
+    assert_int_equal(error, 0);
+}
+
+static void world_close(struct world *w)
+{
+    fault_path_close(w->path);
+    assert_int_equal(w->frames.windows, windows_closed);
+    munmap(w->host, (size_t)PAGES * PAGE);
+    close(w->frames.fd);
+}
+
+struct one {
+    struct fault_read read;
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    int error;
+    bool done;
+};
+
+static void one_done(struct fault_read *read, int error)
+{
+    struct one *one = (struct one *)((char *)read - offsetof(struct one, read));
+
+    pthread_mutex_lock(&one->lock);
+    one->error = error;
+    one->done = true;
+    pthread_cond_signal(&one->ended);
+    pthread_mutex_unlock(&one->lock);
+}
+
+static void one_init(struct one *one)
+{
+    pthread_mutex_init(&one->lock, NULL);
+    pthread_cond_init(&one->ended, NULL);
+}
+
+static int one_wait(struct one *one)
+{
+    pthread_mutex_lock(&one->lock);
+    while (!one->done)
+        pthread_cond_wait(&one->ended, &one->lock);
+    pthread_mutex_unlock(&one->lock);
+    return one->error;
+}
+
+/* Begin to read host pages [from, from + count) into the frames at first. */
+static int begin_one(struct world *w, struct one *one, uint64_t first, uint64_t count, uint64_t from)
+{
+    one->done = false;
+    one->read = (struct fault_read){.frames = &w->frames.base,
+                                    .first = first,
+                                    .count = count,
+                                    .bytes = w->host + from * PAGE,
+                                    .done = one_done};
+    return fault_path_read(w->path, &one->read);
+}
+
+static int read_one(struct world *w, uint64_t first, uint64_t count, uint64_t from)
+{
+    struct one one;
+
+    one_init(&one);
+    int error = begin_one(w, &one, first, count, from);
+    return error ? error : one_wait(&one);
+}
+
+static bool frames_have(struct world *w, uint64_t first, uint64_t count, uint64_t from)
+{
+    static _Thread_local uint8_t bytes[READ_PAGES_MAX * PAGE];
+
+    return pread(w->frames.fd, bytes, count * PAGE, (off_t)(first * PAGE)) == (ssize_t)(count * PAGE) &&
+           !memcmp(bytes, w->host + from * PAGE, count * PAGE);
+}
+
+/* ---- cases ---- */
+
+struct reader {
+    struct world *w;
+    unsigned number, wrong;
+};
+
+/* Each has a share of the frames for itself, so that it can look at what it has read. */
+static void *read_at_random(void *argument)
+{
+    struct reader *r = argument;
+    uint64_t state = seed + r->number, share = PAGES / THREADS;
+
+    for (unsigned i = 0; i < READS; i++) {
+        uint64_t count = 1 + draw(&state, READ_PAGES_MAX), from = draw(&state, PAGES - count + 1);
+        uint64_t first = r->number * share + draw(&state, share - count + 1);
+        r->wrong += read_one(r->w, first, count, from) || !frames_have(r->w, first, count, from);
+    }
+    return NULL;
+}
+
+static void test_bytes(void **state)
+{
+    struct reader readers[THREADS];
+    pthread_t threads[THREADS];
+    struct fault_path_stat s;
+    struct world w;
+
+    (void)state;
+    world_open(&w, TIMEOUT_MS);
+    for (unsigned i = 0; i < THREADS; i++) {
+        readers[i] = (struct reader){&w, i, 0};
+        assert_int_equal(pthread_create(&threads[i], NULL, read_at_random, &readers[i]), 0);
+    }
+    for (unsigned i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(readers[i].wrong, 0);
+    }
+    fault_path_stat(w.path, &s);
+    assert_true(s.connected);
+    assert_int_equal(s.connects, 1);
+    assert_int_equal(s.pull.reads, THREADS * READS);
+    assert_int_equal(s.pull.queues, 2);
+    assert_int_equal(s.failed + s.refused, 0);
+    assert_string_equal(s.pull.path, carrier == GAIA_CARRIER_RDMA ? "rdma" : "local");
+    world_close(&w);
+}
+
+/* Somebody who has found the address, connects, and guesses the token: nothing is exposed to it. */
+static void test_strangers(void **state)
+{
+    static struct side stranger;
+    struct gaia_link_options options = {1, 1};
+    uint8_t guess[TOKEN_BYTES] = {0};
+    struct gaia_link *link;
+    struct world w;
+
+    (void)state;
+    world_open(&w, TIMEOUT_MS);
+    side_init(&stranger, false);
+    struct gaia_transport_config config = side_config(&stranger, false, TIMEOUT_MS);
+    assert_int_equal(gaia_transport_open(&config, &stranger.transport), 0);
+    int error = gaia_link_connect(stranger.transport, w.path->config.address, &options, &link);
+    uint64_t until = now_ms() + 500;
+    if (!error) {
+        gaia_link_send(link, guess, sizeof guess);
+        while (now_ms() < until && !gaia_link_error(link))
+            gaia_transport_poll(stranger.transport, 50);
+        gaia_link_close(link);
+    }
+    assert_int_equal(stranger.exposed, 0);
+    gaia_transport_close(stranger.transport);
+    assert_int_equal(read_one(&w, 0, 4, 8), 0);
+    assert_true(frames_have(&w, 0, 4, 8));
+    world_close(&w);
+}
+
+/* While it connects anew, strangers are let in, but the wrong word gets them nothing. */
+static void test_wrong_token(void **state)
+{
+    static struct side stranger;
+    struct gaia_link_options options = {1, 1};
+    uint8_t guess[TOKEN_BYTES];
+    struct gaia_link *link;
+    struct world w;
+
+    (void)state;
+    world_open(&w, TIMEOUT_MS);
+    memcpy(guess, w.path->token, sizeof guess);
+    guess[TOKEN_BYTES - 1] ^= 1;
+    w.path->exposed = false; /* as if it were connecting */
+    side_init(&stranger, false);
+    struct gaia_transport_config config = side_config(&stranger, false, TIMEOUT_MS);
+    assert_int_equal(gaia_transport_open(&config, &stranger.transport), 0);
+    assert_int_equal(gaia_link_connect(stranger.transport, w.path->config.address, &options, &link), 0);
+    assert_int_equal(gaia_link_send(link, guess, sizeof guess), 0);
+    for (uint64_t until = now_ms() + 500; now_ms() < until;)
+        gaia_transport_poll(stranger.transport, 50);
+    assert_int_equal(stranger.exposed, 0);
+    guess[TOKEN_BYTES - 1] ^= 1; /* that the right one would have, is what makes this a test */
+    assert_int_equal(gaia_link_send(link, guess, sizeof guess), 0);
+    for (uint64_t until = now_ms() + SLACK_MS; now_ms() < until && !stranger.exposed;)
+        gaia_transport_poll(stranger.transport, 50);
+    assert_int_equal(stranger.exposed, 1);
+    gaia_transport_close(stranger.transport);
+    world_close(&w);
+}
+
+/* The file of the frames becomes shorter: an error of that read alone, and no SIGBUS. */
+static void test_frames_cut(void **state)
+{
+    struct fault_path_stat s;
+    struct world w;
+
+    (void)state;
+    world_open(&w, TIMEOUT_MS);
+    assert_int_equal(ftruncate(w.frames.fd, (off_t)10 * PAGE), 0);
+    assert_int_equal(read_one(&w, 8, 4, 0), -EFAULT);
+    assert_int_equal(read_one(&w, 100, 1, 0), -EFAULT);
+    assert_int_equal(read_one(&w, 6, 4, 3), 0);
+    assert_true(frames_have(&w, 6, 4, 3));
+    fault_path_stat(w.path, &s);
+    assert_int_equal(s.connects, 1);
+    assert_int_equal(s.failed + s.refused, 2);
+    world_close(&w);
+}
+
+static void test_no_windows(void **state)
+{
+    struct world w;
+
+    (void)state;
+    world_open(&w, TIMEOUT_MS);
+    w.frames.base.ops = &ops_without;
+    assert_int_equal(read_one(&w, 0, 1, 0), -EOPNOTSUPP);
+    w.frames.base.ops = &ops;
+    close(w.frames.fd);
+    w.frames.fd = -1;
+    assert_int_equal(read_one(&w, 0, 1, 0), -EBADF);
+    w.frames.fd = memfd_create("test-frames", MFD_CLOEXEC);
+    world_close(&w);
+}
+
+static void wait_connects(struct world *w, uint64_t connects)
+{
+    struct fault_path_stat s;
+    uint64_t until = now_ms() + 4 * SLACK_MS;
+
+    do {
+        usleep(10000);
+        fault_path_stat(w->path, &s);
+    } while ((s.connects < connects || !s.connected) && now_ms() < until);
+    assert_true(s.connected);
+    assert_int_equal(s.connects, connects);
+}
+
+/* A queue in error, again and again, with reads under way: each ends, none has a wrong answer, and the path
+ * comes back. */
+static void test_broken(void **state)
+{
+    enum { MANY = 32 };
+    static struct one ones[MANY];
+    unsigned failed = 0;
+    struct world w;
+
+    (void)state;
+    for (unsigned i = 0; i < MANY; i++)
+        one_init(&ones[i]);
+    world_open(&w, TIMEOUT_MS);
+    for (unsigned round = 0; round < 5; round++) {
+        bool begun[MANY];
+        for (unsigned i = 0; i < MANY; i++) {
+            if (i == MANY / 2)
+                assert_int_equal(transport_test_break(w.path->agent, round % 2), 0);
+            begun[i] = !begin_one(&w, &ones[i], i * 8, 8, i * 8 + round);
+            failed += !begun[i];
+        }
+        for (unsigned i = 0; i < MANY; i++)
+            if (begun[i] && one_wait(&ones[i]))
+                failed++;
+            else if (begun[i])
+                assert_true(frames_have(&w, i * 8, 8, i * 8 + round));
+        wait_connects(&w, round + 2);
+        assert_int_equal(read_one(&w, 0, 8, 99), 0);
+        assert_true(frames_have(&w, 0, 8, 99));
+    }
+    print_message("%u of %u reads failed\n", failed, 5 * MANY);
+    assert_true(failed);
+    world_close(&w);
+}
+
+/* A peer that stops answering: the reads end within the set time, and nothing is written to frames then. */
+static void test_deaf(void **state)
+{
+    struct one one;
+    struct world w;
+
+    (void)state;
+    if (carrier == GAIA_CARRIER_RDMA) {
+        print_message("a NIC answers by itself\n");
+        skip();
+    }
+    world_open(&w, SHORT_MS);
+    one_init(&one);
+    transport_test.deaf = true;
+    uint64_t since = now_ms();
+    assert_int_equal(begin_one(&w, &one, 0, 4, 0), 0);
+    assert_int_equal(one_wait(&one), -EIO);
+    assert_true(now_ms() - since < SHORT_MS + SLACK_MS);
+    transport_test.deaf = false;
+    wait_connects(&w, 2);
+    assert_false(frames_have(&w, 0, 4, 0));
+    assert_int_equal(read_one(&w, 0, 4, 0), 0);
+    assert_true(frames_have(&w, 0, 4, 0));
+    world_close(&w);
+}
+
+static void expect_error(enum fault_carrier kind, const char *address, int error, const char *word)
+{
+    static uint8_t page[PAGE];
+    struct fault_path_config config = {.carrier = kind, .timeout_ms = 500};
+    struct fault_path *path = NULL;
+
+    snprintf(config.address, sizeof config.address, "%s", address);
+    assert_int_equal(fault_path_open(&config, page, sizeof page, PAGE, &path), error);
+    assert_null(path);
+    if (!strstr(gaia_transport_why(), word))
+        fail_msg("%s: \"%s\" does not name \"%s\"", address, gaia_transport_why(), word);
+}
+
+static void test_no_such_device(void **state)
+{
+    (void)state;
+    if (carrier == GAIA_CARRIER_RDMA) {
+        expect_error(FAULT_RDMA, "192.0.2.1", -EADDRNOTAVAIL, "192.0.2.1");
+        return;
+    }
+    expect_error(FAULT_RDMA, "127.0.0.1:7471", -ENODEV, "");
+    expect_error(FAULT_RDMA, "", -ENODEV, "");
+    expect_error(FAULT_RDMA, "nonsense::", -EINVAL, "nonsense");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(test_bytes),      CASE(test_strangers), CASE(test_wrong_token), CASE(test_frames_cut),
+        CASE(test_no_windows), CASE(test_broken),    CASE(test_deaf),        CASE(test_no_such_device),
+    };
+
+    take_arguments(argc, argv);
+    return cmocka_run_group_tests_name("the fault path", tests, NULL, NULL);
+}

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults whose bytes go by the transport (-o fault=local; RDMA itself is in tests/vm). That a path that breaks is no
+error is seen with a daemon whose sendmsg() fails. GAIA_TEST_OPTIONS=fault=local runs any other test so."""
+import errno
+import os
+import subprocess
+
+import pytest
+
+import conftest
+import helpers
+from files import Opened, make, pattern
+from helpers import MIB, PAGE, agents, devices, make_random, read_file, statistics, wait_until  # noqa: F401
+
+
+def path_of(m):
+    return statistics(m.mnt)["fault"]
+
+
+def test_without_the_option(mount, devices):
+    m = mount()
+    path = make(m, pattern(20 * PAGE))
+    assert Opened(devices(), path).map[:] == pattern(20 * PAGE)
+    assert path_of(m) == {"path": "copy"}
+
+
+def test_what_is_seen(mount, devices):
+    m = mount("fault=local,queues=3,depth=7,device_cache=4M")
+    content = pattern(8 * MIB)
+    path = make(m, content)
+    opened = Opened(devices(), path)
+    assert opened.map[:] == content
+    seen = path_of(m)
+    assert (seen["path"], seen["device"], seen["connected"], seen["connects"]) == ("local", "local", True, 1)
+    assert (seen["queues"], seen["depth"], seen["failed"], seen["refused"], seen["waiting"]) == (3, 7, 0, 0, 0)
+    assert seen["bytes"] == statistics(m.mnt)["devices"][0]["bytes_in"] >= len(content)
+    assert 0 < seen["latency_p50_ns"] <= seen["latency_p99_ns"] <= seen["latency_max_ns"]
+    assert 0 < seen["doorbells"] <= seen["reads"] and 0 < seen["outstanding_max"] <= 21
+    said = subprocess.run([os.path.join(helpers.BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True, check=True).stdout
+    assert "faults: path local (local at gaiafs-fault-" in said and "3 queues of 7, " in said
+
+
+@pytest.mark.parametrize("options", ["unit=4K", "unit=64K,evict=clock", "unit=2M,device_cache=8M"])
+def test_random_touches_with_too_little_room(mount, devices, options):
+    """Against the bytes that both sides have stored, a device and write()s in turns."""
+    m = mount(f"fault=local,device_cache=1M,{options}")
+    rng = make_random()
+    content = bytearray(rng.randbytes(3 * MIB + 1234))
+    path = make(m, bytes(content))
+    opened = Opened(devices(), path)
+    fd = os.open(path, os.O_RDWR)
+    for _ in range(400):
+        at = rng.randrange(len(content) - 100)
+        what, data = rng.random(), rng.randbytes(rng.randint(1, 100))
+        if what < 0.4:
+            assert opened.map[at:at + 5000] == content[at:at + 5000]
+        elif what < 0.7:
+            opened.map[at:at + len(data)] = data
+            content[at:at + len(data)] = data
+        else:
+            opened.map.release()
+            os.pwrite(fd, data, at)
+            content[at:at + len(data)] = data
+            opened.map.acquire()
+    opened.map.release()
+    assert read_file(path) == content
+    seen = path_of(m)
+    assert seen["failed"] == seen["refused"] == 0 and seen["reads"] and seen["connects"] == 1
+    os.close(fd)
+
+
+def test_a_file_that_is_cut_meanwhile(mount, agents):
+    """Its frames go away under reads: no error but that of a touch past the end, and no dead daemon."""
+    m = mount("fault=local,device_cache=1M")
+    path = make(m, pattern(2 * MIB))
+    rng = make_random()
+    client = agents()
+    client.do("import random, signal\ndev = gaia.Device()\nfd = os.open(path, os.O_RDWR)\nmap = dev.mmap(fd, 2 << 20)\n",
+              path=path)
+    for _ in range(60):
+        os.truncate(path, rng.randrange(PAGE, 2 * MIB))
+        client.do("map.advise(gaia.ADV_WILLNEED)")
+        os.truncate(path, 2 * MIB)
+        assert client("bytes(map[0:100])") == pattern(2 * MIB)[:100]
+    assert path_of(m)["connected"] or path_of(m)["connects"]
+
+
+def test_a_path_that_breaks(mount, devices, workdir, monkeypatch):
+    build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
+    monkeypatch.setattr(conftest, "BIN", os.path.join(build, "faults"))
+    plan = helpers.Plan.make(os.path.join(workdir, "plan"))
+    m = mount("fault=local,device_cache=1M,peer_timeout=2", env={"GAIAFS_FAULTS": os.path.join(workdir, "plan")})
+    content = pattern(4 * MIB)
+    path = make(m, content)
+    device = devices()
+    for broken in range(1, 4):
+        opened = Opened(device, path)
+        plan.arm(helpers.ROWS.index("sendmsg"), errno.EIO, 1, 1)
+        assert opened.map[:] == content
+        plan.row = -1
+        assert plan.landed
+        print(path_of(m))
+        wait_until(lambda: path_of(m)["connects"] > broken and path_of(m)["connected"], 10, "connected again")
+        reads = path_of(m)["reads"]
+        assert opened.map[:] == content  # more than there is room for
+        assert path_of(m)["reads"] > reads
+        opened.map.unmap()
+        os.close(opened.fd)
+    assert path_of(m)["failed"] + path_of(m)["refused"]
+
+
+@pytest.mark.parametrize("options, message", [
+    ("fault=", "option fault=: none of copy, local, rdma, rdma@HOST[:PORT]"),
+    ("fault=nvme", "option fault=nvme: none of"),
+    ("fault=local@10.0.0.1", "option fault=local@10.0.0.1: none of"),
+    ("fault=rdma@", "option fault=rdma@: none of"),
+    ("fault=rdma@" + "x" * 100, "the host is longer than"),
+    ("queues=0", "option queues=0: not a number of at least 1"),
+    ("queues=17", "option queues=17: more than 16"),
+    ("depth=0", "option depth=0: not a number"),
+    ("depth=2000", "option depth=2000: more than 1024"),
+    ("peer_timeout=0", "option peer_timeout=0: not a number"),
+    ("peer_timeout=601", "option peer_timeout=601: more than 600"),
+    ("fault=rdma", "-o fault=rdma: "),
+    ("fault=rdma@127.0.0.1", "-o fault=rdma: "),
+    ("fault=rdma@no-such-host.invalid:1", "-o fault=rdma: "),
+])
+def test_bad_options(workdir, options, message):
+    data, mnt = os.path.join(workdir, "d"), os.path.join(workdir, "m")
+    os.mkdir(data)
+    os.mkdir(mnt)
+    done = subprocess.run([os.path.join(conftest.BIN, "mount.gaiafs"), data, mnt, "-o", options], capture_output=True, text=True,
+                          timeout=30)
+    assert done.returncode == 1 and message in done.stderr, done
+    assert not os.path.ismount(mnt)
+    print(done.stderr)
