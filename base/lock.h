@@ -40,6 +40,7 @@ enum lock_flags {
     X(FILE, "cache_file.lock", 0)                           \
     X(DEVICES, "cache.devices_lock", 0)                     \
     X(SHARD, "inode_shard.lock", 0)                         \
+    X(CLAIM, "claim.lock", LOCK_LEAF)                       \
     X(DEVICE, "cache_device.lock", LOCK_LEAF)               \
     X(DURABLE, "durable.lock", LOCK_LEAF)                   \
     X(TWINS, "frame_pool.lock", LOCK_LEAF)                  \

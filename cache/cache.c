@@ -25,6 +25,7 @@
  *         LOCK_DEVICES the table of devices
  *         LOCK_SHARD   a part of the table of inodes, and of their open descriptors
  *         leaves, inside which nothing is taken:
+ *         LOCK_CLAIM   which mount has the file on its devices
  *         LOCK_DEVICE  the order of eviction, and what is charged
  *         LOCK_DURABLE what of a file is on its way to storage, and what was lost
  *         LOCK_TWINS, LOCK_STAGES      host frames

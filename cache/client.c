@@ -253,11 +253,14 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
                               .references = 1};
     int frames_fd = -1, state_fd = -1;
     file_use(request->file);
-    int error = open_replica(request, map);
+    int error = claim_take(request->file);
+    if (error)
+        goto out_unuse;
+    error = open_replica(request, map);
     if (!error)
         error = share(map, &frames_fd, &state_fd);
     if (error)
-        goto out_unuse;
+        goto out_claim;
     map->resident |= map->replica->scans; /* no touch would bring a page */
     map->replica->frames->clients++;
     readahead_init(&map->readahead, map->replica->file->cache->config.unit_pages);
@@ -286,6 +289,8 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     if (frames_fd >= 0)
         close(frames_fd);
     close(state_fd);
+out_claim:
+    claim_put(request->file);
 out_unuse:
     file_unuse(request->file);
     free(map);
@@ -398,7 +403,11 @@ int cache_map_close(struct cache_client *client, uint32_t id)
     pthread_mutex_unlock(&client->lock);
     if (!map)
         return -ENOENT;
+    struct cache_file *file = map->replica->file;
+    file_use(file);
     cache_map_put(map);
+    claim_put(file);
+    file_unuse(file);
     return 0;
 }
 

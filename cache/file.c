@@ -56,6 +56,7 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
     heal_window_init(&file->window);
     reads_init(&file->reads);
     SLIST_INIT(&file->replicas);
+    claim_init(&file->claim);
     lock_init(&file->lock, LOCK_FILE);
     pthread_cond_init(&file->changed, NULL);
     pthread_mutex_lock(&cache->lock);
@@ -102,6 +103,7 @@ void cache_file_close(struct cache_file *file)
     close(file->fd);
     pthread_cond_destroy(&file->changed);
     pthread_mutex_destroy(&file->lock);
+    claim_destroy(&file->claim);
     free(file);
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/lock.h"
 #include "cache/cache.h"
+#include "cache/claim.h"
 #include "cache/heal.h"
 #include "cache/index.h"
 #include "cache/reads.h"
@@ -25,6 +26,7 @@ struct cache_file {
     struct gaia_io_file *io;
     struct durable *durable;     /* the host's */
     LIST_ENTRY(cache_file) link; /* cache->files, under cache->lock */
+    struct claim claim;
 
     pthread_mutex_t
         lock; /* guards all below, and the home copy: whoever changes bytes of the backing file holds it */

@@ -96,12 +96,12 @@ static int check_not_on_gaiafs(const struct fs *fs, int fd)
 
 /* umount(8) comes back before the daemon of the mount has ended, and whoever mounts again at once meets it:
  * so some seconds are waited. */
-static int lock_directory(int fd)
+static int lock_directory(int fd, bool shared)
 {
     const struct timespec pause = {.tv_nsec = 10000000};
     int left = 500;
 
-    while (flock(fd, LOCK_EX | LOCK_NB)) {
+    while (flock(fd, (shared ? LOCK_SH : LOCK_EX) | LOCK_NB)) {
         if (errno != EWOULDBLOCK || left-- == 0)
             return -errno;
         nanosleep(&pause, NULL);
@@ -138,10 +138,12 @@ static int open_root(struct fs *fs, int *lock_out)
         close(lock);
         return rc;
     }
-    rc = lock_directory(lock);
+    rc = lock_directory(lock, fs->options.cache.shared);
     if (rc < 0) {
         if (rc == -EWOULDBLOCK)
-            fs_log(LOG_ERR, "data directory %s is already mounted by another gaiafs", fs->data_path);
+            fs_log(LOG_ERR, "data directory %s is already mounted by another gaiafs%s", fs->data_path,
+                   fs->options.cache.shared ? ", without -o shared"
+                                            : " (several take -o shared, all of them)");
         else
             fs_log(LOG_ERR, "locking data directory %s: %s", fs->data_path, strerror(-rc));
         close(lock);

@@ -48,6 +48,7 @@ enum key {
     KEY_REMOUNT,
     KEY_LOG,
     KEY_PASSTHROUGH,
+    KEY_SHARED,
     KEY_PASS_ON,
     KEY_IGNORE,
 };
@@ -84,6 +85,7 @@ static const struct fuse_opt templates[] = {
     OPTION("subtype=", KEY_SUBTYPE),
     OPTION("log=", KEY_LOG),
     OPTION("passthrough=", KEY_PASSTHROUGH),
+    OPTION("shared", KEY_SHARED),
     /* what mount(8) says to a helper */
     OPTION("-s", KEY_IGNORE),
     OPTION("-n", KEY_IGNORE),
@@ -427,6 +429,9 @@ static int parse_one(void *data, const char *text, int key, struct fuse_args *ar
         return 0;
     case KEY_PASSTHROUGH:
         return parse_choice(text, "off", "on", &options->passthrough);
+    case KEY_SHARED:
+        options->cache.shared = true;
+        return 0;
     case KEY_PASS_ON:
         return fuse_opt_add_opt(&options->mount_options, text);
     case KEY_IGNORE:
@@ -586,6 +591,9 @@ void options_print_help(void)
         "    queues=N,depth=N          of those reads: queues, and reads under way on each (default: as the "
         "device needs)\n"
         "    peer_timeout=SECONDS      when an unanswered read has failed, 1 to 600 (default 5)\n"
+        "    shared                    other mounts may have DATADIR, too, here or on other machines: each "
+        "file is on\n"
+        "                              the devices of one of them at a time\n"
         "    timeout=SECONDS           how long the kernel may keep names and attributes (default 1)\n"
         "    inodes=N                  how many files may be known at a time (default: as memory allows)\n"
         "    remember=N                how many forgotten ones file handles (NFS) still lead to (default "

@@ -132,7 +132,8 @@ void gaia_device_close(struct gaia_device *device);
  * prot, flags or offset), ENODEV (not a regular file of a gaiafs mount, or the mount has no such device),
  * EOVERFLOW (offset + length), EPERM (the kernel refuses userfaultfd to this process, and the device needs
  * it), ENOMEM (no room for the mapping, or GAIA_RESIDENT and the range is
- * larger than the device), EMFILE, EIO
+ * larger than the device), EMFILE, EBUSY (the mount is one of several of its data directory, -o shared, and
+ * another has the file mapped), ENOLCK (so as well, and the directory's filesystem can't lock), EIO
  */
 void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset);
 

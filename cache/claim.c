@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/claim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+
+#include "cache/drop.h"
+
+#define CLAIM_BYTE (INT64_MAX - 1) /* no file is so long, and no program locks it */
+
+void claim_init(struct claim *claim)
+{
+    *claim = (struct claim){.state = CLAIM_NONE};
+    lock_init(&claim->lock, LOCK_CLAIM);
+    pthread_cond_init(&claim->moved, NULL);
+}
+
+void claim_destroy(struct claim *claim)
+{
+    pthread_cond_destroy(&claim->moved);
+    pthread_mutex_destroy(&claim->lock);
+}
+
+/* type: F_WRLCK, F_RDLCK, F_UNLCK. A daemon that may not write the file shares it with others that may not:
+ * none of them changes a byte. */
+static int lock_backing(const struct cache_file *file, short type)
+{
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = CLAIM_BYTE, .l_len = 1};
+    int rc;
+
+    do
+        rc = fcntl(file->fd, F_OFD_SETLK, &lock);
+    while (rc && errno == EINTR);
+    return !rc ? 0 : errno == EAGAIN || errno == EACCES ? -EBUSY : -errno;
+}
+
+static void move(struct claim *claim, enum claim_state state)
+{
+    pthread_mutex_lock(&claim->lock);
+    claim->state = state;
+    pthread_cond_broadcast(&claim->moved);
+    pthread_mutex_unlock(&claim->lock);
+}
+
+int claim_take(struct cache_file *file)
+{
+    struct claim *claim = &file->claim;
+    int error = 0;
+
+    if (!file->cache->config.shared)
+        return 0;
+    pthread_mutex_lock(&claim->lock);
+    while (claim->state == CLAIM_MOVING)
+        pthread_cond_wait(&claim->moved, &claim->lock);
+    bool first = claim->state == CLAIM_NONE;
+    if (first)
+        claim->state = CLAIM_MOVING; /* the lock is not held over a call that a server answers */
+    else
+        claim->maps++;
+    pthread_mutex_unlock(&claim->lock);
+    if (!first)
+        return 0;
+    error = lock_backing(file, file->writable ? F_WRLCK : F_RDLCK);
+    pthread_mutex_lock(&claim->lock);
+    claim->maps += !error;
+    claim->state = error ? CLAIM_NONE : CLAIM_HELD;
+    pthread_cond_broadcast(&claim->moved);
+    pthread_mutex_unlock(&claim->lock);
+    return error;
+}
+
+struct copies {
+    struct replica *replica;
+    struct copy_pages *list;
+    size_t count, room;
+};
+
+/* The file's lock is held. */
+static void add_copy(struct leaf *leaf, void *context)
+{
+    struct copies *copies = context;
+    struct leaf_copy *copy = leaf_find_copy(leaf, copies->replica);
+
+    if (copy && copies->count < copies->room)
+        copies->list[copies->count++] = (struct copy_pages){.leaf = leaf->number, .pages = ~UINT64_C(0)};
+}
+
+static int by_leaf(const void *a, const void *b)
+{
+    uint64_t x = ((const struct copy_pages *)a)->leaf, y = ((const struct copy_pages *)b)->leaf;
+
+    return x < y ? -1 : x > y;
+}
+
+/* Everything of one replica into the data directory, and off the device. */
+static int empty(struct replica *replica)
+{
+    struct cache_file *file = replica->file;
+    struct copies copies = {.replica = replica};
+    int error = 0;
+
+    pthread_mutex_lock(&file->lock);
+    copies.room = file->index.leaves;
+    copies.list = calloc(copies.room + 1, sizeof *copies.list);
+    if (copies.list)
+        index_each(&file->index, add_copy, &copies);
+    pthread_mutex_unlock(&file->lock);
+    if (!copies.list)
+        return -ENOMEM;
+    qsort(copies.list, copies.count, sizeof *copies.list, by_leaf); /* as drop_pages() wants them */
+    for (size_t i = 0; i < copies.count; i += BATCH_MAX) {
+        size_t n = copies.count - i < BATCH_MAX ? copies.count - i : BATCH_MAX;
+        uint64_t dropped;
+        int one = drop_pages(replica, copies.list + i, n, DROP_ADVISED, &dropped);
+        error = error ? error : one;
+    }
+    free(copies.list);
+    return error;
+}
+
+/* Replicas are only ever added, and not while the claim is moving. */
+static int empty_all(struct cache_file *file)
+{
+    struct replica *replica;
+    int error = 0;
+
+    pthread_mutex_lock(&file->lock);
+    replica = SLIST_FIRST(&file->replicas);
+    pthread_mutex_unlock(&file->lock);
+    for (; replica; replica = SLIST_NEXT(replica, link)) {
+        int one = empty(replica);
+        error = error ? error : one;
+    }
+    return error;
+}
+
+void claim_put(struct cache_file *file)
+{
+    struct claim *claim = &file->claim;
+
+    if (!file->cache->config.shared)
+        return;
+    pthread_mutex_lock(&claim->lock);
+    bool last = --claim->maps == 0;
+    if (last)
+        claim->state = CLAIM_MOVING;
+    pthread_mutex_unlock(&claim->lock);
+    if (!last)
+        return;
+    int error = empty_all(file);
+    if (!error)
+        error = lock_backing(file, F_UNLCK);
+    move(claim, error ? CLAIM_HELD : CLAIM_NONE);
+}

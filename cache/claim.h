@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Claims: of several mounts of one data directory (-o shared), on one machine or on several, one at a time
+ * has a file on its devices. Its claim is a lock of the backing file, on a byte that no file has, kept from
+ * the first map until the last has gone: then what the devices hold is brought to the data directory, and
+ * dropped. Who dies lets go of its locks.
+ *
+ * It is an open file description's lock (Linux 3.15), so that it is of this daemon whatever other descriptors
+ * of the file are closed; between machines it is worth what the locks of the data directory's filesystem are
+ * (NFS from version 4 on, CephFS, Lustre with -o flock). */
+#ifndef GAIAFS_CACHE_CLAIM_H
+#define GAIAFS_CACHE_CLAIM_H
+
+#include <stdbool.h>
+
+#include "base/lock.h"
+
+struct cache_file;
+
+enum claim_state {
+    CLAIM_NONE,
+    CLAIM_HELD,
+    CLAIM_MOVING, /* somebody takes it, or lets go of it */
+};
+
+struct claim {
+    pthread_mutex_t lock; /* guards what follows; a leaf */
+    pthread_cond_t moved;
+    enum claim_state state;
+    unsigned maps; /* that want it */
+};
+
+void claim_init(struct claim *claim);
+void claim_destroy(struct claim *claim);
+
+/* A map more. Waits while another is letting go. 0; or -EBUSY (another mount has it), or why the filesystem
+ * does not lock (-ENOLCK, -EOPNOTSUPP, -EIO ...): then there is none. No lock is held. Nothing in a mount
+ * that is not shared. */
+int claim_take(struct cache_file *file);
+
+/* A map less; it is detached. After the last one everything of the file leaves the devices, and other mounts
+ * may claim it, unless released bytes can't be collected (no space, EIO): then it stays claimed until a later
+ * last map, or the end of the mount. No lock is held; the file is in use (file_use()). */
+void claim_put(struct cache_file *file);
+
+#endif

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several mounts of one data directory (-o shared): each file on the devices of one of them at a time, and nothing that was
+released is lost when it goes from one to the other."""
+import errno
+import fcntl
+import os
+import signal
+import struct
+import subprocess
+import threading
+import time
+
+import pytest
+
+import conftest
+import gaia
+from files import Opened, pattern
+from helpers import (MIB, PAGE, agents, devices, make_random, read_file, statistics, wait_until,  # noqa: F401
+                     write_file)
+from test_disks import fill, small_ext4  # noqa: F401
+
+CLAIM_BYTE = (1 << 63) - 2
+
+
+@pytest.fixture
+def two(mount, workdir):
+    """Two mounts of one directory."""
+    data = os.path.join(workdir, "shared")
+    os.mkdir(data)
+    return [mount("shared,timeout=0", data=data) for _ in range(2)]
+
+
+def path_in(m, name="f"):
+    return os.path.join(m.mnt, name)
+
+
+def let_go(opened):
+    opened.map.unmap()
+    os.close(opened.fd)
+
+
+def error_of_map(device, m, name="f", prot=gaia.PROT_READ | gaia.PROT_WRITE):
+    try:
+        opened = Opened(device, path_in(m, name), prot=prot)
+    except OSError as error:
+        return error.errno
+    let_go(opened)
+    return 0
+
+
+def claimed(path):
+    """Whether somebody holds the claim: what fcntl(F_OFD_GETLK) says of it."""
+    with open(path, "rb") as file:
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, CLAIM_BYTE, 1, 0)
+        return struct.unpack("hhqqi4x", fcntl.fcntl(file, 36, lock))[0] != fcntl.F_UNLCK  # F_OFD_GETLK
+
+
+# --- who may mount -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("first, second, message", [
+    ("shared", "", "is already mounted by another gaiafs (several take -o shared, all of them)"),
+    ("", "shared", "is already mounted by another gaiafs, without -o shared")])
+def test_all_or_nobody(mount, workdir, first, second, message):
+    m = mount(first)
+    other = os.path.join(workdir, "other")
+    os.mkdir(other)
+    done = subprocess.run([os.path.join(conftest.BIN, "mount.gaiafs"), m.data, other, *(["-o", second] if second else [])],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and message in done.stderr
+    assert not os.path.ismount(other)
+
+
+def test_one_mount_alone_asks_nobody(mount, devices):
+    m = mount("timeout=0")
+    write_file(path_in(m), pattern(PAGE))
+    opened = Opened(devices(), path_in(m))
+    assert not claimed(os.path.join(m.data, "f"))
+    let_go(opened)
+
+
+# --- one at a time -----------------------------------------------------------------------------------------------------
+
+def test_a_file_goes_from_one_to_the_other(two, devices):
+    a, b = two
+    one, other = devices(), devices()
+    below = os.path.join(a.data, "f")
+    write_file(path_in(a), pattern(20 * PAGE))
+    assert not claimed(below)
+    opened = Opened(one, path_in(a))
+    second = Opened(one, path_in(a), prot=gaia.PROT_READ)
+    assert claimed(below) and error_of_map(other, b) == errno.EBUSY
+    assert error_of_map(other, b, prot=gaia.PROT_READ) == errno.EBUSY
+    opened.map[100] = 1
+    opened.map.release()
+    opened.map[5 * PAGE] = 2  # not released
+    let_go(opened)
+    assert error_of_map(other, b) == errno.EBUSY  # the second map is there yet
+    let_go(second)
+    assert not claimed(below)
+    assert statistics(a.mnt)["devices"][0]["resident_bytes"] == 0
+    taken = Opened(other, path_in(b))
+    assert (taken.map[100], taken.map[5 * PAGE]) == (1, 2)
+    assert error_of_map(one, a) == errno.EBUSY
+    assert error_of_map(one, a, "f") == errno.EBUSY
+    taken.map[101] = 3
+    let_go(taken)
+    assert read_file(path_in(a))[100:102] == b"\1\3" and read_file(below)[100:102] == b"\1\3"
+
+
+def test_other_files_are_not_concerned(two, devices):
+    a, b = two
+    for name in "fg":
+        write_file(path_in(a, name), pattern(PAGE))
+    opened, other = Opened(devices(), path_in(a)), Opened(devices(), path_in(b, "g"))
+    opened.map[0], other.map[0] = 7, 8
+    let_go(opened)
+    let_go(other)
+    assert read_file(path_in(b))[0] == 7 and read_file(path_in(a, "g"))[0] == 8
+
+
+def test_a_file_that_changed_size_meanwhile(two, devices):
+    """Grown and cut by the other mount's devices and CPUs: what this one knew of it before is forgotten."""
+    a, b = two
+    one, other = devices(), devices()
+    write_file(path_in(a), pattern(3 * PAGE))
+    for round_, size in enumerate((10 * PAGE + 5, PAGE + 17, 40 * PAGE, 1)):
+        this, that = (a, b) if round_ % 2 else (b, a)
+        opened = Opened(one, path_in(this))
+        opened.map[0] = round_ + 1
+        let_go(opened)
+        os.truncate(path_in(that), size)
+        assert os.stat(path_in(that)).st_size == size
+        opened = Opened(other, path_in(that))
+        assert opened.map[0] == round_ + 1
+        opened.map[size - 1] = round_ + 100
+        let_go(opened)
+        assert os.stat(path_in(this)).st_size == size
+        content = read_file(path_in(this))
+        assert len(content) == size and content[-1] == round_ + 100
+        opened = Opened(one, path_in(this))
+        assert opened.map[size - 1] == round_ + 100
+        let_go(opened)
+
+
+@pytest.mark.parametrize("who", ["client", "daemon"])
+def test_the_dead_let_go(two, agents, devices, who):
+    a, b = two
+    write_file(path_in(a), pattern(4 * PAGE))
+    client = agents()
+    client.do("dev = gaia.Device()\nfd = os.open(path, os.O_RDWR)\nmap = dev.mmap(fd, 4 * PAGE)\nmap[10] = 77\nmap.release()",
+              path=path_in(a))
+    device = devices()
+    assert error_of_map(device, b) == errno.EBUSY
+    if who == "client":
+        client.kill()
+    else:
+        assert read_file(path_in(a))[10] == 77  # collected: the promise of the table
+        a.expected_exit = None
+        os.kill(a.pid, signal.SIGKILL)
+        a.proc.wait()
+    wait_until(lambda: not claimed(os.path.join(b.data, "f")), 20, "the claim is gone")
+    opened = Opened(device, path_in(b))
+    assert opened.map[10] == 77
+    let_go(opened)
+
+
+def test_nothing_is_let_go_that_cannot_be_collected(mount, small_ext4, devices):  # noqa: F811
+    """It stays claimed, and goes when there is room again."""
+    a, b = (mount("shared,timeout=0", data=small_ext4) for _ in range(2))
+    write_file(path_in(a), b"")
+    os.truncate(path_in(a), MIB)  # a hole
+    one, other = devices(), devices()
+    opened = Opened(one, path_in(a))
+    content = pattern(MIB)
+    opened.map[:] = content
+    ballast = fill(small_ext4)
+    let_go(opened)
+    assert claimed(os.path.join(small_ext4, "f"))
+    assert error_of_map(other, b) == errno.EBUSY
+    os.unlink(ballast)
+    os.sync()
+    let_go(Opened(one, path_in(a)))
+    assert not claimed(os.path.join(small_ext4, "f"))
+    opened = Opened(other, path_in(b))
+    assert opened.map[:] == content
+    let_go(opened)
+
+
+def test_random_turns(two, devices):
+    """Two programs, one on each mount, that map, store, release, write() and let go, and wait for each other by the EBUSY:
+    each adds to counters of the file, so that a lost store is a sum that is too small."""
+    counters, rounds = 64, 60
+    write_file(path_in(two[0]), bytes(counters * PAGE))
+    rng = make_random()
+    seeds = [rng.getrandbits(32) for _ in two]
+    total, problems = [0, 0], []
+
+    def work(number):
+        m, device = two[number], devices()
+        mine = make_random(seeds[number])
+        for _ in range(rounds):
+            while True:
+                try:
+                    opened = Opened(device, path_in(m))
+                    break
+                except OSError as error:
+                    assert error.errno == errno.EBUSY
+                    time.sleep(0.001)
+            for _ in range(mine.randrange(1, 20)):
+                at = mine.randrange(counters) * PAGE + mine.randrange(16) * 8
+                value = struct.unpack("<Q", opened.map[at:at + 8])[0]
+                opened.map[at:at + 8] = struct.pack("<Q", value + 1)
+                total[number] += 1
+                if mine.random() < 0.2:
+                    opened.map.release()
+                if mine.random() < 0.1:
+                    opened.map.release()
+                    assert struct.unpack("<Q", os.pread(opened.fd, 8, at))[0] == value + 1
+            let_go(opened)
+
+    def guarded(number):
+        try:
+            work(number)
+        except BaseException as problem:  # noqa: BLE001
+            problems.append(repr(problem))
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    for m in two:
+        content = read_file(path_in(m))
+        found = sum(struct.unpack_from("<Q", content, page * PAGE + word * 8)[0] for page in range(counters) for word in range(16))
+        assert found == sum(total)
+    print(f"{total} additions")
