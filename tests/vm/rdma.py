@@ -10,7 +10,8 @@ machine can be had.
 --bench: reads of 64 KiB and 4 KiB through the batch reader (io/pull.h) against ib_read_bw of the same size with as many
 outstanding, and one at a time against ib_read_lat, in the same boot, in turns; medians of five turns (what
 other programs do on the machine shows: so the ratio of the best of either is there, too). Prints a table and writes
-build/bench-rdma.json (--save: tests/bench/results). Ends with 1 when something fails, never because something is slow.
+build/bench-rdma.json (--save: tests/bench/results). Then faults of soft:0 on a mount with -o fault=rdma (tool_stream.c), against the
+same programs over the same device's way to itself. Ends with 1 when something fails, never because something is slow.
 """
 import argparse
 import datetime
@@ -42,6 +43,9 @@ TURNS = 5
 # name, bytes, reads of a turn, outstanding, perftest's program
 ROWS = (("64 KiB", 65536, 400, 32, "ib_read_bw"), ("4 KiB", 4096, 2500, 64, "ib_read_bw"),
         ("one read of 64 KiB", 65536, 100, 1, "ib_read_lat"), ("one read of 4 KiB", 4096, 1000, 1, "ib_read_lat"))
+# Faults: name, unit, bytes of the file, threads that touch, perftest's program, its reads. The first rows of GOALS are theirs, too.
+FAULTS = (("64 KiB", 65536, 16 << 20, 8, "ib_read_bw", 400), ("4 KiB", 4096, 4 << 20, 16, "ib_read_bw", 2500),
+          ("one read of 64 KiB", 65536, 4 << 20, 1, "ib_read_lat", 100), ("one read of 4 KiB", 4096, 1 << 20, 1, "ib_read_lat", 1000))
 GOALS = {"64 KiB": ("at least 0.8", lambda ratio: ratio >= 0.8), "4 KiB": ("at least 0.7", lambda ratio: ratio >= 0.7),
          "one read of 64 KiB": ("at most 2", lambda ratio: ratio <= 2),
          "one read of 4 KiB": ("at most 2", lambda ratio: ratio <= 2)}
@@ -186,6 +190,23 @@ def bench_script(spin_us):
     return "\n".join(lines)
 
 
+def faults_script():
+    """In each turn theirs, ours, ours, theirs, as above."""
+    lines = [network(), "mkdir /tmp/data /tmp/mnt"]
+    for _ in range(TURNS):
+        for number, (_, unit, size, threads, program, count) in enumerate(FAULTS):
+            deep = f"-t {threads}" if program == "ib_read_bw" else ""
+            peer = f"{program} -F -x 1 -s {unit} -n {count} {deep} -d rxe0"
+            theirs = [f"{peer} >/tmp/peer 2>&1 &", "sleep 1",
+                      f"echo perftest {number}: $({peer} {HERE} 2>&1 | grep '^ {unit} ')", "wait"]
+            ours = [f"mount.gaiafs /tmp/data /tmp/mnt -o fault=rdma@{HERE},unit={unit >> 10}K,device_cache=32M"]
+            for _ in range(2):
+                ours.append(f"echo pull {number}: $(tool_stream /tmp/mnt {size} {unit} {threads})")
+            ours += ["gaiactl stat /tmp/mnt | grep faults:", "umount /tmp/mnt"]
+            lines += theirs + ours + theirs
+    return "\n".join(lines)
+
+
 def measure(lines):
     """{row number: (ours, perftest's)} of lists, a number for each turn: bytes a second, or microseconds of the median."""
     found = {number: ([], []) for number in range(len(ROWS))}
@@ -205,29 +226,45 @@ def measure(lines):
             for number, both in found.items()}
 
 
-def run_bench(args):
-    programs, files = programs_and_files()
-    programs.update(perftest())
-    programs["/bin/tool_pull"] = built("tests", "vm", "tool_pull")
-    lines = boot(bench_script(args.spin), programs, files, BENCH_LIMIT_S)
+def judge(lines, table, what):
+    """The rows of a table, from what the machine printed; printed. None: a turn is missing."""
     found, rows = measure(lines), []
-    for number, (name, size, count, outstanding, program) in enumerate(ROWS):
+    for number, (name, *_) in enumerate(table):
+        outstanding, program = table[number][3], table[number][4]
         ours, theirs = found[number]
         if len(ours) != TURNS or len(theirs) != TURNS:
             print("\n".join(lines))
-            print(f"{name}: {len(ours)} and {len(theirs)} of {TURNS} turns")
-            return 1
+            print(f"{what}, {name}: {len(ours)} and {len(theirs)} of {TURNS} turns")
+            return None
         mine, base = statistics.median(ours), statistics.median(theirs)
         unit, scale = ("us", 1) if program == "ib_read_lat" else ("MB/s", 1e6)
         goal, met = GOALS[name]
         best = min(ours) / min(theirs) if program == "ib_read_lat" else max(ours) / max(theirs)
-        rows.append({"measured": f"RDMA (Soft-RoCE in qemu), {name}, {outstanding} outstanding",
+        rows.append({"measured": f"RDMA (Soft-RoCE in qemu), {what}, {name}, {outstanding} outstanding",
                      "value": f"{mine / scale:.1f} {unit}", "baseline": f"{program} {base / scale:.1f} {unit}",
                      "ratio": round(mine / base, 2), "ratio_of_the_best": round(best, 2), "goal": goal, "met": met(mine / base),
-                     "ours": ours, "perftest": theirs, "reads_of_a_turn": count})
-        print(f"{name:20} {rows[-1]['value']:>12}  {rows[-1]['baseline']:>24}  ratio {rows[-1]['ratio']:5.2f} ({goal}), of the best "
-              f"{best:.2f}  "
+                     "ours": ours, "perftest": theirs})
+        print(f"{what}, {name:20} {rows[-1]['value']:>12}  {rows[-1]['baseline']:>24}  ratio {rows[-1]['ratio']:5.2f} ({goal}), "
+              f"of the best {best:.2f}  "
               f"ours {min(ours) / scale:.1f} to {max(ours) / scale:.1f}, theirs {min(theirs) / scale:.1f} to {max(theirs) / scale:.1f}")
+    return rows
+
+
+def run_bench(args):
+    programs, files = programs_and_files()
+    programs.update(perftest())
+    programs["/bin/tool_pull"] = built("tests", "vm", "tool_pull")
+    programs["/bin/tool_stream"] = built("tests", "vm", "tool_stream")
+    tree, more = image.tree()
+    programs.update(tree)
+    files.update(more)
+    rows = []
+    for what, table, script in (("reads", ROWS, bench_script(args.spin)), ("faults", FAULTS, faults_script())):
+        if args.only in (None, what):
+            judged = judge(boot(script, programs, files, BENCH_LIMIT_S), table, what)
+            if judged is None:
+                return 1
+            rows += judged
     here = bench.describe(image.FOLDER)
     here["guest"] = f"{image.kernel_package()}, qemu tcg, 2 processors, two rxe devices and a veth pair of MTU 4500"
     name = "build/bench-rdma.json"
@@ -245,6 +282,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", action="store_true")
     parser.add_argument("--save", action="store_true", help="keep the results in tests/bench/results")
+    parser.add_argument("--only", choices=("reads", "faults"), help="a half of the rows")
     parser.add_argument("--spin", type=int, default=0, help="microseconds for which a poll looks before it sleeps")
     args = parser.parse_args()
     passed, failed, skipped = 0, 0, 0
