@@ -56,8 +56,8 @@ struct pair_options {
     uint32_t wqes_count = 0; /* 0: depth */
     uint32_t batch = 0;      /* 0: depth */
     uint32_t first = 0;      /* ticket */
-    uint64_t wait_ns = 60000 * MS;
-    uint64_t answer_ns = 60000 * MS;
+    uint64_t wait_ns = 30000 * MS;
+    uint64_t answer_ns = 30000 * MS;
 };
 
 /* A queue pair, with its memory. */

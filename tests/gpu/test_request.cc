@@ -4,7 +4,9 @@
 #include "tests/gpu/reader.h"
 
 #include <csetjmp>
+#include <csignal>
 #include <cstdarg>
+#include <sys/mman.h>
 #include <unistd.h>
 
 extern "C" {
@@ -50,6 +52,71 @@ static void requests_are_what_mlx5dv_makes_of_them(void **)
         assert_memory_equal(&p.doorbell, wanted, 8);
         assert_int_equal(be32toh(p.record[MLX5_SND_DBR]), (ticket + 1) & 0xffff);
         assert_int_equal(p.record[MLX5_RCV_DBR], 0);
+    }
+}
+
+/* What there was when the doorbell was rung: its page can't be written to then. */
+static struct {
+    void *page;
+    const pair *rung;
+    uint32_t record;
+    uint8_t wqe[64];
+    unsigned count;
+} moment;
+
+static void at_the_doorbell(int, siginfo_t *info, void *)
+{
+    if (info->si_addr != moment.page || moment.count)
+        abort();
+    moment.record = be32toh(moment.rung->record[MLX5_SND_DBR]);
+    memcpy(moment.wqe, moment.rung->queue.wqes, 64);
+    moment.count++;
+    if (mprotect(moment.page, 4096, PROT_READ | PROT_WRITE))
+        abort();
+}
+
+static void the_doorbell_comes_last(void **)
+{
+    machine m(seed);
+    pair p({}, 0x123456, seed);
+    struct gaia_request r = m.request(0, 0, 4096, 77);
+    struct sigaction action = {}, before;
+    uint32_t ticket = 1;
+
+    moment.page = mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(moment.page != MAP_FAILED);
+    moment.rung = &p;
+    p.queue.doorbell = (uint64_t *)moment.page;
+    action.sa_sigaction = at_the_doorbell;
+    action.sa_flags = SA_SIGINFO;
+    assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);
+    assert_int_equal(gaia_request_reserve(&p.queue, 1, 0, &ticket), 0);
+    gaia_request_fill(&p.queue, ticket, &r);
+    assert_int_equal(gaia_request_announce(&p.queue, ticket, ticket + 1, UINT64_MAX), 0);
+    assert_int_equal(sigaction(SIGSEGV, &before, nullptr), 0);
+    assert_int_equal(moment.count, 1);
+    assert_int_equal(moment.record, 1);
+    assert_memory_equal(moment.wqe, p.queue.wqes, 64);
+    assert_memory_equal(moment.wqe, moment.page, 8);
+    assert_int_equal(munmap(moment.page, 4096), 0);
+}
+
+/* Who sees its completion late moves nothing; tickets wrap. */
+static void what_is_done_stays_done(void **)
+{
+    static const uint32_t cases[][3] = {
+        {10, 5, 10},       {10, 10, 10}, {10, 11, 11}, {UINT32_MAX - 5, 5, 5}, {5, UINT32_MAX - 5, 5},
+        {UINT32_MAX, 0, 0}};
+
+    for (const auto &one : cases) {
+        pair_options options;
+
+        options.first = one[0];
+
+        pair p(options, 1, seed);
+
+        gaia_request_finish(&p.queue, one[1]);
+        assert_int_equal(p.control.done, one[2]);
     }
 }
 
@@ -231,6 +298,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(requests_are_what_mlx5dv_makes_of_them),
+        cmocka_unit_test(the_doorbell_comes_last),
+        cmocka_unit_test(what_is_done_stays_done),
         cmocka_unit_test(several_queues),
         cmocka_unit_test(small_queues_wrap_all_the_time),
         cmocka_unit_test(numbers_wrap),

@@ -77,7 +77,7 @@ static void a_request_that_fails(void **)
         auto start = std::chrono::steady_clock::now();
         ends total = play_until(p, m, 8);
 
-        assert_true(seconds_since(start) < 30); /* nobody has waited for a time-out */
+        assert_true(seconds_since(start) < 20); /* nobody has waited for a time-out */
         assert_int_equal(p.failed, 1);
         assert_true(p.control.error == ((uint64_t)victim << 32 | GAIA_REQUEST_FAILED | 0x8800 | p.syndrome));
         assert_int_equal(p.control.is_silent, 0);
@@ -165,7 +165,7 @@ static void waiting_for_a_slot_when_it_fails(void **)
     p.is_paused = false;
     for (std::thread &thread : threads)
         thread.join();
-    assert_true(seconds_since(start) < 30); /* wait_ns is a minute */
+    assert_true(seconds_since(start) < 20); /* wait_ns is more */
     /* Two went well, and made room for at most two more, which were flushed. */
     assert_int_equal(failed, 8);
     assert_int_equal(p.control.done, 2);
@@ -318,7 +318,7 @@ static void completions_that_make_no_sense(void **)
         auto start = std::chrono::steady_clock::now();
         assert_int_equal(m.read(p, 0, 0), GAIA_REQUEST_E_SILENT);
         assert_int_equal(m.read(p, 0, 0), GAIA_REQUEST_E_IO);
-        assert_true(seconds_since(start) < 30);
+        assert_true(seconds_since(start) < 20);
         assert_int_equal(p.control.error >> 32, 20);
         assert_true(p.control.error & GAIA_REQUEST_NONSENSE);
         m.device.stop();
