@@ -46,6 +46,10 @@ static struct {
     bool puts_elsewhere, says_other_size, is_without_doorbell, has_wide_entries;
 } nic;
 
+/* Where the queues go. */
+static unsigned char *memory;
+static size_t memory_size;
+
 static bool fails(int error)
 {
     if (++nic.calls != nic.fail_at)
@@ -110,10 +114,16 @@ static int dealloc_pd(struct ibv_pd *pd)
 static void *allocate(size_t size, size_t alignment, uint64_t kind)
 {
     static unsigned char elsewhere[1 << 20] __attribute__((aligned(4096)));
+    unsigned char *given;
 
     if (nic.puts_elsewhere && kind == MLX5DV_RES_TYPE_QP)
         return elsewhere;
-    return nic.allocators.alloc(&nic.parent, nic.allocators.pd_context, size, alignment, kind);
+    given = nic.allocators.alloc(&nic.parent, nic.allocators.pd_context, size, alignment, kind);
+    if (given) {
+        assert_true(given >= memory && given + size <= memory + memory_size);
+        assert_int_equal((uintptr_t)given % alignment, 0);
+    }
+    return given;
 }
 
 static struct ibv_cq_ex *create_cq(struct ibv_context *context, struct ibv_cq_init_attr_ex *attributes,
@@ -290,8 +300,6 @@ static void test_probe_here(void **state)
 
 /* ---- queues ---- */
 
-static unsigned char *memory;
-
 static int open_one(uint32_t depth, struct gaia_direct **direct_out)
 {
     size_t size = gaia_direct_size(depth);
@@ -299,6 +307,7 @@ static int open_one(uint32_t depth, struct gaia_direct **direct_out)
 
     options.memory = memory = aligned_alloc(4096, size);
     assert_non_null(memory);
+    memory_size = size;
     return direct_open_with(&calls, &options, direct_out, why);
 }
 
