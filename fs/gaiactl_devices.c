@@ -7,6 +7,7 @@
 
 #include "fs/gaiactl.h"
 #include "gpu/cuda_list.h"
+#include "io/direct.h"
 
 static void print_abilities(json_t *can, bool which)
 {
@@ -50,7 +51,44 @@ static void print_gpu(json_t *gpu)
         printf("          not used: %s\n", not_used);
 }
 
-static int print_text(json_t *gpus, const char *why)
+/* A GPU whose memory a NIC may write to, and the kernel pins. */
+static bool takes_rdma(json_t *gpus)
+{
+    json_t *gpu;
+    size_t i;
+
+    json_array_foreach (gpus, i, gpu)
+        if (json_is_true(json_object_get(json_object_get(gpu, "can"), "gpudirect_rdma")))
+            return true;
+    return false;
+}
+
+/* Whether a GPU of this machine could post reads to a NIC by itself (gpu/request.h): the NIC, or why not. */
+static json_t *find_nic(json_t *gpus)
+{
+    char device[64] = "", why[GAIA_DIRECT_WHY_SIZE] = "";
+
+    if (gaia_direct_probe(device, why))
+        return json_pack("{s:s}", "not_present", why);
+    if (!takes_rdma(gpus))
+        return json_pack("{s:o}", "not_present", json_sprintf("%s, but no GPU with gpudirect_rdma", device));
+    return json_pack("{s:s}", "nic", device);
+}
+
+static void print_reads(json_t *reads)
+{
+    const char *nic = json_string_value(json_object_get(reads, "nic"));
+
+    if (nic)
+        printf(
+            "GPU-initiated reads: %s could serve them (never tried on such hardware; nothing uses it yet)\n",
+            nic);
+    else
+        printf("GPU-initiated reads: not present (%s)\n",
+               json_string_value(json_object_get(reads, "not_present")));
+}
+
+static int print_text(json_t *gpus, const char *why, json_t *reads)
 {
     json_t *gpu;
     size_t i;
@@ -62,10 +100,11 @@ static int print_text(json_t *gpus, const char *why)
         printf("cuda      not used: %s\n", why);
     json_array_foreach (gpus, i, gpu)
         print_gpu(gpu);
+    print_reads(reads);
     return fflush(stdout) ? 1 : 0;
 }
 
-static int print_json(json_t *gpus, const char *why)
+static int print_json(json_t *gpus, const char *why, json_t *reads)
 {
     json_t *root = json_object();
 
@@ -73,6 +112,7 @@ static int print_json(json_t *gpus, const char *why)
         json_object_set(root, "cuda", gpus);
     else
         json_object_set_new(root, "cuda_not_used", json_string(why));
+    json_object_set(root, "gpu_initiated_reads", reads);
     int failed = json_dumpf(root, stdout, JSON_INDENT(1)) || putchar('\n') == EOF || fflush(stdout);
     json_decref(root);
     return failed ? 1 : 0;
@@ -95,7 +135,9 @@ int devices_command(int argc, char **argv)
         return 2;
     }
     json_t *gpus = cuda_list(why);
-    int status = json ? print_json(gpus, why) : print_text(gpus, why);
+    json_t *reads = find_nic(gpus);
+    int status = json ? print_json(gpus, why, reads) : print_text(gpus, why, reads);
+    json_decref(reads);
     json_decref(gpus);
     return status;
 }

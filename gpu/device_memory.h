@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Atomics and ordered accesses of device code, on a GPU and on a CPU. "_gpu" is between threads of one GPU,
- * in its own memory; "_sys" is between a GPU and the host, in pinned host memory, where nothing here is a
- * read-modify-write: PCIe need not carry those. Orders are named as in C11, and mean that. On a GPU this is
- * PTX (6.0, sm_70), since what CUDA's headers offer is not there without its toolkit. */
+ * in its own memory; "_sys" is between a GPU and the host, in pinned host memory, or a NIC, where nothing
+ * here is a read-modify-write: PCIe need not carry those. Orders are named as in C11, and mean that. On a GPU
+ * this is PTX (6.0, sm_70), since what CUDA's headers offer is not there without its toolkit. */
 #ifndef GAIAFS_GPU_DEVICE_MEMORY_H
 #define GAIAFS_GPU_DEVICE_MEMORY_H
 
@@ -47,6 +47,8 @@ GAIA_LOAD(gaia_load_relaxed_gpu64, 64, "l", "relaxed.gpu")
 GAIA_LOAD(gaia_load_acquire_sys64, 64, "l", "acquire.sys")
 GAIA_STORE(gaia_store_relaxed_gpu32, 32, "r", "relaxed.gpu")
 GAIA_STORE(gaia_store_release_gpu32, 32, "r", "release.gpu")
+GAIA_STORE(gaia_store_release_sys32, 32, "r", "release.sys")
+GAIA_STORE(gaia_store_release_sys64, 64, "l", "release.sys")
 GAIA_UPDATE(gaia_add_relaxed_gpu32, 32, "r", "relaxed.gpu.add.u32")
 GAIA_UPDATE(gaia_add_relaxed_gpu64, 64, "l", "relaxed.gpu.add.u64")
 GAIA_UPDATE(gaia_add_acquire_gpu64, 64, "l", "acquire.gpu.add.u64")
@@ -86,6 +88,8 @@ GAIA_LOAD(gaia_load_relaxed_gpu64, 64, __ATOMIC_RELAXED)
 GAIA_LOAD(gaia_load_acquire_sys64, 64, __ATOMIC_ACQUIRE)
 GAIA_STORE(gaia_store_relaxed_gpu32, 32, __ATOMIC_RELAXED)
 GAIA_STORE(gaia_store_release_gpu32, 32, __ATOMIC_RELEASE)
+GAIA_STORE(gaia_store_release_sys32, 32, __ATOMIC_RELEASE)
+GAIA_STORE(gaia_store_release_sys64, 64, __ATOMIC_RELEASE)
 GAIA_UPDATE(gaia_add_relaxed_gpu32, 32, __atomic_fetch_add, __ATOMIC_RELAXED)
 GAIA_UPDATE(gaia_add_relaxed_gpu64, 64, __atomic_fetch_add, __ATOMIC_RELAXED)
 GAIA_UPDATE(gaia_add_acquire_gpu64, 64, __atomic_fetch_add, __ATOMIC_ACQUIRE)

@@ -9,6 +9,7 @@
  * version=N     of the interface (12040)
  * missing=NAME  an entry point that it has not got
  * cannot=N      an attribute that is 0
+ * can=N         an attribute that is 1
  * init=N, count=N, name=N   the error of cuInit, cuDeviceGetCount, cuDeviceGetName
  * control=PATH  a file that is read at each call: "NAME COUNT ERROR"
  *
@@ -170,6 +171,10 @@ static CUresult get_attribute(int *value_out, int attribute, CUdevice device)
     *value_out = 0;
     if (attribute == number("cannot", -1))
         return CUDA_SUCCESS;
+    if (attribute == number("can", -1)) {
+        *value_out = 1;
+        return CUDA_SUCCESS;
+    }
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
         *value_out = 9;

@@ -23,53 +23,13 @@
 #include "gpu/demand_host.h"
 #include "gpu/gaia_device.cuh"
 #include "gpu/kernels.h"
+#include "tests/gpu/check.h"
 
 static_assert(GAIA_DEMAND_E_IO == EIO && GAIA_DEMAND_E_ACCESS == EACCES && GAIA_DEMAND_E_BUSY == EBUSY, "");
 static_assert(GAIA_DEMAND_E_OUTSIDE == EFAULT && GAIA_DEMAND_E_NO_FRAME == ENOBUFS, "");
 static_assert(GAIA_DEMAND_E_SILENT == ETIMEDOUT, "");
 
-/* By how much less is played. gcc tells of its sanitizers with __SANITIZE_*, clang with __has_feature(). */
-#ifndef __has_feature
-#define __has_feature(what) 0
-#endif
-#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
-#define WORLD_SLOW 25u
-#elif defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
-#define WORLD_SLOW 4u
-#else
-#define WORLD_SLOW 1u
-#endif
-
 #define ELEMENTS_OF_HOST 8u /* every eighth */
-#define MS 1000000ull       /* in ns */
-
-/* What went wrong, in any thread: cmocka's assertions may only fail in the test's own. */
-inline std::atomic<unsigned> wrongs;
-#define EXPECT(condition, ...)                                                    \
-    do {                                                                          \
-        if (!(condition) && wrongs.fetch_add(1) < 5) {                            \
-            (void)fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-            (void)fprintf(stderr, __VA_ARGS__);                                   \
-            (void)fputc('\n', stderr);                                            \
-        }                                                                         \
-    } while (0)
-
-/* splitmix64, one for each thread */
-struct random_numbers {
-    uint64_t state;
-    uint64_t next()
-    {
-        uint64_t z = state += 0x9e3779b97f4a7c15u;
-
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-        return z ^ (z >> 31);
-    }
-    uint64_t below(uint64_t n)
-    {
-        return next() % n;
-    }
-};
 
 struct world_options {
     uint32_t unit_shift = GAIA_DEMAND_UNIT_SHIFT_SMALL;

@@ -96,3 +96,72 @@ def test_no_driver(workdir):
 @pytest.mark.parametrize("arguments", [["x"], ["--json", "x"], ["--what"]])
 def test_wrong_arguments(arguments):
     assert devices("", arguments=arguments).returncode == 2
+
+
+# --- reads that a GPU posts by itself ---
+
+# As much of libibverbs and libmlx5 as is asked for a device.
+STANDIN_VERBS = r"""
+#include <stdlib.h>
+static char device[1];
+void **ibv_get_device_list(int *count)
+{
+    static void *list[] = {device};
+    *count = getenv("STANDIN_NIC") != NULL;
+    return list;
+}
+void ibv_free_device_list(void **list) { (void)list; }
+const char *ibv_get_device_name(void *one) { return one == device ? getenv("STANDIN_NIC") : ""; }
+char mlx5dv_is_supported(void *one) { return one && getenv("STANDIN_NIC")[0] == 'm'; }
+int ibv_dealloc_pd, ibv_destroy_cq, ibv_destroy_qp, ibv_modify_qp, mlx5dv_create_cq, mlx5dv_create_qp;
+#ifndef OLD
+int mlx5dv_init_obj;
+#endif
+"""
+
+
+def verbs_folder(workdir, *flags):
+    """Where those libraries are, and the stand-in for NVIDIA's driver."""
+    source = os.path.join(workdir, "verbs.c")
+    with open(source, "w") as file:
+        file.write(STANDIN_VERBS)
+    for name in "libibverbs.so.1", "libmlx5.so.1":
+        subprocess.run(["cc", "-shared", "-fPIC", *flags, source, "-o", os.path.join(workdir, name)], check=True,
+                       timeout=60)
+    return f"{workdir}:{os.path.join(helpers.build_folder(), 'cuda')}"
+
+
+def reads(standin, arguments=("--json",), **environment):
+    done = devices("", standin, arguments, **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["gpu_initiated_reads"] if arguments else done.stdout
+
+
+@pytest.mark.skipif(os.path.isdir("/sys/class/infiniband"), reason="this machine has RDMA devices")
+def test_reads_of_gpus_are_not_present_here():
+    assert reads("gpus=1,can=116")["not_present"].startswith(("no RDMA device", "no libmlx5.so.1 here"))
+    assert "GPU-initiated reads: not present (no " in reads("gpus=1", ())
+
+
+def test_what_reads_of_gpus_need(workdir):
+    folder = verbs_folder(workdir)
+    none = {"not_present": "no RDMA device"}
+    assert reads("gpus=1,can=116", LD_LIBRARY_PATH=folder) == none
+    assert reads("gpus=1,can=116", LD_LIBRARY_PATH=folder, STANDIN_NIC="rxe0") == {
+        "not_present": "no mlx5 device: rxe0 is none"}
+    for standin in ("gpus=0", "gpus=1"):
+        assert reads(standin, LD_LIBRARY_PATH=folder, STANDIN_NIC="mlx5_3") == {
+            "not_present": "mlx5_3, but no GPU with gpudirect_rdma"}
+    assert reads("gpus=1,can=116", LD_LIBRARY_PATH=folder, STANDIN_NIC="mlx5_3") == {"nic": "mlx5_3"}
+    # Nobody may think that it was tried.
+    text = reads("gpus=1,can=116", (), LD_LIBRARY_PATH=folder, STANDIN_NIC="mlx5_3")
+    assert "GPU-initiated reads: mlx5_3 could serve them (never tried on such hardware; nothing uses it yet)\n" in text
+
+
+def test_libraries_that_lack_something(workdir):
+    folder = verbs_folder(workdir, "-DOLD")
+    assert reads("gpus=1", LD_LIBRARY_PATH=folder, STANDIN_NIC="mlx5_3") == {
+        "not_present": "libmlx5.so.1 has no mlx5dv_init_obj"}
+    with open(os.path.join(workdir, "libmlx5.so.1"), "w") as file:
+        file.write("no library\n")
+    assert reads("gpus=1", LD_LIBRARY_PATH=folder) == {"not_present": "no libmlx5.so.1 here"}

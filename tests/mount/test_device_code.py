@@ -146,6 +146,55 @@ def test_nvcc_takes_the_view(tmp_path):
         source)
 
 
+# --- RDMA reads that a GPU posts ---
+
+READS = """
+#include "gpu/request_device.h"
+KERNEL fetch(const struct gaia_request_queue *q, struct gaia_request *all)
+{
+    struct gaia_request mine = all[gaia_hw_thread()];
+    gaia_warp_read(q, gaia_active(), &mine);
+    all[gaia_hw_thread()].error = mine.error;
+}
+"""
+
+
+def write_reads(folder, kernel):
+    path = os.path.join(folder, "reads.cu")
+    with open(path, "w") as file:
+        file.write(READS.replace("KERNEL", kernel))
+    return path
+
+
+@pytest.mark.limit(200)
+def test_clang_takes_the_requests_without_a_toolkit(tmp_path):
+    made = str(tmp_path / "reads.ptx")
+    run(clang(), *CLANG_CUDA, "-S", "-o", made, write_reads(tmp_path, 'extern "C" __attribute__((global)) void'))
+    with open(made) as file:
+        text = file.read()
+    # The record and the doorbell are stores that are ordered behind the requests; completions are loaded in order.
+    assert text.index("st.release.sys.u32") < text.index("st.release.sys.u64") < text.index("st.release.gpu.u32")
+    assert "ld.acquire.sys.u64" in text
+    assert not re.search(r"\b(atom|red)\S*\.sys\b", text), "an atomic update over the bus"
+    assembler = shutil.which("ptxas") or shutil.which("ptxas", path=TOOLKIT)
+    if assembler:
+        run(assembler, "-arch=sm_90", made, "-o", str(tmp_path / "reads.cubin"))
+
+
+@pytest.mark.limit(200)
+def test_nvcc_takes_the_requests(tmp_path):
+    run(toolkit("nvcc"), "-std=c++17", "-arch=sm_75", "-I", conftest.TOP, "-c", "-o", str(tmp_path / "reads.o"),
+        write_reads(tmp_path, 'extern "C" __global__ void'))
+
+
+def test_the_c_compiler_takes_the_requests(tmp_path):
+    """The host's programs see the layout from C."""
+    path = tmp_path / "layout.c"
+    path.write_text('#include "gpu/request_device.h"\n'
+                    "_Static_assert(sizeof(struct gaia_request_control) == 256, \"lines of 64 bytes\");\n")
+    run("cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I", conftest.TOP, "-fsyntax-only", str(path))
+
+
 # --- rules of demand paging, broken on purpose ---
 
 @pytest.mark.limit(280)
