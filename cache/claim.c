@@ -135,6 +135,13 @@ static int empty_all(struct cache_file *file)
     return error;
 }
 
+/* The kernel's pages of this mount: those that CPUs have stored to are written back, all are dropped. */
+static void empty_kernel(struct cache_file *file)
+{
+    lock_none("cache_host.invalidate");
+    file->cache->host.invalidate(file->cache->host.context, file->context, 0, 0);
+}
+
 void claim_put(struct cache_file *file)
 {
     struct claim *claim = &file->claim;
@@ -149,7 +156,9 @@ void claim_put(struct cache_file *file)
     if (!last)
         return;
     int error = empty_all(file);
-    if (!error)
+    if (!error) {
+        empty_kernel(file);
         error = lock_backing(file, F_UNLCK);
+    }
     move(claim, error ? CLAIM_HELD : CLAIM_NONE);
 }

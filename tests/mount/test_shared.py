@@ -142,6 +142,26 @@ def test_a_file_that_changed_size_meanwhile(two, devices):
         let_go(opened)
 
 
+def test_what_cpus_stored_goes_along(two, agents, devices):
+    """Through a mapping that is still there, of the mount that lets go."""
+    a, b = two
+    write_file(path_in(a), pattern(4 * PAGE))
+    cpu = agents()
+    cpu.do("import mmap\nfd = os.open(path, os.O_RDWR)\nmap = mmap.mmap(fd, 4 * 4096)\nmap[50] = 5", path=path_in(a))
+    opened = Opened(devices(), path_in(a))
+    opened.map[60] = 6
+    opened.map.release()
+    cpu.do("map[70] = 7\nmap[3 * 4096] = 33")
+    let_go(opened)
+    opened = Opened(devices(), path_in(b))
+    assert (opened.map[50], opened.map[60], opened.map[70], opened.map[3 * PAGE]) == (5, 6, 7, 33)
+    opened.map[80] = 8
+    let_go(opened)
+    cpu.do("map[90] = 9\nmap.flush()")
+    below = read_file(os.path.join(a.data, "f"))
+    assert [below[i] for i in (50, 60, 70, 80, 90)] == [5, 6, 7, 8, 9]
+
+
 @pytest.mark.parametrize("who", ["client", "daemon"])
 def test_the_dead_let_go(two, agents, devices, who):
     a, b = two

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How fast faults of soft:0 are served: tool_stream MOUNT BYTES UNIT THREADS. A file of so many bytes is written
- * through the mount, so that it is in the host's memory, then each thread touches a byte of every unit of its
- * share, in no order, so that nothing is read ahead. Prints one line of JSON: bytes a second of all, and the median of a touch in
- * microseconds. The mount has unit=UNIT and room for the file. */
+/* How fast faults of soft:0 are served: tool_stream MOUNT BYTES UNIT THREADS. A file of so many bytes is
+ * written through the mount, so that it is in the host's memory, then each thread touches a byte of every
+ * unit of its share, in no order, so that nothing is read ahead. Prints one line of JSON: bytes a second of
+ * all, and the median of a touch in microseconds. The mount has unit=UNIT and room for the file. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
