@@ -52,18 +52,20 @@ struct demand_map {
 
 /* --- answers --- */
 
-/* Bytes of a unit that lie in pages before the end of the file: touching those past it is an error. */
-static size_t readable(const struct demand_map *map, uint32_t unit)
+/* Bytes of a unit that lie in pages before the end of the file: touching those past it is an error. -EIO:
+ * nobody says where that is (the daemon is gone). */
+static int readable(const struct demand_map *map, uint32_t unit, size_t *bytes_out)
 {
     uint64_t from = (uint64_t)unit * map->unit;
     struct stat st;
 
     if (fstat(map->asked.fd, &st))
-        return 0;
+        return -EIO;
     uint64_t end = st.st_size > map->asked.offset ? (uint64_t)(st.st_size - map->asked.offset) : 0;
     end = (end + PAGE - 1) / PAGE * PAGE;
     end = end < map->asked.length ? end : map->asked.length;
-    return end <= from ? 0 : end - from < map->unit ? (size_t)(end - from) : map->unit;
+    *bytes_out = end <= from ? 0 : end - from < map->unit ? (size_t)(end - from) : map->unit;
+    return 0;
 }
 
 static uint8_t *twin_of(const struct demand_map *map, uint32_t unit)
@@ -74,8 +76,11 @@ static uint8_t *twin_of(const struct demand_map *map, uint32_t unit)
 /* The unit's twin becomes what the soft mapping has now. */
 static int read_home(struct demand_map *map, uint32_t unit)
 {
-    size_t n = readable(map, unit);
+    size_t n;
 
+    int error = readable(map, unit, &n);
+    if (error)
+        return error;
     memset(twin_of(map, unit) + n, 0, map->unit - n);
     return n ? touch_copy(twin_of(map, unit), map->asked.home + (uint64_t)unit * map->unit, n) : 0;
 }
@@ -132,10 +137,10 @@ static int store_home(struct demand_map *map, uint32_t unit, const uint8_t *byte
 {
     uint8_t *home = map->asked.home + (uint64_t)unit * map->unit;
     const uint8_t *twin = twin_of(map, unit);
-    size_t n = readable(map, unit);
-    int error = 0;
+    size_t n;
 
-    for (size_t i = 0; i < n && !error;) {
+    int error = readable(map, unit, &n);
+    for (size_t i = 0; !error && i < n;) {
         if (bytes[i] == twin[i]) {
             i++;
             continue;

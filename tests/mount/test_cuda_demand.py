@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -268,7 +269,8 @@ def test_a_view_that_only_reads(mount, programs):
     assert helpers.read_file(path) == b"a" * MIB
 
 
-def test_the_daemon_is_killed(mount, programs):
+@pytest.mark.parametrize("later", [0, 1.5])  # within, and after the time for which the kernel keeps attributes
+def test_the_daemon_is_killed(mount, programs, later):
     """Touches fail, calls say ENOTCONN, nothing hangs, and the program lives."""
     m = mount()
     path = make(m, b"b" * 8 * MIB)
@@ -278,6 +280,7 @@ def test_the_daemon_is_killed(mount, programs):
     m.expected_exit = None
     os.kill(m.pid, signal.SIGKILL)
     m.proc.wait(10)
+    time.sleep(later)
     assert program.load(5 * MIB, 5) == bytes(5)  # what the GPU has not got can't be had
     assert program.ask("error") == str(errno.EIO)
     assert program.load(0, 5) == b"bbbbb"
