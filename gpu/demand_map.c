@@ -135,23 +135,12 @@ static uint32_t fetch(struct demand_map *map, const struct gaia_demand_asked *as
 /* Store the bytes that differ from the twin, and no others, to the soft mapping. */
 static int store_home(struct demand_map *map, uint32_t unit, const uint8_t *bytes)
 {
-    uint8_t *home = map->asked.home + (uint64_t)unit * map->unit;
-    const uint8_t *twin = twin_of(map, unit);
     size_t n;
 
     int error = readable(map, unit, &n);
-    for (size_t i = 0; !error && i < n;) {
-        if (bytes[i] == twin[i]) {
-            i++;
-            continue;
-        }
-        size_t end = i + 1;
-        while (end < n && bytes[end] != twin[end])
-            end++;
-        error = touch_copy(home + i, bytes + i, end - i);
-        i = end;
-    }
-    return error;
+    return error ? error
+                 : touch_store_changed(map->asked.home + (uint64_t)unit * map->unit, bytes,
+                                       twin_of(map, unit), n);
 }
 
 static uint32_t give(struct demand_map *map, const struct gaia_demand_asked *asked, uint32_t *grant)
