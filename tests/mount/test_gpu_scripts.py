@@ -55,9 +55,19 @@ def test_run_where_fuse_is_missing():
         pytest.skip("a mount namespace needs root")
     before = ["unshare", "-m", "--propagation", "private", "sh", "-c",
               'mount --bind /etc/hostname /dev/fuse && exec "$@"', "-"]
-    text = script("run.sh", "--pages", 1000, "--only", "own,mounts,examples", before=before)
-    assert "skipped: mounts: no /dev/fuse here\n" in text and "skipped: examples: no /dev/fuse here\n" in text
-    assert text.endswith("\n5 passed, 0 failed, 2 skipped\n")
+    text = script("run.sh", "--pages", 1000, "--only", "own,mounts,demand,examples", before=before)
+    for part in ("mounts", "demand", "examples"):
+        assert f"skipped: {part}: no /dev/fuse here\n" in text
+    assert text.endswith("\n5 passed, 0 failed, 3 skipped\n")
+
+
+@pytest.mark.limit(200)
+def test_run_of_demand_paging_on_the_stand_in():
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("mounting needs root and /dev/fuse")
+    text = script("run.sh", "--only", "demand")
+    assert "skipped: demand: nvcc's kernels: the stand-in has threads for kernels\n" in text
+    assert text.endswith("\n3 passed, 0 failed, 1 skipped\n")
 
 
 @pytest.mark.limit(200)
