@@ -19,7 +19,7 @@
 
 #define PAGE 4096u
 #define SLOTS 256u                     /* of the ring: so many faults are on their way */
-#define ARENA_BYTES ((size_t)64 << 20) /* at most */
+#define ARENA_BYTES ((size_t)64 << 20) /* unless the environment says otherwise */
 #define FRAMES_LEAST 64u
 #define NO_UNIT UINT32_MAX
 #define WAIT_NS (UINT64_C(60) * 1000000000u)
@@ -375,6 +375,16 @@ static int start_thread(struct demand_map *map)
     return error;
 }
 
+static uint32_t choose_arena(const struct demand_map *map)
+{
+    const char *wish = getenv("GAIA_DEMAND_ARENA_BYTES");
+    uint64_t slots = (wish ? strtoull(wish, NULL, 10) : ARENA_BYTES) / map->unit;
+
+    if (slots > map->demand.units)
+        slots = map->demand.units;
+    return slots ? (uint32_t)slots : 1;
+}
+
 static int choose_sizes(struct demand_map *map)
 {
     struct gaia_demand *d = &map->demand;
@@ -387,7 +397,7 @@ static int choose_sizes(struct demand_map *map)
     d->units = (uint32_t)units;
     d->bytes = map->asked.length;
     d->slots = SLOTS;
-    d->arena_slots = units < ARENA_BYTES / map->unit ? (uint32_t)units : (uint32_t)(ARENA_BYTES / map->unit);
+    d->arena_slots = choose_arena(map);
     d->is_writable = map->asked.writable;
     d->wait_ns = WAIT_NS;
     d->answer_ns = WAIT_NS;

@@ -212,6 +212,29 @@ def test_more_than_the_gpu_holds(mount, programs, small):
     program.end()
 
 
+@pytest.mark.limit(100)
+@pytest.mark.parametrize("arena", [0, 3 * PAGE, 1 << 30])
+def test_arenas_of_any_size(mount, programs, arena):
+    """One slot, from which a unit is displaced before it is pulled; three; and room for all of the file, which is pulled
+    without the CPU the second time."""
+    m = mount()
+    size = 64 * 10 * PAGE
+    path = make(m, bytes(size))
+    program = programs(path, small=True, frames=64, GAIA_DEMAND_ARENA_BYTES=str(arena))
+    seed = make_random("arena").randrange(1 << 16)
+    program.do(f"stress 4 {helpers.repeats(3000)} {seed} {size}")
+    counters = program.counters()
+    assert counters["faults"] == counters["pulled"] + counters["fetched"]
+    assert counters["fetched"] > 0 or arena
+    program.do("release")
+    content = helpers.read_file(path)
+    for at in range(0, size // 4, 97):
+        for thread in range(4):
+            assert content[at * 4 + thread] == (at * 4 + thread + seed) % 256
+    assert program.ask("error") == "0"
+    program.end()
+
+
 @pytest.mark.parametrize("passes", range(2))
 def test_beside_a_cpu(mount, programs, passes):
     """A CPU process writes its bytes of the same pages; nobody loses one."""
