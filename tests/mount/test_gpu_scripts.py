@@ -98,12 +98,15 @@ def test_bench_on_the_stand_in(workdir):
         found = json.load(file)
     assert found["machine"]["gpu"].startswith("stand-in 0, ") and found["machine"]["kernel"] and found["broken"] == []
     assert found["repetitions"] == 5
-    assert set(found["raw"]) == {"memory", "place 262144", "place 2097152", "sync", "changed", "sharing"}
+    assert set(found["raw"]) == {"memory", "place 262144", "place 2097152", "sync", "changed", "sharing",
+                                 "demand faults", "demand hits", "demand add", "demand multiply"}
     for name, raw in found["raw"].items():
         for key, samples in raw.items():
             if key.endswith("_s"):  # seconds of every repetition; the stand-in has no managed memory
-                assert len(samples) == (0 if key == "managed_s" else 5) and all(s > 0 for s in samples), (name, key)
+                assert len(samples) == (0 if "managed" in key else 5) and all(s > 0 for s in samples), (name, key)
     assert found["raw"]["sync"]["bytes_out"] <= found["raw"]["sync"]["changed_pages"] * 4096
-    demand = [row for row in found["rows"] if row["value"].startswith("not measured: no kernel of the bench")]
-    assert len(demand) == 5 and len(found["rows"]) == 3 + 4 + 3 + 6 + 3 + 5
+    assert len(found["rows"]) == 3 + 4 + 3 + 6 + 3 + 5 + 2 + 4 * 3
+    assert [row["measured"] for row in found["rows"] if row["value"].startswith("not measured")] == ["... managed memory"]
+    managed = [row for row in found["rows"] if row["baseline"].endswith("not measured: this driver has none")]
+    assert len(managed) == 5 and all(row["met"] is None and row["ratio"] is None for row in managed)
     assert os.listdir(workdir) == ["bench.json"], "something was left behind"
