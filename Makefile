@@ -165,7 +165,7 @@ $(gpu_paging): $(BUILD)/%: $(BUILD)/%.o $(call obj,tests/gpu/paging_ptx.c) $(so)
 $(BUILD)/tests/gpu/paging_ptx.o: tests/gpu/paging_kernels.ptx
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
-cuda_example_headers := $(wildcard examples/*.h examples/*/*.h) gpu/gaia.h
+cuda_example_headers := $(wildcard examples/*.h examples/*/*.h) gpu/gaia.h gpu/gaia_device.cuh gpu/demand.h gpu/demand_device.h gpu/device_memory.h gpu/warp.h
 cxx_flags = $(filter-out -std=% -Wshadow -Wstrict-prototypes -Wmissing-prototypes,$(CFLAGS)) -std=gnu++17
 $(cuda_examples): $(BUILD)/%: %.cu $(cuda_example_headers) $(so)
 	@mkdir -p $(@D)
