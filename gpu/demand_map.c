@@ -41,7 +41,7 @@ struct demand_map {
     pthread_mutex_t calls; /* guards list and stream, and what control counts of one flush or drop */
     pthread_mutex_t lock;  /* guards all below, but for the ring's words; a leaf */
     struct gaia_demand_host host;
-    uint8_t *twins;       /* address space for the mapping; what was granted */
+    uint8_t *twins;       /* what was granted: address space for the mapping; for reading, one unit */
     uint32_t *twin_grant; /* of each unit: the grant that its twin is of; 0: none */
     uint32_t *arena_unit; /* of each slot */
     uint32_t hand;        /* the next slot to give away */
@@ -68,9 +68,16 @@ static int readable(const struct demand_map *map, uint32_t unit, size_t *bytes_o
     return 0;
 }
 
+/* What is only read is never given back: its bytes are here on their way, and nothing is kept, so that data
+ * that is larger than the host's memory can be read. */
 static uint8_t *twin_of(const struct demand_map *map, uint32_t unit)
 {
-    return map->twins + (uint64_t)unit * map->unit;
+    return map->twins + (map->asked.writable ? (uint64_t)unit * map->unit : 0);
+}
+
+static size_t twin_bytes(const struct demand_map *map)
+{
+    return (map->asked.writable ? (size_t)map->demand.units : 1) * map->unit;
 }
 
 /* The unit's twin becomes what the soft mapping has now. */
@@ -342,7 +349,7 @@ static void undo(struct demand_map *map)
 static void free_tables(struct demand_map *map)
 {
     if (map->twins)
-        munmap(map->twins, (size_t)map->demand.units * map->unit);
+        munmap(map->twins, twin_bytes(map));
     free(map->twin_grant);
     free(map->arena_unit);
 }
@@ -350,7 +357,7 @@ static void free_tables(struct demand_map *map)
 static int make_tables(struct demand_map *map)
 {
     struct gaia_demand *d = &map->demand;
-    void *twins = mmap(NULL, (size_t)d->units * map->unit, PROT_READ | PROT_WRITE,
+    void *twins = mmap(NULL, twin_bytes(map), PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     map->twins = twins == MAP_FAILED ? NULL : twins;
@@ -528,7 +535,8 @@ int demand_map_forget(struct demand_map *map, uint64_t offset, uint64_t length)
         take(map, (uint32_t)unit);
         map->twin_grant[unit] = 0;
     }
-    madvise(twin_of(map, (uint32_t)first), count * map->unit, MADV_DONTNEED);
+    if (map->asked.writable)
+        madvise(twin_of(map, (uint32_t)first), count * map->unit, MADV_DONTNEED);
     pthread_mutex_unlock(&map->lock);
     return 0;
 }

@@ -331,6 +331,29 @@ def test_a_program_that_is_killed(mount, programs):
     assert helpers.read_file(path)[3 * MIB:3 * MIB + 5] == b"lives"
 
 
+def anonymous_bytes(pid):
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon:"))
+
+
+def test_what_is_only_read_leaves_no_twins(mount, programs):
+    """Data that is larger than the GPU may be larger than what the host has for copies of it, too."""
+    m = mount()
+    size = 64 * MIB
+    path = os.path.join(m.mnt, "f")
+    with open(path, "wb") as file:
+        file.truncate(size)
+    program = programs(path, "read", frames=64, GAIA_DEMAND_ARENA_BYTES=str(MIB))
+    assert program.load(0, 1) == b"\0"
+    before = anonymous_bytes(program.proc.pid)
+    for at in range(0, size, UNIT):
+        assert program.load(at, 1) == b"\0"
+    assert program.counters()["evicted"] >= size // UNIT - 64
+    assert anonymous_bytes(program.proc.pid) - before < 8 * MIB
+    program.do("acquire")
+    program.end()
+
+
 def test_calls_in_a_stream(mount, programs):
     m = mount()
     assert programs(make(m, bytes(MIB))).error("acquire-on") == errno.EOPNOTSUPP
