@@ -502,6 +502,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_demand faults FILE|hits FILE|add A B C|multiply A\n");
         return 2;
     }
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* no first launch is to pay for it */
     if (!paging_start(&gpu, kernels) || gaia_device_open("cuda:0", &device))
         die("no GPU");
     int fd = open_file(argv[2], O_RDONLY);
