@@ -156,6 +156,22 @@ def test_what_another_program_of_the_gpu_has_released(mount, programs):
     assert two.counters()["faults"] <= before + 1
 
 
+def test_two_programs_store_to_the_same_word(mount, programs):
+    """What one gives back does not undo what the other has given: of a word that changed, too, only what was stored."""
+    m = mount()
+    path = make(m, b"." * MIB)
+    one, two = programs(path), programs(path, small=True)
+    for at in (8000, 8192 + 5, MIB - 16):
+        assert one.load(at, 8) == two.load(at, 8) == b"." * 8
+        one.store(at, b"1")
+        one.store(at + 4, b"1")
+        two.store(at + 1, b"22")
+        two.store(at + 7, b"2")
+        one.do("release")
+        two.do("release")
+        assert helpers.read_file(path)[at:at + 8] == b"122.1..2"
+
+
 def test_stores_that_were_not_released_are_collected_by_an_acquire(mount, programs):
     m = mount()
     path = make(m, bytes(MIB))

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import helpers
+from conftest import TOP
 from helpers import make_random
 
 pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the plain build is enough")
@@ -80,6 +81,22 @@ def test_killed_in_mid_kernel(mount):
     print(done.stdout)
     assert done.returncode == 0
     check(done.stdout, 2)
+
+
+@pytest.mark.limit(280)
+@pytest.mark.skipif(REAL, reason="a GPU has the kernels of the tree")
+@pytest.mark.parametrize("rule, test", [("DEMAND_LOSE_STORES", "stores in order"), ("DEMAND_EVICT_HELD", "more pins")])
+def test_a_broken_rule_is_noticed(mount, rule, test):
+    """A stand-in whose device code has one rule of demand paging broken on purpose (tests/README.md)."""
+    folder = os.path.join(TOP, "build", f"gcc-{rule}", "cuda")
+    make = ["make", "-j2", "CC=gcc", "SANITIZE=", f"BREAK={rule}", os.path.join(f"build/gcc-{rule}/cuda/libcuda.so.1")]
+    subprocess.run(make, cwd=TOP, check=True, timeout=200,
+                   env={k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES")})
+    m = mount()
+    done = subprocess.run(command(m.mnt, "--seed", 4, "--only", test), env={**environment(), "LD_LIBRARY_PATH": folder},
+                          text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    print(done.stdout)
+    assert done.returncode == 1 and done.stdout.endswith("\n0 passed, 2 failed, 0 skipped\n")
 
 
 def test_wrong_bytes_are_noticed(mount):
