@@ -44,7 +44,9 @@ struct demand_map {
     uint8_t *twins;       /* what was granted: address space for the mapping; for reading, one unit */
     uint32_t *twin_grant; /* of each unit: the grant that its twin is of; 0: none */
     uint32_t *arena_unit; /* of each slot */
-    uint32_t hand;        /* the next slot to give away */
+    uint32_t *arena_free; /* slots without a unit, and how many of them there are */
+    uint32_t free_slots;
+    uint32_t hand; /* the next slot to give away, when none is free */
 
     pthread_t thread;
     _Atomic bool stop;
@@ -97,19 +99,22 @@ static void take(struct demand_map *map, uint32_t unit)
 {
     uint32_t slot = gaia_demand_arena_take(&map->host, unit);
 
-    if (slot < map->host.arena_slots)
+    if (slot < map->host.arena_slots) {
         map->arena_unit[slot] = NO_UNIT;
+        map->arena_free[map->free_slots++] = slot;
+    }
 }
 
-/* The twin goes into the arena, in place of the unit that is there the longest; the grant. */
+/* The twin goes into the arena: where it was, into a free slot, or, in turn, in place of another unit. The
+ * grant. */
 static uint32_t put(struct demand_map *map, uint32_t unit)
 {
-    uint32_t slot = map->hand;
-
-    map->hand = (map->hand + 1) % map->host.arena_slots;
     take(map, unit);
-    if (map->arena_unit[slot] != NO_UNIT)
-        take(map, map->arena_unit[slot]);
+    if (map->free_slots == 0) {
+        take(map, map->arena_unit[map->hand]);
+        map->hand = (map->hand + 1) % map->host.arena_slots;
+    }
+    uint32_t slot = map->arena_free[--map->free_slots];
     gaia_demand_arena_write(&map->host, slot, 0, twin_of(map, unit), map->unit);
     map->arena_unit[slot] = unit;
     return gaia_demand_arena_put(&map->host, unit, slot);
@@ -352,6 +357,7 @@ static void free_tables(struct demand_map *map)
         munmap(map->twins, twin_bytes(map));
     free(map->twin_grant);
     free(map->arena_unit);
+    free(map->arena_free);
 }
 
 static int make_tables(struct demand_map *map)
@@ -363,9 +369,14 @@ static int make_tables(struct demand_map *map)
     map->twins = twins == MAP_FAILED ? NULL : twins;
     map->twin_grant = calloc(d->units, sizeof *map->twin_grant);
     map->arena_unit = malloc(d->arena_slots * sizeof *map->arena_unit);
-    if (!map->twins || !map->twin_grant || !map->arena_unit)
+    map->arena_free = malloc(d->arena_slots * sizeof *map->arena_free);
+    if (!map->twins || !map->twin_grant || !map->arena_unit || !map->arena_free)
         return -ENOMEM;
     memset(map->arena_unit, 0xff, d->arena_slots * sizeof *map->arena_unit);
+    while (map->free_slots < d->arena_slots) {
+        map->arena_free[map->free_slots] = d->arena_slots - 1 - map->free_slots;
+        map->free_slots++;
+    }
     return 0;
 }
 

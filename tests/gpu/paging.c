@@ -293,6 +293,35 @@ static int test_beside_the_cpu(size_t unit)
     return 0;
 }
 
+/* An arena with room for all of the file keeps all of it, also what is given back: whatever is missed is
+ * pulled, and the CPU is not asked. */
+static int test_arena_for_all(size_t unit)
+{
+    char text[32];
+
+    snprintf(text, sizeof text, "%zu", frames * TIMES * unit);
+    setenv("GAIA_DEMAND_ARENA_BYTES", text, 1);
+    struct paged paged = paged_make(unit, frames, frames * TIMES, PROT_READ | PROT_WRITE);
+    unsetenv("GAIA_DEMAND_ARENA_BYTES");
+    struct paging_task task = task_of(&paged, PAGING_RANDOM);
+    task.n = task.touches = paged.units;
+    task.new_seed = seed + 1;
+    if (run("paging_load_pinned", few(), &task, &paged, paged.elements) ||
+        run("paging_store_pinned", few(), &task, &paged, 0))
+        return 1;
+    expect_values(&paged, seed + 1);
+    if (release(&paged))
+        return 1;
+    uint32_t head = paging_control(&gpu, &paged.map).head;
+    task.seed = seed + 1;
+    if (run("paging_load_pinned", few(), &task, &paged, paged.elements))
+        return 1;
+    printf("     %u requests\n", paging_control(&gpu, &paged.map).head - head);
+    EXPECT(paging_control(&gpu, &paged.map).head == head);
+    paged_end(&paged);
+    return 0;
+}
+
 static int test_lanes_that_part(size_t unit)
 {
     struct paged paged = paged_make(unit, frames, frames * TIMES, PROT_READ | PROT_WRITE);
@@ -399,6 +428,7 @@ static const struct {
     {"pinned loads and stores", test_pins},
     {"stores in order, strided, at random, and their release", test_stores},
     {"stores beside a CPU's, byte by byte", test_beside_the_cpu},
+    {"an arena with room for all of the file", test_arena_for_all},
     {"lanes that do different things", test_lanes_that_part},
     {"past the end", test_outside},
     {"stores to what is mapped for reading", test_read_only},

@@ -34,7 +34,7 @@ def command(folder, *arguments):
     return [os.path.join(helpers.build_folder(), "tests", "gpu", "paging"), *map(str, arguments), folder]
 
 
-def check(text, number=18):
+def check(text, number=20):
     assert text.endswith(f"\n{number} passed, 0 failed, 0 skipped\n") and "FAIL" not in text
     assert len(re.findall(r"^ok  ", text, re.M)) == number
 
