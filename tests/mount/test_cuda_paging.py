@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Demand paging by kernels (tests/gpu/paging.c, paging_kernels.cc): on the stand-in of tests/cuda with threads for kernels,
 and, with GAIA_REAL_GPU=1, on the cuda:0 of this machine, by kernels that clang has made, and by those of
-$GAIA_PAGING_KERNELS, which nvcc has made there (tests/gpu/run.sh)."""
+$GAIA_PAGING_KERNELS, which nvcc has made there (tests/gpu/run.sh). GAIA_PAGING_ONLY=TEXT: only what has that in its name."""
 import os
 import re
 import signal
@@ -17,6 +17,8 @@ from helpers import make_random
 pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the plain build is enough")
 
 REAL = os.environ.get("GAIA_REAL_GPU") == "1"
+ONLY = os.environ.get("GAIA_PAGING_ONLY", "")
+whole = pytest.mark.skipif(bool(ONLY), reason="only a part is wanted")
 KERNELS = ["clang"] + (["nvcc"] if os.environ.get("GAIA_PAGING_KERNELS") else [])
 
 
@@ -44,17 +46,20 @@ def check(text, number=20):
 def test_kernels(mount, kernels):
     m = mount()
     seed = make_random("paging").randrange(1 << 16)
-    arguments = ["--seed", seed] + (["--kernels", os.environ["GAIA_PAGING_KERNELS"]] if kernels == "nvcc" else [])
+    arguments = ["--seed", seed, "--only", ONLY] + (["--kernels", os.environ["GAIA_PAGING_KERNELS"]] if kernels == "nvcc" else [])
     done = subprocess.run(command(m.mnt, *arguments), env=environment(), text=True, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=380)
     print(done.stdout)
     assert done.returncode == 0
+    if ONLY:
+        return
     check(done.stdout)
     # Ten times the frames means that most of them were somebody else's: it is seen in what was brought and given back.
     faults = [int(n) for n in re.findall(r"paging_load, order 0: \d+ touches, (\d+) faults", done.stdout)]
     assert len(faults) >= 6 and min(faults) >= 64 * 9
 
 
+@whole
 @pytest.mark.limit(400)
 def test_killed_in_mid_kernel(mount):
     """The mount lives, the file has one of the two values of each element, and another program pages it."""
@@ -83,6 +88,7 @@ def test_killed_in_mid_kernel(mount):
     check(done.stdout, 2)
 
 
+@whole
 @pytest.mark.limit(280)
 @pytest.mark.skipif(REAL, reason="a GPU has the kernels of the tree")
 @pytest.mark.parametrize("rule, test", [("DEMAND_LOSE_STORES", "stores in order"), ("DEMAND_EVICT_HELD", "more pins")])
@@ -99,6 +105,7 @@ def test_a_broken_rule_is_noticed(mount, rule, test):
     assert done.returncode == 1 and done.stdout.endswith("\n0 passed, 2 failed, 0 skipped\n")
 
 
+@whole
 def test_wrong_bytes_are_noticed(mount):
     """A byte of the file is changed before it is mapped: that the kernels look at all that they load."""
     m = mount()

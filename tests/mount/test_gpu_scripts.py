@@ -65,9 +65,9 @@ def test_run_where_fuse_is_missing():
 def test_run_of_demand_paging_on_the_stand_in():
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("mounting needs root and /dev/fuse")
-    text = script("run.sh", "--only", "demand")
+    text = script("run.sh", "--only", "demand", GAIA_PAGING_ONLY="all threads touch")
     assert "skipped: demand: nvcc's kernels: the stand-in has threads for kernels\n" in text
-    assert text.endswith("\n3 passed, 0 failed, 1 skipped\n")
+    assert text.endswith("\n1 passed, 0 failed, 5 skipped\n")
 
 
 @pytest.mark.limit(200)
