@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all examples examples-cuda check check-long posix helgrind model soak life mutants bench bench-rdma ptx install format lint clean. Variables: CC, DEBUG=1 (checks the
+# GNU make. Targets: all examples examples-cuda check check-long posix helgrind model soak life mutants bench bench-rdma ptx paging-ptx install format lint clean. Variables: CC, DEBUG=1 (checks the
 # order of locks, as the sanitizer builds do), SANITIZE=address|thread, HELGRIND=1 (for `make helgrind`), BREAK=<rule> (a build
 # with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
@@ -26,7 +26,7 @@ BIN := $(if $(SANITIZE)$(DEBUG)$(HELGRIND)$(BREAK),$(BUILD),.)
 
 packages := fuse3 liburing libxxhash jansson
 missing := $(shell for p in $(packages) libibverbs librdmacm; do $(PKG_CONFIG) --exists $$p || echo $$p; done)
-ifneq ($(filter-out clean format ptx,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out clean format ptx paging-ptx,$(or $(MAKECMDGOALS),all)),)
 ifneq ($(strip $(missing)),)
 $(error missing development packages: $(missing) (Debian: libfuse3-dev liburing-dev libxxhash-dev libjansson-dev libibverbs-dev librdmacm-dev))
 endif
@@ -74,6 +74,7 @@ tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c tests/vm/tool
 cxx_tools := $(patsubst %.cc,$(BUILD)/%,$(wildcard tests/mount/tool_*.cc))
 gpu_own := $(BUILD)/tests/gpu/own
 gpu_bench := $(BUILD)/tests/gpu/bench
+gpu_paging := $(BUILD)/tests/gpu/paging $(BUILD)/tests/gpu/bench_demand
 vm := $(BUILD)/tests/vm/nosync.so
 standins := $(BUILD)/cuda/libcuda.so.1 $(BUILD)/cuda/old/libcuda.so.1
 examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/*/*.c))
@@ -87,10 +88,10 @@ NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
 wrapped := $(shell sed -n 's/^\(ROW\|REPLY\|PEER\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
 
-.PHONY: all check check-long posix helgrind model soak life mutants bench bench-rdma ptx install format lint clean tests tools benches examples examples-cuda
+.PHONY: all check check-long posix helgrind model soak life mutants bench bench-rdma ptx paging-ptx install format lint clean tests tools benches examples examples-cuda
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
-tests: all $(tests) $(cxx_tests) $(tools) $(cxx_tools) $(vm) $(standins) $(faults) $(gpu_own) $(gpu_bench)
-tools: $(tools) $(cxx_tools) $(vm) $(standins) $(gpu_own) $(gpu_bench)
+tests: all $(tests) $(cxx_tests) $(tools) $(cxx_tools) $(vm) $(standins) $(faults) $(gpu_own) $(gpu_bench) $(gpu_paging)
+tools: $(tools) $(cxx_tools) $(vm) $(standins) $(gpu_own) $(gpu_bench) $(gpu_paging)
 benches: all $(benches)
 examples: all $(examples) $(cuda_examples)
 ifneq ($(NVCC),)
@@ -158,9 +159,13 @@ $(gpu_own): $(call obj,tests/gpu/own.c tests/gpu/own_client.c) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -Wl,-rpath,'$$ORIGIN' -Wl,--as-needed $(PKG_LIBS)
 $(gpu_bench): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../../../..' -Wl,-rpath,$(abspath $(BIN)) -Wl,--as-needed $(PKG_LIBS)
+# Kernels with a gaia_view, and the programs that launch them.
+$(gpu_paging): $(BUILD)/%: $(BUILD)/%.o $(call obj,tests/gpu/paging_ptx.c) $(so) $(home_a)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../../../..' -Wl,-rpath,$(abspath $(BIN)) -Wl,--as-needed $(PKG_LIBS)
+$(BUILD)/tests/gpu/paging_ptx.o: tests/gpu/paging_kernels.ptx
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
-cuda_example_headers := $(wildcard examples/*.h examples/*/*.h) gpu/gaia.h
+cuda_example_headers := $(wildcard examples/*.h examples/*/*.h) gpu/gaia.h gpu/gaia_device.cuh gpu/demand.h gpu/demand_device.h gpu/device_memory.h gpu/warp.h
 cxx_flags = $(filter-out -std=% -Wshadow -Wstrict-prototypes -Wmissing-prototypes,$(CFLAGS)) -std=gnu++17
 $(cuda_examples): $(BUILD)/%: %.cu $(cuda_example_headers) $(so)
 	@mkdir -p $(@D)
@@ -185,13 +190,24 @@ ptx:
 	{ printf '// SPDX-License-Identifier: Apache-2.0\n// Made of kernels.c by: make ptx\n'; cat $(PTX).tmp; } >$(PTX)
 	rm $(PTX).tmp
 
+# The same of kernels with a gaia_view, for the tests and timings of demand paging (tests/gpu/paging_kernels.cc).
+paging-ptx: PAGING_PTX ?= tests/gpu/paging_kernels.ptx
+paging-ptx:
+	$(CLANG) $(cuda_flags) -S -o $(PAGING_PTX).tmp tests/gpu/paging_kernels.cc
+	{ printf '// SPDX-License-Identifier: Apache-2.0\n// Made of paging_kernels.cc by: make paging-ptx\n'; cat $(PAGING_PTX).tmp; } >$(PAGING_PTX)
+	rm $(PAGING_PTX).tmp
+
 # Loaded into a program with LD_PRELOAD.
 $(vm): $(BUILD)/%.so: $(BUILD)/%.o
 	$(CC) $(CFLAGS) $(LDFLAGS) -shared -o $@ $^
 # A driver of NVIDIA's that is none; and an old one.
-$(standins): $(wildcard tests/cuda/standin*.[ch]) gpu/kernels.c gpu/kernels.h gpu/warp.h gpu/cuda_api.h
+paging_cpu := $(BUILD)/cuda/paging_kernels.o
+$(paging_cpu): tests/gpu/paging_kernels.cc tests/gpu/paging.h $(wildcard gpu/*.h gpu/*.cuh)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(filter-out -fsanitize=%,$(CFLAGS)) -fvisibility=default $(if $(findstring /old/,$@),-DSTANDIN_OLD) -shared -Wl,-soname,libcuda.so.1 -o $@ $(filter %.c,$^)
+	$(CXX) $(CPPFLAGS) $(filter-out -MMD -MP -fsanitize=%,$(CXXFLAGS)) -fno-exceptions -fno-rtti -c -o $@ $<
+$(standins): $(wildcard tests/cuda/standin*.[ch]) gpu/kernels.c gpu/kernels.h gpu/warp.h gpu/cuda_api.h $(paging_cpu)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(filter-out -fsanitize=%,$(CFLAGS)) -fvisibility=default $(if $(findstring /old/,$@),-DSTANDIN_OLD) -shared -Wl,-soname,libcuda.so.1 -o $@ $(filter %.c %.o,$^)
 $(BUILD)/tests/vm/nosync.o: CFLAGS += -fvisibility=default
 $(call obj,$(wildcard examples/*.c examples/*/*.c tests/bench/bench_*.c tests/mount/tool_*.c tests/vm/tool_*.c)): CFLAGS += -fopenmp -Igpu
 

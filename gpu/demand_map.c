@@ -19,7 +19,7 @@
 
 #define PAGE 4096u
 #define SLOTS 256u                     /* of the ring: so many faults are on their way */
-#define ARENA_BYTES ((size_t)64 << 20) /* at most */
+#define ARENA_BYTES ((size_t)64 << 20) /* unless the environment says otherwise */
 #define FRAMES_LEAST 64u
 #define NO_UNIT UINT32_MAX
 #define WAIT_NS (UINT64_C(60) * 1000000000u)
@@ -41,10 +41,12 @@ struct demand_map {
     pthread_mutex_t calls; /* guards list and stream, and what control counts of one flush or drop */
     pthread_mutex_t lock;  /* guards all below, but for the ring's words; a leaf */
     struct gaia_demand_host host;
-    uint8_t *twins;       /* address space for the mapping; what was granted */
+    uint8_t *twins;       /* what was granted: address space for the mapping; for reading, one unit */
     uint32_t *twin_grant; /* of each unit: the grant that its twin is of; 0: none */
     uint32_t *arena_unit; /* of each slot */
-    uint32_t hand;        /* the next slot to give away */
+    uint32_t *arena_free; /* slots without a unit, and how many of them there are */
+    uint32_t free_slots;
+    uint32_t hand; /* the next slot to give away, when none is free */
 
     pthread_t thread;
     _Atomic bool stop;
@@ -52,30 +54,42 @@ struct demand_map {
 
 /* --- answers --- */
 
-/* Bytes of a unit that lie in pages before the end of the file: touching those past it is an error. */
-static size_t readable(const struct demand_map *map, uint32_t unit)
+/* Bytes of a unit that lie in pages before the end of the file: touching those past it is an error. -EIO:
+ * nobody says where that is (the daemon is gone). */
+static int readable(const struct demand_map *map, uint32_t unit, size_t *bytes_out)
 {
     uint64_t from = (uint64_t)unit * map->unit;
     struct stat st;
 
     if (fstat(map->asked.fd, &st))
-        return 0;
+        return -EIO;
     uint64_t end = st.st_size > map->asked.offset ? (uint64_t)(st.st_size - map->asked.offset) : 0;
     end = (end + PAGE - 1) / PAGE * PAGE;
     end = end < map->asked.length ? end : map->asked.length;
-    return end <= from ? 0 : end - from < map->unit ? (size_t)(end - from) : map->unit;
+    *bytes_out = end <= from ? 0 : end - from < map->unit ? (size_t)(end - from) : map->unit;
+    return 0;
 }
 
+/* What is only read is never given back: its bytes are here on their way, and nothing is kept, so that data
+ * that is larger than the host's memory can be read. */
 static uint8_t *twin_of(const struct demand_map *map, uint32_t unit)
 {
-    return map->twins + (uint64_t)unit * map->unit;
+    return map->twins + (map->asked.writable ? (uint64_t)unit * map->unit : 0);
+}
+
+static size_t twin_bytes(const struct demand_map *map)
+{
+    return (map->asked.writable ? (size_t)map->demand.units : 1) * map->unit;
 }
 
 /* The unit's twin becomes what the soft mapping has now. */
 static int read_home(struct demand_map *map, uint32_t unit)
 {
-    size_t n = readable(map, unit);
+    size_t n;
 
+    int error = readable(map, unit, &n);
+    if (error)
+        return error;
     memset(twin_of(map, unit) + n, 0, map->unit - n);
     return n ? touch_copy(twin_of(map, unit), map->asked.home + (uint64_t)unit * map->unit, n) : 0;
 }
@@ -85,19 +99,22 @@ static void take(struct demand_map *map, uint32_t unit)
 {
     uint32_t slot = gaia_demand_arena_take(&map->host, unit);
 
-    if (slot < map->host.arena_slots)
+    if (slot < map->host.arena_slots) {
         map->arena_unit[slot] = NO_UNIT;
+        map->arena_free[map->free_slots++] = slot;
+    }
 }
 
-/* The twin goes into the arena, in place of the unit that is there the longest; the grant. */
+/* The twin goes into the arena: where it was, into a free slot, or, in turn, in place of another unit. The
+ * grant. */
 static uint32_t put(struct demand_map *map, uint32_t unit)
 {
-    uint32_t slot = map->hand;
-
-    map->hand = (map->hand + 1) % map->host.arena_slots;
     take(map, unit);
-    if (map->arena_unit[slot] != NO_UNIT)
-        take(map, map->arena_unit[slot]);
+    if (map->free_slots == 0) {
+        take(map, map->arena_unit[map->hand]);
+        map->hand = (map->hand + 1) % map->host.arena_slots;
+    }
+    uint32_t slot = map->arena_free[--map->free_slots];
     gaia_demand_arena_write(&map->host, slot, 0, twin_of(map, unit), map->unit);
     map->arena_unit[slot] = unit;
     return gaia_demand_arena_put(&map->host, unit, slot);
@@ -130,23 +147,12 @@ static uint32_t fetch(struct demand_map *map, const struct gaia_demand_asked *as
 /* Store the bytes that differ from the twin, and no others, to the soft mapping. */
 static int store_home(struct demand_map *map, uint32_t unit, const uint8_t *bytes)
 {
-    uint8_t *home = map->asked.home + (uint64_t)unit * map->unit;
-    const uint8_t *twin = twin_of(map, unit);
-    size_t n = readable(map, unit);
-    int error = 0;
+    size_t n;
 
-    for (size_t i = 0; i < n && !error;) {
-        if (bytes[i] == twin[i]) {
-            i++;
-            continue;
-        }
-        size_t end = i + 1;
-        while (end < n && bytes[end] != twin[end])
-            end++;
-        error = touch_copy(home + i, bytes + i, end - i);
-        i = end;
-    }
-    return error;
+    int error = readable(map, unit, &n);
+    return error ? error
+                 : touch_store_changed(map->asked.home + (uint64_t)unit * map->unit, bytes,
+                                       twin_of(map, unit), n);
 }
 
 static uint32_t give(struct demand_map *map, const struct gaia_demand_asked *asked, uint32_t *grant)
@@ -348,23 +354,29 @@ static void undo(struct demand_map *map)
 static void free_tables(struct demand_map *map)
 {
     if (map->twins)
-        munmap(map->twins, (size_t)map->demand.units * map->unit);
+        munmap(map->twins, twin_bytes(map));
     free(map->twin_grant);
     free(map->arena_unit);
+    free(map->arena_free);
 }
 
 static int make_tables(struct demand_map *map)
 {
     struct gaia_demand *d = &map->demand;
-    void *twins = mmap(NULL, (size_t)d->units * map->unit, PROT_READ | PROT_WRITE,
+    void *twins = mmap(NULL, twin_bytes(map), PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     map->twins = twins == MAP_FAILED ? NULL : twins;
     map->twin_grant = calloc(d->units, sizeof *map->twin_grant);
     map->arena_unit = malloc(d->arena_slots * sizeof *map->arena_unit);
-    if (!map->twins || !map->twin_grant || !map->arena_unit)
+    map->arena_free = malloc(d->arena_slots * sizeof *map->arena_free);
+    if (!map->twins || !map->twin_grant || !map->arena_unit || !map->arena_free)
         return -ENOMEM;
     memset(map->arena_unit, 0xff, d->arena_slots * sizeof *map->arena_unit);
+    while (map->free_slots < d->arena_slots) {
+        map->arena_free[map->free_slots] = d->arena_slots - 1 - map->free_slots;
+        map->free_slots++;
+    }
     return 0;
 }
 
@@ -381,6 +393,16 @@ static int start_thread(struct demand_map *map)
     return error;
 }
 
+static uint32_t choose_arena(const struct demand_map *map)
+{
+    const char *wish = getenv("GAIA_DEMAND_ARENA_BYTES");
+    uint64_t slots = (wish ? strtoull(wish, NULL, 10) : ARENA_BYTES) / map->unit;
+
+    if (slots > map->demand.units)
+        slots = map->demand.units;
+    return slots ? (uint32_t)slots : 1;
+}
+
 static int choose_sizes(struct demand_map *map)
 {
     struct gaia_demand *d = &map->demand;
@@ -393,7 +415,7 @@ static int choose_sizes(struct demand_map *map)
     d->units = (uint32_t)units;
     d->bytes = map->asked.length;
     d->slots = SLOTS;
-    d->arena_slots = units < ARENA_BYTES / map->unit ? (uint32_t)units : (uint32_t)(ARENA_BYTES / map->unit);
+    d->arena_slots = choose_arena(map);
     d->is_writable = map->asked.writable;
     d->wait_ns = WAIT_NS;
     d->answer_ns = WAIT_NS;
@@ -524,7 +546,8 @@ int demand_map_forget(struct demand_map *map, uint64_t offset, uint64_t length)
         take(map, (uint32_t)unit);
         map->twin_grant[unit] = 0;
     }
-    madvise(twin_of(map, (uint32_t)first), count * map->unit, MADV_DONTNEED);
+    if (map->asked.writable)
+        madvise(twin_of(map, (uint32_t)first), count * map->unit, MADV_DONTNEED);
     pthread_mutex_unlock(&map->lock);
     return 0;
 }

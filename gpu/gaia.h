@@ -91,7 +91,8 @@ struct gaia_stat {
  * names the mapping in the other calls. Kernels that use it must have ended at an acquire, a release, a sync
  * and at the end, and calls in a stream are EOPNOTSUPP. What kernels have stored and not released is lost
  * with a program that is killed. $GAIA_DEMAND_BYTES: how much memory of the GPU each such mapping uses (a
- * quarter of what is free).
+ * quarter of what is free); $GAIA_DEMAND_ARENA_BYTES: how much pinned memory of the host it has, out of which
+ * kernels pull what they miss with no CPU involved (64 MiB).
  *  - Writable and read-only mappings of a file are two copies: what is stored through one is seen through the
  * other after release and acquire. (Memory of a GPU can't be given to another process read only: a program
  * that maps read only could falsify what others see that map read only, and nothing else.)

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <string.h>
 
 static __thread sigjmp_buf *volatile failed_touch; /* where this thread goes on */
@@ -33,7 +34,15 @@ static void install(void)
     sigaction(SIGBUS, &ours, NULL);
 }
 
-int touch_copy(void *to, const void *from, size_t length)
+struct touch {
+    uint8_t *to;
+    const uint8_t *from, *twin;
+    size_t length;
+};
+
+/* One guard for all that `work` touches: the guard is a system call, which a unit in which every second byte
+ * has changed can't have for each of them. */
+static int guard(void (*work)(const struct touch *touch), const struct touch *touch)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     sigjmp_buf here;
@@ -45,8 +54,45 @@ int touch_copy(void *to, const void *from, size_t length)
     }
     failed_touch = &here;
     atomic_signal_fence(memory_order_seq_cst);
-    memcpy(to, from, length);
+    work(touch);
     atomic_signal_fence(memory_order_seq_cst);
     failed_touch = NULL;
     return 0;
+}
+
+static void copy(const struct touch *touch)
+{
+    memcpy(touch->to, touch->from, touch->length);
+}
+
+int touch_copy(void *to, const void *from, size_t length)
+{
+    return guard(copy, &(struct touch){.to = to, .from = from, .length = length});
+}
+
+static void store_changed(const struct touch *touch)
+{
+    size_t i = 0, end;
+
+    while (i < touch->length) {
+        uint64_t from, twin;
+
+        if (touch->length - i >= sizeof from) {
+            memcpy(&from, touch->from + i, sizeof from);
+            memcpy(&twin, touch->twin + i, sizeof twin);
+            if (from == twin) {
+                i += sizeof from;
+                continue;
+            }
+        }
+        end = touch->length - i < sizeof from ? touch->length : i + sizeof from;
+        for (; i < end; i++)
+            if (touch->from[i] != touch->twin[i])
+                touch->to[i] = touch->from[i];
+    }
+}
+
+int touch_store_changed(void *to, const void *from, const void *twin, size_t length)
+{
+    return guard(store_changed, &(struct touch){.to = to, .from = from, .twin = twin, .length = length});
 }

@@ -11,4 +11,8 @@
  * business. */
 int touch_copy(void *to, const void *from, size_t length);
 
+/* The same of those bytes of `from` that differ from `twin`, and no others: what is between them may be
+ * stored to by somebody else. */
+int touch_store_changed(void *to, const void *from, const void *twin, size_t length);
+
 #endif

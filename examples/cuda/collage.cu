@@ -7,7 +7,17 @@
  * Makes collage.set, N small images (tiles) with their histograms and tables to find similar ones
  * (locality-sensitive hashing), and collage.in, an image, in FOLDER on a gaiafs mount; and collage.out. Each
  * block of the image is looked up in every table; the tiles in its buckets are compared with it, histogram by
- * histogram, and the nearest takes its place. --check: looks at what an earlier run has left, only. */
+ * histogram, and the nearest takes its place. --check: looks at what an earlier run has left, only.
+ *
+ * The data set is mapped on demand, in units of 4 KiB, and is larger than the GPU's memory for it: an eighth
+ * of it, or what $GAIA_DEMAND_BYTES says. Kernels read it through a gaia_view. On a GPU:
+ *
+ *   make CC=gcc examples-cuda
+ *   GAIA_DEMAND_BYTES=67108864 build/gcc/examples/nvcc/collage --count 262144 /mnt/data
+ *
+ * (1 GiB of tiles through 64 MiB of frames), and on a soft device, as C++ for the CPU:
+ *
+ *   make CC=gcc examples && build/gcc/examples/cuda/collage /mnt/data */
 #include "example.h"
 
 enum {
@@ -20,6 +30,7 @@ enum {
     TABLES = 6,
     KEY_BITS = 6,
     BUCKETS = 1 << KEY_BITS,
+    SLICES = 32, /* threads that share a bucket */
 };
 
 /* A page of the data set. */
@@ -86,6 +97,45 @@ __host__ __device__ static inline size_t block_at(size_t block)
 
 /* --- kernels --- */
 
+/* The data set, as items of one type. */
+template <typename Item> struct items {
+    gaia_view<Item> view;
+    const Item *plain; /* on a soft device, where any load brings what it touches */
+
+    __device__ Item operator[](size_t i) const
+    {
+        return plain != NULL ? plain[i] : view.load(i);
+    }
+};
+
+struct data_set {
+    size_t tiles;
+    items<uint32_t> words;       /* of the tables */
+    items<uint64_t> quads;       /* of histograms: four bins each */
+    items<unsigned char> pixels; /* of tiles */
+};
+
+__host__ __device__ static inline size_t tile_at(size_t tiles, size_t tile)
+{
+    return tiles_at(tiles) + tile * sizeof(struct tile);
+}
+
+/* A tile's histogram and another one. */
+__device__ static inline unsigned distance_to(const struct data_set &set, size_t tile,
+                                              const uint16_t histogram[BINS])
+{
+    size_t at = (tile_at(set.tiles, tile) + TILE_BYTES) / sizeof(uint64_t);
+    uint16_t bins[BINS];
+
+    for (int i = 0; i < BINS / 4; i++) {
+        uint64_t four = set.quads[at + i];
+
+        for (int bin = 0; bin < 4; bin++)
+            bins[i * 4 + bin] = (uint16_t)(four >> bin * 16);
+    }
+    return distance_of(histogram, bins);
+}
+
 typedef unsigned long long choice_type; /* distance << 32 | tile: the smallest is the best */
 
 __global__ void take_histograms(const unsigned char *image, uint16_t *histograms, choice_type *best)
@@ -96,39 +146,36 @@ __global__ void take_histograms(const unsigned char *image, uint16_t *histograms
     }
 }
 
-/* A thread for each block and table. */
-__global__ void search(const unsigned char *set, size_t tiles, const uint16_t *histograms, choice_type *best,
+/* SLICES threads for each block and table: neighbours look at neighbouring tiles of the bucket. */
+__global__ void search(struct data_set set, const uint16_t *histograms, choice_type *best,
                        choice_type *looked_at)
 {
-    const struct tile *tile = (const struct tile *)(set + tiles_at(tiles));
-
-    for (size_t i = first_item(); i < IMAGE_BLOCKS * TABLES; i += item_step()) {
-        size_t block = i / TABLES;
-        unsigned table = i % TABLES;
+    for (size_t i = first_item(); i < IMAGE_BLOCKS * TABLES * SLICES; i += item_step()) {
+        size_t block = i / SLICES / TABLES;
+        unsigned table = i / SLICES % TABLES;
         const uint16_t *histogram = histograms + block * BINS;
-        const uint32_t *starts = (const uint32_t *)set + table * table_words(tiles);
-        const uint32_t *members = starts + BUCKETS + 1;
+        size_t starts = table * table_words(set.tiles), members = starts + BUCKETS + 1;
         unsigned key = key_of(histogram, table);
+        uint32_t first = set.words[starts + key], end = set.words[starts + key + 1];
 
-        for (uint32_t at = starts[key]; at < starts[key + 1]; at++) {
-            choice_type distance = distance_of(histogram, tile[members[at]].histogram);
+        for (uint32_t at = first + i % SLICES; at < end; at += SLICES) {
+            uint32_t member = set.words[members + at];
+            choice_type distance = distance_to(set, member, histogram);
 
-            atomicMin(&best[block], distance << 32 | members[at]);
+            atomicMin(&best[block], distance << 32 | member);
+            atomicAdd(looked_at, (choice_type)1);
         }
-        atomicAdd(looked_at, (choice_type)(starts[key + 1] - starts[key]));
     }
 }
 
 /* A thread for each byte. A block that is like no tile at all gets the first one. */
-__global__ void paste(const unsigned char *set, size_t tiles, const choice_type *best, unsigned char *image)
+__global__ void paste(struct data_set set, const choice_type *best, unsigned char *image)
 {
-    const struct tile *tile = (const struct tile *)(set + tiles_at(tiles));
-
     for (size_t i = first_item(); i < (size_t)IMAGE_BLOCKS * TILE_BYTES; i += item_step()) {
         size_t block = i / TILE_BYTES, byte = i % TILE_BYTES, y = byte / (SIDE * 3), x = byte % (SIDE * 3);
         size_t chosen = best[block] == ~0ull ? 0 : best[block] & 0xffffffff;
 
-        image[block_at(block) + y * IMAGE_SIDE * 3 + x] = tile[chosen].pixels[byte];
+        image[block_at(block) + y * IMAGE_SIDE * 3 + x] = set.pixels[tile_at(set.tiles, chosen) + byte];
     }
 }
 
@@ -246,12 +293,24 @@ static int check(const char *const paths[3], size_t tiles)
 
 /* --- on the device --- */
 
-static void make_collage(struct gaia_device *device, const struct mapped *set, const struct mapped *in,
-                         const struct mapped *out, size_t tiles)
+/* Of whatever could not be read kernels got zeros, and went on. */
+static void print_demand(const struct gaia_demand *demand)
+{
+    struct gaia_demand_control control;
+
+    check_cuda(cudaMemcpy(&control, demand->control, sizeof(control), cudaMemcpyDeviceToHost), "a copy");
+    if (control.failures != 0)
+        fail((int)(uint32_t)control.error, "unit %ju of the data set", (uintmax_t)(control.error >> 32));
+    printf("%ju faults and %ju evictions, of %ju units in %ju frames\n", (uintmax_t)control.faults,
+           (uintmax_t)control.evicted, (uintmax_t)demand->units, (uintmax_t)demand->frames_count);
+}
+
+static void make_collage(struct gaia_device *device, const struct mapped *set, const struct data_set &data,
+                         const struct mapped *in, const struct mapped *out)
 {
     uint16_t *histograms = device_array<uint16_t>(IMAGE_BLOCKS * BINS);
     choice_type *best = device_array<choice_type>(IMAGE_BLOCKS + 1), *looked_at = best + IMAGE_BLOCKS;
-    const unsigned char *set_bytes = (const unsigned char *)set->at, *image = (const unsigned char *)in->at;
+    const unsigned char *image = (const unsigned char *)in->at;
     unsigned char *result = (unsigned char *)out->at;
     choice_type count = 0;
 
@@ -260,15 +319,15 @@ static void make_collage(struct gaia_device *device, const struct mapped *set, c
     acquire(in, device);
     acquire(out, device);
     LAUNCH(take_histograms, BLOCKS / 16, THREADS, NULL, image, histograms, best);
-    LAUNCH(search, BLOCKS / 16, THREADS, NULL, set_bytes, tiles, histograms, best, looked_at);
-    LAUNCH(paste, BLOCKS, THREADS, NULL, set_bytes, tiles, best, result);
+    LAUNCH(search, BLOCKS / 16, THREADS, NULL, data, histograms, best, looked_at);
+    LAUNCH(paste, BLOCKS, THREADS, NULL, data, best, result);
     wait_for_kernel();
     release(out, device);
     check_cuda(cudaMemcpy(&count, looked_at, sizeof(count), cudaMemcpyDeviceToHost), "a copy");
     check_cuda(cudaFree(histograms), "memory of the device");
     check_cuda(cudaFree(best), "memory of the device");
-    printf("%llu tiles compared for %d blocks, of %zu tiles in %zu bytes; %ju bytes moved into the device\n",
-           count, IMAGE_BLOCKS, tiles, set->bytes, (uintmax_t)bytes_moved_in(device));
+    printf("%llu tiles compared for %d blocks, of %zu tiles in %zu bytes\n", count, IMAGE_BLOCKS, data.tiles,
+           set->bytes);
 }
 
 int main(int argc, char **argv)
@@ -285,9 +344,22 @@ int main(int argc, char **argv)
     make_image(paths[1], arguments.seed + 1);
     make_file(paths[2], (size_t)IMAGE_BLOCKS * TILE_BYTES);
     struct gaia_device *device = open_example_device(arguments.device);
-    struct mapped set = map_whole(device, paths[0], PROT_READ), in = map_whole(device, paths[1], PROT_READ);
+    char frames[24];
+    snprintf(frames, sizeof(frames), "%zu", arguments.count * sizeof(struct tile) / 8);
+    setenv("GAIA_DEMAND_BYTES", frames, 0);
+    struct gaia_demand demand;
+    const struct gaia_demand *there;
+    struct mapped set = map_on_demand(device, paths[0], &demand, &there);
+    const void *plain = there == NULL ? set.at : NULL;
+    struct data_set data = {arguments.count,
+                            {gaia_view<uint32_t>(demand, there), (const uint32_t *)plain},
+                            {gaia_view<uint64_t>(demand, there), (const uint64_t *)plain},
+                            {gaia_view<unsigned char>(demand, there), (const unsigned char *)plain}};
+    struct mapped in = map_whole(device, paths[1], PROT_READ);
     struct mapped out = map_whole(device, paths[2], PROT_READ | PROT_WRITE);
-    make_collage(device, &set, &in, &out, arguments.count);
+    make_collage(device, &set, data, &in, &out);
+    if (there != NULL)
+        print_demand(&demand);
     unmap(&set);
     unmap(&in);
     unmap(&out);

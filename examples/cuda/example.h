@@ -7,6 +7,7 @@
 #include <getopt.h>
 
 #include "../common.h"
+#include "gaia_device.cuh" /* installed as <gaia/gaia_device.cuh> */
 
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
@@ -146,6 +147,30 @@ static inline struct mapped map_whole(struct gaia_device *device, const char *pa
         fail(0, "%s: is empty", path);
     mapped.at = map_on_device(device, fd, path, mapped.bytes, prot);
     close(fd);
+    return mapped;
+}
+
+/* The whole of a file, for reading, of which the device holds only what is touched, in units of 4 KiB. On a
+ * GPU kernels read it through a gaia_view, whose parameters are outputs; on a soft device it is memory like
+ * any other: NULL. */
+static inline struct mapped map_on_demand(struct gaia_device *device, const char *path,
+                                          struct gaia_demand *demand_out,
+                                          const struct gaia_demand **there_out)
+{
+    struct stat status;
+    int fd = open_regular(path, O_RDONLY, &status);
+    struct mapped mapped = {path, (size_t)status.st_size, NULL};
+
+    mapped.at = gaia_mmap(device, mapped.bytes, PROT_READ, GAIA_DEMAND | GAIA_SMALL_UNITS, fd, 0);
+    if (mapped.at == MAP_FAILED && errno == ENODEV)
+        fail(0, "%s: not a regular file of a gaiafs mount", path);
+    if (mapped.at == MAP_FAILED)
+        fail(errno, "%s: cannot map it on demand", path);
+    close(fd);
+    if (gaia_demand_parameters(mapped.at, demand_out, there_out) != 0) {
+        memset(demand_out, 0, sizeof(*demand_out));
+        *there_out = NULL;
+    }
     return mapped;
 }
 

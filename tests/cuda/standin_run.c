@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "gpu/kernels.h"
+#include "gpu/warp.h"
 #include "tests/cuda/standin.h"
 
 struct CUctx_st {
@@ -48,6 +49,11 @@ struct CUstream_st {
     bool busy, stop;
     LIST_ENTRY(CUstream_st) link;
 };
+
+/* Kernels of the tests (tests/gpu/paging_kernels.cc), and on how many threads each runs: blocks meet there.
+ */
+const struct gaia_kernel *paging_kernel_find(const char *name);
+#define KERNEL_THREADS 4u
 
 static struct CUctx_st contexts[16];
 static __thread CUcontext stack[8];
@@ -97,6 +103,42 @@ static CUresult pop(CUcontext *context_out)
 
 /* --- streams --- */
 
+/* A thread's share of the blocks of a launch. */
+struct share {
+    const struct work *work;
+    void *const *arguments;
+    unsigned first;
+};
+
+static void *run_share(void *context)
+{
+    const struct share *share = context;
+    struct gaia_grid grid = {share->first, share->work->blocks, share->work->threads / GAIA_LANES};
+
+    for (; grid.block < grid.blocks; grid.block += KERNEL_THREADS)
+        share->work->kernel->run(grid, share->arguments);
+    return NULL;
+}
+
+static void run_kernel(const struct work *work, void *const *arguments)
+{
+    struct share shares[KERNEL_THREADS];
+    pthread_t threads[KERNEL_THREADS];
+
+    if (!paging_kernel_find(work->kernel->name)) {
+        if (gaia_kernel_cpu(work->kernel->name, arguments, work->blocks, work->threads))
+            abort();
+        return;
+    }
+    for (unsigned i = 0; i < KERNEL_THREADS; i++) {
+        shares[i] = (struct share){work, arguments, i};
+        if (pthread_create(&threads[i], NULL, run_share, &shares[i]))
+            abort();
+    }
+    for (unsigned i = 0; i < KERNEL_THREADS; i++)
+        pthread_join(threads[i], NULL);
+}
+
 static void run(struct work *work)
 {
     void *arguments[GAIA_KERNEL_PARAMETERS_MAX];
@@ -113,8 +155,7 @@ static void run(struct work *work)
     case KERNEL:
         for (size_t i = 0; i < GAIA_KERNEL_PARAMETERS_MAX; i++)
             arguments[i] = &work->arguments[i];
-        if (gaia_kernel_cpu(work->kernel->name, arguments, work->blocks, work->threads))
-            abort();
+        run_kernel(work, arguments);
         break;
     case HOST:
         work->function(work->context);
@@ -315,16 +356,18 @@ static CUresult unload_module(CUmodule module)
 /* The PTX must have it, but what runs is its source's twin for a CPU. */
 static CUresult get_function(CUfunction *function_out, CUmodule module, const char *name)
 {
+    const struct gaia_kernel *kernel = gaia_kernel_find(name);
     char entry[96];
 
     ENTER_CONTEXT("cuModuleGetFunction");
     snprintf(entry, sizeof entry, ".entry %s(", name);
-    if (!strstr(module->ptx, entry) || !gaia_kernel_find(name))
+    kernel = kernel ? kernel : paging_kernel_find(name);
+    if (!strstr(module->ptx, entry) || !kernel)
         return CUDA_ERROR_NOT_FOUND;
     CUfunction function = calloc(1, sizeof *function);
     if (!function)
         abort();
-    function->kernel = gaia_kernel_find(name);
+    function->kernel = kernel;
     SLIST_INSERT_HEAD(&module->functions, function, link);
     *function_out = function;
     return CUDA_SUCCESS;

@@ -20,7 +20,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(HERE), "bench"))
 import bench as cpu_bench  # noqa: E402
 from harness import GIB, KIB, MIB, TOP, Broken, Mount, print_table, row, run, run_json, say  # noqa: E402
 
-DEMAND = "no kernel of the bench uses a gaia_view yet"
+NO_MANAGED = "not measured: this driver has none"
 LIMIT_S = 550
 
 
@@ -49,6 +49,8 @@ class GpuBench:
     def __init__(self, args, folder):
         self.folder, self.repetitions = folder, args.repetitions
         self.program = os.path.join(TOP, args.build, "tests", "gpu", "bench")
+        self.demand_program = os.path.join(TOP, args.build, "tests", "gpu", "bench_demand")
+        self.kernels = ["--kernels", args.kernels] if args.kernels else []
         self.file_program = os.path.join(TOP, args.build, "tests", "bench", "bench_file")
         self.bin, self.sizes = os.path.join(TOP, args.bin), args.sizes
         self.large = max(args.sizes)
@@ -58,6 +60,15 @@ class GpuBench:
     def ask(self, name, *arguments, repetitions=None):
         command = [self.program, name, *map(str, arguments), "--repetitions", str(repetitions or self.repetitions)]
         return run_json(command, LIMIT_S)
+
+    def ask_demand(self, name, size, *files):
+        """A program on files of that size, in a mount; files that it stores to are made anew."""
+        names = [os.path.basename(self.make(file, size)) for file in files]
+        with self.mount(4 * size * len(files)) as mount:
+            command = [self.demand_program, name, *(os.path.join(mount.path, file) for file in names),
+                       "--repetitions", str(self.repetitions), *self.kernels]
+            r = self.raw[f"demand {name}"] = run_json(command, LIMIT_S)
+        return r
 
     def make(self, name, size):
         path = os.path.join(self.data, name)
@@ -71,10 +82,10 @@ class GpuBench:
         for name in os.listdir(self.data):
             os.unlink(os.path.join(self.data, name))
 
-    def mount(self):
+    def mount(self, room=0):
         self.mounts += 1
         path = os.path.join(self.folder, f"mnt{self.mounts}")
-        room = f"device_cache={max(3 * self.large, 64 * MIB)}"
+        room = f"device_cache={max(3 * self.large, room, 64 * MIB)}"
         return Mount([os.path.join(self.bin, "mount.gaiafs"), "-f", self.data, path, "-o", room], path,
                      os.path.join(self.folder, f"log{self.mounts}"))
 
@@ -155,15 +166,68 @@ def bench_sharing(bench):
             row("... and the release", us(release), ""), row("... managed memory", managed, "")]
 
 
+def bench_faults(bench):
+    """What each fault took, beside a unit that a plain kernel pulls: of all that were there, in one kernel."""
+    r = bench.ask_demand("faults", max(32 * MIB, min(bench.large, GIB)), "faults")
+    rows = []
+    for unit in (4 * KIB, 64 * KIB):
+        for order, name in (("", "in order"), ("random_", "at random")):
+            took, pulled = median(r[f"faults_{order}{unit}_s"]), median(r[f"pull_{order}{unit}_s"])
+            rows.append(row(f"demand faults from the host arena, {size_text(unit)}, {name}", rate(unit, took),
+                            f"a kernel that pulls {rate(unit, pulled)}", pulled / took, ">= 0.85", pulled / took >= 0.85))
+    took = median(r["faults_random_4096_s"])
+    if not r["managed_s"]:
+        return rows + [row("... 4 KiB at random, managed memory", rate(4096, took), NO_MANAGED, None, ">= 10")]
+    managed = median(r["managed_s"])
+    return rows + [row("... 4 KiB at random, managed memory", rate(4096, took), f"managed memory {rate(4096, managed)}",
+                       managed / took, ">= 10", managed / took >= 10)]
+
+
+def bench_hits(bench):
+    r = bench.ask_demand("hits", max(2 * MIB, min(bench.large, GIB)), "hits")
+    rows, plain = [], median(r["plain_s"])
+    for key, name in (("load_s", "load()"), ("pinned_s", "a pin for each unit")):
+        took = median(r[key])
+        rows.append(row(f"hits in demand mode, neighbouring words, {name}", rate(r["bytes"], took),
+                        f"plain memory {rate(r['bytes'], plain)}", plain / took, ">= 0.7", plain / took >= 0.7))
+    return rows
+
+
+def program_rows(r, key, name):
+    """The first run of a program on new mappings; the second, in raw, has what it finds in frames and arena."""
+    whole, size = median(r[f"{key}_100_s"]), size_text(r["bytes"])
+    ms = "{:.2f} ms".format
+    managed = median(r[f"{key}_managed_s"]) if r[f"{key}_managed_s"] else None
+    rows = [row(f"{name}, {size}, 100 % of the frames", ms(whole * 1e3),
+                f"managed memory {ms(managed * 1e3)}" if managed else f"managed memory {NO_MANAGED}",
+                managed / whole if managed else None, ">= 2", managed / whole >= 2 if managed else None)]
+    for part in (150, 300):
+        took = median(r[f"{key}_{part}_s"])
+        rows.append(row(f"... {part} % of the frames", ms(took * 1e3), f"at 100 % {ms(whole * 1e3)}", took / whole,
+                        "<= 2", took <= 2 * whole))
+    return rows
+
+
+def bench_programs(bench):
+    size = max(12 * MIB, min(bench.large, 256 * MIB))
+    r = bench.ask_demand("add", size, "a", "b", "sum")
+    rows = program_rows(r, "add", "vector add")
+    r = bench.ask_demand("multiply", size, "matrix")
+    for key in ("mvt", "atax", "bicg"):
+        rows += program_rows(r, key, key.upper())
+    return rows
+
+
 def not_measured(texts):
     return lambda why: [row(text, f"not measured: {why}", "", None, goal) for text, goal in texts]
 
 
-DEMAND_ROWS = [
-    ("demand faults from the host arena, 4 KiB, in order and at random", ">= 0.85 of PCIe, 10 x managed memory"),
-    ("demand faults from the host arena, 64 KiB, in order and at random", ">= 0.85 of PCIe"),
-    ("hits in demand mode, loads of a warp", ">= 0.7 of plain memory"),
-    ("vector add, MVT, ATAX, BIGC at 100 % of the frames", ">= 2 x managed memory"),
+FAULT_ROWS = [
+    ("demand faults from the host arena, 4 KiB, in order and at random", ">= 0.85 of a kernel that pulls, 10 x managed"),
+    ("demand faults from the host arena, 64 KiB, in order and at random", ">= 0.85 of a kernel that pulls"),
+]
+PROGRAM_ROWS = [
+    ("vector add, MVT, ATAX, BICG at 100 % of the frames", ">= 2 x managed memory"),
     ("... at 150 % and 300 % of the frames", "<= 2 x the time"),
 ]
 # name: (function, needs a mount, what is said of it when it can't be measured)
@@ -175,7 +239,9 @@ ROWS = {
                                              ("release, moves only what changed", "")])),
     "changed": (bench_changed, True, not_measured([("0.1 % to 100 % of a file changed", "> 1 up to 90 %")])),
     "sharing": (bench_sharing, True, not_measured([("CPU and GPU store every second byte", ">= 0.95")])),
-    "demand": (None, False, not_measured(DEMAND_ROWS)),
+    "faults": (bench_faults, True, not_measured(FAULT_ROWS)),
+    "hits": (bench_hits, True, not_measured([("hits in demand mode, neighbouring words", ">= 0.7 of plain memory")])),
+    "programs": (bench_programs, True, not_measured(PROGRAM_ROWS)),
 }
 
 
@@ -207,7 +273,7 @@ def measure(bench, names, gpu, broken):
     rows, no_mount = [], why_no_mount(bench)
     for name in names:
         function, mounts, otherwise = ROWS[name]
-        why = "no GPU here" if not gpu else DEMAND if function is None else no_mount if mounts else None
+        why = "no GPU here" if not gpu else no_mount if mounts else None
         start = time.monotonic()
         try:
             rows += otherwise(why) if why else function(bench)
@@ -240,6 +306,7 @@ def main():
     parser.add_argument("--repetitions", type=int, default=5, choices=range(5, 65), metavar="N", help="at least 5")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(ROWS), help=",".join(ROWS))
     parser.add_argument("--output", help="the JSON (default: tests/bench/results/DATE-GPU.json)")
+    parser.add_argument("--kernels", help="kernels of demand paging that nvcc has made (default: those that clang has made)")
     parser.add_argument("--build", default="build/gcc")
     parser.add_argument("--bin", default=".")
     args = parser.parse_args()
@@ -260,7 +327,8 @@ def main():
     if machine["gpu"]:
         path = result_path(args, machine)
         with open(path, "w", encoding="utf-8") as file:
-            json.dump({"machine": machine, "repetitions": bench.repetitions, "sizes": args.sizes, "rows": rows,
+            json.dump({"machine": machine, "repetitions": bench.repetitions, "sizes": args.sizes,
+                       "kernels": "nvcc" if args.kernels else "clang 14, as PTX", "rows": rows,
                        "raw": bench.raw, "broken": broken}, file, indent=1)
             file.write("\n")
         say(f"written to {path}")

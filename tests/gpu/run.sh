@@ -2,21 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # The tests that want a GPU: sh tests/gpu/run.sh [--pages N] [--only PART,PART...] (as root for the parts with mounts)
 #
-#   code      gpu/kernels.ptx is what its source makes (clang 14), and an assembler takes it for this GPU (ptxas)
+#   code      gpu/kernels.ptx and tests/gpu/paging_kernels.ptx are what their sources make (clang 14), and an assembler takes
+#             them for this GPU (ptxas)
 #   own       the GPU's own tests, without a mount: N pages' worth of digests (10^8), frames that others had, clients
 #             that are killed, and that store where nothing is (tests/gpu/own.c)
 #   mounts    the mount tests, with files mapped on cuda:0 (tests/mount/on_gpu.py), and programs whose kernels end badly
+#   demand    demand paging by kernels with a gaia_view (tests/gpu/paging.c): a file of ten times the frames, in units of 4
+#             and 64 KiB; by the kernels that are kept as PTX, and, where nvcc is, by what it makes of the same source
 #   examples  those of examples/cuda that nvcc has made
 #
-# GAIA_DEMAND is tested with threads for kernels only (tests/mount/test_cuda_demand.py). Builds first, if it can; a tree that was built elsewhere is used
-# as it is. Says what was skipped, and why. Ends with one line of all counts; with 0 where there is no GPU. On the stand-in of
+# Builds first, if it can; a tree that was built elsewhere is used as it is. Says what was skipped, and why. Ends with one line of all counts; with 0 where there is no GPU. On the stand-in of
 # tests/cuda (LD_LIBRARY_PATH=build/gcc/cuda) it runs, too.
 set -eu
 
 top=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
 cd "$top"
 pages=100000000
-parts=code,own,mounts,examples
+parts=code,own,mounts,demand,examples
 while [ $# -ge 2 ]; do
     case $1 in
     --pages) pages=$2 ;;
@@ -26,7 +28,7 @@ while [ $# -ge 2 ]; do
     shift 2
 done
 if [ $# -gt 0 ]; then
-    echo 'usage: run.sh [--pages N] [--only code,own,mounts,examples]' >&2
+    echo 'usage: run.sh [--pages N] [--only code,own,mounts,demand,examples]' >&2
     exit 2
 fi
 build=$top/build/gcc
@@ -131,21 +133,29 @@ architecture=sm_$(sed -n 's/.*compute capability \([0-9]*\)\.\([0-9]*\).*/\1\2/p
 # --- the device code ---
 
 ptx_is_current() {
-    make -s ptx CLANG=clang PTX="$work/made.ptx"
-    for file in "$work/made.ptx" gpu/kernels.ptx; do
-        sed -e 's|//.*||' -e 's/[[:space:]]\{1,\}/ /g' -e '/^ *$/d' "$file" >"$work/normal.$(basename "$file")"
+    make -s ptx paging-ptx CLANG=clang PTX="$work/kernels.ptx" PAGING_PTX="$work/paging_kernels.ptx"
+    for kept in gpu/kernels.ptx tests/gpu/paging_kernels.ptx; do
+        for file in "$work/$(basename "$kept")" "$kept"; do
+            sed -e 's|//.*||' -e 's/[[:space:]]\{1,\}/ /g' -e '/^ *$/d' "$file" >"$work/normal$([ "$file" = "$kept" ] || echo .made)"
+        done
+        cmp "$work/normal.made" "$work/normal" || return 1
     done
-    cmp "$work/normal.made.ptx" "$work/normal.kernels.ptx"
+}
+
+assembler_takes() {
+    for kept in gpu/kernels.ptx tests/gpu/paging_kernels.ptx; do
+        "$ptxas" -arch="$architecture" -o "$work/kernels.cubin" "$kept" || return 1
+    done
 }
 
 if wanted code; then
     case $(clang --version 2>/dev/null | head -n 1) in
-    *'version 14.'*) step 'gpu/kernels.ptx is current' ptx_is_current ;;
-    *) skip 'whether gpu/kernels.ptx is current' 'no clang 14 here' ;;
+    *'version 14.'*) step 'the PTX in the tree is current' ptx_is_current ;;
+    *) skip 'whether the PTX in the tree is current' 'no clang 14 here' ;;
     esac
     ptxas=$(PATH=$PATH:/usr/local/cuda/bin command -v ptxas || true)
     if [ -n "$ptxas" ]; then
-        step "ptxas takes it for $architecture" "$ptxas" -arch="$architecture" -o "$work/kernels.cubin" gpu/kernels.ptx
+        step "ptxas takes it for $architecture" assembler_takes
     else
         skip 'ptxas' 'none here (the driver assembles the kernels below)'
     fi
@@ -183,11 +193,25 @@ if wanted mounts && [ -n "$why" ]; then
 elif wanted mounts; then
     # shellcheck disable=SC2086
     step 'mounts' "$python" -B tests/mount/on_gpu.py ${GPU_MOUNT_TESTS:-}
-    skip 'demand paging with a working set of 10 times the frames' 'no kernel with a gaia_view is built for a GPU yet (tests/mount/test_cuda_demand.py has threads for kernels)'
     step 'kernels that end badly' "$python" -B tests/mount/on_gpu.py cuda_kernels
 fi
 
 nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc || true)
+if wanted demand && [ -n "$why" ]; then
+    skip 'demand' "$why"
+elif wanted demand; then
+    if [ "$real" = 0 ]; then
+        skip "demand: nvcc's kernels" 'the stand-in has threads for kernels'
+    elif [ -z "$nvcc" ]; then
+        skip "demand: nvcc's kernels" 'no nvcc here (those that are kept as PTX are run)'
+    else
+        step 'demand: nvcc' "$nvcc" -x cu -arch="$architecture" -std=c++17 -O3 -I. -cubin -o "$work/paging.cubin" \
+            tests/gpu/paging_kernels.cc
+        [ ! -e "$work/paging.cubin" ] || export GAIA_PAGING_KERNELS="$work/paging.cubin"
+    fi
+    step 'demand' "$python" -B tests/mount/on_gpu.py cuda_paging
+fi
+
 if wanted examples && [ -n "$why" ]; then
     skip 'examples' "$why"
 elif wanted examples && [ "$real" = 0 ]; then

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -155,6 +156,22 @@ def test_what_another_program_of_the_gpu_has_released(mount, programs):
     assert two.counters()["faults"] <= before + 1
 
 
+def test_two_programs_store_to_the_same_word(mount, programs):
+    """What one gives back does not undo what the other has given: of a word that changed, too, only what was stored."""
+    m = mount()
+    path = make(m, b"." * MIB)
+    one, two = programs(path), programs(path, small=True)
+    for at in (8000, 8192 + 5, MIB - 16):
+        assert one.load(at, 8) == two.load(at, 8) == b"." * 8
+        one.store(at, b"1")
+        one.store(at + 4, b"1")
+        two.store(at + 1, b"22")
+        two.store(at + 7, b"2")
+        one.do("release")
+        two.do("release")
+        assert helpers.read_file(path)[at:at + 8] == b"122.1..2"
+
+
 def test_stores_that_were_not_released_are_collected_by_an_acquire(mount, programs):
     m = mount()
     path = make(m, bytes(MIB))
@@ -208,6 +225,29 @@ def test_more_than_the_gpu_holds(mount, programs, small):
     for at in range(0, size // threads, 97):
         for thread in range(threads):
             assert content[at * threads + thread] == (at * threads + thread + seed) % 256
+    program.end()
+
+
+@pytest.mark.limit(100)
+@pytest.mark.parametrize("arena", [0, 3 * PAGE, 1 << 30])
+def test_arenas_of_any_size(mount, programs, arena):
+    """One slot, from which a unit is displaced before it is pulled; three; and room for all of the file, which is pulled
+    without the CPU the second time."""
+    m = mount()
+    size = 64 * 10 * PAGE
+    path = make(m, bytes(size))
+    program = programs(path, small=True, frames=64, GAIA_DEMAND_ARENA_BYTES=str(arena))
+    seed = make_random("arena").randrange(1 << 16)
+    program.do(f"stress 4 {helpers.repeats(3000)} {seed} {size}")
+    counters = program.counters()
+    assert counters["faults"] == counters["pulled"] + counters["fetched"]
+    assert counters["fetched"] > 0 or arena
+    program.do("release")
+    content = helpers.read_file(path)
+    for at in range(0, size // 4, 97):
+        for thread in range(4):
+            assert content[at * 4 + thread] == (at * 4 + thread + seed) % 256
+    assert program.ask("error") == "0"
     program.end()
 
 
@@ -268,7 +308,8 @@ def test_a_view_that_only_reads(mount, programs):
     assert helpers.read_file(path) == b"a" * MIB
 
 
-def test_the_daemon_is_killed(mount, programs):
+@pytest.mark.parametrize("later", [0, 1.5])  # within, and after the time for which the kernel keeps attributes
+def test_the_daemon_is_killed(mount, programs, later):
     """Touches fail, calls say ENOTCONN, nothing hangs, and the program lives."""
     m = mount()
     path = make(m, b"b" * 8 * MIB)
@@ -278,6 +319,7 @@ def test_the_daemon_is_killed(mount, programs):
     m.expected_exit = None
     os.kill(m.pid, signal.SIGKILL)
     m.proc.wait(10)
+    time.sleep(later)
     assert program.load(5 * MIB, 5) == bytes(5)  # what the GPU has not got can't be had
     assert program.ask("error") == str(errno.EIO)
     assert program.load(0, 5) == b"bbbbb"
@@ -303,6 +345,29 @@ def test_a_program_that_is_killed(mount, programs):
     other.store(3 * MIB, b"lives")
     other.do("release")
     assert helpers.read_file(path)[3 * MIB:3 * MIB + 5] == b"lives"
+
+
+def anonymous_bytes(pid):
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon:"))
+
+
+def test_what_is_only_read_leaves_no_twins(mount, programs):
+    """Data that is larger than the GPU may be larger than what the host has for copies of it, too."""
+    m = mount()
+    size = 64 * MIB
+    path = os.path.join(m.mnt, "f")
+    with open(path, "wb") as file:
+        file.truncate(size)
+    program = programs(path, "read", frames=64, GAIA_DEMAND_ARENA_BYTES=str(MIB))
+    assert program.load(0, 1) == b"\0"
+    before = anonymous_bytes(program.proc.pid)
+    for at in range(0, size, UNIT):
+        assert program.load(at, 1) == b"\0"
+    assert program.counters()["evicted"] >= size // UNIT - 64
+    assert anonymous_bytes(program.proc.pid) - before < 8 * MIB
+    program.do("acquire")
+    program.end()
 
 
 def test_calls_in_a_stream(mount, programs):

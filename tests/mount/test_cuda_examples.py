@@ -111,6 +111,13 @@ def test_collage_reads_what_it_finds(on):
     text = on.run("collage", "--count", 500, on.mount.mnt)
     compared = int(re.search(r"(\d+) tiles compared", text)[1])
     assert 64 < compared < 64 * 6 * 500 // 2, text
+    if on.device == "soft:0":
+        return
+    faults, evicted, units, frames = map(int, re.search(
+        r"(\d+) faults and (\d+) evictions, of (\d+) units in (\d+) frames", text).groups())
+    assert units > 500 and frames == 64 and faults - 64 <= evicted < faults
+    # The data set is larger than what is there for it, and what is found on the way is read more than once.
+    assert evicted > units
 
 
 def test_histogram(on):

@@ -12,6 +12,7 @@ import conftest
 
 TOOLKIT = "/usr/local/cuda/bin"
 KEPT = os.path.join(conftest.TOP, "gpu", "kernels.ptx")
+KEPT_PAGING = os.path.join(conftest.TOP, "tests", "gpu", "paging_kernels.ptx")
 
 
 def run(*command):
@@ -52,6 +53,31 @@ def made_ptx(folder, make=("make",)):
 @pytest.mark.limit(100)
 def test_the_kept_ptx_is_current(tmp_path):
     assert made_ptx(tmp_path) == normalised(KEPT), "gpu/kernels.c or a header of it changed: run `make ptx`"
+
+
+@pytest.mark.limit(100)
+def test_the_kept_ptx_of_the_tests_is_current(tmp_path):
+    path = os.path.join(tmp_path, "made.ptx")
+    run("make", "-s", "paging-ptx", f"CLANG={clang()}", f"PAGING_PTX={path}")
+    assert normalised(path) == normalised(KEPT_PAGING), \
+        "tests/gpu/paging_kernels.cc or a header of it changed: run `make paging-ptx`"
+
+
+@pytest.mark.limit(200)
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_100"])
+def test_the_assembler_and_nvcc_take_the_kernels_of_the_tests(architecture, tmp_path):
+    """Kernels with a gaia_view: of clang's PTX and of nvcc's own."""
+    source = os.path.join(conftest.TOP, "tests", "gpu", "paging_kernels.cc")
+    made = str(tmp_path / "paging.cubin")
+    done = subprocess.run([toolkit("ptxas"), f"-arch={architecture}", "-v", KEPT_PAGING, "-o", made],
+                          capture_output=True, text=True, timeout=100)
+    if "is not defined for option" in done.stderr:
+        pytest.skip(f"this toolkit does not know {architecture}")
+    assert done.returncode == 0 and "paging_divergent" in done.stderr, done.stderr
+    # A stack is what paging_hold has its pins in, and nobody else.
+    frames = re.findall(r"properties for (\S+)\n +(\d+) bytes stack frame, (\d+) bytes spill", done.stderr)
+    assert {name for name, stack, spilt in frames if stack != "0" or spilt != "0"} <= {"paging_hold"}, frames
+    run(toolkit("nvcc"), "-x", "cu", f"-arch={architecture}", "-std=c++17", "-I", conftest.TOP, "-cubin", "-o", made, source)
 
 
 @pytest.mark.limit(100)

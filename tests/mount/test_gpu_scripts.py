@@ -55,9 +55,19 @@ def test_run_where_fuse_is_missing():
         pytest.skip("a mount namespace needs root")
     before = ["unshare", "-m", "--propagation", "private", "sh", "-c",
               'mount --bind /etc/hostname /dev/fuse && exec "$@"', "-"]
-    text = script("run.sh", "--pages", 1000, "--only", "own,mounts,examples", before=before)
-    assert "skipped: mounts: no /dev/fuse here\n" in text and "skipped: examples: no /dev/fuse here\n" in text
-    assert text.endswith("\n5 passed, 0 failed, 2 skipped\n")
+    text = script("run.sh", "--pages", 1000, "--only", "own,mounts,demand,examples", before=before)
+    for part in ("mounts", "demand", "examples"):
+        assert f"skipped: {part}: no /dev/fuse here\n" in text
+    assert text.endswith("\n5 passed, 0 failed, 3 skipped\n")
+
+
+@pytest.mark.limit(200)
+def test_run_of_demand_paging_on_the_stand_in():
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("mounting needs root and /dev/fuse")
+    text = script("run.sh", "--only", "demand", GAIA_PAGING_ONLY="all threads touch")
+    assert "skipped: demand: nvcc's kernels: the stand-in has threads for kernels\n" in text
+    assert text.endswith("\n1 passed, 0 failed, 5 skipped\n")
 
 
 @pytest.mark.limit(200)
@@ -88,12 +98,15 @@ def test_bench_on_the_stand_in(workdir):
         found = json.load(file)
     assert found["machine"]["gpu"].startswith("stand-in 0, ") and found["machine"]["kernel"] and found["broken"] == []
     assert found["repetitions"] == 5
-    assert set(found["raw"]) == {"memory", "place 262144", "place 2097152", "sync", "changed", "sharing"}
+    assert set(found["raw"]) == {"memory", "place 262144", "place 2097152", "sync", "changed", "sharing",
+                                 "demand faults", "demand hits", "demand add", "demand multiply"}
     for name, raw in found["raw"].items():
         for key, samples in raw.items():
             if key.endswith("_s"):  # seconds of every repetition; the stand-in has no managed memory
-                assert len(samples) == (0 if key == "managed_s" else 5) and all(s > 0 for s in samples), (name, key)
+                assert len(samples) == (0 if "managed" in key else 5) and all(s > 0 for s in samples), (name, key)
     assert found["raw"]["sync"]["bytes_out"] <= found["raw"]["sync"]["changed_pages"] * 4096
-    demand = [row for row in found["rows"] if row["value"].startswith("not measured: no kernel of the bench")]
-    assert len(demand) == 5 and len(found["rows"]) == 3 + 4 + 3 + 6 + 3 + 5
+    assert len(found["rows"]) == 3 + 4 + 3 + 6 + 3 + 5 + 2 + 4 * 3
+    assert [row["measured"] for row in found["rows"] if row["value"].startswith("not measured")] == ["... managed memory"]
+    managed = [row for row in found["rows"] if row["baseline"].endswith("not measured: this driver has none")]
+    assert len(managed) == 5 and all(row["met"] is None and row["ratio"] is None for row in managed)
     assert os.listdir(workdir) == ["bench.json"], "something was left behind"
