@@ -30,6 +30,7 @@ struct fault_path {
     /* Of that thread alone. */
     struct gaia_link *agent;                    /* reads */
     struct gaia_link *strangers[STRANGERS_MAX]; /* arrived; one of them is ours, and exposes */
+    unsigned next_stranger;                     /* whose place is taken when there is none left */
     uint32_t region;                            /* as the agent knows it */
     bool exposed;
 
@@ -45,17 +46,23 @@ struct fault_path {
 
 /* ---- callbacks, in the thread that polls ---- */
 
+/* Who comes and says nothing keeps nobody out: there is always a place for our own link. */
 static int arrived(void *context, struct gaia_link *link, const char *peer)
 {
     struct fault_path *path = context;
 
     (void)peer;
-    for (unsigned i = 0; i < STRANGERS_MAX && !path->exposed; i++)
+    if (path->exposed)
+        return -EACCES;
+    for (unsigned i = 0; i < STRANGERS_MAX; i++)
         if (!path->strangers[i]) {
             path->strangers[i] = link;
             return 0;
         }
-    return -EACCES;
+    unsigned taken = path->next_stranger++ % STRANGERS_MAX;
+    gaia_link_close(path->strangers[taken]);
+    path->strangers[taken] = link;
+    return 0;
 }
 
 /* Frames are exposed to this process and to nobody else that finds the address. */
@@ -85,12 +92,13 @@ static void closed(void *context, struct gaia_link *link, int error)
     struct fault_path *path = context;
 
     (void)error;
-    for (unsigned i = 0; i < STRANGERS_MAX; i++)
-        if (path->strangers[i] == link) {
-            path->strangers[i] = NULL;
-            gaia_link_close(link);
-            return; /* if it was ours, the agent hears of it */
-        }
+    if (link != path->agent) { /* if it was the other end of that, the agent hears of it */
+        for (unsigned i = 0; i < STRANGERS_MAX; i++)
+            if (path->strangers[i] == link)
+                path->strangers[i] = NULL;
+        gaia_link_close(link);
+        return;
+    }
     pthread_mutex_lock(&path->lock);
     path->ready = false;
     pthread_mutex_unlock(&path->lock);

@@ -357,6 +357,34 @@ static void test_deaf(void **state)
     world_close(&w);
 }
 
+/* Strangers that come first and say nothing do not keep this process out of its own path. */
+static void test_a_crowd(void **state)
+{
+    static struct side crowd;
+    struct gaia_link_options options = {1, 1};
+    struct gaia_link *link;
+    struct world w;
+
+    (void)state;
+    world_open(&w, TIMEOUT_MS);
+    pthread_mutex_lock(&w.path->transport->lock);
+    w.path->exposed = false; /* as if it were connecting, and its own link had not come yet */
+    memset(w.path->strangers, 0, sizeof w.path->strangers);
+    pthread_mutex_unlock(&w.path->transport->lock);
+    side_init(&crowd, false);
+    struct gaia_transport_config config = side_config(&crowd, false, TIMEOUT_MS);
+    assert_int_equal(gaia_transport_open(&config, &crowd.transport), 0);
+    for (unsigned i = 0; i < STRANGERS_MAX + 3; i++)
+        assert_int_equal(gaia_link_connect(crowd.transport, w.path->config.address, &options, &link), 0);
+    assert_int_equal(gaia_link_send(link, w.path->token, TOKEN_BYTES), 0);
+    for (uint64_t until = now_ms() + SLACK_MS; now_ms() < until && !crowd.exposed;)
+        gaia_transport_poll(crowd.transport, 50);
+    assert_int_equal(crowd.exposed, 1);
+    gaia_transport_close(crowd.transport);
+    assert_int_equal(read_one(&w, 0, 4, 8), 0);
+    world_close(&w);
+}
+
 static void expect_error(enum fault_carrier kind, const char *address, int error, const char *word)
 {
     static uint8_t page[PAGE];
@@ -385,8 +413,9 @@ static void test_no_such_device(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        CASE(test_bytes),      CASE(test_strangers), CASE(test_wrong_token), CASE(test_frames_cut),
-        CASE(test_no_windows), CASE(test_broken),    CASE(test_deaf),        CASE(test_no_such_device),
+        CASE(test_bytes),      CASE(test_strangers),      CASE(test_wrong_token),
+        CASE(test_frames_cut), CASE(test_no_windows),     CASE(test_broken),
+        CASE(test_deaf),       CASE(test_no_such_device), CASE(test_a_crowd),
     };
 
     take_arguments(argc, argv);
