@@ -19,7 +19,7 @@
 #define TOKEN_BYTES 32u
 
 struct fault_path {
-    struct fault_path_config config; /* constant, as are the next three */
+    struct fault_path_config config; /* constant, as are the next three; its address: as it was asked for */
     struct gaia_span host_frames;
     uint32_t unit;
     uint8_t token[TOKEN_BYTES]; /* who shows it is this process */
@@ -37,6 +37,7 @@ struct fault_path {
     pthread_mutex_t lock; /* guards what follows; a leaf */
     pthread_cond_t stopped;
     struct gaia_pull *pull;
+    char address[sizeof((struct fault_path_config *)NULL)->address]; /* "": none found yet */
     char device[64];
     bool ready;     /* pull may be used */
     bool stop;      /* the poller ends */
@@ -121,9 +122,9 @@ static int try_address(struct fault_path *path, const char *address)
 
     if (error)
         return error;
-    if (address != path->config.address)
-        snprintf(path->config.address, sizeof path->config.address, "%s", address);
     pthread_mutex_lock(&path->lock);
+    if (address != path->address)
+        snprintf(path->address, sizeof path->address, "%s", address);
     path->transport = transport;
     pthread_mutex_unlock(&path->lock);
     return 0;
@@ -136,7 +137,7 @@ static int try_host(struct fault_path *path, const char *host)
     int error = -EADDRINUSE;
 
     for (unsigned i = 0; i < FAULT_PATH_PORTS && error == -EADDRINUSE; i++) {
-        char address[sizeof path->config.address];
+        char address[sizeof path->address];
         int n = snprintf(address, sizeof address, bare ? "[%s]:%u" : "%s:%u", host, FAULT_PATH_PORT + i);
         error = n < (int)sizeof address ? try_address(path, address) : -EINVAL;
     }
@@ -176,21 +177,31 @@ static bool has_port(const char *address)
     return colon && (bracket ? colon > bracket : colon == strchr(address, ':'));
 }
 
-static int open_transport(struct fault_path *path)
+/* At an address that was asked for, or of a kind that was. */
+static int find_address(struct fault_path *path)
 {
-    char name[sizeof path->config.address];
+    char name[sizeof path->address];
+    const char *asked = path->config.address;
     uint64_t random = 0;
 
-    if (path->connects) /* once found it stays */
-        return try_address(path, path->config.address);
     if (path->config.carrier == FAULT_LOCAL) {
         if (getrandom(&random, sizeof random, 0) != sizeof random)
             return -EIO;
         snprintf(name, sizeof name, "gaiafs-fault-%ld-%016llx", (long)getpid(), (unsigned long long)random);
         return try_address(path, name);
     }
-    memcpy(name, path->config.address, sizeof name);
-    return !*name ? try_interfaces(path) : has_port(name) ? try_address(path, name) : try_host(path, name);
+    return !*asked           ? try_interfaces(path)
+           : has_port(asked) ? try_address(path, asked)
+                             : try_host(path, asked);
+}
+
+/* Where it was before, unless somebody else is there by now, or the address has gone: another mount may have
+ * taken the port while this path was broken. */
+static int open_transport(struct fault_path *path)
+{
+    int error = *path->address ? try_address(path, path->address) : -EADDRNOTAVAIL;
+
+    return error == -EADDRINUSE || error == -EADDRNOTAVAIL ? find_address(path) : error;
 }
 
 /* ---- connecting ---- */
@@ -245,7 +256,7 @@ static int connect_path(struct fault_path *path)
         return error;
     gaia_transport_limits(path->transport, &limits);
     struct gaia_link_options shape = gaia_pull_plan(&limits, &options, path->unit);
-    error = gaia_link_connect(path->transport, path->config.address, &shape, &path->agent);
+    error = gaia_link_connect(path->transport, path->address, &shape, &path->agent);
     if (!error)
         error = gaia_link_send(path->agent, path->token, TOKEN_BYTES);
     if (!error && !gaia_transport_wait(path->transport, is_exposed, path, path->config.timeout_ms))
@@ -452,8 +463,8 @@ void fault_path_stat(struct fault_path *path, struct fault_path_stat *stat_out)
         end_use(path, 2);
     }
     stat_out->pull.path = path->config.carrier == FAULT_RDMA ? "rdma" : "local";
-    snprintf(stat_out->address, sizeof stat_out->address, "%s", path->config.address);
     pthread_mutex_lock(&path->lock);
+    memcpy(stat_out->address, path->address, sizeof path->address);
     memcpy(stat_out->pull.device, path->device, sizeof path->device);
     stat_out->connects = path->connects;
     stat_out->failed = path->failed;
