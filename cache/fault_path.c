@@ -33,6 +33,7 @@ struct fault_path {
     unsigned next_stranger;                     /* whose place is taken when there is none left */
     uint32_t region;                            /* as the agent knows it */
     bool exposed;
+    int refused_with; /* the host frames could not be exposed */
 
     pthread_mutex_t lock; /* guards what follows; a leaf */
     pthread_cond_t stopped;
@@ -74,8 +75,7 @@ static void message(void *context, struct gaia_link *link, const void *bytes, si
 
     if (link == path->agent || length != TOKEN_BYTES || memcmp(bytes, path->token, TOKEN_BYTES))
         return;
-    gaia_link_expose(link, &path->host_frames, false,
-                     &region); /* fails: nothing is exposed, see connect_path() */
+    path->refused_with = gaia_link_expose(link, &path->host_frames, false, &region);
 }
 
 static void exposed(void *context, struct gaia_link *link, uint32_t region, uint64_t length)
@@ -210,7 +210,7 @@ static bool is_exposed(void *context)
 {
     const struct fault_path *path = context;
 
-    return path->exposed || gaia_link_error(path->agent);
+    return path->exposed || path->refused_with || gaia_link_error(path->agent);
 }
 
 static bool no_users(void *context)
@@ -242,6 +242,7 @@ static void disconnect(struct fault_path *path)
     path->agent = NULL;
     memset(path->strangers, 0, sizeof path->strangers);
     path->exposed = false;
+    path->refused_with = 0;
 }
 
 /* Make the path ready. 0, or why not; then nothing is left. */
@@ -261,6 +262,8 @@ static int connect_path(struct fault_path *path)
         error = gaia_link_send(path->agent, path->token, TOKEN_BYTES);
     if (!error && !gaia_transport_wait(path->transport, is_exposed, path, path->config.timeout_ms))
         error = -ETIMEDOUT;
+    if (!error)
+        error = path->refused_with; /* registering, mostly: the sentence is that of the call, still */
     if (!error)
         error = gaia_link_error(path->agent);
     if (!error)

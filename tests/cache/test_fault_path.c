@@ -453,12 +453,29 @@ static void test_no_such_device(void **state)
     expect_error(FAULT_RDMA, "nonsense::", -EINVAL, "nonsense");
 }
 
+/* Host frames that can't be registered: said at once, with the reason, and not when a peer's time is up. */
+static void test_not_exposed(void **state)
+{
+    static uint8_t page[PAGE];
+    struct fault_path_config config = {.carrier = carrier == GAIA_CARRIER_RDMA ? FAULT_RDMA : FAULT_LOCAL,
+                                       .timeout_ms = 4 * SLACK_MS};
+    struct fault_path *path = NULL;
+    uint64_t since = now_ms();
+
+    (void)state;
+    snprintf(config.address, sizeof config.address, "%s", here);
+    assert_int_equal(fault_path_open(&config, page, (size_t)1 << 41, PAGE, &path), -EINVAL);
+    assert_null(path);
+    assert_non_null(strstr(gaia_transport_why(), "a span of 2199023255552 bytes"));
+    assert_true(now_ms() - since < 2 * SLACK_MS);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         CASE(test_bytes),      CASE(test_strangers),     CASE(test_wrong_token), CASE(test_frames_cut),
         CASE(test_no_windows), CASE(test_broken),        CASE(test_deaf),        CASE(test_no_such_device),
-        CASE(test_a_crowd),    CASE(test_address_taken),
+        CASE(test_a_crowd),    CASE(test_address_taken), CASE(test_not_exposed),
     };
 
     take_arguments(argc, argv);
