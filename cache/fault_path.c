@@ -13,6 +13,7 @@
 
 #include "base/lock.h"
 #include "consistency/page.h"
+#include "io/transport_internal.h"
 
 #define AGAIN_MS 1000u   /* between attempts to connect */
 #define STRANGERS_MAX 8u /* links that have not shown the token (yet) */
@@ -139,7 +140,8 @@ static int try_host(struct fault_path *path, const char *host)
     for (unsigned i = 0; i < FAULT_PATH_PORTS && error == -EADDRINUSE; i++) {
         char address[sizeof path->address];
         int n = snprintf(address, sizeof address, bare ? "[%s]:%u" : "%s:%u", host, FAULT_PATH_PORT + i);
-        error = n < (int)sizeof address ? try_address(path, address) : -EINVAL;
+        error = n < (int)sizeof address ? try_address(path, address)
+                                        : transport_say(-EINVAL, "%s: too long for an address", host);
     }
     return error;
 }
@@ -149,10 +151,10 @@ static int try_interfaces(struct fault_path *path)
 {
     char host[INET6_ADDRSTRLEN];
     struct ifaddrs *list;
-    int error = -EADDRNOTAVAIL;
+    int error = transport_say(-EADDRNOTAVAIL, "no interface of this machine is up and has an address");
 
     if (getifaddrs(&list))
-        return -errno;
+        return transport_say(-errno, "the addresses of this machine: %s", strerror(errno));
     for (const struct ifaddrs *i = list; i && error == -EADDRNOTAVAIL; i = i->ifa_next) {
         if (!i->ifa_addr || !(i->ifa_flags & IFF_UP))
             continue;
@@ -186,7 +188,7 @@ static int find_address(struct fault_path *path)
 
     if (path->config.carrier == FAULT_LOCAL) {
         if (getrandom(&random, sizeof random, 0) != sizeof random)
-            return -EIO;
+            return transport_say(-EIO, "getrandom: %s", strerror(errno));
         snprintf(name, sizeof name, "gaiafs-fault-%ld-%016llx", (long)getpid(), (unsigned long long)random);
         return try_address(path, name);
     }
@@ -261,7 +263,7 @@ static int connect_path(struct fault_path *path)
     if (!error)
         error = gaia_link_send(path->agent, path->token, TOKEN_BYTES);
     if (!error && !gaia_transport_wait(path->transport, is_exposed, path, path->config.timeout_ms))
-        error = -ETIMEDOUT;
+        error = transport_say(-ETIMEDOUT, "%s does not answer itself", path->address);
     if (!error)
         error = path->refused_with; /* registering, mostly: the sentence is that of the call, still */
     if (!error)
@@ -333,10 +335,10 @@ int fault_path_open(const struct fault_path_config *config, const void *host_fra
                     uint32_t unit, struct fault_path **path_out)
 {
     struct fault_path *path = calloc(1, sizeof *path);
-    int error = path ? 0 : -ENOMEM;
+    int error = 0;
 
-    if (error)
-        return error;
+    if (!path)
+        return transport_say(-ENOMEM, "no memory for a path");
     path->config = *config;
     if (!path->config.timeout_ms)
         path->config.timeout_ms = FAULT_PATH_TIMEOUT_MS;
@@ -345,11 +347,12 @@ int fault_path_open(const struct fault_path_config *config, const void *host_fra
     lock_init(&path->lock, LOCK_FAULT_PATH);
     lock_condition_init(&path->stopped);
     if (getrandom(path->token, sizeof path->token, 0) != sizeof path->token)
-        error = -EIO;
+        error = transport_say(-EIO, "getrandom: %s", strerror(errno));
     if (!error)
         error = connect_path(path);
-    if (!error)
-        error = -pthread_create(&path->poller, NULL, poll_path, path);
+    int no_thread = error ? 0 : -pthread_create(&path->poller, NULL, poll_path, path);
+    if (no_thread)
+        error = transport_say(no_thread, "no thread that polls: %s", strerror(-no_thread));
     if (error)
         free_path(path);
     else
