@@ -276,8 +276,13 @@ static int connect_path(struct fault_path *path)
     path->connects += !error;
     memcpy(path->device, limits.device, sizeof path->device);
     pthread_mutex_unlock(&path->lock);
-    if (error)
+    if (error) {
+        char why[WHY_MAX];
+        snprintf(why, sizeof why, "%s",
+                 gaia_transport_why()); /* the end of the links has its own sentences */
         disconnect(path);
+        transport_say(error, "%s", why);
+    }
     return error;
 }
 
