@@ -13,13 +13,14 @@
 
 #include "base/lock.h"
 #include "consistency/page.h"
+#include "io/transport_internal.h"
 
 #define AGAIN_MS 1000u   /* between attempts to connect */
 #define STRANGERS_MAX 8u /* links that have not shown the token (yet) */
 #define TOKEN_BYTES 32u
 
 struct fault_path {
-    struct fault_path_config config; /* constant, as are the next three */
+    struct fault_path_config config; /* constant, as are the next three; its address: as it was asked for */
     struct gaia_span host_frames;
     uint32_t unit;
     uint8_t token[TOKEN_BYTES]; /* who shows it is this process */
@@ -30,12 +31,15 @@ struct fault_path {
     /* Of that thread alone. */
     struct gaia_link *agent;                    /* reads */
     struct gaia_link *strangers[STRANGERS_MAX]; /* arrived; one of them is ours, and exposes */
+    unsigned next_stranger;                     /* whose place is taken when there is none left */
     uint32_t region;                            /* as the agent knows it */
     bool exposed;
+    int refused_with; /* the host frames could not be exposed */
 
     pthread_mutex_t lock; /* guards what follows; a leaf */
     pthread_cond_t stopped;
     struct gaia_pull *pull;
+    char address[sizeof((struct fault_path_config *)NULL)->address]; /* "": none found yet */
     char device[64];
     bool ready;     /* pull may be used */
     bool stop;      /* the poller ends */
@@ -45,17 +49,23 @@ struct fault_path {
 
 /* ---- callbacks, in the thread that polls ---- */
 
+/* Who comes and says nothing keeps nobody out: there is always a place for our own link. */
 static int arrived(void *context, struct gaia_link *link, const char *peer)
 {
     struct fault_path *path = context;
 
     (void)peer;
-    for (unsigned i = 0; i < STRANGERS_MAX && !path->exposed; i++)
+    if (path->exposed)
+        return -EACCES;
+    for (unsigned i = 0; i < STRANGERS_MAX; i++)
         if (!path->strangers[i]) {
             path->strangers[i] = link;
             return 0;
         }
-    return -EACCES;
+    unsigned taken = path->next_stranger++ % STRANGERS_MAX;
+    gaia_link_close(path->strangers[taken]);
+    path->strangers[taken] = link;
+    return 0;
 }
 
 /* Frames are exposed to this process and to nobody else that finds the address. */
@@ -66,8 +76,7 @@ static void message(void *context, struct gaia_link *link, const void *bytes, si
 
     if (link == path->agent || length != TOKEN_BYTES || memcmp(bytes, path->token, TOKEN_BYTES))
         return;
-    gaia_link_expose(link, &path->host_frames, false,
-                     &region); /* fails: nothing is exposed, see connect_path() */
+    path->refused_with = gaia_link_expose(link, &path->host_frames, false, &region);
 }
 
 static void exposed(void *context, struct gaia_link *link, uint32_t region, uint64_t length)
@@ -85,12 +94,13 @@ static void closed(void *context, struct gaia_link *link, int error)
     struct fault_path *path = context;
 
     (void)error;
-    for (unsigned i = 0; i < STRANGERS_MAX; i++)
-        if (path->strangers[i] == link) {
-            path->strangers[i] = NULL;
-            gaia_link_close(link);
-            return; /* if it was ours, the agent hears of it */
-        }
+    if (link != path->agent) { /* if it was the other end of that, the agent hears of it */
+        for (unsigned i = 0; i < STRANGERS_MAX; i++)
+            if (path->strangers[i] == link)
+                path->strangers[i] = NULL;
+        gaia_link_close(link);
+        return;
+    }
     pthread_mutex_lock(&path->lock);
     path->ready = false;
     pthread_mutex_unlock(&path->lock);
@@ -113,9 +123,9 @@ static int try_address(struct fault_path *path, const char *address)
 
     if (error)
         return error;
-    if (address != path->config.address)
-        snprintf(path->config.address, sizeof path->config.address, "%s", address);
     pthread_mutex_lock(&path->lock);
+    if (address != path->address)
+        snprintf(path->address, sizeof path->address, "%s", address);
     path->transport = transport;
     pthread_mutex_unlock(&path->lock);
     return 0;
@@ -128,9 +138,10 @@ static int try_host(struct fault_path *path, const char *host)
     int error = -EADDRINUSE;
 
     for (unsigned i = 0; i < FAULT_PATH_PORTS && error == -EADDRINUSE; i++) {
-        char address[sizeof path->config.address];
+        char address[sizeof path->address];
         int n = snprintf(address, sizeof address, bare ? "[%s]:%u" : "%s:%u", host, FAULT_PATH_PORT + i);
-        error = n < (int)sizeof address ? try_address(path, address) : -EINVAL;
+        error = n < (int)sizeof address ? try_address(path, address)
+                                        : transport_say(-EINVAL, "%s: too long for an address", host);
     }
     return error;
 }
@@ -140,10 +151,10 @@ static int try_interfaces(struct fault_path *path)
 {
     char host[INET6_ADDRSTRLEN];
     struct ifaddrs *list;
-    int error = -EADDRNOTAVAIL;
+    int error = transport_say(-EADDRNOTAVAIL, "no interface of this machine is up and has an address");
 
     if (getifaddrs(&list))
-        return -errno;
+        return transport_say(-errno, "the addresses of this machine: %s", strerror(errno));
     for (const struct ifaddrs *i = list; i && error == -EADDRNOTAVAIL; i = i->ifa_next) {
         if (!i->ifa_addr || !(i->ifa_flags & IFF_UP))
             continue;
@@ -168,21 +179,31 @@ static bool has_port(const char *address)
     return colon && (bracket ? colon > bracket : colon == strchr(address, ':'));
 }
 
-static int open_transport(struct fault_path *path)
+/* At an address that was asked for, or of a kind that was. */
+static int find_address(struct fault_path *path)
 {
-    char name[sizeof path->config.address];
+    char name[sizeof path->address];
+    const char *asked = path->config.address;
     uint64_t random = 0;
 
-    if (path->connects) /* once found it stays */
-        return try_address(path, path->config.address);
     if (path->config.carrier == FAULT_LOCAL) {
         if (getrandom(&random, sizeof random, 0) != sizeof random)
-            return -EIO;
+            return transport_say(-EIO, "getrandom: %s", strerror(errno));
         snprintf(name, sizeof name, "gaiafs-fault-%ld-%016llx", (long)getpid(), (unsigned long long)random);
         return try_address(path, name);
     }
-    memcpy(name, path->config.address, sizeof name);
-    return !*name ? try_interfaces(path) : has_port(name) ? try_address(path, name) : try_host(path, name);
+    return !*asked           ? try_interfaces(path)
+           : has_port(asked) ? try_address(path, asked)
+                             : try_host(path, asked);
+}
+
+/* Where it was before, unless somebody else is there by now, or the address has gone: another mount may have
+ * taken the port while this path was broken. */
+static int open_transport(struct fault_path *path)
+{
+    int error = *path->address ? try_address(path, path->address) : -EADDRNOTAVAIL;
+
+    return error == -EADDRINUSE || error == -EADDRNOTAVAIL ? find_address(path) : error;
 }
 
 /* ---- connecting ---- */
@@ -191,7 +212,7 @@ static bool is_exposed(void *context)
 {
     const struct fault_path *path = context;
 
-    return path->exposed || gaia_link_error(path->agent);
+    return path->exposed || path->refused_with || gaia_link_error(path->agent);
 }
 
 static bool no_users(void *context)
@@ -223,6 +244,7 @@ static void disconnect(struct fault_path *path)
     path->agent = NULL;
     memset(path->strangers, 0, sizeof path->strangers);
     path->exposed = false;
+    path->refused_with = 0;
 }
 
 /* Make the path ready. 0, or why not; then nothing is left. */
@@ -237,11 +259,13 @@ static int connect_path(struct fault_path *path)
         return error;
     gaia_transport_limits(path->transport, &limits);
     struct gaia_link_options shape = gaia_pull_plan(&limits, &options, path->unit);
-    error = gaia_link_connect(path->transport, path->config.address, &shape, &path->agent);
+    error = gaia_link_connect(path->transport, path->address, &shape, &path->agent);
     if (!error)
         error = gaia_link_send(path->agent, path->token, TOKEN_BYTES);
     if (!error && !gaia_transport_wait(path->transport, is_exposed, path, path->config.timeout_ms))
-        error = -ETIMEDOUT;
+        error = transport_say(-ETIMEDOUT, "%s does not answer itself", path->address);
+    if (!error)
+        error = path->refused_with; /* registering, mostly: the sentence is that of the call, still */
     if (!error)
         error = gaia_link_error(path->agent);
     if (!error)
@@ -252,8 +276,13 @@ static int connect_path(struct fault_path *path)
     path->connects += !error;
     memcpy(path->device, limits.device, sizeof path->device);
     pthread_mutex_unlock(&path->lock);
-    if (error)
+    if (error) {
+        char why[WHY_MAX];
+        snprintf(why, sizeof why, "%s",
+                 gaia_transport_why()); /* the end of the links has its own sentences */
         disconnect(path);
+        transport_say(error, "%s", why);
+    }
     return error;
 }
 
@@ -311,10 +340,10 @@ int fault_path_open(const struct fault_path_config *config, const void *host_fra
                     uint32_t unit, struct fault_path **path_out)
 {
     struct fault_path *path = calloc(1, sizeof *path);
-    int error = path ? 0 : -ENOMEM;
+    int error = 0;
 
-    if (error)
-        return error;
+    if (!path)
+        return transport_say(-ENOMEM, "no memory for a path");
     path->config = *config;
     if (!path->config.timeout_ms)
         path->config.timeout_ms = FAULT_PATH_TIMEOUT_MS;
@@ -323,11 +352,12 @@ int fault_path_open(const struct fault_path_config *config, const void *host_fra
     lock_init(&path->lock, LOCK_FAULT_PATH);
     lock_condition_init(&path->stopped);
     if (getrandom(path->token, sizeof path->token, 0) != sizeof path->token)
-        error = -EIO;
+        error = transport_say(-EIO, "getrandom: %s", strerror(errno));
     if (!error)
         error = connect_path(path);
-    if (!error)
-        error = -pthread_create(&path->poller, NULL, poll_path, path);
+    int no_thread = error ? 0 : -pthread_create(&path->poller, NULL, poll_path, path);
+    if (no_thread)
+        error = transport_say(no_thread, "no thread that polls: %s", strerror(-no_thread));
     if (error)
         free_path(path);
     else
@@ -444,8 +474,8 @@ void fault_path_stat(struct fault_path *path, struct fault_path_stat *stat_out)
         end_use(path, 2);
     }
     stat_out->pull.path = path->config.carrier == FAULT_RDMA ? "rdma" : "local";
-    snprintf(stat_out->address, sizeof stat_out->address, "%s", path->config.address);
     pthread_mutex_lock(&path->lock);
+    memcpy(stat_out->address, path->address, sizeof path->address);
     memcpy(stat_out->pull.device, path->device, sizeof path->device);
     stat_out->connects = path->connects;
     stat_out->failed = path->failed;

@@ -98,17 +98,18 @@ static void print_fault(json_t *f)
 
     if (!f || !strcmp(json_string_value(json_object_get(f, "path")), "copy"))
         return;
+    long long copied = field(f, "failed") + field(f, "refused"); /* what failed was copied then */
     printf("  faults: path %s (%s at %s), ", json_string_value(json_object_get(f, "path")),
            json_string_value(json_object_get(f, "device")), json_string_value(json_object_get(f, "address")));
     if (!json_is_true(json_object_get(f, "connected"))) {
-        printf("broken, the daemon copies; %lld reads failed\n", field(f, "failed"));
+        printf("broken, the daemon copies; %lld failed, %lld copied\n", field(f, "failed"), copied);
         return;
     }
     printf("%lld queues of %lld, %lld outstanding (at most %lld), %lld reads, %s, p50 %.1f us, p99 %.1f us, "
            "%lld failed, %lld copied\n",
            field(f, "queues"), field(f, "depth"), field(f, "outstanding"), field(f, "outstanding_max"),
            field(f, "reads"), human(field(f, "bytes"), bytes), (double)field(f, "latency_p50_ns") / 1000,
-           (double)field(f, "latency_p99_ns") / 1000, field(f, "failed"), field(f, "refused"));
+           (double)field(f, "latency_p99_ns") / 1000, field(f, "failed"), copied);
 }
 
 static void print_text(json_t *root)

@@ -318,7 +318,8 @@ static int start_parts(struct fs *fs)
 
     if (rc < 0) {
         fs_log(LOG_ERR, "starting the cache: %s%s", *why ? why : strerror(-rc),
-               rc == -ENOSYS || rc == -EPERM ? " (io_uring is refused here? try -o io=threads)" : "");
+               !*why && (rc == -ENOSYS || rc == -EPERM) ? " (io_uring is refused here? try -o io=threads)"
+                                                        : "");
         return rc;
     }
     rc = server_start(fs, &fs->server);

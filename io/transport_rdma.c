@@ -16,7 +16,7 @@
 #include <sys/resource.h>
 
 #define SIGNAL_EVERY 4u
-#define CQ_ENTRIES 16384u
+#define CQ_ENTRIES 20480u /* of a link with the most queues and depth, both ends, and some strangers */
 #define POLL_BATCH 32
 #define POLL_BATCHES 16
 

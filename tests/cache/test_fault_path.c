@@ -5,6 +5,10 @@
  * Local without arguments; `--carrier rdma HERE THERE` as the tests of the transport (tests/io). */
 #include "tests/io/transport_fixture.h"
 
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
 /* The path itself, so that a test can get at its links. */
 #include "cache/fault_path.c"
 
@@ -202,7 +206,7 @@ static void test_strangers(void **state)
     side_init(&stranger, false);
     struct gaia_transport_config config = side_config(&stranger, false, TIMEOUT_MS);
     assert_int_equal(gaia_transport_open(&config, &stranger.transport), 0);
-    int error = gaia_link_connect(stranger.transport, w.path->config.address, &options, &link);
+    int error = gaia_link_connect(stranger.transport, w.path->address, &options, &link);
     uint64_t until = now_ms() + 500;
     if (!error) {
         gaia_link_send(link, guess, sizeof guess);
@@ -234,7 +238,7 @@ static void test_wrong_token(void **state)
     side_init(&stranger, false);
     struct gaia_transport_config config = side_config(&stranger, false, TIMEOUT_MS);
     assert_int_equal(gaia_transport_open(&config, &stranger.transport), 0);
-    assert_int_equal(gaia_link_connect(stranger.transport, w.path->config.address, &options, &link), 0);
+    assert_int_equal(gaia_link_connect(stranger.transport, w.path->address, &options, &link), 0);
     assert_int_equal(gaia_link_send(link, guess, sizeof guess), 0);
     for (uint64_t until = now_ms() + 500; now_ms() < until;)
         gaia_transport_poll(stranger.transport, 50);
@@ -357,6 +361,73 @@ static void test_deaf(void **state)
     world_close(&w);
 }
 
+/* Strangers that come first and say nothing do not keep this process out of its own path. */
+static void test_a_crowd(void **state)
+{
+    static struct side crowd;
+    struct gaia_link_options options = {1, 1};
+    struct gaia_link *link;
+    struct world w;
+
+    (void)state;
+    world_open(&w, TIMEOUT_MS);
+    pthread_mutex_lock(&w.path->transport->lock);
+    w.path->exposed = false; /* as if it were connecting, and its own link had not come yet */
+    memset(w.path->strangers, 0, sizeof w.path->strangers);
+    pthread_mutex_unlock(&w.path->transport->lock);
+    side_init(&crowd, false);
+    struct gaia_transport_config config = side_config(&crowd, false, TIMEOUT_MS);
+    assert_int_equal(gaia_transport_open(&config, &crowd.transport), 0);
+    for (unsigned i = 0; i < STRANGERS_MAX + 3; i++)
+        assert_int_equal(gaia_link_connect(crowd.transport, w.path->address, &options, &link), 0);
+    assert_int_equal(gaia_link_send(link, w.path->token, TOKEN_BYTES), 0);
+    for (uint64_t until = now_ms() + SLACK_MS; now_ms() < until && !crowd.exposed;)
+        gaia_transport_poll(crowd.transport, 50);
+    assert_int_equal(crowd.exposed, 1);
+    gaia_transport_close(crowd.transport);
+    assert_int_equal(read_one(&w, 0, 4, 8), 0);
+    world_close(&w);
+}
+
+/* While the path was broken somebody else has taken its address. */
+static void test_address_taken(void **state)
+{
+    struct rlimit limit, none;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct world w;
+    bool gone = false;
+
+    (void)state;
+    if (carrier == GAIA_CARRIER_RDMA) {
+        print_message("its addresses are no sockets\n");
+        skip();
+    }
+    world_open(&w, TIMEOUT_MS);
+    size_t length = strlen(w.path->address);
+    memcpy(address.sun_path + 1, w.path->address, length);
+    int taker = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = limit;
+    none.rlim_cur = 3; /* no descriptor for another transport */
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    assert_int_equal(transport_test_break(w.path->agent, 0), 0);
+    for (uint64_t until = now_ms() + SLACK_MS; now_ms() < until && !gone; usleep(1000)) {
+        pthread_mutex_lock(&w.path->lock);
+        gone = !w.path->transport;
+        pthread_mutex_unlock(&w.path->lock);
+    }
+    int error = bind(taker, (struct sockaddr *)&address,
+                     (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length));
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    assert_true(gone);
+    assert_int_equal(error, 0);
+    wait_connects(&w, 2);
+    assert_int_equal(read_one(&w, 0, 4, 8), 0);
+    assert_true(frames_have(&w, 0, 4, 8));
+    world_close(&w);
+    close(taker);
+}
+
 static void expect_error(enum fault_carrier kind, const char *address, int error, const char *word)
 {
     static uint8_t page[PAGE];
@@ -382,11 +453,29 @@ static void test_no_such_device(void **state)
     expect_error(FAULT_RDMA, "nonsense::", -EINVAL, "nonsense");
 }
 
+/* Host frames that can't be registered: said at once, with the reason, and not when a peer's time is up. */
+static void test_not_exposed(void **state)
+{
+    static uint8_t page[PAGE];
+    struct fault_path_config config = {.carrier = carrier == GAIA_CARRIER_RDMA ? FAULT_RDMA : FAULT_LOCAL,
+                                       .timeout_ms = 4 * SLACK_MS};
+    struct fault_path *path = NULL;
+    uint64_t since = now_ms();
+
+    (void)state;
+    snprintf(config.address, sizeof config.address, "%s", here);
+    assert_int_equal(fault_path_open(&config, page, (size_t)1 << 41, PAGE, &path), -EINVAL);
+    assert_null(path);
+    assert_non_null(strstr(gaia_transport_why(), "a span of 2199023255552 bytes"));
+    assert_true(now_ms() - since < 2 * SLACK_MS);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        CASE(test_bytes),      CASE(test_strangers), CASE(test_wrong_token), CASE(test_frames_cut),
-        CASE(test_no_windows), CASE(test_broken),    CASE(test_deaf),        CASE(test_no_such_device),
+        CASE(test_bytes),      CASE(test_strangers),     CASE(test_wrong_token), CASE(test_frames_cut),
+        CASE(test_no_windows), CASE(test_broken),        CASE(test_deaf),        CASE(test_no_such_device),
+        CASE(test_a_crowd),    CASE(test_address_taken), CASE(test_not_exposed),
     };
 
     take_arguments(argc, argv);

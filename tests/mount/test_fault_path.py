@@ -106,7 +106,9 @@ def test_a_path_that_breaks(mount, devices, workdir, monkeypatch):
         assert path_of(m)["reads"] > reads
         opened.map.unmap()
         os.close(opened.fd)
-    assert path_of(m)["failed"] + path_of(m)["refused"]
+    copied = path_of(m)["failed"] + path_of(m)["refused"]
+    said = subprocess.run([os.path.join(helpers.BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True, check=True).stdout
+    assert copied and f", {path_of(m)['failed']} failed, {copied} copied\n" in said
 
 
 @pytest.mark.parametrize("options, message", [
@@ -124,6 +126,7 @@ def test_a_path_that_breaks(mount, devices, workdir, monkeypatch):
     ("fault=rdma", "-o fault=rdma: "),
     ("fault=rdma@127.0.0.1", "-o fault=rdma: "),
     ("fault=rdma@no-such-host.invalid:1", "-o fault=rdma: "),
+    ("fault=rdma@" + "1" * 79, "-o fault=rdma: " + "1" * 79 + ": too long for an address"),
 ])
 def test_bad_options(workdir, options, message):
     data, mnt = os.path.join(workdir, "d"), os.path.join(workdir, "m")
@@ -134,3 +137,27 @@ def test_bad_options(workdir, options, message):
     assert done.returncode == 1 and message in done.stderr, done
     assert not os.path.ismount(mnt)
     print(done.stderr)
+
+
+def test_no_address_at_all(workdir):
+    """A container without a network: the mount says what is wrong."""
+    data, mnt = os.path.join(workdir, "d"), os.path.join(workdir, "m")
+    os.mkdir(data)
+    os.mkdir(mnt)
+    done = subprocess.run(["unshare", "-n", os.path.join(conftest.BIN, "mount.gaiafs"), data, mnt, "-o", "fault=rdma"],
+                          capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1 and "-o fault=rdma: no interface of this machine is up and has an address" in done.stderr, done
+
+
+def test_not_the_engine(workdir, monkeypatch):
+    """What is refused to the path is not put down to io_uring."""
+    build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
+    data, mnt = os.path.join(workdir, "d"), os.path.join(workdir, "m")
+    os.mkdir(data)
+    os.mkdir(mnt)
+    plan = helpers.Plan.make(os.path.join(workdir, "plan"))
+    plan.arm(helpers.ROWS.index("listen"), errno.EPERM, 1, 1)
+    done = subprocess.run([os.path.join(build, "faults", "mount.gaiafs"), data, mnt, "-o", "fault=local"], timeout=30,
+                          env={**os.environ, "GAIAFS_FAULTS": os.path.join(workdir, "plan")}, capture_output=True, text=True)
+    assert plan.landed and done.returncode == 1, done
+    assert "-o fault=local: gaiafs-fault-" in done.stderr and "io_uring" not in done.stderr, done
