@@ -78,14 +78,15 @@ static int open_engine(struct cache *cache)
 static int open_path(struct cache *cache, char why_out[CACHE_WHY])
 {
     const struct cache_config *config = &cache->config;
+    char why[FAULT_PATH_WHY];
 
     if (config->fault.carrier == FAULT_COPY)
         return 0;
     int error = fault_path_open(&config->fault, cache->stages.area, stage_pool_length(),
-                                (uint32_t)(config->unit_pages * GAIA_PAGE_SIZE), &cache->path);
+                                (uint32_t)(config->unit_pages * GAIA_PAGE_SIZE), &cache->path, why);
     if (error)
         snprintf(why_out, CACHE_WHY, "-o fault=%s: %s",
-                 config->fault.carrier == FAULT_RDMA ? "rdma" : "local", gaia_transport_why());
+                 config->fault.carrier == FAULT_RDMA ? "rdma" : "local", why);
     return error;
 }
 

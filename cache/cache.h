@@ -57,7 +57,7 @@ struct cache_config {
 /* Start and stop. 0 or a negative errno; why_out: a sentence, or "". cache_stop() ends the cache's threads:
  * after it no function of the host is called but pin(). cache_close() frees; what was not flushed before is
  * lost. */
-#define CACHE_WHY 256u
+#define CACHE_WHY 320u
 int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out,
                char why_out[CACHE_WHY]);
 /* Collect everything that devices hold (unreleased stores too: an early release) into the data directory.

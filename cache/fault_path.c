@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,6 @@
 
 #include "base/lock.h"
 #include "consistency/page.h"
-#include "io/transport_internal.h"
 
 #define AGAIN_MS 1000u   /* between attempts to connect */
 #define STRANGERS_MAX 8u /* links that have not shown the token (yet) */
@@ -34,7 +34,8 @@ struct fault_path {
     unsigned next_stranger;                     /* whose place is taken when there is none left */
     uint32_t region;                            /* as the agent knows it */
     bool exposed;
-    int refused_with; /* the host frames could not be exposed */
+    int refused_with;         /* the host frames could not be exposed */
+    char why[FAULT_PATH_WHY]; /* of the last attempt that went wrong */
 
     pthread_mutex_t lock; /* guards what follows; a leaf */
     pthread_cond_t stopped;
@@ -46,6 +47,24 @@ struct fault_path {
     unsigned users; /* reads that have not ended, and who starts one */
     uint64_t connects, failed, refused;
 };
+
+/* Why there is no path; returns error. */
+__attribute__((format(printf, 3, 4))) static int say(struct fault_path *path, int error, const char *format,
+                                                     ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(path->why, sizeof path->why, format, arguments);
+    va_end(arguments);
+    return error;
+}
+
+/* What the transport has said of its last error. */
+static int say_it_too(struct fault_path *path, int error)
+{
+    return error ? say(path, error, "%s", gaia_transport_why()) : 0;
+}
 
 /* ---- callbacks, in the thread that polls ---- */
 
@@ -76,7 +95,7 @@ static void message(void *context, struct gaia_link *link, const void *bytes, si
 
     if (link == path->agent || length != TOKEN_BYTES || memcmp(bytes, path->token, TOKEN_BYTES))
         return;
-    path->refused_with = gaia_link_expose(link, &path->host_frames, false, &region);
+    path->refused_with = say_it_too(path, gaia_link_expose(link, &path->host_frames, false, &region));
 }
 
 static void exposed(void *context, struct gaia_link *link, uint32_t region, uint64_t length)
@@ -119,7 +138,7 @@ static int try_address(struct fault_path *path, const char *address)
         .context = path,
     };
     struct gaia_transport *transport = NULL;
-    int error = gaia_transport_open(&config, &transport);
+    int error = say_it_too(path, gaia_transport_open(&config, &transport));
 
     if (error)
         return error;
@@ -141,7 +160,7 @@ static int try_host(struct fault_path *path, const char *host)
         char address[sizeof path->address];
         int n = snprintf(address, sizeof address, bare ? "[%s]:%u" : "%s:%u", host, FAULT_PATH_PORT + i);
         error = n < (int)sizeof address ? try_address(path, address)
-                                        : transport_say(-EINVAL, "%s: too long for an address", host);
+                                        : say(path, -EINVAL, "%s: too long for an address", host);
     }
     return error;
 }
@@ -151,10 +170,10 @@ static int try_interfaces(struct fault_path *path)
 {
     char host[INET6_ADDRSTRLEN];
     struct ifaddrs *list;
-    int error = transport_say(-EADDRNOTAVAIL, "no interface of this machine is up and has an address");
+    int error = say(path, -EADDRNOTAVAIL, "no interface of this machine is up and has an address");
 
     if (getifaddrs(&list))
-        return transport_say(-errno, "the addresses of this machine: %s", strerror(errno));
+        return say(path, -errno, "the addresses of this machine: %s", strerror(errno));
     for (const struct ifaddrs *i = list; i && error == -EADDRNOTAVAIL; i = i->ifa_next) {
         if (!i->ifa_addr || !(i->ifa_flags & IFF_UP))
             continue;
@@ -188,7 +207,7 @@ static int find_address(struct fault_path *path)
 
     if (path->config.carrier == FAULT_LOCAL) {
         if (getrandom(&random, sizeof random, 0) != sizeof random)
-            return transport_say(-EIO, "getrandom: %s", strerror(errno));
+            return say(path, -EIO, "getrandom: %s", strerror(errno));
         snprintf(name, sizeof name, "gaiafs-fault-%ld-%016llx", (long)getpid(), (unsigned long long)random);
         return try_address(path, name);
     }
@@ -259,30 +278,25 @@ static int connect_path(struct fault_path *path)
         return error;
     gaia_transport_limits(path->transport, &limits);
     struct gaia_link_options shape = gaia_pull_plan(&limits, &options, path->unit);
-    error = gaia_link_connect(path->transport, path->address, &shape, &path->agent);
+    error = say_it_too(path, gaia_link_connect(path->transport, path->address, &shape, &path->agent));
     if (!error)
-        error = gaia_link_send(path->agent, path->token, TOKEN_BYTES);
+        error = say_it_too(path, gaia_link_send(path->agent, path->token, TOKEN_BYTES));
     if (!error && !gaia_transport_wait(path->transport, is_exposed, path, path->config.timeout_ms))
-        error = transport_say(-ETIMEDOUT, "%s does not answer itself", path->address);
+        error = say(path, -ETIMEDOUT, "%s does not answer itself", path->address);
     if (!error)
-        error = path->refused_with; /* registering, mostly: the sentence is that of the call, still */
+        error = path->refused_with;
+    if (!error && (error = gaia_link_error(path->agent)))
+        say(path, error, "%s has ended the link: %s", path->address, strerror(-error));
     if (!error)
-        error = gaia_link_error(path->agent);
-    if (!error)
-        error = gaia_pull_open(path->transport, path->agent, &pull);
+        error = say_it_too(path, gaia_pull_open(path->transport, path->agent, &pull));
     pthread_mutex_lock(&path->lock);
     path->pull = pull;
     path->ready = !error;
     path->connects += !error;
     memcpy(path->device, limits.device, sizeof path->device);
     pthread_mutex_unlock(&path->lock);
-    if (error) {
-        char why[WHY_MAX];
-        snprintf(why, sizeof why, "%s",
-                 gaia_transport_why()); /* the end of the links has its own sentences */
+    if (error)
         disconnect(path);
-        transport_say(error, "%s", why);
-    }
     return error;
 }
 
@@ -337,13 +351,13 @@ static void free_path(struct fault_path *path)
 }
 
 int fault_path_open(const struct fault_path_config *config, const void *host_frames, size_t length,
-                    uint32_t unit, struct fault_path **path_out)
+                    uint32_t unit, struct fault_path **path_out, char why_out[FAULT_PATH_WHY])
 {
     struct fault_path *path = calloc(1, sizeof *path);
     int error = 0;
 
     if (!path)
-        return transport_say(-ENOMEM, "no memory for a path");
+        return snprintf(why_out, FAULT_PATH_WHY, "no memory for a path"), -ENOMEM;
     path->config = *config;
     if (!path->config.timeout_ms)
         path->config.timeout_ms = FAULT_PATH_TIMEOUT_MS;
@@ -352,16 +366,18 @@ int fault_path_open(const struct fault_path_config *config, const void *host_fra
     lock_init(&path->lock, LOCK_FAULT_PATH);
     lock_condition_init(&path->stopped);
     if (getrandom(path->token, sizeof path->token, 0) != sizeof path->token)
-        error = transport_say(-EIO, "getrandom: %s", strerror(errno));
+        error = say(path, -EIO, "getrandom: %s", strerror(errno));
     if (!error)
         error = connect_path(path);
     int no_thread = error ? 0 : -pthread_create(&path->poller, NULL, poll_path, path);
     if (no_thread)
-        error = transport_say(no_thread, "no thread that polls: %s", strerror(-no_thread));
-    if (error)
+        error = say(path, no_thread, "no thread that polls: %s", strerror(-no_thread));
+    if (error) {
+        memcpy(why_out, path->why, FAULT_PATH_WHY);
         free_path(path);
-    else
+    } else {
         *path_out = path;
+    }
     return error;
 }
 

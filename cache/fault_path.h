@@ -34,10 +34,11 @@ struct fault_path_config {
 #define FAULT_PATH_PORTS 64u
 
 /* Start, and connect. host_frames, which are read from, stay as long as the path; unit: bytes of a fault, for
- * the plan. 0, or what gaia_transport_open() and gaia_link_connect() say; gaia_transport_why() has the
- * sentence. */
+ * the plan. 0, or what gaia_transport_open(), gaia_link_connect() and gaia_link_expose() say, -EADDRNOTAVAIL
+ * (no address here is an RDMA device's), -ETIMEDOUT; why_out has a sentence then. */
+#define FAULT_PATH_WHY 256u
 int fault_path_open(const struct fault_path_config *config, const void *host_frames, size_t length,
-                    uint32_t unit, struct fault_path **path_out);
+                    uint32_t unit, struct fault_path **path_out, char why_out[FAULT_PATH_WHY]);
 /* No read is under way. NULL is allowed. */
 void fault_path_close(struct fault_path *path);
 
