@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,17 +47,13 @@ struct fault_path {
     uint64_t connects, failed, refused;
 };
 
-/* Why there is no path; returns error. */
-__attribute__((format(printf, 3, 4))) static int say(struct fault_path *path, int error, const char *format,
-                                                     ...)
-{
-    va_list arguments;
-
-    va_start(arguments, format);
-    vsnprintf(path->why, sizeof path->why, format, arguments);
-    va_end(arguments);
-    return error;
-}
+/* Why there is no path; the error again. */
+#define say(path, error, ...)                                    \
+    ({                                                           \
+        int said = (error);                                      \
+        snprintf((path)->why, sizeof((path)->why), __VA_ARGS__); \
+        said;                                                    \
+    })
 
 /* What the transport has said of its last error. */
 static int say_it_too(struct fault_path *path, int error)
