@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A long life: names, bytes and devices for hours on one mount, whose daemon must not grow.
 
-Every few seconds the players stop, the kernel is made to forget what nobody uses (a remount does that), and the daemon is
-looked at: memory, descriptors, threads, what it still knows for the kernel, and the kernel's own slabs of this filesystem.
+Every few seconds the players stop, what is left on devices is pushed out by a file that is then deleted, the kernel is made to
+forget what nobody uses (a remount does that), and the daemon is looked at: memory, descriptors, threads, what it still knows for the kernel, and the kernel's own slabs of this filesystem.
 Flat means: the median memory of the last third of the samples is at most 5 % above that of the second third (the first is for
 warming up), and whatever can be counted is the same at the end of both. The last line is "N passed, N failed".
 """
@@ -26,6 +26,23 @@ import helpers  # noqa: E402
 from stacks import stacks  # noqa: E402
 from test_leaks import remount  # noqa: E402
 
+CAPACITY = 256 << 10  # of each device
+# Pages of others stay on a device until there is no room for them, and their files known: how many is chance.
+SWEEP = """
+import os, sys
+import gaia
+path, size = sys.argv[1], int(sys.argv[2])
+fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+os.truncate(fd, size)
+for number in range(4):
+    device = gaia.Device(f"soft:{number}")
+    mapping = device.mmap(fd, size)
+    for at in range(0, size, 4096):
+        mapping[at]
+    mapping.unmap()
+    device.close()
+os.unlink(path)
+"""
 PLAYERS = ("names", "names", "bytes", "bytes", "devices", "devices")
 
 
@@ -60,7 +77,7 @@ class Soak:
         self.players, self.turns, self.samples = [], 0, []
         with open(self.log, "wb") as log:
             self.daemon = subprocess.Popen([os.path.join(args.bin, "mount.gaiafs"), "-f", self.data, self.mnt, "-o",
-                                            "device_cache=256K"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                                            f"device_cache={CAPACITY >> 10}K"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def start(self):
         helpers.wait_until(lambda: os.path.ismount(self.mnt) or self.daemon.poll() is not None, 20, "the mount")
@@ -82,7 +99,13 @@ class Soak:
             self.turns += int(line)
         signal.alarm(0)
 
+    def sweep(self):
+        env = {**os.environ, "GAIAFS_BIN": self.args.bin, "PYTHONPATH": os.path.join(TOP, "tests", "mount")}
+        subprocess.run([sys.executable, "-B", "-c", SWEEP, os.path.join(self.mnt, "sweep"), str(CAPACITY)], env=env, check=True,
+                       timeout=60)
+
     def look(self):
+        self.sweep()
         for _ in range(100):
             remount(self.mnt)
             before = helpers.statistics(self.mnt)["kernel"]
@@ -163,7 +186,7 @@ def main():
             while time.monotonic() < end:
                 soak.play(max(1, min(20, seconds / 30)))
                 soak.look()
-        except (Failure, OSError, AssertionError) as error:
+        except (Failure, OSError, AssertionError, subprocess.SubprocessError) as error:
             problems.append(f"{error}\n{stacks(soak.daemon.pid)}")
         finally:
             signal.alarm(0)
