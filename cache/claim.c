@@ -43,6 +43,20 @@ static void move(struct claim *claim, enum claim_state state)
     pthread_mutex_unlock(&claim->lock);
 }
 
+/* The kernel's pages of this mount: those that CPUs have stored to are written back, all are dropped. A
+ * write() may be on its way whose page goes, and is read again before it comes: cache/heal.h. */
+static void empty_kernel(struct cache_file *file)
+{
+    pthread_mutex_lock(&file->lock);
+    heal_window_open(file, 0, UINT64_MAX);
+    pthread_mutex_unlock(&file->lock);
+    lock_none("cache_host.invalidate");
+    file->cache->host.invalidate(file->cache->host.context, file->context, 0, 0);
+    pthread_mutex_lock(&file->lock);
+    heal_window_close(file);
+    pthread_mutex_unlock(&file->lock);
+}
+
 int claim_take(struct cache_file *file)
 {
     struct claim *claim = &file->claim;
@@ -62,6 +76,8 @@ int claim_take(struct cache_file *file)
     if (!first)
         return 0;
     error = lock_backing(file, file->writable ? F_WRLCK : F_RDLCK);
+    if (!error) /* its pages may be older than what another mount has stored: no store may bring them back */
+        empty_kernel(file);
     pthread_mutex_lock(&claim->lock);
     claim->maps += !error;
     claim->state = error ? CLAIM_NONE : CLAIM_HELD;
@@ -133,13 +149,6 @@ static int empty_all(struct cache_file *file)
         error = error ? error : one;
     }
     return error;
-}
-
-/* The kernel's pages of this mount: those that CPUs have stored to are written back, all are dropped. */
-static void empty_kernel(struct cache_file *file)
-{
-    lock_none("cache_host.invalidate");
-    file->cache->host.invalidate(file->cache->host.context, file->context, 0, 0);
 }
 
 void claim_put(struct cache_file *file)

@@ -32,9 +32,9 @@ struct claim {
 void claim_init(struct claim *claim);
 void claim_destroy(struct claim *claim);
 
-/* A map more. Waits while another is letting go. 0; or -EBUSY (another mount has it), or why the filesystem
- * does not lock (-ENOLCK, -EOPNOTSUPP, -EIO ...): then there is none. No lock is held. Nothing in a mount
- * that is not shared. */
+/* A map more. Waits while another is letting go. The first has the kernel's cache of this mount dropped, once
+ * it has the claim. 0; or -EBUSY (another mount has it), or why the filesystem does not lock (-ENOLCK,
+ * -EOPNOTSUPP, -EIO ...): then there is none. No lock is held. Nothing in a mount that is not shared. */
 int claim_take(struct cache_file *file);
 
 /* A map less; it is detached. After the last one everything of the file leaves the devices and the kernel's
