@@ -151,6 +151,17 @@ static int empty_all(struct cache_file *file)
     return error;
 }
 
+/* What another mount has cut off meanwhile is not to come back with what devices stored there. */
+static void look_at_size(struct cache_file *file)
+{
+    struct stat st;
+
+    pthread_mutex_lock(&file->lock);
+    if (!fstat(file->fd, &st))
+        file_resized(file, st.st_size);
+    pthread_mutex_unlock(&file->lock);
+}
+
 void claim_put(struct cache_file *file)
 {
     struct claim *claim = &file->claim;
@@ -164,6 +175,7 @@ void claim_put(struct cache_file *file)
     pthread_mutex_unlock(&claim->lock);
     if (!last)
         return;
+    look_at_size(file);
     int error = empty_all(file);
     if (!error) {
         empty_kernel(file);

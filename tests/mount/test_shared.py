@@ -184,6 +184,27 @@ def test_what_the_kernel_held_before_the_claim_is_dropped(two, agents, devices):
     assert (below[50], below[100]) == (5, pattern(PAGE)[100] ^ 255)
 
 
+@pytest.mark.parametrize("size", [3 * PAGE + 7, 80 * PAGE + 9])
+def test_cut_or_grown_by_the_other_mount_before_the_claim_goes(two, devices, size):
+    """What devices stored behind a cut does not bring it back; what was appended stays."""
+    a, b = two
+    write_file(path_in(a), pattern(64 * PAGE + 5))
+    opened = Opened(devices(), path_in(a))
+    opened.map[:] = bytes(64 * PAGE + 5)
+    opened.map.release()
+    os.truncate(path_in(b), size)
+    if size > 64 * PAGE:
+        with open(path_in(b), "r+b") as file:
+            file.seek(64 * PAGE + 5)
+            file.write(b"x" * PAGE)
+    let_go(opened)
+    wanted = bytes(size) if size < 64 * PAGE else (bytes(64 * PAGE + 5) + b"x" * PAGE).ljust(size, b"\0")
+    assert read_file(path_in(b)) == wanted
+    opened = Opened(devices(), path_in(b))
+    assert opened.map[:] == wanted
+    let_go(opened)
+
+
 @pytest.mark.parametrize("who", ["client", "daemon"])
 def test_the_dead_let_go(two, agents, devices, who):
     a, b = two
