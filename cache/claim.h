@@ -39,8 +39,8 @@ int claim_take(struct cache_file *file);
 
 /* A map less; it is detached. After the last one everything of the file leaves the devices and the kernel's
  * cache of this mount, and other mounts may claim it, unless released bytes can't be collected (no space,
- * EIO): then it stays claimed until a later last map, or the end of the mount. No lock is held; the file is
- * in use (file_use()). */
+ * EIO) or the kernel does not drop its pages: then it stays claimed until a later last map, or the end of the
+ * mount. No lock is held; the file is in use (file_use()). */
 void claim_put(struct cache_file *file);
 
 #endif
