@@ -98,6 +98,8 @@ enum cache_io_flags {
         8, /* with CACHE_IO_DIRECT, of a read: it surely is one, and the kernel keeps no page of it */
 };
 
+/* Somebody changed it behind the mount before it was tracked: the next open shall say so. */
+void cache_file_behind(struct cache_file *file);
 /* [FUSE] The file is being opened. False: somebody has changed it behind the mount, and the kernel must drop
  * its pages (close to open): keep_cache must not be set in the answer. */
 bool cache_file_opened(struct cache_file *file);

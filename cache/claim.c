@@ -7,7 +7,7 @@
 
 #include "cache/drop.h"
 
-#define CLAIM_BYTE (INT64_MAX - 1) /* no file is so long, and no program locks it */
+#define CLAIM_BYTE (INT64_MAX - 1) /* no file is so long; a lock of a whole file has it, too */
 
 void claim_init(struct claim *claim)
 {
@@ -43,6 +43,21 @@ static void move(struct claim *claim, enum claim_state state)
     pthread_mutex_unlock(&claim->lock);
 }
 
+/* The kernel's pages of this mount: those that CPUs have stored to are written back, all are dropped. A
+ * write() may be on its way whose page goes, and is read again before it comes: cache/heal.h. */
+static int empty_kernel(struct cache_file *file)
+{
+    pthread_mutex_lock(&file->lock);
+    heal_window_open(file, 0, UINT64_MAX);
+    pthread_mutex_unlock(&file->lock);
+    lock_none("cache_host.invalidate");
+    int error = file->cache->host.invalidate(file->cache->host.context, file->context, 0, 0);
+    pthread_mutex_lock(&file->lock);
+    heal_window_close(file);
+    pthread_mutex_unlock(&file->lock);
+    return error == -ENOENT ? 0 : error; /* the kernel does not know the file: it holds nothing */
+}
+
 int claim_take(struct cache_file *file)
 {
     struct claim *claim = &file->claim;
@@ -62,6 +77,11 @@ int claim_take(struct cache_file *file)
     if (!first)
         return 0;
     error = lock_backing(file, file->writable ? F_WRLCK : F_RDLCK);
+    if (!error) { /* no store may bring back what is older there than another mount's */
+        error = empty_kernel(file);
+        if (error)
+            lock_backing(file, F_UNLCK);
+    }
     pthread_mutex_lock(&claim->lock);
     claim->maps += !error;
     claim->state = error ? CLAIM_NONE : CLAIM_HELD;
@@ -135,11 +155,15 @@ static int empty_all(struct cache_file *file)
     return error;
 }
 
-/* The kernel's pages of this mount: those that CPUs have stored to are written back, all are dropped. */
-static void empty_kernel(struct cache_file *file)
+/* What another mount has cut off meanwhile is not to come back with what devices stored there. */
+static void look_at_size(struct cache_file *file)
 {
-    lock_none("cache_host.invalidate");
-    file->cache->host.invalidate(file->cache->host.context, file->context, 0, 0);
+    struct stat st;
+
+    pthread_mutex_lock(&file->lock);
+    if (!fstat(file->fd, &st))
+        file_resized(file, st.st_size);
+    pthread_mutex_unlock(&file->lock);
 }
 
 void claim_put(struct cache_file *file)
@@ -155,10 +179,11 @@ void claim_put(struct cache_file *file)
     pthread_mutex_unlock(&claim->lock);
     if (!last)
         return;
+    look_at_size(file);
     int error = empty_all(file);
-    if (!error) {
-        empty_kernel(file);
+    if (!error)
+        error = empty_kernel(file);
+    if (!error)
         error = lock_backing(file, F_UNLCK);
-    }
     move(claim, error ? CLAIM_HELD : CLAIM_NONE);
 }

@@ -32,15 +32,15 @@ struct claim {
 void claim_init(struct claim *claim);
 void claim_destroy(struct claim *claim);
 
-/* A map more. Waits while another is letting go. 0; or -EBUSY (another mount has it), or why the filesystem
- * does not lock (-ENOLCK, -EOPNOTSUPP, -EIO ...): then there is none. No lock is held. Nothing in a mount
- * that is not shared. */
+/* A map more. Waits while another is letting go. The first has the kernel's cache of this mount dropped, once
+ * it has the claim. 0; or -EBUSY (another mount has it), or why the filesystem does not lock (-ENOLCK,
+ * -EOPNOTSUPP, -EIO ...): then there is none. No lock is held. Nothing in a mount that is not shared. */
 int claim_take(struct cache_file *file);
 
 /* A map less; it is detached. After the last one everything of the file leaves the devices and the kernel's
  * cache of this mount, and other mounts may claim it, unless released bytes can't be collected (no space,
- * EIO): then it stays claimed until a later last map, or the end of the mount. No lock is held; the file is
- * in use (file_use()). */
+ * EIO) or the kernel does not drop its pages: then it stays claimed until a later last map, or the end of the
+ * mount. No lock is held; the file is in use (file_use()). */
 void claim_put(struct cache_file *file);
 
 #endif

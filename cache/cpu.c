@@ -210,11 +210,20 @@ void cache_file_read_end(struct cache_file *file, struct cache_read *read)
     reads_end(file, read);
 }
 
+void cache_file_behind(struct cache_file *file)
+{
+    pthread_mutex_lock(&file->lock);
+    file->behind = true;
+    pthread_mutex_unlock(&file->lock);
+}
+
 bool cache_file_opened(struct cache_file *file)
 {
     pthread_mutex_lock(&file->lock);
-    bool unchanged = file_unchanged(file);
+    /* What an acquire or a map has found is no news to its times, but to the kernel. */
+    bool unchanged = file_unchanged(file) && !file->behind;
     file_check_behind(file);
+    file->behind = false;
     if (!unchanged) { /* the kernel is about to drop its pages: a WRITE may be on its way */
         heal_window_reopen(file);
     }

@@ -39,7 +39,8 @@ struct cache_file {
     off_t size;
     uint64_t truncations; /* counts changes that a fill under way must not survive */
     struct timespec
-        ctime; /* of the backing file after our last change: another value means that somebody else wrote */
+        ctime;   /* of the backing file after our last change: another value means that somebody else wrote */
+    bool behind; /* changed behind the mount since the last open: the kernel may hold older pages */
     bool passed, written, direct; /* how CPUs have it open: cache_file_pass() */
     bool discarded;               /* nobody can reach it but its clients: with its last use it is emptied */
     bool pinned;                  /* the host was told, or is about to be */

@@ -431,6 +431,9 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
             rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
             if (rc < 0 && descriptors_shed(fs, -rc))
                 rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
+            /* After it: what changes in between one of the two sees. */
+            if (rc == 0 && !inode_unchanged(inode, path.fd))
+                cache_file_behind(file);
             if (rc == 0)
                 passthrough_track(fs, inode, file);
         }

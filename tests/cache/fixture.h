@@ -58,6 +58,7 @@ struct device_map {
     uint8_t *bytes;
 };
 
+extern bool fixture_shared; /* of the next fixture_start(): -o shared */
 /* capacity: bytes of each device. Fails the test when something can't be had; false: no userfaultfd here,
  * skip. */
 bool fixture_start(struct fixture *f, uint64_t capacity);

@@ -400,6 +400,94 @@ static void test_write_waits_for_a_read(void **state)
     fixture_stop(&f);
 }
 
+/* --- the kernel's pages at the two ends of a claim --- */
+
+static void device_unmap(void)
+{
+    assert_int_equal(cache_map_close(f.client, map.id), 0);
+    munmap(map.bytes, FIXTURE_PAGES * 4096);
+}
+
+/* As a write() does it whose page is dropped, and read again, before its WRITE goes out. */
+static void write_around(void (*drop)(void))
+{
+    uint8_t bytes[4096];
+
+    kernel_read(&f, 0, bytes);
+    pthread_mutex_lock(&f.kernel[0].data);
+    f.kernel[0].bytes[AT] = 'a';
+    pthread_mutex_unlock(&f.kernel[0].data);
+    drop();
+    kernel_read(&f, 0, bytes);
+    assert_int_equal(bytes[AT], 0); /* it was dropped, and the WRITE is not there yet */
+    assert_int_equal(send_write(f.fd, "a", 1, AT), 1);
+    kernel_store(&f, 0, 50, 's');
+    write_page_back(0);
+    uint8_t last = home(0), read = read_byte(0);
+    fixture_stop(&f);
+    fixture_shared = false;
+    assert_int_equal(last, 'a');
+    assert_int_equal(read, 'a');
+}
+
+static void test_claim_goes(void **state)
+{
+    (void)state;
+    fixture_shared = true;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    map = device_map(&f, 0);
+    write_around(device_unmap);
+}
+
+static void map_it(void)
+{
+    map = device_map(&f, 0);
+}
+
+static void test_claim_comes(void **state)
+{
+    (void)state;
+    fixture_shared = true;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    write_around(map_it);
+}
+
+static bool claimed(void)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = INT64_MAX - 1, .l_len = 1};
+    int fd = open(f.path, O_RDWR);
+
+    assert_int_equal(fcntl(fd, F_OFD_GETLK, &lock), 0);
+    close(fd);
+    return lock.l_type != F_UNLCK;
+}
+
+/* What CPUs have stored may be in pages that are not written back: nobody else may have the file yet. */
+static void test_claim_stays_when_the_kernel_drops_nothing(void **state)
+{
+    (void)state;
+    fixture_shared = true;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    fixture_shared = false;
+    map_it();
+    kernel_store(&f, 0, AT, 's');
+    f.invalidate_error = -ENOMEM;
+    device_unmap();
+    bool stays = claimed();
+    f.invalidate_error = 0;
+    map_it();
+    device_unmap();
+    bool goes = !claimed();
+    uint8_t last = home(0);
+    fixture_stop(&f);
+    assert_true(stays);
+    assert_true(goes);
+    assert_int_equal(last, 's');
+}
+
 /* --- what the kernel holds behind the back of the index --- */
 
 /* Pages past the end are given to the kernel by a write() that extends the file, also when a leaf remembers
@@ -489,6 +577,9 @@ int main(void)
         cmocka_unit_test(test_first_page_stale_last_one_fine),
         cmocka_unit_test(test_late_reader),
         cmocka_unit_test(test_write_waits_for_a_read),
+        cmocka_unit_test(test_claim_goes),
+        cmocka_unit_test(test_claim_comes),
+        cmocka_unit_test(test_claim_stays_when_the_kernel_drops_nothing),
         cmocka_unit_test(test_cut_and_written_again),
         cmocka_unit_test(test_new_leaf),
         cmocka_unit_test(test_last_page_of_a_window),

@@ -229,3 +229,24 @@ def test_changes_behind_the_mount_are_seen_at_acquire(mount, devices, timeout):
     time.sleep(1.1 * timeout)
     opened.map.acquire()
     assert opened.map[:] == b"2" * PAGE + b"1" * 7 * PAGE
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_changes_that_a_device_has_met_are_dropped_at_open(mount, devices, tracked):
+    """The acquire, or the first map, that finds the change must not hide it from the next open: the kernel still holds
+    the old pages."""
+    m = mount("timeout=0")
+    path = make(m, b"1" * 8 * PAGE)
+    time.sleep(0.1)
+    assert read_file(path) == b"1" * 8 * PAGE
+    device, fd = devices(), os.open(path, os.O_RDWR)
+    if tracked:
+        opened = Opened(device, path)
+        assert opened.map[:] == b"1" * 8 * PAGE
+    with open(os.path.join(m.data, "f"), "r+b") as behind:
+        behind.write(b"2" * PAGE)
+    mapping = device.mmap(fd, 8 * PAGE)
+    mapping.acquire()
+    assert mapping[:] == b"2" * PAGE + b"1" * 7 * PAGE
+    assert read_file(path) == b"2" * PAGE + b"1" * 7 * PAGE
+    os.close(fd)

@@ -162,6 +162,49 @@ def test_what_cpus_stored_goes_along(two, agents, devices):
     assert [below[i] for i in (50, 60, 70, 80, 90)] == [5, 6, 7, 8, 9]
 
 
+def test_what_the_kernel_held_before_the_claim_is_dropped(two, agents, devices):
+    """CPUs of the mount that takes the claim have the file mapped, with pages from before the other mount's stores: a
+    store of theirs must not bring these back."""
+    a, b = two
+    write_file(path_in(a), pattern(4 * PAGE))
+    cpu = agents()
+    cpu.do("import mmap\nfd = os.open(path, os.O_RDWR)\nmap = mmap.mmap(fd, 4 * 4096)\nold = map[:]", path=path_in(a))
+    fd = os.open(path_in(a), os.O_RDWR)  # before the change: no open finds it
+    opened = Opened(devices(), path_in(b))
+    opened.map[100] = pattern(PAGE)[100] ^ 255
+    let_go(opened)
+    mapping = devices().mmap(fd, 4 * PAGE)
+    cpu.do("map[50] = 5")
+    mapping.release()
+    mapping.acquire()
+    assert (mapping[50], mapping[100]) == (5, pattern(PAGE)[100] ^ 255)
+    mapping.unmap()
+    os.close(fd)
+    below = read_file(os.path.join(a.data, "f"))
+    assert (below[50], below[100]) == (5, pattern(PAGE)[100] ^ 255)
+
+
+@pytest.mark.parametrize("size", [3 * PAGE + 7, 80 * PAGE + 9])
+def test_cut_or_grown_by_the_other_mount_before_the_claim_goes(two, devices, size):
+    """What devices stored behind a cut does not bring it back; what was appended stays."""
+    a, b = two
+    write_file(path_in(a), pattern(64 * PAGE + 5))
+    opened = Opened(devices(), path_in(a))
+    opened.map[:] = bytes(64 * PAGE + 5)
+    opened.map.release()
+    os.truncate(path_in(b), size)
+    if size > 64 * PAGE:
+        with open(path_in(b), "r+b") as file:
+            file.seek(64 * PAGE + 5)
+            file.write(b"x" * PAGE)
+    let_go(opened)
+    wanted = bytes(size) if size < 64 * PAGE else (bytes(64 * PAGE + 5) + b"x" * PAGE).ljust(size, b"\0")
+    assert read_file(path_in(b)) == wanted
+    opened = Opened(devices(), path_in(b))
+    assert opened.map[:] == wanted
+    let_go(opened)
+
+
 @pytest.mark.parametrize("who", ["client", "daemon"])
 def test_the_dead_let_go(two, agents, devices, who):
     a, b = two
