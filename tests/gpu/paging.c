@@ -7,9 +7,9 @@
  *
  * FILE: a cubin or PTX that another compiler made of paging_kernels.cc; else those are used that clang has
  * made, so that no toolkit is needed. TEXT: a part of the names of
- * tests. $GAIA_PAGING_SPOIL: a byte of each file is changed, which must be noticed. Ends with a line "N
- * passed, N failed, N skipped", and with 0 where there is no GPU. On the stand-in of tests/cuda it runs, too:
- * with threads for kernels. */
+ * tests, " 4 KiB" or "64 KiB" before them. $GAIA_PAGING_SPOIL: a byte of each file is changed, which must be
+ * noticed. Ends with a line "N passed, N failed, N skipped", and with 0 where there is no GPU. On the
+ * stand-in of tests/cuda it runs, too: with threads for kernels. */
 #include "tests/gpu/paging_program.h"
 
 #define TIMES 10u /* the frames */
@@ -443,12 +443,15 @@ static int run_all(void)
 
     for (size_t u = 0; u < 2; u++)
         for (size_t i = 0; i < TESTS; i++) {
-            if (!strstr(tests[i].name, only))
+            char name[128];
+            snprintf(name, sizeof name, "%s%zu KiB: %s", units[u] < 10 * 1024 ? " " : "", units[u] / 1024,
+                     tests[i].name);
+            if (!strstr(name, only))
                 continue;
-            printf("---- %zu KiB: %s\n", units[u] / 1024, tests[i].name);
+            printf("---- %s\n", name);
             int bad = tests[i].run(units[u]);
             *(bad ? &failed : &passed) += 1;
-            printf("%s %zu KiB: %s\n", bad ? "FAIL" : "ok  ", units[u] / 1024, tests[i].name);
+            printf("%s %s\n", bad ? "FAIL" : "ok  ", name);
         }
     printf("%u passed, %u failed, 0 skipped\n", passed, failed);
     return failed != 0;

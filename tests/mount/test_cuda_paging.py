@@ -41,22 +41,28 @@ def check(text, number=20):
     assert len(re.findall(r"^ok  ", text, re.M)) == number
 
 
+# What is run, and how many tests that is. On the stand-in a store to each byte of many large units takes long: of those only
+# some.
+PARTS = [(ONLY, 20)] if REAL or ONLY else [(" 4 KiB", 10), ("64 KiB: loads", 1), ("64 KiB: pinned", 1), ("64 KiB: past", 1)]
+
+
 @pytest.mark.limit(400)
+@pytest.mark.parametrize("part, number", PARTS)
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_kernels(mount, kernels):
+def test_kernels(mount, kernels, part, number):
     m = mount()
     seed = make_random("paging").randrange(1 << 16)
-    arguments = ["--seed", seed, "--only", ONLY] + (["--kernels", os.environ["GAIA_PAGING_KERNELS"]] if kernels == "nvcc" else [])
+    arguments = ["--seed", seed, "--only", part] + (["--kernels", os.environ["GAIA_PAGING_KERNELS"]] if kernels == "nvcc" else [])
     done = subprocess.run(command(m.mnt, *arguments), env=environment(), text=True, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=380)
     print(done.stdout)
     assert done.returncode == 0
     if ONLY:
         return
-    check(done.stdout)
+    check(done.stdout, number)
     # Ten times the frames means that most of them were somebody else's: it is seen in what was brought and given back.
     faults = [int(n) for n in re.findall(r"paging_load, order 0: \d+ touches, (\d+) faults", done.stdout)]
-    assert len(faults) >= 6 and min(faults) >= 64 * 9
+    assert number < 10 or len(faults) >= number // 10 * 3 and min(faults) >= 64 * 9
 
 
 @whole
@@ -69,7 +75,7 @@ def test_killed_in_mid_kernel(mount):
     try:
         for line in proc.stdout:
             print(line, end="")
-            if "---- 4 KiB: stores in order" in line:
+            if "----  4 KiB: stores in order" in line:
                 break
         time.sleep(make_random("kill").random() * 0.3)
         assert proc.poll() is None, "it has ended before it was killed"
