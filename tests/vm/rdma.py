@@ -275,7 +275,7 @@ def run_bench(args):
     here["guest"] = f"{image.kernel_package()}, qemu tcg, 2 processors, two rxe devices and a veth pair of MTU 4500"
     name = "build/bench-rdma.json"
     if args.save:
-        name = os.path.relpath(bench.result_path(args, here), image.TOP).replace(".json", "-rdma.json")
+        name = os.path.relpath(bench.result_path(args, here), image.TOP).replace(".json", f"-rdma{'-' + args.only if args.only else ''}.json")
     with open(os.path.join(image.TOP, name), "w") as file:
         json.dump({"machine": here, "date": datetime.date.today().isoformat(), "turns": TURNS, "spin_us": args.spin,
                    "rows": rows}, file, indent=1)
