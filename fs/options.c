@@ -320,7 +320,7 @@ static int parse_peer_timeout(struct fault_path_config *fault, const char *optio
 }
 
 /* fault=copy, fault=local, fault=rdma or fault=rdma@HOST[:PORT] */
-static int parse_fault(struct fault_path_config *fault, const char *option)
+static int parse_carrier(struct fault_path_config *fault, const char *option)
 {
     const char *text = option + strlen("fault="), *host = strchr(text, '@');
     size_t length = host ? (size_t)(host - text) : strlen(text);
@@ -341,6 +341,20 @@ static int parse_fault(struct fault_path_config *fault, const char *option)
     }
     fs_log(LOG_ERR, "option %s: none of copy, local, rdma, rdma@HOST[:PORT]", option);
     return -1;
+}
+
+static int parse_fault(struct fault_path_config *fault, const char *option, int key)
+{
+    switch (key) {
+    case KEY_QUEUES:
+        return parse_count(option, 1, GAIA_LINK_QUEUES_MAX, &fault->queues);
+    case KEY_DEPTH:
+        return parse_count(option, 1, GAIA_LINK_DEPTH_MAX, &fault->depth);
+    case KEY_PEER_TIMEOUT:
+        return parse_peer_timeout(fault, option);
+    default:
+        return parse_carrier(fault, option);
+    }
 }
 
 static int set_text(char **text, const char *value)
@@ -398,13 +412,10 @@ static int parse_one(void *data, const char *text, int key, struct fuse_args *ar
     case KEY_IO:
         return parse_choice(text, "uring", "threads", &options->cache.io_threads);
     case KEY_FAULT:
-        return parse_fault(&options->cache.fault, text);
     case KEY_QUEUES:
-        return parse_count(text, 1, GAIA_LINK_QUEUES_MAX, &options->cache.fault.queues);
     case KEY_DEPTH:
-        return parse_count(text, 1, GAIA_LINK_DEPTH_MAX, &options->cache.fault.depth);
     case KEY_PEER_TIMEOUT:
-        return parse_peer_timeout(&options->cache.fault, text);
+        return parse_fault(&options->cache.fault, text, key);
     case KEY_INODES:
         return parse_number(text, INODES_LEAST, &options->inodes);
     case KEY_REMEMBER:

@@ -2,19 +2,12 @@
 /* Demand paging (gpu/gaia_device.cuh): each thing that can go wrong, one after the other. demand_world.h has
  * the host. */
 #include "tests/gpu/demand_world.h"
+#include "tests/gpu/runner.h"
 
 #include <chrono>
 #include <csetjmp>
 #include <cstdarg>
 #include <unistd.h>
-
-extern "C" {
-#include <cmocka.h>
-}
-
-#define LIMIT_S 150u /* of a test; SIGALRM ends the program */
-
-static uint64_t seed;
 
 static double seconds_since(std::chrono::steady_clock::time_point start)
 {
@@ -356,12 +349,6 @@ static void touches_outside_and_of_what_is_read_only(void **)
     done();
 }
 
-static int begin(void **)
-{
-    (void)alarm(LIMIT_S);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -378,16 +365,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(bytes_that_the_host_can_t_take),
         cmocka_unit_test(touches_outside_and_of_what_is_read_only),
     };
-    struct CMUnitTest limited[sizeof(tests) / sizeof(tests[0])];
-    const char *text = getenv("GAIA_TEST_SEED");
 
-    setvbuf(stdout, nullptr, _IOLBF, 0);
-    seed = text ? strtoull(text, nullptr, 0) : 20240817;
-    printf("seed: GAIA_TEST_SEED=%llu\n", (unsigned long long)seed);
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    memcpy(limited, tests, sizeof(tests));
-    for (auto &test : limited)
-        test.setup_func = begin;
-    return cmocka_run_group_tests(limited, nullptr, nullptr);
+    return run_limited(tests, argc, argv);
 }

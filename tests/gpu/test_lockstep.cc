@@ -5,6 +5,7 @@
 #include "tests/gpu/lockstep.h"
 
 #include "tests/gpu/demand_world.h"
+#include "tests/gpu/runner.h"
 
 /* The kernels themselves, not their table. */
 #include "gpu/kernels.c"
@@ -14,23 +15,8 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-extern "C" {
-#include <cmocka.h>
-}
-
-#define LIMIT_S 150u
-
-/* Coroutines are more than the sanitizers follow; the plain build is enough. */
-#define SKIP_UNDER_SANITIZERS() \
-    do {                        \
-        if (WORLD_SLOW > 1)     \
-            skip();             \
-    } while (0)
-
 /* Three warps whose lanes hold a unit each, and a few more. */
 #define FRAMES_FOR_PINS 104u
-
-static uint64_t seed;
 
 /* A launch, block after block. */
 static void launch(unsigned blocks, unsigned warps, std::function<void()> kernel)
@@ -266,25 +252,13 @@ static void few_frames(void **)
     play(GAIA_DEMAND_UNIT_SHIFT_SMALL, 200, 6, 4);
 }
 
-static int begin(void **)
-{
-    (void)alarm(LIMIT_S);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(kernels_hash, begin), cmocka_unit_test_setup(kernels_find_modified, begin),
-        cmocka_unit_test_setup(kernels_move, begin), cmocka_unit_test_setup(small_units, begin),
-        cmocka_unit_test_setup(large_units, begin),  cmocka_unit_test_setup(few_frames, begin),
+        cmocka_unit_test(kernels_hash), cmocka_unit_test(kernels_find_modified),
+        cmocka_unit_test(kernels_move), cmocka_unit_test(small_units),
+        cmocka_unit_test(large_units),  cmocka_unit_test(few_frames),
     };
-    const char *text = getenv("GAIA_TEST_SEED");
 
-    setvbuf(stdout, nullptr, _IOLBF, 0);
-    seed = text ? strtoull(text, nullptr, 0) : 20240817;
-    printf("seed: GAIA_TEST_SEED=%llu\n", (unsigned long long)seed);
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, nullptr, nullptr);
+    return run_limited(tests, argc, argv);
 }

@@ -2,6 +2,7 @@
 /* RDMA reads that a GPU posts (gpu/request_device.h), with threads as warps, on a NIC that is none (nic.h).
  * What can go wrong is in test_request_faults.cc. */
 #include "tests/gpu/reader.h"
+#include "tests/gpu/runner.h"
 
 #include <csetjmp>
 #include <csignal>
@@ -9,14 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-extern "C" {
-#include <cmocka.h>
-}
-
-#define LIMIT_S 150u /* of a test; SIGALRM ends the program */
 #define SLOW (WORLD_SLOW > 4 ? 4 : WORLD_SLOW)
-
-static uint64_t seed;
 
 static void done()
 {
@@ -288,12 +282,6 @@ static void a_warp_and_a_small_queue(void **)
     done();
 }
 
-static int begin(void **)
-{
-    (void)alarm(LIMIT_S);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -307,16 +295,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(one_doorbell_for_a_warp),
         cmocka_unit_test(a_warp_and_a_small_queue),
     };
-    struct CMUnitTest limited[sizeof(tests) / sizeof(tests[0])];
-    const char *text = getenv("GAIA_TEST_SEED");
 
-    setvbuf(stdout, nullptr, _IOLBF, 0);
-    seed = text ? strtoull(text, nullptr, 0) : 20240817;
-    printf("seed: GAIA_TEST_SEED=%llu\n", (unsigned long long)seed);
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    memcpy(limited, tests, sizeof(tests));
-    for (auto &test : limited)
-        test.setup_func = begin;
-    return cmocka_run_group_tests(limited, nullptr, nullptr);
+    return run_limited(tests, argc, argv);
 }

@@ -2,22 +2,15 @@
 /* RDMA reads that a GPU posts (gpu/request_device.h): each thing that can go wrong, on a NIC that is none
  * (nic.h), and what that one takes amiss. */
 #include "tests/gpu/reader.h"
+#include "tests/gpu/runner.h"
 
 #include <cerrno>
 #include <csetjmp>
 #include <cstdarg>
 #include <unistd.h>
 
-extern "C" {
-#include <cmocka.h>
-}
-
 static_assert(GAIA_REQUEST_E_IO == EIO && GAIA_REQUEST_E_LENGTH == EINVAL, "");
 static_assert(GAIA_REQUEST_E_NO_SLOT == ENOBUFS && GAIA_REQUEST_E_SILENT == ETIMEDOUT, "");
-
-#define LIMIT_S 150u /* of a test; SIGALRM ends the program */
-
-static uint64_t seed;
 
 static double seconds_since(std::chrono::steady_clock::time_point start)
 {
@@ -401,12 +394,6 @@ static void the_nic_is_strict(void **)
     done();
 }
 
-static int begin(void **)
-{
-    (void)alarm(LIMIT_S);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -421,16 +408,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(lengths_that_make_no_sense),
         cmocka_unit_test(the_nic_is_strict),
     };
-    struct CMUnitTest limited[sizeof(tests) / sizeof(tests[0])];
-    const char *text = getenv("GAIA_TEST_SEED");
 
-    setvbuf(stdout, nullptr, _IOLBF, 0);
-    seed = text ? strtoull(text, nullptr, 0) : 20240817;
-    printf("seed: GAIA_TEST_SEED=%llu\n", (unsigned long long)seed);
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    memcpy(limited, tests, sizeof(tests));
-    for (auto &test : limited)
-        test.setup_func = begin;
-    return cmocka_run_group_tests(limited, nullptr, nullptr);
+    return run_limited(tests, argc, argv);
 }

@@ -5,26 +5,13 @@
 #include "tests/gpu/lockstep.h"
 
 #include "tests/gpu/reader.h"
+#include "tests/gpu/runner.h"
 
 #include <csetjmp>
 #include <cstdarg>
 #include <unistd.h>
 
-extern "C" {
-#include <cmocka.h>
-}
-
-#define LIMIT_S 150u
 #define WARPS 3u
-
-/* Coroutines are more than the sanitizers follow; the plain build is enough. */
-#define SKIP_UNDER_SANITIZERS() \
-    do {                        \
-        if (WORLD_SLOW > 1)     \
-            skip();             \
-    } while (0)
-
-static uint64_t seed;
 
 /* How the reads of all lanes ended. */
 static std::atomic<uint64_t> good, failed, refused;
@@ -116,24 +103,12 @@ static void lanes_of_a_queue_that_fails(void **)
     assert_true(failed > 0);
 }
 
-static int begin(void **)
-{
-    (void)alarm(LIMIT_S);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(lanes_that_run_apart, begin),
-        cmocka_unit_test_setup(lanes_of_a_queue_that_fails, begin),
+        cmocka_unit_test(lanes_that_run_apart),
+        cmocka_unit_test(lanes_of_a_queue_that_fails),
     };
-    const char *text = getenv("GAIA_TEST_SEED");
 
-    setvbuf(stdout, nullptr, _IOLBF, 0);
-    seed = text ? strtoull(text, nullptr, 0) : 20240817;
-    printf("seed: GAIA_TEST_SEED=%llu\n", (unsigned long long)seed);
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, nullptr, nullptr);
+    return run_limited(tests, argc, argv);
 }
