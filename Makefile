@@ -151,9 +151,10 @@ $(cxx_tools): $(BUILD)/%: $(BUILD)/%.cc.o $(so)
 	$(CXX) $(CXXFLAGS) $(LDFLAGS) -o $@ $< -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN))
 $(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c)
 $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
-# This one walks through the calls of the transport that can fail.
-$(BUILD)/tests/io/test_transport_calls: LDFLAGS += $(wrapped)
-$(BUILD)/tests/io/test_transport_calls: $(call obj,tests/faults/table.c)
+# These walk through the calls of the transport, and of calls on it, that can fail.
+walks := $(BUILD)/tests/io/test_transport_calls $(BUILD)/tests/io/test_call_faults
+$(walks): LDFLAGS += $(wrapped)
+$(walks): $(call obj,tests/faults/table.c)
 # What a GPU does, without a mount (tests/gpu/run.sh); of the libraries it needs libxxhash only, which may lie beside it.
 $(gpu_own): $(call obj,tests/gpu/own.c tests/gpu/own_client.c) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -Wl,-rpath,'$$ORIGIN' -Wl,--as-needed $(PKG_LIBS)

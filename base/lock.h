@@ -23,49 +23,56 @@ enum lock_flags {
     LOCK_LEAF = 1,  /* nothing is taken while it is held */
     LOCK_ALONE = 2, /* it is taken only with no other lock held */
     LOCK_PAIR = 4,  /* two of the class may be held, the lower address taken first */
+    LOCK_PEER =
+        8, /* its condition may be waited on with others held: a peer answers, who needs none of them */
 };
 
-#define LOCK_CLASSES(X)                                     \
-    X(SESSIONS, "gaia_session.sessions_lock", LOCK_ALONE)   \
-    X(TABLE, "gaia_mapping.table_lock", LOCK_LEAF)          \
-    X(SESSION, "gaia_session.lock", LOCK_ALONE | LOCK_LEAF) \
-    X(DEMAND_CALLS, "demand_map.calls", LOCK_ALONE)         \
-    X(DEMAND, "demand_map.lock", LOCK_LEAF)                 \
-    X(HANDLE, "handle.lock", LOCK_ALONE)                    \
-    X(GATE, "inode.gate", LOCK_PAIR)                        \
-    X(PASSTHROUGH, "fs.passthrough_lock", 0)                \
-    X(GPUS, "cache.gpus_lock", LOCK_ALONE)                  \
-    X(CLIENT, "cache_client.lock", LOCK_ALONE)              \
-    X(CACHE, "cache.lock", 0)                               \
-    X(FILE, "cache_file.lock", 0)                           \
-    X(DEVICES, "cache.devices_lock", 0)                     \
-    X(SHARD, "inode_shard.lock", 0)                         \
-    X(CLAIM, "claim.lock", LOCK_LEAF)                       \
-    X(DEVICE, "cache_device.lock", LOCK_LEAF)               \
-    X(DURABLE, "durable.lock", LOCK_LEAF)                   \
-    X(TWINS, "frame_pool.lock", LOCK_LEAF)                  \
-    X(STAGES, "stage_pool.lock", LOCK_LEAF)                 \
-    X(READAHEAD, "readahead.lock", LOCK_LEAF)               \
-    X(GROUP, "fill_group.lock", LOCK_LEAF)                  \
-    X(HEALER, "healer.lock", LOCK_LEAF)                     \
-    X(FILLER, "filler.lock", LOCK_LEAF)                     \
-    X(IO, "gaia_io.lock", LOCK_LEAF)                        \
-    X(URING, "gaia_io_uring.lock", LOCK_LEAF)               \
-    X(URING_FILES, "gaia_io_uring.files_lock", LOCK_LEAF)   \
-    X(POOL, "gaia_io_pool.lock", LOCK_LEAF)                 \
-    X(FAULT_PATH, "fault_path.lock", LOCK_LEAF)             \
-    X(CUDA_FRAMES, "cuda_frames.lock", 0)                   \
-    X(GPU, "home_gpu.lock", LOCK_LEAF)                      \
-    X(PULL, "gaia_pull.lock", LOCK_LEAF)                    \
-    X(TRANSPORT, "gaia_transport.lock", LOCK_LEAF)          \
-    X(SERVER, "server.lock", LOCK_LEAF)                     \
-    X(TOKENS, "token_table.lock", LOCK_LEAF)                \
-    X(HANDLES, "fs.handles_lock", LOCK_LEAF)                \
-    X(VOLUMES, "volumes.lock", LOCK_LEAF)                   \
-    X(PRUNER, "pruner.lock", LOCK_LEAF)                     \
-    X(PEEK, "peek.lock", LOCK_LEAF)                         \
-    X(LOOP, "loop.lock", LOCK_ALONE | LOCK_LEAF)            \
-    X(NOTIFY, "fs.notify_gate", LOCK_ALONE | LOCK_LEAF)     \
+#define LOCK_CLASSES(X)                                         \
+    X(SESSIONS, "gaia_session.sessions_lock", LOCK_ALONE)       \
+    X(TABLE, "gaia_mapping.table_lock", LOCK_LEAF)              \
+    X(SESSION, "gaia_session.lock", LOCK_ALONE | LOCK_LEAF)     \
+    X(DEMAND_CALLS, "demand_map.calls", LOCK_ALONE)             \
+    X(DEMAND, "demand_map.lock", LOCK_LEAF)                     \
+    X(HANDLE, "handle.lock", LOCK_ALONE)                        \
+    X(GATE, "inode.gate", LOCK_PAIR)                            \
+    X(PASSTHROUGH, "fs.passthrough_lock", 0)                    \
+    X(GPUS, "cache.gpus_lock", LOCK_ALONE)                      \
+    X(CLIENT, "cache_client.lock", LOCK_ALONE)                  \
+    X(CACHE, "cache.lock", 0)                                   \
+    X(FILE, "cache_file.lock", 0)                               \
+    X(DEVICES, "cache.devices_lock", 0)                         \
+    X(SHARD, "inode_shard.lock", 0)                             \
+    X(CLAIM, "claim.lock", LOCK_LEAF)                           \
+    X(DEVICE, "cache_device.lock", LOCK_LEAF)                   \
+    X(DURABLE, "durable.lock", LOCK_LEAF)                       \
+    X(TWINS, "frame_pool.lock", LOCK_LEAF)                      \
+    X(STAGES, "stage_pool.lock", LOCK_LEAF)                     \
+    X(READAHEAD, "readahead.lock", LOCK_LEAF)                   \
+    X(GROUP, "fill_group.lock", LOCK_LEAF)                      \
+    X(HEALER, "healer.lock", LOCK_LEAF)                         \
+    X(DROPPER, "dropper.lock", LOCK_LEAF)                       \
+    X(NODES, "nodes.lock", LOCK_LEAF)                           \
+    X(HOME_SESSION, "home_session.lock", LOCK_LEAF)             \
+    X(FILLER, "filler.lock", LOCK_LEAF)                         \
+    X(IO, "gaia_io.lock", LOCK_LEAF)                            \
+    X(URING, "gaia_io_uring.lock", LOCK_LEAF)                   \
+    X(URING_FILES, "gaia_io_uring.files_lock", LOCK_LEAF)       \
+    X(POOL, "gaia_io_pool.lock", LOCK_LEAF)                     \
+    X(FAULT_PATH, "fault_path.lock", LOCK_LEAF)                 \
+    X(CUDA_FRAMES, "cuda_frames.lock", 0)                       \
+    X(GPU, "home_gpu.lock", LOCK_LEAF)                          \
+    X(CALLS, "calls.lock", LOCK_LEAF)                           \
+    X(CALL_SESSION, "call_session.lock", LOCK_LEAF | LOCK_PEER) \
+    X(PULL, "gaia_pull.lock", LOCK_LEAF)                        \
+    X(TRANSPORT, "gaia_transport.lock", LOCK_LEAF)              \
+    X(SERVER, "server.lock", LOCK_LEAF)                         \
+    X(TOKENS, "token_table.lock", LOCK_LEAF)                    \
+    X(HANDLES, "fs.handles_lock", LOCK_LEAF)                    \
+    X(VOLUMES, "volumes.lock", LOCK_LEAF)                       \
+    X(PRUNER, "pruner.lock", LOCK_LEAF)                         \
+    X(PEEK, "peek.lock", LOCK_LEAF)                             \
+    X(LOOP, "loop.lock", LOCK_ALONE | LOCK_LEAF)                \
+    X(NOTIFY, "fs.notify_gate", LOCK_ALONE | LOCK_LEAF)         \
     X(MAPS, "soft_frames.maps_lock", LOCK_ALONE | LOCK_LEAF)
 
 enum lock_class {

@@ -30,11 +30,14 @@
  *         LOCK_DURABLE what of a file is on its way to storage, and what was lost
  *         LOCK_TWINS, LOCK_STAGES      host frames
  *         LOCK_READAHEAD, LOCK_GROUP   of a map; of the fills that one waits for
- *         LOCK_HEALER, LOCK_FILLER     the queues of the cache's threads
+ *         LOCK_HEALER, LOCK_DROPPER    the queues of the cache's threads
+ *         LOCK_NODES, LOCK_HOME_SESSION    the other nodes, and what an agent of this one has here
+ *         LOCK_FILLER      the queue of those that place ahead
  *         LOCK_IO, LOCK_URING, LOCK_URING_FILES, LOCK_POOL    the storage engine
  *         LOCK_FAULT_PATH  whether reads may go by the transport
  *         LOCK_CUDA_FRAMES   the chunks of a file's frames on a GPU, with
  *           LOCK_GPU         one thing at a time on a GPU; held until it has done it
+ *         LOCK_CALLS, LOCK_CALL_SESSION    calls to other nodes (io/); none is held over a wait for one
  *         LOCK_PULL, LOCK_TRANSPORT    reads from peers (io/)
  *         LOCK_SERVER, LOCK_TOKENS, LOCK_HANDLES, LOCK_VOLUMES, LOCK_PRUNER, LOCK_PEEK   of fs/
  *   LOCK_LOOP          which threads wait for requests, and which sleep (fs/loop.c)

@@ -333,16 +333,16 @@ static void idle(struct gaia_transport *transport, unsigned timeout_ms)
     uint64_t now = transport_now_ns(), until = now + (uint64_t)transport->config.spin_us * 1000;
     struct pollfd fd = {.fd = transport->epoll, .events = POLLIN};
 
-    while (now < until && TAILQ_EMPTY(&transport->ready)) {
+    while (now < until && TAILQ_EMPTY(&transport->ready) && !transport->woken) {
         pthread_mutex_unlock(&transport->lock);
         pthread_mutex_lock(&transport->lock);
         transport->carrier->glance(transport);
         now = transport_now_ns();
     }
-    if (!TAILQ_EMPTY(&transport->ready) || transport->carrier->arm(transport))
+    if (!TAILQ_EMPTY(&transport->ready) || transport->woken || transport->carrier->arm(transport))
         return;
     transport->carrier->gather(transport); /* what came before it was armed */
-    if (!TAILQ_EMPTY(&transport->ready))
+    if (!TAILQ_EMPTY(&transport->ready) || transport->woken)
         return;
     uint64_t tick_ms = transport->tick_ns > now ? (transport->tick_ns - now) / MS + 1 : 0;
     if (timeout_ms > tick_ms)
@@ -361,15 +361,17 @@ int gaia_transport_poll(struct gaia_transport *transport, unsigned timeout_ms)
         return -EBUSY;
     }
     transport->polling = true;
+    transport->woken = false;
     transport->poller = pthread_self();
     gather(transport);
     int count = deliver(transport);
-    if (!count && timeout_ms) {
+    if (!count && timeout_ms && !transport->woken) {
         idle(transport, timeout_ms);
         gather(transport);
         count = deliver(transport);
     }
     transport->polling = false;
+    transport->rounds++; /* the thread may poll again before who waits has seen that it did not */
     if (transport->waiters)
         pthread_cond_broadcast(&transport->changed);
     pthread_mutex_unlock(&transport->lock);
@@ -410,9 +412,26 @@ bool gaia_transport_wait(struct gaia_transport *transport, bool (*until)(void *c
     }
 }
 
+void gaia_transport_leave(struct gaia_transport *transport)
+{
+    pthread_mutex_lock(&transport->lock);
+    transport->leaving = true;
+    transport->tick_ns = 0; /* the next look at the clock is now */
+    pthread_mutex_unlock(&transport->lock);
+    gaia_transport_wake(transport);
+}
+
 void gaia_transport_wake(struct gaia_transport *transport)
 {
     eventfd_write(transport->wake, 1);
+}
+
+void transport_woken(struct gaia_transport *transport)
+{
+    eventfd_t ignored;
+
+    eventfd_read(transport->wake, &ignored);
+    transport->woken = true;
 }
 
 /* ---- links ---- */
@@ -467,8 +486,8 @@ int gaia_link_connect(struct gaia_transport *transport, const char *peer,
     gaia_transport_wait(transport, is_connected, link,
                         transport->config.timeout_ms * 2); /* link_tick() ends it */
     pthread_mutex_lock(&transport->lock);
-    link->held = false;
     link->owned = link->state == LINK_OPEN;
+    link->held = !link->owned; /* until it is closed: else who polls might let go of it first */
     if (!link->owned)
         link_end(link, -ETIMEDOUT, "%s: nobody polls", peer);
     error = link->owned ? 0 : transport_say(link->error, "%s", link->why);

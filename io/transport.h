@@ -104,6 +104,9 @@ int gaia_transport_poll(struct gaia_transport *transport, unsigned timeout_ms);
 bool gaia_transport_wait(struct gaia_transport *transport, bool (*until)(void *context), void *context,
                          unsigned timeout_ms);
 
+/* This side is about to end: links that are not up yet are given up (-ECANCELED), now and from now on. */
+void gaia_transport_leave(struct gaia_transport *transport);
+
 /* Make a thread that polls or waits come back now. */
 void gaia_transport_wake(struct gaia_transport *transport);
 

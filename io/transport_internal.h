@@ -82,7 +82,7 @@ struct gaia_link {
     int error; /* ENDED: as closed() has it */
     char why[WHY_MAX];
     char peer[128]; /* connected side: its address */
-    void *user;
+    _Atomic(void *) user;
 
     unsigned char token[16];
     struct gaia_link_options options;
@@ -154,8 +154,10 @@ struct gaia_transport {
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t changed;
     bool polling;
+    bool woken;       /* since this poll began, or a link that somebody waits for is up: it is not to sleep */
+    bool leaving;     /* nobody is waited for any more who has not connected yet */
     unsigned waiters; /* on changed */
-    uint64_t rounds;  /* of callbacks */
+    uint64_t rounds;  /* of callbacks, and of polls */
     pthread_t poller;
     struct gaia_link *delivering; /* whose callback the poller is in */
     uint64_t tick_ns;             /* when to look at the clock again */
@@ -215,6 +217,8 @@ int link_say(struct gaia_link *link, enum gaia_wire_op op, const void *body, siz
 #define link_end(link, error, ...) link_end_so((link), transport_say(error, __VA_ARGS__))
 void link_end_so(struct gaia_link *link, int error);
 void link_tick(struct gaia_link *link, uint64_t now_ns);
+/* gaia_transport_wake() was called: epoll has said so. */
+void transport_woken(struct gaia_transport *transport);
 /* Keep it in the list of those with something to deliver, or take it out. */
 void link_make_ready(struct gaia_link *link);
 

@@ -129,6 +129,8 @@ static void end_with(struct gaia_link *link, int error, int transfer_error)
         while (link->queues[i].first)
             transfer_end(link, queue_pop(&link->queues[i]), transfer_error);
     link->end_unsaid = link->owned && was_open;
+    if (link->held)
+        link->transport->woken = true; /* as above */
     link_make_ready(link);
 }
 
@@ -346,8 +348,10 @@ void link_queue_up(struct link_queue *queue)
         return;
     }
     link->state = LINK_OPEN;
-    if (link->connected_here)
-        return; /* gaia_link_connect() waits for it */
+    if (link->connected_here) {
+        link->transport->woken = true; /* gaia_link_connect() waits for it */
+        return;
+    }
     link->owned = true;
     add_event(link, EVENT_ARRIVED, 0, 0, NULL);
 }
@@ -628,6 +632,8 @@ void link_tick(struct gaia_link *link, uint64_t now_ns)
 {
     unsigned timeout_ms = link->transport->config.timeout_ms;
 
+    if (link->state == LINK_CONNECTING && link->transport->leaving)
+        link_end(link, -ECANCELED, "%s: this side is about to end", link->peer);
     if (link->state == LINK_CONNECTING && late(link->born_ns, now_ns, timeout_ms))
         link_end(link, -ETIMEDOUT, "%s did not finish connecting in %u ms", link->peer, timeout_ms);
     if (link->state != LINK_OPEN)

@@ -16,7 +16,6 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/eventfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -443,33 +442,55 @@ static void take(struct link_queue *queue, const unsigned char *bytes, size_t le
         link_end(queue->link, -EPROTO, "%s: a message on queue %u", queue->link->peer, queue->number);
 }
 
-static void read_queue(struct gaia_transport *transport, uint32_t id)
+static void read_queue(struct gaia_transport *transport, uint32_t id);
+static bool read_one(struct gaia_transport *transport, uint32_t id);
+
+/* The peer's messages begin when it has answered on the last queue: so that answer is there by now, and the
+ * link is not to be taken for one that still connects. No more than the answer: what ends the link may be in
+ * the caller's hands. */
+static void hear_answer_first(const struct link_queue *queue)
 {
-    struct link_queue *queue;
+    const struct gaia_link *link = queue->link;
+
+    if (queue->up && link->connected_here && link->state == LINK_CONNECTING && link->queues[link->up].own)
+        read_one(link->transport, link->queues[link->up].id);
+}
+
+/* Whether there may be more. */
+static bool read_one(struct gaia_transport *transport, uint32_t id)
+{
+    struct link_queue *queue = queue_find(transport, id);
+    struct local_queue *local = queue ? queue->own : NULL;
     unsigned char bytes[GAIA_WIRE_MAX + 1];
     int fd;
 
-    for (int i = 0; i < DATAGRAMS_MAX && (queue = queue_find(transport, id)); i++) {
-        struct local_queue *local = queue->own;
-        ssize_t n;
+    if (!queue)
+        return false;
+    if (local->done_due)
+        say_done(queue, 0);
+    ssize_t n = datagram_receive(local->fd, bytes, &fd);
+    if (n == -EAGAIN)
+        return false;
+    if (n > 0)
+        hear_answer_first(queue);
+    else if (queue->up && queue->number && queue->link->queues[0].own) /* a BYE may be there */
+        read_queue(transport, queue->link->queues[0].id);
+    if (n <= 0)
+        link_end(queue->link, queue->up ? -EIO : -ECONNREFUSED, "%s has gone away%s%s", queue->link->peer,
+                 n ? ": " : "", n ? strerror((int)-n) : "");
+    else if (queue->link->connected_here && !queue->up)
+        take_answer(queue, bytes, (size_t)n, fd);
+    else
+        take(queue, bytes, (size_t)n);
+    if (fd >= 0)
+        close(fd);
+    return true;
+}
 
-        if (local->done_due)
-            say_done(queue, 0);
-        n = datagram_receive(local->fd, bytes, &fd);
-        if (n == -EAGAIN)
-            return;
-        if (n <= 0 && queue->number && queue->link->queues[0].own) /* a BYE may be there */
-            read_queue(transport, queue->link->queues[0].id);
-        if (n <= 0)
-            link_end(queue->link, queue->up ? -EIO : -ECONNREFUSED, "%s has gone away%s%s", queue->link->peer,
-                     n ? ": " : "", n ? strerror((int)-n) : "");
-        else if (queue->link->connected_here && !queue->up)
-            take_answer(queue, bytes, (size_t)n, fd);
-        else
-            take(queue, bytes, (size_t)n);
-        if (fd >= 0)
-            close(fd);
-    }
+static void read_queue(struct gaia_transport *transport, uint32_t id)
+{
+    for (int i = 0; i < DATAGRAMS_MAX && read_one(transport, id); i++)
+        ;
 }
 
 static void local_gather(struct gaia_transport *transport)
@@ -477,13 +498,12 @@ static void local_gather(struct gaia_transport *transport)
     struct local *local = transport->own;
     struct epoll_event events[32];
     int count = epoll_wait(transport->epoll, events, 32, 0);
-    eventfd_t ignored;
 
     for (int i = 0; i < count; i++) {
         uint64_t id = events[i].data.u64;
 
         if (id == QUEUE_WAKE)
-            eventfd_read(transport->wake, &ignored);
+            transport_woken(transport);
         else if (id == QUEUE_LISTEN)
             accept_all(transport);
         else if (id >= QUEUE_HALF && id < QUEUE_HALF + HALF_MAX)

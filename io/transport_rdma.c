@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 
 #define SIGNAL_EVERY 4u
@@ -411,13 +410,12 @@ static void rdma_gather(struct gaia_transport *transport)
     struct epoll_event events[8];
     struct ibv_cq *cq;
     void *context;
-    eventfd_t ignored;
 
     rdma_poll_cq(transport);
     int count = epoll_wait(transport->epoll, events, 8, 0);
     for (int i = 0; i < count; i++) {
         if (events[i].data.u64 == QUEUE_WAKE)
-            eventfd_read(transport->wake, &ignored);
+            transport_woken(transport);
         else if (events[i].data.u64 == QUEUE_LISTEN)
             rdma_take_cm_events(transport);
         else if (!ibv_get_cq_event(rdma->completions, &cq, &context))

@@ -134,8 +134,9 @@ __attribute__((constructor)) static void attach(void)
 
     if (fd < 0)
         return;
-    /* By number: mmap() and close() have rows. */
-    void *shared = (void *)syscall(SYS_mmap, NULL, sizeof *plan, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    /* By number: mmap() and close() have rows. The offset is as wide as a register: what lies beside an int
+     * on the stack may be anything. */
+    void *shared = (void *)syscall(SYS_mmap, NULL, sizeof *plan, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0L);
     syscall(SYS_close, fd);
     if (shared == MAP_FAILED)
         abort();

@@ -442,11 +442,73 @@ static void test_refused(void **state)
     pair_close(&pair);
 }
 
+/* Who connects while another thread polls all the time hears of it. */
+static void test_connect_beside_poller(void **state)
+{
+    enum { TIMES = 200 };
+    static struct pair pair;
+
+    (void)state;
+    pair_open(&pair, 1, 1, 60000);
+    side_start(&pair.client);
+    for (unsigned i = 0; i < TIMES; i++) {
+        uint64_t begun = now_ms();
+
+        gaia_link_close(connect_to(&pair.client, &pair.server, 2, 1));
+        assert_in_range(now_ms() - begun, 0, SLACK_MS / 2); /* a look at the clock is later */
+    }
+    pair_close(&pair);
+}
+
+/* A link that could not be made is let go of once: by who wanted it, and not by the thread that polls as
+ * well, whose looks at the clock are frequent here. */
+static void test_nobody_there_beside_poller(void **state)
+{
+    enum { TIMES = 20000 };
+    struct gaia_link_options options = {.queues = 1, .depth = 1};
+    static struct pair pair;
+    char nobody[sizeof pair.server.address + 8];
+
+    (void)state;
+    pair_open(&pair, 1, 1, 50);
+    snprintf(nobody, sizeof nobody, "%s-nobody", pair.server.address);
+    side_start(&pair.client);
+    for (unsigned i = 0; i < (carrier == GAIA_CARRIER_LOCAL ? TIMES : 0); i++) {
+        struct gaia_link *link = NULL;
+        assert_int_equal(gaia_link_connect(pair.client.transport, nobody, &options, &link), -ECONNREFUSED);
+    }
+    pair_close(&pair);
+}
+
+/* What the peer says as soon as its last queue is up is heard here, too, when that is not known yet. */
+static void test_refused_many_queues(void **state)
+{
+    enum { TIMES = 200 };
+    static struct pair pair;
+    struct gaia_link_options options = {.queues = 4, .depth = 1};
+    unsigned told = 0;
+
+    (void)state;
+    pair_open(&pair, 1, 1, TIMEOUT_MS);
+    pair.server.refuse_with = -EACCES;
+    for (unsigned i = 0; i < TIMES; i++) {
+        struct gaia_link *link = NULL;
+        int error = gaia_link_connect(pair.client.transport, pair.server.address, &options, &link);
+
+        if (!error) {
+            await(&pair.client, &pair.client.closed, ++told);
+            error = gaia_link_error(link);
+            gaia_link_close(link);
+        }
+        assert_int_equal(error, -EACCES);
+    }
+    pair_close(&pair);
+}
+
 /* A link that is idle for longer than its timeout lives: both say that they do. */
 static void test_idle(void **state)
 {
     static struct pair pair;
-    const struct timespec nap = {.tv_nsec = 20000000};
     uint64_t until;
 
     (void)state;
@@ -454,7 +516,7 @@ static void test_idle(void **state)
     until = now_ms() + 3 * SHORT_MS;
     while (now_ms() < until) {
         gaia_transport_poll(pair.client.transport, 100);
-        nanosleep(&nap, NULL);
+        nap_ms(20);
     }
     assert_int_equal(gaia_link_error(pair.link), 0);
     assert_int_equal(gaia_link_error(pair.server.links[0]), 0);
@@ -492,6 +554,24 @@ static void *hammer(void *argument)
             h->wrong++;
     }
     return NULL;
+}
+
+/* Of a thread that is about to poll, too: what it was to look at may have come after it last looked. */
+static void test_wake_before_poll(void **state)
+{
+    static struct side side;
+
+    (void)state;
+    side_open(&side, false, 60000);
+    gaia_transport_poll(side.transport, 0); /* looks at the clock, which cuts a sleep short, too */
+    for (unsigned i = 0; i < 20; i++) {
+        uint64_t begun = now_ms();
+
+        gaia_transport_wake(side.transport);
+        gaia_transport_poll(side.transport, 2000);
+        assert_in_range(now_ms() - begun, 0, 1000);
+    }
+    side_close(&side);
 }
 
 static void test_threads(void **state)
@@ -536,8 +616,12 @@ int main(int argc, char **argv)
         CASE(test_many_links),
         CASE(test_close_under_way),
         CASE(test_close_beside_callbacks),
+        CASE(test_connect_beside_poller),
+        CASE(test_nobody_there_beside_poller),
         CASE(test_refused),
+        CASE(test_refused_many_queues),
         CASE(test_idle),
+        CASE(test_wake_before_poll),
         CASE(test_threads),
     };
 

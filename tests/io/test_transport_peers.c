@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The transport and peers that are killed, stop, or do not do what they should; addresses and devices that
  * are not there, limits. Each ends in an error within the set time. */
-#include "tests/io/transport_fixture.h"
+#include "tests/io/peer.h"
 
 #include <linux/capability.h>
 #include <sys/resource.h>
@@ -13,33 +13,22 @@
 
 enum { FRAMES = 1 << 20 };
 
-struct child {
-    pid_t pid;
-    struct shared {
-        char address[128];
-        unsigned timeout_ms;
-        _Atomic bool ready, deaf;
-    } * shared;
-};
-
-/* Listens, and exposes its frames to whoever comes; until it is killed. */
-static void child_main(int shared_fd)
+/* Listens, and exposes its frames to whoever comes. */
+static void run_peer(struct peer_shared *shared)
 {
     static struct side side;
     struct gaia_transport_config config;
-    struct shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, shared_fd, 0);
     uint8_t *frames = new_frames(FRAMES);
     unsigned exposed = 0;
     uint32_t region;
 
-    alarm(TIME_LIMIT_S);
     fill(frames, FRAMES, 10);
     side_init(&side, true);
     memcpy(side.address, shared->address, sizeof side.address);
     config = side_config(&side, true, shared->timeout_ms);
     if (gaia_transport_open(&config, &side.transport)) {
-        print_error("child: %s\n", gaia_transport_why());
-        _exit(3);
+        print_error("peer: %s\n", gaia_transport_why());
+        return;
     }
     shared->ready = true;
     for (;;) {
@@ -50,48 +39,8 @@ static void child_main(int shared_fd)
     }
 }
 
-/* The same program anew: the kernel lets no child use a device that its parent has opened. */
-static void child_start(struct child *child, unsigned timeout_ms)
-{
-    const struct timespec nap = {.tv_nsec = 5000000};
-    int fd = memfd_create("shared", 0);
-    char number[16];
-
-    assert_true(fd >= 0);
-    assert_int_equal(ftruncate(fd, sizeof *child->shared), 0);
-    child->shared = mmap(NULL, sizeof *child->shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    assert_ptr_not_equal(child->shared, MAP_FAILED);
-    new_address(child->shared->address, true);
-    child->shared->timeout_ms = timeout_ms;
-    snprintf(number, sizeof number, "%d", fd);
-    child->pid = fork();
-    assert_true(child->pid >= 0);
-    if (!child->pid && carrier == GAIA_CARRIER_RDMA)
-        execl("/proc/self/exe", "child", "--carrier", "rdma", here, there, "--child", number, NULL);
-    else if (!child->pid)
-        execl("/proc/self/exe", "child", "--child", number, NULL);
-    if (!child->pid)
-        _exit(4);
-    close(fd);
-    while (!child->shared->ready) {
-        assert_int_equal(waitpid(child->pid, NULL, WNOHANG), 0);
-        nanosleep(&nap, NULL);
-    }
-}
-
-static void child_end(struct child *child, bool killed)
-{
-    int status;
-
-    if (!killed)
-        kill(child->pid, SIGKILL);
-    if (!killed)
-        assert_int_equal(waitpid(child->pid, &status, 0), child->pid);
-    munmap(child->shared, sizeof *child->shared);
-}
-
 struct parent {
-    struct child child;
+    struct peer peer;
     struct side client;
     struct gaia_link *link;
     uint8_t *local;
@@ -104,23 +53,23 @@ static void parent_open(struct parent *p)
     struct gaia_link_options options = {.queues = 1, .depth = 8};
 
     memset(p, 0, sizeof *p);
-    child_start(&p->child, SHORT_MS);
+    peer_start(&p->peer, SHORT_MS);
     side_open(&p->client, false, SHORT_MS);
     p->local = new_frames(FRAMES);
     p->memory = new_memory(&p->client, p->local, FRAMES);
-    must(gaia_link_connect(p->client.transport, p->child.shared->address, &options, &p->link));
+    must(gaia_link_connect(p->client.transport, p->peer.shared->address, &options, &p->link));
     await(&p->client, &p->client.exposed, 1);
     struct shot first = new_shot(p->memory, 0, p->client.region, 0, 4096, false);
     assert_int_equal(shoot(&p->client, p->link, &first), 0);
     assert_true(matches(p->local, 4096, 10, 0));
 }
 
-static void parent_close(struct parent *p, bool killed)
+static void parent_close(struct parent *p)
 {
     gaia_link_close(p->link);
     gaia_memory_release(p->memory);
     side_close(&p->client);
-    child_end(&p->child, killed);
+    peer_end(&p->peer);
     munmap(p->local, FRAMES);
 }
 
@@ -161,7 +110,6 @@ static void read_until_end(struct parent *p, unsigned limit_ms)
 static void test_peer_killed(void **state)
 {
     static struct parent p;
-    int status;
 
     (void)state;
     parent_open(&p);
@@ -169,61 +117,52 @@ static void test_peer_killed(void **state)
         p.shots[i] = new_shot(p.memory, i * 64 * KIB, p.client.region, i * 64 * KIB, 64 * KIB, false);
         assert_int_equal(post_one(p.link, 0, &p.shots[i]), 1);
     }
-    assert_int_equal(kill(p.child.pid, SIGKILL), 0);
-    assert_int_equal(waitpid(p.child.pid, &status, 0), p.child.pid);
-    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    peer_signal(&p.peer, SIGKILL);
     assert_true(gaia_transport_wait(p.client.transport, all_shots_done, p.shots, SHORT_MS + SLACK_MS));
     read_until_end(&p, SHORT_MS + SLACK_MS);
-    parent_close(&p, true);
+    parent_close(&p);
 }
 
 static void test_peer_stops(void **state)
 {
     static struct parent p;
-    int status;
 
     (void)state;
     parent_open(&p);
-    assert_int_equal(kill(p.child.pid, SIGSTOP), 0);
-    assert_int_equal(waitpid(p.child.pid, &status, WUNTRACED), p.child.pid);
-    assert_true(WIFSTOPPED(status));
+    peer_signal(&p.peer, SIGSTOP);
     read_until_end(&p, SHORT_MS + SLACK_MS);
-    parent_close(&p, false);
+    parent_close(&p);
 }
 
 /* The same, and nothing is asked of it. */
 static void test_idle_peer_stops(void **state)
 {
     static struct parent p;
-    int status;
 
     (void)state;
     parent_open(&p);
-    assert_int_equal(kill(p.child.pid, SIGSTOP), 0);
-    assert_int_equal(waitpid(p.child.pid, &status, WUNTRACED), p.child.pid);
-    assert_true(WIFSTOPPED(status));
+    peer_signal(&p.peer, SIGSTOP);
     assert_true(await_ms(&p.client, &p.client.closed, 1, SHORT_MS + SLACK_MS));
     assert_int_equal(p.client.closed_error, -EIO);
     assert_non_null(strstr(p.client.closed_why, "has said nothing"));
-    parent_close(&p, false);
+    parent_close(&p);
 }
 
 /* It lives and says so, but does not do what it is asked. (On RDMA the NIC does.) */
 static void test_peer_ignores_transfers(void **state)
 {
     static struct parent p;
-    const struct timespec nap = {.tv_nsec = 200000000};
 
     (void)state;
     if (carrier == GAIA_CARRIER_RDMA)
         skip();
     parent_open(&p);
-    p.child.shared->deaf = true;
-    nanosleep(&nap, NULL);
+    p.peer.shared->deaf = true;
+    nap_ms(200);
     gaia_transport_poll(p.client.transport, 0);
     read_until_end(&p, SHORT_MS + SLACK_MS);
     assert_non_null(strstr(p.client.closed_why, "has not answered a transfer"));
-    parent_close(&p, false);
+    parent_close(&p);
 }
 
 /* A region that is not given back: the stopped peer does not answer DROP. Here the test is the server. */
@@ -239,7 +178,7 @@ static void test_drop_unanswered(void **state)
     /* The client, in this thread, does not poll. */
     uint64_t began = now_ms();
     while (!pair.server.closed && now_ms() - began < SHORT_MS + SLACK_MS)
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+        nap_ms(10);
     assert_int_equal(pair.server.closed, 1);
     assert_int_equal(pair.server.closed_error, -EIO);
     assert_int_equal(pair.server.concealed, 0);
@@ -283,22 +222,20 @@ static void test_drop_kept(void **state)
 
 static void test_connect_to_stopped_peer(void **state)
 {
-    struct child child;
+    struct peer peer;
     static struct side client;
     struct gaia_link_options options = {.queues = 1, .depth = 8};
     struct gaia_link *link = NULL;
-    int status;
 
     (void)state;
-    child_start(&child, SHORT_MS);
-    assert_int_equal(kill(child.pid, SIGSTOP), 0);
-    assert_int_equal(waitpid(child.pid, &status, WUNTRACED), child.pid);
+    peer_start(&peer, SHORT_MS);
+    peer_signal(&peer, SIGSTOP);
     side_open(&client, false, SHORT_MS);
     uint64_t began = now_ms();
-    assert_int_equal(gaia_link_connect(client.transport, child.shared->address, &options, &link), -ETIMEDOUT);
+    assert_int_equal(gaia_link_connect(client.transport, peer.shared->address, &options, &link), -ETIMEDOUT);
     assert_in_range(now_ms() - began, SHORT_MS - 100, SHORT_MS + SLACK_MS);
     side_close(&client);
-    child_end(&child, false);
+    peer_end(&peer);
 }
 
 /* ---- addresses and resources ---- */
@@ -576,8 +513,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest alone[] = {CASE(limited)};
 
     take_arguments(argc, argv);
-    if (argc > 2 && !strcmp(argv[argc - 2], "--child"))
-        child_main(atoi(argv[argc - 1]));
+    peer_run(argc, argv, run_peer);
     if (!strcmp(argv[argc - 1], "--limited"))
         return cmocka_run_group_tests_name("with little memory to lock", alone, NULL, NULL);
     return cmocka_run_group_tests_name("transport, peers and devices", tests, NULL, NULL);

@@ -96,6 +96,11 @@ static inline uint64_t now_ms(void)
     return transport_now_ns() / 1000000;
 }
 
+static inline void nap_ms(unsigned ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000}, NULL);
+}
+
 /* ---- one end ---- */
 
 /* What its callbacks have seen. cmocka's assertions are for the main thread only: callbacks note, it checks.
@@ -147,7 +152,7 @@ static void side_message(void *context, struct gaia_link *link, const void *byte
     bool echo = side->echo;
     pthread_mutex_unlock(&side->lock);
     if (side->slow)
-        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+        nap_ms(2);
     if (echo)
         gaia_link_send(link, bytes, length);
 }

@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* This node's end of the calls: its transport, the thread that polls it, links that come and go. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "io/call_internal.h"
+
+#define POLL_MS 1000u
+#define BUSY_MS 50u /* another thread polls: it connects */
+
+/* ---- callbacks of the transport; none of them waits ---- */
+
+static int arrived(void *context, struct gaia_link *link, const char *peer)
+{
+    struct calls *calls = context;
+    struct call_session *session;
+    int error = call_session_new(calls, link, false, &session);
+
+    (void)peer;
+    if (error)
+        return error;
+    gaia_link_set_user(link, session);
+    error = calls->config.arrived(calls->config.context, session);
+    if (!error) {
+        call_session_settle(session, true);
+        return 0;
+    }
+    gaia_link_set_user(link, NULL);
+    call_end(session, error, true);
+    pthread_mutex_lock(&session->lock);
+    session->link = NULL; /* the transport closes it */
+    pthread_mutex_unlock(&session->lock);
+    call_session_settle(session, false);
+    call_session_put(session);
+    return error;
+}
+
+/* A link that this end connects may be told of before call_connect() has made a session of it; its peer says
+ * nothing but that it has ended before it has heard this end's BEGIN, which is sent later. */
+static void message(void *context, struct gaia_link *link, const void *bytes, size_t length)
+{
+    struct call_session *session = gaia_link_user(link);
+    int error = session ? call_received(session, bytes, length) : 0;
+
+    (void)context;
+    if (error)
+        call_end(session, error, false);
+}
+
+static void exposed(void *context, struct gaia_link *link, uint32_t region, uint64_t length)
+{
+    struct call_session *session = gaia_link_user(link);
+    bool good = false;
+
+    (void)context;
+    if (!session)
+        return;
+    pthread_mutex_lock(&session->lock);
+    if (!session->exposed && length == CALL_MEMORY) {
+        good = session->exposed = true;
+        session->region = region;
+        pthread_cond_broadcast(&session->changed);
+    }
+    pthread_mutex_unlock(&session->lock);
+    if (!good)
+        call_end(session, -EPROTO, false);
+}
+
+static void dropped(void *context, struct gaia_link *link, uint32_t region)
+{
+    struct call_session *session = gaia_link_user(link);
+
+    (void)context;
+    (void)region;
+    if (session)
+        call_end(session, -EPROTO, false);
+}
+
+static void closed(void *context, struct gaia_link *link, int error)
+{
+    struct call_session *session = gaia_link_user(link);
+
+    (void)context;
+    if (session)
+        call_end(session, error ? error : -ESHUTDOWN, false);
+}
+
+/* ---- the thread that polls ---- */
+
+/* Credits that have come back call nobody: so it is looked after each poll. Whether somebody still waits. */
+static bool flush_blocked(struct calls *calls)
+{
+    struct call_session *found[CALL_PEERS_MAX], *session;
+    unsigned count = 0;
+    bool blocked = false;
+
+    pthread_mutex_lock(&calls->lock);
+    LIST_FOREACH (session, &calls->sessions, entry)
+        if (session->blocked && !session->error && count < CALL_PEERS_MAX) {
+            call_session_get(session);
+            found[count++] = session;
+        }
+    pthread_mutex_unlock(&calls->lock);
+    for (unsigned i = 0; i < count; i++) {
+        call_flush(found[i]);
+        blocked |= found[i]->blocked;
+        call_session_put(found[i]);
+    }
+    return blocked;
+}
+
+static bool stopped(void *context)
+{
+    return ((struct calls *)context)->stop;
+}
+
+static void *poll_calls(void *argument)
+{
+    struct calls *calls = argument;
+
+    while (!calls->stop) {
+        unsigned timeout_ms = flush_blocked(calls) ? CALL_AGAIN_MS : POLL_MS;
+
+        if (gaia_transport_poll(calls->transport, timeout_ms) == -EBUSY)
+            gaia_transport_wait(calls->transport, stopped, calls,
+                                timeout_ms < BUSY_MS ? timeout_ms : BUSY_MS);
+    }
+    return NULL;
+}
+
+/* ---- begin and end ---- */
+
+static void free_calls(struct calls *calls)
+{
+    gaia_transport_close(calls->transport);
+    pthread_cond_destroy(&calls->changed);
+    pthread_mutex_destroy(&calls->lock);
+    free(calls);
+}
+
+int calls_open(const struct calls_config *config, struct calls **calls_out, char why_out[CALL_WHY])
+{
+    struct gaia_transport_config transport = {
+        .carrier = config->carrier,
+        .address = config->address,
+        .listen = true,
+        .timeout_ms = config->timeout_ms,
+        .calls = {arrived, message, exposed, dropped, NULL, closed},
+    };
+    struct calls *calls = calloc(1, sizeof *calls);
+    struct gaia_transport_limits limits;
+
+    why_out[0] = '\0';
+    if (!calls)
+        return -ENOMEM;
+    calls->config = *config;
+    calls->config.address = NULL;
+    LIST_INIT(&calls->sessions);
+    lock_init(&calls->lock, LOCK_CALLS);
+    lock_condition_init(&calls->changed);
+    transport.context = calls;
+    int error = gaia_transport_open(&transport, &calls->transport);
+    if (error) {
+        snprintf(why_out, CALL_WHY, "%s", gaia_transport_why());
+    } else {
+        gaia_transport_limits(calls->transport, &limits);
+        calls->shape = (struct gaia_link_options){.queues = limits.queues < 2 ? 1 : 2, .depth = CALL_MOVES};
+        error = -pthread_create(&calls->poller, NULL, poll_calls, calls);
+        if (error)
+            snprintf(why_out, CALL_WHY, "no thread that polls: %s", strerror(-error));
+    }
+    if (error)
+        free_calls(calls);
+    else
+        *calls_out = calls;
+    return error;
+}
+
+int calls_try_memory(struct calls *calls, unsigned sessions, char why_out[CALL_WHY])
+{
+    struct gaia_span span = {.length = sessions * CALL_MEMORY, .dmabuf = -1};
+    struct gaia_memory *memory;
+
+    why_out[0] = '\0';
+    span.address = mmap(NULL, span.length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (span.address == MAP_FAILED)
+        return -errno;
+    int error = gaia_memory_register(calls->transport, &span, &memory);
+    if (error)
+        snprintf(why_out, CALL_WHY, "memory of %u sessions: %s", sessions, gaia_transport_why());
+    else
+        gaia_memory_release(memory);
+    munmap(span.address, span.length);
+    return error;
+}
+
+/* A session that was not told yet; NULL: all were. */
+static struct call_session *next_untold(struct calls *calls)
+{
+    struct call_session *session;
+
+    pthread_mutex_lock(&calls->lock);
+    LIST_FOREACH (session, &calls->sessions, entry)
+        if (!session->told)
+            break;
+    if (session) {
+        session->told = true;
+        call_session_get(session);
+    }
+    pthread_mutex_unlock(&calls->lock);
+    return session;
+}
+
+void calls_close(struct calls *calls)
+{
+    struct call_session *session;
+
+    if (!calls)
+        return;
+    pthread_mutex_lock(&calls->lock);
+    calls->closing = true; /* no session is made any more */
+    pthread_mutex_unlock(&calls->lock);
+    gaia_transport_leave(calls->transport);
+    while ((session = next_untold(calls))) {
+        call_end(session, -ECANCELED, false);
+        call_session_put(session);
+    }
+    pthread_mutex_lock(&calls->lock);
+    while (calls->keepers || calls->connecting)
+        pthread_cond_wait(&calls->changed, &calls->lock);
+    pthread_mutex_unlock(&calls->lock);
+    calls->stop = true;
+    gaia_transport_wake(calls->transport);
+    pthread_join(calls->poller, NULL);
+    free_calls(calls);
+}
+
+/* ---- connecting ---- */
+
+/* Until the peer has exposed the slots. */
+static int await_slots(struct call_session *session)
+{
+    struct timespec until = lock_wait_until(session->calls->config.timeout_ms);
+    int late = 0;
+
+    pthread_mutex_lock(&session->lock);
+    while (!session->exposed && !session->error && !late)
+        late = pthread_cond_timedwait(&session->changed, &session->lock, &until);
+    int error = session->error ? session->error : session->exposed ? 0 : -ETIMEDOUT;
+    pthread_mutex_unlock(&session->lock);
+    return error;
+}
+
+static int greet(struct calls *calls, struct gaia_link *link, struct call_session *session)
+{
+    struct gaia_span span = {session->memory, CALL_MEMORY, -1};
+    struct gaia_memory *registered = NULL;
+    int error;
+
+    gaia_link_set_user(link, session);
+    error = gaia_memory_register(calls->transport, &span, &registered);
+    pthread_mutex_lock(&session->lock);
+    session->registered = registered; /* the keeper lets go of it */
+    pthread_mutex_unlock(&session->lock);
+    if (!error && (error = gaia_link_error(link))) /* it ended before it had a user */
+        error = error == -ESHUTDOWN ? -ECONNREFUSED : error;
+    if (!error)
+        error = call_say_begin(session);
+    return error ? error : await_slots(session);
+}
+
+static int connect_to(struct calls *calls, const char *peer, struct call_session **session_out)
+{
+    struct call_session *session;
+    struct gaia_link *link;
+    int error = gaia_link_connect(calls->transport, peer, &calls->shape, &link);
+
+    if (error)
+        return error;
+    error = call_session_new(calls, link, true, &session);
+    if (error) {
+        gaia_link_close(link);
+        return error;
+    }
+    error = greet(calls, link, session);
+    if (error)
+        call_end(session, error, true);
+    int ended = call_session_settle(session, !error);
+    if (!error && !ended) {
+        *session_out = session;
+        return 0;
+    }
+    call_session_put(session);
+    error = error ? error : ended;
+    return error == -ESHUTDOWN ? -ECONNREFUSED : error;
+}
+
+int call_connect(struct calls *calls, const char *peer, struct call_session **session_out)
+{
+    int error = -ESHUTDOWN;
+
+    pthread_mutex_lock(&calls->lock);
+    if (!calls->closing) {
+        calls->connecting++;
+        error = 0;
+    }
+    pthread_mutex_unlock(&calls->lock);
+    if (error)
+        return error;
+    error = connect_to(calls, peer, session_out);
+    pthread_mutex_lock(&calls->lock);
+    calls->connecting--;
+    pthread_cond_broadcast(&calls->changed);
+    pthread_mutex_unlock(&calls->lock);
+    return error;
+}

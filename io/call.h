@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls between nodes: a request and its reply as messages of the transport, bytes beside them by one-sided
+ * reads and writes. Built on io/transport.h, over either carrier.
+ *
+ * A *session* is one link. Both ends may call; but bytes are moved by the end that connected, out of and into
+ * the *slots*: pieces of memory of the end that accepted, which it exposes to this session and to no other.
+ * The connected end has memory of its own for each slot, and moves bytes between the two.
+ *
+ * A call never waits behind another one at the peer: each *class* of calls has CALL_WIDTH threads at either
+ * end, made when they are needed, and so many calls may be under way; who has one more waits here. Which
+ * class an operation belongs to is for its caller to say: what a class's operations wait for must not be an
+ * operation of the same class, or of one that waits for this one.
+ *
+ * Thread safety: all functions may be called from any thread with no lock of this layer's held; none but
+ * call_slot() and call_session_error() from arrived(). Errors are negative errno values.
+ */
+#ifndef GAIAFS_IO_CALL_H
+#define GAIAFS_IO_CALL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "io/transport.h"
+
+struct calls;        /* this node's end: an address, a thread that polls */
+struct call_session; /* with one peer */
+
+#define CALL_CLASSES 5u
+#define CALL_WIDTH 16u
+#define CALL_BYTES_MAX 3840u                 /* of a request or a reply */
+#define CALL_SLOTS 16u                       /* that each end may use */
+#define CALL_SLOTS_KEPT 4u                   /* of those: see call_slot_get_long() */
+#define CALL_SLOT_BYTES ((size_t)256 * 1024) /* of one slot */
+#define CALL_WHY 200u                        /* bytes of a sentence for people */
+
+struct calls_config {
+    enum gaia_carrier carrier;
+    const char *address; /* of transport.h; this end listens there */
+    unsigned timeout_ms; /* of transport.h: when a silent peer is dead */
+    void *context;       /* of what follows */
+    /* A peer has connected. 0 takes the session (which is the caller's, with one reference, until
+     * call_session_put()); a negative errno refuses it. Must not wait. */
+    int (*arrived)(void *context, struct call_session *session);
+    /* Serve a request, in a thread of its class. Returns what call() gives the peer: 0 or more, or a negative
+     * errno. reply has room for CALL_BYTES_MAX bytes; *reply_length is 0: out, how many of them go back.
+     * request has length bytes, which nobody has looked at. */
+    int (*serve)(void *context, struct call_session *session, unsigned op, const void *request, size_t length,
+                 void *reply, size_t *reply_length);
+    /* The session has ended, for whatever reason but call_session_close(), and nobody serves a request of it
+     * any more. In a thread of its own, with no lock held; may wait. Once for each session. */
+    void (*ended)(void *context, struct call_session *session, int error);
+};
+
+/* 0, or what gaia_transport_open() says, -ENOMEM, -EAGAIN; why_out: a sentence, or "". */
+int calls_open(const struct calls_config *config, struct calls **calls_out, char why_out[CALL_WHY]);
+/* Whether the memory of so many sessions could be registered now: -ENOMEM mostly is RLIMIT_MEMLOCK, and
+ * why_out says so. Else the first sign of it would be a session that is not to be had, maybe only later. */
+int calls_try_memory(struct calls *calls, unsigned sessions, char why_out[CALL_WHY]);
+/* Ends all sessions, waits for their serve() and ended() to return, frees. Sessions that somebody has a
+ * reference to stay valid: calls of theirs give -EIO. NULL is allowed. */
+void calls_close(struct calls *calls);
+
+/* Connect to the calls of another node; waits up to the timeout. As gaia_link_connect(); besides, the slots
+ * are there when it returns (-ETIMEDOUT, -EPROTO when the peer has not exposed them). What the peer's
+ * arrived() has refused with is returned, too; -ESHUTDOWN: calls_close() has begun. One reference is the
+ * caller's. */
+int call_connect(struct calls *calls, const char *peer, struct call_session **session_out);
+void call_session_get(struct call_session *session);
+void call_session_put(struct call_session *session);
+/* End the session: calls under way give -EIO, at both ends; waits until nobody serves a request of it here
+ * any more (so not from serve()). The reference stays the caller's. */
+void call_session_close(struct call_session *session);
+/* As call_session_close(), but does not wait, and ended() will be called: from serve(), too. */
+void call_session_abort(struct call_session *session);
+/* 0 while it lives, else why it ended. */
+int call_session_error(const struct call_session *session);
+/* This end connected. */
+bool call_session_connected(const struct call_session *session);
+/* The caller's own pointer; atomic. */
+void call_session_set_user(struct call_session *session, void *user);
+void *call_session_user(const struct call_session *session);
+
+/* Call the peer and wait for what its serve() returns: that, or -EIO when the session has ended or ends
+ * meanwhile; also -EINVAL (class, op over 65535, length over CALL_BYTES_MAX) and -ENOMEM, and the peer has
+ * heard nothing. reply, with room for *reply_length bytes, may be NULL: what comes is dropped;
+ * *reply_length: how many there were (a longer reply than there is room for: -EPROTO, and none is there).
+ * timeout_ms: a peer that has not answered so long after it was asked is given up, and the session with it
+ * (0: waits as long as the session lives). */
+int call(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
+         void *reply, size_t *reply_length, unsigned timeout_ms);
+/* The same without waiting for the end: what serve() returns is not heard of. Still waits while CALL_WIDTH
+ * calls of the class are under way. 0, or -EIO, -EINVAL, -ENOMEM. */
+int call_post(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length);
+
+/* What call_start() tells, some time later. The caller's memory, until done() is called. */
+struct call_answer {
+    /* result: what the peer's serve() returned, or -EIO. Called once, in a thread of the class, or in another
+     * when the session has ended; no lock is held. May call and wait, but not for another answer. */
+    void (*done)(struct call_answer *answer, int result);
+    bool has_slot; /* the request spoke of one: it is put when the reply comes, not when done() gets its turn
+                    */
+    unsigned slot;
+    STAILQ_ENTRY(call_answer) entry; /* the rest is call_message.c's */
+    int result;
+};
+/* The same as call_post(), and answer->done() is called with what became of it: after 0 always, before the
+ * session's ended() is, else never. The caller has a reference to the session until then. */
+int call_start(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
+               struct call_answer *answer);
+
+/* A slot of this end's half, to tell the peer the number of: 0 to 2 * CALL_SLOTS - 1. Waits for a free one.
+ * A number, or -EIO (the session has ended). */
+int call_slot_get(struct call_session *session);
+/* The same, for what may keep it long: CALL_SLOTS_KEPT are always left to the others. */
+int call_slot_get_long(struct call_session *session);
+void call_slot_put(struct call_session *session, unsigned slot);
+/* This end's memory of a slot, of either half; NULL: no such slot (a peer has told a number). Valid as long
+ * as a reference to the session is held. A connected peer may write to an accepted end's at any time. */
+void *call_slot(struct call_session *session, unsigned slot);
+
+/* Only where this end connected (else -EINVAL). Move bytes of a slot, between the peer's memory of it and
+ * this end's; or from the peer's straight to memory of the caller's, which is registered for it (cuttable:
+ * see gaia_transfer; then -EFAULT leaves the session as it is). What was written is there before a call that
+ * is made afterwards. 0, -EINVAL (past the slot), -ENOMEM (not registered), -EIO (the session has ended). */
+int call_slot_read(struct call_session *session, unsigned slot, size_t offset, size_t length);
+int call_slot_write(struct call_session *session, unsigned slot, size_t offset, size_t length);
+int call_slot_read_into(struct call_session *session, unsigned slot, size_t offset, size_t length,
+                        void *memory, bool cuttable);
+
+#endif

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the parts of the calls share: call.c (this node's end, the thread that polls), call_session.c (the
+ * life of a session), call_message.c (requests and replies), call_slots.c (bytes).
+ *
+ * A session's life: it is made with its link; *settled* once somebody knows it (arrived() has taken it,
+ * call_connect() returns it) or nobody ever will; *ended* once it has an error, which it keeps. Each session
+ * has a thread of its own, the keeper, which sleeps until it is both. Then it closes the link, from when on
+ * nothing writes to the session's memory; waits for who serves and who moves bytes; and calls ended().
+ *
+ * Locks: calls.lock and call_session.lock, both leaves. None is held over a call of the transport. What keeps
+ * the link there meanwhile is call_session.sending and .posting, and the transport, .inside: the keeper waits
+ * for them. */
+#ifndef GAIAFS_IO_CALL_INTERNAL_H
+#define GAIAFS_IO_CALL_INTERNAL_H
+
+#include <stdatomic.h>
+#include <sys/queue.h>
+
+#include "base/lock.h"
+#include "io/call.h"
+
+#define CALL_PEERS_MAX GAIA_TRANSPORT_LINKS_MAX
+#define CALL_SLOTS_BOTH (2 * CALL_SLOTS)
+#define CALL_MEMORY (CALL_SLOTS_BOTH * CALL_SLOT_BYTES)
+#define CALL_MOVES 32u                          /* transfers of a session at a time; a queue is so deep */
+#define CALL_MOVING_MAX ((size_t)2 << 20)       /* bytes of them: half of a stage of the local carrier */
+#define CALL_AGAIN_MS 5u                        /* until what the carrier did not take is tried again */
+#define CALL_BEGIN UINT64_C(0x31306c6c61636167) /* "gacall01": the number of a BEGIN */
+
+enum call_kind {
+    CALL_KIND_BEGIN = 1, /* first, from the end that connected: it listens now */
+    CALL_KIND_REQUEST,
+    CALL_KIND_POST, /* a request whose reply only says that it was served */
+    CALL_KIND_REPLY,
+};
+
+/* Before each message. Little-endian, as all of the transport. */
+struct call_head {
+    uint32_t length; /* of all */
+    uint8_t kind, class;
+    uint16_t op;     /* 0 but of requests */
+    uint64_t number; /* of a request, and of its reply */
+    int32_t result;  /* of a reply */
+    uint32_t zero;
+};
+_Static_assert(sizeof(struct call_head) == 24, "the head as it goes over the wire");
+_Static_assert(sizeof(struct call_head) + CALL_BYTES_MAX <= GAIA_LINK_MESSAGE_MAX,
+               "a message is one message");
+
+/* To be sent; or a request that has come. */
+struct call_message {
+    STAILQ_ENTRY(call_message) entry;
+    struct call_head head;
+    uint8_t payload[];
+};
+STAILQ_HEAD(call_messages, call_message);
+STAILQ_HEAD(call_answers, call_answer);
+
+/* A call of this end's that is under way. */
+struct call_pending {
+    enum { PENDING_FREE, PENDING_ASKED, PENDING_ANSWERED } state;
+    bool post;
+    struct call_answer *answer; /* of a call_start(); else nobody is told, or somebody waits */
+    uint64_t number;
+    void *reply;
+    size_t room, length;
+    int result;
+    pthread_cond_t answered;
+};
+
+struct call_class {
+    struct call_session *session; /* constant, as is the next */
+    unsigned number;
+    /* The peer's. */
+    struct call_messages requests; /* nobody serves them yet */
+    struct call_answers answers;   /* to calls of this end's that nobody waits for: as urgent */
+    unsigned queued;               /* so many of both */
+    unsigned under_way;            /* and those that somebody serves */
+    unsigned idle, threads;
+    pthread_t thread[CALL_WIDTH];
+    pthread_cond_t work;
+    /* This end's. */
+    unsigned calling;
+    struct call_pending pending[CALL_WIDTH];
+    pthread_cond_t room;
+};
+
+struct call_session {
+    struct calls *calls; /* constant; gone once the keeper is */
+    bool connected;      /* constant */
+    uint8_t *memory;     /* constant: of all slots; exposed, or what bytes move to and from */
+    _Atomic unsigned references;
+    _Atomic(void *) user;
+    _Atomic int error;    /* set once, with the lock held */
+    _Atomic bool blocked; /* messages wait for the carrier: the thread that polls tries them again */
+    LIST_ENTRY(call_session) entry; /* of calls.sessions; guarded by calls.lock, as is the next */
+    bool told;                      /* by calls_close() */
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t changed;
+    struct gaia_link *link;         /* NULL: closed, or somebody else's */
+    struct gaia_memory *registered; /* the memory, where this end connected */
+    bool settled, known;
+    bool silent; /* ended by call_session_close(): nobody is told */
+    bool quiet;  /* the link is closed, nobody serves */
+    bool begun;  /* messages may be sent */
+    bool exposed;
+    uint32_t region; /* then */
+
+    struct call_messages messages; /* to be sent */
+    bool sending;                  /* somebody does, and goes on while there are any */
+    uint64_t numbers;              /* of calls so far */
+    struct call_class classes[CALL_CLASSES];
+
+    uint32_t slots; /* bit i: the i-th of this end's half is taken */
+    pthread_cond_t slot_free;
+    unsigned inside;        /* threads that use the transport for slots */
+    bool posting;           /* one of them uses the link */
+    uint64_t tickets, turn; /* transfers are posted in the order in which they came */
+    unsigned moving;        /* transfers posted */
+    size_t moving_bytes;    /* of theirs */
+    pthread_cond_t moved;   /* one has ended, or was posted */
+};
+
+struct calls {
+    struct calls_config config; /* constant, as are the next three; the address is gone */
+    struct gaia_transport *transport;
+    struct gaia_link_options shape; /* of links */
+    pthread_t poller;
+    _Atomic bool stop;
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t changed;
+    LIST_HEAD(, call_session) sessions;
+    unsigned keepers;    /* that still run */
+    unsigned connecting; /* threads in call_connect() */
+    bool closing;
+};
+
+/* ---- call_session.c ---- */
+
+/* With two references: the caller's and the keeper's. The link stays the caller's when there is an error
+ * (-ESHUTDOWN, -ENOMEM, -EAGAIN). */
+int call_session_new(struct calls *calls, struct gaia_link *link, bool connected,
+                     struct call_session **session_out);
+/* known: somebody has it, and will be told when it ends. Returns its error; with one, nobody knows it. */
+int call_session_settle(struct call_session *session, bool known);
+/* End it with an error, if it has not ended. Whether it was this. */
+bool call_end(struct call_session *session, int error, bool silent);
+
+/* ---- call_message.c ---- */
+
+/* A message has come. 0, or why the session must end. In the thread that polls. */
+int call_received(struct call_session *session, const void *bytes, size_t length);
+/* The end that connected says that it listens. 0, -ENOMEM. */
+int call_say_begin(struct call_session *session);
+/* Send what waits, as far as the carrier takes it. */
+void call_flush(struct call_session *session);
+void call_class_init(struct call_session *session, unsigned number);
+void call_class_destroy(struct call_class *class);
+/* It has ended (the lock is held): whoever waits for something of it wakes up. */
+void call_class_wake(struct call_class *class);
+/* It has ended, and its link is closed: what was begun with call_start() and nobody has been told of is over.
+ * Before the class is joined: who serves may wait for it. */
+void call_class_answer(struct call_class *class);
+/* Then: wait until nobody serves. */
+void call_class_join(struct call_class *class);
+void call_messages_free(struct call_messages *messages);
+
+/* ---- call_slots.c ---- */
+
+/* call_slot_put() with the lock held. */
+void call_slot_free(struct call_session *session, unsigned slot);
+
+#endif

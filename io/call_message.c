@@ -1,0 +1,522 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests and replies: sent, served, told. */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/call_internal.h"
+
+/* A call's number has its place in its low bits. */
+#define PLACE_BITS 8
+#define SENDS_MAX 64u /* by a thread that has other things to do: one of a class may wait for it */
+_Static_assert(CALL_CLASSES *CALL_WIDTH <= 1 << PLACE_BITS, "a number has room for its place");
+
+/* ---- classes ---- */
+
+void call_class_init(struct call_session *session, unsigned number)
+{
+    struct call_class *class = &session->classes[number];
+
+    class->session = session;
+    class->number = number;
+    STAILQ_INIT(&class->requests);
+    STAILQ_INIT(&class->answers);
+    lock_condition_init(&class->work);
+    lock_condition_init(&class->room);
+    for (unsigned i = 0; i < CALL_WIDTH; i++)
+        lock_condition_init(&class->pending[i].answered);
+}
+
+void call_class_destroy(struct call_class *class)
+{
+    call_messages_free(&class->requests);
+    pthread_cond_destroy(&class->work);
+    pthread_cond_destroy(&class->room);
+    for (unsigned i = 0; i < CALL_WIDTH; i++)
+        pthread_cond_destroy(&class->pending[i].answered);
+}
+
+void call_class_wake(struct call_class *class)
+{
+    pthread_cond_broadcast(&class->work);
+    pthread_cond_broadcast(&class->room);
+    for (unsigned i = 0; i < CALL_WIDTH; i++)
+        pthread_cond_broadcast(&class->pending[i].answered);
+}
+
+void call_class_join(struct call_class *class)
+{
+    /* Only the thread that polls makes more, and it has heard the last of the link. */
+    for (unsigned i = 0; i < class->threads; i++)
+        pthread_join(class->thread[i], NULL);
+}
+
+/* The peer is done with the slot, or gone. The lock is held. */
+static void take_answer(struct call_session *session, struct call_answer *answer, int result)
+{
+    answer->result = result;
+    if (answer->has_slot)
+        call_slot_free(session, answer->slot);
+}
+
+/* The next answer that nobody is told of any more; NULL: none is left. */
+static struct call_answer *next_unanswered(struct call_class *class)
+{
+    struct call_answer *answer;
+
+    pthread_mutex_lock(&class->session->lock);
+    answer = STAILQ_FIRST(&class->answers);
+    if (answer)
+        STAILQ_REMOVE_HEAD(&class->answers, entry);
+    for (unsigned i = 0; i < CALL_WIDTH && !answer; i++) {
+        answer = class->pending[i].answer;
+        class->pending[i].answer = NULL;
+        if (answer)
+            take_answer(class->session, answer, -EIO);
+    }
+    pthread_mutex_unlock(&class->session->lock);
+    return answer;
+}
+
+void call_class_answer(struct call_class *class)
+{
+    struct call_answer *answer;
+
+    while ((answer = next_unanswered(class)))
+        answer->done(answer, answer->result);
+}
+
+/* ---- sending ---- */
+
+void call_messages_free(struct call_messages *messages)
+{
+    struct call_message *message;
+
+    while ((message = STAILQ_FIRST(messages))) {
+        STAILQ_REMOVE_HEAD(messages, entry);
+        free(message);
+    }
+}
+
+/* With room for length bytes, which are copied if they are there. */
+static struct call_message *new_message(enum call_kind kind, const void *payload, size_t length)
+{
+    struct call_message *message = malloc(sizeof *message + length);
+
+    if (!message)
+        return NULL;
+    message->head =
+        (struct call_head){.length = (uint32_t)(sizeof message->head + length), .kind = (uint8_t)kind};
+    if (payload && length)
+        memcpy(message->payload, payload, length);
+    return message;
+}
+
+/* The lock is held. */
+static bool may_send(const struct call_session *session)
+{
+    return session->begun && !session->error && !STAILQ_EMPTY(&session->messages);
+}
+
+/* The thread that polls is to go on: at once, not when something comes. */
+static int hand_over(struct call_session *session)
+{
+    if (!atomic_exchange(&session->blocked, true))
+        gaia_transport_wake(session->calls->transport);
+    return -EAGAIN;
+}
+
+/* Tried again once the thread that polls knows: credits that came before it did wake nobody. */
+static int send_one(struct call_session *session, const struct call_message *message)
+{
+    int error = gaia_link_send(session->link, &message->head, message->head.length);
+
+    if (error == -EAGAIN) {
+        hand_over(session);
+        error = gaia_link_send(session->link, &message->head, message->head.length);
+    }
+    if (error && error != -EAGAIN) {
+        int why = gaia_link_error(session->link);
+
+        call_end(session, why ? why : -EIO, false);
+    }
+    return error;
+}
+
+void call_flush(struct call_session *session)
+{
+    unsigned count = 0;
+    int error = 0;
+
+    pthread_mutex_lock(&session->lock);
+    if (session->sending || !may_send(session)) { /* who sends sees what was added before this */
+        pthread_mutex_unlock(&session->lock);
+        return;
+    }
+    session->sending = true;
+    while (!error && may_send(session)) {
+        struct call_message *message = STAILQ_FIRST(&session->messages); /* nobody else takes it */
+
+        pthread_mutex_unlock(&session->lock);
+        error = count++ < SENDS_MAX ? send_one(session, message) : hand_over(session);
+        pthread_mutex_lock(&session->lock);
+        if (!error) {
+            STAILQ_REMOVE_HEAD(&session->messages, entry);
+            free(message);
+        }
+    }
+    if (!error)
+        session->blocked = false;
+    session->sending = false;
+    if (session->error)
+        pthread_cond_broadcast(&session->changed); /* the keeper */
+    pthread_mutex_unlock(&session->lock);
+}
+
+int call_say_begin(struct call_session *session)
+{
+    struct call_message *message = new_message(CALL_KIND_BEGIN, NULL, 0);
+
+    if (!message)
+        return -ENOMEM;
+    message->head.number = CALL_BEGIN;
+    pthread_mutex_lock(&session->lock);
+    STAILQ_INSERT_HEAD(&session->messages, message, entry);
+    session->begun = true;
+    pthread_mutex_unlock(&session->lock);
+    call_flush(session);
+    return 0;
+}
+
+/* ---- serving ---- */
+
+/* What the peer gets: nothing, where it did not ask for more than that it was served. */
+static void serve_one(struct call_session *session, struct call_class *class, struct call_message *request)
+{
+    const struct calls_config *config = &session->calls->config;
+    struct call_message *reply = new_message(CALL_KIND_REPLY, NULL, CALL_BYTES_MAX);
+    size_t length = 0;
+
+    if (!reply) {
+        call_end(session, -ENOMEM, false);
+        return;
+    }
+    int result = config->serve(config->context, session, request->head.op, request->payload,
+                               request->head.length - sizeof request->head, reply->payload, &length);
+    assert(length <= CALL_BYTES_MAX);
+    bool post = request->head.kind == CALL_KIND_POST;
+    reply->head.length = (uint32_t)(sizeof reply->head + (post ? 0 : length));
+    reply->head.class = (uint8_t) class->number;
+    reply->head.number = request->head.number;
+    reply->head.result = post ? 0 : result;
+    pthread_mutex_lock(&session->lock);
+    class->under_way--; /* before the peer knows it, and asks for more */
+    STAILQ_INSERT_TAIL(&session->messages, reply, entry);
+    pthread_mutex_unlock(&session->lock);
+    call_flush(session);
+}
+
+static void *serve_class(void *argument)
+{
+    struct call_class *class = argument;
+    struct call_session *session = class->session;
+
+    pthread_mutex_lock(&session->lock);
+    for (;;) {
+        class->idle++;
+        while (!session->error && !class->queued)
+            pthread_cond_wait(&class->work, &session->lock);
+        class->idle--;
+        if (session->error)
+            break;
+        class->queued--;
+        struct call_answer *answer = STAILQ_FIRST(&class->answers);
+        if (answer) {
+            STAILQ_REMOVE_HEAD(&class->answers, entry);
+            pthread_mutex_unlock(&session->lock);
+            answer->done(answer, answer->result);
+            pthread_mutex_lock(&session->lock);
+            continue;
+        }
+        struct call_message *request = STAILQ_FIRST(&class->requests);
+        STAILQ_REMOVE_HEAD(&class->requests, entry);
+        pthread_mutex_unlock(&session->lock);
+        serve_one(session, class, request);
+        free(request);
+        pthread_mutex_lock(&session->lock);
+    }
+    pthread_mutex_unlock(&session->lock);
+    return NULL;
+}
+
+/* ---- what has come ---- */
+
+/* A request that waits for a thread might wait for what waits for it: so there is one for each, or an end.
+ * The lock is held. */
+static int find_thread(struct call_class *class)
+{
+    if (class->queued > class->idle && class->threads < CALL_WIDTH) {
+        int error = -pthread_create(&class->thread[class->threads], NULL, serve_class, class);
+
+        if (error)
+            return error;
+        class->threads++;
+    }
+    pthread_cond_signal(&class->work);
+    return 0;
+}
+
+static int take_request(struct call_session *session, const struct call_head *head, const void *payload)
+{
+    struct call_class *class = &session->classes[head->class];
+    struct call_message *request;
+    int error = 0;
+
+    if (head->result)
+        return -EPROTO;
+    request = new_message(head->kind, payload, head->length - sizeof *head);
+    if (!request)
+        return -ENOMEM;
+    request->head = *head;
+    pthread_mutex_lock(&session->lock);
+    if (session->error || class->under_way == CALL_WIDTH) {
+        error = session->error ? 0 : -EPROTO;
+        free(request);
+    } else {
+        STAILQ_INSERT_TAIL(&class->requests, request, entry);
+        class->queued++;
+        class->under_way++;
+        error = find_thread(class);
+    }
+    pthread_mutex_unlock(&session->lock);
+    return error;
+}
+
+/* The lock is held. */
+static struct call_pending *find_pending(struct call_session *session, const struct call_head *head)
+{
+    unsigned place = head->number & ((1 << PLACE_BITS) - 1);
+    struct call_pending *pending;
+
+    if (place / CALL_WIDTH != head->class)
+        return NULL;
+    pending = &session->classes[head->class].pending[place % CALL_WIDTH];
+    return pending->state == PENDING_ASKED && pending->number == head->number ? pending : NULL;
+}
+
+/* The lock is held. */
+static void free_place(struct call_class *class, struct call_pending *pending)
+{
+    pending->state = PENDING_FREE;
+    pending->answer = NULL;
+    class->calling--;
+    pthread_cond_signal(&class->room);
+}
+
+static int take_reply(struct call_session *session, const struct call_head *head, const void *payload)
+{
+    size_t length = head->length - sizeof *head;
+    int error = 0;
+
+    if (head->op)
+        return -EPROTO;
+    pthread_mutex_lock(&session->lock);
+    struct call_pending *pending = session->error ? NULL : find_pending(session, head);
+    if (!pending || (pending->post && (length || head->result))) {
+        error = session->error ? 0 : -EPROTO;
+    } else if (pending->answer) {
+        struct call_class *class = &session->classes[head->class];
+        take_answer(session, pending->answer, head->result);
+        STAILQ_INSERT_TAIL(&class->answers, pending->answer, entry);
+        class->queued++;
+        free_place(class, pending);
+        error = find_thread(class);
+    } else if (pending->post) {
+        free_place(&session->classes[head->class], pending);
+    } else {
+        pending->state = PENDING_ANSWERED;
+        pending->result = head->result;
+        pending->length = length;
+        if (pending->reply && length && length <= pending->room)
+            memcpy(pending->reply, payload, length);
+        pthread_cond_signal(&pending->answered);
+    }
+    pthread_mutex_unlock(&session->lock);
+    return error;
+}
+
+/* The peer listens now: it may reach the slots, and be called. */
+static int take_begin(struct call_session *session, const struct call_head *head)
+{
+    struct gaia_span span = {session->memory, CALL_MEMORY, -1};
+    uint32_t region;
+
+    if (session->connected || session->begun || head->length != sizeof *head || head->number != CALL_BEGIN ||
+        head->op || head->result || head->class)
+        return -EPROTO;
+    pthread_mutex_lock(&session->lock);
+    struct gaia_link *link = session->error ? NULL : session->link;
+    session->posting = link;
+    pthread_mutex_unlock(&session->lock);
+    if (!link)
+        return 0;
+    int error = gaia_link_expose(link, &span, true, &region);
+    pthread_mutex_lock(&session->lock);
+    session->posting = false;
+    session->begun = !error;
+    pthread_cond_broadcast(&session->changed);
+    pthread_mutex_unlock(&session->lock);
+    call_flush(session);
+    return error;
+}
+
+int call_received(struct call_session *session, const void *bytes, size_t length)
+{
+    const void *payload = (const uint8_t *)bytes + sizeof(struct call_head);
+    struct call_head head;
+
+    if (length < sizeof head || length > sizeof head + CALL_BYTES_MAX)
+        return -EPROTO;
+    memcpy(&head, bytes, sizeof head);
+    if (head.length != length || head.zero || head.class >= CALL_CLASSES)
+        return -EPROTO;
+    if (head.kind == CALL_KIND_BEGIN)
+        return take_begin(session, &head);
+    pthread_mutex_lock(&session->lock);
+    bool begun = session->begun;
+    pthread_mutex_unlock(&session->lock);
+    if (!begun)
+        return -EPROTO;
+    switch (head.kind) {
+    case CALL_KIND_REQUEST:
+    case CALL_KIND_POST:
+        return take_request(session, &head, payload);
+    case CALL_KIND_REPLY:
+        return take_reply(session, &head, payload);
+    default:
+        return -EPROTO;
+    }
+}
+
+/* ---- calling ---- */
+
+/* A place, and the message is on its way. The lock is held; NULL: the session has ended, and the message is
+ * the caller's. */
+static struct call_pending *ask(struct call_class *class, struct call_message *message)
+{
+    struct call_session *session = class->session;
+    unsigned place = 0;
+
+    while (!session->error && class->calling == CALL_WIDTH)
+        pthread_cond_wait(&class->room, &session->lock);
+    if (session->error)
+        return NULL;
+    while (class->pending[place].state != PENDING_FREE)
+        place++;
+    struct call_pending *pending = &class->pending[place];
+    class->calling++;
+    pending->state = PENDING_ASKED;
+    pending->post = message->head.kind == CALL_KIND_POST;
+    pending->number = ++session->numbers << PLACE_BITS | (class->number * CALL_WIDTH + place);
+    message->head.number = pending->number;
+    STAILQ_INSERT_TAIL(&session->messages, message, entry);
+    return pending;
+}
+
+static int begin_call(struct call_session *session, unsigned class, unsigned op, enum call_kind kind,
+                      const void *request, size_t length, struct call_message **message_out)
+{
+    if (class >= CALL_CLASSES || op > UINT16_MAX || length > CALL_BYTES_MAX)
+        return -EINVAL;
+    if (session->error)
+        return -EIO;
+    *message_out = new_message(kind, request, length);
+    if (!*message_out)
+        return -ENOMEM;
+    (*message_out)->head.class = (uint8_t) class;
+    (*message_out)->head.op = (uint16_t)op;
+    return 0;
+}
+
+/* The lock is held, and let go meanwhile. Whether it was in time. */
+static bool await_answer(struct call_session *session, struct call_pending *pending, unsigned timeout_ms)
+{
+    struct timespec until = lock_wait_until(timeout_ms);
+    int late = 0;
+
+    while (pending->state == PENDING_ASKED && !session->error && !late)
+        late = timeout_ms ? pthread_cond_timedwait(&pending->answered, &session->lock, &until)
+                          : pthread_cond_wait(&pending->answered, &session->lock);
+    return pending->state == PENDING_ANSWERED || session->error;
+}
+
+int call(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
+         void *reply, size_t *reply_length, unsigned timeout_ms)
+{
+    struct call_message *message;
+    struct call_pending *pending;
+    int result = begin_call(session, class, op, CALL_KIND_REQUEST, request, length, &message);
+
+    if (result)
+        return result;
+    pthread_mutex_lock(&session->lock);
+    pending = ask(&session->classes[class], message);
+    if (!pending) {
+        pthread_mutex_unlock(&session->lock);
+        free(message);
+        return -EIO;
+    }
+    pending->reply = reply;
+    pending->room = reply ? *reply_length : 0;
+    pthread_mutex_unlock(&session->lock);
+    call_flush(session);
+    pthread_mutex_lock(&session->lock);
+    bool in_time = await_answer(session, pending, timeout_ms);
+    result = -EIO;
+    if (pending->state == PENDING_ANSWERED) {
+        result = reply && pending->length > pending->room ? -EPROTO : pending->result;
+        if (reply)
+            *reply_length = pending->length > pending->room ? 0 : pending->length;
+        free_place(&session->classes[class], pending);
+    } else { /* the session ends: nobody gets the place; a reply may still come before it has */
+        pending->reply = NULL;
+    }
+    pthread_mutex_unlock(&session->lock);
+    if (!in_time)
+        call_end(session, -ETIMEDOUT, false);
+    return result;
+}
+
+/* Without waiting: for a POST nobody is told, for a REQUEST answer is. */
+static int send_off(struct call_session *session, unsigned class, unsigned op, enum call_kind kind,
+                    const void *request, size_t length, struct call_answer *answer)
+{
+    struct call_message *message;
+    int error = begin_call(session, class, op, kind, request, length, &message);
+
+    if (error)
+        return error;
+    pthread_mutex_lock(&session->lock);
+    struct call_pending *pending = ask(&session->classes[class], message);
+    if (pending)
+        pending->answer = answer;
+    pthread_mutex_unlock(&session->lock);
+    if (!pending) {
+        free(message);
+        return -EIO;
+    }
+    call_flush(session);
+    return 0;
+}
+
+int call_post(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length)
+{
+    return send_off(session, class, op, CALL_KIND_POST, request, length, NULL);
+}
+
+int call_start(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
+               struct call_answer *answer)
+{
+    return send_off(session, class, op, CALL_KIND_REQUEST, request, length, answer);
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What nodes say to each other, over io/call.h: an *agent* (the end that connected) to the *home* of a file,
+ * and the home to its agents. One request and one reply of a fixed size; bytes go through the session's
+ * slots. The classes are such that what an operation of one waits for is never one of the same class, nor of
+ * one that waits for it:
+ *
+ *   NODE_CALLS waits for all others, and for NODE_CALLS of the other direction in one case (a home answers
+ *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO);
+ *   NODE_IO waits for NODE_FRAMES, and a WRITE for PEEK, for a bounded time;
+ *   NODE_KERNEL waits for the kernel of the agent, which waits for NODE_IO;
+ *   NODE_CLIENTS waits for the mmap lock of a client, which may wait for NODE_IO;
+ *   NODE_FRAMES waits for nobody.
+ */
+#ifndef GAIAFS_IO_NODE_H
+#define GAIAFS_IO_NODE_H
+
+#include <assert.h>
+#include <stdint.h>
+
+#define NODE_VERSION 2u
+
+enum node_class {
+    NODE_FRAMES,
+    NODE_CLIENTS,
+    NODE_KERNEL,
+    NODE_IO,
+    NODE_CALLS,
+};
+
+/* Offsets and lengths are in bytes of the file, but those of frames: in pages. What a field is for that an
+ * operation does not name: 0, and not looked at. file, frames, client: numbers, of this session. */
+enum node_op {
+    /* To the home. NODE_CALLS: */
+    NODE_HELLO = 1, /* value: epoch of the members; name: the agent's own; offset: NODE_VERSION;
+                       flags: NODE_LATE_KERNEL. Answered
+                       when the agent has been told (FOLLOW) of every file that this home tracks */
+    NODE_TRACK,     /* name: begin to track the file; answered when all agents follow */
+    NODE_MAP,       /* file, client, device, offset, length, flags: NODE_MAP_*, value: pages that the device
+                       has for this home -> value[0]: map, value[1]: frames */
+    NODE_ATTACH,    /* client, map, address, flags: NODE_TRAPS */
+    NODE_UNMAP,     /* client, map */
+    NODE_GONE,      /* client: it has ended */
+    NODE_FAULT,     /* client, address, flags: NODE_FAULT_*, thread; nobody waits for the answer */
+    NODE_ACQUIRE,   /* client, map, offset, length -> value[0]: poisoned pages must be refreshed */
+    NODE_RELEASE,   /* client, map, offset, length */
+    NODE_MAP_SYNC,  /* client, map, offset, length */
+    NODE_ADVISE,    /* client, map, offset, length, flags: GAIA_ADV_* */
+    NODE_SYNC,      /* file, flags: 1: data only */
+    NODE_FLUSH,     /* file: what others' kernels hold that is older than the file's bytes is dropped */
+    NODE_LEAVE,     /* the agent's devices are emptied: what they hold is collected */
+    /* NODE_IO: */
+    NODE_OPEN,      /* name; file: the number that it shall have. -ESTALE: it is not tracked here */
+    NODE_CLOSE,     /* file */
+    NODE_OPENED,    /* file: a program opens it, and the agent's kernel drops its pages */
+    NODE_READ,      /* file, offset, length, slot, flags: CACHE_IO_*, value: a number for READ_END -> bytes */
+    NODE_READ_END,  /* file, value */
+    NODE_WRITE,     /* file, offset, length, slot, flags: CACHE_IO_* -> bytes */
+    NODE_TRUNCATE,  /* file, length */
+    NODE_FALLOCATE, /* file, offset, length, flags: mode */
+    NODE_SEEK,      /* file, offset, flags: whence -> value[0]: offset */
+
+    /* To an agent. NODE_CALLS: */
+    NODE_FOLLOW, /* name, flags: NODE_TAKEN_OVER: this home tracks the file. -EBUSY: so does the agent */
+    /* NODE_KERNEL: */
+    NODE_INVALIDATE, /* file, offset (-1: attributes only), length: drop the kernel's pages */
+    NODE_PEEK,       /* file, offset, length (at most a page), slot -> bytes */
+    /* NODE_FRAMES; offset and length in pages: */
+    NODE_FRAMES_OPEN,  /* frames: the number that they shall have; device, length */
+    NODE_FRAMES_CLOSE, /* frames */
+    NODE_RESIZE,       /* frames, length */
+    NODE_PLACE,        /* frames, offset, length, slot; flags: NODE_PLACE_EXPOSES, client, address: and then
+                          as EXPOSE with stores trapped, and of its class */
+    NODE_FETCH,        /* frames, offset, length, slot */
+    NODE_DROP,         /* frames, offset, length */
+    NODE_CLEAR,        /* frames, offset, value: from which byte of the page */
+    /* NODE_CLIENTS; likewise: */
+    NODE_PROTECT,   /* frames, offset, length */
+    NODE_WAKE,      /* frames, offset, length */
+    NODE_EXPOSE,    /* frames, client, address, offset, length, flags: 1: stores are trapped */
+    NODE_UNPROTECT, /* frames, client, address, offset, length */
+    NODE_POISON,    /* frames, client, address, offset, length, thread */
+    NODE_REFUSE,    /* frames, client, address, offset, thread */
+    NODE_OP_LAST = NODE_REFUSE,
+};
+
+#define NODE_DEVICE_PAGES_MIN 64u /* that a device has for a home */
+#define NODE_LATE_KERNEL 1u       /* base/kernel.h: it writes back late */
+#define NODE_MAP_WRITABLE 1u
+#define NODE_MAP_RESIDENT 2u
+#define NODE_TRAPS 1u
+#define NODE_TAKEN_OVER 1u /* from a home that was taken to be dead */
+#define NODE_PLACE_EXPOSES 1u
+#define NODE_FAULT_WRITE 1u
+#define NODE_FAULT_PROTECTION 2u
+
+/* How nodes name a file: by its handle on the data directory's filesystem, the same on all of them. */
+#define NODE_NAME_MAX 128u
+struct node_name {
+    int32_t type;
+    uint32_t length; /* 1 to NODE_NAME_MAX */
+    uint8_t bytes[NODE_NAME_MAX];
+};
+
+struct node_request {
+    uint32_t file, frames, client, map, device, flags, slot, thread;
+    int64_t offset;
+    uint64_t length, address, value;
+    struct node_name name;
+};
+static_assert(sizeof(struct node_request) == 64 + sizeof(struct node_name), "no padding");
+
+struct node_reply {
+    uint64_t value[2];
+};
+
+#endif

@@ -1,0 +1,474 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls between nodes that do what they should: every length, both directions at once, classes that do not
+ * wait for each other, slots. What happens when a node does not: test_call_ends.c. */
+#include "tests/io/call_fixture.h"
+
+static int ask(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length)
+{
+    return call(session, class, op, request, length, NULL, NULL, LONG_MS);
+}
+
+/* ---- requests and replies ---- */
+
+#define ECHOERS 20u /* of an end, four of a class: more than there are credits */
+#define ECHOES 60u
+
+struct echoer {
+    struct call_session *session;
+    unsigned number;
+    unsigned wrong, negative, positive;
+    pthread_t thread;
+};
+
+static bool echo(struct echoer *e, size_t length, uint64_t salt)
+{
+    uint8_t request[CALL_BYTES_MAX], reply[CALL_BYTES_MAX + 1];
+    size_t reply_length = sizeof reply;
+
+    fill(request, length, salt);
+    memset(reply, 0xaa, sizeof reply);
+    int result =
+        call(e->session, e->number % CALL_CLASSES, OP_ECHO, request, length, reply, &reply_length, LONG_MS);
+    e->negative += result < 0;
+    e->positive += result > 0;
+    return result == echo_result(request, length) && reply_length == length &&
+           !memcmp(reply, request, length) && reply[length] == 0xaa;
+}
+
+static void *run_echoer(void *argument)
+{
+    struct echoer *e = argument;
+    uint64_t random = seed + e->number;
+
+    for (unsigned i = 0; i < ECHOES; i++) {
+        size_t length = (size_t)draw(&random, i % 2 ? CALL_BYTES_MAX + 1 : 9);
+
+        if (i == 0)
+            length = e->number % 2 ? 0 : CALL_BYTES_MAX;
+        e->wrong += !echo(e, length, mix(random));
+    }
+    return NULL;
+}
+
+static void test_echo(void **state)
+{
+    static struct couple c;
+    static struct echoer echoers[2 * ECHOERS];
+    unsigned negative = 0, positive = 0;
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    for (unsigned i = 0; i < 2 * ECHOERS; i++) {
+        echoers[i] = (struct echoer){.session = i % 2 ? c.session : c.other, .number = i};
+        assert_int_equal(pthread_create(&echoers[i].thread, NULL, run_echoer, &echoers[i]), 0);
+    }
+    for (unsigned i = 0; i < 2 * ECHOERS; i++) {
+        pthread_join(echoers[i].thread, NULL);
+        assert_int_equal(echoers[i].wrong, 0);
+        negative += echoers[i].negative;
+        positive += echoers[i].positive;
+    }
+    assert_true(negative > 100 && positive > 100);
+    assert_int_equal(call_session_error(c.session), 0);
+    assert_int_equal(call_session_error(c.other), 0);
+    couple_close(&c);
+}
+
+static void test_every_length(void **state)
+{
+    static struct couple c;
+    struct echoer e = {0};
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    for (size_t length = 0; length <= CALL_BYTES_MAX; length += length < 64 || length > 3800 ? 1 : 97) {
+        e.session = length % 2 ? c.session : c.other;
+        assert_true(echo(&e, length, seed + length));
+    }
+    couple_close(&c);
+}
+
+static void test_arguments(void **state)
+{
+    static struct couple c;
+    uint8_t bytes[CALL_BYTES_MAX + 1] = {1, 0, 0, 0}, reply[8];
+    size_t length = sizeof reply;
+    int dummy;
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    assert_true(call_session_connected(c.session));
+    assert_false(call_session_connected(c.other));
+    assert_null(call_session_user(c.session));
+    call_session_set_user(c.session, &dummy);
+    assert_ptr_equal(call_session_user(c.session), &dummy);
+    assert_int_equal(ask(c.session, CALL_CLASSES, OP_ECHO, NULL, 0), -EINVAL);
+    assert_int_equal(ask(c.session, 0, UINT16_MAX + 1, NULL, 0), -EINVAL);
+    assert_int_equal(ask(c.session, 0, OP_ECHO, bytes, sizeof bytes), -EINVAL);
+    assert_int_equal(call_post(c.session, 0, OP_ECHO, bytes, sizeof bytes), -EINVAL);
+    assert_int_equal(ask(c.session, 0, OP_HIGHEST, NULL, 0), OP_HIGHEST);
+    assert_int_equal(ask(c.session, 0, 77, NULL, 0), -ENOSYS);
+    /* a reply that nobody wants; one that is too long; one that just fits */
+    assert_int_equal(ask(c.session, 0, OP_ECHO, bytes, 9), 1);
+    assert_int_equal(call(c.session, 0, OP_ECHO, bytes, 9, reply, &length, 0), -EPROTO);
+    assert_int_equal(length, 0);
+    length = sizeof reply;
+    assert_int_equal(call(c.session, 0, OP_ECHO, bytes, 8, reply, &length, 0), 1);
+    assert_int_equal(length, 8);
+    couple_close(&c);
+}
+
+/* ---- classes ---- */
+
+/* A class that is full of calls which wait for one of another class. */
+static void test_classes_do_not_wait(void **state)
+{
+    static struct couple c;
+    static struct caller callers[CALL_WIDTH];
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    for (unsigned round = 0; round < 6; round++) {
+        struct call_session *session = round % 2 ? c.other : c.session;
+        struct node *node = round % 2 ? &c.client : &c.server;
+        unsigned class = round % CALL_CLASSES;
+
+        node_open_gate(node, false);
+        for (unsigned i = 0; i < CALL_WIDTH; i++)
+            caller_start(&callers[i], session, class, OP_WAIT, 0);
+        node_await(node, &node->waiting, CALL_WIDTH);
+        assert_int_equal(callers_back(callers, CALL_WIDTH), 0);
+        for (unsigned other = 0; other < CALL_CLASSES; other++)
+            if (other != class)
+                assert_int_equal(ask(session, other, OP_ECHO, "abcd", 4), echo_result("abcd", 4));
+        assert_int_equal(ask(session, (class + 1) % CALL_CLASSES, OP_OPEN, NULL, 0), 0);
+        for (unsigned i = 0; i < CALL_WIDTH; i++)
+            assert_int_equal(caller_join(&callers[i]), 0);
+    }
+    couple_close(&c);
+}
+
+/* Who has one more than CALL_WIDTH waits here, and the peer never sees it. */
+static void test_more_than_the_width(void **state)
+{
+    enum { MORE = 9, ALL = CALL_WIDTH + MORE };
+    static struct couple c;
+    static struct caller callers[ALL];
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    for (unsigned i = 0; i < ALL; i++)
+        caller_start(&callers[i], c.session, 2, OP_WAIT, 0);
+    node_await(&c.server, &c.server.waiting, CALL_WIDTH);
+    nap_ms(100);
+    assert_int_equal(callers_back(callers, ALL), 0);
+    assert_int_equal(ask(c.session, 0, OP_OPEN, NULL, 0), 0);
+    for (unsigned i = 0; i < ALL; i++)
+        assert_int_equal(caller_join(&callers[i]), 0);
+    assert_int_equal(c.server.waiting_most, CALL_WIDTH);
+    couple_close(&c);
+}
+
+/* serve() calls who has called it, on the same session, class by class; from both ends at once. */
+static void test_nested(void **state)
+{
+    static struct couple c;
+    static struct caller callers[2 * CALL_WIDTH];
+    const uint8_t first = 0;
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    assert_int_equal(ask(c.session, 0, OP_NEST, &first, 1), CALL_CLASSES - 1);
+    assert_int_equal(ask(c.other, 0, OP_NEST, &first, 1), CALL_CLASSES - 1);
+    for (unsigned turn = 0; turn < 5; turn++) {
+        for (unsigned i = 0; i < 2 * CALL_WIDTH; i++)
+            caller_start(&callers[i], i % 2 ? c.session : c.other, 4, OP_COUNT, LONG_MS);
+        assert_int_equal(ask(c.session, 0, OP_NEST, &first, 1), CALL_CLASSES - 1);
+        for (unsigned i = 0; i < 2 * CALL_WIDTH; i++)
+            assert_int_equal(caller_join(&callers[i]), -EDOM);
+    }
+    couple_close(&c);
+}
+
+static void test_posts(void **state)
+{
+    enum { POSTS = 300 };
+    static struct couple c;
+    struct caller one_more;
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    for (unsigned i = 0; i < POSTS; i++)
+        assert_int_equal(call_post(i % 2 ? c.session : c.other, i % CALL_CLASSES, OP_COUNT, NULL, 0), 0);
+    node_await(&c.server, &c.server.counted, POSTS / 2);
+    node_await(&c.client, &c.client.counted, POSTS / 2);
+    /* CALL_WIDTH of them are under way until they were served */
+    for (unsigned i = 0; i < CALL_WIDTH; i++)
+        assert_int_equal(call_post(c.session, 1, OP_WAIT, NULL, 0), 0);
+    node_await(&c.server, &c.server.waiting, CALL_WIDTH);
+    one_more = (struct caller){.session = c.session, .class = 1, .op = OP_COUNT, .post = true};
+    assert_int_equal(pthread_create(&one_more.thread, NULL, run_caller, &one_more), 0);
+    nap_ms(100);
+    assert_false(one_more.back);
+    node_open_gate(&c.server, true);
+    assert_int_equal(caller_join(&one_more), 0);
+    node_await(&c.server, &c.server.counted, POSTS / 2 + 1);
+    assert_int_equal(c.client.counted, POSTS / 2);
+    couple_close(&c);
+}
+
+/* ---- slots ---- */
+
+#define MOVERS 6u
+#define MOVES 25u
+
+struct mover {
+    struct couple *c;
+    unsigned number;
+    unsigned wrong;
+    pthread_t thread;
+};
+
+static struct piece random_piece(uint64_t *random, unsigned slot)
+{
+    uint32_t offset = (uint32_t)draw(random, CALL_SLOT_BYTES),
+             length = (uint32_t)draw(random, CALL_SLOT_BYTES - offset) + 1;
+
+    if (!draw(random, 4))
+        offset = 0, length = CALL_SLOT_BYTES;
+    return (struct piece){.salt = mix(*random), .slot = slot, .offset = offset, .length = length};
+}
+
+/* Bytes there, and bytes back, of a slot that is this thread's. */
+static bool move_both_ways(struct couple *c, unsigned slot, uint64_t *random)
+{
+    struct piece written = random_piece(random, slot), back = random_piece(random, slot);
+    uint8_t *mine = call_slot(c->session, slot);
+
+    for (size_t i = 0; i < written.length; i++)
+        mine[written.offset + i] = byte_at(written.salt, written.offset + i);
+    if (call_slot_write(c->session, slot, written.offset, written.length) ||
+        ask(c->session, 3, OP_CHECK, &written, sizeof written) != 1)
+        return false;
+    if (ask(c->session, 3, OP_FILL, &back, sizeof back))
+        return false;
+    memset(mine, 0, CALL_SLOT_BYTES);
+    if (call_slot_read(c->session, slot, back.offset, back.length) ||
+        !matches(mine + back.offset, back.length, back.salt, back.offset))
+        return false;
+    /* and no byte more */
+    return (!back.offset || !mine[back.offset - 1]) &&
+           (back.offset + back.length == CALL_SLOT_BYTES || !mine[back.offset + back.length]);
+}
+
+static void *run_mover(void *argument)
+{
+    struct mover *m = argument;
+    uint64_t random = seed + 1000 + m->number;
+
+    for (unsigned i = 0; i < MOVES; i++) {
+        int slot = call_slot_get(m->c->session);
+
+        m->wrong += slot < 0 || slot >= (int)CALL_SLOTS || !move_both_ways(m->c, (unsigned)slot, &random);
+        if (slot >= 0)
+            call_slot_put(m->c->session, (unsigned)slot);
+    }
+    return NULL;
+}
+
+static void test_slots(void **state)
+{
+    static struct couple c;
+    static struct mover movers[MOVERS];
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    for (unsigned i = 0; i < MOVERS; i++) {
+        movers[i] = (struct mover){.c = &c, .number = i};
+        assert_int_equal(pthread_create(&movers[i].thread, NULL, run_mover, &movers[i]), 0);
+    }
+    for (unsigned i = 0; i < MOVERS; i++) {
+        pthread_join(movers[i].thread, NULL);
+        assert_int_equal(movers[i].wrong, 0);
+    }
+    assert_int_equal(call_session_error(c.session), 0);
+    couple_close(&c);
+}
+
+static void test_slot_arguments(void **state)
+{
+    static struct couple c;
+    uint8_t *page = new_frames(4096);
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    assert_int_equal(call_slot_read(c.session, 0, CALL_SLOT_BYTES, 1), -EINVAL);
+    assert_int_equal(call_slot_read(c.session, 0, 1, CALL_SLOT_BYTES), -EINVAL);
+    assert_int_equal(call_slot_write(c.session, 31, CALL_SLOT_BYTES - 1, 2), -EINVAL);
+    assert_int_equal(call_slot_write(c.session, 0, SIZE_MAX, 2), -EINVAL);
+    assert_int_equal(call_slot_write(c.session, 0, 2, SIZE_MAX), -EINVAL);
+    assert_int_equal(call_slot_read(c.session, 2 * CALL_SLOTS, 0, 1), -EINVAL);
+    assert_int_equal(call_slot_read_into(c.session, UINT32_MAX, 0, 4096, page, false), -EINVAL);
+    assert_int_equal(call_slot_read_into(c.session, 1, CALL_SLOT_BYTES - 4095, 4096, page, false), -EINVAL);
+    assert_int_equal(call_slot_read(c.session, 0, CALL_SLOT_BYTES, 0), 0);
+    assert_int_equal(call_slot_read(c.session, 31, CALL_SLOT_BYTES - 1, 1), 0);
+    assert_int_equal(call_slot_read(c.other, 0, 0, 1), -EINVAL);
+    assert_int_equal(call_slot_write(c.other, 0, 0, 1), -EINVAL);
+    assert_int_equal(call_slot_read_into(c.other, 0, 0, 4096, page, false), -EINVAL);
+    assert_null(call_slot(c.session, 2 * CALL_SLOTS));
+    assert_null(call_slot(c.other, UINT32_MAX));
+    assert_non_null(call_slot(c.other, 2 * CALL_SLOTS - 1));
+    assert_int_equal(call_session_error(c.session), 0);
+    couple_close(&c);
+    munmap(page, 4096);
+}
+
+struct getter {
+    struct call_session *session;
+    _Atomic bool back;
+    int slot;
+    pthread_t thread;
+};
+
+static void *run_getter(void *argument)
+{
+    struct getter *getter = argument;
+
+    getter->slot = call_slot_get(getter->session);
+    getter->back = true;
+    return NULL;
+}
+
+/* Each end has a half of them, and waits when all are taken. */
+static void test_slots_run_out(void **state)
+{
+    static struct couple c;
+    static struct getter getter;
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    for (unsigned end = 0; end < 2; end++) {
+        struct call_session *session = end ? c.other : c.session;
+        uint32_t taken = 0;
+
+        for (unsigned i = 0; i < CALL_SLOTS; i++) {
+            int slot = call_slot_get(session);
+
+            assert_true(slot >= 0 && (unsigned)slot / CALL_SLOTS == end);
+            assert_false(taken & 1u << slot);
+            taken |= 1u << slot;
+        }
+        getter = (struct getter){.session = session};
+        assert_int_equal(pthread_create(&getter.thread, NULL, run_getter, &getter), 0);
+        nap_ms(100);
+        assert_false(getter.back);
+        call_slot_put(session, end * CALL_SLOTS + 5);
+        pthread_join(getter.thread, NULL);
+        assert_int_equal(getter.slot, end * CALL_SLOTS + 5);
+        for (unsigned i = 0; i < CALL_SLOTS; i++)
+            call_slot_put(session, end * CALL_SLOTS + i);
+    }
+    couple_close(&c);
+}
+
+/* Straight to memory of the caller's, and only there; also to that of a file that was made shorter. */
+static void test_read_into(void **state)
+{
+    enum { LENGTH = 64 * 1024 };
+    static struct couple c;
+    uint8_t *frames = new_frames(3 * LENGTH);
+    struct piece piece = {.salt = seed, .slot = 20, .offset = 8192, .length = LENGTH};
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    assert_int_equal(ask(c.session, 0, OP_FILL, &piece, sizeof piece), 0);
+    for (unsigned cuttable = 0; cuttable < 2; cuttable++) {
+        memset(frames, 0, 3 * LENGTH);
+        assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames + LENGTH, cuttable), 0);
+        assert_true(matches(frames + LENGTH, LENGTH, seed, 8192));
+        assert_true(!frames[LENGTH - 1] && !frames[2 * LENGTH]);
+    }
+    assert_int_equal(((uint8_t *)call_slot(c.session, 20))[8192], 0); /* its own copy is as it was */
+    couple_close(&c);
+    munmap(frames, 3 * LENGTH);
+}
+
+static void test_read_into_what_is_cut_off(void **state)
+{
+    enum { LENGTH = 64 * 1024 };
+    static struct couple c;
+    int fd = memfd_create("cut", MFD_CLOEXEC);
+
+    (void)state;
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, LENGTH), 0);
+    uint8_t *frames = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(frames, MAP_FAILED);
+    assert_int_equal(ftruncate(fd, LENGTH / 2), 0);
+    couple_open(&c, TIMEOUT_MS);
+    assert_int_equal(call_slot_read_into(c.session, 0, 0, LENGTH, frames, true), -EFAULT);
+    assert_int_equal(call_session_error(c.session), 0);
+    assert_int_equal(ask(c.session, 0, OP_HIGHEST, NULL, 0), OP_HIGHEST);
+    couple_close(&c);
+    munmap(frames, LENGTH);
+    close(fd);
+}
+
+/* What one session writes no other sees: neither the same client's nor another's. */
+static void test_slots_are_of_one_session(void **state)
+{
+    static struct couple c;
+    static struct node third;
+    struct call_session *sessions[3];
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    node_open(&third, false, TIMEOUT_MS);
+    sessions[0] = c.session;
+    sessions[1] = join_to(&c.client, &c.server);
+    node_await(&c.server, &c.server.arrived, 2);
+    sessions[2] = join_to(&third, &c.server);
+    node_await(&c.server, &c.server.arrived, 3);
+    for (unsigned slot = 0; slot < 2 * CALL_SLOTS; slot++) {
+        fill(call_slot(sessions[1], slot), CALL_SLOT_BYTES, slot + 1);
+        assert_int_equal(call_slot_write(sessions[1], slot, 0, CALL_SLOT_BYTES), 0);
+    }
+    for (unsigned slot = 0; slot < 2 * CALL_SLOTS; slot++)
+        for (unsigned i = 0; i < 3; i++) {
+            const uint8_t *bytes = call_slot(c.server.sessions[i], slot);
+            const uint8_t *copy = call_slot(sessions[i], slot);
+            unsigned foreign = 0;
+
+            for (size_t at = 0; at < CALL_SLOT_BYTES; at++)
+                foreign += bytes[at] || copy[at];
+            assert_true(i == 1 ? matches(bytes, CALL_SLOT_BYTES, slot + 1, 0) : !foreign);
+        }
+    call_session_close(sessions[1]);
+    call_session_put(sessions[1]);
+    call_session_close(sessions[2]);
+    call_session_put(sessions[2]);
+    node_close(&third);
+    couple_close(&c);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(test_echo),
+        CASE(test_every_length),
+        CASE(test_arguments),
+        CASE(test_classes_do_not_wait),
+        CASE(test_more_than_the_width),
+        CASE(test_nested),
+        CASE(test_posts),
+        CASE(test_slots),
+        CASE(test_slot_arguments),
+        CASE(test_slots_run_out),
+        CASE(test_read_into),
+        CASE(test_read_into_what_is_cut_off),
+        CASE(test_slots_are_of_one_session),
+    };
+
+    take_arguments(argc, argv);
+    return cmocka_run_group_tests_name("calls", tests, NULL, NULL);
+}
