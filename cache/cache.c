@@ -47,11 +47,12 @@
  * The last two wait for who may wait for a FUSE handler: they are taken with no other lock held (or tried
  * only). For the same reason no lock is held over cache_host.invalidate(), cache_host.pin() and
  * cache_host.peek(), over the calls of gpu/device.h marked [client], and while a thread is joined; and who
- * waits on a condition holds that condition's lock and no other. What has to stand still over such a call is
- * marked busy, releasing or invalidating in the index, and others wait for it on cache_file.changed. FUSE
- * handlers wait for none of the three, but for that of a WRITE that may be stale in the kernel: for at most
- * 100 ms, for healers to invalidate, and for READ handlers on cache_file.changed (cache/heal.h,
- * cache/reads.h).
+ * waits on a condition holds that condition's lock and no other; but for the answer of a peer,
+ * who may hold a file's lock: what is asked then (NODE_FRAMES of io/node.h) waits for nobody there. What has
+ * to stand still over such a call is marked busy, releasing or invalidating in the index, and others wait for
+ * it on cache_file.changed. FUSE handlers wait for none of the three, but for that of a WRITE that may be
+ * stale in the kernel: for at most 100 ms, for healers to invalidate, and for READ handlers on
+ * cache_file.changed (cache/heal.h, cache/reads.h).
  */
 #include <assert.h>
 #include <errno.h>
@@ -63,6 +64,7 @@
 #include "cache/drop.h"
 #include "cache/evict.h"
 #include "cache/internal.h"
+#include "cache/nodes.h"
 
 static int open_engine(struct cache *cache)
 {
@@ -130,9 +132,14 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
     error = filler_start(cache);
     if (error)
         goto out_healer;
+    error = config->members ? dropper_start(cache) : 0;
+    if (error)
+        goto out_filler;
     *cache_out = cache;
     return 0;
 
+out_filler:
+    filler_stop(cache);
 out_healer:
     healer_stop(cache);
 out_path:
@@ -153,6 +160,8 @@ void cache_stop(struct cache *cache)
     if (cache->stopped)
         return;
     cache->stopped = true;
+    nodes_stop(cache);
+    dropper_stop(cache);
     filler_stop(cache);
     healer_stop(cache);
 }
@@ -167,12 +176,15 @@ void cache_close(struct cache *cache)
     /* What the host did not close itself: nobody uses it any more. */
     while ((file = LIST_FIRST(&cache->files)))
         cache_file_close(file);
+    nodes_free(cache);
     gaia_io_close(cache->io);
     fault_path_close(cache->path);
     for (unsigned i = 0; i < GAIA_DEVICES_MAX; i++) {
         assert(!cache->devices[i] || !cache_device_charged(cache->devices[i]));
         if (cache->devices[i] && cache->devices[i]->gpu)
             gaia_cuda_close(cache->devices[i]->gpu);
+        if (cache->devices[i])
+            free(cache->devices[i]->node);
         free(cache->devices[i]);
     }
     stage_pool_free(&cache->stages);

@@ -18,6 +18,8 @@
 #include "cache/durable.h"
 #include "cache/fault_path.h"
 #include "consistency/page.h"
+#include "io/members.h"
+#include "io/node.h"
 
 struct cache;
 struct cache_file;
@@ -37,6 +39,22 @@ struct cache_host {
     /* The file's cache holds nothing any more / holds something again: fs/ may (not) forget the inode. Called
      * with no lock held. pinned true always comes before the matching false. */
     void (*pin)(void *context, void *file_context, bool pinned);
+    /* With members (cache_config.members), of files that other nodes name; no lock is held:
+     * The file, if it is tracked here, in use (file_use()): -ESTALE when it is not. */
+    int (*find)(void *context, const struct node_name *name, struct cache_file **file_out);
+    /* This node is its home: track it, have all agents told (home_announce()), in use when it returns. */
+    int (*track)(void *context, const struct node_name *name, struct cache_file **file_out);
+    /* Its home tracks it (taken_over: another one was taken to be dead; if that is this node, it gives the
+     * file up): when it returns what programs do to it here goes to the home, and the kernel holds nothing of
+     * it from before. 0 also when nobody has asked for its bytes here. -EBUSY: this node is its home.
+     */
+    int (*follow)(void *context, const struct node_name *name, bool taken_over);
+    /* Keep what file_context is until moved() has returned; false: it is going away already. Called with no
+     * lock held, while the file can't be closed. */
+    bool (*keep)(void *context, void *file_context);
+    /* The file is lost (cache_file_is_lost()): find its home of now. May take as long as peers are waited
+     * for. */
+    void (*moved)(void *context, void *file_context, bool died);
 };
 
 #define CACHE_SOFT_DEVICES 8u /* unless somebody asks for more */
@@ -51,6 +69,7 @@ struct cache_config {
     bool io_threads;                /* -o io=threads: no io_uring */
     bool shared;                    /* -o shared: other mounts have the data directory, too (cache/claim.h) */
     struct fault_path_config fault; /* by what way a fault's bytes go */
+    const struct members *members;  /* of several nodes (cache/nodes.h), or NULL */
     uint64_t behind_timeout_ns;     /* how late a change behind the mount may be noticed (-o timeout) */
 };
 
@@ -60,6 +79,15 @@ struct cache_config {
 #define CACHE_WHY 320u
 int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out,
                char why_out[CACHE_WHY]);
+/* With members: meet the others (cache/nodes.h), before the first request is served; and have their homes
+ * collect what this node's devices hold, while all are served. 0 or a negative errno. */
+int cache_join(struct cache *cache, char why_out[CACHE_WHY]);
+int cache_leave(struct cache *cache);
+/* Another list of members, which is the caller's; the one before is not used any more when it returns 0. Who
+ * is not listed any more is parted from, after its devices' bytes are collected; who is new is met. -ENOSPC:
+ * more than MEMBERS_MAX names in the course of the mount. A member that can't be met is only logged by who
+ * asks: why_out is not "" then. */
+int cache_set_members(struct cache *cache, const struct members *members, char why_out[CACHE_WHY]);
 /* Collect everything that devices hold (unreleased stores too: an early release) into the data directory.
  * Before unmounting, while FUSE is still served. 0 or the first error. */
 int cache_flush_all(struct cache *cache);
@@ -98,6 +126,47 @@ enum cache_io_flags {
         8, /* with CACHE_IO_DIRECT, of a read: it surely is one, and the kernel keeps no page of it */
 };
 
+/* The flags that a peer may give; and whose kernel asks, of several nodes: 0, or 1 + the member's number. */
+#define CACHE_IO_FLAGS 15u
+#define CACHE_IO_NODE(node) ((unsigned)(node) << 8)
+
+/* Which node is the home of the file of a name: this one (also without members), or another. */
+bool cache_is_home(const struct cache *cache, const struct node_name *name);
+/* Has a home elsewhere said that it tracks the file of this name? */
+bool cache_follows(const struct cache *cache, const struct node_name *name);
+/* Of a home elsewhere: have it track the file; cache_host.follow() was called when it returns. May wait. 0,
+ * -EIO or another errno. */
+int cache_track_far(struct cache *cache, const struct node_name *name);
+/* Begin to ask the home elsewhere for all that is done to a file that it tracks: as cache_file_open(), and
+ * all other functions take the result. -ESTALE: it does not track it (any more), and is not followed. */
+int cache_file_open_far(struct cache *cache, const struct node_name *name, void *file_context,
+                        struct durable *durable, struct cache_file **file_out);
+/* Is its home elsewhere? And has the session with it ended? Then all that is done to it gives -EIO, and the
+ * host opens the file anew (inode_track()), here or far; what was opened before stays until it is closed. */
+bool cache_file_is_far(const struct cache_file *file);
+bool cache_file_is_lost(const struct cache_file *file);
+/* A write-back has failed: does the file's home know, and remember what is lost until it comes again? */
+bool cache_file_home_knows(const struct cache_file *file);
+/* Another node is its home now. What devices have of it is gone, and all that is done to it gives -EIO. */
+void cache_file_give_up(struct cache_file *file);
+/* Was it taken over from a home that was taken to be dead? Or, of a far one, is its home this one? */
+bool cache_file_is_taken_over(struct cache_file *file);
+bool cache_file_is_at(const struct cache_file *file, const struct node_name *name);
+/* From one home to the next: what the kernel holds may be older than what others have written since, so
+ * write-backs fail with -EIO until it has dropped it all. */
+void cache_file_discard_write_backs(struct cache_file *file, bool discard);
+/* Of a file that was opened here, with members: let all agents know of it, if it has not been done. May wait.
+ */
+int cache_file_announce(struct cache_file *file, const struct node_name *name);
+/* When a silent peer is dead. */
+unsigned cache_peer_timeout_ms(const struct cache *cache);
+/* Keep the file in use, for cache_host.find() and track(), which the caller of those ends. */
+void cache_file_hold(struct cache_file *file);
+/* The kernel is about to drop the file's pages by itself. [FUSE] */
+void cache_file_kernel_drops(struct cache_file *file);
+/* Of several nodes: what a CPU has written so far the programs of all of them see when it returns. */
+int cache_file_flush(struct cache_file *file);
+
 /* Somebody changed it behind the mount before it was tracked: the next open shall say so. */
 void cache_file_behind(struct cache_file *file);
 /* [FUSE] The file is being opened. False: somebody has changed it behind the mount, and the kernel must drop
@@ -108,6 +177,7 @@ struct cache_read {
     LIST_ENTRY(cache_read) link;
     uint64_t number;
     uint64_t first, last; /* pages */
+    unsigned node;        /* whose kernel asks */
     bool dropped;         /* by now the kernel does not hold the page any more that it was for */
 };
 /* [FUSE] Read bytes for a READ; fd: the opener's descriptor. Bytes read (short at the end of the file). In

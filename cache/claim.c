@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "cache/drop.h"
+#include "cache/home.h"
 
 #define CLAIM_BYTE (INT64_MAX - 1) /* no file is so long; a lock of a whole file has it, too */
 
@@ -50,8 +51,7 @@ static int empty_kernel(struct cache_file *file)
     pthread_mutex_lock(&file->lock);
     heal_window_open(file, 0, UINT64_MAX);
     pthread_mutex_unlock(&file->lock);
-    lock_none("cache_host.invalidate");
-    int error = file->cache->host.invalidate(file->cache->host.context, file->context, 0, 0);
+    int error = home_invalidate(file, 0, 0);
     pthread_mutex_lock(&file->lock);
     heal_window_close(file);
     pthread_mutex_unlock(&file->lock);
@@ -113,8 +113,7 @@ static int by_leaf(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Everything of one replica into the data directory, and off the device. */
-static int empty(struct replica *replica)
+int claim_empty(struct replica *replica)
 {
     struct cache_file *file = replica->file;
     struct copies copies = {.replica = replica};
@@ -149,7 +148,7 @@ static int empty_all(struct cache_file *file)
     replica = SLIST_FIRST(&file->replicas);
     pthread_mutex_unlock(&file->lock);
     for (; replica; replica = SLIST_NEXT(replica, link)) {
-        int one = empty(replica);
+        int one = claim_empty(replica);
         error = error ? error : one;
     }
     return error;
@@ -164,6 +163,11 @@ static void look_at_size(struct cache_file *file)
     if (!fstat(file->fd, &st))
         file_resized(file, st.st_size);
     pthread_mutex_unlock(&file->lock);
+}
+
+void claim_give_up(struct cache_file *file)
+{
+    lock_backing(file, F_UNLCK); /* its state goes on being counted: nobody takes it here any more */
 }
 
 void claim_put(struct cache_file *file)

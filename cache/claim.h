@@ -29,6 +29,13 @@ struct claim {
     unsigned maps; /* that want it */
 };
 
+/* Everything of one replica into the data directory, and off its device. No lock is held. */
+struct replica;
+int claim_empty(struct replica *replica);
+
+/* Another mount is to have it, whatever is mapped here. No lock is held. */
+void claim_give_up(struct cache_file *file);
+
 void claim_init(struct claim *claim);
 void claim_destroy(struct claim *claim);
 

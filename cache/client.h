@@ -22,6 +22,11 @@ struct cache_map;
  * write protected. Starts the thread that serves its faults. -EINVAL (not such a descriptor), -ENOMEM,
  * -EMFILE, -EAGAIN. */
 int cache_client_open(struct cache *cache, int faults, bool can_trap, struct cache_client **client_out);
+/* A client of an agent's, by its number there: its faults come by cache_client_fault(). Cannot fail otherwise
+ * than with -ENOMEM, -EMFILE. */
+int cache_client_open_far(struct cache *cache, uint32_t number, struct cache_client **client_out);
+/* Serve one fault of such a client. -ENOENT: nothing is mapped there. */
+int cache_client_fault(struct cache_client *client, const struct gaia_fault *fault);
 /* Unmaps everything; what was released stays, and so do the copies on the devices. */
 void cache_client_close(struct cache_client *client);
 
@@ -38,8 +43,17 @@ struct cache_map_request {
     bool writable;
     bool resident; /* GAIA_RESIDENT */
 };
+/* For cache/agent.h: the client's number as homes know it, its descriptor for faults, and the map of a far
+ * file that it has there, with a reference, if its frames are these. */
+struct agent_frames;
+struct nodes;
+uint32_t cache_client_number(const struct cache_client *client);
+int cache_client_faults(const struct cache_client *client);
+struct cache_map *cache_client_find_far(struct nodes *nodes, uint32_t client, uint64_t address,
+                                        const struct agent_frames *frames);
 /* Prepare a map: the client gets descriptors of the frames and of the shared state (the caller closes them),
- * maps the frames, and says where by cache_map_attach(). Where frames come in chunks, *frames_fd_out is -1,
+ * maps the frames, and says where by cache_map_attach(). Of a client of an agent's there are no descriptors,
+ * and *chunk_pages_out is the number of the frames there. Where frames come in chunks, *frames_fd_out is -1,
  * *chunk_pages_out how large one is (else 0), and cache_map_chunk() gives a descriptor of each. -EACCES
  * (writable, but the data directory is not), -ENOMEM (resident, and more than the device has), -EMFILE (too
  * many maps), -EPERM (a client without a descriptor for faults, on a device that needs one), -ENODEV, -EBUSY
@@ -49,6 +63,8 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
 /* chunk: page / chunk_pages, of the map's pages. -EINVAL, -ENOMEM (the device has no memory left), -EIO. */
 int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, int *fd_out);
 int cache_map_attach(struct cache_client *client, uint32_t id, uint64_t address);
+/* The same of a client of an agent's, which tells whether its kernel can trap stores. */
+int cache_map_attach_far(struct cache_client *client, uint32_t id, uint64_t address, bool can_trap);
 /* -ENOENT: no such map. */
 int cache_map_close(struct cache_client *client, uint32_t id);
 

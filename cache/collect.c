@@ -63,7 +63,7 @@ int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off
 {
     unsigned begun = durable_begin(file->durable, file->fd);
     size_t done = 0;
-    int error = 0;
+    int error = file->given_up ? -EIO : 0;
 
     while (done < length && !error) {
         ssize_t n = pwrite(file->fd, bytes + done, length - done, offset + (off_t)done);
@@ -151,6 +151,24 @@ static int write_passed(struct collect *c)
     return error;
 }
 
+/* What is collected while it is being released one kernel has asked for, and so does not hold; those of other
+ * nodes may hold it yet, and write it back whole. */
+static int tell_kernels(struct collect *c)
+{
+    page_mask releasing = 0;
+    int error = 0;
+
+    for (size_t i = 0; i < c->count; i++)
+        releasing |= c->taken[i].copy->releasing;
+    for (releasing &= c->changed; releasing && !error;) {
+        unsigned length, first = page_mask_run(&releasing, &length);
+        error =
+            kernels_change(c->file, KERNELS_NOBODY, c->offset + (off_t)((first - c->first) * GAIA_PAGE_SIZE),
+                           length * GAIA_PAGE_SIZE);
+    }
+    return error;
+}
+
 static int write_changed(struct collect *c)
 {
     page_mask changed = c->changed;
@@ -159,6 +177,8 @@ static int write_changed(struct collect *c)
     if (!changed)
         return 0;
     error = scan_keep_twins(c->leaf, changed);
+    if (!error)
+        error = tell_kernels(c);
     if (error)
         return error;
     bool unchanged = file_unchanged(c->file);
@@ -266,7 +286,29 @@ static void count_released(struct leaf *leaf)
         leaf->released |= wanted(copy, COLLECT_RELEASING);
 }
 
-int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, enum collect_what what)
+/* What was to be collected from devices of nodes that have gone is lost with them (docs/design.md, 9).
+ * Whether there was any. */
+static bool lose_gone(struct leaf *leaf)
+{
+    struct leaf_copy *copy;
+    bool any = false;
+
+    SLIST_FOREACH (copy, &leaf->copies, link) {
+        page_mask lost = copy->pending | copy->releasing;
+        if (!lost || !gaia_node_frames_gone(copy->replica->frames))
+            continue;
+        for (page_mask left = copy->pending; left; left &= left - 1) {
+            struct gaia_page_versions versions = leaf_page_versions(leaf, (unsigned)__builtin_ctzll(left));
+            gaia_rule_collected(&versions, copy->replica->entry);
+        }
+        replica_drop_twins(copy, lost);
+        any = true;
+    }
+    return any;
+}
+
+static int collect_released(struct cache_file *file, struct leaf *leaf, page_mask pages,
+                            enum collect_what what)
 {
     struct leaf_copy *copy;
     page_mask todo = 0;
@@ -296,6 +338,15 @@ int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, e
         }
     }
     count_released(leaf);
+    return error;
+}
+
+int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, enum collect_what what)
+{
+    int error = collect_released(file, leaf, pages, what);
+
+    if (error == -EIO && lose_gone(leaf))
+        error = collect_released(file, leaf, pages, what);
     return error;
 }
 

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cache/agent.h"
 #include "cache/collect.h"
 #include "cache/hosted.h"
 #include "cache/internal.h"
@@ -159,8 +160,8 @@ static ssize_t read_backing(int fd, uint8_t *buffer, size_t length, off_t offset
         ssize_t n = pread(fd, buffer + done, length - done, offset + (off_t)done);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0)
-            return done ? (ssize_t)done : -errno;
+        if (n < 0) /* a short read would be the end of the file to the kernel, and zeros behind it */
+            return -errno;
         if (n == 0)
             break;
         done += (size_t)n;
@@ -182,7 +183,7 @@ static ssize_t read_anywhere(struct cache_file *file, int fd, uint8_t *buffer, s
         size_t want = gap && gap < length - done ? gap : length - done;
         ssize_t n = read_backing(fd, buffer + done, want, offset + (off_t)done);
         if (n < 0)
-            return done ? (ssize_t)done : n;
+            return n;
         done += (size_t)n;
         if ((size_t)n < want) /* the end of the file */
             break;
@@ -190,35 +191,93 @@ static ssize_t read_anywhere(struct cache_file *file, int fd, uint8_t *buffer, s
     return (ssize_t)done;
 }
 
+#define READS_MAX 4u
+
+/* Of several nodes: what others change while a READ reads is in what it has read, or is not; the twin that
+ * the reader has got for it is older. What the reader would store beside it would be merged by that twin, and
+ * undo a later change. So it is read again, under new twins; at last under the lock. */
+static ssize_t read_again(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset,
+                          unsigned node, ssize_t got)
+{
+    int error = 0;
+
+    for (unsigned reads = 1; got >= 0 && !error; reads++) {
+        pthread_mutex_lock(&file->lock);
+        bool again = kernels_overtaken(file, node, offset, length);
+        if (again)
+            error = kernels_given(file, node, offset, length);
+        if (again && !error && reads == READS_MAX)
+            got = read_backing(fd, buffer, length, offset);
+        if (file->announced == ANNOUNCING && !error && got > 0 && (!again || reads == READS_MAX))
+            kernels_wrote(file, node, buffer, (size_t)got, offset);
+        pthread_mutex_unlock(&file->lock);
+        if (!again || reads == READS_MAX)
+            break;
+        if (!error)
+            got = read_backing(fd, buffer, length, offset);
+    }
+    kernels_settle(file); /* a READ may have collected what others hold */
+    return error ? error : got;
+}
+
 ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset,
                         unsigned flags, struct cache_read *read_out)
 {
+    if (file->far)
+        return agent_read(file, buffer, length, offset, flags, read_out);
     pthread_mutex_lock(&file->lock);
-    reads_begin(file, read_out, offset, length);
-    int error = each_leaf(file, offset, length, flags, before_read);
+    reads_begin(file, read_out, flags >> 8, offset, length);
+    int error = file->given_up ? -EIO : each_leaf(file, offset, length, flags, before_read);
+    if (!error && !(flags & CACHE_IO_UNCACHED))
+        error = kernels_given(file, flags >> 8, offset, length);
     bool resident = file->index.leaves && !file->passed; /* else what devices have may be older */
     pthread_mutex_unlock(&file->lock);
     if (error)
         return error;
-    if (resident && !hosted_all(fd, offset, length))
-        return read_anywhere(file, fd, buffer, length, offset);
-    return read_backing(fd, buffer, length, offset);
+    ssize_t got = resident && !hosted_all(fd, offset, length)
+                      ? read_anywhere(file, fd, buffer, length, offset)
+                      : read_backing(fd, buffer, length, offset);
+    if (file->cache->nodes && !(flags & CACHE_IO_UNCACHED))
+        got = read_again(file, fd, buffer, length, offset, flags >> 8, got);
+    return got;
 }
 
 void cache_file_read_end(struct cache_file *file, struct cache_read *read)
 {
+    if (file->far) {
+        agent_read_end(file, read);
+        return;
+    }
     reads_end(file, read);
 }
 
 void cache_file_behind(struct cache_file *file)
 {
+    if (file->far)
+        return;
     pthread_mutex_lock(&file->lock);
     file->behind = true;
     pthread_mutex_unlock(&file->lock);
 }
 
+void cache_file_kernel_drops(struct cache_file *file)
+{
+    pthread_mutex_lock(&file->lock);
+    heal_window_reopen(file);
+    pthread_mutex_unlock(&file->lock);
+}
+
+int cache_file_flush(struct cache_file *file)
+{
+    return file->far ? agent_flush(file) : kernels_flush(file);
+}
+
 bool cache_file_opened(struct cache_file *file)
 {
+    if (file->far) {
+        agent_opened(file);
+        return false;
+    }
     pthread_mutex_lock(&file->lock);
     /* What an acquire or a map has found is no news to its times, but to the kernel. */
     bool unchanged = file_unchanged(file) && !file->behind;
@@ -285,27 +344,48 @@ static int write_all(int fd, const void *buffer, size_t length, off_t offset, si
 
 /* A write-back, under the bytes of WRITEs that are being healed. */
 static int write_back(struct cache_file *file, int fd, const uint8_t *buffer, size_t length, off_t offset,
-                      size_t *done)
+                      unsigned node, size_t *done)
 {
-    uint8_t merged[GAIA_PAGE_SIZE];
+    uint8_t healed[GAIA_PAGE_SIZE], merged[GAIA_PAGE_SIZE];
     int error = 0;
 
-    if (LIST_EMPTY(&file->window.heals))
+    if (LIST_EMPTY(&file->window.heals) && !file->kernels.old)
         return write_all(fd, buffer, length, offset, done);
     while (!error && *done < length) {
-        size_t n = length - *done < GAIA_PAGE_SIZE ? length - *done : GAIA_PAGE_SIZE, part = 0;
         off_t at = offset + (off_t)*done;
-        error = write_all(fd, heal_merge(file, buffer + *done, at, n, merged), n, at, &part);
+        size_t room = GAIA_PAGE_SIZE - (size_t)at % GAIA_PAGE_SIZE, part = 0;
+        size_t n = length - *done < room ? length - *done : room;
+        const uint8_t *bytes = heal_merge(file, node, buffer + *done, at, n, healed);
+        error = write_all(fd, kernels_merge(file, node, bytes, at, n, merged), n, at, &part);
         *done += part;
     }
     return error;
 }
 
+/* A kernel writes back what lies before the end of the file as it knows it: another node may have cut the
+ * file since. What is behind the end now is no part of it (rule 8), and must not make it longer again. Lock
+ * held. */
+static size_t part_of_file(struct cache_file *file, size_t length, off_t offset)
+{
+    struct stat st;
+
+    if (!file->cache->nodes || offset + (off_t)length <= file->size || fstat(file->fd, &st) ||
+        offset + (off_t)length <= st.st_size)
+        return length;
+    return offset < st.st_size ? (size_t)(st.st_size - offset) : 0;
+}
+
 ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset,
                          unsigned flags)
 {
+    if (file->given_up || (file->discards && flags & CACHE_IO_WRITEBACK))
+        return -EIO;
+    if (file->far)
+        return agent_write(file, buffer, length, offset, flags);
+    size_t cut = 0; /* bytes of a write-back that are behind the end */
     struct cache *cache = file->cache;
-    struct heal *heal = NULL;
+    struct heal *heal = NULL, *misplaced = NULL;
+    off_t wished = offset;
     struct stat st;
     size_t done = 0;
 
@@ -314,34 +394,52 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
     if (flags & CACHE_IO_APPEND && !(flags & CACHE_IO_WRITEBACK) && !fstat(fd, &st))
         offset = st.st_size;
     int error = 0;
+    if (flags & CACHE_IO_WRITEBACK) {
+        cut = length - part_of_file(file, length, offset);
+        length -= cut;
+    }
 #ifndef GAIAFS_BREAK_NO_HEAL
     if (!(flags & CACHE_IO_WRITEBACK))
-        error = heal_start(file, buffer, length, offset, flags & CACHE_IO_DIRECT, &heal);
+        error = heal_start(file, buffer, length, offset, flags, &heal);
 #endif
+    if (!error && offset != wished)
+        error = heal_misplaced(file, buffer, length, wished, flags, &misplaced);
     if (!error)
         error = each_leaf(file, offset, length, flags, before_write);
     if (!error)
-        error = flags & CACHE_IO_WRITEBACK ? write_back(file, fd, buffer, length, offset, &done)
+        error = kernels_change(file, flags >> 8, offset, length);
+    if (!error)
+        error = flags & CACHE_IO_WRITEBACK ? write_back(file, fd, buffer, length, offset, flags >> 8, &done)
                                            : write_all(fd, buffer, length, offset, &done);
     if (!(flags & CACHE_IO_WRITEBACK))
         heal_applied(file, heal, buffer, done, offset);
+    if (!(flags & (CACHE_IO_WRITEBACK | CACHE_IO_DIRECT)))
+        kernels_wrote(file, flags >> 8, buffer, done, offset);
     look_at_size(file, unchanged);
     bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
     if (heal)
         heal_finish(cache, heal);
+    if (misplaced)
+        heal_finish(cache, misplaced);
+    kernels_settle(file);
     if (emptied)
         file_unpin_if_empty(file);
-    return done ? (ssize_t)done : error;
+    return done || (cut && !error) ? (ssize_t)(done == length ? done + cut : done) : error;
 }
 
 int cache_file_truncate(struct cache_file *file, int fd, off_t size)
 {
+    if (file->given_up)
+        return -EIO;
+    if (file->far)
+        return agent_truncate(file, size);
     int error = 0;
 
     file_use(file); /* dropping the last pages may end the file's pin */
     pthread_mutex_lock(&file->lock);
     bool unchanged = file_unchanged(file);
+    kernels_change(file, KERNELS_NOBODY, size, INT64_MAX);
     if (ftruncate(fd >= 0 ? fd : file->fd, size)) {
         error = -errno;
     } else {
@@ -349,19 +447,28 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size)
         heal_changed(file, size, INT64_MAX - size);
     }
     pthread_mutex_unlock(&file->lock);
+    kernels_settle(file);
     file_unuse(file);
     return error;
 }
 
 int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset, off_t length)
 {
+    if (file->given_up)
+        return -EIO;
+    if (file->far)
+        return agent_fallocate(file, mode, offset, length);
     int error = 0;
 
     pthread_mutex_lock(&file->lock);
     bool unchanged = file_unchanged(file);
     /* Allocating alone changes no byte; punching and zeroing are writes. */
-    if (mode & ~FALLOC_FL_KEEP_SIZE)
+    if (mode & ~FALLOC_FL_KEEP_SIZE) {
         error = each_leaf(file, offset, (uint64_t)length, 0, before_write);
+        if (!error)
+            error =
+                kernels_change(file, KERNELS_NOBODY, offset, INT64_MAX); /* what lies behind may move, too */
+    }
     if (!error && fallocate(fd, mode, offset, length))
         error = -errno;
     look_at_size(file, unchanged);
@@ -369,6 +476,7 @@ int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset
         heal_changed(file, offset, length);
     bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
+    kernels_settle(file);
     if (emptied)
         file_unpin_if_empty(file);
     return error;
@@ -376,6 +484,10 @@ int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset
 
 off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence)
 {
+    if (file->given_up)
+        return -EIO;
+    if (file->far)
+        return agent_seek(file, offset, whence);
     pthread_mutex_lock(&file->lock);
     int error = collect_all(file); /* released bytes may lie in what is a hole yet */
     off_t result = error ? error : lseek(fd, offset, whence);
@@ -396,6 +508,8 @@ static int collect_range(struct cache_file *file, struct leaf *leaf, page_mask p
 ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,
                               int fd_out, off_t offset_out, size_t length, unsigned flags)
 {
+    if ((in && in->far) || (out && out->far)) /* the kernel reads and writes instead */
+        return -EXDEV;
     int error = 0;
     ssize_t done = 0;
     bool unchanged = false;
@@ -416,6 +530,8 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
             error = each_leaf(in, offset_in, length, 0, collect_range);
         if (!error)
             error = each_leaf(out, offset_out, length, 0, before_write);
+        if (!error)
+            error = kernels_change(out, KERNELS_NOBODY, offset_out, length);
     }
     if (!error) {
         done = copy_file_range(fd_in, &offset_in, fd_out, &offset_out, length, flags);
@@ -433,21 +549,36 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
 
 void cache_file_copy_end(struct cache_file *out)
 {
+    if (out->far)
+        return;
     pthread_mutex_lock(&out->lock);
     bool emptied = !out->index.leaves && out->pinned;
     pthread_mutex_unlock(&out->lock);
+    kernels_settle(out);
     if (emptied)
         file_unpin_if_empty(out);
 }
 
 int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct durable_seen *seen)
 {
-    pthread_mutex_lock(&file->lock);
-    int error = collect_all(file);
-    pthread_mutex_unlock(&file->lock);
+    int error, synced = 0;
+
+    if (file->given_up) {
+        error = -EIO;
+    } else if (file->far) {
+        error = agent_sync(file, data_only);
+        if (error && cache_file_is_lost(file)) /* the same question to its next home tells what came of it */
+            return error;
+    } else {
+        pthread_mutex_lock(&file->lock);
+        error = collect_all(file);
+        pthread_mutex_unlock(&file->lock);
+    }
     if (error)
         durable_fail(file->durable, error);
     /* Also after a failed collect: what could be written shall be durable. */
-    int synced = durable_sync(file->durable, fd, data_only, seen);
-    return error ? error : synced;
+    if (fd >= 0)
+        synced = durable_sync(file->durable, fd, data_only, seen);
+    int flushed = file->far ? 0 : kernels_flush(file);
+    return error ? error : synced ? synced : flushed;
 }

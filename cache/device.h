@@ -14,6 +14,7 @@
 struct evict_policy;
 struct home_gpu;
 struct leaf_copy;
+struct node_device;
 
 struct cache_counters {
     _Atomic uint64_t faults, write_faults, pages_in, pages_out, collects, merges, pages_merged, peer_reads,
@@ -21,9 +22,10 @@ struct cache_counters {
 };
 
 struct cache_device {
-    unsigned number;      /* soft:number, or cuda:(number - GAIA_SOFT_MAX) */
-    struct home_gpu *gpu; /* of cuda */
-    uint64_t capacity;    /* pages */
+    unsigned number;          /* soft:number, or cuda:(number - GAIA_SOFT_MAX) */
+    struct home_gpu *gpu;     /* of cuda */
+    struct node_device *node; /* of another node (cache/home_device.h) */
+    uint64_t capacity;        /* pages */
     const struct evict_policy *policy;
 
     pthread_mutex_t lock;   /* guards order and charged; taken inside a file's lock, nothing inside it */

@@ -26,7 +26,7 @@ static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t 
     copy->busy |= pages;
     evict_touched(replica->device, copy);
     pthread_mutex_unlock(&replica->file->lock);
-    int error = fill_expose(map, copy, pages, store ? page : FILL_NO_PAGE);
+    int error = fill_expose(map, copy, pages, &(struct fill_store){.page = store ? page : FILL_NO_PAGE});
     pthread_mutex_lock(&replica->file->lock);
     page_mask wake = replica_unbusy(copy, pages);
     pthread_mutex_unlock(&replica->file->lock);
@@ -149,6 +149,11 @@ void fault_serve(struct cache_map *map, const struct gaia_fault *fault)
     uint64_t page = map->first + (fault->address - map->address) / GAIA_PAGE_SIZE;
     struct leaf *leaf;
 
+    if (replica->file->given_up) {
+        map->poisoned = true;
+        replica->frames->ops->poison(map->frames, page, 1, fault->thread);
+        return;
+    }
     if (!fault->protection)
         replica_count(replica, faults, 1);
     pthread_mutex_lock(&replica->file->lock);

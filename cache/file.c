@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cache/agent.h"
+#include "cache/home_device.h"
 #include "cache/internal.h"
 #include "cache/passed.h"
 #include "cache/scan.h"
@@ -58,7 +60,7 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
     SLIST_INIT(&file->replicas);
     claim_init(&file->claim);
     lock_init(&file->lock, LOCK_FILE);
-    pthread_cond_init(&file->changed, NULL);
+    lock_condition_init(&file->changed);
     pthread_mutex_lock(&cache->lock);
     LIST_INSERT_HEAD(&cache->files, file, link);
     pthread_mutex_unlock(&cache->lock);
@@ -70,6 +72,95 @@ out_close:
 out_free:
     free(file);
     return error;
+}
+
+int cache_file_open_far(struct cache *cache, const struct node_name *name, void *file_context,
+                        struct durable *durable, struct cache_file **file_out)
+{
+    struct cache_file *file = calloc(1, sizeof *file);
+    uint64_t told = 0;
+
+    if (!file)
+        return -ENOMEM;
+    nodes_follows(cache->nodes, name, &told);
+    file->cache = cache;
+    file->context = file_context;
+    file->durable = durable;
+    file->fd = -1;
+    file->writable = true; /* the home knows better */
+    index_init(&file->index);
+    lock_init(&file->lock, LOCK_FILE);
+    lock_condition_init(&file->changed);
+    int error = agent_file_open(cache, name, file);
+    if (!error) {
+        *file_out = file;
+        return 0;
+    }
+    if (error == -ESTALE)
+        nodes_unfollow(cache->nodes, name, told);
+    pthread_cond_destroy(&file->changed);
+    pthread_mutex_destroy(&file->lock);
+    free(file);
+    return error;
+}
+
+bool cache_file_is_far(const struct cache_file *file)
+{
+    return file->far;
+}
+
+bool cache_file_is_lost(const struct cache_file *file)
+{
+    return file->given_up || (file->far && call_session_error(file->far->session));
+}
+
+bool cache_file_home_knows(const struct cache_file *file)
+{
+    return file->far && !file->discards && !cache_file_is_lost(file);
+}
+
+bool cache_file_is_taken_over(struct cache_file *file)
+{
+    pthread_mutex_lock(&file->lock);
+    bool taken_over = file->taken_over;
+    pthread_mutex_unlock(&file->lock);
+    return taken_over;
+}
+
+bool cache_file_is_at(const struct cache_file *file, const struct node_name *name)
+{
+    return file->far && file->far->member == nodes_home_of(file->cache->nodes, name);
+}
+
+void cache_file_discard_write_backs(struct cache_file *file, bool discard)
+{
+    file->discards = discard;
+}
+
+void cache_file_give_up(struct cache_file *file)
+{
+    struct replica *replica;
+
+    if (atomic_exchange(&file->given_up, true) || file->far)
+        return;
+    pthread_mutex_lock(&file->lock);
+    replica = SLIST_FIRST(&file->replicas);
+    uint64_t pages = file_pages(file->size);
+    pthread_mutex_unlock(&file->lock);
+    for (; replica; replica = SLIST_NEXT(replica, link)) { /* they are only ever added */
+        home_device_lose(replica);
+        replica_changed(replica); /* an acquire is to come, and fail */
+        replica->frames->ops->drop(replica->frames, 0, pages);
+    }
+    claim_give_up(file);
+}
+
+static void close_far(struct cache_file *file)
+{
+    agent_file_close(file);
+    pthread_cond_destroy(&file->changed);
+    pthread_mutex_destroy(&file->lock);
+    free(file);
 }
 
 static void forget_leaf(struct leaf *leaf, void *context)
@@ -86,6 +177,10 @@ void cache_file_close(struct cache_file *file)
 {
     struct replica *replica;
 
+    if (file->far) {
+        close_far(file);
+        return;
+    }
     pthread_mutex_lock(&file->cache->lock);
     LIST_REMOVE(file, link);
     pthread_mutex_unlock(&file->cache->lock);
@@ -98,6 +193,7 @@ void cache_file_close(struct cache_file *file)
         SLIST_REMOVE_HEAD(&file->replicas, link);
         replica_close(replica);
     }
+    kernels_free(file);
     index_free(&file->index);
     gaia_io_file_close(file->io);
     close(file->fd);
@@ -156,8 +252,15 @@ void file_unpin_if_empty(struct cache_file *file)
     file_unuse(file);
 }
 
+void cache_file_hold(struct cache_file *file)
+{
+    file_use(file);
+}
+
 void cache_file_discard(struct cache_file *file)
 {
+    if (file->far) /* its home finds out */
+        return;
     file_use(file);
     pthread_mutex_lock(&file->lock);
     file->discarded = true; /* a client's maps, or an operation that is under way, may be there yet */
@@ -178,7 +281,8 @@ int file_get_replica(struct cache_file *file, unsigned device_number, bool read_
     SLIST_FOREACH (replica, &file->replicas, link) {
         if (replica->device == device && replica->read_only == read_only) {
             *replica_out = replica;
-            return 0;
+            return gaia_node_frames_gone(replica->frames) ? home_device_renew(replica, file_pages(file->size))
+                                                          : 0;
         }
         if (replica->device->number < device_number)
             before = replica;
@@ -273,6 +377,10 @@ static void shrink_leaf(struct leaf *leaf, void *context)
     for (struct leaf_copy *copy = SLIST_FIRST(&leaf->copies), *next; copy; copy = next) {
         next = SLIST_NEXT(copy, link);
         replica_changed(copy->replica);
+        /* What is being placed may be seen already where it is (place_later()): an acquire waits for its end.
+         */
+        if (copy->busy & ~copy->present & gone)
+            replica_suspect(copy);
         cache_device_uncharge(copy->replica->device, replica_forget(copy, gone));
         replica_settle(copy);
     }
@@ -287,6 +395,7 @@ void file_resized(struct cache_file *file, off_t size)
     if (size == old)
         return;
     file->size = size;
+    kernels_resized(file);
     if (size < old) {
         file->truncations++;
         index_each(&file->index, shrink_leaf, &(struct shrink){file, file_pages(size)});

@@ -13,15 +13,22 @@
 #include "cache/claim.h"
 #include "cache/heal.h"
 #include "cache/index.h"
+#include "cache/kernels.h"
 #include "cache/reads.h"
 #include "io/engine.h"
 
+struct agent_file;
+struct home_open;
 struct replica;
+
+enum file_announced { NOT_ANNOUNCED, ANNOUNCING, ANNOUNCED };
 
 struct cache_file {
     struct cache *cache;
-    void *context; /* the host's */
-    int fd;        /* the backing file, read-write where it can be had */
+    void *context;          /* the host's */
+    struct agent_file *far; /* its home is elsewhere (cache/agent.h): of what follows there are only durable,
+                               the lock, pinned and uses */
+    int fd;                 /* the backing file, read-write where it can be had */
     bool writable;
     struct gaia_io_file *io;
     struct durable *durable;     /* the host's */
@@ -41,8 +48,15 @@ struct cache_file {
     struct timespec
         ctime;   /* of the backing file after our last change: another value means that somebody else wrote */
     bool behind; /* changed behind the mount since the last open: the kernel may hold older pages */
-    bool passed, written, direct; /* how CPUs have it open: cache_file_pass() */
-    bool discarded;               /* nobody can reach it but its clients: with its last use it is emptied */
+    bool passed, written, direct;  /* how CPUs have it open: cache_file_pass() */
+    bool discarded;                /* nobody can reach it but its clients: with its last use it is emptied */
+    enum file_announced announced; /* to agents, and by what name */
+    bool taken_over;               /* from a home that was taken to be dead: it gives the file up */
+    atomic_bool given_up;          /* another node is its home: all that is done to it here fails */
+    atomic_bool discards;          /* write-backs: what the kernel holds is from under another home */
+    struct node_name name;
+    LIST_HEAD(, home_open) opens; /* of agents */
+    struct kernels kernels;       /* and what their kernels hold */
     bool pinned;                  /* the host was told, or is about to be */
     _Atomic unsigned uses;        /* client maps and operations under way: see file_use() */
 };

@@ -23,7 +23,9 @@ struct fill {
     uint32_t thread;
     uint64_t truncations; /* of the file, when it began */
     uint8_t *stage;
-    struct fault_read read; /* where a fault path brings it into the frames */
+    struct fault_read read;      /* where a fault path brings it into the frames */
+    struct gaia_placing placing; /* where they are on another node */
+    bool exposed;                /* was done with it */
 };
 
 void fill_group_init(struct fill_group *group)
@@ -99,7 +101,20 @@ static int grant(struct leaf_copy *copy, page_mask pages)
     return error;
 }
 
-int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages, uint64_t store_page)
+/* Of a page whose bytes are at hand the frames, which may be on another node, need not be asked; but a cut
+ * may have made zeros of some of them meanwhile. Lock held. */
+static int take_twins(struct leaf_copy *copy, page_mask pages, const struct fill_store *store)
+{
+    unsigned page = (unsigned)(store->page & (LEAF_PAGES - 1));
+
+    if (store->bytes && store->page >> LEAF_SHIFT == copy->leaf->number && pages == UINT64_C(1) << page &&
+        store->truncations == copy->replica->file->truncations)
+        return replica_take_twin(copy, page, store->bytes);
+    return replica_take_twins(copy, pages);
+}
+
+int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages,
+                const struct fill_store *store)
 {
     struct replica *replica = map->replica;
     uint64_t base = copy->leaf->number << LEAF_SHIFT;
@@ -110,12 +125,12 @@ int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages, 
         return 0;
     if (map->writable && !map->can_trap)
         open = pages;
-    else if (map->writable && store_page != FILL_NO_PAGE && store_page >> LEAF_SHIFT == copy->leaf->number)
-        open = pages & page_bit(store_page);
+    else if (map->writable && store->page != FILL_NO_PAGE && store->page >> LEAF_SHIFT == copy->leaf->number)
+        open = pages & page_bit(store->page);
     if (open) {
         pthread_mutex_lock(&replica->file->lock);
         open &= copy->present; /* a truncation may have come between */
-        error = replica_take_twins(copy, open);
+        error = take_twins(copy, open, store);
         page_mask before = copy_stored(copy);
         copy->sealed &= ~(open & copy->twin);
         open &= copy->twin;
@@ -209,28 +224,44 @@ static bool fill_settle(struct fill *fill, int *error)
     return true;
 }
 
+/* The first error, when some could not be exposed. */
+static int expose_placed(const struct fill *fill, const struct fill_store *store)
+{
+    struct replica *replica = fill->map->replica;
+    int error = 0;
+
+    for_each_leaf (number, fill->first, fill->count) {
+        pthread_mutex_lock(&replica->file->lock);
+        struct leaf_copy *copy = find_copy(replica, number);
+        pthread_mutex_unlock(&replica->file->lock);
+        int one = fill_expose(fill->map, copy, page_range_mask(number, fill->first, fill->count), store);
+        error = error ? error : one;
+    }
+    return error;
+}
+
 /* The frames have the bytes, or could not get them. */
 static void fill_placed(struct fill *fill, int error)
 {
     struct cache_map *map = fill->map;
     struct replica *replica = map->replica;
+    struct fill_store store = {.page = fill->store ? fill->touched : FILL_NO_PAGE,
+                               .truncations = fill->truncations};
+    uint8_t stored[GAIA_PAGE_SIZE];
     bool settled = false;
 
     pthread_mutex_lock(&replica->file->lock);
     if (!error)
         settled = fill_settle(fill, &error);
     pthread_mutex_unlock(&replica->file->lock);
+    if (settled && store.page != FILL_NO_PAGE) /* others wait for the stage */
+        store.bytes =
+            memcpy(stored, fill->stage + (store.page - fill->first) * GAIA_PAGE_SIZE, sizeof stored);
     stage_put(&replica->file->cache->stages, fill->stage);
     if (settled) {
         replica_count(replica, pages_in, fill->count);
-        for_each_leaf (number, fill->first, fill->count) {
-            pthread_mutex_lock(&replica->file->lock);
-            struct leaf_copy *copy = find_copy(replica, number);
-            pthread_mutex_unlock(&replica->file->lock);
-            int one = fill_expose(map, copy, page_range_mask(number, fill->first, fill->count),
-                                  fill->store ? fill->touched : FILL_NO_PAGE);
-            error = error ? error : one;
-        }
+        if (!fill->exposed)
+            error = expose_placed(fill, &store);
     } else {
         replica->frames->ops->drop(replica->frames, fill->first, fill->count);
         cache_device_uncharge(replica->device, fill->count);
@@ -260,6 +291,27 @@ static void fill_arrived(struct fault_read *read, int error)
     fill_placed(fill, error ? fill_copy(fill) : 0);
 }
 
+static void fill_was_placed(struct gaia_placing *placing, int error)
+{
+    fill_placed((struct fill *)((char *)placing - offsetof(struct fill, placing)), error);
+}
+
+/* To another node. Pages whose first stores are trapped may be seen before they count as resident: a store
+ * that comes too early finds them busy. The others must have their twins before. */
+static int fill_send(struct fill *fill)
+{
+    struct cache_map *map = fill->map;
+    struct gaia_frames *frames = map->replica->frames;
+
+    fill->placing.done = fill_was_placed;
+    fill->exposed = !map->writable || (map->can_trap && !fill->store);
+    int error = frames->ops->place_later(map->frames, fill->first, fill->count, fill->stage, fill->exposed,
+                                         &fill->placing);
+    if (error)
+        fill->exposed = false;
+    return error;
+}
+
 /* The bytes are in the stage (got of them, the rest is past the end of the file), or got is an error. */
 static void fill_finish(struct fill *fill, ssize_t got)
 {
@@ -271,6 +323,8 @@ static void fill_finish(struct fill *fill, ssize_t got)
         return;
     }
     memset(fill->stage + got, 0, fill->count * GAIA_PAGE_SIZE - (size_t)got);
+    if (replica->frames->ops->place_later && !fill_send(fill))
+        return;
     fill->read = (struct fault_read){.frames = replica->frames,
                                      .first = fill->first,
                                      .count = fill->count,

@@ -34,8 +34,16 @@ struct fill_request {
  * room, never for a touch. */
 void fill_range(struct cache_map *map, const struct fill_request *request);
 
-/* Expose pages that are placed and busy by the caller. store_page: a page whose store waits, or FILL_NO_PAGE.
- * Takes the twin of store_page; for a client that cannot trap stores, of every page. No lock is held. */
-int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages, uint64_t store_page);
+/* A page whose store waits. */
+struct fill_store {
+    uint64_t page;        /* or FILL_NO_PAGE */
+    const uint8_t *bytes; /* that were placed in it; NULL: the frames are asked */
+    uint64_t truncations; /* of the file, then */
+};
+
+/* Expose pages that are placed and busy by the caller. Takes the twin of store's page; for a client that
+ * cannot trap stores, of every page. No lock is held. */
+int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages,
+                const struct fill_store *store);
 
 #endif

@@ -71,7 +71,7 @@ void filler_stop(struct cache *cache)
 
 void filler_ahead(struct cache_map *map, uint64_t first, uint64_t count)
 {
-    struct filler *filler = &map->replica->file->cache->filler;
+    struct filler *filler = &map->file->cache->filler;
 
     while (count) {
         uint64_t n = count < STAGE_PAGES ? count : STAGE_PAGES;

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cache/home.h"
 #include "cache/internal.h"
 
 /* How long an answer waits for its pages to be dropped. When it comes earlier a read may be stale until they
@@ -33,6 +34,7 @@ struct heal {
     uint64_t reads;       /* the last READ that may have read what was there before */
     uint64_t leaves;      /* bit i: the i-th leaf of the range is marked as being invalidated */
     uint64_t drop_reads;  /* the last READ before that */
+    unsigned node;        /* whose kernel */
     bool linked;          /* in window->heals; under the file's lock */
     bool head_done, done; /* all but the last page, everything; under healer->lock */
     unsigned references;  /* the WRITE's handler and the healer; under healer->lock */
@@ -55,6 +57,7 @@ void heal_window_open(struct cache_file *file, uint64_t first, uint64_t last)
     struct heal_window *window = &file->window;
 
     window->open++;
+    window->kernels = home_kernels(file);
     if (window->first > window->last) {
         window->first = first;
         window->last = last;
@@ -197,34 +200,70 @@ void heal_changed(struct cache_file *file, off_t offset, off_t length)
         }
 }
 
-int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset, bool direct,
+/* In the file's list; its bytes are the caller's to set. Lock held. */
+static struct heal *heal_new(struct cache_file *file, size_t length, off_t offset, unsigned node)
+{
+    struct heal *heal = malloc(sizeof *heal + 2 * length);
+
+    if (!heal)
+        return NULL;
+    *heal = (struct heal){.file = file,
+                          .offset = offset,
+                          .length = length,
+                          .cut = length,
+                          .reads = file->reads.number,
+                          .node = node,
+                          .linked = true,
+                          .references = 2};
+    LIST_INSERT_HEAD(&file->window.heals, heal, link);
+    return heal;
+}
+
+int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset, unsigned flags,
                struct heal **heal_out)
 {
     struct heal_window *window = &file->window;
+    unsigned node = flags >> 8;
     uint64_t first = (uint64_t)offset / GAIA_PAGE_SIZE;
     uint64_t last = ((uint64_t)offset + length - 1) / GAIA_PAGE_SIZE;
 
     *heal_out = NULL;
     if (!length || window->first > window->last)
         return 0;
-    bool hit = first <= window->last && last >= window->first && was_refilled(file, first, last);
+    bool hit = first <= window->last && last >= window->first && window->kernels >> node & 1 &&
+               was_refilled(file, first, last);
     if (hit) {
-        struct heal *heal = malloc(sizeof *heal + 2 * length);
+        struct heal *heal = heal_new(file, length, offset, node);
         if (!heal)
             return -ENOMEM;
-        *heal = (struct heal){
-            .file = file, .offset = offset, .length = length, .cut = length, .linked = true, .references = 2};
         memcpy(heal->bytes, bytes, length);
         read_home(file, old_bytes(heal), length, offset);
-        LIST_INSERT_HEAD(&window->heals, heal, link);
         *heal_out = heal;
     }
     /* The next WRITE is put together after this one is answered: after the invalidations that are over now.
      */
-    if (!window->open && !direct && now_ns() >= window->until_ns) {
+    if (!window->open && !(flags & CACHE_IO_DIRECT) && now_ns() >= window->until_ns) {
+        window->kernels &= ~(UINT64_C(1) << node);
+        if (file->cache->nodes && window->kernels) /* of others it may be the next but one */
+            return 0;
         window->first = 1;
         window->last = 0;
     }
+    return 0;
+}
+
+int heal_misplaced(struct cache_file *file, const void *bytes, size_t length, off_t offset, unsigned flags,
+                   struct heal **heal_out)
+{
+    *heal_out = NULL;
+    if (!length || flags & CACHE_IO_DIRECT)
+        return 0;
+    struct heal *heal = heal_new(file, length, offset, flags >> 8);
+    if (!heal)
+        return -ENOMEM;
+    read_home(file, heal->bytes, length, offset); /* and heal_applied() puts there what the WRITE changes */
+    memcpy(old_bytes(heal), bytes, length);
+    *heal_out = heal;
     return 0;
 }
 
@@ -282,9 +321,8 @@ static off_t last_page_start(const struct heal *heal)
     return (heal->offset + (off_t)heal->cut - 1) & ~(off_t)(GAIA_PAGE_SIZE - 1);
 }
 
-static enum last_page look_at_last_page(struct cache *cache, struct heal *heal)
+static enum last_page look_at_last_page(struct heal *heal)
 {
-    struct cache_host *host = &cache->host;
     struct cache_file *file = heal->file;
     off_t end = heal->offset + (off_t)heal->cut, page = last_page_start(heal);
     off_t start = page < heal->offset ? heal->offset : page;
@@ -294,10 +332,11 @@ static enum last_page look_at_last_page(struct cache *cache, struct heal *heal)
     if (length == (ssize_t)GAIA_PAGE_SIZE) /* a whole page is up to date at once */
         return LAST_STALE;
     pthread_mutex_lock(&file->lock);
-    bool recent = reads_wait(file, (uint64_t)page / GAIA_PAGE_SIZE, heal->reads, READER_MS * 1000000u);
+    bool recent =
+        reads_wait(file, heal->node, (uint64_t)page / GAIA_PAGE_SIZE, heal->reads, READER_MS * 1000000u);
     pthread_mutex_unlock(&file->lock);
     lock_none("cache_host.peek");
-    ssize_t n = host->peek(host->context, file->context, page, (size_t)(before + length), bytes);
+    ssize_t n = home_peek(file, heal->node, page, (size_t)(before + length), bytes);
     if (!n)
         return recent ? LAST_OWN_OR_READ : LAST_NOTHING;
     if (n <= before) /* an error, or the kernel takes the file to end here: it shows nothing of ours */
@@ -344,7 +383,7 @@ void heal_finish(struct cache *cache, struct heal *heal)
     struct healer *healer = &cache->healer;
 
     file_use(heal->file); /* the WRITE's handle has kept it till here */
-    enum last_page last = heal->cut ? look_at_last_page(cache, heal) : LAST_FINE;
+    enum last_page last = heal->cut ? look_at_last_page(heal) : LAST_FINE;
 
     heal->head_done = !heal->cut || last_page_start(heal) <= heal->offset;
     heal->dropped = heal->cut;
@@ -364,8 +403,8 @@ void heal_finish(struct cache *cache, struct heal *heal)
 
 /* Each heal has the newest bytes: see overwrite(). A byte is stale when it is what any of them has replaced.
  */
-const uint8_t *heal_merge(struct cache_file *file, const uint8_t *bytes, off_t offset, size_t length,
-                          uint8_t *bytes_out)
+const uint8_t *heal_merge(struct cache_file *file, unsigned node, const uint8_t *bytes, off_t offset,
+                          size_t length, uint8_t *bytes_out)
 {
     struct heal *heal;
     off_t begin, end;
@@ -373,7 +412,7 @@ const uint8_t *heal_merge(struct cache_file *file, const uint8_t *bytes, off_t o
 
     assert(length <= GAIA_PAGE_SIZE);
     LIST_FOREACH (heal, &file->window.heals, link) {
-        if (!overlap(heal, offset, (off_t)length, &begin, &end))
+        if (heal->node != node || !overlap(heal, offset, (off_t)length, &begin, &end))
             continue;
         if (!any)
             memcpy(bytes_out, bytes, length);
@@ -385,11 +424,9 @@ const uint8_t *heal_merge(struct cache_file *file, const uint8_t *bytes, off_t o
     return any ? bytes_out : bytes;
 }
 
-static int drop_range(struct cache *cache, struct heal *heal, off_t from, off_t end)
+static int drop_range(const struct heal *heal, off_t from, off_t end)
 {
-    lock_none("cache_host.invalidate");
-    int error =
-        from < end ? cache->host.invalidate(cache->host.context, heal->file->context, from, end - from) : 0;
+    int error = from < end ? home_invalidate(heal->file, from, end - from) : 0;
 
     return error == -ENOENT ? 0 : error;
 }
@@ -400,13 +437,13 @@ static void heal_one(struct cache *cache, struct heal *heal)
     struct healer *healer = &cache->healer;
     off_t first = heal->offset & ~(off_t)(GAIA_PAGE_SIZE - 1), end = heal->offset + (off_t)heal->dropped;
     off_t last = (end - 1) & ~(off_t)(GAIA_PAGE_SIZE - 1);
-    int error = drop_range(cache, heal, first, last);
+    int error = drop_range(heal, first, last);
 
     pthread_mutex_lock(&healer->lock);
     heal->head_done = true;
     pthread_cond_broadcast(&healer->changed);
     pthread_mutex_unlock(&healer->lock);
-    int one = drop_range(cache, heal, last, end);
+    int one = drop_range(heal, last, end);
     heal_end(cache, heal, !error && !one);
 }
 

@@ -55,6 +55,7 @@ struct heal_window {
     uint64_t first, last; /* pages that they may have dropped; first > last: none */
     uint64_t until_ns; /* CLOCK_MONOTONIC: not over before; the kernel drops pages after an OPEN's answer */
     LIST_HEAD(, heal) heals;
+    uint64_t kernels; /* bit i: node i's next WRITE may have been on its way, too */
     unsigned healers; /* at work for the file; under healer->lock */
 };
 
@@ -90,11 +91,16 @@ void heal_drop_end(struct cache_file *file, struct leaf *leaf, uint64_t pages, u
 /* The kernel is being given pages. The file's lock is held. */
 void heal_refilled(struct leaf *leaf, uint64_t pages);
 
-/* Before a plain WRITE is applied: whether it may be one that was on its way. Afterwards the window is over,
- * unless the WRITE may be a direct one. The file's lock is held. *heal_out: NULL, or what heal_finish() must
- * be called with after the WRITE was applied. -ENOMEM. */
-int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset, bool direct,
+/* flags: CACHE_IO_*. Before a plain WRITE is applied: whether it may be one that was on its way. Afterwards
+ * the window is over, unless the WRITE may be a direct one. The file's lock is held. *heal_out: NULL, or what
+ * heal_finish() must be called with after the WRITE was applied. -ENOMEM. */
+int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset, unsigned flags,
                struct heal **heal_out);
+/* An append goes to the end that the file has, which its kernel need not know: others may have moved it. Then
+ * the kernel's pages have the bytes where they do not belong. As heal_start(), but that what belongs there is
+ * what the home has: write-backs are merged so, and the pages dropped before the answer. */
+int heal_misplaced(struct cache_file *file, const void *bytes, size_t length, off_t offset, unsigned flags,
+                   struct heal **heal_out);
 /* The WRITE was applied, perhaps only this many of its bytes: what is being healed is overwritten too. heal
  * may be NULL. The file's lock is held. */
 void heal_applied(struct cache_file *file, struct heal *heal, const void *bytes, size_t done, off_t offset);
@@ -105,10 +111,12 @@ void heal_changed(struct cache_file *file, off_t offset, off_t length);
 void heal_finish(struct cache *cache, struct heal *heal);
 
 /* The bytes of a write-back, at most a page, as they are to be written: where it has what the home had before
- * a WRITE that is being healed, that WRITE's bytes belong; where it has something else, a store through a
- * mapping is newer. Returns bytes when there is nothing to change, else bytes_out. The file's lock is held.
+ * a WRITE of this node that is being healed, that WRITE's bytes belong; where it has something else, a store
+ * through a mapping is newer. (What another node's kernel has is told apart by its twin: cache/kernels.h. Its
+ * page may outlive the heal.) Returns bytes when there is nothing to change, else bytes_out. The file's lock
+ * is held.
  */
-const uint8_t *heal_merge(struct cache_file *file, const uint8_t *bytes, off_t offset, size_t length,
-                          uint8_t *bytes_out);
+const uint8_t *heal_merge(struct cache_file *file, unsigned node, const uint8_t *bytes, off_t offset,
+                          size_t length, uint8_t *bytes_out);
 
 #endif

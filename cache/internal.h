@@ -22,9 +22,11 @@ struct cache {
     struct frame_pool twins;
     struct stage_pool stages;
     struct fault_path *path; /* of faults; NULL: they are copied */
+    struct nodes *nodes;     /* NULL: there are no members */
     struct healer healer;
     struct filler filler;
-    bool stopped; /* both */
+    struct dropper dropper;
+    bool stopped; /* all three */
 
     pthread_mutex_t lock; /* guards files */
     LIST_HEAD(, cache_file) files;

@@ -9,13 +9,31 @@
 #include "cache/internal.h"
 #include "cache/readahead.h"
 
-struct cache_client;
+struct agent_map;
+
+/* Its functions are in cache/client.h. */
+struct cache_client {
+    struct cache *cache;
+    LIST_ENTRY(cache_client) link; /* nodes->clients, where there are nodes */
+    uint32_t number;               /* as homes know it; or of a client of an agent's, there */
+    bool far;                      /* an agent's */
+    unsigned finders;              /* under nodes->lock: it is not freed meanwhile */
+    int faults, stop;
+    bool can_trap;
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards maps, next_id and count; taken before any other */
+    pthread_cond_t idle;  /* a map that is being closed has no other reference any more */
+    LIST_HEAD(, cache_map) maps;
+    uint32_t next_id, count;
+};
 
 struct cache_map {
     LIST_ENTRY(cache_map) link; /* client->maps, under client->lock */
     struct cache_client *client;
     uint32_t id;
-    struct replica *replica;
+    struct cache_file *file;        /* in use */
+    struct replica *replica;        /* NULL where the file's home is elsewhere; */
+    struct agent_map *far;          /* then this */
     struct gaia_frames_map *frames; /* NULL until attached; set once, under client->lock */
     uint64_t address;               /* in the client; 0 until attached */
     uint64_t first, count;          /* pages of the file */

@@ -21,8 +21,9 @@ void reads_init(struct reads *reads)
         reads->answered[i].first = 1;
 }
 
-void reads_begin(struct cache_file *file, struct cache_read *read, off_t offset, size_t length)
+void reads_begin(struct cache_file *file, struct cache_read *read, unsigned node, off_t offset, size_t length)
 {
+    read->node = node;
     read->first = (uint64_t)offset / GAIA_PAGE_SIZE;
     read->last = length ? ((uint64_t)offset + length - 1) / GAIA_PAGE_SIZE : read->first;
     read->number = ++file->reads.number;
@@ -38,8 +39,11 @@ void reads_end(struct cache_file *file, struct cache_read *read)
     pthread_mutex_lock(&file->lock);
     LIST_REMOVE(read, link);
     if (!read->dropped)
-        reads->answered[reads->next++ % READS_ANSWERED] = (struct answered_read){
-            .number = read->number, .first = read->first, .last = read->last, .time = now};
+        reads->answered[reads->next++ % READS_ANSWERED] = (struct answered_read){.number = read->number,
+                                                                                 .first = read->first,
+                                                                                 .last = read->last,
+                                                                                 .node = read->node,
+                                                                                 .time = now};
     if (reads->waiting)
         pthread_cond_broadcast(&file->changed);
     pthread_mutex_unlock(&file->lock);
@@ -61,30 +65,30 @@ void reads_dropped(struct cache_file *file, const struct leaf *leaf, page_mask p
     }
 }
 
-static bool any_under_way(const struct reads *reads, uint64_t page, uint64_t number)
+static bool any_under_way(const struct reads *reads, unsigned node, uint64_t page, uint64_t number)
 {
     const struct cache_read *read;
 
     LIST_FOREACH (read, &reads->under_way, link)
-        if (read->number <= number && read->first <= page && read->last >= page)
+        if (read->node == node && read->number <= number && read->first <= page && read->last >= page)
             return true;
     return false;
 }
 
-bool reads_wait(struct cache_file *file, uint64_t page, uint64_t number, uint64_t recent_ns)
+bool reads_wait(struct cache_file *file, unsigned node, uint64_t page, uint64_t number, uint64_t recent_ns)
 {
     struct reads *reads = &file->reads;
     bool recent = false;
 
     reads->waiting++;
-    while (any_under_way(reads, page, number))
+    while (any_under_way(reads, node, page, number))
         pthread_cond_wait(&file->changed, &file->lock);
     reads->waiting--;
     uint64_t since = now_ns() - recent_ns;
     for (unsigned i = 0; i < READS_ANSWERED && !recent; i++) {
         const struct answered_read *answered = &reads->answered[i];
-        recent = answered->number <= number && answered->first <= page && answered->last >= page &&
-                 answered->time >= since;
+        recent = answered->node == node && answered->number <= number && answered->first <= page &&
+                 answered->last >= page && answered->time >= since;
     }
     return recent;
 }

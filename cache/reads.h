@@ -19,7 +19,8 @@ struct leaf;
 struct answered_read {
     uint64_t number;
     uint64_t first, last; /* pages; first > last: none */
-    uint64_t time;        /* ns, CLOCK_MONOTONIC */
+    unsigned node;
+    uint64_t time; /* ns, CLOCK_MONOTONIC */
 };
 
 /* Under the file's lock. */
@@ -32,16 +33,18 @@ struct reads {
 };
 
 void reads_init(struct reads *reads);
-/* The READ takes what the home copy has from now on. The lock is held. */
-void reads_begin(struct cache_file *file, struct cache_read *read, off_t offset, size_t length);
+/* A node's READ takes what the home copy has from now on. The lock is held. */
+void reads_begin(struct cache_file *file, struct cache_read *read, unsigned node, off_t offset,
+                 size_t length);
 /* Its answer is in the kernel. No lock is held. */
 void reads_end(struct cache_file *file, struct cache_read *read);
 /* The kernel has dropped these pages of a leaf, by an invalidation that began after READ `number`. The lock
  * is held. */
 void reads_dropped(struct cache_file *file, const struct leaf *leaf, uint64_t pages, uint64_t number);
-/* Wait until the READs of a page up to `number` are answered: they wait for nothing but storage. Returns
+/* Wait until a node's READs of a page up to `number` are answered: they wait for nothing but storage, and the
+ * way to the node, whose WRITE it is that waits for them. Returns
  * whether one was answered in the last recent_ns and the page has not been dropped since. The lock is held on
  * entry and exit, not in between. */
-bool reads_wait(struct cache_file *file, uint64_t page, uint64_t number, uint64_t recent_ns);
+bool reads_wait(struct cache_file *file, unsigned node, uint64_t page, uint64_t number, uint64_t recent_ns);
 
 #endif

@@ -11,6 +11,7 @@
 #include <sys/xattr.h>
 
 #include "cache/collect.h"
+#include "cache/home.h"
 #include "cache/passed.h"
 #include "cache/runs.h"
 #include "cache/scan.h"
@@ -174,12 +175,10 @@ static page_mask with_neighbours(page_mask pages)
 /* Tell the kernel to drop the pages that it may hold. No lock held. */
 static int invalidate(struct cache_file *file, const struct work *work, size_t count)
 {
-    struct cache_host *host = &file->cache->host;
     struct runs runs = runs_start(1);
     struct gaia_run run;
     int error = 0;
 
-    lock_none("cache_host.invalidate");
     for (size_t i = 0; i <= count && !error; i++) {
         page_mask pages = i < count ? work[i].dropped : 0;
         do {
@@ -188,8 +187,8 @@ static int invalidate(struct cache_file *file, const struct work *work, size_t c
             full = false;
 #endif
             if (full)
-                error = host->invalidate(host->context, file->context, (off_t)(run.page * GAIA_PAGE_SIZE),
-                                         (off_t)(run.count * GAIA_PAGE_SIZE));
+                error = home_invalidate(file, (off_t)(run.page * GAIA_PAGE_SIZE),
+                                        (off_t)(run.count * GAIA_PAGE_SIZE));
             if (error == -ENOENT) /* the kernel does not know the file: it holds nothing */
                 error = 0;
         } while (pages && !error);
@@ -317,8 +316,7 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
     if (!error) { /* also when READs were faster, and have collected it all */
         stamp_modified(file);
         pthread_mutex_unlock(&file->lock);
-        lock_none("cache_host.invalidate");
-        file->cache->host.invalidate(file->cache->host.context, file->context, -1, 0);
+        home_invalidate(file, -1, 0);
         pthread_mutex_lock(&file->lock);
     }
     for (size_t i = 0; i < count; i++) {

@@ -13,6 +13,7 @@
 
 #include "base/shared_page.h"
 #include "cache/evict.h"
+#include "cache/home_device.h"
 #include "cache/internal.h"
 #include "cache/passed.h"
 #include "io/protocol.h"
@@ -34,8 +35,9 @@ int replica_open(struct cache_file *file, struct cache_device *device, uint64_t 
     if (error)
         goto out_free;
     replica->state = state;
-    error = device->gpu ? gaia_cuda_frames_open(device->gpu, pages, read_only, &replica->frames)
-                        : gaia_soft_frames_open(pages, &replica->frames);
+    error = device->node  ? home_device_frames(file->cache, device, pages, &replica->frames)
+            : device->gpu ? gaia_cuda_frames_open(device->gpu, pages, read_only, &replica->frames)
+                          : gaia_soft_frames_open(pages, &replica->frames);
     if (error)
         goto out_state;
     replica->scans = replica->frames->ops->scans;
@@ -104,7 +106,8 @@ void replica_suspect(struct leaf_copy *copy)
     replica_changed(replica);
 }
 
-int replica_take_twins(struct leaf_copy *copy, page_mask pages)
+/* bytes: of the one page; NULL: the frames have them. */
+static int take_twins(struct leaf_copy *copy, page_mask pages, const uint8_t *bytes)
 {
     struct replica *replica = copy->replica;
     struct cache_file *file = replica->file;
@@ -122,7 +125,11 @@ int replica_take_twins(struct leaf_copy *copy, page_mask pages)
         error = frame_get(pool, twin);
         if (error)
             break;
-        error = replica_fetch(replica, (copy->leaf->number << LEAF_SHIFT) + page, frame_bytes(pool, *twin));
+        if (bytes)
+            memcpy(frame_bytes(pool, *twin), bytes, GAIA_PAGE_SIZE);
+        else
+            error =
+                replica_fetch(replica, (copy->leaf->number << LEAF_SHIFT) + page, frame_bytes(pool, *twin));
         if (error) {
             frame_put(pool, *twin);
             break;
@@ -133,6 +140,16 @@ int replica_take_twins(struct leaf_copy *copy, page_mask pages)
     }
     replica_update(copy, before);
     return error;
+}
+
+int replica_take_twins(struct leaf_copy *copy, page_mask pages)
+{
+    return take_twins(copy, pages, NULL);
+}
+
+int replica_take_twin(struct leaf_copy *copy, unsigned page, const uint8_t *bytes)
+{
+    return take_twins(copy, UINT64_C(1) << page, bytes);
 }
 
 void replica_drop_twins(struct leaf_copy *copy, page_mask pages)

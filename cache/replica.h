@@ -85,6 +85,8 @@ static inline void replica_add_present(struct leaf_copy *copy, page_mask pages)
  * trapped: they are sealed until the caller says otherwise. 0, -ENOMEM, or what kept a page from being
  * fetched (some may have been taken). */
 int replica_take_twins(struct leaf_copy *copy, page_mask pages);
+/* The same of one page of a leaf, whose bytes are those in the frame. */
+int replica_take_twin(struct leaf_copy *copy, unsigned page, const uint8_t *bytes);
 void replica_drop_twins(struct leaf_copy *copy, page_mask pages);
 
 /* The bytes of resident pages: see fetch in gpu/device.h. 0 or a negative errno. */

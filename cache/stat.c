@@ -99,6 +99,10 @@ void cache_device_name(unsigned number, char name_out[32])
 {
     bool cuda = number >= GAIA_SOFT_MAX;
 
+    if (number >= GAIA_NODE_FIRST) {
+        snprintf(name_out, 32, "node:%u", number - GAIA_NODE_FIRST);
+        return;
+    }
     snprintf(name_out, 32, "%s:%u", cuda ? "cuda" : "soft", cuda ? number - GAIA_SOFT_MAX : number);
 }
 

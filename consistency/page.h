@@ -16,7 +16,9 @@
 
 #define GAIA_SOFT_MAX 64u /* devices 0 to 63: soft:0 ... soft:63 */
 #define GAIA_CUDA_MAX 16u /* devices 64 to 79: cuda:0 ... cuda:15 */
-#define GAIA_DEVICES_MAX (GAIA_SOFT_MAX + GAIA_CUDA_MAX)
+#define GAIA_NODE_MAX 64u /* devices 80 to 143: of other nodes, in the order in which they came */
+#define GAIA_NODE_FIRST (GAIA_SOFT_MAX + GAIA_CUDA_MAX)
+#define GAIA_DEVICES_MAX (GAIA_NODE_FIRST + GAIA_NODE_MAX)
 /* A GPU may have two copies of a file: one that clients can write to, and one that they can't. */
 #define GAIA_REPLICAS_MAX (GAIA_REPLICA_DEVICE + GAIA_DEVICES_MAX + GAIA_CUDA_MAX)
 

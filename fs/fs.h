@@ -42,11 +42,13 @@ struct fs {
     struct inode_table inodes;
     struct volumes volumes;
     struct pruner pruner;
-    uint32_t generation; /* of node ids: those of an earlier mount are not ours, though they look alike */
+    struct members *members; /* read again since the mount; of the thread that waits for signals */
+    uint32_t generation;     /* of node ids: those of an earlier mount are not ours, though they look alike */
 
     atomic_bool passes;               /* files may be passed through (fs/passthrough.h) */
     pthread_mutex_t passthrough_lock; /* guards the state of that in each inode */
 
+    atomic_uint later; /* answers that other threads give (fs/later.h) */
     /* Held shared by each notification to the kernel, exclusively to set serving to false: a notification
      * waits for write-backs, so none may be under way when the session stops being served. */
     pthread_rwlock_t notify_gate;

@@ -10,6 +10,7 @@
 
 #include "cache/cache.h"
 #include "fs/fs.h"
+#include "fs/nodes.h"
 #include "fs/place.h"
 
 struct content *inode_content(struct inode *inode)
@@ -48,6 +49,11 @@ void inode_free(struct inode *inode)
     order_after(inode->fs); /* what was asked of it is answered */
     if (file)
         cache_file_close(file);
+    for (struct lost_file *lost; content && (lost = content->lost);) {
+        content->lost = lost->next;
+        cache_file_close(lost->file);
+        free(lost);
+    }
     if (content)
         content_free(content);
     if (inode->open) {
@@ -390,6 +396,17 @@ void inode_get(struct inode *inode)
     pthread_mutex_unlock(&shard->lock);
 }
 
+bool inode_get_if_used(struct inode *inode)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+
+    pthread_mutex_lock(&shard->lock);
+    bool used = inode_is_used(inode);
+    inode->references += used;
+    pthread_mutex_unlock(&shard->lock);
+    return used;
+}
+
 void inode_put(struct inode *inode)
 {
     struct inode_shard *shard = shard_of_inode(inode);
@@ -411,22 +428,50 @@ void inode_pin(struct inode *inode, bool pinned)
     inode_put_locked(shard, inode);
 }
 
-int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out)
+struct cache_file *inode_usable(struct inode *inode)
 {
     struct cache_file *file = inode_file(inode);
+
+    return file && cache_file_is_lost(file) ? NULL : file;
+}
+
+int inode_set_file(struct inode *inode, struct cache_file *file)
+{
+    struct content *content = inode_content(inode);
+    struct cache_file *old = inode_file(inode);
+
+    if (old) {
+        struct lost_file *lost = malloc(sizeof *lost);
+        if (!lost)
+            return -ENOMEM;
+        *lost = (struct lost_file){content->lost, old};
+        content->lost = lost;
+    }
+    passthrough_track(inode->fs, inode, file);
+    return 0;
+}
+
+int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out)
+{
+    struct cache_file *file = inode_usable(inode);
     struct durable *durable = inode_durable(inode);
     struct content *content = inode_content(inode);
+    struct node_name name;
     int rc = 0;
 
     if (!durable)
         return -ENOMEM;
+    if (fs->options.members && !nodes_name(inode, &name))
+        return -EOPNOTSUPP;
+    if (fs->options.members && (file ? cache_file_is_far(file) : !cache_is_home(fs->cache, &name)))
+        return nodes_track(fs, inode, &name, file_out);
     if (!file) {
         BORROWED path = inode_borrow(inode);
 
         if (path.fd < 0)
             return path.fd;
         pthread_rwlock_wrlock(&content->gate);
-        file = inode_file(inode);
+        file = inode_usable(inode);
         if (!file) {
             rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
             if (rc < 0 && descriptors_shed(fs, -rc))
@@ -434,11 +479,17 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
             /* After it: what changes in between one of the two sees. */
             if (rc == 0 && !inode_unchanged(inode, path.fd))
                 cache_file_behind(file);
-            if (rc == 0)
-                passthrough_track(fs, inode, file);
+            if (rc == 0) {
+                cache_file_discard_write_backs(file, inode_file(inode));
+                rc = inode_set_file(inode, file);
+                if (rc < 0)
+                    cache_file_close(file);
+            }
         }
         pthread_rwlock_unlock(&content->gate);
     }
+    if (rc == 0 && fs->options.members)
+        rc = cache_file_announce(file, &name);
     if (rc == 0)
         *file_out = file;
     return rc;

@@ -22,8 +22,10 @@ struct fs;
 
 /* What only a file has whose bytes somebody has asked for. */
 struct content {
-    /* NULL: untracked. Set once, with the gate held exclusively, and kept until the inode is freed. */
+    /* NULL: untracked. Set with the gate held exclusively, once, or anew when it is lost (fs/nodes.h); what
+     * it was before is kept until the inode is freed. */
     _Atomic(struct cache_file *) file;
+    struct lost_file *lost; /* what it was; the gate */
     struct durable durable;
     /* Held shared by every data operation on an untracked file until its backing I/O is done. */
     pthread_rwlock_t gate;
@@ -37,6 +39,12 @@ struct content {
         off_t size;
         struct timespec mtime, ctime;
     } seen;
+};
+
+/* A file whose home has gone: who found it before may still use it. */
+struct lost_file {
+    struct lost_file *next;
+    struct cache_file *file;
 };
 
 /* There is one for each file that the kernel knows: it must stay small. */
@@ -107,9 +115,16 @@ void inode_put(struct inode *inode);
 void inode_put_locked(struct inode_shard *shard, struct inode *inode);
 void inode_pin(struct inode *inode, bool pinned);
 
+/* A reference, unless nobody uses the inode any more: it may be on its way to be freed, but not be freed yet.
+ */
+bool inode_get_if_used(struct inode *inode);
 /* Begin to track the file, if nobody has: from then on its data goes through the cache. Waits until no
  * untracked operation is in flight. The caller holds a reference. 0 or what cache_file_open() says. */
 int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out);
+/* The inode's file, if it can be used: NULL also when it is lost. */
+struct cache_file *inode_usable(struct inode *inode);
+/* Make file the inode's, in place of one that is lost or of none; the gate is held exclusively. -ENOMEM. */
+int inode_set_file(struct inode *inode, struct cache_file *file);
 
 /* What is known of the file's way to storage; NULL when memory is short. Once it has been opened it is there.
  * An inode of which bytes are lost is kept when nobody holds it any more, as long as the file has a name. */

@@ -28,6 +28,7 @@
 #include "fs/log.h"
 #include "fs/memory.h"
 #include "fs/mountinfo.h"
+#include "fs/nodes.h"
 #include "fs/peek.h"
 #include "fs/server.h"
 #include "fs/session.h"
@@ -138,12 +139,13 @@ static int open_root(struct fs *fs, int *lock_out)
         close(lock);
         return rc;
     }
-    rc = lock_directory(lock, fs->options.cache.shared);
+    rc = lock_directory(lock, options_share_directory(&fs->options));
     if (rc < 0) {
         if (rc == -EWOULDBLOCK)
             fs_log(LOG_ERR, "data directory %s is already mounted by another gaiafs%s", fs->data_path,
-                   fs->options.cache.shared ? ", without -o shared"
-                                            : " (several take -o shared, all of them)");
+                   !options_share_directory(&fs->options) ? " (several take -o shared, all of them)"
+                   : fs->options.members                  ? ", without -o peers"
+                                                          : ", without -o shared");
         else
             fs_log(LOG_ERR, "locking data directory %s: %s", fs->data_path, strerror(-rc));
         close(lock);
@@ -211,7 +213,7 @@ static void keep_heaps_small(void)
     mallopt(M_ARENA_MAX, cpus > 2 ? (int)cpus : 2);
 }
 
-static void prepare_process(void)
+static void prepare_process(const struct fs *fs)
 {
     sigset_t signals;
 
@@ -219,14 +221,19 @@ static void prepare_process(void)
     umask(0); /* the kernel has applied the caller's */
     if (chdir("/"))
         fs_log(LOG_WARNING, "chdir /: %s", strerror(errno));
-    signal(SIGHUP, SIG_IGN);
+    signal(SIGHUP, SIG_IGN); /* unless it has a meaning, below */
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* RLIMIT_FSIZE: EFBIG to who writes */
     signal(SIGIO,
            SIG_IGN); /* somebody opens a file of which a lease is held for a moment: fs/passthrough.c */
     /* For the thread that waits for them, in every other; before there are any. */
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
+    if (options_has_peers_file(&fs->options)) {
+        sigaddset(&signals, SIGHUP);
+        signal(SIGHUP, SIG_DFL); /* what is ignored does not come */
+    }
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
     creds_init();
 }
@@ -309,8 +316,17 @@ static void pin(void *context, void *file_context, bool pinned)
 
 static int start_parts(struct fs *fs)
 {
-    struct cache_host host = {
-        .context = fs, .invalidate = session_invalidate, .peek = peek_kernel, .pin = pin};
+    struct cache_host host = {.context = fs,
+                              .invalidate = session_invalidate,
+                              .peek = peek_kernel,
+                              .pin = pin,
+                              .find = nodes_find,
+                              .track = nodes_track_here,
+                              .follow = nodes_follow,
+                              .keep = nodes_keep,
+                              .moved = nodes_moved};
+    fs->options.cache.members = fs->options.members;
+    fs->options.cache.shared |= fs->options.members != NULL; /* two that both take themselves for a home */
     fs->options.cache.behind_timeout_ns =
         fs->options.timeout_s < 1e9 ? (uint64_t)(fs->options.timeout_s * 1e9) : UINT64_MAX;
     char why[CACHE_WHY];
@@ -326,6 +342,13 @@ static int start_parts(struct fs *fs)
     if (rc < 0) {
         fs_log(LOG_ERR, "starting the server for devices' programs: %s", strerror(-rc));
         cache_stop(fs->cache); /* run() closes it */
+        return rc;
+    }
+    rc = fs->options.members ? cache_join(fs->cache, why) : 0;
+    if (rc < 0) {
+        fs_log(LOG_ERR, "meeting the other nodes: %s", *why ? why : strerror(-rc));
+        server_stop(fs->server);
+        cache_stop(fs->cache);
     }
     return rc;
 }
@@ -337,6 +360,8 @@ static int stop_parts(struct fs *fs)
 
     server_stop(fs->server); /* first: what is released until then is acknowledged, and must be collected */
     rc = cache_flush_all(fs->cache);
+    int left = cache_leave(fs->cache);
+    rc = rc ? rc : left;
     if (rc < 0)
         fs_log(LOG_ERR, "data directory %s: what devices held could not all be written, and is lost: %s",
                fs->data_path, strerror(-rc));
@@ -355,9 +380,9 @@ static int serve_guarded(struct fs *fs, int ready, struct guard *guard)
     rc = pruner_start(fs);
     if (rc < 0)
         fs_log(LOG_WARNING, "no thread that bounds the inodes: %s", strerror(-rc));
-    fs->serving = true;
     rc = session_start(fs);
     if (rc == 0) {
+        fs->serving = true; /* not before: other nodes may have us drop pages any time; there are none yet */
         guard_watch(guard, fs->mount_dev);
         say_ready(fs, ready);
         rc = session_serve(fs);
@@ -406,7 +431,7 @@ static int run(struct fs *fs, int ready)
         fs->generation = (uint32_t)time(NULL);
     rc = open_root(fs, &lock);
     if (rc == 0) {
-        prepare_process();
+        prepare_process(fs);
         rc = serve(fs, ready);
     }
     inode_table_destroy(fs);
@@ -458,6 +483,7 @@ int main(int argc, char **argv)
     rc = run(&fs, ready);
     free(fs.data_path);
     free(fs.mount_path);
+    members_free(fs.members);
     options_free(&fs.options);
     return rc < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include "fs/creds.h"
+#include "fs/later.h"
+#include "fs/nodes.h"
 #include "fs/trouble.h"
 
 /* Each thread of the session keeps the buffer of its largest READ: allocating one a request costs more than
@@ -92,14 +94,20 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
         fuse_reply_err(req, ENOMEM);
         return;
     }
-    file = inode_gate_enter(inode);
-    if (file) {
-        inode_get(inode); /* the kernel may forget it as soon as it has the answer */
-        got = cache_file_read(file, handle->fd, buffer, size, offset, read_flags(fi), &read);
-    } else {
-        got = read_backing(handle->fd, buffer, size, offset);
+    for (;;) {
+        file = inode_gate_enter(inode);
+        if (file) {
+            inode_get(inode); /* the kernel may forget it as soon as it has the answer */
+            got = cache_file_read(file, handle->fd, buffer, size, offset, read_flags(fi), &read);
+        } else {
+            got = read_backing(handle->fd, buffer, size, offset);
+        }
+        inode_gate_leave(inode, file);
+        if (got != -EIO || !file || !nodes_has_moved(inode, file))
+            break;
+        cache_file_read_end(file, &read);
+        inode_put(inode);
     }
-    inode_gate_leave(inode, file);
     if (got < 0)
         fuse_reply_err(req, (int)-trouble(inode, "reading", got));
     else
@@ -188,6 +196,20 @@ static void note_failed_write(struct durable *durable, ssize_t put, off_t offset
         durable_tried(durable, offset + done, size - done);
 }
 
+/* Where an append has put its bytes is not said, and its kernel need not know the end, as others move it,
+ * too: somewhere between where that took it to be and where it is now. */
+static void note_append(struct durable *durable, unsigned begun, int fd, off_t offset, ssize_t put)
+{
+    struct stat st;
+    off_t end = offset + (put > 0 ? put : 0);
+
+    if (put > 0 && !fstat(fd, &st) && st.st_size >= put) {
+        offset = st.st_size - put < offset ? st.st_size - put : offset;
+        end = st.st_size > end ? st.st_size : end;
+    }
+    durable_wrote(durable, begun, offset, end - offset);
+}
+
 void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, off_t offset,
               struct fuse_file_info *fi)
 {
@@ -195,7 +217,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
     struct handle *handle = handle_of(fi);
     bool append = !fi->writepage && fi->flags & O_APPEND, kills = kills_suidgid(fs_of(req), data);
     int fd = append ? handle->fd : handle_page_fd(handle);
-    unsigned flags = io_flags(fi) | (append && handle->flags & O_APPEND ? CACHE_IO_APPEND : 0);
+    unsigned flags = io_flags(fi) | (append ? CACHE_IO_APPEND : 0);
     struct durable *durable = inode_durable(inode);
     struct cache_file *file;
     ssize_t put;
@@ -209,14 +231,20 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
     if (kills)
         creds_drop_fsetid(req, fd);
     unsigned begun = durable_begin(durable, fd);
-    file = inode_gate_enter(inode);
-    if (file)
-        put = cache_file_write(file, fd, data, size, offset, flags);
+    do {
+        file = inode_gate_enter(inode);
+        if (file)
+            put = cache_file_write(file, fd, data, size, offset, flags);
+        else
+            put = write_untracked(inode, fd, data, size, offset, append);
+        inode_gate_leave(inode, file);
+        /* An append may have been done before the home went. */
+    } while (put == -EIO && file && !append && nodes_has_moved(inode, file));
+    if (append)
+        note_append(durable, begun, fd, offset, put);
     else
-        put = write_untracked(inode, fd, data, size, offset, append);
-    inode_gate_leave(inode, file);
-    durable_wrote(durable, begun, offset, put);
-    if (put < (ssize_t)size)
+        durable_wrote(durable, begun, offset, put);
+    if (put < (ssize_t)size && !(fi->writepage && file && cache_file_home_knows(file)))
         note_failed_write(durable, put, offset, (off_t)size, fi->writepage);
     if (kills)
         creds_regain_fsetid(req);
@@ -237,18 +265,23 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
 
     if (path.fd < 0 || !durable)
         return path.fd < 0 ? path.fd : -ENOMEM;
+    rc = nodes_catch_up(inode, false);
+    if (rc < 0)
+        return rc;
     if (kills)
         creds_drop_fsetid(req, path.fd);
     durable_begin(durable, path.fd);
-    file = inode_gate_enter(inode);
-    if (file) {
-        rc = cache_file_truncate(file, fd, size);
-    } else {
-        inode_change_begin(inode, path.fd, &change);
-        rc = (fd >= 0 ? ftruncate(fd, size) : truncate(proc_path(path.fd).text, size)) ? -errno : 0;
-        inode_change_end(inode, path.fd, &change);
-    }
-    inode_gate_leave(inode, file);
+    do {
+        file = inode_gate_enter(inode);
+        if (file) {
+            rc = cache_file_truncate(file, fd, size);
+        } else {
+            inode_change_begin(inode, path.fd, &change);
+            rc = (fd >= 0 ? ftruncate(fd, size) : truncate(proc_path(path.fd).text, size)) ? -errno : 0;
+            inode_change_end(inode, path.fd, &change);
+        }
+        inode_gate_leave(inode, file);
+    } while (rc == -EIO && file && nodes_has_moved(inode, file));
     if (rc == 0)
         durable_cut(durable, size);
     if (kills)
@@ -256,19 +289,47 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
     return rc;
 }
 
-void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file_info *fi)
+static void answer_fsync(fuse_req_t req, struct handle *handle, int data_only)
 {
-    struct inode *inode = inode_of(req, nodeid);
-    struct handle *handle = handle_of(fi);
+    struct inode *inode = handle->inode;
     struct cache_file *file = inode_file(inode);
     int rc;
 
     /* Without the gate, which is for bytes: who comes to track the file need not wait, nor all behind him. */
     if (file)
-        rc = cache_file_sync(file, handle->fd, data_only, &handle->seen);
+        do
+            rc = cache_file_sync(file, handle->fd, data_only, &handle->seen);
+        while (rc == -EIO && nodes_has_moved(inode, file) && (file = inode_file(inode)));
     else
         rc = durable_sync(inode_durable(inode), handle->fd, data_only, &handle->seen);
     fuse_reply_err(req, (int)-trouble(inode, "syncing", rc));
+}
+
+struct sync {
+    fuse_req_t req;
+    struct handle *handle; /* there until its RELEASE, which comes after the answer */
+    int data_only;
+};
+
+static void sync_later(void *argument)
+{
+    struct sync sync = *(struct sync *)argument;
+
+    free(argument);
+    answer_fsync(sync.req, sync.handle, sync.data_only);
+}
+
+void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file_info *fi)
+{
+    bool waits = fs_of(req)->options.members && inode_file(inode_of(req, nodeid));
+    struct sync *sync = waits ? malloc(sizeof *sync) : NULL;
+
+    if (!sync) {
+        answer_fsync(req, handle_of(fi), data_only);
+        return;
+    }
+    *sync = (struct sync){req, handle_of(fi), data_only};
+    later(fs_of(req), sync_later, sync);
 }
 
 void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off_t length,
@@ -285,15 +346,17 @@ void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off
     if (kills)
         creds_drop_fsetid(req, handle->fd);
     unsigned begun = durable_begin(durable, handle->fd);
-    file = inode_gate_enter(inode);
-    if (file) {
-        rc = cache_file_fallocate(file, handle->fd, mode, offset, length);
-    } else {
-        inode_change_begin(inode, handle->fd, &change);
-        rc = fallocate(handle->fd, mode, offset, length) ? -errno : 0;
-        inode_change_end(inode, handle->fd, &change);
-    }
-    inode_gate_leave(inode, file);
+    do {
+        file = inode_gate_enter(inode);
+        if (file) {
+            rc = cache_file_fallocate(file, handle->fd, mode, offset, length);
+        } else {
+            inode_change_begin(inode, handle->fd, &change);
+            rc = fallocate(handle->fd, mode, offset, length) ? -errno : 0;
+            inode_change_end(inode, handle->fd, &change);
+        }
+        inode_gate_leave(inode, file);
+    } while (rc == -EIO && file && nodes_has_moved(inode, file));
     if (rc == 0 && mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE)) /* zeros were written */
         durable_wrote(durable, begun, offset, length);
     if (kills)
@@ -305,16 +368,19 @@ void op_lseek(fuse_req_t req, fuse_ino_t nodeid, off_t offset, int whence, struc
 {
     struct inode *inode = inode_of(req, nodeid);
     struct handle *handle = handle_of(fi);
-    struct cache_file *file = inode_gate_enter(inode);
+    struct cache_file *file;
     off_t found;
 
-    if (file) {
-        found = cache_file_seek(file, handle->fd, offset, whence);
-    } else {
-        found = lseek(handle->fd, offset, whence);
-        found = found < 0 ? -errno : found;
-    }
-    inode_gate_leave(inode, file);
+    do {
+        file = inode_gate_enter(inode);
+        if (file) {
+            found = cache_file_seek(file, handle->fd, offset, whence);
+        } else {
+            found = lseek(handle->fd, offset, whence);
+            found = found < 0 ? -errno : found;
+        }
+        inode_gate_leave(inode, file);
+    } while (found == -EIO && file && nodes_has_moved(inode, file));
     if (found < 0)
         fuse_reply_err(req, (int)-found);
     else

@@ -4,12 +4,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "fs/creds.h"
+#include "fs/later.h"
+#include "fs/nodes.h"
 #include "fs/request.h"
 #include "fs/resolve.h"
 #include "fs/server.h"
@@ -31,7 +34,7 @@ static int backing_flags(const struct fs *fs, int flags)
  * write-backs are late, libgaia closes a descriptor to wait for them. */
 static bool needs_no_flush(const struct fs *fs, const struct inode *inode, int flags)
 {
-    if (!fs->prompt_write_backs)
+    if (!fs->prompt_write_backs || fs->options.members) /* programs of other nodes may wait for it */
         return false;
     return (flags & O_ACCMODE) == O_RDONLY || (fs->silent_close && inode->dev == fs->root->dev);
 }
@@ -47,7 +50,9 @@ static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse
     }
     fi->fh = (uint64_t)(uintptr_t)handle;
     fi->noflush = needs_no_flush(fs, inode, fi->flags);
-    int rc = passthrough_open(fs, handle, fi);
+    int rc = nodes_catch_up(inode, true);
+    if (rc == 0)
+        rc = passthrough_open(fs, handle, fi);
     if (rc < 0) {
         handle_free(fs, handle);
         return rc;
@@ -147,19 +152,51 @@ void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mo
     }
 }
 
-void op_flush(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
+static void answer_flush(fuse_req_t req, const struct handle *handle)
 {
-    int copy = dup(handle_of(fi)->fd);
+    int copy = dup(handle->fd);
+    struct cache_file *file;
+    int rc;
 
-    (void)nodeid;
+    do {
+        file = inode_file(handle->inode);
+        rc = file ? cache_file_flush(file) : 0;
+    } while (rc == -EIO && file && nodes_has_moved(handle->inode, file));
     if (copy < 0 && descriptors_shed(fs_of(req), errno))
-        copy = dup(handle_of(fi)->fd);
+        copy = dup(handle->fd);
     /* A backing filesystem that reports errors at close (NFS, a quota) reports them to this close. That
      * descriptors are short is no error of it. */
     if (copy < 0)
-        fuse_reply_err(req, errno == EMFILE ? 0 : errno);
+        fuse_reply_err(req, errno == EMFILE ? -rc : errno);
     else
-        fuse_reply_err(req, close(copy) ? errno : 0);
+        fuse_reply_err(req, close(copy) ? errno : -rc);
+}
+
+struct flush {
+    fuse_req_t req;
+    struct handle *handle; /* there until its RELEASE, which comes after the answer */
+};
+
+static void flush_later(void *argument)
+{
+    struct flush flush = *(struct flush *)argument;
+
+    free(argument);
+    answer_flush(flush.req, flush.handle);
+}
+
+void op_flush(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
+{
+    struct handle *handle = handle_of(fi);
+    bool waits = fs_of(req)->options.members && inode_file(inode_of(req, nodeid));
+    struct flush *flush = waits ? malloc(sizeof *flush) : NULL;
+
+    if (!flush) {
+        answer_flush(req, handle);
+        return;
+    }
+    *flush = (struct flush){req, handle};
+    later(fs_of(req), flush_later, flush);
 }
 
 void op_release(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 
 #include "cache/cache.h"
+#include "io/members.h"
 
 struct fs_options {
     struct cache_config cache;
@@ -23,15 +24,22 @@ struct fs_options {
     bool log_syslog, log_given;
     bool unit_given;
     bool help, version;
-    char *data;          /* DATADIR as given */
-    char *mountpoint;    /* as given */
-    char *fsname;        /* NULL: data's path */
-    char *subtype;       /* NULL: gaiafs; empty: none */
-    char *mount_options; /* comma-separated, for libfuse; NULL: none */
+    char *data;                 /* DATADIR as given */
+    char *mountpoint;           /* as given */
+    char *fsname;               /* NULL: data's path */
+    char *subtype;              /* NULL: gaiafs; empty: none */
+    char *mount_options;        /* comma-separated, for libfuse; NULL: none */
+    char node[MEMBER_NAME_MAX]; /* which of the members this one is; "": one node */
+    char *peers;                /* the list, or the path of its file, as given; NULL: one node */
+    struct members *members;    /* what is in it; NULL: one node */
 };
 
 /* 0, or -EINVAL after the reason was logged. */
 int options_parse(struct fs_options *options_out, int argc, char **argv);
+/* The members are in a file, which can be read again. */
+bool options_has_peers_file(const struct fs_options *options);
+/* Other mounts may have the data directory, too. */
+bool options_share_directory(const struct fs_options *options);
 void options_free(struct fs_options *options);
 void options_print_help(void);
 

@@ -16,9 +16,11 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "fs/later.h"
 #include "fs/log.h"
 #include "fs/loop.h"
 #include "fs/mountinfo.h"
+#include "fs/nodes.h"
 #include "fs/ops.h"
 #include "fs/peek.h"
 #include "fs/request.h"
@@ -330,6 +332,19 @@ struct stopper {
     int ended;   /* eventfd: the session is not served any more */
 };
 
+/* A signal has come. SIGHUP: the members are read again. */
+static bool wants_end(const struct stopper *stopper)
+{
+    struct signalfd_siginfo signal;
+
+    if (read(stopper->signals, &signal, sizeof signal) != sizeof signal)
+        return false;
+    if (signal.ssi_signo != SIGHUP)
+        return true;
+    nodes_reread(stopper->loop.fs);
+    return false;
+}
+
 /* A thread of its own: waits for SIGTERM or SIGINT, or for the end. */
 static void *stop_on_signal(void *argument)
 {
@@ -339,10 +354,12 @@ static void *stop_on_signal(void *argument)
                             {.fd = stopper->signals, .events = POLLIN}};
     int rc;
 
-    while (poll(fds, 2, -1) < 0 && errno == EINTR)
-        ;
-    if (fds[0].revents)
-        return NULL;
+    do {
+        while (poll(fds, 2, -1) < 0 && errno == EINTR)
+            ;
+        if (fds[0].revents)
+            return NULL;
+    } while (!wants_end(stopper));
     rc = cache_flush_all(fs->cache);
     if (rc < 0)
         fs_log(LOG_ERR,
@@ -366,6 +383,8 @@ static int stopper_start(struct stopper *stopper, pthread_t *thread_out)
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
+    if (options_has_peers_file(&stopper->loop.fs->options))
+        sigaddset(&signals, SIGHUP);
     stopper->signals = signalfd(-1, &signals, SFD_CLOEXEC);
     stopper->ended = eventfd(0, EFD_CLOEXEC);
     if (stopper->signals < 0 || stopper->ended < 0)
@@ -396,6 +415,7 @@ int session_serve(struct fs *fs)
     rc = loop_serve(&stopper.loop);
     if (rc < 0)
         fs_log(LOG_ERR, "serving the mount on %s: %s", fs->mount_path, strerror(-rc));
+    later_end(fs);
     /* Without the gate: a notification under way ends with the mount, and may hold it till then. */
     fs->serving = false;
     if (eventfd_write(stopper.ended, 1))

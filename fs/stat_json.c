@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "cache/nodes.h"
 #include "cache/stat.h"
 #include "fs/fs.h"
 
@@ -138,6 +139,33 @@ static json_t *fault_json(struct cache *cache)
     return o;
 }
 
+/* The other nodes, and what they have asked this one for. */
+static json_t *nodes_json(struct cache *cache)
+{
+    json_t *o = json_object(), *list = json_array(), *served = json_object();
+    struct nodes_stat s;
+
+    nodes_stat(cache, &s); /* none: there are none */
+    for (unsigned i = 0; i < s.count; i++) {
+        json_t *node = json_object();
+        json_object_set_new(node, "name", json_string(s.node[i].name));
+        json_object_set_new(node, "listed", json_boolean(s.node[i].listed));
+        json_object_set_new(node, "down", json_boolean(s.node[i].down));
+        json_object_set_new(node, "home", json_boolean(s.node[i].home));
+        json_object_set_new(node, "agent", json_boolean(s.node[i].agent));
+        json_array_append_new(list, node);
+    }
+    for (unsigned op = 1; op <= NODE_OP_LAST; op++)
+        if (s.served[op])
+            json_object_set_new(served, nodes_op_name(op), integer(s.served[op]));
+    json_object_set_new(o, "self", json_string(s.node[s.self].name)); /* "": one node */
+    json_object_set_new(o, "nodes", list);
+    json_object_set_new(o, "far_files", integer(s.far_files));
+    json_object_set_new(o, "followed", integer(s.followed));
+    json_object_set_new(o, "served", served);
+    return o;
+}
+
 static json_t *inodes_json(struct fs *fs)
 {
     struct inode_table_stat stat;
@@ -196,6 +224,7 @@ int stat_json(struct fs *fs)
     json_object_set_new(root, "passthrough", json_boolean(fs->passes));
     json_object_set_new(root, "io", io_json(fs->cache));
     json_object_set_new(root, "fault", fault_json(fs->cache));
+    json_object_set_new(root, "nodes", nodes_json(fs->cache));
     cache_stat_heals(fs->cache, &heals, &late);
     json_object_set_new(root, "heals", integer(heals));
     json_object_set_new(root, "heals_late", integer(late));

@@ -37,6 +37,12 @@ struct gaia_fault {
     uint32_t thread;  /* that touches, as this process's namespace numbers it; 0: not known */
 };
 
+/* A placement that goes on by itself: its caller's memory until done() is called, once, with no lock held; in
+ * another thread, or before place_later() has returned. */
+struct gaia_placing {
+    void (*done)(struct gaia_placing *placing, int error);
+};
+
 /* Two kinds of drivers. One *traps*: its device's touches of missing pages and first stores are faults, so
  * that it can take a page away and give it back. The other *scans*: nothing stops a kernel, so what is mapped
  * stays where it is, is brought up to date in place, and stores are found afterwards by comparing. Calls for
@@ -58,9 +64,14 @@ struct gaia_frames_ops {
     int (*resize)(struct gaia_frames *frames, uint64_t pages);
     /* Bring bytes into frames that nobody can see yet (allocPhysical). bytes has count whole pages. */
     int (*place)(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes);
-    /* The same by hand: the memory of frames that nobody can see yet, for who brings the bytes in otherwise,
-     * at addresses of this process until close_window(). A client can make it go away meanwhile, so that a
-     * store to it is SIGBUS: the kernel or a NIC may write to it, nobody else. NULL: not on this device. */
+    /* The same, and then expose() to map with first stores trapped if `exposes`, without waiting: after 0
+     * placing->done() is called. Where frames are on another node; else NULL. */
+    int (*place_later)(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes,
+                       bool exposes, struct gaia_placing *placing);
+    /* As place(), by hand: the memory of frames that nobody can see yet, for who brings the bytes in
+     * otherwise, at addresses of this process until close_window(). A client can make it go away meanwhile,
+     * so that a store to it is SIGBUS: the kernel or a NIC may write to it, nobody else. NULL: not on this
+     * device. */
     int (*open_window)(struct gaia_frames *frames, uint64_t page, uint64_t count, void **memory_out);
     void (*close_window)(void *memory, uint64_t count);
     /* Let the client of map see placed pages, first stores trapped or not; wakes its waiting touches
@@ -110,6 +121,7 @@ struct gaia_frames_ops {
 struct gaia_frames {
     const struct gaia_frames_ops *ops;
     uint64_t chunk_pages;     /* of a driver that scans: how much of the file a descriptor of share() is */
+    uint32_t node_number;     /* of the driver node: their number there; else 0 */
     _Atomic unsigned clients; /* maps, from before the first share() for one: the cache's count */
 };
 
@@ -120,6 +132,17 @@ int gaia_soft_wait(int faults, int stop, struct gaia_fault *fault_out, unsigned 
 bool gaia_soft_is_faults(int fd);
 /* New frames of the soft device for a file with this many pages. -ENOMEM, -EMFILE. */
 int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out);
+
+/* Frames of a device of another node, an agent of this one: each call is a call of that node's
+ * (io/node.h), which may take as long as a peer is waited for, and fails with -EIO when its session ends.
+ * There is no share(); who attaches names the client by its number there instead of a descriptor. session: a
+ * reference is kept; number: of the frames, not 0, new in the session. Driver node. -ENOMEM, -EIO, or what
+ * the agent says. */
+struct call_session;
+int gaia_node_frames_open(struct call_session *session, uint32_t number, unsigned device, uint64_t pages,
+                          struct gaia_frames **frames_out);
+/* Of frames of the driver node: the session with it has ended, and what they held is gone. */
+bool gaia_node_frames_gone(const struct gaia_frames *frames);
 
 /* A GPU of the driver cuda, by its UUID. memory: what place() will be given bytes from. why_out: a sentence
  * that says why there is none. ordinal_out: its number in this process. 0, -ENODEV, -ENOMEM, -EIO. No lock is

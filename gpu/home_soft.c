@@ -293,6 +293,15 @@ static int poison_range(int faults, struct uffdio_range range, uint32_t thread)
 
     if (can_poison() && !ioctl(faults, UFFDIO_POISON, &poison))
         return 0;
+    /* A page that was write protected when its frame was dropped has left a mark, which no poison replaces:
+     * every touch of it would come back here. Whoever poisons has the page busy, so it is not there: what is
+     * taken away is at most that mark. */
+    if (can_poison() && errno == EEXIST) {
+        struct uffdio_writeprotect unmark = {.range = range};
+        if (!ioctl(faults, UFFDIO_WRITEPROTECT, &unmark) && !ioctl(faults, UFFDIO_POISON, &poison))
+            return 0;
+        errno = EEXIST;
+    }
     if (can_poison() && (errno == ESRCH || errno == ENOENT || errno == EEXIST))
         return 0;
     /* The signal ends the thread's wait. A thread that comes back from a handler of its touches again, and

@@ -175,10 +175,9 @@ int gaia_session_call(struct gaia_session *session, struct gaia_message *message
     pthread_mutex_unlock(&session->lock);
     if (!error && message->op != op)
         error = -EPROTO;
-    if (error) /* whatever is wrong with the connection, it can't be used any more */
-        error = -ENOTCONN;
-    else
-        error = message->error;
+    if (error == -ENOTCONN || error == -EPIPE)
+        session->dead = true; /* for who looks before the thread that watches has */
+    error = error ? -ENOTCONN : message->error;
     for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++) {
         if (fds_out && !error)
             fds_out[i] = fds[i];

@@ -46,6 +46,9 @@ struct fixture {
     int (*_Atomic protect)(struct gaia_frames *frames, uint64_t page, uint64_t count);
     int (*_Atomic fetch)(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out);
     int (*_Atomic expose)(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores);
+    /* Of none of theirs: without it they have no such call. */
+    int (*_Atomic place_later)(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes,
+                               bool exposes, struct gaia_placing *placing);
     bool shows_locked; /* peek() shows pages that are not up to date, unlike Linux 6.18 */
 };
 

@@ -371,32 +371,60 @@ static void *write_one_byte(void *argument)
     return NULL;
 }
 
-/* A WRITE waits for a READ of its last page that began before it, and goes on when that ends. */
-static void test_write_waits_for_a_read(void **state)
+static void join_writer(pthread_t writer)
 {
-    struct cache_read read;
     struct timespec until;
-    uint8_t bytes[4096];
-    pthread_t writer;
 
-    (void)state;
-    if (!fixture_start(&f, 1 << 20))
-        skip();
-    map = device_map(&f, 0);
-    step = 0;
-    drop_pages_of_the_kernel(1);
-    assert_int_equal(cache_file_read(f.file, f.fd, bytes, 4096, 0, 0, &read), 4096);
-    pthread_create(&writer, NULL, write_one_byte, NULL);
-    usleep(100000);
-    assert_int_equal(step, 0);
-    cache_file_read_end(f.file, &read);
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += 20;
     if (pthread_timedjoin_np(writer, NULL, &until)) {
         print_error("the WRITE waits for ever\n");
         _exit(1);
     }
+}
+
+/* Its kernel has dropped the page, and reads it again. */
+static void begin_read(unsigned flags, struct cache_read *read_out)
+{
+    uint8_t bytes[4096];
+
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    map = device_map(&f, 0);
+    step = 0;
+    drop_pages_of_the_kernel(1);
+    assert_int_equal(cache_file_read(f.file, f.fd, bytes, 4096, 0, flags, read_out), 4096);
+}
+
+/* A WRITE waits for a READ of its last page that began before it, and goes on when that ends. */
+static void test_write_waits_for_a_read(void **state)
+{
+    struct cache_read read;
+    pthread_t writer;
+
+    (void)state;
+    begin_read(0, &read);
+    pthread_create(&writer, NULL, write_one_byte, NULL);
+    usleep(100000);
+    assert_int_equal(step, 0);
+    cache_file_read_end(f.file, &read);
+    join_writer(writer);
     assert_int_equal(home(0), 'b');
+    fixture_stop(&f);
+}
+
+/* But not for another node's, which may stand still: its kernel is not the one that is looked at. */
+static void test_write_does_not_wait_for_another_nodes_read(void **state)
+{
+    struct cache_read read;
+    pthread_t writer;
+
+    (void)state;
+    begin_read(CACHE_IO_NODE(2), &read);
+    pthread_create(&writer, NULL, write_one_byte, NULL);
+    join_writer(writer);
+    assert_int_equal(home(0), 'b');
+    cache_file_read_end(f.file, &read);
     fixture_stop(&f);
 }
 
@@ -577,6 +605,7 @@ int main(void)
         cmocka_unit_test(test_first_page_stale_last_one_fine),
         cmocka_unit_test(test_late_reader),
         cmocka_unit_test(test_write_waits_for_a_read),
+        cmocka_unit_test(test_write_does_not_wait_for_another_nodes_read),
         cmocka_unit_test(test_claim_goes),
         cmocka_unit_test(test_claim_comes),
         cmocka_unit_test(test_claim_stays_when_the_kernel_drops_nothing),

@@ -48,7 +48,9 @@ static void test_one_page_after_the_other(void **state)
         skip();
     for (unsigned page = 0; page < PAGES; page++)
         map.bytes[page * 4096 + 10] = (uint8_t)(page + 1);
-    assert_in_range(statistics().write_faults, 1, 12);
+    /* 8 to 12; on a busy machine under ThreadSanitizer up to 30, as windows are still in hand when the next
+     * store comes. Without windows: PAGES. */
+    assert_in_range(statistics().write_faults, 1, PAGES / 2);
     assert_in_range(statistics().twins, PAGES, 2 * PAGES);
     assert_int_equal(device_release(&f, &map), 0);
     for (unsigned page = 0; page < PAGES; page++)

@@ -349,6 +349,67 @@ static void test_a_truncation_beside_a_fill(void **state)
     fixture_stop(&f);
 }
 
+/* --- inside a placement on another node --- */
+
+static struct {
+    struct gaia_frames_map *map;
+    uint64_t page, count;
+    uint8_t bytes[64 * 1024];
+    bool exposes;
+    struct gaia_placing *placing;
+} late;
+
+static int place_late(struct gaia_frames_map *frames_map, uint64_t page, uint64_t count, const void *bytes,
+                      bool exposes, struct gaia_placing *placing)
+{
+    late.map = frames_map;
+    late.page = page;
+    late.count = count;
+    late.exposes = exposes;
+    late.placing = placing;
+    memcpy(late.bytes, bytes, count * 4096 < sizeof late.bytes ? count * 4096 : sizeof late.bytes);
+    sem_post(&reading);
+    return 0;
+}
+
+/* There the bytes are shown before it is known here that they are: an acquire after a cut does not return
+ * while what was cut off is still to be seen. */
+static void test_an_acquire_after_a_truncation_beside_a_placement(void **state)
+{
+    uint8_t bytes[4096];
+    pthread_t toucher;
+
+    (void)state;
+    if (!start())
+        skip();
+    struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
+    memset(bytes, 'o', sizeof bytes);
+    for (unsigned page = 0; page < 16; page++)
+        kernel_write(&f, page, 0, bytes, 4096);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[20 * 4096], 0);
+    assert_int_equal(device_acquire(&f, &map), 0); /* nothing is out of date */
+    f.place_later = place_late;
+    sem_init(&reading, 0, 0);
+    assert_int_equal(pthread_create(&toucher, NULL, touch_page_0, NULL), 0);
+    while (sem_wait(&reading))
+        ;
+    assert_true(late.exposes);
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 0), 0);
+    assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
+    assert_int_equal(plain_frames->place(frames, late.page, late.count, late.bytes), 0);
+    assert_int_equal(plain_frames->expose(late.map, late.page, late.count, true), 0);
+    pthread_join(toucher, NULL); /* began before the cut */
+    begin(acquire);
+    bool early = returned;
+    uint8_t seen = ((volatile uint8_t *)map.bytes)[10];
+    late.placing->done(late.placing, 0);
+    end();
+    assert_true(!early || !seen);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[10], 0);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[4096], 0);
+    fixture_stop(&f);
+}
+
 static void *close_map(void *argument)
 {
     (void)argument;
@@ -454,6 +515,46 @@ static void test_poison_is_told_until_it_is_heard(void **state)
     fixture_stop(&f);
 }
 
+static volatile bool bus_error;
+
+static void *touch_what_fails(void *argument)
+{
+    (void)argument;
+    bus_error = true;
+    if (!sigsetjmp(past_the_end, 1)) {
+        touched = ((volatile uint8_t *)map.bytes)[20 * 4096];
+        bus_error = false;
+    }
+    returned = true;
+    return NULL;
+}
+
+/* A page that was write protected when its frame was dropped: its protection leaves a mark, which no poison
+ * replaces (UFFDIO_POISON: EEXIST). */
+static void test_a_touch_that_fails_where_a_page_was_protected(void **state)
+{
+    const struct sigaction action = {.sa_handler = on_bus_error};
+    struct sigaction before;
+
+    (void)state;
+    if (!start())
+        skip();
+    ((volatile uint8_t *)map.bytes)[20 * 4096] =
+        0; /* as it was: nothing is to be written, and the hole stays */
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(cache_map_advise(f.client, map.id, 20 * 4096, 4096, GAIA_ADV_DONTNEED), 0);
+    assert_int_equal(posix_fadvise(f.fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    sigaction(SIGBUS, &action, &before);
+    fail_reads = true;
+    assert_int_equal(cache_map_advise(f.client, map.id, 0, 4096, GAIA_ADV_RANDOM), 0);
+    begin(touch_what_fails);
+    end();
+    fail_reads = false;
+    sigaction(SIGBUS, &before, NULL);
+    assert_true(bus_error);
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -464,9 +565,11 @@ int main(void)
         cmocka_unit_test(test_a_truncation_beside_an_exposure),
         cmocka_unit_test(test_an_acquire_beside_a_fill),
         cmocka_unit_test(test_a_truncation_beside_a_fill),
+        cmocka_unit_test(test_an_acquire_after_a_truncation_beside_a_placement),
         cmocka_unit_test(test_a_close_beside_a_fill),
         cmocka_unit_test(test_a_touch_of_what_was_cut_off),
         cmocka_unit_test(test_poison_is_told_until_it_is_heard),
+        cmocka_unit_test(test_a_touch_that_fails_where_a_page_was_protected),
     };
 
     gaia_io_test_result = result_of_read;

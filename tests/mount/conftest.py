@@ -83,6 +83,11 @@ class Mount:
                 time.sleep(0.1)
         return self.stop()
 
+    def kill(self):
+        self.expected_exit = None
+        os.kill(self.pid, signal.SIGKILL)
+        self.proc.wait(20)
+
     def stop(self):
         try:
             code = self.proc.wait(20)

@@ -10,10 +10,6 @@ def with_descriptors(number):
     return {"before": ["prlimit", f"--nofile={number}:{number}"]}
 
 
-def descriptors(mounted):
-    return len(os.listdir(f"/proc/{mounted.pid}/fd"))
-
-
 def limit_of(mounted):
     with open(f"/proc/{mounted.pid}/limits") as file:
         line = next(line for line in file if line.startswith("Max open files"))
@@ -31,11 +27,3 @@ def churn(mounted, number=600):
         path = os.path.join(mounted.mnt, "churn", str(i))
         os.stat(path)
         os.utime(path)  # reaches the daemon in any case
-
-
-def errno_of(function, *args):
-    try:
-        function(*args)
-    except OSError as error:
-        return error.errno
-    return 0

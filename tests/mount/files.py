@@ -26,6 +26,10 @@ class Opened:
         self.fd = os.open(path, os.O_RDWR if prot & gaia.PROT_WRITE else os.O_RDONLY)
         self.map = device.mmap(self.fd, length or os.fstat(self.fd).st_size, prot, flags, offset)
 
+    def close(self):
+        self.map.unmap()
+        os.close(self.fd)
+
 
 def open_map(device, path, length=None, prot=gaia.PROT_READ | gaia.PROT_WRITE, offset=0):
     """A mapping of a file whose descriptor is closed again."""

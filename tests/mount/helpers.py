@@ -60,6 +60,25 @@ def tool(name, *args, timeout=50):
     return proc.returncode, output
 
 
+def cuda_standin(name=""):
+    """The folder of a stand-in for NVIDIA's driver (tests/cuda), as LD_LIBRARY_PATH wants it."""
+    folder = os.path.join(build_folder(), "cuda", name)
+    if not os.path.exists(os.path.join(folder, "libcuda.so.1")):
+        pytest.skip("no stand-in: make tools")
+    return folder
+
+
+def faults_folder():
+    """Where the programs are whose calls can be made to fail (tests/faults)."""
+    return os.path.join(build_folder(), "faults")
+
+
+def daemon_with_faults(monkeypatch, path):
+    """From now on mounts are of a daemon that heeds a plan: (the plan, which is in that file; the daemon's environment)."""
+    monkeypatch.setattr("conftest.BIN", faults_folder())
+    return Plan.make(path), {"GAIAFS_FAULTS": path}
+
+
 def client_with_faults(plan):
     """The environment of a program whose libgaia heeds a plan. The program is Python, into which no sanitizer's library
     can be loaded: it is the plain build's."""
@@ -92,6 +111,18 @@ def read_file(path):
         return file.read()
 
 
+def read_at(path, length, offset):
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(length)
+
+
+def write_at(path, data, offset):
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(offset)
+        file.write(data)
+
+
 def read_direct(path, size):
     """The file by O_DIRECT."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -111,6 +142,11 @@ def drop_host_cache(path):
     os.close(fd)
 
 
+def forget_inodes():
+    """The kernel forgets the inodes that nobody uses."""
+    write_file("/proc/sys/vm/drop_caches", b"2")
+
+
 def statistics(mnt):
     done = subprocess.run([os.path.join(BIN, "gaiactl"), "stat", "--json", mnt], capture_output=True, text=True,
                           timeout=20)
@@ -123,13 +159,34 @@ def device_statistics(mnt, device=None):
     return next(d for d in statistics(mnt)["devices"] if d["device"] == device)
 
 
-def memory_kib(pid):
+def memory_kib(pid, *kinds):
+    """These lines of a process's status together; without any, its own memory and what it shares."""
     with open(f"/proc/{pid}/status") as file:
-        return sum(int(line.split()[1]) for line in file if line.startswith(("RssAnon", "RssShmem")))
+        status = dict(line.split(":", 1) for line in file)
+    return sum(int(status[kind].split()[0]) for kind in kinds or ("RssAnon", "RssShmem"))
 
 
 def descriptors(pid):
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def threads(pid):
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def refused_mount(workdir, options="", data=None, before=(), env=None):
+    """Asks for a mount that must be refused; returns what mount.gaiafs says. Arguments as of the fixture mount."""
+    import conftest
+    data, mnt = data or os.path.join(workdir, "refused-data"), os.path.join(workdir, "refused")
+    for path in data, mnt:
+        os.makedirs(path, exist_ok=True)
+    command = [*before, os.path.join(conftest.BIN, "mount.gaiafs"), data, mnt] + (["-o", options] if options else [])
+    done = subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=50)
+    mounted = os.path.ismount(mnt)
+    if mounted:
+        subprocess.run(["umount", mnt], check=False)
+    assert done.returncode == 1 and not mounted, done
+    return done.stderr
 
 
 def wait_until(condition, seconds=10, what="condition"):

@@ -36,12 +36,6 @@ def open_map(device, path, length=None, flags=0):
     return device.mmap(fd, length or os.fstat(fd).st_size, flags=flags), fd
 
 
-def forget():
-    """The kernel forgets the inodes that nobody uses."""
-    with open("/proc/sys/vm/drop_caches", "w") as file:
-        file.write("2")
-
-
 def program(agent, path, aside):
     """Another program, with the file open, mapped, and mapped without a descriptor."""
     agent.do("fd = os.open(path, os.O_RDWR)\nmapping = mmap.mmap(fd, 0)\n"

@@ -31,16 +31,6 @@ def fallocate(fd, mode, offset, length):
     check(libc.fallocate(fd, mode, offset, length))
 
 
-def read_file(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def write_file(path, data):
-    with open(path, "wb") as file:
-        file.write(data)
-
-
 def as_user(code, *args, uid=NOBODY, gid=NOBODY, groups=()):
     """Runs Python code as another user in a process of its own; sys.argv[1:] is args."""
     return subprocess.run([sys.executable, "-B", "-c", "import os, sys, errno\n" + code, *map(str, args)], user=uid,

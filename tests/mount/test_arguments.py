@@ -8,7 +8,7 @@ import socket
 import pytest
 
 import gaia
-from helpers import MIB, PAGE, agents, devices, write_file  # noqa: F401
+from helpers import MIB, PAGE, agents, descriptors, devices, write_file  # noqa: F401
 
 lib, NULL, MAP_FAILED = gaia.lib, None, gaia.MAP_FAILED
 
@@ -189,12 +189,12 @@ def test_nothing_stays_open_in_the_client(mount, devices):
     write_file(path, bytes(MIB))
     fd, device = os.open(path, os.O_RDWR), devices()
     first = device.mmap(fd, PAGE)  # the session's own
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors("self")
     for _ in range(10):
         device.mmap(fd, PAGE).unmap()
         with pytest.raises(OSError) as caught:
             device.mmap(fd, MIB, flags=gaia.RESIDENT)
         assert caught.value.errno == errno.ENOMEM
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors("self") == before
     first.unmap()
     os.close(fd)

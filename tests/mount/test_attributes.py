@@ -12,7 +12,8 @@ import time
 
 import pytest
 
-from posix_calls import libc, read_file, write_file
+from helpers import read_file, write_file
+from posix_calls import libc
 
 
 @contextlib.contextmanager

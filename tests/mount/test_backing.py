@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from posix_calls import read_file, write_file
+from helpers import descriptors, error_of, forget_inodes, read_file, write_file
 
 
 def test_statfs(mount):
@@ -77,15 +77,10 @@ def test_mount_point_inside_the_data_directory(mount, workdir):
     assert read_file(os.path.join(mnt, "f")) == b"x"
 
 
-def descriptors(pid):
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
 def test_forgotten_files_are_let_go(mount):
     """The daemon's descriptors follow what the kernel knows: nothing is left after it forgot."""
     m = mount()
-    with open("/proc/sys/vm/drop_caches", "w") as file:
-        file.write("2")
+    forget_inodes()
     time.sleep(0.3)
     before = descriptors(m.pid)
     for i in range(300):
@@ -106,8 +101,7 @@ def test_forgotten_files_are_let_go(mount):
     deadline = time.monotonic() + 20
     while descriptors(m.pid) > before + 2:
         assert time.monotonic() < deadline, f"{descriptors(m.pid)} descriptors, {before} before"
-        with open("/proc/sys/vm/drop_caches", "w") as file:
-            file.write("2")
+        forget_inodes()
         time.sleep(0.1)
 
 
@@ -136,15 +130,6 @@ def test_the_daemon_holds_nothing_inside_its_mount(mount, workdir):
 
 # --- what happens to it ----------------------------------------------------------------------------------------------
 
-def code_of(call, *args):
-    """0, or the error number that it raises."""
-    try:
-        call(*args)
-    except OSError as error:
-        return error.errno
-    return 0
-
-
 @pytest.fixture
 def filesystem(workdir):
     """A filesystem of its own: the path where it is mounted."""
@@ -166,7 +151,7 @@ def test_a_data_directory_that_is_removed(mount, workdir):
         for call, *args in ((os.stat, "f"), (os.listdir, "d"), (write_file, "new", b""), (os.mkdir, "new"),
                             (os.symlink, "x", "new"), (os.mkfifo, "new"), (os.rmdir, "d")):
             args = [os.path.join(m.mnt, arg) if arg in ("f", "d", "new") else arg for arg in args]
-            assert code_of(call, *args) == errno.ENOENT, (call, args)
+            assert error_of(call, *args) == errno.ENOENT, (call, args)
         assert os.listdir(m.mnt) == [] and os.stat(m.mnt).st_nlink == 0
         # what is open stays usable
         assert held.read() == b"bytes" and held.write(b"more") == 4
@@ -174,7 +159,7 @@ def test_a_data_directory_that_is_removed(mount, workdir):
         assert os.fstat(held.fileno()).st_size == 9
     os.mkdir(data)  # another of that name is not ours
     write_file(os.path.join(data, "f"), b"other")
-    assert code_of(os.stat, os.path.join(m.mnt, "f")) == errno.ENOENT
+    assert error_of(os.stat, os.path.join(m.mnt, "f")) == errno.ENOENT
     assert m.unmount() is None
     again = mount(data=data)
     assert read_file(os.path.join(again.mnt, "f")) == b"other"
@@ -201,7 +186,7 @@ def test_a_data_directory_that_becomes_read_only(mount, filesystem):
                         (os.rename, path, path + "2"), (os.setxattr, path, "user.a", b""), (os.truncate, path, 1),
                         (os.utime, path), (os.link, path, path + "2"), (os.rmdir, os.path.join(m.mnt, "d")),
                         (os.chown, path, 1, 1), (os.symlink, "x", path + "2"), (os.open, m.mnt, os.O_TMPFILE | os.O_RDWR)):
-        assert code_of(call, *args) == errno.EROFS, (call, args)
+        assert error_of(call, *args) == errno.EROFS, (call, args)
     assert read_file(path) == b"bytes" and sorted(os.listdir(m.mnt)) == ["d", "f"]
     subprocess.run(["mount", "-o", "remount,rw", filesystem], check=True)
     write_file(path, b"again")
@@ -235,8 +220,8 @@ def test_files_of_two_filesystems_have_different_numbers(mount, filesystem):
                 assert entries["f"] == entries["g"] == number
                 with open(os.path.join(m.mnt, place)) as file:
                     assert os.fstat(file.fileno()).st_ino == number
-        assert code_of(os.link, os.path.join(m.mnt, "a/f"), os.path.join(m.mnt, "inner/f")) == errno.EXDEV
-        assert code_of(os.rename, os.path.join(m.mnt, "a/f"), os.path.join(m.mnt, "inner/f")) == errno.EXDEV
+        assert error_of(os.link, os.path.join(m.mnt, "a/f"), os.path.join(m.mnt, "inner/f")) == errno.EXDEV
+        assert error_of(os.rename, os.path.join(m.mnt, "a/f"), os.path.join(m.mnt, "inner/f")) == errno.EXDEV
         subprocess.run(["rm", "-r", os.path.join(m.mnt, "inner", "a")], check=True)
         assert m.unmount() is None
     finally:
@@ -273,25 +258,25 @@ def test_a_file_that_is_replaced_behind_the_mount(mount):
         old.write(b"more")
         assert read_file(behind) == b"second"
     os.unlink(behind)
-    assert code_of(os.stat, path) == errno.ENOENT
+    assert error_of(os.stat, path) == errno.ENOENT
     os.mkdir(behind)
     assert os.listdir(path) == []
     os.rmdir(behind)
     os.symlink("other", behind)
-    assert os.readlink(path) == "other" and code_of(open, path) == errno.ENOENT
+    assert os.readlink(path) == "other" and error_of(open, path) == errno.ENOENT
     os.unlink(behind)
     write_file(behind, b"made behind")
     # the kernel believed that there was none
     fd = os.open(path, os.O_CREAT | os.O_RDWR)
     assert os.read(fd, 100) == b"made behind"
     os.close(fd)
-    assert code_of(os.open, path, os.O_CREAT | os.O_EXCL | os.O_RDWR) == errno.EEXIST
+    assert error_of(os.open, path, os.O_CREAT | os.O_EXCL | os.O_RDWR) == errno.EEXIST
     # within the time that the kernel may believe what it knows, the new name is found all the same when it is made
     assert m.unmount() is None
     again = mount("timeout=30", data=m.data)
     path = os.path.join(again.mnt, "late")
-    assert code_of(os.stat, path) == errno.ENOENT
+    assert error_of(os.stat, path) == errno.ENOENT
     write_file(os.path.join(m.data, "late"), b"behind")
-    assert code_of(os.open, path, os.O_CREAT | os.O_EXCL | os.O_RDWR) == errno.EEXIST
-    assert code_of(os.mkdir, path) == errno.EEXIST
+    assert error_of(os.open, path, os.O_CREAT | os.O_EXCL | os.O_RDWR) == errno.EEXIST
+    assert error_of(os.mkdir, path) == errno.EEXIST
     assert read_file(path) == b"behind"

@@ -12,9 +12,7 @@ import helpers
 
 def devices(folder, standin="", arguments=(), **environment):
     """What `gaiactl devices` answers where libcuda.so.1 is the one of this folder of the build."""
-    library = os.path.join(helpers.build_folder(), "cuda", folder)
-    if not os.path.exists(os.path.join(library, "libcuda.so.1")):
-        pytest.skip("no stand-in: make tools")
+    library = helpers.cuda_standin(folder)
     return subprocess.run([os.path.join(helpers.BIN, "gaiactl"), "devices", *arguments], capture_output=True, text=True,
                           timeout=20, env={**os.environ, "LD_LIBRARY_PATH": library, "STANDIN_CUDA": standin, **environment})
 

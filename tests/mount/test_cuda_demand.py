@@ -5,14 +5,14 @@ what is under it: the soft mapping, the daemon, and others who use the file."""
 import errno
 import os
 import random
-import signal
 import subprocess
 import time
 
 import pytest
 
 import helpers
-from helpers import PAGE, agents, make_random  # noqa: F401
+from files import make
+from helpers import PAGE, agents, cuda_standin, make_random, memory_kib, write_at  # noqa: F401
 
 MIB = 1 << 20
 UNIT = 64 << 10
@@ -20,10 +20,7 @@ UNIT = 64 << 10
 
 class Program:
     def __init__(self, path, how="write", small=False, frames=None, **env):
-        folder = os.path.join(helpers.build_folder(), "cuda")
-        if not os.path.exists(os.path.join(folder, "libcuda.so.1")):
-            pytest.skip("no stand-in: make tools")
-        environment = {**os.environ, "LD_LIBRARY_PATH": folder, "STANDIN_CUDA": "", **env}
+        environment = {**os.environ, "LD_LIBRARY_PATH": cuda_standin(), "STANDIN_CUDA": "", **env}
         if frames:
             environment["GAIA_DEMAND_BYTES"] = str(frames * (PAGE if small else UNIT))
         arguments = [helpers.tool_path("tool_demand"), path, "cuda:0", how] + (["small"] if small else [])
@@ -78,18 +75,6 @@ def programs():
             program.proc.kill()
             program.proc.wait()
         program.proc.stdout.close()
-
-
-def make(m, content, name="f"):
-    path = os.path.join(m.mnt, name)
-    helpers.write_file(path, content)
-    return path
-
-
-def write_at(path, data, offset):
-    with open(path, "r+b", buffering=0) as file:
-        file.seek(offset)
-        file.write(data)
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -316,9 +301,7 @@ def test_the_daemon_is_killed(mount, programs, later):
     program = programs(path)
     assert program.load(0, 5) == b"bbbbb"
     program.store(10, b"never")
-    m.expected_exit = None
-    os.kill(m.pid, signal.SIGKILL)
-    m.proc.wait(10)
+    m.kill()
     time.sleep(later)
     assert program.load(5 * MIB, 5) == bytes(5)  # what the GPU has not got can't be had
     assert program.ask("error") == str(errno.EIO)
@@ -347,11 +330,6 @@ def test_a_program_that_is_killed(mount, programs):
     assert helpers.read_file(path)[3 * MIB:3 * MIB + 5] == b"lives"
 
 
-def anonymous_bytes(pid):
-    with open(f"/proc/{pid}/status") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon:"))
-
-
 def test_what_is_only_read_leaves_no_twins(mount, programs):
     """Data that is larger than the GPU may be larger than what the host has for copies of it, too."""
     m = mount()
@@ -361,11 +339,11 @@ def test_what_is_only_read_leaves_no_twins(mount, programs):
         file.truncate(size)
     program = programs(path, "read", frames=64, GAIA_DEMAND_ARENA_BYTES=str(MIB))
     assert program.load(0, 1) == b"\0"
-    before = anonymous_bytes(program.proc.pid)
+    before = memory_kib(program.proc.pid, "RssAnon")
     for at in range(0, size, UNIT):
         assert program.load(at, 1) == b"\0"
     assert program.counters()["evicted"] >= size // UNIT - 64
-    assert anonymous_bytes(program.proc.pid) - before < 8 * MIB
+    assert memory_kib(program.proc.pid, "RssAnon") - before < 8 << 10
     program.do("acquire")
     program.end()
 

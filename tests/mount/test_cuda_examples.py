@@ -38,10 +38,7 @@ def on(request, mount, programs, monkeypatch):
     if "GAIA_CUDA_EXAMPLES" in os.environ and device != "cuda:0":
         pytest.skip("these are built for a GPU")
     if device == "cuda:0" and not real:
-        folder = os.path.join(helpers.build_folder(), "cuda")
-        if not os.path.exists(os.path.join(folder, "libcuda.so.1")):
-            pytest.skip("no stand-in: make tools")
-        monkeypatch.setenv("LD_LIBRARY_PATH", folder)
+        monkeypatch.setenv("LD_LIBRARY_PATH", helpers.cuda_standin())
     monkeypatch.setenv("GAIA_DEVICE", device)
 
     class On:

@@ -19,11 +19,8 @@ REAL = os.environ.get("GAIA_REAL_GPU") == "1"
 @pytest.fixture
 def start(mount, agents, monkeypatch):
     """start(mode) -> (path of a file, the process of tool_kernel that has it, another program that has it)."""
-    folder = os.path.join(helpers.build_folder(), "cuda")
     if not REAL:
-        if not os.path.exists(os.path.join(folder, "libcuda.so.1")):
-            pytest.skip("no stand-in: make tools")
-        monkeypatch.setenv("LD_LIBRARY_PATH", folder)
+        monkeypatch.setenv("LD_LIBRARY_PATH", helpers.cuda_standin())
     monkeypatch.setenv("GAIA_DEVICE", "cuda:0")
     m, started = mount(), []
 

@@ -5,12 +5,12 @@ promises that hold on every device are tested by the whole suite with GAIA_DEVIC
 only a GPU has: nothing tells of its stores, nothing stops it, and it fails in its own ways."""
 import errno
 import os
-import signal
 
 import pytest
 
 import helpers
-from helpers import PAGE, agents, device_statistics, make_random  # noqa: F401
+from files import make
+from helpers import PAGE, agents, device_statistics, make_random, read_at, read_file, write_at  # noqa: F401
 
 MIB = 1 << 20
 CHUNK = 2 * MIB  # of a small file
@@ -25,10 +25,7 @@ map = dev.mmap(fd, length, 3 if writable else 1)
 @pytest.fixture
 def gpu(mount, agents, monkeypatch, workdir):
     """A mount and programs with a GPU: gpu.mount(standin="words"), gpu.program(path, length) -> an agent with `map`."""
-    folder = os.path.join(helpers.build_folder(), "cuda")
-    if not os.path.exists(os.path.join(folder, "libcuda.so.1")):
-        pytest.skip("no stand-in: make tools")
-    monkeypatch.setenv("LD_LIBRARY_PATH", folder)
+    monkeypatch.setenv("LD_LIBRARY_PATH", helpers.cuda_standin())
     monkeypatch.setenv("GAIA_DEVICE", "cuda:0")
 
     class Gpu:
@@ -61,28 +58,6 @@ def gpu(mount, agents, monkeypatch, workdir):
     return Gpu()
 
 
-def make(m, content, name="f"):
-    path = os.path.join(m.mnt, name)
-    helpers.write_file(path, content)
-    return path
-
-
-def read(path):
-    return helpers.read_file(path)
-
-
-def read_at(path, length, offset):
-    with open(path, "rb") as file:
-        file.seek(offset)
-        return file.read(length)
-
-
-def write_at(path, data, offset):
-    with open(path, "r+b", buffering=0) as file:
-        file.seek(offset)
-        file.write(data)
-
-
 def keeps_twins(m):
     """Of a file in passthrough nobody hears of writes: every page that can be stored to has a twin of its own."""
     return helpers.statistics(m.mnt)["passthrough"]
@@ -106,7 +81,7 @@ def test_processes_share_one_copy(gpu):
     assert read_at(path, 5, MIB) == content[MIB:MIB + 5]
     two.do("map.release()")  # there is one copy: what the other stored is released too
     expected = content[:MIB] + b"hello" + content[MIB + 5:]
-    assert read(path) == expected
+    assert read_file(path) == expected
     assert released(m)["bytes_in"] == -(-len(content) // PAGE) * PAGE  # placed once
 
 
@@ -130,7 +105,7 @@ def test_what_only_reads_has_a_copy_of_its_own(gpu):
     writer.do("map.acquire()\nmap.release()")
     reader.kill()
     writer.do("map.acquire()\nmap.release()")
-    assert read(path)[:10] == b"aaaaabbbbb"
+    assert read_file(path)[:10] == b"aaaaabbbbb"
     assert writer("map[0:10]") == b"aaaaabbbbb"
 
 
@@ -140,13 +115,13 @@ def test_a_killed_program_keeps_what_it_released(gpu):
     program = gpu.program(path)
     program.do("for page in range(0, 600, 3):\n    map[page * PAGE + 7] = page % 255 + 1\nmap.release()\nmap[PAGE] = 99")
     program.kill()
-    content = read(path)
+    content = read_file(path)
     assert [content[page * PAGE + 7] for page in range(600)] == \
            [page % 255 + 1 if page % 3 == 0 else 0 for page in range(600)]
     # What it did not release stays in the copy: seen by the next that acquires.
     assert content[PAGE] == 0
     gpu.program(path).do("map.acquire()")
-    assert read(path)[PAGE] == 99
+    assert read_file(path)[PAGE] == 99
 
 
 def test_unreleased_stores_reach_the_file_at_the_unmount(gpu):
@@ -155,7 +130,7 @@ def test_unreleased_stores_reach_the_file_at_the_unmount(gpu):
     gpu.program(path).do("map[3 * PAGE:3 * PAGE + 4] = b'late'\nmap.unmap()\ndev.close()\nos.close(fd)")
     problem = m.unmount()
     assert problem is None
-    assert read(os.path.join(m.data, "f"))[3 * PAGE:3 * PAGE + 4] == b"late"
+    assert read_file(os.path.join(m.data, "f"))[3 * PAGE:3 * PAGE + 4] == b"late"
 
 
 # --- finding what was stored ----------------------------------------------------------------------------------------
@@ -171,7 +146,7 @@ def test_only_modified_pages_move(gpu):
     rng = make_random("pages")
     chosen = sorted(rng.sample(range(pages), 37))
     program.do("for page in chosen:\n    map[page * PAGE + page % PAGE] ^= 0xff\nmap.release()", chosen=chosen)
-    content = read(path)
+    content = read_file(path)
     after = released(m)
     assert after["collects"] == after["pages_merged"] == len(chosen)
     assert after["bytes_out"] - before["bytes_out"] == len(chosen) * PAGE
@@ -188,10 +163,10 @@ def test_a_store_that_brings_back_what_was_there(gpu):
     for turn in range(6):
         value = b"b" if turn % 2 == 0 else b"a"
         program.do("map[PAGE + 1:PAGE + 2] = value\nmap.release()", value=value)
-        assert read(path)[PAGE + 1:PAGE + 2] == value
+        assert read_file(path)[PAGE + 1:PAGE + 2] == value
         if turn == 3:  # not collected in between
             program.do("map[PAGE + 1:PAGE + 2] = b'c'\nmap.release()\nmap[PAGE + 1:PAGE + 2] = b'a'\nmap.release()")
-            assert read(path)[PAGE + 1:PAGE + 2] == b"a"
+            assert read_file(path)[PAGE + 1:PAGE + 2] == b"a"
 
 
 @pytest.mark.parametrize("when", ["before the write", "after the write"])
@@ -208,7 +183,7 @@ def test_a_page_that_a_cpu_and_a_kernel_write(gpu, when):
         program.do("map[2 * PAGE + 100] = ord('d')")
     assert released(m)["twins"] == 1 or keeps_twins(m)
     program.do("map.release()")
-    page = read(path)[2 * PAGE:3 * PAGE]
+    page = read_file(path)[2 * PAGE:3 * PAGE]
     assert page == b"." * 10 + b"cpu" + b"." * 87 + b"d" + b"." * (PAGE - 101)
     program.do("map.acquire()")
     assert program("map[2 * PAGE:3 * PAGE]") == page
@@ -244,7 +219,7 @@ count = n
     program.finish()
     count = program("count")
     program.do("map.release()")
-    content = read(path)
+    content = read_file(path)
     assert int.from_bytes(content[16:24], "little") == count
     assert int.from_bytes(content[PAGE + 4000:PAGE + 4008], "little") == count
     assert int.from_bytes(content[PAGE + 4008:PAGE + 4016], "little") == turn
@@ -281,7 +256,7 @@ while time.monotonic() < end:
         pusher.do("map.unmap()\ndev.close()\nos.close(fd)")
         pusher.end()
     writer.finish()
-    last, content = writer("last"), read(path)
+    last, content = writer("last"), read_file(path)
     assert rounds >= 2
     for page in range(size // PAGE):
         assert content[page * PAGE + 9] == last.get(page, 0), (page, rounds)
@@ -295,17 +270,17 @@ def test_past_the_end_of_the_file(gpu):
     program = gpu.program(path, length=3 * MIB)
     assert program("map[:]") == b"x" * 100 + bytes(3 * MIB - 100)
     program.do("map[100:200] = b'y' * 100\nmap[50 * PAGE] = 1\nmap.release()")
-    assert read(path) == b"x" * 100
+    assert read_file(path) == b"x" * 100
     os.truncate(path, 60 * PAGE)
     program.do("map.acquire()")
     expected = b"x" * 100 + bytes(60 * PAGE - 100)
-    assert read(path) == expected
+    assert read_file(path) == expected
     assert program("map[:60 * PAGE]") == expected
     program.do("map[59 * PAGE] = 5\nmap.release()")
-    assert read(path)[59 * PAGE] == 5
+    assert read_file(path)[59 * PAGE] == 5
     os.truncate(path, PAGE + 1)
     program.do("map.acquire()\nmap.release()")
-    assert read(path) == expected[:PAGE + 1]
+    assert read_file(path) == expected[:PAGE + 1]
 
 
 # --- streams --------------------------------------------------------------------------------------------------------
@@ -364,9 +339,7 @@ def test_errors_of_a_stream(gpu):
         with pytest.raises(OSError) as caught:
             program.do(call)
         assert caught.value.errno == errno.EINVAL
-    m.expected_exit = None
-    os.kill(m.pid, signal.SIGKILL)
-    m.proc.wait(10)
+    m.kill()
     program.do("map.acquire_on(stream)\nmap.release_on(stream)\ncuda.cuStreamSynchronize(stream)")
     with pytest.raises(OSError) as caught:
         program.do("dev.stream_error()")
@@ -379,7 +352,7 @@ def test_streams_of_a_soft_device(mount, agents):
     program = agents()
     program.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('soft:0')\nmap = dev.mmap(fd, PAGE)\n"
                "map.acquire_on(None)\nmap[0] = 7\nmap.release_on(None)", path=path)
-    assert read(path)[0] == 7
+    assert read_file(path)[0] == 7
     with pytest.raises(OSError) as caught:
         program.do("map.acquire_on(1)")
     assert caught.value.errno == errno.EINVAL
@@ -398,7 +371,7 @@ def test_room_is_made_of_files_that_nobody_maps(gpu):
     other = gpu.program(two)
     assert other("map[:]") == b"2" * 8 * MIB
     assert released(m)["evictions"] >= 7 * 256
-    content = read(one)  # an eviction is an early release
+    content = read_file(one)  # an eviction is an early release
     assert (content[5 * MIB], content[6 * MIB]) == (55, 66)
 
 
@@ -411,7 +384,7 @@ def test_no_memory(gpu):
     assert caught.value.errno == errno.ENOMEM
     assert program("map[:]") == b"s" * MIB
     program.do("map[1] = 1\nmap.release()")
-    assert read(small)[:2] == b"s\x01"
+    assert read_file(small)[:2] == b"s\x01"
 
 
 # --- what is wrong with a GPU ---------------------------------------------------------------------------------------
@@ -438,7 +411,7 @@ def test_the_daemon_has_no_such_gpu(gpu, client, daemon, why):
     program = gpu.agent()
     program.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, PAGE)\nmap[0] = 1\nmap.release()",
                path=path)
-    assert read(path)[0] == 1
+    assert read_file(path)[0] == 1
 
 
 def test_gpus_are_told_by_their_uuids(gpu):
@@ -447,7 +420,7 @@ def test_gpus_are_told_by_their_uuids(gpu):
     path = make(m, bytes(PAGE))
     program = gpu.program(path, standin="gpus=1,first=1")
     program.do("map[0] = 1\nmap.release()")
-    assert read(path)[0] == 1
+    assert read_file(path)[0] == 1
     assert [d["device"] for d in helpers.statistics(m.mnt)["files"][0]["devices"]] == ["cuda:1"]
     other = gpu.program(path, standin="gpus=2")
     other.do("map.acquire()\nmap[1] = 2\nmap.release()")
@@ -490,7 +463,7 @@ def test_the_daemons_driver_fails_at_a_map(gpu, name, error, expected):
     program = gpu.program(path)  # nothing is left of it
     assert program("map[:]") == content
     program.do("map[PAGE] ^= 1\nmap.release()")
-    assert read(path)[PAGE] == content[PAGE] ^ 1
+    assert read_file(path)[PAGE] == content[PAGE] ^ 1
 
 
 @pytest.mark.parametrize("call", ["map.release()", "map.acquire()", "content = os.pread(fd, PAGE, 3 * PAGE)"])
@@ -527,7 +500,7 @@ def test_a_gpu_that_fails_keeps_its_bytes(gpu, call, name, sticky):
     gpu.heal()
     program.do("map.release()\nmap.acquire()")
     expected = b"kept......" + (b"..." if call.startswith("content") else b"cpu")
-    assert read(path)[3 * PAGE:3 * PAGE + 13] == expected
+    assert read_file(path)[3 * PAGE:3 * PAGE + 13] == expected
     assert program("map[3 * PAGE:3 * PAGE + 13]") == expected
 
 
@@ -544,10 +517,10 @@ def test_a_context_that_is_broken(gpu, workdir):
         with pytest.raises(OSError) as caught:
             broken.do(call)
         assert caught.value.errno == errno.EIO
-    assert read(path)[:4] == b"mine"
+    assert read_file(path)[:4] == b"mine"
     broken.kill()
     other.do("map.acquire()\nmap[100] = 1\nmap.release()")
-    content = read(path)
+    content = read_file(path)
     assert content[:8] == b"minemore" and content[100] == 1
 
 

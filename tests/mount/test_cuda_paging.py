@@ -25,10 +25,7 @@ KERNELS = ["clang"] + (["nvcc"] if os.environ.get("GAIA_PAGING_KERNELS") else []
 def environment():
     env = {k: v for k, v in os.environ.items() if k not in ("STANDIN_CUDA", "GAIA_DEMAND_BYTES")}
     if not REAL:
-        folder = os.path.join(helpers.build_folder(), "cuda")
-        if not os.path.exists(os.path.join(folder, "libcuda.so.1")):
-            pytest.skip("no stand-in: make tools")
-        env["LD_LIBRARY_PATH"] = folder
+        env["LD_LIBRARY_PATH"] = helpers.cuda_standin()
     return env
 
 

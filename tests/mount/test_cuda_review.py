@@ -7,9 +7,11 @@ import struct
 import pytest
 
 import helpers
-from helpers import ACQUIRE, ATTACH, HELLO, MAP, PAGE, Raw, agents, get_token, message  # noqa: F401
+from files import make
+from helpers import (ACQUIRE, ATTACH, HELLO, MAP, MIB, PAGE, Raw, agents, get_token, message, read_at,  # noqa: F401
+                     write_at)
 from test_cuda_demand import Program, programs  # noqa: F401
-from test_cuda_maps import MIB, gpu, make, read_at, write_at  # noqa: F401
+from test_cuda_maps import gpu  # noqa: F401
 
 
 def test_what_could_not_be_mapped_gives_its_memory_back(gpu):

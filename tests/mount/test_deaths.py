@@ -17,7 +17,7 @@ import gaia
 import helpers
 from files import make, open_map
 from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_faults, descriptors,  # noqa: F401
-                     devices, functions_of, make_random, memory_kib, read_file, wait_until, write_file)
+                     devices, error_of, functions_of, make_random, memory_kib, read_file, threads, wait_until, write_file)
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
 
@@ -42,12 +42,6 @@ def kernel(seconds=60):
 """
 
 
-def kill_daemon(m):
-    m.expected_exit = None
-    os.kill(m.pid, signal.SIGKILL)
-    m.proc.wait(10)
-
-
 @pytest.mark.traps
 @pytest.mark.parametrize("what", ["map[size - 1]", "map[size - 1:size] = b'x'", "map[0]", "map[0:1] = b'x'"])
 def test_touching_memory_of_a_dead_daemon(mount, agents, what):
@@ -56,7 +50,7 @@ def test_touching_memory_of_a_dead_daemon(mount, agents, what):
     write_file(path, bytes(4 * MIB))
     child = agents()
     child.do(KERNEL + "map[0:1]\n", path=path)
-    kill_daemon(m)
+    m.kill()
     started = time.monotonic()
     child.start(what)
     assert not child.busy(5), "a touch of a dead daemon's memory hangs"
@@ -74,14 +68,12 @@ def test_calls_after_the_daemon_is_dead(mount, agents):
     write_file(path, bytes(MIB))
     child = agents()
     child.do(KERNEL + "map[0:1] = b'x'", path=path)
-    kill_daemon(m)
+    m.kill()
     for call in ("map.release()", "map.acquire()", "map.sync()", "map.sync(gaia.MS_ASYNC)", "map.advise(3)", "dev.stat()",
                  "dev.mmap(fd, 4096)"):
         child.start(call)
         assert not child.busy(5), call
-        with pytest.raises(OSError) as caught:
-            child.finish()
-        assert caught.value.errno == errno.ENOTCONN, call
+        assert error_of(child.finish) == errno.ENOTCONN, call
     child.start("(map.unmap(), dev.close())")
     assert not child.busy(5)
     child.finish()
@@ -109,7 +101,7 @@ def test_a_call_under_way_when_the_daemon_is_killed(mount, agents, call):
     wait_until(lambda: states_of(m.pid) == {"T"}, what="the daemon stands still")
     child.start(call)
     assert child.busy(0.3), child.finish()
-    kill_daemon(m)
+    m.kill()
     assert not child.busy(5), call
     with pytest.raises(OSError) as caught:
         child.finish()
@@ -136,7 +128,7 @@ def test_daemon_killed_while_it_invalidates(mount, agents):
             break
         os.kill(m.pid, signal.SIGCONT)
         time.sleep(0.003)
-    kill_daemon(m)  # waits for its end
+    m.kill()  # waits for its end
     assert not child.busy(5), "the call hangs"
     with pytest.raises(OSError) as caught:
         child.finish()
@@ -157,7 +149,7 @@ def test_stores_that_found_no_daemon(mount, agents, workdir):
     child.start("cpu[9] = 2\nmap.acquire()")
     wait_until(lambda: states_of(child.pid) == {"T"}, what="the program is about to flush")
     assert plan.landed == 1
-    kill_daemon(m)
+    m.kill()
     os.kill(child.pid, signal.SIGCONT)
     with pytest.raises(OSError) as caught:
         child.finish()
@@ -176,7 +168,7 @@ def test_daemon_killed_under_running_kernels(mount, agents):
         child.start("kernel()")
     time.sleep(0.7)
     assert all(child.busy() for child in children)
-    kill_daemon(m)
+    m.kill()
     deadline = time.monotonic() + 5
     for child in children:
         assert not child.busy(max(0, deadline - time.monotonic())), "a kernel hangs"
@@ -222,8 +214,9 @@ def test_clients_killed_at_random_times(mount, devices, agents):
         memory.append(memory_kib(m.pid))
     assert len(read_file(path)) == 4 * MIB
     print(memory)
-    assert max(memory[40:]) < max(memory[10:20]) * 1.2 + 4096, memory
-    wait_until(lambda: len(os.listdir(f"/proc/{m.pid}/task")) < 100)
+    if not os.environ.get("GAIAFS_SANITIZE"):  # which keeps what is freed for a while
+        assert max(memory[40:]) < max(memory[10:20]) * 1.2 + 4096, memory
+    wait_until(lambda: threads(m.pid) < 100)
 
 
 def test_ended_clients_leave_no_descriptors(mount, agents):
@@ -239,7 +232,7 @@ def test_ended_clients_leave_no_descriptors(mount, agents):
         else:
             child.end()
         time.sleep(0.1)
-        counts.append((descriptors(m.pid), len(os.listdir(f"/proc/{m.pid}/task"))))
+        counts.append((descriptors(m.pid), threads(m.pid)))
     print(counts)
     # libfuse starts threads of its own as it needs them; eight clients that left one each would be more.
     assert counts[-1][0] <= counts[3][0] and counts[-1][1] <= counts[3][1] + 4
@@ -471,31 +464,20 @@ def connect_and_exit(path, count, orderly):
         assert status == 0, status
 
 
-def resident_kib(pid):
-    with open(f"/proc/{pid}/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
-
-
 def test_clients_that_come_and_go_leave_nothing_behind(mount, agents):
     m = mount("device_cache=1M")
     path = make(m, make_random("come and go").randbytes(MIB))
     child = functions_of(__name__, agents())
 
-    def descriptors():
-        return len(os.listdir(f"/proc/{m.pid}/fd"))
-
-    def threads():
-        return len(os.listdir(f"/proc/{m.pid}/task"))
-
     child.do("connect_and_exit(path, 20, True)", path=path)
     time.sleep(0.3)
-    before, before_threads, memory = descriptors(), threads(), [resident_kib(m.pid)]
+    before, before_threads, memory = descriptors(m.pid), threads(m.pid), [memory_kib(m.pid, "VmRSS")]
     for _ in range(10):
         child.do("connect_and_exit(path, 20, True)", path=path)
-        memory.append(resident_kib(m.pid))
-    wait_until(lambda: descriptors() <= before, what=f"back to {before} descriptors")
-    wait_until(lambda: threads() <= before_threads + 2, what="threads of clients end")
-    print("VmRSS in KiB", memory, "descriptors", before, descriptors())
+        memory.append(memory_kib(m.pid, "VmRSS"))
+    wait_until(lambda: descriptors(m.pid) <= before, what=f"back to {before} descriptors")
+    wait_until(lambda: threads(m.pid) <= before_threads + 2, what="threads of clients end")
+    print("VmRSS in KiB", memory, "descriptors", before, descriptors(m.pid))
     if not SANITIZED:  # what is freed stays for long there
         assert max(memory[6:]) < max(memory[1:4]) * 1.05 + 1024, memory
     child.end()

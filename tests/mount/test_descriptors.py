@@ -13,8 +13,8 @@ import time
 import pytest
 
 import helpers
-from descriptors import churn, descriptors, errno_of, limit_of, with_descriptors
-from helpers import make_random, read_file, statistics, write_file
+from descriptors import churn, limit_of, with_descriptors
+from helpers import descriptors, error_of, make_random, memory_kib, read_file, statistics, write_file
 
 # --- many inodes, few descriptors -----------------------------------------------------------------------------------
 
@@ -28,11 +28,11 @@ def test_a_tree_of_more_inodes_than_descriptors(mount, limit, folders, files):
         for i in range(files):
             write_file(f"{mounted.mnt}/d{d}/f{i}", b"%d/%d" % (d, i))
     known = statistics(mounted.mnt)["inodes"]
-    print(known, descriptors(mounted))
+    print(known, descriptors(mounted.pid))
     if known["known"] < folders * files:
         print("the kernel has forgotten some meanwhile")
     assert known["descriptors_cached"] <= limit // 4 + 16 and known["descriptors_kept"] <= 1
-    assert descriptors(mounted) < limit * 3 // 4
+    assert descriptors(mounted.pid) < limit * 3 // 4
     done = subprocess.run(["ls", "-lR", mounted.mnt], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert sum(line.startswith("-") for line in done.stdout.splitlines()) == folders * files
@@ -40,7 +40,7 @@ def test_a_tree_of_more_inodes_than_descriptors(mount, limit, folders, files):
         for i in range(files):
             assert read_file(f"{mounted.mnt}/d{d}/f{i}") == b"%d/%d" % (d, i)
             os.chmod(f"{mounted.mnt}/d{d}/f{i}", 0o600)
-    assert descriptors(mounted) < limit * 3 // 4
+    assert descriptors(mounted.pid) < limit * 3 // 4
     assert stat.S_IMODE(os.stat(f"{mounted.data}/d1/f1").st_mode) == 0o600
     shutil.rmtree(f"{mounted.mnt}/d1")
     assert not os.path.exists(f"{mounted.data}/d1")
@@ -63,7 +63,7 @@ def test_more_open_files_than_descriptors(mount):
     for i, fd in enumerate(fds):
         assert os.read(fd, 10) == b"%d" % i
         os.close(fd)
-    helpers.wait_until(lambda: errno_of(read_file, f"{mounted.mnt}/f399") == 0)
+    helpers.wait_until(lambda: error_of(read_file, f"{mounted.mnt}/f399") == 0)
     assert read_file(f"{mounted.mnt}/f399") == b"399"
 
 
@@ -166,11 +166,6 @@ def test_the_end_of_a_daemon_without_a_free_descriptor(mount):
 INODES = int(os.environ.get("GAIA_TEST_INODES", 30_000))
 
 
-def resident(mounted):
-    with open(f"/proc/{mounted.pid}/status") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmRSS"))
-
-
 @pytest.mark.limit(120 + INODES // 1000)
 def test_a_tree_of_any_size(mount):
     """All of it is walked, each file once, with 1,024 descriptors; and found again at random."""
@@ -180,21 +175,22 @@ def test_a_tree_of_any_size(mount):
         os.mkdir(f"{mounted.data}/d{d}")
         for i in range(a_folder):
             os.mknod(f"{mounted.data}/d{d}/f{i}")
-    before, began, seen, most = resident(mounted), time.monotonic(), 0, 0
+    before, began, seen, most = memory_kib(mounted.pid, "VmRSS"), time.monotonic(), 0, 0
     for d in range(INODES // a_folder):
         with os.scandir(f"{mounted.mnt}/d{d}") as entries:
             numbers = {entry.stat(follow_symlinks=False).st_ino for entry in entries}
         assert len(numbers) == a_folder
         seen += len(numbers)
         if d % 100 == 0:
-            most = max(most, descriptors(mounted))
+            most = max(most, descriptors(mounted.pid))
     took = time.monotonic() - began
     known = statistics(mounted.mnt)["inodes"]["known"]
-    print(f"{seen} inodes in {took:.1f} s, {known} of them known at the end, {(resident(mounted) - before) >> 20} MiB, "
+    grown = memory_kib(mounted.pid, "VmRSS") - before
+    print(f"{seen} inodes in {took:.1f} s, {known} of them known at the end, {grown >> 10} MiB, "
           f"at most {most} descriptors")
     assert seen == INODES // a_folder * a_folder and most < 1024 * 3 // 4
     for _ in range(min(INODES, 20_000)):
         path = f"d{rng.randrange(INODES // a_folder)}/f{rng.randrange(a_folder)}"
         assert os.stat(f"{mounted.mnt}/{path}").st_ino == os.stat(f"{mounted.data}/{path}").st_ino
         assert read_file(f"{mounted.mnt}/{path}") == b""
-    assert descriptors(mounted) < 1024 * 3 // 4
+    assert descriptors(mounted.pid) < 1024 * 3 // 4

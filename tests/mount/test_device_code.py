@@ -141,16 +141,16 @@ CLANG_CUDA = ["-x", "cuda", "--cuda-device-only", "--cuda-gpu-arch=sm_70", "--cu
               "-Wall", "-Wextra", "-Werror", f"-I{conftest.TOP}"]
 
 
-def write_program(folder, kernel):
+def write_program(folder, text, kernel):
     path = os.path.join(folder, "program.cu")
     with open(path, "w") as file:
-        file.write(PROGRAM.replace("KERNEL", kernel))
+        file.write(text.replace("KERNEL", kernel))
     return path
 
 
 @pytest.mark.limit(200)
 def test_clang_takes_the_view_without_a_toolkit(tmp_path):
-    source = write_program(tmp_path, 'extern "C" __attribute__((global)) void')
+    source = write_program(tmp_path, PROGRAM, 'extern "C" __attribute__((global)) void')
     made = str(tmp_path / "program.ptx")
     run(clang(), *CLANG_CUDA, "-S", "-o", made, source)
     with open(made) as file:
@@ -167,7 +167,7 @@ def test_clang_takes_the_view_without_a_toolkit(tmp_path):
 
 @pytest.mark.limit(200)
 def test_nvcc_takes_the_view(tmp_path):
-    source = write_program(tmp_path, 'extern "C" __global__ void')
+    source = write_program(tmp_path, PROGRAM, 'extern "C" __global__ void')
     run(toolkit("nvcc"), "-std=c++17", "-arch=sm_75", "-I", conftest.TOP, "-c", "-o", str(tmp_path / "program.o"),
         source)
 
@@ -185,17 +185,10 @@ KERNEL fetch(const struct gaia_request_queue *q, struct gaia_request *all)
 """
 
 
-def write_reads(folder, kernel):
-    path = os.path.join(folder, "reads.cu")
-    with open(path, "w") as file:
-        file.write(READS.replace("KERNEL", kernel))
-    return path
-
-
 @pytest.mark.limit(200)
 def test_clang_takes_the_requests_without_a_toolkit(tmp_path):
     made = str(tmp_path / "reads.ptx")
-    run(clang(), *CLANG_CUDA, "-S", "-o", made, write_reads(tmp_path, 'extern "C" __attribute__((global)) void'))
+    run(clang(), *CLANG_CUDA, "-S", "-o", made, write_program(tmp_path, READS, 'extern "C" __attribute__((global)) void'))
     with open(made) as file:
         text = file.read()
     # The record and the doorbell are stores that are ordered behind the requests; completions are loaded in order.
@@ -210,7 +203,7 @@ def test_clang_takes_the_requests_without_a_toolkit(tmp_path):
 @pytest.mark.limit(200)
 def test_nvcc_takes_the_requests(tmp_path):
     run(toolkit("nvcc"), "-std=c++17", "-arch=sm_75", "-I", conftest.TOP, "-c", "-o", str(tmp_path / "reads.o"),
-        write_reads(tmp_path, 'extern "C" __global__ void'))
+        write_program(tmp_path, READS, 'extern "C" __global__ void'))
 
 
 def test_the_c_compiler_takes_the_requests(tmp_path):

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import mmap
 import os
-import random
 import signal
 import subprocess
 
@@ -12,6 +11,7 @@ import pytest
 
 import gaia
 import helpers
+from files import pattern
 from helpers import MIB, PAGE, AgentDied, agents, devices, read_file, statistics, write_file  # noqa: F401
 
 # --- no room ------------------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_no_space(mount, agents, request, kind):
     for agent, name in ((one, "soft:0"), (two, "soft:1")):
         agent.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device(name).mmap(fd, 1 << 20)\nassert map[:] == bytes(1 << 20)",
                  path=path, name=name)
-    content = random.Random(1).randbytes(MIB)
+    content = pattern(MIB)
     one.do("map[:] = content", content=content)
     ballast = fill(data)
     with pytest.raises(OSError) as caught:
@@ -289,7 +289,7 @@ def broken_disk_mount(disk, mount, request):
 def test_a_disk_that_cannot_be_read(broken_disk_mount, disk, agents):
     """EIO for read() and for calls, SIGBUS for a touch; others go on, and all is well when the disk is."""
     m = broken_disk_mount
-    content = random.Random(1).randbytes(4 * MIB)
+    content = pattern(4 * MIB)
     for name in ("low", "pad"):  # so that the file lies behind what stays
         write_file(os.path.join(m.mnt, name), content)
     disk.sync()
@@ -350,7 +350,7 @@ def touch(offset):
 def test_a_page_that_can_be_read_again(mount, disk, agents):
     """What could not be served is tried again after an acquire, by the same process."""
     m = mount(data=disk.folder)
-    content = random.Random(3).randbytes(4 * MIB)
+    content = pattern(4 * MIB, 3)
     for name in ("low", "pad", "f"):
         write_file(os.path.join(m.mnt, name), content)
     disk.sync()
@@ -395,7 +395,7 @@ def test_a_disk_that_cannot_be_written(broken_disk_mount, disk, agents):
     one, two = agents(), agents()
     for agent, name in ((one, "soft:0"), (two, "soft:1")):
         agent.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device(name).mmap(fd, 8 << 20)\nmap[5]", path=path, name=name)
-    content = random.Random(2).randbytes(4 * MIB)
+    content = pattern(4 * MIB, 2)
     one.do("map[:4 << 20] = content", content=content)
     disk.fill()
     one.do("map.release()")

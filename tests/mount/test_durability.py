@@ -14,10 +14,9 @@ import time
 
 import pytest
 
-import conftest
 import gaia
 import helpers
-from helpers import ROWS, Plan
+from helpers import ROWS, daemon_with_faults, descriptors, error_of, forget_inodes
 
 PAGE = 4096
 MIB = 1 << 20
@@ -27,12 +26,9 @@ class Failing:
     """A mount whose daemon's calls can be made to fail."""
 
     def __init__(self, mount, workdir, monkeypatch, options="passthrough=off"):
-        build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
-        monkeypatch.setattr(conftest, "BIN", os.path.join(build, "faults"))
-        path = os.path.join(workdir, "plan")
-        self.plan = Plan.make(path)
+        self.plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
         # What the kernel passes through nobody hears of: test_passthrough_ends.py has what is promised then.
-        self.mount = mount(options, env={"GAIAFS_FAULTS": path})
+        self.mount = mount(options, env=env)
         self.path = os.path.join(self.mount.mnt, "f")
         self.below = os.path.join(self.mount.data, "f")
 
@@ -85,14 +81,6 @@ def maps(fds):
     yield start
     for device in opened:
         device.close()
-
-
-def error_of(call, *args):
-    try:
-        call(*args)
-    except OSError as error:
-        return error.errno
-    return 0
 
 
 SYNCS = {"fsync": os.fsync, "fdatasync": os.fdatasync}
@@ -260,8 +248,7 @@ def test_lost_and_closed(failing, fds):
     with failing.failing("fsync"):
         assert error_of(os.fsync, fd) == errno.EIO
     os.close(fd)
-    with open("/proc/sys/vm/drop_caches", "w") as file:
-        file.write("2")
+    forget_inodes()
     fd = fds()
     assert error_of(os.fsync, fd) == errno.EIO
     os.pwrite(fd, b"kept", 0)
@@ -304,8 +291,7 @@ def test_written_and_forgotten(failing, fds):
     fd = fds()
     os.pwrite(fd, b"lost", 0)
     os.close(fd)
-    with open("/proc/sys/vm/drop_caches", "w") as file:
-        file.write("2")
+    forget_inodes()
     fd = fds()
     os.pwrite(fd, b"lost", 40 * PAGE)
     with failing.failing("fsync"):
@@ -412,10 +398,10 @@ def test_directories(failing, mount):
 
 def test_syncs_leave_no_descriptors_behind(failing):
     """The daemon syncs a file through one description, for as long as somebody has it open."""
-    before = len(os.listdir(f"/proc/{failing.mount.pid}/fd"))
+    before = descriptors(failing.mount.pid)
     with open(failing.path, "wb", buffering=0) as file:
         for turn in range(20):
             file.write(b"x" * 100)
             os.fsync(file.fileno())
-        assert len(os.listdir(f"/proc/{failing.mount.pid}/fd")) <= before + 3
-    helpers.wait_until(lambda: len(os.listdir(f"/proc/{failing.mount.pid}/fd")) <= before + 1, what="they are closed")
+        assert descriptors(failing.mount.pid) <= before + 3
+    helpers.wait_until(lambda: descriptors(failing.mount.pid) <= before + 1, what="they are closed")

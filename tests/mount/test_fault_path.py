@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-import conftest
 import helpers
 from files import Opened, make, pattern
-from helpers import MIB, PAGE, agents, devices, make_random, read_file, statistics, wait_until  # noqa: F401
+from helpers import (MIB, PAGE, agents, daemon_with_faults, devices, make_random, read_file,  # noqa: F401
+                     refused_mount, statistics, wait_until)
 
 
 def path_of(m):
@@ -86,10 +86,8 @@ def test_a_file_that_is_cut_meanwhile(mount, agents):
 
 
 def test_a_path_that_breaks(mount, devices, workdir, monkeypatch):
-    build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
-    monkeypatch.setattr(conftest, "BIN", os.path.join(build, "faults"))
-    plan = helpers.Plan.make(os.path.join(workdir, "plan"))
-    m = mount("fault=local,device_cache=1M,peer_timeout=2", env={"GAIAFS_FAULTS": os.path.join(workdir, "plan")})
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("fault=local,device_cache=1M,peer_timeout=2", env=env)
     content = pattern(4 * MIB)
     path = make(m, content)
     device = devices()
@@ -104,8 +102,7 @@ def test_a_path_that_breaks(mount, devices, workdir, monkeypatch):
         reads = path_of(m)["reads"]
         assert opened.map[:] == content  # more than there is room for
         assert path_of(m)["reads"] > reads
-        opened.map.unmap()
-        os.close(opened.fd)
+        opened.close()
     copied = path_of(m)["failed"] + path_of(m)["refused"]
     said = subprocess.run([os.path.join(helpers.BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True, check=True).stdout
     assert copied and f", {path_of(m)['failed']} failed, {copied} copied\n" in said
@@ -129,35 +126,20 @@ def test_a_path_that_breaks(mount, devices, workdir, monkeypatch):
     ("fault=rdma@" + "1" * 79, "-o fault=rdma: " + "1" * 79 + ": too long for an address"),
 ])
 def test_bad_options(workdir, options, message):
-    data, mnt = os.path.join(workdir, "d"), os.path.join(workdir, "m")
-    os.mkdir(data)
-    os.mkdir(mnt)
-    done = subprocess.run([os.path.join(conftest.BIN, "mount.gaiafs"), data, mnt, "-o", options], capture_output=True, text=True,
-                          timeout=30)
-    assert done.returncode == 1 and message in done.stderr, done
-    assert not os.path.ismount(mnt)
-    print(done.stderr)
+    said = refused_mount(workdir, options)
+    assert message in said, said
+    print(said)
 
 
 def test_no_address_at_all(workdir):
     """A container without a network: the mount says what is wrong."""
-    data, mnt = os.path.join(workdir, "d"), os.path.join(workdir, "m")
-    os.mkdir(data)
-    os.mkdir(mnt)
-    done = subprocess.run(["unshare", "-n", os.path.join(conftest.BIN, "mount.gaiafs"), data, mnt, "-o", "fault=rdma"],
-                          capture_output=True, text=True, timeout=30)
-    assert done.returncode == 1 and "-o fault=rdma: no interface of this machine is up and has an address" in done.stderr, done
+    said = refused_mount(workdir, "fault=rdma", before=["unshare", "-n"])
+    assert "-o fault=rdma: no interface of this machine is up and has an address" in said, said
 
 
 def test_not_the_engine(workdir, monkeypatch):
     """What is refused to the path is not put down to io_uring."""
-    build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
-    data, mnt = os.path.join(workdir, "d"), os.path.join(workdir, "m")
-    os.mkdir(data)
-    os.mkdir(mnt)
-    plan = helpers.Plan.make(os.path.join(workdir, "plan"))
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
     plan.arm(helpers.ROWS.index("listen"), errno.EPERM, 1, 1)
-    done = subprocess.run([os.path.join(build, "faults", "mount.gaiafs"), data, mnt, "-o", "fault=local"], timeout=30,
-                          env={**os.environ, "GAIAFS_FAULTS": os.path.join(workdir, "plan")}, capture_output=True, text=True)
-    assert plan.landed and done.returncode == 1, done
-    assert "-o fault=local: gaiafs-fault-" in done.stderr and "io_uring" not in done.stderr, done
+    said = refused_mount(workdir, "fault=local", env=env)
+    assert plan.landed and "-o fault=local: gaiafs-fault-" in said and "io_uring" not in said, said

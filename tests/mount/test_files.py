@@ -10,8 +10,9 @@ import threading
 
 import pytest
 
+from helpers import read_file, write_file
 from posix_calls import (as_user, FALLOC_COLLAPSE_RANGE, FALLOC_INSERT_RANGE, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE,
-                         FALLOC_UNSHARE_RANGE, FALLOC_ZERO_RANGE, fallocate, link_descriptor, read_file, write_file)
+                         FALLOC_UNSHARE_RANGE, FALLOC_ZERO_RANGE, fallocate, link_descriptor)
 
 
 def test_unlinked_file_stays_usable(mount):

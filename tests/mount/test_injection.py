@@ -69,11 +69,10 @@ class Run:
 
     def __init__(self, mount, workdir, monkeypatch):
         self.folder = workdir
-        self.plans = {who: Plan.make(os.path.join(workdir, who)) for who in ("daemon", "client")}
-        build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
-        monkeypatch.setattr(conftest, "BIN", os.path.join(build, "faults"))
+        daemon, env = helpers.daemon_with_faults(monkeypatch, os.path.join(workdir, "daemon"))
+        self.plans = {"daemon": daemon, "client": Plan.make(os.path.join(workdir, "client"))}
         self.environment = {**os.environ, **helpers.client_with_faults(os.path.join(workdir, "client"))}
-        self.mount = mount(env={"GAIAFS_FAULTS": os.path.join(workdir, "daemon")})
+        self.mount = mount(env=env)
         self.number = 0
 
     def exercise(self, who, row, error, number, sticky):
@@ -238,8 +237,7 @@ def test_a_call_that_fails_at_the_start(workdir, row):
     os.mkdir(os.path.join(workdir, "mnt"))
     with open(os.path.join(workdir, "data", "file"), "wb"):
         pass
-    build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
-    program = os.path.join(build, "faults", "mount.gaiafs")
+    program = os.path.join(helpers.faults_folder(), "mount.gaiafs")
     path = os.path.join(workdir, "plan")
     plan = Plan.make(path)
     number = ROWS.index(row)
@@ -265,11 +263,10 @@ def test_a_guard_that_cannot_end_the_connection(workdir):
         pytest.skip("no mounts here")
     for name in ("data", "mnt", "data/file"):
         os.mkdir(os.path.join(workdir, name))
-    build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
     path = os.path.join(workdir, "plan")
     plan = Plan.make(path)
     plan.arm(ROWS.index("syscall"), errno.ENOSYS, 3, 0)  # capget() and close_range() come before fsopen()
-    code, said, mounted = start_and_stop(workdir, plan, path, os.path.join(build, "faults", "mount.gaiafs"))
+    code, said, mounted = start_and_stop(workdir, plan, path, os.path.join(helpers.faults_folder(), "mount.gaiafs"))
     if not plan.landed:
         pytest.skip("fusectl is mounted here: nothing that can fail")
     assert code == 0 and mounted and "no guard" in said, said

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from helpers import read_file, wait_until, write_file
+from helpers import descriptors, read_file, wait_until, write_file
 from test_disks import disk  # noqa: F401  pylint: disable=unused-import
 
 
@@ -21,7 +21,7 @@ def test_out_of_descriptors(mount):
     m = mount()
     for i in range(100):
         write_file(os.path.join(m.data, f"f{i}"), b"x")
-    used = len(os.listdir(f"/proc/{m.pid}/fd"))
+    used = descriptors(m.pid)
     before = resource.prlimit(m.pid, resource.RLIMIT_NOFILE, (used + 10, resource.prlimit(m.pid, resource.RLIMIT_NOFILE)[1]))
     held, failures = [], []
     try:

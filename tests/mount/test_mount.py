@@ -13,7 +13,7 @@ import time
 import pytest
 
 from conftest import BIN, mountinfo
-from helpers import read_file, wait_until, write_file
+from helpers import read_file, threads, wait_until, write_file
 
 MOUNT = os.path.join(BIN, "mount.gaiafs")
 needs_root = pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK),
@@ -52,10 +52,7 @@ def daemon_of(data):
 
 
 def wait_gone(data):
-    deadline = time.monotonic() + 20
-    while daemon_of(data):
-        assert time.monotonic() < deadline, "the daemon did not end"
-        time.sleep(0.02)
+    wait_until(lambda: not daemon_of(data), 20, "the daemon has ended")
 
 
 # --- without a mount ------------------------------------------------------------------------------------------------
@@ -455,11 +452,9 @@ def test_signal_does_not_unmount_what_lies_over(mount):
 @needs_root
 def test_killed_daemon_leaves_an_error_not_a_hang(mount):
     m = mount("passthrough=off")
-    m.expected_exit = None
     file = os.open(os.path.join(m.mnt, "f"), os.O_WRONLY | os.O_CREAT)
     os.write(file, b"acknowledged")
-    os.kill(m.pid, signal.SIGKILL)
-    m.proc.wait()
+    m.kill()
     with pytest.raises(OSError, match="not connected"):
         os.listdir(m.mnt)
     with pytest.raises(OSError):
@@ -524,10 +519,6 @@ def test_close_asks_nothing_where_there_is_nothing_to_report(mount):
     assert local.strip() not in ("ext2/ext3", "xfs", "btrfs", "tmpfs") or "opcode: FLUSH " not in text
 
 
-def threads_of(pid):
-    return len(os.listdir(f"/proc/{pid}/task"))
-
-
 @pytest.mark.limit(120)
 def test_requests_that_wait_hold_up_nobody(mount):
     """An open() of the daemon waits while somebody has a lease of the file in the data directory. Ten such, and another
@@ -536,7 +527,7 @@ def test_requests_that_wait_hold_up_nobody(mount):
     names = [f"leased{i}" for i in range(10)]
     for name in [*names, "free"]:
         write_file(os.path.join(m.data, name), b"text")
-    before = threads_of(m.pid)
+    before = threads(m.pid)
     ignored = signal.signal(signal.SIGIO, signal.SIG_IGN)  # how the kernel asks for a lease back
     holders, openers = [], []
     try:
@@ -545,7 +536,7 @@ def test_requests_that_wait_hold_up_nobody(mount):
             fcntl.fcntl(holders[-1], fcntl.F_SETLEASE, fcntl.F_RDLCK)
             openers.append(subprocess.Popen([sys.executable, "-c", "import os, sys; os.open(sys.argv[1], os.O_RDWR)",
                                              os.path.join(m.mnt, name)]))
-        wait_until(lambda: threads_of(m.pid) >= before + len(names) - 3, 30, "a thread for each that waits")
+        wait_until(lambda: threads(m.pid) >= before + len(names) - 3, 30, "a thread for each that waits")
         assert all(opener.poll() is None for opener in openers), "nothing waits: the test tests nothing"
         done = subprocess.run(["cat", os.path.join(m.mnt, "free")], capture_output=True, timeout=20, check=True)
         assert done.stdout == b"text"
@@ -553,7 +544,7 @@ def test_requests_that_wait_hold_up_nobody(mount):
         for holder in holders:
             fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         assert [opener.wait(20) for opener in openers] == [0] * len(openers)
-        wait_until(lambda: threads_of(m.pid) <= before + 3, 40, "the threads end")
+        wait_until(lambda: threads(m.pid) <= before + 3, 40, "the threads end")
         assert read_file(os.path.join(m.mnt, "free")) == b"text"
     finally:
         for holder in holders:

@@ -11,7 +11,8 @@ import threading
 
 import pytest
 
-from posix_calls import as_user, read_file, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, renameat2, write_file
+from helpers import error_of, read_file, write_file
+from posix_calls import as_user, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, renameat2
 
 
 def test_rename_flags(mount):
@@ -138,15 +139,6 @@ def test_a_folder_from_the_start_again(mount):
 
 # --- names -----------------------------------------------------------------------------------------------------------
 
-def code_of(call, *args):
-    """0, or the error number that it raises."""
-    try:
-        call(*args)
-    except OSError as error:
-        return error.errno
-    return 0
-
-
 def touch(path):
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
 
@@ -177,7 +169,7 @@ def test_long_names(mount, workdir, length):
         touch(os.path.join(folder, "f"))
         name = os.path.join(folder, "n" * length)
         short = os.path.join(folder, "f")
-        results.append([code_of(*call) for call in (
+        results.append([error_of(*call) for call in (
             (os.stat, name), (touch, name), (os.stat, name), (os.unlink, name), (os.mkdir, name), (os.rmdir, name),
             (os.symlink, "x", name), (os.readlink, name), (os.unlink, name), (os.link, short, name), (os.unlink, name),
             (os.mkfifo, name), (os.rename, name, name + "x"), (os.unlink, name), (os.rename, short, name),
@@ -196,7 +188,7 @@ def test_paths_of_the_greatest_length(mount):
     last = path + "/" + "f" * (4095 - len(path) - 1)
     write_file(last, b"deep")
     assert read_file(last) == b"deep" and len(last) == 4095
-    assert code_of(os.stat, last + "f") == errno.ENAMETOOLONG
+    assert error_of(os.stat, last + "f") == errno.ENAMETOOLONG
     # deeper than any path, step by step
     here = os.open(path, os.O_RDONLY)
     for _ in range(60):
@@ -219,16 +211,16 @@ def test_loops_of_symbolic_links(mount):
     os.symlink("a", at(m.mnt, "b"))
     for name in ("itself", "a", "a/x", "itself/"):
         for call in (os.stat, os.open, os.listdir, os.chdir, os.mkdir):
-            code = code_of(call, at(m.mnt, name), *([os.O_RDONLY] if call is os.open else []))
+            code = error_of(call, at(m.mnt, name), *([os.O_RDONLY] if call is os.open else []))
             assert code == (errno.EEXIST if call is os.mkdir and "x" not in name else errno.ELOOP), \
                 (name, call)
     assert os.readlink(at(m.mnt, "itself")) == "itself"
-    assert code_of(os.open, at(m.mnt, "a"), os.O_RDONLY | os.O_NOFOLLOW) == errno.ELOOP
+    assert error_of(os.open, at(m.mnt, "a"), os.O_RDONLY | os.O_NOFOLLOW) == errno.ELOOP
     # forty are followed, one more is not
     write_file(at(m.mnt, "l0"), b"end")
     for i in range(41):
         os.symlink(f"l{i}", at(m.mnt, f"l{i + 1}"))
-    assert read_file(at(m.mnt, "l40")) == b"end" and code_of(os.stat, at(m.mnt, "l41")) == errno.ELOOP
+    assert read_file(at(m.mnt, "l40")) == b"end" and error_of(os.stat, at(m.mnt, "l41")) == errno.ELOOP
 
 
 def test_a_rename_leaves_a_whiteout(mount):
@@ -241,7 +233,7 @@ def test_a_rename_leaves_a_whiteout(mount):
         st = os.lstat(os.path.join(folder, "one"))
         assert stat.S_ISCHR(st.st_mode) and st.st_rdev == 0
     renameat2(two, one, RENAME_EXCHANGE)
-    assert read_file(one) == b"1" and code_of(renameat2, one, two, RENAME_WHITEOUT | RENAME_EXCHANGE) == errno.EINVAL
+    assert read_file(one) == b"1" and error_of(renameat2, one, two, RENAME_WHITEOUT | RENAME_EXCHANGE) == errno.EINVAL
     # a device node is root's to make, one without a number is anybody's
     os.mkdir(folder := os.path.join(m.mnt, "d"))
     os.chmod(m.mnt, 0o755)
@@ -268,7 +260,7 @@ def list_with(folder, attributes):
         for entry in entries:
             found.append(entry.name)
             if attributes and len(found) % 100 == 1:
-                code_of(entry.stat)  # has the kernel ask for attributes with the names
+                error_of(entry.stat)  # has the kernel ask for attributes with the names
     return found
 
 

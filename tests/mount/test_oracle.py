@@ -8,8 +8,9 @@ import stat
 
 import pytest
 
-from posix_calls import (FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, fallocate, read_file,
-                         RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2)
+from helpers import read_file
+from posix_calls import (FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, fallocate, RENAME_EXCHANGE,
+                         RENAME_NOREPLACE, renameat2)
 
 
 class World:

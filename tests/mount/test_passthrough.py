@@ -15,9 +15,9 @@ import conftest
 import gaia
 import helpers
 from files import make, pattern
-from helpers import (MIB, PAGE, agents, device_statistics, devices, make_random, read_direct, read_file,  # noqa: F401
-                     repeats, statistics, wait_until, write_file)
-from passing import forget, mode, modes, open_map, passing, program  # noqa: F401
+from helpers import (MIB, PAGE, agents, device_statistics, devices, forget_inodes, make_random,  # noqa: F401
+                     read_direct, read_file, repeats, statistics, wait_until, write_file)
+from passing import mode, modes, open_map, passing, program  # noqa: F401
 
 
 # --- modes ----------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_what_a_device_had_first_is_tracked(passing, devices):
 
     def is_forgotten():  # not while the kernel waits for the answer to a RELEASE
         nonlocal fd
-        forget()
+        forget_inodes()
         fd = os.open(path, os.O_RDWR)
         if mode(m) != "tracked":
             os.close(fd)

@@ -3,15 +3,14 @@
 import ctypes
 import errno
 import os
-import signal
 import subprocess
 
 import pytest
 
-import conftest
 import helpers
 from files import make, pattern
-from helpers import MIB, PAGE, agents, devices, read_file, statistics, wait_until, write_file  # noqa: F401
+from helpers import (MIB, PAGE, agents, daemon_with_faults, devices, error_of, read_file, statistics,  # noqa: F401
+                     wait_until, write_file)
 from passing import mode, modes, open_map, passing, program  # noqa: F401
 from test_disks import fill, small_ext4  # noqa: F401
 
@@ -51,9 +50,7 @@ def test_the_daemon_is_killed(passing, devices, agents):
               "map[100] = 1\nmap.release()", path=path)
     cpu.do("os.pwrite(fd, b'w', 200)\nmapping[300] = 3\nclosed[400] = 4")
     content[100], content[200], content[300], content[400] = 1, ord("w"), 3, 4
-    m.expected_exit = None
-    os.kill(m.pid, signal.SIGKILL)
-    m.proc.wait()
+    m.kill()
     below = os.path.join(m.data, "f")
     assert read_file(below) == content
     cpu.do("mapping[301] = 5\nclosed[401] = 6")  # the mappings are of the backing file
@@ -68,19 +65,8 @@ def test_the_daemon_is_killed(passing, devices, agents):
 @pytest.fixture
 def failing(passing, workdir, monkeypatch):
     """A mount whose daemon's calls can be made to fail: (mount, plan)."""
-    build = os.environ.get("GAIAFS_BUILD", os.path.join(conftest.TOP, "build", "gcc"))
-    monkeypatch.setattr(conftest, "BIN", os.path.join(build, "faults"))
-    plan_path = os.path.join(workdir, "plan")
-    plan = helpers.Plan.make(plan_path)
-    return passing(env={"GAIAFS_FAULTS": plan_path}), plan
-
-
-def error_of(call, *args):
-    try:
-        call(*args)
-    except OSError as error:
-        return error.errno
-    return 0
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    return passing(env=env), plan
 
 
 def arm(plan, row, error, sticky=0):

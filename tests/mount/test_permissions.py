@@ -9,7 +9,8 @@ import subprocess
 
 import pytest
 
-from posix_calls import as_user, NOBODY, write_file
+from helpers import write_file
+from posix_calls import as_user, NOBODY
 
 
 def test_permissions_are_those_of_the_caller(mount):

@@ -12,7 +12,8 @@ import sys
 
 import pytest
 
-from posix_calls import as_user, libc, write_file
+from helpers import write_file
+from posix_calls import as_user, libc
 
 LOCK = struct.Struct("hhqqi4x")  # struct flock
 F_OFD_SETLK = 37

@@ -162,8 +162,7 @@ def test_a_deleted_file_leaves_the_device(mount, devices):
         opened = Opened(device, path)
         assert opened.map[:] == pattern(16 * PAGE)
         opened.map[turn] = 7
-        opened.map.unmap()
-        os.close(opened.fd)
+        opened.close()
         os.unlink(path)
     wait_until(lambda: device.stat().resident_bytes == before, what="nothing of the deleted files is on the device")
 

@@ -4,19 +4,16 @@ released is lost when it goes from one to the other."""
 import errno
 import fcntl
 import os
-import signal
 import struct
-import subprocess
 import threading
 import time
 
 import pytest
 
-import conftest
 import gaia
 from files import Opened, pattern
-from helpers import (MIB, PAGE, agents, devices, make_random, read_file, statistics, wait_until,  # noqa: F401
-                     write_file)
+from helpers import (MIB, PAGE, agents, devices, make_random, read_file, refused_mount, statistics,  # noqa: F401
+                     wait_until, write_file)
 from test_disks import fill, small_ext4  # noqa: F401
 
 CLAIM_BYTE = (1 << 63) - 2
@@ -34,17 +31,12 @@ def path_in(m, name="f"):
     return os.path.join(m.mnt, name)
 
 
-def let_go(opened):
-    opened.map.unmap()
-    os.close(opened.fd)
-
-
 def error_of_map(device, m, name="f", prot=gaia.PROT_READ | gaia.PROT_WRITE):
     try:
         opened = Opened(device, path_in(m, name), prot=prot)
     except OSError as error:
         return error.errno
-    let_go(opened)
+    opened.close()
     return 0
 
 
@@ -57,17 +49,37 @@ def claimed(path):
 
 # --- who may mount -----------------------------------------------------------------------------------------------------
 
+MEMBERS = "peers=a@local:gaiafs-test-a/b@local:gaiafs-test-b"
+
+
 @pytest.mark.parametrize("first, second, message", [
     ("shared", "", "is already mounted by another gaiafs (several take -o shared, all of them)"),
-    ("", "shared", "is already mounted by another gaiafs, without -o shared")])
+    ("", "shared", "is already mounted by another gaiafs, without -o shared"),
+    ("", f"node=a,{MEMBERS}", "is already mounted by another gaiafs, without -o peers")])
 def test_all_or_nobody(mount, workdir, first, second, message):
     m = mount(first)
-    other = os.path.join(workdir, "other")
-    os.mkdir(other)
-    done = subprocess.run([os.path.join(conftest.BIN, "mount.gaiafs"), m.data, other, *(["-o", second] if second else [])],
-                          capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and message in done.stderr
-    assert not os.path.ismount(other)
+    said = refused_mount(workdir, second, m.data)
+    assert message in said, said
+
+
+def test_members_have_the_directory_together(mount, workdir):
+    data = os.path.join(workdir, "members")
+    os.mkdir(data)
+    a, b = [mount(f"node={name},{MEMBERS}", data=data) for name in "ab"]
+    write_file(path_in(a), pattern(PAGE))
+    assert read_file(path_in(b)) == pattern(PAGE)
+
+
+@pytest.mark.parametrize("options, message", [
+    ("node=a", "option node=a: peers= is missing"),
+    (MEMBERS, "option peers=: node= is missing"),
+    (f"node=c,{MEMBERS}", "option peers=: node c is not among the members"),
+    ("node=a,peers=a@10.0.0.1:7471/a@10.0.0.2:7471", "option peers=: member a is listed twice"),
+    ("node=a,peers=/nonexistent/members", "option peers=/nonexistent/members: No such file or directory"),
+])
+def test_bad_members(workdir, options, message):
+    said = refused_mount(workdir, options)
+    assert message in said, said
 
 
 def test_one_mount_alone_asks_nobody(mount, devices):
@@ -75,7 +87,7 @@ def test_one_mount_alone_asks_nobody(mount, devices):
     write_file(path_in(m), pattern(PAGE))
     opened = Opened(devices(), path_in(m))
     assert not claimed(os.path.join(m.data, "f"))
-    let_go(opened)
+    opened.close()
 
 
 # --- one at a time -----------------------------------------------------------------------------------------------------
@@ -93,9 +105,9 @@ def test_a_file_goes_from_one_to_the_other(two, devices):
     opened.map[100] = 1
     opened.map.release()
     opened.map[5 * PAGE] = 2  # not released
-    let_go(opened)
+    opened.close()
     assert error_of_map(other, b) == errno.EBUSY  # the second map is there yet
-    let_go(second)
+    second.close()
     assert not claimed(below)
     assert statistics(a.mnt)["devices"][0]["resident_bytes"] == 0
     taken = Opened(other, path_in(b))
@@ -103,7 +115,7 @@ def test_a_file_goes_from_one_to_the_other(two, devices):
     assert error_of_map(one, a) == errno.EBUSY
     assert error_of_map(one, a, "f") == errno.EBUSY
     taken.map[101] = 3
-    let_go(taken)
+    taken.close()
     assert read_file(path_in(a))[100:102] == b"\1\3" and read_file(below)[100:102] == b"\1\3"
 
 
@@ -113,8 +125,8 @@ def test_other_files_are_not_concerned(two, devices):
         write_file(path_in(a, name), pattern(PAGE))
     opened, other = Opened(devices(), path_in(a)), Opened(devices(), path_in(b, "g"))
     opened.map[0], other.map[0] = 7, 8
-    let_go(opened)
-    let_go(other)
+    opened.close()
+    other.close()
     assert read_file(path_in(b))[0] == 7 and read_file(path_in(a, "g"))[0] == 8
 
 
@@ -127,19 +139,19 @@ def test_a_file_that_changed_size_meanwhile(two, devices):
         this, that = (a, b) if round_ % 2 else (b, a)
         opened = Opened(one, path_in(this))
         opened.map[0] = round_ + 1
-        let_go(opened)
+        opened.close()
         os.truncate(path_in(that), size)
         assert os.stat(path_in(that)).st_size == size
         opened = Opened(other, path_in(that))
         assert opened.map[0] == round_ + 1
         opened.map[size - 1] = round_ + 100
-        let_go(opened)
+        opened.close()
         assert os.stat(path_in(this)).st_size == size
         content = read_file(path_in(this))
         assert len(content) == size and content[-1] == round_ + 100
         opened = Opened(one, path_in(this))
         assert opened.map[size - 1] == round_ + 100
-        let_go(opened)
+        opened.close()
 
 
 def test_what_cpus_stored_goes_along(two, agents, devices):
@@ -152,11 +164,11 @@ def test_what_cpus_stored_goes_along(two, agents, devices):
     opened.map[60] = 6
     opened.map.release()
     cpu.do("map[70] = 7\nmap[3 * 4096] = 33")
-    let_go(opened)
+    opened.close()
     opened = Opened(devices(), path_in(b))
     assert (opened.map[50], opened.map[60], opened.map[70], opened.map[3 * PAGE]) == (5, 6, 7, 33)
     opened.map[80] = 8
-    let_go(opened)
+    opened.close()
     cpu.do("map[90] = 9\nmap.flush()")
     below = read_file(os.path.join(a.data, "f"))
     assert [below[i] for i in (50, 60, 70, 80, 90)] == [5, 6, 7, 8, 9]
@@ -172,7 +184,7 @@ def test_what_the_kernel_held_before_the_claim_is_dropped(two, agents, devices):
     fd = os.open(path_in(a), os.O_RDWR)  # before the change: no open finds it
     opened = Opened(devices(), path_in(b))
     opened.map[100] = pattern(PAGE)[100] ^ 255
-    let_go(opened)
+    opened.close()
     mapping = devices().mmap(fd, 4 * PAGE)
     cpu.do("map[50] = 5")
     mapping.release()
@@ -197,12 +209,12 @@ def test_cut_or_grown_by_the_other_mount_before_the_claim_goes(two, devices, siz
         with open(path_in(b), "r+b") as file:
             file.seek(64 * PAGE + 5)
             file.write(b"x" * PAGE)
-    let_go(opened)
+    opened.close()
     wanted = bytes(size) if size < 64 * PAGE else (bytes(64 * PAGE + 5) + b"x" * PAGE).ljust(size, b"\0")
     assert read_file(path_in(b)) == wanted
     opened = Opened(devices(), path_in(b))
     assert opened.map[:] == wanted
-    let_go(opened)
+    opened.close()
 
 
 @pytest.mark.parametrize("who", ["client", "daemon"])
@@ -218,13 +230,11 @@ def test_the_dead_let_go(two, agents, devices, who):
         client.kill()
     else:
         assert read_file(path_in(a))[10] == 77  # collected: the promise of the table
-        a.expected_exit = None
-        os.kill(a.pid, signal.SIGKILL)
-        a.proc.wait()
+        a.kill()
     wait_until(lambda: not claimed(os.path.join(b.data, "f")), 20, "the claim is gone")
     opened = Opened(device, path_in(b))
     assert opened.map[10] == 77
-    let_go(opened)
+    opened.close()
 
 
 def test_nothing_is_let_go_that_cannot_be_collected(mount, small_ext4, devices):  # noqa: F811
@@ -237,16 +247,16 @@ def test_nothing_is_let_go_that_cannot_be_collected(mount, small_ext4, devices):
     content = pattern(MIB)
     opened.map[:] = content
     ballast = fill(small_ext4)
-    let_go(opened)
+    opened.close()
     assert claimed(os.path.join(small_ext4, "f"))
     assert error_of_map(other, b) == errno.EBUSY
     os.unlink(ballast)
     os.sync()
-    let_go(Opened(one, path_in(a)))
+    Opened(one, path_in(a)).close()
     assert not claimed(os.path.join(small_ext4, "f"))
     opened = Opened(other, path_in(b))
     assert opened.map[:] == content
-    let_go(opened)
+    opened.close()
 
 
 def test_random_turns(two, devices):
@@ -279,7 +289,7 @@ def test_random_turns(two, devices):
                 if mine.random() < 0.1:
                     opened.map.release()
                     assert struct.unpack("<Q", os.pread(opened.fd, 8, at))[0] == value + 1
-            let_go(opened)
+            opened.close()
 
     def guarded(number):
         try:

@@ -1,0 +1,513 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/agent.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cache/client.h"
+
+static struct nodes *nodes_of(const struct cache_file *file)
+{
+    return file->cache->nodes;
+}
+
+/* ---- files ---- */
+
+int agent_track(struct nodes *nodes, const struct node_name *name)
+{
+    struct call_session *session;
+
+    int error = nodes_get_home(nodes, nodes_home_of(nodes, name), &session);
+    if (error)
+        return error;
+    error = nodes_ask(session, NODE_CALLS, NODE_TRACK, &(struct node_request){.name = *name}, NULL);
+    call_session_put(session);
+    return error;
+}
+
+static void unlink_file(struct nodes *nodes, struct agent_file *far)
+{
+    pthread_mutex_lock(&nodes->lock);
+    LIST_REMOVE(far, link);
+    while (far->users) /* requests of the home, which wait for this node's kernel at most */
+        pthread_cond_wait(&nodes->changed, &nodes->lock);
+    pthread_mutex_unlock(&nodes->lock);
+    call_session_put(far->session);
+    free(far);
+}
+
+int agent_file_open(struct cache *cache, const struct node_name *name, struct cache_file *file)
+{
+    struct nodes *nodes = cache->nodes;
+    struct agent_file *far = calloc(1, sizeof *far);
+
+    if (!far)
+        return -ENOMEM;
+    far->file = file;
+    far->member = nodes_home_of(nodes, name);
+    far->number = nodes_number(nodes);
+    int error = nodes_get_teller(nodes, far->member, &far->session);
+    if (error) {
+        free(far);
+        return error;
+    }
+    pthread_mutex_lock(&nodes->lock); /* first: the home may ask before it has answered */
+    LIST_INSERT_HEAD(&nodes->files, far, link);
+    pthread_mutex_unlock(&nodes->lock);
+    error = nodes_ask(far->session, NODE_IO, NODE_OPEN,
+                      &(struct node_request){.file = far->number, .name = *name}, NULL);
+    if (error) {
+        unlink_file(nodes, far);
+        return error;
+    }
+    file->far = far;
+    return 0;
+}
+
+void agent_file_close(struct cache_file *file)
+{
+    struct node_request request = {.file = file->far->number};
+
+    call_post(file->far->session, NODE_IO, NODE_CLOSE, &request, sizeof request);
+    unlink_file(nodes_of(file), file->far);
+}
+
+static int ask(const struct cache_file *file, enum node_class class, enum node_op op,
+               struct node_request *request, struct node_reply *reply_out)
+{
+    request->file = file->far->number;
+    return nodes_ask(file->far->session, class, op, request, reply_out);
+}
+
+/* ---- what programs do ---- */
+
+/* A piece of a READ or a WRITE, as much as a slot has room for. */
+static ssize_t read_piece(struct cache_file *file, unsigned slot, uint8_t *buffer, size_t length,
+                          off_t offset, unsigned flags, uint64_t number)
+{
+    struct call_session *session = file->far->session;
+    ssize_t n = ask(file, NODE_IO, NODE_READ,
+                    &(struct node_request){.offset = offset,
+                                           .length = length,
+                                           .slot = slot,
+                                           .flags = flags & CACHE_IO_FLAGS,
+                                           .value = number},
+                    NULL);
+
+    if (n <= 0)
+        return n;
+    if (n > (ssize_t)length)
+        return -EIO;
+    int error = call_slot_read(session, slot, 0, (size_t)n);
+    if (error)
+        return error;
+    memcpy(buffer, call_slot(session, slot), (size_t)n);
+    return n;
+}
+
+ssize_t agent_read(struct cache_file *file, void *buffer, size_t length, off_t offset, unsigned flags,
+                   struct cache_read *read_out)
+{
+    struct call_session *session = file->far->session;
+    size_t done = 0;
+    ssize_t n = 0;
+
+    if (file->given_up)
+        return -EIO;
+    read_out->number = atomic_fetch_add(&nodes_of(file)->reads, 1) + 1;
+    int slot = call_slot_get(session);
+    if (slot < 0)
+        return slot;
+    while (done < length) {
+        size_t want = length - done < CALL_SLOT_BYTES ? length - done : CALL_SLOT_BYTES;
+        n = read_piece(file, (unsigned)slot, (uint8_t *)buffer + done, want, offset + (off_t)done, flags,
+                       read_out->number);
+        if (n > 0)
+            done += (size_t)n;
+        if (n < (ssize_t)want)
+            break;
+    }
+    call_slot_put(session, (unsigned)slot);
+    return n < 0 ? n : (ssize_t)done; /* a short read would be the end of the file to the kernel */
+}
+
+void agent_read_end(struct cache_file *file, const struct cache_read *read)
+{
+    struct node_request request = {.file = file->far->number, .value = read->number};
+
+    call_post(file->far->session, NODE_IO, NODE_READ_END, &request, sizeof request);
+}
+
+static ssize_t write_piece(struct cache_file *file, unsigned slot, const uint8_t *buffer, size_t length,
+                           off_t offset, unsigned flags)
+{
+    struct call_session *session = file->far->session;
+
+    memcpy(call_slot(session, slot), buffer, length);
+    int error = call_slot_write(session, slot, 0, length);
+    if (error)
+        return error;
+    ssize_t n = ask(file, NODE_IO, NODE_WRITE,
+                    &(struct node_request){
+                        .offset = offset, .length = length, .slot = slot, .flags = flags & CACHE_IO_FLAGS},
+                    NULL);
+    return n > (ssize_t)length ? -EIO : n;
+}
+
+ssize_t agent_write(struct cache_file *file, const void *buffer, size_t length, off_t offset, unsigned flags)
+{
+    struct call_session *session = file->far->session;
+    ssize_t put = 0;
+    bool whole = true;
+
+    /* Before the home has them: who finds out that it has died asks what was written. */
+    if (!(flags & CACHE_IO_APPEND) && length)
+        durable_tried(file->durable, offset, (off_t)length);
+    int slot = call_slot_get(session);
+    if (slot < 0)
+        return slot;
+    /* What of a write-back can't be written the home has to know, all of it: each piece goes there. */
+    for (size_t at = 0, want; at < length && (whole || flags & CACHE_IO_WRITEBACK); at += want) {
+        want = length - at < CALL_SLOT_BYTES ? length - at : CALL_SLOT_BYTES;
+        ssize_t n =
+            write_piece(file, (unsigned)slot, (const uint8_t *)buffer + at, want, offset + (off_t)at, flags);
+        if (whole && (n > 0 || !put))
+            put = n > 0 ? put + n : n;
+        whole &= n == (ssize_t)want;
+    }
+    call_slot_put(session, (unsigned)slot);
+    return put;
+}
+
+int agent_truncate(struct cache_file *file, off_t size)
+{
+    return ask(file, NODE_IO, NODE_TRUNCATE, &(struct node_request){.length = (uint64_t)size}, NULL);
+}
+
+int agent_fallocate(struct cache_file *file, int mode, off_t offset, off_t length)
+{
+    return ask(file, NODE_IO, NODE_FALLOCATE,
+               &(struct node_request){.offset = offset, .length = (uint64_t)length, .flags = (uint32_t)mode},
+               NULL);
+}
+
+off_t agent_seek(struct cache_file *file, off_t offset, int whence)
+{
+    struct node_reply reply;
+    int error = ask(file, NODE_IO, NODE_SEEK,
+                    &(struct node_request){.offset = offset, .flags = (uint32_t)whence}, &reply);
+
+    return error ? error : (off_t)reply.value[0];
+}
+
+int agent_sync(struct cache_file *file, bool data_only)
+{
+    return ask(file, NODE_CALLS, NODE_SYNC, &(struct node_request){.flags = data_only}, NULL);
+}
+
+int agent_flush(struct cache_file *file)
+{
+    return ask(file, NODE_CALLS, NODE_FLUSH, &(struct node_request){0}, NULL);
+}
+
+void agent_opened(struct cache_file *file)
+{
+    ask(file, NODE_IO, NODE_OPENED, &(struct node_request){0}, NULL);
+}
+
+/* ---- maps ---- */
+
+/* Its capacity is shared out evenly: what of it a home fills, the others don't know of. */
+static uint64_t share_of_device(const struct cache *cache, unsigned device)
+{
+    const struct cache_config *config = &cache->config;
+    uint64_t bytes =
+        config->device_capacity_of[device] ? config->device_capacity_of[device] : config->device_capacity;
+
+    uint64_t pages = bytes / GAIA_PAGE_SIZE, share = pages / nodes_count(cache->nodes);
+
+    return share < NODE_DEVICE_PAGES_MIN ? NODE_DEVICE_PAGES_MIN
+                                         : share; /* many nodes, a small device: more */
+}
+
+static int map_there(struct cache_map *map, const struct cache_map_request *request, struct agent_map *far)
+{
+    struct cache_file *file = request->file;
+    struct nodes *nodes = nodes_of(file);
+    struct node_reply reply;
+    struct node_request wish = {.client = cache_client_number(map->client),
+                                .device = request->device,
+                                .offset = (int64_t)(request->first * GAIA_PAGE_SIZE),
+                                .length = request->count * GAIA_PAGE_SIZE,
+                                .flags = (request->writable ? NODE_MAP_WRITABLE : 0) |
+                                         (request->resident ? NODE_MAP_RESIDENT : 0),
+                                .value = share_of_device(file->cache, request->device)};
+
+    if (request->device >= GAIA_SOFT_MAX)
+        return -EOPNOTSUPP; /* a GPU's frames are not filled from another node yet */
+    int error = ask(file, NODE_CALLS, NODE_MAP, &wish, &reply);
+    if (error)
+        return error;
+    far->file = file->far;
+    far->id = (uint32_t)reply.value[0];
+    far->frames = agent_frames_get(nodes, file->far->session, (uint32_t)reply.value[1]);
+    if (far->frames)
+        return 0;
+    ask(file, NODE_CALLS, NODE_UNMAP, &(struct node_request){.client = wish.client, .map = far->id}, NULL);
+    return -EIO;
+}
+
+int agent_map_open(struct cache_map *map, const struct cache_map_request *request, int *frames_fd_out,
+                   int *state_fd_out)
+{
+    struct nodes *nodes = nodes_of(request->file);
+    struct agent_map *far = calloc(1, sizeof *far);
+
+    if (!far)
+        return -ENOMEM;
+    int error = map_there(map, request, far);
+    if (error) {
+        free(far);
+        return error;
+    }
+    map->far = far;
+    error = far->frames->frames->ops->share(far->frames->frames, map->writable, 0, frames_fd_out);
+    if (!error) {
+        *state_fd_out = dup(nodes->state_fd);
+        error = *state_fd_out < 0 ? -errno : 0;
+        if (error)
+            close(*frames_fd_out);
+    }
+    if (error)
+        agent_map_end(map);
+    return error;
+}
+
+int agent_map_attach(struct cache_map *map, uint64_t address, struct gaia_frames_map **frames_out)
+{
+    struct gaia_frames *frames = map->far->frames->frames;
+
+    int error = frames->ops->attach(frames, cache_client_faults(map->client), address, map->first, map->count,
+                                    map->writable, map->can_trap, frames_out);
+    if (error)
+        return error;
+    error = nodes_ask(map->far->file->session, NODE_CALLS, NODE_ATTACH,
+                      &(struct node_request){.client = cache_client_number(map->client),
+                                             .map = map->far->id,
+                                             .address = address,
+                                             .flags = map->can_trap ? NODE_TRAPS : 0},
+                      NULL);
+    if (error)
+        frames->ops->detach(*frames_out);
+    return error;
+}
+
+void agent_map_end(struct cache_map *map)
+{
+    struct agent_map *far = map->far;
+    struct nodes *nodes = nodes_of(map->file);
+
+    /* The home ends what it does to the map first. */
+    nodes_ask(far->file->session, NODE_CALLS, NODE_UNMAP,
+              &(struct node_request){.client = cache_client_number(map->client), .map = far->id}, NULL);
+    if (map->frames)
+        far->frames->frames->ops->detach(map->frames);
+    agent_frames_put(nodes, far->frames);
+    free(far);
+    map->far = NULL;
+}
+
+int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64_t bytes, unsigned advice,
+                 bool *poisoned_out)
+{
+    struct node_request request = {.client = cache_client_number(map->client),
+                                   .map = map->far->id,
+                                   .offset = (int64_t)offset,
+                                   .length = bytes,
+                                   .flags = advice};
+    struct node_reply reply;
+
+    if (offset > INT64_MAX)
+        return -EINVAL;
+    bool poisoned = op == NODE_ACQUIRE && atomic_exchange(&map->poisoned, false);
+    int error = nodes_ask(map->far->file->session, NODE_CALLS, op, &request, &reply);
+    if (op == NODE_ACQUIRE) {
+        *poisoned_out = poisoned || (!error && reply.value[0]);
+        if (error && poisoned)
+            map->poisoned = true;
+    }
+    return error;
+}
+
+void agent_fault(struct cache_map *map, const struct gaia_fault *fault)
+{
+    struct gaia_frames *frames = map->far->frames->frames;
+    struct node_request request = {.client = cache_client_number(map->client),
+                                   .address = fault->address,
+                                   .thread = fault->thread,
+                                   .flags = (fault->write ? NODE_FAULT_WRITE : 0) |
+                                            (fault->protection ? NODE_FAULT_PROTECTION : 0)};
+
+    if (!call_post(map->far->file->session, NODE_CALLS, NODE_FAULT, &request, sizeof request))
+        return;
+    uint64_t page = map->first + (fault->address - map->address) / GAIA_PAGE_SIZE;
+    map->poisoned = true;
+    if (fault->protection)
+        frames->ops->refuse(map->frames, page, fault->thread);
+    else
+        frames->ops->poison(map->frames, page, 1, fault->thread);
+}
+
+void agent_client_gone(struct cache *cache, struct cache_client *client)
+{
+    struct nodes *nodes = cache->nodes;
+    struct node_request request = {.client = cache_client_number(client)};
+
+    for (unsigned i = 0; i < MEMBERS_MAX; i++) {
+        struct call_session *session = nodes_home_session(nodes, i);
+        if (!session)
+            continue;
+        call_post(session, NODE_CALLS, NODE_GONE, &request, sizeof request);
+        call_session_put(session);
+    }
+}
+
+/* ---- what homes ask ---- */
+
+static struct agent_file *file_get(struct nodes *nodes, const struct call_session *session, uint32_t number)
+{
+    struct agent_file *far;
+
+    pthread_mutex_lock(&nodes->lock);
+    LIST_FOREACH (far, &nodes->files, link)
+        if (far->number == number && far->session == session)
+            break;
+    if (far)
+        far->users++;
+    pthread_mutex_unlock(&nodes->lock);
+    return far;
+}
+
+static void file_put(struct nodes *nodes, struct agent_file *far)
+{
+    pthread_mutex_lock(&nodes->lock);
+    if (--far->users == 0)
+        pthread_cond_broadcast(&nodes->changed);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+static int do_peek(struct call_session *session, struct cache_host *host, struct agent_file *far,
+                   const struct node_request *request)
+{
+    void *slot = call_slot(session, request->slot);
+
+    if (!slot || request->offset < 0 || request->length > GAIA_PAGE_SIZE)
+        return -EINVAL;
+    ssize_t n = host->peek(host->context, far->file->context, request->offset, request->length, slot);
+    if (n <= 0)
+        return (int)n;
+    int error = call_slot_write(session, request->slot, 0, (size_t)n);
+    return error ? error : (int)n;
+}
+
+static int serve_kernel(struct nodes *nodes, struct call_session *session, enum node_op op,
+                        const struct node_request *request)
+{
+    struct cache_host *host = &nodes->cache->host;
+    struct agent_file *far = file_get(nodes, session, request->file);
+    int result;
+
+    if (!far)
+        return -ENOENT;
+    if (op == NODE_PEEK)
+        result = do_peek(session, host, far, request);
+    else if (request->offset < -1 || request->length > INT64_MAX)
+        result = -EINVAL;
+    else
+        result = host->invalidate(host->context, far->file->context, request->offset, (off_t)request->length);
+    file_put(nodes, far);
+    return result;
+}
+
+/* From now on what this node opens of the name is asked of its home. */
+static int follow(struct nodes *nodes, unsigned member, const struct node_name *name, bool taken_over)
+{
+    struct cache_host *host = &nodes->cache->host;
+    uint64_t told;
+
+    pthread_mutex_lock(&nodes->lock);
+    int error = followed_add(&nodes->followed, member, name, &told);
+    pthread_mutex_unlock(&nodes->lock);
+    if (error)
+        return error;
+    error = host->follow(host->context, name, taken_over);
+    if (error == -EBUSY)
+        nodes_unfollow(nodes, name, told);
+    return error;
+}
+
+static int member_of(struct nodes *nodes, const struct call_session *session, unsigned *member_out)
+{
+    int error = -EPROTO;
+
+    pthread_mutex_lock(&nodes->lock);
+    for (unsigned i = 0; i < nodes->numbers; i++)
+        if (nodes->homes[i].session == session || nodes->homes[i].greeting == session) {
+            *member_out = i;
+            error = 0;
+        }
+    pthread_mutex_unlock(&nodes->lock);
+    return error;
+}
+
+int agent_serve(struct nodes *nodes, struct call_session *session, enum node_op op,
+                const struct node_request *request, struct node_reply *reply)
+{
+    unsigned member;
+
+    (void)reply;
+    if (op == NODE_INVALIDATE || op == NODE_PEEK)
+        return serve_kernel(nodes, session, op, request);
+    if (op >= NODE_FRAMES_OPEN && op <= NODE_OP_LAST)
+        return agent_frames_serve(nodes, session, op, request);
+    if (op != NODE_FOLLOW)
+        return -EPROTO;
+    int error = member_of(nodes, session, &member);
+    return error ? error : follow(nodes, member, &request->name, request->flags & NODE_TAKEN_OVER);
+}
+
+void agent_session_end(struct nodes *nodes, struct call_session *session, bool move)
+{
+    struct cache_host *host = &nodes->cache->host;
+    struct agent_file *far;
+    uint32_t last = 0;
+
+    agent_frames_end(nodes, session);
+    if (!move)
+        return;
+    /* Others are homes of its files from now on. */
+    do {
+        struct agent_file *next = NULL;
+        pthread_mutex_lock(&nodes->lock);
+        LIST_FOREACH (far, &nodes->files, link)
+            if (far->session == session && far->number > last && (!next || far->number < next->number))
+                next = far;
+        if (next)
+            next->users++;
+        pthread_mutex_unlock(&nodes->lock);
+        far = next;
+        if (far) {
+            /* Who closes the file waits for its users: it is let go of first, moved() may be who closes it.
+             */
+            void *context = far->file->context;
+            bool kept = host->keep(host->context, context);
+            last = far->number;
+            file_put(nodes, far);
+            if (kept)
+                host->moved(host->context, context, call_session_error(session) != -ESHUTDOWN);
+        }
+    } while (far);
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The agent's half of several nodes: files whose home is another node. What programs here do to them is asked
+ * of the home (struct cache_file with `far`), their maps are maps there (struct cache_map with `far`), and
+ * what the home does to frames of this node's devices, to its clients and to its kernel is done for it.
+ *
+ * All functions return 0 or more, or a negative errno; -EIO: the home can't be asked. No lock is held. */
+#ifndef GAIAFS_CACHE_AGENT_H
+#define GAIAFS_CACHE_AGENT_H
+
+#include <sys/queue.h>
+
+#include "cache/client.h"
+#include "cache/map.h"
+#include "cache/nodes.h"
+
+struct agent_file {
+    LIST_ENTRY(agent_file) link; /* nodes->files */
+    struct cache_file *file;
+    unsigned member;              /* the home */
+    struct call_session *session; /* a reference */
+    uint32_t number;
+    unsigned users; /* requests of the home under way; under nodes->lock */
+};
+
+struct agent_frames {
+    LIST_ENTRY(agent_frames) link; /* nodes->frames */
+    struct call_session *session;  /* whose they are; a reference */
+    uint32_t number;
+    struct gaia_frames *frames;
+    unsigned references; /* the list's, maps', and requests' under way; under nodes->lock */
+};
+
+struct agent_map {
+    struct agent_file *file; /* the map's use of the cache_file keeps it */
+    struct agent_frames *frames;
+    uint32_t id; /* at the home */
+};
+
+/* Have the home of a name track it; it has told everybody, this node too, when it returns. */
+int agent_track(struct nodes *nodes, const struct node_name *name);
+
+int agent_file_open(struct cache *cache, const struct node_name *name, struct cache_file *file);
+void agent_file_close(struct cache_file *file);
+
+/* As cache_file_*(). */
+ssize_t agent_read(struct cache_file *file, void *buffer, size_t length, off_t offset, unsigned flags,
+                   struct cache_read *read_out);
+void agent_read_end(struct cache_file *file, const struct cache_read *read);
+ssize_t agent_write(struct cache_file *file, const void *buffer, size_t length, off_t offset, unsigned flags);
+int agent_truncate(struct cache_file *file, off_t size);
+int agent_fallocate(struct cache_file *file, int mode, off_t offset, off_t length);
+off_t agent_seek(struct cache_file *file, off_t offset, int whence);
+int agent_sync(struct cache_file *file, bool data_only);
+int agent_flush(struct cache_file *file);
+void agent_opened(struct cache_file *file);
+
+/* As cache_map_*(). */
+int agent_map_open(struct cache_map *map, const struct cache_map_request *request, int *frames_fd_out,
+                   int *state_fd_out);
+int agent_map_attach(struct cache_map *map, uint64_t address, struct gaia_frames_map **frames_out);
+/* The last reference: nobody uses the map. */
+void agent_map_end(struct cache_map *map);
+/* op: NODE_ACQUIRE, NODE_RELEASE, NODE_MAP_SYNC or NODE_ADVISE. */
+int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64_t bytes, unsigned advice,
+                 bool *poisoned_out);
+void agent_fault(struct cache_map *map, const struct gaia_fault *fault);
+/* A client that may have maps of far files has ended. */
+void agent_client_gone(struct cache *cache, struct cache_client *client);
+
+/* Serve a request of a home. */
+int agent_serve(struct nodes *nodes, struct call_session *session, enum node_op op,
+                const struct node_request *request, struct node_reply *reply);
+/* In agent_frames.c: those of NODE_FRAMES and NODE_CLIENTS. */
+int agent_frames_serve(struct nodes *nodes, struct call_session *session, enum node_op op,
+                       const struct node_request *request);
+struct agent_frames *agent_frames_get(struct nodes *nodes, const struct call_session *session,
+                                      uint32_t number);
+void agent_frames_put(struct nodes *nodes, struct agent_frames *frames);
+/* A home's session has ended; move: other homes are to be found for its files. */
+void agent_session_end(struct nodes *nodes, struct call_session *session, bool move);
+void agent_frames_end(struct nodes *nodes, const struct call_session *session);
+
+#endif

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Frames of this node's devices that homes elsewhere fill: what gpu/home_node.c asks for. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "cache/agent.h"
+#include "cache/client.h"
+
+/* nodes->lock is held. */
+static struct agent_frames *find(struct nodes *nodes, const struct call_session *session, uint32_t number)
+{
+    struct agent_frames *frames;
+
+    LIST_FOREACH (frames, &nodes->frames, link)
+        if (frames->number == number && frames->session == session)
+            return frames;
+    return NULL;
+}
+
+struct agent_frames *agent_frames_get(struct nodes *nodes, const struct call_session *session,
+                                      uint32_t number)
+{
+    pthread_mutex_lock(&nodes->lock);
+    struct agent_frames *frames = find(nodes, session, number);
+    if (frames)
+        frames->references++;
+    pthread_mutex_unlock(&nodes->lock);
+    return frames;
+}
+
+void agent_frames_put(struct nodes *nodes, struct agent_frames *frames)
+{
+    pthread_mutex_lock(&nodes->lock);
+    bool last = --frames->references == 0;
+    pthread_mutex_unlock(&nodes->lock);
+    if (!last)
+        return;
+    frames->frames->ops->close(frames->frames);
+    call_session_put(frames->session);
+    free(frames);
+}
+
+static int do_open(struct nodes *nodes, struct call_session *session, const struct node_request *request)
+{
+    struct agent_frames *frames;
+
+    if (!request->frames || request->device >= nodes->cache->config.soft_devices ||
+        request->length > INT64_MAX / GAIA_PAGE_SIZE)
+        return -EINVAL;
+    frames = calloc(1, sizeof *frames);
+    if (!frames)
+        return -ENOMEM;
+    int error = gaia_soft_frames_open(request->length, &frames->frames);
+    if (error) {
+        free(frames);
+        return error;
+    }
+    frames->session = session;
+    frames->number = request->frames;
+    frames->references = 1;
+    call_session_get(session);
+    pthread_mutex_lock(&nodes->lock);
+    bool known = find(nodes, session, request->frames);
+    if (known)
+        frames->number = 0; /* nobody finds it */
+    LIST_INSERT_HEAD(&nodes->frames, frames, link);
+    if (known)
+        LIST_REMOVE(frames, link);
+    pthread_mutex_unlock(&nodes->lock);
+    if (known)
+        agent_frames_put(nodes, frames);
+    return known ? -EEXIST : 0;
+}
+
+static int do_close(struct nodes *nodes, const struct call_session *session, uint32_t number)
+{
+    pthread_mutex_lock(&nodes->lock);
+    struct agent_frames *frames = find(nodes, session, number);
+    if (frames)
+        LIST_REMOVE(frames, link);
+    pthread_mutex_unlock(&nodes->lock);
+    if (!frames)
+        return -ENOENT;
+    agent_frames_put(nodes, frames);
+    return 0;
+}
+
+/* One one-sided read from the home's slot, straight into the frames; or by way of this side's slot. */
+static int do_place(struct call_session *session, struct gaia_frames *frames,
+                    const struct node_request *request)
+{
+    uint64_t page = (uint64_t)request->offset, count = request->length;
+    size_t length = count * GAIA_PAGE_SIZE;
+    void *window;
+
+    if (!call_slot(session, request->slot) || !count || count > CALL_SLOT_BYTES / GAIA_PAGE_SIZE)
+        return -EINVAL;
+    int error = frames->ops->open_window(frames, page, count, &window);
+    if (!error) {
+        error = call_slot_read_into(session, request->slot, 0, length, window, true);
+        frames->ops->close_window(window, count);
+    }
+    if (!error || error == -EIO)
+        return error;
+    error = call_slot_read(session, request->slot, 0, length);
+    return error ? error : frames->ops->place(frames, page, count, call_slot(session, request->slot));
+}
+
+static int do_fetch(struct call_session *session, struct gaia_frames *frames,
+                    const struct node_request *request)
+{
+    uint8_t *slot = call_slot(session, request->slot);
+    void *pages[GAIA_FETCH_MAX];
+
+    if (!slot || !request->length || request->length > GAIA_FETCH_MAX)
+        return -EINVAL;
+    for (unsigned i = 0; i < request->length; i++)
+        pages[i] = slot + (size_t)i * GAIA_PAGE_SIZE;
+    int error = frames->ops->fetch(frames, (uint64_t)request->offset, (unsigned)request->length, pages);
+    return error ? error : call_slot_write(session, request->slot, 0, request->length * GAIA_PAGE_SIZE);
+}
+
+/* What is done to a map of a client of this node's. */
+static int do_client(struct nodes *nodes, struct agent_frames *frames, enum node_op op,
+                     const struct node_request *request)
+{
+    const struct gaia_frames_ops *ops = frames->frames->ops;
+    uint64_t page = (uint64_t)request->offset, count = request->length;
+    int error = 0;
+
+    struct cache_map *map = cache_client_find_far(nodes, request->client, request->address, frames);
+    if (!map)
+        return -ENOENT;
+    switch (op) {
+    case NODE_PLACE: /* what it exposes */
+        error = ops->expose(map->frames, page, count, true);
+        break;
+    case NODE_EXPOSE:
+        error = ops->expose(map->frames, page, count, request->flags & 1);
+        break;
+    case NODE_UNPROTECT:
+        error = ops->unprotect(map->frames, page, count);
+        break;
+    case NODE_POISON:
+        map->poisoned = true;
+        error = ops->poison(map->frames, page, count, request->thread);
+        break;
+    default: /* NODE_REFUSE */
+        ops->refuse(map->frames, page, request->thread);
+    }
+    cache_map_put(map);
+    return error;
+}
+
+static int do_frames(struct call_session *session, struct gaia_frames *frames, enum node_op op,
+                     const struct node_request *request)
+{
+    uint64_t page = (uint64_t)request->offset, count = request->length;
+
+    switch (op) {
+    case NODE_RESIZE:
+        return frames->ops->resize(frames, count);
+    case NODE_PLACE:
+        return do_place(session, frames, request);
+    case NODE_FETCH:
+        return do_fetch(session, frames, request);
+    case NODE_DROP:
+        return frames->ops->drop(frames, page, count);
+    case NODE_CLEAR:
+        return frames->ops->clear(frames, page, request->value);
+    case NODE_PROTECT:
+        return frames->ops->protect(frames, page, count);
+    default: /* NODE_WAKE */
+        frames->ops->wake(frames, page, count);
+        return 0;
+    }
+}
+
+int agent_frames_serve(struct nodes *nodes, struct call_session *session, enum node_op op,
+                       const struct node_request *request)
+{
+    const uint64_t most = INT64_MAX / GAIA_PAGE_SIZE;
+
+    if (op == NODE_FRAMES_OPEN)
+        return do_open(nodes, session, request);
+    if (op == NODE_FRAMES_CLOSE)
+        return do_close(nodes, session, request->frames);
+    if (request->offset < 0 || (uint64_t)request->offset > most || request->length > most ||
+        (op == NODE_CLEAR && request->value >= GAIA_PAGE_SIZE))
+        return -EINVAL;
+    struct agent_frames *frames = agent_frames_get(nodes, session, request->frames);
+    if (!frames)
+        return -ENOENT;
+    bool of_client = op >= NODE_EXPOSE;
+    int error = of_client ? 0 : do_frames(session, frames->frames, op, request);
+    if (!error && (of_client || (op == NODE_PLACE && request->flags & NODE_PLACE_EXPOSES)))
+        error = do_client(nodes, frames, op, request);
+    if (op == NODE_PLACE && error == -ENOENT) /* the client has gone: the bytes are there */
+        error = 0;
+    agent_frames_put(nodes, frames);
+    return error;
+}
+
+void agent_frames_end(struct nodes *nodes, const struct call_session *session)
+{
+    struct agent_frames *frames;
+
+    do {
+        pthread_mutex_lock(&nodes->lock);
+        LIST_FOREACH (frames, &nodes->frames, link)
+            if (frames->session == session)
+                break;
+        if (frames)
+            LIST_REMOVE(frames, link);
+        pthread_mutex_unlock(&nodes->lock);
+        if (frames) {
+            /* Touches that wait come again, and find nobody to ask. */
+            frames->frames->ops->wake(frames->frames, 0, INT64_MAX / GAIA_PAGE_SIZE);
+            agent_frames_put(nodes, frames);
+        }
+    } while (frames);
+}

@@ -1,0 +1,691 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/home.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache/client.h"
+#include "cache/home_device.h"
+#include "cache/internal.h"
+
+struct home_read {
+    LIST_ENTRY(home_read) link;
+    uint64_t number;
+    struct cache_read read;
+};
+
+/* A client of an agent's. */
+struct home_client {
+    LIST_ENTRY(home_client) link;
+    uint32_t number;
+    struct cache_client *cache;
+    unsigned references; /* the list's and operations' */
+};
+
+/* ---- what an agent has open ---- */
+
+/* The session's lock is held. */
+static struct home_open *find_open(const struct home_session *agent, uint32_t number)
+{
+    struct home_open *open;
+
+    LIST_FOREACH (open, &agent->opens, link)
+        if (open->number == number)
+            return open;
+    return NULL;
+}
+
+static struct home_open *open_get(struct home_session *agent, uint32_t number)
+{
+    struct home_open *open;
+
+    pthread_mutex_lock(&agent->lock);
+    open = find_open(agent, number);
+    if (open)
+        open->references++;
+    pthread_mutex_unlock(&agent->lock);
+    return open;
+}
+
+static void open_put(struct home_open *open)
+{
+    struct home_session *agent = open->session;
+    struct cache_file *file = open->file;
+    struct home_read *read;
+
+    pthread_mutex_lock(&agent->lock);
+    bool last = --open->references == 0;
+    pthread_mutex_unlock(&agent->lock);
+    if (!last)
+        return;
+    while ((read = LIST_FIRST(&open->reads))) { /* the agent's kernel will never have them */
+        LIST_REMOVE(read, link);
+        cache_file_read_end(file, &read->read);
+        free(read);
+    }
+    pthread_mutex_lock(&file->lock);
+    LIST_REMOVE(open, file_link);
+    pthread_mutex_unlock(&file->lock);
+    durable_close(file->durable);
+    file_unuse(file);
+    free(open);
+}
+
+/* Takes it off the session's list, if nobody has done so before. */
+static int open_close(struct home_session *agent, uint32_t number)
+{
+    struct home_open *open;
+
+    pthread_mutex_lock(&agent->lock);
+    open = find_open(agent, number);
+    if (open)
+        LIST_REMOVE(open, link);
+    pthread_mutex_unlock(&agent->lock);
+    if (!open)
+        return -ENOENT;
+    open_put(open);
+    return 0;
+}
+
+static int do_open(struct home_session *agent, const struct node_request *request)
+{
+    struct cache *cache = agent->nodes->cache;
+    struct cache_file *file;
+    struct home_open *open;
+
+    if (!request->file)
+        return -EINVAL;
+    open = open_get(agent, request->file);
+    if (open) {
+        open_put(open);
+        return -EEXIST;
+    }
+    open = calloc(1, sizeof *open);
+    if (!open)
+        return -ENOMEM;
+    int error = cache->host.find(cache->host.context, &request->name, &file); /* in use */
+    if (error) {
+        free(open);
+        return error;
+    }
+    *open = (struct home_open){.session = agent, .number = request->file, .file = file, .references = 1};
+    LIST_INIT(&open->reads);
+    durable_open(file->durable, true, &open->seen);
+    pthread_mutex_lock(&file->lock);
+    LIST_INSERT_HEAD(&file->opens, open, file_link);
+    pthread_mutex_unlock(&file->lock);
+    pthread_mutex_lock(&agent->lock);
+    LIST_INSERT_HEAD(&agent->opens, open, link);
+    pthread_mutex_unlock(&agent->lock);
+    return 0;
+}
+
+/* ---- its programs' reads and writes ---- */
+
+static int do_read(struct home_session *agent, struct home_open *open, const struct node_request *request)
+{
+    uint8_t *slot = call_slot(agent->session, request->slot);
+    struct home_read *read;
+
+    if (!slot || request->length > CALL_SLOT_BYTES || request->offset < 0)
+        return -EINVAL;
+    read = calloc(1, sizeof *read);
+    if (!read)
+        return -ENOMEM;
+    read->number = request->value;
+    ssize_t n =
+        cache_file_read(open->file, open->file->fd, slot, request->length, request->offset,
+                        (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1), &read->read);
+    pthread_mutex_lock(&agent->lock);
+    LIST_INSERT_HEAD(&open->reads, read, link);
+    pthread_mutex_unlock(&agent->lock);
+    return (int)n;
+}
+
+static int do_read_end(struct home_session *agent, struct home_open *open, const struct node_request *request)
+{
+    LIST_HEAD(, home_read) ended = LIST_HEAD_INITIALIZER(ended);
+    struct home_read *read, *next;
+
+    pthread_mutex_lock(&agent->lock);
+    for (read = LIST_FIRST(&open->reads); read; read = next) {
+        next = LIST_NEXT(read, link);
+        if (read->number == request->value) {
+            LIST_REMOVE(read, link);
+            LIST_INSERT_HEAD(&ended, read, link);
+        }
+    }
+    pthread_mutex_unlock(&agent->lock);
+    for (read = LIST_FIRST(&ended); read; read = next) {
+        next = LIST_NEXT(read, link);
+        cache_file_read_end(open->file, &read->read);
+        free(read);
+    }
+    return 0;
+}
+
+static int do_write(struct home_session *agent, struct home_open *open, const struct node_request *request)
+{
+    struct cache_file *file = open->file;
+    const uint8_t *slot = call_slot(agent->session, request->slot);
+
+    if (!slot || request->length > CALL_SLOT_BYTES || request->offset < 0)
+        return -EINVAL;
+    if (!file->writable)
+        return -EROFS;
+    unsigned begun = durable_begin(file->durable, file->fd);
+    ssize_t n = cache_file_write(file, file->fd, slot, request->length, request->offset,
+                                 (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1));
+    durable_wrote(file->durable, begun, request->offset, n);
+    if (n < (ssize_t)request->length && request->flags & CACHE_IO_WRITEBACK) {
+        off_t done = n > 0 ? n : 0; /* its kernel has let go of the rest */
+        durable_lose(file->durable, request->offset + done, (off_t)request->length - done,
+                     n < 0 ? (int)n : -EIO);
+    } else if (n < (ssize_t)request->length) {
+        durable_tried(file->durable, request->offset, (off_t)request->length);
+    }
+    return (int)n;
+}
+
+static int do_truncate(struct home_open *open, const struct node_request *request)
+{
+    struct cache_file *file = open->file;
+
+    if (request->length > INT64_MAX)
+        return -EINVAL;
+    durable_begin(file->durable, file->fd);
+    int error = cache_file_truncate(file, -1, (off_t)request->length);
+    if (!error)
+        durable_cut(file->durable, (off_t)request->length);
+    return error;
+}
+
+static int do_fallocate(struct home_open *open, const struct node_request *request)
+{
+    const uint32_t modes = FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE;
+    struct cache_file *file = open->file;
+
+    if (request->offset < 0 || request->length > INT64_MAX)
+        return -EINVAL;
+    if (request->flags & ~modes) /* as FUSE: what is on devices can't be moved along */
+        return -EOPNOTSUPP;
+    unsigned begun = durable_begin(file->durable, file->fd);
+    int error =
+        cache_file_fallocate(file, file->fd, (int)request->flags, request->offset, (off_t)request->length);
+    if (!error && request->flags & ~(uint32_t)FALLOC_FL_KEEP_SIZE) /* zeros were written */
+        durable_wrote(file->durable, begun, request->offset, (off_t)request->length);
+    return error;
+}
+
+static int do_seek(struct home_open *open, const struct node_request *request, struct node_reply *reply)
+{
+    off_t found = cache_file_seek(open->file, open->file->fd, request->offset, (int)request->flags);
+
+    if (found < 0)
+        return (int)found;
+    reply->value[0] = (uint64_t)found;
+    return 0;
+}
+
+static int serve_open(struct home_session *agent, enum node_op op, const struct node_request *request,
+                      struct node_reply *reply)
+{
+    struct home_open *open = open_get(agent, request->file);
+    int result;
+
+    if (!open)
+        return -EBADF;
+    switch (op) {
+    case NODE_READ:
+        result = do_read(agent, open, request);
+        break;
+    case NODE_READ_END:
+        result = do_read_end(agent, open, request);
+        break;
+    case NODE_WRITE:
+        result = do_write(agent, open, request);
+        break;
+    case NODE_TRUNCATE:
+        result = do_truncate(open, request);
+        break;
+    case NODE_FALLOCATE:
+        result = do_fallocate(open, request);
+        break;
+    case NODE_SEEK:
+        result = do_seek(open, request, reply);
+        break;
+    case NODE_OPENED:
+        cache_file_kernel_drops(open->file);
+        result = 0;
+        break;
+    case NODE_FLUSH:
+        result = cache_file_flush(open->file);
+        break;
+    default: /* NODE_SYNC */
+        result = cache_file_sync(open->file, open->file->fd, request->flags & 1, &open->seen);
+    }
+    open_put(open);
+    return result;
+}
+
+/* ---- its clients' maps ---- */
+
+/* The session's lock is held. */
+static struct home_client *find_client(const struct home_session *agent, uint32_t number)
+{
+    struct home_client *client;
+
+    LIST_FOREACH (client, &agent->clients, link)
+        if (client->number == number)
+            return client;
+    return NULL;
+}
+
+static struct home_client *client_get(struct home_session *agent, uint32_t number)
+{
+    struct home_client *client;
+
+    pthread_mutex_lock(&agent->lock);
+    client = find_client(agent, number);
+    if (client)
+        client->references++;
+    pthread_mutex_unlock(&agent->lock);
+    return client;
+}
+
+static void client_put(struct home_session *agent, struct home_client *client)
+{
+    pthread_mutex_lock(&agent->lock);
+    bool last = --client->references == 0;
+    pthread_mutex_unlock(&agent->lock);
+    if (!last)
+        return;
+    cache_client_close(client->cache);
+    free(client);
+}
+
+/* The client of a number, made when there is none. */
+static int client_make(struct home_session *agent, uint32_t number, struct home_client **client_out)
+{
+    struct home_client *client = client_get(agent, number), *other;
+
+    *client_out = client;
+    if (client)
+        return 0;
+    client = calloc(1, sizeof *client);
+    if (!client)
+        return -ENOMEM;
+    int error = cache_client_open_far(agent->nodes->cache, number, &client->cache);
+    if (error) {
+        free(client);
+        return error;
+    }
+    client->number = number;
+    client->references = 2;
+    pthread_mutex_lock(&agent->lock);
+    other = find_client(agent, number);
+    if (other)
+        other->references++;
+    else
+        LIST_INSERT_HEAD(&agent->clients, client, link);
+    pthread_mutex_unlock(&agent->lock);
+    if (other) {
+        cache_client_close(client->cache);
+        free(client);
+        client = other;
+    }
+    *client_out = client;
+    return 0;
+}
+
+static int client_gone(struct home_session *agent, uint32_t number)
+{
+    struct home_client *client;
+
+    pthread_mutex_lock(&agent->lock);
+    client = find_client(agent, number);
+    if (client)
+        LIST_REMOVE(client, link);
+    pthread_mutex_unlock(&agent->lock);
+    if (!client)
+        return -ENOENT;
+    client_put(agent, client);
+    return 0;
+}
+
+static int map_open(struct home_session *agent, struct home_client *client, struct home_open *open,
+                    const struct node_request *request, struct node_reply *reply)
+{
+    struct cache_map_request wish = {.file = open->file,
+                                     .first = (uint64_t)request->offset / GAIA_PAGE_SIZE,
+                                     .count = request->length / GAIA_PAGE_SIZE,
+                                     .writable = request->flags & NODE_MAP_WRITABLE,
+                                     .resident = request->flags & NODE_MAP_RESIDENT};
+    int frames_fd, state_fd = -1;
+    uint64_t frames;
+    uint32_t id;
+
+    if (request->offset < 0 || request->offset % GAIA_PAGE_SIZE || request->length % GAIA_PAGE_SIZE ||
+        !request->length || request->length > INT64_MAX - GAIA_PAGE_SIZE ||
+        request->offset > INT64_MAX - GAIA_PAGE_SIZE - (int64_t)request->length)
+        return -EINVAL;
+    int error = home_device_get(agent, request->device, request->value, &wish.device);
+    if (!error)
+        error = cache_map_open(client->cache, &wish, &id, &frames_fd, &state_fd, &frames);
+    if (error)
+        return error;
+    reply->value[0] = id;
+    reply->value[1] = frames;
+    return 0;
+}
+
+static int do_map(struct home_session *agent, const struct node_request *request, struct node_reply *reply)
+{
+    struct home_open *open = open_get(agent, request->file);
+    struct home_client *client;
+
+    if (!open)
+        return -EBADF;
+    int error = client_make(agent, request->client, &client);
+    if (!error) {
+        error = map_open(agent, client, open, request, reply);
+        client_put(agent, client);
+    }
+    open_put(open);
+    return error;
+}
+
+static int do_client(struct cache_client *client, enum node_op op, const struct node_request *request,
+                     struct node_reply *reply)
+{
+    uint64_t offset = (uint64_t)request->offset, changes;
+    bool poisoned = false;
+    int error;
+
+    switch (op) {
+    case NODE_ATTACH:
+        return cache_map_attach_far(client, request->map, request->address, request->flags & NODE_TRAPS);
+    case NODE_UNMAP:
+        return cache_map_close(client, request->map);
+    case NODE_FAULT:
+        return cache_client_fault(client,
+                                  &(struct gaia_fault){.address = request->address,
+                                                       .write = request->flags & NODE_FAULT_WRITE,
+                                                       .protection = request->flags & NODE_FAULT_PROTECTION,
+                                                       .thread = request->thread});
+    case NODE_ACQUIRE:
+        error = cache_map_acquire(client, request->map, offset, request->length, &changes, &poisoned);
+        reply->value[0] = poisoned;
+        return error;
+    case NODE_RELEASE:
+        return cache_map_release(client, request->map, offset, request->length);
+    case NODE_MAP_SYNC:
+        return cache_map_sync(client, request->map, offset, request->length);
+    default: /* NODE_ADVISE */
+        return cache_map_advise(client, request->map, offset, request->length, request->flags);
+    }
+}
+
+static int serve_client(struct home_session *agent, enum node_op op, const struct node_request *request,
+                        struct node_reply *reply)
+{
+    struct home_client *client = client_get(agent, request->client);
+
+    if (!client)
+        return -ENOENT;
+    int result = do_client(client->cache, op, request, reply);
+    /* Looked at after it: who leaves says so before it collects for the last time. */
+    if (!result && (op == NODE_RELEASE || op == NODE_ACQUIRE) && (agent->nodes->leaving || agent->parting))
+        result = -EIO;
+    client_put(agent, client);
+    return result;
+}
+
+/* ---- files ---- */
+
+static struct node_request follow_request(const struct cache_file *file)
+{
+    return (struct node_request){.name = file->name, .flags = file->taken_over ? NODE_TAKEN_OVER : 0};
+}
+
+int home_announce(struct cache_file *file, const struct node_name *name)
+{
+    struct nodes *nodes = file->cache->nodes;
+    struct home_session *agent;
+    struct call_session *sessions[MEMBERS_MAX * 2];
+    unsigned count = 0;
+    int error = 0;
+
+    pthread_mutex_lock(&file->lock);
+    while (file->announced == ANNOUNCING)
+        pthread_cond_wait(&file->changed, &file->lock);
+    bool done = file->announced == ANNOUNCED;
+    if (!done) {
+        file->name = *name;
+        file->taken_over = nodes_first_home_of(nodes, name) != nodes->self;
+        file->announced = ANNOUNCING;
+    }
+    pthread_mutex_unlock(&file->lock);
+    if (done)
+        return 0;
+    struct node_request request = follow_request(file);
+    pthread_mutex_lock(&nodes->lock);
+    LIST_FOREACH (agent, &nodes->agents, link)
+        if (count < MEMBERS_MAX * 2) {
+            sessions[count] = agent->session;
+            call_session_get(sessions[count++]);
+        }
+    pthread_mutex_unlock(&nodes->lock);
+    for (unsigned i = 0; i < count; i++) {
+        int one = nodes_ask(sessions[i], NODE_CALLS, NODE_FOLLOW, &request, NULL);
+        /* One that has died: its kernel's pages are its own. One that takes itself for the home tells us. */
+        if (one < 0 && one != -EBUSY && !call_session_error(sessions[i]) && !error)
+            error = one;
+        call_session_put(sessions[i]);
+    }
+    /* What this node's programs have in its kernel's cache nobody has counted; and who was told first may
+     * have read what programs of the others wrote to the data directory until they were told. */
+    pthread_mutex_lock(&file->lock);
+    heal_window_open(file, 0, UINT64_MAX);
+    pthread_mutex_unlock(&file->lock);
+    home_invalidate(file, 0, 0);
+    pthread_mutex_lock(&file->lock);
+    heal_window_close(file);
+    file_check_behind(file); /* what the others' kernels have written back now */
+    /* One that is taken over is served to those who have it open: whoever can't be told asks by itself. */
+    error = file->taken_over ? 0 : error;
+    file->announced = error ? NOT_ANNOUNCED : ANNOUNCED; /* said again for the next map */
+    pthread_cond_broadcast(&file->changed);
+    pthread_mutex_unlock(&file->lock);
+    kernels_settle(file); /* twins that were given meanwhile */
+    return error;
+}
+
+static int do_track(struct home_session *agent, const struct node_request *request)
+{
+    struct cache *cache = agent->nodes->cache;
+    struct cache_file *file;
+
+    int error = cache->host.track(cache->host.context, &request->name, &file); /* in use, and announced */
+    if (!error)
+        file_unuse(file);
+    return error;
+}
+
+/* What agents are told of all files that are tracked here and that agents know of, also of those that hold
+ * nothing now: those, too, are announced once only. One that is closed meanwhile an agent finds out about
+ * when it opens it. The caller frees. */
+static int list_tracked(struct cache *cache, struct node_request **list_out, size_t *count_out)
+{
+    struct cache_file *file;
+    size_t most = 1, count = 0;
+
+    pthread_mutex_lock(&cache->lock);
+    LIST_FOREACH (file, &cache->files, link)
+        most++;
+    struct node_request *list = calloc(most, sizeof *list);
+    LIST_FOREACH (file, &cache->files, link) {
+        if (!list)
+            break;
+        pthread_mutex_lock(&file->lock);
+        if (file->announced != NOT_ANNOUNCED && !file->given_up)
+            list[count++] = follow_request(file);
+        pthread_mutex_unlock(&file->lock);
+    }
+    pthread_mutex_unlock(&cache->lock);
+    *list_out = list;
+    *count_out = count;
+    return list ? 0 : -ENOMEM;
+}
+
+static int tell_all(struct home_session *agent)
+{
+    struct node_request *list;
+    size_t count;
+    int error = list_tracked(agent->nodes->cache, &list, &count);
+
+    for (size_t i = 0; i < count && !error; i++) {
+        error = nodes_ask(agent->session, NODE_CALLS, NODE_FOLLOW, &list[i], NULL);
+        if (error == -EBUSY) /* it has taken the file over, and will tell us so */
+            error = 0;
+    }
+    free(list);
+    return error;
+}
+
+/* One that was here before may not have been cleared away; if it lives on, this is an impostor. */
+static int enter(struct home_session *agent, const struct node_request *request)
+{
+    struct nodes *nodes = agent->nodes;
+    struct home_session *other;
+    int error = 0;
+
+    pthread_mutex_lock(&nodes->lock);
+    unsigned member = nodes_number_of(nodes, (const char *)request->name.bytes, request->name.length);
+    if (request->offset != NODE_VERSION || request->value != nodes->members->epoch)
+        error = -EPROTONOSUPPORT;
+    else if (member == MEMBERS_MAX || member == nodes->self)
+        error = -EACCES;
+    LIST_FOREACH (other, &nodes->agents, link)
+        if (!error && other->member == member)
+            error = -EBUSY;
+    if (!error) {
+        agent->member = member;
+        nodes->homes[member].down = false;
+        if (request->flags & NODE_LATE_KERNEL)
+            nodes->late_kernels |= UINT64_C(2) << member;
+        else
+            nodes->late_kernels &= ~(UINT64_C(2) << member);
+        LIST_INSERT_HEAD(&nodes->agents, agent, link);
+    }
+    pthread_mutex_unlock(&nodes->lock);
+    return error;
+}
+
+static int do_hello(struct home_session *agent, const struct node_request *request)
+{
+    int error = enter(agent, request);
+
+    if (error)
+        return error;
+    nodes_meet(agent->nodes, agent->member); /* it may track files, too */
+    return tell_all(agent);
+}
+
+/* For the last time. */
+static int empty(struct home_session *agent)
+{
+    agent->parting = true;
+    return home_device_empty(agent);
+}
+
+int home_serve(struct home_session *agent, enum node_op op, const struct node_request *request,
+               struct node_reply *reply)
+{
+    pthread_mutex_lock(&agent->nodes->lock);
+    bool known = agent->member != MEMBERS_MAX;
+    pthread_mutex_unlock(&agent->nodes->lock);
+    if (op == NODE_HELLO)
+        return known ? -EPROTO : do_hello(agent, request);
+    if (!known)
+        return -EACCES;
+    if (op == NODE_TRACK)
+        return do_track(agent, request);
+    if (op == NODE_MAP)
+        return do_map(agent, request, reply);
+    if (op == NODE_LEAVE)
+        return empty(agent);
+    if (op == NODE_GONE)
+        return client_gone(agent, request->client);
+    if (op == NODE_OPEN)
+        return do_open(agent, request);
+    if (op == NODE_CLOSE)
+        return open_close(agent, request->file);
+    if (op <= NODE_ADVISE)
+        return serve_client(agent, op, request, reply);
+    if (op <= NODE_SEEK)
+        return serve_open(agent, op, request, reply);
+    return -EPROTO;
+}
+
+/* ---- sessions ---- */
+
+int home_session_begin(struct nodes *nodes, struct call_session *session)
+{
+    struct home_session *agent = calloc(1, sizeof *agent);
+
+    if (!agent)
+        return -ENOMEM;
+    agent->nodes = nodes;
+    agent->session = session;
+    agent->member = MEMBERS_MAX;
+    lock_init(&agent->lock, LOCK_HOME_SESSION);
+    LIST_INIT(&agent->opens);
+    LIST_INIT(&agent->clients);
+    call_session_set_user(session, agent);
+    return 0;
+}
+
+void home_session_empty(struct nodes *nodes, const struct call_session *session)
+{
+    struct home_session *agent;
+
+    pthread_mutex_lock(&nodes->lock);
+    LIST_FOREACH (agent, &nodes->agents, link)
+        if (agent->session == session)
+            break;
+    if (agent)
+        agent->users++;
+    pthread_mutex_unlock(&nodes->lock);
+    if (!agent)
+        return;
+    empty(agent);
+    pthread_mutex_lock(&nodes->lock);
+    agent->users--;
+    pthread_cond_broadcast(&nodes->changed);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+void home_session_end(struct home_session *agent)
+{
+    struct home_client *client;
+    struct home_open *open;
+
+    while ((client = LIST_FIRST(&agent->clients)))
+        client_gone(agent, client->number);
+    home_device_lost(agent);
+    while ((open = LIST_FIRST(&agent->opens)))
+        open_close(agent, open->number);
+    pthread_mutex_lock(&agent->nodes->lock); /* last: the same member may come again then */
+    if (agent->member != MEMBERS_MAX)
+        LIST_REMOVE(agent, link);
+    while (agent->users)
+        pthread_cond_wait(&agent->nodes->changed, &agent->nodes->lock);
+    pthread_mutex_unlock(&agent->nodes->lock);
+    call_session_put(agent->session);
+    pthread_mutex_destroy(&agent->lock);
+    free(agent);
+}

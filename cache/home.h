@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The home's half of several nodes: agents' requests, done to files that are tracked here. An agent's devices
+ * are devices of this cache, whose frames are there (gpu/home_node.c); its programs' reads and writes are
+ * CPUs' as this node's own are; and its kernel holds pages that are dropped where ours would be. */
+#ifndef GAIAFS_CACHE_HOME_H
+#define GAIAFS_CACHE_HOME_H
+
+#include <sys/queue.h>
+
+#include "base/lock.h"
+#include "cache/nodes.h"
+#include "cache/reads.h"
+#include "cache/cache.h"
+
+struct cache_file;
+struct home_session;
+
+/* A file that an agent has open here. */
+struct home_open {
+    LIST_ENTRY(home_open) link;      /* session->opens, under session->lock */
+    LIST_ENTRY(home_open) file_link; /* file->opens, under the file's lock */
+    struct home_session *session;
+    uint32_t number;         /* the agent's */
+    struct cache_file *file; /* in use */
+    struct durable_seen seen;
+    LIST_HEAD(, home_read) reads; /* under session->lock */
+    unsigned references;          /* the list's and operations'; under session->lock */
+};
+
+/* A session with an agent: what it has here. */
+struct home_session {
+    LIST_ENTRY(home_session) link; /* nodes->agents */
+    struct nodes *nodes;
+    struct call_session *session;
+    unsigned member;
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t changed;
+    LIST_HEAD(, home_open) opens;
+    LIST_HEAD(, home_client) clients;
+    unsigned users;       /* under nodes->lock: it is not freed meanwhile */
+    _Atomic bool parting; /* no release is acknowledged any more: its devices are emptied, and it goes */
+};
+
+/* A peer has connected. -ENOMEM. */
+int home_session_begin(struct nodes *nodes, struct call_session *session);
+/* It has gone, and no request of it is being served: its devices' bytes that were not collected are lost. */
+void home_session_end(struct home_session *agent);
+/* What the devices of the agent of a session hold is collected, if it is one and lives. */
+void home_session_empty(struct nodes *nodes, const struct call_session *session);
+/* Serve a request of an agent. */
+int home_serve(struct home_session *agent, enum node_op op, const struct node_request *request,
+               struct node_reply *reply);
+
+/* All agents know that the file is tracked here, when it returns 0; only once. Else it must not be mapped:
+ * the error of one that lives and can't follow (-EMFILE, -ENOMEM). name: as they know it. No lock is held. */
+int home_announce(struct cache_file *file, const struct node_name *name);
+
+/* Bit 0, and bit 1 + m for each member m that has the file open. The file's lock is held. */
+uint64_t home_kernels(const struct cache_file *file);
+
+/* Have all kernels drop pages, this node's and those of agents that have the file open:
+ * cache_host.invalidate() of each. This node's result. No lock is held. */
+int home_invalidate(struct cache_file *file, off_t offset, off_t length);
+/* The same of one node's kernel (0: this one's). -EIO: the node has gone. */
+int home_invalidate_node(struct cache_file *file, unsigned node, off_t offset, off_t length);
+/* cache_host.peek() of the kernel of a node (0: this one). No lock is held. */
+ssize_t home_peek(struct cache_file *file, unsigned node, off_t offset, size_t length, void *bytes_out);
+
+#endif

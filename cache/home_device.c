@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/home_device.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "cache/evict.h"
+#include "cache/home.h"
+#include "cache/internal.h"
+
+struct node_device {
+    unsigned member;
+    uint32_t device;              /* its number there */
+    struct call_session *session; /* a reference; NULL: none now. Under cache->devices_lock */
+};
+
+/* The device of a member's, or the first free number. devices_lock is held. */
+static unsigned find(struct cache *cache, unsigned member, uint32_t device)
+{
+    unsigned number = GAIA_NODE_FIRST;
+
+    for (; number < GAIA_DEVICES_MAX && cache->devices[number]; number++) {
+        const struct node_device *node = cache->devices[number]->node;
+        if (node->member == member && node->device == device)
+            break;
+    }
+    return number;
+}
+
+static struct cache_device *make(struct cache *cache, unsigned number, uint64_t pages)
+{
+    struct cache_device *made = calloc(1, sizeof *made);
+
+    if (!made)
+        return NULL;
+    cache_device_init(made, number, pages * GAIA_PAGE_SIZE, evict_policy_find(cache->config.evict));
+    made->node = calloc(1, sizeof *made->node);
+    if (!made->node) {
+        free(made);
+        return NULL;
+    }
+    return made;
+}
+
+int home_device_get(struct home_session *agent, uint32_t device, uint64_t pages, unsigned *number_out)
+{
+    struct cache *cache = agent->nodes->cache;
+    int error = 0;
+
+    if (device >= GAIA_SOFT_MAX || pages < NODE_DEVICE_PAGES_MIN || pages > UINT64_MAX / GAIA_PAGE_SIZE / 2)
+        return -EINVAL;
+    pthread_mutex_lock(&cache->devices_lock);
+    unsigned number = find(cache, agent->member, device);
+    if (number == GAIA_DEVICES_MAX) {
+        error = -ENODEV;
+    } else if (!cache->devices[number]) {
+        cache->devices[number] = make(cache, number, pages);
+        if (cache->devices[number]) {
+            cache->devices[number]->node->member = agent->member;
+            cache->devices[number]->node->device = device;
+        } else {
+            error = -ENOMEM;
+        }
+    }
+    struct node_device *node = error ? NULL : cache->devices[number]->node;
+    if (node && !node->session) {
+        call_session_get(agent->session);
+        node->session = agent->session;
+    } else if (node && node->session != agent->session) {
+        error = -EBUSY;
+    }
+    pthread_mutex_unlock(&cache->devices_lock);
+    *number_out = number;
+    return error;
+}
+
+int home_device_frames(struct cache *cache, const struct cache_device *device, uint64_t pages,
+                       struct gaia_frames **frames_out)
+{
+    pthread_mutex_lock(&cache->devices_lock);
+    struct call_session *session = device->node->session;
+    uint32_t number = device->node->device;
+    if (session)
+        call_session_get(session);
+    pthread_mutex_unlock(&cache->devices_lock);
+    if (!session)
+        return -EIO;
+    int error = gaia_node_frames_open(session, nodes_number(cache->nodes), number, pages, frames_out);
+    call_session_put(session);
+    return error;
+}
+
+int home_device_renew(struct replica *replica, uint64_t pages)
+{
+    struct gaia_frames *fresh;
+
+    if (replica->resident || replica->frames->clients)
+        return -EBUSY;
+    int error = home_device_frames(replica->file->cache, replica->device, pages, &fresh);
+    if (error)
+        return error;
+    replica->frames->ops->close(replica->frames);
+    replica->frames = fresh;
+    return 0;
+}
+
+static struct cache_device *device_of(const struct home_session *agent, unsigned number)
+{
+    struct cache *cache = agent->nodes->cache;
+
+    pthread_mutex_lock(&cache->devices_lock);
+    struct cache_device *device = cache->devices[number];
+    bool ours = device && device->node->session == agent->session;
+    pthread_mutex_unlock(&cache->devices_lock);
+    return ours ? device : NULL;
+}
+
+struct lost {
+    struct replica *replica;
+    bool busy;
+};
+
+/* Lock held. */
+static void lose_leaf(struct leaf *leaf, void *context)
+{
+    struct lost *lost = context;
+    struct leaf_copy *copy = leaf_find_copy(leaf, lost->replica);
+
+    if (!copy)
+        return;
+    lost->busy |= copy->busy || copy->releasing;
+    cache_device_uncharge(lost->replica->device, replica_forget(copy, ~copy->busy));
+    replica_settle(copy);
+}
+
+/* What of a file was on a lost device. Whoever has pages of it busy finds every call of theirs failing, and
+ * ends soon. */
+void home_device_lose(struct replica *replica)
+{
+    struct cache_file *file = replica->file;
+    struct lost lost = {.replica = replica};
+
+    pthread_mutex_lock(&file->lock);
+    do {
+        lost.busy = false;
+        index_each(&file->index, lose_leaf, &lost);
+        if (lost.busy) {
+            struct timespec until = lock_wait_until(1000);
+            pthread_cond_timedwait(&file->changed, &file->lock, &until);
+        }
+    } while (lost.busy);
+    pthread_mutex_unlock(&file->lock);
+}
+
+static struct replica *replica_of(struct cache_file *file, const struct cache_device *device)
+{
+    struct replica *replica;
+
+    pthread_mutex_lock(&file->lock);
+    SLIST_FOREACH (replica, &file->replicas, link) /* they are only ever added */
+        if (replica->device == device)
+            break;
+    pthread_mutex_unlock(&file->lock);
+    return replica;
+}
+
+static int lose_file(struct cache_file *file, void *context)
+{
+    struct replica *replica = replica_of(file, context);
+
+    if (replica)
+        home_device_lose(replica);
+    return 0;
+}
+
+static int empty_file(struct cache_file *file, void *context)
+{
+    struct replica *replica = replica_of(file, context);
+
+    return replica ? claim_empty(replica) : 0;
+}
+
+int home_device_empty(struct home_session *agent)
+{
+    struct cache *cache = agent->nodes->cache;
+    int error = 0;
+
+    for (unsigned i = GAIA_NODE_FIRST; i < GAIA_DEVICES_MAX; i++) {
+        struct cache_device *device = device_of(agent, i);
+        int one = device ? cache_each_file(cache, empty_file, device) : 0;
+        error = error ? error : one;
+    }
+    return error;
+}
+
+void home_device_lost(struct home_session *agent)
+{
+    struct cache *cache = agent->nodes->cache;
+
+    for (unsigned i = GAIA_NODE_FIRST; i < GAIA_DEVICES_MAX; i++) {
+        struct cache_device *device = device_of(agent, i);
+        if (!device)
+            continue;
+        cache_each_file(cache, lose_file, device);
+        pthread_mutex_lock(&cache->devices_lock);
+        device->node->session = NULL;
+        pthread_mutex_unlock(&cache->devices_lock);
+        call_session_put(agent->session);
+    }
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels of agents that have a file of this home open: what is asked of them beside this node's own. */
+#include <errno.h>
+#include <string.h>
+
+#include "cache/home.h"
+#include "cache/internal.h"
+
+struct kernel {
+    struct call_session *session; /* a reference */
+    uint32_t file;
+    unsigned node;
+};
+
+uint64_t home_kernels(const struct cache_file *file)
+{
+    const struct home_open *open;
+    uint64_t kernels = 1;
+
+    LIST_FOREACH (open, &file->opens, file_link)
+        kernels |= UINT64_C(2) << open->session->member;
+    return kernels;
+}
+
+/* The agents that have the file open; at most so many. */
+static unsigned find_kernels(struct cache_file *file, struct kernel *kernels, unsigned most)
+{
+    struct home_open *open;
+    unsigned count = 0;
+
+    pthread_mutex_lock(&file->lock);
+    LIST_FOREACH (open, &file->opens, file_link)
+        if (count < most) {
+            kernels[count] = (struct kernel){open->session->session, open->number, open->session->member + 1};
+            call_session_get(kernels[count++].session);
+        }
+    pthread_mutex_unlock(&file->lock);
+    return count;
+}
+
+#define LEAVING_MS 5000u
+
+static int tell(struct nodes *nodes, const struct kernel *kernel, off_t offset, off_t length)
+{
+    struct node_request request = {.file = kernel->file, .offset = offset, .length = (uint64_t)length};
+
+    return call(kernel->session, NODE_KERNEL, NODE_INVALIDATE, &request, sizeof request, NULL, NULL,
+                nodes->leaving ? LEAVING_MS : 0);
+}
+
+/* Agents: one, or all. */
+static int invalidate_there(struct cache_file *file, unsigned node, off_t offset, off_t length)
+{
+    struct kernel kernels[MEMBERS_MAX * 2];
+    unsigned count = find_kernels(file, kernels, MEMBERS_MAX * 2);
+    int error = -ENOENT;
+
+    for (unsigned i = 0; i < count; i++) {
+        int one = -ENOENT;
+        if (!node || kernels[i].node == node)
+            one = tell(file->cache->nodes, &kernels[i], offset, length);
+        if (one != -ENOENT)
+            error = error == -ENOENT || !error ? one : error;
+        call_session_put(kernels[i].session);
+    }
+    return error;
+}
+
+int home_invalidate_node(struct cache_file *file, unsigned node, off_t offset, off_t length)
+{
+    struct cache_host *host = &file->cache->host;
+
+    if (node)
+        return invalidate_there(file, node, offset, length);
+    lock_none("cache_host.invalidate");
+    return host->invalidate(host->context, file->context, offset, length);
+}
+
+int home_invalidate(struct cache_file *file, off_t offset, off_t length)
+{
+    int error = home_invalidate_node(file, 0, offset, length);
+
+    if (!file->cache->nodes)
+        return error;
+    int there = invalidate_there(file, 0, offset, length);
+    if (there ==
+        -EIO) /* its session ends: it sees by itself to it that it has nothing of the file any more */
+        there = 0;
+    return error && error != -ENOENT ? error : there != -ENOENT ? there : error;
+}
+
+ssize_t home_peek(struct cache_file *file, unsigned node, off_t offset, size_t length, void *bytes_out)
+{
+    struct cache_host *host = &file->cache->host;
+    struct kernel kernels[MEMBERS_MAX * 2];
+    ssize_t n = -EIO;
+
+    if (!node)
+        return host->peek(host->context, file->context, offset, length, bytes_out);
+    unsigned count = find_kernels(file, kernels, MEMBERS_MAX * 2);
+    for (unsigned i = 0; i < count; i++) {
+        int slot = kernels[i].node == node && n == -EIO ? call_slot_get(kernels[i].session) : -EIO;
+        if (slot >= 0) {
+            n = nodes_ask(
+                kernels[i].session, NODE_KERNEL, NODE_PEEK,
+                &(struct node_request){
+                    .file = kernels[i].file, .offset = offset, .length = length, .slot = (uint32_t)slot},
+                NULL);
+            if (n > (ssize_t)length)
+                n = -EPROTO;
+            if (n > 0)
+                memcpy(bytes_out, call_slot(kernels[i].session, (unsigned)slot), (size_t)n);
+            call_slot_put(kernels[i].session, (unsigned)slot);
+        }
+        call_session_put(kernels[i].session);
+    }
+    return n;
+}

@@ -1,0 +1,445 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/kernels.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cache/collect.h"
+#include "cache/home.h"
+#include "cache/internal.h"
+#include "consistency/merge.h"
+
+/* What one kernel may hold of a leaf. */
+struct kernel_leaf {
+    LIST_ENTRY(kernel_leaf) link;
+    unsigned node;
+    uint64_t leaf;
+    page_mask given;    /* it may hold the page */
+    page_mask old;      /* of given: with a twin; the home copy has changed since */
+    uint64_t round;     /* of the dropper, in which it was looked at last */
+    page_mask dropping; /* of old: it is being told to, and was not given the page since */
+    page_mask late;     /* not old, with a twin: dropped, but a write-back of it may be on its way yet */
+    uint32_t twins[LEAF_PAGES];
+};
+
+struct dropper_work {
+    STAILQ_ENTRY(dropper_work) link;
+    struct cache_file *file; /* in use */
+};
+
+#define FLUSH_MS 30000u
+#define AGAIN_US 100000u
+
+void kernels_init(struct kernels *kernels)
+{
+    *kernels = (struct kernels){0};
+}
+
+static struct kernel_leaves *bucket_of(const struct kernels *kernels, unsigned node, uint64_t leaf)
+{
+    return &kernels->buckets[(leaf * 37 + node) % KERNELS_BUCKETS];
+}
+
+static struct kernel_leaf *find(const struct kernels *kernels, unsigned node, uint64_t leaf)
+{
+    struct kernel_leaf *k;
+
+    if (!kernels->buckets)
+        return NULL;
+    LIST_FOREACH (k, bucket_of(kernels, node, leaf), link)
+        if (k->node == node && k->leaf == leaf)
+            return k;
+    return NULL;
+}
+
+static struct kernel_leaf *get(struct kernels *kernels, unsigned node, uint64_t leaf)
+{
+    struct kernel_leaf *k = find(kernels, node, leaf);
+
+    if (k)
+        return k;
+    if (!kernels->buckets)
+        kernels->buckets = calloc(KERNELS_BUCKETS, sizeof *kernels->buckets);
+    k = kernels->buckets ? calloc(1, sizeof *k) : NULL;
+    if (!k)
+        return NULL;
+    k->node = node;
+    k->leaf = leaf;
+    LIST_INSERT_HEAD(bucket_of(kernels, node, leaf), k, link);
+    return k;
+}
+
+static void drop_twins(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
+{
+    for (page_mask left = (k->old | k->late) & pages; left; left &= left - 1)
+        frame_put(&file->cache->twins, k->twins[__builtin_ctzll(left)]);
+    file->kernels.old -= (unsigned)__builtin_popcountll(k->old & pages);
+    file->kernels.late -= (unsigned)__builtin_popcountll(k->late & pages);
+    k->old &= ~pages;
+    k->late &= ~pages;
+    k->dropping &= ~pages;
+}
+
+/* The kernel has dropped the pages. Before Linux 6.16 that may be before what it has written back of them has
+ * come: then the twins stay, until it asks for the page again (for which it waits) or the file is closed. */
+static void dropped(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
+{
+    k->given &= ~pages;
+    if (!(file->cache->nodes->late_kernels >> k->node & 1)) {
+        drop_twins(file, k, pages);
+        return;
+    }
+    file->kernels.old -= (unsigned)__builtin_popcountll(pages);
+    file->kernels.late += (unsigned)__builtin_popcountll(pages);
+    k->late |= pages;
+    k->old &= ~pages;
+    k->dropping &= ~pages;
+}
+
+void kernels_free(struct cache_file *file)
+{
+    struct kernels *kernels = &file->kernels;
+    struct kernel_leaf *k;
+
+    for (unsigned i = 0; kernels->buckets && i < KERNELS_BUCKETS; i++)
+        while ((k = LIST_FIRST(&kernels->buckets[i]))) {
+            drop_twins(file, k, k->old | k->late);
+            LIST_REMOVE(k, link);
+            free(k);
+        }
+    free(kernels->buckets);
+    kernels->buckets = NULL;
+}
+
+/* Pages of a range of bytes. */
+struct span {
+    uint64_t first, count;
+};
+
+static struct span span_of(off_t offset, uint64_t length)
+{
+    uint64_t first = (uint64_t)offset / GAIA_PAGE_SIZE, last;
+
+    if (length > (uint64_t)(INT64_MAX - offset))
+        length = (uint64_t)(INT64_MAX - offset);
+    last = ((uint64_t)offset + length - 1) / GAIA_PAGE_SIZE;
+    return (struct span){first, last - first + 1};
+}
+
+int kernels_given(struct cache_file *file, unsigned node, off_t offset, size_t length)
+{
+    if (!file->cache->nodes || !length)
+        return 0;
+    struct span span = span_of(offset, length);
+    for (uint64_t leaf = span.first >> LEAF_SHIFT; leaf <= (span.first + span.count - 1) >> LEAF_SHIFT;
+         leaf++) {
+        struct kernel_leaf *k = get(&file->kernels, node, leaf);
+        if (!k)
+            return -ENOMEM;
+        page_mask pages = page_range_mask(leaf, span.first, span.count);
+        drop_twins(file, k, pages); /* it asks for what it does not hold, and has written back */
+        k->given |= pages;
+    }
+    return 0;
+}
+
+bool kernels_overtaken(struct cache_file *file, unsigned node, off_t offset, size_t length)
+{
+    if (!file->kernels.old || !length)
+        return false;
+    struct span span = span_of(offset, length);
+    for (uint64_t leaf = span.first >> LEAF_SHIFT; leaf <= (span.first + span.count - 1) >> LEAF_SHIFT;
+         leaf++) {
+        struct kernel_leaf *k = find(&file->kernels, node, leaf);
+        if (k && k->old & page_range_mask(leaf, span.first, span.count))
+            return true;
+    }
+    return false;
+}
+
+static int read_page(struct cache_file *file, uint64_t page, uint8_t *bytes)
+{
+    return home_read(file, bytes, GAIA_PAGE_SIZE, (off_t)(page * GAIA_PAGE_SIZE));
+}
+
+static int take_twins(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
+{
+    struct frame_pool *pool = &file->cache->twins;
+
+    pages &= k->given & ~k->old;
+    drop_twins(file, k, pages); /* late: it has been given the page since */
+    for (; pages; pages &= pages - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(pages);
+        int error = frame_get(pool, &k->twins[page]);
+        if (error)
+            return error;
+        error = read_page(file, (k->leaf << LEAF_SHIFT) + page, frame_bytes(pool, k->twins[page]));
+        if (error) {
+            frame_put(pool, k->twins[page]);
+            return error;
+        }
+        k->old |= UINT64_C(1) << page;
+        file->kernels.old++;
+    }
+    return 0;
+}
+
+int kernels_change(struct cache_file *file, unsigned node, off_t offset, uint64_t length)
+{
+    struct kernels *kernels = &file->kernels;
+    struct kernel_leaf *k;
+    int error = 0;
+
+    if (!file->cache->nodes || !kernels->buckets || !length)
+        return 0;
+    struct span span = span_of(offset, length);
+    uint64_t from = span.first >> LEAF_SHIFT, to = (span.first + span.count - 1) >> LEAF_SHIFT;
+    if (to - from < 64) {
+        for (uint64_t leaf = from; leaf <= to && !error; leaf++)
+            for (unsigned n = 0; n <= MEMBERS_MAX && !error; n++)
+                if (n != node && (k = find(kernels, n, leaf)))
+                    error = take_twins(file, k, page_range_mask(leaf, span.first, span.count));
+        return error;
+    }
+    for (unsigned i = 0; i < KERNELS_BUCKETS && !error; i++)
+        LIST_FOREACH (k, &kernels->buckets[i], link)
+            if (k->node != node && k->leaf >= from && k->leaf <= to && !error)
+                error = take_twins(file, k, page_range_mask(k->leaf, span.first, span.count));
+    return error;
+}
+
+/* Bytes of a range that lie in a page, copied to where the page's bytes are. */
+static void copy_part(uint8_t *to, uint64_t page, const uint8_t *bytes, size_t length, off_t offset)
+{
+    off_t start = (off_t)(page * GAIA_PAGE_SIZE), end = start + (off_t)GAIA_PAGE_SIZE;
+    off_t from = offset > start ? offset : start,
+          until = offset + (off_t)length < end ? offset + (off_t)length : end;
+
+    if (from < until)
+        memcpy(to + (from - start), bytes + (from - offset), (size_t)(until - from));
+}
+
+void kernels_wrote(struct cache_file *file, unsigned node, const void *bytes, size_t length, off_t offset)
+{
+    if (!file->cache->nodes || !length)
+        return;
+    struct span span = span_of(offset, length);
+    for (uint64_t leaf = span.first >> LEAF_SHIFT; leaf <= (span.first + span.count - 1) >> LEAF_SHIFT;
+         leaf++) {
+        struct kernel_leaf *k = get(&file->kernels, node, leaf);
+        page_mask pages = page_range_mask(leaf, span.first, span.count);
+        if (!k) /* its pages are dropped with everything else of the file's: */
+            continue;
+        k->given |= pages;
+        k->dropping &= ~pages;             /* it may hold them anew */
+        if (file->announced == ANNOUNCING) /* without memory for them as without the rule */
+            take_twins(file, k, pages);
+        for (page_mask left = (k->old | k->late) & pages; left; left &= left - 1) {
+            unsigned page = (unsigned)__builtin_ctzll(left);
+            copy_part(frame_bytes(&file->cache->twins, k->twins[page]), (leaf << LEAF_SHIFT) + page, bytes,
+                      length, offset);
+        }
+    }
+}
+
+const uint8_t *kernels_merge(struct cache_file *file, unsigned node, const uint8_t *bytes, off_t offset,
+                             size_t length, uint8_t *bytes_out)
+{
+    uint64_t page = (uint64_t)offset / GAIA_PAGE_SIZE;
+    size_t within = (size_t)offset % GAIA_PAGE_SIZE;
+    uint8_t home[GAIA_PAGE_SIZE];
+
+    if (!file->kernels.old && !file->kernels.late)
+        return bytes;
+    struct kernel_leaf *k = find(&file->kernels, node, page >> LEAF_SHIFT);
+    if (!k || !((k->old | k->late) & page_bit(page)) || read_page(file, page, home))
+        return bytes;
+    uint8_t *twin = (uint8_t *)frame_bytes(&file->cache->twins, k->twins[page & (LEAF_PAGES - 1)]) + within;
+    memcpy(bytes_out, home + within, length);
+    gaia_merge(bytes_out, twin, bytes, length);
+    memcpy(twin, bytes, length);
+    return bytes_out;
+}
+
+void kernels_resized(struct cache_file *file)
+{
+    if (file->cache->nodes)
+        file->kernels.resized = true;
+}
+
+/* ---- the dropper ---- */
+
+void kernels_settle(struct cache_file *file)
+{
+    struct cache *cache = file->cache;
+    struct kernels *kernels = &file->kernels;
+
+    if (!cache->nodes)
+        return;
+    pthread_mutex_lock(&file->lock);
+    bool wanted = (kernels->old || kernels->resized) && !kernels->queued;
+    struct dropper_work *work = wanted ? malloc(sizeof *work) : NULL;
+    if (work)
+        kernels->queued = true;
+    pthread_mutex_unlock(&file->lock);
+    if (!work)
+        return;
+    file_use(file);
+    work->file = file;
+    pthread_mutex_lock(&cache->dropper.lock);
+    STAILQ_INSERT_TAIL(&cache->dropper.queue, work, link);
+    pthread_cond_signal(&cache->dropper.queued);
+    pthread_mutex_unlock(&cache->dropper.lock);
+}
+
+/* The next leaf of a node with old pages, which are being dropped from now on. Lock held. */
+static page_mask next_old(struct cache_file *file, unsigned node, uint64_t *leaf_out)
+{
+    struct kernels *kernels = &file->kernels;
+    struct kernel_leaf *k;
+
+    for (unsigned i = 0; kernels->buckets && i < KERNELS_BUCKETS; i++)
+        LIST_FOREACH (k, &kernels->buckets[i], link)
+            if (k->node == node && k->round != kernels->rounds && k->old & ~k->dropping) {
+                k->round = kernels->rounds;
+                k->dropping = k->old;
+                *leaf_out = k->leaf;
+                return k->old;
+            }
+    return 0;
+}
+
+static void drop_leaf(struct cache_file *file, unsigned node, uint64_t leaf, page_mask pages)
+{
+    unsigned length, first = page_mask_run(&pages, &length), end = first + length;
+
+    while (pages) /* one range: a page too many is read again */
+        end = page_mask_run(&pages, &length) + length;
+    page_mask range = page_range_mask(0, first, end - first);
+    pthread_mutex_lock(&file->lock);
+    struct leaf *held = index_find(&file->index, leaf);
+    heal_window_open(file, (leaf << LEAF_SHIFT) + first, (leaf << LEAF_SHIFT) + end - 1);
+    if (held)
+        heal_drop_begin(held, range);
+    pthread_mutex_unlock(&file->lock);
+    int error = home_invalidate_node(file, node, (off_t)(((leaf << LEAF_SHIFT) + first) * GAIA_PAGE_SIZE),
+                                     (off_t)((end - first) * GAIA_PAGE_SIZE));
+    pthread_mutex_lock(&file->lock);
+    heal_window_close(file);
+    if (held) { /* it has stayed. What other kernels have of it nobody has dropped: as if all had read it
+                   again */
+        heal_drop_end(file, held, range, 0, false);
+        leaf_settle(held);
+    }
+    struct kernel_leaf *k = find(&file->kernels, node, leaf);
+    if (k && (!error || error == -ENOENT || error == -EIO)) { /* -EIO: the node has gone */
+        dropped(file, k, k->dropping);
+    } else if (k) { /* tried again, a little later */
+        k->dropping = 0;
+        file->kernels.failed = true;
+    }
+    pthread_mutex_unlock(&file->lock);
+}
+
+static void drop_old(struct cache_file *file)
+{
+    pthread_mutex_lock(&file->lock);
+    file->kernels.rounds++; /* who writes on and on is looked at once in each */
+    file->kernels.failed = false;
+    file->kernels.queued = false;
+    bool resized = file->kernels.resized;
+    file->kernels.resized = false;
+    pthread_mutex_unlock(&file->lock);
+    for (unsigned node = 0; node <= MEMBERS_MAX; node++)
+        for (;;) {
+            uint64_t leaf;
+            pthread_mutex_lock(&file->lock);
+            page_mask pages = next_old(file, node, &leaf);
+            pthread_mutex_unlock(&file->lock);
+            if (!pages)
+                break;
+            drop_leaf(file, node, leaf, pages);
+        }
+    if (resized)
+        home_invalidate(file, -1, 0);
+    pthread_mutex_lock(&file->lock);
+    file->kernels.finished = file->kernels.rounds;
+    pthread_cond_broadcast(&file->changed);
+    pthread_mutex_unlock(&file->lock);
+}
+
+static void *drop_for_all(void *argument)
+{
+    struct cache *cache = argument;
+    struct dropper *dropper = &cache->dropper;
+    struct dropper_work *work;
+
+    pthread_mutex_lock(&dropper->lock);
+    for (;;) {
+        while (!(work = STAILQ_FIRST(&dropper->queue)) && !dropper->stop)
+            pthread_cond_wait(&dropper->queued, &dropper->lock);
+        if (!work)
+            break;
+        STAILQ_REMOVE_HEAD(&dropper->queue, link);
+        pthread_mutex_unlock(&dropper->lock);
+        drop_old(work->file);
+        if (work->file->kernels.failed) /* of this thread alone */
+            usleep(AGAIN_US);
+        kernels_settle(work->file);
+        file_unuse(work->file);
+        free(work);
+        pthread_mutex_lock(&dropper->lock);
+    }
+    pthread_mutex_unlock(&dropper->lock);
+    return NULL;
+}
+
+int dropper_start(struct cache *cache)
+{
+    struct dropper *dropper = &cache->dropper;
+
+    lock_init(&dropper->lock, LOCK_DROPPER);
+    pthread_cond_init(&dropper->queued, NULL);
+    STAILQ_INIT(&dropper->queue);
+    int error = -pthread_create(&dropper->thread, NULL, drop_for_all, cache);
+    dropper->started = !error;
+    return error;
+}
+
+void dropper_stop(struct cache *cache)
+{
+    struct dropper *dropper = &cache->dropper;
+
+    if (!dropper->started)
+        return;
+    pthread_mutex_lock(&dropper->lock);
+    dropper->stop = true;
+    pthread_cond_broadcast(&dropper->queued);
+    pthread_mutex_unlock(&dropper->lock);
+    pthread_join(dropper->thread, NULL);
+    dropper->started = false;
+    pthread_cond_destroy(&dropper->queued);
+    pthread_mutex_destroy(&dropper->lock);
+}
+
+int kernels_flush(struct cache_file *file)
+{
+    struct kernels *kernels = &file->kernels;
+    int error = 0;
+
+    if (!file->cache->nodes)
+        return 0;
+    kernels_settle(file);
+    struct timespec until = lock_wait_until(FLUSH_MS);
+    pthread_mutex_lock(&file->lock);
+    uint64_t round = kernels->queued ? kernels->rounds + 1 : kernels->rounds;
+    while (kernels->finished < round && !error)
+        if (pthread_cond_timedwait(&file->changed, &file->lock, &until) == ETIMEDOUT)
+            error = -EIO;
+    if (kernels->failed)
+        error = -EIO;
+    pthread_mutex_unlock(&file->lock);
+    return error;
+}

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Of several nodes: which node's kernel holds which pages of a tracked file, so that what a CPU of one node
+ * writes reaches the CPUs of the others, and nobody's write-back undoes it.
+ *
+ * To the devices all kernels together are one (rule 6: a release has every kernel drop its pages,
+ * leaf->kernel says whether any may hold one). Among each other they are not, and a kernel's write-back of a
+ * page carries all of its bytes. So before the home copy of a page is changed for one of them, each other
+ * that may hold the page gets a *twin* of it: what the page was when it was given. From then on its
+ * write-backs are merged: only what differs from the twin is its own. At the same time a thread has it drop
+ * the page, and with that the twin is done. Nobody waits for that but who flushes (close(), fsync()): a WRITE
+ * must not wait for another kernel, whose READ may hold the page that a WRITE there waits for.
+ *
+ * So what a program has written is seen by those of other nodes when its close() or fsync() has returned, and
+ * mostly a moment after the write(); no byte that was written is lost to a neighbour in its page. Of two that
+ * write the same byte meanwhile one wins, the same for all.
+ */
+#ifndef GAIAFS_CACHE_KERNELS_H
+#define GAIAFS_CACHE_KERNELS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <sys/types.h>
+
+#include "base/lock.h"
+
+struct cache;
+struct cache_file;
+struct kernel_leaf;
+
+#define KERNELS_BUCKETS 256u
+
+/* Of a file; under its lock. NULL buckets: nothing was given to anybody yet. */
+struct kernels {
+    LIST_HEAD(kernel_leaves, kernel_leaf) * buckets;
+    uint64_t old;      /* pages with a twin that are to be dropped */
+    uint64_t late;     /* pages that were dropped, with a twin for a write-back that may be on its way yet */
+    bool failed;       /* a kernel did not drop what it was told to, in this round */
+    bool resized;      /* others' kernels don't know the size */
+    bool queued;       /* with the dropper */
+    uint64_t rounds;   /* of the dropper: begun, */
+    uint64_t finished; /* and finished */
+};
+
+/* The thread that has kernels drop what is old. */
+struct dropper {
+    pthread_t thread;
+    bool started;
+    pthread_mutex_t lock; /* guards the rest; a leaf */
+    pthread_cond_t queued;
+    STAILQ_HEAD(, dropper_work) queue;
+    bool stop;
+};
+int dropper_start(struct cache *cache);
+void dropper_stop(struct cache *cache);
+
+#define KERNELS_NOBODY UINT32_MAX /* of nodes: the change is no kernel's */
+
+/* All: the file's lock is held, but for the last two. Nothing happens in a cache without nodes. node: 0, or 1
+ * + the member's number (CACHE_IO_NODE). */
+
+/* A READ gives pages to a node's kernel. -ENOMEM. */
+int kernels_given(struct cache_file *file, unsigned node, off_t offset, size_t length);
+/* Whether bytes that were given to a node have been changed since: its twins are older than they. */
+bool kernels_overtaken(struct cache_file *file, unsigned node, off_t offset, size_t length);
+/* The bytes are about to be changed for a node: others that hold them get twins. -ENOMEM, or why the home
+ * copy can't be read. */
+int kernels_change(struct cache_file *file, unsigned node, off_t offset, uint64_t length);
+/* A node's plain WRITE was applied, or a READ is answered while the file is being announced: its kernel has
+ * these bytes, too. Until all nodes know that the file is tracked here, who does not know writes past the
+ * home: then these are its twins at once. */
+void kernels_wrote(struct cache_file *file, unsigned node, const void *bytes, size_t length, off_t offset);
+/* The bytes of a node's write-back, at most of one page, as they are to be written: bytes or bytes_out. Its
+ * twin, if it has one, is what it has written back now. */
+const uint8_t *kernels_merge(struct cache_file *file, unsigned node, const uint8_t *bytes, off_t offset,
+                             size_t length, uint8_t *bytes_out);
+/* The size has changed. */
+void kernels_resized(struct cache_file *file);
+/* Have the dropper look at the file if there is anything to drop. The lock is not held; the file can't go
+ * away. */
+void kernels_settle(struct cache_file *file);
+/* Wait until what is old now is dropped. No lock is held. 0, or -EIO (a kernel does not do it in time). */
+int kernels_flush(struct cache_file *file);
+
+void kernels_init(struct kernels *kernels);
+/* The file is closed. */
+void kernels_free(struct cache_file *file);
+
+#endif

@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/map.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "cache/acquire.h"
+#include "cache/agent.h"
+#include "cache/client.h"
+#include "cache/collect.h"
+#include "cache/drop.h"
+#include "cache/evict.h"
+#include "cache/fill.h"
+#include "cache/release.h"
+#include "cache/scan.h"
+#include "gpu/gaia.h"
+
+#define MAPS_MAX 4096u
+
+static void end_here(struct cache_map *map)
+{
+    assert(map->replica); /* a map is far, or has one */
+    struct gaia_frames *frames = map->replica->frames;
+    assert(frames);
+    if (map->frames)
+        frames->ops->detach(map->frames);
+    frames->clients--;
+    if (frames->ops->trim)
+        frames->ops->trim(frames);
+}
+
+void cache_map_put(struct cache_map *map)
+{
+    struct cache_client *client = map->client;
+
+    pthread_mutex_lock(&client->lock);
+    unsigned left = --map->references;
+    if (left == 1 && map->closing)
+        pthread_cond_broadcast(&client->idle);
+    pthread_mutex_unlock(&client->lock);
+    if (left)
+        return;
+    if (map->far)
+        agent_map_end(map);
+    else
+        end_here(map);
+    durable_close(map->file->durable);
+    file_unuse(map->file);
+    readahead_free(&map->readahead);
+    readahead_free(&map->stores);
+    free(map);
+}
+
+static int open_replica(const struct cache_map_request *request, struct cache_map *map)
+{
+    pthread_mutex_lock(&request->file->lock);
+    /* What it was when it was tracked first may be long ago. */
+    int error = file_check_behind(request->file);
+    if (!error)
+        error = file_get_replica(request->file, request->device, !request->writable, &map->replica);
+    pthread_mutex_unlock(&request->file->lock);
+    if (!error && map->client->faults < 0 && !map->client->far && !map->replica->scans)
+        error = -EPERM;
+    if (!error && request->resident && request->count > map->replica->device->capacity)
+        error = -ENOMEM;
+    return error;
+}
+
+static int share(struct cache_map *map, int *frames_fd_out, int *state_fd_out)
+{
+    struct gaia_frames *frames = map->replica->frames;
+    int frames_fd = -1, state_fd;
+
+    *frames_fd_out = *state_fd_out = -1;
+    if (map->client->far)
+        return 0;
+    int error = frames->chunk_pages ? 0 : frames->ops->share(frames, map->writable, 0, &frames_fd);
+    if (error)
+        return error;
+    state_fd = dup(map->replica->state_fd);
+    if (state_fd < 0) {
+        error = -errno;
+        if (frames_fd >= 0)
+            close(frames_fd);
+        return error;
+    }
+    *frames_fd_out = frames_fd;
+    *state_fd_out = state_fd;
+    return 0;
+}
+
+static int open_here(struct cache_map *map, const struct cache_map_request *request, int *frames_fd_out,
+                     int *state_fd_out)
+{
+    int error = claim_take(request->file);
+
+    if (error)
+        return error;
+    error = open_replica(request, map);
+    if (!error)
+        error = share(map, frames_fd_out, state_fd_out);
+    if (error) {
+        claim_put(request->file);
+        return error;
+    }
+    map->resident |= map->replica->scans; /* no touch would bring a page */
+    map->replica->frames->clients++;
+    return 0;
+}
+
+int cache_map_open(struct cache_client *client, const struct cache_map_request *request, uint32_t *id_out,
+                   int *frames_fd_out, int *state_fd_out, uint64_t *chunk_pages_out)
+{
+    if (request->writable && !request->file->writable)
+        return -EACCES;
+    struct cache_map *map = calloc(1, sizeof *map);
+    if (!map)
+        return -ENOMEM;
+    *map = (struct cache_map){.client = client,
+                              .file = request->file,
+                              .first = request->first,
+                              .count = request->count,
+                              .writable = request->writable,
+                              .resident = request->resident,
+                              .can_trap = client->can_trap,
+                              .references = 1};
+    int frames_fd = -1, state_fd = -1;
+    file_use(request->file);
+    int error = request->file->far ? agent_map_open(map, request, &frames_fd, &state_fd)
+                                   : open_here(map, request, &frames_fd, &state_fd);
+    if (error)
+        goto out_unuse;
+    readahead_init(&map->readahead, request->file->cache->config.unit_pages);
+    readahead_init(&map->stores, 1);
+    durable_open(request->file->durable, true, &map->seen);
+    pthread_mutex_lock(&client->lock);
+    if (client->count < MAPS_MAX) {
+        map->id = client->next_id++;
+        client->count++;
+        *id_out = map->id;
+        LIST_INSERT_HEAD(&client->maps, map, link);
+    } else {
+        error = -EMFILE;
+    }
+    pthread_mutex_unlock(&client->lock);
+    if (!error) {
+        *frames_fd_out = frames_fd;
+        *state_fd_out = state_fd;
+        *chunk_pages_out = !map->replica      ? 0
+                           : map->client->far ? map->replica->frames->node_number
+                                              : map->replica->frames->chunk_pages;
+        return 0;
+    }
+    if (map->far)
+        agent_map_end(map);
+    else
+        map->replica->frames->clients--;
+    durable_close(request->file->durable);
+    readahead_free(&map->readahead);
+    readahead_free(&map->stores);
+    if (frames_fd >= 0)
+        close(frames_fd);
+    if (state_fd >= 0)
+        close(state_fd);
+    if (!request->file->far)
+        claim_put(request->file);
+out_unuse:
+    file_unuse(request->file);
+    free(map);
+    return error;
+}
+
+static struct cache_map *find_by_id(struct cache_client *client, uint32_t id);
+
+/* A chunk's descriptor. Memory that files hold which nobody has mapped any more is given up for it. */
+static int make_room(struct cache_map *map, uint64_t chunk, int *fd_out)
+{
+    struct gaia_frames *frames = map->replica->frames;
+    struct cache_device *device = map->replica->device;
+
+    for (;;) {
+        int error = frames->ops->share(frames, map->writable, chunk, fd_out);
+        if (error != -ENOMEM || !evict_some_of(device, frames->chunk_pages))
+            return error;
+    }
+}
+
+int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, int *fd_out)
+{
+    int error = -EINVAL;
+
+    pthread_mutex_lock(&client->lock);
+    struct cache_map *map = find_by_id(client, id);
+    if (map)
+        cache_map_get(map);
+    pthread_mutex_unlock(&client->lock);
+    if (!map)
+        return error;
+    struct gaia_frames *frames = map->replica ? map->replica->frames : NULL;
+    uint64_t pages = frames ? frames->chunk_pages : 0;
+    if (pages && chunk >= map->first / pages && chunk <= (map->first + map->count - 1) / pages)
+        error = make_room(map, chunk, fd_out);
+    cache_map_put(map);
+    return error;
+}
+
+/* Lock held. */
+static struct cache_map *find_by_id(struct cache_client *client, uint32_t id)
+{
+    struct cache_map *map;
+
+    LIST_FOREACH (map, &client->maps, link)
+        if (map->id == id)
+            return map;
+    return NULL;
+}
+
+/* A map that is to be attached now, with a reference: nobody else may attach it until `attaching` falls. */
+static int begin_attach(struct cache_client *client, uint32_t id, uint64_t address,
+                        struct cache_map **map_out)
+{
+    int error = -ENOENT;
+
+    pthread_mutex_lock(&client->lock);
+    struct cache_map *map = find_by_id(client, id);
+    if (map && (map->frames || map->attaching))
+        error = -EBUSY;
+    else if (map && address > UINT64_MAX - map->count * GAIA_PAGE_SIZE)
+        error = -EINVAL;
+    else if (map)
+        error = 0;
+    if (!error) {
+        map->attaching = true;
+        *map_out = cache_map_get(map);
+    }
+    pthread_mutex_unlock(&client->lock);
+    return error;
+}
+
+static int attach_here(struct cache_map *map, uint64_t address, struct gaia_frames_map **frames_out)
+{
+    struct gaia_frames *frames = map->replica->frames;
+    int faults = map->client->far ? (int)map->client->number : map->client->faults;
+
+    return frames->ops->attach(frames, faults, address, map->first, map->count, map->writable, map->can_trap,
+                               frames_out);
+}
+
+int cache_map_attach_far(struct cache_client *client, uint32_t id, uint64_t address, bool can_trap)
+{
+    pthread_mutex_lock(&client->lock);
+    struct cache_map *map = find_by_id(client, id);
+    if (map && !map->frames && !map->attaching)
+        map->can_trap = can_trap;
+    pthread_mutex_unlock(&client->lock);
+    return cache_map_attach(client, id, address);
+}
+
+int cache_map_attach(struct cache_client *client, uint32_t id, uint64_t address)
+{
+    struct gaia_frames_map *frames = NULL;
+    struct cache_map *map;
+
+    if (address % GAIA_PAGE_SIZE)
+        return -EINVAL;
+    int error = begin_attach(client, id, address, &map);
+    if (error)
+        return error;
+    error = map->far ? agent_map_attach(map, address, &frames) : attach_here(map, address, &frames);
+    pthread_mutex_lock(&client->lock);
+    map->attaching = false;
+    if (!error) {
+        map->address = address;
+        map->frames = frames;
+    }
+    pthread_mutex_unlock(&client->lock);
+    cache_map_put(map);
+    return error;
+}
+
+int cache_map_close(struct cache_client *client, uint32_t id)
+{
+    pthread_mutex_lock(&client->lock);
+    struct cache_map *map = find_by_id(client, id);
+    if (map) {
+        LIST_REMOVE(map, link);
+        client->count--;
+        map->closing = true;
+        /* Once this returns the client may map something else at the address: nobody may expose pages there
+         * any more. */
+        while (map->references > 1)
+            pthread_cond_wait(&client->idle, &client->lock);
+    }
+    pthread_mutex_unlock(&client->lock);
+    if (!map)
+        return -ENOENT;
+    struct cache_file *file = map->file;
+    bool far = map->far;
+    file_use(file);
+    cache_map_put(map);
+    if (!far)
+        claim_put(file);
+    file_unuse(file);
+    return 0;
+}
+
+/* The map, and the pages of it that [offset, offset + bytes) covers. */
+static int find_range(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
+                      struct cache_map **map_out, struct gaia_run *run_out)
+{
+    struct gaia_run run = {.page = offset / GAIA_PAGE_SIZE,
+                           .count = bytes / GAIA_PAGE_SIZE + (bytes % GAIA_PAGE_SIZE != 0)};
+
+    pthread_mutex_lock(&client->lock);
+    struct cache_map *map = find_by_id(client, id);
+    bool attached = map && map->frames;
+    if (attached)
+        cache_map_get(map);
+    pthread_mutex_unlock(&client->lock);
+    if (!attached)
+        return -EINVAL;
+    if (map->file->given_up) {
+        cache_map_put(map);
+        return -EIO;
+    }
+    if (offset % GAIA_PAGE_SIZE || !run.count || run.page < map->first || run.count > map->count ||
+        run.page - map->first > map->count - run.count) {
+        cache_map_put(map);
+        return -EINVAL;
+    }
+    *map_out = map;
+    *run_out = run;
+    return 0;
+}
+
+/* Place what is missing of a range. What is placed last may push out what was placed first when the device is
+ * full of others' pages too: a few rounds settle it. */
+static int place_all(struct cache_map *map, struct gaia_run run, bool all)
+{
+    int error = 0;
+
+    for (unsigned round = 0; round < (all ? 4u : 1u) && !error; round++) {
+        struct fill_group group;
+        fill_group_init(&group);
+        fill_range(map, &(struct fill_request){
+                            .first = run.page, .count = run.count, .touched = FILL_NO_PAGE, .group = &group});
+        error = fill_group_finish(&group);
+    }
+    return error;
+}
+
+/* The same, where no touch would bring what is missing, and nothing stops stores to what somebody else is
+ * placing: until all of it is there. Others' truncations may undo a round. */
+static int place_for_kernels(struct cache_map *map, struct gaia_run run)
+{
+    int error = 0;
+
+    for (unsigned round = 0; round < 1000 && !error; round++) {
+        error = place_all(map, run, false);
+        if (!error && scan_is_placed(map->replica, run.page, run.count))
+            return 0;
+    }
+    return error ? error : -EIO;
+}
+
+/* At the home; the reference goes. */
+static int do_far(struct cache_map *map, enum node_op op, uint64_t offset, uint64_t bytes, unsigned advice,
+                  bool *poisoned_out)
+{
+    int error = agent_map_do(map, op, offset, bytes, advice, poisoned_out);
+
+    cache_map_put(map);
+    return error;
+}
+
+int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
+                      uint64_t *changes_out, bool *poisoned_out)
+{
+    struct cache_map *map;
+    struct gaia_run run;
+
+    int error = find_range(client, id, offset, bytes, &map, &run);
+    if (error)
+        return error;
+    if (map->far) {
+        *changes_out = 1; /* as the state of a far map says always: the next acquire comes, too */
+        return do_far(map, NODE_ACQUIRE, offset, bytes, 0, poisoned_out);
+    }
+    *poisoned_out = atomic_exchange(&map->poisoned, false);
+    error = acquire_range(map->replica, run.page, run.count, changes_out);
+    if (!error && map->replica->scans)
+        error = place_for_kernels(map, run);
+    else if (!error && map->resident)
+        error = place_all(map, run, true);
+    if (error && *poisoned_out) /* the client refreshes only after a success: tell it next time */
+        map->poisoned = true;
+    cache_map_put(map);
+    return error;
+}
+
+/* Its bytes will be in the home's memory: should that die, a sync must say so. Before, for who finds out that
+ * it has died meanwhile; and after, as a sync may have come between that the bytes came too late for. The
+ * reference goes. */
+static int release_far(struct cache_map *map, struct gaia_run run, uint64_t offset, uint64_t bytes)
+{
+    off_t start = (off_t)(run.page * GAIA_PAGE_SIZE), length = (off_t)(run.count * GAIA_PAGE_SIZE);
+
+    durable_tried(map->file->durable, start, length);
+    int error = agent_map_do(map, NODE_RELEASE, offset, bytes, 0, NULL);
+    durable_tried(map->file->durable, start, length);
+    cache_map_put(map);
+    return error;
+}
+
+int cache_map_release(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes)
+{
+    struct cache_map *map;
+    struct gaia_run run;
+
+    int error = find_range(client, id, offset, bytes, &map, &run);
+    if (error)
+        return error;
+    if (map->far)
+        return release_far(map, run, offset, bytes);
+    error = map->writable ? release_range(map->replica, run.page, run.count) : -EACCES;
+    cache_map_put(map);
+    return error;
+}
+
+int cache_map_sync(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes)
+{
+    struct cache_map *map;
+    struct gaia_run run;
+
+    int error = find_range(client, id, offset, bytes, &map, &run);
+    if (error)
+        return error;
+    struct cache_file *file = map->file;
+    error = cache_file_sync(file, file->fd, false, &map->seen);
+    cache_map_put(map);
+    return error;
+}
+
+/* Let pages leave the device: what is stored there is released and collected first. */
+static int let_leave(struct replica *replica, struct gaia_run run)
+{
+    int error = 0;
+
+    if (replica->scans) /* what is mapped stays */
+        return replica->read_only ? 0 : release_range(replica, run.page, run.count);
+    pthread_mutex_lock(&replica->file->lock);
+    uint64_t pages_now = file_pages(replica->file->size);
+    pthread_mutex_unlock(&replica->file->lock);
+    if (run.page >= pages_now)
+        return 0;
+    if (run.count > pages_now - run.page)
+        run.count = pages_now - run.page;
+    for (uint64_t leaf = run.page >> LEAF_SHIFT; !error && leaf <= (run.page + run.count - 1) >> LEAF_SHIFT;
+         leaf++) {
+        struct copy_pages pages = {.leaf = leaf, .pages = page_range_mask(leaf, run.page, run.count)};
+        uint64_t dropped;
+        error = drop_pages(replica, &pages, 1, DROP_ADVISED, &dropped);
+    }
+    return error;
+}
+
+int cache_map_advise(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
+                     unsigned advice)
+{
+    struct cache_map *map;
+    struct gaia_run run;
+
+    int error = find_range(client, id, offset, bytes, &map, &run);
+    if (error)
+        return error;
+    if (map->far)
+        return do_far(map, NODE_ADVISE, offset, bytes, advice, NULL);
+    switch (advice) {
+    case GAIA_ADV_NORMAL:
+        readahead_set_mode(&map->readahead, READAHEAD_NORMAL);
+        readahead_set_mode(&map->stores, READAHEAD_NORMAL);
+        break;
+    case GAIA_ADV_RANDOM:
+        readahead_set_mode(&map->readahead, READAHEAD_RANDOM);
+        readahead_set_mode(&map->stores, READAHEAD_RANDOM);
+        break;
+    case GAIA_ADV_SEQUENTIAL:
+        readahead_set_mode(&map->readahead, READAHEAD_SEQUENTIAL);
+        readahead_set_mode(&map->stores, READAHEAD_NORMAL);
+        break;
+    case GAIA_ADV_WILLNEED:
+        if (run.count > map->replica->device->capacity)
+            run.count = map->replica->device->capacity;
+        error = place_all(map, run, false);
+        break;
+    case GAIA_ADV_DONTNEED:
+        error = let_leave(map->replica, run);
+        break;
+    default:
+        error = -EINVAL;
+    }
+    cache_map_put(map);
+    return error;
+}

@@ -1,0 +1,635 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/nodes.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/kernel.h"
+#include "base/shared_page.h"
+#include "cache/agent.h"
+#include "cache/home.h"
+#include "cache/internal.h"
+#include "io/protocol.h"
+
+/* ---- requests ---- */
+
+int nodes_ask(struct call_session *session, enum node_class class, enum node_op op,
+              const struct node_request *request, struct node_reply *reply_out)
+{
+    struct node_reply reply = {0};
+    size_t length = sizeof reply;
+
+    int result = call(session, class, op, request, sizeof *request, &reply, &length, 0);
+    if (result < 0)
+        return result;
+    if (length != sizeof reply)
+        return -EPROTO;
+    if (reply_out)
+        *reply_out = reply;
+    return result;
+}
+
+static int serve(void *context, struct call_session *session, unsigned op, const void *bytes, size_t length,
+                 void *reply_bytes, size_t *reply_length)
+{
+    struct nodes *nodes = context;
+    struct node_request request;
+    struct node_reply reply = {0};
+
+    if (length != sizeof request || !op || op > NODE_OP_LAST)
+        return -EPROTO;
+    memcpy(&request, bytes, sizeof request);
+    if (request.name.length > NODE_NAME_MAX)
+        return -EPROTO;
+    nodes->served[op]++;
+    int result = call_session_connected(session)
+                     ? agent_serve(nodes, session, op, &request, &reply)
+                     : home_serve(call_session_user(session), op, &request, &reply);
+    memcpy(reply_bytes, &reply, sizeof reply);
+    *reply_length = sizeof reply;
+    return result;
+}
+
+/* ---- sessions ---- */
+
+static int arrived(void *context, struct call_session *session)
+{
+    return home_session_begin(context, session);
+}
+
+static void ended(void *context, struct call_session *session, int error)
+{
+    struct nodes *nodes = context;
+
+    (void)error;
+    if (!call_session_connected(session)) {
+        home_session_end(call_session_user(session));
+        return;
+    }
+    unsigned member = MEMBERS_MAX;
+    pthread_mutex_lock(&nodes->lock);
+    for (unsigned i = 0; i < nodes->numbers; i++)
+        if (nodes->homes[i].session == session) {
+            nodes->homes[i].session = NULL;
+            member = i;
+        }
+    if (member != MEMBERS_MAX)
+        followed_remove_member(&nodes->followed, member);
+    bool stop = nodes->stop;
+    pthread_mutex_unlock(&nodes->lock);
+    if (member == MEMBERS_MAX) { /* its HELLO failed, but it may have told of files before */
+        agent_session_end(nodes, session, !stop);
+        return;
+    }
+    if (!stop) /* if it lives on it says anew what it tracks; else others are homes of its files */
+        nodes_meet(nodes, member);
+    agent_session_end(nodes, session, !stop);
+    call_session_put(session);
+}
+
+static int greet(struct nodes *nodes, struct call_session *session)
+{
+    const char *name = nodes->homes[nodes->self].member.name;
+    struct node_request hello = {.offset = NODE_VERSION,
+                                 .flags = kernel_writes_back_late() ? NODE_LATE_KERNEL : 0,
+                                 .name.length = (uint32_t)strlen(name)};
+    int error;
+
+    pthread_mutex_lock(&nodes->lock);
+    hello.value = nodes->members->epoch;
+    pthread_mutex_unlock(&nodes->lock);
+
+    memcpy(hello.name.bytes, name, strlen(name));
+    /* It may not be done yet with what we had there in an earlier session. */
+    for (unsigned tries = 0;; tries++) {
+        error = nodes_ask(session, NODE_CALLS, NODE_HELLO, &hello, NULL);
+        if (error != -EBUSY || tries == 50)
+            return error;
+        usleep(100000);
+    }
+}
+
+/* Takes over `connecting`. */
+static int connect_home(struct nodes *nodes, unsigned member)
+{
+    struct nodes_home *home = &nodes->homes[member];
+    struct call_session *session = NULL;
+
+    pthread_mutex_lock(&nodes->lock);
+    struct member there = home->member;
+    pthread_mutex_unlock(&nodes->lock);
+    int error = call_connect(nodes->calls, there.address, &session);
+    if (!error) {
+        pthread_mutex_lock(&nodes->lock);
+        home->greeting = session;
+        pthread_mutex_unlock(&nodes->lock);
+        error = greet(nodes, session);
+    }
+    pthread_mutex_lock(&nodes->lock);
+    home->greeting = NULL;
+    home->connecting = false;
+    home->down = error;
+    if (!error && !call_session_error(session) && !home->session)
+        home->session = session;
+    else if (!error)
+        error = -EIO;
+    pthread_cond_broadcast(&nodes->changed);
+    pthread_mutex_unlock(&nodes->lock);
+    if (error && session) {
+        call_session_abort(session);
+        call_session_put(session);
+    }
+    return error;
+}
+
+struct call_session *nodes_home_session(struct nodes *nodes, unsigned member)
+{
+    pthread_mutex_lock(&nodes->lock);
+    struct call_session *session = nodes->homes[member].session;
+    if (session)
+        call_session_get(session);
+    pthread_mutex_unlock(&nodes->lock);
+    return session;
+}
+
+/* wait: for somebody else who is connecting. */
+static int get_home(struct nodes *nodes, unsigned member, bool wait, struct call_session **session_out)
+{
+    struct nodes_home *home = &nodes->homes[member];
+    int error = 0;
+
+    pthread_mutex_lock(&nodes->lock);
+    while (home->connecting && wait)
+        pthread_cond_wait(&nodes->changed, &nodes->lock);
+    struct call_session *session = home->session;
+    bool connects = !session && !home->connecting && !nodes->stop && home->listed;
+    if (connects)
+        home->connecting = true;
+    else if (!session)
+        error = -EHOSTUNREACH;
+    pthread_mutex_unlock(&nodes->lock);
+    if (connects)
+        error = connect_home(nodes, member);
+    if (error)
+        return error;
+    *session_out = nodes_home_session(nodes, member);
+    return *session_out ? 0 : -EIO;
+}
+
+int nodes_get_home(struct nodes *nodes, unsigned member, struct call_session **session_out)
+{
+    return get_home(nodes, member, true, session_out);
+}
+
+int nodes_get_teller(struct nodes *nodes, unsigned member, struct call_session **session_out)
+{
+    pthread_mutex_lock(&nodes->lock);
+    struct call_session *session = nodes->homes[member].greeting;
+    if (session)
+        call_session_get(session);
+    pthread_mutex_unlock(&nodes->lock);
+    if (!session)
+        return nodes_get_home(nodes, member, session_out);
+    *session_out = session;
+    return 0;
+}
+
+int nodes_meet(struct nodes *nodes, unsigned member)
+{
+    struct call_session *session;
+    int error = get_home(nodes, member, false, &session);
+
+    if (!error)
+        call_session_put(session);
+    return error == -EPROTONOSUPPORT || error == -EACCES ? error : 0;
+}
+
+/* ---- names ---- */
+
+unsigned nodes_number_of(const struct nodes *nodes, const char *name, size_t length)
+{
+    for (unsigned i = 0; i < nodes->numbers; i++)
+        if (nodes->homes[i].listed && strlen(nodes->homes[i].member.name) == length &&
+            !memcmp(nodes->homes[i].member.name, name, length))
+            return i;
+    return MEMBERS_MAX;
+}
+
+unsigned nodes_count(struct nodes *nodes)
+{
+    pthread_mutex_lock(&nodes->lock);
+    unsigned count = nodes->members->count;
+    pthread_mutex_unlock(&nodes->lock);
+    return count;
+}
+
+/* By hashing; down: whether members that are down count. The lock is held. */
+static unsigned hashed_home(const struct nodes *nodes, const struct node_name *name, bool down)
+{
+    const struct members *members = nodes->members;
+    uint32_t alive = 0;
+
+    for (unsigned i = 0; i < members->count; i++) {
+        unsigned number = nodes_number_of(nodes, members->list[i].name, strlen(members->list[i].name));
+        if (i == members->self || down || !nodes->homes[number].down)
+            alive |= UINT32_C(1) << i;
+    }
+    const struct member *home =
+        &members->list[members_home(members, alive, name, offsetof(struct node_name, bytes) + name->length)];
+    return nodes_number_of(nodes, home->name, strlen(home->name));
+}
+
+unsigned nodes_first_home_of(struct nodes *nodes, const struct node_name *name)
+{
+    pthread_mutex_lock(&nodes->lock);
+    unsigned member = hashed_home(nodes, name, true);
+    pthread_mutex_unlock(&nodes->lock);
+    return member;
+}
+
+unsigned nodes_home_of(struct nodes *nodes, const struct node_name *name)
+{
+    pthread_mutex_lock(&nodes->lock);
+    const struct followed *followed = followed_find(&nodes->followed, name);
+    unsigned member = followed ? followed->member : hashed_home(nodes, name, false);
+    pthread_mutex_unlock(&nodes->lock);
+    return member;
+}
+
+bool nodes_follows(struct nodes *nodes, const struct node_name *name, uint64_t *told_out)
+{
+    pthread_mutex_lock(&nodes->lock);
+    const struct followed *followed = followed_find(&nodes->followed, name);
+    if (followed)
+        *told_out = followed->told;
+    pthread_mutex_unlock(&nodes->lock);
+    return followed;
+}
+
+void nodes_unfollow(struct nodes *nodes, const struct node_name *name, uint64_t told)
+{
+    pthread_mutex_lock(&nodes->lock);
+    followed_remove(&nodes->followed, name, told);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+uint32_t nodes_number(struct nodes *nodes)
+{
+    pthread_mutex_lock(&nodes->lock);
+    uint32_t number = ++nodes->next_number;
+    if (!number)
+        number = ++nodes->next_number;
+    pthread_mutex_unlock(&nodes->lock);
+    return number;
+}
+
+/* ---- start and end ---- */
+
+/* An acquire and a release of a map always come to the daemon, which asks the home. */
+static int make_state(struct nodes *nodes)
+{
+    int error = shared_page_make("gaiafs:state", &nodes->state, &nodes->state_fd);
+
+    if (!error) {
+        struct gaia_shared_state *state = nodes->state;
+        atomic_store(&state->stored, 1);
+        atomic_store(&state->changes, 1);
+    }
+    return error;
+}
+
+/* The list's members get numbers, those that they had before if they had one. The lock is held, or nobody
+ * else is there. -ENOSPC: too many in the course of time. */
+static int enter_members(struct nodes *nodes, const struct members *members)
+{
+    unsigned known = 0, old;
+
+    for (unsigned i = 0; i < members->count; i++)
+        for (old = 0; old < nodes->numbers; old++)
+            known += !strcmp(nodes->homes[old].member.name, members->list[i].name);
+    if (nodes->numbers + members->count - known > MEMBERS_MAX)
+        return -ENOSPC;
+    for (old = 0; old < nodes->numbers; old++)
+        nodes->homes[old].listed = false;
+    for (unsigned i = 0; i < members->count; i++) {
+        for (old = 0; old < nodes->numbers; old++)
+            if (!strcmp(nodes->homes[old].member.name, members->list[i].name))
+                break;
+        if (old == nodes->numbers)
+            nodes->numbers++;
+        nodes->homes[old].member = members->list[i];
+        nodes->homes[old].listed = true;
+    }
+    nodes->members = members;
+    return 0;
+}
+
+/* Meet all that are listed and not met yet. */
+static int meet_all(struct nodes *nodes, char why_out[CALL_WHY])
+{
+    for (unsigned i = 0; i < MEMBERS_MAX; i++) {
+        pthread_mutex_lock(&nodes->lock);
+        bool wanted = i < nodes->numbers && i != nodes->self && nodes->homes[i].listed;
+        struct member member = nodes->homes[i].member;
+        pthread_mutex_unlock(&nodes->lock);
+        int error = wanted ? nodes_meet(nodes, i) : 0;
+        if (error) {
+            snprintf(why_out, CALL_WHY, "node %s has another list of members, or another version of gaiafs",
+                     member.name);
+            return error;
+        }
+    }
+    return 0;
+}
+
+int nodes_start(struct cache *cache, char why_out[CALL_WHY])
+{
+    const struct members *members = cache->config.members;
+    struct nodes *nodes = calloc(1, sizeof *nodes);
+
+    why_out[0] = '\0';
+    if (!nodes)
+        return -ENOMEM;
+    nodes->late_kernels = kernel_writes_back_late();
+    nodes->cache = cache;
+    enter_members(nodes, members);
+    nodes->self =
+        nodes_number_of(nodes, members->list[members->self].name, strlen(members->list[members->self].name));
+    nodes->timeout_ms =
+        cache->config.fault.timeout_ms ? cache->config.fault.timeout_ms : FAULT_PATH_TIMEOUT_MS;
+    lock_init(&nodes->lock, LOCK_NODES);
+    pthread_cond_init(&nodes->changed, NULL);
+    int error = make_state(nodes);
+    if (error)
+        goto out_free;
+    const struct calls_config config = {.carrier = members->list[members->self].carrier,
+                                        .address = members->list[members->self].address,
+                                        .timeout_ms = nodes->timeout_ms,
+                                        .context = nodes,
+                                        .arrived = arrived,
+                                        .serve = serve,
+                                        .ended = ended};
+    cache->nodes = nodes; /* who connects comes at once, */
+    nodes->stop = true;   /* and we can't connect back yet */
+    struct calls *calls = NULL;
+    /* umount(8) comes back before the daemon of the mount has ended, and whoever mounts again at once meets
+     * it. */
+    for (unsigned tries = 0; (error = calls_open(&config, &calls, why_out)) == -EADDRINUSE && tries < 50;
+         tries++)
+        usleep(100000);
+    if (!error && members->count > 1) /* one of each direction */
+        error = calls_try_memory(calls, 2 * (members->count - 1), why_out);
+    if (error)
+        goto out_calls;
+    pthread_mutex_lock(&nodes->lock);
+    nodes->calls = calls;
+    nodes->stop = false;
+    pthread_mutex_unlock(&nodes->lock);
+    return meet_all(nodes, why_out); /* what was begun nodes_stop() and nodes_free() end */
+
+out_calls:
+    calls_close(calls);
+    cache->nodes = NULL;
+    munmap(nodes->state, SHARED_PAGE_SIZE);
+    close(nodes->state_fd);
+out_free:
+    pthread_cond_destroy(&nodes->changed);
+    pthread_mutex_destroy(&nodes->lock);
+    free(nodes);
+    return error;
+}
+
+void nodes_stop(struct cache *cache)
+{
+    struct nodes *nodes = cache->nodes;
+
+    if (!nodes || !nodes->calls)
+        return;
+    pthread_mutex_lock(&nodes->lock);
+    nodes->stop = true;
+    pthread_mutex_unlock(&nodes->lock);
+    calls_close(nodes->calls);
+    nodes->calls = NULL;
+    for (unsigned i = 0; i < nodes->numbers; i++) {
+        if (nodes->homes[i].session)
+            call_session_put(nodes->homes[i].session);
+        nodes->homes[i].session = NULL;
+    }
+}
+
+void nodes_free(struct cache *cache)
+{
+    struct nodes *nodes = cache->nodes;
+
+    if (!nodes)
+        return;
+    followed_clear(&nodes->followed);
+    munmap(nodes->state, SHARED_PAGE_SIZE);
+    close(nodes->state_fd);
+    pthread_cond_destroy(&nodes->changed);
+    pthread_mutex_destroy(&nodes->lock);
+    free(nodes);
+    cache->nodes = NULL;
+}
+
+/* ---- statistics ---- */
+
+bool nodes_stat(struct cache *cache, struct nodes_stat *stat_out)
+{
+    struct nodes *nodes = cache->nodes;
+    const struct home_session *agent;
+    const struct agent_file *far;
+
+    *stat_out = (struct nodes_stat){0};
+    if (!nodes)
+        return false;
+    pthread_mutex_lock(&nodes->lock);
+    stat_out->self = nodes->self;
+    stat_out->count = nodes->numbers;
+    for (unsigned i = 0; i < nodes->numbers; i++) {
+        const struct nodes_home *home = &nodes->homes[i];
+        memcpy(stat_out->node[i].name, home->member.name, MEMBER_NAME_MAX);
+        stat_out->node[i].listed = home->listed;
+        stat_out->node[i].down = home->down;
+        stat_out->node[i].home = home->session;
+    }
+    LIST_FOREACH (agent, &nodes->agents, link)
+        stat_out->node[agent->member].agent = true;
+    LIST_FOREACH (far, &nodes->files, link)
+        stat_out->far_files++;
+    stat_out->followed = nodes->followed.count;
+    pthread_mutex_unlock(&nodes->lock);
+    for (unsigned i = 0; i <= NODE_OP_LAST; i++)
+        stat_out->served[i] = nodes->served[i];
+    return true;
+}
+
+const char *nodes_op_name(enum node_op op)
+{
+    static const char *const names[] = {
+        [NODE_HELLO] = "hello",
+        [NODE_TRACK] = "track",
+        [NODE_MAP] = "map",
+        [NODE_ATTACH] = "attach",
+        [NODE_UNMAP] = "unmap",
+        [NODE_GONE] = "gone",
+        [NODE_FAULT] = "fault",
+        [NODE_ACQUIRE] = "acquire",
+        [NODE_RELEASE] = "release",
+        [NODE_MAP_SYNC] = "map_sync",
+        [NODE_ADVISE] = "advise",
+        [NODE_SYNC] = "sync",
+        [NODE_FLUSH] = "flush",
+        [NODE_LEAVE] = "leave",
+        [NODE_OPEN] = "open",
+        [NODE_CLOSE] = "close",
+        [NODE_OPENED] = "opened",
+        [NODE_READ] = "read",
+        [NODE_READ_END] = "read_end",
+        [NODE_WRITE] = "write",
+        [NODE_TRUNCATE] = "truncate",
+        [NODE_FALLOCATE] = "fallocate",
+        [NODE_SEEK] = "seek",
+        [NODE_FOLLOW] = "follow",
+        [NODE_INVALIDATE] = "invalidate",
+        [NODE_PEEK] = "peek",
+        [NODE_FRAMES_OPEN] = "frames_open",
+        [NODE_FRAMES_CLOSE] = "frames_close",
+        [NODE_RESIZE] = "resize",
+        [NODE_PLACE] = "place",
+        [NODE_FETCH] = "fetch",
+        [NODE_DROP] = "drop",
+        [NODE_CLEAR] = "clear",
+        [NODE_PROTECT] = "protect",
+        [NODE_WAKE] = "wake",
+        [NODE_EXPOSE] = "expose",
+        [NODE_UNPROTECT] = "unprotect",
+        [NODE_POISON] = "poison",
+        [NODE_REFUSE] = "refuse",
+    };
+
+    return op <= NODE_OP_LAST ? names[op] : NULL;
+}
+
+/* ---- for fs/ ---- */
+
+int cache_join(struct cache *cache, char why_out[CACHE_WHY])
+{
+    return nodes_start(cache, why_out);
+}
+
+/* The sessions with a member that is not listed any more; their keepers do the rest. */
+static void part_from(struct nodes *nodes, unsigned member)
+{
+    struct home_session *agent;
+    struct call_session *sessions[2];
+    unsigned count = 0;
+
+    pthread_mutex_lock(&nodes->lock);
+    if (nodes->homes[member].session)
+        sessions[count++] = nodes->homes[member].session;
+    LIST_FOREACH (agent, &nodes->agents, link)
+        if (agent->member == member && count < 2)
+            sessions[count++] = agent->session;
+    for (unsigned i = 0; i < count; i++)
+        call_session_get(sessions[i]);
+    pthread_mutex_unlock(&nodes->lock);
+    for (unsigned i = 0; i < count; i++) {
+        if (call_session_connected(sessions[i]))
+            nodes_ask(sessions[i], NODE_CALLS, NODE_LEAVE, &(struct node_request){0}, NULL);
+        else
+            home_session_empty(nodes, sessions[i]);
+        call_session_abort(sessions[i]);
+        call_session_put(sessions[i]);
+    }
+}
+
+int cache_set_members(struct cache *cache, const struct members *members, char why_out[CACHE_WHY])
+{
+    struct nodes *nodes = cache->nodes;
+
+    why_out[0] = '\0';
+    pthread_mutex_lock(&nodes->lock);
+    int error = enter_members(nodes, members);
+    pthread_mutex_unlock(&nodes->lock);
+    if (error)
+        return error;
+    for (unsigned i = 0; i < MEMBERS_MAX; i++) {
+        pthread_mutex_lock(&nodes->lock);
+        bool gone = i < nodes->numbers && !nodes->homes[i].listed;
+        pthread_mutex_unlock(&nodes->lock);
+        if (gone)
+            part_from(nodes, i);
+    }
+    meet_all(nodes, why_out);
+    return 0;
+}
+
+/* Of a file whose home is here: what other nodes' kernels hold comes here, and all of it goes to storage, as
+ * who syncs at its next home can't reach this machine's memory. */
+static int hand_over(struct cache_file *file, void *context)
+{
+    (void)context;
+    if (file->far || file->given_up)
+        return 0;
+    int error = home_invalidate(file, 0, 0);
+    error = error == -ENOENT ? 0 : error;
+    if (durable_is_written(file->durable) && fsync(file->fd) && !error)
+        error = -errno;
+    return error;
+}
+
+int cache_leave(struct cache *cache)
+{
+    struct nodes *nodes = cache->nodes;
+    if (nodes)
+        nodes->leaving = true;
+    /* What was acknowledged before that. */
+    int error = nodes ? cache_flush_all(cache) : 0;
+    int handed = nodes ? cache_each_file(cache, hand_over, NULL) : 0;
+    error = error ? error : handed;
+
+    for (unsigned i = 0; nodes && i < MEMBERS_MAX; i++) {
+        struct call_session *session = nodes_home_session(nodes, i);
+        if (!session)
+            continue;
+        int one = nodes_ask(session, NODE_CALLS, NODE_LEAVE, &(struct node_request){0}, NULL);
+        if (!call_session_error(session)) /* else it has ended before, and collected; or it died */
+            error = error ? error : one;
+        call_session_put(session);
+    }
+    return error;
+}
+
+bool cache_is_home(const struct cache *cache, const struct node_name *name)
+{
+    return !cache->nodes || nodes_home_of(cache->nodes, name) == cache->nodes->self;
+}
+
+unsigned cache_peer_timeout_ms(const struct cache *cache)
+{
+    return cache->nodes ? cache->nodes->timeout_ms : 0;
+}
+
+bool cache_follows(const struct cache *cache, const struct node_name *name)
+{
+    uint64_t told;
+
+    return cache->nodes && nodes_follows(cache->nodes, name, &told);
+}
+
+int cache_track_far(struct cache *cache, const struct node_name *name)
+{
+    return agent_track(cache->nodes, name);
+}
+
+int cache_file_announce(struct cache_file *file, const struct node_name *name)
+{
+    return file->cache->nodes ? home_announce(file, name) : 0;
+}

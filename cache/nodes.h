@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The nodes that have one page cache: this one's end of the sessions with the others (io/call.h), as agent of
+ * their files (cache/agent.h) and as home of its own (cache/home.h). There is none in a mount without members
+ * (cache->nodes is NULL). */
+#ifndef GAIAFS_CACHE_NODES_H
+#define GAIAFS_CACHE_NODES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "base/lock.h"
+#include "cache/followed.h"
+#include "io/call.h"
+#include "io/members.h"
+#include "io/node.h"
+
+struct agent_file;
+struct agent_frames;
+struct cache;
+struct cache_client;
+struct home_session;
+
+/* A node that is or was a member, as a home is seen from here. Its place in nodes->homes is its number, which
+ * never changes: lists come and go. */
+struct nodes_home {
+    struct member member; /* name[0] is 0: a free place */
+    bool listed;          /* in the list now */
+    bool down;            /* it did not answer when it was last tried: others are homes of its files */
+    struct call_session *session;  /* a reference; NULL: none */
+    struct call_session *greeting; /* being made: HELLO is not answered yet */
+    bool connecting;
+};
+
+/* For `gaiactl stat`. */
+struct nodes_stat {
+    unsigned self, count; /* of what follows, by number */
+    struct {
+        char name[MEMBER_NAME_MAX];
+        bool listed, down;
+        bool home, agent; /* there is a session with it as that */
+    } node[MEMBERS_MAX];
+    uint64_t far_files, followed;
+    uint64_t served[NODE_OP_LAST + 1];
+};
+/* False: there are no nodes. */
+bool nodes_stat(struct cache *cache, struct nodes_stat *stat_out);
+/* Of an operation, in small letters. */
+const char *nodes_op_name(enum node_op op);
+
+struct nodes {
+    struct cache *cache;
+    struct calls *calls;
+    unsigned self; /* this node's number */
+    unsigned timeout_ms;
+    int state_fd; /* what clients get as the shared state of a map: it always says "ask" */
+    void *state;
+    /* Whose kernels may have write-backs on their way of pages that they have dropped: bit 0, and 1 + m. */
+    _Atomic uint64_t late_kernels;
+    _Atomic uint64_t reads;                    /* numbers of READs */
+    _Atomic uint64_t served[NODE_OP_LAST + 1]; /* requests of others, by operation: for the statistics */
+
+    pthread_mutex_t lock; /* guards what follows; a leaf */
+    pthread_cond_t changed;
+    const struct members *members; /* the list; of the caller's */
+    struct nodes_home homes[MEMBERS_MAX];
+    unsigned numbers;                 /* that were ever given */
+    LIST_HEAD(, home_session) agents; /* that have said HELLO */
+    LIST_HEAD(, agent_file) files;
+    LIST_HEAD(, agent_frames) frames;
+    LIST_HEAD(, cache_client) clients; /* that map files of other homes */
+    struct followed_table followed;
+    uint32_t next_number;
+    bool stop;
+    _Atomic bool leaving; /* the mount ends: who does not answer soon is not waited for, and no release is
+                             acknowledged any more */
+};
+
+/* Listen, then meet the other members: those that answer have told us of every file that they track, and
+ * will tell us of the next ones. Those that don't are taken to be down. 0 or a negative errno; why_out. */
+int nodes_start(struct cache *cache, char why_out[CALL_WHY]);
+/* All sessions end: agents' devices are gone, calls of homes fail. nodes_free() when no file is left. */
+void nodes_stop(struct cache *cache);
+void nodes_free(struct cache *cache);
+
+/* The session with a home, connected if need be. A reference is the caller's. -EHOSTUNREACH or another errno:
+ * there is none. */
+int nodes_get_home(struct nodes *nodes, unsigned member, struct call_session **session_out);
+
+/* The same for the file that a home has just told us of: that may be before it has answered our HELLO, which
+ * it does when we have answered it. */
+int nodes_get_teller(struct nodes *nodes, unsigned member, struct call_session **session_out);
+
+/* The session that there is, or NULL. A reference is the caller's. */
+struct call_session *nodes_home_session(struct nodes *nodes, unsigned member);
+
+/* Meet a member that has just met us: what it tracks we must know before it hears that we know it. 0 also
+ * when it does not answer; -EPROTONOSUPPORT: it has another list, or another version; -EACCES: it does not
+ * list us. */
+int nodes_meet(struct nodes *nodes, unsigned member);
+
+/* The number of the home of a file: of who has said that it tracks it, else by hashing over the members that
+ * are not down. So the home of a file that is tracked stays while members come. */
+unsigned nodes_home_of(struct nodes *nodes, const struct node_name *name);
+/* The same if none were down, and nobody had said anything. */
+unsigned nodes_first_home_of(struct nodes *nodes, const struct node_name *name);
+/* How many members there are now. */
+unsigned nodes_count(struct nodes *nodes);
+/* The number of the member of this name in the list, or MEMBERS_MAX. nodes->lock is held. */
+unsigned nodes_number_of(const struct nodes *nodes, const char *name, size_t length);
+
+/* Whether a home has said that it tracks the file of this name, and when: told_out is for nodes_unfollow(),
+ * for who finds that it does not any more. */
+bool nodes_follows(struct nodes *nodes, const struct node_name *name, uint64_t *told_out);
+void nodes_unfollow(struct nodes *nodes, const struct node_name *name, uint64_t told);
+
+/* A new number for a file, a client or frames: not 0. */
+uint32_t nodes_number(struct nodes *nodes);
+
+/* One request and its reply; the result of the operation, or -EIO. reply_out may be NULL. */
+int nodes_ask(struct call_session *session, enum node_class class, enum node_op op,
+              const struct node_request *request, struct node_reply *reply_out);
+
+#endif

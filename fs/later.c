@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/later.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+struct work {
+    struct fs *fs;
+    void (*fn)(void *argument);
+    void *argument;
+};
+
+static void *run(void *argument)
+{
+    struct work work = *(struct work *)argument;
+
+    free(argument);
+    work.fn(work.argument);
+    atomic_fetch_sub(&work.fs->later, 1); /* the last that is known of fs */
+    return NULL;
+}
+
+void later(struct fs *fs, void (*fn)(void *argument), void *argument)
+{
+    struct work *work = malloc(sizeof *work);
+    pthread_t thread;
+
+    if (work) {
+        *work = (struct work){fs, fn, argument};
+        atomic_fetch_add(&fs->later, 1);
+        if (!pthread_create(&thread, NULL, run, work)) {
+            pthread_detach(thread);
+            return;
+        }
+        atomic_fetch_sub(&fs->later, 1);
+        free(work);
+    }
+    fn(argument);
+}
+
+/* Not on a condition: it is asked once, at the end of the mount, and what they wait for has a time limit. */
+void later_end(struct fs *fs)
+{
+    while (atomic_load(&fs->later))
+        usleep(1000);
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Answers that wait for other nodes' kernels, or for this one's: not in the threads that serve FUSE, which
+ * the write-backs need that such a kernel waits for. */
+#ifndef GAIAFS_FS_LATER_H
+#define GAIAFS_FS_LATER_H
+
+#include "fs/fs.h"
+
+/* Run fn(argument) in a thread of its own; here, if there is none to be had. */
+void later(struct fs *fs, void (*fn)(void *argument), void *argument);
+/* Until all of them have ended. */
+void later_end(struct fs *fs);
+
+#endif

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/nodes.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fs/log.h"
+#include "fs/session.h"
+
+bool nodes_name(const struct inode *inode, struct node_name *name_out)
+{
+    if (!inode->handle_bytes || inode->handle_bytes > NODE_NAME_MAX ||
+        inode->volume != inode->fs->root->volume)
+        return false;
+    *name_out = (struct node_name){.type = inode->handle_type, .length = inode->handle_bytes};
+    memcpy(name_out->bytes, inode->handle, inode->handle_bytes);
+    return true;
+}
+
+/* The inode of a name, with a reference. */
+static int inode_of_name(struct fs *fs, const struct node_name *name, struct inode **inode_out)
+{
+    struct stat st;
+    int fd, rc;
+
+    if (!fs->root->volume)
+        return -EOPNOTSUPP;
+    fd = volume_open(fs->root->volume, name->type, name->bytes, name->length);
+    if (descriptors_shed(fs, -fd))
+        fd = volume_open(fs->root->volume, name->type, name->bytes, name->length);
+    if (fd < 0)
+        return fd;
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
+        close(fd);
+        return -EINVAL;
+    }
+    rc = inode_lookup(fs, fd, &st, NULL, NULL, inode_out);
+    if (rc < 0)
+        return rc;
+    inode_get(*inode_out);
+    inode_forget(*inode_out, 1);
+    return 0;
+}
+
+int nodes_find(void *context, const struct node_name *name, struct cache_file **file_out)
+{
+    struct inode *inode;
+    int rc = inode_of_name(context, name, &inode);
+
+    if (rc < 0)
+        return rc;
+    struct cache_file *file = inode_file(inode);
+    if (!file || cache_file_is_far(file))
+        rc = -ESTALE;
+    else
+        cache_file_hold(file);
+    inode_put(inode);
+    *file_out = file;
+    return rc;
+}
+
+int nodes_track_here(void *context, const struct node_name *name, struct cache_file **file_out)
+{
+    struct fs *fs = context;
+    struct inode *inode;
+    int rc = inode_of_name(fs, name, &inode);
+
+    if (rc < 0)
+        return rc;
+    struct cache_file *file = inode_usable(inode);
+    /* Who asks takes us for the home; it may not know yet who is down, or we may not. */
+    if (file ? cache_file_is_far(file) : !cache_is_home(fs->cache, name))
+        rc = -ESTALE;
+    else
+        rc = inode_track(fs, inode, file_out);
+    if (rc == 0)
+        cache_file_hold(*file_out);
+    inode_put(inode);
+    return rc;
+}
+
+/* From now on the home is asked. What the kernel has of the file it has from the data directory: what
+ * programs have stored is written back there first; what they store meanwhile goes to the home. */
+static int go_far(struct fs *fs, struct inode *inode, const struct node_name *name, bool drop)
+{
+    struct durable *durable = inode_durable(inode);
+    struct content *content = inode_content(inode);
+    struct cache_file *file;
+
+    if (!durable)
+        return -ENOMEM;
+    if (drop && !inode_file(inode))
+        session_invalidate(fs, inode, 0, 0);
+    int rc = cache_file_open_far(fs->cache, name, inode, durable, &file);
+    if (rc == -ESTALE) /* not any more */
+        return 0;
+    if (rc < 0)
+        return rc;
+    pthread_rwlock_wrlock(&content->gate); /* no untracked operation is in flight */
+    bool ours = !inode_usable(inode);
+    cache_file_discard_write_backs(file, ours && inode_file(inode));
+    if (ours)
+        rc = inode_set_file(inode, file);
+    pthread_rwlock_unlock(&content->gate);
+    if (!ours || rc < 0)
+        cache_file_close(file);
+    if (drop && rc == 0) {
+        if (ours) /* WRITEs on their way may meet what follows: the home must know */
+            cache_file_opened(file);
+        session_invalidate(fs, inode, 0, 0);
+        cache_file_discard_write_backs(file, false);
+    }
+    return rc;
+}
+
+/* Of two that are homes of one file the one keeps it that has taken it over: the other was taken to be dead,
+ * and may have been still, or cut off, for a while. */
+static int give_way(struct cache_file *file, const struct node_name *name, bool taken_over)
+{
+    if (cache_file_is_far(file) && (!taken_over || cache_file_is_at(file, name)))
+        return 0;
+    if (!cache_file_is_far(file) && (!taken_over || cache_file_is_taken_over(file)))
+        return -EBUSY;
+    cache_file_give_up(file);
+    return 0;
+}
+
+int nodes_follow(void *context, const struct node_name *name, bool taken_over)
+{
+    struct inode *inode;
+    int rc = inode_of_name(context, name, &inode);
+
+    if (rc < 0) /* deleted meanwhile, or not to be had: nor is it for anybody here */
+        return rc == -ESTALE || rc == -EINVAL ? 0 : rc;
+    struct cache_file *file = inode_usable(inode);
+    rc = file ? give_way(file, name, taken_over) : 0;
+    if (rc == 0 && inode_content(inode) && !inode_usable(inode))
+        rc = go_far(context, inode, name, true);
+    inode_put(inode);
+    return rc;
+}
+
+int nodes_catch_up(struct inode *inode, bool opening)
+{
+    struct fs *fs = inode->fs;
+    struct node_name name;
+
+    if (!fs->options.members || inode_usable(inode) || !nodes_name(inode, &name) ||
+        !cache_follows(fs->cache, &name))
+        return 0;
+    return go_far(fs, inode, &name, opening);
+}
+
+int nodes_track(struct fs *fs, struct inode *inode, const struct node_name *name,
+                struct cache_file **file_out)
+{
+    if (!inode_durable(inode))
+        return -ENOMEM;
+    if (!inode_usable(inode)) {
+        int rc = cache_track_far(fs->cache, name);
+        /* It may have told us before, when we still took another for the home: it does so once only. */
+        if (rc == 0 && !inode_usable(inode))
+            rc = go_far(fs, inode, name, true);
+        if (rc < 0)
+            return rc;
+    }
+    *file_out = inode_usable(inode);
+    return *file_out && cache_file_is_far(*file_out) ? 0 : -EIO;
+}
+
+#define MOVE_PAUSE_MS 100u
+
+static bool try_later(unsigned *waited_ms, unsigned most_ms)
+{
+    if (*waited_ms >= most_ms)
+        return false;
+    usleep(MOVE_PAUSE_MS * 1000);
+    *waited_ms += MOVE_PAUSE_MS;
+    return true;
+}
+
+/* How long a home that died may go unnoticed, here or where the next one is, twice over. */
+static unsigned move_most_ms(const struct fs *fs)
+{
+    return 4 * cache_peer_timeout_ms(fs->cache);
+}
+
+bool nodes_keep(void *context, void *file_context)
+{
+    (void)context;
+    return inode_get_if_used(file_context);
+}
+
+/* Ends what nodes_keep() began. */
+void nodes_moved(void *context, void *file_context, bool died)
+{
+    struct fs *fs = context;
+    struct inode *inode = file_context;
+    struct cache_file *file;
+    unsigned waited_ms = 0;
+    int rc;
+
+    /* What the home had answered may have been in its machine's memory only: told before anybody can sync
+     * elsewhere. */
+    if (died && durable_is_written(inode_durable(inode)))
+        durable_fail(inode_durable(inode), -EIO);
+    do
+        rc = fs->serving ? inode_track(fs, inode, &file) : 0;
+    while (rc < 0 && fs->serving && try_later(&waited_ms, move_most_ms(fs)));
+    if (rc < 0 && fs->serving)
+        fs_log(LOG_ERR, "a file whose home has gone has no other: %s: programs get EIO", strerror(-rc));
+    /* What the kernel holds may be older than what others have written since. */
+    session_invalidate(fs, inode, 0, 0);
+    file = inode_usable(inode);
+    if (file)
+        cache_file_discard_write_backs(file, false);
+    inode_put(inode);
+}
+
+bool nodes_has_moved(struct inode *inode, const struct cache_file *file)
+{
+    unsigned waited_ms = 0;
+
+    if (!cache_file_is_lost(file))
+        return false;
+    while (inode_file(inode) == file && inode->fs->serving && try_later(&waited_ms, move_most_ms(inode->fs)))
+        ;
+    return inode_file(inode) != file;
+}
+
+void nodes_reread(struct fs *fs)
+{
+    const struct members *old = fs->members ? fs->members : fs->options.members;
+    struct members *fresh;
+    char why[MEMBERS_WHY], met[CACHE_WHY];
+
+    int rc = members_read(fs->options.peers, fs->options.node, &fresh, why);
+    if (rc < 0) {
+        fs_log(LOG_ERR, "reading %.300s again: %s: the members stay as they were", fs->options.peers, why);
+        return;
+    }
+    if (fresh->epoch == old->epoch) {
+        members_free(fresh);
+        return;
+    }
+    rc = cache_set_members(fs->cache, fresh, met);
+    if (rc < 0) {
+        fs_log(LOG_ERR,
+               "reading %.300s again: more than %u nodes in the course of this mount: the members stay as "
+               "they were",
+               fs->options.peers, MEMBERS_MAX);
+        members_free(fresh);
+        return;
+    }
+    fs_log(LOG_NOTICE, "there are %u nodes now%s%s", fresh->count, *met ? ": " : "", met);
+    members_free(fs->members); /* those of the options stay: that there are members is asked everywhere */
+    fs->members = fresh;
+}

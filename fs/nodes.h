@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Of several nodes (-o node=, peers=): which file of this mount another node means, and how a file of which
+ * this mount knew nothing but its bytes comes to be asked of its home. */
+#ifndef GAIAFS_FS_NODES_H
+#define GAIAFS_FS_NODES_H
+
+#include "cache/cache.h"
+#include "fs/fs.h"
+
+/* What other nodes call the file. False: it has no name for them (no file handle, or it is on another
+ * filesystem below the data directory). */
+bool nodes_name(const struct inode *inode, struct node_name *name_out);
+
+/* Track a file whose home is elsewhere. The caller holds a reference. 0; -EOPNOTSUPP (no name); -EIO or what
+ * the home says. */
+int nodes_track(struct fs *fs, struct inode *inode, const struct node_name *name,
+                struct cache_file **file_out);
+
+/* Before a program does anything to the bytes of an inode that has content: if its home elsewhere tracks the
+ * file, it is asked from now on. opening: an OPEN or a CREATE is being handled, which may have the kernel
+ * drop pages. 0, or why the home can't be asked: then nothing may be done to the file's bytes. */
+int nodes_catch_up(struct inode *inode, bool opening);
+
+/* Read the file of members again (SIGHUP); where that can't be done, or the list is not good, the old one
+ * stays, and the log says why. */
+void nodes_reread(struct fs *fs);
+
+/* cache_host's. */
+int nodes_find(void *context, const struct node_name *name, struct cache_file **file_out);
+int nodes_track_here(void *context, const struct node_name *name, struct cache_file **file_out);
+int nodes_follow(void *context, const struct node_name *name, bool taken_over);
+bool nodes_keep(void *context, void *file_context);
+void nodes_moved(void *context, void *file_context, bool died);
+
+/* An operation on a file has failed with EIO: did it for its home's having gone, and has it another one now?
+ * Waits for that as long as peers are waited for. Then the operation can be tried again. */
+bool nodes_has_moved(struct inode *inode, const struct cache_file *file);
+
+#endif

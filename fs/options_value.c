@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/options_value.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fs/log.h"
+
+const char *option_value(const char *option)
+{
+    return strchr(option, '=') + 1;
+}
+
+uint64_t option_size(const char *text)
+{
+    static const char suffixes[] = "KMGT";
+    unsigned long long value;
+    const char *suffix;
+    unsigned shift = 0;
+    char *end;
+
+    if (*text < '0' || *text > '9')
+        return 0;
+    errno = 0;
+    value = strtoull(text, &end, 10);
+    if (errno)
+        return 0;
+    if (*end != '\0') {
+        suffix = strchr(suffixes, *end & ~0x20);
+        if (!suffix || end[1] != '\0')
+            return 0;
+        shift = 10 * ((unsigned)(suffix - suffixes) + 1);
+    }
+    return value > (UINT64_MAX >> shift) ? 0 : (uint64_t)value << shift;
+}
+
+int option_number(const char *option, size_t least, size_t *number_out)
+{
+    const char *text = option_value(option);
+    char *end;
+    unsigned long long number = strtoull(text, &end, 10);
+
+    if (*text < '0' || *text > '9' || *end != '\0' || number < least || number > UINT32_MAX) {
+        fs_log(LOG_ERR, "option %s: not a number of at least %zu", option, least);
+        return -1;
+    }
+    *number_out = number;
+    return 0;
+}
+
+int option_count(const char *option, unsigned least, unsigned most, unsigned *number_out)
+{
+    size_t number;
+
+    if (option_number(option, least, &number))
+        return -1;
+    if (number > most) {
+        fs_log(LOG_ERR, "option %s: more than %u", option, most);
+        return -1;
+    }
+    *number_out = (unsigned)number;
+    return 0;
+}
+
+int option_choice(const char *option, const char *first, const char *second, bool *is_second)
+{
+    const char *text = option_value(option);
+
+    if (strcmp(text, first) != 0 && strcmp(text, second) != 0) {
+        fs_log(LOG_ERR, "option %s: neither %s nor %s", option, first, second);
+        return -1;
+    }
+    *is_second = strcmp(text, second) == 0;
+    return 0;
+}
+
+int option_set_text(char **text, const char *value)
+{
+    free(*text);
+    *text = strdup(value);
+    if (!*text)
+        fs_log(LOG_ERR, "options: %s", strerror(errno));
+    return *text ? 0 : -1;
+}

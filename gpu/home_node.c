@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A device of another node, the home's half: what the cache does to its frames is asked of the agent there,
+ * which has them (cache/agent_frames.c). Bytes go through slots of the session, which are memory of this
+ * side: what is placed the agent reads from there, straight into the frames; what is fetched it writes
+ * there. */
+#include "gpu/device.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/call.h"
+#include "io/node.h"
+
+/* What waits for nobody at the agent, and may be asked with a lock held. */
+#define FRAMES_MS 20000u
+
+struct node_frames {
+    struct gaia_frames base;
+    struct call_session *session;
+};
+
+struct gaia_frames_map {
+    struct node_frames *frames;
+    uint32_t client;
+    uint64_t address;
+};
+
+static struct node_frames *node(struct gaia_frames *frames)
+{
+    return (struct node_frames *)frames;
+}
+
+static int ask(const struct node_frames *frames, unsigned class, enum node_op op,
+               struct node_request *request)
+{
+    request->frames = frames->base.node_number;
+    return call(frames->session, class, op, request, sizeof *request, NULL, NULL,
+                class == NODE_FRAMES ? FRAMES_MS : 0);
+}
+
+static int ask_client(const struct gaia_frames_map *map, enum node_op op, struct node_request *request)
+{
+    request->client = map->client;
+    request->address = map->address;
+    int error = ask(map->frames, NODE_CLIENTS, op, request);
+    return error == -ENOENT ? 0 : error; /* the client has gone: it waits for nothing */
+}
+
+static int node_share(struct gaia_frames *frames, bool writable, uint64_t chunk, int *fd_out)
+{
+    (void)frames;
+    (void)writable;
+    (void)chunk;
+    (void)fd_out;
+    return -EXDEV;
+}
+
+static int node_attach(struct gaia_frames *frames, int client, uint64_t address, uint64_t first,
+                       uint64_t count, bool writable, bool can_trap, struct gaia_frames_map **map_out)
+{
+    struct gaia_frames_map *map = calloc(1, sizeof *map);
+
+    (void)first; /* the agent knows the rest */
+    (void)count;
+    (void)writable;
+    (void)can_trap;
+    if (!map)
+        return -ENOMEM;
+    *map = (struct gaia_frames_map){.frames = node(frames), .client = (uint32_t)client, .address = address};
+    *map_out = map;
+    return 0;
+}
+
+static void node_detach(struct gaia_frames_map *map)
+{
+    free(map);
+}
+
+static int node_resize(struct gaia_frames *frames, uint64_t pages)
+{
+    return ask(node(frames), NODE_FRAMES, NODE_RESIZE, &(struct node_request){.length = pages});
+}
+
+static int node_place(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes)
+{
+    const uint64_t most = CALL_SLOT_BYTES / GAIA_PAGE_SIZE;
+    int error = 0;
+
+    for (uint64_t done = 0; done < count && !error;) {
+        uint64_t n = count - done < most ? count - done : most;
+        int slot = call_slot_get(node(frames)->session);
+        if (slot < 0)
+            return slot;
+        memcpy(call_slot(node(frames)->session, (unsigned)slot),
+               (const uint8_t *)bytes + done * GAIA_PAGE_SIZE, n * GAIA_PAGE_SIZE);
+        error = ask(
+            node(frames), NODE_FRAMES, NODE_PLACE,
+            &(struct node_request){.offset = (int64_t)(page + done), .length = n, .slot = (uint32_t)slot});
+        call_slot_put(node(frames)->session, (unsigned)slot);
+        done += n;
+    }
+    return error;
+}
+
+/* Pages on their way to the frames, in pieces of a slot. */
+struct placing {
+    struct gaia_placing *told;
+    atomic_uint left; /* pieces, and who begins them */
+    atomic_int error; /* the first */
+    struct piece {
+        struct call_answer answer; /* first */
+        struct placing *placing;
+    } pieces[];
+};
+
+static void placing_end(struct placing *placing, int error)
+{
+    int none = 0;
+
+    if (error)
+        atomic_compare_exchange_strong(&placing->error, &none, error);
+    if (atomic_fetch_sub(&placing->left, 1) > 1)
+        return;
+    struct gaia_placing *told = placing->told;
+    error = placing->error;
+    free(placing);
+    told->done(told, error);
+}
+
+static void piece_arrived(struct call_answer *answer, int result)
+{
+    struct piece *piece = (struct piece *)answer;
+
+    placing_end(piece->placing, result < 0 ? result : 0);
+}
+
+/* Returns an error, and nobody is told; or 0. */
+static int piece_send(struct gaia_frames_map *map, struct piece *piece, uint64_t page, uint64_t count,
+                      const void *bytes, bool exposes)
+{
+    struct call_session *session = map->frames->session;
+    struct node_request request = {.frames = map->frames->base.node_number,
+                                   .client = map->client,
+                                   .address = map->address,
+                                   .offset = (int64_t)page,
+                                   .length = count,
+                                   .flags = exposes ? NODE_PLACE_EXPOSES : 0};
+    /* What exposes waits for the client's mmap lock, and who has that may wait for who holds a file's lock
+     * and wants a slot. For the same reason no slot waits for done(), which takes such locks. */
+    int slot = exposes ? call_slot_get_long(session) : call_slot_get(session);
+
+    if (slot < 0)
+        return slot;
+    request.slot = (unsigned)slot;
+    piece->answer = (struct call_answer){.done = piece_arrived, .has_slot = true, .slot = request.slot};
+    memcpy(call_slot(session, request.slot), bytes, count * GAIA_PAGE_SIZE);
+    int error = call_start(session, exposes ? NODE_CLIENTS : NODE_FRAMES, NODE_PLACE, &request,
+                           sizeof request, &piece->answer);
+    if (error)
+        call_slot_put(session, request.slot);
+    return error;
+}
+
+static int node_place_later(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes,
+                            bool exposes, struct gaia_placing *told)
+{
+    const uint64_t most = CALL_SLOT_BYTES / GAIA_PAGE_SIZE, pieces = (count + most - 1) / most;
+    struct placing *placing = calloc(1, sizeof *placing + pieces * sizeof *placing->pieces);
+    int error = 0;
+
+    if (!placing)
+        return -ENOMEM;
+    placing->told = told;
+    placing->left = 1;
+    for (uint64_t i = 0; i < pieces && !error; i++) {
+        uint64_t done = i * most;
+        placing->pieces[i].placing = placing;
+        placing->left++;
+        error = piece_send(map, &placing->pieces[i], page + done, count - done < most ? count - done : most,
+                           (const uint8_t *)bytes + done * GAIA_PAGE_SIZE, exposes);
+        if (error)
+            placing->left--;
+    }
+    placing_end(placing, error);
+    return 0;
+}
+
+static int node_expose(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores)
+{
+    return ask_client(
+        map, NODE_EXPOSE,
+        &(struct node_request){.offset = (int64_t)page, .length = count, .flags = trap_stores ? 1 : 0});
+}
+
+static int node_protect(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    return ask(node(frames), NODE_CLIENTS, NODE_PROTECT,
+               &(struct node_request){.offset = (int64_t)page, .length = count});
+}
+
+static int node_unprotect(struct gaia_frames_map *map, uint64_t page, uint64_t count)
+{
+    return ask_client(map, NODE_UNPROTECT, &(struct node_request){.offset = (int64_t)page, .length = count});
+}
+
+static void node_wake(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    ask(node(frames), NODE_CLIENTS, NODE_WAKE,
+        &(struct node_request){.offset = (int64_t)page, .length = count});
+}
+
+static int node_poison(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint32_t thread)
+{
+    return ask_client(map, NODE_POISON,
+                      &(struct node_request){.offset = (int64_t)page, .length = count, .thread = thread});
+}
+
+static void node_refuse(struct gaia_frames_map *map, uint64_t page, uint32_t thread)
+{
+    ask_client(map, NODE_REFUSE, &(struct node_request){.offset = (int64_t)page, .thread = thread});
+}
+
+static int node_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    return ask(node(frames), NODE_FRAMES, NODE_DROP,
+               &(struct node_request){.offset = (int64_t)page, .length = count});
+}
+
+static int node_clear(struct gaia_frames *frames, uint64_t page, size_t from)
+{
+    return ask(node(frames), NODE_FRAMES, NODE_CLEAR,
+               &(struct node_request){.offset = (int64_t)page, .value = from});
+}
+
+static int node_fetch(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
+{
+    struct call_session *session = node(frames)->session;
+    int slot = call_slot_get(session);
+
+    if (slot < 0)
+        return slot;
+    int error = ask(node(frames), NODE_FRAMES, NODE_FETCH,
+                    &(struct node_request){.offset = (int64_t)page, .length = count, .slot = (uint32_t)slot});
+    const uint8_t *bytes = call_slot(session, (unsigned)slot);
+    for (unsigned i = 0; i < count && !error; i++)
+        memcpy(pages_out[i], bytes + (size_t)i * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
+    call_slot_put(session, (unsigned)slot);
+    return error;
+}
+
+static void node_close(struct gaia_frames *frames)
+{
+    ask(node(frames), NODE_FRAMES, NODE_FRAMES_CLOSE, &(struct node_request){0});
+    call_session_put(node(frames)->session);
+    free(frames);
+}
+
+static const struct gaia_frames_ops node_ops = {
+    .share = node_share,
+    .attach = node_attach,
+    .detach = node_detach,
+    .resize = node_resize,
+    .place = node_place,
+    .place_later = node_place_later,
+    .expose = node_expose,
+    .protect = node_protect,
+    .unprotect = node_unprotect,
+    .wake = node_wake,
+    .poison = node_poison,
+    .refuse = node_refuse,
+    .drop = node_drop,
+    .clear = node_clear,
+    .fetch = node_fetch,
+    .close = node_close,
+};
+
+int gaia_node_frames_open(struct call_session *session, uint32_t number, unsigned device, uint64_t pages,
+                          struct gaia_frames **frames_out)
+{
+    struct node_frames *frames = calloc(1, sizeof *frames);
+
+    if (!frames)
+        return -ENOMEM;
+    frames->base.ops = &node_ops;
+    frames->base.node_number = number;
+    frames->session = session;
+    int error =
+        ask(frames, NODE_FRAMES, NODE_FRAMES_OPEN, &(struct node_request){.device = device, .length = pages});
+    if (error) {
+        free(frames);
+        return error;
+    }
+    call_session_get(session);
+    *frames_out = &frames->base;
+    return 0;
+}
+
+bool gaia_node_frames_gone(const struct gaia_frames *frames)
+{
+    return frames->node_number && call_session_error(((const struct node_frames *)frames)->session);
+}

@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several nodes, some of which end: programs and daemons that are killed, unmounts, nodes that come late or again, and peers
+that should not be there."""
+import errno
+import os
+import signal
+import time
+
+import pytest
+
+from conftest import Mount
+from files import pattern
+from helpers import PAGE, AgentDied, agents, error_of, read_file, refused_mount, wait_until  # noqa: F401
+from nodes import SIDES, Program, all_see, check, cluster  # noqa: F401
+
+TIMEOUT_S = 1
+OPTIONS = f"timeout=0,peer_timeout={TIMEOUT_S}"
+PATIENCE_S = 3 * TIMEOUT_S + 4  # what is promised, on a machine that is busy with other things
+
+
+def unmount(m):
+    """As a user does it; the daemon must end well."""
+    assert m.unmount() is None
+
+
+def end(program):
+    program.agent.end()
+
+
+def within(seconds, what, function, *args):
+    """What it returns; or fails if that took longer. (A hang is ended by the time limit of the test.)"""
+    begin = time.monotonic()
+    try:
+        return function(*args)
+    finally:
+        took = time.monotonic() - begin
+        assert took < seconds, f"{what} took {took:.1f} s"
+
+
+# --- programs that are killed ---------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("first", SIDES)
+@pytest.mark.parametrize("when", ["released", "stored"])
+def test_a_killed_program(cluster, agents, first, when):
+    """What it released stays. What it only stored stays in the device's copy, and goes with the next release there."""
+    nodes = cluster()
+    content = bytearray(pattern(4 * PAGE))
+    nodes.make(content, home=0)
+    numbers = nodes.sides(nodes.below(), first)
+    victim, other = (Program(agents(), nodes.path(number)) for number in numbers)
+    for offset in (5, PAGE - 2, 3 * PAGE):
+        victim.device_store(offset, b"abc")
+        content[offset:offset + 3] = b"abc"
+    if when == "released":
+        victim.release()
+    victim.agent.kill()
+    if when == "stored":
+        heir = Program(agents(), nodes.path(numbers[0]))
+        heir.release()
+    check("read()", other.read(), content)
+    check("device", other.acquired(), content)
+    later = Program(agents(), nodes.path(numbers[0]))
+    all_see({"other": other, "later": later}, content)
+
+
+@pytest.mark.parametrize("first", SIDES)
+def test_programs_killed_at_any_moment(cluster, agents, first):
+    """While they store, release and acquire; the others go on, and what a killed one had released before is there."""
+    nodes = cluster()
+    content = bytearray(pattern(4 * PAGE))
+    nodes.make(content, home=0)
+    numbers = nodes.sides(nodes.below(), first)
+    other = Program(agents(), nodes.path(numbers[1]))
+    for turn in range(8):
+        victim = Program(agents(), nodes.path(numbers[0]))
+        victim.device_store(turn, bytes([turn + 100]))
+        content[turn] = turn + 100
+        victim.release()
+        victim.agent.start("while True:\n    for at in range(100, length, 50): map[at] = map[at] ^ 1\n    map.release()\n"
+                           "    os.pwrite(fd, b'x', 70)\n    map.acquire()")
+        other.write(50 + turn, b"o")
+        content[50 + turn] = ord("o")
+        time.sleep(0.02 * turn)
+        victim.agent.kill()
+        got = other.acquired()
+        assert got[:70] == bytes(content[:70])
+        assert other.read() == other.load()
+
+
+def stop(m):
+    """SIGSTOP, and none of its threads runs any more when this returns."""
+    os.kill(m.pid, signal.SIGSTOP)
+    wait_until(lambda: all(open(f"/proc/{m.pid}/task/{task}/stat", encoding="ascii").read().rpartition(")")[2].split()[0] == "T"
+                           for task in os.listdir(f"/proc/{m.pid}/task")), what="stopped")
+
+
+# --- daemons that are killed ----------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def killed(cluster, agents):
+    """A function: two nodes, a program on each, what both have done and flushed; then a file's home or agent is killed.
+    Returns (cluster, survivor's program, content, number of the survivor, victim's program)."""
+    def start(which, options=OPTIONS, how=Mount.kill):
+        nodes = cluster(2, options)
+        content = bytearray(pattern(8 * PAGE))
+        nodes.make(content, home=0)
+        dead, alive = nodes.sides(nodes.below(), which)
+        victim, survivor = Program(agents(), nodes.path(dead)), Program(agents(), nodes.path(alive))
+        for at, program in ((0, victim), (PAGE, survivor)):
+            program.device_store(at + 10, b"device")
+            content[at + 10:at + 16] = b"device"
+            program.write(at + 20, b"write")
+            content[at + 20:at + 25] = b"write"
+            program.store(at + 30, b"store")
+            content[at + 30:at + 35] = b"store"
+            program.release()
+            program.msync()
+        all_see({"victim": victim, "survivor": survivor}, content)
+        assert set(victim.agent("os.listdir(top)", top=nodes[dead].mnt)) == {"f"}
+        return nodes, survivor, content, alive, victim, dead
+
+    return start
+
+
+def test_an_agent_is_killed_and_the_home_goes_on(killed, agents):
+    nodes, home, content, alive, victim, dead = killed("agent")
+    victim.device_store(5 * PAGE, b"not collected")
+    victim.release()
+    nodes[dead].kill()
+    got = within(PATIENCE_S, "read()", home.read)
+    # either it was collected by then, or it is lost: nothing in between
+    lost = got[5 * PAGE:5 * PAGE + 13] != b"not collected"
+    assert lost
+    check("read()", got, content)
+    within(PATIENCE_S, "acquire", home.acquire)
+    home.device_store(6 * PAGE, b"on")
+    within(PATIENCE_S, "release", home.release)
+    content[6 * PAGE:6 * PAGE + 2] = b"on"
+    within(PATIENCE_S, "write()", home.write, 7 * PAGE, b"goes")
+    content[7 * PAGE:7 * PAGE + 4] = b"goes"
+    within(PATIENCE_S, "fsync()", home.fsync)
+    more = within(PATIENCE_S, "a new program", Program, agents(), nodes.path(alive), "soft:1")
+    all_see({"home": home, "more": more}, content)
+    victim.agent.kill()
+    for program in home, more:
+        end(program)
+    unmount(nodes[alive])
+    assert read_file(nodes.below()) == bytes(content)
+
+
+def test_an_agent_is_killed_in_the_middle_of_everything(cluster, agents):
+    """The home's programs never hang nor fail, and lose no byte of their own."""
+    nodes = cluster(2, OPTIONS)
+    content = bytearray(pattern(8 * PAGE))
+    nodes.make(content, home=0)
+    home, beside = Program(agents(), nodes.path(0)), Program(agents(), nodes.path(0), "soft:1")
+    agent = Program(agents(), nodes.path(1))
+    agent.agent.start("while True:\n    for at in range(1, length, 40): map[at] = map[at] ^ 1; cpu[at + 1] = cpu[at + 1] ^ 1\n"
+                      "    map.release()\n    map.acquire()\n    os.pwrite(fd, b'x', 3)")
+    for program, step in ((home, 4), (beside, 8)):
+        program.agent.start("for round_ in range(60):\n"
+                            "    for at in range(step, length, 40): map[at] = round_ + step\n"
+                            "    map.release()\n    map.acquire()\n"
+                            "    for at in range(step + 1, length, 40): os.pwrite(fd, bytes([round_ + step]), at)\n",
+                            step=step)
+    time.sleep(0.3)
+    nodes[1].kill()
+    for program, step in ((home, 4), (beside, 8)):
+        within(20, "what was begun", program.agent.finish)
+        for at in range(step, len(content), 40):
+            content[at] = content[at + 1] = 59 + step
+    for what, got in (("read", home.read()), ("device", beside.acquired()), ("load", beside.load())):
+        for start in (4, 5, 8, 9):
+            check(f"{what}, {start}", got[start::40], content[start::40])
+    agent.agent.kill()
+
+
+def test_a_home_is_killed_and_its_agents_do_not_hang(killed):
+    """EIO or SIGBUS within the timeout; the daemon lives, serves its other files, and unmounts."""
+    nodes, survivor, _content, alive, victim, dead = killed("home")
+    nodes.make(b"another", "g", home=alive, through=alive)
+    nodes[dead].kill()
+    for what in ("os.pread(fd, 10, 7 * 4096)", "os.pwrite(fd, b'x', 0)", "map.acquire()", "map.release()", "os.fsync(fd)"):
+        code = within(PATIENCE_S, what, error_of, survivor.agent, what)
+        assert code in (0, errno.EIO), f"{what}: {errno.errorcode[code]}"
+    survivor.agent.start("map[6 * 4096]", "eval")
+    assert not within(PATIENCE_S, "a touch", survivor.agent.busy, PATIENCE_S)
+    try:
+        survivor.agent.finish()
+    except AgentDied as died:
+        assert died.code == -signal.SIGBUS
+    assert nodes[alive].proc.poll() is None
+    assert within(PATIENCE_S, "another file", read_file, nodes.path(alive, "g")) == b"another"
+    if survivor.agent.proc.poll() is None:
+        survivor.agent.kill()
+    victim.agent.kill()
+    within(20, "umount", unmount, nodes[alive])
+
+
+def test_what_was_in_the_data_directory_when_a_home_was_killed_is_there(killed):
+    nodes, survivor, content, alive, victim, dead = killed("home")
+    survivor.fsync()
+    nodes[dead].kill()
+    assert read_file(nodes.below()) == bytes(content)
+    for program in survivor, victim:
+        program.agent.kill()
+    nodes.mount(dead)
+    assert read_file(nodes.path(dead)) == bytes(content)
+    assert within(PATIENCE_S, "read()", read_file, nodes.path(alive)) == bytes(content)
+
+
+@pytest.mark.parametrize("which", SIDES)
+def test_a_killed_node_comes_again(killed, agents, which):
+    """It takes part as before, with files that are opened anew."""
+    nodes, survivor, content, alive, victim, dead = killed(which)
+    nodes[dead].kill()
+    time.sleep(TIMEOUT_S + 0.5)  # until the others know
+    for program in survivor, victim:
+        program.agent.kill()
+    nodes.mount(dead)
+    back, other = Program(agents(), nodes.path(dead)), Program(agents(), nodes.path(alive))
+    all_see({"back": back, "other": other}, content)
+    back.device_store(3 * PAGE, b"again")
+    back.release()
+    content[3 * PAGE:3 * PAGE + 5] = b"again"
+    other.write(3 * PAGE + 10, b"and")
+    content[3 * PAGE + 10:3 * PAGE + 13] = b"and"
+    other.fsync()
+    all_see({"back": back, "other": other}, content)
+
+
+@pytest.mark.parametrize("which", SIDES)
+def test_a_node_that_stands_still(killed, which):
+    """SIGSTOP: what the other asks of it ends within the timeout."""
+    nodes, survivor, content, alive, victim, dead = killed(which)
+    victim.device_store(2 * PAGE, b"pending")
+    victim.release()
+    nodes[dead].expected_exit = None
+    stop(nodes[dead])
+    try:
+        def one(function, *args):
+            try:
+                return function(*args)
+            except OSError as error:
+                return error.errno
+        allowed = {errno.EIO} if which == "home" else set()
+        got = within(PATIENCE_S, "read()", one, survivor.read)
+        assert got in allowed or len(got) == len(content) or which == "home"  # as much as its kernel has
+        for what in ("write()", survivor.write, 4 * PAGE, b"x"), ("acquire", survivor.acquire), ("release", survivor.release), \
+                    ("fsync()", survivor.fsync):
+            got = within(PATIENCE_S, what[0], one, *what[1:])
+            assert got is None or got in allowed | {0}, f"{what[0]}: {errno.errorcode[got]}"
+    finally:
+        os.kill(nodes[dead].pid, signal.SIGCONT)
+    for program in survivor, victim:
+        program.agent.kill()
+    for m in nodes[alive], nodes[dead]:
+        within(20, "umount", unmount, m)
+
+
+def test_a_home_that_stood_still_gives_its_files_up(killed, agents):
+    """The other node has become the file's home meanwhile: there are never two. Maps of before fail, new ones work, on both
+    nodes; what was written since, on either, everybody sees."""
+    nodes, survivor, content, alive, victim, dead = killed("home")
+    content = bytearray(content)
+    stop(nodes[dead])
+    try:
+        time.sleep(2.5)  # OPTIONS' peer_timeout, and a little
+        within(PATIENCE_S, "write()", survivor.write, 4 * PAGE, b"taken over")
+    finally:
+        os.kill(nodes[dead].pid, signal.SIGCONT)
+    content[4 * PAGE:4 * PAGE + 10] = b"taken over"
+    wait_until(lambda: victim.read() == survivor.read() == bytes(content), 10)
+    victim.write(5 * PAGE, b"again")
+    victim.close_once()
+    content[5 * PAGE:5 * PAGE + 5] = b"again"
+    assert survivor.read() == bytes(content)
+    assert error_of(victim.agent, "map.acquire()") == errno.EIO
+    fresh = [Program(agents(), nodes.path(number)) for number in (dead, alive)]
+    for at, program in enumerate(fresh):
+        program.device_store(6 * PAGE + at, b"!")
+        program.release()
+        content[6 * PAGE + at] = ord("!")
+    all_see({"where it was at home": fresh[0], "where it is": fresh[1]}, content)
+    for program in (survivor, victim, *fresh):
+        program.agent.kill()
+
+
+# --- unmounts, and nodes that come later ----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("first", SIDES)
+@pytest.mark.parametrize("whose", ["its own", "the other's"])
+def test_an_unmount_writes_what_was_released(cluster, agents, first, whose):
+    """Of either node, and what devices of either had: nobody has read it before. The other one goes on."""
+    nodes = cluster()
+    content = bytearray(pattern(8 * PAGE))
+    nodes.make(content, home=0)
+    leaves, stays = nodes.sides(nodes.below(), first)
+    goes, other = Program(agents(), nodes.path(leaves)), Program(agents(), nodes.path(stays))
+    writer = goes if whose == "its own" else other
+    for page in range(8):
+        writer.device_store(page * PAGE + 7, b"released")
+        content[page * PAGE + 7:page * PAGE + 15] = b"released"
+    writer.release()
+    end(goes)
+    if whose == "the other's":
+        end(other)
+    unmount(nodes[leaves])
+    if whose == "its own":
+        assert read_file(nodes.below()) == bytes(content)
+        if first == "agent":  # the home is there yet
+            all_see({"the home": other}, content)
+        end(other)
+    unmount(nodes[stays])
+    assert read_file(nodes.below()) == bytes(content)
+
+
+@pytest.mark.parametrize("first", SIDES)
+def test_what_a_cpu_stored_is_in_the_directory_after_the_unmount(cluster, agents, first):
+    nodes = cluster()
+    content = bytearray(pattern(4 * PAGE))
+    nodes.make(content, home=0)
+    numbers = nodes.sides(nodes.below(), first)
+    one, other = (Program(agents(), nodes.path(number)) for number in numbers)
+    one.store(100, b"mapped")
+    other.store(200, b"mapped")
+    one.device_store(300, b"device")
+    other.device_store(400, b"device")
+    one.release()
+    other.release()
+    for at in (100, 200):
+        content[at:at + 6] = b"mapped"
+    for at in (300, 400):
+        content[at:at + 6] = b"device"
+    for program in one, other:
+        program.fsync()
+        end(program)
+    for number in numbers:
+        unmount(nodes[number])
+    assert read_file(nodes.below()) == bytes(content)
+
+
+@pytest.mark.parametrize("first", SIDES)
+@pytest.mark.parametrize("opened_before", [False, True])
+def test_a_node_that_comes_later(cluster, agents, first, opened_before):
+    """The file's home, or an agent: the file is tracked, or is open without a device, when it mounts."""
+    nodes = cluster(2, OPTIONS, only=[])
+    late = 0 if first == "home" else 1
+    early = 1 - late
+    nodes.mount(early)
+    content = bytearray(pattern(4 * PAGE))
+    nodes.make(content, home=0, through=early)
+    here = None
+    if late == 1:
+        here = Program(agents(), nodes.path(early))
+        here.device_store(50, b"before")
+        here.release()
+        content[50:56] = b"before"
+    elif opened_before:
+        here = Program(agents(), nodes.path(early), device=None)
+        here.store(50, b"before")
+        here.fsync()
+        content[50:56] = b"before"
+    nodes.mount(late)
+    there = Program(agents(), nodes.path(late))
+    check("the one that came later", there.acquired(), content)
+    if not here or late == 0:
+        cpu, here = here, Program(agents(), nodes.path(early), "soft:1")
+        if cpu:
+            check("read()", cpu.read(), content)
+            cpu.write(90, b"cpu")
+            cpu.fsync()
+            content[90:93] = b"cpu"
+    there.device_store(60, b"later")
+    there.release()
+    content[60:65] = b"later"
+    all_see({"here": here, "there": there}, content)
+    here.write(70, b"w")
+    here.fsync()
+    content[70] = ord("w")
+    all_see({"here": here, "there": there}, content)
+
+
+@pytest.mark.parametrize("first", SIDES)
+def test_a_node_that_goes_and_comes_again(cluster, agents, first):
+    nodes = cluster(2, OPTIONS)
+    content = bytearray(pattern(4 * PAGE))
+    nodes.make(content, home=0)
+    leaves, stays = nodes.sides(nodes.below(), first)
+    for turn in range(3):
+        goes, other = Program(agents(), nodes.path(leaves)), Program(agents(), nodes.path(stays))
+        all_see({"goes": goes, "other": other}, content)
+        for at, program in ((turn, goes), (PAGE + turn, other)):
+            program.device_store(at, b"d")
+            program.release()
+            program.write(at + 100, b"w")
+            program.fsync()
+            content[at], content[at + 100] = b"dw"
+        if turn == 1:
+            end(other)
+        end(goes)
+        unmount(nodes[leaves])
+        if turn != 1 and first == "agent":
+            all_see({"other": other}, content)
+        if turn != 1:
+            end(other)
+        assert turn % 2 or first == "home" or read_file(nodes.path(stays)) == bytes(content)
+        nodes.mount(leaves)
+    assert read_file(nodes.below()) == read_file(nodes.path(0)) == read_file(nodes.path(1)) == bytes(content)
+
+
+# --- peers that should not be there ---------------------------------------------------------------------------------------
+
+def test_an_address_in_use(cluster, workdir):
+    nodes = cluster()
+    said = refused_mount(workdir, f"node=a,peers={nodes.peers}")
+    assert nodes.addresses[0].split(":", 1)[1] in said and os.strerror(errno.EADDRINUSE) in said, said
+
+
+def test_a_node_with_another_list_is_refused(cluster, workdir):
+    """It would take others for the homes of files. The one that is there goes on."""
+    nodes = cluster(2, OPTIONS, only=[0])
+    said = refused_mount(workdir, f"node=b,peers={nodes.peers}/z@{nodes.addresses[0]}-z,{OPTIONS}", nodes.data)
+    assert "node a has another list of members" in said, said
+    nodes.mount(1)
+    nodes.make(pattern(PAGE), home=0)
+    assert read_file(nodes.path(0)) == read_file(nodes.path(1)) == pattern(PAGE)
+
+
+def test_a_peer_that_is_nobody(cluster, agents):
+    """Somebody who connects to a node's socket and talks nonsense, or says nothing, harms no one."""
+    import socket
+    nodes = cluster(2, OPTIONS)
+    content = bytearray(pattern(PAGE))
+    nodes.make(content, home=0)
+    one, two = (Program(agents(), nodes.path(number)) for number in range(2))
+    strangers = []
+    for number in range(2):
+        for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+            for nonsense in (b"", bytes(4096), os.urandom(4096)):
+                peer = socket.socket(socket.AF_UNIX, kind)
+                peer.settimeout(5)
+                strangers.append(peer)
+                try:
+                    peer.connect("\0" + nodes.addresses[number].removeprefix("local:"))
+                    if nonsense:
+                        peer.send(nonsense)
+                except OSError:
+                    pass
+    one.device_store(0, b"still")
+    one.release()
+    content[:5] = b"still"
+    all_see({"one": one, "two": two}, content)
+    for peer in strangers:
+        peer.close()

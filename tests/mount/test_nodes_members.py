@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The members of several nodes: a list in a file, read again at SIGHUP; and what the death of a home costs who had not synced."""
+import errno
+import os
+import signal
+
+import pytest
+
+from files import pattern
+from helpers import PAGE, agents, error_of, read_file, statistics, wait_until, write_file  # noqa: F401
+from nodes import Program, all_see, cluster  # noqa: F401
+from test_nodes_deaths import OPTIONS, killed, stop  # noqa: F401
+
+
+def write_list(path, names):
+    write_file(path, "".join(f"{name}@local:gaiafs-test-{os.getpid()}-m-{name}\n" for name in names).encode())
+
+
+def test_a_list_is_read_again(mount, workdir, agents):
+    """A node joins and maps what the others have mapped; a list that is not good, or lacks the node itself, changes nothing."""
+    data, peers = os.path.join(workdir, "data"), os.path.join(workdir, "peers")
+    os.mkdir(data)
+    write_list(peers, "ab")
+    mounts = [mount(f"node={name},peers={peers},{OPTIONS}", data=data) for name in "ab"]
+    content = bytearray(pattern(4 * PAGE))
+    for number in range(8):
+        write_file(os.path.join(mounts[0].mnt, str(number)), content)
+    programs = [Program(agents(), os.path.join(m.mnt, "0")) for m in mounts]
+
+    def hup(word):
+        for m in mounts:
+            os.kill(m.pid, signal.SIGHUP)
+        for m in mounts:
+            wait_until(lambda m=m: word in m.log_text(), 10)
+
+    write_list(peers, "b")
+    os.kill(mounts[0].pid, signal.SIGHUP)
+    wait_until(lambda: "the members stay as they were" in mounts[0].log_text(), 10)
+    write_list(peers, "abc")
+    hup("there are 3 nodes now")
+    mounts.append(mount(f"node=c,peers={peers},{OPTIONS}", data=data))
+    programs.append(Program(agents(), os.path.join(mounts[2].mnt, "0")))
+    for at, program in enumerate(programs):
+        program.device_store(at, b"!")
+        program.release()
+        content[at] = ord("!")
+    all_see({"a": programs[0], "b": programs[1], "c, which came later": programs[2]}, content)
+    for program in programs:
+        program.agent.kill()
+
+
+@pytest.mark.parametrize("stores", [False, True])
+def test_a_dead_home_is_told_to_who_had_not_synced(killed, stores):
+    """fsync() says EIO once, as what the home had acknowledged may have been in its memory only; what was written stays. A
+    store through a mapping that was not written back does not come back over it."""
+    nodes, survivor, content, alive, victim, dead = killed("home")
+    survivor.fsync()
+    survivor.write(5 * PAGE, b"written")
+    if stores:
+        survivor.store(6 * PAGE, b"stored")
+    nodes[dead].expected_exit = None
+    os.kill(nodes[dead].pid, signal.SIGKILL)
+    content = bytearray(content)
+    content[5 * PAGE:5 * PAGE + 7] = b"written"
+    wait_until(lambda: survivor.read() == bytes(content), 10)
+    assert error_of(survivor.agent, "os.fsync(fd)") == errno.EIO
+    if stores:  # what a kernel called clean and nobody has is lost until it comes again
+        assert error_of(survivor.agent, "os.fsync(fd)") == errno.EIO
+        survivor.write(6 * PAGE, bytes(content[6 * PAGE:7 * PAGE]))
+    assert error_of(survivor.agent, "os.fsync(fd)") == 0
+    assert survivor.read() == bytes(content) == read_file(nodes.below())
+    for program in survivor, victim:
+        program.agent.kill()
+
+
+@pytest.mark.parametrize("how", ["written", "released", "nothing"])
+def test_a_sync_that_waits_for_a_home_that_dies(killed, how):
+    """It is asked again where the next home is, and what that says is not taken for an answer about the first."""
+    nodes, survivor, content, alive, victim, dead = killed("home")
+    survivor.fsync()
+    if how == "written":
+        survivor.write(5 * PAGE, b"written")
+    if how == "released":
+        survivor.device_store(5 * PAGE, b"released")
+        survivor.release()
+    stop(nodes[dead])
+    survivor.agent.start("os.fsync(fd)")
+    assert survivor.agent.busy(0.2)
+    nodes[dead].expected_exit = None
+    os.kill(nodes[dead].pid, signal.SIGKILL)
+    assert error_of(survivor.agent.finish) == (0 if how == "nothing" else errno.EIO)
+    assert error_of(survivor.agent, "os.fsync(fd)") == 0
+    for program in survivor, victim:
+        program.agent.kill()
+
+
+@pytest.mark.parametrize("what", ["os.ftruncate(fd, 5000)", "os.posix_fallocate(fd, 0, 50000)", "os.lseek(fd, 0, os.SEEK_HOLE)",
+                                  "os.close(os.dup(fd))", "os.pwrite(fd, b'again', 0)"])
+def test_what_waits_for_a_home_that_dies_is_done_at_the_next(killed, what):
+    nodes, survivor, content, alive, victim, dead = killed("home")
+    stop(nodes[dead])
+    survivor.agent.start(what)
+    assert survivor.agent.busy(0.2)
+    nodes[dead].expected_exit = None
+    os.kill(nodes[dead].pid, signal.SIGKILL)
+    survivor.agent.finish()
+    size = {"os.ft": 5000, "os.po": 50000}.get(what[:5], len(content))
+    if "again" in what:
+        content[:5] = b"again"
+    assert survivor.size() == size
+    assert survivor.read() == bytes(content[:size]).ljust(size, b"\0") == read_file(nodes.below())
+    for program in survivor, victim:
+        program.agent.kill()
+
+
+def test_who_follows_first_loses_nothing_to_who_follows_last(cluster, agents):
+    """While a file is announced, a node that was not told yet writes past the home. What it writes stays when one that was told, and
+    has the page from before, stores to another byte of it."""
+    nodes = cluster(3, "timeout=0,peer_timeout=20")
+    content = bytearray(pattern(4 * PAGE))
+    nodes.make(content, home=0)
+    home, first = Program(agents(), nodes.path(0), device=None), Program(agents(), nodes.path(2), device=None)
+    stop(nodes[1])  # it has met the home first, and is told last
+    home.agent.start("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
+    try:
+        wait_until(lambda: "tracked" in {o["mode"] for o in statistics(nodes[2].mnt)["open"]}, 10)
+        assert first.load(2 * PAGE, 3 * PAGE) == content[2 * PAGE:3 * PAGE]
+        assert home.agent.busy(), "all have been told"
+        with open(nodes.below(), "r+b") as below:  # as the node does that is not told yet
+            os.pwrite(below.fileno(), b"late", 2 * PAGE + 100)
+        first.store(2 * PAGE + 200, b"early")
+        assert home.agent.busy(), "all have been told"
+    finally:
+        os.kill(nodes[1].pid, signal.SIGCONT)
+    home.agent.finish()
+    content[2 * PAGE + 100:2 * PAGE + 104] = b"late"
+    content[2 * PAGE + 200:2 * PAGE + 205] = b"early"
+    first.msync()
+    assert first.read() == home.read() == bytes(content)
+    assert home.acquired() == bytes(content)
+    for program in home, first:
+        program.agent.kill()
+
+
+def test_a_sync_beside_a_release_does_not_forget_it(cluster, agents):
+    """The sync is over before the release has returned: what that has released then is not on storage, so the home's death is told."""
+    nodes = cluster(3, "timeout=0,peer_timeout=20")
+    content = bytearray(pattern(4 * PAGE))
+    nodes.make(bytes(content), home=0)
+    releases, syncs, third = (Program(agents(), nodes.path(number), device=device)
+                              for number, device in ((1, "soft:0"), (1, None), (2, None)))
+    releases.device_store(PAGE, b"released")
+    assert third.load() == content
+    syncs.fsync()
+    stop(nodes[2])  # its kernel has the page
+    try:
+        releases.agent.start("map.release()")
+        assert releases.agent.busy(0.3)
+        syncs.fsync()
+        assert releases.agent.busy(), "the sync was not beside the release"
+    finally:
+        os.kill(nodes[2].pid, signal.SIGCONT)
+    releases.agent.finish()
+    nodes[0].expected_exit = None
+    os.kill(nodes[0].pid, signal.SIGKILL)
+    wait_until(lambda: error_of(syncs.agent, "os.pread(fd, 1, 0)") == 0, 10)
+    assert error_of(syncs.agent, "os.fsync(fd)") == errno.EIO
+    for program in releases, syncs, third:
+        program.agent.kill()

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages on their way to devices: many at once, to devices of other nodes, of clients whose stores are not trapped."""
+import os
+
+import pytest
+
+from files import pattern
+from helpers import MIB, PAGE, agents, write_file  # noqa: F401
+from nodes import Program, check, cluster  # noqa: F401
+
+NO_TRAP = {"GAIA_SOFT_TRAP": "0"}
+
+
+@pytest.mark.parametrize("side", ["alone", "agent"])
+def test_twins_of_pages_that_come_together(mount, workdir, cluster, agents, side):
+    """A store brings a unit of more than one leaf to a client whose stores are not trapped: each page has its own bytes as its
+    twin, so what others write to one is not undone by the release."""
+    content = bytearray(pattern(65 * PAGE))
+    if side == "alone":
+        path = os.path.join(mount("timeout=0,unit=2M").mnt, "f")
+        write_file(path, bytes(content))
+    else:
+        nodes = cluster(2, "timeout=0,unit=2M")
+        nodes.make(content, home=0)
+        path = nodes.path(1)
+    program = Program(agents(NO_TRAP), path, cpu=False)
+    program.device_store(0, b"stored")
+    content[:6] = b"stored"
+    check("the other leaf", program.device_load(64 * PAGE), content[64 * PAGE:])
+    program.write(64 * PAGE + 100, b"written")
+    content[64 * PAGE + 100:64 * PAGE + 107] = b"written"
+    program.release()
+    check("read()", program.read(), content)
+
+
+LARGE = 16 * MIB
+
+
+@pytest.mark.parametrize("env", [NO_TRAP, None], ids=["not trapped", "trapped"])
+def test_all_stages_at_once(cluster, agents, env):
+    """16 MiB are asked for at once. Who places holds no slot that who takes twins under the file's lock waits for."""
+    nodes = cluster(2, "timeout=0")
+    content = pattern(LARGE)
+    nodes.make(content, home=0)
+    program = Program(agents(env), nodes.path(1), cpu=False)
+    for turn in range(5):
+        program.agent.do("map.advise(gaia.ADV_WILLNEED)")
+        check(f"turn {turn}", program.device_load(), content)
+        program.agent.do("map.advise(gaia.ADV_DONTNEED)")
