@@ -43,7 +43,10 @@ void print_op(const struct op *op)
     printf("%" PRIu64 "..", op->invoked);
     if (op->answered != NEVER)
         printf("%" PRIu64, op->answered);
-    printf(" worker %u.%u %s", op->worker, op->incarnation, op_name(op));
+    printf(" worker %u.%u", op->worker, op->incarnation);
+    if (op->node)
+        printf(" node %u", op->node);
+    printf(" %s", op_name(op));
     if (op->operation == OP_ACQUIRE || op->operation == OP_RELEASE || op->operation == OP_DEVICE_STORE ||
         op->operation == OP_DEVICE_LOAD)
         printf(" soft:%u", op->device);
@@ -104,6 +107,7 @@ static void add_entry(struct history *history, size_t *room, const struct entry 
                                                  .bytes = (const uint8_t *)(entry + 1),
                                                  .worker = entry->worker,
                                                  .incarnation = entry->incarnation,
+                                                 .node = entry->node,
                                                  .operation = entry->operation,
                                                  .device = entry->device,
                                                  .file = entry->file,
@@ -114,7 +118,8 @@ static bool entry_is_good(const struct entry *entry, uint64_t room)
 {
     return room >= sizeof *entry && entry->size >= sizeof *entry && entry->size <= room &&
            entry->size % 8 == 0 && entry->operation > 0 && entry->operation < OPERATIONS &&
-           entry->device < DEVICES_MAX && entry->file < FILES_MAX && entry->invoked &&
+           entry->device < DEVICES_MAX && entry->file < FILES_MAX && entry->node < NODES_MAX &&
+           entry->invoked &&
            entry->result <= (int64_t)(entry->operation == OP_READ || entry->operation == OP_LOAD ||
                                               entry->operation == OP_DEVICE_LOAD
                                           ? entry->size - sizeof *entry
@@ -153,6 +158,7 @@ static const struct control *read_run(const char *folder, struct history *histor
     if (control->magic != HISTORY_MAGIC || control->files > FILES_MAX)
         fail("not a control file", path);
     history->files = control->files;
+    history->nodes = control->nodes;
     memcpy(history->file, control->file, sizeof history->file);
     for (unsigned i = 0; i <= WORKERS_MAX; i++) {
         snprintf(path, sizeof path, "%s/log.%u", folder, i);
@@ -191,7 +197,7 @@ static int show_page(const char *folder, unsigned file, uint64_t page)
     read_run(folder, &history);
     for (size_t i = 0; i < history.count; i++) {
         const struct op *op = &history.ops[i];
-        if (op->file != file || (op->operation == OP_OTHER && op->length != 'f' && op->length != 'm') ||
+        if (op->file != file || (op->operation == OP_OTHER && !strchr(SYNCS, (int)op->length)) ||
             (op->operation != OP_TRUNCATE && op->operation != OP_OTHER && op->offset != NEVER &&
              (op->offset / PAGE > page || op->offset + op->length <= page * PAGE)))
             continue;
@@ -207,21 +213,32 @@ static const struct {
     const char *name;
     enum operation operation;
     bool device;
-} words[] = {{"write", OP_WRITE, false},      {"append", OP_APPEND, false},
-             {"store", OP_STORE, false},      {"read", OP_READ, false},
-             {"load", OP_LOAD, false},        {"dstore", OP_DEVICE_STORE, true},
-             {"dload", OP_DEVICE_LOAD, true}, {"acquire", OP_ACQUIRE, true},
-             {"release", OP_RELEASE, true},   {"truncate", OP_TRUNCATE, false}};
+} words[] = {
+    {"write", OP_WRITE, false},       {"append", OP_APPEND, false},  {"store", OP_STORE, false},
+    {"read", OP_READ, false},         {"load", OP_LOAD, false},      {"dstore", OP_DEVICE_STORE, true},
+    {"dload", OP_DEVICE_LOAD, true},  {"acquire", OP_ACQUIRE, true}, {"release", OP_RELEASE, true},
+    {"truncate", OP_TRUNCATE, false}, {"sync", OP_OTHER, false}};
 
-static bool parse_word(struct op *op, const char *word)
+/* WORD, WORD@NODE; of a device: WORDn, whose node is n. */
+static bool parse_word(struct op *op, char *word, bool nodes)
 {
+    char *at = strchr(word, '@');
+
+    if (at) {
+        *at = 0;
+        op->node = (uint32_t)strtoul(at + 1, NULL, 10);
+    }
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         size_t length = strlen(words[i].name);
         if (strncmp(word, words[i].name, length) || strlen(word) != length + words[i].device)
             continue;
         op->operation = (uint8_t)words[i].operation;
         op->device = words[i].device ? (uint8_t)(word[length] - '0') : 0;
-        return op->device < DEVICES_MAX;
+        if (words[i].device && nodes)
+            op->node = op->device;
+        if (op->operation == OP_OTHER)
+            op->length = SYNCS[0];
+        return op->device < DEVICES_MAX && op->node < NODES_MAX;
     }
     return false;
 }
@@ -261,7 +278,7 @@ static bool parse_op(char *line, struct history *history)
     if (sscanf(line, "%llu %31s %31s %llu %llu%n", &invoked, answered, word, &offset, &length, &used) != 5)
         return false;
     *op = (struct op){.invoked = invoked, .offset = offset, .length = length, .result = (int64_t)length};
-    if (!parse_word(op, word))
+    if (!parse_word(op, word, history->nodes > 1))
         return false;
     if (answered[0] == 'k')
         op->flags |= ENTRY_KILLED;
@@ -314,7 +331,9 @@ static int check_cases(const char *path)
         if (!line[0] || line[0] == '#')
             continue;
         if (sscanf(line, "case %255[^\n]", name) == 1)
-            history.file[0] = (struct history_file){PAGE, PAGE, 0};
+            history.file[0] = (struct history_file){PAGE, PAGE, 0}, history.nodes = 1;
+        else if (sscanf(line, "nodes %" SCNu32, &history.nodes) == 1)
+            continue;
         else if (!strncmp(line, "accept", 6) || !strncmp(line, "reject ", 7))
             judge(&history, name, line, &good) ? passed++ : failed++;
         else if (sscanf(line, "size %" SCNu64 " most %" SCNu64, &history.file[0].size,

@@ -9,7 +9,7 @@
 #include "history.h"
 
 #define NEVER UINT64_MAX
-#define CPU (-1)
+#define CPU (-1) /* of node 0; of node n: CPU - n */
 
 /* An operation of the history, from a log or from a text. */
 struct op {
@@ -17,14 +17,14 @@ struct op {
     uint64_t offset, length;
     int64_t result;
     const uint8_t *bytes; /* of a read: `result` bytes seen */
-    uint32_t worker, incarnation;
+    uint32_t worker, incarnation, node;
     uint8_t operation, device, file, flags;
 };
 
 struct history {
     struct op *ops; /* in ascending order of `invoked` */
     size_t count;
-    uint32_t files;
+    uint32_t files, nodes;
     struct history_file file[FILES_MAX];
 };
 

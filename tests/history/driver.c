@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random programs in several processes over files of a gaiafs mount, and processes that are killed.
  *
- * usage: driver --mount DIR --log DIR --seed N --operations N --workers N --devices N --files N,N,... \
+ * usage: driver --mount DIR [--mount DIR]... --log DIR --seed N --operations N --workers N --devices N
+ * --files N,N,... \
  *               [--kill N] [--mute LETTERS] [--life N]
  *        driver --backing DATADIR --log DIR
  *
+ * --mount    of each node: the workers are spread over them. The files of several keep their size (--mute g)
+ * --devices  of each node
  * --files    sizes in bytes; the last one is appended to and truncated, up to twice its size
  * --kill     a worker is killed about every so many operations (0: none; those that are alive at the end
  * are killed then too, half of them)
@@ -36,7 +39,7 @@ struct child {
 struct options {
     const char *log, *backing, *files;
     uint64_t seed, operations;
-    uint32_t workers, devices, kill_every;
+    uint32_t workers, devices, nodes, kill_every;
 };
 
 static struct run run = {.mutes = "", .mean_ops = 3000};
@@ -77,7 +80,8 @@ static void make_run(const struct options *options)
                                 .clock = 1, /* 0 is the start, 1 nothing: see the checker's rules.c */
                                 .operations = options->operations,
                                 .workers = options->workers,
-                                .devices = options->devices};
+                                .devices = options->devices,
+                                .nodes = options->nodes};
     while (size && control->files < FILES_MAX) {
         struct history_file *file = &control->file[control->files++];
         file->size = file->most = strtoull(size, NULL, 10);
@@ -119,17 +123,27 @@ static void prepare_body(uint32_t unused)
     prepare_files(&run);
 }
 
-static void finish_body(uint32_t unused)
+static void track_body(uint32_t unused)
 {
     (void)unused;
-    finish_run(&run);
+    track_files(&run);
 }
 
-static void run_alone(void (*body)(uint32_t), const char *what)
+static void sync_body(uint32_t node)
+{
+    sync_files(&run, node);
+}
+
+static void finish_body(uint32_t node)
+{
+    finish_run(&run, node);
+}
+
+static void run_alone(void (*body)(uint32_t), uint32_t argument, const char *what)
 {
     int status;
 
-    if (waitpid(start(body, 0), &status, 0) < 0 || status) {
+    if (waitpid(start(body, argument), &status, 0) < 0 || status) {
         fprintf(stderr, "driver: %s ended with status %#x\n", what, (unsigned)status);
         exit(3);
     }
@@ -218,6 +232,21 @@ static void run_workers(const struct options *options)
         }
 }
 
+/* Of several nodes: tracked from the start, and as long as a node has them open. This process has, to its
+ * end. */
+static void hold_files(const struct options *options)
+{
+    char path[4096];
+
+    for (uint32_t node = 0; node < options->nodes; node++)
+        for (uint32_t file = 0; file < run.control->files; file++) {
+            snprintf(path, sizeof path, "%s/file.%u", run.mounts[node], file);
+            if (open(path, O_RDONLY | O_CLOEXEC) < 0)
+                die(path);
+        }
+    run_alone(track_body, 0, "the first maps");
+}
+
 static int log_backing(const struct options *options)
 {
     run.control = map_shared(options->log, "control", sizeof *run.control, false);
@@ -249,7 +278,9 @@ static void parse(int argc, char **argv, struct options *options)
     while ((key = getopt_long(argc, argv, "", known, NULL)) != -1)
         switch (key) {
         case 'm':
-            run.mount = optarg;
+            if (options->nodes == NODES_MAX)
+                exit(2);
+            run.mounts[options->nodes++] = optarg;
             break;
         case 'l':
             options->log = optarg;
@@ -293,15 +324,21 @@ int main(int argc, char **argv)
     parse(argc, argv, &options);
     if (options.log && options.backing)
         return log_backing(&options);
-    if (!options.log || !run.mount || !options.workers || options.workers >= WORKERS_MAX ||
-        !options.devices || options.devices > DEVICES_MAX || !run.mean_ops) {
+    if (!options.log || !options.nodes || !options.workers || options.workers >= WORKERS_MAX ||
+        !options.devices || options.nodes * options.devices > DEVICES_MAX || !run.mean_ops ||
+        (options.nodes > 1 && !strchr(run.mutes, 'g'))) {
         fprintf(stderr, "usage: see the head of driver.c\n");
         return 2;
     }
     make_run(&options);
-    run_alone(prepare_body, "the preparation");
+    run_alone(prepare_body, 0, "the preparation");
+    if (options.nodes > 1)
+        hold_files(&options);
     run_workers(&options);
-    run_alone(finish_body, "the end of the run");
+    for (uint32_t node = 0; node < options.nodes; node++)
+        run_alone(sync_body, node, "the last sync");
+    for (uint32_t node = 0; node < options.nodes; node++)
+        run_alone(finish_body, node, "the end of the run");
     printf("operations %llu, kills %u, of these inside a call %u\n",
            (unsigned long long)run.control->operations, run.control->kills, run.control->kills_inside);
     return 0;

@@ -21,7 +21,8 @@
 #define PAGE 4096u
 #define GRAIN_MAX 64u /* sizes of files, lengths of appends and places of truncations are multiples of it */
 #define WORKERS_MAX 8u
-#define DEVICES_MAX 8u
+#define DEVICES_MAX 8u /* of all nodes together: those of node n are n * control.devices and on */
+#define NODES_MAX 3u
 #define FILES_MAX 4u
 #define LOG_BYTES (UINT64_C(1) << 33) /* of address space and of a sparse file */
 
@@ -36,9 +37,13 @@ enum operation {
     OP_ACQUIRE,
     OP_RELEASE,
     OP_TRUNCATE,
-    OP_OTHER, /* no part of the history: maps, unmaps, syncs, ... `length` says which, for the reader */
+    OP_OTHER, /* maps, unmaps, ...: `length` says which, for the reader; SYNCS are part of a history of nodes
+               */
     OPERATIONS
 };
+
+/* fsync(), msync() of all, close() */
+#define SYNCS "fmc"
 
 enum entry_flag {
     ENTRY_KILLED = 1, /* the caller was killed before it had the answer */
@@ -52,7 +57,8 @@ struct entry {
     uint32_t worker;
     uint32_t size; /* of the entry with its bytes, a multiple of 8 */
     uint8_t operation, device, file, flags;
-    uint32_t incarnation; /* how often this worker was started before */
+    uint16_t incarnation; /* how often this worker was started before */
+    uint16_t node;        /* where it runs */
 };
 
 struct log_header {
@@ -68,11 +74,11 @@ struct history_file {
 
 struct control {
     uint64_t magic, seed;
-    _Atomic uint64_t clock;   /* the last number that was given out */
-    _Atomic uint64_t started; /* operations */
-    uint64_t operations;      /* to be started */
-    uint32_t workers, devices, files;
-    _Atomic uint32_t kills, kills_inside; /* workers killed; of these, how many inside a call */
+    _Atomic uint64_t clock;                  /* the last number that was given out */
+    _Atomic uint64_t started;                /* operations */
+    uint64_t operations;                     /* to be started */
+    uint32_t workers, devices, files, nodes; /* devices: of each node */
+    _Atomic uint32_t kills, kills_inside;    /* workers killed; of these, how many inside a call */
     struct history_file file[FILES_MAX];
 };
 

@@ -8,11 +8,11 @@ static const char *rule_of(const struct write *killer, const struct point *at)
 {
     if (killer->settled)
         return "same";
-    if (at->agent == CPU)
-        return killer->agent == CPU ? "coherence" : "release";
+    if (at->agent <= CPU)
+        return killer->agent <= CPU ? "coherence" : "release";
     if (killer->agent == at->agent)
         return "own";
-    return killer->agent == CPU ? "acquire" : "release-acquire";
+    return killer->agent <= CPU ? "acquire" : "release-acquire";
 }
 
 static void print_write(const char *what, const struct write *w)
@@ -25,8 +25,9 @@ static void print_write(const char *what, const struct write *w)
         printf("the zeros at the start\n");
     else
         print_op(w->op);
-    if (w->op && w->agent != CPU)
-        printf("      (published %lld)\n", (long long)w->published);
+    if (w->op && (w->agent > CPU || w->far != w->published))
+        printf("      (published %lld, to CPUs of other nodes %lld)\n", (long long)w->published,
+               (long long)w->far);
 }
 
 /* Which write is what was seen, and why not; returns the rule. */

@@ -19,6 +19,11 @@
  *                  answered before the point began.                                [rules acquire,
  * release-acquire] This relation is transitive.
  *
+ * Of several nodes each has a CPU of its own. To the CPU of another node a CPU's write is published at the
+ * answer of the first fsync(), msync() or close() of the file on its own node that was invoked after it had
+ * ended; a store through a CPU mapping also to devices of other nodes only then. [rules coherence, acquire]
+ * A race is over when all its writes are published to all. Files keep their size there.
+ *
  * A read may find w if w began before the read's answer [rule future] and w is not OVERWRITTEN at it: that
  * is, there is no write v that has surely happened, is seen at the read, and at whose beginning w is seen. So
  * writes of which neither is seen by the other race, and each byte may have either value. Bytes of no write
@@ -58,16 +63,29 @@
 #include <stdlib.h>
 #include <string.h>
 
+static bool is_cpu(int agent)
+{
+    return agent <= CPU;
+}
+
+/* To whom looks from there. */
+static uint64_t published_to(const struct write *w, const struct point *at)
+{
+    return w->node == at->node || !(is_cpu(at->agent) || w->stored) ? w->published : w->far;
+}
+
 static bool visible(const struct write *w, const struct point *at)
 {
-    if (at->agent == CPU)
-        return at->settled ? w->published <= at->invoked : w->published < at->invoked;
-    return (w->agent == at->agent && w->answered < at->invoked) || w->published < at->acquired;
+    uint64_t published = published_to(w, at);
+
+    if (is_cpu(at->agent))
+        return at->settled ? published <= at->invoked : published < at->invoked;
+    return (w->agent == at->agent && w->answered < at->invoked) || published < at->acquired;
 }
 
 static struct point point_of(const struct write *w)
 {
-    return (struct point){w->agent, w->invoked, w->acquired, w->settled};
+    return (struct point){w->agent, w->node, w->invoked, w->acquired, w->settled};
 }
 
 bool overwrites(const struct write *v, const struct write *w, const struct point *at)
@@ -104,7 +122,13 @@ static bool is_mapped(const struct op *op)
 
 static int agent_of(const struct op *op)
 {
-    return op->operation == OP_DEVICE_LOAD || op->operation == OP_DEVICE_STORE ? op->device : CPU;
+    return op->operation == OP_DEVICE_LOAD || op->operation == OP_DEVICE_STORE ? op->device
+                                                                               : CPU - (int)op->node;
+}
+
+static unsigned view_of(int agent)
+{
+    return is_cpu(agent) ? (unsigned)(CPU - agent) : NODES_MAX + (unsigned)agent;
 }
 
 static bool in_full(const struct op *op)
@@ -140,10 +164,9 @@ static int compare_answered(const void *a, const void *b)
     return x->answered < y->answered ? -1 : x->answered > y->answered;
 }
 
-/* When a store of a device that ended at a time was published. */
-static uint64_t published(const struct cell *cell, int device, uint64_t ended)
+/* The first answer of one that was invoked after a time. */
+static uint64_t published(const struct intervals *releases, uint64_t ended)
 {
-    const struct intervals *releases = &cell->releases[device];
     size_t low = 0, high = releases->count;
 
     while (low < high) {
@@ -177,14 +200,18 @@ static void add_write(struct cell *cell, const struct op *op)
 {
     struct write *w = &cell->writes[cell->write_count++];
     int agent = agent_of(op);
+    uint64_t now = is_cpu(agent) ? op->answered : published(&cell->releases[agent], op->answered);
 
     *w = (struct write){.op = op,
                         .id = op->invoked,
                         .invoked = op->invoked,
                         .answered = op->answered,
-                        .published = agent == CPU ? op->answered : published(cell, agent, op->answered),
+                        .published = now,
+                        .far = is_cpu(agent) ? published(&cell->syncs[op->node], op->answered) : now,
                         .acquired = acquired(cell, agent, op->invoked),
                         .agent = agent,
+                        .node = op->node,
+                        .stored = op->operation == OP_STORE,
                         .certain = op->operation == OP_TRUNCATE ? succeeded(op) : in_full(op),
                         .zeros = op->operation == OP_TRUNCATE,
                         .unstable = concerns_end(op) && op->flags & ENTRY_KILLED,
@@ -258,7 +285,7 @@ static void advance(struct live *live, struct write *writes, size_t count, const
 
 static bool may_exist(struct cell *cell, const struct op *op, bool exists)
 {
-    struct point at = {CPU, op->invoked, 0, false};
+    struct point at = {CPU, 0, op->invoked, 0, false}; /* files of several nodes keep their size */
 
     advance(&cell->exists, cell->ends, cell->end_count, &at, op->answered);
     for (size_t i = 0; i < cell->exists.count; i++) {
@@ -267,6 +294,14 @@ static bool may_exist(struct cell *cell, const struct op *op, bool exists)
             return true;
     }
     return false;
+}
+
+/* By invoked: who asks for one after a time wants the first answer of all that were. */
+static void first_answers(struct intervals *intervals)
+{
+    for (size_t i = intervals->count; i-- > 1;)
+        if (intervals->of[i].answered < intervals->of[i - 1].answered)
+            intervals->of[i - 1].answered = intervals->of[i].answered;
 }
 
 /* The acquires and releases that say something about the cell. */
@@ -286,9 +321,7 @@ static void find_intervals(struct cell *cell)
     cell->exists.count = cell->exists.next = 0;
     for (unsigned d = 0; d < DEVICES_MAX; d++) {
         struct intervals *releases = &cell->releases[d], *acquires = &cell->acquires[d];
-        for (size_t i = releases->count; i-- > 1;)
-            if (releases->of[i].answered < releases->of[i - 1].answered)
-                releases->of[i - 1].answered = releases->of[i].answered;
+        first_answers(releases);
         qsort(acquires->of, acquires->count, sizeof *acquires->of, compare_answered);
         for (size_t i = 1; i < acquires->count; i++)
             if (acquires->of[i].invoked < acquires->of[i - 1].invoked)
@@ -340,10 +373,11 @@ static void settle(struct cell *cell, const struct live *live, const struct op *
         const struct write *w = live->writes[i];
         if (w->invoked >= op->answered)
             continue;
-        if (w->published >= limit || w->unstable)
+        uint64_t everywhere = cell->history->nodes > 1 && w->far > w->published ? w->far : w->published;
+        if (everywhere >= limit || w->unstable)
             return;
-        if (w->published > last)
-            last = w->published;
+        if (everywhere > last)
+            last = everywhere;
         open++;
     }
     if (open < 2)
@@ -354,6 +388,7 @@ static void settle(struct cell *cell, const struct live *live, const struct op *
                         .invoked = last,
                         .answered = last,
                         .published = last,
+                        .far = last,
                         .literal = seen,
                         .agent = CPU,
                         .certain = true,
@@ -397,8 +432,8 @@ static bool was_brought_back(const struct cell *cell, const struct point *at, si
 
 static void check_bytes(struct cell *cell, const struct op *op, bool at_end, const struct report *report)
 {
-    struct point at = {agent_of(op), op->invoked, acquired(cell, agent_of(op), op->invoked), false};
-    struct live *live = &cell->views[at.agent + 1];
+    struct point at = {agent_of(op), op->node, op->invoked, acquired(cell, agent_of(op), op->invoked), false};
+    struct live *live = &cell->views[view_of(at.agent)];
     const uint8_t *seen = op->bytes + (cell->offset - op->offset);
     bool found[GRAIN_MAX] = {false}, good = false;
     size_t open = 0;
@@ -426,7 +461,7 @@ static void check_bytes(struct cell *cell, const struct op *op, bool at_end, con
     if (!good && !all_found(cell, found))
         bad_bytes(cell, live, op, &at, seen, report);
     else if (!at_end)
-        settle(cell, live, op, at.agent == CPU ? at.invoked : at.acquired, seen, report->summary);
+        settle(cell, live, op, is_cpu(at.agent) ? at.invoked : at.acquired, seen, report->summary);
 }
 
 static void check_read(struct cell *cell, const struct op *op, const struct report *report)
@@ -539,9 +574,9 @@ static bool concerns_page(const struct history *history, const struct op *op, ui
 }
 
 static void check_page(const struct history *history, const struct op **ops, size_t count, uint32_t file,
-                       uint64_t page, const struct report *report)
+                       uint64_t page, const struct intervals *syncs, const struct report *report)
 {
-    struct cell cell = {.history = history, .file = file};
+    struct cell cell = {.history = history, .file = file, .syncs = syncs};
     uint64_t end = (page + 1) * PAGE;
 
     make_room(&cell, count);
@@ -559,22 +594,43 @@ static void check_page(const struct history *history, const struct op **ops, siz
     free_room(&cell);
 }
 
+static void find_syncs(const struct history *history, uint32_t file, struct intervals syncs[NODES_MAX])
+{
+    for (uint32_t node = 0; node < NODES_MAX; node++)
+        syncs[node].count = 0;
+    for (size_t i = 0; i < history->count; i++) {
+        const struct op *op = &history->ops[i];
+        struct intervals *of = &syncs[op->node];
+        if (op->operation == OP_OTHER && op->file == file && op->length < 128 && op->length &&
+            strchr(SYNCS, (int)op->length) && succeeded(op))
+            of->of[of->count++] = (struct interval){op->invoked, op->answered};
+    }
+    for (uint32_t node = 0; node < NODES_MAX; node++)
+        first_answers(&syncs[node]);
+}
+
 void check_history(const struct history *history, unsigned reports, struct summary *summary)
 {
     const struct op **ops = allocate(history->count, sizeof *ops);
     struct report report = {summary, reports};
+    struct intervals syncs[NODES_MAX];
 
     memset(summary, 0, sizeof *summary);
     for (size_t i = 0; i < history->count; i++)
         summary->reads += is_read(&history->ops[i]) && succeeded(&history->ops[i]);
+    for (uint32_t node = 0; node < NODES_MAX; node++)
+        syncs[node].of = allocate(history->count, sizeof *syncs[node].of);
     for (uint32_t file = 0; file < history->files; file++) {
+        find_syncs(history, file, syncs);
         for (uint64_t page = 0; page * PAGE < history->file[file].most; page++) {
             size_t count = 0;
             for (size_t i = 0; i < history->count; i++)
                 if (concerns_page(history, &history->ops[i], file, page))
                     ops[count++] = &history->ops[i];
-            check_page(history, ops, count, file, page, &report);
+            check_page(history, ops, count, file, page, syncs, &report);
         }
     }
+    for (uint32_t node = 0; node < NODES_MAX; node++)
+        free(syncs[node].of);
     free(ops);
 }

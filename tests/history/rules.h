@@ -5,20 +5,24 @@
 
 #include "checker.h"
 
-#define VIEWS (1 + DEVICES_MAX) /* the CPU, then the devices */
+#define VIEWS (NODES_MAX + DEVICES_MAX) /* the CPUs, the devices */
 
 struct write {
     const struct op *op; /* NULL: the zeros at the start, or a settled race */
     uint64_t id, invoked, answered, published, acquired;
+    uint64_t far;           /* of a CPU's: published to other nodes' */
     uint64_t grown;         /* the zeros of a truncation: when the file was grown again */
     const uint8_t *literal; /* a settled race's bytes */
     int agent;
+    uint32_t node;
     bool certain, zeros, periodic, exists, settled;
+    bool stored;   /* by a CPU through a mapping */
     bool unstable; /* may lie past the end, or be a killed call's: may come and go */
 };
 
 struct point { /* where somebody looks */
     int agent;
+    uint32_t node;
     uint64_t invoked, acquired;
     bool settled;
 };
@@ -45,6 +49,7 @@ struct cell {
     uint32_t file;
     struct intervals releases[DEVICES_MAX]; /* by invoked; answered: the least of this and all later ones */
     struct intervals acquires[DEVICES_MAX]; /* by answered; invoked: the most of this and all earlier ones */
+    const struct intervals *syncs;          /* of each node, of the file: as releases */
     struct write *writes;                   /* by invoked; then the settled ones */
     size_t write_count, settled_count;
     struct write *ends; /* writes of whether the cell exists */

@@ -19,9 +19,13 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 PAGE = 4096
+DEVICES_MAX = 8  # of all nodes, history.h
 sys.path.insert(0, os.path.join(TOP, "tests", "mount"))
 
 from stacks import stacks  # noqa: E402
+
+
+NAMES = "abc"
 
 
 class Failure(Exception):
@@ -37,10 +41,12 @@ def options_of(args, seed):
         mute = "s" if kill or rng.random() < 0.5 else "g"
         if args.gpu:  # a touch past the end of a file is no error there, and what it stores is lost
             mute += "tg"
+        if args.nodes > 1:  # files of several nodes keep their size
+            mute = "sg" if kill else "g"
     return {
         "mute": mute,
         "workers": args.workers or rng.randint(2, 6),
-        "devices": args.devices or rng.randint(1, 4),
+        "devices": args.devices or rng.randint(1, min(4, DEVICES_MAX // args.nodes)),
         "files": args.files or ",".join(str(int(pages * PAGE)) for pages in sizes),
         "kill": kill,
         "life": args.life or rng.choice([300, 3000, 1000000]),
@@ -48,6 +54,7 @@ def options_of(args, seed):
         "io": rng.choice(["uring", "threads"]),
         "trap": "0" if rng.random() < 0.15 else "1",
         "fault": rng.choice(["copy", "copy", "local"]),
+        "nodes": args.nodes,
     }
 
 
@@ -72,11 +79,11 @@ def kill_one(pid):
 class Mount:
     """A gaiafs daemon of ours on a folder of ours."""
 
-    def __init__(self, binaries, folder, options, env):
-        self.data, self.mnt = os.path.join(folder, "data"), os.path.join(folder, "mnt")
-        os.mkdir(self.data)
+    def __init__(self, binaries, folder, options, env, number=0):
+        self.data, self.mnt = os.path.join(folder, "data"), os.path.join(folder, f"mnt{number}")
+        os.makedirs(self.data, exist_ok=True)
         os.mkdir(self.mnt)
-        self.log = os.path.join(folder, "daemon.log")
+        self.log = os.path.join(folder, f"daemon{number}.log")
         with open(self.log, "wb") as log:
             self.proc = subprocess.Popen([os.path.join(binaries, "mount.gaiafs"), "-f", self.data, self.mnt, "-o", options],
                                          stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=env)
@@ -128,10 +135,10 @@ class Round:
         if args.gpu:
             self.env |= {"LD_LIBRARY_PATH": f"{args.bin}:{args.gpu}", "STANDIN_CUDA": "gpus=8", "GAIA_HISTORY_GPU": "1"}
 
-    def drive(self, mount):
+    def drive(self, mounts):
         o = self.options
-        command = [os.path.join(self.args.out, "driver"), "--mount", mount.mnt, "--log", self.logs,
-                   "--seed", str(self.seed), "--operations", str(self.args.round), "--workers", str(o["workers"]),
+        command = [os.path.join(self.args.out, "driver"), *(word for m in mounts for word in ("--mount", m.mnt)),
+                   "--log", self.logs, "--seed", str(self.seed), "--operations", str(self.args.round), "--workers", str(o["workers"]),
                    "--devices", str(o["devices"]), "--files", o["files"], "--kill", str(o["kill"]),
                    "--life", str(o["life"]), "--mute", o["mute"]]
         driver = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -139,23 +146,27 @@ class Round:
         try:
             output, _ = driver.communicate(timeout=self.args.limit)
         except subprocess.TimeoutExpired:
-            raise Failure(self.hang(driver, mount)) from None
+            raise Failure(self.hang(driver, mounts)) from None
         if driver.returncode:
             raise Failure(f"driver ended with {driver.returncode}\n{output}")
 
-    def hang(self, driver, mount):
+    def hang(self, driver, mounts):
         workers = children_of(driver.pid)
-        text = f"no end after {self.args.limit} s\n--- daemon:\n{stacks(mount.proc.pid)}"
+        text = f"no end after {self.args.limit} s"
+        for mount in mounts:
+            text += f"\n--- daemon of {mount.mnt}:\n{stacks(mount.proc.pid)}"
         for pid in workers:
             text += f"\n--- worker {pid}:\n{stacks(pid)}"
         for pid in [driver.pid, *workers]:
             kill_one(pid)
-        mount.drop()
+        for mount in mounts:
+            mount.drop()
         driver.wait()
         return text
 
-    def judge(self, mount):
-        done = subprocess.run([os.path.join(self.args.out, "driver"), "--backing", mount.data, "--log", self.logs],
+    def judge(self):
+        data = os.path.join(self.folder, "data")
+        done = subprocess.run([os.path.join(self.args.out, "driver"), "--backing", data, "--log", self.logs],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.env,
                               timeout=self.args.limit, check=False)
         if done.returncode:
@@ -169,14 +180,21 @@ class Round:
     def run(self):
         o = self.options
         cache = "1G" if self.args.gpu else o["cache"]  # what is mapped on a GPU stays there
-        mount = Mount(self.args.bin, self.folder, f"device_cache={cache},io={o['io']},fault={o['fault']}", self.env)
+        options = f"device_cache={cache},io={o['io']},fault={o['fault']}"
+        peers = "/".join(f"{NAMES[i]}@local:gaiafs-history-{os.getpid()}-{self.seed}-{i}" for i in range(o["nodes"]))
+        mounts = []
         try:
-            self.drive(mount)
-            mount.unmount()
+            for number in range(o["nodes"]):
+                of_node = f",node={NAMES[number]},peers={peers}" if o["nodes"] > 1 else ""
+                mounts.append(Mount(self.args.bin, self.folder, options + of_node, self.env, number))
+            self.drive(mounts)
+            for mount in mounts:
+                mount.unmount()
         finally:
-            if mount.proc.poll() is None or os.path.ismount(mount.mnt):
-                mount.drop()
-        return self.judge(mount)
+            for mount in mounts:
+                if mount.proc.poll() is None or os.path.ismount(mount.mnt):
+                    mount.drop()
+        return self.judge()
 
 
 def keep(folder, args, seed):
@@ -203,11 +221,11 @@ def one_round(args, seed):
         print(f"FAILED seed {seed} ({time.monotonic() - started:.1f} s) {said}: "
               f"{lines[-1] if lines[-1].startswith('first:') else lines[1:2]}")
         print(error)
-        print(f"logs: {keep(folder, args, seed)}; again: run.py --seed {seed} --operations {args.round} --round {args.round}",
-              flush=True)
+        print(f"logs: {keep(folder, args, seed)}; again: run.py --seed {seed} --operations {args.round} --round {args.round} "
+              f"--nodes {args.nodes}", flush=True)
         return False
     finally:
-        if not os.path.ismount(os.path.join(folder, "mnt")):
+        if not any(os.path.ismount(os.path.join(folder, f"mnt{number}")) for number in range(args.nodes)):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -242,6 +260,7 @@ def parse():
     for name in ("workers", "devices", "kill", "life"):
         add(f"--{name}", type=int, help="instead of what the seed says, see driver.c")
     add("--gpu", metavar="FOLDER", help="on GPUs: those of the stand-in libcuda.so.1 in this folder (build/gcc/cuda)")
+    add("--nodes", type=int, choices=(1, 2, 3), default=1, help="mounts of one data directory, with one page cache (1)")
     add("--files", help="instead of what the seed says, see driver.c")
     add("--mute", help="operations that are not done, see worker.c; '': everything")
     args = parser.parse_args()

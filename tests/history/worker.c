@@ -68,9 +68,10 @@ struct entry *begin(struct worker *w, enum operation operation, unsigned device,
                             .worker = w->index,
                             .size = (uint32_t)size,
                             .operation = (uint8_t)operation,
-                            .device = (uint8_t)device,
+                            .device = (uint8_t)(w->node * w->run->control->devices + device),
                             .file = (uint8_t)at.file,
-                            .incarnation = w->incarnation};
+                            .incarnation = (uint16_t)w->incarnation,
+                            .node = (uint16_t)w->node};
     entry->invoked = tick(w->run->control);
     atomic_store(&log->last, used);
     atomic_store(&log->used, used + size);
@@ -178,9 +179,11 @@ struct range random_range(struct worker *w, unsigned file, uint64_t first, uint6
         limit = (first + pages) * PAGE;
     struct range at = {file, page * PAGE + below(w, chance(w, 70) ? 1024 : PAGE), random_length(w)};
     if (agent >= 0 && !chance(w, w->race)) {
-        uint64_t agents = w->run->control->devices + 1;
-        uint64_t turns = (PAGE / BLOCK - (uint64_t)agent - 1) / agents + 1;
-        uint64_t block = page * PAGE + ((uint64_t)agent + agents * below(w, turns)) * BLOCK;
+        const struct control *control = w->run->control;
+        uint64_t agents = control->nodes * (control->devices + 1);
+        uint64_t mine = w->node * (control->devices + 1) + (uint64_t)agent;
+        uint64_t turns = (PAGE / BLOCK - mine - 1) / agents + 1;
+        uint64_t block = page * PAGE + (mine + agents * below(w, turns)) * BLOCK;
         at.offset = block + at.offset % BLOCK;
         if (limit > block + BLOCK)
             limit = block + BLOCK;
@@ -343,7 +346,7 @@ static void open_file(struct worker *w, unsigned file)
 {
     char path[4096];
 
-    snprintf(path, sizeof path, "%s/file.%u", w->run->mount, file);
+    snprintf(path, sizeof path, "%s/file.%u", w->run->mounts[w->node], file);
     w->files[file] = open(path, O_RDWR | O_CLOEXEC);
     if (w->files[file] < 0)
         die(path);
@@ -368,9 +371,10 @@ static void do_sync(struct worker *w)
 static void do_reopen(struct worker *w)
 {
     unsigned file = (unsigned)below(w, w->run->control->files);
-    struct entry *entry = begin_other(w, 'o', 0, file);
+    bool closes = chance(w, 50);
+    struct entry *entry = begin_other(w, closes ? 'c' : 'o', 0, file);
 
-    if (chance(w, 50)) {
+    if (closes) {
         close(w->files[file]);
         if (file_of(w, file)->varies)
             close(w->appends);
@@ -413,11 +417,12 @@ static void choose_habits(struct worker *w)
     }
 }
 
-static void start_worker(struct worker *w, struct run *run, uint32_t index, uint32_t incarnation)
+static void start_worker(struct worker *w, struct run *run, uint32_t index, uint32_t incarnation,
+                         uint32_t node)
 {
     struct sigaction action = {.sa_handler = on_sigbus};
 
-    *w = (struct worker){.run = run, .index = index, .incarnation = incarnation, .appends = -1};
+    *w = (struct worker){.run = run, .index = index, .incarnation = incarnation, .node = node, .appends = -1};
     w->random = run->control->seed * 1000003 + index * 65537 + incarnation;
     w->buffer = malloc(TRANSFER_MAX + 16);
     if (!w->buffer || sigaction(SIGBUS, &action, NULL))
@@ -453,7 +458,7 @@ _Noreturn void run_worker(struct run *run, uint32_t index, uint32_t incarnation)
     struct worker w;
     unsigned total = 0;
 
-    start_worker(&w, run, index, incarnation);
+    start_worker(&w, run, index, incarnation, index % run->control->nodes);
     open_all(&w);
     choose_habits(&w);
     for (unsigned i = 0; i < ACTIONS; i++)
@@ -474,9 +479,9 @@ _Noreturn void prepare_files(struct run *run)
     struct worker w;
     char path[4096];
 
-    start_worker(&w, run, run->control->workers, 0);
+    start_worker(&w, run, run->control->workers, 0, 0);
     for (unsigned i = 0; i < run->control->files; i++) {
-        snprintf(path, sizeof path, "%s/file.%u", run->mount, i);
+        snprintf(path, sizeof path, "%s/file.%u", run->mounts[0], i);
         int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
         if (fd < 0 || ftruncate(fd, (off_t)file_of(&w, i)->size))
             die(path);
@@ -528,11 +533,39 @@ static void look_at_file(struct worker *w, unsigned file)
         gaia_munmap(slots[d].address, slots[d].length);
 }
 
-_Noreturn void finish_run(struct run *run)
+_Noreturn void track_files(struct run *run)
 {
     struct worker w;
 
-    start_worker(&w, run, run->control->workers, 1);
+    start_worker(&w, run, run->control->workers, 1, 0);
+    open_all(&w);
+    for (unsigned file = 0; file < run->control->files; file++)
+        if (gaia_mmap(w.devices[0], file_of(&w, file)->most, PROT_READ, GAIA_SHARED, w.files[file], 0) ==
+            MAP_FAILED)
+            die("gaia_mmap");
+    exit(0);
+}
+
+_Noreturn void sync_files(struct run *run, uint32_t node)
+{
+    struct worker w;
+
+    start_worker(&w, run, run->control->workers, 2, node);
+    for (unsigned file = 0; file < run->control->files; file++) {
+        open_file(&w, file);
+        struct entry *entry = begin_other(&w, 'f', 0, file);
+        int status = fsync(w.files[file]);
+        end(&w, entry, status, 0);
+        expect(entry, !status, "the last fsync");
+    }
+    exit(0);
+}
+
+_Noreturn void finish_run(struct run *run, uint32_t node)
+{
+    struct worker w;
+
+    start_worker(&w, run, run->control->workers, 3, node);
     open_all(&w);
     for (unsigned file = 0; file < run->control->files; file++)
         look_at_file(&w, file);
@@ -545,8 +578,8 @@ _Noreturn void read_backing(struct run *run, const char *folder)
     struct worker w;
     struct stat status;
 
-    run->mount = folder;
-    start_worker(&w, run, run->control->workers, 2);
+    run->mounts[0] = folder;
+    start_worker(&w, run, run->control->workers, 4, 0);
     for (unsigned file = 0; file < run->control->files; file++) {
         open_file(&w, file);
         if (fstat(w.files[file], &status))

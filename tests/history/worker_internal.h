@@ -25,7 +25,7 @@ struct slot { /* a mapping through a device */
 
 struct worker {
     struct run *run;
-    uint32_t index, incarnation;
+    uint32_t index, incarnation, node;
     uint64_t random;
     unsigned race; /* in 100 writes, how many go anywhere */
     unsigned hot;  /* pages of each file where most happens */
