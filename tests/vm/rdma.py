@@ -2,17 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transport over real verbs, without a NIC: a virtual machine with two Soft-RoCE devices and a wire between them.
 
-The unit tests of the transport (tests/io) and of the fault path (tests/cache) run in it as they are, over RDMA. That what went
-between the two went over the wire is seen by its counters. Then a mount serves its faults by RDMA (-o fault=rdma), with more
-touched than the device holds (tool_touch.c). Ends with one line `N passed, N failed, N skipped`; skipped, with the reason, where no virtual
-machine can be had.
+The unit tests of the transport and of calls (tests/io) and of the fault path (tests/cache) run in it as they are, over RDMA. That
+what went between the two went over the wire is seen by its counters. Then a mount serves its faults by RDMA (-o fault=rdma), with
+more touched than the device holds (tool_touch.c). Then two nodes share a page cache over the wire, and one of them is killed,
+stopped, cut off (rdma_nodes.py; --only nodes: nothing else). Ends with one line `N passed, N failed, N skipped`; skipped, with the
+reason, where no virtual machine can be had.
 
 --bench: reads of 64 KiB and 4 KiB through the batch reader (io/pull.h) against ib_read_bw of the same size with as many
 outstanding, and one at a time against ib_read_lat, in the same boot, in turns; medians of five turns (what
 other programs do on the machine shows: so the ratio of the best of either is there, too). Prints a table and writes
 build/bench-rdma.json (--save: tests/bench/results). Then faults of soft:0 on a mount with -o fault=rdma (tool_stream.c), against the
 same programs over the same device's way to itself, and beside the same faults when the daemon copies: in an emulator
-the fault itself takes most of the time. Ends with 1 when something fails, never because something is slow.
+the fault itself takes most of the time. Then faults of an agent's soft:0, filled by the home over the wire, and acquires of it. Ends with 1 when something fails, never because something is slow.
 """
 import argparse
 import datetime
@@ -21,19 +22,22 @@ import os
 import re
 import statistics
 import sys
+import time
 
 import image
 import machine
+import rdma_nodes
 
 sys.path.append(os.path.join(image.TOP, "tests", "bench"))
 import bench  # noqa: E402
 
 HERE, THERE = "10.0.0.1", "10.0.1.1"
 TESTS = ("test_transport", "test_transport_faults", "test_transport_peers",
-         "test_transport_calls", "test_pull", "test_fault_path")
+         "test_transport_calls", "test_pull", "test_call",
+         "test_call_ends", "test_call_answers", "test_call_words", "test_call_faults", "test_fault_path")
 MODULES = ["crc32_generic", "rdma_rxe", "rdma_ucm", "ib_uverbs", "veth"]  # crc32_generic: rxe asks for it by an alias
 PROVIDER = "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so"
-LIMIT_S = 240
+LIMIT_S = 345
 BENCH_LIMIT_S = 900
 WIRE_LEAST = 40 << 20  # bytes that the tests move
 PROGRAMS = len(TESTS) + 2  # before there is a device, and with little memory to lock
@@ -130,39 +134,43 @@ def mounts_seen(lines):
 
 # --- tests ----------------------------------------------------------------------------------------------------------
 
-def test_script():
-    lines = ["GAIA_TEST_FILTER=test_no_device test_transport_peers", network(),
+def test_script(only):
+    lines = ["GAIA_TEST_FILTER=test_no_device test_transport_peers" if not only else "", network(),
              "cat /sys/class/net/veth0/statistics/rx_bytes >/tmp/before"]
     seed = os.environ.get("GAIA_TEST_SEED")
     if seed:
         lines.append(f"export GAIA_TEST_SEED={seed}")
-    lines += [f"{name} --carrier rdma {HERE} {THERE} || echo 'failed: {name}'" for name in TESTS]
-    lines += mounts_script()
+    if not only:
+        lines += [f"{name} --carrier rdma {HERE} {THERE} || echo 'failed: {name}'" for name in TESTS]
+        lines += mounts_script()
+    lines += rdma_nodes.script(int(seed or time.time()))
     lines += ["echo wire: $(cat /tmp/before) $(cat /sys/class/net/veth0/statistics/rx_bytes)",
               "dmesg | grep -E 'BUG:|Oops|WARNING:|blocked for more' && echo 'failed: the kernel complains'", "true"]
     return "\n".join(lines)
 
 
-def run_tests():
+def run_tests(only):
     programs, files = programs_and_files()
     programs.update({f"/bin/{name}": built("tests", "cache" if name == "test_fault_path" else "io", name) for name in TESTS})
     tree, more = image.tree()
     programs.update(tree)
     programs["/bin/tool_touch"] = built("tests", "vm", "tool_touch")
+    programs.update(rdma_nodes.programs())
     files.update(more)
     try:
-        lines = boot(test_script(), programs, files, LIMIT_S)
+        lines = boot(test_script(only), programs, files, LIMIT_S)
     except AssertionError:
         return 0, 1, 0
     text = "\n".join(lines)
     passed, failed, skipped = (sum(int(n) for n in re.findall(rf"\[  {word} \] (\d+) test", text))
                                for word in ("PASSED ", "FAILED ", "SKIPPED"))
-    mounts = mounts_seen(lines)
-    passed, failed = passed + mounts[0], failed + mounts[1]
+    mounts = (0, 0) if only else mounts_seen(lines)
+    nodes = rdma_nodes.judge(lines)
+    passed, failed = passed + mounts[0] + nodes[0], failed + mounts[1] + nodes[1]
     wire = re.search(r"^wire: (\d+) (\d+)", text, re.M)
     moved = int(wire[2]) - int(wire[1]) if wire else 0
     ends = len(re.findall(r"test\(s\) run\.", text))
-    if moved < WIRE_LEAST or ends != PROGRAMS or (re.search(r"^failed: ", text, re.M) and not failed):
+    if moved < (0 if only else WIRE_LEAST) or ends != (0 if only else PROGRAMS) or (re.search(r"^failed: ", text, re.M) and not failed):
         print(f"{moved >> 20} MiB over the wire, {ends} of {PROGRAMS} programs came to their end")
         failed += 1
     if failed:
@@ -261,16 +269,19 @@ def run_bench(args):
     programs.update(perftest())
     programs["/bin/tool_pull"] = built("tests", "vm", "tool_pull")
     programs["/bin/tool_stream"] = built("tests", "vm", "tool_stream")
+    programs.update(rdma_nodes.programs())
     tree, more = image.tree()
     programs.update(tree)
     files.update(more)
     rows = []
-    for what, table, script in (("reads", ROWS, bench_script(args.spin)), ("faults", FAULTS, faults_script())):
+    for what, table, script in (("reads", ROWS, bench_script(args.spin)), ("faults", FAULTS, faults_script()),
+                                ("nodes", FAULTS, network() + rdma_nodes.bench_script(FAULTS, TURNS, HERE, THERE))):
         if args.only in (None, what):
-            judged = judge(boot(script, programs, files, BENCH_LIMIT_S), table, what)
+            lines = boot(script, programs, files, BENCH_LIMIT_S)
+            judged = judge(lines, table, what)
             if judged is None:
                 return 1
-            rows += judged
+            rows += judged + (rdma_nodes.acquire_rows(lines, TURNS) if what == "nodes" else [])
     here = bench.describe(image.FOLDER)
     here["guest"] = f"{image.kernel_package()}, qemu tcg, 2 processors, two rxe devices and a veth pair of MTU 4500"
     name = "build/bench-rdma.json"
@@ -288,7 +299,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", action="store_true")
     parser.add_argument("--save", action="store_true", help="keep the results in tests/bench/results")
-    parser.add_argument("--only", choices=("reads", "faults"), help="a half of the rows")
+    parser.add_argument("--only", choices=("reads", "faults", "nodes"), help="a part of the rows; of the tests: nodes")
     parser.add_argument("--spin", type=int, default=0, help="microseconds for which a poll looks before it sleeps")
     args = parser.parse_args()
     passed, failed, skipped = 0, 0, 0
@@ -296,7 +307,7 @@ def main():
         machine.check()
         if args.bench:
             return run_bench(args)
-        passed, failed, skipped = run_tests()
+        passed, failed, skipped = run_tests(args.only)
     except image.Unavailable as problem:
         print(f"skipped: no virtual machine here: {problem}")
         skipped = 1

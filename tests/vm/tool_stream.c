@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How fast faults of soft:0 are served: tool_stream MOUNT BYTES UNIT THREADS. A file of so many bytes is
- * written through the mount, so that it is in the host's memory, then each thread touches a byte of every
+/* How fast faults of soft:0 are served: tool_stream MOUNT BYTES UNIT THREADS [NAME]. A file of so many bytes
+ * is written through the mount, so that it is in the host's memory, then each thread touches a byte of every
  * unit of its share, in no order, so that nothing is read ahead. Prints one line of JSON: bytes a second of
  * all, and the median of a touch in microseconds. The mount has unit=UNIT and room for the file. */
 #include <fcntl.h>
@@ -84,7 +84,7 @@ int main(int argc, char **argv)
     pthread_t ids[THREADS_MAX];
     char path[4096];
 
-    if (argc != 5)
+    if (argc != 5 && argc != 6)
         return 2;
     bytes = strtoull(argv[2], NULL, 0);
     unit = strtoull(argv[3], NULL, 0);
@@ -99,10 +99,11 @@ int main(int argc, char **argv)
     shuffle();
     for (uint64_t i = 0; i < bytes / unit; i++)
         content[i * unit] = byte_of(i);
-    snprintf(path, sizeof path, "%s/streamed", argv[1]);
+    snprintf(path, sizeof path, "%s/%s", argv[1], argc == 6 ? argv[5] : "streamed");
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0644);
     if (fd < 0 || pwrite(fd, content, bytes, 0) != (ssize_t)bytes)
         fail(path);
+    free(content);
     if (gaia_device_open("soft:0", &device))
         fail("gaia_device_open");
     uint8_t *pointer = gaia_mmap(device, bytes, PROT_READ, 0, fd, 0);

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several nodes in the machine of rdma.py: node a on rxe0, node b on rxe1, one data directory (tool_nodes.c, tool_survive.c, and
+rdma_nodes.sh). What the machine prints of each test is a line "node test NAME: ok" or "...: failed: why"."""
+import json
+import os
+import re
+import statistics
+
+import image
+
+# As long as a call of a survivor may take, and a little for the emulator. peer_timeout is 3 s.
+LIMIT_MS = 9000
+MOUNT = "device_cache=1M,peer_timeout=3"
+PROGRAMS = ("tool_nodes", "tool_survive")
+LITTLE = "registering .* bytes: RLIMIT_MEMLOCK allows 1048576 bytes"
+PAIRS = ("CPU of a to soft:0 of b", "CPU of b to soft:0 of a", "soft:0 of a to CPU of b", "soft:0 of b to CPU of a",
+         "soft:0 of a and of b", "bytes of one page, devices and write()", "bytes of one page, CPUs", "more than the agent's device holds")
+NAMES = ([f"{name}, home {home}" for home in "ab" for name in PAIRS] + ["an acquire is one round trip, home a"] +
+         [f"{what}, node {node} unmounts" for what in ("all is well", "b is stopped", "the queue pairs are in error") for node in "ab"] +
+         ["b is killed", "b is killed, node a unmounts", "b is stopped", "b was stopped, and the nodes meet again",
+          "the queue pairs are in error", "the port is taken", "no device has the address", "little memory to lock",
+          "the devices of both nodes were those of the other's files"])
+
+
+def programs():
+    return {f"/bin/{name}": os.path.join(image.TOP, "build", "gcc", "tests", "vm", name) for name in PROGRAMS}
+
+
+def shell():
+    with open(os.path.join(image.HERE, "rdma_nodes.sh")) as file:
+        return file.read()
+
+
+def script(seed):
+    """The last test takes the wire down: rxe of Linux 6.1 makes no new connection after that."""
+    counters = "/sys/class/infiniband/rxe*/ports/1/hw_counters"
+    return [
+        shell(), f"nodes_limit_ms={LIMIT_MS}", "mkdir -p /tmp/data /tmp/other",
+        "echo nodes began $(cut -d' ' -f1 /proc/uptime)",
+        f"node_mount a {MOUNT},unit=4K", f"node_mount b {MOUNT},unit=4K",
+        f"limited 120 tool_nodes check /tmp/a /tmp/b /tmp/data {seed}",
+        "echo node stat a: $(gaiactl stat --json /tmp/a)", "echo node stat b: $(gaiactl stat --json /tmp/b)",
+        "node_umount b 'all is well'",
+        # a is still there.
+        "refused 'the port is taken' '10.0.0.1:7500: Address already in use' mount.gaiafs /tmp/other /mnt -f -o node=a,$nodes_peers",
+        "node_umount a 'all is well'",
+        "refused 'no device has the address' 'no RDMA device has the address 192.0.2.1:7500' "
+        "mount.gaiafs /tmp/other /mnt -f -o node=a,peers=a@192.0.2.1:7500/b@10.0.1.1:7500",
+        f"refused 'little memory to lock' '{LITTLE}' tool_survive little 1048576 mount.gaiafs /tmp/other /mnt -f -o node=a,$nodes_peers",
+        f"node_mount a {MOUNT}", f"node_mount b {MOUNT}",
+        "survive a 'b is killed' kill -9 $pid_b", "wait $pid_b; umount -l /tmp/b", "node_umount a 'b is killed'",
+        f"node_mount a {MOUNT}", f"node_mount b {MOUNT}",
+        "survive a 'b is stopped' kill -STOP $pid_b", "kill -CONT $pid_b",
+        "limited 30 tool_nodes acquire /tmp/a /tmp/b /tmp/data 10 && echo 'node test b was stopped, and the nodes meet again: ok'",
+        "node_umount a 'b is stopped'", "node_umount b 'b is stopped'",
+        # Long before peer_timeout the device gives up: what ends the link is the queue pair's error. A side whose messages have all
+        # arrived, and that only waits for answers, finds out by its next keepalive: a quarter of peer_timeout later at most.
+        "node_mount a device_cache=1M,peer_timeout=24", "node_mount b device_cache=1M,peer_timeout=24", "nodes_limit_ms=18000",
+        "survive a 'the queue pairs are in error' wire_down",
+        f"echo nodes in error: $(cat {counters}/link_downed {counters}/send_err {counters}/completer_retry_err)", "wire_up",
+        # One may take the other for alive until peer_timeout, and ask it to collect what its devices have.
+        "nodes_ends_tenths=750", "node_umount a 'the queue pairs are in error'", "node_umount b 'the queue pairs are in error'",
+        "echo nodes ended $(cut -d' ' -f1 /proc/uptime)",
+    ]
+
+
+def far_devices(text):
+    """Each node was home of files that the other's device had, with more of them than it holds."""
+    for node in "ab":
+        said = re.search(rf"^node stat {node}: (\{{.*\}})$", text, re.M)
+        if not said:
+            return f"no counters of {node}"
+        far = [device for device in json.loads(said[1])["devices"] if device["device"].startswith("node:")]
+        if not far or not far[0]["bytes_in"] or not far[0]["evictions"] or not far[0]["bytes_out"]:
+            return f"{node}: {far}"
+    return ""
+
+
+def judge(lines):
+    """(passed, failed) and prints what failed. A test that said nothing has failed."""
+    text = "\n".join(lines)
+    why = far_devices(text)
+    lines = lines + ["node test " + NAMES[-1] + (f": failed: {why}" if why else ": ok")]
+    down = re.search(r"^nodes in error: (\d+) (\d+) (.*)$", text, re.M)
+    if not down or not int(down[1]) or not int(down[2]) or not any(int(n) for n in down[3].split()):
+        lines.append("node test the queue pairs are in error: failed: the devices have not noticed")
+    said = {}
+    for line in lines:
+        match = re.match(r"node test (.*?): (ok|failed)(.*)", line)
+        if match and said.get(match[1], "ok") == "ok":
+            said[match[1]] = match[2]
+    missing = [name for name in NAMES if name not in said]
+    failed = [name for name, result in said.items() if result != "ok"]
+    for name in missing:
+        print(f"node test {name}: nothing was said")
+    for line in lines:
+        if re.match(r"node test .*: failed|stack |log |nodes (began|ended)|more than the device|an acquire of|seed ", line):
+            print(line)
+    return len(said) - len(failed), len(failed) + len(missing)
+
+
+# --- bench ----------------------------------------------------------------------------------------------------------
+
+def bench_script(table, turns, here, there):
+    """Faults on b's soft:0 of a file whose home is a, as rdma.py's: in each turn theirs, ours, ours, theirs. Then acquires with
+    nothing changed, between round trips of one message over the same transport."""
+    lines, port = [shell(), "mkdir -p /tmp/data", "name=$(tool_nodes name /tmp/data a streamed)"], 21000
+    for _ in range(turns):
+        for number, (_, unit, size, threads, program, count) in enumerate(table):
+            deep = f"-t {threads}" if program == "ib_read_bw" else ""
+            peer = f"{program} -F -x 1 -s {unit} -n {count} {deep}"
+            theirs = [f"{peer} -d rxe0 >/tmp/peer 2>&1 &", "perf_pid=$!", "sleep 1",
+                      f"echo perftest {number}: $({peer} -d rxe1 {here} 2>&1 | grep '^ {unit} ')", "wait $perf_pid"]
+            mounts = [f"node_mount {node} device_cache=64M,unit={unit >> 10}K" for node in "ab"]
+            ours = [f"echo pull {number}: $(tool_stream /tmp/b {size} {unit} {threads} $name)"] * 2
+            lines += theirs + mounts + ours + ["node_umount b 'all is well'", "node_umount a 'all is well'"] + theirs
+        port += 2
+        trip = "echo trip: $(tool_pull rdma {}:0 {}:{} 0 500 1 1 0 | grep messages)"
+        lines += [trip.format(there, here, port), *[f"node_mount {node} device_cache=64M" for node in "ab"],
+                  *["echo acquire: $(tool_nodes acquire /tmp/a /tmp/b /tmp/data 300)"] * 2,
+                  "node_umount b 'all is well'", "node_umount a 'all is well'", trip.format(there, here, port + 1)]
+    return "\n".join(lines)
+
+
+def acquire_rows(lines, turns):
+    """One row: an acquire against one round trip of a message. What a kernel before 6.16 needs besides (an open() and a close(), of
+    a round trip each) is measured by itself and taken off."""
+    text = "\n".join(lines)
+    trips = [json.loads(said)["us_each"] for said in re.findall(r"^trip: (\{.*\})$", text, re.M)]
+    acquires = [json.loads(said) for said in re.findall(r"^acquire: (\{.*\})$", text, re.M)]
+    if len(trips) != 2 * turns or len(acquires) != 2 * turns:
+        print(text)
+        print(f"{len(trips)} round trips and {len(acquires)} acquires of {2 * turns}")
+        return []
+    ours = [statistics.mean(a["p50_us"] - a["late_us"] for a in acquires[i:i + 2]) for i in range(0, 2 * turns, 2)]
+    theirs = [statistics.mean(trips[i:i + 2]) for i in range(0, 2 * turns, 2)]
+    last, mine, base = acquires[-1], statistics.median(ours), statistics.median(theirs)
+    row = {"measured": "RDMA (Soft-RoCE in qemu), nodes, an acquire of 48 pages on an agent, nothing changed", "value": f"{mine:.1f} us",
+           "baseline": f"one message there and back {base:.1f} us", "ratio": round(mine / base, 2), "goal": "one round trip, no page",
+           "met": last["there"] - last["late_there"] < 1.3 and last["bytes"] < 4096,
+           "with_late_write_backs": f"{statistics.median(a['p50_us'] for a in acquires):.1f} us", "messages_there": last["there"],
+           "messages_back": last["back"], "messages_of_late_write_backs": last["late_there"], "bytes_on_the_wire": last["bytes"],
+           "ours": ours, "theirs": theirs}
+    print(f"nodes, an acquire with nothing changed: {row['value']} ({row['with_late_write_backs']} with what kernels before 6.16 need), "
+          f"{row['baseline']}, ratio {row['ratio']}; {last['there'] - last['late_there']:.2f} messages there, {last['bytes']} bytes in all")
+    return [row]
