@@ -97,6 +97,7 @@ def main():
     parser.add_argument("--bin", required=True, help="folder with mount.gaiafs, gaiactl and libgaia.so")
     parser.add_argument("--sanitize", default="", help="address or thread: what the build was made with")
     parser.add_argument("--unit", action="store_true", help="the unit tests only")
+    parser.add_argument("--mounts", action="store_true", help="the mount tests only")
     parser.add_argument("--without", default="", help="no unit tests of these folders, FOLDER,FOLDER...")
     parser.add_argument("--files", help="of the mount tests only test_NAME.py of these names, NAME,NAME...")
     parser.add_argument("--select", help="pytest -k")
@@ -105,7 +106,7 @@ def main():
     parser.add_argument("--python", default="/usr/bin/python3")
     args = parser.parse_args()
     env, count = environment(args), Count()
-    for folder in [folder for folder in FOLDERS if folder not in args.without.split(",")]:
+    for folder in [] if args.mounts else [folder for folder in FOLDERS if folder not in args.without.split(",")]:
         for program in sorted(glob.glob(os.path.join(args.build, "tests", folder, "test_*"))):
             if os.access(program, os.X_OK) and "." not in os.path.basename(program):
                 run_unit(program, env, count)

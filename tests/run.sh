@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # All set-up and all tests on a fresh Debian 12: sudo sh tests/run.sh
-# The suite as users get it, the suite under ASan and UBSan, what has several threads under TSan, and what tests/README.md
+# The suite as users get it, much of it under ASan and UBSan, what has several threads under TSan, and what tests/README.md
 # says besides. Ends with one line of all counts.
 set -eu
 
@@ -10,6 +10,9 @@ cd "$top"
 sh examples/packages.sh run tests
 jobs=$(nproc)
 [ -e /dev/fuse ] || modprobe fuse 2>/dev/null || true
+
+ends=arguments,clients,cuda_maps,cuda_review,deaths,disks,fault_path,injection,leaks,leaving,nodes_deaths,nodes_random,placements,promises,protocol,room
+threads=changes,clients,deaths,disks,promises,protocol,room,sharing
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -39,7 +42,9 @@ make -j"$jobs" tests
 lanes=$!
 {
     step "build with ASan and UBSan" make -j"$jobs" tests SANITIZE=address
-    step "the suite under ASan and UBSan" make check SANITIZE=address
+    # All of it: make check-long.
+    step "unit tests, and mounts that end in every way there is, under ASan and UBSan" \
+        make check SANITIZE=address CHECK="--files $ends"
     step "mounts on a GPU that is not there" /usr/bin/python3 -B tests/mount/on_gpu.py
     step "histories" python3 -B tests/history/run.py --operations 300000
     step "histories of two nodes" python3 -B tests/history/run.py --nodes 2 --operations 150000
@@ -53,18 +58,16 @@ lanes="$lanes $!"
 {
     step "build with TSan" make -j"$jobs" tests SANITIZE=thread
     step "unit tests, and mounts with several clients, devices and threads, under TSan" \
-        make check SANITIZE=thread CHECK='--files changes,clients,deaths,devices,disks,promises,protocol,room,sharing'
-    step "unit tests and mounts in a Debian 13 userland" \
-        sh tests/trixie.sh changes,files,mount,passthrough,passthrough_ends,promises,sharing
+        make check SANITIZE=thread CHECK="--files $threads"
+    # It has two processors to emulate, and in it nodes wait for each other for some seconds and no longer.
+    step "RDMA in a virtual machine" nice -n -10 python3 -B tests/vm/rdma.py
+    step "mounts in a Debian 13 userland" sh tests/trixie.sh changes,files,mount,passthrough,passthrough_ends,promises,sharing
     step "the simulation of many nodes" python3 -B tests/sim/sim.py --check
 } &
 lanes="$lanes $!"
 for lane in $lanes; do
     wait "$lane" || echo "a lane of steps" >>"$work/failed"
 done
-# By itself, as it has two processors to emulate, and nodes in it that wait for each other for some seconds and no longer.
-step "RDMA in a virtual machine" python3 -B tests/vm/rdma.py
-
 [ ! -e "$work/failed" ] || sed 's/^/failed: /' "$work/failed"
 awk '{p += $1; f += $3; s += $5} END {printf "%d passed, %d failed, %d skipped\n", p, f, s}' "$work/counts"
 [ ! -e "$work/failed" ]

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Build and test in a userland of Debian 13, whose libfuse (3.17) knows passthrough: sudo sh tests/trixie.sh [FILES]
-# FILES: of the mount tests only test_NAME.py of these names, NAME,NAME... The userland is made once and kept in
+# FILES: nothing but the mount tests test_NAME.py of these names, NAME,NAME... The userland is made once and kept in
 # build/trixie (or $GAIA_TRIXIE). Where none can be made this says why, and counts as one test skipped.
 set -eu
 
@@ -92,4 +92,6 @@ tar -C "$top" --exclude=./build --exclude=./.git --exclude='./libgaia.so*' --exc
 enter make -C /gaiafs -j"$(nproc)" tests SANITIZE="${SANITIZE:-}"
 enter /gaiafs/mount.gaiafs --version
 # Device code knows no libfuse.
-enter make -C /gaiafs check SANITIZE="${SANITIZE:-}" CHECK="--without gpu ${files:+--files $files}"
+what='--without gpu'
+[ -z "$files" ] || what="--mounts --files $files"
+enter make -C /gaiafs check SANITIZE="${SANITIZE:-}" CHECK="$what"
