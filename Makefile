@@ -88,9 +88,11 @@ NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
 wrapped := $(shell sed -n 's/^\(ROW\|REPLY\|PEER\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
 
-.PHONY: all check check-long posix helgrind model soak life mutants bench bench-rdma ptx paging-ptx install format lint clean tests tools benches examples examples-cuda
+.PHONY: all check check-long posix helgrind model soak life mutants bench bench-rdma ptx paging-ptx install format lint clean tests tools mount-tools benches examples examples-cuda
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(cxx_tests) $(tools) $(cxx_tools) $(vm) $(standins) $(faults) $(gpu_own) $(gpu_bench) $(gpu_paging)
+# Of the tools what mount tests use that need no GPU.
+mount-tools: all $(filter $(BUILD)/tests/mount/%,$(tools))
 tools: $(tools) $(cxx_tools) $(vm) $(standins) $(gpu_own) $(gpu_bench) $(gpu_paging)
 benches: all $(benches)
 examples: all $(examples) $(cuda_examples)
@@ -212,15 +214,18 @@ $(standins): $(wildcard tests/cuda/standin*.[ch]) gpu/kernels.c gpu/kernels.h gp
 $(BUILD)/tests/vm/nosync.o: CFLAGS += -fvisibility=default
 $(call obj,$(wildcard examples/*.c examples/*/*.c tests/bench/bench_*.c tests/mount/tool_*.c tests/vm/tool_*.c)): CFLAGS += -fopenmp -Igpu
 
-# CHECK=--unit for the unit tests only; CHECK='--select NAME' for some of the mount tests.
-check: tests
+# CHECK=--unit for the unit tests only; CHECK='--select NAME' for some of the mount tests. NEEDS: what to build for them.
+check: $(or $(NEEDS),tests)
 	python3 -B tests/check.py --build $(BUILD) --bin $(BIN) --sanitize '$(SANITIZE)' $(CHECK)
 
 # What takes longer than the gate has time for.
 check-long: all
 	sh examples/packages.sh run tests long
+	$(MAKE) check SANITIZE=address
 	$(MAKE) check SANITIZE=thread
 	$(MAKE) helgrind
+	$(MAKE) tests
+	python3 -B tests/vm/rdma.py
 	$(MAKE) posix
 
 # Other programs on a mount (tests/posix); POSIX='--only postgres' for some of them.

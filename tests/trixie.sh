@@ -89,9 +89,11 @@ find "$root/gaiafs" -mindepth 1 -maxdepth 1 ! -name build ! -name 'libgaia.so*' 
     -exec rm -rf {} +
 tar -C "$top" --exclude=./build --exclude=./.git --exclude='./libgaia.so*' --exclude=./gaiactl --exclude=./mount.gaiafs \
     -cf - . | tar -C "$root/gaiafs" -xf -
-enter make -C /gaiafs -j"$(nproc)" tests SANITIZE="${SANITIZE:-}"
-enter /gaiafs/mount.gaiafs --version
 # Device code knows no libfuse.
-what='--without gpu'
-[ -z "$files" ] || what="--mounts --files $files"
-enter make -C /gaiafs check SANITIZE="${SANITIZE:-}" CHECK="$what"
+needs=tests what='--without gpu'
+if [ -n "$files" ]; then
+    needs=mount-tools what="--mounts --files $files"
+fi
+enter make -C /gaiafs -j"$(nproc)" "$needs" SANITIZE="${SANITIZE:-}"
+enter /gaiafs/mount.gaiafs --version
+enter make -C /gaiafs check NEEDS="$needs" SANITIZE="${SANITIZE:-}" CHECK="$what"

@@ -13,6 +13,7 @@ import time
 import pytest
 
 import helpers
+from conftest import not_in_the_gate
 from descriptors import churn, limit_of, with_descriptors
 from helpers import descriptors, error_of, make_random, memory_kib, read_file, statistics, write_file
 
@@ -166,6 +167,7 @@ def test_the_end_of_a_daemon_without_a_free_descriptor(mount):
 INODES = int(os.environ.get("GAIA_TEST_INODES", 30_000))
 
 
+@not_in_the_gate
 @pytest.mark.limit(120 + INODES // 1000)
 def test_a_tree_of_any_size(mount):
     """All of it is walked, each file once, with 1,024 descriptors; and found again at random."""

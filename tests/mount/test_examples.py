@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from conftest import TOP
+from conftest import TOP, not_in_the_gate
 from helpers import PAGE, make_random, read_file, write_file
 
 pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the plain build is what users get")
@@ -230,6 +230,7 @@ def test_sssp(mount, monkeypatch, examples, workdir):
     assert wrong.returncode == 1 and b"usage" in wrong.stderr
 
 
+@not_in_the_gate
 @pytest.mark.limit(300)
 def test_fio_matrix(examples, workdir):
     """The whole table with tiny files: every row and column is there, and began as it says. How fast is nobody's matter."""

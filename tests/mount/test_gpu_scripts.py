@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import helpers
-from conftest import TOP
+from conftest import TOP, not_in_the_gate
 
 pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the scripts use the plain build")
 PLAIN = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "GAIA_DEVICE", "GAIA_REAL_GPU", "LD_LIBRARY_PATH", "STANDIN_CUDA")
@@ -85,6 +85,7 @@ def test_bench_without_a_gpu(workdir):
     assert len(rows) == 13 and "written" not in text
 
 
+@not_in_the_gate
 @pytest.mark.limit(200)
 def test_bench_on_the_stand_in(workdir):
     """Its figures are nobody's: that the script works, checks bytes, and writes what it found is what is tested."""
