@@ -226,6 +226,7 @@ check-long: all
 	$(MAKE) helgrind
 	$(MAKE) tests
 	python3 -B tests/vm/rdma.py
+	python3 -B tests/vm/nfs.py
 	$(MAKE) posix
 
 # Other programs on a mount (tests/posix); POSIX='--only postgres' for some of them.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # In the virtual machine (rdma_nodes.py puts this before what it runs there): two nodes, a on rxe0 and b on rxe1, with mounts /tmp/a and
-# /tmp/b of /tmp/data. pid_a, pid_b: their daemons.
+# /tmp/b of /tmp/data (or of $nodes_data). pid_a, pid_b: their daemons.
 nodes_peers=peers=a@10.0.0.1:7500/b@10.0.1.1:7500
 
 # What every thread of the daemons and of the tests' programs waits for.
@@ -74,7 +74,7 @@ survive() {
     survive_name=$2
     shift 2
     rm -f /tmp/ready /tmp/gone
-    limited 100 tool_survive /tmp/$survive_self /tmp/data $survive_self $nodes_limit_ms "$survive_name" &
+    limited 100 tool_survive /tmp/$survive_self ${nodes_data:-/tmp/data} $survive_self $nodes_limit_ms "$survive_name" &
     survive_pid=$!
     for n in $(seq 300); do
         [ -e /tmp/ready ] && break
