@@ -356,8 +356,9 @@ void options_print_help(void)
         "    subtype=NAME              the type there is fuse.NAME, or plain fuse without NAME (default "
         "gaiafs)\n"
         "    allow_other               let other users in (always on for root)\n"
-        "    remount                   change ro, noexec, nosuid, nodev, noatime, sync of what is mounted\n"
-        "    ro, noexec, nosuid, nodev, noatime, sync and their opposites, as for mount(8)\n"
+        "    remount                   change ro, noexec, nosuid, nodev, sync, dirsync of what is mounted\n"
+        "    ro, noexec, nosuid, nodev, noatime, nodiratime, sync, dirsync and their opposites, as for "
+        "mount(8)\n"
         "\n"
         "SIZE is a number with K, M, G or T. The kernel checks permissions by mode and owner, always.\n",
         (unsigned long long)(options_cache_default_capacity() >> 20));

@@ -46,7 +46,7 @@ extern "C" {
 #define GAIA_SMALL_UNITS 0x4
 
 /** gaia_madvise() advice. */
-#define GAIA_ADV_NORMAL 0     /**< units of 64 KiB, readahead for streams */
+#define GAIA_ADV_NORMAL 0     /**< units of the mount (unit=), readahead for streams */
 #define GAIA_ADV_RANDOM 1     /**< fetch only the page that is touched */
 #define GAIA_ADV_SEQUENTIAL 2 /**< fetch at least 512 KiB at a time */
 #define GAIA_ADV_WILLNEED 3   /**< place the range now, as far as the device has room */
@@ -113,7 +113,8 @@ int gaia_device_open(const char *name, struct gaia_device **device_out);
 /**
  * Close a device. What is still mapped through it is unmapped; nothing is released by this call: stores that
  * were not released stay in the device's copy of the file and reach the file when that copy is evicted,
- * acquired or released. NULL is allowed.
+ * acquired or released. (On a mount with -o shared or node= all of a file is released and collected after its
+ * last unmap.) NULL is allowed.
  */
 void gaia_device_close(struct gaia_device *device);
 
@@ -126,15 +127,18 @@ void gaia_device_close(struct gaia_device *device);
  *
  * @param length  in bytes, not zero, need not be a multiple of a page
  * @param prot    PROT_READ or PROT_READ|PROT_WRITE
- * @param flags   GAIA_*; GAIA_RESIDENT and GAIA_DEMAND exclude each other
+ * @param flags   GAIA_*; GAIA_RESIDENT and GAIA_DEMAND exclude each other, GAIA_SMALL_UNITS goes with
+ * GAIA_DEMAND only
  * @param fd      a regular file of a gaiafs mount, open for reading, and for writing too with PROT_WRITE
  * @param offset  in bytes, a multiple of 4096, not negative
  * @return the device pointer, or MAP_FAILED with errno: EACCES (fd not open for prot), EBADF, EINVAL (length,
  * prot, flags or offset), ENODEV (not a regular file of a gaiafs mount, or the mount has no such device),
  * EOVERFLOW (offset + length), EPERM (the kernel refuses userfaultfd to this process, and the device needs
  * it), ENOMEM (no room for the mapping, or GAIA_RESIDENT and the range is
- * larger than the device), EMFILE, EBUSY (the mount is one of several of its data directory, -o shared, and
- * another has the file mapped), ENOLCK (so as well, and the directory's filesystem can't lock), EIO
+ * larger than the device), EMFILE, EBUSY (-o shared: another mount of the data directory has the file mapped;
+ * node=: one that is no node, or was and has gone, holds its lock), ENOLCK (so as well, and the directory's
+ * filesystem can't lock), EOPNOTSUPP (node=: a GPU, and another node is the file's home; or a file without a
+ * file handle), ENOSPC, EDQUOT (on a GPU, as gaia_macquire()), EIO
  */
 void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset);
 
@@ -142,7 +146,8 @@ void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, 
  * Unmap the pages of [addr, addr + length). Parts of mappings may be unmapped. Releases nothing (see
  * gaia_device_close()). Parts of the range that are not mapped are skipped, as munmap does.
  *
- * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, or a range that wraps)
+ * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, or a range that wraps),
+ * ENOMEM (a part of a mapping is unmapped: what is left is two)
  */
 int gaia_munmap(void *addr, size_t length);
 
@@ -154,8 +159,8 @@ int gaia_munmap(void *addr, size_t length);
  * mapped there afterwards is left alone.
  *
  * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, a page of the range not
- * mapped by gaia_mmap() on this device), EIO, ENOSPC (stores of another device could not be collected into
- * the data directory: they stay with that device), ENOMEM (GAIA_RESIDENT and the device has no room)
+ * mapped by gaia_mmap() on this device), EIO, ENOSPC, EDQUOT (stores of another device could not be collected
+ * into the data directory: they stay with that device), ENOMEM (GAIA_RESIDENT and the device has no room)
  */
 int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
 
@@ -226,7 +231,8 @@ int gaia_msync(void *addr, size_t length, int flags);
  * Say how the range will be used.
  *
  * @param advice  GAIA_ADV_*
- * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or advice), EIO, ENOMEM
+ * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or advice), EIO, ENOMEM, ENOSPC, EDQUOT
+ * (GAIA_ADV_DONTNEED, as gaia_macquire())
  */
 int gaia_madvise(void *addr, size_t length, int advice);
 
