@@ -92,7 +92,7 @@ wrapped := $(shell sed -n 's/^\(ROW\|REPLY\|PEER\)(\(.*\))$$/-Wl,--wrap=\2/p' te
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(cxx_tests) $(tools) $(cxx_tools) $(vm) $(standins) $(faults) $(gpu_own) $(gpu_bench) $(gpu_paging)
 # Of the tools what mount tests use that need no GPU.
-mount-tools: all $(filter $(BUILD)/tests/mount/%,$(tools))
+mount-tools: all $(faults) $(filter $(BUILD)/tests/mount/%,$(tools))
 tools: $(tools) $(cxx_tools) $(vm) $(standins) $(gpu_own) $(gpu_bench) $(gpu_paging)
 benches: all $(benches)
 examples: all $(examples) $(cuda_examples)

@@ -73,6 +73,7 @@ def run_mount(args, env, count):
         folder = os.path.join(TOP, "tests", "mount")
         names = [f"test_{name}.py" for name in args.files.split(",")] if args.files else [""]
         command += [os.path.join(folder, name) for name in names]
+        command += [f"--ignore={os.path.join(folder, f'test_{name}.py')}" for name in filter(None, args.but.split(","))]
         if args.select:
             command += ["-k", args.select]
         try:
@@ -100,6 +101,7 @@ def main():
     parser.add_argument("--mounts", action="store_true", help="the mount tests only")
     parser.add_argument("--without", default="", help="no unit tests of these folders, FOLDER,FOLDER...")
     parser.add_argument("--files", help="of the mount tests only test_NAME.py of these names, NAME,NAME...")
+    parser.add_argument("--but", default="", help="of the mount tests not test_NAME.py of these names, NAME,NAME...")
     parser.add_argument("--select", help="pytest -k")
     parser.add_argument("--first", action="store_true", help="stop the mount tests at the first failure")
     # Debian's pytest belongs to Debian's python3, whatever else is first on PATH.
