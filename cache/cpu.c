@@ -349,14 +349,17 @@ static int write_back(struct cache_file *file, int fd, const uint8_t *buffer, si
     uint8_t healed[GAIA_PAGE_SIZE], merged[GAIA_PAGE_SIZE];
     int error = 0;
 
-    if (LIST_EMPTY(&file->window.heals) && !file->kernels.old)
+    if (LIST_EMPTY(&file->window.heals) && !file->kernels.old && !file->kernels.late)
         return write_all(fd, buffer, length, offset, done);
     while (!error && *done < length) {
         off_t at = offset + (off_t)*done;
         size_t room = GAIA_PAGE_SIZE - (size_t)at % GAIA_PAGE_SIZE, part = 0;
         size_t n = length - *done < room ? length - *done : room;
-        const uint8_t *bytes = heal_merge(file, node, buffer + *done, at, n, healed);
-        error = write_all(fd, kernels_merge(file, node, bytes, at, n, merged), n, at, &part);
+        const uint8_t *bytes = heal_merge(file, node, buffer + *done, at, n, healed), *put = bytes;
+        error = kernels_merge(file, node, bytes, at, n, merged, &put);
+        if (!error)
+            error = write_all(fd, put, n, at, &part);
+        kernels_wrote_back(file, node, bytes, part, at);
         *done += part;
     }
     return error;

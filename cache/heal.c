@@ -332,9 +332,11 @@ static enum last_page look_at_last_page(struct heal *heal)
     if (length == (ssize_t)GAIA_PAGE_SIZE) /* a whole page is up to date at once */
         return LAST_STALE;
     pthread_mutex_lock(&file->lock);
-    bool recent =
+    int recent =
         reads_wait(file, heal->node, (uint64_t)page / GAIA_PAGE_SIZE, heal->reads, READER_MS * 1000000u);
     pthread_mutex_unlock(&file->lock);
+    if (recent < 0)
+        return LAST_UNKNOWN;
     lock_none("cache_host.peek");
     ssize_t n = home_peek(file, heal->node, page, (size_t)(before + length), bytes);
     if (!n)

@@ -569,6 +569,8 @@ static int enter(struct home_session *agent, const struct node_request *request)
         error = -EPROTONOSUPPORT;
     else if (member == MEMBERS_MAX || member == nodes->self)
         error = -EACCES;
+    else if (agent->member != MEMBERS_MAX) /* it has entered already, perhaps by another name */
+        error = -EPROTO;
     LIST_FOREACH (other, &nodes->agents, link)
         if (!error && other->member == member)
             error = -EBUSY;

@@ -244,23 +244,45 @@ void kernels_wrote(struct cache_file *file, unsigned node, const void *bytes, si
     }
 }
 
-const uint8_t *kernels_merge(struct cache_file *file, unsigned node, const uint8_t *bytes, off_t offset,
-                             size_t length, uint8_t *bytes_out)
+/* The twin of the page that has this byte, where its write-backs are merged; else NULL. */
+static uint8_t *twin_of(struct cache_file *file, unsigned node, off_t offset)
 {
     uint64_t page = (uint64_t)offset / GAIA_PAGE_SIZE;
-    size_t within = (size_t)offset % GAIA_PAGE_SIZE;
-    uint8_t home[GAIA_PAGE_SIZE];
 
     if (!file->kernels.old && !file->kernels.late)
-        return bytes;
+        return NULL;
     struct kernel_leaf *k = find(&file->kernels, node, page >> LEAF_SHIFT);
-    if (!k || !((k->old | k->late) & page_bit(page)) || read_page(file, page, home))
-        return bytes;
-    uint8_t *twin = (uint8_t *)frame_bytes(&file->cache->twins, k->twins[page & (LEAF_PAGES - 1)]) + within;
-    memcpy(bytes_out, home + within, length);
-    gaia_merge(bytes_out, twin, bytes, length);
-    memcpy(twin, bytes, length);
-    return bytes_out;
+    if (!k || !((k->old | k->late) & page_bit(page)))
+        return NULL;
+    return frame_bytes(&file->cache->twins, k->twins[page & (LEAF_PAGES - 1)]);
+}
+
+int kernels_merge(struct cache_file *file, unsigned node, const uint8_t *bytes, off_t offset, size_t length,
+                  uint8_t *room, const uint8_t **merged_out)
+{
+    size_t within = (size_t)offset % GAIA_PAGE_SIZE;
+    const uint8_t *twin = twin_of(file, node, offset);
+    uint8_t home[GAIA_PAGE_SIZE];
+
+    *merged_out = bytes;
+    if (!twin)
+        return 0;
+    int error = read_page(file, (uint64_t)offset / GAIA_PAGE_SIZE, home);
+    if (error)
+        return error;
+    memcpy(room, home + within, length);
+    gaia_merge(room, twin + within, bytes, length);
+    *merged_out = room;
+    return 0;
+}
+
+void kernels_wrote_back(struct cache_file *file, unsigned node, const uint8_t *bytes, size_t length,
+                        off_t offset)
+{
+    uint8_t *twin = twin_of(file, node, offset);
+
+    if (twin)
+        memcpy(twin + (size_t)offset % GAIA_PAGE_SIZE, bytes, length);
 }
 
 void kernels_resized(struct cache_file *file)

@@ -70,10 +70,14 @@ int kernels_change(struct cache_file *file, unsigned node, off_t offset, uint64_
  * these bytes, too. Until all nodes know that the file is tracked here, who does not know writes past the
  * home: then these are its twins at once. */
 void kernels_wrote(struct cache_file *file, unsigned node, const void *bytes, size_t length, off_t offset);
-/* The bytes of a node's write-back, at most of one page, as they are to be written: bytes or bytes_out. Its
- * twin, if it has one, is what it has written back now. */
-const uint8_t *kernels_merge(struct cache_file *file, unsigned node, const uint8_t *bytes, off_t offset,
-                             size_t length, uint8_t *bytes_out);
+/* The bytes of a node's write-back, at most of one page, as they are to be written: bytes, or those merged in
+ * room, which has as much. 0, or why the home copy can't be read. */
+int kernels_merge(struct cache_file *file, unsigned node, const uint8_t *bytes, off_t offset, size_t length,
+                  uint8_t *room, const uint8_t **merged_out);
+/* So much of them was written: that is the twin now, if there is one. Not before: what could not be written
+ * is still the kernel's alone, and its next write-back has it. */
+void kernels_wrote_back(struct cache_file *file, unsigned node, const uint8_t *bytes, size_t length,
+                        off_t offset);
 /* The size has changed. */
 void kernels_resized(struct cache_file *file);
 /* Have the dropper look at the file if there is anything to drop. The lock is not held; the file can't go

@@ -28,7 +28,9 @@ int nodes_ask(struct call_session *session, enum node_class class, enum node_op 
     int result = call(session, class, op, request, sizeof *request, &reply, &length, 0);
     if (result < 0)
         return result;
-    if (length != sizeof reply)
+    /* How many bytes: more is checked by who asks. Nothing else is a number. */
+    bool counts = op == NODE_READ || op == NODE_WRITE || op == NODE_PEEK;
+    if (length != sizeof reply || (result > 0 && !counts))
         return -EPROTO;
     if (reply_out)
         *reply_out = reply;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/reads.h"
 
+#include <errno.h>
 #include <time.h>
 
 #include "cache/internal.h"
@@ -75,15 +76,18 @@ static bool any_under_way(const struct reads *reads, unsigned node, uint64_t pag
     return false;
 }
 
-bool reads_wait(struct cache_file *file, unsigned node, uint64_t page, uint64_t number, uint64_t recent_ns)
+int reads_wait(struct cache_file *file, unsigned node, uint64_t page, uint64_t number, uint64_t recent_ns)
 {
     struct reads *reads = &file->reads;
-    bool recent = false;
+    struct timespec until = lock_wait_until(READS_WAIT_MS);
+    bool recent = false, late = false;
 
     reads->waiting++;
-    while (any_under_way(reads, node, page, number))
-        pthread_cond_wait(&file->changed, &file->lock);
+    while (!late && any_under_way(reads, node, page, number))
+        late = pthread_cond_timedwait(&file->changed, &file->lock, &until) == ETIMEDOUT;
     reads->waiting--;
+    if (late && any_under_way(reads, node, page, number))
+        return -ETIMEDOUT;
     uint64_t since = now_ns() - recent_ns;
     for (unsigned i = 0; i < READS_ANSWERED && !recent; i++) {
         const struct answered_read *answered = &reads->answered[i];

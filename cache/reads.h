@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #define READS_ANSWERED 64u
+#define READS_WAIT_MS 5000u
 
 struct cache_file;
 struct cache_read;
@@ -42,9 +43,10 @@ void reads_end(struct cache_file *file, struct cache_read *read);
  * is held. */
 void reads_dropped(struct cache_file *file, const struct leaf *leaf, uint64_t pages, uint64_t number);
 /* Wait until a node's READs of a page up to `number` are answered: they wait for nothing but storage, and the
- * way to the node, whose WRITE it is that waits for them. Returns
- * whether one was answered in the last recent_ns and the page has not been dropped since. The lock is held on
- * entry and exit, not in between. */
-bool reads_wait(struct cache_file *file, unsigned node, uint64_t page, uint64_t number, uint64_t recent_ns);
+ * way to the node, whose WRITE it is that waits for them; and the node may die meanwhile, which nobody is
+ * told before that WRITE has ended. Returns whether one was answered in the last recent_ns and the page has
+ * not been dropped since, or -ETIMEDOUT after READS_WAIT_MS. The lock is held on entry and exit, not in
+ * between. */
+int reads_wait(struct cache_file *file, unsigned node, uint64_t page, uint64_t number, uint64_t recent_ns);
 
 #endif

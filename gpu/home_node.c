@@ -36,8 +36,9 @@ static int ask(const struct node_frames *frames, unsigned class, enum node_op op
                struct node_request *request)
 {
     request->frames = frames->base.node_number;
-    return call(frames->session, class, op, request, sizeof *request, NULL, NULL,
-                class == NODE_FRAMES ? FRAMES_MS : 0);
+    int result = call(frames->session, class, op, request, sizeof *request, NULL, NULL,
+                      class == NODE_FRAMES ? FRAMES_MS : 0);
+    return result > 0 ? -EPROTO : result;
 }
 
 static int ask_client(const struct gaia_frames_map *map, enum node_op op, struct node_request *request)
@@ -133,7 +134,7 @@ static void piece_arrived(struct call_answer *answer, int result)
 {
     struct piece *piece = (struct piece *)answer;
 
-    placing_end(piece->placing, result < 0 ? result : 0);
+    placing_end(piece->placing, result > 0 ? -EPROTO : result);
 }
 
 /* Returns an error, and nobody is told; or 0. */

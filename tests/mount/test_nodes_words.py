@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several nodes, one of which is a test's (tool_member.c): it dies between two words, is late, or says what no node says."""
+import contextlib
+import errno
+import mmap
+import os
+import re
+import resource
+import subprocess
+import time
+
+import pytest
+
+from conftest import TOP
+from files import pattern
+from helpers import PAGE, read_file, statistics, tool_path, wait_until
+from nodes import cluster  # noqa: F401
+
+with open(os.path.join(TOP, "io", "node.h"), encoding="utf-8") as header:
+    OPS = {name: number for number, name in enumerate(re.findall(r"^ {4}(NODE_\w+)(?: = 1)?,", re.search(
+        r"enum node_op \{(.*?)\n\};", header.read(), re.S)[1], re.M), 1)}
+
+
+class Member:
+    """The test's node, b, which has met the daemon of a."""
+
+    def __init__(self, peers, late=False):
+        self.proc = subprocess.Popen([tool_path("tool_member"), peers, "b", "a"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.met = self.do("hello", int(late))
+
+    def do(self, *words):
+        self.proc.stdin.write(" ".join(map(str, words)) + "\n")
+        self.proc.stdin.flush()
+        return int(self.proc.stdout.readline())
+
+    def has_page(self, path):
+        """An agent that has read the file's first page; the answer of its READ_END is still to come."""
+        assert self.do("track", path) == 0 and self.do("open", path) == 0 and self.do("opened") == 0
+        assert self.do("read") == PAGE
+
+    def kill(self):
+        self.proc.kill()
+        self.proc.wait()
+
+
+@pytest.fixture
+def meet(cluster):
+    """A function: meet(home="a") -> (the daemon of a, a file of that home, a function that makes the test's node)."""
+    members = []
+
+    def start(home="a"):
+        nodes = cluster(2, "timeout=0,peer_timeout=2", only=[0])
+        nodes.make(pattern(2 * PAGE, 1), home="ab".index(home))
+
+        def member(**kwargs):
+            members.append(Member(nodes.peers, **kwargs))
+            return members[-1]
+        return nodes[0], nodes.below(), member
+
+    yield start
+    for member in members:
+        member.kill()
+
+
+def test_an_agent_that_dies_between_a_read_and_its_end_can_come_back(meet):
+    """Its WRITE waits for its READ, which nobody ends any more."""
+    _, path, member = meet()
+    one = member()
+    assert one.met == 0
+    one.has_page(path)
+    assert one.do("write_later") == 0
+    time.sleep(0.5)
+    one.kill()
+    deadline = time.monotonic() + 20
+    while (two := member()).met:
+        two.kill()
+        assert two.met == -errno.EBUSY and time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_late_write_back_of_a_dropped_page_is_merged(meet):
+    """The bytes that changed meanwhile were nobody's kernel's: written directly."""
+    daemon, path, member = meet()
+    one = member(late=True)
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    content = bytearray(read_file(path))
+    content[100] ^= 255
+    before = one.do("asked", OPS["NODE_INVALIDATE"])
+    fd = os.open(os.path.join(daemon.mnt, "f"), os.O_WRONLY | os.O_DIRECT)
+    aligned = mmap.mmap(-1, PAGE)
+    aligned[:] = bytes(content[:PAGE])
+    assert os.pwrite(fd, aligned, 0) == PAGE
+    os.fsync(fd)
+    os.close(fd)
+    wait_until(lambda: one.do("asked", OPS["NODE_INVALIDATE"]) > before)
+    time.sleep(0.5)  # the answer is there
+    content[5] ^= 255
+    one.do("set", 5, content[5])
+    assert one.do("write") == PAGE
+    assert read_file(path) == content
+
+
+def test_what_could_not_be_written_back_comes_again_with_the_next(meet):
+    daemon, path, member = meet()
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    one.do("pause", OPS["NODE_INVALIDATE"], 3000)  # its kernel is slow to drop the page
+    content = bytearray(read_file(path))
+    fd = os.open(os.path.join(daemon.mnt, "f"), os.O_WRONLY)
+    assert os.pwrite(fd, b"changed", 200) == 7
+    content[200:207] = b"changed"
+    assert read_file(path) == content
+    limits = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, limits[1]))
+    content[5] ^= 255
+    one.do("set", 5, content[5])
+    assert one.do("write") == -errno.EFBIG
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, limits)
+    assert read_file(path)[200:207] == b"changed"
+    content[6] ^= 255
+    one.do("set", 6, content[6])
+    assert one.do("write") == PAGE
+    assert read_file(path) == content
+    os.close(fd)  # waits for that kernel
+
+
+def test_an_answer_that_is_no_number_is_an_error(meet):
+    daemon, path, member = meet(home="b")
+    one = member()
+    one.do("answer", OPS["NODE_OPEN"], 1)
+    wait_until(lambda: one.do("follow", path) != -errno.ENOTCONN)
+    with contextlib.suppress(OSError):
+        read_file(os.path.join(daemon.mnt, "f"))
+    assert statistics(daemon.mnt)
+
+
+def test_a_session_enters_once(meet):
+    _, _, member = meet()
+    one = member()
+    assert one.met == 0 and one.do("hello", 0) in (-errno.EPROTO, -errno.EBUSY)

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A node that does as it is told, which no daemon would do (test_nodes_words.py): tool_member PEERS SELF
+ * OTHER connects to the other and reads orders, one a line; each is answered with a line, the result. It has
+ * one page of a file, in its own memory.
+ *
+ * hello LATE        as SELF; LATE: its kernel is one before 6.16
+ * track PATH        the file of the data directory; open PATH: as file 1
+ * follow PATH       says that it is home of the file
+ * opened, sync, read_end    of file 1; read: its first page is the page now
+ * set INDEX VALUE   a byte of the page
+ * write             the page, as a kernel's write-back; write_later: 100 bytes of it, and nobody waits
+ * answer OP RESULT  what the other's calls of this kind are answered from now on
+ * pause OP MS       how long they take
+ * asked OP          how many have come */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cache/cache.h"
+#include "io/call.h"
+#include "io/members.h"
+#include "io/node.h"
+
+#define PAGE 4096u
+#define MEMBER_FILE 1u
+#define MEMBER_SLOT 1u
+
+static struct members *members;
+static struct call_session *home, *_Atomic agent; /* that we have connected; that has connected to us */
+static _Atomic int answers[NODE_OP_LAST + 1], pauses_ms[NODE_OP_LAST + 1], asked[NODE_OP_LAST + 1];
+static unsigned char page[PAGE];
+
+static int arrived(void *context, struct call_session *session)
+{
+    (void)context;
+    agent = session;
+    return 0;
+}
+
+static void ended(void *context, struct call_session *session, int error)
+{
+    (void)context;
+    (void)session;
+    (void)error;
+}
+
+static int serve(void *context, struct call_session *session, unsigned op, const void *bytes, size_t length,
+                 void *reply, size_t *reply_length)
+{
+    (void)context;
+    (void)session;
+    (void)bytes;
+    (void)length;
+    memset(reply, 0, sizeof(struct node_reply));
+    *reply_length = sizeof(struct node_reply);
+    if (op > NODE_OP_LAST)
+        return -EPROTO;
+    asked[op]++;
+    usleep((useconds_t)pauses_ms[op] * 1000);
+    return answers[op];
+}
+
+static int ask(enum node_class class, enum node_op op, struct node_request *request)
+{
+    struct node_reply reply;
+    size_t length = sizeof reply;
+
+    request->file = MEMBER_FILE;
+    return call(home, class, op, request, sizeof *request, &reply, &length, 0);
+}
+
+static int hello(const char *self, bool late)
+{
+    struct node_request request = {.offset = NODE_VERSION,
+                                   .value = members->epoch,
+                                   .flags = late ? NODE_LATE_KERNEL : 0,
+                                   .name.length = (uint32_t)strlen(self)};
+
+    memcpy(request.name.bytes, self, request.name.length);
+    return ask(NODE_CALLS, NODE_HELLO, &request);
+}
+
+static int named(struct call_session *to, enum node_class class, enum node_op op, const char *path)
+{
+    union {
+        struct file_handle handle;
+        char bytes[sizeof(struct file_handle) + NODE_NAME_MAX];
+    } found = {.handle.handle_bytes = NODE_NAME_MAX};
+    struct node_request request = {.file = MEMBER_FILE};
+    struct node_reply reply;
+    size_t length = sizeof reply;
+    int mount_id;
+
+    if (name_to_handle_at(AT_FDCWD, path, &found.handle, &mount_id, 0))
+        return -errno;
+    request.name.type = (uint32_t)found.handle.handle_type;
+    request.name.length = found.handle.handle_bytes;
+    memcpy(request.name.bytes, found.handle.f_handle, request.name.length);
+    return to ? call(to, class, op, &request, sizeof request, &reply, &length, 0) : -ENOTCONN;
+}
+
+static int read_page(void)
+{
+    int n = ask(NODE_IO, NODE_READ, &(struct node_request){.length = PAGE, .slot = MEMBER_SLOT, .value = 1});
+
+    if (n > 0 && !call_slot_read(home, MEMBER_SLOT, 0, (size_t)n))
+        memcpy(page, call_slot(home, MEMBER_SLOT), (size_t)n);
+    return n;
+}
+
+static int write_page(size_t length, unsigned flags)
+{
+    memcpy(call_slot(home, MEMBER_SLOT), page, length);
+    int error = call_slot_write(home, MEMBER_SLOT, 0, length);
+    return error ? error
+                 : ask(NODE_IO, NODE_WRITE,
+                       &(struct node_request){.length = length, .slot = MEMBER_SLOT, .flags = flags});
+}
+
+static void *write_later(void *argument)
+{
+    write_page(100, 0);
+    return argument;
+}
+
+static int order(const char *self, const char *word, const char *path, long one, long two)
+{
+    pthread_t thread;
+
+    if (!strcmp(word, "hello"))
+        return hello(self, one);
+    if (!strcmp(word, "track"))
+        return named(home, NODE_CALLS, NODE_TRACK, path);
+    if (!strcmp(word, "open"))
+        return named(home, NODE_IO, NODE_OPEN, path);
+    if (!strcmp(word, "follow")) /* we say that we are the home */
+        return named(agent, NODE_CALLS, NODE_FOLLOW, path);
+    if (!strcmp(word, "opened"))
+        return ask(NODE_IO, NODE_OPENED, &(struct node_request){0});
+    if (!strcmp(word, "sync"))
+        return ask(NODE_CALLS, NODE_SYNC, &(struct node_request){0});
+    if (!strcmp(word, "read"))
+        return read_page();
+    if (!strcmp(word, "read_end"))
+        return ask(NODE_IO, NODE_READ_END, &(struct node_request){.value = 1});
+    if (!strcmp(word, "write"))
+        return write_page(PAGE, CACHE_IO_WRITEBACK);
+    if (!strcmp(word, "write_later"))
+        return -pthread_create(&thread, NULL, write_later, NULL);
+    if (!strcmp(word, "set") && one >= 0 && one < (long)PAGE)
+        return page[one] = (unsigned char)two;
+    if (one < 0 || one > NODE_OP_LAST)
+        return -EINVAL;
+    if (!strcmp(word, "answer"))
+        answers[one] = (int)two;
+    else if (!strcmp(word, "pause"))
+        pauses_ms[one] = (int)two;
+    else
+        return !strcmp(word, "asked") ? asked[one] : -EINVAL;
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    char why[CALL_WHY], line[4200], word[32];
+    const char *to = NULL;
+    struct calls *calls;
+
+    if (argc != 4 || members_parse(argv[1], argv[2], &members, why))
+        return 2;
+    const struct member *self = &members->list[members->self];
+    struct calls_config config = {.carrier = self->carrier,
+                                  .address = self->address,
+                                  .timeout_ms = 5000,
+                                  .arrived = arrived,
+                                  .serve = serve,
+                                  .ended = ended};
+    for (unsigned i = 0; i < members->count; i++)
+        if (!strcmp(members->list[i].name, argv[3]))
+            to = members->list[i].address;
+    if (!to || calls_open(&config, &calls, why) || call_connect(calls, to, &home))
+        return 3;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    while (fgets(line, sizeof line, stdin)) {
+        char path[4100] = "";
+        long one = 0, two = 0;
+        if (sscanf(line, "%31s /%4095s", word, path + 1) == 2)
+            path[0] = '/';
+        else if (sscanf(line, "%31s %ld %ld", word, &one, &two) < 1)
+            continue;
+        printf("%d\n", order(argv[2], word, path, one, two));
+    }
+    _exit(0); /* as one that dies: what it has under way is not ended */
+}
