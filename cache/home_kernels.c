@@ -44,8 +44,9 @@ static int tell(struct nodes *nodes, const struct kernel *kernel, off_t offset, 
 {
     struct node_request request = {.file = kernel->file, .offset = offset, .length = (uint64_t)length};
 
-    return call(kernel->session, NODE_KERNEL, NODE_INVALIDATE, &request, sizeof request, NULL, NULL,
-                nodes->leaving ? LEAVING_MS : 0);
+    int result = call(kernel->session, NODE_KERNEL, NODE_INVALIDATE, &request, sizeof request, NULL, NULL,
+                      nodes->leaving ? LEAVING_MS : 0);
+    return result > 0 ? -EPROTO : result;
 }
 
 /* Agents: one, or all. */
@@ -83,8 +84,8 @@ int home_invalidate(struct cache_file *file, off_t offset, off_t length)
     if (!file->cache->nodes)
         return error;
     int there = invalidate_there(file, 0, offset, length);
-    if (there ==
-        -EIO) /* its session ends: it sees by itself to it that it has nothing of the file any more */
+    /* Its session ends: it sees by itself to it that it has nothing of the file any more. */
+    if (there == -EIO)
         there = 0;
     return error && error != -ENOENT ? error : there != -ENOENT ? there : error;
 }
