@@ -78,6 +78,11 @@ def descriptors_for_files(mounted, below=1 << 20):
     return count
 
 
+# The first mapping of a file on a device opens this many in the daemon (socket, events, faults, frames, state and three
+# of the file) and a few for a moment: with no more than that to give back it is EMFILE by right.
+NEEDED_BY_A_DEVICE = 8
+
+
 @contextlib.contextmanager
 def no_free_descriptor(mounted):
     """As long as it lasts the daemon gets no descriptor unless it closes one of those that it keeps for inodes."""
@@ -89,7 +94,7 @@ def no_free_descriptor(mounted):
         used = {int(name) for name in os.listdir(f"/proc/{mounted.pid}/fd")}
         # The first that is not there is what accept4() has set aside.
         free = [number for number in range(before[0]) if number not in used][1]
-        if descriptors_for_files(mounted, free) >= 8:
+        if descriptors_for_files(mounted, free) >= 2 * NEEDED_BY_A_DEVICE:
             break
         held.append(os.open(f"{mounted.mnt}/churn/{i}", os.O_RDONLY))
     print(len(held), "held,", free, "is free,", descriptors_for_files(mounted, free), "below")
