@@ -138,7 +138,7 @@ void agent_read_end(struct cache_file *file, const struct cache_read *read)
 {
     struct node_request request = {.file = file->far->number, .value = read->number};
 
-    call_post(file->far->session, NODE_IO, NODE_READ_END, &request, sizeof request);
+    call_post(file->far->session, NODE_HEALS, NODE_READ_END, &request, sizeof request);
 }
 
 static ssize_t write_piece(struct cache_file *file, unsigned slot, const uint8_t *buffer, size_t length,
@@ -432,14 +432,42 @@ static int serve_kernel(struct nodes *nodes, struct call_session *session, enum 
     return result;
 }
 
+/* What the home had acknowledged; nobody knows which bytes. Told to each descriptor at its next sync, which
+ * is at another home, and finds nothing there. */
+static int lose(struct nodes *nodes, const struct call_session *session, const struct node_request *request)
+{
+    struct agent_file *far = file_get(nodes, session, request->file);
+
+    if (!far)
+        return -ENOENT;
+    durable_fail(far->file->durable, -EIO);
+    file_put(nodes, far);
+    return 0;
+}
+
+/* The member whose session it is, as a home. The lock is held. */
+static int member_of(struct nodes *nodes, const struct call_session *session, unsigned *member_out)
+{
+    for (unsigned i = 0; i < nodes->numbers; i++)
+        if (nodes->homes[i].session == session || nodes->homes[i].greeting == session) {
+            *member_out = i;
+            return 0;
+        }
+    return -EPROTO; /* or not any more */
+}
+
 /* From now on what this node opens of the name is asked of its home. */
-static int follow(struct nodes *nodes, unsigned member, const struct node_name *name, bool taken_over)
+static int follow(struct nodes *nodes, const struct call_session *session, const struct node_name *name,
+                  bool taken_over)
 {
     struct cache_host *host = &nodes->cache->host;
+    unsigned member;
     uint64_t told;
 
     pthread_mutex_lock(&nodes->lock);
-    int error = followed_add(&nodes->followed, member, name, &told);
+    int error = member_of(nodes, session, &member);
+    if (!error)
+        error = followed_add(&nodes->followed, member, name, &told);
     pthread_mutex_unlock(&nodes->lock);
     if (error)
         return error;
@@ -449,46 +477,28 @@ static int follow(struct nodes *nodes, unsigned member, const struct node_name *
     return error;
 }
 
-static int member_of(struct nodes *nodes, const struct call_session *session, unsigned *member_out)
-{
-    int error = -EPROTO;
-
-    pthread_mutex_lock(&nodes->lock);
-    for (unsigned i = 0; i < nodes->numbers; i++)
-        if (nodes->homes[i].session == session || nodes->homes[i].greeting == session) {
-            *member_out = i;
-            error = 0;
-        }
-    pthread_mutex_unlock(&nodes->lock);
-    return error;
-}
-
 int agent_serve(struct nodes *nodes, struct call_session *session, enum node_op op,
                 const struct node_request *request, struct node_reply *reply)
 {
-    unsigned member;
-
     (void)reply;
     if (op == NODE_INVALIDATE || op == NODE_PEEK)
         return serve_kernel(nodes, session, op, request);
     if (op >= NODE_FRAMES_OPEN && op <= NODE_OP_LAST)
         return agent_frames_serve(nodes, session, op, request);
+    if (op == NODE_LOST)
+        return lose(nodes, session, request);
     if (op != NODE_FOLLOW)
         return -EPROTO;
-    int error = member_of(nodes, session, &member);
-    return error ? error : follow(nodes, member, &request->name, request->flags & NODE_TAKEN_OVER);
+    return follow(nodes, session, &request->name, request->flags & NODE_TAKEN_OVER);
 }
 
-void agent_session_end(struct nodes *nodes, struct call_session *session, bool move)
+/* Others are homes of its files from now on. */
+void agent_move_files(struct nodes *nodes, const struct call_session *session)
 {
     struct cache_host *host = &nodes->cache->host;
     struct agent_file *far;
     uint32_t last = 0;
 
-    agent_frames_end(nodes, session);
-    if (!move)
-        return;
-    /* Others are homes of its files from now on. */
     do {
         struct agent_file *next = NULL;
         pthread_mutex_lock(&nodes->lock);

@@ -76,8 +76,9 @@ int agent_frames_serve(struct nodes *nodes, struct call_session *session, enum n
 struct agent_frames *agent_frames_get(struct nodes *nodes, const struct call_session *session,
                                       uint32_t number);
 void agent_frames_put(struct nodes *nodes, struct agent_frames *frames);
-/* A home's session has ended; move: other homes are to be found for its files. */
-void agent_session_end(struct nodes *nodes, struct call_session *session, bool move);
+/* A home's session has ended: its frames go, */
 void agent_frames_end(struct nodes *nodes, const struct call_session *session);
+/* and other homes are found for its files. */
+void agent_move_files(struct nodes *nodes, const struct call_session *session);
 
 #endif

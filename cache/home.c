@@ -6,6 +6,7 @@
 #include <linux/falloc.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cache/client.h"
 #include "cache/home_device.h"
@@ -167,6 +168,14 @@ static int do_read_end(struct home_session *agent, struct home_open *open, const
     return 0;
 }
 
+/* A home that leaves syncs its files once more, for those who sync elsewhere after it; what it does to one
+ * after that is on storage before it is acknowledged. Called with the result of what was done, after
+ * durable_wrote() and the like: who leaves looks at those after it has said so. */
+static ssize_t settle(const struct home_session *agent, const struct cache_file *file, ssize_t result)
+{
+    return result >= 0 && agent->nodes->leaving && fsync(file->fd) ? -errno : result;
+}
+
 static int do_write(struct home_session *agent, struct home_open *open, const struct node_request *request)
 {
     struct cache_file *file = open->file;
@@ -180,6 +189,7 @@ static int do_write(struct home_session *agent, struct home_open *open, const st
     ssize_t n = cache_file_write(file, file->fd, slot, request->length, request->offset,
                                  (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1));
     durable_wrote(file->durable, begun, request->offset, n);
+    n = settle(agent, file, n);
     if (n < (ssize_t)request->length && request->flags & CACHE_IO_WRITEBACK) {
         off_t done = n > 0 ? n : 0; /* its kernel has let go of the rest */
         durable_lose(file->durable, request->offset + done, (off_t)request->length - done,
@@ -190,7 +200,7 @@ static int do_write(struct home_session *agent, struct home_open *open, const st
     return (int)n;
 }
 
-static int do_truncate(struct home_open *open, const struct node_request *request)
+static int do_truncate(struct home_session *agent, struct home_open *open, const struct node_request *request)
 {
     struct cache_file *file = open->file;
 
@@ -200,10 +210,11 @@ static int do_truncate(struct home_open *open, const struct node_request *reques
     int error = cache_file_truncate(file, -1, (off_t)request->length);
     if (!error)
         durable_cut(file->durable, (off_t)request->length);
-    return error;
+    return (int)settle(agent, file, error);
 }
 
-static int do_fallocate(struct home_open *open, const struct node_request *request)
+static int do_fallocate(struct home_session *agent, struct home_open *open,
+                        const struct node_request *request)
 {
     const uint32_t modes = FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE;
     struct cache_file *file = open->file;
@@ -217,7 +228,7 @@ static int do_fallocate(struct home_open *open, const struct node_request *reque
         cache_file_fallocate(file, file->fd, (int)request->flags, request->offset, (off_t)request->length);
     if (!error && request->flags & ~(uint32_t)FALLOC_FL_KEEP_SIZE) /* zeros were written */
         durable_wrote(file->durable, begun, request->offset, (off_t)request->length);
-    return error;
+    return (int)settle(agent, file, error);
 }
 
 static int do_seek(struct home_open *open, const struct node_request *request, struct node_reply *reply)
@@ -249,10 +260,10 @@ static int serve_open(struct home_session *agent, enum node_op op, const struct 
         result = do_write(agent, open, request);
         break;
     case NODE_TRUNCATE:
-        result = do_truncate(open, request);
+        result = do_truncate(agent, open, request);
         break;
     case NODE_FALLOCATE:
-        result = do_fallocate(open, request);
+        result = do_fallocate(agent, open, request);
         break;
     case NODE_SEEK:
         result = do_seek(open, request, reply);
@@ -628,7 +639,7 @@ int home_serve(struct home_session *agent, enum node_op op, const struct node_re
         return open_close(agent, request->file);
     if (op <= NODE_ADVISE)
         return serve_client(agent, op, request, reply);
-    if (op <= NODE_SEEK)
+    if (op <= NODE_READ_END)
         return serve_open(agent, op, request, reply);
     return -EPROTO;
 }

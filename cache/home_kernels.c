@@ -90,6 +90,19 @@ int home_invalidate(struct cache_file *file, off_t offset, off_t length)
     return error && error != -ENOENT ? error : there != -ENOENT ? there : error;
 }
 
+void home_tell_lost(struct cache_file *file)
+{
+    struct kernel kernels[MEMBERS_MAX * 2];
+    unsigned count = find_kernels(file, kernels, MEMBERS_MAX * 2);
+
+    for (unsigned i = 0; i < count; i++) {
+        struct node_request request = {.file = kernels[i].file};
+
+        call(kernels[i].session, NODE_CALLS, NODE_LOST, &request, sizeof request, NULL, NULL, LEAVING_MS);
+        call_session_put(kernels[i].session);
+    }
+}
+
 ssize_t home_peek(struct cache_file *file, unsigned node, off_t offset, size_t length, void *bytes_out)
 {
     struct cache_host *host = &file->cache->host;
@@ -103,7 +116,7 @@ ssize_t home_peek(struct cache_file *file, unsigned node, off_t offset, size_t l
         int slot = kernels[i].node == node && n == -EIO ? call_slot_get(kernels[i].session) : -EIO;
         if (slot >= 0) {
             n = nodes_ask(
-                kernels[i].session, NODE_KERNEL, NODE_PEEK,
+                kernels[i].session, NODE_HEALS, NODE_PEEK,
                 &(struct node_request){
                     .file = kernels[i].file, .offset = offset, .length = length, .slot = (uint32_t)slot},
                 NULL);

@@ -13,6 +13,7 @@
 #include "base/kernel.h"
 #include "base/shared_page.h"
 #include "cache/agent.h"
+#include "cache/collect.h"
 #include "cache/home.h"
 #include "cache/internal.h"
 #include "io/protocol.h"
@@ -25,7 +26,7 @@ int nodes_ask(struct call_session *session, enum node_class class, enum node_op 
     struct node_reply reply = {0};
     size_t length = sizeof reply;
 
-    int result = call(session, class, op, request, sizeof *request, &reply, &length, 0);
+    int result = call(session, class, op, request, sizeof *request, &reply, &length, node_class_ms(class));
     if (result < 0)
         return result;
     /* How many bytes: more is checked by who asks. Nothing else is a number. */
@@ -65,16 +66,17 @@ static int arrived(void *context, struct call_session *session)
     return home_session_begin(context, session);
 }
 
-static void ended(void *context, struct call_session *session, int error)
+/* A home has gone. What it has asked for and is still done may wait for this: a kernel's page that is to be
+ * dropped is locked until the READ of it that has failed is answered by the next home. */
+static void lost(void *context, struct call_session *session, int error)
 {
     struct nodes *nodes = context;
+    unsigned member = MEMBERS_MAX;
 
     (void)error;
-    if (!call_session_connected(session)) {
-        home_session_end(call_session_user(session));
+    if (!call_session_connected(session))
         return;
-    }
-    unsigned member = MEMBERS_MAX;
+    agent_frames_end(nodes, session);
     pthread_mutex_lock(&nodes->lock);
     for (unsigned i = 0; i < nodes->numbers; i++)
         if (nodes->homes[i].session == session) {
@@ -85,14 +87,23 @@ static void ended(void *context, struct call_session *session, int error)
         followed_remove_member(&nodes->followed, member);
     bool stop = nodes->stop;
     pthread_mutex_unlock(&nodes->lock);
-    if (member == MEMBERS_MAX) { /* its HELLO failed, but it may have told of files before */
-        agent_session_end(nodes, session, !stop);
-        return;
-    }
-    if (!stop) /* if it lives on it says anew what it tracks; else others are homes of its files */
+    /* If it lives on it says anew what it tracks; else others are homes of its files. (Not met: its HELLO
+     * failed, but it may have told of files before.) */
+    if (member != MEMBERS_MAX && !stop)
         nodes_meet(nodes, member);
-    agent_session_end(nodes, session, !stop);
-    call_session_put(session);
+    if (!stop)
+        agent_move_files(nodes, session);
+    if (member != MEMBERS_MAX)
+        call_session_put(session);
+}
+
+static void ended(void *context, struct call_session *session, int error)
+{
+    (void)error;
+    if (call_session_connected(session))
+        agent_frames_end(context, session); /* those that were still being opened */
+    else
+        home_session_end(call_session_user(session));
 }
 
 static int greet(struct nodes *nodes, struct call_session *session)
@@ -137,6 +148,8 @@ static int connect_home(struct nodes *nodes, unsigned member)
     home->greeting = NULL;
     home->connecting = false;
     home->down = error;
+    if (error) /* what it has told meanwhile */
+        followed_remove_member(&nodes->followed, member);
     if (!error && !call_session_error(session) && !home->session)
         home->session = session;
     else if (!error)
@@ -376,6 +389,7 @@ int nodes_start(struct cache *cache, char why_out[CALL_WHY])
                                         .context = nodes,
                                         .arrived = arrived,
                                         .serve = serve,
+                                        .lost = lost,
                                         .ended = ended};
     cache->nodes = nodes; /* who connects comes at once, */
     nodes->stop = true;   /* and we can't connect back yet */
@@ -499,6 +513,7 @@ const char *nodes_op_name(enum node_op op)
         [NODE_FALLOCATE] = "fallocate",
         [NODE_SEEK] = "seek",
         [NODE_FOLLOW] = "follow",
+        [NODE_LOST] = "lost",
         [NODE_INVALIDATE] = "invalidate",
         [NODE_PEEK] = "peek",
         [NODE_FRAMES_OPEN] = "frames_open",
@@ -574,7 +589,8 @@ int cache_set_members(struct cache *cache, const struct members *members, char w
 }
 
 /* Of a file whose home is here: what other nodes' kernels hold comes here, and all of it goes to storage, as
- * who syncs at its next home can't reach this machine's memory. */
+ * who syncs at its next home can't reach this machine's memory; what can't, those who have it open are told.
+ * What is done to it after that is on storage before it is acknowledged (cache/home.c). */
 static int hand_over(struct cache_file *file, void *context)
 {
     (void)context;
@@ -582,9 +598,14 @@ static int hand_over(struct cache_file *file, void *context)
         return 0;
     int error = home_invalidate(file, 0, 0);
     error = error == -ENOENT ? 0 : error;
-    if (durable_is_written(file->durable) && fsync(file->fd) && !error)
-        error = -errno;
-    return error;
+    pthread_mutex_lock(&file->lock);
+    int stored = collect_all(file);
+    pthread_mutex_unlock(&file->lock);
+    if (fsync(file->fd) && !stored)
+        stored = -errno;
+    if (stored || durable_is_lost(file->durable))
+        home_tell_lost(file);
+    return error ? error : stored;
 }
 
 int cache_leave(struct cache *cache)

@@ -363,8 +363,8 @@ static int stop_parts(struct fs *fs)
     int left = cache_leave(fs->cache);
     rc = rc ? rc : left;
     if (rc < 0)
-        fs_log(LOG_ERR, "data directory %s: what devices held could not all be written, and is lost: %s",
-               fs->data_path, strerror(-rc));
+        fs_log(LOG_ERR, "data directory %s: what devices held%s could not all be written, and is lost: %s",
+               fs->data_path, fs->options.members ? " and nodes wrote" : "", strerror(-rc));
     cache_stop(fs->cache);
     while (fs->handles) /* of files that were open when the mount was detached */
         handle_free(fs, fs->handles);

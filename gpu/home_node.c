@@ -13,9 +13,6 @@
 #include "io/call.h"
 #include "io/node.h"
 
-/* What waits for nobody at the agent, and may be asked with a lock held. */
-#define FRAMES_MS 20000u
-
 struct node_frames {
     struct gaia_frames base;
     struct call_session *session;
@@ -32,12 +29,11 @@ static struct node_frames *node(struct gaia_frames *frames)
     return (struct node_frames *)frames;
 }
 
-static int ask(const struct node_frames *frames, unsigned class, enum node_op op,
+static int ask(const struct node_frames *frames, enum node_class class, enum node_op op,
                struct node_request *request)
 {
     request->frames = frames->base.node_number;
-    int result = call(frames->session, class, op, request, sizeof *request, NULL, NULL,
-                      class == NODE_FRAMES ? FRAMES_MS : 0);
+    int result = call(frames->session, class, op, request, sizeof *request, NULL, NULL, node_class_ms(class));
     return result > 0 ? -EPROTO : result;
 }
 
@@ -157,8 +153,9 @@ static int piece_send(struct gaia_frames_map *map, struct piece *piece, uint64_t
     request.slot = (unsigned)slot;
     piece->answer = (struct call_answer){.done = piece_arrived, .has_slot = true, .slot = request.slot};
     memcpy(call_slot(session, request.slot), bytes, count * GAIA_PAGE_SIZE);
-    int error = call_start(session, exposes ? NODE_CLIENTS : NODE_FRAMES, NODE_PLACE, &request,
-                           sizeof request, &piece->answer);
+    enum node_class class = exposes ? NODE_CLIENTS : NODE_FRAMES;
+    int error = call_start(session, class, NODE_PLACE, &request, sizeof request, &piece->answer,
+                           node_class_ms(class));
     if (error)
         call_slot_put(session, request.slot);
     return error;

@@ -90,26 +90,46 @@ static void closed(void *context, struct gaia_link *link, int error)
 
 /* ---- the thread that polls ---- */
 
-/* Credits that have come back call nobody: so it is looked after each poll. Whether somebody still waits. */
-static bool flush_blocked(struct calls *calls)
+/* Those that live, with references. blocked: only those that wait for the carrier. */
+static unsigned find_sessions(struct calls *calls, bool blocked, struct call_session *found[CALL_PEERS_MAX])
 {
-    struct call_session *found[CALL_PEERS_MAX], *session;
+    struct call_session *session;
     unsigned count = 0;
-    bool blocked = false;
 
     pthread_mutex_lock(&calls->lock);
     LIST_FOREACH (session, &calls->sessions, entry)
-        if (session->blocked && !session->error && count < CALL_PEERS_MAX) {
+        if ((session->blocked || !blocked) && !session->error && count < CALL_PEERS_MAX) {
             call_session_get(session);
             found[count++] = session;
         }
     pthread_mutex_unlock(&calls->lock);
+    return count;
+}
+
+/* Credits that have come back call nobody: so it is looked after each poll. Whether somebody still waits. */
+static bool flush_blocked(struct calls *calls)
+{
+    struct call_session *found[CALL_PEERS_MAX];
+    unsigned count = find_sessions(calls, true, found);
+    bool blocked = false;
+
     for (unsigned i = 0; i < count; i++) {
         call_flush(found[i]);
         blocked |= found[i]->blocked;
         call_session_put(found[i]);
     }
     return blocked;
+}
+
+static void watch(struct calls *calls)
+{
+    struct call_session *found[CALL_PEERS_MAX];
+    unsigned count = find_sessions(calls, false, found);
+
+    for (unsigned i = 0; i < count; i++) {
+        call_watch(found[i]);
+        call_session_put(found[i]);
+    }
 }
 
 static bool stopped(void *context)
@@ -120,9 +140,15 @@ static bool stopped(void *context)
 static void *poll_calls(void *argument)
 {
     struct calls *calls = argument;
+    time_t watched = 0; /* of the clock of lock_wait_until(), once in each of its seconds */
 
     while (!calls->stop) {
         unsigned timeout_ms = flush_blocked(calls) ? CALL_AGAIN_MS : POLL_MS;
+        time_t now = lock_wait_until(0).tv_sec;
+
+        if (now != watched)
+            watch(calls);
+        watched = now;
 
         if (gaia_transport_poll(calls->transport, timeout_ms) == -EBUSY)
             gaia_transport_wait(calls->transport, stopped, calls,

@@ -27,7 +27,7 @@
 struct calls;        /* this node's end: an address, a thread that polls */
 struct call_session; /* with one peer */
 
-#define CALL_CLASSES 5u
+#define CALL_CLASSES 6u
 #define CALL_WIDTH 16u
 #define CALL_BYTES_MAX 3840u                 /* of a request or a reply */
 #define CALL_SLOTS 16u                       /* that each end may use */
@@ -48,8 +48,11 @@ struct calls_config {
      * request has length bytes, which nobody has looked at. */
     int (*serve)(void *context, struct call_session *session, unsigned op, const void *request, size_t length,
                  void *reply, size_t *reply_length);
-    /* The session has ended, for whatever reason but call_session_close(), and nobody serves a request of it
-     * any more. In a thread of its own, with no lock held; may wait. Once for each session. */
+    /* The session has ended, for whatever reason but call_session_close(): it calls nobody any more, and what
+     * was begun with call_start() has been told. Requests of it may still be served, and wait for what is
+     * done here. In a thread of its own, with no lock held; may wait. Once for each session; may be NULL. */
+    void (*lost)(void *context, struct call_session *session, int error);
+    /* After that: nobody serves a request of it any more. */
     void (*ended)(void *context, struct call_session *session, int error);
 };
 
@@ -106,9 +109,10 @@ struct call_answer {
     int result;
 };
 /* The same as call_post(), and answer->done() is called with what became of it: after 0 always, before the
- * session's ended() is, else never. The caller has a reference to the session until then. */
+ * session's lost() is, else never. The caller has a reference to the session until then. timeout_ms: as for
+ * call(), up to two seconds late; so no call waits for longer than that for those that are under way. */
 int call_start(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
-               struct call_answer *answer);
+               struct call_answer *answer, unsigned timeout_ms);
 
 /* A slot of this end's half, to tell the peer the number of: 0 to 2 * CALL_SLOTS - 1. Waits for a free one.
  * A number, or -EIO (the session has ended). */

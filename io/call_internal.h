@@ -5,7 +5,8 @@
  * A session's life: it is made with its link; *settled* once somebody knows it (arrived() has taken it,
  * call_connect() returns it) or nobody ever will; *ended* once it has an error, which it keeps. Each session
  * has a thread of its own, the keeper, which sleeps until it is both. Then it closes the link, from when on
- * nothing writes to the session's memory; waits for who serves and who moves bytes; and calls ended().
+ * nothing writes to the session's memory; waits for who moves bytes; calls lost(); waits for who serves; and
+ * calls ended().
  *
  * Locks: calls.lock and call_session.lock, both leaves. None is held over a call of the transport. What keeps
  * the link there meanwhile is call_session.sending and .posting, and the transport, .inside: the keeper waits
@@ -61,6 +62,7 @@ struct call_pending {
     enum { PENDING_FREE, PENDING_ASKED, PENDING_ANSWERED } state;
     bool post;
     struct call_answer *answer; /* of a call_start(); else nobody is told, or somebody waits */
+    struct timespec until;      /* then: when the peer is given up; tv_sec 0: never */
     uint64_t number;
     void *reply;
     size_t room, length;
@@ -156,6 +158,8 @@ int call_received(struct call_session *session, const void *bytes, size_t length
 int call_say_begin(struct call_session *session);
 /* Send what waits, as far as the carrier takes it. */
 void call_flush(struct call_session *session);
+/* End the session if it has not answered a call_start() in time. In the thread that polls. */
+void call_watch(struct call_session *session);
 void call_class_init(struct call_session *session, unsigned number);
 void call_class_destroy(struct call_class *class);
 /* It has ended (the lock is held): whoever waits for something of it wakes up. */

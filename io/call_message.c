@@ -490,7 +490,7 @@ int call(struct call_session *session, unsigned class, unsigned op, const void *
 
 /* Without waiting: for a POST nobody is told, for a REQUEST answer is. */
 static int send_off(struct call_session *session, unsigned class, unsigned op, enum call_kind kind,
-                    const void *request, size_t length, struct call_answer *answer)
+                    const void *request, size_t length, struct call_answer *answer, unsigned timeout_ms)
 {
     struct call_message *message;
     int error = begin_call(session, class, op, kind, request, length, &message);
@@ -499,8 +499,10 @@ static int send_off(struct call_session *session, unsigned class, unsigned op, e
         return error;
     pthread_mutex_lock(&session->lock);
     struct call_pending *pending = ask(&session->classes[class], message);
-    if (pending)
+    if (pending) {
         pending->answer = answer;
+        pending->until = timeout_ms ? lock_wait_until(timeout_ms) : (struct timespec){0};
+    }
     pthread_mutex_unlock(&session->lock);
     if (!pending) {
         free(message);
@@ -512,11 +514,34 @@ static int send_off(struct call_session *session, unsigned class, unsigned op, e
 
 int call_post(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length)
 {
-    return send_off(session, class, op, CALL_KIND_POST, request, length, NULL);
+    return send_off(session, class, op, CALL_KIND_POST, request, length, NULL, 0);
 }
 
 int call_start(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
-               struct call_answer *answer)
+               struct call_answer *answer, unsigned timeout_ms)
 {
-    return send_off(session, class, op, CALL_KIND_REQUEST, request, length, answer);
+    return send_off(session, class, op, CALL_KIND_REQUEST, request, length, answer, timeout_ms);
+}
+
+/* The lock is held. */
+static bool is_late(const struct call_pending *pending, const struct timespec *now)
+{
+    const struct timespec *until = &pending->until;
+
+    return pending->answer && until->tv_sec &&
+           (until->tv_sec < now->tv_sec || (until->tv_sec == now->tv_sec && until->tv_nsec < now->tv_nsec));
+}
+
+void call_watch(struct call_session *session)
+{
+    struct timespec now = lock_wait_until(0);
+    bool late = false;
+
+    pthread_mutex_lock(&session->lock);
+    for (unsigned i = 0; i < CALL_CLASSES; i++)
+        for (unsigned j = 0; j < CALL_WIDTH; j++)
+            late |= is_late(&session->classes[i].pending[j], &now);
+    pthread_mutex_unlock(&session->lock);
+    if (late)
+        call_end(session, -ETIMEDOUT, false);
 }

@@ -41,10 +41,14 @@ static void *keep(void *argument)
     close_link(session);
     for (unsigned i = 0; i < CALL_CLASSES; i++)
         call_class_answer(&session->classes[i]);
+    pthread_mutex_lock(&session->lock);
+    bool tell = session->known && !session->silent; /* as it will stay */
+    pthread_mutex_unlock(&session->lock);
+    if (tell && calls->config.lost)
+        calls->config.lost(calls->config.context, session, session->error);
     for (unsigned i = 0; i < CALL_CLASSES; i++)
         call_class_join(&session->classes[i]);
     pthread_mutex_lock(&session->lock);
-    bool tell = session->known && !session->silent;
     session->quiet = true;
     pthread_cond_broadcast(&session->changed);
     pthread_mutex_unlock(&session->lock);

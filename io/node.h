@@ -5,10 +5,12 @@
  * one that waits for it:
  *
  *   NODE_CALLS waits for all others, and for NODE_CALLS of the other direction in one case (a home answers
- *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO);
- *   NODE_IO waits for NODE_FRAMES, and a WRITE for PEEK, for a bounded time;
+ *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO; LOST waits for
+ *   nobody);
+ *   NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time;
  *   NODE_KERNEL waits for the kernel of the agent, which waits for NODE_IO;
  *   NODE_CLIENTS waits for the mmap lock of a client, which may wait for NODE_IO;
+ *   NODE_HEALS waits for NODE_FRAMES, and a PEEK for the kernel of the agent, for a bounded time;
  *   NODE_FRAMES waits for nobody.
  */
 #ifndef GAIAFS_IO_NODE_H
@@ -17,15 +19,22 @@
 #include <assert.h>
 #include <stdint.h>
 
-#define NODE_VERSION 2u
+#define NODE_VERSION 3u
 
 enum node_class {
     NODE_FRAMES,
     NODE_CLIENTS,
     NODE_KERNEL,
+    NODE_HEALS,
     NODE_IO,
     NODE_CALLS,
 };
+
+/* How long one that lives needs to answer at most, in ms: it is given up then. 0: as long as it takes. */
+static inline unsigned node_class_ms(enum node_class class)
+{
+    return class == NODE_FRAMES || class == NODE_HEALS ? 20000 : 0;
+}
 
 /* Offsets and lengths are in bytes of the file, but those of frames: in pages. What a field is for that an
  * operation does not name: 0, and not looked at. file, frames, client: numbers, of this session. */
@@ -53,17 +62,20 @@ enum node_op {
     NODE_CLOSE,     /* file */
     NODE_OPENED,    /* file: a program opens it, and the agent's kernel drops its pages */
     NODE_READ,      /* file, offset, length, slot, flags: CACHE_IO_*, value: a number for READ_END -> bytes */
-    NODE_READ_END,  /* file, value */
     NODE_WRITE,     /* file, offset, length, slot, flags: CACHE_IO_* -> bytes */
     NODE_TRUNCATE,  /* file, length */
     NODE_FALLOCATE, /* file, offset, length, flags: mode */
     NODE_SEEK,      /* file, offset, flags: whence -> value[0]: offset */
+    /* NODE_HEALS: */
+    NODE_READ_END, /* file, value: the agent's kernel has the READ's answer */
 
     /* To an agent. NODE_CALLS: */
     NODE_FOLLOW, /* name, flags: NODE_TAKEN_OVER: this home tracks the file. -EBUSY: so does the agent */
+    NODE_LOST,   /* file: a home that leaves could not bring it to storage: the next sync says so */
     /* NODE_KERNEL: */
     NODE_INVALIDATE, /* file, offset (-1: attributes only), length: drop the kernel's pages */
-    NODE_PEEK,       /* file, offset, length (at most a page), slot -> bytes */
+    /* NODE_HEALS: */
+    NODE_PEEK, /* file, offset, length (at most a page), slot -> bytes */
     /* NODE_FRAMES; offset and length in pages: */
     NODE_FRAMES_OPEN,  /* frames: the number that they shall have; device, length */
     NODE_FRAMES_CLOSE, /* frames */

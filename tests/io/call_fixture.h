@@ -42,7 +42,7 @@ struct node {
     unsigned waiting, waiting_most; /* at it */
     unsigned serving;               /* threads in serve() */
     unsigned counted;
-    unsigned ended, ended_while_served;
+    unsigned lost, ended, ended_while_served, ended_before_lost;
     int ended_error;                 /* of the last */
     struct call_session *ended_last; /* only to compare */
 };
@@ -60,6 +60,18 @@ static int node_arrived(void *context, struct call_session *session)
     return error;
 }
 
+static void node_lost(void *context, struct call_session *session, int error)
+{
+    struct node *node = context;
+
+    (void)session;
+    (void)error;
+    pthread_mutex_lock(&node->lock);
+    node->lost++;
+    pthread_cond_broadcast(&node->changed);
+    pthread_mutex_unlock(&node->lock);
+}
+
 static void node_ended(void *context, struct call_session *session, int error)
 {
     struct node *node = context;
@@ -67,6 +79,7 @@ static void node_ended(void *context, struct call_session *session, int error)
     pthread_mutex_lock(&node->lock);
     node->ended++;
     node->ended_while_served += node->serving > 0;
+    node->ended_before_lost += node->ended > node->lost;
     node->ended_error = error;
     node->ended_last = session;
     pthread_cond_broadcast(&node->changed);
@@ -197,6 +210,7 @@ static inline struct calls_config node_config(struct node *node, unsigned timeou
         .context = node,
         .arrived = node_arrived,
         .serve = node_serve,
+        .lost = node_lost,
         .ended = node_ended,
     };
 }

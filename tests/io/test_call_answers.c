@@ -13,11 +13,11 @@ struct started {
     unsigned class;
     uint8_t request[16];
     int wanted, got;
-    unsigned left;    /* calls that follow it, each started by the one before */
-    unsigned times;   /* that done() was called */
-    bool calls;       /* done() itself calls, and waits */
-    int called;       /* what that gave */
-    bool after_ended; /* the session's ended() was called before */
+    unsigned left;   /* calls that follow it, each started by the one before */
+    unsigned times;  /* that done() was called */
+    bool calls;      /* done() itself calls, and waits */
+    int called;      /* what that gave */
+    bool after_lost; /* the session's lost() was called before */
     struct node *node;
 };
 
@@ -36,13 +36,13 @@ static void on_done(struct call_answer *answer, int result)
     if (s->calls)
         s->called = call(s->session, (s->class + 1) % CALL_CLASSES, OP_ECHO, "abcd", 4, NULL, NULL, LONG_MS);
     pthread_mutex_lock(&s->node->lock);
-    unsigned ended = s->node->ended;
+    unsigned lost = s->node->lost;
     pthread_mutex_unlock(&s->node->lock);
     pthread_mutex_lock(&told_lock);
     in_starter |= pthread_equal(pthread_self(), starter);
     s->got = result;
     s->times++;
-    s->after_ended = ended;
+    s->after_lost = lost;
     bool more = s->left;
     if (more)
         s->left--;
@@ -55,7 +55,7 @@ static void on_done(struct call_answer *answer, int result)
 
 static void start(struct started *s)
 {
-    int error = call_start(s->session, s->class, OP_ECHO, s->request, sizeof s->request, &s->answer);
+    int error = call_start(s->session, s->class, OP_ECHO, s->request, sizeof s->request, &s->answer, 0);
 
     if (!error)
         return;
@@ -103,7 +103,7 @@ static void test_answers(void **state)
     for (unsigned i = 0; i < STARTS; i++) {
         prepare(&starts[i], &c, i);
         assert_int_equal(call_start(starts[i].session, starts[i].class, OP_ECHO, starts[i].request,
-                                    sizeof starts[i].request, &starts[i].answer),
+                                    sizeof starts[i].request, &starts[i].answer, 0),
                          0);
     }
     await_told(STARTS);
@@ -127,11 +127,11 @@ static void test_arguments(void **state)
     couple_open(&c, TIMEOUT_MS);
     prepare(&s, &c, 0);
     told = 0;
-    assert_int_equal(call_start(c.session, CALL_CLASSES, OP_ECHO, NULL, 0, &s.answer), -EINVAL);
-    assert_int_equal(call_start(c.session, 0, UINT16_MAX + 1, NULL, 0, &s.answer), -EINVAL);
-    assert_int_equal(call_start(c.session, 0, OP_ECHO, bytes, sizeof bytes, &s.answer), -EINVAL);
+    assert_int_equal(call_start(c.session, CALL_CLASSES, OP_ECHO, NULL, 0, &s.answer, 0), -EINVAL);
+    assert_int_equal(call_start(c.session, 0, UINT16_MAX + 1, NULL, 0, &s.answer, 0), -EINVAL);
+    assert_int_equal(call_start(c.session, 0, OP_ECHO, bytes, sizeof bytes, &s.answer, 0), -EINVAL);
     call_session_abort(c.session);
-    assert_int_equal(call_start(c.session, 0, OP_ECHO, bytes, 4, &s.answer), -EIO);
+    assert_int_equal(call_start(c.session, 0, OP_ECHO, bytes, 4, &s.answer, 0), -EIO);
     node_await(&c.client, &c.client.ended, 1);
     assert_int_equal(told, 0); /* of none of these */
     couple_close(&c);
@@ -151,7 +151,7 @@ static void end_with_calls(void (*how)(struct couple *c))
         prepare(&starts[i], &c, i);
         starts[i].class = 2;
         starts[i].left = 0;
-        assert_int_equal(call_start(starts[i].session, 2, OP_WAIT, NULL, 0, &starts[i].answer), 0);
+        assert_int_equal(call_start(starts[i].session, 2, OP_WAIT, NULL, 0, &starts[i].answer, 0), 0);
     }
     node_await(&c.server, &c.server.waiting, CALL_WIDTH);
     node_await(&c.client, &c.client.waiting, CALL_WIDTH);
@@ -165,7 +165,7 @@ static void end_with_calls(void (*how)(struct couple *c))
     for (unsigned i = 0; i < WAITING; i++) {
         assert_int_equal(starts[i].got, -EIO);
         assert_int_equal(starts[i].times, 1);
-        assert_false(starts[i].after_ended);
+        assert_false(starts[i].after_lost);
         if (starts[i].calls)
             assert_int_equal(starts[i].called, -EIO);
     }
@@ -207,7 +207,7 @@ static void test_session_ends_at_any_time(void **state)
             if (i == end_at)
                 abort_it(&c);
             int error = call_start(starts[i].session, starts[i].class, OP_ECHO, starts[i].request,
-                                   sizeof starts[i].request, &starts[i].answer);
+                                   sizeof starts[i].request, &starts[i].answer, 0);
             assert_true(!error || error == -EIO);
             begun += !error;
             starts[i].wanted = error ? 0 : starts[i].wanted;
@@ -221,6 +221,33 @@ static void test_session_ends_at_any_time(void **state)
                 assert_true(starts[i].got == starts[i].wanted || starts[i].got == -EIO);
         }
     }
+}
+
+/* A peer that does not answer what nobody waits for, and what waits for a place meanwhile. */
+static void test_an_answer_that_does_not_come(void **state)
+{
+    enum { LIMIT_MS = 500 };
+    static struct couple c;
+    static struct started starts[CALL_WIDTH];
+    static struct caller caller;
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    told = 0;
+    for (unsigned i = 0; i < CALL_WIDTH; i++) {
+        prepare(&starts[i], &c, 2 * i);
+        starts[i].left = 0;
+        starts[i].calls = false;
+        assert_int_equal(
+            call_start(c.session, 1, OP_WAIT, NULL, 0, &starts[i].answer, i ? LONG_MS : LIMIT_MS), 0);
+    }
+    caller_start(&caller, c.session, 1, OP_COUNT, 0);
+    assert_int_equal(caller_join(&caller), -EIO);
+    assert_int_equal(call_session_error(c.session), -ETIMEDOUT);
+    await_told(CALL_WIDTH);
+    for (unsigned i = 0; i < CALL_WIDTH; i++)
+        assert_int_equal(starts[i].got, -EIO);
+    couple_close(&c);
 }
 
 /* ---- slots ---- */
@@ -257,7 +284,7 @@ static void test_slots_of_what_was_answered(void **state)
             break;
         }
         answers[i] = (struct call_answer){.done = on_held, .has_slot = true, .slot = (unsigned)slot};
-        assert_int_equal(call_start(c.session, 1, OP_ECHO, "\0\0\0\0", 4, &answers[i]), 0);
+        assert_int_equal(call_start(c.session, 1, OP_ECHO, "\0\0\0\0", 4, &answers[i], 0), 0);
     }
     assert_int_equal(told, 0);
     pthread_mutex_unlock(&held_lock);
@@ -321,6 +348,7 @@ int main(int argc, char **argv)
         CASE(test_arguments),
         CASE(test_session_ends),
         CASE(test_session_ends_at_any_time),
+        CASE(test_an_answer_that_does_not_come),
         CASE(test_slots_of_what_was_answered),
         CASE(test_slots_that_are_kept),
     };

@@ -105,6 +105,8 @@ static void abort_by(bool server)
     busy_end(&b); /* though those who serve are still at it: */
     assert_int_equal(c.server.waiting, CALL_WIDTH);
     assert_int_equal(c.client.waiting, CALL_WIDTH);
+    node_await(&c.server, &c.server.lost, 1); /* which is told at once */
+    node_await(&c.client, &c.client.lost, 1);
     nap_ms(100);
     assert_int_equal(c.server.ended + c.client.ended, 0);
     node_open_gate(&c.server, true);
@@ -124,6 +126,9 @@ static void abort_by(bool server)
     assert_int_equal(c.client.ended, 1);
     assert_int_equal(c.server.ended, 2); /* and the second session's */
     assert_int_equal(c.client.ended_while_served + c.server.ended_while_served, 0);
+    assert_int_equal(c.client.ended_before_lost + c.server.ended_before_lost, 0);
+    assert_int_equal(c.client.lost, c.client.ended);
+    assert_int_equal(c.server.lost, c.server.ended);
 }
 
 static void test_abort(void **state)

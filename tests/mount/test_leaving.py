@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A home that leaves while other nodes work."""
 import contextlib
+import errno
 import os
 import signal
 
 import pytest
 
 from files import pattern
-from helpers import PAGE, AgentDied, agents, read_file, wait_until, write_file  # noqa: F401
+from helpers import PAGE, ROWS, AgentDied, agents, daemon_with_faults, read_file, wait_until, write_file  # noqa: F401
 from nodes import Program, cluster, home_of  # noqa: F401
 from test_nodes_deaths import OPTIONS, end, unmount  # noqa: F401
 from test_nodes_members import write_list
@@ -39,6 +40,29 @@ def test_what_is_released_while_a_home_leaves(cluster, workdir, agents, turn):
     done, got = int.from_bytes(read_file(path), "little"), int.from_bytes(reader.read(4, 5 * PAGE), "little")
     assert got >= done, f"{done} releases have returned, and what is seen is that of {got}"
     end(reader)
+
+
+def test_a_home_that_leaves_and_cannot_bring_it_to_storage(cluster, workdir, agents, monkeypatch):
+    """What it had acknowledged to another node is lost with its machine: the next sync there says so, once."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(2, OPTIONS, only=[])
+    nodes.mount(0, env=env)
+    nodes.mount(1)
+    nodes.make(pattern(8 * PAGE), home=0)
+    program, other = Program(agents(), nodes.path(1), cpu=False), Program(agents(), nodes.path(1), device=None, cpu=False)
+    program.device_load()
+    program.write(100, b"acknowledged")
+    plan.arm(ROWS.index("fsync"), errno.EIO, 1, 1)
+    nodes[0].expected_exit = None
+    unmount(nodes[0])
+    assert plan.landed and "what devices held and nodes wrote could not all be written" in nodes[0].log_text()
+    for each in program, other:
+        with pytest.raises(OSError) as caught:
+            each.fsync()
+        assert caught.value.errno == errno.EIO
+        each.fsync()
+    assert program.read(12, 100) == b"acknowledged"  # it was not lost this time
+    end(other)
 
 
 @pytest.mark.parametrize("turn", range(2))

@@ -165,7 +165,7 @@ def test_unmounts_while_there_is_no_room(full, first):
     for m in nodes[::-1]:
         m.expected_exit = None
         assert m.unmount() is None
-        said = "what devices held could not all be written, and is lost: No space left on device" in m.log_text()
+        said = "what devices held and nodes wrote could not all be written, and is lost: No space left on device" in m.log_text()
         assert m.proc.returncode == said
     assert any(m.proc.returncode for m in nodes)
     content = read_file(nodes.below())

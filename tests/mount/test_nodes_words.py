@@ -6,6 +6,7 @@ import mmap
 import os
 import re
 import resource
+import signal
 import subprocess
 import time
 
@@ -13,7 +14,7 @@ import pytest
 
 from conftest import TOP
 from files import pattern
-from helpers import PAGE, read_file, statistics, tool_path, wait_until
+from helpers import PAGE, ROWS, daemon_with_faults, read_file, statistics, tool_path, wait_until
 from nodes import cluster  # noqa: F401
 
 with open(os.path.join(TOP, "io", "node.h"), encoding="utf-8") as header:
@@ -45,11 +46,12 @@ class Member:
 
 @pytest.fixture
 def meet(cluster):
-    """A function: meet(home="a") -> (the daemon of a, a file of that home, a function that makes the test's node)."""
+    """A function: meet(home="a", options of the mount) -> (the daemon of a, a file of that home, a function that makes the test's node)."""
     members = []
 
-    def start(home="a"):
-        nodes = cluster(2, "timeout=0,peer_timeout=2", only=[0])
+    def start(home="a", **kwargs):
+        nodes = cluster(2, "timeout=0,peer_timeout=2", only=[])
+        nodes.mount(0, **kwargs)
         nodes.make(pattern(2 * PAGE, 1), home="ab".index(home))
 
         def member(**kwargs):
@@ -134,6 +136,52 @@ def test_an_answer_that_is_no_number_is_an_error(meet):
     with contextlib.suppress(OSError):
         read_file(os.path.join(daemon.mnt, "f"))
     assert statistics(daemon.mnt)
+
+
+def test_a_read_whose_page_the_dead_home_wanted_dropped(meet):
+    """The READ has the page locked and waits for the next home; the INVALIDATE waits for the page."""
+    daemon, path, member = meet(home="b")
+    one = member()
+    one.do("pause", OPS["NODE_READ"], 1_000_000)
+    wait_until(lambda: one.do("follow", path) == 0)
+    reader = subprocess.Popen(["cat", os.path.join(daemon.mnt, "f")], stdout=subprocess.PIPE)
+    wait_until(lambda: one.do("asked", OPS["NODE_READ"]))
+    assert one.do("invalidate") == 0
+    time.sleep(0.5)  # it waits
+    one.kill()
+    assert reader.communicate(timeout=20)[0] == read_file(path)
+    assert reader.returncode == 0
+
+
+def test_what_ends_a_read_does_not_wait_behind_what_waits_for_it(meet):
+    """As many WRITEs as may be under way wait for the agent's READ, for 5 s."""
+    _, path, member = meet()
+    one = member()
+    one.has_page(path)
+    for _ in range(16):
+        assert one.do("write_later") == 0
+    time.sleep(0.3)  # they wait
+    begun = time.monotonic()
+    assert one.do("read_end") == 0
+    assert time.monotonic() - begun < 4
+
+
+def test_what_a_home_does_after_its_last_sync_is_synced(meet, workdir, monkeypatch):
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    daemon, path, member = meet(env=env)
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    one.do("pause", OPS["NODE_LEAVE"], 5000)
+    os.kill(daemon.pid, signal.SIGTERM)
+    wait_until(lambda: one.do("asked", OPS["NODE_LEAVE"]))
+    row = ROWS.index("fsync")
+    syncs = plan.calls[row]
+    assert one.do("write") == PAGE
+    assert plan.calls[row] > syncs, "acknowledged, and in the machine's memory only"
+    plan.arm(row, errno.EIO, 1, 1)
+    assert one.do("write") == -errno.EIO
+    plan.row = -1
 
 
 def test_a_session_enters_once(meet):

@@ -9,6 +9,7 @@
  * opened, sync, read_end    of file 1; read: its first page is the page now
  * set INDEX VALUE   a byte of the page
  * write             the page, as a kernel's write-back; write_later: 100 bytes of it, and nobody waits
+ * invalidate        has the other drop its kernel's pages of the file that it opened last, and nobody waits
  * answer OP RESULT  what the other's calls of this kind are answered from now on
  * pause OP MS       how long they take
  * asked OP          how many have come */
@@ -33,6 +34,7 @@
 static struct members *members;
 static struct call_session *home, *_Atomic agent; /* that we have connected; that has connected to us */
 static _Atomic int answers[NODE_OP_LAST + 1], pauses_ms[NODE_OP_LAST + 1], asked[NODE_OP_LAST + 1];
+static _Atomic uint32_t opened; /* by the other: its number of the file */
 static unsigned char page[PAGE];
 
 static int arrived(void *context, struct call_session *session)
@@ -54,12 +56,12 @@ static int serve(void *context, struct call_session *session, unsigned op, const
 {
     (void)context;
     (void)session;
-    (void)bytes;
-    (void)length;
     memset(reply, 0, sizeof(struct node_reply));
     *reply_length = sizeof(struct node_reply);
     if (op > NODE_OP_LAST)
         return -EPROTO;
+    if (op == NODE_OPEN && length == sizeof(struct node_request))
+        opened = ((const struct node_request *)bytes)->file;
     asked[op]++;
     usleep((useconds_t)pauses_ms[op] * 1000);
     return answers[op];
@@ -113,18 +115,29 @@ static int read_page(void)
     return n;
 }
 
-static int write_page(size_t length, unsigned flags)
+static int write_page(size_t length, unsigned flags, unsigned slot)
 {
-    memcpy(call_slot(home, MEMBER_SLOT), page, length);
-    int error = call_slot_write(home, MEMBER_SLOT, 0, length);
+    memcpy(call_slot(home, slot), page, length);
+    int error = call_slot_write(home, slot, 0, length);
     return error ? error
                  : ask(NODE_IO, NODE_WRITE,
-                       &(struct node_request){.length = length, .slot = MEMBER_SLOT, .flags = flags});
+                       &(struct node_request){.length = length, .slot = slot, .flags = flags});
 }
 
+/* Each with a slot of its own, as long as there are no more than slots. */
 static void *write_later(void *argument)
 {
-    write_page(100, 0);
+    static _Atomic unsigned number;
+
+    write_page(100, 0, number++ % CALL_SLOTS);
+    return argument;
+}
+
+static void *invalidate(void *argument)
+{
+    struct node_request request = {.file = opened};
+
+    call(agent, NODE_KERNEL, NODE_INVALIDATE, &request, sizeof request, NULL, NULL, 0);
     return argument;
 }
 
@@ -147,11 +160,13 @@ static int order(const char *self, const char *word, const char *path, long one,
     if (!strcmp(word, "read"))
         return read_page();
     if (!strcmp(word, "read_end"))
-        return ask(NODE_IO, NODE_READ_END, &(struct node_request){.value = 1});
+        return ask(NODE_HEALS, NODE_READ_END, &(struct node_request){.value = 1});
     if (!strcmp(word, "write"))
-        return write_page(PAGE, CACHE_IO_WRITEBACK);
+        return write_page(PAGE, CACHE_IO_WRITEBACK, MEMBER_SLOT);
     if (!strcmp(word, "write_later"))
         return -pthread_create(&thread, NULL, write_later, NULL);
+    if (!strcmp(word, "invalidate"))
+        return agent ? -pthread_create(&thread, NULL, invalidate, NULL) : -ENOTCONN;
     if (!strcmp(word, "set") && one >= 0 && one < (long)PAGE)
         return page[one] = (unsigned char)two;
     if (one < 0 || one > NODE_OP_LAST)
