@@ -218,11 +218,11 @@ void nodes_moved(void *context, void *file_context, bool died)
     inode_put(inode);
 }
 
-bool nodes_has_moved(struct inode *inode, const struct cache_file *file)
+bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t result)
 {
     unsigned waited_ms = 0;
 
-    if (!cache_file_is_lost(file))
+    if (result != -EIO || !file || !cache_file_is_lost(file))
         return false;
     while (inode_file(inode) == file && inode->fs->serving && try_later(&waited_ms, move_most_ms(inode->fs)))
         ;

@@ -32,8 +32,8 @@ int nodes_follow(void *context, const struct node_name *name, bool taken_over);
 bool nodes_keep(void *context, void *file_context);
 void nodes_moved(void *context, void *file_context, bool died);
 
-/* An operation on a file has failed with EIO: did it for its home's having gone, and has it another one now?
- * Waits for that as long as peers are waited for. Then the operation can be tried again. */
-bool nodes_has_moved(struct inode *inode, const struct cache_file *file);
+/* Whether an operation on a file (NULL: untracked) that gave `result` is to be tried again: it is -EIO as the
+ * file's home has gone, and there is another one now. Waits for that as long as peers are waited for. */
+bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t result);
 
 #endif

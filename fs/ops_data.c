@@ -103,7 +103,7 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
             got = read_backing(handle->fd, buffer, size, offset);
         }
         inode_gate_leave(inode, file);
-        if (got != -EIO || !file || !nodes_has_moved(inode, file))
+        if (!nodes_try_again(inode, file, got))
             break;
         cache_file_read_end(file, &read);
         inode_put(inode);
@@ -239,7 +239,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
             put = write_untracked(inode, fd, data, size, offset, append);
         inode_gate_leave(inode, file);
         /* An append may have been done before the home went. */
-    } while (put == -EIO && file && !append && nodes_has_moved(inode, file));
+    } while (!append && nodes_try_again(inode, file, put));
     if (append)
         note_append(durable, begun, fd, offset, put);
     else
@@ -281,7 +281,7 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
             inode_change_end(inode, path.fd, &change);
         }
         inode_gate_leave(inode, file);
-    } while (rc == -EIO && file && nodes_has_moved(inode, file));
+    } while (nodes_try_again(inode, file, rc));
     if (rc == 0)
         durable_cut(durable, size);
     if (kills)
@@ -299,7 +299,7 @@ static void answer_fsync(fuse_req_t req, struct handle *handle, int data_only)
     if (file)
         do
             rc = cache_file_sync(file, handle->fd, data_only, &handle->seen);
-        while (rc == -EIO && nodes_has_moved(inode, file) && (file = inode_file(inode)));
+        while (nodes_try_again(inode, file, rc) && (file = inode_file(inode)));
     else
         rc = durable_sync(inode_durable(inode), handle->fd, data_only, &handle->seen);
     fuse_reply_err(req, (int)-trouble(inode, "syncing", rc));
@@ -356,7 +356,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off
             inode_change_end(inode, handle->fd, &change);
         }
         inode_gate_leave(inode, file);
-    } while (rc == -EIO && file && nodes_has_moved(inode, file));
+    } while (nodes_try_again(inode, file, rc));
     if (rc == 0 && mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE)) /* zeros were written */
         durable_wrote(durable, begun, offset, length);
     if (kills)
@@ -380,7 +380,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t nodeid, off_t offset, int whence, struc
             found = found < 0 ? -errno : found;
         }
         inode_gate_leave(inode, file);
-    } while (found == -EIO && file && nodes_has_moved(inode, file));
+    } while (nodes_try_again(inode, file, found));
     if (found < 0)
         fuse_reply_err(req, (int)-found);
     else

@@ -161,7 +161,7 @@ static void answer_flush(fuse_req_t req, const struct handle *handle)
     do {
         file = inode_file(handle->inode);
         rc = file ? cache_file_flush(file) : 0;
-    } while (rc == -EIO && file && nodes_has_moved(handle->inode, file));
+    } while (nodes_try_again(handle->inode, file, rc));
     if (copy < 0 && descriptors_shed(fs_of(req), errno))
         copy = dup(handle->fd);
     /* A backing filesystem that reports errors at close (NFS, a quota) reports them to this close. That

@@ -20,7 +20,7 @@ from helpers import descriptors, error_of, make_random, memory_kib, read_file, s
 # --- many inodes, few descriptors -----------------------------------------------------------------------------------
 
 @pytest.mark.limit(240)
-@pytest.mark.parametrize("limit, folders, files", [(256, 40, 50), (1024, 200, 250)])
+@pytest.mark.parametrize("limit, folders, files", [(256, 40, 50), pytest.param(1024, 200, 250, marks=not_in_the_gate)])
 def test_a_tree_of_more_inodes_than_descriptors(mount, limit, folders, files):
     mounted = mount("timeout=60", **with_descriptors(limit))
     assert limit_of(mounted) == limit
