@@ -49,7 +49,8 @@ int agent_file_open(struct cache *cache, const struct node_name *name, struct ca
     far->file = file;
     far->member = nodes_home_of(nodes, name);
     far->number = nodes_number(nodes);
-    int error = nodes_get_teller(nodes, far->member, &far->session);
+    /* This node itself: who had told of the file has gone meanwhile. */
+    int error = far->member == nodes->self ? -ESTALE : nodes_get_teller(nodes, far->member, &far->session);
     if (error) {
         free(far);
         return error;
@@ -57,12 +58,15 @@ int agent_file_open(struct cache *cache, const struct node_name *name, struct ca
     pthread_mutex_lock(&nodes->lock); /* first: the home may ask before it has answered */
     LIST_INSERT_HEAD(&nodes->files, far, link);
     pthread_mutex_unlock(&nodes->lock);
+    struct node_reply reply;
     error = nodes_ask(far->session, NODE_IO, NODE_OPEN,
-                      &(struct node_request){.file = far->number, .name = *name}, NULL);
+                      &(struct node_request){.file = far->number, .name = *name}, &reply);
     if (error) {
         unlink_file(nodes, far);
         return error;
     }
+    if (reply.value[0])
+        far->handed = true;
     file->far = far;
     return 0;
 }
@@ -163,8 +167,8 @@ ssize_t agent_write(struct cache_file *file, const void *buffer, size_t length, 
     ssize_t put = 0;
     bool whole = true;
 
-    /* Before the home has them: who finds out that it has died asks what was written. */
-    if (!(flags & CACHE_IO_APPEND) && length)
+    /* Before the home has them: who finds out that it has died asks whether anything was written. */
+    if (length)
         durable_tried(file->durable, offset, (off_t)length);
     int slot = call_slot_get(session);
     if (slot < 0)
@@ -432,15 +436,18 @@ static int serve_kernel(struct nodes *nodes, struct call_session *session, enum 
     return result;
 }
 
-/* What the home had acknowledged; nobody knows which bytes. Told to each descriptor at its next sync, which
- * is at another home, and finds nothing there. */
-static int lose(struct nodes *nodes, const struct call_session *session, const struct node_request *request)
+/* What could not be stored is told to each descriptor at its next sync, which is at another home, and finds
+ * nothing there. */
+static int take_over(struct nodes *nodes, const struct call_session *session,
+                     const struct node_request *request)
 {
     struct agent_file *far = file_get(nodes, session, request->file);
 
     if (!far)
         return -ENOENT;
-    durable_fail(far->file->durable, -EIO);
+    if (request->flags & NODE_HANDED_LOST)
+        durable_fail(far->file->durable, -EIO);
+    far->handed = true;
     file_put(nodes, far);
     return 0;
 }
@@ -485,8 +492,8 @@ int agent_serve(struct nodes *nodes, struct call_session *session, enum node_op 
         return serve_kernel(nodes, session, op, request);
     if (op >= NODE_FRAMES_OPEN && op <= NODE_OP_LAST)
         return agent_frames_serve(nodes, session, op, request);
-    if (op == NODE_LOST)
-        return lose(nodes, session, request);
+    if (op == NODE_HANDED)
+        return take_over(nodes, session, request);
     if (op != NODE_FOLLOW)
         return -EPROTO;
     return follow(nodes, session, &request->name, request->flags & NODE_TAKEN_OVER);
@@ -517,7 +524,7 @@ void agent_move_files(struct nodes *nodes, const struct call_session *session)
             last = far->number;
             file_put(nodes, far);
             if (kept)
-                host->moved(host->context, context, call_session_error(session) != -ESHUTDOWN);
+                host->moved(host->context, context);
         }
     } while (far);
 }

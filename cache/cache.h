@@ -54,7 +54,9 @@ struct cache_host {
     bool (*keep)(void *context, void *file_context);
     /* The file is lost (cache_file_is_lost()): find its home of now. May take as long as peers are waited
      * for. */
-    void (*moved)(void *context, void *file_context, bool died);
+    void (*moved)(void *context, void *file_context);
+    /* All of the data directory is to be on storage: 0, or a negative errno. */
+    int (*sync)(void *context);
 };
 
 #define CACHE_SOFT_DEVICES 8u /* unless somebody asks for more */
@@ -145,6 +147,8 @@ int cache_file_open_far(struct cache *cache, const struct node_name *name, void 
  * host opens the file anew (inode_track()), here or far; what was opened before stays until it is closed. */
 bool cache_file_is_far(const struct cache_file *file);
 bool cache_file_is_lost(const struct cache_file *file);
+/* Of a far one: its home has not said that what it had acknowledged is on storage, before it left. */
+bool cache_file_has_died(const struct cache_file *file);
 /* A write-back has failed: does the file's home know, and remember what is lost until it comes again? */
 bool cache_file_home_knows(const struct cache_file *file);
 /* Another node is its home now. What devices have of it is gone, and all that is done to it gives -EIO. */

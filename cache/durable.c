@@ -160,6 +160,12 @@ static int sync_backing(int fd, bool data_only)
     return error;
 }
 
+/* It, and not what it was to bring to storage. */
+static bool cannot_sync(int error)
+{
+    return error == -EINVAL || error == -EBADF || error == -ENOSYS || error == -EOPNOTSUPP;
+}
+
 /* A sync has failed. before: what it was to bring to storage. The lock is held. */
 static void failed(struct durable *durable, int fd, const struct ranges *before, int error)
 {
@@ -216,7 +222,7 @@ static void sync_written(struct durable *durable, int fd, bool data_only)
     pthread_mutex_unlock(&durable->lock);
     int error = sync_backing(fd, data_only);
     pthread_mutex_lock(&durable->lock);
-    if (error == -EINVAL || error == -EBADF || error == -ENOSYS || error == -EOPNOTSUPP)
+    if (cannot_sync(error))
         ranges_add_all(&durable->written, &before); /* it can't be synced: nothing has been lost by trying */
     else if (error)
         failed(durable, fd, &before, error);
@@ -238,6 +244,19 @@ int durable_sync(struct durable *durable, int fd, bool data_only, struct durable
     int said = tell(durable, seen), error = durable->result;
     pthread_mutex_unlock(&durable->lock);
     return said ? said : error;
+}
+
+int durable_store(struct durable *durable, int fd)
+{
+    fd = sync_fd(durable, fd);
+    pthread_mutex_lock(&durable->lock);
+    if (begin_sync(durable, false))
+        sync_written(durable, fd, false);
+    int error = cannot_sync(durable->result) ? 0 : durable->result;
+    if (!error && !ranges_empty(&durable->lost))
+        error = durable->error;
+    pthread_mutex_unlock(&durable->lock);
+    return error;
 }
 
 bool durable_is_lost(struct durable *durable)

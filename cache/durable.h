@@ -75,6 +75,10 @@ void durable_fail(struct durable *durable, int error);
  * earlier one that *seen was not told of, or of bytes that are lost. */
 int durable_sync(struct durable *durable, int fd, bool data_only, struct durable_seen *seen);
 
+/* The same for nobody, who is told nothing: 0, or an error, also while bytes are lost. That the file can't be
+ * synced is none. */
+int durable_store(struct durable *durable, int fd);
+
 /* Whether it must be remembered. */
 bool durable_is_lost(struct durable *durable);
 /* Whether anything was written since the last good sync. */

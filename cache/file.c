@@ -114,6 +114,11 @@ bool cache_file_is_lost(const struct cache_file *file)
     return file->given_up || (file->far && call_session_error(file->far->session));
 }
 
+bool cache_file_has_died(const struct cache_file *file)
+{
+    return file->far && !file->far->handed;
+}
+
 bool cache_file_home_knows(const struct cache_file *file)
 {
     return file->far && !file->discards && !cache_file_is_lost(file);

@@ -6,7 +6,6 @@
 #include <linux/falloc.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cache/client.h"
 #include "cache/home_device.h"
@@ -91,7 +90,7 @@ static int open_close(struct home_session *agent, uint32_t number)
     return 0;
 }
 
-static int do_open(struct home_session *agent, const struct node_request *request)
+static int do_open(struct home_session *agent, const struct node_request *request, struct node_reply *reply)
 {
     struct cache *cache = agent->nodes->cache;
     struct cache_file *file;
@@ -121,6 +120,7 @@ static int do_open(struct home_session *agent, const struct node_request *reques
     pthread_mutex_lock(&agent->lock);
     LIST_INSERT_HEAD(&agent->opens, open, link);
     pthread_mutex_unlock(&agent->lock);
+    reply->value[0] = agent->nodes->settles; /* else who leaves finds it in the file's list */
     return 0;
 }
 
@@ -170,10 +170,12 @@ static int do_read_end(struct home_session *agent, struct home_open *open, const
 
 /* A home that leaves syncs its files once more, for those who sync elsewhere after it; what it does to one
  * after that is on storage before it is acknowledged. Called with the result of what was done, after
- * durable_wrote() and the like: who leaves looks at those after it has said so. */
+ * durable_wrote() and the like: that sync begins after who leaves has said so. */
 static ssize_t settle(const struct home_session *agent, const struct cache_file *file, ssize_t result)
 {
-    return result >= 0 && agent->nodes->leaving && fsync(file->fd) ? -errno : result;
+    int error = result >= 0 && agent->nodes->settles ? durable_store(file->durable, file->fd) : 0;
+
+    return error ? error : result;
 }
 
 static int do_write(struct home_session *agent, struct home_open *open, const struct node_request *request)
@@ -634,7 +636,7 @@ int home_serve(struct home_session *agent, enum node_op op, const struct node_re
     if (op == NODE_GONE)
         return client_gone(agent, request->client);
     if (op == NODE_OPEN)
-        return do_open(agent, request);
+        return do_open(agent, request, reply);
     if (op == NODE_CLOSE)
         return open_close(agent, request->file);
     if (op <= NODE_ADVISE)

@@ -65,7 +65,8 @@ int home_invalidate(struct cache_file *file, off_t offset, off_t length);
 int home_invalidate_node(struct cache_file *file, unsigned node, off_t offset, off_t length);
 /* cache_host.peek() of the kernel of a node (0: this one). No lock is held. */
 ssize_t home_peek(struct cache_file *file, unsigned node, off_t offset, size_t length, void *bytes_out);
-/* The agents that have the file open are told that bytes of it are lost. No lock is held. */
-void home_tell_lost(struct cache_file *file);
+/* The agents that have the file open are told that what was acknowledged is on storage, or lost, and that
+ * this home leaves. No lock is held. */
+void home_tell_handed(struct cache_file *file, bool lost);
 
 #endif

@@ -38,14 +38,73 @@ static unsigned find_kernels(struct cache_file *file, struct kernel *kernels, un
     return count;
 }
 
+/* Who leaves waits for so long for an agent that says nothing, */
 #define LEAVING_MS 5000u
+/* and so many times that for one that does: its kernel writes back what it holds, which comes by WRITEs. */
+#define LEAVING_TURNS 12u
+
+struct telling {
+    struct call_answer answer; /* first */
+    struct nodes *nodes;
+    bool told; /* under nodes->lock, as is the next */
+    int result;
+};
+
+static void telling_done(struct call_answer *answer, int result)
+{
+    struct telling *telling = (struct telling *)answer;
+    struct nodes *nodes = telling->nodes;
+
+    pthread_mutex_lock(&nodes->lock);
+    telling->result = result;
+    telling->told = true;
+    pthread_cond_broadcast(&nodes->changed);
+    pthread_mutex_unlock(&nodes->lock); /* telling is gone after this */
+}
+
+/* Whether it was told before the time is over. nodes->lock is held, and let go meanwhile. */
+static bool wait_told(const struct telling *telling, unsigned timeout_ms)
+{
+    struct timespec until = lock_wait_until(timeout_ms);
+    int late = 0;
+
+    while (!telling->told && !late)
+        late = pthread_cond_timedwait(&telling->nodes->changed, &telling->nodes->lock, &until);
+    return telling->told;
+}
+
+static int tell_leaving(struct nodes *nodes, struct call_session *session, const struct node_request *request)
+{
+    struct telling telling = {.answer.done = telling_done, .nodes = nodes};
+    int error =
+        call_start(session, NODE_KERNEL, NODE_INVALIDATE, request, sizeof *request, &telling.answer, 0);
+
+    if (error)
+        return error;
+    pthread_mutex_lock(&nodes->lock);
+    for (unsigned turn = 0; turn < LEAVING_TURNS && !telling.told; turn++) {
+        uint64_t said = call_session_received(session);
+        if (!wait_told(&telling, LEAVING_MS) && call_session_received(session) == said)
+            break;
+    }
+    if (!telling.told) {
+        pthread_mutex_unlock(&nodes->lock);
+        call_session_abort(session); /* which tells it */
+        pthread_mutex_lock(&nodes->lock);
+    }
+    while (!telling.told)
+        pthread_cond_wait(&nodes->changed, &nodes->lock);
+    pthread_mutex_unlock(&nodes->lock);
+    return telling.result;
+}
 
 static int tell(struct nodes *nodes, const struct kernel *kernel, off_t offset, off_t length)
 {
     struct node_request request = {.file = kernel->file, .offset = offset, .length = (uint64_t)length};
+    int result = nodes->leaving ? tell_leaving(nodes, kernel->session, &request)
+                                : call(kernel->session, NODE_KERNEL, NODE_INVALIDATE, &request,
+                                       sizeof request, NULL, NULL, 0);
 
-    int result = call(kernel->session, NODE_KERNEL, NODE_INVALIDATE, &request, sizeof request, NULL, NULL,
-                      nodes->leaving ? LEAVING_MS : 0);
     return result > 0 ? -EPROTO : result;
 }
 
@@ -90,15 +149,15 @@ int home_invalidate(struct cache_file *file, off_t offset, off_t length)
     return error && error != -ENOENT ? error : there != -ENOENT ? there : error;
 }
 
-void home_tell_lost(struct cache_file *file)
+void home_tell_handed(struct cache_file *file, bool lost)
 {
     struct kernel kernels[MEMBERS_MAX * 2];
     unsigned count = find_kernels(file, kernels, MEMBERS_MAX * 2);
 
     for (unsigned i = 0; i < count; i++) {
-        struct node_request request = {.file = kernels[i].file};
+        struct node_request request = {.file = kernels[i].file, .flags = lost ? NODE_HANDED_LOST : 0};
 
-        call(kernels[i].session, NODE_CALLS, NODE_LOST, &request, sizeof request, NULL, NULL, LEAVING_MS);
+        call(kernels[i].session, NODE_CALLS, NODE_HANDED, &request, sizeof request, NULL, NULL, LEAVING_MS);
         call_session_put(kernels[i].session);
     }
 }

@@ -147,13 +147,13 @@ static int connect_home(struct nodes *nodes, unsigned member)
     pthread_mutex_lock(&nodes->lock);
     home->greeting = NULL;
     home->connecting = false;
-    home->down = error;
-    if (error) /* what it has told meanwhile */
-        followed_remove_member(&nodes->followed, member);
-    if (!error && !call_session_error(session) && !home->session)
-        home->session = session;
-    else if (!error)
+    if (!error && (call_session_error(session) || home->session))
         error = -EIO;
+    home->down = error;
+    if (!error)
+        home->session = session;
+    else /* what it has told meanwhile */
+        followed_remove_member(&nodes->followed, member);
     pthread_cond_broadcast(&nodes->changed);
     pthread_mutex_unlock(&nodes->lock);
     if (error && session) {
@@ -379,7 +379,7 @@ int nodes_start(struct cache *cache, char why_out[CALL_WHY])
     nodes->timeout_ms =
         cache->config.fault.timeout_ms ? cache->config.fault.timeout_ms : FAULT_PATH_TIMEOUT_MS;
     lock_init(&nodes->lock, LOCK_NODES);
-    pthread_cond_init(&nodes->changed, NULL);
+    lock_condition_init(&nodes->changed);
     int error = make_state(nodes);
     if (error)
         goto out_free;
@@ -513,7 +513,7 @@ const char *nodes_op_name(enum node_op op)
         [NODE_FALLOCATE] = "fallocate",
         [NODE_SEEK] = "seek",
         [NODE_FOLLOW] = "follow",
-        [NODE_LOST] = "lost",
+        [NODE_HANDED] = "handed",
         [NODE_INVALIDATE] = "invalidate",
         [NODE_PEEK] = "peek",
         [NODE_FRAMES_OPEN] = "frames_open",
@@ -588,35 +588,56 @@ int cache_set_members(struct cache *cache, const struct members *members, char w
     return 0;
 }
 
-/* Of a file whose home is here: what other nodes' kernels hold comes here, and all of it goes to storage, as
- * who syncs at its next home can't reach this machine's memory; what can't, those who have it open are told.
- * What is done to it after that is on storage before it is acknowledged (cache/home.c). */
+static bool is_home_of(const struct cache_file *file)
+{
+    return !file->far && !file->given_up;
+}
+
+/* What other nodes' kernels hold of the file comes here. */
+static int recall(struct cache_file *file, void *context)
+{
+    (void)context;
+    int error = is_home_of(file) ? home_invalidate(file, 0, 0) : 0;
+    return error == -ENOENT ? 0 : error;
+}
+
+/* All of it goes to storage, as who syncs at its next home can't reach this machine's memory; of what can't
+ * those who have it open are told. */
 static int hand_over(struct cache_file *file, void *context)
 {
     (void)context;
-    if (file->far || file->given_up)
+    if (!is_home_of(file))
         return 0;
-    int error = home_invalidate(file, 0, 0);
-    error = error == -ENOENT ? 0 : error;
     pthread_mutex_lock(&file->lock);
-    int stored = collect_all(file);
+    int error = collect_all(file);
     pthread_mutex_unlock(&file->lock);
-    if (fsync(file->fd) && !stored)
-        stored = -errno;
-    if (stored || durable_is_lost(file->durable))
-        home_tell_lost(file);
-    return error ? error : stored;
+    int stored = durable_store(file->durable, file->fd);
+    error = error ? error : stored;
+    home_tell_handed(file, error);
+    return error;
+}
+
+/* What this node is home of goes to its next homes by way of storage. In this order: what was acknowledged
+ * before `leaving` was said is collected; what is acknowledged before `settles` was said is synced; what is
+ * acknowledged later was synced before it was (cache/home.c). At last what nobody has open any more: who
+ * unmounts a disk syncs it, too. */
+static int hand_all_over(struct cache *cache)
+{
+    struct nodes *nodes = cache->nodes;
+
+    nodes->leaving = true;
+    int flushed = cache_flush_all(cache);
+    int recalled = cache_each_file(cache, recall, NULL);
+    nodes->settles = true;
+    int handed = cache_each_file(cache, hand_over, NULL);
+    int synced = cache->host.sync(cache->host.context);
+    return flushed ? flushed : recalled ? recalled : handed ? handed : synced;
 }
 
 int cache_leave(struct cache *cache)
 {
     struct nodes *nodes = cache->nodes;
-    if (nodes)
-        nodes->leaving = true;
-    /* What was acknowledged before that. */
-    int error = nodes ? cache_flush_all(cache) : 0;
-    int handed = nodes ? cache_each_file(cache, hand_over, NULL) : 0;
-    error = error ? error : handed;
+    int error = nodes ? hand_all_over(cache) : 0;
 
     for (unsigned i = 0; nodes && i < MEMBERS_MAX; i++) {
         struct call_session *session = nodes_home_session(nodes, i);

@@ -73,7 +73,8 @@ struct nodes {
     uint32_t next_number;
     bool stop;
     _Atomic bool leaving; /* the mount ends: who does not answer soon is not waited for, and no release is
-                             acknowledged any more */
+                             acknowledged any more; */
+    _Atomic bool settles; /* nor is a change of a file before it is on storage */
 };
 
 /* Listen, then meet the other members: those that answer have told us of every file that they track, and

@@ -446,6 +446,10 @@ int inode_set_file(struct inode *inode, struct cache_file *file)
             return -ENOMEM;
         *lost = (struct lost_file){content->lost, old};
         content->lost = lost;
+        /* What its home had answered may have been in that machine's memory only: told before anybody can
+         * sync at the next one. */
+        if (cache_file_has_died(old) && durable_is_written(&content->durable))
+            durable_fail(&content->durable, -EIO);
     }
     passthrough_track(inode->fs, inode, file);
     return 0;

@@ -324,7 +324,8 @@ static int start_parts(struct fs *fs)
                               .track = nodes_track_here,
                               .follow = nodes_follow,
                               .keep = nodes_keep,
-                              .moved = nodes_moved};
+                              .moved = nodes_moved,
+                              .sync = nodes_sync};
     fs->options.cache.members = fs->options.members;
     fs->options.cache.shared |= fs->options.members != NULL; /* two that both take themselves for a home */
     fs->options.cache.behind_timeout_ns =

@@ -2,11 +2,14 @@
 #include "fs/nodes.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "fs/log.h"
 #include "fs/session.h"
+
+#define MOVE_PAUSE_MS 100u
 
 bool nodes_name(const struct inode *inode, struct node_name *name_out)
 {
@@ -126,6 +129,40 @@ static int give_way(struct cache_file *file, const struct node_name *name, bool 
     return 0;
 }
 
+static bool try_later(unsigned *waited_ms, unsigned most_ms)
+{
+    if (*waited_ms >= most_ms)
+        return false;
+    usleep(MOVE_PAUSE_MS * 1000);
+    *waited_ms += MOVE_PAUSE_MS;
+    return true;
+}
+
+/* How long a home that died may go unnoticed, here or where the next one is, twice over. */
+static unsigned move_most_ms(const struct fs *fs)
+{
+    return 4 * cache_peer_timeout_ms(fs->cache);
+}
+
+/* The inode's file is lost: find its next home. */
+static void find_home(struct fs *fs, struct inode *inode)
+{
+    struct cache_file *file;
+    unsigned waited_ms = 0;
+    int rc;
+
+    do
+        rc = fs->serving ? inode_track(fs, inode, &file) : 0;
+    while (rc < 0 && fs->serving && try_later(&waited_ms, move_most_ms(fs)));
+    if (rc < 0 && fs->serving)
+        fs_log(LOG_ERR, "a file whose home has gone has no other: %s: programs get EIO", strerror(-rc));
+    /* What the kernel holds may be older than what others have written since. */
+    session_invalidate(fs, inode, 0, 0);
+    file = inode_usable(inode);
+    if (file)
+        cache_file_discard_write_backs(file, false);
+}
+
 int nodes_follow(void *context, const struct node_name *name, bool taken_over)
 {
     struct inode *inode;
@@ -135,8 +172,11 @@ int nodes_follow(void *context, const struct node_name *name, bool taken_over)
         return rc == -ESTALE || rc == -EINVAL ? 0 : rc;
     struct cache_file *file = inode_usable(inode);
     rc = file ? give_way(file, name, taken_over) : 0;
+    bool gave_up = file && rc == 0 && !inode_usable(inode);
     if (rc == 0 && inode_content(inode) && !inode_usable(inode))
         rc = go_far(context, inode, name, true);
+    if (gave_up && !inode_usable(inode)) /* who has taken it over has died, too, and nobody else knows */
+        find_home(context, inode);
     inode_put(inode);
     return rc;
 }
@@ -169,23 +209,6 @@ int nodes_track(struct fs *fs, struct inode *inode, const struct node_name *name
     return *file_out && cache_file_is_far(*file_out) ? 0 : -EIO;
 }
 
-#define MOVE_PAUSE_MS 100u
-
-static bool try_later(unsigned *waited_ms, unsigned most_ms)
-{
-    if (*waited_ms >= most_ms)
-        return false;
-    usleep(MOVE_PAUSE_MS * 1000);
-    *waited_ms += MOVE_PAUSE_MS;
-    return true;
-}
-
-/* How long a home that died may go unnoticed, here or where the next one is, twice over. */
-static unsigned move_most_ms(const struct fs *fs)
-{
-    return 4 * cache_peer_timeout_ms(fs->cache);
-}
-
 bool nodes_keep(void *context, void *file_context)
 {
     (void)context;
@@ -193,29 +216,25 @@ bool nodes_keep(void *context, void *file_context)
 }
 
 /* Ends what nodes_keep() began. */
-void nodes_moved(void *context, void *file_context, bool died)
+void nodes_moved(void *context, void *file_context)
+{
+    find_home(context, file_context);
+    inode_put(file_context);
+}
+
+int nodes_sync(void *context)
 {
     struct fs *fs = context;
-    struct inode *inode = file_context;
-    struct cache_file *file;
-    unsigned waited_ms = 0;
-    int rc;
+    BORROWED path = inode_borrow(fs->root);
 
-    /* What the home had answered may have been in its machine's memory only: told before anybody can sync
-     * elsewhere. */
-    if (died && durable_is_written(inode_durable(inode)))
-        durable_fail(inode_durable(inode), -EIO);
-    do
-        rc = fs->serving ? inode_track(fs, inode, &file) : 0;
-    while (rc < 0 && fs->serving && try_later(&waited_ms, move_most_ms(fs)));
-    if (rc < 0 && fs->serving)
-        fs_log(LOG_ERR, "a file whose home has gone has no other: %s: programs get EIO", strerror(-rc));
-    /* What the kernel holds may be older than what others have written since. */
-    session_invalidate(fs, inode, 0, 0);
-    file = inode_usable(inode);
-    if (file)
-        cache_file_discard_write_backs(file, false);
-    inode_put(inode);
+    if (path.fd < 0)
+        return path.fd;
+    int fd = descriptors_openat(fs, path.fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    if (fd < 0)
+        return fd;
+    int error = syncfs(fd) ? -errno : 0;
+    close(fd);
+    return error;
 }
 
 bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t result)

@@ -10,6 +10,7 @@
 
 #define POLL_MS 1000u
 #define BUSY_MS 50u /* another thread polls: it connects */
+#define PAUSE_S 3   /* more than POLL_MS and what comes by it take */
 
 /* ---- callbacks of the transport; none of them waits ---- */
 
@@ -140,19 +141,19 @@ static bool stopped(void *context)
 static void *poll_calls(void *argument)
 {
     struct calls *calls = argument;
-    time_t watched = 0; /* of the clock of lock_wait_until(), once in each of its seconds */
+    time_t watched = 0; /* of the clock of lock_wait_until(): once in each of its seconds */
 
     while (!calls->stop) {
         unsigned timeout_ms = flush_blocked(calls) ? CALL_AGAIN_MS : POLL_MS;
-        time_t now = lock_wait_until(0).tv_sec;
-
-        if (now != watched)
-            watch(calls);
-        watched = now;
 
         if (gaia_transport_poll(calls->transport, timeout_ms) == -EBUSY)
             gaia_transport_wait(calls->transport, stopped, calls,
                                 timeout_ms < BUSY_MS ? timeout_ms : BUSY_MS);
+        time_t now = lock_wait_until(0).tv_sec;
+        /* After a longer pause it was this process that stood still: answers may be here, and not seen. */
+        if (now != watched && now - watched <= PAUSE_S)
+            watch(calls);
+        watched = now;
     }
     return NULL;
 }

@@ -49,8 +49,9 @@ struct calls_config {
     int (*serve)(void *context, struct call_session *session, unsigned op, const void *request, size_t length,
                  void *reply, size_t *reply_length);
     /* The session has ended, for whatever reason but call_session_close(): it calls nobody any more, and what
-     * was begun with call_start() has been told. Requests of it may still be served, and wait for what is
-     * done here. In a thread of its own, with no lock held; may wait. Once for each session; may be NULL. */
+     * was begun with call_start() has been told, or is being told. Requests of it may still be served, and
+     * wait for what is done here. In a thread of its own, with no lock held; may wait. Once for each session;
+     * may be NULL. */
     void (*lost)(void *context, struct call_session *session, int error);
     /* After that: nobody serves a request of it any more. */
     void (*ended)(void *context, struct call_session *session, int error);
@@ -79,6 +80,8 @@ void call_session_close(struct call_session *session);
 void call_session_abort(struct call_session *session);
 /* 0 while it lives, else why it ended. */
 int call_session_error(const struct call_session *session);
+/* How many requests and replies have come by it. */
+uint64_t call_session_received(const struct call_session *session);
 /* This end connected. */
 bool call_session_connected(const struct call_session *session);
 /* The caller's own pointer; atomic. */
@@ -109,7 +112,7 @@ struct call_answer {
     int result;
 };
 /* The same as call_post(), and answer->done() is called with what became of it: after 0 always, before the
- * session's lost() is, else never. The caller has a reference to the session until then. timeout_ms: as for
+ * session's ended() is, else never. The caller has a reference to the session until then. timeout_ms: as for
  * call(), up to two seconds late; so no call waits for longer than that for those that are under way. */
 int call_start(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
                struct call_answer *answer, unsigned timeout_ms);

@@ -93,8 +93,9 @@ struct call_session {
     uint8_t *memory;     /* constant: of all slots; exposed, or what bytes move to and from */
     _Atomic unsigned references;
     _Atomic(void *) user;
-    _Atomic int error;    /* set once, with the lock held */
-    _Atomic bool blocked; /* messages wait for the carrier: the thread that polls tries them again */
+    _Atomic int error;         /* set once, with the lock held */
+    _Atomic uint64_t received; /* messages */
+    _Atomic bool blocked;      /* messages wait for the carrier: the thread that polls tries them again */
     LIST_ENTRY(call_session) entry; /* of calls.sessions; guarded by calls.lock, as is the next */
     bool told;                      /* by calls_close() */
 

@@ -381,6 +381,7 @@ int call_received(struct call_session *session, const void *bytes, size_t length
     memcpy(&head, bytes, sizeof head);
     if (head.length != length || head.zero || head.class >= CALL_CLASSES)
         return -EPROTO;
+    session->received++;
     if (head.kind == CALL_KIND_BEGIN)
         return take_begin(session, &head);
     pthread_mutex_lock(&session->lock);

@@ -204,6 +204,11 @@ int call_session_error(const struct call_session *session)
     return session->error;
 }
 
+uint64_t call_session_received(const struct call_session *session)
+{
+    return session->received;
+}
+
 bool call_session_connected(const struct call_session *session)
 {
     return session->connected;

@@ -5,7 +5,7 @@
  * one that waits for it:
  *
  *   NODE_CALLS waits for all others, and for NODE_CALLS of the other direction in one case (a home answers
- *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO; LOST waits for
+ *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO; HANDED waits for
  *   nobody);
  *   NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time;
  *   NODE_KERNEL waits for the kernel of the agent, which waits for NODE_IO;
@@ -58,7 +58,8 @@ enum node_op {
     NODE_FLUSH,     /* file: what others' kernels hold that is older than the file's bytes is dropped */
     NODE_LEAVE,     /* the agent's devices are emptied: what they hold is collected */
     /* NODE_IO: */
-    NODE_OPEN,      /* name; file: the number that it shall have. -ESTALE: it is not tracked here */
+    NODE_OPEN,      /* name; file: the number that it shall have -> value[0]: as if HANDED had been said.
+                       -ESTALE: it is not tracked here */
     NODE_CLOSE,     /* file */
     NODE_OPENED,    /* file: a program opens it, and the agent's kernel drops its pages */
     NODE_READ,      /* file, offset, length, slot, flags: CACHE_IO_*, value: a number for READ_END -> bytes */
@@ -71,7 +72,8 @@ enum node_op {
 
     /* To an agent. NODE_CALLS: */
     NODE_FOLLOW, /* name, flags: NODE_TAKEN_OVER: this home tracks the file. -EBUSY: so does the agent */
-    NODE_LOST,   /* file: a home that leaves could not bring it to storage: the next sync says so */
+    NODE_HANDED, /* file: the home leaves, and has brought to storage what it had of it, and will do so with
+                    what it acknowledges from now on. flags: NODE_HANDED_LOST: it could not */
     /* NODE_KERNEL: */
     NODE_INVALIDATE, /* file, offset (-1: attributes only), length: drop the kernel's pages */
     /* NODE_HEALS: */
@@ -101,6 +103,7 @@ enum node_op {
 #define NODE_MAP_RESIDENT 2u
 #define NODE_TRAPS 1u
 #define NODE_TAKEN_OVER 1u /* from a home that was taken to be dead */
+#define NODE_HANDED_LOST 1u
 #define NODE_PLACE_EXPOSES 1u
 #define NODE_FAULT_WRITE 1u
 #define NODE_FAULT_PROTECTION 2u

@@ -234,6 +234,7 @@ MOVE(copy_file_range, (int a, off_t *p, int b, off_t *q, size_t n, unsigned f), 
      (a, p, b, q, HALF(n), f))
 CALL(int, -1, fdatasync, (int d), (d))
 CALL(int, -1, fsync, (int d), (d))
+CALL(int, -1, syncfs, (int d), (d))
 CALL_KIND(int, -1, kind_of(d), fallocate64, (int d, int m, off_t o, off_t n), (d, m, o, n))
 CALL_KIND(int, -1, kind_of(d), ftruncate64, (int d, off_t n), (d, n))
 CALL(int, -1, truncate64, (const char *p, off_t n), (p, n))

@@ -13,11 +13,11 @@ struct started {
     unsigned class;
     uint8_t request[16];
     int wanted, got;
-    unsigned left;   /* calls that follow it, each started by the one before */
-    unsigned times;  /* that done() was called */
-    bool calls;      /* done() itself calls, and waits */
-    int called;      /* what that gave */
-    bool after_lost; /* the session's lost() was called before */
+    unsigned left;    /* calls that follow it, each started by the one before */
+    unsigned times;   /* that done() was called */
+    bool calls;       /* done() itself calls, and waits */
+    int called;       /* what that gave */
+    bool after_ended; /* the session's ended() was called before */
     struct node *node;
 };
 
@@ -36,13 +36,13 @@ static void on_done(struct call_answer *answer, int result)
     if (s->calls)
         s->called = call(s->session, (s->class + 1) % CALL_CLASSES, OP_ECHO, "abcd", 4, NULL, NULL, LONG_MS);
     pthread_mutex_lock(&s->node->lock);
-    unsigned lost = s->node->lost;
+    unsigned ended = s->node->ended;
     pthread_mutex_unlock(&s->node->lock);
     pthread_mutex_lock(&told_lock);
     in_starter |= pthread_equal(pthread_self(), starter);
     s->got = result;
     s->times++;
-    s->after_lost = lost;
+    s->after_ended = ended;
     bool more = s->left;
     if (more)
         s->left--;
@@ -165,7 +165,7 @@ static void end_with_calls(void (*how)(struct couple *c))
     for (unsigned i = 0; i < WAITING; i++) {
         assert_int_equal(starts[i].got, -EIO);
         assert_int_equal(starts[i].times, 1);
-        assert_false(starts[i].after_lost);
+        assert_false(starts[i].after_ended);
         if (starts[i].calls)
             assert_int_equal(starts[i].called, -EIO);
     }

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from conftest import TOP
+from conftest import TOP, not_in_the_gate
 from files import pattern
-from helpers import PAGE, ROWS, daemon_with_faults, read_file, statistics, tool_path, wait_until
+from helpers import PAGE, ROWS, daemon_with_faults, error_of, read_file, statistics, tool_path, wait_until
 from nodes import cluster  # noqa: F401
 
 with open(os.path.join(TOP, "io", "node.h"), encoding="utf-8") as header:
@@ -25,13 +25,16 @@ with open(os.path.join(TOP, "io", "node.h"), encoding="utf-8") as header:
 class Member:
     """The test's node, b, which has met the daemon of a."""
 
-    def __init__(self, peers, late=False):
-        self.proc = subprocess.Popen([tool_path("tool_member"), peers, "b", "a"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, peers, late=False, name="b"):
+        self.proc = subprocess.Popen([tool_path("tool_member"), peers, name, "a"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.met = self.do("hello", int(late))
 
-    def do(self, *words):
+    def start(self, *words):
         self.proc.stdin.write(" ".join(map(str, words)) + "\n")
         self.proc.stdin.flush()
+
+    def do(self, *words):
+        self.start(*words)
         return int(self.proc.stdout.readline())
 
     def has_page(self, path):
@@ -166,15 +169,23 @@ def test_what_ends_a_read_does_not_wait_behind_what_waits_for_it(meet):
     assert time.monotonic() - begun < 4
 
 
+def leaves(daemon, one, op):
+    """The home is about to leave, and waits for the member's answer to an operation."""
+    before = one.do("asked", op)
+    one.do("pause", op, 2000)
+    daemon.expected_exit = None
+    os.kill(daemon.pid, signal.SIGTERM)
+    wait_until(lambda: one.do("asked", op) > before)
+
+
 def test_what_a_home_does_after_its_last_sync_is_synced(meet, workdir, monkeypatch):
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
     daemon, path, member = meet(env=env)
     one = member()
     one.has_page(path)
     assert one.do("read_end") == 0
-    one.do("pause", OPS["NODE_LEAVE"], 5000)
-    os.kill(daemon.pid, signal.SIGTERM)
-    wait_until(lambda: one.do("asked", OPS["NODE_LEAVE"]))
+    leaves(daemon, one, OPS["NODE_LEAVE"])
+    assert one.do("asked", OPS["NODE_HANDED"]) == 1 and one.do("flags", OPS["NODE_HANDED"]) == 0
     row = ROWS.index("fsync")
     syncs = plan.calls[row]
     assert one.do("write") == PAGE
@@ -182,6 +193,122 @@ def test_what_a_home_does_after_its_last_sync_is_synced(meet, workdir, monkeypat
     plan.arm(row, errno.EIO, 1, 1)
     assert one.do("write") == -errno.EIO
     plan.row = -1
+
+
+def test_what_is_written_back_while_a_home_leaves_is_not_synced_each(meet, workdir, monkeypatch):
+    """An unmount would take as long as a disk needs for a sync of each page."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    daemon, path, member = meet(env=env)
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    leaves(daemon, one, OPS["NODE_INVALIDATE"])
+    syncs = plan.calls[ROWS.index("fsync")]
+    for value in range(20):
+        one.do("set", 5, value)
+        assert one.do("write") == PAGE
+    assert plan.calls[ROWS.index("fsync")] == syncs
+    daemon.proc.wait(20)
+    assert one.do("flags", OPS["NODE_HANDED"]) == 0 and daemon.proc.returncode == 0
+    assert plan.calls[ROWS.index("fsync")] > syncs and plan.calls[ROWS.index("syncfs")] == 1
+    assert read_file(path)[5] == 19
+
+
+@not_in_the_gate
+def test_a_home_that_leaves_waits_for_who_writes_back(meet):
+    """Its answer to INVALIDATE takes longer than who says nothing is waited for."""
+    daemon, path, member = meet()
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    one.do("pause", OPS["NODE_INVALIDATE"], 9000)
+    os.kill(daemon.pid, signal.SIGTERM)
+    wait_until(lambda: one.do("asked", OPS["NODE_INVALIDATE"]))
+    for value in range(16):
+        time.sleep(0.5)
+        one.do("set", 5, value)
+        assert one.do("write") == PAGE
+    assert daemon.proc.wait(20) == 0
+    assert read_file(path)[5] == 15
+
+
+def test_an_error_of_a_sync_is_told_though_another_has_met_it(meet, workdir, monkeypatch):
+    """Of a file's descriptors the kernel tells each once; what was acknowledged before is lost all the same."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    daemon, path, member = meet(env=env)
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    one.do("set", 3, 77)
+    assert one.do("write") == PAGE
+    plan.arm(ROWS.index("fsync"), errno.EIO, 1, 0)
+    assert one.do("sync") == -errno.EIO and plan.landed
+    leaves(daemon, one, OPS["NODE_INVALIDATE"])
+    daemon.proc.wait(20)
+    assert one.do("flags", OPS["NODE_HANDED"]) == 1 and daemon.proc.returncode == 1
+
+
+def syncs(fd, count):
+    """What so many fsync() say."""
+    return [error_of(os.fsync, fd) for _ in range(count)]
+
+
+def writes_to(daemon, one, path):
+    """A descriptor on the mount that has written to the member's file, which that has only in its memory."""
+    wait_until(lambda: one.do("follow", path) == 0)
+    one.do("answer", OPS["NODE_WRITE"], 100)
+    fd = os.open(os.path.join(daemon.mnt, "f"), os.O_WRONLY)
+    assert os.pwrite(fd, b"x" * 100, 0) == 100 and one.do("asked", OPS["NODE_WRITE"]) == 1
+    return fd
+
+
+def test_a_home_that_died_and_was_replaced_before_it_was_known(cluster):
+    """Who has taken the file over is the first to tell. What the dead one had is told to the next sync, once."""
+    nodes = cluster(3, "timeout=0,peer_timeout=2", only=[0])
+    nodes.make(pattern(2 * PAGE, 1), home=1)
+    one = Member(nodes.peers)
+    try:
+        fd = writes_to(nodes[0], one, nodes.below())
+        two = Member(nodes.peers, name="c")
+        try:
+            wait_until(lambda: two.do("take_over", nodes.below()) == 0)
+            assert syncs(fd, 2) == [errno.EIO, 0]
+            one.kill()
+            time.sleep(1)  # the end of its session is found
+            assert syncs(fd, 1) == [0]
+            os.close(fd)
+        finally:
+            two.kill()
+    finally:
+        one.kill()
+
+
+def test_a_home_that_gives_a_node_up_is_none_that_has_left(meet):
+    """It may have only in its memory what it had acknowledged, and lose it then."""
+    daemon, path, member = meet(home="b")
+    one = member()
+    fd = writes_to(daemon, one, path)
+    one.do("answer", OPS["NODE_HELLO"], -errno.EACCES)
+    one.do("give_up")
+    assert errno.EIO in syncs(fd, 2)
+    os.close(fd)
+
+
+def test_who_takes_a_file_over_dies_before_it_is_asked(meet):
+    """The node that has given it up finds its next home: itself."""
+    daemon, path, member = meet(home="a")
+    one = member()
+    one.has_page(path)
+    fd = os.open(os.path.join(daemon.mnt, "f"), os.O_RDWR)
+    assert os.pread(fd, 10, 0) == read_file(path)[:10]
+    one.do("pause", OPS["NODE_OPEN"], 1_000_000)
+    one.start("take_over", path)
+    time.sleep(1)  # for the OPEN that is not answered
+    one.kill()
+    wait_until(lambda: error_of(os.pwrite, fd, b"hello", 7) == 0, 20)
+    os.fsync(fd)
+    assert read_file(path)[7:12] == b"hello"
+    os.close(fd)
 
 
 def test_a_session_enters_once(meet):

@@ -5,14 +5,15 @@
  *
  * hello LATE        as SELF; LATE: its kernel is one before 6.16
  * track PATH        the file of the data directory; open PATH: as file 1
- * follow PATH       says that it is home of the file
+ * follow PATH       says that it is home of the file; take_over PATH: of another, which has died
+ * give_up           ends the session in which it is a home
  * opened, sync, read_end    of file 1; read: its first page is the page now
  * set INDEX VALUE   a byte of the page
  * write             the page, as a kernel's write-back; write_later: 100 bytes of it, and nobody waits
  * invalidate        has the other drop its kernel's pages of the file that it opened last, and nobody waits
  * answer OP RESULT  what the other's calls of this kind are answered from now on
  * pause OP MS       how long they take
- * asked OP          how many have come */
+ * asked OP          how many have come; flags OP: of the last */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -33,6 +34,7 @@
 
 static struct members *members;
 static struct call_session *home, *_Atomic agent; /* that we have connected; that has connected to us */
+static _Atomic unsigned flagged[NODE_OP_LAST + 1];
 static _Atomic int answers[NODE_OP_LAST + 1], pauses_ms[NODE_OP_LAST + 1], asked[NODE_OP_LAST + 1];
 static _Atomic uint32_t opened; /* by the other: its number of the file */
 static unsigned char page[PAGE];
@@ -60,8 +62,12 @@ static int serve(void *context, struct call_session *session, unsigned op, const
     *reply_length = sizeof(struct node_reply);
     if (op > NODE_OP_LAST)
         return -EPROTO;
-    if (op == NODE_OPEN && length == sizeof(struct node_request))
-        opened = ((const struct node_request *)bytes)->file;
+    if (length == sizeof(struct node_request)) {
+        const struct node_request *request = bytes;
+        flagged[op] = request->flags;
+        if (op == NODE_OPEN)
+            opened = request->file;
+    }
     asked[op]++;
     usleep((useconds_t)pauses_ms[op] * 1000);
     return answers[op];
@@ -87,13 +93,14 @@ static int hello(const char *self, bool late)
     return ask(NODE_CALLS, NODE_HELLO, &request);
 }
 
-static int named(struct call_session *to, enum node_class class, enum node_op op, const char *path)
+static int named(struct call_session *to, enum node_class class, enum node_op op, const char *path,
+                 unsigned flags)
 {
     union {
         struct file_handle handle;
         char bytes[sizeof(struct file_handle) + NODE_NAME_MAX];
     } found = {.handle.handle_bytes = NODE_NAME_MAX};
-    struct node_request request = {.file = MEMBER_FILE};
+    struct node_request request = {.file = MEMBER_FILE, .flags = flags};
     struct node_reply reply;
     size_t length = sizeof reply;
     int mount_id;
@@ -148,11 +155,17 @@ static int order(const char *self, const char *word, const char *path, long one,
     if (!strcmp(word, "hello"))
         return hello(self, one);
     if (!strcmp(word, "track"))
-        return named(home, NODE_CALLS, NODE_TRACK, path);
+        return named(home, NODE_CALLS, NODE_TRACK, path, 0);
     if (!strcmp(word, "open"))
-        return named(home, NODE_IO, NODE_OPEN, path);
+        return named(home, NODE_IO, NODE_OPEN, path, 0);
     if (!strcmp(word, "follow")) /* we say that we are the home */
-        return named(agent, NODE_CALLS, NODE_FOLLOW, path);
+        return named(agent, NODE_CALLS, NODE_FOLLOW, path, 0);
+    if (!strcmp(word, "take_over"))
+        return named(agent, NODE_CALLS, NODE_FOLLOW, path, NODE_TAKEN_OVER);
+    if (!strcmp(word, "give_up")) {
+        call_session_abort(agent);
+        return 0;
+    }
     if (!strcmp(word, "opened"))
         return ask(NODE_IO, NODE_OPENED, &(struct node_request){0});
     if (!strcmp(word, "sync"))
@@ -176,7 +189,7 @@ static int order(const char *self, const char *word, const char *path, long one,
     else if (!strcmp(word, "pause"))
         pauses_ms[one] = (int)two;
     else
-        return !strcmp(word, "asked") ? asked[one] : -EINVAL;
+        return !strcmp(word, "asked") ? asked[one] : !strcmp(word, "flags") ? (int)flagged[one] : -EINVAL;
     return 0;
 }
 
