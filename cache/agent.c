@@ -167,12 +167,12 @@ ssize_t agent_write(struct cache_file *file, const void *buffer, size_t length, 
     ssize_t put = 0;
     bool whole = true;
 
-    /* Before the home has them: who finds out that it has died asks whether anything was written. */
-    if (length)
-        durable_tried(file->durable, offset, (off_t)length);
     int slot = call_slot_get(session);
     if (slot < 0)
         return slot;
+    /* Before, for who finds out that the home has died meanwhile; and after, as a sync may have come between
+     * that the bytes came too late for. */
+    durable_ask(file->durable);
     /* What of a write-back can't be written the home has to know, all of it: each piece goes there. */
     for (size_t at = 0, want; at < length && (whole || flags & CACHE_IO_WRITEBACK); at += want) {
         want = length - at < CALL_SLOT_BYTES ? length - at : CALL_SLOT_BYTES;
@@ -182,20 +182,29 @@ ssize_t agent_write(struct cache_file *file, const void *buffer, size_t length, 
             put = n > 0 ? put + n : n;
         whole &= n == (ssize_t)want;
     }
+    durable_ask(file->durable);
     call_slot_put(session, (unsigned)slot);
     return put;
 }
 
+static int ask_change(struct cache_file *file, enum node_op op, struct node_request *request)
+{
+    durable_ask(file->durable);
+    int error = ask(file, NODE_IO, op, request, NULL);
+    durable_ask(file->durable);
+    return error;
+}
+
 int agent_truncate(struct cache_file *file, off_t size)
 {
-    return ask(file, NODE_IO, NODE_TRUNCATE, &(struct node_request){.length = (uint64_t)size}, NULL);
+    return ask_change(file, NODE_TRUNCATE, &(struct node_request){.length = (uint64_t)size});
 }
 
 int agent_fallocate(struct cache_file *file, int mode, off_t offset, off_t length)
 {
-    return ask(file, NODE_IO, NODE_FALLOCATE,
-               &(struct node_request){.offset = offset, .length = (uint64_t)length, .flags = (uint32_t)mode},
-               NULL);
+    return ask_change(
+        file, NODE_FALLOCATE,
+        &(struct node_request){.offset = offset, .length = (uint64_t)length, .flags = (uint32_t)mode});
 }
 
 off_t agent_seek(struct cache_file *file, off_t offset, int whence)

@@ -55,8 +55,8 @@ struct cache_host {
     /* The file is lost (cache_file_is_lost()): find its home of now. May take as long as peers are waited
      * for. */
     void (*moved)(void *context, void *file_context);
-    /* All of the data directory is to be on storage: 0, or a negative errno. */
-    int (*sync)(void *context);
+    /* All of the data directory is to be on storage. */
+    void (*sync)(void *context);
 };
 
 #define CACHE_SOFT_DEVICES 8u /* unless somebody asks for more */
@@ -85,6 +85,8 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
  * collect what this node's devices hold, while all are served. 0 or a negative errno. */
 int cache_join(struct cache *cache, char why_out[CACHE_WHY]);
 int cache_leave(struct cache *cache);
+/* The mount is about to end: from now on other nodes are not waited for without a limit. */
+void cache_ending(struct cache *cache);
 /* Another list of members, which is the caller's; the one before is not used any more when it returns 0. Who
  * is not listed any more is parted from, after its devices' bytes are collected; who is new is met. -ENOSPC:
  * more than MEMBERS_MAX names in the course of the mount. A member that can't be met is only logged by who

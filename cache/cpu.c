@@ -564,6 +564,7 @@ void cache_file_copy_end(struct cache_file *out)
 
 int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct durable_seen *seen)
 {
+    uint64_t asked = durable_asked(file->durable);
     int error, synced = 0;
 
     if (file->given_up) {
@@ -582,6 +583,8 @@ int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct dura
     /* Also after a failed collect: what could be written shall be durable. */
     if (fd >= 0)
         synced = durable_sync(file->durable, fd, data_only, seen);
+    if (!error && (file->far || !synced))
+        durable_asked_synced(file->durable, asked);
     int flushed = file->far ? 0 : kernels_flush(file);
     return error ? error : synced ? synced : flushed;
 }

@@ -248,15 +248,50 @@ int durable_sync(struct durable *durable, int fd, bool data_only, struct durable
 
 int durable_store(struct durable *durable, int fd)
 {
+    int error = 0;
+
     fd = sync_fd(durable, fd);
     pthread_mutex_lock(&durable->lock);
-    if (begin_sync(durable, false))
-        sync_written(durable, fd, false);
-    int error = cannot_sync(durable->result) ? 0 : durable->result;
-    if (!error && !ranges_empty(&durable->lost))
-        error = durable->error;
+    if (durable->users) { /* else fd is of a description that may tell an error once more */
+        if (begin_sync(durable, false))
+            sync_written(durable, fd, false);
+        error = cannot_sync(durable->result) ? 0 : durable->result;
+    }
     pthread_mutex_unlock(&durable->lock);
     return error;
+}
+
+void durable_ask(struct durable *durable)
+{
+    atomic_fetch_add(&durable->asked, 1);
+}
+
+uint64_t durable_asked(struct durable *durable)
+{
+    return atomic_load(&durable->asked);
+}
+
+void durable_asked_synced(struct durable *durable, uint64_t asked)
+{
+    uint64_t synced = atomic_load(&durable->asked_synced);
+
+    while (synced < asked && !atomic_compare_exchange_weak(&durable->asked_synced, &synced, asked))
+        ;
+}
+
+bool durable_is_asked(struct durable *durable)
+{
+    return atomic_load(&durable->asked) != atomic_load(&durable->asked_synced);
+}
+
+bool durable_is_lost_in(struct durable *durable, off_t offset, off_t length)
+{
+    off_t end = offset > INT64_MAX - length ? INT64_MAX : offset + length;
+
+    pthread_mutex_lock(&durable->lock);
+    bool lost = ranges_touch(&durable->lost, offset, end);
+    pthread_mutex_unlock(&durable->lock);
+    return lost;
 }
 
 bool durable_is_lost(struct durable *durable)

@@ -32,6 +32,9 @@ struct durable {
     bool blind;                 /* bytes may be written at any time and nobody tells: by passthrough */
     struct ranges written;      /* since the start of the last good sync */
     struct ranges lost;
+    /* Changes that another node does: counted before it is asked and when it has answered; and how many had
+     * been when it was asked for the last good sync. */
+    _Atomic uint64_t asked, asked_synced;
     /* Syncs, one at a time: of two that wait for the same bytes the kernel tells only one that they failed,
      * as both come through one description. */
     pthread_cond_t synced;
@@ -75,12 +78,22 @@ void durable_fail(struct durable *durable, int error);
  * earlier one that *seen was not told of, or of bytes that are lost. */
 int durable_sync(struct durable *durable, int fd, bool data_only, struct durable_seen *seen);
 
-/* The same for nobody, who is told nothing: 0, or an error, also while bytes are lost. That the file can't be
- * synced is none. */
+/* The same for nobody, who is told nothing: 0 or the error of this sync. That the file can't be synced is
+ * none; nor is one that nobody has open. */
 int durable_store(struct durable *durable, int fd);
+
+/* Another node is asked for a change, or has answered. */
+void durable_ask(struct durable *durable);
+/* What was asked for when durable_asked() said so is on storage there, or was told to be lost. */
+uint64_t durable_asked(struct durable *durable);
+void durable_asked_synced(struct durable *durable, uint64_t asked);
+/* Whether there is something else. */
+bool durable_is_asked(struct durable *durable);
 
 /* Whether it must be remembered. */
 bool durable_is_lost(struct durable *durable);
+/* One of these bytes. */
+bool durable_is_lost_in(struct durable *durable, off_t offset, off_t length);
 /* Whether anything was written since the last good sync. */
 bool durable_is_written(struct durable *durable);
 

@@ -121,7 +121,7 @@ bool cache_file_has_died(const struct cache_file *file)
 
 bool cache_file_home_knows(const struct cache_file *file)
 {
-    return file->far && !file->discards && !cache_file_is_lost(file);
+    return file->far && !file->far->handed && !file->discards && !cache_file_is_lost(file);
 }
 
 bool cache_file_is_taken_over(struct cache_file *file)

@@ -178,6 +178,16 @@ static ssize_t settle(const struct home_session *agent, const struct cache_file 
     return error ? error : result;
 }
 
+/* The same of bytes, which another one's sync may have lost before this one's. */
+static ssize_t settle_bytes(const struct home_session *agent, const struct cache_file *file, off_t offset,
+                            ssize_t result)
+{
+    bool stored = result > 0 && agent->nodes->settles;
+
+    result = settle(agent, file, result);
+    return stored && result > 0 && durable_is_lost_in(file->durable, offset, result) ? -EIO : result;
+}
+
 static int do_write(struct home_session *agent, struct home_open *open, const struct node_request *request)
 {
     struct cache_file *file = open->file;
@@ -191,7 +201,7 @@ static int do_write(struct home_session *agent, struct home_open *open, const st
     ssize_t n = cache_file_write(file, file->fd, slot, request->length, request->offset,
                                  (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1));
     durable_wrote(file->durable, begun, request->offset, n);
-    n = settle(agent, file, n);
+    n = settle_bytes(agent, file, request->offset, n);
     if (n < (ssize_t)request->length && request->flags & CACHE_IO_WRITEBACK) {
         off_t done = n > 0 ? n : 0; /* its kernel has let go of the rest */
         durable_lose(file->durable, request->offset + done, (off_t)request->length - done,
@@ -578,7 +588,9 @@ static int enter(struct home_session *agent, const struct node_request *request)
 
     pthread_mutex_lock(&nodes->lock);
     unsigned member = nodes_number_of(nodes, (const char *)request->name.bytes, request->name.length);
-    if (request->offset != NODE_VERSION || request->value != nodes->members->epoch)
+    if (nodes->leaving)
+        error = -ESHUTDOWN;
+    else if (request->offset != NODE_VERSION || request->value != nodes->members->epoch)
         error = -EPROTONOSUPPORT;
     else if (member == MEMBERS_MAX || member == nodes->self)
         error = -EACCES;

@@ -73,39 +73,54 @@ static bool wait_told(const struct telling *telling, unsigned timeout_ms)
     return telling->told;
 }
 
-static int tell_leaving(struct nodes *nodes, struct call_session *session, const struct node_request *request)
+/* Whether the agent does something, which we may wait for: it says something, or we do what it has asked for.
+ */
+static bool has_come_on(const struct call_session *session, uint64_t *received)
 {
-    struct telling telling = {.answer.done = telling_done, .nodes = nodes};
-    int error =
-        call_start(session, NODE_KERNEL, NODE_INVALIDATE, request, sizeof *request, &telling.answer, 0);
+    uint64_t before = *received;
 
-    if (error)
-        return error;
-    pthread_mutex_lock(&nodes->lock);
-    for (unsigned turn = 0; turn < LEAVING_TURNS && !telling.told; turn++) {
-        uint64_t said = call_session_received(session);
-        if (!wait_told(&telling, LEAVING_MS) && call_session_received(session) == said)
-            break;
+    *received = call_session_received(session);
+    return *received != before || call_session_is_asked(session);
+}
+
+/* As long as it takes; when the mount is ending, within limits. Whether it was told. nodes->lock is held, and
+ * let go meanwhile. */
+static bool wait_patiently(const struct telling *telling, const struct call_session *session)
+{
+    uint64_t received = call_session_received(session);
+    unsigned turns = 0;
+
+    while (turns < LEAVING_TURNS) {
+        bool ending = telling->nodes->ending;
+        if (wait_told(telling, LEAVING_MS))
+            return true;
+        if (!has_come_on(session, &received) && ending)
+            return false;
+        turns += ending;
     }
-    if (!telling.told) {
-        pthread_mutex_unlock(&nodes->lock);
-        call_session_abort(session); /* which tells it */
-        pthread_mutex_lock(&nodes->lock);
-    }
-    while (!telling.told)
-        pthread_cond_wait(&nodes->changed, &nodes->lock);
-    pthread_mutex_unlock(&nodes->lock);
-    return telling.result;
+    return false;
 }
 
 static int tell(struct nodes *nodes, const struct kernel *kernel, off_t offset, off_t length)
 {
     struct node_request request = {.file = kernel->file, .offset = offset, .length = (uint64_t)length};
-    int result = nodes->leaving ? tell_leaving(nodes, kernel->session, &request)
-                                : call(kernel->session, NODE_KERNEL, NODE_INVALIDATE, &request,
-                                       sizeof request, NULL, NULL, 0);
+    struct telling telling = {.answer.done = telling_done, .nodes = nodes};
+    struct call_session *session = kernel->session;
+    int error =
+        call_start(session, NODE_KERNEL, NODE_INVALIDATE, &request, sizeof request, &telling.answer, 0);
 
-    return result > 0 ? -EPROTO : result;
+    if (error)
+        return error;
+    pthread_mutex_lock(&nodes->lock);
+    if (!wait_patiently(&telling, session)) {
+        pthread_mutex_unlock(&nodes->lock);
+        call_session_abort(session); /* which tells it */
+        pthread_mutex_lock(&nodes->lock);
+        while (!telling.told)
+            pthread_cond_wait(&nodes->changed, &nodes->lock);
+    }
+    pthread_mutex_unlock(&nodes->lock);
+    return telling.result > 0 ? -EPROTO : telling.result;
 }
 
 /* Agents: one, or all. */

@@ -403,13 +403,11 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
 /* Its bytes will be in the home's memory: should that die, a sync must say so. Before, for who finds out that
  * it has died meanwhile; and after, as a sync may have come between that the bytes came too late for. The
  * reference goes. */
-static int release_far(struct cache_map *map, struct gaia_run run, uint64_t offset, uint64_t bytes)
+static int release_far(struct cache_map *map, uint64_t offset, uint64_t bytes)
 {
-    off_t start = (off_t)(run.page * GAIA_PAGE_SIZE), length = (off_t)(run.count * GAIA_PAGE_SIZE);
-
-    durable_tried(map->file->durable, start, length);
+    durable_ask(map->file->durable);
     int error = agent_map_do(map, NODE_RELEASE, offset, bytes, 0, NULL);
-    durable_tried(map->file->durable, start, length);
+    durable_ask(map->file->durable);
     cache_map_put(map);
     return error;
 }
@@ -423,7 +421,7 @@ int cache_map_release(struct cache_client *client, uint32_t id, uint64_t offset,
     if (error)
         return error;
     if (map->far)
-        return release_far(map, run, offset, bytes);
+        return release_far(map, offset, bytes);
     error = map->writable ? release_range(map->replica, run.page, run.count) : -EACCES;
     cache_map_put(map);
     return error;

@@ -147,9 +147,9 @@ static int connect_home(struct nodes *nodes, unsigned member)
     pthread_mutex_lock(&nodes->lock);
     home->greeting = NULL;
     home->connecting = false;
+    home->down = error;
     if (!error && (call_session_error(session) || home->session))
         error = -EIO;
-    home->down = error;
     if (!error)
         home->session = session;
     else /* what it has told meanwhile */
@@ -612,7 +612,7 @@ static int hand_over(struct cache_file *file, void *context)
     int error = collect_all(file);
     pthread_mutex_unlock(&file->lock);
     int stored = durable_store(file->durable, file->fd);
-    error = error ? error : stored;
+    error = error ? error : stored ? stored : durable_is_lost(file->durable) ? -EIO : 0;
     home_tell_handed(file, error);
     return error;
 }
@@ -630,8 +630,14 @@ static int hand_all_over(struct cache *cache)
     int recalled = cache_each_file(cache, recall, NULL);
     nodes->settles = true;
     int handed = cache_each_file(cache, hand_over, NULL);
-    int synced = cache->host.sync(cache->host.context);
-    return flushed ? flushed : recalled ? recalled : handed ? handed : synced;
+    cache->host.sync(cache->host.context);
+    return flushed ? flushed : recalled ? recalled : handed;
+}
+
+void cache_ending(struct cache *cache)
+{
+    if (cache->nodes)
+        cache->nodes->ending = true;
 }
 
 int cache_leave(struct cache *cache)

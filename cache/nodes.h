@@ -72,8 +72,8 @@ struct nodes {
     struct followed_table followed;
     uint32_t next_number;
     bool stop;
-    _Atomic bool leaving; /* the mount ends: who does not answer soon is not waited for, and no release is
-                             acknowledged any more; */
+    _Atomic bool ending;  /* the mount is about to end: who does not answer soon is not waited for */
+    _Atomic bool leaving; /* no release is acknowledged any more, and no agent comes; */
     _Atomic bool settles; /* nor is a change of a file before it is on storage */
 };
 

@@ -109,3 +109,10 @@ void ranges_clear(struct ranges *ranges)
     free(ranges->many);
     *ranges = (struct ranges){.count = 0};
 }
+
+bool ranges_touch(struct ranges *ranges, int64_t start, int64_t end)
+{
+    unsigned at = start < end ? find(ranges, start + 1) : ranges->count;
+
+    return at < ranges->count && items(ranges)[at].start < end;
+}

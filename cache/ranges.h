@@ -31,6 +31,8 @@ void ranges_add(struct ranges *ranges, int64_t start, int64_t end);
 void ranges_add_all(struct ranges *ranges, const struct ranges *from);
 /* Takes bytes out; where that would make one range too many, they stay in. */
 void ranges_remove(struct ranges *ranges, int64_t start, int64_t end);
+/* Whether one of the bytes is in it. */
+bool ranges_touch(struct ranges *ranges, int64_t start, int64_t end);
 /* Empties it, and frees what it has allocated. */
 void ranges_clear(struct ranges *ranges);
 

@@ -259,8 +259,10 @@ struct durable *inode_durable(struct inode *inode)
     pthread_mutex_lock(&shard->lock);
     bool unsynced = shard_is_unsynced(shard, hash);
     pthread_mutex_unlock(&shard->lock);
-    if (unsynced)
+    if (unsynced) { /* here, or at a home */
         durable_tried(&content->durable, 0, INT64_MAX);
+        durable_ask(&content->durable);
+    }
     order_before(content); /* see inode_content() */
     if (atomic_compare_exchange_strong(&inode->content, &expected, content))
         return &content->durable;
@@ -311,7 +313,8 @@ static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *i
         pthread_mutex_unlock(&shard->lock);
         return;
     }
-    if (content && durable_is_written(&content->durable))
+    bool asked = inode->fs->options.members && content && durable_is_asked(&content->durable);
+    if (asked || (content && durable_is_written(&content->durable)))
         shard_note_unsynced(shard, file_hash(inode->dev, inode->ino));
     content = NULL;
     inode = remember(shard, inode, &closing, &content);
@@ -448,8 +451,10 @@ int inode_set_file(struct inode *inode, struct cache_file *file)
         content->lost = lost;
         /* What its home had answered may have been in that machine's memory only: told before anybody can
          * sync at the next one. */
-        if (cache_file_has_died(old) && durable_is_written(&content->durable))
+        uint64_t asked = durable_asked(&content->durable);
+        if (cache_file_has_died(old) && durable_is_asked(&content->durable))
             durable_fail(&content->durable, -EIO);
+        durable_asked_synced(&content->durable, asked);
     }
     passthrough_track(inode->fs, inode, file);
     return 0;

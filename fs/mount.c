@@ -359,6 +359,7 @@ static int stop_parts(struct fs *fs)
 {
     int rc;
 
+    cache_ending(fs->cache);
     server_stop(fs->server); /* first: what is released until then is acknowledged, and must be collected */
     rc = cache_flush_all(fs->cache);
     int left = cache_leave(fs->cache);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fs/later.h"
 #include "fs/log.h"
 #include "fs/session.h"
 
@@ -163,6 +164,14 @@ static void find_home(struct fs *fs, struct inode *inode)
         cache_file_discard_write_backs(file, false);
 }
 
+static void find_home_later(void *argument)
+{
+    struct inode *inode = argument;
+
+    find_home(inode->fs, inode);
+    inode_put(inode);
+}
+
 int nodes_follow(void *context, const struct node_name *name, bool taken_over)
 {
     struct inode *inode;
@@ -175,8 +184,10 @@ int nodes_follow(void *context, const struct node_name *name, bool taken_over)
     bool gave_up = file && rc == 0 && !inode_usable(inode);
     if (rc == 0 && inode_content(inode) && !inode_usable(inode))
         rc = go_far(context, inode, name, true);
-    if (gave_up && !inode_usable(inode)) /* who has taken it over has died, too, and nobody else knows */
-        find_home(context, inode);
+    /* Who has taken it over has died, too, and nobody else knows, or can't be asked now. Not here: for the
+     * answer to this the one waits whom find_home() may have to wait for. */
+    if (gave_up && !inode_usable(inode) && inode_get_if_used(inode))
+        later(context, find_home_later, inode);
     inode_put(inode);
     return rc;
 }
@@ -222,19 +233,24 @@ void nodes_moved(void *context, void *file_context)
     inode_put(file_context);
 }
 
-int nodes_sync(void *context)
+void nodes_sync(void *context)
 {
     struct fs *fs = context;
     BORROWED path = inode_borrow(fs->root);
+    int error = path.fd < 0 ? path.fd : 0;
+    int fd = -1;
 
-    if (path.fd < 0)
-        return path.fd;
-    int fd = descriptors_openat(fs, path.fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
-    if (fd < 0)
-        return fd;
-    int error = syncfs(fd) ? -errno : 0;
-    close(fd);
-    return error;
+    if (!error)
+        fd = error = descriptors_openat(fs, path.fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    if (fd >= 0)
+        error = syncfs(fd) ? -errno : 0;
+    /* Perhaps of a file of somebody else's; nobody has ours open. */
+    if (error < 0)
+        fs_log(LOG_WARNING,
+               "data directory %s: its filesystem could not be synced: %s: what nobody has open may be lost",
+               fs->data_path, strerror(-error));
+    if (fd >= 0)
+        close(fd);
 }
 
 bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t result)

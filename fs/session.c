@@ -360,6 +360,7 @@ static void *stop_on_signal(void *argument)
         if (fds[0].revents)
             return NULL;
     } while (!wants_end(stopper));
+    cache_ending(fs->cache);
     rc = cache_flush_all(fs->cache);
     if (rc < 0)
         fs_log(LOG_ERR,

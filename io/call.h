@@ -82,6 +82,8 @@ void call_session_abort(struct call_session *session);
 int call_session_error(const struct call_session *session);
 /* How many requests and replies have come by it. */
 uint64_t call_session_received(const struct call_session *session);
+/* Whether it has asked for something that is not answered yet. */
+bool call_session_is_asked(const struct call_session *session);
 /* This end connected. */
 bool call_session_connected(const struct call_session *session);
 /* The caller's own pointer; atomic. */

@@ -95,6 +95,7 @@ struct call_session {
     _Atomic(void *) user;
     _Atomic int error;         /* set once, with the lock held */
     _Atomic uint64_t received; /* messages */
+    _Atomic unsigned asked;    /* requests that are under way, of all classes */
     _Atomic bool blocked;      /* messages wait for the carrier: the thread that polls tries them again */
     LIST_ENTRY(call_session) entry; /* of calls.sessions; guarded by calls.lock, as is the next */
     bool told;                      /* by calls_close() */

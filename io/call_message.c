@@ -211,6 +211,7 @@ static void serve_one(struct call_session *session, struct call_class *class, st
     reply->head.number = request->head.number;
     reply->head.result = post ? 0 : result;
     pthread_mutex_lock(&session->lock);
+    session->asked--;
     class->under_way--; /* before the peer knows it, and asks for more */
     STAILQ_INSERT_TAIL(&session->messages, reply, entry);
     pthread_mutex_unlock(&session->lock);
@@ -287,6 +288,7 @@ static int take_request(struct call_session *session, const struct call_head *he
         STAILQ_INSERT_TAIL(&class->requests, request, entry);
         class->queued++;
         class->under_way++;
+        session->asked++;
         error = find_thread(class);
     }
     pthread_mutex_unlock(&session->lock);

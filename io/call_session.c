@@ -209,6 +209,11 @@ uint64_t call_session_received(const struct call_session *session)
     return session->received;
 }
 
+bool call_session_is_asked(const struct call_session *session)
+{
+    return session->asked;
+}
+
 bool call_session_connected(const struct call_session *session)
 {
     return session->connected;

@@ -57,6 +57,9 @@ static void test_ranges(void **state)
         check_form(&ranges);
         fill_flags(&ranges, found);
         assert_memory_equal(found, want, SIZE);
+        start = (unsigned)(seed_next() % SIZE);
+        end = start + (unsigned)(seed_next() % (SIZE - start < 8 ? SIZE - start + 1 : 8));
+        assert_int_equal(ranges_touch(&ranges, start, end), memchr(want + start, 1, end - start) != NULL);
     }
     ranges_add_all(&copy, &ranges);
     fill_flags(&copy, found);
@@ -67,6 +70,26 @@ static void test_ranges(void **state)
 }
 
 /* More than fit: nothing is missing. */
+/* A sync covers what was asked for before it. */
+static void test_asked(void **state)
+{
+    struct durable durable;
+
+    (void)state;
+    durable_init(&durable);
+    assert_false(durable_is_asked(&durable));
+    durable_ask(&durable);
+    assert_true(durable_is_asked(&durable));
+    uint64_t first = durable_asked(&durable);
+    durable_ask(&durable);
+    durable_asked_synced(&durable, first);
+    assert_true(durable_is_asked(&durable));
+    durable_asked_synced(&durable, durable_asked(&durable));
+    durable_asked_synced(&durable, first); /* one that was slower */
+    assert_false(durable_is_asked(&durable));
+    durable_destroy(&durable);
+}
+
 static void test_too_many(void **state)
 {
     struct ranges ranges = {.count = 0};
@@ -271,9 +294,9 @@ int main(void)
 {
     seed_start();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranges),      cmocka_unit_test(test_too_many),
-        cmocka_unit_test(test_who_is_told), cmocka_unit_test(test_two_at_once),
-        cmocka_unit_test(test_blind),
+        cmocka_unit_test(test_ranges),      cmocka_unit_test(test_asked),
+        cmocka_unit_test(test_too_many),    cmocka_unit_test(test_who_is_told),
+        cmocka_unit_test(test_two_at_once), cmocka_unit_test(test_blind),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,8 +14,8 @@ import pytest
 
 from conftest import TOP, not_in_the_gate
 from files import pattern
-from helpers import PAGE, ROWS, daemon_with_faults, error_of, read_file, statistics, tool_path, wait_until
-from nodes import cluster  # noqa: F401
+from helpers import PAGE, ROWS, agents, daemon_with_faults, error_of, read_file, statistics, tool_path, wait_until  # noqa: F401
+from nodes import Program, cluster  # noqa: F401
 
 with open(os.path.join(TOP, "io", "node.h"), encoding="utf-8") as header:
     OPS = {name: number for number, name in enumerate(re.findall(r"^ {4}(NODE_\w+)(?: = 1)?,", re.search(
@@ -308,6 +308,55 @@ def test_who_takes_a_file_over_dies_before_it_is_asked(meet):
     wait_until(lambda: error_of(os.pwrite, fd, b"hello", 7) == 0, 20)
     os.fsync(fd)
     assert read_file(path)[7:12] == b"hello"
+    os.close(fd)
+
+
+@pytest.mark.parametrize("waits", ["HELLO", "TRACK"])
+def test_who_takes_a_file_over_cannot_open_it(meet, waits):
+    """It lives, and its own calls wait for the answer to FOLLOW: that does not wait for them."""
+    daemon, path, member = meet(home="a")
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    fd = os.open(os.path.join(daemon.mnt, "f"), os.O_RDWR)
+    assert os.pread(fd, 10, 0) == read_file(path)[:10]
+    one.do("answer", OPS["NODE_OPEN"], -errno.EMFILE)
+    one.do("pause", OPS[f"NODE_{waits}"], 20_000)
+    if waits == "HELLO":
+        before = one.do("asked", OPS["NODE_HELLO"])
+        one.do("give_up")
+        wait_until(lambda: one.do("asked", OPS["NODE_HELLO"]) > before)
+    begun = time.monotonic()
+    assert one.do("take_over", path) == -errno.EMFILE
+    assert time.monotonic() - begun < 10
+    os.close(fd)
+
+
+def test_a_silent_agent_does_not_keep_a_mount_from_ending(meet, agents):
+    daemon, path, member = meet()
+    program = Program(agents(), os.path.join(daemon.mnt, "f"), cpu=False)
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    one.do("pause", OPS["NODE_INVALIDATE"], 1_000_000)
+    program.device_store(100, b"stored")
+    daemon.expected_exit = None
+    os.kill(daemon.pid, signal.SIGTERM)
+    daemon.proc.wait(30)
+
+
+@pytest.mark.parametrize("op, change", [("TRUNCATE", lambda fd: os.ftruncate(fd, PAGE)),
+                                        ("FALLOCATE", lambda fd: os.posix_fallocate(fd, 0, 3 * PAGE))])
+def test_a_change_that_is_no_write_and_the_death_of_the_home(meet, op, change):
+    daemon, path, member = meet(home="b")
+    one = member()
+    fd = writes_to(daemon, one, path)
+    assert syncs(fd, 1) == [0]
+    before = one.do("asked", OPS[f"NODE_{op}"])
+    change(fd)
+    assert one.do("asked", OPS[f"NODE_{op}"]) == before + 1
+    one.kill()
+    assert errno.EIO in syncs(fd, 2)
     os.close(fd)
 
 
