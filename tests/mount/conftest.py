@@ -106,6 +106,9 @@ class Mount:
 # What takes long and is seldom broken: tests/run.sh leaves it to `make check`.
 not_in_the_gate = pytest.mark.skipif(bool(os.environ.get("GAIA_GATE")), reason="takes too long for tests/run.sh: make check")
 
+# The memory of a program, which under TSan is several times as much.
+measures_memory = pytest.mark.skipif(os.environ.get("GAIAFS_SANITIZE") == "thread", reason="most of its memory is TSan's")
+
 
 @pytest.fixture
 def workdir():

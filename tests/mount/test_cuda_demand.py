@@ -11,6 +11,7 @@ import time
 import pytest
 
 import helpers
+from conftest import measures_memory
 from files import make
 from helpers import PAGE, agents, cuda_standin, make_random, memory_kib, write_at  # noqa: F401
 
@@ -330,6 +331,7 @@ def test_a_program_that_is_killed(mount, programs):
     assert helpers.read_file(path)[3 * MIB:3 * MIB + 5] == b"lives"
 
 
+@measures_memory
 def test_what_is_only_read_leaves_no_twins(mount, programs):
     """Data that is larger than the GPU may be larger than what the host has for copies of it, too."""
     m = mount()

@@ -14,6 +14,7 @@ import time
 import pytest
 
 import helpers
+from conftest import measures_memory
 from descriptors import churn, with_descriptors
 from helpers import descriptors, error_of, make_random, read_file, statistics, write_file
 
@@ -405,6 +406,7 @@ def memory_group():
         os.rmdir(group)
 
 
+@measures_memory
 @pytest.mark.limit(240)
 def test_a_daemon_with_little_memory(memory_group, mount):
     """128 MiB: files beyond that, more inodes than are known at a time, devices: all of it works or says why not."""
