@@ -8,7 +8,6 @@ Every test has a time limit (60 s, @pytest.mark.limit(seconds) changes it). It i
 thread of a test that touches a mapping of a dead mount hangs with the interpreter's lock held. When it expires, that
 process prints the stacks of the daemons that the test started and aborts their connections, and theirs alone.
 """
-import contextlib
 import os
 import re
 import select
