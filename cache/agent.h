@@ -20,8 +20,8 @@ struct agent_file {
     struct call_session *session; /* a reference */
     uint32_t number;
     unsigned users; /* requests of the home under way; under nodes->lock */
-    _Atomic bool
-        handed; /* the home leaves, and what it has acknowledged is on storage, or was said to be lost */
+    /* The home leaves, and what it has acknowledged is on storage, or was said to be lost. */
+    _Atomic bool handed;
 };
 
 struct agent_frames {

@@ -2,20 +2,13 @@
 #include "cache/home.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <linux/falloc.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cache/client.h"
 #include "cache/home_device.h"
+#include "cache/home_open.h"
 #include "cache/internal.h"
-
-struct home_read {
-    LIST_ENTRY(home_read) link;
-    uint64_t number;
-    struct cache_read read;
-};
 
 /* A client of an agent's. */
 struct home_client {
@@ -24,275 +17,6 @@ struct home_client {
     struct cache_client *cache;
     unsigned references; /* the list's and operations' */
 };
-
-/* ---- what an agent has open ---- */
-
-/* The session's lock is held. */
-static struct home_open *find_open(const struct home_session *agent, uint32_t number)
-{
-    struct home_open *open;
-
-    LIST_FOREACH (open, &agent->opens, link)
-        if (open->number == number)
-            return open;
-    return NULL;
-}
-
-static struct home_open *open_get(struct home_session *agent, uint32_t number)
-{
-    struct home_open *open;
-
-    pthread_mutex_lock(&agent->lock);
-    open = find_open(agent, number);
-    if (open)
-        open->references++;
-    pthread_mutex_unlock(&agent->lock);
-    return open;
-}
-
-static void open_put(struct home_open *open)
-{
-    struct home_session *agent = open->session;
-    struct cache_file *file = open->file;
-    struct home_read *read;
-
-    pthread_mutex_lock(&agent->lock);
-    bool last = --open->references == 0;
-    pthread_mutex_unlock(&agent->lock);
-    if (!last)
-        return;
-    while ((read = LIST_FIRST(&open->reads))) { /* the agent's kernel will never have them */
-        LIST_REMOVE(read, link);
-        cache_file_read_end(file, &read->read);
-        free(read);
-    }
-    pthread_mutex_lock(&file->lock);
-    LIST_REMOVE(open, file_link);
-    pthread_mutex_unlock(&file->lock);
-    durable_close(file->durable);
-    file_unuse(file);
-    free(open);
-}
-
-/* Takes it off the session's list, if nobody has done so before. */
-static int open_close(struct home_session *agent, uint32_t number)
-{
-    struct home_open *open;
-
-    pthread_mutex_lock(&agent->lock);
-    open = find_open(agent, number);
-    if (open)
-        LIST_REMOVE(open, link);
-    pthread_mutex_unlock(&agent->lock);
-    if (!open)
-        return -ENOENT;
-    open_put(open);
-    return 0;
-}
-
-static int do_open(struct home_session *agent, const struct node_request *request, struct node_reply *reply)
-{
-    struct cache *cache = agent->nodes->cache;
-    struct cache_file *file;
-    struct home_open *open;
-
-    if (!request->file)
-        return -EINVAL;
-    open = open_get(agent, request->file);
-    if (open) {
-        open_put(open);
-        return -EEXIST;
-    }
-    open = calloc(1, sizeof *open);
-    if (!open)
-        return -ENOMEM;
-    int error = cache->host.find(cache->host.context, &request->name, &file); /* in use */
-    if (error) {
-        free(open);
-        return error;
-    }
-    *open = (struct home_open){.session = agent, .number = request->file, .file = file, .references = 1};
-    LIST_INIT(&open->reads);
-    durable_open(file->durable, true, &open->seen);
-    pthread_mutex_lock(&file->lock);
-    LIST_INSERT_HEAD(&file->opens, open, file_link);
-    pthread_mutex_unlock(&file->lock);
-    pthread_mutex_lock(&agent->lock);
-    LIST_INSERT_HEAD(&agent->opens, open, link);
-    pthread_mutex_unlock(&agent->lock);
-    reply->value[0] = agent->nodes->settles; /* else who leaves finds it in the file's list */
-    return 0;
-}
-
-/* ---- its programs' reads and writes ---- */
-
-static int do_read(struct home_session *agent, struct home_open *open, const struct node_request *request)
-{
-    uint8_t *slot = call_slot(agent->session, request->slot);
-    struct home_read *read;
-
-    if (!slot || request->length > CALL_SLOT_BYTES || request->offset < 0)
-        return -EINVAL;
-    read = calloc(1, sizeof *read);
-    if (!read)
-        return -ENOMEM;
-    read->number = request->value;
-    ssize_t n =
-        cache_file_read(open->file, open->file->fd, slot, request->length, request->offset,
-                        (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1), &read->read);
-    pthread_mutex_lock(&agent->lock);
-    LIST_INSERT_HEAD(&open->reads, read, link);
-    pthread_mutex_unlock(&agent->lock);
-    return (int)n;
-}
-
-static int do_read_end(struct home_session *agent, struct home_open *open, const struct node_request *request)
-{
-    LIST_HEAD(, home_read) ended = LIST_HEAD_INITIALIZER(ended);
-    struct home_read *read, *next;
-
-    pthread_mutex_lock(&agent->lock);
-    for (read = LIST_FIRST(&open->reads); read; read = next) {
-        next = LIST_NEXT(read, link);
-        if (read->number == request->value) {
-            LIST_REMOVE(read, link);
-            LIST_INSERT_HEAD(&ended, read, link);
-        }
-    }
-    pthread_mutex_unlock(&agent->lock);
-    for (read = LIST_FIRST(&ended); read; read = next) {
-        next = LIST_NEXT(read, link);
-        cache_file_read_end(open->file, &read->read);
-        free(read);
-    }
-    return 0;
-}
-
-/* A home that leaves syncs its files once more, for those who sync elsewhere after it; what it does to one
- * after that is on storage before it is acknowledged. Called with the result of what was done, after
- * durable_wrote() and the like: that sync begins after who leaves has said so. */
-static ssize_t settle(const struct home_session *agent, const struct cache_file *file, ssize_t result)
-{
-    int error = result >= 0 && agent->nodes->settles ? durable_store(file->durable, file->fd) : 0;
-
-    return error ? error : result;
-}
-
-/* The same of bytes, which another one's sync may have lost before this one's. */
-static ssize_t settle_bytes(const struct home_session *agent, const struct cache_file *file, off_t offset,
-                            ssize_t result)
-{
-    bool stored = result > 0 && agent->nodes->settles;
-
-    result = settle(agent, file, result);
-    return stored && result > 0 && durable_is_lost_in(file->durable, offset, result) ? -EIO : result;
-}
-
-static int do_write(struct home_session *agent, struct home_open *open, const struct node_request *request)
-{
-    struct cache_file *file = open->file;
-    const uint8_t *slot = call_slot(agent->session, request->slot);
-
-    if (!slot || request->length > CALL_SLOT_BYTES || request->offset < 0)
-        return -EINVAL;
-    if (!file->writable)
-        return -EROFS;
-    unsigned begun = durable_begin(file->durable, file->fd);
-    ssize_t n = cache_file_write(file, file->fd, slot, request->length, request->offset,
-                                 (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1));
-    durable_wrote(file->durable, begun, request->offset, n);
-    n = settle_bytes(agent, file, request->offset, n);
-    if (n < (ssize_t)request->length && request->flags & CACHE_IO_WRITEBACK) {
-        off_t done = n > 0 ? n : 0; /* its kernel has let go of the rest */
-        durable_lose(file->durable, request->offset + done, (off_t)request->length - done,
-                     n < 0 ? (int)n : -EIO);
-    } else if (n < (ssize_t)request->length) {
-        durable_tried(file->durable, request->offset, (off_t)request->length);
-    }
-    return (int)n;
-}
-
-static int do_truncate(struct home_session *agent, struct home_open *open, const struct node_request *request)
-{
-    struct cache_file *file = open->file;
-
-    if (request->length > INT64_MAX)
-        return -EINVAL;
-    durable_begin(file->durable, file->fd);
-    int error = cache_file_truncate(file, -1, (off_t)request->length);
-    if (!error)
-        durable_cut(file->durable, (off_t)request->length);
-    return (int)settle(agent, file, error);
-}
-
-static int do_fallocate(struct home_session *agent, struct home_open *open,
-                        const struct node_request *request)
-{
-    const uint32_t modes = FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE;
-    struct cache_file *file = open->file;
-
-    if (request->offset < 0 || request->length > INT64_MAX)
-        return -EINVAL;
-    if (request->flags & ~modes) /* as FUSE: what is on devices can't be moved along */
-        return -EOPNOTSUPP;
-    unsigned begun = durable_begin(file->durable, file->fd);
-    int error =
-        cache_file_fallocate(file, file->fd, (int)request->flags, request->offset, (off_t)request->length);
-    if (!error && request->flags & ~(uint32_t)FALLOC_FL_KEEP_SIZE) /* zeros were written */
-        durable_wrote(file->durable, begun, request->offset, (off_t)request->length);
-    return (int)settle(agent, file, error);
-}
-
-static int do_seek(struct home_open *open, const struct node_request *request, struct node_reply *reply)
-{
-    off_t found = cache_file_seek(open->file, open->file->fd, request->offset, (int)request->flags);
-
-    if (found < 0)
-        return (int)found;
-    reply->value[0] = (uint64_t)found;
-    return 0;
-}
-
-static int serve_open(struct home_session *agent, enum node_op op, const struct node_request *request,
-                      struct node_reply *reply)
-{
-    struct home_open *open = open_get(agent, request->file);
-    int result;
-
-    if (!open)
-        return -EBADF;
-    switch (op) {
-    case NODE_READ:
-        result = do_read(agent, open, request);
-        break;
-    case NODE_READ_END:
-        result = do_read_end(agent, open, request);
-        break;
-    case NODE_WRITE:
-        result = do_write(agent, open, request);
-        break;
-    case NODE_TRUNCATE:
-        result = do_truncate(agent, open, request);
-        break;
-    case NODE_FALLOCATE:
-        result = do_fallocate(agent, open, request);
-        break;
-    case NODE_SEEK:
-        result = do_seek(open, request, reply);
-        break;
-    case NODE_OPENED:
-        cache_file_kernel_drops(open->file);
-        result = 0;
-        break;
-    case NODE_FLUSH:
-        result = cache_file_flush(open->file);
-        break;
-    default: /* NODE_SYNC */
-        result = cache_file_sync(open->file, open->file->fd, request->flags & 1, &open->seen);
-    }
-    open_put(open);
-    return result;
-}
 
 /* ---- its clients' maps ---- */
 
@@ -407,7 +131,7 @@ static int map_open(struct home_session *agent, struct home_client *client, stru
 
 static int do_map(struct home_session *agent, const struct node_request *request, struct node_reply *reply)
 {
-    struct home_open *open = open_get(agent, request->file);
+    struct home_open *open = home_open_get(agent, request->file);
     struct home_client *client;
 
     if (!open)
@@ -417,7 +141,7 @@ static int do_map(struct home_session *agent, const struct node_request *request
         error = map_open(agent, client, open, request, reply);
         client_put(agent, client);
     }
-    open_put(open);
+    home_open_put(open);
     return error;
 }
 
@@ -648,13 +372,13 @@ int home_serve(struct home_session *agent, enum node_op op, const struct node_re
     if (op == NODE_GONE)
         return client_gone(agent, request->client);
     if (op == NODE_OPEN)
-        return do_open(agent, request, reply);
+        return home_open_make(agent, request, reply);
     if (op == NODE_CLOSE)
-        return open_close(agent, request->file);
+        return home_open_close(agent, request->file);
     if (op <= NODE_ADVISE)
         return serve_client(agent, op, request, reply);
     if (op <= NODE_READ_END)
-        return serve_open(agent, op, request, reply);
+        return home_open_serve(agent, op, request, reply);
     return -EPROTO;
 }
 
@@ -705,7 +429,7 @@ void home_session_end(struct home_session *agent)
         client_gone(agent, client->number);
     home_device_lost(agent);
     while ((open = LIST_FIRST(&agent->opens)))
-        open_close(agent, open->number);
+        home_open_close(agent, open->number);
     pthread_mutex_lock(&agent->nodes->lock); /* last: the same member may come again then */
     if (agent->member != MEMBERS_MAX)
         LIST_REMOVE(agent, link);

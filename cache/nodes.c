@@ -619,7 +619,7 @@ static int hand_over(struct cache_file *file, void *context)
 
 /* What this node is home of goes to its next homes by way of storage. In this order: what was acknowledged
  * before `leaving` was said is collected; what is acknowledged before `settles` was said is synced; what is
- * acknowledged later was synced before it was (cache/home.c). At last what nobody has open any more: who
+ * acknowledged later was synced before it was (cache/home_open.c). At last what nobody has open any more: who
  * unmounts a disk syncs it, too. */
 static int hand_all_over(struct cache *cache)
 {
