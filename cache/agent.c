@@ -187,6 +187,7 @@ ssize_t agent_write(struct cache_file *file, const void *buffer, size_t length, 
     return put;
 }
 
+/* Counted as a WRITE is. */
 static int ask_change(struct cache_file *file, enum node_op op, struct node_request *request)
 {
     durable_ask(file->durable);
@@ -346,7 +347,11 @@ int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64
     if (offset > INT64_MAX)
         return -EINVAL;
     bool poisoned = op == NODE_ACQUIRE && atomic_exchange(&map->poisoned, false);
+    if (op == NODE_RELEASE) /* before and after, as a WRITE */
+        durable_ask(map->file->durable);
     int error = nodes_ask(map->far->file->session, NODE_CALLS, op, &request, &reply);
+    if (op == NODE_RELEASE)
+        durable_ask(map->file->durable);
     if (op == NODE_ACQUIRE) {
         *poisoned_out = poisoned || (!error && reply.value[0]);
         if (error && poisoned)

@@ -400,18 +400,6 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
     return error;
 }
 
-/* Its bytes will be in the home's memory: should that die, a sync must say so. Before, for who finds out that
- * it has died meanwhile; and after, as a sync may have come between that the bytes came too late for. The
- * reference goes. */
-static int release_far(struct cache_map *map, uint64_t offset, uint64_t bytes)
-{
-    durable_ask(map->file->durable);
-    int error = agent_map_do(map, NODE_RELEASE, offset, bytes, 0, NULL);
-    durable_ask(map->file->durable);
-    cache_map_put(map);
-    return error;
-}
-
 int cache_map_release(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes)
 {
     struct cache_map *map;
@@ -421,8 +409,9 @@ int cache_map_release(struct cache_client *client, uint32_t id, uint64_t offset,
     if (error)
         return error;
     if (map->far)
-        return release_far(map, offset, bytes);
-    error = map->writable ? release_range(map->replica, run.page, run.count) : -EACCES;
+        error = agent_map_do(map, NODE_RELEASE, offset, bytes, 0, NULL);
+    else
+        error = map->writable ? release_range(map->replica, run.page, run.count) : -EACCES;
     cache_map_put(map);
     return error;
 }

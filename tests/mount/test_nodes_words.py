@@ -169,6 +169,17 @@ def test_what_ends_a_read_does_not_wait_behind_what_waits_for_it(meet):
     assert time.monotonic() - begun < 4
 
 
+@pytest.fixture
+def reads(meet, workdir, monkeypatch):
+    """(the plan of a home whose calls can be made to fail, the home, its file, an agent that has read the first page)"""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    daemon, path, member = meet(env=env)
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    return plan, daemon, path, one
+
+
 def leaves(daemon, one, op):
     """The home is about to leave, and waits for the member's answer to an operation."""
     before = one.do("asked", op)
@@ -178,12 +189,8 @@ def leaves(daemon, one, op):
     wait_until(lambda: one.do("asked", op) > before)
 
 
-def test_what_a_home_does_after_its_last_sync_is_synced(meet, workdir, monkeypatch):
-    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
-    daemon, path, member = meet(env=env)
-    one = member()
-    one.has_page(path)
-    assert one.do("read_end") == 0
+def test_what_a_home_does_after_its_last_sync_is_synced(reads):
+    plan, daemon, path, one = reads
     leaves(daemon, one, OPS["NODE_LEAVE"])
     assert one.do("asked", OPS["NODE_HANDED"]) == 1 and one.do("flags", OPS["NODE_HANDED"]) == 0
     row = ROWS.index("fsync")
@@ -195,13 +202,9 @@ def test_what_a_home_does_after_its_last_sync_is_synced(meet, workdir, monkeypat
     plan.row = -1
 
 
-def test_what_is_written_back_while_a_home_leaves_is_not_synced_each(meet, workdir, monkeypatch):
+def test_what_is_written_back_while_a_home_leaves_is_not_synced_each(reads):
     """An unmount would take as long as a disk needs for a sync of each page."""
-    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
-    daemon, path, member = meet(env=env)
-    one = member()
-    one.has_page(path)
-    assert one.do("read_end") == 0
+    plan, daemon, path, one = reads
     leaves(daemon, one, OPS["NODE_INVALIDATE"])
     syncs = plan.calls[ROWS.index("fsync")]
     for value in range(20):
@@ -232,13 +235,9 @@ def test_a_home_that_leaves_waits_for_who_writes_back(meet):
     assert read_file(path)[5] == 15
 
 
-def test_an_error_of_a_sync_is_told_though_another_has_met_it(meet, workdir, monkeypatch):
-    """Of a file's descriptors the kernel tells each once; what was acknowledged before is lost all the same."""
-    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
-    daemon, path, member = meet(env=env)
-    one = member()
-    one.has_page(path)
-    assert one.do("read_end") == 0
+def test_what_an_earlier_sync_has_lost_is_told_by_a_home_that_leaves(reads):
+    """It alone remembers that; a later sync finds clean pages, and would say 0."""
+    plan, daemon, path, one = reads
     one.do("set", 3, 77)
     assert one.do("write") == PAGE
     plan.arm(ROWS.index("fsync"), errno.EIO, 1, 0)
