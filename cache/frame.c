@@ -14,59 +14,153 @@ static uint8_t *area_map(size_t length)
     return area == MAP_FAILED ? NULL : area;
 }
 
+static void give_back(struct frame_pool *pool, const struct frame_chunk *chunk)
+{
+    /* What it refuses stays there, and is overwritten by the next owner like anything else. */
+    madvise(frame_bytes(pool, (uint32_t)(chunk - pool->chunks) * FRAME_CHUNK), FRAME_CHUNK * GAIA_PAGE_SIZE,
+            MADV_DONTNEED);
+}
+
+static bool is_before(const struct timespec *a, const struct timespec *b)
+{
+    return a->tv_sec < b->tv_sec || (a->tv_sec == b->tv_sec && a->tv_nsec < b->tv_nsec);
+}
+
+/* The trimmer: of the warm chunks the one that was emptied the longest ago, until they are few. */
+static void *trim(void *argument)
+{
+    struct frame_pool *pool = argument;
+
+    pthread_mutex_lock(&pool->lock);
+    while (!pool->ends) {
+        if (pool->warm_count <= FRAME_CHUNKS_WARM) {
+            pthread_cond_wait(&pool->excess, &pool->lock);
+            continue;
+        }
+        struct frame_chunk *chunk = TAILQ_LAST(&pool->warm, frame_chunks);
+        struct timespec now = lock_wait_until(0), until = chunk->until;
+        if (is_before(&now, &until)) {
+            pthread_cond_timedwait(&pool->excess, &pool->lock, &until);
+            continue;
+        }
+        TAILQ_REMOVE(&pool->warm, chunk, link);
+        pool->warm_count--;
+        pthread_mutex_unlock(&pool->lock);
+        give_back(pool, chunk);
+        pthread_mutex_lock(&pool->lock);
+        TAILQ_INSERT_HEAD(&pool->cold, chunk, link);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+static void unmap_pool(struct frame_pool *pool)
+{
+    if (pool->area)
+        munmap(pool->area, (size_t)pool->max * FRAME_CHUNK * GAIA_PAGE_SIZE);
+    if (pool->chunks)
+        munmap(pool->chunks, (size_t)pool->max * sizeof *pool->chunks);
+    *pool = (struct frame_pool){0};
+}
+
 int frame_pool_init(struct frame_pool *pool, uint64_t max_bytes)
 {
-    uint64_t frames = max_bytes / GAIA_PAGE_SIZE;
+    const uint64_t most = UINT32_MAX / FRAME_CHUNK;
+    uint64_t chunks = max_bytes / (FRAME_CHUNK * GAIA_PAGE_SIZE) + 1;
 
-    *pool = (struct frame_pool){.max = frames < UINT32_MAX ? (uint32_t)frames : UINT32_MAX};
-    pool->area = area_map((size_t)pool->max * GAIA_PAGE_SIZE);
-    /* The list is address space too until frames come back. */
-    pool->free_list = (uint32_t *)area_map((size_t)pool->max * sizeof *pool->free_list);
-    if (!pool->area || !pool->free_list) {
-        frame_pool_free(pool);
+    *pool = (struct frame_pool){.max = (uint32_t)(chunks < most ? chunks : most)};
+    pool->area = area_map((size_t)pool->max * FRAME_CHUNK * GAIA_PAGE_SIZE);
+    pool->chunks = (struct frame_chunk *)area_map((size_t)pool->max * sizeof *pool->chunks);
+    if (!pool->area || !pool->chunks) {
+        unmap_pool(pool);
         return -ENOMEM;
     }
+    TAILQ_INIT(&pool->open);
+    TAILQ_INIT(&pool->warm);
+    TAILQ_INIT(&pool->cold);
     lock_init(&pool->lock, LOCK_TWINS);
-    return 0;
+    lock_condition_init(&pool->excess);
+    int error = -pthread_create(&pool->trimmer, NULL, trim, pool);
+    if (error) {
+        pthread_cond_destroy(&pool->excess);
+        pthread_mutex_destroy(&pool->lock);
+        unmap_pool(pool);
+    }
+    return error;
 }
 
 void frame_pool_free(struct frame_pool *pool)
 {
-    assert(pool->free_count == pool->used); /* every twin was given back */
-    if (pool->area)
-        munmap(pool->area, (size_t)pool->max * GAIA_PAGE_SIZE);
-    if (pool->free_list)
-        munmap(pool->free_list, (size_t)pool->max * sizeof *pool->free_list);
-    pool->area = NULL;
-    pool->free_list = NULL;
+    if (!pool->area)
+        return;
+    assert(!pool->held);
+    pthread_mutex_lock(&pool->lock);
+    pool->ends = true;
+    pthread_cond_signal(&pool->excess);
+    pthread_mutex_unlock(&pool->lock);
+    pthread_join(pool->trimmer, NULL);
+    pthread_cond_destroy(&pool->excess);
+    pthread_mutex_destroy(&pool->lock);
+    unmap_pool(pool);
+}
+
+/* A chunk with a free frame, first of the open ones; NULL: there is none. Lock held. */
+static struct frame_chunk *open_chunk(struct frame_pool *pool)
+{
+    struct frame_chunk *chunk = TAILQ_FIRST(&pool->open);
+
+    if (chunk)
+        return chunk;
+    if ((chunk = TAILQ_FIRST(&pool->warm))) {
+        TAILQ_REMOVE(&pool->warm, chunk, link);
+        pool->warm_count--;
+    } else if ((chunk = TAILQ_FIRST(&pool->cold))) {
+        TAILQ_REMOVE(&pool->cold, chunk, link);
+    } else if (pool->used < pool->max) {
+        chunk = &pool->chunks[pool->used++];
+    } else {
+        return NULL;
+    }
+    TAILQ_INSERT_HEAD(&pool->open, chunk, link);
+    return chunk;
 }
 
 int frame_get(struct frame_pool *pool, uint32_t *frame_out)
 {
-    int error = 0;
-
     pthread_mutex_lock(&pool->lock);
-    if (pool->free_count)
-        *frame_out = pool->free_list[--pool->free_count];
-    else if (pool->used < pool->max)
-        *frame_out = pool->used++;
-    else
-        error = -ENOMEM;
+    struct frame_chunk *chunk = open_chunk(pool);
+    if (chunk) {
+        unsigned word = 0;
+        while (chunk->out[word] == UINT64_MAX)
+            word++;
+        unsigned bit = (unsigned)__builtin_ctzll(~chunk->out[word]);
+        chunk->out[word] |= UINT64_C(1) << bit;
+        if (++chunk->count == FRAME_CHUNK)
+            TAILQ_REMOVE(&pool->open, chunk, link);
+        pool->held++;
+        *frame_out = (uint32_t)(chunk - pool->chunks) * FRAME_CHUNK + word * 64 + bit;
+    }
     pthread_mutex_unlock(&pool->lock);
-    return error;
+    return chunk ? 0 : -ENOMEM;
 }
 
 void frame_put(struct frame_pool *pool, uint32_t frame)
 {
+    struct frame_chunk *chunk = &pool->chunks[frame / FRAME_CHUNK];
+    uint64_t bit = UINT64_C(1) << frame % 64, *word = &chunk->out[frame % FRAME_CHUNK / 64];
+
     pthread_mutex_lock(&pool->lock);
-    assert(frame < pool->used && pool->free_count < pool->used);
-    pool->free_list[pool->free_count++] = frame;
-    /* All are back: give the memory back too, and start anew from the front; not for a handful, over and
-     * over. */
-    if (pool->free_count == pool->used && pool->used >= 1024) {
-        madvise(pool->area, (size_t)pool->used * GAIA_PAGE_SIZE, MADV_DONTNEED);
-        pool->used = 0;
-        pool->free_count = 0;
+    assert(frame / FRAME_CHUNK < pool->used && *word & bit);
+    *word &= ~bit;
+    pool->held--;
+    /* First of the list: its frames are still in the CPU's cache, perhaps. */
+    if (chunk->count-- < FRAME_CHUNK)
+        TAILQ_REMOVE(&pool->open, chunk, link);
+    TAILQ_INSERT_HEAD(chunk->count ? &pool->open : &pool->warm, chunk, link);
+    if (!chunk->count) {
+        chunk->until = lock_wait_until(FRAME_WARM_MS);
+        if (++pool->warm_count == FRAME_CHUNKS_WARM + 1)
+            pthread_cond_signal(&pool->excess);
     }
     pthread_mutex_unlock(&pool->lock);
 }
@@ -74,7 +168,7 @@ void frame_put(struct frame_pool *pool, uint32_t frame)
 uint64_t frame_pool_held(struct frame_pool *pool)
 {
     pthread_mutex_lock(&pool->lock);
-    uint64_t held = pool->used - pool->free_count;
+    uint64_t held = pool->held;
     pthread_mutex_unlock(&pool->lock);
     return held;
 }

@@ -5,7 +5,11 @@
 #ifndef GAIAFS_CACHE_FRAME_H
 #define GAIAFS_CACHE_FRAME_H
 
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <sys/queue.h>
+#include <time.h>
 
 #include "base/lock.h"
 #include "consistency/page.h"
@@ -13,19 +17,47 @@
 #define STAGE_PAGES 128u /* pages: 512 KiB, the smallest read after a sequential hint */
 #define STAGE_COUNT 32u  /* in flight at once: a readahead window of 16 MiB */
 
-/* Twins: frames of one page in one area that grows; a frame is named by its number. */
+/* Twins: frames of one page in one area of address space; a frame is named by its number. Frames come in
+ * chunks, and memory goes back to the kernel by the chunk: those that are empty, but for a few that the next
+ * twins find warm. A thread of the pool's own does that, as it takes the time of a page fault for each page,
+ * which nobody is to wait for: not who puts the last frame of many, and not who needs the lock meanwhile. One
+ * frame that stays out keeps its chunk. */
+#define FRAME_CHUNK 512u     /* frames: 2 MiB */
+#define FRAME_CHUNKS_WARM 8u /* empty chunks whose memory stays, */
+#define FRAME_WARM_MS 1000u  /* and for how long that of more does: programs that share go on sharing */
+
+struct frame_chunk {
+    TAILQ_ENTRY(frame_chunk)
+    link;                           /* the pool's open, warm or cold ones; none while all its frames are out,
+                                       and while its memory is given back */
+    uint64_t out[FRAME_CHUNK / 64]; /* frames that are handed out */
+    unsigned count;                 /* of them */
+    struct timespec until;          /* of a warm one: its memory stays */
+};
+TAILQ_HEAD(frame_chunks, frame_chunk);
+
 struct frame_pool {
-    pthread_mutex_t lock; /* guards all below; a leaf: nothing is locked inside it */
-    uint8_t *area;        /* address space for max frames */
+    uint8_t *area;              /* address space for `max` chunks; constant, as are the next two */
+    struct frame_chunk *chunks; /* that are in `area`; address space, too, until they are used */
     uint32_t max;
-    uint32_t used;       /* frames that were ever handed out: [0, used) */
-    uint32_t *free_list; /* numbers of free frames below used */
-    uint32_t free_count;
+    pthread_t trimmer;
+    pthread_mutex_t lock;     /* guards all below; a leaf: nothing is locked inside it */
+    pthread_cond_t excess;    /* more than FRAME_CHUNKS_WARM are warm, or the pool ends */
+    uint32_t used;            /* chunks that ever had a frame out: [0, used) */
+    uint64_t held;            /* frames that are out */
+    struct frame_chunks open; /* some frames are out, some free; first the one that was used last */
+    struct frame_chunks warm; /* no frame is out, the memory is there; the first was emptied last */
+    struct frame_chunks cold; /* no frame is out, the memory was given back */
+    uint32_t warm_count;
+    bool ends;
 };
 
+/* 0, -ENOMEM, or -EAGAIN: no thread. frame_pool_free() of a pool that was not made, all zeros, does nothing.
+ */
 int frame_pool_init(struct frame_pool *pool, uint64_t max_bytes);
+/* Every frame was put back. */
 void frame_pool_free(struct frame_pool *pool);
-/* 0 or -ENOMEM. The frame's bytes are what its last owner left: the caller overwrites all of them. */
+/* 0 or -ENOMEM. The frame's bytes are anything: the caller overwrites all of them. */
 int frame_get(struct frame_pool *pool, uint32_t *frame_out);
 void frame_put(struct frame_pool *pool, uint32_t frame);
 static inline uint8_t *frame_bytes(const struct frame_pool *pool, uint32_t frame)
