@@ -9,6 +9,9 @@
 
 /* A call's number has its place in its low bits. */
 #define PLACE_BITS 8
+/* Whoever waits is woken within this after his time is over, unless the process (or the machine) stands
+ * still, or has no processor to run on. */
+#define STILL_MS 100
 #define SENDS_MAX 64u /* by a thread that has other things to do: one of a class may wait for it */
 _Static_assert(CALL_CLASSES *CALL_WIDTH <= 1 << PLACE_BITS, "a number has room for its place");
 
@@ -442,15 +445,29 @@ static int begin_call(struct call_session *session, unsigned class, unsigned op,
     return 0;
 }
 
+/* Whether it is much later than `until`: whoever waited so long was not woken, for this process stood still,
+ * and answers may be here that nobody has looked at. */
+static bool has_stood_still(const struct timespec *until)
+{
+    struct timespec now = lock_wait_until(0);
+
+    return (now.tv_sec - until->tv_sec) * 1000 + (now.tv_nsec - until->tv_nsec) / 1000000 > STILL_MS;
+}
+
 /* The lock is held, and let go meanwhile. Whether it was in time. */
 static bool await_answer(struct call_session *session, struct call_pending *pending, unsigned timeout_ms)
 {
     struct timespec until = lock_wait_until(timeout_ms);
     int late = 0;
 
-    while (pending->state == PENDING_ASKED && !session->error && !late)
+    while (pending->state == PENDING_ASKED && !session->error && !late) {
         late = timeout_ms ? pthread_cond_timedwait(&pending->answered, &session->lock, &until)
                           : pthread_cond_wait(&pending->answered, &session->lock);
+        if (late && has_stood_still(&until)) {
+            until = lock_wait_until(timeout_ms);
+            late = 0;
+        }
+    }
     return pending->state == PENDING_ANSWERED || session->error;
 }
 

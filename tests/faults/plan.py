@@ -20,7 +20,7 @@ class Plan(ctypes.Structure):
     _fields_ = [("row", ctypes.c_int32), ("error", ctypes.c_int32), ("countdown", ctypes.c_int64),
                 ("sticky", ctypes.c_int32), ("landed", ctypes.c_int32), ("calls", ctypes.c_int64 * ROWS_MAX),
                 ("names", ctypes.c_char * 32 * ROWS_MAX), ("kill", ctypes.c_int32), ("victim", ctypes.c_int32),
-                ("only", ctypes.c_int64), ("signal", ctypes.c_int32)]
+                ("only", ctypes.c_int64), ("signal", ctypes.c_int32), ("wait_ms", ctypes.c_int32)]
 
     @classmethod
     def make(cls, path):
@@ -33,12 +33,19 @@ class Plan(ctypes.Structure):
 
     def arm(self, row, error, number, sticky):
         """Let call `number` of a row, counted from now, fail; with sticky those after it, too."""
-        self.error, self.countdown, self.sticky, self.landed = error, number, sticky, 0
+        self.row = -1
+        self.error, self.countdown, self.sticky, self.landed, self.wait_ms, self.kill = error, number, sticky, 0, 0, 0
+        self.row = row
+
+    def arm_wait(self, row, wait_ms, number, sticky):
+        """Let it take so long, and do what it does."""
+        self.row = -1
+        self.wait_ms, self.countdown, self.sticky, self.landed, self.kill = wait_ms, number, sticky, 0, 0
         self.row = row
 
     def arm_kill(self, row, when, number, only=0, victim=0, signal=0):
         """Let it bring SIGKILL (or another signal) to the victim (0: who calls), before it (1) or after it (2)."""
         self.row = -1
-        self.only, self.kill, self.victim, self.signal = only, when, victim, signal
+        self.only, self.kill, self.victim, self.signal, self.wait_ms = only, when, victim, signal, 0
         self.countdown, self.landed, self.sticky = number, 0, 0
         self.row = row

@@ -6,7 +6,7 @@
  * $GAIAFS_FAULTS names a file that is shared with the test: struct plan. Without it nothing fails.
  *
  * Instead of a failure a row may bring death: SIGKILL, or another signal, to this process, or to the one that
- * the plan names, just before the call or just after it (tests/kills). */
+ * the plan names, just before the call or just after it (tests/kills). Or it takes its time. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define ROWS_MAX 128
@@ -37,10 +38,11 @@ struct plan {
     _Atomic int32_t landed;    /* how often it has */
     _Atomic int64_t calls[ROWS_MAX];
     char names[ROWS_MAX][32];
-    _Atomic int32_t kill;   /* KILL_*: the call does not fail */
-    _Atomic int32_t victim; /* process; 0: this one */
-    _Atomic int64_t only;   /* KIND_* of the descriptor, or the request of an ioctl(); 0: any */
-    _Atomic int32_t signal; /* instead of SIGKILL; 0: that */
+    _Atomic int32_t kill;    /* KILL_*: the call does not fail */
+    _Atomic int32_t victim;  /* process; 0: this one */
+    _Atomic int64_t only;    /* KIND_* of the descriptor, or the request of an ioctl(); 0: any */
+    _Atomic int32_t signal;  /* instead of SIGKILL; 0: that */
+    _Atomic int32_t wait_ms; /* before the call is made; 0: it fails */
 };
 
 static struct plan *plan;
@@ -52,6 +54,16 @@ static void strike(void)
 
     atomic_fetch_add(&plan->landed, 1); /* first: who is killed says no more */
     syscall(SYS_kill, victim ? victim : getpid(), plan->signal ? plan->signal : SIGKILL);
+}
+
+static void dawdle(int32_t ms)
+{
+    struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+    int error = errno;
+
+    while (syscall(SYS_nanosleep, &left, &left) && errno == EINTR)
+        ;
+    errno = error;
 }
 
 /* Whether this call of the row is to fail, and how. only: what kind of call it is, 0 where there are no
@@ -73,6 +85,10 @@ static bool hit_kind(int row, int64_t only, int *error_out)
     if (plan->kill)
         return false;
     atomic_fetch_add(&plan->landed, 1);
+    if (plan->wait_ms) {
+        dawdle(plan->wait_ms);
+        return false;
+    }
     *error_out = plan->error;
     return true;
 }

@@ -2,6 +2,8 @@
 /* Sessions that end: aborted, closed, refused, by a peer that dies, stops or does not answer (one that
  * says what makes no sense: test_call_words.c). Every call that is under way gives -EIO, ended() is called
  * once, and others live on. */
+#include <sys/prctl.h>
+
 #include "tests/io/call_fixture.h"
 #include "tests/io/peer.h"
 
@@ -287,6 +289,59 @@ static void test_timeout(void **state)
     couple_close(&c);
 }
 
+#define STOPPED_CALLERS 6u
+
+/* In a process of its own: how many of some calls with a limit have failed. */
+static int calls_that_failed(const char *address)
+{
+    static struct node client, server;
+    struct caller callers[STOPPED_CALLERS];
+    int failed = 0;
+
+    node_open(&client, false, LONG_MS);
+    memcpy(server.address, address, sizeof server.address);
+    struct call_session *session = join_to(&client, &server);
+    for (unsigned i = 0; i < STOPPED_CALLERS; i++)
+        caller_start(&callers[i], session, i % 2, OP_WAIT, 1000);
+    for (unsigned i = 0; i < STOPPED_CALLERS; i++)
+        failed += caller_join(&callers[i]) != 0;
+    call_session_close(session);
+    call_session_put(session);
+    node_close(&client);
+    return failed;
+}
+
+/* It is not the answers that are late: they wait for a process that stood still. */
+static void test_callers_stopped(void **state)
+{
+    static struct node server;
+    int address[2], status;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip(); /* verbs and fork() don't go together */
+    assert_int_equal(pipe(address), 0);
+    pid_t pid = fork(); /* before there is a thread */
+    assert_true(pid >= 0);
+    if (!pid) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        bool told = read(address[0], server.address, sizeof server.address) == sizeof server.address;
+        _exit(told ? calls_that_failed(server.address) : 1);
+    }
+    node_open(&server, true, LONG_MS);
+    assert_int_equal(write(address[1], server.address, sizeof server.address), sizeof server.address);
+    node_await(&server, &server.waiting, STOPPED_CALLERS);
+    kill(pid, SIGSTOP);
+    node_open_gate(&server, true);
+    usleep(1300 * 1000); /* a little longer than the limit */
+    kill(pid, SIGCONT);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    close(address[0]);
+    close(address[1]);
+    node_close(&server);
+}
+
 /* A node that nobody's test looks at. */
 static void run_peer(struct peer_shared *shared)
 {
@@ -438,6 +493,7 @@ int main(int argc, char **argv)
         CASE(test_node_closes),
         CASE(test_node_closes_at_work),
         CASE(test_timeout),
+        CASE(test_callers_stopped),
         CASE(test_peer_killed),
         CASE(test_peer_stopped),
         CASE(test_refused),

@@ -235,6 +235,56 @@ def test_a_home_that_leaves_waits_for_who_writes_back(meet):
     assert read_file(path)[5] == 15
 
 
+@not_in_the_gate
+def test_a_home_that_leaves_waits_for_what_it_does_itself(reads):
+    """A disk is slow: the agent says nothing for longer than it is waited for, as the home has not answered its WRITE."""
+    plan, daemon, path, one = reads
+    one.do("pause", OPS["NODE_INVALIDATE"], 13_000)
+    os.kill(daemon.pid, signal.SIGTERM)
+    wait_until(lambda: one.do("asked", OPS["NODE_INVALIDATE"]))
+    plan.arm_wait(ROWS.index("pwrite64"), 11_500, 1, 0)
+    one.do("set", 5, 77)
+    assert one.do("write") == PAGE and plan.landed
+    assert daemon.proc.wait(20) == 0
+    assert one.do("flags", OPS["NODE_HANDED"]) == 0 and read_file(path)[5] == 77
+
+
+def test_what_is_written_again_is_not_told_by_a_home_that_leaves(reads):
+    """A sync has lost it and said so; it came again, and the next one said 0."""
+    plan, daemon, path, one = reads
+    assert one.do("sync") == 0
+    one.do("set", 3, 77)
+    assert one.do("write") == PAGE
+    plan.arm(ROWS.index("fsync"), errno.EIO, 1, 0)
+    assert one.do("sync") == -errno.EIO and plan.landed
+    assert one.do("write") == PAGE and one.do("sync") == 0
+    leaves(daemon, one, OPS["NODE_INVALIDATE"])
+    daemon.proc.wait(20)
+    assert one.do("flags", OPS["NODE_HANDED"]) == 0 and daemon.proc.returncode == 0
+
+
+def test_who_comes_while_a_home_leaves_is_refused(cluster, workdir, monkeypatch):
+    """It would have from it what nobody would take back."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(3, "timeout=0,peer_timeout=2", only=[])
+    daemon = nodes.mount(0, env=env)
+    nodes.make(pattern(2 * PAGE, 1), home=0)
+    one = Member(nodes.peers)
+    try:
+        one.has_page(nodes.below())
+        assert one.met == 0 and one.do("read_end") == 0
+        plan.arm_wait(ROWS.index("syncfs"), 3000, 1, 0)
+        os.kill(daemon.pid, signal.SIGTERM)
+        wait_until(lambda: plan.landed)
+        assert one.do("asked", OPS["NODE_HANDED"]) == 1
+        two = Member(nodes.peers, name="c")
+        assert two.met == -errno.ESHUTDOWN
+        two.kill()
+        assert daemon.proc.wait(20) == 0
+    finally:
+        one.kill()
+
+
 def test_what_an_earlier_sync_has_lost_is_told_by_a_home_that_leaves(reads):
     """It alone remembers that; a later sync finds clean pages, and would say 0."""
     plan, daemon, path, one = reads
