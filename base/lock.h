@@ -71,6 +71,7 @@ enum lock_flags {
     X(VOLUMES, "volumes.lock", LOCK_LEAF)                       \
     X(PRUNER, "pruner.lock", LOCK_LEAF)                         \
     X(PEEK, "peek.lock", LOCK_LEAF)                             \
+    X(COPIES, "home_copy.copies.lock", LOCK_LEAF)               \
     X(LOOP, "loop.lock", LOCK_ALONE | LOCK_LEAF)                \
     X(NOTIFY, "fs.notify_gate", LOCK_ALONE | LOCK_LEAF)         \
     X(MAPS, "soft_frames.maps_lock", LOCK_ALONE | LOCK_LEAF)

@@ -40,6 +40,7 @@
  *         LOCK_CALLS, LOCK_CALL_SESSION    calls to other nodes (io/); none is held over a wait for one
  *         LOCK_PULL, LOCK_TRANSPORT    reads from peers (io/)
  *         LOCK_SERVER, LOCK_TOKENS, LOCK_HANDLES, LOCK_VOLUMES, LOCK_PRUNER, LOCK_PEEK   of fs/
+ *         LOCK_COPIES  the windows through which soft devices' frames are filled (gpu/)
  *   LOCK_LOOP          which threads wait for requests, and which sleep (fs/loop.c)
  *   LOCK_NOTIFY        the gate of notifications: held over those to the kernel
  *   LOCK_MAPS          the maps of a file's frames (gpu/): held over userfaultfd calls on clients

@@ -26,6 +26,7 @@
 
 #include "base/lock.h"
 #include "base/shared_page.h"
+#include "gpu/home_copy.h"
 #include "gpu/uffd.h"
 
 struct soft_frames;
@@ -112,12 +113,14 @@ static int soft_resize(struct gaia_frames *frames, uint64_t pages)
     return ftruncate(soft(frames)->fd, (off_t)(pages * GAIA_PAGE_SIZE)) ? -errno : 0;
 }
 
-/* pwrite() and not a store through a mapping: it allocates pages without clearing them first, and a file that
- * is truncated meanwhile is no SIGBUS. */
+/* Not stores through a mapping: these allocate pages without clearing them first, and a file that is
+ * truncated meanwhile is no SIGBUS. */
 static int soft_place(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes)
 {
-    size_t length = count * GAIA_PAGE_SIZE;
-    size_t done = 0;
+    size_t length = count * GAIA_PAGE_SIZE, done = 0;
+
+    if (count >= HOME_COPY_LEAST)
+        done = home_copy_run(soft(frames)->fd, page, count, bytes) * GAIA_PAGE_SIZE;
 
     while (done < length) {
         ssize_t n = pwrite(soft(frames)->fd, (const uint8_t *)bytes + done, length - done,
@@ -390,6 +393,7 @@ static int soft_fetch(struct gaia_frames *frames, uint64_t page, unsigned count,
 
 static void soft_close(struct gaia_frames *frames)
 {
+    home_copy_forget(soft(frames)->fd);
     close(soft(frames)->fd);
     pthread_rwlock_destroy(&soft(frames)->maps_lock);
     free(frames);

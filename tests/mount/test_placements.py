@@ -47,3 +47,22 @@ def test_all_stages_at_once(cluster, agents, env):
         program.agent.do("map.advise(gaia.ADV_WILLNEED)")
         check(f"turn {turn}", program.device_load(), content)
         program.agent.do("map.advise(gaia.ADV_DONTNEED)")
+
+
+@pytest.mark.parametrize("copies", ["1", "0"])
+def test_long_runs(mount, agents, copies):
+    """By copies, and as where there is no userfaultfd for the daemon: read ahead of the touches, dropped, changed, and again."""
+    daemon = mount("timeout=0", env={"GAIA_SOFT_COPY": copies})
+    content = bytearray(pattern(2 * LARGE + 3 * PAGE + 5))
+    path = os.path.join(daemon.mnt, "f")
+    write_file(path, bytes(content))
+    program = Program(agents(), path, cpu=False)
+    for turn in range(3):
+        program.agent.do("map.advise(gaia.ADV_WILLNEED)")
+        check(f"turn {turn}", program.device_load(), content)
+        for at in range(turn * PAGE, len(content), 1000 * PAGE):
+            program.write(at, b"written")
+            content[at:at + 7] = b"written"
+        program.acquire()
+        check(f"turn {turn}, changed", program.device_load(), content)
+        program.agent.do("map.advise(gaia.ADV_DONTNEED)")
