@@ -2,6 +2,7 @@
 #include "cache/filler.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "cache/fill.h"
 
@@ -41,12 +42,16 @@ static void *fill_pieces(void *argument)
 int filler_start(struct cache *cache)
 {
     struct filler *filler = &cache->filler;
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    unsigned wanted = processors < 1 ? 2 : (unsigned)processors + 1;
     int error = 0;
 
     lock_init(&filler->lock, LOCK_FILLER);
     pthread_cond_init(&filler->queued, NULL);
     STAILQ_INIT(&filler->queue);
-    while (filler->started < FILLER_THREADS && !error) {
+    if (wanted > FILLER_THREADS_MAX)
+        wanted = FILLER_THREADS_MAX;
+    while (filler->started < wanted && !error) {
         error = -pthread_create(&filler->threads[filler->started], NULL, fill_pieces, filler);
         filler->started += !error;
     }

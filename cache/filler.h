@@ -10,7 +10,9 @@
 
 #include "base/lock.h"
 
-#define FILLER_THREADS 2u
+/* One more than there are processors, and no more than this: each waits now and then, for a stage or for the
+ * kernel. */
+#define FILLER_THREADS_MAX 8u
 #define FILLER_QUEUE_MAX 256u /* pieces: more are not worth remembering */
 
 struct cache;
@@ -18,7 +20,7 @@ struct cache_map;
 struct filler_piece;
 
 struct filler {
-    pthread_t threads[FILLER_THREADS];
+    pthread_t threads[FILLER_THREADS_MAX];
     unsigned started;
     pthread_mutex_t lock; /* guards the rest; a leaf */
     pthread_cond_t queued;
