@@ -6,11 +6,17 @@
  * collect  one file of all bytes, one request
  * two      two files of half the bytes each, two requests at once
  * memcpy   of as many bytes between warm buffers, on one thread
+ * bare     what a collect can't do without, by one thread with nothing else to do: 64 KiB of a file are read,
+ *          and of a memfd, the merge with a twin, and the file is written
  *
- * bench_collect FILE HALF1 HALF2 [--repetitions N] */
+ * bench_collect FILE HALF1 HALF2 BARE [--repetitions N]; BARE: a file of the data directory, as long as FILE
+ */
 #include <pthread.h>
 
+#include "consistency/merge.h"
 #include "tests/bench/bench.h"
+
+#define RUN (16 * PAGE)
 
 #define DEVICE_AT 100
 #define CPU_AT 3000
@@ -81,12 +87,57 @@ static double time_collect(struct shared *files, size_t n)
     return (double)bytes / (double)(now_ns() - start);
 }
 
+struct bare {
+    int fd, memfd;
+    size_t length;
+    uint8_t *twins, *frames;
+};
+
+static struct bare make_bare(const char *path)
+{
+    struct bare b = {.fd = open_file(path, O_RDWR), .memfd = memfd_create("bench_collect", MFD_CLOEXEC)};
+
+    b.length = file_size(b.fd) / RUN * RUN;
+    b.twins = new_memory(b.length);
+    if (b.memfd < 0 || ftruncate(b.memfd, (off_t)b.length))
+        die("memfd");
+    for (size_t at = 0; at < b.length; at += RUN)
+        if (pread(b.fd, b.twins + at, RUN, (off_t)at) != RUN ||
+            pwrite(b.memfd, b.twins + at, RUN, (off_t)at) != RUN)
+            die("%s", path);
+    b.frames = mmap(NULL, b.length, PROT_READ | PROT_WRITE, MAP_SHARED, b.memfd, 0);
+    if (b.frames == MAP_FAILED)
+        die("mmap");
+    return b;
+}
+
+static double time_bare(const struct bare *b, uint8_t value)
+{
+    static uint8_t home[RUN], device[RUN];
+
+    for (size_t at = 0; at < b->length; at += PAGE)
+        b->frames[at + DEVICE_AT] = value;
+    uint64_t start = now_ns();
+    for (size_t at = 0; at < b->length; at += RUN) {
+        if (pread(b->fd, home, RUN, (off_t)at) != RUN || pread(b->memfd, device, RUN, (off_t)at) != RUN)
+            die("pread");
+        for (size_t page = 0; page < RUN; page += PAGE)
+            gaia_merge(home + page, b->twins + at + page, device + page, PAGE);
+        if (pwrite(b->fd, home, RUN, (off_t)at) != RUN)
+            die("pwrite");
+    }
+    return (double)b->length / (double)(now_ns() - start);
+}
+
+enum kind { COLLECT, TWO, COPY, BARE, KINDS };
+
 int main(int argc, char **argv)
 {
+    static const char *const names[KINDS] = {"collect", "two", "memcpy", "bare"};
     size_t n = option(&argc, argv, "--repetitions", 5);
 
-    if (argc != 4 || !n) {
-        fprintf(stderr, "usage: bench_collect FILE HALF1 HALF2 [--repetitions N]\n");
+    if (argc != 5 || !n) {
+        fprintf(stderr, "usage: bench_collect FILE HALF1 HALF2 BARE [--repetitions N]\n");
         return 2;
     }
     struct gaia_device *device = open_device();
@@ -96,33 +147,34 @@ int main(int argc, char **argv)
     uint8_t *from = new_memory(files[0].length), *to = new_memory(files[0].length);
     memset(from, 1, files[0].length);
     memset(to, 2, files[0].length);
-    double *times[3];
-    for (int k = 0; k < 3; k++)
-        if (!(times[k] = calloc(n, sizeof *times[k])))
+    struct bare bare = make_bare(argv[4]);
+    double *times[KINDS], *ratios[KINDS];
+    for (int k = 0; k < KINDS; k++) {
+        times[k] = calloc(n, sizeof *times[k]);
+        ratios[k] = calloc(n, sizeof *ratios[k]);
+        if (!times[k] || !ratios[k])
             die("memory");
+    }
     for (size_t r = 0; r < n; r++) {
         for (int i = 0; i < 3; i++)
             change(device, &files[i], (uint8_t)(r + 1));
-        times[0][r] = time_collect(files, 1);
-        times[1][r] = time_collect(files + 1, 2);
+        times[COLLECT][r] = time_collect(files, 1);
+        times[TWO][r] = time_collect(files + 1, 2);
         uint64_t start = now_ns();
         memcpy(to, from, files[0].length);
         __asm__ volatile("" : : "r"(to) : "memory");
-        times[2][r] = (double)files[0].length / (double)(now_ns() - start);
+        times[COPY][r] = (double)files[0].length / (double)(now_ns() - start);
+        times[BARE][r] = time_bare(&bare, (uint8_t)(r + 1));
         for (int i = 0; i < 3; i++)
             check(&files[i], (uint8_t)(r + 1));
+        for (int k = 0; k < KINDS; k++)
+            ratios[k][r] = times[k][r] / times[COPY][r];
     }
-    double *ratios[2];
-    for (int k = 0; k < 2; k++) {
-        ratios[k] = calloc(n, sizeof *ratios[k]);
-        for (size_t r = 0; ratios[k] && r < n; r++)
-            ratios[k][r] = times[k][r] / times[2][r];
-    }
-    printf("{\"bytes\": %zu, \"repetitions\": %zu, \"collect_gbs\": %.3f, \"two_gbs\": %.3f, \"memcpy_gbs\": "
-           "%.3f, "
-           "\"collect_to_memcpy\": %.3f, \"two_to_memcpy\": %.3f}\n",
-           files[0].length, n, median(times[0], n), median(times[1], n), median(times[2], n),
-           median(ratios[0], n), median(ratios[1], n));
+    printf("{\"bytes\": %zu, \"repetitions\": %zu", files[0].length, n);
+    for (int k = 0; k < KINDS; k++)
+        printf(", \"%s_gbs\": %.3f, \"%s_to_memcpy\": %.3f", names[k], median(times[k], n), names[k],
+               median(ratios[k], n));
+    printf("}\n");
     gaia_device_close(device);
     return 0;
 }
