@@ -401,30 +401,59 @@ static void settle(struct cell *cell, const struct live *live, const struct op *
 /* --- checks ----------------------------------------------------------------------------------------------
  */
 
-/* The one thing that cache/heal.h can't tell from a stale page, and README says so: a store through a CPU
- * mapping that brings back the very value which a write() has just replaced may be undone. Whether the byte
- * that was seen is such a write()'s. */
-static bool was_brought_back(const struct cell *cell, const struct point *at, size_t i, uint8_t seen)
+static bool is_of(const struct write *write, enum operation operation)
+{
+    return write->op && write->op->operation == operation;
+}
+
+/* Whether a store through a mapping may have been in the page before a write() took what it wrote from there
+ * to the daemon. */
+static bool went_along(const struct write *store, const struct write *write)
+{
+    return is_of(store, OP_STORE) && store->invoked < write->answered && store->answered > write->invoked;
+}
+
+/* Whether a store brings a byte back to what it may have been before a write() began or while it was under
+ * way, and overwrites what was seen. */
+static bool brings_back(const struct cell *cell, const struct point *at, size_t i, const struct write *write,
+                        const struct write *seen, const struct write *store)
 {
     uint8_t value[GRAIN_MAX];
-    size_t count = cell->write_count;
 
-    for (size_t w = 0; w < count; w++) {
-        const struct write *write = &cell->writes[w];
-        value_of(cell, write, value);
-        if (!write->op || write->op->operation != OP_WRITE || value[i] != seen)
+    if (store == seen || !is_of(store, OP_STORE) || !overwrites(store, seen, at))
+        return false;
+    value_of(cell, store, value);
+    uint8_t stored = value[i];
+    for (const struct write *before = cell->writes; before < cell->writes + cell->write_count; before++) {
+        if (before == store || before == seen || before == write || before->invoked >= write->answered)
             continue;
-        for (size_t s = 0; s < count; s++) {
-            const struct write *store = &cell->writes[s];
-            if (!store->op || store->op->operation != OP_STORE || !overwrites(store, write, at))
+        value_of(cell, before, value);
+        if (value[i] == stored)
+            return true;
+    }
+    return false;
+}
+
+/* The one thing that cache/heal.h can't tell from a stale page, and README says so: a store through a CPU
+ * mapping that brings back the very value which a write() has just replaced may be undone: what is there then
+ * is what came with the write(). Whether the byte that was seen is such a one. */
+static bool was_brought_back(const struct cell *cell, const struct point *at, size_t i, uint8_t byte)
+{
+    const struct write *end = cell->writes + cell->write_count;
+    uint8_t value[GRAIN_MAX];
+
+    for (const struct write *write = cell->writes; write < end; write++) {
+        if (!is_of(write, OP_WRITE))
+            continue;
+        for (const struct write *seen = cell->writes; seen < end; seen++) {
+            if (seen != write && !went_along(seen, write))
                 continue;
-            value_of(cell, store, value);
-            uint8_t stored = value[i];
-            for (size_t before = 0; before < w; before++) {
-                value_of(cell, &cell->writes[before], value);
-                if (value[i] == stored)
+            value_of(cell, seen, value);
+            if (value[i] != byte)
+                continue;
+            for (const struct write *store = cell->writes; store < end; store++)
+                if (brings_back(cell, at, i, write, seen, store))
                     return true;
-            }
         }
     }
     return false;
