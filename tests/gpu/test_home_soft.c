@@ -221,6 +221,25 @@ static void test_far_from_each_other(void **state)
     }
 }
 
+/* The same pages of two files. */
+static void test_two_files(void **state)
+{
+    struct gaia_frames *frames[2];
+
+    (void)state;
+    for (unsigned f = 0; f < 2; f++) {
+        assert_int_equal(gaia_soft_frames_open(RUN_MAX, &frames[f]), 0);
+        memset(bytes, (int)f + 1, sizeof bytes);
+        assert_int_equal(frames[f]->ops->place(frames[f], 10, 100, bytes), 0);
+        assert_page(frames[f], 50, (int)f + 1);
+        assert_int_equal(frames[f]->ops->drop(frames[f], 10, 100), 0);
+    }
+    for (unsigned f = 0; f < 2; f++) {
+        assert_page(frames[f], 50, 0);
+        frames[f]->ops->close(frames[f]);
+    }
+}
+
 /* Long runs go by the windows, so that the threads of a stream don't stand in line; else nothing above says
  * anything of them. */
 static void test_long_runs_are_copied(void **state)
@@ -255,7 +274,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_an_array),     cmocka_unit_test(test_past_the_end),
         cmocka_unit_test(test_beside_each_other),    cmocka_unit_test(test_far_from_each_other),
-        cmocka_unit_test(test_long_runs_are_copied),
+        cmocka_unit_test(test_long_runs_are_copied), cmocka_unit_test(test_two_files),
     };
 
     seed = (unsigned)time(NULL);

@@ -311,32 +311,46 @@ static int calls_that_failed(const char *address)
     return failed;
 }
 
+#define STOPPED 4u /* processes: in some of them it is the answers that are looked at first */
+
+static void signal_all(const pid_t *pids, int number)
+{
+    for (unsigned i = 0; i < STOPPED; i++)
+        kill(pids[i], number);
+}
+
 /* It is not the answers that are late: they wait for a process that stood still. */
 static void test_callers_stopped(void **state)
 {
     static struct node server;
+    pid_t pids[STOPPED];
     int address[2], status;
 
     (void)state;
     if (carrier != GAIA_CARRIER_LOCAL)
         skip(); /* verbs and fork() don't go together */
     assert_int_equal(pipe(address), 0);
-    pid_t pid = fork(); /* before there is a thread */
-    assert_true(pid >= 0);
-    if (!pid) {
+    for (unsigned i = 0; i < STOPPED; i++) {
+        pids[i] = fork(); /* before there is a thread */
+        assert_true(pids[i] >= 0);
+        if (pids[i])
+            continue;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         bool told = read(address[0], server.address, sizeof server.address) == sizeof server.address;
         _exit(told ? calls_that_failed(server.address) : 1);
     }
     node_open(&server, true, LONG_MS);
-    assert_int_equal(write(address[1], server.address, sizeof server.address), sizeof server.address);
-    node_await(&server, &server.waiting, STOPPED_CALLERS);
-    kill(pid, SIGSTOP);
+    for (unsigned i = 0; i < STOPPED; i++)
+        assert_int_equal(write(address[1], server.address, sizeof server.address), sizeof server.address);
+    node_await(&server, &server.waiting, STOPPED * STOPPED_CALLERS);
+    signal_all(pids, SIGSTOP);
     node_open_gate(&server, true);
     usleep(1300 * 1000); /* a little longer than the limit */
-    kill(pid, SIGCONT);
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(status, 0);
+    signal_all(pids, SIGCONT);
+    for (unsigned i = 0; i < STOPPED; i++) {
+        assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
+        assert_int_equal(status, 0);
+    }
     close(address[0]);
     close(address[1]);
     node_close(&server);
