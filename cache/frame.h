@@ -27,9 +27,8 @@
 #define FRAME_WARM_MS 1000u  /* and for how long that of more does: programs that share go on sharing */
 
 struct frame_chunk {
-    TAILQ_ENTRY(frame_chunk)
-    link;                           /* the pool's open, warm or cold ones; none while all its frames are out,
-                                       and while its memory is given back */
+    /* The pool's open, warm or cold ones; none while all frames are out, and while memory is given back. */
+    TAILQ_ENTRY(frame_chunk) link;
     uint64_t out[FRAME_CHUNK / 64]; /* frames that are handed out */
     unsigned count;                 /* of them */
     struct timespec until;          /* of a warm one: its memory stays */

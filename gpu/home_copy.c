@@ -160,7 +160,7 @@ static void put_window(struct window *window, bool ended)
     pthread_mutex_unlock(&copies.lock);
 }
 
-/* The same for pages of one window. */
+/* As home_copy_run(), for pages of one window. No lock is held: it has users. */
 static uint64_t copy_pages(const struct window *window, uint64_t page, uint64_t count, const uint8_t *bytes)
 {
     uint64_t done = 0;
