@@ -173,6 +173,14 @@ static inline struct timespec lock_wait_until(unsigned timeout_ms)
     return until;
 }
 
+/* Whether such a time is over. */
+static inline bool lock_is_past(const struct timespec *until)
+{
+    struct timespec now = lock_wait_until(0);
+
+    return now.tv_sec > until->tv_sec || (now.tv_sec == until->tv_sec && now.tv_nsec > until->tv_nsec);
+}
+
 /* writers_first: a stream of readers does not keep a writer out for ever. A thread that has it shared must
  * not take it again then. */
 static inline void lock_rw_init(pthread_rwlock_t *rwlock, enum lock_class class, bool writers_first)

@@ -21,11 +21,6 @@ static void give_back(struct frame_pool *pool, const struct frame_chunk *chunk)
             MADV_DONTNEED);
 }
 
-static bool is_before(const struct timespec *a, const struct timespec *b)
-{
-    return a->tv_sec < b->tv_sec || (a->tv_sec == b->tv_sec && a->tv_nsec < b->tv_nsec);
-}
-
 /* The trimmer: of the warm chunks the one that was emptied the longest ago, until they are few. */
 static void *trim(void *argument)
 {
@@ -38,8 +33,8 @@ static void *trim(void *argument)
             continue;
         }
         struct frame_chunk *chunk = TAILQ_LAST(&pool->warm, frame_chunks);
-        struct timespec now = lock_wait_until(0), until = chunk->until;
-        if (is_before(&now, &until)) {
+        struct timespec until = chunk->until;
+        if (!lock_is_past(&until)) {
             pthread_cond_timedwait(&pool->excess, &pool->lock, &until);
             continue;
         }

@@ -544,23 +544,19 @@ int call_start(struct call_session *session, unsigned class, unsigned op, const 
 }
 
 /* The lock is held. */
-static bool is_late(const struct call_pending *pending, const struct timespec *now)
+static bool is_late(const struct call_pending *pending)
 {
-    const struct timespec *until = &pending->until;
-
-    return pending->answer && until->tv_sec &&
-           (until->tv_sec < now->tv_sec || (until->tv_sec == now->tv_sec && until->tv_nsec < now->tv_nsec));
+    return pending->answer && pending->until.tv_sec && lock_is_past(&pending->until);
 }
 
 void call_watch(struct call_session *session)
 {
-    struct timespec now = lock_wait_until(0);
     bool late = false;
 
     pthread_mutex_lock(&session->lock);
     for (unsigned i = 0; i < CALL_CLASSES; i++)
         for (unsigned j = 0; j < CALL_WIDTH; j++)
-            late |= is_late(&session->classes[i].pending[j], &now);
+            late |= is_late(&session->classes[i].pending[j]);
     pthread_mutex_unlock(&session->lock);
     if (late)
         call_end(session, -ETIMEDOUT, false);
