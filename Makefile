@@ -215,7 +215,9 @@ $(BUILD)/tests/vm/nosync.o: CFLAGS += -fvisibility=default
 $(call obj,$(wildcard examples/*.c examples/*/*.c tests/bench/bench_*.c tests/mount/tool_*.c tests/vm/tool_*.c)): CFLAGS += -fopenmp -Igpu
 
 # CHECK=--unit for the unit tests only; CHECK='--select NAME' for some of the mount tests. NEEDS: what to build for them.
+# Python can't load a sanitizer's libgaia (tests/mount/gaia.py): the mount tests have the plain one, of this very tree.
 check: $(or $(NEEDS),tests)
+	$(if $(SANITIZE),$(MAKE) CC=gcc SANITIZE= DEBUG= BREAK= libgaia.so build/gcc/faults/libgaia.so)
 	python3 -B tests/check.py --build $(BUILD) --bin $(BIN) --sanitize '$(SANITIZE)' $(CHECK)
 
 # What takes longer than the gate has time for.
