@@ -245,7 +245,7 @@ static void ring_that_is_full_and_wraps(void **)
     options.first_ticket = UINT32_MAX - 100;
     options.delay_us = 50;
     options.is_restless = true;
-    play(options, 6, 1000);
+    play(options, 6, 250);
 }
 
 /* --- the arena --- */
