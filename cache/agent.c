@@ -304,8 +304,8 @@ int agent_map_attach(struct cache_map *map, uint64_t address, struct gaia_frames
 {
     struct gaia_frames *frames = map->far->frames->frames;
 
-    int error = frames->ops->attach(frames, cache_client_faults(map->client), address, map->first, map->count,
-                                    map->writable, map->can_trap, frames_out);
+    int error = frames->ops->attach(frames, cache_client_process(map->client), address, map->first,
+                                    map->count, map->writable, map->can_trap, frames_out);
     if (error)
         return error;
     error = nodes_ask(map->far->file->session, NODE_CALLS, NODE_ATTACH,

@@ -65,7 +65,7 @@ static void *serve_faults(void *argument)
     struct gaia_fault faults[FAULTS_AT_ONCE];
     int count;
 
-    while ((count = gaia_soft_wait(client->faults, client->stop, faults, FAULTS_AT_ONCE)) > 0) {
+    while ((count = gaia_soft_wait(client->process.faults, client->stop, faults, FAULTS_AT_ONCE)) > 0) {
         for (int i = 0; i < count; i++) {
             struct cache_map *map = find_by_address(client, faults[i].address);
             if (!map) /* unmapped meanwhile: there is nobody to wake any more */
@@ -131,9 +131,10 @@ static void leave(struct cache_client *client)
     pthread_mutex_unlock(&nodes->lock);
 }
 
-int cache_client_open(struct cache *cache, int faults, bool can_trap, struct cache_client **client_out)
+int cache_client_open(struct cache *cache, const struct gaia_process *process, bool can_trap,
+                      struct cache_client **client_out)
 {
-    int error = -EINVAL;
+    int error = -EINVAL, faults = process->faults;
     struct cache_client *client = NULL;
 
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -145,7 +146,7 @@ int cache_client_open(struct cache *cache, int faults, bool can_trap, struct cac
     client = calloc(1, sizeof *client);
     if (!client)
         goto out;
-    *client = (struct cache_client){.cache = cache, .faults = faults, .can_trap = can_trap, .next_id = 1};
+    *client = (struct cache_client){.cache = cache, .process = *process, .can_trap = can_trap, .next_id = 1};
     LIST_INIT(&client->maps);
     lock_init(&client->lock, LOCK_CLIENT);
     pthread_cond_init(&client->idle, NULL);
@@ -173,7 +174,7 @@ out:
 
 int cache_client_open_far(struct cache *cache, uint32_t number, struct cache_client **client_out)
 {
-    int error = cache_client_open(cache, -1, true, client_out);
+    int error = cache_client_open(cache, &(struct gaia_process){.faults = -1}, true, client_out);
 
     if (error)
         return error;
@@ -199,9 +200,9 @@ uint32_t cache_client_number(const struct cache_client *client)
     return client->number;
 }
 
-int cache_client_faults(const struct cache_client *client)
+const struct gaia_process *cache_client_process(const struct cache_client *client)
 {
-    return client->faults;
+    return &client->process;
 }
 
 void cache_client_close(struct cache_client *client)
@@ -213,7 +214,7 @@ void cache_client_close(struct cache_client *client)
         return;
     while (write(client->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
-    if (client->faults >= 0)
+    if (client->process.faults >= 0)
         join_faults(client);
     while ((map = LIST_FIRST(&client->maps))) {
         uint32_t id = map->id;
@@ -224,8 +225,8 @@ void cache_client_close(struct cache_client *client)
         agent_client_gone(client->cache, client);
     }
     close(client->stop);
-    if (client->faults >= 0)
-        close(client->faults);
+    if (client->process.faults >= 0)
+        close(client->process.faults);
     pthread_cond_destroy(&client->idle);
     pthread_mutex_destroy(&client->lock);
     free(client);

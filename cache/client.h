@@ -17,11 +17,12 @@
 struct cache_client;
 struct cache_map;
 
-/* faults: the client's descriptor for faults (userfaultfd); taken over, closed with the client, also on
- * failure; -1: it has none, and can map only on devices that take none. can_trap: its kernel can map pages
- * write protected. Starts the thread that serves its faults. -EINVAL (not such a descriptor), -ENOMEM,
- * -EMFILE, -EAGAIN. */
-int cache_client_open(struct cache *cache, int faults, bool can_trap, struct cache_client **client_out);
+/* process: its descriptor for faults (userfaultfd) is taken over, closed with the client, also on failure;
+ * -1: it has none, and can map only on devices that take none. can_trap: its kernel can map pages write
+ * protected. Starts the thread that serves its faults. -EINVAL (not such a descriptor), -ENOMEM, -EMFILE,
+ * -EAGAIN. */
+int cache_client_open(struct cache *cache, const struct gaia_process *process, bool can_trap,
+                      struct cache_client **client_out);
 /* A client of an agent's, by its number there: its faults come by cache_client_fault(). Cannot fail otherwise
  * than with -ENOMEM, -EMFILE. */
 int cache_client_open_far(struct cache *cache, uint32_t number, struct cache_client **client_out);
@@ -43,12 +44,12 @@ struct cache_map_request {
     bool writable;
     bool resident; /* GAIA_RESIDENT */
 };
-/* For cache/agent.h: the client's number as homes know it, its descriptor for faults, and the map of a far
- * file that it has there, with a reference, if its frames are these. */
+/* For cache/agent.h: the client's number as homes know it, its process, and the map of a far file that it has
+ * there, with a reference, if its frames are these. */
 struct agent_frames;
 struct nodes;
 uint32_t cache_client_number(const struct cache_client *client);
-int cache_client_faults(const struct cache_client *client);
+const struct gaia_process *cache_client_process(const struct cache_client *client);
 struct cache_map *cache_client_find_far(struct nodes *nodes, uint32_t client, uint64_t address,
                                         const struct agent_frames *frames);
 /* Prepare a map: the client gets descriptors of the frames and of the shared state (the caller closes them),

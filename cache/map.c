@@ -61,7 +61,7 @@ static int open_replica(const struct cache_map_request *request, struct cache_ma
     if (!error)
         error = file_get_replica(request->file, request->device, !request->writable, &map->replica);
     pthread_mutex_unlock(&request->file->lock);
-    if (!error && map->client->faults < 0 && !map->client->far && !map->replica->scans)
+    if (!error && map->client->process.faults < 0 && !map->client->far && !map->replica->scans)
         error = -EPERM;
     if (!error && request->resident && request->count > map->replica->device->capacity)
         error = -ENOMEM;
@@ -242,10 +242,12 @@ static int begin_attach(struct cache_client *client, uint32_t id, uint64_t addre
 static int attach_here(struct cache_map *map, uint64_t address, struct gaia_frames_map **frames_out)
 {
     struct gaia_frames *frames = map->replica->frames;
-    int faults = map->client->far ? (int)map->client->number : map->client->faults;
+    struct gaia_process process = map->client->process;
 
-    return frames->ops->attach(frames, faults, address, map->first, map->count, map->writable, map->can_trap,
-                               frames_out);
+    if (map->client->far)
+        process.faults = (int)map->client->number;
+    return frames->ops->attach(frames, &process, address, map->first, map->count, map->writable,
+                               map->can_trap, frames_out);
 }
 
 int cache_map_attach_far(struct cache_client *client, uint32_t id, uint64_t address, bool can_trap)

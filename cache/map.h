@@ -18,7 +18,8 @@ struct cache_client {
     uint32_t number;               /* as homes know it; or of a client of an agent's, there */
     bool far;                      /* an agent's */
     unsigned finders;              /* under nodes->lock: it is not freed meanwhile */
-    int faults, stop;
+    struct gaia_process process;
+    int stop;
     bool can_trap;
     pthread_t thread;
     pthread_mutex_t lock; /* guards maps, next_id and count; taken before any other */

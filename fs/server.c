@@ -74,8 +74,9 @@ static int do_hello(struct client *client, struct gaia_message *message, int *fd
     if (room >= 0)
         close(room);
     fds[0] = -1;
-    int error = cache_client_open(client->server->fs->cache, faults, message->flags & GAIA_HELLO_TRAPS,
-                                  &client->cache);
+    int error = cache_client_open(client->server->fs->cache,
+                                  &(struct gaia_process){.faults = faults, .pid = client->peer.pid},
+                                  message->flags & GAIA_HELLO_TRAPS, &client->cache);
     if (error)
         close(alive_fd);
     else

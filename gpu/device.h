@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "consistency/digest.h"
 #include "consistency/page.h"
@@ -43,6 +44,12 @@ struct gaia_placing {
     void (*done)(struct gaia_placing *placing, int error);
 };
 
+/* Whose touches a map serves. */
+struct gaia_process {
+    int faults; /* its descriptor for faults; of an agent's client: its number there; -1: none */
+    pid_t pid;  /* as this process sees it; of an agent's client: 0 */
+};
+
 /* Two kinds of drivers. One *traps*: its device's touches of missing pages and first stores are faults, so
  * that it can take a page away and give it back. The other *scans*: nothing stops a kernel, so what is mapped
  * stays where it is, is brought up to date in place, and stores are found afterwards by comparing. Calls for
@@ -52,11 +59,12 @@ struct gaia_frames_ops {
     /* What a client needs to map the frames: a descriptor, read only or not; the caller closes it. A driver
      * that scans has one for each chunk (see gaia_frames), which is allocated if need be: -ENOMEM. */
     int (*share)(struct gaia_frames *frames, bool writable, uint64_t chunk, int *fd_out);
-    /* A client mapped pages [first, first + count) at address in the process behind `faults` (a descriptor
-     * for its faults, which must outlive the map). can_trap: the process's kernel can map pages write
-     * protected. Waits for calls under way on other clients' maps. [client] */
-    int (*attach)(struct gaia_frames *frames, int faults, uint64_t address, uint64_t first, uint64_t count,
-                  bool writable, bool can_trap, struct gaia_frames_map **map_out);
+    /* A client mapped pages [first, first + count) at address in a process, whose descriptor must outlive the
+     * map. can_trap: the process's kernel can map pages write protected. Waits for calls under way on other
+     * clients' maps. [client] */
+    int (*attach)(struct gaia_frames *frames, const struct gaia_process *process, uint64_t address,
+                  uint64_t first, uint64_t count, bool writable, bool can_trap,
+                  struct gaia_frames_map **map_out);
     /* Waits for calls under way on the map. [client] */
     void (*detach)(struct gaia_frames_map *map);
 

@@ -171,12 +171,13 @@ static int cuda_share(struct gaia_frames *base, bool writable, uint64_t index, i
     return error;
 }
 
-static int cuda_attach(struct gaia_frames *base, int faults, uint64_t address, uint64_t first, uint64_t count,
-                       bool writable, bool can_trap, struct gaia_frames_map **map_out)
+static int cuda_attach(struct gaia_frames *base, const struct gaia_process *process, uint64_t address,
+                       uint64_t first, uint64_t count, bool writable, bool can_trap,
+                       struct gaia_frames_map **map_out)
 {
     struct gaia_frames_map *map = calloc(1, sizeof *map);
 
-    (void)faults, (void)address, (void)first, (void)count, (void)writable, (void)can_trap;
+    (void)process, (void)address, (void)first, (void)count, (void)writable, (void)can_trap;
     if (!map)
         return -ENOMEM;
     map->frames = cuda_frames_of(base);

@@ -54,8 +54,9 @@ static int node_share(struct gaia_frames *frames, bool writable, uint64_t chunk,
     return -EXDEV;
 }
 
-static int node_attach(struct gaia_frames *frames, int client, uint64_t address, uint64_t first,
-                       uint64_t count, bool writable, bool can_trap, struct gaia_frames_map **map_out)
+static int node_attach(struct gaia_frames *frames, const struct gaia_process *process, uint64_t address,
+                       uint64_t first, uint64_t count, bool writable, bool can_trap,
+                       struct gaia_frames_map **map_out)
 {
     struct gaia_frames_map *map = calloc(1, sizeof *map);
 
@@ -65,7 +66,8 @@ static int node_attach(struct gaia_frames *frames, int client, uint64_t address,
     (void)can_trap;
     if (!map)
         return -ENOMEM;
-    *map = (struct gaia_frames_map){.frames = node(frames), .client = (uint32_t)client, .address = address};
+    *map = (struct gaia_frames_map){
+        .frames = node(frames), .client = (uint32_t)process->faults, .address = address};
     *map_out = map;
     return 0;
 }

@@ -26,6 +26,7 @@
 
 #include "base/lock.h"
 #include "base/shared_page.h"
+#include "base/thread.h"
 #include "gpu/home_copy.h"
 #include "gpu/uffd.h"
 
@@ -34,7 +35,7 @@ struct soft_frames;
 struct gaia_frames_map {
     struct soft_frames *frames;
     LIST_ENTRY(gaia_frames_map) link; /* frames->maps, under frames->maps_lock */
-    int faults;
+    struct gaia_process process;
     uint64_t address;
     uint64_t first, count;
     bool writable, can_trap;
@@ -65,15 +66,16 @@ static int soft_share(struct gaia_frames *frames, bool writable, uint64_t chunk,
     return 0;
 }
 
-static int soft_attach(struct gaia_frames *frames, int faults, uint64_t address, uint64_t first,
-                       uint64_t count, bool writable, bool can_trap, struct gaia_frames_map **map_out)
+static int soft_attach(struct gaia_frames *frames, const struct gaia_process *process, uint64_t address,
+                       uint64_t first, uint64_t count, bool writable, bool can_trap,
+                       struct gaia_frames_map **map_out)
 {
     struct gaia_frames_map *map = calloc(1, sizeof *map);
 
     if (!map)
         return -ENOMEM;
     *map = (struct gaia_frames_map){.frames = soft(frames),
-                                    .faults = faults,
+                                    .process = *process,
                                     .address = address,
                                     .first = first,
                                     .count = count,
@@ -179,7 +181,7 @@ static int continue_range(struct gaia_frames_map *map, struct uffdio_range range
     struct uffdio_continue c = {.range = range, .mode = mode};
 
     *done_out = range.len;
-    if (!ioctl(map->faults, UFFDIO_CONTINUE, &c))
+    if (!ioctl(map->process.faults, UFFDIO_CONTINUE, &c))
         return 0;
     int error = -errno;
     *done_out = c.mapped > 0 ? (uint64_t)c.mapped : 0;
@@ -187,7 +189,7 @@ static int continue_range(struct gaia_frames_map *map, struct uffdio_range range
         return 0;
     /* One page that is exposed already, or that is not mapped any more: its touch finds out. */
     struct uffdio_range one = {.start = range.start + *done_out, .len = GAIA_PAGE_SIZE};
-    ioctl(map->faults, UFFDIO_WAKE, &one);
+    ioctl(map->process.faults, UFFDIO_WAKE, &one);
     *done_out += GAIA_PAGE_SIZE;
     return error == -EEXIST || is_cut_off(map, range.start - map->address + *done_out) ? 0 : error;
 }
@@ -226,7 +228,7 @@ static int write_protect_range(struct gaia_frames_map *map, struct uffdio_range 
 {
     struct uffdio_writeprotect wp = {.range = range, .mode = mode};
 
-    for (unsigned tries = 0; ioctl(map->faults, UFFDIO_WRITEPROTECT, &wp); tries++)
+    for (unsigned tries = 0; ioctl(map->process.faults, UFFDIO_WRITEPROTECT, &wp); tries++)
         if (errno != EAGAIN || be_patient(tries))
             return errno == EAGAIN ? -ESRCH : -errno;
     return 0;
@@ -279,7 +281,7 @@ static void soft_wake(struct gaia_frames *frames, uint64_t page, uint64_t count)
     pthread_rwlock_rdlock(&soft(frames)->maps_lock);
     LIST_FOREACH (map, &soft(frames)->maps, link)
         if (map_range(map, page, count, &range))
-            ioctl(map->faults, UFFDIO_WAKE, &range);
+            ioctl(map->process.faults, UFFDIO_WAKE, &range);
     pthread_rwlock_unlock(&soft(frames)->maps_lock);
 }
 
@@ -290,18 +292,19 @@ static bool can_poison(void)
     return !wish || strcmp(wish, "0");
 }
 
-static int poison_range(int faults, struct uffdio_range range, uint32_t thread)
+static int poison_range(const struct gaia_process *process, struct uffdio_range range, uint32_t thread)
 {
     struct uffdio_poison poison = {.range = range};
 
-    if (can_poison() && !ioctl(faults, UFFDIO_POISON, &poison))
+    if (can_poison() && !ioctl(process->faults, UFFDIO_POISON, &poison))
         return 0;
     /* A page that was write protected when its frame was dropped has left a mark, which no poison replaces:
      * every touch of it would come back here. Whoever poisons has the page busy, so it is not there: what is
      * taken away is at most that mark. */
     if (can_poison() && errno == EEXIST) {
         struct uffdio_writeprotect unmark = {.range = range};
-        if (!ioctl(faults, UFFDIO_WRITEPROTECT, &unmark) && !ioctl(faults, UFFDIO_POISON, &poison))
+        if (!ioctl(process->faults, UFFDIO_WRITEPROTECT, &unmark) &&
+            !ioctl(process->faults, UFFDIO_POISON, &poison))
             return 0;
         errno = EEXIST;
     }
@@ -309,7 +312,7 @@ static int poison_range(int faults, struct uffdio_range range, uint32_t thread)
         return 0;
     /* The signal ends the thread's wait. A thread that comes back from a handler of its touches again, and
      * gets the next one: as for a poisoned page. It waits for this very fault, so the number is still its. */
-    return thread && !syscall(SYS_tkill, thread, SIGBUS) ? 0 : -ENOSYS;
+    return thread && !thread_signal(process->pid, (pid_t)thread, SIGBUS) ? 0 : -ENOSYS;
 }
 
 static int soft_poison(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint32_t thread)
@@ -319,8 +322,8 @@ static int soft_poison(struct gaia_frames_map *map, uint64_t page, uint64_t coun
 
     pthread_rwlock_rdlock(&map->frames->maps_lock);
     if (map_range(map, page, count, &range)) {
-        error = poison_range(map->faults, range, thread);
-        ioctl(map->faults, UFFDIO_WAKE, &range);
+        error = poison_range(&map->process, range, thread);
+        ioctl(map->process.faults, UFFDIO_WAKE, &range);
     }
     pthread_rwlock_unlock(&map->frames->maps_lock);
     return error;
@@ -330,11 +333,11 @@ static void soft_refuse(struct gaia_frames_map *map, uint64_t page, uint32_t thr
 {
     struct uffdio_range range;
 
-    pthread_rwlock_rdlock(&map->frames->maps_lock);
     if (thread)
-        syscall(SYS_tkill, thread, SIGBUS);
+        thread_signal(map->process.pid, (pid_t)thread, SIGBUS);
+    pthread_rwlock_rdlock(&map->frames->maps_lock);
     if (map_range(map, page, 1, &range))
-        ioctl(map->faults, UFFDIO_WAKE, &range);
+        ioctl(map->process.faults, UFFDIO_WAKE, &range);
     pthread_rwlock_unlock(&map->frames->maps_lock);
 }
 

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/thread.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define LINE_MOST 512u /* of NSpid: a number for each of at most 32 namespaces */
+
+/* The last number of the line that has one for each namespace (proc(5), NSpid); what comes before it in the
+ * file can be long (Groups). 0: there is no such line. */
+static pid_t last_number(int status)
+{
+    char text[4096];
+    size_t kept = 0;
+    ssize_t n;
+
+    while ((n = read(status, text + kept, sizeof text - 1 - kept)) > 0) {
+        kept += (size_t)n;
+        text[kept] = '\0';
+        char *line = strstr(text, "\nNSpid:"), *end = line ? strchr(line + 1, '\n') : NULL;
+        if (end) {
+            *end = '\0';
+            char *last = strrchr(line, '\t');
+            return last ? (pid_t)strtol(last, NULL, 10) : 0;
+        }
+        if (kept > LINE_MOST) {
+            memmove(text, text + kept - LINE_MOST, LINE_MOST);
+            kept = LINE_MOST;
+        }
+    }
+    return 0;
+}
+
+/* Whether a thread of /proc/PROCESS/task calls itself so. */
+static bool is_called(DIR *tasks, const char *task, pid_t thread)
+{
+    char path[64];
+
+    snprintf(path, sizeof path, "%s/status", task);
+    int fd = openat(dirfd(tasks), path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    pid_t number = last_number(fd);
+    close(fd);
+    return number == thread;
+}
+
+/* The number here of the thread that calls itself `thread`, or -ESRCH. */
+static pid_t find_thread(DIR *tasks, pid_t thread)
+{
+    char same[16];
+    struct dirent *entry;
+
+    snprintf(same, sizeof same, "%d", (int)thread);
+    if (is_called(tasks, same, thread)) /* no namespace between: nearly always */
+        return thread;
+    while ((entry = readdir(tasks)))
+        if (entry->d_name[0] != '.' && is_called(tasks, entry->d_name, thread))
+            return (pid_t)strtol(entry->d_name, NULL, 10);
+    return -ESRCH;
+}
+
+int thread_signal(pid_t process, pid_t thread, int signal)
+{
+    char path[40];
+
+    snprintf(path, sizeof path, "/proc/%d/task", (int)process);
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ENOENT ? -ESRCH : -errno;
+    DIR *tasks = fdopendir(fd);
+    if (!tasks) {
+        int error = -errno;
+        close(fd);
+        return error;
+    }
+    pid_t found = find_thread(tasks, thread);
+    closedir(tasks);
+    if (found < 0)
+        return found;
+    return syscall(SYS_tgkill, process, found, signal) ? -errno : 0;
+}
