@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -91,7 +92,7 @@ int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_o
     return -EPROTO;
 }
 
-int gaia_message_connect(const char *name)
+static int connect_to(const char *name)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strnlen(name, sizeof address.sun_path);
@@ -109,4 +110,25 @@ int gaia_message_connect(const char *name)
         return error;
     }
     return fd;
+}
+
+static int connect_through(int file)
+{
+    int pair[2];
+
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
+        return -errno;
+    int error = ioctl(file, GAIA_IOCTL_CONNECT, &(struct gaia_ioctl_connect){.socket = pair[1]}) ? -errno : 0;
+    close(pair[1]);
+    if (!error)
+        return pair[0];
+    close(pair[0]);
+    return error == -EPERM || error == -EMFILE || error == -ENOMEM ? error : -ECONNREFUSED;
+}
+
+int gaia_message_connect(const char *name, int file)
+{
+    int socket = connect_to(name);
+
+    return socket == -ECONNREFUSED ? connect_through(file) : socket;
 }

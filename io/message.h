@@ -16,7 +16,9 @@ int gaia_message_send(int socket, struct gaia_message *message, const int *fds, 
  * errno. */
 int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS]);
 
-/* Connect to a name in the abstract namespace. A descriptor, or a negative errno. */
-int gaia_message_connect(const char *name);
+/* Connect to the daemon: by its name in the abstract namespace; or, from another network namespace, through a
+ * descriptor of the mount. A descriptor, or a negative errno: -ECONNREFUSED (it has ended), -EPERM (it may
+ * not take a descriptor out of this process). */
+int gaia_message_connect(const char *name, int file);
 
 #endif

@@ -211,8 +211,8 @@ class Agent:
     """Another process: agent("expression") is its value there, agent.do("statements"). The names of this module, gaia and
     the usual modules are known to it; keyword arguments become its global variables."""
 
-    def __init__(self, env=None):
-        self.proc = subprocess.Popen([sys.executable, "-B", os.path.abspath(__file__)], stdin=subprocess.PIPE,
+    def __init__(self, env=None, before=()):
+        self.proc = subprocess.Popen([*before, sys.executable, "-B", os.path.abspath(__file__)], stdin=subprocess.PIPE,
                                      stdout=subprocess.PIPE, env={**os.environ, **(env or {})})
         self.pid = self.proc.pid
 
@@ -260,11 +260,11 @@ class Agent:
 
 @pytest.fixture
 def agents():
-    """A function that starts another process."""
+    """A function that starts another process; before: a command that starts it (unshare)."""
     started = []
 
-    def start(env=None):
-        started.append(Agent(env))
+    def start(env=None, before=()):
+        started.append(Agent(env, before))
         return started[-1]
 
     yield start
