@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +42,7 @@ static pid_t last_number(int status, const char *name)
 /* Whether a thread of /proc/PROCESS/task calls itself so. */
 static bool is_called(DIR *tasks, const char *task, pid_t thread)
 {
-    char path[64];
+    char path[NAME_MAX + sizeof "/status"];
 
     snprintf(path, sizeof path, "%s/status", task);
     int fd = openat(dirfd(tasks), path, O_RDONLY | O_CLOEXEC);
