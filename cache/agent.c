@@ -214,6 +214,8 @@ off_t agent_seek(struct cache_file *file, off_t offset, int whence)
     int error = ask(file, NODE_IO, NODE_SEEK,
                     &(struct node_request){.offset = offset, .flags = (uint32_t)whence}, &reply);
 
+    if (!error && reply.value[0] > INT64_MAX)
+        error = -EIO;
     return error ? error : (off_t)reply.value[0];
 }
 

@@ -120,7 +120,7 @@ static int tell(struct nodes *nodes, const struct kernel *kernel, off_t offset, 
             pthread_cond_wait(&nodes->changed, &nodes->lock);
     }
     pthread_mutex_unlock(&nodes->lock);
-    return telling.result > 0 ? -EPROTO : telling.result;
+    return telling.result > 0 ? -EIO : node_result(telling.result);
 }
 
 /* Agents: one, or all. */
@@ -195,7 +195,7 @@ ssize_t home_peek(struct cache_file *file, unsigned node, off_t offset, size_t l
                     .file = kernels[i].file, .offset = offset, .length = length, .slot = (uint32_t)slot},
                 NULL);
             if (n > (ssize_t)length)
-                n = -EPROTO;
+                n = -EIO;
             if (n > 0)
                 memcpy(bytes_out, call_slot(kernels[i].session, (unsigned)slot), (size_t)n);
             call_slot_put(kernels[i].session, (unsigned)slot);

@@ -114,12 +114,19 @@ int home_open_make(struct home_session *agent, const struct node_request *reques
 
 /* ---- its programs' reads and writes ---- */
 
+/* Of a file, at most so many bytes, and with an end. */
+static bool is_range(const struct node_request *request, uint64_t most)
+{
+    return request->offset >= 0 && request->length <= most &&
+           request->length <= (uint64_t)(INT64_MAX - request->offset);
+}
+
 static int do_read(struct home_session *agent, struct home_open *open, const struct node_request *request)
 {
     uint8_t *slot = call_slot(agent->session, request->slot);
     struct home_read *read;
 
-    if (!slot || request->length > CALL_SLOT_BYTES || request->offset < 0)
+    if (!slot || !is_range(request, CALL_SLOT_BYTES))
         return -EINVAL;
     read = calloc(1, sizeof *read);
     if (!read)
@@ -181,7 +188,7 @@ static int do_write(struct home_session *agent, struct home_open *open, const st
     struct cache_file *file = open->file;
     const uint8_t *slot = call_slot(agent->session, request->slot);
 
-    if (!slot || request->length > CALL_SLOT_BYTES || request->offset < 0)
+    if (!slot || !is_range(request, CALL_SLOT_BYTES))
         return -EINVAL;
     if (!file->writable)
         return -EROFS;
@@ -219,7 +226,7 @@ static int do_fallocate(struct home_session *agent, struct home_open *open,
     const uint32_t modes = FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE;
     struct cache_file *file = open->file;
 
-    if (request->offset < 0 || request->length > INT64_MAX)
+    if (!is_range(request, INT64_MAX))
         return -EINVAL;
     if (request->flags & ~modes) /* as FUSE: what is on devices can't be moved along */
         return -EOPNOTSUPP;

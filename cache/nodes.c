@@ -26,13 +26,14 @@ int nodes_ask(struct call_session *session, enum node_class class, enum node_op 
     struct node_reply reply = {0};
     size_t length = sizeof reply;
 
-    int result = call(session, class, op, request, sizeof *request, &reply, &length, node_class_ms(class));
+    int result = node_result(
+        call(session, class, op, request, sizeof *request, &reply, &length, node_class_ms(class)));
     if (result < 0)
         return result;
     /* How many bytes: more is checked by who asks. Nothing else is a number. */
     bool counts = op == NODE_READ || op == NODE_WRITE || op == NODE_PEEK;
     if (length != sizeof reply || (result > 0 && !counts))
-        return -EPROTO;
+        return -EIO;
     if (reply_out)
         *reply_out = reply;
     return result;

@@ -34,7 +34,7 @@ static int ask(const struct node_frames *frames, enum node_class class, enum nod
 {
     request->frames = frames->base.node_number;
     int result = call(frames->session, class, op, request, sizeof *request, NULL, NULL, node_class_ms(class));
-    return result > 0 ? -EPROTO : result;
+    return result > 0 ? -EIO : node_result(result);
 }
 
 static int ask_client(const struct gaia_frames_map *map, enum node_op op, struct node_request *request)
@@ -132,7 +132,7 @@ static void piece_arrived(struct call_answer *answer, int result)
 {
     struct piece *piece = (struct piece *)answer;
 
-    placing_end(piece->placing, result > 0 ? -EPROTO : result);
+    placing_end(piece->placing, result > 0 ? -EIO : node_result(result));
 }
 
 /* Returns an error, and nobody is told; or 0. */

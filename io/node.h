@@ -17,6 +17,7 @@
 #define GAIAFS_IO_NODE_H
 
 #include <assert.h>
+#include <errno.h>
 #include <stdint.h>
 
 #define NODE_VERSION 3u
@@ -127,5 +128,14 @@ static_assert(sizeof(struct node_request) == 64 + sizeof(struct node_name), "no 
 struct node_reply {
     uint64_t value[2];
 };
+
+/* The result of a call, for who has asked here: a peer can answer anything. What is no errno, or means
+ * something else to who hears of it, is EIO: after ENOSYS a kernel never asks again, of no file; after a
+ * number of 512 or more FUSE's requests are not answered at all; after EPROTO a program is taken for one that
+ * talks nonsense. */
+static inline int node_result(int result)
+{
+    return result < -EHWPOISON || result == -ENOSYS || result == -EPROTO ? -EIO : result;
+}
 
 #endif
