@@ -455,6 +455,7 @@ int inode_set_file(struct inode *inode, struct cache_file *file)
         if (cache_file_has_died(old) && durable_is_asked(&content->durable))
             durable_fail(&content->durable, -EIO);
         durable_asked_synced(&content->durable, asked);
+        cache_file_discard_write_backs(file, true); /* of the kernel, until nodes_settle() or the like */
     }
     passthrough_track(inode->fs, inode, file);
     return 0;
@@ -466,6 +467,7 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
     struct durable *durable = inode_durable(inode);
     struct content *content = inode_content(inode);
     struct node_name name;
+    bool again = false; /* one whose home has gone is replaced */
     int rc = 0;
 
     if (!durable)
@@ -489,13 +491,15 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
             if (rc == 0 && !inode_unchanged(inode, path.fd))
                 cache_file_behind(file);
             if (rc == 0) {
-                cache_file_discard_write_backs(file, inode_file(inode));
+                again = inode_file(inode);
                 rc = inode_set_file(inode, file);
                 if (rc < 0)
                     cache_file_close(file);
             }
         }
         pthread_rwlock_unlock(&content->gate);
+        if (again && rc == 0)
+            nodes_settle(inode);
     }
     if (rc == 0 && fs->options.members)
         rc = cache_file_announce(file, &name);

@@ -20,22 +20,28 @@ static void *run(void *argument)
     return NULL;
 }
 
-void later(struct fs *fs, void (*fn)(void *argument), void *argument)
+bool later_perhaps(struct fs *fs, void (*fn)(void *argument), void *argument)
 {
     struct work *work = malloc(sizeof *work);
     pthread_t thread;
 
-    if (work) {
-        *work = (struct work){fs, fn, argument};
-        atomic_fetch_add(&fs->later, 1);
-        if (!pthread_create(&thread, NULL, run, work)) {
-            pthread_detach(thread);
-            return;
-        }
-        atomic_fetch_sub(&fs->later, 1);
-        free(work);
+    if (!work)
+        return false;
+    *work = (struct work){fs, fn, argument};
+    atomic_fetch_add(&fs->later, 1);
+    if (!pthread_create(&thread, NULL, run, work)) {
+        pthread_detach(thread);
+        return true;
     }
-    fn(argument);
+    atomic_fetch_sub(&fs->later, 1);
+    free(work);
+    return false;
+}
+
+void later(struct fs *fs, void (*fn)(void *argument), void *argument)
+{
+    if (!later_perhaps(fs, fn, argument))
+        fn(argument);
 }
 
 /* Not on a condition: it is asked once, at the end of the mount, and what they wait for has a time limit. */

@@ -8,6 +8,8 @@
 
 /* Run fn(argument) in a thread of its own; here, if there is none to be had. */
 void later(struct fs *fs, void (*fn)(void *argument), void *argument);
+/* The same, but where there is no thread it is not run: false. */
+bool later_perhaps(struct fs *fs, void (*fn)(void *argument), void *argument);
 /* Until all of them have ended. */
 void later_end(struct fs *fs);
 

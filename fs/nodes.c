@@ -102,20 +102,39 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
     if (rc < 0)
         return rc;
     pthread_rwlock_wrlock(&content->gate); /* no untracked operation is in flight */
-    bool ours = !inode_usable(inode);
-    cache_file_discard_write_backs(file, ours && inode_file(inode));
+    bool ours = !inode_usable(inode), again = ours && inode_file(inode);
     if (ours)
         rc = inode_set_file(inode, file);
     pthread_rwlock_unlock(&content->gate);
-    if (!ours || rc < 0)
+    if (!ours || rc < 0) /* another thread was first: the file is not known any more */
         cache_file_close(file);
     if (drop && rc == 0) {
         if (ours) /* WRITEs on their way may meet what follows: the home must know */
             cache_file_opened(file);
         session_invalidate(fs, inode, 0, 0);
-        cache_file_discard_write_backs(file, false);
+        if (ours)
+            cache_file_discard_write_backs(file, false);
+    } else if (again && rc == 0) {
+        nodes_settle(inode);
     }
     return rc;
+}
+
+static void settle(void *argument)
+{
+    struct inode *inode = argument;
+    struct cache_file *file = inode_usable(inode);
+
+    session_invalidate(inode->fs, inode, 0, 0);
+    if (file)
+        cache_file_discard_write_backs(file, false);
+    inode_put(inode);
+}
+
+void nodes_settle(struct inode *inode)
+{
+    inode_get(inode);
+    later(inode->fs, settle, inode);
 }
 
 /* Of two that are homes of one file the one keeps it that has taken it over: the other was taken to be dead,
@@ -148,20 +167,20 @@ static unsigned move_most_ms(const struct fs *fs)
 /* The inode's file is lost: find its next home. */
 static void find_home(struct fs *fs, struct inode *inode)
 {
+    struct content *content = inode_content(inode);
     struct cache_file *file;
     unsigned waited_ms = 0;
     int rc;
 
+    atomic_store(&content->seeks, true);
     do
         rc = fs->serving ? inode_track(fs, inode, &file) : 0;
     while (rc < 0 && fs->serving && try_later(&waited_ms, move_most_ms(fs)));
     if (rc < 0 && fs->serving)
         fs_log(LOG_ERR, "a file whose home has gone has no other: %s: programs get EIO", strerror(-rc));
+    atomic_store(&content->seeks, false);
     /* What the kernel holds may be older than what others have written since. */
     session_invalidate(fs, inode, 0, 0);
-    file = inode_usable(inode);
-    if (file)
-        cache_file_discard_write_backs(file, false);
 }
 
 static void find_home_later(void *argument)
@@ -259,6 +278,14 @@ bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t
 
     if (result != -EIO || !file || !cache_file_is_lost(file))
         return false;
+    /* Nobody looks for another one any more, if there was none to be had when it had gone. */
+    if (inode_file(inode) == file && !atomic_exchange(&inode_content(inode)->seeks, true)) {
+        inode_get(inode);
+        if (!later_perhaps(inode->fs, find_home_later, inode)) {
+            atomic_store(&inode_content(inode)->seeks, false);
+            inode_put(inode);
+        }
+    }
     while (inode_file(inode) == file && inode->fs->serving && try_later(&waited_ms, move_most_ms(inode->fs)))
         ;
     return inode_file(inode) != file;

@@ -21,6 +21,10 @@ int nodes_track(struct fs *fs, struct inode *inode, const struct node_name *name
  * drop pages. 0, or why the home can't be asked: then nothing may be done to the file's bytes. */
 int nodes_catch_up(struct inode *inode, bool opening);
 
+/* The inode has another file than before, whose home had gone: drop what the kernel has from under that home,
+ * and take write-backs from then on. In a thread of its own; no lock is held. */
+void nodes_settle(struct inode *inode);
+
 /* Read the file of members again (SIGHUP); where that can't be done, or the list is not good, the old one
  * stays, and the log says why. */
 void nodes_reread(struct fs *fs);

@@ -413,3 +413,56 @@ def test_a_session_enters_once(meet):
     _, _, member = meet()
     one = member()
     assert one.met == 0 and one.do("hello", 0) in (-errno.EPROTO, -errno.EBUSY)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPROTO, 600, 5000])
+def test_an_error_that_means_something_else_here(meet, error):
+    """After ENOSYS the kernel would sync no file any more; with 600 FUSE would not answer at all."""
+    daemon, path, member = meet(home="b")
+    one = member()
+    fd = writes_to(daemon, one, path)
+    for answer, seen in ((error, errno.EIO), (errno.EDQUOT, errno.EDQUOT), (0, 0)):
+        one.do("answer", OPS["NODE_SYNC"], -answer)
+        before = one.do("asked", OPS["NODE_SYNC"])
+        assert seen in (error_of(os.fsync, fd) for _ in range(2))
+        assert one.do("asked", OPS["NODE_SYNC"]) > before, "nobody was asked"
+    os.close(fd)
+
+
+def test_an_offset_that_is_an_error(meet):
+    daemon, path, member = meet(home="b")
+    one = member()
+    fd = writes_to(daemon, one, path)
+    one.do("value", OPS["NODE_SEEK"], -600)
+    assert error_of(os.lseek, fd, 0, os.SEEK_DATA) == errno.EIO
+    one.do("value", OPS["NODE_SEEK"], 7)
+    assert os.lseek(fd, 0, os.SEEK_DATA) == 7
+    os.close(fd)
+
+
+@pytest.mark.parametrize("how", ["truncate", "map"])
+def test_a_file_that_had_no_home_for_a_while(meet, agents, workdir, monkeypatch, how):
+    """As long as there is no descriptor for the next home programs get EIO; afterwards what they store is kept."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    daemon, path, member = meet(home="b", env=env)
+    one = member()
+    fd = writes_to(daemon, one, path)
+    os.close(fd)
+    fd = os.open(os.path.join(daemon.mnt, "f"), os.O_RDWR)
+    plan.arm(ROWS.index("open64"), errno.EMFILE, 1, 1)  # of the data directory's file, by who will be its home
+    one.kill()
+    wait_until(lambda: "has no other" in daemon.log_text(), 40)
+    assert plan.landed
+    plan.row = -1
+    if how == "map":
+        child = agents()
+        child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, PAGE)", path=os.path.join(daemon.mnt, "f"))
+    else:
+        os.truncate(os.path.join(daemon.mnt, "f"), PAGE)
+    with mmap.mmap(fd, PAGE) as mapped:
+        def stored():
+            mapped[3:9] = b"stored"
+            return error_of(mapped.flush) == 0
+        wait_until(stored)
+    assert read_file(path)[3:9] == b"stored"
+    os.close(fd)

@@ -12,6 +12,7 @@
  * write             the page, as a kernel's write-back; write_later: 100 bytes of it, and nobody waits
  * invalidate        has the other drop its kernel's pages of the file that it opened last, and nobody waits
  * answer OP RESULT  what the other's calls of this kind are answered from now on
+ * value OP N       and the first number of the reply
  * pause OP MS       how long they take
  * asked OP          how many have come; flags OP: of the last */
 #include <errno.h>
@@ -36,6 +37,7 @@ static struct members *members;
 static struct call_session *home, *_Atomic agent; /* that we have connected; that has connected to us */
 static _Atomic unsigned flagged[NODE_OP_LAST + 1];
 static _Atomic int answers[NODE_OP_LAST + 1], pauses_ms[NODE_OP_LAST + 1], asked[NODE_OP_LAST + 1];
+static _Atomic uint64_t values[NODE_OP_LAST + 1];
 static _Atomic uint32_t opened; /* by the other: its number of the file */
 static unsigned char page[PAGE];
 
@@ -62,6 +64,7 @@ static int serve(void *context, struct call_session *session, unsigned op, const
     *reply_length = sizeof(struct node_reply);
     if (op > NODE_OP_LAST)
         return -EPROTO;
+    ((struct node_reply *)reply)->value[0] = values[op];
     if (length == sizeof(struct node_request)) {
         const struct node_request *request = bytes;
         flagged[op] = request->flags;
@@ -186,6 +189,8 @@ static int order(const char *self, const char *word, const char *path, long one,
         return -EINVAL;
     if (!strcmp(word, "answer"))
         answers[one] = (int)two;
+    else if (!strcmp(word, "value"))
+        values[one] = (uint64_t)two;
     else if (!strcmp(word, "pause"))
         pauses_ms[one] = (int)two;
     else
