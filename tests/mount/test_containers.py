@@ -16,8 +16,8 @@ import pytest
 import conftest
 import helpers
 from files import pattern
-from helpers import PAGE, ROWS, AgentDied, agents, daemon_with_faults, error_of, read_file, statistics, wait_until, write_at  # noqa: F401
-from helpers import write_file
+from helpers import (PAGE, ROWS, AgentDied, agents, daemon_with_faults, read_file, statistics, wait_until, write_at,  # noqa: F401
+                     write_file)
 
 IOCTL_CONNECT = 1 << 30 | 8 << 16 | ord("G") << 8 | 2
 NET = ("unshare", "--net")
