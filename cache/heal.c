@@ -343,7 +343,11 @@ static enum last_page look_at_last_page(struct heal *heal)
         return recent ? LAST_OWN_OR_READ : LAST_NOTHING;
     if (n <= before) /* an error, or the kernel takes the file to end here: it shows nothing of ours */
         return LAST_UNKNOWN;
-    if (memcmp(bytes + before, heal->bytes + (start - heal->offset), (size_t)(n - before)))
+    /* A newer change of these bytes is put into the heal meanwhile: overwrite(), heal_changed(). */
+    pthread_mutex_lock(&file->lock);
+    bool stale = memcmp(bytes + before, heal->bytes + (start - heal->offset), (size_t)(n - before));
+    pthread_mutex_unlock(&file->lock);
+    if (stale)
         return LAST_STALE;
     return n == before + length ? LAST_FINE : LAST_UNKNOWN;
 }

@@ -12,7 +12,7 @@ jobs=$(nproc)
 [ -e /dev/fuse ] || modprobe fuse 2>/dev/null || true
 
 ends=arguments,cuda_maps,deaths,disks,fault_path,injection,leaks,nodes_babble,nodes_deaths,nodes_random,promises,protocol,room
-threads=changes,clients,deaths,disks,promises,protocol,room,sharing
+threads=changes,clients,deaths,disks,nodes_babble,promises,protocol,room,sharing
 
 second=device_code,examples,gpu_scripts,cuda_paging,rules
 # Leaves to make check what takes long and is seldom broken.

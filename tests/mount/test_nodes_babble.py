@@ -106,7 +106,7 @@ def babble(cluster, agents, seconds, options=""):
 
 @pytest.mark.traps
 def test_a_node_that_says_anything(cluster, agents):
-    m, nodes, said = babble(cluster, agents, float(os.environ.get("GAIA_TEST_SECONDS", 6)))
+    m, nodes, said = babble(cluster, agents, float(os.environ.get("GAIA_TEST_SECONDS", 4)))
     assert not said["hung"], "an answer took 15 s"
     statistics(m.mnt)
     for name in FILES:  # of what the member has left
