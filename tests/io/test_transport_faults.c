@@ -427,15 +427,15 @@ static void test_write_to_read_only(void **state)
 static void break_one(bool at_server, unsigned queue)
 {
     static struct pair pair;
-    uint8_t *remote = new_frames(8 * MIB), *local = new_frames(8 * MIB);
     struct shot shots[8];
     /* So much that a NIC is not done with it before the queue is broken. */
-    const size_t piece = carrier == GAIA_CARRIER_RDMA ? MIB : 64 * KIB;
+    const size_t piece = carrier == GAIA_CARRIER_RDMA ? 2 * MIB : 64 * KIB, bytes = 8 * piece;
+    uint8_t *remote = new_frames(bytes), *local = new_frames(bytes);
 
     pair_open(&pair, 2, 8, TIMEOUT_MS);
-    fill(remote, 8 * piece, 9);
-    struct gaia_memory *memory = new_memory(&pair.client, local, 8 * MIB);
-    uint32_t region = expose_to(&pair, 0, remote, 8 * MIB, false);
+    fill(remote, bytes, 9);
+    struct gaia_memory *memory = new_memory(&pair.client, local, bytes);
+    uint32_t region = expose_to(&pair, 0, remote, bytes, false);
     transport_test.deaf = true; /* on the local carrier all are under way for certain */
     for (unsigned i = 0; i < 8; i++) {
         shots[i] = new_shot(memory, i * piece, region, i * piece, (uint32_t)piece, false);
@@ -468,15 +468,15 @@ static void break_one(bool at_server, unsigned queue)
     /* Another session of the same two does its work. */
     struct gaia_link *link = connect_to(&pair.client, &pair.server, 1, 8);
     await(&pair.server, &pair.server.arrived, 2);
-    region = expose_to(&pair, 1, remote, 8 * MIB, false);
+    region = expose_to(&pair, 1, remote, bytes, false);
     struct shot again = new_shot(memory, 0, region, 4096, 4096, false);
     assert_int_equal(shoot(&pair.client, link, &again), 0);
     assert_true(matches(local, 4096, 9, 4096));
     gaia_link_close(link);
     gaia_memory_release(memory);
     pair_close(&pair);
-    munmap(remote, 8 * MIB);
-    munmap(local, 8 * MIB);
+    munmap(remote, bytes);
+    munmap(local, bytes);
 }
 
 static void test_broken_here(void **state)
