@@ -12,11 +12,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define LINE_MOST 512u /* NSpid has a number for each of at most 32 namespaces */
+#define LINE_MOST 512u /* of NSpid: a number for each of at most 32 namespaces */
 
-/* The last number of a line of /proc/PID/status (proc(5)); what comes before it can be long (Groups). 0:
- * there is no such line. */
-static pid_t last_number(int status, const char *name)
+/* The last number of the line that has one for each namespace (proc(5), NSpid); what comes before it in the
+ * file can be long (Groups). 0: there is no such line. */
+static pid_t last_number(int status)
 {
     char text[4096];
     size_t kept = 0;
@@ -25,7 +25,7 @@ static pid_t last_number(int status, const char *name)
     while ((n = read(status, text + kept, sizeof text - 1 - kept)) > 0) {
         kept += (size_t)n;
         text[kept] = '\0';
-        char *line = strstr(text, name), *end = line ? strchr(line + 1, '\n') : NULL;
+        char *line = strstr(text, "\nNSpid:"), *end = line ? strchr(line + 1, '\n') : NULL;
         if (end) {
             *end = '\0';
             char *last = strrchr(line, '\t');
@@ -48,7 +48,7 @@ static bool is_called(DIR *tasks, const char *task, pid_t thread)
     int fd = openat(dirfd(tasks), path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
-    pid_t number = last_number(fd, "\nNSpid:");
+    pid_t number = last_number(fd);
     close(fd);
     return number == thread;
 }
@@ -87,17 +87,4 @@ int thread_signal(pid_t process, pid_t thread, int signal)
     if (found < 0)
         return found;
     return syscall(SYS_tgkill, process, found, signal) ? -errno : 0;
-}
-
-pid_t thread_process(pid_t thread)
-{
-    char path[40];
-
-    snprintf(path, sizeof path, "/proc/%d/status", (int)thread);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    pid_t process = last_number(fd, "\nTgid:");
-    close(fd);
-    return process;
 }

@@ -381,7 +381,8 @@ static size_t part_of_file(struct cache_file *file, size_t length, off_t offset)
 ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset,
                          unsigned flags)
 {
-    if (file->given_up || (file->discards && flags & CACHE_IO_WRITEBACK))
+    /* Discarded is what this node's kernel holds; others know of theirs themselves. */
+    if (file->given_up || (file->discards && flags & CACHE_IO_WRITEBACK && !(flags >> 8)))
         return -EIO;
     if (file->far)
         return agent_write(file, buffer, length, offset, flags);

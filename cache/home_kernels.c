@@ -120,7 +120,9 @@ static int tell(struct nodes *nodes, const struct kernel *kernel, off_t offset, 
             pthread_cond_wait(&nodes->changed, &nodes->lock);
     }
     pthread_mutex_unlock(&nodes->lock);
-    return telling.result > 0 ? -EIO : node_result(telling.result);
+    /* -EIO is the end of its session, which the caller takes for the end of what its kernel had. */
+    int result = telling.result > 0 ? -EPROTO : telling.result;
+    return node_result(result) == result ? result : -EREMOTEIO;
 }
 
 /* Agents: one, or all. */

@@ -38,14 +38,13 @@ static int ask(const char *mountpoint)
         return -1;
     }
     int error = ioctl(directory, GAIA_IOCTL_TOKEN, &token) ? -errno : 0;
+    close(directory);
     if (error || token.version != GAIA_PROTOCOL_VERSION) {
-        close(directory);
         fprintf(stderr, "gaiactl: %s: not a gaiafs mount%s\n", mountpoint, error ? "" : " of this version");
         return -1;
     }
     token.socket[sizeof token.socket - 1] = '\0';
-    int socket = gaia_message_connect(token.socket, directory);
-    close(directory);
+    int socket = gaia_message_connect(token.socket, token.network);
     error = socket < 0 ? socket : gaia_message_send(socket, &message, NULL, 0);
     if (!error)
         error = gaia_message_receive(socket, &message, fds);

@@ -30,7 +30,8 @@ struct content {
     /* Held shared by every data operation on an untracked file until its backing I/O is done. */
     pthread_rwlock_t gate;
     struct passthrough passthrough; /* guarded by fs->passthrough_lock */
-    atomic_bool seeks;              /* somebody looks for the next home (fs/nodes.c) */
+    /* Of fs/nodes.c: somebody looks for the next home; there was no thread for nodes_settle(). */
+    atomic_bool seeks, unsettled;
     /* What the file was at its last open, or after a change of ours that found it so: the kernel may keep its
      * pages when the next open sees the same. Guarded by the lock of the inode's shard. */
     struct {

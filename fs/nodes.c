@@ -134,7 +134,11 @@ static void settle(void *argument)
 void nodes_settle(struct inode *inode)
 {
     inode_get(inode);
-    later(inode->fs, settle, inode);
+    if (later_perhaps(inode->fs, settle, inode))
+        return;
+    /* Not here: the kernel may hold a write back until this request of its own is answered. */
+    atomic_store(&inode_content(inode)->unsettled, true);
+    inode_put(inode);
 }
 
 /* Of two that are homes of one file the one keeps it that has taken it over: the other was taken to be dead,
@@ -216,6 +220,8 @@ int nodes_catch_up(struct inode *inode, bool opening)
     struct fs *fs = inode->fs;
     struct node_name name;
 
+    if (inode_content(inode) && atomic_exchange(&inode_content(inode)->unsettled, false))
+        nodes_settle(inode);
     if (!fs->options.members || inode_usable(inode) || !nodes_name(inode, &name) ||
         !cache_follows(fs->cache, &name))
         return 0;

@@ -17,9 +17,7 @@
 #include "base/alive.h"
 #include "cache/client.h"
 #include "cache/stat.h"
-#include "fs/adopt.h"
 #include "fs/fs.h"
-#include "fs/later.h"
 #include "fs/log.h"
 #include "fs/stat_json.h"
 #include "fs/token.h"
@@ -330,19 +328,6 @@ static int add_client(struct server *server, int socket)
     return error;
 }
 
-/* A socket to a new client, taken over. */
-static int take_client(struct server *server, int socket)
-{
-    reap(server, false);
-    int error = add_client(server, socket);
-    if (!error)
-        return 0;
-    fs_log(LOG_WARNING, "a program that wants a device was turned away: %s%s", strerror(-error),
-           error == -EMFILE ? ": raise the daemon's limit of open files (LimitNOFILE=)" : "");
-    close(socket);
-    return error;
-}
-
 static void *accept_clients(void *argument)
 {
     struct server *server = argument;
@@ -359,7 +344,13 @@ static void *accept_clients(void *argument)
         }
         if (socket < 0) /* shut down */
             return NULL;
-        take_client(server, socket);
+        reap(server, false);
+        int error = add_client(server, socket);
+        if (error) {
+            fs_log(LOG_WARNING, "a program that wants a device was turned away: %s%s", strerror(-error),
+                   error == -EMFILE ? ": raise the daemon's limit of open files (LimitNOFILE=)" : "");
+            close(socket);
+        }
     }
 }
 
@@ -441,57 +432,16 @@ void server_stop(struct server *server)
     free(server);
 }
 
-struct adoption {
-    struct server *server;
-    fuse_req_t req;
-    pid_t thread; /* that waits for the answer */
-    int descriptor;
-};
-
-static void adopt(void *argument)
-{
-    struct adoption adoption = *(struct adoption *)argument;
-    struct server *server = adoption.server;
-
-    free(argument);
-    int socket = adopt_socket(adoption.thread, adoption.descriptor);
-    if (socket < 0 && descriptors_shed(server->fs, -socket))
-        socket = adopt_socket(adoption.thread, adoption.descriptor);
-    if (socket == -EPERM)
-        fs_log(LOG_WARNING,
-               "a program of another network namespace (thread %d) can't be connected: pidfd_getfd: %s "
-               "(the daemon needs CAP_SYS_PTRACE)",
-               (int)adoption.thread, strerror(EPERM));
-    int error = socket < 0 ? socket : take_client(server, socket);
-    if (error)
-        fuse_reply_err(adoption.req, -error);
-    else
-        fuse_reply_ioctl(adoption.req, 0, NULL, 0);
-}
-
-static void do_connect(struct server *server, fuse_req_t req, const struct gaia_ioctl_connect *wish)
-{
-    struct adoption *adoption = malloc(sizeof *adoption);
-
-    if (!adoption) {
-        fuse_reply_err(req, ENOMEM);
-        return;
-    }
-    *adoption = (struct adoption){server, req, fuse_req_ctx(req)->pid, wish->socket};
-    later(server->fs, adopt, adoption);
-}
-
 void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, struct handle *handle,
                   unsigned cmd, const void *in, size_t in_size, size_t out_size)
 {
-    struct gaia_ioctl_token answer = {.version = GAIA_PROTOCOL_VERSION};
+    struct gaia_ioctl_token answer = {.version = GAIA_PROTOCOL_VERSION,
+                                      .network = gaia_message_network(server->socket)};
     const struct fuse_ctx *context = fuse_req_ctx(req);
     int error = 0;
 
-    if (cmd == (unsigned)GAIA_IOCTL_CONNECT && in_size >= sizeof(struct gaia_ioctl_connect)) {
-        do_connect(server, req, in);
-        return;
-    }
+    (void)in;
+    (void)in_size;
     if (cmd != (unsigned)GAIA_IOCTL_TOKEN || out_size < sizeof answer) {
         fuse_reply_err(req, ENOTTY);
         return;

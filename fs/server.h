@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The client server: libgaia's processes and gaiactl talk to the daemon here, over a SOCK_SEQPACKET UNIX
  * socket in the abstract namespace. Its name, and the token that lets a process map a file, come by an ioctl
- * on an open file of the mount (docs/design.md, section 10); by another ioctl a process of another network
- * namespace hands over a socket of its own. */
+ * on an open file of the mount (docs/design.md, section 10). */
 #ifndef GAIAFS_FS_SERVER_H
 #define GAIAFS_FS_SERVER_H
 

@@ -70,7 +70,7 @@ static int start_watcher(struct gaia_session *session)
     return error;
 }
 
-static int session_open(const char *name, int file, struct gaia_session **session_out)
+static int session_open(const char *name, uint32_t network, struct gaia_session **session_out)
 {
     struct gaia_session *session = calloc(1, sizeof *session);
     bool traps = false;
@@ -80,7 +80,7 @@ static int session_open(const char *name, int file, struct gaia_session **sessio
     memcpy(session->name, name, strnlen(name, sizeof session->name - 1));
     session->references = 1;
     lock_init(&session->lock, LOCK_SESSION);
-    int error = session->socket = gaia_message_connect(name, file);
+    int error = session->socket = gaia_message_connect(name, network);
     if (error < 0)
         goto out_free;
     error = gaia_soft_open_faults(&session->faults, &traps);
@@ -111,7 +111,7 @@ out_free:
     return error;
 }
 
-int gaia_session_get(const char *name, int file, struct gaia_session **session_out)
+int gaia_session_get(const char *name, uint32_t network, struct gaia_session **session_out)
 {
     struct gaia_session *session;
     int error = 0;
@@ -123,7 +123,7 @@ int gaia_session_get(const char *name, int file, struct gaia_session **session_o
     if (session) {
         session->references++;
     } else {
-        error = session_open(name, file, &session);
+        error = session_open(name, network, &session);
         if (!error)
             LIST_INSERT_HEAD(&sessions, session, link);
     }

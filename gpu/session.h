@@ -24,9 +24,9 @@ struct gaia_session {
     pthread_t watcher;
 };
 
-/* The session with the daemon of this socket, opened if need be; file: a descriptor of its mount
- * (io/message.h). 0 or a negative errno. */
-int gaia_session_get(const char *name, int file, struct gaia_session **session_out);
+/* The session with the daemon of this socket, opened if need be. 0 or a negative errno, those of
+ * gaia_message_connect() among them. */
+int gaia_session_get(const char *name, uint32_t network, struct gaia_session **session_out);
 void gaia_session_put(struct gaia_session *session);
 
 /* Send a request and wait for its reply, which takes the request's place. Descriptors of the reply: fds_out,

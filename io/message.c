@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stddef.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -92,7 +91,15 @@ int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_o
     return -EPROTO;
 }
 
-static int connect_to(const char *name)
+uint32_t gaia_message_network(int socket)
+{
+    uint64_t cookie;
+    socklen_t length = sizeof cookie;
+
+    return getsockopt(socket, SOL_SOCKET, SO_NETNS_COOKIE, &cookie, &length) ? 0 : (uint32_t)cookie;
+}
+
+int gaia_message_connect(const char *name, uint32_t network)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strnlen(name, sizeof address.sun_path);
@@ -103,6 +110,10 @@ static int connect_to(const char *name)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -errno;
+    if (network && gaia_message_network(fd) != network) {
+        close(fd);
+        return -ENETUNREACH;
+    }
     if (connect(fd, (struct sockaddr *)&address,
                 (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length))) {
         int error = -errno;
@@ -110,25 +121,4 @@ static int connect_to(const char *name)
         return error;
     }
     return fd;
-}
-
-static int connect_through(int file)
-{
-    int pair[2];
-
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
-        return -errno;
-    int error = ioctl(file, GAIA_IOCTL_CONNECT, &(struct gaia_ioctl_connect){.socket = pair[1]}) ? -errno : 0;
-    close(pair[1]);
-    if (!error)
-        return pair[0];
-    close(pair[0]);
-    return error == -EPERM || error == -EMFILE || error == -ENOMEM ? error : -ECONNREFUSED;
-}
-
-int gaia_message_connect(const char *name, int file)
-{
-    int socket = connect_to(name);
-
-    return socket == -ECONNREFUSED ? connect_through(file) : socket;
 }

@@ -14,21 +14,12 @@
 
 /* The ioctl on an open file (or, for the socket's name only, a directory) of the mount. */
 struct gaia_ioctl_token {
-    uint32_t version; /* out: GAIA_PROTOCOL_VERSION */
-    uint32_t reserved;
+    uint32_t version;  /* out: GAIA_PROTOCOL_VERSION */
+    uint32_t network;  /* out: gaia_message_network() of the daemon; 0: not known */
     char socket[64];   /* out: name in the abstract namespace, without the leading NUL, NUL-terminated */
     uint8_t token[16]; /* out: for GAIA_OP_MAP, once, by this process; zero for a directory */
 };
 #define GAIA_IOCTL_TOKEN _IOR('G', 1, struct gaia_ioctl_token)
-
-/* On any open file or directory of the mount, by a process that finds nobody under that name: its network
- * namespace is another one. EPERM: the daemon may not. */
-struct gaia_ioctl_connect {
-    int32_t socket; /* in: one end of a pair (AF_UNIX, SOCK_SEQPACKET) that this process has made; the daemon
-                       has a copy when the call returns */
-    uint32_t reserved; /* 0 */
-};
-#define GAIA_IOCTL_CONNECT _IOW('G', 2, struct gaia_ioctl_connect)
 
 enum gaia_op {
     GAIA_OP_HELLO = 1, /* flags: GAIA_HELLO_*; with a descriptor for faults, if there is one: this client will

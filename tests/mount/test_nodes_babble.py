@@ -8,7 +8,8 @@ import subprocess
 import pytest
 
 from files import pattern
-from helpers import PAGE, AgentDied, agents, make_random, read_file, statistics, tool_path, wait_until, write_file  # noqa: F401
+from helpers import (PAGE, AgentDied, agents, error_of, make_random, read_file, statistics, tool_path, wait_until,  # noqa: F401
+                     write_file)
 from nodes import cluster  # noqa: F401
 from test_nodes_words import OPS
 
@@ -109,8 +110,9 @@ def test_a_node_that_says_anything(cluster, agents):
     m, nodes, said = babble(cluster, agents, float(os.environ.get("GAIA_TEST_SECONDS", 4)))
     assert not said["hung"], "an answer took 15 s"
     statistics(m.mnt)
-    for name in FILES:  # of what the member has left
-        wait_until(lambda name=name: read_file(os.path.join(m.mnt, name)) is not None, what=f"{name} can be read")
-        write_file(os.path.join(m.mnt, name), b"again")
+    for name in FILES:  # what the member has left, which may be of any size
+        path = os.path.join(m.mnt, name)
+        wait_until(lambda path=path: error_of(os.truncate, path, 0) == 0, 20, f"{name} can be cut off")
+        wait_until(lambda path=path: error_of(write_file, path, b"again") == 0, 20, f"{name} can be written")
         assert read_file(nodes.below(name)) == b"again"
     assert read_file(os.path.join(m.mnt, "aside")) == pattern(PAGES * PAGE, 2)
