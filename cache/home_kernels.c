@@ -136,8 +136,9 @@ static int invalidate_there(struct cache_file *file, unsigned node, off_t offset
         int one = -ENOENT;
         if (!node || kernels[i].node == node)
             one = tell(file->cache->nodes, &kernels[i], offset, length);
-        if (one != -ENOENT)
-            error = error == -ENOENT || !error ? one : error;
+        /* One whose session ends hides no other's error: see home_invalidate(). */
+        if (one != -ENOENT && (error == -ENOENT || !error || (error == -EIO && one)))
+            error = one;
         call_session_put(kernels[i].session);
     }
     return error;
@@ -163,6 +164,8 @@ int home_invalidate(struct cache_file *file, off_t offset, off_t length)
     /* Its session ends: it sees by itself to it that it has nothing of the file any more. */
     if (there == -EIO)
         there = 0;
+    else if (there == -EREMOTEIO)
+        there = -EIO;
     return error && error != -ENOENT ? error : there != -ENOENT ? there : error;
 }
 

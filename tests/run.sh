@@ -14,15 +14,14 @@ jobs=$(nproc)
 ends=arguments,cuda_maps,deaths,disks,fault_path,injection,leaks,nodes_babble,nodes_deaths,nodes_random,promises,protocol,room
 threads=changes,clients,deaths,disks,nodes_babble,promises,protocol,room,sharing
 
-second=device_code,examples,gpu_scripts,cuda_paging,rules,nodes,nodes_babble,nodes_calls,nodes_deaths,nodes_members
-second=$second,nodes_names,nodes_random,nodes_room,nodes_words
+second=device_code,examples,gpu_scripts,cuda_paging,rules
 # Leaves to make check what takes long and is seldom broken.
 export GAIA_GATE=1
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # What fails is known by the status that each step leaves behind: a pipe would hide it. What a step printed is shown when it
-# has ended, as four lanes of steps run side by side: most of them wait most of the time.
+# has ended, as three lanes of steps run side by side: most of them wait most of the time.
 step() {
     name=$1
     shift
@@ -37,20 +36,12 @@ step() {
     } 9>"$work/lock"
 }
 
-# Four lanes, which also build what only they need: a step waits more than it works.
+# Three lanes, which also build what only they need: a step waits more than it works.
 make -j"$jobs" tests
 {
     step "the suite" make check CHECK="--but $second"
 } &
 lanes=$!
-{
-    step "the suite, its second part" make check CHECK="--mounts --files $second"
-    step "the model" python3 -B tests/model/run.py --gate
-    # All of it is warming up: an hour (make life) is held to 5 %.
-    step "half a minute of everything" /usr/bin/python3 -B tests/soak/run.py --minutes 0.5 --tolerance 10
-    step "the simulation of many nodes" python3 -B tests/sim/sim.py --check
-} &
-lanes="$lanes $!"
 {
     step "build with ASan and UBSan" make -j"$jobs" tests SANITIZE=address
     # All of it: make check-long.
@@ -63,6 +54,7 @@ lanes="$lanes $!"
     step "other programs" python3 -B tests/posix/run.py --quick
     step "power cuts" python3 -B tests/vm/power.py
     step "kills" python3 -B tests/kills/run.py
+    step "the model" python3 -B tests/model/run.py --gate
 } &
 lanes="$lanes $!"
 {
@@ -72,6 +64,10 @@ lanes="$lanes $!"
     # It has two processors to emulate, and in it nodes wait for each other for some seconds and no longer.
     step "RDMA in a virtual machine" nice -n -10 python3 -B tests/vm/rdma.py
     step "mounts in a Debian 13 userland" sh tests/trixie.sh files,mount,passthrough,passthrough_ends,promises
+    step "the suite, its second part" make check CHECK="--mounts --files $second"
+    # All of it is warming up: an hour (make life) is held to 5 %.
+    step "half a minute of everything" /usr/bin/python3 -B tests/soak/run.py --minutes 0.5 --tolerance 10
+    step "the simulation of many nodes" python3 -B tests/sim/sim.py --check
 } &
 lanes="$lanes $!"
 for lane in $lanes; do

@@ -75,6 +75,7 @@ static _Noreturn void be_other(bool many_groups)
 /* In a PID namespace of its own; who makes it stays between, as only a child is in it. */
 static _Noreturn void be_between(int tell)
 {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     pid_t pid = unshare(CLONE_NEWPID) ? -1 : fork();
 
     if (pid == 0)
@@ -169,7 +170,7 @@ static void test_of_another_namespace(void **state)
     if (geteuid())
         skip();
     start(&other, false, true);
-    assert_int_equal(other.threads[0] <= THREADS, true); /* here these are the machine's oldest */
+    assert_in_range(other.threads[0], 1, 100); /* here these are the machine's oldest */
     expect_each_is_found(&other);
     assert_int_equal(thread_signal(other.pid, other.pid, SIGBUS), -ESRCH); /* it does not call itself so */
     end(&other);

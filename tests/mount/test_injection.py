@@ -49,7 +49,8 @@ ERRORS = {
 }
 # What the program may see instead: the connection ended, the file is none of gaiafs, the descriptor is none.
 INSTEAD = {
-    **dict.fromkeys(["recvmsg", "sendmsg", "getsockopt", "pthread_create", "accept4"], {"ENOTCONN"}),
+    **dict.fromkeys(["recvmsg", "sendmsg", "pthread_create", "accept4"], {"ENOTCONN"}),
+    "getsockopt": {"ENOTCONN", "ENETUNREACH"},  # the network namespace is not known
     "calloc": {"ENOTCONN"},  # a program for which there is no memory is turned away
     "ioctl": {"ENODEV", "ENOSYS", "EIO"},
     "fcntl64": {"EBADF", "EINVAL"},
