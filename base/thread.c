@@ -14,9 +14,9 @@
 
 #define LINE_MOST 512u /* of NSpid: a number for each of at most 32 namespaces */
 
-/* The last number of the line that has one for each namespace (proc(5), NSpid); what comes before it in the
- * file can be long (Groups). 0: there is no such line. */
-static pid_t last_number(int status)
+/* How many numbers the line has that has one for each namespace (proc(5), NSpid), and the last of them; what
+ * comes before it in the file can be long (Groups). 0: there is no such line. */
+static unsigned read_numbers(int status, pid_t *last_out)
 {
     char text[4096];
     size_t kept = 0;
@@ -27,9 +27,13 @@ static pid_t last_number(int status)
         text[kept] = '\0';
         char *line = strstr(text, "\nNSpid:"), *end = line ? strchr(line + 1, '\n') : NULL;
         if (end) {
+            unsigned count = 0;
             *end = '\0';
-            char *last = strrchr(line, '\t');
-            return last ? (pid_t)strtol(last, NULL, 10) : 0;
+            for (char *number = strchr(line, '\t'); number; number = strchr(number + 1, '\t')) {
+                *last_out = (pid_t)strtol(number, NULL, 10);
+                count++;
+            }
+            return count;
         }
         if (kept > LINE_MOST) {
             memmove(text, text + kept - LINE_MOST, LINE_MOST);
@@ -43,35 +47,50 @@ static pid_t last_number(int status)
 static bool is_called(DIR *tasks, const char *task, pid_t thread)
 {
     char path[NAME_MAX + sizeof "/status"];
+    pid_t number = 0;
 
     snprintf(path, sizeof path, "%s/status", task);
     int fd = openat(dirfd(tasks), path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
-    pid_t number = last_number(fd);
+    unsigned count = read_numbers(fd, &number);
     close(fd);
-    return number == thread;
+    return count && number == thread;
 }
 
 /* The number here of the thread that calls itself `thread`, or -ESRCH. */
 static pid_t find_thread(DIR *tasks, pid_t thread)
 {
-    char same[16];
     struct dirent *entry;
 
-    snprintf(same, sizeof same, "%d", (int)thread);
-    if (is_called(tasks, same, thread)) /* no namespace between: nearly always */
-        return thread;
     while ((entry = readdir(tasks)))
         if (entry->d_name[0] != '.' && is_called(tasks, entry->d_name, thread))
             return (pid_t)strtol(entry->d_name, NULL, 10);
     return -ESRCH;
 }
 
-int thread_signal(pid_t process, pid_t thread, int signal)
+bool thread_is_apart(pid_t process)
+{
+    char path[40];
+    pid_t last;
+
+    snprintf(path, sizeof path, "/proc/%d/status", (int)process);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return true;
+    unsigned count = read_numbers(fd, &last);
+    close(fd);
+    return count != 1;
+}
+
+int thread_signal(pid_t process, bool apart, pid_t thread, int signal)
 {
     char path[40];
 
+    if (process <= 0 || thread <= 0) /* to tgkill() no numbers at all */
+        return -ESRCH;
+    if (!apart)
+        return syscall(SYS_tgkill, process, thread, signal) ? -errno : 0;
     snprintf(path, sizeof path, "/proc/%d/task", (int)process);
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)

@@ -5,11 +5,17 @@
 #ifndef GAIAFS_BASE_THREAD_H
 #define GAIAFS_BASE_THREAD_H
 
+#include <stdbool.h>
 #include <sys/types.h>
 
-/* Send a signal to a thread of the process `process`, a number of this process's own namespace. Looks at
- * /proc, takes no lock of a process's memory. 0; -ESRCH (it has no such thread, or not any more); -EPERM, or
- * what opening /proc says. Any thread. */
-int thread_signal(pid_t process, pid_t thread, int signal);
+/* Whether a process, by its number here, is in another PID namespace than this one: then its threads call
+ * themselves otherwise than they are called here. True also when it can't be found out. Looks at /proc. */
+bool thread_is_apart(pid_t process);
+
+/* Send a signal to a thread of a process, a number of this process's own namespace. apart: thread_is_apart().
+ * One call if it is not, as who waits to be signalled may go on meanwhile; else /proc is looked through for
+ * who calls itself so. Takes no lock of a process's memory. 0; -ESRCH (it has no such thread, or not any
+ * more); -EPERM, or what opening /proc says. Any thread. */
+int thread_signal(pid_t process, bool apart, pid_t thread, int signal);
 
 #endif

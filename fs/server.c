@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/alive.h"
+#include "base/thread.h"
 #include "cache/client.h"
 #include "cache/stat.h"
 #include "fs/fs.h"
@@ -75,7 +76,9 @@ static int do_hello(struct client *client, struct gaia_message *message, int *fd
         close(room);
     fds[0] = -1;
     int error = cache_client_open(client->server->fs->cache,
-                                  &(struct gaia_process){.faults = faults, .pid = client->peer.pid},
+                                  &(struct gaia_process){.faults = faults,
+                                                         .pid = client->peer.pid,
+                                                         .apart = thread_is_apart(client->peer.pid)},
                                   message->flags & GAIA_HELLO_TRAPS, &client->cache);
     if (error)
         close(alive_fd);

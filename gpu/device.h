@@ -48,6 +48,7 @@ struct gaia_placing {
 struct gaia_process {
     int faults; /* its descriptor for faults; of an agent's client: its number there; -1: none */
     pid_t pid;  /* as this process sees it; of an agent's client: 0 */
+    bool apart; /* thread_is_apart() */
 };
 
 /* Two kinds of drivers. One *traps*: its device's touches of missing pages and first stores are faults, so

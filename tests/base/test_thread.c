@@ -29,6 +29,7 @@ struct other {
     pid_t threads[THREADS];
     int said;
     pid_t parent;
+    bool apart;
 };
 
 static int say; /* the child's end */
@@ -118,6 +119,8 @@ static void start(struct other *other, bool many_groups, bool apart)
     close(told[0]);
     for (unsigned i = 0; i < THREADS; i++)
         other->threads[i] = hear(other);
+    other->apart = thread_is_apart(other->pid);
+    assert_int_equal(other->apart, apart);
 }
 
 static void end(struct other *other)
@@ -139,7 +142,7 @@ static void expect_each_is_found(const struct other *other)
 {
     for (unsigned turn = 0; turn < 20; turn++) {
         pid_t thread = other->threads[turn % THREADS];
-        assert_int_equal(thread_signal(other->pid, thread, SIGBUS), 0);
+        assert_int_equal(thread_signal(other->pid, other->apart, thread, SIGBUS), 0);
         assert_int_equal(hear(other), thread);
     }
 }
@@ -153,12 +156,12 @@ static void test_of_this_namespace(void **state)
     start(&other, false, false);
     expect_each_is_found(&other);
     /* Threads of this process are not that one's, whatever their number. */
-    assert_int_equal(thread_signal(other.pid, gettid(), SIGBUS), -ESRCH);
-    assert_int_equal(thread_signal(other.pid, 0, SIGBUS), -ESRCH);
-    assert_int_equal(thread_signal(other.pid, -1, SIGBUS), -ESRCH);
-    assert_int_equal(thread_signal(0, gettid(), SIGBUS), -ESRCH);
+    assert_int_equal(thread_signal(other.pid, other.apart, gettid(), SIGBUS), -ESRCH);
+    assert_int_equal(thread_signal(other.pid, other.apart, 0, SIGBUS), -ESRCH);
+    assert_int_equal(thread_signal(other.pid, other.apart, -1, SIGBUS), -ESRCH);
+    assert_int_equal(thread_signal(0, false, gettid(), SIGBUS), -ESRCH);
     end(&other);
-    assert_int_equal(thread_signal(other.pid, other.threads[0], SIGBUS), -ESRCH);
+    assert_int_equal(thread_signal(other.pid, other.apart, other.threads[0], SIGBUS), -ESRCH);
     assert_int_equal(signalled, 0);
 }
 
@@ -172,7 +175,8 @@ static void test_of_another_namespace(void **state)
     start(&other, false, true);
     assert_in_range(other.threads[0], 1, 100); /* here these are the machine's oldest */
     expect_each_is_found(&other);
-    assert_int_equal(thread_signal(other.pid, other.pid, SIGBUS), -ESRCH); /* it does not call itself so */
+    assert_int_equal(thread_signal(other.pid, other.apart, other.pid, SIGBUS),
+                     -ESRCH); /* it does not call itself so */
     end(&other);
 }
 
@@ -184,6 +188,8 @@ static void test_of_many_groups(void **state)
     if (geteuid())
         skip();
     start(&other, true, false);
+    expect_each_is_found(&other);
+    other.apart = true; /* as slowly as one that is */
     expect_each_is_found(&other);
     end(&other);
 }
