@@ -18,13 +18,6 @@ extern "C" {
 
 #define LIMIT_S 150u
 
-/* Coroutines are more than the sanitizers follow; the plain build is enough. */
-#define SKIP_UNDER_SANITIZERS() \
-    do {                        \
-        if (WORLD_SLOW > 1)     \
-            skip();             \
-    } while (0)
-
 static uint64_t seed;
 
 template <size_t N> static int run_limited(const CMUnitTest (&tests)[N], int argc, char **argv)

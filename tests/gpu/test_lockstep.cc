@@ -55,8 +55,6 @@ struct pages {
 
 static void kernels_hash(void **)
 {
-    SKIP_UNDER_SANITIZERS();
-
     pages p(seed);
     gaia_digest digests[PAGES + 1] = {};
 
@@ -71,8 +69,6 @@ static void kernels_hash(void **)
 
 static void kernels_find_modified(void **)
 {
-    SKIP_UNDER_SANITIZERS();
-
     pages p(seed + 1);
     random_numbers random{seed};
     gaia_digest digests[PAGES];
@@ -102,8 +98,6 @@ static void kernels_find_modified(void **)
 
 static void kernels_move(void **)
 {
-    SKIP_UNDER_SANITIZERS();
-
     pages base(seed), staging(seed + 1), kept(seed);
     uint32_t list[] = {5, 74, 0, 31, 32}, *at = list;
 
@@ -235,20 +229,17 @@ static void play(uint32_t unit_shift, unsigned turns, uint32_t frames, unsigned 
 
 static void small_units(void **)
 {
-    SKIP_UNDER_SANITIZERS();
     play(GAIA_DEMAND_UNIT_SHIFT_SMALL, 300, FRAMES_FOR_PINS, 5);
 }
 
 static void large_units(void **)
 {
-    SKIP_UNDER_SANITIZERS();
     play(GAIA_DEMAND_UNIT_SHIFT_LARGE, 60, FRAMES_FOR_PINS, 5);
 }
 
 /* What is let go too early is gone at once. */
 static void few_frames(void **)
 {
-    SKIP_UNDER_SANITIZERS();
     play(GAIA_DEMAND_UNIT_SHIFT_SMALL, 200, 6, 4);
 }
 

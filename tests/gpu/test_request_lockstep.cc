@@ -62,8 +62,6 @@ static void play(machine &m, unsigned turns)
 
 static void lanes_that_run_apart(void **)
 {
-    SKIP_UNDER_SANITIZERS();
-
     machine m(seed);
     pair_options one, two;
     uint64_t posted = 0, bells = 0;
@@ -86,8 +84,6 @@ static void lanes_that_run_apart(void **)
 
 static void lanes_of_a_queue_that_fails(void **)
 {
-    SKIP_UNDER_SANITIZERS();
-
     machine m(seed);
     pair_options options;
 

@@ -15,7 +15,7 @@ import image
 
 QEMU = "qemu-system-x86_64"
 # Without what makes kernel and C library choose copies that are slow when they are emulated: byte by byte (erms, fsrm), or
-# in wide registers. A fifth of the processor time of a run.
+# in wide registers. About a seventh of the processor time of a run (measured twice, in turns).
 CPU = "max,la57=off,erms=off,fsrm=off,avx=off,avx2=off"
 
 
