@@ -422,14 +422,14 @@ static void file_put(struct nodes *nodes, struct agent_file *far)
 static int do_peek(struct call_session *session, struct cache_host *host, struct agent_file *far,
                    const struct node_request *request)
 {
-    void *slot = call_slot(session, request->slot);
-
-    if (!slot || request->offset < 0 || request->length > GAIA_PAGE_SIZE)
+    if (request->offset < 0 || request->length > GAIA_PAGE_SIZE)
+        return -EINVAL;
+    void *slot = call_slot_serve(session, request->slot);
+    if (!slot)
         return -EINVAL;
     ssize_t n = host->peek(host->context, far->file->context, request->offset, request->length, slot);
-    if (n <= 0)
-        return (int)n;
-    int error = call_slot_write(session, request->slot, 0, (size_t)n);
+    int error = n > 0 ? call_slot_write(session, request->slot, 0, (size_t)n) : 0;
+    call_slot_served(session, request->slot);
     return error ? error : (int)n;
 }
 

@@ -93,31 +93,42 @@ static int do_place(struct call_session *session, struct gaia_frames *frames,
     size_t length = count * GAIA_PAGE_SIZE;
     void *window;
 
-    if (!call_slot(session, request->slot) || !count || count > CALL_SLOT_BYTES / GAIA_PAGE_SIZE)
+    if (!count || count > CALL_SLOT_BYTES / GAIA_PAGE_SIZE)
+        return -EINVAL;
+    const void *slot = call_slot_serve(session, request->slot);
+    if (!slot)
         return -EINVAL;
     int error = frames->ops->open_window(frames, page, count, &window);
     if (!error) {
         error = call_slot_read_into(session, request->slot, 0, length, window, true);
         frames->ops->close_window(window, count);
     }
-    if (!error || error == -EIO)
-        return error;
-    error = call_slot_read(session, request->slot, 0, length);
-    return error ? error : frames->ops->place(frames, page, count, call_slot(session, request->slot));
+    if (error && error != -EIO) {
+        error = call_slot_read(session, request->slot, 0, length);
+        if (!error)
+            error = frames->ops->place(frames, page, count, slot);
+    }
+    call_slot_served(session, request->slot);
+    return error;
 }
 
 static int do_fetch(struct call_session *session, struct gaia_frames *frames,
                     const struct node_request *request)
 {
-    uint8_t *slot = call_slot(session, request->slot);
     void *pages[GAIA_FETCH_MAX];
 
-    if (!slot || !request->length || request->length > GAIA_FETCH_MAX)
+    if (!request->length || request->length > GAIA_FETCH_MAX)
+        return -EINVAL;
+    uint8_t *slot = call_slot_serve(session, request->slot);
+    if (!slot)
         return -EINVAL;
     for (unsigned i = 0; i < request->length; i++)
         pages[i] = slot + (size_t)i * GAIA_PAGE_SIZE;
     int error = frames->ops->fetch(frames, (uint64_t)request->offset, (unsigned)request->length, pages);
-    return error ? error : call_slot_write(session, request->slot, 0, request->length * GAIA_PAGE_SIZE);
+    if (!error)
+        error = call_slot_write(session, request->slot, 0, request->length * GAIA_PAGE_SIZE);
+    call_slot_served(session, request->slot);
+    return error;
 }
 
 /* What is done to a map of a client of this node's. */

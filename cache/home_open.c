@@ -123,18 +123,24 @@ static bool is_range(const struct node_request *request, uint64_t most)
 
 static int do_read(struct home_session *agent, struct home_open *open, const struct node_request *request)
 {
-    uint8_t *slot = call_slot(agent->session, request->slot);
     struct home_read *read;
+    uint8_t *slot;
 
-    if (!slot || !is_range(request, CALL_SLOT_BYTES))
+    if (!is_range(request, CALL_SLOT_BYTES))
         return -EINVAL;
     read = calloc(1, sizeof *read);
     if (!read)
         return -ENOMEM;
+    slot = call_slot_serve(agent->session, request->slot);
+    if (!slot) {
+        free(read);
+        return -EINVAL;
+    }
     read->number = request->value;
     ssize_t n =
         cache_file_read(open->file, open->file->fd, slot, request->length, request->offset,
                         (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1), &read->read);
+    call_slot_served(agent->session, request->slot);
     pthread_mutex_lock(&agent->lock);
     LIST_INSERT_HEAD(&open->reads, read, link);
     pthread_mutex_unlock(&agent->lock);
@@ -186,15 +192,18 @@ static ssize_t settle_bytes(const struct home_session *agent, const struct cache
 static int do_write(struct home_session *agent, struct home_open *open, const struct node_request *request)
 {
     struct cache_file *file = open->file;
-    const uint8_t *slot = call_slot(agent->session, request->slot);
 
-    if (!slot || !is_range(request, CALL_SLOT_BYTES))
+    if (!is_range(request, CALL_SLOT_BYTES))
         return -EINVAL;
     if (!file->writable)
         return -EROFS;
+    const uint8_t *slot = call_slot_serve(agent->session, request->slot);
+    if (!slot)
+        return -EINVAL;
     unsigned begun = durable_begin(file->durable, file->fd);
     ssize_t n = cache_file_write(file, file->fd, slot, request->length, request->offset,
                                  (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1));
+    call_slot_served(agent->session, request->slot);
     durable_wrote(file->durable, begun, request->offset, n);
     n = settle_bytes(agent, file, request->offset, n);
     if (n < (ssize_t)request->length && request->flags & CACHE_IO_WRITEBACK) {

@@ -129,6 +129,11 @@ void call_slot_put(struct call_session *session, unsigned slot);
 /* This end's memory of a slot, of either half; NULL: no such slot (a peer has told a number). Valid as long
  * as a reference to the session is held. A connected peer may write to an accepted end's at any time. */
 void *call_slot(struct call_session *session, unsigned slot);
+/* The same, for who serves a request that names a slot, until call_slot_served(): then the peer's request has
+ * it to itself. NULL: not of the peer's half, or a request that is being served has it, which only a peer
+ * asks for that does not keep to this. Any thread; does not wait. */
+void *call_slot_serve(struct call_session *session, unsigned slot);
+void call_slot_served(struct call_session *session, unsigned slot);
 
 /* Only where this end connected (else -EINVAL). Move bytes of a slot, between the peer's memory of it and
  * this end's; or from the peer's straight to memory of the caller's, which is registered for it (cuttable:

@@ -116,7 +116,8 @@ struct call_session {
     uint64_t numbers;              /* of calls so far */
     struct call_class classes[CALL_CLASSES];
 
-    uint32_t slots; /* bit i: the i-th of this end's half is taken */
+    uint32_t slots;          /* bit i: the i-th of this end's half is taken */
+    _Atomic uint32_t served; /* bit i: a request is served that names slot i, of the peer's half */
     pthread_cond_t slot_free;
     unsigned inside;        /* threads that use the transport for slots */
     bool posting;           /* one of them uses the link */

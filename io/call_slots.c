@@ -63,6 +63,23 @@ void *call_slot(struct call_session *session, unsigned slot)
     return slot < CALL_SLOTS_BOTH ? session->memory + slot * CALL_SLOT_BYTES : NULL;
 }
 
+_Static_assert(CALL_SLOTS_BOTH <= 32, "a bit for each");
+
+void *call_slot_serve(struct call_session *session, unsigned slot)
+{
+    if (slot >= CALL_SLOTS_BOTH || slot / CALL_SLOTS == first_slot(session) / CALL_SLOTS)
+        return NULL;
+    uint32_t bit = UINT32_C(1) << slot;
+    return atomic_fetch_or(&session->served, bit) & bit ? NULL : call_slot(session, slot);
+}
+
+void call_slot_served(struct call_session *session, unsigned slot)
+{
+    uint32_t bit = UINT32_C(1) << slot, served = atomic_fetch_and(&session->served, ~bit);
+
+    assert(served & bit);
+}
+
 /* ---- bytes ---- */
 
 struct move {

@@ -371,6 +371,34 @@ static void test_slots_run_out(void **state)
     couple_close(&c);
 }
 
+/* A request names a slot of its sender's half, which no other request that is served names: else two threads
+ * would fill and store the same bytes. */
+static void test_slots_are_served_to_one(void **state)
+{
+    static struct couple c;
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    for (unsigned end = 0; end < 2; end++) {
+        struct call_session *session = end ? c.other : c.session;
+        unsigned own = end * CALL_SLOTS, peers = CALL_SLOTS - own;
+
+        for (unsigned i = 0; i < CALL_SLOTS; i++) {
+            assert_null(call_slot_serve(session, own + i));
+            assert_ptr_equal(call_slot_serve(session, peers + i), call_slot(session, peers + i));
+        }
+        for (unsigned i = 0; i < CALL_SLOTS; i++) {
+            assert_null(call_slot_serve(session, peers + i));
+            call_slot_served(session, peers + i);
+            assert_non_null(call_slot_serve(session, peers + i));
+            call_slot_served(session, peers + i);
+        }
+        assert_null(call_slot_serve(session, 2 * CALL_SLOTS));
+        assert_null(call_slot_serve(session, UINT32_MAX));
+    }
+    couple_close(&c);
+}
+
 /* Straight to memory of the caller's, and only there; also to that of a file that was made shorter. */
 static void test_read_into(void **state)
 {
@@ -464,6 +492,7 @@ int main(int argc, char **argv)
         CASE(test_slots),
         CASE(test_slot_arguments),
         CASE(test_slots_run_out),
+        CASE(test_slots_are_served_to_one),
         CASE(test_read_into),
         CASE(test_read_into_what_is_cut_off),
         CASE(test_slots_are_of_one_session),
