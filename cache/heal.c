@@ -19,7 +19,8 @@
 #define WAIT_SHORT_MS 10u
 #define WAITING_MAX 6u
 /* How long a reader may need to unlock a page after its READ was answered. Longer would cost those WRITEs
- * more whose own page it is. */
+ * more whose own page it is; and a reader that gets no processor for longer has a stale page there until it
+ * does. (That our own naps end on time says nothing about it: tried.) */
 #define READER_MS 5u
 /* How long an opener may need to drop the file's pages after its OPEN was answered. */
 #define OPEN_NS 1000000000u

@@ -122,7 +122,8 @@ static int tell(struct nodes *nodes, const struct kernel *kernel, off_t offset, 
     pthread_mutex_unlock(&nodes->lock);
     /* -EIO is the end of its session, which the caller takes for the end of what its kernel had. */
     int result = telling.result > 0 ? -EPROTO : telling.result;
-    return node_result(result) == result ? result : -EREMOTEIO;
+    bool said = result != -EIO || !call_session_error(session);
+    return said && (result == -EIO || node_result(result) != result) ? -EREMOTEIO : result;
 }
 
 /* Agents: one, or all. */

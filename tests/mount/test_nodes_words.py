@@ -394,6 +394,24 @@ def test_a_silent_agent_does_not_keep_a_mount_from_ending(meet, agents):
     daemon.proc.wait(30)
 
 
+@pytest.mark.parametrize("answer", [-512, -errno.EIO, 1])
+def test_a_kernel_that_keeps_its_page_and_a_release(meet, agents, answer):
+    """Its programs would read what is old: the release says so, and the next one drops the page."""
+    daemon, path, member = meet()
+    program = Program(agents(), os.path.join(daemon.mnt, "f"), cpu=False)
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    program.device_store(100, b"stored")
+    one.do("answer", OPS["NODE_INVALIDATE"], answer)
+    assert program.agent("[error_of(map.release) for _ in range(2)]") == [errno.EIO] * 2
+    one.do("answer", OPS["NODE_INVALIDATE"], 0)
+    before = one.do("asked", OPS["NODE_INVALIDATE"])
+    program.release()
+    assert one.do("asked", OPS["NODE_INVALIDATE"]) > before
+    assert one.do("read") == PAGE and read_file(path)[100:106] == b"stored"
+
+
 @pytest.mark.parametrize("op, change", [("TRUNCATE", lambda fd: os.ftruncate(fd, PAGE)),
                                         ("FALLOCATE", lambda fd: os.posix_fallocate(fd, 0, 3 * PAGE))])
 def test_a_change_that_is_no_write_and_the_death_of_the_home(meet, op, change):

@@ -7,20 +7,15 @@
  *
  * Its numbers are those that it was told, or has told itself, so that many get past the first check; and maps
  * that programs on the other make of its files mostly work: frames are opened, faults are answered. */
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "io/call.h"
-#include "io/members.h"
-#include "io/node.h"
+#include "tests/mount/member.h"
 
 #define THREADS 8u
 #define NAMES_MAX 8u
@@ -29,7 +24,7 @@
 #define PAGE UINT64_C(4096)
 
 static struct members *members;
-static const char *self, *peer;
+static const char *peer; /* its address */
 static struct calls *calls;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards sessions */
 static struct call_session *home, *agent; /* we have connected; the other has. One reference each, for good */
@@ -322,20 +317,13 @@ static int arrived(void *context, struct call_session *session)
     return 0;
 }
 
-static void ended(void *context, struct call_session *session, int error)
-{
-    (void)context, (void)session, (void)error;
-}
-
 /* Until the other takes us again: it may not have cleared away the last session. */
 static struct call_session *meet(void)
 {
+    struct node_request request = member_hello(members, 0);
     struct call_session *session;
 
     while (!over) {
-        struct node_request request = {
-            .offset = NODE_VERSION, .value = members->epoch, .name.length = (uint32_t)strlen(self)};
-        memcpy(request.name.bytes, self, request.name.length);
         if (!call_connect(calls, peer, &session)) {
             if (!call(session, NODE_CALLS, NODE_HELLO, &request, sizeof request, NULL, NULL, SLOW_MS)) {
                 meetings++;
@@ -411,22 +399,6 @@ static void *babble(void *argument)
     return NULL;
 }
 
-static int name_of(const char *path, struct node_name *name)
-{
-    union {
-        struct file_handle handle;
-        char bytes[sizeof(struct file_handle) + NODE_NAME_MAX];
-    } found = {.handle.handle_bytes = NODE_NAME_MAX};
-    int mount_id;
-
-    if (name_to_handle_at(AT_FDCWD, path, &found.handle, &mount_id, 0))
-        return -errno;
-    name->type = (uint32_t)found.handle.handle_type;
-    name->length = found.handle.handle_bytes;
-    memcpy(name->bytes, found.handle.f_handle, name->length);
-    return 0;
-}
-
 static void print_counts(const char *title, const _Atomic unsigned *counts)
 {
     printf("\"%s\": [", title);
@@ -443,21 +415,11 @@ int main(int argc, char **argv)
 
     if (argc < 7 || members_parse(argv[1], argv[2], &members, why))
         return 2;
-    self = argv[2];
-    for (unsigned i = 0; i < members->count; i++)
-        if (!strcmp(members->list[i].name, argv[3]))
-            peer = members->list[i].address;
+    peer = member_address(members, argv[3]);
     for (int i = 6; i < argc && name_count < NAMES_MAX; i++)
-        if (name_of(argv[i], &names[name_count++]))
+        if (member_name(argv[i], &names[name_count++]))
             return 4;
-    const struct member *me = &members->list[members->self];
-    struct calls_config config = {.carrier = me->carrier,
-                                  .address = me->address,
-                                  .timeout_ms = 5000,
-                                  .arrived = arrived,
-                                  .serve = serve,
-                                  .ended = ended};
-    if (!peer || calls_open(&config, &calls, why))
+    if (!peer || member_calls(members, arrived, serve, &calls))
         return 3;
     for (unsigned i = 0; i < THREADS; i++) {
         seeds[i] = (strtoull(argv[4], NULL, 0) + i + 1) * UINT64_C(0x9E3779B97F4A7C15) | 1;

@@ -15,19 +15,13 @@
  * value OP N       and the first number of the reply
  * pause OP MS       how long they take
  * asked OP          how many have come; flags OP: of the last */
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "cache/cache.h"
-#include "io/call.h"
-#include "io/members.h"
-#include "io/node.h"
+#include "tests/mount/member.h"
 
 #define PAGE 4096u
 #define MEMBER_FILE 1u
@@ -46,13 +40,6 @@ static int arrived(void *context, struct call_session *session)
     (void)context;
     agent = session;
     return 0;
-}
-
-static void ended(void *context, struct call_session *session, int error)
-{
-    (void)context;
-    (void)session;
-    (void)error;
 }
 
 static int serve(void *context, struct call_session *session, unsigned op, const void *bytes, size_t length,
@@ -85,34 +72,23 @@ static int ask(enum node_class class, enum node_op op, struct node_request *requ
     return call(home, class, op, request, sizeof *request, &reply, &length, 0);
 }
 
-static int hello(const char *self, bool late)
+static int hello(bool late)
 {
-    struct node_request request = {.offset = NODE_VERSION,
-                                   .value = members->epoch,
-                                   .flags = late ? NODE_LATE_KERNEL : 0,
-                                   .name.length = (uint32_t)strlen(self)};
+    struct node_request request = member_hello(members, late ? NODE_LATE_KERNEL : 0);
 
-    memcpy(request.name.bytes, self, request.name.length);
     return ask(NODE_CALLS, NODE_HELLO, &request);
 }
 
 static int named(struct call_session *to, enum node_class class, enum node_op op, const char *path,
                  unsigned flags)
 {
-    union {
-        struct file_handle handle;
-        char bytes[sizeof(struct file_handle) + NODE_NAME_MAX];
-    } found = {.handle.handle_bytes = NODE_NAME_MAX};
     struct node_request request = {.file = MEMBER_FILE, .flags = flags};
     struct node_reply reply;
     size_t length = sizeof reply;
-    int mount_id;
+    int error = member_name(path, &request.name);
 
-    if (name_to_handle_at(AT_FDCWD, path, &found.handle, &mount_id, 0))
-        return -errno;
-    request.name.type = (uint32_t)found.handle.handle_type;
-    request.name.length = found.handle.handle_bytes;
-    memcpy(request.name.bytes, found.handle.f_handle, request.name.length);
+    if (error)
+        return error;
     return to ? call(to, class, op, &request, sizeof request, &reply, &length, 0) : -ENOTCONN;
 }
 
@@ -151,12 +127,12 @@ static void *invalidate(void *argument)
     return argument;
 }
 
-static int order(const char *self, const char *word, const char *path, long one, long two)
+static int order(const char *word, const char *path, long one, long two)
 {
     pthread_t thread;
 
     if (!strcmp(word, "hello"))
-        return hello(self, one);
+        return hello(one);
     if (!strcmp(word, "track"))
         return named(home, NODE_CALLS, NODE_TRACK, path, 0);
     if (!strcmp(word, "open"))
@@ -201,22 +177,12 @@ static int order(const char *self, const char *word, const char *path, long one,
 int main(int argc, char **argv)
 {
     char why[CALL_WHY], line[4200], word[32];
-    const char *to = NULL;
     struct calls *calls;
 
     if (argc != 4 || members_parse(argv[1], argv[2], &members, why))
         return 2;
-    const struct member *self = &members->list[members->self];
-    struct calls_config config = {.carrier = self->carrier,
-                                  .address = self->address,
-                                  .timeout_ms = 5000,
-                                  .arrived = arrived,
-                                  .serve = serve,
-                                  .ended = ended};
-    for (unsigned i = 0; i < members->count; i++)
-        if (!strcmp(members->list[i].name, argv[3]))
-            to = members->list[i].address;
-    if (!to || calls_open(&config, &calls, why) || call_connect(calls, to, &home))
+    const char *to = member_address(members, argv[3]);
+    if (!to || member_calls(members, arrived, serve, &calls) || call_connect(calls, to, &home))
         return 3;
     setvbuf(stdout, NULL, _IOLBF, 0);
     while (fgets(line, sizeof line, stdin)) {
@@ -226,7 +192,7 @@ int main(int argc, char **argv)
             path[0] = '/';
         else if (sscanf(line, "%31s %ld %ld", word, &one, &two) < 1)
             continue;
-        printf("%d\n", order(argv[2], word, path, one, two));
+        printf("%d\n", order(word, path, one, two));
     }
     _exit(0); /* as one that dies: what it has under way is not ended */
 }
