@@ -60,9 +60,9 @@ CPPFLAGS += $(PKG_CFLAGS)
 cuda_src := gpu/cuda_load.c gpu/cuda_device.c
 home_src := $(wildcard base/*.c consistency/*.c io/*.c cache/*.c gpu/home_*.c) $(cuda_src) gpu/kernels_ptx.c \
 	$(filter-out fs/mount.c fs/gaiactl%.c,$(wildcard fs/*.c))
-lib_src := $(filter-out gpu/home_%.c gpu/cuda_list.c gpu/kernels.c,$(wildcard gpu/*.c)) io/message.c \
+lib_src := $(filter-out gpu/home_%.c gpu/cuda_list.c gpu/kernels.c,$(wildcard gpu/*.c)) io/message.c io/reach.c \
 	$(wildcard base/*.c)
-ctl_src := fs/gaiactl.c fs/gaiactl_devices.c gpu/cuda_list.c gpu/cuda_load.c io/direct.c io/message.c
+ctl_src := fs/gaiactl.c fs/gaiactl_devices.c gpu/cuda_list.c gpu/cuda_load.c io/direct.c io/message.c io/reach.c
 
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 home_a := $(BUILD)/libhome.a

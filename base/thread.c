@@ -82,6 +82,14 @@ bool thread_is_apart(pid_t process)
     return count != 1;
 }
 
+bool thread_is_of(pid_t process, pid_t thread)
+{
+    char path[64];
+
+    snprintf(path, sizeof path, "/proc/%d/task/%d", (int)process, (int)thread);
+    return !access(path, F_OK);
+}
+
 int thread_signal(pid_t process, bool apart, pid_t thread, int signal)
 {
     char path[40];

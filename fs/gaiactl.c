@@ -12,6 +12,7 @@
 
 #include "fs/gaiactl.h"
 #include "io/message.h"
+#include "io/reach.h"
 
 static void usage(FILE *to)
 {
@@ -38,13 +39,14 @@ static int ask(const char *mountpoint)
         return -1;
     }
     int error = ioctl(directory, GAIA_IOCTL_TOKEN, &token) ? -errno : 0;
-    close(directory);
     if (error || token.version != GAIA_PROTOCOL_VERSION) {
         fprintf(stderr, "gaiactl: %s: not a gaiafs mount%s\n", mountpoint, error ? "" : " of this version");
+        close(directory);
         return -1;
     }
     token.socket[sizeof token.socket - 1] = '\0';
-    int socket = gaia_message_connect(token.socket, token.network);
+    int socket = reach_daemon(directory, &token);
+    close(directory);
     error = socket < 0 ? socket : gaia_message_send(socket, &message, NULL, 0);
     if (!error)
         error = gaia_message_receive(socket, &message, fds);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fs/server.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <poll.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,6 @@
 #include <sys/queue.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/alive.h"
@@ -22,8 +21,10 @@
 #include "fs/log.h"
 #include "fs/stat_json.h"
 #include "fs/token.h"
+#include "fs/visit.h"
 #include "gpu/gaia.h"
 #include "io/message.h"
+#include "io/reach.h"
 
 #define CLIENTS_MAX 256u
 #define CLIENTS_OF_USER_MAX 64u /* so that nobody keeps everybody else out */
@@ -331,6 +332,19 @@ static int add_client(struct server *server, int socket)
     return error;
 }
 
+/* The socket is the client's, or closed. */
+static int take_client(struct server *server, int socket)
+{
+    reap(server, false);
+    int error = add_client(server, socket);
+    if (error) {
+        fs_log(LOG_WARNING, "a program that wants a device was turned away: %s%s", strerror(-error),
+               error == -EMFILE ? ": raise the daemon's limit of open files (LimitNOFILE=)" : "");
+        close(socket);
+    }
+    return error;
+}
+
 static void *accept_clients(void *argument)
 {
     struct server *server = argument;
@@ -347,34 +361,27 @@ static void *accept_clients(void *argument)
         }
         if (socket < 0) /* shut down */
             return NULL;
-        reap(server, false);
-        int error = add_client(server, socket);
-        if (error) {
-            fs_log(LOG_WARNING, "a program that wants a device was turned away: %s%s", strerror(-error),
-                   error == -EMFILE ? ": raise the daemon's limit of open files (LimitNOFILE=)" : "");
-            close(socket);
-        }
+        take_client(server, socket);
     }
 }
 
 static int listen_on(struct server *server)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct sockaddr_un address;
+    socklen_t length;
     uint64_t random[2];
 
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
         return -EIO;
     snprintf(server->name, sizeof server->name, "gaiafs-%016llx%016llx", (unsigned long long)random[0],
              (unsigned long long)random[1]);
-    size_t length = strlen(server->name);
-    memcpy(address.sun_path + 1, server->name, length);
+    int error = reach_address(server->name, &address, &length);
+    assert(!error);
     server->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (server->socket < 0)
         return -errno;
-    if (bind(server->socket, (struct sockaddr *)&address,
-             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)) ||
-        listen(server->socket, 64)) {
-        int error = -errno;
+    if (bind(server->socket, (struct sockaddr *)&address, length) || listen(server->socket, 64)) {
+        error = -errno;
         close(server->socket);
         return error;
     }
@@ -435,20 +442,13 @@ void server_stop(struct server *server)
     free(server);
 }
 
-void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, struct handle *handle,
-                  unsigned cmd, const void *in, size_t in_size, size_t out_size)
+static void tell_token(struct server *server, fuse_req_t req, struct inode *inode, struct handle *handle)
 {
     struct gaia_ioctl_token answer = {.version = GAIA_PROTOCOL_VERSION,
-                                      .network = gaia_message_network(server->socket)};
+                                      .network = reach_network(server->socket)};
     const struct fuse_ctx *context = fuse_req_ctx(req);
     int error = 0;
 
-    (void)in;
-    (void)in_size;
-    if (cmd != (unsigned)GAIA_IOCTL_TOKEN || out_size < sizeof answer) {
-        fuse_reply_err(req, ENOTTY);
-        return;
-    }
     memcpy(answer.socket, server->name, sizeof answer.socket);
     if (handle && inode->type == S_IFREG) {
         int mode = handle->flags & O_ACCMODE;
@@ -467,6 +467,34 @@ void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, st
         fuse_reply_err(req, -error);
     else
         fuse_reply_ioctl(req, 0, &answer, sizeof answer);
+}
+
+/* To a program in another network namespace. */
+static int visit(struct server *server, pid_t thread, const void *in)
+{
+    struct gaia_ioctl_invite invitation;
+
+    memcpy(&invitation, in, sizeof invitation);
+    int socket = visit_client(thread, &invitation);
+    if (descriptors_shed(server->fs, -socket))
+        socket = visit_client(thread, &invitation);
+    return socket < 0 ? socket : take_client(server, socket);
+}
+
+void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, struct handle *handle,
+                  unsigned cmd, const void *in, size_t in_size, size_t out_size)
+{
+    if (cmd == (unsigned)GAIA_IOCTL_TOKEN && out_size >= sizeof(struct gaia_ioctl_token)) {
+        tell_token(server, req, inode, handle);
+    } else if (cmd == (unsigned)GAIA_IOCTL_INVITE && in_size >= sizeof(struct gaia_ioctl_invite)) {
+        int error = visit(server, fuse_req_ctx(req)->pid, in);
+        if (error)
+            fuse_reply_err(req, -error);
+        else
+            fuse_reply_ioctl(req, 0, NULL, 0);
+    } else {
+        fuse_reply_err(req, ENOTTY);
+    }
 }
 
 void server_forget(struct server *server, struct handle *handle)

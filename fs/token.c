@@ -2,12 +2,11 @@
 #include "fs/token.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
-#include <unistd.h>
 
+#include "base/thread.h"
 #include "fs/inode.h"
 
 static time_t now(void)
@@ -59,15 +58,6 @@ int token_make(struct token_table *table, const struct token *wish, uint8_t secr
     return 0;
 }
 
-/* FUSE says which thread made the ioctl, the socket says which process connected. */
-static bool thread_of(pid_t thread, pid_t process)
-{
-    char path[64];
-
-    snprintf(path, sizeof path, "/proc/%d/task/%d", (int)process, (int)thread);
-    return !access(path, F_OK);
-}
-
 /* No early end: how long this takes says nothing of the secret. */
 static bool same_secret(const uint8_t a[16], const uint8_t b[16])
 {
@@ -95,7 +85,8 @@ int token_take(struct token_table *table, const uint8_t secret[16], pid_t pid, u
     pthread_mutex_unlock(&table->lock);
     if (!token.inode)
         return -EACCES;
-    if (token.uid != uid || now() - token.born > TOKEN_LIFE_S || !thread_of(token.thread, pid)) {
+    /* FUSE says which thread made the ioctl, the socket says which process connected. */
+    if (token.uid != uid || now() - token.born > TOKEN_LIFE_S || !thread_is_of(pid, token.thread)) {
         inode_put(token.inode);
         return -EACCES;
     }

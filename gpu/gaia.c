@@ -247,7 +247,7 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
         error = -errno;
         goto out_free;
     }
-    error = gaia_session_get(token.socket, token.network, &mapping->session);
+    error = gaia_session_get(mapping->fd, &token, &mapping->session);
     if (error)
         goto out_close;
     if (driver->soft && mapping->session->faults < 0) {

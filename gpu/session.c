@@ -12,6 +12,7 @@
 
 #include "base/shared_page.h"
 #include "gpu/soft.h"
+#include "io/reach.h"
 
 static pthread_mutex_t sessions_lock =
     LOCK_INITIALIZER(LOCK_SESSIONS); /* guards sessions and their references */
@@ -70,17 +71,17 @@ static int start_watcher(struct gaia_session *session)
     return error;
 }
 
-static int session_open(const char *name, uint32_t network, struct gaia_session **session_out)
+static int session_open(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out)
 {
     struct gaia_session *session = calloc(1, sizeof *session);
     bool traps = false;
 
     if (!session)
         return -ENOMEM;
-    memcpy(session->name, name, strnlen(name, sizeof session->name - 1));
+    memcpy(session->name, token->socket, strnlen(token->socket, sizeof session->name - 1));
     session->references = 1;
     lock_init(&session->lock, LOCK_SESSION);
-    int error = session->socket = gaia_message_connect(name, network);
+    int error = session->socket = reach_daemon(fd, token);
     if (error < 0)
         goto out_free;
     error = gaia_soft_open_faults(&session->faults, &traps);
@@ -111,19 +112,19 @@ out_free:
     return error;
 }
 
-int gaia_session_get(const char *name, uint32_t network, struct gaia_session **session_out)
+int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out)
 {
     struct gaia_session *session;
     int error = 0;
 
     pthread_mutex_lock(&sessions_lock);
     LIST_FOREACH (session, &sessions, link)
-        if (!session->dead && !strncmp(session->name, name, sizeof session->name))
+        if (!session->dead && !strncmp(session->name, token->socket, sizeof session->name))
             break;
     if (session) {
         session->references++;
     } else {
-        error = session_open(name, network, &session);
+        error = session_open(fd, token, &session);
         if (!error)
             LIST_INSERT_HEAD(&sessions, session, link);
     }

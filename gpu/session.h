@@ -25,8 +25,8 @@ struct gaia_session {
 };
 
 /* The session with the daemon of this socket, opened if need be. 0 or a negative errno, those of
- * gaia_message_connect() among them. */
-int gaia_session_get(const char *name, uint32_t network, struct gaia_session **session_out);
+ * reach_daemon() among them. fd, token: a descriptor of its mount, and what the daemon has told of it. */
+int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out);
 void gaia_session_put(struct gaia_session *session);
 
 /* Send a request and wait for its reply, which takes the request's place. Descriptors of the reply: fds_out,

@@ -2,10 +2,8 @@
 #include "io/message.h"
 
 #include <errno.h>
-#include <stddef.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 int gaia_message_send(int socket, struct gaia_message *message, const int *fds, unsigned fd_count)
@@ -89,36 +87,4 @@ int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_o
         fds_out[i] = -1;
     }
     return -EPROTO;
-}
-
-uint32_t gaia_message_network(int socket)
-{
-    uint64_t cookie;
-    socklen_t length = sizeof cookie;
-
-    return getsockopt(socket, SOL_SOCKET, SO_NETNS_COOKIE, &cookie, &length) ? 0 : (uint32_t)cookie;
-}
-
-int gaia_message_connect(const char *name, uint32_t network)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    size_t length = strnlen(name, sizeof address.sun_path);
-
-    if (!length || length >= sizeof address.sun_path - 1)
-        return -EINVAL;
-    memcpy(address.sun_path + 1, name, length);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return -errno;
-    if (network && gaia_message_network(fd) != network) {
-        close(fd);
-        return -ENETUNREACH;
-    }
-    if (connect(fd, (struct sockaddr *)&address,
-                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length))) {
-        int error = -errno;
-        close(fd);
-        return error;
-    }
-    return fd;
 }

@@ -16,12 +16,4 @@ int gaia_message_send(int socket, struct gaia_message *message, const int *fds, 
  * errno. */
 int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS]);
 
-/* In which network namespace a socket is, and its name if it is of the abstract ones: a number
- * (SO_NETNS_COOKIE, Linux 5.14), 0 where the kernel does not say. */
-uint32_t gaia_message_network(int socket);
-
-/* Connect to a name in the abstract namespace, of this network namespace; in another one than `network` (0:
- * not known) anybody could have taken it. A descriptor, or a negative errno: -ENETUNREACH (so it is). */
-int gaia_message_connect(const char *name, uint32_t network);
-
 #endif

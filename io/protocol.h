@@ -21,6 +21,20 @@ struct gaia_ioctl_token {
 };
 #define GAIA_IOCTL_TOKEN _IOR('G', 1, struct gaia_ioctl_token)
 
+/* From a program in another network namespace, where whoever likes may have the daemon's name: it listens
+ * under a name of its own there, and the daemon comes to it (fs/visit.h); its first message is a HELLO with
+ * the secret in place of a token. On what the other is for. EPERM (the daemon can't enter that namespace),
+ * ESRCH (it does not see the program), EINVAL, ECONNREFUSED (it is not this program that listens), EAGAIN, or
+ * what the daemon has not got (EMFILE, ENOMEM). */
+struct gaia_ioctl_invite {
+    uint32_t version;   /* in: GAIA_PROTOCOL_VERSION */
+    uint32_t reserved;  /* in: 0 */
+    char socket[64];    /* in: name in the abstract namespace, as above: GAIA_INVITE_NAME and more */
+    uint8_t secret[16]; /* in */
+};
+#define GAIA_IOCTL_INVITE _IOW('G', 2, struct gaia_ioctl_invite)
+#define GAIA_INVITE_NAME "gaia-client-" /* the daemon connects to nothing else */
+
 enum gaia_op {
     GAIA_OP_HELLO = 1, /* flags: GAIA_HELLO_*; with a descriptor for faults, if there is one: this client will
                           map -> a descriptor: the page of base/alive.h */

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs in namespaces of their own, as containers are: a signal for one of its threads comes to that thread, not to
-whoever has its number outside (tests/base/test_thread.c has that one's side), and whoever has the daemon's name in another
-network namespace is not taken for it."""
+whoever has its number outside (tests/base/test_thread.c has that one's side). Network namespaces: test_networks.py."""
 import errno
 import os
 import signal
@@ -9,12 +8,10 @@ import subprocess
 
 import pytest
 
-import conftest
 from files import pattern
 from helpers import (PAGE, ROWS, AgentDied, agents, daemon_with_faults, read_file, statistics, wait_until, write_at,  # noqa: F401
                      write_file)
 
-NET = ("unshare", "--net")
 # The shell is the namespace's first process: the kernel keeps signals from outside from that one.
 PID = ("unshare", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh")
 USER = ("unshare", "--user", "--map-root-user")
@@ -84,26 +81,6 @@ def test_a_container_that_refuses_userfaultfd(mount, contained):
         return
     inside.do(MAP, path=path, length=4 * PAGE)
     assert inside("map[:]") == pattern(4 * PAGE, 11)
-
-
-def test_another_network_namespace(mount, agents):
-    """There the daemon's name may be anybody's: nobody is told anything."""
-    m = mount()
-    path = os.path.join(m.mnt, "f")
-    write_file(path, pattern(4 * PAGE, 9))
-    if subprocess.run([*NET, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no network namespaces here")
-    inside = agents(before=NET)
-    inside.do("import socket\nfd = os.open(path, os.O_RDWR)\nname, _ = get_token(fd)", path=path)
-    for posed in (False, True):
-        if posed:
-            inside.do("poser = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\nposer.bind(name)\nposer.listen()\n"
-                      "poser.setblocking(False)")
-        assert inside("error_of(lambda: gaia.Device('soft:0').mmap(fd, PAGE))") == errno.ENETUNREACH
-        assert inside("subprocess.run([gaiactl, 'stat', mnt], capture_output=True).returncode", mnt=m.mnt,
-                      gaiactl=os.path.join(conftest.BIN, "gaiactl")) == 1
-    assert inside("error_of(poser.accept)") == errno.EAGAIN, "somebody has connected"
-    assert inside("os.pread(fd, 100, 0)") == pattern(4 * PAGE, 9)[:100]
 
 
 @pytest.mark.traps
