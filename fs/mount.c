@@ -369,7 +369,7 @@ static int stop_parts(struct fs *fs)
         fs_log(LOG_ERR, "data directory %s: what devices held%s could not all be written, and is lost: %s",
                fs->data_path, fs->options.members ? " and nodes wrote" : "", strerror(-rc));
     cache_stop(fs->cache);
-    later_end(fs); /* what clients and other nodes have begun since the loop ended */
+    later_end(fs);      /* what clients and other nodes have begun since the loop ended */
     while (fs->handles) /* of files that were open when the mount was detached */
         handle_free(fs, fs->handles);
     return rc;
