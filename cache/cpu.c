@@ -12,6 +12,7 @@
 #include "cache/hosted.h"
 #include "cache/internal.h"
 #include "cache/scan.h"
+#include "io/protocol.h"
 
 /* Call fn for each leaf that [offset, offset + length) touches and that exists, with the mask of its pages.
  * Lock held. */
@@ -293,6 +294,18 @@ bool cache_file_opened(struct cache_file *file)
     return unchanged;
 }
 
+/* Who releases such pages had better have the kernel write all of them back first: it does that in large
+ * pieces, but page by page where it has to drop them. Lock held. */
+static void note_crossed(struct leaf *leaf, page_mask pages)
+{
+    struct leaf_copy *copy;
+
+    SLIST_FOREACH (copy, &leaf->copies, link)
+        if (pages & copy_stored(copy))
+            atomic_fetch_add(&copy->replica->state->crossed,
+                             (unsigned)__builtin_popcountll(pages & copy_stored(copy)));
+}
+
 /* Rule 3: a write is no exception, also not of whole pages: without the collect a twin would stay behind that
  * later brings overwritten bytes back. Rule 6: a write-back never collects. */
 static int before_write(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
@@ -304,6 +317,8 @@ static int before_write(struct cache_file *file, struct leaf *leaf, page_mask pa
             return error;
 #endif
         mark_touched(leaf, pages);
+    } else {
+        note_crossed(leaf, pages);
     }
     int kept = scan_keep_twins(leaf, pages);
     if (kept)

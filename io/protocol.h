@@ -86,6 +86,8 @@ struct gaia_shared_state {
     _Atomic uint64_t timeout_ns; /* how old that may be */
     _Atomic uint64_t
         releases; /* counts releases of stores to it, of any client: for who has bytes of it elsewhere */
+    _Atomic uint64_t crossed; /* counts pages that the kernel has written back while the replica had stores to
+                                 them that were not released: CPUs store to them through mappings */
 };
 
 #endif
