@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fs/server.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/queue.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -16,332 +13,315 @@
 #include "base/alive.h"
 #include "base/thread.h"
 #include "cache/client.h"
-#include "cache/stat.h"
+#include "fs/client.h"
 #include "fs/fs.h"
+#include "fs/listener.h"
 #include "fs/log.h"
-#include "fs/stat_json.h"
 #include "fs/token.h"
-#include "fs/visit.h"
-#include "gpu/gaia.h"
 #include "io/message.h"
 #include "io/reach.h"
 
 #define CLIENTS_MAX 256u
 #define CLIENTS_OF_USER_MAX 64u /* so that nobody keeps everybody else out */
+/* With those that are turned away, each by a thread that closes its socket: see fs/client.h. */
+#define THREADS_MAX (2 * CLIENTS_MAX)
+/* How long one that is outside is waited for when the server stops, and its socket is shut down. */
+#define OUTSIDE_MS 5000u
+#define JOIN_MS 100u
+/* Until a program that wants to be listened for has connected, and how often is looked whether it lives;
+ * others who may connect before it. */
+#define MEETING_MS 3000
+#define ASKER_MS 200
+#define STRANGERS_MAX 8u
 
-struct client {
-    LIST_ENTRY(client) link; /* server->clients */
+/* A program in another network namespace that has asked where it can find us (GAIA_IOCTL_MEET). */
+struct meeting {
+    fuse_req_t req;
+    pid_t asker; /* a thread of it */
+    int listener;
+    int strangers[STRANGERS_MAX]; /* who came instead; closed at the client's end, by its thread */
+    unsigned count;
+};
+
+struct served {
+    LIST_ENTRY(served) link; /* server->clients */
     struct server *server;
-    int socket;
-    struct ucred peer;
-    struct cache_client *cache; /* NULL: it has not said hello with a descriptor for faults */
+    struct client client; /* its socket, and the meeting's listener, are set and closed under server->lock */
+    struct meeting *meeting; /* NULL: it has come to us */
+    bool refused;            /* one too many: it is not a client, and its socket only closed */
+    bool done;               /* its thread is about to end: joined by the next to look, under server->lock */
     pthread_t thread;
-    bool done; /* its thread is about to end: joined by the next to look, under server->lock */
 };
 
 struct server {
     struct fs *fs;
-    char name[64]; /* of the socket */
+    char name[LISTENER_NAME];
     int socket;
     pthread_t thread;
     struct token_table tokens;
     struct alive *alive; /* the thread that starts and stops the server, which is the main one */
     int alive_fd;
-    pthread_mutex_t lock; /* guards clients and stopping */
-    LIST_HEAD(, client) clients;
-    unsigned count;
+    pthread_mutex_t lock; /* guards what follows; nothing of a client's is closed with it held */
+    LIST_HEAD(, served) clients;
+    unsigned count, refused; /* threads of clients, and of those turned away */
     bool stopping;
+    time_t told; /* when somebody was turned away last, and it was logged */
 };
 
-/* Another descriptor of what fd is. */
-static int copy_of(struct fs *fs, int fd)
-{
-    int copy = dup(fd);
+/* ---- a client's thread ---- */
 
-    if (copy < 0 && descriptors_shed(fs, errno))
-        copy = dup(fd);
-    return copy < 0 ? -errno : copy;
+/* The program itself, and not who has seen the name in a list of sockets: those are kept until the end. */
+static int accept_asker(struct meeting *meeting, struct ucred *peer_out)
+{
+    struct timespec until = lock_wait_until(MEETING_MS);
+    socklen_t length = sizeof *peer_out;
+
+    while (!lock_is_past(&until) && thread_is_of(meeting->asker, meeting->asker)) {
+        struct pollfd wait = {.fd = meeting->listener, .events = POLLIN};
+        if (poll(&wait, 1, ASKER_MS) < 0 && errno != EINTR)
+            return -errno;
+        if (wait.revents & (POLLHUP | POLLERR)) /* server_stop() */
+            return -ENOTCONN;
+        int fd = accept4(meeting->listener, NULL, NULL, SOCK_CLOEXEC);
+        if (fd < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED))
+            continue;
+        if (fd < 0)
+            return -errno;
+        int error = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, peer_out, &length) ? -errno : 0;
+        if (!error && thread_is_of(peer_out->pid, meeting->asker))
+            return fd;
+        meeting->strangers[meeting->count++] = fd;
+        if (error || meeting->count == STRANGERS_MAX)
+            return error ? error : -ECONNREFUSED;
+    }
+    return -ETIMEDOUT;
 }
 
-static int do_hello(struct client *client, struct gaia_message *message, int *fds, int *alive_fd_out)
+/* The socket, or the listener, is the server's to shut down from now on. peer: who it is; NULL: as before.
+ * -ENOTCONN: it stops. */
+static int enter(struct served *served, int *place, int fd, const struct ucred *peer)
 {
-    if (fds[0] < 0 && !(message->flags & GAIA_HELLO_MAPS))
-        return 0; /* a client that only asks: gaiactl */
-    if (client->cache)
-        return -EBUSY;
-    int alive_fd = copy_of(client->server->fs, client->server->alive_fd), faults = fds[0];
-    if (alive_fd < 0)
-        return alive_fd;
-    int room = copy_of(client->server->fs, alive_fd); /* for the descriptor that the cache wants */
-    if (room >= 0)
-        close(room);
-    fds[0] = -1;
-    int error = cache_client_open(client->server->fs->cache,
-                                  &(struct gaia_process){.faults = faults,
-                                                         .pid = client->peer.pid,
-                                                         .apart = thread_is_apart(client->peer.pid)},
-                                  message->flags & GAIA_HELLO_TRAPS, &client->cache);
+    struct server *server = served->server;
+    int error = 0;
+
+    pthread_mutex_lock(&server->lock);
+    *place = fd;
+    if (peer)
+        served->client.peer = *peer;
+    if (server->stopping)
+        error = -ENOTCONN;
+    pthread_mutex_unlock(&server->lock);
+    return error;
+}
+
+/* Listen where the program is, tell it, and wait for it; what it gets first is the secret that it was told.
+ */
+static int meet(struct served *served)
+{
+    struct gaia_ioctl_meet answer = {.version = GAIA_PROTOCOL_VERSION};
+    struct gaia_message message = {.op = GAIA_OP_HELLO};
+    struct meeting *meeting = served->meeting;
+    struct ucred peer;
+    int error = 0;
+
+    if (getrandom(answer.secret, sizeof answer.secret, 0) != (ssize_t)sizeof answer.secret)
+        error = -EIO;
+    int fd = error ? error : listener_open_for(meeting->asker, answer.socket);
+    if (fd < 0 && descriptors_shed(served->client.fs, -fd))
+        fd = listener_open_for(meeting->asker, answer.socket);
+    error = fd < 0 ? fd : enter(served, &meeting->listener, fd, NULL);
     if (error)
-        close(alive_fd);
+        fuse_reply_err(meeting->req, -error);
     else
-        *alive_fd_out = alive_fd;
-    return error;
-}
-
-/* The device that a message names. open: a GPU that nobody has used yet is opened. */
-static int find_device(struct client *client, const struct gaia_message *message, bool open,
-                       unsigned *device_out)
-{
-    struct fs *fs = client->server->fs;
-    uint8_t uuid[16];
-    char why[GAIA_CUDA_WHY];
-
-    memcpy(uuid, message->value, sizeof uuid);
-    int error = cache_device_parse(fs->cache, message->device, uuid, open, device_out, why);
-    if (error && why[0])
-        fs_log(LOG_WARNING, "a client (process %d) wants device %s: %s", (int)client->peer.pid,
-               message->device, why);
-    return error;
-}
-
-static int open_map(struct client *client, const struct cache_map_request *request,
-                    struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
-{
-    struct fs *fs = client->server->fs;
-    uint64_t chunk_pages = 0;
-
-    int error =
-        cache_map_open(client->cache, request, &message->map, &reply_fds[0], &reply_fds[1], &chunk_pages);
-    if (descriptors_shed(fs, -error))
-        error =
-            cache_map_open(client->cache, request, &message->map, &reply_fds[0], &reply_fds[1], &chunk_pages);
-    message->value[0] = chunk_pages * GAIA_PAGE_SIZE;
-    if (!error && chunk_pages) { /* no descriptor of the frames: that of the state is the first */
-        reply_fds[0] = reply_fds[1];
-        reply_fds[1] = -1;
-    }
-    return error;
-}
-
-static int do_map(struct client *client, struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
-{
-    struct fs *fs = client->server->fs;
-    struct token token;
-    struct cache_map_request request = {.writable = message->prot & PROT_WRITE,
-                                        .resident = message->flags & GAIA_RESIDENT};
-
-    if (message->offset % GAIA_PAGE_SIZE || !message->bytes || message->bytes > INT64_MAX - GAIA_PAGE_SIZE ||
-        message->offset > INT64_MAX - GAIA_PAGE_SIZE - message->bytes)
-        return -EINVAL;
-    request.first = message->offset / GAIA_PAGE_SIZE;
-    request.count = (message->bytes + GAIA_PAGE_SIZE - 1) / GAIA_PAGE_SIZE;
-    int error =
-        token_take(&client->server->tokens, message->token, client->peer.pid, client->peer.uid, &token);
+        fuse_reply_ioctl(meeting->req, 0, &answer, sizeof answer);
     if (error)
         return error;
-    error =
-        find_device(client, message, true, &request.device); /* only for who has a file: it may take long */
-    if (error) {
-        inode_put(token.inode);
-        return error;
-    }
-    if (!token.readable || (request.writable && !token.writable))
-        error = -EACCES;
-    if (!error)
-        error = inode_track(fs, token.inode, &request.file);
-    if (!error)
-        error = open_map(client, &request, message, reply_fds);
-    inode_put(token.inode);
-    return error;
-}
-
-static int do_stat(struct client *client, struct gaia_message *message)
-{
-    struct cache_device_stat stat;
-    unsigned device;
-
-    int error = find_device(client, message, false, &device);
-    if (!error)
-        error = cache_stat_device(client->server->fs->cache, device, &stat);
-    if (!error)
-        memcpy(message->value, &stat.stat, sizeof stat.stat);
-    return error;
-}
-
-/* What shows the paths of files is for who mounted, and for root. */
-static int do_dump(struct client *client, int reply_fds[GAIA_MESSAGE_FDS])
-{
-    if (client->peer.uid != 0 && client->peer.uid != geteuid())
-        return -EPERM;
-    struct fs *fs = client->server->fs;
-    int fd = stat_json(fs);
-    if (descriptors_shed(fs, -fd))
-        fd = stat_json(fs);
+    fd = accept_asker(meeting, &peer);
+    shutdown(meeting->listener, SHUT_RDWR);
     if (fd < 0)
         return fd;
-    reply_fds[0] = fd;
-    return 0;
+    error = enter(served, &served->client.socket, fd, &peer);
+    memcpy(message.token, answer.secret, sizeof message.token);
+    return error ? error : gaia_message_send(fd, &message, NULL, 0);
 }
 
-static int do_range(struct client *client, struct gaia_message *message)
+/* Whether the thread may go on. */
+static bool close_sockets(struct served *served)
 {
-    bool poisoned = false;
-    uint64_t changes = 0;
-    int error;
+    struct server *server = served->server;
+    struct meeting *meeting = served->meeting;
+    int fds[2] = {-1, -1};
 
-    switch (message->op) {
-    case GAIA_OP_ACQUIRE:
-        error = cache_map_acquire(client->cache, message->map, message->offset, message->bytes, &changes,
-                                  &poisoned);
-        message->value[0] = changes;
-        message->value[1] = poisoned;
-        return error;
-    case GAIA_OP_RELEASE:
-        return cache_map_release(client->cache, message->map, message->offset, message->bytes);
-    case GAIA_OP_SYNC:
-        return cache_map_sync(client->cache, message->map, message->offset, message->bytes);
-    default:
-        return cache_map_advise(client->cache, message->map, message->offset, message->bytes, message->flags);
+    pthread_mutex_lock(&server->lock);
+    fds[0] = served->client.socket;
+    served->client.socket = -1;
+    if (meeting) {
+        fds[1] = meeting->listener;
+        meeting->listener = -1;
     }
-}
-
-/* Do what a message asks. fds: its descriptors, taken by setting them to -1. -EPROTO ends the client. */
-static int dispatch(struct client *client, struct gaia_message *message, int *fds,
-                    int reply_fds[GAIA_MESSAGE_FDS])
-{
-    if (message->op == GAIA_OP_HELLO)
-        return do_hello(client, message, fds, &reply_fds[0]);
-    if (message->op == GAIA_OP_STAT)
-        return do_stat(client, message);
-    if (message->op == GAIA_OP_DUMP)
-        return do_dump(client, reply_fds);
-    if (!client->cache) /* everything else is about maps */
-        return -EPROTO;
-    switch (message->op) {
-    case GAIA_OP_MAP:
-        return do_map(client, message, reply_fds);
-    case GAIA_OP_ATTACH:
-        return cache_map_attach(client->cache, message->map, message->address);
-    case GAIA_OP_UNMAP:
-        return cache_map_close(client->cache, message->map);
-    case GAIA_OP_CHUNK:
-        return cache_map_chunk(client->cache, message->map, message->value[0], &reply_fds[0]);
-    default:
-        return do_range(client, message);
-    }
-}
-
-static int serve_one(struct client *client)
-{
-    struct gaia_message message;
-    int fds[GAIA_MESSAGE_FDS], reply_fds[GAIA_MESSAGE_FDS] = {-1, -1};
-    unsigned count = 0;
-
-    int error = gaia_message_receive(client->socket, &message, fds);
-    if (error)
-        return error;
-    message.error = dispatch(client, &message, fds, reply_fds);
-    for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
+    pthread_mutex_unlock(&server->lock);
+    client_go_outside(&served->client);
+    for (unsigned i = 0; i < 2; i++)
         if (fds[i] >= 0)
             close(fds[i]);
-    if (message.error == -EPROTO)
-        return -EPROTO;
-    while (!message.error && count < GAIA_MESSAGE_FDS && reply_fds[count] >= 0)
-        count++;
-    error = gaia_message_send(client->socket, &message, reply_fds, count);
-    while (count)
-        close(reply_fds[--count]);
-    return error;
+    while (meeting && meeting->count)
+        close(meeting->strangers[--meeting->count]);
+    return client_come_back(&served->client);
 }
 
 static void *serve_client(void *argument)
 {
-    struct client *client = argument;
-    struct server *server = client->server;
-    int error;
+    struct served *served = argument;
+    struct server *server = served->server;
+    struct client *client = &served->client;
+    int error = served->refused ? -EMFILE : served->meeting ? meet(served) : 0;
 
-    while (!(error = serve_one(client)))
-        ;
+    while (!error)
+        error = client_serve(client);
+    if (error == -ECANCELED)
+        return NULL;
     if (error == -EPROTO)
         fs_log(LOG_WARNING,
                "client %d (uid %d) sent what is no message: disconnected (another version of libgaia?)",
                (int)client->peer.pid, (int)client->peer.uid);
     cache_client_close(client->cache);
+    client->cache = NULL;
+    if (!close_sockets(served))
+        return NULL;
     pthread_mutex_lock(&server->lock);
-    close(client->socket);
-    client->socket = -1;
-    client->done = true;
+    served->done = true;
     pthread_mutex_unlock(&server->lock);
     return NULL;
 }
 
-/* Join the threads of clients that are gone; with all, of every client. */
-static void reap(struct server *server, bool all)
+/* ---- all of them ---- */
+
+static void served_free(struct served *served)
 {
+    free(served->meeting);
+    free(served);
+}
+
+/* Join its thread. false: it is outside, and does not come back soon: it is abandoned, and its memory its
+ * own.
+ */
+static bool join(struct served *served)
+{
+    struct client *client = &served->client;
+
+    for (unsigned outside_ms = 0;;) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += JOIN_MS * 1000000L;
+        until.tv_sec += until.tv_nsec / 1000000000L;
+        until.tv_nsec %= 1000000000L;
+        if (!pthread_timedjoin_np(served->thread, NULL, &until))
+            return true;
+        enum client_state outside = CLIENT_OUTSIDE;
+        outside_ms = atomic_load(&client->state) == outside ? outside_ms + JOIN_MS : 0;
+        if (outside_ms >= OUTSIDE_MS &&
+            atomic_compare_exchange_strong(&client->state, &outside, CLIENT_ABANDONED))
+            break;
+    }
+    fs_log(LOG_WARNING, "client %d (uid %d) has sent a descriptor that can't be closed: not waited for",
+           (int)client->peer.pid, (int)client->peer.uid);
+    cache_client_close(client->cache);
+    return false;
+}
+
+/* Join the threads of clients that are gone; with all, of every client. Whether none was abandoned. */
+static bool reap(struct server *server, bool all)
+{
+    bool joined = true;
+
     pthread_mutex_lock(&server->lock);
-    for (struct client *client = LIST_FIRST(&server->clients), *next; client; client = next) {
-        next = LIST_NEXT(client, link);
-        if (!client->done && !all)
+    for (struct served *served = LIST_FIRST(&server->clients), *next; served; served = next) {
+        next = LIST_NEXT(served, link);
+        if (!served->done && !all)
             continue;
-        LIST_REMOVE(client, link);
-        server->count--;
+        LIST_REMOVE(served, link);
+        *(served->refused ? &server->refused : &server->count) -= 1;
         pthread_mutex_unlock(&server->lock);
-        pthread_join(client->thread, NULL);
-        free(client);
+        if (join(served))
+            served_free(served);
+        else
+            joined = false;
         pthread_mutex_lock(&server->lock);
         next = LIST_FIRST(&server->clients); /* the list may have changed meanwhile */
     }
     pthread_mutex_unlock(&server->lock);
+    return joined;
 }
 
-/* How many clients a user has; root has as many as there are. server->lock is held. */
-static unsigned clients_of(struct server *server, uid_t uid)
+/* How many clients a user has; root has as many as there are, but for what only calls itself so in another
+ * network namespace. server->lock is held. */
+static unsigned clients_of(struct server *server, uid_t uid, bool far)
 {
-    struct client *client;
+    struct served *served;
     unsigned count = 0;
 
-    LIST_FOREACH (client, &server->clients, link)
-        count += uid != 0 && client->peer.uid == uid;
+    LIST_FOREACH (served, &server->clients, link)
+        count += !served->refused && (uid != 0 || far) && served->client.peer.uid == uid &&
+                 (uid != 0 || served->client.far);
     return count;
 }
 
-static int add_client(struct server *server, int socket)
+/* Why there is no room for one more, or NULL. server->lock is held. */
+static const char *has_no_room(struct server *server, const struct client *client)
 {
-    socklen_t length = sizeof(struct ucred);
-    struct client *client = calloc(1, sizeof *client);
+    if (clients_of(server, client->peer.uid, client->far) >= CLIENTS_OF_USER_MAX)
+        return "its user has as many as one may have";
+    return server->count >= CLIENTS_MAX ? "there are as many as there may be" : NULL;
+}
 
-    if (!client)
-        return -ENOMEM;
-    *client = (struct client){.server = server, .socket = socket};
-    int error = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &client->peer, &length) ? -errno : 0;
+/* Begin to serve what is filled in; without room for it to be turned away, but where there is a meeting, and
+ * nothing to close. 0, or a negative errno: nothing has begun. */
+static int start(struct server *server, struct served *served)
+{
+    struct client *client = &served->client;
+    time_t now = lock_wait_until(0).tv_sec;
+    int error = 0;
+
+    reap(server, false); /* those that are done, which takes no time */
+    served->server = server;
+    client->fs = server->fs;
+    client->tokens = &server->tokens;
+    client->alive_fd = server->alive_fd;
     pthread_mutex_lock(&server->lock);
-    if (!error &&
-        (server->count >= CLIENTS_MAX || clients_of(server, client->peer.uid) >= CLIENTS_OF_USER_MAX))
-        error = -EMFILE;
-    if (!error && server->stopping)
+    if (server->stopping)
         error = -ENOTCONN;
+    const char *why = error ? NULL : has_no_room(server, client);
+    bool tell = why && now != server->told; /* once a second */
+    served->refused = why;
+    server->told = why ? now : server->told;
+    if (served->refused && (served->meeting || server->refused >= THREADS_MAX - CLIENTS_MAX))
+        error = -EMFILE;
     if (!error)
-        error = -pthread_create(&client->thread, NULL, serve_client, client);
+        error = -pthread_create(&served->thread, NULL, serve_client, served);
     if (!error) {
-        LIST_INSERT_HEAD(&server->clients, client, link);
-        server->count++;
+        LIST_INSERT_HEAD(&server->clients, served, link);
+        *(served->refused ? &server->refused : &server->count) += 1;
     }
-    pthread_mutex_unlock(&server->lock);
-    if (error)
-        free(client);
+    uid_t uid = client->peer.uid;
+    pthread_mutex_unlock(&server->lock); /* it may be gone from now on */
+    if (tell)
+        fs_log(LOG_WARNING, "a program (user %d) that wants a device was turned away: %s", (int)uid, why);
     return error;
 }
 
-/* The socket is the client's, or closed. */
 static int take_client(struct server *server, int socket)
 {
-    reap(server, false);
-    int error = add_client(server, socket);
-    if (error) {
-        fs_log(LOG_WARNING, "a program that wants a device was turned away: %s%s", strerror(-error),
-               error == -EMFILE ? ": raise the daemon's limit of open files (LimitNOFILE=)" : "");
-        close(socket);
-    }
+    socklen_t length = sizeof(struct ucred);
+    struct served *served = calloc(1, sizeof *served);
+
+    if (!served)
+        return -ENOMEM;
+    served->client.socket = socket;
+    int error = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &served->client.peer, &length) ? -errno : 0;
+    if (!error)
+        error = start(server, served);
+    if (error)
+        free(served);
     return error;
 }
 
@@ -361,31 +341,12 @@ static void *accept_clients(void *argument)
         }
         if (socket < 0) /* shut down */
             return NULL;
-        take_client(server, socket);
+        int error = take_client(server, socket);
+        if (error) {
+            fs_log(LOG_WARNING, "a program that wants a device was turned away: %s", strerror(-error));
+            close(socket); /* THREADS_MAX of them may make us wait here */
+        }
     }
-}
-
-static int listen_on(struct server *server)
-{
-    struct sockaddr_un address;
-    socklen_t length;
-    uint64_t random[2];
-
-    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
-        return -EIO;
-    snprintf(server->name, sizeof server->name, "gaiafs-%016llx%016llx", (unsigned long long)random[0],
-             (unsigned long long)random[1]);
-    int error = reach_address(server->name, &address, &length);
-    assert(!error);
-    server->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (server->socket < 0)
-        return -errno;
-    if (bind(server->socket, (struct sockaddr *)&address, length) || listen(server->socket, 64)) {
-        error = -errno;
-        close(server->socket);
-        return error;
-    }
-    return 0;
 }
 
 int server_start(struct fs *fs, struct server **server_out)
@@ -401,8 +362,8 @@ int server_start(struct fs *fs, struct server **server_out)
     int error = alive_begin(&server->alive, &server->alive_fd);
     if (error)
         goto out_free;
-    error = listen_on(server);
-    if (error)
+    error = server->socket = listener_open(server->name);
+    if (error < 0)
         goto out_alive;
     error = -pthread_create(&server->thread, NULL, accept_clients, server);
     if (!error) {
@@ -421,23 +382,28 @@ out_free:
 
 void server_stop(struct server *server)
 {
-    struct client *client;
+    struct served *served;
 
     if (!server)
         return;
     pthread_mutex_lock(&server->lock);
     server->stopping = true;
-    LIST_FOREACH (client, &server->clients, link)
-        if (!client->done)
-            shutdown(client->socket, SHUT_RDWR);
+    LIST_FOREACH (served, &server->clients, link) {
+        if (served->client.socket >= 0)
+            shutdown(served->client.socket, SHUT_RDWR);
+        if (served->meeting && served->meeting->listener >= 0)
+            shutdown(served->meeting->listener, SHUT_RDWR);
+    }
     pthread_mutex_unlock(&server->lock);
     shutdown(server->socket, SHUT_RDWR);
     pthread_join(server->thread, NULL);
     close(server->socket);
-    reap(server, true);
+    bool joined = reap(server, true);
     alive_end(server->alive,
               server->alive_fd); /* before the connection ends, after who hands the descriptor out */
     token_table_free(&server->tokens);
+    if (!joined) /* the process ends soon */
+        return;
     pthread_mutex_destroy(&server->lock);
     free(server);
 }
@@ -469,32 +435,40 @@ static void tell_token(struct server *server, fuse_req_t req, struct inode *inod
         fuse_reply_ioctl(req, 0, &answer, sizeof answer);
 }
 
-/* To a program in another network namespace. */
-static int visit(struct server *server, pid_t thread, const void *in)
+/* Its client's thread answers: what it does may take as long as the program likes. */
+static void begin_meeting(struct server *server, fuse_req_t req)
 {
-    struct gaia_ioctl_invite invitation;
+    const struct fuse_ctx *context = fuse_req_ctx(req);
+    struct served *served = calloc(1, sizeof *served);
+    struct meeting *meeting = calloc(1, sizeof *meeting);
+    int error = -ENOMEM;
 
-    memcpy(&invitation, in, sizeof invitation);
-    int socket = visit_client(thread, &invitation);
-    if (descriptors_shed(server->fs, -socket))
-        socket = visit_client(thread, &invitation);
-    return socket < 0 ? socket : take_client(server, socket);
+    if (served && meeting) {
+        *meeting = (struct meeting){.req = req, .asker = context->pid, .listener = -1};
+        served->meeting = meeting;
+        served->client.socket = -1;
+        served->client.far = true;
+        served->client.peer = (struct ucred){.pid = context->pid, .uid = context->uid, .gid = context->gid};
+        error = start(server, served);
+    }
+    if (!error)
+        return;
+    fuse_reply_err(req, error == -EAGAIN ? ENOMEM : -error);
+    free(served);
+    free(meeting);
 }
 
 void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, struct handle *handle,
                   unsigned cmd, const void *in, size_t in_size, size_t out_size)
 {
-    if (cmd == (unsigned)GAIA_IOCTL_TOKEN && out_size >= sizeof(struct gaia_ioctl_token)) {
+    (void)in;
+    (void)in_size;
+    if (cmd == (unsigned)GAIA_IOCTL_TOKEN && out_size >= sizeof(struct gaia_ioctl_token))
         tell_token(server, req, inode, handle);
-    } else if (cmd == (unsigned)GAIA_IOCTL_INVITE && in_size >= sizeof(struct gaia_ioctl_invite)) {
-        int error = visit(server, fuse_req_ctx(req)->pid, in);
-        if (error)
-            fuse_reply_err(req, -error);
-        else
-            fuse_reply_ioctl(req, 0, NULL, 0);
-    } else {
+    else if (cmd == (unsigned)GAIA_IOCTL_MEET && out_size >= sizeof(struct gaia_ioctl_meet))
+        begin_meeting(server, req);
+    else
         fuse_reply_err(req, ENOTTY);
-    }
 }
 
 void server_forget(struct server *server, struct handle *handle)

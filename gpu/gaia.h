@@ -134,9 +134,9 @@ void gaia_device_close(struct gaia_device *device);
  * @return the device pointer, or MAP_FAILED with errno: EACCES (fd not open for prot), EBADF, EINVAL (length,
  * prot, flags or offset), ENODEV (not a regular file of a gaiafs mount, or the mount has no such device),
  * EOVERFLOW (offset + length), EPERM (the kernel refuses userfaultfd to this process, and the device needs
- * it), ENETUNREACH (its network namespace is not the daemon's, which can't enter it), ENOMEM (no room for the
- * mapping, or GAIA_RESIDENT and the range is larger than the device), EMFILE, EBUSY (-o shared: another mount
- * of the data directory has the file mapped; node=: one that is no node, or was and has gone, holds its
+ * it), ENETUNREACH (its network namespace is not the daemon's, which can't listen there), ENOMEM (no room for
+ * the mapping, or GAIA_RESIDENT and the range is larger than the device), EMFILE, EBUSY (-o shared: another
+ * mount of the data directory has the file mapped; node=: one that is no node, or was and has gone, holds its
  * lock), ENOLCK (so as well, and the directory's filesystem can't lock), EOPNOTSUPP (node=: a GPU, and
  * another node is the file's home; or a file without a file handle), ENOSPC, EDQUOT (on a GPU, as
  * gaia_macquire()), EIO

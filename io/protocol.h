@@ -15,25 +15,24 @@
 /* The ioctl on an open file (or, for the socket's name only, a directory) of the mount. */
 struct gaia_ioctl_token {
     uint32_t version;  /* out: GAIA_PROTOCOL_VERSION */
-    uint32_t network;  /* out: gaia_message_network() of the daemon; 0: not known */
+    uint32_t network;  /* out: reach_network() of the daemon; 0: not known */
     char socket[64];   /* out: name in the abstract namespace, without the leading NUL, NUL-terminated */
     uint8_t token[16]; /* out: for GAIA_OP_MAP, once, by this process; zero for a directory */
 };
 #define GAIA_IOCTL_TOKEN _IOR('G', 1, struct gaia_ioctl_token)
 
-/* From a program in another network namespace, where whoever likes may have the daemon's name: it listens
- * under a name of its own there, and the daemon comes to it (fs/visit.h); its first message is a HELLO with
- * the secret in place of a token. On what the other is for. EPERM (the daemon can't enter that namespace),
- * ESRCH (it does not see the program), EINVAL, ECONNREFUSED (it is not this program that listens), EAGAIN, or
- * what the daemon has not got (EMFILE, ENOMEM). */
-struct gaia_ioctl_invite {
-    uint32_t version;   /* in: GAIA_PROTOCOL_VERSION */
-    uint32_t reserved;  /* in: 0 */
-    char socket[64];    /* in: name in the abstract namespace, as above: GAIA_INVITE_NAME and more */
-    uint8_t secret[16]; /* in */
+/* For a program in another network namespace than the daemon's, where whoever likes may have the daemon's
+ * name: the daemon listens for it there (fs/listener.h), for some seconds, and tells the name. Its first
+ * message to who connects is a HELLO with the secret in place of a token: else it was not the daemon that
+ * still listened. On what the other is for. EPERM (it can't enter that namespace), ESRCH (it does not see the
+ * program), EMFILE (the user has as many clients as one may have), ENOMEM and the like. */
+struct gaia_ioctl_meet {
+    uint32_t version;   /* out: GAIA_PROTOCOL_VERSION */
+    uint32_t reserved;  /* out: 0 */
+    char socket[64];    /* out: as above */
+    uint8_t secret[16]; /* out */
 };
-#define GAIA_IOCTL_INVITE _IOW('G', 2, struct gaia_ioctl_invite)
-#define GAIA_INVITE_NAME "gaia-client-" /* the daemon connects to nothing else */
+#define GAIA_IOCTL_MEET _IOR('G', 2, struct gaia_ioctl_meet)
 
 enum gaia_op {
     GAIA_OP_HELLO = 1, /* flags: GAIA_HELLO_*; with a descriptor for faults, if there is one: this client will

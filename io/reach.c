@@ -5,14 +5,13 @@
 #include <poll.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "io/message.h"
 
-#define STRANGERS_MAX 16 /* who may have connected to us before the daemon did */
+#define MEETING_MS 10000 /* until the daemon has said who it is */
+#define TRIES 3u
 
 int reach_address(const char *name, struct sockaddr_un *address_out, socklen_t *length_out)
 {
@@ -31,96 +30,87 @@ uint32_t reach_network(int socket)
     uint64_t cookie;
     socklen_t length = sizeof cookie;
 
-    return getsockopt(socket, SOL_SOCKET, SO_NETNS_COOKIE, &cookie, &length) ? 0 : (uint32_t)cookie;
+    if (getsockopt(socket, SOL_SOCKET, SO_NETNS_COOKIE, &cookie, &length))
+        return 0;
+    uint32_t folded = (uint32_t)(cookie ^ cookie >> 32);
+    return folded ? folded : 1;
 }
 
-/* Under a name of its own. */
-static int listen_for(struct gaia_ioctl_invite *invitation)
+static int connect_to(int socket_fd, const char *name)
 {
     struct sockaddr_un address;
     socklen_t length;
-    uint64_t random[2];
+    int error = reach_address(name, &address, &length);
 
-    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random ||
-        getrandom(invitation->secret, sizeof invitation->secret, 0) != (ssize_t)sizeof invitation->secret)
-        return -EIO;
-    snprintf(invitation->socket, sizeof invitation->socket, GAIA_INVITE_NAME "%016llx%016llx",
-             (unsigned long long)random[0], (unsigned long long)random[1]);
-    int error = reach_address(invitation->socket, &address, &length);
-    assert(!error);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return -errno;
-    if (bind(fd, (struct sockaddr *)&address, length) || listen(fd, STRANGERS_MAX)) {
-        error = -errno;
-        close(fd);
-        return error;
-    }
-    return fd;
+    return error ? error : connect(socket_fd, (struct sockaddr *)&address, length) ? -errno : 0;
 }
 
-/* The daemon has spoken before it answered the ioctl; who has not is somebody else. */
-static bool is_daemon(int socket, const struct gaia_ioctl_invite *invitation)
+/* Whether it was the daemon that listened: who has taken its name after it does not know the secret. */
+static bool is_daemon(int socket, const struct gaia_ioctl_meet *meeting)
 {
     struct pollfd wait = {.fd = socket, .events = POLLIN};
     struct gaia_message message;
-    int fds[GAIA_MESSAGE_FDS];
+    int fds[GAIA_MESSAGE_FDS], n;
 
-    if (poll(&wait, 1, 0) != 1 || !(wait.revents & POLLIN) || gaia_message_receive(socket, &message, fds))
+    while ((n = poll(&wait, 1, MEETING_MS)) < 0 && errno == EINTR)
+        ;
+    if (n != 1 || gaia_message_receive(socket, &message, fds))
         return false;
     for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
         if (fds[i] >= 0)
             close(fds[i]);
-    return message.op == GAIA_OP_HELLO &&
-           !memcmp(message.token, invitation->secret, sizeof invitation->secret);
+    return message.op == GAIA_OP_HELLO && !memcmp(message.token, meeting->secret, sizeof meeting->secret);
 }
 
-static int accept_daemon(int listener, const struct gaia_ioctl_invite *invitation)
+/* What of the daemon's errors says something to a program that wants a device. */
+static int meeting_error(int error)
 {
-    for (unsigned i = 0; i <= STRANGERS_MAX; i++) {
-        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        if (fd < 0 && errno != EINTR && errno != ECONNABORTED)
-            return errno == EAGAIN ? -ENETUNREACH : -errno;
-        if (fd >= 0 && is_daemon(fd, invitation))
-            return fd;
-        if (fd >= 0)
-            close(fd);
+    switch (error) {
+    case ENOMEM:
+    case EAGAIN:
+    case ENOBUFS:
+        return -ENOMEM;
+    case EMFILE:
+    case ENFILE:
+        return -EMFILE;
+    case ECONNABORTED: /* of a request that was under way when the daemon ended */
+    case ENOTCONN:
+        return -ENOTCONN;
+    default:
+        return -ENETUNREACH;
+    }
+}
+
+/* Connect where the daemon listens for us; again where it has given us up, as it took us long, or others have
+ * kept it from us. */
+static int meet(int fd)
+{
+    struct gaia_ioctl_meet meeting = {0};
+
+    for (unsigned i = 0; i < TRIES; i++) {
+        int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        int error = socket_fd < 0 || ioctl(fd, GAIA_IOCTL_MEET, &meeting) ? meeting_error(errno) : 0;
+        meeting.socket[sizeof meeting.socket - 1] = '\0';
+        if (!error && meeting.version == GAIA_PROTOCOL_VERSION && !connect_to(socket_fd, meeting.socket) &&
+            is_daemon(socket_fd, &meeting))
+            return socket_fd;
+        if (socket_fd >= 0)
+            close(socket_fd);
+        if (error)
+            return error;
     }
     return -ENETUNREACH;
 }
 
-static int invite(int fd)
-{
-    struct gaia_ioctl_invite invitation = {.version = GAIA_PROTOCOL_VERSION};
-    int listener = listen_for(&invitation);
-
-    if (listener < 0)
-        return listener;
-    int result = ioctl(fd, GAIA_IOCTL_INVITE, &invitation) ? -errno : accept_daemon(listener, &invitation);
-    close(listener);
-    if (result >= 0 || result == -EMFILE || result == -ENFILE || result == -ENOMEM)
-        return result;
-    /* Of a request that was under way when the daemon ended; or why it did not come, an older one's ENOTTY
-     * among that. */
-    return result == -ECONNABORTED || result == -ENOTCONN ? -ENOTCONN : -ENETUNREACH;
-}
-
 int reach_daemon(int fd, const struct gaia_ioctl_token *token)
 {
-    struct sockaddr_un address;
-    socklen_t length;
-    int error = reach_address(token->socket, &address, &length);
+    int error, socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
-    if (error)
-        return error;
-    int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (socket_fd < 0)
         return -errno;
     if (token->network && reach_network(socket_fd) != token->network)
-        error = invite(fd);
-    else if (connect(socket_fd, (struct sockaddr *)&address, length))
-        error = -errno;
-    else
+        error = meet(fd);
+    else if (!(error = connect_to(socket_fd, token->socket)))
         return socket_fd;
     close(socket_fd);
     return error;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a program reaches the daemon of a mount (libgaia, gaiactl), and the abstract names of sockets that this
- * goes by. A name belongs to a network namespace; in another one than the daemon's anybody could have taken
- * it. A program there invites the daemon instead, which connects to it (fs/visit.h). */
+/* How a program reaches the daemon of a mount (libgaia, gaiactl), by the abstract name of a socket. Such a
+ * name belongs to a network namespace; in another one than the daemon's anybody could have taken it. There
+ * the daemon is asked to listen (GAIA_IOCTL_MEET). */
 #ifndef GAIAFS_IO_REACH_H
 #define GAIAFS_IO_REACH_H
 
@@ -11,17 +11,18 @@
 
 #include "io/protocol.h"
 
-/* The address of an abstract name, which ends with a NUL; *length_out: of the address. 0, or -EINVAL (none, or too long). */
+/* The address of an abstract name, which ends with a NUL; *length_out: of the address. 0, or -EINVAL (none,
+ * or too long). */
 int reach_address(const char *name, struct sockaddr_un *address_out, socklen_t *length_out);
 
-/* In which network namespace a socket is: a number (SO_NETNS_COOKIE, Linux 5.14), 0 where the kernel does not
- * say. */
+/* In which network namespace a socket is: a number made of SO_NETNS_COOKIE (Linux 5.14), 0 where the kernel
+ * does not say. */
 uint32_t reach_network(int socket);
 
 /* A socket of the daemon that has answered GAIA_IOCTL_TOKEN; fd: the descriptor that it was asked with. Waits
- * for the daemon. Any thread. A descriptor, close-on-exec, or a negative errno: -ECONNREFUSED and -ENOTCONN
- * (it has ended), -ENETUNREACH (this is another network namespace, and it can't come here), -EMFILE, -ENFILE,
- * -ENOMEM, -EINVAL. */
+ * for the daemon, where it must be met for ten seconds at most. Any thread. A descriptor, close-on-exec, or a
+ * negative errno: -ECONNREFUSED and -ENOTCONN (it has ended), -ENETUNREACH (this is another network
+ * namespace, and it can't listen here), -EMFILE, -ENOMEM, -EINVAL. */
 int reach_daemon(int fd, const struct gaia_ioctl_token *token);
 
 #endif

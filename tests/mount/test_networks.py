@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs in network namespaces of their own, as containers mostly are: whoever has the daemon's name there is not taken
-for it. The daemon comes to the program (fs/visit.h), and to nobody else."""
+for it. The daemon listens where the program is, until it has come (fs/listener.h, fs/server.c)."""
 import errno
 import os
+import signal
 import subprocess
+import sys
 import time
 
 import pytest
 
+from conftest import not_in_the_gate
 from files import pattern
-from helpers import (BIN, PAGE, ROWS, VERSION, Plan, agents, client_with_faults, daemon_with_faults, read_file,  # noqa: F401
+from helpers import (BIN, PAGE, ROWS, VERSION, Plan, agents, client_with_faults, daemon_with_faults, message, read_file,  # noqa: F401
                      statistics, wait_until, write_file)
 from test_containers import MAP, PID
 
@@ -17,32 +20,64 @@ NET = ("unshare", "--net")
 OWN_NET = ("unshare", "--user", "--map-root-user", "--net")
 WAYS = {"net": NET, "net-pid": (*NET, *PID), "net-user": (*NET, "unshare", "--user", "--map-root-user"), "user-net": OWN_NET}
 
-# What a program needs to be visited: it listens, and invites (io/protocol.h).
-INVITE = """
-import array, contextlib, fcntl, socket
-def listener(name, depth=4):
-    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    one.bind(b"\\0" + name)
-    one.listen(depth)
-    one.setblocking(False)
-    return one
-def invite(fd, name, secret=b"s" * 16, reserved=0):
+# What a program needs to meet the daemon (io/protocol.h).
+MEET = """
+import fcntl, socket
+def meet(fd):
     try:
-        fcntl.ioctl(fd, 0x40584702, struct.pack("=II64s16s", version, reserved, name, secret))
+        answer = fcntl.ioctl(fd, 0x80584702, bytes(88))
     except OSError as error:
-        return error.errno
-    return 0
-def visitor(one):
-    with contextlib.suppress(BlockingIOError):
-        return one.accept()[0]
-def invitation(name):
-    one = listener(name)
-    return invite(fd, name), one
+        return error.errno, None, None
+    told, reserved, name, secret = struct.unpack("=II64s16s", answer)
+    assert (told, reserved) == (version, 0)
+    return 0, b"\\0" + name.split(b"\\0")[0], secret
+def connected(name):
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    one.settimeout(20)
+    one.connect(name)
+    return one
 fd = os.open(path, os.O_RDWR)
 name, _ = get_token(fd)
 """
-NAME = b"gaia-client-1"
 ATTEMPT = "error_of(lambda: dev.mmap(fd, PAGE).unmap())"
+# Who connects to whatever the daemon listens under, from another process.
+STRANGER = """if True:
+    import socket, sys
+    name = sys.stdin.readline().strip()
+    while True:
+        with open("/proc/net/unix") as table:
+            names = {line.split()[-1] for line in table if "@gaiafs-" in line}
+        for one in names - {name}:
+            for turn in range(int(sys.argv[1])):
+                peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                peer.connect(chr(0) + one[1:])
+                peer.settimeout(float(sys.argv[2]))
+                try:
+                    print(len(peer.recv(4096)), flush=True)
+                except TimeoutError:
+                    print("nothing", flush=True)
+                globals().setdefault("kept", []).append(peer)
+            sys.exit()
+    """
+
+
+POSER = """if True:
+    import socket, sys, time
+    said, seen = sys.stdin.buffer.read(), set()
+    print("ready", flush=True)
+    while True:
+        with open("/proc/net/unix") as table:
+            names = {line.split()[-1] for line in table if "@gaiafs-" in line}
+        for name in seen - names:
+            one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            one.bind(chr(0) + name[1:])
+            one.listen()
+            peer = one.accept()[0]
+            peer.send(said)
+            print(len(peer.recv(4096)), flush=True)
+            sys.exit()
+        seen |= names
+    """
 
 
 def sockets(pid):
@@ -56,12 +91,12 @@ def sockets(pid):
 
 @pytest.fixture
 def apart(agents):
-    """A function that starts a process in a network namespace of its own, and knows how to invite the daemon."""
+    """A function that starts a process in a network namespace of its own, and knows how to meet the daemon."""
     def start(path, before=NET, env=None):
         if subprocess.run([*before, "true"], capture_output=True, timeout=20, check=False).returncode:
             pytest.skip(f"no such namespaces here: {before}")
         agent = agents(env, before)
-        agent.do(INVITE, path=path, version=VERSION)
+        agent.do(MEET, path=path, version=VERSION)
         return agent
     return start
 
@@ -81,7 +116,8 @@ def test_another_network_namespace(file, apart, agents, way):
     m, path = file
     content = bytearray(read_file(path))
     inside, outside = apart(path, WAYS[way]), agents()
-    inside.do("poser = listener(name[1:])")
+    inside.do("poser = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\nposer.bind(name)\nposer.listen()\n"
+              "poser.setblocking(False)")
     for agent in inside, outside:
         agent.do(MAP, path=path, length=len(content))
         assert agent("map[:]") == content
@@ -94,71 +130,149 @@ def test_another_network_namespace(file, apart, agents, way):
             agent.do("map.acquire()")
             assert agent("map[:]") == content, turn
     assert read_file(path) == content
-    assert inside("subprocess.run([gaiactl, 'stat', mnt], capture_output=True).returncode", mnt=m.mnt,
-                  gaiactl=os.path.join(BIN, "gaiactl")) == 0
-    assert inside("visitor(poser)") is None, "somebody has connected"
+    assert inside("error_of(poser.accept)") == errno.EAGAIN, "somebody has connected"
     inside.end()
     outside.do("map[:3] = b'end'\nmap.release()")
     assert read_file(path)[:3] == b"end"
 
 
-def test_the_daemon_visits_who_invites_it(file, apart):
-    """Its first message has the secret; from then on the program is a client."""
+def test_root_of_another_network_namespace_is_not_root(file, apart):
+    """It may be one of a container that sees a part of the mount: it is not shown the names of all files."""
+    m, path = file
+    one = apart(path)
+    stat = f"subprocess.run([{os.path.join(BIN, 'gaiactl')!r}, 'stat', {m.mnt!r}], capture_output=True, text=True)"
+    assert "not permitted" in one(f"{stat}.stderr")
+    answers = one("[meet(fd) for _ in range(70)]")
+    assert [error for error, _, _ in answers] == [0] * 64 + [errno.EMFILE] * 6
+    one.do("dev = gaia.Device('soft:0')")
+    assert one(ATTEMPT) == errno.EMFILE
+    assert statistics(m.mnt), "they are all that there are"
+    one.kill()
+    two = apart(path)
+    two.do("dev = gaia.Device('soft:0')")
+    wait_until(lambda: two(ATTEMPT) == 0, 25, "who does not come is not waited for")
+
+
+def test_the_daemon_speaks_first(file, apart):
     _, path = file
     one = apart(path)
-    one.do("error, mine = invitation(name)", name=NAME)
-    assert one("error") == 0
-    one.do("peer = Raw.__new__(Raw)\npeer.socket = visitor(mine)\npeer.socket.settimeout(20)\nhello, _ = peer.receive()")
-    assert one("hello['op']") == 1 and one("hello['token']") == b"s" * 16
+    one.do("error, name, secret = meet(fd)\npeer = Raw.__new__(Raw)\npeer.socket = connected(name)\nhello, _ = peer.receive()")
+    assert one("error") == 0 and one("hello['op']") == 1 and one("hello['token'] == secret")
     assert one("peer.call(message(9))") == 0
+    assert one("error_of(connected, name)") == errno.ECONNREFUSED, "it listens for one"
+    assert one("meet(fd)[1] != name")
     assert one("peer.call(message(3))") == -1, "without a HELLO there are no maps"
 
 
-def test_whom_the_daemon_does_not_visit(file, apart):
-    """Another's socket, where a root's connection might mean something, no name of an invitation, nobody who listens."""
+@pytest.fixture
+def stranger(apart):
+    """A function: starts a process in the namespace of another that connects so often, and waits so long for a word."""
+    started = []
+
+    def start(one, times, seconds=1.0):
+        proc = subprocess.Popen(["nsenter", f"--net=/proc/{one.pid}/ns/net", sys.executable, "-c", STRANGER, str(times), str(seconds)],
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(proc)
+        proc.stdin.write("@" + one("name[1:].decode()") + "\n")
+        proc.stdin.flush()
+        return proc
+
+    yield start
+    for proc in started:
+        proc.kill()
+        proc.communicate()
+
+
+def test_strangers_who_connect_first(file, apart, stranger):
+    """They have seen the name in the list of sockets, and are told nothing."""
     m, path = file
     one = apart(path)
     before = sockets(m.proc.pid)
-    one.do("other = subprocess.Popen([sys.executable, '-c', theirs], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)\n"
-           "assert other.stdout.readline() == 'ready\\n'", theirs="""if True:
-        import socket, sys
-        one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        one.bind(b"\\0gaia-client-other")
-        one.listen(4)
-        print("ready", flush=True)
-        while sys.stdin.readline():
-            peer = one.accept()[0]
-            print(len(peer.recv(4096)), flush=True)
-        """)
-    assert one("invite(fd, b'gaia-client-other')") == errno.ECONNREFUSED
-    assert one("(other.stdin.write('1\\n'), other.stdin.flush(), other.stdout.readline())[2]") == "0\n", "it was told something"
-    assert one("invite(fd, b'gaia-client-nobody')") == errno.ECONNREFUSED
-    for name in b"", b"other", b"gaia-client", b"gaia-client-" + b"x" * 52:
-        assert one("invite(fd, name_)", name_=name) == errno.EINVAL, name
-    one.do("full = listener(b'gaia-client-full', 0)\nfirst = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
-           "first.connect(b'\\0gaia-client-full')")
-    assert one("invite(fd, b'gaia-client-full')") == errno.EAGAIN
-    one.do("mine = listener(b'gaia-client-mine')")
-    assert one("invite(fd, b'gaia-client-mine', reserved=1)") == errno.EINVAL
-    one.do("version += 1")
-    assert one("invite(fd, b'gaia-client-mine')") == errno.EINVAL
-    assert one("visitor(mine)") is None
-    one.do("other.kill()\nother.wait()\nother.stdin.close()\nother.stdout.close()")
-    wait_until(lambda: sockets(m.proc.pid) <= before, what="all is closed")
+    one.do("error, meeting, secret = meet(fd)")
+    proc = stranger(one, 3, 0.3)
+    assert [proc.stdout.readline() for _ in range(3)] == ["nothing\n"] * 3
+    one.do("peer = Raw.__new__(Raw)\npeer.socket = connected(meeting)\nhello, _ = peer.receive()")
+    assert one("hello['token'] == secret") and one("peer.call(message(9))") == 0
+    one.do("peer.close()")
+    wait_until(lambda: sockets(m.proc.pid) <= before, what="all are gone")
 
 
-def test_a_user_has_so_many_clients(file, apart):
-    """However they came."""
+def test_many_strangers(file, apart, stranger):
+    """Then the program is not met, and knows it at once; it can try again."""
     m, path = file
-    before = sockets(m.proc.pid)
+    one = apart(path)
+    one.do("error, meeting, secret = meet(fd)")
+    stranger(one, 8, 0.1).wait()
+    begun = time.monotonic()
+    wait_until(lambda: one("error_of(connected, meeting)") == errno.ECONNREFUSED)
+    assert time.monotonic() - begun < 5
+    one.do("dev = gaia.Device('soft:0')")
+    assert one(ATTEMPT) == 0
+
+
+LINGERS = """
+def lingers():
+    # A socket whose last close() waits for a peer that does not read.
+    listener = socket.create_server(("127.0.0.1", 0))
+    one = socket.create_connection(listener.getsockname())
+    peer = listener.accept()[0]
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    one.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            one.send(bytes(1 << 20))
+    return one, peer
+import contextlib
+kept = []
+def give(one, said=message(9)):
+    # In the queue, and nowhere else.
+    lingering, peer = lingers()
+    kept.append(peer)
+    for turn in range(100):
+        with contextlib.suppress(OSError):
+            socket.send_fds(one, [said], [lingering.fileno()])
+            break
+        for one_of_many in range(40):  # the kernel wakes who waits for room when three quarters are free
+            with contextlib.suppress(OSError):
+                one.recv(4096)
+        time.sleep(0.02)
+    lingering.close()
+"""
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("how", [pytest.param("a message", marks=not_in_the_gate), "in the queue", pytest.param("one too many", marks=not_in_the_gate),
+                                 "for faults"])
+def test_a_descriptor_that_cannot_be_closed(file, agents, how):
+    """A client keeps its own thread, and nobody else: the mount answers, others are served, and it ends."""
+    m, path = file
     os.chmod(path, 0o666)
     os.chmod(m.mnt, 0o755)
-    one = apart(path)
-    one.do("os.setresuid(12345, 12345, 12345)\nmine = listener(name_, 200)", name_=NAME)
-    answers = one("[invite(fd, name_) for i in range(70)]", name_=NAME)
-    assert answers == [0] * 64 + [errno.EMFILE] * 6
-    one.do("mine.close()")
-    wait_until(lambda: sockets(m.proc.pid) <= before, what="the clients are gone")
+    bad = agents()
+    bad.do(MEET + LINGERS + "os.setresuid(12345, 12345, 12345)", path=path, version=VERSION)
+    if how == "a message":
+        bad.do("one = Raw(name)\ngive(one.socket)")
+    elif how == "for faults":
+        bad.do("one = Raw(name)\ngive(one.socket, message(1, flags=2))")
+    elif how == "in the queue":
+        bad.do("one = Raw(name)\none.socket.setblocking(False)\n"
+               "with contextlib.suppress(BlockingIOError):\n    while True:\n        one.socket.send(message(9))\n"
+               "time.sleep(0.5)\ngive(one.socket)\none.close()")
+    else:
+        bad.do("many = [Raw(name) for _ in range(64)]\nassert all(one.call(message(9)) == 0 for one in many)\n"
+               "lingering, peer = lingers()\nfor _ in range(20):\n    one = Raw(name)\n"
+               "    with contextlib.suppress(OSError):\n        socket.send_fds(one.socket, [message(9)], [lingering.fileno()])\n"
+               "    one.close()\nlingering.close()")
+    good = agents()
+    good.do(MAP, path=path, length=PAGE)
+    assert good("map[:100]") == pattern(64 * PAGE, 9)[:100]
+    assert [bad("meet(fd)[0]") for _ in range(20)] == [errno.EMFILE if how == "one too many" else 0] * 20
+    good.do("map[:3] = b'end'\nmap.release()")
+    assert statistics(m.mnt) and read_file(path)[:3] == b"end"
+    good.end()
+    bad.do("os.close(fd)")
+    assert m.unmount() in (None, "")
+    assert read_file(os.path.join(m.data, "f"))[:3] == b"end"
 
 
 @pytest.fixture
@@ -185,60 +299,69 @@ def test_a_daemon_that_may_not_enter(faulty, apart):
     assert one(ATTEMPT) == 0
 
 
-def test_strangers_who_connect_first(faulty, apart):
-    """To the socket of a program that waits for the daemon: they know no secret, whatever they say."""
+def test_who_takes_the_name_after_the_daemon(faulty, apart, workdir):
+    """The program was stopped for so long that the daemon has given it up: it tries again."""
     plan, m, path = faulty
-    one = apart(path)
+    mine = os.path.join(workdir, "client")
+    theirs = Plan.make(mine)
+    one = apart(path, env=client_with_faults(mine))
     one.do("dev = gaia.Device('soft:0')")
-    plan.arm_wait(ROWS.index("setns"), 1000, 1, 0)
-    one.do("""
-import threading
-strangers = []
-def run():
-    while len(strangers) < 3:
-        with open("/proc/net/unix") as table:
-            names = [line.split()[-1] for line in table if "@gaia-client-" in line]
-        for name in names[:1]:
-            for said in (None, b"x" * 10, message(1, token=b"y" * 16)):
-                stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                stranger.connect(chr(0) + name[1:])
-                if said:
-                    stranger.send(said)
-                strangers.append(stranger)
-thread = threading.Thread(target=run)
-thread.start()
-""")
-    assert one(ATTEMPT) == 0 and plan.landed
-    one.do("thread.join()")
-    assert one("len(strangers)") == 3
+    poser = subprocess.Popen(["nsenter", f"--net=/proc/{one.pid}/ns/net", sys.executable, "-c", POSER], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE)
+    try:
+        poser.stdin.write(message(1, token=b"y" * 16))
+        poser.stdin.close()
+        assert poser.stdout.readline() == b"ready\n"
+        theirs.arm_wait(ROWS.index("connect"), 5000, 1, 0)
+        assert one(ATTEMPT) == 0 and theirs.landed
+        assert poser.stdout.readline() == b"0\n", "it was told something"
+    finally:
+        poser.kill()
+        poser.wait()
+        poser.stdout.close()
 
 
-def test_a_program_that_is_killed_while_it_is_visited(faulty, apart):
+def test_a_program_that_is_killed_while_it_is_met(faulty, apart):
     plan, m, path = faulty
     one = apart(path)
     before = sockets(m.proc.pid)
     plan.arm_wait(ROWS.index("setns"), 1000, 1, 0)
-    one.start("invitation(name)", mode="eval", name=NAME)
+    one.start("meet(fd)", mode="eval")
     wait_until(lambda: plan.landed)
     one.kill()
-    time.sleep(1.2)
     two = apart(path)
     two.do("dev = gaia.Device('soft:0')")
     assert two(ATTEMPT) == 0
     two.end()
-    wait_until(lambda: sockets(m.proc.pid) <= before, what="nobody is left")
+    wait_until(lambda: sockets(m.proc.pid) <= before, 25, what="nobody is left")
     assert statistics(m.mnt)
 
 
+@pytest.mark.parametrize("step", ["setns", "accept4"])
+def test_a_mount_that_ends_while_a_program_is_met(faulty, apart, step):
+    plan, m, path = faulty
+    one = apart(path)
+    if step == "setns":
+        plan.arm_wait(ROWS.index("setns"), 1000, 1, 0)
+        one.start("meet(fd)", mode="eval")
+        wait_until(lambda: plan.landed)
+    else:
+        assert one("meet(fd)[0]") == 0
+    one.start("os.close(fd)") if step != "setns" else None
+    m.expected_exit = None
+    os.kill(m.proc.pid, signal.SIGTERM)
+    m.proc.wait(20)
+
+
 # Those of all the other calls of a gaia_mmap() among them: test_injection.py has the reasons.
-SAYS_AS_MUCH = {0, errno.ENETUNREACH, errno.ENOTCONN, errno.ENODEV, errno.EINVAL, errno.ENOSYS}
-DAEMON_CALLS = ("open64", "pthread_create", "setns", "socket", "connect", "getsockopt", "fcntl64", "sendmsg")
-CLIENT_CALLS = ("socket", "bind", "listen", "getsockopt", "ioctl", "accept4", "poll", "recvmsg", "sendmsg")
+SAYS_AS_MUCH = {0, errno.ENETUNREACH, errno.ENOTCONN, errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.ENOMEM}
+DAEMON_CALLS = ("calloc", "open64", "pthread_create", "setns", "socket", "bind", "listen", "accept4", "getsockopt", "sendmsg")
+CLIENT_CALLS = ("socket", "connect", "getsockopt", "ioctl", "poll", "recvmsg", "sendmsg")
 
 
 @pytest.mark.parametrize("who, rows", [("daemon", DAEMON_CALLS), ("client", CLIENT_CALLS)])
 def test_calls_that_fail_on_the_way(faulty, apart, workdir, who, rows):
-    """The program is told an error that says as much, or never knows; the next one is visited."""
+    """The program is told an error that says as much, or never knows; the next one is met."""
     plan, m, path = faulty
     mine = os.path.join(workdir, "client")
     theirs = Plan.make(mine)
@@ -261,5 +384,5 @@ def test_calls_that_fail_on_the_way(faulty, apart, workdir, who, rows):
                 assert said in SAYS_AS_MUCH | {error}, (row, error, number)
                 assert one(ATTEMPT) == 0, (row, error, number)
         assert landed, row
-    wait_until(lambda: sockets(m.proc.pid) <= before, what="the daemon's descriptors")
+    wait_until(lambda: sockets(m.proc.pid) <= before, 25, what="the daemon's sockets")
     assert one("len(os.listdir('/proc/self/fd'))") == own

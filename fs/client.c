@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/client.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/thread.h"
+#include "cache/client.h"
+#include "cache/stat.h"
+#include "fs/fs.h"
+#include "fs/log.h"
+#include "fs/stat_json.h"
+#include "fs/token.h"
+#include "gpu/gaia.h"
+#include "io/message.h"
+
+/* Another descriptor of what fd is. */
+static int copy_of(struct fs *fs, int fd)
+{
+    int copy = dup(fd);
+
+    if (copy < 0 && descriptors_shed(fs, errno))
+        copy = dup(fd);
+    return copy < 0 ? -errno : copy;
+}
+
+static int do_hello(struct client *client, struct gaia_message *message, int *fds, int *alive_fd_out)
+{
+    if (fds[0] < 0 && !(message->flags & GAIA_HELLO_MAPS))
+        return 0; /* a client that only asks: gaiactl */
+    if (client->cache)
+        return -EBUSY;
+    if (fds[0] >= 0 && !gaia_soft_is_faults(fds[0])) /* it is closed as what it may be */
+        return -EINVAL;
+    int alive_fd = copy_of(client->fs, client->alive_fd), faults = fds[0];
+    if (alive_fd < 0)
+        return alive_fd;
+    int room = copy_of(client->fs, alive_fd); /* for the descriptor that the cache wants */
+    if (room >= 0)
+        close(room);
+    fds[0] = -1;
+    int error = cache_client_open(client->fs->cache,
+                                  &(struct gaia_process){.faults = faults,
+                                                         .pid = client->peer.pid,
+                                                         .apart = thread_is_apart(client->peer.pid)},
+                                  message->flags & GAIA_HELLO_TRAPS, &client->cache);
+    if (error)
+        close(alive_fd);
+    else
+        *alive_fd_out = alive_fd;
+    return error;
+}
+
+/* The device that a message names. open: a GPU that nobody has used yet is opened. */
+static int find_device(struct client *client, const struct gaia_message *message, bool open,
+                       unsigned *device_out)
+{
+    struct fs *fs = client->fs;
+    uint8_t uuid[16];
+    char why[GAIA_CUDA_WHY];
+
+    memcpy(uuid, message->value, sizeof uuid);
+    int error = cache_device_parse(fs->cache, message->device, uuid, open, device_out, why);
+    if (error && why[0])
+        fs_log(LOG_WARNING, "a client (process %d) wants device %s: %s", (int)client->peer.pid,
+               message->device, why);
+    return error;
+}
+
+static int open_map(struct client *client, const struct cache_map_request *request,
+                    struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
+{
+    struct fs *fs = client->fs;
+    uint64_t chunk_pages = 0;
+
+    int error =
+        cache_map_open(client->cache, request, &message->map, &reply_fds[0], &reply_fds[1], &chunk_pages);
+    if (descriptors_shed(fs, -error))
+        error =
+            cache_map_open(client->cache, request, &message->map, &reply_fds[0], &reply_fds[1], &chunk_pages);
+    message->value[0] = chunk_pages * GAIA_PAGE_SIZE;
+    if (!error && chunk_pages) { /* no descriptor of the frames: that of the state is the first */
+        reply_fds[0] = reply_fds[1];
+        reply_fds[1] = -1;
+    }
+    return error;
+}
+
+static int do_map(struct client *client, struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
+{
+    struct fs *fs = client->fs;
+    struct token token;
+    struct cache_map_request request = {.writable = message->prot & PROT_WRITE,
+                                        .resident = message->flags & GAIA_RESIDENT};
+
+    if (message->offset % GAIA_PAGE_SIZE || !message->bytes || message->bytes > INT64_MAX - GAIA_PAGE_SIZE ||
+        message->offset > INT64_MAX - GAIA_PAGE_SIZE - message->bytes)
+        return -EINVAL;
+    request.first = message->offset / GAIA_PAGE_SIZE;
+    request.count = (message->bytes + GAIA_PAGE_SIZE - 1) / GAIA_PAGE_SIZE;
+    int error = token_take(client->tokens, message->token, client->peer.pid, client->peer.uid, &token);
+    if (error)
+        return error;
+    error =
+        find_device(client, message, true, &request.device); /* only for who has a file: it may take long */
+    if (error) {
+        inode_put(token.inode);
+        return error;
+    }
+    if (!token.readable || (request.writable && !token.writable))
+        error = -EACCES;
+    if (!error)
+        error = inode_track(fs, token.inode, &request.file);
+    if (!error)
+        error = open_map(client, &request, message, reply_fds);
+    inode_put(token.inode);
+    return error;
+}
+
+static int do_stat(struct client *client, struct gaia_message *message)
+{
+    struct cache_device_stat stat;
+    unsigned device;
+
+    int error = find_device(client, message, false, &device);
+    if (!error)
+        error = cache_stat_device(client->fs->cache, device, &stat);
+    if (!error)
+        memcpy(message->value, &stat.stat, sizeof stat.stat);
+    return error;
+}
+
+/* What shows the paths of files is for who mounted, and for root. */
+static int do_dump(struct client *client, int reply_fds[GAIA_MESSAGE_FDS])
+{
+    if (client->far || (client->peer.uid != 0 && client->peer.uid != geteuid()))
+        return -EPERM;
+    struct fs *fs = client->fs;
+    int fd = stat_json(fs);
+    if (descriptors_shed(fs, -fd))
+        fd = stat_json(fs);
+    if (fd < 0)
+        return fd;
+    reply_fds[0] = fd;
+    return 0;
+}
+
+static int do_range(struct client *client, struct gaia_message *message)
+{
+    bool poisoned = false;
+    uint64_t changes = 0;
+    int error;
+
+    switch (message->op) {
+    case GAIA_OP_ACQUIRE:
+        error = cache_map_acquire(client->cache, message->map, message->offset, message->bytes, &changes,
+                                  &poisoned);
+        message->value[0] = changes;
+        message->value[1] = poisoned;
+        return error;
+    case GAIA_OP_RELEASE:
+        return cache_map_release(client->cache, message->map, message->offset, message->bytes);
+    case GAIA_OP_SYNC:
+        return cache_map_sync(client->cache, message->map, message->offset, message->bytes);
+    default:
+        return cache_map_advise(client->cache, message->map, message->offset, message->bytes, message->flags);
+    }
+}
+
+/* Do what a message asks. fds: its descriptors, taken by setting them to -1. -EPROTO ends the client. */
+static int dispatch(struct client *client, struct gaia_message *message, int *fds,
+                    int reply_fds[GAIA_MESSAGE_FDS])
+{
+    if (message->op == GAIA_OP_HELLO)
+        return do_hello(client, message, fds, &reply_fds[0]);
+    if (message->op == GAIA_OP_STAT)
+        return do_stat(client, message);
+    if (message->op == GAIA_OP_DUMP)
+        return do_dump(client, reply_fds);
+    if (!client->cache) /* everything else is about maps */
+        return -EPROTO;
+    switch (message->op) {
+    case GAIA_OP_MAP:
+        return do_map(client, message, reply_fds);
+    case GAIA_OP_ATTACH:
+        return cache_map_attach(client->cache, message->map, message->address);
+    case GAIA_OP_UNMAP:
+        return cache_map_close(client->cache, message->map);
+    case GAIA_OP_CHUNK:
+        return cache_map_chunk(client->cache, message->map, message->value[0], &reply_fds[0]);
+    default:
+        return do_range(client, message);
+    }
+}
+
+void client_go_outside(struct client *client)
+{
+    atomic_store(&client->state, CLIENT_OUTSIDE);
+}
+
+bool client_come_back(struct client *client)
+{
+    enum client_state outside = CLIENT_OUTSIDE;
+
+    return atomic_compare_exchange_strong(&client->state, &outside, CLIENT_INSIDE);
+}
+
+/* Descriptors that nobody has taken. Whether we may go on. */
+static bool close_foreign(struct client *client, const int fds[GAIA_MESSAGE_FDS])
+{
+    bool any = false;
+
+    for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
+        any |= fds[i] >= 0;
+    if (!any)
+        return true;
+    client_go_outside(client);
+    for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    return client_come_back(client);
+}
+
+int client_serve(struct client *client)
+{
+    struct gaia_message message;
+    int fds[GAIA_MESSAGE_FDS], reply_fds[GAIA_MESSAGE_FDS] = {-1, -1};
+    unsigned count = 0;
+
+    client_go_outside(client); /* surplus ones are closed there */
+    int error = gaia_message_receive(client->socket, &message, fds);
+    if (!client_come_back(client))
+        return -ECANCELED;
+    if (error)
+        return error;
+    message.error = dispatch(client, &message, fds, reply_fds);
+    if (!close_foreign(client, fds))
+        return -ECANCELED;
+    if (message.error == -EPROTO)
+        return -EPROTO;
+    while (!message.error && count < GAIA_MESSAGE_FDS && reply_fds[count] >= 0)
+        count++;
+    error = gaia_message_send(client->socket, &message, reply_fds, count);
+    while (count)
+        close(reply_fds[--count]);
+    return error;
+}

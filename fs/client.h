@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One client of the server: what it asks for, by messages (io/protocol.h). */
+#ifndef GAIAFS_FS_CLIENT_H
+#define GAIAFS_FS_CLIENT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+
+struct cache_client;
+struct fs;
+struct token_table;
+
+/* A client sends descriptors of whatever it likes, and the last to close one may have to wait for as long as
+ * somebody likes (a socket that lingers, a file of a FUSE filesystem that does not answer); so it is with one
+ * that lies unread in the queue of a socket that is closed. No lock is held meanwhile, and only the client's
+ * own thread does it, which is outside then: at the end of the mount, which does not wait for that, it may be
+ * abandoned, and touches nothing any more when it comes back. */
+enum client_state { CLIENT_INSIDE, CLIENT_OUTSIDE, CLIENT_ABANDONED };
+
+struct client {
+    struct fs *fs;
+    struct token_table *tokens;
+    int alive_fd; /* of base/alive.h */
+    int socket;
+    struct ucred peer;
+    bool far;                   /* in another network namespace: its root is not root here */
+    struct cache_client *cache; /* NULL: it has not said hello with a descriptor for faults */
+    _Atomic enum client_state state;
+};
+
+void client_go_outside(struct client *client);
+/* Whether we may go on: else the thread must end without touching anything. */
+bool client_come_back(struct client *client);
+
+/* Serve a request. 0; a negative errno: the connection has ended, -EPROTO: by what was no message;
+ * -ECANCELED: as client_come_back(). The client's own thread; it is inside. */
+int client_serve(struct client *client);
+
+#endif

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/listener.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "io/reach.h"
+
+#define BACKLOG 64
+
+static int listen_under_a_name(int flags, char name_out[LISTENER_NAME])
+{
+    struct sockaddr_un address;
+    socklen_t length;
+    uint64_t random[2];
+
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
+        return -EIO;
+    snprintf(name_out, LISTENER_NAME, "gaiafs-%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
+    int error = reach_address(name_out, &address, &length);
+    assert(!error);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
+    if (fd < 0)
+        return -errno;
+    if (!bind(fd, (struct sockaddr *)&address, length) && !listen(fd, BACKLOG))
+        return fd;
+    error = -errno;
+    close(fd);
+    return error;
+}
+
+int listener_open(char name_out[LISTENER_NAME])
+{
+    return listen_under_a_name(0, name_out);
+}
+
+struct errand {
+    int network; /* a descriptor of the namespace */
+    char *name_out;
+    int result;
+};
+
+/* A thread of its own, which ends: one that could not go back would serve others from there. */
+static void *go(void *argument)
+{
+    struct errand *errand = argument;
+
+    errand->result =
+        setns(errand->network, CLONE_NEWNET) ? -errno : listen_under_a_name(SOCK_NONBLOCK, errand->name_out);
+    return NULL;
+}
+
+int listener_open_for(pid_t thread, char name_out[LISTENER_NAME])
+{
+    struct errand errand = {.name_out = name_out};
+    pthread_t goer;
+    char path[40];
+
+    if (thread <= 0)
+        return -ESRCH;
+    snprintf(path, sizeof path, "/proc/%d/ns/net", (int)thread);
+    errand.network = open(path, O_RDONLY | O_CLOEXEC);
+    if (errand.network < 0)
+        return errno == ENOENT ? -ESRCH : errno == EACCES ? -EPERM : -errno;
+    int error = -pthread_create(&goer, NULL, go, &errand);
+    if (!error)
+        error = -pthread_join(goer, NULL);
+    close(errand.network);
+    return error ? error : errand.result;
+}

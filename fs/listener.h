@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sockets in the abstract namespace under which clients find the daemon. Such a name belongs to a network
+ * namespace: a program in another one is listened for there. */
+#ifndef GAIAFS_FS_LISTENER_H
+#define GAIAFS_FS_LISTENER_H
+
+#include <sys/types.h>
+
+#define LISTENER_NAME 64
+
+/* Listen under a name that nobody can guess. A descriptor, close-on-exec, or a negative errno. Any thread. */
+int listener_open(char name_out[LISTENER_NAME]);
+
+/* The same in the network namespace of a thread, as FUSE tells its number; 0: one that is not seen here. What
+ * is accepted there is taken without waiting (O_NONBLOCK). Besides: -ESRCH (there is no such thread), -EPERM
+ * (CAP_SYS_ADMIN and CAP_SYS_PTRACE in its namespaces are needed). Any thread; a short-lived one does it. */
+int listener_open_for(pid_t thread, char name_out[LISTENER_NAME]);
+
+#endif
