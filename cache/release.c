@@ -31,6 +31,65 @@ struct work {
     const uint8_t *bytes; /* of the owned pages, one behind the other; NULL: to be fetched */
 };
 
+/* A release between its comparison and its end. Pages that a READ collects meanwhile are neither releasing
+ * nor stored to any more: that one kernel asked for them, and others may hold them until they have been told.
+ * So who releases the same stores of the device waits for it, though he finds nothing to do. */
+struct handing {
+    LIST_ENTRY(handing) link; /* replica->handings */
+    struct replica *replica;
+    const struct work *work;
+    size_t count;
+    uint64_t number;
+};
+
+/* Lock held, as for the next three. It counts as something stored: a client asks. */
+static void handing_begin(struct handing *handing, const struct work *work, size_t count)
+{
+    struct replica *replica = work[0].copy->replica;
+
+    *handing =
+        (struct handing){.replica = replica, .work = work, .count = count, .number = ++replica->handed};
+    LIST_INSERT_HEAD(&replica->handings, handing, link);
+    atomic_fetch_add(&replica->state->stored, 1);
+}
+
+/* Then whoever waits is told (file->changed). */
+static void handing_end(struct handing *handing, int error)
+{
+    struct replica *replica = handing->replica;
+
+    LIST_REMOVE(handing, link);
+    atomic_fetch_sub(&replica->state->stored, 1);
+    if (error) {
+        replica->hand_failures++;
+        replica->hand_error = error;
+    }
+}
+
+static bool hands_over(const struct handing *handing, uint64_t first, uint64_t count)
+{
+    for (size_t i = 0; i < handing->count; i++)
+        if (handing->work[i].marked & page_range_mask(handing->work[i].leaf, first, count))
+            return true;
+    return false;
+}
+
+/* Those of the range that have begun by now; the error of one that fails. */
+static int await_handings(struct replica *replica, uint64_t first, uint64_t count)
+{
+    uint64_t last = replica->handed, failures = replica->hand_failures;
+    struct handing *handing;
+
+    do {
+        LIST_FOREACH (handing, &replica->handings, link)
+            if (handing->number <= last && hands_over(handing, first, count))
+                break;
+        if (handing)
+            pthread_cond_wait(&replica->file->changed, &replica->file->lock);
+    } while (handing);
+    return replica->hand_failures == failures ? 0 : replica->hand_error;
+}
+
 /* Trap the next store to every page that is owned. */
 static int seal(struct replica *replica, const struct work *work, size_t count)
 {
@@ -290,6 +349,9 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
 {
     /* No open is answered that would have the kernel hold pages before it has the lock. */
     bool again = !file->passed;
+    struct handing handing;
+
+    handing_begin(&handing, work, count);
     int error = again ? 0 : collect_work(file, work, count);
 
     while (again) {
@@ -324,6 +386,7 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
         leaf->invalidating &= ~work[i].marked;
         leaf_settle(leaf);
     }
+    handing_end(&handing, error);
     pthread_cond_broadcast(&file->changed);
     return error;
 }
@@ -500,6 +563,8 @@ int release_range(struct replica *replica, uint64_t first, uint64_t count)
             break;
         }
     }
+    if (!error)
+        error = await_handings(replica, first, count);
     pthread_mutex_unlock(&file->lock);
     free(found);
     free(batch);

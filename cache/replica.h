@@ -12,6 +12,7 @@
 
 struct cache_file;
 struct gaia_shared_state;
+struct handing;
 
 struct replica {
     struct cache_file *file;
@@ -29,6 +30,9 @@ struct replica {
     TAILQ_HEAD(, leaf_copy) suspects; /* copies that may be out of date */
     uint64_t resident;                /* pages present */
     bool acquiring;                   /* an acquire is under way: the next one waits for file->changed */
+    LIST_HEAD(, handing) handings;    /* releases that have kernels drop pages (cache/release.c) */
+    uint64_t handed, hand_failures;   /* how many have begun; how many of them have failed */
+    int hand_error;                   /* of the last that has */
     uint64_t twins;
     struct cache_counters count; /* this file's share of the device's */
 };

@@ -412,6 +412,30 @@ def test_a_kernel_that_keeps_its_page_and_a_release(meet, agents, answer):
     assert one.do("read") == PAGE and read_file(path)[100:106] == b"stored"
 
 
+def test_a_release_of_what_a_read_has_collected(meet, agents):
+    """One kernel has asked for the page, and has it; another node's has not dropped it yet. Who releases the same device's
+    stores then has the promise, too: nobody reads what was before."""
+    daemon, path, member = meet()
+    mnt = os.path.join(daemon.mnt, "f")
+    one, other = Program(agents(), mnt, cpu=False), Program(agents(), mnt, cpu=False)
+    kernel = member()
+    kernel.has_page(path)
+    assert kernel.do("read_end") == 0
+    kernel.do("pause", OPS["NODE_INVALIDATE"], 3000)
+    before = kernel.do("asked", OPS["NODE_INVALIDATE"])
+    one.device_store(100, b"stored")
+    one.agent.start("map.release()")
+    wait_until(lambda: kernel.do("asked", OPS["NODE_INVALIDATE"]) > before)
+    assert read_file(mnt)[100:106] == b"stored", "the home's own kernel"
+    begun = time.monotonic()
+    other.release()
+    waited = time.monotonic() - begun
+    one.agent.finish()
+    assert waited > 1.5, "its kernel may still hold the page"
+    other.release()
+    assert read_file(path)[100:106] == b"stored"
+
+
 @pytest.mark.parametrize("op, change", [("TRUNCATE", lambda fd: os.ftruncate(fd, PAGE)),
                                         ("FALLOCATE", lambda fd: os.posix_fallocate(fd, 0, 3 * PAGE))])
 def test_a_change_that_is_no_write_and_the_death_of_the_home(meet, op, change):
