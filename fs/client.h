@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/socket.h>
 
 struct cache_client;
@@ -25,6 +26,7 @@ struct client {
     int socket;
     struct ucred peer;
     bool far;                   /* in another network namespace: its root is not root here */
+    uint64_t network;           /* then: which one */
     struct cache_client *cache; /* NULL: it has not said hello with a descriptor for faults */
     _Atomic enum client_state state;
 };

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/reach.h"
@@ -56,6 +57,15 @@ static void *go(void *argument)
     errand->result =
         setns(errand->network, CLONE_NEWNET) ? -errno : listen_under_a_name(SOCK_NONBLOCK, errand->name_out);
     return NULL;
+}
+
+uint64_t listener_network(pid_t thread)
+{
+    char path[40];
+    struct stat st;
+
+    snprintf(path, sizeof path, "/proc/%d/ns/net", (int)thread);
+    return stat(path, &st) ? 0 : st.st_ino;
 }
 
 int listener_open_for(pid_t thread, char name_out[LISTENER_NAME])

@@ -4,6 +4,7 @@
 #ifndef GAIAFS_FS_LISTENER_H
 #define GAIAFS_FS_LISTENER_H
 
+#include <stdint.h>
 #include <sys/types.h>
 
 #define LISTENER_NAME 64
@@ -15,5 +16,8 @@ int listener_open(char name_out[LISTENER_NAME]);
  * is accepted there is taken without waiting (O_NONBLOCK). Besides: -ESRCH (there is no such thread), -EPERM
  * (CAP_SYS_ADMIN and CAP_SYS_PTRACE in its namespaces are needed). Any thread; a short-lived one does it. */
 int listener_open_for(pid_t thread, char name_out[LISTENER_NAME]);
+
+/* Which network namespace a thread is in: a number that no other one has meanwhile, 0 if it is not known. */
+uint64_t listener_network(pid_t thread);
 
 #endif

@@ -25,7 +25,8 @@
 #define CLIENTS_OF_USER_MAX 64u /* so that nobody keeps everybody else out */
 /* With those that are turned away, each by a thread that closes its socket: see fs/client.h. */
 #define THREADS_MAX (2 * CLIENTS_MAX)
-/* How long one that is outside is waited for when the server stops, and its socket is shut down. */
+/* How long those that are outside are waited for, all together, when the server stops and their sockets are
+ * shut down. */
 #define OUTSIDE_MS 5000u
 #define JOIN_MS 100u
 /* Until a program that wants to be listened for has connected, and how often is looked whether it lives;
@@ -39,8 +40,7 @@ struct meeting {
     fuse_req_t req;
     pid_t asker; /* a thread of it */
     int listener;
-    int strangers[STRANGERS_MAX]; /* who came instead; closed at the client's end, by its thread */
-    unsigned count;
+    unsigned strangers; /* who came instead: they are turned away */
 };
 
 struct served {
@@ -70,29 +70,41 @@ struct server {
 
 /* ---- a client's thread ---- */
 
-/* The program itself, and not who has seen the name in a list of sockets: those are kept until the end. */
-static int accept_asker(struct meeting *meeting, struct ucred *peer_out)
+static int take_client(struct server *server, int socket, bool refused);
+
+/* The program itself, and not who has seen the name in a list of sockets. Of those who come too many are left
+ * in the queue: the name stays ours until the time is over, so that nobody else can have it meanwhile. */
+static int accept_asker(struct served *served, struct ucred *peer_out)
 {
+    struct meeting *meeting = served->meeting;
     struct timespec until = lock_wait_until(MEETING_MS);
     socklen_t length = sizeof *peer_out;
 
     while (!lock_is_past(&until) && thread_is_of(meeting->asker, meeting->asker)) {
-        struct pollfd wait = {.fd = meeting->listener, .events = POLLIN};
+        bool full = meeting->strangers == STRANGERS_MAX;
+        struct pollfd wait = {.fd = meeting->listener, .events = full ? 0 : POLLIN};
         if (poll(&wait, 1, ASKER_MS) < 0 && errno != EINTR)
             return -errno;
         if (wait.revents & (POLLHUP | POLLERR)) /* server_stop() */
             return -ENOTCONN;
-        int fd = accept4(meeting->listener, NULL, NULL, SOCK_CLOEXEC);
-        if (fd < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED))
+        int fd = full ? -1 : accept4(meeting->listener, NULL, NULL, SOCK_CLOEXEC);
+        if (fd < 0 && (full || errno == EAGAIN || errno == EINTR || errno == ECONNABORTED ||
+                       descriptors_shed(served->client.fs, errno)))
             continue;
         if (fd < 0)
             return -errno;
         int error = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, peer_out, &length) ? -errno : 0;
         if (!error && thread_is_of(peer_out->pid, meeting->asker))
             return fd;
-        meeting->strangers[meeting->count++] = fd;
-        if (error || meeting->count == STRANGERS_MAX)
-            return error ? error : -ECONNREFUSED;
+        meeting->strangers++;
+        if (take_client(served->server, fd, true)) { /* no room for a thread that closes it */
+            client_go_outside(&served->client);
+            close(fd);
+            if (!client_come_back(&served->client))
+                return -ECANCELED;
+        }
+        if (error)
+            return error;
     }
     return -ETIMEDOUT;
 }
@@ -136,7 +148,7 @@ static int meet(struct served *served)
         fuse_reply_ioctl(meeting->req, 0, &answer, sizeof answer);
     if (error)
         return error;
-    fd = accept_asker(meeting, &peer);
+    fd = accept_asker(served, &peer);
     shutdown(meeting->listener, SHUT_RDWR);
     if (fd < 0)
         return fd;
@@ -164,8 +176,6 @@ static bool close_sockets(struct served *served)
     for (unsigned i = 0; i < 2; i++)
         if (fds[i] >= 0)
             close(fds[i]);
-    while (meeting && meeting->count)
-        close(meeting->strangers[--meeting->count]);
     return client_come_back(&served->client);
 }
 
@@ -202,14 +212,17 @@ static void served_free(struct served *served)
     free(served);
 }
 
-/* Join its thread. false: it is outside, and does not come back soon: it is abandoned, and its memory its
- * own.
- */
-static bool join(struct served *served)
+/* Join its thread. false: it is outside, and has not come back in time: it is abandoned, and its memory its
+ * own. late: NULL: it is done. */
+static bool join(struct served *served, const struct timespec *late)
 {
     struct client *client = &served->client;
 
-    for (unsigned outside_ms = 0;;) {
+    for (;;) {
+        enum client_state outside = CLIENT_OUTSIDE;
+        if (late && lock_is_past(late) &&
+            atomic_compare_exchange_strong(&client->state, &outside, CLIENT_ABANDONED))
+            break;
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += JOIN_MS * 1000000L;
@@ -217,22 +230,16 @@ static bool join(struct served *served)
         until.tv_nsec %= 1000000000L;
         if (!pthread_timedjoin_np(served->thread, NULL, &until))
             return true;
-        enum client_state outside = CLIENT_OUTSIDE;
-        outside_ms = atomic_load(&client->state) == outside ? outside_ms + JOIN_MS : 0;
-        if (outside_ms >= OUTSIDE_MS &&
-            atomic_compare_exchange_strong(&client->state, &outside, CLIENT_ABANDONED))
-            break;
     }
-    fs_log(LOG_WARNING, "client %d (uid %d) has sent a descriptor that can't be closed: not waited for",
-           (int)client->peer.pid, (int)client->peer.uid);
     cache_client_close(client->cache);
     return false;
 }
 
-/* Join the threads of clients that are gone; with all, of every client. Whether none was abandoned. */
-static bool reap(struct server *server, bool all)
+/* Join the threads of clients that are gone; with all, of every client. How many were abandoned. */
+static unsigned reap(struct server *server, bool all)
 {
-    bool joined = true;
+    struct timespec late = lock_wait_until(OUTSIDE_MS);
+    unsigned abandoned = 0;
 
     pthread_mutex_lock(&server->lock);
     for (struct served *served = LIST_FIRST(&server->clients), *next; served; served = next) {
@@ -242,34 +249,36 @@ static bool reap(struct server *server, bool all)
         LIST_REMOVE(served, link);
         *(served->refused ? &server->refused : &server->count) -= 1;
         pthread_mutex_unlock(&server->lock);
-        if (join(served))
+        if (join(served, all ? &late : NULL))
             served_free(served);
         else
-            joined = false;
+            abandoned++;
         pthread_mutex_lock(&server->lock);
         next = LIST_FIRST(&server->clients); /* the list may have changed meanwhile */
     }
     pthread_mutex_unlock(&server->lock);
-    return joined;
+    return abandoned;
 }
 
-/* How many clients a user has; root has as many as there are, but for what only calls itself so in another
- * network namespace. server->lock is held. */
-static unsigned clients_of(struct server *server, uid_t uid, bool far)
+/* How many clients its user has; root has as many as there are, but for what only calls itself so in another
+ * network namespace, and is one user of each. server->lock is held. */
+static unsigned clients_of(struct server *server, const struct client *client)
 {
     struct served *served;
     unsigned count = 0;
 
+    if (client->peer.uid == 0 && !client->far)
+        return 0;
     LIST_FOREACH (served, &server->clients, link)
-        count += !served->refused && (uid != 0 || far) && served->client.peer.uid == uid &&
-                 (uid != 0 || served->client.far);
+        count += !served->refused && served->client.peer.uid == client->peer.uid &&
+                 (client->peer.uid != 0 || (served->client.far && served->client.network == client->network));
     return count;
 }
 
 /* Why there is no room for one more, or NULL. server->lock is held. */
 static const char *has_no_room(struct server *server, const struct client *client)
 {
-    if (clients_of(server, client->peer.uid, client->far) >= CLIENTS_OF_USER_MAX)
+    if (clients_of(server, client) >= CLIENTS_OF_USER_MAX)
         return "its user has as many as one may have";
     return server->count >= CLIENTS_MAX ? "there are as many as there may be" : NULL;
 }
@@ -290,9 +299,9 @@ static int start(struct server *server, struct served *served)
     pthread_mutex_lock(&server->lock);
     if (server->stopping)
         error = -ENOTCONN;
-    const char *why = error ? NULL : has_no_room(server, client);
+    const char *why = error || served->refused ? NULL : has_no_room(server, client);
     bool tell = why && now != server->told; /* once a second */
-    served->refused = why;
+    served->refused |= !!why;
     server->told = why ? now : server->told;
     if (served->refused && (served->meeting || server->refused >= THREADS_MAX - CLIENTS_MAX))
         error = -EMFILE;
@@ -309,7 +318,9 @@ static int start(struct server *server, struct served *served)
     return error;
 }
 
-static int take_client(struct server *server, int socket)
+/* refused: only to be closed. Nothing is closed here: without room (-EMFILE) the caller has the socket still.
+ */
+static int take_client(struct server *server, int socket, bool refused)
 {
     socklen_t length = sizeof(struct ucred);
     struct served *served = calloc(1, sizeof *served);
@@ -317,12 +328,21 @@ static int take_client(struct server *server, int socket)
     if (!served)
         return -ENOMEM;
     served->client.socket = socket;
-    int error = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &served->client.peer, &length) ? -errno : 0;
-    if (!error)
-        error = start(server, served);
+    served->refused = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &served->client.peer, &length) || refused;
+    if (refused)
+        shutdown(socket, SHUT_RDWR); /* its end can be told before it can be closed */
+    int error = start(server, served);
     if (error)
         free(served);
     return error;
+}
+
+static bool is_stopping(struct server *server)
+{
+    pthread_mutex_lock(&server->lock);
+    bool stopping = server->stopping;
+    pthread_mutex_unlock(&server->lock);
+    return stopping;
 }
 
 static void *accept_clients(void *argument)
@@ -335,16 +355,19 @@ static void *accept_clients(void *argument)
             continue;
         if (socket < 0 && descriptors_shed(server->fs, errno))
             continue;
-        if (socket < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
+        if (socket < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) &&
+            !is_stopping(server)) {
             usleep(10000); /* somebody will close something */
             continue;
         }
         if (socket < 0) /* shut down */
             return NULL;
-        int error = take_client(server, socket);
-        if (error) {
-            fs_log(LOG_WARNING, "a program that wants a device was turned away: %s", strerror(-error));
-            close(socket); /* THREADS_MAX of them may make us wait here */
+        /* Without a thread that could wait for its end it is not closed: nobody else is taken until there is
+         * one. When the server stops it is left to the end of the process, which waits for nothing. */
+        while (take_client(server, socket, false)) {
+            if (is_stopping(server))
+                return NULL;
+            usleep(10000);
         }
     }
 }
@@ -397,12 +420,15 @@ void server_stop(struct server *server)
     pthread_mutex_unlock(&server->lock);
     shutdown(server->socket, SHUT_RDWR);
     pthread_join(server->thread, NULL);
-    close(server->socket);
-    bool joined = reap(server, true);
+    /* Its socket is left to the end of the process: in its queue may lie what can't be closed. */
+    unsigned abandoned = reap(server, true);
+    if (abandoned)
+        fs_log(LOG_WARNING, "%u clients have sent descriptors that can't be closed: not waited for",
+               abandoned);
     alive_end(server->alive,
               server->alive_fd); /* before the connection ends, after who hands the descriptor out */
     token_table_free(&server->tokens);
-    if (!joined) /* the process ends soon */
+    if (abandoned) /* the process ends soon */
         return;
     pthread_mutex_destroy(&server->lock);
     free(server);
@@ -448,6 +474,7 @@ static void begin_meeting(struct server *server, fuse_req_t req)
         served->meeting = meeting;
         served->client.socket = -1;
         served->client.far = true;
+        served->client.network = listener_network(context->pid);
         served->client.peer = (struct ucred){.pid = context->pid, .uid = context->uid, .gid = context->gid};
         error = start(server, served);
     }

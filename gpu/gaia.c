@@ -412,15 +412,17 @@ static int acquire_piece(struct gaia_piece *piece)
  * other pages that somebody stores to all the time. What comes of it is for who asks: a failed write-back is
  * told by fsync() as any other. */
 #define CROSSED_MIN 8u
+#define CROSSED_PART 64u /* of the range's pages: fewer are not worth what else may be dirty in it */
 static void write_back_crossed(const struct gaia_piece *piece)
 {
     struct gaia_mapping *mapping = piece->mapping;
     uint64_t crossed = atomic_load(&mapping->state->crossed);
 
-    if (crossed - atomic_exchange(&mapping->crossed_seen, crossed) < CROSSED_MIN)
+    uint64_t since = crossed - atomic_exchange(&mapping->crossed_seen, crossed);
+    /* Before 6.16 one would have to wait for the whole file: see wait_for_write_backs(). */
+    if (writeback_lags || since < CROSSED_MIN || since < piece->length / PAGE / CROSSED_PART)
         return;
     sync_file_range(mapping->fd, (off_t)piece->offset, (off_t)piece->length, SYNC_FILE_RANGE_WRITE);
-    wait_for_write_backs(piece);
 }
 
 static int release_piece(struct gaia_piece *piece)

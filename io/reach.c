@@ -2,15 +2,19 @@
 #include "io/reach.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/lock.h"
 #include "io/message.h"
 
-#define MEETING_MS 10000 /* until the daemon has said who it is */
+#define MEETING_MS 10000 /* until the daemon has said who it is, all tries together */
 #define TRIES 3u
 
 int reach_address(const char *name, struct sockaddr_un *address_out, socklen_t *length_out)
@@ -45,21 +49,48 @@ static int connect_to(int socket_fd, const char *name)
     return error ? error : connect(socket_fd, (struct sockaddr *)&address, length) ? -errno : 0;
 }
 
-/* Whether it was the daemon that listened: who has taken its name after it does not know the secret. */
-static bool is_daemon(int socket, const struct gaia_ioctl_meet *meeting)
+static int left_ms(const struct timespec *until)
+{
+    struct timespec now = lock_wait_until(0);
+    long long left = (until->tv_sec - now.tv_sec) * 1000LL + (until->tv_nsec - now.tv_nsec) / 1000000;
+
+    return left > 0 ? (int)left : 0;
+}
+
+/* Whether it is the daemon that listens: who has taken its name after it does not know the secret. Of such a
+ * one nothing is taken: a descriptor that came with it could keep us from going on (fs/client.h). */
+static bool is_daemon(int socket, const struct gaia_ioctl_meet *meeting, const struct timespec *until)
 {
     struct pollfd wait = {.fd = socket, .events = POLLIN};
     struct gaia_message message;
     int fds[GAIA_MESSAGE_FDS], n;
 
-    while ((n = poll(&wait, 1, MEETING_MS)) < 0 && errno == EINTR)
+    while ((n = poll(&wait, 1, left_ms(until))) < 0 && errno == EINTR)
         ;
-    if (n != 1 || gaia_message_receive(socket, &message, fds))
+    if (n != 1 || recv(socket, &message, sizeof message, MSG_PEEK | MSG_DONTWAIT) != (ssize_t)sizeof message)
         return false;
-    for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
-    return message.op == GAIA_OP_HELLO && !memcmp(message.token, meeting->secret, sizeof meeting->secret);
+    return message.op == GAIA_OP_HELLO && !memcmp(message.token, meeting->secret, sizeof meeting->secret) &&
+           !gaia_message_receive(socket, &message, fds);
+}
+
+static void *close_it(void *argument)
+{
+    close((int)(intptr_t)argument);
+    return NULL;
+}
+
+/* What somebody may have sent to is closed by a thread that nobody waits for. */
+static void close_apart(int fd)
+{
+    sigset_t all, old;
+    pthread_t thread;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int error = pthread_create(&thread, NULL, close_it, (void *)(intptr_t)fd);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!error)
+        pthread_detach(thread);
 }
 
 /* What of the daemon's errors says something to a program that wants a device. */
@@ -85,16 +116,21 @@ static int meeting_error(int error)
  * kept it from us. */
 static int meet(int fd)
 {
+    struct timespec until = lock_wait_until(MEETING_MS);
     struct gaia_ioctl_meet meeting = {0};
 
-    for (unsigned i = 0; i < TRIES; i++) {
-        int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    for (unsigned i = 0; i < TRIES && !lock_is_past(&until); i++) {
+        int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         int error = socket_fd < 0 || ioctl(fd, GAIA_IOCTL_MEET, &meeting) ? meeting_error(errno) : 0;
         meeting.socket[sizeof meeting.socket - 1] = '\0';
-        if (!error && meeting.version == GAIA_PROTOCOL_VERSION && !connect_to(socket_fd, meeting.socket) &&
-            is_daemon(socket_fd, &meeting))
+        /* It does not wait for room: whoever has the name could leave none. */
+        bool connected =
+            !error && meeting.version == GAIA_PROTOCOL_VERSION && !connect_to(socket_fd, meeting.socket);
+        if (connected && is_daemon(socket_fd, &meeting, &until) && !fcntl(socket_fd, F_SETFL, 0))
             return socket_fd;
-        if (socket_fd >= 0)
+        if (connected)
+            close_apart(socket_fd);
+        else if (socket_fd >= 0)
             close(socket_fd);
         if (error)
             return error;

@@ -20,9 +20,9 @@ int reach_address(const char *name, struct sockaddr_un *address_out, socklen_t *
 uint32_t reach_network(int socket);
 
 /* A socket of the daemon that has answered GAIA_IOCTL_TOKEN; fd: the descriptor that it was asked with. Waits
- * for the daemon, where it must be met for ten seconds at most. Any thread. A descriptor, close-on-exec, or a
- * negative errno: -ECONNREFUSED and -ENOTCONN (it has ended), -ENETUNREACH (this is another network
- * namespace, and it can't listen here), -EMFILE, -ENOMEM, -EINVAL. */
+ * for the daemon; where it must be met for ten seconds at most, and the answers to a few ioctls. Any thread.
+ * A descriptor, close-on-exec, or a negative errno: -ECONNREFUSED and -ENOTCONN (it has ended), -ENETUNREACH
+ * (this is another network namespace, and it can't listen here), -EMFILE, -ENOMEM, -EINVAL. */
 int reach_daemon(int fd, const struct gaia_ioctl_token *token);
 
 #endif

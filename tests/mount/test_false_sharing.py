@@ -2,6 +2,7 @@
 """CPUs that store through a mapping and a device that stores, to different bytes of the same pages: nobody's are lost, and
 a release has the kernel write such pages back in large pieces."""
 import os
+import re
 
 import pytest
 
@@ -45,7 +46,8 @@ def test_pages_that_both_have_stored_to_are_written_back_in_large_pieces(mount, 
         assert read_direct(path, len(content)) == content
     print(writes)
     assert writes[0] > PAGES // 2, "they are not stored to by both"
-    assert all(0 < count < PAGES // 8 for count in writes[1:4]), writes
+    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 16):
+        assert all(0 < count < PAGES // 8 for count in writes[1:4]), writes
     assert writes[4:] == [0, 0]
 
 
