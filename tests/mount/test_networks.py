@@ -359,7 +359,7 @@ def test_a_mount_that_ends_while_a_program_is_met(faulty, apart, step):
 # Those of all the other calls of a gaia_mmap() among them: test_injection.py has the reasons.
 SAYS_AS_MUCH = {0, errno.ENETUNREACH, errno.ENOTCONN, errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.ENOMEM}
 DAEMON_CALLS = ("calloc", "open64", "pthread_create", "setns", "socket", "bind", "listen", "accept4", "getsockopt", "sendmsg")
-CLIENT_CALLS = ("socket", "connect", "getsockopt", "ioctl", "poll", "recvmsg", "sendmsg")
+CLIENT_CALLS = ("socket", "connect", "getsockopt", "ioctl", "poll", "recv", "recvmsg", "sendmsg")
 
 
 @pytest.mark.parametrize("who, rows", [("daemon", DAEMON_CALLS), ("client", CLIENT_CALLS)])
