@@ -96,17 +96,8 @@ static void install_interrupt(void)
  * signal ends the read that the thread is in, and it may come just before it. */
 static void join_faults(struct cache_client *client)
 {
-    struct timespec until;
-
-    for (;;) {
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 100000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        if (!pthread_timedjoin_np(client->thread, NULL, &until))
-            return;
+    while (!lock_join_within(client->thread, 100))
         pthread_kill(client->thread, SIGUSR2);
-    }
 }
 
 /* Of a client of this node's: homes elsewhere find it by its number. */

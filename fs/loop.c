@@ -143,18 +143,9 @@ static void on_wake(int signal_number)
  * loaded yet. */
 static void join(struct loop_worker *worker)
 {
-    struct timespec until;
-
-    for (;;) {
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 5000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        if (!pthread_timedjoin_np(worker->thread, NULL, &until))
-            return;
+    while (!lock_join_within(worker->thread, 5))
         if (atomic_load(&worker->receiving))
             pthread_kill(worker->thread, SIGUSR1);
-    }
 }
 
 static void end_with(struct loop *loop, int error)

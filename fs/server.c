@@ -162,20 +162,21 @@ static bool close_sockets(struct served *served)
 {
     struct server *server = served->server;
     struct meeting *meeting = served->meeting;
-    int fds[2] = {-1, -1};
+    int listener = -1;
 
     pthread_mutex_lock(&server->lock);
-    fds[0] = served->client.socket;
+    int socket = served->client.socket;
     served->client.socket = -1;
     if (meeting) {
-        fds[1] = meeting->listener;
+        listener = meeting->listener;
         meeting->listener = -1;
     }
     pthread_mutex_unlock(&server->lock);
     client_go_outside(&served->client);
-    for (unsigned i = 0; i < 2; i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
+    if (socket >= 0)
+        close(socket);
+    if (listener >= 0)
+        close(listener);
     return client_come_back(&served->client);
 }
 
@@ -218,21 +219,15 @@ static bool join(struct served *served, const struct timespec *late)
 {
     struct client *client = &served->client;
 
-    for (;;) {
+    do {
         enum client_state outside = CLIENT_OUTSIDE;
         if (late && lock_is_past(late) &&
-            atomic_compare_exchange_strong(&client->state, &outside, CLIENT_ABANDONED))
-            break;
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += JOIN_MS * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000L;
-        until.tv_nsec %= 1000000000L;
-        if (!pthread_timedjoin_np(served->thread, NULL, &until))
-            return true;
-    }
-    cache_client_close(client->cache);
-    return false;
+            atomic_compare_exchange_strong(&client->state, &outside, CLIENT_ABANDONED)) {
+            cache_client_close(client->cache);
+            return false;
+        }
+    } while (!lock_join_within(served->thread, JOIN_MS));
+    return true;
 }
 
 /* Join the threads of clients that are gone; with all, of every client. How many were abandoned. */

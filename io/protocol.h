@@ -79,7 +79,8 @@ static_assert(sizeof(struct gaia_message) == 256, "messages have one size");
 /* A page of memory for each replica (a file on a device), read only for clients: what lets acquire and
  * release return without a message when there is nothing to do. */
 struct gaia_shared_state {
-    _Atomic uint64_t stored;     /* pages with stores that a release would have to look at */
+    _Atomic uint64_t
+        stored; /* pages with stores that a release would have to look at, and releases under way */
     _Atomic uint64_t changes;    /* counts whatever may have put a page of the replica out of date */
     _Atomic uint64_t checked_ns; /* CLOCK_MONOTONIC when the backing file was last looked at */
     _Atomic uint64_t timeout_ns; /* how old that may be */
