@@ -236,14 +236,14 @@ void agent_opened(struct cache_file *file)
 
 /* ---- maps ---- */
 
-/* Its capacity is shared out evenly: what of it a home fills, the others don't know of. */
-static uint64_t share_of_device(const struct cache *cache, unsigned device)
+/* Its capacity is shared out evenly: what of it a home fills, the others don't know of. Of one whose mapped
+ * pages stay each home may have all, as nothing else would bring large files there: what is mapped of all
+ * homes' is bounded by its memory. */
+static uint64_t share_of_device(const struct cache *cache, const struct cache_device *device)
 {
-    const struct cache_config *config = &cache->config;
-    uint64_t bytes =
-        config->device_capacity_of[device] ? config->device_capacity_of[device] : config->device_capacity;
-
-    uint64_t pages = bytes / GAIA_PAGE_SIZE, share = pages / nodes_count(cache->nodes);
+    if (device->scans)
+        return device->capacity < NODE_DEVICE_PAGES_MIN ? NODE_DEVICE_PAGES_MIN : device->capacity;
+    uint64_t share = device->capacity / nodes_count(cache->nodes);
 
     return share < NODE_DEVICE_PAGES_MIN ? NODE_DEVICE_PAGES_MIN
                                          : share; /* many nodes, a small device: more */
@@ -253,25 +253,35 @@ static int map_there(struct cache_map *map, const struct cache_map_request *requ
 {
     struct cache_file *file = request->file;
     struct nodes *nodes = nodes_of(file);
+    struct cache_device *device;
     struct node_reply reply;
+
+    int error = cache_get_device(file->cache, request->device, &device);
+    if (!error && cache_client_process(map->client)->faults < 0 && !device->scans)
+        error = -EPERM;
+    if (error)
+        return error;
     struct node_request wish = {.client = cache_client_number(map->client),
                                 .device = request->device,
                                 .offset = (int64_t)(request->first * GAIA_PAGE_SIZE),
                                 .length = request->count * GAIA_PAGE_SIZE,
                                 .flags = (request->writable ? NODE_MAP_WRITABLE : 0) |
                                          (request->resident ? NODE_MAP_RESIDENT : 0),
-                                .value = share_of_device(file->cache, request->device)};
-
-    if (request->device >= GAIA_SOFT_MAX)
-        return -EOPNOTSUPP; /* a GPU's frames are not filled from another node yet */
-    int error = ask(file, NODE_CALLS, NODE_MAP, &wish, &reply);
+                                .value = share_of_device(file->cache, device)};
+    error = ask(file, NODE_CALLS, NODE_MAP, &wish, &reply);
     if (error)
         return error;
     far->file = file->far;
+    far->device = request->device;
     far->id = (uint32_t)reply.value[0];
     far->frames = agent_frames_get(nodes, file->far->session, (uint32_t)reply.value[1]);
-    if (far->frames)
+    /* What a home answers is not believed: memory that others can store to is not for who may not. */
+    bool fits = far->frames && far->frames->frames->ops->scans == device->scans &&
+                (!device->scans || far->frames->read_only == !map->writable);
+    if (fits)
         return 0;
+    if (far->frames)
+        agent_frames_put(nodes, far->frames);
     ask(file, NODE_CALLS, NODE_UNMAP, &(struct node_request){.client = wish.client, .map = far->id}, NULL);
     return -EIO;
 }
@@ -290,11 +300,14 @@ int agent_map_open(struct cache_map *map, const struct cache_map_request *reques
         return error;
     }
     map->far = far;
-    error = far->frames->frames->ops->share(far->frames->frames, map->writable, 0, frames_fd_out);
+    struct gaia_frames *frames = far->frames->frames;
+    frames->clients++;
+    *frames_fd_out = -1;
+    error = frames->chunk_pages ? 0 : frames->ops->share(frames, map->writable, 0, frames_fd_out);
     if (!error) {
         *state_fd_out = dup(nodes->state_fd);
         error = *state_fd_out < 0 ? -errno : 0;
-        if (error)
+        if (error && *frames_fd_out >= 0)
             close(*frames_fd_out);
     }
     if (error)
@@ -325,12 +338,16 @@ void agent_map_end(struct cache_map *map)
 {
     struct agent_map *far = map->far;
     struct nodes *nodes = nodes_of(map->file);
+    struct gaia_frames *frames = far->frames->frames;
 
+    frames->clients--;
     /* The home ends what it does to the map first. */
     nodes_ask(far->file->session, NODE_CALLS, NODE_UNMAP,
               &(struct node_request){.client = cache_client_number(map->client), .map = far->id}, NULL);
     if (map->frames)
-        far->frames->frames->ops->detach(map->frames);
+        frames->ops->detach(map->frames);
+    if (frames->ops->trim)
+        frames->ops->trim(frames);
     agent_frames_put(nodes, far->frames);
     free(far);
     map->far = NULL;

@@ -29,12 +29,14 @@ struct agent_frames {
     struct call_session *session;  /* whose they are; a reference */
     uint32_t number;
     struct gaia_frames *frames;
+    bool read_only;      /* of a device that scans: no client can store to them */
     unsigned references; /* the list's, maps', and requests' under way; under nodes->lock */
 };
 
 struct agent_map {
     struct agent_file *file; /* the map's use of the cache_file keeps it */
     struct agent_frames *frames;
+    unsigned device;
     uint32_t id; /* at the home */
 };
 

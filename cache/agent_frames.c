@@ -43,14 +43,21 @@ void agent_frames_put(struct nodes *nodes, struct agent_frames *frames)
 static int do_open(struct nodes *nodes, struct call_session *session, const struct node_request *request)
 {
     struct agent_frames *frames;
+    struct cache_device *device;
 
-    if (!request->frames || request->device >= nodes->cache->config.soft_devices ||
+    if (!request->frames || request->device >= GAIA_NODE_FIRST ||
         request->length > INT64_MAX / GAIA_PAGE_SIZE)
         return -EINVAL;
+    int error = cache_get_device(nodes->cache, request->device, &device);
+    if (error)
+        return error;
     frames = calloc(1, sizeof *frames);
     if (!frames)
         return -ENOMEM;
-    int error = gaia_soft_frames_open(request->length, &frames->frames);
+    frames->read_only = device->scans && request->flags & NODE_FRAMES_READ_ONLY;
+    error = device->gpu
+                ? gaia_cuda_frames_open(device->gpu, request->length, frames->read_only, &frames->frames)
+                : gaia_soft_frames_open(request->length, &frames->frames);
     if (error) {
         free(frames);
         return error;
@@ -98,7 +105,7 @@ static int do_place(struct call_session *session, struct gaia_frames *frames,
     const void *slot = call_slot_serve(session, request->slot);
     if (!slot)
         return -EINVAL;
-    int error = frames->ops->open_window(frames, page, count, &window);
+    int error = frames->ops->open_window ? frames->ops->open_window(frames, page, count, &window) : -ENOSYS;
     if (!error) {
         error = call_slot_read_into(session, request->slot, 0, length, window, true);
         frames->ops->close_window(window, count);
@@ -129,6 +136,86 @@ static int do_fetch(struct call_session *session, struct gaia_frames *frames,
         error = call_slot_write(session, request->slot, 0, request->length * GAIA_PAGE_SIZE);
     call_slot_served(session, request->slot);
     return error;
+}
+
+/* ---- devices that scan ---- */
+
+static int do_modified(struct call_session *session, struct gaia_frames *frames,
+                       const struct node_request *request)
+{
+    uint64_t *bits = call_slot_serve(session, request->slot);
+
+    if (!bits)
+        return -EINVAL;
+    int error = request->length <= CALL_SLOT_BYTES * 8
+                    ? frames->ops->modified(frames, (uint64_t)request->offset, request->length, bits)
+                    : -EINVAL;
+    if (!error)
+        error = call_slot_write(session, request->slot, 0, (request->length + 63) / 64 * 8);
+    call_slot_served(session, request->slot);
+    return error;
+}
+
+/* GRANTED and RECALL: a digest for each page. */
+static int do_digests(struct call_session *session, struct gaia_frames *frames, enum node_op op,
+                      const struct node_request *request)
+{
+    struct gaia_digest *digests = call_slot_serve(session, request->slot);
+    uint64_t page = (uint64_t)request->offset, count = request->length;
+    size_t bytes = count * sizeof *digests;
+    bool known = !(request->flags & NODE_NOT_KNOWN);
+
+    if (!digests)
+        return -EINVAL;
+    int error = count <= CALL_SLOT_BYTES / sizeof *digests ? 0 : -EINVAL;
+    if (!error && op == NODE_GRANTED && known)
+        error = call_slot_read(session, request->slot, 0, bytes);
+    if (!error && op == NODE_GRANTED)
+        error = frames->ops->granted(frames, page, count, known ? digests : NULL);
+    else if (!error)
+        error = frames->ops->recall(frames, page, count, digests);
+    if (!error && op == NODE_RECALL)
+        error = call_slot_write(session, request->slot, 0, bytes);
+    call_slot_served(session, request->slot);
+    return error;
+}
+
+/* GATHER and PATCH: the numbers of the pages, and behind them one or two times their bytes. */
+static int do_listed(struct call_session *session, struct gaia_frames *frames, enum node_op op,
+                     const struct node_request *request)
+{
+    uint8_t *slot = call_slot_serve(session, request->slot);
+    size_t count = request->length, copies = op == NODE_PATCH ? 2 : 1, bytes = count * GAIA_PAGE_SIZE;
+
+    if (!slot)
+        return -EINVAL;
+    const uint64_t *pages = (const uint64_t *)(const void *)slot;
+    int error = count && request->length <= (CALL_SLOT_BYTES - NODE_LIST_BYTES) / GAIA_PAGE_SIZE / copies
+                    ? 0
+                    : -EINVAL;
+    if (!error)
+        error = call_slot_read(session, request->slot, 0,
+                               op == NODE_PATCH ? NODE_LIST_BYTES + copies * bytes : count * sizeof *pages);
+    if (!error && op == NODE_PATCH)
+        error =
+            frames->ops->patch(frames, pages, count, slot + NODE_LIST_BYTES, slot + NODE_LIST_BYTES + bytes);
+    else if (!error)
+        error = frames->ops->gather(frames, pages, count, slot + NODE_LIST_BYTES);
+    if (!error && op == NODE_GATHER)
+        error = call_slot_write(session, request->slot, NODE_LIST_BYTES, bytes);
+    call_slot_served(session, request->slot);
+    return error;
+}
+
+static int do_scan(struct call_session *session, struct gaia_frames *frames, enum node_op op,
+                   const struct node_request *request)
+{
+    if (!frames->ops->scans)
+        return -EINVAL;
+    if (op == NODE_MODIFIED)
+        return do_modified(session, frames, request);
+    return op == NODE_GRANTED || op == NODE_RECALL ? do_digests(session, frames, op, request)
+                                                   : do_listed(session, frames, op, request);
 }
 
 /* What is done to a map of a client of this node's. */
@@ -179,6 +266,12 @@ static int do_frames(struct call_session *session, struct gaia_frames *frames, e
         return frames->ops->drop(frames, page, count);
     case NODE_CLEAR:
         return frames->ops->clear(frames, page, request->value);
+    case NODE_MODIFIED:
+    case NODE_GRANTED:
+    case NODE_RECALL:
+    case NODE_GATHER:
+    case NODE_PATCH:
+        return do_scan(session, frames, op, request);
     case NODE_PROTECT:
         return frames->ops->protect(frames, page, count);
     default: /* NODE_WAKE */

@@ -226,7 +226,7 @@ static bool find_gpu(struct cache *cache, const uint8_t uuid[16], unsigned *numb
     bool found = false;
 
     pthread_mutex_lock(&cache->devices_lock);
-    for (unsigned i = GAIA_SOFT_MAX; i < GAIA_DEVICES_MAX && !found; i++) {
+    for (unsigned i = GAIA_SOFT_MAX; i < GAIA_NODE_FIRST && !found; i++) {
         found = cache->devices[i] && !memcmp(cache->gpu_uuids[i - GAIA_SOFT_MAX], uuid, 16);
         *number_out = i;
     }
@@ -259,6 +259,7 @@ static int open_gpu(struct cache *cache, const uint8_t uuid[16], unsigned *numbe
         own = cache->config.gpu_capacity ? cache->config.gpu_capacity : gaia_cuda_bytes(gpu) / 8 * 7;
     cache_device_init(device, *number_out, own, evict_policy_find(cache->config.evict));
     device->gpu = gpu;
+    device->scans = true;
     pthread_mutex_lock(&cache->devices_lock);
     memcpy(cache->gpu_uuids[ordinal], uuid, 16);
     cache->devices[*number_out] = device;

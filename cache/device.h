@@ -23,6 +23,7 @@ struct cache_counters {
 
 struct cache_device {
     unsigned number;          /* soft:number, or cuda:(number - GAIA_SOFT_MAX) */
+    bool scans;               /* as its frames (gpu/device.h) */
     struct home_gpu *gpu;     /* of cuda */
     struct node_device *node; /* of another node (cache/home_device.h) */
     uint64_t capacity;        /* pages */

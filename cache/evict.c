@@ -105,7 +105,7 @@ static struct replica *next_victim(struct cache_device *device, uint64_t *leaf_o
     }
     TAILQ_FOREACH (copy, &device->order, order)
         if (++*length_out >= BATCH_MAX &&
-            !device->gpu) /* there, what is mapped can't go, however much it is */
+            !device->scans) /* there, what is mapped can't go, however much it is */
             break;
     pthread_mutex_unlock(&device->lock);
     return replica;
@@ -179,7 +179,7 @@ int evict_and_charge(struct cache_device *device, uint64_t pages)
         error = refused;
         if (error && ++waited > 20)
             return error;
-        if (!error && device->gpu && ++waited > 20) /* what is mapped there stays */
+        if (!error && device->scans && ++waited > 20) /* what is mapped there stays */
             return -ENOMEM;
         cache_device_wait(device, 10);
     }

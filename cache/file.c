@@ -282,7 +282,7 @@ int file_get_replica(struct cache_file *file, unsigned device_number, bool read_
     int error = cache_get_device(file->cache, device_number, &device);
     if (error)
         return error;
-    read_only &= device->gpu != NULL; /* the others' descriptors can be made read only */
+    read_only &= device->scans; /* the others' descriptors can be made read only */
     SLIST_FOREACH (replica, &file->replicas, link) {
         if (replica->device == device && replica->read_only == read_only) {
             *replica_out = replica;

@@ -47,7 +47,7 @@ int home_device_get(struct home_session *agent, uint32_t device, uint64_t pages,
     struct cache *cache = agent->nodes->cache;
     int error = 0;
 
-    if (device >= GAIA_SOFT_MAX || pages < NODE_DEVICE_PAGES_MIN || pages > UINT64_MAX / GAIA_PAGE_SIZE / 2)
+    if (device >= GAIA_NODE_FIRST || pages < NODE_DEVICE_PAGES_MIN || pages > UINT64_MAX / GAIA_PAGE_SIZE / 2)
         return -EINVAL;
     pthread_mutex_lock(&cache->devices_lock);
     unsigned number = find(cache, agent->member, device);
@@ -58,6 +58,7 @@ int home_device_get(struct home_session *agent, uint32_t device, uint64_t pages,
         if (cache->devices[number]) {
             cache->devices[number]->node->member = agent->member;
             cache->devices[number]->node->device = device;
+            cache->devices[number]->scans = device >= GAIA_SOFT_MAX;
         } else {
             error = -ENOMEM;
         }
@@ -74,7 +75,7 @@ int home_device_get(struct home_session *agent, uint32_t device, uint64_t pages,
     return error;
 }
 
-int home_device_frames(struct cache *cache, const struct cache_device *device, uint64_t pages,
+int home_device_frames(struct cache *cache, const struct cache_device *device, uint64_t pages, bool read_only,
                        struct gaia_frames **frames_out)
 {
     pthread_mutex_lock(&cache->devices_lock);
@@ -85,7 +86,9 @@ int home_device_frames(struct cache *cache, const struct cache_device *device, u
     pthread_mutex_unlock(&cache->devices_lock);
     if (!session)
         return -EIO;
-    int error = gaia_node_frames_open(session, nodes_number(cache->nodes), number, pages, frames_out);
+    const struct gaia_node_device there = {
+        .session = session, .device = number, .scans = device->scans, .read_only = read_only};
+    int error = gaia_node_frames_open(&there, nodes_number(cache->nodes), pages, frames_out);
     call_session_put(session);
     return error;
 }
@@ -96,7 +99,7 @@ int home_device_renew(struct replica *replica, uint64_t pages)
 
     if (replica->resident || replica->frames->clients)
         return -EBUSY;
-    int error = home_device_frames(replica->file->cache, replica->device, pages, &fresh);
+    int error = home_device_frames(replica->file->cache, replica->device, pages, replica->read_only, &fresh);
     if (error)
         return error;
     replica->frames->ops->close(replica->frames);
@@ -152,32 +155,37 @@ void home_device_lose(struct replica *replica)
     pthread_mutex_unlock(&file->lock);
 }
 
-static struct replica *replica_of(struct cache_file *file, const struct cache_device *device)
+/* A file's next replica on a device, which has two of them if it scans; after: NULL, or the last one. */
+static struct replica *next_replica(struct cache_file *file, const struct cache_device *device,
+                                    struct replica *after)
 {
-    struct replica *replica;
-
     pthread_mutex_lock(&file->lock);
-    SLIST_FOREACH (replica, &file->replicas, link) /* they are only ever added */
-        if (replica->device == device)
-            break;
+    struct replica *replica = after ? SLIST_NEXT(after, link) : SLIST_FIRST(&file->replicas);
+    while (replica && replica->device != device) /* they are only ever added */
+        replica = SLIST_NEXT(replica, link);
     pthread_mutex_unlock(&file->lock);
     return replica;
 }
 
 static int lose_file(struct cache_file *file, void *context)
 {
-    struct replica *replica = replica_of(file, context);
+    struct replica *replica = NULL;
 
-    if (replica)
+    while ((replica = next_replica(file, context, replica)))
         home_device_lose(replica);
     return 0;
 }
 
 static int empty_file(struct cache_file *file, void *context)
 {
-    struct replica *replica = replica_of(file, context);
+    struct replica *replica = NULL;
+    int error = 0;
 
-    return replica ? claim_empty(replica) : 0;
+    while ((replica = next_replica(file, context, replica))) {
+        int one = claim_empty(replica);
+        error = error ? error : one;
+    }
+    return error;
 }
 
 int home_device_empty(struct home_session *agent)

@@ -27,8 +27,9 @@ void home_device_lost(struct home_session *agent);
 /* What of a file a replica has is lost. No lock is held. */
 void home_device_lose(struct replica *replica);
 
-/* New frames on a device of an agent. The file's lock is held. -EIO: there is no session now. */
-int home_device_frames(struct cache *cache, const struct cache_device *device, uint64_t pages,
+/* New frames on a device of an agent; read_only: see gaia_node_frames_open(). The file's lock is held. -EIO:
+ * there is no session now. */
+int home_device_frames(struct cache *cache, const struct cache_device *device, uint64_t pages, bool read_only,
                        struct gaia_frames **frames_out);
 
 /* A replica whose frames were lost gets new ones. The file's lock is held. 0, -EIO, -EBUSY (what was lost is

@@ -148,7 +148,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     if (!error) {
         *frames_fd_out = frames_fd;
         *state_fd_out = state_fd;
-        *chunk_pages_out = !map->replica      ? 0
+        *chunk_pages_out = map->far           ? map->far->frames->frames->chunk_pages
                            : map->client->far ? map->replica->frames->node_number
                                               : map->replica->frames->chunk_pages;
         return 0;
@@ -174,15 +174,20 @@ out_unuse:
 
 static struct cache_map *find_by_id(struct cache_client *client, uint32_t id);
 
-/* A chunk's descriptor. Memory that files hold which nobody has mapped any more is given up for it. */
-static int make_room(struct cache_map *map, uint64_t chunk, int *fd_out)
+static struct gaia_frames *frames_of(const struct cache_map *map)
 {
-    struct gaia_frames *frames = map->replica->frames;
-    struct cache_device *device = map->replica->device;
+    return map->far ? map->far->frames->frames : map->replica->frames;
+}
+
+/* A chunk's descriptor. Memory that files hold which nobody has mapped any more is given up for it. (Of files
+ * of several nodes nothing stays that nobody maps: cache/claim.h.) */
+static int share_chunk(struct cache_map *map, uint64_t chunk, int *fd_out)
+{
+    struct gaia_frames *frames = frames_of(map);
 
     for (;;) {
         int error = frames->ops->share(frames, map->writable, chunk, fd_out);
-        if (error != -ENOMEM || !evict_some_of(device, frames->chunk_pages))
+        if (error != -ENOMEM || map->far || !evict_some_of(map->replica->device, frames->chunk_pages))
             return error;
     }
 }
@@ -198,10 +203,9 @@ int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, in
     pthread_mutex_unlock(&client->lock);
     if (!map)
         return error;
-    struct gaia_frames *frames = map->replica ? map->replica->frames : NULL;
-    uint64_t pages = frames ? frames->chunk_pages : 0;
+    uint64_t pages = frames_of(map)->chunk_pages;
     if (pages && chunk >= map->first / pages && chunk <= (map->first + map->count - 1) / pages)
-        error = make_room(map, chunk, fd_out);
+        error = share_chunk(map, chunk, fd_out);
     cache_map_put(map);
     return error;
 }

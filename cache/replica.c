@@ -36,7 +36,7 @@ int replica_open(struct cache_file *file, struct cache_device *device, uint64_t 
     if (error)
         goto out_free;
     replica->state = state;
-    error = device->node  ? home_device_frames(file->cache, device, pages, &replica->frames)
+    error = device->node  ? home_device_frames(file->cache, device, pages, read_only, &replica->frames)
             : device->gpu ? gaia_cuda_frames_open(device->gpu, pages, read_only, &replica->frames)
                           : gaia_soft_frames_open(pages, &replica->frames);
     if (error)

@@ -20,6 +20,6 @@
 #define GAIA_NODE_FIRST (GAIA_SOFT_MAX + GAIA_CUDA_MAX)
 #define GAIA_DEVICES_MAX (GAIA_NODE_FIRST + GAIA_NODE_MAX)
 /* A GPU may have two copies of a file: one that clients can write to, and one that they can't. */
-#define GAIA_REPLICAS_MAX (GAIA_REPLICA_DEVICE + GAIA_DEVICES_MAX + GAIA_CUDA_MAX)
+#define GAIA_REPLICAS_MAX (GAIA_REPLICA_DEVICE + GAIA_DEVICES_MAX + GAIA_CUDA_MAX + GAIA_NODE_MAX)
 
 #endif

@@ -144,11 +144,16 @@ int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out);
 
 /* Frames of a device of another node, an agent of this one: each call is a call of that node's
  * (io/node.h), which may take as long as a peer is waited for, and fails with -EIO when its session ends.
- * There is no share(); who attaches names the client by its number there instead of a descriptor. session: a
- * reference is kept; number: of the frames, not 0, new in the session. Driver node. -ENOMEM, -EIO, or what
- * the agent says. */
+ * There is no share(); who attaches names the client by its number there instead of a descriptor. number: of
+ * the frames, not 0, new in the session. Driver node. -ENOMEM, -EIO, or what the agent says. */
 struct call_session;
-int gaia_node_frames_open(struct call_session *session, uint32_t number, unsigned device, uint64_t pages,
+struct gaia_node_device {
+    struct call_session *session; /* a reference is kept */
+    unsigned device;              /* its number there */
+    bool scans;                   /* as the driver there */
+    bool read_only;               /* nobody will store to them; of drivers that scan */
+};
+int gaia_node_frames_open(const struct gaia_node_device *there, uint32_t number, uint64_t pages,
                           struct gaia_frames **frames_out);
 /* Of frames of the driver node: the session with it has ended, and what they held is gone. */
 bool gaia_node_frames_gone(const struct gaia_frames *frames);

@@ -137,9 +137,8 @@ void gaia_device_close(struct gaia_device *device);
  * it), ENETUNREACH (its network namespace is not the daemon's, which can't listen there), ENOMEM (no room for
  * the mapping, or GAIA_RESIDENT and the range is larger than the device), EMFILE, EBUSY (-o shared: another
  * mount of the data directory has the file mapped; node=: one that is no node, or was and has gone, holds its
- * lock), ENOLCK (so as well, and the directory's filesystem can't lock), EOPNOTSUPP (node=: a GPU, and
- * another node is the file's home; or a file without a file handle), ENOSPC, EDQUOT (on a GPU, as
- * gaia_macquire()), EIO
+ * lock), ENOLCK (so as well, and the directory's filesystem can't lock), EOPNOTSUPP (node=: a file without a
+ * file handle), ENOSPC, EDQUOT (on a GPU, as gaia_macquire()), EIO
  */
 void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset);
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "gpu/home_cuda.h"
+#include "gpu/home_untrapped.h"
 
 #define CHUNK_MOST ((size_t)512 << 20)
 #define CHUNKS_MAX 65536u
@@ -367,42 +368,6 @@ static void cuda_close(struct gaia_frames *base)
     free(frames);
 }
 
-/* --- what a driver does that traps: nothing of it is needed --- */
-
-static int cuda_expose(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores)
-{
-    (void)map, (void)page, (void)count, (void)trap_stores;
-    return 0;
-}
-
-static int cuda_protect(struct gaia_frames *frames, uint64_t page, uint64_t count)
-{
-    (void)frames, (void)page, (void)count;
-    return 0;
-}
-
-static int cuda_unprotect(struct gaia_frames_map *map, uint64_t page, uint64_t count)
-{
-    (void)map, (void)page, (void)count;
-    return 0;
-}
-
-static void cuda_wake(struct gaia_frames *frames, uint64_t page, uint64_t count)
-{
-    (void)frames, (void)page, (void)count;
-}
-
-static int cuda_poison(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint32_t thread)
-{
-    (void)map, (void)page, (void)count, (void)thread;
-    return 0;
-}
-
-static void cuda_refuse(struct gaia_frames_map *map, uint64_t page, uint32_t thread)
-{
-    (void)map, (void)page, (void)thread;
-}
-
 static const struct gaia_frames_ops cuda_ops = {
     .scans = true,
     .share = cuda_share,
@@ -410,12 +375,12 @@ static const struct gaia_frames_ops cuda_ops = {
     .detach = cuda_detach,
     .resize = cuda_resize,
     .place = cuda_place,
-    .expose = cuda_expose,
-    .protect = cuda_protect,
-    .unprotect = cuda_unprotect,
-    .wake = cuda_wake,
-    .poison = cuda_poison,
-    .refuse = cuda_refuse,
+    .expose = untrapped_expose,
+    .protect = untrapped_protect,
+    .unprotect = untrapped_unprotect,
+    .wake = untrapped_wake,
+    .poison = untrapped_poison,
+    .refuse = untrapped_refuse,
     .drop = cuda_drop,
     .clear = cuda_clear,
     .fetch = cuda_fetch,

@@ -3,34 +3,17 @@
  * which has them (cache/agent_frames.c). Bytes go through slots of the session, which are memory of this
  * side: what is placed the agent reads from there, straight into the frames; what is fetched it writes
  * there. */
-#include "gpu/device.h"
+#include "gpu/home_node.h"
 
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "io/call.h"
-#include "io/node.h"
+#include "gpu/home_untrapped.h"
 
-struct node_frames {
-    struct gaia_frames base;
-    struct call_session *session;
-};
-
-struct gaia_frames_map {
-    struct node_frames *frames;
-    uint32_t client;
-    uint64_t address;
-};
-
-static struct node_frames *node(struct gaia_frames *frames)
-{
-    return (struct node_frames *)frames;
-}
-
-static int ask(const struct node_frames *frames, enum node_class class, enum node_op op,
-               struct node_request *request)
+int node_ask(const struct node_frames *frames, enum node_class class, enum node_op op,
+             struct node_request *request)
 {
     request->frames = frames->base.node_number;
     int result = call(frames->session, class, op, request, sizeof *request, NULL, NULL, node_class_ms(class));
@@ -41,7 +24,7 @@ static int ask_client(const struct gaia_frames_map *map, enum node_op op, struct
 {
     request->client = map->client;
     request->address = map->address;
-    int error = ask(map->frames, NODE_CLIENTS, op, request);
+    int error = node_ask(map->frames, NODE_CLIENTS, op, request);
     return error == -ENOENT ? 0 : error; /* the client has gone: it waits for nothing */
 }
 
@@ -67,7 +50,7 @@ static int node_attach(struct gaia_frames *frames, const struct gaia_process *pr
     if (!map)
         return -ENOMEM;
     *map = (struct gaia_frames_map){
-        .frames = node(frames), .client = (uint32_t)process->faults, .address = address};
+        .frames = node_frames_of(frames), .client = (uint32_t)process->faults, .address = address};
     *map_out = map;
     return 0;
 }
@@ -79,7 +62,8 @@ static void node_detach(struct gaia_frames_map *map)
 
 static int node_resize(struct gaia_frames *frames, uint64_t pages)
 {
-    return ask(node(frames), NODE_FRAMES, NODE_RESIZE, &(struct node_request){.length = pages});
+    return node_ask(node_frames_of(frames), NODE_FRAMES, NODE_RESIZE,
+                    &(struct node_request){.length = pages});
 }
 
 static int node_place(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes)
@@ -89,15 +73,15 @@ static int node_place(struct gaia_frames *frames, uint64_t page, uint64_t count,
 
     for (uint64_t done = 0; done < count && !error;) {
         uint64_t n = count - done < most ? count - done : most;
-        int slot = call_slot_get(node(frames)->session);
+        int slot = call_slot_get(node_frames_of(frames)->session);
         if (slot < 0)
             return slot;
-        memcpy(call_slot(node(frames)->session, (unsigned)slot),
+        memcpy(call_slot(node_frames_of(frames)->session, (unsigned)slot),
                (const uint8_t *)bytes + done * GAIA_PAGE_SIZE, n * GAIA_PAGE_SIZE);
-        error = ask(
-            node(frames), NODE_FRAMES, NODE_PLACE,
+        error = node_ask(
+            node_frames_of(frames), NODE_FRAMES, NODE_PLACE,
             &(struct node_request){.offset = (int64_t)(page + done), .length = n, .slot = (uint32_t)slot});
-        call_slot_put(node(frames)->session, (unsigned)slot);
+        call_slot_put(node_frames_of(frames)->session, (unsigned)slot);
         done += n;
     }
     return error;
@@ -196,8 +180,8 @@ static int node_expose(struct gaia_frames_map *map, uint64_t page, uint64_t coun
 
 static int node_protect(struct gaia_frames *frames, uint64_t page, uint64_t count)
 {
-    return ask(node(frames), NODE_CLIENTS, NODE_PROTECT,
-               &(struct node_request){.offset = (int64_t)page, .length = count});
+    return node_ask(node_frames_of(frames), NODE_CLIENTS, NODE_PROTECT,
+                    &(struct node_request){.offset = (int64_t)page, .length = count});
 }
 
 static int node_unprotect(struct gaia_frames_map *map, uint64_t page, uint64_t count)
@@ -207,8 +191,8 @@ static int node_unprotect(struct gaia_frames_map *map, uint64_t page, uint64_t c
 
 static void node_wake(struct gaia_frames *frames, uint64_t page, uint64_t count)
 {
-    ask(node(frames), NODE_CLIENTS, NODE_WAKE,
-        &(struct node_request){.offset = (int64_t)page, .length = count});
+    node_ask(node_frames_of(frames), NODE_CLIENTS, NODE_WAKE,
+             &(struct node_request){.offset = (int64_t)page, .length = count});
 }
 
 static int node_poison(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint32_t thread)
@@ -224,25 +208,26 @@ static void node_refuse(struct gaia_frames_map *map, uint64_t page, uint32_t thr
 
 static int node_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
 {
-    return ask(node(frames), NODE_FRAMES, NODE_DROP,
-               &(struct node_request){.offset = (int64_t)page, .length = count});
+    return node_ask(node_frames_of(frames), NODE_FRAMES, NODE_DROP,
+                    &(struct node_request){.offset = (int64_t)page, .length = count});
 }
 
 static int node_clear(struct gaia_frames *frames, uint64_t page, size_t from)
 {
-    return ask(node(frames), NODE_FRAMES, NODE_CLEAR,
-               &(struct node_request){.offset = (int64_t)page, .value = from});
+    return node_ask(node_frames_of(frames), NODE_FRAMES, NODE_CLEAR,
+                    &(struct node_request){.offset = (int64_t)page, .value = from});
 }
 
 static int node_fetch(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
 {
-    struct call_session *session = node(frames)->session;
+    struct call_session *session = node_frames_of(frames)->session;
     int slot = call_slot_get(session);
 
     if (slot < 0)
         return slot;
-    int error = ask(node(frames), NODE_FRAMES, NODE_FETCH,
-                    &(struct node_request){.offset = (int64_t)page, .length = count, .slot = (uint32_t)slot});
+    int error =
+        node_ask(node_frames_of(frames), NODE_FRAMES, NODE_FETCH,
+                 &(struct node_request){.offset = (int64_t)page, .length = count, .slot = (uint32_t)slot});
     const uint8_t *bytes = call_slot(session, (unsigned)slot);
     for (unsigned i = 0; i < count && !error; i++)
         memcpy(pages_out[i], bytes + (size_t)i * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
@@ -252,8 +237,8 @@ static int node_fetch(struct gaia_frames *frames, uint64_t page, unsigned count,
 
 static void node_close(struct gaia_frames *frames)
 {
-    ask(node(frames), NODE_FRAMES, NODE_FRAMES_CLOSE, &(struct node_request){0});
-    call_session_put(node(frames)->session);
+    node_ask(node_frames_of(frames), NODE_FRAMES, NODE_FRAMES_CLOSE, &(struct node_request){0});
+    call_session_put(node_frames_of(frames)->session);
     free(frames);
 }
 
@@ -276,23 +261,52 @@ static const struct gaia_frames_ops node_ops = {
     .close = node_close,
 };
 
-int gaia_node_frames_open(struct call_session *session, uint32_t number, unsigned device, uint64_t pages,
+/* What is mapped there stays, and nobody has to be shown a page. */
+static const struct gaia_frames_ops node_scan_ops = {
+    .scans = true,
+    .share = node_share,
+    .attach = node_attach,
+    .detach = node_detach,
+    .resize = node_resize,
+    .place = node_place,
+    .place_later = node_place_later,
+    .expose = untrapped_expose,
+    .protect = untrapped_protect,
+    .unprotect = untrapped_unprotect,
+    .wake = untrapped_wake,
+    .poison = untrapped_poison,
+    .refuse = untrapped_refuse,
+    .drop = node_drop,
+    .clear = node_clear,
+    .fetch = node_fetch,
+    .close = node_close,
+    .modified = node_modified,
+    .granted = node_granted,
+    .recall = node_recall,
+    .gather = node_gather,
+    .patch = node_patch,
+};
+
+int gaia_node_frames_open(const struct gaia_node_device *there, uint32_t number, uint64_t pages,
                           struct gaia_frames **frames_out)
 {
     struct node_frames *frames = calloc(1, sizeof *frames);
 
     if (!frames)
         return -ENOMEM;
-    frames->base.ops = &node_ops;
+    frames->base.ops = there->scans ? &node_scan_ops : &node_ops;
     frames->base.node_number = number;
-    frames->session = session;
-    int error =
-        ask(frames, NODE_FRAMES, NODE_FRAMES_OPEN, &(struct node_request){.device = device, .length = pages});
+    frames->session = there->session;
+    int error = node_ask(
+        frames, NODE_FRAMES, NODE_FRAMES_OPEN,
+        &(struct node_request){.device = there->device,
+                               .length = pages,
+                               .flags = there->scans && there->read_only ? NODE_FRAMES_READ_ONLY : 0});
     if (error) {
         free(frames);
         return error;
     }
-    call_session_get(session);
+    call_session_get(there->session);
     *frames_out = &frames->base;
     return 0;
 }

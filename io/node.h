@@ -20,7 +20,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 3u
+#define NODE_VERSION 4u
 
 enum node_class {
     NODE_FRAMES,
@@ -80,7 +80,8 @@ enum node_op {
     /* NODE_HEALS: */
     NODE_PEEK, /* file, offset, length (at most a page), slot -> bytes */
     /* NODE_FRAMES; offset and length in pages: */
-    NODE_FRAMES_OPEN,  /* frames: the number that they shall have; device, length */
+    NODE_FRAMES_OPEN,  /* frames: the number that they shall have; device, length; flags:
+                          NODE_FRAMES_READ_ONLY, of a device that scans (gpu/device.h) */
     NODE_FRAMES_CLOSE, /* frames */
     NODE_RESIZE,       /* frames, length */
     NODE_PLACE,        /* frames, offset, length, slot; flags: NODE_PLACE_EXPOSES, client, address: and then
@@ -88,6 +89,13 @@ enum node_op {
     NODE_FETCH,        /* frames, offset, length, slot */
     NODE_DROP,         /* frames, offset, length */
     NODE_CLEAR,        /* frames, offset, value: from which byte of the page */
+    /* Likewise, of devices that scan: */
+    NODE_MODIFIED, /* frames, offset, length, slot: a bit for each page */
+    NODE_GRANTED,  /* frames, offset, length, slot: a digest for each page; flags: NODE_NOT_KNOWN: none */
+    NODE_RECALL,   /* frames, offset, length, slot */
+    NODE_GATHER,   /* frames, length: how many pages; slot: their numbers, and from NODE_LIST_BYTES on the
+                      bytes */
+    NODE_PATCH,    /* frames, length, slot: likewise, what they were, and behind all that what they become */
     /* NODE_CLIENTS; likewise: */
     NODE_PROTECT,   /* frames, offset, length */
     NODE_WAKE,      /* frames, offset, length */
@@ -106,6 +114,9 @@ enum node_op {
 #define NODE_TAKEN_OVER 1u /* from a home that was taken to be dead */
 #define NODE_HANDED_LOST 1u
 #define NODE_PLACE_EXPOSES 1u
+#define NODE_FRAMES_READ_ONLY 1u
+#define NODE_NOT_KNOWN 1u
+#define NODE_LIST_BYTES 4096u
 #define NODE_FAULT_WRITE 1u
 #define NODE_FAULT_PROTECTION 2u
 

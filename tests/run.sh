@@ -50,7 +50,8 @@ lanes=$!
     step "mounts on a GPU that is not there" /usr/bin/python3 -B tests/mount/on_gpu.py
     step "histories" python3 -B tests/history/run.py --operations 300000
     step "histories of two nodes" python3 -B tests/history/run.py --nodes 2 --operations 150000
-    step "histories on such GPUs" python3 -B tests/history/run.py --operations 100000 --gpu build/gcc/cuda
+    step "histories on such GPUs" python3 -B tests/history/run.py --operations 80000 --gpu build/gcc/cuda
+    step "histories on such GPUs of two nodes" python3 -B tests/history/run.py --nodes 2 --operations 60000 --gpu build/gcc/cuda
     step "other programs" python3 -B tests/posix/run.py --quick
     step "power cuts" python3 -B tests/vm/power.py
     step "kills" python3 -B tests/kills/run.py

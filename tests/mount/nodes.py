@@ -8,6 +8,7 @@ import struct
 
 import pytest
 
+from gaia import default_device
 from helpers import functions_of, statistics, wait_until, write_file
 
 counter = itertools.count()
@@ -131,6 +132,7 @@ class Program:
         if cpu:
             agent.do("cpu = mmap.mmap(fd, length)")
         if device:
+            device = default_device() if device == "soft:0" else device
             agent.do("dev = gaia.Device(device)\nmap = dev.mmap(fd, length, flags=flags)", device=device, flags=flags)
 
     def write(self, offset, data):
@@ -178,6 +180,11 @@ class Program:
 
     def release(self):
         self.agent.do("map.release()")
+
+    def grown(self):
+        """What the file has grown by is past its end for a GPU until it acquires: stores there are lost."""
+        if default_device() != "soft:0":
+            self.acquire()
 
     def acquired(self, end=None):
         return self.agent("(map.acquire(), map[:end])[1]", end=end)

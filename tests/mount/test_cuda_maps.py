@@ -2,15 +2,17 @@
 """Files mapped on a GPU, which is a stand-in (tests/cuda/standin.c): the client's and the daemon's halves of the driver
 cuda are the real ones, and all that is missing is the chip. What kernels would do, threads and copies do here. The
 promises that hold on every device are tested by the whole suite with GAIA_DEVICE=cuda:0 (tests/README.md); here is what
-only a GPU has: nothing tells of its stores, nothing stops it, and it fails in its own ways."""
+only a GPU has: nothing tells of its stores, nothing stops it, and it fails in its own ways. Most of it is tested twice:
+with the file's home on the GPU's node, and on another one that has no GPU."""
 import errno
 import os
 
 import pytest
 
 import helpers
-from files import make
-from helpers import PAGE, agents, device_statistics, make_random, read_at, read_file, write_at  # noqa: F401
+from helpers import (PAGE, agents, device_statistics, make_random, read_at, read_file, wait_until, write_at,  # noqa: F401
+                     write_file)
+from nodes import Cluster
 
 MIB = 1 << 20
 CHUNK = 2 * MIB  # of a small file
@@ -22,9 +24,10 @@ map = dev.mmap(fd, length, 3 if writable else 1)
 """
 
 
-@pytest.fixture
-def gpu(mount, agents, monkeypatch, workdir):
-    """A mount and programs with a GPU: gpu.mount(standin="words"), gpu.program(path, length) -> an agent with `map`."""
+@pytest.fixture(params=["here", "on another node"])
+def gpu(mount, agents, monkeypatch, workdir, request):
+    """A mount and programs with a GPU: gpu.mount(standin="words"), gpu.program(path, length) -> an agent with `map`.
+    Its parameter: where the home of the files is that make() makes."""
     monkeypatch.setenv("LD_LIBRARY_PATH", helpers.cuda_standin())
     monkeypatch.setenv("GAIA_DEVICE", "cuda:0")
 
@@ -32,7 +35,18 @@ def gpu(mount, agents, monkeypatch, workdir):
         control = os.path.join(workdir, "control")
 
         def mount(self, standin="", options=""):
-            return mount(options, env={"STANDIN_CUDA": f"{standin},control={self.control}"})
+            env = {"STANDIN_CUDA": f"{standin},control={self.control}"}
+            if request.param == "here":
+                m = mount(options, env=env)
+                m.nodes = None
+                return m
+            data = os.path.join(workdir, "shared")
+            os.mkdir(data)
+            nodes = Cluster(mount, data, 2, f"timeout=0,{options}".strip(","))
+            m = nodes.mount(0, env=env)
+            nodes.mount(1, "timeout=0", env={"STANDIN_CUDA": "gpus=0"})
+            m.nodes = nodes
+            return m
 
         def agent(self, standin="", **env):
             return agents({"STANDIN_CUDA": standin, **env})
@@ -58,13 +72,25 @@ def gpu(mount, agents, monkeypatch, workdir):
     return Gpu()
 
 
+only_here = pytest.mark.parametrize("gpu", ["here"], indirect=True)
+
+
+def make(m, content, name="f"):
+    if getattr(m, "nodes", None):
+        m.nodes.make(content, name, home=1)
+    else:
+        write_file(os.path.join(m.mnt, name), content)
+    return os.path.join(m.mnt, name)
+
+
 def keeps_twins(m):
     """Of a file in passthrough nobody hears of writes: every page that can be stored to has a twin of its own."""
     return helpers.statistics(m.mnt)["passthrough"]
 
 
 def released(m):
-    return device_statistics(m.mnt, "cuda:0")
+    """The GPU's counters, which the home has."""
+    return device_statistics(m.nodes[1].mnt, "node:0") if m.nodes else device_statistics(m.mnt, "cuda:0")
 
 
 # --- one copy, and who has it ---------------------------------------------------------------------------------------
@@ -118,6 +144,9 @@ def test_a_killed_program_keeps_what_it_released(gpu):
     content = read_file(path)
     assert [content[page * PAGE + 7] for page in range(600)] == \
            [page % 255 + 1 if page % 3 == 0 else 0 for page in range(600)]
+    if m.nodes:  # with the last map all is released: cache/claim.h
+        wait_until(lambda: read_file(path)[PAGE] == 99, what="the last map is gone")
+        return
     # What it did not release stays in the copy: seen by the next that acquires.
     assert content[PAGE] == 0
     gpu.program(path).do("map.acquire()")
@@ -131,6 +160,40 @@ def test_unreleased_stores_reach_the_file_at_the_unmount(gpu):
     problem = m.unmount()
     assert problem is None
     assert read_file(os.path.join(m.data, "f"))[3 * PAGE:3 * PAGE + 4] == b"late"
+
+
+@pytest.mark.parametrize("gpu", ["on another node"], indirect=True)
+def test_the_node_of_the_gpu_dies(gpu):
+    """Both of its copies are forgotten where the file's home is; when it comes again they are made anew."""
+    m = gpu.mount()
+    path = make(m, b"." * 300 * PAGE)
+    writer, reader = gpu.program(path), gpu.program(path, writable=False)
+    writer.do("map[5 * PAGE:5 * PAGE + 3] = b'new'\nmap.release()")
+    reader.do("map.acquire()")  # so it was collected
+    home = m.nodes[1]
+    beside = gpu.agent()  # so that the file stays
+    beside.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, PAGE)", path=os.path.join(home.mnt, "f"))
+
+    def resident():
+        return [d["resident_bytes"] for d in helpers.statistics(home.mnt)["files"][0]["devices"] if d["device"] == "node:0"]
+
+    assert resident() == [300 * PAGE] * 2
+    m.kill()
+    wait_until(lambda: resident() == [0] * 2, what="the copies are forgotten")
+    expected = b"." * 5 * PAGE + b"new" + b"." * (295 * PAGE - 3)
+    assert read_file(os.path.join(home.mnt, "f")) == expected
+    for call in ("map.acquire()", "map.release()"):
+        with pytest.raises(OSError) as caught:
+            writer.do(call)
+        assert caught.value.errno == errno.ENOTCONN
+    writer.kill()
+    reader.kill()
+    m.unmount()
+    again = m.nodes.mount(0)
+    program = gpu.program(os.path.join(again.mnt, "f"))
+    assert program("map[:]") == expected
+    program.do("map[299 * PAGE] = 7\nmap.release()")
+    assert read_at(os.path.join(home.mnt, "f"), 1, 299 * PAGE) == b"\x07"
 
 
 # --- finding what was stored ----------------------------------------------------------------------------------------
@@ -389,6 +452,7 @@ def test_no_memory(gpu):
 
 # --- what is wrong with a GPU ---------------------------------------------------------------------------------------
 
+@only_here
 @pytest.mark.parametrize("standin, number", [
     ("gpus=0", 0), ("gpus=1", 1), ("version=11080", 0), ("missing=cuMemCreate", 0), ("cannot=102", 0), ("cannot=103", 0)])
 def test_no_such_gpu(gpu, standin, number):
@@ -397,6 +461,7 @@ def test_no_such_gpu(gpu, standin, number):
     assert caught.value.errno == errno.ENODEV
 
 
+@only_here
 @pytest.mark.parametrize("client, daemon, why", [
     ("", "gpus=0", "finds no GPU"), ("first=1", "gpus=1", "no GPU with that UUID"),
     ("", "missing=cuLaunchKernel", "has no cuLaunchKernel"), ("", "version=11000", "the driver is of CUDA 11.0")])
@@ -414,6 +479,7 @@ def test_the_daemon_has_no_such_gpu(gpu, client, daemon, why):
     assert read_file(path)[0] == 1
 
 
+@only_here
 def test_gpus_are_told_by_their_uuids(gpu):
     """What is number 0 to a program may be number 1 to the daemon."""
     m = gpu.mount("gpus=2")
@@ -429,6 +495,7 @@ def test_gpus_are_told_by_their_uuids(gpu):
     assert program("dev.stat().resident_bytes") == PAGE
 
 
+@only_here
 def test_the_default_device(gpu):
     m = gpu.mount()
     path = make(m, bytes(PAGE))

@@ -341,6 +341,7 @@ def test_appends_of_both_nodes(pair, agents, first):
 
 # --- small devices --------------------------------------------------------------------------------------------------------
 
+@pytest.mark.traps  # what is mapped on another stays
 @pytest.mark.parametrize("first", SIDES)
 @pytest.mark.parametrize("options", ["unit=4K", "unit=64K", "evict=clock"])
 @pytest.mark.limit(120)

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 from files import pattern
-from helpers import (PAGE, AgentDied, agents, error_of, make_random, read_file, statistics, tool_path, wait_until,  # noqa: F401
-                     write_file)
+from helpers import (PAGE, AgentDied, agents, cuda_standin, error_of, make_random, read_file, statistics,  # noqa: F401
+                     tool_path, wait_until, write_file)
 from nodes import cluster  # noqa: F401
 from test_nodes_words import OPS
 
@@ -47,7 +47,7 @@ while time.monotonic() < end:
 TOUCHES = """
 import contextlib, random
 rng = random.Random(seed)
-dev = gaia.Device("soft:0")
+dev = gaia.Device(gaia.default_device())
 while True:
     with contextlib.suppress(OSError), open(os.path.join(mnt, rng.choice(names)), "r+b", 0) as file:
         map = dev.mmap(file.fileno(), size)
@@ -105,8 +105,11 @@ def babble(cluster, agents, seconds, options=""):
     return m, nodes, said
 
 
-@pytest.mark.traps
-def test_a_node_that_says_anything(cluster, agents):
+@pytest.mark.parametrize("device", ["soft:0", "cuda:0"])
+def test_a_node_that_says_anything(cluster, agents, monkeypatch, device):
+    monkeypatch.setenv("GAIA_DEVICE", device)
+    if device == "cuda:0":
+        monkeypatch.setenv("LD_LIBRARY_PATH", cuda_standin())
     m, nodes, said = babble(cluster, agents, float(os.environ.get("GAIA_TEST_SECONDS", 4)))
     assert not said["hung"], "an answer took 15 s"
     statistics(m.mnt)

@@ -104,6 +104,8 @@ def test_unlinked_through_the_other_node(pair, first):
     programs[two].truncate(3 * PAGE + 7)
     programs[one].truncate(SIZE)
     content[3 * PAGE + 7:] = bytes(SIZE - 3 * PAGE - 7)
+    for program in programs.values():
+        program.grown()
     go_on(programs, content, rng)
     write_file(nodes.path(two), b"another")
     assert read_file(nodes.path(one)) == b"another" and programs[one].size() == SIZE

@@ -69,6 +69,7 @@ def resize(rng, programs, content):
     who.fsync()
     for program in programs:  # a load past the end that a kernel knows is a SIGBUS, see test_nodes.py
         assert program.size() == size
+        program.grown()
     del content[size:]
     content += bytes(size - len(content))
     return f"size {size}"

@@ -132,6 +132,7 @@ def test_a_release_for_which_there_is_no_room(full, agents, first):
     end(nodes, one, two)
 
 
+@pytest.mark.traps  # what is mapped on another is not evicted
 @pytest.mark.parametrize("first", SIDES)
 def test_evictions_for_which_there_is_no_room(full, first):
     """A device that is smaller than the file: a touch gets its page or SIGBUS, and nothing that was released is lost."""

@@ -14,7 +14,8 @@ import pytest
 
 from conftest import TOP, not_in_the_gate
 from files import pattern
-from helpers import PAGE, ROWS, agents, daemon_with_faults, error_of, read_file, statistics, tool_path, wait_until  # noqa: F401
+from helpers import (PAGE, ROWS, agents, cuda_standin, daemon_with_faults, error_of, read_file, statistics,  # noqa: F401
+                     tool_path, wait_until)
 from nodes import Program, cluster  # noqa: F401
 
 with open(os.path.join(TOP, "io", "node.h"), encoding="utf-8") as header:
@@ -508,3 +509,25 @@ def test_a_file_that_had_no_home_for_a_while(meet, agents, workdir, monkeypatch,
         wait_until(stored)
     assert read_file(path)[3:9] == b"stored"
     os.close(fd)
+
+
+def test_a_home_that_would_give_readers_what_writers_have(meet, agents, monkeypatch):
+    """Memory of a GPU can't be given away read only: which it is this node sees to, whatever the home answers."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", cuda_standin())
+    daemon, path, member = meet(home="b")
+    one = member()
+    wait_until(lambda: one.do("follow", path) == 0)
+    program = agents()
+    program.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('cuda:0')", path=os.path.join(daemon.mnt, "f"))
+
+    def maps(prot, frames):
+        assert one.do("second", OPS["NODE_MAP"], frames) == 0
+        return error_of(program.do, f"dev.mmap(fd, PAGE, {prot})")
+
+    assert maps(1, 1) == errno.EIO  # there are none; the daemon knows its GPU now
+    cuda, writable, read_only = 64, 1, 2
+    assert one.do("frames", cuda, 0) == 0 and one.do("frames", cuda, 1) == 0
+    assert maps(1, writable) == errno.EIO and maps(3, read_only) == errno.EIO
+    assert maps(1, read_only) == 0 and maps(3, writable) == 0
+    assert one.do("frames", 0, 2) == 0  # of soft:0
+    assert maps(3, 3) == errno.EIO

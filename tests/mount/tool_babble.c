@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "consistency/page.h"
 #include "tests/mount/member.h"
 
 #define THREADS 8u
@@ -123,20 +124,22 @@ static enum node_class class_of(enum node_op op)
 
 static struct node_request request_of(uint64_t *state, enum node_op op)
 {
-    struct node_request request = {
-        .file = (uint32_t)number(state, files),
-        .frames = (uint32_t)number(state, frames),
-        .client = (uint32_t)number(state, clients),
-        .map = (uint32_t)number(state, maps),
-        .device = (uint32_t)(one_in(state, 8) ? random_of(state) : below(state, 9)),
-        .flags = (uint32_t)(one_in(state, 4) ? random_of(state) : below(state, 8)),
-        .slot = (uint32_t)(one_in(state, 16) ? random_of(state) : below(state, 34)),
-        .thread = (uint32_t)(one_in(state, 2) ? below(state, 100000) : 0),
-        .offset = (int64_t)amount(state),
-        .length = amount(state),
-        .address = number(state, addresses),
-        .value = amount(state),
-        .name = names[below(state, name_count)]};
+    struct node_request request = {.file = (uint32_t)number(state, files),
+                                   .frames = (uint32_t)number(state, frames),
+                                   .client = (uint32_t)number(state, clients),
+                                   .map = (uint32_t)number(state, maps),
+                                   .device = (uint32_t)(one_in(state, 8)   ? random_of(state)
+                                                        : one_in(state, 3) ? GAIA_SOFT_MAX
+                                                                           : below(state, 9)),
+                                   .flags = (uint32_t)(one_in(state, 4) ? random_of(state) : below(state, 8)),
+                                   .slot =
+                                       (uint32_t)(one_in(state, 16) ? random_of(state) : below(state, 34)),
+                                   .thread = (uint32_t)(one_in(state, 2) ? below(state, 100000) : 0),
+                                   .offset = (int64_t)amount(state),
+                                   .length = amount(state),
+                                   .address = number(state, addresses),
+                                   .value = amount(state),
+                                   .name = names[below(state, name_count)]};
     unsigned half = name_count / 2; /* the first are the other's, the last ours; seldom mixed up */
 
     if (!one_in(state, 300))
@@ -155,6 +158,8 @@ static struct node_request request_of(uint64_t *state, enum node_op op)
         request.offset = (int64_t)below(state, 1 << 20);
         request.length = one_in(state, 4) ? UINT64_MAX - below(state, 8) : below(state, 1 << 20);
     }
+    if ((op == NODE_GATHER || op == NODE_PATCH) && !one_in(state, 8))
+        request.length = below(state, 40);
     return request;
 }
 
@@ -229,7 +234,11 @@ static void say(struct call_session *session, bool to_agent, uint64_t *state)
 static int serve_map(struct call_session *session, const struct node_request *asked, struct node_reply *reply)
 {
     static _Atomic uint32_t last;
-    struct node_request request = {.frames = ++last, .device = asked->device, .length = 1024};
+    struct node_request request = {
+        .frames = ++last,
+        .device = asked->device,
+        .length = 1024,
+        .flags = asked->flags & NODE_MAP_WRITABLE || last % 64 == 0 ? 0 : NODE_FRAMES_READ_ONLY};
 
     if (call(session, NODE_FRAMES, NODE_FRAMES_OPEN, &request, sizeof request, NULL, NULL, SLOW_MS))
         return -EIO;
@@ -311,6 +320,11 @@ static int arrived(void *context, struct call_session *session)
 {
     (void)context;
     call_session_get(session);
+    for (unsigned i = 0; i < 2 * CALL_SLOTS; i++) { /* pages that a GATHER and a PATCH can name */
+        uint64_t *list = call_slot(session, i);
+        for (uint64_t page = 0; page < 64; page++)
+            list[page] = page * (1 + i % 8);
+    }
     pthread_mutex_lock(&lock);
     agent = session;
     pthread_mutex_unlock(&lock);

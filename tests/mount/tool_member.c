@@ -12,7 +12,8 @@
  * write             the page, as a kernel's write-back; write_later: 100 bytes of it, and nobody waits
  * invalidate        has the other drop its kernel's pages of the file that it opened last, and nobody waits
  * answer OP RESULT  what the other's calls of this kind are answered from now on
- * value OP N       and the first number of the reply
+ * value OP N       and the first number of the reply; second OP N: and the second
+ * frames DEVICE FLAGS    has the other make frames of a device of its own; their number is 1 + FLAGS
  * pause OP MS       how long they take
  * asked OP          how many have come; flags OP: of the last */
 #include <pthread.h>
@@ -31,7 +32,7 @@ static struct members *members;
 static struct call_session *home, *_Atomic agent; /* that we have connected; that has connected to us */
 static _Atomic unsigned flagged[NODE_OP_LAST + 1];
 static _Atomic int answers[NODE_OP_LAST + 1], pauses_ms[NODE_OP_LAST + 1], asked[NODE_OP_LAST + 1];
-static _Atomic uint64_t values[NODE_OP_LAST + 1];
+static _Atomic uint64_t values[NODE_OP_LAST + 1], seconds[NODE_OP_LAST + 1];
 static _Atomic uint32_t opened; /* by the other: its number of the file */
 static unsigned char page[PAGE];
 
@@ -52,6 +53,7 @@ static int serve(void *context, struct call_session *session, unsigned op, const
     if (op > NODE_OP_LAST)
         return -EPROTO;
     ((struct node_reply *)reply)->value[0] = values[op];
+    ((struct node_reply *)reply)->value[1] = seconds[op];
     if (length == sizeof(struct node_request)) {
         const struct node_request *request = bytes;
         flagged[op] = request->flags;
@@ -127,6 +129,14 @@ static void *invalidate(void *argument)
     return argument;
 }
 
+static int make_frames(unsigned device, unsigned flags)
+{
+    struct node_request request = {.frames = 1 + flags, .device = device, .length = 16, .flags = flags};
+
+    return agent ? call(agent, NODE_FRAMES, NODE_FRAMES_OPEN, &request, sizeof request, NULL, NULL, 0)
+                 : -ENOTCONN;
+}
+
 static int order(const char *word, const char *path, long one, long two)
 {
     pthread_t thread;
@@ -159,6 +169,8 @@ static int order(const char *word, const char *path, long one, long two)
         return -pthread_create(&thread, NULL, write_later, NULL);
     if (!strcmp(word, "invalidate"))
         return agent ? -pthread_create(&thread, NULL, invalidate, NULL) : -ENOTCONN;
+    if (!strcmp(word, "frames"))
+        return make_frames((unsigned)one, (unsigned)two);
     if (!strcmp(word, "set") && one >= 0 && one < (long)PAGE)
         return page[one] = (unsigned char)two;
     if (one < 0 || one > NODE_OP_LAST)
@@ -167,6 +179,8 @@ static int order(const char *word, const char *path, long one, long two)
         answers[one] = (int)two;
     else if (!strcmp(word, "value"))
         values[one] = (uint64_t)two;
+    else if (!strcmp(word, "second"))
+        seconds[one] = (uint64_t)two;
     else if (!strcmp(word, "pause"))
         pauses_ms[one] = (int)two;
     else
