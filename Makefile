@@ -118,7 +118,7 @@ $(BIN)/gaiactl: $(call obj,$(ctl_src))
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(shell $(PKG_CONFIG) --libs jansson)
 
 $(so).$(VERSION): $(call obj,$(lib_src)) gpu/libgaia.map
-	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,libgaia.so.$(SOMAJOR) -Wl,--version-script=gpu/libgaia.map -Wl,-z,defs -o $@ $(filter %.o,$^)
+	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,libgaia.so.$(SOMAJOR) -Wl,--version-script=gpu/libgaia.map -Wl,-z,defs -Wl,-z,nodelete -o $@ $(filter %.o,$^)
 $(so): $(so).$(VERSION)
 	ln -sf $(notdir $<) $(so).$(SOMAJOR)
 	ln -sf $(notdir $<) $@

@@ -17,6 +17,8 @@
 #include <stdbool.h>
 #include <time.h>
 
+#include "base/order.h"
+
 /* While a lock is held, only locks of classes further down may be taken, and none of its own class; and
  * nobody waits on a condition of another lock. Besides: */
 enum lock_flags {
@@ -162,15 +164,20 @@ static inline void lock_condition_init(pthread_cond_t *condition)
     pthread_condattr_destroy(&attributes);
 }
 
-static inline struct timespec lock_wait_until(unsigned timeout_ms)
+static inline struct timespec lock_wait_by(clockid_t clock, unsigned timeout_ms)
 {
     struct timespec until;
 
-    clock_gettime(CLOCK_MONOTONIC, &until);
+    clock_gettime(clock, &until);
     until.tv_nsec += (long)timeout_ms % 1000 * 1000000;
     until.tv_sec += (time_t)(timeout_ms / 1000) + until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
     return until;
+}
+
+static inline struct timespec lock_wait_until(unsigned timeout_ms)
+{
+    return lock_wait_by(CLOCK_MONOTONIC, timeout_ms);
 }
 
 /* Whether such a time is over. */
@@ -181,17 +188,17 @@ static inline bool lock_is_past(const struct timespec *until)
     return now.tv_sec > until->tv_sec || (now.tv_sec == until->tv_sec && now.tv_nsec > until->tv_nsec);
 }
 
-/* Whether the thread has ended, and is joined, within that time. (By the clock that may be set:
- * ThreadSanitizer of gcc 12 does not know pthread_clockjoin_np(). Who calls this calls it again.) */
+/* Whether the thread has ended, and is joined, within that time. (ThreadSanitizer of gcc 12 and clang 14 does
+ * not know pthread_clockjoin_np(), nor does helgrind: there by the clock that may be set.) */
 static inline bool lock_join_within(pthread_t thread, unsigned timeout_ms)
 {
-    struct timespec until;
-
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += (long)timeout_ms % 1000 * 1000000;
-    until.tv_sec += (time_t)(timeout_ms / 1000) + until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
+#if defined(GAIAFS_UNDER_TSAN) || defined(GAIAFS_UNDER_HELGRIND)
+    struct timespec until = lock_wait_by(CLOCK_REALTIME, timeout_ms);
     return !pthread_timedjoin_np(thread, NULL, &until);
+#else
+    struct timespec until = lock_wait_until(timeout_ms);
+    return !pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until);
+#endif
 }
 
 /* writers_first: a stream of readers does not keep a writer out for ever. A thread that has it shared must

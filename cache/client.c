@@ -158,8 +158,6 @@ int cache_client_open(struct cache *cache, const struct gaia_process *process, b
 
 out:
     free(client);
-    if (faults >= 0)
-        close(faults);
     return error;
 }
 
@@ -216,8 +214,6 @@ void cache_client_close(struct cache_client *client)
         agent_client_gone(client->cache, client);
     }
     close(client->stop);
-    if (client->process.faults >= 0)
-        close(client->process.faults);
     pthread_cond_destroy(&client->idle);
     pthread_mutex_destroy(&client->lock);
     free(client);

@@ -17,10 +17,10 @@
 struct cache_client;
 struct cache_map;
 
-/* process: its descriptor for faults (userfaultfd) is taken over, closed with the client, also on failure;
- * -1: it has none, and can map only on devices that take none. can_trap: its kernel can map pages write
- * protected. Starts the thread that serves its faults. -EINVAL (not such a descriptor), -ENOMEM, -EMFILE,
- * -EAGAIN. */
+/* process: its descriptor for faults (userfaultfd) stays the caller's, and must be there as long as the
+ * client is (to close it may wait for the process's mmap lock); -1: it has none, and can map only on devices
+ * that take none. can_trap: its kernel can map pages write protected. Starts the thread that serves its
+ * faults. -EINVAL (not such a descriptor), -ENOMEM, -EMFILE, -EAGAIN. */
 int cache_client_open(struct cache *cache, const struct gaia_process *process, bool can_trap,
                       struct cache_client **client_out);
 /* A client of an agent's, by its number there: its faults come by cache_client_fault(). Cannot fail otherwise

@@ -34,23 +34,25 @@ static int do_hello(struct client *client, struct gaia_message *message, int *fd
         return -EBUSY;
     if (fds[0] >= 0 && !gaia_soft_is_faults(fds[0])) /* it is closed as what it may be */
         return -EINVAL;
-    int alive_fd = copy_of(client->fs, client->alive_fd), faults = fds[0];
+    int alive_fd = copy_of(client->fs, client->alive_fd);
     if (alive_fd < 0)
         return alive_fd;
     int room = copy_of(client->fs, alive_fd); /* for the descriptor that the cache wants */
     if (room >= 0)
         close(room);
-    fds[0] = -1;
     int error = cache_client_open(client->fs->cache,
-                                  &(struct gaia_process){.faults = faults,
+                                  &(struct gaia_process){.faults = fds[0],
                                                          .pid = client->peer.pid,
                                                          .apart = thread_is_apart(client->peer.pid)},
                                   message->flags & GAIA_HELLO_TRAPS, &client->cache);
-    if (error)
+    if (error) {
         close(alive_fd);
-    else
-        *alive_fd_out = alive_fd;
-    return error;
+        return error;
+    }
+    client->faults = fds[0];
+    fds[0] = -1;
+    *alive_fd_out = alive_fd;
+    return 0;
 }
 
 /* The device that a message names. open: a GPU that nobody has used yet is opened. */

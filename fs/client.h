@@ -28,6 +28,7 @@ struct client {
     bool far;                   /* in another network namespace: its root is not root here */
     uint64_t network;           /* then: which one */
     struct cache_client *cache; /* NULL: it has not said hello with a descriptor for faults */
+    int faults; /* that; -1: none. Whose last it is, close() waits for its process's mmap lock */
     _Atomic enum client_state state;
 };
 

@@ -14,6 +14,8 @@
 #define SMALL \
     ((size_t)16 << 10) /* bytes. More are worth a processor of their own: copying them takes longer */
 
+static _Thread_local const struct follower *bound; /* this thread's, while it follows */
+
 static size_t bytes_of(const struct fuse_in_header *in, size_t size)
 {
     const struct fuse_read_in *read = (const void *)(in + 1);
@@ -58,6 +60,7 @@ static void leave(struct follower *follower)
     if (follower->follows)
         sched_setaffinity(0, sizeof(follower->allowed), &follower->allowed);
     follower->follows = false;
+    bound = NULL;
 }
 
 /* To another processor, at once: left alone it would stay, and wait there for the caller to be done. */
@@ -95,7 +98,24 @@ static void go_to(struct follower *follower, int cpu)
     if (sched_setaffinity(0, sizeof(set), &set) == 0) {
         follower->follows = true;
         follower->cpu = cpu;
+        bound = follower;
     }
+}
+
+int follow_create(pthread_t *thread_out, void *(*run)(void *), void *argument)
+{
+    const struct follower *follower = bound;
+    cpu_set_t set;
+
+    if (follower)
+        sched_setaffinity(0, sizeof(follower->allowed), &follower->allowed);
+    int error = pthread_create(thread_out, NULL, run, argument);
+    if (follower) {
+        CPU_ZERO(&set);
+        CPU_SET(follower->cpu, &set);
+        sched_setaffinity(0, sizeof(set), &set);
+    }
+    return error;
 }
 
 void follow_nobody(struct follower *follower)

@@ -9,6 +9,7 @@
 #ifndef GAIAFS_FS_FOLLOW_H
 #define GAIAFS_FS_FOLLOW_H
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -28,5 +29,7 @@ struct follower {
 void follow(struct follower *follower, const void *request, size_t size);
 /* The thread has nothing to do for now, and may be called for anybody. */
 void follow_nobody(struct follower *follower);
+/* pthread_create(), of a thread that is not bound as the calling one may be just now. */
+int follow_create(pthread_t *thread_out, void *(*run)(void *), void *argument);
 
 #endif

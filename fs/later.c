@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "fs/follow.h"
+
 struct work {
     struct fs *fs;
     void (*fn)(void *argument);
@@ -29,7 +31,7 @@ bool later_perhaps(struct fs *fs, void (*fn)(void *argument), void *argument)
         return false;
     *work = (struct work){fs, fn, argument};
     atomic_fetch_add(&fs->later, 1);
-    if (!pthread_create(&thread, NULL, run, work)) {
+    if (!follow_create(&thread, run, work)) {
         pthread_detach(thread);
         return true;
     }

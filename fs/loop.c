@@ -47,7 +47,7 @@ static int start_worker(struct loop *loop)
     worker->loop = loop;
     lock_condition_init(&worker->wake);
     atomic_fetch_add(&loop->reading, 1); /* before it runs: others are not to make more meanwhile */
-    rc = -pthread_create(&worker->thread, NULL, work, worker);
+    rc = -follow_create(&worker->thread, work, worker);
     if (rc < 0) {
         atomic_fetch_sub(&loop->reading, 1);
         pthread_cond_destroy(&worker->wake);

@@ -361,6 +361,7 @@ static int stop_parts(struct fs *fs)
     int rc;
 
     cache_ending(fs->cache);
+    cache_flush_all(fs->cache); /* a client that can't be ended shall not keep others' bytes; told below */
     server_stop(fs->server); /* first: what is released until then is acknowledged, and must be collected */
     rc = cache_flush_all(fs->cache);
     int left = cache_leave(fs->cache);

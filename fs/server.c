@@ -14,6 +14,7 @@
 #include "base/thread.h"
 #include "cache/client.h"
 #include "fs/client.h"
+#include "fs/follow.h"
 #include "fs/fs.h"
 #include "fs/listener.h"
 #include "fs/log.h"
@@ -22,7 +23,12 @@
 #include "io/reach.h"
 
 #define CLIENTS_MAX 256u
-#define CLIENTS_OF_USER_MAX 64u /* so that nobody keeps everybody else out */
+/* So that nobody keeps everybody else out: of a user here, of another network namespace, of all of those, and
+ * what only this one's root may have. Who can make network namespaces can make many. */
+#define CLIENTS_OF_USER_MAX 64u
+#define CLIENTS_OF_NETWORK_MAX 64u
+#define CLIENTS_FAR_MAX 128u
+#define CLIENTS_OF_ROOT 16u
 /* With those that are turned away, each by a thread that closes its socket: see fs/client.h. */
 #define THREADS_MAX (2 * CLIENTS_MAX)
 /* How long those that are outside are waited for, all together, when the server stops and their sockets are
@@ -57,6 +63,7 @@ struct server {
     struct fs *fs;
     char name[LISTENER_NAME];
     int socket;
+    uint64_t network; /* our namespace, as client.network */
     pthread_t thread;
     struct token_table tokens;
     struct alive *alive; /* the thread that starts and stops the server, which is the main one */
@@ -149,6 +156,8 @@ static int meet(struct served *served)
     if (error)
         return error;
     fd = accept_asker(served, &peer);
+    if (fd == -ECANCELED)
+        return fd;
     shutdown(meeting->listener, SHUT_RDWR);
     if (fd < 0)
         return fd;
@@ -158,7 +167,7 @@ static int meet(struct served *served)
 }
 
 /* Whether the thread may go on. */
-static bool close_sockets(struct served *served)
+static bool close_all(struct served *served)
 {
     struct server *server = served->server;
     struct meeting *meeting = served->meeting;
@@ -177,6 +186,8 @@ static bool close_sockets(struct served *served)
         close(socket);
     if (listener >= 0)
         close(listener);
+    if (served->client.faults >= 0)
+        close(served->client.faults);
     return client_come_back(&served->client);
 }
 
@@ -197,7 +208,7 @@ static void *serve_client(void *argument)
                (int)client->peer.pid, (int)client->peer.uid);
     cache_client_close(client->cache);
     client->cache = NULL;
-    if (!close_sockets(served))
+    if (!close_all(served))
         return NULL;
     pthread_mutex_lock(&server->lock);
     served->done = true;
@@ -255,27 +266,31 @@ static unsigned reap(struct server *server, bool all)
     return abandoned;
 }
 
-/* How many clients its user has; root has as many as there are, but for what only calls itself so in another
- * network namespace, and is one user of each. server->lock is held. */
-static unsigned clients_of(struct server *server, const struct client *client)
-{
-    struct served *served;
-    unsigned count = 0;
-
-    if (client->peer.uid == 0 && !client->far)
-        return 0;
-    LIST_FOREACH (served, &server->clients, link)
-        count += !served->refused && served->client.peer.uid == client->peer.uid &&
-                 (client->peer.uid != 0 || (served->client.far && served->client.network == client->network));
-    return count;
-}
-
-/* Why there is no room for one more, or NULL. server->lock is held. */
+/* Why there is no room for one more, or NULL. Root is who is so in this network namespace. In others nobody
+ * is told from anybody: their root can be any user. server->lock is held. */
 static const char *has_no_room(struct server *server, const struct client *client)
 {
-    if (clients_of(server, client) >= CLIENTS_OF_USER_MAX)
+    bool is_root = !client->far && client->peer.uid == 0;
+    unsigned of_user = 0, of_network = 0, far = 0;
+    struct served *served;
+
+    LIST_FOREACH (served, &server->clients, link) {
+        const struct client *other = &served->client;
+        if (served->refused)
+            continue;
+        far += other->far;
+        of_network += other->far && other->network == client->network;
+        of_user += !other->far && other->peer.uid == client->peer.uid;
+    }
+    if (client->far && of_network >= CLIENTS_OF_NETWORK_MAX)
+        return "its network namespace has as many as one may have";
+    if (client->far && far >= CLIENTS_FAR_MAX)
+        return "other network namespaces have as many as they may have";
+    if (!client->far && !is_root && of_user >= CLIENTS_OF_USER_MAX)
         return "its user has as many as one may have";
-    return server->count >= CLIENTS_MAX ? "there are as many as there may be" : NULL;
+    return server->count >= CLIENTS_MAX - (is_root ? 0 : CLIENTS_OF_ROOT)
+               ? "there are as many as there may be"
+               : NULL;
 }
 
 /* Begin to serve what is filled in; without room for it to be turned away, but where there is a meeting, and
@@ -289,6 +304,7 @@ static int start(struct server *server, struct served *served)
     reap(server, false); /* those that are done, which takes no time */
     served->server = server;
     client->fs = server->fs;
+    client->faults = -1;
     client->tokens = &server->tokens;
     client->alive_fd = server->alive_fd;
     pthread_mutex_lock(&server->lock);
@@ -301,7 +317,7 @@ static int start(struct server *server, struct served *served)
     if (served->refused && (served->meeting || server->refused >= THREADS_MAX - CLIENTS_MAX))
         error = -EMFILE;
     if (!error)
-        error = -pthread_create(&served->thread, NULL, serve_client, served);
+        error = -follow_create(&served->thread, serve_client, served);
     if (!error) {
         LIST_INSERT_HEAD(&server->clients, served, link);
         *(served->refused ? &server->refused : &server->count) += 1;
@@ -374,6 +390,7 @@ int server_start(struct fs *fs, struct server **server_out)
     if (!server)
         return -ENOMEM;
     server->fs = fs;
+    server->network = listener_network(getpid());
     LIST_INIT(&server->clients);
     lock_init(&server->lock, LOCK_SERVER);
     token_table_init(&server->tokens);
@@ -468,8 +485,8 @@ static void begin_meeting(struct server *server, fuse_req_t req)
         *meeting = (struct meeting){.req = req, .asker = context->pid, .listener = -1};
         served->meeting = meeting;
         served->client.socket = -1;
-        served->client.far = true;
         served->client.network = listener_network(context->pid);
+        served->client.far = !served->client.network || served->client.network != server->network;
         served->client.peer = (struct ucred){.pid = context->pid, .uid = context->uid, .gid = context->gid};
         error = start(server, served);
     }

@@ -72,9 +72,7 @@ int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_o
     } while (n < 0 && errno == EINTR);
     if (n < 0)
         return errno == ECONNRESET ? -ENOTCONN : -errno;
-    if (n == 0)
-        return -ENOTCONN;
-    take_fds(&header, fds_out);
+    take_fds(&header, fds_out); /* an empty packet, which looks like the end, may have some, too */
     if (n == (ssize_t)sizeof message && !(header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
         message.length == sizeof message && message.version == GAIA_PROTOCOL_VERSION && message.op &&
         message.op <= GAIA_OP_LAST && !message.device[sizeof message.device - 1]) {
@@ -86,5 +84,5 @@ int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_o
             close(fds_out[i]);
         fds_out[i] = -1;
     }
-    return -EPROTO;
+    return n ? -EPROTO : -ENOTCONN;
 }

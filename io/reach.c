@@ -15,6 +15,7 @@
 #include "io/message.h"
 
 #define MEETING_MS 10000 /* until the daemon has said who it is, all tries together */
+#define TRY_MS 3500      /* one of them, longer than the daemon waits for us: somebody else may say nothing */
 #define TRIES 3u
 
 int reach_address(const char *name, struct sockaddr_un *address_out, socklen_t *length_out)
@@ -46,7 +47,11 @@ static int connect_to(int socket_fd, const char *name)
     socklen_t length;
     int error = reach_address(name, &address, &length);
 
-    return error ? error : connect(socket_fd, (struct sockaddr *)&address, length) ? -errno : 0;
+    while (!error &&
+           connect(socket_fd, (struct sockaddr *)&address, length)) /* may wait for room in its queue */
+        if (errno != EINTR)
+            error = -errno;
+    return error;
 }
 
 static int left_ms(const struct timespec *until)
@@ -91,6 +96,7 @@ static void close_apart(int fd)
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (!error)
         pthread_detach(thread);
+    /* else it stays open: to close it here may take for ever */
 }
 
 /* What of the daemon's errors says something to a program that wants a device. */
@@ -113,20 +119,25 @@ static int meeting_error(int error)
 }
 
 /* Connect where the daemon listens for us; again where it has given us up, as it took us long, or others have
- * kept it from us. */
+ * kept it from us: those who fill its queue are gone after a moment. */
 static int meet(int fd)
 {
+    static const unsigned pauses_ms[TRIES] = {0, 20, 300};
     struct timespec until = lock_wait_until(MEETING_MS);
     struct gaia_ioctl_meet meeting = {0};
 
     for (unsigned i = 0; i < TRIES && !lock_is_past(&until); i++) {
+        usleep(pauses_ms[i] * 1000);
         int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         int error = socket_fd < 0 || ioctl(fd, GAIA_IOCTL_MEET, &meeting) ? meeting_error(errno) : 0;
         meeting.socket[sizeof meeting.socket - 1] = '\0';
         /* It does not wait for room: whoever has the name could leave none. */
         bool connected =
             !error && meeting.version == GAIA_PROTOCOL_VERSION && !connect_to(socket_fd, meeting.socket);
-        if (connected && is_daemon(socket_fd, &meeting, &until) && !fcntl(socket_fd, F_SETFL, 0))
+        struct timespec soon = lock_wait_until(TRY_MS);
+        if (left_ms(&until) < left_ms(&soon))
+            soon = until;
+        if (connected && is_daemon(socket_fd, &meeting, &soon) && !fcntl(socket_fd, F_SETFL, 0))
             return socket_fd;
         if (connected)
             close_apart(socket_fd);

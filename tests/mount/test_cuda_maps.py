@@ -291,6 +291,23 @@ count = n
     os.close(fd)
 
 
+def test_many_pages_at_once(gpu):
+    """Of an acquire and of a release, all different: more than go through a slot."""
+    m = gpu.mount()
+    pages = 300
+    content = make_random("content").randbytes(pages * PAGE)
+    path = make(m, bytes(pages * PAGE))
+    program = gpu.program(path)
+    write_at(path, content, 0)
+    program.do("map.acquire()")
+    assert program("map[:]") == content
+    program.do("for page in range(pages):\n    map[page * PAGE + 5] ^= page % 255 + 1\nmap.release()", pages=pages)
+    expected = bytearray(content)
+    for page in range(pages):
+        expected[page * PAGE + 5] ^= page % 255 + 1
+    assert read_file(path) == bytes(expected)
+
+
 def test_placed_beside_a_writer(gpu):
     """A write() may come between the reading of a page and the moment when it is resident."""
     m = gpu.mount("slow=2000", "device_cache=cuda:0=9M")

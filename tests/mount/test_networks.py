@@ -12,8 +12,8 @@ import pytest
 
 from conftest import not_in_the_gate
 from files import pattern
-from helpers import (BIN, PAGE, ROWS, VERSION, Plan, agents, client_with_faults, daemon_with_faults, message, read_file,  # noqa: F401
-                     statistics, wait_until, write_file)
+from helpers import (BIN, PAGE, ROWS, VERSION, Plan, agents, client_with_faults, daemon_with_faults, get_token,  # noqa: F401
+                     message, read_file, statistics, wait_until, write_file)
 from test_containers import MAP, PID
 
 NET = ("unshare", "--net")
@@ -388,3 +388,130 @@ def test_calls_that_fail_on_the_way(faulty, apart, workdir, who, rows):
         assert landed, row
     wait_until(lambda: sockets(m.proc.pid) <= before, 25, what="the daemon's sockets")
     assert one("len(os.listdir('/proc/self/fd'))") == own
+
+
+# --- what a client can keep to itself --------------------------------------------------------------------------------------
+
+def reaches(m):
+    return subprocess.run([os.path.join(BIN, "gaiactl"), "stat", m.mnt], capture_output=True, timeout=20, check=False).returncode == 0
+
+
+def test_other_networks_keep_nobody_out(file, apart, agents):
+    """Who can make network namespaces can make many, and their root can be any user."""
+    m, path = file
+    os.chmod(path, 0o666)
+    many = [apart(path) for _ in range(4)]
+    met = [one("[meet(fd)[0] for _ in range(70)].count(0)") for one in many]
+    assert met == [64, 64, 0, 0] and reaches(m)
+    near = agents()
+    near.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('soft:0')\nos.setresuid(12345, 12345, 12345)", path=path)
+    assert near(ATTEMPT) == 0
+
+
+def test_the_users_of_a_network_are_counted_together(file, apart, agents):
+    m, path = file
+    os.chmod(path, 0o666)
+    one, near = apart(path), agents()
+    near.do(MEET, path=path, version=VERSION)
+    one.do("""
+import ctypes, threading
+libc = ctypes.CDLL(None, use_errno=True)
+counts = []
+def go(uid):
+    libc.syscall(117, uid, uid, uid)  # setresuid() of this thread
+    counts.append([meet(fd)[0] for _ in range(64)].count(0))
+many = [threading.Thread(target=go, args=(uid,)) for uid in (12345, 20002)]
+for each in many:
+    each.start()
+for each in many:
+    each.join()
+""")
+    assert sum(one("counts")) == 64 and reaches(m)
+    near.do("dev = gaia.Device('soft:0')\nos.setresuid(12345, 12345, 12345)")
+    assert near(ATTEMPT) == 0
+
+
+def test_nobody_keeps_root_out(file, apart, agents):
+    m, path = file
+    os.chmod(path, 0o666)
+    with open(path, "r+b") as opened:
+        name, _ = get_token(opened.fileno())
+    users = [agents() for _ in range(4)]
+    for number, user in enumerate(users):
+        user.do("os.setresuid(uid, uid, uid)\nkept = []\nfor _ in range(64):\n    kept.append(Raw(name))\n", uid=20001 + number, name=name)
+    wait_until(lambda: m.log_text().count("turned away"), what="somebody is turned away")
+    assert reaches(m)
+
+
+def test_a_client_whose_memory_is_locked(mount, agents):
+    """The last close of its userfaultfd waits for its mmap lock, which a munmap() has that another FUSE mount does not
+    answer. The end of the mount does not wait, and what others have released is in the data directory."""
+    m, other = mount("timeout=0"), mount("timeout=0")
+    for each in m, other:
+        write_file(os.path.join(each.mnt, "f"), bytes(4 * PAGE))
+    good, bad = agents(), agents()
+    good.do(MAP + "\nmap[:5] = b'bytes'\nmap.release()", path=os.path.join(m.mnt, "f"), length=PAGE)
+    good.end()
+    bad.do("""
+import mmap
+fd = os.open(path, os.O_RDWR)
+name, _ = get_token(fd)
+raw, faults = Raw(name), userfaultfd()
+assert raw.call(message(1, flags=2), [faults]) == 0
+os.close(faults)
+os.close(fd)
+mapping = mmap.mmap(os.open(other, os.O_RDWR), 4096)
+mapping[:4] = b"more"
+""", path=os.path.join(m.mnt, "f"), other=os.path.join(other.mnt, "f"))
+    m.expected_exit = None
+    os.kill(other.pid, signal.SIGSTOP)
+    try:
+        bad.start("mapping.close()")
+        assert bad.busy(0.5)
+        assert subprocess.run(["umount", m.mnt], check=False).returncode == 0
+        wait_until(lambda: "not waited for" in m.log_text(), 20, "the client is abandoned")
+        wait_until(lambda: read_file(os.path.join(m.data, "f"))[:5] == b"bytes", 5, "released bytes are written")
+    finally:
+        os.kill(other.pid, signal.SIGCONT)
+    assert m.proc.wait(20) == 0
+
+
+def bound_threads(pid):
+    """How many threads may not run everywhere."""
+    def allowed(task):
+        return os.sched_getaffinity(int(task))
+    return sum(allowed(task) != os.sched_getaffinity(0) for task in os.listdir(f"/proc/{pid}/task"))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
+def test_a_client_is_not_bound_as_who_met_it(file, apart):
+    """A thread that serves small requests moves to their program's processor (fs/follow.h): those that it starts do not."""
+    m, path = file
+    one = apart(path)
+    one.do("dev = gaia.Device('soft:0')")
+    for _ in range(3):
+        one.do("for n in range(2000):\n    os.utime(path)\nmap = dev.mmap(fd, PAGE)", path=path)
+        one.do("time.sleep(0.1)")
+    wait_until(lambda: bound_threads(m.pid) <= 3, 20, "only those that wait in the kernel are bound")
+    names = [open(f"/proc/{m.pid}/task/{task}/comm").read() for task in os.listdir(f"/proc/{m.pid}/task")]
+    assert len(names) > 4
+
+
+def test_a_poser_that_says_nothing(faulty, apart, workdir):
+    """It has the name for one try, not for all of them."""
+    _, _, path = faulty
+    mine = os.path.join(workdir, "client")
+    theirs = Plan.make(mine)
+    one = apart(path, env=client_with_faults(mine))
+    one.do("dev = gaia.Device('soft:0')")
+    poser = subprocess.Popen(["nsenter", f"--net=/proc/{one.pid}/ns/net", sys.executable, "-c",
+                              POSER.replace("peer.send(said)", "time.sleep(60)")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        poser.stdin.close()
+        assert poser.stdout.readline() == b"ready\n"
+        theirs.arm_wait(ROWS.index("connect"), 5000, 1, 0)
+        assert one(ATTEMPT) == 0 and theirs.landed
+    finally:
+        poser.kill()
+        poser.wait()
+        poser.stdout.close()

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
+import socket
 import stat
 import subprocess
 
@@ -398,3 +399,17 @@ def test_only_who_mounted_sees_the_dump(served):
     done = subprocess.run([os.path.join(os.path.dirname(m.mnt), "gaiactl"), "stat", m.mnt], user=65534, group=65534,
                           extra_groups=[], capture_output=True, text=True)
     assert done.returncode == 1 and "good" not in done.stdout, done.stdout
+
+
+def test_descriptors_of_an_empty_packet(served):
+    """It looks like the end of the connection, and brings descriptors all the same."""
+    m, _, fd = served
+    before = descriptors(m.pid)
+    address, _ = get_token(fd)
+    with open("/dev/null", "rb") as null:
+        for _ in range(20):
+            raw = Raw(address)
+            socket.send_fds(raw.socket, [b""], [null.fileno()] * 8)
+            assert raw.receive() is None
+            raw.close()
+    wait_until(lambda: descriptors(m.pid) <= before, what="the daemon has as many descriptors as before")
