@@ -388,7 +388,7 @@ void agent_fault(struct cache_map *map, const struct gaia_fault *fault)
                                    .flags = (fault->write ? NODE_FAULT_WRITE : 0) |
                                             (fault->protection ? NODE_FAULT_PROTECTION : 0)};
 
-    if (!call_post(map->far->file->session, NODE_CALLS, NODE_FAULT, &request, sizeof request))
+    if (!call_post(map->far->file->session, NODE_FAULTS, NODE_FAULT, &request, sizeof request))
         return;
     uint64_t page = map->first + (fault->address - map->address) / GAIA_PAGE_SIZE;
     map->poisoned = true;

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels of agents that have a file of this home open: what is asked of them beside this node's own. */
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
 #include "cache/home.h"
+#include "cache/home_open.h"
 #include "cache/internal.h"
+
+/* More than there can be, as a member's next session begins when the last one's are closed. */
+#define KERNELS_MAX (MEMBERS_MAX * HOME_OPENS_MAX)
 
 struct kernel {
     struct call_session *session; /* a reference */
@@ -22,18 +27,18 @@ uint64_t home_kernels(const struct cache_file *file)
     return kernels;
 }
 
-/* The agents that have the file open; at most so many. */
-static unsigned find_kernels(struct cache_file *file, struct kernel *kernels, unsigned most)
+/* The agents that have the file open. */
+static unsigned find_kernels(struct cache_file *file, struct kernel kernels[KERNELS_MAX])
 {
     struct home_open *open;
     unsigned count = 0;
 
     pthread_mutex_lock(&file->lock);
-    LIST_FOREACH (open, &file->opens, file_link)
-        if (count < most) {
-            kernels[count] = (struct kernel){open->session->session, open->number, open->session->member + 1};
-            call_session_get(kernels[count++].session);
-        }
+    LIST_FOREACH (open, &file->opens, file_link) {
+        assert(count < KERNELS_MAX);
+        kernels[count] = (struct kernel){open->session->session, open->number, open->session->member + 1};
+        call_session_get(kernels[count++].session);
+    }
     pthread_mutex_unlock(&file->lock);
     return count;
 }
@@ -129,8 +134,8 @@ static int tell(struct nodes *nodes, const struct kernel *kernel, off_t offset, 
 /* Agents: one, or all. */
 static int invalidate_there(struct cache_file *file, unsigned node, off_t offset, off_t length)
 {
-    struct kernel kernels[MEMBERS_MAX * 2];
-    unsigned count = find_kernels(file, kernels, MEMBERS_MAX * 2);
+    struct kernel kernels[KERNELS_MAX];
+    unsigned count = find_kernels(file, kernels);
     int error = -ENOENT;
 
     for (unsigned i = 0; i < count; i++) {
@@ -172,8 +177,8 @@ int home_invalidate(struct cache_file *file, off_t offset, off_t length)
 
 void home_tell_handed(struct cache_file *file, bool lost)
 {
-    struct kernel kernels[MEMBERS_MAX * 2];
-    unsigned count = find_kernels(file, kernels, MEMBERS_MAX * 2);
+    struct kernel kernels[KERNELS_MAX];
+    unsigned count = find_kernels(file, kernels);
 
     for (unsigned i = 0; i < count; i++) {
         struct node_request request = {.file = kernels[i].file, .flags = lost ? NODE_HANDED_LOST : 0};
@@ -186,12 +191,12 @@ void home_tell_handed(struct cache_file *file, bool lost)
 ssize_t home_peek(struct cache_file *file, unsigned node, off_t offset, size_t length, void *bytes_out)
 {
     struct cache_host *host = &file->cache->host;
-    struct kernel kernels[MEMBERS_MAX * 2];
+    struct kernel kernels[KERNELS_MAX];
     ssize_t n = -EIO;
 
     if (!node)
         return host->peek(host->context, file->context, offset, length, bytes_out);
-    unsigned count = find_kernels(file, kernels, MEMBERS_MAX * 2);
+    unsigned count = find_kernels(file, kernels);
     for (unsigned i = 0; i < count; i++) {
         int slot = kernels[i].node == node && n == -EIO ? call_slot_get(kernels[i].session) : -EIO;
         if (slot >= 0) {

@@ -78,6 +78,22 @@ int home_open_close(struct home_session *agent, uint32_t number)
     return 0;
 }
 
+/* Each is a kernel that releases tell, and for them there is room (cache/home_kernels.c). */
+static bool enter_file(struct home_open *open)
+{
+    struct cache_file *file = open->file;
+    const struct home_open *other;
+    unsigned count = 0;
+
+    pthread_mutex_lock(&file->lock);
+    LIST_FOREACH (other, &file->opens, file_link)
+        count += other->session == open->session;
+    if (count < HOME_OPENS_MAX)
+        LIST_INSERT_HEAD(&file->opens, open, file_link);
+    pthread_mutex_unlock(&file->lock);
+    return count < HOME_OPENS_MAX;
+}
+
 int home_open_make(struct home_session *agent, const struct node_request *request, struct node_reply *reply)
 {
     struct cache *cache = agent->nodes->cache;
@@ -101,10 +117,12 @@ int home_open_make(struct home_session *agent, const struct node_request *reques
     }
     *open = (struct home_open){.session = agent, .number = request->file, .file = file, .references = 1};
     LIST_INIT(&open->reads);
+    if (!enter_file(open)) {
+        file_unuse(file);
+        free(open);
+        return -EMFILE;
+    }
     durable_open(file->durable, true, &open->seen);
-    pthread_mutex_lock(&file->lock);
-    LIST_INSERT_HEAD(&file->opens, open, file_link);
-    pthread_mutex_unlock(&file->lock);
     pthread_mutex_lock(&agent->lock);
     LIST_INSERT_HEAD(&agent->opens, open, link);
     pthread_mutex_unlock(&agent->lock);

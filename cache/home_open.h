@@ -5,7 +5,9 @@
 
 #include "cache/home.h"
 
-/* OPEN: the file of a name, by the agent's number; -EEXIST: it has that already. */
+/* OPEN: the file of a name, by the agent's number; -EEXIST: it has that already; -EMFILE: it has the file
+ * open HOME_OPENS_MAX times (one that closes and opens again may have it a few times for a moment). */
+#define HOME_OPENS_MAX 8u
 int home_open_make(struct home_session *agent, const struct node_request *request, struct node_reply *reply);
 /* CLOSE: takes it off the session's list; -ENOENT: somebody has done so before, or it never was there. */
 int home_open_close(struct home_session *agent, uint32_t number);

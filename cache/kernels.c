@@ -293,27 +293,40 @@ void kernels_resized(struct cache_file *file)
 
 /* ---- the dropper ---- */
 
-void kernels_settle(struct cache_file *file)
+static void enqueue(struct dropper *dropper, struct dropper_work *work)
+{
+    pthread_mutex_lock(&dropper->lock);
+    STAILQ_INSERT_TAIL(&dropper->queue, work, link);
+    pthread_cond_signal(&dropper->queued);
+    pthread_mutex_unlock(&dropper->lock);
+}
+
+/* 0 or -ENOMEM: whoever asks next tries again. */
+static int settle(struct cache_file *file)
 {
     struct cache *cache = file->cache;
     struct kernels *kernels = &file->kernels;
 
     if (!cache->nodes)
-        return;
+        return 0;
     pthread_mutex_lock(&file->lock);
     bool wanted = (kernels->old || kernels->resized) && !kernels->queued;
-    struct dropper_work *work = wanted ? malloc(sizeof *work) : NULL;
-    if (work)
+    bool running = kernels->running;
+    struct dropper_work *work = wanted && !running ? malloc(sizeof *work) : NULL;
+    if (work || (wanted && running))
         kernels->queued = true;
     pthread_mutex_unlock(&file->lock);
     if (!work)
-        return;
+        return wanted && !running ? -ENOMEM : 0;
     file_use(file);
     work->file = file;
-    pthread_mutex_lock(&cache->dropper.lock);
-    STAILQ_INSERT_TAIL(&cache->dropper.queue, work, link);
-    pthread_cond_signal(&cache->dropper.queued);
-    pthread_mutex_unlock(&cache->dropper.lock);
+    enqueue(&cache->dropper, work);
+    return 0;
+}
+
+void kernels_settle(struct cache_file *file)
+{
+    settle(file);
 }
 
 /* The next leaf of a node with old pages, which are being dropped from now on. Lock held. */
@@ -371,6 +384,7 @@ static void drop_old(struct cache_file *file)
     file->kernels.rounds++; /* who writes on and on is looked at once in each */
     file->kernels.failed = false;
     file->kernels.queued = false;
+    file->kernels.running = true;
     bool resized = file->kernels.resized;
     file->kernels.resized = false;
     pthread_mutex_unlock(&file->lock);
@@ -392,6 +406,22 @@ static void drop_old(struct cache_file *file)
     pthread_mutex_unlock(&file->lock);
 }
 
+/* A file's turn is over: whether it wants another one. What could not be dropped is tried a little later. */
+static bool end_turn(struct cache_file *file)
+{
+    pthread_mutex_lock(&file->lock);
+    bool failed = file->kernels.failed;
+    pthread_mutex_unlock(&file->lock);
+    if (failed)
+        usleep(AGAIN_US);
+    pthread_mutex_lock(&file->lock);
+    file->kernels.running = false;
+    file->kernels.queued |= file->kernels.old || file->kernels.resized;
+    bool again = file->kernels.queued;
+    pthread_mutex_unlock(&file->lock);
+    return again;
+}
+
 static void *drop_for_all(void *argument)
 {
     struct cache *cache = argument;
@@ -407,11 +437,12 @@ static void *drop_for_all(void *argument)
         STAILQ_REMOVE_HEAD(&dropper->queue, link);
         pthread_mutex_unlock(&dropper->lock);
         drop_old(work->file);
-        if (work->file->kernels.failed) /* of this thread alone */
-            usleep(AGAIN_US);
-        kernels_settle(work->file);
-        file_unuse(work->file);
-        free(work);
+        if (end_turn(work->file)) {
+            enqueue(dropper, work);
+        } else {
+            file_unuse(work->file);
+            free(work);
+        }
         pthread_mutex_lock(&dropper->lock);
     }
     pthread_mutex_unlock(&dropper->lock);
@@ -425,9 +456,12 @@ int dropper_start(struct cache *cache)
     lock_init(&dropper->lock, LOCK_DROPPER);
     pthread_cond_init(&dropper->queued, NULL);
     STAILQ_INIT(&dropper->queue);
-    int error = -pthread_create(&dropper->thread, NULL, drop_for_all, cache);
-    dropper->started = !error;
-    return error;
+    int error = 0;
+    while (dropper->started < DROPPERS && !error) {
+        error = -pthread_create(&dropper->threads[dropper->started], NULL, drop_for_all, cache);
+        dropper->started += !error;
+    }
+    return dropper->started ? 0 : error;
 }
 
 void dropper_stop(struct cache *cache)
@@ -440,8 +474,8 @@ void dropper_stop(struct cache *cache)
     dropper->stop = true;
     pthread_cond_broadcast(&dropper->queued);
     pthread_mutex_unlock(&dropper->lock);
-    pthread_join(dropper->thread, NULL);
-    dropper->started = false;
+    while (dropper->started)
+        pthread_join(dropper->threads[--dropper->started], NULL);
     pthread_cond_destroy(&dropper->queued);
     pthread_mutex_destroy(&dropper->lock);
 }
@@ -449,11 +483,10 @@ void dropper_stop(struct cache *cache)
 int kernels_flush(struct cache_file *file)
 {
     struct kernels *kernels = &file->kernels;
-    int error = 0;
 
     if (!file->cache->nodes)
         return 0;
-    kernels_settle(file);
+    int error = settle(file);
     struct timespec until = lock_wait_until(FLUSH_MS);
     pthread_mutex_lock(&file->lock);
     uint64_t round = kernels->queued ? kernels->rounds + 1 : kernels->rounds;

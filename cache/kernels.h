@@ -37,15 +37,18 @@ struct kernels {
     uint64_t late;     /* pages that were dropped, with a twin for a write-back that may be on its way yet */
     bool failed;       /* a kernel did not drop what it was told to, in this round */
     bool resized;      /* others' kernels don't know the size */
-    bool queued;       /* with the dropper */
+    bool queued;       /* with the dropper, or by whoever works on it now, when that is done */
+    bool running;      /* a thread of the dropper works on it */
     uint64_t rounds;   /* of the dropper: begun, */
     uint64_t finished; /* and finished */
 };
 
-/* The thread that has kernels drop what is old. */
+/* Threads that have kernels drop what is old, each of one file, so that a kernel which is slow to drop one
+ * holds up no other files. */
+#define DROPPERS 8u
 struct dropper {
-    pthread_t thread;
-    bool started;
+    pthread_t threads[DROPPERS];
+    unsigned started;
     pthread_mutex_t lock; /* guards the rest; a leaf */
     pthread_cond_t queued;
     STAILQ_HEAD(, dropper_work) queue;
@@ -83,7 +86,8 @@ void kernels_resized(struct cache_file *file);
 /* Have the dropper look at the file if there is anything to drop. The lock is not held; the file can't go
  * away. */
 void kernels_settle(struct cache_file *file);
-/* Wait until what is old now is dropped. No lock is held. 0, or -EIO (a kernel does not do it in time). */
+/* Wait until what is old now is dropped. No lock is held. 0, -EIO (a kernel does not do it in time), -ENOMEM.
+ */
 int kernels_flush(struct cache_file *file);
 
 void kernels_init(struct kernels *kernels);

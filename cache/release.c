@@ -18,6 +18,8 @@
 #include "consistency/merge.h"
 #include "io/protocol.h"
 
+#define ROUNDS_MAX 8u /* of invalidations, with CPUs that write beside them */
+
 /* A copy's share of a release under way. */
 struct work {
     struct leaf_copy *copy;
@@ -42,7 +44,7 @@ struct handing {
     uint64_t number;
 };
 
-/* Lock held, as for the next three. It counts as something stored: a client asks. */
+/* Lock held, as for all that follow. It counts as something stored: a client asks. */
 static void handing_begin(struct handing *handing, const struct work *work, size_t count)
 {
     struct replica *replica = work[0].copy->replica;
@@ -54,16 +56,57 @@ static void handing_begin(struct handing *handing, const struct work *work, size
 }
 
 /* Then whoever waits is told (file->changed). */
-static void handing_end(struct handing *handing, int error)
+static void handing_end(struct handing *handing)
 {
-    struct replica *replica = handing->replica;
-
     LIST_REMOVE(handing, link);
-    atomic_fetch_sub(&replica->state->stored, 1);
-    if (error) {
-        replica->hand_failures++;
-        replica->hand_error = error;
+    atomic_fetch_sub(&handing->replica->state->stored, 1);
+}
+
+/* A release has failed, and READs had collected some of it, so that it is not to be released again: kernels
+ * that have not dropped these pages are to be told by the next release of any of them. */
+static void note_untold(const struct work *work, size_t count)
+{
+    struct replica *replica = work[0].copy->replica;
+    struct untold *untold = &replica->untold;
+
+    for (size_t i = 0; i < count; i++) {
+        page_mask pages = work[i].marked & ~copy_stored(work[i].copy);
+        while (pages) {
+            unsigned length, first = page_mask_run(&pages, &length);
+            uint64_t page = (work[i].leaf << LEAF_SHIFT) + first;
+            if (!untold->end) { /* counts as stored to, too */
+                *untold = (struct untold){.first = page, .end = page};
+                atomic_fetch_add(&replica->state->stored, 1);
+            }
+            untold->first = page < untold->first ? page : untold->first;
+            untold->end = page + length > untold->end ? page + length : untold->end;
+            untold->changes++;
+        }
     }
+}
+
+/* Tell them, of a range. The lock is let go meanwhile. */
+static int tell_untold(struct replica *replica, uint64_t first, uint64_t count)
+{
+    struct cache_file *file = replica->file;
+    struct untold *untold = &replica->untold, before = *untold;
+
+    if (first >= before.end || first + count <= before.first) /* or there are none */
+        return 0;
+    /* The whole of it: it is seldom, and then there is one range still. */
+    heal_window_open(file, before.first, before.end - 1);
+    pthread_mutex_unlock(&file->lock);
+    int error = home_invalidate(file, (off_t)(before.first * GAIA_PAGE_SIZE),
+                                (off_t)((before.end - before.first) * GAIA_PAGE_SIZE));
+    pthread_mutex_lock(&file->lock);
+    heal_window_close(file);
+    if (error == -ENOENT) /* no kernel knows the file */
+        error = 0;
+    if (!error && untold->changes == before.changes && untold->end) {
+        untold->end = 0;
+        atomic_fetch_sub(&replica->state->stored, 1);
+    }
+    return error;
 }
 
 static bool hands_over(const struct handing *handing, uint64_t first, uint64_t count)
@@ -74,10 +117,10 @@ static bool hands_over(const struct handing *handing, uint64_t first, uint64_t c
     return false;
 }
 
-/* Those of the range that have begun by now; the error of one that fails. */
-static int await_handings(struct replica *replica, uint64_t first, uint64_t count)
+/* Those of the range that have begun by now. */
+static void await_handings(struct replica *replica, uint64_t first, uint64_t count)
 {
-    uint64_t last = replica->handed, failures = replica->hand_failures;
+    uint64_t last = replica->handed;
     struct handing *handing;
 
     do {
@@ -87,7 +130,6 @@ static int await_handings(struct replica *replica, uint64_t first, uint64_t coun
         if (handing)
             pthread_cond_wait(&replica->file->changed, &replica->file->lock);
     } while (handing);
-    return replica->hand_failures == failures ? 0 : replica->hand_error;
 }
 
 /* Trap the next store to every page that is owned. */
@@ -344,17 +386,29 @@ static int collect_work(struct cache_file *file, struct work *work, size_t count
     return error;
 }
 
-/* Rule 6, from releasing to pending. Lock held on entry and exit, not in between. */
+/* CPUs that write on and on would have a release go round and round where that takes longer than a WRITE,
+ * with kernels on other nodes. Then they have what is released at once, as if each had read it: what their
+ * kernels hold of it is merged (cache/kernels.h), and dropped once more. Lock held. */
+static int collect_busy(struct cache_file *file, const struct work *work, size_t count)
+{
+    int error = 0;
+
+    for (size_t i = 0; i < count && !error; i++)
+        error = collect_pages(file, work[i].copy->leaf, work[i].pages, COLLECT_RELEASING);
+    return error;
+}
+
+/* Rule 6, from releasing to pending. Lock held on entry and exit, not in between; the caller broadcasts. */
 static int hand_over(struct cache_file *file, struct work *work, size_t count)
 {
     /* No open is answered that would have the kernel hold pages before it has the lock. */
     bool again = !file->passed;
-    struct handing handing;
+    int error = again ? 0 : collect_work(file, work, count), busy = 0;
 
-    handing_begin(&handing, work, count);
-    int error = again ? 0 : collect_work(file, work, count);
-
-    while (again) {
+    for (unsigned round = 0; again; round++) {
+        bool collects = round >= ROUNDS_MAX && file->cache->nodes;
+        if (collects)
+            busy = collect_busy(file, work, count);
         uint64_t reads = file->reads.number;
         for (size_t i = 0; i < count; i++) {
             struct leaf *leaf = work[i].copy->leaf;
@@ -365,7 +419,10 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
         }
         bool window = open_window(file, work, count);
         pthread_mutex_unlock(&file->lock);
+        if (collects)
+            kernels_settle(file);
         error = invalidate(file, work, count);
+        error = error ? error : busy;
         pthread_mutex_lock(&file->lock);
         if (window)
             heal_window_close(file);
@@ -381,13 +438,13 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
         home_invalidate(file, -1, 0);
         pthread_mutex_lock(&file->lock);
     }
+    if (error && !file->passed)
+        note_untold(work, count);
     for (size_t i = 0; i < count; i++) {
         struct leaf *leaf = work[i].copy->leaf;
         leaf->invalidating &= ~work[i].marked;
         leaf_settle(leaf);
     }
-    handing_end(&handing, error);
-    pthread_cond_broadcast(&file->changed);
     return error;
 }
 
@@ -422,6 +479,7 @@ static uint8_t *gather(struct replica *replica, struct work *work, size_t count,
 static int release_work(struct replica *replica, struct work *work, size_t count, bool keep_busy)
 {
     struct cache_file *file = replica->file;
+    struct handing handing;
     size_t modified = 0;
     int unread = 0, error;
     uint8_t *bytes = gather(replica, work, count, &error);
@@ -431,6 +489,8 @@ static int release_work(struct replica *replica, struct work *work, size_t count
 
     pthread_mutex_lock(&file->lock);
     passed_look_at_size(file);
+    /* From here on, as the lock is let go below when some pages are marked already. */
+    handing_begin(&handing, work, count);
     for (size_t i = 0; i < count; i++) {
         struct work w = work[i];
         /* Another device may have begun to release these pages since we took ours: until the kernel has
@@ -455,6 +515,9 @@ static int release_work(struct replica *replica, struct work *work, size_t count
     }
     if (modified)
         error = hand_over(file, work, modified);
+    handing_end(&handing);
+    if (modified) /* nobody has waited for another one */
+        pthread_cond_broadcast(&file->changed);
     pthread_mutex_unlock(&file->lock);
     free(bytes);
     return error ? error : unread;
@@ -563,8 +626,9 @@ int release_range(struct replica *replica, uint64_t first, uint64_t count)
             break;
         }
     }
+    await_handings(replica, first, count);
     if (!error)
-        error = await_handings(replica, first, count);
+        error = tell_untold(replica, first, count);
     pthread_mutex_unlock(&file->lock);
     free(found);
     free(batch);

@@ -14,6 +14,12 @@ struct cache_file;
 struct gaia_shared_state;
 struct handing;
 
+/* Pages, all of which lie between, of which kernels may hold what was there before a release that failed. */
+struct untold {
+    uint64_t first, end; /* end: 0: none */
+    uint64_t changes;    /* counts them */
+};
+
 struct replica {
     struct cache_file *file;
     struct cache_device *device;
@@ -31,8 +37,8 @@ struct replica {
     uint64_t resident;                /* pages present */
     bool acquiring;                   /* an acquire is under way: the next one waits for file->changed */
     LIST_HEAD(, handing) handings;    /* releases that have kernels drop pages (cache/release.c) */
-    uint64_t handed, hand_failures;   /* how many have begun; how many of them have failed */
-    int hand_error;                   /* of the last that has */
+    uint64_t handed;                  /* how many have begun */
+    struct untold untold;
     uint64_t twins;
     struct cache_counters count; /* this file's share of the device's */
 };

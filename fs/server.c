@@ -235,6 +235,7 @@ static bool join(struct served *served, const struct timespec *late)
         if (late && lock_is_past(late) &&
             atomic_compare_exchange_strong(&client->state, &outside, CLIENT_ABANDONED)) {
             cache_client_close(client->cache);
+            pthread_detach(served->thread);
             return false;
         }
     } while (!lock_join_within(served->thread, JOIN_MS));

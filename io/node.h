@@ -7,6 +7,8 @@
  *   NODE_CALLS waits for all others, and for NODE_CALLS of the other direction in one case (a home answers
  *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO; HANDED waits for
  *   nobody);
+ *   NODE_FAULTS waits for NODE_FRAMES, NODE_CLIENTS and, to make room, NODE_KERNEL; of NODE_CALLS some wait
+ *   for a kernel or for each other, and a touch shall not wait behind those;
  *   NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time;
  *   NODE_KERNEL waits for the kernel of the agent, which waits for NODE_IO;
  *   NODE_CLIENTS waits for the mmap lock of a client, which may wait for NODE_IO;
@@ -28,6 +30,7 @@ enum node_class {
     NODE_KERNEL,
     NODE_HEALS,
     NODE_IO,
+    NODE_FAULTS,
     NODE_CALLS,
 };
 
@@ -50,7 +53,8 @@ enum node_op {
     NODE_ATTACH,    /* client, map, address, flags: NODE_TRAPS */
     NODE_UNMAP,     /* client, map */
     NODE_GONE,      /* client: it has ended */
-    NODE_FAULT,     /* client, address, flags: NODE_FAULT_*, thread; nobody waits for the answer */
+    NODE_FAULT,     /* of NODE_FAULTS: client, address, flags: NODE_FAULT_*, thread; nobody waits for the
+                       answer */
     NODE_ACQUIRE,   /* client, map, offset, length -> value[0]: poisoned pages must be refreshed */
     NODE_RELEASE,   /* client, map, offset, length */
     NODE_MAP_SYNC,  /* client, map, offset, length */

@@ -487,14 +487,10 @@ def bound_threads(pid):
 def test_a_client_is_not_bound_as_who_met_it(file, apart):
     """A thread that serves small requests moves to their program's processor (fs/follow.h): those that it starts do not."""
     m, path = file
-    one = apart(path)
-    one.do("dev = gaia.Device('soft:0')")
-    for _ in range(3):
-        one.do("for n in range(2000):\n    os.utime(path)\nmap = dev.mmap(fd, PAGE)", path=path)
-        one.do("time.sleep(0.1)")
+    many = [apart(path) for _ in range(4)]
+    for one in many:
+        one.do("dev = gaia.Device('soft:0')\nfor n in range(2000):\n    os.utime(path)\nmap = dev.mmap(fd, PAGE)", path=path)
     wait_until(lambda: bound_threads(m.pid) <= 3, 20, "only those that wait in the kernel are bound")
-    names = [open(f"/proc/{m.pid}/task/{task}/comm").read() for task in os.listdir(f"/proc/{m.pid}/task")]
-    assert len(names) > 4
 
 
 def test_a_poser_that_says_nothing(faulty, apart, workdir):

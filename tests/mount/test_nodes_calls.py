@@ -320,15 +320,19 @@ def test_files_that_are_no_multiple_of_a_unit(cluster, agents, first, unit):
 
 # --- what a kernel has written itself -------------------------------------------------------------------------------------
 
+DROPPERS = 8  # cache/kernels.h
+
+
 def write_over_each_other(nodes, holder, other, writer, still, content):
     """Of a page that the kernel of holder has; whether it had it to the end, else nothing is shown."""
     for program in holder, other, still:
         program.fsync()
         assert program.load() == bytes(content) or program is still
+    still.agent.do("assert all(len(os.pread(one, PAGE, 0)) == PAGE for one in held)")
     os.kill(nodes[2].pid, signal.SIGSTOP)
     try:
-        writer.write(0, os.urandom(1))
-        writer.agent.start("os.fsync(fd)")
+        writer.agent.do("for one in held:\n    os.pwrite(one, os.urandom(1), 0)")
+        writer.agent.start("os.fsync(held[0])")
         if not writer.agent.busy(0.1):
             return False
         old = content[0]
@@ -351,17 +355,22 @@ def test_what_a_kernel_has_written_is_no_store_of_its_mapping(cluster, agents, f
     """A kernel holds a page that the other node has changed, writes into it with write(), and what it wrote is overwritten
     by the other node. Then it writes its page back for another byte's sake: what it wrote is no change of its own any more.
 
-    It can hold such a page only until it is told to drop it. So who tells them is kept waiting, by a third node that stands
-    still and is to drop a page of another file."""
+    It can hold such a page only until it is told to drop it. So those who tell them are kept waiting, by a third node that
+    stands still and is to drop pages of other files."""
     nodes = cluster(3, "timeout=0,peer_timeout=20")
     content = bytearray(pattern(2 * PAGE))
-    for name in "f", "held":
+    for name in "f", *(f"held{number}" for number in range(DROPPERS)):
         nodes.make(content, name, home=0)
     holder, other = (Program(agents(), nodes.path(number)) for number in ((0, 1) if first == "home" else (1, 0)))
-    writer = Program(agents(), nodes.path(0, "held"), cpu=False)
-    still = Program(agents(), nodes.path(2, "held"), device=None)  # calls on frames would be waited for
+    writer = Program(agents(), nodes.path(0, "held0"), cpu=False)
+    still = Program(agents(), nodes.path(2, "held0"), device=None)  # calls on frames would be waited for
+    for program, number in (writer, 0), (still, 2):
+        program.agent.do("held = [os.open(path + str(n), os.O_RDWR) for n in range(count)]",
+                         path=nodes.path(number, "held"), count=DROPPERS)
+    writer.agent.do("dev = gaia.Device('soft:0')\nmaps = [dev.mmap(one, PAGE) for one in held]")
     tracked_by_all(nodes[:2], "f")
-    tracked_by_all([nodes[0], nodes[2]], "held")
+    for number in range(DROPPERS):
+        tracked_by_all([nodes[0], nodes[2]], f"held{number}")
     landed = 0
     for _ in range(20):
         landed += write_over_each_other(nodes, holder, other, writer, still, content)

@@ -2,6 +2,7 @@
 """Several nodes, one of which is a test's (tool_member.c): it dies between two words, is late, or says what no node says."""
 import contextlib
 import errno
+import functools
 import mmap
 import os
 import re
@@ -435,6 +436,128 @@ def test_a_release_of_what_a_read_has_collected(meet, agents):
     assert waited > 1.5, "its kernel may still hold the page"
     other.release()
     assert read_file(path)[100:106] == b"stored"
+
+
+def test_an_acquire_of_what_a_cpu_writes(cluster, agents):
+    """What it has taken in no kernel holds older: who is told so by the device reads nothing else."""
+    nodes = cluster(3, "timeout=0,peer_timeout=2", only=[0, 2])
+    nodes.make(bytes(2 * PAGE), home=0)
+    program, far = Program(agents(), nodes.path(0), cpu=False), Program(agents(), nodes.path(2), device=None)
+    kernel = Member(nodes.peers)
+    try:
+        far.load(0, 2 * PAGE)
+        kernel.has_page(nodes.below())
+        assert kernel.do("read_end") == 0
+        kernel.do("pause", OPS["NODE_INVALIDATE"], 2000)  # which is told first
+        before = kernel.do("asked", OPS["NODE_INVALIDATE"])
+        fd = os.open(nodes.path(0), os.O_RDWR)
+        os.pwrite(fd, b"data", 100)
+        wait_until(lambda: kernel.do("asked", OPS["NODE_INVALIDATE"]) > before)
+        kernel.do("pause", OPS["NODE_INVALIDATE"], 0)
+        program.acquire()
+        assert program.device_load(100, 104) == b"data"
+        program.device_store(PAGE + 100, b"flag")
+        program.release()
+        assert (far.load(PAGE + 100, PAGE + 104), far.load(100, 104)) == (b"flag", b"data")
+        os.close(fd)
+    finally:
+        kernel.kill()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_failed_release_of_what_a_read_has_collected(meet, agents, waits):
+    """The next one tells the kernel again that has not dropped the page, though nothing is stored any more; so does one that
+    has waited for it."""
+    daemon, path, member = meet()
+    mnt = os.path.join(daemon.mnt, "f")
+    one, other = Program(agents(), mnt, cpu=False), Program(agents(), mnt, cpu=False)
+    kernel = member()
+    kernel.has_page(path)
+    assert kernel.do("read_end") == 0
+    asked = functools.partial(kernel.do, "asked", OPS["NODE_INVALIDATE"])
+    kernel.do("pause", OPS["NODE_INVALIDATE"], 1000)
+    kernel.do("answer", OPS["NODE_INVALIDATE"], -errno.EIO)
+    before = asked()
+    one.device_store(100, b"stored")
+    one.agent.start("error_of(map.release)", "eval")
+    wait_until(lambda: asked() > before)
+    if waits:
+        other.agent.start("error_of(map.release)", "eval")
+    fd = os.open(mnt, os.O_RDONLY)
+    assert os.pread(fd, 6, 100) == b"stored", "the home's own kernel"
+    assert one.agent.finish() == errno.EIO
+    assert not waits or other.agent.finish() == errno.EIO
+    kernel.do("pause", OPS["NODE_INVALIDATE"], 0)
+    assert one.agent("[error_of(call) for call in (map.release, map.acquire)]") == [errno.EIO] * 2
+    kernel.do("answer", OPS["NODE_INVALIDATE"], 0)
+    before = asked()
+    one.release()
+    assert asked() > before
+    before = asked()
+    one.release()
+    assert asked() == before, "it has been told"
+    os.close(fd)
+
+
+@pytest.mark.parametrize("pause", [5, 50])
+def test_a_release_beside_writes_without_end(meet, agents, pause):
+    """Where an agent takes longer to drop a page than a program to write to it again."""
+    daemon, path, member = meet()
+    mnt = os.path.join(daemon.mnt, "f")
+    program, writer = Program(agents(), mnt, cpu=False), Program(agents(), mnt, device=None, cpu=False)
+    kernel = member()
+    kernel.has_page(path)
+    assert kernel.do("read_end") == 0
+    kernel.do("pause", OPS["NODE_INVALIDATE"], pause)
+    writer.agent.start("import time\nend = time.monotonic() + 8\nwhile time.monotonic() < end:\n    os.pwrite(fd, b'w', 0)")
+    for turn in range(3):
+        stored = bytes([turn]) * 6
+        program.agent.do("map[100:106] = stored\nmap.release()", stored=stored)
+        assert read_file(mnt)[100:106] == stored
+    assert writer.agent.busy(), "it has written all the time"
+    writer.agent.finish()
+
+
+def test_a_kernel_that_drops_nothing_holds_up_its_own_file_only(cluster, agents):
+    """Whoever closes another file, or touches pages of a device, does not wait for it."""
+    nodes = cluster(3, "timeout=0,peer_timeout=2", only=[0, 2])
+    for name in "f", "g":
+        nodes.make(pattern(2 * PAGE, 2), name, home=0)
+    programs = [Program(agents(), nodes.path(0, name), cpu=False) for name in "fg"]
+    far = Program(agents(), nodes.path(2, "g"))
+    kernel = Member(nodes.peers)
+    try:
+        kernel.has_page(nodes.below("f"))
+        assert kernel.do("read_end") == 0
+        kernel.do("pause", OPS["NODE_INVALIDATE"], 100_000)
+        before = kernel.do("asked", OPS["NODE_INVALIDATE"])
+        programs[0].write(100, b"cpu")
+        wait_until(lambda: kernel.do("asked", OPS["NODE_INVALIDATE"]) > before)
+        begun = time.monotonic()
+        programs[1].write(2 * PAGE, b"longer")
+        programs[1].fsync()
+        far.close_once()
+        assert far.device_load(0, 1) == pattern(2 * PAGE, 2)[:1]
+        assert time.monotonic() - begun < 5
+    finally:
+        kernel.kill()
+
+
+def test_a_member_that_opens_a_file_without_end(cluster, agents):
+    """Others' kernels are told all the same."""
+    nodes = cluster(3, "timeout=0,peer_timeout=2", only=[0, 1])
+    nodes.make(pattern(2 * PAGE, 1), home=0)
+    program, far = Program(agents(), nodes.path(0), cpu=False), Program(agents(), nodes.path(1), device=None)
+    far.load(0, PAGE)
+    one = Member(nodes.peers, name="c")
+    try:
+        assert one.do("track", nodes.below()) == 0
+        assert one.do("many", nodes.below()) == 8
+        program.device_store(100, b"stored")
+        program.release()
+        assert far.load(100, 106) == b"stored"
+    finally:
+        one.kill()
 
 
 @pytest.mark.parametrize("op, change", [("TRUNCATE", lambda fd: os.ftruncate(fd, PAGE)),

@@ -111,6 +111,8 @@ static uint64_t amount(uint64_t *state)
 
 static enum node_class class_of(enum node_op op)
 {
+    if (op == NODE_FAULT)
+        return NODE_FAULTS;
     if (op < NODE_OPEN || op == NODE_FOLLOW || op == NODE_HANDED)
         return NODE_CALLS;
     if (op < NODE_READ_END)

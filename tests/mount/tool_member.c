@@ -5,6 +5,7 @@
  *
  * hello LATE        as SELF; LATE: its kernel is one before 6.16
  * track PATH        the file of the data directory; open PATH: as file 1
+ * many PATH         opens it under a hundred more numbers; how many were let
  * follow PATH       says that it is home of the file; take_over PATH: of another, which has died
  * give_up           ends the session in which it is a home
  * opened, sync, read_end    of file 1; read: its first page is the page now
@@ -129,6 +130,20 @@ static void *invalidate(void *argument)
     return argument;
 }
 
+static int open_many(const char *path)
+{
+    struct node_request request = {0};
+    struct node_reply reply;
+    int error = member_name(path, &request.name), count = 0;
+
+    for (unsigned i = 1; i <= 100 && !error; i++) {
+        size_t length = sizeof reply;
+        request.file = MEMBER_FILE + i;
+        count += !call(home, NODE_IO, NODE_OPEN, &request, sizeof request, &reply, &length, 0);
+    }
+    return error ? error : count;
+}
+
 static int make_frames(unsigned device, unsigned flags)
 {
     struct node_request request = {.frames = 1 + flags, .device = device, .length = 16, .flags = flags};
@@ -147,6 +162,8 @@ static int order(const char *word, const char *path, long one, long two)
         return named(home, NODE_CALLS, NODE_TRACK, path, 0);
     if (!strcmp(word, "open"))
         return named(home, NODE_IO, NODE_OPEN, path, 0);
+    if (!strcmp(word, "many"))
+        return open_many(path);
     if (!strcmp(word, "follow")) /* we say that we are the home */
         return named(agent, NODE_CALLS, NODE_FOLLOW, path, 0);
     if (!strcmp(word, "take_over"))
