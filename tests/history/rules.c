@@ -414,13 +414,14 @@ static bool went_along(const struct write *store, const struct write *write)
 }
 
 /* Whether a store brings a byte back to what it may have been before a write() began or while it was under
- * way, and overwrites what was seen. */
+ * way, and may have come after what was seen: then it is of no account whether it overwrites that, or what
+ * does so. */
 static bool brings_back(const struct cell *cell, const struct point *at, size_t i, const struct write *write,
                         const struct write *seen, const struct write *store)
 {
     uint8_t value[GRAIN_MAX];
 
-    if (store == seen || !is_of(store, OP_STORE) || !overwrites(store, seen, at))
+    if (store == seen || !is_of(store, OP_STORE) || overwrites(seen, store, at))
         return false;
     value_of(cell, store, value);
     uint8_t stored = value[i];
