@@ -448,7 +448,7 @@ def test_an_acquire_of_what_a_cpu_writes(cluster, agents):
         far.load(0, 2 * PAGE)
         kernel.has_page(nodes.below())
         assert kernel.do("read_end") == 0
-        kernel.do("pause", OPS["NODE_INVALIDATE"], 2000)  # which is told first
+        kernel.do("pause", OPS["NODE_INVALIDATE"], 4000)  # which is told first
         before = kernel.do("asked", OPS["NODE_INVALIDATE"])
         fd = os.open(nodes.path(0), os.O_RDWR)
         os.pwrite(fd, b"data", 100)
