@@ -158,9 +158,6 @@ int acquire_range(struct replica *replica, uint64_t first, uint64_t count, uint6
     pthread_mutex_lock(&file->lock);
     replica->acquiring = false;
     pthread_cond_broadcast(&file->changed);
-    bool old = file->kernels.old;
     pthread_mutex_unlock(&file->lock);
-    /* What a CPU of some node has written, and this device has now, no kernel holds older: else who hears of
-     * it from what the device stores next could read what was before. */
-    return error || !old ? error : kernels_flush(file);
+    return error;
 }

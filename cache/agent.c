@@ -379,6 +379,23 @@ int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64
     return error;
 }
 
+uint64_t agent_room(struct nodes *nodes, unsigned device, uint64_t pages)
+{
+    struct node_request request = {.device = device, .length = pages};
+    uint64_t total = 0;
+
+    for (unsigned i = 0; i < MEMBERS_MAX && total < pages; i++) {
+        struct call_session *session = nodes_home_session(nodes, i);
+        struct node_reply reply;
+        if (!session)
+            continue;
+        if (!nodes_ask(session, NODE_CALLS, NODE_ROOM, &request, &reply) && reply.value[0] <= pages)
+            total += reply.value[0];
+        call_session_put(session);
+    }
+    return total;
+}
+
 void agent_fault(struct cache_map *map, const struct gaia_fault *fault)
 {
     struct gaia_frames *frames = map->far->frames->frames;

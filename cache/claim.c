@@ -7,6 +7,7 @@
 
 #include "cache/drop.h"
 #include "cache/home.h"
+#include "cache/home_device.h"
 
 #define CLAIM_BYTE (INT64_MAX - 1) /* no file is so long; a lock of a whole file has it, too */
 
@@ -119,6 +120,10 @@ int claim_empty(struct replica *replica)
     struct copies copies = {.replica = replica};
     int error = 0;
 
+    if (gaia_node_frames_gone(replica->frames)) { /* nothing can be had of it any more */
+        home_device_lose(replica);
+        return 0;
+    }
     pthread_mutex_lock(&file->lock);
     copies.room = file->index.leaves;
     copies.list = calloc(copies.room + 1, sizeof *copies.list);

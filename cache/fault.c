@@ -149,7 +149,7 @@ void fault_serve(struct cache_map *map, const struct gaia_fault *fault)
     uint64_t page = map->first + (fault->address - map->address) / GAIA_PAGE_SIZE;
     struct leaf *leaf;
 
-    if (replica->file->given_up) {
+    if (replica->file->given_up || replica->scans) { /* a node can say anything: there are none of a GPU */
         map->poisoned = true;
         replica->frames->ops->poison(map->frames, page, 1, fault->thread);
         return;

@@ -304,7 +304,7 @@ static int fill_send(struct fill *fill)
     struct gaia_frames *frames = map->replica->frames;
 
     fill->placing.done = fill_was_placed;
-    fill->exposed = !map->writable || (map->can_trap && !fill->store);
+    fill->exposed = !map->replica->scans && (!map->writable || (map->can_trap && !fill->store));
     int error = frames->ops->place_later(map->frames, fill->first, fill->count, fill->stage, fill->exposed,
                                          &fill->placing);
     if (error)

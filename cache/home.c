@@ -369,6 +369,10 @@ int home_serve(struct home_session *agent, enum node_op op, const struct node_re
         return do_map(agent, request, reply);
     if (op == NODE_LEAVE)
         return empty(agent);
+    if (op == NODE_ROOM) {
+        reply->value[0] = home_device_room(agent, request->device, request->length);
+        return 0;
+    }
     if (op == NODE_GONE)
         return client_gone(agent, request->client);
     if (op == NODE_OPEN)

@@ -188,6 +188,17 @@ static int empty_file(struct cache_file *file, void *context)
     return error;
 }
 
+uint64_t home_device_room(struct home_session *agent, uint32_t device, uint64_t pages)
+{
+    struct cache *cache = agent->nodes->cache;
+
+    pthread_mutex_lock(&cache->devices_lock);
+    unsigned number = find(cache, agent->member, device);
+    struct cache_device *here = number < GAIA_DEVICES_MAX ? cache->devices[number] : NULL;
+    pthread_mutex_unlock(&cache->devices_lock);
+    return here ? evict_some_of(here, pages) : 0;
+}
+
 int home_device_empty(struct home_session *agent)
 {
     struct cache *cache = agent->nodes->cache;

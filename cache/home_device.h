@@ -17,6 +17,10 @@ struct replica;
  * (there are GAIA_NODE_MAX already), -EINVAL, -ENOMEM. */
 int home_device_get(struct home_session *agent, uint32_t device, uint64_t pages, unsigned *number_out);
 
+/* Frames of the agent's device that hold files which nobody maps there are given up, until there are so many.
+ * No lock is held. How many pages were; 0: it has no such device here. */
+uint64_t home_device_room(struct home_session *agent, uint32_t device, uint64_t pages);
+
 /* What the agent's devices hold is collected, and they are emptied. No lock is held. The first error or 0. */
 int home_device_empty(struct home_session *agent);
 

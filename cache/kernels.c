@@ -493,7 +493,7 @@ int kernels_flush(struct cache_file *file)
     while (kernels->finished < round && !error)
         if (pthread_cond_timedwait(&file->changed, &file->lock, &until) == ETIMEDOUT)
             error = -EIO;
-    if (kernels->failed)
+    if (kernels->failed && kernels->old) /* else it was read anew meanwhile */
         error = -EIO;
     pthread_mutex_unlock(&file->lock);
     return error;

@@ -179,15 +179,25 @@ static struct gaia_frames *frames_of(const struct cache_map *map)
     return map->far ? map->far->frames->frames : map->replica->frames;
 }
 
-/* A chunk's descriptor. Memory that files hold which nobody has mapped any more is given up for it. (Of files
- * of several nodes nothing stays that nobody maps: cache/claim.h.) */
+/* Files that nobody maps there any more give up memory of a GPU of this node's: those of this home, else
+ * those of others. */
+static bool make_room(struct cache *cache, unsigned number, uint64_t pages)
+{
+    struct cache_device *device;
+
+    return !cache_get_device(cache, number, &device) &&
+           (evict_some_of(device, pages) || (cache->nodes && agent_room(cache->nodes, number, pages)));
+}
+
+/* A chunk's descriptor. What several homes have mapped on a GPU is bounded by its memory alone. */
 static int share_chunk(struct cache_map *map, uint64_t chunk, int *fd_out)
 {
     struct gaia_frames *frames = frames_of(map);
+    unsigned number = map->far ? map->far->device : map->replica->device->number;
 
     for (;;) {
         int error = frames->ops->share(frames, map->writable, chunk, fd_out);
-        if (error != -ENOMEM || map->far || !evict_some_of(map->replica->device, frames->chunk_pages))
+        if (error != -ENOMEM || !make_room(map->file->cache, number, frames->chunk_pages))
             return error;
     }
 }
@@ -381,6 +391,16 @@ static int do_far(struct cache_map *map, enum node_op op, uint64_t offset, uint6
     return error;
 }
 
+/* What a CPU of some node has written, and a device has now, no kernel holds older: else who hears of it from
+ * what the device stores next could read what was before. */
+static int settle_kernels(struct cache_file *file)
+{
+    pthread_mutex_lock(&file->lock);
+    bool old = file->kernels.old;
+    pthread_mutex_unlock(&file->lock);
+    return old ? kernels_flush(file) : 0;
+}
+
 int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
                       uint64_t *changes_out, bool *poisoned_out)
 {
@@ -400,6 +420,8 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
         error = place_for_kernels(map, run);
     else if (!error && map->resident)
         error = place_all(map, run, true);
+    if (!error)
+        error = settle_kernels(map->file);
     if (error && *poisoned_out) /* the client refreshes only after a success: tell it next time */
         map->poisoned = true;
     cache_map_put(map);

@@ -504,6 +504,7 @@ const char *nodes_op_name(enum node_op op)
         [NODE_SYNC] = "sync",
         [NODE_FLUSH] = "flush",
         [NODE_LEAVE] = "leave",
+        [NODE_ROOM] = "room",
         [NODE_OPEN] = "open",
         [NODE_CLOSE] = "close",
         [NODE_OPENED] = "opened",

@@ -70,7 +70,7 @@ static void note_untold(const struct work *work, size_t count)
     struct untold *untold = &replica->untold;
 
     for (size_t i = 0; i < count; i++) {
-        page_mask pages = work[i].marked & ~copy_stored(work[i].copy);
+        page_mask pages = work[i].marked; /* of which is not known what was collected, and stored to again */
         while (pages) {
             unsigned length, first = page_mask_run(&pages, &length);
             uint64_t page = (work[i].leaf << LEAF_SHIFT) + first;

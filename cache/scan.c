@@ -254,6 +254,36 @@ static int grant(struct leaf_copy *copy, page_mask pages)
     return error;
 }
 
+#define FETCH_TRIES 3
+
+/* A patch has failed, after it may have changed some of the pages. What they have become is what they were
+ * granted with from now on, byte by byte: else it would be taken for a kernel's store, or not be patched
+ * again when the home has what was there before. (A GPU that can't be asked either, so many times, has failed
+ * for good.) */
+static void keep_patched(struct refresh *r, struct leaf_copy *copy)
+{
+    struct frame_pool *pool = &copy->replica->file->cache->twins;
+    uint8_t device[GAIA_PAGE_SIZE];
+
+    for (size_t i = 0; i < r->count; i++) {
+        unsigned page = (unsigned)(r->pages[i] & (LEAF_PAGES - 1)), tries = 0;
+        page_mask bit = UINT64_C(1) << page, taken;
+        uint8_t *old = r->old + i * GAIA_PAGE_SIZE;
+        const uint8_t *fresh = r->fresh + i * GAIA_PAGE_SIZE;
+        int error;
+        do
+            error = replica_fetch(copy->replica, r->pages[i], device);
+        while (error && ++tries < FETCH_TRIES);
+        for (size_t at = 0; at < GAIA_PAGE_SIZE && !error; at++)
+            if (device[at] == fresh[at])
+                old[at] = fresh[at];
+        if (copy->twin & bit)
+            memcpy(frame_bytes(pool, *leaf_copy_twin(copy, page)), old, GAIA_PAGE_SIZE);
+        else if (!error && !take_twins(copy, bit, old - (size_t)page * GAIA_PAGE_SIZE, &taken))
+            copy->blind &= ~bit;
+    }
+}
+
 static int refresh_copy(struct leaf_copy *copy, page_mask pages)
 {
     struct replica *replica = copy->replica;
@@ -267,7 +297,8 @@ static int refresh_copy(struct leaf_copy *copy, page_mask pages)
     for (page_mask left = pages; left && !error; left &= left - 1)
         error = add_page(r, copy, (unsigned)__builtin_ctzll(left));
     if (!error && r->count)
-        error = replica->frames->ops->patch(replica->frames, r->pages, r->count, r->old, r->fresh);
+        if ((error = replica->frames->ops->patch(replica->frames, r->pages, r->count, r->old, r->fresh)))
+            keep_patched(r, copy);
     if (!error) {
         settle(r, copy);
         error = grant(copy, pages);

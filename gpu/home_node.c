@@ -15,6 +15,8 @@
 int node_ask(const struct node_frames *frames, enum node_class class, enum node_op op,
              struct node_request *request)
 {
+    if (class == NODE_FRAMES && frames->base.ops->scans)
+        class = NODE_SCANS;
     request->frames = frames->base.node_number;
     int result = call(frames->session, class, op, request, sizeof *request, NULL, NULL, node_class_ms(class));
     return result > 0 ? -EIO : node_result(result);
@@ -139,7 +141,7 @@ static int piece_send(struct gaia_frames_map *map, struct piece *piece, uint64_t
     request.slot = (unsigned)slot;
     piece->answer = (struct call_answer){.done = piece_arrived, .has_slot = true, .slot = request.slot};
     memcpy(call_slot(session, request.slot), bytes, count * GAIA_PAGE_SIZE);
-    enum node_class class = exposes ? NODE_CLIENTS : NODE_FRAMES;
+    enum node_class class = exposes ? NODE_CLIENTS : map->frames->base.ops->scans ? NODE_SCANS : NODE_FRAMES;
     int error = call_start(session, class, NODE_PLACE, &request, sizeof request, &piece->answer,
                            node_class_ms(class));
     if (error)

@@ -57,6 +57,10 @@ int node_granted(struct gaia_frames *base, uint64_t page, uint64_t count, const 
                                                 .slot = (uint32_t)slot,
                                                 .flags = digests ? 0 : NODE_NOT_KNOWN});
         call_slot_put(frames->session, (unsigned)slot);
+        /* Who asks can't undo what it is about. A GPU that fails makes the digests unknown by itself; what
+         * has not come there leaves them as they were, and stores would be missed. */
+        if (error && error != -EIO)
+            call_session_abort(frames->session);
     }
     return error;
 }

@@ -13,6 +13,7 @@
  *   NODE_KERNEL waits for the kernel of the agent, which waits for NODE_IO;
  *   NODE_CLIENTS waits for the mmap lock of a client, which may wait for NODE_IO;
  *   NODE_HEALS waits for NODE_FRAMES, and a PEEK for the kernel of the agent, for a bounded time;
+ *   NODE_SCANS is as NODE_FRAMES, of frames on a device that scans, and waits for a GPU that others use;
  *   NODE_FRAMES waits for nobody.
  */
 #ifndef GAIAFS_IO_NODE_H
@@ -22,10 +23,11 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 4u
+#define NODE_VERSION 5u
 
 enum node_class {
     NODE_FRAMES,
+    NODE_SCANS,
     NODE_CLIENTS,
     NODE_KERNEL,
     NODE_HEALS,
@@ -37,7 +39,7 @@ enum node_class {
 /* How long one that lives needs to answer at most, in ms: it is given up then. 0: as long as it takes. */
 static inline unsigned node_class_ms(enum node_class class)
 {
-    return class == NODE_FRAMES || class == NODE_HEALS ? 20000 : 0;
+    return class == NODE_FRAMES || class == NODE_HEALS ? 20000 : class == NODE_SCANS ? 120000 : 0;
 }
 
 /* Offsets and lengths are in bytes of the file, but those of frames: in pages. What a field is for that an
@@ -62,6 +64,8 @@ enum node_op {
     NODE_SYNC,      /* file, flags: 1: data only */
     NODE_FLUSH,     /* file: what others' kernels hold that is older than the file's bytes is dropped */
     NODE_LEAVE,     /* the agent's devices are emptied: what they hold is collected */
+    NODE_ROOM,      /* device, length: so many pages of it are wanted for something else -> value[0]: how many
+                       were given up, of files that nobody maps there */
     /* NODE_IO: */
     NODE_OPEN,      /* name; file: the number that it shall have -> value[0]: as if HANDED had been said.
                        -ESTALE: it is not tracked here */

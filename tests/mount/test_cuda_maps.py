@@ -4,6 +4,7 @@ cuda are the real ones, and all that is missing is the chip. What kernels would 
 promises that hold on every device are tested by the whole suite with GAIA_DEVICE=cuda:0 (tests/README.md); here is what
 only a GPU has: nothing tells of its stores, nothing stops it, and it fails in its own ways. Most of it is tested twice:
 with the file's home on the GPU's node, and on another one that has no GPU."""
+import contextlib
 import errno
 import os
 
@@ -455,6 +456,22 @@ def test_room_is_made_of_files_that_nobody_maps(gpu):
     assert (content[5 * MIB], content[6 * MIB]) == (55, 66)
 
 
+@pytest.mark.parametrize("gpu", ["on another node"], indirect=True)
+@pytest.mark.parametrize("home", [0, 1])
+def test_room_is_made_of_files_of_other_homes(gpu, home):
+    """That somebody maps elsewhere, and nobody here."""
+    m = gpu.mount(f"memory={56 * MIB}")
+    m.nodes.make(b"1" * 32 * MIB, "one", home=home)
+    two = make(m, b"2" * 32 * MIB, "two")
+    elsewhere = gpu.agent()
+    elsewhere.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, PAGE)", path=m.nodes.path(1, "one"))
+    program = gpu.program(m.nodes.path(0, "one"))
+    program.do("map[9] = 9\nmap.unmap()")
+    other = gpu.program(two)
+    assert other("map[:]") == b"2" * 32 * MIB
+    assert read_at(m.nodes.path(1, "one"), 10, 0) == b"1" * 9 + b"\x09"
+
+
 def test_no_memory(gpu):
     m = gpu.mount(f"memory={9 * MIB}")  # the daemon itself takes five
     small, large = make(m, b"s" * MIB, "small"), make(m, bytes(8 * MIB), "large")
@@ -586,6 +603,30 @@ def test_a_gpu_that_fails_keeps_its_bytes(gpu, call, name, sticky):
     expected = b"kept......" + (b"..." if call.startswith("content") else b"cpu")
     assert read_file(path)[3 * PAGE:3 * PAGE + 13] == expected
     assert program("map[3 * PAGE:3 * PAGE + 13]") == expected
+
+
+@pytest.mark.parametrize("name, count", [("cuLaunchKernel", 2), ("cuLaunchKernel", 3), ("cuMemcpyHtoDAsync", 5),
+                                         ("cuMemcpyHtoDAsync", 6), ("cuMemcpyHtoDAsync", 10)])
+def test_an_acquire_that_fails_when_some_pages_have_changed(gpu, name, count):
+    """What a page has become is what it was granted with: it is no kernel's store, and changes back when the file does."""
+    m = gpu.mount()
+    path = make(m, b"A" * 64 * PAGE)
+    program = gpu.program(path)
+    fd = os.open(path, os.O_RDWR)
+    for letter in "BA":
+        for page in range(64):
+            os.pwrite(fd, letter.encode(), page * PAGE)
+        if letter == "B":
+            gpu.fail(name, count, 2)
+            with contextlib.suppress(OSError):
+                program.do("map.acquire()")
+            assert gpu.failed() or (not m.nodes and count == 3)  # there it is one piece
+            gpu.heal()
+    program.do("map.acquire()")
+    assert program("bytes(map[page * PAGE] for page in range(64))") == b"A" * 64
+    program.do("map.release()")
+    assert read_file(path)[::PAGE] == b"A" * 64
+    os.close(fd)
 
 
 def test_a_context_that_is_broken(gpu, workdir):

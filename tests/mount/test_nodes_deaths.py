@@ -229,6 +229,23 @@ def test_a_killed_node_comes_again(killed, agents, which):
     all_see({"back": back, "other": other}, content)
 
 
+def test_a_claim_of_what_only_a_dead_node_had_mapped(cluster, agents):
+    """A mount that is no member can have the file."""
+    nodes = cluster(2, f"timeout=0,peer_timeout={TIMEOUT_S}")
+    nodes.make(pattern(2 * PAGE, 1), home=0)
+    kept = os.open(nodes.path(0), os.O_RDONLY)
+    program = Program(agents(), nodes.path(1), cpu=False)
+    program.device_load(0, 1)
+    nodes[1].kill()
+    program.agent.kill()
+    alone = nodes.start("shared,timeout=0", data=nodes.data)
+
+    def maps():
+        return error_of(Program, agents(), os.path.join(alone.mnt, "f")) == 0
+    wait_until(maps, TIMEOUT_S + 10, "the claim is let go of")
+    os.close(kept)
+
+
 @pytest.mark.parametrize("which", SIDES)
 def test_a_node_that_stands_still(killed, which):
     """SIGSTOP: what the other asks of it ends within the timeout."""

@@ -438,6 +438,47 @@ def test_a_release_of_what_a_read_has_collected(meet, agents):
     assert read_file(path)[100:106] == b"stored"
 
 
+def test_a_failed_release_of_what_was_stored_again(meet, agents):
+    """... to a page that a READ has collected meanwhile."""
+    daemon, path, member = meet()
+    mnt = os.path.join(daemon.mnt, "f")
+    one, other = Program(agents(), mnt, cpu=False), Program(agents(), mnt, cpu=False)
+    kernel = member()
+    kernel.has_page(path)
+    assert kernel.do("read_end") == 0
+    kernel.do("pause", OPS["NODE_INVALIDATE"], 1000)
+    kernel.do("answer", OPS["NODE_INVALIDATE"], -errno.EIO)
+    before = kernel.do("asked", OPS["NODE_INVALIDATE"])
+    one.device_store(100, b"stored")
+    one.agent.start("error_of(map.release)", "eval")
+    wait_until(lambda: kernel.do("asked", OPS["NODE_INVALIDATE"]) > before)
+    other.device_store(200, b"again")
+    fd = os.open(mnt, os.O_RDONLY)
+    assert os.pread(fd, 6, 100) == b"stored" and one.agent.finish() == errno.EIO
+    kernel.do("pause", OPS["NODE_INVALIDATE"], 0)
+    assert one.agent("error_of(map.release)") == errno.EIO
+    kernel.do("answer", OPS["NODE_INVALIDATE"], 0)
+    one.release()
+    os.close(fd)
+
+
+def test_a_kernel_that_failed_once(meet):
+    """It has read the page anew since: what is written is on storage, and nobody holds what is older."""
+    daemon, path, member = meet()
+    kernel = member()
+    kernel.has_page(path)
+    assert kernel.do("read_end") == 0
+    fd = os.open(os.path.join(daemon.mnt, "f"), os.O_RDWR)
+    kernel.do("answer", OPS["NODE_INVALIDATE"], -errno.ENOMEM)
+    before = kernel.do("asked", OPS["NODE_INVALIDATE"])
+    os.pwrite(fd, b"cpu", 100)
+    wait_until(lambda: kernel.do("asked", OPS["NODE_INVALIDATE"]) > before)
+    assert kernel.do("read") == PAGE and kernel.do("read_end") == 0
+    kernel.do("answer", OPS["NODE_INVALIDATE"], 0)
+    wait_until(lambda: error_of(os.fsync, fd) == 0, 3, "fsync() says 0 again")
+    os.close(fd)
+
+
 def test_an_acquire_of_what_a_cpu_writes(cluster, agents):
     """What it has taken in no kernel holds older: who is told so by the device reads nothing else."""
     nodes = cluster(3, "timeout=0,peer_timeout=2", only=[0, 2])
