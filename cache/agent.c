@@ -354,7 +354,7 @@ void agent_map_end(struct cache_map *map)
 }
 
 int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64_t bytes, unsigned advice,
-                 bool *poisoned_out)
+                 uint64_t *changes_out, bool *poisoned_out)
 {
     struct node_request request = {.client = cache_client_number(map->client),
                                    .map = map->far->id,
@@ -373,6 +373,7 @@ int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64
         durable_ask(map->file->durable);
     if (op == NODE_ACQUIRE) {
         *poisoned_out = poisoned || (!error && reply.value[0]);
+        *changes_out = error ? 0 : reply.value[1];
         if (error && poisoned)
             map->poisoned = true;
     }

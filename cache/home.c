@@ -166,6 +166,7 @@ static int do_client(struct cache_client *client, enum node_op op, const struct 
     case NODE_ACQUIRE:
         error = cache_map_acquire(client, request->map, offset, request->length, &changes, &poisoned);
         reply->value[0] = poisoned;
+        reply->value[1] = error ? 0 : changes;
         return error;
     case NODE_RELEASE:
         return cache_map_release(client, request->map, offset, request->length);

@@ -16,6 +16,7 @@
 #include "cache/release.h"
 #include "cache/scan.h"
 #include "gpu/gaia.h"
+#include "io/protocol.h"
 
 #define MAPS_MAX 4096u
 
@@ -383,9 +384,9 @@ static int place_for_kernels(struct cache_map *map, struct gaia_run run)
 
 /* At the home; the reference goes. */
 static int do_far(struct cache_map *map, enum node_op op, uint64_t offset, uint64_t bytes, unsigned advice,
-                  bool *poisoned_out)
+                  uint64_t *changes_out, bool *poisoned_out)
 {
-    int error = agent_map_do(map, op, offset, bytes, advice, poisoned_out);
+    int error = agent_map_do(map, op, offset, bytes, advice, changes_out, poisoned_out);
 
     cache_map_put(map);
     return error;
@@ -410,12 +411,12 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
     int error = find_range(client, id, offset, bytes, &map, &run);
     if (error)
         return error;
-    if (map->far) {
-        *changes_out = 1; /* as the state of a far map says always: the next acquire comes, too */
-        return do_far(map, NODE_ACQUIRE, offset, bytes, 0, poisoned_out);
-    }
+    if (map->far) /* the state of a far map is such that the next acquire comes, too */
+        return do_far(map, NODE_ACQUIRE, offset, bytes, 0, changes_out, poisoned_out);
     *poisoned_out = atomic_exchange(&map->poisoned, false);
     error = acquire_range(map->replica, run.page, run.count, changes_out);
+    if (client->far) /* who has bytes above the device's copy (GAIA_DEMAND) sees no state that counts them */
+        *changes_out += atomic_load(&map->replica->state->releases);
     if (!error && map->replica->scans)
         error = place_for_kernels(map, run);
     else if (!error && map->resident)
@@ -437,7 +438,7 @@ int cache_map_release(struct cache_client *client, uint32_t id, uint64_t offset,
     if (error)
         return error;
     if (map->far)
-        error = agent_map_do(map, NODE_RELEASE, offset, bytes, 0, NULL);
+        error = agent_map_do(map, NODE_RELEASE, offset, bytes, 0, NULL, NULL);
     else
         error = map->writable ? release_range(map->replica, run.page, run.count) : -EACCES;
     cache_map_put(map);
@@ -491,7 +492,7 @@ int cache_map_advise(struct cache_client *client, uint32_t id, uint64_t offset, 
     if (error)
         return error;
     if (map->far)
-        return do_far(map, NODE_ADVISE, offset, bytes, advice, NULL);
+        return do_far(map, NODE_ADVISE, offset, bytes, advice, NULL, NULL);
     switch (advice) {
     case GAIA_ADV_NORMAL:
         readahead_set_mode(&map->readahead, READAHEAD_NORMAL);

@@ -57,7 +57,8 @@ enum node_op {
     NODE_GONE,      /* client: it has ended */
     NODE_FAULT,     /* of NODE_FAULTS: client, address, flags: NODE_FAULT_*, thread; nobody waits for the
                        answer */
-    NODE_ACQUIRE,   /* client, map, offset, length -> value[0]: poisoned pages must be refreshed */
+    NODE_ACQUIRE,   /* client, map, offset, length -> value[0]: poisoned pages must be refreshed; value[1]:
+                       another number than last time if anything has changed since */
     NODE_RELEASE,   /* client, map, offset, length */
     NODE_MAP_SYNC,  /* client, map, offset, length */
     NODE_ADVISE,    /* client, map, offset, length, flags: GAIA_ADV_* */
