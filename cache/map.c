@@ -408,6 +408,7 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
     struct cache_map *map;
     struct gaia_run run;
 
+    *changes_out = 0;
     int error = find_range(client, id, offset, bytes, &map, &run);
     if (error)
         return error;
