@@ -236,11 +236,12 @@ static void say(struct call_session *session, bool to_agent, uint64_t *state)
 static int serve_map(struct call_session *session, const struct node_request *asked, struct node_reply *reply)
 {
     static _Atomic uint32_t last;
-    struct node_request request = {
-        .frames = ++last,
-        .device = asked->device,
-        .length = 1024,
-        .flags = asked->flags & NODE_MAP_WRITABLE || last % 64 == 0 ? 0 : NODE_FRAMES_READ_ONLY};
+    uint32_t next = ++last;
+    bool writable = asked->flags & NODE_MAP_WRITABLE || next % 64 == 0;
+    struct node_request request = {.frames = next,
+                                   .device = asked->device,
+                                   .length = 1024,
+                                   .flags = writable ? 0 : NODE_FRAMES_READ_ONLY};
 
     if (call(session, NODE_FRAMES, NODE_FRAMES_OPEN, &request, sizeof request, NULL, NULL, SLOW_MS))
         return -EIO;
