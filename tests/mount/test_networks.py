@@ -466,7 +466,7 @@ mapping[:4] = b"more"
     m.expected_exit = None
     os.kill(other.pid, signal.SIGSTOP)
     try:
-        bad.start("mapping.close()")
+        bad.start("mapping[:4] = b'last'\nmapping.close()")  # dirty now, whatever was written back
         assert bad.busy(0.5)
         assert subprocess.run(["umount", m.mnt], check=False).returncode == 0
         wait_until(lambda: "not waited for" in m.log_text(), 20, "the client is abandoned")
