@@ -254,6 +254,12 @@ static int grant(struct leaf_copy *copy, page_mask pages)
     return error;
 }
 
+/* Where a leaf's page 0 would be, of which only this page is there. */
+static const uint8_t *page_0_of(const uint8_t *bytes, unsigned page)
+{
+    return (const uint8_t *)((uintptr_t)bytes - (size_t)page * GAIA_PAGE_SIZE);
+}
+
 #define FETCH_TRIES 3
 
 /* A patch has failed, after it may have changed some of the pages. What they have become is what they were
@@ -279,7 +285,7 @@ static void keep_patched(struct refresh *r, struct leaf_copy *copy)
                 old[at] = fresh[at];
         if (copy->twin & bit)
             memcpy(frame_bytes(pool, *leaf_copy_twin(copy, page)), old, GAIA_PAGE_SIZE);
-        else if (!error && !take_twins(copy, bit, old - (size_t)page * GAIA_PAGE_SIZE, &taken))
+        else if (!error && !take_twins(copy, bit, page_0_of(old, page), &taken))
             copy->blind &= ~bit;
     }
 }
@@ -296,9 +302,11 @@ static int refresh_copy(struct leaf_copy *copy, page_mask pages)
     look_again(copy, pages);
     for (page_mask left = pages; left && !error; left &= left - 1)
         error = add_page(r, copy, (unsigned)__builtin_ctzll(left));
-    if (!error && r->count)
-        if ((error = replica->frames->ops->patch(replica->frames, r->pages, r->count, r->old, r->fresh)))
+    if (!error && r->count) {
+        error = replica->frames->ops->patch(replica->frames, r->pages, r->count, r->old, r->fresh);
+        if (error)
             keep_patched(r, copy);
+    }
     if (!error) {
         settle(r, copy);
         error = grant(copy, pages);

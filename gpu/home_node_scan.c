@@ -17,22 +17,31 @@ static uint64_t smaller(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* One call about n pages, whose answer of so many bytes comes through a slot. */
+static int ask_for(struct node_frames *frames, enum node_op op, uint64_t page, uint64_t n, void *out,
+                   size_t bytes)
+{
+    int slot = call_slot_get(frames->session);
+
+    if (slot < 0)
+        return slot;
+    int error =
+        node_ask(frames, NODE_FRAMES, op,
+                 &(struct node_request){.offset = (int64_t)page, .length = n, .slot = (uint32_t)slot});
+    if (!error)
+        memcpy(out, call_slot(frames->session, (unsigned)slot), bytes);
+    call_slot_put(frames->session, (unsigned)slot);
+    return error;
+}
+
 int node_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint64_t *bits_out)
 {
-    struct node_frames *frames = node_frames_of(base);
     int error = 0;
 
     for (uint64_t done = 0, n; done < count && !error; done += n) {
         n = smaller(count - done, BITS_MOST);
-        int slot = call_slot_get(frames->session);
-        if (slot < 0)
-            return slot;
-        error = node_ask(
-            frames, NODE_FRAMES, NODE_MODIFIED,
-            &(struct node_request){.offset = (int64_t)(page + done), .length = n, .slot = (uint32_t)slot});
-        if (!error)
-            memcpy(bits_out + done / 64, call_slot(frames->session, (unsigned)slot), (n + 63) / 64 * 8);
-        call_slot_put(frames->session, (unsigned)slot);
+        error = ask_for(node_frames_of(base), NODE_MODIFIED, page + done, n, bits_out + done / 64,
+                        (n + 63) / 64 * 8);
         if (!error && n % 64) /* an agent may say anything */
             bits_out[(done + n) / 64] &= (UINT64_C(1) << n % 64) - 1;
     }
@@ -67,20 +76,12 @@ int node_granted(struct gaia_frames *base, uint64_t page, uint64_t count, const 
 
 int node_recall(struct gaia_frames *base, uint64_t page, uint64_t count, struct gaia_digest *digests_out)
 {
-    struct node_frames *frames = node_frames_of(base);
     int error = 0;
 
     for (uint64_t done = 0, n; done < count && !error; done += n) {
         n = smaller(count - done, DIGESTS_MOST);
-        int slot = call_slot_get(frames->session);
-        if (slot < 0)
-            return slot;
-        error = node_ask(
-            frames, NODE_FRAMES, NODE_RECALL,
-            &(struct node_request){.offset = (int64_t)(page + done), .length = n, .slot = (uint32_t)slot});
-        if (!error)
-            memcpy(digests_out + done, call_slot(frames->session, (unsigned)slot), n * sizeof *digests_out);
-        call_slot_put(frames->session, (unsigned)slot);
+        error = ask_for(node_frames_of(base), NODE_RECALL, page + done, n, digests_out + done,
+                        n * sizeof *digests_out);
     }
     return error;
 }
