@@ -414,25 +414,33 @@ def test_a_kernel_that_keeps_its_page_and_a_release(meet, agents, answer):
     assert one.do("read") == PAGE and read_file(path)[100:106] == b"stored"
 
 
-def test_a_release_of_what_a_read_has_collected(meet, agents):
-    """One kernel has asked for the page, and has it; another node's has not dropped it yet. Who releases the same device's
-    stores then has the promise, too: nobody reads what was before."""
+def release_under_way(meet, agents, pause_ms, answer=0):
+    """(the daemon, its file below, two programs of one device, a kernel): the first program's release, whose result it has
+    yet to say, has told the kernel to drop the page, which takes that long and is answered so."""
     daemon, path, member = meet()
     mnt = os.path.join(daemon.mnt, "f")
     one, other = Program(agents(), mnt, cpu=False), Program(agents(), mnt, cpu=False)
     kernel = member()
     kernel.has_page(path)
     assert kernel.do("read_end") == 0
-    kernel.do("pause", OPS["NODE_INVALIDATE"], 3000)
+    kernel.do("pause", OPS["NODE_INVALIDATE"], pause_ms)
+    kernel.do("answer", OPS["NODE_INVALIDATE"], answer)
     before = kernel.do("asked", OPS["NODE_INVALIDATE"])
     one.device_store(100, b"stored")
-    one.agent.start("map.release()")
+    one.agent.start("error_of(map.release)", "eval")
     wait_until(lambda: kernel.do("asked", OPS["NODE_INVALIDATE"]) > before)
-    assert read_file(mnt)[100:106] == b"stored", "the home's own kernel"
+    return daemon, path, one, other, kernel
+
+
+def test_a_release_of_what_a_read_has_collected(meet, agents):
+    """One kernel has asked for the page, and has it; another node's has not dropped it yet. Who releases the same device's
+    stores then has the promise, too: nobody reads what was before."""
+    daemon, path, one, other, _ = release_under_way(meet, agents, 3000)
+    assert read_file(os.path.join(daemon.mnt, "f"))[100:106] == b"stored", "the home's own kernel"
     begun = time.monotonic()
     other.release()
     waited = time.monotonic() - begun
-    one.agent.finish()
+    assert one.agent.finish() == 0
     assert waited > 1.5, "its kernel may still hold the page"
     other.release()
     assert read_file(path)[100:106] == b"stored"
@@ -440,20 +448,9 @@ def test_a_release_of_what_a_read_has_collected(meet, agents):
 
 def test_a_failed_release_of_what_was_stored_again(meet, agents):
     """... to a page that a READ has collected meanwhile."""
-    daemon, path, member = meet()
-    mnt = os.path.join(daemon.mnt, "f")
-    one, other = Program(agents(), mnt, cpu=False), Program(agents(), mnt, cpu=False)
-    kernel = member()
-    kernel.has_page(path)
-    assert kernel.do("read_end") == 0
-    kernel.do("pause", OPS["NODE_INVALIDATE"], 1000)
-    kernel.do("answer", OPS["NODE_INVALIDATE"], -errno.EIO)
-    before = kernel.do("asked", OPS["NODE_INVALIDATE"])
-    one.device_store(100, b"stored")
-    one.agent.start("error_of(map.release)", "eval")
-    wait_until(lambda: kernel.do("asked", OPS["NODE_INVALIDATE"]) > before)
+    daemon, _, one, other, kernel = release_under_way(meet, agents, 1000, -errno.EIO)
     other.device_store(200, b"again")
-    fd = os.open(mnt, os.O_RDONLY)
+    fd = os.open(os.path.join(daemon.mnt, "f"), os.O_RDONLY)
     assert os.pread(fd, 6, 100) == b"stored" and one.agent.finish() == errno.EIO
     kernel.do("pause", OPS["NODE_INVALIDATE"], 0)
     assert one.agent("error_of(map.release)") == errno.EIO
@@ -509,22 +506,11 @@ def test_an_acquire_of_what_a_cpu_writes(cluster, agents):
 def test_a_failed_release_of_what_a_read_has_collected(meet, agents, waits):
     """The next one tells the kernel again that has not dropped the page, though nothing is stored any more; so does one that
     has waited for it."""
-    daemon, path, member = meet()
-    mnt = os.path.join(daemon.mnt, "f")
-    one, other = Program(agents(), mnt, cpu=False), Program(agents(), mnt, cpu=False)
-    kernel = member()
-    kernel.has_page(path)
-    assert kernel.do("read_end") == 0
+    daemon, _, one, other, kernel = release_under_way(meet, agents, 1000, -errno.EIO)
     asked = functools.partial(kernel.do, "asked", OPS["NODE_INVALIDATE"])
-    kernel.do("pause", OPS["NODE_INVALIDATE"], 1000)
-    kernel.do("answer", OPS["NODE_INVALIDATE"], -errno.EIO)
-    before = asked()
-    one.device_store(100, b"stored")
-    one.agent.start("error_of(map.release)", "eval")
-    wait_until(lambda: asked() > before)
     if waits:
         other.agent.start("error_of(map.release)", "eval")
-    fd = os.open(mnt, os.O_RDONLY)
+    fd = os.open(os.path.join(daemon.mnt, "f"), os.O_RDONLY)
     assert os.pread(fd, 6, 100) == b"stored", "the home's own kernel"
     assert one.agent.finish() == errno.EIO
     assert not waits or other.agent.finish() == errno.EIO
