@@ -75,7 +75,7 @@ static void note_untold(const struct work *work, size_t count)
             unsigned length, first = page_mask_run(&pages, &length);
             uint64_t page = (work[i].leaf << LEAF_SHIFT) + first;
             if (!untold->end) { /* counts as stored to, too */
-                *untold = (struct untold){.first = page, .end = page};
+                untold->first = untold->end = page;
                 atomic_fetch_add(&replica->state->stored, 1);
             }
             untold->first = page < untold->first ? page : untold->first;

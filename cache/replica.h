@@ -17,7 +17,7 @@ struct handing;
 /* Pages, all of which lie between, of which kernels may hold what was there before a release that failed. */
 struct untold {
     uint64_t first, end; /* end: 0: none */
-    uint64_t changes;    /* counts them */
+    uint64_t changes; /* counts them, and never goes back: who tells kernels looks whether there are more */
 };
 
 struct replica {
