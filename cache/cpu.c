@@ -228,6 +228,8 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
         return agent_read(file, buffer, length, offset, flags, read_out);
     pthread_mutex_lock(&file->lock);
     reads_begin(file, read_out, flags >> 8, offset, length);
+    if (!(flags & CACHE_IO_DIRECT))
+        heal_reread(file, flags >> 8, offset, length);
     int error = file->given_up ? -EIO : each_leaf(file, offset, length, flags, before_read);
     if (!error && !(flags & CACHE_IO_UNCACHED))
         error = kernels_given(file, flags >> 8, offset, length);

@@ -39,12 +39,34 @@ struct heal {
     bool linked;          /* in window->heals; under the file's lock */
     bool head_done, done; /* all but the last page, everything; under healer->lock */
     unsigned references;  /* the WRITE's handler and the healer; under healer->lock */
-    uint8_t bytes[];      /* of the WRITE, and behind them what the home had there before */
+    uint8_t bytes[];      /* of the WRITE, behind them what the home had there before, and reread_bits() */
 };
 
 static uint8_t *old_bytes(struct heal *heal)
 {
     return heal->bytes + heal->length;
+}
+
+/* A bit for each page that its kernel has asked for since the WRITE was applied. */
+static uint8_t *reread_bits(struct heal *heal)
+{
+    return heal->bytes + 2 * heal->length;
+}
+
+static bool is_reread(struct heal *heal, size_t page)
+{
+    return reread_bits(heal)[page / 8] >> page % 8 & 1;
+}
+
+static size_t reread_size(size_t length)
+{
+    return (length / GAIA_PAGE_SIZE + 2) / 8 + 1;
+}
+
+/* Its number within the heal. */
+static size_t page_of(const struct heal *heal, off_t offset)
+{
+    return (size_t)(offset / (off_t)GAIA_PAGE_SIZE - heal->offset / (off_t)GAIA_PAGE_SIZE);
 }
 
 void heal_window_init(struct heal_window *window)
@@ -201,10 +223,21 @@ void heal_changed(struct cache_file *file, off_t offset, off_t length)
         }
 }
 
+void heal_reread(struct cache_file *file, unsigned node, off_t offset, size_t length)
+{
+    struct heal *heal;
+    off_t begin, end;
+
+    LIST_FOREACH (heal, &file->window.heals, link)
+        if (heal->node == node && overlap(heal, offset, (off_t)length, &begin, &end))
+            for (size_t page = page_of(heal, begin); page <= page_of(heal, end - 1); page++)
+                reread_bits(heal)[page / 8] |= (uint8_t)(1u << page % 8);
+}
+
 /* In the file's list; its bytes are the caller's to set. Lock held. */
 static struct heal *heal_new(struct cache_file *file, size_t length, off_t offset, unsigned node)
 {
-    struct heal *heal = malloc(sizeof *heal + 2 * length);
+    struct heal *heal = malloc(sizeof *heal + 2 * length + reread_size(length));
 
     if (!heal)
         return NULL;
@@ -216,6 +249,7 @@ static struct heal *heal_new(struct cache_file *file, size_t length, off_t offse
                           .node = node,
                           .linked = true,
                           .references = 2};
+    memset(reread_bits(heal), 0, reread_size(length));
     LIST_INSERT_HEAD(&file->window.heals, heal, link);
     return heal;
 }
@@ -419,7 +453,8 @@ const uint8_t *heal_merge(struct cache_file *file, unsigned node, const uint8_t 
 
     assert(length <= GAIA_PAGE_SIZE);
     LIST_FOREACH (heal, &file->window.heals, link) {
-        if (heal->node != node || !overlap(heal, offset, (off_t)length, &begin, &end))
+        if (heal->node != node || !overlap(heal, offset, (off_t)length, &begin, &end) ||
+            is_reread(heal, page_of(heal, begin)))
             continue;
         if (!any)
             memcpy(bytes_out, bytes, length);

@@ -23,8 +23,11 @@
  * its answer is in the kernel.
  *
  * The other pages of a WRITE are invalidated without a look. Until that is done, write-backs are merged under
- * the WRITE. What that can't tell apart: a store through a mapping that brings back, before the invalidation
- * is done, the very value that the WRITE has just replaced.
+ * the WRITE, but for those of pages that this kernel has asked for since the WRITE was applied: it asks for
+ * what it does not hold, after all that it held is written back. So who stores after the write(), to a page
+ * that was not there, may store what he likes, however late the heal is. What can't be told apart: a store
+ * through a mapping to a page that the kernel still holds, before the invalidation is done, that brings back
+ * the very value that the WRITE has just replaced.
  *
  * Kernels that show pages that are not up to date (6.18 doesn't) show the WRITE's bytes in one that it keeps
  * locked.
@@ -104,6 +107,9 @@ int heal_misplaced(struct cache_file *file, const void *bytes, size_t length, of
 /* The WRITE was applied, perhaps only this many of its bytes: what is being healed is overwritten too. heal
  * may be NULL. The file's lock is held. */
 void heal_applied(struct cache_file *file, struct heal *heal, const void *bytes, size_t done, off_t offset);
+/* A kernel asks for pages that it does not hold: what it has of them from here on is as new as the WRITEs that
+ * were applied. Not for READs that may be direct ones. The file's lock is held. */
+void heal_reread(struct cache_file *file, unsigned node, off_t offset, size_t length);
 /* The home copy was changed in another way: what is being healed there has no say any more. The file's lock
  * is held. */
 void heal_changed(struct cache_file *file, off_t offset, off_t length);

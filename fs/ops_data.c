@@ -72,13 +72,12 @@ static ssize_t read_backing(int fd, char *buffer, size_t size, off_t offset)
     return (ssize_t)done;
 }
 
-/* The kernel says whose a READ is when it reads for him alone; when it fills its cache, also for a mapping of
- * a descriptor that is open for direct I/O, it does not. */
+/* The kernel says whose a READ is when it reads for him alone, for O_DIRECT or because we said
+ * FOPEN_DIRECT_IO; when it fills its cache, also for a mapping of a descriptor that is open for direct I/O,
+ * it does not. */
 static unsigned read_flags(const struct fuse_file_info *fi)
 {
-    unsigned flags = io_flags(fi);
-
-    return flags & CACHE_IO_DIRECT && fi->lock_owner ? flags | CACHE_IO_UNCACHED : flags;
+    return fi->lock_owner ? io_flags(fi) | CACHE_IO_DIRECT | CACHE_IO_UNCACHED : io_flags(fi);
 }
 
 void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struct fuse_file_info *fi)

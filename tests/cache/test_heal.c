@@ -98,6 +98,35 @@ static void forget_page(unsigned page)
     pthread_mutex_unlock(&f.kernel[page].lock);
 }
 
+/* A fault of a mapping of a descriptor with O_DIRECT: such a READ does not tell that the kernel had not got
+ * the page. */
+static void fill_page_unknown(unsigned page)
+{
+    struct kernel_page *k = &f.kernel[page];
+    struct cache_read read;
+    uint8_t bytes[4096];
+
+    pthread_mutex_lock(&k->lock);
+    assert_int_equal(cache_file_read(f.file, f.fd, bytes, 4096, (off_t)page * 4096, CACHE_IO_DIRECT, &read),
+                     4096);
+    cache_file_read_end(f.file, &read);
+    pthread_mutex_lock(&k->data);
+    memcpy(k->bytes, bytes, 4096);
+    k->cached = true;
+    pthread_mutex_unlock(&k->data);
+    k->dirty = false;
+    pthread_mutex_unlock(&k->lock);
+}
+
+/* The kernel holds page 0 as it was before A: as if it were the one that A's heal waits for. */
+static void hold_the_oldest_page(void)
+{
+    fill_page_unknown(0);
+    pthread_mutex_lock(&f.kernel[0].data);
+    memset(f.kernel[0].bytes + AT, 0, 4096 - AT);
+    pthread_mutex_unlock(&f.kernel[0].data);
+}
+
 static void write_page_back(unsigned page)
 {
     struct kernel_page *k = &f.kernel[page];
@@ -128,18 +157,16 @@ static void test_two_heals(void **state)
     finish('b');
 }
 
-/* The same, and a write-back of a page that has what was there before both: as if page 0 were the one that
- * A's heal waits for. */
+/* The same, and a write-back of a page that has what was there before both. */
 static void test_two_heals_and_the_oldest_page(void **state)
 {
-    uint8_t bytes[4096], oldest[4096];
+    uint8_t oldest[4096];
 
     (void)state;
     if (!make_a_late())
         skip();
-    kernel_read(&f, 0, bytes);
-    memcpy(oldest, bytes, sizeof oldest);
-    memset(oldest + AT, 0, sizeof oldest - AT);
+    hold_the_oldest_page();
+    memcpy(oldest, f.kernel[0].bytes, sizeof oldest);
     map.bytes[100]++;
     assert_int_equal(device_release(&f, &map), 0);
     assert_int_equal(send_write(f.fd, "b", 1, AT), 1);
@@ -154,6 +181,7 @@ static void test_store(void **state)
     (void)state;
     if (!make_a_late())
         skip();
+    hold_the_oldest_page();
     kernel_store(&f, 0, AT, 's');
     write_page_back(0);
     assert_int_equal(home(0), 's');
@@ -161,6 +189,37 @@ static void test_store(void **state)
     assert_int_equal(pread(f.fd, &byte, 1, AT + 1), 1);
     assert_int_equal(byte, 'a');
     finish('s');
+}
+
+/* Also one that brings back what was there before the write(), to a page that the kernel has asked for since:
+ * however late the heal is. */
+static void test_store_of_what_was_there(void **state)
+{
+    (void)state;
+    if (!make_a_late())
+        skip();
+    assert_int_equal(read_byte(0), 'a');
+    kernel_store(&f, 0, AT, 0);
+    write_page_back(0);
+    finish(0);
+}
+
+/* Another node's kernel asks: that tells nothing of this one's page. */
+static void test_another_node_reads(void **state)
+{
+    struct cache_read read;
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!make_a_late())
+        skip();
+    hold_the_oldest_page();
+    assert_int_equal(cache_file_read(f.file, f.fd, bytes, 4096, 0, CACHE_IO_NODE(2), &read), 4096);
+    cache_file_read_end(f.file, &read);
+    kernel_store(&f, 0, 50, 's');
+    write_page_back(0);
+    forget_page(0);
+    finish('a');
 }
 
 /* Holes and truncations are newer than what is being healed. */
@@ -171,7 +230,7 @@ static void test_hole(void **state)
         skip();
     assert_int_equal(cache_file_fallocate(f.file, f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096),
                      0);
-    forget_page(0);
+    fill_page_unknown(0);
     kernel_store(&f, 0, 50, 's');
     write_page_back(0);
     finish(0);
@@ -184,7 +243,7 @@ static void test_truncation(void **state)
         skip();
     assert_int_equal(cache_file_truncate(f.file, f.fd, 0), 0);
     assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
-    forget_page(0);
+    fill_page_unknown(0);
     kernel_store(&f, 0, 50, 's');
     write_page_back(0);
     finish(0);
@@ -193,16 +252,12 @@ static void test_truncation(void **state)
 /* A WRITE that fails is not newer than anything. */
 static void test_failed_write(void **state)
 {
-    uint8_t bytes[4096];
     int fd;
 
     (void)state;
     if (!make_a_late())
         skip();
-    kernel_read(&f, 0, bytes);
-    pthread_mutex_lock(&f.kernel[0].data);
-    f.kernel[0].bytes[AT] = 0; /* stale again: as if page 0 were the one that A's heal waits for */
-    pthread_mutex_unlock(&f.kernel[0].data);
+    hold_the_oldest_page();
     fd = open(f.path, O_RDONLY); /* stands for ENOSPC, EIO and the like */
     assert_true(send_write(fd, "b", 1, AT) < 0);
     close(fd);
@@ -598,6 +653,8 @@ int main(void)
         cmocka_unit_test(test_two_heals),
         cmocka_unit_test(test_two_heals_and_the_oldest_page),
         cmocka_unit_test(test_store),
+        cmocka_unit_test(test_store_of_what_was_there),
+        cmocka_unit_test(test_another_node_reads),
         cmocka_unit_test(test_hole),
         cmocka_unit_test(test_truncation),
         cmocka_unit_test(test_failed_write),

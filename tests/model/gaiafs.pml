@@ -298,8 +298,30 @@ inline mark_touched(p)
     }
 }
 
+/* heal_reread(): the kernel asks for a page that it does not hold. */
+inline reread(p, direct)
+{
+#if HAS_W
+#ifdef BREAK_DIRECT_IS_REREAD
+    if
+    :: true ->
+#else
+    if
+    :: !(direct) ->
+#endif
+        for (zs : 0 .. HS - 1) {
+            h_pages[zs] = h_pages[zs] & ~(1 << (p))
+        }
+    :: else
+    fi
+#else
+    skip
+#endif
+}
+
 inline before_read(p, direct)
 {
+    reread(p, direct);
     if
     :: lx && INSIDE(p) ->
 #ifdef BREAK_READ_NO_COLLECT

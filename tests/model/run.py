@@ -75,10 +75,11 @@ VARIANTS = (
     ("NO_HEAL", "HAS_W=1"),
     ("HEAL_NOT_RECENT", "HAS_W=2"),
     ("NO_REAPPLY", "HAS_S=1 HAS_W=1 STORES=1"),
+    ("DIRECT_IS_REREAD", "DIRECT=1 HAS_W=1 HAS_S=1 STORES=1 OPS=1"),
     ("TRUNC_KEEPS", "TRUNC"),
     ("NO_WAKE", ""),
     ("DEATH_FORGETS", "DEATH"),
-    ("REAPPLY_OVER", "HAS_W=2 HAS_S=1 RECENT_ANY STORES=1"),
+    ("REAPPLY_OVER", "HAS_W=2 HAS_S=1 RECENT_ANY DIRECT=0 STORES=1 OPS=1"),
 )
 
 # Searches of several seconds.
