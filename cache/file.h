@@ -51,6 +51,7 @@ struct cache_file {
     bool passed, written, direct;  /* how CPUs have it open: cache_file_pass() */
     bool discarded;                /* nobody can reach it but its clients: with its last use it is emptied */
     enum file_announced announced; /* to agents, and by what name */
+    uint64_t announced_to;         /* those up to this one: home_session.entered */
     bool taken_over;               /* from a home that was taken to be dead: it gives the file up */
     atomic_bool given_up;          /* another node is its home: all that is done to it here fails */
     atomic_bool discards;          /* write-backs: what the kernel holds is from under another home */

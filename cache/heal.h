@@ -58,6 +58,7 @@ struct heal_window {
     uint64_t first, last; /* pages that they may have dropped; first > last: none */
     uint64_t until_ns; /* CLOCK_MONOTONIC: not over before; the kernel drops pages after an OPEN's answer */
     LIST_HEAD(, heal) heals;
+    uint64_t begun;   /* heals */
     uint64_t kernels; /* bit i: node i's next WRITE may have been on its way, too */
     unsigned healers; /* at work for the file; under healer->lock */
 };
@@ -107,14 +108,18 @@ int heal_misplaced(struct cache_file *file, const void *bytes, size_t length, of
 /* The WRITE was applied, perhaps only this many of its bytes: what is being healed is overwritten too. heal
  * may be NULL. The file's lock is held. */
 void heal_applied(struct cache_file *file, struct heal *heal, const void *bytes, size_t done, off_t offset);
-/* A kernel asks for pages that it does not hold: what it has of them from here on is as new as the WRITEs that
- * were applied. Not for READs that may be direct ones. The file's lock is held. */
+/* A kernel asks for pages that it does not hold: what it has of them from here on is as new as the WRITEs
+ * that were applied. Not for READs that may be direct ones. The file's lock is held. */
 void heal_reread(struct cache_file *file, unsigned node, off_t offset, size_t length);
 /* The home copy was changed in another way: what is being healed there has no say any more. The file's lock
  * is held. */
 void heal_changed(struct cache_file *file, off_t offset, off_t length);
 /* Invalidate the pages of a WRITE before it is answered; takes the heal over. No lock is held. */
 void heal_finish(struct cache *cache, struct heal *heal);
+
+/* Wait until the heals that there are now are done, those whose WRITEs were answered before, too; at most a
+ * second. The file's lock is held on entry and exit, not in between; no FUSE handler waits for this. */
+void heal_settle(struct cache_file *file);
 
 /* The bytes of a write-back, at most a page, as they are to be written: where it has what the home had before
  * a WRITE of this node that is being healed, that WRITE's bytes belong; where it has something else, a store

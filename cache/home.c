@@ -205,6 +205,7 @@ int home_announce(struct cache_file *file, const struct node_name *name)
     struct home_session *agent;
     struct call_session *sessions[MEMBERS_MAX * 2];
     unsigned count = 0;
+    bool all = true;
     int error = 0;
 
     pthread_mutex_lock(&file->lock);
@@ -226,12 +227,14 @@ int home_announce(struct cache_file *file, const struct node_name *name)
             sessions[count] = agent->session;
             call_session_get(sessions[count++]);
         }
+    uint64_t entered = nodes->entered;
     pthread_mutex_unlock(&nodes->lock);
     for (unsigned i = 0; i < count; i++) {
         int one = nodes_ask(sessions[i], NODE_CALLS, NODE_FOLLOW, &request, NULL);
         /* One that has died: its kernel's pages are its own. One that takes itself for the home tells us. */
         if (one < 0 && one != -EBUSY && !call_session_error(sessions[i]) && !error)
             error = one;
+        all = all && one >= 0;
         call_session_put(sessions[i]);
     }
     /* What this node's programs have in its kernel's cache nobody has counted; and who was told first may
@@ -246,6 +249,7 @@ int home_announce(struct cache_file *file, const struct node_name *name)
     /* One that is taken over is served to those who have it open: whoever can't be told asks by itself. */
     error = file->taken_over ? 0 : error;
     file->announced = error ? NOT_ANNOUNCED : ANNOUNCED; /* said again for the next map */
+    file->announced_to = all ? entered : 0;
     pthread_cond_broadcast(&file->changed);
     pthread_mutex_unlock(&file->lock);
     kernels_settle(file); /* twins that were given meanwhile */
@@ -263,10 +267,12 @@ static int do_track(struct home_session *agent, const struct node_request *reque
     return error;
 }
 
-/* What agents are told of all files that are tracked here and that agents know of, also of those that hold
- * nothing now: those, too, are announced once only. One that is closed meanwhile an agent finds out about
- * when it opens it. The caller frees. */
-static int list_tracked(struct cache *cache, struct node_request **list_out, size_t *count_out)
+/* What a new agent is told of all files that are tracked here and that agents know of, also of those that
+ * hold nothing now: those, too, are announced once only. Not of those that were announced to it since it
+ * came: its kernel drops a file's pages once more at each time, beside programs that use it by now. One that
+ * is closed meanwhile an agent finds out about when it opens it. The caller frees. */
+static int list_tracked(struct cache *cache, uint64_t entered, struct node_request **list_out,
+                        size_t *count_out)
 {
     struct cache_file *file;
     size_t most = 1, count = 0;
@@ -279,7 +285,8 @@ static int list_tracked(struct cache *cache, struct node_request **list_out, siz
         if (!list)
             break;
         pthread_mutex_lock(&file->lock);
-        if (file->announced != NOT_ANNOUNCED && !file->given_up)
+        bool knows = file->announced == ANNOUNCED && file->announced_to >= entered;
+        if (file->announced != NOT_ANNOUNCED && !knows && !file->given_up)
             list[count++] = follow_request(file);
         pthread_mutex_unlock(&file->lock);
     }
@@ -293,7 +300,7 @@ static int tell_all(struct home_session *agent)
 {
     struct node_request *list;
     size_t count;
-    int error = list_tracked(agent->nodes->cache, &list, &count);
+    int error = list_tracked(agent->nodes->cache, agent->entered, &list, &count);
 
     for (size_t i = 0; i < count && !error; i++) {
         error = nodes_ask(agent->session, NODE_CALLS, NODE_FOLLOW, &list[i], NULL);
@@ -331,6 +338,7 @@ static int enter(struct home_session *agent, const struct node_request *request)
             nodes->late_kernels |= UINT64_C(2) << member;
         else
             nodes->late_kernels &= ~(UINT64_C(2) << member);
+        agent->entered = ++nodes->entered;
         LIST_INSERT_HEAD(&nodes->agents, agent, link);
     }
     pthread_mutex_unlock(&nodes->lock);

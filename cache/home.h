@@ -37,6 +37,7 @@ struct home_session {
     pthread_cond_t changed;
     LIST_HEAD(, home_open) opens;
     LIST_HEAD(, home_client) clients;
+    uint64_t entered;     /* by nodes->entered */
     unsigned users;       /* under nodes->lock: it is not freed meanwhile */
     _Atomic bool parting; /* no release is acknowledged any more: its devices are emptied, and it goes */
 };

@@ -398,8 +398,14 @@ static void drop_old(struct cache_file *file)
                 break;
             drop_leaf(file, node, leaf, pages);
         }
-    if (resized)
+    if (resized) {
+        /* An invalidation beside a GETATTR has the kernel forget the size that it was told: what is left of
+         * earlier WRITEs comes first, and nothing after this. */
+        pthread_mutex_lock(&file->lock);
+        heal_settle(file);
+        pthread_mutex_unlock(&file->lock);
         home_invalidate(file, -1, 0);
+    }
     pthread_mutex_lock(&file->lock);
     file->kernels.finished = file->kernels.rounds;
     pthread_cond_broadcast(&file->changed);

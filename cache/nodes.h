@@ -66,6 +66,7 @@ struct nodes {
     struct nodes_home homes[MEMBERS_MAX];
     unsigned numbers;                 /* that were ever given */
     LIST_HEAD(, home_session) agents; /* that have said HELLO */
+    uint64_t entered;                 /* how many have */
     LIST_HEAD(, agent_file) files;
     LIST_HEAD(, agent_frames) frames;
     LIST_HEAD(, cache_client) clients; /* that map files of other homes */

@@ -288,6 +288,38 @@ static void test_a_heal_behind_a_late_one(void **state)
     fixture_stop(&f);
 }
 
+static void *settle(void *argument)
+{
+    (void)argument;
+    pthread_mutex_lock(&f.file->lock);
+    heal_settle(f.file);
+    pthread_mutex_unlock(&f.file->lock);
+    step = 1;
+    return NULL;
+}
+
+/* Who tells other kernels of a new size waits for what is late. */
+static void test_settle_waits_for_a_late_heal(void **state)
+{
+    pthread_t thread;
+
+    (void)state;
+    step = 0;
+    if (!make_a_late())
+        skip();
+    pthread_create(&thread, NULL, settle, NULL);
+    usleep(50000);
+    int before = step;
+    pthread_mutex_unlock(&f.kernel[1].lock);
+    pthread_join(thread, NULL);
+    pthread_mutex_lock(&f.file->lock);
+    bool done = LIST_EMPTY(&f.file->window.heals);
+    pthread_mutex_unlock(&f.file->lock);
+    fixture_stop(&f);
+    assert_int_equal(before, 0);
+    assert_true(done);
+}
+
 static void *hold_page_0(void *argument)
 {
     (void)argument;
@@ -659,6 +691,7 @@ int main(void)
         cmocka_unit_test(test_truncation),
         cmocka_unit_test(test_failed_write),
         cmocka_unit_test(test_a_heal_behind_a_late_one),
+        cmocka_unit_test(test_settle_waits_for_a_late_heal),
         cmocka_unit_test(test_first_page_stale_last_one_fine),
         cmocka_unit_test(test_late_reader),
         cmocka_unit_test(test_write_waits_for_a_read),
