@@ -390,8 +390,8 @@ uint64_t agent_room(struct nodes *nodes, unsigned device, uint64_t pages)
         struct node_reply reply;
         if (!session)
             continue;
-        if (!nodes_ask(session, NODE_CALLS, NODE_ROOM, &request, &reply) && reply.value[0] <= pages)
-            total += reply.value[0];
+        if (!nodes_ask(session, NODE_CALLS, NODE_ROOM, &request, &reply)) /* in whole units: some too many */
+            total += reply.value[0] < pages ? reply.value[0] : pages;
         call_session_put(session);
     }
     return total;

@@ -170,8 +170,9 @@ static int do_digests(struct call_session *session, struct gaia_frames *frames, 
     int error = count <= CALL_SLOT_BYTES / sizeof *digests ? 0 : -EINVAL;
     if (!error && op == NODE_GRANTED && known)
         error = call_slot_read(session, request->slot, 0, bytes);
+    /* A driver that fails knows that it does not know: -EIO, whatever it was. */
     if (!error && op == NODE_GRANTED)
-        error = frames->ops->granted(frames, page, count, known ? digests : NULL);
+        error = frames->ops->granted(frames, page, count, known ? digests : NULL) ? -EIO : 0;
     else if (!error)
         error = frames->ops->recall(frames, page, count, digests);
     if (!error && op == NODE_RECALL)

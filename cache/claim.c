@@ -140,6 +140,10 @@ int claim_empty(struct replica *replica)
         error = error ? error : one;
     }
     free(copies.list);
+    if (error && gaia_node_frames_gone(replica->frames)) { /* in the middle */
+        home_device_lose(replica);
+        error = 0;
+    }
     return error;
 }
 

@@ -98,6 +98,10 @@ static int grant(struct leaf_copy *copy, page_mask pages)
         struct gaia_page_versions versions = leaf_page_versions(leaf, page);
         gaia_rule_grant(&versions, leaf_copy_page_vector(copy, page));
     }
+    /* It may get what a CPU of some node has written and kernels of others have not heard of. Who must know
+     * that they have acquires, and that comes to settle_kernels(). */
+    if (!error && file->kernels.old)
+        replica_changed(copy->replica);
     return error;
 }
 

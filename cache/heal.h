@@ -23,11 +23,11 @@
  * its answer is in the kernel.
  *
  * The other pages of a WRITE are invalidated without a look. Until that is done, write-backs are merged under
- * the WRITE, but for those of pages that this kernel has asked for since the WRITE was applied: it asks for
- * what it does not hold, after all that it held is written back. So who stores after the write(), to a page
- * that was not there, may store what he likes, however late the heal is. What can't be told apart: a store
- * through a mapping to a page that the kernel still holds, before the invalidation is done, that brings back
- * the very value that the WRITE has just replaced.
+ * the WRITE, but for those of pages that this kernel has asked for since the WRITE was applied (not for a
+ * mapping with O_DIRECT): it asks for what it does not hold, after all that it held is written back. So who
+ * stores after the write(), to a page that was not there, may store what he likes, however late the heal is.
+ * What can't be told apart: a store through a mapping to a page that the kernel still holds, before the
+ * invalidation is done, that brings back the very value that the WRITE has just replaced.
  *
  * Kernels that show pages that are not up to date (6.18 doesn't) show the WRITE's bytes in one that it keeps
  * locked.

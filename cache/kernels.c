@@ -408,6 +408,8 @@ static void drop_old(struct cache_file *file)
     }
     pthread_mutex_lock(&file->lock);
     file->kernels.finished = file->kernels.rounds;
+    if (!file->kernels.failed)
+        file->kernels.clean = file->kernels.finished;
     pthread_cond_broadcast(&file->changed);
     pthread_mutex_unlock(&file->lock);
 }
@@ -428,6 +430,19 @@ static bool end_turn(struct cache_file *file)
     return again;
 }
 
+static void *drop_for_all(void *argument);
+
+/* Lock held. */
+static int one_more(struct cache *cache)
+{
+    struct dropper *dropper = &cache->dropper;
+    int error = -pthread_create(&dropper->threads[dropper->started], NULL, drop_for_all, cache);
+
+    dropper->started += !error;
+    dropper->idle += !error;
+    return error;
+}
+
 static void *drop_for_all(void *argument)
 {
     struct cache *cache = argument;
@@ -441,6 +456,8 @@ static void *drop_for_all(void *argument)
         if (!work)
             break;
         STAILQ_REMOVE_HEAD(&dropper->queue, link);
+        if (!--dropper->idle && !dropper->stop && dropper->started < DROPPERS)
+            one_more(cache); /* else the next work waits for one of these */
         pthread_mutex_unlock(&dropper->lock);
         drop_old(work->file);
         if (end_turn(work->file)) {
@@ -450,6 +467,7 @@ static void *drop_for_all(void *argument)
             free(work);
         }
         pthread_mutex_lock(&dropper->lock);
+        dropper->idle++;
     }
     pthread_mutex_unlock(&dropper->lock);
     return NULL;
@@ -462,12 +480,10 @@ int dropper_start(struct cache *cache)
     lock_init(&dropper->lock, LOCK_DROPPER);
     pthread_cond_init(&dropper->queued, NULL);
     STAILQ_INIT(&dropper->queue);
-    int error = 0;
-    while (dropper->started < DROPPERS && !error) {
-        error = -pthread_create(&dropper->threads[dropper->started], NULL, drop_for_all, cache);
-        dropper->started += !error;
-    }
-    return dropper->started ? 0 : error;
+    pthread_mutex_lock(&dropper->lock);
+    int error = one_more(cache);
+    pthread_mutex_unlock(&dropper->lock);
+    return error;
 }
 
 void dropper_stop(struct cache *cache)
@@ -499,7 +515,7 @@ int kernels_flush(struct cache_file *file)
     while (kernels->finished < round && !error)
         if (pthread_cond_timedwait(&file->changed, &file->lock, &until) == ETIMEDOUT)
             error = -EIO;
-    if (kernels->failed && kernels->old) /* else it was read anew meanwhile */
+    if (kernels->clean < round && kernels->old) /* else it was read anew meanwhile */
         error = -EIO;
     pthread_mutex_unlock(&file->lock);
     return error;

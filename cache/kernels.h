@@ -36,6 +36,7 @@ struct kernels {
     uint64_t old;      /* pages with a twin that are to be dropped */
     uint64_t late;     /* pages that were dropped, with a twin for a write-back that may be on its way yet */
     bool failed;       /* a kernel did not drop what it was told to, in this round */
+    uint64_t clean;    /* the last round in which all did */
     bool resized;      /* others' kernels don't know the size */
     bool queued;       /* with the dropper, or by whoever works on it now, when that is done */
     bool running;      /* a thread of the dropper works on it */
@@ -44,11 +45,11 @@ struct kernels {
 };
 
 /* Threads that have kernels drop what is old, each of one file, so that a kernel which is slow to drop one
- * holds up no other files. */
-#define DROPPERS 8u
+ * holds up no other files: one more than are at work, as long as these are fewer than DROPPERS. */
+#define DROPPERS 64u
 struct dropper {
     pthread_t threads[DROPPERS];
-    unsigned started;
+    unsigned started, idle;
     pthread_mutex_t lock; /* guards the rest; a leaf */
     pthread_cond_t queued;
     STAILQ_HEAD(, dropper_work) queue;

@@ -218,9 +218,9 @@ int cuda_granted(struct gaia_frames *base, uint64_t page, uint64_t count, const 
     int error = 0;
 
     pthread_mutex_lock(&frames->lock);
-    while (count && !error) {
+    while (count) { /* after an error, too: what was granted before is not what is compared with */
         struct part part = part_at(frames, page, count);
-        if (part.chunk && part.chunk->granted && digests && !(error = gpu_begin(frames->gpu))) {
+        if (part.chunk && part.chunk->granted && digests && !error && !(error = gpu_begin(frames->gpu))) {
             error = gpu_wait(frames->gpu, send_digests(frames, &part, digests));
             gpu_end(frames->gpu);
         }

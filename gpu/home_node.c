@@ -132,16 +132,18 @@ static int piece_send(struct gaia_frames_map *map, struct piece *piece, uint64_t
                                    .offset = (int64_t)page,
                                    .length = count,
                                    .flags = exposes ? NODE_PLACE_EXPOSES : 0};
+    bool scans = map->frames->base.ops->scans;
     /* What exposes waits for the client's mmap lock, and who has that may wait for who holds a file's lock
-     * and wants a slot. For the same reason no slot waits for done(), which takes such locks. */
-    int slot = exposes ? call_slot_get_long(session) : call_slot_get(session);
+     * and wants a slot. For the same reason no slot waits for done(), which takes such locks. A GPU's memory
+     * is filled as fast as the GPU takes it, all that there is to fill: others' faults come in between. */
+    int slot = exposes || scans ? call_slot_get_long(session) : call_slot_get(session);
 
     if (slot < 0)
         return slot;
     request.slot = (unsigned)slot;
     piece->answer = (struct call_answer){.done = piece_arrived, .has_slot = true, .slot = request.slot};
     memcpy(call_slot(session, request.slot), bytes, count * GAIA_PAGE_SIZE);
-    enum node_class class = exposes ? NODE_CLIENTS : map->frames->base.ops->scans ? NODE_SCANS : NODE_FRAMES;
+    enum node_class class = exposes ? NODE_CLIENTS : scans ? NODE_SCANS : NODE_FRAMES;
     int error = call_start(session, class, NODE_PLACE, &request, sizeof request, &piece->answer,
                            node_class_ms(class));
     if (error)

@@ -23,7 +23,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 5u
+#define NODE_VERSION 6u
 
 enum node_class {
     NODE_FRAMES,

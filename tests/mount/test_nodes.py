@@ -246,7 +246,7 @@ def test_of_two_that_store_the_same_byte_one_wins_the_same_for_all(pair, first, 
 @pytest.mark.parametrize("how", ["ftruncate", "truncate", "fallocate", "write"])
 @pytest.mark.parametrize("timeout", [0, 20])
 def test_a_new_size_is_seen_on_the_other_node(pair, first, how, timeout):
-    """At once, or, where the kernel keeps attributes, after an fsync()."""
+    """By stat() at once, or, where the kernel keeps attributes, after an fsync(); by read() after that."""
     length = 8 * PAGE
     content = bytearray(pattern(length))
     nodes, one, two, numbers = pair(content, f"timeout={timeout}")
@@ -272,6 +272,7 @@ def test_a_new_size_is_seen_on_the_other_node(pair, first, how, timeout):
         if timeout:
             one.fsync()
         assert two.size() == size == os.stat(nodes.path(numbers[1])).st_size
+        one.fsync()
         if size:
             all_see(both, content)
         assert two.read() == bytes(content)
@@ -318,6 +319,7 @@ def test_what_was_cut_off_does_not_come_back(pair, first):
     two.release()
     assert one.size() == two.size() == PAGE + 100
     one.truncate(4 * PAGE)
+    one.fsync()
     content[PAGE + 100:] = bytes(3 * PAGE - 100)
     all_see({"the one": one, "the other": two}, content)
 

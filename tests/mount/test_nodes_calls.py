@@ -101,6 +101,7 @@ def test_opened_with_truncation_on_the_other_node(pair, first, opened):
     check("read()", one.read(), b"new")
     check("below", read_file(nodes.below()), b"new")
     one.truncate(4 * PAGE)
+    one.fsync()
     content = bytearray(b"new" + bytes(4 * PAGE - 3))
     check("device", one.acquired(), content)
     check("load", one.load(), content)
@@ -310,6 +311,7 @@ def test_files_that_are_no_multiple_of_a_unit(cluster, agents, first, unit):
         one.truncate(size + PAGE)
         content += bytes(PAGE)
         two.truncate(size + 100)
+        two.fsync()
         del content[size + 100:]
         for program in one, two:
             assert program.size() == len(content)

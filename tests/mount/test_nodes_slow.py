@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several nodes, one of which is slow, stands still or lies: what others do beside it goes on."""
+import errno
+import os
+import signal
+import time
+
+import pytest
+
+from files import pattern
+from helpers import MIB, PAGE, agents, cuda_standin, error_of  # noqa: F401
+from nodes import Program, cluster  # noqa: F401
+from test_cuda_maps import gpu, make  # noqa: F401
+from test_nodes_words import OPS, Member
+
+on_another_node = pytest.mark.parametrize("gpu", ["on another node"], indirect=True)
+MANY = 12  # files; more than the threads that some version had for them
+
+
+def files_of_a_node_that_stands_still(nodes, agents):
+    """Many files of node 0 that devices there map, and whose first page node 2's kernel holds: their writer, whose
+    function makes these pages old."""
+    for number in range(MANY):
+        nodes.make(pattern(2 * PAGE), f"held{number}", home=0)
+    writer, still = agents(), agents()
+    for agent, node in (writer, 0), (still, 2):
+        agent.do("held = [os.open(path + str(number), os.O_RDWR) for number in range(many)]", path=nodes.path(node, "held"), many=MANY)
+    writer.do("dev = gaia.Device('soft:0')\nmaps = [dev.mmap(fd, PAGE) for fd in held]")
+    still.do("assert all(len(os.pread(fd, PAGE, 0)) == PAGE for fd in held)")
+
+    def write():
+        writer.do("for fd in held:\n    assert os.pwrite(fd, os.urandom(1), 0) == 1")
+    return write
+
+
+@pytest.fixture
+def still(cluster, agents):
+    """A function: still(options="timeout=0") -> (nodes of which the third will stand still, a function that makes it)."""
+    stopped = []
+
+    def start(options="timeout=0"):
+        nodes = cluster(3, f"{options},peer_timeout=25".strip(","))
+
+        def stop():
+            write = files_of_a_node_that_stands_still(nodes, agents)
+            os.kill(nodes[2].pid, signal.SIGSTOP)
+            stopped.append(nodes[2].pid)
+            write()
+        return nodes, stop
+
+    yield start
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_sync_of_a_file_that_a_still_node_does_not_have(still, agents):
+    """However many files there are of which it has."""
+    nodes, stop = still()
+    nodes.make(pattern(2 * PAGE), home=0)
+    mine, other = Program(agents(), nodes.path(0), cpu=False), Program(agents(), nodes.path(1), device=None)
+    stop()
+    for turn in range(3):
+        other.read()
+        mine.write(turn, b"NEW")
+        mine.agent.start("error_of(os.fsync, fd)", "eval")
+        assert not mine.agent.busy(10)
+        assert mine.agent.finish() == 0
+
+
+@pytest.mark.parametrize("options", ["", "timeout=30"])
+def test_what_a_touch_has_brought_is_acquired(cluster, agents, options):
+    """A page that the device had not held, with what a CPU has just written: an acquire comes to the home, though nothing
+    of the device's has changed, and waits for the kernel of the node that holds it from before."""
+    nodes = cluster(3, f"{options},peer_timeout=25".strip(","), only=[0, 2])
+    content = pattern(128 * PAGE)
+    nodes.make(content, home=0)
+    device, writer = (Program(agents(), nodes.path(0), cpu=False, device=name) for name in ("soft:0", None))
+    kernel = Member(nodes.peers)
+    try:
+        device.device_load(100 * PAGE, 100 * PAGE + 1)
+        device.acquire()
+        device.acquire()
+        kernel.has_page(nodes.below())
+        assert kernel.do("read_end") == 0
+        kernel.do("pause", OPS["NODE_INVALIDATE"], 3000)
+        writer.write(0, b"NEW")
+        assert device.device_load(0, 3) == b"NEW"
+        device.agent.start("map.acquire()")
+        assert device.agent.busy(1)
+        device.agent.finish()
+    finally:
+        kernel.kill()
+
+
+@on_another_node
+def test_a_soft_fault_beside_a_map_of_a_gpu(gpu):  # noqa: F811
+    """Slots are left to it by what fills the GPU's memory: else it is served when next to all of that is done."""
+    m = gpu.mount("slow=10000")
+    m.nodes.make(bytes(4 * MIB), "soft", home=1)
+    big = make(m, bytes(64 * MIB), "big")
+    soft, user = gpu.agent(), gpu.agent()
+    soft.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, 4 << 20)\nmap[0]", path=m.nodes.path(0, "soft"))
+    user.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('cuda:0')", path=big)
+    user.start("map = dev.mmap(fd, 64 << 20, 3)")
+    time.sleep(0.5)
+    begun = time.monotonic()
+    soft.do("map[2 << 20]")
+    fault = time.monotonic()
+    user.finish()
+    assert fault - begun < time.monotonic() - fault, "the fault waited for the most of the map"
+
+
+@on_another_node
+def test_a_home_that_gives_up_more_than_was_asked_for(gpu):  # noqa: F811
+    """In whole units of files, of which the first is small."""
+    m = gpu.mount(f"memory={56 * MIB}")
+    elsewhere = gpu.agent()
+    for name, size in ("small", 25 * PAGE), ("one", 32 * MIB):
+        m.nodes.make(b"1" * size, name, home=1)
+        elsewhere.do(f"fd_{name} = os.open(path, os.O_RDWR)\nmap_{name} = gaia.Device('soft:0').mmap(fd_{name}, PAGE)",
+                     path=m.nodes.path(1, name))
+    for name in "small", "one":
+        gpu.program(m.nodes.path(0, name)).do("map.unmap()")
+    assert gpu.program(make(m, b"2" * 32 * MIB, "two"))("map[-9:]") == b"2" * 9
+
+
+def test_a_home_that_says_it_gives_up_and_does_not(cluster, agents, monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", cuda_standin())
+    monkeypatch.setenv("GAIA_DEVICE", "cuda:0")
+    nodes = cluster(2, "timeout=0,peer_timeout=2", only=[])
+    nodes.mount(0, env={"STANDIN_CUDA": f"memory={20 * MIB}"})
+    nodes.make(bytes(32 * MIB), home=0)
+    one = Member(nodes.peers)
+    try:
+        one.do("value", OPS["NODE_ROOM"], 1)
+        agent = agents({"STANDIN_CUDA": ""})
+        agent.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('cuda:0')", path=nodes.path(0))
+        agent.start("error_of(dev.mmap, fd, 32 << 20, 3)", "eval")
+        assert not agent.busy(20)
+        assert agent.finish() == errno.ENOMEM
+        assert one.do("asked", OPS["NODE_ROOM"]) > 0
+    finally:
+        one.kill()
