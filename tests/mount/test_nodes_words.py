@@ -470,6 +470,7 @@ def test_a_kernel_that_failed_once(meet):
     before = kernel.do("asked", OPS["NODE_INVALIDATE"])
     os.pwrite(fd, b"cpu", 100)
     wait_until(lambda: kernel.do("asked", OPS["NODE_INVALIDATE"]) > before)
+    assert error_of(os.fsync, fd) == errno.EIO
     assert kernel.do("read") == PAGE and kernel.do("read_end") == 0
     kernel.do("answer", OPS["NODE_INVALIDATE"], 0)
     wait_until(lambda: error_of(os.fsync, fd) == 0, 3, "fsync() says 0 again")
