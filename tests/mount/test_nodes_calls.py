@@ -3,10 +3,12 @@
 import ctypes
 import errno
 import os
+import re
 import signal
 
 import pytest
 
+from conftest import TOP
 from files import pattern
 from helpers import MIB, PAGE, agents, error_of, make_random, read_file, write_file  # noqa: F401
 from nodes import SIDES, Program, all_see, check, cluster, tracked_by_all  # noqa: F401
@@ -322,7 +324,8 @@ def test_files_that_are_no_multiple_of_a_unit(cluster, agents, first, unit):
 
 # --- what a kernel has written itself -------------------------------------------------------------------------------------
 
-DROPPERS = 8  # cache/kernels.h
+with open(os.path.join(TOP, "cache", "kernels.h"), encoding="utf-8") as header:
+    DROPPERS = int(re.search(r"#define DROPPERS (\d+)u", header.read())[1])
 
 
 def write_over_each_other(nodes, holder, other, writer, still, content):
