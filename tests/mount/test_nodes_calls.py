@@ -77,6 +77,7 @@ def test_appends_by_who_does_not_know_the_end(pair, first, how):
             one.store(end + 1, b"s")
             content[end + 1] = ord("s")
             one.msync()
+        one.fsync()
         both_see(nodes, one, two, content)
         one, two = two, one
 
