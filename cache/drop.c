@@ -137,26 +137,41 @@ static void let_go(struct replica *replica, struct copy_pages *busy, size_t coun
         replica_wake(replica, busy[i].leaf, busy[i].pages);
 }
 
+/* Of the leaves of `busy` the pages that kernels have stored to, one word for each; one question for leaves
+ * that lie side by side: the GPU, or its node, is waited for in each. */
+static int find_modified(struct replica *replica, const struct copy_pages *busy, size_t count,
+                         page_mask *modified_out)
+{
+    int error = 0;
+
+    for (size_t i = 0, n; i < count && !error; i += n) {
+        n = 1;
+        while (i + n < count && busy[i + n].leaf == busy[i].leaf + n)
+            n++;
+        error = replica->frames->ops->modified(replica->frames, busy[i].leaf << LEAF_SHIFT, n * LEAF_PAGES,
+                                               modified_out + i);
+    }
+    return error;
+}
+
 /* Which pages of `busy` have to be released: those with twins, or, where nothing tells of stores, those that
  * were stored to. Into `release`; how many entries, or a negative errno. No lock held. */
 static ssize_t choose_release(struct replica *replica, const struct copy_pages *busy, size_t count,
                               struct copy_pages *release)
 {
-    size_t n = 0;
+    page_mask *modified = replica->scans ? calloc(count, sizeof *modified) : NULL;
+    ssize_t n = 0;
 
-    for (size_t i = 0; i < count; i++) {
-        page_mask pages = busy[i].pages, modified;
-        if (replica->scans) {
-            int error = replica->frames->ops->modified(replica->frames, busy[i].leaf << LEAF_SHIFT,
-                                                       LEAF_PAGES, &modified);
-            if (error)
-                return error;
-            pages &= modified;
-        }
+    if (replica->scans && !modified)
+        return -ENOMEM;
+    int error = modified ? find_modified(replica, busy, count, modified) : 0;
+    for (size_t i = 0; i < count && !error; i++) {
+        page_mask pages = busy[i].pages & (modified ? modified[i] : ~UINT64_C(0));
         if (pages)
             release[n++] = (struct copy_pages){.copy = busy[i].copy, .leaf = busy[i].leaf, .pages = pages};
     }
-    return (ssize_t)n;
+    free(modified);
+    return error ? error : n;
 }
 
 static int release_first(struct replica *replica, const struct copy_pages *busy, size_t count)

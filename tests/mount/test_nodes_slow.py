@@ -2,13 +2,14 @@
 """Several nodes, one of which is slow, stands still or lies: what others do beside it goes on."""
 import errno
 import os
+import re
 import signal
 import time
 
 import pytest
 
 from files import pattern
-from helpers import MIB, PAGE, agents, cuda_standin, error_of  # noqa: F401
+from helpers import MIB, PAGE, agents, cuda_standin, error_of, read_file, statistics  # noqa: F401
 from nodes import Program, cluster  # noqa: F401
 from test_cuda_maps import gpu, make  # noqa: F401
 from test_nodes_words import OPS, Member
@@ -108,6 +109,29 @@ def test_a_soft_fault_beside_a_map_of_a_gpu(gpu):  # noqa: F811
     fault = time.monotonic()
     user.finish()
     assert fault - begun < time.monotonic() - fault, "the fault waited for the most of the map"
+
+
+@on_another_node
+def test_the_last_unmap_asks_for_stores_once(gpu):  # noqa: F811
+    """Not for each 256 KiB; and finds them."""
+    m = gpu.mount()
+    program = gpu.program(make(m, bytes(16 * MIB)))
+    program.do("for at in range(0, 16 << 20, 3 << 20): map[at] = 7")
+    asked = statistics(m.mnt)["nodes"]["served"].get("modified", 0)
+    program.do("map.unmap()")
+    assert 0 < statistics(m.mnt)["nodes"]["served"]["modified"] - asked < 16
+    content = read_file(os.path.join(m.mnt, "f"))
+    assert [found.start() for found in re.finditer(b"[^\0]", content)] == list(range(0, 16 * MIB, 3 * MIB))
+
+
+@on_another_node
+def test_the_last_unmap_of_parts(gpu):  # noqa: F811
+    """Of which a kernel has stored to the second."""
+    m = gpu.mount()
+    program = gpu.program(make(m, bytes(16 * MIB)), MIB)
+    program.do("part = dev.mmap(fd, 1 << 20, 3, offset=8 << 20)\npart[300000] = 7\npart.unmap()\nmap.unmap()")
+    content = read_file(os.path.join(m.mnt, "f"))
+    assert [found.start() for found in re.finditer(b"[^\0]", content)] == [8 * MIB + 300000]
 
 
 @on_another_node
