@@ -22,6 +22,7 @@
  * more whose own page it is; and a reader that gets no processor for longer has a stale page there until it
  * does. (That our own naps end on time says nothing about it: tried.) */
 #define READER_MS 5u
+/* How long heal_settle() waits: a page may be locked by a READ of slow storage. */
 #define SETTLE_MS 1000u
 /* How long an opener may need to drop the file's pages after its OPEN was answered. */
 #define OPEN_NS 1000000000u
