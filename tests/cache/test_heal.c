@@ -569,40 +569,6 @@ static void test_claim_comes(void **state)
     write_around(map_it);
 }
 
-static bool claimed(void)
-{
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = INT64_MAX - 1, .l_len = 1};
-    int fd = open(f.path, O_RDWR);
-
-    assert_int_equal(fcntl(fd, F_OFD_GETLK, &lock), 0);
-    close(fd);
-    return lock.l_type != F_UNLCK;
-}
-
-/* What CPUs have stored may be in pages that are not written back: nobody else may have the file yet. */
-static void test_claim_stays_when_the_kernel_drops_nothing(void **state)
-{
-    (void)state;
-    fixture_shared = true;
-    if (!fixture_start(&f, 1 << 20))
-        skip();
-    fixture_shared = false;
-    map_it();
-    kernel_store(&f, 0, AT, 's');
-    f.invalidate_error = -ENOMEM;
-    device_unmap();
-    bool stays = claimed();
-    f.invalidate_error = 0;
-    map_it();
-    device_unmap();
-    bool goes = !claimed();
-    uint8_t last = home(0);
-    fixture_stop(&f);
-    assert_true(stays);
-    assert_true(goes);
-    assert_int_equal(last, 's');
-}
-
 /* --- what the kernel holds behind the back of the index --- */
 
 /* Pages past the end are given to the kernel by a write() that extends the file, also when a leaf remembers
@@ -698,7 +664,6 @@ int main(void)
         cmocka_unit_test(test_write_does_not_wait_for_another_nodes_read),
         cmocka_unit_test(test_claim_goes),
         cmocka_unit_test(test_claim_comes),
-        cmocka_unit_test(test_claim_stays_when_the_kernel_drops_nothing),
         cmocka_unit_test(test_cut_and_written_again),
         cmocka_unit_test(test_new_leaf),
         cmocka_unit_test(test_last_page_of_a_window),
