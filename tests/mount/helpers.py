@@ -199,6 +199,22 @@ def wait_until(condition, seconds=10, what="condition"):
         time.sleep(0.01)
 
 
+def states_of(pid):
+    """Of a process's threads, as ps says them."""
+    states = set()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{task}/stat", encoding="ascii") as file:
+            states.add(file.read().rpartition(")")[2].split()[0])
+    return states
+
+
+def stand_still(pid):
+    """SIGSTOP, and none of its threads runs any more when this returns. (kill() returns before they have met the signal: a daemon
+    on a busy machine answers on.)"""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: states_of(pid) == {"T"}, what="the process stands still")
+
+
 # --- other processes ------------------------------------------------------------------------------------------------
 
 class AgentDied(Exception):

@@ -14,7 +14,7 @@ import pytest
 import gaia
 from files import make, open_map
 from helpers import (MIB, PAGE, AgentDied, agents, devices, error_of, functions_of, in_child,  # noqa: F401
-                     make_random, read_file, statistics)
+                     make_random, read_file, stand_still, statistics)
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
 
@@ -493,8 +493,8 @@ def test_a_touch_that_waits_while_its_page_is_unmapped(mount, agents):
                  "buffer = ctypes.create_string_buffer(PAGE)\n"
                  "thread = threading.Thread(target=lambda: ctypes.memmove(buffer, map.address + 5 * PAGE, PAGE))",
                  path=path)
-        os.kill(m.pid, signal.SIGSTOP)
         try:
+            stand_still(m.pid)
             child.do("thread.start()\ntime.sleep(0.1)")
             child.start("map.unmap(offset, length)", offset=offset, length=length)
             child.busy(0.2)

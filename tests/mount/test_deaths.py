@@ -17,7 +17,8 @@ import gaia
 import helpers
 from files import make, open_map
 from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_faults, descriptors,  # noqa: F401
-                     devices, error_of, functions_of, make_random, memory_kib, read_file, threads, wait_until, write_file)
+                     devices, error_of, functions_of, make_random, memory_kib, read_file, stand_still,
+                     states_of, threads, wait_until, write_file)
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
 
@@ -79,15 +80,6 @@ def test_calls_after_the_daemon_is_dead(mount, agents):
     child.finish()
 
 
-def states_of(pid):
-    """Of a process's threads, as ps says them."""
-    states = set()
-    for stat in glob.glob(f"/proc/{pid}/task/*/stat"):
-        with open(stat) as file:
-            states.add(file.read().rpartition(")")[2].split()[0])
-    return states
-
-
 @pytest.mark.parametrize("call", ["dev.mmap(fd, 4096)", "map.acquire()", "map.release()", "map.sync()", "map.advise(3)",
                                   "dev.stat()"])
 def test_a_call_under_way_when_the_daemon_is_killed(mount, agents, call):
@@ -97,8 +89,7 @@ def test_a_call_under_way_when_the_daemon_is_killed(mount, agents, call):
     write_file(path, bytes(MIB))
     child = agents()
     child.do(KERNEL + "map[0:1] = b'x'\ncpu = mmap.mmap(fd, 4096)\ncpu[9] = 1", path=path)
-    os.kill(m.pid, signal.SIGSTOP)
-    wait_until(lambda: states_of(m.pid) == {"T"}, what="the daemon stands still")
+    stand_still(m.pid)
     child.start(call)
     assert child.busy(0.3), child.finish()
     m.kill()

@@ -13,7 +13,7 @@ import pytest
 from conftest import not_in_the_gate
 from files import pattern
 from helpers import (BIN, PAGE, ROWS, VERSION, Plan, agents, client_with_faults, daemon_with_faults, get_token,  # noqa: F401
-                     message, read_file, statistics, wait_until, write_file)
+                     message, read_file, statistics, stand_still, wait_until, write_file)
 from test_containers import MAP, PID
 
 NET = ("unshare", "--net")
@@ -464,8 +464,8 @@ mapping = mmap.mmap(os.open(other, os.O_RDWR), 4096)
 mapping[:4] = b"more"
 """, path=os.path.join(m.mnt, "f"), other=os.path.join(other.mnt, "f"))
     m.expected_exit = None
-    os.kill(other.pid, signal.SIGSTOP)
     try:
+        stand_still(other.pid)
         bad.start("mapping[:4] = b'last'\nmapping.close()")  # dirty now, whatever was written back
         assert bad.busy(0.5)
         assert subprocess.run(["umount", m.mnt], check=False).returncode == 0

@@ -10,7 +10,7 @@ import pytest
 
 from conftest import TOP
 from files import pattern
-from helpers import MIB, PAGE, agents, error_of, make_random, read_file, write_file  # noqa: F401
+from helpers import MIB, PAGE, agents, error_of, make_random, read_file, stand_still, write_file  # noqa: F401
 from nodes import SIDES, Program, all_see, check, cluster, tracked_by_all  # noqa: F401
 
 pytestmark = pytest.mark.skipif(os.environ.get("GAIAFS_SANITIZE") == "address" and not os.environ.get("GAIA_TEST_LONG"),
@@ -335,8 +335,8 @@ def write_over_each_other(nodes, holder, other, writer, still, content):
         program.fsync()
         assert program.load() == bytes(content) or program is still
     still.agent.do("assert all(len(os.pread(one, PAGE, 0)) == PAGE for one in held)")
-    os.kill(nodes[2].pid, signal.SIGSTOP)
     try:
+        stand_still(nodes[2].pid)
         writer.agent.do("for one in held:\n    os.pwrite(one, os.urandom(1), 0)")
         writer.agent.start("os.fsync(held[0])")
         if not writer.agent.busy(0.1):

@@ -10,7 +10,7 @@ import pytest
 
 from conftest import Mount
 from files import pattern
-from helpers import PAGE, AgentDied, agents, error_of, read_file, refused_mount, wait_until  # noqa: F401
+from helpers import PAGE, AgentDied, agents, error_of, read_file, refused_mount, stand_still, wait_until  # noqa: F401
 from nodes import SIDES, Program, all_see, check, cluster  # noqa: F401
 
 TIMEOUT_S = 1
@@ -85,13 +85,6 @@ def test_programs_killed_at_any_moment(cluster, agents, first):
         got = other.acquired()
         assert got[:70] == bytes(content[:70])
         assert other.read() == other.load()
-
-
-def stop(m):
-    """SIGSTOP, and none of its threads runs any more when this returns."""
-    os.kill(m.pid, signal.SIGSTOP)
-    wait_until(lambda: all(open(f"/proc/{m.pid}/task/{task}/stat", encoding="ascii").read().rpartition(")")[2].split()[0] == "T"
-                           for task in os.listdir(f"/proc/{m.pid}/task")), what="stopped")
 
 
 # --- daemons that are killed ----------------------------------------------------------------------------------------------
@@ -253,7 +246,7 @@ def test_a_node_that_stands_still(killed, which):
     victim.device_store(2 * PAGE, b"pending")
     victim.release()
     nodes[dead].expected_exit = None
-    stop(nodes[dead])
+    stand_still(nodes[dead].pid)
     try:
         def one(function, *args):
             try:
@@ -280,7 +273,7 @@ def test_a_home_that_stood_still_gives_its_files_up(killed, agents):
     nodes; what was written since, on either, everybody sees."""
     nodes, survivor, content, alive, victim, dead = killed("home")
     content = bytearray(content)
-    stop(nodes[dead])
+    stand_still(nodes[dead].pid)
     try:
         time.sleep(2.5)  # OPTIONS' peer_timeout, and a little
         within(PATIENCE_S, "write()", survivor.write, 4 * PAGE, b"taken over")

@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from files import pattern
-from helpers import PAGE, agents, error_of, read_file, statistics, wait_until, write_file  # noqa: F401
+from helpers import PAGE, agents, error_of, read_file, statistics, stand_still, wait_until, write_file  # noqa: F401
 from nodes import Program, all_see, cluster  # noqa: F401
-from test_nodes_deaths import OPTIONS, killed, stop  # noqa: F401
+from test_nodes_deaths import OPTIONS, killed  # noqa: F401
 
 
 def write_list(path, names):
@@ -83,7 +83,7 @@ def test_a_sync_that_waits_for_a_home_that_dies(killed, how):
     if how == "released":
         survivor.device_store(5 * PAGE, b"released")
         survivor.release()
-    stop(nodes[dead])
+    stand_still(nodes[dead].pid)
     survivor.agent.start("os.fsync(fd)")
     assert survivor.agent.busy(0.2)
     nodes[dead].expected_exit = None
@@ -98,7 +98,7 @@ def test_a_sync_that_waits_for_a_home_that_dies(killed, how):
                                   "os.close(os.dup(fd))", "os.pwrite(fd, b'again', 0)"])
 def test_what_waits_for_a_home_that_dies_is_done_at_the_next(killed, what):
     nodes, survivor, content, alive, victim, dead = killed("home")
-    stop(nodes[dead])
+    stand_still(nodes[dead].pid)
     survivor.agent.start(what)
     assert survivor.agent.busy(0.2)
     nodes[dead].expected_exit = None
@@ -120,7 +120,7 @@ def test_who_follows_first_loses_nothing_to_who_follows_last(cluster, agents):
     content = bytearray(pattern(4 * PAGE))
     nodes.make(content, home=0)
     home, first = Program(agents(), nodes.path(0), device=None), Program(agents(), nodes.path(2), device=None)
-    stop(nodes[1])  # it has met the home first, and is told last
+    stand_still(nodes[1].pid)  # it has met the home first, and is told last
     home.agent.start("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
     try:
         wait_until(lambda: "tracked" in {o["mode"] for o in statistics(nodes[2].mnt)["open"]}, 10)
@@ -152,7 +152,7 @@ def test_a_sync_beside_a_release_does_not_forget_it(cluster, agents):
     releases.device_store(PAGE, b"released")
     assert third.load() == content
     syncs.fsync()
-    stop(nodes[2])  # its kernel has the page
+    stand_still(nodes[2].pid)  # its kernel has the page
     try:
         releases.agent.start("map.release()")
         assert releases.agent.busy(0.3)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from files import pattern
-from helpers import MIB, PAGE, agents, cuda_standin, error_of, read_file, statistics  # noqa: F401
+from helpers import MIB, PAGE, agents, cuda_standin, error_of, read_file, stand_still, statistics  # noqa: F401
 from nodes import Program, cluster  # noqa: F401
 from test_cuda_maps import gpu, make  # noqa: F401
 from test_nodes_words import OPS, Member
@@ -44,8 +44,8 @@ def still(cluster, agents):
 
         def stop():
             write = files_of_a_node_that_stands_still(nodes, agents)
-            os.kill(nodes[2].pid, signal.SIGSTOP)
             stopped.append(nodes[2].pid)
+            stand_still(nodes[2].pid)
             write()
         return nodes, stop
 

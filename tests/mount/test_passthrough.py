@@ -16,7 +16,7 @@ import gaia
 import helpers
 from files import make, pattern
 from helpers import (MIB, PAGE, agents, device_statistics, devices, forget_inodes, make_random,  # noqa: F401
-                     read_direct, read_file, repeats, statistics, wait_until, write_file)
+                     read_direct, read_file, repeats, statistics, stand_still, wait_until, write_file)
 from passing import mode, modes, open_map, passing, program  # noqa: F401
 
 
@@ -59,8 +59,8 @@ def test_the_daemon_sees_no_read_and_no_write(passing):
     fd = os.open(make(m, bytes(MIB)), os.O_RDWR)
     mapping = mmap.mmap(fd, MIB)
     os.pwrite(fd, b"x", 0)
-    os.kill(m.pid, signal.SIGSTOP)
     try:
+        stand_still(m.pid)
         for i in range(100):
             assert os.pwrite(fd, b"y" * 5000, i * 10000) == 5000
             assert os.pread(fd, 6000, i * 10000) == b"y" * 5000 + bytes(1000)
@@ -422,8 +422,8 @@ def test_readers_alone_cost_no_comparing(passing, devices):
     mapping = devices().mmap(fd, len(content), gaia.PROT_READ)
     assert mapping[:] == content
     mapping.acquire()
-    os.kill(m.pid, signal.SIGSTOP)
     try:
+        stand_still(m.pid)
         mapping.acquire()
     finally:
         os.kill(m.pid, signal.SIGCONT)
