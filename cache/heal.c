@@ -14,9 +14,11 @@
 /* How long an answer waits for its pages to be dropped. When it comes earlier a read may be stale until they
  * are, but none of the WRITE's bytes is lost: write-backs are merged under it until then. Short where the
  * page may be locked until the answer, and where many handlers wait already: the write-backs that an
- * invalidation causes need some that do not. */
+ * invalidation causes need some that do not. Long where the kernel shows a page that is stale: nobody keeps
+ * that locked. */
 #define WAIT_MS 100u
 #define WAIT_SHORT_MS 10u
+#define WAIT_STALE_MS 2000u
 #define WAITING_MAX 6u
 /* How long a reader may need to unlock a page after its READ was answered. Longer would cost those WRITEs
  * more whose own page it is; and a reader that gets no processor for longer has a stale page there until it
@@ -42,7 +44,7 @@ struct heal {
     bool linked;          /* in window->heals; under the file's lock */
     bool head_done, done; /* all but the last page, everything; under healer->lock */
     unsigned references;  /* the WRITE's handler and the healer; under healer->lock */
-    uint8_t bytes[];      /* of the WRITE, behind them what the home had there before, and reread_bits() */
+    uint8_t bytes[];      /* of the WRITE, behind them what the home had there before, and current_bits() */
 };
 
 static uint8_t *old_bytes(struct heal *heal)
@@ -50,18 +52,24 @@ static uint8_t *old_bytes(struct heal *heal)
     return heal->bytes + heal->length;
 }
 
-/* A bit for each page that its kernel has asked for since the WRITE was applied. */
-static uint8_t *reread_bits(struct heal *heal)
+/* A bit for each page that is known to be as new as the WRITE wherever its kernel has it from here on: it has
+ * asked for it since the WRITE was applied, or shown it with nothing in it that the WRITE has replaced. */
+static uint8_t *current_bits(struct heal *heal)
 {
     return heal->bytes + 2 * heal->length;
 }
 
-static bool is_reread(struct heal *heal, size_t page)
+static bool is_current(struct heal *heal, size_t page)
 {
-    return reread_bits(heal)[page / 8] >> page % 8 & 1;
+    return current_bits(heal)[page / 8] >> page % 8 & 1;
 }
 
-static size_t reread_size(size_t length)
+static void set_current(struct heal *heal, size_t page)
+{
+    current_bits(heal)[page / 8] |= (uint8_t)(1u << page % 8);
+}
+
+static size_t current_size(size_t length)
 {
     return (length / GAIA_PAGE_SIZE + 2) / 8 + 1;
 }
@@ -234,13 +242,13 @@ void heal_reread(struct cache_file *file, unsigned node, off_t offset, size_t le
     LIST_FOREACH (heal, &file->window.heals, link)
         if (heal->node == node && overlap(heal, offset, (off_t)length, &begin, &end))
             for (size_t page = page_of(heal, begin); page <= page_of(heal, end - 1); page++)
-                reread_bits(heal)[page / 8] |= (uint8_t)(1u << page % 8);
+                set_current(heal, page);
 }
 
 /* In the file's list; its bytes are the caller's to set. Lock held. */
 static struct heal *heal_new(struct cache_file *file, size_t length, off_t offset, unsigned node)
 {
-    struct heal *heal = malloc(sizeof *heal + 2 * length + reread_size(length));
+    struct heal *heal = malloc(sizeof *heal + 2 * length + current_size(length));
 
     if (!heal)
         return NULL;
@@ -253,7 +261,7 @@ static struct heal *heal_new(struct cache_file *file, size_t length, off_t offse
                           .node = node,
                           .linked = true,
                           .references = 2};
-    memset(reread_bits(heal), 0, reread_size(length));
+    memset(current_bits(heal), 0, current_size(length));
     LIST_INSERT_HEAD(&file->window.heals, heal, link);
     return heal;
 }
@@ -386,10 +394,53 @@ static enum last_page look_at_last_page(struct heal *heal)
     /* A newer change of these bytes is put into the heal meanwhile: overwrite(), heal_changed(). */
     pthread_mutex_lock(&file->lock);
     bool stale = memcmp(bytes + before, heal->bytes + (start - heal->offset), (size_t)(n - before));
+    bool fine = !stale && n == before + length;
+    if (fine)
+        set_current(heal, page_of(heal, page));
     pthread_mutex_unlock(&file->lock);
     if (stale)
         return LAST_STALE;
-    return n == before + length ? LAST_FINE : LAST_UNKNOWN;
+    return fine ? LAST_FINE : LAST_UNKNOWN;
+}
+
+/* Of a page as the kernel shows it, from its first byte to the WRITE's last one: whether a byte is what the
+ * WRITE has replaced. Lock held. */
+static bool has_replaced(struct heal *heal, off_t page, const uint8_t *bytes, off_t shown)
+{
+    off_t begin, end;
+
+    if (overlap(heal, page, shown, &begin, &end))
+        for (off_t at = begin; at < end; at++) {
+            uint8_t old = old_bytes(heal)[at - heal->offset];
+            if (bytes[at - page] == old && old != heal->bytes[at - heal->offset])
+                return true;
+        }
+    return false;
+}
+
+/* A heal is late: look at what it has not dropped yet. A page that the kernel shows with nothing in it that
+ * the WRITE has replaced is current. One that it does not show it has to ask for before anybody stores to it.
+ * Whether it shows one that is stale. No lock is held. */
+static bool look_at_pages(struct heal *heal)
+{
+    off_t end = heal->offset + (off_t)heal->cut;
+    bool any = false;
+
+    lock_none("cache_host.peek");
+    for (off_t page = heal->offset & ~(off_t)(GAIA_PAGE_SIZE - 1); page < end; page += GAIA_PAGE_SIZE) {
+        size_t length = end - page < (off_t)GAIA_PAGE_SIZE ? (size_t)(end - page) : GAIA_PAGE_SIZE;
+        uint8_t bytes[GAIA_PAGE_SIZE];
+        ssize_t n = home_peek(heal->file, heal->node, page, length, bytes);
+        if (n < 0)
+            break; /* it does not answer, or not in time */
+        pthread_mutex_lock(&heal->file->lock);
+        bool stale = has_replaced(heal, page, bytes, n);
+        if (!stale && n == (ssize_t)length)
+            set_current(heal, page_of(heal, page));
+        pthread_mutex_unlock(&heal->file->lock);
+        any |= stale;
+    }
+    return any;
 }
 
 /* Lock held. Wait for a flag of a heal at most so long; whether it is set. */
@@ -403,6 +454,15 @@ static bool wait_for(struct healer *healer, const bool *flag, unsigned wait_ms)
     return *flag;
 }
 
+/* Lock held, but not while pages are looked at. */
+static bool wait_longer(struct healer *healer, struct heal *heal, const bool *flag)
+{
+    pthread_mutex_unlock(&healer->lock);
+    bool stale = look_at_pages(heal);
+    pthread_mutex_lock(&healer->lock);
+    return wait_for(healer, flag, stale ? WAIT_STALE_MS : 0);
+}
+
 /* Hand the heal to the healers, and wait for it; for its last page at most so long. */
 static void wait_for_drop(struct healer *healer, struct heal *heal, unsigned last_ms)
 {
@@ -410,9 +470,9 @@ static void wait_for_drop(struct healer *healer, struct heal *heal, unsigned las
     STAILQ_INSERT_TAIL(&healer->queue, heal, queue);
     pthread_cond_broadcast(&healer->changed);
     healer->waiting++;
-    bool late = !wait_for(healer, &heal->head_done, WAIT_MS);
-    if (!late)
-        late = !wait_for(healer, &heal->done, last_ms) && last_ms > READER_MS;
+    bool late = !wait_for(healer, &heal->head_done, WAIT_MS) && !wait_longer(healer, heal, &heal->head_done);
+    if (!late && !wait_for(healer, &heal->done, last_ms) && last_ms > READER_MS)
+        late = !wait_longer(healer, heal, &heal->done);
     healer->waiting--;
     healer->heals++;
     healer->late += late;
@@ -459,7 +519,7 @@ const uint8_t *heal_merge(struct cache_file *file, unsigned node, const uint8_t 
     assert(length <= GAIA_PAGE_SIZE);
     LIST_FOREACH (heal, &file->window.heals, link) {
         if (heal->node != node || !overlap(heal, offset, (off_t)length, &begin, &end) ||
-            is_reread(heal, page_of(heal, begin)))
+            is_current(heal, page_of(heal, begin)))
             continue;
         if (!any)
             memcpy(bytes_out, bytes, length);

@@ -24,10 +24,12 @@
  *
  * The other pages of a WRITE are invalidated without a look. Until that is done, write-backs are merged under
  * the WRITE, but for those of pages that this kernel has asked for since the WRITE was applied (not for a
- * mapping with O_DIRECT): it asks for what it does not hold, after all that it held is written back. So who
- * stores after the write(), to a page that was not there, may store what he likes, however late the heal is.
- * What can't be told apart: a store through a mapping to a page that the kernel still holds, before the
- * invalidation is done, that brings back the very value that the WRITE has just replaced.
+ * mapping with O_DIRECT): it asks for what it does not hold, after all that it held is written back. And when
+ * the time is up for the answer all pages are looked at: one that shows nothing that the WRITE has replaced
+ * is as new as the WRITE. So who stores after the write(), to a page that was not there or to the write()'s
+ * own, may store what he likes, however late the heal is. What can't be told apart: a store through a mapping
+ * to a page that the kernel still holds, before the write() has returned or where it is still stale then,
+ * that brings back the very value that the WRITE has just replaced.
  *
  * Kernels that show pages that are not up to date (6.18 doesn't) show the WRITE's bytes in one that it keeps
  * locked.

@@ -1352,6 +1352,12 @@ written: skip;
 #define FINE(p) (SHOWN(p) && F(kb[p], B_W) == F(h_b[slot * NP + p], B_W))
 #endif
 
+#ifdef BREAK_LOOK_TRUSTS
+#define MAY_TRUST(p) SHOWN(p)
+#else
+#define MAY_TRUST(p) (SHOWN(p) && F(kb[p], B_W) != F(h_o[slot * NP + p], B_W)) /* has_replaced() */
+#endif
+
 #define FILL 1
 #define SEND 2
 #define LOOK 3
@@ -1464,7 +1470,7 @@ inline write_pages()
 proctype Writer()
 {
     byte st, n, next, pages, slot, drop;
-    bit own, recent, nothing;
+    bit own, recent, nothing, looked;
 
     do
     :: atomic {
@@ -1540,8 +1546,19 @@ proctype Writer()
         h_ref[slot] = 0;
         reply()
        }
+#ifdef LATE
+    :: d_step { /* look_at_pages() */
+        st == HEALING && !looked && h_link[slot] ->
+        looked = 1;
+        if
+        :: MAY_TRUST(next) -> h_pages[slot] = h_pages[slot] & ~(1 << next)
+        :: else
+        fi
+       }
+#endif
     :: d_step {
         st == HEALING && (h_done[slot] || TOO_LATE) ->
+        looked = 0;
         h_ref[slot]--;
         if
         :: h_ref[slot] == 0 -> free_heal(slot)
