@@ -380,21 +380,21 @@ int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64
     return error;
 }
 
-uint64_t agent_room(struct nodes *nodes, unsigned device, uint64_t pages)
+bool agent_room(struct nodes *nodes, unsigned device, uint64_t pages, unsigned *next)
 {
     struct node_request request = {.device = device, .length = pages};
-    uint64_t total = 0;
+    bool given = false;
 
-    for (unsigned i = 0; i < MEMBERS_MAX && total < pages; i++) {
-        struct call_session *session = nodes_home_session(nodes, i);
+    for (unsigned i = 0; i < MEMBERS_MAX && !given; i++) {
+        struct call_session *session = nodes_home_session(nodes, *next);
         struct node_reply reply;
+        *next = (*next + 1) % MEMBERS_MAX;
         if (!session)
             continue;
-        if (!nodes_ask(session, NODE_CALLS, NODE_ROOM, &request, &reply)) /* in whole units: some too many */
-            total += reply.value[0] < pages ? reply.value[0] : pages;
+        given = !nodes_ask(session, NODE_CALLS, NODE_ROOM, &request, &reply) && reply.value[0];
         call_session_put(session);
     }
-    return total;
+    return given;
 }
 
 void agent_fault(struct cache_map *map, const struct gaia_fault *fault)

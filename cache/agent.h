@@ -68,9 +68,9 @@ void agent_map_end(struct cache_map *map);
 int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64_t bytes, unsigned advice,
                  uint64_t *changes_out, bool *poisoned_out);
 void agent_fault(struct cache_map *map, const struct gaia_fault *fault);
-/* Memory of a GPU of this node's is wanted: homes elsewhere give up frames of files that nobody maps there,
- * until there are so many. How many pages were given up. */
-uint64_t agent_room(struct nodes *nodes, unsigned device, uint64_t pages);
+/* Memory of a GPU of this node's is wanted: the next home elsewhere that says it can gives up so many frames
+ * of files that nobody maps there. next: the member's number, 0 at first. Whether there is one. */
+bool agent_room(struct nodes *nodes, unsigned device, uint64_t pages, unsigned *next);
 /* A client that may have maps of far files has ended. */
 void agent_client_gone(struct cache *cache, struct cache_client *client);
 

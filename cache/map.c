@@ -180,31 +180,39 @@ static struct gaia_frames *frames_of(const struct cache_map *map)
     return map->far ? map->far->frames->frames : map->replica->frames;
 }
 
-/* How often others are asked for a chunk's room: that they gave some up is all that we know of it, and who
- * only says so must not be asked without end. */
-#define ROOMS_OF_OTHERS 64u
+/* How often each other home is asked for a chunk's room, in turn: that it gave some up is all that we know of
+ * it, and who only says so must not be asked without end. Each time for twice as much: a GPU's memory comes
+ * back in the chunks of the file that gives it up, which may be larger. */
+#define ROOMS_OF_OTHERS 24u
+
+struct room {
+    unsigned asked, next; /* others; the member whose turn it is */
+};
 
 /* Files that nobody maps there any more give up memory of a GPU of this node's: those of this home, else
  * those of others. */
-static bool make_room(struct cache *cache, unsigned number, uint64_t pages, unsigned *others)
+static bool make_room(struct cache *cache, unsigned number, uint64_t pages, struct room *room)
 {
     struct cache_device *device;
 
     if (cache_get_device(cache, number, &device))
         return false;
-    return evict_some_of(device, pages) ||
-           (cache->nodes && (*others)++ < ROOMS_OF_OTHERS && agent_room(cache->nodes, number, pages));
+    if (evict_some_of(device, pages))
+        return true;
+    unsigned turn = cache->nodes ? room->asked++ / nodes_count(cache->nodes) : ROOMS_OF_OTHERS;
+    return turn < ROOMS_OF_OTHERS && agent_room(cache->nodes, number, pages << turn, &room->next);
 }
 
 /* A chunk's descriptor. What several homes have mapped on a GPU is bounded by its memory alone. */
 static int share_chunk(struct cache_map *map, uint64_t chunk, int *fd_out)
 {
     struct gaia_frames *frames = frames_of(map);
-    unsigned number = map->far ? map->far->device : map->replica->device->number, others = 0;
+    unsigned number = map->far ? map->far->device : map->replica->device->number;
+    struct room room = {0};
 
     for (;;) {
         int error = frames->ops->share(frames, map->writable, chunk, fd_out);
-        if (error != -ENOMEM || !make_room(map->file->cache, number, frames->chunk_pages, &others))
+        if (error != -ENOMEM || !make_room(map->file->cache, number, frames->chunk_pages, &room))
             return error;
     }
 }

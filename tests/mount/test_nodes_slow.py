@@ -148,6 +148,44 @@ def test_a_home_that_gives_up_more_than_was_asked_for(gpu):  # noqa: F811
     assert gpu.program(make(m, b"2" * 32 * MIB, "two"))("map[-9:]") == b"2" * 9
 
 
+@on_another_node
+def test_room_of_a_file_in_larger_chunks(gpu):
+    """Memory comes back by the chunk, which is 256 MiB of a file of more than 1 GiB, and of a small one 2 MiB."""
+    m = gpu.mount(f"memory={280 * MIB}", options=f"device_cache=cuda:0={274 * MIB}")
+    m.nodes.make(b"1", "big", home=1)
+    os.truncate(m.nodes.path(1, "big"), (1 << 30) + PAGE)
+    elsewhere = gpu.agent()
+    elsewhere.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, PAGE)", path=m.nodes.path(1, "big"))
+    gpu.program(m.nodes.path(0, "big"), 256 * MIB).do("map.unmap()")
+    for name in "one", "two", "three":
+        m.nodes.make(name.encode() * 4 * MIB, name, home=1)
+        assert gpu.program(m.nodes.path(0, name), 12 * MIB)("map[:3]") == name.encode()[:3]
+
+
+def test_a_home_that_lies_beside_one_that_gives_up(cluster, agents, monkeypatch):
+    """It is not asked alone."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", cuda_standin())
+    monkeypatch.setenv("GAIA_DEVICE", "cuda:0")
+    nodes = cluster(3, "timeout=0,peer_timeout=5", only=[])
+    nodes.mount(0, env={"STANDIN_CUDA": f"memory={56 * MIB}"})
+    nodes.mount(2, env={"STANDIN_CUDA": "gpus=0"})
+    for name in "one", "two":
+        nodes.make(name.encode() * 12 * MIB, name, home=2)
+    elsewhere = agents({"STANDIN_CUDA": ""})
+    elsewhere.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, PAGE)", path=nodes.path(2, "one"))
+    agent = agents({"STANDIN_CUDA": ""})
+    agent.do("dev = gaia.Device('cuda:0')\ndev.mmap(os.open(path, os.O_RDWR), 32 << 20, 3).unmap()", path=nodes.path(0, "one"))
+    liar = Member(nodes.peers)
+    try:
+        liar.do("value", OPS["NODE_ROOM"], 1 << 20)
+        agent.start("map = dev.mmap(os.open(path, os.O_RDWR), 32 << 20, 3)", path=nodes.path(0, "two"))
+        assert not agent.busy(20)
+        agent.finish()
+        assert liar.do("asked", OPS["NODE_ROOM"]) > 0
+    finally:
+        liar.kill()
+
+
 def test_a_home_that_says_it_gives_up_and_does_not(cluster, agents, monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", cuda_standin())
     monkeypatch.setenv("GAIA_DEVICE", "cuda:0")
