@@ -68,6 +68,7 @@ int agent_file_open(struct cache *cache, const struct node_name *name, struct ca
     if (reply.value[0])
         far->handed = true;
     file->far = far;
+    far->size = reply.value[1] <= INT64_MAX ? (off_t)reply.value[1] : 0;
     return 0;
 }
 
@@ -188,24 +189,30 @@ ssize_t agent_write(struct cache_file *file, const void *buffer, size_t length, 
 }
 
 /* Counted as a WRITE is. */
-static int ask_change(struct cache_file *file, enum node_op op, struct node_request *request)
+static int ask_change(struct cache_file *file, enum node_op op, struct node_request *request,
+                      struct node_reply *reply_out)
 {
     durable_ask(file->durable);
-    int error = ask(file, NODE_IO, op, request, NULL);
+    int error = ask(file, NODE_IO, op, request, reply_out);
     durable_ask(file->durable);
     return error;
 }
 
 int agent_truncate(struct cache_file *file, off_t size)
 {
-    return ask_change(file, NODE_TRUNCATE, &(struct node_request){.length = (uint64_t)size});
+    struct node_reply reply;
+    int error = ask_change(file, NODE_TRUNCATE, &(struct node_request){.length = (uint64_t)size}, &reply);
+
+    if (!error)
+        file->far->truncations = reply.value[0];
+    return error;
 }
 
 int agent_fallocate(struct cache_file *file, int mode, off_t offset, off_t length)
 {
     return ask_change(
         file, NODE_FALLOCATE,
-        &(struct node_request){.offset = offset, .length = (uint64_t)length, .flags = (uint32_t)mode});
+        &(struct node_request){.offset = offset, .length = (uint64_t)length, .flags = (uint32_t)mode}, NULL);
 }
 
 off_t agent_seek(struct cache_file *file, off_t offset, int whence)
@@ -227,6 +234,14 @@ int agent_sync(struct cache_file *file, bool data_only)
 int agent_flush(struct cache_file *file)
 {
     return ask(file, NODE_CALLS, NODE_FLUSH, &(struct node_request){0}, NULL);
+}
+
+void agent_tell_size(struct cache_file *file)
+{
+    struct cache_host *host = &file->cache->host;
+
+    if (file->far->size && !file->far->truncations)
+        host->grow(host->context, file->context, file->far->size);
 }
 
 void agent_opened(struct cache_file *file)
@@ -468,6 +483,20 @@ static int do_peek(struct call_session *session, struct cache_host *host, struct
     return error ? error : (int)n;
 }
 
+/* What programs of this node have cut since the home sent this, the kernel knows better. */
+static int do_invalidate(struct cache_host *host, struct agent_file *far, const struct node_request *request)
+{
+    bool attributes = request->offset == -1;
+    off_t length = attributes ? 0 : (off_t)request->length;
+
+    if (request->offset < -1 || request->length > INT64_MAX)
+        return -EINVAL;
+    int error = host->invalidate(host->context, far->file->context, request->offset, length);
+    if (!error && attributes && request->length && request->value >= far->truncations)
+        error = host->grow(host->context, far->file->context, (off_t)request->length);
+    return error;
+}
+
 static int serve_kernel(struct nodes *nodes, struct call_session *session, enum node_op op,
                         const struct node_request *request)
 {
@@ -479,10 +508,8 @@ static int serve_kernel(struct nodes *nodes, struct call_session *session, enum 
         return -ENOENT;
     if (op == NODE_PEEK)
         result = do_peek(session, host, far, request);
-    else if (request->offset < -1 || request->length > INT64_MAX)
-        result = -EINVAL;
     else
-        result = host->invalidate(host->context, far->file->context, request->offset, (off_t)request->length);
+        result = do_invalidate(host, far, request);
     file_put(nodes, far);
     return result;
 }

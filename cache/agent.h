@@ -22,6 +22,8 @@ struct agent_file {
     unsigned users; /* requests of the home under way; under nodes->lock */
     /* The home leaves, and what it has acknowledged is on storage, or was said to be lost. */
     _Atomic bool handed;
+    off_t size;                   /* when it was opened */
+    _Atomic uint64_t truncations; /* as the home has counted them, when a program of this node cut it last */
 };
 
 struct agent_frames {
@@ -56,6 +58,7 @@ int agent_fallocate(struct cache_file *file, int mode, off_t offset, off_t lengt
 off_t agent_seek(struct cache_file *file, off_t offset, int whence);
 int agent_sync(struct cache_file *file, bool data_only);
 int agent_flush(struct cache_file *file);
+void agent_tell_size(struct cache_file *file);
 void agent_opened(struct cache_file *file);
 
 /* As cache_map_*(). */

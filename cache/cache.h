@@ -31,6 +31,9 @@ struct cache_host {
      * (length 0: to the end of file; offset -1: attributes only). Called with no lock held and never from a
      * FUSE handler's path. 0, -ENOENT (the kernel does not know the file), or a negative errno. */
     int (*invalidate)(void *context, void *file_context, off_t offset, off_t length);
+    /* The kernel takes the file to be at least so long from here on, whatever it is asking meanwhile. Called
+     * with no lock held, only with members. 0, -ENOENT, or a negative errno. */
+    int (*grow)(void *context, void *file_context, off_t size);
     /* The leading bytes of [offset, offset + length) that the kernel holds now, locked or not, and up to date
      * (or not: that depends on the kernel): how many (at most length), or a negative errno (-ETIMEDOUT: no
      * answer). Called with no lock held, also from the
@@ -178,6 +181,9 @@ void cache_file_behind(struct cache_file *file);
 /* [FUSE] The file is being opened. False: somebody has changed it behind the mount, and the kernel must drop
  * its pages (close to open): keep_cache must not be set in the answer. */
 bool cache_file_opened(struct cache_file *file);
+/* Of a file that another node is the home of, since a moment: the kernel may know it from before, shorter
+ * than it is there now. Waits for pages that are locked; no lock is held. */
+void cache_file_tell_size(struct cache_file *file);
 /* A READ that is under way; the cache's own. */
 struct cache_read {
     LIST_ENTRY(cache_read) link;

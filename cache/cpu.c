@@ -275,6 +275,12 @@ int cache_file_flush(struct cache_file *file)
     return file->far ? agent_flush(file) : kernels_flush(file);
 }
 
+void cache_file_tell_size(struct cache_file *file)
+{
+    if (file->far)
+        agent_tell_size(file);
+}
+
 bool cache_file_opened(struct cache_file *file)
 {
     if (file->far) {

@@ -24,8 +24,6 @@
  * more whose own page it is; and a reader that gets no processor for longer has a stale page there until it
  * does. (That our own naps end on time says nothing about it: tried.) */
 #define READER_MS 5u
-/* How long heal_settle() waits: a page may be locked by a READ of slow storage. */
-#define SETTLE_MS 1000u
 /* How long an opener may need to drop the file's pages after its OPEN was answered. */
 #define OPEN_NS 1000000000u
 
@@ -36,7 +34,6 @@ struct heal {
     off_t offset;
     size_t length, cut;   /* bytes of the request, and those that were applied */
     size_t dropped;       /* of those, the leading ones whose pages are invalidated */
-    uint64_t number;      /* by window->begun */
     uint64_t reads;       /* the last READ that may have read what was there before */
     uint64_t leaves;      /* bit i: the i-th leaf of the range is marked as being invalidated */
     uint64_t drop_reads;  /* the last READ before that */
@@ -256,7 +253,6 @@ static struct heal *heal_new(struct cache_file *file, size_t length, off_t offse
                           .offset = offset,
                           .length = length,
                           .cut = length,
-                          .number = ++file->window.begun,
                           .reads = file->reads.number,
                           .node = node,
                           .linked = true,
@@ -349,9 +345,8 @@ static void heal_end(struct cache *cache, struct heal *heal, bool done)
 
     pthread_mutex_lock(&file->lock);
     unlink_heal(heal);
-    if (heal->dropped)
-        drop_end(heal, done);
-    pthread_cond_broadcast(&file->changed);
+    if (heal->dropped) /* what other kernels have of it nobody has dropped: as if all had read it again */
+        drop_end(heal, done && home_kernels(file) == UINT64_C(1) << heal->node);
     pthread_mutex_unlock(&file->lock);
     file_unuse(file);
     pthread_mutex_lock(&cache->healer.lock);
@@ -531,29 +526,10 @@ const uint8_t *heal_merge(struct cache_file *file, unsigned node, const uint8_t 
     return any ? bytes_out : bytes;
 }
 
-static bool any_until(const struct heal_window *window, uint64_t number)
-{
-    const struct heal *heal;
-
-    LIST_FOREACH (heal, &window->heals, link)
-        if (heal->number <= number)
-            return true;
-    return false;
-}
-
-void heal_settle(struct cache_file *file)
-{
-    struct timespec until = lock_wait_until(SETTLE_MS);
-    uint64_t number = file->window.begun;
-    int late = 0;
-
-    while (!late && any_until(&file->window, number))
-        late = pthread_cond_timedwait(&file->changed, &file->lock, &until);
-}
-
+/* Of the kernel that the WRITE came from: what others hold they are told by the dropper (cache/kernels.h). */
 static int drop_range(const struct heal *heal, off_t from, off_t end)
 {
-    int error = from < end ? home_invalidate(heal->file, from, end - from) : 0;
+    int error = from < end ? home_invalidate_node(heal->file, heal->node, from, end - from) : 0;
 
     return error == -ENOENT ? 0 : error;
 }

@@ -60,7 +60,6 @@ struct heal_window {
     uint64_t first, last; /* pages that they may have dropped; first > last: none */
     uint64_t until_ns; /* CLOCK_MONOTONIC: not over before; the kernel drops pages after an OPEN's answer */
     LIST_HEAD(, heal) heals;
-    uint64_t begun;   /* heals */
     uint64_t kernels; /* bit i: node i's next WRITE may have been on its way, too */
     unsigned healers; /* at work for the file; under healer->lock */
 };
@@ -118,10 +117,6 @@ void heal_reread(struct cache_file *file, unsigned node, off_t offset, size_t le
 void heal_changed(struct cache_file *file, off_t offset, off_t length);
 /* Invalidate the pages of a WRITE before it is answered; takes the heal over. No lock is held. */
 void heal_finish(struct cache *cache, struct heal *heal);
-
-/* Wait until the heals that there are now are done, those whose WRITEs were answered before, too; at most a
- * second. The file's lock is held on entry and exit, not in between; no FUSE handler waits for this. */
-void heal_settle(struct cache_file *file);
 
 /* The bytes of a write-back, at most a page, as they are to be written: where it has what the home had before
  * a WRITE of this node that is being healed, that WRITE's bytes belong; where it has something else, a store

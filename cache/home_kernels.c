@@ -106,11 +106,14 @@ static bool wait_patiently(const struct telling *telling, const struct call_sess
     return false;
 }
 
-static int tell(struct nodes *nodes, const struct kernel *kernel, off_t offset, off_t length)
+/* invalidation: a NODE_INVALIDATE, of which the file is filled in. */
+static int tell(struct nodes *nodes, const struct kernel *kernel, const struct node_request *invalidation)
 {
-    struct node_request request = {.file = kernel->file, .offset = offset, .length = (uint64_t)length};
+    struct node_request request = *invalidation;
     struct telling telling = {.answer.done = telling_done, .nodes = nodes};
     struct call_session *session = kernel->session;
+
+    request.file = kernel->file;
     int error =
         call_start(session, NODE_KERNEL, NODE_INVALIDATE, &request, sizeof request, &telling.answer, 0);
 
@@ -132,7 +135,7 @@ static int tell(struct nodes *nodes, const struct kernel *kernel, off_t offset, 
 }
 
 /* Agents: one, or all. */
-static int invalidate_there(struct cache_file *file, unsigned node, off_t offset, off_t length)
+static int invalidate_there(struct cache_file *file, unsigned node, const struct node_request *invalidation)
 {
     struct kernel kernels[KERNELS_MAX];
     unsigned count = find_kernels(file, kernels);
@@ -141,7 +144,7 @@ static int invalidate_there(struct cache_file *file, unsigned node, off_t offset
     for (unsigned i = 0; i < count; i++) {
         int one = -ENOENT;
         if (!node || kernels[i].node == node)
-            one = tell(file->cache->nodes, &kernels[i], offset, length);
+            one = tell(file->cache->nodes, &kernels[i], invalidation);
         /* One whose session ends hides no other's error: see home_invalidate(). */
         if (one != -ENOENT && (error == -ENOENT || !error || (error == -EIO && one)))
             error = one;
@@ -155,24 +158,55 @@ int home_invalidate_node(struct cache_file *file, unsigned node, off_t offset, o
     struct cache_host *host = &file->cache->host;
 
     if (node)
-        return invalidate_there(file, node, offset, length);
+        return invalidate_there(file, node,
+                                &(struct node_request){.offset = offset, .length = (uint64_t)length});
     lock_none("cache_host.invalidate");
     return host->invalidate(host->context, file->context, offset, length);
 }
 
-int home_invalidate(struct cache_file *file, off_t offset, off_t length)
+/* This node's result, and the agents'. */
+static int joined(int error, int there)
 {
-    int error = home_invalidate_node(file, 0, offset, length);
-
-    if (!file->cache->nodes)
-        return error;
-    int there = invalidate_there(file, 0, offset, length);
     /* Its session ends: it sees by itself to it that it has nothing of the file any more. */
     if (there == -EIO)
         there = 0;
     else if (there == -EREMOTEIO)
         there = -EIO;
     return error && error != -ENOENT ? error : there != -ENOENT ? there : error;
+}
+
+int home_invalidate(struct cache_file *file, off_t offset, off_t length)
+{
+    const struct node_request invalidation = {.offset = offset, .length = (uint64_t)length};
+    int error = home_invalidate_node(file, 0, offset, length);
+
+    if (!file->cache->nodes)
+        return error;
+    return joined(error, invalidate_there(file, 0, &invalidation));
+}
+
+off_t home_size(struct cache_file *file, uint64_t *truncations_out)
+{
+    pthread_mutex_lock(&file->lock);
+    off_t size = file->size;
+    if (truncations_out)
+        *truncations_out = file->truncations;
+    pthread_mutex_unlock(&file->lock);
+    return size;
+}
+
+int home_tell_size(struct cache_file *file)
+{
+    struct cache_host *host = &file->cache->host;
+    struct node_request invalidation = {.offset = -1};
+    int error = home_invalidate_node(file, 0, -1, 0);
+    off_t size = home_size(file, NULL);
+
+    if (!error && size)
+        error = host->grow(host->context, file->context, size);
+    invalidation.length = (uint64_t)home_size(file, &invalidation.value);
+    error = joined(error, invalidate_there(file, 0, &invalidation));
+    return error == -ENOENT ? 0 : error;
 }
 
 void home_tell_handed(struct cache_file *file, bool lost)

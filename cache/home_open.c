@@ -127,6 +127,7 @@ int home_open_make(struct home_session *agent, const struct node_request *reques
     LIST_INSERT_HEAD(&agent->opens, open, link);
     pthread_mutex_unlock(&agent->lock);
     reply->value[0] = agent->nodes->settles; /* else who leaves finds it in the file's list */
+    reply->value[1] = (uint64_t)home_size(file, NULL);
     return 0;
 }
 
@@ -234,7 +235,8 @@ static int do_write(struct home_session *agent, struct home_open *open, const st
     return (int)n;
 }
 
-static int do_truncate(struct home_session *agent, struct home_open *open, const struct node_request *request)
+static int do_truncate(struct home_session *agent, struct home_open *open, const struct node_request *request,
+                       struct node_reply *reply)
 {
     struct cache_file *file = open->file;
 
@@ -244,6 +246,7 @@ static int do_truncate(struct home_session *agent, struct home_open *open, const
     int error = cache_file_truncate(file, -1, (off_t)request->length);
     if (!error)
         durable_cut(file->durable, (off_t)request->length);
+    home_size(file, &reply->value[0]);
     return (int)settle(agent, file, error);
 }
 
@@ -294,7 +297,7 @@ int home_open_serve(struct home_session *agent, enum node_op op, const struct no
         result = do_write(agent, open, request);
         break;
     case NODE_TRUNCATE:
-        result = do_truncate(agent, open, request);
+        result = do_truncate(agent, open, request, reply);
         break;
     case NODE_FALLOCATE:
         result = do_fallocate(agent, open, request);

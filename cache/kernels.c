@@ -398,15 +398,13 @@ static void drop_old(struct cache_file *file)
                 break;
             drop_leaf(file, node, leaf, pages);
         }
-    if (resized) {
-        /* An invalidation beside a GETATTR has the kernel forget the size that it was told: what is left of
-         * earlier WRITEs comes first, and nothing after this. */
-        pthread_mutex_lock(&file->lock);
-        heal_settle(file);
-        pthread_mutex_unlock(&file->lock);
-        home_invalidate(file, -1, 0);
-    }
+    /* After what they hold of the page where the file ended, which has zeros past that. */
+    int error = resized ? home_tell_size(file) : 0;
     pthread_mutex_lock(&file->lock);
+    if (error) {
+        file->kernels.resized = true;
+        file->kernels.failed = true;
+    }
     file->kernels.finished = file->kernels.rounds;
     if (!file->kernels.failed)
         file->kernels.clean = file->kernels.finished;
@@ -515,7 +513,7 @@ int kernels_flush(struct cache_file *file)
     while (kernels->finished < round && !error)
         if (pthread_cond_timedwait(&file->changed, &file->lock, &until) == ETIMEDOUT)
             error = -EIO;
-    if (kernels->clean < round && kernels->old) /* else it was read anew meanwhile */
+    if (kernels->clean < round && (kernels->old || kernels->resized)) /* else it was read anew meanwhile */
         error = -EIO;
     pthread_mutex_unlock(&file->lock);
     return error;

@@ -30,6 +30,7 @@
 #include "fs/memory.h"
 #include "fs/mountinfo.h"
 #include "fs/nodes.h"
+#include "fs/grow.h"
 #include "fs/peek.h"
 #include "fs/server.h"
 #include "fs/session.h"
@@ -320,6 +321,7 @@ static int start_parts(struct fs *fs)
     struct cache_host host = {.context = fs,
                               .invalidate = session_invalidate,
                               .peek = peek_kernel,
+                              .grow = grow_kernel,
                               .pin = pin,
                               .find = nodes_find,
                               .track = nodes_track_here,

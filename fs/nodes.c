@@ -112,8 +112,10 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
         if (ours) /* WRITEs on their way may meet what follows: the home must know */
             cache_file_opened(file);
         session_invalidate(fs, inode, 0, 0);
-        if (ours)
+        if (ours) {
             cache_file_discard_write_backs(file, false);
+            cache_file_tell_size(file);
+        }
     } else if (again && rc == 0) {
         nodes_settle(inode);
     }
@@ -126,8 +128,10 @@ static void settle(void *argument)
     struct cache_file *file = inode_usable(inode);
 
     session_invalidate(inode->fs, inode, 0, 0);
-    if (file)
+    if (file) {
         cache_file_discard_write_backs(file, false);
+        cache_file_tell_size(file);
+    }
     inode_put(inode);
 }
 

@@ -23,7 +23,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 6u
+#define NODE_VERSION 7u
 
 enum node_class {
     NODE_FRAMES,
@@ -68,13 +68,13 @@ enum node_op {
     NODE_ROOM,      /* device, length: so many pages of it are wanted for something else -> value[0]: how many
                        were given up, of files that nobody maps there */
     /* NODE_IO: */
-    NODE_OPEN,      /* name; file: the number that it shall have -> value[0]: as if HANDED had been said.
-                       -ESTALE: it is not tracked here */
+    NODE_OPEN,      /* name; file: the number that it shall have -> value[0]: as if HANDED had been said;
+                       value[1]: its size. -ESTALE: it is not tracked here */
     NODE_CLOSE,     /* file */
     NODE_OPENED,    /* file: a program opens it, and the agent's kernel drops its pages */
     NODE_READ,      /* file, offset, length, slot, flags: CACHE_IO_*, value: a number for READ_END -> bytes */
     NODE_WRITE,     /* file, offset, length, slot, flags: CACHE_IO_* -> bytes */
-    NODE_TRUNCATE,  /* file, length */
+    NODE_TRUNCATE,  /* file, length -> value[0]: how often it was cut by now */
     NODE_FALLOCATE, /* file, offset, length, flags: mode */
     NODE_SEEK,      /* file, offset, flags: whence -> value[0]: offset */
     /* NODE_HEALS: */
@@ -85,7 +85,9 @@ enum node_op {
     NODE_HANDED, /* file: the home leaves, and has brought to storage what it had of it, and will do so with
                     what it acknowledges from now on. flags: NODE_HANDED_LOST: it could not */
     /* NODE_KERNEL: */
-    NODE_INVALIDATE, /* file, offset (-1: attributes only), length: drop the kernel's pages */
+    NODE_INVALIDATE, /* file, offset, length: drop the kernel's pages. offset -1: attributes only; then length
+                        is the size that the file has at least (0: not said), and value counts its truncations
+                      */
     /* NODE_HEALS: */
     NODE_PEEK, /* file, offset, length (at most a page), slot -> bytes */
     /* NODE_FRAMES; offset and length in pages: */

@@ -353,38 +353,6 @@ static void test_stale_page_before_the_writes_own(void **state)
     fixture_stop(&f);
 }
 
-static void *settle(void *argument)
-{
-    (void)argument;
-    pthread_mutex_lock(&f.file->lock);
-    heal_settle(f.file);
-    pthread_mutex_unlock(&f.file->lock);
-    step = 1;
-    return NULL;
-}
-
-/* Who tells other kernels of a new size waits for what is late. */
-static void test_settle_waits_for_a_late_heal(void **state)
-{
-    pthread_t thread;
-
-    (void)state;
-    step = 0;
-    if (!make_a_late())
-        skip();
-    pthread_create(&thread, NULL, settle, NULL);
-    usleep(50000);
-    int before = step;
-    pthread_mutex_unlock(&f.kernel[1].lock);
-    pthread_join(thread, NULL);
-    pthread_mutex_lock(&f.file->lock);
-    bool done = LIST_EMPTY(&f.file->window.heals);
-    pthread_mutex_unlock(&f.file->lock);
-    fixture_stop(&f);
-    assert_int_equal(before, 0);
-    assert_true(done);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -400,7 +368,6 @@ int main(void)
         cmocka_unit_test(test_store_to_the_writes_own_pages),
         cmocka_unit_test(test_stale_page_is_waited_for),
         cmocka_unit_test(test_stale_page_before_the_writes_own),
-        cmocka_unit_test(test_settle_waits_for_a_late_heal),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

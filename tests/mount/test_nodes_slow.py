@@ -68,6 +68,39 @@ def test_a_sync_of_a_file_that_a_still_node_does_not_have(still, agents):
         assert mine.agent.finish() == 0
 
 
+def test_heals_beside_a_node_that_stands_still(cluster, agents, request):
+    """WRITEs that meet releases whose pages a kernel that stands still has not dropped: they concern their own kernel, and
+    all are healed in time, as are those of a file that the still node does not have."""
+    nodes = cluster(3, "timeout=0,peer_timeout=25")
+    for name in "held0", "held1", "f":
+        nodes.make(pattern(4 * PAGE), name, home=0)
+    held = [Program(agents(), nodes.path(0, name), cpu=False) for name in ("held0", "held1")]
+    mine = Program(agents(), nodes.path(0), cpu=False)
+    still = agents()
+    still.do("fds = [os.open(path, os.O_RDWR) for path in paths]\nassert all(os.pread(fd, 1, 0) for fd in fds)",
+             paths=[nodes.path(2, name) for name in ("held0", "held1")])
+    request.addfinalizer(lambda: os.kill(nodes[2].pid, signal.SIGCONT))
+    stand_still(nodes[2].pid)
+    writers = [Program(agents(), nodes.path(0, name), device=None, cpu=False) for name in ("held0", "held1", "f")]
+    for program, writer in zip(held, writers):
+        program.device_store(0, b"device")
+        program.agent.start("map.release()")
+        assert program.agent.busy(0.3)
+        for _ in range(2):
+            writer.read(10)
+            writer.write(0, b"W" * 2 * PAGE)
+    mine.device_store(0, b"device")
+    mine.release()
+    writers[2].read(10)
+    writers[2].write(0, b"W" * 2 * PAGE)
+    writers[2].fsync()
+    counts = statistics(nodes[0].mnt)
+    assert counts["heals"] > 0 and counts["heals_late"] == 0
+    os.kill(nodes[2].pid, signal.SIGCONT)
+    for program in held:
+        program.agent.finish()
+
+
 @pytest.mark.parametrize("options", ["", "timeout=30"])
 def test_what_a_touch_has_brought_is_acquired(cluster, agents, options):
     """A page that the device had not held, with what a CPU has just written: an acquire comes to the home, though nothing

@@ -130,6 +130,15 @@ static void *invalidate(void *argument)
     return argument;
 }
 
+static int tell_size(long size, long truncations)
+{
+    struct node_request request = {
+        .file = opened, .offset = -1, .length = (uint64_t)size, .value = (uint64_t)truncations};
+
+    return agent ? call(agent, NODE_KERNEL, NODE_INVALIDATE, &request, sizeof request, NULL, NULL, 0)
+                 : -ENOTCONN;
+}
+
 static int open_many(const char *path)
 {
     struct node_request request = {0};
@@ -186,6 +195,8 @@ static int order(const char *word, const char *path, long one, long two)
         return -pthread_create(&thread, NULL, write_later, NULL);
     if (!strcmp(word, "invalidate"))
         return agent ? -pthread_create(&thread, NULL, invalidate, NULL) : -ENOTCONN;
+    if (!strcmp(word, "size"))
+        return tell_size(one, two);
     if (!strcmp(word, "frames"))
         return make_frames((unsigned)one, (unsigned)two);
     if (!strcmp(word, "set") && one >= 0 && one < (long)PAGE)
