@@ -228,12 +228,12 @@ off_t agent_seek(struct cache_file *file, off_t offset, int whence)
 
 int agent_sync(struct cache_file *file, bool data_only)
 {
-    return ask(file, NODE_CALLS, NODE_SYNC, &(struct node_request){.flags = data_only}, NULL);
+    return ask(file, NODE_SYNCS, NODE_SYNC, &(struct node_request){.flags = data_only}, NULL);
 }
 
 int agent_flush(struct cache_file *file)
 {
-    return ask(file, NODE_CALLS, NODE_FLUSH, &(struct node_request){0}, NULL);
+    return ask(file, NODE_SYNCS, NODE_FLUSH, &(struct node_request){0}, NULL);
 }
 
 void agent_tell_size(struct cache_file *file)

@@ -100,7 +100,7 @@ static int grant(struct leaf_copy *copy, page_mask pages)
     }
     /* It may get what a CPU of some node has written and kernels of others have not heard of. Who must know
      * that they have acquires, and that comes to settle_kernels(). */
-    if (!error && file->kernels.old)
+    if (!error && kernels_behind(file))
         replica_changed(copy->replica);
     return error;
 }

@@ -291,6 +291,13 @@ void kernels_resized(struct cache_file *file)
         file->kernels.resized = true;
 }
 
+bool kernels_behind(const struct cache_file *file)
+{
+    const struct kernels *kernels = &file->kernels;
+
+    return kernels->old || kernels->resized || kernels->queued || kernels->running;
+}
+
 /* ---- the dropper ---- */
 
 static void enqueue(struct dropper *dropper, struct dropper_work *work)

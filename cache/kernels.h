@@ -84,6 +84,8 @@ void kernels_wrote_back(struct cache_file *file, unsigned node, const uint8_t *b
                         off_t offset);
 /* The size has changed. */
 void kernels_resized(struct cache_file *file);
+/* Whether a kernel may have something older than the home copy: a page, or the size. */
+bool kernels_behind(const struct cache_file *file);
 /* Have the dropper look at the file if there is anything to drop. The lock is not held; the file can't go
  * away. */
 void kernels_settle(struct cache_file *file);

@@ -411,9 +411,9 @@ static int do_far(struct cache_map *map, enum node_op op, uint64_t offset, uint6
 static int settle_kernels(struct cache_file *file)
 {
     pthread_mutex_lock(&file->lock);
-    bool old = file->kernels.old;
+    bool behind = kernels_behind(file);
     pthread_mutex_unlock(&file->lock);
-    return old ? kernels_flush(file) : 0;
+    return behind ? kernels_flush(file) : 0;
 }
 
 int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,

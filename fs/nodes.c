@@ -109,8 +109,9 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
     if (!ours || rc < 0) /* another thread was first: the file is not known any more */
         cache_file_close(file);
     if (drop && rc == 0) {
-        if (ours) /* WRITEs on their way may meet what follows: the home must know */
-            cache_file_opened(file);
+        struct cache_file *usable = ours ? file : inode_usable(inode);
+        if (usable) /* WRITEs on their way may meet what follows: the home must know */
+            cache_file_opened(usable);
         session_invalidate(fs, inode, 0, 0);
         if (ours) {
             cache_file_discard_write_backs(file, false);

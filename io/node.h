@@ -7,6 +7,8 @@
  *   NODE_CALLS waits for all others, and for NODE_CALLS of the other direction in one case (a home answers
  *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO; HANDED waits for
  *   nobody);
+ *   NODE_SYNCS waits for storage, and for NODE_KERNEL of all nodes, for 30 s: what programs map and acquire
+ *   of other files does not wait behind that;
  *   NODE_FAULTS waits for NODE_FRAMES, NODE_CLIENTS and, to make room, NODE_KERNEL; of NODE_CALLS some wait
  *   for a kernel or for each other, and a touch shall not wait behind those;
  *   NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time;
@@ -33,6 +35,7 @@ enum node_class {
     NODE_HEALS,
     NODE_IO,
     NODE_FAULTS,
+    NODE_SYNCS,
     NODE_CALLS,
 };
 
@@ -62,8 +65,9 @@ enum node_op {
     NODE_RELEASE,   /* client, map, offset, length */
     NODE_MAP_SYNC,  /* client, map, offset, length */
     NODE_ADVISE,    /* client, map, offset, length, flags: GAIA_ADV_* */
-    NODE_SYNC,      /* file, flags: 1: data only */
-    NODE_FLUSH,     /* file: what others' kernels hold that is older than the file's bytes is dropped */
+    NODE_SYNC,      /* of NODE_SYNCS: file, flags: 1: data only */
+    NODE_FLUSH,     /* of NODE_SYNCS: file: what others' kernels hold that is older than the file's bytes is
+                       dropped */
     NODE_LEAVE,     /* the agent's devices are emptied: what they hold is collected */
     NODE_ROOM,      /* device, length: so many pages of it are wanted for something else -> value[0]: how many
                        were given up, of files that nobody maps there */

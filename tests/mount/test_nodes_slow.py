@@ -18,14 +18,15 @@ on_another_node = pytest.mark.parametrize("gpu", ["on another node"], indirect=T
 MANY = 12  # files; more than the threads that some version had for them
 
 
-def files_of_a_node_that_stands_still(nodes, agents):
+def files_of_a_node_that_stands_still(nodes, agents, many):
     """Many files of node 0 that devices there map, and whose first page node 2's kernel holds: their writer, whose
     function makes these pages old."""
-    for number in range(MANY):
+    for number in range(many):
         nodes.make(pattern(2 * PAGE), f"held{number}", home=0)
     writer, still = agents(), agents()
     for agent, node in (writer, 0), (still, 2):
-        agent.do("held = [os.open(path + str(number), os.O_RDWR) for number in range(many)]", path=nodes.path(node, "held"), many=MANY)
+        agent.do("held = [os.open(path + str(number), os.O_RDWR) for number in range(many)]", path=nodes.path(node, "held"),
+                 many=many)
     writer.do("dev = gaia.Device('soft:0')\nmaps = [dev.mmap(fd, PAGE) for fd in held]")
     still.do("assert all(len(os.pread(fd, PAGE, 0)) == PAGE for fd in held)")
 
@@ -42,8 +43,8 @@ def still(cluster, agents):
     def start(options="timeout=0"):
         nodes = cluster(3, f"{options},peer_timeout=25".strip(","))
 
-        def stop():
-            write = files_of_a_node_that_stands_still(nodes, agents)
+        def stop(many=MANY):
+            write = files_of_a_node_that_stands_still(nodes, agents, many)
             stopped.append(nodes[2].pid)
             stand_still(nodes[2].pid)
             write()
@@ -66,6 +67,50 @@ def test_a_sync_of_a_file_that_a_still_node_does_not_have(still, agents):
         mine.agent.start("error_of(os.fsync, fd)", "eval")
         assert not mine.agent.busy(10)
         assert mine.agent.finish() == 0
+
+
+@pytest.mark.parametrize("what", ["acquire()", "release()"])
+def test_a_map_beside_many_syncs_that_wait_for_a_still_node(still, agents, what):
+    """Of a node that is no home: its programs wait for as many fsync()s as may be under way. (CALL_WIDTH of io/call.h)"""
+    many = 16
+    nodes, stop = still()
+    nodes.make(pattern(2 * PAGE), home=0)
+    mine = Program(agents(), nodes.path(1), cpu=False)
+    waits = [agents() for _ in range(many)]
+    stop(many)
+    for number, agent in enumerate(waits):
+        agent.do("fd = os.open(path, os.O_RDWR)\nos.pwrite(fd, b'x', 5)", path=nodes.path(1, f"held{number}"))
+        agent.start("error_of(os.fsync, fd)", "eval")
+    assert all(agent.busy(0.1) for agent in waits)
+    mine.device_store(0, b"device")
+    mine.agent.start(f"map.{what}")
+    assert not mine.agent.busy(10)
+    mine.agent.finish()
+
+
+def test_an_acquire_of_what_was_appended(cluster, agents):
+    """When it has returned every kernel knows the size: who hears of it from what the device stores next reads it."""
+    nodes = cluster(3, "timeout=30,peer_timeout=25", only=[0, 2])
+    for name in "f", "flag":
+        nodes.make(pattern(2 * PAGE), name, home=0)
+    device = agents()
+    device.do("dev = gaia.Device('soft:0')\nmap, flag = (dev.mmap(os.open(path, os.O_RDWR), 1 << 20) for path in paths)",
+              paths=[nodes.path(0, name) for name in ("f", "flag")])
+    writer, reader = agents(), agents()
+    writer.do("fd = os.open(path, os.O_WRONLY | os.O_APPEND)", path=nodes.path(0))
+    reader.do("fd, flag = (os.open(path, os.O_RDONLY) for path in paths)", paths=[nodes.path(2, name) for name in ("f", "flag")])
+    slow = Member(nodes.peers)  # b, which is told before c is
+    try:
+        slow.has_page(nodes.below())
+        assert slow.do("read_end") == 0
+        assert reader("len(os.pread(fd, 1 << 20, 0))") == 2 * PAGE
+        slow.do("pause", OPS["NODE_INVALIDATE"], 3000)
+        writer.do("os.write(fd, b'NEW')")
+        device.do("map.acquire()\nflag[:4] = map[at:at + 3] + b'!'\nflag.release()", at=2 * PAGE)
+        assert reader("os.pread(flag, 4, 0)") == b"NEW!"
+        assert reader("os.pread(fd, 3, at)", at=2 * PAGE) == b"NEW"
+    finally:
+        slow.kill()
 
 
 def test_heals_beside_a_node_that_stands_still(cluster, agents, request):

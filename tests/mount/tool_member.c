@@ -184,7 +184,7 @@ static int order(const char *word, const char *path, long one, long two)
     if (!strcmp(word, "opened"))
         return ask(NODE_IO, NODE_OPENED, &(struct node_request){0});
     if (!strcmp(word, "sync"))
-        return ask(NODE_CALLS, NODE_SYNC, &(struct node_request){0});
+        return ask(NODE_SYNCS, NODE_SYNC, &(struct node_request){0});
     if (!strcmp(word, "read"))
         return read_page();
     if (!strcmp(word, "read_end"))
