@@ -120,10 +120,6 @@ int claim_empty(struct replica *replica)
     struct copies copies = {.replica = replica};
     int error = 0;
 
-    if (gaia_node_frames_gone(replica->frames)) { /* nothing can be had of it any more */
-        home_device_lose(replica);
-        return 0;
-    }
     pthread_mutex_lock(&file->lock);
     copies.room = file->index.leaves;
     copies.list = calloc(copies.room + 1, sizeof *copies.list);
@@ -140,7 +136,7 @@ int claim_empty(struct replica *replica)
         error = error ? error : one;
     }
     free(copies.list);
-    if (error && gaia_node_frames_gone(replica->frames)) { /* in the middle */
+    if (error && gaia_node_frames_gone(replica->frames)) { /* nothing can be had of it any more */
         home_device_lose(replica);
         error = 0;
     }

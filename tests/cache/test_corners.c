@@ -412,6 +412,24 @@ static void test_a_release_that_failed(void **state)
     fixture_stop(&f);
 }
 
+/* Nor has the kernel dropped the pages: the next release of another device does not take it that it has. */
+static void test_another_devices_release_after_one_that_failed(void **state)
+{
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    other = device_map(&f, 1);
+    assert_int_equal(read_byte(0, 11), 0);
+    map.bytes[10] = 7;
+    f.invalidate_error = -EIO;
+    assert_int_equal(device_release(&f, &map), -EIO);
+    f.invalidate_error = 0;
+    other.bytes[11] = 8;
+    assert_int_equal(device_release(&f, &other), 0);
+    assert_int_equal(read_byte(0, 11), 8);
+    fixture_stop(&f);
+}
+
 static int fail_to_fetch(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
 {
     (void)frames;
@@ -491,6 +509,7 @@ int main(void)
         cmocka_unit_test(test_frames_cut_by_the_client),
         cmocka_unit_test(test_exactly_full),
         cmocka_unit_test(test_a_release_that_failed),
+        cmocka_unit_test(test_another_devices_release_after_one_that_failed),
         cmocka_unit_test(test_a_release_that_could_not_look),
         cmocka_unit_test(test_a_drop_that_failed),
         cmocka_unit_test(test_the_ends_of_a_range),
