@@ -259,6 +259,16 @@ def test_a_file_that_became_immutable(mount, agents):
         os.close(fd)
 
 
+def test_a_token_ends_with_its_descriptor(served):
+    _, good, fd = served
+    raw = hello(get_token(fd)[0])
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    tokens = [get_token(other)[1] for _ in range(1000)]  # RELEASE may come later than close() returns
+    os.close(other)
+    wait_until(lambda: raw.call(message(MAP, bytes=PAGE, prot=3, token=tokens.pop())) == errno.EACCES)
+    good.works()
+
+
 def test_requests_with_ranges_out_of_bounds(served):
     _, good, fd = served
     raw, number = mapped(fd)
