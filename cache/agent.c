@@ -387,7 +387,13 @@ int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64
     if (op == NODE_RELEASE)
         durable_ask(map->file->durable);
     if (op == NODE_ACQUIRE) {
-        *poisoned_out = poisoned || (!error && reply.value[0]);
+        uint64_t said = error ? 0 : reply.value[0];
+        poisoned |= said & NODE_ACQUIRE_POISONED;
+        /* Kernels have something older: who waits for them holds up no map. */
+        if (said & NODE_ACQUIRE_FLUSH)
+            error = nodes_ask(map->far->file->session, NODE_SYNCS, NODE_FLUSH,
+                              &(struct node_request){.file = map->far->file->number}, NULL);
+        *poisoned_out = poisoned;
         *changes_out = error ? 0 : reply.value[1];
         if (error && poisoned)
             map->poisoned = true;

@@ -69,7 +69,8 @@ int cache_map_attach_far(struct cache_client *client, uint32_t id, uint64_t addr
 /* -ENOENT: no such map. */
 int cache_map_close(struct cache_client *client, uint32_t id);
 
-/* offset and bytes are of the file and must lie in the map: else -EINVAL. bytes is rounded up to pages. */
+/* offset and bytes are of the file and must lie in the map: else -EINVAL. bytes is rounded up to pages. 1, of
+ * an agent's client: it has acquired when the agent has had the file FLUSHed. */
 int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
                       uint64_t *changes_out, bool *poisoned_out);
 int cache_map_release(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes);

@@ -38,6 +38,7 @@ struct heal {
     uint64_t leaves;      /* bit i: the i-th leaf of the range is marked as being invalidated */
     uint64_t drop_reads;  /* the last READ before that */
     unsigned node;        /* whose kernel */
+    bool misplaced;       /* heal_misplaced() */
     bool linked;          /* in window->heals; under the file's lock */
     bool head_done, done; /* all but the last page, everything; under healer->lock */
     unsigned references;  /* the WRITE's handler and the healer; under healer->lock */
@@ -306,6 +307,7 @@ int heal_misplaced(struct cache_file *file, const void *bytes, size_t length, of
         return -ENOMEM;
     read_home(file, heal->bytes, length, offset); /* and heal_applied() puts there what the WRITE changes */
     memcpy(old_bytes(heal), bytes, length);
+    heal->misplaced = true;
     *heal_out = heal;
     return 0;
 }
@@ -430,7 +432,10 @@ static bool look_at_pages(struct heal *heal)
             break; /* it does not answer, or not in time */
         pthread_mutex_lock(&heal->file->lock);
         bool stale = has_replaced(heal, page, bytes, n);
-        if (!stale && n == (ssize_t)length)
+        /* A kernel that shows pages which are being read shows anything there. */
+        bool filled = reads_may_fill(heal->file, heal->node, (uint64_t)page / GAIA_PAGE_SIZE, heal->reads,
+                                     READER_MS * 1000000u);
+        if (!stale && n == (ssize_t)length && !filled)
             set_current(heal, page_of(heal, page));
         pthread_mutex_unlock(&heal->file->lock);
         any |= stale;
@@ -466,8 +471,10 @@ static void wait_for_drop(struct healer *healer, struct heal *heal, unsigned las
     pthread_cond_broadcast(&healer->changed);
     healer->waiting++;
     bool late = !wait_for(healer, &heal->head_done, WAIT_MS) && !wait_longer(healer, heal, &heal->head_done);
+    /* What is misplaced is in the last page in any case, also where that is locked until the answer and is
+     * shown all the same. */
     if (!late && !wait_for(healer, &heal->done, last_ms) && last_ms > READER_MS)
-        late = !wait_longer(healer, heal, &heal->done);
+        late = heal->misplaced || !wait_longer(healer, heal, &heal->done);
     healer->waiting--;
     healer->heals++;
     healer->late += late;

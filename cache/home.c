@@ -165,9 +165,9 @@ static int do_client(struct cache_client *client, enum node_op op, const struct 
                                                        .thread = request->thread});
     case NODE_ACQUIRE:
         error = cache_map_acquire(client, request->map, offset, request->length, &changes, &poisoned);
-        reply->value[0] = poisoned;
-        reply->value[1] = error ? 0 : changes;
-        return error;
+        reply->value[0] = (poisoned ? NODE_ACQUIRE_POISONED : 0) | (error > 0 ? NODE_ACQUIRE_FLUSH : 0);
+        reply->value[1] = error < 0 ? 0 : changes;
+        return error < 0 ? error : 0;
     case NODE_RELEASE:
         return cache_map_release(client, request->map, offset, request->length);
     case NODE_MAP_SYNC:

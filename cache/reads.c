@@ -76,11 +76,32 @@ static bool any_under_way(const struct reads *reads, unsigned node, uint64_t pag
     return false;
 }
 
+static bool was_recent(const struct reads *reads, unsigned node, uint64_t page, uint64_t number,
+                       uint64_t recent_ns)
+{
+    uint64_t since = now_ns() - recent_ns;
+
+    for (unsigned i = 0; i < READS_ANSWERED; i++) {
+        const struct answered_read *answered = &reads->answered[i];
+        if (answered->node == node && answered->number <= number && answered->first <= page &&
+            answered->last >= page && answered->time >= since)
+            return true;
+    }
+    return false;
+}
+
+bool reads_may_fill(const struct cache_file *file, unsigned node, uint64_t page, uint64_t number,
+                    uint64_t recent_ns)
+{
+    return any_under_way(&file->reads, node, page, number) ||
+           was_recent(&file->reads, node, page, number, recent_ns);
+}
+
 int reads_wait(struct cache_file *file, unsigned node, uint64_t page, uint64_t number, uint64_t recent_ns)
 {
     struct reads *reads = &file->reads;
     struct timespec until = lock_wait_until(READS_WAIT_MS);
-    bool recent = false, late = false;
+    bool late = false;
 
     reads->waiting++;
     while (!late && any_under_way(reads, node, page, number))
@@ -88,11 +109,5 @@ int reads_wait(struct cache_file *file, unsigned node, uint64_t page, uint64_t n
     reads->waiting--;
     if (late && any_under_way(reads, node, page, number))
         return -ETIMEDOUT;
-    uint64_t since = now_ns() - recent_ns;
-    for (unsigned i = 0; i < READS_ANSWERED && !recent; i++) {
-        const struct answered_read *answered = &reads->answered[i];
-        recent = answered->node == node && answered->number <= number && answered->first <= page &&
-                 answered->last >= page && answered->time >= since;
-    }
-    return recent;
+    return was_recent(reads, node, page, number, recent_ns);
 }

@@ -10,11 +10,17 @@
 
 #include "fs/inode.h"
 
+/* The kernel makes a page for the first byte, empty, which a READ of its own must fill when it is read. So it
+ * is always the same one, of each GiB, and not one for each growth. */
+#define GROW_SPAN ((off_t)1 << 30)
+
 /* Not fuse_lowlevel_notify_store(): that says on stderr that it failed, as it is to here. And not writev(): a
  * sanitizer would look at what it is given. */
 static int store_nothing(int fd, uint64_t nodeid, off_t size)
 {
-    struct fuse_notify_store_out store = {.nodeid = nodeid, .offset = (uint64_t)size - 1, .size = 1};
+    off_t from = (size - 1) & ~(GROW_SPAN - 1);
+    struct fuse_notify_store_out store = {
+        .nodeid = nodeid, .offset = (uint64_t)from, .size = (uint32_t)(size - from)};
     struct fuse_out_header header = {.error = FUSE_NOTIFY_STORE,
                                      .len = sizeof header + sizeof store + store.size};
     struct iovec parts[] = {{&header, sizeof header}, {&store, sizeof store}, {NULL, store.size}};

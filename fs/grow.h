@@ -15,8 +15,8 @@
 
 #include "fs/fs.h"
 
-/* For cache_host.grow: context is the struct fs, file_context the struct inode. Waits for the page at the new
- * end where it is locked, as an invalidation would. size: at least 1. 0, -ENOENT, or a negative errno. */
+/* For cache_host.grow: context is the struct fs, file_context the struct inode. Waits for a page of the file
+ * where it is locked, as an invalidation would. size: at least 1. 0, -ENOENT, or a negative errno. */
 int grow_kernel(void *context, void *file_context, off_t size);
 
 #endif

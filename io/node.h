@@ -60,8 +60,8 @@ enum node_op {
     NODE_GONE,      /* client: it has ended */
     NODE_FAULT,     /* of NODE_FAULTS: client, address, flags: NODE_FAULT_*, thread; nobody waits for the
                        answer */
-    NODE_ACQUIRE,   /* client, map, offset, length -> value[0]: poisoned pages must be refreshed; value[1]:
-                       another number than last time if anything has changed since */
+    NODE_ACQUIRE,   /* client, map, offset, length -> value[0]: NODE_ACQUIRE_*; value[1]: another number than
+                       last time if anything has changed since */
     NODE_RELEASE,   /* client, map, offset, length */
     NODE_MAP_SYNC,  /* client, map, offset, length */
     NODE_ADVISE,    /* client, map, offset, length, flags: GAIA_ADV_* */
@@ -123,6 +123,8 @@ enum node_op {
 
 #define NODE_DEVICE_PAGES_MIN 64u /* that a device has for a home */
 #define NODE_LATE_KERNEL 1u       /* base/kernel.h: it writes back late */
+#define NODE_ACQUIRE_POISONED 1u  /* pages whose touch has failed must be refreshed */
+#define NODE_ACQUIRE_FLUSH 2u     /* kernels have something older: it has returned when a FLUSH has */
 #define NODE_MAP_WRITABLE 1u
 #define NODE_MAP_RESIDENT 2u
 #define NODE_TRAPS 1u

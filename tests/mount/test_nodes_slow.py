@@ -88,6 +88,30 @@ def test_a_map_beside_many_syncs_that_wait_for_a_still_node(still, agents, what)
     mine.agent.finish()
 
 
+def test_a_map_beside_many_acquires_that_wait_for_a_still_node(still, agents):
+    """Which has open what a CPU has appended to."""
+    many = 16
+    nodes, stop = still()
+    for name in "f", "grows":
+        nodes.make(pattern(2 * PAGE), name, home=0)
+    mine = Program(agents(), nodes.path(1), cpu=False)
+    waits = [agents() for _ in range(many)]
+    writer, other = agents(), agents()
+    for agent in waits:
+        agent.do("map = gaia.Device('soft:0').mmap(os.open(path, os.O_RDWR), PAGE)\nmap[0]", path=nodes.path(1, "grows"))
+    for agent, node in (writer, 0), (other, 2):
+        agent.do("fd = os.open(path, os.O_RDWR)\nos.pread(fd, 1, 0)", path=nodes.path(node, "grows"))
+    stop()
+    writer.do("os.pwrite(fd, b'x', 2 * PAGE)")
+    for agent in waits:
+        agent.start("error_of(map.acquire)", "eval")
+    assert all(agent.busy(0.1) for agent in waits)
+    mine.device_store(0, b"device")
+    mine.agent.start("map.release()")
+    assert not mine.agent.busy(10)
+    mine.agent.finish()
+
+
 def test_an_acquire_of_what_was_appended(cluster, agents):
     """When it has returned every kernel knows the size: who hears of it from what the device stores next reads it."""
     nodes = cluster(3, "timeout=30,peer_timeout=25", only=[0, 2])
