@@ -31,8 +31,8 @@
  * to a page that the kernel still holds, before the write() has returned or where it is still stale then,
  * that brings back the very value that the WRITE has just replaced.
  *
- * Kernels that show pages that are not up to date (6.18 doesn't) show the WRITE's bytes in one that it keeps
- * locked.
+ * Kernels that show pages that are not up to date (all before May 2026; 6.18.44 doesn't) show the WRITE's
+ * bytes in one that it keeps locked.
  *
  * The kernel's own reclaim, or posix_fadvise(), may drop a page in between just as well, with no device in
  * play: any FUSE file system has that.

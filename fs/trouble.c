@@ -18,7 +18,9 @@ static struct kind {
     atomic_llong next; /* seconds of the monotonic clock: silent until then */
     atomic_uint unsaid;
 } kinds[] = {
-    {.error = EIO, .advice = "the kernel's log (dmesg) says what is wrong with the disk"},
+    {.error = EIO,
+     .advice = "the kernel's log (dmesg) says what is wrong with the disk, gaiactl stat which node does not "
+               "answer"},
     {.error = EUCLEAN, .advice = "its filesystem is damaged: unmount it and run fsck"},
     {.error = ESHUTDOWN, .advice = "its filesystem has shut itself down: see the kernel's log (dmesg)"},
     {.error = EMFILE, .advice = "raise the daemon's limit of open files (ulimit -n, systemd: LimitNOFILE=)"},

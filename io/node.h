@@ -7,7 +7,7 @@
  *   NODE_CALLS waits for all others, and for NODE_CALLS of the other direction in one case (a home answers
  *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO; HANDED waits for
  *   nobody);
- *   NODE_SYNCS waits for storage, and for NODE_KERNEL of all nodes, for 30 s: what programs map and acquire
+ *   NODE_SYNCS waits for storage, and for NODE_KERNEL of all nodes, for 30 s: what programs map and release
  *   of other files does not wait behind that;
  *   NODE_FAULTS waits for NODE_FRAMES, NODE_CLIENTS and, to make room, NODE_KERNEL; of NODE_CALLS some wait
  *   for a kernel or for each other, and a touch shall not wait behind those;

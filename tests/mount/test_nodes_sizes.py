@@ -86,6 +86,18 @@ def test_what_was_appended_and_synced_is_read(disturbed, beside, options, home):
         assert reader("os.pread(fd, size, at)", size=RECORD, at=4 * PAGE + turn * RECORD) == record, turn
 
 
+@pytest.mark.parametrize("size", [1 << 30, (1 << 30) + 1, (5 << 30) - 7])
+def test_what_was_appended_to_a_large_file_is_read(disturbed, size):
+    """A kernel is told of a size by the GiB (fs/grow.c)."""
+    nodes, _, writer, reader = disturbed("write")
+    os.truncate(nodes.path(0), size)
+    for turn in range(TURNS):
+        reader.do("os.pread(fd, 1, PAGE)")
+        record = b"A%015d" % turn
+        writer.do("os.write(fd, record)\nos.fsync(fd)", record=record)
+        assert reader("os.pread(fd, size, at)", size=RECORD, at=size + turn * RECORD) == record, turn
+
+
 @BESIDE
 def test_who_seeks_to_the_end_and_writes_overwrites_nothing(disturbed, beside):
     """Of what was synced before."""
