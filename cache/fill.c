@@ -99,7 +99,7 @@ static int grant(struct leaf_copy *copy, page_mask pages)
         gaia_rule_grant(&versions, leaf_copy_page_vector(copy, page));
     }
     /* It may get what a CPU of some node has written and kernels of others have not heard of. Who must know
-     * that they have acquires, and that comes to settle_kernels(). */
+     * that they have acquires, and that waits for them. */
     if (!error && kernels_behind(file))
         replica_changed(copy->replica);
     return error;

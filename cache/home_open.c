@@ -123,11 +123,11 @@ int home_open_make(struct home_session *agent, const struct node_request *reques
         return -EMFILE;
     }
     durable_open(file->durable, true, &open->seen);
+    reply->value[1] = (uint64_t)home_size(file, NULL); /* from here on it is told of others */
     pthread_mutex_lock(&agent->lock);
     LIST_INSERT_HEAD(&agent->opens, open, link);
     pthread_mutex_unlock(&agent->lock);
     reply->value[0] = agent->nodes->settles; /* else who leaves finds it in the file's list */
-    reply->value[1] = (uint64_t)home_size(file, NULL);
     return 0;
 }
 

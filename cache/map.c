@@ -406,19 +406,12 @@ static int do_far(struct cache_map *map, enum node_op op, uint64_t offset, uint6
     return error;
 }
 
-/* What a CPU of some node has written, and a device has now, no kernel holds older: else who hears of it from
- * what the device stores next could read what was before. */
 static bool kernels_are_behind(struct cache_file *file)
 {
     pthread_mutex_lock(&file->lock);
     bool behind = kernels_behind(file);
     pthread_mutex_unlock(&file->lock);
     return behind;
-}
-
-static int settle_kernels(struct cache_file *file)
-{
-    return kernels_are_behind(file) ? kernels_flush(file) : 0;
 }
 
 int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
@@ -441,8 +434,10 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
         error = place_for_kernels(map, run);
     else if (!error && map->resident)
         error = place_all(map, run, true);
+    /* What a CPU of some node has written, and a device has now, no kernel holds older: else who hears of it
+     * from what the device stores next could read what was before. */
     if (!error)
-        error = client->far ? kernels_are_behind(map->file) : settle_kernels(map->file);
+        error = client->far ? kernels_are_behind(map->file) : kernels_flush(map->file);
     if (error < 0 && *poisoned_out) /* the client refreshes only after a success: tell it next time */
         map->poisoned = true;
     cache_map_put(map);
