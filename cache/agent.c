@@ -39,6 +39,19 @@ static void unlink_file(struct nodes *nodes, struct agent_file *far)
     free(far);
 }
 
+/* The home has said the size. Whether that is news, or at least no older than what is known. */
+static bool note_size(struct nodes *nodes, struct agent_file *far, uint64_t size, uint64_t truncations)
+{
+    pthread_mutex_lock(&nodes->lock);
+    bool current = size <= INT64_MAX && truncations >= far->truncations;
+    if (current && (truncations > far->truncations || (off_t)size > far->size))
+        far->size = (off_t)size;
+    if (current)
+        far->truncations = truncations;
+    pthread_mutex_unlock(&nodes->lock);
+    return current;
+}
+
 int agent_file_open(struct cache *cache, const struct node_name *name, struct cache_file *file)
 {
     struct nodes *nodes = cache->nodes;
@@ -68,7 +81,7 @@ int agent_file_open(struct cache *cache, const struct node_name *name, struct ca
     if (reply.value[0])
         far->handed = true;
     file->far = far;
-    far->size = reply.value[1] <= INT64_MAX ? (off_t)reply.value[1] : 0;
+    note_size(nodes, far, reply.value[1], 0); /* what was said meanwhile is newer */
     return 0;
 }
 
@@ -150,6 +163,7 @@ static ssize_t write_piece(struct cache_file *file, unsigned slot, const uint8_t
                            off_t offset, unsigned flags)
 {
     struct call_session *session = file->far->session;
+    struct node_reply reply;
 
     memcpy(call_slot(session, slot), buffer, length);
     int error = call_slot_write(session, slot, 0, length);
@@ -158,8 +172,12 @@ static ssize_t write_piece(struct cache_file *file, unsigned slot, const uint8_t
     ssize_t n = ask(file, NODE_IO, NODE_WRITE,
                     &(struct node_request){
                         .offset = offset, .length = length, .slot = slot, .flags = flags & CACHE_IO_FLAGS},
-                    NULL);
-    return n > (ssize_t)length ? -EIO : n;
+                    &reply);
+    if (n > (ssize_t)length)
+        return -EIO;
+    if (n > 0)
+        note_size(nodes_of(file), file->far, reply.value[1], reply.value[0]);
+    return n;
 }
 
 ssize_t agent_write(struct cache_file *file, const void *buffer, size_t length, off_t offset, unsigned flags)
@@ -189,22 +207,28 @@ ssize_t agent_write(struct cache_file *file, const void *buffer, size_t length, 
 }
 
 /* Counted as a WRITE is. */
-static int ask_change(struct cache_file *file, enum node_op op, struct node_request *request,
-                      struct node_reply *reply_out)
+static int ask_change(struct cache_file *file, enum node_op op, struct node_request *request)
 {
+    struct node_reply reply;
+
     durable_ask(file->durable);
-    int error = ask(file, NODE_IO, op, request, reply_out);
+    int error = ask(file, NODE_IO, op, request, &reply);
     durable_ask(file->durable);
+    if (!error)
+        note_size(nodes_of(file), file->far, reply.value[1], reply.value[0]);
     return error;
 }
 
 int agent_truncate(struct cache_file *file, off_t size)
 {
-    struct node_reply reply;
-    int error = ask_change(file, NODE_TRUNCATE, &(struct node_request){.length = (uint64_t)size}, &reply);
+    struct nodes *nodes = nodes_of(file);
+    int error = ask_change(file, NODE_TRUNCATE, &(struct node_request){.length = (uint64_t)size});
 
-    if (!error)
-        file->far->truncations = reply.value[0];
+    if (!error) {
+        pthread_mutex_lock(&nodes->lock);
+        file->far->cut = true;
+        pthread_mutex_unlock(&nodes->lock);
+    }
     return error;
 }
 
@@ -212,7 +236,7 @@ int agent_fallocate(struct cache_file *file, int mode, off_t offset, off_t lengt
 {
     return ask_change(
         file, NODE_FALLOCATE,
-        &(struct node_request){.offset = offset, .length = (uint64_t)length, .flags = (uint32_t)mode}, NULL);
+        &(struct node_request){.offset = offset, .length = (uint64_t)length, .flags = (uint32_t)mode});
 }
 
 off_t agent_seek(struct cache_file *file, off_t offset, int whence)
@@ -236,12 +260,26 @@ int agent_flush(struct cache_file *file)
     return ask(file, NODE_SYNCS, NODE_FLUSH, &(struct node_request){0}, NULL);
 }
 
+off_t agent_size(struct cache_file *file)
+{
+    struct nodes *nodes = nodes_of(file);
+
+    pthread_mutex_lock(&nodes->lock);
+    off_t size = file->far->size;
+    pthread_mutex_unlock(&nodes->lock);
+    return size;
+}
+
 void agent_tell_size(struct cache_file *file)
 {
     struct cache_host *host = &file->cache->host;
+    struct nodes *nodes = nodes_of(file);
 
-    if (file->far->size && !file->far->truncations)
-        host->grow(host->context, file->context, file->far->size);
+    pthread_mutex_lock(&nodes->lock);
+    off_t size = file->far->cut ? 0 : file->far->size;
+    pthread_mutex_unlock(&nodes->lock);
+    if (size)
+        host->grow(host->context, file->context, size);
 }
 
 void agent_opened(struct cache_file *file)
@@ -490,15 +528,18 @@ static int do_peek(struct call_session *session, struct cache_host *host, struct
 }
 
 /* What programs of this node have cut since the home sent this, the kernel knows better. */
-static int do_invalidate(struct cache_host *host, struct agent_file *far, const struct node_request *request)
+static int do_invalidate(struct nodes *nodes, struct agent_file *far, const struct node_request *request)
 {
+    struct cache_host *host = &nodes->cache->host;
     bool attributes = request->offset == -1;
     off_t length = attributes ? 0 : (off_t)request->length;
 
     if (request->offset < -1 || request->length > INT64_MAX)
         return -EINVAL;
+    if (attributes) /* before: the kernel asks for them */
+        note_size(nodes, far, request->length, request->value);
     int error = host->invalidate(host->context, far->file->context, request->offset, length);
-    if (!error && attributes && request->length && request->value >= far->truncations)
+    if (!error && attributes && request->length && note_size(nodes, far, request->length, request->value))
         error = host->grow(host->context, far->file->context, (off_t)request->length);
     return error;
 }
@@ -515,7 +556,7 @@ static int serve_kernel(struct nodes *nodes, struct call_session *session, enum 
     if (op == NODE_PEEK)
         result = do_peek(session, host, far, request);
     else
-        result = do_invalidate(host, far, request);
+        result = do_invalidate(nodes, far, request);
     file_put(nodes, far);
     return result;
 }

@@ -22,8 +22,11 @@ struct agent_file {
     unsigned users; /* requests of the home under way; under nodes->lock */
     /* The home leaves, and what it has acknowledged is on storage, or was said to be lost. */
     _Atomic bool handed;
-    off_t size;                   /* when it was opened */
-    _Atomic uint64_t truncations; /* as the home has counted them, when a program of this node cut it last */
+    /* What the home has said last, of its own or to a change that a program of this node has made: what it
+     * says with fewer truncations is older. Under nodes->lock. */
+    off_t size;
+    uint64_t truncations;
+    bool cut; /* by a program of this node: its kernel knows better than what was said before */
 };
 
 struct agent_frames {
@@ -58,6 +61,7 @@ int agent_fallocate(struct cache_file *file, int mode, off_t offset, off_t lengt
 off_t agent_seek(struct cache_file *file, off_t offset, int whence);
 int agent_sync(struct cache_file *file, bool data_only);
 int agent_flush(struct cache_file *file);
+off_t agent_size(struct cache_file *file);
 void agent_tell_size(struct cache_file *file);
 void agent_opened(struct cache_file *file);
 

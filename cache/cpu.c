@@ -275,6 +275,11 @@ int cache_file_flush(struct cache_file *file)
     return file->far ? agent_flush(file) : kernels_flush(file);
 }
 
+off_t cache_file_said_size(struct cache_file *file)
+{
+    return file->far ? agent_size(file) : -1;
+}
+
 void cache_file_tell_size(struct cache_file *file)
 {
     if (file->far)

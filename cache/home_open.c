@@ -208,7 +208,14 @@ static ssize_t settle_bytes(const struct home_session *agent, const struct cache
     return stored && result > 0 && durable_is_lost_in(file->durable, offset, result) ? -EIO : result;
 }
 
-static int do_write(struct home_session *agent, struct home_open *open, const struct node_request *request)
+/* What the agent tells its programs of the size, where its filesystem knows it late. */
+static void say_size(struct cache_file *file, struct node_reply *reply)
+{
+    reply->value[1] = (uint64_t)home_size(file, &reply->value[0]);
+}
+
+static int do_write(struct home_session *agent, struct home_open *open, const struct node_request *request,
+                    struct node_reply *reply)
 {
     struct cache_file *file = open->file;
 
@@ -223,6 +230,7 @@ static int do_write(struct home_session *agent, struct home_open *open, const st
     ssize_t n = cache_file_write(file, file->fd, slot, request->length, request->offset,
                                  (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1));
     call_slot_served(agent->session, request->slot);
+    say_size(file, reply);
     durable_wrote(file->durable, begun, request->offset, n);
     n = settle_bytes(agent, file, request->offset, n);
     if (n < (ssize_t)request->length && request->flags & CACHE_IO_WRITEBACK) {
@@ -246,12 +254,12 @@ static int do_truncate(struct home_session *agent, struct home_open *open, const
     int error = cache_file_truncate(file, -1, (off_t)request->length);
     if (!error)
         durable_cut(file->durable, (off_t)request->length);
-    home_size(file, &reply->value[0]);
+    say_size(file, reply);
     return (int)settle(agent, file, error);
 }
 
 static int do_fallocate(struct home_session *agent, struct home_open *open,
-                        const struct node_request *request)
+                        const struct node_request *request, struct node_reply *reply)
 {
     const uint32_t modes = FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE;
     struct cache_file *file = open->file;
@@ -263,6 +271,7 @@ static int do_fallocate(struct home_session *agent, struct home_open *open,
     unsigned begun = durable_begin(file->durable, file->fd);
     int error =
         cache_file_fallocate(file, file->fd, (int)request->flags, request->offset, (off_t)request->length);
+    say_size(file, reply);
     if (!error && request->flags & ~(uint32_t)FALLOC_FL_KEEP_SIZE) /* zeros were written */
         durable_wrote(file->durable, begun, request->offset, (off_t)request->length);
     return (int)settle(agent, file, error);
@@ -294,13 +303,13 @@ int home_open_serve(struct home_session *agent, enum node_op op, const struct no
         result = do_read_end(agent, open, request);
         break;
     case NODE_WRITE:
-        result = do_write(agent, open, request);
+        result = do_write(agent, open, request, reply);
         break;
     case NODE_TRUNCATE:
         result = do_truncate(agent, open, request, reply);
         break;
     case NODE_FALLOCATE:
-        result = do_fallocate(agent, open, request);
+        result = do_fallocate(agent, open, request, reply);
         break;
     case NODE_SEEK:
         result = do_seek(open, request, reply);

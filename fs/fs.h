@@ -33,7 +33,7 @@ struct fs {
     dev_t mount_dev;         /* st_dev of our own mount: never to be entered by the daemon */
     bool as_root;            /* the daemon may act for other users */
     bool kills_privileges;   /* FUSE_HANDLE_KILLPRIV_V2: set-id bits are ours to clear */
-    bool silent_close;       /* the data directory's filesystem reports nothing at close() */
+    bool local;              /* the data directory's filesystem is this machine's alone (fs/mount.c) */
     bool prompt_write_backs; /* base/kernel.h */
     struct fuse_session *session;
     struct cache *cache;

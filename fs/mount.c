@@ -112,8 +112,9 @@ static int lock_directory(int fd, bool shared)
     return 0;
 }
 
-/* Filesystems without a flush method (Linux, file_operations.flush): NFS, CIFS, FUSE and others have one. */
-static bool closes_silently(int fd)
+/* Filesystems that report nothing at close(), without a flush method (Linux, file_operations.flush), and that
+ * know every change of a file at once: NFS, CIFS, FUSE and others don't. */
+static bool is_local(int fd)
 {
     struct statfs st;
 
@@ -166,7 +167,7 @@ static int open_root(struct fs *fs, int *lock_out)
         close(lock);
         return rc;
     }
-    fs->silent_close = closes_silently(lock);
+    fs->local = is_local(lock);
     fs->prompt_write_backs = !kernel_writes_back_late();
     *lock_out = lock;
     return 0;

@@ -123,6 +123,14 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
     return rc;
 }
 
+off_t nodes_size(struct inode *inode, off_t size, bool cut)
+{
+    struct cache_file *file = inode->fs->local ? NULL : inode_usable(inode);
+    off_t said = file ? cache_file_said_size(file) : -1;
+
+    return said > size || (cut && said >= 0) ? said : size;
+}
+
 static void settle(void *argument)
 {
     struct inode *inode = argument;

@@ -11,10 +11,12 @@
 #include <unistd.h>
 
 #include "fs/creds.h"
+#include "fs/nodes.h"
 #include "fs/request.h"
 #include "fs/resolve.h"
 
-static void reply_attr(fuse_req_t req, struct inode *inode, int fd)
+/* cut: its size has just been set. */
+static void reply_attr(fuse_req_t req, struct inode *inode, int fd, bool cut)
 {
     struct stat st;
 
@@ -23,6 +25,7 @@ static void reply_attr(fuse_req_t req, struct inode *inode, int fd)
         return;
     }
     st.st_ino = resolve_number(fs_of(req), inode->dev, inode->ino);
+    st.st_size = nodes_size(inode, st.st_size, cut);
     fuse_reply_attr(req, &st, fs_of(req)->options.timeout_s);
 }
 
@@ -35,6 +38,7 @@ static void reply_statx(fuse_req_t req, struct inode *inode, int fd)
         return;
     }
     stx.stx_ino = resolve_number(fs_of(req), inode->dev, inode->ino);
+    stx.stx_size = (uint64_t)nodes_size(inode, (off_t)stx.stx_size, false);
     request_reply_statx(req, &stx);
 }
 
@@ -48,7 +52,7 @@ void op_getattr(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
     if (request_is_statx())
         reply_statx(req, inode_of(req, nodeid), file.fd);
     else
-        reply_attr(req, inode_of(req, nodeid), file.fd);
+        reply_attr(req, inode_of(req, nodeid), file.fd, false);
 }
 
 static int set_owner(fuse_req_t req, int fd, const struct stat *attr, int to_set)
@@ -110,7 +114,7 @@ void op_setattr(fuse_req_t req, fuse_ino_t nodeid, struct stat *attr, int to_set
                              FUSE_SET_ATTR_MTIME_NOW))
         rc = set_times(file.fd, attr, to_set);
     if (!reply_if_error(req, rc))
-        reply_attr(req, inode, file.fd);
+        reply_attr(req, inode, file.fd, to_set & FUSE_SET_ATTR_SIZE);
 }
 
 void op_statfs(fuse_req_t req, fuse_ino_t nodeid)

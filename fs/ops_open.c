@@ -36,7 +36,7 @@ static bool needs_no_flush(const struct fs *fs, const struct inode *inode, int f
 {
     if (!fs->prompt_write_backs || fs->options.members) /* programs of other nodes may wait for it */
         return false;
-    return (flags & O_ACCMODE) == O_RDONLY || (fs->silent_close && inode->dev == fs->root->dev);
+    return (flags & O_ACCMODE) == O_RDONLY || (fs->local && inode->dev == fs->root->dev);
 }
 
 /* Puts a handle for fd into fi. 0 or a negative errno; fd is closed then. */

@@ -13,6 +13,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "fs/nodes.h"
+
 #define PATH_FLAGS (O_PATH | O_NOFOLLOW | O_CLOEXEC)
 
 /* The kernel sends one component; anything else would leave parent. */
@@ -72,11 +74,12 @@ ino_t resolve_number(const struct fs *fs, dev_t dev, ino_t ino)
     return ino ^ (hash >> 48 | 1) << 48; /* filesystems use the lower bits */
 }
 
-static void fill_entry(struct fs *fs, const struct inode *inode, struct fuse_entry_param *entry_out)
+static void fill_entry(struct fs *fs, struct inode *inode, struct fuse_entry_param *entry_out)
 {
     entry_out->ino = nodeid_of(inode);
     entry_out->generation = inode == fs->root ? 0 : fs->generation;
     entry_out->attr.st_ino = resolve_number(fs, inode->dev, inode->ino);
+    entry_out->attr.st_size = nodes_size(inode, entry_out->attr.st_size, false);
     entry_out->attr_timeout = fs->options.timeout_s;
     entry_out->entry_timeout = fs->options.timeout_s;
 }

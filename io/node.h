@@ -25,7 +25,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 7u
+#define NODE_VERSION 8u
 
 enum node_class {
     NODE_FRAMES,
@@ -77,9 +77,9 @@ enum node_op {
     NODE_CLOSE,     /* file */
     NODE_OPENED,    /* file: a program opens it, and the agent's kernel drops its pages */
     NODE_READ,      /* file, offset, length, slot, flags: CACHE_IO_*, value: a number for READ_END -> bytes */
-    NODE_WRITE,     /* file, offset, length, slot, flags: CACHE_IO_* -> bytes */
-    NODE_TRUNCATE,  /* file, length -> value[0]: how often it was cut by now */
-    NODE_FALLOCATE, /* file, offset, length, flags: mode */
+    NODE_WRITE,     /* file, offset, length, slot, flags: CACHE_IO_* -> bytes, and as TRUNCATE */
+    NODE_TRUNCATE,  /* file, length -> value[0]: how often it was cut by now, value[1]: its size */
+    NODE_FALLOCATE, /* file, offset, length, flags: mode -> as TRUNCATE */
     NODE_SEEK,      /* file, offset, flags: whence -> value[0]: offset */
     /* NODE_HEALS: */
     NODE_READ_END, /* file, value: the agent's kernel has the READ's answer */

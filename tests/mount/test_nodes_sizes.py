@@ -2,13 +2,14 @@
 """Sizes between nodes, while others write to the file or release: who has been told of a size does not forget it."""
 import os
 import signal
+import subprocess
 
 import pytest
 
 from files import pattern
 from helpers import PAGE, AgentDied, agents, read_file, wait_until  # noqa: F401
 from nodes import cluster  # noqa: F401
-from test_nodes_words import OPS, meet  # noqa: F401
+from test_nodes_words import OPS, Member, meet  # noqa: F401
 
 RECORD = 16
 TURNS = 300
@@ -150,3 +151,96 @@ def test_a_size_from_before_a_truncation(meet, agents, truncations):
     assert load(agent, PAGE) == (None if truncations < 5 else b"\0")
     daemon.expected_exit = None
     home.kill()
+
+
+@pytest.fixture
+def late(cluster, workdir, request):
+    """The daemon of node a, a file of two pages, and b (the test's), which is its home. The data directory's filesystem is not one
+    that is known to know each change at once, and never hears of what the home does to the file."""
+    for name in ("lower", "upper", "work", "data"):
+        os.mkdir(os.path.join(workdir, name))
+    data = os.path.join(workdir, "data")
+    options = ",".join(["nfs_export=on,index=on", *(f"{name}dir={os.path.join(workdir, name)}" for name in ("lower", "upper", "work"))])
+    made = subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", data], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no overlay here: {made.stderr.strip()}")
+    home = None
+    try:
+        nodes = cluster(2, f"timeout={getattr(request, 'param', 0)},peer_timeout=2", only=[], data=data)
+        nodes.mount(0)
+        nodes.make(pattern(2 * PAGE), home=1)
+        home = Member(nodes.peers)
+        home.do("answer", OPS["NODE_READ"], PAGE)  # of zeros
+        wait_until(lambda: home.do("follow", nodes.below()) == 0)
+        yield nodes[0], nodes.path(0), home
+        nodes[0].expected_exit = None
+    finally:
+        if home:
+            home.kill()
+        nodes[0].unmount()
+        subprocess.run(["umount", data], check=True)
+
+
+def test_a_size_that_the_filesystem_knows_late(late, agents):
+    """As an NFS client that keeps attributes: what was stored past what it takes for the end is written back."""
+    _, path, home = late
+    agent = agents()
+    agent.do("fd = os.open(path, os.O_RDWR)\nmap = None", path=path)
+    assert home.do("size", 5 * PAGE, 1) == 0
+    assert agent("os.fstat(fd).st_size") == 5 * PAGE and os.stat(path).st_size == 5 * PAGE
+    agent.do("import mmap\nmap = mmap.mmap(fd, 5 * PAGE)\n"
+             "map.madvise(mmap.MADV_RANDOM)\nmap[4 * PAGE] = 1")  # READs of a page, as the home answers
+    assert os.stat(path).st_size == 5 * PAGE
+    wrote = home.do("asked", OPS["NODE_WRITE"])
+    home.do("answer", OPS["NODE_WRITE"], PAGE)
+    agent.do("map.flush()")
+    assert home.do("asked", OPS["NODE_WRITE"]) == wrote + 1
+    assert home.do("size", 3 * PAGE, 1) == 0  # older: it was not cut
+    assert os.stat(path).st_size == 5 * PAGE
+    assert home.do("size", 3 * PAGE, 2) == 0
+    assert os.stat(path).st_size == 3 * PAGE
+
+
+@pytest.mark.parametrize("change", ["os.pwrite(fd, b'x', 9 * PAGE)", "os.posix_fallocate(fd, 0, 9 * PAGE + 1)", "os.ftruncate(fd, 9 * PAGE + 1)"])
+def test_a_size_that_the_home_answers(late, agents, change):
+    _, path, home = late
+    agent = agents()
+    agent.do("fd = os.open(path, os.O_RDWR)", path=path)
+    for op in ("NODE_WRITE", "NODE_TRUNCATE", "NODE_FALLOCATE"):
+        home.do("value", OPS[op], 3)
+        home.do("second", OPS[op], 9 * PAGE + 1)
+    home.do("answer", OPS["NODE_WRITE"], 1)
+    agent.do(change)
+    assert os.stat(path).st_size == 9 * PAGE + 1
+    assert home.do("size", 100 * PAGE, 2) == 0  # from before
+    assert os.stat(path).st_size == 9 * PAGE + 1
+
+
+@pytest.mark.parametrize("late", [30], indirect=True)
+def test_what_was_cut_is_short_at_once(late, agents):
+    _, path, home = late
+    agent = agents()
+    agent.do("fd = os.open(path, os.O_RDWR)", path=path)
+    home.do("value", OPS["NODE_TRUNCATE"], 3)
+    home.do("second", OPS["NODE_TRUNCATE"], 100)
+    assert agent("os.ftruncate(fd, 100) or os.fstat(fd).st_size") == 100
+
+
+def test_the_home_answers_sizes(meet):
+    """To each change, with a count that rises when it has cut the file."""
+    _, path, member = meet()
+    one = member()
+    one.has_page(path)
+
+    def said():
+        return one.do("said", 0), one.do("said", 1)
+    assert one.do("write") == PAGE
+    cuts, size = said()
+    assert size == 2 * PAGE
+    assert one.do("fallocate", 3 * PAGE + 1) == 0
+    assert said() == (cuts, 3 * PAGE + 1)
+    assert one.do("cut", 100) == 0
+    now, size = said()
+    assert now > cuts and size == 100
+    assert one.do("write") == PAGE  # a page that is written back makes no file longer
+    assert said() == (now, 100)

@@ -11,6 +11,9 @@
  * opened, sync, read_end    of file 1; read: its first page is the page now
  * set INDEX VALUE   a byte of the page
  * write             the page, as a kernel's write-back; write_later: 100 bytes of it, and nobody waits
+ * cut BYTES, fallocate BYTES   of file 1, to that length
+ * said N            the first (0) or second (1) number that the other has answered to one of the last two
+ *                   lines, or to write, the last time
  * invalidate        has the other drop its kernel's pages of the file that it opened last, and nobody waits
  * answer OP RESULT  what the other's calls of this kind are answered from now on
  * value OP N       and the first number of the reply; second OP N: and the second
@@ -36,6 +39,7 @@ static _Atomic int answers[NODE_OP_LAST + 1], pauses_ms[NODE_OP_LAST + 1], asked
 static _Atomic uint64_t values[NODE_OP_LAST + 1], seconds[NODE_OP_LAST + 1];
 static _Atomic uint32_t opened; /* by the other: its number of the file */
 static unsigned char page[PAGE];
+static struct node_reply said;
 
 static int arrived(void *context, struct call_session *session)
 {
@@ -68,11 +72,10 @@ static int serve(void *context, struct call_session *session, unsigned op, const
 
 static int ask(enum node_class class, enum node_op op, struct node_request *request)
 {
-    struct node_reply reply;
-    size_t length = sizeof reply;
+    size_t length = sizeof said;
 
     request->file = MEMBER_FILE;
-    return call(home, class, op, request, sizeof *request, &reply, &length, 0);
+    return call(home, class, op, request, sizeof *request, &said, &length, 0);
 }
 
 static int hello(bool late)
@@ -191,6 +194,12 @@ static int order(const char *word, const char *path, long one, long two)
         return ask(NODE_HEALS, NODE_READ_END, &(struct node_request){.value = 1});
     if (!strcmp(word, "write"))
         return write_page(PAGE, CACHE_IO_WRITEBACK, MEMBER_SLOT);
+    if (!strcmp(word, "cut"))
+        return ask(NODE_IO, NODE_TRUNCATE, &(struct node_request){.length = (uint64_t)one});
+    if (!strcmp(word, "fallocate"))
+        return ask(NODE_IO, NODE_FALLOCATE, &(struct node_request){.length = (uint64_t)one});
+    if (!strcmp(word, "said"))
+        return (int)said.value[one & 1];
     if (!strcmp(word, "write_later"))
         return -pthread_create(&thread, NULL, write_later, NULL);
     if (!strcmp(word, "invalidate"))
