@@ -423,18 +423,22 @@ static bool look_at_pages(struct heal *heal)
     off_t end = heal->offset + (off_t)heal->cut;
     bool any = false;
 
-    lock_none("cache_host.peek");
     for (off_t page = heal->offset & ~(off_t)(GAIA_PAGE_SIZE - 1); page < end; page += GAIA_PAGE_SIZE) {
         size_t length = end - page < (off_t)GAIA_PAGE_SIZE ? (size_t)(end - page) : GAIA_PAGE_SIZE;
         uint8_t bytes[GAIA_PAGE_SIZE];
+        /* A kernel that shows pages which are being read shows anything there. Asked before, as a READ may
+         * end while the kernel is looked into; one that begins meanwhile brings what the WRITE has written.
+         */
+        pthread_mutex_lock(&heal->file->lock);
+        bool filled = reads_may_fill(heal->file, heal->node, (uint64_t)page / GAIA_PAGE_SIZE, heal->reads,
+                                     READER_MS * 1000000u);
+        pthread_mutex_unlock(&heal->file->lock);
+        lock_none("cache_host.peek");
         ssize_t n = home_peek(heal->file, heal->node, page, length, bytes);
         if (n < 0)
             break; /* it does not answer, or not in time */
         pthread_mutex_lock(&heal->file->lock);
         bool stale = has_replaced(heal, page, bytes, n);
-        /* A kernel that shows pages which are being read shows anything there. */
-        bool filled = reads_may_fill(heal->file, heal->node, (uint64_t)page / GAIA_PAGE_SIZE, heal->reads,
-                                     READER_MS * 1000000u);
         if (!stale && n == (ssize_t)length && !filled)
             set_current(heal, page_of(heal, page));
         pthread_mutex_unlock(&heal->file->lock);

@@ -355,16 +355,26 @@ static void test_stale_page_before_the_writes_own(void **state)
 
 /* Kernels that show pages which are not up to date show anything in one that is being read: it is not
  * current, and what the READ had brought before the WRITE is merged. */
-static void test_page_that_is_being_read(void **state)
+static struct cache_read read_of_whole;
+static uint8_t read_bytes[4096];
+
+static void end_read_of_whole(void)
 {
     struct kernel_page *k = &f.kernel[WHOLE];
-    struct cache_read read;
-    uint8_t bytes[4096];
-    pthread_t writer;
 
-    (void)state;
-    if (!fixture_start(&f, 1 << 20))
-        skip();
+    pthread_mutex_lock(&k->data);
+    memcpy(k->bytes, read_bytes, 4096);
+    k->cached = true;
+    k->locked = false;
+    pthread_mutex_unlock(&k->data);
+    cache_file_read_end(f.file, &read_of_whole);
+}
+
+static void begin_beside_a_read(pthread_t *writer)
+{
+    struct kernel_page *k = &f.kernel[WHOLE];
+    uint8_t bytes[4096];
+
     map = device_map(&f, 0);
     step = 0;
     memset(bytes, 'o', sizeof bytes);
@@ -379,15 +389,54 @@ static void test_page_that_is_being_read(void **state)
     k->locked = true;
     memset(k->bytes, 0, 4096);
     pthread_mutex_unlock(&k->data);
-    assert_int_equal(cache_file_read(f.file, f.fd, bytes, 4096, WHOLE * 4096, 0, &read), 4096);
-    pthread_create(&writer, NULL, write_three_pages, NULL);
+    assert_int_equal(cache_file_read(f.file, f.fd, read_bytes, 4096, WHOLE * 4096, 0, &read_of_whole), 4096);
+    pthread_create(writer, NULL, write_three_pages, NULL);
     wait_until(is_answered);
-    pthread_mutex_lock(&k->data);
-    memcpy(k->bytes, bytes, 4096);
-    k->cached = true;
-    k->locked = false;
-    pthread_mutex_unlock(&k->data);
-    cache_file_read_end(f.file, &read);
+}
+
+static void test_page_that_is_being_read(void **state)
+{
+    pthread_t writer;
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    begin_beside_a_read(&writer);
+    end_read_of_whole();
+    kernel_store(&f, WHOLE, 50, 's');
+    write_page_back(WHOLE);
+    assert_int_equal(home_at(WHOLE, AT), 'a');
+    end_late_write(writer, 'a', 'a');
+}
+
+/* The READ ends before the kernel's answer to who looks is here, which takes longer than a READ's end counts.
+ */
+static _Atomic unsigned looks;
+static ssize_t (*peek)(void *, void *, off_t, size_t, void *);
+
+static ssize_t peek_slowly(void *context, void *file_context, off_t offset, size_t length, void *bytes_out)
+{
+    ssize_t n = peek(context, file_context, offset, length, bytes_out);
+
+    if (offset == WHOLE * 4096 && !looks++) {
+        end_read_of_whole();
+        usleep(20000);
+    }
+    return n;
+}
+
+static void test_page_that_was_read_while_the_kernel_was_looked_into(void **state)
+{
+    pthread_t writer;
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    looks = 0;
+    peek = f.cache->host.peek;
+    f.cache->host.peek = peek_slowly;
+    begin_beside_a_read(&writer);
+    assert_true(looks);
     kernel_store(&f, WHOLE, 50, 's');
     write_page_back(WHOLE);
     assert_int_equal(home_at(WHOLE, AT), 'a');
@@ -452,6 +501,7 @@ int main(void)
         cmocka_unit_test(test_stale_page_is_waited_for),
         cmocka_unit_test(test_stale_page_before_the_writes_own),
         cmocka_unit_test(test_page_that_is_being_read),
+        cmocka_unit_test(test_page_that_was_read_while_the_kernel_was_looked_into),
         cmocka_unit_test(test_misplaced_append_in_a_page_of_its_own),
     };
 
