@@ -539,8 +539,11 @@ static int do_invalidate(struct nodes *nodes, struct agent_file *far, const stru
     if (attributes) /* before: the kernel asks for them */
         note_size(nodes, far, request->length, request->value);
     int error = host->invalidate(host->context, far->file->context, request->offset, length);
-    if (!error && attributes && request->length && note_size(nodes, far, request->length, request->value))
+    if (!error && attributes && request->length && note_size(nodes, far, request->length, request->value)) {
         error = host->grow(host->context, far->file->context, (off_t)request->length);
+        if (!note_size(nodes, far, request->length, request->value)) /* cut meanwhile: it is to ask again */
+            host->invalidate(host->context, far->file->context, -1, 0);
+    }
     return error;
 }
 

@@ -39,7 +39,7 @@
  *           LOCK_GPU         one thing at a time on a GPU; held until it has done it
  *         LOCK_CALLS, LOCK_CALL_SESSION    calls to other nodes (io/); none is held over a wait for one
  *         LOCK_PULL, LOCK_TRANSPORT    reads from peers (io/)
- *         LOCK_SERVER, LOCK_TOKENS, LOCK_HANDLES, LOCK_VOLUMES, LOCK_PRUNER, LOCK_PEEK   of fs/
+ *         LOCK_SERVER, LOCK_TOKENS, LOCK_HANDLES, LOCK_VOLUMES, LOCK_PRUNER, LOCK_PEEK, LOCK_ANSWERS   of fs/
  *         LOCK_COPIES  the windows through which soft devices' frames are filled (gpu/)
  *   LOCK_LOOP          which threads wait for requests, and which sleep (fs/loop.c)
  *   LOCK_NOTIFY        the gate of notifications: held over those to the kernel
@@ -52,8 +52,8 @@
  * who may hold a file's lock: what is asked then (NODE_FRAMES of io/node.h) waits for nobody there. What has
  * to stand still over such a call is marked busy, releasing or invalidating in the index, and others wait for
  * it on cache_file.changed. FUSE handlers wait for none of the three, but for that of a WRITE that may be
- * stale in the kernel: for at most 100 ms, for healers to invalidate, and for READ handlers on
- * cache_file.changed (cache/heal.h, cache/reads.h).
+ * stale in the kernel: for healers to invalidate, and for READ handlers on cache_file.changed, a moment, or
+ * some seconds where the kernel is seen to have something stale (cache/heal.h, cache/reads.h).
  */
 #include <assert.h>
 #include <errno.h>

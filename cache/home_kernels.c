@@ -200,10 +200,15 @@ int home_tell_size(struct cache_file *file)
     struct cache_host *host = &file->cache->host;
     struct node_request invalidation = {.offset = -1};
     int error = home_invalidate_node(file, 0, -1, 0);
-    off_t size = home_size(file, NULL);
+    uint64_t cut, cut_meanwhile;
+    off_t size = home_size(file, &cut);
 
-    if (!error && size)
+    if (!error && size) {
         error = host->grow(host->context, file->context, size);
+        home_size(file, &cut_meanwhile);
+        if (cut != cut_meanwhile) /* by a program of this node, perhaps: the kernel is to ask again */
+            home_invalidate_node(file, 0, -1, 0);
+    }
     invalidation.length = (uint64_t)home_size(file, &invalidation.value);
     error = joined(error, invalidate_there(file, 0, &invalidation));
     return error == -ENOENT ? 0 : error;

@@ -8,6 +8,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "fs/answers.h"
 #include "fs/inode.h"
 
 /* The kernel makes a page for the first byte, empty, which a READ of its own must fill when it is read. So it
@@ -34,11 +35,13 @@ int grow_kernel(void *context, void *file_context, off_t size)
     int rc = -ENOENT;
 
     assert(size > 0);
+    answers_wait(nodeid_of(file_context));
     pthread_rwlock_rdlock(&fs->notify_gate);
     if (fs->serving)
         rc = store_nothing(fuse_session_fd(fs->session), nodeid_of(file_context), size);
     pthread_rwlock_unlock(&fs->notify_gate);
-    if (rc == -EFAULT)
+    /* The size comes first, then the page: without memory for that it is known as well. */
+    if (rc == -EFAULT || rc == -ENOMEM)
         return 0;
     /* The mount has gone meanwhile. */
     return rc == -ENODEV || rc == -ENOTCONN || rc == -EBADF ? -ENOENT : rc;

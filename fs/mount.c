@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "base/kernel.h"
+#include "fs/answers.h"
 #include "fs/creds.h"
 #include "fs/fs.h"
 #include "fs/grow.h"
@@ -442,6 +443,7 @@ static int run(struct fs *fs, int ready)
         prepare_process(fs);
         rc = serve(fs, ready);
     }
+    answers_free();
     inode_table_destroy(fs);
     volumes_destroy(&fs->volumes);
     if (fs->cache)

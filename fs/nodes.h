@@ -21,9 +21,9 @@ int nodes_track(struct fs *fs, struct inode *inode, const struct node_name *name
  * drop pages. 0, or why the home can't be asked: then nothing may be done to the file's bytes. */
 int nodes_catch_up(struct inode *inode, bool opening);
 
-/* The size that the kernel is told of a file whose fstat() says `size`. Where its home is another node and the
- * data directory's filesystem may know late that it has grown, as NFS does, it is at least what the home has
- * said: the kernel drops what lies past the end. cut: the home has just cut it for a program here. */
+/* The size that the kernel is told of a file whose fstat() says `size`. Where its home is another node and
+ * the data directory's filesystem may know late that it has grown, as NFS does, it is at least what the home
+ * has said: the kernel drops what lies past the end. cut: the home has just cut it for a program here. */
 off_t nodes_size(struct inode *inode, off_t size, bool cut);
 
 /* The inode has another file than before, whose home had gone: drop what the kernel has from under that home,

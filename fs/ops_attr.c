@@ -10,6 +10,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "fs/answers.h"
 #include "fs/creds.h"
 #include "fs/nodes.h"
 #include "fs/request.h"
@@ -113,8 +114,11 @@ void op_setattr(fuse_req_t req, fuse_ino_t nodeid, struct stat *attr, int to_set
     if (rc == 0 && to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_ATIME_NOW |
                              FUSE_SET_ATTR_MTIME_NOW))
         rc = set_times(file.fd, attr, to_set);
-    if (!reply_if_error(req, rc))
-        reply_attr(req, inode, file.fd, to_set & FUSE_SET_ATTR_SIZE);
+    if (reply_if_error(req, rc))
+        return;
+    struct answer *answer = fs_of(req)->options.members ? answer_begin(nodeid) : NULL;
+    reply_attr(req, inode, file.fd, to_set & FUSE_SET_ATTR_SIZE);
+    answer_sent(answer);
 }
 
 void op_statfs(fuse_req_t req, fuse_ino_t nodeid)

@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "fs/answers.h"
 #include "fs/creds.h"
 #include "fs/resolve.h"
 #include "fs/trouble.h"
@@ -108,6 +109,14 @@ void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const cha
     make_node(req, parent, name, S_IFLNK, 0, target);
 }
 
+static void reply_link(fuse_req_t req, fuse_ino_t nodeid, struct inode *parent, const char *name)
+{
+    struct answer *answer = fs_of(req)->options.members ? answer_begin(nodeid) : NULL;
+
+    reply_lookup(req, parent, name);
+    answer_sent(answer);
+}
+
 void op_link(fuse_req_t req, fuse_ino_t nodeid, fuse_ino_t parent, const char *name)
 {
     BORROWED file = inode_borrow(inode_of(req, nodeid));
@@ -118,7 +127,7 @@ void op_link(fuse_req_t req, fuse_ino_t nodeid, fuse_ino_t parent, const char *n
     if (linkat(AT_FDCWD, proc_path(file.fd).text, dir.fd, name, AT_SYMLINK_FOLLOW))
         fuse_reply_err(req, errno);
     else
-        reply_lookup(req, inode_of(req, parent), name);
+        reply_link(req, nodeid, inode_of(req, parent), name);
 }
 
 static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int flags)

@@ -19,8 +19,8 @@ static struct kind {
     atomic_uint unsaid;
 } kinds[] = {
     {.error = EIO,
-     .advice = "the kernel's log (dmesg) says what is wrong with the disk, gaiactl stat which node does not "
-               "answer"},
+     .advice = "the kernel's log (dmesg) says what is wrong with the disk; with peers= another node, or its "
+               "kernel, may not answer"},
     {.error = EUCLEAN, .advice = "its filesystem is damaged: unmount it and run fsck"},
     {.error = ESHUTDOWN, .advice = "its filesystem has shut itself down: see the kernel's log (dmesg)"},
     {.error = EMFILE, .advice = "raise the daemon's limit of open files (ulimit -n, systemd: LimitNOFILE=)"},

@@ -160,9 +160,9 @@ int gaia_munmap(void *addr, size_t length);
  *
  * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, a page of the range not
  * mapped by gaia_mmap() on this device), EIO, ENOSPC, EDQUOT (stores of another device could not be collected
- * into the data directory: they stay with that device), EIO (or another node's kernel does not give up in 30
- * s what it has of before: the acquire is done all the same), ENOMEM (GAIA_RESIDENT and the device has no
- * room)
+ * into the data directory: they stay with that device), EIO (or another node's kernel has not given up what
+ * it has of before, for half a minute), ENOMEM (GAIA_RESIDENT and the device has no room). After an error
+ * nothing is promised of what the device sees in the range, until an acquire of it succeeds.
  */
 int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
 

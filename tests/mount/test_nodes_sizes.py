@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from files import pattern
-from helpers import PAGE, AgentDied, agents, read_file, wait_until  # noqa: F401
+from helpers import ALL_ROWS, PAGE, AgentDied, agents, daemon_with_faults, read_file, wait_until  # noqa: F401
 from nodes import cluster  # noqa: F401
 from test_nodes_words import OPS, Member, meet  # noqa: F401
 
@@ -24,7 +24,7 @@ import ctypes
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
-mapping = libc.mmap(None, 1 << 30, 1, 1, fd, 0)"""
+mapping = libc.mmap(None, 1 << 30, 3, 1, fd, 0)"""
 
 
 def load(agent, at):
@@ -132,6 +132,29 @@ def test_who_opens_what_was_appended_and_synced(disturbed):
                            "os.fsync(one)\nos.close(one)", path=nodes.path(0, name))
         reader.do("os.close(fd)\nfd = os.open(path, os.O_RDWR)\nos.pread(fd, 1, PAGE)", path=nodes.path(1, name))
         assert reader("os.pread(fd, PAGE, at)", at=4 * PAGE) == b"x" * PAGE, turn
+
+
+@pytest.mark.parametrize("change, row", [("os.chmod(path, 0o640)", "fuse_reply_attr"), ("os.utime(path)", "fuse_reply_attr"),
+                                         ("os.link(path, path + '2')", "fuse_reply_entry")])
+@pytest.mark.parametrize("home", [0, 1])
+def test_an_answer_that_does_not_know_the_size_yet(cluster, agents, workdir, monkeypatch, change, row, home):
+    """It sets the kernel's size, whatever that was told meanwhile: nobody is told that the file has grown before it is taken."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(2, "timeout=30", only=[0])
+    nodes.mount(1, env=env)
+    nodes.make(pattern(4 * PAGE), home=home)
+    writer, reader, other = agents(), agents(), agents()
+    writer.do("dev = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR | os.O_APPEND)\n"
+              "map = dev.mmap(os.open(path, os.O_RDWR), PAGE)", path=nodes.path(0))
+    reader.do("fd = os.open(path, os.O_RDWR)\nos.pread(fd, PAGE, 0)" + MAP, path=nodes.path(1))
+    plan.arm_wait(ALL_ROWS.index(row), 500, 1, False)
+    other.start(change, path=nodes.path(1))
+    wait_until(lambda: plan.landed, what="the answer is made")
+    writer.do("os.write(fd, b'A' * PAGE)\nos.fsync(fd)")
+    reader.do("ctypes.memset(mapping + 4 * PAGE, 66, PAGE // 2)")
+    other.finish()
+    reader.do("os.fsync(fd)")
+    assert writer("os.pread(fd, PAGE, 4 * PAGE)") == b"B" * (PAGE // 2) + b"A" * (PAGE // 2)
 
 
 @pytest.mark.parametrize("truncations", [4, 5])

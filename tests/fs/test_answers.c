@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who tells the kernel of a size waits for answers that may not know it: for those, and for no others. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/lock.h"
+#include "fs/answers.h"
+
+#define LATER_MS 200u
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static uint64_t wait_ms(uint64_t nodeid)
+{
+    uint64_t start = now_ms();
+
+    answers_wait(nodeid);
+    return now_ms() - start;
+}
+
+static struct answer *answer;
+
+static void *send_later(void *argument)
+{
+    usleep(LATER_MS * 1000);
+    answer_sent(answer);
+    return argument;
+}
+
+static void test_one_that_is_not_sent_is_waited_for(void **state)
+{
+    pthread_t sender;
+
+    (void)state;
+    answer = answer_begin(1);
+    assert_int_equal(pthread_create(&sender, NULL, send_later, NULL), 0);
+    assert_true(wait_ms(1) >= LATER_MS + ANSWER_TAKEN_MS - 1);
+    pthread_join(sender, NULL);
+    answers_free();
+}
+
+static void test_one_that_is_sent_is_taken_a_little_later(void **state)
+{
+    (void)state;
+    answer_sent(answer_begin(1));
+    assert_true(wait_ms(1) >= ANSWER_TAKEN_MS - 1);
+    assert_true(wait_ms(1) < ANSWER_TAKEN_MS - 1); /* it is forgotten */
+    answers_free();
+}
+
+static void test_others_are_not_waited_for(void **state)
+{
+    (void)state;
+    struct answer *other = answer_begin(2);
+    assert_true(wait_ms(1) < LATER_MS);
+    answer_sent(NULL);
+    answer_sent(other);
+    answers_free();
+}
+
+/* They know the size: a program that changes attributes without end keeps nobody waiting. */
+static _Atomic int running;
+
+static void *answer_without_end(void *argument)
+{
+    struct answer *one = answer_begin(1), *next;
+
+    while (running) {
+        next = answer_begin(1);
+        answer_sent(one);
+        one = next;
+        usleep(1000);
+    }
+    answer_sent(one);
+    return argument;
+}
+
+static void test_those_that_begin_meanwhile_are_not_waited_for(void **state)
+{
+    pthread_t answerer;
+
+    (void)state;
+    running = 1;
+    assert_int_equal(pthread_create(&answerer, NULL, answer_without_end, NULL), 0);
+    usleep(50000);
+    uint64_t waited = wait_ms(1);
+    running = 0;
+    pthread_join(answerer, NULL);
+    assert_true(waited >= ANSWER_TAKEN_MS - 1 && waited < 900);
+    answers_free();
+}
+
+/* A handler that hangs holds nobody up for ever. */
+static void test_one_that_is_never_sent(void **state)
+{
+    (void)state;
+    (void)answer_begin(1);
+    assert_in_range(wait_ms(1), 900, 20000);
+    answers_free();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_that_is_not_sent_is_waited_for),
+        cmocka_unit_test(test_one_that_is_sent_is_taken_a_little_later),
+        cmocka_unit_test(test_others_are_not_waited_for),
+        cmocka_unit_test(test_those_that_begin_meanwhile_are_not_waited_for),
+        cmocka_unit_test(test_one_that_is_never_sent),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
