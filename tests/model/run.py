@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the model in gaiafs.pml with spin: every configuration as it should be, then with one rule broken at a time.
 
---gate takes about 90 seconds, --full about ten. A search that did not reach every state is a failure.
+--gate takes about a minute, --full about ten. A search that did not reach every state is a failure.
 Ends with one line `N passed, N failed`. With --keep the generated checkers and the trails of errors stay.
 """
 import argparse
@@ -84,7 +84,7 @@ VARIANTS = (
 )
 
 # Searches of several seconds.
-LARGE = ("write-over-two-pages", "REAPPLY_OVER")
+LARGE = ("write-over-two-pages",)
 
 # Configurations whose state graph must have no cycle: then a state in which somebody is stuck shows as an end state,
 # however busy the others are.
@@ -176,7 +176,8 @@ def check_cycles(name, macros, args, counts):
 
 
 def check_variant(rule, macros, args, counts):
-    options = ["-w", "-DSAFETY", optimized(rule, args)]
+    # The last process first: one error is enough, and that way it is met a hundred times sooner.
+    options = ["-w", "-DSAFETY", "-DREVERSE", optimized(rule, args)]
     errors, states, depth, seconds, why = search("BREAK_" + rule, f"{macros} BREAK_{rule}", options, [], args)
     good = errors > 0 and why in ("assertion violated", "invalid end state")
     report(good, f"model/BREAK_{rule}   " + (f"caught: {why}, after {states} states, {seconds:.1f} s" if good else

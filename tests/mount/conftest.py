@@ -105,6 +105,12 @@ class Mount:
 # What takes long and is seldom broken: tests/run.sh leaves it to `make check`.
 not_in_the_gate = pytest.mark.skipif(bool(os.environ.get("GAIA_GATE")), reason="takes too long for tests/run.sh: make check")
 
+
+def so_much(usual, gate):
+    """How often, or how long: less in tests/run.sh."""
+    return gate if os.environ.get("GAIA_GATE") else usual
+
+
 # The memory of a program, which under TSan is several times as much.
 measures_memory = pytest.mark.skipif(os.environ.get("GAIAFS_SANITIZE") == "thread", reason="most of its memory is TSan's")
 

@@ -11,6 +11,7 @@ import os
 import pytest
 
 import helpers
+from conftest import so_much
 from helpers import (PAGE, agents, device_statistics, make_random, read_at, read_file, wait_until, write_at,  # noqa: F401
                      write_file)
 from nodes import Cluster
@@ -263,14 +264,14 @@ def test_an_acquire_changes_pages_in_place(gpu):
     program, other = gpu.program(path), gpu.program(path)
     program.start("""
 import time
-end = time.monotonic() + 3
+end = time.monotonic() + seconds
 n = 0
 while time.monotonic() < end:
     n += 1
     map[16:24] = n.to_bytes(8, "little")
     map[PAGE + 4000:PAGE + 4008] = n.to_bytes(8, "little")
 count = n
-""")
+""", seconds=so_much(3, 1))
     fd = os.open(path, os.O_RDWR)
     turn = acquires = 0
     while program.busy():
@@ -320,12 +321,12 @@ fd = os.open(path, os.O_RDWR)
 import random, time
 rng = random.Random(7)
 last = {}
-end = time.monotonic() + 8
+end = time.monotonic() + seconds
 while time.monotonic() < end:
     page = rng.randrange(size // PAGE)
     last[page] = last.get(page, 0) % 250 + 1
     os.pwrite(fd, bytes([last[page]]), page * PAGE + 9)
-""", path=path, size=size)
+""", path=path, size=size, seconds=so_much(8, 3))
     rounds = 0
     while writer.busy():
         rounds += 1

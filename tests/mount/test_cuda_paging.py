@@ -11,7 +11,7 @@ import time
 import pytest
 
 import helpers
-from conftest import TOP
+from conftest import TOP, not_in_the_gate
 from helpers import make_random
 
 pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the plain build is enough")
@@ -40,7 +40,8 @@ def check(text, number=20):
 
 # What is run, and how many tests that is. On the stand-in a store to each byte of many large units takes long: of those only
 # some.
-PARTS = [(ONLY, 20)] if REAL or ONLY else [(" 4 KiB", 10), ("64 KiB: loads", 1), ("64 KiB: pinned", 1), ("64 KiB: past", 1)]
+PARTS = [(ONLY, 20)] if REAL or ONLY else [(" 4 KiB", 10), ("64 KiB: pinned", 1), *(
+    pytest.param(*part, marks=not_in_the_gate) for part in (("64 KiB: loads", 1), ("64 KiB: past", 1)))]
 
 
 @pytest.mark.limit(400)

@@ -11,6 +11,7 @@ import threading
 
 import pytest
 
+from conftest import so_much
 from helpers import error_of, read_file, write_file
 from posix_calls import as_user, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, renameat2
 
@@ -250,7 +251,7 @@ renameat2(sys.argv[1] + "/f", sys.argv[1] + "/g", RENAME_WHITEOUT)
 
 # --- folders that change while they are listed -----------------------------------------------------------------------
 
-ENTRIES = int(os.environ.get("GAIA_TEST_ENTRIES", 100_000))
+ENTRIES = int(os.environ.get("GAIA_TEST_ENTRIES", so_much(100_000, 30_000)))
 NAMES_OF_A_FILE = 100  # another name costs a tenth of another file
 
 

@@ -6,13 +6,14 @@ import subprocess
 
 import pytest
 
+from conftest import so_much
 from files import pattern
 from helpers import ALL_ROWS, PAGE, AgentDied, agents, daemon_with_faults, read_file, wait_until  # noqa: F401
 from nodes import cluster  # noqa: F401
 from test_nodes_words import OPS, Member, meet  # noqa: F401
 
 RECORD = 16
-TURNS = 300
+TURNS = so_much(300, 100)
 BESIDE = pytest.mark.parametrize("beside", ["write", "release"])
 # The kernel forgets what it is told of a size when an invalidation of the inode begins meanwhile: these make it begin.
 DISTURB = {"write": "os.pwrite(fd, os.urandom(1), PAGE)", "release": "map[0] ^= 1\n            map.release()"}

@@ -527,7 +527,7 @@ def test_a_failed_release_of_what_a_read_has_collected(meet, agents, waits):
     os.close(fd)
 
 
-@pytest.mark.parametrize("pause", [5, 50])
+@pytest.mark.parametrize("pause", [5, pytest.param(50, marks=not_in_the_gate)])
 def test_a_release_beside_writes_without_end(meet, agents, pause):
     """Where an agent takes longer to drop a page than a program to write to it again."""
     daemon, path, member = meet()
