@@ -39,6 +39,8 @@ static void unlink_file(struct nodes *nodes, struct agent_file *far)
     free(far);
 }
 
+#define LATE_MS 60000u /* acregmax of NFS clients, when nobody has said anything else */
+
 /* The home has said the size. Whether that is news, or at least no older than what is known. */
 static bool note_size(struct nodes *nodes, struct agent_file *far, uint64_t size, uint64_t truncations)
 {
@@ -46,6 +48,8 @@ static bool note_size(struct nodes *nodes, struct agent_file *far, uint64_t size
     bool current = size <= INT64_MAX && truncations >= far->truncations;
     if (current && (truncations > far->truncations || (off_t)size > far->size))
         far->size = (off_t)size;
+    if (current && truncations > far->truncations)
+        far->cut_known = lock_wait_until(LATE_MS);
     if (current)
         far->truncations = truncations;
     pthread_mutex_unlock(&nodes->lock);
@@ -260,12 +264,13 @@ int agent_flush(struct cache_file *file)
     return ask(file, NODE_SYNCS, NODE_FLUSH, &(struct node_request){0}, NULL);
 }
 
-off_t agent_size(struct cache_file *file)
+off_t agent_size(struct cache_file *file, bool *cut_out)
 {
     struct nodes *nodes = nodes_of(file);
 
     pthread_mutex_lock(&nodes->lock);
     off_t size = file->far->size;
+    *cut_out = !lock_is_past(&file->far->cut_known);
     pthread_mutex_unlock(&nodes->lock);
     return size;
 }
@@ -278,8 +283,14 @@ void agent_tell_size(struct cache_file *file)
     pthread_mutex_lock(&nodes->lock);
     off_t size = file->far->cut ? 0 : file->far->size;
     pthread_mutex_unlock(&nodes->lock);
-    if (size)
-        host->grow(host->context, file->context, size);
+    if (!size)
+        return;
+    host->grow(host->context, file->context, size);
+    pthread_mutex_lock(&nodes->lock);
+    bool cut = file->far->cut;
+    pthread_mutex_unlock(&nodes->lock);
+    if (cut) /* meanwhile: the kernel is to ask again */
+        host->invalidate(host->context, file->context, -1, 0);
 }
 
 void agent_opened(struct cache_file *file)

@@ -26,6 +26,7 @@ struct agent_file {
      * says with fewer truncations is older. Under nodes->lock. */
     off_t size;
     uint64_t truncations;
+    struct timespec cut_known; /* until then the data directory's filesystem may not know of the last one */
     bool cut; /* by a program of this node: its kernel knows better than what was said before */
 };
 
@@ -61,7 +62,7 @@ int agent_fallocate(struct cache_file *file, int mode, off_t offset, off_t lengt
 off_t agent_seek(struct cache_file *file, off_t offset, int whence);
 int agent_sync(struct cache_file *file, bool data_only);
 int agent_flush(struct cache_file *file);
-off_t agent_size(struct cache_file *file);
+off_t agent_size(struct cache_file *file, bool *cut_out);
 void agent_tell_size(struct cache_file *file);
 void agent_opened(struct cache_file *file);
 

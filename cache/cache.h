@@ -181,8 +181,11 @@ void cache_file_behind(struct cache_file *file);
 /* [FUSE] The file is being opened. False: somebody has changed it behind the mount, and the kernel must drop
  * its pages (close to open): keep_cache must not be set in the answer. */
 bool cache_file_opened(struct cache_file *file);
-/* The size that the home on another node has said last; -1: this node is the home. */
-off_t cache_file_said_size(struct cache_file *file);
+/* The size that the home on another node has said last; -1: this node is the home. *cut_out: it was cut since
+ * a moment, so that a filesystem which knows that late (for a minute, as NFS clients do) may take it for
+ * longer.
+ */
+off_t cache_file_said_size(struct cache_file *file, bool *cut_out);
 /* Of a file that another node is the home of, since a moment: the kernel may know it from before, shorter
  * than it is there now. Waits for pages that are locked; no lock is held. */
 void cache_file_tell_size(struct cache_file *file);

@@ -275,9 +275,9 @@ int cache_file_flush(struct cache_file *file)
     return file->far ? agent_flush(file) : kernels_flush(file);
 }
 
-off_t cache_file_said_size(struct cache_file *file)
+off_t cache_file_said_size(struct cache_file *file, bool *cut_out)
 {
-    return file->far ? agent_size(file) : -1;
+    return file->far ? agent_size(file, cut_out) : -1;
 }
 
 void cache_file_tell_size(struct cache_file *file)

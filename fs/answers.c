@@ -10,7 +10,7 @@
 #include "base/lock.h"
 
 #define LOOK_US 1000
-#define LOOKS_MAX 1000u
+#define WAIT_MS 1000u
 
 struct answer {
     TAILQ_ENTRY(answer) link;
@@ -80,10 +80,12 @@ static bool is_under_way(uint64_t nodeid, uint64_t number)
 
 void answers_wait(uint64_t nodeid)
 {
+    struct timespec until = lock_wait_until(WAIT_MS);
+
     lock_none("answers_wait");
     pthread_mutex_lock(&lock);
     uint64_t number = last; /* those that begin from now on know the size */
-    for (unsigned looks = 0; is_under_way(nodeid, number) && looks < LOOKS_MAX; looks++) {
+    while (is_under_way(nodeid, number) && !lock_is_past(&until)) {
         pthread_mutex_unlock(&lock);
         usleep(LOOK_US);
         pthread_mutex_lock(&lock);

@@ -123,12 +123,14 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
     return rc;
 }
 
-off_t nodes_size(struct inode *inode, off_t size, bool cut)
+off_t nodes_size(struct inode *inode, off_t size)
 {
-    struct cache_file *file = inode->fs->local ? NULL : inode_usable(inode);
-    off_t said = file ? cache_file_said_size(file) : -1;
+    /* Also while the home has gone and there is no next one yet. */
+    struct cache_file *file = inode->fs->local ? NULL : inode_file(inode);
+    bool cut = false;
+    off_t said = file ? cache_file_said_size(file, &cut) : -1;
 
-    return said > size || (cut && said >= 0) ? said : size;
+    return said > size || cut ? said : size;
 }
 
 static void settle(void *argument)

@@ -22,9 +22,9 @@ int nodes_track(struct fs *fs, struct inode *inode, const struct node_name *name
 int nodes_catch_up(struct inode *inode, bool opening);
 
 /* The size that the kernel is told of a file whose fstat() says `size`. Where its home is another node and
- * the data directory's filesystem may know late that it has grown, as NFS does, it is at least what the home
- * has said: the kernel drops what lies past the end. cut: the home has just cut it for a program here. */
-off_t nodes_size(struct inode *inode, off_t size, bool cut);
+ * the data directory's filesystem may know late what has become of it, as NFS does, it is at least what the
+ * home has said, and just that for a minute after a cut: the kernel drops what lies past the end. */
+off_t nodes_size(struct inode *inode, off_t size);
 
 /* The inode has another file than before, whose home had gone: drop what the kernel has from under that home,
  * and take write-backs from then on. In a thread of its own; no lock is held. */

@@ -16,8 +16,7 @@
 #include "fs/request.h"
 #include "fs/resolve.h"
 
-/* cut: its size has just been set. */
-static void reply_attr(fuse_req_t req, struct inode *inode, int fd, bool cut)
+static void reply_attr(fuse_req_t req, struct inode *inode, int fd)
 {
     struct stat st;
 
@@ -26,7 +25,7 @@ static void reply_attr(fuse_req_t req, struct inode *inode, int fd, bool cut)
         return;
     }
     st.st_ino = resolve_number(fs_of(req), inode->dev, inode->ino);
-    st.st_size = nodes_size(inode, st.st_size, cut);
+    st.st_size = nodes_size(inode, st.st_size);
     fuse_reply_attr(req, &st, fs_of(req)->options.timeout_s);
 }
 
@@ -39,7 +38,7 @@ static void reply_statx(fuse_req_t req, struct inode *inode, int fd)
         return;
     }
     stx.stx_ino = resolve_number(fs_of(req), inode->dev, inode->ino);
-    stx.stx_size = (uint64_t)nodes_size(inode, (off_t)stx.stx_size, false);
+    stx.stx_size = (uint64_t)nodes_size(inode, (off_t)stx.stx_size);
     request_reply_statx(req, &stx);
 }
 
@@ -53,7 +52,7 @@ void op_getattr(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
     if (request_is_statx())
         reply_statx(req, inode_of(req, nodeid), file.fd);
     else
-        reply_attr(req, inode_of(req, nodeid), file.fd, false);
+        reply_attr(req, inode_of(req, nodeid), file.fd);
 }
 
 static int set_owner(fuse_req_t req, int fd, const struct stat *attr, int to_set)
@@ -117,7 +116,7 @@ void op_setattr(fuse_req_t req, fuse_ino_t nodeid, struct stat *attr, int to_set
     if (reply_if_error(req, rc))
         return;
     struct answer *answer = fs_of(req)->options.members ? answer_begin(nodeid) : NULL;
-    reply_attr(req, inode, file.fd, to_set & FUSE_SET_ATTR_SIZE);
+    reply_attr(req, inode, file.fd);
     answer_sent(answer);
 }
 

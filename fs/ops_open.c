@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "fs/answers.h"
 #include "fs/creds.h"
 #include "fs/later.h"
 #include "fs/nodes.h"
@@ -96,12 +97,16 @@ static int open_file(fuse_req_t req, struct inode *inode, struct fuse_file_info 
 void op_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 {
     struct inode *inode = inode_of(req, nodeid);
+    /* With O_TRUNC the answer says that the file is empty, whatever others have written after the cut. */
+    bool cuts = fi->flags & O_TRUNC && fs_of(req)->options.members;
+    struct answer *answer = cuts ? answer_begin(nodeid) : NULL;
     int rc = open_file(req, inode, fi);
 
     if (rc < 0)
         fuse_reply_err(req, (int)-trouble(inode, "opening", rc));
     else if (fuse_reply_open(req, fi) < 0)
-        handle_free(fs_of(req), handle_of(fi));
+        handle_free(inode->fs, handle_of(fi));
+    answer_sent(answer);
 }
 
 static int create_backing(fuse_req_t req, struct inode *parent, const char *name, mode_t mode, int flags)

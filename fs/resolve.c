@@ -79,7 +79,7 @@ static void fill_entry(struct fs *fs, struct inode *inode, struct fuse_entry_par
     entry_out->ino = nodeid_of(inode);
     entry_out->generation = inode == fs->root ? 0 : fs->generation;
     entry_out->attr.st_ino = resolve_number(fs, inode->dev, inode->ino);
-    entry_out->attr.st_size = nodes_size(inode, entry_out->attr.st_size, false);
+    entry_out->attr.st_size = nodes_size(inode, entry_out->attr.st_size);
     entry_out->attr_timeout = fs->options.timeout_s;
     entry_out->entry_timeout = fs->options.timeout_s;
 }

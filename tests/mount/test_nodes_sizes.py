@@ -136,7 +136,8 @@ def test_who_opens_what_was_appended_and_synced(disturbed):
 
 
 @pytest.mark.parametrize("change, row", [("os.chmod(path, 0o640)", "fuse_reply_attr"), ("os.utime(path)", "fuse_reply_attr"),
-                                         ("os.link(path, path + '2')", "fuse_reply_entry")])
+                                         ("os.link(path, path + '2')", "fuse_reply_entry"),
+                                         ("os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))", "fuse_reply_open")])
 @pytest.mark.parametrize("home", [0, 1])
 def test_an_answer_that_does_not_know_the_size_yet(cluster, agents, workdir, monkeypatch, change, row, home):
     """It sets the kernel's size, whatever that was told meanwhile: nobody is told that the file has grown before it is taken."""
@@ -152,10 +153,11 @@ def test_an_answer_that_does_not_know_the_size_yet(cluster, agents, workdir, mon
     other.start(change, path=nodes.path(1))
     wait_until(lambda: plan.landed, what="the answer is made")
     writer.do("os.write(fd, b'A' * PAGE)\nos.fsync(fd)")
-    reader.do("ctypes.memset(mapping + 4 * PAGE, 66, PAGE // 2)")
+    at = 0 if "TRUNC" in change else 4 * PAGE
+    reader.do("ctypes.memset(mapping + at, 66, PAGE // 2)", at=at)
     other.finish()
     reader.do("os.fsync(fd)")
-    assert writer("os.pread(fd, PAGE, 4 * PAGE)") == b"B" * (PAGE // 2) + b"A" * (PAGE // 2)
+    assert writer("os.pread(fd, PAGE, at)", at=at) == b"B" * (PAGE // 2) + b"A" * (PAGE // 2)
 
 
 @pytest.mark.parametrize("truncations", [4, 5])
@@ -240,7 +242,7 @@ def test_a_size_that_the_home_answers(late, agents, change):
     assert os.stat(path).st_size == 9 * PAGE + 1
 
 
-@pytest.mark.parametrize("late", [30], indirect=True)
+@pytest.mark.parametrize("late", [0, 30], indirect=True)
 def test_what_was_cut_is_short_at_once(late, agents):
     _, path, home = late
     agent = agents()
@@ -248,6 +250,18 @@ def test_what_was_cut_is_short_at_once(late, agents):
     home.do("value", OPS["NODE_TRUNCATE"], 3)
     home.do("second", OPS["NODE_TRUNCATE"], 100)
     assert agent("os.ftruncate(fd, 100) or os.fstat(fd).st_size") == 100
+    assert agent("os.lseek(fd, 0, os.SEEK_END)") == 100
+    home.do("value", OPS["NODE_TRUNCATE"], 4)  # and longer, after another one's cut
+    home.do("second", OPS["NODE_TRUNCATE"], 9 * PAGE)
+    assert agent("os.ftruncate(fd, 9 * PAGE) or os.fstat(fd).st_size") == 9 * PAGE
+
+
+def test_what_the_home_has_cut_is_short(late, agents):
+    _, path, home = late
+    agent = agents()
+    agent.do("fd = os.open(path, os.O_RDWR)", path=path)
+    assert home.do("size", 100, 1) == 0
+    assert agent("os.fstat(fd).st_size") == 100
 
 
 def test_the_home_answers_sizes(meet):
