@@ -13,14 +13,14 @@
 #define WAIT_MS 1000u
 
 struct answer {
-    TAILQ_ENTRY(answer) link;
+    STAILQ_ENTRY(answer) link;
     uint64_t nodeid, number;
     bool sent;
     struct timespec taken; /* when it counts as taken */
 };
 
 static pthread_mutex_t lock = LOCK_INITIALIZER(LOCK_ANSWERS); /* guards what follows, and each answer */
-static TAILQ_HEAD(, answer) answers = TAILQ_HEAD_INITIALIZER(answers); /* by number */
+static STAILQ_HEAD(, answer) answers = STAILQ_HEAD_INITIALIZER(answers); /* by number */
 static uint64_t last;
 
 static bool is_taken(const struct answer *answer)
@@ -33,8 +33,8 @@ static void forget_taken(void)
 {
     struct answer *answer;
 
-    while ((answer = TAILQ_FIRST(&answers)) && is_taken(answer)) {
-        TAILQ_REMOVE(&answers, answer, link);
+    while ((answer = STAILQ_FIRST(&answers)) && is_taken(answer)) {
+        STAILQ_REMOVE_HEAD(&answers, link);
         free(answer);
     }
 }
@@ -49,7 +49,7 @@ struct answer *answer_begin(uint64_t nodeid)
     pthread_mutex_lock(&lock);
     forget_taken();
     answer->number = ++last;
-    TAILQ_INSERT_TAIL(&answers, answer, link);
+    STAILQ_INSERT_TAIL(&answers, answer, link);
     pthread_mutex_unlock(&lock);
     return answer;
 }
@@ -69,7 +69,7 @@ static bool is_under_way(uint64_t nodeid, uint64_t number)
 {
     const struct answer *answer;
 
-    TAILQ_FOREACH (answer, &answers, link) {
+    STAILQ_FOREACH (answer, &answers, link) {
         if (answer->number > number)
             break;
         if (answer->nodeid == nodeid && !is_taken(answer))
@@ -99,8 +99,8 @@ void answers_free(void)
     struct answer *answer;
 
     pthread_mutex_lock(&lock);
-    while ((answer = TAILQ_FIRST(&answers))) {
-        TAILQ_REMOVE(&answers, answer, link);
+    while ((answer = STAILQ_FIRST(&answers))) {
+        STAILQ_REMOVE_HEAD(&answers, link);
         free(answer);
     }
     pthread_mutex_unlock(&lock);
