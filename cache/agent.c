@@ -41,17 +41,18 @@ static void unlink_file(struct nodes *nodes, struct agent_file *far)
 
 #define LATE_MS 60000u /* acregmax of NFS clients, when nobody has said anything else */
 
-/* The home has said the size. Whether that is news, or at least no older than what is known. */
+/* The home has said the size. Whether that is no older than what is known. */
 static bool note_size(struct nodes *nodes, struct agent_file *far, uint64_t size, uint64_t truncations)
 {
     pthread_mutex_lock(&nodes->lock);
     bool current = size <= INT64_MAX && truncations >= far->truncations;
     if (current && (truncations > far->truncations || (off_t)size > far->size))
         far->size = (off_t)size;
-    if (current && truncations > far->truncations)
+    if (current && truncations > far->truncations && far->said)
         far->cut_known = lock_wait_until(LATE_MS);
     if (current)
         far->truncations = truncations;
+    far->said = true;
     pthread_mutex_unlock(&nodes->lock);
     return current;
 }
@@ -82,10 +83,10 @@ int agent_file_open(struct cache *cache, const struct node_name *name, struct ca
         unlink_file(nodes, far);
         return error;
     }
-    if (reply.value[0])
+    if (reply.value[0] & 1)
         far->handed = true;
     file->far = far;
-    note_size(nodes, far, reply.value[1], 0); /* what was said meanwhile is newer */
+    note_size(nodes, far, reply.value[1], reply.value[0] >> 1);
     return 0;
 }
 

@@ -27,6 +27,7 @@ struct agent_file {
     off_t size;
     uint64_t truncations;
     struct timespec cut_known; /* until then the data directory's filesystem may not know of the last one */
+    bool said;
     bool cut; /* by a program of this node: its kernel knows better than what was said before */
 };
 

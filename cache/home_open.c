@@ -123,11 +123,13 @@ int home_open_make(struct home_session *agent, const struct node_request *reques
         return -EMFILE;
     }
     durable_open(file->durable, true, &open->seen);
-    reply->value[1] = (uint64_t)home_size(file, NULL); /* from here on it is told of others */
+    uint64_t truncations;
+    reply->value[1] = (uint64_t)home_size(file, &truncations); /* from here on it is told of others */
     pthread_mutex_lock(&agent->lock);
     LIST_INSERT_HEAD(&agent->opens, open, link);
     pthread_mutex_unlock(&agent->lock);
-    reply->value[0] = agent->nodes->settles; /* else who leaves finds it in the file's list */
+    bool handed = agent->nodes->settles; /* else who leaves finds it in the file's list */
+    reply->value[0] = truncations << 1 | handed;
     return 0;
 }
 

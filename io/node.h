@@ -72,13 +72,13 @@ enum node_op {
     NODE_ROOM,      /* device, length: so many pages of it are wanted for something else -> value[0]: how many
                        were given up, of files that nobody maps there */
     /* NODE_IO: */
-    NODE_OPEN,      /* name; file: the number that it shall have -> value[0]: as if HANDED had been said;
-                       value[1]: its size. -ESTALE: it is not tracked here */
-    NODE_CLOSE,     /* file */
-    NODE_OPENED,    /* file: a program opens it, and the agent's kernel drops its pages */
-    NODE_READ,      /* file, offset, length, slot, flags: CACHE_IO_*, value: a number for READ_END -> bytes */
-    NODE_WRITE,     /* file, offset, length, slot, flags: CACHE_IO_* -> bytes, and as TRUNCATE */
-    NODE_TRUNCATE,  /* file, length -> value[0]: how often it was cut by now, value[1]: its size */
+    NODE_OPEN,     /* name; file: the number that it shall have -> value[0]: 1 as if HANDED had been said, and
+                      twice what TRUNCATE answers; value[1]: its size. -ESTALE: it is not tracked here */
+    NODE_CLOSE,    /* file */
+    NODE_OPENED,   /* file: a program opens it, and the agent's kernel drops its pages */
+    NODE_READ,     /* file, offset, length, slot, flags: CACHE_IO_*, value: a number for READ_END -> bytes */
+    NODE_WRITE,    /* file, offset, length, slot, flags: CACHE_IO_* -> bytes, and as TRUNCATE */
+    NODE_TRUNCATE, /* file, length -> value[0]: how often it was cut by now, value[1]: its size */
     NODE_FALLOCATE, /* file, offset, length, flags: mode -> as TRUNCATE */
     NODE_SEEK,      /* file, offset, flags: whence -> value[0]: offset */
     /* NODE_HEALS: */

@@ -179,6 +179,9 @@ def test_a_size_from_before_a_truncation(meet, agents, truncations):
     home.kill()
 
 
+CUTS = 3  # of the file, before it is opened here
+
+
 @pytest.fixture
 def late(cluster, workdir, request):
     """The daemon of node a, a file of two pages, and b (the test's), which is its home. The data directory's filesystem is not one
@@ -197,6 +200,8 @@ def late(cluster, workdir, request):
         nodes.make(pattern(2 * PAGE), home=1)
         home = Member(nodes.peers)
         home.do("answer", OPS["NODE_READ"], PAGE)  # of zeros
+        home.do("value", OPS["NODE_OPEN"], 2 * CUTS)
+        home.do("second", OPS["NODE_OPEN"], 2 * PAGE)
         wait_until(lambda: home.do("follow", nodes.below()) == 0)
         yield nodes[0], nodes.path(0), home
         nodes[0].expected_exit = None
@@ -212,7 +217,7 @@ def test_a_size_that_the_filesystem_knows_late(late, agents):
     _, path, home = late
     agent = agents()
     agent.do("fd = os.open(path, os.O_RDWR)\nmap = None", path=path)
-    assert home.do("size", 5 * PAGE, 0) == 0
+    assert home.do("size", 5 * PAGE, CUTS) == 0
     assert agent("os.fstat(fd).st_size") == 5 * PAGE and os.stat(path).st_size == 5 * PAGE
     agent.do("import mmap\nmap = mmap.mmap(fd, 5 * PAGE)\n"
              "map.madvise(mmap.MADV_RANDOM)\nmap[4 * PAGE] = 1")  # READs of a page, as the home answers
@@ -221,9 +226,9 @@ def test_a_size_that_the_filesystem_knows_late(late, agents):
     home.do("answer", OPS["NODE_WRITE"], PAGE)
     agent.do("map.flush()")
     assert home.do("asked", OPS["NODE_WRITE"]) == wrote + 1
-    assert home.do("size", 3 * PAGE, 0) == 0  # older: it was not cut
+    assert home.do("size", 3 * PAGE, CUTS) == 0  # older: it was not cut
     assert os.stat(path).st_size == 5 * PAGE
-    assert home.do("size", 3 * PAGE, 1) == 0
+    assert home.do("size", 3 * PAGE, CUTS + 1) == 0
     assert os.stat(path).st_size == 3 * PAGE
 
 
@@ -233,12 +238,12 @@ def test_a_size_that_the_home_answers(late, agents, change):
     agent = agents()
     agent.do("fd = os.open(path, os.O_RDWR)", path=path)
     for op in ("NODE_WRITE", "NODE_TRUNCATE", "NODE_FALLOCATE"):
-        home.do("value", OPS[op], 3)
+        home.do("value", OPS[op], CUTS + 1)
         home.do("second", OPS[op], 9 * PAGE + 1)
     home.do("answer", OPS["NODE_WRITE"], 1)
     agent.do(change)
     assert os.stat(path).st_size == 9 * PAGE + 1
-    assert home.do("size", 100 * PAGE, 2) == 0  # from before
+    assert home.do("size", 100 * PAGE, CUTS) == 0  # from before
     assert os.stat(path).st_size == 9 * PAGE + 1
 
 
@@ -247,11 +252,11 @@ def test_what_was_cut_is_short_at_once(late, agents):
     _, path, home = late
     agent = agents()
     agent.do("fd = os.open(path, os.O_RDWR)", path=path)
-    home.do("value", OPS["NODE_TRUNCATE"], 3)
+    home.do("value", OPS["NODE_TRUNCATE"], CUTS + 1)
     home.do("second", OPS["NODE_TRUNCATE"], 100)
     assert agent("os.ftruncate(fd, 100) or os.fstat(fd).st_size") == 100
     assert agent("os.lseek(fd, 0, os.SEEK_END)") == 100
-    home.do("value", OPS["NODE_TRUNCATE"], 4)  # and longer, after another one's cut
+    home.do("value", OPS["NODE_TRUNCATE"], CUTS + 2)  # and longer, after another one's cut
     home.do("second", OPS["NODE_TRUNCATE"], 9 * PAGE)
     assert agent("os.ftruncate(fd, 9 * PAGE) or os.fstat(fd).st_size") == 9 * PAGE
 
@@ -260,7 +265,19 @@ def test_what_the_home_has_cut_is_short(late, agents):
     _, path, home = late
     agent = agents()
     agent.do("fd = os.open(path, os.O_RDWR)", path=path)
-    assert home.do("size", 100, 1) == 0
+    assert home.do("size", 100, CUTS + 1) == 0
+    assert agent("os.fstat(fd).st_size") == 100
+
+
+def test_a_size_from_before_an_open(late, agents):
+    """What the home had sent before it answered the OPEN is older, and what it says with as many cuts makes no file shorter."""
+    _, path, home = late
+    agent = agents()
+    agent.do("fd = os.open(path, os.O_RDWR)", path=path)
+    for cuts in (0, CUTS - 1, CUTS):
+        assert home.do("size", 100, cuts) == 0
+        assert agent("os.fstat(fd).st_size") == 2 * PAGE
+    assert home.do("size", 100, CUTS + 1) == 0
     assert agent("os.fstat(fd).st_size") == 100
 
 
@@ -268,10 +285,11 @@ def test_the_home_answers_sizes(meet):
     """To each change, with a count that rises when it has cut the file."""
     _, path, member = meet()
     one = member()
-    one.has_page(path)
+    assert one.do("track", path) == 0 and one.do("open", path) == 0
 
     def said():
         return one.do("said", 0), one.do("said", 1)
+    assert said() == (0, 2 * PAGE)
     assert one.do("write") == PAGE
     cuts, size = said()
     assert size == 2 * PAGE

@@ -13,7 +13,7 @@
  * write             the page, as a kernel's write-back; write_later: 100 bytes of it, and nobody waits
  * cut BYTES, fallocate BYTES   of file 1, to that length
  * said N            the first (0) or second (1) number that the other has answered to one of the last two
- *                   lines, or to write, the last time
+ *                   lines, to open or to write, the last time
  * invalidate        has the other drop its kernel's pages of the file that it opened last, and nobody waits
  * answer OP RESULT  what the other's calls of this kind are answered from now on
  * value OP N       and the first number of the reply; second OP N: and the second
@@ -89,13 +89,12 @@ static int named(struct call_session *to, enum node_class class, enum node_op op
                  unsigned flags)
 {
     struct node_request request = {.file = MEMBER_FILE, .flags = flags};
-    struct node_reply reply;
-    size_t length = sizeof reply;
+    size_t length = sizeof said;
     int error = member_name(path, &request.name);
 
     if (error)
         return error;
-    return to ? call(to, class, op, &request, sizeof request, &reply, &length, 0) : -ENOTCONN;
+    return to ? call(to, class, op, &request, sizeof request, &said, &length, 0) : -ENOTCONN;
 }
 
 static int read_page(void)
