@@ -5,8 +5,6 @@
 Ends with one line `N passed, N failed, N skipped`. Each program has a time limit; what a failed one printed is shown.
 """
 import argparse
-import collections
-import concurrent.futures
 import glob
 import os
 import re
@@ -18,7 +16,6 @@ import xml.etree.ElementTree as ElementTree
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 UNIT_LIMIT_S = 180
-UNITS_AT_ONCE = 2  # most of them wait most of the time
 MOUNT_LIMIT_S = 1500
 FOLDERS = ("base", "consistency", "io", "gpu", "cache", "fs")
 
@@ -44,11 +41,8 @@ def environment(args):
     return env
 
 
-Report = collections.namedtuple("Report", "counts text")
-
-
-def run_unit(program, env):
-    """One cmocka program: its counts (passed, failed, skipped), from its own closing lines, and what is to be said of it."""
+def run_unit(program, env, count):
+    """One cmocka program: its counts, from its own closing lines."""
     start = time.monotonic()
     try:
         done = subprocess.run([program], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -64,9 +58,12 @@ def run_unit(program, env):
         failed = 1
     if not code and not passed and not skipped:  # a program that tests nothing is no test
         failed = 1
+    count.add(passed, failed, skipped)
     name = os.path.relpath(program, os.path.join(env["GAIAFS_BUILD"], "tests"))
-    text = f"{'FAIL' if failed else 'ok':4} {name:32} {passed:4} passed, {failed} failed  {time.monotonic() - start:6.1f} s"
-    return Report((passed, failed, skipped), f"{text}\n{output}" if failed else text)
+    print(f"{'FAIL' if failed else 'ok':4} {name:32} {passed:4} passed, {failed} failed  {time.monotonic() - start:6.1f} s",
+          flush=True)
+    if failed:
+        print(output, flush=True)
 
 
 def run_mount(args, env, count):
@@ -111,13 +108,10 @@ def main():
     parser.add_argument("--python", default="/usr/bin/python3")
     args = parser.parse_args()
     env, count = environment(args), Count()
-    programs = [program for folder in FOLDERS if not args.mounts and folder not in args.without.split(",")
-                for program in sorted(glob.glob(os.path.join(args.build, "tests", folder, "test_*")))
-                if os.access(program, os.X_OK) and "." not in os.path.basename(program)]
-    with concurrent.futures.ThreadPoolExecutor(UNITS_AT_ONCE) as pool:
-        for report in pool.map(lambda program: run_unit(program, env), programs):
-            count.add(*report.counts)
-            print(report.text, flush=True)
+    for folder in [] if args.mounts else [folder for folder in FOLDERS if folder not in args.without.split(",")]:
+        for program in sorted(glob.glob(os.path.join(args.build, "tests", folder, "test_*"))):
+            if os.access(program, os.X_OK) and "." not in os.path.basename(program):
+                run_unit(program, env, count)
     if not args.unit:
         run_mount(args, env, count)
     print(f"{count.passed} passed, {count.failed} failed, {count.skipped} skipped", flush=True)
