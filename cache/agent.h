@@ -27,7 +27,7 @@ struct agent_file {
     off_t size;
     uint64_t truncations;
     struct timespec cut_known; /* until then the data directory's filesystem may not know of the last one */
-    bool said;
+    bool said;                 /* anything: what it says next with more truncations is a cut since then */
     bool cut; /* by a program of this node: its kernel knows better than what was said before */
 };
 

@@ -64,7 +64,7 @@ uint64_t home_kernels(const struct cache_file *file);
 int home_invalidate(struct cache_file *file, off_t offset, off_t length);
 /* The same of one node's kernel (0: this one's). -EIO: the node has gone. */
 int home_invalidate_node(struct cache_file *file, unsigned node, off_t offset, off_t length);
-/* The file's size, and how often it was cut by now (or NULL). Takes the file's lock. */
+/* The file's size, and how often it was cut by now. Takes the file's lock. */
 off_t home_size(struct cache_file *file, uint64_t *truncations_out);
 /* Have all kernels know the file's size: what they have of its attributes is dropped, and the file is as long
  * as it is now to each, unless it is cut meanwhile. 0 or a negative errno of one that lives. No lock is held.

@@ -189,8 +189,7 @@ off_t home_size(struct cache_file *file, uint64_t *truncations_out)
 {
     pthread_mutex_lock(&file->lock);
     off_t size = file->size;
-    if (truncations_out)
-        *truncations_out = file->truncations;
+    *truncations_out = file->truncations;
     pthread_mutex_unlock(&file->lock);
     return size;
 }

@@ -90,8 +90,7 @@ enum node_op {
                     what it acknowledges from now on. flags: NODE_HANDED_LOST: it could not */
     /* NODE_KERNEL: */
     NODE_INVALIDATE, /* file, offset, length: drop the kernel's pages. offset -1: attributes only; then length
-                        is the size that the file has at least (0: not said), and value counts its truncations
-                      */
+                        is the size that the file has, and value counts its truncations (both 0: not said) */
     /* NODE_HEALS: */
     NODE_PEEK, /* file, offset, length (at most a page), slot -> bytes */
     /* NODE_FRAMES; offset and length in pages: */
