@@ -66,6 +66,7 @@ struct handle {
     struct durable_seen seen;
     atomic_bool has_tokens; /* fs/token.h: it may have */
     bool passed, counted;   /* the kernel passes its I/O through; it is counted (fs/passthrough.h) */
+    int32_t backing;        /* of a passed one: what the kernel calls the backing file */
     _Atomic int page_fd;    /* -1, or a second descriptor without O_APPEND; see handle_page_fd() */
 
     /* Directories only. lock guards the three. */

@@ -14,6 +14,7 @@
 #include "fs/creds.h"
 #include "fs/later.h"
 #include "fs/nodes.h"
+#include "fs/open_reply.h"
 #include "fs/request.h"
 #include "fs/resolve.h"
 #include "fs/server.h"
@@ -104,7 +105,7 @@ void op_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 
     if (rc < 0)
         fuse_reply_err(req, (int)-trouble(inode, "opening", rc));
-    else if (fuse_reply_open(req, fi) < 0)
+    else if (open_reply(req, fi) < 0)
         handle_free(inode->fs, handle_of(fi));
     answer_sent(answer);
 }
@@ -151,7 +152,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mo
     if (rc < 0) {
         inode_forget(inode, 1);
         fuse_reply_err(req, -rc);
-    } else if (fuse_reply_create(req, &entry, fi) < 0) {
+    } else if (open_reply_create(req, &entry, fi) < 0) {
         handle_free(fs, handle_of(fi));
         inode_forget(inode, 1);
     }

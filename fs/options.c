@@ -4,6 +4,7 @@
 #define FUSE_USE_VERSION 314
 #include <assert.h>
 #include <errno.h>
+#include <fuse_lowlevel.h>
 #include <fuse_opt.h>
 #include <math.h>
 #include <stddef.h>
@@ -21,6 +22,9 @@
 
 #define INODES_LEAST 1024u
 #define REMEMBER_DEFAULT 65536u
+/* A file that a device maps is better not passed through (an acquire compares then), so it is not done
+ * unasked where no other filesystem can do it either. */
+#define PASSTHROUGH_DEFAULT (FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17))
 
 static int parse_inodes(struct fs_options *options, const char *option)
 {
@@ -269,7 +273,7 @@ int options_parse(struct fs_options *options_out, int argc, char **argv)
     memset(options_out, 0, sizeof(*options_out));
     options_out->timeout_s = 1.0;
     options_out->remember = REMEMBER_DEFAULT;
-    options_out->passthrough = true;
+    options_out->passthrough = PASSTHROUGH_DEFAULT;
     options_cache_defaults(&options_out->cache);
     add_table(&parsing, general);
     add_table(&parsing, kernel_flags);
@@ -348,9 +352,9 @@ void options_print_help(void)
         "    remember=N                how many forgotten ones file handles (NFS) still lead to (default "
         "65536)\n"
         "    log=stderr|syslog         where to log (default syslog, with -f stderr)\n"
-        "    passthrough=on|off        whether the kernel may read and write files by itself (default on, "
-        "where\n"
-        "                              libfuse is 3.17 or newer and Linux 6.9 or newer)\n"
+        "    passthrough=on|off        whether the kernel may read and write files by itself where Linux is "
+        "6.9 or\n"
+        "                              newer (default on with libfuse 3.17 or newer, else off)\n"
         "    debug                     log every request\n"
         "    fsname=NAME               the source in the mount table (default DATADIR)\n"
         "    subtype=NAME              the type there is fuse.NAME, or plain fuse without NAME (default "

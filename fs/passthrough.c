@@ -12,12 +12,6 @@
 #include "fs/fs.h"
 #include "fs/log.h"
 
-#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
-#define CAN_PASS 1
-#else
-#define CAN_PASS 0
-#endif
-
 void passthrough_init(struct fs *fs)
 {
     lock_init(&fs->passthrough_lock, LOCK_PASSTHROUGH);
@@ -39,7 +33,6 @@ struct fuse_backing_map {
 #define FUSE_DEV_IOC_BACKING_CLOSE _IOW(229, 2, uint32_t)
 #endif
 
-#if CAN_PASS
 /* The kernel reads as the data directory's own mount has it: what this one refuses, that must refuse, too. */
 static bool reads_must_leave_no_trace(struct fs *fs)
 {
@@ -50,21 +43,10 @@ static bool reads_must_leave_no_trace(struct fs *fs)
         return false;
     return root.fd < 0 || fstatvfs(root.fd, &st) || !(st.f_flag & (ST_NOATIME | ST_RDONLY));
 }
-#endif
 
-void passthrough_want(struct fs *fs, struct fuse_conn_info *conn)
+bool passthrough_is_wanted(struct fs *fs)
 {
-#if CAN_PASS
-    fs->passes = fs->as_root && fs->options.passthrough && conn->capable & FUSE_CAP_PASSTHROUGH &&
-                 !reads_must_leave_no_trace(fs);
-    if (fs->passes)
-        conn->want |= FUSE_CAP_PASSTHROUGH;
-    else
-        conn->want &= ~(unsigned)FUSE_CAP_PASSTHROUGH;
-#else /* libfuse is too old */
-    (void)fs;
-    (void)conn;
-#endif
+    return fs->as_root && fs->options.passthrough && !reads_must_leave_no_trace(fs);
 }
 
 /* Tells the kernel the backing file by a descriptor. What it is called there (positive), or a negative errno.
@@ -199,14 +181,10 @@ int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info
     if (rc == 0 && !handle->passed) {
         state->cached++;
     } else if (rc == 0) {
-#if CAN_PASS
-        fi->backing_id = state->backing;
+        handle->backing = state->backing;
         /* Its reads and writes come to the daemon, only mappings are passed through: the kernel would go on
          * appending when O_APPEND is taken back (fcntl). */
         fi->direct_io = !!(handle->flags & O_APPEND);
-#else
-        (void)fi;
-#endif
         state->written |= writable;
         state->direct |= !!(handle->flags & O_DIRECT);
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files that the kernel reads, writes and maps through to the backing file by itself (FUSE passthrough, Linux
- * 6.9 and libfuse 3.17): near-native speed, and the daemon sees none of it. docs/design.md, sections 5 and 7.
+ * 6.9): near-native speed, and the daemon sees none of it. docs/design.md, sections 5 and 7.
  *
  * All opens of a file go one way. The first decides: passed through, unless a device has the file already
  * ("tracked", fs/inode.h) or the kernel can't. Once a file was passed through it stays so until the kernel
@@ -17,7 +17,6 @@
 
 struct cache_file;
 struct fs;
-struct fuse_conn_info;
 struct fuse_file_info;
 struct handle;
 struct inode;
@@ -36,10 +35,11 @@ struct passthrough {
 void passthrough_init(struct fs *fs);
 void passthrough_end(struct fs *fs);
 
-/* FUSE_INIT: asks the kernel for it, if it and libfuse can do it and nobody said passthrough=off. */
-void passthrough_want(struct fs *fs, struct fuse_conn_info *conn);
+/* FUSE_INIT: whether to take the kernel's offer, which sets fs->passes (fs/open_reply.h). */
+bool passthrough_is_wanted(struct fs *fs);
 
-/* Decides how the handle's file is open, and puts it into fi. 0, or a negative errno: the open must fail. */
+/* Decides how the handle's file is open, and puts it into the handle and fi. 0, or a negative errno: the open
+ * must fail. */
 int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info *fi);
 /* The handle's file is closed. */
 void passthrough_close(struct fs *fs, struct handle *handle);

@@ -21,6 +21,7 @@
 #include "fs/loop.h"
 #include "fs/mountinfo.h"
 #include "fs/nodes.h"
+#include "fs/open_reply.h"
 #include "fs/ops.h"
 #include "fs/peek.h"
 #include "fs/request.h"
@@ -30,6 +31,7 @@
 
 static void op_init(void *userdata, struct fuse_conn_info *conn)
 {
+    (void)userdata;
     /* The kernel drops all of a file's pages when mtime moves, which our own writes make it do; opens compare
      * instead (inode_unchanged). Splicing writes through pipes costs more than it saves. */
     conn->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_HANDLE_KILLPRIV | FUSE_CAP_SPLICE_READ |
@@ -42,7 +44,6 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
     conn->max_readahead = MAX_REQUEST;
     conn->max_background = 64;
     conn->congestion_threshold = 48;
-    passthrough_want(userdata, conn);
 }
 
 static const struct fuse_lowlevel_ops operations = {
@@ -84,11 +85,11 @@ static const struct fuse_lowlevel_ops operations = {
     .retrieve_reply = op_retrieve_reply,
 };
 
-/* Answers FUSE_INIT, with two flags more than libfuse 3.14 says: FUSE_PARALLEL_DIROPS, which it forgets (a
- * folder's lookups came one after the other), and FUSE_HANDLE_KILLPRIV_V2, which it does not know. Without it
- * the kernel asks for the attribute security.capability before every write(), which doubles the cost of a
- * small one. libfuse's answer is caught in a pipe that takes the session's descriptor for a moment (nothing
- * else runs yet) and then sent on. */
+/* Answers FUSE_INIT, with more than libfuse 3.14 says: FUSE_PARALLEL_DIROPS, which it forgets (a
+ * folder's lookups came one after the other), FUSE_HANDLE_KILLPRIV_V2, which it does not know, and
+ * passthrough (fs/open_reply.h). Without the second the kernel asks for the attribute security.capability
+ * before every write(), which doubles the cost of a small one. libfuse's answer is caught in a pipe that
+ * takes the session's descriptor for a moment (nothing else runs yet) and then sent on. */
 static int answer_init(struct fs *fs, const struct fuse_buf *request)
 {
     int device = fuse_session_fd(fs->session), saved, catcher[2], rc = 0;
@@ -121,6 +122,8 @@ static int answer_init(struct fs *fs, const struct fuse_buf *request)
             init_out->flags |= FUSE_HANDLE_KILLPRIV_V2;
             fs->kills_privileges = true;
         }
+        fs->passes = passthrough_is_wanted(fs) && open_reply_is_offered(in, request->size) &&
+                     open_reply_take_offer(reply, (size_t)length);
         rc = write(device, reply, (size_t)length) == length ? out->error : -errno;
     }
     close(saved);

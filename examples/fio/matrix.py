@@ -34,7 +34,7 @@ as fast. Small requests that the kernel must hand to a daemon cost two switches 
 which does nothing but pass on. What the kernel answers from its own cache ("cached", "again") costs nobody a request.
 Direct rows of gaiafs may exceed 1: the daemon reads and writes the folder's files through its page cache.
 "tracked" is a file that a device has mapped, "untracked" any other, or "passthrough" where the kernel reads and writes
-those by itself (libfuse 3.17, Linux 6.9). The second table is processor time per operation,
+those by itself (-o passthrough=on, Linux 6.9). The second table is processor time per operation,
 program and daemon together; it depends less than rates do on what else the machine does."""
 
 

@@ -129,15 +129,22 @@ class Bench:
     def program(self, name):
         return os.path.join(self.programs, "bench_" + name)
 
-    def mount(self, options="device_cache=1200M"):
+    def data_folder(self, second=None):
+        """The data directory, or a second one, which mounts that are there at the same time need."""
+        path = os.path.join(self.folder, second) if second else self.data
+        os.makedirs(path, exist_ok=True)
+        return path
+
+    def mount(self, options="device_cache=1200M", second=None):
+        """What devices do is measured on files of which every write is seen, as is the default with libfuse before 3.17."""
         self.mounts += 1
         path = os.path.join(self.folder, f"mnt{self.mounts}")
-        return Mount([os.path.join(self.bin, "mount.gaiafs"), "-f", self.data, path, "-o", options], path,
-                     os.path.join(self.folder, f"log{self.mounts}"))
+        return Mount([os.path.join(self.bin, "mount.gaiafs"), "-f", self.data_folder(second), path,
+                      "-o", "passthrough=off", "-o", options], path, os.path.join(self.folder, f"log{self.mounts}"))
 
-    def make(self, name, size):
+    def make(self, name, size, second=None):
         """A file of the pattern that the programs check, in the host's memory; its path in the data directory."""
-        path = os.path.join(self.data, name)
+        path = os.path.join(self.data_folder(second), name)
         if not os.path.exists(path) or os.path.getsize(path) != size:
             run([self.program("file"), path, str(size)], 120)
         return path

@@ -213,10 +213,11 @@ JOBS = (("read", "read in order, 1 MiB", "1m", GIB, 1, False),
         ("randwrite", "write at random, 4 KiB", "4k", 32 * MIB, 3, False))
 
 
-def fio(bench, mount, name, rw, size, amount, seed, cpus):
+def fio(side, rw, size, amount, seed, cpus):
     """Bytes a second of one job. The host's memory holds the file. The mount's own cached pages are dropped before, and
     not in the measured time: passthrough_ll has them dropped at every open, gaiafs keeps those of unchanged files."""
-    path, backing = os.path.join(mount.path, name), os.path.join(bench.data, name)
+    mount, backing = side
+    path = os.path.join(mount.path, os.path.basename(backing))
     warm(backing)
     run(["dd", f"if={path}", "iflag=nocache", "count=0", "status=none"], 20)
     place(mount.proc.pid, cpus)
@@ -231,34 +232,45 @@ def fio(bench, mount, name, rw, size, amount, seed, cpus):
     return r["jobs"][0]["write" if "write" in rw else "read"]["bw_bytes"]
 
 
+def cpu_row(bench, job, sides):
+    """Of each side, in turns, the rates of a job: bytes a second."""
+    rw, _, size, amount, times, on_one = job
+    everywhere = os.sched_getaffinity(0)
+    cpus = {min(everywhere)} if on_one else everywhere
+    rates = {name: [] for name in sides}
+    for repetition in range(bench.repetitions * times):
+        for name in list(sides) if repetition % 2 == 0 else reversed(list(sides)):
+            rates[name].append(fio(sides[name], rw, size, amount, repetition + 1, cpus))
+    return rates
+
+
 def bench_cpu(bench):
     missing = row("CPU reads and writes of files no device maps", "not measured", "", None, ">= 1.0")
     other = find_passthrough(bench)
     if not shutil.which("fio") or not other:
         return [{**missing, "baseline": f"{'passthrough_ll' if not other else 'fio'} is missing"}]
-    names = ("fio-ours", "fio-theirs")
-    for name in names:
-        bench.make(name, GIB)
-    everywhere = os.sched_getaffinity(0)
     path = os.path.join(bench.folder, "passthrough")
     rows, raw = [], []
-    with bench.mount() as ours, Mount([other, "-f", "-o", f"source={bench.data}", path], path,
-                                      os.path.join(bench.folder, "log-passthrough")) as theirs:
-        for rw, text, size, amount, times, on_one in JOBS:
-            rates = ([], [])
-            cpus = {min(everywhere)} if on_one else everywhere
-            for repetition in range(bench.repetitions * times):
-                for which in (0, 1) if repetition % 2 == 0 else (1, 0):
-                    rates[which].append(fio(bench, (ours, theirs)[which], names[which], rw, size, amount,
-                                            repetition + 1, cpus))
-            a, b = (statistics.median(values) for values in rates)
-            raw.append({"job": text, "gaiafs": rates[0], "passthrough_ll": rates[1]})
-            judged = on_one or not rw.startswith("rand")
-            rows.append(row(f"CPU {text}", f"{a / 1e9:.3f} GB/s", f"passthrough_ll {b / 1e9:.3f} GB/s", a / b,
-                            ">= 1.0" if judged else "", a / b >= 1.0 if judged else None))
-        run(["cmp", os.path.join(ours.path, names[0]), os.path.join(bench.data, names[0])], 60)
-    for name in names:
-        os.unlink(os.path.join(bench.data, name))
+    with bench.mount("passthrough=off") as ours, bench.mount("passthrough=on", "passed") as passed, \
+            Mount([other, "-f", "-o", f"source={bench.data}", path], path,
+                  os.path.join(bench.folder, "log-passthrough")) as theirs:
+        sides = {"gaiafs": (ours, bench.make("fio-ours", GIB)), "passthrough_ll": (theirs, bench.make("fio-theirs", GIB))}
+        if bench.stat(passed)["passthrough"]:
+            sides["passthrough=on"] = (passed, bench.make("fio-passed", GIB, "passed"))
+        for job in JOBS:
+            rates = cpu_row(bench, job, sides)
+            raw.append({"job": job[1], **rates})
+            theirs_rate = statistics.median(rates.pop("passthrough_ll"))
+            judged = job[5] or not job[0].startswith("rand")
+            for name, values in rates.items():
+                ratio = statistics.median(values) / theirs_rate
+                rows.append(row(f"CPU {job[1]}" if name == "gaiafs" else f"  {name}",
+                                f"{statistics.median(values) / 1e9:.3f} GB/s", f"passthrough_ll {theirs_rate / 1e9:.3f} GB/s",
+                                ratio, ">= 1.0" if judged else "", ratio >= 1.0 if judged else None))
+        for mount, backing in sides.values():
+            run(["cmp", os.path.join(mount.path, os.path.basename(backing)), backing], 60)
+    for _, backing in sides.values():
+        os.unlink(backing)
     bench.raw["cpu"] = raw
     return rows
 

@@ -21,7 +21,7 @@ DEVICE = MAPS + "dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, os.fstat(fd).st
 def test_pages_that_both_have_stored_to_are_written_back_in_large_pieces(mount, agents, workdir, monkeypatch):
     """But for the first time; and not where CPUs store no more."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
-    m = mount("timeout=0", env=env)
+    m = mount("timeout=0,passthrough=off", env=env)  # else nothing is written back
     path = os.path.join(m.mnt, "f")
     content = bytearray(pattern(PAGES * PAGE, 1))
     write_file(path, content)

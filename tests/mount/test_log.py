@@ -41,7 +41,7 @@ def test_out_of_descriptors(mount):
 
 
 def test_a_disk_in_error(mount, disk):  # noqa: F811  pylint: disable=redefined-outer-name
-    m = mount(data=disk.folder)
+    m = mount("passthrough=off", data=disk.folder)  # with it on the daemon reads nothing
     path = os.path.join(m.mnt, "f")
     for name in ("low", "pad", "f"):
         write_file(os.path.join(m.mnt, name), os.urandom(4 << 20))

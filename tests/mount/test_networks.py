@@ -456,7 +456,7 @@ def test_nobody_keeps_root_out(file, apart, agents):
 def test_a_client_whose_memory_is_locked(mount, agents):
     """The last close of its userfaultfd waits for its mmap lock, which a munmap() has that another FUSE mount does not
     answer. The end of the mount does not wait, and what others have released is in the data directory."""
-    m, other = mount("timeout=0"), mount("timeout=0")
+    m, other = mount("timeout=0"), mount("timeout=0,passthrough=off")
     for each in m, other:
         write_file(os.path.join(each.mnt, "f"), bytes(4 * PAGE))
     good, bad = agents(), agents()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that the kernel passes through to the data directory: the same promises, for devices that map a file which
-programs have open, or mapped, or have mapped and closed. Needs libfuse 3.17 and Linux 6.9: tests/trixie.sh.
+programs have open, or mapped, or have mapped and closed. Needs Linux 6.9.
 """
 import ctypes
 import errno
@@ -42,6 +42,17 @@ def test_modes_are_shown(passing, mount, devices):
     assert mode(off) == "cached"
     device.mmap(fd, PAGE)
     assert mode(off) == "tracked" and statistics(off.mnt)["files"][0]["mode"] == "tracked"
+
+
+def test_the_attributes_of_a_created_file(passing):
+    """The answer to CREATE has them, and for a minute the kernel asks nobody else."""
+    m = passing("timeout=60")
+    fd = os.open(os.path.join(m.mnt, "f"), os.O_RDWR | os.O_CREAT, 0o640)
+    told, there = os.fstat(fd), os.stat(os.path.join(m.data, "f"))
+    for name in ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size", "st_blocks", "st_blksize", "st_ino",
+                 "st_atime_ns", "st_mtime_ns", "st_ctime_ns"):
+        assert getattr(told, name) == getattr(there, name), name
+    os.close(fd)
 
 
 def test_a_created_file(passing):
