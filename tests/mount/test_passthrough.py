@@ -14,6 +14,7 @@ import pytest
 import conftest
 import gaia
 import helpers
+import test_files
 from files import make, pattern
 from helpers import (MIB, PAGE, agents, device_statistics, devices, forget_inodes, make_random,  # noqa: F401
                      read_direct, read_file, repeats, statistics, stand_still, wait_until, write_file)
@@ -62,6 +63,12 @@ def test_a_created_file(passing):
     assert os.write(fd, b"abc") == 3 and os.pread(fd, 9, 0) == b"abc" and os.fstat(fd).st_size == 3
     assert read_file(os.path.join(m.data, "f")) == b"abc"
     os.close(fd)
+
+
+def test_the_flag_to_append(passing):
+    """It comes and goes, and a mapping heeds it not."""
+    test_files.test_append_flag_can_be_set_and_cleared_later(passing)
+    test_files.test_mapped_store_through_an_append_handle_keeps_its_place(passing)
 
 
 def test_the_daemon_sees_no_read_and_no_write(passing):
