@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Options of a mount of several nodes: what they set, and what is said of bad ones. */
+#define FUSE_USE_VERSION 314
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,6 +8,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <fuse_lowlevel.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,10 +68,13 @@ static void test_one_node(void **state)
     assert_null(options.members);
     assert_null(options.peers);
     assert_string_equal(options.node, "");
-    assert_true(options.passthrough);
+    assert_int_equal(options.passthrough, FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17));
     assert_false(options_share_directory(&options));
     options_free(&options);
-    good(&options, "shared");
+    good(&options, "passthrough=on,passthrough=off");
+    assert_false(options.passthrough);
+    options_free(&options);
+    good(&options, "shared,passthrough=on");
     assert_true(options.cache.shared && options.passthrough && options_share_directory(&options));
     assert_null(options.members);
     options_free(&options);
