@@ -517,11 +517,11 @@ int kernels_flush(struct cache_file *file)
     struct timespec until = lock_wait_until(FLUSH_MS);
     pthread_mutex_lock(&file->lock);
     uint64_t round = kernels->queued ? kernels->rounds + 1 : kernels->rounds;
-    while (kernels->finished < round && !error)
+    /* A kernel that did not drop what it was told to is told again, and may do it then. */
+    while (!error &&
+           (kernels->finished < round || (kernels->clean < round && (kernels->old || kernels->resized))))
         if (pthread_cond_timedwait(&file->changed, &file->lock, &until) == ETIMEDOUT)
             error = -EIO;
-    if (kernels->clean < round && (kernels->old || kernels->resized)) /* else it was read anew meanwhile */
-        error = -EIO;
     pthread_mutex_unlock(&file->lock);
     return error;
 }

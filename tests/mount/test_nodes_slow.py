@@ -9,7 +9,8 @@ import time
 import pytest
 
 from files import pattern
-from helpers import MIB, PAGE, agents, cuda_standin, error_of, read_file, stand_still, statistics  # noqa: F401
+from helpers import (MIB, PAGE, ROWS, agents, cuda_standin, daemon_with_faults, error_of, read_file,  # noqa: F401
+                     stand_still, statistics)
 from nodes import Program, cluster  # noqa: F401
 from test_cuda_maps import gpu, make  # noqa: F401
 from test_nodes_words import OPS, Member
@@ -305,3 +306,20 @@ def test_a_home_that_says_it_gives_up_and_does_not(cluster, agents, monkeypatch)
         assert one.do("asked", OPS["NODE_ROOM"]) > 0
     finally:
         one.kill()
+
+
+def test_a_kernel_that_drops_in_the_end(cluster, agents, workdir, monkeypatch):
+    """Who has written waits until it has, and is not told that it did not."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(2, only=[0])
+    nodes.mount(1, env=env)
+    nodes.make(pattern(2 * PAGE), home=0)
+    writer, reader = Program(agents(), nodes.path(0), cpu=False), Program(agents(), nodes.path(1), device=None)
+    reader.read()
+    plan.arm(ROWS.index("fuse_lowlevel_notify_inval_inode"), errno.ENOMEM, 1, 1)
+    writer.write(5, b"NEW")
+    writer.agent.start("error_of(os.fsync, fd)", "eval")
+    assert writer.agent.busy(0.5) and plan.landed
+    plan.row = -1
+    assert writer.agent.finish() == 0
+    assert reader.read()[5:8] == b"NEW"
