@@ -279,6 +279,19 @@ static int do_fallocate(struct home_session *agent, struct home_open *open,
     return (int)settle(agent, file, error);
 }
 
+/* As cache_file_opened() does for this node's programs. That the file has changed behind the mounts is news to
+ * their kernel still. */
+static int do_opened(struct home_open *open)
+{
+    struct cache_file *file = open->file;
+
+    pthread_mutex_lock(&file->lock);
+    int error = file_check_behind(file);
+    pthread_mutex_unlock(&file->lock);
+    cache_file_kernel_drops(file);
+    return error;
+}
+
 static int do_seek(struct home_open *open, const struct node_request *request, struct node_reply *reply)
 {
     off_t found = cache_file_seek(open->file, open->file->fd, request->offset, (int)request->flags);
@@ -317,8 +330,7 @@ int home_open_serve(struct home_session *agent, enum node_op op, const struct no
         result = do_seek(open, request, reply);
         break;
     case NODE_OPENED:
-        cache_file_kernel_drops(open->file);
-        result = 0;
+        result = do_opened(open);
         break;
     case NODE_FLUSH:
         result = cache_file_flush(open->file);

@@ -75,7 +75,8 @@ enum node_op {
     NODE_OPEN,     /* name; file: the number that it shall have -> value[0]: 1 as if HANDED had been said, and
                       twice what TRUNCATE answers; value[1]: its size. -ESTALE: it is not tracked here */
     NODE_CLOSE,    /* file */
-    NODE_OPENED,   /* file: a program opens it, and the agent's kernel drops its pages */
+    NODE_OPENED,   /* file: a program opens it, and the agent's kernel drops its pages; the home looks whether
+                      it   changed behind the mounts */
     NODE_READ,     /* file, offset, length, slot, flags: CACHE_IO_*, value: a number for READ_END -> bytes */
     NODE_WRITE,    /* file, offset, length, slot, flags: CACHE_IO_* -> bytes, and as TRUNCATE */
     NODE_TRUNCATE, /* file, length -> value[0]: how often it was cut by now, value[1]: its size */

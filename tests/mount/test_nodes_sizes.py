@@ -8,7 +8,8 @@ import pytest
 
 from conftest import so_much
 from files import pattern
-from helpers import ALL_ROWS, PAGE, AgentDied, agents, daemon_with_faults, read_file, wait_until  # noqa: F401
+from helpers import (ALL_ROWS, PAGE, AgentDied, agents, daemon_with_faults, drop_host_cache, read_file,  # noqa: F401
+                     wait_until)
 from nodes import cluster  # noqa: F401
 from test_nodes_words import OPS, Member, meet  # noqa: F401
 
@@ -300,3 +301,20 @@ def test_the_home_answers_sizes(meet):
     assert now > cuts and size == 100
     assert one.do("write") == PAGE  # a page that is written back makes no file longer
     assert said() == (now, 100)
+
+
+@pytest.mark.parametrize("home", [0, 1])
+@pytest.mark.parametrize("change", ["a", "r+"])
+def test_a_change_behind_the_mounts_and_an_open(cluster, agents, home, change):
+    """An open looks at the data directory, also where the file's home is another node; a device there has the old bytes."""
+    nodes = cluster(2, "timeout=0")
+    nodes.make(b"a" * 5000, home=home)
+    device, cpu = agents(), agents()
+    for agent in device, cpu:
+        agent.do("def look():\n    with open(path, 'rb') as file:\n        return file.read()", path=nodes.path(0))
+    device.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, 8192)\nassert map[0] == 97 and map[4999] == 97")
+    assert cpu("look()") == b"a" * 5000
+    with open(nodes.below(), change, encoding="ascii") as file:
+        file.write("b" * 1000)
+    drop_host_cache(nodes.below())
+    assert cpu("look()") == read_file(nodes.below())
