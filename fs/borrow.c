@@ -5,10 +5,15 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "fs/fs.h"
 #include "fs/place.h"
+
+#define JUST_NS INT64_C(10000000)
+#define NAPS_MAX 100
+#define NAP_US 100u
 
 void descriptors_init(struct descriptors *descriptors, unsigned max)
 {
@@ -40,16 +45,33 @@ static void take_away(struct descriptors *descriptors, struct descriptor *descri
     TAILQ_REMOVE(&descriptors->idle[descriptor->kind], descriptor, link);
     descriptors->count[descriptor->kind]--;
     descriptor->inode->open = NULL;
+    if (descriptor->kind == DESCRIPTOR_LAST)
+        descriptor->inode->bared = descriptor->inode->handles > 0;
     TAILQ_INSERT_TAIL(closing, descriptor, link);
+}
+
+/* The next to be closed: rather the last one of a file that somebody has open, to which a handle leads, than
+ * one without which nothing does. NULL: all are in use. */
+static struct descriptor *choose(const struct descriptors *descriptors, enum descriptor_kind kind)
+{
+    struct descriptor *descriptor;
+
+    if (kind == DESCRIPTOR_LAST)
+        TAILQ_FOREACH (descriptor, &descriptors->idle[kind], link)
+            if (descriptor->inode->handles)
+                return descriptor;
+    return TAILQ_FIRST(&descriptors->idle[kind]);
 }
 
 void descriptors_trim(struct inode_shard *shard, struct descriptor_list *closing)
 {
     struct descriptors *descriptors = &shard->descriptors;
 
+    struct descriptor *descriptor;
+
     for (unsigned kind = 0; kind < DESCRIPTOR_KINDS; kind++)
-        while (descriptors->count[kind] > descriptors->max[kind] && !TAILQ_EMPTY(&descriptors->idle[kind]))
-            take_away(descriptors, TAILQ_FIRST(&descriptors->idle[kind]), closing);
+        while (descriptors->count[kind] > descriptors->max[kind] && (descriptor = choose(descriptors, kind)))
+            take_away(descriptors, descriptor, closing);
 }
 
 int descriptors_add(struct inode_shard *shard, struct inode *inode, int fd, enum descriptor_kind kind)
@@ -99,25 +121,56 @@ void descriptors_close(struct descriptor_list *closing)
     }
 }
 
+/* Those that are kept for the next, and the last ones of files that somebody has open: a handle leads to
+ * them. */
+static void shed(struct inode_shard *shard, struct descriptor_list *closing)
+{
+    struct descriptors *descriptors = &shard->descriptors;
+    struct descriptor *descriptor;
+
+    pthread_mutex_lock(&shard->lock);
+    while ((descriptor = choose(descriptors, DESCRIPTOR_CACHED)))
+        take_away(descriptors, descriptor, closing);
+    while ((descriptor = choose(descriptors, DESCRIPTOR_LAST)) && descriptor->inode->handles)
+        take_away(descriptors, descriptor, closing);
+    pthread_mutex_unlock(&shard->lock);
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+/* Whether another thread has just closed what this one would have. */
+static bool others_shed(struct inode_table *table)
+{
+    for (int naps = 0; atomic_load(&table->shedding) && naps < NAPS_MAX; naps++)
+        usleep(NAP_US);
+    int64_t at = atomic_load(&table->shed_at_ns);
+    return at && now_ns() - at < JUST_NS;
+}
+
 bool descriptors_shed(struct fs *fs, int error)
 {
     struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
+    struct inode_table *table = &fs->inodes;
     bool some;
 
     if (error != EMFILE && error != ENFILE)
         return false;
 
-    for (unsigned i = 0; i < INODE_SHARDS; i++) {
-        struct inode_shard *shard = &fs->inodes.shards[i];
-        struct descriptor_list *idle = &shard->descriptors.idle[DESCRIPTOR_CACHED];
-
-        pthread_mutex_lock(&shard->lock);
-        while (!TAILQ_EMPTY(idle))
-            take_away(&shard->descriptors, TAILQ_FIRST(idle), &closing);
-        pthread_mutex_unlock(&shard->lock);
-    }
+    atomic_fetch_add(&table->shedding, 1);
+    for (unsigned i = 0; i < INODE_SHARDS; i++)
+        shed(&table->shards[i], &closing);
     some = !TAILQ_EMPTY(&closing);
     descriptors_close(&closing);
+    if (some)
+        atomic_store(&table->shed_at_ns, now_ns());
+    atomic_fetch_sub(&table->shedding, 1);
+    some = some || others_shed(table);
     errno = error; /* of the call, whose caller may look at it still */
     return some;
 }

@@ -63,7 +63,8 @@ void descriptors_trim(struct inode_shard *shard, struct descriptor_list *closing
 
 void descriptors_close(struct descriptor_list *closing);
 /* After a call that failed with this errno: if it was for want of descriptors, closes all that are not in use
- * and can be had again. True: it is worth another try. */
+ * and can be had again. True: it is worth another try, as there were some, or another thread has closed them
+ * a moment ago. */
 bool descriptors_shed(struct fs *fs, int error);
 /* openat(2), tried again so. A descriptor or a negative errno. */
 int descriptors_openat(struct fs *fs, int at, const char *path, int flags, mode_t mode);

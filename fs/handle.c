@@ -26,7 +26,7 @@ struct handle *handle_new(struct fs *fs, struct inode *inode, int fd, DIR *dir, 
     handle->inode = inode;
     atomic_init(&handle->page_fd, -1);
     lock_init(&handle->lock, LOCK_HANDLE);
-    inode_get(inode);
+    inode_get_opened(inode);
 
     pthread_mutex_lock(&fs->handles_lock);
     handle->next = fs->handles;
@@ -43,6 +43,7 @@ void handle_free(struct fs *fs, struct handle *handle)
     int page_fd = atomic_load(&handle->page_fd);
 
     order_after(fs); /* what was asked of it is answered */
+    inode_closing(handle->inode, handle->fd);
     pthread_mutex_lock(&fs->handles_lock);
     if (handle->previous)
         handle->previous->next = handle->next;

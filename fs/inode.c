@@ -216,6 +216,18 @@ struct inode *inode_find(struct fs *fs, uint64_t id)
     return inode ? inode : fs->inodes.gone;
 }
 
+/* The inode has no name: it keeps a descriptor, fd if it has none. What of fd is left to the caller: fd or
+ * -1. Shard's lock held. */
+static int keep_last(struct inode_shard *shard, struct inode *inode, int fd, struct descriptor_list *closing)
+{
+    if (!inode->open && fd >= 0 && !descriptors_add(shard, inode, fd, DESCRIPTOR_CACHED))
+        fd = -1;
+    if (inode->open)
+        descriptors_mark_last(shard, inode);
+    descriptors_trim(shard, closing);
+    return fd;
+}
+
 void inode_unlinked(struct fs *fs, int fd)
 {
     struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
@@ -233,11 +245,8 @@ void inode_unlinked(struct fs *fs, int fd)
     shard = shard_of_hash(&fs->inodes, file_hash(st.st_dev, st.st_ino));
     pthread_mutex_lock(&shard->lock);
     inode = shard_find(shard, file_hash(st.st_dev, st.st_ino), &key);
-    if (inode && !inode->open && !descriptors_add(shard, inode, fd, DESCRIPTOR_CACHED))
-        fd = -1;
-    if (inode && inode->open)
-        descriptors_mark_last(shard, inode);
-    descriptors_trim(shard, &closing);
+    if (inode)
+        fd = keep_last(shard, inode, fd, &closing);
     pthread_mutex_unlock(&shard->lock);
     descriptors_close(&closing);
     volume_put(&fs->volumes, key.volume);
@@ -390,13 +399,24 @@ bool inode_is_known(struct inode *inode)
     return known;
 }
 
-void inode_get(struct inode *inode)
+static void get(struct inode *inode, unsigned handles)
 {
     struct inode_shard *shard = shard_of_inode(inode);
 
     pthread_mutex_lock(&shard->lock);
     inode->references++;
+    inode->handles += handles;
     pthread_mutex_unlock(&shard->lock);
+}
+
+void inode_get(struct inode *inode)
+{
+    get(inode, 0);
+}
+
+void inode_get_opened(struct inode *inode)
+{
+    get(inode, 1);
 }
 
 bool inode_get_if_used(struct inode *inode)
@@ -416,6 +436,29 @@ void inode_put(struct inode *inode)
 
     pthread_mutex_lock(&shard->lock);
     inode_put_locked(shard, inode);
+}
+
+void inode_closing(struct inode *inode, int fd)
+{
+    struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
+    struct inode_shard *shard = shard_of_inode(inode);
+    int path_fd = -1;
+
+    pthread_mutex_lock(&shard->lock);
+    bool last = --inode->handles == 0 && inode->bared;
+    if (last && !inode->open) {
+        pthread_mutex_unlock(&shard->lock);
+        path_fd = descriptors_openat(inode->fs, AT_FDCWD, proc_path(fd).text, O_PATH | O_CLOEXEC, 0);
+        pthread_mutex_lock(&shard->lock);
+    }
+    if (last) {
+        inode->bared = false;
+        path_fd = keep_last(shard, inode, path_fd, &closing);
+    }
+    pthread_mutex_unlock(&shard->lock);
+    descriptors_close(&closing);
+    if (path_fd >= 0)
+        close(path_fd);
 }
 
 void inode_pin(struct inode *inode, bool pinned)

@@ -63,12 +63,15 @@ struct inode {
     struct inode *next, *next_id;
     uint64_t lookups; /* that the kernel has not forgotten yet */
     unsigned references;
+    unsigned handles; /* somebody has the file open */
     unsigned pins;
     mode_t type; /* S_IFMT bits */
 
     /* How the file is opened again: by its handle (fs/volume.h), or by the name that it was looked up with
      * last (guarded by the lock of the inode's shard). Neither: its descriptor is kept. */
     uint8_t handle_bytes;
+    bool bared; /* its last descriptor was closed (descriptors_shed()): open handles lead to it, and nothing
+                   else */
     int handle_type;
     struct place *place;
     unsigned char handle[];
@@ -113,6 +116,9 @@ bool inode_is_known(struct inode *inode);
 bool inode_is_lost(struct inode *inode);
 void inode_get(struct inode *inode);
 void inode_put(struct inode *inode);
+/* A reference, for a handle; and before it is given back: the handle's descriptor is about to be closed. */
+void inode_get_opened(struct inode *inode);
+void inode_closing(struct inode *inode, int fd);
 /* With the shard's lock held, which it lets go. */
 void inode_put_locked(struct inode_shard *shard, struct inode *inode);
 void inode_pin(struct inode *inode, bool pinned);

@@ -201,3 +201,35 @@ def test_a_tree_of_any_size(mount):
         assert os.stat(f"{mounted.mnt}/{path}").st_ino == os.stat(f"{mounted.data}/{path}").st_ino
         assert read_file(f"{mounted.mnt}/{path}") == b""
     assert descriptors(mounted.pid) < 1024 * 3 // 4
+
+
+@pytest.fixture
+def held():
+    """A list of descriptors, which are closed in the end."""
+    fds = []
+    yield fds
+    os.chdir("/")
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def test_many_folders_that_are_open_and_deleted(mount, held):
+    """Each is a descriptor of the daemon's, and a second one only as long as there are enough. Who has one in another way
+    (a working directory) has it still when it is closed."""
+    m = mount("timeout=0", **with_descriptors(256))
+    for i in range(190):
+        os.mkdir(f"{m.mnt}/d{i}")
+        held.append(os.open(f"{m.mnt}/d{i}", os.O_RDONLY | os.O_DIRECTORY))
+    held += [os.open(f"{m.mnt}/d{i}", os.O_PATH) for i in range(190)]
+    for i in range(190):
+        os.rmdir(f"{m.mnt}/d{i}")
+        os.mkdir(f"{m.mnt}/other")
+        os.rmdir(f"{m.mnt}/other")
+    for fd in held[:190]:
+        assert os.listdir(fd) == [] and os.fstat(fd).st_nlink == 0
+    for fd in held[:4]:  # so many are kept for sure, however they are spread
+        os.close(fd)
+    churn(m)
+    for fd in held[190:]:
+        os.fchdir(fd)
