@@ -49,10 +49,12 @@ enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_INVALID_VALUE = 1,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_ILLEGAL_ADDRESS = 700,
     CUDA_ERROR_NOT_SUPPORTED = 801,
 };
@@ -83,7 +85,11 @@ enum {
     CU_MEMHOSTALLOC_DEVICEMAP = 2,
     CU_MEMHOSTREGISTER_PORTABLE = 1,
     CU_STREAM_NON_BLOCKING = 1,
+    CU_STREAM_CAPTURE_STATUS_NONE = 0,
 };
+
+/* The calling thread's default stream, which waits for no other. */
+#define CU_STREAM_PER_THREAD ((CUstream)0x2)
 
 /* CUdriverProcAddressQueryResult */
 enum {
@@ -118,6 +124,8 @@ typedef CUresult cuGetProcAddress_v2_type(const char *symbol, void **function_ou
     X(cuStreamCreate, 2000, 1, (CUstream * stream_out, unsigned flags))                                \
     X(cuStreamDestroy, 4000, 1, (CUstream stream))                                                     \
     X(cuStreamSynchronize, 2000, 1, (CUstream stream))                                                 \
+    X(cuStreamQuery, 2000, 1, (CUstream stream))                                                       \
+    X(cuStreamIsCapturing, 10000, 1, (CUstream stream, int *status_out))                               \
     X(cuLaunchHostFunc, 10000, 1, (CUstream stream, CUhostFn function, void *context))                 \
     X(cuModuleLoadData, 2000, 1, (CUmodule * module_out, const void *image))                           \
     X(cuModuleUnload, 2000, 1, (CUmodule module))                                                      \

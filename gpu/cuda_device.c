@@ -59,7 +59,7 @@ int cuda_device_open(int ordinal, struct cuda_device *device_out, char why_out[C
 
     int error = cuda_load(&api, why_out);
     if (error)
-        return error;
+        return error == -ECHILD ? -EIO : error;
     error = describe(api, ordinal, device_out);
     if (error) {
         snprintf(why_out, CUDA_WHY_SIZE, "there is no GPU %d", ordinal);
@@ -75,7 +75,7 @@ int cuda_device_find(const CUuuid *uuid, struct cuda_device *device_out, char wh
 
     int error = cuda_load(&api, why_out);
     if (error)
-        return error;
+        return error == -ECHILD ? -EIO : error;
     if (api->cuDeviceGetCount(&count) != CUDA_SUCCESS)
         count = 0;
     for (int i = 0; i < count; i++)

@@ -123,9 +123,25 @@ static int cuda_enqueue(const struct gaia_device *device, void *stream, void (*f
 
     if (error)
         return error;
-    error = cuda_errno(device->cuda.api->cuLaunchHostFunc(stream, fn, context));
+    const struct cuda_api *api = device->cuda.api;
+    int capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+    error = cuda_errno(api->cuStreamIsCapturing(stream, &capturing));
+    if (!error &&
+        capturing != CU_STREAM_CAPTURE_STATUS_NONE) /* fn would be called at each launch of the graph */
+        error = -EOPNOTSUPP;
+    if (!error)
+        error = cuda_errno(api->cuLaunchHostFunc(stream, fn, context));
     cuda_leave(&device->cuda);
     return error;
+}
+
+static int cuda_check(const struct gaia_device *device)
+{
+    if (cuda_enter(&device->cuda))
+        return -EIO;
+    CUresult error = device->cuda.api->cuStreamQuery(CU_STREAM_PER_THREAD);
+    cuda_leave(&device->cuda);
+    return error == CUDA_SUCCESS || error == CUDA_ERROR_NOT_READY ? 0 : -EIO;
 }
 
 const struct gaia_driver gaia_cuda_driver = {
@@ -135,6 +151,7 @@ const struct gaia_driver gaia_cuda_driver = {
     .kill = cuda_kill,
     .settle = cuda_settle,
     .enqueue = cuda_enqueue,
+    .check = cuda_check,
     .places = true,
 };
 

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct {
     const char *name;
@@ -22,6 +23,7 @@ static const struct {
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct cuda_api api;
 static int outcome;
+static pid_t starter; /* the process whose driver it is */
 static char why[CUDA_WHY_SIZE];
 
 /* "12.4" */
@@ -97,6 +99,7 @@ static int start_driver(void)
 
 static void load(void)
 {
+    starter = getpid();
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* never closed: it has threads */
     cuGetProcAddress_v2_type *find = NULL;
 
@@ -116,6 +119,12 @@ static void load(void)
 int cuda_load(const struct cuda_api **api_out, char why_out[CUDA_WHY_SIZE])
 {
     pthread_once(&once, load);
+    if (!outcome && starter != getpid()) {
+        snprintf(
+            why_out, CUDA_WHY_SIZE,
+            "CUDA does not work in a child of fork() when the parent has started it (exec, or fork before)");
+        return -ECHILD;
+    }
     if (outcome)
         memcpy(why_out, why, CUDA_WHY_SIZE);
     else

@@ -15,7 +15,8 @@
  *
  * api_out: the entry points, for the rest of the process. why_out: when there is no CUDA, a sentence for
  * people that says why, of at most CUDA_WHY_SIZE bytes. 0; -ENODEV: no driver, or one that is too old, or no
- * device; -EIO: the driver is there and does not start. */
+ * device; -EIO: the driver is there and does not start; -ECHILD: it was started in the process that forked
+ * this one, where alone it works. */
 int cuda_load(const struct cuda_api **api_out, char why_out[CUDA_WHY_SIZE]);
 
 /* The driver's name of an error, for messages: a static string. */

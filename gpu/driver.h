@@ -38,6 +38,9 @@ struct gaia_driver {
     int (*settle)(const struct gaia_device *device);
     /* Have fn(context) called when the stream gets there, and the stream wait for it. NULL: no streams. */
     int (*enqueue)(const struct gaia_device *device, void *stream, void (*fn)(void *context), void *context);
+    /* Whether the device works still. After a kernel that went wrong it calls nothing in a stream any more.
+     * NULL: it does. 0 or -EIO. */
+    int (*check)(const struct gaia_device *device);
     bool soft;   /* the frames are those of a soft device */
     bool places; /* pages are there when gaia_mmap() returns: no touch would bring them */
 };

@@ -85,7 +85,10 @@ static int open_any(struct gaia_device *device)
     char why[CUDA_WHY_SIZE], name[16];
     int count = 0;
 
-    if (!cuda_load(&api, why) && api->cuDeviceGetCount(&count) != CUDA_SUCCESS)
+    int error = cuda_load(&api, why);
+    if (error == -ECHILD)
+        return -EIO;
+    if (!error && api->cuDeviceGetCount(&count) != CUDA_SUCCESS)
         count = 0;
     for (int i = 0; i < count; i++) {
         snprintf(name, sizeof name, "cuda:%d", i);
@@ -180,7 +183,7 @@ static int check_arguments(const struct gaia_device *device, size_t length, int 
     return 0;
 }
 
-static int acquire_piece(struct gaia_piece *piece);
+static int acquire_settled(struct gaia_piece *piece);
 static int each_piece(void *addr, size_t length, struct gaia_device *device, bool any_device,
                       int (*fn)(struct gaia_piece *piece));
 
@@ -274,7 +277,7 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
     }
     if (!driver->places)
         return address;
-    error = each_piece(address, length, device, false, acquire_piece);
+    error = each_piece(address, length, device, false, acquire_settled);
     if (!error)
         return address;
     gaia_mapping_remove(address, (length + PAGE - 1) / PAGE * PAGE);
@@ -380,13 +383,12 @@ static int forget(struct gaia_piece *piece, uint64_t changes)
     return error;
 }
 
-static int acquire_piece(struct gaia_piece *piece)
+/* What the device was given to do has nothing to do with it: it has ended, or the piece is new. */
+static int acquire_settled(struct gaia_piece *piece)
 {
     struct gaia_mapping *mapping = piece->mapping;
 
-    int error = mapping->session->dead ? -ENOTCONN : settle(mapping);
-    if (!error)
-        error = flush_cpu(piece);
+    int error = mapping->session->dead ? -ENOTCONN : flush_cpu(piece);
     if (error)
         return error;
     if (unchanged(mapping))
@@ -404,6 +406,13 @@ static int acquire_piece(struct gaia_piece *piece)
     if (piece->length == mapping->length)
         atomic_store(&mapping->changes_seen, message.value[0]);
     return 0;
+}
+
+static int acquire_piece(struct gaia_piece *piece)
+{
+    int error = piece->mapping->session->dead ? -ENOTCONN : settle(piece->mapping);
+
+    return error ? error : acquire_settled(piece);
 }
 
 /* Pages that CPUs have stored to, and the device, are dropped by the kernel when they are released, which
@@ -573,7 +582,10 @@ PUBLIC int gaia_stream_error(struct gaia_device *device)
 {
     if (!device || device->owner != getpid())
         return fail(-EINVAL);
-    return fail(atomic_exchange(&device->stream_error, 0));
+    int error = atomic_exchange(&device->stream_error, 0);
+    if (!error && device->driver->check && atomic_load(&device->in_stream))
+        error = device->driver->check(device);
+    return fail(error);
 }
 
 static int sync_piece(struct gaia_piece *piece)

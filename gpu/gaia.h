@@ -18,7 +18,8 @@
  *  - CPU programs call nothing: their releases and acquires happen inside those of the devices.
  *
  * Every function may be called from any thread. Calls on one range from several threads are ordered by the
- * daemon in some order. A child of fork() has neither the mappings nor the devices of its parent.
+ * daemon in some order. A child of fork() has neither the mappings nor the devices of its parent, and can't
+ * open a GPU (EIO) if that has.
  *
  * Errors that any call may set: ENOTCONN, the daemon of the mount is gone (touching the mapping then raises
  * SIGBUS).
@@ -96,6 +97,8 @@ struct gaia_stat {
  *  - Writable and read-only mappings of a file are two copies: what is stored through one is seen through the
  * other after release and acquire. (Memory of a GPU can't be given to another process read only: a program
  * that maps read only could falsify what others see that map read only, and nothing else.)
+ *  - Two mappings of a file in one process are two addresses of one memory: a kernel that stores through one
+ * and loads through the other needs a fence between the two (fence.proxy.alias of PTX).
  *  - A touch past the end of the file, or after the daemon has gone, does not fail: past the end there are
  * zeros, and stores to them are lost. What a file has grown by is past its end until the next acquire.
  *
@@ -200,13 +203,17 @@ struct CUstream_st;
  * The same two in the order of a stream: the acquire happens when the stream gets there, after the kernels
  * that were put into it before, and those that come after it wait for it. The caller does not wait.
  *
+ * Not in a stream that is being captured into a graph: what is put into it would happen at each launch, and
+ * beside a capture in global mode gaia_macquire() and gaia_mrelease() end it with an error, as all that waits
+ * for a GPU does.
+ *
  * Only arguments are checked by the call itself. What goes wrong later is said by gaia_stream_error(); the
  * range must stay mapped until the stream has got there. What other streams do is not waited for.
  *
  * @param stream  of the device's primary context; NULL: the default stream. On a soft device, which has no
  * streams, only NULL is allowed, and the call is gaia_macquire() or gaia_mrelease().
  * @return 0, or -1 with errno: as gaia_macquire() and gaia_mrelease(), for arguments; EINVAL (stream),
- * ENOMEM, EIO (the driver refuses)
+ * ENOMEM, EOPNOTSUPP (the stream is being captured; mapped on demand), EIO (the driver refuses)
  */
 int gaia_macquire_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream);
 int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream);
@@ -214,7 +221,8 @@ int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *device, stru
 /**
  * The first error of a call that was put into a stream of the device, since this was asked last.
  *
- * @return 0: none; or -1 with errno: that of the call, or EINVAL (device)
+ * @return 0: none; or -1 with errno: that of the call; EIO also when the device is broken (a kernel went
+ * wrong) while calls are in its streams, which will never happen then; or EINVAL (device)
  */
 int gaia_stream_error(struct gaia_device *device);
 

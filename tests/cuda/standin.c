@@ -11,7 +11,9 @@
  * cannot=N      an attribute that is 0
  * can=N         an attribute that is 1
  * init=N, count=N, name=N   the error of cuInit, cuDeviceGetCount, cuDeviceGetName
- * control=PATH  a file that is read at each call: "NAME COUNT ERROR"
+ * opaque=1      its memory is none of the program's: what loads or stores there dies, as with a GPU (else it
+ * can be had at its address, which the kernels of tests rely on that run on a CPU) control=PATH  a file that
+ * is read at each call: "NAME COUNT ERROR"
  *
  * When a call of NAME (*: any) comes, the file's COUNT goes down by one, and when it is 0 the call has this
  * error; with COUNT 0 each call has it.
@@ -64,8 +66,12 @@ static int number(const char *name, int otherwise)
 
 /* Counts calls down in the control file. Tests write it when nothing runs; of two calls at once one may not
  * be counted. */
+static pid_t starter; /* of the driver: it works nowhere else */
+
 CUresult standin_injected(const char *name)
 {
+    if (starter && starter != getpid())
+        return CUDA_ERROR_NOT_INITIALIZED;
     const char *path = standin_word("control");
     char which[64];
     long count;
@@ -126,12 +132,14 @@ static CUresult get_error_string(CUresult error, const char **text_out)
 
 static CUresult init(unsigned flags)
 {
+    starter = getpid();
     return flags ? 1 : number("init", CUDA_SUCCESS);
 }
 
 static CUresult get_count(int *count_out)
 {
     *count_out = number("gpus", 1);
+    ENTER("cuDeviceGetCount");
     return number("count", CUDA_SUCCESS);
 }
 

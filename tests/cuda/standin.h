@@ -33,6 +33,9 @@ CUresult standin_injected(const char *name);
     } while (0)
 
 bool standin_has_context(void);
+/* Where a GPU finds what lies at an address of the program: elsewhere, if that is an address of GPU memory,
+ * which programs cannot read. *writable_out: whether it may store there. */
+void *standin_see(const void *address, size_t bytes, bool *writable_out);
 
 struct standin_row {
     const char *name;

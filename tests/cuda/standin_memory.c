@@ -24,6 +24,8 @@ struct place {
     uint8_t *address;
     size_t bytes;
     struct allocation *allocation; /* NULL: reserved only */
+    uint8_t *seen;                 /* of a reserved one: where its memory is */
+    bool writable;                 /* of a mapped one */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
@@ -136,6 +138,13 @@ static CUresult import_handle(CUmemGenericAllocationHandle *handle_out, void *os
     return CUDA_SUCCESS;
 }
 
+static uint8_t *reserve_memory(size_t bytes)
+{
+    uint8_t *area = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    return area == MAP_FAILED ? NULL : area;
+}
+
 static CUresult reserve(CUdeviceptr *pointer_out, size_t bytes, size_t alignment, CUdeviceptr wish,
                         unsigned long long flags)
 {
@@ -143,22 +152,50 @@ static CUresult reserve(CUdeviceptr *pointer_out, size_t bytes, size_t alignment
     if (!bytes || bytes % STANDIN_GRANULARITY || alignment || wish || flags)
         return CUDA_ERROR_INVALID_VALUE;
     size_t room = bytes + STANDIN_GRANULARITY;
-    uint8_t *area = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (area == MAP_FAILED)
+    uint8_t *area = reserve_memory(room), *seen = standin_number("opaque", 0) ? reserve_memory(bytes) : area;
+    if (!area || !seen)
         return CUDA_ERROR_OUT_OF_MEMORY;
     size_t before = (STANDIN_GRANULARITY - (uintptr_t)area % STANDIN_GRANULARITY) % STANDIN_GRANULARITY;
     if (before)
         munmap(area, before);
     munmap(area + before + bytes, STANDIN_GRANULARITY - before);
+    if (seen == area)
+        seen += before;
     struct place *place = calloc(1, sizeof *place);
     if (!place)
         abort();
-    *place = (struct place){.address = area + before, .bytes = bytes};
+    *place = (struct place){.address = area + before, .bytes = bytes, .seen = seen};
     pthread_mutex_lock(&lock);
     LIST_INSERT_HEAD(&reserved, place, link);
     pthread_mutex_unlock(&lock);
     *pointer_out = (uintptr_t)place->address;
     return CUDA_SUCCESS;
+}
+
+/* The reserved place that has the range, or NULL. Lock held. */
+static struct place *find_reserved(const uint8_t *address, size_t bytes)
+{
+    struct place *place;
+
+    LIST_FOREACH (place, &reserved, link)
+        if (place->address <= address && address + bytes <= place->address + place->bytes)
+            break;
+    return place;
+}
+
+void *standin_see(const void *address, size_t bytes, bool *writable_out)
+{
+    uint8_t *at = (uint8_t *)(uintptr_t)address;
+    struct place *place;
+
+    *writable_out = true;
+    pthread_mutex_lock(&lock);
+    LIST_FOREACH (place, &mapped, link)
+        if (place->address < at + bytes && at < place->address + place->bytes)
+            *writable_out &= place->writable;
+    place = find_reserved(at, bytes);
+    pthread_mutex_unlock(&lock);
+    return place ? place->seen + (at - place->address) : at;
 }
 
 /* Whether something is mapped in the range. Lock held. */
@@ -186,6 +223,8 @@ static CUresult address_free(CUdeviceptr pointer, size_t bytes)
     if (place && !is_mapped(address, bytes)) {
         LIST_REMOVE(place, link);
         munmap(address, bytes);
+        if (place->seen != address)
+            munmap(place->seen, bytes);
         free(place);
         result = CUDA_SUCCESS;
     }
@@ -203,12 +242,11 @@ static CUresult map(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGener
 
     ENTER("cuMemMap");
     pthread_mutex_lock(&lock);
-    LIST_FOREACH (place, &reserved, link)
-        if (place->address <= address && address + bytes <= place->address + place->bytes)
-            break;
+    place = find_reserved(address, bytes);
     if (place && !flags && !offset && bytes == allocation->bytes &&
         (uintptr_t)address % STANDIN_GRANULARITY == 0 && !is_mapped(address, bytes) &&
-        mmap(address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, allocation->fd, 0) != MAP_FAILED) {
+        mmap(place->seen + (address - place->address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
+             allocation->fd, 0) != MAP_FAILED) {
         place = calloc(1, sizeof *place);
         if (!place)
             abort();
@@ -233,7 +271,9 @@ static CUresult unmap(CUdeviceptr pointer, size_t bytes)
         if (place->address == address && place->bytes == bytes)
             break;
     if (place) {
-        mmap(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        const struct place *room = find_reserved(address, bytes);
+        mmap(room->seen + (address - room->address), bytes, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         LIST_REMOVE(place, link);
         put(place->allocation);
         free(place);
@@ -249,8 +289,18 @@ static CUresult set_access(CUdeviceptr pointer, size_t bytes, const CUmemAccessD
     if (count != 1 || access->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
         access->location.id < STANDIN_FIRST_DEVICE)
         return CUDA_ERROR_INVALID_VALUE;
-    int prot = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE : PROT_READ;
-    return mprotect((void *)(uintptr_t)pointer, bytes, prot) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    bool writable = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    uint8_t *address = (uint8_t *)(uintptr_t)pointer;
+    struct place *place;
+    pthread_mutex_lock(&lock);
+    struct place *room = find_reserved(address, bytes);
+    bool good = room && !mprotect(room->seen + (address - room->address), bytes,
+                                  writable ? PROT_READ | PROT_WRITE : PROT_READ);
+    LIST_FOREACH (place, &mapped, link)
+        if (good && address <= place->address && place->address + place->bytes <= address + bytes)
+            place->writable = writable;
+    pthread_mutex_unlock(&lock);
+    return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult get_info(size_t *free_out, size_t *total_out)

@@ -46,7 +46,7 @@ struct CUstream_st {
     pthread_cond_t changed;
     pthread_t thread;
     STAILQ_HEAD(, work) queue;
-    bool busy, stop;
+    bool busy, stop, capturing;
     LIST_ENTRY(CUstream_st) link;
 };
 
@@ -139,6 +139,21 @@ static void run_kernel(const struct work *work, void *const *arguments)
         pthread_join(threads[i], NULL);
 }
 
+/* from NULL: value is stored. False: the memory may only be read. */
+static bool move(void *to, const void *from, unsigned char value, size_t bytes)
+{
+    bool writable, unused;
+    void *there = standin_see(to, bytes, &writable);
+
+    if (!writable)
+        return false;
+    if (from)
+        memcpy(there, standin_see(from, bytes, &unused), bytes);
+    else
+        memset(there, value, bytes);
+    return true;
+}
+
 static void run(struct work *work)
 {
     void *arguments[GAIA_KERNEL_PARAMETERS_MAX];
@@ -147,14 +162,19 @@ static void run(struct work *work)
     case COPY:
         if (work->is_slow)
             usleep((useconds_t)standin_number("slow", 0));
-        memcpy(work->to, work->from, work->bytes);
+        if (!move(work->to, work->from, 0, work->bytes))
+            abort();
         break;
     case SET:
-        memset(work->to, work->value, work->bytes);
+        if (!move(work->to, NULL, work->value, work->bytes))
+            abort();
         break;
     case KERNEL:
-        for (size_t i = 0; i < GAIA_KERNEL_PARAMETERS_MAX; i++)
+        for (size_t i = 0; i < GAIA_KERNEL_PARAMETERS_MAX; i++) {
+            bool unused;
+            work->arguments[i] = (uintptr_t)standin_see((void *)(uintptr_t)work->arguments[i], 1, &unused);
             arguments[i] = &work->arguments[i];
+        }
         run_kernel(work, arguments);
         break;
     case HOST:
@@ -295,6 +315,25 @@ static CUresult context_synchronize(void)
     return CUDA_SUCCESS;
 }
 
+static CUresult stream_query(CUstream stream)
+{
+    ENTER_CONTEXT("cuStreamQuery");
+    if (stream == CU_STREAM_PER_THREAD) /* nothing here is put into it */
+        return CUDA_SUCCESS;
+    stream = find(stream);
+    pthread_mutex_lock(&stream->lock);
+    bool ready = !stream->busy && STAILQ_EMPTY(&stream->queue);
+    pthread_mutex_unlock(&stream->lock);
+    return ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+static CUresult is_capturing(CUstream stream, int *status_out)
+{
+    ENTER_CONTEXT("cuStreamIsCapturing");
+    *status_out = stream && stream->capturing ? 1 : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
 static CUresult launch_host(CUstream stream, CUhostFn function, void *context)
 {
     ENTER_CONTEXT("cuLaunchHostFunc");
@@ -400,6 +439,7 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
 CUresult cuStreamCreate(CUstream *stream_out, unsigned flags);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *context);
+CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
 
 CUresult cuInit(unsigned flags)
 {
@@ -426,14 +466,12 @@ CUresult cuCtxSetCurrent(CUcontext context)
 
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 {
-    memcpy(to, (void *)(uintptr_t)from, bytes);
-    return CUDA_SUCCESS;
+    return move(to, (void *)(uintptr_t)from, 0, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
 {
-    memcpy((void *)(uintptr_t)to, from, bytes);
-    return CUDA_SUCCESS;
+    return move((void *)(uintptr_t)to, from, 0, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuStreamCreate(CUstream *stream_out, unsigned flags)
@@ -451,6 +489,14 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *context)
     return launch_host(stream, function, context);
 }
 
+/* For good: nothing is recorded, and no graph made of it. */
+CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
+{
+    (void)mode;
+    stream->capturing = true;
+    return CUDA_SUCCESS;
+}
+
 const struct standin_row standin_run_rows[] = {
     ROW("cuDevicePrimaryCtxRetain", retain),
     ROW("cuDevicePrimaryCtxRelease", release),
@@ -460,6 +506,8 @@ const struct standin_row standin_run_rows[] = {
     ROW("cuStreamCreate", stream_create),
     ROW("cuStreamDestroy", stream_destroy),
     ROW("cuStreamSynchronize", stream_synchronize),
+    ROW("cuStreamQuery", stream_query),
+    ROW("cuStreamIsCapturing", is_capturing),
     ROW("cuLaunchHostFunc", launch_host),
     ROW("cuMemcpyHtoDAsync", copy_in),
     ROW("cuMemcpyDtoHAsync", copy_out),

@@ -91,7 +91,7 @@ for package in fuse3 liburing libxxhash jansson libibverbs librdmacm; do
 done
 if [ -z "$missing" ]; then
     say 'building'
-    make CC=gcc -j"$(nproc)" all tools >"$work/build" 2>&1 || {
+    make CC=gcc -j"$(nproc)" all tools mount-tools >"$work/build" 2>&1 || {
         tail -n 40 "$work/build"
         echo 'the build failed'
         exit 1

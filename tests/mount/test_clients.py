@@ -483,6 +483,7 @@ def test_stores_beside_a_hole_are_not_lost(mount, devices):
         assert [content[page * PAGE] for page in (0, 3, 7, 9)] == [100 + value] * 4
 
 
+@pytest.mark.traps
 def test_a_touch_that_waits_while_its_page_is_unmapped(mount, agents):
     """It ends with a signal, as it would without gaiafs, and not never."""
     m = mount()

@@ -128,7 +128,7 @@ def test_what_only_reads_has_a_copy_of_its_own(gpu):
     assert caught.value.errno == errno.EACCES
     # Who makes the memory writable all the same changes no file.
     reader.do("import ctypes\nassert ctypes.CDLL(None).mprotect(ctypes.c_void_p(map.address), PAGE, 3) == 0\n"
-              "map[0:4] = b'evil'")
+              "ctypes.memmove(map.address, b'evil', 4)")
     reader.do("map.acquire()")
     writer.do("map.acquire()\nmap.release()")
     reader.kill()
@@ -408,6 +408,55 @@ kernel(store(9 * PAGE, b"two"))
     assert os.pread(fd, 3, 9 * PAGE) == b"two"
     program.do("dev.stream_error()")
     os.close(fd)
+
+
+@only_here
+def test_a_stream_that_is_captured(gpu):
+    """A graph would make the call again at each launch: refused, and the stream is none the worse."""
+    m = gpu.mount()
+    program = gpu.program(make(m, bytes(PAGE)))
+    program.do(STREAM + "assert cuda.cuStreamBeginCapture_v2(stream, 0) == 0")
+    for call in "map.acquire_on(stream)", "map.release_on(stream)":
+        with pytest.raises(OSError) as caught:
+            program.do(call)
+        assert caught.value.errno == errno.EOPNOTSUPP
+    program.do("dev.stream_error()\nmap.release_on(None)\nmap.release()")
+
+
+@only_here
+def test_a_gpu_that_breaks_before_a_call_in_its_stream(gpu):
+    """The driver calls nothing any more: who asks is told, and not that all is well."""
+    m = gpu.mount()
+    program = gpu.program(make(m, bytes(PAGE)), standin=f"control={gpu.control}")
+    program.do(STREAM + "kernel(gate.wait)\nmap.release_on(stream)\ndev.stream_error()")
+    gpu.fail("cuStreamQuery", 0, 700)
+    with pytest.raises(OSError) as caught:
+        program.do("dev.stream_error()")
+    assert caught.value.errno == errno.EIO
+    gpu.heal()
+    program.do("gate.set()\ncuda.cuStreamSynchronize(stream)\ndev.stream_error()")
+
+
+@only_here
+@pytest.mark.parametrize("name", ["None", "'cuda:0'"])
+def test_a_fork_of_a_program_that_has_a_gpu(gpu, name):
+    """CUDA does not work there: it is said, and no other device is opened instead."""
+    m = gpu.mount()
+    program = gpu.program(make(m, bytes(PAGE)))
+    program.do("os.environ.pop('GAIA_DEVICE', None)")
+    program.do("def open_device(name):\n    handle = ctypes.c_void_p()\n"
+               "    if gaia.lib.gaia_device_open(name and name.encode(), ctypes.byref(handle)):\n"
+               "        return ctypes.get_errno()\n    return 0")
+    assert program(f"in_child(lambda: open_device({name}))") == (0, errno.EIO)
+    program.do("map[0] = 1\nmap.release()")
+
+
+@only_here
+def test_a_map_does_not_wait_for_kernels(gpu):
+    """None can have its pointer yet; one that waits for the program never ends if that waits for it."""
+    m = gpu.mount()
+    program = gpu.program(make(m, bytes(PAGE)))
+    program.do(STREAM + "kernel(gate.wait)\nother = dev.mmap(fd, PAGE)\nassert other[0] == 0\ngate.set()")
 
 
 def test_errors_of_a_stream(gpu):

@@ -347,6 +347,7 @@ def touch(offset):
 '''
 
 
+@pytest.mark.traps
 def test_a_page_that_can_be_read_again(mount, disk, agents):
     """What could not be served is tried again after an acquire, by the same process."""
     m = mount(data=disk.folder)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The promises of gaia.h, through a real mount: plain POSIX on one side, libgaia on the other, one after the other."""
-import ctypes
+import contextlib
 import errno
 import mmap
 import os
@@ -167,11 +167,11 @@ def test_sizes(mount, devices, agents, size, flags):
     whole = (size + PAGE - 1) // PAGE * PAGE
     opened.map.acquire()
     assert opened.map[:] == content
-    tail = ctypes.string_at(opened.map.address + size, whole - size)
-    assert tail == bytes(whole - size)
+    memory, behind = opened.map.device.memory, opened.map.address + size
+    assert memory.load(behind, whole - size) == bytes(whole - size)
     new = pattern(size, 2)
     opened.map[:] = new
-    ctypes.memset(opened.map.address + size, 0xEE, whole - size)
+    memory.store(behind, b"\xee" * (whole - size))
     opened.map.release()
     assert os.stat(path).st_size == size
     everyone_reads(m, "f", new, opened.map)
@@ -179,7 +179,7 @@ def test_sizes(mount, devices, agents, size, flags):
     everyone_reads(m, "f", new + bytes(3 * PAGE))
     opened.map.acquire()
     assert opened.map[:] == new
-    assert ctypes.string_at(opened.map.address + size, whole - size) == bytes(whole - size)
+    assert memory.load(behind, whole - size) == bytes(whole - size)
 
 
 @pytest.mark.traps
@@ -385,9 +385,12 @@ def test_read_only_mapping(mount, devices, agents):
         assert caught.value.errno == code
     child = agents()
     child.do("fd = os.open(path, os.O_RDONLY)\nmap = gaia.Device().mmap(fd, PAGE, gaia.PROT_READ)", path=path)
-    with pytest.raises(AgentDied) as died:
+    with pytest.raises((AgentDied, AssertionError)) as refused:
         child.do("map[0] = 1")
-    assert died.value.code == -signal.SIGSEGV
+    if gaia.default_device().startswith("cuda:"):  # a copy of the driver's is refused
+        assert "CUDA error" in str(refused.value)
+    else:
+        assert refused.value.code == -signal.SIGSEGV
 
 
 def test_read_only_frames_cannot_be_made_writable(mount, devices, agents):
@@ -400,7 +403,8 @@ def test_read_only_frames_cannot_be_made_writable(mount, devices, agents):
              "libc = ctypes.CDLL(None, use_errno=True)\nlibc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, "
              "ctypes.c_int]\nresult = libc.mprotect(map.address, PAGE, 3)", path=path)
     if child("result") == 0:
-        child.do("map[0] = 7")
+        with contextlib.suppress(AssertionError):  # of the driver's copy
+            child.do("map[0] = 7")
     opened.map[1] = 1
     opened.map.release()
     opened.map.acquire()
