@@ -40,23 +40,21 @@ def both_see(nodes, one, two, content):
 
 # --- appends --------------------------------------------------------------------------------------------------------------
 
-APPENDER = {"open": "logs = [os.open(path, os.O_WRONLY | os.O_APPEND) for path in paths]",
-            "fcntl": "logs = [os.open(path, os.O_WRONLY) for path in paths]\n"
-                     "for log in logs:\n    fcntl.fcntl(log, fcntl.F_SETFL, os.O_APPEND)"}
-APPEND = "done = os.write(logs[others], other), os.write(logs[mine], data)"  # at once: a moment later the kernel is told
+APPENDER = {"open": "log = os.open(f'/proc/self/fd/{fd}', os.O_WRONLY | os.O_APPEND)",
+            "fcntl": "log = os.open(f'/proc/self/fd/{fd}', os.O_WRONLY)\nfcntl.fcntl(log, fcntl.F_SETFL, os.O_APPEND)"}
 
 
 @pytest.mark.parametrize("first", SIDES)
 @pytest.mark.parametrize("how", APPENDER)
-def test_appends_by_who_does_not_know_the_end(pair, agents, first, how):
+def test_appends_by_who_does_not_know_the_end(pair, first, how):
     """Its kernel has put the bytes where it took the end to be, over pages that the other node has appended: nobody may
     see that, and what is stored to such a page must not bring it into the file."""
     size = 120 * PAGE
     content = bytearray(pattern(size))
-    nodes, one, two, numbers = pair(content, "timeout=20")
+    nodes, one, two, _ = pair(content, "timeout=20")
     rng = make_random()
-    appender = agents()  # on both nodes
-    appender.do(APPENDER[how], paths=[nodes.path(number) for number in numbers])
+    for program in one, two:
+        program.agent.do(APPENDER[how])
     for turn, (before, after) in enumerate([(8 * PAGE, PAGE), (PAGE, 3 * PAGE), (5 * PAGE, 100), (100, 2 * PAGE), (2, 9)] * 2):
         end = rng.choice([4 * PAGE, 3 * PAGE + 50])
         one.truncate(end)
@@ -67,8 +65,8 @@ def test_appends_by_who_does_not_know_the_end(pair, agents, first, how):
             assert program.size() == end
             program.load(end=end)
         other, mine = rng.randbytes(before), rng.randbytes(after)
-        appender.do(APPEND, other=other, others=(turn + 1) % 2, data=mine, mine=turn % 2)
-        assert appender("done") == (before, after)
+        two.agent.do("assert os.write(log, data) == len(data)\nos.fsync(log)", data=other)
+        one.agent.do("assert os.write(log, data) == len(data)", data=mine)  # its kernel has not looked at the size since
         content += other + mine
         seen = end + min(before, after)  # so far the kernel of one takes the file to reach, at least
         if turn % 3 == 0:
