@@ -22,6 +22,7 @@
 
 #define INODES_LEAST 1024u
 #define REMEMBER_DEFAULT 65536u
+#define TIMEOUT_MOST_S 1e9 /* for ever */
 /* A file that a device maps is better not passed through (an acquire compares then), so it is not done
  * unasked where no other filesystem can do it either. */
 #define PASSTHROUGH_DEFAULT (FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17))
@@ -46,6 +47,8 @@ static int parse_timeout(struct fs_options *options, const char *option)
         fs_log(LOG_ERR, "option %s: not a number of seconds", option);
         return -1;
     }
+    if (options->timeout_s > TIMEOUT_MOST_S)
+        options->timeout_s = TIMEOUT_MOST_S;
     return 0;
 }
 

@@ -46,7 +46,9 @@ static bool reads_must_leave_no_trace(struct fs *fs)
 
 bool passthrough_is_wanted(struct fs *fs)
 {
-    return fs->as_root && fs->options.passthrough && !reads_must_leave_no_trace(fs);
+    /* Only filesystems that it was tried on: of others' opens below the daemon little is known (CIFS would
+     * refuse one with O_EXCL, NFS cut once more). */
+    return fs->as_root && fs->options.passthrough && fs->local && !reads_must_leave_no_trace(fs);
 }
 
 /* Tells the kernel the backing file by a descriptor. What it is called there (positive), or a negative errno.
@@ -184,7 +186,7 @@ int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info
         handle->backing = state->backing;
         /* Its reads and writes come to the daemon, only mappings are passed through: the kernel would go on
          * appending when O_APPEND is taken back (fcntl). */
-        fi->direct_io = !!(handle->flags & O_APPEND);
+        fi->direct_io = writable && handle->flags & O_APPEND;
         state->written |= writable;
         state->direct |= !!(handle->flags & O_DIRECT);
     }

@@ -64,7 +64,7 @@ bool request_is_statx(void)
 
 void request_reply_statx(fuse_req_t req, const struct statx *stx)
 {
-    double timeout = fs_of(req)->options.timeout_s < 1e9 ? fs_of(req)->options.timeout_s : 1e9;
+    double timeout = fs_of(req)->options.timeout_s;
     struct statx_answer answer = {.attr_valid = (uint64_t)timeout};
 
     answer.attr_valid_nsec = (uint32_t)((timeout - (double)answer.attr_valid) * 1e9);

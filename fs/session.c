@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mount.h>
@@ -122,8 +123,13 @@ static int answer_init(struct fs *fs, const struct fuse_buf *request)
             init_out->flags |= FUSE_HANDLE_KILLPRIV_V2;
             fs->kills_privileges = true;
         }
+        /* Who writes in passthrough from memory that does not come holds the backing file's lock as long: a
+         * cut waits for that, and without the kernel's own lock of the inode so many of them that no thread
+         * is left. */
         fs->passes = passthrough_is_wanted(fs) && open_reply_is_offered(in, request->size) &&
                      open_reply_take_offer(reply, (size_t)length);
+        if (fs->passes)
+            init_out->flags &= ~(uint32_t)FUSE_ATOMIC_O_TRUNC;
         rc = write(device, reply, (size_t)length) == length ? out->error : -errno;
     }
     close(saved);
@@ -238,6 +244,7 @@ int session_start(struct fs *fs)
     int rc = add_arguments(fs, &args);
 
     fuse_set_log_func(to_log);
+    unsetenv("FUSE_URING_ENABLE"); /* libfuse 3.18: requests would not come by request_start()'s way */
     if (rc == 0) {
         fs->session = fuse_session_new(&args, &operations, sizeof(operations), fs);
         rc = fs->session ? 0 : -EINVAL;

@@ -3,14 +3,15 @@
 import ctypes
 import errno
 import os
+import signal
 import subprocess
 
 import pytest
 
 import helpers
 from files import make, pattern
-from helpers import (MIB, PAGE, agents, daemon_with_faults, devices, error_of, read_file, statistics,  # noqa: F401
-                     wait_until, write_file)
+from helpers import (MIB, PAGE, agents, daemon_with_faults, devices, error_of, read_file, stand_still,  # noqa: F401
+                     statistics, wait_until, write_file)
 from passing import mode, modes, open_map, passing, program  # noqa: F401
 from test_disks import fill, small_ext4  # noqa: F401
 
@@ -231,3 +232,30 @@ def test_a_kernel_that_refuses(failing, devices, error):
     mapping.release()
     assert os.pread(fd, 2, 0) == b"x\5"
     os.close(fd)
+
+
+def test_who_writes_from_memory_that_does_not_come_and_many_who_cut(passing, mount, agents):
+    """The kernel has the file's lock below as long as it waits for the bytes. Others wait for that, but not all threads of the
+    daemon: what is asked of other files is answered."""
+    m, stuck = passing(), mount("passthrough=off")
+    path = make(m, b"x" * PAGE)
+    write_file(os.path.join(stuck.data, "f"), bytes(PAGE))  # the kernel has no page of it
+    writer, many, other = agents(), agents(), agents()
+    writer.do("fd = os.open(path, os.O_RDWR)\nmemory = mmap.mmap(os.open(far, os.O_RDWR), PAGE)", path=path,
+              far=os.path.join(stuck.mnt, "f"))
+    stand_still(stuck.pid)
+    try:
+        writer.start("os.pwrite(fd, memory, 0)")
+        assert writer.busy(0.2)
+        many.do("def cut():\n    os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))\n"
+                "threads = [threading.Thread(target=cut) for _ in range(40)]\nfor thread in threads:\n    thread.start()\n"
+                "time.sleep(0.3)", path=path)
+        other.start("open(path, 'wb').write(b'more')\nassert open(path, 'rb').read() == b'more'",
+                    path=os.path.join(m.mnt, "other"))
+        assert not other.busy(10)
+        other.finish()
+    finally:
+        os.kill(stuck.pid, signal.SIGCONT)
+    writer.finish()
+    many.do("for thread in threads:\n    thread.join()")
+    assert len(read_file(path)) in (0, PAGE)
