@@ -116,9 +116,10 @@ void cache_file_close(struct cache_file *file);
 
 /* How CPUs have a file open. */
 struct cache_passed {
-    bool passed;  /* in passthrough: nobody hears of their reads and writes; */
-    bool written; /* and for writing; */
-    bool direct;  /* and for direct I/O */
+    bool passed;     /* in passthrough: nobody hears of their reads and writes; */
+    bool written;    /* and for writing; */
+    bool direct;     /* and for direct I/O */
+    uint64_t number; /* of news: what is told after a higher one is old */
 };
 /* [FUSE] How CPUs have the file open from now on: passed, the kernel reads, writes and maps the backing file
  * by itself (cache/passed.h); written: somebody has, or had, it open for writing so. Told before the kernel

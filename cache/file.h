@@ -49,6 +49,7 @@ struct cache_file {
         ctime;   /* of the backing file after our last change: another value means that somebody else wrote */
     bool behind; /* changed behind the mount since the last open: the kernel may hold older pages */
     bool passed, written, direct;  /* how CPUs have it open: cache_file_pass() */
+    uint64_t pass_number;          /* of that news */
     bool discarded;                /* nobody can reach it but its clients: with its last use it is emptied */
     enum file_announced announced; /* to agents, and by what name */
     uint64_t announced_to;         /* those up to this one: home_session.entered */

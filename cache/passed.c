@@ -20,6 +20,11 @@ void cache_file_pass(struct cache_file *file, const struct cache_passed *how)
     struct stat st;
 
     pthread_mutex_lock(&file->lock);
+    if (how->number < file->pass_number) {
+        pthread_mutex_unlock(&file->lock);
+        return;
+    }
+    file->pass_number = how->number;
     file->direct = how->direct;
     if (file->passed != how->passed || file->written != how->written) {
         if (passed_is_compared(file) && !how->passed) { /* the last look at what CPUs did unseen */

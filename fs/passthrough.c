@@ -146,17 +146,31 @@ static void note_refusal(struct fs *fs, const struct inode *inode, int error)
     fs->passes = false;
 }
 
-/* The lock is held. Only what the cache does not know: it has to wait for the file's lock, which a collect or
- * a comparison may hold for long, and all that are opening or closing any file wait with us. */
-static void tell_cache(struct passthrough *state, struct cache_file *file)
+/* How the file is open, if the cache does not know it, or somebody is telling it something. The lock is held.
+ */
+static bool is_news(struct passthrough *state, struct cache_passed *now_out)
 {
-    struct cache_passed now = {.passed = state->passed, .written = state->written, .direct = state->direct};
+    const struct cache_passed *told = &state->told;
 
-    if (now.passed == state->told.passed && now.written == state->told.written &&
-        now.direct == state->told.direct)
-        return;
-    cache_file_pass(file, &now);
-    state->told = now;
+    *now_out =
+        (struct cache_passed){.passed = state->passed, .written = state->written, .direct = state->direct};
+    if (now_out->passed == told->passed && now_out->written == told->written &&
+        now_out->direct == told->direct && told->number == state->number)
+        return false;
+    now_out->number = ++state->number;
+    return true;
+}
+
+/* Not with the lock held: it has to wait for the file's own, which a collect or a comparison may hold for
+ * long, and those that open or close other files do not. The last news counts, whoever is first to tell. */
+static void tell_cache(struct fs *fs, struct passthrough *state, struct cache_file *file,
+                       const struct cache_passed *now)
+{
+    cache_file_pass(file, now);
+    pthread_mutex_lock(&fs->passthrough_lock);
+    if (now->number > state->told.number)
+        state->told = *now;
+    pthread_mutex_unlock(&fs->passthrough_lock);
 }
 
 int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info *fi)
@@ -164,6 +178,7 @@ int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info
     struct inode *inode = handle->inode;
     struct passthrough *state = &inode_content(inode)->passthrough;
     bool writable = (handle->flags & O_ACCMODE) != O_RDONLY;
+    struct cache_passed now;
     int rc = 0;
 
     pthread_mutex_lock(&fs->passthrough_lock);
@@ -190,9 +205,10 @@ int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info
         state->written |= writable;
         state->direct |= !!(handle->flags & O_DIRECT);
     }
-    if (file && rc == 0)
-        tell_cache(state, file);
+    bool news = file && rc == 0 && is_news(state, &now);
     pthread_mutex_unlock(&fs->passthrough_lock);
+    if (news)
+        tell_cache(fs, state, file, &now);
     if (rc == 0 && writable)
         durable_blind(inode_durable(inode), handle->fd, handle->passed);
     return rc;
@@ -215,10 +231,15 @@ void passthrough_close(struct fs *fs, struct handle *handle)
 void passthrough_track(struct fs *fs, struct inode *inode, struct cache_file *file)
 {
     struct content *content = inode_content(inode);
+    struct cache_passed now;
 
     pthread_mutex_lock(&fs->passthrough_lock);
-    tell_cache(&content->passthrough, file); /* a new file knows that it is not passed */
-    order_before(file);                      /* see inode_file() */
+    /* A new file knows that it is not passed. Nobody has its lock. */
+    if (is_news(&content->passthrough, &now)) {
+        cache_file_pass(file, &now);
+        content->passthrough.told = now;
+    }
+    order_before(file); /* see inode_file() */
     atomic_store(&content->file, file);
     pthread_mutex_unlock(&fs->passthrough_lock);
 }

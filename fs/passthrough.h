@@ -27,6 +27,7 @@ struct passthrough {
     bool written;             /* and for writing */
     bool direct;              /* and for direct I/O */
     struct cache_passed told; /* what the cache knows of it, once a device has mapped the file */
+    uint64_t number;          /* of what it was told or is being told last */
     unsigned handles;         /* open now, passed through */
     unsigned cached;          /* open now, and not */
     int32_t backing;          /* the kernel's name of the backing file, while there are handles */
