@@ -37,7 +37,7 @@ def environment(args):
     env["GAIAFS_SANITIZE"] = args.sanitize
     env.setdefault("ASAN_OPTIONS", "detect_leaks=1:abort_on_error=0:exitcode=99:halt_on_error=1")
     env.setdefault("UBSAN_OPTIONS", "print_stacktrace=1:halt_on_error=1")
-    env.setdefault("TSAN_OPTIONS", "halt_on_error=1:second_deadlock_stack=1:exitcode=99")
+    env.setdefault("TSAN_OPTIONS", "halt_on_error=1:second_deadlock_stack=1:exitcode=99:die_after_fork=0")
     return env
 
 
