@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "cache/home.h"
+#include "base/clock.h"
 #include "cache/internal.h"
 
 /* How long an answer waits for its pages to be dropped. When it comes earlier a read may be stale until they
@@ -104,19 +105,11 @@ void heal_window_close(struct cache_file *file)
     file->window.open--;
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
 void heal_window_reopen(struct cache_file *file)
 {
     heal_window_open(file, 0, UINT64_MAX);
     heal_window_close(file);
-    file->window.until_ns = now_ns() + OPEN_NS;
+    file->window.until_ns = clock_now_ns() + OPEN_NS;
 }
 
 void heal_drop_begin(struct leaf *leaf, page_mask pages)
@@ -286,7 +279,7 @@ int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t 
     }
     /* The next WRITE is put together after this one is answered: after the invalidations that are over now.
      */
-    if (!window->open && !(flags & CACHE_IO_DIRECT) && now_ns() >= window->until_ns) {
+    if (!window->open && !(flags & CACHE_IO_DIRECT) && clock_now_ns() >= window->until_ns) {
         window->kernels &= ~(UINT64_C(1) << node);
         if (file->cache->nodes && window->kernels) /* of others it may be the next but one */
             return 0;

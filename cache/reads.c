@@ -4,15 +4,8 @@
 #include <errno.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "cache/internal.h"
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
 
 void reads_init(struct reads *reads)
 {
@@ -35,7 +28,7 @@ void reads_begin(struct cache_file *file, struct cache_read *read, unsigned node
 void reads_end(struct cache_file *file, struct cache_read *read)
 {
     struct reads *reads = &file->reads;
-    uint64_t now = now_ns();
+    uint64_t now = clock_now_ns();
 
     pthread_mutex_lock(&file->lock);
     LIST_REMOVE(read, link);
@@ -79,7 +72,7 @@ static bool any_under_way(const struct reads *reads, unsigned node, uint64_t pag
 static bool was_recent(const struct reads *reads, unsigned node, uint64_t page, uint64_t number,
                        uint64_t recent_ns)
 {
-    uint64_t since = now_ns() - recent_ns;
+    uint64_t since = clock_now_ns() - recent_ns;
 
     for (unsigned i = 0; i < READS_ANSWERED; i++) {
         const struct answered_read *answered = &reads->answered[i];

@@ -5,13 +5,13 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "fs/fs.h"
 #include "fs/place.h"
 
-#define JUST_NS INT64_C(10000000)
+#define JUST_NS UINT64_C(10000000)
 #define NAPS_MAX 100
 #define NAP_US 100u
 
@@ -136,21 +136,13 @@ static void shed(struct inode_shard *shard, struct descriptor_list *closing)
     pthread_mutex_unlock(&shard->lock);
 }
 
-static int64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
-
 /* Whether another thread has just closed what this one would have. */
 static bool others_shed(struct inode_table *table)
 {
     for (int naps = 0; atomic_load(&table->shedding) && naps < NAPS_MAX; naps++)
         usleep(NAP_US);
-    int64_t at = atomic_load(&table->shed_at_ns);
-    return at && now_ns() - at < JUST_NS;
+    uint64_t at = atomic_load(&table->shed_at_ns);
+    return at && clock_now_ns() - at < JUST_NS;
 }
 
 bool descriptors_shed(struct fs *fs, int error)
@@ -168,7 +160,7 @@ bool descriptors_shed(struct fs *fs, int error)
     some = !TAILQ_EMPTY(&closing);
     descriptors_close(&closing);
     if (some)
-        atomic_store(&table->shed_at_ns, now_ns());
+        atomic_store(&table->shed_at_ns, clock_now_ns());
     atomic_fetch_sub(&table->shedding, 1);
     some = some || others_shed(table);
     errno = error; /* of the call, whose caller may look at it still */

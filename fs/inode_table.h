@@ -43,8 +43,8 @@ struct inode_table {
     /* How often an inode was kept for its lost bytes alone since they were looked through last, and how often
      * it may be. */
     atomic_uint kept, kept_most;
-    atomic_uint shedding;       /* threads that close descriptors because there is none left; */
-    _Atomic int64_t shed_at_ns; /* when one did last (CLOCK_MONOTONIC), 0: never */
+    atomic_uint shedding;        /* threads that close descriptors because there is none left; */
+    _Atomic uint64_t shed_at_ns; /* when one did last (CLOCK_MONOTONIC), 0: never */
     struct inode *gone; /* stands for every node id that is not known: what is asked of it ends with ESTALE */
 };
 

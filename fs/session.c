@@ -123,11 +123,11 @@ static int answer_init(struct fs *fs, const struct fuse_buf *request)
             init_out->flags |= FUSE_HANDLE_KILLPRIV_V2;
             fs->kills_privileges = true;
         }
+        fs->passes = passthrough_is_wanted(fs) && open_reply_is_offered(in, request->size) &&
+                     open_reply_take_offer(reply, (size_t)length);
         /* Who writes in passthrough from memory that does not come holds the backing file's lock as long: a
          * cut waits for that, and without the kernel's own lock of the inode so many of them that no thread
          * is left. */
-        fs->passes = passthrough_is_wanted(fs) && open_reply_is_offered(in, request->size) &&
-                     open_reply_take_offer(reply, (size_t)length);
         if (fs->passes)
             init_out->flags &= ~(uint32_t)FUSE_ATOMIC_O_TRUNC;
         rc = write(device, reply, (size_t)length) == length ? out->error : -errno;

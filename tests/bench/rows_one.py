@@ -251,7 +251,7 @@ def bench_cpu(bench):
         return [{**missing, "baseline": f"{'passthrough_ll' if not other else 'fio'} is missing"}]
     path = os.path.join(bench.folder, "passthrough")
     rows, raw = [], []
-    with bench.mount("passthrough=off") as ours, bench.mount("passthrough=on", "passed") as passed, \
+    with bench.mount() as ours, bench.mount("passthrough=on", "passed") as passed, \
             Mount([other, "-f", "-o", f"source={bench.data}", path], path,
                   os.path.join(bench.folder, "log-passthrough")) as theirs:
         sides = {"gaiafs": (ours, bench.make("fio-ours", GIB)), "passthrough_ll": (theirs, bench.make("fio-theirs", GIB))}

@@ -11,9 +11,8 @@
  * cannot=N      an attribute that is 0
  * can=N         an attribute that is 1
  * init=N, count=N, name=N   the error of cuInit, cuDeviceGetCount, cuDeviceGetName
- * opaque=1      its memory is none of the program's: what loads or stores there dies, as with a GPU (else it
- * can be had at its address, which the kernels of tests rely on that run on a CPU) control=PATH  a file that
- * is read at each call: "NAME COUNT ERROR"
+ * opaque=1      the program can't load or store in its memory, as in a GPU's (else it can, at its address)
+ * control=PATH  a file that is read at each call: "NAME COUNT ERROR"
  *
  * When a call of NAME (*: any) comes, the file's COUNT goes down by one, and when it is 0 the call has this
  * error; with COUNT 0 each call has it.

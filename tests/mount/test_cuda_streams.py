@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acquires and releases in the order of a GPU's streams, and what waits for a GPU and what does not. The GPU is a stand-in, as in
+test_cuda_maps.py."""
+import errno
+import os
+
+import pytest
+
+from helpers import PAGE, agents, read_file  # noqa: F401
+from test_cuda_maps import gpu, make, only_here  # noqa: F401
+
+STREAM = """
+import ctypes, threading, time
+cuda = dev.memory.cuda
+stream = ctypes.c_void_p()
+assert cuda.cuCtxSetCurrent(dev.memory.context) == 0
+assert cuda.cuStreamCreate(ctypes.byref(stream), 1) == 0
+kernel_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+kept = []
+def kernel(function):
+    kept.append(kernel_type(lambda context: function()))
+    assert cuda.cuLaunchHostFunc(stream, kept[-1], None) == 0
+def store(at, data):
+    return lambda: ctypes.memmove(map.address + at, data, len(data))
+gate = threading.Event()
+"""
+
+
+def test_the_order_of_a_stream(gpu):
+    m = gpu.mount()
+    path = make(m, bytes(40 * PAGE))
+    program = gpu.program(path)
+    program.do(STREAM + """
+saw = []
+kernel(gate.wait)
+map.acquire_on(stream)
+kernel(lambda: saw.append(ctypes.string_at(map.address, 3)))
+kernel(store(9 * PAGE, b"one"))
+map.release_on(stream)
+kernel(lambda: saw.append(os.pread(fd, 3, 9 * PAGE)))
+kernel(store(9 * PAGE, b"two"))
+""")  # nothing of this has waited
+    assert program("saw") == []
+    fd = os.open(path, os.O_RDWR)
+    os.pwrite(fd, b"cpu", 0)
+    program.do("gate.set()\ncuda.cuStreamSynchronize(stream)")
+    assert program("saw") == [b"cpu", b"one"]
+    assert os.pread(fd, 3, 9 * PAGE) == b"one"
+    program.do("map.release()")  # without a stream: for all that was launched
+    assert os.pread(fd, 3, 9 * PAGE) == b"two"
+    program.do("dev.stream_error()")
+    os.close(fd)
+
+
+@only_here
+def test_a_stream_that_is_captured(gpu):
+    """A graph would make the call again at each launch: refused, and the stream is none the worse."""
+    m = gpu.mount()
+    program = gpu.program(make(m, bytes(PAGE)))
+    program.do(STREAM + "assert cuda.cuStreamBeginCapture_v2(stream, 0) == 0")
+    for call in "map.acquire_on(stream)", "map.release_on(stream)":
+        with pytest.raises(OSError) as caught:
+            program.do(call)
+        assert caught.value.errno == errno.EOPNOTSUPP
+    program.do("dev.stream_error()\nmap.release_on(None)\nmap.release()")
+
+
+@only_here
+def test_a_gpu_that_breaks_before_a_call_in_its_stream(gpu):
+    """The driver calls nothing any more: who asks is told, and not that all is well."""
+    m = gpu.mount()
+    program = gpu.program(make(m, bytes(PAGE)), standin=f"control={gpu.control}")
+    program.do(STREAM + "kernel(gate.wait)\nmap.release_on(stream)\ndev.stream_error()")
+    gpu.fail("cuStreamQuery", 0, 700)
+    with pytest.raises(OSError) as caught:
+        program.do("dev.stream_error()")
+    assert caught.value.errno == errno.EIO
+    gpu.heal()
+    program.do("gate.set()\ncuda.cuStreamSynchronize(stream)\ndev.stream_error()")
+
+
+@only_here
+@pytest.mark.parametrize("name", ["None", "'cuda:0'"])
+def test_a_fork_of_a_program_that_has_a_gpu(gpu, name):
+    """CUDA does not work there: it is said, and no other device is opened instead."""
+    m = gpu.mount()
+    program = gpu.program(make(m, bytes(PAGE)))
+    program.do("os.environ.pop('GAIA_DEVICE', None)")
+    program.do("def open_device(name):\n    handle = ctypes.c_void_p()\n"
+               "    if gaia.lib.gaia_device_open(name and name.encode(), ctypes.byref(handle)):\n"
+               "        return ctypes.get_errno()\n    return 0")
+    assert program(f"in_child(lambda: open_device({name}))") == (0, errno.EIO)
+    program.do("map[0] = 1\nmap.release()")
+
+
+@only_here
+def test_a_map_does_not_wait_for_kernels(gpu):
+    """None can have its pointer yet; one that waits for the program never ends if that waits for it."""
+    m = gpu.mount()
+    program = gpu.program(make(m, bytes(PAGE)))
+    program.do(STREAM + "kernel(gate.wait)\nother = dev.mmap(fd, PAGE)\nassert other[0] == 0\ngate.set()")
+
+
+def test_errors_of_a_stream(gpu):
+    m = gpu.mount()
+    path = make(m, bytes(4 * PAGE))
+    program = gpu.program(path)
+    program.do(STREAM + "map.release_on(stream)\nmap.acquire_on(None)\ncuda.cuStreamSynchronize(stream)")
+    program.do("dev.stream_error()")
+    for call in ("gaia.Mapping(dev, map.address + 4 * PAGE, PAGE).acquire_on(stream)",
+                 "gaia.Mapping(dev, map.address + 1, PAGE).release_on(stream)"):
+        with pytest.raises(OSError) as caught:
+            program.do(call)
+        assert caught.value.errno == errno.EINVAL
+    m.kill()
+    program.do("map.acquire_on(stream)\nmap.release_on(stream)\ncuda.cuStreamSynchronize(stream)")
+    with pytest.raises(OSError) as caught:
+        program.do("dev.stream_error()")
+    assert caught.value.errno == errno.ENOTCONN
+    program.do("dev.stream_error()")  # told once
+
+
+def test_streams_of_a_soft_device(mount, agents):
+    path = make(mount(), bytes(PAGE))
+    program = agents()
+    program.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('soft:0')\nmap = dev.mmap(fd, PAGE)\n"
+               "map.acquire_on(None)\nmap[0] = 7\nmap.release_on(None)", path=path)
+    assert read_file(path)[0] == 7
+    with pytest.raises(OSError) as caught:
+        program.do("map.acquire_on(1)")
+    assert caught.value.errno == errno.EINVAL
