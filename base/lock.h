@@ -69,6 +69,7 @@ enum lock_flags {
     X(TRANSPORT, "gaia_transport.lock", LOCK_LEAF)              \
     X(SERVER, "server.lock", LOCK_LEAF)                         \
     X(TOKENS, "token_table.lock", LOCK_LEAF)                    \
+    X(PROGRAMS, "programs.lock", LOCK_LEAF)                     \
     X(HANDLES, "fs.handles_lock", LOCK_LEAF)                    \
     X(VOLUMES, "volumes.lock", LOCK_LEAF)                       \
     X(PRUNER, "pruner.lock", LOCK_LEAF)                         \

@@ -41,13 +41,17 @@ int main(int argc, char **argv)
     struct gaia_device *device;
     struct stat status;
     char line[81] = "";
-    int fd = argc == 2 ? open(argv[1], O_RDWR) : -1;
 
+    if (gaia_device_open(NULL, &device) != 0) { /* the device first, then files: see gaia.h */
+        perror("hello: no device");
+        return 1;
+    }
+    int fd = argc == 2 ? open(argv[1], O_RDWR) : -1;
     if (fd < 0 || fstat(fd, &status) != 0 || status.st_size == 0) {
         fprintf(stderr, "usage: hello FILE, a file of a gaiafs mount that is not empty\n");
         return 2;
     }
-    if (gaia_device_open(NULL, &device) != 0 || rot13(device, fd, (size_t)status.st_size) != 0) {
+    if (rot13(device, fd, (size_t)status.st_size) != 0) {
         perror(argv[1]);
         return 1;
     }

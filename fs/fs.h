@@ -21,6 +21,7 @@
 #include "fs/borrow.h"
 #include "fs/inode.h"
 #include "fs/options.h"
+#include "fs/programs.h"
 #include "fs/prune.h"
 
 struct server;
@@ -45,6 +46,7 @@ struct fs {
     struct members *members; /* read again since the mount; of the thread that waits for signals */
     uint32_t generation;     /* of node ids: those of an earlier mount are not ours, though they look alike */
 
+    struct programs programs;         /* that use devices */
     atomic_bool passes;               /* files may be passed through (fs/passthrough.h) */
     pthread_mutex_t passthrough_lock; /* guards the state of that in each inode */
 

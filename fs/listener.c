@@ -12,21 +12,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "io/protocol.h"
 #include "io/reach.h"
 
 #define BACKLOG 64
 
-static int listen_under_a_name(int flags, char name_out[LISTENER_NAME])
+static int listen_at(const char *name, int flags)
 {
     struct sockaddr_un address;
     socklen_t length;
-    uint64_t random[2];
 
-    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
-        return -EIO;
-    snprintf(name_out, LISTENER_NAME, "gaiafs-%016llx%016llx", (unsigned long long)random[0],
-             (unsigned long long)random[1]);
-    int error = reach_address(name_out, &address, &length);
+    int error = reach_address(name, &address, &length);
     assert(!error);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
     if (fd < 0)
@@ -38,9 +34,32 @@ static int listen_under_a_name(int flags, char name_out[LISTENER_NAME])
     return error;
 }
 
+static int listen_under_a_name(int flags, char name_out[LISTENER_NAME])
+{
+    uint64_t random[2];
+
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
+        return -EIO;
+    snprintf(name_out, LISTENER_NAME, "gaiafs-%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
+    return listen_at(name_out, flags);
+}
+
 int listener_open(char name_out[LISTENER_NAME])
 {
     return listen_under_a_name(0, name_out);
+}
+
+int listener_open_for_programs(void)
+{
+    char name[LISTENER_NAME];
+    int fd = -EADDRINUSE;
+
+    for (unsigned i = 0; i < GAIA_PROGRAMS_SOCKETS && fd == -EADDRINUSE; i++) {
+        snprintf(name, sizeof name, GAIA_PROGRAMS_SOCKET, i);
+        fd = listen_at(name, SOCK_NONBLOCK);
+    }
+    return fd;
 }
 
 struct errand {

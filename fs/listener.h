@@ -12,9 +12,14 @@
 /* Listen under a name that nobody can guess. A descriptor, close-on-exec, or a negative errno. Any thread. */
 int listener_open(char name_out[LISTENER_NAME]);
 
-/* The same in the network namespace of a thread, as FUSE tells its number; 0: one that is not seen here. What
- * is accepted there is taken without waiting (O_NONBLOCK). Besides: -ESRCH (there is no such thread), -EPERM
- * (CAP_SYS_ADMIN and CAP_SYS_PTRACE in its namespaces are needed). Any thread; a short-lived one does it. */
+/* Listen under the first of the names for programs that use devices (io/protocol.h) that nobody has, without
+ * waiting. Besides: -EADDRINUSE. */
+int listener_open_for_programs(void);
+
+/* Listen under a name that nobody can guess, in the network namespace of a thread, as FUSE tells its number;
+ * 0: one that is not seen here. What is accepted there is taken without waiting (O_NONBLOCK). Besides: -ESRCH
+ * (there is no such thread), -EPERM (CAP_SYS_ADMIN and CAP_SYS_PTRACE in its namespaces are needed). Any
+ * thread; a short-lived one does it. */
 int listener_open_for(pid_t thread, char name_out[LISTENER_NAME]);
 
 /* Which network namespace a thread is in: a number that no other one has meanwhile, 0 if it is not known. */

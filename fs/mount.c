@@ -433,6 +433,7 @@ static int run(struct fs *fs, int ready)
     }
     lock_init(&fs->handles_lock, LOCK_HANDLES);
     passthrough_init(fs);
+    programs_init(&fs->programs);
     lock_rw_init(&fs->notify_gate, LOCK_NOTIFY,
                  true); /* a stream of notifications must not put off the end */
     fs->as_root = geteuid() == 0;
@@ -450,6 +451,7 @@ static int run(struct fs *fs, int ready)
         cache_close(fs->cache);
     pthread_rwlock_destroy(&fs->notify_gate);
     pthread_mutex_destroy(&fs->handles_lock);
+    programs_end(&fs->programs);
     passthrough_end(fs);
     if (lock >= 0)
         close(lock);

@@ -42,8 +42,9 @@ static bool needs_no_flush(const struct fs *fs, const struct inode *inode, int f
 }
 
 /* Puts a handle for fd into fi. 0 or a negative errno; fd is closed then. */
-static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse_file_info *fi)
+static int attach_handle(fuse_req_t req, struct inode *inode, int fd, struct fuse_file_info *fi)
 {
+    struct fs *fs = fs_of(req);
     struct handle *handle = handle_new(fs, inode, fd, NULL, fi->flags);
 
     if (!handle) {
@@ -54,7 +55,7 @@ static int attach_handle(struct fs *fs, struct inode *inode, int fd, struct fuse
     fi->noflush = needs_no_flush(fs, inode, fi->flags);
     int rc = nodes_catch_up(inode, true);
     if (rc == 0)
-        rc = passthrough_open(fs, handle, fi);
+        rc = passthrough_open(fs, handle, fuse_req_ctx(req)->pid, fi);
     if (rc < 0) {
         handle_free(fs, handle);
         return rc;
@@ -92,7 +93,7 @@ static int open_file(fuse_req_t req, struct inode *inode, struct fuse_file_info 
             return rc;
         }
     }
-    return attach_handle(fs, inode, fd, fi);
+    return attach_handle(req, inode, fd, fi);
 }
 
 void op_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
@@ -148,7 +149,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mo
         return;
     }
     inode = inode_of(req, entry.ino);
-    rc = attach_handle(fs, inode, fd, fi);
+    rc = attach_handle(req, inode, fd, fi);
     if (rc < 0) {
         inode_forget(inode, 1);
         fuse_reply_err(req, -rc);

@@ -69,7 +69,9 @@ static int parse_log(struct fs_options *options, const char *option)
 
 static int parse_passthrough(struct fs_options *options, const char *option)
 {
-    return option_choice(option, "off", "on", &options->passthrough);
+    options->passthrough_all = !strcmp(option_value(option), "all");
+    options->passthrough = true;
+    return options->passthrough_all ? 0 : option_choice(option, "off", "on", &options->passthrough);
 }
 
 /* A flag of the kernel's, for libfuse. */
@@ -355,9 +357,11 @@ void options_print_help(void)
         "    remember=N                how many forgotten ones file handles (NFS) still lead to (default "
         "65536)\n"
         "    log=stderr|syslog         where to log (default syslog, with -f stderr)\n"
-        "    passthrough=on|off        whether the kernel may read and write files by itself where Linux is "
+        "    passthrough=on|off|all    whether the kernel may read and write files by itself where Linux is "
         "6.9 or\n"
-        "                              newer (default on with libfuse 3.17 or newer, else off)\n"
+        "                              newer (default on with libfuse 3.17 or newer, else off); all: those, "
+        "too, that\n"
+        "                              programs open which have opened a device\n"
         "    debug                     log every request\n"
         "    fsname=NAME               the source in the mount table (default DATADIR)\n"
         "    subtype=NAME              the type there is fuse.NAME, or plain fuse without NAME (default "

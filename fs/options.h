@@ -20,7 +20,8 @@ struct fs_options {
     bool remount;
     unsigned long remount_flags; /* MS_* of mount(2) */
     bool allow_other;
-    bool passthrough; /* where the kernel and libfuse can */
+    bool passthrough;     /* where the kernel and libfuse can, */
+    bool passthrough_all; /* and what programs open that use devices, too (fs/programs.h) */
     bool log_syslog, log_given;
     bool unit_given;
     bool help, version;

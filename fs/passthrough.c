@@ -106,15 +106,15 @@ static bool is_alone(const struct handle *handle)
 }
 
 /* The lock is held. A file that has lost bytes (cache/durable.h) is better not passed through: that they are
- * written again would not be seen. */
-static bool is_to_pass(struct fs *fs, struct handle *handle, const struct passthrough *state)
+ * written again would not be seen; nor is one that a device may come to map (fs/programs.h). */
+static bool is_to_pass(struct fs *fs, struct handle *handle, const struct passthrough *state, bool for_device)
 {
     struct inode *inode = handle->inode;
-    bool lost = durable_is_lost(inode_durable(inode));
+    bool better_not = for_device || durable_is_lost(inode_durable(inode));
 
-    if (state->passed && !(lost && !state->handles && !inode_file(inode) && is_alone(handle)))
+    if (state->passed && !(better_not && !state->handles && !inode_file(inode) && is_alone(handle)))
         return true;
-    return fs->passes && !lost && !inode_file(inode) && !state->cached;
+    return fs->passes && !better_not && !inode_file(inode) && !state->cached;
 }
 
 /* The lock is held. 0, or why the file can't be passed through. */
@@ -173,17 +173,18 @@ static void tell_cache(struct fs *fs, struct passthrough *state, struct cache_fi
     pthread_mutex_unlock(&fs->passthrough_lock);
 }
 
-int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info *fi)
+int passthrough_open(struct fs *fs, struct handle *handle, pid_t opener, struct fuse_file_info *fi)
 {
     struct inode *inode = handle->inode;
     struct passthrough *state = &inode_content(inode)->passthrough;
     bool writable = (handle->flags & O_ACCMODE) != O_RDONLY;
+    bool for_device = fs->passes && !fs->options.passthrough_all && programs_have(&fs->programs, opener);
     struct cache_passed now;
     int rc = 0;
 
     pthread_mutex_lock(&fs->passthrough_lock);
     struct cache_file *file = inode_file(inode);
-    handle->passed = is_to_pass(fs, handle, state);
+    handle->passed = is_to_pass(fs, handle, state, for_device);
     if (handle->passed) {
         rc = pass(fs, handle, state);
         if (rc < 0 && !state->passed) { /* as well without */

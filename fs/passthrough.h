@@ -3,15 +3,17 @@
  * 6.9): near-native speed, and the daemon sees none of it. docs/design.md, sections 5 and 7.
  *
  * All opens of a file go one way. The first decides: passed through, unless a device has the file already
- * ("tracked", fs/inode.h) or the kernel can't. Once a file was passed through it stays so until the kernel
- * has forgotten it: a mapping outlives its descriptors, and all that tells of it is that the kernel keeps the
- * inode. A device that maps such a file finds what CPUs changed by comparing (cache/passed.h).
+ * ("tracked", fs/inode.h), or who opens it uses devices (fs/programs.h), or the kernel can't. Once a file was
+ * passed through it stays so until the kernel has forgotten it: a mapping outlives its descriptors, and all
+ * that tells of it is that the kernel keeps the inode. A device that maps such a file finds what CPUs changed
+ * by comparing (cache/passed.h).
  */
 #ifndef GAIAFS_FS_PASSTHROUGH_H
 #define GAIAFS_FS_PASSTHROUGH_H
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "cache/cache.h"
 
@@ -39,9 +41,9 @@ void passthrough_end(struct fs *fs);
 /* FUSE_INIT: whether to take the kernel's offer, which sets fs->passes (fs/open_reply.h). */
 bool passthrough_is_wanted(struct fs *fs);
 
-/* Decides how the handle's file is open, and puts it into the handle and fi. 0, or a negative errno: the open
- * must fail. */
-int passthrough_open(struct fs *fs, struct handle *handle, struct fuse_file_info *fi);
+/* Decides how the handle's file is open, and puts it into the handle and fi. opener: the thread that opens
+ * it, by its number here, 0 where it has none. 0, or a negative errno: the open must fail. */
+int passthrough_open(struct fs *fs, struct handle *handle, pid_t opener, struct fuse_file_info *fi);
 /* The handle's file is closed. */
 void passthrough_close(struct fs *fs, struct handle *handle);
 

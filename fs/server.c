@@ -357,17 +357,35 @@ static bool is_stopping(struct server *server)
     return stopping;
 }
 
+/* Waits for who comes to either of the sockets, and takes it. *program_out: it only says that it uses
+ * devices. A descriptor, or a negative errno. */
+static int accept_one(struct server *server, bool *program_out)
+{
+    struct programs *programs = &server->fs->programs;
+    struct pollfd wait[2] = {{.fd = server->socket, .events = POLLIN},
+                             {.fd = programs->listener, .events = POLLIN}};
+
+    if (poll(wait, 2, -1) < 0)
+        return -errno;
+    *program_out = !wait[0].revents;
+    if (*program_out)
+        return programs_accept(programs);
+    int socket = accept4(server->socket, NULL, NULL, SOCK_CLOEXEC);
+    return socket < 0 ? -errno : socket;
+}
+
 static void *accept_clients(void *argument)
 {
     struct server *server = argument;
+    bool program = false;
 
     for (;;) {
-        int socket = accept4(server->socket, NULL, NULL, SOCK_CLOEXEC);
-        if (socket < 0 && (errno == EINTR || errno == ECONNABORTED))
+        int socket = accept_one(server, &program);
+        if (socket == -EINTR || socket == -ECONNABORTED || socket == -EAGAIN)
             continue;
-        if (socket < 0 && descriptors_shed(server->fs, errno))
+        if (socket < 0 && descriptors_shed(server->fs, -socket))
             continue;
-        if (socket < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) &&
+        if ((socket == -EMFILE || socket == -ENFILE || socket == -ENOMEM || socket == -ENOBUFS) &&
             !is_stopping(server)) {
             usleep(10000); /* somebody will close something */
             continue;
@@ -376,12 +394,22 @@ static void *accept_clients(void *argument)
             return NULL;
         /* Without a thread that could wait for its end it is not closed: nobody else is taken until there is
          * one. When the server stops it is left to the end of the process, which waits for nothing. */
-        while (take_client(server, socket, false)) {
+        while (take_client(server, socket, program)) {
             if (is_stopping(server))
                 return NULL;
             usleep(10000);
         }
     }
+}
+
+static void listen_for_programs(struct fs *fs)
+{
+    int error = programs_listen(&fs->programs);
+
+    if (error)
+        fs_log(LOG_NOTICE,
+               "programs can't tell that they use devices, so that what they open is passed through: %s",
+               error == -EADDRINUSE ? "there are too many mounts of gaiafs" : strerror(-error));
 }
 
 int server_start(struct fs *fs, struct server **server_out)
@@ -401,6 +429,8 @@ int server_start(struct fs *fs, struct server **server_out)
     error = server->socket = listener_open(server->name);
     if (error < 0)
         goto out_alive;
+    if (fs->options.passthrough && !fs->options.passthrough_all && fs->as_root)
+        listen_for_programs(fs);
     error = -pthread_create(&server->thread, NULL, accept_clients, server);
     if (!error) {
         *server_out = server;

@@ -17,6 +17,7 @@
 #include "base/kernel.h"
 #include "base/shared_page.h"
 #include "consistency/page.h"
+#include "gpu/announce.h"
 #include "gpu/demand_map.h"
 #include "gpu/driver.h"
 #include "gpu/mapping.h"
@@ -114,6 +115,7 @@ PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
         free(device);
         return fail(error);
     }
+    gaia_announce();
     *device_out = device;
     return 0;
 }

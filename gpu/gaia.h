@@ -105,6 +105,12 @@ struct gaia_stat {
  * Each mount has soft devices of its own: 8, or as many as its option soft_devices says, up to 64. Whether a
  * mount has this one is seen when a file of it is mapped.
  *
+ * **Open the device before the files** that it is to map: the mounts of this machine are told that this
+ * process uses devices. Where the kernel reads and writes files by itself (the mount option passthrough=), a
+ * file that this process is then the first to open goes through the daemon instead, and its acquires need not
+ * compare all that a device has of it. A mount in another network namespace (a container's) hears of it at
+ * the first map.
+ *
  * @param name        "soft:0" ... "soft:63", "cuda:0" ...; NULL: $GAIA_DEVICE, else the first GPU that works,
  * else "soft:0"
  * @param device_out  set on success; close with gaia_device_close()

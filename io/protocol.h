@@ -34,6 +34,11 @@ struct gaia_ioctl_meet {
 };
 #define GAIA_IOCTL_MEET _IOR('G', 2, struct gaia_ioctl_meet)
 
+/* The names, abstract ones, at which daemons listen for processes that use devices (fs/programs.h), by
+ * number; each has one of them, while there are any left. Nothing is sent there. */
+#define GAIA_PROGRAMS_SOCKET "gaiafs-programs-%u"
+#define GAIA_PROGRAMS_SOCKETS 64u
+
 enum gaia_op {
     GAIA_OP_HELLO = 1, /* flags: GAIA_HELLO_*; with a descriptor for faults, if there is one: this client will
                           map -> a descriptor: the page of base/alive.h */

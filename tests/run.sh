@@ -64,7 +64,7 @@ lanes="$lanes $!"
         make check SANITIZE=thread CHECK="--without consistency --files $threads"
     # It has two processors to emulate, and in it nodes wait for each other for some seconds and no longer.
     step "RDMA in a virtual machine" nice -n -10 python3 -B tests/vm/rdma.py
-    step "mounts in a Debian 13 userland" sh tests/trixie.sh files,mount,passthrough,passthrough_ends,promises
+    step "mounts in a Debian 13 userland" sh tests/trixie.sh files,mount,passthrough,passthrough_devices,passthrough_ends,promises
     step "the suite, its second part" make check CHECK="--mounts --files $second"
     # All of it is warming up: an hour (make life) is held to 5 %.
     # Five threads more, which a busy moment calls, are an eighth of its memory.

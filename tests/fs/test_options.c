@@ -74,6 +74,12 @@ static void test_one_node(void **state)
     good(&options, "passthrough=on,passthrough=off");
     assert_false(options.passthrough);
     options_free(&options);
+    good(&options, "passthrough=all");
+    assert_true(options.passthrough && options.passthrough_all);
+    options_free(&options);
+    good(&options, "passthrough=all,passthrough=on");
+    assert_true(options.passthrough && !options.passthrough_all);
+    options_free(&options);
     good(&options, "shared,passthrough=on");
     assert_true(options.cache.shared && options.passthrough && options_share_directory(&options));
     assert_null(options.members);

@@ -18,9 +18,10 @@ def mode(m, name="f"):
 
 @pytest.fixture
 def passing(mount):
-    """A function that mounts; skips where the kernel can't pass files through."""
-    def start(options="", **more):
-        m = mount(",".join(filter(None, ("passthrough=on", options))), **more)
+    """A function that mounts; skips where the kernel can't pass files through. of: "all", or "on": not what programs open
+    that use devices, as this one mostly does."""
+    def start(options="", of="all", **more):
+        m = mount(",".join(filter(None, (f"passthrough={of}", options))), **more)
         if not statistics(m.mnt)["passthrough"]:
             pytest.skip(f"no passthrough with Linux {os.uname().release}")
         return m

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The processes that use devices. Of a file that is passed through (fs/passthrough.h) an acquire has to
+ * compare all that a device has of it, as nobody hears of what CPUs write; so what such a process is the
+ * first to open, it had better not be. Nothing but the speed depends on what is kept here.
+ *
+ * A process says so by connecting to one of a few sockets whose names everybody knows (gpu/announce.h). It
+ * sends nothing and waits for nothing, so that no mount can hold it up: who it is, the kernel says; and who
+ * has connected before it opens a file is known when the daemon hears of that.
+ */
+#ifndef GAIAFS_FS_PROGRAMS_H
+#define GAIAFS_FS_PROGRAMS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/types.h>
+#include <time.h>
+
+#include "base/lock.h"
+
+#define PROGRAMS_MAX 64u
+
+struct programs {
+    int listener;         /* -1: none; set before anybody asks, and never closed */
+    atomic_uint count;    /* changed under the lock */
+    pthread_mutex_t lock; /* guards the rest; a leaf */
+    pid_t list[PROGRAMS_MAX];
+    unsigned oldest; /* of a full list: the next to make room */
+    time_t looked;   /* when it was looked last which of them are alive */
+};
+
+void programs_init(struct programs *programs);
+/* The listener is left to the end of the process: in its queue may lie what can't be closed (fs/client.h). */
+void programs_end(struct programs *programs);
+
+/* Makes the listener. 0, or a negative errno: -EADDRINUSE (there are as many already as are looked for). */
+int programs_listen(struct programs *programs);
+/* Takes one that has connected. Its socket, which is the caller's to close, where that may take for ever; or
+ * a negative errno, of accept(). */
+int programs_accept(struct programs *programs);
+
+/* The process uses devices; by its number here, 0, one that this daemon can't see: nothing. One too many
+ * takes the place of the oldest. Any thread. */
+void programs_add(struct programs *programs, pid_t process);
+
+/* Whether a thread is one of such a process. Waits for who accepts, 20 ms at most. A number that is another
+ * process's by now may be taken for the one before, for a second. Any thread; a system call, and less than a
+ * microsecond for each process of the list. */
+bool programs_have(struct programs *programs, pid_t thread);
+
+#endif

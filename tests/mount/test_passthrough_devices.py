@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What programs open that use devices is not passed through: who maps it then need not compare at each acquire. Needs
+Linux 6.9."""
+import contextlib
+import ctypes
+import mmap
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from files import make, pattern
+from helpers import PAGE, agents, devices, stand_still, statistics, wait_until, write_file  # noqa: F401
+from passing import mode, modes, passing  # noqa: F401
+from test_containers import PID
+
+
+@pytest.fixture
+def m(passing):
+    """A mount as it is by default with a libfuse that has passthrough."""
+    return passing(of="on")
+
+
+def acquires_by_itself(m, mapping):
+    """Whether the daemon is not needed to find that nothing has changed."""
+    done = threading.Event()
+
+    def acquire():
+        mapping.acquire()
+        done.set()
+
+    mapping.acquire()
+    stand_still(m.pid)
+    try:
+        thread = threading.Thread(target=acquire)
+        thread.start()
+        alone = done.wait(0.5)  # a second after which it asks anyway: timeout=
+    finally:
+        os.kill(m.pid, signal.SIGCONT)
+        thread.join()
+    return alone
+
+
+def test_who_has_opened_a_device(passing, devices, agents):
+    """Its files are not passed through, also those that another program has written and closed; others' are."""
+    m = passing("timeout=60", of="on")
+    legacy = agents()
+    content = bytearray(pattern(16 * PAGE))
+    legacy.do("f = open(path, 'wb')\nf.write(content)\nf.flush()", path=os.path.join(m.mnt, "f"), content=bytes(content))
+    legacy.do("other = open(path, 'wb')", path=os.path.join(m.mnt, "other"))
+    assert modes(m) == {"f": "passthrough", "other": "passthrough"}
+    legacy.do("f.close()")
+    wait_until(lambda: modes(m) == {"other": "passthrough"}, what="the kernel has told of the close")
+    device = devices()
+    fd = os.open(os.path.join(m.mnt, "f"), os.O_RDWR)
+    assert mode(m) == "cached"
+    mapping = device.mmap(fd, len(content))
+    assert mode(m) == "tracked" and mapping[:] == content
+    assert acquires_by_itself(m, mapping)
+    legacy.do("f = open(path, 'r+b', buffering=0)\nf.write(b'legacy')", path=os.path.join(m.mnt, "f"))
+    content[:6] = b"legacy"
+    mapping.acquire()
+    assert mapping[:] == content
+    legacy.do("more = open(path, 'wb')", path=os.path.join(m.mnt, "more"))
+    assert modes(m) == {"f": "tracked", "other": "passthrough", "more": "passthrough"}
+
+
+def test_all(passing, devices):
+    """passthrough=all: its files, too."""
+    m = passing(of="all")
+    device = devices()
+    fd = os.open(make(m, bytes(PAGE)), os.O_RDWR)
+    assert mode(m) == "passthrough"
+    mapping = device.mmap(fd, PAGE)
+    assert mode(m) == "passthrough"
+    assert not acquires_by_itself(m, mapping)
+
+
+@contextlib.contextmanager
+def mapped(fd, length):
+    """A mapping that does not keep a descriptor, as Python's does: its address."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    address = libc.mmap(None, ctypes.c_size_t(length), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd,
+                        ctypes.c_long(0))
+    yield address
+    assert libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(length)) == 0
+
+
+def test_what_it_had_open_before(m, devices):
+    """Is passed through until it is closed, and nothing has it mapped."""
+    content = pattern(4 * PAGE)
+    path = make(m, content)
+    fds = [os.open(path, os.O_RDWR)]
+    devices()
+    fds.append(os.open(path, os.O_RDONLY))
+    with mapped(fds[0], len(content)) as address:
+        for fd in fds:
+            assert mode(m) == "passthrough"
+            os.close(fd)
+        wait_until(lambda: modes(m) == {}, what="the kernel has told of the closes")
+        fd = os.open(path, os.O_RDWR)
+        assert mode(m) == "passthrough"
+        ctypes.memmove(address + PAGE, b"stored", 6)
+        content = content[:PAGE] + b"stored" + content[PAGE + 6:]
+        assert os.pread(fd, len(content), 0) == content == ctypes.string_at(address, len(content))
+        os.close(fd)
+    wait_until(lambda: modes(m) == {}, what="the kernel has told of the closes")
+    fd = os.open(path, os.O_RDWR)
+    assert mode(m) == "cached" and os.pread(fd, len(content), 0) == content
+    os.close(fd)
+
+
+def test_what_others_have_open(m, devices, agents):
+    legacy = agents()
+    path = make(m, pattern(4 * PAGE))
+    legacy.do("f = open(path, 'r+b', buffering=0)", path=path)
+    device = devices()
+    fd = os.open(path, os.O_RDWR)
+    assert mode(m) == "passthrough"
+    mapping = device.mmap(fd, 4 * PAGE)
+    legacy.do("f.write(b'legacy')")
+    mapping.acquire()
+    assert mapping[:9] == b"legacy" + pattern(4 * PAGE)[6:9]
+
+
+@pytest.mark.parametrize("how", ["create", "thread", "write only", "read only"])
+def test_however_it_opens_them(m, devices, how):
+    devices()
+    path = os.path.join(m.mnt, "f")
+    if how != "create":
+        write_file(os.path.join(m.data, "f"), bytes(PAGE))
+    flags = {"create": os.O_RDWR | os.O_CREAT, "write only": os.O_WRONLY, "read only": os.O_RDONLY}.get(how, os.O_RDWR)
+    opened = []
+    if how == "thread":
+        thread = threading.Thread(target=lambda: opened.append(os.open(path, flags)))
+        thread.start()
+        thread.join()
+    else:
+        opened.append(os.open(path, flags))
+    assert mode(m) == "cached"
+
+
+def test_a_device_that_was_opened_before_the_mount(passing, devices):
+    """Its program is known from its first map on."""
+    device = devices()
+    m = passing(of="on")
+    first = os.open(make(m, bytes(PAGE), "first"), os.O_RDWR)
+    device.mmap(first, PAGE)
+    os.open(make(m, bytes(PAGE), "second"), os.O_RDWR)
+    assert modes(m) == {"first": "passthrough", "second": "cached"}
+
+
+def test_a_program_in_a_container(m, agents):
+    """It calls itself by another number than the daemon does."""
+    inside = agents(None, PID)
+    inside.do("dev = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR)", path=make(m, bytes(PAGE)))
+    assert mode(m) == "cached"
+
+
+def test_a_program_that_has_ended(m, agents):
+    """The next to have its number is another one; and what it had mapped is tracked while devices have it."""
+    one, two = agents(), agents()
+    path = make(m, bytes(PAGE))
+    one.do("dev = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR)", path=path)
+    assert mode(m) == "cached"
+    one.end()
+    wait_until(lambda: modes(m) == {}, what="its files are closed")
+    two.do("fd = os.open(path, os.O_RDWR)", path=path)
+    assert mode(m) == "passthrough"
+
+
+def test_a_mount_that_does_not_answer(passing, agents):
+    """Holds up nobody who opens a device; the others are told."""
+    stuck = [passing(of="on") for i in range(2)]
+    m = passing(of="on")
+    agent = agents()
+    for one in stuck:
+        stand_still(one.pid)
+    try:
+        began = time.monotonic()
+        agent.do("devices = [gaia.Device('soft:0') for i in range(500)]")  # more than wait in a queue
+        assert time.monotonic() - began < 20
+        agent.do("fd = os.open(path, os.O_RDWR)", path=make(m, bytes(PAGE)))
+        assert mode(m) == "cached"
+    finally:
+        for one in stuck:
+            os.kill(one.pid, signal.SIGCONT)
+    for one in stuck:
+        agent.do("fd = os.open(path, os.O_RDWR)", path=make(one, bytes(PAGE)))
+        assert mode(one) == "cached"
+
+
+def test_who_connects_and_stays(m, agents):
+    """Is closed by a thread that nobody waits for; the others are heard."""
+    m.connections = []
+    for i in range(64):
+        for slot in range(8):
+            with contextlib.suppress(OSError):
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                connection.setblocking(False)
+                m.connections.append(connection)
+                connection.connect(f"\0gaiafs-programs-{slot}")
+                connection.send(b"x" * 256)
+    agent = agents()
+    agent.do("dev = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR)", path=make(m, bytes(PAGE)))
+    assert mode(m) == "cached"
+    for connection in m.connections:
+        connection.close()
