@@ -41,6 +41,13 @@ static int count_twins(struct cache_file *file, void *context)
     return 0;
 }
 
+const char *cache_device_failure(struct cache *cache, unsigned number)
+{
+    struct cache_device *device;
+
+    return cache_get_device(cache, number, &device) || !device->gpu ? NULL : gaia_cuda_failure(device->gpu);
+}
+
 int cache_stat_device(struct cache *cache, unsigned number, struct cache_device_stat *stat_out)
 {
     struct cache_device *device;

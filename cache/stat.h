@@ -15,6 +15,9 @@ struct cache_device_stat {
     uint64_t readahead_pages, unchanged_pages;
 };
 
+/* What the driver of a GPU has reported last, or NULL (there is no such GPU, or it works); its text stays. */
+const char *cache_device_failure(struct cache *cache, unsigned device);
+
 /* -ENODEV: no such device. A device that nobody has used yet has zeros. */
 int cache_stat_device(struct cache *cache, unsigned device, struct cache_device_stat *stat_out);
 

@@ -13,6 +13,7 @@
 #include "fs/log.h"
 #include "fs/stat_json.h"
 #include "fs/token.h"
+#include "fs/trouble.h"
 #include "gpu/gaia.h"
 #include "io/message.h"
 
@@ -243,6 +244,8 @@ int client_serve(struct client *client)
         return -ECANCELED;
     if (message.error == -EPROTO)
         return -EPROTO;
+    if (message.error == -EIO)
+        trouble_of_devices(client->fs);
     while (!message.error && count < GAIA_MESSAGE_FDS && reply_fds[count] >= 0)
         count++;
     error = gaia_message_send(client->socket, &message, reply_fds, count);

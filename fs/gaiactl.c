@@ -124,8 +124,12 @@ static void print_text(json_t *root)
     printf("  %-8s %8s %8s %9s %9s %8s %8s %9s %8s %8s %9s %9s %8s\n", "device", "resident", "capacity",
            "faults", "wr.faults", "in", "out", "collects", "merges", "pg.mrgd", "peer.rds", "evictions",
            "twins");
-    json_array_foreach (json_object_get(root, "devices"), i, device)
+    json_array_foreach (json_object_get(root, "devices"), i, device) {
         print_device("  ", device);
+        if (json_object_get(device, "failure"))
+            printf("           its driver has reported %s\n",
+                   json_string_value(json_object_get(device, "failure")));
+    }
     print_fault(json_object_get(root, "fault"));
     json_array_foreach (json_object_get(root, "files"), i, file) {
         char size[16], metadata[16];

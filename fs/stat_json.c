@@ -17,7 +17,7 @@ static json_t *integer(uint64_t n)
     return json_integer((json_int_t)n);
 }
 
-static json_t *device_json(const struct cache_device_stat *d)
+static json_t *device_json(const struct cache_device_stat *d, const char *failure)
 {
     const struct gaia_stat *s = &d->stat;
     char name[32];
@@ -25,6 +25,8 @@ static json_t *device_json(const struct cache_device_stat *d)
 
     cache_device_name(d->device, name);
     json_object_set_new(o, "device", json_string(name));
+    if (failure)
+        json_object_set_new(o, "failure", json_string(failure));
     if (d->read_only)
         json_object_set_new(o, "read_only", json_true());
     json_object_set_new(o, "capacity_bytes", integer(s->capacity_bytes));
@@ -85,7 +87,7 @@ static void add_file(void *context, void *file_context, const struct cache_file_
     json_object_set_new(file, "leaves", integer(stat->leaves));
     json_object_set_new(file, "metadata_bytes", integer(stat->metadata_bytes));
     for (unsigned i = 0; i < stat->devices; i++)
-        json_array_append_new(devices, device_json(&stat->device[i]));
+        json_array_append_new(devices, device_json(&stat->device[i], NULL));
     json_object_set_new(file, "devices", devices);
     json_array_append_new(context, file);
 }
@@ -208,7 +210,7 @@ int stat_json(struct fs *fs)
         /* A device that nobody has used is not worth a line, but for the first. */
         if (!cache_stat_device(fs->cache, i, &stat) &&
             (i == 0 || stat.stat.faults || stat.stat.resident_bytes))
-            json_array_append_new(devices, device_json(&stat));
+            json_array_append_new(devices, device_json(&stat, cache_device_failure(fs->cache, i)));
     }
     json_t *inodes = inodes_json(fs); /* before a look at each of them lets some go */
     cache_stat_files(fs->cache, add_file, files);

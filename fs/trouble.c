@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "cache/stat.h"
 #include "fs/fs.h"
 #include "fs/log.h"
 
@@ -54,10 +55,30 @@ static void tell(struct kind *kind, struct inode *inode, const char *doing)
            path[0] ? path : "its root", strerror(kind->error), kind->advice, more);
 }
 
+void trouble_of_devices(struct fs *fs)
+{
+    static _Atomic(const char *) told[GAIA_CUDA_MAX];
+    char name[32];
+
+    for (unsigned i = 0; i < GAIA_CUDA_MAX; i++) {
+        const char *failure = cache_device_failure(fs->cache, GAIA_SOFT_MAX + i);
+        if (!failure || atomic_exchange(&told[i], failure) == failure)
+            continue;
+        cache_device_name(GAIA_SOFT_MAX + i, name);
+        fs_log(LOG_ERR,
+               "%s: its driver reports %s: what needs the GPU fails (EIO) meanwhile; if that goes on, mount "
+               "anew, and "
+               "see nvidia-smi and the kernel's log (dmesg)",
+               name, failure);
+    }
+}
+
 ssize_t trouble(struct inode *inode, const char *doing, ssize_t rc)
 {
     int saved = errno;
 
+    if (rc == -EIO)
+        trouble_of_devices(inode->fs);
     for (size_t i = 0; rc < 0 && i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         if (kinds[i].error == -rc && is_due(&kinds[i]))
             tell(&kinds[i], inode, doing);

@@ -11,4 +11,8 @@
  * held. */
 ssize_t trouble(struct inode *inode, const char *doing, ssize_t rc);
 
+/* Something of a device's has ended with EIO: what its driver says, if it does, and has not said that of it
+ * before. No lock is held. */
+void trouble_of_devices(struct fs *fs);
+
 #endif

@@ -90,9 +90,14 @@ void cuda_device_close(const struct cuda_device *device)
     device->api->cuDevicePrimaryCtxRelease(device->device);
 }
 
+CUresult cuda_enter_saying(const struct cuda_device *device)
+{
+    return device->api->cuCtxPushCurrent(device->context);
+}
+
 int cuda_enter(const struct cuda_device *device)
 {
-    return cuda_errno(device->api->cuCtxPushCurrent(device->context));
+    return cuda_errno(cuda_enter_saying(device));
 }
 
 void cuda_leave(const struct cuda_device *device)

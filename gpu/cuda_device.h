@@ -23,6 +23,7 @@ void cuda_device_close(const struct cuda_device *device);
 
 /* The device's context is this thread's between the two. 0 or -EIO (then there is nothing to leave). */
 int cuda_enter(const struct cuda_device *device);
+CUresult cuda_enter_saying(const struct cuda_device *device); /* the same, in the driver's words */
 void cuda_leave(const struct cuda_device *device);
 
 /* A driver's error as a negative errno: -ENOMEM, or -EIO for all else. 0 for CUDA_SUCCESS. */

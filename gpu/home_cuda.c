@@ -438,6 +438,13 @@ void gaia_cuda_close(struct home_gpu *gpu)
     home_gpu_close(gpu);
 }
 
+const char *gaia_cuda_failure(struct home_gpu *gpu)
+{
+    int failed = atomic_load(&gpu->failed);
+
+    return failed ? cuda_error_name(gpu->device.api, (CUresult)failed) : NULL;
+}
+
 uint64_t gaia_cuda_bytes(const struct home_gpu *gpu)
 {
     size_t bytes = 0;

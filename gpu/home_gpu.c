@@ -119,10 +119,17 @@ void home_gpu_close(struct home_gpu *gpu)
     free(gpu);
 }
 
+static int note(struct home_gpu *gpu, CUresult error)
+{
+    if (error != CUDA_SUCCESS && error != CUDA_ERROR_OUT_OF_MEMORY)
+        atomic_store(&gpu->failed, (int)error);
+    return cuda_errno(error);
+}
+
 int gpu_begin(struct home_gpu *gpu)
 {
     pthread_mutex_lock(&gpu->lock);
-    int error = cuda_enter(&gpu->device);
+    int error = note(gpu, cuda_enter_saying(&gpu->device));
     if (error)
         pthread_mutex_unlock(&gpu->lock);
     return error;
@@ -150,5 +157,5 @@ int gpu_wait(struct home_gpu *gpu, CUresult error)
     CUresult ended = gpu->device.api->cuStreamSynchronize(gpu->stream); /* also after an error: see below */
 
     /* What is under way still uses the areas, which the next to come would change. */
-    return cuda_errno(error != CUDA_SUCCESS ? error : ended);
+    return note(gpu, error != CUDA_SUCCESS ? error : ended);
 }

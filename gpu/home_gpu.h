@@ -4,6 +4,7 @@
 #ifndef GAIAFS_GPU_HOME_GPU_H
 #define GAIAFS_GPU_HOME_GPU_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "base/lock.h"
@@ -22,7 +23,8 @@ struct home_gpu {
     size_t granularity; /* of memory that can be exported, bytes */
     CUmodule module;
     CUfunction kernels[GPU_KERNELS];
-    unsigned blocks; /* that fill the GPU */
+    unsigned blocks;    /* that fill the GPU */
+    _Atomic int failed; /* the last error of the driver's, but that memory is short: a CUresult, 0: none */
 
     pthread_mutex_t lock; /* guards all below; a leaf; held from gpu_begin() to gpu_end() */
     CUstream stream;

@@ -7,6 +7,8 @@ with the file's home on the GPU's node, and on another one that has no GPU."""
 import contextlib
 import errno
 import os
+import re
+import subprocess
 
 import pytest
 
@@ -529,6 +531,32 @@ def test_a_gpu_that_fails_keeps_its_bytes(gpu, call, name, sticky):
     expected = b"kept......" + (b"..." if call.startswith("content") else b"cpu")
     assert read_file(path)[3 * PAGE:3 * PAGE + 13] == expected
     assert program("map[3 * PAGE:3 * PAGE + 13]") == expected
+
+
+def test_what_the_driver_says_is_logged(gpu):
+    """By the daemon that has the GPU: once for each thing that it says; and gaiactl stat shows it."""
+    m = gpu.mount()
+    path = make(m, b"." * 6 * PAGE)
+    program = gpu.program(path)
+    logged = lambda: re.findall(r"cuda:0: its driver reports (\w+)", m.log_text())  # noqa: E731
+    gpu.fail("cuMemcpyDtoHAsync", 1, 2)  # memory is short: that is no fault of the GPU's
+    program.do("map[0:1] = b'x'")
+    with contextlib.suppress(OSError):
+        program.do("map.release()")
+    assert gpu.failed() and logged() == []
+    for error, name in (999, "CUDA_ERROR_UNKNOWN"), (999, "CUDA_ERROR_UNKNOWN"), (1, "CUDA_ERROR_INVALID_VALUE"):
+        gpu.fail("*", 0, error)
+        program.do("map[0:1] = bytes([map[0] ^ 1])")
+        for _ in range(3):
+            assert program("error_of(map.release)") == errno.EIO
+        gpu.heal()
+        program.do("map.release()")
+    assert logged() == ["CUDA_ERROR_UNKNOWN", "CUDA_ERROR_INVALID_VALUE"]
+    if not m.nodes:
+        failures = {one["device"]: one.get("failure") for one in helpers.statistics(m.mnt)["devices"]}
+        assert failures == {"soft:0": None, "cuda:0": "CUDA_ERROR_INVALID_VALUE"}
+        text = subprocess.run([os.path.join(helpers.BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True).stdout
+        assert "its driver has reported CUDA_ERROR_INVALID_VALUE\n" in text
 
 
 @pytest.mark.parametrize("name, count", [("cuLaunchKernel", 2), ("cuLaunchKernel", 3), ("cuMemcpyHtoDAsync", 5),
