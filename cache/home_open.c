@@ -279,8 +279,8 @@ static int do_fallocate(struct home_session *agent, struct home_open *open,
     return (int)settle(agent, file, error);
 }
 
-/* As cache_file_opened() does for this node's programs. That the file has changed behind the mounts is news to
- * their kernel still. */
+/* As cache_file_opened() does for this node's programs. That the file has changed behind the mounts is news
+ * to their kernel still. */
 static int do_opened(struct home_open *open)
 {
     struct cache_file *file = open->file;
