@@ -218,6 +218,7 @@ int passthrough_open(struct fs *fs, struct handle *handle, pid_t opener, struct 
 void passthrough_close(struct fs *fs, struct handle *handle)
 {
     struct passthrough *state = &inode_content(handle->inode)->passthrough;
+    bool last = false;
 
     if (!handle->counted)
         return;
@@ -226,7 +227,10 @@ void passthrough_close(struct fs *fs, struct handle *handle)
         state->cached--;
     else if (!--state->handles)
         unregister_backing(fs, state->backing);
+    last = handle->passed && !state->handles && inode_file(handle->inode);
     pthread_mutex_unlock(&fs->passthrough_lock);
+    if (last) /* and not mapped, as will be seen: then it can leave passthrough */
+        pruner_wish(fs, handle->inode->id);
 }
 
 void passthrough_track(struct fs *fs, struct inode *inode, struct cache_file *file)

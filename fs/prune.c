@@ -11,7 +11,7 @@
 
 /* Newer than the headers of Debian 12. */
 #define NOTIFY_PRUNE 9
-#define IDS_MAX 256u
+#define IDS_MAX PRUNER_WISHES
 #define ROUNDS_MAX 32 /* without a gain */
 #define WAIT_MS 400   /* of a lookup, */
 #define WAITS 200     /* in so many steps */
@@ -101,6 +101,23 @@ static int prune_until_few(struct fs *fs, size_t bucket[INODE_SHARDS])
     return 0;
 }
 
+/* Those that were wished for when it began. */
+static int prune_wished(struct fs *fs)
+{
+    struct pruner *pruner = &fs->pruner;
+    struct prune_message message;
+
+    memset(&message, 0, offsetof(struct prune_message, ids));
+    if (pause_pruning(pruner)) /* who has closed it last may have it for a moment more */
+        return 0;
+    pthread_mutex_lock(&pruner->lock);
+    message.count = pruner->wishes;
+    memcpy(message.ids, pruner->wished, pruner->wishes * sizeof pruner->wished[0]);
+    pruner->wishes = 0;
+    pthread_mutex_unlock(&pruner->lock);
+    return message.count ? prune(fs, &message) : 0;
+}
+
 static void *run(void *argument)
 {
     struct fs *fs = argument;
@@ -109,13 +126,16 @@ static void *run(void *argument)
 
     pthread_mutex_lock(&pruner->lock);
     for (;;) {
-        while (!pruner->wanted && !pruner->stopping)
+        while (!pruner->wanted && !pruner->wishes && !pruner->stopping)
             pthread_cond_wait(&pruner->changed, &pruner->lock);
         if (pruner->stopping)
             break;
+        bool wanted = pruner->wanted, wishes = pruner->wishes;
         pruner->wanted = false;
         pthread_mutex_unlock(&pruner->lock);
-        int rc = prune_until_few(fs, bucket);
+        if (wishes)
+            prune_wished(fs); /* where the kernel can't be asked, it forgets when it likes */
+        int rc = wanted ? prune_until_few(fs, bucket) : 0;
         if (rc < 0 && rc != -ENOTCONN && !atomic_exchange(&pruner->refused, true)) {
             fs_log(
                 LOG_NOTICE,
@@ -162,6 +182,18 @@ static void wake(struct pruner *pruner)
     pthread_mutex_lock(&pruner->lock);
     if (!pruner->wanted) {
         pruner->wanted = true;
+        pthread_cond_signal(&pruner->changed);
+    }
+    pthread_mutex_unlock(&pruner->lock);
+}
+
+void pruner_wish(struct fs *fs, uint64_t id)
+{
+    struct pruner *pruner = &fs->pruner;
+
+    pthread_mutex_lock(&pruner->lock);
+    if (pruner->wishes < PRUNER_WISHES) {
+        pruner->wished[pruner->wishes++] = id;
         pthread_cond_signal(&pruner->changed);
     }
     pthread_mutex_unlock(&pruner->lock);

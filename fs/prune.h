@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A bound for the number of known inodes. They are the kernel's: it says which the daemon must know. When
  * there are nearly too many, a thread asks it to forget some that nobody uses (FUSE_NOTIFY_PRUNE,
- * Linux 6.18). Where it does not, or all are in use, a lookup of one too many ends with ENOMEM. */
+ * Linux 6.18). Where it does not, or all are in use, a lookup of one too many ends with ENOMEM. The same
+ * thread asks it to forget single ones, of which the daemon wants to know whether anything still has them
+ * mapped. */
 #ifndef GAIAFS_FS_PRUNE_H
 #define GAIAFS_FS_PRUNE_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "base/lock.h"
+
+#define PRUNER_WISHES 256u
 
 struct fs;
 
@@ -18,6 +23,8 @@ struct pruner {
     pthread_cond_t changed;
     pthread_t thread;
     bool wanted, stopping;
+    unsigned wishes; /* so many of wished */
+    uint64_t wished[PRUNER_WISHES];
     atomic_bool refused; /* the kernel can't be asked */
     bool running;        /* only who starts and stops it looks at this */
 };
@@ -31,5 +38,8 @@ bool pruner_is_needed(struct fs *fs);
  * moment until it is less. To be called from LOOKUP and the like only: the thread may wait for write-backs.
  */
 void pruner_make_room(struct fs *fs);
+/* Has the kernel forget the inode with this number soon, if nobody uses it: a FORGET says so. One of too many
+ * is left out. Waits for nothing; may be called from any handler. */
+void pruner_wish(struct fs *fs, uint64_t id);
 
 #endif

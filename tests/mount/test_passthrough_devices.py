@@ -16,6 +16,7 @@ from files import make, pattern
 from helpers import PAGE, agents, devices, stand_still, statistics, wait_until, write_file  # noqa: F401
 from passing import mode, modes, passing  # noqa: F401
 from test_containers import PID
+from test_handles import kernel_at_least
 
 
 @pytest.fixture
@@ -125,6 +126,53 @@ def test_what_others_have_open(m, devices, agents):
     legacy.do("f.write(b'legacy')")
     mapping.acquire()
     assert mapping[:9] == b"legacy" + pattern(4 * PAGE)[6:9]
+
+
+can_prune = pytest.mark.skipif(not kernel_at_least(6, 18), reason="the kernel can't be asked to forget a file")
+
+
+@can_prune
+@pytest.mark.parametrize("mapping_outlives", [False, True])
+def test_what_all_have_closed(m, devices, agents, mapping_outlives):
+    """A file that a device had while it was passed through is tracked at its next open, whoever that is; but not while
+    somebody has it mapped."""
+    legacy = agents()
+    content = bytearray(pattern(4 * PAGE))
+    path = make(m, content)
+    open_it = "f = open(path, 'r+b', buffering=0)"
+    legacy.do(open_it, path=path)
+    device = devices()
+    fd = os.open(path, os.O_RDWR)
+    gpu = device.mmap(fd, len(content))
+    assert mode(m) == "passthrough" and gpu[:] == content
+    with mapped(fd, len(content)) if mapping_outlives else contextlib.nullcontext() as address:
+        legacy.do("f.close()")
+        gpu.unmap()
+        os.close(fd)
+        wait_until(lambda: modes(m) == {}, what="the kernel has told of the closes")
+        if mapping_outlives:
+            time.sleep(0.1)
+            legacy.do(open_it)
+            assert mode(m) == "passthrough"
+            ctypes.memmove(address + PAGE, b"stored", 6)
+            content[PAGE:PAGE + 6] = b"stored"
+            legacy.do("f.close()")
+
+    def is_tracked():
+        legacy.do(open_it)
+        tracked = mode(m) == "tracked"
+        if not tracked:
+            legacy.do("f.close()")
+            time.sleep(0.05)  # it is asked to forget when it has been closed
+        return tracked
+
+    wait_until(is_tracked, what="the kernel has forgotten it")
+    legacy.do("f.write(b'legacy')")
+    content[:6] = b"legacy"
+    fd = os.open(path, os.O_RDWR)
+    gpu = device.mmap(fd, len(content))
+    gpu.acquire()
+    assert gpu[:] == content and os.pread(fd, len(content), 0) == content
 
 
 @pytest.mark.parametrize("how", ["create", "thread", "write only", "read only"])
