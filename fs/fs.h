@@ -68,6 +68,8 @@ struct handle {
     struct durable_seen seen;
     atomic_bool has_tokens; /* fs/token.h: it may have */
     bool passed, counted;   /* the kernel passes its I/O through; it is counted (fs/passthrough.h) */
+    bool asks;              /* of a passed one: reads and writes come to the daemon all the same */
+    bool left;              /* it took the file out of passthrough: the kernel may have pages from before */
     int32_t backing;        /* of a passed one: what the kernel calls the backing file */
     _Atomic int page_fd;    /* -1, or a second descriptor without O_APPEND; see handle_page_fd() */
 

@@ -16,6 +16,9 @@
 #include "io/reach.h"
 
 #define BACKLOG 64
+#ifndef SO_PASSRIGHTS /* newer than the headers of Debian 12 */
+#define SO_PASSRIGHTS 83
+#endif
 
 static int listen_at(const char *name, int flags)
 {
@@ -59,6 +62,10 @@ int listener_open_for_programs(void)
         snprintf(name, sizeof name, GAIA_PROGRAMS_SOCKET, i);
         fd = listen_at(name, SOCK_NONBLOCK);
     }
+    /* Who connects can send no descriptor, where the kernel knows how to refuse them (Linux 6.16): to close
+     * one may take for ever (fs/client.h). */
+    if (fd >= 0)
+        (void)setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &(int){0}, sizeof(int));
     return fd;
 }
 

@@ -93,6 +93,13 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
         fuse_reply_err(req, ENOMEM);
         return;
     }
+    /* Asked for by readahead() and posix_fadvise() alone. The kernel would fill pages of its own, of which no
+     * store that is passed through takes notice, and show them when the file is not passed through any more.
+     */
+    if (handle->passed && !handle->asks) {
+        fuse_reply_err(req, EIO);
+        return;
+    }
     for (;;) {
         file = inode_gate_enter(inode);
         if (file) {

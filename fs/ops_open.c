@@ -70,7 +70,7 @@ static int attach_handle(fuse_req_t req, struct inode *inode, int fd, struct fus
     if (file)
         fi->keep_cache = cache_file_opened(file);
     else
-        fi->keep_cache = inode_unchanged(inode, fd);
+        fi->keep_cache = inode_unchanged(inode, fd) && !handle->left;
     return 0;
 }
 

@@ -193,6 +193,7 @@ int passthrough_open(struct fs *fs, struct handle *handle, pid_t opener, struct 
             rc = 0;
         }
     } else {
+        handle->left = state->passed;
         state->passed = state->written = state->direct = false;
     }
     handle->counted = rc == 0;
@@ -202,7 +203,7 @@ int passthrough_open(struct fs *fs, struct handle *handle, pid_t opener, struct 
         handle->backing = state->backing;
         /* Its reads and writes come to the daemon, only mappings are passed through: the kernel would go on
          * appending when O_APPEND is taken back (fcntl). */
-        fi->direct_io = writable && handle->flags & O_APPEND;
+        fi->direct_io = handle->asks = writable && handle->flags & O_APPEND;
         state->written |= writable;
         state->direct |= !!(handle->flags & O_DIRECT);
     }
@@ -210,7 +211,7 @@ int passthrough_open(struct fs *fs, struct handle *handle, pid_t opener, struct 
     pthread_mutex_unlock(&fs->passthrough_lock);
     if (news)
         tell_cache(fs, state, file, &now);
-    if (rc == 0 && writable)
+    if (rc == 0 && (writable || handle->left))
         durable_blind(inode_durable(inode), handle->fd, handle->passed);
     return rc;
 }

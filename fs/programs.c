@@ -103,7 +103,9 @@ bool programs_have(struct programs *programs, pid_t thread)
     if (thread <= 0)
         return false;
     pthread_mutex_lock(&programs->lock);
-    while (is_waiting(programs) && !lock_is_past(&until)) {
+    while (programs->hurried != until.tv_sec && is_waiting(programs)) {
+        if (lock_is_past(&until))
+            programs->hurried = until.tv_sec;
         pthread_mutex_unlock(&programs->lock);
         nanosleep(&pause, NULL);
         pthread_mutex_lock(&programs->lock);
@@ -114,7 +116,7 @@ bool programs_have(struct programs *programs, pid_t thread)
     }
     /* The signal 0 only asks whether the process has such a thread. */
     for (unsigned i = 0; i < atomic_load(&programs->count) && !have; i++)
-        have = !syscall(SYS_tgkill, programs->list[i], thread, 0);
+        have = !syscall(SYS_tgkill, programs->list[i], thread, 0) || errno != ESRCH;
     pthread_mutex_unlock(&programs->lock);
     return have;
 }

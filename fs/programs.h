@@ -18,7 +18,7 @@
 
 #include "base/lock.h"
 
-#define PROGRAMS_MAX 64u
+#define PROGRAMS_MAX 256u
 
 struct programs {
     int listener;         /* -1: none; set before anybody asks, and never closed */
@@ -26,7 +26,8 @@ struct programs {
     pthread_mutex_t lock; /* guards the rest; a leaf */
     pid_t list[PROGRAMS_MAX];
     unsigned oldest; /* of a full list: the next to make room */
-    time_t looked;   /* when it was looked last which of them are alive */
+    time_t looked;   /* when it was looked last which of them are alive, */
+    time_t hurried;  /* and when who accepts was waited for in vain */
 };
 
 void programs_init(struct programs *programs);
@@ -43,9 +44,10 @@ int programs_accept(struct programs *programs);
  * takes the place of the oldest. Any thread. */
 void programs_add(struct programs *programs, pid_t process);
 
-/* Whether a thread is one of such a process. Waits for who accepts, 20 ms at most. A number that is another
- * process's by now may be taken for the one before, for a second. Any thread; a system call, and less than a
- * microsecond for each process of the list. */
+/* Whether a thread is one of such a process. Waits for who accepts, 20 ms at most, and if that was in vain
+ * not again in the same second. A process that has the number of one that has ended, or that one has become
+ * by exec(), may be taken for it until it ends itself. Any thread; a system call, and less than a microsecond
+ * for each process of the list. */
 bool programs_have(struct programs *programs, pid_t thread);
 
 #endif

@@ -29,8 +29,8 @@
 #define CLIENTS_OF_NETWORK_MAX 64u
 #define CLIENTS_FAR_MAX 128u
 #define CLIENTS_OF_ROOT 16u
-/* With those that are turned away, each by a thread that closes its socket: see fs/client.h. */
-#define THREADS_MAX (2 * CLIENTS_MAX)
+/* Those that are turned away, each by a thread that closes its socket: see fs/client.h. */
+#define REFUSED_MAX CLIENTS_MAX
 /* How long those that are outside are waited for, all together, when the server stops and their sockets are
  * shut down. */
 #define OUTSIDE_MS 5000u
@@ -55,6 +55,7 @@ struct served {
     struct client client; /* its socket, and the meeting's listener, are set and closed under server->lock */
     struct meeting *meeting; /* NULL: it has come to us */
     bool refused;            /* one too many: it is not a client, and its socket only closed */
+    bool surplus;            /* of those: it never was to be one */
     bool done;               /* its thread is about to end: joined by the next to look, under server->lock */
     pthread_t thread;
 };
@@ -64,7 +65,8 @@ struct server {
     char name[LISTENER_NAME];
     int socket;
     uint64_t network; /* our namespace, as client.network */
-    pthread_t thread;
+    pthread_t thread, programs_thread;
+    bool hears_programs; /* the second is there */
     struct token_table tokens;
     struct alive *alive; /* the thread that starts and stops the server, which is the main one */
     int alive_fd;
@@ -315,7 +317,7 @@ static int start(struct server *server, struct served *served)
     bool tell = why && now != server->told; /* once a second */
     served->refused |= !!why;
     server->told = why ? now : server->told;
-    if (served->refused && (served->meeting || server->refused >= THREADS_MAX - CLIENTS_MAX))
+    if (served->refused && (served->meeting || server->refused >= REFUSED_MAX / (served->surplus ? 2 : 1)))
         error = -EMFILE;
     if (!error)
         error = -follow_create(&served->thread, serve_client, served);
@@ -341,6 +343,7 @@ static int take_client(struct server *server, int socket, bool refused)
         return -ENOMEM;
     served->client.socket = socket;
     served->refused = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &served->client.peer, &length) || refused;
+    served->surplus = refused;
     if (refused)
         shutdown(socket, SHUT_RDWR); /* its end can be told before it can be closed */
     int error = start(server, served);
@@ -357,35 +360,17 @@ static bool is_stopping(struct server *server)
     return stopping;
 }
 
-/* Waits for who comes to either of the sockets, and takes it. *program_out: it only says that it uses
- * devices. A descriptor, or a negative errno. */
-static int accept_one(struct server *server, bool *program_out)
-{
-    struct programs *programs = &server->fs->programs;
-    struct pollfd wait[2] = {{.fd = server->socket, .events = POLLIN},
-                             {.fd = programs->listener, .events = POLLIN}};
-
-    if (poll(wait, 2, -1) < 0)
-        return -errno;
-    *program_out = !wait[0].revents;
-    if (*program_out)
-        return programs_accept(programs);
-    int socket = accept4(server->socket, NULL, NULL, SOCK_CLOEXEC);
-    return socket < 0 ? -errno : socket;
-}
-
 static void *accept_clients(void *argument)
 {
     struct server *server = argument;
-    bool program = false;
 
     for (;;) {
-        int socket = accept_one(server, &program);
-        if (socket == -EINTR || socket == -ECONNABORTED || socket == -EAGAIN)
+        int socket = accept4(server->socket, NULL, NULL, SOCK_CLOEXEC);
+        if (socket < 0 && (errno == EINTR || errno == ECONNABORTED))
             continue;
-        if (socket < 0 && descriptors_shed(server->fs, -socket))
+        if (socket < 0 && descriptors_shed(server->fs, errno))
             continue;
-        if ((socket == -EMFILE || socket == -ENFILE || socket == -ENOMEM || socket == -ENOBUFS) &&
+        if (socket < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) &&
             !is_stopping(server)) {
             usleep(10000); /* somebody will close something */
             continue;
@@ -394,7 +379,7 @@ static void *accept_clients(void *argument)
             return NULL;
         /* Without a thread that could wait for its end it is not closed: nobody else is taken until there is
          * one. When the server stops it is left to the end of the process, which waits for nothing. */
-        while (take_client(server, socket, program)) {
+        while (take_client(server, socket, false)) {
             if (is_stopping(server))
                 return NULL;
             usleep(10000);
@@ -402,14 +387,37 @@ static void *accept_clients(void *argument)
     }
 }
 
-static void listen_for_programs(struct fs *fs)
+/* Those that say that they use devices (fs/programs.h). A thread of its own: who fills their queue with what
+ * can't be closed keeps no client out. */
+static void *accept_programs(void *argument)
 {
+    struct server *server = argument;
+    struct programs *programs = &server->fs->programs;
+    struct pollfd wait = {.fd = programs->listener, .events = POLLIN};
+
+    while (!is_stopping(server)) {
+        int socket = poll(&wait, 1, -1) < 0 ? -errno : programs_accept(programs);
+        while (socket >= 0 && take_client(server, socket, true) && !is_stopping(server))
+            usleep(10000);
+        if (socket < 0 && socket != -EINTR && socket != -EAGAIN && !descriptors_shed(server->fs, -socket))
+            usleep(10000); /* somebody will close something */
+    }
+    return NULL;
+}
+
+static void listen_for_programs(struct server *server)
+{
+    struct fs *fs = server->fs;
     int error = programs_listen(&fs->programs);
 
+    if (!error)
+        error = -pthread_create(&server->programs_thread, NULL, accept_programs, server);
+    server->hears_programs = !error;
     if (error)
         fs_log(LOG_NOTICE,
                "programs can't tell that they use devices, so that what they open is passed through: %s",
-               error == -EADDRINUSE ? "there are too many mounts of gaiafs" : strerror(-error));
+               error == -EADDRINUSE ? "all names for that are taken, by mounts of gaiafs or by others"
+                                    : strerror(-error));
 }
 
 int server_start(struct fs *fs, struct server **server_out)
@@ -429,10 +437,10 @@ int server_start(struct fs *fs, struct server **server_out)
     error = server->socket = listener_open(server->name);
     if (error < 0)
         goto out_alive;
-    if (fs->options.passthrough && !fs->options.passthrough_all && fs->as_root)
-        listen_for_programs(fs);
     error = -pthread_create(&server->thread, NULL, accept_clients, server);
     if (!error) {
+        if (fs->options.passthrough && !fs->options.passthrough_all && fs->as_root)
+            listen_for_programs(server);
         *server_out = server;
         return 0;
     }
@@ -463,6 +471,10 @@ void server_stop(struct server *server)
     pthread_mutex_unlock(&server->lock);
     shutdown(server->socket, SHUT_RDWR);
     pthread_join(server->thread, NULL);
+    if (server->hears_programs) {
+        shutdown(server->fs->programs.listener, SHUT_RDWR);
+        pthread_join(server->programs_thread, NULL);
+    }
     /* Its socket is left to the end of the process: in its queue may lie what can't be closed. */
     unsigned abandoned = reap(server, true);
     if (abandoned)

@@ -21,7 +21,10 @@ void gaia_announce(void)
         snprintf(name, sizeof name, GAIA_PROGRAMS_SOCKET, i);
         if (fd < 0 || reach_address(name, &address, &length))
             return;
-        /* Whoever it is that listens is told nothing but that, and nothing of his is read. */
+        /* Whoever it is that listens is told nothing but that, and can send nothing: to close a descriptor of
+         * his may take for ever (io/reach.c). */
+        if (shutdown(fd, SHUT_RD))
+            break;
         if (connect(fd, (struct sockaddr *)&address, length))
             continue; /* mostly nobody does */
         close(fd);

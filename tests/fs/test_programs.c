@@ -12,6 +12,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -64,6 +65,14 @@ static void end(pid_t pid)
 {
     assert_int_equal(kill(pid, SIGKILL), 0);
     assert_int_equal(waitpid(pid, NULL, 0), pid);
+}
+
+static uint64_t now_us(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
 /* The list is looked through once a second. */
@@ -159,7 +168,11 @@ static void test_one_that_connects(void **state)
     assert_int_equal(programs_accept(&programs), -EAGAIN);
     assert_false(programs_have(&programs, getpid()));
     announce();
-    assert_false(programs_have(&programs, getpid())); /* nobody accepts: it is not waited for without end */
+    assert_false(programs_have(&programs, getpid())); /* nobody accepts: it is not waited for without end, */
+    uint64_t start = now_us();
+    for (int i = 0; i < 100; i++) /* nor often */
+        assert_false(programs_have(&programs, getpid()));
+    assert_true(now_us() - start < 1000000);
     fd = programs_accept(&programs);
     assert_true(fd >= 0);
     assert_true(programs_have(&programs, getpid()));
@@ -171,7 +184,8 @@ static void test_one_that_connects(void **state)
     close(fd);
     assert_true(programs_have(&programs, pid));
     end(pid);
-    /* Who has connected before it is asked is known. */
+    /* Who has connected before it is asked is known; but it has been waited for in vain in this second. */
+    wait_for_a_look();
     programs.count = 0;
     announce();
     assert_int_equal(pthread_create(&thread, NULL, accept_later, &other), 0);

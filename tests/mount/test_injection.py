@@ -58,10 +58,9 @@ INSTEAD = {
 }
 # write() is called for our own eventfds only, which can't fail; nothing could be told to a thread without them.
 LEFT_OUT = {"write"}
-# Those that are tried again for as long as they last; without UFFDIO_WAKE nobody who waits can be told; and who can't be
-# accepted waits until somebody closes something.
+# Those that are tried again for as long as they last; and without UFFDIO_WAKE nobody who waits can be told.
 NOT_FOR_GOOD = {errno.EINTR, errno.EAGAIN, errno.EBUSY}
-NOT_FOR_GOOD_ROWS = {"accept4", "ioctl"}
+NOT_FOR_GOOD_ROWS = {"ioctl"}
 # Pages that a touch of the step may have changed when it ended the process.
 TOUCHED = {"store_and_release": {1, 2, 33}, "write_and_acquire": {2}, "second_device": {4}}
 

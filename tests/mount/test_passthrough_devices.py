@@ -7,6 +7,7 @@ import mmap
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 
@@ -242,6 +243,30 @@ def test_a_mount_that_does_not_answer(passing, agents):
         assert mode(one) == "cached"
 
 
+def test_who_listens_in_place_of_a_mount(agents):
+    """Can send nothing to who opens a device: to close a descriptor of his could take for ever."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as listener:
+        for slot in range(63, 0, -1):
+            with contextlib.suppress(OSError):
+                listener.bind(f"\0gaiafs-programs-{slot}")
+                break
+        listener.listen(64)
+        listener.settimeout(20)
+        agent = agents()
+        agent.start("while not stop[0]: gaia.Device('soft:0').close()", stop=[0])
+        came = sent = 0
+        while came < 2000:  # some of them before it has closed its end
+            connection, _ = listener.accept()
+            peer, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            came += peer == agent.pid
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                socket.send_fds(connection, [b"x"], [0])
+                sent += peer == agent.pid
+            connection.close()
+        assert sent == 0
+        agent.kill()
+
+
 def test_who_connects_and_stays(m, agents):
     """Is closed by a thread that nobody waits for; the others are heard."""
     m.connections = []
@@ -258,3 +283,46 @@ def test_who_connects_and_stays(m, agents):
     assert mode(m) == "cached"
     for connection in m.connections:
         connection.close()
+
+
+# --- pages of the kernel's own --------------------------------------------------------------------------------------
+
+# What fills them, of a file in passthrough: what reads ahead; and a descriptor with O_APPEND, which asks the daemon.
+FILLS = {"read ahead": "os.posix_fadvise(fd, 0, PAGE, os.POSIX_FADV_WILLNEED)",
+         "sendfile": "out = os.memfd_create('out')\nassert os.sendfile(out, log, 0, PAGE) == PAGE\nos.close(out)"}
+OPEN = "fd, log = (os.open(path, os.O_RDWR | flag) for flag in (0, os.O_APPEND))\nmapping = mmap.mmap(fd, PAGE)"
+CLOSE = "mapping.close()\nos.close(fd)\nos.close(log)"
+CHANGE = """
+end = time.monotonic() + 0.03
+while time.monotonic() < end:
+    libc.fallocate(fd, 3, ctypes.c_long(63 * PAGE), ctypes.c_long(PAGE))  # KEEP_SIZE | PUNCH_HOLE
+os.close(fd)
+"""
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_what_the_kernel_has_from_before(m, devices, agents, fill):
+    """Of a file that leaves passthrough it shows none of what it had read while others stored: also where the stores met
+    changes of the daemon's, so that the file's times look like those of a change of its own."""
+    path, legacy, changer = make(m, bytes(64 * PAGE)), agents(), agents()
+    changer.do("libc = ctypes.CDLL(None)")
+    devices()
+    for turn in range(1, 26):
+        legacy.do(OPEN, path=path)
+        assert mode(m) == "passthrough"
+        changer.do("fd = os.open(path, os.O_RDWR)", path=path)  # which drops the pages that the kernel has
+        legacy.do(FILLS[fill])
+        assert legacy("os.pread(fd, 1, 0)") == bytes([turn - 1])
+        changer.start(CHANGE)
+        time.sleep(0.01)
+        legacy.do("mapping[0] = value", value=turn)
+        changer.finish()
+        legacy.do(CLOSE)
+        wait_until(lambda: modes(m) == {}, what="the kernel has told of the closes")
+        for pause in 0, 0.08:  # times that are newer than 50 ms say nothing
+            time.sleep(pause)
+            fd = os.open(path, os.O_RDONLY)
+            assert mode(m) == "cached"
+            assert os.pread(fd, 1, 0) == bytes([turn])
+            os.close(fd)
+            wait_until(lambda: modes(m) == {}, what="the kernel has told of the close")
