@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import threading
 import time
 
@@ -205,6 +206,8 @@ def test_a_device_that_was_opened_before_the_mount(passing, devices):
 
 def test_a_program_in_a_container(m, agents):
     """It calls itself by another number than the daemon does."""
+    if subprocess.run([*PID, "true"], capture_output=True, timeout=20, check=False).returncode:
+        pytest.skip("no PID namespaces here")
     inside = agents(None, PID)
     inside.do("dev = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR)", path=make(m, bytes(PAGE)))
     assert mode(m) == "cached"
