@@ -36,14 +36,14 @@ int programs_listen(struct programs *programs)
 /* Those that have ended go. The lock is held. */
 static void look(struct programs *programs)
 {
-    unsigned kept = 0, count = atomic_load(&programs->count);
+    unsigned kept = 0, count = programs->count;
 
     for (unsigned i = 0; i < count; i++)
         if (!kill(programs->list[i], 0) || errno != ESRCH)
             programs->list[kept++] = programs->list[i];
     if (kept < count)
         programs->oldest = 0;
-    atomic_store(&programs->count, kept);
+    programs->count = kept;
 }
 
 /* The lock is held. */
@@ -52,14 +52,14 @@ static void add(struct programs *programs, pid_t process)
     unsigned count, i;
 
     look(programs);
-    count = atomic_load(&programs->count);
+    count = programs->count;
     for (i = 0; i < count && programs->list[i] != process; i++)
         ;
     if (i == PROGRAMS_MAX) {
         i = programs->oldest;
         programs->oldest = (i + 1) % PROGRAMS_MAX;
     } else if (i == count) {
-        atomic_store(&programs->count, count + 1);
+        programs->count = count + 1;
     }
     programs->list[i] = process;
 }
@@ -92,7 +92,7 @@ static bool is_waiting(const struct programs *programs)
 {
     struct pollfd wait = {.fd = programs->listener, .events = POLLIN};
 
-    return poll(&wait, 1, 0) > 0 && wait.revents & POLLIN;
+    return programs->listener >= 0 && poll(&wait, 1, 0) > 0 && wait.revents & POLLIN;
 }
 
 bool programs_have(struct programs *programs, pid_t thread)
@@ -110,12 +110,11 @@ bool programs_have(struct programs *programs, pid_t thread)
         nanosleep(&pause, NULL);
         pthread_mutex_lock(&programs->lock);
     }
-    if (atomic_load(&programs->count) && programs->looked != until.tv_sec) {
+    if (programs->looked != until.tv_sec)
         look(programs);
-        programs->looked = until.tv_sec;
-    }
+    programs->looked = until.tv_sec;
     /* The signal 0 only asks whether the process has such a thread. */
-    for (unsigned i = 0; i < atomic_load(&programs->count) && !have; i++)
+    for (unsigned i = 0; i < programs->count && !have; i++)
         have = !syscall(SYS_tgkill, programs->list[i], thread, 0) || errno != ESRCH;
     pthread_mutex_unlock(&programs->lock);
     return have;

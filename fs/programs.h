@@ -11,7 +11,6 @@
 #define GAIAFS_FS_PROGRAMS_H
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/types.h>
 #include <time.h>
@@ -22,8 +21,8 @@
 
 struct programs {
     int listener;         /* -1: none; set before anybody asks, and never closed */
-    atomic_uint count;    /* changed under the lock */
     pthread_mutex_t lock; /* guards the rest; a leaf */
+    unsigned count;       /* of list */
     pid_t list[PROGRAMS_MAX];
     unsigned oldest; /* of a full list: the next to make room */
     time_t looked;   /* when it was looked last which of them are alive, */
