@@ -189,7 +189,24 @@ class ClientBatch:
             found = oracle.look(os.path.join(top, f"names-{tag}"))
             problems += [f"{tag}: {text}" for text in self.names[tag].check(found)]
         if problems:
-            raise Failure(f"{len(problems)} wrong:\n" + "\n".join(problems[:12]))
+            raise Failure(f"{len(problems)} wrong:\n" + "\n".join(problems[:3] + self.explain(top)))
+
+    def explain(self, top):
+        """Of shared files: which stores are missing, and whether the data directory has other bytes, and has them later."""
+        lines = []
+        for name in SIZES:
+            content, seen = self.contents[name], read_file(os.path.join(top, name))
+            below = read_file(os.path.join(self.data, name))
+            time.sleep(1)
+            again = read_file(os.path.join(top, name))
+            wrong = content.wrong(seen)
+            lines.append(f"{name}: {len(wrong)} wrong; {len(content.wrong(below))} in the data directory; a second later "
+                         f"{len(content.wrong(again))}, {sum(a != b for a, b in zip(seen, again))} others")
+            lines += content.stores_of(wrong)[:20]
+            for at in wrong[::max(1, len(wrong) // 12)]:
+                lines.append(f"at {at}: {seen[at]} is of {content.seen_before(at, seen[at])}, wanted {content.must[at]} of "
+                             f"{content.stamp[at]}: {content.seen_before(at, content.must[at])}")
+        return lines
 
     def remove(self, tag):
         for name in (f"own-{tag}", f"private-{tag}"):

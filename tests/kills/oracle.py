@@ -6,6 +6,7 @@ it is kept (or seen, when it was a client that died); of a byte's values the las
 """
 import array
 import collections
+import ctypes
 import mmap
 import os
 import re
@@ -36,13 +37,16 @@ class Log:
             file.truncate(LOG_SIZE)
         with open(path, "r+b") as file:
             self.map = mmap.mmap(file.fileno(), 0)
+        # Not by struct.pack_into(): that makes them zeros first, and 0 is WANT_RUN, upon which a worker that happens to
+        # look begins a new log.
+        self.words = (ctypes.c_uint32 * 16).from_buffer(self.map)
         self.path = path
 
     def get(self, word):
-        return struct.unpack_from("=I", self.map, 4 * word)[0]
+        return self.words[word]
 
     def set(self, word, value):
-        struct.pack_into("=I", self.map, 4 * word, value)
+        self.words[word] = value
 
     def operations(self, worker):
         count = self.get(COUNT)
@@ -53,6 +57,7 @@ class Log:
                             self.map[data + at:data + at + size], worker)
 
     def close(self):
+        del self.words
         self.map.close()
         os.unlink(self.path)
 
@@ -133,10 +138,12 @@ class Content:
         self.sizes = {len(base)}
         self.size = len(base)
         self.stores = ["what was there"]                # by number
+        self.history = [(0, bytes(self.must))]          # the same
 
     def store(self, op, offset, data, firm):
         number = len(self.stores)
         self.stores.append(f"{op.kind} of {op.worker} at {op.offset}+{op.length}, {firm or 'not firm'}")
+        self.history.append((offset, bytes(data)))
         if firm:
             self.must[offset:offset + len(data)] = data
             self.stamp[offset:offset + len(data)] = array.array("L", [number]) * len(data)
@@ -173,6 +180,17 @@ class Content:
         wrong = self.wrong(found)
         return [f"byte {at} of page {at // PAGE}: {found[at]} instead of {self.must[at]} "
                 f"({self.stores[self.stamp[at]]}) or later {self.later(at)}; {len(wrong)} such bytes" for at in wrong]
+
+    def stores_of(self, wrong):
+        """The stores that are missing there, and of how many bytes each."""
+        counts = collections.Counter(self.stamp[at] for at in wrong)
+        return [f"{count} bytes of number {number} of {len(self.stores) - 1}: {self.stores[number]}"
+                for number, count in sorted(counts.items())]
+
+    def seen_before(self, at, byte):
+        """By number, which stores of the byte had that value."""
+        return [n for n, (offset, data) in enumerate(self.history)
+                if offset <= at < offset + len(data) and data[at - offset] == byte]
 
     def later(self, at):
         return [(data[at - offset], self.stores[number]) for number, offset, data in self.may
