@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all examples examples-cuda check check-long posix helgrind model soak life mutants bench bench-rdma ptx paging-ptx install format lint clean. Variables: CC, DEBUG=1 (checks the
+# GNU make. Targets: all examples examples-cuda check check-long posix helgrind model soak life mutants bench bench-rdma ptx paging-ptx install uninstall format lint clean. Variables: CC, DEBUG=1 (checks the
 # order of locks, as the sanitizer builds do), SANITIZE=address|thread, HELGRIND=1 (for `make helgrind`), BREAK=<rule> (a build
 # with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
@@ -26,7 +26,7 @@ BIN := $(if $(SANITIZE)$(DEBUG)$(HELGRIND)$(BREAK),$(BUILD),.)
 
 packages := fuse3 liburing libxxhash jansson
 missing := $(shell for p in $(packages) libibverbs librdmacm; do $(PKG_CONFIG) --exists $$p || echo $$p; done)
-ifneq ($(filter-out clean format ptx paging-ptx,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out clean uninstall format ptx paging-ptx,$(or $(MAKECMDGOALS),all)),)
 ifneq ($(strip $(missing)),)
 $(error missing development packages: $(missing) (Debian: libfuse3-dev liburing-dev libxxhash-dev libjansson-dev libibverbs-dev librdmacm-dev))
 endif
@@ -91,7 +91,7 @@ NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
 wrapped := $(shell sed -n 's/^\(ROW\|REPLY\|PEER\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h)
 
-.PHONY: all check check-long posix helgrind model soak life mutants bench bench-rdma ptx paging-ptx install format lint clean tests tools mount-tools benches examples examples-cuda
+.PHONY: all check check-long posix helgrind model soak life mutants bench bench-rdma ptx paging-ptx install uninstall format lint clean tests tools mount-tools benches examples examples-cuda
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(cxx_tests) $(tools) $(cxx_tools) $(vm) $(standins) $(faults) $(gpu_own) $(gpu_bench) $(gpu_paging)
 # Of the tools what mount tests use that need no GPU.
@@ -267,6 +267,15 @@ bench: benches
 bench-rdma: all tools
 	python3 -B tests/vm/rdma.py --bench
 
+# mount(8) looks for its helpers in /sbin alone, and the linker's cache does not know of a new library: without a DESTDIR
+# both are seen to, where root installs. MOUNTDIR= leaves the first out.
+ifneq ($(PREFIX),/usr)
+MOUNTDIR ?= /sbin
+endif
+installed := sbin/mount.gaiafs bin/gaiactl lib/libgaia.so.$(VERSION) lib/libgaia.so.$(SOMAJOR) lib/libgaia.so include/gaia.h \
+	lib/pkgconfig/gaia.pc
+device_headers := gaia_device.cuh demand.h demand_device.h device_memory.h warp.h
+
 install: all
 	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
 	install -m 755 mount.gaiafs $(DESTDIR)$(PREFIX)/sbin/
@@ -276,9 +285,25 @@ install: all
 	ln -sf libgaia.so.$(SOMAJOR) $(DESTDIR)$(PREFIX)/lib/libgaia.so
 	install -m 644 gpu/gaia.h $(DESTDIR)$(PREFIX)/include/
 	install -d $(DESTDIR)$(PREFIX)/include/gaia
-	install -m 644 gpu/gaia_device.cuh gpu/demand.h gpu/demand_device.h gpu/device_memory.h gpu/warp.h $(DESTDIR)$(PREFIX)/include/gaia/
+	install -m 644 $(device_headers:%=gpu/%) $(DESTDIR)$(PREFIX)/include/gaia/
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' gpu/gaia.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
+ifneq ($(MOUNTDIR),)
+	if [ -n "$(DESTDIR)" ] || [ -w $(MOUNTDIR) ]; then \
+		install -d $(DESTDIR)$(MOUNTDIR) && ln -sf $(PREFIX)/sbin/mount.gaiafs $(DESTDIR)$(MOUNTDIR)/mount.gaiafs; \
+	else echo "mount -t gaiafs needs a link: ln -s $(PREFIX)/sbin/mount.gaiafs $(MOUNTDIR)/"; fi
+endif
+ifeq ($(DESTDIR),)
+	[ "$$(id -u)" != 0 ] || ldconfig
+endif
+
+uninstall:
+	rm -f $(installed:%=$(DESTDIR)$(PREFIX)/%) $(device_headers:%=$(DESTDIR)$(PREFIX)/include/gaia/%)
+	[ ! -d $(DESTDIR)$(PREFIX)/include/gaia ] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/include/gaia
+	[ "$$(readlink $(DESTDIR)$(MOUNTDIR)/mount.gaiafs)" != $(PREFIX)/sbin/mount.gaiafs ] || rm -f $(DESTDIR)$(MOUNTDIR)/mount.gaiafs
+ifeq ($(DESTDIR),)
+	[ "$$(id -u)" != 0 ] || ldconfig
+endif
 
 all_src := $(wildcard base/*.[ch] consistency/*.[ch] io/*.[ch] gpu/*.[ch] gpu/*.cuh cache/*.[ch] fs/*.[ch] tests/*/*.[ch] tests/*/*.cc examples/*.[ch] examples/*/*.[ch] examples/*/*.cu)
 format:

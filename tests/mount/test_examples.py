@@ -127,6 +127,42 @@ def test_installed_files(installed):
     assert version in run(f"{installed}/usr/bin/gaiactl", "--version")
 
 
+# In a mount namespace of its own, with what is written to these folders thrown away: as a user does it who follows README.md.
+AS_README = """
+set -eu
+mkdir "$1/top"
+mount -t tmpfs none "$1/top"
+for folder in /usr/local /usr/sbin /etc; do
+    name=$(basename $folder)
+    mkdir "$1/top/$name" "$1/top/$name.work"
+    mount -t overlay none -o "lowerdir=$folder,upperdir=$1/top/$name,workdir=$1/top/$name.work" $folder || exit 77
+done
+make install CC=gcc SANITIZE= >&2
+gcc -fopenmp examples/hello.c -o "$1/hello" $(pkg-config --cflags --libs gaia)
+mkdir "$1/from" "$1/to"
+printf 'GNU GENERAL PUBLIC LICENSE\n' >"$1/from/licence"
+mount -t gaiafs "$1/from" "$1/to" -o device_cache=64M
+trap 'umount "$1/to"' EXIT
+"$1/hello" "$1/to/licence"
+gaiactl stat "$1/to" >&2
+make uninstall CC=gcc SANITIZE= >&2
+find /usr/local /usr/sbin/ -name '*gaia*'
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_installed_as_the_readme_says(workdir):
+    """`make && sudo make install`, `mount -t gaiafs`, and a program that finds its library, with nothing said besides."""
+    need("pkg-config", "gcc", "unshare")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "PREFIX", "DESTDIR", "LD_LIBRARY"))}
+    done = subprocess.run(["unshare", "-m", "sh", "-c", AS_README, "sh", workdir], cwd=TOP, env=env, text=True, timeout=50,
+                          stdin=subprocess.DEVNULL, capture_output=True)
+    if done.returncode == 77:
+        pytest.skip("no overlay here")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["TAH TRARENY CHOYVP YVPRAFR", "", ""], done.stdout  # and nothing is left
+
+
 def test_pkg_config(installed):
     need("pkg-config")
     env = {**os.environ, "PKG_CONFIG_PATH": f"{installed}/usr/lib/pkgconfig"}
