@@ -31,25 +31,61 @@ void token_table_free(struct token_table *table)
     pthread_mutex_destroy(&table->lock);
 }
 
+/* What a user has of a full table. */
+struct share {
+    uid_t uid;
+    unsigned tokens;
+    struct token *oldest;
+};
+
+static struct share *share_of(struct share *shares, unsigned *count, uid_t uid)
+{
+    for (unsigned i = 0; i < *count; i++)
+        if (shares[i].uid == uid)
+            return &shares[i];
+    shares[*count] = (struct share){.uid = uid};
+    return &shares[(*count)++];
+}
+
+/* Lock held. Users are few, and the table is full only when somebody wants it so. */
+static struct token *oldest_of_who_has_most(struct token_table *table)
+{
+    struct share shares[TOKENS_MAX], *most = &shares[0];
+    unsigned users = 0;
+
+    for (unsigned i = 0; i < TOKENS_MAX; i++) {
+        struct token *token = &table->slots[i];
+        struct share *share = share_of(shares, &users, token->uid);
+        share->tokens++;
+        if (!share->oldest || token->number < share->oldest->number)
+            share->oldest = token;
+    }
+    for (unsigned i = 1; i < users; i++)
+        if (shares[i].tokens > most->tokens)
+            most = &shares[i];
+    return most->oldest;
+}
+
+/* Lock held. */
+static struct token *slot_for(struct token_table *table, const struct token *token)
+{
+    for (unsigned i = 0; i < TOKENS_MAX; i++)
+        if (!table->slots[i].inode || token->born - table->slots[i].born > TOKEN_LIFE_S)
+            return &table->slots[i];
+    return oldest_of_who_has_most(table);
+}
+
 int token_make(struct token_table *table, const struct token *wish, uint8_t secret_out[16])
 {
-    struct token token = *wish, old = {0};
-    struct token *slot = &table->slots[0];
+    struct token token = *wish;
 
     if (getrandom(token.secret, sizeof token.secret, 0) != (ssize_t)sizeof token.secret)
         return -EIO;
     token.born = now();
     inode_get(token.inode);
     pthread_mutex_lock(&table->lock);
-    for (unsigned i = 0; i < TOKENS_MAX; i++) {
-        if (!table->slots[i].inode || token.born - table->slots[i].born > TOKEN_LIFE_S) {
-            slot = &table->slots[i];
-            break;
-        }
-        if (table->slots[i].born < slot->born)
-            slot = &table->slots[i];
-    }
-    old = *slot;
+    token.number = table->made++;
+    struct token *slot = slot_for(table, &token), old = *slot;
     *slot = token;
     pthread_mutex_unlock(&table->lock);
     if (old.inode)
@@ -84,11 +120,12 @@ int token_take(struct token_table *table, const uint8_t secret[16], pid_t pid, u
     }
     pthread_mutex_unlock(&table->lock);
     if (!token.inode)
-        return -EACCES;
+        return -EKEYEXPIRED;
+    bool expired = now() - token.born > TOKEN_LIFE_S;
     /* FUSE says which thread made the ioctl, the socket says which process connected. */
-    if (token.uid != uid || now() - token.born > TOKEN_LIFE_S || !thread_is_of(pid, token.thread)) {
+    if (expired || token.uid != uid || !thread_is_of(pid, token.thread)) {
         inode_put(token.inode);
-        return -EACCES;
+        return expired ? -EKEYEXPIRED : -EACCES;
     }
     *token_out = token;
     return 0;

@@ -24,21 +24,24 @@ struct token {
     pid_t thread;                /* who asked: FUSE tells the thread */
     uid_t uid;
     time_t born;
+    uint64_t number; /* counts all that were made: the lowest is the oldest */
 };
 
 struct token_table {
-    pthread_mutex_t lock; /* guards slots; inode_put() is called without it */
+    pthread_mutex_t lock; /* guards all below; inode_put() is called without it */
     struct token slots[TOKENS_MAX];
+    uint64_t made;
 };
 
 void token_table_init(struct token_table *table);
 void token_table_free(struct token_table *table);
 
-/* Make a token; the oldest goes when the table is full. Takes a reference of the inode. 0 or a negative
- * errno. */
+/* Make a token. When the table is full one goes for it: the oldest of the user who has most, so that nobody
+ * who asks for many takes those of others. Takes a reference of the inode. 0 or a negative errno. */
 int token_make(struct token_table *table, const struct token *wish, uint8_t secret_out[16]);
 /* Take a token out of the table, if process `pid` of user `uid` may use it: its inode's reference goes to the
- * caller. 0 or -EACCES. */
+ * caller. 0, -EKEYEXPIRED (there is none, or none any more: who still has the descriptor may ask for another)
+ * or -EACCES (it is somebody else's). */
 int token_take(struct token_table *table, const uint8_t secret[16], pid_t pid, uid_t uid,
                struct token *token_out);
 /* The descriptor is closed: nobody will use its tokens, and what they hold must not wait for the next client.

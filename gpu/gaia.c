@@ -189,12 +189,34 @@ static int acquire_settled(struct gaia_piece *piece);
 static int each_piece(void *addr, size_t length, struct gaia_device *device, bool any_device,
                       int (*fn)(struct gaia_piece *piece));
 
+/* The token may have waited for too long behind other calls of this process, or gone among too many that its
+ * user has asked for: ask with another then. */
+#define TOKENS_TRIED 8
+
+static int ask_for_map(const struct gaia_mapping *mapping, struct gaia_message *request,
+                       int fds[GAIA_MESSAGE_FDS])
+{
+    const struct gaia_message asked = *request;
+    struct gaia_ioctl_token token;
+
+    int error = gaia_session_call(mapping->session, request, fds);
+    for (unsigned tries = 1; error == -EKEYEXPIRED && tries < TOKENS_TRIED; tries++) {
+        error = get_token(mapping->fd, &token);
+        if (error)
+            return error;
+        *request = asked;
+        memcpy(request->token, token.token, sizeof request->token);
+        error = gaia_session_call(mapping->session, request, fds);
+    }
+    return error == -EKEYEXPIRED ? -EAGAIN : error;
+}
+
 /* Ask the daemon for a map, and put it at an address. mapping has its fixed parts; frames is closed here. */
 static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request)
 {
     int fds[GAIA_MESSAGE_FDS];
 
-    int error = gaia_session_call(mapping->session, request, fds);
+    int error = ask_for_map(mapping, request, fds);
     if (error)
         return error;
     mapping->map = request->map;

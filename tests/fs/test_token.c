@@ -39,12 +39,17 @@ void inode_put(struct inode *of)
     references--;
 }
 
-static void make(uint8_t secret[16])
+static void make_for(uint8_t secret[16], uid_t uid)
 {
     const struct token wish = {
-        .inode = inode, .readable = true, .thread = (pid_t)syscall(SYS_gettid), .uid = 7};
+        .inode = inode, .readable = true, .thread = (pid_t)syscall(SYS_gettid), .uid = uid};
 
     assert_int_equal(token_make(&table, &wish, secret), 0);
+}
+
+static void make(uint8_t secret[16])
+{
+    make_for(secret, 7);
 }
 
 static int take(const uint8_t secret[16], pid_t pid, uid_t uid)
@@ -84,10 +89,10 @@ static void test_once(void **state)
     make(secret);
     assert_int_equal(take(secret, getpid(), 7), 0);
     assert_int_equal(references, 0);
-    assert_int_equal(take(secret, getpid(), 7), -EACCES);
+    assert_int_equal(take(secret, getpid(), 7), -EKEYEXPIRED);
     make(secret);
     secret[15] ^= 1;
-    assert_int_equal(take(secret, getpid(), 7), -EACCES);
+    assert_int_equal(take(secret, getpid(), 7), -EKEYEXPIRED);
 }
 
 static void test_of_others(void **state)
@@ -115,24 +120,44 @@ static void test_late(void **state)
     assert_int_equal(take(secret, getpid(), 7), 0);
     make(secret);
     seconds += TOKEN_LIFE_S + 1;
-    assert_int_equal(take(secret, getpid(), 7), -EACCES);
+    assert_int_equal(take(secret, getpid(), 7), -EKEYEXPIRED);
 }
 
-/* More than there is room for: the oldest goes. */
+/* More than there is room for: the oldest goes, also of those that were made in the same second. */
 static void test_many(void **state)
 {
-    static uint8_t secrets[TOKENS_MAX + 1][16];
+    enum { MORE = 10 };
+    static uint8_t secrets[TOKENS_MAX + MORE][16];
 
     (void)state;
-    for (unsigned i = 0; i <= TOKENS_MAX; i++) {
+    for (unsigned i = 0; i < TOKENS_MAX + MORE; i++)
         make(secrets[i]);
-        if (i == 0)
-            seconds++;
-    }
     assert_int_equal(references, TOKENS_MAX);
-    assert_int_equal(take(secrets[0], getpid(), 7), -EACCES);
-    for (unsigned i = 1; i <= TOKENS_MAX; i++)
-        assert_int_equal(take(secrets[i], getpid(), 7), 0);
+    for (unsigned i = 0; i < TOKENS_MAX + MORE; i++)
+        assert_int_equal(take(secrets[i], getpid(), 7), i < MORE ? -EKEYEXPIRED : 0);
+}
+
+/* Who asks for many takes nobody else's, before or after. */
+static void test_many_of_one_user(void **state)
+{
+    static const uid_t others[] = {1, 2, 3, 0};
+    uint8_t before[2][16], after[4][16], secret[16];
+
+    (void)state;
+    make_for(before[0], 1);
+    make_for(before[1], 2);
+    for (unsigned i = 0; i < 3 * TOKENS_MAX; i++)
+        make(secret);
+    for (unsigned i = 0; i < 4; i++)
+        make_for(after[i], others[i]);
+    for (unsigned i = 0; i < TOKENS_MAX / 2; i++)
+        make(secret);
+    assert_int_equal(references, TOKENS_MAX);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(take(before[i], getpid(), others[i]), 0);
+    for (unsigned i = 0; i < 4; i++)
+        assert_int_equal(take(after[i], getpid(), others[i]), 0);
+    assert_int_equal(take(secret, getpid(), 7), 0);
 }
 
 int main(void)
@@ -142,6 +167,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_of_others, begin, end),
         cmocka_unit_test_setup_teardown(test_late, begin, end),
         cmocka_unit_test_setup_teardown(test_many, begin, end),
+        cmocka_unit_test_setup_teardown(test_many_of_one_user, begin, end),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
