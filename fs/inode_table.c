@@ -75,7 +75,7 @@ int inode_table_init(struct fs *fs, size_t most, size_t remember, unsigned descr
     memset(table, 0, sizeof(*table));
     table->most = most;
     atomic_init(&table->kept_most, KEPT_FEW);
-    table->remember_most = remember / INODE_SHARDS;
+    table->remember_most = (remember + INODE_SHARDS - 1) / INODE_SHARDS;
     table->gone = inode_new_gone(fs);
     if (!table->gone)
         return -ENOMEM;

@@ -207,9 +207,9 @@ int stat_json(struct fs *fs)
 
     for (unsigned i = 0; i < GAIA_DEVICES_MAX; i++) {
         struct cache_device_stat stat;
-        /* A device that nobody has used is not worth a line, but for the first. */
+        /* A soft device that nobody has used is not worth a line, but for the first; a GPU is there when it was. */
         if (!cache_stat_device(fs->cache, i, &stat) &&
-            (i == 0 || stat.stat.faults || stat.stat.resident_bytes))
+            (i == 0 || i >= GAIA_SOFT_MAX || stat.stat.faults || stat.stat.resident_bytes))
             json_array_append_new(devices, device_json(&stat, cache_device_failure(fs->cache, i)));
     }
     json_t *inodes = inodes_json(fs); /* before a look at each of them lets some go */

@@ -560,6 +560,22 @@ def test_what_the_driver_says_is_logged(gpu):
         assert "its driver has reported CUDA_ERROR_INVALID_VALUE\n" in text
 
 
+def test_a_gpu_that_fails_at_its_first_use_is_seen(gpu):
+    """Nothing ever got there, and no program has it: gaiactl stat shows it all the same, and what it said."""
+    m = gpu.mount()
+    path = make(m, b"." * 6 * PAGE)
+    gpu.fail("cuMemcpyHtoDAsync", 0, 999)
+    program = gpu.agent()
+    program.do("fd = os.open(path, os.O_RDWR)\ndevice = gaia.Device('cuda:0')", path=path)
+    assert program("error_of(device.mmap, fd, 6 * PAGE)") == errno.EIO
+    gpu.heal()
+    program.do("device.close()\nos.close(fd)")
+    os.unlink(path)
+    if not m.nodes:
+        failures = {one["device"]: one.get("failure") for one in helpers.statistics(m.mnt)["devices"]}
+        assert failures == {"soft:0": None, "cuda:0": "CUDA_ERROR_UNKNOWN"}
+
+
 @pytest.mark.parametrize("name, count", [("cuLaunchKernel", 2), ("cuLaunchKernel", 3), ("cuMemcpyHtoDAsync", 5),
                                          ("cuMemcpyHtoDAsync", 6), ("cuMemcpyHtoDAsync", 10)])
 def test_an_acquire_that_fails_when_some_pages_have_changed(gpu, name, count):
