@@ -248,16 +248,19 @@ int durable_sync(struct durable *durable, int fd, bool data_only, struct durable
 
 int durable_store(struct durable *durable, int fd)
 {
-    int error = 0;
-
+    pthread_mutex_lock(&durable->lock);
+    bool used = durable->users; /* else fd is of a description that may tell an error once more */
+    durable->users += used;     /* the caller is none: what sync_fd() gives stays open meanwhile */
+    pthread_mutex_unlock(&durable->lock);
+    if (!used)
+        return 0;
     fd = sync_fd(durable, fd);
     pthread_mutex_lock(&durable->lock);
-    if (durable->users) { /* else fd is of a description that may tell an error once more */
-        if (begin_sync(durable, false))
-            sync_written(durable, fd, false);
-        error = cannot_sync(durable->result) ? 0 : durable->result;
-    }
+    if (begin_sync(durable, false))
+        sync_written(durable, fd, false);
+    int error = cannot_sync(durable->result) ? 0 : durable->result;
     pthread_mutex_unlock(&durable->lock);
+    durable_close(durable);
     return error;
 }
 

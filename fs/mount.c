@@ -318,6 +318,13 @@ static void pin(void *context, void *file_context, bool pinned)
     inode_pin(file_context, pinned);
 }
 
+static const char *cache_hint(int error)
+{
+    if (error == -ENOSYS || error == -EPERM)
+        return " (io_uring is refused here? try -o io=threads)";
+    return error == -ENOMEM ? " (or too little memory may be locked, ulimit -l? try -o io=threads)" : "";
+}
+
 static int start_parts(struct fs *fs)
 {
     struct cache_host host = {.context = fs,
@@ -339,9 +346,7 @@ static int start_parts(struct fs *fs)
     int rc = cache_open(&fs->options.cache, &host, &fs->cache, why);
 
     if (rc < 0) {
-        fs_log(LOG_ERR, "starting the cache: %s%s", *why ? why : strerror(-rc),
-               !*why && (rc == -ENOSYS || rc == -EPERM) ? " (io_uring is refused here? try -o io=threads)"
-                                                        : "");
+        fs_log(LOG_ERR, "starting the cache: %s%s", *why ? why : strerror(-rc), *why ? "" : cache_hint(rc));
         return rc;
     }
     rc = server_start(fs, &fs->server);

@@ -12,8 +12,8 @@
 #define DEPTH_MAX 4096u
 #define FILES_MAX 65536u
 
-/* Attempts in a row that moved nothing, before the error is the caller's. EAGAIN pauses 1 ms, 2 ms, ... 64
- * ms, 64 ms in between: about 0.6 s in all. */
+/* Attempts in a row that moved nothing, before the error is the caller's. EAGAIN comes again
+ * apart first, then after 4 ms, 8 ms, ... 64 ms, 64 ms: about 0.8 s in all. */
 #define RETRIES_MAX 16u
 #define PAUSE_SHIFT_MAX 6u
 

@@ -163,7 +163,8 @@ static void test_who_is_told(void **state)
 static pthread_mutex_t kernel_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the rest */
 static pthread_cond_t kernel_changed = PTHREAD_COND_INITIALIZER;
 static unsigned entered, left;
-static bool breaks; /* what is to be written can't be */
+static bool breaks;            /* what is to be written can't be */
+static struct durable *closes; /* its last user goes just before the kernel gets the call */
 
 static void wait_a_while(const unsigned *count, unsigned wanted)
 {
@@ -180,6 +181,9 @@ int fsync(int fd)
 {
     bool told;
 
+    if (closes)
+        durable_close(closes);
+    closes = NULL;
     pthread_mutex_lock(&kernel_lock);
     if (!breaks) {
         pthread_mutex_unlock(&kernel_lock);
@@ -290,13 +294,43 @@ static void test_blind(void **state)
     close(fd);
 }
 
+/* Who stores for another node has no descriptor of his own: the last one may be closed beside it. */
+static void test_closed_beside_a_store(void **state)
+{
+    char path[] = "/var/tmp/gaiafs-durable-XXXXXX";
+    struct durable durable;
+    struct durable_seen seen;
+    int fd = mkstemp(path);
+
+    (void)state;
+    assert_true(fd >= 0);
+    unlink(path);
+    durable_init(&durable);
+    durable_open(&durable, false, &seen);
+    durable_wrote(&durable, durable_begin(&durable, fd), 0, 10);
+    assert_true(durable.fd >= 0 && durable.fd != fd);
+    closes = &durable;
+    assert_int_equal(durable_store(&durable, fd), 0);
+    assert_null(closes);
+    assert_int_equal(durable.result, 0); /* not EBADF */
+    assert_int_equal(durable.users, 0);
+    assert_int_equal(durable.fd, -1);
+    assert_int_equal(durable_store(&durable, fd), 0); /* nobody has it: nothing is done */
+    durable_destroy(&durable);
+    close(fd);
+}
+
 int main(void)
 {
     seed_start();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranges),      cmocka_unit_test(test_asked),
-        cmocka_unit_test(test_too_many),    cmocka_unit_test(test_who_is_told),
-        cmocka_unit_test(test_two_at_once), cmocka_unit_test(test_blind),
+        cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_asked),
+        cmocka_unit_test(test_too_many),
+        cmocka_unit_test(test_who_is_told),
+        cmocka_unit_test(test_two_at_once),
+        cmocka_unit_test(test_blind),
+        cmocka_unit_test(test_closed_beside_a_store),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
