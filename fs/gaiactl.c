@@ -4,10 +4,12 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <jansson.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "fs/gaiactl.h"
@@ -24,6 +26,16 @@ static void usage(FILE *to)
           "open\n"
           "devices  what there is to map files on, and what NVIDIA's driver says of its GPUs\n",
           to);
+}
+
+#define ANSWER_S 10
+
+/* In a thread of the timer's: who waits for a request to a mount notices no signal but one that kills. */
+static void give_up(union sigval mountpoint)
+{
+    fprintf(stderr, "gaiactl: %s: the daemon has not answered for %d s\n", (const char *)mountpoint.sival_ptr,
+            ANSWER_S);
+    _exit(1);
 }
 
 /* The daemon's statistics: a descriptor with JSON, or -1 after a message. */
@@ -172,7 +184,17 @@ static int stat_command(int argc, char **argv)
         usage(stderr);
         return 2;
     }
+    struct sigevent then = {.sigev_notify = SIGEV_THREAD,
+                            .sigev_notify_function = give_up,
+                            .sigev_value.sival_ptr = argv[optind]};
+    struct itimerspec when = {.it_value.tv_sec = ANSWER_S};
+    timer_t timer;
+    if (timer_create(CLOCK_MONOTONIC, &then, &timer) || timer_settime(timer, 0, &when, NULL)) {
+        perror("gaiactl");
+        return 1;
+    }
     int fd = ask(argv[optind]);
+    timer_delete(timer);
     if (fd < 0)
         return 1;
     if (json) {

@@ -386,6 +386,19 @@ def test_sigterm_to_the_daemon_while_clients_are_mapped(mount, agents):
         assert died.value.code == -signal.SIGBUS, touch
 
 
+def test_gaiactl_gives_up_on_a_daemon_that_stands_still(mount):
+    m = mount()
+    stand_still(m.pid)
+    try:
+        done = subprocess.run([os.path.join(helpers.BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True,
+                              timeout=30)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"gaiactl: {m.mnt}: the daemon has not answered for 10 s\n"
+    finally:
+        os.kill(m.pid, signal.SIGCONT)
+    helpers.statistics(m.mnt)
+
+
 KILL_AFTER_ATTACH = r"""
 #include <dlfcn.h>
 #include <signal.h>
