@@ -107,6 +107,8 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
         return -ENOMEM;
     cache->config = *config;
     cache->host = *host;
+    cache->pool.limit = config->soft_pool / GAIA_PAGE_SIZE;
+    cache->pool.share = config->soft_pool ? cache->pool.limit / config->soft_devices : 0;
     LIST_INIT(&cache->files);
     lock_init(&cache->lock, LOCK_CACHE);
     lock_init(&cache->devices_lock, LOCK_DEVICES);
@@ -209,11 +211,13 @@ int cache_get_device(struct cache *cache, unsigned number, struct cache_device *
     } else if (!cache->devices[number]) {
         struct cache_device *device = calloc(1, sizeof *device);
         uint64_t own = cache->config.device_capacity_of[number];
-        if (device)
+        if (device) {
             cache_device_init(device, number, own ? own : cache->config.device_capacity,
                               evict_policy_find(cache->config.evict));
-        else
+            device->pool = cache->pool.limit && !own ? &cache->pool : NULL;
+        } else {
             error = -ENOMEM;
+        }
         cache->devices[number] = device;
     }
     *device_out = error ? NULL : cache->devices[number];

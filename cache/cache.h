@@ -66,7 +66,9 @@ struct cache_host {
 
 struct cache_config {
     uint64_t device_capacity; /* bytes, default of soft devices */
-    uint64_t gpu_capacity;    /* bytes, default of GPUs; 0: seven eighths of its memory */
+    uint64_t soft_pool; /* bytes that those of default capacity may have together beyond what each is sure of:
+                           as much again in equal shares; 0: no such bound */
+    uint64_t gpu_capacity; /* bytes, default of GPUs; 0: seven eighths of its memory */
     uint64_t device_capacity_of[GAIA_DEVICES_MAX]; /* bytes; 0: the default */
     unsigned soft_devices;                         /* soft:0 to soft:(n-1) exist; 1 to GAIA_SOFT_MAX */
     const char *evict;                             /* evict_policy.name */

@@ -17,10 +17,32 @@ void cache_device_init(struct cache_device *device, unsigned number, uint64_t ca
     TAILQ_INIT(&device->order);
 }
 
+static uint64_t beyond_share(const struct cache_pool *pool, uint64_t charged)
+{
+    return charged > pool->share ? charged - pool->share : 0;
+}
+
+/* What is in its share is always there for it, and what it begins in its share it may end beyond: else a
+ * device that has nothing to evict would wait for others. The device's lock is held. */
+static bool pool_charge(struct cache_pool *pool, uint64_t charged, uint64_t pages)
+{
+    uint64_t more = beyond_share(pool, charged + pages) - beyond_share(pool, charged);
+
+    if (!more)
+        return true;
+    uint64_t before = atomic_fetch_add(&pool->beyond, more);
+    if (charged < pool->share || before + more <= pool->limit)
+        return true;
+    atomic_fetch_sub(&pool->beyond, more);
+    return false;
+}
+
 bool cache_device_try_charge(struct cache_device *device, uint64_t pages)
 {
     pthread_mutex_lock(&device->lock);
     bool fits = pages <= device->capacity - device->charged;
+    if (fits && device->pool)
+        fits = pool_charge(device->pool, device->charged, pages);
     if (fits)
         device->charged += pages;
     pthread_mutex_unlock(&device->lock);
@@ -32,6 +54,9 @@ void cache_device_uncharge(struct cache_device *device, uint64_t pages)
     pthread_mutex_lock(&device->lock);
     assert(device->charged >= pages);
     device->charged -= pages;
+    if (device->pool)
+        atomic_fetch_sub(&device->pool->beyond, beyond_share(device->pool, device->charged + pages) -
+                                                    beyond_share(device->pool, device->charged));
     pthread_cond_broadcast(&device->changed);
     pthread_mutex_unlock(&device->lock);
 }

@@ -21,12 +21,21 @@ struct cache_counters {
         evictions, drops, unchanged, readahead;
 };
 
+/* What soft devices may hold together where nobody has said how much each may: the memory is the same. Each
+ * has a share that nobody takes from it; what they hold beyond their shares must fit in here. So one alone
+ * may have its whole capacity, and none waits for another to let go. */
+struct cache_pool {
+    uint64_t share, limit;   /* pages; constant */
+    _Atomic uint64_t beyond; /* pages that devices have charged beyond their shares */
+};
+
 struct cache_device {
     unsigned number;          /* soft:number, or cuda:(number - GAIA_SOFT_MAX) */
     bool scans;               /* as its frames (gpu/device.h) */
     struct home_gpu *gpu;     /* of cuda */
     struct node_device *node; /* of another node (cache/home_device.h) */
     uint64_t capacity;        /* pages */
+    struct cache_pool *pool;  /* or NULL: nothing but the capacity counts */
     const struct evict_policy *policy;
 
     pthread_mutex_t lock;   /* guards order and charged; taken inside a file's lock, nothing inside it */

@@ -30,6 +30,7 @@ struct cache {
 
     pthread_mutex_t lock; /* guards files */
     LIST_HEAD(, cache_file) files;
+    struct cache_pool pool;                         /* of soft devices */
     pthread_mutex_t devices_lock;                   /* guards devices */
     struct cache_device *devices[GAIA_DEVICES_MAX]; /* opened at first use, never closed */
     uint8_t gpu_uuids[GAIA_CUDA_MAX][16];           /* of devices from GAIA_SOFT_MAX on */

@@ -12,8 +12,8 @@
 
 #define CAPACITY_MIN ((uint64_t)256 << 10) /* bytes: a few units of 64 KiB */
 
-/* The soft devices' memory is the machine's: each may take an eighth, and it is taken only as files are
- * touched. */
+/* The soft devices' memory is the machine's: each may take an eighth, all together a quarter (struct
+ * cache_pool), and it is taken only as files are touched. With a twin for every page that is half of it. */
 uint64_t options_cache_default_capacity(void)
 {
     uint64_t eighth = memory_available() / 8;
@@ -23,7 +23,7 @@ uint64_t options_cache_default_capacity(void)
 
 void options_cache_defaults(struct cache_config *cache)
 {
-    cache->device_capacity = options_cache_default_capacity();
+    cache->device_capacity = cache->soft_pool = options_cache_default_capacity();
     cache->soft_devices = CACHE_SOFT_DEVICES;
     cache->evict = "lra";
     cache->unit_pages = GAIA_UNIT_PAGES;
@@ -48,8 +48,10 @@ static int parse_capacity(struct fs_options *options, const char *option)
         text += used;
     }
     *capacity = option_size(text);
-    if (capacity == &options->cache.device_capacity)
+    if (capacity == &options->cache.device_capacity) {
         options->cache.gpu_capacity = *capacity;
+        options->cache.soft_pool = 0; /* who has said it knows what there is */
+    }
     if (*capacity == 0) {
         fs_log(LOG_ERR, "option %s: not a size above 0 (a number, then K, M, G or T)", option);
         return -1;

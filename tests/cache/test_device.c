@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A wait with a time limit takes as long when somebody sets the clock. */
+/* A wait with a time limit takes as long when somebody sets the clock; what soft devices may hold together.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,6 +13,8 @@
 
 #include "cache/device.h"
 #include "cache/evict.h"
+#include "consistency/page.h"
+#include "tests/consistency/seed.h"
 
 /* What the program is told of the wall clock is an hour behind what the kernel waits by: a step of the clock
  * between the two. */
@@ -45,9 +48,57 @@ static void test_wait(void **state)
         fail_msg("waited %f s, not 0.06", took);
 }
 
+enum { DEVICES = 4, LIMIT = 1000, SHARE = LIMIT / DEVICES, REQUEST = 64 };
+
+/* One alone has its whole capacity, all together no more than twice the limit (and what they began in their
+ * shares), and nobody's share is ever taken by others. Against a count of all. */
+static void test_pool(void **state)
+{
+    static struct cache_device devices[DEVICES];
+    struct cache_pool pool = {.limit = LIMIT, .share = SHARE};
+    uint64_t held[DEVICES] = {0}, refused = 0, most = 0;
+
+    (void)state;
+    for (unsigned i = 0; i < DEVICES; i++) {
+        cache_device_init(&devices[i], i, LIMIT * GAIA_PAGE_SIZE, evict_policy_find("lra"));
+        devices[i].pool = &pool;
+    }
+    assert_true(cache_device_try_charge(&devices[0], LIMIT));
+    for (unsigned i = 1; i < DEVICES; i++)
+        assert_true(cache_device_try_charge(&devices[i], SHARE));
+    assert_false(cache_device_try_charge(&devices[1], SHARE + 1));
+    for (unsigned i = 0; i < DEVICES; i++)
+        cache_device_uncharge(&devices[i], i ? SHARE : LIMIT);
+    assert_int_equal(pool.beyond, 0);
+    for (unsigned round = 0; round < 200000; round++) {
+        unsigned i = (unsigned)(seed_next() % DEVICES);
+        uint64_t pages = 1 + seed_next() % REQUEST, beyond = 0, total = 0;
+        if (seed_next() % 16 < 9) {
+            bool fits = cache_device_try_charge(&devices[i], pages);
+            assert_true(fits || held[i] >= SHARE);
+            held[i] += fits ? pages : 0;
+            refused += !fits;
+        } else if (held[i]) {
+            pages = pages < held[i] ? pages : held[i];
+            cache_device_uncharge(&devices[i], pages);
+            held[i] -= pages;
+        }
+        for (unsigned k = 0; k < DEVICES; k++) {
+            beyond += held[k] > SHARE ? held[k] - SHARE : 0;
+            total += held[k];
+            assert_true(held[k] <= LIMIT && held[k] == cache_device_charged(&devices[k]));
+        }
+        assert_int_equal(pool.beyond, beyond);
+        assert_true(total <= 2 * LIMIT + DEVICES * REQUEST);
+        most = total > most ? total : most;
+    }
+    assert_true(refused > 1000 && most > LIMIT + LIMIT / 2);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_wait)};
+    seed_start();
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_wait), cmocka_unit_test(test_pool)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,7 +16,7 @@ import pytest
 import helpers
 from conftest import measures_memory, so_much
 from descriptors import churn, with_descriptors
-from helpers import descriptors, error_of, make_random, read_file, statistics, write_file
+from helpers import PAGE, descriptors, error_of, make_random, read_file, statistics, write_file
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 AT_EMPTY_PATH = 0x1000
@@ -404,6 +404,28 @@ def memory_group():
     with contextlib.suppress(OSError):
         helpers.wait_until(lambda: not read_file(os.path.join(group, "cgroup.procs")), what="the group is empty")
         os.rmdir(group)
+
+
+@measures_memory
+@pytest.mark.limit(120)
+def test_devices_with_little_memory(memory_group, mount):
+    """All soft devices stored to everywhere, with nothing said of how much each may have: the daemon is not killed for it."""
+    before, kills = memory_group
+    mounted = mount(before=before)
+    pages = 32 << 8  # 32 MiB: of 16 that one device may have, and 32 that all may
+    write_file(f"{mounted.mnt}/f", b"." * PAGE * pages)
+    program = helpers.Agent()
+    try:
+        program.do("fd = os.open(path, os.O_RDWR)\nmaps = [gaia.Device(f'soft:{n}').mmap(fd, pages * PAGE) for n in range(8)]\n"
+                   "for n, map in enumerate(maps):\n    for page in range(pages):\n        map[page * PAGE + n] = 65 + n",
+                   path=f"{mounted.mnt}/f", pages=pages)
+        resident = [one["resident_bytes"] for one in statistics(mounted.mnt)["devices"]]
+        program.do("for map in maps:\n    map.release()")
+    finally:
+        program.kill()
+    assert len(resident) == 8 and min(resident) >= 1 << 20 and sum(resident) <= 33 << 20, resident
+    assert read_file(f"{mounted.mnt}/f") == (b"ABCDEFGH" + b"." * (PAGE - 8)) * pages
+    assert kills() == 0
 
 
 @measures_memory
