@@ -650,6 +650,25 @@ bool inode_unchanged(struct inode *inode, int fd)
     return same;
 }
 
+#define DROPPING_NS INT64_C(100000000)
+
+bool inode_drops_pages(struct inode *inode, bool drops)
+{
+    struct content *content = inode_content(inode);
+    struct inode_shard *shard = shard_of_inode(inode);
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    int64_t now = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    pthread_mutex_lock(&shard->lock);
+    bool others = content->seen.dropping_ns && now - content->seen.dropping_ns < DROPPING_NS;
+    if (drops && content->seen.opened)
+        content->seen.dropping_ns = now;
+    content->seen.opened = true;
+    pthread_mutex_unlock(&shard->lock);
+    return others;
+}
+
 void inode_change_begin(struct inode *inode, int fd, struct inode_change *change_out)
 {
     struct content *content = inode_content(inode);

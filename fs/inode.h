@@ -40,6 +40,8 @@ struct content {
         uint64_t changes;  /* and those that are over */
         off_t size;
         struct timespec mtime, ctime;
+        bool opened;         /* before: the kernel may have pages */
+        int64_t dropping_ns; /* CLOCK_MONOTONIC_COARSE of the last open that was told to drop them; 0: none */
     } seen;
 };
 
@@ -151,6 +153,10 @@ ssize_t inode_path(struct inode *inode, char *path_out, size_t size);
 /* Has nobody but us changed the file, of which fd is a descriptor, since its last open? Notes its size and
  * times for the next. */
 bool inode_unchanged(struct inode *inode, int fd);
+/* Who opens a file that has changed has the kernel drop its pages, in his own time: after the answer. drops:
+ * this open is told to. Returns whether another one may still be about to, so that nobody may be told to keep
+ * them: for 100 ms, after which he has had a processor. */
+bool inode_drops_pages(struct inode *inode, bool drops);
 
 /* Around a change of an untracked file's data: what nobody else has changed before counts as unchanged after
  * it. An open that made the kernel drop its pages meets WRITEs that are on their way (cache/heal.h). */

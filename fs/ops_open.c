@@ -41,6 +41,19 @@ static bool needs_no_flush(const struct fs *fs, const struct inode *inode, int f
     return (flags & O_ACCMODE) == O_RDONLY || (fs->local && inode->dev == fs->root->dev);
 }
 
+/* Close to open: the kernel drops its pages unless the file is as it was at the last open. Those of a tracked
+ * file the cache drops when it has to: it must know of it. */
+static bool keeps_pages(struct inode *inode, const struct handle *handle)
+{
+    struct cache_file *file = inode_file(inode);
+    bool keeps = file ? cache_file_opened(file) : inode_unchanged(inode, handle->fd) || handle->left;
+    bool others = inode_drops_pages(inode, !keeps);
+
+    if (keeps && others && file)
+        cache_file_kernel_drops(file);
+    return keeps && !others;
+}
+
 /* Puts a handle for fd into fi. 0 or a negative errno; fd is closed then. */
 static int attach_handle(fuse_req_t req, struct inode *inode, int fd, struct fuse_file_info *fi)
 {
@@ -64,13 +77,7 @@ static int attach_handle(fuse_req_t req, struct inode *inode, int fd, struct fus
     order_before(handle); /* see handle_of() */
     if (passed)           /* the kernel has no pages of its own then */
         return 0;
-    /* Close to open: the kernel drops its pages unless the file is as it was at the last open. Those of a
-     * tracked file the cache drops when it has to: it must know of it. */
-    struct cache_file *file = inode_file(inode);
-    if (file)
-        fi->keep_cache = cache_file_opened(file);
-    else
-        fi->keep_cache = inode_unchanged(inode, fd) && !handle->left;
+    fi->keep_cache = keeps_pages(inode, handle);
     return 0;
 }
 

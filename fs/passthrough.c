@@ -11,6 +11,7 @@
 
 #include "fs/fs.h"
 #include "fs/log.h"
+#include "fs/session.h"
 
 void passthrough_init(struct fs *fs)
 {
@@ -117,6 +118,28 @@ static bool is_to_pass(struct fs *fs, struct handle *handle, const struct passth
     return fs->passes && !better_not && !inode_file(inode) && !state->cached;
 }
 
+/* is_to_pass(), and what has to be done before a file leaves: the kernel may have pages of its own (READs of
+ * descriptors that append) from before what was written past them, and must have dropped them when anybody
+ * finds the file not passed through: who is answered next would be told to keep them. Nobody has it open or
+ * mapped, so that no page is dirty or being read, and this waits for nobody.
+ *
+ * The lock is held on entry and exit, not while pages are dropped: who opens it meanwhile keeps it where it
+ * is. */
+static bool decide(struct fs *fs, struct handle *handle, struct passthrough *state, bool for_device)
+{
+    bool passes = is_to_pass(fs, handle, state, for_device);
+
+    while (!passes && state->passed && state->dropped != state->opens) {
+        uint64_t opens = state->opens;
+        pthread_mutex_unlock(&fs->passthrough_lock);
+        session_invalidate(fs, handle->inode, 0, 0);
+        pthread_mutex_lock(&fs->passthrough_lock);
+        state->dropped = opens;
+        passes = is_to_pass(fs, handle, state, for_device);
+    }
+    return passes;
+}
+
 /* The lock is held. 0, or why the file can't be passed through. */
 static int pass(struct fs *fs, struct handle *handle, struct passthrough *state)
 {
@@ -129,6 +152,7 @@ static int pass(struct fs *fs, struct handle *handle, struct passthrough *state)
         state->backing = id;
     }
     state->handles++;
+    state->opens++;
     state->passed = true;
     return 0;
 }
@@ -183,8 +207,8 @@ int passthrough_open(struct fs *fs, struct handle *handle, pid_t opener, struct 
     int rc = 0;
 
     pthread_mutex_lock(&fs->passthrough_lock);
+    handle->passed = decide(fs, handle, state, for_device);
     struct cache_file *file = inode_file(inode);
-    handle->passed = is_to_pass(fs, handle, state, for_device);
     if (handle->passed) {
         rc = pass(fs, handle, state);
         if (rc < 0 && !state->passed) { /* as well without */

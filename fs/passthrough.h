@@ -30,6 +30,8 @@ struct passthrough {
     bool direct;              /* and for direct I/O */
     struct cache_passed told; /* what the cache knows of it, once a device has mapped the file */
     uint64_t number;          /* of what it was told or is being told last */
+    uint64_t opens;           /* that were passed through */
+    uint64_t dropped;         /* so many there were when the kernel was last made to drop its pages */
     unsigned handles;         /* open now, passed through */
     unsigned cached;          /* open now, and not */
     int32_t backing;          /* the kernel's name of the backing file, while there are handles */

@@ -413,6 +413,10 @@ static void listen_for_programs(struct server *server)
     if (!error)
         error = -pthread_create(&server->programs_thread, NULL, accept_programs, server);
     server->hears_programs = !error;
+    if (error && fs->programs.listener >= 0) { /* nobody would accept, and opens wait for him */
+        close(fs->programs.listener);
+        fs->programs.listener = -1;
+    }
     if (error)
         fs_log(LOG_NOTICE,
                "programs can't tell that they use devices, so that what they open is passed through: %s",

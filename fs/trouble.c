@@ -55,14 +55,32 @@ static void tell(struct kind *kind, struct inode *inode, const char *doing)
            path[0] ? path : "its root", strerror(kind->error), kind->advice, more);
 }
 
+/* What a GPU's driver has reported, and the log has. It has hundreds of words, and uses few. */
+#define SAID_MAX 16u
+struct said {
+    _Atomic(const char *) words[SAID_MAX]; /* of gaia_cuda_failure(): one address for each */
+};
+
+static bool is_new(struct said *said, const char *word)
+{
+    for (unsigned i = 0; i < SAID_MAX; i++) {
+        const char *there = NULL;
+        if (atomic_compare_exchange_strong(&said->words[i], &there, word))
+            return true;
+        if (there == word)
+            return false;
+    }
+    return false;
+}
+
 void trouble_of_devices(struct fs *fs)
 {
-    static _Atomic(const char *) told[GAIA_CUDA_MAX];
+    static struct said said[GAIA_CUDA_MAX];
     char name[32];
 
     for (unsigned i = 0; i < GAIA_CUDA_MAX; i++) {
         const char *failure = cache_device_failure(fs->cache, GAIA_SOFT_MAX + i);
-        if (!failure || atomic_exchange(&told[i], failure) == failure)
+        if (!failure || !is_new(&said[i], failure))
             continue;
         cache_device_name(GAIA_SOFT_MAX + i, name);
         fs_log(LOG_ERR,

@@ -162,8 +162,8 @@ static int cuda_share(struct gaia_frames *base, bool writable, uint64_t index, i
     if (!error)
         error = gpu_begin(frames->gpu);
     if (!error) {
-        error = cuda_errno(frames->gpu->device.api->cuMemExportToShareableHandle(
-            &fd, chunk->memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        error = gpu_note(frames->gpu, frames->gpu->device.api->cuMemExportToShareableHandle(
+                                          &fd, chunk->memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
         gpu_end(frames->gpu);
     }
     pthread_mutex_unlock(&frames->lock);

@@ -119,7 +119,7 @@ void home_gpu_close(struct home_gpu *gpu)
     free(gpu);
 }
 
-static int note(struct home_gpu *gpu, CUresult error)
+int gpu_note(struct home_gpu *gpu, CUresult error)
 {
     if (error != CUDA_SUCCESS && error != CUDA_ERROR_OUT_OF_MEMORY)
         atomic_store(&gpu->failed, (int)error);
@@ -129,7 +129,7 @@ static int note(struct home_gpu *gpu, CUresult error)
 int gpu_begin(struct home_gpu *gpu)
 {
     pthread_mutex_lock(&gpu->lock);
-    int error = note(gpu, cuda_enter_saying(&gpu->device));
+    int error = gpu_note(gpu, cuda_enter_saying(&gpu->device));
     if (error)
         pthread_mutex_unlock(&gpu->lock);
     return error;
@@ -157,5 +157,5 @@ int gpu_wait(struct home_gpu *gpu, CUresult error)
     CUresult ended = gpu->device.api->cuStreamSynchronize(gpu->stream); /* also after an error: see below */
 
     /* What is under way still uses the areas, which the next to come would change. */
-    return note(gpu, error != CUDA_SUCCESS ? error : ended);
+    return gpu_note(gpu, error != CUDA_SUCCESS ? error : ended);
 }

@@ -55,6 +55,9 @@ void home_gpu_close(struct home_gpu *gpu);
 int gpu_begin(struct home_gpu *gpu);
 void gpu_end(struct home_gpu *gpu);
 /* Put a kernel into the stream; parameters: where each is. */
+/* The errno of what a call of the driver's has said, which is kept for the log (gaia_cuda_failure()) unless
+ * memory was short. */
+int gpu_note(struct home_gpu *gpu, CUresult error);
 CUresult gpu_launch(struct home_gpu *gpu, enum gpu_kernel kernel, uint64_t pages, void **parameters);
 /* Wait for the stream: `error` if that is one, else what the work ended with, as a negative errno. */
 int gpu_wait(struct home_gpu *gpu, CUresult error);

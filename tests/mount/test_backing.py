@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data directory below the mount: its filesystem, what is mounted in it, what changes behind."""
+import ctypes
 import errno
+import mmap
 import os
 import shutil
 import subprocess
@@ -8,7 +10,7 @@ import time
 
 import pytest
 
-from helpers import descriptors, error_of, forget_inodes, read_file, write_file
+from helpers import PAGE, agents, descriptors, error_of, forget_inodes, read_file, write_file  # noqa: F401
 
 
 def test_statfs(mount):
@@ -29,6 +31,41 @@ def test_changes_behind_the_mount_are_seen_at_open(mount):
         time.sleep(0.1 * (digit == ord("3")))  # a moment ago, or just now
         assert read_file(mnt) == bytes([digit]) * 8192
         assert read_file(mnt) == bytes([digit]) * 8192
+
+
+def resident(mapping):
+    """How many of its pages the kernel has."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    flags = (ctypes.c_ubyte * (len(mapping) // PAGE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), flags) == 0
+    return sum(flag & 1 for flag in flags)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["untracked", "tracked"])
+def test_nobody_keeps_pages_that_another_open_is_about_to_drop(mount, agents, shared):
+    """Who finds a change has the kernel drop its pages after the answer: whoever opens it beside him is told to, too, and
+    nobody else is."""
+    m = mount("passthrough=off,timeout=0")
+    mnt, data = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+    write_file(data, b"1" * 4 * PAGE)
+    time.sleep(0.1)  # times that are newer than 50 ms say nothing
+    if shared:
+        agents().do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 4 * PAGE)", path=mnt)
+    fd = os.open(mnt, os.O_RDWR)
+    kept = []
+    with mmap.mmap(fd, 4 * PAGE) as mapping:
+        os.close(fd)
+        for digit in b"123":
+            if digit > ord("1"):
+                with open(data, "r+b") as file:
+                    file.write(bytes([digit]) * 4 * PAGE)
+            for pause in 0.2, 0.02, 0.2:
+                time.sleep(pause)
+                fd = os.open(mnt, os.O_RDONLY)
+                kept.append(resident(mapping))
+                assert os.pread(fd, 4 * PAGE, 0) == bytes([digit]) * 4 * PAGE
+                os.close(fd)
+    assert kept == [0, 4, 4] + [0, 0, 4] * 2
 
 
 def test_errors_of_the_data_directory_reach_the_caller(mount, workdir):

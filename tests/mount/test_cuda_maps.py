@@ -545,7 +545,7 @@ def test_what_the_driver_says_is_logged(gpu):
         program.do("map.release()")
     assert gpu.failed() and logged() == []
     assert not any("failure" in one for one in helpers.statistics(m.mnt)["devices"])
-    for error in 999, 999, 1:
+    for error in 999, 999, 1, 999, 1:
         gpu.fail("*", 0, error)
         program.do("map[0:1] = bytes([map[0] ^ 1])")
         for _ in range(3):
@@ -574,6 +574,19 @@ def test_a_gpu_that_fails_at_its_first_use_is_seen(gpu):
     if not m.nodes:
         failures = {one["device"]: one.get("failure") for one in helpers.statistics(m.mnt)["devices"]}
         assert failures == {"soft:0": None, "cuda:0": "CUDA_ERROR_UNKNOWN"}
+
+
+def test_memory_that_the_driver_does_not_share(gpu):
+    """As in a container that forbids it: the map fails, and the log says why."""
+    m = gpu.mount()
+    path = make(m, b"." * 6 * PAGE)
+    gpu.fail("cuMemExportToShareableHandle", 1, 999)
+    program = gpu.agent()
+    program.do("fd = os.open(path, os.O_RDWR)\ndevice = gaia.Device('cuda:0')", path=path)
+    assert program("error_of(device.mmap, fd, 6 * PAGE)") == errno.EIO
+    assert re.findall(r"cuda:0: its driver reports (\w+)", m.log_text()) == ["CUDA_ERROR_UNKNOWN"]
+    gpu.heal()
+    program.do("map = device.mmap(fd, 6 * PAGE)\nassert map[:2] == b'..'")
 
 
 @pytest.mark.parametrize("name, count", [("cuLaunchKernel", 2), ("cuLaunchKernel", 3), ("cuMemcpyHtoDAsync", 5),

@@ -329,3 +329,40 @@ def test_what_the_kernel_has_from_before(m, devices, agents, fill):
             assert os.pread(fd, 1, 0) == bytes([turn])
             os.close(fd)
             wait_until(lambda: modes(m) == {}, what="the kernel has told of the close")
+
+
+def test_who_opens_a_file_just_as_it_leaves(m, agents, workdir):
+    """Somebody else's open is answered while the one that has the file leave is on its way: he sees none of those either, and
+    what he stores brings none of them into the file."""
+    rounds, legacy, program = 150, agents(), agents()
+    flag = os.path.join(workdir, "flag")
+    write_file(flag, bytes(PAGE))
+    fd = os.open(flag, os.O_RDWR)
+    go = mmap.mmap(fd, PAGE)
+    program.do("dev = gaia.Device('soft:0')\ngo = mmap.mmap(os.open(flag, os.O_RDWR), PAGE)", flag=flag)
+    legacy.do("fds = []")
+    for turn in range(rounds):
+        path = make(m, b"A" * 2 * PAGE, f"f{turn}")
+        legacy.do(OPEN, path=path)
+        legacy.do(FILLS["sendfile"] + "\nos.pwrite(fd, b'B' * PAGE, 0)\n" + CLOSE)
+        time.sleep(0.06)  # times that are newer than 50 ms say nothing
+        wait_until(lambda: modes(m) == {}, what="the kernel has told of the closes")
+        go[0] = 0
+        program.start("while not go[0]:\n    pass\nfd = os.open(path, os.O_RDONLY)\ntime.sleep(0.002)\nos.close(fd)", path=path)
+        time.sleep(0.004)
+        end = time.perf_counter() + turn % 10 * 20e-6
+        go[0] = 1
+        while time.perf_counter() < end:
+            pass
+        mine = os.open(path, os.O_RDWR)
+        found = os.pread(mine, PAGE, 0)
+        with mmap.mmap(mine, PAGE) as mapping:
+            mapping[5] = ord("C")
+            mapping.flush()
+        os.close(mine)
+        program.finish()
+        assert found == b"B" * PAGE, turn
+        with open(os.path.join(m.data, f"f{turn}"), "rb") as below:
+            assert below.read(PAGE) == b"BBBBBC" + b"B" * (PAGE - 6), turn
+    go.close()
+    os.close(fd)
