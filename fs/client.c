@@ -50,7 +50,7 @@ static int do_hello(struct client *client, struct gaia_message *message, int *fd
         close(alive_fd);
         return error;
     }
-    programs_add(&client->fs->programs, client->peer.pid);
+    programs_add(&client->fs->programs, client->peer.pid, client->peer.uid);
     client->faults = fds[0];
     fds[0] = -1;
     *alive_fd_out = alive_fd;

@@ -39,37 +39,51 @@ static void look(struct programs *programs)
     unsigned kept = 0, count = programs->count;
 
     for (unsigned i = 0; i < count; i++)
-        if (!kill(programs->list[i], 0) || errno != ESRCH)
+        if (!kill(programs->list[i].process, 0) || errno != ESRCH)
             programs->list[kept++] = programs->list[i];
-    if (kept < count)
-        programs->oldest = 0;
     programs->count = kept;
 }
 
-/* The lock is held. */
-static void add(struct programs *programs, pid_t process)
+/* Where there is room for one of the user's. The lock is held. */
+static unsigned place_for(struct programs *programs, uid_t uid)
 {
-    unsigned count, i;
+    unsigned own = 0, oldest = 0, oldest_own = 0;
 
-    look(programs);
-    count = programs->count;
-    for (i = 0; i < count && programs->list[i] != process; i++)
-        ;
-    if (i == PROGRAMS_MAX) {
-        i = programs->oldest;
-        programs->oldest = (i + 1) % PROGRAMS_MAX;
-    } else if (i == count) {
-        programs->count = count + 1;
+    for (unsigned i = 0; i < programs->count; i++) {
+        if (programs->list[i].number < programs->list[oldest].number)
+            oldest = i;
+        if (programs->list[i].uid != uid)
+            continue;
+        if (!own++ || programs->list[i].number < programs->list[oldest_own].number)
+            oldest_own = i;
     }
-    programs->list[i] = process;
+    if (uid != 0 && own >= PROGRAMS_OF_USER_MAX)
+        return oldest_own;
+    return programs->count < PROGRAMS_MAX ? programs->count++ : oldest;
 }
 
-void programs_add(struct programs *programs, pid_t process)
+/* The lock is held. */
+static void add(struct programs *programs, pid_t process, uid_t uid)
+{
+    for (unsigned i = 0; i < programs->count; i++) {
+        if (programs->list[i].process == process) {
+            programs->list[i].uid = uid;
+            return;
+        }
+    }
+    look(programs);
+    unsigned place = place_for(programs, uid);
+    programs->list[place].process = process;
+    programs->list[place].uid = uid;
+    programs->list[place].number = programs->added++;
+}
+
+void programs_add(struct programs *programs, pid_t process, uid_t uid)
 {
     if (process <= 0)
         return;
     pthread_mutex_lock(&programs->lock);
-    add(programs, process);
+    add(programs, process, uid);
     pthread_mutex_unlock(&programs->lock);
 }
 
@@ -83,7 +97,7 @@ int programs_accept(struct programs *programs)
     int fd = accept4(programs->listener, NULL, NULL, SOCK_CLOEXEC);
     int error = fd < 0 ? -errno : 0;
     if (!error && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) && peer.pid > 0)
-        add(programs, peer.pid);
+        add(programs, peer.pid, peer.uid);
     pthread_mutex_unlock(&programs->lock);
     return error ? error : fd;
 }
@@ -95,10 +109,30 @@ static bool is_waiting(const struct programs *programs)
     return programs->listener >= 0 && poll(&wait, 1, 0) > 0 && wait.revents & POLLIN;
 }
 
+/* The lock is held. */
+static bool is_listed(struct programs *programs, pid_t thread, time_t second)
+{
+    unsigned slot = (unsigned)thread % PROGRAMS_OTHERS;
+    bool have = false;
+
+    if (programs->others[slot].thread == thread && programs->others[slot].added == programs->added &&
+        programs->others[slot].second == second)
+        return false;
+    /* The signal 0 only asks whether the process has such a thread. */
+    for (unsigned i = 0; i < programs->count && !have; i++)
+        have = !syscall(SYS_tgkill, programs->list[i].process, thread, 0) || errno != ESRCH;
+    if (!have) {
+        programs->others[slot].thread = thread;
+        programs->others[slot].added = programs->added;
+        programs->others[slot].second = second;
+    }
+    return have;
+}
+
 bool programs_have(struct programs *programs, pid_t thread)
 {
     struct timespec pause = {.tv_nsec = 1000000}, until = lock_wait_until(WAIT_MS);
-    bool have = false;
+    bool have;
 
     if (thread <= 0)
         return false;
@@ -113,9 +147,7 @@ bool programs_have(struct programs *programs, pid_t thread)
     if (programs->looked != until.tv_sec)
         look(programs);
     programs->looked = until.tv_sec;
-    /* The signal 0 only asks whether the process has such a thread. */
-    for (unsigned i = 0; i < programs->count && !have; i++)
-        have = !syscall(SYS_tgkill, programs->list[i], thread, 0) || errno != ESRCH;
+    have = is_listed(programs, thread, until.tv_sec);
     pthread_mutex_unlock(&programs->lock);
     return have;
 }

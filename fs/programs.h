@@ -18,15 +18,28 @@
 #include "base/lock.h"
 
 #define PROGRAMS_MAX 256u
+#define PROGRAMS_OF_USER_MAX 64u /* but root: so that nobody pushes others' out */
+#define PROGRAMS_OTHERS 128u
 
 struct programs {
     int listener;         /* -1: none; set before anybody asks, and never closed */
     pthread_mutex_t lock; /* guards the rest; a leaf */
     unsigned count;       /* of list */
-    pid_t list[PROGRAMS_MAX];
-    unsigned oldest; /* of a full list: the next to make room */
-    time_t looked;   /* when it was looked last which of them are alive, */
-    time_t hurried;  /* and when who accepts was waited for in vain */
+    struct {
+        pid_t process;
+        uid_t uid;
+        uint64_t number; /* of those added: the lowest is the oldest */
+    } list[PROGRAMS_MAX];
+    uint64_t added; /* counts what came into the list */
+    time_t looked;  /* when it was looked last which of them are alive, */
+    time_t hurried; /* and when who accepts was waited for in vain */
+    /* Threads that were found to be nobody's of the list, for the second and as long as none is added: so
+     * that all who open files do not pay for a long list. By their numbers' remainders. */
+    struct {
+        pid_t thread;
+        uint64_t added;
+        time_t second;
+    } others[PROGRAMS_OTHERS];
 };
 
 void programs_init(struct programs *programs);
@@ -40,13 +53,13 @@ int programs_listen(struct programs *programs);
 int programs_accept(struct programs *programs);
 
 /* The process uses devices; by its number here, 0, one that this daemon can't see: nothing. One too many
- * takes the place of the oldest. Any thread. */
-void programs_add(struct programs *programs, pid_t process);
+ * takes the place of the oldest, of its user's when they are his who has too many. Any thread. */
+void programs_add(struct programs *programs, pid_t process, uid_t uid);
 
 /* Whether a thread is one of such a process. Waits for who accepts, 20 ms at most, and if that was in vain
  * not again in the same second. A process that has the number of one that has ended, or that one has become
- * by exec(), may be taken for it until it ends itself. Any thread; a system call, and less than a microsecond
- * for each process of the list. */
+ * by exec(), may be taken for it until it ends itself. Any thread; a system call, and once a second for each
+ * thread less than a microsecond for each process of the list. */
 bool programs_have(struct programs *programs, pid_t thread);
 
 #endif

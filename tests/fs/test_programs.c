@@ -99,8 +99,8 @@ static void test_nobody(void **state)
 {
     (void)state;
     assert_false(programs_have(&programs, getpid()));
-    programs_add(&programs, 0); /* a program that can't be seen here */
-    programs_add(&programs, -1);
+    programs_add(&programs, 0, 0); /* a program that can't be seen here */
+    programs_add(&programs, -1, 0);
     assert_int_equal(programs.count, 0);
     assert_false(programs_have(&programs, 0));
 }
@@ -110,7 +110,7 @@ static void test_all_threads_of_a_process(void **state)
     bool have = false;
 
     (void)state;
-    programs_add(&programs, getpid());
+    programs_add(&programs, getpid(), 0);
     assert_true(programs_have(&programs, getpid()));
     in_a_thread(ask_here, &have);
     assert_true(have);
@@ -122,8 +122,8 @@ static void test_other_processes(void **state)
     pid_t one = another(), two = another();
 
     (void)state;
-    programs_add(&programs, one);
-    programs_add(&programs, one);
+    programs_add(&programs, one, 0);
+    programs_add(&programs, one, 0);
     assert_int_equal(programs.count, 1);
     assert_true(programs_have(&programs, one));
     assert_false(programs_have(&programs, two)); /* nor a child of who is */
@@ -220,8 +220,8 @@ static void test_one_that_has_ended(void **state)
     pid_t one = another(), two = another();
 
     (void)state;
-    programs_add(&programs, one);
-    programs_add(&programs, two);
+    programs_add(&programs, one, 0);
+    programs_add(&programs, two, 0);
     end(one);
     wait_for_a_look();
     assert_false(programs_have(&programs, one));
@@ -240,18 +240,59 @@ static void test_one_too_many(void **state)
     (void)state;
     for (unsigned i = 0; i < PROGRAMS_MAX + 2; i++) {
         pids[i] = another();
-        programs_add(&programs, pids[i]);
+        programs_add(&programs, pids[i], 0);
     }
     assert_int_equal(programs.count, PROGRAMS_MAX);
     for (unsigned i = 0; i < PROGRAMS_MAX + 2; i++)
         assert_int_equal(programs_have(&programs, pids[i]), i >= 2);
     end(pids[5]); /* makes room, so that no other has to go */
     pids[5] = another();
-    programs_add(&programs, pids[5]);
+    programs_add(&programs, pids[5], 0);
     for (unsigned i = 2; i < PROGRAMS_MAX + 2; i++)
         assert_true(programs_have(&programs, pids[i]));
     for (unsigned i = 0; i < PROGRAMS_MAX + 2; i++)
         end(pids[i]);
+}
+
+/* A user who starts many pushes out his own. */
+static void test_many_of_one_user(void **state)
+{
+    pid_t roots = another(), others = another(), pids[PROGRAMS_OF_USER_MAX + 2];
+
+    (void)state;
+    programs_add(&programs, roots, 0);
+    programs_add(&programs, others, 8);
+    for (unsigned i = 0; i < PROGRAMS_OF_USER_MAX + 2; i++) {
+        pids[i] = another();
+        programs_add(&programs, pids[i], 7);
+    }
+    assert_int_equal(programs.count, PROGRAMS_OF_USER_MAX + 2);
+    assert_true(programs_have(&programs, roots) && programs_have(&programs, others));
+    for (unsigned i = 0; i < PROGRAMS_OF_USER_MAX + 2; i++)
+        assert_int_equal(programs_have(&programs, pids[i]), i >= 2);
+    for (unsigned i = 0; i < PROGRAMS_OF_USER_MAX + 2; i++)
+        end(pids[i]);
+    end(roots);
+    end(others);
+}
+
+/* Who was found to be none is found again as soon as he is one. */
+static void test_one_that_becomes_one(void **state)
+{
+    pid_t first = another(), pid = another();
+    uint64_t added;
+
+    (void)state;
+    programs_add(&programs, first, 0);
+    for (int i = 0; i < 3; i++)
+        assert_false(programs_have(&programs, pid));
+    added = programs.added;
+    programs_add(&programs, first, 0); /* again: nothing is new */
+    assert_int_equal(programs.added, added);
+    programs_add(&programs, pid, 0);
+    assert_true(programs_have(&programs, pid));
+    end(first);
+    end(pid);
 }
 
 int main(void)
@@ -266,6 +307,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_many_mounts, setup, teardown),
         cmocka_unit_test_setup_teardown(test_one_that_has_ended, setup, teardown),
         cmocka_unit_test_setup_teardown(test_one_too_many, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_many_of_one_user, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_one_that_becomes_one, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
