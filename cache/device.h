@@ -38,9 +38,11 @@ struct cache_device {
     struct cache_pool *pool;  /* or NULL: nothing but the capacity counts */
     const struct evict_policy *policy;
 
-    pthread_mutex_t lock;   /* guards order and charged; taken inside a file's lock, nothing inside it */
-    pthread_cond_t changed; /* pages were uncharged, or stopped being busy */
+    pthread_mutex_t lock;          /* guards all below; taken inside a file's lock, nothing inside it */
+    pthread_cond_t changed;        /* pages were uncharged, or stopped being busy */
     TAILQ_HEAD(, leaf_copy) order; /* of eviction: the next to go is first */
+    uint64_t ordered;              /* copies on it */
+    uint64_t staying;              /* of these: of replicas that stay */
     uint64_t charged;              /* pages resident or about to be */
 
     struct cache_counters count;

@@ -12,6 +12,18 @@ static void to_the_end(struct cache_device *device, struct leaf_copy *copy)
     TAILQ_INSERT_TAIL(&device->order, copy, order);
 }
 
+/* The copy is on the order from now on, or not any more. Lock held. */
+static void count_in_order(struct cache_device *device, struct leaf_copy *copy, bool there)
+{
+    uint64_t one = there ? 1 : -UINT64_C(1);
+
+    copy->in_order = there;
+    device->ordered += one;
+    copy->replica->ordered += one;
+    if (copy->replica->stays)
+        device->staying += one;
+}
+
 static void ignore(struct cache_device *device, struct leaf_copy *copy)
 {
     (void)device;
@@ -61,7 +73,7 @@ void evict_placed(struct cache_device *device, struct leaf_copy *copy, bool touc
     pthread_mutex_lock(&device->lock);
     if (!copy->in_order) {
         TAILQ_INSERT_TAIL(&device->order, copy, order);
-        copy->in_order = true;
+        count_in_order(device, copy, true);
         copy->referenced = false;
     }
     device->policy->placed(device, copy);
@@ -84,30 +96,79 @@ void evict_forget(struct cache_device *device, struct leaf_copy *copy)
         return;
     pthread_mutex_lock(&device->lock);
     TAILQ_REMOVE(&device->order, copy, order);
-    copy->in_order = false;
+    count_in_order(device, copy, false);
     pthread_mutex_unlock(&device->lock);
 }
 
-/* The policy's next copy. The file is in use on return, which file_unuse() ends: it is pinned, because the
- * copy is in its index. *length_out: of the order, up to BATCH_MAX. */
-static struct replica *next_victim(struct cache_device *device, uint64_t *leaf_out, uint64_t *length_out)
+/* A client's map more, or less. */
+static void change_clients(struct replica *replica, bool more)
+{
+    struct cache_device *device = replica->device;
+
+    pthread_mutex_lock(&device->lock);
+    unsigned clients = more ? ++replica->frames->clients : --replica->frames->clients;
+    bool stays = replica->scans && clients;
+    if (stays && !replica->stays)
+        device->staying += replica->ordered;
+    else if (!stays && replica->stays)
+        device->staying -= replica->ordered;
+    replica->stays = stays;
+    pthread_mutex_unlock(&device->lock);
+}
+
+void evict_mapped(struct replica *replica)
+{
+    change_clients(replica, true);
+}
+
+void evict_unmapped(struct replica *replica)
+{
+    change_clients(replica, false);
+}
+
+/* How many copies are once round the order; 0: they all stay, so none of them need be looked at. Where a
+ * device scans it is not cut short: as much as is mapped there may come first. No lock is held. */
+static uint64_t round_length(struct cache_device *device)
+{
+    pthread_mutex_lock(&device->lock);
+    uint64_t length = device->ordered > device->staying ? device->ordered : 0;
+    pthread_mutex_unlock(&device->lock);
+    return device->scans || length < BATCH_MAX ? length : BATCH_MAX;
+}
+
+/* The policy's next copy that does not stay, of as many as one may pass under one hold of the lock, or NULL.
+ * Its file is in use on return, which file_unuse() ends: it is pinned, because the copy is in its index. Lock
+ * held. */
+static struct leaf_copy *pass_staying(struct cache_device *device, uint64_t *tries)
+{
+    for (unsigned n = 0; n < BATCH_MAX && *tries && !TAILQ_EMPTY(&device->order); n++) {
+        struct leaf_copy *copy = device->policy->victim(device);
+        --*tries;
+        if (!copy->replica->stays) {
+            copy->replica->file->uses++;
+            return copy;
+        }
+    }
+    return NULL;
+}
+
+/* The same, of *tries copies, which it counts down. Who charges the device meanwhile waits for a part of them
+ * only. No lock is held. */
+static struct replica *next_victim(struct cache_device *device, uint64_t *tries, uint64_t *leaf_out)
 {
     struct replica *replica = NULL;
-    struct leaf_copy *copy;
+    bool empty = false;
 
-    *length_out = 0;
-    pthread_mutex_lock(&device->lock);
-    if (!TAILQ_EMPTY(&device->order)) {
-        copy = device->policy->victim(device);
-        replica = copy->replica;
-        *leaf_out = copy->leaf->number;
-        replica->file->uses++;
+    while (!replica && *tries && !empty) {
+        pthread_mutex_lock(&device->lock);
+        struct leaf_copy *copy = pass_staying(device, tries);
+        if (copy) { /* it may be gone as soon as the lock is */
+            replica = copy->replica;
+            *leaf_out = copy->leaf->number;
+        }
+        empty = TAILQ_EMPTY(&device->order);
+        pthread_mutex_unlock(&device->lock);
     }
-    TAILQ_FOREACH (copy, &device->order, order)
-        if (++*length_out >= BATCH_MAX &&
-            !device->scans) /* there, what is mapped can't go, however much it is */
-            break;
-    pthread_mutex_unlock(&device->lock);
     return replica;
 }
 
@@ -135,15 +196,13 @@ static page_mask choose(struct replica *replica, uint64_t leaf_number, uint64_t 
 
 static uint64_t evict_some(struct cache_device *device, uint64_t pages, int *error_out)
 {
-    uint64_t total = 0, tries = 1, length;
+    uint64_t total = 0, tries = round_length(device);
 
-    for (uint64_t i = 0; i < tries && total < pages; i++) {
+    while (total < pages) {
         struct copy_pages victim = {0};
-        struct replica *replica = next_victim(device, &victim.leaf, &length);
+        struct replica *replica = next_victim(device, &tries, &victim.leaf);
         if (!replica)
             break;
-        if (i == 0)
-            tries = length; /* once round the order, and no more */
         victim.pages = choose(replica, victim.leaf, pages - total);
         uint64_t dropped = 0;
         int error = victim.pages ? drop_pages(replica, &victim, 1, DROP_EVICT, &dropped) : 0;
@@ -179,7 +238,9 @@ int evict_and_charge(struct cache_device *device, uint64_t pages)
         error = refused;
         if (error && ++waited > 20)
             return error;
-        if (!error && device->scans && ++waited > 20) /* what is mapped there stays */
+        /* What is mapped there stays; but a map may be ending, what somebody else evicts may be charged yet,
+         * and who has charged for pages may fail to place them. */
+        if (!error && device->scans && ++waited > 20)
             return -ENOMEM;
         cache_device_wait(device, 10);
     }

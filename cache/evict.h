@@ -9,6 +9,7 @@
 
 struct cache_device;
 struct leaf_copy;
+struct replica;
 
 /* All functions are called with the device's lock held; the copy is on device->order. */
 struct evict_policy {
@@ -34,9 +35,14 @@ void evict_touched(struct cache_device *device, struct leaf_copy *copy);
 /* The copy is empty. The file's lock is held. */
 void evict_forget(struct cache_device *device, struct leaf_copy *copy);
 
+/* A client's map of the replica begins, before its first page is placed; and ends, when nothing of the client
+ * touches it any more. What is mapped on a device that scans stays there. No lock is held. */
+void evict_mapped(struct replica *replica);
+void evict_unmapped(struct replica *replica);
+
 /* Charge the device with pages, evicting as need be. Waits while all frames are in use by faults under way.
- * 0; -ENOMEM (more than the device has at all); or the error that kept pages from being evicted. No lock is
- * held. */
+ * 0; -ENOMEM (more than the device has at all, or, where it scans, than is not mapped); or the error that
+ * kept pages from being evicted. No lock is held. */
 int evict_and_charge(struct cache_device *device, uint64_t pages);
 
 /* Let about as many pages go as can go now: how many. No lock is held. */

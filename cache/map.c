@@ -27,7 +27,7 @@ static void end_here(struct cache_map *map)
     assert(frames);
     if (map->frames)
         frames->ops->detach(map->frames);
-    frames->clients--;
+    evict_unmapped(map->replica);
     if (frames->ops->trim)
         frames->ops->trim(frames);
 }
@@ -107,7 +107,7 @@ static int open_here(struct cache_map *map, const struct cache_map_request *requ
         return error;
     }
     map->resident |= map->replica->scans; /* no touch would bring a page */
-    map->replica->frames->clients++;
+    evict_mapped(map->replica);
     return 0;
 }
 
@@ -157,7 +157,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     if (map->far)
         agent_map_end(map);
     else
-        map->replica->frames->clients--;
+        evict_unmapped(map->replica);
     durable_close(request->file->durable);
     readahead_free(&map->readahead);
     readahead_free(&map->stores);

@@ -28,6 +28,10 @@ struct replica {
     bool scans;     /* its device tells nothing of its stores: they are looked for (cache/scan.h) */
     bool read_only; /* of scans: no client can store to it */
     struct gaia_frames *frames;
+    /* Under the device's lock: copies on its order; and whether nothing of them can go, as it scans and
+     * clients map it. */
+    uint64_t ordered;
+    bool stays;
     int state_fd; /* a memfd with the shared state, and a read-only descriptor of it for clients */
     struct gaia_shared_state *state;
 

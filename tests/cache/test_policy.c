@@ -10,21 +10,25 @@
 
 #include "cache/device.h"
 #include "cache/evict.h"
-#include "cache/index.h"
+#include "cache/replica.h"
 
 #define COPIES 4u
 
 static struct cache_device device;
+static struct replica replica;
 static struct leaf_copy copies[COPIES];
 
 /* A, B, C, D were placed in this order, each for a touch. */
 static void start(const char *policy)
 {
     memset(copies, 0, sizeof copies);
+    memset(&replica, 0, sizeof replica);
     memset(&device, 0, sizeof device);
     cache_device_init(&device, 0, 1 << 20, evict_policy_find(policy));
-    for (unsigned i = 0; i < COPIES; i++)
+    for (unsigned i = 0; i < COPIES; i++) {
+        copies[i].replica = &replica;
         evict_placed(&device, &copies[i], true);
+    }
 }
 
 /* The letter of the next copy to go. */
