@@ -20,12 +20,8 @@
 
 static struct cache_map *find_by_address(struct cache_client *client, uint64_t address)
 {
-    struct cache_map *map;
-
     pthread_mutex_lock(&client->lock);
-    LIST_FOREACH (map, &client->maps, link)
-        if (map->frames && address >= map->address && address - map->address < map->count * GAIA_PAGE_SIZE)
-            break;
+    struct cache_map *map = maps_at(&client->maps, address);
     if (map)
         cache_map_get(map);
     pthread_mutex_unlock(&client->lock);
@@ -137,8 +133,7 @@ int cache_client_open(struct cache *cache, const struct gaia_process *process, b
     client = calloc(1, sizeof *client);
     if (!client)
         goto out;
-    *client = (struct cache_client){.cache = cache, .process = *process, .can_trap = can_trap, .next_id = 1};
-    LIST_INIT(&client->maps);
+    *client = (struct cache_client){.cache = cache, .process = *process, .can_trap = can_trap};
     lock_init(&client->lock, LOCK_CLIENT);
     pthread_cond_init(&client->idle, NULL);
     client->stop = eventfd(0, EFD_CLOEXEC);
@@ -196,7 +191,6 @@ const struct gaia_process *cache_client_process(const struct cache_client *clien
 
 void cache_client_close(struct cache_client *client)
 {
-    struct cache_map *map;
     uint64_t one = 1;
 
     if (!client)
@@ -205,15 +199,14 @@ void cache_client_close(struct cache_client *client)
         ;
     if (client->process.faults >= 0)
         join_faults(client);
-    while ((map = LIST_FIRST(&client->maps))) {
-        uint32_t id = map->id;
-        cache_map_close(client, id);
-    }
+    while (client->maps.count) /* nobody opens any more; from the end, where closing moves no others */
+        cache_map_close(client, (uint32_t)client->maps.by_id[client->maps.count - 1].key);
     if (client->cache->nodes && !client->far) {
         leave(client);
         agent_client_gone(client->cache, client);
     }
     close(client->stop);
+    maps_free(&client->maps); /* homes may have looked for one until now */
     pthread_cond_destroy(&client->idle);
     pthread_mutex_destroy(&client->lock);
     free(client);

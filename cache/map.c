@@ -18,8 +18,6 @@
 #include "gpu/gaia.h"
 #include "io/protocol.h"
 
-#define MAPS_MAX 4096u
-
 static void end_here(struct cache_map *map)
 {
     assert(map->replica); /* a map is far, or has one */
@@ -137,14 +135,9 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     readahead_init(&map->stores, 1);
     durable_open(request->file->durable, true, &map->seen);
     pthread_mutex_lock(&client->lock);
-    if (client->count < MAPS_MAX) {
-        map->id = client->next_id++;
-        client->count++;
+    error = maps_add(&client->maps, map);
+    if (!error)
         *id_out = map->id;
-        LIST_INSERT_HEAD(&client->maps, map, link);
-    } else {
-        error = -EMFILE;
-    }
     pthread_mutex_unlock(&client->lock);
     if (!error) {
         *frames_fd_out = frames_fd;
@@ -172,8 +165,6 @@ out_unuse:
     free(map);
     return error;
 }
-
-static struct cache_map *find_by_id(struct cache_client *client, uint32_t id);
 
 static struct gaia_frames *frames_of(const struct cache_map *map)
 {
@@ -222,7 +213,7 @@ int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, in
     int error = -EINVAL;
 
     pthread_mutex_lock(&client->lock);
-    struct cache_map *map = find_by_id(client, id);
+    struct cache_map *map = maps_by_id(&client->maps, id);
     if (map)
         cache_map_get(map);
     pthread_mutex_unlock(&client->lock);
@@ -235,17 +226,6 @@ int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, in
     return error;
 }
 
-/* Lock held. */
-static struct cache_map *find_by_id(struct cache_client *client, uint32_t id)
-{
-    struct cache_map *map;
-
-    LIST_FOREACH (map, &client->maps, link)
-        if (map->id == id)
-            return map;
-    return NULL;
-}
-
 /* A map that is to be attached now, with a reference: nobody else may attach it until `attaching` falls. */
 static int begin_attach(struct cache_client *client, uint32_t id, uint64_t address,
                         struct cache_map **map_out)
@@ -253,7 +233,7 @@ static int begin_attach(struct cache_client *client, uint32_t id, uint64_t addre
     int error = -ENOENT;
 
     pthread_mutex_lock(&client->lock);
-    struct cache_map *map = find_by_id(client, id);
+    struct cache_map *map = maps_by_id(&client->maps, id);
     if (map && (map->frames || map->attaching))
         error = -EBUSY;
     else if (map && address > UINT64_MAX - map->count * GAIA_PAGE_SIZE)
@@ -282,7 +262,7 @@ static int attach_here(struct cache_map *map, uint64_t address, struct gaia_fram
 int cache_map_attach_far(struct cache_client *client, uint32_t id, uint64_t address, bool can_trap)
 {
     pthread_mutex_lock(&client->lock);
-    struct cache_map *map = find_by_id(client, id);
+    struct cache_map *map = maps_by_id(&client->maps, id);
     if (map && !map->frames && !map->attaching)
         map->can_trap = can_trap;
     pthread_mutex_unlock(&client->lock);
@@ -305,6 +285,8 @@ int cache_map_attach(struct cache_client *client, uint32_t id, uint64_t address)
     if (!error) {
         map->address = address;
         map->frames = frames;
+        if (!map->closing) /* else it is not among them any more */
+            maps_attach(&client->maps, map);
     }
     pthread_mutex_unlock(&client->lock);
     cache_map_put(map);
@@ -314,10 +296,9 @@ int cache_map_attach(struct cache_client *client, uint32_t id, uint64_t address)
 int cache_map_close(struct cache_client *client, uint32_t id)
 {
     pthread_mutex_lock(&client->lock);
-    struct cache_map *map = find_by_id(client, id);
+    struct cache_map *map = maps_by_id(&client->maps, id);
     if (map) {
-        LIST_REMOVE(map, link);
-        client->count--;
+        maps_remove(&client->maps, map);
         map->closing = true;
         /* Once this returns the client may map something else at the address: nobody may expose pages there
          * any more. */
@@ -345,7 +326,7 @@ static int find_range(struct cache_client *client, uint32_t id, uint64_t offset,
                            .count = bytes / GAIA_PAGE_SIZE + (bytes % GAIA_PAGE_SIZE != 0)};
 
     pthread_mutex_lock(&client->lock);
-    struct cache_map *map = find_by_id(client, id);
+    struct cache_map *map = maps_by_id(&client->maps, id);
     bool attached = map && map->frames;
     if (attached)
         cache_map_get(map);

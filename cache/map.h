@@ -7,6 +7,7 @@
 #include <sys/queue.h>
 
 #include "cache/internal.h"
+#include "cache/maps.h"
 #include "cache/readahead.h"
 
 struct agent_map;
@@ -22,27 +23,25 @@ struct cache_client {
     int stop;
     bool can_trap;
     pthread_t thread;
-    pthread_mutex_t lock; /* guards maps, next_id and count; taken before any other */
+    pthread_mutex_t lock; /* guards maps; taken before any other */
     pthread_cond_t idle;  /* a map that is being closed has no other reference any more */
-    LIST_HEAD(, cache_map) maps;
-    uint32_t next_id, count;
+    struct maps maps;
 };
 
 struct cache_map {
-    LIST_ENTRY(cache_map) link; /* client->maps, under client->lock */
     struct cache_client *client;
     uint32_t id;
     struct cache_file *file;        /* in use */
     struct replica *replica;        /* NULL where the file's home is elsewhere; */
     struct agent_map *far;          /* then this */
     struct gaia_frames_map *frames; /* NULL until attached; set once, under client->lock */
-    uint64_t address;               /* in the client; 0 until attached */
+    uint64_t address;               /* in the client; 0 until attached: with it */
     uint64_t first, count;          /* pages of the file */
     bool writable, resident, can_trap;
     bool attaching, closing;     /* under client->lock */
     _Atomic bool poisoned;       /* a touch could not be served: SIGBUS until the next acquire refreshes it */
     _Atomic unsigned careful;    /* so many touches are served one page at a time, after an error */
-    _Atomic unsigned references; /* the client's list, and operations under way */
+    _Atomic unsigned references; /* the client's maps, and operations under way */
     struct durable_seen seen;
     /* Of touches of missing pages, and of first stores. Used by the client's fault thread and by advice, each
      * under its own lock. */

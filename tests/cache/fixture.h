@@ -45,6 +45,9 @@ struct fixture {
     int (*_Atomic drop)(struct gaia_frames *frames, uint64_t page, uint64_t count);
     int (*_Atomic protect)(struct gaia_frames *frames, uint64_t page, uint64_t count);
     int (*_Atomic fetch)(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out);
+    int (*_Atomic attach)(struct gaia_frames *frames, const struct gaia_process *process, uint64_t address,
+                          uint64_t first, uint64_t count, bool writable, bool can_trap,
+                          struct gaia_frames_map **map_out);
     int (*_Atomic expose)(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores);
     /* Of none of theirs: without it they have no such call. */
     int (*_Atomic place_later)(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes,

@@ -434,6 +434,66 @@ static void test_a_close_beside_a_fill(void **state)
     fixture_stop(&f);
 }
 
+static int attach_slowly(struct gaia_frames *frames, const struct gaia_process *process, uint64_t address,
+                         uint64_t page, uint64_t count, bool writable, bool can_trap,
+                         struct gaia_frames_map **map_out)
+{
+    sem_post(&reading);
+    while (sem_wait(&go_on))
+        ;
+    return plain_frames->attach(frames, process, address, page, count, writable, can_trap, map_out);
+}
+
+#define ELSEWHERE (UINT64_C(1) << 40)
+
+static uint32_t late_id;
+
+static void *attach_elsewhere(void *argument)
+{
+    (void)argument;
+    assert_int_equal(cache_map_attach(f.client, late_id, ELSEWHERE), 0);
+    return NULL;
+}
+
+static void *close_late(void *argument)
+{
+    (void)argument;
+    assert_int_equal(cache_map_close(f.client, late_id), 0);
+    returned = true;
+    return NULL;
+}
+
+/* A map that is closed while it is being attached is not there afterwards. */
+static void test_a_close_beside_an_attach(void **state)
+{
+    struct cache_map_request request = {.device = 0, .count = 16};
+    int frames, shared;
+    uint64_t chunk;
+    pthread_t attacher;
+
+    (void)state;
+    if (!start())
+        skip();
+    request.file = f.file;
+    sem_init(&reading, 0, 0);
+    sem_init(&go_on, 0, 0);
+    assert_int_equal(cache_map_open(f.client, &request, &late_id, &frames, &shared, &chunk), 0);
+    close(frames);
+    close(shared);
+    f.attach = attach_slowly;
+    assert_int_equal(pthread_create(&attacher, NULL, attach_elsewhere, NULL), 0);
+    while (sem_wait(&reading))
+        ;
+    begin(close_late);
+    bool early = returned;
+    sem_post(&go_on);
+    pthread_join(attacher, NULL);
+    end();
+    assert_false(early);
+    assert_int_equal(cache_client_fault(f.client, &(struct gaia_fault){.address = ELSEWHERE}), -ENOENT);
+    fixture_stop(&f);
+}
+
 /* --- at the file's lock --- */
 
 static sigjmp_buf past_the_end;
@@ -567,6 +627,7 @@ int main(void)
         cmocka_unit_test(test_a_truncation_beside_a_fill),
         cmocka_unit_test(test_an_acquire_after_a_truncation_beside_a_placement),
         cmocka_unit_test(test_a_close_beside_a_fill),
+        cmocka_unit_test(test_a_close_beside_an_attach),
         cmocka_unit_test(test_a_touch_of_what_was_cut_off),
         cmocka_unit_test(test_poison_is_told_until_it_is_heard),
         cmocka_unit_test(test_a_touch_that_fails_where_a_page_was_protected),
