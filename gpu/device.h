@@ -66,7 +66,7 @@ struct gaia_frames_ops {
     int (*attach)(struct gaia_frames *frames, const struct gaia_process *process, uint64_t address,
                   uint64_t first, uint64_t count, bool writable, bool can_trap,
                   struct gaia_frames_map **map_out);
-    /* Waits for calls under way on the map. [client] */
+    /* No call on the map is under way; those on all of the frames' maps are waited for. [client] */
     void (*detach)(struct gaia_frames_map *map);
 
     /* The file has this many pages now; frames past the end go away, and touching them raises SIGBUS. */

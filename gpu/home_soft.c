@@ -38,6 +38,7 @@ struct gaia_frames_map {
     uint64_t address;
     uint64_t first, count;
     bool writable, can_trap;
+    _Atomic bool restless; /* its client was waited for in vain: be_patient() */
 };
 
 struct soft_frames {
@@ -151,15 +152,40 @@ static void soft_close_window(void *memory, uint64_t count)
     munmap(memory, count * GAIA_PAGE_SIZE);
 }
 
-/* The kernel refuses while the client's mmap is changing: for a moment, unless the client keeps it so (it
- * can, with events that libgaia does not ask for). Then it only harms itself. */
-#define TRIES_MAX 2000u
+/* The kernel refuses with EAGAIN while the client's mmap is changing: for a moment, which is waited for. A
+ * client that has asked for events (libgaia has not) can keep it so: until its fault thread, which may be the
+ * one that waits here, has read them, or by changing it without pause. Who gives such a one up serves its
+ * touch, or traps its store, not at all: the touch comes again, and a store that was not trapped may be lost,
+ * or be seen on this device alone; the client is one that may store there. Others wait for it, too: who wants
+ * the same pages, or releases what it has mapped. So a call waits so long in all, whatever its range is and
+ * whether anything moves meanwhile, with no lock held (who wants to attach waits for nothing of this); and
+ * the next ones don't wait, until one has gone through. */
+#define PATIENCE_MS 200u
+#define TRIES_LEAST 100u /* though the time is over: the machine may be a busy one */
 
-static bool be_patient(unsigned tries)
+struct patience {
+    unsigned tries;
+    struct timespec until; /* set by the first */
+};
+
+/* Whether to try again. No lock is held. */
+static bool be_patient(struct patience *patience)
 {
-    if (tries > 100)
-        usleep(50);
-    return tries > TRIES_MAX;
+    lock_none("be_patient");
+    if (!patience->tries++)
+        patience->until = lock_wait_until(PATIENCE_MS);
+    if (patience->tries <= TRIES_LEAST)
+        return true;
+    usleep(50);
+    return !lock_is_past(&patience->until);
+}
+
+/* Whether the client is worth the wait. over: there is no patience left. */
+static bool is_waited_for(struct gaia_frames_map *map, bool changing, bool over)
+{
+    if ((!changing || over) && map->restless != changing)
+        map->restless = changing;
+    return changing && !map->restless;
 }
 
 /* Whether the file ends before this byte of the map, by now: the kernel says EINVAL or EFAULT then. */
@@ -172,8 +198,8 @@ static bool is_cut_off(const struct gaia_frames_map *map, uint64_t offset)
 }
 
 /* Continue one range in a client. A client that died, or unmapped the whole range meanwhile, is no error: it
- * waits for nothing. *done_out: bytes that are done with; -ENOENT: something is not mapped there (any more).
- */
+ * waits for nothing. *done_out: bytes that are done with; -ENOENT: something is not mapped there (any more);
+ * -EAGAIN: nothing is done, as the client's mmap is changing. */
 static int continue_range(struct gaia_frames_map *map, struct uffdio_range range, uint64_t mode,
                           uint64_t *done_out)
 {
@@ -184,8 +210,8 @@ static int continue_range(struct gaia_frames_map *map, struct uffdio_range range
         return 0;
     int error = -errno;
     *done_out = c.mapped > 0 ? (uint64_t)c.mapped : 0;
-    if (error == -EAGAIN) /* the client's mmap is changing: go on behind what was done */
-        return 0;
+    if (error == -EAGAIN) /* go on behind what was done */
+        return *done_out ? 0 : error;
     /* One page that is exposed already, or that is not mapped any more: its touch finds out. */
     struct uffdio_range one = {.start = range.start + *done_out, .len = GAIA_PAGE_SIZE};
     ioctl(map->process.faults, UFFDIO_WAKE, &one);
@@ -193,17 +219,19 @@ static int continue_range(struct gaia_frames_map *map, struct uffdio_range range
     return error == -EEXIST || is_cut_off(map, range.start - map->address + *done_out) ? 0 : error;
 }
 
+/* No lock: the map stays, as the call is on it. */
 static int soft_expose(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores)
 {
     struct uffdio_range range;
     uint64_t mode = trap_stores && map->writable && map->can_trap ? UFFDIO_CONTINUE_MODE_WP : 0, done;
+    struct patience patience = {0};
+    bool holes = false, over = false;
     int error = 0;
 
-    pthread_rwlock_rdlock(&map->frames->maps_lock);
-    bool any = map_range(map, page, count, &range);
-    bool holes = false;
-    unsigned tries = 0;
-    while (any && range.len && !error) {
+    lock_none("UFFDIO_CONTINUE");
+    if (!map_range(map, page, count, &range))
+        return 0;
+    while (range.len && !error) {
         struct uffdio_range piece = range;
         if (holes) /* the client has unmapped a part: one call stops at it, and says nothing of the rest */
             piece.len = GAIA_PAGE_SIZE;
@@ -213,26 +241,26 @@ static int soft_expose(struct gaia_frames_map *map, uint64_t page, uint64_t coun
                 done = 0;
             holes = true;
             error = 0;
+        } else if (is_waited_for(map, error == -EAGAIN, over)) {
+            over = !be_patient(&patience);
+            error = 0;
         }
-        if (!done && !holes && be_patient(tries++))
-            break;
         range.start += done;
         range.len -= done < range.len ? done : range.len;
     }
-    pthread_rwlock_unlock(&map->frames->maps_lock);
-    return error == -ESRCH ? 0 : error;
+    if (error == -EAGAIN) /* who waits touches again */
+        ioctl(map->process.faults, UFFDIO_WAKE, &range);
+    return error == -ESRCH || error == -EAGAIN ? 0 : error;
 }
 
 static int write_protect_range(struct gaia_frames_map *map, struct uffdio_range range, uint64_t mode)
 {
     struct uffdio_writeprotect wp = {.range = range, .mode = mode};
 
-    for (unsigned tries = 0; ioctl(map->process.faults, UFFDIO_WRITEPROTECT, &wp); tries++)
-        if (errno != EAGAIN || be_patient(tries))
-            return errno == EAGAIN ? -ESRCH : -errno;
-    return 0;
+    return ioctl(map->process.faults, UFFDIO_WRITEPROTECT, &wp) ? -errno : 0;
 }
 
+/* -EAGAIN: the client's mmap is changing, and any part of it may be done. */
 static int map_write_protect(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint64_t mode)
 {
     struct uffdio_range range;
@@ -250,26 +278,46 @@ static int map_write_protect(struct gaia_frames_map *map, uint64_t page, uint64_
     return error == -ENOENT || error == -ESRCH ? 0 : error; /* who is gone stores nothing */
 }
 
+/* All of them again, when one is waited for: maps may come and go meanwhile. */
 static int soft_protect(struct gaia_frames *frames, uint64_t page, uint64_t count)
 {
+    struct patience patience = {0};
     struct gaia_frames_map *map;
-    int error = 0;
+    bool again, over = false;
+    int error;
 
-    pthread_rwlock_rdlock(&soft(frames)->maps_lock);
-    LIST_FOREACH (map, &soft(frames)->maps, link) {
-        int one = map_write_protect(map, page, count, UFFDIO_WRITEPROTECT_MODE_WP);
-        error = error ? error : one;
-    }
-    pthread_rwlock_unlock(&soft(frames)->maps_lock);
+    do {
+        again = false;
+        error = 0;
+        pthread_rwlock_rdlock(&soft(frames)->maps_lock);
+        LIST_FOREACH (map, &soft(frames)->maps, link) {
+            int one = map_write_protect(map, page, count, UFFDIO_WRITEPROTECT_MODE_WP);
+            again |= is_waited_for(map, one == -EAGAIN, over);
+            error = error || one == -EAGAIN ? error : one;
+        }
+        pthread_rwlock_unlock(&soft(frames)->maps_lock);
+        over = again && !be_patient(&patience);
+    } while (again);
     return error;
 }
 
+/* No lock: the map stays, as the call is on it. */
 static int soft_unprotect(struct gaia_frames_map *map, uint64_t page, uint64_t count)
 {
-    pthread_rwlock_rdlock(&map->frames->maps_lock);
-    int error = map_write_protect(map, page, count, 0);
-    pthread_rwlock_unlock(&map->frames->maps_lock);
-    return error;
+    struct patience patience = {0};
+    struct uffdio_range range;
+    bool again, over = false;
+    int error;
+
+    lock_none("UFFDIO_WRITEPROTECT");
+    do {
+        error = map_write_protect(map, page, count, 0);
+        again = is_waited_for(map, error == -EAGAIN, over);
+        over = again && !be_patient(&patience);
+    } while (again);
+    if (error == -EAGAIN && map_range(map, page, count, &range)) /* who waits stores again */
+        ioctl(map->process.faults, UFFDIO_WAKE, &range);
+    return error == -EAGAIN ? 0 : error;
 }
 
 static void soft_wake(struct gaia_frames *frames, uint64_t page, uint64_t count)

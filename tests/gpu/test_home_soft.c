@@ -1,23 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The soft device's frames against an array: placed in runs of all lengths, by copies and by writes, dropped,
- * cleared, cut and made longer, also beside each other. What is not there reads as zeros. */
+ * cleared, cut and made longer, also beside each other. What is not there reads as zeros. And a client whose
+ * mmap is changing. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/lock.h"
 #include "gpu/device.h"
 #include "gpu/home_copy.h"
+#include "gpu/uffd.h"
 
 #define PAGES 9000u /* more than two windows */
 #define RUN_MAX 300u
@@ -269,12 +277,212 @@ static void test_long_runs_are_copied(void **state)
     frames->ops->close(frames);
 }
 
+/* ---- a client that has asked for events: while one is not read, its mmap is changing ---- */
+
+#define CLIENT_PAGES 64u
+#define HOLE 5u   /* a page that it has unmapped */
+#define DROPS 60u /* a page that it has the kernel drop: with that the mmap is changing */
+
+enum what { EXPOSE, PROTECT, UNPROTECT, WHATS };
+
+struct eventful {
+    struct gaia_frames *frames;
+    struct gaia_frames_map *map;
+    uint8_t *memory;
+    int faults, frames_fd;
+    pthread_t changer;
+    enum what what; /* of call() */
+    int read_ms;    /* of read_event(): when */
+};
+
+static struct eventful *_Atomic at_a_hole; /* whose mmap is to change when an expose() has met its hole */
+
+static void begin_to_change(struct eventful *c);
+
+/* The home's calls come through here. */
+int ioctl(int fd, unsigned long request, ...)
+{
+    struct eventful *c;
+    va_list arguments;
+
+    va_start(arguments, request);
+    int rc = (int)syscall(SYS_ioctl, fd, request, va_arg(arguments, void *));
+    va_end(arguments);
+    int error = errno;
+    if (rc && request == UFFDIO_CONTINUE && error == ENOENT && (c = atomic_exchange(&at_a_hole, NULL)))
+        begin_to_change(c);
+    errno = error;
+    return rc;
+}
+
+static bool client_start(struct eventful *c)
+{
+    struct uffdio_api api = {.api = UFFD_API,
+                             .features = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM |
+                                         UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_EVENT_REMOVE};
+    struct uffdio_register all = {.range.len = CLIENT_PAGES * GAIA_PAGE_SIZE,
+                                  .mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR |
+                                          UFFDIO_REGISTER_MODE_WP};
+
+    *c = (struct eventful){.faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY)};
+    if (c->faults < 0 || ioctl(c->faults, UFFDIO_API, &api))
+        return false;
+    assert_int_equal(gaia_soft_frames_open(CLIENT_PAGES, &c->frames), 0);
+    assert_int_equal(c->frames->ops->share(c->frames, true, 0, &c->frames_fd), 0);
+    c->memory = mmap(NULL, all.range.len, PROT_READ | PROT_WRITE, MAP_SHARED, c->frames_fd, 0);
+    assert_ptr_not_equal(c->memory, MAP_FAILED);
+    all.range.start = (uintptr_t)c->memory;
+    assert_int_equal(ioctl(c->faults, UFFDIO_REGISTER, &all), 0);
+    assert_int_equal(munmap(c->memory + HOLE * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE), 0);
+    memset(bytes, 3, sizeof bytes);
+    assert_int_equal(c->frames->ops->place(c->frames, 0, CLIENT_PAGES, bytes), 0);
+    struct gaia_process process = {.faults = c->faults, .pid = getpid()};
+    assert_int_equal(c->frames->ops->attach(c->frames, &process, (uintptr_t)c->memory, 0, CLIENT_PAGES, true,
+                                            true, &c->map),
+                     0);
+    return true;
+}
+
+static void client_stop(struct eventful *c)
+{
+    c->frames->ops->detach(c->map);
+    munmap(c->memory, CLIENT_PAGES * GAIA_PAGE_SIZE);
+    close(c->frames_fd);
+    close(c->faults);
+    c->frames->ops->close(c->frames);
+}
+
+static void *change(void *argument)
+{
+    struct eventful *c = argument;
+
+    madvise(c->memory + (size_t)DROPS * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE, MADV_DONTNEED);
+    return NULL;
+}
+
+/* Its mmap is changing from now on, until the event is read. */
+static void begin_to_change(struct eventful *c)
+{
+    struct uffdio_writeprotect nothing = {.range = {.start = (uintptr_t)c->memory, .len = GAIA_PAGE_SIZE}};
+
+    assert_int_equal(pthread_create(&c->changer, NULL, change, c), 0);
+    while (!ioctl(c->faults, UFFDIO_WRITEPROTECT, &nothing))
+        usleep(1000);
+}
+
+static void *read_event(void *argument)
+{
+    struct eventful *c = argument;
+    struct uffd_msg message;
+
+    usleep((useconds_t)c->read_ms * 1000);
+    assert_int_equal(read(c->faults, &message, sizeof message), sizeof message);
+    assert_int_equal(message.event, UFFD_EVENT_REMOVE);
+    return NULL;
+}
+
+static void end_change(struct eventful *c)
+{
+    c->read_ms = 0;
+    read_event(c);
+    pthread_join(c->changer, NULL);
+}
+
+/* Whether the page is mapped there, without a touch. */
+static bool is_exposed(const struct eventful *c, unsigned page)
+{
+    uint64_t entry = 0;
+    int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+
+    assert_int_equal(pread(fd, &entry, sizeof entry, (off_t)((uintptr_t)c->memory / 4096 + page) * 8), 8);
+    close(fd);
+    return entry >> 63;
+}
+
+static void *call(void *argument)
+{
+    struct eventful *c = argument;
+    const struct gaia_frames_ops *ops = c->frames->ops;
+    int error = c->what == EXPOSE    ? ops->expose(c->map, 0, CLIENT_PAGES, true)
+                : c->what == PROTECT ? ops->protect(c->frames, 0, CLIENT_PAGES)
+                                     : ops->unprotect(c->map, 0, CLIENT_PAGES);
+
+    return (void *)(intptr_t)error;
+}
+
+/* A call waits for such a client, and has an end; who attaches meanwhile waits for nothing; and the calls
+ * after it don't wait again. */
+static void wait_in_vain(struct eventful *c, bool hole)
+{
+    struct gaia_process process = {.faults = -1};
+    struct gaia_frames_map *other;
+    pthread_t thread;
+
+    if (hole)
+        at_a_hole = c;
+    else
+        begin_to_change(c);
+    assert_int_equal(pthread_create(&thread, NULL, call, c), 0);
+    usleep(50000);
+    struct timespec soon = lock_wait_until(100);
+    assert_int_equal(c->frames->ops->attach(c->frames, &process, 1 << 20, 0, 1, false, false, &other), 0);
+    c->frames->ops->detach(other);
+    assert_false(lock_is_past(&soon));
+    assert_true(lock_join_within(thread, 5000));
+    soon = lock_wait_until(1000);
+    for (unsigned i = 0; i < 30; i++)
+        assert_null(call(c));
+    assert_false(lock_is_past(&soon));
+    end_change(c);
+    assert_null(call(c)); /* from now on it is worth a wait again */
+}
+
+static void test_a_client_that_reads_no_events(void **state)
+{
+    static struct eventful c;
+
+    (void)state;
+    if (!client_start(&c))
+        skip();
+    wait_in_vain(&c, true); /* first: what is exposed already is met before the hole */
+    for (; c.what < WHATS; c.what++)
+        wait_in_vain(&c, false);
+    assert_true(is_exposed(&c, 0) && is_exposed(&c, CLIENT_PAGES - 1));
+    client_stop(&c);
+}
+
+/* One whose mmap is changing for a moment loses nothing. */
+static void test_a_client_that_reads_its_events(void **state)
+{
+    static struct eventful c;
+    pthread_t reader;
+
+    (void)state;
+    if (!client_start(&c))
+        skip();
+    for (; c.what < WHATS; c.what++) {
+        begin_to_change(&c);
+        c.read_ms = 30;
+        assert_int_equal(pthread_create(&reader, NULL, read_event, &c), 0);
+        assert_null(call(&c));
+        pthread_join(reader, NULL);
+        pthread_join(c.changer, NULL);
+        assert_true(is_exposed(&c, 0) && is_exposed(&c, HOLE + 1));
+    }
+    client_stop(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_an_array),     cmocka_unit_test(test_past_the_end),
-        cmocka_unit_test(test_beside_each_other),    cmocka_unit_test(test_far_from_each_other),
-        cmocka_unit_test(test_long_runs_are_copied), cmocka_unit_test(test_two_files),
+        cmocka_unit_test(test_against_an_array),
+        cmocka_unit_test(test_past_the_end),
+        cmocka_unit_test(test_beside_each_other),
+        cmocka_unit_test(test_far_from_each_other),
+        cmocka_unit_test(test_long_runs_are_copied),
+        cmocka_unit_test(test_two_files),
+        cmocka_unit_test(test_a_client_that_reads_no_events),
+        cmocka_unit_test(test_a_client_that_reads_its_events),
     };
 
     seed = (unsigned)time(NULL);
