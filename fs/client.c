@@ -237,9 +237,11 @@ int client_serve(struct client *client)
     int error = gaia_message_receive(client->socket, &message, fds);
     if (!client_come_back(client))
         return -ECANCELED;
-    if (error)
+    if (error && error != -EMFILE)
         return error;
-    message.error = dispatch(client, &message, fds, reply_fds);
+    if (error) /* its descriptors are lost: it may send them again, to where there is room now */
+        (void)descriptors_shed(client->fs, EMFILE);
+    message.error = error ? error : dispatch(client, &message, fds, reply_fds);
     if (!close_foreign(client, fds))
         return -ECANCELED;
     if (message.error == -EPROTO)

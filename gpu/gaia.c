@@ -217,6 +217,10 @@ static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request
     int fds[GAIA_MESSAGE_FDS];
 
     int error = ask_for_map(mapping, request, fds);
+    if (error == -EMFILE && !request->error) { /* we have no room for what it has mapped */
+        struct gaia_message undo = {.op = GAIA_OP_UNMAP, .map = request->map};
+        gaia_session_call(mapping->session, &undo, NULL);
+    }
     if (error)
         return error;
     mapping->map = request->map;

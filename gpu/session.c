@@ -38,15 +38,25 @@ static void *watch(void *argument)
     }
 }
 
-static int hello(struct gaia_session *session, bool traps)
+static int say_hello(struct gaia_session *session, bool traps, struct gaia_message *reply_out,
+                     int fds_out[GAIA_MESSAGE_FDS])
 {
     struct gaia_message message = {.op = GAIA_OP_HELLO,
                                    .flags = GAIA_HELLO_MAPS | (traps ? GAIA_HELLO_TRAPS : 0)};
-    int fds[GAIA_MESSAGE_FDS];
 
     int error = gaia_message_send(session->socket, &message, &session->faults, session->faults >= 0);
-    if (!error)
-        error = gaia_message_receive(session->socket, &message, fds);
+    return error ? error : gaia_message_receive(session->socket, reply_out, fds_out);
+}
+
+static int hello(struct gaia_session *session, bool traps)
+{
+    struct gaia_message message;
+    int fds[GAIA_MESSAGE_FDS];
+
+    int error = say_hello(session, traps, &message, fds);
+    /* The daemon had no room for our descriptor, which is lost then, and has made some. */
+    if (!error && message.error == -EMFILE)
+        error = say_hello(session, traps, &message, fds);
     if (error)
         return error;
     if (!message.error) {
@@ -178,7 +188,9 @@ int gaia_session_call(struct gaia_session *session, struct gaia_message *message
         error = -EPROTO;
     if (error == -ENOTCONN || error == -EPIPE)
         session->dead = true; /* for who looks before the thread that watches has */
-    error = error ? -ENOTCONN : message->error;
+    /* The reply is there, and only its descriptors are lost. */
+    bool lost = error == -EMFILE && message->op == op && !message->error;
+    error = lost ? error : error ? -ENOTCONN : message->error;
     for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++) {
         if (fds_out && !error)
             fds_out[i] = fds[i];

@@ -30,7 +30,8 @@ int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_s
 void gaia_session_put(struct gaia_session *session);
 
 /* Send a request and wait for its reply, which takes the request's place. Descriptors of the reply: fds_out,
- * or NULL when none are expected. The reply's error, or -ENOTCONN. */
+ * or NULL when none are expected. The reply's error; -EMFILE with a reply that has none: what was asked for
+ * is done, and there is no room for its descriptors; or -ENOTCONN. */
 int gaia_session_call(struct gaia_session *session, struct gaia_message *message, int *fds_out);
 
 /* Whether the daemon lived until now: what was handed to the kernel before, it had somebody to send to. Does

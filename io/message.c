@@ -2,6 +2,7 @@
 #include "io/message.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -35,15 +36,19 @@ int gaia_message_send(int socket, struct gaia_message *message, const int *fds, 
     }
 }
 
-/* Keep the first descriptors, close the rest: a peer may send what it likes. */
-static void take_fds(struct msghdr *header, int fds_out[GAIA_MESSAGE_FDS])
+#define FDS_LOOKED_AT 8u /* what a peer sends more than that the kernel closes */
+
+/* Keep the first descriptors, close the rest: a peer may send what it likes. How many came. */
+static size_t take_fds(struct msghdr *header, int fds_out[GAIA_MESSAGE_FDS])
 {
     unsigned kept = 0;
+    size_t came = 0;
 
     for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c; c = CMSG_NXTHDR(header, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
             continue;
         size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        came += count;
         for (size_t i = 0; i < count; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
@@ -53,12 +58,21 @@ static void take_fds(struct msghdr *header, int fds_out[GAIA_MESSAGE_FDS])
                 close(fd);
         }
     }
+    return came;
+}
+
+/* n: how long it is. */
+static bool is_message(const struct gaia_message *message, ssize_t n)
+{
+    return n == (ssize_t)sizeof *message && message->length == sizeof *message &&
+           message->version == GAIA_PROTOCOL_VERSION && message->op && message->op <= GAIA_OP_LAST &&
+           !message->device[sizeof message->device - 1];
 }
 
 int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS])
 {
     struct gaia_message message;
-    char control[CMSG_SPACE(sizeof(int) * 8)];
+    char control[CMSG_SPACE(sizeof(int) * FDS_LOOKED_AT)];
     struct iovec io = {.iov_base = &message, .iov_len = sizeof message};
     ssize_t n;
     struct msghdr header;
@@ -72,17 +86,19 @@ int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_o
     } while (n < 0 && errno == EINTR);
     if (n < 0)
         return errno == ECONNRESET ? -ENOTCONN : -errno;
-    take_fds(&header, fds_out); /* an empty packet, which looks like the end, may have some, too */
-    if (n == (ssize_t)sizeof message && !(header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
-        message.length == sizeof message && message.version == GAIA_PROTOCOL_VERSION && message.op &&
-        message.op <= GAIA_OP_LAST && !message.device[sizeof message.device - 1]) {
+    /* An empty packet, which looks like the end, may have some, too. */
+    size_t came = take_fds(&header, fds_out);
+    bool cut = header.msg_flags & MSG_CTRUNC;
+    /* Cut off before there are as many as we look at: there was no room among our own. */
+    bool good = is_message(&message, n) && !(header.msg_flags & MSG_TRUNC) && (!cut || came < FDS_LOOKED_AT);
+    if (good)
         *message_out = message;
+    if (good && !cut)
         return 0;
-    }
     for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++) {
         if (fds_out[i] >= 0)
             close(fds_out[i]);
         fds_out[i] = -1;
     }
-    return n ? -EPROTO : -ENOTCONN;
+    return good ? -EMFILE : n ? -EPROTO : -ENOTCONN;
 }

@@ -15,7 +15,8 @@ import pytest
 import helpers
 from conftest import not_in_the_gate
 from descriptors import churn, limit_of, with_descriptors
-from helpers import descriptors, error_of, make_random, memory_kib, read_file, statistics, write_file
+from helpers import (HELLO, MAP, STAT, Raw, agents, descriptors, error_of, get_token, make_random, memory_kib,  # noqa: F401
+                     message, read_file, statistics, userfaultfd, write_file)
 
 # --- many inodes, few descriptors -----------------------------------------------------------------------------------
 
@@ -148,6 +149,61 @@ def test_descriptors_that_nobody_uses_are_given_back(mount, what):
         kept = descriptors_for_files(m)
         NEEDS_A_DESCRIPTOR[what](m)
         assert descriptors_for_files(m) < kept, "there was a free descriptor"
+
+
+def test_a_client_sends_a_descriptor_for_which_there_is_no_room(mount):
+    """It is told so, and the next time there is: of those that nobody uses some are given back."""
+    m = mount("timeout=60", **with_descriptors(256))
+    write_file(f"{m.data}/f", b"xyz")
+    os.mkdir(f"{m.data}/d")
+    fd, faults = os.open(f"{m.mnt}/f", os.O_RDWR), userfaultfd()
+    raw = Raw(get_token(fd)[0])
+    assert raw.call(message(STAT, device=b"soft:0")) == 0  # its thread is there
+    churn(m)
+    with no_free_descriptor(m):
+        assert raw.call(message(HELLO), [faults]) == errno.EMFILE
+        assert raw.call(message(HELLO), [faults]) == 0
+        assert raw.call(message(MAP, bytes=4096, prot=3, token=get_token(fd)[1])) == 0
+    raw.close()
+    os.close(fd)
+    os.close(faults)
+
+
+TRY_WITH_FEW = """
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, limit[1]))
+held, codes, map = [], [], None
+with contextlib.suppress(OSError):
+    while True:
+        held.append(os.dup(0))
+while map is None:
+    try:
+        map = device.mmap(fd, PAGE)
+    except OSError as error:
+        codes.append(error.errno)
+        os.close(held.pop())
+"""
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_program_that_is_short_of_descriptors(mount, agents, before):
+    """EMFILE, and not that the daemon is gone: what is mapped already goes on, and so does the next call."""
+    m = mount()
+    write_file(f"{m.mnt}/f", b"xyz")
+    child = agents()
+    child.do("import contextlib, resource\ndevice = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR)", path=f"{m.mnt}/f")
+    if before:
+        child.do("first = device.mmap(fd, PAGE, 3)\nfirst[0] = 1")
+    child.do(TRY_WITH_FEW)
+    codes = child("codes")
+    print(codes)
+    assert len(codes) > 2 and set(codes) == {errno.EMFILE}
+    if before:
+        child.do("first[1] = 2\nfirst.release()")
+        assert read_file(f"{m.mnt}/f") == b"\1\2z"
+    assert child("map[2]") == ord("z")
+    child.do("map.unmap()")
+    child.end()
 
 
 def test_the_end_of_a_daemon_without_a_free_descriptor(mount):

@@ -119,6 +119,26 @@ def test_a_file_goes_from_one_to_the_other(two, devices):
     assert read_file(path_in(a))[100:102] == b"\1\3" and read_file(below)[100:102] == b"\1\3"
 
 
+def test_a_map_for_which_there_was_no_descriptor_claims_nothing(two, agents, devices):
+    """The program has not got it, and could not unmap it; and goes on."""
+    a, b = two
+    for name in "fg":
+        write_file(path_in(a, name), pattern(PAGE))
+    child = agents()
+    child.do("import resource\ndevice = gaia.Device('soft:0')\nfds = [os.open(path, os.O_RDWR) for path in paths]\n"
+             "map = device.mmap(fds[1], PAGE, 3)\nlimit = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+             "code = 0\nfree = os.dup(0)\nos.close(free)", paths=[path_in(a, name) for name in "fg"])
+    # One for the mapping's own, and one of the two that the daemon sends.
+    child.do("resource.setrlimit(resource.RLIMIT_NOFILE, (free + 2, limit[1]))\n"
+             "try:\n    device.mmap(fds[0], PAGE)\nexcept OSError as error:\n    code = error.errno\n"
+             "resource.setrlimit(resource.RLIMIT_NOFILE, limit)")
+    assert child("code") == errno.EMFILE
+    assert not claimed(os.path.join(a.data, "f"))
+    assert error_of_map(devices(), b) == 0
+    assert child("map[1]") == pattern(PAGE)[1]
+    child.end()
+
+
 def test_other_files_are_not_concerned(two, devices):
     a, b = two
     for name in "fg":
