@@ -35,6 +35,7 @@ struct cache {
     struct cache_device *devices[GAIA_DEVICES_MAX]; /* opened at first use, never closed */
     uint8_t gpu_uuids[GAIA_CUDA_MAX][16];           /* of devices from GAIA_SOFT_MAX on */
     pthread_mutex_t gpus_lock;                      /* held while a GPU is opened */
+    _Atomic uint64_t surplus;                       /* bytes (cache/surplus.h) since somebody asked last */
 };
 
 /* The device, opened if need be. -ENODEV, -ENOMEM. */

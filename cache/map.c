@@ -15,6 +15,7 @@
 #include "cache/fill.h"
 #include "cache/release.h"
 #include "cache/scan.h"
+#include "cache/surplus.h"
 #include "gpu/gaia.h"
 #include "io/protocol.h"
 
@@ -26,6 +27,8 @@ static void end_here(struct cache_map *map)
     if (map->frames)
         frames->ops->detach(map->frames);
     evict_unmapped(map->replica);
+    if (!frames->clients)
+        surplus_free(map->replica);
     if (frames->ops->trim)
         frames->ops->trim(frames);
 }

@@ -48,6 +48,11 @@ const char *cache_device_failure(struct cache *cache, unsigned number)
     return cache_get_device(cache, number, &device) || !device->gpu ? NULL : gaia_cuda_failure(device->gpu);
 }
 
+uint64_t cache_surplus(struct cache *cache)
+{
+    return atomic_exchange(&cache->surplus, 0);
+}
+
 int cache_stat_device(struct cache *cache, unsigned number, struct cache_device_stat *stat_out)
 {
     struct cache_device *device;

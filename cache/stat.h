@@ -18,6 +18,10 @@ struct cache_device_stat {
 /* What the driver of a GPU has reported last, or NULL (there is no such GPU, or it works); its text stays. */
 const char *cache_device_failure(struct cache *cache, unsigned device);
 
+/* Bytes that clients had put into devices beside what was placed, and that are free again, since it was asked
+ * last (cache/surplus.h). */
+uint64_t cache_surplus(struct cache *cache);
+
 /* -ENODEV: no such device. A device that nobody has used yet has zeros. */
 int cache_stat_device(struct cache *cache, unsigned device, struct cache_device_stat *stat_out);
 

@@ -177,6 +177,8 @@ static int do_range(struct client *client, struct gaia_message *message)
 static int dispatch(struct client *client, struct gaia_message *message, int *fds,
                     int reply_fds[GAIA_MESSAGE_FDS])
 {
+    int error;
+
     if (message->op == GAIA_OP_HELLO)
         return do_hello(client, message, fds, &reply_fds[0]);
     if (message->op == GAIA_OP_STAT)
@@ -191,7 +193,9 @@ static int dispatch(struct client *client, struct gaia_message *message, int *fd
     case GAIA_OP_ATTACH:
         return cache_map_attach(client->cache, message->map, message->address);
     case GAIA_OP_UNMAP:
-        return cache_map_close(client->cache, message->map);
+        error = cache_map_close(client->cache, message->map);
+        trouble_of_frames(client->fs);
+        return error;
     case GAIA_OP_CHUNK:
         return cache_map_chunk(client->cache, message->map, message->value[0], &reply_fds[0]);
     default:

@@ -19,6 +19,7 @@
 #include "fs/listener.h"
 #include "fs/log.h"
 #include "fs/token.h"
+#include "fs/trouble.h"
 #include "io/message.h"
 #include "io/reach.h"
 
@@ -210,6 +211,7 @@ static void *serve_client(void *argument)
                (int)client->peer.pid, (int)client->peer.uid);
     cache_client_close(client->cache);
     client->cache = NULL;
+    trouble_of_frames(server->fs);
     if (!close_all(served))
         return NULL;
     pthread_mutex_lock(&server->lock);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -89,6 +90,20 @@ void trouble_of_devices(struct fs *fs)
                "see nvidia-smi and the kernel's log (dmesg)",
                name, failure);
     }
+}
+
+#define SURPLUS_TOLD (UINT64_C(1) << 20) /* bytes; less is no harm, and may be what is placed just now */
+
+void trouble_of_frames(struct fs *fs)
+{
+    static atomic_bool told;
+    uint64_t bytes = cache_surplus(fs->cache);
+
+    if (bytes >= SURPLUS_TOLD && !atomic_exchange(&told, true))
+        fs_log(LOG_WARNING,
+               "a program had filled a soft device with %llu MiB that are of no file, past what it may hold: "
+               "they are free again (this is told once)",
+               (unsigned long long)(bytes >> 20));
 }
 
 ssize_t trouble(struct inode *inode, const char *doing, ssize_t rc)

@@ -441,6 +441,17 @@ static int soft_fetch(struct gaia_frames *frames, uint64_t page, unsigned count,
     return 0;
 }
 
+static int soft_extent(struct gaia_frames *frames, uint64_t *length_out, uint64_t *pages_out)
+{
+    struct stat st;
+
+    if (fstat(soft(frames)->fd, &st))
+        return -errno;
+    *length_out = ((uint64_t)st.st_size + GAIA_PAGE_SIZE - 1) / GAIA_PAGE_SIZE;
+    *pages_out = (uint64_t)st.st_blocks * 512 / GAIA_PAGE_SIZE;
+    return 0;
+}
+
 static void soft_close(struct gaia_frames *frames)
 {
     home_copy_forget(soft(frames)->fd);
@@ -466,6 +477,7 @@ static const struct gaia_frames_ops soft_ops = {
     .drop = soft_drop,
     .clear = soft_clear,
     .fetch = soft_fetch,
+    .extent = soft_extent,
     .close = soft_close,
 };
 
@@ -478,6 +490,9 @@ int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out)
     LIST_INIT(&frames->maps);
     lock_rw_init(&frames->maps_lock, LOCK_MAPS, false);
     int error = 0;
+    /* No seal keeps a client from filling it (cache/surplus.h). F_SEAL_GROW would, past the end, but the file
+     * may grow, and no seal can be taken away; and within the end a sparse file has all the room that there
+     * is. F_SEAL_WRITE and F_SEAL_FUTURE_WRITE are for us and for clients' mappings, too. */
     frames->fd = memfd_create("gaiafs:frames", MFD_CLOEXEC);
     if (frames->fd < 0) {
         error = -errno;

@@ -374,6 +374,49 @@ static void test_frames_cut_by_the_client(void **state)
     fixture_stop(&f);
 }
 
+static uint64_t bytes_of(int frames_fd)
+{
+    struct stat st;
+
+    assert_int_equal(fstat(frames_fd, &st), 0);
+    return (uint64_t)st.st_blocks * 512;
+}
+
+/* What a client has put into its frames beside what was placed is free when nobody maps the file any more;
+ * what was placed stays, and what was stored there. */
+static void test_frames_filled_by_the_client(void **state)
+{
+    struct cache_device_stat stat;
+    struct replica *replica;
+    int fd;
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    map.bytes[5 * 4096] = 1;
+    map.bytes[300 * 4096 + 7] = 2;
+    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+    replica = SLIST_FIRST(&f.file->replicas);
+    assert_int_equal(replica->frames->ops->share(replica->frames, true, 0, &fd), 0);
+    assert_int_equal(bytes_of(fd), stat.stat.resident_bytes); /* then nobody looks for more */
+    assert_int_equal(cache_surplus(f.cache), 0);
+    uint64_t wanted = FIXTURE_PAGES * UINT64_C(4096), more = 100 * UINT64_C(4096);
+    assert_int_equal(fallocate(fd, 0, 0, (off_t)(wanted + more)), 0);
+    other = device_map(&f, 0);
+    assert_int_equal(cache_map_close(f.client, map.id), 0);
+    assert_int_equal(bytes_of(fd), wanted + more); /* it is mapped yet */
+    assert_int_equal(cache_map_close(f.client, other.id), 0);
+    assert_int_equal(bytes_of(fd), stat.stat.resident_bytes);
+    assert_int_equal(cache_surplus(f.cache), wanted + more - stat.stat.resident_bytes);
+    assert_int_equal(lseek(fd, 0, SEEK_END), wanted);
+    close(fd);
+    map = device_map(&f, 0);
+    assert_int_equal(map.bytes[5 * 4096], 1);
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(read_byte(300, 7), 2);
+    fixture_stop(&f);
+}
+
 /* All of a device, and nothing but it: a file as large as the device has room, one page more pushes one out.
  */
 static void test_exactly_full(void **state)
@@ -507,6 +550,7 @@ int main(void)
         cmocka_unit_test(test_a_write_is_seen_once),
         cmocka_unit_test(test_cut_behind),
         cmocka_unit_test(test_frames_cut_by_the_client),
+        cmocka_unit_test(test_frames_filled_by_the_client),
         cmocka_unit_test(test_exactly_full),
         cmocka_unit_test(test_a_release_that_failed),
         cmocka_unit_test(test_another_devices_release_after_one_that_failed),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that do not keep to the protocol, and tokens."""
+import contextlib
 import errno
 import fcntl
 import os
@@ -12,9 +13,9 @@ import time
 import pytest
 
 import helpers
-from helpers import (ACQUIRE, ADVISE, ATTACH, DUMP, HELLO, MAP, PAGE, RELEASE, STAT, SYNC, UNMAP, Raw,  # noqa: F401
-                     agents, descriptors, get_token, make_random, memory_kib, message, statistics, userfaultfd,
-                     wait_until, write_file)
+from helpers import (ACQUIRE, ADVISE, ATTACH, DUMP, HELLO, MAP, MIB, PAGE, RELEASE, STAT, SYNC, UNMAP, Raw,  # noqa: F401
+                     agents, descriptors, devices, get_token, make_random, memory_kib, message, read_at, statistics,
+                     userfaultfd, wait_until, write_file)
 
 # --- what is no message -----------------------------------------------------------------------------------------------------
 
@@ -228,6 +229,52 @@ def test_descriptors_of_who_may_not_write(served):
         for one in fds:
             os.close(one)
         raw.close()
+
+
+def frames_of(m):
+    """(bytes that it takes, its length) of the largest soft device's memory for a file."""
+    found = [(0, 0)]
+    for fd in os.listdir(f"/proc/{m.pid}/fd"):
+        path = f"/proc/{m.pid}/fd/{fd}"
+        with contextlib.suppress(FileNotFoundError):
+            if "gaiafs:frames" in os.readlink(path):
+                found.append((os.stat(path).st_blocks * 512, os.stat(path).st_size))
+    return max(found)
+
+
+@pytest.mark.parametrize("end", ["unmap", "exit"])
+def test_frames_that_a_client_has_filled(mount, devices, end):
+    """Who may store to frames can fill what is absent, past what the device may hold, and past the file's end: all of it is free
+    again when nobody maps the file any more. What was placed stays."""
+    m = mount("device_cache=4M")
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    os.truncate(path, 200 * MIB + 1)
+    fd, device = os.open(path, os.O_RDWR), devices()
+    honest = device.mmap(fd, 200 * MIB, 3)
+    for page in (0, 1, 100, 20000, 51199):
+        honest[page * PAGE] = 1 + page % 251
+    placed = statistics(m.mnt)["devices"][0]["resident_bytes"]
+    raw = hello(get_token(fd)[0])
+    raw.send(message(MAP, bytes=PAGE, prot=3, token=get_token(fd)[1]))
+    reply, fds = raw.receive()
+    os.posix_fallocate(fds[0], 0, 300 * MIB)
+    assert frames_of(m) == (300 * MIB, 300 * MIB)
+    honest.unmap()
+    assert statistics(m.mnt)["devices"][0]["resident_bytes"] == placed and "past what it may hold" not in m.log_text()
+    if end == "unmap":
+        assert raw.call(message(UNMAP, map=reply["map"])) == 0
+    raw.close()
+    wait_until(lambda: frames_of(m) == (placed, 200 * MIB + PAGE), what="what nobody has placed is free again")
+    wait_until(lambda: "with 29" in m.log_text() and "past what it may hold" in m.log_text(), what="it is logged")
+    again = device.mmap(fd, 200 * MIB, 3)
+    assert [again[page * PAGE] for page in (0, 1, 100, 20000, 51199)] == [1 + page % 251 for page in (0, 1, 100, 20000, 51199)]
+    again.release()
+    assert read_at(path, 1, 20000 * PAGE) == bytes([1 + 20000 % 251])
+    again.unmap()
+    assert frames_of(m) == (statistics(m.mnt)["devices"][0]["resident_bytes"], 200 * MIB + PAGE)
+    for one in (fd, *fds):
+        os.close(one)
 
 
 @pytest.mark.limit(120)
