@@ -40,13 +40,27 @@ static int open_abort(dev_t device)
     return fd;
 }
 
-/* The signal comes when the daemon's main thread ends, whatever its other threads do; every other signal is
- * for the daemon to heed. No descriptor of the daemon's may be held here. */
+/* What comes when the daemon's main thread ends, whatever its other threads do: they may be there still, so
+ * that nothing else here, like getppid(), tells its end from somebody's kill. It comes from the daemon then.
+ * A signal that queues: one of somebody's that waits to be taken must not swallow it. */
+static void await_death(int signal_number, pid_t daemon)
+{
+    siginfo_t info;
+    sigset_t one;
+
+    sigemptyset(&one);
+    sigaddset(&one, signal_number);
+    /* From nobody: there was no memory to say from whom. */
+    while (sigwaitinfo(&one, &info) < 0 || info.si_code != SI_USER || (info.si_pid && info.si_pid != daemon))
+        ;
+}
+
+/* Every signal but that one is for the daemon to heed. No descriptor of the daemon's may be held here. */
 static _Noreturn void watch(int hear, int answer, pid_t daemon)
 {
     sigset_t all;
     dev_t device;
-    int signal_number;
+    int death = SIGRTMIN;
 
     prctl(PR_SET_NAME, "gaiafs-guard"); /* killall mount.gaiafs means the daemon */
     sigfillset(&all);
@@ -54,7 +68,7 @@ static _Noreturn void watch(int hear, int answer, pid_t daemon)
     /* The daemon's first descriptors are open, so neither of ours is 0 or 1. */
     if (dup2(hear, 0) < 0 || dup2(answer, 1) < 0 || syscall(SYS_close_range, 2u, ~0u, 0u))
         _exit(1);
-    if (prctl(PR_SET_PDEATHSIG, SIGUSR1) || getppid() != daemon)
+    if (prctl(PR_SET_PDEATHSIG, death) || getppid() != daemon)
         _exit(1);
     if (read(0, &device, sizeof device) != (ssize_t)sizeof device)
         _exit(1);
@@ -62,10 +76,7 @@ static _Noreturn void watch(int hear, int answer, pid_t daemon)
     if (fd < 0 || write(1, "1", 1) != 1)
         _exit(1);
     close(1);
-    sigemptyset(&all);
-    sigaddset(&all, SIGUSR1);
-    while (sigwait(&all, &signal_number))
-        ;
+    await_death(death, daemon);
     _exit(write(fd, "1", 1) != 1);
 }
 

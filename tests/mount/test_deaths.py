@@ -99,6 +99,28 @@ def test_a_call_under_way_when_the_daemon_is_killed(mount, agents, call):
     assert caught.value.errno == errno.ENOTCONN
 
 
+def signal_guard(m):
+    """Signals to the guard that say nothing of the daemon: all that can be blocked."""
+    guards = []
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            pid, _, rest = file.read().partition(" (gaiafs-guard) ")
+            if rest.split()[1:2] == [str(m.pid)]:
+                guards.append(int(pid))
+    assert len(guards) == 1
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        os.kill(guards[0], number)
+
+
+def test_a_signal_to_the_guard_is_no_death(mount):
+    m = mount()
+    write_file(os.path.join(m.mnt, "f"), b"x")
+    for _ in range(20):
+        signal_guard(m)
+        time.sleep(0.01)
+        assert read_file(os.path.join(m.mnt, "f")) == b"x"
+
+
 def test_daemon_killed_while_it_invalidates(mount, agents):
     """A thread of it that has the kernel drop dirty pages waits for WRITEs that nobody answers any more."""
     m = mount("passthrough=off,device_cache=64M")
@@ -119,6 +141,7 @@ def test_daemon_killed_while_it_invalidates(mount, agents):
             break
         os.kill(m.pid, signal.SIGCONT)
         time.sleep(0.003)
+    signal_guard(m)
     m.kill()  # waits for its end
     assert not child.busy(5), "the call hangs"
     with pytest.raises(OSError) as caught:
