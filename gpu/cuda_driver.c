@@ -166,6 +166,7 @@ static int demand_map(struct gaia_mapping *mapping, const struct gaia_message *r
     error = demand_map_open(&(struct demand_map_request){.cuda = &mapping->device->cuda,
                                                          .home = mapping->address,
                                                          .length = mapping->length,
+                                                         .bytes = mapping->bytes,
                                                          .fd = mapping->fd,
                                                          .offset = mapping->offset,
                                                          .writable = mapping->writable,

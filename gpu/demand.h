@@ -161,7 +161,7 @@ struct gaia_demand_control {
 
 /* The parameters of a view: made by the host, constant while kernels run. Addresses are the GPU's. */
 struct gaia_demand {
-    uint64_t bytes; /* of the mapping; the last unit may be longer */
+    uint64_t bytes; /* of the mapping, as asked for: neither whole pages nor whole units */
     uint32_t unit_shift;
     uint32_t units;
     uint32_t frames_count;

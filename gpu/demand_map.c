@@ -413,7 +413,7 @@ static int choose_sizes(struct demand_map *map)
     if (units > GAIA_DEMAND_UNITS_MAX)
         return -ENOMEM;
     d->units = (uint32_t)units;
-    d->bytes = map->asked.length;
+    d->bytes = map->asked.bytes;
     d->slots = SLOTS;
     d->arena_slots = choose_arena(map);
     d->is_writable = map->asked.writable;

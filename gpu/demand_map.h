@@ -24,6 +24,7 @@ struct demand_map_request {
     const struct cuda_device *cuda;
     uint8_t *home; /* the soft mapping */
     size_t length; /* whole pages */
+    size_t bytes;  /* of them, what the program has asked for */
     int fd;        /* of the file, and where in it the mapping begins */
     off_t offset;
     bool writable;

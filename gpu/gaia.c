@@ -272,6 +272,7 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
                                      .writable = prot & PROT_WRITE,
                                      .references = 1,
                                      .length = (length + PAGE - 1) / PAGE * PAGE,
+                                     .bytes = length,
                                      .offset = offset};
     mapping->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (mapping->fd < 0) {

@@ -87,13 +87,15 @@ struct gaia_stat {
  * gaia_macquire_on() and gaia_mrelease_on() don't. What is out of date changes in place, byte by byte: a
  * kernel that runs meanwhile may see both, and loses no store to other bytes.
  *  - With GAIA_DEMAND the file may be larger than the GPU's memory, and only kernels written for it see it:
- * through a gaia_view of <gaia/gaia_device.cuh>, made of gaia_demand_parameters(). The pointer that
- * gaia_mmap() returns is one of the host then (the mapping's copy on soft:N, N being the GPU's number), and
- * names the mapping in the other calls. Kernels that use it must have ended at an acquire, a release, a sync
- * and at the end, and calls in a stream are EOPNOTSUPP. What kernels have stored and not released is lost
- * with a program that is killed. $GAIA_DEMAND_BYTES: how much memory of the GPU each such mapping uses (a
- * quarter of what is free); $GAIA_DEMAND_ARENA_BYTES: how much pinned memory of the host it has, out of which
- * kernels pull what they miss with no CPU involved (64 MiB).
+ *    through a gaia_view of <gaia/gaia_device.cuh>, made of gaia_demand_parameters(). The pointer that
+ *    gaia_mmap() returns is one of the host then (the mapping's copy on soft:N, N being the GPU's number),
+ *    and names the mapping in the other calls. Kernels that use it must have ended at an acquire, a
+ *    release, a sync and at the end, and calls in a stream are EOPNOTSUPP. What kernels have stored and not
+ *    released is lost with a program that is killed. The view has the length that was asked for, in whole
+ *    elements, also past the end of the file, and after parts were unmapped, which kernels must not touch
+ *    any more. $GAIA_DEMAND_BYTES: how much memory of the GPU each such mapping uses (a quarter of what is
+ *    free); $GAIA_DEMAND_ARENA_BYTES: how much pinned memory of the host it has, out of which kernels pull
+ *    what they miss with no CPU involved (64 MiB).
  *  - Writable and read-only mappings of a file are two copies: what is stored through one is seen through the
  * other after release and acquire. (Memory of a GPU can't be given to another process read only: a program
  * that maps read only could falsify what others see that map read only, and nothing else.)

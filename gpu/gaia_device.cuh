@@ -125,7 +125,8 @@ template <typename T> class gaia_view
           unit_shift_(demand.unit_shift), is_writable_(demand.is_writable)
     {
     }
-    /* In elements. */
+    /* In elements: those that lie whole in the length that gaia_mmap() was given, wherever the file ends and
+     * whatever was unmapped since. */
     GAIA_BOTH uint64_t size() const
     {
         return size_;

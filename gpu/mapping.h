@@ -29,6 +29,7 @@ struct gaia_mapping {
     bool writable;
     void *address;
     size_t length; /* whole pages */
+    size_t bytes;  /* as asked for: what a view of it has, whatever is unmapped later */
     off_t offset;
     unsigned references; /* extents and calls under way; under the table's lock */
     _Atomic uint64_t

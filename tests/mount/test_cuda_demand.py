@@ -20,11 +20,12 @@ UNIT = 64 << 10
 
 
 class Program:
-    def __init__(self, path, how="write", small=False, frames=None, **env):
+    def __init__(self, path, how="write", small=False, frames=None, length=None, **env):
         environment = {**os.environ, "LD_LIBRARY_PATH": cuda_standin(), "STANDIN_CUDA": "", **env}
         if frames:
             environment["GAIA_DEMAND_BYTES"] = str(frames * (PAGE if small else UNIT))
         arguments = [helpers.tool_path("tool_demand"), path, "cuda:0", how] + (["small"] if small else [])
+        arguments += [str(length)] if length else []
         self.proc = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         self.started = self.proc.stdout.readline().strip()
         if self.started == "ok":
@@ -94,6 +95,40 @@ def test_what_is_in_the_file(mount, programs, small):
     assert program.load(len(content) - 10, 10) == content[-10:]
     counters = program.counters()
     assert 0 < counters["faults"] <= 200 and counters["pulled"] > 0 and counters["evicted"] == 0
+    program.end()
+
+
+@pytest.mark.parametrize("length", [1, 1000, PAGE, UNIT + 13, 3 * UNIT - 1])
+def test_a_view_is_as_long_as_was_asked_for(mount, programs, length):
+    """Neither whole pages nor the file: who goes up to size() sees what it has mapped, and nothing behind it."""
+    m = mount()
+    path = make(m, b"\1" * 4 * UNIT)
+    program = programs(path, length=length)
+    assert program.ask("size") == f"{length} {length // 8}"
+    assert program.ask("sum") == f"{length} 0"
+    program.store(length - 1, b"23")  # the second is outside
+    assert program.load(length - 1, 2) == b"2\0"
+    assert program.ask("error") == str(errno.EFAULT)
+    program.do("release")
+    assert helpers.read_file(path) == b"\1" * (length - 1) + b"2" + b"\1" * (4 * UNIT - length)
+    program.end()
+
+
+def test_a_view_past_the_end_of_the_file_and_of_a_part(mount, programs):
+    """Its length is the one that was asked for: past the end of the file there are zeros, and what is unmapped leaves the
+    rest where it is."""
+    m = mount()
+    path = make(m, b"\1" * 100)
+    program = programs(path, length=UNIT + 5)
+    assert program.ask("size").split()[0] == str(UNIT + 5)
+    assert program.ask("sum") == "100 0"
+    program.do(f"unmap {2 * PAGE} {PAGE}")
+    program.store(50, b"mine")
+    program.do(f"release 0 {PAGE}")
+    assert helpers.read_file(path) == b"\1" * 50 + b"mine" + b"\1" * 46
+    assert program.ask("size").split()[0] == str(UNIT + 5)
+    assert program.load(3 * PAGE, 2) == bytes(2)
+    assert program.ask("error") == "0"
     program.end()
 
 

@@ -2,7 +2,7 @@
 /* A program with a file that is mapped on demand on a GPU: the stand-in's, whose kernels are threads here.
  * What a warp's lane would do with a gaia_view, a thread does.
  *
- * usage: tool_demand FILE DEVICE read|write [small]
+ * usage: tool_demand FILE DEVICE read|write [small] [LENGTH]
  *
  * Commands on standard input, an answer on standard output to each ("ok", a value, or "error ERRNO"):
  *   load OFFSET LENGTH       -> the bytes, in hex
@@ -11,9 +11,13 @@
  *   acquire, release, sync, acquire-on, bye
  *   release, unmap, dontneed OFFSET LENGTH
  *   acquires THREADS ROUNDS  each thread acquires a unit of its own, all at once: "ok", or an error
- *   stress THREADS OPERATIONS SEED SPAN   each thread loads and stores bytes of its own (offset % THREADS) in
- * [0, SPAN), and knows what they are: "ok", or what was wrong error                    -> the view's, and
- * forgets it not counters                 -> faults pulled fetched evicted given kept frames units */
+ *   size                     -> of views of bytes, and of words of 8
+ *   sum                      -> of the bytes of all the view, and its errors
+ *   stress THREADS OPERATIONS SEED SPAN
+ *                            each thread loads and stores bytes of its own (offset % THREADS) in [0, SPAN),
+ *                            and knows what they are: "ok", or what was wrong
+ *   error                    -> the view's, and forgets it not
+ *   counters                 -> faults pulled fetched evicted given kept frames units */
 #include <cerrno>
 #include <cinttypes>
 #include <cstdint>
@@ -87,6 +91,16 @@ static void store(uint64_t offset, const char *hex)
         view().store(offset, (uint8_t)strtoul(digits, nullptr, 16));
     }
     answer(0);
+}
+
+static void sum(void)
+{
+    gaia_view<uint8_t> all = view();
+    uint64_t bytes = 0;
+
+    for (uint64_t i = 0; i < all.size(); i++)
+        bytes += all.load(i);
+    printf("%" PRIu64 " %u\n", bytes, all.error());
 }
 
 static uint64_t next_random(uint64_t *state)
@@ -191,6 +205,11 @@ static void serve(const char *line)
         answer(gaia_madvise((char *)address + a, b, GAIA_ADV_DONTNEED));
     else if (sscanf(line, "acquires %" SCNu64 " %" SCNu64, &a, &b) == 2)
         acquire_at_once((unsigned)a, b);
+    else if (!strcmp(line, "size"))
+        printf("%" PRIu64 " %" PRIu64 "\n", view().size(),
+               gaia_view<uint64_t>(parameters, parameters_there).size());
+    else if (!strcmp(line, "sum"))
+        sum();
     else if (!strcmp(line, "acquire"))
         answer(gaia_macquire(address, length, device));
     else if (!strcmp(line, "release"))
@@ -224,7 +243,7 @@ int main(int argc, char **argv)
         answer(-1);
         return 1;
     }
-    length = (size_t)st.st_size;
+    length = atoll(argv[argc - 1]) ? (size_t)atoll(argv[argc - 1]) : (size_t)st.st_size;
     address = gaia_mmap(device, length, writes ? PROT_READ | PROT_WRITE : PROT_READ,
                         GAIA_DEMAND | (small ? GAIA_SMALL_UNITS : 0), fd, 0);
     close(fd);
