@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "cache/evict.h"
 #include "fs/log.h"
 #include "fs/memory.h"
@@ -47,7 +48,7 @@ static int parse_capacity(struct fs_options *options, const char *option)
         capacity = &options->cache.device_capacity_of[device + (cuda ? GAIA_SOFT_MAX : 0)];
         text += used;
     }
-    *capacity = option_size(text);
+    *capacity = size_parse(text);
     if (capacity == &options->cache.device_capacity) {
         options->cache.gpu_capacity = *capacity;
         options->cache.soft_pool = 0; /* who has said it knows what there is */
@@ -96,7 +97,7 @@ static int parse_evict(struct fs_options *options, const char *option)
 
 static int parse_unit(struct fs_options *options, const char *option)
 {
-    uint64_t bytes = option_size(option_value(option)), pages = bytes / GAIA_PAGE_SIZE;
+    uint64_t bytes = size_parse(option_value(option)), pages = bytes / GAIA_PAGE_SIZE;
 
     if (bytes != 4 << 10 && bytes != 64 << 10 && bytes != 2 << 20) {
         fs_log(LOG_ERR, "option %s: none of 4K, 64K, 2M", option);

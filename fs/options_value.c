@@ -12,29 +12,6 @@ const char *option_value(const char *option)
     return strchr(option, '=') + 1;
 }
 
-uint64_t option_size(const char *text)
-{
-    static const char suffixes[] = "KMGT";
-    unsigned long long value;
-    const char *suffix;
-    unsigned shift = 0;
-    char *end;
-
-    if (*text < '0' || *text > '9')
-        return 0;
-    errno = 0;
-    value = strtoull(text, &end, 10);
-    if (errno)
-        return 0;
-    if (*end != '\0') {
-        suffix = strchr(suffixes, *end & ~0x20);
-        if (!suffix || end[1] != '\0')
-            return 0;
-        shift = 10 * ((unsigned)(suffix - suffixes) + 1);
-    }
-    return value > (UINT64_MAX >> shift) ? 0 : (uint64_t)value << shift;
-}
-
 int option_number(const char *option, size_t least, size_t *number_out)
 {
     const char *text = option_value(option);

@@ -5,7 +5,6 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 
 #include "fs/options.h"
 
@@ -21,8 +20,6 @@ struct mount_option {
 
 /* What follows the '='. */
 const char *option_value(const char *option);
-/* SIZE: digits and an optional K, M, G or T. 0 on anything else, and on what does not fit. */
-uint64_t option_size(const char *text);
 /* These give 0, or -1 after the reason was logged. */
 int option_number(const char *option, size_t least, size_t *number_out);
 int option_count(const char *option, unsigned least, unsigned most, unsigned *number_out);

@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "base/lock.h"
+#include "base/size.h"
 #include "gpu/demand_host.h"
 #include "gpu/kernels.h"
 #include "gpu/touch.h"
@@ -27,7 +28,8 @@
 
 struct demand_map {
     struct demand_map_request asked;
-    size_t unit; /* bytes */
+    size_t unit;   /* bytes */
+    size_t wished; /* bytes of the GPU's memory; 0: nobody has said */
     struct gaia_demand demand;
 
     CUmodule module;
@@ -223,9 +225,7 @@ static size_t part(size_t *used, size_t bytes)
 
 static uint32_t choose_frames(const struct demand_map *map, size_t free_bytes)
 {
-    const char *wish = getenv("GAIA_DEMAND_BYTES");
-    size_t bytes = wish ? strtoull(wish, NULL, 10) : free_bytes / 4;
-    uint64_t frames = bytes / map->unit;
+    uint64_t frames = (map->wished ? map->wished : free_bytes / 4) / map->unit;
 
     if (frames > map->demand.units)
         frames = map->demand.units;
@@ -393,10 +393,20 @@ static int start_thread(struct demand_map *map)
     return error;
 }
 
-static uint32_t choose_arena(const struct demand_map *map)
+/* What the environment says; as it is where that is nothing. */
+static int wish(const char *name, size_t *bytes)
 {
-    const char *wish = getenv("GAIA_DEMAND_ARENA_BYTES");
-    uint64_t slots = (wish ? strtoull(wish, NULL, 10) : ARENA_BYTES) / map->unit;
+    const char *text = getenv(name);
+
+    if (!text)
+        return 0;
+    *bytes = size_parse(text);
+    return *bytes ? 0 : -EINVAL;
+}
+
+static uint32_t choose_arena(const struct demand_map *map, size_t bytes)
+{
+    uint64_t slots = bytes / map->unit;
 
     if (slots > map->demand.units)
         slots = map->demand.units;
@@ -406,7 +416,13 @@ static uint32_t choose_arena(const struct demand_map *map)
 static int choose_sizes(struct demand_map *map)
 {
     struct gaia_demand *d = &map->demand;
+    size_t arena_bytes = ARENA_BYTES;
 
+    int error = wish("GAIA_DEMAND_BYTES", &map->wished);
+    if (!error)
+        error = wish("GAIA_DEMAND_ARENA_BYTES", &arena_bytes);
+    if (error)
+        return error;
     d->unit_shift = map->asked.small_units ? GAIA_DEMAND_UNIT_SHIFT_SMALL : GAIA_DEMAND_UNIT_SHIFT_LARGE;
     map->unit = (size_t)1 << d->unit_shift;
     uint64_t units = (map->asked.length + map->unit - 1) / map->unit;
@@ -415,7 +431,7 @@ static int choose_sizes(struct demand_map *map)
     d->units = (uint32_t)units;
     d->bytes = map->asked.bytes;
     d->slots = SLOTS;
-    d->arena_slots = choose_arena(map);
+    d->arena_slots = choose_arena(map, arena_bytes);
     d->is_writable = map->asked.writable;
     d->wait_ns = WAIT_NS;
     d->answer_ns = WAIT_NS;

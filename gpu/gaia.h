@@ -94,8 +94,10 @@ struct gaia_stat {
  *    released is lost with a program that is killed. The view has the length that was asked for, in whole
  *    elements, also past the end of the file, and after parts were unmapped, which kernels must not touch
  *    any more. $GAIA_DEMAND_BYTES: how much memory of the GPU each such mapping uses (a quarter of what is
- *    free); $GAIA_DEMAND_ARENA_BYTES: how much pinned memory of the host it has, out of which kernels pull
- *    what they miss with no CPU involved (64 MiB).
+ *    free, no more than the mapping needs; at least 64 units, 4 MiB or with GAIA_SMALL_UNITS 256 KiB: less
+ *    is that); $GAIA_DEMAND_ARENA_BYTES: how much pinned memory of the host it has, out of which kernels
+ *    pull what they miss with no CPU involved (64 MiB; at least one unit). Both are a number above 0, and
+ *    K, M, G or T behind it; anything else is EINVAL.
  *  - Writable and read-only mappings of a file are two copies: what is stored through one is seen through the
  * other after release and acquire. (Memory of a GPU can't be given to another process read only: a program
  * that maps read only could falsify what others see that map read only, and nothing else.)

@@ -250,7 +250,7 @@ def test_more_than_the_gpu_holds(mount, programs, small):
 
 
 @pytest.mark.limit(100)
-@pytest.mark.parametrize("arena", [0, 3 * PAGE, 1 << 30])
+@pytest.mark.parametrize("arena", [1, "12k", "1G"])
 def test_arenas_of_any_size(mount, programs, arena):
     """One slot, from which a unit is displaced before it is pulled; three; and room for all of the file, which is pulled
     without the CPU the second time."""
@@ -262,7 +262,7 @@ def test_arenas_of_any_size(mount, programs, arena):
     program.do(f"stress 4 {helpers.repeats(3000)} {seed} {size}")
     counters = program.counters()
     assert counters["faults"] == counters["pulled"] + counters["fetched"]
-    assert counters["fetched"] > 0 or arena
+    assert counters["fetched"] > 0 or arena != 1
     program.do("release")
     content = helpers.read_file(path)
     for at in range(0, size // 4, 97):
@@ -397,6 +397,20 @@ def test_what_can_not_be_mapped(mount, programs, standin):
     program = programs(path, STANDIN_CUDA=standin)
     assert program.started == f"error {errno.ENOMEM if standin.startswith('memory') else errno.ENODEV}"
     assert programs(path).started == "ok"
+
+
+def test_sizes_in_the_environment(mount, programs):
+    """As those of a mount's options: 64M is 64 MiB, and what is no size is refused instead of taken for a small one."""
+    m = mount()
+    path = make(m, bytes(16 * MIB))
+    for frames, text in [(64, "4M"), (64, "1"), (96, "6m"), (256, "1T"), (80, str(5 * MIB))]:
+        program = programs(path, GAIA_DEMAND_BYTES=text)
+        assert program.started == "ok" and program.counters()["frames"] == frames
+        program.end()
+    for name in ("GAIA_DEMAND_BYTES", "GAIA_DEMAND_ARENA_BYTES"):
+        for text in ("64MB", "lots", "-1", "0", ""):
+            assert programs(path, **{name: text}).started == f"error {errno.EINVAL}", (name, text)
+    assert programs(path, GAIA_DEMAND_ARENA_BYTES="2M").started == "ok"
 
 
 def test_random_histories(mount, programs):
