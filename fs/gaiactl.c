@@ -57,7 +57,7 @@ static int ask(const char *mountpoint)
         return -1;
     }
     token.socket[sizeof token.socket - 1] = '\0';
-    int socket = reach_daemon(directory, &token);
+    int socket = reach_daemon(directory, &token, NULL);
     close(directory);
     error = socket < 0 ? socket : gaia_message_send(socket, &message, NULL, 0);
     if (!error)

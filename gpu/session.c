@@ -14,8 +14,10 @@
 #include "gpu/soft.h"
 #include "io/reach.h"
 
-static pthread_mutex_t sessions_lock =
-    LOCK_INITIALIZER(LOCK_SESSIONS); /* guards sessions and their references */
+/* Guards sessions, their references, and what one is that is being connected. No daemon is waited for while
+ * it is held: a fork takes it. */
+static pthread_mutex_t sessions_lock = LOCK_INITIALIZER(LOCK_SESSIONS);
+static pthread_cond_t settled = PTHREAD_COND_INITIALIZER; /* of that lock: one is connected, or is not */
 static LIST_HEAD(, gaia_session) sessions = LIST_HEAD_INITIALIZER(sessions);
 
 /* Nothing but the end of the connection, or of the session, wakes this thread. */
@@ -81,92 +83,143 @@ static int start_watcher(struct gaia_session *session)
     return error;
 }
 
-static int session_open(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out)
+/* What a fork has to know of is opened under the list's lock; nothing here waits for anybody. */
+static int open_descriptors(struct gaia_session *session, bool *traps_out)
 {
-    struct gaia_session *session = calloc(1, sizeof *session);
+    pthread_mutex_lock(&sessions_lock);
+    int error = gaia_soft_open_faults(&session->faults, traps_out);
+    if (error == -EPERM || error == -ENOSYS) { /* what takes no faults can be mapped all the same */
+        session->faults = error;
+        error = 0;
+    }
+    if (!error) {
+        session->stop = eventfd(0, EFD_CLOEXEC);
+        error = session->stop < 0 ? -errno : 0;
+    }
+    pthread_mutex_unlock(&sessions_lock);
+    return error;
+}
+
+/* The list's lock is not held: the daemon may take its time. */
+static int session_connect(struct gaia_session *session, int fd, const struct gaia_ioctl_token *token)
+{
+    struct reach_note note = {.lock = &sessions_lock, .socket = &session->socket};
     bool traps = false;
 
-    if (!session)
-        return -ENOMEM;
-    memcpy(session->name, token->socket, strnlen(token->socket, sizeof session->name - 1));
-    session->references = 1;
-    lock_init(&session->lock, LOCK_SESSION);
-    int error = session->socket = reach_daemon(fd, token);
-    if (error < 0)
-        goto out_free;
-    error = gaia_soft_open_faults(&session->faults, &traps);
-    if (error == -EPERM || error == -ENOSYS) /* what takes no faults can be mapped all the same */
-        session->faults = error;
-    else if (error)
-        goto out_socket;
-    error = hello(session, traps);
-    if (error)
-        goto out_faults;
-    session->stop = eventfd(0, EFD_CLOEXEC);
-    error = session->stop < 0 ? -errno : start_watcher(session);
-    if (!error) {
-        *session_out = session;
-        return 0;
-    }
+    int socket = reach_daemon(fd, token, &note);
+    int error = socket < 0 ? socket : open_descriptors(session, &traps);
+    if (!error)
+        error = hello(session, traps);
+    return error ? error : start_watcher(session);
+}
+
+static void session_close(const struct gaia_session *session)
+{
     if (session->stop >= 0)
         close(session->stop);
-    munmap(session->alive, SHARED_PAGE_SIZE);
-out_faults:
+    if (session->socket >= 0)
+        close(session->socket);
     if (session->faults >= 0)
         close(session->faults);
-out_socket:
-    close(session->socket);
-out_free:
+    if (session->alive)
+        munmap(session->alive, SHARED_PAGE_SIZE);
+}
+
+/* Lock held. */
+static struct gaia_session *find(const struct gaia_ioctl_token *token)
+{
+    struct gaia_session *session;
+
+    LIST_FOREACH (session, &sessions, link)
+        if (!session->dead && !strncmp(session->name, token->socket, sizeof session->name))
+            break;
+    return session;
+}
+
+/* One that is being connected, in the list. NULL: no memory. Lock held. */
+static struct gaia_session *begin(const struct gaia_ioctl_token *token)
+{
+    struct gaia_session *session = calloc(1, sizeof *session);
+
+    if (!session)
+        return NULL;
+    memcpy(session->name, token->socket, strnlen(token->socket, sizeof session->name - 1));
+    session->references = 1;
+    session->connecting = true;
+    session->socket = session->stop = session->faults = -1;
+    lock_init(&session->lock, LOCK_SESSION);
+    LIST_INSERT_HEAD(&sessions, session, link);
+    return session;
+}
+
+/* Connected, or not: those who wait for it go on. One that has failed is in the list no more before what is
+ * open of it is closed, so that no fork closes what has become another's. */
+static void settle(struct gaia_session *session, int error)
+{
+    pthread_mutex_lock(&sessions_lock);
+    session->error = error;
+    session->connecting = false;
+    if (error)
+        LIST_REMOVE(session, link);
+    pthread_cond_broadcast(&settled);
+    pthread_mutex_unlock(&sessions_lock);
+}
+
+static unsigned drop_reference(struct gaia_session *session)
+{
+    pthread_mutex_lock(&sessions_lock);
+    unsigned left = --session->references;
+    if (!left && !session->error)
+        LIST_REMOVE(session, link);
+    pthread_mutex_unlock(&sessions_lock);
+    return left;
+}
+
+static void session_free(struct gaia_session *session)
+{
     pthread_mutex_destroy(&session->lock);
     free(session);
-    return error;
 }
 
 int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out)
 {
-    struct gaia_session *session;
-    int error = 0;
-
     pthread_mutex_lock(&sessions_lock);
-    LIST_FOREACH (session, &sessions, link)
-        if (!session->dead && !strncmp(session->name, token->socket, sizeof session->name))
-            break;
-    if (session) {
+    struct gaia_session *session = find(token);
+    bool ours = !session;
+    if (session)
         session->references++;
-    } else {
-        error = session_open(fd, token, &session);
-        if (!error)
-            LIST_INSERT_HEAD(&sessions, session, link);
-    }
+    else
+        session = begin(token);
+    while (session && !ours && session->connecting)
+        pthread_cond_wait(&settled, &sessions_lock);
     pthread_mutex_unlock(&sessions_lock);
-    if (error == -EPIPE || error == -ECONNRESET || error == -ECONNREFUSED)
-        error = -ENOTCONN;
+    if (!session)
+        return -ENOMEM;
+    if (ours) {
+        int error = session_connect(session, fd, token);
+        settle(session, error);
+        if (error)
+            session_close(session);
+    }
+    int error = session->error;
     if (!error)
         *session_out = session;
-    return error;
+    else if (!drop_reference(session))
+        session_free(session);
+    return error == -EPIPE || error == -ECONNRESET || error == -ECONNREFUSED ? -ENOTCONN : error;
 }
 
 void gaia_session_put(struct gaia_session *session)
 {
     uint64_t one = 1;
 
-    pthread_mutex_lock(&sessions_lock);
-    unsigned left = --session->references;
-    if (!left)
-        LIST_REMOVE(session, link);
-    pthread_mutex_unlock(&sessions_lock);
-    if (left)
+    if (drop_reference(session))
         return;
     while (write(session->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
     pthread_join(session->watcher, NULL);
-    close(session->stop);
-    close(session->socket);
-    if (session->faults >= 0)
-        close(session->faults);
-    munmap(session->alive, SHARED_PAGE_SIZE);
-    pthread_mutex_destroy(&session->lock);
-    free(session);
+    session_close(session);
+    session_free(session);
 }
 
 bool gaia_session_alive(const struct gaia_session *session)
@@ -216,12 +269,9 @@ void gaia_session_after_fork(bool child)
     /* The child's copies of the descriptors go; the parent's session is untouched. Its memory is not freed:
      * another thread of the parent may have been using it at the fork. */
     lock_init(&sessions_lock, LOCK_SESSIONS);
+    settled = (pthread_cond_t)PTHREAD_COND_INITIALIZER; /* nobody waits here */
     while ((session = LIST_FIRST(&sessions))) {
         LIST_REMOVE(session, link);
-        close(session->stop);
-        close(session->socket);
-        if (session->faults >= 0)
-            close(session->faults);
-        munmap(session->alive, SHARED_PAGE_SIZE);
+        session_close(session);
     }
 }

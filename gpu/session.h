@@ -15,16 +15,19 @@
 struct gaia_session {
     LIST_ENTRY(gaia_session) link; /* under the list's lock in session.c */
     unsigned references;           /* likewise: mappings, and calls under way */
+    bool connecting;               /* likewise: who made it talks to the daemon, others wait */
+    int error;                     /* likewise: what came of it; not 0: it is in no list, and all is closed */
     char name[64];
-    int socket, stop;
-    int faults;           /* userfaultfd, or the negative errno with which there is none */
+    int socket, stop;     /* -1: there is none yet; until it is connected under the list's lock */
+    int faults;           /* likewise; userfaultfd, or the negative errno with which there is none */
     _Atomic bool dead;    /* the daemon is gone: every call gives ENOTCONN */
     struct alive *alive;  /* the daemon's, read only */
     pthread_mutex_t lock; /* one request at a time */
     pthread_t watcher;
 };
 
-/* The session with the daemon of this socket, opened if need be. 0 or a negative errno, those of
+/* The session with the daemon of this socket, opened if need be: others that want it wait, and a fork and the
+ * sessions with other daemons do not. 0 or a negative errno, those of
  * reach_daemon() among them. fd, token: a descriptor of its mount, and what the daemon has told of it. */
 int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out);
 void gaia_session_put(struct gaia_session *session);
@@ -38,7 +41,8 @@ int gaia_session_call(struct gaia_session *session, struct gaia_message *message
  * not ask it. */
 bool gaia_session_alive(const struct gaia_session *session);
 
-/* Around a fork: the list stands still. The child forgets every session. */
+/* Around a fork: the list stands still, and what is open of each session is known. The child forgets them
+ * all, those too that are being opened. */
 void gaia_session_before_fork(void);
 void gaia_session_after_fork(bool child);
 

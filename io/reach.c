@@ -41,6 +41,30 @@ uint32_t reach_network(int socket)
     return folded ? folded : 1;
 }
 
+/* A socket that no fork sees before it is noted. */
+static int make_socket(const struct reach_note *note, int flags)
+{
+    if (note)
+        pthread_mutex_lock(note->lock);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
+    int error = fd < 0 ? -errno : 0;
+    if (note) {
+        *note->socket = fd;
+        pthread_mutex_unlock(note->lock);
+    }
+    return error ? error : fd;
+}
+
+/* It is about to be closed: from then on its number may be another's. */
+static void forget_socket(const struct reach_note *note)
+{
+    if (!note)
+        return;
+    pthread_mutex_lock(note->lock);
+    *note->socket = -1;
+    pthread_mutex_unlock(note->lock);
+}
+
 static int connect_to(int socket_fd, const char *name)
 {
     struct sockaddr_un address;
@@ -120,7 +144,7 @@ static int meeting_error(int error)
 
 /* Connect where the daemon listens for us; again where it has given us up, as it took us long, or others have
  * kept it from us: those who fill its queue are gone after a moment. */
-static int meet(int fd)
+static int meet(int fd, const struct reach_note *note)
 {
     static const unsigned pauses_ms[TRIES] = {0, 20, 300};
     struct timespec until = lock_wait_until(MEETING_MS);
@@ -128,8 +152,10 @@ static int meet(int fd)
 
     for (unsigned i = 0; i < TRIES && !lock_is_past(&until); i++) {
         usleep(pauses_ms[i] * 1000);
-        int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        int error = socket_fd < 0 || ioctl(fd, GAIA_IOCTL_MEET, &meeting) ? meeting_error(errno) : 0;
+        int socket_fd = make_socket(note, SOCK_NONBLOCK);
+        int error = socket_fd < 0                          ? meeting_error(-socket_fd)
+                    : ioctl(fd, GAIA_IOCTL_MEET, &meeting) ? meeting_error(errno)
+                                                           : 0;
         meeting.socket[sizeof meeting.socket - 1] = '\0';
         /* It does not wait for room: whoever has the name could leave none. */
         bool connected =
@@ -139,6 +165,7 @@ static int meet(int fd)
             soon = until;
         if (connected && is_daemon(socket_fd, &meeting, &soon) && !fcntl(socket_fd, F_SETFL, 0))
             return socket_fd;
+        forget_socket(note);
         if (connected)
             close_apart(socket_fd);
         else if (socket_fd >= 0)
@@ -149,16 +176,16 @@ static int meet(int fd)
     return -ENETUNREACH;
 }
 
-int reach_daemon(int fd, const struct gaia_ioctl_token *token)
+int reach_daemon(int fd, const struct gaia_ioctl_token *token, const struct reach_note *note)
 {
-    int error, socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int error, socket_fd = make_socket(note, 0);
 
     if (socket_fd < 0)
-        return -errno;
-    if (token->network && reach_network(socket_fd) != token->network)
-        error = meet(fd);
-    else if (!(error = connect_to(socket_fd, token->socket)))
         return socket_fd;
+    bool far = token->network && reach_network(socket_fd) != token->network;
+    if (!far && !(error = connect_to(socket_fd, token->socket)))
+        return socket_fd;
+    forget_socket(note);
     close(socket_fd);
-    return error;
+    return far ? meet(fd, note) : error;
 }

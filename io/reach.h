@@ -9,7 +9,15 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "base/lock.h"
 #include "io/protocol.h"
+
+/* For who forks: where the number of the socket stands (-1: there is none) for as long as it is open, and the
+ * lock that guards it, which is held only while a socket is made. */
+struct reach_note {
+    pthread_mutex_t *lock;
+    int *socket;
+};
 
 /* The address of an abstract name, which ends with a NUL; *length_out: of the address. 0, or -EINVAL (none,
  * or too long). */
@@ -20,9 +28,10 @@ int reach_address(const char *name, struct sockaddr_un *address_out, socklen_t *
 uint32_t reach_network(int socket);
 
 /* A socket of the daemon that has answered GAIA_IOCTL_TOKEN; fd: the descriptor that it was asked with. Waits
- * for the daemon; where it must be met for ten seconds at most, and the answers to a few ioctls. Any thread.
- * A descriptor, close-on-exec, or a negative errno: -ECONNREFUSED and -ENOTCONN (it has ended), -ENETUNREACH
- * (this is another network namespace, and it can't listen here), -EMFILE, -ENOMEM, -EINVAL. */
-int reach_daemon(int fd, const struct gaia_ioctl_token *token);
+ * for the daemon; where it must be met for ten seconds at most, and the answers to a few ioctls. note: NULL:
+ * nobody is told of its sockets before it has one. Any thread. A descriptor, close-on-exec, or a negative
+ * errno: -ECONNREFUSED and -ENOTCONN (it has ended), -ENETUNREACH (this is another network namespace, and it
+ * can't listen here), -EMFILE, -ENOMEM, -EINVAL. */
+int reach_daemon(int fd, const struct gaia_ioctl_token *token, const struct reach_note *note);
 
 #endif

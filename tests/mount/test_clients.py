@@ -226,6 +226,113 @@ def test_forks_while_other_threads_are_in_calls(mount, agents):
     child.end()
 
 
+PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH, WAIT_THREAD = 0x4206, 0x4207, 17, 0x40000000
+ACCEPT4 = (288, 242)  # of x86-64, and of the generic table
+
+
+def in_accept(pid):
+    """The threads of a process that wait for somebody to connect."""
+    found = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        words = read_file(f"/proc/{pid}/task/{thread}/syscall").split()
+        if words[0].isdigit() and int(words[0]) in ACCEPT4:
+            found.append(int(thread))
+    return found
+
+
+@pytest.fixture
+def hold():
+    """A function that stops one thread, which goes on at the end, or when what it returns is called."""
+    libc, held = ctypes.CDLL(None, use_errno=True), []
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+    def let_go(thread):
+        if thread in held:
+            held.remove(thread)
+            if libc.ptrace(PTRACE_DETACH, thread, None, None):
+                os.waitpid(thread, WAIT_THREAD)  # it was killed
+
+    def stop(thread):
+        assert libc.ptrace(PTRACE_SEIZE, thread, None, None) == 0, os.strerror(ctypes.get_errno())
+        assert libc.ptrace(PTRACE_INTERRUPT, thread, None, None) == 0
+        assert os.waitpid(thread, WAIT_THREAD)[0] == thread
+        held.append(thread)
+        return lambda: let_go(thread)
+
+    yield stop
+    for thread in list(held):
+        let_go(thread)
+
+
+def of_sessions():
+    """Descriptors of this process such as a session has."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue  # that of the folder itself
+    return [link for link in links if link.startswith("socket:") or "eventfd" in link or "userfaultfd" in link]
+
+
+def maps_that_wait(slow, count=2):
+    """Several threads begin to map from one mount; a function that says what they have got so far, and one that waits."""
+    device, got = gaia.Device("soft:0"), []
+    threads = [threading.Thread(target=lambda: got.append(error_of(lambda: open_map(device, slow)[0])), daemon=True)
+               for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    return lambda: got, lambda: [thread.join(20) for thread in threads]
+
+
+def child_beside_maps(path, before):
+    """In a child of fork(): descriptors of sessions that the parent had not before, and what is in the other file."""
+    return [link for link in of_sessions() if link not in before], open_map(gaia.Device("soft:1"), path)[0]
+
+
+@pytest.mark.limit(60)
+def test_a_fork_and_other_mounts_do_not_wait_for_a_first_map(mount, agents, hold):
+    """Two threads map from a mount that has not answered their process yet. A fork does not wait for it, nor does its child,
+    which has nothing of the session that is half made; nor a map from another mount; and at last both have their maps."""
+    slow, other = mount(), mount()
+    path, fine = make(slow, b"slow"), make(other, b"fine")
+    agent = functions_of(__name__, agents())
+    agent.do("gaia.Device('soft:0')\nbefore = of_sessions()")
+    [thread] = in_accept(slow.pid)
+    let_go = hold(thread)
+    agent.do("got, wait = maps_that_wait(path)", path=path)
+    assert agent("got()") == []
+    for code, expected in (("in_child(lambda: child_beside_maps(path, before))", (0, ([], ord("f")))),
+                           ("open_map(gaia.Device('soft:2'), path)[0]", ord("f"))):
+        agent.start(code, "eval", path=fine)
+        assert not agent.busy(10), code
+        assert agent.finish() == expected, code
+    assert agent("got()") == []
+    let_go()
+    agent.do("wait()")
+    assert agent("got()") == [0, 0]
+    agent.end()
+
+
+@pytest.mark.limit(60)
+def test_a_daemon_that_ends_before_it_has_answered(mount, agents, hold):
+    """All who wait for the session hear of it; the next map begins anew."""
+    m = mount()
+    path = make(m, b"never")
+    agent = functions_of(__name__, agents())
+    [thread] = in_accept(m.pid)
+    let_go = hold(thread)
+    agent.do("got, wait = maps_that_wait(path, 3)", path=path)
+    assert agent("got()") == []
+    m.expected_exit = None
+    os.kill(m.pid, signal.SIGKILL)
+    let_go()
+    agent.do("wait()")
+    assert agent("got()") == [errno.ENOTCONN] * 3
+    agent.end()
+
+
 # --- many mappings ----------------------------------------------------------------------------------------------------
 
 def test_100_maps_of_a_file(mount, devices):
