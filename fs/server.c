@@ -194,13 +194,25 @@ static bool close_all(struct served *served)
     return client_come_back(&served->client);
 }
 
+/* Why the connection ends, for who will ask: in the queue of a socket that nobody has written to there is
+ * room for it, and it is not waited for that somebody reads it. */
+static void turn_away(const struct served *served)
+{
+    struct gaia_message message = {.op = GAIA_OP_HELLO, .error = -EUSERS};
+
+    if (!served->surplus)
+        gaia_message_send(served->client.socket, &message, NULL, 0);
+}
+
 static void *serve_client(void *argument)
 {
     struct served *served = argument;
     struct server *server = served->server;
     struct client *client = &served->client;
-    int error = served->refused ? -EMFILE : served->meeting ? meet(served) : 0;
+    int error = served->refused ? -EUSERS : served->meeting ? meet(served) : 0;
 
+    if (served->refused)
+        turn_away(served);
     while (!error)
         error = client_serve(client);
     if (error == -ECANCELED)
@@ -319,7 +331,9 @@ static int start(struct server *server, struct served *served)
     bool tell = why && now != server->told; /* once a second */
     served->refused |= !!why;
     server->told = why ? now : server->told;
-    if (served->refused && (served->meeting || server->refused >= REFUSED_MAX / (served->surplus ? 2 : 1)))
+    if (served->refused && served->meeting)
+        error = -EUSERS;
+    else if (served->refused && server->refused >= REFUSED_MAX / (served->surplus ? 2 : 1))
         error = -EMFILE;
     if (!error)
         error = -follow_create(&served->thread, serve_client, served);
@@ -345,7 +359,7 @@ static int take_client(struct server *server, int socket, bool refused)
         return -ENOMEM;
     served->client.socket = socket;
     served->refused = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &served->client.peer, &length) || refused;
-    served->surplus = refused;
+    served->surplus = served->refused; /* who it is can't be said: nothing is said to it */
     if (refused)
         shutdown(socket, SHUT_RDWR); /* its end can be told before it can be closed */
     int error = start(server, served);

@@ -75,7 +75,7 @@ static int cuda_map(struct gaia_mapping *mapping, const struct gaia_message *rep
 
     (void)frames;
     if (!bytes || bytes % 4096 || bytes > (UINT64_C(1) << 40))
-        return -EPROTO;
+        return -EIO;
     mapping->chunk_bytes = bytes;
     int error = cuda_enter(&mapping->device->cuda);
     if (error)

@@ -144,14 +144,20 @@ void gaia_device_close(struct gaia_device *device);
  * GAIA_DEMAND only
  * @param fd      a regular file of a gaiafs mount, open for reading, and for writing too with PROT_WRITE
  * @param offset  in bytes, a multiple of 4096, not negative
- * @return the device pointer, or MAP_FAILED with errno: EACCES (fd not open for prot), EBADF, EINVAL (length,
- * prot, flags or offset), ENODEV (not a regular file of a gaiafs mount, or the mount has no such device),
- * EOVERFLOW (offset + length), EPERM (the kernel refuses userfaultfd to this process, and the device needs
- * it), ENETUNREACH (its network namespace is not the daemon's, which can't listen there), ENOMEM (no room for
- * the mapping, or GAIA_RESIDENT and the range is larger than the device), EMFILE, EBUSY (-o shared: another
- * mount of the data directory has the file mapped; node=: one that is no node, or was and has gone, holds its
- * lock), ENOLCK (so as well, and the directory's filesystem can't lock), EOPNOTSUPP (node=: a file without a
- * file handle), ENOSPC, EDQUOT (on a GPU, as gaia_macquire()), EIO
+ * @return the device pointer, or MAP_FAILED with errno: EACCES (fd not open for prot, or PROT_WRITE and a
+ *         mount that can't write to its data directory), EAGAIN (no thread can be had), EBADF, EBUSY (-o
+ *         shared: another mount of the data directory has the file mapped; node=: one that is no node, or
+ *         was and has gone, holds its lock), EINVAL (length, prot, flags or offset; $GAIA_DEMAND_BYTES or
+ *         $GAIA_DEMAND_ARENA_BYTES), EMFILE, ENFILE (no descriptor is left, here or in the daemon; EMFILE
+ *         also: the process has 4096 mappings of this mount), ENETUNREACH (the process's network namespace
+ *         is not the daemon's, which can't listen there), ENODEV (not a regular file of a gaiafs mount, or
+ *         of one of another version; the mount has no such device; the GPU's driver lacks what is needed),
+ *         ENOLCK (as EBUSY, and the directory's filesystem can't lock), ENOMEM (no room for the mapping, or
+ *         GAIA_RESIDENT and the range is larger than the device), ENOSPC, EDQUOT (on a GPU, as
+ *         gaia_macquire()), ENOSYS (the kernel's userfaultfd can't do what the device needs), EOPNOTSUPP
+ *         (node=: a file without a file handle), EOVERFLOW (offset + length), EPERM (the kernel refuses
+ *         userfaultfd to this process, and the device needs it), EUSERS (the daemon has as many programs as
+ *         it takes: of one user, of one network namespace, or of all), EIO
  */
 void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset);
 

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/shared_page.h"
@@ -40,6 +41,15 @@ static void *watch(void *argument)
     }
 }
 
+/* Who is one too many is told so, and its connection closed, which may be before it has said a word: then
+ * what it was told comes after the error of that, as long as it asks. */
+static int hear(int socket, struct gaia_message *message_out, int *fds_out)
+{
+    int error = gaia_message_receive(socket, message_out, fds_out);
+
+    return error == -ENOTCONN ? gaia_message_receive(socket, message_out, fds_out) : error;
+}
+
 static int say_hello(struct gaia_session *session, bool traps, struct gaia_message *reply_out,
                      int fds_out[GAIA_MESSAGE_FDS])
 {
@@ -47,7 +57,11 @@ static int say_hello(struct gaia_session *session, bool traps, struct gaia_messa
                                    .flags = GAIA_HELLO_MAPS | (traps ? GAIA_HELLO_TRAPS : 0)};
 
     int error = gaia_message_send(session->socket, &message, &session->faults, session->faults >= 0);
-    return error ? error : gaia_message_receive(session->socket, reply_out, fds_out);
+    if (error == -EPIPE || error == -ECONNRESET)
+        shutdown(session->socket, SHUT_WR); /* so that it ends, whatever has happened */
+    if (!error || error == -EPIPE || error == -ECONNRESET)
+        error = hear(session->socket, reply_out, fds_out);
+    return error;
 }
 
 static int hello(struct gaia_session *session, bool traps)
@@ -181,6 +195,30 @@ static void session_free(struct gaia_session *session)
     free(session);
 }
 
+/* What says something to who wants to map. */
+static int connect_error(int error)
+{
+    switch (error) {
+    case 0:
+    case -ENOMEM:
+    case -EMFILE:
+    case -ENFILE:
+    case -EAGAIN: /* no thread */
+    case -EUSERS:
+    case -ENETUNREACH:
+    case -ENOTCONN:
+        return error;
+    case -EPIPE:
+    case -ECONNRESET:
+    case -ECONNREFUSED:
+        return -ENOTCONN;
+    case -ENOBUFS:
+        return -ENOMEM;
+    default: /* what is no message, or nothing that a daemon of ours says */
+        return -EIO;
+    }
+}
+
 int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out)
 {
     pthread_mutex_lock(&sessions_lock);
@@ -206,7 +244,7 @@ int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_s
         *session_out = session;
     else if (!drop_reference(session))
         session_free(session);
-    return error == -EPIPE || error == -ECONNRESET || error == -ECONNREFUSED ? -ENOTCONN : error;
+    return connect_error(error);
 }
 
 void gaia_session_put(struct gaia_session *session)

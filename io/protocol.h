@@ -25,7 +25,8 @@ struct gaia_ioctl_token {
  * name: the daemon listens for it there (fs/listener.h), for some seconds, and tells the name. Its first
  * message to who connects is a HELLO with the secret in place of a token: else it was not the daemon that
  * still listened. On what the other is for. EPERM (it can't enter that namespace), ESRCH (it does not see the
- * program), EMFILE (the user has as many clients as one may have), ENOMEM and the like. */
+ * program), EUSERS (there are as many clients, or its network namespace has, as there may be), ENOMEM and the
+ * like. */
 struct gaia_ioctl_meet {
     uint32_t version;   /* out: GAIA_PROTOCOL_VERSION */
     uint32_t reserved;  /* out: 0 */
@@ -41,7 +42,8 @@ struct gaia_ioctl_meet {
 
 enum gaia_op {
     GAIA_OP_HELLO = 1, /* flags: GAIA_HELLO_*; with a descriptor for faults, if there is one: this client will
-                          map -> a descriptor: the page of base/alive.h */
+                          map -> a descriptor: the page of base/alive.h. Who is one too many gets the
+                          answer EUSERS, whatever it asks, and the end of the connection */
     GAIA_OP_MAP, /* token, device, offset, bytes, prot, flags; value[0], value[1]: the UUID of a GPU -> map;
                     descriptors: frames, shared state; value[0]: bytes of a chunk (then there is no
                     descriptor of frames), or 0 */

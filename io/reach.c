@@ -134,6 +134,8 @@ static int meeting_error(int error)
     case EMFILE:
     case ENFILE:
         return -EMFILE;
+    case EUSERS:
+        return -EUSERS;
     case ECONNABORTED: /* of a request that was under way when the daemon ended */
     case ENOTCONN:
         return -ENOTCONN;

@@ -31,7 +31,8 @@ uint32_t reach_network(int socket);
  * for the daemon; where it must be met for ten seconds at most, and the answers to a few ioctls. note: NULL:
  * nobody is told of its sockets before it has one. Any thread. A descriptor, close-on-exec, or a negative
  * errno: -ECONNREFUSED and -ENOTCONN (it has ended), -ENETUNREACH (this is another network namespace, and it
- * can't listen here), -EMFILE, -ENOMEM, -EINVAL. */
+ * can't listen here), -EUSERS (where it must be met, and has too many),
+ * -EMFILE, -ENOMEM, -EINVAL. */
 int reach_daemon(int fd, const struct gaia_ioctl_token *token, const struct reach_note *note);
 
 #endif

@@ -146,9 +146,9 @@ def test_root_of_another_network_namespace_is_not_root(file, apart):
     stat = f"subprocess.run([{os.path.join(BIN, 'gaiactl')!r}, 'stat', {m.mnt!r}], capture_output=True, text=True)"
     assert "not permitted" in one(f"{stat}.stderr")
     answers = one("[meet(fd) for _ in range(70)]")
-    assert [error for error, _, _ in answers] == [0] * 64 + [errno.EMFILE] * 6
+    assert [error for error, _, _ in answers] == [0] * 64 + [errno.EUSERS] * 6
     one.do("dev = gaia.Device('soft:0')")
-    assert one(ATTEMPT) == errno.EMFILE
+    assert one(ATTEMPT) == errno.EUSERS
     assert statistics(m.mnt), "they are all that there are"
     two = apart(path)
     two.do("dev = gaia.Device('soft:0')")
@@ -270,7 +270,7 @@ def test_a_descriptor_that_cannot_be_closed(file, agents, how):
     good = agents()
     good.do(MAP, path=path, length=PAGE)
     assert good("map[:100]") == pattern(64 * PAGE, 9)[:100]
-    assert [bad("meet(fd)[0]") for _ in range(20)] == [errno.EMFILE if how == "one too many" else 0] * 20
+    assert [bad("meet(fd)[0]") for _ in range(20)] == [errno.EUSERS if how == "one too many" else 0] * 20
     good.do("map[:3] = b'end'\nmap.release()")
     assert statistics(m.mnt) and read_file(path)[:3] == b"end"
     good.end()
@@ -356,7 +356,7 @@ def test_a_mount_that_ends_while_a_program_is_met(faulty, apart, step):
 
 
 # Those of all the other calls of a gaia_mmap() among them: test_injection.py has the reasons.
-SAYS_AS_MUCH = {0, errno.ENETUNREACH, errno.ENOTCONN, errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.ENOMEM}
+SAYS_AS_MUCH = {0, errno.ENETUNREACH, errno.ENOTCONN, errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.ENOMEM, errno.EIO}
 DAEMON_CALLS = ("calloc", "open64", "pthread_create", "setns", "socket", "bind", "listen", "accept4", "getsockopt", "sendmsg")
 CLIENT_CALLS = ("socket", "connect", "getsockopt", "ioctl", "poll", "recv", "recvmsg", "sendmsg")
 
@@ -439,6 +439,22 @@ for each in many:
     assert reaches(m)
     near.do("dev = gaia.Device('soft:0')\nos.setresuid(12345, 12345, 12345)")
     assert near(ATTEMPT) == 0
+
+
+def test_one_too_many_of_a_user_is_told_so(file, agents):
+    """EUSERS, and not that the daemon is gone; whoever of them ends makes room."""
+    m, path = file
+    os.chmod(path, 0o666)
+    with open(path, "r+b") as opened:
+        name, _ = get_token(opened.fileno())
+    user = agents()
+    user.do("dev = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR)\nos.setresuid(20001, 20001, 20001)\nkept = [Raw(name) for _ in range(64)]\n"
+            "answers = [raw.call(message(STAT)) for raw in kept]", name=name, path=path)
+    assert user("answers.count(0)") == 64
+    assert [user(ATTEMPT) for _ in range(20)] == [errno.EUSERS] * 20
+    assert reaches(m)  # another user
+    user.do("kept.pop().close()")
+    wait_until(lambda: user(ATTEMPT) == 0, what="there is room again")
 
 
 def test_nobody_keeps_root_out(file, apart, agents):
