@@ -446,6 +446,7 @@ int demand_map_open(const struct demand_map_request *request, struct demand_map 
 
     if (!map)
         return -ENOMEM;
+    touch_begin();
     map->asked = *request;
     lock_init(&map->calls, LOCK_DEMAND_CALLS);
     lock_init(&map->lock, LOCK_DEMAND);

@@ -31,8 +31,8 @@ struct demand_map_request {
     bool small_units; /* 4 KiB instead of 64 */
 };
 
-/* -ENOMEM: the GPU or the host has no room; -EIO: the GPU fails; -EAGAIN: no thread;
- * -EINVAL: the environment's sizes are none. */
+/* Puts libgaia's handler of SIGBUS before the program's (gpu/touch.h). -ENOMEM: the GPU or the host has no
+ * room; -EIO: the GPU fails; -EAGAIN: no thread; -EINVAL: the environment's sizes are none. */
 int demand_map_open(const struct demand_map_request *request, struct demand_map **map_out);
 /* No kernel uses the mapping any more. What was stored and not collected is lost. */
 void demand_map_close(struct demand_map *map);

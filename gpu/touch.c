@@ -26,12 +26,20 @@ static void on_bus_error(int signal, siginfo_t *info, void *context)
     }
 }
 
+/* SA_ONSTACK: the program's handler may need the alternate stack that it has asked for. */
 static void install(void)
 {
-    struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
 
     sigaction(SIGBUS, NULL, &before);
     sigaction(SIGBUS, &ours, NULL);
+}
+
+void touch_begin(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, install);
 }
 
 struct touch {
@@ -44,10 +52,8 @@ struct touch {
  * has changed can't have for each of them. */
 static int guard(void (*work)(const struct touch *touch), const struct touch *touch)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     sigjmp_buf here;
 
-    pthread_once(&once, install);
     if (sigsetjmp(here, 1)) {
         failed_touch = NULL;
         return -EIO;

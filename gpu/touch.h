@@ -6,9 +6,13 @@
 
 #include <stddef.h>
 
-/* 0, or -EIO: a part of either could not be touched, and any bytes may have been copied. The first call puts
- * a handler of SIGBUS before the program's; where the program puts one before ours, the signal is its
- * business. */
+/* Puts a handler of SIGBUS before the program's, once: on the thread of a call that the program has made, so
+ * that it knows when. Signals that are not ours go on to the handler that was there. One that the program
+ * puts before ours later has to hand on what is not its own. Any thread. */
+void touch_begin(void);
+
+/* 0, or -EIO: a part of either could not be touched, and any bytes may have been copied. After
+ * touch_begin(). */
 int touch_copy(void *to, const void *from, size_t length);
 
 /* The same of those bytes of `from` that differ from `twin`, and no others: what is between them may be

@@ -5,6 +5,7 @@ what is under it: the soft mapping, the daemon, and others who use the file."""
 import errno
 import os
 import random
+import signal
 import subprocess
 import time
 
@@ -347,6 +348,16 @@ def test_the_daemon_is_killed(mount, programs, later):
     program.proc.stdin.write("bye\n")
     program.proc.stdin.close()
     assert program.proc.wait(20) is not None
+
+
+def test_the_handler_of_sigbus_is_there_when_the_map_is(mount, programs):
+    """And not at some later time, when a thread that the program does not know touches something: it may have one of its own
+    to put before it by then."""
+    program = programs(make(mount(), bytes(MIB)))
+    with open(f"/proc/{program.proc.pid}/status") as status:
+        caught = next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt"))
+    assert caught >> (signal.SIGBUS - 1) & 1
+    program.end()
 
 
 def test_a_program_that_is_killed(mount, programs):

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Touches of what is not there, with a program that has a handler of SIGBUS of its own, on a stack of its
+ * own. */
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "gpu/touch.h"
+
+#define PAGE 4096u
+
+static uint8_t *pages; /* the first is there, the second past the end of its file */
+static char *stack;
+static size_t stack_size;
+static sigjmp_buf goes_on;
+static volatile sig_atomic_t was_on_stack, count;
+static struct sigaction ours;
+
+static void of_the_program(int number, siginfo_t *info, void *context)
+{
+    char here;
+
+    (void)number, (void)info, (void)context;
+    was_on_stack = (uintptr_t)&here - (uintptr_t)stack < stack_size;
+    count++;
+    siglongjmp(goes_on, 1);
+}
+
+/* The program's, put before that of libgaia, which gets what is not its own. */
+static void in_front(int number, siginfo_t *info, void *context)
+{
+    count++;
+    ours.sa_sigaction(number, info, context);
+}
+
+static int set_up(void **state)
+{
+    struct sigaction program = {.sa_sigaction = of_the_program, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    int fd = memfd_create("one page", MFD_CLOEXEC);
+
+    (void)state;
+    stack_size = 64 << 10;
+    stack = mmap(NULL, stack_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd < 0 || ftruncate(fd, PAGE) || stack == MAP_FAILED || pages == MAP_FAILED)
+        return -1;
+    close(fd);
+    if (sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = stack_size}, NULL) ||
+        sigaction(SIGBUS, &program, NULL))
+        return -1;
+    touch_begin();
+    touch_begin();
+    return sigaction(SIGBUS, NULL, &ours);
+}
+
+/* cmocka has put its own there for the test. */
+static void set_handler(void)
+{
+    assert_int_equal(sigaction(SIGBUS, &ours, NULL), 0);
+}
+
+static void test_a_touch_that_fails_is_an_error(void **state)
+{
+    uint8_t bytes[PAGE], twin[PAGE] = {0};
+
+    (void)state;
+    set_handler();
+    memset(bytes, 7, sizeof bytes);
+    count = 0;
+    assert_int_equal(touch_copy(pages, bytes, PAGE), 0);
+    assert_memory_equal(pages, bytes, PAGE);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(touch_copy(pages + PAGE, bytes, PAGE), -EIO);
+        assert_int_equal(touch_copy(bytes, pages + PAGE, PAGE), -EIO);
+        assert_int_equal(touch_store_changed(pages + PAGE, bytes, twin, PAGE), -EIO);
+    }
+    assert_int_equal(count, 0);
+}
+
+static void test_a_touch_of_the_program_is_the_program_s(void **state)
+{
+    (void)state;
+    set_handler();
+    count = was_on_stack = 0;
+    if (!sigsetjmp(goes_on, 1))
+        *(volatile uint8_t *)(pages + PAGE) = 1;
+    assert_int_equal(count, 1);
+    assert_true(was_on_stack);
+}
+
+static void test_a_handler_that_the_program_puts_before_ours(void **state)
+{
+    struct sigaction program = {.sa_sigaction = in_front, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    uint8_t byte = 1;
+
+    (void)state;
+    count = 0;
+    assert_int_equal(sigaction(SIGBUS, &program, NULL), 0);
+    assert_int_equal(touch_copy(pages + PAGE, &byte, 1), -EIO);
+    assert_int_equal(count, 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_touch_that_fails_is_an_error),
+                                       cmocka_unit_test(test_a_touch_of_the_program_is_the_program_s),
+                                       cmocka_unit_test(test_a_handler_that_the_program_puts_before_ours)};
+
+    return cmocka_run_group_tests(tests, set_up, NULL);
+}
