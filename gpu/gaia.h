@@ -18,7 +18,9 @@
  *  - CPU programs call nothing: their releases and acquires happen inside those of the devices.
  *
  * Every function may be called from any thread. Calls on one range from several threads are ordered by the
- * daemon in some order. A child of fork() has neither the mappings nor the devices of its parent, and can't
+ * daemon in some order; what the calls of a process ask of the daemon of one mount is asked one after the
+ * other, so that one that takes long holds up those of other threads (but not touches, nor calls to other
+ * mounts). A child of fork() has neither the mappings nor the devices of its parent, and can't
  * open a GPU (EIO) if that has.
  *
  * Errors that any call may set: ENOTCONN, the daemon of the mount is gone (touching the mapping then raises
@@ -119,10 +121,12 @@ struct gaia_stat {
  * the first map.
  *
  * @param name        "soft:0" ... "soft:63", "cuda:0" ...; NULL: $GAIA_DEVICE, else the first GPU that works,
- * else "soft:0"
+ * else "soft:0". (In a child of fork() whose parent has started CUDA no GPU can be opened: EIO then, and not
+ * "soft:0" in its place.)
  * @param device_out  set on success; close with gaia_device_close()
  * @return 0, or -1 with errno: EINVAL (malformed name), ENODEV (no such device: `gaiactl devices` says why),
- * ENOMEM, EIO (the GPU does not start)
+ * ENOMEM, EIO (the GPU does not start, or this is a child of fork() whose parent has started CUDA: with NULL,
+ * too)
  */
 int gaia_device_open(const char *name, struct gaia_device **device_out);
 
@@ -168,6 +172,9 @@ void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, 
  * Unmap the pages of [addr, addr + length). Parts of mappings may be unmapped. Releases nothing (see
  * gaia_device_close()). Parts of the range that are not mapped are skipped, as munmap does.
  *
+ * On a GPU, kernels that use the range must have ended, and copies in streams: nothing waits for them here,
+ * and what they touch may be gone, upon which CUDA gives up all that the process has on this GPU.
+ *
  * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, or a range that wraps),
  * ENOMEM (a part of a mapping is unmapped: what is left is two)
  */
@@ -181,10 +188,10 @@ int gaia_munmap(void *addr, size_t length);
  * mapped there afterwards is left alone.
  *
  * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, a page of the range not
- * mapped by gaia_mmap() on this device), EIO, ENOSPC, EDQUOT (stores of another device could not be collected
- * into the data directory: they stay with that device), EIO (or another node's kernel has not given up what
- * it has of before, for half a minute), ENOMEM (GAIA_RESIDENT and the device has no room). After an error
- * nothing is promised of what the device sees in the range, until an acquire of it succeeds.
+ * mapped by gaia_mmap() on this device), ENOSPC, EDQUOT, EIO (another device's stores could not be written to
+ * the data directory: they stay on that device); EIO also when another node has kept an old copy for 30 s,
+ * and when the device is broken; ENOMEM (GAIA_RESIDENT and the device has no room; or the daemon has). After
+ * an error nothing is promised of what the device sees in the range, until an acquire of it succeeds.
  */
 int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
 
@@ -199,7 +206,10 @@ int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
  * call, and a failure means that they are not released, stay with the device, and may be released again.
  *
  * @return 0, or -1 with errno: EINVAL (as gaia_macquire()), EACCES (no part of the range is mapped for
- * writing), EIO, ENOSPC, EDQUOT (passthrough only)
+ * writing), ENOSPC, EDQUOT, EIO (what has to be written to the data directory by this call could not be: of a
+ * file in passthrough, or of one that CPUs of other nodes write on and on); EIO also of any file, when a GPU
+ * can't be read or is broken, and when another node does not answer; ENOMEM (the daemon has no room, of any
+ * file). After an error a part of the range may be released, and the rest may be released again.
  */
 int gaia_mrelease(void *addr, size_t length, struct gaia_device *device);
 
