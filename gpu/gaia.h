@@ -6,14 +6,14 @@
  * and set errno. The promises, for a byte range of a file:
  *
  *  - After gaia_macquire() returns, the device sees every CPU write() that returned before the call, every
- * CPU store made before the call through a mapping of the file by any process, and every store of another
- * device whose gaia_mrelease() returned before the call.
+ *    CPU store made before the call through a mapping of the file by any process, and every store of
+ *    another device whose gaia_mrelease() returned before the call.
  *  - After gaia_mrelease() returns, every CPU read(), every CPU load through a mapping, and every other
- * device after its acquire, sees the stores that the device made before the call.
+ *    device after its acquire, sees the stores that the device made before the call.
  *  - A byte that the device did not store keeps what others wrote to it, however many of them write to the
- * same page.
- *  - If two wrote one byte between their synchronizations, one of the two values is kept, the same for every
- * reader.
+ *    same page.
+ *  - If two wrote one byte between their synchronizations, one of the two values is kept, the same for
+ *    every reader.
  *  - Stores that are not released yet in an acquired range are not lost: they are collected as if released.
  *  - CPU programs call nothing: their releases and acquires happen inside those of the devices.
  *
@@ -83,11 +83,11 @@ struct gaia_stat {
  * On a GPU, gaia_mmap() gives a device pointer of its primary context, which kernels, runtime-API programs
  * and libraries use as it is; the CPU can't. Nothing stops a kernel there, so some things differ:
  *
- *  - The whole range is placed by gaia_mmap(), and stays until it is unmapped: GAIA_RESIDENT is the default,
- * and ENOMEM is said when the GPU has no room.
+ *  - The whole range is placed by gaia_mmap(), and stays until it is unmapped: GAIA_RESIDENT is the
+ *    default, and ENOMEM is said when the GPU has no room.
  *  - gaia_macquire() and gaia_mrelease() first wait for all that the process has given the GPU to do;
- * gaia_macquire_on() and gaia_mrelease_on() don't. What is out of date changes in place, byte by byte: a
- * kernel that runs meanwhile may see both, and loses no store to other bytes.
+ *    gaia_macquire_on() and gaia_mrelease_on() don't. What is out of date changes in place, byte by byte: a
+ *    kernel that runs meanwhile may see both, and loses no store to other bytes.
  *  - With GAIA_DEMAND the file may be larger than the GPU's memory, and only kernels written for it see it:
  *    through a gaia_view of <gaia/gaia_device.cuh>, made of gaia_demand_parameters(). The pointer that
  *    gaia_mmap() returns is one of the host then (the mapping's copy on soft:N, N being the GPU's number),
@@ -103,13 +103,13 @@ struct gaia_stat {
  *    handler of SIGBUS, for what a thread of libgaia touches; it hands every other SIGBUS on to the handler
  *    that was there (SA_ONSTACK is set). A program that installs one of its own afterwards must hand on to
  *    the old one what is not its own.
- *  - Writable and read-only mappings of a file are two copies: what is stored through one is seen through the
- * other after release and acquire. (Memory of a GPU can't be given to another process read only: a program
- * that maps read only could falsify what others see that map read only, and nothing else.)
- *  - Two mappings of a file in one process are two addresses of one memory: a kernel that stores through one
- * and loads through the other needs a fence between the two (fence.proxy.alias of PTX).
+ *  - Writable and read-only mappings of a file are two copies: what is stored through one is seen through
+ *    the other after release and acquire. (Memory of a GPU can't be given to another process read only: a
+ *    program that maps read only could falsify what others see that map read only, and nothing else.)
+ *  - Two mappings of a file in one process are two addresses of one memory: a kernel that stores through
+ *    one and loads through the other needs a fence between the two (fence.proxy.alias of PTX).
  *  - A touch past the end of the file, or after the daemon has gone, does not fail: past the end there are
- * zeros, and stores to them are lost. What a file has grown by is past its end until the next acquire.
+ *    zeros, and stores to them are lost. What a file has grown by is past its end until the next acquire.
  *
  * Each mount has soft devices of its own: 8, or as many as its option soft_devices says, up to 64. Whether a
  * mount has this one is seen when a file of it is mapped.
@@ -120,13 +120,13 @@ struct gaia_stat {
  * compare all that a device has of it. A mount in another network namespace (a container's) hears of it at
  * the first map.
  *
- * @param name        "soft:0" ... "soft:63", "cuda:0" ...; NULL: $GAIA_DEVICE, else the first GPU that works,
- * else "soft:0". (In a child of fork() whose parent has started CUDA no GPU can be opened: EIO then, and not
- * "soft:0" in its place.)
+ * @param name        "soft:0" ... "soft:63", "cuda:0" ...; NULL: $GAIA_DEVICE, else the first GPU that
+ *                    works, else "soft:0". (In a child of fork() whose parent has started CUDA no GPU can
+ *                    be opened: EIO then, and not "soft:0" in its place.)
  * @param device_out  set on success; close with gaia_device_close()
- * @return 0, or -1 with errno: EINVAL (malformed name), ENODEV (no such device: `gaiactl devices` says why),
- * ENOMEM, EIO (the GPU does not start, or this is a child of fork() whose parent has started CUDA: with NULL,
- * too)
+ * @return 0, or -1 with errno: EINVAL (malformed name), ENODEV (no such device: `gaiactl devices` says
+ *         why), ENOMEM, EIO (the GPU does not start, or this is a child of fork() whose parent has started
+ *         CUDA: with NULL, too)
  */
 int gaia_device_open(const char *name, struct gaia_device **device_out);
 
@@ -148,7 +148,7 @@ void gaia_device_close(struct gaia_device *device);
  * @param length  in bytes, not zero, need not be a multiple of a page
  * @param prot    PROT_READ or PROT_READ|PROT_WRITE
  * @param flags   GAIA_*; GAIA_RESIDENT and GAIA_DEMAND exclude each other, GAIA_SMALL_UNITS goes with
- * GAIA_DEMAND only
+ *                GAIA_DEMAND only
  * @param fd      a regular file of a gaiafs mount, open for reading, and for writing too with PROT_WRITE
  * @param offset  in bytes, a multiple of 4096, not negative
  * @return the device pointer, or MAP_FAILED with errno: EACCES (fd not open for prot, or PROT_WRITE and a
@@ -176,7 +176,7 @@ void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, 
  * and what they touch may be gone, upon which CUDA gives up all that the process has on this GPU.
  *
  * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, or a range that wraps),
- * ENOMEM (a part of a mapping is unmapped: what is left is two)
+ *         ENOMEM (a part of a mapping is unmapped: what is left is two)
  */
 int gaia_munmap(void *addr, size_t length);
 
@@ -188,10 +188,11 @@ int gaia_munmap(void *addr, size_t length);
  * mapped there afterwards is left alone.
  *
  * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, a page of the range not
- * mapped by gaia_mmap() on this device), ENOSPC, EDQUOT, EIO (another device's stores could not be written to
- * the data directory: they stay on that device); EIO also when another node has kept an old copy for 30 s,
- * and when the device is broken; ENOMEM (GAIA_RESIDENT and the device has no room; or the daemon has). After
- * an error nothing is promised of what the device sees in the range, until an acquire of it succeeds.
+ *         mapped by gaia_mmap() on this device), ENOSPC, EDQUOT, EIO (another device's stores could not be
+ *         written to the data directory: they stay on that device); EIO also when another node has kept an
+ *         old copy for 30 s, and when the device is broken; ENOMEM (GAIA_RESIDENT and the device has no
+ *         room; or the daemon has). After an error nothing is promised of what the device sees in the
+ *         range, until an acquire of it succeeds.
  */
 int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
 
@@ -206,10 +207,11 @@ int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
  * call, and a failure means that they are not released, stay with the device, and may be released again.
  *
  * @return 0, or -1 with errno: EINVAL (as gaia_macquire()), EACCES (no part of the range is mapped for
- * writing), ENOSPC, EDQUOT, EIO (what has to be written to the data directory by this call could not be: of a
- * file in passthrough, or of one that CPUs of other nodes write on and on); EIO also of any file, when a GPU
- * can't be read or is broken, and when another node does not answer; ENOMEM (the daemon has no room, of any
- * file). After an error a part of the range may be released, and the rest may be released again.
+ *         writing), ENOSPC, EDQUOT, EIO (what has to be written to the data directory by this call could
+ *         not be: of a file in passthrough, or of one that CPUs of other nodes write on and on); EIO also
+ *         of any file, when a GPU can't be read or is broken, and when another node does not answer; ENOMEM
+ *         (the daemon has no room, of any file). After an error a part of the range may be released, and
+ *         the rest may be released again.
  */
 int gaia_mrelease(void *addr, size_t length, struct gaia_device *device);
 
@@ -240,9 +242,9 @@ struct CUstream_st;
  * range must stay mapped until the stream has got there. What other streams do is not waited for.
  *
  * @param stream  of the device's primary context; NULL: the default stream. On a soft device, which has no
- * streams, only NULL is allowed, and the call is gaia_macquire() or gaia_mrelease().
+ *                streams, only NULL is allowed, and the call is gaia_macquire() or gaia_mrelease().
  * @return 0, or -1 with errno: as gaia_macquire() and gaia_mrelease(), for arguments; EINVAL (stream),
- * ENOMEM, EOPNOTSUPP (the stream is being captured; mapped on demand), EIO (the driver refuses)
+ *         ENOMEM, EOPNOTSUPP (the stream is being captured; mapped on demand), EIO (the driver refuses)
  */
 int gaia_macquire_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream);
 int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream);
@@ -251,7 +253,7 @@ int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *device, stru
  * The first error of a call that was put into a stream of the device, since this was asked last.
  *
  * @return 0: none; or -1 with errno: that of the call; EIO also when the device is broken (a kernel went
- * wrong) while calls are in its streams, which will never happen then; or EINVAL (device)
+ *         wrong) while calls are in its streams, which will never happen then; or EINVAL (device)
  */
 int gaia_stream_error(struct gaia_device *device);
 
@@ -259,10 +261,10 @@ int gaia_stream_error(struct gaia_device *device);
  * Bring released bytes of the range to storage.
  *
  * @param flags  MS_SYNC: what was released before the call is on storage when it returns; MS_ASYNC: does
- * nothing more than check its arguments
+ *               nothing more than check its arguments
  * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or flags), EIO, ENOSPC, EDQUOT. As with fsync(),
- * an earlier failure of anybody's sync of the file is told once to each mapping; and while bytes of the file
- * are lost, every call fails (README.md, What is promised).
+ *         an earlier failure of anybody's sync of the file is told once to each mapping; and while bytes of
+ *         the file are lost, every call fails (README.md, What is promised).
  */
 int gaia_msync(void *addr, size_t length, int flags);
 
@@ -271,7 +273,7 @@ int gaia_msync(void *addr, size_t length, int flags);
  *
  * @param advice  GAIA_ADV_*
  * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or advice), EIO, ENOMEM, ENOSPC, EDQUOT
- * (GAIA_ADV_DONTNEED, as gaia_macquire())
+ *         (GAIA_ADV_DONTNEED, as gaia_macquire())
  */
 int gaia_madvise(void *addr, size_t length, int advice);
 
