@@ -152,7 +152,8 @@ void gaia_device_close(struct gaia_device *device);
  * @param fd      a regular file of a gaiafs mount, open for reading, and for writing too with PROT_WRITE
  * @param offset  in bytes, a multiple of 4096, not negative
  * @return the device pointer, or MAP_FAILED with errno: EACCES (fd not open for prot, or PROT_WRITE and a
- *         mount that can't write to its data directory), EAGAIN (no thread can be had), EBADF, EBUSY (-o
+ *         mount that can't write to its data directory), EAGAIN (no thread can be had; or threads of the
+ *         same user ask the mount for so much that this call was never served), EBADF, EBUSY (-o
  *         shared: another mount of the data directory has the file mapped; node=: one that is no node, or
  *         was and has gone, holds its lock), EINVAL (length, prot, flags or offset; $GAIA_DEMAND_BYTES or
  *         $GAIA_DEMAND_ARENA_BYTES), EMFILE, ENFILE (no descriptor is left, here or in the daemon; EMFILE
