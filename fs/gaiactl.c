@@ -4,12 +4,11 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <jansson.h>
-#include <signal.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "fs/gaiactl.h"
@@ -30,10 +29,11 @@ static void usage(FILE *to)
 
 #define ANSWER_S 10
 
-/* In a thread of the timer's: who waits for a request to a mount notices no signal but one that kills. */
-static void give_up(union sigval mountpoint)
+/* In a thread of its own: who waits for a request to a mount notices no signal but one that kills. */
+static void *give_up(void *mountpoint)
 {
-    fprintf(stderr, "gaiactl: %s: the daemon has not answered for %d s\n", (const char *)mountpoint.sival_ptr,
+    sleep(ANSWER_S);
+    fprintf(stderr, "gaiactl: %s: the daemon has not answered for %d s\n", (const char *)mountpoint,
             ANSWER_S);
     _exit(1);
 }
@@ -60,7 +60,7 @@ static int ask(const char *mountpoint)
     int socket = reach_daemon(directory, &token, NULL);
     close(directory);
     error = socket < 0 ? socket : gaia_message_send(socket, &message, NULL, 0);
-    if (!error)
+    if (!error || error == -EPIPE) /* who is one too many is told so before it has spoken */
         error = gaia_message_receive(socket, &message, fds);
     if (socket >= 0)
         close(socket);
@@ -184,28 +184,26 @@ static int stat_command(int argc, char **argv)
         usage(stderr);
         return 2;
     }
-    struct sigevent then = {.sigev_notify = SIGEV_THREAD,
-                            .sigev_notify_function = give_up,
-                            .sigev_value.sival_ptr = argv[optind]};
-    struct itimerspec when = {.it_value.tv_sec = ANSWER_S};
-    timer_t timer;
-    if (timer_create(CLOCK_MONOTONIC, &then, &timer) || timer_settime(timer, 0, &when, NULL)) {
-        perror("gaiactl");
+    pthread_t waits;
+    int error = pthread_create(&waits, NULL, give_up, argv[optind]);
+    if (error) {
+        fprintf(stderr, "gaiactl: %s\n", strerror(error));
         return 1;
     }
     int fd = ask(argv[optind]);
-    timer_delete(timer);
+    pthread_cancel(waits);
+    pthread_join(waits, NULL);
     if (fd < 0)
         return 1;
     if (json) {
         status = print_json(fd);
     } else {
-        json_error_t error;
-        json_t *root = json_loadfd(fd, 0, &error);
+        json_error_t trouble;
+        json_t *root = json_loadfd(fd, 0, &trouble);
         if (root)
             print_text(root);
         else
-            fprintf(stderr, "gaiactl: %s\n", error.text);
+            fprintf(stderr, "gaiactl: %s\n", trouble.text);
         status = !root;
         json_decref(root);
     }
