@@ -55,15 +55,14 @@ void surplus_free(struct replica *replica)
     if (!replica->frames->ops->extent)
         return;
     pthread_mutex_lock(&file->lock);
-    before = after = taken(replica, &length);
+    before = taken(replica, &length);
     pages = file_pages(file->size);
     if (length > pages)
         replica->frames->ops->resize(replica->frames, pages);
     pthread_mutex_unlock(&file->lock);
     for (uint64_t first = 0; first < pages; first += STEP_PAGES) {
         pthread_mutex_lock(&file->lock);
-        after = taken(replica, NULL);
-        more = after > replica->resident; /* else all that there is was placed */
+        more = taken(replica, NULL) > replica->resident; /* else all that there is was placed */
         if (more)
             free_step(replica, first, pages - first < STEP_PAGES ? pages - first : STEP_PAGES);
         pthread_mutex_unlock(&file->lock);

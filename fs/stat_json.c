@@ -207,7 +207,8 @@ int stat_json(struct fs *fs)
 
     for (unsigned i = 0; i < GAIA_DEVICES_MAX; i++) {
         struct cache_device_stat stat;
-        /* A soft device that nobody has used is not worth a line, but for the first; a GPU is there when it was. */
+        /* A soft device that nobody has used is not worth a line, but for the first; a GPU is there when it
+         * was. */
         if (!cache_stat_device(fs->cache, i, &stat) &&
             (i == 0 || i >= GAIA_SOFT_MAX || stat.stat.faults || stat.stat.resident_bytes))
             json_array_append_new(devices, device_json(&stat, cache_device_failure(fs->cache, i)));
