@@ -5,6 +5,7 @@
 #include <getopt.h>
 #include <jansson.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,10 +30,15 @@ static void usage(FILE *to)
 
 #define ANSWER_S 10
 
-/* In a thread of its own: who waits for a request to a mount notices no signal but one that kills. */
+static atomic_bool answered;
+
+/* In a thread of its own: who waits for a request to a mount notices no signal but one that kills. Nobody
+ * waits for the thread. */
 static void *give_up(void *mountpoint)
 {
     sleep(ANSWER_S);
+    if (atomic_load(&answered))
+        return NULL;
     fprintf(stderr, "gaiactl: %s: the daemon has not answered for %d s\n", (const char *)mountpoint,
             ANSWER_S);
     _exit(1);
@@ -190,9 +196,9 @@ static int stat_command(int argc, char **argv)
         fprintf(stderr, "gaiactl: %s\n", strerror(error));
         return 1;
     }
+    pthread_detach(waits);
     int fd = ask(argv[optind]);
-    pthread_cancel(waits);
-    pthread_join(waits, NULL);
+    atomic_store(&answered, true);
     if (fd < 0)
         return 1;
     if (json) {
