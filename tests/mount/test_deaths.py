@@ -16,8 +16,8 @@ import pytest
 import gaia
 import helpers
 from files import make, open_map
-from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_faults, descriptors,  # noqa: F401
-                     devices, error_of, functions_of, make_random, memory_kib, read_file, stand_still,
+from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_faults, daemon_with_faults,  # noqa: F401
+                     descriptors, devices, error_of, functions_of, make_random, memory_kib, read_file, stand_still,
                      states_of, threads, wait_until, write_file)
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
@@ -121,31 +121,20 @@ def test_a_signal_to_the_guard_is_no_death(mount):
         assert read_file(os.path.join(m.mnt, "f")) == b"x"
 
 
-def test_daemon_killed_while_it_invalidates(mount, agents):
+def test_daemon_killed_while_it_invalidates(mount, agents, workdir, monkeypatch):
     """A thread of it that has the kernel drop dirty pages waits for WRITEs that nobody answers any more."""
-    m = mount("passthrough=off,device_cache=64M")
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("passthrough=off", env=env)
     path = os.path.join(m.mnt, "f")
-    pages = 8000
-    write_file(path, bytes(pages * PAGE))
+    write_file(path, bytes(MIB))
     child = agents()
-    child.do(KERNEL + "cpu = mmap.mmap(fd, size)\nturn = 0", path=path)
-    turns = 0
-    while True:
-        if not turns or not child.busy():  # the release has ended before it was caught: another one
-            turns += 1
-            assert turns < 30, "no release was caught"
-            if turns > 1:
-                child.finish()
-            child.do("turn += 1\nfor page in range(size // PAGE):\n    cpu[page * PAGE] = map[page * PAGE + 9] = turn")
-            child.start("map.release()")
-            time.sleep(0.01)
-        os.kill(m.pid, signal.SIGSTOP)  # nobody answers the next WRITE, and who waits for that does not even stop
-        wait_until(lambda: states_of(m.pid) <= {"T", "D"}, what="the daemon stands still")
-        time.sleep(0.01)
-        if states_of(m.pid) == {"T", "D"}:
-            break
-        os.kill(m.pid, signal.SIGCONT)
-        time.sleep(0.003)
+    child.do(KERNEL + "cpu = mmap.mmap(fd, size)", path=path)
+    child.do("for page in range(size // PAGE):\n    cpu[page * PAGE] = map[page * PAGE + 9] = 1")
+    # Who answers the first WRITE stops all of the daemon, and who waits for that in the kernel does not even stop.
+    plan.arm_kill(ALL_ROWS.index("pwrite64"), 1, 1, signal=signal.SIGSTOP)
+    child.start("map.release()")
+    wait_until(lambda: states_of(m.pid) == {"T", "D"}, what="a thread of the daemon that waits for it")
+    assert plan.landed == 1
     signal_guard(m)
     m.kill()  # waits for its end
     assert not child.busy(5), "the call hangs"
