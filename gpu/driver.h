@@ -16,7 +16,7 @@ struct gaia_device;
 struct gaia_mapping;
 
 struct gaia_driver {
-    /* Map the frames: reply is the daemon's to MAP, fds its descriptors without that of the state. Sets
+    /* Map the frames: reply is the daemon's to MAP, frames its descriptor of them, or -1. Sets
      * mapping->address. 0 or a negative errno. */
     int (*map)(struct gaia_mapping *mapping, const struct gaia_message *reply, int frames);
     /* Unmap for good; touches that wait for the daemon end. */
@@ -46,6 +46,7 @@ struct gaia_driver {
 };
 
 struct gaia_device {
+    _Atomic unsigned references; /* who has opened it, and its mappings: calls on those may outlast a close */
     char name[32];
     pid_t owner; /* the process that opened it */
     const struct gaia_driver *driver;
@@ -53,6 +54,9 @@ struct gaia_device {
     _Atomic int stream_error;   /* the first of a call that was put into a stream; 0: none */
     _Atomic unsigned in_stream; /* calls that are in streams */
 };
+
+/* In gaia.c. The last reference closes it. */
+void gaia_device_put(struct gaia_device *device);
 
 extern const struct gaia_driver gaia_soft_driver, gaia_cuda_driver;
 /* Of a mapping on cuda with GAIA_DEMAND. */

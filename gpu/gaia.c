@@ -110,6 +110,7 @@ PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
     if (!device)
         return fail(-ENOMEM);
     device->owner = getpid();
+    device->references = 1;
     int error = name && *name ? open_named(device, name) : open_any(device);
     if (error) {
         free(device);
@@ -120,18 +121,27 @@ PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
     return 0;
 }
 
+void gaia_device_put(struct gaia_device *device)
+{
+    if (atomic_fetch_sub(&device->references, 1) > 1)
+        return;
+    if (device->driver == &gaia_cuda_driver)
+        cuda_device_close(&device->cuda);
+    free(device);
+}
+
 PUBLIC void gaia_device_close(struct gaia_device *device)
 {
     if (!device)
         return;
-    if (device->owner == getpid()) {
-        if (atomic_load(&device->in_stream))
-            device->driver->settle(device);
-        gaia_mapping_remove_device(device);
-        if (device->driver == &gaia_cuda_driver)
-            cuda_device_close(&device->cuda);
+    if (device->owner != getpid()) { /* a child's copy, of which nothing is mapped */
+        free(device);
+        return;
     }
-    free(device);
+    if (atomic_load(&device->in_stream))
+        device->driver->settle(device);
+    gaia_mapping_remove_device(device);
+    gaia_device_put(device);
 }
 
 /* What the kernel says of a request that was under way when the daemon ended is not for our callers. */
@@ -298,6 +308,7 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
         gaia_session_put(mapping->session);
         goto out_close;
     }
+    atomic_fetch_add(&device->references, 1);
     void *address = mapping->address; /* of the caller's, as soon as it is in the table */
     error = gaia_mapping_insert(mapping);
     if (error) {

@@ -134,7 +134,9 @@ int gaia_device_open(const char *name, struct gaia_device **device_out);
  * Close a device. What is still mapped through it is unmapped; nothing is released by this call: stores that
  * were not released stay in the device's copy of the file and reach the file when that copy is evicted,
  * acquired or released. (On a mount with -o shared or node= all of a file is released and collected after its
- * last unmap.) NULL is allowed.
+ * last unmap.) Calls of other threads on ranges that are mapped through it end as they would beside
+ * gaia_munmap(). Nobody may begin a call that is given this device by now, nor be inside of gaia_mmap() or
+ * gaia_stat() with it. NULL is allowed.
  */
 void gaia_device_close(struct gaia_device *device);
 
@@ -281,7 +283,8 @@ int gaia_madvise(void *addr, size_t length, int advice);
 /**
  * Read a device's counters.
  *
- * @return 0, or -1 with errno: EINVAL (a NULL argument), ENOTCONN (nothing is mapped through the device)
+ * @return 0, or -1 with errno: EINVAL (a NULL argument), ENOTCONN (nothing is mapped through the device),
+ *         ENOMEM
  */
 int gaia_stat(struct gaia_device *device, struct gaia_stat *stat_out);
 

@@ -87,6 +87,7 @@ static void mapping_free(struct gaia_mapping *mapping)
     munmap(mapping->state, 4096);
     close(mapping->fd);
     gaia_session_put(mapping->session);
+    gaia_device_put(mapping->device);
     free(mapping);
 }
 
@@ -169,6 +170,18 @@ static void cut(size_t i, uint8_t *address, uint8_t *end)
     }
 }
 
+/* Take extent i out of the table, whole. Its mapping, for the caller to put. Lock held. */
+static struct gaia_mapping *take_out(size_t i)
+{
+    const struct extent *extent = &table[i];
+    struct gaia_mapping *mapping = extent->mapping;
+
+    if (mapping->references > 1 || extent->length != mapping->length)
+        mapping->driver->block(mapping, extent->address, extent->length);
+    table_delete(i);
+    return mapping;
+}
+
 /* All of it happens under one hold of the lock: as soon as a mapping is freed, another thread's may stand at
  * its addresses. */
 int gaia_mapping_remove(void *address, size_t length)
@@ -190,10 +203,7 @@ int gaia_mapping_remove(void *address, size_t length)
                  begin; /* what is left of it in front of the range; behind it the loop ends */
             continue;
         }
-        if (extent->mapping->references > 1 || extent->length != extent->mapping->length)
-            extent->mapping->driver->block(extent->mapping, extent->address, extent->length);
-        gone[gone_count++] = extent->mapping;
-        table_delete(i);
+        gone[gone_count++] = take_out(i);
     }
     pthread_mutex_unlock(&table_lock);
     while (gone_count)
@@ -204,28 +214,29 @@ int gaia_mapping_remove(void *address, size_t length)
 
 void gaia_mapping_remove_device(const struct gaia_device *device)
 {
+    /* One by one, and with nothing to allocate: this can't fail. */
     for (;;) {
-        struct extent extent = {0};
+        struct gaia_mapping *gone = NULL;
         pthread_mutex_lock(&table_lock);
-        for (size_t i = 0; i < table_count && !extent.length; i++)
-            if (table[i].mapping->device == device)
-                extent = table[i];
+        for (size_t i = table_count; i > 0 && !gone; i--)
+            if (table[i - 1].mapping->device == device)
+                gone = take_out(i - 1);
         pthread_mutex_unlock(&table_lock);
-        if (!extent.length)
+        if (!gone)
             return;
-        gaia_mapping_remove(extent.address, extent.length);
+        gaia_mapping_put(gone);
     }
 }
 
 int gaia_mapping_each_session(const struct gaia_device *device,
                               int (*fn)(struct gaia_session *session, void *context), void *context)
 {
-    struct gaia_mapping *held[64];
     size_t count = 0;
     int error = 0;
 
     pthread_mutex_lock(&table_lock);
-    for (size_t i = 0; i < table_count && count < sizeof held / sizeof held[0]; i++) {
+    struct gaia_mapping **held = calloc(table_count + 1, sizeof(struct gaia_mapping *));
+    for (size_t i = 0; held && i < table_count; i++) {
         bool known = table[i].mapping->device != device;
         for (size_t j = 0; j < count && !known; j++)
             known = held[j]->session == table[i].mapping->session;
@@ -236,12 +247,13 @@ int gaia_mapping_each_session(const struct gaia_device *device,
     }
     pthread_mutex_unlock(&table_lock);
     if (!count)
-        error = -ENOTCONN;
+        error = held ? -ENOTCONN : -ENOMEM;
     for (size_t i = 0; i < count; i++) {
         if (!error)
             error = fn(held[i]->session, context);
         gaia_mapping_put(held[i]);
     }
+    free(held);
     return error;
 }
 

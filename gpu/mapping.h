@@ -17,7 +17,7 @@ struct gaia_session;
 struct gaia_shared_state;
 
 struct gaia_mapping {
-    struct gaia_device *device;
+    struct gaia_device *device; /* a reference, once it is mapped */
     const struct gaia_driver *driver;
     struct demand_map *demand; /* of demand */
     bool small_units;
@@ -62,7 +62,8 @@ int gaia_mapping_remove(void *address, size_t length);
 /* Unmap everything of a device. */
 void gaia_mapping_remove_device(const struct gaia_device *device);
 
-/* Call fn once for each session in which something is mapped through the device; a reference is held. */
+/* Call fn once for each session in which something is mapped through the device; a reference is held. The
+ * first error, -ENOTCONN (nothing is mapped) or -ENOMEM. */
 int gaia_mapping_each_session(const struct gaia_device *device,
                               int (*fn)(struct gaia_session *session, void *context), void *context);
 

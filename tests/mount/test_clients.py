@@ -13,13 +13,31 @@ import pytest
 
 import gaia
 from files import make, open_map
-from helpers import (MIB, PAGE, AgentDied, agents, devices, error_of, functions_of, in_child,  # noqa: F401
-                     make_random, read_file, stand_still, statistics)
+from helpers import (MIB, PAGE, ROWS, AgentDied, Plan, agents, client_with_faults, devices, error_of,  # noqa: F401
+                     functions_of, in_child, make_random, read_file, stand_still, statistics)
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------
+
+def test_a_device_closed_with_no_memory(mount, agents, workdir):
+    """What unmaps all can't fail, and does not try for ever."""
+    path = make(mount(), bytes(MIB))
+    plan = Plan.make(os.path.join(workdir, "plan"))
+    agent = agents(client_with_faults(os.path.join(workdir, "plan")))
+    agent.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device()\nmaps = [dev.mmap(fd, MIB) for _ in range(3)]", path=path)
+    agent.do("maps[1].unmap(4 * PAGE, PAGE)")
+    for row in "malloc", "calloc", "realloc":
+        plan.arm(ROWS.index(row), errno.ENOMEM, 1, 1)
+        assert agent("error_of(dev.stat)") == (errno.ENOMEM if row == "calloc" else 0)
+    plan.arm(ROWS.index("malloc"), errno.ENOMEM, 1, 1)
+    agent.start("dev.close()")
+    assert not agent.busy(10), "the close never ends"
+    agent.finish()
+    plan.row = -1
+    assert not agent("[line for line in open('/proc/self/maps') if 'gaiafs:frames' in line]")
+
 
 def test_each_device_has_its_capacity(mount, devices):
     m = mount("device_cache=1M,device_cache=soft:3=2M")

@@ -8,7 +8,9 @@ import contextlib
 import errno
 import os
 import re
+import signal
 import subprocess
+import time
 
 import pytest
 
@@ -611,6 +613,39 @@ def test_an_acquire_that_fails_when_some_pages_have_changed(gpu, name, count):
     program.do("map.release()")
     assert read_file(path)[::PAGE] == b"A" * 64
     os.close(fd)
+
+
+@only_here
+def test_a_device_closed_beside_a_call(gpu, agents):
+    """What a call of another thread has mapped there is unmapped when that ends, by the device."""
+    m = gpu.mount(options="passthrough=off,timeout=0")
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(MIB))
+    agent = gpu.agent(MALLOC_PERTURB_="165")  # memory that is free is garbage
+    agent.do(MAP, path=path, length=MIB, writable=True)
+    agent.do("""
+import threading
+ended = []
+def acquire():
+    try:
+        map.acquire()
+    except OSError as error:
+        ended.append(error.errno)
+    else:
+        ended.append(0)
+thread = threading.Thread(target=acquire)
+""")
+    helpers.stand_still(m.pid)
+    agent.do("thread.start()")
+    agent.start("dev.close()")
+    time.sleep(0.3)
+    os.kill(m.pid, signal.SIGCONT)
+    assert not agent.busy(10)
+    agent.finish()
+    agent.do("thread.join()")
+    assert agent("ended") == [0]
+    agent.do("dev = gaia.Device('cuda:0')\nmap = dev.mmap(fd, length)\nmap[5:6] = b'x'\nmap.release()\ndev.close()")
+    assert read_file(path)[5:6] == b"x"
 
 
 def test_a_context_that_is_broken(gpu, workdir):
