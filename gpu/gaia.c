@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public calls: checks of arguments, the steps of each call, and errno. */
+/* The public calls: checks of arguments, and errno. What they do to a range: gpu/piece.h. */
 #include "gpu/gaia.h"
 
 #include <errno.h>
@@ -11,24 +11,23 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "base/kernel.h"
 #include "base/shared_page.h"
 #include "consistency/page.h"
 #include "gpu/announce.h"
 #include "gpu/demand_map.h"
 #include "gpu/driver.h"
 #include "gpu/mapping.h"
+#include "gpu/piece.h"
 #include "gpu/session.h"
+#include "gpu/stream.h"
 
 #define PUBLIC __attribute__((visibility("default")))
 #define PAGE 4096u
 #define FUSE_MAGIC 0x65735546
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static bool writeback_lags; /* a kernel before 6.16: see wait_for_write_backs() */
 
 static void before_fork(void)
 {
@@ -51,7 +50,7 @@ static void after_fork_in_child(void)
 static void start(void)
 {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    writeback_lags = kernel_writes_back_late();
+    piece_begin();
 }
 
 static int fail(int error)
@@ -144,12 +143,6 @@ PUBLIC void gaia_device_close(struct gaia_device *device)
     gaia_device_put(device);
 }
 
-/* What the kernel says of a request that was under way when the daemon ended is not for our callers. */
-static int kernel_error(void)
-{
-    return errno == ECONNABORTED ? -ENOTCONN : -errno;
-}
-
 /* The kernel's word for "not a gaiafs file" is many words. */
 static int get_token(int fd, struct gaia_ioctl_token *token)
 {
@@ -157,12 +150,12 @@ static int get_token(int fd, struct gaia_ioctl_token *token)
     struct stat st;
 
     if (fstatfs(fd, &fs) || fstat(fd, &st))
-        return kernel_error();
+        return piece_kernel_error();
     if (fs.f_type != FUSE_MAGIC ||
         !S_ISREG(st.st_mode)) /* an ioctl on some other driver's file could do anything */
         return -ENODEV;
     if (ioctl(fd, GAIA_IOCTL_TOKEN, token)) {
-        int error = kernel_error();
+        int error = piece_kernel_error();
         if (error == -ENOTCONN || error == -EMFILE || error == -ENOMEM || error == -EBADF ||
             error == -EACCES || error == -EIO)
             return error;
@@ -194,10 +187,6 @@ static int check_arguments(const struct gaia_device *device, size_t length, int 
         return -EACCES;
     return 0;
 }
-
-static int acquire_settled(struct gaia_piece *piece);
-static int each_piece(void *addr, size_t length, struct gaia_device *device, bool any_device,
-                      int (*fn)(struct gaia_piece *piece));
 
 /* The token may have waited for too long behind other calls of this process, or gone among too many that its
  * user has asked for: ask with another then. */
@@ -317,7 +306,7 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
     }
     if (!driver->places)
         return address;
-    error = each_piece(address, length, device, false, acquire_settled);
+    error = piece_each(address, length, device, false, piece_acquire_settled);
     if (!error)
         return address;
     gaia_mapping_remove(address, (length + PAGE - 1) / PAGE * PAGE);
@@ -332,269 +321,43 @@ out:
     return MAP_FAILED;
 }
 
-/* The checks that all calls on a range share; length becomes whole pages. */
-static int check_range(const void *addr, size_t *length)
-{
-    if ((uintptr_t)addr % PAGE || !*length || *length > SIZE_MAX - PAGE)
-        return -EINVAL;
-    *length = (*length + PAGE - 1) / PAGE * PAGE;
-    return (uintptr_t)addr > UINTPTR_MAX - *length ? -EINVAL : 0;
-}
-
 PUBLIC int gaia_munmap(void *addr, size_t length)
 {
-    int error = check_range(addr, &length);
+    int error = piece_check_range(addr, &length);
 
     return fail(error ? error : gaia_mapping_remove(addr, length));
 }
 
-/* Before 6.16 the kernel writes its dirty pages back through copies, and what made it do so may return while
- * one is on its way. A copy has all bytes of its page: it must not arrive after a collect that no read asked
- * for. Closing a descriptor waits for all of the file. */
-static void wait_for_write_backs(const struct gaia_piece *piece)
-{
-    char path[40];
-
-    if (!writeback_lags)
-        return;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", piece->mapping->fd);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd >= 0)
-        close(fd);
-}
-
-/* CPU stores through mappings of any process reach the daemon: the kernel writes its dirty pages. Once there
- * is no daemon it throws them away, and sync_file_range() says nothing of it: that the daemon lived when it
- * returned is for the caller to see, from an answer or from gaia_session_alive(). */
-static int flush_cpu(const struct gaia_piece *piece)
-{
-    if (sync_file_range(piece->mapping->fd, (off_t)piece->offset, (off_t)piece->length,
-                        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER))
-        return kernel_error();
-    wait_for_write_backs(piece);
-    return 0;
-}
-
-/* Whether there is nothing to do: nothing can have put a page of the mapping out of date since the last
- * acquire of the whole mapping, and no store waits to be released. */
-static bool unchanged(struct gaia_mapping *mapping)
-{
-    struct gaia_shared_state *state = mapping->state;
-    struct timespec now;
-    uint64_t seen = atomic_load(&mapping->changes_seen);
-
-    if (!seen || atomic_load(&state->changes) != seen || atomic_load(&state->stored))
-        return false;
-    if (mapping->driver->forget && atomic_load(&state->releases) != atomic_load(&mapping->releases_seen))
-        return false;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    uint64_t age =
-        (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec - atomic_load(&state->checked_ns);
-    return age < atomic_load(&state->timeout_ns);
-}
-
-static __thread bool in_stream; /* this thread runs a call that was put into a stream: it has its order */
-
-/* What the device was given to do before this call has been done, and what it has stored is known. */
-static int settle(struct gaia_mapping *mapping)
-{
-    const struct gaia_driver *driver = mapping->driver;
-    int error = driver->settle && !in_stream ? driver->settle(mapping->device) : 0;
-
-    return !error && driver->collect ? driver->collect(mapping) : error;
-}
-
-/* After an acquire that the daemon has done: what kernels have of the piece that is above the device's copy.
- */
-static int forget(struct gaia_piece *piece, uint64_t changes)
-{
-    struct gaia_mapping *mapping = piece->mapping;
-
-    if (!mapping->driver->forget)
-        return 0;
-    /* Taken before, so that a release from now on is found next time. */
-    uint64_t releases = atomic_load(&mapping->state->releases);
-    if (changes == atomic_load(&mapping->changes_seen) && releases == atomic_load(&mapping->releases_seen))
-        return 0;
-    int error = mapping->driver->forget(
-        mapping, (uint64_t)((uint8_t *)piece->address - (uint8_t *)mapping->address), piece->length);
-    if (!error && piece->length == mapping->length)
-        atomic_store(&mapping->releases_seen, releases);
-    return error;
-}
-
-/* What the device was given to do has nothing to do with it: it has ended, or the piece is new. */
-static int acquire_settled(struct gaia_piece *piece)
-{
-    struct gaia_mapping *mapping = piece->mapping;
-
-    int error = mapping->session->dead ? -ENOTCONN : flush_cpu(piece);
-    if (error)
-        return error;
-    if (unchanged(mapping))
-        return gaia_session_alive(mapping->session) ? 0 : -ENOTCONN;
-    struct gaia_message message = {
-        .op = GAIA_OP_ACQUIRE, .map = mapping->map, .offset = piece->offset, .bytes = piece->length};
-    error = gaia_session_call(mapping->session, &message, NULL);
-    if (error)
-        return error;
-    if (message.value[1] && mapping->driver->refresh)
-        mapping->driver->refresh(mapping);
-    error = forget(piece, message.value[0]);
-    if (error)
-        return error;
-    if (piece->length == mapping->length)
-        atomic_store(&mapping->changes_seen, message.value[0]);
-    return 0;
-}
-
-static int acquire_piece(struct gaia_piece *piece)
-{
-    int error = piece->mapping->session->dead ? -ENOTCONN : settle(piece->mapping);
-
-    return error ? error : acquire_settled(piece);
-}
-
-/* Pages that CPUs have stored to, and the device, are dropped by the kernel when they are released, which
- * writes each back by a request of its own first (27 us of 4 KiB). Asked for, it writes up to a MiB by one: 6
- * to 11 ms for 16 MiB instead of 110. Asked where it was of use last time, as the range may be long and have
- * other pages that somebody stores to all the time. What comes of it is for who asks: a failed write-back is
- * told by fsync() as any other. */
-#define CROSSED_MIN 8u
-#define CROSSED_PART 64u /* of the range's pages: fewer are not worth what else may be dirty in it */
-static void write_back_crossed(const struct gaia_piece *piece)
-{
-    struct gaia_mapping *mapping = piece->mapping;
-    uint64_t crossed = atomic_load(&mapping->state->crossed);
-
-    uint64_t since = crossed - atomic_exchange(&mapping->crossed_seen, crossed);
-    /* Before 6.16 one would have to wait for the whole file: see wait_for_write_backs(). */
-    if (writeback_lags || since < CROSSED_MIN || since < piece->length / PAGE / CROSSED_PART)
-        return;
-    sync_file_range(mapping->fd, (off_t)piece->offset, (off_t)piece->length, SYNC_FILE_RANGE_WRITE);
-}
-
-static int release_piece(struct gaia_piece *piece)
-{
-    struct gaia_mapping *mapping = piece->mapping;
-    struct gaia_message message = {
-        .op = GAIA_OP_RELEASE, .map = mapping->map, .offset = piece->offset, .bytes = piece->length};
-
-    if (mapping->session->dead)
-        return -ENOTCONN;
-    if (!mapping->writable)
-        return 0;
-    int error = settle(mapping);
-    if (error)
-        return error;
-    if (!atomic_load(&mapping->state->stored)) /* no store has been made that is not released */
-        return 0;
-    write_back_crossed(piece);
-    return gaia_session_call(mapping->session, &message, NULL);
-}
-
-/* Call fn for every piece of the range; the first error. */
-static int each_piece(void *addr, size_t length, struct gaia_device *device, bool any_device,
-                      int (*fn)(struct gaia_piece *piece))
-{
-    struct gaia_piece *pieces;
-    size_t count;
-
-    if (!any_device && (!device || device->owner != getpid()))
-        return -EINVAL;
-    int error = check_range(addr, &length);
-    if (!error)
-        error = gaia_mapping_find(addr, length, device, &pieces, &count);
-    if (error)
-        return error;
-    for (size_t i = 0; i < count && !error; i++)
-        error = fn(&pieces[i]);
-    gaia_pieces_free(pieces, count);
-    return error;
-}
-
 PUBLIC int gaia_macquire(void *addr, size_t length, struct gaia_device *device)
 {
-    return fail(each_piece(addr, length, device, false, acquire_piece));
+    return fail(piece_each(addr, length, device, false, piece_acquire));
 }
 
 static int check_writable(struct gaia_piece *piece)
 {
-    return piece->mapping->writable ? 1 : 0; /* 1 ends each_piece(): there is one */
+    return piece->mapping->writable ? 1 : 0; /* 1 ends piece_each(): there is one */
 }
 
 PUBLIC int gaia_mrelease(void *addr, size_t length, struct gaia_device *device)
 {
-    int error = each_piece(addr, length, device, false, check_writable);
+    int error = piece_each(addr, length, device, false, check_writable);
 
     if (error >= 0)
-        error = error == 1 ? each_piece(addr, length, device, false, release_piece) : -EACCES;
+        error = error == 1 ? piece_each(addr, length, device, false, piece_release) : -EACCES;
     return fail(error);
-}
-
-/* --- in a stream --- */
-
-struct stream_call {
-    struct gaia_device *device;
-    void *addr;
-    size_t length;
-    int (*fn)(struct gaia_piece *piece);
-};
-
-/* On a thread of the driver's, which must not call it: what is done here are messages to the daemon. */
-static void run_in_stream(void *context)
-{
-    struct stream_call *call = context;
-    int none = 0;
-
-    in_stream = true;
-    int error = each_piece(call->addr, call->length, call->device, false, call->fn);
-    in_stream = false;
-    if (error)
-        atomic_compare_exchange_strong(&call->device->stream_error, &none, error);
-    atomic_fetch_sub(&call->device->in_stream, 1);
-    free(call);
-}
-
-/* What is mapped on demand is collected by kernels, which a call in a stream can't launch. */
-static int check_enqueue(struct gaia_piece *piece)
-{
-    return piece->mapping->driver == &gaia_demand_driver ? -EOPNOTSUPP : 0;
-}
-
-static int put_into_stream(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream,
-                           int (*fn)(struct gaia_piece *piece))
-{
-    int error = each_piece(addr, length, device, false, check_enqueue);
-
-    if (error)
-        return error;
-    if (!device->driver->enqueue)
-        return stream ? -EINVAL : each_piece(addr, length, device, false, fn);
-    struct stream_call *call = malloc(sizeof *call);
-    if (!call)
-        return -ENOMEM;
-    *call = (struct stream_call){.device = device, .addr = addr, .length = length, .fn = fn};
-    atomic_fetch_add(&device->in_stream, 1);
-    error = device->driver->enqueue(device, stream, run_in_stream, call);
-    if (error) {
-        atomic_fetch_sub(&device->in_stream, 1);
-        free(call);
-    }
-    return error;
 }
 
 PUBLIC int gaia_macquire_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream)
 {
-    return fail(put_into_stream(addr, length, device, stream, acquire_piece));
+    return fail(stream_put(addr, length, device, stream, piece_acquire));
 }
 
 PUBLIC int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream)
 {
-    int error = each_piece(addr, length, device, false, check_writable);
+    int error = piece_each(addr, length, device, false, check_writable);
 
     if (error >= 0)
-        error = error == 1 ? put_into_stream(addr, length, device, stream, release_piece) : -EACCES;
+        error = error == 1 ? stream_put(addr, length, device, stream, piece_release) : -EACCES;
     return fail(error);
 }
 
@@ -628,16 +391,7 @@ PUBLIC int gaia_stream_error(struct gaia_device *device)
     return fail(error);
 }
 
-static int sync_piece(struct gaia_piece *piece)
-{
-    struct gaia_message message = {
-        .op = GAIA_OP_SYNC, .map = piece->mapping->map, .offset = piece->offset, .bytes = piece->length};
-
-    wait_for_write_backs(piece);
-    return gaia_session_call(piece->mapping->session, &message, NULL);
-}
-
-static int check_piece(struct gaia_piece *piece)
+static int check_session(struct gaia_piece *piece)
 {
     return piece->mapping->session->dead ? -ENOTCONN : 0;
 }
@@ -646,7 +400,7 @@ PUBLIC int gaia_msync(void *addr, size_t length, int flags)
 {
     if (flags != MS_SYNC && flags != MS_ASYNC)
         return fail(-EINVAL);
-    return fail(each_piece(addr, length, NULL, true, flags == MS_SYNC ? sync_piece : check_piece));
+    return fail(piece_each(addr, length, NULL, true, flags == MS_SYNC ? piece_sync : check_session));
 }
 
 PUBLIC int gaia_madvise(void *addr, size_t length, int advice)
@@ -654,24 +408,14 @@ PUBLIC int gaia_madvise(void *addr, size_t length, int advice)
     struct gaia_piece *pieces;
     size_t count;
 
-    int error = advice < GAIA_ADV_NORMAL || advice > GAIA_ADV_DONTNEED ? -EINVAL : check_range(addr, &length);
+    int error =
+        advice < GAIA_ADV_NORMAL || advice > GAIA_ADV_DONTNEED ? -EINVAL : piece_check_range(addr, &length);
     if (!error)
         error = gaia_mapping_find(addr, length, NULL, &pieces, &count);
     if (error)
         return fail(error);
-    for (size_t i = 0; i < count && !error; i++) {
-        struct gaia_message message = {.op = GAIA_OP_ADVISE,
-                                       .map = pieces[i].mapping->map,
-                                       .offset = pieces[i].offset,
-                                       .bytes = pieces[i].length,
-                                       .flags = (uint32_t)advice};
-        if (advice == GAIA_ADV_DONTNEED) { /* stores are released first: those of kernels, too */
-            error = pieces[i].mapping->session->dead ? -ENOTCONN : settle(pieces[i].mapping);
-            wait_for_write_backs(&pieces[i]);
-        }
-        if (!error)
-            error = gaia_session_call(pieces[i].mapping->session, &message, NULL);
-    }
+    for (size_t i = 0; i < count && !error; i++)
+        error = piece_advise(&pieces[i], advice);
     gaia_pieces_free(pieces, count);
     return fail(error);
 }

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls that are put into a device's stream, where they run when it gets there. */
+#ifndef GAIAFS_GPU_STREAM_H
+#define GAIAFS_GPU_STREAM_H
+
+#include "gpu/piece.h"
+
+struct CUstream_st;
+
+/* Have fn called for every piece of the range, in the order of the stream; what comes of it is in
+ * device->stream_error. On a device without streams: at once (stream: NULL). -EINVAL, -ENOMEM, -EOPNOTSUPP
+ * (what is mapped on demand), or what the driver says. From any thread. */
+int stream_put(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream,
+               int (*fn)(struct gaia_piece *piece));
+
+/* Whether this thread runs a call that was put into a stream: it has that stream's order, and must not call
+ * the driver. */
+bool stream_is_here(void);
+
+#endif
