@@ -9,6 +9,7 @@
 #include "base/thread.h"
 #include "cache/client.h"
 #include "cache/stat.h"
+#include "fs/content.h"
 #include "fs/fs.h"
 #include "fs/log.h"
 #include "fs/stat_json.h"

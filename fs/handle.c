@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/content.h"
 #include "fs/fs.h"
 
 #include <stdio.h>

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fs/content.h"
 #include "fs/fs.h"
 #include "fs/log.h"
 #include "fs/place.h"

@@ -32,6 +32,7 @@
 #include "fs/memory.h"
 #include "fs/mountinfo.h"
 #include "fs/nodes.h"
+#include "fs/passthrough.h"
 #include "fs/peek.h"
 #include "fs/server.h"
 #include "fs/session.h"

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fs/content.h"
 #include "fs/later.h"
 #include "fs/log.h"
 #include "fs/session.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bytes of files. Each operation enters the inode's gate first (fs/inode.h): an untracked file is served
- * from the backing descriptor with the gate held, a tracked one by the cache with no lock held. */
+/* The bytes of files. Each operation enters the inode's gate first (fs/content.h): an untracked file is
+ * served from the backing descriptor with the gate held, a tracked one by the cache with no lock held. */
 #include "fs/ops.h"
 
 #include <errno.h>
@@ -10,6 +10,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "fs/content.h"
 #include "fs/creds.h"
 #include "fs/later.h"
 #include "fs/nodes.h"

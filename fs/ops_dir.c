@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fs/content.h"
 #include "fs/resolve.h"
 
 void op_opendir(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)

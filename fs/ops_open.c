@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "fs/answers.h"
+#include "fs/content.h"
 #include "fs/creds.h"
 #include "fs/later.h"
 #include "fs/nodes.h"

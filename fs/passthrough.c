@@ -9,6 +9,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "fs/content.h"
 #include "fs/fs.h"
 #include "fs/log.h"
 #include "fs/session.h"

@@ -17,6 +17,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "fs/content.h"
 #include "fs/later.h"
 #include "fs/log.h"
 #include "fs/loop.h"

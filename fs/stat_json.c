@@ -11,6 +11,7 @@
 #include "cache/nodes.h"
 #include "cache/stat.h"
 #include "fs/fs.h"
+#include "fs/passthrough.h"
 
 static json_t *integer(uint64_t n)
 {

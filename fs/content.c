@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/content.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "cache/cache.h"
+#include "fs/fs.h"
+#include "fs/nodes.h"
+
+struct content *inode_content(struct inode *inode)
+{
+    struct content *content = atomic_load_explicit(&inode->content, memory_order_acquire);
+
+    if (content)
+        order_after(content);
+    return content;
+}
+
+static struct content *content_new(void)
+{
+    struct content *content = calloc(1, sizeof(*content));
+
+    if (!content)
+        return NULL;
+    durable_init(&content->durable);
+    /* A stream of reads must not keep inode_track() out for ever. */
+    lock_rw_init(&content->gate, LOCK_GATE, true);
+    return content;
+}
+
+void content_free(struct content *content)
+{
+    struct cache_file *file = content_file(content);
+
+    if (file)
+        cache_file_close(file);
+    for (struct lost_file *lost; (lost = content->lost);) {
+        content->lost = lost->next;
+        cache_file_close(lost->file);
+        free(lost);
+    }
+    durable_destroy(&content->durable);
+    pthread_rwlock_destroy(&content->gate);
+    free(content);
+}
+
+struct durable *inode_durable(struct inode *inode)
+{
+    struct content *content = inode_content(inode), *expected = NULL;
+
+    if (content)
+        return &content->durable;
+    content = content_new();
+    if (!content)
+        return NULL;
+    uint64_t hash = file_hash(inode->dev, inode->ino);
+    struct inode_shard *shard = shard_of_hash(&inode->fs->inodes, hash);
+    pthread_mutex_lock(&shard->lock);
+    bool unsynced = shard_is_unsynced(shard, hash);
+    pthread_mutex_unlock(&shard->lock);
+    if (unsynced) { /* here, or at a home */
+        durable_tried(&content->durable, 0, INT64_MAX);
+        durable_ask(&content->durable);
+    }
+    order_before(content); /* see inode_content() */
+    if (atomic_compare_exchange_strong(&inode->content, &expected, content))
+        return &content->durable;
+    content_free(content);
+    return &expected->durable;
+}
+
+struct cache_file *inode_usable(struct inode *inode)
+{
+    struct cache_file *file = inode_file(inode);
+
+    return file && cache_file_is_lost(file) ? NULL : file;
+}
+
+int inode_set_file(struct inode *inode, struct cache_file *file)
+{
+    struct content *content = inode_content(inode);
+    struct cache_file *old = inode_file(inode);
+
+    if (old) {
+        struct lost_file *lost = malloc(sizeof *lost);
+        if (!lost)
+            return -ENOMEM;
+        *lost = (struct lost_file){content->lost, old};
+        content->lost = lost;
+        /* What its home had answered may have been in that machine's memory only: told before anybody can
+         * sync at the next one. */
+        uint64_t asked = durable_asked(&content->durable);
+        if (cache_file_has_died(old) && durable_is_asked(&content->durable))
+            durable_fail(&content->durable, -EIO);
+        durable_asked_synced(&content->durable, asked);
+        cache_file_discard_write_backs(file, true); /* of the kernel, until nodes_settle() or the like */
+    }
+    passthrough_track(inode->fs, inode, file);
+    return 0;
+}
+
+int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out)
+{
+    struct cache_file *file = inode_usable(inode);
+    struct durable *durable = inode_durable(inode);
+    struct content *content = inode_content(inode);
+    struct node_name name;
+    bool again = false; /* one whose home has gone is replaced */
+    int rc = 0;
+
+    if (!durable)
+        return -ENOMEM;
+    if (fs->options.members && !nodes_name(inode, &name))
+        return -EOPNOTSUPP;
+    if (fs->options.members && (file ? cache_file_is_far(file) : !cache_is_home(fs->cache, &name)))
+        return nodes_track(fs, inode, &name, file_out);
+    if (!file) {
+        BORROWED path = inode_borrow(inode);
+
+        if (path.fd < 0)
+            return path.fd;
+        pthread_rwlock_wrlock(&content->gate);
+        file = inode_usable(inode);
+        if (!file) {
+            rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
+            if (rc < 0 && descriptors_shed(fs, -rc))
+                rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
+            /* After it: what changes in between one of the two sees. */
+            if (rc == 0 && !inode_unchanged(inode, path.fd))
+                cache_file_behind(file);
+            if (rc == 0) {
+                again = inode_file(inode);
+                rc = inode_set_file(inode, file);
+                if (rc < 0)
+                    cache_file_close(file);
+            }
+        }
+        pthread_rwlock_unlock(&content->gate);
+        if (again && rc == 0)
+            nodes_settle(inode);
+    }
+    if (rc == 0 && fs->options.members)
+        rc = cache_file_announce(file, &name);
+    if (rc == 0)
+        *file_out = file;
+    return rc;
+}
+
+struct cache_file *inode_gate_enter(struct inode *inode)
+{
+    struct cache_file *file = inode_file(inode);
+    struct content *content = inode_content(inode);
+
+    if (!file) {
+        pthread_rwlock_rdlock(&content->gate);
+        file = inode_file(inode);
+        if (file)
+            pthread_rwlock_unlock(&content->gate);
+    }
+    return file;
+}
+
+void inode_gate_leave(struct inode *inode, const struct cache_file *file)
+{
+    if (!file)
+        pthread_rwlock_unlock(&inode_content(inode)->gate);
+}
+
+static bool same_time(struct timespec a, struct timespec b)
+{
+    return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+/* Two changes within one tick of the filesystem's clock look alike: a fresh change time proves nothing. */
+static bool is_settled(struct timespec ctime)
+{
+    struct timespec now;
+    int64_t age_ns;
+
+    clock_gettime(CLOCK_REALTIME_COARSE, &now);
+    age_ns = (int64_t)(now.tv_sec - ctime.tv_sec) * 1000000000 + (now.tv_nsec - ctime.tv_nsec);
+    return age_ns > 50000000;
+}
+
+static bool seen_is(const struct content *content, const struct stat *st)
+{
+    return content->seen.size == st->st_size && same_time(content->seen.mtime, st->st_mtim) &&
+           same_time(content->seen.ctime, st->st_ctim);
+}
+
+static void see(struct content *content, const struct stat *st)
+{
+    content->seen.size = st->st_size;
+    content->seen.mtime = st->st_mtim;
+    content->seen.ctime = st->st_ctim;
+}
+
+bool inode_unchanged(struct inode *inode, int fd)
+{
+    struct content *content = inode_content(inode);
+    struct inode_shard *shard = shard_of_inode(inode);
+    struct stat st;
+    bool same;
+
+    pthread_mutex_lock(&shard->lock);
+    uint64_t changes = content->seen.changes;
+    pthread_mutex_unlock(&shard->lock);
+    if (fstat(fd, &st))
+        return false;
+    pthread_mutex_lock(&shard->lock);
+    /* Beside a change of ours st says nothing; somebody else's is found out by the next open. */
+    same = content->seen.changing || content->seen.changes != changes;
+    if (!same) {
+        same = content->seen.valid && seen_is(content, &st);
+        content->seen.valid = same || is_settled(st.st_ctim);
+        see(content, &st);
+    }
+    pthread_mutex_unlock(&shard->lock);
+    return same;
+}
+
+#define DROPPING_NS INT64_C(100000000)
+
+bool inode_drops_pages(struct inode *inode, bool drops)
+{
+    struct content *content = inode_content(inode);
+    struct inode_shard *shard = shard_of_inode(inode);
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    int64_t now = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    pthread_mutex_lock(&shard->lock);
+    bool others = content->seen.dropping_ns && now - content->seen.dropping_ns < DROPPING_NS;
+    if (drops && content->seen.opened)
+        content->seen.dropping_ns = now;
+    content->seen.opened = true;
+    pthread_mutex_unlock(&shard->lock);
+    return others;
+}
+
+void inode_change_begin(struct inode *inode, int fd, struct inode_change *change_out)
+{
+    struct content *content = inode_content(inode);
+    struct inode_shard *shard = shard_of_inode(inode);
+    struct stat st;
+    bool known = !fstat(fd, &st);
+
+    pthread_mutex_lock(&shard->lock);
+    /* While others of ours are under way the times are theirs, too. */
+    change_out->ours = content->seen.changing || (known && seen_is(content, &st));
+    content->seen.changing++;
+    pthread_mutex_unlock(&shard->lock);
+}
+
+void inode_change_end(struct inode *inode, int fd, const struct inode_change *change)
+{
+    struct content *content = inode_content(inode);
+    struct inode_shard *shard = shard_of_inode(inode);
+    struct stat st;
+    bool known = change->ours && !fstat(fd, &st);
+
+    pthread_mutex_lock(&shard->lock);
+    content->seen.changing--;
+    content->seen.changes++;
+    if (known) {
+        content->seen.valid = true;
+        see(content, &st);
+    }
+    pthread_mutex_unlock(&shard->lock);
+}

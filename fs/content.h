@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The content of a file: what only one has whose bytes somebody has asked for. Whether its bytes go through
+ * the cache (it is tracked) or straight to the data directory, the way of both to storage, and what was last
+ * seen of it. An inode gets one when it is first opened, and has it until it is freed.
+ *
+ * All functions may be called from any thread; they take the lock of the inode's shard, or the gate, as said.
+ */
+#ifndef GAIAFS_FS_CONTENT_H
+#define GAIAFS_FS_CONTENT_H
+
+#include "base/order.h"
+#include "cache/durable.h"
+#include "fs/inode.h"
+#include "fs/passthrough.h"
+
+struct cache_file;
+
+struct content {
+    /* NULL: untracked. Set with the gate held exclusively, once, or anew when it is lost (fs/nodes.h); what
+     * it was before is kept until the inode is freed. */
+    _Atomic(struct cache_file *) file;
+    struct lost_file *lost; /* what it was; the gate */
+    struct durable durable;
+    /* Held shared by every data operation on an untracked file until its backing I/O is done. */
+    pthread_rwlock_t gate;
+    struct passthrough passthrough; /* guarded by fs->passthrough_lock */
+    /* Of fs/nodes.c: somebody looks for the next home; there was no thread for nodes_settle(). */
+    atomic_bool seeks, unsettled;
+    /* What the file was at its last open, or after a change of ours that found it so: the kernel may keep its
+     * pages when the next open sees the same. Guarded by the lock of the inode's shard. */
+    struct {
+        bool valid;
+        unsigned changing; /* changes of ours under way */
+        uint64_t changes;  /* and those that are over */
+        off_t size;
+        struct timespec mtime, ctime;
+        bool opened;         /* before: the kernel may have pages */
+        int64_t dropping_ns; /* CLOCK_MONOTONIC_COARSE of the last open that was told to drop them; 0: none */
+    } seen;
+};
+
+/* A file whose home has gone: who found it before may still use it. */
+struct lost_file {
+    struct lost_file *next;
+    struct cache_file *file;
+};
+
+/* NULL before inode_durable() was called for it. */
+struct content *inode_content(struct inode *inode);
+
+static inline struct cache_file *content_file(const struct content *content)
+{
+    struct cache_file *file = atomic_load_explicit(&content->file, memory_order_acquire);
+
+    if (file)
+        order_after(file); /* for helgrind, which takes an atomic for a race: that it is one makes it so */
+    return file;
+}
+
+/* NULL: untracked. */
+static inline struct cache_file *inode_file(struct inode *inode)
+{
+    struct content *content = inode_content(inode);
+
+    return content ? content_file(content) : NULL;
+}
+
+/* Begin to track the file, if nobody has: from then on its data goes through the cache. Waits until no
+ * untracked operation is in flight. The caller holds a reference. 0 or what cache_file_open() says. */
+int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out);
+/* The inode's file, if it can be used: NULL also when it is lost. */
+struct cache_file *inode_usable(struct inode *inode);
+/* Make file the inode's, in place of one that is lost or of none; the gate is held exclusively. -ENOMEM. */
+int inode_set_file(struct inode *inode, struct cache_file *file);
+
+/* What is known of the file's way to storage; NULL when memory is short. Once it has been opened it is there.
+ * An inode of which bytes are lost is kept when nobody holds it any more, as long as the file has a name. */
+struct durable *inode_durable(struct inode *inode);
+
+/* Every data operation, after an inode_durable() that was not NULL: enter, then, when NULL was returned, do
+ * the backing I/O oneself (the gate is held), else call cache_file_*() with what was returned (no gate is
+ * held); then leave with the same pointer. */
+struct cache_file *inode_gate_enter(struct inode *inode);
+void inode_gate_leave(struct inode *inode, const struct cache_file *file);
+
+/* Has nobody but us changed the file, of which fd is a descriptor, since its last open? Notes its size and
+ * times for the next. */
+bool inode_unchanged(struct inode *inode, int fd);
+/* Who opens a file that has changed has the kernel drop its pages, in his own time: after the answer. drops:
+ * this open is told to. Returns whether another one may still be about to, so that nobody may be told to keep
+ * them: for 100 ms, after which he has had a processor. */
+bool inode_drops_pages(struct inode *inode, bool drops);
+
+/* Around a change of an untracked file's data: what nobody else has changed before counts as unchanged after
+ * it. An open that made the kernel drop its pages meets WRITEs that are on their way (cache/heal.h). */
+struct inode_change {
+    bool ours;
+};
+void inode_change_begin(struct inode *inode, int fd, struct inode_change *change_out);
+void inode_change_end(struct inode *inode, int fd, const struct inode_change *change);
+
+/* For fs/inode.c, which frees the inode: nobody knows it any more. */
+void content_free(struct content *content);
+
+#endif
