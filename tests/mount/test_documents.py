@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is written for people: links lead somewhere, the man pages have every option, README.md can be read."""
+import importlib
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -75,6 +78,18 @@ def test_the_readme_can_be_read():
     first = "\n".join(lines[:50])
     for said in ("sudo sh examples/quickstart.sh", "sudo sh tests/run.sh", "checks passed`", "N passed, 0 failed", "Status"):
         assert said in first, said
+
+
+@pytest.mark.parametrize("name, ours", [
+    ("2026-11-21-amd-epyc-2cpu-24g-fio", "untracked"), ("2026-11-21-intel-xeon-2cpu-24g-fio-passthrough", "passthrough")])
+def test_tables_are_what_was_measured(monkeypatch, name, ours):
+    """docs/performance.md has fio's tables as examples/fio makes them of the JSON that it names."""
+    monkeypatch.setattr(sys, "path", [os.path.join(TOP, "examples", "fio"), *sys.path])
+    rows = json.loads(text_of(f"tests/bench/results/{name}.json"))["rows"]
+    table = importlib.import_module("matrix").markdown(rows, ["native", ours, "tracked", "passthrough_ll"])
+    text = text_of("docs/performance.md")
+    assert f"{name}.json" in text and len(table.splitlines()) == 25
+    assert [line for line in table.splitlines() if line not in text.splitlines()] == []
 
 
 # --- the man pages --------------------------------------------------------------------------------------------------
