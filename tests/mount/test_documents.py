@@ -71,6 +71,14 @@ def test_documents_that_are_named():
             assert os.path.exists(os.path.join(TOP, name)), f"{path}: {name}"
 
 
+def test_files_that_documents_name():
+    """`fs/x.h` and the like is a file of the tree."""
+    for path in files_of(DOCUMENTS, ".md"):
+        for name in re.findall(rf"`((?:{'|'.join(SOURCES)})/[\w./-]+\.\w+)`", text_of(path)):
+            below = os.path.join("tests", name) if path.startswith("tests") else name
+            assert any(os.path.exists(os.path.join(TOP, one)) for one in (name, below)), f"{path}: {name}"
+
+
 def test_the_readme_can_be_read():
     lines = text_of("README.md").splitlines()
     assert len(lines) <= README_LINES
