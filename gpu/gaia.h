@@ -267,7 +267,7 @@ int gaia_stream_error(struct gaia_device *device);
  *               nothing more than check its arguments
  * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or flags), EIO, ENOSPC, EDQUOT. As with fsync(),
  *         an earlier failure of anybody's sync of the file is told once to each mapping; and while bytes of
- *         the file are lost, every call fails (README.md, What is promised).
+ *         the file are lost, every call fails (docs/promises.md).
  */
 int gaia_msync(void *addr, size_t length, int flags);
 
