@@ -301,14 +301,18 @@ void agent_opened(struct cache_file *file)
 
 /* ---- maps ---- */
 
-/* Its capacity is shared out evenly: what of it a home fills, the others don't know of. Of one whose mapped
- * pages stay each home may have all, as nothing else would bring large files there: what is mapped of all
- * homes' is bounded by its memory. */
+/* Its capacity is shared out evenly: what of it a home fills, the others don't know of. Of soft devices that
+ * nobody has given one that is what all may have together (struct cache_pool). Of one whose mapped pages stay
+ * each home may have all, as nothing else would bring large files there: what is mapped of all homes' is
+ * bounded by its memory. */
 static uint64_t share_of_device(const struct cache *cache, const struct cache_device *device)
 {
     if (device->scans)
         return device->capacity < NODE_DEVICE_PAGES_MIN ? NODE_DEVICE_PAGES_MIN : device->capacity;
-    uint64_t share = device->capacity / nodes_count(cache->nodes);
+    const struct cache_config *config = &cache->config;
+    uint64_t pages =
+        device->pool ? 2 * config->soft_pool / GAIA_PAGE_SIZE / config->soft_devices : device->capacity;
+    uint64_t share = pages / nodes_count(cache->nodes);
 
     return share < NODE_DEVICE_PAGES_MIN ? NODE_DEVICE_PAGES_MIN
                                          : share; /* many nodes, a small device: more */

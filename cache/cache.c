@@ -97,6 +97,17 @@ static int open_path(struct cache *cache, char why_out[CACHE_WHY])
     return error;
 }
 
+/* What other nodes' homes put on this node's soft devices each was offered (cache/agent.c): for what is of
+ * its own files a node's part of the memory is left. */
+static void init_pool(struct cache *cache)
+{
+    const struct cache_config *config = &cache->config;
+    unsigned nodes = config->members ? config->members->count : 1;
+
+    cache->pool.limit = config->soft_pool / GAIA_PAGE_SIZE / nodes;
+    cache->pool.share = config->soft_pool ? cache->pool.limit / config->soft_devices : 0;
+}
+
 int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out,
                char why_out[CACHE_WHY])
 {
@@ -107,8 +118,7 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
         return -ENOMEM;
     cache->config = *config;
     cache->host = *host;
-    cache->pool.limit = config->soft_pool / GAIA_PAGE_SIZE;
-    cache->pool.share = config->soft_pool ? cache->pool.limit / config->soft_devices : 0;
+    init_pool(cache);
     LIST_INIT(&cache->files);
     lock_init(&cache->lock, LOCK_CACHE);
     lock_init(&cache->devices_lock, LOCK_DEVICES);
