@@ -537,10 +537,16 @@ static int collect_range(struct cache_file *file, struct leaf *leaf, page_mask p
 
 #define COPY_MAX (4u << 20) /* bytes at once */
 
+/* What is done to its bytes here would pass by its home. */
+static bool is_elsewhere(const struct cache_file *file)
+{
+    return file->far || file->given_up;
+}
+
 ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,
                               int fd_out, off_t offset_out, size_t length, unsigned flags)
 {
-    if ((in && in->far) || (out && out->far)) /* the kernel reads and writes instead */
+    if ((in && is_elsewhere(in)) || (out && is_elsewhere(out))) /* the kernel reads and writes instead */
         return -EXDEV;
     int error = 0;
     ssize_t done = 0;

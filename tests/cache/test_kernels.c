@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A home's half of several nodes that needs no other node: files that another one has taken over, and what
+ * the kernels of others hold (cache/kernels.h), who drop whatever they are told to. */
+#include "tests/cache/fixture.inc"
+
+#include "cache/internal.h"
+#include "cache/nodes.h"
+
+static struct fixture f;
+
+static uint8_t byte_at(off_t offset)
+{
+    uint8_t byte;
+
+    assert_int_equal(pread(f.fd, &byte, 1, offset), 1);
+    return byte;
+}
+
+/* Its bytes are the new home's, also those of a copy that the kernel has asked for here. */
+static void test_a_copy_of_a_file_that_was_given_up(void **state)
+{
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    assert_int_equal(pwrite(f.fd, "old", 3, 0), 3);
+    int other = memfd_create("other", MFD_CLOEXEC);
+    assert_true(other >= 0 && ftruncate(other, 4096) == 0);
+    cache_file_give_up(f.file);
+    ssize_t into = cache_file_copy_range(f.file, f.fd, 0, f.file, f.fd, 4096, 3, 0);
+    ssize_t to = cache_file_copy_range(NULL, other, 0, f.file, f.fd, 0, 3, 0);
+    ssize_t from = cache_file_copy_range(f.file, f.fd, 0, NULL, other, 0, 3, 0);
+    uint8_t first = byte_at(0), second = byte_at(4096);
+    close(other);
+    fixture_stop(&f);
+    assert_int_equal(into, -EXDEV);
+    assert_int_equal(to, -EXDEV);
+    assert_int_equal(from, -EXDEV);
+    assert_int_equal(first, 'o');
+    assert_int_equal(second, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_copy_of_a_file_that_was_given_up),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
