@@ -137,7 +137,10 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     readahead_init(&map->readahead, request->file->cache->config.unit_pages);
     readahead_init(&map->stores, 1);
     durable_open(request->file->durable, true, &map->seen);
-    pthread_mutex_lock(&client->lock);
+    *chunk_pages_out = map->far      ? map->far->frames->frames->chunk_pages
+                       : client->far ? map->replica->frames->node_number
+                                     : map->replica->frames->chunk_pages;
+    pthread_mutex_lock(&client->lock); /* from here on a client that guesses its number may close it */
     error = maps_add(&client->maps, map);
     if (!error)
         *id_out = map->id;
@@ -145,9 +148,6 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     if (!error) {
         *frames_fd_out = frames_fd;
         *state_fd_out = state_fd;
-        *chunk_pages_out = map->far           ? map->far->frames->frames->chunk_pages
-                           : map->client->far ? map->replica->frames->node_number
-                                              : map->replica->frames->chunk_pages;
         return 0;
     }
     if (map->far)

@@ -39,10 +39,43 @@ static void test_a_copy_of_a_file_that_was_given_up(void **state)
     assert_int_equal(second, 0);
 }
 
+static void *close_the_next(void *id)
+{
+    while (cache_map_close(f.client, *(uint32_t *)id + 1) == -ENOENT)
+        sched_yield();
+    return NULL;
+}
+
+/* Numbers can be guessed: a map may be gone before who has opened it hears of its number. (TSan sees it.) */
+static void test_a_map_that_is_closed_before_it_is_open(void **state)
+{
+    struct cache_map_request request = {.count = FIXTURE_PAGES};
+    int frames, shared;
+    pthread_t thread;
+    uint64_t chunk;
+    uint32_t id;
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    request.file = f.file;
+    struct device_map map = device_map(&f, 0);
+    assert_int_equal(pthread_create(&thread, NULL, close_the_next, &map.id), 0);
+    int error = cache_map_open(f.client, &request, &id, &frames, &shared, &chunk);
+    pthread_join(thread, NULL);
+    close(frames);
+    close(shared);
+    fixture_stop(&f);
+    munmap(map.bytes, FIXTURE_PAGES * 4096);
+    assert_int_equal(error, 0);
+    assert_int_equal(id, map.id + 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_copy_of_a_file_that_was_given_up),
+        cmocka_unit_test(test_a_map_that_is_closed_before_it_is_open),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
