@@ -138,9 +138,9 @@ ssize_t agent_read(struct cache_file *file, void *buffer, size_t length, off_t o
     size_t done = 0;
     ssize_t n = 0;
 
+    read_out->number = atomic_fetch_add(&nodes_of(file)->reads, 1) + 1; /* its end is told in any case */
     if (file->given_up)
         return -EIO;
-    read_out->number = atomic_fetch_add(&nodes_of(file)->reads, 1) + 1;
     int slot = call_slot_get(session);
     if (slot < 0)
         return slot;

@@ -3,8 +3,8 @@
  * the kernels of others hold (cache/kernels.h), who drop whatever they are told to. */
 #include "tests/cache/fixture.inc"
 
+#include "cache/agent.h"
 #include "cache/internal.h"
-#include "cache/nodes.h"
 
 static struct fixture f;
 
@@ -37,6 +37,28 @@ static void test_a_copy_of_a_file_that_was_given_up(void **state)
     assert_int_equal(from, -EXDEV);
     assert_int_equal(first, 'o');
     assert_int_equal(second, 0);
+}
+
+/* The home is told the end of each READ, also of one that it has not heard of: not another's. */
+static void test_a_read_of_a_far_file_that_was_given_up(void **state)
+{
+    struct nodes nodes = {.reads = 7};
+    struct agent_file far = {.number = 1};
+    struct cache_read read = {.number = 3};
+    uint8_t byte;
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    f.cache->nodes = &nodes;
+    f.file->far = &far;
+    cache_file_give_up(f.file);
+    ssize_t got = cache_file_read(f.file, -1, &byte, 1, 0, 0, &read);
+    f.file->far = NULL;
+    f.cache->nodes = NULL;
+    fixture_stop(&f);
+    assert_int_equal(got, -EIO);
+    assert_int_equal(read.number, 8);
 }
 
 static void *close_the_next(void *id)
@@ -75,6 +97,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_copy_of_a_file_that_was_given_up),
+        cmocka_unit_test(test_a_read_of_a_far_file_that_was_given_up),
         cmocka_unit_test(test_a_map_that_is_closed_before_it_is_open),
     };
 
