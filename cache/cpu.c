@@ -466,15 +466,14 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size)
         return -EIO;
     if (file->far)
         return agent_truncate(file, size);
-    int error = 0;
 
     file_use(file); /* dropping the last pages may end the file's pin */
     pthread_mutex_lock(&file->lock);
     bool unchanged = file_unchanged(file);
-    kernels_change(file, KERNELS_NOBODY, size, INT64_MAX);
-    if (ftruncate(fd >= 0 ? fd : file->fd, size)) {
+    int error = kernels_change(file, KERNELS_NOBODY, size, INT64_MAX);
+    if (!error && ftruncate(fd >= 0 ? fd : file->fd, size))
         error = -errno;
-    } else {
+    if (!error) {
         look_at_size(file, unchanged);
         heal_changed(file, size, INT64_MAX - size);
     }

@@ -8,6 +8,42 @@
 
 static struct fixture f;
 
+static struct nodes nodes;
+
+static int host_grow(void *context, void *file_context, off_t size)
+{
+    (void)context;
+    (void)file_context;
+    (void)size;
+    return 0;
+}
+
+/* With nodes, none of which is there. */
+static bool start_nodes(void)
+{
+    if (!fixture_start(&f, 1 << 20))
+        return false;
+    f.cache->host.grow = host_grow;
+    f.cache->nodes = &nodes;
+    assert_int_equal(dropper_start(f.cache), 0);
+    return true;
+}
+
+static void stop_nodes(void)
+{
+    dropper_stop(f.cache);
+    f.cache->nodes = NULL;
+    fixture_stop(&f);
+}
+
+static int given(unsigned node, off_t offset, size_t length)
+{
+    pthread_mutex_lock(&f.file->lock);
+    int error = kernels_given(f.file, node, offset, length);
+    pthread_mutex_unlock(&f.file->lock);
+    return error;
+}
+
 static uint8_t byte_at(off_t offset)
 {
     uint8_t byte;
@@ -42,7 +78,6 @@ static void test_a_copy_of_a_file_that_was_given_up(void **state)
 /* The home is told the end of each READ, also of one that it has not heard of: not another's. */
 static void test_a_read_of_a_far_file_that_was_given_up(void **state)
 {
-    struct nodes nodes = {.reads = 7};
     struct agent_file far = {.number = 1};
     struct cache_read read = {.number = 3};
     uint8_t byte;
@@ -50,6 +85,7 @@ static void test_a_read_of_a_far_file_that_was_given_up(void **state)
     (void)state;
     if (!fixture_start(&f, 1 << 20))
         skip();
+    nodes.reads = 7;
     f.cache->nodes = &nodes;
     f.file->far = &far;
     cache_file_give_up(f.file);
@@ -59,6 +95,31 @@ static void test_a_read_of_a_far_file_that_was_given_up(void **state)
     fixture_stop(&f);
     assert_int_equal(got, -EIO);
     assert_int_equal(read.number, 8);
+}
+
+/* Without the twin of what another node's kernel holds of the page in which the file ends, that one's
+ * write-back would bring back what was cut off. */
+static void test_a_cut_that_can_keep_no_twin(void **state)
+{
+    struct stat st;
+
+    (void)state;
+    if (!start_nodes())
+        skip();
+    assert_int_equal(given(2, 0, 4096), 0);
+    int readable = dup(f.file->fd), writable = open(f.path, O_WRONLY | O_CLOEXEC);
+    assert_true(readable >= 0 && writable >= 0);
+    assert_true(dup2(writable, f.file->fd) >= 0);
+    int error = cache_file_truncate(f.file, f.fd, 100);
+    assert_int_equal(fstat(f.fd, &st), 0);
+    assert_true(dup2(readable, f.file->fd) >= 0);
+    int again = cache_file_truncate(f.file, f.fd, 100);
+    close(readable);
+    close(writable);
+    stop_nodes();
+    assert_int_equal(error, -EBADF);
+    assert_int_equal(st.st_size, FIXTURE_PAGES * 4096);
+    assert_int_equal(again, 0);
 }
 
 static void *close_the_next(void *id)
@@ -98,6 +159,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_copy_of_a_file_that_was_given_up),
         cmocka_unit_test(test_a_read_of_a_far_file_that_was_given_up),
+        cmocka_unit_test(test_a_cut_that_can_keep_no_twin),
         cmocka_unit_test(test_a_map_that_is_closed_before_it_is_open),
     };
 
