@@ -122,6 +122,85 @@ static void test_a_cut_that_can_keep_no_twin(void **state)
     assert_int_equal(again, 0);
 }
 
+#define LEAVES 20000u
+#define LEAF_BYTES (LEAF_PAGES * 4096u)
+
+/* The kernels of this node and of another hold a page of each of so many leaves, which a third one changes.
+ */
+static void make_old(unsigned leaves)
+{
+    for (unsigned leaf = 0; leaf < leaves; leaf++)
+        for (unsigned node = 0; node < 2; node++)
+            assert_int_equal(given(2 * node, (off_t)leaf * LEAF_BYTES, 4096), 0);
+    pthread_mutex_lock(&f.file->lock);
+    assert_int_equal(kernels_change(f.file, 1, 0, (uint64_t)leaves * LEAF_BYTES), 0);
+    assert_int_equal(f.file->kernels.old, 2 * leaves);
+    pthread_mutex_unlock(&f.file->lock);
+}
+
+/* Of a large file: who flushes would give up before a dropper had come through that looks at all of them for
+ * each. */
+static void test_many_leaves(void **state)
+{
+    struct timespec before, after;
+
+    (void)state;
+    if (!start_nodes())
+        skip();
+    make_old(LEAVES);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    int flushed = kernels_flush(f.file);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    uint64_t left = f.file->kernels.old;
+    stop_nodes();
+    assert_int_equal(flushed, 0);
+    assert_int_equal(left, 0);
+    assert_true(after.tv_sec - before.tv_sec <= 5); /* 0.05 s, and without a sanitizer */
+}
+
+static _Atomic off_t failing; /* -1: what is dropped first; -2: nothing */
+
+static int host_drop(void *context, void *file_context, off_t offset, off_t length)
+{
+    off_t first = -1;
+
+    (void)context;
+    (void)file_context;
+    (void)length;
+    atomic_compare_exchange_strong(&failing, &first, offset);
+    return offset == failing ? -ENOMEM : 0;
+}
+
+static uint64_t old_pages(void)
+{
+    pthread_mutex_lock(&f.file->lock);
+    uint64_t old = f.file->kernels.old;
+    pthread_mutex_unlock(&f.file->lock);
+    return old;
+}
+
+/* It is tried again, and the others meanwhile. */
+static void test_a_leaf_that_is_not_dropped(void **state)
+{
+    (void)state;
+    if (!start_nodes())
+        skip();
+    f.cache->host.invalidate = host_drop;
+    failing = -1;
+    make_old(100);
+    kernels_settle(f.file);
+    for (unsigned ms = 0; ms < 5000 && old_pages() > 1; ms++)
+        usleep(1000);
+    uint64_t held_up = old_pages();
+    failing = -2;
+    int flushed = kernels_flush(f.file);
+    uint64_t left = old_pages();
+    stop_nodes();
+    assert_int_equal(held_up, 1);
+    assert_int_equal(flushed, 0);
+    assert_int_equal(left, 0);
+}
+
 static void *close_the_next(void *id)
 {
     while (cache_map_close(f.client, *(uint32_t *)id + 1) == -ENOENT)
@@ -160,6 +239,8 @@ int main(void)
         cmocka_unit_test(test_a_copy_of_a_file_that_was_given_up),
         cmocka_unit_test(test_a_read_of_a_far_file_that_was_given_up),
         cmocka_unit_test(test_a_cut_that_can_keep_no_twin),
+        cmocka_unit_test(test_many_leaves),
+        cmocka_unit_test(test_a_leaf_that_is_not_dropped),
         cmocka_unit_test(test_a_map_that_is_closed_before_it_is_open),
     };
 
