@@ -165,7 +165,8 @@ void cache_stop(struct cache *cache)
         return;
     cache->stopped = true;
     nodes_stop(cache);
-    dropper_stop(cache);
+    if (cache->config.members)
+        dropper_stop(cache);
     filler_stop(cache);
     healer_stop(cache);
 }

@@ -508,8 +508,6 @@ void dropper_stop(struct cache *cache)
 {
     struct dropper *dropper = &cache->dropper;
 
-    if (!dropper->started)
-        return;
     pthread_mutex_lock(&dropper->lock);
     dropper->stop = true;
     pthread_cond_broadcast(&dropper->queued);
