@@ -17,14 +17,9 @@ struct home_read {
 /* ---- what an agent has open ---- */
 
 /* The session's lock is held. */
-static struct home_open *find_open(const struct home_session *agent, uint32_t number)
+static struct home_open *find_open(struct home_session *agent, uint32_t number)
 {
-    struct home_open *open;
-
-    LIST_FOREACH (open, &agent->opens, link)
-        if (open->number == number)
-            return open;
-    return NULL;
+    return (struct home_open *)table_find(&agent->opens_by_number, number);
 }
 
 struct home_open *home_open_get(struct home_session *agent, uint32_t number)
@@ -69,8 +64,10 @@ int home_open_close(struct home_session *agent, uint32_t number)
 
     pthread_mutex_lock(&agent->lock);
     open = find_open(agent, number);
-    if (open)
+    if (open) {
+        table_remove(&agent->opens_by_number, &open->by_number);
         LIST_REMOVE(open, link);
+    }
     pthread_mutex_unlock(&agent->lock);
     if (!open)
         return -ENOENT;
@@ -126,8 +123,14 @@ int home_open_make(struct home_session *agent, const struct node_request *reques
     uint64_t truncations;
     reply->value[1] = (uint64_t)home_size(file, &truncations); /* from here on it is told of others */
     pthread_mutex_lock(&agent->lock);
-    LIST_INSERT_HEAD(&agent->opens, open, link);
+    error = table_add(&agent->opens_by_number, &open->by_number, open->number);
+    if (!error)
+        LIST_INSERT_HEAD(&agent->opens, open, link);
     pthread_mutex_unlock(&agent->lock);
+    if (error) {
+        home_open_put(open);
+        return error;
+    }
     bool handed = agent->nodes->settles; /* else who leaves finds it in the file's list */
     reply->value[0] = truncations << 1 | handed;
     return 0;
