@@ -233,6 +233,48 @@ static void test_a_map_that_is_closed_before_it_is_open(void **state)
     assert_int_equal(id, map.id + 1);
 }
 
+static pthread_t opener;
+
+static void *open_on_another_device(void *argument)
+{
+    struct cache_map_request request = {.file = f.file, .device = 1, .count = FIXTURE_PAGES};
+    int frames, shared;
+    uint64_t chunk;
+    uint32_t id;
+
+    if (cache_map_open(f.client, &request, &id, &frames, &shared, &chunk))
+        return argument;
+    close(frames);
+    close(shared);
+    return NULL;
+}
+
+/* Not joined here, which would put the two in order. */
+static int drop_beside_an_opener(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    assert_int_equal(pthread_create(&opener, NULL, open_on_another_device, &f), 0);
+    usleep(100000);
+    return plain_frames->drop(frames, page, count);
+}
+
+/* (TSan sees it.) */
+static void test_a_device_that_comes_while_a_file_is_given_up(void **state)
+{
+    void *result;
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    struct device_map map = device_map(&f, 0);
+    f.drop = drop_beside_an_opener;
+    cache_file_give_up(f.file);
+    assert_null(f.drop);
+    pthread_join(opener, &result);
+    fixture_stop(&f);
+    munmap(map.bytes, FIXTURE_PAGES * 4096);
+    assert_null(result);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -242,6 +284,7 @@ int main(void)
         cmocka_unit_test(test_many_leaves),
         cmocka_unit_test(test_a_leaf_that_is_not_dropped),
         cmocka_unit_test(test_a_map_that_is_closed_before_it_is_open),
+        cmocka_unit_test(test_a_device_that_comes_while_a_file_is_given_up),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
