@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What CPUs do to a tracked file: the FUSE handlers' half of the rules (docs/design.md, section 5, rules 3,
- * 4, 6 and 8). Nothing here waits for the kernel or for a client. */
+ * 4, 6 and 8). Nothing here waits for a client; and for a kernel only who writes what may be stale in it
+ * (some seconds, cache/heal.h), and, of several nodes, who flushes or syncs (30 s, cache/kernels.h). */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

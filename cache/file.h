@@ -93,7 +93,7 @@ int file_get_replica(struct cache_file *file, unsigned device, bool read_only, s
  * ever added, at their place in the list. */
 struct replica *file_next_replica(struct cache_file *file, struct replica *replica);
 
-/* A CPU changed the pages of [first, first + count) of a leaf: rule 4. The lock is held. */
+/* A CPU changed pages of a leaf: rule 4. The lock is held. */
 void file_cpu_modified(struct cache_file *file, struct leaf *leaf, page_mask pages);
 /* Pages of a leaf have newer released bytes than the other replicas' copies. except may be NULL. The lock is
  * held. */

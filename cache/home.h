@@ -35,7 +35,6 @@ struct home_session {
     struct call_session *session;
     unsigned member;
     pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t changed;
     LIST_HEAD(, home_open) opens;
     struct table opens_by_number;
     LIST_HEAD(, home_client) clients;

@@ -569,9 +569,9 @@ static int list_stored(struct replica *replica, uint64_t first, uint64_t count, 
     return 0;
 }
 
-/* Take what is free of the pages still to do: mark it busy, and put it into batch. Lock held. */
 #define GATHER_MAX 4096u /* pages whose bytes are gathered at once, at least: 16 MiB */
 
+/* Take what is free of the pages still to do: mark it busy, and put it into batch. Lock held. */
 static size_t take_free(struct replica *replica, struct work *todo, size_t n, struct work *batch)
 {
     size_t taken = 0, most = replica->scans ? GATHER_MAX / LEAF_PAGES : BATCH_MAX;

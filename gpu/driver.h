@@ -16,8 +16,8 @@ struct gaia_device;
 struct gaia_mapping;
 
 struct gaia_driver {
-    /* Map the frames: reply is the daemon's to MAP, fds its descriptors without that of the state. Sets
-     * mapping->address. 0 or a negative errno. */
+    /* Map the frames: reply is the daemon's to MAP, frames the descriptor of them that came with it (-1: it
+     * had none). Sets mapping->address. 0 or a negative errno. */
     int (*map)(struct gaia_mapping *mapping, const struct gaia_message *reply, int frames);
     /* Unmap for good; touches that wait for the daemon end. */
     void (*unmap)(struct gaia_mapping *mapping);
