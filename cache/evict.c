@@ -231,8 +231,10 @@ int evict_and_charge(struct cache_device *device, uint64_t pages)
     while (!cache_device_try_charge(device, pages)) {
         int refused = 0;
         uint64_t dropped = evict_some(device, pages, &refused);
-        if (dropped)
+        if (dropped) {
+            waited = 0;
             continue;
+        }
         /* Nothing could go: everything is in use by faults under way, which end by themselves, or can't be
          * written. */
         error = refused;
