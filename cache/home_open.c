@@ -196,7 +196,8 @@ static int do_read_end(struct home_session *agent, struct home_open *open, const
 /* A home that leaves syncs its files once more, for those who sync elsewhere after it; what it does to one
  * after that is on storage before it is acknowledged. Called with the result of what was done, after
  * durable_wrote() and the like: that sync begins after who leaves has said so. */
-static ssize_t settle(const struct home_session *agent, const struct cache_file *file, ssize_t result)
+static ssize_t sync_if_leaving(const struct home_session *agent, const struct cache_file *file,
+                               ssize_t result)
 {
     int error = result >= 0 && agent->nodes->settles ? durable_store(file->durable, file->fd) : 0;
 
@@ -204,12 +205,12 @@ static ssize_t settle(const struct home_session *agent, const struct cache_file 
 }
 
 /* The same of bytes, which another one's sync may have lost before this one's. */
-static ssize_t settle_bytes(const struct home_session *agent, const struct cache_file *file, off_t offset,
-                            ssize_t result)
+static ssize_t sync_bytes_if_leaving(const struct home_session *agent, const struct cache_file *file,
+                                     off_t offset, ssize_t result)
 {
     bool stored = result > 0 && agent->nodes->settles;
 
-    result = settle(agent, file, result);
+    result = sync_if_leaving(agent, file, result);
     return stored && result > 0 && durable_is_lost_in(file->durable, offset, result) ? -EIO : result;
 }
 
@@ -237,7 +238,7 @@ static int do_write(struct home_session *agent, struct home_open *open, const st
     call_slot_served(agent->session, request->slot);
     say_size(file, reply);
     durable_wrote(file->durable, begun, request->offset, n);
-    n = settle_bytes(agent, file, request->offset, n);
+    n = sync_bytes_if_leaving(agent, file, request->offset, n);
     if (n < (ssize_t)request->length && request->flags & CACHE_IO_WRITEBACK) {
         off_t done = n > 0 ? n : 0; /* its kernel has let go of the rest */
         durable_lose(file->durable, request->offset + done, (off_t)request->length - done,
@@ -260,7 +261,7 @@ static int do_truncate(struct home_session *agent, struct home_open *open, const
     if (!error)
         durable_cut(file->durable, (off_t)request->length);
     say_size(file, reply);
-    return (int)settle(agent, file, error);
+    return (int)sync_if_leaving(agent, file, error);
 }
 
 static int do_fallocate(struct home_session *agent, struct home_open *open,
@@ -279,7 +280,7 @@ static int do_fallocate(struct home_session *agent, struct home_open *open,
     say_size(file, reply);
     if (!error && request->flags & ~(uint32_t)FALLOC_FL_KEEP_SIZE) /* zeros were written */
         durable_wrote(file->durable, begun, request->offset, (off_t)request->length);
-    return (int)settle(agent, file, error);
+    return (int)sync_if_leaving(agent, file, error);
 }
 
 /* As cache_file_opened() does for this node's programs. That the file has changed behind the mounts is news

@@ -179,7 +179,7 @@ static int read_page(struct cache_file *file, uint64_t page, uint8_t *bytes)
     return home_read(file, bytes, GAIA_PAGE_SIZE, (off_t)(page * GAIA_PAGE_SIZE));
 }
 
-static int take_twins(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
+static int take_kernel_twins(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
 {
     struct frame_pool *pool = &file->cache->twins;
 
@@ -214,12 +214,12 @@ int kernels_change(struct cache_file *file, unsigned node, off_t offset, uint64_
         for (uint64_t leaf = from; leaf <= to && !error; leaf++)
             for (unsigned n = 0; n < NODES && !error; n++)
                 if (n != node && (k = find(kernels, n, leaf)))
-                    error = take_twins(file, k, page_range_mask(leaf, span.first, span.count));
+                    error = take_kernel_twins(file, k, page_range_mask(leaf, span.first, span.count));
         return error;
     }
     LIST_FOREACH (k, &kernels->all, link)
         if (k->node != node && k->leaf >= from && k->leaf <= to && !error)
-            error = take_twins(file, k, page_range_mask(k->leaf, span.first, span.count));
+            error = take_kernel_twins(file, k, page_range_mask(k->leaf, span.first, span.count));
     return error;
 }
 
@@ -248,7 +248,7 @@ void kernels_wrote(struct cache_file *file, unsigned node, const void *bytes, si
         k->given |= pages;
         k->dropping &= ~pages;             /* it may hold them anew */
         if (file->announced == ANNOUNCING) /* without memory for them as without the rule */
-            take_twins(file, k, pages);
+            take_kernel_twins(file, k, pages);
         for (page_mask left = (k->old | k->late) & pages; left; left &= left - 1) {
             unsigned page = (unsigned)__builtin_ctzll(left);
             copy_part(frame_bytes(&file->cache->twins, k->twins[page]), (leaf << LEAF_SHIFT) + page, bytes,
@@ -322,7 +322,7 @@ static void enqueue(struct dropper *dropper, struct dropper_work *work)
 }
 
 /* 0 or -ENOMEM: whoever asks next tries again. */
-static int settle(struct cache_file *file)
+static int dropper_request(struct cache_file *file)
 {
     struct cache *cache = file->cache;
     struct kernels *kernels = &file->kernels;
@@ -346,7 +346,7 @@ static int settle(struct cache_file *file)
 
 void kernels_settle(struct cache_file *file)
 {
-    settle(file);
+    dropper_request(file);
 }
 
 /* The next leaf of a node with old pages, which are being dropped from now on. What has become old in this
@@ -524,7 +524,7 @@ int kernels_flush(struct cache_file *file)
 
     if (!file->cache->nodes)
         return 0;
-    int error = settle(file);
+    int error = dropper_request(file);
     struct timespec until = lock_wait_until(FLUSH_MS);
     pthread_mutex_lock(&file->lock);
     uint64_t round = kernels->queued ? kernels->rounds + 1 : kernels->rounds;

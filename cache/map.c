@@ -368,7 +368,7 @@ static int place_all(struct cache_map *map, struct gaia_run run, bool all)
 
 /* The same, where no touch would bring what is missing, and nothing stops stores to what somebody else is
  * placing: until all of it is there. Others' truncations may undo a round. */
-static int place_for_kernels(struct cache_map *map, struct gaia_run run)
+static int place_whole(struct cache_map *map, struct gaia_run run)
 {
     int error = 0;
 
@@ -415,7 +415,7 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
     if (client->far) /* who has bytes above the device's copy (GAIA_DEMAND) sees no state that counts them */
         *changes_out += atomic_load(&map->replica->state->releases);
     if (!error && map->replica->scans)
-        error = place_for_kernels(map, run);
+        error = place_whole(map, run);
     else if (!error && map->resident)
         error = place_all(map, run, true);
     /* What a CPU of some node has written, and a device has now, no kernel holds older: else who hears of it
