@@ -175,7 +175,8 @@ void cache_stop(struct cache *cache)
         return;
     cache->stopped = true;
     nodes_stop(cache);
-    dropper_stop(cache);
+    if (cache->config.members)
+        dropper_stop(cache);
     filler_stop(cache);
     healer_stop(cache);
 }
@@ -323,21 +324,12 @@ static int flush_replica(struct replica *replica)
     return error;
 }
 
-/* The first replica, or the one after another. They are only ever added, at their place in the list. */
-static struct replica *next_replica(struct cache_file *file, struct replica *replica)
-{
-    pthread_mutex_lock(&file->lock);
-    replica = replica ? SLIST_NEXT(replica, link) : SLIST_FIRST(&file->replicas);
-    pthread_mutex_unlock(&file->lock);
-    return replica;
-}
-
 static int flush_file(struct cache_file *file)
 {
     struct replica *replica = NULL;
     int error = 0;
 
-    while ((replica = next_replica(file, replica))) {
+    while ((replica = file_next_replica(file, replica))) {
         int one = flush_replica(replica);
         error = error ? error : one;
     }

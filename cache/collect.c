@@ -197,7 +197,7 @@ static int write_changed(struct collect *c)
 }
 
 /* The home has the bytes now: twins become exactly what was taken. */
-static void settle(struct collect *c)
+static void twins_become_taken(struct collect *c)
 {
     struct frame_pool *pool = &c->file->cache->twins;
 
@@ -268,7 +268,7 @@ static int collect_run(struct collect *c)
         for (size_t i = 0; i < c->count; i++)
             replica_count(c->taken[i].copy->replica, pages_out, 1);
         grant_taken(c);
-        settle(c);
+        twins_become_taken(c);
         return 0;
     }
     for (size_t i = 0; i < c->count; i++)

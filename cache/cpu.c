@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What CPUs do to a tracked file: the FUSE handlers' half of the rules (docs/design.md, section 5, rules 3,
- * 4, 6 and 8). Nothing here waits for the kernel or for a client. */
+ * 4, 6 and 8). Nothing here waits for a client; and for a kernel only who writes what may be stale in it
+ * (some seconds, cache/heal.h), and, of several nodes, who flushes or syncs (30 s, cache/kernels.h). */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -466,15 +467,14 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size)
         return -EIO;
     if (file->far)
         return agent_truncate(file, size);
-    int error = 0;
 
     file_use(file); /* dropping the last pages may end the file's pin */
     pthread_mutex_lock(&file->lock);
     bool unchanged = file_unchanged(file);
-    kernels_change(file, KERNELS_NOBODY, size, INT64_MAX);
-    if (ftruncate(fd >= 0 ? fd : file->fd, size)) {
+    int error = kernels_change(file, KERNELS_NOBODY, size, INT64_MAX);
+    if (!error && ftruncate(fd >= 0 ? fd : file->fd, size))
         error = -errno;
-    } else {
+    if (!error) {
         look_at_size(file, unchanged);
         heal_changed(file, size, INT64_MAX - size);
     }
@@ -537,10 +537,16 @@ static int collect_range(struct cache_file *file, struct leaf *leaf, page_mask p
 
 #define COPY_MAX (4u << 20) /* bytes at once */
 
+/* What is done to its bytes here would pass by its home. */
+static bool is_elsewhere(const struct cache_file *file)
+{
+    return file->far || file->given_up;
+}
+
 ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,
                               int fd_out, off_t offset_out, size_t length, unsigned flags)
 {
-    if ((in && in->far) || (out && out->far)) /* the kernel reads and writes instead */
+    if ((in && is_elsewhere(in)) || (out && is_elsewhere(out))) /* the kernel reads and writes instead */
         return -EXDEV;
     int error = 0;
     ssize_t done = 0;

@@ -447,6 +447,7 @@ void nodes_free(struct cache *cache)
     if (!nodes)
         return;
     followed_clear(&nodes->followed);
+    table_free(&nodes->files_by_number);
     munmap(nodes->state, SHARED_PAGE_SIZE);
     close(nodes->state_fd);
     pthread_cond_destroy(&nodes->changed);
@@ -461,7 +462,6 @@ bool nodes_stat(struct cache *cache, struct nodes_stat *stat_out)
 {
     struct nodes *nodes = cache->nodes;
     const struct home_session *agent;
-    const struct agent_file *far;
 
     *stat_out = (struct nodes_stat){0};
     if (!nodes)
@@ -478,8 +478,7 @@ bool nodes_stat(struct cache *cache, struct nodes_stat *stat_out)
     }
     LIST_FOREACH (agent, &nodes->agents, link)
         stat_out->node[agent->member].agent = true;
-    LIST_FOREACH (far, &nodes->files, link)
-        stat_out->far_files++;
+    stat_out->far_files = nodes->files_by_number.count;
     stat_out->followed = nodes->followed.count;
     pthread_mutex_unlock(&nodes->lock);
     for (unsigned i = 0; i <= NODE_OP_LAST; i++)

@@ -108,7 +108,7 @@ void replica_suspect(struct leaf_copy *copy)
 }
 
 /* bytes: of the one page; NULL: the frames have them. */
-static int take_twins(struct leaf_copy *copy, page_mask pages, const uint8_t *bytes)
+static int take_device_twins(struct leaf_copy *copy, page_mask pages, const uint8_t *bytes)
 {
     struct replica *replica = copy->replica;
     struct cache_file *file = replica->file;
@@ -145,12 +145,12 @@ static int take_twins(struct leaf_copy *copy, page_mask pages, const uint8_t *by
 
 int replica_take_twins(struct leaf_copy *copy, page_mask pages)
 {
-    return take_twins(copy, pages, NULL);
+    return take_device_twins(copy, pages, NULL);
 }
 
 int replica_take_twin(struct leaf_copy *copy, unsigned page, const uint8_t *bytes)
 {
-    return take_twins(copy, UINT64_C(1) << page, bytes);
+    return take_device_twins(copy, UINT64_C(1) << page, bytes);
 }
 
 void replica_drop_twins(struct leaf_copy *copy, page_mask pages)
