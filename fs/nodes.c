@@ -223,9 +223,11 @@ int nodes_follow(void *context, const struct node_name *name, bool taken_over)
     if (rc == 0 && inode_content(inode) && !inode_usable(inode))
         rc = go_far(context, inode, name, true);
     /* Who has taken it over has died, too, and nobody else knows, or can't be asked now. Not here: for the
-     * answer to this the one waits whom find_home() may have to wait for. */
-    if (gave_up && !inode_usable(inode) && inode_get_if_used(inode))
-        later(context, find_home_later, inode);
+     * answer to this the one waits whom find_home() may have to wait for. Without a thread nobody does until
+     * the file is used: nodes_try_again(). */
+    if (gave_up && !inode_usable(inode) && inode_get_if_used(inode) &&
+        !later_perhaps(context, find_home_later, inode))
+        inode_put(inode);
     inode_put(inode);
     return rc;
 }

@@ -383,6 +383,28 @@ def test_who_takes_a_file_over_cannot_open_it(meet, waits):
     os.close(fd)
 
 
+def test_who_takes_a_file_over_where_there_is_no_thread(meet, workdir, monkeypatch):
+    """To look for the file's next home: the answer to FOLLOW does not wait for that all the same, and who uses the file looks."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    daemon, path, member = meet(home="a", env=env)
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    fd = os.open(os.path.join(daemon.mnt, "f"), os.O_RDWR)
+    assert os.pread(fd, 10, 0) == read_file(path)[:10]
+    one.do("answer", OPS["NODE_OPEN"], -errno.EMFILE)
+    one.do("pause", OPS["NODE_TRACK"], 20_000)
+    plan.arm(ROWS.index("pthread_create"), errno.EAGAIN, 1, 1)
+    begun = time.monotonic()
+    assert one.do("take_over", path) == -errno.EMFILE
+    assert time.monotonic() - begun < 10 and plan.landed
+    plan.row = -1
+    one.kill()
+    wait_until(lambda: error_of(os.pwrite, fd, b"hello", 7) == 0, 20)
+    assert read_file(path)[7:12] == b"hello"
+    os.close(fd)
+
+
 def test_a_silent_agent_does_not_keep_a_mount_from_ending(meet, agents):
     daemon, path, member = meet()
     program = Program(agents(), os.path.join(daemon.mnt, "f"), cpu=False)
