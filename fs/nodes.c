@@ -8,6 +8,7 @@
 
 #include "fs/later.h"
 #include "fs/log.h"
+#include "fs/loop.h"
 #include "fs/session.h"
 
 #define MOVE_PAUSE_MS 100u
@@ -309,8 +310,12 @@ bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t
             inode_put(inode);
         }
     }
-    while (inode_file(inode) == file && inode->fs->serving && try_later(&waited_ms, move_most_ms(inode->fs)))
-        ;
+    if (loop_wait_begin()) {
+        unsigned most_ms = move_most_ms(inode->fs);
+        while (inode_file(inode) == file && inode->fs->serving && try_later(&waited_ms, most_ms))
+            ;
+        loop_wait_end();
+    }
     return inode_file(inode) != file;
 }
 

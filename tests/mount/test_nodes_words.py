@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several nodes, one of which is a test's (tool_member.c): it dies between two words, is late, or says what no node says."""
 import contextlib
+import ctypes
 import errno
 import functools
 import mmap
@@ -9,6 +10,7 @@ import re
 import resource
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
@@ -17,7 +19,7 @@ from conftest import TOP, not_in_the_gate
 from files import pattern
 from helpers import (PAGE, ROWS, agents, cuda_standin, daemon_with_faults, error_of, read_file, statistics,  # noqa: F401
                      tool_path, wait_until, write_file)
-from nodes import Program, cluster  # noqa: F401
+from nodes import Program, cluster, home_of  # noqa: F401
 
 with open(os.path.join(TOP, "io", "node.h"), encoding="utf-8") as header:
     OPS = {name: number for number, name in enumerate(re.findall(r"^ {4}(NODE_\w+)(?: = 1)?,", re.search(
@@ -381,6 +383,63 @@ def test_who_takes_a_file_over_cannot_open_it(meet, waits):
     assert one.do("take_over", path) == -errno.EMFILE
     assert time.monotonic() - begun < 10
     os.close(fd)
+
+
+@contextlib.contextmanager
+def touches(path, count):
+    """A function that has a thread touch each of so many pages of a file, and returns the threads. A touch is no readahead,
+    nor direct I/O, of which the kernel has 64 requests under way at most; in the kernel it is no SIGBUS."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    populate_read = 22  # MADV_POPULATE_READ
+    length, threads = ctypes.c_size_t(count * PAGE), []
+    with open(path, "rb") as file:
+        address = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), ctypes.c_long(0))
+    libc.madvise(ctypes.c_void_p(address), length, mmap.MADV_RANDOM)
+
+    def touch():
+        for page in range(address, address + count * PAGE, PAGE):
+            arguments = ctypes.c_void_p(page), ctypes.c_size_t(PAGE), populate_read
+            threads.append(threading.Thread(target=libc.madvise, args=arguments))
+            threads[-1].start()
+        return threads
+
+    yield touch
+    for thread in threads:
+        thread.join()
+    libc.munmap(ctypes.c_void_p(address), length)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_who_waits_for_the_next_home_keeps_nobody_else_waiting(cluster, many):
+    """More programs than the daemon has threads read files whose home is dead, and of which the next one does not know yet.
+    All others are served meanwhile; of very many some hear at once that it can't be read."""
+    count = 4 * os.cpu_count() + (120 if many else 24)
+    nodes = cluster(3, "timeout=0,peer_timeout=2", only=[0])
+    for number in range(100):
+        nodes.make(pattern(count * PAGE, 1), name=f"f{number}", home=1)
+        path = nodes.below(f"f{number}")
+        if home_of(path, "ac") == "c":
+            break
+    one, two = Member(nodes.peers), Member(nodes.peers, name="c")
+    try:
+        two.do("answer", OPS["NODE_TRACK"], -errno.ESTALE)
+        wait_until(lambda: one.do("follow", path) == 0)
+        with touches(nodes.path(0, os.path.basename(path)), count) as touch:
+            one.kill()
+            wait_until(lambda: two.do("asked", OPS["NODE_TRACK"]))
+            threads = touch()
+            time.sleep(1)
+            begun = time.monotonic()
+            os.mkdir(os.path.join(nodes[0].mnt, "folder"))
+            took = time.monotonic() - begun
+            wait = sum(thread.is_alive() for thread in threads)
+            two.kill()
+        assert took < 2
+        assert 16 < wait <= 64 if many else wait == count  # fewer where there is little memory
+    finally:
+        one.kill()
+        two.kill()
 
 
 def test_who_takes_a_file_over_where_there_is_no_thread(meet, workdir, monkeypatch):
