@@ -7,6 +7,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/read.h"
 #include "cache/internal.h"
 #include "cache/passed.h"
 #include "cache/scan.h"
@@ -43,19 +44,12 @@ static page_mask wanted(const struct leaf_copy *copy, enum collect_what what)
 
 int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
 {
-    for (size_t done = 0; done < length;) {
-        ssize_t n = pread(file->fd, bytes + done, length - done, offset + (off_t)done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        if (n ==
-            0) { /* cut behind the mount: the rest reads as zeros, and is written as part of the file again */
-            memset(bytes + done, 0, length - done);
-            break;
-        }
-        done += (size_t)n;
-    }
+    ssize_t n = read_whole(file->fd, bytes, length, offset);
+
+    if (n < 0)
+        return (int)n;
+    /* Cut behind the mount: the rest reads as zeros, and is written as part of the file again. */
+    memset(bytes + n, 0, length - (size_t)n);
     return 0;
 }
 

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/read.h"
 #include "cache/agent.h"
 #include "cache/collect.h"
 #include "cache/hosted.h"
@@ -154,23 +155,6 @@ static size_t read_peers(struct cache_file *file, uint8_t *buffer, size_t length
     return done;
 }
 
-static ssize_t read_backing(int fd, uint8_t *buffer, size_t length, off_t offset)
-{
-    size_t done = 0;
-
-    while (done < length) {
-        ssize_t n = pread(fd, buffer + done, length - done, offset + (off_t)done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0) /* a short read would be the end of the file to the kernel, and zeros behind it */
-            return -errno;
-        if (n == 0)
-            break;
-        done += (size_t)n;
-    }
-    return (ssize_t)done;
-}
-
 /* What is not in the host's memory may be on a device: run by run from the devices that have it, the rest
  * from storage. */
 static ssize_t read_anywhere(struct cache_file *file, int fd, uint8_t *buffer, size_t length, off_t offset)
@@ -183,7 +167,7 @@ static ssize_t read_anywhere(struct cache_file *file, int fd, uint8_t *buffer, s
         if (peers)
             continue;
         size_t want = gap && gap < length - done ? gap : length - done;
-        ssize_t n = read_backing(fd, buffer + done, want, offset + (off_t)done);
+        ssize_t n = read_whole(fd, buffer + done, want, offset + (off_t)done);
         if (n < 0)
             return n;
         done += (size_t)n;
@@ -209,14 +193,14 @@ static ssize_t read_again(struct cache_file *file, int fd, void *buffer, size_t 
         if (again)
             error = kernels_given(file, node, offset, length);
         if (again && !error && reads == READS_MAX)
-            got = read_backing(fd, buffer, length, offset);
+            got = read_whole(fd, buffer, length, offset);
         if (file->announced == ANNOUNCING && !error && got > 0 && (!again || reads == READS_MAX))
             kernels_wrote(file, node, buffer, (size_t)got, offset);
         pthread_mutex_unlock(&file->lock);
         if (!again || reads == READS_MAX)
             break;
         if (!error)
-            got = read_backing(fd, buffer, length, offset);
+            got = read_whole(fd, buffer, length, offset);
     }
     kernels_settle(file); /* a READ may have collected what others hold */
     return error ? error : got;
@@ -240,7 +224,7 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
         return error;
     ssize_t got = resident && !hosted_all(fd, offset, length)
                       ? read_anywhere(file, fd, buffer, length, offset)
-                      : read_backing(fd, buffer, length, offset);
+                      : read_whole(fd, buffer, length, offset);
     if (file->cache->nodes && !(flags & CACHE_IO_UNCACHED))
         got = read_again(file, fd, buffer, length, offset, flags >> 8, got);
     return got;

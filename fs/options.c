@@ -367,7 +367,7 @@ void options_print_help(void)
         "                              newer (default on with libfuse 3.17 or newer, else off); all: those, "
         "too, that\n"
         "                              programs open which have opened a device\n"
-        "    debug                     log every request\n"
+        "    -d, debug                 log every request\n"
         "    fsname=NAME               the source in the mount table (default DATADIR)\n"
         "    subtype=NAME              the type there is fuse.NAME, or plain fuse without NAME (default "
         "gaiafs)\n"
