@@ -23,6 +23,7 @@
 #define HALF_MAX 32u
 #define QUEUE_HALF (UINT64_MAX - 1000) /* ids of half-open connections: from here up */
 #define DATAGRAMS_MAX 64               /* of one queue, until others have their turn */
+#define DEAF_NS UINT64_C(10000000)     /* or until the next poll, which comes before peers lose patience */
 
 struct local_queue {
     int fd;
@@ -41,6 +42,7 @@ struct half {
 
 struct local {
     int listening;
+    uint64_t deaf_until_ns; /* nobody is let in before, for want of a descriptor, say; 0: who comes is */
     struct half halves[HALF_MAX];
 };
 
@@ -203,6 +205,16 @@ static struct half *free_half(struct gaia_transport *transport)
     return oldest;
 }
 
+/* Whether epoll tells of who comes: it would without end of who can't be let in. */
+static void hear(struct gaia_transport *transport, bool hears)
+{
+    struct local *local = transport->own;
+    struct epoll_event event = {.events = hears ? EPOLLIN : 0, .data.u64 = QUEUE_LISTEN};
+
+    if (!epoll_ctl(transport->epoll, EPOLL_CTL_MOD, local->listening, &event))
+        local->deaf_until_ns = hears ? 0 : transport_now_ns() + DEAF_NS;
+}
+
 static void accept_all(struct gaia_transport *transport)
 {
     struct local *local = transport->own;
@@ -210,8 +222,11 @@ static void accept_all(struct gaia_transport *transport)
 
     for (int n = 0; n < DATAGRAMS_MAX; n++) {
         fd = accept4(local->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0)
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+                hear(transport, false); /* somebody will close something */
             return;
+        }
         struct half *half = free_half(transport);
         half->fd = fd;
         half->since_ns = transport_now_ns();
@@ -497,8 +512,10 @@ static void local_gather(struct gaia_transport *transport)
 {
     struct local *local = transport->own;
     struct epoll_event events[32];
-    int count = epoll_wait(transport->epoll, events, 32, 0);
 
+    if (local->deaf_until_ns && transport_now_ns() >= local->deaf_until_ns)
+        hear(transport, true);
+    int count = epoll_wait(transport->epoll, events, 32, 0);
     for (int i = 0; i < count; i++) {
         uint64_t id = events[i].data.u64;
 
