@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/shared_page.h"
 #include "cache/evict.h"
 #include "cache/home_device.h"
@@ -87,10 +87,7 @@ void replica_changed(struct replica *replica)
 
 void replica_checked(struct replica *replica)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    atomic_store(&replica->state->checked_ns, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
+    atomic_store(&replica->state->checked_ns, clock_now_ns());
     atomic_store(&replica->state->timeout_ns, passed_is_compared(replica->file)
                                                   ? 0 /* an acquire has to ask every time */
                                                   : replica->file->cache->config.behind_timeout_ns);

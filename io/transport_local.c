@@ -19,6 +19,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+
 #define ENTRIES_MAX ((GAIA_WIRE_MAX - sizeof(struct gaia_wire_head)) / sizeof(struct gaia_wire_transfer))
 #define HALF_MAX 32u
 #define QUEUE_HALF (UINT64_MAX - 1000) /* ids of half-open connections: from here up */
@@ -212,7 +214,7 @@ static void hear(struct gaia_transport *transport, bool hears)
     struct epoll_event event = {.events = hears ? EPOLLIN : 0, .data.u64 = QUEUE_LISTEN};
 
     if (!epoll_ctl(transport->epoll, EPOLL_CTL_MOD, local->listening, &event))
-        local->deaf_until_ns = hears ? 0 : transport_now_ns() + DEAF_NS;
+        local->deaf_until_ns = hears ? 0 : clock_now_ns() + DEAF_NS;
 }
 
 static void accept_all(struct gaia_transport *transport)
@@ -229,7 +231,7 @@ static void accept_all(struct gaia_transport *transport)
         }
         struct half *half = free_half(transport);
         half->fd = fd;
-        half->since_ns = transport_now_ns();
+        half->since_ns = clock_now_ns();
         if (transport_watch(transport, fd, QUEUE_HALF + (uint64_t)(half - local->halves)))
             drop_half(half);
     }
@@ -238,7 +240,7 @@ static void accept_all(struct gaia_transport *transport)
 static void drop_late_halves(struct gaia_transport *transport)
 {
     struct local *local = transport->own;
-    uint64_t now = transport_now_ns(), limit = (uint64_t)transport->config.timeout_ms * 1000000;
+    uint64_t now = clock_now_ns(), limit = (uint64_t)transport->config.timeout_ms * 1000000;
 
     for (unsigned i = 0; i < HALF_MAX; i++)
         if (local->halves[i].fd >= 0 && now - local->halves[i].since_ns > limit)
@@ -369,7 +371,7 @@ static void take_transfers(struct link_queue *queue, const unsigned char *bytes,
     size_t at = sizeof(struct gaia_wire_head);
     int error = 0;
 
-    link->heard_ns = transport_now_ns();
+    link->heard_ns = clock_now_ns();
     if (transport_test.deaf)
         return;
     for (; at + sizeof entry <= length && !error; at += sizeof entry) {
@@ -421,7 +423,7 @@ static void take_done(struct link_queue *queue, const unsigned char *bytes, size
             t->error = copy_out(local, t);
         stage_give_back(&local->ring, t->stage, t->length);
     }
-    queue->link->heard_ns = transport_now_ns();
+    queue->link->heard_ns = clock_now_ns();
     queue_completed(queue, done.count, done.error);
 }
 
@@ -513,7 +515,7 @@ static void local_gather(struct gaia_transport *transport)
     struct local *local = transport->own;
     struct epoll_event events[32];
 
-    if (local->deaf_until_ns && transport_now_ns() >= local->deaf_until_ns)
+    if (local->deaf_until_ns && clock_now_ns() >= local->deaf_until_ns)
         hear(transport, true);
     int count = epoll_wait(transport->epoll, events, 32, 0);
     for (int i = 0; i < count; i++) {
