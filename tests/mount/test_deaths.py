@@ -112,8 +112,13 @@ def signal_guard(m):
         os.kill(guards[0], number)
 
 
-def test_a_signal_to_the_guard_is_no_death(mount):
-    m = mount()
+# As when a program of its user has used up the room for signals that wait: nothing says then who has sent one.
+no_room_for_signals = pytest.mark.parametrize("before", [(), ("prlimit", "--sigpending=0")], ids=["", "no-room-for-signals"])
+
+
+@no_room_for_signals
+def test_a_signal_to_the_guard_is_no_death(mount, before):
+    m = mount(before=before)
     write_file(os.path.join(m.mnt, "f"), b"x")
     for _ in range(20):
         signal_guard(m)
@@ -121,10 +126,11 @@ def test_a_signal_to_the_guard_is_no_death(mount):
         assert read_file(os.path.join(m.mnt, "f")) == b"x"
 
 
-def test_daemon_killed_while_it_invalidates(mount, agents, workdir, monkeypatch):
+@no_room_for_signals
+def test_daemon_killed_while_it_invalidates(mount, agents, workdir, monkeypatch, before):
     """A thread of it that has the kernel drop dirty pages waits for WRITEs that nobody answers any more."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
-    m = mount("passthrough=off", env=env)
+    m = mount("passthrough=off", env=env, before=before)
     path = os.path.join(m.mnt, "f")
     write_file(path, bytes(MIB))
     child = agents()
