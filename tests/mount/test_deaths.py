@@ -422,6 +422,33 @@ def test_gaiactl_gives_up_on_a_daemon_that_stands_still(mount):
     helpers.statistics(m.mnt)
 
 
+def test_gaiactl_gives_up_on_a_disk_that_hangs(mount, workdir, monkeypatch):
+    """The daemon has read its request, and waits for the data directory. Nothing ends who waits for such a request, not even
+    SIGKILL; but who has called gaiactl has its answer and the end of its output, and nothing is left when the disk is back."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount(env=env)
+    command = [os.path.join(helpers.BIN, "gaiactl"), "stat", m.mnt]
+    plan.arm_wait(ALL_ROWS.index("openat64"), 13000, 1, False)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        said = child.communicate(timeout=11.5)
+        assert (child.returncode, *said) == (1, "", f"gaiactl: {m.mnt}: the daemon has not answered for 10 s\n")
+    finally:
+        child.communicate()
+    assert plan.landed == 1 and processes_of(command)
+    wait_until(lambda: not processes_of(command), what="nobody asks any more")
+    helpers.statistics(m.mnt)
+
+
+def processes_of(command):
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if read_file(path) == b"".join(os.fsencode(word) + b"\0" for word in command):
+                found.append(path)
+    return found
+
+
 KILL_AFTER_ATTACH = r"""
 #include <dlfcn.h>
 #include <signal.h>
