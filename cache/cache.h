@@ -176,6 +176,10 @@ unsigned cache_peer_timeout_ms(const struct cache *cache);
 void cache_file_hold(struct cache_file *file);
 /* The kernel is about to drop the file's pages by itself. [FUSE] */
 void cache_file_kernel_drops(struct cache_file *file);
+/* Around the caller's having it drop all of them: on the way it may meet WRITEs (cache/heal.h). opened: what
+ * cache_file_opened() returned before; 0 when they could not be dropped. */
+void cache_file_drop_begin(struct cache_file *file);
+void cache_file_drop_end(struct cache_file *file, uint64_t opened);
 /* Of several nodes: what a CPU has written so far the programs of all of them see when it returns. It waits
  * for their kernels, 30 s at most, so not in a thread that serves FUSE. 0 at once without members. -EIO: one
  * does not drop what it has; -ENOMEM. */
@@ -183,9 +187,10 @@ int cache_file_flush(struct cache_file *file);
 
 /* Somebody changed it behind the mount before it was tracked: the next open shall say so. */
 void cache_file_behind(struct cache_file *file);
-/* [FUSE] The file is being opened. False: somebody has changed it behind the mount, and the kernel must drop
- * its pages (close to open): keep_cache must not be set in the answer. */
-bool cache_file_opened(struct cache_file *file);
+/* [FUSE] The file is being opened. Not 0: somebody has changed it behind the mount since the kernel read its
+ * pages, and the kernel must drop them (close to open), either before the open is answered, or because
+ * keep_cache is not set in the answer. Always so of a file that is far. */
+uint64_t cache_file_opened(struct cache_file *file);
 /* The size that the home on another node has said last; -1: this node is the home. *cut_out: it was cut since
  * a moment, so that a filesystem which knows that late (for a minute, as NFS clients do) may take it for
  * longer.

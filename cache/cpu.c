@@ -244,7 +244,7 @@ void cache_file_behind(struct cache_file *file)
     if (file->far)
         return;
     pthread_mutex_lock(&file->lock);
-    file->behind = true;
+    file->behind++;
     pthread_mutex_unlock(&file->lock);
 }
 
@@ -252,6 +252,22 @@ void cache_file_kernel_drops(struct cache_file *file)
 {
     pthread_mutex_lock(&file->lock);
     heal_window_reopen(file);
+    pthread_mutex_unlock(&file->lock);
+}
+
+void cache_file_drop_begin(struct cache_file *file)
+{
+    pthread_mutex_lock(&file->lock);
+    heal_window_open(file, 0, UINT64_MAX);
+    pthread_mutex_unlock(&file->lock);
+}
+
+void cache_file_drop_end(struct cache_file *file, uint64_t opened)
+{
+    pthread_mutex_lock(&file->lock);
+    heal_window_close(file);
+    if (opened > file->dropped)
+        file->dropped = opened;
     pthread_mutex_unlock(&file->lock);
 }
 
@@ -271,25 +287,24 @@ void cache_file_tell_size(struct cache_file *file)
         agent_tell_size(file);
 }
 
-bool cache_file_opened(struct cache_file *file)
+uint64_t cache_file_opened(struct cache_file *file)
 {
     if (file->far) {
         agent_opened(file);
-        return false;
+        return 1;
     }
     pthread_mutex_lock(&file->lock);
     /* What an acquire or a map has found is no news to its times, but to the kernel. */
-    bool unchanged = file_unchanged(file) && !file->behind;
-    file_check_behind(file);
-    file->behind = false;
-    if (!unchanged) { /* the kernel is about to drop its pages: a WRITE may be on its way */
+    if (file_check_behind(file))
+        file->behind++; /* nobody knows */
+    uint64_t behind = file->behind != file->dropped ? file->behind : 0;
+    if (behind) /* the kernel is about to drop its pages: a WRITE may be on its way */
         heal_window_reopen(file);
-    }
     bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
     if (emptied)
         file_unpin_if_empty(file);
-    return unchanged;
+    return behind;
 }
 
 /* Who releases such pages had better have the kernel write all of them back first: it does that in large

@@ -475,7 +475,7 @@ int file_check_behind(struct cache_file *file)
         if (!passed_is_compared(file)) /* else its times say nothing, and acquires look at the bytes */
             file_all_modified(file);
         file->ctime = st.st_ctim;
-        file->behind = true;
+        file->behind++;
     }
     SLIST_FOREACH (replica, &file->replicas, link)
         replica_checked(replica);

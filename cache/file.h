@@ -46,8 +46,9 @@ struct cache_file {
     off_t size;
     uint64_t truncations; /* counts changes that a fill under way must not survive */
     struct timespec
-        ctime;   /* of the backing file after our last change: another value means that somebody else wrote */
-    bool behind; /* changed behind the mount since the last open: the kernel may hold older pages */
+        ctime; /* of the backing file after our last change: another value means that somebody else wrote */
+    uint64_t behind;  /* changes behind the mount that were found: the kernel may hold older pages */
+    uint64_t dropped; /* so many there were when it was last made to drop them */
     bool passed, written, direct;  /* how CPUs have it open: cache_file_pass() */
     uint64_t pass_number;          /* of that news */
     bool discarded;                /* nobody can reach it but its clients: with its last use it is emptied */

@@ -214,6 +214,7 @@ bool inode_unchanged(struct inode *inode, int fd)
     same = content->seen.changing || content->seen.changes != changes;
     if (!same) {
         same = content->seen.valid && seen_is(content, &st);
+        content->seen.found += !same && content->seen.opened; /* with see(): the next finds it the same */
         content->seen.valid = same || is_settled(st.st_ctim);
         see(content, &st);
     }
@@ -221,23 +222,27 @@ bool inode_unchanged(struct inode *inode, int fd)
     return same;
 }
 
-#define DROPPING_NS INT64_C(100000000)
-
-bool inode_drops_pages(struct inode *inode, bool drops)
+uint64_t inode_opened(struct inode *inode)
 {
     struct content *content = inode_content(inode);
     struct inode_shard *shard = shard_of_inode(inode);
-    struct timespec t;
 
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
-    int64_t now = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
     pthread_mutex_lock(&shard->lock);
-    bool others = content->seen.dropping_ns && now - content->seen.dropping_ns < DROPPING_NS;
-    if (drops && content->seen.opened)
-        content->seen.dropping_ns = now;
+    uint64_t found = content->seen.found != content->seen.dropped ? content->seen.found : 0;
     content->seen.opened = true;
     pthread_mutex_unlock(&shard->lock);
-    return others;
+    return found;
+}
+
+void inode_dropped(struct inode *inode, uint64_t found)
+{
+    struct content *content = inode_content(inode);
+    struct inode_shard *shard = shard_of_inode(inode);
+
+    pthread_mutex_lock(&shard->lock);
+    if (found > content->seen.dropped)
+        content->seen.dropped = found;
+    pthread_mutex_unlock(&shard->lock);
 }
 
 void inode_change_begin(struct inode *inode, int fd, struct inode_change *change_out)

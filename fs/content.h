@@ -34,8 +34,9 @@ struct content {
         uint64_t changes;  /* and those that are over */
         off_t size;
         struct timespec mtime, ctime;
-        bool opened;         /* before: the kernel may have pages */
-        int64_t dropping_ns; /* CLOCK_MONOTONIC_COARSE of the last open that was told to drop them; 0: none */
+        bool opened;      /* before: the kernel may have pages */
+        uint64_t found;   /* changes of others while that was so */
+        uint64_t dropped; /* so many there were when the kernel was last made to drop its pages */
     } seen;
 };
 
@@ -86,10 +87,13 @@ void inode_gate_leave(struct inode *inode, const struct cache_file *file);
 /* Has nobody but us changed the file, of which fd is a descriptor, since its last open? Notes its size and
  * times for the next. */
 bool inode_unchanged(struct inode *inode, int fd);
-/* Who opens a file that has changed has the kernel drop its pages, in his own time: after the answer. drops:
- * this open is told to. Returns whether another one may still be about to, so that nobody may be told to keep
- * them: for 100 ms, after which he has had a processor. */
-bool inode_drops_pages(struct inode *inode, bool drops);
+/* The file is being opened, and inode_unchanged() was asked unless it is tracked. 0: none of the kernel's
+ * pages are from before a change that an open has found, this one or another. Else they must be dropped
+ * before it is answered, unless it is told not to keep them; then inode_dropped() must hear what this has
+ * returned. */
+uint64_t inode_opened(struct inode *inode);
+/* All pages that the kernel had when inode_opened() returned that are dropped. */
+void inode_dropped(struct inode *inode, uint64_t found);
 
 /* Around a change of an untracked file's data: what nobody else has changed before counts as unchanged after
  * it. An open that made the kernel drop its pages meets WRITEs that are on their way (cache/heal.h). */

@@ -52,6 +52,7 @@ struct fs {
     pthread_mutex_t passthrough_lock; /* guards the state of that in each inode */
 
     atomic_uint later; /* answers that other threads give (fs/later.h) */
+    atomic_uint drops; /* of pages, under way in threads that serve FUSE (fs/ops_open.c) */
     /* Held shared by each notification to the kernel, exclusively to set serving to false: a notification
      * waits for write-backs, so none may be under way when the session stops being served. */
     pthread_rwlock_t notify_gate;

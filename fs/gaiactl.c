@@ -4,12 +4,16 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <jansson.h>
-#include <pthread.h>
-#include <stdatomic.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "fs/gaiactl.h"
@@ -30,22 +34,11 @@ static void usage(FILE *to)
 
 #define ANSWER_S 10
 
-static atomic_bool answered;
+/* What came of it: value[0] of the message in which it is passed on, whose error says why. */
+enum outcome { ANSWERED, CANT_OPEN, NO_MOUNT, OTHER_VERSION, NO_ANSWER };
 
-/* In a thread of its own: who waits for a request to a mount notices no signal but one that kills. Nobody
- * waits for the thread. */
-static void *give_up(void *mountpoint)
-{
-    sleep(ANSWER_S);
-    if (atomic_load(&answered))
-        return NULL;
-    fprintf(stderr, "gaiactl: %s: the daemon has not answered for %d s\n", (const char *)mountpoint,
-            ANSWER_S);
-    _exit(1);
-}
-
-/* The daemon's statistics: a descriptor with JSON, or -1 after a message. */
-static int ask(const char *mountpoint)
+/* The daemon's statistics: a descriptor with JSON. */
+static enum outcome ask(const char *mountpoint, int *fd_out, int *error_out)
 {
     struct gaia_ioctl_token token = {0};
     struct gaia_message message = {.op = GAIA_OP_DUMP};
@@ -53,14 +46,13 @@ static int ask(const char *mountpoint)
     int directory = open(mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
     if (directory < 0) {
-        fprintf(stderr, "gaiactl: %s: %s\n", mountpoint, strerror(errno));
-        return -1;
+        *error_out = -errno;
+        return CANT_OPEN;
     }
     int error = ioctl(directory, GAIA_IOCTL_TOKEN, &token) ? -errno : 0;
     if (error || token.version != GAIA_PROTOCOL_VERSION) {
-        fprintf(stderr, "gaiactl: %s: not a gaiafs mount%s\n", mountpoint, error ? "" : " of this version");
         close(directory);
-        return -1;
+        return error ? NO_MOUNT : OTHER_VERSION;
     }
     token.socket[sizeof token.socket - 1] = '\0';
     int socket = reach_daemon(directory, &token, NULL);
@@ -72,12 +64,77 @@ static int ask(const char *mountpoint)
         close(socket);
     if (!error)
         error = message.error;
-    if (error || fds[0] < 0) {
-        fprintf(stderr, "gaiactl: %s: the daemon does not answer: %s\n", mountpoint,
-                strerror(error ? -error : EPROTO));
+    *error_out = error ? error : fds[0] < 0 ? -EPROTO : 0;
+    *fd_out = error ? -1 : fds[0];
+    return *error_out ? NO_ANSWER : ANSWERED;
+}
+
+/* The process that asks, and may have to be left behind. It holds nothing of the caller's: who reads
+ * gaiactl's output up to its end is not to wait for it. */
+static _Noreturn void ask_apart(const char *mountpoint, int answer)
+{
+    struct gaia_message message = {.op = GAIA_OP_DUMP};
+    int fd = -1;
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* when nobody waits for the answer any more */
+    if (dup2(answer, STDIN_FILENO) < 0)
+        _exit(1);
+    close(STDOUT_FILENO);
+    close(STDERR_FILENO);
+    syscall(SYS_close_range, STDERR_FILENO + 1u, ~0u, 0u);
+    message.value[0] = ask(mountpoint, &fd, &message.error);
+    _exit(gaia_message_send(STDIN_FILENO, &message, &fd, fd >= 0) != 0);
+}
+
+static void say(const char *mountpoint, enum outcome outcome, int error)
+{
+    fprintf(stderr, "gaiactl: %s: ", mountpoint);
+    switch (outcome) {
+    case NO_MOUNT:
+        fprintf(stderr, "not a gaiafs mount\n");
+        break;
+    case OTHER_VERSION:
+        fprintf(stderr, "not a gaiafs mount of this version\n");
+        break;
+    case CANT_OPEN:
+        fprintf(stderr, "%s\n", strerror(-error));
+        break;
+    default:
+        fprintf(stderr, "the daemon does not answer: %s\n", strerror(-error));
+    }
+}
+
+/* The statistics' descriptor, or -1 after a message. This process touches nothing of the mount: nothing, not
+ * even SIGKILL, ends who waits for a request that the daemon has read, and the daemon may wait for a disk. */
+static int statistics_of(const char *mountpoint)
+{
+    int pair[2], fds[GAIA_MESSAGE_FDS], ready;
+    struct gaia_message message;
+    pid_t child = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) ? -1 : fork();
+
+    if (child < 0) {
+        fprintf(stderr, "gaiactl: %s\n", strerror(errno));
         return -1;
     }
-    return fds[0];
+    if (child == 0)
+        ask_apart(mountpoint, pair[1]);
+    close(pair[1]);
+    struct pollfd answer = {.fd = pair[0], .events = POLLIN};
+    do
+        ready = poll(&answer, 1, ANSWER_S * 1000);
+    while (ready < 0 && errno == EINTR);
+    if (ready < 1) {
+        fprintf(stderr, "gaiactl: %s: the daemon has not answered for %d s\n", mountpoint, ANSWER_S);
+        return -1;
+    }
+    int error = gaia_message_receive(pair[0], &message, fds);
+    waitpid(child, NULL, 0); /* it has nothing to wait for any more */
+    if (error)
+        message.value[0] = NO_ANSWER;
+    if (message.value[0] == ANSWERED)
+        return fds[0];
+    say(mountpoint, (enum outcome)message.value[0], error ? error : message.error);
+    return -1;
 }
 
 static long long field(json_t *object, const char *name)
@@ -190,15 +247,7 @@ static int stat_command(int argc, char **argv)
         usage(stderr);
         return 2;
     }
-    pthread_t waits;
-    int error = pthread_create(&waits, NULL, give_up, argv[optind]);
-    if (error) {
-        fprintf(stderr, "gaiactl: %s\n", strerror(error));
-        return 1;
-    }
-    pthread_detach(waits);
-    int fd = ask(argv[optind]);
-    atomic_store(&answered, true);
+    int fd = statistics_of(argv[optind]);
     if (fd < 0)
         return 1;
     if (json) {

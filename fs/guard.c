@@ -5,12 +5,14 @@
 #include <fcntl.h>
 #include <linux/mount.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "fs/log.h"
@@ -40,19 +42,46 @@ static int open_abort(dev_t device)
     return fd;
 }
 
+/* Whether the daemon's main thread has ended: the daemon is a zombie then, whatever its other threads do, or
+ * has gone, and somebody else is the parent. What can't be read says nothing. */
+static bool has_ended(pid_t daemon)
+{
+    char path[32], text[256];
+
+    if (getppid() != daemon)
+        return true;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)daemon);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[n > 0 ? n : 0] = '\0';
+    const char *name_end = strrchr(text, ')');
+    return name_end && (!strncmp(name_end, ") Z", 3) || !strncmp(name_end, ") X", 3));
+}
+
 /* What comes when the daemon's main thread ends, whatever its other threads do: they may be there still, so
  * that nothing else here, like getppid(), tells its end from somebody's kill. It comes from the daemon then.
- * A signal that queues: one of somebody's that waits to be taken must not swallow it. */
+ * A signal that queues: one of somebody's that waits to be taken must not swallow it. But where the daemon's
+ * user has used up the room for signals (RLIMIT_SIGPENDING) it does not queue, nor says from whom it is; so
+ * any other signal makes this look how the daemon is, and again: the signal comes a moment before it can be
+ * seen. */
 static void await_death(int signal_number, pid_t daemon)
 {
+    const struct timespec pause = {.tv_sec = 1};
+    bool looks = false;
     siginfo_t info;
     sigset_t one;
 
     sigemptyset(&one);
     sigaddset(&one, signal_number);
-    /* From nobody: there was no memory to say from whom. */
-    while (sigwaitinfo(&one, &info) < 0 || info.si_code != SI_USER || (info.si_pid && info.si_pid != daemon))
-        ;
+    do {
+        bool came = sigtimedwait(&one, &info, looks ? &pause : NULL) == signal_number;
+        if (came && info.si_code == SI_USER && info.si_pid == daemon)
+            return;
+        looks |= came;
+    } while (!looks || !has_ended(daemon));
 }
 
 /* Every signal but that one is for the daemon to heed. No descriptor of the daemon's may be held here. */

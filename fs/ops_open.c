@@ -19,6 +19,7 @@
 #include "fs/request.h"
 #include "fs/resolve.h"
 #include "fs/server.h"
+#include "fs/session.h"
 #include "fs/trouble.h"
 
 /* What of the opener's flags the backing descriptor gets. Not O_DIRECT: the backing filesystem may refuse it,
@@ -42,21 +43,118 @@ static bool needs_no_flush(const struct fs *fs, const struct inode *inode, int f
     return (flags & O_ACCMODE) == O_RDONLY || (fs->local && inode->dev == fs->root->dev);
 }
 
-/* Close to open: the kernel drops its pages unless the file is as it was at the last open. Those of a tracked
- * file the cache drops when it has to: it must know of it. */
-static bool keeps_pages(struct inode *inode, const struct handle *handle)
-{
-    struct cache_file *file = inode_file(inode);
-    bool keeps = file ? cache_file_opened(file) : inode_unchanged(inode, handle->fd) || handle->left;
-    bool others = inode_drops_pages(inode, !keeps);
+/* Close to open: pages that the kernel has from before a change behind the mount must not outlast an open.
+ * They are dropped before it is answered: an opener that was told to do it would do so in his own time, and
+ * who opens the file meanwhile would go on with them, and write them back with what he stores. */
+struct stale {
+    struct cache_file *file;
+    uint64_t opened, found; /* what cache_file_opened() and inode_opened() returned */
+};
 
-    if (keeps && others && file)
-        cache_file_kernel_drops(file);
-    return keeps && !others;
+static bool is_stale(const struct stale *stale)
+{
+    return stale->opened || stale->found;
+}
+
+static void look_for_stale(const struct handle *handle, struct stale *stale_out)
+{
+    struct inode *inode = handle->inode;
+
+    *stale_out = (struct stale){.file = inode_file(inode)};
+    /* Those of a tracked file the cache drops when it has to: it must know of it. */
+    if (stale_out->file)
+        stale_out->opened = cache_file_opened(stale_out->file);
+    else
+        inode_unchanged(inode, handle->fd);
+    stale_out->found = inode_opened(inode);
+}
+
+/* Waits for WRITEs and READs of those pages. */
+static bool drop_stale(struct fs *fs, struct inode *inode, const struct stale *stale)
+{
+    if (stale->file)
+        cache_file_drop_begin(stale->file);
+    int rc = session_invalidate(fs, inode, 0, 0);
+    bool dropped = rc == 0 || rc == -ENOENT; /* it has none */
+    if (stale->file)
+        cache_file_drop_end(stale->file, dropped ? stale->opened : 0);
+    if (dropped)
+        inode_dropped(inode, stale->found);
+    return dropped;
+}
+
+#define DROPS_MOST 2u
+#define DROPPERS_MOST 64u /* threads for it */
+
+struct opening {
+    fuse_req_t req;
+    struct fuse_file_info fi;
+    struct stale stale;
+};
+
+static void answer_open(fuse_req_t req, const struct fuse_file_info *fi)
+{
+    if (open_reply(req, fi) < 0)
+        handle_free(fs_of(req), handle_of(fi));
+}
+
+static void drop_and_answer(void *argument)
+{
+    struct opening opening = *(struct opening *)argument;
+
+    free(argument);
+    opening.fi.keep_cache = drop_stale(fs_of(opening.req), handle_of(&opening.fi)->inode, &opening.stale);
+    answer_open(opening.req, &opening.fi);
+}
+
+/* Nobody else has the file open or mapped: no page is dirty or being read, and to drop them takes no time.
+ * But somebody may open it meanwhile, so only a few threads that serve FUSE are used for it. */
+static bool drop_here(struct fs *fs, struct inode *inode, const struct stale *stale)
+{
+    struct passthrough_mode mode;
+
+    passthrough_look(fs, inode, &mode);
+    if (mode.opens > 1)
+        return false;
+    bool dropped = atomic_fetch_add(&fs->drops, 1) < DROPS_MOST && drop_stale(fs, inode, stale);
+    atomic_fetch_sub(&fs->drops, 1);
+    return dropped;
+}
+
+/* In a thread of its own: so many may wait for WRITEs that none of those that serve FUSE was left to answer
+ * one. False: there is none. */
+static bool drop_later(fuse_req_t req, const struct fuse_file_info *fi, const struct stale *stale)
+{
+    struct fs *fs = fs_of(req);
+    struct opening *opening = atomic_load(&fs->later) < DROPPERS_MOST ? malloc(sizeof *opening) : NULL;
+
+    if (!opening)
+        return false;
+    *opening = (struct opening){req, *fi, *stale};
+    if (later_perhaps(fs, drop_and_answer, opening))
+        return true;
+    free(opening);
+    return false;
+}
+
+/* Where the pages can't be dropped first, the opener is told to. That is as good for him, and whoever is next
+ * has them dropped. So it has to be with O_TRUNC: the file is cut already, and what is dropped here is
+ * written back first. And nobody is ever told to keep those of a file that is far. */
+static void drop_and_open(fuse_req_t req, struct fuse_file_info *fi, const struct stale *stale)
+{
+    struct inode *inode = handle_of(fi)->inode;
+
+    if (!(fi->flags & O_TRUNC) && !(stale->file && cache_file_is_far(stale->file))) {
+        fi->keep_cache = drop_here(inode->fs, inode, stale);
+        if (!fi->keep_cache && drop_later(req, fi, stale))
+            return;
+    }
+    answer_open(req, fi);
 }
 
 /* Puts a handle for fd into fi. 0 or a negative errno; fd is closed then. */
-static int attach_handle(fuse_req_t req, struct inode *inode, int fd, struct fuse_file_info *fi)
+static int attach_handle(fuse_req_t req, struct inode *inode, int fd, struct fuse_file_info *fi,
+                         struct stale *stale_out)
 {
     struct fs *fs = fs_of(req);
     struct handle *handle = handle_new(fs, inode, fd, NULL, fi->flags);
@@ -78,11 +176,12 @@ static int attach_handle(fuse_req_t req, struct inode *inode, int fd, struct fus
     order_before(handle); /* see handle_of() */
     if (passed)           /* the kernel has no pages of its own then */
         return 0;
-    fi->keep_cache = keeps_pages(inode, handle);
+    look_for_stale(handle, stale_out);
+    fi->keep_cache = !is_stale(stale_out);
     return 0;
 }
 
-static int open_file(fuse_req_t req, struct inode *inode, struct fuse_file_info *fi)
+static int open_file(fuse_req_t req, struct inode *inode, struct fuse_file_info *fi, struct stale *stale_out)
 {
     struct fs *fs = fs_of(req);
     bool writable = (fi->flags & O_ACCMODE) != O_RDONLY;
@@ -101,7 +200,7 @@ static int open_file(fuse_req_t req, struct inode *inode, struct fuse_file_info 
             return rc;
         }
     }
-    return attach_handle(req, inode, fd, fi);
+    return attach_handle(req, inode, fd, fi, stale_out);
 }
 
 void op_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
@@ -110,12 +209,15 @@ void op_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
     /* With O_TRUNC the answer says that the file is empty, whatever others have written after the cut. */
     bool cuts = fi->flags & O_TRUNC && fs_of(req)->options.members;
     struct answer *answer = cuts ? answer_begin(nodeid) : NULL;
-    int rc = open_file(req, inode, fi);
+    struct stale stale = {0};
+    int rc = open_file(req, inode, fi, &stale);
 
     if (rc < 0)
         fuse_reply_err(req, (int)-trouble(inode, "opening", rc));
-    else if (open_reply(req, fi) < 0)
-        handle_free(inode->fs, handle_of(fi));
+    else if (is_stale(&stale))
+        drop_and_open(req, fi, &stale);
+    else
+        answer_open(req, fi);
     answer_sent(answer);
 }
 
@@ -142,6 +244,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mo
     struct fs *fs = fs_of(req);
     struct inode *parent = inode_of(req, parent_id), *inode;
     struct fuse_entry_param entry = {0};
+    struct stale stale;
     int fd = create_backing(req, parent, name, mode, fi->flags), path_fd, rc;
 
     if (fd < 0) {
@@ -157,7 +260,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mo
         return;
     }
     inode = inode_of(req, entry.ino);
-    rc = attach_handle(req, inode, fd, fi);
+    rc = attach_handle(req, inode, fd, fi, &stale); /* of a new file there is nothing to drop */
     if (rc < 0) {
         inode_forget(inode, 1);
         fuse_reply_err(req, -rc);

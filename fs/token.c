@@ -47,6 +47,15 @@ static struct share *share_of(struct share *shares, unsigned *count, uid_t uid)
     return &shares[(*count)++];
 }
 
+/* Who has most; of those who have as many, who has had one for longest. By the slot it would be the same one
+ * again and again: the newest. */
+static bool is_taken_from_first(const struct share *a, const struct share *b)
+{
+    if (a->tokens != b->tokens)
+        return a->tokens > b->tokens;
+    return a->oldest->number < b->oldest->number;
+}
+
 /* Lock held. Users are few, and the table is full only when somebody wants it so. */
 static struct token *oldest_of_who_has_most(struct token_table *table)
 {
@@ -61,7 +70,7 @@ static struct token *oldest_of_who_has_most(struct token_table *table)
             share->oldest = token;
     }
     for (unsigned i = 1; i < users; i++)
-        if (shares[i].tokens > most->tokens)
+        if (is_taken_from_first(&shares[i], most))
             most = &shares[i];
     return most->oldest;
 }

@@ -160,6 +160,21 @@ static void test_many_of_one_user(void **state)
     assert_int_equal(take(secret, getpid(), 7), 0);
 }
 
+/* Of so many users, each with one token, the one that has had his longest loses it: everybody has the time
+ * that it takes all others to ask for one. */
+static void test_many_users(void **state)
+{
+    enum { MORE = 10 };
+    static uint8_t secrets[TOKENS_MAX + MORE][16];
+
+    (void)state;
+    for (uid_t uid = 0; uid < TOKENS_MAX + MORE; uid++)
+        make_for(secrets[uid], uid);
+    assert_int_equal(references, TOKENS_MAX);
+    for (uid_t uid = 0; uid < TOKENS_MAX + MORE; uid++)
+        assert_int_equal(take(secrets[uid], getpid(), uid), uid < MORE ? -EKEYEXPIRED : 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -168,6 +183,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_late, begin, end),
         cmocka_unit_test_setup_teardown(test_many, begin, end),
         cmocka_unit_test_setup_teardown(test_many_of_one_user, begin, end),
+        cmocka_unit_test_setup_teardown(test_many_users, begin, end),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data directory below the mount: its filesystem, what is mounted in it, what changes behind."""
+import concurrent.futures
 import ctypes
 import errno
 import mmap
 import os
 import shutil
+import signal
 import subprocess
 import time
 
 import pytest
 
-from helpers import PAGE, agents, descriptors, error_of, forget_inodes, read_file, write_file  # noqa: F401
+from helpers import (ALL_ROWS, PAGE, agents, daemon_with_faults, descriptors, error_of, forget_inodes,  # noqa: F401
+                     read_file, stand_still, write_file)
 
 
 def test_statfs(mount):
@@ -41,17 +44,24 @@ def resident(mapping):
     return sum(flag & 1 for flag in flags)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["untracked", "tracked"])
-def test_nobody_keeps_pages_that_another_open_is_about_to_drop(mount, agents, shared):
-    """Who finds a change has the kernel drop its pages after the answer: whoever opens it beside him is told to, too, and
-    nobody else is."""
+tracked_or_not = pytest.mark.parametrize("shared", [False, True], ids=["untracked", "tracked"])
+
+
+def open_shared(path, shared, agents):
+    """A file that may be on a device, too."""
+    if shared:
+        agents().do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, PAGE)", path=path)
+    return os.open(path, os.O_RDWR)
+
+
+@tracked_or_not
+def test_old_pages_are_dropped_once(mount, agents, shared):
+    """By the open that finds a change, before it is answered; who opens the file after that keeps what there is."""
     m = mount("passthrough=off,timeout=0")
     mnt, data = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
     write_file(data, b"1" * 4 * PAGE)
     time.sleep(0.1)  # times that are newer than 50 ms say nothing
-    if shared:
-        agents().do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 4 * PAGE)", path=mnt)
-    fd = os.open(mnt, os.O_RDWR)
+    fd = open_shared(mnt, shared, agents)
     kept = []
     with mmap.mmap(fd, 4 * PAGE) as mapping:
         os.close(fd)
@@ -65,7 +75,87 @@ def test_nobody_keeps_pages_that_another_open_is_about_to_drop(mount, agents, sh
                 kept.append(resident(mapping))
                 assert os.pread(fd, 4 * PAGE, 0) == bytes([digit]) * 4 * PAGE
                 os.close(fd)
-    assert kept == [0, 4, 4] + [0, 0, 4] * 2
+    assert kept == [0, 4, 4] * 3
+
+
+@tracked_or_not
+def test_nobody_keeps_pages_that_another_open_is_about_to_drop(mount, agents, workdir, monkeypatch, shared):
+    """However long that takes: the first of them is dirty, and its WRITE slow."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("passthrough=off,timeout=0", env=env)
+    mnt, data = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+    write_file(data, b"1" * 4 * PAGE)
+    time.sleep(0.1)
+    fd = open_shared(mnt, shared, agents)
+    other = agents()
+    with mmap.mmap(fd, 4 * PAGE) as mapping:
+        assert mapping[:] == b"1" * 4 * PAGE
+        mapping[0] = ord("m")
+        with open(data, "r+b") as file:
+            file.seek(PAGE)
+            file.write(b"2" * 3 * PAGE)
+        time.sleep(0.1)
+        plan.arm_wait(ALL_ROWS.index("pwrite64"), 600, 1, False)
+        other.start("os.close(os.open(path, os.O_RDONLY))", path=mnt)
+        assert other.busy(0.3) and plan.landed == 1
+        mine = os.open(mnt, os.O_RDWR)
+        assert os.pread(mine, PAGE, 3 * PAGE) == b"2" * PAGE
+        mapping[2 * PAGE] = ord("m")
+        other.finish()
+    os.fsync(mine)
+    os.close(mine)
+    os.close(fd)
+    page = b"m" + b"1" * (PAGE - 1)
+    assert read_file(data) == page + (b"2" * PAGE) + (b"m" + b"2" * (PAGE - 1)) + b"2" * PAGE
+
+
+@pytest.mark.limit(30)
+def test_many_opens_that_drop_dirty_pages(mount):
+    """More of them than the daemon has threads that serve FUSE, all at once: who answers their WRITEs?"""
+    m = mount("passthrough=off,timeout=0")
+    names = [f"f{i}" for i in range(40)]
+    mappings = []
+    for name in names:
+        write_file(os.path.join(m.data, name), b"1" * 4 * PAGE)
+        with open(os.path.join(m.mnt, name), "r+b") as file:
+            mappings.append(mmap.mmap(file.fileno(), 4 * PAGE))
+    for name, mapping in zip(names, mappings):
+        mapping[0] = mapping[PAGE] = ord("m")
+        with open(os.path.join(m.data, name), "r+b") as file:
+            file.seek(3 * PAGE)
+            file.write(b"2" * PAGE)
+    time.sleep(0.1)
+    stand_still(m.pid)  # so that they all come before any WRITE
+    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+        fds = [pool.submit(os.open, os.path.join(m.mnt, name), os.O_RDONLY) for name in names]
+        time.sleep(0.5)
+        os.kill(m.pid, signal.SIGCONT)
+        for fd in fds:
+            assert os.pread(fd.result(), PAGE, 3 * PAGE) == b"2" * PAGE
+            os.close(fd.result())
+    for mapping in mappings:
+        mapping.close()
+    page = b"m" + b"1" * (PAGE - 1)
+    assert all(read_file(os.path.join(m.data, name)) == page * 2 + b"1" * PAGE + b"2" * PAGE for name in names)
+
+
+@tracked_or_not
+def test_dirty_pages_of_a_file_that_an_open_cuts(mount, agents, shared):
+    """They are not written back to a file that has changed and is empty now."""
+    m = mount("timeout=0")
+    mnt, data = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+    write_file(data, b"1" * 4 * PAGE)
+    time.sleep(0.1)
+    fd = open_shared(mnt, shared, agents)
+    with mmap.mmap(fd, 4 * PAGE) as mapping:
+        os.close(fd)
+        mapping[0] = mapping[3 * PAGE] = ord("m")
+        with open(data, "r+b") as file:
+            file.write(b"2" * PAGE)
+        time.sleep(0.1)
+        os.close(os.open(mnt, os.O_RDWR | os.O_TRUNC))
+        assert os.stat(mnt).st_size == 0
+    assert read_file(mnt) == read_file(data) == b""
 
 
 def test_errors_of_the_data_directory_reach_the_caller(mount, workdir):

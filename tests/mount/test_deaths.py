@@ -112,8 +112,13 @@ def signal_guard(m):
         os.kill(guards[0], number)
 
 
-def test_a_signal_to_the_guard_is_no_death(mount):
-    m = mount()
+# As when a program of its user has used up the room for signals that wait: nothing says then who has sent one.
+no_room_for_signals = pytest.mark.parametrize("before", [(), ("prlimit", "--sigpending=0")], ids=["", "no-room-for-signals"])
+
+
+@no_room_for_signals
+def test_a_signal_to_the_guard_is_no_death(mount, before):
+    m = mount(before=before)
     write_file(os.path.join(m.mnt, "f"), b"x")
     for _ in range(20):
         signal_guard(m)
@@ -121,10 +126,11 @@ def test_a_signal_to_the_guard_is_no_death(mount):
         assert read_file(os.path.join(m.mnt, "f")) == b"x"
 
 
-def test_daemon_killed_while_it_invalidates(mount, agents, workdir, monkeypatch):
+@no_room_for_signals
+def test_daemon_killed_while_it_invalidates(mount, agents, workdir, monkeypatch, before):
     """A thread of it that has the kernel drop dirty pages waits for WRITEs that nobody answers any more."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
-    m = mount("passthrough=off", env=env)
+    m = mount("passthrough=off", env=env, before=before)
     path = os.path.join(m.mnt, "f")
     write_file(path, bytes(MIB))
     child = agents()
@@ -414,6 +420,33 @@ def test_gaiactl_gives_up_on_a_daemon_that_stands_still(mount):
     finally:
         os.kill(m.pid, signal.SIGCONT)
     helpers.statistics(m.mnt)
+
+
+def test_gaiactl_gives_up_on_a_disk_that_hangs(mount, workdir, monkeypatch):
+    """The daemon has read its request, and waits for the data directory. Nothing ends who waits for such a request, not even
+    SIGKILL; but who has called gaiactl has its answer and the end of its output, and nothing is left when the disk is back."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount(env=env)
+    command = [os.path.join(helpers.BIN, "gaiactl"), "stat", m.mnt]
+    plan.arm_wait(ALL_ROWS.index("openat64"), 13000, 1, False)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        said = child.communicate(timeout=11.5)
+        assert (child.returncode, *said) == (1, "", f"gaiactl: {m.mnt}: the daemon has not answered for 10 s\n")
+    finally:
+        child.communicate()
+    assert plan.landed == 1 and processes_of(command)
+    wait_until(lambda: not processes_of(command), what="nobody asks any more")
+    helpers.statistics(m.mnt)
+
+
+def processes_of(command):
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if read_file(path) == b"".join(os.fsencode(word) + b"\0" for word in command):
+                found.append(path)
+    return found
 
 
 KILL_AFTER_ATTACH = r"""
