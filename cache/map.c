@@ -26,11 +26,13 @@ static void end_here(struct cache_map *map)
     assert(frames);
     if (map->frames)
         frames->ops->detach(map->frames);
-    evict_unmapped(map->replica);
-    if (!frames->clients)
+    /* Frames of another node, which have neither, may be renewed as soon as they have no client. */
+    const struct gaia_frames_ops *ops = frames->ops;
+    bool last = evict_unmapped(map->replica);
+    if (last && ops->extent)
         surplus_free(map->replica);
-    if (frames->ops->trim)
-        frames->ops->trim(frames);
+    if (ops->trim)
+        ops->trim(frames);
 }
 
 void cache_map_put(struct cache_map *map)
