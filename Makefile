@@ -274,7 +274,7 @@ ifneq ($(PREFIX),/usr)
 MOUNTDIR ?= /sbin
 endif
 installed := sbin/mount.gaiafs bin/gaiactl lib/libgaia.so.$(VERSION) lib/libgaia.so.$(SOMAJOR) lib/libgaia.so include/gaia.h \
-	lib/pkgconfig/gaia.pc
+	lib/pkgconfig/gaia.pc share/man/man8/mount.gaiafs.8 share/man/man1/gaiactl.1
 device_headers := gaia_device.cuh demand.h demand_device.h device_memory.h warp.h
 
 install: all
@@ -285,6 +285,9 @@ install: all
 	ln -sf libgaia.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libgaia.so.$(SOMAJOR)
 	ln -sf libgaia.so.$(SOMAJOR) $(DESTDIR)$(PREFIX)/lib/libgaia.so
 	install -m 644 gpu/gaia.h $(DESTDIR)$(PREFIX)/include/
+	install -d $(DESTDIR)$(PREFIX)/share/man/man8 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 docs/mount.gaiafs.8 $(DESTDIR)$(PREFIX)/share/man/man8/
+	install -m 644 docs/gaiactl.1 $(DESTDIR)$(PREFIX)/share/man/man1/
 	install -d $(DESTDIR)$(PREFIX)/include/gaia
 	install -m 644 $(device_headers:%=gpu/%) $(DESTDIR)$(PREFIX)/include/gaia/
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' gpu/gaia.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc

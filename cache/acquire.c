@@ -124,7 +124,7 @@ static int acquire_alone(struct replica *replica, uint64_t first, uint64_t count
         if (entry.pages || error)
             list[stale++] = entry;
     }
-    /* Nothing can be taken away from a kernel: what is out of date changes in place. */
+    /* Nothing can be taken away from a GPU kernel: what is out of date changes in place. */
     bool in_place = replica->scans && !replica->read_only;
     for (size_t i = 0; in_place && i < stale && !error; i++)
         error = scan_refresh(replica, list[i].leaf, list[i].pages);

@@ -28,9 +28,20 @@ int agent_track(struct nodes *nodes, const struct node_name *name)
     return error;
 }
 
+static int link_file(struct nodes *nodes, struct agent_file *far)
+{
+    pthread_mutex_lock(&nodes->lock);
+    int error = table_add(&nodes->files_by_number, &far->by_number, far->number);
+    if (!error)
+        LIST_INSERT_HEAD(&nodes->files, far, link);
+    pthread_mutex_unlock(&nodes->lock);
+    return error;
+}
+
 static void unlink_file(struct nodes *nodes, struct agent_file *far)
 {
     pthread_mutex_lock(&nodes->lock);
+    table_remove(&nodes->files_by_number, &far->by_number);
     LIST_REMOVE(far, link);
     while (far->users) /* requests of the home, which wait for this node's kernel at most */
         pthread_cond_wait(&nodes->changed, &nodes->lock);
@@ -69,13 +80,11 @@ int agent_file_open(struct cache *cache, const struct node_name *name, struct ca
     far->number = nodes_number(nodes);
     /* This node itself: who had told of the file has gone meanwhile. */
     int error = far->member == nodes->self ? -ESTALE : nodes_get_teller(nodes, far->member, &far->session);
-    if (error) {
-        free(far);
-        return error;
-    }
-    pthread_mutex_lock(&nodes->lock); /* first: the home may ask before it has answered */
-    LIST_INSERT_HEAD(&nodes->files, far, link);
-    pthread_mutex_unlock(&nodes->lock);
+    if (error)
+        goto out_free;
+    error = link_file(nodes, far); /* first: the home may ask before it has answered */
+    if (error)
+        goto out_session;
     struct node_reply reply;
     error = nodes_ask(far->session, NODE_IO, NODE_OPEN,
                       &(struct node_request){.file = far->number, .name = *name}, &reply);
@@ -88,6 +97,12 @@ int agent_file_open(struct cache *cache, const struct node_name *name, struct ca
     file->far = far;
     note_size(nodes, far, reply.value[1], reply.value[0] >> 1);
     return 0;
+
+out_session:
+    call_session_put(far->session);
+out_free:
+    free(far);
+    return error;
 }
 
 void agent_file_close(struct cache_file *file)
@@ -138,9 +153,9 @@ ssize_t agent_read(struct cache_file *file, void *buffer, size_t length, off_t o
     size_t done = 0;
     ssize_t n = 0;
 
+    read_out->number = atomic_fetch_add(&nodes_of(file)->reads, 1) + 1; /* its end is told in any case */
     if (file->given_up)
         return -EIO;
-    read_out->number = atomic_fetch_add(&nodes_of(file)->reads, 1) + 1;
     int slot = call_slot_get(session);
     if (slot < 0)
         return slot;
@@ -301,14 +316,18 @@ void agent_opened(struct cache_file *file)
 
 /* ---- maps ---- */
 
-/* Its capacity is shared out evenly: what of it a home fills, the others don't know of. Of one whose mapped
- * pages stay each home may have all, as nothing else would bring large files there: what is mapped of all
- * homes' is bounded by its memory. */
+/* Its capacity is shared out evenly: what of it a home fills, the others don't know of. Of soft devices that
+ * nobody has given one that is what all may have together (struct cache_pool). Of one whose mapped pages stay
+ * each home may have all, as nothing else would bring large files there: what is mapped of all homes' is
+ * bounded by its memory. */
 static uint64_t share_of_device(const struct cache *cache, const struct cache_device *device)
 {
     if (device->scans)
         return device->capacity < NODE_DEVICE_PAGES_MIN ? NODE_DEVICE_PAGES_MIN : device->capacity;
-    uint64_t share = device->capacity / nodes_count(cache->nodes);
+    const struct cache_config *config = &cache->config;
+    uint64_t pages =
+        device->pool ? 2 * config->soft_pool / GAIA_PAGE_SIZE / config->soft_devices : device->capacity;
+    uint64_t share = pages / nodes_count(cache->nodes);
 
     return share < NODE_DEVICE_PAGES_MIN ? NODE_DEVICE_PAGES_MIN
                                          : share; /* many nodes, a small device: more */
@@ -505,12 +524,10 @@ void agent_client_gone(struct cache *cache, struct cache_client *client)
 
 static struct agent_file *file_get(struct nodes *nodes, const struct call_session *session, uint32_t number)
 {
-    struct agent_file *far;
-
     pthread_mutex_lock(&nodes->lock);
-    LIST_FOREACH (far, &nodes->files, link)
-        if (far->number == number && far->session == session)
-            break;
+    struct agent_file *far = (struct agent_file *)table_find(&nodes->files_by_number, number);
+    if (far && far->session != session)
+        far = NULL;
     if (far)
         far->users++;
     pthread_mutex_unlock(&nodes->lock);

@@ -14,7 +14,8 @@
 #include "cache/nodes.h"
 
 struct agent_file {
-    LIST_ENTRY(agent_file) link; /* nodes->files */
+    struct table_entry by_number; /* first */
+    LIST_ENTRY(agent_file) link;  /* nodes->files */
     struct cache_file *file;
     unsigned member;              /* the home */
     struct call_session *session; /* a reference */

@@ -100,6 +100,17 @@ static int open_path(struct cache *cache, char why_out[CACHE_WHY])
     return error;
 }
 
+/* What other nodes' homes put on this node's soft devices each was offered (cache/agent.c): for what is of
+ * its own files a node's part of the memory is left. */
+static void init_pool(struct cache *cache)
+{
+    const struct cache_config *config = &cache->config;
+    unsigned nodes = config->members ? config->members->count : 1;
+
+    cache->pool.limit = config->soft_pool / GAIA_PAGE_SIZE / nodes;
+    cache->pool.share = config->soft_pool ? cache->pool.limit / config->soft_devices : 0;
+}
+
 int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out,
                char why_out[CACHE_WHY])
 {
@@ -110,8 +121,7 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
         return -ENOMEM;
     cache->config = *config;
     cache->host = *host;
-    cache->pool.limit = config->soft_pool / GAIA_PAGE_SIZE;
-    cache->pool.share = config->soft_pool ? cache->pool.limit / config->soft_devices : 0;
+    init_pool(cache);
     LIST_INIT(&cache->files);
     lock_init(&cache->lock, LOCK_CACHE);
     lock_init(&cache->devices_lock, LOCK_DEVICES);
@@ -168,7 +178,8 @@ void cache_stop(struct cache *cache)
         return;
     cache->stopped = true;
     nodes_stop(cache);
-    dropper_stop(cache);
+    if (cache->config.members)
+        dropper_stop(cache);
     filler_stop(cache);
     healer_stop(cache);
     fit_end(cache);
@@ -319,21 +330,12 @@ static int flush_replica(struct replica *replica)
     return error;
 }
 
-/* The first replica, or the one after another. They are only ever added, at their place in the list. */
-static struct replica *next_replica(struct cache_file *file, struct replica *replica)
-{
-    pthread_mutex_lock(&file->lock);
-    replica = replica ? SLIST_NEXT(replica, link) : SLIST_FIRST(&file->replicas);
-    pthread_mutex_unlock(&file->lock);
-    return replica;
-}
-
 static int flush_file(struct cache_file *file)
 {
     struct replica *replica = NULL;
     int error = 0;
 
-    while ((replica = next_replica(file, replica))) {
+    while ((replica = file_next_replica(file, replica))) {
         int one = flush_replica(replica);
         error = error ? error : one;
     }

@@ -4,7 +4,8 @@
  * its I/O itself.
  *
  * All functions return 0 or more, or a negative errno, and may be called from any thread. Those marked [FUSE]
- * may be called from the handlers of FUSE requests: they wait for storage, never for the kernel or a client.
+ * may be called from the handlers of FUSE requests: they wait for storage, never for a client, nor for the
+ * kernel but where it is said.
  */
 #ifndef GAIAFS_CACHE_CACHE_H
 #define GAIAFS_CACHE_CACHE_H
@@ -104,10 +105,9 @@ void cache_stop(struct cache *cache);
 void cache_close(struct cache *cache);
 
 /* Begin to track a file. path_fd: an O_PATH or ordinary descriptor of the backing file, not kept (the cache
- * opens its own through /proc/self/fd); writable says whether the data directory allows writing. file_context
- * is handed to the host's functions; durable is the host's and lives longer than the file. The caller makes
- * sure that no untracked read or write is in flight (docs/design.md, 5). -EACCES, -EMFILE, -ENOMEM, -EIO ...
- */
+ * opens its own through /proc/self/fd). file_context is handed to the host's functions; durable is the host's
+ * and lives longer than the file. The caller makes sure that no untracked read or write is in flight
+ * (docs/design.md, 5). -EACCES, -EMFILE, -ENOMEM, -EIO ... */
 int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct durable *durable,
                     struct cache_file **file_out);
 /* [FUSE] Nobody can reach the file any more but its clients (it has no name, and the kernel has forgotten
@@ -176,7 +176,9 @@ unsigned cache_peer_timeout_ms(const struct cache *cache);
 void cache_file_hold(struct cache_file *file);
 /* The kernel is about to drop the file's pages by itself. [FUSE] */
 void cache_file_kernel_drops(struct cache_file *file);
-/* Of several nodes: what a CPU has written so far the programs of all of them see when it returns. */
+/* Of several nodes: what a CPU has written so far the programs of all of them see when it returns. It waits
+ * for their kernels, 30 s at most, so not in a thread that serves FUSE. 0 at once without members. -EIO: one
+ * does not drop what it has; -ENOMEM. */
 int cache_file_flush(struct cache_file *file);
 
 /* Somebody changed it behind the mount before it was tracked: the next open shall say so. */
@@ -206,7 +208,8 @@ struct cache_read {
 ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset,
                         unsigned flags, struct cache_read *read_out);
 void cache_file_read_end(struct cache_file *file, struct cache_read *read);
-/* [FUSE] Apply a WRITE. Bytes written. */
+/* [FUSE] Apply a WRITE. Bytes written. Where the kernel may have something stale it is waited for, some
+ * seconds at most (cache/heal.h). */
 ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset,
                          unsigned flags);
 /* [FUSE] Set the size (SETATTR): fd >= 0: ftruncate on it, else through the cache's own descriptor. O_TRUNC
@@ -220,7 +223,8 @@ off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence)
 ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,
                               int fd_out, off_t offset_out, size_t length, unsigned flags);
 void cache_file_copy_end(struct cache_file *out);
-/* [FUSE] Collect what is pending, then fsync or fdatasync: durable_sync() for fd and *seen. */
+/* Collect what is pending, then fsync or fdatasync: durable_sync() for fd and *seen; then, of several nodes,
+ * as cache_file_flush(). [FUSE] without members. */
 int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct durable_seen *seen);
 
 #endif

@@ -7,6 +7,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/read.h"
 #include "cache/internal.h"
 #include "cache/passed.h"
 #include "cache/scan.h"
@@ -43,19 +44,12 @@ static page_mask wanted(const struct leaf_copy *copy, enum collect_what what)
 
 int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
 {
-    for (size_t done = 0; done < length;) {
-        ssize_t n = pread(file->fd, bytes + done, length - done, offset + (off_t)done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        if (n ==
-            0) { /* cut behind the mount: the rest reads as zeros, and is written as part of the file again */
-            memset(bytes + done, 0, length - done);
-            break;
-        }
-        done += (size_t)n;
-    }
+    ssize_t n = read_whole(file->fd, bytes, length, offset);
+
+    if (n < 0)
+        return (int)n;
+    /* Cut behind the mount: the rest reads as zeros, and is written as part of the file again. */
+    memset(bytes + n, 0, length - (size_t)n);
     return 0;
 }
 
@@ -197,7 +191,7 @@ static int write_changed(struct collect *c)
 }
 
 /* The home has the bytes now: twins become exactly what was taken. */
-static void settle(struct collect *c)
+static void twins_become_taken(struct collect *c)
 {
     struct frame_pool *pool = &c->file->cache->twins;
 
@@ -268,7 +262,7 @@ static int collect_run(struct collect *c)
         for (size_t i = 0; i < c->count; i++)
             replica_count(c->taken[i].copy->replica, pages_out, 1);
         grant_taken(c);
-        settle(c);
+        twins_become_taken(c);
         return 0;
     }
     for (size_t i = 0; i < c->count; i++)

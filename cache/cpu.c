@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What CPUs do to a tracked file: the FUSE handlers' half of the rules (docs/design.md, section 5, rules 3,
- * 4, 6 and 8). Nothing here waits for the kernel or for a client. */
+ * 4, 6 and 8). Nothing here waits for a client; and for a kernel only who writes what may be stale in it
+ * (some seconds, cache/heal.h), and, of several nodes, who flushes or syncs (30 s, cache/kernels.h). */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/read.h"
 #include "cache/agent.h"
 #include "cache/collect.h"
 #include "cache/fit.h"
@@ -154,23 +156,6 @@ static size_t read_peers(struct cache_file *file, uint8_t *buffer, size_t length
     return done;
 }
 
-static ssize_t read_backing(int fd, uint8_t *buffer, size_t length, off_t offset)
-{
-    size_t done = 0;
-
-    while (done < length) {
-        ssize_t n = pread(fd, buffer + done, length - done, offset + (off_t)done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0) /* a short read would be the end of the file to the kernel, and zeros behind it */
-            return -errno;
-        if (n == 0)
-            break;
-        done += (size_t)n;
-    }
-    return (ssize_t)done;
-}
-
 /* What is not in the host's memory may be on a device: run by run from the devices that have it, the rest
  * from storage. */
 static ssize_t read_anywhere(struct cache_file *file, int fd, uint8_t *buffer, size_t length, off_t offset)
@@ -183,7 +168,7 @@ static ssize_t read_anywhere(struct cache_file *file, int fd, uint8_t *buffer, s
         if (peers)
             continue;
         size_t want = gap && gap < length - done ? gap : length - done;
-        ssize_t n = read_backing(fd, buffer + done, want, offset + (off_t)done);
+        ssize_t n = read_whole(fd, buffer + done, want, offset + (off_t)done);
         if (n < 0)
             return n;
         done += (size_t)n;
@@ -209,14 +194,14 @@ static ssize_t read_again(struct cache_file *file, int fd, void *buffer, size_t 
         if (again)
             error = kernels_given(file, node, offset, length);
         if (again && !error && reads == READS_MAX)
-            got = read_backing(fd, buffer, length, offset);
+            got = read_whole(fd, buffer, length, offset);
         if (file->announced == ANNOUNCING && !error && got > 0 && (!again || reads == READS_MAX))
             kernels_wrote(file, node, buffer, (size_t)got, offset);
         pthread_mutex_unlock(&file->lock);
         if (!again || reads == READS_MAX)
             break;
         if (!error)
-            got = read_backing(fd, buffer, length, offset);
+            got = read_whole(fd, buffer, length, offset);
     }
     kernels_settle(file); /* a READ may have collected what others hold */
     return error ? error : got;
@@ -240,7 +225,7 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
         return error;
     ssize_t got = resident && !hosted_all(fd, offset, length)
                       ? read_anywhere(file, fd, buffer, length, offset)
-                      : read_backing(fd, buffer, length, offset);
+                      : read_whole(fd, buffer, length, offset);
     if (file->cache->nodes && !(flags & CACHE_IO_UNCACHED))
         got = read_again(file, fd, buffer, length, offset, flags >> 8, got);
     return got;
@@ -469,15 +454,14 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size)
         return -EIO;
     if (file->far)
         return agent_truncate(file, size);
-    int error = 0;
 
     file_use(file); /* dropping the last pages may end the file's pin */
     pthread_mutex_lock(&file->lock);
     bool unchanged = file_unchanged(file);
-    kernels_change(file, KERNELS_NOBODY, size, INT64_MAX);
-    if (ftruncate(fd >= 0 ? fd : file->fd, size)) {
+    int error = kernels_change(file, KERNELS_NOBODY, size, INT64_MAX);
+    if (!error && ftruncate(fd >= 0 ? fd : file->fd, size))
         error = -errno;
-    } else {
+    if (!error) {
         look_at_size(file, unchanged);
         heal_changed(file, size, INT64_MAX - size);
     }
@@ -542,10 +526,16 @@ static int collect_range(struct cache_file *file, struct leaf *leaf, page_mask p
 
 #define COPY_MAX (4u << 20) /* bytes at once */
 
+/* What is done to its bytes here would pass by its home. */
+static bool is_elsewhere(const struct cache_file *file)
+{
+    return file->far || file->given_up;
+}
+
 ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,
                               int fd_out, off_t offset_out, size_t length, unsigned flags)
 {
-    if ((in && in->far) || (out && out->far)) /* the kernel reads and writes instead */
+    if ((in && is_elsewhere(in)) || (out && is_elsewhere(out))) /* the kernel reads and writes instead */
         return -EXDEV;
     int error = 0;
     ssize_t done = 0;

@@ -137,10 +137,10 @@ static void let_go(struct replica *replica, struct copy_pages *busy, size_t coun
         replica_wake(replica, busy[i].leaf, busy[i].pages);
 }
 
-/* Of the leaves of `busy` the pages that kernels have stored to, one word for each; one question for leaves
- * that lie side by side: the GPU, or its node, is waited for in each. */
-static int find_modified(struct replica *replica, const struct copy_pages *busy, size_t count,
-                         page_mask *modified_out)
+/* Of the leaves of `busy` the pages that GPU kernels have stored to, one word for each; one question for
+ * leaves that lie side by side: the GPU, or its node, is waited for in each. */
+static int ask_modified(struct replica *replica, const struct copy_pages *busy, size_t count,
+                        page_mask *modified_out)
 {
     int error = 0;
 
@@ -164,7 +164,7 @@ static ssize_t choose_release(struct replica *replica, const struct copy_pages *
 
     if (replica->scans && !modified)
         return -ENOMEM;
-    int error = modified ? find_modified(replica, busy, count, modified) : 0;
+    int error = modified ? ask_modified(replica, busy, count, modified) : 0;
     for (size_t i = 0; i < count && !error; i++) {
         page_mask pages = busy[i].pages & (modified ? modified[i] : ~UINT64_C(0));
         if (pages)

@@ -184,7 +184,7 @@ static page_mask choose(struct replica *replica, uint64_t leaf_number, uint64_t 
     pthread_mutex_lock(&replica->file->lock);
     struct leaf *leaf = index_find(&replica->file->index, leaf_number);
     struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
-    if (replica->scans && replica->frames->clients) /* nothing would bring back what a kernel touches */
+    if (replica->scans && replica->frames->clients) /* nothing would bring back what a GPU kernel touches */
         copy = NULL;
     for (unsigned unit = 0; copy && unit < LEAF_PAGES; unit += unit_pages) {
         chosen |= copy->present & ~copy->busy & page_range_mask(0, unit, unit_pages);
@@ -232,8 +232,10 @@ int evict_and_charge(struct cache_device *device, uint64_t pages)
     while (!cache_device_try_charge(device, pages)) {
         int refused = 0;
         uint64_t dropped = evict_some(device, pages, &refused);
-        if (dropped)
+        if (dropped) {
+            waited = 0;
             continue;
+        }
         /* Nothing could go: everything is in use by faults under way, which end by themselves, or can't be
          * written. */
         error = refused;

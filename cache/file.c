@@ -145,15 +145,14 @@ void cache_file_discard_write_backs(struct cache_file *file, bool discard)
 
 void cache_file_give_up(struct cache_file *file)
 {
-    struct replica *replica;
+    struct replica *replica = NULL;
 
     if (atomic_exchange(&file->given_up, true) || file->far)
         return;
     pthread_mutex_lock(&file->lock);
-    replica = SLIST_FIRST(&file->replicas);
     uint64_t pages = file_pages(file->size);
     pthread_mutex_unlock(&file->lock);
-    for (; replica; replica = SLIST_NEXT(replica, link)) { /* they are only ever added */
+    while ((replica = file_next_replica(file, replica))) {
         home_device_lose(replica);
         replica_changed(replica); /* an acquire is to come, and fail */
         replica->frames->ops->drop(replica->frames, 0, pages);
@@ -310,6 +309,14 @@ int file_get_replica(struct cache_file *file, unsigned device_number, bool read_
         SLIST_INSERT_HEAD(&file->replicas, replica, link);
     *replica_out = replica;
     return 0;
+}
+
+struct replica *file_next_replica(struct cache_file *file, struct replica *replica)
+{
+    pthread_mutex_lock(&file->lock);
+    replica = replica ? SLIST_NEXT(replica, link) : SLIST_FIRST(&file->replicas);
+    pthread_mutex_unlock(&file->lock);
+    return replica;
 }
 
 void file_suspect_others(struct leaf *leaf, const struct replica *except, page_mask pages)

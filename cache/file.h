@@ -90,7 +90,11 @@ void file_unpin_if_empty(struct cache_file *file);
  * that has one. The lock is held. 0 or a negative errno. */
 int file_get_replica(struct cache_file *file, unsigned device, bool read_only, struct replica **replica_out);
 
-/* A CPU changed the pages of [first, first + count) of a leaf: rule 4. The lock is held. */
+/* The first one, or the one after another, for who does not hold the lock from one to the next. They are only
+ * ever added, at their place in the list. */
+struct replica *file_next_replica(struct cache_file *file, struct replica *replica);
+
+/* A CPU changed pages of a leaf: rule 4. The lock is held. */
 void file_cpu_modified(struct cache_file *file, struct leaf *leaf, page_mask pages);
 /* Pages of a leaf have newer released bytes than the other replicas' copies. except may be NULL. The lock is
  * held. */

@@ -108,7 +108,7 @@ static int grant(struct leaf_copy *copy, page_mask pages)
 
 /* Of a page whose bytes are at hand the frames, which may be on another node, need not be asked; but a cut
  * may have made zeros of some of them meanwhile. Lock held. */
-static int take_twins(struct leaf_copy *copy, page_mask pages, const struct fill_store *store)
+static int take_exposed_twins(struct leaf_copy *copy, page_mask pages, const struct fill_store *store)
 {
     unsigned page = (unsigned)(store->page & (LEAF_PAGES - 1));
 
@@ -135,7 +135,7 @@ int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages,
     if (open) {
         pthread_mutex_lock(&replica->file->lock);
         open &= copy->present; /* a truncation may have come between */
-        error = take_twins(copy, open, store);
+        error = take_exposed_twins(copy, open, store);
         page_mask before = copy_stored(copy);
         copy->sealed &= ~(open & copy->twin);
         open &= copy->twin;

@@ -452,6 +452,7 @@ void home_session_end(struct home_session *agent)
         pthread_cond_wait(&agent->nodes->changed, &agent->nodes->lock);
     pthread_mutex_unlock(&agent->nodes->lock);
     call_session_put(agent->session);
+    table_free(&agent->opens_by_number);
     pthread_mutex_destroy(&agent->lock);
     free(agent);
 }

@@ -17,6 +17,7 @@ struct home_session;
 
 /* A file that an agent has open here. */
 struct home_open {
+    struct table_entry by_number;    /* first */
     LIST_ENTRY(home_open) link;      /* session->opens, under session->lock */
     LIST_ENTRY(home_open) file_link; /* file->opens, under the file's lock */
     struct home_session *session;
@@ -34,8 +35,8 @@ struct home_session {
     struct call_session *session;
     unsigned member;
     pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t changed;
     LIST_HEAD(, home_open) opens;
+    struct table opens_by_number;
     LIST_HEAD(, home_client) clients;
     uint64_t entered;     /* by nodes->entered */
     unsigned users;       /* under nodes->lock: it is not freed meanwhile */

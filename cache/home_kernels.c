@@ -7,6 +7,7 @@
 #include "cache/home.h"
 #include "cache/home_open.h"
 #include "cache/internal.h"
+#include "cache/patience.h"
 
 /* More than there can be, as a member's next session begins when the last one's are closed. */
 #define KERNELS_MAX (MEMBERS_MAX * HOME_OPENS_MAX)
@@ -43,93 +44,20 @@ static unsigned find_kernels(struct cache_file *file, struct kernel kernels[KERN
     return count;
 }
 
-/* Who leaves waits for so long for an agent that says nothing, */
-#define LEAVING_MS 5000u
-/* and so many times that for one that does: its kernel writes back what it holds, which comes by WRITEs. */
-#define LEAVING_TURNS 12u
-
-struct telling {
-    struct call_answer answer; /* first */
-    struct nodes *nodes;
-    bool told; /* under nodes->lock, as is the next */
-    int result;
-};
-
-static void telling_done(struct call_answer *answer, int result)
-{
-    struct telling *telling = (struct telling *)answer;
-    struct nodes *nodes = telling->nodes;
-
-    pthread_mutex_lock(&nodes->lock);
-    telling->result = result;
-    telling->told = true;
-    pthread_cond_broadcast(&nodes->changed);
-    pthread_mutex_unlock(&nodes->lock); /* telling is gone after this */
-}
-
-/* Whether it was told before the time is over. nodes->lock is held, and let go meanwhile. */
-static bool wait_told(const struct telling *telling, unsigned timeout_ms)
-{
-    struct timespec until = lock_wait_until(timeout_ms);
-    int late = 0;
-
-    while (!telling->told && !late)
-        late = pthread_cond_timedwait(&telling->nodes->changed, &telling->nodes->lock, &until);
-    return telling->told;
-}
-
-/* Whether the agent does something, which we may wait for: it says something, or we do what it has asked for.
- */
-static bool has_come_on(const struct call_session *session, uint64_t *received)
-{
-    uint64_t before = *received;
-
-    *received = call_session_received(session);
-    return *received != before || call_session_is_asked(session);
-}
-
-/* As long as it takes; when the mount is ending, within limits. Whether it was told. nodes->lock is held, and
- * let go meanwhile. */
-static bool wait_patiently(const struct telling *telling, const struct call_session *session)
-{
-    uint64_t received = call_session_received(session);
-    unsigned turns = 0;
-
-    while (turns < LEAVING_TURNS) {
-        bool ending = telling->nodes->ending;
-        if (wait_told(telling, LEAVING_MS))
-            return true;
-        if (!has_come_on(session, &received) && ending)
-            return false;
-        turns += ending;
-    }
-    return false;
-}
+/* An agent that says nothing is not waited for when the mount ends; for a minute one that does: its kernel
+ * writes back what it holds, which comes by WRITEs. */
+#define LEAVING ((struct patience){.silent = 1, .turns = 12})
 
 /* invalidation: a NODE_INVALIDATE, of which the file is filled in. */
 static int tell(struct nodes *nodes, const struct kernel *kernel, const struct node_request *invalidation)
 {
     struct node_request request = *invalidation;
-    struct telling telling = {.answer.done = telling_done, .nodes = nodes};
     struct call_session *session = kernel->session;
 
     request.file = kernel->file;
-    int error =
-        call_start(session, NODE_KERNEL, NODE_INVALIDATE, &request, sizeof request, &telling.answer, 0);
-
-    if (error)
-        return error;
-    pthread_mutex_lock(&nodes->lock);
-    if (!wait_patiently(&telling, session)) {
-        pthread_mutex_unlock(&nodes->lock);
-        call_session_abort(session); /* which tells it */
-        pthread_mutex_lock(&nodes->lock);
-        while (!telling.told)
-            pthread_cond_wait(&nodes->changed, &nodes->lock);
-    }
-    pthread_mutex_unlock(&nodes->lock);
+    int result = patience_ask(nodes, session, NODE_KERNEL, NODE_INVALIDATE, &request, LEAVING, NULL);
     /* -EIO is the end of its session, which the caller takes for the end of what its kernel had. */
-    int result = telling.result > 0 ? -EPROTO : telling.result;
+    result = result > 0 ? -EPROTO : result;
     bool said = result != -EIO || !call_session_error(session);
     return said && (result == -EIO || node_result(result) != result) ? -EREMOTEIO : result;
 }
@@ -221,7 +149,7 @@ void home_tell_handed(struct cache_file *file, bool lost)
     for (unsigned i = 0; i < count; i++) {
         struct node_request request = {.file = kernels[i].file, .flags = lost ? NODE_HANDED_LOST : 0};
 
-        call(kernels[i].session, NODE_CALLS, NODE_HANDED, &request, sizeof request, NULL, NULL, LEAVING_MS);
+        call(kernels[i].session, NODE_CALLS, NODE_HANDED, &request, sizeof request, NULL, NULL, PATIENCE_MS);
         call_session_put(kernels[i].session);
     }
 }

@@ -18,14 +18,9 @@ struct home_read {
 /* ---- what an agent has open ---- */
 
 /* The session's lock is held. */
-static struct home_open *find_open(const struct home_session *agent, uint32_t number)
+static struct home_open *find_open(struct home_session *agent, uint32_t number)
 {
-    struct home_open *open;
-
-    LIST_FOREACH (open, &agent->opens, link)
-        if (open->number == number)
-            return open;
-    return NULL;
+    return (struct home_open *)table_find(&agent->opens_by_number, number);
 }
 
 struct home_open *home_open_get(struct home_session *agent, uint32_t number)
@@ -70,8 +65,10 @@ int home_open_close(struct home_session *agent, uint32_t number)
 
     pthread_mutex_lock(&agent->lock);
     open = find_open(agent, number);
-    if (open)
+    if (open) {
+        table_remove(&agent->opens_by_number, &open->by_number);
         LIST_REMOVE(open, link);
+    }
     pthread_mutex_unlock(&agent->lock);
     if (!open)
         return -ENOENT;
@@ -127,8 +124,14 @@ int home_open_make(struct home_session *agent, const struct node_request *reques
     uint64_t truncations;
     reply->value[1] = (uint64_t)home_size(file, &truncations); /* from here on it is told of others */
     pthread_mutex_lock(&agent->lock);
-    LIST_INSERT_HEAD(&agent->opens, open, link);
+    error = table_add(&agent->opens_by_number, &open->by_number, open->number);
+    if (!error)
+        LIST_INSERT_HEAD(&agent->opens, open, link);
     pthread_mutex_unlock(&agent->lock);
+    if (error) {
+        home_open_put(open);
+        return error;
+    }
     bool handed = agent->nodes->settles; /* else who leaves finds it in the file's list */
     reply->value[0] = truncations << 1 | handed;
     return 0;
@@ -194,7 +197,8 @@ static int do_read_end(struct home_session *agent, struct home_open *open, const
 /* A home that leaves syncs its files once more, for those who sync elsewhere after it; what it does to one
  * after that is on storage before it is acknowledged. Called with the result of what was done, after
  * durable_wrote() and the like: that sync begins after who leaves has said so. */
-static ssize_t settle(const struct home_session *agent, const struct cache_file *file, ssize_t result)
+static ssize_t sync_if_leaving(const struct home_session *agent, const struct cache_file *file,
+                               ssize_t result)
 {
     int error = result >= 0 && agent->nodes->settles ? durable_store(file->durable, file->fd) : 0;
 
@@ -202,12 +206,12 @@ static ssize_t settle(const struct home_session *agent, const struct cache_file 
 }
 
 /* The same of bytes, which another one's sync may have lost before this one's. */
-static ssize_t settle_bytes(const struct home_session *agent, const struct cache_file *file, off_t offset,
-                            ssize_t result)
+static ssize_t sync_bytes_if_leaving(const struct home_session *agent, const struct cache_file *file,
+                                     off_t offset, ssize_t result)
 {
     bool stored = result > 0 && agent->nodes->settles;
 
-    result = settle(agent, file, result);
+    result = sync_if_leaving(agent, file, result);
     return stored && result > 0 && durable_is_lost_in(file->durable, offset, result) ? -EIO : result;
 }
 
@@ -235,7 +239,7 @@ static int do_write(struct home_session *agent, struct home_open *open, const st
     call_slot_served(agent->session, request->slot);
     say_size(file, reply);
     durable_wrote(file->durable, begun, request->offset, n);
-    n = settle_bytes(agent, file, request->offset, n);
+    n = sync_bytes_if_leaving(agent, file, request->offset, n);
     if (n < (ssize_t)request->length && request->flags & CACHE_IO_WRITEBACK) {
         off_t done = n > 0 ? n : 0; /* its kernel has let go of the rest */
         durable_lose(file->durable, request->offset + done, (off_t)request->length - done,
@@ -258,7 +262,7 @@ static int do_truncate(struct home_session *agent, struct home_open *open, const
     if (!error)
         durable_cut(file->durable, (off_t)request->length);
     say_size(file, reply);
-    return (int)settle(agent, file, error);
+    return (int)sync_if_leaving(agent, file, error);
 }
 
 static int do_fallocate(struct home_session *agent, struct home_open *open,
@@ -277,7 +281,7 @@ static int do_fallocate(struct home_session *agent, struct home_open *open,
     say_size(file, reply);
     if (!error && request->flags & ~(uint32_t)FALLOC_FL_KEEP_SIZE) /* zeros were written */
         durable_wrote(file->durable, begun, request->offset, (off_t)request->length);
-    return (int)settle(agent, file, error);
+    return (int)sync_if_leaving(agent, file, error);
 }
 
 /* As cache_file_opened() does for this node's programs. That the file has changed behind the mounts is news

@@ -13,7 +13,9 @@
 
 /* What one kernel may hold of a leaf. */
 struct kernel_leaf {
-    LIST_ENTRY(kernel_leaf) link;
+    struct table_entry entry;           /* first */
+    LIST_ENTRY(kernel_leaf) link;       /* of all */
+    TAILQ_ENTRY(kernel_leaf) droppable; /* of the node's with old pages */
     unsigned node;
     uint64_t leaf;
     page_mask given;    /* it may hold the page */
@@ -29,29 +31,30 @@ struct dropper_work {
     struct cache_file *file; /* in use */
 };
 
+#define NODES (MEMBERS_MAX + 1) /* this one is 0 */
 #define FLUSH_MS 30000u
 #define AGAIN_US 100000u
 
-void kernels_init(struct kernels *kernels)
+static uint64_t key_of(unsigned node, uint64_t leaf)
 {
-    *kernels = (struct kernels){0};
+    return leaf * NODES + node;
 }
 
-static struct kernel_leaves *bucket_of(const struct kernels *kernels, unsigned node, uint64_t leaf)
+static struct kernel_leaf *find(struct kernels *kernels, unsigned node, uint64_t leaf)
 {
-    return &kernels->buckets[(leaf * 37 + node) % KERNELS_BUCKETS];
+    return (struct kernel_leaf *)table_find(&kernels->leaves, key_of(node, leaf));
 }
 
-static struct kernel_leaf *find(const struct kernels *kernels, unsigned node, uint64_t leaf)
+static int make_droppable(struct kernels *kernels)
 {
-    struct kernel_leaf *k;
+    struct kernel_leaves *droppable = calloc(NODES, sizeof *droppable);
 
-    if (!kernels->buckets)
-        return NULL;
-    LIST_FOREACH (k, bucket_of(kernels, node, leaf), link)
-        if (k->node == node && k->leaf == leaf)
-            return k;
-    return NULL;
+    if (!droppable)
+        return -ENOMEM;
+    for (unsigned node = 0; node < NODES; node++)
+        TAILQ_INIT(&droppable[node]);
+    kernels->droppable = droppable;
+    return 0;
 }
 
 static struct kernel_leaf *get(struct kernels *kernels, unsigned node, uint64_t leaf)
@@ -60,24 +63,37 @@ static struct kernel_leaf *get(struct kernels *kernels, unsigned node, uint64_t 
 
     if (k)
         return k;
-    if (!kernels->buckets)
-        kernels->buckets = calloc(KERNELS_BUCKETS, sizeof *kernels->buckets);
-    k = kernels->buckets ? calloc(1, sizeof *k) : NULL;
-    if (!k)
+    if (!kernels->droppable && make_droppable(kernels))
         return NULL;
+    k = calloc(1, sizeof *k);
+    if (!k || table_add(&kernels->leaves, &k->entry, key_of(node, leaf))) {
+        free(k);
+        return NULL;
+    }
     k->node = node;
     k->leaf = leaf;
-    LIST_INSERT_HEAD(bucket_of(kernels, node, leaf), k, link);
+    LIST_INSERT_HEAD(&kernels->all, k, link);
     return k;
+}
+
+/* The dropper looks at who has any: behind the others of the node, as it has looked at the first last. */
+static void set_old(struct kernels *kernels, struct kernel_leaf *k, page_mask old)
+{
+    if (old && !k->old)
+        TAILQ_INSERT_TAIL(&kernels->droppable[k->node], k, droppable);
+    if (!old && k->old)
+        TAILQ_REMOVE(&kernels->droppable[k->node], k, droppable);
+    kernels->old += (uint64_t)__builtin_popcountll(old);
+    kernels->old -= (uint64_t)__builtin_popcountll(k->old);
+    k->old = old;
 }
 
 static void drop_twins(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
 {
     for (page_mask left = (k->old | k->late) & pages; left; left &= left - 1)
         frame_put(&file->cache->twins, k->twins[__builtin_ctzll(left)]);
-    file->kernels.old -= (unsigned)__builtin_popcountll(k->old & pages);
     file->kernels.late -= (unsigned)__builtin_popcountll(k->late & pages);
-    k->old &= ~pages;
+    set_old(&file->kernels, k, k->old & ~pages);
     k->late &= ~pages;
     k->dropping &= ~pages;
 }
@@ -91,10 +107,9 @@ static void dropped(struct cache_file *file, struct kernel_leaf *k, page_mask pa
         drop_twins(file, k, pages);
         return;
     }
-    file->kernels.old -= (unsigned)__builtin_popcountll(pages);
     file->kernels.late += (unsigned)__builtin_popcountll(pages);
     k->late |= pages;
-    k->old &= ~pages;
+    set_old(&file->kernels, k, k->old & ~pages);
     k->dropping &= ~pages;
 }
 
@@ -103,14 +118,14 @@ void kernels_free(struct cache_file *file)
     struct kernels *kernels = &file->kernels;
     struct kernel_leaf *k;
 
-    for (unsigned i = 0; kernels->buckets && i < KERNELS_BUCKETS; i++)
-        while ((k = LIST_FIRST(&kernels->buckets[i]))) {
-            drop_twins(file, k, k->old | k->late);
-            LIST_REMOVE(k, link);
-            free(k);
-        }
-    free(kernels->buckets);
-    kernels->buckets = NULL;
+    while ((k = LIST_FIRST(&kernels->all))) {
+        drop_twins(file, k, k->old | k->late);
+        LIST_REMOVE(k, link);
+        free(k);
+    }
+    table_free(&kernels->leaves);
+    free(kernels->droppable);
+    kernels->droppable = NULL;
 }
 
 /* Pages of a range of bytes. */
@@ -164,7 +179,7 @@ static int read_page(struct cache_file *file, uint64_t page, uint8_t *bytes)
     return home_read(file, bytes, GAIA_PAGE_SIZE, (off_t)(page * GAIA_PAGE_SIZE));
 }
 
-static int take_twins(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
+static int take_kernel_twins(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
 {
     struct frame_pool *pool = &file->cache->twins;
 
@@ -180,8 +195,7 @@ static int take_twins(struct cache_file *file, struct kernel_leaf *k, page_mask 
             frame_put(pool, k->twins[page]);
             return error;
         }
-        k->old |= UINT64_C(1) << page;
-        file->kernels.old++;
+        set_old(&file->kernels, k, k->old | UINT64_C(1) << page);
     }
     return 0;
 }
@@ -192,21 +206,20 @@ int kernels_change(struct cache_file *file, unsigned node, off_t offset, uint64_
     struct kernel_leaf *k;
     int error = 0;
 
-    if (!file->cache->nodes || !kernels->buckets || !length)
+    if (!file->cache->nodes || !kernels->leaves.count || !length)
         return 0;
     struct span span = span_of(offset, length);
     uint64_t from = span.first >> LEAF_SHIFT, to = (span.first + span.count - 1) >> LEAF_SHIFT;
     if (to - from < 64) {
         for (uint64_t leaf = from; leaf <= to && !error; leaf++)
-            for (unsigned n = 0; n <= MEMBERS_MAX && !error; n++)
+            for (unsigned n = 0; n < NODES && !error; n++)
                 if (n != node && (k = find(kernels, n, leaf)))
-                    error = take_twins(file, k, page_range_mask(leaf, span.first, span.count));
+                    error = take_kernel_twins(file, k, page_range_mask(leaf, span.first, span.count));
         return error;
     }
-    for (unsigned i = 0; i < KERNELS_BUCKETS && !error; i++)
-        LIST_FOREACH (k, &kernels->buckets[i], link)
-            if (k->node != node && k->leaf >= from && k->leaf <= to && !error)
-                error = take_twins(file, k, page_range_mask(k->leaf, span.first, span.count));
+    LIST_FOREACH (k, &kernels->all, link)
+        if (k->node != node && k->leaf >= from && k->leaf <= to && !error)
+            error = take_kernel_twins(file, k, page_range_mask(k->leaf, span.first, span.count));
     return error;
 }
 
@@ -235,7 +248,7 @@ void kernels_wrote(struct cache_file *file, unsigned node, const void *bytes, si
         k->given |= pages;
         k->dropping &= ~pages;             /* it may hold them anew */
         if (file->announced == ANNOUNCING) /* without memory for them as without the rule */
-            take_twins(file, k, pages);
+            take_kernel_twins(file, k, pages);
         for (page_mask left = (k->old | k->late) & pages; left; left &= left - 1) {
             unsigned page = (unsigned)__builtin_ctzll(left);
             copy_part(frame_bytes(&file->cache->twins, k->twins[page]), (leaf << LEAF_SHIFT) + page, bytes,
@@ -309,7 +322,7 @@ static void enqueue(struct dropper *dropper, struct dropper_work *work)
 }
 
 /* 0 or -ENOMEM: whoever asks next tries again. */
-static int settle(struct cache_file *file)
+static int dropper_request(struct cache_file *file)
 {
     struct cache *cache = file->cache;
     struct kernels *kernels = &file->kernels;
@@ -333,24 +346,24 @@ static int settle(struct cache_file *file)
 
 void kernels_settle(struct cache_file *file)
 {
-    settle(file);
+    dropper_request(file);
 }
 
-/* The next leaf of a node with old pages, which are being dropped from now on. Lock held. */
+/* The next leaf of a node with old pages, which are being dropped from now on. What has become old in this
+ * round is behind what was looked at in it: its turn is the next one. Lock held. */
 static page_mask next_old(struct cache_file *file, unsigned node, uint64_t *leaf_out)
 {
     struct kernels *kernels = &file->kernels;
-    struct kernel_leaf *k;
+    struct kernel_leaf *k = kernels->droppable ? TAILQ_FIRST(&kernels->droppable[node]) : NULL;
 
-    for (unsigned i = 0; kernels->buckets && i < KERNELS_BUCKETS; i++)
-        LIST_FOREACH (k, &kernels->buckets[i], link)
-            if (k->node == node && k->round != kernels->rounds && k->old & ~k->dropping) {
-                k->round = kernels->rounds;
-                k->dropping = k->old;
-                *leaf_out = k->leaf;
-                return k->old;
-            }
-    return 0;
+    if (!k || k->round == kernels->rounds)
+        return 0;
+    TAILQ_REMOVE(&kernels->droppable[node], k, droppable);
+    TAILQ_INSERT_TAIL(&kernels->droppable[node], k, droppable);
+    k->round = kernels->rounds;
+    k->dropping = k->old;
+    *leaf_out = k->leaf;
+    return k->old;
 }
 
 static void drop_leaf(struct cache_file *file, unsigned node, uint64_t leaf, page_mask pages)
@@ -395,7 +408,7 @@ static void drop_old(struct cache_file *file)
     bool resized = file->kernels.resized;
     file->kernels.resized = false;
     pthread_mutex_unlock(&file->lock);
-    for (unsigned node = 0; node <= MEMBERS_MAX; node++)
+    for (unsigned node = 0; node < NODES; node++)
         for (;;) {
             uint64_t leaf;
             pthread_mutex_lock(&file->lock);
@@ -495,8 +508,6 @@ void dropper_stop(struct cache *cache)
 {
     struct dropper *dropper = &cache->dropper;
 
-    if (!dropper->started)
-        return;
     pthread_mutex_lock(&dropper->lock);
     dropper->stop = true;
     pthread_cond_broadcast(&dropper->queued);
@@ -513,7 +524,7 @@ int kernels_flush(struct cache_file *file)
 
     if (!file->cache->nodes)
         return 0;
-    int error = settle(file);
+    int error = dropper_request(file);
     struct timespec until = lock_wait_until(FLUSH_MS);
     pthread_mutex_lock(&file->lock);
     uint64_t round = kernels->queued ? kernels->rounds + 1 : kernels->rounds;

@@ -23,17 +23,19 @@
 #include <sys/types.h>
 
 #include "base/lock.h"
+#include "cache/table.h"
 
 struct cache;
 struct cache_file;
 struct kernel_leaf;
+TAILQ_HEAD(kernel_leaves, kernel_leaf);
 
-#define KERNELS_BUCKETS 256u
-
-/* Of a file; under its lock. NULL buckets: nothing was given to anybody yet. */
+/* Of a file; under its lock. All zero: nothing was given to anybody yet. */
 struct kernels {
-    LIST_HEAD(kernel_leaves, kernel_leaf) * buckets;
-    uint64_t old;      /* pages with a twin that are to be dropped */
+    struct table leaves; /* by node and number */
+    LIST_HEAD(, kernel_leaf) all;
+    struct kernel_leaves *droppable; /* by node: leaves with old pages, who was looked at last behind */
+    uint64_t old;                    /* pages with a twin that are to be dropped */
     uint64_t late;     /* pages that were dropped, with a twin for a write-back that may be on its way yet */
     bool failed;       /* a kernel did not drop what it was told to, in this round */
     uint64_t clean;    /* the last round in which all did */
@@ -93,7 +95,6 @@ void kernels_settle(struct cache_file *file);
  */
 int kernels_flush(struct cache_file *file);
 
-void kernels_init(struct kernels *kernels);
 /* The file is closed. */
 void kernels_free(struct cache_file *file);
 

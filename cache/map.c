@@ -140,7 +140,10 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     readahead_init(&map->readahead, request->file->cache->config.unit_pages);
     readahead_init(&map->stores, 1);
     durable_open(request->file->durable, true, &map->seen);
-    pthread_mutex_lock(&client->lock);
+    *chunk_pages_out = map->far      ? map->far->frames->frames->chunk_pages
+                       : client->far ? map->replica->frames->node_number
+                                     : map->replica->frames->chunk_pages;
+    pthread_mutex_lock(&client->lock); /* from here on a client that guesses its number may close it */
     error = maps_add(&client->maps, map);
     if (!error)
         *id_out = map->id;
@@ -148,9 +151,6 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     if (!error) {
         *frames_fd_out = frames_fd;
         *state_fd_out = state_fd;
-        *chunk_pages_out = map->far           ? map->far->frames->frames->chunk_pages
-                           : map->client->far ? map->replica->frames->node_number
-                                              : map->replica->frames->chunk_pages;
         return 0;
     }
     if (map->far)
@@ -371,7 +371,7 @@ static int place_all(struct cache_map *map, struct gaia_run run, bool all)
 
 /* The same, where no touch would bring what is missing, and nothing stops stores to what somebody else is
  * placing: until all of it is there. Others' truncations may undo a round. */
-static int place_for_kernels(struct cache_map *map, struct gaia_run run)
+static int place_whole(struct cache_map *map, struct gaia_run run)
 {
     int error = 0;
 
@@ -418,7 +418,7 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
     if (client->far) /* who has bytes above the device's copy (GAIA_DEMAND) sees no state that counts them */
         *changes_out += atomic_load(&map->replica->state->releases);
     if (!error && map->replica->scans)
-        error = place_for_kernels(map, run);
+        error = place_whole(map, run);
     else if (!error && map->resident)
         error = place_all(map, run, true);
     /* What a CPU of some node has written, and a device has now, no kernel holds older: else who hears of it

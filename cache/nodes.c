@@ -2,6 +2,7 @@
 #include "cache/nodes.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 #include "cache/collect.h"
 #include "cache/home.h"
 #include "cache/internal.h"
+#include "cache/patience.h"
 #include "io/protocol.h"
 
 /* ---- requests ---- */
@@ -107,8 +109,28 @@ static void ended(void *context, struct call_session *session, int error)
         home_session_end(call_session_user(session));
 }
 
+/* Of NODE_CALLS, and nothing comes back but an errno. -ETIMEDOUT: it was given up. */
+static int ask_patiently(struct nodes *nodes, struct call_session *session, enum node_op op,
+                         const struct node_request *request, struct patience patience)
+{
+    bool given_up;
+    int result = patience_ask(nodes, session, NODE_CALLS, op, request, patience, &given_up);
+
+    return given_up ? -ETIMEDOUT : result > 0 ? -EIO : node_result(result);
+}
+
+/* Who leaves waits for a minute for a home that says nothing: what is lost with it is not to be had again,
+ * and all that it does meanwhile may be to wait for its disk. */
+static int leave(struct nodes *nodes, struct call_session *session)
+{
+    const struct patience patience = {.silent = 12, .turns = UINT_MAX};
+
+    return ask_patiently(nodes, session, NODE_LEAVE, &(struct node_request){0}, patience);
+}
+
 static int greet(struct nodes *nodes, struct call_session *session)
 {
+    const struct patience patience = {.silent = 1, .turns = 12};
     const char *name = nodes->homes[nodes->self].member.name;
     struct node_request hello = {.offset = NODE_VERSION,
                                  .flags = kernel_writes_back_late() ? NODE_LATE_KERNEL : 0,
@@ -122,7 +144,7 @@ static int greet(struct nodes *nodes, struct call_session *session)
     memcpy(hello.name.bytes, name, strlen(name));
     /* It may not be done yet with what we had there in an earlier session. */
     for (unsigned tries = 0;; tries++) {
-        error = nodes_ask(session, NODE_CALLS, NODE_HELLO, &hello, NULL);
+        error = ask_patiently(nodes, session, NODE_HELLO, &hello, patience);
         if (error != -EBUSY || tries == 50)
             return error;
         usleep(100000);
@@ -447,6 +469,7 @@ void nodes_free(struct cache *cache)
     if (!nodes)
         return;
     followed_clear(&nodes->followed);
+    table_free(&nodes->files_by_number);
     munmap(nodes->state, SHARED_PAGE_SIZE);
     close(nodes->state_fd);
     pthread_cond_destroy(&nodes->changed);
@@ -461,7 +484,6 @@ bool nodes_stat(struct cache *cache, struct nodes_stat *stat_out)
 {
     struct nodes *nodes = cache->nodes;
     const struct home_session *agent;
-    const struct agent_file *far;
 
     *stat_out = (struct nodes_stat){0};
     if (!nodes)
@@ -478,8 +500,7 @@ bool nodes_stat(struct cache *cache, struct nodes_stat *stat_out)
     }
     LIST_FOREACH (agent, &nodes->agents, link)
         stat_out->node[agent->member].agent = true;
-    LIST_FOREACH (far, &nodes->files, link)
-        stat_out->far_files++;
+    stat_out->far_files = nodes->files_by_number.count;
     stat_out->followed = nodes->followed.count;
     pthread_mutex_unlock(&nodes->lock);
     for (unsigned i = 0; i <= NODE_OP_LAST; i++)
@@ -566,7 +587,7 @@ static void part_from(struct nodes *nodes, unsigned member)
     pthread_mutex_unlock(&nodes->lock);
     for (unsigned i = 0; i < count; i++) {
         if (call_session_connected(sessions[i]))
-            nodes_ask(sessions[i], NODE_CALLS, NODE_LEAVE, &(struct node_request){0}, NULL);
+            leave(nodes, sessions[i]);
         else
             home_session_empty(nodes, sessions[i]);
         call_session_abort(sessions[i]);
@@ -656,8 +677,9 @@ int cache_leave(struct cache *cache)
         struct call_session *session = nodes_home_session(nodes, i);
         if (!session)
             continue;
-        int one = nodes_ask(session, NODE_CALLS, NODE_LEAVE, &(struct node_request){0}, NULL);
-        if (!call_session_error(session)) /* else it has ended before, and collected; or it died */
+        int one = leave(nodes, session);
+        /* Else it has ended before, and collected; or it died. */
+        if (one == -ETIMEDOUT || !call_session_error(session))
             error = error ? error : one;
         call_session_put(session);
     }

@@ -11,6 +11,7 @@
 
 #include "base/lock.h"
 #include "cache/followed.h"
+#include "cache/table.h"
 #include "io/call.h"
 #include "io/members.h"
 #include "io/node.h"
@@ -68,6 +69,7 @@ struct nodes {
     LIST_HEAD(, home_session) agents; /* that have said HELLO */
     uint64_t entered;                 /* how many have */
     LIST_HEAD(, agent_file) files;
+    struct table files_by_number;
     LIST_HEAD(, agent_frames) frames;
     LIST_HEAD(, cache_client) clients; /* that map files of other homes */
     struct followed_table followed;

@@ -214,14 +214,14 @@ static page_mask find_scanned(const struct work *w, page_mask *borrowed, int *er
     page_mask clean = w->copy->twin & w->owned & ~modified & ~w->copy->pending;
 
     scan_grant_again(w->copy, clean);
-    w->copy->blind &= ~w->copy->twin; /* what the kernel made of such a page is all that there is */
+    w->copy->blind &= ~w->copy->twin; /* what a GPU kernel made of such a page is all that there is */
     *borrowed &= ~modified;
     return modified;
 }
 
 /* Find which of the owned pages were modified; they stand still, if the device can be made to. Those are
  * releasing then. The first error of pages that can't be looked at: they stay as they are. Lock held. */
-static int find_modified(struct work *w)
+static int mark_modified(struct work *w)
 {
     struct leaf_copy *copy = w->copy;
     struct replica *replica = copy->replica;
@@ -500,7 +500,7 @@ static int release_work(struct replica *replica, struct work *work, size_t count
          */
         while (!error && w.copy->leaf->invalidating & w.owned)
             pthread_cond_wait(&file->changed, &file->lock);
-        int one = error ? 0 : find_modified(&w);
+        int one = error ? 0 : mark_modified(&w);
         unread = unread ? unread : one;
         if (w.marked)
             work[modified++] = w;
@@ -571,9 +571,9 @@ static int list_stored(struct replica *replica, uint64_t first, uint64_t count, 
     return 0;
 }
 
-/* Take what is free of the pages still to do: mark it busy, and put it into batch. Lock held. */
 #define GATHER_MAX 4096u /* pages whose bytes are gathered at once, at least: 16 MiB */
 
+/* Take what is free of the pages still to do: mark it busy, and put it into batch. Lock held. */
 static size_t take_free(struct replica *replica, struct work *todo, size_t n, struct work *batch)
 {
     size_t taken = 0, most = replica->scans ? GATHER_MAX / LEAF_PAGES : BATCH_MAX;

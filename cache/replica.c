@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/shared_page.h"
 #include "cache/evict.h"
 #include "cache/home_device.h"
@@ -88,10 +88,7 @@ void replica_changed(struct replica *replica)
 
 void replica_checked(struct replica *replica)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    atomic_store(&replica->state->checked_ns, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
+    atomic_store(&replica->state->checked_ns, clock_now_ns());
     atomic_store(&replica->state->timeout_ns, passed_is_compared(replica->file)
                                                   ? 0 /* an acquire has to ask every time */
                                                   : replica->file->cache->config.behind_timeout_ns);
@@ -109,7 +106,7 @@ void replica_suspect(struct leaf_copy *copy)
 }
 
 /* bytes: of the one page; NULL: the frames have them. */
-static int take_twins(struct leaf_copy *copy, page_mask pages, const uint8_t *bytes)
+static int take_device_twins(struct leaf_copy *copy, page_mask pages, const uint8_t *bytes)
 {
     struct replica *replica = copy->replica;
     struct cache_file *file = replica->file;
@@ -146,12 +143,12 @@ static int take_twins(struct leaf_copy *copy, page_mask pages, const uint8_t *by
 
 int replica_take_twins(struct leaf_copy *copy, page_mask pages)
 {
-    return take_twins(copy, pages, NULL);
+    return take_device_twins(copy, pages, NULL);
 }
 
 int replica_take_twin(struct leaf_copy *copy, unsigned page, const uint8_t *bytes)
 {
-    return take_twins(copy, UINT64_C(1) << page, bytes);
+    return take_device_twins(copy, UINT64_C(1) << page, bytes);
 }
 
 void replica_drop_twins(struct leaf_copy *copy, page_mask pages)

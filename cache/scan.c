@@ -67,8 +67,8 @@ static int read_page(struct cache_file *file, uint64_t page, uint8_t *bytes)
 
 /* A twin for each of the pages, which have none: what the leaf's bytes are, page 0 first; NULL: what the home
  * copy has. *taken_out: which have one after an error. */
-static int take_twins(struct leaf_copy *copy, page_mask pages, const uint8_t *leaf_bytes,
-                      page_mask *taken_out)
+static int take_scanned_twins(struct leaf_copy *copy, page_mask pages, const uint8_t *leaf_bytes,
+                              page_mask *taken_out)
 {
     struct cache_file *file = copy->replica->file;
     struct frame_pool *pool = &file->cache->twins;
@@ -105,7 +105,7 @@ static int take_twins(struct leaf_copy *copy, page_mask pages, const uint8_t *le
 
 int scan_take_twins(struct leaf_copy *copy, page_mask pages, page_mask *taken_out)
 {
-    return take_twins(copy, pages & copy->present & ~copy->twin, NULL, taken_out);
+    return take_scanned_twins(copy, pages & copy->present & ~copy->twin, NULL, taken_out);
 }
 
 /* A file's times say that it was changed behind the mount, but so they do after a chmod(), which changes no
@@ -160,7 +160,7 @@ int scan_take_placed(struct leaf_copy *copy, page_mask pages, const uint8_t *lea
     if (!copy->replica->scans || copy->replica->read_only)
         return 0;
     pages &= copy->replica->file->passed ? ~UINT64_C(0) : copy->raced;
-    int error = take_twins(copy, pages, leaf_bytes, &taken);
+    int error = take_scanned_twins(copy, pages, leaf_bytes, &taken);
     if (error)
         replica_drop_twins(copy, taken);
     return error;
@@ -196,8 +196,8 @@ struct refresh {
 };
 
 /* The twin of a page is the home copy, if it has none of its own: then nothing is to be changed. But for one
- * that was changed behind the mount: there the device has what it was, and what kernels have stored since the
- * release at the beginning of the acquire goes with it. */
+ * that was changed behind the mount: there the device has what it was, and what GPU kernels have stored since
+ * the release at the beginning of the acquire goes with it. */
 static int add_page(struct refresh *r, struct leaf_copy *copy, unsigned page)
 {
     struct replica *replica = copy->replica;
@@ -219,7 +219,7 @@ static int add_page(struct refresh *r, struct leaf_copy *copy, unsigned page)
 }
 
 /* The device has what the home has: the home's bytes are the twins, */
-static void settle(const struct refresh *r, struct leaf_copy *copy)
+static void refresh_commit(const struct refresh *r, struct leaf_copy *copy)
 {
     struct cache_file *file = copy->replica->file;
 
@@ -263,7 +263,7 @@ static const uint8_t *page_0_of(const uint8_t *bytes, unsigned page)
 #define FETCH_TRIES 3
 
 /* A patch has failed, after it may have changed some of the pages. What they have become is what they were
- * granted with from now on, byte by byte: else it would be taken for a kernel's store, or not be patched
+ * granted with from now on, byte by byte: else it would be taken for a GPU kernel's store, or not be patched
  * again when the home has what was there before. (A GPU that can't be asked either, so many times, has failed
  * for good.) */
 static void keep_patched(struct refresh *r, struct leaf_copy *copy)
@@ -285,7 +285,7 @@ static void keep_patched(struct refresh *r, struct leaf_copy *copy)
                 old[at] = fresh[at];
         if (copy->twin & bit)
             memcpy(frame_bytes(pool, *leaf_copy_twin(copy, page)), old, GAIA_PAGE_SIZE);
-        else if (!error && !take_twins(copy, bit, page_0_of(old, page), &taken))
+        else if (!error && !take_scanned_twins(copy, bit, page_0_of(old, page), &taken))
             copy->blind &= ~bit;
     }
 }
@@ -308,7 +308,7 @@ static int refresh_copy(struct leaf_copy *copy, page_mask pages)
             keep_patched(r, copy);
     }
     if (!error) {
-        settle(r, copy);
+        refresh_commit(r, copy);
         error = grant(copy, pages);
     }
     if (!error) {

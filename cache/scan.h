@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices that scan (gpu/device.h): nothing tells of a kernel's stores, and nothing stops it. So
+/* Devices that scan (gpu/device.h): nothing tells of a GPU kernel's stores, and nothing stops it. So
  *
  *  - a release asks the device which pages are not what they were granted with;
  *  - the twin of a page is the home copy, as long as that is what was granted: only before the home copy

@@ -43,7 +43,8 @@ struct fs {
     struct inode_table inodes;
     struct volumes volumes;
     struct pruner pruner;
-    struct members *members; /* read again since the mount; of the thread that waits for signals */
+    struct members *members; /* read again since the mount; of nodes_reread(): one thread at a time */
+    atomic_uint rereads;     /* SIGHUPs since that was last begun */
     uint32_t generation;     /* of node ids: those of an earlier mount are not ours, though they look alike */
 
     struct programs programs;         /* that use devices */

@@ -19,6 +19,7 @@
 
 #define IDLE_MS 10000u /* then a sleeping thread ends, and its buffers with it */
 #define THREADS_MIN 16l
+#define WAITING_MOST 64u               /* as many as the kernel has write-backs and readahead under way */
 #define THREADS_LEAST 8u               /* however small the memory is */
 #define THREAD_BYTES ((size_t)2 << 20) /* its buffers, when it has had a large request and a large read */
 
@@ -33,6 +34,8 @@ struct loop_worker {
     LIST_ENTRY(loop_worker) entry;
     SLIST_ENTRY(loop_worker) sleeper;
 };
+
+static __thread struct loop_worker *here; /* whose thread this is */
 
 static void *work(void *argument);
 
@@ -78,7 +81,7 @@ static void call_another(struct loop *loop)
         worker->sleeping = false;
         atomic_fetch_add(&loop->reading, 1);
         pthread_cond_signal(&worker->wake);
-    } else if (loop->count < loop->most && !loop->ending) {
+    } else if (loop->count < loop->most + loop->waiting && !loop->ending) {
         start_worker(loop); /* if it can't be, those that are there go on */
     }
     pthread_mutex_unlock(&loop->lock);
@@ -164,6 +167,7 @@ static void *work(void *argument)
     struct loop *loop = worker->loop;
     struct fuse_session *session = loop->fs->session;
 
+    here = worker;
     while (!fuse_session_exited(session)) {
         int rc = receive(worker);
 
@@ -194,6 +198,31 @@ static void *work(void *argument)
     return NULL;
 }
 
+bool loop_wait_begin(void)
+{
+    struct loop *loop = here ? here->loop : NULL;
+
+    if (!loop)
+        return true;
+    pthread_mutex_lock(&loop->lock);
+    bool may = loop->waiting < loop->most_wait;
+    loop->waiting += may;
+    pthread_mutex_unlock(&loop->lock);
+    /* Who took the last request had found all threads at work, and made none. */
+    if (may && !atomic_load(&loop->reading))
+        call_another(loop);
+    return may;
+}
+
+void loop_wait_end(void)
+{
+    if (!here)
+        return;
+    pthread_mutex_lock(&here->loop->lock);
+    here->loop->waiting--;
+    pthread_mutex_unlock(&here->loop->lock);
+}
+
 void loop_init(struct loop *loop, struct fs *fs)
 {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
@@ -204,8 +233,9 @@ void loop_init(struct loop *loop, struct fs *fs)
     loop->wanted = cpus > 12 ? (unsigned)cpus / 4 : 3;
     loop->most = (unsigned)(cpus * 4 > THREADS_MIN ? cpus * 4 : THREADS_MIN);
     size_t fit = memory_available() / 8 / THREAD_BYTES;
-    if (loop->most > fit)
-        loop->most = fit < THREADS_LEAST ? THREADS_LEAST : (unsigned)fit;
+    fit = fit < THREADS_LEAST ? THREADS_LEAST : fit;
+    loop->most = loop->most > fit ? (unsigned)fit : loop->most;
+    loop->most_wait = WAITING_MOST > fit ? (unsigned)fit : WAITING_MOST;
     lock_init(&loop->lock, LOCK_LOOP);
     lock_condition_init(&loop->end);
     LIST_INIT(&loop->workers);

@@ -14,14 +14,15 @@ struct loop_worker;
 struct loop {
     struct fs *fs;
     unsigned wanted;    /* so many wait for a request; what is more sleeps */
-    unsigned most;      /* threads */
+    unsigned most;      /* threads, and one more for each that waits for another node, */
+    unsigned most_wait; /* of which so many may */
     atomic_int reading; /* that wait for a request, or are about to */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t end;
     LIST_HEAD(, loop_worker) workers;
     SLIST_HEAD(, loop_worker) sleepers; /* the last to fall asleep is the first to be woken */
-    unsigned count;
+    unsigned count, waiting;
     bool ending;
     int error;
 };
@@ -33,5 +34,11 @@ int loop_serve(struct loop *loop);
 /* From any thread, at any time between loop_init() and loop_destroy(). */
 void loop_stop(struct loop *loop);
 void loop_destroy(struct loop *loop);
+
+/* The request that this thread serves waits for another node, for long perhaps: until loop_wait_end() another
+ * thread may take its place. False: so many wait already that no others would be served; then nothing has
+ * begun. Also for threads that serve no request: true. */
+bool loop_wait_begin(void);
+void loop_wait_end(void);
 
 #endif

@@ -9,6 +9,7 @@
 #include "fs/content.h"
 #include "fs/later.h"
 #include "fs/log.h"
+#include "fs/loop.h"
 #include "fs/session.h"
 
 #define MOVE_PAUSE_MS 100u
@@ -224,9 +225,11 @@ int nodes_follow(void *context, const struct node_name *name, bool taken_over)
     if (rc == 0 && inode_content(inode) && !inode_usable(inode))
         rc = go_far(context, inode, name, true);
     /* Who has taken it over has died, too, and nobody else knows, or can't be asked now. Not here: for the
-     * answer to this the one waits whom find_home() may have to wait for. */
-    if (gave_up && !inode_usable(inode) && inode_get_if_used(inode))
-        later(context, find_home_later, inode);
+     * answer to this the one waits whom find_home() may have to wait for. Without a thread nobody does until
+     * the file is used: nodes_try_again(). */
+    if (gave_up && !inode_usable(inode) && inode_get_if_used(inode) &&
+        !later_perhaps(context, find_home_later, inode))
+        inode_put(inode);
     inode_put(inode);
     return rc;
 }
@@ -308,8 +311,12 @@ bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t
             inode_put(inode);
         }
     }
-    while (inode_file(inode) == file && inode->fs->serving && try_later(&waited_ms, move_most_ms(inode->fs)))
-        ;
+    if (loop_wait_begin()) {
+        unsigned most_ms = move_most_ms(inode->fs);
+        while (inode_file(inode) == file && inode->fs->serving && try_later(&waited_ms, most_ms))
+            ;
+        loop_wait_end();
+    }
     return inode_file(inode) != file;
 }
 

@@ -43,7 +43,8 @@ void nodes_moved(void *context, void *file_context);
 void nodes_sync(void *context);
 
 /* Whether an operation on a file (NULL: untracked) that gave `result` is to be tried again: it is -EIO as the
- * file's home has gone, and there is another one now. Waits for that as long as peers are waited for. */
+ * file's home has gone, and there is another one now. Waits for that as long as peers are waited for, unless
+ * so many do that nobody else would be served. */
 bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t result);
 
 #endif

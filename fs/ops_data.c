@@ -10,6 +10,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/read.h"
 #include "fs/content.h"
 #include "fs/creds.h"
 #include "fs/later.h"
@@ -55,24 +56,6 @@ static unsigned io_flags(const struct fuse_file_info *fi)
     return flags;
 }
 
-static ssize_t read_backing(int fd, char *buffer, size_t size, off_t offset)
-{
-    size_t done = 0;
-
-    while (done < size) {
-        ssize_t got = pread(fd, buffer + done, size - done, offset + (off_t)done);
-
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return done > 0 ? (ssize_t)done : -errno;
-        if (got == 0)
-            break;
-        done += (size_t)got;
-    }
-    return (ssize_t)done;
-}
-
 /* The kernel says whose a READ is when it reads for him alone, for O_DIRECT or because we said
  * FOPEN_DIRECT_IO; when it fills its cache, also for a mapping of a descriptor that is open for direct I/O,
  * it does not. */
@@ -107,7 +90,7 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
             inode_get(inode); /* the kernel may forget it as soon as it has the answer */
             got = cache_file_read(file, handle->fd, buffer, size, offset, read_flags(fi), &read);
         } else {
-            got = read_backing(handle->fd, buffer, size, offset);
+            got = read_whole(handle->fd, buffer, size, offset);
         }
         inode_gate_leave(inode, file);
         if (!nodes_try_again(inode, file, got))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files that the kernel reads, writes and maps through to the backing file by itself (FUSE passthrough, Linux
- * 6.9): near-native speed, and the daemon sees none of it. docs/design.md, sections 5 and 7.
+ * 6.9): near-native speed, and the daemon sees none of it. docs/design.md, section 7; docs/linux-fuse.md.
  *
  * All opens of a file go one way. The first decides: passed through, unless a device has the file already
  * ("tracked", fs/content.h), or who opens it uses devices (fs/programs.h), or the kernel can't. Once a file

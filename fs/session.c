@@ -8,7 +8,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mount.h>
@@ -343,16 +342,32 @@ struct stopper {
     int ended;   /* eventfd: the session is not served any more */
 };
 
-/* A signal has come. SIGHUP: the members are read again. */
+/* By one thread at a time: as long as SIGHUPs have come. */
+static void reread(void *argument)
+{
+    struct fs *fs = argument;
+    unsigned rereads = atomic_load(&fs->rereads);
+
+    do
+        nodes_reread(fs);
+    while (!atomic_compare_exchange_strong(&fs->rereads, &rereads, 0));
+}
+
+/* A signal has come. SIGHUP: the members are read again; not here, as other nodes are asked then, which may
+ * take as long as they like. */
 static bool wants_end(const struct stopper *stopper)
 {
+    struct fs *fs = stopper->loop.fs;
     struct signalfd_siginfo signal;
 
     if (read(stopper->signals, &signal, sizeof signal) != sizeof signal)
         return false;
     if (signal.ssi_signo != SIGHUP)
         return true;
-    nodes_reread(stopper->loop.fs);
+    if (!atomic_fetch_add(&fs->rereads, 1) && !later_perhaps(fs, reread, fs)) {
+        atomic_store(&fs->rereads, 0);
+        fs_log(LOG_ERR, "no thread to read %.300s again: the members stay as they were", fs->options.peers);
+    }
     return false;
 }
 
@@ -427,12 +442,14 @@ int session_serve(struct fs *fs)
     rc = loop_serve(&stopper.loop);
     if (rc < 0)
         fs_log(LOG_ERR, "serving the mount on %s: %s", fs->mount_path, strerror(-rc));
+    cache_ending(fs->cache); /* umount(8) sends no signal */
     later_end(fs);
     /* Without the gate: a notification under way ends with the mount, and may hold it till then. */
     fs->serving = false;
     if (eventfd_write(stopper.ended, 1))
         fs_log(LOG_ERR, "eventfd: %s", strerror(errno));
     pthread_join(thread, NULL);
+    later_end(fs); /* what a late SIGHUP has begun */
     close(stopper.ended);
     close(stopper.signals);
     loop_destroy(&stopper.loop);

@@ -229,7 +229,7 @@ static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request
     if (!error) {
         error = mapping->driver->map(mapping, request, frames);
         if (error)
-            munmap(mapping->state, PAGE);
+            munmap(mapping->state, SHARED_PAGE_SIZE);
     }
     close(state);
     if (frames >= 0)
@@ -241,7 +241,7 @@ static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request
     if (!error && answer) {
         message = (struct gaia_message){.op = GAIA_OP_UNMAP, .map = mapping->map};
         gaia_session_call(mapping->session, &message, NULL);
-        munmap(mapping->state, PAGE);
+        munmap(mapping->state, SHARED_PAGE_SIZE);
         mapping->driver->unmap(mapping);
         error = answer;
     }

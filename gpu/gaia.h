@@ -115,7 +115,7 @@ struct gaia_stat {
  * mount has this one is seen when a file of it is mapped.
  *
  * **Open the device before the files** that it is to map: the mounts of this machine are told that this
- * process uses devices. Where the kernel reads and writes files by itself (the mount option passthrough=), a
+ * process uses devices. Where Linux reads and writes files by itself (the mount option passthrough=), a
  * file that this process is then the first to open goes through the daemon instead, and its acquires need not
  * compare all that a device has of it. A mount in another network namespace (a container's) hears of it at
  * the first map.
@@ -164,8 +164,8 @@ void gaia_device_close(struct gaia_device *device);
  *         of one of another version; the mount has no such device; the GPU's driver lacks what is needed),
  *         ENOLCK (as EBUSY, and the directory's filesystem can't lock), ENOMEM (no room for the mapping, or
  *         GAIA_RESIDENT and the range is larger than the device), ENOSPC, EDQUOT (on a GPU, as
- *         gaia_macquire()), ENOSYS (the kernel's userfaultfd can't do what the device needs), EOPNOTSUPP
- *         (node=: a file without a file handle), EOVERFLOW (offset + length), EPERM (the kernel refuses
+ *         gaia_macquire()), ENOSYS (userfaultfd of this Linux can't do what the device needs), EOPNOTSUPP
+ *         (node=: a file without a file handle), EOVERFLOW (offset + length), EPERM (Linux refuses
  *         userfaultfd to this process, and the device needs it), EUSERS (the daemon has as many programs as
  *         it takes: of one user, of one network namespace, or of all), EIO
  */
@@ -267,7 +267,7 @@ int gaia_stream_error(struct gaia_device *device);
  *               nothing more than check its arguments
  * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or flags), EIO, ENOSPC, EDQUOT. As with fsync(),
  *         an earlier failure of anybody's sync of the file is told once to each mapping; and while bytes of
- *         the file are lost, every call fails (README.md, What is promised).
+ *         the file are lost, every call fails (docs/promises.md).
  */
 int gaia_msync(void *addr, size_t length, int flags);
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/lock.h"
+#include "base/shared_page.h"
 #include "gpu/driver.h"
 #include "gpu/session.h"
 
@@ -84,7 +85,7 @@ static void mapping_free(struct gaia_mapping *mapping)
         mapping->driver->collect(mapping);
     gaia_session_call(mapping->session, &message, NULL);
     mapping->driver->unmap(mapping);
-    munmap(mapping->state, 4096);
+    munmap(mapping->state, SHARED_PAGE_SIZE);
     close(mapping->fd);
     gaia_session_put(mapping->session);
     gaia_device_put(mapping->device);
@@ -282,7 +283,7 @@ void gaia_mapping_after_fork(bool child)
         if (mapping->fd < 0) /* an extent before this one was of the same mapping */
             continue;
         close(mapping->fd);
-        munmap(mapping->state, 4096);
+        munmap(mapping->state, SHARED_PAGE_SIZE);
         mapping->fd = -1;
     }
     if (child) {

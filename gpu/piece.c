@@ -4,9 +4,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/kernel.h"
 #include "gpu/driver.h"
 #include "gpu/gaia.h"
@@ -86,17 +86,13 @@ static int flush_cpu(const struct gaia_piece *piece)
 static bool unchanged(struct gaia_mapping *mapping)
 {
     struct gaia_shared_state *state = mapping->state;
-    struct timespec now;
     uint64_t seen = atomic_load(&mapping->changes_seen);
 
     if (!seen || atomic_load(&state->changes) != seen || atomic_load(&state->stored))
         return false;
     if (mapping->driver->forget && atomic_load(&state->releases) != atomic_load(&mapping->releases_seen))
         return false;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    uint64_t age =
-        (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec - atomic_load(&state->checked_ns);
-    return age < atomic_load(&state->timeout_ns);
+    return clock_now_ns() - atomic_load(&state->checked_ns) < atomic_load(&state->timeout_ns);
 }
 
 /* What the device was given to do before this call has been done, and what it has stored is known. */

@@ -166,27 +166,36 @@ static struct gaia_session *begin(const struct gaia_ioctl_token *token)
     return session;
 }
 
-/* Connected, or not: those who wait for it go on. One that has failed is in the list no more before what is
- * open of it is closed, so that no fork closes what has become another's. */
+/* Take it off the list, and close what is open of it, in one hold of the lock: a fork's child closes what is
+ * in the list, neither more, which may be another's by then, nor less, which the child would keep. Lock held.
+ */
+static void leave(struct gaia_session *session)
+{
+    LIST_REMOVE(session, link);
+    session_close(session);
+}
+
+/* Connected, or not: those who wait for it go on. */
 static void settle(struct gaia_session *session, int error)
 {
     pthread_mutex_lock(&sessions_lock);
     session->error = error;
     session->connecting = false;
     if (error)
-        LIST_REMOVE(session, link);
+        leave(session);
     pthread_cond_broadcast(&settled);
     pthread_mutex_unlock(&sessions_lock);
 }
 
-static unsigned drop_reference(struct gaia_session *session)
+/* Whether it was the last. Nobody finds the session then. */
+static bool drop_reference(struct gaia_session *session)
 {
     pthread_mutex_lock(&sessions_lock);
-    unsigned left = --session->references;
-    if (!left && !session->error)
-        LIST_REMOVE(session, link);
+    bool last = !--session->references;
+    if (last)
+        session->dead = true;
     pthread_mutex_unlock(&sessions_lock);
-    return left;
+    return last;
 }
 
 static void session_free(struct gaia_session *session)
@@ -236,13 +245,11 @@ int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_s
     if (ours) {
         int error = session_connect(session, fd, token);
         settle(session, error);
-        if (error)
-            session_close(session);
     }
     int error = session->error;
     if (!error)
         *session_out = session;
-    else if (!drop_reference(session))
+    else if (drop_reference(session))
         session_free(session);
     return connect_error(error);
 }
@@ -251,12 +258,14 @@ void gaia_session_put(struct gaia_session *session)
 {
     uint64_t one = 1;
 
-    if (drop_reference(session))
+    if (!drop_reference(session))
         return;
     while (write(session->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
     pthread_join(session->watcher, NULL);
-    session_close(session);
+    pthread_mutex_lock(&sessions_lock);
+    leave(session);
+    pthread_mutex_unlock(&sessions_lock);
     session_free(session);
 }
 

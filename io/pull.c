@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/lock.h"
 #include "io/histogram.h"
 #include "io/transport_internal.h"
@@ -129,7 +130,7 @@ static void transfer_done(struct gaia_transfer *transfer, int error)
     struct gaia_pull_read *read =
         (struct gaia_pull_read *)((char *)transfer - offsetof(struct gaia_pull_read, transfer));
     struct gaia_pull *pull = read->pull;
-    uint64_t took_ns = transport_now_ns() - read->since_ns;
+    uint64_t took_ns = clock_now_ns() - read->since_ns;
 
     pthread_mutex_lock(&pull->lock);
     pull->under_way[read->queue]--;
@@ -154,7 +155,7 @@ static void transfer_done(struct gaia_transfer *transfer, int error)
 void gaia_pull_add(struct gaia_pull *pull, struct gaia_pull_read *read)
 {
     read->pull = pull;
-    read->since_ns = transport_now_ns();
+    read->since_ns = clock_now_ns();
     read->transfer = (struct gaia_transfer){
         .memory = read->memory,
         .memory_offset = read->memory_offset,

@@ -10,6 +10,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+
 #define MS 1000000u /* in nanoseconds */
 /* Callbacks of one poll: a flood of messages does not keep the clock from being looked at. */
 #define ROUND_MAX 4096
@@ -31,14 +33,6 @@ void transport_keep(int length)
 const char *gaia_transport_why(void)
 {
     return why;
-}
-
-uint64_t transport_now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 int transport_watch(struct gaia_transport *transport, int fd, uint64_t id)
@@ -304,7 +298,7 @@ static int deliver(struct gaia_transport *transport)
  * else knows of. Often enough for the link whose peer has the least patience. */
 static void look_at_the_clock(struct gaia_transport *transport)
 {
-    uint64_t now = transport_now_ns();
+    uint64_t now = clock_now_ns();
     unsigned pause_ms = transport->config.timeout_ms / 16;
     struct gaia_link *link, *next;
 
@@ -330,14 +324,14 @@ static void gather(struct gaia_transport *transport)
 /* Something may come: look for it for a while, then sleep. The lock is held, and let go meanwhile. */
 static void idle(struct gaia_transport *transport, unsigned timeout_ms)
 {
-    uint64_t now = transport_now_ns(), until = now + (uint64_t)transport->config.spin_us * 1000;
+    uint64_t now = clock_now_ns(), until = now + (uint64_t)transport->config.spin_us * 1000;
     struct pollfd fd = {.fd = transport->epoll, .events = POLLIN};
 
     while (now < until && TAILQ_EMPTY(&transport->ready) && !transport->woken) {
         pthread_mutex_unlock(&transport->lock);
         pthread_mutex_lock(&transport->lock);
         transport->carrier->glance(transport);
-        now = transport_now_ns();
+        now = clock_now_ns();
     }
     if (!TAILQ_EMPTY(&transport->ready) || transport->woken || transport->carrier->arm(transport))
         return;
@@ -395,7 +389,7 @@ static void wait_for_poller(struct gaia_transport *transport, uint64_t rounds, u
 bool gaia_transport_wait(struct gaia_transport *transport, bool (*until)(void *context), void *context,
                          unsigned timeout_ms)
 {
-    uint64_t end = transport_now_ns() + (uint64_t)timeout_ms * MS;
+    uint64_t end = clock_now_ns() + (uint64_t)timeout_ms * MS;
 
     for (;;) {
         pthread_mutex_lock(&transport->lock);
@@ -403,7 +397,7 @@ bool gaia_transport_wait(struct gaia_transport *transport, bool (*until)(void *c
         pthread_mutex_unlock(&transport->lock);
         if (until(context))
             return true;
-        uint64_t now = transport_now_ns();
+        uint64_t now = clock_now_ns();
         if (now >= end)
             return false;
         unsigned left_ms = (unsigned)((end - now) / MS) + 1;
@@ -598,7 +592,7 @@ int gaia_link_drop(struct gaia_link *link, uint32_t number)
         error = link_say(link, GAIA_WIRE_DROP, &message.value, sizeof message - sizeof message.head);
         if (!error) {
             link->regions[number].state = REGION_GOING;
-            link->regions[number].since_ns = transport_now_ns();
+            link->regions[number].since_ns = clock_now_ns();
             link->regions_going++;
         }
     }

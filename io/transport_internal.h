@@ -174,7 +174,6 @@ struct gaia_transport {
 #define QUEUE_LISTEN (UINT64_MAX - 1)
 #define QUEUE_EVENTS (UINT64_MAX - 2)
 
-uint64_t transport_now_ns(void);
 /* Sets the sentence of gaia_transport_why(), which may be among the arguments; its value is error. */
 #define transport_say(error, ...)                                            \
     ({                                                                       \

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/clock.h"
+
 #define MS 1000000u /* in nanoseconds */
 #define REGIONS_FIRST 16u
 
@@ -59,7 +61,7 @@ struct gaia_link *link_new(struct gaia_transport *transport, bool connected_here
     }
     link->transport = transport;
     link->connected_here = connected_here;
-    link->born_ns = link->heard_ns = link->said_ns = transport_now_ns();
+    link->born_ns = link->heard_ns = link->said_ns = clock_now_ns();
     link->interval_ms = transport->config.timeout_ms / 4;
     link->credits = GAIA_LINK_CREDITS;
     link->done_last = &link->done;
@@ -337,7 +339,7 @@ void link_queue_up(struct link_queue *queue)
     if (queue->up || link->state != LINK_CONNECTING)
         return;
     queue->up = true;
-    link->heard_ns = transport_now_ns();
+    link->heard_ns = clock_now_ns();
     if (++link->up < link->options.queues) {
         if (link->connected_here) {
             int error = link->transport->carrier->connect(link, link->up, link->peer);
@@ -379,7 +381,7 @@ int link_say(struct gaia_link *link, enum gaia_wire_op op, const void *body, siz
         link_end(link, -EIO, "%s: sending: %s", link->peer, strerror(-error));
     if (error)
         return error == -EAGAIN ? error : -EIO;
-    link->said_ns = transport_now_ns();
+    link->said_ns = clock_now_ns();
     link->credits -= costs;
     return 0;
 }
@@ -554,7 +556,7 @@ void link_received(struct gaia_link *link, const void *bytes, size_t length)
     memcpy(&head, bytes, length < sizeof head ? length : sizeof head);
     wrong = check_message(&head, length);
     if (!wrong && link->state == LINK_OPEN) {
-        link->heard_ns = transport_now_ns();
+        link->heard_ns = clock_now_ns();
         link->owed += head.op != GAIA_WIRE_KEEPALIVE && head.op != GAIA_WIRE_BYE;
         link_credited(link, head.credits);
     }
@@ -573,7 +575,7 @@ void queue_push(struct link_queue *queue, struct gaia_transfer *transfer)
 {
     struct gaia_link *link = queue->link;
 
-    transfer->posted_ns = transport_now_ns();
+    transfer->posted_ns = clock_now_ns();
     transfer->error = 0;
     transfer->next = NULL;
     *queue->last = transfer;

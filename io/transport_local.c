@@ -19,10 +19,13 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+
 #define ENTRIES_MAX ((GAIA_WIRE_MAX - sizeof(struct gaia_wire_head)) / sizeof(struct gaia_wire_transfer))
 #define HALF_MAX 32u
 #define QUEUE_HALF (UINT64_MAX - 1000) /* ids of half-open connections: from here up */
 #define DATAGRAMS_MAX 64               /* of one queue, until others have their turn */
+#define DEAF_NS UINT64_C(10000000)     /* or until the next poll, which comes before peers lose patience */
 
 struct local_queue {
     int fd;
@@ -41,6 +44,7 @@ struct half {
 
 struct local {
     int listening;
+    uint64_t deaf_until_ns; /* nobody is let in before, for want of a descriptor, say; 0: who comes is */
     struct half halves[HALF_MAX];
 };
 
@@ -203,6 +207,16 @@ static struct half *free_half(struct gaia_transport *transport)
     return oldest;
 }
 
+/* Whether epoll tells of who comes: it would without end of who can't be let in. */
+static void hear(struct gaia_transport *transport, bool hears)
+{
+    struct local *local = transport->own;
+    struct epoll_event event = {.events = hears ? EPOLLIN : 0, .data.u64 = QUEUE_LISTEN};
+
+    if (!epoll_ctl(transport->epoll, EPOLL_CTL_MOD, local->listening, &event))
+        local->deaf_until_ns = hears ? 0 : clock_now_ns() + DEAF_NS;
+}
+
 static void accept_all(struct gaia_transport *transport)
 {
     struct local *local = transport->own;
@@ -210,11 +224,14 @@ static void accept_all(struct gaia_transport *transport)
 
     for (int n = 0; n < DATAGRAMS_MAX; n++) {
         fd = accept4(local->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0)
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+                hear(transport, false); /* somebody will close something */
             return;
+        }
         struct half *half = free_half(transport);
         half->fd = fd;
-        half->since_ns = transport_now_ns();
+        half->since_ns = clock_now_ns();
         if (transport_watch(transport, fd, QUEUE_HALF + (uint64_t)(half - local->halves)))
             drop_half(half);
     }
@@ -223,7 +240,7 @@ static void accept_all(struct gaia_transport *transport)
 static void drop_late_halves(struct gaia_transport *transport)
 {
     struct local *local = transport->own;
-    uint64_t now = transport_now_ns(), limit = (uint64_t)transport->config.timeout_ms * 1000000;
+    uint64_t now = clock_now_ns(), limit = (uint64_t)transport->config.timeout_ms * 1000000;
 
     for (unsigned i = 0; i < HALF_MAX; i++)
         if (local->halves[i].fd >= 0 && now - local->halves[i].since_ns > limit)
@@ -354,7 +371,7 @@ static void take_transfers(struct link_queue *queue, const unsigned char *bytes,
     size_t at = sizeof(struct gaia_wire_head);
     int error = 0;
 
-    link->heard_ns = transport_now_ns();
+    link->heard_ns = clock_now_ns();
     if (transport_test.deaf)
         return;
     for (; at + sizeof entry <= length && !error; at += sizeof entry) {
@@ -406,7 +423,7 @@ static void take_done(struct link_queue *queue, const unsigned char *bytes, size
             t->error = copy_out(local, t);
         stage_give_back(&local->ring, t->stage, t->length);
     }
-    queue->link->heard_ns = transport_now_ns();
+    queue->link->heard_ns = clock_now_ns();
     queue_completed(queue, done.count, done.error);
 }
 
@@ -497,8 +514,10 @@ static void local_gather(struct gaia_transport *transport)
 {
     struct local *local = transport->own;
     struct epoll_event events[32];
-    int count = epoll_wait(transport->epoll, events, 32, 0);
 
+    if (local->deaf_until_ns && clock_now_ns() >= local->deaf_until_ns)
+        hear(transport, true);
+    int count = epoll_wait(transport->epoll, events, 32, 0);
     for (int i = 0; i < count; i++) {
         uint64_t id = events[i].data.u64;
 

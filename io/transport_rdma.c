@@ -14,6 +14,8 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 
+#include "base/clock.h"
+
 #define SIGNAL_EVERY 4u
 #define CQ_ENTRIES 20480u /* of a link with the most queues and depth, both ends, and some strangers */
 #define POLL_BATCH 32
@@ -436,11 +438,11 @@ static int rdma_arm(struct gaia_transport *transport)
 /* Only queue 0 has messages. */
 static void rdma_flush(struct gaia_link *link)
 {
-    uint64_t until = transport_now_ns() + BYE_WAIT_MS * UINT64_C(1000000);
+    uint64_t until = clock_now_ns() + BYE_WAIT_MS * UINT64_C(1000000);
     const struct timespec nap = {.tv_nsec = 100000};
     struct rdma_link *own;
 
-    while ((own = link->own) && own->sent != own->sent_done && transport_now_ns() < until) {
+    while ((own = link->own) && own->sent != own->sent_done && clock_now_ns() < until) {
         rdma_poll_cq(link->transport);
         nanosleep(&nap, NULL);
     }

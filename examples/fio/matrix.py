@@ -115,13 +115,15 @@ def markdown(results, columns):
     """The table of docs/performance.md: rates (ratios), then processor time in microseconds. A ratio below its
     goal is in bold."""
     names = " | ".join(columns)
-    lines = [f"| | {names} | us: {names} |", "|---" * (2 * len(columns) + 1) + "|"]
+    lines = [f"| | {names} | CPU us/op: {names} |", "|---" * (2 * len(columns) + 1) + "|"]
     for r in results:
         cells = [r["text"]]
         for column in columns:
             c = r["columns"].get(column)
             ratio = f"{c['ratio']:.2f}" if c else ""
             goal = GOALS.get(r["row"], {}).get(column)
+            if c and goal and c["ratio"] < goal <= round(c["ratio"], 2):
+                ratio = f"{c['ratio']:.3f}"
             if c and goal:
                 ratio = f"{ratio}, goal {goal}" if c["ratio"] >= goal else f"**{ratio}**, goal {goal}"
             cells.append("" if not c else human(c["rate"]) + r["unit"] + (f" ({ratio})" if column != "native" else ""))

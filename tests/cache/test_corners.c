@@ -4,6 +4,7 @@
 #include "tests/cache/fixture.inc"
 
 #include "cache/drop.h"
+#include "cache/evict.h"
 #include "cache/internal.h"
 #include "cache/stat.h"
 #include "gpu/gaia.h"
@@ -574,6 +575,40 @@ static void test_a_drop_that_failed(void **state)
     fixture_stop(&f);
 }
 
+static unsigned drops;
+
+/* Of two leaves one goes when both have been tried for 15 times, and the other one after as many more. */
+static int drop_seldom(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    bool goes = ++drops == 31 || drops == 46;
+
+    f.drop = drop_seldom;
+    return goes ? plain_frames->drop(frames, page, count) : fixture_refuse_to_drop(frames, page, count);
+}
+
+/* Who wants room gives up when nothing can go for a while, not when that has been so in all. */
+static void test_room_that_comes_slowly(void **state)
+{
+    struct cache_device *device;
+
+    (void)state;
+    if (!start(2 * LEAF_PAGES * 4096))
+        skip();
+    assert_int_equal(cache_map_advise(f.client, map.id, 0, FIXTURE_PAGES * 4096, GAIA_ADV_RANDOM), 0);
+    for (unsigned page = 0; page < 2 * LEAF_PAGES; page++)
+        assert_int_equal(((volatile uint8_t *)map.bytes)[page * 4096], 0);
+    assert_int_equal(cache_get_device(f.cache, 0, &device), 0);
+    drops = 0;
+    f.drop = drop_seldom;
+    int error = evict_and_charge(device, 2 * LEAF_PAGES);
+    f.drop = NULL;
+    if (!error)
+        cache_device_uncharge(device, 2 * LEAF_PAGES);
+    fixture_stop(&f);
+    assert_int_equal(error, 0);
+    assert_true(drops == 46);
+}
+
 /* The range of a release is all of it, and nothing beside it. */
 static void test_the_ends_of_a_range(void **state)
 {
@@ -612,6 +647,7 @@ int main(void)
         cmocka_unit_test(test_another_devices_release_after_one_that_failed),
         cmocka_unit_test(test_a_release_that_could_not_look),
         cmocka_unit_test(test_a_drop_that_failed),
+        cmocka_unit_test(test_room_that_comes_slowly),
         cmocka_unit_test(test_the_ends_of_a_range),
     };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The GPU's own tests, with the daemon's half of the driver cuda and no mount: what only a chip can show.
+/* The GPU's own tests, with the daemon's half of the driver cuda and no mount: what only a GPU can show.
  *
  *   own [--pages N] [--seed N], or own --describe
  *

@@ -435,7 +435,7 @@ static bool brings_back(const struct cell *cell, const struct point *at, size_t 
     return false;
 }
 
-/* The one thing that cache/heal.h can't tell from a stale page, and README says so: a store through a CPU
+/* The one thing that cache/heal.h can't tell from a stale page (docs/limits.md): a store through a CPU
  * mapping that brings back the very value which a write() has just replaced may be undone: what is there then
  * is what came with the write(). Whether the byte that was seen is such a one. */
 static bool was_brought_back(const struct cell *cell, const struct point *at, size_t i, uint8_t byte)

@@ -407,31 +407,88 @@ static void test_dmabuf(void **state)
     pair_close(&pair);
 }
 
+static int new_socket(void)
+{
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    assert_true(fd >= 0);
+    return fd;
+}
+
+/* A connection of the local carrier's, by who says nothing. */
+static void come_to(const struct side *server, int fd)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t length = strlen(server->address);
+
+    memcpy(address.sun_path + 1, server->address, length);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address,
+                             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)),
+                     0);
+}
+
 /* Who connects and says nothing keeps nobody out. */
 static void test_silent_crowd(void **state)
 {
     static struct pair pair;
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
     int crowd[80];
 
     (void)state;
     if (carrier != GAIA_CARRIER_LOCAL)
         skip();
     pair_open(&pair, 1, 4, SHORT_MS);
-    size_t length = strlen(pair.server.address);
-    memcpy(address.sun_path + 1, pair.server.address, length);
     for (unsigned i = 0; i < 80; i++) {
-        crowd[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-        assert_true(crowd[i] >= 0);
-        assert_int_equal(connect(crowd[i], (struct sockaddr *)&address,
-                                 (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)),
-                         0);
+        crowd[i] = new_socket();
+        come_to(&pair.server, crowd[i]);
     }
     struct gaia_link *link = connect_to(&pair.client, &pair.server, 2, 4);
     await(&pair.server, &pair.server.arrived, 2);
     gaia_link_close(link);
     for (unsigned i = 0; i < 80; i++)
         close(crowd[i]);
+    pair_close(&pair);
+}
+
+static unsigned cpu_ms(pthread_t thread)
+{
+    struct timespec time;
+    clockid_t clock;
+
+    assert_int_equal(pthread_getcpuclockid(thread, &clock), 0);
+    assert_int_equal(clock_gettime(clock, &time), 0);
+    return (unsigned)(time.tv_sec * 1000 + time.tv_nsec / 1000000);
+}
+
+/* Where no descriptor is to be had, who comes waits. Others are served, and no processor is kept busy. */
+static void test_no_descriptor_for_who_comes(void **state)
+{
+    static struct pair pair;
+    struct rlimit limit, none;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
+    pair_open(&pair, 1, 4, SHORT_MS);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    int fd = new_socket(), next = dup(fd);
+    assert_int_equal(close(next), 0);
+    none = (struct rlimit){(rlim_t)next, limit.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    come_to(&pair.server, fd);
+    unsigned before = cpu_ms(pair.server.thread);
+    for (unsigned turn = 1; turn <= 10; turn++) {
+        nap_ms(50);
+        must(gaia_link_send(pair.link, "word", 4));
+        await(&pair.server, &pair.server.messages, turn);
+    }
+    unsigned busy_ms = cpu_ms(pair.server.thread) - before;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    print_message("%u ms of 500\n", busy_ms);
+    assert_in_range(busy_ms, 0, 150);
+    struct gaia_link *link = connect_to(&pair.client, &pair.server, 1, 4);
+    await(&pair.server, &pair.server.arrived, 2);
+    gaia_link_close(link);
+    close(fd);
     pair_close(&pair);
 }
 
@@ -508,6 +565,7 @@ int main(int argc, char **argv)
         CASE(test_memlock),
         CASE(test_dmabuf),
         CASE(test_silent_crowd),
+        CASE(test_no_descriptor_for_who_comes),
         CASE(test_unsealed_stage),
     };
     const struct CMUnitTest alone[] = {CASE(limited)};

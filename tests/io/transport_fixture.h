@@ -28,6 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "io/transport_internal.h"
 
 #define TIME_LIMIT_S 60
@@ -93,7 +94,7 @@ static inline uint8_t *new_frames(size_t length)
 
 static inline uint64_t now_ms(void)
 {
-    return transport_now_ns() / 1000000;
+    return clock_now_ns() / 1000000;
 }
 
 static inline void nap_ms(unsigned ms)

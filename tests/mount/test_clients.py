@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many clients: processes, threads, devices and mappings at once; forks, and parts of mappings."""
+import contextlib
 import ctypes
 import errno
 import os
@@ -232,6 +233,41 @@ def forks_beside_threads(path, seconds):
     assert not failed, failed
     device.close()
     return count
+
+
+def forks_beside_sessions(path, count):
+    """Of so many children, forked while other threads' sessions come and go, those that have what is open of one."""
+    fd, device, ended, kept = os.open(path, os.O_RDWR), gaia.Device(), threading.Event(), 0
+
+    def come_and_go():
+        while not ended.is_set():
+            device.mmap(fd, PAGE).unmap()
+
+    def sessions():
+        links = []
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                links.append(os.readlink(f"/proc/self/fd/{name}"))
+        return sum(link.startswith("socket:") or "userfaultfd" in link for link in links)
+
+    before, mappers = sessions(), [threading.Thread(target=come_and_go) for _ in range(3)]
+    for thread in mappers:
+        thread.start()
+    for _ in range(count):
+        pid = os.fork()
+        if not pid:
+            os._exit(min(sessions() - before, 100))
+        kept += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) > 0
+    ended.set()
+    for thread in mappers:
+        thread.join()
+    return kept
+
+
+def test_a_child_of_fork_has_nothing_of_sessions_that_come_and_go(mount, agents):
+    path = make(mount(), bytes(PAGE))
+    child = functions_of("test_clients", agents())
+    assert child("forks_beside_sessions(path, 400)", path=path) == 0
 
 
 def test_forks_while_other_threads_are_in_calls(mount, agents):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files mapped on a GPU, which is a stand-in (tests/cuda/standin.c): the client's and the daemon's halves of the driver
-cuda are the real ones, and all that is missing is the chip. What kernels would do, threads and copies do here. The
+cuda are the real ones, and all that is missing is the GPU. What kernels would do, threads and copies do here. The
 promises that hold on every device are tested by the whole suite with GAIA_DEVICE=cuda:0 (tests/README.md); here is what
 only a GPU has: nothing tells of its stores, nothing stops it, and it fails in its own ways. Most of it is tested twice:
 with the file's home on the GPU's node, and on another one that has no GPU."""

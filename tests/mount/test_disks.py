@@ -2,9 +2,11 @@
 """Disks that are full, and disks that are broken."""
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import signal
+import struct
 import subprocess
 
 import pytest
@@ -246,20 +248,27 @@ class Disk:
     def sync(self):
         subprocess.run(["sync", "-f", self.folder], check=True)
 
-    def cut(self):
+    def place(self, name, offset):
+        """Where on the disk a byte of a file is."""
+        with open(os.path.join(self.folder, name), "rb") as file:
+            block, = struct.unpack("i", fcntl.ioctl(file, 1, struct.pack("i", offset // PAGE)))  # FIBMAP
+        return block * PAGE + offset % PAGE
+
+    def cut(self, at=6 * MIB):
         """From now on what is not in memory can't be read."""
         self.sync()
+        self.at = at
         with open(self.image, "r+b") as file:
-            file.seek(6 * MIB)
+            file.seek(at)
             self.rest = file.read()
-            file.truncate(6 * MIB)
+            file.truncate(at)
 
     def mend(self):
         with open(self.image, "r+b") as file:
             file.truncate(64 * MIB)
             for at in range(0, len(self.rest), PAGE):
                 if self.rest[at:at + PAGE].strip(b"\0"):  # holes stay holes: there is no room for all
-                    os.pwrite(file.fileno(), self.rest[at:at + PAGE], 6 * MIB + at)
+                    os.pwrite(file.fileno(), self.rest[at:at + PAGE], self.at + at)
 
     def fill(self):
         """From now on what was never written can't be written."""
@@ -335,6 +344,41 @@ def test_a_disk_that_cannot_be_read(broken_disk_mount, disk, agents):
     os.close(fd)
     assert read_file(path) == content
     child.end()
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_a_file_of_which_a_part_cannot_be_read(mount, disk, devices, tracked):
+    """What lies before that part is read, the part is EIO, neither the end of the file nor zeros; all of it is there when
+    the disk is well."""
+    m = mount("passthrough=off,timeout=60", data=disk.folder)
+    content = pattern(4 * MIB, 5)
+    path = os.path.join(m.mnt, "f")
+    for name in ("low", "pad", "f"):  # so that the file lies behind what stays
+        write_file(os.path.join(m.mnt, name), content)
+    disk.sync()
+    first, bad, last = disk.place("f", 0), disk.place("f", MIB), disk.place("f", 4 * MIB - PAGE)
+    if bad != first + MIB or last != first + 4 * MIB - PAGE or first < 6 * MIB:
+        pytest.skip("the file is in pieces, or low on the disk")
+    fd = os.open(path, os.O_RDWR)
+    if tracked:
+        devices().mmap(fd, 4 * MIB)
+    for forgotten in (path, os.path.join(disk.folder, "f")):
+        helpers.drop_host_cache(forgotten)
+    disk.cut(bad)
+    assert os.fstat(fd).st_size == 4 * MIB  # the kernel keeps it, and corrects it by what a READ brings
+    before = 25 * PAGE  # one READ of the kernel's goes from there into the part that can't be read
+    assert os.pread(fd, 64 * PAGE, MIB - before) == content[MIB - before:MIB]
+    for offset in (MIB, MIB + PAGE, 3 * MIB):
+        with pytest.raises(OSError) as caught:
+            os.pread(fd, PAGE, offset)
+        assert caught.value.errno == errno.EIO
+        assert os.fstat(fd).st_size == 4 * MIB
+    with mmap.mmap(fd, 4 * MIB) as mapping:
+        assert mapping[MIB - before:MIB] == content[MIB - before:MIB]
+    disk.mend()
+    assert os.pread(fd, 4 * MIB, 0) == content
+    assert read_file(path) == content
+    os.close(fd)
 
 
 TOUCH = '''

@@ -108,6 +108,7 @@ def test_installed_files(installed):
         "usr/sbin/mount.gaiafs": 0o100755, "usr/bin/gaiactl": 0o100755, f"usr/lib/libgaia.so.{version}": 0o100755,
         f"usr/lib/{soname}": f"libgaia.so.{version}", "usr/lib/libgaia.so": soname,
         "usr/include/gaia.h": 0o100644, "usr/lib/pkgconfig/gaia.pc": 0o100644,
+        "usr/share/man/man8/mount.gaiafs.8": 0o100644, "usr/share/man/man1/gaiactl.1": 0o100644,
         **{f"usr/include/gaia/{name}": 0o100644 for name in DEVICE_CODE}}
     # Device code needs nothing else of the tree.
     with open(os.path.join(installed, "view.cc"), "w") as source:
@@ -145,6 +146,7 @@ mount -t gaiafs "$1/from" "$1/to" -o device_cache=64M
 trap 'umount "$1/to"' EXIT
 "$1/hello" "$1/to/licence"
 gaiactl stat "$1/to" >&2
+[ -s /usr/local/share/man/man8/mount.gaiafs.8 ] && [ -s /usr/local/share/man/man1/gaiactl.1 ]
 make uninstall CC=gcc SANITIZE= >&2
 find /usr/local /usr/sbin/ -name '*gaia*'
 """

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from conftest import BIN, mountinfo
-from helpers import read_file, threads, wait_until, write_file
+from helpers import read_file, statistics, threads, wait_until, write_file
 
 MOUNT = os.path.join(BIN, "mount.gaiafs")
 needs_root = pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK),
@@ -60,7 +60,7 @@ def wait_gone(data):
 def test_help_and_version():
     done = run("--help")
     assert done.returncode == 0 and done.stderr == ""
-    for word in ("DATADIR", "MOUNTPOINT", "device_cache=", "evict=", "unit=", "io=", "timeout=", "log="):
+    for word in ("DATADIR", "MOUNTPOINT", "    -d, debug ", "device_cache=", "evict=", "unit=", "io=", "timeout=", "log="):
         assert word in done.stdout
     done = run("--version")
     assert done.returncode == 0
@@ -360,6 +360,17 @@ def test_hangup_is_ignored(mount):
     os.kill(m.pid, signal.SIGPIPE)
     time.sleep(0.2)
     assert os.listdir(m.mnt) == []
+
+
+@needs_root
+def test_a_stray_signal_is_harmless(mount):
+    """Those that the daemon sends its own threads: also before any program has used a device."""
+    m = mount()
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(m.pid, number)
+    time.sleep(0.2)
+    assert m.proc.poll() is None and os.listdir(m.mnt) == []
+    statistics(m.mnt)
 
 
 STORER = """

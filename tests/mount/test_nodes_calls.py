@@ -65,7 +65,7 @@ def test_appends_by_who_does_not_know_the_end(pair, first, how):
             assert program.size() == end
             program.load(end=end)
         other, mine = rng.randbytes(before), rng.randbytes(after)
-        stores = turn % 3 == 2  # for this the other's are synced, and its kernel told of (README.md, limits: appended bytes)
+        stores = turn % 3 == 2  # for this the other's are synced, and its kernel told of (docs/limits.md: appended bytes)
         # Else its kernel is told how long the file is when the answer to this must have been taken: 20 ms (fs/answers.h).
         one.agent.do("os.fchmod(fd, 0o600)")
         two.agent.do("assert os.write(log, data) == len(data)\nif stores: os.fsync(log)", data=other, stores=stores)

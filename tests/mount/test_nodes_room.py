@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several nodes: what can't be stored. A disk that is full, a quota, a limit, a mount that is read only; whichever node a
 program is on, the right one is told, nothing hangs, and the daemons live."""
+import contextlib
 import errno
 import os
 import signal
@@ -8,10 +9,12 @@ import signal
 import pytest
 
 import conftest
+from conftest import measures_memory
 from files import pattern
 from helpers import MIB, PAGE, ROWS, AgentDied, Plan, agents, error_of, read_file  # noqa: F401
 from nodes import SIDES, Program, check, cluster, tracked  # noqa: F401
 from test_disks import fill, small, small_ext4  # noqa: F401
+from test_handles import memory_group  # noqa: F401
 
 pytestmark = pytest.mark.skipif(os.environ.get("GAIAFS_SANITIZE") == "address" and not os.environ.get("GAIA_TEST_LONG"),
                                 reason="GAIA_TEST_LONG=1 runs it under ASan, too")
@@ -279,3 +282,41 @@ def test_a_node_that_is_mounted_read_only(cluster, agents, which):
     reader.end()
     end(nodes, writer)
     check("the data directory", read_file(nodes.below()), bytes(content))
+
+
+def frames_of(mounted):
+    """What the memory of a daemon's soft devices has, in bytes: of its own files, and of other homes'."""
+    found = {}
+    for fd in os.listdir(f"/proc/{mounted.pid}/fd"):
+        with contextlib.suppress(OSError):
+            path = f"/proc/{mounted.pid}/fd/{fd}"
+            if "gaiafs:frames" in os.readlink(path):
+                status = os.stat(path)
+                found[status.st_ino] = status.st_blocks * 512
+    return sum(found.values())
+
+
+@measures_memory
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=conftest.not_in_the_gate)])
+def test_devices_of_a_node_with_little_memory(memory_group, cluster, agents, count):
+    """All its soft devices read files of all homes, with nothing said of how much each may have: they have a quarter of
+    its memory, as without nodes, and the daemon is not killed for it."""
+    before, kills = memory_group
+    nodes = cluster(count, only=[])
+    nodes.mount(0, before=before)
+    for number in range(1, count):
+        nodes.mount(number)
+    pages = 32 << 8
+    for home in range(count):
+        nodes.make(b"." * PAGE * pages, name=f"f{home}", home=home, through=count - 1)
+    program = agents()
+    for home in [*range(1, count), 0]:
+        program.do("fd = os.open(path, os.O_RDWR)\nmaps = [gaia.Device(f'soft:{n}').mmap(fd, pages * PAGE) for n in range(8)]\n"
+                   "for n, map in enumerate(maps):\n    for page in range(pages):\n        map[page * PAGE + n]",
+                   path=nodes.path(0, f"f{home}"), pages=pages)
+        have = frames_of(nodes[0])
+        print(home, have >> 20)
+        assert have <= 33 << 20
+    program.kill()
+    assert kills() == 0

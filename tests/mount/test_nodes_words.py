@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several nodes, one of which is a test's (tool_member.c): it dies between two words, is late, or says what no node says."""
 import contextlib
+import ctypes
 import errno
 import functools
 import mmap
@@ -9,6 +10,7 @@ import re
 import resource
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
@@ -16,8 +18,8 @@ import pytest
 from conftest import TOP, not_in_the_gate
 from files import pattern
 from helpers import (PAGE, ROWS, agents, cuda_standin, daemon_with_faults, error_of, read_file, statistics,  # noqa: F401
-                     tool_path, wait_until)
-from nodes import Program, cluster  # noqa: F401
+                     tool_path, wait_until, write_file)
+from nodes import Program, cluster, home_of  # noqa: F401
 
 with open(os.path.join(TOP, "io", "node.h"), encoding="utf-8") as header:
     OPS = {name: number for number, name in enumerate(re.findall(r"^ {4}(NODE_\w+)(?: = 1)?,", re.search(
@@ -383,6 +385,85 @@ def test_who_takes_a_file_over_cannot_open_it(meet, waits):
     os.close(fd)
 
 
+@contextlib.contextmanager
+def touches(path, count):
+    """A function that has a thread touch each of so many pages of a file, and returns the threads. A touch is no readahead,
+    nor direct I/O, of which the kernel has 64 requests under way at most; in the kernel it is no SIGBUS."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    populate_read = 22  # MADV_POPULATE_READ
+    length, threads = ctypes.c_size_t(count * PAGE), []
+    with open(path, "rb") as file:
+        address = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), ctypes.c_long(0))
+    libc.madvise(ctypes.c_void_p(address), length, mmap.MADV_RANDOM)
+
+    def touch():
+        for page in range(address, address + count * PAGE, PAGE):
+            arguments = ctypes.c_void_p(page), ctypes.c_size_t(PAGE), populate_read
+            threads.append(threading.Thread(target=libc.madvise, args=arguments))
+            threads[-1].start()
+        return threads
+
+    yield touch
+    for thread in threads:
+        thread.join()
+    libc.munmap(ctypes.c_void_p(address), length)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_who_waits_for_the_next_home_keeps_nobody_else_waiting(cluster, many):
+    """More programs than the daemon has threads read files whose home is dead, and of which the next one does not know yet.
+    All others are served meanwhile; of very many some hear at once that it can't be read."""
+    count = 4 * os.cpu_count() + (120 if many else 24)
+    nodes = cluster(3, "timeout=0,peer_timeout=2", only=[0])
+    for number in range(100):
+        nodes.make(pattern(count * PAGE, 1), name=f"f{number}", home=1)
+        path = nodes.below(f"f{number}")
+        if home_of(path, "ac") == "c":
+            break
+    one, two = Member(nodes.peers), Member(nodes.peers, name="c")
+    try:
+        two.do("answer", OPS["NODE_TRACK"], -errno.ESTALE)
+        wait_until(lambda: one.do("follow", path) == 0)
+        with touches(nodes.path(0, os.path.basename(path)), count) as touch:
+            one.kill()
+            wait_until(lambda: two.do("asked", OPS["NODE_TRACK"]))
+            threads = touch()
+            time.sleep(1)
+            begun = time.monotonic()
+            os.mkdir(os.path.join(nodes[0].mnt, "folder"))
+            took = time.monotonic() - begun
+            wait = sum(thread.is_alive() for thread in threads)
+            two.kill()
+        assert took < 2
+        assert 16 < wait <= 64 if many else wait == count  # fewer where there is little memory
+    finally:
+        one.kill()
+        two.kill()
+
+
+def test_who_takes_a_file_over_where_there_is_no_thread(meet, workdir, monkeypatch):
+    """To look for the file's next home: the answer to FOLLOW does not wait for that all the same, and who uses the file looks."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    daemon, path, member = meet(home="a", env=env)
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    fd = os.open(os.path.join(daemon.mnt, "f"), os.O_RDWR)
+    assert os.pread(fd, 10, 0) == read_file(path)[:10]
+    one.do("answer", OPS["NODE_OPEN"], -errno.EMFILE)
+    one.do("pause", OPS["NODE_TRACK"], 20_000)
+    plan.arm(ROWS.index("pthread_create"), errno.EAGAIN, 1, 1)
+    begun = time.monotonic()
+    assert one.do("take_over", path) == -errno.EMFILE
+    assert time.monotonic() - begun < 10 and plan.landed
+    plan.row = -1
+    one.kill()
+    wait_until(lambda: error_of(os.pwrite, fd, b"hello", 7) == 0, 20)
+    assert read_file(path)[7:12] == b"hello"
+    os.close(fd)
+
+
 def test_a_silent_agent_does_not_keep_a_mount_from_ending(meet, agents):
     daemon, path, member = meet()
     program = Program(agents(), os.path.join(daemon.mnt, "f"), cpu=False)
@@ -394,6 +475,58 @@ def test_a_silent_agent_does_not_keep_a_mount_from_ending(meet, agents):
     daemon.expected_exit = None
     os.kill(daemon.pid, signal.SIGTERM)
     daemon.proc.wait(30)
+
+
+def hears_of_a_new_list(mount, workdir, op):
+    """(a daemon whose list is another one now, the test's node): it has said HELLO to who has come, or LEAVE to who is not
+    listed any more, and waits for the answer. The node lives, and never answers."""
+    data, peers = os.path.join(workdir, "data"), os.path.join(workdir, "peers")
+    os.mkdir(data)
+    lists = [[f"{name}@local:gaiafs-test-{os.getpid()}-w-{name}" for name in names] for names in ("a", "ab")]
+    before, after = lists if op == "HELLO" else lists[::-1]
+    write_file(peers, "\n".join(before).encode())
+    daemon = mount(f"node=a,peers={peers},timeout=0,peer_timeout=2", data=data)
+    one = Member("/".join(lists[1]))
+    one.do("pause", OPS[f"NODE_{op}"], 1_000_000)
+    asked = one.do("asked", OPS[f"NODE_{op}"])
+    write_file(peers, "\n".join(after).encode())
+    os.kill(daemon.pid, signal.SIGHUP)
+    wait_until(lambda: one.do("asked", OPS[f"NODE_{op}"]) > asked)
+    return daemon, one
+
+
+@pytest.mark.parametrize("op", ["HELLO", "LEAVE"])
+def test_a_node_that_hangs_while_the_list_is_read_again(mount, workdir, op):
+    """SIGTERM is heard all the same."""
+    daemon, one = hears_of_a_new_list(mount, workdir, op)
+    try:
+        os.kill(daemon.pid, signal.SIGHUP)  # another one waits its turn, or is the same
+        os.kill(daemon.pid, signal.SIGTERM)
+        wait_until(lambda: not daemon.mounted(), 10)
+        if op == "LEAVE":  # which may take as long as a disk does
+            one.kill()
+        assert daemon.proc.wait(20) == 0
+    finally:
+        one.kill()
+
+
+@not_in_the_gate
+@pytest.mark.limit(150)
+def test_a_home_that_hangs_is_not_left_for_ever(mount, meet, workdir):
+    """What devices had there may be lost, and the daemon says so. Nor is it after a new list, where nobody has sent a signal."""
+    told, one = hears_of_a_new_list(mount, workdir, "LEAVE")
+    daemon, _, member = meet()
+    two = member()
+    two.do("pause", OPS["NODE_LEAVE"], 1_000_000)
+    daemon.expected_exit = 1
+    try:
+        subprocess.run(["umount", told.mnt], check=True)
+        os.kill(daemon.pid, signal.SIGTERM)
+        assert daemon.proc.wait(100) == 1
+        assert "could not all be written, and is lost: " in daemon.log_text()
+        assert told.proc.wait(20) == 0
+    finally:
+        one.kill()
 
 
 @pytest.mark.parametrize("answer", [-512, -errno.EIO, 1])

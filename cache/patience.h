@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What other nodes are asked that takes as long as a kernel or a disk does there: nobody knows how long that
+ * is, but the end of a mount does not wait for ever for who lives and never answers. */
+#ifndef GAIAFS_CACHE_PATIENCE_H
+#define GAIAFS_CACHE_PATIENCE_H
+
+#include "cache/nodes.h"
+
+#define PATIENCE_MS 5000u
+
+/* From when the mount is ending, in turns of PATIENCE_MS: how many in a row may go by in which the other says
+ * nothing and nothing is done for it, and how many in all. */
+struct patience {
+    unsigned silent, turns;
+};
+
+/* One request: what the other's serve() returned, or what call_start() says. Who is given up has its session
+ * aborted: -EIO, and given_up_out, which may be NULL, says that it was so. Waits; no lock is held. */
+int patience_ask(struct nodes *nodes, struct call_session *session, enum node_class class, enum node_op op,
+                 const struct node_request *request, struct patience patience, bool *given_up_out);
+
+#endif

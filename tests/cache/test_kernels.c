@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A home's half of several nodes that needs no other node: files that another one has taken over, and what
+ * the kernels of others hold (cache/kernels.h), who drop whatever they are told to. */
+#include "tests/cache/fixture.inc"
+
+#include "cache/agent.h"
+#include "cache/internal.h"
+
+static struct fixture f;
+
+static struct nodes nodes;
+
+static int host_grow(void *context, void *file_context, off_t size)
+{
+    (void)context;
+    (void)file_context;
+    (void)size;
+    return 0;
+}
+
+/* With nodes, none of which is there. */
+static bool start_nodes(void)
+{
+    if (!fixture_start(&f, 1 << 20))
+        return false;
+    f.cache->host.grow = host_grow;
+    f.cache->nodes = &nodes;
+    assert_int_equal(dropper_start(f.cache), 0);
+    return true;
+}
+
+static void stop_nodes(void)
+{
+    dropper_stop(f.cache);
+    f.cache->nodes = NULL;
+    fixture_stop(&f);
+}
+
+static int given(unsigned node, off_t offset, size_t length)
+{
+    pthread_mutex_lock(&f.file->lock);
+    int error = kernels_given(f.file, node, offset, length);
+    pthread_mutex_unlock(&f.file->lock);
+    return error;
+}
+
+static uint8_t byte_at(off_t offset)
+{
+    uint8_t byte;
+
+    assert_int_equal(pread(f.fd, &byte, 1, offset), 1);
+    return byte;
+}
+
+/* Its bytes are the new home's, also those of a copy that the kernel has asked for here. */
+static void test_a_copy_of_a_file_that_was_given_up(void **state)
+{
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    assert_int_equal(pwrite(f.fd, "old", 3, 0), 3);
+    int other = memfd_create("other", MFD_CLOEXEC);
+    assert_true(other >= 0 && ftruncate(other, 4096) == 0);
+    cache_file_give_up(f.file);
+    ssize_t into = cache_file_copy_range(f.file, f.fd, 0, f.file, f.fd, 4096, 3, 0);
+    ssize_t to = cache_file_copy_range(NULL, other, 0, f.file, f.fd, 0, 3, 0);
+    ssize_t from = cache_file_copy_range(f.file, f.fd, 0, NULL, other, 0, 3, 0);
+    uint8_t first = byte_at(0), second = byte_at(4096);
+    close(other);
+    fixture_stop(&f);
+    assert_int_equal(into, -EXDEV);
+    assert_int_equal(to, -EXDEV);
+    assert_int_equal(from, -EXDEV);
+    assert_int_equal(first, 'o');
+    assert_int_equal(second, 0);
+}
+
+/* The home is told the end of each READ, also of one that it has not heard of: not another's. */
+static void test_a_read_of_a_far_file_that_was_given_up(void **state)
+{
+    struct agent_file far = {.number = 1};
+    struct cache_read read = {.number = 3};
+    uint8_t byte;
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    nodes.reads = 7;
+    f.cache->nodes = &nodes;
+    f.file->far = &far;
+    cache_file_give_up(f.file);
+    ssize_t got = cache_file_read(f.file, -1, &byte, 1, 0, 0, &read);
+    f.file->far = NULL;
+    f.cache->nodes = NULL;
+    fixture_stop(&f);
+    assert_int_equal(got, -EIO);
+    assert_int_equal(read.number, 8);
+}
+
+/* Without the twin of what another node's kernel holds of the page in which the file ends, that one's
+ * write-back would bring back what was cut off. */
+static void test_a_cut_that_can_keep_no_twin(void **state)
+{
+    struct stat st;
+
+    (void)state;
+    if (!start_nodes())
+        skip();
+    assert_int_equal(given(2, 0, 4096), 0);
+    int readable = dup(f.file->fd), writable = open(f.path, O_WRONLY | O_CLOEXEC);
+    assert_true(readable >= 0 && writable >= 0);
+    assert_true(dup2(writable, f.file->fd) >= 0);
+    int error = cache_file_truncate(f.file, f.fd, 100);
+    assert_int_equal(fstat(f.fd, &st), 0);
+    assert_true(dup2(readable, f.file->fd) >= 0);
+    int again = cache_file_truncate(f.file, f.fd, 100);
+    close(readable);
+    close(writable);
+    stop_nodes();
+    assert_int_equal(error, -EBADF);
+    assert_int_equal(st.st_size, FIXTURE_PAGES * 4096);
+    assert_int_equal(again, 0);
+}
+
+#define LEAVES 20000u
+#define LEAF_BYTES (LEAF_PAGES * 4096u)
+
+/* The kernels of this node and of another hold a page of each of so many leaves, which a third one changes.
+ */
+static void make_old(unsigned leaves)
+{
+    for (unsigned leaf = 0; leaf < leaves; leaf++)
+        for (unsigned node = 0; node < 2; node++)
+            assert_int_equal(given(2 * node, (off_t)leaf * LEAF_BYTES, 4096), 0);
+    pthread_mutex_lock(&f.file->lock);
+    assert_int_equal(kernels_change(f.file, 1, 0, (uint64_t)leaves * LEAF_BYTES), 0);
+    assert_int_equal(f.file->kernels.old, 2 * leaves);
+    pthread_mutex_unlock(&f.file->lock);
+}
+
+/* Of a large file: who flushes would give up before a dropper had come through that looks at all of them for
+ * each. */
+static void test_many_leaves(void **state)
+{
+    struct timespec before, after;
+
+    (void)state;
+    if (!start_nodes())
+        skip();
+    make_old(LEAVES);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    int flushed = kernels_flush(f.file);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    uint64_t left = f.file->kernels.old;
+    stop_nodes();
+    assert_int_equal(flushed, 0);
+    assert_int_equal(left, 0);
+    assert_true(after.tv_sec - before.tv_sec <= 5); /* 0.05 s, and without a sanitizer */
+}
+
+static _Atomic off_t failing; /* -1: what is dropped first; -2: nothing */
+
+static int host_drop(void *context, void *file_context, off_t offset, off_t length)
+{
+    off_t first = -1;
+
+    (void)context;
+    (void)file_context;
+    (void)length;
+    atomic_compare_exchange_strong(&failing, &first, offset);
+    return offset == failing ? -ENOMEM : 0;
+}
+
+static uint64_t old_pages(void)
+{
+    pthread_mutex_lock(&f.file->lock);
+    uint64_t old = f.file->kernels.old;
+    pthread_mutex_unlock(&f.file->lock);
+    return old;
+}
+
+/* It is tried again, and the others meanwhile. */
+static void test_a_leaf_that_is_not_dropped(void **state)
+{
+    (void)state;
+    if (!start_nodes())
+        skip();
+    f.cache->host.invalidate = host_drop;
+    failing = -1;
+    make_old(100);
+    kernels_settle(f.file);
+    for (unsigned ms = 0; ms < 5000 && old_pages() > 1; ms++)
+        usleep(1000);
+    uint64_t held_up = old_pages();
+    failing = -2;
+    int flushed = kernels_flush(f.file);
+    uint64_t left = old_pages();
+    stop_nodes();
+    assert_int_equal(held_up, 1);
+    assert_int_equal(flushed, 0);
+    assert_int_equal(left, 0);
+}
+
+static void *close_the_next(void *id)
+{
+    while (cache_map_close(f.client, *(uint32_t *)id + 1) == -ENOENT)
+        sched_yield();
+    return NULL;
+}
+
+/* Numbers can be guessed: a map may be gone before who has opened it hears of its number. (TSan sees it.) */
+static void test_a_map_that_is_closed_before_it_is_open(void **state)
+{
+    struct cache_map_request request = {.count = FIXTURE_PAGES};
+    int frames, shared;
+    pthread_t thread;
+    uint64_t chunk;
+    uint32_t id;
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    request.file = f.file;
+    struct device_map map = device_map(&f, 0);
+    assert_int_equal(pthread_create(&thread, NULL, close_the_next, &map.id), 0);
+    int error = cache_map_open(f.client, &request, &id, &frames, &shared, &chunk);
+    pthread_join(thread, NULL);
+    close(frames);
+    close(shared);
+    fixture_stop(&f);
+    munmap(map.bytes, FIXTURE_PAGES * 4096);
+    assert_int_equal(error, 0);
+    assert_int_equal(id, map.id + 1);
+}
+
+static pthread_t opener;
+
+static void *open_on_another_device(void *argument)
+{
+    struct cache_map_request request = {.file = f.file, .device = 1, .count = FIXTURE_PAGES};
+    int frames, shared;
+    uint64_t chunk;
+    uint32_t id;
+
+    if (cache_map_open(f.client, &request, &id, &frames, &shared, &chunk))
+        return argument;
+    close(frames);
+    close(shared);
+    return NULL;
+}
+
+/* Not joined here, which would put the two in order. */
+static int drop_beside_an_opener(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    assert_int_equal(pthread_create(&opener, NULL, open_on_another_device, &f), 0);
+    usleep(100000);
+    return plain_frames->drop(frames, page, count);
+}
+
+/* (TSan sees it.) */
+static void test_a_device_that_comes_while_a_file_is_given_up(void **state)
+{
+    void *result;
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    struct device_map map = device_map(&f, 0);
+    f.drop = drop_beside_an_opener;
+    cache_file_give_up(f.file);
+    assert_null(f.drop);
+    pthread_join(opener, &result);
+    fixture_stop(&f);
+    munmap(map.bytes, FIXTURE_PAGES * 4096);
+    assert_null(result);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_copy_of_a_file_that_was_given_up),
+        cmocka_unit_test(test_a_read_of_a_far_file_that_was_given_up),
+        cmocka_unit_test(test_a_cut_that_can_keep_no_twin),
+        cmocka_unit_test(test_many_leaves),
+        cmocka_unit_test(test_a_leaf_that_is_not_dropped),
+        cmocka_unit_test(test_a_map_that_is_closed_before_it_is_open),
+        cmocka_unit_test(test_a_device_that_comes_while_a_file_is_given_up),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

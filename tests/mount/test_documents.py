@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is written for people: links lead somewhere, the man pages have every option, README.md can be read."""
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from conftest import BIN, TOP
+
+DOCUMENTS = ("README.md", "docs", "examples", "tests")
+SOURCES = ("base", "consistency", "io", "gpu", "cache", "fs", "examples", "tests", "docs")
+PAGES = ("docs/mount.gaiafs.8", "docs/gaiactl.1")
+README_LINES, README_WIDTH = 230, 130
+
+
+def text_of(path):
+    with open(os.path.join(TOP, path), encoding="utf-8") as file:
+        return file.read()
+
+
+def files_of(folders, *endings):
+    """Their paths below TOP."""
+    found = [name for name in folders if os.path.isfile(os.path.join(TOP, name))]
+    for name in folders:
+        for folder, below, names in os.walk(os.path.join(TOP, name)):
+            below[:] = [one for one in below if one not in ("build", "__pycache__")]
+            found += [os.path.relpath(os.path.join(folder, one), TOP) for one in names if one.endswith(endings)]
+    return sorted(found)
+
+
+def without_code(text):
+    """Markdown without its blocks of code."""
+    return re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.M | re.S)
+
+
+def anchors_of(text):
+    """The names that a Markdown viewer gives to headings."""
+    names = []
+    for heading in re.findall(r"^#{1,6} +(.*?) *$", without_code(text), re.M):
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        names.append(name + (f"-{names.count(name)}" if name in names else ""))
+    return names
+
+
+def test_anchors_of():
+    assert anchors_of("# A\n```sh\n# no\n```\n## 2. `b()`, and [c](d) e\n### A-b\n") == ["a", "2-b-and-c-e", "a-b"]
+
+
+@pytest.mark.parametrize("path", files_of(DOCUMENTS, ".md"))
+def test_links(path):
+    """Every relative link of a document leads to a file of the tree, and to a heading of it."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", without_code(text_of(path)))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        target = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else path
+        assert os.path.exists(os.path.join(TOP, target)), f"{path}: {link}"
+        assert not anchor or anchor in anchors_of(text_of(target)), f"{path}: {link}"
+
+
+def test_documents_that_are_named():
+    """Comments and texts name documents that exist, by their paths from the top."""
+    for path in files_of((*SOURCES, "README.md", "Makefile"), ".c", ".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".md", ".txt"):
+        for name in re.findall(r"(?<![\w/.])docs/[\w.-]+\.(?:md|svg|8|1)\b", text_of(path)):
+            assert os.path.exists(os.path.join(TOP, name)), f"{path}: {name}"
+
+
+def test_files_that_documents_name():
+    """`fs/x.h` and the like is a file of the tree."""
+    for path in files_of(DOCUMENTS, ".md"):
+        for name in re.findall(rf"`((?:{'|'.join(SOURCES)})/[\w./-]+\.\w+)`", text_of(path)):
+            below = os.path.join("tests", name) if path.startswith("tests") else name
+            assert any(os.path.exists(os.path.join(TOP, one)) for one in (name, below)), f"{path}: {name}"
+
+
+def test_the_readme_can_be_read():
+    lines = text_of("README.md").splitlines()
+    assert len(lines) <= README_LINES
+    assert [line for line in lines if len(line) > README_WIDTH and not line.startswith("|")] == []
+    first = "\n".join(lines[:50])
+    for said in ("sudo sh examples/quickstart.sh", "sudo sh tests/run.sh", "checks passed`", "N passed, 0 failed", "Status"):
+        assert said in first, said
+
+
+@pytest.mark.parametrize("name, ours", [
+    ("2026-11-21-amd-epyc-2cpu-24g-fio", "untracked"), ("2026-11-21-intel-xeon-2cpu-24g-fio-passthrough", "passthrough")])
+def test_tables_are_what_was_measured(monkeypatch, name, ours):
+    """docs/performance.md has fio's tables as examples/fio makes them of the JSON that it names."""
+    monkeypatch.setattr(sys, "path", [os.path.join(TOP, "examples", "fio"), *sys.path])
+    rows = json.loads(text_of(f"tests/bench/results/{name}.json"))["rows"]
+    table = importlib.import_module("matrix").markdown(rows, ["native", ours, "tracked", "passthrough_ll"])
+    text = text_of("docs/performance.md")
+    assert f"{name}.json" in text and len(table.splitlines()) == 25
+    assert [line for line in table.splitlines() if line not in text.splitlines()] == []
+
+
+# --- the man pages --------------------------------------------------------------------------------------------------
+
+def tags_of(page):
+    """The tags of a page's paragraphs (.TP, .TQ), without fonts: what it has an entry for."""
+    tags = re.findall(r"^\.T[PQ]\n(.*)$", text_of(page), re.M)
+    tags = [re.sub(r"\\f(?:\[\w*\]|.)", "", re.sub(r"^\.[BIR]+ ", "", tag)).replace("\\-", "-") for tag in tags]
+    return [re.sub(r"(\S) (?=\S)", r"\1", tag.replace('", "', ",")) for tag in tags]
+
+
+def names_in(tag):
+    """The options that a tag, or a line of --help, is about: "timeout=", "debug" ..."""
+    return set(re.findall(r"(?:^|,) ?([a-z_]+(?:=|$|(?=,)))", tag))
+
+
+def documented():
+    return set().union(*(names_in(tag) for tag in tags_of(PAGES[0])))
+
+
+def offered():
+    """--help: {option: what it says of it}, and the flags of mount(8) in its last line."""
+    done = subprocess.run([os.path.join(BIN, "mount.gaiafs"), "--help"], capture_output=True, text=True, timeout=20,
+                          check=True)
+    lines = done.stdout.split("Options:\n")[1].split("\n\n")[0]
+    rows = re.findall(r"^    (\S.*?)  +(.*(?:\n {30}.*)*)", lines, re.M)
+    flags = re.search(r"^    (ro, .*) and their opposites", lines, re.M)[1]
+    return rows, set(flags.split(", "))
+
+
+def test_man_page_has_the_options_of_help():
+    rows, flags = offered()
+    told = {name for tag, _ in rows for name in names_in(tag)} | flags
+    assert len(told) > 25
+    assert told - documented() == set()
+
+
+def test_man_page_has_every_option():
+    """What the program takes, flags, opposites, and what it ignores; and nothing else."""
+    taken = set()
+    for name in ("options.c", "options_cache.c", "options_nodes.c"):
+        taken |= set(re.findall(r'\{\.text = "([^"]+)"', text_of(f"fs/{name}")))
+    taken = {name.strip() for name in taken if not name.startswith("-")}
+    assert len(taken) > 60
+    assert taken - documented() == set()
+    assert documented() - taken == set()
+
+
+def test_man_page_has_the_flags():
+    tags = set().union(*(re.findall(r"(?<![\w-])(?:--[a-z]+|-[a-zA-Z])", tag) for tag in tags_of(PAGES[0])))
+    taken = {name.strip() for name in re.findall(r'\{\.text = "(-[^"]+)"', text_of("fs/options.c"))}
+    assert tags == taken
+
+
+def test_man_page_has_the_defaults_of_help():
+    entries = re.split(r"^\.TP\n", text_of(PAGES[0]), flags=re.M)
+    rows, _ = offered()
+    found = 0
+    for tag, said in rows:
+        default = re.search(r"\(default ([\w]+)", re.sub(r"\s+", " ", said))
+        if default:
+            name = min(names_in(tag))
+            entry = next(entry for entry in entries if re.match(rf"\.\w+ (.*\b)?{re.escape(name)}", entry))
+            words = re.sub(r"\s+", " ", re.sub(r"^\.[BIR]+ ", "", entry, flags=re.M))
+            assert f"default {default[1]}" in words or f"default: {default[1]}" in words, (name, default[1])
+            found += 1
+    assert found > 8
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_man_page_is_clean(page):
+    version = re.search(r"^VERSION := (\d+\.\d+)", text_of("Makefile"), re.M)[1]
+    assert re.search(r'^\.TH .* "gaiafs ([\d.]+)"', text_of(page), re.M)[1] == version
+    if shutil.which("mandoc"):
+        command = ["mandoc", "-Tlint", "-Wwarning", page]
+    elif shutil.which("groff"):
+        command = ["groff", "-man", "-ww", "-Tascii", "-z", page]
+    else:
+        pytest.skip("neither mandoc nor groff here")
+    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 0
+    assert [line for line in (done.stdout + done.stderr).splitlines() if page in line] == []
+
+
+def test_gaiactl_page_has_what_it_prints():
+    done = subprocess.run([os.path.join(BIN, "gaiactl"), "--help"], capture_output=True, text=True, timeout=20, check=True)
+    page = text_of(PAGES[1]).replace("\\-", "-")
+    for word in re.findall(r"^(?:usage:)? +gaiactl (\S+)", done.stdout, re.M):
+        assert word in page, word
+    columns = re.findall(r'"([a-z.]+)"', text_of("fs/gaiactl.c").split('"device", ')[1].split(");")[0])
+    assert len(columns) == 12
+    assert set(columns) <= set(tags_of(PAGES[1]))
