@@ -54,7 +54,9 @@
  * to stand still over such a call is marked busy, releasing or invalidating in the index, and others wait for
  * it on cache_file.changed. FUSE handlers wait for none of the three, but for that of a WRITE that may be
  * stale in the kernel: for healers to invalidate, and for READ handlers on cache_file.changed, a moment, or
- * some seconds where the kernel is seen to have something stale (cache/heal.h, cache/reads.h).
+ * some seconds where the kernel is seen to have something stale (cache/heal.h, cache/reads.h); and of one
+ * that changes a file's size, for who changes the length of its frames, seconds at most (cache/fit.h): that
+ * call waits for clients, too, so no lock is held over it.
  */
 #include <assert.h>
 #include <errno.h>
@@ -65,6 +67,7 @@
 
 #include "cache/drop.h"
 #include "cache/evict.h"
+#include "cache/fit.h"
 #include "cache/internal.h"
 #include "cache/nodes.h"
 
@@ -179,6 +182,7 @@ void cache_stop(struct cache *cache)
         dropper_stop(cache);
     filler_stop(cache);
     healer_stop(cache);
+    fit_end(cache);
 }
 
 void cache_close(struct cache *cache)
@@ -188,6 +192,8 @@ void cache_close(struct cache *cache)
     if (!cache)
         return;
     cache_stop(cache);
+    if (cache->unfit_left) /* they are waited for no longer; the process ends soon */
+        return;
     /* What the host did not close itself: nobody uses it any more. */
     while ((file = LIST_FIRST(&cache->files)))
         cache_file_close(file);

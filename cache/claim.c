@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "cache/drop.h"
+#include "cache/fit.h"
 #include "cache/home.h"
 #include "cache/home_device.h"
 
@@ -168,6 +169,7 @@ static void look_at_size(struct cache_file *file)
     if (!fstat(file->fd, &st))
         file_resized(file, st.st_size);
     pthread_mutex_unlock(&file->lock);
+    fit_frames(file);
 }
 
 void claim_give_up(struct cache_file *file)

@@ -11,6 +11,7 @@
 #include "base/read.h"
 #include "cache/agent.h"
 #include "cache/collect.h"
+#include "cache/fit.h"
 #include "cache/hosted.h"
 #include "cache/internal.h"
 #include "cache/scan.h"
@@ -302,6 +303,7 @@ uint64_t cache_file_opened(struct cache_file *file)
         heal_window_reopen(file);
     bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
+    fit_frames(file);
     if (emptied)
         file_unpin_if_empty(file);
     return behind;
@@ -454,6 +456,7 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
         heal_finish(cache, heal);
     if (misplaced)
         heal_finish(cache, misplaced);
+    fit_frames(file);
     kernels_settle(file);
     if (emptied)
         file_unpin_if_empty(file);
@@ -478,6 +481,7 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size)
         heal_changed(file, size, INT64_MAX - size);
     }
     pthread_mutex_unlock(&file->lock);
+    fit_frames(file);
     kernels_settle(file);
     file_unuse(file);
     return error;
@@ -507,6 +511,7 @@ int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset
         heal_changed(file, offset, length);
     bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
+    fit_frames(file);
     kernels_settle(file);
     if (emptied)
         file_unpin_if_empty(file);
@@ -591,6 +596,7 @@ void cache_file_copy_end(struct cache_file *out)
     pthread_mutex_lock(&out->lock);
     bool emptied = !out->index.leaves && out->pinned;
     pthread_mutex_unlock(&out->lock);
+    fit_frames(out);
     kernels_settle(out);
     if (emptied)
         file_unpin_if_empty(out);

@@ -100,8 +100,8 @@ void evict_forget(struct cache_device *device, struct leaf_copy *copy)
     pthread_mutex_unlock(&device->lock);
 }
 
-/* A client's map more, or less. */
-static void change_clients(struct replica *replica, bool more)
+/* A client's map more, or less. How many there are then. */
+static unsigned change_clients(struct replica *replica, bool more)
 {
     struct cache_device *device = replica->device;
 
@@ -114,6 +114,7 @@ static void change_clients(struct replica *replica, bool more)
         device->staying -= replica->ordered;
     replica->stays = stays;
     pthread_mutex_unlock(&device->lock);
+    return clients;
 }
 
 void evict_mapped(struct replica *replica)
@@ -121,9 +122,9 @@ void evict_mapped(struct replica *replica)
     change_clients(replica, true);
 }
 
-void evict_unmapped(struct replica *replica)
+bool evict_unmapped(struct replica *replica)
 {
-    change_clients(replica, false);
+    return !change_clients(replica, false);
 }
 
 /* How many copies are once round the order; 0: they all stay, so none of them need be looked at. Where a

@@ -38,7 +38,7 @@ void evict_forget(struct cache_device *device, struct leaf_copy *copy);
 /* A client's map of the replica begins, before its first page is placed; and ends, when nothing of the client
  * touches it any more. What is mapped on a device that scans stays there. No lock is held. */
 void evict_mapped(struct replica *replica);
-void evict_unmapped(struct replica *replica);
+bool evict_unmapped(struct replica *replica); /* it was the last one */
 
 /* Charge the device with pages, evicting as need be. Waits while all frames are in use by faults under way.
  * 0; -ENOMEM (more than the device has at all, or, where it scans, than is not mapped); or the error that

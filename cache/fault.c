@@ -8,6 +8,7 @@
 
 #include "cache/evict.h"
 #include "cache/fill.h"
+#include "cache/fit.h"
 #include "cache/map.h"
 
 /* Pages whose twins are taken at once: at most a leaf, which the file's lock is held for. */
@@ -117,6 +118,7 @@ static void serve_missing(struct cache_map *map, uint64_t page, const struct gai
     if (limit > map->first + map->count)
         limit = map->first + map->count;
     if (page >= limit) { /* cut off meanwhile: the touch will find the end of the file by itself */
+        fit_frames(replica->file);
         replica->frames->ops->wake(replica->frames, page, 1);
         return;
     }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cache/agent.h"
+#include "cache/fit.h"
 #include "cache/home_device.h"
 #include "cache/internal.h"
 #include "cache/passed.h"
@@ -188,6 +189,9 @@ void cache_file_close(struct cache_file *file)
     pthread_mutex_lock(&file->cache->lock);
     LIST_REMOVE(file, link);
     pthread_mutex_unlock(&file->cache->lock);
+    /* Of a thread that nobody waits for (cache/fit.h): the process ends soon. */
+    if (file->cache->unfit_left && file->uses)
+        return;
     /* Nobody else has the file now: no map, no operation. What is still resident was unlinked, or flushed
      * before. */
     pthread_mutex_lock(&file->lock);
@@ -219,16 +223,16 @@ void file_use(struct cache_file *file)
         file->cache->host.pin(file->cache->host.context, file->context, true);
 }
 
-/* Lock held, and no use left: no map, and no operation is under way. */
+/* Lock held, and no use left but the caller's: no map, and no operation is under way. */
 static void drop_all(struct cache_file *file)
 {
     struct replica *replica;
 
     index_each(&file->index, forget_leaf, NULL);
-    SLIST_FOREACH (replica, &file->replicas, link)
-        replica->frames->ops->resize(replica->frames, 0);
     file->size = 0;
     file->truncations++;
+    SLIST_FOREACH (replica, &file->replicas, link)
+        fit_later(replica);
 }
 
 void file_unuse(struct cache_file *file)
@@ -239,9 +243,13 @@ void file_unuse(struct cache_file *file)
     pthread_mutex_lock(&file->lock);
     /* With nothing in the index nobody can come by a use through a device's list: 0 stays 0 but for
      * file_use(). */
-    if (--file->uses == 0 && file->discarded)
+    if (file->uses == 1 && file->discarded && (file->size || file->index.leaves)) {
         drop_all(file);
-    bool tell = file->uses == 0 && file->pinned && !file->index.leaves;
+        pthread_mutex_unlock(&file->lock);
+        fit_frames(file);
+        pthread_mutex_lock(&file->lock);
+    }
+    bool tell = --file->uses == 0 && file->pinned && !file->index.leaves;
     if (tell)
         file->pinned = false;
     pthread_mutex_unlock(&file->lock);
@@ -416,7 +424,7 @@ void file_resized(struct cache_file *file, off_t size)
     if (file_pages(size) == file_pages(old))
         return;
     SLIST_FOREACH (replica, &file->replicas, link) {
-        replica->frames->ops->resize(replica->frames, file_pages(size));
+        fit_later(replica);
         /* An acquire must come: no touch brings what is new to a device that scans, and what is above a soft
          * device (gpu/demand_map.h) has zeros of it. */
         replica_changed(replica);

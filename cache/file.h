@@ -44,6 +44,7 @@ struct cache_file {
     struct heal_window window;
     struct reads reads;
     off_t size;
+    atomic_bool unfit;    /* some frames are longer or shorter than it (cache/fit.h) */
     uint64_t truncations; /* counts changes that a fill under way must not survive */
     struct timespec
         ctime; /* of the backing file after our last change: another value means that somebody else wrote */
@@ -103,8 +104,8 @@ void file_suspect_others(struct leaf *leaf, const struct replica *except, page_m
 /* Rules 4 and 5: the CPU's release of pages marked modified. The lock is held. 0 or -ENOMEM. */
 int file_cpu_release(struct cache_file *file, struct leaf *leaf, page_mask pages);
 
-/* The size changed to `size` under the lock, by a truncation or by a write past the end: frames, twins and
- * marks follow (rule 8). */
+/* The size changed to `size` under the lock, by a truncation or by a write past the end: twins and marks
+ * follow (rule 8), and frames by fit_frames(), which is due when the lock is let go. */
 void file_resized(struct cache_file *file, off_t size);
 
 /* Around a change of our own to the backing file: file_stamp() takes note of the times that it left, unless
@@ -113,7 +114,7 @@ void file_resized(struct cache_file *file, off_t size);
 bool file_unchanged(struct cache_file *file);
 void file_stamp(struct cache_file *file, bool unchanged_before);
 /* Somebody may have changed the backing file behind the mount: if so, every resident page counts as written
- * by a CPU. The lock is held. 0 or a negative errno. */
+ * by a CPU, and fit_frames() is due. The lock is held. 0 or a negative errno. */
 int file_check_behind(struct cache_file *file);
 /* Every resident page counts as written by a CPU. The lock is held. */
 void file_all_modified(struct cache_file *file);

@@ -10,6 +10,7 @@
 
 #include "cache/collect.h"
 #include "cache/evict.h"
+#include "cache/fit.h"
 #include "cache/hosted.h"
 #include "cache/scan.h"
 
@@ -204,8 +205,7 @@ static bool fill_settle(struct fill *fill, int *error)
     struct cache_file *file = replica->file;
 
     if (file->truncations != fill->truncations) {
-        /* place() may have made the frames longer again. */
-        replica->frames->ops->resize(replica->frames, file_pages(file->size));
+        fit_again(replica); /* place() may have made them longer */
         return false;
     }
     for_each_leaf (number, fill->first, fill->count)
@@ -268,6 +268,7 @@ static void fill_placed(struct fill *fill, int error)
             error = expose_placed(fill, &store);
     } else {
         replica->frames->ops->drop(replica->frames, fill->first, fill->count);
+        fit_frames(replica->file);
         cache_device_uncharge(replica->device, fill->count);
     }
     fill_unbusy(fill);
@@ -448,7 +449,7 @@ static uint64_t fill_next(struct cache_map *map, const struct fill_request *requ
         most = replica->device->capacity / 4;
     /* Not a page more than is wanted: what makes room may be what was placed a moment ago. */
     pthread_mutex_lock(&file->lock);
-    most = find_absent(replica, page, end < file_pages(file->size) ? end : file_pages(file->size), most);
+    most = find_absent(replica, page, end < fit_pages(replica) ? end : fit_pages(replica), most);
     pthread_mutex_unlock(&file->lock);
     if (!most)
         return 0;
@@ -456,8 +457,8 @@ static uint64_t fill_next(struct cache_map *map, const struct fill_request *requ
     if (*error)
         return 0;
     pthread_mutex_lock(&file->lock);
-    if (end > file_pages(file->size))
-        end = file_pages(file->size);
+    if (end > fit_pages(replica))
+        end = fit_pages(replica);
     uint64_t got = take_absent(replica, page, end, most, error);
     off_t offset = (off_t)(*page * GAIA_PAGE_SIZE);
     *bytes = got * GAIA_PAGE_SIZE;
@@ -483,6 +484,8 @@ void fill_range(struct cache_map *map, const struct fill_request *request)
     bool served = request->touched == FILL_NO_PAGE;
     int error = 0;
 
+    if (request->group || !served) /* what is placed ahead only is not worth a wait */
+        fit_to_place(map->replica);
     while (!error && page < end) {
         size_t bytes;
         struct fill *fill = calloc(1, sizeof *fill);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cache/client.h"
+#include "cache/fit.h"
 #include "cache/home_device.h"
 #include "cache/home_open.h"
 #include "cache/internal.h"
@@ -252,6 +253,7 @@ int home_announce(struct cache_file *file, const struct node_name *name)
     file->announced_to = all ? entered : 0;
     pthread_cond_broadcast(&file->changed);
     pthread_mutex_unlock(&file->lock);
+    fit_frames(file);
     kernels_settle(file); /* twins that were given meanwhile */
     return error;
 }

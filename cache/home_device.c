@@ -97,13 +97,14 @@ int home_device_renew(struct replica *replica, uint64_t pages)
 {
     struct gaia_frames *fresh;
 
-    if (replica->resident || replica->frames->clients)
+    if (replica->resident || replica->frames->clients || replica->fitting)
         return -EBUSY;
     int error = home_device_frames(replica->file->cache, replica->device, pages, replica->read_only, &fresh);
     if (error)
         return error;
     replica->frames->ops->close(replica->frames);
     replica->frames = fresh;
+    replica->fits = pages;
     return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <linux/falloc.h>
 #include <stdlib.h>
 
+#include "cache/fit.h"
 #include "cache/internal.h"
 
 struct home_read {
@@ -292,6 +293,7 @@ static int do_opened(struct home_open *open)
     pthread_mutex_lock(&file->lock);
     int error = file_check_behind(file);
     pthread_mutex_unlock(&file->lock);
+    fit_frames(file);
     cache_file_kernel_drops(file);
     return error;
 }

@@ -27,6 +27,9 @@ struct cache {
     struct filler filler;
     struct dropper dropper;
     bool stopped; /* all three */
+    /* Threads of cache/fit.h; those that are ending; none is begun any more; some are left to the end. */
+    _Atomic unsigned fitters, fitters_ending;
+    atomic_bool unfitted, unfit_left;
 
     pthread_mutex_t lock; /* guards files */
     LIST_HEAD(, cache_file) files;
@@ -35,7 +38,7 @@ struct cache {
     struct cache_device *devices[GAIA_DEVICES_MAX]; /* opened at first use, never closed */
     uint8_t gpu_uuids[GAIA_CUDA_MAX][16];           /* of devices from GAIA_SOFT_MAX on */
     pthread_mutex_t gpus_lock;                      /* held while a GPU is opened */
-    _Atomic uint64_t surplus;                       /* bytes (cache/surplus.h) since somebody asked last */
+    _Atomic uint64_t surplus;                       /* bytes (cache/fit.h) since somebody asked last */
 };
 
 /* The device, opened if need be. -ENODEV, -ENOMEM. */

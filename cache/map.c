@@ -13,9 +13,9 @@
 #include "cache/drop.h"
 #include "cache/evict.h"
 #include "cache/fill.h"
+#include "cache/fit.h"
 #include "cache/release.h"
 #include "cache/scan.h"
-#include "cache/surplus.h"
 #include "gpu/gaia.h"
 #include "io/protocol.h"
 
@@ -26,11 +26,13 @@ static void end_here(struct cache_map *map)
     assert(frames);
     if (map->frames)
         frames->ops->detach(map->frames);
-    evict_unmapped(map->replica);
-    if (!frames->clients)
-        surplus_free(map->replica);
-    if (frames->ops->trim)
-        frames->ops->trim(frames);
+    /* Frames of another node, which have neither, may be renewed as soon as they have no client. */
+    const struct gaia_frames_ops *ops = frames->ops;
+    bool last = evict_unmapped(map->replica);
+    if (last && ops->extent)
+        fit_sweep(map->replica);
+    if (ops->trim)
+        ops->trim(frames);
 }
 
 void cache_map_put(struct cache_map *map)
@@ -63,6 +65,7 @@ static int open_replica(const struct cache_map_request *request, struct cache_ma
     if (!error)
         error = file_get_replica(request->file, request->device, !request->writable, &map->replica);
     pthread_mutex_unlock(&request->file->lock);
+    fit_frames(request->file);
     if (!error && map->client->process.faults < 0 && !map->client->far && !map->replica->scans)
         error = -EPERM;
     if (!error && request->resident && request->count > map->replica->device->capacity)

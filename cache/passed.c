@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "cache/collect.h"
+#include "cache/fit.h"
 #include "cache/internal.h"
 #include "consistency/merge.h"
 
@@ -40,6 +41,7 @@ void cache_file_pass(struct cache_file *file, const struct cache_passed *how)
             replica_checked(replica); /* how often acquires ask */
     }
     pthread_mutex_unlock(&file->lock);
+    fit_frames(file);
 }
 
 void passed_look_at_size(struct cache_file *file)

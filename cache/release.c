@@ -11,6 +11,7 @@
 #include <sys/xattr.h>
 
 #include "cache/collect.h"
+#include "cache/fit.h"
 #include "cache/home.h"
 #include "cache/passed.h"
 #include "cache/runs.h"
@@ -519,6 +520,7 @@ static int release_work(struct replica *replica, struct work *work, size_t count
     if (modified) /* nobody has waited for another one */
         pthread_cond_broadcast(&file->changed);
     pthread_mutex_unlock(&file->lock);
+    fit_frames(file);
     free(bytes);
     return error ? error : unread;
 }

@@ -28,6 +28,7 @@ int replica_open(struct cache_file *file, struct cache_device *device, uint64_t 
     replica->file = file;
     replica->device = device;
     replica->entry = entry;
+    replica->fits = pages;
     LIST_INIT(&replica->handings);
     TAILQ_INIT(&replica->stored);
     TAILQ_INIT(&replica->suspects);

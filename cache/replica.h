@@ -39,9 +39,15 @@ struct replica {
     TAILQ_HEAD(, leaf_copy) stored;   /* copies with twins */
     TAILQ_HEAD(, leaf_copy) suspects; /* copies that may be out of date */
     uint64_t resident;                /* pages present */
-    bool acquiring;                   /* an acquire is under way: the next one waits for file->changed */
-    LIST_HEAD(, handing) handings;    /* releases that have kernels drop pages (cache/release.c) */
-    uint64_t handed;                  /* how many have begun */
+    /* cache/fit.h: */
+    uint64_t fits;                 /* nothing is placed from this page on */
+    bool unfit, cut;               /* the frames' length is to change; what is past `fits` is to go */
+    bool overfull;                 /* what nobody has placed is to be freed */
+    bool fitting, resizing, swept; /* somebody is about all of it; about the length; about the rest */
+    bool restless;                 /* he was waited for in vain */
+    bool acquiring;                /* an acquire is under way: the next one waits for file->changed */
+    LIST_HEAD(, handing) handings; /* releases that have kernels drop pages (cache/release.c) */
+    uint64_t handed;               /* how many have begun */
     struct untold untold;
     uint64_t twins;
     struct cache_counters count; /* this file's share of the device's */

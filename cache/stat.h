@@ -19,7 +19,7 @@ struct cache_device_stat {
 const char *cache_device_failure(struct cache *cache, unsigned device);
 
 /* Bytes that clients had put into devices beside what was placed, and that are free again, since it was asked
- * last (cache/surplus.h). */
+ * last (cache/fit.h). */
 uint64_t cache_surplus(struct cache *cache);
 
 /* -ENODEV: no such device. A device that nobody has used yet has zeros. */

@@ -92,7 +92,7 @@ void trouble_of_devices(struct fs *fs)
     }
 }
 
-#define SURPLUS_TOLD (UINT64_C(1) << 20) /* bytes; less is no harm, and may be what is placed just now */
+#define SURPLUS_TOLD (UINT64_C(1) << 20) /* bytes; less is no harm */
 
 void trouble_of_frames(struct fs *fs)
 {
@@ -101,8 +101,9 @@ void trouble_of_frames(struct fs *fs)
 
     if (bytes >= SURPLUS_TOLD && !atomic_exchange(&told, true))
         fs_log(LOG_WARNING,
-               "a program had filled a soft device with %llu MiB that are of no file, past what it may hold: "
-               "they are free again (this is told once)",
+               "a program had filled a soft device's memory with %llu MiB beside what was placed there: they "
+               "are "
+               "freed (this is told once)",
                (unsigned long long)(bytes >> 20));
 }
 

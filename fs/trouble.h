@@ -15,7 +15,7 @@ ssize_t trouble(struct inode *inode, const char *doing, ssize_t rc);
  * before. No lock is held. */
 void trouble_of_devices(struct fs *fs);
 
-/* A client has unmapped something, or gone: whether one had filled a device past its capacity, once. No lock
+/* A client has unmapped something, or gone: whether one had filled a device's memory, once. No lock
  * is held. */
 void trouble_of_frames(struct fs *fs);
 

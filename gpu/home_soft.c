@@ -398,12 +398,31 @@ static int soft_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
     return 0;
 }
 
+/* Without the memfd's lock, which a client may have for as long as it likes, while a file's lock is held
+ * here: the kernel stores by way of a mapping of ours. What a client has cut off is no SIGBUS so, but EFAULT;
+ * it reads as zeros anyway. False: it can't be done so. */
+static bool clear_by_window(struct gaia_frames *frames, uint64_t page, size_t from, void *zeros)
+{
+    struct iovec bytes = {.iov_base = zeros, .iov_len = GAIA_PAGE_SIZE - from};
+    void *memory = NULL;
+
+    if (soft_open_window(frames, page, 1, &memory))
+        return false;
+    struct iovec place = {.iov_base = (uint8_t *)memory + from, .iov_len = bytes.iov_len};
+    ssize_t n = process_vm_writev(getpid(), &bytes, 1, &place, 1, 0);
+    bool done = n == (ssize_t)bytes.iov_len || (n < 0 && errno == EFAULT);
+    soft_close_window(memory, 1);
+    return done;
+}
+
 static int soft_clear(struct gaia_frames *frames, uint64_t page, size_t from)
 {
-    static const uint8_t zeros[GAIA_PAGE_SIZE];
+    static uint8_t zeros[GAIA_PAGE_SIZE];
     size_t length = GAIA_PAGE_SIZE - from;
     ssize_t n;
 
+    if (clear_by_window(frames, page, from, zeros))
+        return 0;
     do
         n = pwrite(soft(frames)->fd, zeros, length, (off_t)(page * GAIA_PAGE_SIZE + from));
     while (n < 0 && errno == EINTR);
@@ -490,7 +509,7 @@ int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out)
     LIST_INIT(&frames->maps);
     lock_rw_init(&frames->maps_lock, LOCK_MAPS, false);
     int error = 0;
-    /* No seal keeps a client from filling it (cache/surplus.h). F_SEAL_GROW would, past the end, but the file
+    /* No seal keeps a client from filling it (cache/fit.h). F_SEAL_GROW would, past the end, but the file
      * may grow, and no seal can be taken away; and within the end a sparse file has all the room that there
      * is. F_SEAL_WRITE and F_SEAL_FUTURE_WRITE are for us and for clients' mappings, too. */
     frames->fd = memfd_create("gaiafs:frames", MFD_CLOEXEC);

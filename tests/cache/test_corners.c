@@ -3,6 +3,7 @@
  * Those that need something to happen inside a release use the fixture's once_invalidated. */
 #include "tests/cache/fixture.inc"
 
+#include "cache/drop.h"
 #include "cache/evict.h"
 #include "cache/internal.h"
 #include "cache/stat.h"
@@ -383,6 +384,13 @@ static uint64_t bytes_of(int frames_fd)
     return (uint64_t)st.st_blocks * 512;
 }
 
+static void wait_until_swept(void)
+{
+    for (unsigned ms = 0; f.file->uses && ms < 20000; ms++)
+        usleep(1000);
+    assert_int_equal(f.file->uses, 0);
+}
+
 /* What a client has put into its frames beside what was placed is free when nobody maps the file any more;
  * what was placed stays, and what was stored there. */
 static void test_frames_filled_by_the_client(void **state)
@@ -407,6 +415,7 @@ static void test_frames_filled_by_the_client(void **state)
     assert_int_equal(cache_map_close(f.client, map.id), 0);
     assert_int_equal(bytes_of(fd), wanted + more); /* it is mapped yet */
     assert_int_equal(cache_map_close(f.client, other.id), 0);
+    wait_until_swept();
     assert_int_equal(bytes_of(fd), stat.stat.resident_bytes);
     assert_int_equal(cache_surplus(f.cache), wanted + more - stat.stat.resident_bytes);
     assert_int_equal(lseek(fd, 0, SEEK_END), wanted);
@@ -415,6 +424,52 @@ static void test_frames_filled_by_the_client(void **state)
     assert_int_equal(map.bytes[5 * 4096], 1);
     assert_int_equal(device_release(&f, &map), 0);
     assert_int_equal(read_byte(300, 7), 2);
+    fixture_stop(&f);
+}
+
+static uint64_t evicted;
+
+static int evict_meanwhile(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    struct copy_pages pages = {.leaf = 0, .pages = ~UINT64_C(0)};
+
+    assert_int_equal(drop_pages(SLIST_FIRST(&f.file->replicas), &pages, 1, DROP_ADVISED, &evicted), 0);
+    return plain_frames->drop(frames, page, count);
+}
+
+/* What is evicted while the rest is freed, and what was cut off just before, nobody has filled. */
+static void test_nobody_is_accused_of_what_was_placed(void **state)
+{
+    uint8_t byte = 1;
+    int fd;
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    struct replica *replica = SLIST_FIRST(&f.file->replicas);
+    map.bytes[5 * 4096] = 1;
+    assert_int_equal(replica->frames->ops->share(replica->frames, true, 0, &fd), 0);
+    assert_int_equal(pwrite(fd, &byte, 1, 400 * 4096), 1);
+    f.drop = evict_meanwhile;
+    assert_int_equal(cache_map_close(f.client, map.id), 0);
+    wait_until_swept();
+    assert_null(f.drop);
+    assert_int_not_equal(evicted, 0);
+    assert_int_equal(bytes_of(fd), 0);
+    assert_int_equal(cache_surplus(f.cache), 4096);
+
+    map = device_map(&f, 0);
+    map.bytes[300 * 4096] = 1;
+    pthread_mutex_lock(&f.file->lock);
+    assert_int_equal(ftruncate(f.fd, 5 * 4096), 0);
+    file_resized(f.file, 5 * 4096);
+    pthread_mutex_unlock(&f.file->lock);
+    assert_int_not_equal(bytes_of(fd), 0); /* who cut it is about to have the frames fit */
+    assert_int_equal(cache_map_close(f.client, map.id), 0);
+    wait_until_swept();
+    assert_int_equal(bytes_of(fd), 0);
+    assert_int_equal(cache_surplus(f.cache), 0);
+    close(fd);
     fixture_stop(&f);
 }
 
@@ -586,6 +641,7 @@ int main(void)
         cmocka_unit_test(test_cut_behind),
         cmocka_unit_test(test_frames_cut_by_the_client),
         cmocka_unit_test(test_frames_filled_by_the_client),
+        cmocka_unit_test(test_nobody_is_accused_of_what_was_placed),
         cmocka_unit_test(test_exactly_full),
         cmocka_unit_test(test_a_release_that_failed),
         cmocka_unit_test(test_another_devices_release_after_one_that_failed),

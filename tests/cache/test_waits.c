@@ -535,6 +535,74 @@ static void test_a_touch_of_what_was_cut_off(void **state)
     fixture_stop(&f);
 }
 
+/* --- inside a change of the frames' length --- */
+
+static _Atomic bool stop_next_resize;
+
+static int resize_slowly(struct gaia_frames *frames, uint64_t pages)
+{
+    if (atomic_exchange(&stop_next_resize, false)) {
+        sem_post(&reading);
+        while (sem_wait(&go_on))
+            ;
+    }
+    return plain_frames->resize(frames, pages);
+}
+
+static void *cut_to_10_pages(void *argument)
+{
+    (void)argument;
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 10 * 4096), 0);
+    return NULL;
+}
+
+static void *touch_page_100(void *argument)
+{
+    (void)argument;
+    touched = ((volatile uint8_t *)map.bytes)[100 * 4096];
+    returned = true;
+    return NULL;
+}
+
+/* The file has been cut, and is long again, but its frames are to be cut yet: what was placed there now
+ * would be cut off. */
+static void test_a_touch_of_what_is_to_be_cut_off_yet(void **state)
+{
+    struct gaia_frames_ops slow;
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start())
+        skip();
+    struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
+    const struct gaia_frames_ops *before = frames->ops;
+    slow = *before;
+    slow.resize = resize_slowly;
+    frames->ops = &slow;
+    stop_next_resize = true;
+    assert_int_equal(pthread_create(&first, NULL, cut_to_10_pages, NULL), 0);
+    while (sem_wait(&reading))
+        ;
+    pthread_mutex_lock(&f.file->lock);
+    assert_int_equal(ftruncate(f.fd, FIXTURE_PAGES * 4096), 0);
+    file_resized(f.file, FIXTURE_PAGES * 4096);
+    pthread_mutex_unlock(&f.file->lock);
+    touched = 1;
+    begin(touch_page_100);
+    usleep(2500000); /* longer than who changes the size waits */
+    assert_false(returned);
+    sem_post(&go_on);
+    end();
+    assert_int_equal(touched, 0);
+    assert_int_equal(pthread_join(first, NULL), 0);
+    map.bytes[100 * 4096 + 1] = 2;
+    assert_int_equal(device_release(&f, &map), 0);
+    kernel_read(&f, 100, bytes);
+    assert_int_equal(bytes[1], 2);
+    frames->ops = before;
+    fixture_stop(&f);
+}
+
 /* --- reads of storage that fail --- */
 
 static int acquire_page_20(bool *poisoned)
@@ -629,6 +697,7 @@ int main(void)
         cmocka_unit_test(test_a_close_beside_a_fill),
         cmocka_unit_test(test_a_close_beside_an_attach),
         cmocka_unit_test(test_a_touch_of_what_was_cut_off),
+        cmocka_unit_test(test_a_touch_of_what_is_to_be_cut_off_yet),
         cmocka_unit_test(test_poison_is_told_until_it_is_heard),
         cmocka_unit_test(test_a_touch_that_fails_where_a_page_was_protected),
     };

@@ -261,12 +261,12 @@ def test_frames_that_a_client_has_filled(mount, devices, end):
     os.posix_fallocate(fds[0], 0, 300 * MIB)
     assert frames_of(m) == (300 * MIB, 300 * MIB)
     honest.unmap()
-    assert statistics(m.mnt)["devices"][0]["resident_bytes"] == placed and "past what it may hold" not in m.log_text()
+    assert statistics(m.mnt)["devices"][0]["resident_bytes"] == placed and "beside what was placed there" not in m.log_text()
     if end == "unmap":
         assert raw.call(message(UNMAP, map=reply["map"])) == 0
     raw.close()
     wait_until(lambda: frames_of(m) == (placed, 200 * MIB + PAGE), what="what nobody has placed is free again")
-    wait_until(lambda: "with 29" in m.log_text() and "past what it may hold" in m.log_text(), what="it is logged")
+    wait_until(lambda: "with 29" in m.log_text() and "beside what was placed there" in m.log_text(), what="it is logged")
     again = device.mmap(fd, 200 * MIB, 3)
     assert [again[page * PAGE] for page in (0, 1, 100, 20000, 51199)] == [1 + page % 251 for page in (0, 1, 100, 20000, 51199)]
     again.release()

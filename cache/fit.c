@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/fit.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "cache/internal.h"
+
+#define PATIENCE_MS 2000u
+#define RESTLESS_MS 20u /* of frames that were waited for in vain, until they fit */
+#define END_MS 5000u
+
+static bool has_work(const struct replica *replica)
+{
+    return replica->unfit || replica->overfull;
+}
+
+/* Lock held. */
+static void is_unfit(struct replica *replica)
+{
+    replica->unfit = true;
+    replica->file->unfit = true;
+}
+
+void fit_later(struct replica *replica)
+{
+    uint64_t pages = file_pages(replica->file->size);
+
+    if (pages < replica->fits) {
+        replica->fits = pages;
+        replica->cut = true;
+    }
+    is_unfit(replica);
+}
+
+void fit_again(struct replica *replica)
+{
+    replica->cut = true;
+    is_unfit(replica);
+}
+
+uint64_t fit_pages(const struct replica *replica)
+{
+    uint64_t pages = file_pages(replica->file->size);
+
+    return replica->swept ? 0 : replica->fits < pages ? replica->fits : pages;
+}
+
+/* Nothing is placed at or behind replica->fits: what is there goes, however short the file was in between,
+ * and nothing else does. Lock held, let go meanwhile. */
+static void resize(struct replica *replica)
+{
+    struct gaia_frames *frames = replica->frames;
+    uint64_t low = replica->fits, pages = file_pages(replica->file->size);
+    bool cut = replica->cut;
+
+    replica->unfit = replica->cut = false;
+    replica->resizing = true;
+    pthread_cond_broadcast(&replica->file->changed); /* see fit_sweep() */
+    pthread_mutex_unlock(&replica->file->lock);
+    lock_none("resize");
+    if (cut)
+        frames->ops->resize(frames, low);
+    if (pages > low)
+        frames->ops->resize(frames, pages);
+    pthread_mutex_lock(&replica->file->lock);
+    replica->resizing = false;
+    if (!replica->unfit) /* else it may be shorter by now */
+        replica->fits = pages;
+}
+
+struct kept {
+    const struct replica *replica;
+    struct copy_pages *list;
+    size_t n;
+    uint64_t pages;
+};
+
+/* What is placed, or is about to be: its frames stay. Lock held. */
+static void keep_leaf(struct leaf *leaf, void *context)
+{
+    struct kept *kept = context;
+    const struct leaf_copy *copy = leaf_find_copy(leaf, kept->replica);
+    page_mask pages = copy ? copy->present | copy->busy : 0;
+
+    if (!pages)
+        return;
+    kept->list[kept->n++] = (struct copy_pages){.leaf = leaf->number, .pages = pages};
+    kept->pages += (uint64_t)__builtin_popcountll(pages);
+}
+
+static int by_leaf(const void *a, const void *b)
+{
+    const struct copy_pages *x = a, *y = b;
+
+    return x->leaf < y->leaf ? -1 : x->leaf > y->leaf;
+}
+
+/* One call for all that lies between two pages that are kept: what has memory there is looked for by who has
+ * it, so it costs what there is, and not how far apart it lies. What can't be freed stays. No lock held. */
+static void free_others(struct gaia_frames *frames, const struct kept *kept, uint64_t pages)
+{
+    uint64_t done = 0;
+
+    qsort(kept->list, kept->n, sizeof *kept->list, by_leaf);
+    for (size_t i = 0; i < kept->n; i++) {
+        for (page_mask left = kept->list[i].pages; left;) {
+            unsigned length, at = page_mask_run(&left, &length);
+            uint64_t first = (kept->list[i].leaf << LEAF_SHIFT) + at;
+            if (first > done)
+                frames->ops->drop(frames, done, first - done);
+            done = first + length;
+        }
+    }
+    if (pages > done)
+        frames->ops->drop(frames, done, pages - done);
+}
+
+/* Of what is there all that is neither placed nor about to be was filled by somebody else: both are looked at
+ * under one hold of the lock, when the frames fit, so that nothing that was dropped or cut off is among it.
+ * Nobody places anything until it is free. Lock held, let go meanwhile. */
+static void sweep(struct replica *replica)
+{
+    struct cache_file *file = replica->file;
+    struct kept kept = {.replica = replica};
+    uint64_t length, taken, pages = file_pages(file->size);
+
+    replica->overfull = false;
+    if (replica->frames->ops->extent(replica->frames, &length, &taken))
+        return;
+    if (length > pages)
+        fit_again(replica);
+    kept.list = calloc(file->index.leaves + 1, sizeof *kept.list);
+    if (!kept.list)
+        return;
+    index_each(&file->index, keep_leaf, &kept);
+    if (taken > kept.pages) {
+        replica->swept = true;
+        file->unfit = true;
+        atomic_fetch_add(&file->cache->surplus, (taken - kept.pages) * GAIA_PAGE_SIZE);
+        pthread_cond_broadcast(&file->changed);
+        pthread_mutex_unlock(&file->lock);
+        lock_none("drop");
+        free_others(replica->frames, &kept, pages);
+        pthread_mutex_lock(&file->lock);
+        replica->swept = false;
+    }
+    free(kept.list);
+}
+
+/* Lock held. */
+static void look_whether_all_fit(struct cache_file *file)
+{
+    struct replica *replica;
+    bool unfit = false;
+
+    SLIST_FOREACH (replica, &file->replicas, link)
+        unfit |= replica->unfit || replica->fitting;
+    file->unfit = unfit;
+}
+
+/* replica->fitting is the caller's. Lock held, let go meanwhile. */
+static void work(struct replica *replica)
+{
+    while (has_work(replica)) {
+        if (replica->unfit)
+            resize(replica);
+        else
+            sweep(replica);
+    }
+    replica->fitting = replica->restless = false;
+    look_whether_all_fit(replica->file);
+    pthread_cond_broadcast(&replica->file->changed);
+}
+
+static void *work_apart(void *argument)
+{
+    struct replica *replica = argument;
+    struct cache_file *file = replica->file;
+    struct cache *cache = file->cache;
+
+    pthread_mutex_lock(&file->lock);
+    work(replica);
+    pthread_mutex_unlock(&file->lock);
+    cache->fitters_ending++;
+    if (!cache->unfit_left) /* else the host is not there any more */
+        file_unuse(file);
+    cache->fitters_ending--;
+    cache->fitters--;
+    return NULL;
+}
+
+/* A thread that has a use of the file. Lock held. */
+static int begin(struct replica *replica)
+{
+    struct cache *cache = replica->file->cache;
+    sigset_t all, old;
+    pthread_t thread;
+
+    cache->fitters++;
+    replica->file->uses++;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int error = -pthread_create(&thread, NULL, work_apart, replica);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!error) {
+        pthread_detach(thread);
+        return 0;
+    }
+    replica->file->uses--;
+    cache->fitters--;
+    return error;
+}
+
+/* Frames that no client can hold up are seen to here. Lock held, let go meanwhile. */
+static void start(struct replica *replica)
+{
+    if (replica->fitting || !has_work(replica))
+        return;
+    replica->fitting = true;
+    if (!replica->frames->ops->extent || begin(replica))
+        work(replica);
+}
+
+/* to_place: also for what is being freed, which is no matter of the size. Lock held, let go while waiting. */
+static void wait_for(struct replica *replica, bool to_place)
+{
+    struct cache_file *file = replica->file;
+    struct timespec until = lock_wait_until(replica->restless ? RESTLESS_MS : PATIENCE_MS);
+
+    while (replica->unfit || replica->resizing || (to_place && replica->swept)) {
+        if (lock_is_past(&until)) {
+            replica->restless = true;
+            break;
+        }
+        pthread_cond_timedwait(&file->changed, &file->lock, &until);
+    }
+}
+
+void fit_frames(struct cache_file *file)
+{
+    struct replica *replica;
+
+    if (!file->unfit || file->cache->unfitted)
+        return;
+    file_use(file);
+    pthread_mutex_lock(&file->lock);
+    SLIST_FOREACH (replica, &file->replicas, link) /* they are only ever added */
+        start(replica);
+    SLIST_FOREACH (replica, &file->replicas, link)
+        wait_for(replica, false);
+    pthread_mutex_unlock(&file->lock);
+    file_unuse(file);
+}
+
+void fit_to_place(struct replica *replica)
+{
+    struct cache_file *file = replica->file;
+
+    if (!file->unfit)
+        return;
+    pthread_mutex_lock(&file->lock);
+    start(replica);
+    wait_for(replica, true);
+    pthread_mutex_unlock(&file->lock);
+}
+
+void fit_sweep(struct replica *replica)
+{
+    struct cache_file *file = replica->file;
+    uint64_t length, taken;
+
+    pthread_mutex_lock(&file->lock);
+    if (!file->cache->unfitted && !replica->frames->ops->extent(replica->frames, &length, &taken) &&
+        (taken > replica->resident || length > file_pages(file->size))) {
+        replica->overfull = true;
+        start(replica);
+    }
+    while (replica->overfull && !replica->unfit && !replica->resizing && !replica->swept)
+        pthread_cond_wait(&file->changed, &file->lock);
+    pthread_mutex_unlock(&file->lock);
+}
+
+void fit_end(struct cache *cache)
+{
+    struct timespec until = lock_wait_until(END_MS);
+
+    cache->unfitted = true;
+    while (cache->fitters && !lock_is_past(&until))
+        usleep(1000);
+    cache->unfit_left = cache->fitters;
+    while (cache->unfit_left && cache->fitters_ending)
+        usleep(1000);
+}
