@@ -22,6 +22,7 @@ from nodes import Cluster
 
 MIB = 1 << 20
 CHUNK = 2 * MIB  # of a small file
+RECVMSG = (b"47", b"212")  # of x86-64, and of the generic table
 
 MAP = """
 fd = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
@@ -637,6 +638,8 @@ thread = threading.Thread(target=acquire)
 """)
     helpers.stand_still(m.pid)
     agent.do("thread.start()")
+    doing = f"/proc/{agent.pid}/task/{agent('thread.native_id')}/syscall"
+    wait_until(lambda: read_file(doing).split()[0] in RECVMSG, what="the acquire waits for its answer")
     agent.start("dev.close()")
     time.sleep(0.3)
     os.kill(m.pid, signal.SIGCONT)
