@@ -129,7 +129,7 @@ static int acquire_alone(struct replica *replica, uint64_t first, uint64_t count
     for (size_t i = 0; in_place && i < stale && !error; i++)
         error = scan_refresh(replica, list[i].leaf, list[i].pages);
     pthread_mutex_unlock(&file->lock);
-    fit_frames(file);
+    fit_frames_for_device(file);
     for (size_t done = 0; !in_place && done < stale && !error; done += BATCH_MAX) {
         uint64_t dropped;
 #ifndef GAIAFS_BREAK_NO_DROP

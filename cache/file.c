@@ -245,9 +245,7 @@ void file_unuse(struct cache_file *file)
      * file_use(). */
     if (file->uses == 1 && file->discarded && (file->size || file->index.leaves)) {
         drop_all(file);
-        pthread_mutex_unlock(&file->lock);
-        fit_frames(file);
-        pthread_mutex_lock(&file->lock);
+        fit_begin(file); /* nobody is told anything: not waited for */
     }
     bool tell = --file->uses == 0 && file->pinned && !file->index.leaves;
     if (tell)

@@ -8,7 +8,8 @@
 #include "cache/internal.h"
 
 #define PATIENCE_MS 2000u
-#define RESTLESS_MS 20u /* of frames that were waited for in vain, until they fit */
+#define RESTLESS_MS 20u   /* of frames that were waited for in vain, until they fit */
+#define DEVICES_MS 30000u /* of who is about to touch them: to free many GiB takes seconds, too */
 #define END_MS 5000u
 
 static bool has_work(const struct replica *replica)
@@ -60,7 +61,8 @@ static void resize(struct replica *replica)
     pthread_cond_broadcast(&replica->file->changed); /* see fit_sweep() */
     pthread_mutex_unlock(&replica->file->lock);
     lock_none("resize");
-    if (cut)
+    /* A growth that was under way may have made them longer, for a size that is no more. */
+    if (cut || pages == low)
         frames->ops->resize(frames, low);
     if (pages > low)
         frames->ops->resize(frames, pages);
@@ -224,34 +226,54 @@ static void start(struct replica *replica)
 }
 
 /* to_place: also for what is being freed, which is no matter of the size. Lock held, let go while waiting. */
-static void wait_for(struct replica *replica, bool to_place)
+static void wait_for(struct replica *replica, bool to_place, const struct timespec *until)
 {
     struct cache_file *file = replica->file;
-    struct timespec until = lock_wait_until(replica->restless ? RESTLESS_MS : PATIENCE_MS);
 
     while (replica->unfit || replica->resizing || (to_place && replica->swept)) {
-        if (lock_is_past(&until)) {
+        if (lock_is_past(until)) {
             replica->restless = true;
             break;
         }
-        pthread_cond_timedwait(&file->changed, &file->lock, &until);
+        pthread_cond_timedwait(&file->changed, &file->lock, until);
     }
 }
 
-void fit_frames(struct cache_file *file)
+void fit_begin(struct cache_file *file)
 {
+    struct replica *replica;
+
+    if (!file->unfit || file->cache->unfitted)
+        return;
+    SLIST_FOREACH (replica, &file->replicas, link) /* they are only ever added */
+        start(replica);
+}
+
+/* All of them have the time once. */
+static void fit_within(struct cache_file *file, unsigned patience_ms, bool restless_too)
+{
+    struct timespec until = lock_wait_until(patience_ms), soon = lock_wait_until(RESTLESS_MS);
     struct replica *replica;
 
     if (!file->unfit || file->cache->unfitted)
         return;
     file_use(file);
     pthread_mutex_lock(&file->lock);
-    SLIST_FOREACH (replica, &file->replicas, link) /* they are only ever added */
-        start(replica);
+    fit_begin(file);
     SLIST_FOREACH (replica, &file->replicas, link)
-        wait_for(replica, false);
+        wait_for(replica, false, replica->restless && !restless_too ? &soon : &until);
     pthread_mutex_unlock(&file->lock);
     file_unuse(file);
+}
+
+void fit_frames(struct cache_file *file)
+{
+    fit_within(file, PATIENCE_MS, false);
+}
+
+void fit_frames_for_device(struct cache_file *file)
+{
+    fit_within(file, DEVICES_MS, true);
 }
 
 void fit_to_place(struct replica *replica)
@@ -261,8 +283,9 @@ void fit_to_place(struct replica *replica)
     if (!file->unfit)
         return;
     pthread_mutex_lock(&file->lock);
+    struct timespec until = lock_wait_until(replica->restless ? RESTLESS_MS : PATIENCE_MS);
     start(replica);
-    wait_for(replica, true);
+    wait_for(replica, true, &until);
     pthread_mutex_unlock(&file->lock);
 }
 

@@ -28,9 +28,14 @@ void fit_again(struct replica *replica);
 /* Below this page frames can be placed. The lock is held. */
 uint64_t fit_pages(const struct replica *replica);
 
-/* Have all frames of the file fit: waits until they do, a moment at most, and less where that was in vain.
- * Also for what others have changed. No lock is held; the file can't go away. */
+/* Have all frames of the file fit: waits until they do, 2 s at most, and less where that was in vain. Also
+ * for what others have changed. No lock is held; the file can't go away. */
 void fit_frames(struct cache_file *file);
+/* The same for who is to touch them next, and is no handler of FUSE: 30 s, as to free many GiB takes its
+ * time, and a touch inside the file is SIGBUS where they are shorter. */
+void fit_frames_for_device(struct cache_file *file);
+/* Nobody waits. The lock is held, and may be let go meanwhile; the file is in use. */
+void fit_begin(struct cache_file *file);
 
 /* The same of one replica, before something is placed there; what is being freed is waited for, too. No lock
  * is held; the file is in use. */

@@ -65,7 +65,7 @@ static int open_replica(const struct cache_map_request *request, struct cache_ma
     if (!error)
         error = file_get_replica(request->file, request->device, !request->writable, &map->replica);
     pthread_mutex_unlock(&request->file->lock);
-    fit_frames(request->file);
+    fit_frames_for_device(request->file);
     if (!error && map->client->process.faults < 0 && !map->client->far && !map->replica->scans)
         error = -EPERM;
     if (!error && request->resident && request->count > map->replica->device->capacity)

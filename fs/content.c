@@ -207,8 +207,12 @@ bool inode_unchanged(struct inode *inode, int fd)
     pthread_mutex_lock(&shard->lock);
     uint64_t changes = content->seen.changes;
     pthread_mutex_unlock(&shard->lock);
-    if (fstat(fd, &st))
+    if (fstat(fd, &st)) { /* nobody knows */
+        pthread_mutex_lock(&shard->lock);
+        content->seen.found += content->seen.opened;
+        pthread_mutex_unlock(&shard->lock);
         return false;
+    }
     pthread_mutex_lock(&shard->lock);
     /* Beside a change of ours st says nothing; somebody else's is found out by the next open. */
     same = content->seen.changing || content->seen.changes != changes;

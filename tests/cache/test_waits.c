@@ -2,6 +2,7 @@
 /* What waits goes on, and not before it may. Each test stops the cache at one point (inside a release, by the
  * fixture's once_invalidated; inside a drop; inside a read of storage, by gaia_io_test_result; at the file's
  * lock), lets a second thread come to where it must wait, and looks. */
+#include "cache/fit.h"
 #include "tests/cache/fixture.inc"
 
 #include <semaphore.h>
@@ -603,6 +604,47 @@ static void test_a_touch_of_what_is_to_be_cut_off_yet(void **state)
     fixture_stop(&f);
 }
 
+static void *grow_to_20_pages(void *argument)
+{
+    (void)argument;
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 20 * 4096), 0);
+    return NULL;
+}
+
+/* The file is cut back to what it was while its frames are made longer: they are as short as it in the end,
+ * else a touch behind its end would come to the daemon again and again. */
+static void test_a_cut_beside_a_growth(void **state)
+{
+    struct gaia_frames_ops slow;
+    uint64_t length, pages;
+
+    (void)state;
+    if (!start())
+        skip();
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 10 * 4096), 0);
+    struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
+    const struct gaia_frames_ops *before = frames->ops;
+    slow = *before;
+    slow.resize = resize_slowly;
+    frames->ops = &slow;
+    stop_next_resize = true;
+    assert_int_equal(pthread_create(&first, NULL, grow_to_20_pages, NULL), 0);
+    while (sem_wait(&reading))
+        ;
+    pthread_mutex_lock(&f.file->lock);
+    assert_int_equal(ftruncate(f.fd, 10 * 4096), 0);
+    file_resized(f.file, 10 * 4096);
+    pthread_mutex_unlock(&f.file->lock);
+    sem_post(&go_on);
+    fit_frames(f.file);
+    assert_int_equal(pthread_join(first, NULL), 0);
+    assert_int_equal(frames->ops->extent(frames, &length, &pages), 0);
+    assert_int_equal(length, 10);
+    frames->ops = before;
+    assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
+    fixture_stop(&f);
+}
+
 /* --- reads of storage that fail --- */
 
 static int acquire_page_20(bool *poisoned)
@@ -698,6 +740,7 @@ int main(void)
         cmocka_unit_test(test_a_close_beside_an_attach),
         cmocka_unit_test(test_a_touch_of_what_was_cut_off),
         cmocka_unit_test(test_a_touch_of_what_is_to_be_cut_off_yet),
+        cmocka_unit_test(test_a_cut_beside_a_growth),
         cmocka_unit_test(test_poison_is_told_until_it_is_heard),
         cmocka_unit_test(test_a_touch_that_fails_where_a_page_was_protected),
     };
