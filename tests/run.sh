@@ -14,7 +14,9 @@ jobs=$(nproc)
 ends=arguments,cuda_maps,cuda_streams,deaths,disks,fault_path,injection,leaks,nodes_babble,nodes_deaths,nodes_random,promises,protocol,room
 threads=changes,clients,deaths,disks,nodes_babble,promises,protocol,room,sharing
 
+# Parts of the suite that other lanes run, so that all end at about the same time.
 second=device_code,examples,gpu_scripts,cuda_paging,rules
+third=nodes_words
 # Leaves to make check what takes long and is seldom broken.
 export GAIA_GATE=1
 
@@ -39,7 +41,7 @@ step() {
 # Three lanes, which also build what only they need: a step waits more than it works.
 make -j"$jobs" tests
 {
-    step "the suite" make check CHECK="--but $second"
+    step "the suite" make check CHECK="--but $second,$third"
 } &
 lanes=$!
 {
@@ -55,6 +57,7 @@ lanes=$!
     step "other programs" python3 -B tests/posix/run.py --quick
     step "power cuts" python3 -B tests/vm/power.py
     step "kills" python3 -B tests/kills/run.py
+    step "the suite, its second part" make check CHECK="--mounts --files $second"
     step "the model" python3 -B tests/model/run.py --gate
 } &
 lanes="$lanes $!"
@@ -65,7 +68,7 @@ lanes="$lanes $!"
     # It has two processors to emulate, and in it nodes wait for each other for some seconds and no longer.
     step "RDMA in a virtual machine" nice -n -10 python3 -B tests/vm/rdma.py
     step "mounts in a Debian 13 userland" sh tests/trixie.sh files,mount,passthrough,passthrough_devices,passthrough_ends,promises
-    step "the suite, its second part" make check CHECK="--mounts --files $second"
+    step "the suite, its third part" make check CHECK="--mounts --files $third"
     # All of it is warming up: an hour (make life) is held to 5 %.
     # Five threads more, which a busy moment calls, are an eighth of its memory.
     step "half a minute of everything" /usr/bin/python3 -B tests/soak/run.py --minutes 0.5 --tolerance 25
