@@ -569,15 +569,14 @@ static void *touch_page_100(void *argument)
  * would be cut off. */
 static void test_a_touch_of_what_is_to_be_cut_off_yet(void **state)
 {
-    struct gaia_frames_ops slow;
+    static struct gaia_frames_ops slow; /* to the end: threads of the cache may be inside */
     uint8_t bytes[4096];
 
     (void)state;
     if (!start())
         skip();
     struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
-    const struct gaia_frames_ops *before = frames->ops;
-    slow = *before;
+    slow = *frames->ops;
     slow.resize = resize_slowly;
     frames->ops = &slow;
     stop_next_resize = true;
@@ -600,7 +599,6 @@ static void test_a_touch_of_what_is_to_be_cut_off_yet(void **state)
     assert_int_equal(device_release(&f, &map), 0);
     kernel_read(&f, 100, bytes);
     assert_int_equal(bytes[1], 2);
-    frames->ops = before;
     fixture_stop(&f);
 }
 
@@ -615,7 +613,7 @@ static void *grow_to_20_pages(void *argument)
  * else a touch behind its end would come to the daemon again and again. */
 static void test_a_cut_beside_a_growth(void **state)
 {
-    struct gaia_frames_ops slow;
+    static struct gaia_frames_ops slow; /* to the end: threads of the cache may be inside */
     uint64_t length, pages;
 
     (void)state;
@@ -623,8 +621,7 @@ static void test_a_cut_beside_a_growth(void **state)
         skip();
     assert_int_equal(cache_file_truncate(f.file, f.fd, 10 * 4096), 0);
     struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
-    const struct gaia_frames_ops *before = frames->ops;
-    slow = *before;
+    slow = *frames->ops;
     slow.resize = resize_slowly;
     frames->ops = &slow;
     stop_next_resize = true;
@@ -640,7 +637,6 @@ static void test_a_cut_beside_a_growth(void **state)
     assert_int_equal(pthread_join(first, NULL), 0);
     assert_int_equal(frames->ops->extent(frames, &length, &pages), 0);
     assert_int_equal(length, 10);
-    frames->ops = before;
     assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
     fixture_stop(&f);
 }
