@@ -474,6 +474,8 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size)
     pthread_mutex_lock(&file->lock);
     bool unchanged = file_unchanged(file);
     int error = kernels_change(file, KERNELS_NOBODY, size, INT64_MAX);
+    if (error == -EIO) /* what can't be read, as a GPU has failed, can be cut off all the same */
+        error = 0;
     if (!error && ftruncate(fd >= 0 ? fd : file->fd, size))
         error = -errno;
     if (!error) {
