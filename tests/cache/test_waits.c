@@ -2,8 +2,8 @@
 /* What waits goes on, and not before it may. Each test stops the cache at one point (inside a release, by the
  * fixture's once_invalidated; inside a drop; inside a read of storage, by gaia_io_test_result; at the file's
  * lock), lets a second thread come to where it must wait, and looks. */
-#include "cache/fit.h"
 #include "tests/cache/fixture.inc"
+#include "tests/cache/second.inc"
 
 #include <semaphore.h>
 #include <setjmp.h>
@@ -14,13 +14,8 @@
 #include "gpu/gaia.h"
 #include "io/engine_internal.h"
 
-#define MOMENT_US 100000
-#define LIMIT_S 20
-
 static struct fixture f;
 static struct device_map map, other;
-static _Atomic bool returned;
-static pthread_t thread;
 static sem_t reading, go_on;
 
 static bool start(void)
@@ -30,27 +25,6 @@ static bool start(void)
         return false;
     map = device_map(&f, 0);
     return true;
-}
-
-static void begin(void *(*body)(void *argument))
-{
-    returned = false;
-    assert_int_equal(pthread_create(&thread, NULL, body, NULL), 0);
-    usleep(MOMENT_US);
-}
-
-/* The thread ends; a hang would be the program's. */
-static void end(void)
-{
-    struct timespec until;
-
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += LIMIT_S;
-    if (pthread_timedjoin_np(thread, NULL, &until)) {
-        print_error("what waits does not go on\n");
-        _exit(1);
-    }
-    assert_true(returned);
 }
 
 /* --- inside a release --- */
@@ -536,111 +510,6 @@ static void test_a_touch_of_what_was_cut_off(void **state)
     fixture_stop(&f);
 }
 
-/* --- inside a change of the frames' length --- */
-
-static _Atomic bool stop_next_resize;
-
-static int resize_slowly(struct gaia_frames *frames, uint64_t pages)
-{
-    if (atomic_exchange(&stop_next_resize, false)) {
-        sem_post(&reading);
-        while (sem_wait(&go_on))
-            ;
-    }
-    return plain_frames->resize(frames, pages);
-}
-
-static void *cut_to_10_pages(void *argument)
-{
-    (void)argument;
-    assert_int_equal(cache_file_truncate(f.file, f.fd, 10 * 4096), 0);
-    return NULL;
-}
-
-static void *touch_page_100(void *argument)
-{
-    (void)argument;
-    touched = ((volatile uint8_t *)map.bytes)[100 * 4096];
-    returned = true;
-    return NULL;
-}
-
-/* The file has been cut, and is long again, but its frames are to be cut yet: what was placed there now
- * would be cut off. */
-static void test_a_touch_of_what_is_to_be_cut_off_yet(void **state)
-{
-    static struct gaia_frames_ops slow; /* to the end: threads of the cache may be inside */
-    uint8_t bytes[4096];
-
-    (void)state;
-    if (!start())
-        skip();
-    struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
-    slow = *frames->ops;
-    slow.resize = resize_slowly;
-    frames->ops = &slow;
-    stop_next_resize = true;
-    assert_int_equal(pthread_create(&first, NULL, cut_to_10_pages, NULL), 0);
-    while (sem_wait(&reading))
-        ;
-    pthread_mutex_lock(&f.file->lock);
-    assert_int_equal(ftruncate(f.fd, FIXTURE_PAGES * 4096), 0);
-    file_resized(f.file, FIXTURE_PAGES * 4096);
-    pthread_mutex_unlock(&f.file->lock);
-    touched = 1;
-    begin(touch_page_100);
-    usleep(2500000); /* longer than who changes the size waits */
-    assert_false(returned);
-    sem_post(&go_on);
-    end();
-    assert_int_equal(touched, 0);
-    assert_int_equal(pthread_join(first, NULL), 0);
-    map.bytes[100 * 4096 + 1] = 2;
-    assert_int_equal(device_release(&f, &map), 0);
-    kernel_read(&f, 100, bytes);
-    assert_int_equal(bytes[1], 2);
-    fixture_stop(&f);
-}
-
-static void *grow_to_20_pages(void *argument)
-{
-    (void)argument;
-    assert_int_equal(cache_file_truncate(f.file, f.fd, 20 * 4096), 0);
-    return NULL;
-}
-
-/* The file is cut back to what it was while its frames are made longer: they are as short as it in the end,
- * else a touch behind its end would come to the daemon again and again. */
-static void test_a_cut_beside_a_growth(void **state)
-{
-    static struct gaia_frames_ops slow; /* to the end: threads of the cache may be inside */
-    uint64_t length, pages;
-
-    (void)state;
-    if (!start())
-        skip();
-    assert_int_equal(cache_file_truncate(f.file, f.fd, 10 * 4096), 0);
-    struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
-    slow = *frames->ops;
-    slow.resize = resize_slowly;
-    frames->ops = &slow;
-    stop_next_resize = true;
-    assert_int_equal(pthread_create(&first, NULL, grow_to_20_pages, NULL), 0);
-    while (sem_wait(&reading))
-        ;
-    pthread_mutex_lock(&f.file->lock);
-    assert_int_equal(ftruncate(f.fd, 10 * 4096), 0);
-    file_resized(f.file, 10 * 4096);
-    pthread_mutex_unlock(&f.file->lock);
-    sem_post(&go_on);
-    fit_frames(f.file);
-    assert_int_equal(pthread_join(first, NULL), 0);
-    assert_int_equal(frames->ops->extent(frames, &length, &pages), 0);
-    assert_int_equal(length, 10);
-    assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
-    fixture_stop(&f);
-}
-
 /* --- reads of storage that fail --- */
 
 static int acquire_page_20(bool *poisoned)
@@ -735,8 +604,6 @@ int main(void)
         cmocka_unit_test(test_a_close_beside_a_fill),
         cmocka_unit_test(test_a_close_beside_an_attach),
         cmocka_unit_test(test_a_touch_of_what_was_cut_off),
-        cmocka_unit_test(test_a_touch_of_what_is_to_be_cut_off_yet),
-        cmocka_unit_test(test_a_cut_beside_a_growth),
         cmocka_unit_test(test_poison_is_told_until_it_is_heard),
         cmocka_unit_test(test_a_touch_that_fails_where_a_page_was_protected),
     };
