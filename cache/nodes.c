@@ -2,7 +2,6 @@
 #include "cache/nodes.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,9 +13,9 @@
 #include "base/kernel.h"
 #include "base/shared_page.h"
 #include "cache/agent.h"
-#include "cache/collect.h"
 #include "cache/home.h"
 #include "cache/internal.h"
+#include "cache/leave.h"
 #include "cache/patience.h"
 #include "io/protocol.h"
 
@@ -109,25 +108,6 @@ static void ended(void *context, struct call_session *session, int error)
         home_session_end(call_session_user(session));
 }
 
-/* Of NODE_CALLS, and nothing comes back but an errno. -ETIMEDOUT: it was given up. */
-static int ask_patiently(struct nodes *nodes, struct call_session *session, enum node_op op,
-                         const struct node_request *request, struct patience patience)
-{
-    bool given_up;
-    int result = patience_ask(nodes, session, NODE_CALLS, op, request, patience, &given_up);
-
-    return given_up ? -ETIMEDOUT : result > 0 ? -EIO : node_result(result);
-}
-
-/* Who leaves waits for a minute for a home that says nothing: what is lost with it is not to be had again,
- * and all that it does meanwhile may be to wait for its disk. */
-static int leave(struct nodes *nodes, struct call_session *session)
-{
-    const struct patience patience = {.silent = 12, .turns = UINT_MAX};
-
-    return ask_patiently(nodes, session, NODE_LEAVE, &(struct node_request){0}, patience);
-}
-
 static int greet(struct nodes *nodes, struct call_session *session)
 {
     const struct patience patience = {.silent = 1, .turns = 12};
@@ -144,7 +124,7 @@ static int greet(struct nodes *nodes, struct call_session *session)
     memcpy(hello.name.bytes, name, strlen(name));
     /* It may not be done yet with what we had there in an earlier session. */
     for (unsigned tries = 0;; tries++) {
-        error = ask_patiently(nodes, session, NODE_HELLO, &hello, patience);
+        error = patience_call(nodes, session, NODE_HELLO, &hello, patience);
         if (error != -EBUSY || tries == 50)
             return error;
         usleep(100000);
@@ -569,32 +549,6 @@ int cache_join(struct cache *cache, char why_out[CACHE_WHY])
     return nodes_start(cache, why_out);
 }
 
-/* The sessions with a member that is not listed any more; their keepers do the rest. */
-static void part_from(struct nodes *nodes, unsigned member)
-{
-    struct home_session *agent;
-    struct call_session *sessions[2];
-    unsigned count = 0;
-
-    pthread_mutex_lock(&nodes->lock);
-    if (nodes->homes[member].session)
-        sessions[count++] = nodes->homes[member].session;
-    LIST_FOREACH (agent, &nodes->agents, link)
-        if (agent->member == member && count < 2)
-            sessions[count++] = agent->session;
-    for (unsigned i = 0; i < count; i++)
-        call_session_get(sessions[i]);
-    pthread_mutex_unlock(&nodes->lock);
-    for (unsigned i = 0; i < count; i++) {
-        if (call_session_connected(sessions[i]))
-            leave(nodes, sessions[i]);
-        else
-            home_session_empty(nodes, sessions[i]);
-        call_session_abort(sessions[i]);
-        call_session_put(sessions[i]);
-    }
-}
-
 int cache_set_members(struct cache *cache, const struct members *members, char why_out[CACHE_WHY])
 {
     struct nodes *nodes = cache->nodes;
@@ -610,80 +564,10 @@ int cache_set_members(struct cache *cache, const struct members *members, char w
         bool gone = i < nodes->numbers && !nodes->homes[i].listed;
         pthread_mutex_unlock(&nodes->lock);
         if (gone)
-            part_from(nodes, i);
+            leave_member(nodes, i);
     }
     meet_all(nodes, why_out);
     return 0;
-}
-
-static bool is_home_of(const struct cache_file *file)
-{
-    return !file->far && !file->given_up;
-}
-
-/* What other nodes' kernels hold of the file comes here. */
-static int recall(struct cache_file *file, void *context)
-{
-    (void)context;
-    int error = is_home_of(file) ? home_invalidate(file, 0, 0) : 0;
-    return error == -ENOENT ? 0 : error;
-}
-
-/* All of it goes to storage, as who syncs at its next home can't reach this machine's memory; of what can't
- * those who have it open are told. */
-static int hand_over(struct cache_file *file, void *context)
-{
-    (void)context;
-    if (!is_home_of(file))
-        return 0;
-    pthread_mutex_lock(&file->lock);
-    int error = collect_all(file);
-    pthread_mutex_unlock(&file->lock);
-    int stored = durable_store(file->durable, file->fd);
-    error = error ? error : stored ? stored : durable_is_lost(file->durable) ? -EIO : 0;
-    home_tell_handed(file, error);
-    return error;
-}
-
-/* What this node is home of goes to its next homes by way of storage. In this order: what was acknowledged
- * before `leaving` was said is collected; what is acknowledged before `settles` was said is synced; what is
- * acknowledged later was synced before it was (cache/home_open.c). At last what nobody has open any more: who
- * unmounts a disk syncs it, too. */
-static int hand_all_over(struct cache *cache)
-{
-    struct nodes *nodes = cache->nodes;
-
-    nodes->leaving = true;
-    int flushed = cache_flush_all(cache);
-    int recalled = cache_each_file(cache, recall, NULL);
-    nodes->settles = true;
-    int handed = cache_each_file(cache, hand_over, NULL);
-    cache->host.sync(cache->host.context);
-    return flushed ? flushed : recalled ? recalled : handed;
-}
-
-void cache_ending(struct cache *cache)
-{
-    if (cache->nodes)
-        cache->nodes->ending = true;
-}
-
-int cache_leave(struct cache *cache)
-{
-    struct nodes *nodes = cache->nodes;
-    int error = nodes ? hand_all_over(cache) : 0;
-
-    for (unsigned i = 0; nodes && i < MEMBERS_MAX; i++) {
-        struct call_session *session = nodes_home_session(nodes, i);
-        if (!session)
-            continue;
-        int one = leave(nodes, session);
-        /* Else it has ended before, and collected; or it died. */
-        if (one == -ETIMEDOUT || !call_session_error(session))
-            error = error ? error : one;
-        call_session_put(session);
-    }
-    return error;
 }
 
 bool cache_is_home(const struct cache *cache, const struct node_name *name)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/patience.h"
 
+#include <errno.h>
+
 struct telling {
     struct call_answer answer; /* first */
     struct nodes *nodes;
@@ -81,4 +83,13 @@ int patience_ask(struct nodes *nodes, struct call_session *session, enum node_cl
     if (given_up_out)
         *given_up_out = given_up;
     return error ? error : telling.result;
+}
+
+int patience_call(struct nodes *nodes, struct call_session *session, enum node_op op,
+                  const struct node_request *request, struct patience patience)
+{
+    bool given_up;
+    int result = patience_ask(nodes, session, NODE_CALLS, op, request, patience, &given_up);
+
+    return given_up ? -ETIMEDOUT : result > 0 ? -EIO : node_result(result);
 }

@@ -18,5 +18,8 @@ struct patience {
  * aborted: -EIO, and given_up_out, which may be NULL, says that it was so. Waits; no lock is held. */
 int patience_ask(struct nodes *nodes, struct call_session *session, enum node_class class, enum node_op op,
                  const struct node_request *request, struct patience patience, bool *given_up_out);
+/* The same of NODE_CALLS, where nothing comes back but an errno. -ETIMEDOUT: it was given up. */
+int patience_call(struct nodes *nodes, struct call_session *session, enum node_op op,
+                  const struct node_request *request, struct patience patience);
 
 #endif

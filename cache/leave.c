@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/leave.h"
+
+#include <errno.h>
+#include <limits.h>
+
+#include "cache/collect.h"
+#include "cache/home.h"
+#include "cache/internal.h"
+#include "cache/patience.h"
+
+/* Who leaves waits for a minute for a home that says nothing: what is lost with it is not to be had again,
+ * and all that it does meanwhile may be to wait for its disk. */
+static int leave(struct nodes *nodes, struct call_session *session)
+{
+    const struct patience patience = {.silent = 12, .turns = UINT_MAX};
+
+    return patience_call(nodes, session, NODE_LEAVE, &(struct node_request){0}, patience);
+}
+
+void leave_member(struct nodes *nodes, unsigned member)
+{
+    struct home_session *agent;
+    struct call_session *sessions[2];
+    unsigned count = 0;
+
+    pthread_mutex_lock(&nodes->lock);
+    if (nodes->homes[member].session)
+        sessions[count++] = nodes->homes[member].session;
+    LIST_FOREACH (agent, &nodes->agents, link)
+        if (agent->member == member && count < 2)
+            sessions[count++] = agent->session;
+    for (unsigned i = 0; i < count; i++)
+        call_session_get(sessions[i]);
+    pthread_mutex_unlock(&nodes->lock);
+    for (unsigned i = 0; i < count; i++) {
+        if (call_session_connected(sessions[i]))
+            leave(nodes, sessions[i]);
+        else
+            home_session_empty(nodes, sessions[i]);
+        call_session_abort(sessions[i]);
+        call_session_put(sessions[i]);
+    }
+}
+
+static bool is_home_of(const struct cache_file *file)
+{
+    return !file->far && !file->given_up;
+}
+
+/* What other nodes' kernels hold of the file comes here. */
+static int recall(struct cache_file *file, void *context)
+{
+    (void)context;
+    int error = is_home_of(file) ? home_invalidate(file, 0, 0) : 0;
+    return error == -ENOENT ? 0 : error;
+}
+
+/* All of it goes to storage, as who syncs at its next home can't reach this machine's memory; of what can't
+ * those who have it open are told. */
+static int hand_over(struct cache_file *file, void *context)
+{
+    (void)context;
+    if (!is_home_of(file))
+        return 0;
+    pthread_mutex_lock(&file->lock);
+    int error = collect_all(file);
+    pthread_mutex_unlock(&file->lock);
+    int stored = durable_store(file->durable, file->fd);
+    error = error ? error : stored ? stored : durable_is_lost(file->durable) ? -EIO : 0;
+    home_tell_handed(file, error);
+    return error;
+}
+
+/* What this node is home of goes to its next homes by way of storage. In this order: what was acknowledged
+ * before `leaving` was said is collected; what is acknowledged before `settles` was said is synced; what is
+ * acknowledged later was synced before it was (cache/home_open.c). At last what nobody has open any more: who
+ * unmounts a disk syncs it, too. */
+static int hand_all_over(struct cache *cache)
+{
+    struct nodes *nodes = cache->nodes;
+
+    nodes->leaving = true;
+    int flushed = cache_flush_all(cache);
+    int recalled = cache_each_file(cache, recall, NULL);
+    nodes->settles = true;
+    int handed = cache_each_file(cache, hand_over, NULL);
+    cache->host.sync(cache->host.context);
+    return flushed ? flushed : recalled ? recalled : handed;
+}
+
+void cache_ending(struct cache *cache)
+{
+    if (cache->nodes)
+        cache->nodes->ending = true;
+}
+
+int cache_leave(struct cache *cache)
+{
+    struct nodes *nodes = cache->nodes;
+    int error = nodes ? hand_all_over(cache) : 0;
+
+    for (unsigned i = 0; nodes && i < MEMBERS_MAX; i++) {
+        struct call_session *session = nodes_home_session(nodes, i);
+        if (!session)
+            continue;
+        int one = leave(nodes, session);
+        /* Else it has ended before, and collected; or it died. */
+        if (one == -ETIMEDOUT || !call_session_error(session))
+            error = error ? error : one;
+        call_session_put(session);
+    }
+    return error;
+}
