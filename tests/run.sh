@@ -16,7 +16,7 @@ threads=changes,clients,deaths,disks,nodes_babble,promises,protocol,room,sharing
 
 # Parts of the suite that other lanes run, so that all end at about the same time.
 second=device_code,examples,gpu_scripts,cuda_paging,rules
-third=nodes_words
+third=nodes_words,nodes_parting
 # Leaves to make check what takes long and is seldom broken.
 export GAIA_GATE=1
 

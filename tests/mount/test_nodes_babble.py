@@ -11,7 +11,7 @@ from files import pattern
 from helpers import (PAGE, AgentDied, agents, cuda_standin, error_of, make_random, read_file, statistics,  # noqa: F401
                      tool_path, wait_until, write_file)
 from nodes import cluster  # noqa: F401
-from test_nodes_words import OPS
+from member import OPS
 
 PAGES = 64
 FILES = ("home0", "home1", "far0", "far1")

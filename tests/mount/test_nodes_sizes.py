@@ -11,7 +11,7 @@ from files import pattern
 from helpers import (ALL_ROWS, PAGE, AgentDied, agents, daemon_with_faults, drop_host_cache, read_file,  # noqa: F401
                      wait_until)
 from nodes import cluster  # noqa: F401
-from test_nodes_words import OPS, Member, meet  # noqa: F401
+from member import OPS, Member, meet  # noqa: F401
 
 RECORD = 16
 TURNS = so_much(300, 100)

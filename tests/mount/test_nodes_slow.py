@@ -13,7 +13,7 @@ from helpers import (MIB, PAGE, ROWS, agents, cuda_standin, daemon_with_faults, 
                      stand_still, statistics)
 from nodes import Program, cluster  # noqa: F401
 from test_cuda_maps import gpu, make  # noqa: F401
-from test_nodes_words import OPS, Member
+from member import OPS, Member
 
 on_another_node = pytest.mark.parametrize("gpu", ["on another node"], indirect=True)
 MANY = 12  # files; more than the threads that some version had for them

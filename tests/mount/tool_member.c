@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A node that does as it is told, which no daemon would do (test_nodes_words.py): tool_member PEERS SELF
+/* A node that does as it is told, which no daemon would do (member.py): tool_member PEERS SELF
  * OTHER connects to the other and reads orders, one a line; each is answered with a line, the result. It has
  * one page of a file, in its own memory.
  *

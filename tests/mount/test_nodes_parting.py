@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes part: a home hands over what it has, and nobody waits for ever for one that hangs. The other node is a test's (member.py)."""
+import errno
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from conftest import not_in_the_gate
+from files import pattern
+from helpers import PAGE, ROWS, agents, daemon_with_faults, read_file, wait_until, write_file  # noqa: F401
+from member import OPS, Member, meet  # noqa: F401
+from nodes import Program, cluster  # noqa: F401
+
+
+@pytest.fixture
+def reads(meet, workdir, monkeypatch):
+    """(the plan of a home whose calls can be made to fail, the home, its file, an agent that has read the first page)"""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    daemon, path, member = meet(env=env)
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    return plan, daemon, path, one
+
+
+def leaves(daemon, one, op):
+    """The home is about to leave, and waits for the member's answer to an operation."""
+    before = one.do("asked", op)
+    one.do("pause", op, 2000)
+    daemon.expected_exit = None
+    os.kill(daemon.pid, signal.SIGTERM)
+    wait_until(lambda: one.do("asked", op) > before)
+
+
+def test_what_a_home_does_after_its_last_sync_is_synced(reads):
+    plan, daemon, path, one = reads
+    leaves(daemon, one, OPS["NODE_LEAVE"])
+    assert one.do("asked", OPS["NODE_HANDED"]) == 1 and one.do("flags", OPS["NODE_HANDED"]) == 0
+    row = ROWS.index("fsync")
+    syncs = plan.calls[row]
+    assert one.do("write") == PAGE
+    assert plan.calls[row] > syncs, "acknowledged, and in the machine's memory only"
+    plan.arm(row, errno.EIO, 1, 1)
+    assert one.do("write") == -errno.EIO
+    plan.row = -1
+
+
+def test_what_is_written_back_while_a_home_leaves_is_not_synced_each(reads):
+    """An unmount would take as long as a disk needs for a sync of each page."""
+    plan, daemon, path, one = reads
+    leaves(daemon, one, OPS["NODE_INVALIDATE"])
+    syncs = plan.calls[ROWS.index("fsync")]
+    for value in range(20):
+        one.do("set", 5, value)
+        assert one.do("write") == PAGE
+    assert plan.calls[ROWS.index("fsync")] == syncs
+    daemon.proc.wait(20)
+    assert one.do("flags", OPS["NODE_HANDED"]) == 0 and daemon.proc.returncode == 0
+    assert plan.calls[ROWS.index("fsync")] > syncs and plan.calls[ROWS.index("syncfs")] == 1
+    assert read_file(path)[5] == 19
+
+
+@not_in_the_gate
+def test_a_home_that_leaves_waits_for_who_writes_back(meet):
+    """Its answer to INVALIDATE takes longer than who says nothing is waited for."""
+    daemon, path, member = meet()
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    one.do("pause", OPS["NODE_INVALIDATE"], 9000)
+    os.kill(daemon.pid, signal.SIGTERM)
+    wait_until(lambda: one.do("asked", OPS["NODE_INVALIDATE"]))
+    for value in range(16):
+        time.sleep(0.5)
+        one.do("set", 5, value)
+        assert one.do("write") == PAGE
+    assert daemon.proc.wait(20) == 0
+    assert read_file(path)[5] == 15
+
+
+@not_in_the_gate
+def test_a_home_that_leaves_waits_for_what_it_does_itself(reads):
+    """A disk is slow: the agent says nothing for longer than it is waited for, as the home has not answered its WRITE."""
+    plan, daemon, path, one = reads
+    one.do("pause", OPS["NODE_INVALIDATE"], 13_000)
+    os.kill(daemon.pid, signal.SIGTERM)
+    wait_until(lambda: one.do("asked", OPS["NODE_INVALIDATE"]))
+    plan.arm_wait(ROWS.index("pwrite64"), 11_500, 1, 0)
+    one.do("set", 5, 77)
+    assert one.do("write") == PAGE and plan.landed
+    assert daemon.proc.wait(20) == 0
+    assert one.do("flags", OPS["NODE_HANDED"]) == 0 and read_file(path)[5] == 77
+
+
+def test_what_is_written_again_is_not_told_by_a_home_that_leaves(reads):
+    """A sync has lost it and said so; it came again, and the next one said 0."""
+    plan, daemon, path, one = reads
+    assert one.do("sync") == 0
+    one.do("set", 3, 77)
+    assert one.do("write") == PAGE
+    plan.arm(ROWS.index("fsync"), errno.EIO, 1, 0)
+    assert one.do("sync") == -errno.EIO and plan.landed
+    assert one.do("write") == PAGE and one.do("sync") == 0
+    leaves(daemon, one, OPS["NODE_INVALIDATE"])
+    daemon.proc.wait(20)
+    assert one.do("flags", OPS["NODE_HANDED"]) == 0 and daemon.proc.returncode == 0
+
+
+def test_who_comes_while_a_home_leaves_is_refused(cluster, workdir, monkeypatch):
+    """It would have from it what nobody would take back."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(3, "timeout=0,peer_timeout=2", only=[])
+    daemon = nodes.mount(0, env=env)
+    nodes.make(pattern(2 * PAGE, 1), home=0)
+    one = Member(nodes.peers)
+    try:
+        one.has_page(nodes.below())
+        assert one.met == 0 and one.do("read_end") == 0
+        plan.arm_wait(ROWS.index("syncfs"), 3000, 1, 0)
+        os.kill(daemon.pid, signal.SIGTERM)
+        wait_until(lambda: plan.landed)
+        assert one.do("asked", OPS["NODE_HANDED"]) == 1
+        two = Member(nodes.peers, name="c")
+        assert two.met == -errno.ESHUTDOWN
+        two.kill()
+        assert daemon.proc.wait(20) == 0
+    finally:
+        one.kill()
+
+
+def test_what_an_earlier_sync_has_lost_is_told_by_a_home_that_leaves(reads):
+    """It alone remembers that; a later sync finds clean pages, and would say 0."""
+    plan, daemon, path, one = reads
+    one.do("set", 3, 77)
+    assert one.do("write") == PAGE
+    plan.arm(ROWS.index("fsync"), errno.EIO, 1, 0)
+    assert one.do("sync") == -errno.EIO and plan.landed
+    leaves(daemon, one, OPS["NODE_INVALIDATE"])
+    daemon.proc.wait(20)
+    assert one.do("flags", OPS["NODE_HANDED"]) == 1 and daemon.proc.returncode == 1
+
+
+def test_a_silent_agent_does_not_keep_a_mount_from_ending(meet, agents):
+    daemon, path, member = meet()
+    program = Program(agents(), os.path.join(daemon.mnt, "f"), cpu=False)
+    one = member()
+    one.has_page(path)
+    assert one.do("read_end") == 0
+    one.do("pause", OPS["NODE_INVALIDATE"], 1_000_000)
+    program.device_store(100, b"stored")
+    daemon.expected_exit = None
+    os.kill(daemon.pid, signal.SIGTERM)
+    daemon.proc.wait(30)
+
+
+def hears_of_a_new_list(mount, workdir, op):
+    """(a daemon whose list is another one now, the test's node): it has said HELLO to who has come, or LEAVE to who is not
+    listed any more, and waits for the answer. The node lives, and never answers."""
+    data, peers = os.path.join(workdir, "data"), os.path.join(workdir, "peers")
+    os.mkdir(data)
+    lists = [[f"{name}@local:gaiafs-test-{os.getpid()}-w-{name}" for name in names] for names in ("a", "ab")]
+    before, after = lists if op == "HELLO" else lists[::-1]
+    write_file(peers, "\n".join(before).encode())
+    daemon = mount(f"node=a,peers={peers},timeout=0,peer_timeout=2", data=data)
+    one = Member("/".join(lists[1]))
+    one.do("pause", OPS[f"NODE_{op}"], 1_000_000)
+    asked = one.do("asked", OPS[f"NODE_{op}"])
+    write_file(peers, "\n".join(after).encode())
+    os.kill(daemon.pid, signal.SIGHUP)
+    wait_until(lambda: one.do("asked", OPS[f"NODE_{op}"]) > asked)
+    return daemon, one
+
+
+@pytest.mark.parametrize("op", ["HELLO", "LEAVE"])
+def test_a_node_that_hangs_while_the_list_is_read_again(mount, workdir, op):
+    """SIGTERM is heard all the same."""
+    daemon, one = hears_of_a_new_list(mount, workdir, op)
+    try:
+        os.kill(daemon.pid, signal.SIGHUP)  # another one waits its turn, or is the same
+        os.kill(daemon.pid, signal.SIGTERM)
+        wait_until(lambda: not daemon.mounted(), 10)
+        if op == "LEAVE":  # which may take as long as a disk does
+            one.kill()
+        assert daemon.proc.wait(20) == 0
+    finally:
+        one.kill()
+
+
+@not_in_the_gate
+@pytest.mark.limit(150)
+def test_a_home_that_hangs_is_not_left_for_ever(mount, meet, workdir):
+    """What devices had there may be lost, and the daemon says so. Nor is it after a new list, where nobody has sent a signal."""
+    told, one = hears_of_a_new_list(mount, workdir, "LEAVE")
+    daemon, _, member = meet()
+    two = member()
+    two.do("pause", OPS["NODE_LEAVE"], 1_000_000)
+    daemon.expected_exit = 1
+    try:
+        subprocess.run(["umount", told.mnt], check=True)
+        os.kill(daemon.pid, signal.SIGTERM)
+        assert daemon.proc.wait(100) == 1
+        assert "could not all be written, and is lost: " in daemon.log_text()
+        assert told.proc.wait(20) == 0
+    finally:
+        one.kill()
