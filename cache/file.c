@@ -202,6 +202,7 @@ void cache_file_close(struct cache_file *file)
         replica_close(replica);
     }
     kernels_free(file);
+    heal_window_free(file);
     index_free(&file->index);
     gaia_io_file_close(file->io);
     close(file->fd);

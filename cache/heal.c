@@ -8,8 +8,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cache/home.h"
 #include "base/clock.h"
+#include "base/kernel.h"
+#include "cache/home.h"
 #include "cache/internal.h"
 
 /* How long an answer waits for its pages to be dropped. When it comes earlier a read may be stale until they
@@ -25,6 +26,12 @@
  * more whose own page it is; and a reader that gets no processor for longer has a stale page there until it
  * does. (That our own naps end on time says nothing about it: tried.) */
 #define READER_MS 5u
+/* How long, and for how many WRITEs of so many bytes of a file, write-backs are awaited that a kernel before
+ * Linux 6.16 may have on their way: the newest. They come when the daemon has answered what came before them.
+ */
+#define LINGER_NS UINT64_C(60000000000)
+#define LINGER_MOST 64u
+#define LINGER_BYTES ((size_t)4 << 20)
 /* How long an opener may need to drop the file's pages after its OPEN was answered. */
 #define OPEN_NS 1000000000u
 
@@ -40,7 +47,8 @@ struct heal {
     uint64_t drop_reads;  /* the last READ before that */
     unsigned node;        /* whose kernel */
     bool misplaced;       /* heal_misplaced() */
-    bool linked;          /* in window->heals; under the file's lock */
+    bool linked;          /* in window->heals; under the file's lock, as is the next */
+    uint64_t lingers_ns;  /* not 0: it is done, and write-backs of the pages may come until then */
     bool head_done, done; /* all but the last page, everything; under healer->lock */
     unsigned references;  /* the WRITE's handler and the healer; under healer->lock */
     uint8_t bytes[];      /* of the WRITE, behind them what the home had there before, and current_bits() */
@@ -194,6 +202,18 @@ static bool overlap(const struct heal *heal, off_t offset, off_t length, off_t *
     return *begin < *end;
 }
 
+/* Pages of a heal that lie in a range of bytes, which is not empty. */
+static void set_pages_current(struct heal *heal, off_t offset, size_t length)
+{
+    off_t page_size = (off_t)GAIA_PAGE_SIZE;
+    off_t first = offset / page_size, last = (offset + (off_t)length - 1) / page_size,
+          heal_first = heal->offset / page_size,
+          heal_last = (heal->offset + (off_t)heal->cut - 1) / page_size;
+
+    for (off_t page = first > heal_first ? first : heal_first; page <= last && page <= heal_last; page++)
+        set_current(heal, (size_t)(page - heal_first));
+}
+
 /* A newer write() to bytes that are being healed. Lock held. */
 static void overwrite(struct heal_window *window, const uint8_t *bytes, size_t length, off_t offset)
 {
@@ -228,13 +248,102 @@ void heal_changed(struct cache_file *file, off_t offset, off_t length)
 void heal_reread(struct cache_file *file, unsigned node, off_t offset, size_t length)
 {
     struct heal *heal;
-    off_t begin, end;
 
     LIST_FOREACH (heal, &file->window.heals, link)
-        if (heal->node == node && overlap(heal, offset, (off_t)length, &begin, &end))
-            for (size_t page = page_of(heal, begin); page <= page_of(heal, end - 1); page++)
-                set_current(heal, page);
+        if (heal->node == node && length)
+            set_pages_current(heal, offset, length);
 }
+
+/* Lock held. */
+static void unlink_heal(struct heal *heal)
+{
+    if (heal->linked)
+        LIST_REMOVE(heal, link);
+    heal->linked = false;
+}
+
+static void heal_put(struct healer *healer, struct heal *heal)
+{
+    pthread_mutex_lock(&healer->lock);
+    unsigned left = --heal->references;
+    pthread_mutex_unlock(&healer->lock);
+    if (!left)
+        free(heal);
+}
+
+/* ---- write-backs that are late ---- */
+
+static bool writes_back_late(const struct cache_file *file, unsigned node)
+{
+    const struct nodes *nodes = file->cache->nodes;
+
+    return nodes ? nodes->late_kernels >> node & 1 : file->cache->healer.late_kernel;
+}
+
+static bool all_current(struct heal *heal)
+{
+    size_t last = heal->cut ? page_of(heal, heal->offset + (off_t)heal->cut - 1) + 1 : 0;
+
+    for (size_t page = 0; page < last; page++)
+        if (!is_current(heal, page))
+            return false;
+    return true;
+}
+
+/* End those that linger and need not any more, or are too many; the list has the newest first. Lock held. */
+static void let_go(struct cache_file *file)
+{
+    uint64_t now = LIST_EMPTY(&file->window.heals) ? 0 : clock_now_ns();
+    struct heal *heal, *next;
+    size_t bytes = 0;
+    unsigned count = 0;
+
+    for (heal = LIST_FIRST(&file->window.heals); heal; heal = next) {
+        next = LIST_NEXT(heal, link);
+        if (!heal->lingers_ns)
+            continue;
+        bytes += heal->length;
+        if (now < heal->lingers_ns && ++count <= LINGER_MOST && bytes <= LINGER_BYTES && !all_current(heal))
+            continue;
+        unlink_heal(heal);
+        heal_put(&file->cache->healer, heal);
+    }
+}
+
+/* The pages are dropped, but what the kernel has written back of them before that may come yet. Lock held. */
+static void linger(struct cache_file *file, struct heal *heal)
+{
+    heal->lingers_ns = clock_now_ns() + LINGER_NS;
+    pthread_mutex_lock(&file->cache->healer.lock);
+    heal->references++;
+    pthread_mutex_unlock(&file->cache->healer.lock);
+    let_go(file);
+}
+
+/* The kernel has waited for the write-backs of these pages before it sent a WRITE to them. Lock held. */
+static void written_anew(struct cache_file *file, unsigned node, off_t offset, size_t length)
+{
+    struct heal *heal;
+
+    LIST_FOREACH (heal, &file->window.heals, link)
+        if (heal->lingers_ns && heal->node == node && length)
+            set_pages_current(heal, offset, length);
+    let_go(file);
+}
+
+void heal_window_free(struct cache_file *file)
+{
+    struct heal *heal;
+
+    /* All linger, and nobody else has a reference: who heals has the file in use. There may be no healer any
+     * more. */
+    while ((heal = LIST_FIRST(&file->window.heals))) {
+        LIST_REMOVE(heal, link);
+        free(heal);
+    }
+}
+
+/* ---- */
 
 /* In the file's list; its bytes are the caller's to set. Lock held. */
 static struct heal *heal_new(struct cache_file *file, size_t length, off_t offset, unsigned node)
@@ -265,6 +374,8 @@ int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t 
     uint64_t last = ((uint64_t)offset + length - 1) / GAIA_PAGE_SIZE;
 
     *heal_out = NULL;
+    if (!(flags & CACHE_IO_DIRECT))
+        written_anew(file, node, offset, length);
     if (!length || window->first > window->last)
         return 0;
     bool hit = first <= window->last && last >= window->first && window->kernels >> node & 1 &&
@@ -305,14 +416,6 @@ int heal_misplaced(struct cache_file *file, const void *bytes, size_t length, of
     return 0;
 }
 
-/* Lock held. */
-static void unlink_heal(struct heal *heal)
-{
-    if (heal->linked)
-        LIST_REMOVE(heal, link);
-    heal->linked = false;
-}
-
 void heal_applied(struct cache_file *file, struct heal *heal, const void *bytes, size_t done, off_t offset)
 {
     overwrite(&file->window, bytes, done, offset);
@@ -324,22 +427,16 @@ void heal_applied(struct cache_file *file, struct heal *heal, const void *bytes,
         unlink_heal(heal);
 }
 
-static void heal_put(struct healer *healer, struct heal *heal)
-{
-    pthread_mutex_lock(&healer->lock);
-    unsigned left = --heal->references;
-    pthread_mutex_unlock(&healer->lock);
-    if (!left)
-        free(heal);
-}
-
 /* The pages are healed, or not (done): mark it, and put the healer's reference. */
 static void heal_end(struct cache *cache, struct heal *heal, bool done)
 {
     struct cache_file *file = heal->file;
 
     pthread_mutex_lock(&file->lock);
-    unlink_heal(heal);
+    if (writes_back_late(file, heal->node) && !all_current(heal))
+        linger(file, heal);
+    else
+        unlink_heal(heal);
     if (heal->dropped) /* what other kernels have of it nobody has dropped: as if all had read it again */
         drop_end(heal, done && home_kernels(file) == UINT64_C(1) << heal->node);
     pthread_mutex_unlock(&file->lock);
@@ -612,6 +709,7 @@ int healer_start(struct cache *cache)
     struct healer *healer = &cache->healer;
     int error = 0;
 
+    healer->late_kernel = kernel_writes_back_late();
     lock_init(&healer->lock, LOCK_HEALER);
     lock_condition_init(&healer->changed);
     STAILQ_INIT(&healer->queue);

@@ -31,6 +31,11 @@
  * to a page that the kernel still holds, before the write() has returned or where it is still stale then,
  * that brings back the very value that the WRITE has just replaced.
  *
+ * Before Linux 6.16 the invalidation may return before what the kernel had written back of a stale page
+ * arrives, with what the WRITE has replaced. So the heal *lingers*, and has its say in write-backs, until
+ * the kernel asks for the page or sends a WRITE to it, before which it waits for those; or for a minute, or
+ * until there are many.
+ *
  * Kernels that show pages that are not up to date (all before May 2026; 6.18.44 doesn't) show the WRITE's
  * bytes in one that it keeps locked.
  *
@@ -75,6 +80,7 @@ struct healer {
     bool stop;
     unsigned started;
     unsigned waiting;     /* handlers of WRITEs */
+    bool late_kernel;     /* this machine's writes back late (base/kernel.h), set at the start */
     uint64_t heals, late; /* how many there were, and how many of those were answered before they were done */
 };
 
@@ -82,6 +88,8 @@ int healer_start(struct cache *cache);
 void healer_stop(struct cache *cache);
 
 void heal_window_init(struct heal_window *window);
+/* The file is closed: nobody uses it. */
+void heal_window_free(struct cache_file *file);
 /* Around an invalidation of pages [first, last], and for each leaf, around one of its pages. The file's lock
  * is held. */
 void heal_window_open(struct cache_file *file, uint64_t first, uint64_t last);

@@ -5,6 +5,8 @@
 
 #include "cache/internal.h"
 #include "cache/stat.h"
+
+static _Atomic int step;
 #include "gpu/gaia.h"
 
 static void *hold_page_0(void *argument)

@@ -5,6 +5,8 @@
 #include "cache/internal.h"
 #include "cache/stat.h"
 
+static _Atomic int step;
+
 /* A is the WRITE of 'a' from AT in page 0 to the end of page 1. Page 0 was read again before it came; page 1
  * is locked by a READ of slow storage: A's heal waits for it, and A is answered before. */
 static bool make_a_late(void)
