@@ -214,9 +214,11 @@ ssize_t agent_write(struct cache_file *file, const void *buffer, size_t length, 
     durable_ask(file->durable);
     /* What of a write-back can't be written the home has to know, all of it: each piece goes there. */
     for (size_t at = 0, want; at < length && (whole || flags & CACHE_IO_WRITEBACK); at += want) {
-        want = length - at < CALL_SLOT_BYTES ? length - at : CALL_SLOT_BYTES;
-        ssize_t n =
-            write_piece(file, (unsigned)slot, (const uint8_t *)buffer + at, want, offset + (off_t)at, flags);
+        want = length - at;
+        if (want > CALL_SLOT_BYTES) /* no page is in two: cache/heal.h */
+            want = CALL_SLOT_BYTES - (size_t)(offset + (off_t)at) % GAIA_PAGE_SIZE;
+        ssize_t n = write_piece(file, (unsigned)slot, (const uint8_t *)buffer + at, want, offset + (off_t)at,
+                                at + want < length ? flags | CACHE_IO_MORE : flags);
         if (whole && (n > 0 || !put))
             put = n > 0 ? put + n : n;
         whole &= n == (ssize_t)want;

@@ -134,10 +134,11 @@ enum cache_io_flags {
     CACHE_IO_APPEND = 4,    /* fd was opened with O_APPEND: the write lands at the end of the backing file */
     CACHE_IO_UNCACHED =
         8, /* with CACHE_IO_DIRECT, of a read: it surely is one, and the kernel keeps no page of it */
+    CACHE_IO_MORE = 16, /* of a plain WRITE: another piece of it is to come */
 };
 
 /* The flags that a peer may give; and whose kernel asks, of several nodes: 0, or 1 + the member's number. */
-#define CACHE_IO_FLAGS 15u
+#define CACHE_IO_FLAGS 31u
 #define CACHE_IO_NODE(node) ((unsigned)(node) << 8)
 
 /* Which node is the home of the file of a name: this one (also without members), or another. */

@@ -214,8 +214,7 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
         return agent_read(file, buffer, length, offset, flags, read_out);
     pthread_mutex_lock(&file->lock);
     reads_begin(file, read_out, flags >> 8, offset, length);
-    if (!(flags & CACHE_IO_DIRECT))
-        heal_reread(file, flags >> 8, offset, length);
+    heal_reread(file, offset, length, flags);
     int error = file->given_up ? -EIO : each_leaf(file, offset, length, flags, before_read);
     if (!error && !(flags & CACHE_IO_UNCACHED))
         error = kernels_given(file, flags >> 8, offset, length);
@@ -379,6 +378,7 @@ static int write_back(struct cache_file *file, int fd, const uint8_t *buffer, si
     uint8_t healed[GAIA_PAGE_SIZE], merged[GAIA_PAGE_SIZE];
     int error = 0;
 
+    heal_tidy(file);
     if (LIST_EMPTY(&file->window.heals) && !file->kernels.old && !file->kernels.late)
         return write_all(fd, buffer, length, offset, done);
     while (!error && *done < length) {
@@ -390,6 +390,7 @@ static int write_back(struct cache_file *file, int fd, const uint8_t *buffer, si
         if (!error)
             error = write_all(fd, put, n, at, &part);
         kernels_wrote_back(file, node, bytes, part, at);
+        heal_written_back(file, node, put, part, at);
         *done += part;
     }
     return error;
@@ -432,6 +433,8 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
         cut = length - part_of_file(file, length, offset);
         length -= cut;
     }
+    if (!(flags & (CACHE_IO_WRITEBACK | CACHE_IO_DIRECT)))
+        heal_written(file, flags >> 8, wished, length);
 #ifndef GAIAFS_BREAK_NO_HEAL
     if (!(flags & CACHE_IO_WRITEBACK))
         error = heal_start(file, buffer, length, offset, flags, &heal);

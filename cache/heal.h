@@ -33,8 +33,8 @@
  *
  * Before Linux 6.16 the invalidation may return before what the kernel had written back of a stale page
  * arrives, with what the WRITE has replaced. So the heal *lingers*, and has its say in write-backs, until
- * the kernel asks for the page or sends a WRITE to it, before which it waits for those; or for a minute, or
- * until there are many.
+ * the kernel asks for the page or sends a WRITE to it (not a direct one), before which it waits for those;
+ * or for a minute, or until there are many newer ones of the file.
  *
  * Kernels that show pages that are not up to date (all before May 2026; 6.18.44 doesn't) show the WRITE's
  * bytes in one that it keeps locked.
@@ -118,8 +118,16 @@ int heal_misplaced(struct cache_file *file, const void *bytes, size_t length, of
  * may be NULL. The file's lock is held. */
 void heal_applied(struct cache_file *file, struct heal *heal, const void *bytes, size_t done, off_t offset);
 /* A kernel asks for pages that it does not hold: what it has of them from here on is as new as the WRITEs
- * that were applied. Not for READs that may be direct ones. The file's lock is held. */
-void heal_reread(struct cache_file *file, unsigned node, off_t offset, size_t length);
+ * that were applied. flags: CACHE_IO_*. The file's lock is held. */
+void heal_reread(struct cache_file *file, off_t offset, size_t length, unsigned flags);
+/* Before a plain WRITE is applied that is no direct one, and before its heal_start(): where its kernel has
+ * put the bytes. The file's lock is held. */
+void heal_written(struct cache_file *file, unsigned node, off_t offset, size_t length);
+/* A write-back of a node's was applied, as these bytes. The file's lock is held. */
+void heal_written_back(struct cache_file *file, unsigned node, const uint8_t *bytes, size_t length,
+                       off_t offset);
+/* End what lingers and need not any more, or is too much. The file's lock is held. */
+void heal_tidy(struct cache_file *file);
 /* The home copy was changed in another way: what is being healed there has no say any more. The file's lock
  * is held. */
 void heal_changed(struct cache_file *file, off_t offset, off_t length);

@@ -6,8 +6,9 @@
 #include "cache/internal.h"
 #include "cache/stat.h"
 
-static _Atomic int step;
 #include "gpu/gaia.h"
+
+static _Atomic int step;
 
 static void *hold_page_0(void *argument)
 {

@@ -103,6 +103,22 @@ static void test_two_heals_and_the_oldest_page(void **state)
     finish('b');
 }
 
+/* A WRITE of all of it leaves nothing of what was there before: who brings that back has stored it. */
+static void test_a_write_of_the_whole_page(void **state)
+{
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!make_a_late())
+        skip();
+    memset(bytes, 'c', sizeof bytes);
+    assert_int_equal(send_write(f.fd, bytes, sizeof bytes, 0), 4096);
+    bytes[AT] = 0;
+    assert_int_equal(cache_file_write(f.file, f.fd, bytes, 4096, 0, CACHE_IO_WRITEBACK), 4096);
+    forget_page(0);
+    finish(0);
+}
+
 /* A store through a mapping to a byte that is being healed is newer, though the rest of its page is stale. */
 static void test_store(void **state)
 {
@@ -492,6 +508,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_two_heals),
         cmocka_unit_test(test_two_heals_and_the_oldest_page),
+        cmocka_unit_test(test_a_write_of_the_whole_page),
         cmocka_unit_test(test_store),
         cmocka_unit_test(test_store_of_what_was_there),
         cmocka_unit_test(test_another_node_reads),

@@ -37,6 +37,25 @@ static void arrives(unsigned page, const uint8_t *bytes)
                      4096);
 }
 
+/* A READ of page 0. */
+static void read_with(unsigned flags)
+{
+    struct cache_read read;
+    uint8_t bytes[4096];
+
+    assert_int_equal(cache_file_read(f.file, f.fd, bytes, 4096, 0, flags, &read), 4096);
+    cache_file_read_end(f.file, &read);
+}
+
+/* All heals are done. */
+static bool no_window_is_open(void)
+{
+    pthread_mutex_lock(&f.file->lock);
+    bool open = f.file->window.open;
+    pthread_mutex_unlock(&f.file->lock);
+    return !open;
+}
+
 static void test_a_write_back_that_was_on_its_way(void **state)
 {
     uint8_t bytes[4096], byte;
@@ -88,18 +107,119 @@ static void test_a_store_after_a_write(void **state)
     fixture_stop(&f);
 }
 
-/* That tells nothing of this one's. */
-static void test_another_kernel_reads(void **state)
+/* A mapping of a descriptor that is open for direct I/O: its READs are no direct ones. */
+static void test_a_store_through_a_direct_descriptor(void **state)
 {
-    uint8_t bytes[4096], others[4096];
-    struct cache_read read;
+    uint8_t bytes[4096];
 
     (void)state;
     if (!start(true))
         skip();
     heal_beside_a_write_back(0, bytes);
-    assert_int_equal(cache_file_read(f.file, f.fd, others, 4096, 0, CACHE_IO_NODE(2), &read), 4096);
-    cache_file_read_end(f.file, &read);
+    read_with(CACHE_IO_DIRECT);
+    arrives(0, bytes);
+    assert_int_equal(home(0), 0);
+    fixture_stop(&f);
+}
+
+/* The kernel keeps no page of it, and waits for nothing. */
+static void test_a_direct_read(void **state)
+{
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start(true))
+        skip();
+    heal_beside_a_write_back(0, bytes);
+    read_with(CACHE_IO_DIRECT | CACHE_IO_UNCACHED);
+    arrives(0, bytes);
+    assert_int_equal(home(0), 'b');
+    fixture_stop(&f);
+}
+
+/* The heal was not done when its WRITE was answered: the next one may have been sent before it was, too. */
+static void test_a_write_that_was_sent_before(void **state)
+{
+    uint8_t bytes[2 * 4096], on_its_way[4096];
+
+    (void)state;
+    if (!start(true))
+        skip();
+    drop_pages_of_the_kernel(2);
+    kernel_read(&f, 0, on_its_way);
+    pthread_mutex_lock(&f.kernel[1].lock);
+    memset(bytes, 'b', sizeof bytes);
+    assert_int_equal(send_write(f.fd, bytes, sizeof bytes - AT, AT), sizeof bytes - AT);
+    pthread_mutex_unlock(&f.kernel[1].lock);
+    wait_until(no_window_is_open);
+    assert_int_equal(send_write(f.fd, "c", 1, 60), 1);
+    arrives(0, on_its_way);
+    assert_int_equal(home(0), 'b');
+    fixture_stop(&f);
+}
+
+/* Of two pieces of a WRITE the first was not the one that was on its way. */
+static void test_pieces_of_a_write(void **state)
+{
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start(false))
+        skip();
+    drop_pages_of_the_kernel(2);
+    kernel_read(&f, 1, bytes);
+    assert_int_equal(cache_file_write(f.file, f.fd, "b", 1, AT, CACHE_IO_MORE), 1);
+    assert_int_equal(send_write(f.fd, "b", 1, 4096 + AT), 1);
+    assert_int_equal(read_byte(1), 'b');
+    fixture_stop(&f);
+}
+
+/* What a hole has left is newer than what comes late. */
+static void test_a_hole(void **state)
+{
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start(true))
+        skip();
+    assert_int_equal(send_write(f.fd, "o", 1, AT), 1);
+    heal_beside_a_write_back(0, bytes);
+    assert_int_equal(bytes[AT], 'o');
+    assert_int_equal(cache_file_fallocate(f.file, f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096),
+                     0);
+    arrives(0, bytes);
+    assert_int_equal(home(0), 0);
+    fixture_stop(&f);
+}
+
+/* So is what another node's kernel has written back. */
+static void test_another_kernel_writes_back(void **state)
+{
+    uint8_t bytes[4096], others[4096];
+
+    (void)state;
+    if (!start(true))
+        skip();
+    heal_beside_a_write_back(0, bytes);
+    memcpy(others, bytes, sizeof others);
+    others[AT] = 'z';
+    assert_int_equal(cache_file_write(f.file, f.fd, others, 4096, 0, CACHE_IO_WRITEBACK | CACHE_IO_NODE(2)),
+                     4096);
+    arrives(0, bytes);
+    assert_int_equal(home(0), 'z');
+    fixture_stop(&f);
+}
+
+/* That tells nothing of this one's. */
+static void test_another_kernel_reads(void **state)
+{
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start(true))
+        skip();
+    heal_beside_a_write_back(0, bytes);
+    read_with(CACHE_IO_NODE(2));
     arrives(0, bytes);
     assert_int_equal(home(0), 'b');
     fixture_stop(&f);
@@ -143,6 +263,12 @@ int main(void)
         cmocka_unit_test(test_a_write_back_that_was_on_its_way),
         cmocka_unit_test(test_a_store_after_a_read),
         cmocka_unit_test(test_a_store_after_a_write),
+        cmocka_unit_test(test_a_store_through_a_direct_descriptor),
+        cmocka_unit_test(test_a_direct_read),
+        cmocka_unit_test(test_a_write_that_was_sent_before),
+        cmocka_unit_test(test_pieces_of_a_write),
+        cmocka_unit_test(test_a_hole),
+        cmocka_unit_test(test_another_kernel_writes_back),
         cmocka_unit_test(test_another_kernel_reads),
         cmocka_unit_test(test_how_many_linger),
         cmocka_unit_test(test_a_prompt_kernel),
