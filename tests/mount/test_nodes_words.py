@@ -349,6 +349,7 @@ def test_a_failed_release_of_what_was_stored_again(meet, agents):
     os.close(fd)
 
 
+@not_in_the_gate
 def test_a_kernel_that_failed_once(meet):
     """It has read the page anew since: what is written is on storage, and nobody holds what is older."""
     daemon, path, member = meet()
