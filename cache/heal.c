@@ -100,38 +100,38 @@ bool heal_overlaps(const struct heal *heal, off_t offset, off_t length, off_t *b
     return *begin < *end;
 }
 
-/* Pages of a heal that lie in a range of bytes, which is not empty. */
-static void set_pages_current(struct heal *heal, off_t offset, size_t length)
+/* Pages of a heal that a range of bytes has anything of; or only those of which it has all the heal's bytes.
+ */
+static void set_pages_current(struct heal *heal, off_t offset, off_t length, bool whole_only)
 {
-    off_t page_size = (off_t)GAIA_PAGE_SIZE;
-    off_t first = offset / page_size, last = (offset + (off_t)length - 1) / page_size,
-          heal_first = heal->offset / page_size,
-          heal_last = (heal->offset + (off_t)heal->cut - 1) / page_size;
+    off_t page_size = (off_t)GAIA_PAGE_SIZE, first = offset & ~(page_size - 1), begin, end;
+    off_t pages = (offset - first + length + page_size - 1) & ~(page_size - 1);
 
-    for (off_t page = first > heal_first ? first : heal_first; page <= last && page <= heal_last; page++)
-        heal_set_current(heal, (size_t)(page - heal_first));
+    if (!heal_overlaps(heal, first, pages, &begin, &end))
+        return;
+    for (off_t page = begin & ~(page_size - 1), last = end; page < last; page += page_size)
+        if (heal_overlaps(heal, page, page_size, &begin, &end) &&
+            (!whole_only || (offset <= begin && end <= offset + length)))
+            heal_set_current(heal, heal_page_of(heal, page));
 }
 
-/* A newer write() to bytes that are being healed. Lock held. */
-static void overwrite(struct heal_window *window, const uint8_t *bytes, size_t length, off_t offset)
+/* A newer change of bytes that are being healed: for all, but for those of one node, or KERNELS_NOBODY. Lock
+ * held. */
+static void overwrite(struct heal_window *window, unsigned except, const uint8_t *bytes, size_t length,
+                      off_t offset)
 {
     struct heal *heal;
     off_t begin, end;
 
     LIST_FOREACH (heal, &window->heals, link)
-        if (heal_overlaps(heal, offset, (off_t)length, &begin, &end))
+        if (heal->node != except && heal_overlaps(heal, offset, (off_t)length, &begin, &end))
             memcpy(heal->bytes + (begin - heal->offset), bytes + (begin - offset), (size_t)(end - begin));
 }
 
 void heal_written_back(struct cache_file *file, unsigned node, const uint8_t *bytes, size_t length,
                        off_t offset)
 {
-    struct heal *heal;
-    off_t begin, end;
-
-    LIST_FOREACH (heal, &file->window.heals, link)
-        if (heal->node != node && heal_overlaps(heal, offset, (off_t)length, &begin, &end))
-            memcpy(heal->bytes + (begin - heal->offset), bytes + (begin - offset), (size_t)(end - begin));
+    overwrite(&file->window, node, bytes, length, offset);
 }
 
 static void read_home(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
@@ -164,7 +164,7 @@ void heal_reread(struct cache_file *file, off_t offset, size_t length, unsigned 
         return;
     LIST_FOREACH (heal, &file->window.heals, link)
         if (heal->node == flags >> 8 && (heal->lingers_ns || !(flags & CACHE_IO_DIRECT)))
-            set_pages_current(heal, offset, length);
+            set_pages_current(heal, offset, (off_t)length, false);
     heal_tidy(file);
 }
 
@@ -238,29 +238,15 @@ void heal_over(struct cache_file *file, struct heal *heal, bool done)
 /* The kernel waits for write-backs of a page before it sends a WRITE to it. Those that a WRITE is about which
  * was sent before the heal has dropped its pages may come later; but what has all of the heal's bytes in a
  * page leaves nothing of what they have replaced. */
-static void written_anew(struct heal *heal, off_t offset, off_t length)
-{
-    off_t page_size = (off_t)GAIA_PAGE_SIZE, first = offset & ~(page_size - 1), begin, end;
-    off_t pages = (offset - first + length + page_size - 1) & ~(page_size - 1);
-    bool sent_later = heal->lingers_ns && !heal->answered_early;
-
-    if (!heal_overlaps(heal, first, pages, &begin, &end))
-        return;
-    for (off_t page = first; page < first + pages; page += page_size)
-        if (heal_overlaps(heal, page, page_size, &begin, &end) &&
-            (sent_later || (offset <= begin && end <= offset + length)))
-            heal_set_current(heal, heal_page_of(heal, page));
-}
-
 void heal_written(struct cache_file *file, unsigned node, off_t offset, size_t length)
 {
     struct heal *heal;
 
-    if (LIST_EMPTY(&file->window.heals))
+    if (LIST_EMPTY(&file->window.heals) || !length)
         return;
     LIST_FOREACH (heal, &file->window.heals, link)
         if (heal->node == node)
-            written_anew(heal, offset, (off_t)length);
+            set_pages_current(heal, offset, (off_t)length, !heal->lingers_ns || heal->answered_early);
     heal_tidy(file);
 }
 
@@ -354,7 +340,7 @@ int heal_misplaced(struct cache_file *file, const void *bytes, size_t length, of
 
 void heal_applied(struct cache_file *file, struct heal *heal, const void *bytes, size_t done, off_t offset)
 {
-    overwrite(&file->window, bytes, done, offset);
+    overwrite(&file->window, KERNELS_NOBODY, bytes, done, offset);
     if (!heal)
         return;
     heal->cut = done;

@@ -3,7 +3,6 @@
  * which of them are healed at all. (Heals that are late: test_heal_late.c.) */
 #include "tests/cache/heal.inc"
 
-#include "cache/internal.h"
 #include "cache/stat.h"
 
 #include "gpu/gaia.h"

@@ -2,7 +2,6 @@
 /* Heals that are late, and what happens to the bytes of their WRITEs meanwhile. */
 #include "tests/cache/heal.inc"
 
-#include "cache/internal.h"
 #include "cache/stat.h"
 
 static _Atomic int step;
@@ -252,15 +251,6 @@ static void *write_three_pages(void *argument)
 static bool is_answered(void)
 {
     return step == 1;
-}
-
-/* The last page has been looked at. */
-static bool is_being_dropped(void)
-{
-    pthread_mutex_lock(&f.file->lock);
-    bool open = f.file->window.open;
-    pthread_mutex_unlock(&f.file->lock);
-    return open;
 }
 
 static void hold_in_page(unsigned page, uint8_t byte, size_t length)

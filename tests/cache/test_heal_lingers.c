@@ -3,8 +3,6 @@
  * and its heal done. */
 #include "tests/cache/heal.inc"
 
-#include "cache/internal.h"
-
 #define MOST 64u /* WRITEs whose heals linger */
 
 static bool start(bool late)
@@ -37,6 +35,22 @@ static void arrives(unsigned page, const uint8_t *bytes)
                      4096);
 }
 
+/* A heal of page 0 lingers. */
+static void begin(uint8_t *on_its_way)
+{
+    if (!start(true))
+        skip();
+    heal_beside_a_write_back(0, on_its_way);
+}
+
+/* The last write-back, and what the file has at AT then. */
+static void end(const uint8_t *on_its_way, uint8_t want)
+{
+    arrives(0, on_its_way);
+    assert_int_equal(home(0), want);
+    fixture_stop(&f);
+}
+
 /* A READ of page 0. */
 static void read_with(unsigned flags)
 {
@@ -47,13 +61,9 @@ static void read_with(unsigned flags)
     cache_file_read_end(f.file, &read);
 }
 
-/* All heals are done. */
-static bool no_window_is_open(void)
+static bool all_is_dropped(void)
 {
-    pthread_mutex_lock(&f.file->lock);
-    bool open = f.file->window.open;
-    pthread_mutex_unlock(&f.file->lock);
-    return !open;
+    return !is_being_dropped();
 }
 
 static void test_a_write_back_that_was_on_its_way(void **state)
@@ -61,9 +71,7 @@ static void test_a_write_back_that_was_on_its_way(void **state)
     uint8_t bytes[4096], byte;
 
     (void)state;
-    if (!start(true))
-        skip();
-    heal_beside_a_write_back(0, bytes);
+    begin(bytes);
     arrives(0, bytes);
     assert_int_equal(home(0), 'b');
     assert_int_equal(pread(f.fd, &byte, 1, 50), 1);
@@ -78,9 +86,7 @@ static void test_a_store_after_a_read(void **state)
     uint8_t bytes[4096];
 
     (void)state;
-    if (!start(true))
-        skip();
-    heal_beside_a_write_back(0, bytes);
+    begin(bytes);
     arrives(0, bytes);
     assert_int_equal(read_byte(0), 'b');
     kernel_store(&f, 0, AT, 0);
@@ -95,16 +101,12 @@ static void test_a_store_after_a_write(void **state)
     uint8_t bytes[4096];
 
     (void)state;
-    if (!start(true))
-        skip();
-    heal_beside_a_write_back(0, bytes);
+    begin(bytes);
     arrives(0, bytes);
     memset(bytes, 'c', sizeof bytes);
     assert_int_equal(send_write(f.fd, bytes, sizeof bytes, 0), 4096);
     bytes[AT] = 0;
-    arrives(0, bytes);
-    assert_int_equal(home(0), 0);
-    fixture_stop(&f);
+    end(bytes, 0);
 }
 
 /* A mapping of a descriptor that is open for direct I/O: its READs are no direct ones. */
@@ -113,13 +115,9 @@ static void test_a_store_through_a_direct_descriptor(void **state)
     uint8_t bytes[4096];
 
     (void)state;
-    if (!start(true))
-        skip();
-    heal_beside_a_write_back(0, bytes);
+    begin(bytes);
     read_with(CACHE_IO_DIRECT);
-    arrives(0, bytes);
-    assert_int_equal(home(0), 0);
-    fixture_stop(&f);
+    end(bytes, 0);
 }
 
 /* The kernel keeps no page of it, and waits for nothing. */
@@ -128,13 +126,9 @@ static void test_a_direct_read(void **state)
     uint8_t bytes[4096];
 
     (void)state;
-    if (!start(true))
-        skip();
-    heal_beside_a_write_back(0, bytes);
+    begin(bytes);
     read_with(CACHE_IO_DIRECT | CACHE_IO_UNCACHED);
-    arrives(0, bytes);
-    assert_int_equal(home(0), 'b');
-    fixture_stop(&f);
+    end(bytes, 'b');
 }
 
 /* The heal was not done when its WRITE was answered: the next one may have been sent before it was, too. */
@@ -151,11 +145,9 @@ static void test_a_write_that_was_sent_before(void **state)
     memset(bytes, 'b', sizeof bytes);
     assert_int_equal(send_write(f.fd, bytes, sizeof bytes - AT, AT), sizeof bytes - AT);
     pthread_mutex_unlock(&f.kernel[1].lock);
-    wait_until(no_window_is_open);
+    wait_until(all_is_dropped);
     assert_int_equal(send_write(f.fd, "c", 1, 60), 1);
-    arrives(0, on_its_way);
-    assert_int_equal(home(0), 'b');
-    fixture_stop(&f);
+    end(on_its_way, 'b');
 }
 
 /* Of two pieces of a WRITE the first was not the one that was on its way. */
@@ -187,9 +179,7 @@ static void test_a_hole(void **state)
     assert_int_equal(bytes[AT], 'o');
     assert_int_equal(cache_file_fallocate(f.file, f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096),
                      0);
-    arrives(0, bytes);
-    assert_int_equal(home(0), 0);
-    fixture_stop(&f);
+    end(bytes, 0);
 }
 
 /* So is what another node's kernel has written back. */
@@ -198,16 +188,12 @@ static void test_another_kernel_writes_back(void **state)
     uint8_t bytes[4096], others[4096];
 
     (void)state;
-    if (!start(true))
-        skip();
-    heal_beside_a_write_back(0, bytes);
+    begin(bytes);
     memcpy(others, bytes, sizeof others);
     others[AT] = 'z';
     assert_int_equal(cache_file_write(f.file, f.fd, others, 4096, 0, CACHE_IO_WRITEBACK | CACHE_IO_NODE(2)),
                      4096);
-    arrives(0, bytes);
-    assert_int_equal(home(0), 'z');
-    fixture_stop(&f);
+    end(bytes, 'z');
 }
 
 /* That tells nothing of this one's. */
@@ -216,13 +202,9 @@ static void test_another_kernel_reads(void **state)
     uint8_t bytes[4096];
 
     (void)state;
-    if (!start(true))
-        skip();
-    heal_beside_a_write_back(0, bytes);
+    begin(bytes);
     read_with(CACHE_IO_NODE(2));
-    arrives(0, bytes);
-    assert_int_equal(home(0), 'b');
-    fixture_stop(&f);
+    end(bytes, 'b');
 }
 
 /* The memory for them is bounded: the newest linger. */
