@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that fork: what a child has of its parent's devices, mappings and sessions, and who waits for whom."""
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+import gaia
+from files import make, open_map
+from helpers import PAGE, agents, error_of, functions_of, in_child, make_random, read_file  # noqa: F401
+
+SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
+
+
+def child_of_a_fork(device, mapping, path, content):
+    """In the child: (error of each call on what is the parent's, what a device of its own shows)."""
+    errors = {
+        "acquire": error_of(mapping.acquire), "release": error_of(mapping.release), "sync": error_of(mapping.sync),
+        "async": error_of(mapping.sync, gaia.MS_ASYNC), "advise": error_of(mapping.advise, gaia.ADV_WILLNEED),
+        "stat": error_of(device.stat), "mmap": error_of(open_map, device, path)}
+    munmap = error_of(mapping.unmap)  # nothing is mapped there: skipped
+    own = gaia.Device("soft:1")
+    fresh = open_map(own, path)
+    good = fresh[:] == content
+    fresh[3] = 200
+    fresh.release()
+    stat = own.stat().faults
+    device.close()  # takes nothing from the parent
+    own.close()
+    return errors, munmap, good, stat
+
+
+def forks(path, content):
+    device = gaia.Device("soft:0")
+    mapping = open_map(device, path)
+    assert mapping[:] == content
+    for touch in (lambda: mapping[0], lambda: mapping.__setitem__(0, 1)):
+        status, _ = in_child(touch)
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSEGV, status
+    status, result = in_child(lambda: child_of_a_fork(device, mapping, path, content))
+    assert status == 0, status
+    errors, munmap, good, faults = result
+    assert set(errors.values()) == {errno.EINVAL}, errors
+    assert munmap == 0 and good and faults > 0
+    # the parent goes on as if nothing had been
+    mapping.acquire()
+    assert mapping[3] == 200 and mapping[4:] == content[4:]
+    mapping[4] = 201
+    mapping.release()
+    assert device.stat().resident_bytes
+    # a child that does nothing about it, and ends
+    assert in_child(lambda: None)[0] == 0
+    mapping[5] = 202
+    mapping.release()
+    mapping.unmap()
+    device.close()
+
+
+def test_a_child_of_fork_has_neither_mappings_nor_devices(mount, agents):
+    m = mount()
+    rng = make_random("fork")
+    content = bytearray(rng.randbytes(20 * PAGE))
+    content[3:6] = bytes(3)
+    path = make(m, content)
+    child = functions_of(__name__, agents())
+    child.do("forks(path, content)", path=path, content=bytes(content))
+    content[3:6] = bytes([200, 201, 202])
+    assert read_file(path) == content
+    assert child("in_child(lambda: 1)") == (0, 1)
+    child.end()
+
+
+def forks_beside_threads(path, seconds):
+    device = gaia.Device("soft:0")
+    mapping = open_map(device, path)
+    end = time.monotonic() + seconds
+    failed = []
+
+    def calls():
+        while time.monotonic() < end and not failed:
+            try:
+                more = open_map(device, path)
+                more[0]
+                mapping.release()
+                mapping.acquire()
+                more.unmap()
+            except OSError as error:
+                failed.append(error)
+
+    thread = threading.Thread(target=calls)
+    thread.start()
+    count = 0
+    while time.monotonic() < end and not failed:
+        status, result = in_child(lambda: (error_of(mapping.release), open_map(gaia.Device("soft:1"), path)[1]))
+        assert status == 0 and result == (errno.EINVAL, 9), (status, result)
+        count += 1
+    thread.join()
+    assert not failed, failed
+    device.close()
+    return count
+
+
+def forks_beside_sessions(path, count):
+    """Of so many children, forked while other threads' sessions come and go, those that have what is open of one."""
+    fd, device, ended, kept = os.open(path, os.O_RDWR), gaia.Device(), threading.Event(), 0
+
+    def come_and_go():
+        while not ended.is_set():
+            device.mmap(fd, PAGE).unmap()
+
+    def sessions():
+        links = []
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                links.append(os.readlink(f"/proc/self/fd/{name}"))
+        return sum(link.startswith("socket:") or "userfaultfd" in link for link in links)
+
+    before, mappers = sessions(), [threading.Thread(target=come_and_go) for _ in range(3)]
+    for thread in mappers:
+        thread.start()
+    for _ in range(count):
+        pid = os.fork()
+        if not pid:
+            os._exit(min(sessions() - before, 100))
+        kept += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) > 0
+    ended.set()
+    for thread in mappers:
+        thread.join()
+    return kept
+
+
+def test_a_child_of_fork_has_nothing_of_sessions_that_come_and_go(mount, agents):
+    path = make(mount(), bytes(PAGE))
+    child = functions_of(__name__, agents())
+    assert child("forks_beside_sessions(path, 400)", path=path) == 0
+
+
+def test_forks_while_other_threads_are_in_calls(mount, agents):
+    m = mount()
+    path = make(m, bytes([9]) * 20 * PAGE)
+    child = functions_of(__name__, agents())
+    count = child("forks_beside_threads(path, 2)", path=path)
+    print("forks", count)
+    assert count > 10
+    child.end()
+
+
+PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH, WAIT_THREAD = 0x4206, 0x4207, 17, 0x40000000
+ACCEPT4 = (288, 242)  # of x86-64, and of the generic table
+
+
+def in_accept(pid):
+    """The threads of a process that wait for somebody to connect."""
+    found = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        words = read_file(f"/proc/{pid}/task/{thread}/syscall").split()
+        if words[0].isdigit() and int(words[0]) in ACCEPT4:
+            found.append(int(thread))
+    return found
+
+
+@pytest.fixture
+def hold():
+    """A function that stops one thread, which goes on at the end, or when what it returns is called."""
+    libc, held = ctypes.CDLL(None, use_errno=True), []
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+    def let_go(thread):
+        if thread in held:
+            held.remove(thread)
+            if libc.ptrace(PTRACE_DETACH, thread, None, None):
+                os.waitpid(thread, WAIT_THREAD)  # it was killed
+
+    def stop(thread):
+        assert libc.ptrace(PTRACE_SEIZE, thread, None, None) == 0, os.strerror(ctypes.get_errno())
+        assert libc.ptrace(PTRACE_INTERRUPT, thread, None, None) == 0
+        assert os.waitpid(thread, WAIT_THREAD)[0] == thread
+        held.append(thread)
+        return lambda: let_go(thread)
+
+    yield stop
+    for thread in list(held):
+        let_go(thread)
+
+
+def of_sessions():
+    """Descriptors of this process such as a session has."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue  # that of the folder itself
+    return [link for link in links if link.startswith("socket:") or "eventfd" in link or "userfaultfd" in link]
+
+
+def maps_that_wait(slow, count=2):
+    """Several threads begin to map from one mount; a function that says what they have got so far, and one that waits."""
+    device, got = gaia.Device("soft:0"), []
+    threads = [threading.Thread(target=lambda: got.append(error_of(lambda: open_map(device, slow)[0])), daemon=True)
+               for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    return lambda: got, lambda: [thread.join(20) for thread in threads]
+
+
+def child_beside_maps(path, before):
+    """In a child of fork(): descriptors of sessions that the parent had not before, and what is in the other file."""
+    return [link for link in of_sessions() if link not in before], open_map(gaia.Device("soft:1"), path)[0]
+
+
+@pytest.mark.limit(60)
+def test_a_fork_and_other_mounts_do_not_wait_for_a_first_map(mount, agents, hold):
+    """Two threads map from a mount that has not answered their process yet. A fork does not wait for it, nor does its child,
+    which has nothing of the session that is half made; nor a map from another mount; and at last both have their maps."""
+    slow, other = mount(), mount()
+    path, fine = make(slow, b"slow"), make(other, b"fine")
+    agent = functions_of(__name__, agents())
+    agent.do("gaia.Device('soft:0')\nbefore = of_sessions()")
+    [thread] = in_accept(slow.pid)
+    let_go = hold(thread)
+    agent.do("got, wait = maps_that_wait(path)", path=path)
+    assert agent("got()") == []
+    for code, expected in (("in_child(lambda: child_beside_maps(path, before))", (0, ([], ord("f")))),
+                           ("open_map(gaia.Device('soft:2'), path)[0]", ord("f"))):
+        agent.start(code, "eval", path=fine)
+        assert not agent.busy(10), code
+        assert agent.finish() == expected, code
+    assert agent("got()") == []
+    let_go()
+    agent.do("wait()")
+    assert agent("got()") == [0, 0]
+    agent.end()
+
+
+@pytest.mark.limit(60)
+def test_a_daemon_that_ends_before_it_has_answered(mount, agents, hold):
+    """All who wait for the session hear of it; the next map begins anew."""
+    m = mount()
+    path = make(m, b"never")
+    agent = functions_of(__name__, agents())
+    [thread] = in_accept(m.pid)
+    let_go = hold(thread)
+    agent.do("got, wait = maps_that_wait(path, 3)", path=path)
+    assert agent("got()") == []
+    m.expected_exit = None
+    os.kill(m.pid, signal.SIGKILL)
+    let_go()
+    agent.do("wait()")
+    assert agent("got()") == [errno.ENOTCONN] * 3
+    agent.end()
+
+
+def test_a_child_of_fork_does_not_keep_the_mount_busy(mount, agents):
+    m = mount()
+    path = make(m, bytes(4 * PAGE))
+    child = functions_of(__name__, agents())
+    child.do("device = gaia.Device()\nmapping = open_map(device, path)\nmapping[0] = 1\nr, w = os.pipe()\n"
+             "runs, tells = os.pipe()\n"
+             "pid = os.fork()\nif pid == 0:\n    os.close(w)\n    os.write(tells, b'1')\n    os.read(r, 1)\n    os._exit(0)\n"
+             "device.close()\nos.read(runs, 1)", path=path)  # it lets go of what it has before fork() returns there
+    done = subprocess.run(["umount", m.mnt], capture_output=True, text=True)
+    child.do("os.close(w)\nos.waitpid(pid, 0)")
+    assert done.returncode == 0, done.stderr
