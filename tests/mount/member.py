@@ -36,6 +36,10 @@ class Member:
         assert self.do("track", path) == 0 and self.do("open", path) == 0 and self.do("opened") == 0
         assert self.do("read") == PAGE
 
+    def has_read_page(self, path):
+        self.has_page(path)
+        assert self.do("read_end") == 0
+
     def kill(self):
         self.proc.kill()
         self.proc.wait()

@@ -21,8 +21,7 @@ def reads(meet, workdir, monkeypatch):
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
     daemon, path, member = meet(env=env)
     one = member()
-    one.has_page(path)
-    assert one.do("read_end") == 0
+    one.has_read_page(path)
     return plan, daemon, path, one
 
 
@@ -68,8 +67,7 @@ def test_a_home_that_leaves_waits_for_who_writes_back(meet):
     """Its answer to INVALIDATE takes longer than who says nothing is waited for."""
     daemon, path, member = meet()
     one = member()
-    one.has_page(path)
-    assert one.do("read_end") == 0
+    one.has_read_page(path)
     one.do("pause", OPS["NODE_INVALIDATE"], 9000)
     os.kill(daemon.pid, signal.SIGTERM)
     wait_until(lambda: one.do("asked", OPS["NODE_INVALIDATE"]))
@@ -147,8 +145,7 @@ def test_a_silent_agent_does_not_keep_a_mount_from_ending(meet, agents):
     daemon, path, member = meet()
     program = Program(agents(), os.path.join(daemon.mnt, "f"), cpu=False)
     one = member()
-    one.has_page(path)
-    assert one.do("read_end") == 0
+    one.has_read_page(path)
     one.do("pause", OPS["NODE_INVALIDATE"], 1_000_000)
     program.device_store(100, b"stored")
     daemon.expected_exit = None

@@ -126,8 +126,7 @@ def test_an_acquire_of_what_was_appended(cluster, agents):
     reader.do("fd, flag = (os.open(path, os.O_RDONLY) for path in paths)", paths=[nodes.path(2, name) for name in ("f", "flag")])
     slow = Member(nodes.peers)  # b, which is told before c is
     try:
-        slow.has_page(nodes.below())
-        assert slow.do("read_end") == 0
+        slow.has_read_page(nodes.below())
         assert reader("len(os.pread(fd, 1 << 20, 0))") == 2 * PAGE
         slow.do("pause", OPS["NODE_INVALIDATE"], 3000)
         writer.do("os.write(fd, b'NEW')")
@@ -184,8 +183,7 @@ def test_what_a_touch_has_brought_is_acquired(cluster, agents, options):
         device.device_load(100 * PAGE, 100 * PAGE + 1)
         device.acquire()
         device.acquire()
-        kernel.has_page(nodes.below())
-        assert kernel.do("read_end") == 0
+        kernel.has_read_page(nodes.below())
         kernel.do("pause", OPS["NODE_INVALIDATE"], 3000)
         writer.write(0, b"NEW")
         assert device.device_load(0, 3) == b"NEW"

@@ -41,8 +41,7 @@ def test_a_late_write_back_of_a_dropped_page_is_merged(meet):
     """The bytes that changed meanwhile were nobody's kernel's: written directly."""
     daemon, path, member = meet()
     one = member(late=True)
-    one.has_page(path)
-    assert one.do("read_end") == 0
+    one.has_read_page(path)
     content = bytearray(read_file(path))
     content[100] ^= 255
     before = one.do("asked", OPS["NODE_INVALIDATE"])
@@ -63,8 +62,7 @@ def test_a_late_write_back_of_a_dropped_page_is_merged(meet):
 def test_what_could_not_be_written_back_comes_again_with_the_next(meet):
     daemon, path, member = meet()
     one = member()
-    one.has_page(path)
-    assert one.do("read_end") == 0
+    one.has_read_page(path)
     one.do("pause", OPS["NODE_INVALIDATE"], 3000)  # its kernel is slow to drop the page
     content = bytearray(read_file(path))
     fd = os.open(os.path.join(daemon.mnt, "f"), os.O_WRONLY)
@@ -190,8 +188,7 @@ def about_to_take_over(meet, **kwargs):
     """(a home's file, an agent that has read it and will not open it as its home, a descriptor on its mount)"""
     daemon, path, member = meet(home="a", **kwargs)
     one = member()
-    one.has_page(path)
-    assert one.do("read_end") == 0
+    one.has_read_page(path)
     fd = os.open(os.path.join(daemon.mnt, "f"), os.O_RDWR)
     assert os.pread(fd, 10, 0) == read_file(path)[:10]
     one.do("answer", OPS["NODE_OPEN"], -errno.EMFILE)
@@ -292,8 +289,7 @@ def test_a_kernel_that_keeps_its_page_and_a_release(meet, agents, answer):
     daemon, path, member = meet()
     program = Program(agents(), os.path.join(daemon.mnt, "f"), cpu=False)
     one = member()
-    one.has_page(path)
-    assert one.do("read_end") == 0
+    one.has_read_page(path)
     program.device_store(100, b"stored")
     one.do("answer", OPS["NODE_INVALIDATE"], answer)
     assert program.agent("[error_of(map.release) for _ in range(2)]") == [errno.EIO] * 2
@@ -311,8 +307,7 @@ def release_under_way(meet, agents, pause_ms, answer=0):
     mnt = os.path.join(daemon.mnt, "f")
     one, other = Program(agents(), mnt, cpu=False), Program(agents(), mnt, cpu=False)
     kernel = member()
-    kernel.has_page(path)
-    assert kernel.do("read_end") == 0
+    kernel.has_read_page(path)
     kernel.do("pause", OPS["NODE_INVALIDATE"], pause_ms)
     kernel.do("answer", OPS["NODE_INVALIDATE"], answer)
     before = kernel.do("asked", OPS["NODE_INVALIDATE"])
@@ -354,8 +349,7 @@ def test_a_kernel_that_failed_once(meet):
     """It has read the page anew since: what is written is on storage, and nobody holds what is older."""
     daemon, path, member = meet()
     kernel = member()
-    kernel.has_page(path)
-    assert kernel.do("read_end") == 0
+    kernel.has_read_page(path)
     fd = os.open(os.path.join(daemon.mnt, "f"), os.O_RDWR)
     kernel.do("answer", OPS["NODE_INVALIDATE"], -errno.ENOMEM)
     before = kernel.do("asked", OPS["NODE_INVALIDATE"])
@@ -376,8 +370,7 @@ def test_an_acquire_of_what_a_cpu_writes(cluster, agents):
     kernel = Member(nodes.peers)
     try:
         far.load(0, 2 * PAGE)
-        kernel.has_page(nodes.below())
-        assert kernel.do("read_end") == 0
+        kernel.has_read_page(nodes.below())
         kernel.do("pause", OPS["NODE_INVALIDATE"], 4000)  # which is told first
         before = kernel.do("asked", OPS["NODE_INVALIDATE"])
         fd = os.open(nodes.path(0), os.O_RDWR)
@@ -425,8 +418,7 @@ def test_a_release_beside_writes_without_end(meet, agents, pause):
     mnt = os.path.join(daemon.mnt, "f")
     program, writer = Program(agents(), mnt, cpu=False), Program(agents(), mnt, device=None, cpu=False)
     kernel = member()
-    kernel.has_page(path)
-    assert kernel.do("read_end") == 0
+    kernel.has_read_page(path)
     kernel.do("pause", OPS["NODE_INVALIDATE"], pause)
     writer.agent.start("import time\nend = time.monotonic() + 8\nwhile time.monotonic() < end:\n    os.pwrite(fd, b'w', 0)")
     for turn in range(3):
@@ -446,8 +438,7 @@ def test_a_kernel_that_drops_nothing_holds_up_its_own_file_only(cluster, agents)
     far = Program(agents(), nodes.path(2, "g"))
     kernel = Member(nodes.peers)
     try:
-        kernel.has_page(nodes.below("f"))
-        assert kernel.do("read_end") == 0
+        kernel.has_read_page(nodes.below("f"))
         kernel.do("pause", OPS["NODE_INVALIDATE"], 100_000)
         before = kernel.do("asked", OPS["NODE_INVALIDATE"])
         programs[0].write(100, b"cpu")
