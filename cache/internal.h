@@ -8,6 +8,7 @@
 #include "base/lock.h"
 #include "cache/cache.h"
 #include "cache/device.h"
+#include "cache/dropper.h"
 #include "cache/file.h"
 #include "cache/filler.h"
 #include "cache/frame.h"

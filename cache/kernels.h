@@ -22,7 +22,6 @@
 #include <sys/queue.h>
 #include <sys/types.h>
 
-#include "base/lock.h"
 #include "cache/table.h"
 
 struct cache;
@@ -45,20 +44,6 @@ struct kernels {
     uint64_t rounds;   /* of the dropper: begun, */
     uint64_t finished; /* and finished */
 };
-
-/* Threads that have kernels drop what is old, each of one file, so that a kernel which is slow to drop one
- * holds up no other files: one more than are at work, as long as these are fewer than DROPPERS. */
-#define DROPPERS 64u
-struct dropper {
-    pthread_t threads[DROPPERS];
-    unsigned started, idle;
-    pthread_mutex_t lock; /* guards the rest; a leaf */
-    pthread_cond_t queued;
-    STAILQ_HEAD(, dropper_work) queue;
-    bool stop;
-};
-int dropper_start(struct cache *cache);
-void dropper_stop(struct cache *cache);
 
 #define KERNELS_NOBODY UINT32_MAX /* of nodes: the change is no kernel's */
 

@@ -328,7 +328,7 @@ def test_files_that_are_no_multiple_of_a_unit(cluster, agents, first, unit):
 
 # --- what a kernel has written itself -------------------------------------------------------------------------------------
 
-with open(os.path.join(TOP, "cache", "kernels.h"), encoding="utf-8") as header:
+with open(os.path.join(TOP, "cache", "dropper.h"), encoding="utf-8") as header:
     DROPPERS = int(re.search(r"#define DROPPERS (\d+)u", header.read())[1])
 
 

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Has kernels drop what another one has changed (cache/kernels.h). */
+#ifndef GAIAFS_CACHE_DROPPER_H
+#define GAIAFS_CACHE_DROPPER_H
+
+#include <stdbool.h>
+#include <sys/queue.h>
+
+#include "base/lock.h"
+
+struct cache;
+
+/* Threads that have kernels drop what is old, each of one file, so that a kernel which is slow to drop one
+ * holds up no other files: one more than are at work, as long as these are fewer than DROPPERS. */
+#define DROPPERS 64u
+struct dropper {
+    pthread_t threads[DROPPERS];
+    unsigned started, idle;
+    pthread_mutex_t lock; /* guards the rest; a leaf */
+    pthread_cond_t queued;
+    STAILQ_HEAD(, dropper_work) queue;
+    bool stop;
+};
+int dropper_start(struct cache *cache);
+void dropper_stop(struct cache *cache);
+
+#endif
