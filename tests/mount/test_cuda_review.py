@@ -7,10 +7,10 @@ import struct
 import pytest
 
 import helpers
+from gpu_fixture import gpu, make  # noqa: F401
 from helpers import (ACQUIRE, ATTACH, HELLO, MAP, MIB, PAGE, Raw, agents, get_token, message, read_at,  # noqa: F401
                      write_at)
 from test_cuda_demand import Program, programs  # noqa: F401
-from test_cuda_maps import gpu, make  # noqa: F401
 
 
 def test_what_could_not_be_mapped_gives_its_memory_back(gpu):

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from helpers import PAGE, agents, read_file  # noqa: F401
-from test_cuda_maps import gpu, make, only_here  # noqa: F401
+from gpu_fixture import gpu, make, only_here  # noqa: F401
 
 STREAM = """
 import ctypes, threading, time

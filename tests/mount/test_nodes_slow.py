@@ -9,10 +9,10 @@ import time
 import pytest
 
 from files import pattern
+from gpu_fixture import gpu, make  # noqa: F401
 from helpers import (MIB, PAGE, ROWS, agents, cuda_standin, daemon_with_faults, error_of, read_file,  # noqa: F401
                      stand_still, statistics)
 from nodes import Program, cluster  # noqa: F401
-from test_cuda_maps import gpu, make  # noqa: F401
 from member import OPS, Member
 
 on_another_node = pytest.mark.parametrize("gpu", ["on another node"], indirect=True)

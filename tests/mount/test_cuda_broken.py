@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may be wrong with a GPU (a stand-in, as in test_cuda_maps.py): there is none, or not the one that was asked for, its
+driver fails, it has no memory; and programs that say false things about theirs."""
+import contextlib
+import errno
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+import helpers
+from gpu_fixture import MAP, gpu, keeps_twins, make, only_here  # noqa: F401
+from helpers import PAGE, agents, read_file, wait_until, write_at, write_file  # noqa: F401
+
+MIB = 1 << 20
+CHUNK = 2 * MIB  # of a small file
+RECVMSG = (b"47", b"212")  # of x86-64, and of the generic table
+
+
+@only_here
+@pytest.mark.parametrize("standin, number", [
+    ("gpus=0", 0), ("gpus=1", 1), ("version=11080", 0), ("missing=cuMemCreate", 0), ("cannot=102", 0), ("cannot=103", 0)])
+def test_no_such_gpu(gpu, standin, number):
+    with pytest.raises(OSError) as caught:
+        gpu.agent(standin).do("gaia.Device('cuda:%d' % number)", number=number)
+    assert caught.value.errno == errno.ENODEV
+
+
+@only_here
+@pytest.mark.parametrize("client, daemon, why", [
+    ("", "gpus=0", "finds no GPU"), ("first=1", "gpus=1", "no GPU with that UUID"),
+    ("", "missing=cuLaunchKernel", "has no cuLaunchKernel"), ("", "version=11000", "the driver is of CUDA 11.0")])
+def test_the_daemon_has_no_such_gpu(gpu, client, daemon, why):
+    m = gpu.mount(daemon)
+    path = make(m, bytes(PAGE))
+    for _ in range(2):
+        with pytest.raises(OSError) as caught:
+            gpu.program(path, standin=client)
+        assert caught.value.errno == errno.ENODEV
+    assert why in m.log_text()
+    program = gpu.agent()
+    program.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, PAGE)\nmap[0] = 1\nmap.release()",
+               path=path)
+    assert read_file(path)[0] == 1
+
+
+@only_here
+def test_gpus_are_told_by_their_uuids(gpu):
+    """What is number 0 to a program may be number 1 to the daemon."""
+    m = gpu.mount("gpus=2")
+    path = make(m, bytes(PAGE))
+    program = gpu.program(path, standin="gpus=1,first=1")
+    program.do("map[0] = 1\nmap.release()")
+    assert read_file(path)[0] == 1
+    assert [d["device"] for d in helpers.statistics(m.mnt)["files"][0]["devices"]] == ["cuda:1"]
+    other = gpu.program(path, standin="gpus=2")
+    other.do("map.acquire()\nmap[1] = 2\nmap.release()")
+    program.do("map.acquire()")
+    assert program("map[:2]") == b"\x01\x02"
+    assert program("dev.stat().resident_bytes") == PAGE
+
+
+@only_here
+def test_the_default_device(gpu):
+    m = gpu.mount()
+    path = make(m, bytes(PAGE))
+    program = gpu.agent(GAIA_DEVICE="")
+    program.do("import ctypes\nhandle = ctypes.c_void_p()\n"
+               "gaia.check(gaia.lib.gaia_device_open(None, ctypes.byref(handle)))\nfd = os.open(path, os.O_RDWR)\n"
+               "address = gaia.lib.gaia_mmap(handle, PAGE, 3, 0, fd, 0)\nassert address != gaia.MAP_FAILED", path=path)
+    assert [d["device"] for d in helpers.statistics(m.mnt)["files"][0]["devices"]] == ["cuda:0"]
+
+
+OPENING = ["cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuStreamCreate", "cuMemHostAlloc",
+           "cuMemAlloc", "cuMemGetAllocationGranularity"]
+MAPPING = ["cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemsetD8Async",
+           "cuMemExportToShareableHandle"]
+PLACING = ["cuMemcpyHtoDAsync", "cuLaunchKernel", "cuStreamSynchronize", "cuCtxPushCurrent"]
+
+
+@pytest.mark.parametrize("name", OPENING + MAPPING + PLACING)
+@pytest.mark.parametrize("error, expected", [(2, errno.ENOMEM), (999, errno.EIO)])
+def test_the_daemons_driver_fails_at_a_map(gpu, name, error, expected):
+    m = gpu.mount()
+    content = os.urandom(5 * PAGE)
+    path = make(m, content)
+    if name not in OPENING:
+        gpu.program(make(m, bytes(PAGE), "first"))
+    gpu.fail(name, 1, error)
+    with pytest.raises(OSError) as caught:
+        gpu.program(path)
+    assert gpu.failed()
+    assert caught.value.errno == expected
+    gpu.heal()
+    program = gpu.program(path)  # nothing is left of it
+    assert program("map[:]") == content
+    program.do("map[PAGE] ^= 1\nmap.release()")
+    assert read_file(path)[PAGE] == content[PAGE] ^ 1
+
+
+@pytest.mark.parametrize("call", ["map.release()", "map.acquire()", "content = os.pread(fd, PAGE, 3 * PAGE)"])
+@pytest.mark.parametrize("name, sticky", [("cuLaunchKernel", False), ("cuMemcpyDtoHAsync", False),
+                                          ("cuMemcpyHtoDAsync", False), ("cuStreamSynchronize", False), ("*", True)])
+def test_a_gpu_that_fails_keeps_its_bytes(gpu, call, name, sticky):
+    """EIO, and nothing is lost that can be had again: what was stored is released when the GPU works."""
+    m = gpu.mount()
+    path = make(m, b"." * 6 * PAGE)
+    if call.startswith("content") and keeps_twins(m):
+        pytest.skip("in passthrough a read asks nobody")
+    program = gpu.program(path)
+    program.do("map[3 * PAGE:3 * PAGE + 4] = b'kept'")
+    if call.startswith("content"):
+        program.do("map.release()")
+    else:
+        write_at(path, b"cpu", 3 * PAGE + 10)
+    failed = landed = 0
+    for count in [0] if sticky else range(1, 12):
+        gpu.fail(name, count, 999)
+        try:
+            program.do(call)
+            assert not sticky
+        except OSError as error:
+            assert error.errno == errno.EIO
+            failed += 1
+        if not sticky and not gpu.failed():
+            break
+        landed += 1
+    print(f"{landed} calls failed, {failed} times the program heard of it")
+    assert landed or (call.startswith("content") and name == "cuLaunchKernel")
+    # A READ that failed is asked for again by the kernel; what only notes something is done anew another time.
+    assert failed or call.startswith("content") or name == "cuMemcpyHtoDAsync"
+    gpu.heal()
+    program.do("map.release()\nmap.acquire()")
+    expected = b"kept......" + (b"..." if call.startswith("content") else b"cpu")
+    assert read_file(path)[3 * PAGE:3 * PAGE + 13] == expected
+    assert program("map[3 * PAGE:3 * PAGE + 13]") == expected
+
+
+def test_what_the_driver_says_is_logged(gpu):
+    """By the daemon that has the GPU: once for each thing that it says; and gaiactl stat shows it."""
+    m = gpu.mount()
+    path = make(m, b"." * 6 * PAGE)
+    program = gpu.program(path)
+    logged = lambda: re.findall(r"cuda:0: its driver reports (\w+)", m.log_text())  # noqa: E731
+    gpu.fail("cuMemcpyDtoHAsync", 1, 2)  # memory is short: that is no fault of the GPU's
+    program.do("map[0:1] = b'x'")
+    with contextlib.suppress(OSError):
+        program.do("map.release()")
+    assert gpu.failed() and logged() == []
+    assert not any("failure" in one for one in helpers.statistics(m.mnt)["devices"])
+    for error in 999, 999, 1, 999, 1:
+        gpu.fail("*", 0, error)
+        program.do("map[0:1] = bytes([map[0] ^ 1])")
+        for _ in range(3):
+            assert program("error_of(map.release)") == errno.EIO
+        gpu.heal()
+        program.do("map.release()")
+    assert logged() == ["CUDA_ERROR_UNKNOWN", "CUDA_ERROR_INVALID_VALUE"]
+    if not m.nodes:
+        failures = {one["device"]: one.get("failure") for one in helpers.statistics(m.mnt)["devices"]}
+        assert failures == {"soft:0": None, "cuda:0": "CUDA_ERROR_INVALID_VALUE"}
+        text = subprocess.run([os.path.join(helpers.BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True).stdout
+        assert "its driver has reported CUDA_ERROR_INVALID_VALUE\n" in text
+
+
+def test_a_gpu_that_fails_at_its_first_use_is_seen(gpu):
+    """Nothing ever got there, and no program has it: gaiactl stat shows it all the same, and what it said."""
+    m = gpu.mount()
+    path = make(m, b"." * 6 * PAGE)
+    gpu.fail("cuMemcpyHtoDAsync", 0, 999)
+    program = gpu.agent()
+    program.do("fd = os.open(path, os.O_RDWR)\ndevice = gaia.Device('cuda:0')", path=path)
+    assert program("error_of(device.mmap, fd, 6 * PAGE)") == errno.EIO
+    gpu.heal()
+    program.do("device.close()\nos.close(fd)")
+    os.unlink(path)
+    if not m.nodes:
+        failures = {one["device"]: one.get("failure") for one in helpers.statistics(m.mnt)["devices"]}
+        assert failures == {"soft:0": None, "cuda:0": "CUDA_ERROR_UNKNOWN"}
+
+
+def test_memory_that_the_driver_does_not_share(gpu):
+    """As in a container that forbids it: the map fails, and the log says why."""
+    m = gpu.mount()
+    path = make(m, b"." * 6 * PAGE)
+    gpu.fail("cuMemExportToShareableHandle", 1, 999)
+    program = gpu.agent()
+    program.do("fd = os.open(path, os.O_RDWR)\ndevice = gaia.Device('cuda:0')", path=path)
+    assert program("error_of(device.mmap, fd, 6 * PAGE)") == errno.EIO
+    assert re.findall(r"cuda:0: its driver reports (\w+)", m.log_text()) == ["CUDA_ERROR_UNKNOWN"]
+    gpu.heal()
+    program.do("map = device.mmap(fd, 6 * PAGE)\nassert map[:2] == b'..'")
+
+
+@pytest.mark.parametrize("name, count", [("cuLaunchKernel", 2), ("cuLaunchKernel", 3), ("cuMemcpyHtoDAsync", 5),
+                                         ("cuMemcpyHtoDAsync", 6), ("cuMemcpyHtoDAsync", 10)])
+def test_an_acquire_that_fails_when_some_pages_have_changed(gpu, name, count):
+    """What a page has become is what it was granted with: it is no kernel's store, and changes back when the file does."""
+    m = gpu.mount()
+    path = make(m, b"A" * 64 * PAGE)
+    program = gpu.program(path)
+    fd = os.open(path, os.O_RDWR)
+    for letter in "BA":
+        for page in range(64):
+            os.pwrite(fd, letter.encode(), page * PAGE)
+        if letter == "B":
+            gpu.fail(name, count, 2)
+            with contextlib.suppress(OSError):
+                program.do("map.acquire()")
+            assert gpu.failed() or (not m.nodes and count == 3)  # there it is one piece
+            gpu.heal()
+    program.do("map.acquire()")
+    assert program("bytes(map[page * PAGE] for page in range(64))") == b"A" * 64
+    program.do("map.release()")
+    assert read_file(path)[::PAGE] == b"A" * 64
+    os.close(fd)
+
+
+@only_here
+def test_a_device_closed_beside_a_call(gpu, agents):
+    """What a call of another thread has mapped there is unmapped when that ends, by the device."""
+    m = gpu.mount(options="passthrough=off,timeout=0")
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(MIB))
+    agent = gpu.agent(MALLOC_PERTURB_="165")  # memory that is free is garbage
+    agent.do(MAP, path=path, length=MIB, writable=True)
+    agent.do("""
+import threading
+ended = []
+def acquire():
+    try:
+        map.acquire()
+    except OSError as error:
+        ended.append(error.errno)
+    else:
+        ended.append(0)
+thread = threading.Thread(target=acquire)
+""")
+    helpers.stand_still(m.pid)
+    agent.do("thread.start()")
+    doing = f"/proc/{agent.pid}/task/{agent('thread.native_id')}/syscall"
+    wait_until(lambda: read_file(doing).split()[0] in RECVMSG, what="the acquire waits for its answer")
+    agent.start("dev.close()")
+    time.sleep(0.3)
+    os.kill(m.pid, signal.SIGCONT)
+    assert not agent.busy(10)
+    agent.finish()
+    agent.do("thread.join()")
+    assert agent("ended") == [0]
+    agent.do("dev = gaia.Device('cuda:0')\nmap = dev.mmap(fd, length)\nmap[5:6] = b'x'\nmap.release()\ndev.close()")
+    assert read_file(path)[5:6] == b"x"
+
+
+def test_a_context_that_is_broken(gpu, workdir):
+    """A program whose kernel has failed hears of it at its next call; the daemon and the others live."""
+    m = gpu.mount()
+    path = make(m, bytes(4 * PAGE))
+    control = os.path.join(workdir, "client-control")
+    broken, other = gpu.program(path, standin=f"control={control}"), gpu.program(path)
+    broken.do("map[0:4] = b'mine'\nmap.release()\nmap[4:8] = b'more'")
+    with open(control, "w") as file:
+        file.write("* 0 700\n")  # CUDA_ERROR_ILLEGAL_ADDRESS, from now on
+    for call in ("map.release()", "map.acquire()"):
+        with pytest.raises(OSError) as caught:
+            broken.do(call)
+        assert caught.value.errno == errno.EIO
+    assert read_file(path)[:4] == b"mine"
+    broken.kill()
+    other.do("map.acquire()\nmap[100] = 1\nmap.release()")
+    content = read_file(path)
+    assert content[:8] == b"minemore" and content[100] == 1
+
+
+def test_garbage_about_chunks(gpu):
+    m = gpu.mount()
+    path = make(m, bytes(3 * CHUNK))
+    program = gpu.program(path)
+    agent = gpu.agent()
+    agent.do("""
+import socket
+fd = os.open(path, os.O_RDWR)
+address, token = get_token(fd)
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.connect(address)
+def ask(**words):
+    sock.send(message(**words))
+    data, ancillary, _, _ = sock.recvmsg(256, 4096)
+    for _, _, fds in ancillary:
+        import array
+        a = array.array("i"); a.frombytes(fds)
+        for one in a: os.close(one)
+    return MESSAGE.unpack(data)
+""", path=path)
+    assert agent("ask(op=1, flags=2)[3]") == 0  # HELLO without a descriptor for faults
+    # A device that needs one.
+    assert agent("ask(op=2, device=b'soft:0', token=token, bytes=PAGE, prot=3)[3]") == -errno.EPERM
+    assert agent("ask(op=2, device=b'cuda:0', token=bytes(16), bytes=PAGE, prot=3)[3]") < 0
+    agent.do("_, token = get_token(fd)")
+    uuid = "(int.from_bytes(b'stand-in', 'little'), int.from_bytes(b' 0'.ljust(8, bytes(1)), 'little')) + (0,) * 18"
+    agent.do(f"reply = ask(op=2, device=b'cuda:0', token=token, bytes=3 << 20, offset=3 << 20, prot=3, value={uuid})")
+    assert agent("reply[3]") == 0
+    number = agent("reply[4]")
+    for chunk, error in ((0, errno.EINVAL), (1, 0), (2, 0), (3, errno.EINVAL), (1 << 63, errno.EINVAL)):
+        assert agent("ask(op=11, map=number, value=(chunk,) + (0,) * 19)[3]", number=number, chunk=chunk) == -error
+    assert agent("ask(op=11, map=12345)[3]") == -errno.EINVAL
+    agent.kill()
+    assert program("map[:10]") == bytes(10)
