@@ -4,12 +4,14 @@
 #define GAIAFS_BASE_KERNEL_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 /* Linux MAJOR.MINOR or newer; false when the kernel does not say what it is. Any thread. */
 bool kernel_is_at_least(unsigned major, unsigned minor);
 
 /* Before 6.16 FUSE writes dirty pages back through copies, and what made it do so may return while one is on
  * its way: only a FLUSH and a FSYNC wait for those. */
+#define KERNEL_LATE_NS UINT64_C(60000000000) /* and for so long it is waited for at most */
 static inline bool kernel_writes_back_late(void)
 {
     return !kernel_is_at_least(6, 16);

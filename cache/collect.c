@@ -146,11 +146,15 @@ static int write_passed(struct collect *c)
 }
 
 /* What is collected while it is being released one kernel has asked for, and so does not hold; those of other
- * nodes may hold it yet, and write it back whole. */
+ * nodes may hold it yet, and write it back whole. What is pending none holds; but what they wrote back of it
+ * may be on its way, unless the only one asks for it. */
 static int tell_kernels(struct collect *c)
 {
     page_mask releasing = 0;
     int error = 0;
+
+    if (c->file->cache->nodes || c->what == COLLECT_PENDING)
+        error = kernels_collect(c->file, c->leaf->number, c->changed);
 
     for (size_t i = 0; i < c->count; i++)
         releasing |= c->taken[i].copy->releasing;

@@ -379,6 +379,7 @@ static int write_back(struct cache_file *file, int fd, const uint8_t *buffer, si
     int error = 0;
 
     heal_tidy(file);
+    kernels_tidy(file);
     if (LIST_EMPTY(&file->window.heals) && !file->kernels.old && !file->kernels.late)
         return write_all(fd, buffer, length, offset, done);
     while (!error && *done < length) {

@@ -7,12 +7,12 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/kernel.h"
 #include "cache/home.h"
 
 /* How long, and for how many WRITEs of a file that take so much memory, write-backs are awaited that a kernel
  * before Linux 6.16 may have on their way: the newest. They come when the daemon has answered what came
  * before them. */
-#define LINGER_NS UINT64_C(60000000000)
 #define LINGER_MOST 64u
 #define LINGER_BYTES ((size_t)4 << 20)
 /* How long an opener may need to drop the file's pages after its OPEN was answered. */
@@ -178,13 +178,6 @@ static void unlink_heal(struct heal *heal)
 
 /* ---- write-backs that are late ---- */
 
-static bool writes_back_late(const struct cache_file *file, unsigned node)
-{
-    const struct nodes *nodes = file->cache->nodes;
-
-    return nodes ? nodes->late_kernels >> node & 1 : file->cache->healer.late_kernel;
-}
-
 static bool all_current(struct heal *heal)
 {
     size_t last = heal->cut ? heal_page_of(heal, heal->offset + (off_t)heal->cut - 1) + 1 : 0;
@@ -220,7 +213,7 @@ void heal_tidy(struct cache_file *file)
 /* The pages are dropped, but what the kernel has written back of them before that may come yet. Lock held. */
 static void linger(struct cache_file *file, struct heal *heal)
 {
-    heal->lingers_ns = clock_now_ns() + LINGER_NS;
+    heal->lingers_ns = clock_now_ns() + KERNEL_LATE_NS;
     pthread_mutex_lock(&file->cache->healer.lock);
     heal->references++;
     pthread_mutex_unlock(&file->cache->healer.lock);
@@ -229,7 +222,7 @@ static void linger(struct cache_file *file, struct heal *heal)
 
 void heal_over(struct cache_file *file, struct heal *heal, bool done)
 {
-    if (done && writes_back_late(file, heal->node) && !all_current(heal))
+    if (done && kernels_write_back_late(file, heal->node) && !all_current(heal))
         linger(file, heal);
     else
         unlink_heal(heal);

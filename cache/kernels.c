@@ -5,10 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
+#include "base/kernel.h"
 #include "cache/collect.h"
 #include "cache/home.h"
 #include "cache/kernels_internal.h"
 #include "consistency/merge.h"
+
+#define LATE_MOST 4096u /* pages of a file with twins, 16 MiB */
 
 static uint64_t key_of(unsigned node, uint64_t leaf)
 {
@@ -29,6 +33,7 @@ static int make_droppable(struct kernels *kernels)
     for (unsigned node = 0; node < KERNELS_NODES; node++)
         TAILQ_INIT(&droppable[node]);
     kernels->droppable = droppable;
+    TAILQ_INIT(&kernels->lates);
     return 0;
 }
 
@@ -63,27 +68,67 @@ static void set_old(struct kernels *kernels, struct kernel_leaf *k, page_mask ol
     k->old = old;
 }
 
+bool kernels_write_back_late(const struct cache_file *file, unsigned node)
+{
+    const struct nodes *nodes = file->cache->nodes;
+
+    return nodes ? nodes->late_kernels >> node & 1 : file->cache->healer.late_kernel;
+}
+
+static void set_late(struct kernels *kernels, struct kernel_leaf *k, page_mask late)
+{
+    bool newer = late & ~k->late;
+
+    if (k->late && (newer || !late))
+        TAILQ_REMOVE(&kernels->lates, k, link_late);
+    if (newer)
+        TAILQ_INSERT_TAIL(&kernels->lates, k, link_late);
+    kernels->late += (uint64_t)__builtin_popcountll(late);
+    kernels->late -= (uint64_t)__builtin_popcountll(k->late);
+    k->late = late;
+}
+
 static void drop_twins(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
 {
     for (page_mask left = (k->old | k->late) & pages; left; left &= left - 1)
         frame_put(&file->cache->twins, k->twins[__builtin_ctzll(left)]);
-    file->kernels.late -= (unsigned)__builtin_popcountll(k->late & pages);
     set_old(&file->kernels, k, k->old & ~pages);
-    k->late &= ~pages;
+    if (k->late & pages)
+        set_late(&file->kernels, k, k->late & ~pages);
     k->dropping &= ~pages;
+}
+
+void kernels_tidy(struct cache_file *file)
+{
+    struct kernels *kernels = &file->kernels;
+    uint64_t now = kernels->late ? clock_now_ns() : 0;
+    struct kernel_leaf *k;
+
+    while (kernels->late && (k = TAILQ_FIRST(&kernels->lates)) &&
+           (kernels->late > LATE_MOST || now - k->late_ns > KERNEL_LATE_NS))
+        drop_twins(file, k, k->late);
+}
+
+/* Pages with twins. */
+static void become_late(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
+{
+    if (!pages)
+        return;
+    k->late_ns = clock_now_ns();
+    set_late(&file->kernels, k, k->late | pages);
+    kernels_tidy(file);
 }
 
 void kernels_dropped(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
 {
     k->given &= ~pages;
-    if (!(file->cache->nodes->late_kernels >> k->node & 1)) {
+    if (!kernels_write_back_late(file, k->node)) {
         drop_twins(file, k, pages);
         return;
     }
-    file->kernels.late += (unsigned)__builtin_popcountll(pages);
-    k->late |= pages;
     set_old(&file->kernels, k, k->old & ~pages);
     k->dropping &= ~pages;
+    become_late(file, k, pages);
 }
 
 void kernels_free(struct cache_file *file)
@@ -116,18 +161,29 @@ static struct span span_of(off_t offset, uint64_t length)
     return (struct span){first, last - first + 1};
 }
 
+/* Nothing is to be noted of a kernel and a leaf that nothing is known of. */
+static bool knows_nothing(const struct cache_file *file)
+{
+    return !file->cache->nodes && !file->kernels.leaves.count;
+}
+
 int kernels_given(struct cache_file *file, unsigned node, off_t offset, size_t length)
 {
-    if (!file->cache->nodes || !length)
+    bool nodes = file->cache->nodes;
+
+    if (knows_nothing(file) || !length)
         return 0;
     struct span span = span_of(offset, length);
     for (uint64_t leaf = span.first >> LEAF_SHIFT; leaf <= (span.first + span.count - 1) >> LEAF_SHIFT;
          leaf++) {
-        struct kernel_leaf *k = get(&file->kernels, node, leaf);
-        if (!k)
+        struct kernel_leaf *k = (nodes ? get : kernels_find)(&file->kernels, node, leaf);
+        if (!k && nodes)
             return -ENOMEM;
+        if (!k)
+            continue;
         page_mask pages = page_range_mask(leaf, span.first, span.count);
         drop_twins(file, k, pages); /* it asks for what it does not hold, and has written back */
+        k->released &= ~pages;
         k->given |= pages;
     }
     return 0;
@@ -152,25 +208,76 @@ static int read_page(struct cache_file *file, uint64_t page, uint8_t *bytes)
     return home_read(file, bytes, GAIA_PAGE_SIZE, (off_t)(page * GAIA_PAGE_SIZE));
 }
 
-static int take_kernel_twins(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
+static int take_twin(struct cache_file *file, struct kernel_leaf *k, unsigned page)
 {
     struct frame_pool *pool = &file->cache->twins;
+    int error = frame_get(pool, &k->twins[page]);
 
+    if (error)
+        return error;
+    error = read_page(file, (k->leaf << LEAF_SHIFT) + page, frame_bytes(pool, k->twins[page]));
+    if (error)
+        frame_put(pool, k->twins[page]);
+    return error;
+}
+
+static int take_kernel_twins(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
+{
     pages &= k->given & ~k->old;
     drop_twins(file, k, pages); /* late: it has been given the page since */
     for (; pages; pages &= pages - 1) {
         unsigned page = (unsigned)__builtin_ctzll(pages);
-        int error = frame_get(pool, &k->twins[page]);
+        int error = take_twin(file, k, page);
         if (error)
             return error;
-        error = read_page(file, (k->leaf << LEAF_SHIFT) + page, frame_bytes(pool, k->twins[page]));
-        if (error) {
-            frame_put(pool, k->twins[page]);
-            return error;
-        }
         set_old(&file->kernels, k, k->old | UINT64_C(1) << page);
     }
     return 0;
+}
+
+/* With nodes there is one for each kernel that was given any of it. */
+int kernels_reserve(struct cache_file *file, uint64_t leaf)
+{
+    if (file->cache->nodes || !kernels_write_back_late(file, 0))
+        return 0;
+    return get(&file->kernels, 0, leaf) ? 0 : -ENOMEM;
+}
+
+void kernels_released(struct cache_file *file, uint64_t leaf, page_mask pages)
+{
+    bool nodes = file->cache->nodes;
+
+    for (unsigned node = 0; pages && node < (nodes ? KERNELS_NODES : 1); node++) {
+        struct kernel_leaf *k = kernels_find(&file->kernels, node, leaf);
+        if (!k || !kernels_write_back_late(file, node))
+            continue;
+        page_mask held = pages & ~k->old; /* old: with a twin already */
+        if (nodes)
+            held &= k->given;
+        k->released |= held & ~k->late;
+        k->given &= ~held;
+    }
+}
+
+int kernels_collect(struct cache_file *file, uint64_t leaf, page_mask collected)
+{
+    int error = 0;
+
+    if (!file->kernels.leaves.count)
+        return 0;
+    for (unsigned node = 0; !error && node < (file->cache->nodes ? KERNELS_NODES : 1); node++) {
+        struct kernel_leaf *k = kernels_find(&file->kernels, node, leaf);
+        page_mask pages = k ? k->released & collected : 0, taken = 0;
+        for (page_mask left = pages; left && !error; left &= left - 1) {
+            error = take_twin(file, k, (unsigned)__builtin_ctzll(left));
+            taken |= error ? 0 : left & -left;
+        }
+        if (k)
+            k->released &= ~taken;
+        if (taken)
+            become_late(file, k, taken);
+    }
+    return error;
 }
 
 int kernels_change(struct cache_file *file, unsigned node, off_t offset, uint64_t length)
@@ -209,15 +316,18 @@ static void copy_part(uint8_t *to, uint64_t page, const uint8_t *bytes, size_t l
 
 void kernels_wrote(struct cache_file *file, unsigned node, const void *bytes, size_t length, off_t offset)
 {
-    if (!file->cache->nodes || !length)
+    bool nodes = file->cache->nodes;
+
+    if (knows_nothing(file) || !length)
         return;
     struct span span = span_of(offset, length);
     for (uint64_t leaf = span.first >> LEAF_SHIFT; leaf <= (span.first + span.count - 1) >> LEAF_SHIFT;
          leaf++) {
-        struct kernel_leaf *k = get(&file->kernels, node, leaf);
+        struct kernel_leaf *k = (nodes ? get : kernels_find)(&file->kernels, node, leaf);
         page_mask pages = page_range_mask(leaf, span.first, span.count);
         if (!k) /* its pages are dropped with everything else of the file's: */
             continue;
+        k->released &= ~pages; /* it has waited for what was on its way */
         k->given |= pages;
         k->dropping &= ~pages;             /* it may hold them anew */
         if (file->announced == ANNOUNCING) /* without memory for them as without the rule */

@@ -13,6 +13,12 @@
  * So what a program has written is seen by those of other nodes when its close() or fsync() has returned, and
  * mostly a moment after the write(); no byte that was written is lost to a neighbour in its page. Of two that
  * write the same byte meanwhile one wins, the same for all.
+ *
+ * Before Linux 6.16 a kernel may have dropped a page before what it has written back of it comes. Then the
+ * twin stays: until it asks for the page again, for which it waits, or for a minute, or until there are many
+ * newer ones of the file. For that reason, and on such kernels only, this is of use without nodes, too: what
+ * a release has had the kernel drop is changed by whoever collects it, and gets a twin then. (A collect for a
+ * READ of the only kernel needs none.)
  */
 #ifndef GAIAFS_CACHE_KERNELS_H
 #define GAIAFS_CACHE_KERNELS_H
@@ -35,20 +41,24 @@ struct kernels {
     LIST_HEAD(, kernel_leaf) all;
     struct kernel_leaves *droppable; /* by node: leaves with old pages, who was looked at last behind */
     uint64_t old;                    /* pages with a twin that are to be dropped */
-    uint64_t late;     /* pages that were dropped, with a twin for a write-back that may be on its way yet */
-    bool failed;       /* a kernel did not drop what it was told to, in this round */
-    uint64_t clean;    /* the last round in which all did */
-    bool resized;      /* others' kernels don't know the size */
-    bool queued;       /* with the dropper, or by whoever works on it now, when that is done */
-    bool running;      /* a thread of the dropper works on it */
-    uint64_t rounds;   /* of the dropper: begun, */
-    uint64_t finished; /* and finished */
+    uint64_t late; /* pages that were dropped, with a twin for a write-back that may be on its way yet */
+    struct kernel_leaves lates; /* leaves with such pages, who got the last one first in front */
+    bool failed;                /* a kernel did not drop what it was told to, in this round */
+    uint64_t clean;             /* the last round in which all did */
+    bool resized;               /* others' kernels don't know the size */
+    bool queued;                /* with the dropper, or by whoever works on it now, when that is done */
+    bool running;               /* a thread of the dropper works on it */
+    uint64_t rounds;            /* of the dropper: begun, */
+    uint64_t finished;          /* and finished */
 };
 
 #define KERNELS_NOBODY UINT32_MAX /* of nodes: the change is no kernel's */
 
-/* All: the file's lock is held, but for the last two. Nothing happens in a cache without nodes. node: 0, or 1
- * + the member's number (CACHE_IO_NODE). */
+/* All: the file's lock is held, but for the last two. In a cache without nodes, or of kernels that don't
+ * write back late, less happens or nothing. node: 0, or 1 + the member's number (CACHE_IO_NODE). */
+
+/* Whether what a node's kernel writes back may come after it has dropped the page. */
+bool kernels_write_back_late(const struct cache_file *file, unsigned node);
 
 /* A READ gives pages to a node's kernel. -ENOMEM. */
 int kernels_given(struct cache_file *file, unsigned node, off_t offset, size_t length);
@@ -57,6 +67,15 @@ bool kernels_overtaken(struct cache_file *file, unsigned node, off_t offset, siz
 /* The bytes are about to be changed for a node: others that hold them get twins. -ENOMEM, or why the home
  * copy can't be read. */
 int kernels_change(struct cache_file *file, unsigned node, off_t offset, uint64_t length);
+/* Before pages of a leaf are dropped for a release: room for what kernels_released() has to note. -ENOMEM. */
+int kernels_reserve(struct cache_file *file, uint64_t leaf);
+/* All have dropped these pages for a release, and some have held them. */
+void kernels_released(struct cache_file *file, uint64_t leaf, uint64_t pages);
+/* These pages, which no kernel holds, are about to be collected. -ENOMEM, or why the home copy can't be read.
+ */
+int kernels_collect(struct cache_file *file, uint64_t leaf, uint64_t pages);
+/* End what is late no more, or is too much. */
+void kernels_tidy(struct cache_file *file);
 /* A node's plain WRITE was applied, or a READ is answered while the file is being announced: its kernel has
  * these bytes, too. Until all nodes know that the file is tracked here, who does not know writes past the
  * home: then these are its twins at once. */

@@ -20,14 +20,17 @@ struct kernel_leaf {
     page_mask old;      /* of given: with a twin; the home copy has changed since */
     uint64_t round;     /* of the dropper, in which it was looked at last */
     page_mask dropping; /* of old: it is being told to, and was not given the page since */
-    page_mask late;     /* not old, with a twin: dropped, but a write-back of it may be on its way yet */
+    /* Of kernels that write back late (before Linux 6.16), of pages that are not old: */
+    page_mask released; /* dropped for a release; the home copy has not changed since, but for write-backs */
+    page_mask late;     /* dropped, with a twin: a write-back may be on its way that knows no change since */
+    uint64_t late_ns;   /* CLOCK_MONOTONIC: the last one is dropped since */
+    TAILQ_ENTRY(kernel_leaf) link_late; /* of those with late pages, in that order */
     uint32_t twins[LEAF_PAGES];
 };
 
 /* What is known of a leaf and a node's kernel, or NULL. */
 struct kernel_leaf *kernels_find(struct kernels *kernels, unsigned node, uint64_t leaf);
-/* The kernel has dropped old pages. Before Linux 6.16 that may be before what it has written back of them has
- * come: then the twins stay, until it asks for the page again (for which it waits) or the file is closed. */
+/* The kernel has dropped old pages. */
 void kernels_dropped(struct cache_file *file, struct kernel_leaf *k, page_mask pages);
 
 #endif

@@ -338,6 +338,7 @@ static bool make_pending(struct work *w, bool failed)
         return false;
     }
     assert((still & ~copy->leaf->released) == 0);
+    kernels_released(copy->replica->file, copy->leaf->number, still & w->held);
     copy->pending |= still;
     for (page_mask left = still; left; left &= left - 1) {
         unsigned page = (unsigned)__builtin_ctzll(left);
@@ -404,7 +405,7 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
 {
     /* No open is answered that would have the kernel hold pages before it has the lock. */
     bool again = !file->passed;
-    int error = again ? 0 : collect_work(file, work, count), busy = 0;
+    int error = again ? 0 : collect_work(file, work, count), busy = 0, reserved = 0;
 
     for (unsigned round = 0; again; round++) {
         bool collects = round >= ROUNDS_MAX && file->cache->nodes;
@@ -417,12 +418,14 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
             leaf->kernel &= ~work[i].held; /* before, not after: a READ meanwhile sets it again */
             work[i].dropped = with_neighbours(work[i].held);
             heal_drop_begin(leaf, work[i].dropped);
+            if (work[i].held && !reserved)
+                reserved = kernels_reserve(file, leaf->number);
         }
         bool window = open_window(file, work, count);
         pthread_mutex_unlock(&file->lock);
         if (collects)
             kernels_settle(file);
-        error = invalidate(file, work, count);
+        error = reserved ? reserved : invalidate(file, work, count);
         error = error ? error : busy;
         pthread_mutex_lock(&file->lock);
         if (window)
