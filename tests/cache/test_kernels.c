@@ -122,6 +122,19 @@ static void test_a_cut_that_can_keep_no_twin(void **state)
     assert_int_equal(again, 0);
 }
 
+/* Any member may have read there: then nobody could cut the file any more. */
+static void test_a_cut_of_what_was_read_at_the_last_byte_that_there_can_be(void **state)
+{
+    (void)state;
+    if (!start_nodes())
+        skip();
+    int read = given(2, INT64_MAX - 1, 1);
+    int error = cache_file_truncate(f.file, f.fd, 100);
+    stop_nodes();
+    assert_int_equal(read, 0);
+    assert_int_equal(error, 0);
+}
+
 #define LEAVES 20000u
 #define LEAF_BYTES (LEAF_PAGES * 4096u)
 
@@ -281,6 +294,7 @@ int main(void)
         cmocka_unit_test(test_a_copy_of_a_file_that_was_given_up),
         cmocka_unit_test(test_a_read_of_a_far_file_that_was_given_up),
         cmocka_unit_test(test_a_cut_that_can_keep_no_twin),
+        cmocka_unit_test(test_a_cut_of_what_was_read_at_the_last_byte_that_there_can_be),
         cmocka_unit_test(test_many_leaves),
         cmocka_unit_test(test_a_leaf_that_is_not_dropped),
         cmocka_unit_test(test_a_map_that_is_closed_before_it_is_open),
