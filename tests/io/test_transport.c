@@ -470,10 +470,12 @@ static void test_nobody_there_beside_poller(void **state)
     char nobody[sizeof pair.server.address + 8];
 
     (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
     pair_open(&pair, 1, 1, 50);
     snprintf(nobody, sizeof nobody, "%s-nobody", pair.server.address);
     side_start(&pair.client);
-    for (unsigned i = 0; i < (carrier == GAIA_CARRIER_LOCAL ? TIMES : 0); i++) {
+    for (unsigned i = 0; i < TIMES; i++) {
         struct gaia_link *link = NULL;
         assert_int_equal(gaia_link_connect(pair.client.transport, nobody, &options, &link), -ECONNREFUSED);
     }
