@@ -244,6 +244,17 @@ static int expose_placed(const struct fill *fill, const struct fill_store *store
     return error;
 }
 
+/* What could not be exposed as it was cut off meanwhile, and though the file is as long as it was by now. */
+static bool was_cut_off(const struct fill *fill)
+{
+    struct cache_file *file = fill->map->replica->file;
+
+    pthread_mutex_lock(&file->lock);
+    bool cut = file->truncations != fill->truncations;
+    pthread_mutex_unlock(&file->lock);
+    return cut;
+}
+
 /* The frames have the bytes, or could not get them. */
 static void fill_placed(struct fill *fill, int error)
 {
@@ -266,6 +277,10 @@ static void fill_placed(struct fill *fill, int error)
         replica_count(replica, pages_in, fill->count);
         if (!fill->exposed)
             error = expose_placed(fill, &store);
+        if (error && was_cut_off(fill)) {
+            error = 0;
+            settled = false;
+        }
     } else {
         replica->frames->ops->drop(replica->frames, fill->first, fill->count);
         fit_frames(replica->file);
