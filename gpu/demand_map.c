@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/lock.h"
 #include "base/size.h"
@@ -187,6 +188,29 @@ static void answer(struct demand_map *map, const struct gaia_demand_asked *asked
     gaia_demand_reply(&map->host, asked->ticket, status, grant);
 }
 
+/* The driver takes its memory back when the process ends, while threads run yet. */
+#define ENDING_MS 1000u
+
+static _Atomic bool ending;
+static _Atomic unsigned serving; /* threads */
+static pid_t owner;              /* of them: a child of fork() has none */
+
+static void end_serving(void)
+{
+    if (getpid() != owner)
+        return;
+    atomic_store(&ending, true);
+    for (unsigned ms = 0; ms < ENDING_MS && atomic_load(&serving); ms++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+/* After the driver has begun, so that it is called before the driver's own end. */
+static void expect_the_end(void)
+{
+    owner = getpid();
+    atexit(end_serving);
+}
+
 /* Looks at the ring without pause while there is something to do, and less often the longer there is nothing.
  */
 static void *serve(void *argument)
@@ -195,7 +219,7 @@ static void *serve(void *argument)
     struct gaia_demand_asked asked;
     unsigned idle = 0;
 
-    while (!atomic_load(&map->stop)) {
+    while (!atomic_load(&map->stop) && !atomic_load(&ending)) {
         if (gaia_demand_next(&map->host, &asked)) {
             answer(map, &asked);
             idle = 0;
@@ -209,6 +233,7 @@ static void *serve(void *argument)
         struct timespec pause = {.tv_nsec = sleeps < 20 ? 50000 : sleeps < 200 ? 200000 : 1000000};
         nanosleep(&pause, NULL);
     }
+    atomic_fetch_sub(&serving, 1);
     return NULL;
 }
 
@@ -382,13 +407,18 @@ static int make_tables(struct demand_map *map)
 
 static int start_thread(struct demand_map *map)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     sigset_t all, old;
 
     /* The program's signal handlers are for the program's threads; SIGBUS is for what this one touches. */
     sigfillset(&all);
     sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &old);
+    pthread_once(&once, expect_the_end);
+    atomic_fetch_add(&serving, 1);
     int error = -pthread_create(&map->thread, NULL, serve, map);
+    if (error)
+        atomic_fetch_sub(&serving, 1);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return error;
 }

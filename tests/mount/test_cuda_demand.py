@@ -80,6 +80,16 @@ def programs():
         program.proc.stdout.close()
 
 
+def test_a_program_that_ends_without_unmapping(mount, programs):
+    """The driver takes its memory back then, where libgaia's thread looks for requests."""
+    m = mount()
+    program = programs(make(m, os.urandom(MIB)), STANDIN_CUDA="exits=1")
+    assert program.started == "ok"
+    program.proc.stdin.write("exit\n")
+    program.proc.stdin.flush()
+    assert program.proc.wait(10) == 0
+
+
 @pytest.mark.parametrize("small", [False, True])
 def test_what_is_in_the_file(mount, programs, small):
     m = mount()

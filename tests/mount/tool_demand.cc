@@ -257,6 +257,8 @@ int main(int argc, char **argv)
         line[strcspn(line, "\n")] = '\0';
         if (!strcmp(line, "bye"))
             break;
+        if (!strcmp(line, "exit"))
+            return 0;
         serve(line);
     }
     if (gaia_munmap(address, length))
