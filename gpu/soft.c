@@ -56,7 +56,7 @@ static bool probe_traps(int faults)
     if (fd < 0)
         return false;
     if (!ftruncate(fd, 4096) && pwrite(fd, "", 1, 0) == 1) {
-        void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        void *page = mmap(NULL, 4096, PROT_NONE, MAP_SHARED, fd, 0); /* see reserve_range() */
         if (page != MAP_FAILED) {
             struct uffdio_continue c = {.range = {.start = (uintptr_t)page, .len = 4096},
                                         .mode = UFFDIO_CONTINUE_MODE_WP};
@@ -93,8 +93,10 @@ int gaia_soft_open_faults(int *faults_out, bool *traps_out)
 static int reserve_range(int faults, int frames, size_t length, off_t offset, bool writable,
                          void **address_out)
 {
-    void *address = mmap(NULL, length, writable ? PROT_READ | PROT_WRITE : PROT_READ,
-                         (writable ? MAP_SHARED : MAP_PRIVATE) | MAP_NORESERVE, frames, offset);
+    /* Without access at first: with mlockall(MCL_FUTURE) Linux fills what can be accessed, with zeros that no
+     * touch would ever come to the daemon for. Nor must it later. */
+    void *address =
+        mmap(NULL, length, PROT_NONE, (writable ? MAP_SHARED : MAP_PRIVATE) | MAP_NORESERVE, frames, offset);
 
     if (address == MAP_FAILED)
         return -errno;
@@ -102,6 +104,9 @@ static int reserve_range(int faults, int frames, size_t length, off_t offset, bo
     int error = madvise(address, length, MADV_DONTFORK) ? -errno : 0;
     if (!error)
         error = register_range(faults, address, length, writable);
+    if (!error && (munlock(address, length) ||
+                   mprotect(address, length, writable ? PROT_READ | PROT_WRITE : PROT_READ)))
+        error = -errno;
     if (error) {
         munmap(address, length);
         return error;

@@ -237,6 +237,8 @@ CALL(char *, NULL, strdup, (const char *s), (s))
 CODE(+, posix_memalign, (void **p, size_t a, size_t n), (p, a, n))
 CALL(void *, MAP_FAILED, mmap64, (void *a, size_t n, int p, int f, int d, off_t o), (a, n, p, f, d, o))
 CALL(int, -1, madvise, (void *a, size_t n, int v), (a, n, v))
+CALL(int, -1, mprotect, (void *a, size_t n, int v), (a, n, v))
+CALL(int, -1, munlock, (const void *a, size_t n), (a, n))
 CALL(int, -1, memfd_create, (const char *s, unsigned f), (s, f))
 
 MOVE(read, (int d, void *b, size_t n), (d, b, n), (d, b, n))

@@ -14,7 +14,7 @@ import pytest
 import gaia
 from files import make, open_map
 from helpers import (MIB, PAGE, ROWS, AgentDied, Plan, agents, client_with_faults, devices, error_of,  # noqa: F401
-                     functions_of, make_random, read_file, stand_still, statistics)
+                     functions_of, make_random, read_file, stand_still, statistics, write_file)
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
 
@@ -447,3 +447,25 @@ def test_a_mount_with_maps_is_busy(mount, devices):
     assert subprocess.run(["umount", m.mnt], capture_output=True).returncode == 0
     assert m.proc.wait(10) == 0
     assert read_file(os.path.join(m.data, "f"))[:4] == b"\x01\x02\x03\0"
+
+
+MCL_FUTURE = 2
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_program_that_locks_its_memory(mount, agents, writable):
+    """Linux fills what is mapped at once then: with zeros, which no touch would come for, and stores to them nobody would see."""
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    content = os.urandom(64 * PAGE)
+    write_file(path, content)
+    program = agents()
+    program.do("""import ctypes
+fd = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+dev = gaia.Device()
+assert ctypes.CDLL(None).mlockall(flags) == 0
+map = dev.mmap(fd, len, 3 if writable else 1)""", path=path, writable=writable, flags=MCL_FUTURE, len=len(content))
+    assert program("map[:]") == content
+    if writable:
+        program.do("map[7] = 7\nmap.release()")
+        assert read_file(path) == content[:7] + b"\x07" + content[8:]
