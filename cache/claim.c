@@ -92,51 +92,10 @@ int claim_take(struct cache_file *file)
     return error;
 }
 
-struct copies {
-    struct replica *replica;
-    struct copy_pages *list;
-    size_t count, room;
-};
-
-/* The file's lock is held. */
-static void add_copy(struct leaf *leaf, void *context)
-{
-    struct copies *copies = context;
-    struct leaf_copy *copy = leaf_find_copy(leaf, copies->replica);
-
-    if (copy && copies->count < copies->room)
-        copies->list[copies->count++] = (struct copy_pages){.leaf = leaf->number, .pages = ~UINT64_C(0)};
-}
-
-static int by_leaf(const void *a, const void *b)
-{
-    uint64_t x = ((const struct copy_pages *)a)->leaf, y = ((const struct copy_pages *)b)->leaf;
-
-    return x < y ? -1 : x > y;
-}
-
 int claim_empty(struct replica *replica)
 {
-    struct cache_file *file = replica->file;
-    struct copies copies = {.replica = replica};
-    int error = 0;
+    int error = drop_range(replica, 0, UINT64_MAX);
 
-    pthread_mutex_lock(&file->lock);
-    copies.room = file->index.leaves;
-    copies.list = calloc(copies.room + 1, sizeof *copies.list);
-    if (copies.list)
-        index_each(&file->index, add_copy, &copies);
-    pthread_mutex_unlock(&file->lock);
-    if (!copies.list)
-        return -ENOMEM;
-    qsort(copies.list, copies.count, sizeof *copies.list, by_leaf); /* as drop_pages() wants them */
-    for (size_t i = 0; i < copies.count; i += BATCH_MAX) {
-        size_t n = copies.count - i < BATCH_MAX ? copies.count - i : BATCH_MAX;
-        uint64_t dropped;
-        int one = drop_pages(replica, copies.list + i, n, DROP_ADVISED, &dropped);
-        error = error ? error : one;
-    }
-    free(copies.list);
     if (error && gaia_node_frames_gone(replica->frames)) { /* nothing can be had of it any more */
         home_device_lose(replica);
         error = 0;

@@ -21,6 +21,23 @@
  * Lock held. */
 typedef int leaf_fn(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags);
 
+struct each_leaf {
+    struct cache_file *file;
+    uint64_t first, count; /* pages */
+    unsigned flags;
+    leaf_fn *fn;
+    int error;
+};
+
+static void one_leaf(struct leaf *leaf, void *context)
+{
+    struct each_leaf *each = context;
+    page_mask pages = page_range_mask(leaf->number, each->first, each->count);
+
+    if (pages && !each->error)
+        each->error = each->fn(each->file, leaf, pages, each->flags);
+}
+
 static int each_leaf(struct cache_file *file, off_t offset, uint64_t length, unsigned flags, leaf_fn *fn)
 {
     /* Past the end of the file nobody holds anything, however long the range is. */
@@ -30,14 +47,20 @@ static int each_leaf(struct cache_file *file, off_t offset, uint64_t length, uns
         length = (uint64_t)(file->size - offset);
     uint64_t first = (uint64_t)offset >> GAIA_PAGE_SHIFT;
     uint64_t last = ((uint64_t)offset + length - 1) >> GAIA_PAGE_SHIFT;
-    int error = 0;
+    struct each_leaf each = {
+        .file = file, .first = first, .count = last - first + 1, .flags = flags, .fn = fn};
 
-    for (uint64_t number = first >> LEAF_SHIFT; number <= last >> LEAF_SHIFT && !error; number++) {
+    /* Nor is a hole looked at leaf by leaf, which may be of any length. */
+    if ((last >> LEAF_SHIFT) - (first >> LEAF_SHIFT) >= file->index.leaves) {
+        index_each(&file->index, one_leaf, &each);
+        return each.error;
+    }
+    for (uint64_t number = first >> LEAF_SHIFT; number <= last >> LEAF_SHIFT && !each.error; number++) {
         struct leaf *leaf = index_find(&file->index, number);
         if (leaf)
-            error = fn(file, leaf, page_range_mask(number, first, last - first + 1), flags);
+            one_leaf(leaf, &each);
     }
-    return error;
+    return each.error;
 }
 
 static void mark_touched(struct leaf *leaf, page_mask pages)

@@ -226,3 +226,52 @@ int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t c
     free(busy);
     return error;
 }
+
+struct copies {
+    const struct replica *replica;
+    uint64_t first, count;
+    struct copy_pages *list;
+    size_t n, room;
+};
+
+/* Lock held. */
+static void add_copy(struct leaf *leaf, void *context)
+{
+    struct copies *copies = context;
+    page_mask pages = page_range_mask(leaf->number, copies->first, copies->count);
+
+    if (pages && leaf_find_copy(leaf, copies->replica) && copies->n < copies->room)
+        copies->list[copies->n++] = (struct copy_pages){.leaf = leaf->number, .pages = pages};
+}
+
+static int by_leaf(const void *a, const void *b)
+{
+    uint64_t x = ((const struct copy_pages *)a)->leaf, y = ((const struct copy_pages *)b)->leaf;
+
+    return x < y ? -1 : x > y;
+}
+
+int drop_range(struct replica *replica, uint64_t first, uint64_t count)
+{
+    struct cache_file *file = replica->file;
+    struct copies copies = {.replica = replica, .first = first, .count = count};
+    int error = 0;
+
+    pthread_mutex_lock(&file->lock);
+    copies.room = file->index.leaves;
+    copies.list = calloc(copies.room + 1, sizeof *copies.list);
+    if (copies.list)
+        index_each(&file->index, add_copy, &copies);
+    pthread_mutex_unlock(&file->lock);
+    if (!copies.list)
+        return -ENOMEM;
+    qsort(copies.list, copies.n, sizeof *copies.list, by_leaf);
+    for (size_t i = 0; i < copies.n; i += BATCH_MAX) {
+        size_t n = copies.n - i < BATCH_MAX ? copies.n - i : BATCH_MAX;
+        uint64_t dropped;
+        int one = drop_pages(replica, copies.list + i, n, DROP_ADVISED, &dropped);
+        error = error ? error : one;
+    }
+    free(copies.list);
+    return error;
+}

@@ -18,5 +18,8 @@ enum drop_why {
  * freed. */
 int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t count, enum drop_why why,
                uint64_t *dropped_out);
+/* DROP_ADVISED, of what the device has of [first, first + count), which may be of any length. The first
+ * error, after all of it was tried; -ENOMEM. No lock is held. */
+int drop_range(struct replica *replica, uint64_t first, uint64_t count);
 
 #endif

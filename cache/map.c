@@ -464,24 +464,9 @@ int cache_map_sync(struct cache_client *client, uint32_t id, uint64_t offset, ui
 /* Let pages leave the device: what is stored there is released and collected first. */
 static int let_leave(struct replica *replica, struct gaia_run run)
 {
-    int error = 0;
-
     if (replica->scans) /* what is mapped stays */
         return replica->read_only ? 0 : release_range(replica, run.page, run.count);
-    pthread_mutex_lock(&replica->file->lock);
-    uint64_t pages_now = file_pages(replica->file->size);
-    pthread_mutex_unlock(&replica->file->lock);
-    if (run.page >= pages_now)
-        return 0;
-    if (run.count > pages_now - run.page)
-        run.count = pages_now - run.page;
-    for (uint64_t leaf = run.page >> LEAF_SHIFT; !error && leaf <= (run.page + run.count - 1) >> LEAF_SHIFT;
-         leaf++) {
-        struct copy_pages pages = {.leaf = leaf, .pages = page_range_mask(leaf, run.page, run.count)};
-        uint64_t dropped;
-        error = drop_pages(replica, &pages, 1, DROP_ADVISED, &dropped);
-    }
-    return error;
+    return drop_range(replica, run.page, run.count);
 }
 
 int cache_map_advise(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,

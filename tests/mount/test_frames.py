@@ -90,6 +90,29 @@ def test_what_was_stored_far_away_is_freed_at_once(mount, size):
         shutil.rmtree(data)
 
 
+@pytest.mark.parametrize("what", ["os.truncate(path, 1 << 60)\nfallocate(fd, 3, 0, 1 << 60)",  # keep the size, punch
+                                  "map.advise(4)"])  # GAIA_ADV_DONTNEED
+def test_what_is_far_away_costs_nothing(mount, devices, agents, what):
+    """Nor does it to let go of what a device has: the same, and not by how long the range is."""
+    data = f"/dev/shm/gaiafs-test-{os.getpid()}"
+    os.mkdir(data)
+    try:
+        path = os.path.join(mount(data=data).mnt, "f")
+        write_file(path, b"")
+        size = 1 << 46
+        os.truncate(path, size)
+        program = agents()
+        program.do("""from posix_calls import fallocate
+fd = os.open(path, os.O_RDWR)
+map = gaia.Device("soft:0").mmap(fd, size)
+map[size - PAGE] = 1""", path=path, size=size)
+        program.start(what, path=path, size=size)
+        assert not program.busy(20), "it looks at every page of the range"
+        program.finish()
+    finally:
+        shutil.rmtree(data)
+
+
 CHANGES = {
     "unmap": lambda hostile: hostile.unmap(),
     "cut": lambda hostile: os.ftruncate(hostile.fd, 3 * PAGE),
