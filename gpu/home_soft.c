@@ -517,6 +517,8 @@ int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out)
         error = -errno;
         goto out_free;
     }
+    /* With vm.memfd_noexec=1 it could be sealed: a client that did would have its frames stay for ever. */
+    (void)fcntl(frames->fd, F_ADD_SEALS, F_SEAL_SEAL);
     /* A client that has only a read-only descriptor must not be able to reopen it for writing. */
     if (fchmod(frames->fd, shared_memory_mode()) || ftruncate(frames->fd, (off_t)(pages * GAIA_PAGE_SIZE))) {
         error = -errno;
