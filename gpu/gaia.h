@@ -242,7 +242,7 @@ struct CUstream_st;
  * for a GPU does.
  *
  * Only arguments are checked by the call itself. What goes wrong later is said by gaia_stream_error(); the
- * range must stay mapped until the stream has got there. What other streams do is not waited for.
+ * range must stay mapped until the stream has got past it. What other streams do is not waited for.
  *
  * @param stream  of the device's primary context; NULL: the default stream. On a soft device, which has no
  *                streams, only NULL is allowed, and the call is gaia_macquire() or gaia_mrelease().
