@@ -259,7 +259,7 @@ struct inode *shard_remember(struct inode_table *table, struct inode_shard *shar
 
     *slot = inode->id;
     shard->remember_next = (shard->remember_next + 1) % table->remember_most;
-    if (!oldest || oldest == inode || inode_is_used(oldest))
+    if (!oldest || oldest == inode || inode_is_used(oldest) || oldest->open || inode_is_lost(oldest))
         return NULL;
     shard_remove(table, shard, oldest);
     return oldest;
@@ -275,7 +275,7 @@ void inode_table_unremember(struct inode_table *table)
         for (size_t k = 0; k < table->remember_most; k++) {
             inode = shard->remembered[k] ? shard_find_id(shard, shard->remembered[k]) : NULL;
             shard->remembered[k] = 0;
-            if (!inode || inode_is_used(inode) || inode->open)
+            if (!inode || inode_is_used(inode) || inode->open || inode_is_lost(inode))
                 continue;
             shard_remove(table, shard, inode);
             inode->next = freed;

@@ -35,12 +35,18 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
     (void)userdata;
     /* The kernel drops all of a file's pages when mtime moves, which our own writes make it do; opens compare
      * instead (inode_unchanged). Splicing writes through pipes costs more than it saves. */
+    /* Who opens with O_TRUNC cuts by a SETATTR, for which the kernel takes the inode's lock, and waits for
+     * what it has written back and sent. A cut that came with the OPEN would meet those, and appends: what
+     * was cut off came back, and the kernel took the file to be empty when it was not any more. (In
+     * passthrough who writes from memory that does not come holds the backing file's lock as long: a cut
+     * waits for that, and without the kernel's own lock so many of them that no thread is left.) */
+    conn->want &= ~(unsigned)FUSE_CAP_ATOMIC_O_TRUNC;
     conn->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_HANDLE_KILLPRIV | FUSE_CAP_SPLICE_READ |
                               FUSE_CAP_WRITEBACK_CACHE);
-    conn->want |= conn->capable &
-                  (FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO |
-                   FUSE_CAP_POSIX_ACL | FUSE_CAP_DONT_MASK | FUSE_CAP_ATOMIC_O_TRUNC | FUSE_CAP_IOCTL_DIR |
-                   FUSE_CAP_EXPORT_SUPPORT | FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO);
+    conn->want |=
+        conn->capable & (FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO |
+                         FUSE_CAP_POSIX_ACL | FUSE_CAP_DONT_MASK | FUSE_CAP_IOCTL_DIR |
+                         FUSE_CAP_EXPORT_SUPPORT | FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO);
     conn->max_write = MAX_REQUEST;
     conn->max_readahead = MAX_REQUEST;
     conn->max_background = 64;
@@ -125,11 +131,6 @@ static int answer_init(struct fs *fs, const struct fuse_buf *request)
         }
         fs->passes = passthrough_is_wanted(fs) && open_reply_is_offered(in, request->size) &&
                      open_reply_take_offer(reply, (size_t)length);
-        /* Who writes in passthrough from memory that does not come holds the backing file's lock as long: a
-         * cut waits for that, and without the kernel's own lock of the inode so many of them that no thread
-         * is left. */
-        if (fs->passes)
-            init_out->flags &= ~(uint32_t)FUSE_ATOMIC_O_TRUNC;
         rc = write(device, reply, (size_t)length) == length ? out->error : -errno;
     }
     close(saved);

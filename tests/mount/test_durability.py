@@ -16,7 +16,7 @@ import pytest
 
 import gaia
 import helpers
-from helpers import ROWS, daemon_with_faults, descriptors, error_of, forget_inodes
+from helpers import ROWS, daemon_with_faults, descriptors, error_of, forget_inodes, write_file
 
 PAGE = 4096
 MIB = 1 << 20
@@ -405,3 +405,28 @@ def test_syncs_leave_no_descriptors_behind(failing):
             os.fsync(file.fileno())
         assert descriptors(failing.mount.pid) <= before + 3
     helpers.wait_until(lambda: descriptors(failing.mount.pid) <= before + 1, what="they are closed")
+
+
+@pytest.mark.parametrize("first_known", [False, True])
+def test_what_was_lost_is_remembered(mount, workdir, monkeypatch, first_known):
+    """However many other files the kernel forgets meanwhile, and though this one had its turn to be forgotten before."""
+    f = Failing(mount, workdir, monkeypatch, "passthrough=off,remember=16,timeout=0")
+    f.make(4 * PAGE)
+    if first_known:
+        forget_inodes()
+        time.sleep(0.5)
+    fd = os.open(f.path, os.O_RDWR)
+    os.pwrite(fd, b"lost" * 10, 5000)
+    with f.failing("fsync"):
+        assert error_of(os.fsync, fd) == errno.EIO
+    os.close(fd)
+    forget_inodes()
+    for _ in range(2):
+        time.sleep(0.5)
+        for number in range(64):
+            write_file(os.path.join(f.mount.mnt, f"other{number}"), b"x")
+        forget_inodes()
+    time.sleep(0.5)
+    fd = os.open(f.path, os.O_RDWR)
+    assert error_of(os.fsync, fd) == errno.EIO
+    os.close(fd)
