@@ -11,10 +11,12 @@ bool kernel_is_at_least(unsigned major, unsigned minor);
 
 /* Before 6.16 FUSE writes dirty pages back through copies, and what made it do so may return while one is on
  * its way: only a FLUSH and a FSYNC wait for those. */
-#define KERNEL_LATE_NS UINT64_C(60000000000) /* and for so long it is waited for at most */
 static inline bool kernel_writes_back_late(void)
 {
     return !kernel_is_at_least(6, 16);
 }
+
+/* For so long they are expected then, at most: they come when the daemon has answered what came before. */
+#define KERNEL_LATE_NS UINT64_C(60000000000)
 
 #endif

@@ -11,12 +11,6 @@
 #include "cache/scan.h"
 #include "io/protocol.h"
 
-static int by_leaf(const void *a, const void *b)
-{
-    uint64_t x = ((const struct copy_pages *)a)->leaf, y = ((const struct copy_pages *)b)->leaf;
-    return x < y ? -1 : x > y;
-}
-
 /* The pages of a copy that lack something released. Lock held. */
 static page_mask stale_pages(const struct leaf_copy *copy, page_mask pages)
 {
@@ -58,7 +52,7 @@ static int take_suspects(struct replica *replica, uint64_t first, uint64_t count
             copy->in_suspects = false;
         }
     }
-    qsort(list, n, sizeof *list, by_leaf);
+    qsort(list, n, sizeof *list, copy_pages_order);
     *list_out = list;
     *n_out = n;
     return 0;

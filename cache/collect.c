@@ -157,7 +157,6 @@ static int tell_kernels(struct collect *c)
 
     if (c->file->cache->nodes || c->what == COLLECT_PENDING)
         error = kernels_collect(c->file, c->leaf->number, c->changed);
-
     for (size_t i = 0; i < c->count; i++)
         releasing |= c->taken[i].copy->releasing;
     for (releasing &= c->changed; releasing && !error;) {

@@ -244,7 +244,7 @@ static void add_copy(struct leaf *leaf, void *context)
         copies->list[copies->n++] = (struct copy_pages){.leaf = leaf->number, .pages = pages};
 }
 
-static int by_leaf(const void *a, const void *b)
+int copy_pages_order(const void *a, const void *b)
 {
     uint64_t x = ((const struct copy_pages *)a)->leaf, y = ((const struct copy_pages *)b)->leaf;
 
@@ -265,7 +265,7 @@ int drop_range(struct replica *replica, uint64_t first, uint64_t count)
     pthread_mutex_unlock(&file->lock);
     if (!copies.list)
         return -ENOMEM;
-    qsort(copies.list, copies.n, sizeof *copies.list, by_leaf);
+    qsort(copies.list, copies.n, sizeof *copies.list, copy_pages_order);
     for (size_t i = 0; i < copies.n; i += BATCH_MAX) {
         size_t n = copies.n - i < BATCH_MAX ? copies.n - i : BATCH_MAX;
         uint64_t dropped;

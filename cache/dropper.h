@@ -9,6 +9,7 @@
 #include "base/lock.h"
 
 struct cache;
+struct cache_file;
 
 /* Threads that have kernels drop what is old, each of one file, so that a kernel which is slow to drop one
  * holds up no other files: one more than are at work, as long as these are fewer than DROPPERS. */
@@ -23,5 +24,12 @@ struct dropper {
 };
 int dropper_start(struct cache *cache);
 void dropper_stop(struct cache *cache);
+
+/* Have the dropper look at the file if there is anything to drop. The lock is not held; the file can't go
+ * away. */
+void kernels_settle(struct cache_file *file);
+/* Wait until what is old now is dropped. No lock is held. 0, -EIO (a kernel does not do it in time), -ENOMEM.
+ */
+int kernels_flush(struct cache_file *file);
 
 #endif

@@ -244,7 +244,8 @@ static int expose_placed(const struct fill *fill, const struct fill_store *store
     return error;
 }
 
-/* What could not be exposed as it was cut off meanwhile, and though the file is as long as it was by now. */
+/* Whether it could not be exposed as it was cut off meanwhile, though the file may be as long as it was by
+ * now. */
 static bool was_cut_off(const struct fill *fill)
 {
     struct cache_file *file = fill->map->replica->file;

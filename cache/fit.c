@@ -92,20 +92,13 @@ static void keep_leaf(struct leaf *leaf, void *context)
     kept->pages += (uint64_t)__builtin_popcountll(pages);
 }
 
-static int by_leaf(const void *a, const void *b)
-{
-    const struct copy_pages *x = a, *y = b;
-
-    return x->leaf < y->leaf ? -1 : x->leaf > y->leaf;
-}
-
 /* One call for all that lies between two pages that are kept: what has memory there is looked for by who has
  * it, so it costs what there is, and not how far apart it lies. What can't be freed stays. No lock held. */
 static void free_others(struct gaia_frames *frames, const struct kept *kept, uint64_t pages)
 {
     uint64_t done = 0;
 
-    qsort(kept->list, kept->n, sizeof *kept->list, by_leaf);
+    qsort(kept->list, kept->n, sizeof *kept->list, copy_pages_order);
     for (size_t i = 0; i < kept->n; i++) {
         for (page_mask left = kept->list[i].pages; left;) {
             unsigned length, at = page_mask_run(&left, &length);

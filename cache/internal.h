@@ -61,6 +61,8 @@ struct copy_pages {
     uint64_t leaf;
     page_mask pages;
 };
+/* For qsort(): by leaf, ascending. */
+int copy_pages_order(const void *a, const void *b);
 
 /* How many copies an operation takes at once: 256 MiB of the file. */
 #define BATCH_MAX 1024u

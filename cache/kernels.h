@@ -54,7 +54,7 @@ struct kernels {
 
 #define KERNELS_NOBODY UINT32_MAX /* of nodes: the change is no kernel's */
 
-/* All: the file's lock is held, but for the last two. In a cache without nodes, or of kernels that don't
+/* All: the file's lock is held. In a cache without nodes, or of kernels that don't
  * write back late, less happens or nothing. node: 0, or 1 + the member's number (CACHE_IO_NODE). */
 
 /* Whether what a node's kernel writes back may come after it has dropped the page. */
@@ -92,13 +92,6 @@ void kernels_wrote_back(struct cache_file *file, unsigned node, const uint8_t *b
 void kernels_resized(struct cache_file *file);
 /* Whether a kernel may have something older than the home copy: a page, or the size. */
 bool kernels_behind(const struct cache_file *file);
-/* Have the dropper look at the file if there is anything to drop. The lock is not held; the file can't go
- * away. */
-void kernels_settle(struct cache_file *file);
-/* Wait until what is old now is dropped. No lock is held. 0, -EIO (a kernel does not do it in time), -ENOMEM.
- */
-int kernels_flush(struct cache_file *file);
-
 /* The file is closed. */
 void kernels_free(struct cache_file *file);
 

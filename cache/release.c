@@ -400,32 +400,41 @@ static int collect_busy(struct cache_file *file, const struct work *work, size_t
     return error;
 }
 
+/* What the kernels may hold is to be dropped from here on. -ENOMEM: and can't be noted. Lock held. */
+static int begin_round(struct cache_file *file, struct work *work, size_t count)
+{
+    int error = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        struct leaf *leaf = work[i].copy->leaf;
+        work[i].held = leaf->kernel & work[i].pages;
+        leaf->kernel &= ~work[i].held; /* before, not after: a READ meanwhile sets it again */
+        work[i].dropped = with_neighbours(work[i].held);
+        heal_drop_begin(leaf, work[i].dropped);
+        if (work[i].held && !error)
+            error = kernels_reserve(file, leaf->number);
+    }
+    return error;
+}
+
 /* Rule 6, from releasing to pending. Lock held on entry and exit, not in between; the caller broadcasts. */
 static int hand_over(struct cache_file *file, struct work *work, size_t count)
 {
     /* No open is answered that would have the kernel hold pages before it has the lock. */
     bool again = !file->passed;
-    int error = again ? 0 : collect_work(file, work, count), busy = 0, reserved = 0;
+    int error = again ? 0 : collect_work(file, work, count), busy = 0;
 
     for (unsigned round = 0; again; round++) {
         bool collects = round >= ROUNDS_MAX && file->cache->nodes;
         if (collects)
             busy = collect_busy(file, work, count);
         uint64_t reads = file->reads.number;
-        for (size_t i = 0; i < count; i++) {
-            struct leaf *leaf = work[i].copy->leaf;
-            work[i].held = leaf->kernel & work[i].pages;
-            leaf->kernel &= ~work[i].held; /* before, not after: a READ meanwhile sets it again */
-            work[i].dropped = with_neighbours(work[i].held);
-            heal_drop_begin(leaf, work[i].dropped);
-            if (work[i].held && !reserved)
-                reserved = kernels_reserve(file, leaf->number);
-        }
+        error = begin_round(file, work, count);
         bool window = open_window(file, work, count);
         pthread_mutex_unlock(&file->lock);
         if (collects)
             kernels_settle(file);
-        error = reserved ? reserved : invalidate(file, work, count);
+        error = error ? error : invalidate(file, work, count);
         error = error ? error : busy;
         pthread_mutex_lock(&file->lock);
         if (window)

@@ -24,7 +24,7 @@
 
 /* What of the opener's flags the backing descriptor gets. Not O_DIRECT: the backing filesystem may refuse it,
  * or the alignment of a request's buffer; the kernel has kept its cache out of the way already. Not O_TRUNC:
- * a size change goes through the cache. O_APPEND stays, so that appends behind the mount are not written
+ * the cut comes by itself (op_init()). O_APPEND stays, so that appends behind the mount are not written
  * over. */
 static int backing_flags(const struct fs *fs, int flags)
 {
@@ -138,13 +138,12 @@ static bool drop_later(fuse_req_t req, const struct fuse_file_info *fi, const st
 }
 
 /* Where the pages can't be dropped first, the opener is told to. That is as good for him, and whoever is next
- * has them dropped. So it has to be with O_TRUNC: the file is cut already, and what is dropped here is
- * written back first. And nobody is ever told to keep those of a file that is far. */
+ * has them dropped. And nobody is ever told to keep those of a file that is far. */
 static void drop_and_open(fuse_req_t req, struct fuse_file_info *fi, const struct stale *stale)
 {
     struct inode *inode = handle_of(fi)->inode;
 
-    if (!(fi->flags & O_TRUNC) && !(stale->file && cache_file_is_far(stale->file))) {
+    if (!(stale->file && cache_file_is_far(stale->file))) {
         fi->keep_cache = drop_here(inode->fs, inode, stale);
         if (!fi->keep_cache && drop_later(req, fi, stale))
             return;
@@ -184,31 +183,19 @@ static int attach_handle(fuse_req_t req, struct inode *inode, int fd, struct fus
 static int open_file(fuse_req_t req, struct inode *inode, struct fuse_file_info *fi, struct stale *stale_out)
 {
     struct fs *fs = fs_of(req);
-    bool writable = (fi->flags & O_ACCMODE) != O_RDONLY;
     BORROWED path = inode_borrow(inode);
-    int fd, rc;
 
     if (path.fd < 0)
         return path.fd;
-    fd = descriptors_openat(fs, AT_FDCWD, proc_path(path.fd).text, backing_flags(fs, fi->flags), 0);
+    int fd = descriptors_openat(fs, AT_FDCWD, proc_path(path.fd).text, backing_flags(fs, fi->flags), 0);
     if (fd < 0)
         return fd;
-    if (fi->flags & O_TRUNC) {
-        rc = data_truncate(req, inode, writable ? fd : -1, 0);
-        if (rc < 0) {
-            close(fd);
-            return rc;
-        }
-    }
     return attach_handle(req, inode, fd, fi, stale_out);
 }
 
 void op_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 {
     struct inode *inode = inode_of(req, nodeid);
-    /* With O_TRUNC the answer says that the file is empty, whatever others have written after the cut. */
-    bool cuts = fi->flags & O_TRUNC && fs_of(req)->options.members;
-    struct answer *answer = cuts ? answer_begin(nodeid) : NULL;
     struct stale stale = {0};
     int rc = open_file(req, inode, fi, &stale);
 
@@ -218,7 +205,6 @@ void op_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
         drop_and_open(req, fi, &stale);
     else
         answer_open(req, fi);
-    answer_sent(answer);
 }
 
 static int create_backing(fuse_req_t req, struct inode *parent, const char *name, mode_t mode, int flags)

@@ -33,14 +33,14 @@
 static void op_init(void *userdata, struct fuse_conn_info *conn)
 {
     (void)userdata;
-    /* The kernel drops all of a file's pages when mtime moves, which our own writes make it do; opens compare
-     * instead (inode_unchanged). Splicing writes through pipes costs more than it saves. */
     /* Who opens with O_TRUNC cuts by a SETATTR, for which the kernel takes the inode's lock, and waits for
      * what it has written back and sent. A cut that came with the OPEN would meet those, and appends: what
      * was cut off came back, and the kernel took the file to be empty when it was not any more. (In
      * passthrough who writes from memory that does not come holds the backing file's lock as long: a cut
      * waits for that, and without the kernel's own lock so many of them that no thread is left.) */
     conn->want &= ~(unsigned)FUSE_CAP_ATOMIC_O_TRUNC;
+    /* The kernel drops all of a file's pages when mtime moves, which our own writes make it do; opens compare
+     * instead (inode_unchanged). Splicing writes through pipes costs more than it saves. */
     conn->want &= ~(unsigned)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_HANDLE_KILLPRIV | FUSE_CAP_SPLICE_READ |
                               FUSE_CAP_WRITEBACK_CACHE);
     conn->want |=

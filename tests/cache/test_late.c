@@ -80,11 +80,17 @@ static ssize_t send_write(const void *bytes, size_t length, off_t offset)
     return cache_file_write(f.file, f.fd, bytes, length, offset, 0);
 }
 
+/* With late kernels: the node's has a write-back on its way when a device has released. */
+static void begin_uncollected(unsigned node, uint8_t *bytes)
+{
+    if (!start(true, node))
+        skip();
+    release_beside_a_write_back(node, bytes);
+}
+
 static void begin(uint8_t *bytes)
 {
-    if (!start(true, false))
-        skip();
-    release_beside_a_write_back(0, bytes);
+    begin_uncollected(0, bytes);
     collect();
 }
 
@@ -179,9 +185,7 @@ static void test_the_kernels_own_read(void **state)
     uint8_t bytes[4096];
 
     (void)state;
-    if (!start(true, false))
-        skip();
-    release_beside_a_write_back(0, bytes);
+    begin_uncollected(0, bytes);
     read_as(0, 0, bytes);
     assert_int_equal(f.file->kernels.late, 0);
     bytes[DEVICE_AT] = 0;
@@ -195,9 +199,7 @@ static void test_a_page_that_no_kernel_has(void **state)
     uint8_t bytes[4096];
 
     (void)state;
-    if (!start(true, false))
-        skip();
-    release_beside_a_write_back(0, bytes);
+    begin_uncollected(0, bytes);
     read_as(0, 0, bytes);
     map.bytes[DEVICE_AT] = 'e';
     assert_int_equal(device_release(&f, &map), 0);
@@ -249,9 +251,7 @@ static void test_another_nodes_read(void **state)
     uint8_t bytes[4096], read[4096];
 
     (void)state;
-    if (!start(true, true))
-        skip();
-    release_beside_a_write_back(OTHER, bytes);
+    begin_uncollected(OTHER, bytes);
     read_as(0, 0, read);
     assert_int_equal(read[DEVICE_AT], 'd');
     arrives_from(OTHER, bytes);
@@ -264,9 +264,7 @@ static void test_another_nodes_write(void **state)
     uint8_t bytes[4096];
 
     (void)state;
-    if (!start(true, true))
-        skip();
-    release_beside_a_write_back(OTHER, bytes);
+    begin_uncollected(OTHER, bytes);
     assert_int_equal(send_write("w", 1, AT), 1);
     assert_int_equal(send_write("x", 1, AT + 1), 1);
     arrives_from(OTHER, bytes);
