@@ -6,6 +6,7 @@
  * wakes the touch, which then faults again and finds the page as it is. */
 #include <errno.h>
 
+#include "cache/drop.h"
 #include "cache/evict.h"
 #include "cache/fill.h"
 #include "cache/fit.h"
@@ -13,6 +14,16 @@
 
 /* Pages whose twins are taken at once: at most a leaf, which the file's lock is held for. */
 #define STORES_AHEAD_MAX LEAF_PAGES
+
+/* The page can't be shown: a program that may write the file has taken its frame away (MADV_REMOVE). What is
+ * there is zeros, for all. Dropped, it is placed anew by the next touch. */
+static void drop_emptied(struct replica *replica, uint64_t page)
+{
+    uint64_t dropped;
+
+    drop_pages(replica, &(struct copy_pages){.leaf = page >> LEAF_SHIFT, .pages = page_bit(page)}, 1,
+               DROP_EVICT, &dropped);
+}
 
 /* The page is in the device's memory. Show it, and what lies around it, to this client. Lock held; let go. */
 static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t page, bool store)
@@ -27,10 +38,15 @@ static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t 
     copy->busy |= pages;
     evict_touched(replica->device, copy);
     pthread_mutex_unlock(&replica->file->lock);
-    int error = fill_expose(map, copy, pages, &(struct fill_store){.page = store ? page : FILL_NO_PAGE});
+    struct fill_store stored = {.page = store ? page : FILL_NO_PAGE};
+    int error = fill_expose(map, copy, pages, &stored);
+    if (error && pages != page_bit(page)) /* a neighbour's, perhaps */
+        error = fill_expose(map, copy, page_bit(page), &stored);
     pthread_mutex_lock(&replica->file->lock);
     page_mask wake = replica_unbusy(copy, pages);
     pthread_mutex_unlock(&replica->file->lock);
+    if (error && error != -ENOMEM)
+        drop_emptied(replica, page);
     replica_wake(replica, number, error ? wake | page_bit(page) : wake);
 }
 

@@ -57,16 +57,19 @@ int piece_each(void *addr, size_t length, struct gaia_device *device, bool any_d
 /* Before 6.16 the kernel writes its dirty pages back through copies, and what made it do so may return while
  * one is on its way. A copy has all bytes of its page: it must not arrive after a collect that no read asked
  * for. Closing a descriptor waits for all of the file. */
-static void wait_for_write_backs(const struct gaia_piece *piece)
+static int wait_for_write_backs(const struct gaia_piece *piece)
 {
     char path[40];
 
     if (!writeback_lags)
-        return;
+        return 0;
     snprintf(path, sizeof path, "/proc/self/fd/%d", piece->mapping->fd);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd >= 0)
         close(fd);
+    else if (fdatasync(piece->mapping->fd)) /* no /proc, or no descriptor: that waits for them, too */
+        return piece_kernel_error();
+    return 0;
 }
 
 /* CPU stores through mappings of any process reach the daemon: the kernel writes its dirty pages. Once there
@@ -77,8 +80,7 @@ static int flush_cpu(const struct gaia_piece *piece)
     if (sync_file_range(piece->mapping->fd, (off_t)piece->offset, (off_t)piece->length,
                         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER))
         return piece_kernel_error();
-    wait_for_write_backs(piece);
-    return 0;
+    return wait_for_write_backs(piece);
 }
 
 /* Whether there is nothing to do: nothing can have put a page of the mapping out of date since the last
@@ -197,8 +199,8 @@ int piece_sync(struct gaia_piece *piece)
     struct gaia_message message = {
         .op = GAIA_OP_SYNC, .map = piece->mapping->map, .offset = piece->offset, .bytes = piece->length};
 
-    wait_for_write_backs(piece);
-    return gaia_session_call(piece->mapping->session, &message, NULL);
+    int error = wait_for_write_backs(piece);
+    return error ? error : gaia_session_call(piece->mapping->session, &message, NULL);
 }
 
 int piece_advise(struct gaia_piece *piece, int advice)
@@ -212,7 +214,7 @@ int piece_advise(struct gaia_piece *piece, int advice)
 
     if (advice == GAIA_ADV_DONTNEED) { /* stores are released first: those of kernels, too */
         error = piece->mapping->session->dead ? -ENOTCONN : wait_for_device(piece->mapping);
-        wait_for_write_backs(piece);
+        error = error ? error : wait_for_write_backs(piece);
     }
     return error ? error : gaia_session_call(piece->mapping->session, &message, NULL);
 }

@@ -50,21 +50,18 @@ static int register_range(int faults, void *address, size_t length, bool writabl
 /* Whether a page can be mapped write protected in one step: tried on a page of our own. */
 static bool probe_traps(int faults)
 {
+    /* No memfd: to give it a length would be a signal for who may write no file (RLIMIT_FSIZE). */
+    char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct uffdio_continue c = {.range = {.start = (uintptr_t)page, .len = 4096},
+                                .mode = UFFDIO_CONTINUE_MODE_WP};
     bool traps = false;
-    int fd = memfd_create("gaia:probe", MFD_CLOEXEC);
 
-    if (fd < 0)
+    if (page == MAP_FAILED)
         return false;
-    if (!ftruncate(fd, 4096) && pwrite(fd, "", 1, 0) == 1) {
-        void *page = mmap(NULL, 4096, PROT_NONE, MAP_SHARED, fd, 0); /* see reserve_range() */
-        if (page != MAP_FAILED) {
-            struct uffdio_continue c = {.range = {.start = (uintptr_t)page, .len = 4096},
-                                        .mode = UFFDIO_CONTINUE_MODE_WP};
-            traps = !register_range(faults, page, 4096, true) && !ioctl(faults, UFFDIO_CONTINUE, &c);
-            munmap(page, 4096);
-        }
-    }
-    close(fd);
+    *(volatile char *)page = 0; /* the page is there, and then not in the mapping */
+    if (!munlock(page, 4096) && !madvise(page, 4096, MADV_DONTNEED))
+        traps = !register_range(faults, page, 4096, true) && !ioctl(faults, UFFDIO_CONTINUE, &c);
+    munmap(page, 4096);
     return traps;
 }
 
@@ -165,9 +162,14 @@ static void soft_kill(struct gaia_mapping *mapping, void *address, size_t length
     kill_range(mapping->session->faults, address, length);
 }
 
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24 /* Linux 5.18 */
+#endif
+
 static void soft_refresh(struct gaia_mapping *mapping)
 {
-    madvise(mapping->address, mapping->length, MADV_DONTNEED);
+    if (madvise(mapping->address, mapping->length, MADV_DONTNEED)) /* the program has locked it (mlock) */
+        madvise(mapping->address, mapping->length, MADV_DONTNEED_LOCKED);
 }
 
 const struct gaia_driver gaia_soft_driver = {

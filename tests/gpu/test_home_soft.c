@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -472,6 +474,45 @@ static void test_a_client_that_reads_its_events(void **state)
     client_stop(&c);
 }
 
+enum { SEALED = 10, NOT_SEALED, NO_NAMESPACE };
+
+/* In a PID namespace of its own, as that setting is one's. */
+static int try_to_seal(void)
+{
+    struct gaia_frames *frames;
+    int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE, fd;
+    int setting = open("/proc/sys/vm/memfd_noexec", O_WRONLY | O_CLOEXEC);
+
+    if (setting < 0 || write(setting, "1", 1) != 1)
+        return NO_NAMESPACE;
+    int own = memfd_create("own", MFD_CLOEXEC);
+    if (own < 0 || fcntl(own, F_ADD_SEALS, F_SEAL_GROW)) /* else the test shows nothing */
+        return NO_NAMESPACE;
+    if (gaia_soft_frames_open(4, &frames) || frames->ops->share(frames, true, 0, &fd))
+        return NOT_SEALED;
+    return fcntl(fd, F_ADD_SEALS, seals) && errno == EPERM ? NOT_SEALED : SEALED;
+}
+
+/* With vm.memfd_noexec=1 a memfd can be sealed though nobody has asked for that. */
+static void test_a_client_that_seals_the_frames(void **state)
+{
+    int status;
+
+    (void)state;
+    pid_t child = fork(), inner;
+    if (child == 0) {
+        if (unshare(CLONE_NEWPID) || (inner = fork()) < 0)
+            _exit(NO_NAMESPACE);
+        if (inner == 0)
+            _exit(try_to_seal());
+        _exit(waitpid(inner, &status, 0) == inner && WIFEXITED(status) ? WEXITSTATUS(status) : SEALED);
+    }
+    assert_true(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status));
+    if (WEXITSTATUS(status) == NO_NAMESPACE)
+        skip();
+    assert_int_equal(WEXITSTATUS(status), NOT_SEALED);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -483,6 +524,7 @@ int main(void)
         cmocka_unit_test(test_two_files),
         cmocka_unit_test(test_a_client_that_reads_no_events),
         cmocka_unit_test(test_a_client_that_reads_its_events),
+        cmocka_unit_test(test_a_client_that_seals_the_frames),
     };
 
     seed = (unsigned)time(NULL);

@@ -469,3 +469,37 @@ map = dev.mmap(fd, len, 3 if writable else 1)""", path=path, writable=writable, 
     if writable:
         program.do("map[7] = 7\nmap.release()")
         assert read_file(path) == content[:7] + b"\x07" + content[8:]
+
+
+def test_a_program_that_may_write_no_file(mount, agents):
+    """RLIMIT_FSIZE: what libgaia makes for itself is no reason for a signal."""
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    content = os.urandom(4 * PAGE)
+    write_file(path, content)
+    program = agents(before=("prlimit", "--fsize=100"))
+    program.do("signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it\nfd = os.open(path, os.O_RDWR)\n"
+               "map = gaia.Device().mmap(fd, len)", path=path, len=len(content))
+    assert program("map[:]") == content
+    program.do("map[7] = 7\nmap.release()")
+    assert read_file(path) == content[:7] + b"\x07" + content[8:]
+
+
+@pytest.mark.traps
+@pytest.mark.parametrize("unit", ["4K", "64K"])
+@pytest.mark.parametrize("touched", [0, 5])
+def test_frames_that_another_program_has_emptied(mount, agents, unit, touched):
+    """Who may write a file may take its frames away; who else touches the page does not wait for them without end."""
+    m = mount(f"unit={unit}")
+    path = os.path.join(m.mnt, "f")
+    content = os.urandom(16 * PAGE)
+    write_file(path, content)
+    writer, reader = agents(), agents()
+    reader.do("fd = os.open(path, os.O_RDONLY)\nmap = gaia.Device().mmap(fd, len, 1)", path=path, len=len(content))
+    writer.do("import ctypes\nfd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, len)\nmap[:]", path=path,
+              len=len(content))
+    remove = "assert ctypes.CDLL(None, use_errno=True).madvise(ctypes.c_void_p(map.address), PAGE * 3, 9) == 0"
+    writer.do(remove)  # MADV_REMOVE
+    seen = reader(f"map[{touched} * PAGE:{touched + 1} * PAGE]")
+    assert seen in (content[touched * PAGE:(touched + 1) * PAGE], bytes(PAGE) * (touched < 3))
+    assert reader("map[6 * PAGE:]") == content[6 * PAGE:]

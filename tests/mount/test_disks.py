@@ -392,8 +392,9 @@ def touch(offset):
 
 
 @pytest.mark.traps
-def test_a_page_that_can_be_read_again(mount, disk, agents):
-    """What could not be served is tried again after an acquire, by the same process."""
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_page_that_can_be_read_again(mount, disk, agents, locked):
+    """What could not be served is tried again after an acquire, by the same process, which may lock its memory."""
     m = mount(data=disk.folder)
     content = pattern(4 * MIB, 3)
     for name in ("low", "pad", "f"):
@@ -402,6 +403,8 @@ def test_a_page_that_can_be_read_again(mount, disk, agents):
     child = agents()
     child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 4 << 20)\nmap.advise(gaia.ADV_RANDOM)" + TOUCH,
              path=os.path.join(m.mnt, "f"))
+    if locked:  # as it comes: MLOCK_ONFAULT
+        child.do("assert libc.mlock2(ctypes.c_void_p(map.address), ctypes.c_size_t(4 << 20), 1) == 0")
     for forgotten in (os.path.join(m.mnt, "f"), os.path.join(disk.folder, "f")):
         helpers.drop_host_cache(forgotten)
     disk.cut()
