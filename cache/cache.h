@@ -113,6 +113,12 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
 /* [FUSE] Nobody can reach the file any more but its clients (it has no name, and the kernel has forgotten
  * it): when it has no client either, what devices hold of it is dropped. */
 void cache_file_discard(struct cache_file *file);
+/* How many are open here. */
+size_t cache_count_files(struct cache *cache);
+/* What devices hold of a file that nobody has mapped is dropped. all: also if somebody has had it mapped
+ * since this was asked last. False: it was not, or not all of it could be. May wait for clients and for
+ * write-backs; no lock is held. */
+bool cache_file_shed(struct cache_file *file, bool all);
 /* The inode is gone for good (forgotten, nothing mapped, nothing resident). [FUSE] */
 void cache_file_close(struct cache_file *file);
 
@@ -221,13 +227,16 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
 /* [FUSE] Set the size (SETATTR): fd >= 0: ftruncate on it, else through the cache's own descriptor. O_TRUNC
  * at open is the same with size 0. */
 int cache_file_truncate(struct cache_file *file, int fd, off_t size);
-/* [FUSE] The rest of the data operations; each is a read or a write in the sense of rule 3. */
-int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset, off_t length);
+/* [FUSE] The rest of the data operations; each is a read or a write in the sense of rule 3. overrule (may be
+ * NULL) begins if bytes were changed. */
+int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset, off_t length,
+                         struct overrule *overrule);
 off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence);
 /* Either file may be NULL (untracked); its gate may be held. cache_file_copy_end() must follow for out, if
  * not NULL, with no lock held: it may call the host's pin(). */
 ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,
-                              int fd_out, off_t offset_out, size_t length, unsigned flags);
+                              int fd_out, off_t offset_out, size_t length, unsigned flags,
+                              struct overrule *overrule);
 void cache_file_copy_end(struct cache_file *out);
 /* Collect what is pending, then fsync or fdatasync: durable_sync() for fd and *seen; then, of several nodes,
  * as cache_file_flush(). [FUSE] without members. */

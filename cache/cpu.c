@@ -11,15 +11,12 @@
 #include "base/read.h"
 #include "cache/agent.h"
 #include "cache/collect.h"
+#include "cache/cpu.h"
 #include "cache/fit.h"
 #include "cache/hosted.h"
 #include "cache/internal.h"
 #include "cache/scan.h"
 #include "io/protocol.h"
-
-/* Call fn for each leaf that [offset, offset + length) touches and that exists, with the mask of its pages.
- * Lock held. */
-typedef int leaf_fn(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags);
 
 struct each_leaf {
     struct cache_file *file;
@@ -38,7 +35,7 @@ static void one_leaf(struct leaf *leaf, void *context)
         each->error = each->fn(each->file, leaf, pages, each->flags);
 }
 
-static int each_leaf(struct cache_file *file, off_t offset, uint64_t length, unsigned flags, leaf_fn *fn)
+int cpu_each_leaf(struct cache_file *file, off_t offset, uint64_t length, unsigned flags, leaf_fn *fn)
 {
     /* Past the end of the file nobody holds anything, however long the range is. */
     if (!length || !file->index.leaves || offset >= file->size)
@@ -61,6 +58,15 @@ static int each_leaf(struct cache_file *file, off_t offset, uint64_t length, uns
             one_leaf(leaf, &each);
     }
     return each.error;
+}
+
+int cpu_lock(struct cache_file *file)
+{
+    pthread_mutex_lock(&file->lock);
+    if (!file->given_up)
+        return 0;
+    pthread_mutex_unlock(&file->lock);
+    return -EIO;
 }
 
 static void mark_touched(struct leaf *leaf, page_mask pages)
@@ -238,7 +244,7 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
     pthread_mutex_lock(&file->lock);
     reads_begin(file, read_out, flags >> 8, offset, length);
     heal_reread(file, offset, length, flags);
-    int error = file->given_up ? -EIO : each_leaf(file, offset, length, flags, before_read);
+    int error = file->given_up ? -EIO : cpu_each_leaf(file, offset, length, flags, before_read);
     if (!error && !(flags & CACHE_IO_UNCACHED))
         error = kernels_given(file, flags >> 8, offset, length);
     bool resident = file->index.leaves && !file->passed; /* else what devices have may be older */
@@ -343,9 +349,7 @@ static void note_crossed(struct leaf *leaf, page_mask pages)
                              (unsigned)__builtin_popcountll(pages & copy_stored(copy)));
 }
 
-/* Rule 3: a write is no exception, also not of whole pages: without the collect a twin would stay behind that
- * later brings overwritten bytes back. Rule 6: a write-back never collects. */
-static int before_write(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
+int cpu_before_write(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
 {
     if (!(flags & CACHE_IO_WRITEBACK)) {
 #ifndef GAIAFS_BREAK_WRITE_NO_COLLECT
@@ -369,8 +373,7 @@ static int before_write(struct cache_file *file, struct leaf *leaf, page_mask pa
     return 0;
 }
 
-/* The end of the file after a change of ours; unchanged: what file_unchanged() said before it. */
-static void look_at_size(struct cache_file *file, bool unchanged)
+void cpu_look_at_size(struct cache_file *file, bool unchanged)
 {
     struct stat st;
 
@@ -394,15 +397,13 @@ static int write_all(int fd, const void *buffer, size_t length, off_t offset, si
     return 0;
 }
 
-/* A write-back, under the bytes of WRITEs that are being healed. */
-static int write_back(struct cache_file *file, int fd, const uint8_t *buffer, size_t length, off_t offset,
-                      unsigned node, size_t *done)
+/* Under the bytes of WRITEs that are being healed. */
+static int write_healed(struct cache_file *file, int fd, const uint8_t *buffer, size_t length, off_t offset,
+                        unsigned node, size_t *done)
 {
     uint8_t healed[GAIA_PAGE_SIZE], merged[GAIA_PAGE_SIZE];
     int error = 0;
 
-    heal_tidy(file);
-    kernels_tidy(file);
     if (LIST_EMPTY(&file->window.heals) && !file->kernels.old && !file->kernels.late)
         return write_all(fd, buffer, length, offset, done);
     while (!error && *done < length) {
@@ -415,6 +416,26 @@ static int write_back(struct cache_file *file, int fd, const uint8_t *buffer, si
             error = write_all(fd, put, n, at, &part);
         kernels_wrote_back(file, node, bytes, part, at);
         heal_written_back(file, node, put, part, at);
+        *done += part;
+    }
+    return error;
+}
+
+static int write_back(struct cache_file *file, int fd, const uint8_t *buffer, size_t length, off_t offset,
+                      unsigned node, size_t *done)
+{
+    int error = 0;
+
+    heal_tidy(file);
+    kernels_tidy(file);
+    if (node) /* another's kernel is told by itself what was changed (cache/kernels.h) */
+        return write_healed(file, fd, buffer, length, offset, node, done);
+    while (!error && *done < length) {
+        size_t skipped, part = 0,
+                        n = overrule_next(file->durable, offset + (off_t)*done, length - *done, &skipped);
+        *done += skipped;
+        if (n > 0)
+            error = write_healed(file, fd, buffer + *done, n, offset + (off_t)*done, node, &part);
         *done += part;
     }
     return error;
@@ -448,11 +469,12 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
     struct stat st;
     size_t done = 0;
 
-    pthread_mutex_lock(&file->lock);
+    int error = cpu_lock(file);
+    if (error)
+        return error;
     bool unchanged = file_unchanged(file);
     if (flags & CACHE_IO_APPEND && !(flags & CACHE_IO_WRITEBACK) && !fstat(fd, &st))
         offset = st.st_size;
-    int error = 0;
     if (flags & CACHE_IO_WRITEBACK) {
         cut = length - part_of_file(file, length, offset);
         length -= cut;
@@ -466,7 +488,7 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
     if (!error && offset != wished)
         error = heal_misplaced(file, buffer, length, wished, flags, &misplaced);
     if (!error)
-        error = each_leaf(file, offset, length, flags, before_write);
+        error = cpu_each_leaf(file, offset, length, flags, cpu_before_write);
     if (!error)
         error = kernels_change(file, flags >> 8, offset, length);
     if (!error)
@@ -476,7 +498,7 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
         heal_applied(file, heal, buffer, done, offset);
     if (!(flags & (CACHE_IO_WRITEBACK | CACHE_IO_DIRECT)))
         kernels_wrote(file, flags >> 8, buffer, done, offset);
-    look_at_size(file, unchanged);
+    cpu_look_at_size(file, unchanged);
     bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
     if (heal)
@@ -488,147 +510,6 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
     if (emptied)
         file_unpin_if_empty(file);
     return done || (cut && !error) ? (ssize_t)(done == length ? done + cut : done) : error;
-}
-
-int cache_file_truncate(struct cache_file *file, int fd, off_t size)
-{
-    if (file->given_up)
-        return -EIO;
-    if (file->far)
-        return agent_truncate(file, size);
-
-    file_use(file); /* dropping the last pages may end the file's pin */
-    pthread_mutex_lock(&file->lock);
-    bool unchanged = file_unchanged(file);
-    int error = kernels_change(file, KERNELS_NOBODY, size, INT64_MAX);
-    if (error == -EIO) /* what can't be read, as a GPU has failed, can be cut off all the same */
-        error = 0;
-    if (!error && ftruncate(fd >= 0 ? fd : file->fd, size))
-        error = -errno;
-    if (!error) {
-        look_at_size(file, unchanged);
-        heal_changed(file, size, INT64_MAX - size);
-    }
-    pthread_mutex_unlock(&file->lock);
-    fit_frames(file);
-    kernels_settle(file);
-    file_unuse(file);
-    return error;
-}
-
-int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset, off_t length)
-{
-    if (file->given_up)
-        return -EIO;
-    if (file->far)
-        return agent_fallocate(file, mode, offset, length);
-    int error = 0;
-
-    pthread_mutex_lock(&file->lock);
-    bool unchanged = file_unchanged(file);
-    /* Allocating alone changes no byte; punching and zeroing are writes. */
-    if (mode & ~FALLOC_FL_KEEP_SIZE) {
-        error = each_leaf(file, offset, (uint64_t)length, 0, before_write);
-        if (!error)
-            error =
-                kernels_change(file, KERNELS_NOBODY, offset, INT64_MAX); /* what lies behind may move, too */
-    }
-    if (!error && fallocate(fd, mode, offset, length))
-        error = -errno;
-    look_at_size(file, unchanged);
-    if (mode & ~FALLOC_FL_KEEP_SIZE)
-        heal_changed(file, offset, length);
-    bool emptied = !file->index.leaves && file->pinned;
-    pthread_mutex_unlock(&file->lock);
-    fit_frames(file);
-    kernels_settle(file);
-    if (emptied)
-        file_unpin_if_empty(file);
-    return error;
-}
-
-off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence)
-{
-    if (file->given_up)
-        return -EIO;
-    if (file->far)
-        return agent_seek(file, offset, whence);
-    pthread_mutex_lock(&file->lock);
-    int error = collect_all(file); /* released bytes may lie in what is a hole yet */
-    off_t result = error ? error : lseek(fd, offset, whence);
-    if (!error && result < 0)
-        result = -errno;
-    pthread_mutex_unlock(&file->lock);
-    return result;
-}
-
-static int collect_range(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
-{
-    (void)flags;
-    return collect_pages(file, leaf, pages, COLLECT_PENDING);
-}
-
-#define COPY_MAX (4u << 20) /* bytes at once */
-
-/* What is done to its bytes here would pass by its home. */
-static bool is_elsewhere(const struct cache_file *file)
-{
-    return file->far || file->given_up;
-}
-
-ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,
-                              int fd_out, off_t offset_out, size_t length, unsigned flags)
-{
-    if ((in && is_elsewhere(in)) || (out && is_elsewhere(out))) /* the kernel reads and writes instead */
-        return -EXDEV;
-    int error = 0;
-    ssize_t done = 0;
-    bool unchanged = false;
-
-    if (length > COPY_MAX) /* a short copy is asked for again: others wait for the lock meanwhile */
-        length = COPY_MAX;
-    if (in && in != out) {
-        pthread_mutex_lock(&in->lock);
-        error = each_leaf(in, offset_in, length, 0, collect_range);
-        pthread_mutex_unlock(&in->lock);
-    }
-    if (error)
-        return error;
-    if (out) {
-        pthread_mutex_lock(&out->lock);
-        unchanged = file_unchanged(out);
-        if (in == out)
-            error = each_leaf(in, offset_in, length, 0, collect_range);
-        if (!error)
-            error = each_leaf(out, offset_out, length, 0, before_write);
-        if (!error)
-            error = kernels_change(out, KERNELS_NOBODY, offset_out, length);
-    }
-    if (!error) {
-        done = copy_file_range(fd_in, &offset_in, fd_out, &offset_out, length, flags);
-        if (done < 0)
-            error = -errno;
-    }
-    if (out) {
-        look_at_size(out, unchanged);
-        if (done > 0)
-            heal_changed(out, offset_out - done, done);
-        pthread_mutex_unlock(&out->lock);
-    }
-    return error ? error : done;
-}
-
-void cache_file_copy_end(struct cache_file *out)
-{
-    if (out->far)
-        return;
-    pthread_mutex_lock(&out->lock);
-    bool emptied = !out->index.leaves && out->pinned;
-    pthread_mutex_unlock(&out->lock);
-    fit_frames(out);
-    kernels_settle(out);
-    if (emptied)
-        file_unpin_if_empty(out);
 }
 
 int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct durable_seen *seen)

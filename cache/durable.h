@@ -16,6 +16,7 @@
 #include <sys/types.h>
 
 #include "base/lock.h"
+#include "cache/overrule.h"
 #include "cache/ranges.h"
 
 struct durable {
@@ -41,6 +42,7 @@ struct durable {
     uint64_t begun, done; /* how many */
     bool data_only;       /* the last one, */
     int result;           /* and what the kernel said */
+    LIST_HEAD(, overrule) overruled;
 };
 
 /* What one open descriptor, or one map, was told. Guarded by the file's durable.lock. */

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cache/agent.h"
+#include "cache/drop.h"
 #include "cache/fit.h"
 #include "cache/home_device.h"
 #include "cache/internal.h"
@@ -64,6 +65,7 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
     lock_condition_init(&file->changed);
     pthread_mutex_lock(&cache->lock);
     LIST_INSERT_HEAD(&cache->files, file, link);
+    cache->file_count++;
     pthread_mutex_unlock(&cache->lock);
     *file_out = file;
     return 0;
@@ -188,6 +190,7 @@ void cache_file_close(struct cache_file *file)
     }
     pthread_mutex_lock(&file->cache->lock);
     LIST_REMOVE(file, link);
+    file->cache->file_count--;
     pthread_mutex_unlock(&file->cache->lock);
     /* Of a thread that nobody waits for (cache/fit.h): the process ends soon. */
     if (file->cache->unfit_left && file->uses)
@@ -266,6 +269,29 @@ void file_unpin_if_empty(struct cache_file *file)
 void cache_file_hold(struct cache_file *file)
 {
     file_use(file);
+}
+
+size_t cache_count_files(struct cache *cache)
+{
+    return atomic_load(&cache->file_count);
+}
+
+bool cache_file_shed(struct cache_file *file, bool all)
+{
+    struct replica *replica = NULL;
+    bool recent = atomic_exchange(&file->recent, false);
+
+    if (file->far || file->given_up || (recent && !all))
+        return false;
+    file_use(file);
+    bool shed = file->uses == 1; /* who comes now finds the pages there, or has them brought */
+    while (shed && (replica = file_next_replica(file, replica)))
+        shed = drop_range(replica, 0, INT64_MAX / GAIA_PAGE_SIZE) == 0;
+    pthread_mutex_lock(&file->lock);
+    shed &= file->uses == 1 && !file->index.leaves;
+    pthread_mutex_unlock(&file->lock);
+    file_unuse(file);
+    return shed;
 }
 
 void cache_file_discard(struct cache_file *file)

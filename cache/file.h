@@ -63,6 +63,7 @@ struct cache_file {
     struct kernels kernels;       /* and what their kernels hold */
     bool pinned;                  /* the host was told, or is about to be */
     _Atomic unsigned uses;        /* client maps and operations under way: see file_use() */
+    atomic_bool recent;           /* mapped since cache_file_shed() has looked at it */
 };
 
 static inline uint64_t file_pages(off_t size)

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/kernel.h"
+#include "base/read.h"
 #include "cache/home.h"
 
 /* How long, and for how many WRITEs of a file that take so much memory, write-backs are awaited that a kernel
@@ -134,11 +135,13 @@ void heal_written_back(struct cache_file *file, unsigned node, const uint8_t *by
     overwrite(&file->window, node, bytes, length, offset);
 }
 
-static void read_home(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
+/* Zeros where there is nothing. 0 or a negative errno: then it is all zeros. */
+static int read_home(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
 {
-    ssize_t n = pread(file->fd, bytes, length, offset);
+    ssize_t n = read_whole(file->fd, bytes, length, offset);
 
     memset(bytes + (n > 0 ? n : 0), 0, length - (n > 0 ? (size_t)n : 0));
+    return n < 0 ? (int)n : 0;
 }
 
 void heal_changed(struct cache_file *file, off_t offset, off_t length)
@@ -149,7 +152,7 @@ void heal_changed(struct cache_file *file, off_t offset, off_t length)
     LIST_FOREACH (heal, &file->window.heals, link)
         if (heal_overlaps(heal, offset, length, &begin, &end)) {
             size_t from = (size_t)(begin - heal->offset), n = (size_t)(end - begin);
-            read_home(file, heal->bytes + from, n, begin);
+            (void)read_home(file, heal->bytes + from, n, begin); /* it was changed: too late to refuse */
             if (!heal->lingers_ns) /* else its kernel has dropped the page, and what may come is as old */
                 memcpy(heal_old_bytes(heal) + from, heal->bytes + from, n);
         }
@@ -262,24 +265,33 @@ static size_t current_size(size_t length)
     return (length / GAIA_PAGE_SIZE + 2) / 8 + 1;
 }
 
-/* In the file's list; its bytes are the caller's to set. Lock held. */
-static struct heal *heal_new(struct cache_file *file, size_t length, off_t offset, unsigned node)
+/* In the file's list. misplaced: what the home has is what belongs there, else it is what the WRITE replaces;
+ * the other bytes are the caller's to set. Lock held. */
+static int heal_new(struct cache_file *file, size_t length, off_t offset, unsigned node, bool misplaced,
+                    struct heal **heal_out)
 {
     struct heal *heal = malloc(sizeof *heal + 2 * length + current_size(length));
 
     if (!heal)
-        return NULL;
+        return -ENOMEM;
     *heal = (struct heal){.file = file,
                           .offset = offset,
                           .length = length,
                           .cut = length,
                           .reads = file->reads.number,
                           .node = node,
+                          .misplaced = misplaced,
                           .linked = true,
                           .references = 2};
+    int error = read_home(file, misplaced ? heal->bytes : heal_old_bytes(heal), length, offset);
+    if (error) { /* what a write-back has could not be told from what the WRITE has replaced */
+        free(heal);
+        return error;
+    }
     memset(heal_current_bits(heal), 0, current_size(length));
     LIST_INSERT_HEAD(&file->window.heals, heal, link);
-    return heal;
+    *heal_out = heal;
+    return 0;
 }
 
 int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset, unsigned flags,
@@ -296,12 +308,10 @@ int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t 
     bool hit = first <= window->last && last >= window->first && window->kernels >> node & 1 &&
                was_refilled(file, first, last);
     if (hit) {
-        struct heal *heal = heal_new(file, length, offset, node);
-        if (!heal)
-            return -ENOMEM;
-        memcpy(heal->bytes, bytes, length);
-        read_home(file, heal_old_bytes(heal), length, offset);
-        *heal_out = heal;
+        int error = heal_new(file, length, offset, node, false, heal_out);
+        if (error)
+            return error;
+        memcpy((*heal_out)->bytes, bytes, length);
     }
     /* The next WRITE is put together after this one is answered: after the invalidations that are over now.
      */
@@ -321,14 +331,10 @@ int heal_misplaced(struct cache_file *file, const void *bytes, size_t length, of
     *heal_out = NULL;
     if (!length || flags & CACHE_IO_DIRECT)
         return 0;
-    struct heal *heal = heal_new(file, length, offset, flags >> 8);
-    if (!heal)
-        return -ENOMEM;
-    read_home(file, heal->bytes, length, offset); /* and heal_applied() puts there what the WRITE changes */
-    memcpy(heal_old_bytes(heal), bytes, length);
-    heal->misplaced = true;
-    *heal_out = heal;
-    return 0;
+    int error = heal_new(file, length, offset, flags >> 8, true, heal_out);
+    if (!error) /* and heal_applied() puts into its other bytes what the WRITE changes */
+        memcpy(heal_old_bytes(*heal_out), bytes, length);
+    return error;
 }
 
 void heal_applied(struct cache_file *file, struct heal *heal, const void *bytes, size_t done, off_t offset)

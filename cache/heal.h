@@ -106,7 +106,8 @@ void heal_refilled(struct leaf *leaf, uint64_t pages);
 
 /* flags: CACHE_IO_*. Before a plain WRITE is applied: whether it may be one that was on its way. Afterwards
  * the window is over, unless the WRITE may be a direct one. The file's lock is held. *heal_out: NULL, or what
- * heal_finish() must be called with after the WRITE was applied. -ENOMEM. */
+ * heal_finish() must be called with after the WRITE was applied. -ENOMEM, or why the home copy can't be read.
+ */
 int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset, unsigned flags,
                struct heal **heal_out);
 /* An append goes to the end that the file has, which its kernel need not know: others may have moved it. Then

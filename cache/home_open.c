@@ -276,8 +276,8 @@ static int do_fallocate(struct home_session *agent, struct home_open *open,
     if (request->flags & ~modes) /* as FUSE: what is on devices can't be moved along */
         return -EOPNOTSUPP;
     unsigned begun = durable_begin(file->durable, file->fd);
-    int error =
-        cache_file_fallocate(file, file->fd, (int)request->flags, request->offset, (off_t)request->length);
+    int error = cache_file_fallocate(file, file->fd, (int)request->flags, request->offset,
+                                     (off_t)request->length, NULL);
     say_size(file, reply);
     if (!error && request->flags & ~(uint32_t)FALLOC_FL_KEEP_SIZE) /* zeros were written */
         durable_wrote(file->durable, begun, request->offset, (off_t)request->length);

@@ -133,6 +133,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
                               .references = 1};
     int frames_fd = -1, state_fd = -1;
     file_use(request->file);
+    request->file->recent = true;
     int error = request->file->far ? agent_map_open(map, request, &frames_fd, &state_fd)
                                    : open_here(map, request, &frames_fd, &state_fd);
     if (error)

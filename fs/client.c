@@ -93,6 +93,14 @@ static int open_map(struct client *client, const struct cache_map_request *reque
     return error;
 }
 
+static int track_and_map(struct client *client, struct inode *inode, struct cache_map_request *request,
+                         struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
+{
+    int error = inode_track(client->fs, inode, &request->file);
+
+    return error ? error : open_map(client, request, message, reply_fds);
+}
+
 static int do_map(struct client *client, struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
 {
     struct fs *fs = client->fs;
@@ -116,10 +124,12 @@ static int do_map(struct client *client, struct gaia_message *message, int reply
     }
     if (!token.readable || (request.writable && !token.writable))
         error = -EACCES;
-    if (!error)
-        error = inode_track(fs, token.inode, &request.file);
-    if (!error)
-        error = open_map(client, &request, message, reply_fds);
+    if (!error) {
+        shed_make_room(fs);
+        error = track_and_map(client, token.inode, &request, message, reply_fds);
+    }
+    for (unsigned tries = 0; tries < 2 && shed_after(fs, error); tries++)
+        error = track_and_map(client, token.inode, &request, message, reply_fds);
     inode_put(token.inode);
     return error;
 }

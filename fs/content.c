@@ -148,18 +148,31 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
     return rc;
 }
 
-struct cache_file *inode_gate_enter(struct inode *inode)
+static struct cache_file *enter(struct inode *inode, bool alone)
 {
     struct cache_file *file = inode_file(inode);
     struct content *content = inode_content(inode);
 
     if (!file) {
-        pthread_rwlock_rdlock(&content->gate);
+        if (alone)
+            pthread_rwlock_wrlock(&content->gate);
+        else
+            pthread_rwlock_rdlock(&content->gate);
         file = inode_file(inode);
         if (file)
             pthread_rwlock_unlock(&content->gate);
     }
     return file;
+}
+
+struct cache_file *inode_gate_enter(struct inode *inode)
+{
+    return enter(inode, false);
+}
+
+struct cache_file *inode_gate_enter_alone(struct inode *inode)
+{
+    return enter(inode, true);
 }
 
 void inode_gate_leave(struct inode *inode, const struct cache_file *file)
@@ -197,31 +210,47 @@ static void see(struct content *content, const struct stat *st)
     content->seen.ctime = st->st_ctim;
 }
 
+/* But for the time of the last change of names and attributes. Lock held. */
+static bool has_same_bytes(const struct content *content, const struct stat *st)
+{
+    return content->seen.size == st->st_size &&
+           (content->seen.setting || same_time(content->seen.mtime, st->st_mtim));
+}
+
+/* Whether it was as it was seen; otherwise as it is now is what was seen. Lock held. */
+static bool compare(struct content *content, const struct stat *st)
+{
+    /* Beside a change of ours st says nothing; somebody else's is found out by the next open. */
+    if (content->seen.changing)
+        return true;
+    if (content->seen.touching && content->seen.valid && has_same_bytes(content, st))
+        return true;
+    bool same = content->seen.valid && seen_is(content, st);
+    content->seen.found += !same && content->seen.opened; /* with see(): the next finds it the same */
+    content->seen.valid = same || is_settled(st->st_ctim);
+    see(content, st);
+    return same;
+}
+
 bool inode_unchanged(struct inode *inode, int fd)
 {
     struct content *content = inode_content(inode);
     struct inode_shard *shard = shard_of_inode(inode);
+    uint64_t changes, touches;
     struct stat st;
-    bool same;
+    bool known, same;
 
     pthread_mutex_lock(&shard->lock);
-    uint64_t changes = content->seen.changes;
-    pthread_mutex_unlock(&shard->lock);
-    if (fstat(fd, &st)) { /* nobody knows */
-        pthread_mutex_lock(&shard->lock);
-        content->seen.found += content->seen.opened;
+    do { /* what a change of ours has moved meanwhile is seen, and st is from before it */
+        changes = content->seen.changes;
+        touches = content->seen.touches;
         pthread_mutex_unlock(&shard->lock);
-        return false;
-    }
-    pthread_mutex_lock(&shard->lock);
-    /* Beside a change of ours st says nothing; somebody else's is found out by the next open. */
-    same = content->seen.changing || content->seen.changes != changes;
-    if (!same) {
-        same = content->seen.valid && seen_is(content, &st);
-        content->seen.found += !same && content->seen.opened; /* with see(): the next finds it the same */
-        content->seen.valid = same || is_settled(st.st_ctim);
-        see(content, &st);
-    }
+        known = !fstat(fd, &st);
+        pthread_mutex_lock(&shard->lock);
+    } while (known && touches != content->seen.touches && changes == content->seen.changes);
+    same = known && (changes != content->seen.changes || compare(content, &st));
+    if (!known) /* nobody knows */
+        content->seen.found += content->seen.opened;
     pthread_mutex_unlock(&shard->lock);
     return same;
 }
@@ -249,33 +278,62 @@ void inode_dropped(struct inode *inode, uint64_t found)
     pthread_mutex_unlock(&shard->lock);
 }
 
-void inode_change_begin(struct inode *inode, int fd, struct inode_change *change_out)
+/* Whether nobody else has changed it until now. While others of ours are under way the times may be theirs.
+ * Lock held. */
+static bool is_ours(const struct content *content, const struct stat *st)
+{
+    if (content->seen.changing)
+        return content->seen.change_ours;
+    if (content->seen.touching)
+        return content->seen.touch_ours && has_same_bytes(content, st);
+    return seen_is(content, st);
+}
+
+void inode_change_begin(struct inode *inode, int fd, enum inode_change_kind kind,
+                        struct inode_change *change_out)
 {
     struct content *content = inode_content(inode);
     struct inode_shard *shard = shard_of_inode(inode);
     struct stat st;
-    bool known = !fstat(fd, &st);
+    bool known = content && !fstat(fd, &st);
 
+    *change_out = (struct inode_change){.kind = kind, .content = content};
+    if (!content)
+        return;
     pthread_mutex_lock(&shard->lock);
-    /* While others of ours are under way the times are theirs, too. */
-    change_out->ours = content->seen.changing || (known && seen_is(content, &st));
-    content->seen.changing++;
+    change_out->ours = known && is_ours(content, &st);
+    if (kind == CHANGE_OF_BYTES) {
+        content->seen.change_ours = change_out->ours;
+        content->seen.changing++;
+    } else {
+        content->seen.touch_ours = change_out->ours;
+        content->seen.touching++;
+        content->seen.setting += kind == CHANGE_OF_TIMES;
+    }
     pthread_mutex_unlock(&shard->lock);
 }
 
 void inode_change_end(struct inode *inode, int fd, const struct inode_change *change)
 {
-    struct content *content = inode_content(inode);
+    struct content *content = change->content;
     struct inode_shard *shard = shard_of_inode(inode);
     struct stat st;
-    bool known = change->ours && !fstat(fd, &st);
+    bool known = content && change->ours && !fstat(fd, &st);
 
+    if (!content)
+        return;
     pthread_mutex_lock(&shard->lock);
-    content->seen.changing--;
-    content->seen.changes++;
-    if (known) {
-        content->seen.valid = true;
-        see(content, &st);
+    if (change->kind == CHANGE_OF_BYTES) {
+        content->seen.changing--;
+        content->seen.changes++;
+        content->seen.valid |= known;
+    } else {
+        known = known && has_same_bytes(content, &st);
+        content->seen.touching--;
+        content->seen.setting -= change->kind == CHANGE_OF_TIMES;
+        content->seen.touches++;
     }
+    if (known)
+        see(content, &st);
     pthread_mutex_unlock(&shard->lock);
 }

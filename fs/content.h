@@ -30,8 +30,13 @@ struct content {
      * pages when the next open sees the same. Guarded by the lock of the inode's shard. */
     struct {
         bool valid;
-        unsigned changing; /* changes of ours under way */
+        unsigned changing; /* changes of ours of its bytes under way, */
+        bool change_ours;  /* before which nobody else has changed it */
         uint64_t changes;  /* and those that are over */
+        /* The same of its names and attributes; setting: those of its times. */
+        unsigned touching, setting;
+        bool touch_ours;
+        uint64_t touches;
         off_t size;
         struct timespec mtime, ctime;
         bool opened;      /* before: the kernel may have pages */
@@ -82,6 +87,8 @@ struct durable *inode_durable(struct inode *inode);
  * the backing I/O oneself (the gate is held), else call cache_file_*() with what was returned (no gate is
  * held); then leave with the same pointer. */
 struct cache_file *inode_gate_enter(struct inode *inode);
+/* The same for a change that write-backs must not cross (cache/overrule.h): the gate is held exclusively. */
+struct cache_file *inode_gate_enter_alone(struct inode *inode);
 void inode_gate_leave(struct inode *inode, const struct cache_file *file);
 
 /* Has nobody but us changed the file, of which fd is a descriptor, since its last open? Notes its size and
@@ -95,12 +102,23 @@ uint64_t inode_opened(struct inode *inode);
 /* All pages that the kernel had when inode_opened() returned that are dropped. */
 void inode_dropped(struct inode *inode, uint64_t found);
 
-/* Around a change of an untracked file's data: what nobody else has changed before counts as unchanged after
- * it. An open that made the kernel drop its pages meets WRITEs that are on their way (cache/heal.h). */
-struct inode_change {
-    bool ours;
+/* Around a change of ours of an untracked file: what nobody else has changed before counts as unchanged after
+ * it. An open that made the kernel drop its pages meets WRITEs that are on their way (cache/heal.h). What
+ * somebody else changes meanwhile is told from a change of names and attributes, which moves neither the size
+ * nor, but for that of times, the time of the last change of bytes. Of a file without content nothing is
+ * noted. */
+enum inode_change_kind {
+    CHANGE_OF_BYTES,
+    CHANGE_OF_NAMES, /* and attributes */
+    CHANGE_OF_TIMES
 };
-void inode_change_begin(struct inode *inode, int fd, struct inode_change *change_out);
+struct inode_change {
+    enum inode_change_kind kind;
+    bool ours;
+    struct content *content; /* NULL: nothing is noted */
+};
+void inode_change_begin(struct inode *inode, int fd, enum inode_change_kind kind,
+                        struct inode_change *change_out);
 void inode_change_end(struct inode *inode, int fd, const struct inode_change *change);
 
 /* For fs/inode.c, which frees the inode: nobody knows it any more. */

@@ -115,6 +115,11 @@ static void leave_groups(fuse_req_t req)
     syscall(SYS_setfsgid, 0);
 }
 
+bool creds_lose_set_ids(fuse_req_t req)
+{
+    return fs_of(req)->kills_privileges && fuse_req_ctx(req)->uid != 0;
+}
+
 static __thread bool joined; /* by creds_drop_fsetid() */
 
 void creds_drop_fsetid(fuse_req_t req, int fd)

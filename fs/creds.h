@@ -27,6 +27,9 @@ mode_t creds_mask(fuse_req_t req, mode_t mode);
 int creds_become_caller_grouped(fuse_req_t req);
 void creds_become_self_ungrouped(fuse_req_t req);
 
+/* Whether the caller changes bytes only with the file's set-id bits cleared: for requests in which the kernel
+ * does not say so. */
+bool creds_lose_set_ids(fuse_req_t req);
 /* Between the two, a write or truncation of fd's file by the thread clears set-id bits, as one of the caller
  * of req would: a set-group-ID bit without the group's right to execute stays where the caller is in the
  * group. */

@@ -23,6 +23,7 @@
 #include "fs/options.h"
 #include "fs/programs.h"
 #include "fs/prune.h"
+#include "fs/shed.h"
 
 struct server;
 struct handle;
@@ -43,6 +44,7 @@ struct fs {
     struct inode_table inodes;
     struct volumes volumes;
     struct pruner pruner;
+    struct shed shed;
     struct members *members; /* read again since the mount; of nodes_reread(): one thread at a time */
     atomic_uint rereads;     /* SIGHUPs since that was last begun */
     uint32_t generation;     /* of node ids: those of an earlier mount are not ours, though they look alike */
@@ -52,7 +54,7 @@ struct fs {
     pthread_mutex_t passthrough_lock; /* guards the state of that in each inode */
 
     atomic_uint later; /* answers that other threads give (fs/later.h) */
-    atomic_uint drops; /* of pages, under way in threads that serve FUSE (fs/ops_open.c) */
+    atomic_uint drops; /* of pages, under way in threads that serve FUSE (fs/later.h) */
     /* Held shared by each notification to the kernel, exclusively to set serving to false: a notification
      * waits for write-backs, so none may be under way when the session stops being served. */
     pthread_rwlock_t notify_gate;
@@ -89,6 +91,8 @@ struct handle {
 struct handle *handle_new(struct fs *fs, struct inode *inode, int fd, DIR *dir, int flags);
 /* Closes all that it holds. */
 void handle_free(struct fs *fs, struct handle *handle);
+/* Whether anybody has the inode open for writing. Looks at all that is open. */
+bool handle_may_write(const struct inode *inode);
 
 static inline struct fs *fs_of(fuse_req_t req)
 {

@@ -2,6 +2,7 @@
 #include "fs/content.h"
 #include "fs/fs.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -36,6 +37,18 @@ struct handle *handle_new(struct fs *fs, struct inode *inode, int fd, DIR *dir, 
     fs->handles = handle;
     pthread_mutex_unlock(&fs->handles_lock);
     order_before(handle); /* see handle_of() */
+    return handle;
+}
+
+bool handle_may_write(const struct inode *inode)
+{
+    struct fs *fs = inode->fs;
+
+    pthread_mutex_lock(&fs->handles_lock);
+    struct handle *handle = fs->handles;
+    while (handle && (handle->inode != inode || (handle->flags & O_ACCMODE) == O_RDONLY))
+        handle = handle->next;
+    pthread_mutex_unlock(&fs->handles_lock);
     return handle;
 }
 

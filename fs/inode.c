@@ -193,30 +193,40 @@ static int keep_last(struct inode_shard *shard, struct inode *inode, int fd, str
     return fd;
 }
 
-void inode_unlinked(struct fs *fs, int fd)
+struct inode *inode_get_known(struct fs *fs, int fd)
 {
-    struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
     struct inode_shard *shard;
     struct inode *inode;
     struct file_key key;
     struct stat st;
 
-    /* A folder has one name, whatever the filesystem says of its links. */
-    if (fstat(fd, &st) || (st.st_nlink > 0 && !S_ISDIR(st.st_mode)) ||
-        file_key_make(&fs->volumes, fd, &st, &key)) {
-        close(fd);
-        return;
-    }
+    if (fstat(fd, &st) || file_key_make(&fs->volumes, fd, &st, &key))
+        return NULL;
     shard = shard_of_hash(&fs->inodes, file_hash(st.st_dev, st.st_ino));
     pthread_mutex_lock(&shard->lock);
     inode = shard_find(shard, file_hash(st.st_dev, st.st_ino), &key);
     if (inode)
-        fd = keep_last(shard, inode, fd, &closing);
+        inode->references++;
+    pthread_mutex_unlock(&shard->lock);
+    volume_put(&fs->volumes, key.volume);
+    order_after(inode);
+    return inode;
+}
+
+int inode_unlinked(struct inode *inode, int fd)
+{
+    struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
+    struct inode_shard *shard = shard_of_inode(inode);
+    struct stat st;
+
+    /* A folder has one name, whatever the filesystem says of its links. */
+    if (fstat(fd, &st) || (st.st_nlink > 0 && !S_ISDIR(st.st_mode)))
+        return fd;
+    pthread_mutex_lock(&shard->lock);
+    fd = keep_last(shard, inode, fd, &closing);
     pthread_mutex_unlock(&shard->lock);
     descriptors_close(&closing);
-    volume_put(&fs->volumes, key.volume);
-    if (fd >= 0)
-        close(fd);
+    return fd;
 }
 
 /* Has it no name any more? Not if that can't be found out now. */

@@ -56,9 +56,11 @@ int inode_lookup_id(struct fs *fs, uint64_t id, struct inode **inode_out);
 int inode_get_id(struct fs *fs, uint64_t id, struct inode **inode_out);
 /* The inode of a node id that the kernel has not forgotten, or else one with which nothing can be done. */
 struct inode *inode_find(struct fs *fs, uint64_t id);
-/* fd, which is taken over, is of a file from which we have just taken a name. If that was the last, who still
- * has it (open, or as the working directory) must reach it without. */
-void inode_unlinked(struct fs *fs, int fd);
+/* The inode of fd, with one more reference, if there is one: else NULL. */
+struct inode *inode_get_known(struct fs *fs, int fd);
+/* fd is of the inode's file, from which we have just taken a name. If that was the last, who still has it
+ * (open, or as the working directory) must reach it without. What is left of fd to the caller: fd, or -1. */
+int inode_unlinked(struct inode *inode, int fd);
 void inode_forget(struct inode *inode, uint64_t lookups);
 /* Whether the kernel knows it. */
 bool inode_is_known(struct inode *inode);

@@ -46,6 +46,20 @@ void later(struct fs *fs, void (*fn)(void *argument), void *argument)
         fn(argument);
 }
 
+#define DROPS_MOST 2u
+#define DROPPERS_MOST 64u /* threads for it */
+
+bool later_drop(struct fs *fs, void (*fn)(void *argument), void *argument, bool here)
+{
+    bool may = here && atomic_fetch_add(&fs->drops, 1) < DROPS_MOST;
+
+    if (may)
+        fn(argument);
+    if (here)
+        atomic_fetch_sub(&fs->drops, 1);
+    return may || (atomic_load(&fs->later) < DROPPERS_MOST && later_perhaps(fs, fn, argument));
+}
+
 /* Not on a condition: it is asked once, at the end of the mount, and what they wait for has a time limit. */
 void later_end(struct fs *fs)
 {

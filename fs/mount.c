@@ -189,16 +189,21 @@ static void raise_descriptor_limit(void)
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+static size_t descriptor_limit(void)
+{
+    struct rlimit limit;
+
+    return getrlimit(RLIMIT_NOFILE, &limit) ? SIZE_MAX / 4 : limit.rlim_cur;
+}
+
 /* How many descriptors of inodes may stay open between requests: a quarter of what there is, and as many of
  * files that have lost their last name. More would only keep the kernel from forgetting what they stand for.
  */
 static unsigned idle_descriptors(void)
 {
-    struct rlimit limit;
+    size_t all = descriptor_limit();
 
-    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / 4 > IDLE_DESCRIPTORS_MAX)
-        return IDLE_DESCRIPTORS_MAX;
-    return (unsigned)limit.rlim_cur / 4;
+    return all / 4 > IDLE_DESCRIPTORS_MAX ? IDLE_DESCRIPTORS_MAX : (unsigned)(all / 4);
 }
 
 /* A quarter of the memory. */
@@ -435,6 +440,7 @@ static int run(struct fs *fs, int ready)
     raise_descriptor_limit();
     volumes_init(&fs->volumes);
     pruner_init(fs);
+    shed_init(fs, descriptor_limit());
     rc = inode_table_init(fs, most, remember, idle_descriptors());
     if (rc < 0) {
         fs_log(LOG_ERR, "no memory for the table of inodes: %s", strerror(-rc));

@@ -43,15 +43,17 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
 void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, off_t offset,
               struct fuse_file_info *fi);
 void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file_info *fi);
+/* Set the size of a file through fd (writable), or by its name in /proc when fd is -1. The caller of req may
+ * have to lose set-id bits by it. 0 or a negative errno. */
+int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size);
+
+/* ops_range.c: holes, zeros, copies, and where data is */
 void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off_t length,
                   struct fuse_file_info *fi);
 void op_lseek(fuse_req_t req, fuse_ino_t nodeid, off_t offset, int whence, struct fuse_file_info *fi);
 void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, struct fuse_file_info *fi_in,
                         fuse_ino_t nodeid_out, off_t offset_out, struct fuse_file_info *fi_out, size_t length,
                         int flags);
-/* Set the size of a file through fd (writable), or by its name in /proc when fd is -1. The caller of req may
- * have to lose set-id bits by it. 0 or a negative errno. */
-int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size);
 
 /* ops_dir.c: listings */
 void op_opendir(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "fs/answers.h"
+#include "fs/content.h"
 #include "fs/creds.h"
 #include "fs/nodes.h"
 #include "fs/request.h"
@@ -92,27 +93,52 @@ static int set_size(fuse_req_t req, struct inode *inode, const struct handle *ha
     return data_truncate(req, inode, writable ? handle->fd : -1, size);
 }
 
+/* Either chown(-1, -1), or the kernel asks to clear the set-id bits of a file that is being written to: both
+ * come without a bit that libfuse hands on. The one is nobody's right but the owner's if it changes a bit, as
+ * the filesystem below would say if we were not root; of the other who may write has the file open. */
+static int clear_set_ids(fuse_req_t req, struct inode *inode, int fd, const struct stat *attr)
+{
+    uid_t uid = fuse_req_ctx(req)->uid;
+    struct stat st;
+
+    if (fstat(fd, &st))
+        return -errno;
+    if (uid != 0 && uid != st.st_uid && !handle_may_write(inode))
+        return st.st_mode & (S_ISUID | S_ISGID) && S_ISREG(st.st_mode) ? -EPERM : 0;
+    return set_owner(req, fd, attr, 0);
+}
+
+#define SETS_MTIME (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW)
+
+static int set_attributes(fuse_req_t req, struct inode *inode, int fd, const struct stat *attr, int to_set,
+                          const struct handle *handle)
+{
+    int rc = 0;
+
+    if (to_set == 0)
+        rc = clear_set_ids(req, inode, fd, attr);
+    if (to_set & FUSE_SET_ATTR_MODE)
+        rc = chmod(proc_path(fd).text, attr->st_mode & 07777) ? -errno : 0;
+    if (rc == 0 && to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
+        rc = set_owner(req, fd, attr, to_set);
+    if (rc == 0 && to_set & FUSE_SET_ATTR_SIZE)
+        rc = set_size(req, inode, handle, attr->st_size);
+    if (rc == 0 && to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW | SETS_MTIME))
+        rc = set_times(fd, attr, to_set);
+    return rc;
+}
+
 void op_setattr(fuse_req_t req, fuse_ino_t nodeid, struct stat *attr, int to_set, struct fuse_file_info *fi)
 {
     struct inode *inode = inode_of(req, nodeid);
     BORROWED file = inode_borrow(inode);
-    int rc = 0;
+    struct inode_change change;
 
     if (reply_if_error(req, file.fd))
         return;
-    /* chown(-1, -1), or the kernel asks to clear set-id bits: both come without a bit that libfuse hands on.
-     */
-    if (to_set == 0)
-        rc = set_owner(req, file.fd, attr, 0);
-    if (to_set & FUSE_SET_ATTR_MODE)
-        rc = chmod(proc_path(file.fd).text, attr->st_mode & 07777) ? -errno : 0;
-    if (rc == 0 && to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
-        rc = set_owner(req, file.fd, attr, to_set);
-    if (rc == 0 && to_set & FUSE_SET_ATTR_SIZE)
-        rc = set_size(req, inode, handle_of(fi), attr->st_size);
-    if (rc == 0 && to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_ATIME_NOW |
-                             FUSE_SET_ATTR_MTIME_NOW))
-        rc = set_times(file.fd, attr, to_set);
+    inode_change_begin(inode, file.fd, to_set & SETS_MTIME ? CHANGE_OF_TIMES : CHANGE_OF_NAMES, &change);
+    int rc = set_attributes(req, inode, file.fd, attr, to_set, handle_of(fi));
+    inode_change_end(inode, file.fd, &change);
     if (reply_if_error(req, rc))
         return;
     struct answer *answer = fs_of(req)->options.members ? answer_begin(nodeid) : NULL;
@@ -134,6 +160,16 @@ void op_statfs(fuse_req_t req, fuse_ino_t nodeid)
 }
 
 #define ACL_PREFIX "system.posix_acl_"
+
+/* ACLs of other kinds (NFSv4's, CIFS's). Who may set them only the filesystem below knows; the kernel does
+ * not check it, and there nobody is who asks, but ourselves. */
+static bool is_not_his_to_set(fuse_req_t req, const char *name)
+{
+    uid_t uid = fuse_req_ctx(req)->uid;
+
+    return strncmp(name, "system.", 7) == 0 && strncmp(name, ACL_PREFIX, strlen(ACL_PREFIX)) != 0 &&
+           uid != 0 && uid != geteuid();
+}
 
 /* Answers a request for a name list or a value: size 0 asks how long it is. */
 static void reply_xattr(fuse_req_t req, size_t size, char *buffer, ssize_t length)
@@ -204,12 +240,13 @@ void op_setxattr(fuse_req_t req, fuse_ino_t nodeid, const char *name, const char
                  int flags)
 {
     BORROWED file = inode_borrow(inode_of(req, nodeid));
-
+    struct inode_change change;
     bool acl = strcmp(name, ACL_PREFIX "access") == 0;
-    int rc = 0;
+    int rc = is_not_his_to_set(req, name) ? -EOPNOTSUPP : 0;
 
-    if (reply_if_error(req, file.fd))
+    if (reply_if_error(req, rc < 0 ? rc : file.fd))
         return;
+    inode_change_begin(inode_of(req, nodeid), file.fd, CHANGE_OF_NAMES, &change);
     if (acl)
         rc = creds_become_caller_grouped(req);
     if (rc == 0) {
@@ -217,14 +254,19 @@ void op_setxattr(fuse_req_t req, fuse_ino_t nodeid, const char *name, const char
         if (acl)
             creds_become_self_ungrouped(req);
     }
+    inode_change_end(inode_of(req, nodeid), file.fd, &change);
     fuse_reply_err(req, -rc);
 }
 
 void op_removexattr(fuse_req_t req, fuse_ino_t nodeid, const char *name)
 {
     BORROWED file = inode_borrow(inode_of(req, nodeid));
+    struct inode_change change;
 
-    if (reply_if_error(req, file.fd))
+    if (reply_if_error(req, is_not_his_to_set(req, name) ? -EOPNOTSUPP : file.fd))
         return;
-    fuse_reply_err(req, removexattr(proc_path(file.fd).text, name) ? errno : 0);
+    inode_change_begin(inode_of(req, nodeid), file.fd, CHANGE_OF_NAMES, &change);
+    int rc = removexattr(proc_path(file.fd).text, name) ? -errno : 0;
+    inode_change_end(inode_of(req, nodeid), file.fd, &change);
+    fuse_reply_err(req, -rc);
 }

@@ -149,13 +149,34 @@ static ssize_t write_backing(int fd, const char *data, size_t size, off_t offset
     return (ssize_t)done;
 }
 
+static ssize_t write_back(struct durable *durable, int fd, const char *data, size_t size, off_t offset)
+{
+    size_t done = 0;
+
+    while (done < size) {
+        size_t skipped, part = overrule_next(durable, offset + (off_t)done, size - done, &skipped);
+        done += skipped;
+        ssize_t put = part ? write_backing(fd, data + done, part, offset + (off_t)done, false) : 0;
+        if (put < 0)
+            return done > 0 ? (ssize_t)done : put;
+        done += (size_t)put;
+        if ((size_t)put < part)
+            break;
+    }
+    return (ssize_t)done;
+}
+
 static ssize_t write_untracked(struct inode *inode, int fd, const char *data, size_t size, off_t offset,
-                               bool append)
+                               const struct fuse_file_info *fi)
 {
     struct inode_change change;
+    ssize_t put;
 
-    inode_change_begin(inode, fd, &change);
-    ssize_t put = write_backing(fd, data, size, offset, append);
+    inode_change_begin(inode, fd, CHANGE_OF_BYTES, &change);
+    if (fi->writepage)
+        put = write_back(inode_durable(inode), fd, data, size, offset);
+    else
+        put = write_backing(fd, data, size, offset, fi->flags & O_APPEND);
     inode_change_end(inode, fd, &change);
     return put;
 }
@@ -167,12 +188,6 @@ static bool kills_suidgid(const struct fs *fs, const char *data)
     const struct fuse_write_in *in = (const void *)(data - sizeof(struct fuse_write_in));
 
     return fs->kills_privileges && in->write_flags & FUSE_WRITE_KILL_SUIDGID;
-}
-
-/* The same for requests that have no such flag. */
-static bool caller_kills_suidgid(fuse_req_t req)
-{
-    return fs_of(req)->kills_privileges && fuse_req_ctx(req)->uid != 0;
 }
 
 /* The bytes behind the first `put`, or all after an error. */
@@ -198,6 +213,68 @@ static void note_append(struct durable *durable, unsigned begun, int fd, off_t o
         end = st.st_size > end ? st.st_size : end;
     }
     durable_wrote(durable, begun, offset, end - offset);
+}
+
+struct sync {
+    fuse_req_t req;
+    struct inode *inode;
+    struct handle *handle; /* there until its RELEASE, which comes after the answer */
+    int data_only;
+    ssize_t written; /* by the WRITE that wants it; -1: none does */
+};
+
+static void sync_and_answer(const struct sync *sync)
+{
+    struct handle *handle = sync->handle;
+    struct inode *inode = sync->inode;
+    struct cache_file *file = inode_file(inode);
+    int rc;
+
+    /* Without the gate, which is for bytes: who comes to track the file need not wait, nor all behind him. */
+    if (file)
+        do
+            rc = cache_file_sync(file, handle->fd, sync->data_only, &handle->seen);
+        while (nodes_try_again(inode, file, rc) && (file = inode_file(inode)));
+    else
+        rc = durable_sync(inode_durable(inode), handle->fd, sync->data_only, &handle->seen);
+    if (rc < 0 || sync->written < 0)
+        fuse_reply_err(sync->req, (int)-trouble(inode, "syncing", rc));
+    else
+        fuse_reply_write(sync->req, (size_t)sync->written);
+}
+
+static void sync_later(void *argument)
+{
+    struct sync sync = *(struct sync *)argument;
+
+    free(argument);
+    sync_and_answer(&sync);
+}
+
+static void answer_synced(const struct sync *sync)
+{
+    struct fs *fs = fs_of(sync->req);
+    bool waits = fs->options.members && inode_file(sync->inode);
+    struct sync *copy = waits ? malloc(sizeof *copy) : NULL;
+
+    if (!copy) {
+        sync_and_answer(sync);
+        return;
+    }
+    *copy = *sync;
+    later(fs, sync_later, copy);
+}
+
+void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file_info *fi)
+{
+    answer_synced(&(struct sync){req, inode_of(req, nodeid), handle_of(fi), data_only, -1});
+}
+
+/* RWF_DSYNC or RWF_SYNC of this WRITE alone; what a descriptor is opened with, its backing one has, too. For
+ * direct I/O, the kernel sends no FSYNC after it. */
+static bool wants_sync(const struct handle *handle, const struct fuse_file_info *fi)
+{
+    return !fi->writepage && fi->flags & O_DSYNC && !(handle->flags & O_DSYNC);
 }
 
 void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, off_t offset,
@@ -226,7 +303,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         if (file)
             put = cache_file_write(file, fd, data, size, offset, flags);
         else
-            put = write_untracked(inode, fd, data, size, offset, append);
+            put = write_untracked(inode, fd, data, size, offset, fi);
         inode_gate_leave(inode, file);
         /* An append may have been done before the home went. */
     } while (!append && nodes_try_again(inode, file, put));
@@ -240,13 +317,15 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         creds_regain_fsetid(req);
     if (put < 0)
         fuse_reply_err(req, (int)-trouble(inode, "writing", put));
+    else if (put > 0 && wants_sync(handle, fi))
+        answer_synced(&(struct sync){req, inode, handle, (fi->flags & O_SYNC) != O_SYNC, put});
     else
         fuse_reply_write(req, (size_t)put);
 }
 
 int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
 {
-    bool kills = caller_kills_suidgid(req);
+    bool kills = creds_lose_set_ids(req);
     struct durable *durable = inode_durable(inode); /* also when nobody has it open */
     struct inode_change change;
     struct cache_file *file;
@@ -266,7 +345,7 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
         if (file) {
             rc = cache_file_truncate(file, fd, size);
         } else {
-            inode_change_begin(inode, path.fd, &change);
+            inode_change_begin(inode, path.fd, CHANGE_OF_BYTES, &change);
             rc = (fd >= 0 ? ftruncate(fd, size) : truncate(proc_path(path.fd).text, size)) ? -errno : 0;
             inode_change_end(inode, path.fd, &change);
         }
@@ -277,155 +356,4 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
     if (kills)
         creds_regain_fsetid(req);
     return rc;
-}
-
-static void answer_fsync(fuse_req_t req, struct handle *handle, int data_only)
-{
-    struct inode *inode = handle->inode;
-    struct cache_file *file = inode_file(inode);
-    int rc;
-
-    /* Without the gate, which is for bytes: who comes to track the file need not wait, nor all behind him. */
-    if (file)
-        do
-            rc = cache_file_sync(file, handle->fd, data_only, &handle->seen);
-        while (nodes_try_again(inode, file, rc) && (file = inode_file(inode)));
-    else
-        rc = durable_sync(inode_durable(inode), handle->fd, data_only, &handle->seen);
-    fuse_reply_err(req, (int)-trouble(inode, "syncing", rc));
-}
-
-struct sync {
-    fuse_req_t req;
-    struct handle *handle; /* there until its RELEASE, which comes after the answer */
-    int data_only;
-};
-
-static void sync_later(void *argument)
-{
-    struct sync sync = *(struct sync *)argument;
-
-    free(argument);
-    answer_fsync(sync.req, sync.handle, sync.data_only);
-}
-
-void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file_info *fi)
-{
-    bool waits = fs_of(req)->options.members && inode_file(inode_of(req, nodeid));
-    struct sync *sync = waits ? malloc(sizeof *sync) : NULL;
-
-    if (!sync) {
-        answer_fsync(req, handle_of(fi), data_only);
-        return;
-    }
-    *sync = (struct sync){req, handle_of(fi), data_only};
-    later(fs_of(req), sync_later, sync);
-}
-
-void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off_t length,
-                  struct fuse_file_info *fi)
-{
-    struct inode *inode = inode_of(req, nodeid);
-    struct handle *handle = handle_of(fi);
-    bool kills = caller_kills_suidgid(req);
-    struct durable *durable = inode_durable(inode);
-    struct inode_change change;
-    struct cache_file *file;
-    int rc;
-
-    if (kills)
-        creds_drop_fsetid(req, handle->fd);
-    unsigned begun = durable_begin(durable, handle->fd);
-    do {
-        file = inode_gate_enter(inode);
-        if (file) {
-            rc = cache_file_fallocate(file, handle->fd, mode, offset, length);
-        } else {
-            inode_change_begin(inode, handle->fd, &change);
-            rc = fallocate(handle->fd, mode, offset, length) ? -errno : 0;
-            inode_change_end(inode, handle->fd, &change);
-        }
-        inode_gate_leave(inode, file);
-    } while (nodes_try_again(inode, file, rc));
-    if (rc == 0 && mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE)) /* zeros were written */
-        durable_wrote(durable, begun, offset, length);
-    if (kills)
-        creds_regain_fsetid(req);
-    fuse_reply_err(req, -rc);
-}
-
-void op_lseek(fuse_req_t req, fuse_ino_t nodeid, off_t offset, int whence, struct fuse_file_info *fi)
-{
-    struct inode *inode = inode_of(req, nodeid);
-    struct handle *handle = handle_of(fi);
-    struct cache_file *file;
-    off_t found;
-
-    do {
-        file = inode_gate_enter(inode);
-        if (file) {
-            found = cache_file_seek(file, handle->fd, offset, whence);
-        } else {
-            found = lseek(handle->fd, offset, whence);
-            found = found < 0 ? -errno : found;
-        }
-        inode_gate_leave(inode, file);
-    } while (nodes_try_again(inode, file, found));
-    if (found < 0)
-        fuse_reply_err(req, (int)-found);
-    else
-        fuse_reply_lseek(req, found);
-}
-
-/* Enters both gates, the lower address first (they lie beside the durables): with writers waiting for both,
- * the other order could be a deadlock. */
-static void enter_two(struct inode *inodes[2], struct cache_file *files[2])
-{
-    int first = inode_durable(inodes[0]) < inode_durable(inodes[1]) ? 0 : 1;
-
-    files[first] = inode_gate_enter(inodes[first]);
-    if (inodes[0] == inodes[1])
-        files[!first] = files[first]; /* a second shared hold would wait behind a waiting writer */
-    else
-        files[!first] = inode_gate_enter(inodes[!first]);
-}
-
-void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, struct fuse_file_info *fi_in,
-                        fuse_ino_t nodeid_out, off_t offset_out, struct fuse_file_info *fi_out, size_t length,
-                        int flags)
-{
-    struct inode *inodes[2] = {inode_of(req, nodeid_in), inode_of(req, nodeid_out)};
-    int fd_in = handle_of(fi_in)->fd, fd_out = handle_of(fi_out)->fd;
-    bool kills = caller_kills_suidgid(req);
-    struct durable *durable = inode_durable(inodes[1]);
-    struct inode_change change;
-    struct cache_file *files[2];
-    off_t start = offset_out;
-    ssize_t copied;
-
-    if (kills)
-        creds_drop_fsetid(req, fd_out);
-    unsigned begun = durable_begin(durable, fd_out);
-    enter_two(inodes, files);
-    if (files[0] || files[1]) {
-        copied = cache_file_copy_range(files[0], fd_in, offset_in, files[1], fd_out, offset_out, length,
-                                       (unsigned)flags);
-    } else {
-        inode_change_begin(inodes[1], fd_out, &change);
-        copied = copy_file_range(fd_in, &offset_in, fd_out, &offset_out, length, (unsigned)flags);
-        copied = copied < 0 ? -errno : copied;
-        inode_change_end(inodes[1], fd_out, &change);
-    }
-    inode_gate_leave(inodes[0], files[0]);
-    if (inodes[0] != inodes[1])
-        inode_gate_leave(inodes[1], files[1]);
-    durable_wrote(durable, begun, start, copied);
-    if (files[1])
-        cache_file_copy_end(files[1]);
-    if (kills)
-        creds_regain_fsetid(req);
-    if (copied < 0)
-        fuse_reply_err(req, (int)-copied);
-    else
-        fuse_reply_write(req, (size_t)copied);
 }

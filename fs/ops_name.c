@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "fs/answers.h"
+#include "fs/content.h"
 #include "fs/creds.h"
 #include "fs/resolve.h"
 #include "fs/trouble.h"
@@ -122,28 +123,57 @@ void op_link(fuse_req_t req, fuse_ino_t nodeid, fuse_ino_t parent, const char *n
     BORROWED file = inode_borrow(inode_of(req, nodeid));
     BORROWED dir = inode_borrow(inode_of(req, parent));
 
+    struct inode_change change;
+
     if (reply_if_error(req, file.fd < 0 ? file.fd : dir.fd))
         return;
-    if (linkat(AT_FDCWD, proc_path(file.fd).text, dir.fd, name, AT_SYMLINK_FOLLOW))
-        fuse_reply_err(req, errno);
-    else
+    inode_change_begin(inode_of(req, nodeid), file.fd, CHANGE_OF_NAMES, &change);
+    int rc = linkat(AT_FDCWD, proc_path(file.fd).text, dir.fd, name, AT_SYMLINK_FOLLOW) ? -errno : 0;
+    inode_change_end(inode_of(req, nodeid), file.fd, &change);
+    if (!reply_if_error(req, rc))
         reply_link(req, nodeid, inode_of(req, parent), name);
+}
+
+/* A file of whose names one is taken away or changed, and with that its change time. */
+struct renamed {
+    int fd;              /* negative: there is none */
+    struct inode *inode; /* NULL: not known */
+    struct inode_change change;
+};
+
+/* Before it: after it the name leads nowhere. */
+static void rename_begin(struct fs *fs, int dir_fd, const char *name, struct renamed *file_out)
+{
+    int fd = resolve_open(fs, dir_fd, name);
+
+    *file_out = (struct renamed){.fd = fd, .inode = fd < 0 ? NULL : inode_get_known(fs, fd)};
+    if (file_out->inode)
+        inode_change_begin(file_out->inode, fd, CHANGE_OF_NAMES, &file_out->change);
+}
+
+/* removed: the name is gone, and with it perhaps the file. */
+static void rename_end(struct renamed *file, bool removed)
+{
+    if (file->inode) {
+        inode_change_end(file->inode, file->fd, &file->change);
+        if (removed)
+            file->fd = inode_unlinked(file->inode, file->fd);
+        inode_put(file->inode);
+    }
+    if (file->fd >= 0)
+        close(file->fd);
 }
 
 static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int flags)
 {
-    struct fs *fs = fs_of(req);
     BORROWED dir = inode_borrow(inode_of(req, parent));
-    int file, rc;
+    struct renamed file;
 
     if (reply_if_error(req, dir.fd))
         return;
-    file = resolve_open(fs, dir.fd, name); /* after it the name leads nowhere */
-    rc = unlinkat(dir.fd, name, flags) ? -errno : 0;
-    if (rc == 0 && file >= 0)
-        inode_unlinked(fs, file);
-    else if (file >= 0)
-        close(file);
+    rename_begin(fs_of(req), dir.fd, name, &file);
+    int rc = unlinkat(dir.fd, name, flags) ? -errno : 0;
+    rename_end(&file, rc == 0);
     fuse_reply_err(req, -rc);
 }
 
@@ -172,26 +202,26 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t n
     BORROWED from = inode_borrow(inode_of(req, parent));
     BORROWED to = inode_borrow(inode_of(req, new_parent));
     bool creates = flags & RENAME_WHITEOUT; /* leaves a device node that is the caller's */
-    int replaced = -ENOENT, rc;
+    struct renamed moved, there = {.fd = -ENOENT};
+    int rc;
 
     if (reply_if_error(req, from.fd < 0 ? from.fd : to.fd))
         return;
-    if (!(flags & (RENAME_NOREPLACE | RENAME_EXCHANGE)))
-        replaced = resolve_open(fs_of(req), to.fd, new_name);
+    rename_begin(fs_of(req), from.fd, name, &moved);
+    if (!(flags & RENAME_NOREPLACE))
+        rename_begin(fs_of(req), to.fd, new_name, &there);
     rc = creates ? creds_become_caller(req) : 0;
     if (rc == 0) {
         rc = renameat2(from.fd, name, to.fd, new_name, flags) ? -errno : 0;
         if (creates)
             creds_become_self(req);
     }
+    rename_end(&moved, false);
+    rename_end(&there, rc == 0 && !(flags & RENAME_EXCHANGE));
     if (rc == 0)
         note_move(fs_of(req), inode_of(req, new_parent), new_name);
     if (rc == 0 && flags & RENAME_EXCHANGE)
         note_move(fs_of(req), inode_of(req, parent), name);
-    if (rc == 0 && replaced >= 0)
-        inode_unlinked(fs_of(req), replaced);
-    else if (replaced >= 0)
-        close(replaced);
     fuse_reply_err(req, -rc);
 }
 

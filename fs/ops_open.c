@@ -83,9 +83,6 @@ static bool drop_stale(struct fs *fs, struct inode *inode, const struct stale *s
     return dropped;
 }
 
-#define DROPS_MOST 2u
-#define DROPPERS_MOST 64u /* threads for it */
-
 struct opening {
     fuse_req_t req;
     struct fuse_file_info fi;
@@ -107,46 +104,23 @@ static void drop_and_answer(void *argument)
     answer_open(opening.req, &opening.fi);
 }
 
-/* Nobody else has the file open or mapped: no page is dirty or being read, and to drop them takes no time.
- * But somebody may open it meanwhile, so only a few threads that serve FUSE are used for it. */
-static bool drop_here(struct fs *fs, struct inode *inode, const struct stale *stale)
-{
-    struct passthrough_mode mode;
-
-    passthrough_look(fs, inode, &mode);
-    if (mode.opens > 1)
-        return false;
-    bool dropped = atomic_fetch_add(&fs->drops, 1) < DROPS_MOST && drop_stale(fs, inode, stale);
-    atomic_fetch_sub(&fs->drops, 1);
-    return dropped;
-}
-
-/* In a thread of its own: so many may wait for WRITEs that none of those that serve FUSE was left to answer
- * one. False: there is none. */
-static bool drop_later(fuse_req_t req, const struct fuse_file_info *fi, const struct stale *stale)
-{
-    struct fs *fs = fs_of(req);
-    struct opening *opening = atomic_load(&fs->later) < DROPPERS_MOST ? malloc(sizeof *opening) : NULL;
-
-    if (!opening)
-        return false;
-    *opening = (struct opening){req, *fi, *stale};
-    if (later_perhaps(fs, drop_and_answer, opening))
-        return true;
-    free(opening);
-    return false;
-}
-
 /* Where the pages can't be dropped first, the opener is told to. That is as good for him, and whoever is next
  * has them dropped. And nobody is ever told to keep those of a file that is far. */
 static void drop_and_open(fuse_req_t req, struct fuse_file_info *fi, const struct stale *stale)
 {
     struct inode *inode = handle_of(fi)->inode;
+    bool far = stale->file && cache_file_is_far(stale->file);
+    struct opening *opening = far ? NULL : malloc(sizeof *opening);
+    struct passthrough_mode mode;
 
-    if (!(stale->file && cache_file_is_far(stale->file))) {
-        fi->keep_cache = drop_here(inode->fs, inode, stale);
-        if (!fi->keep_cache && drop_later(req, fi, stale))
+    if (opening) {
+        *opening = (struct opening){req, *fi, *stale};
+        passthrough_look(inode->fs, inode, &mode);
+        /* Nobody else has it open or mapped: no page is dirty or being read, and to drop them takes no time.
+         */
+        if (later_drop(inode->fs, drop_and_answer, opening, mode.opens <= 1))
             return;
+        free(opening);
     }
     answer_open(req, fi);
 }

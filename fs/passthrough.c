@@ -107,6 +107,15 @@ static bool is_alone(const struct handle *handle)
     return true;
 }
 
+/* chattr +a. The kernel does not know it of the mount's file, and would map it for stores. */
+static bool only_grows(const struct handle *handle)
+{
+    struct statx stx;
+
+    return !statx(handle->fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &stx) &&
+           stx.stx_attributes & STATX_ATTR_APPEND;
+}
+
 /* The lock is held. A file that has lost bytes (cache/durable.h) is better not passed through: that they are
  * written again would not be seen; nor is one that a device may come to map (fs/programs.h). */
 static bool is_to_pass(struct fs *fs, struct handle *handle, const struct passthrough *state, bool for_device)
@@ -116,7 +125,7 @@ static bool is_to_pass(struct fs *fs, struct handle *handle, const struct passth
 
     if (state->passed && !(better_not && !state->handles && !inode_file(inode) && is_alone(handle)))
         return true;
-    return fs->passes && !better_not && !inode_file(inode) && !state->cached;
+    return fs->passes && !better_not && !inode_file(inode) && !state->cached && !only_grows(handle);
 }
 
 /* is_to_pass(), and what has to be done before a file leaves: the kernel may have pages of its own (READs of
@@ -224,6 +233,8 @@ int passthrough_open(struct fs *fs, struct handle *handle, pid_t opener, struct 
     handle->counted = rc == 0;
     if (rc == 0 && !handle->passed) {
         state->cached++;
+        /* Without the kernel's cache nobody maps it shared. */
+        fi->direct_io = writable && handle->flags & O_APPEND && only_grows(handle);
     } else if (rc == 0) {
         handle->backing = state->backing;
         /* Its reads and writes come to the daemon, only mappings are passed through: the kernel would go on

@@ -299,6 +299,14 @@ int session_invalidate(void *context, void *file_context, off_t offset, off_t le
     return rc == -ENODEV || rc == -ENOTCONN || rc == -EBADF ? -ENOENT : rc;
 }
 
+void session_forget_name(struct fs *fs, const struct inode *parent, const char *name)
+{
+    pthread_rwlock_rdlock(&fs->notify_gate);
+    if (fs->serving)
+        fuse_lowlevel_notify_inval_entry(fs->session, nodeid_of(parent), name, strlen(name));
+    pthread_rwlock_unlock(&fs->notify_gate);
+}
+
 static int drop_pages(struct inode *inode, void *context)
 {
     if (S_ISREG(inode->type))

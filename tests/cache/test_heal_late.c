@@ -171,8 +171,8 @@ static void test_hole(void **state)
     (void)state;
     if (!make_a_late())
         skip();
-    assert_int_equal(cache_file_fallocate(f.file, f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096),
-                     0);
+    assert_int_equal(
+        cache_file_fallocate(f.file, f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096, NULL), 0);
     fill_page_unknown(0);
     kernel_store(&f, 0, 50, 's');
     write_page_back(0);
@@ -190,6 +190,36 @@ static void test_truncation(void **state)
     kernel_store(&f, 0, 50, 's');
     write_page_back(0);
     finish(0);
+}
+
+/* What the WRITE replaces must be known: else a write-back of it could not be told from a store. */
+static void test_a_home_that_cannot_be_read(void **state)
+{
+    char path[40];
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    map = device_map(&f, 0);
+    drop_pages_of_the_kernel(1);
+    fill_page_unknown(0);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", f.fd);
+    int good = dup(f.file->fd), blind = open(path, O_WRONLY);
+    assert_true(good >= 0 && blind >= 0 && dup2(blind, f.file->fd) == f.file->fd);
+    ssize_t refused = send_write(f.fd, "w", 1, AT), appended;
+    appended = cache_file_write(f.file, f.fd, "w", 1, AT, CACHE_IO_APPEND); /* its kernel has put it there */
+    uint8_t at_home = home(0);
+    assert_true(dup2(good, f.file->fd) == f.file->fd);
+    close(good);
+    close(blind);
+    ssize_t written = send_write(f.fd, "w", 1, AT);
+    uint8_t then = home(0);
+    fixture_stop(&f);
+    assert_int_equal(refused, -EBADF);
+    assert_int_equal(appended, -EBADF);
+    assert_int_equal(at_home, 0);
+    assert_int_equal(written, 1);
+    assert_int_equal(then, 'w');
 }
 
 /* A WRITE that fails is not newer than anything. */
@@ -504,6 +534,7 @@ int main(void)
         cmocka_unit_test(test_another_node_reads),
         cmocka_unit_test(test_hole),
         cmocka_unit_test(test_truncation),
+        cmocka_unit_test(test_a_home_that_cannot_be_read),
         cmocka_unit_test(test_failed_write),
         cmocka_unit_test(test_a_heal_behind_a_late_one),
         cmocka_unit_test(test_store_to_the_writes_own_pages),

@@ -177,8 +177,8 @@ static void test_a_hole(void **state)
     assert_int_equal(send_write(f.fd, "o", 1, AT), 1);
     heal_beside_a_write_back(0, bytes);
     assert_int_equal(bytes[AT], 'o');
-    assert_int_equal(cache_file_fallocate(f.file, f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096),
-                     0);
+    assert_int_equal(
+        cache_file_fallocate(f.file, f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096, NULL), 0);
     end(bytes, 0);
 }
 

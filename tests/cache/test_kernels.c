@@ -52,6 +52,79 @@ static uint8_t byte_at(off_t offset)
     return byte;
 }
 
+/* fallocate() here leaves out what this machine's kernel writes back. What others' have was read after it, or
+ * has a twin. */
+static void test_a_write_back_of_another_node_beside_a_change(void **state)
+{
+    struct overrule overrule = {0};
+    char bytes[7] = "";
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    assert_int_equal(pwrite(f.fd, "......", 6, 0), 6);
+    overrule_begin(&overrule, f.file->durable, 0, 4096);
+    ssize_t own = cache_file_write(f.file, f.fd, "own", 3, 0, CACHE_IO_WRITEBACK);
+    ssize_t far = cache_file_write(f.file, f.fd, "far", 3, 3, CACHE_IO_WRITEBACK | CACHE_IO_NODE(2));
+    overrule_end(&overrule, f.file->durable);
+    ssize_t n = pread(f.fd, bytes, 6, 0);
+    fixture_stop(&f);
+    assert_true(own == 3 && far == 3 && n == 6);
+    assert_string_equal(bytes, "...far");
+}
+
+static ssize_t results[5];
+
+static void *change_somehow(void *argument)
+{
+    size_t how = (size_t)(uintptr_t)argument;
+
+    switch (how) {
+    case 0:
+        results[how] = cache_file_write(f.file, f.fd, "new", 3, 0, 0);
+        break;
+    case 1:
+        results[how] = cache_file_truncate(f.file, f.fd, 1);
+        break;
+    case 2:
+        results[how] =
+            cache_file_fallocate(f.file, f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096, NULL);
+        break;
+    case 3:
+        results[how] = cache_file_seek(f.file, f.fd, 0, SEEK_DATA);
+        break;
+    default:
+        results[how] = cache_file_copy_range(f.file, f.fd, 4096, f.file, f.fd, 0, 3, 0, NULL);
+    }
+    return NULL;
+}
+
+/* Who has come before, and has waited for others meanwhile, is not at the home either. */
+static void test_changes_that_wait_while_a_file_is_given_up(void **state)
+{
+    pthread_t threads[5];
+    char bytes[4] = "";
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    assert_int_equal(pwrite(f.fd, "old", 3, 0), 3);
+    pthread_mutex_lock(&f.file->lock);
+    for (size_t i = 0; i < 5; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, change_somehow, (void *)(uintptr_t)i), 0);
+    usleep(50000);
+    f.file->given_up = true;
+    pthread_mutex_unlock(&f.file->lock);
+    for (size_t i = 0; i < 5; i++)
+        pthread_join(threads[i], NULL);
+    ssize_t n = pread(f.fd, bytes, 3, 0);
+    fixture_stop(&f);
+    for (size_t i = 0; i < 5; i++)
+        assert_int_equal(results[i], i < 4 ? -EIO : -EXDEV);
+    assert_int_equal(n, 3);
+    assert_string_equal(bytes, "old");
+}
+
 /* Its bytes are the new home's, also those of a copy that the kernel has asked for here. */
 static void test_a_copy_of_a_file_that_was_given_up(void **state)
 {
@@ -62,9 +135,9 @@ static void test_a_copy_of_a_file_that_was_given_up(void **state)
     int other = memfd_create("other", MFD_CLOEXEC);
     assert_true(other >= 0 && ftruncate(other, 4096) == 0);
     cache_file_give_up(f.file);
-    ssize_t into = cache_file_copy_range(f.file, f.fd, 0, f.file, f.fd, 4096, 3, 0);
-    ssize_t to = cache_file_copy_range(NULL, other, 0, f.file, f.fd, 0, 3, 0);
-    ssize_t from = cache_file_copy_range(f.file, f.fd, 0, NULL, other, 0, 3, 0);
+    ssize_t into = cache_file_copy_range(f.file, f.fd, 0, f.file, f.fd, 4096, 3, 0, NULL);
+    ssize_t to = cache_file_copy_range(NULL, other, 0, f.file, f.fd, 0, 3, 0, NULL);
+    ssize_t from = cache_file_copy_range(f.file, f.fd, 0, NULL, other, 0, 3, 0, NULL);
     uint8_t first = byte_at(0), second = byte_at(4096);
     close(other);
     fixture_stop(&f);
@@ -291,6 +364,8 @@ static void test_a_device_that_comes_while_a_file_is_given_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_write_back_of_another_node_beside_a_change),
+        cmocka_unit_test(test_changes_that_wait_while_a_file_is_given_up),
         cmocka_unit_test(test_a_copy_of_a_file_that_was_given_up),
         cmocka_unit_test(test_a_read_of_a_far_file_that_was_given_up),
         cmocka_unit_test(test_a_cut_that_can_keep_no_twin),

@@ -314,6 +314,8 @@ CODE(-, io_uring_submit, (struct io_uring * r), (r))
 CODE(+, pthread_create, (pthread_t * t, const pthread_attr_t *a, void *(*f)(void *), void *v), (t, a, f, v))
 CODE(-, fuse_lowlevel_notify_inval_inode, (struct fuse_session * s, uint64_t i, off_t o, off_t n),
      (s, i, o, n))
+CODE(-, fuse_lowlevel_notify_inval_entry, (struct fuse_session * s, uint64_t i, const char *p, size_t n),
+     (s, i, p, n))
 CODE(-, fuse_lowlevel_notify_retrieve, (struct fuse_session * s, uint64_t i, size_t n, off_t o, void *c),
      (s, i, n, o, c))
 

@@ -14,6 +14,7 @@ import pytest
 
 from helpers import (ALL_ROWS, PAGE, agents, daemon_with_faults, descriptors, error_of, forget_inodes,  # noqa: F401
                      read_file, stand_still, write_file)
+from posix_calls import RENAME_EXCHANGE, renameat2
 
 
 def test_statfs(mount):
@@ -52,6 +53,91 @@ def open_shared(path, shared, agents):
     if shared:
         agents().do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, PAGE)", path=path)
     return os.open(path, os.O_RDWR)
+
+
+def test_pages_are_kept_when_the_mount_changes_times(mount):
+    """Names and attributes that are changed through the mount are no change behind it, which an open finds."""
+    m = mount("passthrough=off,timeout=0,allow_other")
+    path, below = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+    moved, second = os.path.join(m.mnt, "moved"), os.path.join(m.mnt, "second")
+    changes = [
+        lambda: os.chmod(path, 0o640), lambda: os.chown(path, 1, 1), lambda: os.utime(path, (1, 1)),
+        lambda: os.setxattr(path, "user.name", b"1"), lambda: os.removexattr(path, "user.name"),
+        lambda: os.link(path, second), lambda: os.unlink(second), lambda: os.link(path, second),
+        lambda: write_file(moved, b"new"), lambda: os.rename(moved, second),  # over it
+        lambda: os.rename(path, moved), lambda: os.rename(moved, path),
+        lambda: renameat2(path, second, RENAME_EXCHANGE), lambda: renameat2(second, path, RENAME_EXCHANGE),
+    ]
+    write_file(below, b"1" * 4 * PAGE)
+    time.sleep(0.1)  # times that are newer than 50 ms say nothing
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 4 * PAGE) as mapping:
+        assert mapping[:] == b"1" * 4 * PAGE
+        for number, change in enumerate(changes):
+            change()
+            with open(f"/proc/self/fd/{file.fileno()}", "rb"):
+                assert resident(mapping) == 4, number
+        time.sleep(0.1)
+        os.chmod(below, 0o600)  # behind it
+        time.sleep(0.1)
+        with open(f"/proc/self/fd/{file.fileno()}", "rb"):
+            assert resident(mapping) == 0
+
+
+@tracked_or_not
+@pytest.mark.parametrize("change", ["chmod", "truncate", "ftruncate", "utime", "link", "rename", "setxattr"])
+def test_a_change_behind_the_mount_before_one_of_ours(mount, agents, shared, change):
+    """Ours does not hide it from the next open."""
+    m = mount("passthrough=off,timeout=0")
+    path, below = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+    write_file(path, b"1" * 2 * PAGE)
+    os.close(open_shared(path, shared, agents))
+    for _ in range(2):
+        time.sleep(0.1)  # times that are newer than 50 ms say nothing
+        assert read_file(path) == b"1" * 2 * PAGE
+    with open(below, "r+b") as file:
+        file.write(b"2" * 2 * PAGE)
+    time.sleep(0.1)
+    if change == "chmod":
+        os.chmod(path, 0o600)
+    elif change == "truncate":
+        os.truncate(path, 2 * PAGE)
+    elif change == "ftruncate":
+        fd = os.open(path, os.O_WRONLY)
+        os.ftruncate(fd, 2 * PAGE)
+        os.close(fd)
+    elif change == "utime":
+        os.utime(path)
+    elif change == "link":
+        os.link(path, path + "2")
+    elif change == "rename":
+        os.rename(path, path + "2")
+        os.rename(path + "2", path)
+    else:
+        os.setxattr(path, "user.name", b"1")
+    assert read_file(path) == b"2" * 2 * PAGE
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_a_change_behind_the_mount_beside_one_of_ours(mount, workdir, monkeypatch, opens):
+    """The chmod() takes long, and somebody else writes meanwhile: it is found by an open then, or after it."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("passthrough=off,timeout=0", env=env)
+    path, below = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+    write_file(path, b"1" * 2 * PAGE)
+    for _ in range(2):
+        time.sleep(0.1)
+        assert read_file(path) == b"1" * 2 * PAGE
+    plan.arm_wait(ALL_ROWS.index("chmod"), 500, 1, False)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        chmod = pool.submit(os.chmod, path, 0o600)
+        time.sleep(0.1)
+        with open(below, "r+b") as file:
+            file.write(b"2" * 2 * PAGE)
+        if opens:
+            assert read_file(path) == b"2" * 2 * PAGE
+        assert not chmod.done()
+        chmod.result()
+    assert read_file(path) == b"2" * 2 * PAGE
 
 
 @tracked_or_not

@@ -5,12 +5,14 @@ import errno
 import os
 import signal
 import stat
+import subprocess
 import time
 
 import pytest
 
+import gaia
 from files import Opened, everyone_reads, make, pattern
-from helpers import PAGE, SIGBUS_CODE, AgentDied, agents, devices, read_file, write_file  # noqa: F401
+from helpers import PAGE, SIGBUS_CODE, AgentDied, agents, devices, error_of, read_file, write_file  # noqa: F401
 
 # --- files that change under a mapping --------------------------------------------------------------------------------
 
@@ -50,6 +52,23 @@ def test_shrunk_file_raises_sigbus(mount, agents):
             child.do(touch)
         assert died.value.code == -signal.SIGBUS
         assert os.stat(path).st_size == 5 * PAGE + 1
+
+
+def test_a_file_that_is_cut_after_it_was_immutable(mount, devices):
+    """It could not be opened for writing when the device came."""
+    m = mount("passthrough=off")
+    path, below = make(m, pattern(2 * PAGE)), os.path.join(m.data, "f")
+    if subprocess.run(["chattr", "+i", below], capture_output=True).returncode:
+        pytest.skip("no chattr +i here")
+    try:
+        opened = Opened(devices(), path, prot=gaia.PROT_READ)
+        assert opened.map[:] == pattern(2 * PAGE)
+        assert error_of(os.truncate, path, 100) == errno.EPERM
+    finally:
+        subprocess.run(["chattr", "-i", below], check=True)
+    os.truncate(path, 100)
+    assert os.stat(path).st_size == os.stat(below).st_size == 100
+    everyone_reads(m, "f", pattern(2 * PAGE)[:100], opened.map)
 
 
 def test_truncate_with_o_trunc_while_mapped(mount, devices):

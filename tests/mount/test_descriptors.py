@@ -15,7 +15,7 @@ import pytest
 import helpers
 from conftest import not_in_the_gate
 from descriptors import churn, limit_of, with_descriptors
-from helpers import (HELLO, MAP, STAT, Raw, agents, descriptors, error_of, get_token, make_random, memory_kib,  # noqa: F401
+from helpers import (HELLO, MAP, PAGE, STAT, Raw, agents, descriptors, error_of, get_token, make_random, memory_kib,  # noqa: F401
                      message, read_file, statistics, userfaultfd, write_file)
 
 # --- many inodes, few descriptors -----------------------------------------------------------------------------------
@@ -289,3 +289,74 @@ def test_many_folders_that_are_open_and_deleted(mount, held):
     churn(m)
     for fd in held[190:]:
         os.fchdir(fd)
+
+
+# --- many files on devices, few descriptors --------------------------------------------------------------------------
+
+@pytest.mark.parametrize("options", ["timeout=60", "timeout=0,passthrough=on"])
+def test_more_files_on_devices_than_descriptors(mount, agents, options):
+    """One after the other. What was released stays, of those that are let go, too; those that are in use are not."""
+    m = mount(options, **with_descriptors(256))
+    program, count = agents(), 400
+    os.mkdir(f"{m.mnt}/d")
+    for i in range(count):
+        write_file(f"{m.mnt}/d/f{i}" if i % 2 else f"{m.mnt}/f{i}", b"%08d" % i * 512)
+    program.do("""
+dev, kept, wrong = gaia.Device(), {}, []
+def visit(path, i, keep):
+    fd = os.open(path, os.O_RDWR)
+    map = dev.mmap(fd, PAGE)
+    wrong.extend([i] * (map[:8] != b"%08d" % i))
+    map[8] = i % 256
+    if keep:
+        kept[i] = map  # not released yet
+    else:
+        map.release()
+        map.unmap()
+    os.close(fd)
+""")
+    most = 0
+    for i in range(count):
+        program.do(f"visit({f'{m.mnt}/d/f{i}' if i % 2 else f'{m.mnt}/f{i}'!r}, {i}, {i % 40 == 7})")
+        most = max(most, descriptors(m.pid))
+    assert program("wrong") == [] and most < 256
+    for i in range(count):
+        path = f"{m.mnt}/d/f{i}" if i % 2 else f"{m.mnt}/f{i}"
+        byte = b"0" if i % 40 == 7 else bytes([i % 256])
+        content = bytearray(b"%08d" % i * 512)
+        content[8:9] = byte
+        assert read_file(path) == content, i
+    program.do("for map in kept.values():\n    map.release()")
+    for i in range(7, count, 40):
+        assert read_file(f"{m.mnt}/d/f{i}")[8] == i % 256
+    assert program("[map[:8] == b'%08d' % i for i, map in kept.items()]") == [True] * 10
+
+
+def test_files_that_are_let_go_while_they_are_used(mount, agents):
+    """Several programs map the same many files at the same time, with too few descriptors for all of them."""
+    m = mount("timeout=60", **with_descriptors(256))
+    programs, rng = [agents() for _ in range(3)], make_random("let go")
+    for i in range(120):
+        write_file(f"{m.mnt}/f{i}", b"0" * PAGE)
+    code = """
+import random
+rng, dev = random.Random(seed), gaia.Device()
+for turn in range(300):
+    i = rng.randrange(120)
+    fd = os.open(f"{mnt}/f{i}", os.O_RDWR)
+    map = dev.mmap(fd, PAGE)
+    before = map[me]
+    map[me] = before + 1 if before != ord("0") else 1  # a byte of one's own
+    counts[i] = map[me]
+    map.release()
+    map.unmap()
+    os.close(fd)
+"""
+    for me, program in enumerate(programs):
+        program.do("counts = {}")
+        program.start(code, me=me, mnt=m.mnt, seed=rng.randrange(2**32))
+    for program in programs:
+        program.finish()
+    for me, program in enumerate(programs):
+        for i, value in program("counts").items():
+            assert read_file(f"{m.mnt}/f{i}")[me] == value, (me, i)

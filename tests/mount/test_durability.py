@@ -5,11 +5,13 @@ written again, or cut off.
 The failures are put in by tests/faults; each is shown to have landed. tests/vm cuts the power.
 """
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
 import random
 import shutil
+import struct
 import time
 
 import pytest
@@ -430,3 +432,32 @@ def test_what_was_lost_is_remembered(mount, workdir, monkeypatch, first_known):
     fd = os.open(f.path, os.O_RDWR)
     assert error_of(os.fsync, fd) == errno.EIO
     os.close(fd)
+
+
+def write_async(fd, page, flags):
+    """One pwritev2() of it, by io_submit(): bytes written, or a negative errno."""
+    context, syscall = ctypes.c_ulong(0), ctypes.CDLL(None, use_errno=True).syscall
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    request = ctypes.create_string_buffer(struct.pack("<QIiHhIQQqQII", 0, 0, flags, 1, 0, fd, address, len(page), 0, 0, 0, 0))
+    event = ctypes.create_string_buffer(32)
+    assert syscall(206, ctypes.c_ulong(1), ctypes.byref(context)) == 0  # io_setup
+    try:
+        assert syscall(209, context, ctypes.c_long(1), ctypes.byref(ctypes.c_void_p(ctypes.addressof(request)))) == 1
+        assert syscall(208, context, ctypes.c_long(1), ctypes.c_long(1), event, None) == 1  # io_getevents
+    finally:
+        syscall(207, context)  # io_destroy
+    return struct.unpack_from("<q", event, 16)[0]
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of system calls")
+@pytest.mark.parametrize("flags", [os.O_DIRECT, 0], ids=["direct", "buffered"])
+@pytest.mark.parametrize("wish, row", [(os.RWF_DSYNC, "fdatasync"), (os.RWF_SYNC, "fsync")], ids=["dsync", "sync"])
+def test_a_write_that_asks_to_be_durable(failing, fds, flags, wish, row):
+    """Of a descriptor that does not: the kernel asks for no fsync after direct I/O that nobody has waited for."""
+    failing.make(4 * PAGE)
+    fd = fds(os.O_RDWR | flags)
+    with mmap.mmap(-1, PAGE) as page:
+        assert write_async(fd, page, 0) == PAGE
+        with failing.failing(row):
+            assert write_async(fd, page, wish) == -errno.EIO
+        assert write_async(fd, page, wish) == PAGE  # written again, and synced

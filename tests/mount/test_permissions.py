@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may do what, and whose the new files are."""
 import errno
+import fcntl
+import mmap
 import os
 import shutil
 import stat
@@ -9,7 +11,7 @@ import subprocess
 
 import pytest
 
-from helpers import write_file
+from helpers import ROWS, daemon_with_faults, error_of, in_child, read_file, write_file
 from posix_calls import as_user, NOBODY
 
 
@@ -102,6 +104,95 @@ def test_chown_by_root_clears_set_id_bits(mount):
     os.chown(path, 1000, 1000)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
     assert stat.S_IMODE(os.stat(os.path.join(m.data, "f")).st_mode) == 0o755
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o4755, 0o2755, 0o6777])
+def test_a_chown_that_changes_no_owner(mount, workdir, mode):
+    """It clears set-id bits, which is the owner's right: as on the plain filesystem, also beside a writer."""
+    m = mount("allow_other")
+    plain = os.path.join(workdir, "plain")
+    os.mkdir(plain)
+    attempt = """
+try:
+    os.chown(sys.argv[1], -1, -1)
+    print("cleared")
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"""
+    said = []
+    for folder in plain, m.mnt:
+        os.chmod(folder, 0o755)
+        path = os.path.join(folder, "f")
+        write_file(path, b"program")
+        for owner in 0, NOBODY:
+            os.chown(path, owner, owner)
+            os.chmod(path, mode)
+            said.append((folder == plain, owner, as_user(attempt, path).stdout, stat.S_IMODE(os.stat(path).st_mode)))
+        os.chmod(path, mode)
+        os.chown(path, -1, -1)
+        said.append((folder == plain, "root", "", stat.S_IMODE(os.stat(path).st_mode)))
+    assert [line[1:] for line in said[:3]] == [line[1:] for line in said[3:]]
+
+
+@pytest.mark.parametrize("options", ["allow_other,passthrough=on", "allow_other,passthrough=off"])
+def test_set_id_bits_go_with_a_write_of_who_may_not_open_the_file(mount, options):
+    """He has got the descriptor from one who may: the kernel asks for the bits to be cleared in his name."""
+    m = mount(options)
+    os.chmod(m.mnt, 0o755)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"program")
+    os.chmod(path, 0o4755)
+    with open(path, "r+b", buffering=0) as file:
+        done = in_child(lambda: (os.setgroups([]), os.setgid(NOBODY), os.setuid(NOBODY), os.write(file.fileno(), b"x")))
+    assert done[0] == 0
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
+
+
+@pytest.mark.parametrize("call", ["setxattr", "removexattr"])
+def test_acls_of_other_filesystems_are_not_set_with_our_rights(mount, workdir, monkeypatch, call):
+    """The daemon does not come to ask the filesystem below, where it would fail in another way here."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("allow_other", env=env)
+    os.chmod(m.mnt, 0o755)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"program")
+    code = f"""
+for name in "system.nfs4_acl", "system.cifs_acl":
+    try:
+        os.{call}(sys.argv[1], name{', b"x" * 40' * (call == "setxattr")})
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+"""
+    plan.arm(ROWS.index(call), errno.EIO, 1, 1)
+    assert as_user(code, path).stdout.split() == ["ENOTSUP", "ENOTSUP"]
+    assert not plan.landed
+    assert as_user(code, path, uid=0, gid=0).stdout.split() == ["EIO", "EIO"]
+    assert plan.landed
+    plan.row = -1
+
+
+@pytest.mark.parametrize("options", ["allow_other,passthrough=on", "allow_other,passthrough=off"])
+def test_a_file_that_only_grows_is_not_stored_to(mount, options):
+    m = mount(options)
+    path, below = os.path.join(m.mnt, "log"), os.path.join(m.data, "log")
+    write_file(below, b"the truth\n" * 10)
+    if subprocess.run(["chattr", "+a", below], capture_output=True).returncode:
+        pytest.skip("no chattr +a here")
+    try:
+        for fd in os.open(path, os.O_RDONLY), os.open(path, os.O_RDWR | os.O_APPEND):
+            writable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_RDWR
+            try:
+                if writable:
+                    assert error_of(mmap.mmap, fd, 100) in (errno.EACCES, errno.ENODEV)
+                    assert os.write(fd, b"more\n") == 5
+                    os.fsync(fd)
+                assert os.pread(fd, 200, 0) == b"the truth\n" * 10 + b"more\n" * bool(writable)
+            finally:
+                os.close(fd)
+        assert error_of(os.open, path, os.O_RDWR) == errno.EPERM
+        assert read_file(path) == read_file(below) == b"the truth\n" * 10 + b"more\n"
+    finally:
+        subprocess.run(["chattr", "-a", below], check=True)
 
 
 def test_file_capabilities_do_not_survive_a_write(mount):

@@ -15,7 +15,7 @@ WAIT_BEFORE, WRITE, WAIT_AFTER = 1, 2, 4
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-@pytest.mark.parametrize("options", ["", "passthrough=off"])
+@pytest.mark.parametrize("options", ["passthrough=on", "passthrough=off"])
 def test_a_file_opened_with_o_trunc_is_empty(mount, options):
     """Beside a write-back of what was stored through a mapping: the kernel waits for that, and sends no other."""
     m, rng = mount(options), make_random("truncations")

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What CPUs do to ranges of a tracked file: cuts, holes, zeros, copies; and where data is. Of all that
+ * cache/cpu.c says the same holds. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "cache/agent.h"
+#include "cache/collect.h"
+#include "cache/cpu.h"
+#include "cache/fit.h"
+
+/* What could not be opened for writing when a device came to map it (it was being executed, say) is cut by
+ * its name, which says why if that can't be. */
+static int cut(const struct cache_file *file, int fd, off_t size)
+{
+    char name[32];
+
+    if (fd >= 0 || file->writable)
+        return ftruncate(fd >= 0 ? fd : file->fd, size) ? -errno : 0;
+    snprintf(name, sizeof name, "/proc/self/fd/%d", file->fd);
+    return truncate(name, size) ? -errno : 0;
+}
+
+int cache_file_truncate(struct cache_file *file, int fd, off_t size)
+{
+    if (file->given_up)
+        return -EIO;
+    if (file->far)
+        return agent_truncate(file, size);
+
+    file_use(file); /* dropping the last pages may end the file's pin */
+    int error = cpu_lock(file);
+    if (error) {
+        file_unuse(file);
+        return error;
+    }
+    bool unchanged = file_unchanged(file);
+    error = kernels_change(file, KERNELS_NOBODY, size, INT64_MAX);
+    if (error == -EIO) /* what can't be read, as a GPU has failed, can be cut off all the same */
+        error = 0;
+    if (!error)
+        error = cut(file, fd, size);
+    if (!error) {
+        cpu_look_at_size(file, unchanged);
+        heal_changed(file, size, INT64_MAX - size);
+    }
+    pthread_mutex_unlock(&file->lock);
+    fit_frames(file);
+    kernels_settle(file);
+    file_unuse(file);
+    return error;
+}
+
+/* After a change; no lock is held. */
+static void settle(struct cache_file *file)
+{
+    pthread_mutex_lock(&file->lock);
+    bool emptied = !file->index.leaves && file->pinned;
+    pthread_mutex_unlock(&file->lock);
+    fit_frames(file);
+    kernels_settle(file);
+    if (emptied)
+        file_unpin_if_empty(file);
+}
+
+static bool changes_bytes(int mode)
+{
+    return mode & ~FALLOC_FL_KEEP_SIZE;
+}
+
+int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset, off_t length,
+                         struct overrule *overrule)
+{
+    if (file->given_up)
+        return -EIO;
+    if (file->far)
+        return agent_fallocate(file, mode, offset, length);
+    int error = cpu_lock(file);
+
+    if (error)
+        return error;
+    bool unchanged = file_unchanged(file);
+    /* Allocating alone changes no byte; punching and zeroing are writes. */
+    if (changes_bytes(mode)) {
+        error = cpu_each_leaf(file, offset, (uint64_t)length, 0, cpu_before_write);
+        if (!error)
+            error =
+                kernels_change(file, KERNELS_NOBODY, offset, INT64_MAX); /* what lies behind may move, too */
+    }
+    if (!error && fallocate(fd, mode, offset, length))
+        error = -errno;
+    cpu_look_at_size(file, unchanged);
+    if (changes_bytes(mode))
+        heal_changed(file, offset, length);
+    if (!error && overrule && changes_bytes(mode))
+        overrule_begin(overrule, file->durable, offset, offset + length);
+    pthread_mutex_unlock(&file->lock);
+    settle(file);
+    return error;
+}
+
+off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence)
+{
+    if (file->given_up)
+        return -EIO;
+    if (file->far)
+        return agent_seek(file, offset, whence);
+    int error = cpu_lock(file);
+    if (error)
+        return error;
+    error = collect_all(file); /* released bytes may lie in what is a hole yet */
+    off_t result = error ? error : lseek(fd, offset, whence);
+    if (!error && result < 0)
+        result = -errno;
+    pthread_mutex_unlock(&file->lock);
+    return result;
+}
+
+static int collect_range(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
+{
+    (void)flags;
+    return collect_pages(file, leaf, pages, COLLECT_PENDING);
+}
+
+#define COPY_MAX (4u << 20) /* bytes at once */
+
+/* What is done to its bytes here would pass by its home. */
+static bool is_elsewhere(const struct cache_file *file)
+{
+    return file->far || file->given_up;
+}
+
+ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,
+                              int fd_out, off_t offset_out, size_t length, unsigned flags,
+                              struct overrule *overrule)
+{
+    if ((in && is_elsewhere(in)) || (out && is_elsewhere(out))) /* the kernel reads and writes instead */
+        return -EXDEV;
+    int error = 0;
+    ssize_t done = 0;
+    bool unchanged = false;
+
+    if (length > COPY_MAX) /* a short copy is asked for again: others wait for the lock meanwhile */
+        length = COPY_MAX;
+    if (in && in != out) {
+        pthread_mutex_lock(&in->lock);
+        error = cpu_each_leaf(in, offset_in, length, 0, collect_range);
+        pthread_mutex_unlock(&in->lock);
+    }
+    if (error)
+        return error;
+    if (out) {
+        if (cpu_lock(out))
+            return -EXDEV;
+        unchanged = file_unchanged(out);
+        if (in == out)
+            error = cpu_each_leaf(in, offset_in, length, 0, collect_range);
+        if (!error)
+            error = cpu_each_leaf(out, offset_out, length, 0, cpu_before_write);
+        if (!error)
+            error = kernels_change(out, KERNELS_NOBODY, offset_out, length);
+    }
+    if (!error) {
+        done = copy_file_range(fd_in, &offset_in, fd_out, &offset_out, length, flags);
+        if (done < 0)
+            error = -errno;
+    }
+    if (out) {
+        cpu_look_at_size(out, unchanged);
+        if (done > 0) {
+            heal_changed(out, offset_out - done, done);
+            if (overrule)
+                overrule_begin(overrule, out->durable, offset_out - done, offset_out);
+        }
+        pthread_mutex_unlock(&out->lock);
+    }
+    return error ? error : done;
+}
+
+void cache_file_copy_end(struct cache_file *out)
+{
+    if (!out->far)
+        settle(out);
+}
