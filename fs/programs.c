@@ -10,7 +10,7 @@
 
 #include "fs/listener.h"
 
-#define WAIT_MS 20u
+#define WAIT_MS 100u /* a busy machine may keep who accepts from its processor for as long */
 
 void programs_init(struct programs *programs)
 {

@@ -56,7 +56,7 @@ int programs_accept(struct programs *programs);
  * takes the place of the oldest, of its user's when they are his who has too many. Any thread. */
 void programs_add(struct programs *programs, pid_t process, uid_t uid);
 
-/* Whether a thread is one of such a process. Waits for who accepts, 20 ms at most, and if that was in vain
+/* Whether a thread is one of such a process. Waits for who accepts, 100 ms at most, and if that was in vain
  * not again in the same second. A process that has the number of one that has ended, or that one has become
  * by exec(), may be taken for it until it ends itself. Any thread; a system call, and once a second for each
  * thread less than a microsecond for each process of the list. */

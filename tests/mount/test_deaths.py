@@ -151,7 +151,7 @@ def test_daemon_killed_while_it_invalidates(mount, agents, workdir, monkeypatch,
     m = mount("passthrough=off", env=env, before=before)
     path = os.path.join(m.mnt, "f")
     write_file(path, bytes(MIB))
-    child = next(filter(None, (releases_beside_a_stop(m, agents(), path, plan) for _ in range(5))), None)
+    child = next(filter(None, (releases_beside_a_stop(m, agents(), path, plan) for _ in range(20))), None)
     assert child, "no thread of the daemon waited for it"
     assert plan.landed == 1
     signal_guard(m)

@@ -3,6 +3,8 @@
 Linux 6.9."""
 import contextlib
 import ctypes
+import functools
+import itertools
 import mmap
 import os
 import signal
@@ -241,9 +243,16 @@ def test_a_mount_that_does_not_answer(passing, agents):
     finally:
         for one in stuck:
             os.kill(one.pid, signal.SIGCONT)
+    names = map(str, itertools.count())
+
+    def is_told(one):
+        """An OPEN waits for the news only for a moment."""
+        name = next(names)
+        agent.do("fd = os.open(path, os.O_RDWR)", path=make(one, bytes(PAGE), name))
+        return mode(one, name) == "cached"
+
     for one in stuck:
-        agent.do("fd = os.open(path, os.O_RDWR)", path=make(one, bytes(PAGE)))
-        assert mode(one) == "cached"
+        wait_until(functools.partial(is_told, one), what="it is told")
 
 
 def test_who_listens_in_place_of_a_mount(agents):
