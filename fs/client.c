@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/thread.h"
 #include "cache/client.h"
 #include "cache/stat.h"
@@ -134,6 +135,46 @@ static int do_map(struct client *client, struct gaia_message *message, int reply
     return error;
 }
 
+bool client_let_go(struct client *client)
+{
+    int none = 0;
+
+    return atomic_load(&client->idle_since) &&
+           atomic_compare_exchange_strong(&client->maps, &none, CLIENT_LET_GO);
+}
+
+static void uncount_map(struct client *client, bool was_open)
+{
+    if (was_open)
+        atomic_store(&client->idle_since, clock_now_ns());
+    atomic_fetch_sub(&client->maps, 1);
+}
+
+static int do_counted_map(struct client *client, struct gaia_message *message,
+                          int reply_fds[GAIA_MESSAGE_FDS])
+{
+    int maps = 0;
+
+    while (maps != CLIENT_LET_GO && !atomic_compare_exchange_weak(&client->maps, &maps, maps + 1))
+        ;
+    if (maps == CLIENT_LET_GO)
+        return -ECONNABORTED;
+    int error = do_map(client, message, reply_fds);
+    if (error)
+        uncount_map(client, false);
+    return error;
+}
+
+static int do_unmap(struct client *client, const struct gaia_message *message)
+{
+    int error = cache_map_close(client->cache, message->map);
+
+    trouble_of_frames(client->fs);
+    if (!error)
+        uncount_map(client, true);
+    return error;
+}
+
 static int do_stat(struct client *client, struct gaia_message *message)
 {
     struct cache_device_stat stat;
@@ -188,8 +229,6 @@ static int do_range(struct client *client, struct gaia_message *message)
 static int dispatch(struct client *client, struct gaia_message *message, int *fds,
                     int reply_fds[GAIA_MESSAGE_FDS])
 {
-    int error;
-
     if (message->op == GAIA_OP_HELLO)
         return do_hello(client, message, fds, &reply_fds[0]);
     if (message->op == GAIA_OP_STAT)
@@ -200,13 +239,11 @@ static int dispatch(struct client *client, struct gaia_message *message, int *fd
         return -EPROTO;
     switch (message->op) {
     case GAIA_OP_MAP:
-        return do_map(client, message, reply_fds);
+        return do_counted_map(client, message, reply_fds);
     case GAIA_OP_ATTACH:
         return cache_map_attach(client->cache, message->map, message->address);
     case GAIA_OP_UNMAP:
-        error = cache_map_close(client->cache, message->map);
-        trouble_of_frames(client->fs);
-        return error;
+        return do_unmap(client, message);
     case GAIA_OP_CHUNK:
         return cache_map_chunk(client->cache, message->map, message->value[0], &reply_fds[0]);
     default:

@@ -55,9 +55,9 @@ struct served {
     struct server *server;
     struct client client; /* its socket, and the meeting's listener, are set and closed under server->lock */
     struct meeting *meeting; /* NULL: it has come to us */
-    bool refused;            /* one too many: it is not a client, and its socket only closed */
-    bool surplus;            /* of those: it never was to be one */
-    bool done;               /* its thread is about to end: joined by the next to look, under server->lock */
+    bool refused; /* one too many: it is not a client, and its socket only closed; or not one any more */
+    bool surplus; /* of those: it never was to be one */
+    bool done;    /* its thread is about to end: joined by the next to look, under server->lock */
     pthread_t thread;
 };
 
@@ -283,31 +283,76 @@ static unsigned reap(struct server *server, bool all)
     return abandoned;
 }
 
-/* Why there is no room for one more, or NULL. Root is who is so in this network namespace. In others nobody
- * is told from anybody: their root can be any user. server->lock is held. */
-static const char *has_no_room(struct server *server, const struct client *client)
+enum limit { ROOM, OF_NETWORK, OF_FAR, OF_USER, OF_ALL };
+static const char *const limit_words[] = {
+    [OF_NETWORK] = "its network namespace has as many as one may have",
+    [OF_FAR] = "other network namespaces have as many as they may have",
+    [OF_USER] = "its user has as many as one may have",
+    [OF_ALL] = "there are as many as there may be",
+};
+
+/* Whether one of the list is among those whose number a limit bounds for the client. In other network
+ * namespaces nobody is told from anybody: their root can be any user. */
+static bool is_among(const struct served *served, enum limit limit, const struct client *client)
+{
+    const struct client *other = &served->client;
+
+    switch (limit) {
+    case OF_NETWORK:
+        return !served->refused && other->far && other->network == client->network;
+    case OF_FAR:
+        return !served->refused && other->far;
+    case OF_USER:
+        return !served->refused && !other->far && other->peer.uid == client->peer.uid;
+    default:
+        return !served->refused;
+    }
+}
+
+static unsigned count_among(struct server *server, enum limit limit, const struct client *client)
+{
+    struct served *served;
+    unsigned count = 0;
+
+    LIST_FOREACH (served, &server->clients, link)
+        count += is_among(served, limit, client);
+    return count;
+}
+
+/* Why there is no room for one more. Root is who is so in this network namespace. server->lock is held. */
+static enum limit has_no_room(struct server *server, const struct client *client)
 {
     bool is_root = !client->far && client->peer.uid == 0;
-    unsigned of_user = 0, of_network = 0, far = 0;
-    struct served *served;
+
+    if (client->far && count_among(server, OF_NETWORK, client) >= CLIENTS_OF_NETWORK_MAX)
+        return OF_NETWORK;
+    if (client->far && count_among(server, OF_FAR, client) >= CLIENTS_FAR_MAX)
+        return OF_FAR;
+    if (!client->far && !is_root && count_among(server, OF_USER, client) >= CLIENTS_OF_USER_MAX)
+        return OF_USER;
+    return server->count >= CLIENTS_MAX - (is_root ? 0 : CLIENTS_OF_ROOT) ? OF_ALL : ROOM;
+}
+
+/* One that has nothing mapped makes room: the one that is idle for longest. From now on it is one of those
+ * that are turned away. server->lock is held. */
+static bool let_idle_go(struct server *server, enum limit limit, const struct client *client)
+{
+    struct served *served, *oldest = NULL;
 
     LIST_FOREACH (served, &server->clients, link) {
-        const struct client *other = &served->client;
-        if (served->refused)
-            continue;
-        far += other->far;
-        of_network += other->far && other->network == client->network;
-        of_user += !other->far && other->peer.uid == client->peer.uid;
+        uint64_t since = atomic_load(&served->client.idle_since);
+        if (since && !atomic_load(&served->client.maps) && is_among(served, limit, client) &&
+            (!oldest || since < atomic_load(&oldest->client.idle_since)))
+            oldest = served;
     }
-    if (client->far && of_network >= CLIENTS_OF_NETWORK_MAX)
-        return "its network namespace has as many as one may have";
-    if (client->far && far >= CLIENTS_FAR_MAX)
-        return "other network namespaces have as many as they may have";
-    if (!client->far && !is_root && of_user >= CLIENTS_OF_USER_MAX)
-        return "its user has as many as one may have";
-    return server->count >= CLIENTS_MAX - (is_root ? 0 : CLIENTS_OF_ROOT)
-               ? "there are as many as there may be"
-               : NULL;
+    if (!oldest || server->refused >= REFUSED_MAX || !client_let_go(&oldest->client))
+        return false;
+    oldest->refused = true;
+    server->count--;
+    server->refused++;
+    if (oldest->client.socket >= 0)
+        shutdown(oldest->client.socket, SHUT_RDWR);
+    return true;
 }
 
 /* Begin to serve what is filled in; without room for it to be turned away, but where there is a meeting, and
@@ -327,9 +372,11 @@ static int start(struct server *server, struct served *served)
     pthread_mutex_lock(&server->lock);
     if (server->stopping)
         error = -ENOTCONN;
-    const char *why = error || served->refused ? NULL : has_no_room(server, client);
+    enum limit why = error || served->refused ? ROOM : has_no_room(server, client);
+    while (why && let_idle_go(server, why, client))
+        why = has_no_room(server, client);
     bool tell = why && now != server->told; /* once a second */
-    served->refused |= !!why;
+    served->refused |= why != ROOM;
     server->told = why ? now : server->told;
     if (served->refused && served->meeting)
         error = -EUSERS;
@@ -344,7 +391,8 @@ static int start(struct server *server, struct served *served)
     uid_t uid = client->peer.uid;
     pthread_mutex_unlock(&server->lock); /* it may be gone from now on */
     if (tell)
-        fs_log(LOG_WARNING, "a program (user %d) that wants a device was turned away: %s", (int)uid, why);
+        fs_log(LOG_WARNING, "a program (user %d) that wants a device was turned away: %s", (int)uid,
+               limit_words[why]);
     return error;
 }
 

@@ -116,6 +116,7 @@ PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
         return fail(error);
     }
     gaia_announce();
+    gaia_session_keep();
     *device_out = device;
     return 0;
 }
@@ -127,6 +128,7 @@ void gaia_device_put(struct gaia_device *device)
     if (device->driver == &gaia_cuda_driver)
         cuda_device_close(&device->cuda);
     free(device);
+    gaia_session_unkeep();
 }
 
 PUBLIC void gaia_device_close(struct gaia_device *device)
@@ -248,6 +250,32 @@ static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request
     return error;
 }
 
+/* A session by which nothing is mapped its daemon may be about to end, for another's sake: then by a new one.
+ */
+static int map_by_session(struct gaia_mapping *mapping, const struct gaia_ioctl_token *token,
+                          const struct gaia_message *request)
+{
+    bool ours, ended;
+    int error;
+
+    do {
+        struct gaia_message message = *request;
+        error = gaia_session_get(mapping->fd, token, &mapping->session, &ours);
+        if (error)
+            return error;
+        if (mapping->driver->soft && mapping->session->faults < 0)
+            error = mapping->session->faults;
+        else
+            error = map_frames(mapping, &message);
+        if (error == -ECONNABORTED) /* its end comes */
+            mapping->session->dead = true;
+        ended = error && mapping->session->dead;
+        if (error)
+            gaia_session_put(mapping->session);
+    } while (ended && !ours);
+    return error;
+}
+
 PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset)
 {
     struct gaia_ioctl_token token = {0};
@@ -278,25 +306,15 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
         error = -errno;
         goto out_free;
     }
-    error = gaia_session_get(mapping->fd, &token, &mapping->session);
-    if (error)
-        goto out_close;
-    if (driver->soft && mapping->session->faults < 0) {
-        error = mapping->session->faults;
-        gaia_session_put(mapping->session);
-        goto out_close;
-    }
     request.bytes = mapping->length;
     memcpy(request.value, &device->cuda.uuid, sizeof device->cuda.uuid);
     memcpy(request.token, token.token, sizeof request.token);
     memcpy(request.device, device->name, sizeof request.device);
     if (driver->soft) /* cuda:N on demand is above soft:N */
         memcpy(request.device, "soft", 4);
-    error = map_frames(mapping, &request);
-    if (error) {
-        gaia_session_put(mapping->session);
+    error = map_by_session(mapping, &token, &request);
+    if (error)
         goto out_close;
-    }
     atomic_fetch_add(&device->references, 1);
     void *address = mapping->address; /* of the caller's, as soon as it is in the table */
     error = gaia_mapping_insert(mapping);

@@ -120,6 +120,9 @@ struct gaia_stat {
  * compare all that a device has of it. A mount in another network namespace (a container's) hears of it at
  * the first map.
  *
+ * As long as a device is open, the connection to the last mount that a file was mapped from is kept (three
+ * descriptors and a thread): who maps one file after the other connects once.
+ *
  * @param name        "soft:0" ... "soft:63", "cuda:0" ...; NULL: $GAIA_DEVICE, else the first GPU that
  *                    works, else "soft:0". (In a child of fork() whose parent has started CUDA no GPU can
  *                    be opened: EIO then, and not "soft:0" in its place.)
@@ -166,8 +169,8 @@ void gaia_device_close(struct gaia_device *device);
  *         GAIA_RESIDENT and the range is larger than the device), ENOSPC, EDQUOT (on a GPU, as
  *         gaia_macquire()), ENOSYS (userfaultfd of this Linux can't do what the device needs), EOPNOTSUPP
  *         (node=: a file without a file handle), EOVERFLOW (offset + length), EPERM (Linux refuses
- *         userfaultfd to this process, and the device needs it), EUSERS (the daemon has as many programs as
- *         it takes: of one user, of one network namespace, or of all), EIO
+ *         userfaultfd to this process, and the device needs it), EUSERS (as many programs as the daemon
+ *         takes have something mapped: of one user, of one network namespace, or of all), EIO
  */
 void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset);
 

@@ -20,6 +20,8 @@
 static pthread_mutex_t sessions_lock = LOCK_INITIALIZER(LOCK_SESSIONS);
 static pthread_cond_t settled = PTHREAD_COND_INITIALIZER; /* of that lock: one is connected, or is not */
 static LIST_HEAD(, gaia_session) sessions = LIST_HEAD_INITIALIZER(sessions);
+static struct gaia_session *idle; /* of these; NULL, or the one that nobody has a reference of */
+static unsigned users;            /* gaia_session_keep() */
 
 /* Nothing but the end of the connection, or of the session, wakes this thread. */
 static void *watch(void *argument)
@@ -139,13 +141,16 @@ static void session_close(const struct gaia_session *session)
         munmap(session->alive, SHARED_PAGE_SIZE);
 }
 
-/* Lock held. */
+/* The daemon takes a token from the user only who has asked for it: from a program that has become another
+ * since, by a session of that user. Lock held. */
 static struct gaia_session *find(const struct gaia_ioctl_token *token)
 {
     struct gaia_session *session;
+    uid_t user = geteuid();
 
     LIST_FOREACH (session, &sessions, link)
-        if (!session->dead && !strncmp(session->name, token->socket, sizeof session->name))
+        if (!session->dead && session->user == user &&
+            !strncmp(session->name, token->socket, sizeof session->name))
             break;
     return session;
 }
@@ -160,6 +165,7 @@ static struct gaia_session *begin(const struct gaia_ioctl_token *token)
     memcpy(session->name, token->socket, strnlen(token->socket, sizeof session->name - 1));
     session->references = 1;
     session->connecting = true;
+    session->user = geteuid();
     session->socket = session->stop = session->faults = -1;
     lock_init(&session->lock, LOCK_SESSION);
     LIST_INSERT_HEAD(&sessions, session, link);
@@ -228,11 +234,15 @@ static int connect_error(int error)
     }
 }
 
-int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out)
+int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out,
+                     bool *ours_out)
 {
     pthread_mutex_lock(&sessions_lock);
     struct gaia_session *session = find(token);
     bool ours = !session;
+    *ours_out = ours;
+    if (session && session == idle)
+        idle = NULL;
     if (session)
         session->references++;
     else
@@ -254,12 +264,11 @@ int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_s
     return connect_error(error);
 }
 
-void gaia_session_put(struct gaia_session *session)
+/* Nobody finds the session any more. */
+static void session_end(struct gaia_session *session)
 {
     uint64_t one = 1;
 
-    if (!drop_reference(session))
-        return;
     while (write(session->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
     pthread_join(session->watcher, NULL);
@@ -267,6 +276,45 @@ void gaia_session_put(struct gaia_session *session)
     leave(session);
     pthread_mutex_unlock(&sessions_lock);
     session_free(session);
+}
+
+/* The idle one, or that one in its place: which of them is to be ended, or NULL. Lock held. */
+static struct gaia_session *set_idle(struct gaia_session *session)
+{
+    struct gaia_session *ended = idle;
+
+    idle = session;
+    if (ended)
+        ended->dead = true;
+    return ended;
+}
+
+void gaia_session_put(struct gaia_session *session)
+{
+    pthread_mutex_lock(&sessions_lock);
+    bool last = !--session->references, kept = last && users && !session->dead;
+    if (last && !kept)
+        session->dead = true;
+    struct gaia_session *ended = kept ? set_idle(session) : last ? session : NULL;
+    pthread_mutex_unlock(&sessions_lock);
+    if (ended)
+        session_end(ended);
+}
+
+void gaia_session_keep(void)
+{
+    pthread_mutex_lock(&sessions_lock);
+    users++;
+    pthread_mutex_unlock(&sessions_lock);
+}
+
+void gaia_session_unkeep(void)
+{
+    pthread_mutex_lock(&sessions_lock);
+    struct gaia_session *ended = --users ? NULL : set_idle(NULL);
+    pthread_mutex_unlock(&sessions_lock);
+    if (ended)
+        session_end(ended);
 }
 
 bool gaia_session_alive(const struct gaia_session *session)
@@ -286,7 +334,7 @@ int gaia_session_call(struct gaia_session *session, struct gaia_message *message
     pthread_mutex_unlock(&session->lock);
     if (!error && message->op != op)
         error = -EPROTO;
-    if (error == -ENOTCONN || error == -EPIPE)
+    if (error == -ENOTCONN || error == -EPIPE || error == -ECONNRESET)
         session->dead = true; /* for who looks before the thread that watches has */
     /* The reply is there, and only its descriptors are lost. */
     bool lost = error == -EMFILE && message->op == op && !message->error;
@@ -317,6 +365,8 @@ void gaia_session_after_fork(bool child)
      * another thread of the parent may have been using it at the fork. */
     lock_init(&sessions_lock, LOCK_SESSIONS);
     settled = (pthread_cond_t)PTHREAD_COND_INITIALIZER; /* nobody waits here */
+    idle = NULL;
+    users = 0; /* its copies of devices are none */
     while ((session = LIST_FIRST(&sessions))) {
         LIST_REMOVE(session, link);
         session_close(session);

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/queue.h>
+#include <sys/types.h>
 
 #include "base/alive.h"
 #include "base/lock.h"
@@ -14,7 +15,8 @@
 
 struct gaia_session {
     LIST_ENTRY(gaia_session) link; /* under the list's lock in session.c */
-    unsigned references;           /* likewise: mappings, and calls under way */
+    unsigned references;           /* likewise: mappings, and calls under way; none: it is the idle one */
+    uid_t user;                    /* who connected; set before anybody finds it */
     bool connecting;               /* likewise: who made it talks to the daemon, others wait */
     int error;                     /* likewise: what came of it; not 0: it is in no list, and all is closed */
     char name[64];
@@ -28,9 +30,18 @@ struct gaia_session {
 
 /* The session with the daemon of this socket, opened if need be: others that want it wait, and a fork and the
  * sessions with other daemons do not. 0 or a negative errno, those of
- * reach_daemon() among them. fd, token: a descriptor of its mount, and what the daemon has told of it. */
-int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out);
+ * reach_daemon() among them. fd, token: a descriptor of its mount, and what the daemon has told of it.
+ * *ours_out: it was opened by this call. Else its daemon may have ended it, as nothing was mapped by it: what
+ * fails then may be tried again. */
+int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out,
+                     bool *ours_out);
 void gaia_session_put(struct gaia_session *session);
+
+/* Between these, as often as they are called (by who has a device open), the last session is kept when nobody
+ * has a reference of it any more: a program that maps one file after the other does not connect for each. One
+ * only, whatever number of mounts it uses. The daemon may end it when others need its place (fs/client.h). */
+void gaia_session_keep(void);
+void gaia_session_unkeep(void);
 
 /* Send a request and wait for its reply, which takes the request's place. Descriptors of the reply: fds_out,
  * or NULL when none are expected. The reply's error; -EMFILE with a reply that has none: what was asked for

@@ -46,7 +46,8 @@ enum gaia_op {
                           answer EUSERS, whatever it asks, and the end of the connection */
     GAIA_OP_MAP, /* token, device, offset, bytes, prot, flags; value[0], value[1]: the UUID of a GPU -> map;
                     descriptors: frames, shared state; value[0]: bytes of a chunk (then there is no
-                    descriptor of frames), or 0 */
+                    descriptor of frames), or 0. ECONNABORTED: the connection is about to end, as it had no
+                    map and others need its place: by a new one */
     GAIA_OP_ATTACH,  /* map, address: the frames are mapped there and registered for faults */
     GAIA_OP_UNMAP,   /* map */
     GAIA_OP_ACQUIRE, /* map, offset, bytes -> value[0]: changes; value[1]: 1 when poisoned pages must be

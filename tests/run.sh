@@ -12,7 +12,7 @@ jobs=$(nproc)
 [ -e /dev/fuse ] || modprobe fuse 2>/dev/null || true
 
 ends=arguments,cuda_broken,cuda_maps,cuda_streams,deaths,disks,fault_path,injection,leaks,nodes_babble,nodes_deaths,nodes_random,promises,protocol,room
-threads=changes,clients,deaths,disks,forks,nodes_babble,promises,protocol,room,sharing
+threads=changes,clients,deaths,disks,forks,nodes_babble,promises,protocol,room,sessions,sharing
 
 # Parts of the suite that other lanes run, so that all end at about the same time.
 second=device_code,examples,gpu_scripts,cuda_paging,rules

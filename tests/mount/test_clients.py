@@ -329,13 +329,16 @@ def cut_and_use(path, content, resident):
         assert mapping[8 * PAGE:9 * PAGE] == content[8 * PAGE:9 * PAGE]
     mapping.unmap()
     assert error_of(device.stat) == errno.ENOTCONN
-    with open("/proc/self/maps") as file:
-        lines = file.read()
-    assert memory not in lines and "/memfd:gaia" not in lines, lines
+    def memory_of_gaia():
+        with open("/proc/self/maps") as file:
+            return [line for line in file if line.startswith(memory) or "/memfd:gaia" in line]
+
+    assert all("gaiafs:alive" in line for line in memory_of_gaia())  # the session's, which is kept
     open_files = [os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")
                   if os.path.exists(f"/proc/self/fd/{number}")]
     assert path not in open_files
     device.close()
+    assert not memory_of_gaia()
 
 
 @pytest.mark.traps

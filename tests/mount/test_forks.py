@@ -106,11 +106,13 @@ def forks_beside_threads(path, seconds):
     return count
 
 
-def forks_beside_sessions(path, count):
-    """Of so many children, forked while other threads' sessions come and go, those that have what is open of one."""
-    fd, device, ended, kept = os.open(path, os.O_RDWR), gaia.Device(), threading.Event(), 0
+def forks_beside_sessions(paths, count):
+    """Of so many children, forked while other threads' sessions come and go (one that maps nothing is kept, till another takes its
+    place), those that have what is open of one."""
+    device, ended, kept = gaia.Device(), threading.Event(), 0
 
-    def come_and_go():
+    def come_and_go(path):
+        fd = os.open(path, os.O_RDWR)
         while not ended.is_set():
             device.mmap(fd, PAGE).unmap()
 
@@ -121,7 +123,7 @@ def forks_beside_sessions(path, count):
                 links.append(os.readlink(f"/proc/self/fd/{name}"))
         return sum(link.startswith("socket:") or "userfaultfd" in link for link in links)
 
-    before, mappers = sessions(), [threading.Thread(target=come_and_go) for _ in range(3)]
+    before, mappers = sessions(), [threading.Thread(target=come_and_go, args=(path,)) for path in paths]
     for thread in mappers:
         thread.start()
     for _ in range(count):
@@ -136,9 +138,9 @@ def forks_beside_sessions(path, count):
 
 
 def test_a_child_of_fork_has_nothing_of_sessions_that_come_and_go(mount, agents):
-    path = make(mount(), bytes(PAGE))
+    paths = [make(mount(), bytes(PAGE)) for _ in range(3)]
     child = functions_of(__name__, agents())
-    assert child("forks_beside_sessions(path, 400)", path=path) == 0
+    assert child("forks_beside_sessions(paths, 400)", paths=paths) == 0
 
 
 def test_forks_while_other_threads_are_in_calls(mount, agents):

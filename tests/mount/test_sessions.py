@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program's connection to the daemon (gpu/session.h): kept while it has a device open, as long as nobody else needs its place."""
+import errno
+import os
+import subprocess
+
+import pytest
+
+from files import make, pattern
+from helpers import PAGE, agents, read_file, wait_until  # noqa: F401
+
+OPEN = "dev = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR)"
+ROUND = "map = dev.mmap(fd, PAGE)\nassert map[0] == first\nmap.unmap()"
+ATTEMPT = "error_of(lambda: dev.mmap(fd, PAGE).unmap())"
+# Processes that begin one after the other: each maps, says so, waits, and maps again. keep: what it has mapped then it keeps.
+CROWD = """
+import select
+processes, (heard, said), (go, let_go) = [], os.pipe(), os.pipe()
+
+def two_rounds(keep):
+    dev = gaia.Device('soft:0')
+    dev.mmap(fd, PAGE).unmap()
+    kept = dev.mmap(fd, PAGE) if keep else None
+    os.write(said, b'.')
+    os.read(go, 1)
+    dev.mmap(fd, PAGE).unmap()
+    assert not keep or kept[PAGE - 1] == last
+
+def begin(count, keep):
+    for _ in range(count):
+        processes.append(os.fork())
+        if not processes[-1]:
+            os._exit(error_of(two_rounds, keep))
+        assert select.select([heard], [], [], 20)[0], "one can't map"
+        os.read(heard, 1)
+
+def rounds_of(many):
+    # the errors of so many that map and unmap all the time, for a second
+    until = time.monotonic() + 1
+    for _ in range(many):
+        processes.append(os.fork())
+        if not processes[-1]:
+            dev, errors = gaia.Device('soft:0'), set()
+            while time.monotonic() < until:
+                errors.add(error_of(lambda: dev.mmap(fd, PAGE).unmap()))
+            os._exit(next(iter(errors - {0, errno.EUSERS}), 0))
+    return {os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(many)}
+
+def finish():
+    results = []
+    for _ in processes:
+        os.write(let_go, b'.')
+        results.append(os.waitstatus_to_exitcode(os.wait()[1]))
+    return results
+"""
+
+
+def sockets(agent):
+    return set(agent("[os.readlink('/proc/self/fd/' + n) for n in os.listdir('/proc/self/fd') "
+                     "if os.path.islink('/proc/self/fd/' + n) and os.readlink('/proc/self/fd/' + n).startswith('socket:')]"))
+
+
+def test_one_file_after_the_other(mount, agents):
+    """By one connection, which ends with the last device."""
+    m, agent = mount(), agents()
+    make(m, pattern(PAGE, 3))
+    first = pattern(PAGE, 3)[0]
+    before = sockets(agent)
+    agent.do(OPEN + "\nsecond = gaia.Device('soft:1')\n" + ROUND, path=os.path.join(m.mnt, "f"), first=first)
+    kept = sockets(agent) - before
+    assert len(kept) == 1
+    for number in range(20):
+        agent.do("os.close(fd)\nfd = os.open(path, os.O_RDWR)\n" + ROUND, path=make(m, pattern(PAGE, number), str(number)),
+                 first=pattern(PAGE, number)[0])
+        assert sockets(agent) - before == kept
+    agent.do("dev.close()")
+    assert sockets(agent) - before == kept
+    agent.do("second.close()")
+    assert sockets(agent) == before
+
+
+def test_a_device_that_is_closed_under_a_mapping(mount, agents):
+    """The mapping ends with it, and so does the connection."""
+    m, agent = mount(), agents()
+    before = sockets(agent)
+    agent.do(OPEN + "\nmap = dev.mmap(fd, PAGE)\nmap[0]", path=make(m, pattern(PAGE)))
+    assert len(sockets(agent) - before) == 1
+    agent.do("dev.close()")
+    assert sockets(agent) == before
+
+
+def test_two_mounts(mount, agents):
+    """Only the last connection is kept: a program that walks through many mounts has no descriptors of each."""
+    one, two, agent = mount(), mount(), agents()
+    before = sockets(agent)
+    content = pattern(PAGE, 5)
+    agent.do("dev = gaia.Device('soft:0')")
+    for m in one, two, one, two:
+        agent.do("fd = os.open(path, os.O_RDWR)\n" + ROUND + "\nos.close(fd)", path=make(m, content), first=content[0])
+        assert len(sockets(agent) - before) == 1
+    agent.do("maps = [dev.mmap(os.open(path, os.O_RDWR), PAGE) for path in paths]",
+             paths=[os.path.join(m.mnt, "f") for m in (one, two)])
+    assert len(sockets(agent) - before) == 2
+    agent.do("[map.unmap() for map in maps]")
+    assert len(sockets(agent) - before) == 1
+
+
+@pytest.mark.parametrize("how", ["unmounted", "killed"])
+def test_a_daemon_that_ends(mount, agents, how):
+    """What is kept does not keep the mount, and who maps from its next one finds the new daemon."""
+    m, agent = mount(), agents()
+    content = pattern(PAGE, 7)
+    agent.do(OPEN + "\n" + ROUND + "\nos.close(fd)", path=make(m, content), first=content[0])
+    if how == "unmounted":
+        assert subprocess.run(["umount", m.mnt], check=False).returncode == 0
+        wait_until(lambda: m.proc.poll() is not None, what="the daemon ends")
+    else:
+        m.kill()
+    again = mount(data=m.data)
+    agent.do("fd = os.open(path, os.O_RDWR)\n" + ROUND, path=os.path.join(again.mnt, "f"), first=content[0])
+
+
+def test_a_program_that_becomes_another_user(mount, agents):
+    """With files mapped and without: who maps is who has opened the file."""
+    m, agent = mount(), agents()
+    content = pattern(2 * PAGE, 11)
+    path = make(m, content)
+    os.chmod(path, 0o666)
+    agent.do(OPEN + "\nkept = dev.mmap(fd, PAGE)\n" + ROUND, path=path, first=content[0])
+    agent.do("os.setresuid(12345, 12345, 0)\n" + ROUND + "\nmap = dev.mmap(fd, PAGE)\nmap[1] = 1\nmap.release()", first=content[0])
+    assert read_file(path)[1] == 1
+    agent.do("kept[2] = 2\nkept.release()\nkept.unmap()\nmap.unmap()")
+    agent.do("os.setresuid(0, 0, 0)\n" + ROUND, first=content[0])
+    assert read_file(path)[2] == 2
+
+
+@pytest.fixture
+def crowd(mount, agents):
+    """A mount, its file and a program that is nobody's but a user's; and another program of that user."""
+    m, user, late = mount(), agents(), agents()
+    content = pattern(PAGE)
+    path = make(m, content)
+    os.chmod(path, 0o666)
+    for agent in user, late:
+        agent.do("fd = os.open(path, os.O_RDWR)\nos.setresuid(20001, 20001, 20001)", path=path, last=content[-1])
+    user.do(CROWD)
+    late.do("dev = gaia.Device('soft:0')")
+    return m, user, late
+
+
+def test_those_that_map_nothing_make_room(crowd):
+    """More programs of a user than may map at a time have a device open: each can map when it wants to."""
+    m, user, late = crowd
+    user.do("begin(1, True)\nbegin(69, False)")
+    assert late(ATTEMPT) == 0
+    assert user("finish()") == [0] * 70
+    assert "turned away" not in m.log_text()
+
+
+def test_many_that_come_back(crowd):
+    """One that is about to map as it is to make room does so by a new connection. (More map at a time than may: some are told so.)"""
+    assert crowd[1]("rounds_of(80)") == {0}
+
+
+def test_those_that_map_something_do_not(crowd):
+    """Who is one too many is told so, and who has a mapping keeps it."""
+    m, user, late = crowd
+    user.do("begin(64, True)")
+    assert late(ATTEMPT) == errno.EUSERS
+    assert "turned away: its user has as many as one may have" in m.log_text()
+    assert user("finish()") == [0] * 64
+    wait_until(lambda: late(ATTEMPT) == 0, what="there is room again")
