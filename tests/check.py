@@ -16,7 +16,7 @@ import xml.etree.ElementTree as ElementTree
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 UNIT_LIMIT_S = 180
-MOUNT_LIMIT_S = 1500
+MOUNT_LIMIT_S = 2700
 FOLDERS = ("base", "consistency", "io", "gpu", "cache", "fs")
 
 

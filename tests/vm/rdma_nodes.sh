@@ -36,7 +36,7 @@ node_mount() {
     mkdir -p /tmp/data /tmp/$1
     mount.gaiafs /tmp/data /tmp/$1 -f -o node=$1,$nodes_peers,$2 >/tmp/$1.log 2>&1 &
     eval pid_$1=$!
-    for n in $(seq 150); do
+    for n in $(seq 400); do
         grep -q " /tmp/$1 " /proc/mounts && return
         sleep 0.1
     done
@@ -74,9 +74,9 @@ survive() {
     survive_name=$2
     shift 2
     rm -f /tmp/ready /tmp/gone
-    limited 100 tool_survive /tmp/$survive_self ${nodes_data:-/tmp/data} $survive_self $nodes_limit_ms "$survive_name" &
+    limited 300 tool_survive /tmp/$survive_self ${nodes_data:-/tmp/data} $survive_self $nodes_limit_ms "$survive_name" &
     survive_pid=$!
-    for n in $(seq 300); do
+    for n in $(seq 900); do
         [ -e /tmp/ready ] && break
         sleep 0.2
     done
