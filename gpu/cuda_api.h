@@ -57,6 +57,8 @@ enum {
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_ILLEGAL_ADDRESS = 700,
     CUDA_ERROR_NOT_SUPPORTED = 801,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900, /* the first and the last of what is said of captures */
+    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
 };
 
 /* CUdevice_attribute */
@@ -86,6 +88,7 @@ enum {
     CU_MEMHOSTREGISTER_PORTABLE = 1,
     CU_STREAM_NON_BLOCKING = 1,
     CU_STREAM_CAPTURE_STATUS_NONE = 0,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
 };
 
 /* The calling thread's default stream, which waits for no other. */
@@ -126,6 +129,7 @@ typedef CUresult cuGetProcAddress_v2_type(const char *symbol, void **function_ou
     X(cuStreamSynchronize, 2000, 1, (CUstream stream))                                                 \
     X(cuStreamQuery, 2000, 1, (CUstream stream))                                                       \
     X(cuStreamIsCapturing, 10000, 1, (CUstream stream, int *status_out))                               \
+    X(cuThreadExchangeStreamCaptureMode, 10010, 0, (int *mode))                                        \
     X(cuLaunchHostFunc, 10000, 1, (CUstream stream, CUhostFn function, void *context))                 \
     X(cuModuleLoadData, 2000, 1, (CUmodule * module_out, const void *image))                           \
     X(cuModuleUnload, 2000, 1, (CUmodule module))                                                      \

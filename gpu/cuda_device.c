@@ -5,9 +5,16 @@
 #include <stdio.h>
 #include <string.h>
 
+bool cuda_is_of_capture(CUresult error)
+{
+    return error >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && error <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+}
+
 int cuda_errno(CUresult error)
 {
-    return error == CUDA_SUCCESS ? 0 : error == CUDA_ERROR_OUT_OF_MEMORY ? -ENOMEM : -EIO;
+    if (error == CUDA_SUCCESS)
+        return 0;
+    return error == CUDA_ERROR_OUT_OF_MEMORY ? -ENOMEM : cuda_is_of_capture(error) ? -EBUSY : -EIO;
 }
 
 /* Whether it can do what resident mappings need: memory that is mapped by hand, and exported. */
@@ -90,9 +97,26 @@ void cuda_device_close(const struct cuda_device *device)
     device->api->cuDevicePrimaryCtxRelease(device->device);
 }
 
+/* While a thread of the program captures a stream in global mode, CUDA refuses what memory is mapped with to
+ * all threads, and ends the capture. But to those that say that they have nothing to do with it. */
+static __thread unsigned entered;
+static __thread int mode_before; /* of captures; negative: it was left alone */
+
+static void leave_captures_alone(const struct cuda_device *device)
+{
+    mode_before = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (!device->api->cuThreadExchangeStreamCaptureMode ||
+        device->api->cuThreadExchangeStreamCaptureMode(&mode_before) != CUDA_SUCCESS)
+        mode_before = -1;
+}
+
 CUresult cuda_enter_saying(const struct cuda_device *device)
 {
-    return device->api->cuCtxPushCurrent(device->context);
+    CUresult error = device->api->cuCtxPushCurrent(device->context);
+
+    if (error == CUDA_SUCCESS && entered++ == 0)
+        leave_captures_alone(device);
+    return error;
 }
 
 int cuda_enter(const struct cuda_device *device)
@@ -104,6 +128,8 @@ void cuda_leave(const struct cuda_device *device)
 {
     CUcontext old;
 
+    if (--entered == 0 && mode_before >= 0)
+        device->api->cuThreadExchangeStreamCaptureMode(&mode_before);
     device->api->cuCtxPopCurrent(&old);
 }
 

@@ -4,6 +4,8 @@
 #ifndef GAIAFS_GPU_CUDA_DEVICE_H
 #define GAIAFS_GPU_CUDA_DEVICE_H
 
+#include <stdbool.h>
+
 #include "gpu/cuda_load.h"
 
 struct cuda_device {
@@ -21,13 +23,17 @@ int cuda_device_open(int ordinal, struct cuda_device *device_out, char why_out[C
 int cuda_device_find(const CUuuid *uuid, struct cuda_device *device_out, char why_out[CUDA_WHY_SIZE]);
 void cuda_device_close(const struct cuda_device *device);
 
-/* The device's context is this thread's between the two. 0 or -EIO (then there is nothing to leave). */
+/* The device's context is this thread's between the two, and what is called does not disturb other threads'
+ * captures of streams, but for waits for the context. 0 or -EIO (then there is nothing to leave). */
 int cuda_enter(const struct cuda_device *device);
 CUresult cuda_enter_saying(const struct cuda_device *device); /* the same, in the driver's words */
 void cuda_leave(const struct cuda_device *device);
 
-/* A driver's error as a negative errno: -ENOMEM, or -EIO for all else. 0 for CUDA_SUCCESS. */
+/* A driver's error as a negative errno: -ENOMEM, -EBUSY (a stream is being captured), or -EIO for all else. 0
+ * for CUDA_SUCCESS. */
 int cuda_errno(CUresult error);
+/* Whether it says nothing but that a stream is being captured. */
+bool cuda_is_of_capture(CUresult error);
 
 /* The properties of memory of the device that can be exported, and how other processes' access is. */
 CUmemAllocationProp cuda_memory_properties(const struct cuda_device *device);

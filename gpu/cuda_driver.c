@@ -111,9 +111,9 @@ static int cuda_settle(const struct gaia_device *device)
 
     if (error)
         return error;
-    error = cuda_errno(device->cuda.api->cuCtxSynchronize()) ? -EIO : 0;
+    CUresult result = device->cuda.api->cuCtxSynchronize();
     cuda_leave(&device->cuda);
-    return error;
+    return cuda_is_of_capture(result) ? -EBUSY : result == CUDA_SUCCESS ? 0 : -EIO;
 }
 
 static int cuda_enqueue(const struct gaia_device *device, void *stream, void (*fn)(void *context),
@@ -141,7 +141,7 @@ static int cuda_check(const struct gaia_device *device)
         return -EIO;
     CUresult error = device->cuda.api->cuStreamQuery(CU_STREAM_PER_THREAD);
     cuda_leave(&device->cuda);
-    return error == CUDA_SUCCESS || error == CUDA_ERROR_NOT_READY ? 0 : -EIO;
+    return error == CUDA_SUCCESS || error == CUDA_ERROR_NOT_READY || cuda_is_of_capture(error) ? 0 : -EIO;
 }
 
 const struct gaia_driver gaia_cuda_driver = {

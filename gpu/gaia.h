@@ -193,12 +193,12 @@ int gaia_munmap(void *addr, size_t length);
  * does). When another thread unmaps a part of the range meanwhile, the call returns 0 or EINVAL, and what is
  * mapped there afterwards is left alone.
  *
- * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, a page of the range not
- *         mapped by gaia_mmap() on this device), ENOSPC, EDQUOT, EIO (another device's stores could not be
- *         written to the data directory: they stay on that device); EIO also when another node has kept an
- *         old copy for 30 s, and when the device is broken; ENOMEM (GAIA_RESIDENT and the device has no
- *         room; or the daemon has). After an error nothing is promised of what the device sees in the
- *         range, until an acquire of it succeeds.
+ * @return 0, or -1 with errno: EBUSY (a stream of the GPU is being captured), EINVAL (addr not a multiple of
+ *         4096, length zero, a page of the range not mapped by gaia_mmap() on this device), ENOSPC, EDQUOT,
+ * EIO (another device's stores could not be written to the data directory: they stay on that device); EIO
+ * also when another node has kept an old copy for 30 s, and when the device is broken; ENOMEM (GAIA_RESIDENT
+ * and the device has no room; or the daemon has). After an error nothing is promised of what the device sees
+ * in the range, until an acquire of it succeeds.
  */
 int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
 
@@ -212,8 +212,8 @@ int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
  * A file that CPUs have open in passthrough (docs/design.md, 7) is different: its bytes are moved by this
  * call, and a failure means that they are not released, stay with the device, and may be released again.
  *
- * @return 0, or -1 with errno: EINVAL (as gaia_macquire()), EACCES (no part of the range is mapped for
- *         writing), ENOSPC, EDQUOT, EIO (what has to be written to the data directory by this call could
+ * @return 0, or -1 with errno: EBUSY, EINVAL (as gaia_macquire()), EACCES (no part of the range is mapped
+ *         for writing), ENOSPC, EDQUOT, EIO (what has to be written to the data directory by this call could
  *         not be: of a file in passthrough, or of one that CPUs of other nodes write on and on); EIO also
  *         of any file, when a GPU can't be read or is broken, and when another node does not answer; ENOMEM
  *         (the daemon has no room, of any file). After an error a part of the range may be released, and
@@ -240,9 +240,9 @@ struct CUstream_st;
  * The same two in the order of a stream: the acquire happens when the stream gets there, after the kernels
  * that were put into it before, and those that come after it wait for it. The caller does not wait.
  *
- * Not in a stream that is being captured into a graph: what is put into it would happen at each launch, and
- * beside a capture in global mode gaia_macquire() and gaia_mrelease() end it with an error, as all that waits
- * for a GPU does.
+ * Not in a stream that is being captured into a graph: what is put into it would happen at each launch. And
+ * beside a capture of any stream of the GPU gaia_macquire() and gaia_mrelease() fail with EBUSY, and end it
+ * with an error, as all that waits for a GPU does. gaia_mmap() and gaia_munmap() do not disturb it.
  *
  * Only arguments are checked by the call itself. What goes wrong later is said by gaia_stream_error(); the
  * range must stay mapped until the stream has got past it. What other streams do is not waited for.

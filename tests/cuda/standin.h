@@ -18,11 +18,13 @@ long long standin_number(const char *name, long long otherwise);
 
 /* The error that this call of `name` is to have, as the words and the control file say; 0: none. */
 CUresult standin_injected(const char *name);
-#define ENTER(name)                                 \
-    do {                                            \
-        CUresult injected = standin_injected(name); \
-        if (injected != CUDA_SUCCESS)               \
-            return injected;                        \
+#define ENTER(name)                                   \
+    do {                                              \
+        CUresult injected = standin_injected(name);   \
+        if (injected == CUDA_SUCCESS)                 \
+            injected = standin_beside_captures(name); \
+        if (injected != CUDA_SUCCESS)                 \
+            return injected;                          \
     } while (0)
 /* The same for what needs a context. */
 #define ENTER_CONTEXT(name)                    \
@@ -37,6 +39,8 @@ bool standin_has_context(void);
  * which programs cannot read. *writable_out: whether it may store there. */
 void *standin_see(const void *address, size_t bytes, bool *writable_out);
 
+/* Likewise, while a stream is being captured. */
+CUresult standin_beside_captures(const char *name);
 struct standin_row {
     const char *name;
     void (*function)(void);

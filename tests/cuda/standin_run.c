@@ -3,6 +3,7 @@
  * other. */
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,7 +47,7 @@ struct CUstream_st {
     pthread_cond_t changed;
     pthread_t thread;
     STAILQ_HEAD(, work) queue;
-    bool busy, stop, capturing;
+    bool busy, stop, capturing, globally;
     LIST_ENTRY(CUstream_st) link;
 };
 
@@ -297,6 +298,36 @@ static CUresult stream_synchronize(CUstream stream)
     return CUDA_SUCCESS;
 }
 
+/* --- captures: nothing is recorded, and no graph made of it --- */
+
+enum { CAPTURE_GLOBAL, CAPTURE_INVALIDATED = 901 };
+static atomic_uint captures, global_captures; /* streams that are captured */
+static atomic_bool spoilt;                    /* what was not allowed beside one was done */
+static __thread int capture_mode;             /* what this thread says of captures that it has not begun */
+
+/* What real ones refuse beside a capture in global mode, and what it ends with. The list is of calls that may
+ * wait for the GPU by themselves. */
+CUresult standin_beside_captures(const char *name)
+{
+    bool unsafe = !strcmp(name, "cuStreamQuery") || !strncmp(name, "cuModule", 8) ||
+                  (!strncmp(name, "cuMem", 5) && !strstr(name, "Async"));
+
+    if (!unsafe || capture_mode != CAPTURE_GLOBAL || !global_captures)
+        return CUDA_SUCCESS;
+    spoilt = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+static CUresult exchange_mode(int *mode)
+{
+    int old = capture_mode;
+
+    ENTER("cuThreadExchangeStreamCaptureMode");
+    capture_mode = *mode;
+    *mode = old;
+    return CUDA_SUCCESS;
+}
+
 /* Streams that go meanwhile are no concern of who waits for what was there before. */
 static CUresult context_synchronize(void)
 {
@@ -305,6 +336,10 @@ static CUresult context_synchronize(void)
     CUstream stream;
 
     ENTER_CONTEXT("cuCtxSynchronize");
+    if (captures) { /* whatever the thread says */
+        spoilt = true;
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     pthread_mutex_lock(&streams_lock);
     LIST_FOREACH (stream, &streams, link)
         if (n < sizeof all / sizeof all[0])
@@ -440,6 +475,8 @@ CUresult cuStreamCreate(CUstream *stream_out, unsigned flags);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *context);
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
+CUresult cuStreamEndCapture(CUstream stream, void **graph_out);
+CUresult cuThreadExchangeStreamCaptureMode(int *mode);
 
 CUresult cuInit(unsigned flags)
 {
@@ -489,12 +526,28 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *context)
     return launch_host(stream, function, context);
 }
 
-/* For good: nothing is recorded, and no graph made of it. */
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
 {
-    (void)mode;
     stream->capturing = true;
+    stream->globally = mode == CAPTURE_GLOBAL;
+    spoilt = false;
+    captures++;
+    global_captures += stream->globally;
     return CUDA_SUCCESS;
+}
+
+CUresult cuStreamEndCapture(CUstream stream, void **graph_out)
+{
+    *graph_out = NULL;
+    stream->capturing = false;
+    captures--;
+    global_captures -= stream->globally;
+    return spoilt ? CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    return exchange_mode(mode);
 }
 
 const struct standin_row standin_run_rows[] = {
@@ -508,6 +561,7 @@ const struct standin_row standin_run_rows[] = {
     ROW("cuStreamSynchronize", stream_synchronize),
     ROW("cuStreamQuery", stream_query),
     ROW("cuStreamIsCapturing", is_capturing),
+    ROW("cuThreadExchangeStreamCaptureMode", exchange_mode),
     ROW("cuLaunchHostFunc", launch_host),
     ROW("cuMemcpyHtoDAsync", copy_in),
     ROW("cuMemcpyDtoHAsync", copy_out),

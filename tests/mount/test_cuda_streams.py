@@ -7,6 +7,7 @@ import os
 import pytest
 
 from helpers import PAGE, agents, read_file  # noqa: F401
+from files import pattern
 from gpu_fixture import gpu, make, only_here  # noqa: F401
 
 STREAM = """
@@ -57,12 +58,62 @@ def test_a_stream_that_is_captured(gpu):
     """A graph would make the call again at each launch: refused, and the stream is none the worse."""
     m = gpu.mount()
     program = gpu.program(make(m, bytes(PAGE)))
-    program.do(STREAM + "assert cuda.cuStreamBeginCapture_v2(stream, 0) == 0")
+    program.do(STREAM + CAPTURE + "begin(0)")
     for call in "map.acquire_on(stream)", "map.release_on(stream)":
         with pytest.raises(OSError) as caught:
             program.do(call)
         assert caught.value.errno == errno.EOPNOTSUPP
-    program.do("dev.stream_error()\nmap.release_on(None)\nmap.release()")
+    program.do("dev.stream_error()\nmap.release_on(None)\nassert end() == 0\nmap.release()")
+
+
+CAPTURE = """
+def begin(mode):
+    assert cuda.cuStreamBeginCapture_v2(stream, mode) == 0
+def end():
+    return cuda.cuStreamEndCapture(stream, ctypes.byref(ctypes.c_void_p()))
+def in_another_thread(function):
+    errors = []
+    thread = threading.Thread(target=lambda: errors.append(error_of(function)))
+    thread.start()
+    thread.join()
+    return errors[0]
+"""
+
+
+@only_here
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("where", ["error_of", "in_another_thread"])
+def test_maps_beside_a_capture(gpu, mode, where):
+    """A thread that gets files ready while another records a graph, which is none the worse."""
+    m = gpu.mount()
+    path = make(m, pattern(3 * PAGE))
+    program = gpu.program(path)
+    program.do(STREAM + CAPTURE + """
+def maps():
+    more = dev.mmap(fd, PAGE)
+    assert ctypes.string_at(more.address, PAGE) == first
+    more.unmap()
+    dev.stream_error()
+begin(how)
+error = run(maps)
+begins_anew = ctypes.c_int(0)
+assert cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(begins_anew)) == 0 and begins_anew.value == 0
+""".replace("run", where), how=mode, first=pattern(3 * PAGE)[:PAGE])
+    assert (program("error"), program("end()")) == (0, 0)
+
+
+@only_here
+@pytest.mark.parametrize("call", ["map.acquire()", "map.release()"])
+def test_what_waits_for_a_gpu_beside_a_capture(gpu, call):
+    """Says what is the matter: the device is not broken."""
+    m = gpu.mount()
+    program = gpu.program(make(m, bytes(PAGE)))
+    program.do(STREAM + CAPTURE + "begin(0)")
+    with pytest.raises(OSError) as caught:
+        program.do(call)
+    assert caught.value.errno == errno.EBUSY
+    assert program("end()") == 901
+    program.do("dev.stream_error()\n" + call)
 
 
 @only_here
