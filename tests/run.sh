@@ -15,7 +15,7 @@ ends=arguments,cuda_broken,cuda_maps,cuda_streams,deaths,disks,fault_path,inject
 threads=changes,clients,deaths,disks,forks,nodes_babble,promises,protocol,room,sessions,sharing
 
 # Parts of the suite that other lanes run, so that all end at about the same time.
-second=device_code,examples,gpu_scripts,cuda_paging,rules
+second=device_code,examples,gpu_scripts,cuda_paging,nodes_slow,rules
 third=nodes_words,nodes_parting
 # Leaves to make check what takes long and is seldom broken.
 export GAIA_GATE=1
@@ -58,7 +58,6 @@ lanes=$!
     step "power cuts" python3 -B tests/vm/power.py
     step "kills" python3 -B tests/kills/run.py
     step "the suite, its second part" make check CHECK="--mounts --files $second"
-    step "the model" python3 -B tests/model/run.py --gate
 } &
 lanes="$lanes $!"
 {
@@ -73,6 +72,7 @@ lanes="$lanes $!"
     # Five threads more, which a busy moment calls, are an eighth of its memory.
     step "half a minute of everything" /usr/bin/python3 -B tests/soak/run.py --minutes 0.5 --tolerance 25
     step "the simulation of many nodes" python3 -B tests/sim/sim.py --check
+    step "the model" python3 -B tests/model/run.py --gate
 } &
 lanes="$lanes $!"
 for lane in $lanes; do
