@@ -440,7 +440,7 @@ void agent_map_end(struct cache_map *map)
 }
 
 int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64_t bytes, unsigned advice,
-                 uint64_t *changes_out, bool *poisoned_out)
+                 uint64_t *changes_out, uint64_t *poisonings_out)
 {
     struct node_request request = {.client = cache_client_number(map->client),
                                    .map = map->far->id,
@@ -451,7 +451,7 @@ int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64
 
     if (offset > INT64_MAX)
         return -EINVAL;
-    bool poisoned = op == NODE_ACQUIRE && atomic_exchange(&map->poisoned, false);
+    uint64_t poisonings = atomic_load(&map->poisonings);
     if (op == NODE_RELEASE) /* before and after, as a WRITE */
         durable_ask(map->file->durable);
     int error = nodes_ask(map->far->file->session, NODE_CALLS, op, &request, &reply);
@@ -459,15 +459,14 @@ int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64
         durable_ask(map->file->durable);
     if (op == NODE_ACQUIRE) {
         uint64_t said = error ? 0 : reply.value[0];
-        poisoned |= said & NODE_ACQUIRE_POISONED;
+        if (said & NODE_ACQUIRE_POISONED)
+            poisonings = atomic_fetch_add(&map->poisonings, 1) + 1;
         /* Kernels have something older: who waits for them holds up no map. */
         if (said & NODE_ACQUIRE_FLUSH)
             error = nodes_ask(map->far->file->session, NODE_SYNCS, NODE_FLUSH,
                               &(struct node_request){.file = map->far->file->number}, NULL);
-        *poisoned_out = poisoned;
+        *poisonings_out = poisonings;
         *changes_out = error ? 0 : reply.value[1];
-        if (error && poisoned)
-            map->poisoned = true;
     }
     return error;
 }
@@ -501,7 +500,7 @@ void agent_fault(struct cache_map *map, const struct gaia_fault *fault)
     if (!call_post(map->far->file->session, NODE_FAULTS, NODE_FAULT, &request, sizeof request))
         return;
     uint64_t page = map->first + (fault->address - map->address) / GAIA_PAGE_SIZE;
-    map->poisoned = true;
+    atomic_fetch_add(&map->poisonings, 1);
     if (fault->protection)
         frames->ops->refuse(map->frames, page, fault->thread);
     else

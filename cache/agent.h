@@ -74,9 +74,9 @@ int agent_map_open(struct cache_map *map, const struct cache_map_request *reques
 int agent_map_attach(struct cache_map *map, uint64_t address, struct gaia_frames_map **frames_out);
 /* The last reference: nobody uses the map. */
 void agent_map_end(struct cache_map *map);
-/* op: NODE_ACQUIRE, NODE_RELEASE, NODE_MAP_SYNC or NODE_ADVISE. changes_out, poisoned_out: of the first. */
+/* op: NODE_ACQUIRE, NODE_RELEASE, NODE_MAP_SYNC or NODE_ADVISE. changes_out, poisonings_out: of the first. */
 int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64_t bytes, unsigned advice,
-                 uint64_t *changes_out, bool *poisoned_out);
+                 uint64_t *changes_out, uint64_t *poisonings_out);
 void agent_fault(struct cache_map *map, const struct gaia_fault *fault);
 /* Memory of a GPU of this node's is wanted: the next home elsewhere that says it can gives up so many frames
  * of files that nobody maps there. next: the member's number, 0 at first. Whether there is one. */

@@ -241,7 +241,7 @@ static int do_client(struct nodes *nodes, struct agent_frames *frames, enum node
         error = ops->unprotect(map->frames, page, count);
         break;
     case NODE_POISON:
-        map->poisoned = true;
+        atomic_fetch_add(&map->poisonings, 1);
         error = ops->poison(map->frames, page, count, request->thread);
         break;
     default: /* NODE_REFUSE */

@@ -70,9 +70,10 @@ int cache_map_attach_far(struct cache_client *client, uint32_t id, uint64_t addr
 int cache_map_close(struct cache_client *client, uint32_t id);
 
 /* offset and bytes are of the file and must lie in the map: else -EINVAL. bytes is rounded up to pages. 1, of
- * an agent's client: it has acquired when the agent has had the file FLUSHed. */
+ * an agent's client: it has acquired when the agent has had the file FLUSHed. *poisonings_out: how many
+ * touches of the map could not be served; of an agent's client since the last acquire that did not fail. */
 int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
-                      uint64_t *changes_out, bool *poisoned_out);
+                      uint64_t *changes_out, uint64_t *poisonings_out);
 int cache_map_release(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes);
 /* Released bytes of the range reach storage. */
 int cache_map_sync(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes);

@@ -168,7 +168,7 @@ void fault_serve(struct cache_map *map, const struct gaia_fault *fault)
     struct leaf *leaf;
 
     if (replica->file->given_up || replica->scans) { /* a node can say anything: there are none of a GPU */
-        map->poisoned = true;
+        atomic_fetch_add(&map->poisonings, 1);
         replica->frames->ops->poison(map->frames, page, 1, fault->thread);
         return;
     }

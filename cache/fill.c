@@ -169,10 +169,10 @@ static void refuse(struct cache_map *map, uint64_t touched, uint64_t count, uint
         map->replica->frames->ops->wake(map->replica->frames, touched, 1);
         return;
     }
-    map->poisoned = true;
+    atomic_fetch_add(&map->poisonings, 1);
     map->replica->frames->ops->poison(map->frames, touched, 1, thread);
-    map->poisoned =
-        true; /* again: an acquire may have taken note of it before there was anything to refresh */
+    /* Again: an acquire may have told of it before there was anything to refresh. */
+    atomic_fetch_add(&map->poisonings, 1);
     replica_changed(map->replica); /* so that the next acquire comes to the daemon, and hears of it */
 }
 

@@ -149,8 +149,7 @@ static int do_map(struct home_session *agent, const struct node_request *request
 static int do_client(struct cache_client *client, enum node_op op, const struct node_request *request,
                      struct node_reply *reply)
 {
-    uint64_t offset = (uint64_t)request->offset, changes;
-    bool poisoned = false;
+    uint64_t offset = (uint64_t)request->offset, changes, poisonings = 0;
     int error;
 
     switch (op) {
@@ -165,8 +164,8 @@ static int do_client(struct cache_client *client, enum node_op op, const struct 
                                                        .protection = request->flags & NODE_FAULT_PROTECTION,
                                                        .thread = request->thread});
     case NODE_ACQUIRE:
-        error = cache_map_acquire(client, request->map, offset, request->length, &changes, &poisoned);
-        reply->value[0] = (poisoned ? NODE_ACQUIRE_POISONED : 0) | (error > 0 ? NODE_ACQUIRE_FLUSH : 0);
+        error = cache_map_acquire(client, request->map, offset, request->length, &changes, &poisonings);
+        reply->value[0] = (poisonings ? NODE_ACQUIRE_POISONED : 0) | (error > 0 ? NODE_ACQUIRE_FLUSH : 0);
         reply->value[1] = error < 0 ? 0 : changes;
         return error < 0 ? error : 0;
     case NODE_RELEASE:

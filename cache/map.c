@@ -386,9 +386,9 @@ static int place_whole(struct cache_map *map, struct gaia_run run)
 
 /* At the home; the reference goes. */
 static int do_far(struct cache_map *map, enum node_op op, uint64_t offset, uint64_t bytes, unsigned advice,
-                  uint64_t *changes_out, bool *poisoned_out)
+                  uint64_t *changes_out, uint64_t *poisonings_out)
 {
-    int error = agent_map_do(map, op, offset, bytes, advice, changes_out, poisoned_out);
+    int error = agent_map_do(map, op, offset, bytes, advice, changes_out, poisonings_out);
 
     cache_map_put(map);
     return error;
@@ -403,7 +403,7 @@ static bool kernels_are_behind(struct cache_file *file)
 }
 
 int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
-                      uint64_t *changes_out, bool *poisoned_out)
+                      uint64_t *changes_out, uint64_t *poisonings_out)
 {
     struct cache_map *map;
     struct gaia_run run;
@@ -413,8 +413,8 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
     if (error)
         return error;
     if (map->far) /* the state of a far map is such that the next acquire comes, too */
-        return do_far(map, NODE_ACQUIRE, offset, bytes, 0, changes_out, poisoned_out);
-    *poisoned_out = atomic_exchange(&map->poisoned, false);
+        return do_far(map, NODE_ACQUIRE, offset, bytes, 0, changes_out, poisonings_out);
+    *poisonings_out = client->far ? atomic_exchange(&map->poisonings, 0) : atomic_load(&map->poisonings);
     error = acquire_range(map->replica, run.page, run.count, changes_out);
     if (client->far) /* who has bytes above the device's copy (GAIA_DEMAND) sees no state that counts them */
         *changes_out += atomic_load(&map->replica->state->releases);
@@ -426,8 +426,8 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
      * from what the device stores next could read what was before. */
     if (!error)
         error = client->far ? kernels_are_behind(map->file) : kernels_flush(map->file);
-    if (error < 0 && *poisoned_out) /* the client refreshes only after a success: tell it next time */
-        map->poisoned = true;
+    if (error < 0 && client->far) /* the client refreshes only after a success: tell it next time */
+        atomic_fetch_add(&map->poisonings, *poisonings_out);
     cache_map_put(map);
     return error;
 }

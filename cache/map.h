@@ -38,8 +38,11 @@ struct cache_map {
     uint64_t address;               /* in the client; 0 until attached: with it */
     uint64_t first, count;          /* pages of the file */
     bool writable, resident, can_trap;
-    bool attaching, closing;     /* under client->lock */
-    _Atomic bool poisoned;       /* a touch could not be served: SIGBUS until the next acquire refreshes it */
+    bool attaching, closing; /* under client->lock */
+    /* Counts touches that could not be served: SIGBUS until the client refreshes its pages, as the next
+     * acquire has told it of more than it had heard of. An agent's client is told by NODE_POISON: for it, how
+     * many since the last acquire. */
+    _Atomic uint64_t poisonings;
     _Atomic unsigned careful;    /* so many touches are served one page at a time, after an error */
     _Atomic unsigned references; /* the client's maps, and operations under way */
     struct durable_seen seen;

@@ -205,16 +205,15 @@ static int do_dump(struct client *client, int reply_fds[GAIA_MESSAGE_FDS])
 
 static int do_range(struct client *client, struct gaia_message *message)
 {
-    bool poisoned = false;
-    uint64_t changes = 0;
+    uint64_t changes = 0, poisonings = 0;
     int error;
 
     switch (message->op) {
     case GAIA_OP_ACQUIRE:
         error = cache_map_acquire(client->cache, message->map, message->offset, message->bytes, &changes,
-                                  &poisoned);
+                                  &poisonings);
         message->value[0] = changes;
-        message->value[1] = poisoned;
+        message->value[1] = poisonings;
         return error;
     case GAIA_OP_RELEASE:
         return cache_map_release(client->cache, message->map, message->offset, message->bytes);

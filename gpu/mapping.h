@@ -36,6 +36,7 @@ struct gaia_mapping {
         changes_seen; /* state->changes as of the last acquire of the whole mapping; 0: none yet */
     _Atomic uint64_t releases_seen; /* state->releases, likewise; of demand */
     _Atomic uint64_t crossed_seen;  /* state->crossed as of the last release */
+    _Atomic uint64_t refreshed;     /* GAIA_OP_ACQUIRE's poisonings, as of the last refresh that is over */
 };
 
 /* A piece of a mapping that lies in a range. */

@@ -139,8 +139,11 @@ int piece_acquire_settled(struct gaia_piece *piece)
     error = gaia_session_call(mapping->session, &message, NULL);
     if (error)
         return error;
-    if (message.value[1] && mapping->driver->refresh)
+    /* Each of two acquires that hear of it: neither is over before the touch is served again. */
+    if (message.value[1] != atomic_load(&mapping->refreshed) && mapping->driver->refresh) {
         mapping->driver->refresh(mapping);
+        atomic_store(&mapping->refreshed, message.value[1]);
+    }
     error = forget(piece, message.value[0]);
     if (error)
         return error;

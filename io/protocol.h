@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 
-#define GAIA_PROTOCOL_VERSION 2
+#define GAIA_PROTOCOL_VERSION 3
 
 /* The ioctl on an open file (or, for the socket's name only, a directory) of the mount. */
 struct gaia_ioctl_token {
@@ -50,7 +50,8 @@ enum gaia_op {
                     map and others need its place: by a new one */
     GAIA_OP_ATTACH,  /* map, address: the frames are mapped there and registered for faults */
     GAIA_OP_UNMAP,   /* map */
-    GAIA_OP_ACQUIRE, /* map, offset, bytes -> value[0]: changes; value[1]: 1 when poisoned pages must be
+    GAIA_OP_ACQUIRE, /* map, offset, bytes -> value[0]: changes; value[1]: how many touches were
+                        refused since the map was made: when they are more, what is not there must be
                         refreshed */
     GAIA_OP_RELEASE, /* map, offset, bytes */
     GAIA_OP_SYNC,    /* map, offset, bytes */

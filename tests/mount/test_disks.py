@@ -14,7 +14,8 @@ import pytest
 import gaia
 import helpers
 from files import pattern
-from helpers import MIB, PAGE, AgentDied, agents, devices, read_file, statistics, write_file  # noqa: F401
+from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_faults, devices, read_file, statistics,  # noqa: F401
+                     wait_until, write_file)
 
 # --- no room ------------------------------------------------------------------------------------------------------------
 
@@ -391,30 +392,54 @@ def touch(offset):
 '''
 
 
+@pytest.fixture
+def refused(mount, disk, agents):
+    """A function: the content of a file that a program has mapped, and a touch of which was refused; and that program."""
+    def start(env=None, before="pass"):
+        m = mount(data=disk.folder)
+        content = pattern(4 * MIB, 3)
+        for name in ("low", "pad", "f"):
+            write_file(os.path.join(m.mnt, name), content)
+        disk.sync()
+        child = agents(env)
+        child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 4 << 20)\nmap.advise(gaia.ADV_RANDOM)" + TOUCH,
+                 path=os.path.join(m.mnt, "f"))
+        child.do(before)
+        for forgotten in (os.path.join(m.mnt, "f"), os.path.join(disk.folder, "f")):
+            helpers.drop_host_cache(forgotten)
+        disk.cut()
+        done, code = child("touch(2 << 20)")
+        disk.mend()
+        if done == 1:
+            pytest.skip("reads of the cut image do not fail here")
+        assert code == errno.EFAULT
+        return content, child
+    return start
+
+
 @pytest.mark.traps
 @pytest.mark.parametrize("locked", [False, True])
-def test_a_page_that_can_be_read_again(mount, disk, agents, locked):
+def test_a_page_that_can_be_read_again(refused, locked):
     """What could not be served is tried again after an acquire, by the same process, which may lock its memory."""
-    m = mount(data=disk.folder)
-    content = pattern(4 * MIB, 3)
-    for name in ("low", "pad", "f"):
-        write_file(os.path.join(m.mnt, name), content)
-    disk.sync()
-    child = agents()
-    child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 4 << 20)\nmap.advise(gaia.ADV_RANDOM)" + TOUCH,
-             path=os.path.join(m.mnt, "f"))
-    if locked:  # as it comes: MLOCK_ONFAULT
-        child.do("assert libc.mlock2(ctypes.c_void_p(map.address), ctypes.c_size_t(4 << 20), 1) == 0")
-    for forgotten in (os.path.join(m.mnt, "f"), os.path.join(disk.folder, "f")):
-        helpers.drop_host_cache(forgotten)
-    disk.cut()
-    done, code = child("touch(2 << 20)")
-    disk.mend()
-    if done == 1:
-        pytest.skip("reads of the cut image do not fail here")
-    assert code == errno.EFAULT
+    as_it_comes = "assert libc.mlock2(ctypes.c_void_p(map.address), ctypes.c_size_t(4 << 20), 1) == 0"  # MLOCK_ONFAULT
+    content, child = refused(before=as_it_comes if locked else "pass")
     child.do("map.acquire()")
     assert child("touch(2 << 20)")[0] == 1
+    assert child("map[:]") == content
+    child.end()
+
+
+@pytest.mark.traps
+def test_two_acquires_beside_a_page_that_can_be_read_again(refused, workdir):
+    """Neither is over before it is, whichever of them has heard first that a touch was refused."""
+    plan = Plan.make(os.path.join(workdir, "plan"))
+    content, child = refused(client_with_faults(os.path.join(workdir, "plan")))
+    plan.arm_wait(ALL_ROWS.index("madvise"), 2000, 1, 0)
+    child.do("import threading\nfirst = threading.Thread(target=map.acquire)\nfirst.start()")
+    wait_until(lambda: plan.landed, what="the first is about to refresh")
+    child.do("map.acquire()")
+    assert child("first.is_alive()") and child("touch(2 << 20)")[0] == 1
+    child.do("first.join()")
     assert child("map[:]") == content
     child.end()
 

@@ -13,7 +13,7 @@ import time
 import pytest
 
 import helpers
-from helpers import (ACQUIRE, ADVISE, ATTACH, DUMP, HELLO, MAP, MIB, PAGE, RELEASE, STAT, SYNC, UNMAP, Raw,  # noqa: F401
+from helpers import (ACQUIRE, ADVISE, ATTACH, DUMP, HELLO, MAP, MIB, PAGE, RELEASE, STAT, SYNC, UNMAP, VERSION, Raw,  # noqa: F401
                      agents, descriptors, devices, get_token, make_random, memory_kib, message, read_at, statistics,
                      userfaultfd, wait_until, write_file)
 
@@ -61,7 +61,7 @@ def mapped(fd, writable=True, pages=64):
 @pytest.mark.parametrize("data", [
     b"x", b"\0" * 255, b"\0" * 256, b"\0" * 257, b"\xff" * 256, b"\xff" * 60000,
     message(HELLO)[:-1], message(HELLO) + b"\0", message(HELLO, length=255), message(HELLO, length=0),
-    message(HELLO, version=0), message(HELLO, version=1), message(HELLO, version=3), message(HELLO, version=65535),
+    message(HELLO, version=0), message(HELLO, version=VERSION - 1), message(HELLO, version=VERSION + 1), message(HELLO, version=65535),
     message(0), message(12), message(11),
     message(65535), message(STAT, device=b"x" * 32),
     message(MAP, bytes=PAGE), message(ATTACH), message(UNMAP), message(ACQUIRE), message(RELEASE), message(SYNC),
