@@ -143,10 +143,10 @@ bool client_let_go(struct client *client)
            atomic_compare_exchange_strong(&client->maps, &none, CLIENT_LET_GO);
 }
 
-static void uncount_map(struct client *client, bool was_open)
+/* One is closed, or could not be opened. */
+static void uncount_map(struct client *client)
 {
-    if (was_open)
-        atomic_store(&client->idle_since, clock_now_ns());
+    atomic_store(&client->idle_since, clock_now_ns());
     atomic_fetch_sub(&client->maps, 1);
 }
 
@@ -161,8 +161,9 @@ static int do_counted_map(struct client *client, struct gaia_message *message,
         return -ECONNABORTED;
     int error = do_map(client, message, reply_fds);
     if (error)
-        uncount_map(client, false);
-    return error;
+        uncount_map(client);
+    /* That the data directory says so means something else. */
+    return error == -ECONNABORTED ? -EIO : error;
 }
 
 static int do_unmap(struct client *client, const struct gaia_message *message)
@@ -171,7 +172,7 @@ static int do_unmap(struct client *client, const struct gaia_message *message)
 
     trouble_of_frames(client->fs);
     if (!error)
-        uncount_map(client, true);
+        uncount_map(client);
     return error;
 }
 

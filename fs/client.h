@@ -30,8 +30,9 @@ struct client {
     struct cache_client *cache; /* NULL: it has not said hello with a descriptor for faults */
     int faults; /* that; -1: none. Whose last it is, close() waits for its process's mmap lock */
     _Atomic enum client_state state;
-    _Atomic int maps;            /* open, and being opened; CLIENT_LET_GO: none, and none can be any more */
-    _Atomic uint64_t idle_since; /* clock_now_ns() when the last was closed; 0: it never had any */
+    _Atomic int maps; /* open, and being opened; CLIENT_LET_GO: none, and none can be any more */
+    _Atomic uint64_t
+        idle_since; /* clock_now_ns() when the last was closed, or failed; 0: it asked for none */
 };
 
 #define CLIENT_LET_GO (-1)
@@ -42,7 +43,7 @@ bool client_come_back(struct client *client);
 
 /* That it has no map any more, and will have none, so that nothing is lost when its connection ends, which is
  * the caller's to do: a program keeps one that it may not need again (gpu/session.h), and connects anew.
- * False: it has one, or never had one and may be about to. Any thread. */
+ * False: it has one, or has asked for none yet and may be about to. Any thread. */
 bool client_let_go(struct client *client);
 
 /* Serve a request. 0; a negative errno: the connection has ended, -EPROTO: by what was no message;

@@ -334,7 +334,7 @@ static enum limit has_no_room(struct server *server, const struct client *client
 }
 
 /* One that has nothing mapped makes room: the one that is idle for longest. From now on it is one of those
- * that are turned away. server->lock is held. */
+ * that are turned away. False: there is none; true: there may be room now. server->lock is held. */
 static bool let_idle_go(struct server *server, enum limit limit, const struct client *client)
 {
     struct served *served, *oldest = NULL;
@@ -345,8 +345,10 @@ static bool let_idle_go(struct server *server, enum limit limit, const struct cl
             (!oldest || since < atomic_load(&oldest->client.idle_since)))
             oldest = served;
     }
-    if (!oldest || server->refused >= REFUSED_MAX || !client_let_go(&oldest->client))
+    if (!oldest || server->refused >= REFUSED_MAX)
         return false;
+    if (!client_let_go(&oldest->client)) /* it maps something again */
+        return true;
     oldest->refused = true;
     server->count--;
     server->refused++;

@@ -24,7 +24,8 @@ int cuda_device_find(const CUuuid *uuid, struct cuda_device *device_out, char wh
 void cuda_device_close(const struct cuda_device *device);
 
 /* The device's context is this thread's between the two, and what is called does not disturb other threads'
- * captures of streams, but for waits for the context. 0 or -EIO (then there is nothing to leave). */
+ * captures of streams, but for waits for the context. 0 or as cuda_errno() (then there is nothing to leave).
+ */
 int cuda_enter(const struct cuda_device *device);
 CUresult cuda_enter_saying(const struct cuda_device *device); /* the same, in the driver's words */
 void cuda_leave(const struct cuda_device *device);

@@ -187,7 +187,9 @@ static int demand_collect(struct gaia_mapping *mapping)
 {
     int error = cuda_settle(mapping->device);
 
-    return error ? error : demand_map_collect(mapping->demand);
+    /* Kernels have ended: who has to know waits before. What they have stored must not be lost for a capture.
+     */
+    return error && error != -EBUSY ? error : demand_map_collect(mapping->demand);
 }
 
 static int demand_forget(struct gaia_mapping *mapping, uint64_t offset, uint64_t length)

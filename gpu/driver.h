@@ -28,13 +28,14 @@ struct gaia_driver {
     /* Touches that were refused are tried again. NULL: none are. */
     void (*refresh)(struct gaia_mapping *mapping);
     /* What kernels have stored, and nobody sees yet, becomes stores that the daemon knows of: before an
-     * acquire, a release, a sync, and the end. Kernels have ended. NULL: there is no such thing. 0 or -EIO.
-     */
+     * acquire, a release, a sync, and the end. Kernels have ended. NULL: there is no such thing. 0, -EIO, or
+     * what settle() says. */
     int (*collect)(struct gaia_mapping *mapping);
     /* Kernels see nothing that was before this, of a part, but what is brought anew: after an acquire that
      * found changes. NULL: that is not for here to do. 0 or -EIO. */
     int (*forget)(struct gaia_mapping *mapping, uint64_t offset, uint64_t length);
-    /* Wait for all that the program has given the device to do. NULL: nothing is asynchronous. 0 or -EIO. */
+    /* Wait for all that the program has given the device to do. NULL: nothing is asynchronous. 0, -EBUSY (a
+     * stream is being captured: it has not waited), or -EIO. */
     int (*settle)(const struct gaia_device *device);
     /* Have fn(context) called when the stream gets there, and the stream wait for it. NULL: no streams. */
     int (*enqueue)(const struct gaia_device *device, void *stream, void (*fn)(void *context), void *context);

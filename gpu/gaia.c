@@ -131,6 +131,14 @@ void gaia_device_put(struct gaia_device *device)
     gaia_session_unkeep();
 }
 
+/* For calls that are in streams, which a broken device never gets to. A wait for the whole device would end
+ * other threads' captures, and not be one. */
+static void wait_for_streams(const struct gaia_device *device)
+{
+    while (atomic_load(&device->in_stream) && !device->driver->check(device))
+        usleep(1000);
+}
+
 PUBLIC void gaia_device_close(struct gaia_device *device)
 {
     if (!device)
@@ -139,8 +147,7 @@ PUBLIC void gaia_device_close(struct gaia_device *device)
         free(device);
         return;
     }
-    if (atomic_load(&device->in_stream))
-        device->driver->settle(device);
+    wait_for_streams(device);
     gaia_mapping_remove_device(device);
     gaia_device_put(device);
 }
@@ -250,17 +257,20 @@ static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request
     return error;
 }
 
+#define SESSIONS_TRIED 8u
+
 /* A session by which nothing is mapped its daemon may be about to end, for another's sake: then by a new one.
  */
 static int map_by_session(struct gaia_mapping *mapping, const struct gaia_ioctl_token *token,
                           const struct gaia_message *request)
 {
-    bool ours, ended;
+    unsigned tries = 0;
+    bool ended;
     int error;
 
     do {
         struct gaia_message message = *request;
-        error = gaia_session_get(mapping->fd, token, &mapping->session, &ours);
+        error = gaia_session_get(mapping->fd, token, &mapping->session);
         if (error)
             return error;
         if (mapping->driver->soft && mapping->session->faults < 0)
@@ -272,8 +282,8 @@ static int map_by_session(struct gaia_mapping *mapping, const struct gaia_ioctl_
         ended = error && mapping->session->dead;
         if (error)
             gaia_session_put(mapping->session);
-    } while (ended && !ours);
-    return error;
+    } while (ended && ++tries < SESSIONS_TRIED);
+    return error == -ECONNABORTED ? -EUSERS : error;
 }
 
 PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset)

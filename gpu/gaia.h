@@ -121,7 +121,8 @@ struct gaia_stat {
  * the first map.
  *
  * As long as a device is open, the connection to the last mount that a file was mapped from is kept (three
- * descriptors and a thread): who maps one file after the other connects once.
+ * descriptors and a thread, which keeps unshare(CLONE_NEWUSER) from working): who maps one file after the
+ * other connects once.
  *
  * @param name        "soft:0" ... "soft:63", "cuda:0" ...; NULL: $GAIA_DEVICE, else the first GPU that
  *                    works, else "soft:0". (In a child of fork() whose parent has started CUDA no GPU can
@@ -242,7 +243,8 @@ struct CUstream_st;
  *
  * Not in a stream that is being captured into a graph: what is put into it would happen at each launch. And
  * beside a capture of any stream of the GPU gaia_macquire() and gaia_mrelease() fail with EBUSY, and end it
- * with an error, as all that waits for a GPU does. gaia_mmap() and gaia_munmap() do not disturb it.
+ * with an error, as all that waits for a GPU does. gaia_mmap() and gaia_munmap() do not disturb it, but for a
+ * gaia_munmap() of what is mapped with GAIA_DEMAND.
  *
  * Only arguments are checked by the call itself. What goes wrong later is said by gaia_stream_error(); the
  * range must stay mapped until the stream has got past it. What other streams do is not waited for.
@@ -250,7 +252,8 @@ struct CUstream_st;
  * @param stream  of the device's primary context; NULL: the default stream. On a soft device, which has no
  *                streams, only NULL is allowed, and the call is gaia_macquire() or gaia_mrelease().
  * @return 0, or -1 with errno: as gaia_macquire() and gaia_mrelease(), for arguments; EINVAL (stream),
- *         ENOMEM, EOPNOTSUPP (the stream is being captured; mapped on demand), EIO (the driver refuses)
+ *         ENOMEM, EOPNOTSUPP (the stream is being captured; mapped on demand), EBUSY (NULL, and another
+ * stream is being captured), EIO (the driver refuses)
  */
 int gaia_macquire_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream);
 int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream);
@@ -278,8 +281,8 @@ int gaia_msync(void *addr, size_t length, int flags);
  * Say how the range will be used.
  *
  * @param advice  GAIA_ADV_*
- * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or advice), EIO, ENOMEM, ENOSPC, EDQUOT
- *         (GAIA_ADV_DONTNEED, as gaia_macquire())
+ * @return 0, or -1 with errno: EBUSY (GAIA_ADV_DONTNEED, as gaia_macquire()), EINVAL (as gaia_macquire(), or
+ * advice), EIO, ENOMEM, ENOSPC, EDQUOT (GAIA_ADV_DONTNEED, as gaia_macquire())
  */
 int gaia_madvise(void *addr, size_t length, int advice);
 

@@ -234,13 +234,11 @@ static int connect_error(int error)
     }
 }
 
-int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out,
-                     bool *ours_out)
+int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out)
 {
     pthread_mutex_lock(&sessions_lock);
     struct gaia_session *session = find(token);
     bool ours = !session;
-    *ours_out = ours;
     if (session && session == idle)
         idle = NULL;
     if (session)
@@ -292,7 +290,9 @@ static struct gaia_session *set_idle(struct gaia_session *session)
 void gaia_session_put(struct gaia_session *session)
 {
     pthread_mutex_lock(&sessions_lock);
-    bool last = !--session->references, kept = last && users && !session->dead;
+    bool last = !--session->references;
+    /* Whether userfaultfd can be had may be another thing the next time. */
+    bool kept = last && users && !session->dead && session->faults >= 0;
     if (last && !kept)
         session->dead = true;
     struct gaia_session *ended = kept ? set_idle(session) : last ? session : NULL;

@@ -30,11 +30,9 @@ struct gaia_session {
 
 /* The session with the daemon of this socket, opened if need be: others that want it wait, and a fork and the
  * sessions with other daemons do not. 0 or a negative errno, those of
- * reach_daemon() among them. fd, token: a descriptor of its mount, and what the daemon has told of it.
- * *ours_out: it was opened by this call. Else its daemon may have ended it, as nothing was mapped by it: what
- * fails then may be tried again. */
-int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out,
-                     bool *ours_out);
+ * reach_daemon() among them. fd, token: a descriptor of its mount, and what the daemon has told of it. As
+ * long as nothing is mapped by a session the daemon may end it: who maps then tries it by another. */
+int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out);
 void gaia_session_put(struct gaia_session *session);
 
 /* Between these, as often as they are called (by who has a device open), the last session is kept when nobody

@@ -103,6 +103,26 @@ assert cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(begins_anew)) == 0 an
 
 
 @only_here
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_device_that_is_closed_before_a_call_in_its_stream(gpu, captured):
+    """It waits for the call, and disturbs nobody's capture."""
+    m = gpu.mount()
+    path = make(m, bytes(PAGE))
+    program = gpu.program(path)
+    program.do(STREAM + CAPTURE + """
+kernel(lambda: gate.wait(1))
+kernel(store(0, b"last"))
+map.release_on(stream)
+assert cuda.cuStreamCreate(ctypes.byref(stream), 1) == 0
+if captured:
+    begin(0)
+dev.close()
+""", captured=captured)
+    assert read_file(path)[:4] == b"last"
+    assert not captured or program("end()") == 0
+
+
+@only_here
 @pytest.mark.parametrize("call", ["map.acquire()", "map.release()"])
 def test_what_waits_for_a_gpu_beside_a_capture(gpu, call):
     """Says what is the matter: the device is not broken."""

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from files import make, pattern
-from helpers import PAGE, agents, read_file, wait_until  # noqa: F401
+from helpers import PAGE, ROWS, agents, daemon_with_faults, read_file, wait_until  # noqa: F401
 
 OPEN = "dev = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR)"
 ROUND = "map = dev.mmap(fd, PAGE)\nassert map[0] == first\nmap.unmap()"
@@ -19,6 +19,11 @@ processes, (heard, said), (go, let_go) = [], os.pipe(), os.pipe()
 
 def two_rounds(keep):
     dev = gaia.Device('soft:0')
+    if keep is None:  # what it maps it does not get, and it stays
+        failed = error_of(lambda: gaia.Device('soft:20').mmap(fd, PAGE))
+        os.write(said, b'.')
+        os.read(go, 1)
+        return failed
     dev.mmap(fd, PAGE).unmap()
     kept = dev.mmap(fd, PAGE) if keep else None
     os.write(said, b'.')
@@ -30,7 +35,7 @@ def begin(count, keep):
     for _ in range(count):
         processes.append(os.fork())
         if not processes[-1]:
-            os._exit(error_of(two_rounds, keep))
+            os._exit(two_rounds(None) if keep is None else error_of(two_rounds, keep))
         assert select.select([heard], [], [], 20)[0], "one can't map"
         os.read(heard, 1)
 
@@ -155,6 +160,25 @@ def test_those_that_map_nothing_make_room(crowd):
     assert late(ATTEMPT) == 0
     assert user("finish()") == [0] * 70
     assert "turned away" not in m.log_text()
+
+
+def test_those_that_got_nothing_make_room(crowd):
+    _, user, late = crowd
+    user.do("begin(64, None)")
+    assert late(ATTEMPT) == 0
+    assert user("finish()") == [errno.ENODEV] * 64
+
+
+def test_an_error_of_the_data_directory_ends_no_session(mount, agents, monkeypatch, workdir):
+    """Whatever its words: what else the program has mapped is as it was."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m, agent = mount(env=env), agents()
+    agent.do(OPEN + "\nmap = dev.mmap(fd, PAGE)\nmap[0]\nsecond = os.open(other, os.O_RDWR)", path=make(m, pattern(PAGE)),
+             other=make(m, pattern(PAGE), "other"))
+    plan.arm(ROWS.index("dup"), errno.ECONNABORTED, 1, 0)
+    assert agent("error_of(lambda: dev.mmap(second, PAGE).unmap())") == errno.EIO and plan.landed
+    agent.do("map[0] = 7\nmap.release()")
+    assert read_file(os.path.join(m.mnt, "f"))[0] == 7
 
 
 def test_many_that_come_back(crowd):
