@@ -196,10 +196,10 @@ int gaia_munmap(void *addr, size_t length);
  *
  * @return 0, or -1 with errno: EBUSY (a stream of the GPU is being captured), EINVAL (addr not a multiple of
  *         4096, length zero, a page of the range not mapped by gaia_mmap() on this device), ENOSPC, EDQUOT,
- * EIO (another device's stores could not be written to the data directory: they stay on that device); EIO
- * also when another node has kept an old copy for 30 s, and when the device is broken; ENOMEM (GAIA_RESIDENT
- * and the device has no room; or the daemon has). After an error nothing is promised of what the device sees
- * in the range, until an acquire of it succeeds.
+ *         EIO (another device's stores could not be written to the data directory: they stay on that
+ *         device); EIO also when another node has kept an old copy for 30 s, and when the device is broken;
+ *         ENOMEM (GAIA_RESIDENT and the device has no room; or the daemon has). After an error nothing is
+ *         promised of what the device sees in the range, until an acquire of it succeeds.
  */
 int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
 
@@ -252,8 +252,8 @@ struct CUstream_st;
  * @param stream  of the device's primary context; NULL: the default stream. On a soft device, which has no
  *                streams, only NULL is allowed, and the call is gaia_macquire() or gaia_mrelease().
  * @return 0, or -1 with errno: as gaia_macquire() and gaia_mrelease(), for arguments; EINVAL (stream),
- *         ENOMEM, EOPNOTSUPP (the stream is being captured; mapped on demand), EBUSY (NULL, and another
- * stream is being captured), EIO (the driver refuses)
+ *         ENOMEM, EOPNOTSUPP (the stream is being captured; mapped on demand), EBUSY (NULL, and another one
+ *         is being captured), EIO (the driver refuses)
  */
 int gaia_macquire_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream);
 int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream);
@@ -281,8 +281,8 @@ int gaia_msync(void *addr, size_t length, int flags);
  * Say how the range will be used.
  *
  * @param advice  GAIA_ADV_*
- * @return 0, or -1 with errno: EBUSY (GAIA_ADV_DONTNEED, as gaia_macquire()), EINVAL (as gaia_macquire(), or
- * advice), EIO, ENOMEM, ENOSPC, EDQUOT (GAIA_ADV_DONTNEED, as gaia_macquire())
+ * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or advice), EIO, ENOMEM; EBUSY, ENOSPC, EDQUOT
+ *         (GAIA_ADV_DONTNEED, as gaia_macquire())
  */
 int gaia_madvise(void *addr, size_t length, int advice);
 
