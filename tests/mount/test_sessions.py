@@ -191,6 +191,6 @@ def test_those_that_map_something_do_not(crowd):
     m, user, late = crowd
     user.do("begin(64, True)")
     assert late(ATTEMPT) == errno.EUSERS
-    assert "turned away: its user has as many as one may have" in m.log_text()
+    wait_until(lambda: "turned away: its user has as many as one may have" in m.log_text(), what="the log says so")
     assert user("finish()") == [0] * 64
     wait_until(lambda: late(ATTEMPT) == 0, what="there is room again")
