@@ -3,10 +3,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "base/proc_path.h"
 
 mode_t shared_memory_mode(void)
 {
@@ -16,7 +17,6 @@ mode_t shared_memory_mode(void)
 /* A descriptor that is open for reading can't be opened anew for writing: clients can look, not lie. */
 int shared_page_make(const char *name, void **page_out, int *fd_out)
 {
-    char path[40];
     int fd = memfd_create(name, MFD_CLOEXEC);
 
     if (fd < 0)
@@ -31,8 +31,7 @@ int shared_page_make(const char *name, void **page_out, int *fd_out)
         error = -errno;
         goto out;
     }
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    *fd_out = open(path, O_RDONLY | O_CLOEXEC);
+    *fd_out = open(proc_path(fd).text, O_RDONLY | O_CLOEXEC);
     if (*fd_out < 0) {
         error = -errno;
         munmap(page, SHARED_PAGE_SIZE);

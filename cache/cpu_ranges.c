@@ -3,9 +3,9 @@
  * cache/cpu.c says the same holds. */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <unistd.h>
 
+#include "base/proc_path.h"
 #include "cache/agent.h"
 #include "cache/collect.h"
 #include "cache/cpu.h"
@@ -15,12 +15,9 @@
  * its name, which says why if that can't be. */
 static int cut(const struct cache_file *file, int fd, off_t size)
 {
-    char name[32];
-
     if (fd >= 0 || file->writable)
         return ftruncate(fd >= 0 ? fd : file->fd, size) ? -errno : 0;
-    snprintf(name, sizeof name, "/proc/self/fd/%d", file->fd);
-    return truncate(name, size) ? -errno : 0;
+    return truncate(proc_path(file->fd).text, size) ? -errno : 0;
 }
 
 int cache_file_truncate(struct cache_file *file, int fd, off_t size)

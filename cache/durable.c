@@ -3,10 +3,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/proc_path.h"
 #include "consistency/page.h"
 
 void durable_init(struct durable *durable)
@@ -53,16 +53,13 @@ void durable_close(struct durable *durable)
  * of before. Else fd itself. */
 static int sync_fd(struct durable *durable, int fd)
 {
-    char path[40];
-
     pthread_mutex_lock(&durable->lock);
     bool used = durable->users;
     int own = durable->fd;
     pthread_mutex_unlock(&durable->lock);
     if (own >= 0 || !used) /* of a file that nobody has open, the next description is told all */
         return own >= 0 ? own : fd;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    own = open(path, O_RDONLY | O_CLOEXEC);
+    own = open(proc_path(fd).text, O_RDONLY | O_CLOEXEC);
     if (own < 0) /* it may be written and not read, or descriptors are short */
         return fd;
     pthread_mutex_lock(&durable->lock);

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/proc_path.h"
 #include "cache/agent.h"
 #include "cache/drop.h"
 #include "cache/fit.h"
@@ -19,16 +20,14 @@
 
 static int open_backing(int path_fd, bool *writable_out)
 {
-    char path[40];
-    int fd;
+    struct proc_path path = proc_path(path_fd);
 
-    snprintf(path, sizeof path, "/proc/self/fd/%d", path_fd);
-    fd = open(path, O_RDWR | O_CLOEXEC | O_NOATIME);
+    int fd = open(path.text, O_RDWR | O_CLOEXEC | O_NOATIME);
     if (fd < 0 && errno == EPERM)
-        fd = open(path, O_RDWR | O_CLOEXEC);
+        fd = open(path.text, O_RDWR | O_CLOEXEC);
     *writable_out = fd >= 0;
     if (fd < 0 && (errno == EROFS || errno == EACCES || errno == EPERM || errno == ETXTBSY))
-        fd = open(path, O_RDONLY | O_CLOEXEC);
+        fd = open(path.text, O_RDONLY | O_CLOEXEC);
     return fd < 0 ? -errno : fd;
 }
 

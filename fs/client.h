@@ -30,9 +30,10 @@ struct client {
     struct cache_client *cache; /* NULL: it has not said hello with a descriptor for faults */
     int faults; /* that; -1: none. Whose last it is, close() waits for its process's mmap lock */
     _Atomic enum client_state state;
-    _Atomic int maps; /* open, and being opened; CLIENT_LET_GO: none, and none can be any more */
-    _Atomic uint64_t
-        idle_since; /* clock_now_ns() when the last was closed, or failed; 0: it asked for none */
+    /* Open, and being opened; CLIENT_LET_GO: none, and none can be any more. */
+    _Atomic int maps;
+    /* clock_now_ns() when the last was closed, or could not be opened; 0: it has asked for none. */
+    _Atomic uint64_t idle_since;
 };
 
 #define CLIENT_LET_GO (-1)

@@ -17,6 +17,7 @@
 
 #include "base/lock.h"
 #include "base/order.h"
+#include "base/proc_path.h"
 #include "cache/cache.h"
 #include "fs/borrow.h"
 #include "fs/inode.h"
@@ -155,11 +156,5 @@ static inline int folder_atime_flag(const struct fs *fs)
 {
     return fs->as_root && fs->options.no_diratime ? O_NOATIME : atime_flag(fs);
 }
-
-/* The rest of the handlers' common needs: "/proc/self/fd/N" opens what an O_PATH descriptor stands for. */
-struct proc_path {
-    char text[32];
-};
-struct proc_path proc_path(int fd);
 
 #endif

@@ -3,17 +3,8 @@
 #include "fs/fs.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-struct proc_path proc_path(int fd)
-{
-    struct proc_path path;
-
-    snprintf(path.text, sizeof(path.text), "/proc/self/fd/%d", fd);
-    return path;
-}
 
 struct handle *handle_new(struct fs *fs, struct inode *inode, int fd, DIR *dir, int flags)
 {

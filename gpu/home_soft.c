@@ -6,6 +6,7 @@
  * Every mapping of the memfd is registered for MINOR faults, so a page that the home
  * has placed is seen by nobody until it is exposed (UFFDIO_CONTINUE).
  */
+#include "base/proc_path.h"
 #include "gpu/device.h"
 
 #include <assert.h>
@@ -13,7 +14,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -55,11 +55,8 @@ static struct soft_frames *soft(struct gaia_frames *frames)
 
 static int soft_share(struct gaia_frames *frames, bool writable, uint64_t chunk, int *fd_out)
 {
-    char path[40];
-
     (void)chunk; /* one memfd has all */
-    snprintf(path, sizeof path, "/proc/self/fd/%d", soft(frames)->fd);
-    int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    int fd = open(proc_path(soft(frames)->fd).text, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
     if (fd < 0)
         return -errno;
     *fd_out = fd;
@@ -537,10 +534,9 @@ out_free:
 
 bool gaia_soft_is_faults(int fd)
 {
-    char path[40], link[64];
+    char link[64];
 
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    ssize_t n = readlink(path, link, sizeof link - 1);
+    ssize_t n = readlink(proc_path(fd).text, link, sizeof link - 1);
     if (n < 0)
         return false;
     link[n] = '\0';

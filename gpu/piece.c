@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/kernel.h"
+#include "base/proc_path.h"
 #include "gpu/driver.h"
 #include "gpu/gaia.h"
 #include "gpu/session.h"
@@ -59,12 +60,9 @@ int piece_each(void *addr, size_t length, struct gaia_device *device, bool any_d
  * for. Closing a descriptor waits for all of the file. */
 static int wait_for_write_backs(const struct gaia_piece *piece)
 {
-    char path[40];
-
     if (!writeback_lags)
         return 0;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", piece->mapping->fd);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(proc_path(piece->mapping->fd).text, O_RDONLY | O_CLOEXEC);
     if (fd >= 0)
         close(fd);
     else if (fdatasync(piece->mapping->fd)) /* no /proc, or no descriptor: that waits for them, too */
