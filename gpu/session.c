@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/descriptor.h"
 #include "base/shared_page.h"
 #include "gpu/soft.h"
 #include "io/reach.h"
@@ -109,7 +110,7 @@ static int open_descriptors(struct gaia_session *session, bool *traps_out)
         error = 0;
     }
     if (!error) {
-        session->stop = eventfd(0, EFD_CLOEXEC);
+        session->stop = above_standard(eventfd(0, EFD_CLOEXEC));
         error = session->stop < 0 ? -errno : 0;
     }
     pthread_mutex_unlock(&sessions_lock);

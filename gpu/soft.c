@@ -11,6 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/descriptor.h"
 #include "gpu/driver.h"
 #include "gpu/mapping.h"
 #include "gpu/session.h"
@@ -35,6 +36,7 @@ static int open_userfaultfd(void)
     }
     if (fd < 0)
         fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+    fd = above_standard(fd);
     return fd < 0 ? -errno : fd;
 }
 

@@ -7,6 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/descriptor.h"
+
 int gaia_message_send(int socket, struct gaia_message *message, const int *fds, unsigned fd_count)
 {
     char control[CMSG_SPACE(sizeof(int) * GAIA_MESSAGE_FDS)] = {0};
@@ -38,11 +40,14 @@ int gaia_message_send(int socket, struct gaia_message *message, const int *fds, 
 
 #define FDS_LOOKED_AT 8u /* what a peer sends more than that the kernel closes */
 
-/* Keep the first descriptors, close the rest: a peer may send what it likes. How many came. */
-static size_t take_fds(struct msghdr *header, int fds_out[GAIA_MESSAGE_FDS])
+/* Keep the first descriptors, close the rest: a peer may send what it likes. How many came; *lost_out: one of
+ * the first could not be kept. */
+static size_t take_fds(struct msghdr *header, int fds_out[GAIA_MESSAGE_FDS], bool *lost_out)
 {
     unsigned kept = 0;
     size_t came = 0;
+
+    *lost_out = false;
 
     for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c; c = CMSG_NXTHDR(header, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
@@ -52,10 +57,12 @@ static size_t take_fds(struct msghdr *header, int fds_out[GAIA_MESSAGE_FDS])
         for (size_t i = 0; i < count; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
-            if (kept < GAIA_MESSAGE_FDS)
-                fds_out[kept++] = fd;
-            else
+            if (kept == GAIA_MESSAGE_FDS)
                 close(fd);
+            else if ((fds_out[kept] = above_standard(fd)) >= 0)
+                kept++;
+            else
+                *lost_out = true;
         }
     }
     return came;
@@ -87,13 +94,14 @@ int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_o
     if (n < 0)
         return errno == ECONNRESET ? -ENOTCONN : -errno;
     /* An empty packet, which looks like the end, may have some, too. */
-    size_t came = take_fds(&header, fds_out);
+    bool lost;
+    size_t came = take_fds(&header, fds_out, &lost);
     bool cut = header.msg_flags & MSG_CTRUNC;
     /* Cut off before there are as many as we look at: there was no room among our own. */
     bool good = is_message(&message, n) && !(header.msg_flags & MSG_TRUNC) && (!cut || came < FDS_LOOKED_AT);
     if (good)
         *message_out = message;
-    if (good && !cut)
+    if (good && !cut && !lost)
         return 0;
     for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++) {
         if (fds_out[i] >= 0)

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/descriptor.h"
 #include "base/lock.h"
 #include "io/message.h"
 
@@ -46,7 +47,7 @@ static int make_socket(const struct reach_note *note, int flags)
 {
     if (note)
         pthread_mutex_lock(note->lock);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
+    int fd = above_standard(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0));
     int error = fd < 0 ? -errno : 0;
     if (note) {
         *note->socket = fd;

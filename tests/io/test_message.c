@@ -138,11 +138,58 @@ static void test_no_message(void **state)
     assert_int_equal(lowest(), first);
 }
 
+/* In a program that has closed 0, 1 and 2: they stay closed. room: for how many there is above them. */
+static int receive_without_standard(int room, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS])
+{
+    int aside[3], above, error;
+    struct rlimit before, low;
+
+    for (int fd = 0; fd < 3; fd++) {
+        aside[fd] = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+        close(fd);
+    }
+    above = fcntl(ours, F_DUPFD_CLOEXEC, 3);
+    close(above);
+    error = getrlimit(RLIMIT_NOFILE, &before);
+    low = (struct rlimit){.rlim_cur = (rlim_t)(above + room), .rlim_max = before.rlim_max};
+    error = error || setrlimit(RLIMIT_NOFILE, &low) ? 1 : gaia_message_receive(ours, message_out, fds_out);
+    if (setrlimit(RLIMIT_NOFILE, &before))
+        error = 1;
+    for (int fd = 0; fd < 3; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0)
+            error = 1;
+        if (aside[fd] >= 0 && dup2(aside[fd], fd) >= 0)
+            close(aside[fd]);
+    }
+    return error;
+}
+
+static void test_without_standard_descriptors(void **state)
+{
+    int fds[GAIA_MESSAGE_FDS], first = lowest();
+    struct gaia_message message;
+
+    (void)state;
+    for (int room = 0; room < 2; room++) { /* the kernel finds room, and we do not */
+        send_two(3);
+        assert_int_equal(receive_without_standard(room, &message, fds), -EMFILE);
+        assert_int_equal(lowest(), first);
+    }
+    send_two(4);
+    assert_int_equal(receive_without_standard(2, &message, fds), 0);
+    assert_int_equal(message.map, 4);
+    assert_true(fds[0] > 2 && fds[1] > 2);
+    close(fds[0]);
+    close(fds[1]);
+    assert_int_equal(lowest(), first);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_without_room, start, stop),
         cmocka_unit_test_setup_teardown(test_no_message, start, stop),
+        cmocka_unit_test_setup_teardown(test_without_standard_descriptors, start, stop),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

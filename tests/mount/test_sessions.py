@@ -194,3 +194,42 @@ def test_those_that_map_something_do_not(crowd):
     wait_until(lambda: "turned away: its user has as many as one may have" in m.log_text(), what="the log says so")
     assert user("finish()") == [0] * 64
     wait_until(lambda: late(ATTEMPT) == 0, what="there is room again")
+
+
+# In a process that has closed its standard descriptors: which of them it has again, as bits, or 99.
+CLOSED = """
+import fcntl
+
+def taken():
+    return sum(1 << n for n in range(3) if os.path.exists(f'/proc/self/fd/{n}'))
+
+def without_standard_descriptors():
+    high = fcntl.fcntl(os.open(path, os.O_RDWR), fcntl.F_DUPFD, 20)
+    for n in range(3):
+        os.close(n)
+    dev = gaia.Device()
+    map = dev.mmap(high, PAGE)
+    if map[0] != first:
+        return 99
+    map[1:3] = b'ab'
+    map.release()
+    mapped = taken()
+    map.unmap()
+    return mapped | taken()
+
+child = os.fork()
+if not child:
+    try:
+        os._exit(without_standard_descriptors())
+    except BaseException:
+        os._exit(99)
+"""
+
+
+def test_a_program_without_standard_descriptors(mount, agents):
+    """What it prints goes nowhere then, and not into a connection or a device's memory."""
+    path = make(mount(), pattern(PAGE))
+    agent = agents()
+    agent.do(CLOSED, path=path, first=pattern(PAGE)[0])
+    assert agent("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == 0
+    assert read_file(path)[:4] == pattern(PAGE)[:1] + b"ab" + pattern(PAGE)[3:4]
