@@ -22,6 +22,7 @@
 #include "gpu/piece.h"
 #include "gpu/session.h"
 #include "gpu/stream.h"
+#include "gpu/uncancelled.h"
 
 #define PUBLIC __attribute__((visibility("default")))
 #define PAGE 4096u
@@ -100,6 +101,8 @@ static int open_any(struct gaia_device *device)
 
 PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
 {
+    UNCANCELLED;
+
     if (!device_out)
         return fail(-EINVAL);
     pthread_once(&once, start);
@@ -141,6 +144,8 @@ static void wait_for_streams(const struct gaia_device *device)
 
 PUBLIC void gaia_device_close(struct gaia_device *device)
 {
+    UNCANCELLED;
+
     if (!device)
         return;
     if (device->owner != getpid()) { /* a child's copy, of which nothing is mapped */
@@ -288,6 +293,7 @@ static int map_by_session(struct gaia_mapping *mapping, const struct gaia_ioctl_
 
 PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset)
 {
+    UNCANCELLED;
     struct gaia_ioctl_token token = {0};
     struct gaia_message request = {
         .op = GAIA_OP_MAP, .offset = (uint64_t)offset, .prot = (uint32_t)prot, .flags = (uint32_t)flags};
@@ -351,6 +357,7 @@ out:
 
 PUBLIC int gaia_munmap(void *addr, size_t length)
 {
+    UNCANCELLED;
     int error = piece_check_range(addr, &length);
 
     return fail(error ? error : gaia_mapping_remove(addr, length));
@@ -358,6 +365,8 @@ PUBLIC int gaia_munmap(void *addr, size_t length)
 
 PUBLIC int gaia_macquire(void *addr, size_t length, struct gaia_device *device)
 {
+    UNCANCELLED;
+
     return fail(piece_each(addr, length, device, false, piece_acquire));
 }
 
@@ -368,6 +377,7 @@ static int check_writable(struct gaia_piece *piece)
 
 PUBLIC int gaia_mrelease(void *addr, size_t length, struct gaia_device *device)
 {
+    UNCANCELLED;
     int error = piece_each(addr, length, device, false, check_writable);
 
     if (error >= 0)
@@ -377,11 +387,14 @@ PUBLIC int gaia_mrelease(void *addr, size_t length, struct gaia_device *device)
 
 PUBLIC int gaia_macquire_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream)
 {
+    UNCANCELLED;
+
     return fail(stream_put(addr, length, device, stream, piece_acquire));
 }
 
 PUBLIC int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream)
 {
+    UNCANCELLED;
     int error = piece_each(addr, length, device, false, check_writable);
 
     if (error >= 0)
@@ -392,6 +405,7 @@ PUBLIC int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *devic
 PUBLIC int gaia_demand_parameters(void *addr, struct gaia_demand *demand_out,
                                   const struct gaia_demand **on_device_out)
 {
+    UNCANCELLED;
     struct gaia_piece *pieces;
     size_t count;
 
@@ -411,6 +425,8 @@ PUBLIC int gaia_demand_parameters(void *addr, struct gaia_demand *demand_out,
 
 PUBLIC int gaia_stream_error(struct gaia_device *device)
 {
+    UNCANCELLED;
+
     if (!device || device->owner != getpid())
         return fail(-EINVAL);
     int error = atomic_exchange(&device->stream_error, 0);
@@ -426,6 +442,8 @@ static int check_session(struct gaia_piece *piece)
 
 PUBLIC int gaia_msync(void *addr, size_t length, int flags)
 {
+    UNCANCELLED;
+
     if (flags != MS_SYNC && flags != MS_ASYNC)
         return fail(-EINVAL);
     return fail(piece_each(addr, length, NULL, true, flags == MS_SYNC ? piece_sync : check_session));
@@ -433,6 +451,7 @@ PUBLIC int gaia_msync(void *addr, size_t length, int flags)
 
 PUBLIC int gaia_madvise(void *addr, size_t length, int advice)
 {
+    UNCANCELLED;
     struct gaia_piece *pieces;
     size_t count;
 
@@ -474,6 +493,7 @@ static int stat_session(struct gaia_session *session, void *context)
 
 PUBLIC int gaia_stat(struct gaia_device *device, struct gaia_stat *stat_out)
 {
+    UNCANCELLED;
     struct stat_walk walk = {.device = device};
 
     static_assert(sizeof(struct gaia_stat) <= sizeof(((struct gaia_message *)0)->value),

@@ -17,11 +17,11 @@
  *  - Stores that are not released yet in an acquired range are not lost: they are collected as if released.
  *  - CPU programs call nothing: their releases and acquires happen inside those of the devices.
  *
- * Every function may be called from any thread. Calls on one range from several threads are ordered by the
- * daemon in some order; what the calls of a process ask of the daemon of one mount is asked one after the
- * other, so that one that takes long holds up those of other threads (but not touches, nor calls to other
- * mounts). A child of fork() has neither the mappings nor the devices of its parent, and can't
- * open a GPU (EIO) if that has.
+ * Every function may be called from any thread, and none is a point of cancellation (pthread_cancel()).
+ * Calls on one range from several threads are ordered by the daemon in some order; what the calls of a
+ * process ask of the daemon of one mount is asked one after the other, so that one that takes long holds up
+ * those of other threads (but not touches, nor calls to other mounts). A child of fork() has neither the
+ * mappings nor the devices of its parent, and can't open a GPU (EIO) if that has.
  *
  * Errors that any call may set: ENOTCONN, the daemon of the mount is gone (touching the mapping then raises
  * SIGBUS).

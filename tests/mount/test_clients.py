@@ -14,7 +14,7 @@ import pytest
 import gaia
 from files import make, open_map
 from helpers import (MIB, PAGE, ROWS, AgentDied, Plan, agents, client_with_faults, devices, error_of,  # noqa: F401
-                     functions_of, make_random, read_file, stand_still, statistics, write_file)
+                     functions_of, make_random, read_file, repeats, stand_still, statistics, tool, write_file)
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
 
@@ -506,3 +506,11 @@ def test_frames_that_another_program_has_emptied(mount, agents, unit, touched):
     seen = reader(f"map[{touched} * PAGE:{touched + 1} * PAGE]")
     assert seen in (content[touched * PAGE:(touched + 1) * PAGE], bytes(PAGE) * (touched < 3))
     assert reader("map[6 * PAGE:]") == content[6 * PAGE:]
+
+
+def test_threads_that_are_cancelled(mount):
+    """In the middle of any call: the locks of libgaia are not theirs to take along."""
+    m = mount()
+    seed = make_random().randrange(1 << 30)
+    status, output = tool("tool_cancel", os.path.join(m.mnt, "f"), "soft:0", repeats(300), seed)
+    assert status == 0, output
