@@ -4,6 +4,7 @@
 #include "tests/cache/fixture.inc"
 
 #include "cache/stat.h"
+#include "tests/gate.h"
 
 #define SHARES 4u /* byte b belongs to writer b % SHARES: 0 and 1 are threads of the device, 2 is a CPU */
 
@@ -102,7 +103,7 @@ static void run(unsigned steps)
 static void test_oversubscribed(void **state)
 {
     (void)state;
-    run(20000);
+    run(so_many(20000));
 }
 
 /* Truncation while a device stores: what is cut off stays away, what grows back is zero, everywhere. */
@@ -116,7 +117,7 @@ static void test_truncate(void **state)
     if (!fixture_start(&f, 1 << 20))
         skip();
     struct device_map map = device_map(&f, 0);
-    for (unsigned round = 0; round < 300; round++) {
+    for (unsigned round = 0; round < so_many(300); round++) {
         off_t cut = (off_t)(next(&random) % (16 * 4096));
         memset(map.bytes, (int)(1 + round % 255), 16 * 4096);
         if (round % 3)

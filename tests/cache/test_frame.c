@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "cache/frame.h"
+#include "tests/gate.h"
 
 #define CHUNK_BYTES (FRAME_CHUNK * GAIA_PAGE_SIZE)
 
@@ -134,7 +135,7 @@ static void *own(void *argument)
     uint32_t *frames = calloc(OWNED, sizeof *frames);
     size_t n = 0;
 
-    for (unsigned round = 0; frames && round < 60; round++) {
+    for (unsigned round = 0; frames && round < so_many(60); round++) {
         size_t wish = (size_t)rand_r(&owner->seed) % OWNED;
         for (; n < wish && !frame_get(owner->pool, &frames[n]); n++)
             mark(owner->pool, frames[n], owner->name + frames[n]);

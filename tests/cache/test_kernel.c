@@ -5,6 +5,7 @@
 #include "tests/cache/fixture.inc"
 
 #include "cache/stat.h"
+#include "tests/gate.h"
 
 #define PAGES 6u  /* few, so that everybody meets everybody */
 #define SHARES 4u /* byte b of a page belongs to writer b % SHARES */
@@ -126,9 +127,10 @@ static void *device(void *argument)
 
 static bool older; /* the kernel: see fixture.h, shows_locked */
 
-static void run(unsigned rounds, uint64_t capacity, bool stores, bool writes, bool two)
+static void run(unsigned usual, uint64_t capacity, bool stores, bool writes, bool two)
 {
     static struct fixture f;
+    unsigned rounds = so_many(usual);
     pthread_t threads[4], reader;
     struct worker w[4];
 

@@ -4,6 +4,7 @@
 #include "tests/cache/fixture.inc"
 
 #include "cache/stat.h"
+#include "tests/gate.h"
 
 #define PAGE 4096u
 
@@ -151,7 +152,7 @@ static void test_a_small_device(void **state)
         skip();
     struct device_map map = device_map(&f, 0);
     memset(want, 0, sizeof want);
-    for (unsigned step = 0; step < 20000; step++) {
+    for (unsigned step = 0; step < so_many(20000); step++) {
         unsigned page = (unsigned)rand() % FIXTURE_PAGES, mine = (unsigned)rand() % 2;
         uint8_t value = want[page][mine] = (uint8_t)rand();
         (mine ? map.bytes : cpu)[page * PAGE + mine * 4095] = value;

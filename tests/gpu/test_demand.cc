@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Demand paging (gpu/gaia_device.cuh) with threads as warps: random loads, stores and pins against plain
  * arrays. demand_world.h has the host; test_demand_faults.cc has what can go wrong. */
+#include "tests/gate.h"
 #include "tests/gpu/demand_world.h"
 #include "tests/gpu/runner.h"
 
@@ -218,7 +219,7 @@ static void small_units(void **)
     options.frames = 64;
     options.arena_slots = 200;
     options.is_restless = options.answers_pull = true;
-    play(options, 6, 5000);
+    play(options, 6, so_many(5000));
 }
 
 static void large_units(void **)

@@ -28,6 +28,7 @@
 #include "gpu/device.h"
 #include "gpu/home_copy.h"
 #include "gpu/uffd.h"
+#include "tests/gate.h"
 
 #define PAGES 9000u /* more than two windows */
 #define RUN_MAX 300u
@@ -149,13 +150,15 @@ static void *place_some(void *argument)
     struct placer *placer = argument;
     uint8_t *run = malloc(RUN_MAX * GAIA_PAGE_SIZE);
 
-    for (unsigned round = 0; run && round < 20; round++)
+    unsigned last = so_many(20) - 1;
+
+    for (unsigned round = 0; run && round <= last; round++)
         for (uint64_t page = placer->first; page < placer->first + PLACED && !placer->error;
              page += RUN_MAX) {
             const struct gaia_frames_ops *ops = placer->frames->ops;
             memset(run, (int)((page - placer->first) / RUN_MAX + round), RUN_MAX * GAIA_PAGE_SIZE);
             placer->error = ops->place(placer->frames, page, RUN_MAX, run);
-            if (!placer->error && round < 19)
+            if (!placer->error && round < last)
                 placer->error = ops->drop(placer->frames, page, RUN_MAX);
         }
     placer->error = run ? placer->error : -1;
@@ -187,7 +190,8 @@ static void test_beside_each_other(void **state)
     for (unsigned f = 0; f < FILES; f++) {
         for (unsigned i = 0; i < PLACERS; i++)
             for (uint64_t page = placers[i].first; page < placers[i].first + PLACED; page++)
-                assert_page(frames[f], page, (uint8_t)((page - placers[i].first) / RUN_MAX + 19));
+                assert_page(frames[f], page,
+                            (uint8_t)((page - placers[i].first) / RUN_MAX + so_many(20) - 1));
         frames[f]->ops->close(frames[f]);
     }
 }

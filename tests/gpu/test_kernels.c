@@ -18,6 +18,7 @@
 #include "consistency/page.h"
 #include "gpu/kernels.h"
 #include "tests/consistency/seed.h"
+#include "tests/gate.h"
 
 #define PAGE GAIA_PAGE_SIZE
 #define BATCH 4096u /* pages hashed by one launch */
@@ -71,7 +72,7 @@ static void digests_of_random_pages(void **state)
     unsigned done = 0;
 
     (void)state;
-    for (unsigned batch = 0; done < RANDOM_PAGES; batch++, done += BATCH) {
+    for (unsigned batch = 0; done < so_many(RANDOM_PAGES); batch++, done += BATCH) {
         uint64_t key = seed_next() | 1;
 
         /* New bytes in each: seed_next() for every word would take longer than the hashing. */

@@ -2,6 +2,7 @@
 /* The device code as a GPU has it, a lane a thread (lockstep.h): masks, leaders and shuffles, with lanes that
  * run apart. What the code does is tested by test_kernels and test_demand, with a warp a thread; here it must
  * do the same. */
+#include "tests/gate.h"
 #include "tests/gpu/lockstep.h"
 
 #include "tests/gpu/demand_world.h"
@@ -229,7 +230,7 @@ static void play(uint32_t unit_shift, unsigned turns, uint32_t frames, unsigned 
 
 static void small_units(void **)
 {
-    play(GAIA_DEMAND_UNIT_SHIFT_SMALL, 300, FRAMES_FOR_PINS, 5);
+    play(GAIA_DEMAND_UNIT_SHIFT_SMALL, so_many(300), FRAMES_FOR_PINS, 5);
 }
 
 static void large_units(void **)
@@ -240,7 +241,7 @@ static void large_units(void **)
 /* What is let go too early is gone at once. */
 static void few_frames(void **)
 {
-    play(GAIA_DEMAND_UNIT_SHIFT_SMALL, 200, 6, 4);
+    play(GAIA_DEMAND_UNIT_SHIFT_SMALL, so_many(200), 6, 4);
 }
 
 int main(int argc, char **argv)

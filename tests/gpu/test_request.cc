@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* RDMA reads that a GPU posts (gpu/request_device.h), with threads as warps, on a NIC that is none (nic.h).
  * What can go wrong is in test_request_faults.cc. */
+#include "tests/gate.h"
 #include "tests/gpu/reader.h"
 #include "tests/gpu/runner.h"
 
@@ -174,13 +175,13 @@ static void several_queues(void **)
 
     longer.wqes_count = 32;
     each_rings.batch = 1;
-    play({with_depth(4), with_depth(32), longer, each_rings}, 8, 20000 / SLOW, FRAME_SIZE);
+    play({with_depth(4), with_depth(32), longer, each_rings}, 8, so_many(20000) / SLOW, FRAME_SIZE);
 }
 
 static void small_queues_wrap_all_the_time(void **)
 {
     play({with_depth(1, UINT32_MAX - 50), with_depth(2, 65536 - 50), with_depth(4, UINT32_MAX - 200)}, 6,
-         10000 / SLOW, 64);
+         so_many(10000) / SLOW, 64);
 }
 
 /* All of the NIC's numbers, more than once. */

@@ -31,7 +31,7 @@ CONFIGURATIONS = (
     ("whole-page-writer", "HAS_W=1 WHOLE", True),
     ("everybody", "HAS_W=1 HAS_S=1 STORES=1 OPS=1", True),
     ("two-devices-storing-mapping", "ND=2 HAS_S=1 STORES=1 OPS=1 NO_ACQUIRE", True),
-    ("write-over-two-pages", "NP=2 SPAN HAS_W=1 STORES=1 OPS=1", True),
+    ("write-over-two-pages", "NP=2 SPAN HAS_W=1 STORES=1 OPS=1", False),
     ("direct-reads", "HAS_S=1 DIRECT=2 STORES=1", True),
     ("eviction", "EVICTION=2 HAS_S=1 OPS=1", True),
     ("capacity", "NP=2 CAPACITY=1 EVICTION=1 THREADS=0 STORES=2 OPS=1", True),

@@ -8,7 +8,9 @@ Every test has a time limit (60 s, @pytest.mark.limit(seconds) changes it). It i
 thread of a test that touches a mapping of a dead mount hangs with the interpreter's lock held. When it expires, that
 process prints the stacks of the daemons that the test started and aborts their connections, and theirs alone.
 """
+import math
 import os
+import random
 import re
 import select
 import shutil
@@ -28,13 +30,36 @@ LIMIT_S = 60
 SANITIZER = re.compile(r"ERROR: \w+Sanitizer|WARNING: \w+Sanitizer|runtime error:|gaiafs: lock order:")
 
 
-# --- devices --------------------------------------------------------------------------------------------------------
+# --- what is run ----------------------------------------------------------------------------------------------------
+
+# What takes long and is seldom broken: tests/run.sh leaves it to `make check`.
+not_in_the_gate = pytest.mark.skipif(bool(os.environ.get("GAIA_GATE")), reason="takes too long for tests/run.sh: make check")
+
+
+def so_much(usual, gate):
+    """How often, or how long: less in tests/run.sh."""
+    return gate if os.environ.get("GAIA_GATE") else usual
+
+
+# tests/run.sh (GAIA_GATE) runs every test, but of its parametrizations one of so many: here by file, and of that half where
+# the plain suite runs them, too. `make check` runs all.
+THINNED = {"cuda_broken": 2, "nodes": 3, "nodes_calls": 2, "nodes_names": 2, "nodes_room": 2, "nodes_sizes": 2, "permissions": 3}
+
 
 def pytest_collection_modifyitems(items):
-    device = os.environ.get("GAIA_DEVICE", "")
+    device, groups = os.environ.get("GAIA_DEVICE", ""), {}
     for item in items:
         if device.startswith("cuda:") and item.get_closest_marker("traps"):
             item.add_marker(pytest.mark.skip(reason="a GPU's touches and stores are no faults"))
+        elif hasattr(item, "callspec") and not_in_the_gate.mark not in item.iter_markers():
+            groups.setdefault((item.path.stem.removeprefix("test_"), item.originalname), []).append(item)
+    if not os.environ.get("GAIA_GATE"):
+        return
+    again = 2 if device or os.environ.get("GAIAFS_SANITIZE") else 1
+    for (file, name), group in groups.items():
+        kept = math.ceil(len(group) / (THINNED.get(file, 1) * again))
+        for item in random.Random(name).sample(group, len(group) - kept):  # the same in each run
+            item.add_marker(not_in_the_gate)
 
 
 # --- mounts ---------------------------------------------------------------------------------------------------------
@@ -100,15 +125,6 @@ class Mount:
         if SANITIZER.search(self.log_text()):
             return "the daemon's log has a sanitizer's report"
         return None
-
-
-# What takes long and is seldom broken: tests/run.sh leaves it to `make check`.
-not_in_the_gate = pytest.mark.skipif(bool(os.environ.get("GAIA_GATE")), reason="takes too long for tests/run.sh: make check")
-
-
-def so_much(usual, gate):
-    """How often, or how long: less in tests/run.sh."""
-    return gate if os.environ.get("GAIA_GATE") else usual
 
 
 # The memory of a program, which under TSan is several times as much.

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from conftest import so_much
 import gaia
 from helpers import (PAGE, agents, device_statistics, devices, make_random, read_file,  # noqa: F401
                      repeats, tool, wait_until, write_file)
@@ -108,7 +107,7 @@ def test_as_many_devices_as_there_can_be(mount, devices):
 def test_pressure_loses_nothing(mount, options, stores):
     m = mount(options)
     seed = make_random().randrange(1 << 30)
-    status, output = tool("tool_pressure", os.path.join(m.mnt, "f"), 16, 4, repeats(so_much(stores, stores // 3)), seed)
+    status, output = tool("tool_pressure", os.path.join(m.mnt, "f"), 16, 4, repeats(stores), seed)
     assert status == 0, output
     stat = device_statistics(m.mnt)
     assert stat["evictions"] > 0

@@ -508,7 +508,7 @@ def test_a_tree_that_is_swapped_meanwhile(small, workdir):
         try:
             os.chroot(small.mnt)
             os.chdir("/")
-            end = time.monotonic() + so_much(12, 5)
+            end = time.monotonic() + so_much(12, 3)
             i = 0
             while time.monotonic() < end:
                 i += 1

@@ -47,7 +47,9 @@ def lend_objects(build):
         shutil.copy2(path, target)
 
 
-@pytest.fixture(scope="module", params=BREAKS)
+# tests/run.sh has time for one rule of each tool, and the one that the model alone can show.
+@pytest.fixture(scope="module", params=[name if name in ("TWIN_MERGED", "WRITEBACK_COLLECTS", "NO_HEAL") else
+                                        pytest.param(name, marks=conftest.not_in_the_gate) for name in BREAKS])
 def broken(request):
     """(name, folder) of a build with one rule broken."""
     build = f"build/gcc-{request.param}"
@@ -63,7 +65,7 @@ def test_the_model_catches_a_broken_rule(broken):
     name, folder = broken
     program = os.path.join(folder, "tests", "cache", "test_kernel")
     for _ in range(5):  # a race that is not met in one run is met in the next
-        done = subprocess.run([program], capture_output=True, text=True, timeout=100)
+        done = subprocess.run([program], capture_output=True, text=True, timeout=100, env=helpers.without_gate())
         assert done.returncode >= 0, done.stderr
         if done.returncode:
             assert "FAILED" in done.stdout + done.stderr

@@ -15,7 +15,9 @@ PROGRAMS = ("tool_nodes", "tool_survive")
 LITTLE = "registering .* bytes: RLIMIT_MEMLOCK allows 1048576 bytes"
 PAIRS = ("CPU of a to soft:0 of b", "CPU of b to soft:0 of a", "soft:0 of a to CPU of b", "soft:0 of b to CPU of a",
          "soft:0 of a and of b", "bytes of one page, devices and write()", "bytes of one page, CPUs", "more than the agent's device holds")
-NAMES = ([f"{name}, home {home}" for home in "ab" for name in PAIRS] + ["an acquire is one round trip, home a"] +
+# tests/run.sh has no time for all with home b, which is as home a with the nodes changed about: make check-long.
+GATE = bool(os.environ.get("GAIA_GATE"))
+NAMES = ([f"{name}, home {home}" for home in "ab" for name in PAIRS if home == "a" or not GATE or name == PAIRS[-1]] + ["an acquire is one round trip, home a"] +
          [f"{what}, node {node} unmounts" for what in ("all is well", "b is stopped", "the queue pairs are in error") for node in "ab"] +
          ["b is killed", "b is killed, node a unmounts", "b is stopped", "b was stopped, and the nodes meet again",
           "the queue pairs are in error", "the port is taken", "no device has the address", "little memory to lock",
@@ -41,7 +43,7 @@ def script(seed):
     """The last test takes the wire down: rxe of Linux 6.1 makes no new connection after that."""
     counters = "/sys/class/infiniband/rxe*/ports/1/hw_counters"
     return [
-        shell(), f"nodes_limit_ms={LIMIT_MS}", "mkdir -p /tmp/data /tmp/other",
+        shell(), *(["export GAIA_GATE=1"] if GATE else []), f"nodes_limit_ms={LIMIT_MS}", "mkdir -p /tmp/data /tmp/other",
         "echo nodes began $(cut -d' ' -f1 /proc/uptime)",
         f"node_mount a {MOUNT},unit=4K", f"node_mount b {MOUNT},unit=4K",
         *FLUSHER_AT_WORK,
