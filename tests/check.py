@@ -5,6 +5,7 @@
 Ends with one line `N passed, N failed, N skipped`. Each program has a time limit; what a failed one printed is shown.
 """
 import argparse
+import concurrent.futures
 import glob
 import os
 import re
@@ -41,8 +42,8 @@ def environment(args):
     return env
 
 
-def run_unit(program, env, count):
-    """One cmocka program: its counts, from its own closing lines."""
+def run_unit(program, env):
+    """One cmocka program: its counts, from its own closing lines, and what is to be said of it."""
     start = time.monotonic()
     try:
         done = subprocess.run([program], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -58,12 +59,20 @@ def run_unit(program, env, count):
         failed = 1
     if not code and not passed and not skipped:  # a program that tests nothing is no test
         failed = 1
-    count.add(passed, failed, skipped)
     name = os.path.relpath(program, os.path.join(env["GAIAFS_BUILD"], "tests"))
-    print(f"{'FAIL' if failed else 'ok':4} {name:32} {passed:4} passed, {failed} failed  {time.monotonic() - start:6.1f} s",
-          flush=True)
-    if failed:
-        print(output, flush=True)
+    said = f"{'FAIL' if failed else 'ok':4} {name:32} {passed:4} passed, {failed} failed  {time.monotonic() - start:6.1f} s"
+    return (passed, failed, skipped), f"{said}\n{output}" if failed else said
+
+
+def run_units(args, env, count):
+    """Several at a time where that is asked for: many of them wait most of the time."""
+    programs = [program for folder in FOLDERS if folder not in args.without.split(",")
+                for program in sorted(glob.glob(os.path.join(args.build, "tests", folder, "test_*")))
+                if os.access(program, os.X_OK) and "." not in os.path.basename(program)]
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for counts, said in pool.map(lambda program: run_unit(program, env), programs):
+            count.add(*counts)
+            print(said, flush=True)
 
 
 def run_mount(args, env, count):
@@ -99,6 +108,7 @@ def main():
     parser.add_argument("--sanitize", default="", help="address or thread: what the build was made with")
     parser.add_argument("--unit", action="store_true", help="the unit tests only")
     parser.add_argument("--mounts", action="store_true", help="the mount tests only")
+    parser.add_argument("--jobs", type=int, default=1, help="unit tests at a time (1)")
     parser.add_argument("--without", default="", help="no unit tests of these folders, FOLDER,FOLDER...")
     parser.add_argument("--files", help="of the mount tests only test_NAME.py of these names, NAME,NAME...")
     parser.add_argument("--but", default="", help="of the mount tests not test_NAME.py of these names, NAME,NAME...")
@@ -108,10 +118,8 @@ def main():
     parser.add_argument("--python", default="/usr/bin/python3")
     args = parser.parse_args()
     env, count = environment(args), Count()
-    for folder in [] if args.mounts else [folder for folder in FOLDERS if folder not in args.without.split(",")]:
-        for program in sorted(glob.glob(os.path.join(args.build, "tests", folder, "test_*"))):
-            if os.access(program, os.X_OK) and "." not in os.path.basename(program):
-                run_unit(program, env, count)
+    if not args.mounts:
+        run_units(args, env, count)
     if not args.unit:
         run_mount(args, env, count)
     print(f"{count.passed} passed, {count.failed} failed, {count.skipped} skipped", flush=True)

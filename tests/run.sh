@@ -16,7 +16,7 @@ threads=changes,clients,deaths,forks,nodes_babble,protocol,sessions,sharing
 
 # Parts of the suite that other lanes run, so that all end at about the same time.
 second=device_code,examples,gpu_scripts,cuda_paging,nodes_slow,rules
-third=nodes_words,nodes_parting
+third=nodes,nodes_deaths,nodes_words,nodes_parting
 # Leaves to make check what takes long and is seldom broken.
 export GAIA_GATE=1
 
@@ -41,14 +41,14 @@ step() {
 # Three lanes, which also build what only they need: a step waits more than it works.
 make -j"$jobs" tests
 {
-    step "the suite" make check CHECK="--but $second,$third"
+    step "the suite" make check CHECK="--jobs 2 --but $second,$third"
 } &
 lanes=$!
 {
     step "build with ASan and UBSan" make -j"$jobs" tests SANITIZE=address
     # All of it: make check-long.
     step "unit tests, and mounts that end in every way there is, under ASan and UBSan" \
-        make check SANITIZE=address CHECK="--files $ends"
+        make check SANITIZE=address CHECK="--jobs 2 --files $ends"
     step "mounts on a GPU that is not there" /usr/bin/python3 -B tests/mount/on_gpu.py
     step "histories" python3 -B tests/history/run.py --operations 130000
     step "histories of two nodes" python3 -B tests/history/run.py --nodes 2 --operations 60000
@@ -64,14 +64,14 @@ lanes="$lanes $!"
 {
     step "build with TSan" make -j"$jobs" tests SANITIZE=thread
     step "unit tests, and mounts with several clients, devices and threads, under TSan" \
-        make check SANITIZE=thread CHECK="--without consistency --files $threads"
+        make check SANITIZE=thread CHECK="--jobs 2 --without consistency --files $threads"
     # It has two processors to emulate, and in it nodes wait for each other for some seconds and no longer.
     step "RDMA in a virtual machine" nice -n -10 python3 -B tests/vm/rdma.py
     step "mounts in a Debian 13 userland" sh tests/trixie.sh files,passthrough,passthrough_devices,passthrough_ends,promises
     step "the suite, its third part" make check CHECK="--mounts --files $third"
     # All of it is warming up: an hour (make life) is held to 5 %.
     # Five threads more, which a busy moment calls, are an eighth of its memory.
-    step "half a minute of everything" /usr/bin/python3 -B tests/soak/run.py --minutes 0.5 --tolerance 25
+    step "twenty seconds of everything" /usr/bin/python3 -B tests/soak/run.py --minutes 0.3 --tolerance 25
     step "the simulation of many nodes" python3 -B tests/sim/sim.py --check
 } &
 lanes="$lanes $!"
