@@ -22,6 +22,11 @@ export GAIA_GATE=1
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+# Of what a step has started, from what the shell says of its children before and after.
+processors() {
+    awk '{gsub(/[ms]/, " "); n = split($0, t, " ")} FNR == 2 {sum = sum * -1 + t[1] * 60 + t[2] + t[3] * 60 + t[4]} END {printf "%.0f", sum}' "$1.before" "$1.after"
+}
+
 # What fails is known by the status that each step leaves behind: a pipe would hide it. What a step printed is shown when it
 # has ended, as three lanes of steps run side by side: most of them wait most of the time.
 step() {
@@ -29,10 +34,12 @@ step() {
     shift
     began=$(date +%s)
     out=$(mktemp "$work/out.XXXXXX")
+    times >"$out.before"
     "$@" >"$out" 2>&1 || echo "$name" >>"$work/failed"
+    times >"$out.after"
     {
         flock 9
-        echo "== $name ($(($(date +%s) - began)) s)"
+        echo "== $name ($(($(date +%s) - began)) s, $(processors "$out") s of a processor)"
         cat "$out"
         sed -n 's/^\([0-9]* operations: \)\{0,1\}\([0-9]* passed, [0-9]* failed.*\)$/\2/p' "$out" | tail -n 1 >>"$work/counts"
     } 9>"$work/lock"
