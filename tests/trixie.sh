@@ -71,12 +71,12 @@ mount --bind /var/tmp "$root/var/tmp"
 
 if [ ! -e "$root/ready" ]; then
     cp /etc/resolv.conf "$root/etc/resolv.conf" 2>/dev/null || true
-    # The virtual machine, the model and fio are the other userland's.
+    # The virtual machine, the model, fio and other programs are the other userland's.
     packages=$(sed -n '/^\[run\]$/,$p' "$top/examples/packages.txt" |
-        grep -E '^[a-z0-9]' | grep -vxE 'debootstrap|fio|qemu-system-x86|spin' | tr '\n' ' ')
+        grep -E '^[a-z0-9]' | grep -vxE 'debootstrap|fio|git|gnuplot-nox|qemu-system-x86|spin' | tr '\n' ' ')
     # The list is one of words.
     # shellcheck disable=SC2086
-    if ! { enter apt-get update -q && enter apt-get install -q -y --no-install-recommends $packages; } \
+    if ! { enter apt-get update -q && enter apt-get install -q -y -o Dpkg::Options::=--force-unsafe-io --no-install-recommends $packages; } \
         >"$root.log" 2>&1; then
         tail -n 3 "$root.log"
         skip "its packages could not be installed: $root.log"
