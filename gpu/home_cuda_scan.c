@@ -277,8 +277,10 @@ static int patch_batch(struct cuda_frames *frames, const uint64_t *pages, size_t
         error = api->cuMemcpyHtoDAsync(gpu_device_area(gpu, 1), gpu_host_area(gpu, 1), bytes, gpu->stream);
     for (size_t from = 0; from < count && error == CUDA_SUCCESS;) {
         size_t n = batch_part(frames, pages, count, from, &chunk);
-        if (!chunk)
-            return gpu_wait(gpu, CUDA_ERROR_INVALID_VALUE);
+        if (!chunk) { /* asked by another node, which is mistaken: the GPU is not */
+            int failed = gpu_wait(gpu, CUDA_SUCCESS);
+            return failed ? failed : -EINVAL;
+        }
         uint64_t n64 = n;
         CUdeviceptr list = gpu_device_area(gpu, GPU_LISTS) + from * sizeof(uint32_t);
         CUdeviceptr before = gpu_device_area(gpu, 0) + from * GAIA_PAGE_SIZE;
