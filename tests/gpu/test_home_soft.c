@@ -149,7 +149,6 @@ static void *place_some(void *argument)
 {
     struct placer *placer = argument;
     uint8_t *run = malloc(RUN_MAX * GAIA_PAGE_SIZE);
-
     unsigned last = so_many(20) - 1;
 
     for (unsigned round = 0; run && round <= last; round++)
@@ -500,7 +499,7 @@ static int try_to_seal(void)
 /* With vm.memfd_noexec=1 a memfd can be sealed though nobody has asked for that. */
 static void test_a_client_that_seals_the_frames(void **state)
 {
-    int status;
+    int status = 0;
 
     (void)state;
     pid_t child = fork(), inner;
