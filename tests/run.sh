@@ -24,7 +24,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # Of what a step has started, from what the shell says of its children before and after.
 processors() {
-    awk '{gsub(/[ms]/, " "); n = split($0, t, " ")} FNR == 2 {sum = sum * -1 + t[1] * 60 + t[2] + t[3] * 60 + t[4]} END {printf "%.0f", sum}' "$1.before" "$1.after"
+    awk '{gsub(/[ms]/, " "); split($0, t, " ")} FNR == 2 {sum = sum * -1 + t[1] * 60 + t[2] + t[3] * 60 + t[4]} END {printf "%.0f", sum}' "$1.before" "$1.after"
 }
 
 # What fails is known by the status that each step leaves behind: a pipe would hide it. What a step printed is shown when it

@@ -71,8 +71,8 @@ mount --bind /var/tmp "$root/var/tmp"
 
 if [ ! -e "$root/ready" ]; then
     cp /etc/resolv.conf "$root/etc/resolv.conf" 2>/dev/null || true
-    # The virtual machine, the model, fio and other programs are the other userland's.
-    packages=$(sed -n '/^\[run\]$/,$p' "$top/examples/packages.txt" |
+    # The virtual machine, the model, fio and other programs are the other userland's, and so is make check-long.
+    packages=$(sed -n '/^\[run\]$/,/^\[long\]$/p' "$top/examples/packages.txt" |
         grep -E '^[a-z0-9]' | grep -vxE 'debootstrap|fio|git|gnuplot-nox|qemu-system-x86|spin' | tr '\n' ' ')
     # The list is one of words.
     # shellcheck disable=SC2086
