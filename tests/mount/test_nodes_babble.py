@@ -112,6 +112,7 @@ def test_a_node_that_says_anything(cluster, agents, monkeypatch, device):
         monkeypatch.setenv("LD_LIBRARY_PATH", cuda_standin())
     m, nodes, said = babble(cluster, agents, float(os.environ.get("GAIA_TEST_SECONDS", 4)))
     assert not said["hung"], "an answer took 15 s"
+    assert "its driver reports" not in m.log_text(), "the member is mistaken, and no GPU"
     statistics(m.mnt)
     for name in FILES:  # what the member has left, which may be of any size
         path = os.path.join(m.mnt, name)
