@@ -148,7 +148,9 @@ class Round:
         except subprocess.TimeoutExpired:
             raise Failure(self.hang(driver, mounts)) from None
         if driver.returncode:
-            raise Failure(f"driver ended with {driver.returncode}\n{output}")
+            ended = "".join(f"\nthe daemon of {m.mnt} has ended with {m.proc.returncode}: {m.log_text()}"
+                            for m in mounts if m.proc.poll() is not None)
+            raise Failure(f"driver ended with {driver.returncode}\n{output}{ended}")
 
     def hang(self, driver, mounts):
         workers = children_of(driver.pid)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A worker: random operations on the files of the run, each of them logged. */
 #include "worker_internal.h"
+#include "crash.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -427,6 +428,7 @@ static void start_worker(struct worker *w, struct run *run, uint32_t index, uint
     w->buffer = malloc(TRANSFER_MAX + 16);
     if (!w->buffer || sigaction(SIGBUS, &action, NULL))
         die("a worker's start");
+    tell_crashes();
 }
 
 static void open_all(struct worker *w)
@@ -511,6 +513,11 @@ static void look_at_file(struct worker *w, unsigned file)
 
     if (fstat(w->files[file], &status))
         die("fstat");
+    /* An append that found room may have come after a truncation that took it: then the file is longer than
+     * what is mapped of it, here as everywhere. */
+    uint64_t size = (uint64_t)status.st_size, most = file_of(w, file)->most;
+    if (size > most)
+        size = most;
     for (unsigned d = 0; d < devices; d++) {
         slots[d] = (struct slot){.file = file, .device = d, .length = file_of(w, file)->most};
         slots[d].address =
@@ -521,9 +528,8 @@ static void look_at_file(struct worker *w, unsigned file)
     }
     for (unsigned d = 0; d < devices; d++)
         acquire_range(w, &slots[d], (struct range){file, 0, slots[d].length});
-    for (uint64_t at = 0; at < (uint64_t)status.st_size; at += PAGE) {
-        struct range range = {file, at,
-                              (uint64_t)status.st_size - at < PAGE ? (uint64_t)status.st_size - at : PAGE};
+    for (uint64_t at = 0; at < size; at += PAGE) {
+        struct range range = {file, at, size - at < PAGE ? size - at : PAGE};
         for (unsigned d = 0; d < devices; d++)
             load_range(w, OP_DEVICE_LOAD, d, slots[d].address + at, range);
         read_range(w, range);
