@@ -379,7 +379,8 @@ int cache_each_file(struct cache *cache, int (*fn)(struct cache_file *file, void
 static int flush_each(struct cache_file *file, void *context)
 {
     (void)context;
-    return flush_file(file);
+    /* What was lost as it was given up was told then. */
+    return file->given_up ? 0 : flush_file(file);
 }
 
 int cache_flush_all(struct cache *cache)

@@ -168,6 +168,8 @@ bool cache_file_has_died(const struct cache_file *file);
 bool cache_file_home_knows(const struct cache_file *file);
 /* Another node is its home now. What devices have of it is gone, and all that is done to it gives -EIO. */
 void cache_file_give_up(struct cache_file *file);
+/* Whether programs of this node had stored any of that, which nobody has collected. */
+bool cache_file_has_lost_stores(const struct cache_file *file);
 /* Was it taken over from a home that was taken to be dead? Or, of a far one, is its home this one? */
 bool cache_file_is_taken_over(struct cache_file *file);
 bool cache_file_is_at(const struct cache_file *file, const struct node_name *name);

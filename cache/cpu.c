@@ -517,9 +517,9 @@ int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct dura
     uint64_t asked = durable_asked(file->durable);
     int error, synced = 0;
 
-    if (file->given_up) {
-        error = -EIO;
-    } else if (file->far) {
+    if (file->given_up)
+        return -EIO;
+    if (file->far) {
         error = agent_sync(file, data_only);
         if (error && cache_file_is_lost(file)) /* the same question to its next home tells what came of it */
             return error;

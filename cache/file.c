@@ -144,21 +144,44 @@ void cache_file_discard_write_backs(struct cache_file *file, bool discard)
     file->discards = discard;
 }
 
+/* Whether anything of this node's devices has been released and not collected. Lock held. */
+static void note_stores(struct leaf *leaf, void *context)
+{
+    struct leaf_copy *copy;
+    bool *stores = context;
+
+    SLIST_FOREACH (copy, &leaf->copies, link)
+        *stores |= !copy->replica->device->node && (copy->pending || copy->releasing);
+}
+
 void cache_file_give_up(struct cache_file *file)
 {
     struct replica *replica = NULL;
+    bool stores = false;
 
-    if (atomic_exchange(&file->given_up, true) || file->far)
-        return;
+    /* What is released later is not acknowledged: cache_map_release(). Agents' programs are told by what takes
+     * the file's place there. */
     pthread_mutex_lock(&file->lock);
+    if (!file->far && !file->given_up)
+        index_each(&file->index, note_stores, &stores);
+    if (stores)
+        file->lost_stores = true;
+    bool before = atomic_exchange(&file->given_up, true);
     uint64_t pages = file_pages(file->size);
     pthread_mutex_unlock(&file->lock);
+    if (before || file->far)
+        return;
     while ((replica = file_next_replica(file, replica))) {
         home_device_lose(replica);
         replica_changed(replica); /* an acquire is to come, and fail */
         replica->frames->ops->drop(replica->frames, 0, pages);
     }
     claim_give_up(file);
+}
+
+bool cache_file_has_lost_stores(const struct cache_file *file)
+{
+    return file->lost_stores;
 }
 
 static void close_far(struct cache_file *file)

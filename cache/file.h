@@ -57,6 +57,7 @@ struct cache_file {
     uint64_t announced_to;         /* those up to this one: home_session.entered */
     bool taken_over;               /* from a home that was taken to be dead: it gives the file up */
     atomic_bool given_up;          /* another node is its home: all that is done to it here fails */
+    bool lost_stores;              /* as it was: of this node's devices */
     atomic_bool discards;          /* write-backs: what the kernel holds is from under another home */
     struct node_name name;
     LIST_HEAD(, home_open) opens; /* of agents */

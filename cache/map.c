@@ -444,6 +444,8 @@ int cache_map_release(struct cache_client *client, uint32_t id, uint64_t offset,
         error = agent_map_do(map, NODE_RELEASE, offset, bytes, 0, NULL, NULL);
     else
         error = map->writable ? release_range(map->replica, run.page, run.count) : -EACCES;
+    if (!error && map->file->given_up) /* what was released may have been dropped before */
+        error = -EIO;
     cache_map_put(map);
     return error;
 }

@@ -11,6 +11,7 @@
 #include "fs/log.h"
 #include "fs/loop.h"
 #include "fs/session.h"
+#include "fs/trouble.h"
 
 #define MOVE_PAUSE_MS 100u
 
@@ -220,8 +221,11 @@ int nodes_follow(void *context, const struct node_name *name, bool taken_over)
     if (rc < 0) /* deleted meanwhile, or not to be had: nor is it for anybody here */
         return rc == -ESTALE || rc == -EINVAL ? 0 : rc;
     struct cache_file *file = inode_usable(inode);
+    bool was_home = file && !cache_file_is_far(file);
     rc = file ? give_way(file, name, taken_over) : 0;
     bool gave_up = file && rc == 0 && !inode_usable(inode);
+    if (gave_up && was_home)
+        trouble_of_a_home(inode);
     if (rc == 0 && inode_content(inode) && !inode_usable(inode))
         rc = go_far(context, inode, name, true);
     /* Who has taken it over has died, too, and nobody else knows, or can't be asked now. Not here: for the

@@ -52,8 +52,19 @@ static void tell(struct kind *kind, struct inode *inode, const char *doing)
         snprintf(path, sizeof(path), "(inode %llu)", (unsigned long long)inode->ino);
     if (unsaid > 0)
         snprintf(more, sizeof(more), "; %u more like it before", unsaid);
-    fs_log(LOG_ERR, "data directory %s: %s %s: %s: %s%s", inode->fs->data_path, doing,
-           path[0] ? path : "its root", strerror(kind->error), kind->advice, more);
+    fs_log(LOG_ERR, "data directory %s: %s %s: %s%s%s%s", inode->fs->data_path, doing,
+           path[0] ? path : "its root", kind->error ? strerror(kind->error) : "", kind->error ? ": " : "",
+           kind->advice, more);
+}
+
+void trouble_of_a_home(struct inode *inode)
+{
+    static struct kind taken_over = {.advice =
+                                         "is another node now, as this one was not heard: maps of it fail, "
+                                         "and what only devices here had of it is lost"};
+
+    if (is_due(&taken_over))
+        tell(&taken_over, inode, "the home of");
 }
 
 /* What a GPU's driver has reported, and the log has. It has hundreds of words, and uses few. */

@@ -11,6 +11,10 @@
  * held. */
 ssize_t trouble(struct inode *inode, const char *doing, ssize_t rc);
 
+/* This node was the home of the inode's file, and has given it up to who has taken it over: at most one line
+ * in half a minute. No lock is held. */
+void trouble_of_a_home(struct inode *inode);
+
 /* Something of a device's has ended with EIO: what its driver says, if it does, and has not said that of it
  * before. No lock is held. */
 void trouble_of_devices(struct fs *fs);

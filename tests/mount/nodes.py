@@ -12,6 +12,9 @@ from gaia import default_device
 from helpers import functions_of, statistics, wait_until, write_file
 
 counter = itertools.count()
+# Of the log of a node that has given up a file that it was the home of.
+TAKEN_OVER = "is another node now, as this one was not heard: "
+
 SIDES = ["home", "agent"]
 
 

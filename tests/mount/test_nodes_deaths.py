@@ -11,7 +11,7 @@ import pytest
 from conftest import Mount
 from files import pattern
 from helpers import PAGE, AgentDied, agents, error_of, read_file, refused_mount, stand_still, wait_until  # noqa: F401
-from nodes import SIDES, Program, all_see, check, cluster  # noqa: F401
+from nodes import SIDES, TAKEN_OVER, Program, all_see, check, cluster  # noqa: F401
 
 TIMEOUT_S = 1
 OPTIONS = f"timeout=0,peer_timeout={TIMEOUT_S}"
@@ -286,6 +286,7 @@ def test_a_home_that_stood_still_gives_its_files_up(killed, agents):
     content[5 * PAGE:5 * PAGE + 5] = b"again"
     assert survivor.read() == bytes(content)
     assert error_of(victim.agent, "map.acquire()") == errno.EIO
+    assert TAKEN_OVER in nodes[dead].log_text()
     fresh = [Program(agents(), nodes.path(number)) for number in (dead, alive)]
     for at, program in enumerate(fresh):
         program.device_store(6 * PAGE + at, b"!")
@@ -294,6 +295,30 @@ def test_a_home_that_stood_still_gives_its_files_up(killed, agents):
     all_see({"where it was at home": fresh[0], "where it is": fresh[1]}, content)
     for program in (survivor, victim, *fresh):
         program.agent.kill()
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_what_is_lost_as_a_file_is_given_up_is_told(killed, stored):
+    """A home that stood still has released bytes that nobody has collected: its fsync says so once, and only if there were."""
+    nodes, survivor, content, alive, victim, dead = killed("home")
+    if stored:
+        victim.device_store(2 * PAGE, b"lost")
+        victim.release()
+    stand_still(nodes[dead].pid)
+    try:
+        time.sleep(2.5)  # OPTIONS' peer_timeout, and a little
+        within(PATIENCE_S, "write()", survivor.write, 4 * PAGE, b"taken over")
+    finally:
+        os.kill(nodes[dead].pid, signal.SIGCONT)
+    content[4 * PAGE:4 * PAGE + 10] = b"taken over"
+    wait_until(lambda: TAKEN_OVER in nodes[dead].log_text(), 10)
+    assert [within(PATIENCE_S, "fsync()", error_of, victim.agent, "os.fsync(fd)") for turn in range(2)] == \
+        [errno.EIO if stored else 0, 0]
+    wait_until(lambda: victim.read() == survivor.read() == bytes(content), 10)
+    assert error_of(survivor.agent, "os.fsync(fd)") == 0
+    for program in survivor, victim:
+        program.agent.kill()
+    within(20, "umount", unmount, nodes[dead])
 
 
 # --- unmounts, and nodes that come later ----------------------------------------------------------------------------------
