@@ -177,13 +177,20 @@ GAIA_DEVICE uint32_t gaia_first_lane(uint32_t mask)
 
 #endif
 
-/* In a loop that waits for somebody. */
+/* In a loop that waits for somebody. On a CPU he may need the processor, and who waits for long leaves it to
+ * others: a tenth of a millisecond after each so many. */
 GAIA_DEVICE void gaia_pause(void)
 {
 #if GAIA_PER_LANE
     gaia_hw_pause();
 #else
-    (void)sched_yield();
+    static __thread uint32_t pauses;
+    const struct timespec nap = {0, 100000};
+
+    if (++pauses % 16)
+        (void)sched_yield();
+    else
+        (void)nanosleep(&nap, NULL);
 #endif
 }
 
