@@ -120,7 +120,7 @@ static void test_nobody_loses_a_byte(void **state)
         skip();
     struct device_map map = device_map(&f, 0);
     pthread_create(&thread, NULL, store, &storer);
-    for (unsigned round = 1; round <= 2000; round++) {
+    for (unsigned round = 1; round <= so_many(2000); round++) {
         unsigned step = round % 5 ? 2 : 512; /* many runs, or few */
         for (unsigned i = 1; i < 2 * PAGE; i += step)
             map.bytes[i] = (uint8_t)round;

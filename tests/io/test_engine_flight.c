@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The storage engine with many requests in flight: callbacks that submit, threads that wait for slots, and
  * what ends while requests are under way. */
+#include "tests/gate.h"
 #include "tests/io/engine_fixture.h"
 
 /* ---- many in flight ---- */
@@ -91,12 +92,12 @@ static void run_crowd(void **state, unsigned depth, unsigned fan, int budget)
 
 static void many_in_flight(void **state)
 {
-    run_crowd(state, 64, 1, 10000);
+    run_crowd(state, 64, 1, (int)so_many(10000));
 }
 
 static void callbacks_that_submit_several(void **state)
 {
-    run_crowd(state, 8, 3, 4000);
+    run_crowd(state, 8, 3, (int)so_many(4000));
 }
 
 static void one_in_flight(void **state)

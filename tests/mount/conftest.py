@@ -41,10 +41,11 @@ def so_much(usual, gate):
     return gate if os.environ.get("GAIA_GATE") else usual
 
 
-# tests/run.sh (GAIA_GATE) runs every test, but of its parametrizations one of so many: here by file, and of that half where
+# tests/run.sh (GAIA_GATE) runs every test, but of its parametrizations one of so many: here by file, and of that a third where
 # the plain suite runs some, too (others, where there are enough). `make check` runs all.
-THINNED = {"cuda_broken": 2, "cuda_maps": 2, "networks": 2, "nodes": 3, "nodes_calls": 2, "nodes_deaths": 2, "nodes_names": 2,
-           "nodes_room": 2, "nodes_sizes": 2, "permissions": 3}
+THINNED = {"cuda_broken": 3, "cuda_maps": 2, "injection": 2, "networks": 2, "nodes": 3, "nodes_calls": 2, "nodes_deaths": 2,
+           "nodes_names": 2, "nodes_room": 2, "nodes_sizes": 2, "permissions": 3, "sharing": 2}
+SPLIT = {"injection"}  # one half there, and the other half here
 
 
 def pytest_collection_modifyitems(items):
@@ -56,11 +57,11 @@ def pytest_collection_modifyitems(items):
             groups.setdefault((item.path.stem.removeprefix("test_"), item.originalname), []).append(item)
     if not os.environ.get("GAIA_GATE"):
         return
-    again = 2 if device or os.environ.get("GAIAFS_SANITIZE") else 1
+    again = bool(device or os.environ.get("GAIAFS_SANITIZE"))
     for (file, name), group in groups.items():
-        kept = math.ceil(len(group) / (THINNED.get(file, 1) * again))
+        kept = math.ceil(len(group) / THINNED.get(file, 1) / (3 if again and file not in SPLIT else 1))
         shuffled = random.Random(name).sample(group, len(group))  # the same in each run
-        for item in shuffled[:-kept] if again > 1 else shuffled[kept:]:
+        for item in shuffled[:-kept] if again else shuffled[kept:]:
             item.add_marker(not_in_the_gate)
 
 

@@ -287,6 +287,12 @@ static bool look(struct writer *w, size_t offset)
     return n == (ssize_t)PAGE ? own_bytes(w, bytes, offset) : said("pread");
 }
 
+/* In tests/run.sh: an emulator takes its time. */
+static unsigned half_of(unsigned rounds)
+{
+    return in_the_gate() ? rounds / 2 : rounds;
+}
+
 static void *writes(void *argument)
 {
     struct writer *w = argument;
@@ -327,7 +333,7 @@ static bool all_write(struct pair *pair, uint8_t *expected, uint64_t *state, con
 static bool false_sharing(struct pair *pair, unsigned from, uint8_t *expected, uint64_t *state)
 {
     (void)from;
-    return all_write(pair, expected, state, (const enum how[]){BY_DEVICE, BY_WRITE}, 4, 40) &&
+    return all_write(pair, expected, state, (const enum how[]){BY_DEVICE, BY_WRITE}, 4, half_of(40)) &&
            reads_everywhere(pair, expected) && acquired(pair, 0, expected) && acquired(pair, 1, expected);
 }
 
@@ -337,7 +343,7 @@ static bool cpus_share(struct pair *pair, unsigned from, uint8_t *expected, uint
 {
     (void)from;
     for (unsigned turn = 0; turn < 2; turn++) {
-        if (!all_write(pair, expected, state, (const enum how[]){BY_WRITE, BY_STORE}, 4, 31))
+        if (!all_write(pair, expected, state, (const enum how[]){BY_WRITE, BY_STORE}, 4, half_of(31)))
             return false;
         for (unsigned node = 0; node < 2; node++) { /* close() writes back what was stored */
             munmap(pair->cpu[node], pair->bytes);
@@ -369,7 +375,7 @@ static void *touches(void *argument)
     unsigned thread = (unsigned)(uintptr_t)argument;
     uint64_t state = seed + thread;
 
-    for (unsigned round = 0; round < 60 && !*problem; round++) {
+    for (unsigned round = 0; round < half_of(60) && !*problem; round++) {
         size_t unit = draw(&state, BIG / BIG_UNIT / BIG_THREADS) * BIG_THREADS + thread;
         size_t at = unit * BIG_UNIT + draw(&state, BIG_UNIT - PAGE), length = 1 + draw(&state, PAGE);
         uint8_t *device_bytes = big.pair.mapped[!big.pair.home] + at;
