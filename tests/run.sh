@@ -15,8 +15,8 @@ ends=arguments,cuda_broken,cuda_maps,cuda_streams,deaths,disks,fault_path,inject
 threads=changes,clients,deaths,forks,nodes_babble,protocol,sessions,sharing
 
 # Parts of the suite that other lanes run, so that all end at about the same time.
-second=device_code,examples,gpu_scripts,cuda_paging,nodes_slow,rules
-third=nodes,nodes_deaths,nodes_words,nodes_parting
+second=device_code,examples,gpu_scripts,cuda_paging,networks,nodes_slow,rules
+third=deaths,mount,nodes,nodes_deaths,nodes_words,nodes_parting
 # Leaves to make check what takes long and is seldom broken.
 export GAIA_GATE=1
 
@@ -28,7 +28,7 @@ processors() {
 }
 
 # What fails is known by the status that each step leaves behind: a pipe would hide it. What a step printed is shown when it
-# has ended, as three lanes of steps run side by side: most of them wait most of the time.
+# has ended, as four lanes of steps run side by side: most of them wait most of the time.
 step() {
     name=$1
     shift
@@ -45,7 +45,7 @@ step() {
     } 9>"$work/lock"
 }
 
-# Three lanes, which also build what only they need: a step waits more than it works.
+# Four lanes, which also build what only they need: a step waits more than it works.
 make -j"$jobs" tests
 {
     step "the suite" make check CHECK="--jobs 2 --but $second,$third"
@@ -57,6 +57,10 @@ lanes=$!
     step "unit tests, and mounts that end in every way there is, under ASan and UBSan" \
         make check SANITIZE=address CHECK="--jobs 2 --files $ends"
     step "mounts on a GPU that is not there" /usr/bin/python3 -B tests/mount/on_gpu.py
+    step "the suite, its second part" make check CHECK="--mounts --files $second"
+} &
+lanes="$lanes $!"
+{
     step "histories" python3 -B tests/history/run.py --operations 130000
     step "histories of two nodes" python3 -B tests/history/run.py --nodes 2 --operations 60000
     step "histories on such GPUs" python3 -B tests/history/run.py --operations 40000 --gpu build/gcc/cuda
@@ -65,7 +69,11 @@ lanes=$!
     step "power cuts" python3 -B tests/vm/power.py
     step "kills" python3 -B tests/kills/run.py
     step "the model" python3 -B tests/model/run.py --gate
-    step "the suite, its second part" make check CHECK="--mounts --files $second"
+    step "the suite, its third part" make check CHECK="--mounts --files $third"
+    # All of it is warming up: an hour (make life) is held to 5 %.
+    # Five threads more, which a busy moment calls, are an eighth of its memory.
+    step "ten seconds of everything" /usr/bin/python3 -B tests/soak/run.py --minutes 0.17 --tolerance 25
+    step "the simulation of many nodes" python3 -B tests/sim/sim.py --check
 } &
 lanes="$lanes $!"
 {
@@ -75,11 +83,6 @@ lanes="$lanes $!"
     # It has two processors to emulate, and in it nodes wait for each other for some seconds and no longer.
     step "RDMA in a virtual machine" nice -n -10 python3 -B tests/vm/rdma.py
     step "mounts in a Debian 13 userland" sh tests/trixie.sh files,passthrough,passthrough_devices,passthrough_ends,promises
-    step "the suite, its third part" make check CHECK="--mounts --files $third"
-    # All of it is warming up: an hour (make life) is held to 5 %.
-    # Five threads more, which a busy moment calls, are an eighth of its memory.
-    step "twenty seconds of everything" /usr/bin/python3 -B tests/soak/run.py --minutes 0.3 --tolerance 25
-    step "the simulation of many nodes" python3 -B tests/sim/sim.py --check
 } &
 lanes="$lanes $!"
 for lane in $lanes; do

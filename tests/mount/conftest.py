@@ -43,8 +43,8 @@ def so_much(usual, gate):
 
 # tests/run.sh (GAIA_GATE) runs every test, but of its parametrizations one of so many: here by file, and of that a third where
 # the plain suite runs some, too (others, where there are enough). `make check` runs all.
-THINNED = {"cuda_broken": 3, "cuda_maps": 2, "injection": 2, "networks": 2, "nodes": 3, "nodes_calls": 2, "nodes_deaths": 2,
-           "nodes_names": 2, "nodes_room": 2, "nodes_sizes": 2, "permissions": 3, "sharing": 2}
+THINNED = {"cuda_broken": 3, "cuda_maps": 2, "devices": 2, "injection": 2, "networks": 2, "nodes": 3, "nodes_calls": 2,
+           "nodes_deaths": 2, "nodes_names": 2, "nodes_room": 2, "nodes_sizes": 2, "permissions": 3, "sharing": 2}
 SPLIT = {"injection"}  # one half there, and the other half here
 
 

@@ -426,7 +426,7 @@ def test_a_release_beside_writes_without_end(meet, agents, pause):
         program.agent.do("map[100:106] = stored\nmap.release()", stored=stored)
         assert read_file(mnt)[100:106] == stored
     assert writer.agent.busy(), "it has written all the time"
-    writer.agent.finish()
+    writer.agent.kill()
 
 
 def test_a_kernel_that_drops_nothing_holds_up_its_own_file_only(cluster, agents):
