@@ -75,6 +75,7 @@ enum lock_flags {
     X(PRUNER, "pruner.lock", LOCK_LEAF)                         \
     X(PEEK, "peek.lock", LOCK_LEAF)                             \
     X(ANSWERS, "answers.lock", LOCK_LEAF)                       \
+    X(TROUBLE, "trouble.lock", LOCK_LEAF)                       \
     X(COPIES, "home_copy.copies.lock", LOCK_LEAF)               \
     X(LOOP, "loop.lock", LOCK_ALONE | LOCK_LEAF)                \
     X(NOTIFY, "fs.notify_gate", LOCK_ALONE | LOCK_LEAF)         \

@@ -40,7 +40,7 @@
  *         LOCK_CALLS, LOCK_CALL_SESSION    calls to other nodes (io/); none is held over a wait for one
  *         LOCK_PULL, LOCK_TRANSPORT    reads from peers (io/)
  *         LOCK_SERVER, LOCK_TOKENS, LOCK_PROGRAMS, LOCK_HANDLES, LOCK_VOLUMES    of fs/
- *         LOCK_PRUNER, LOCK_PEEK, LOCK_ANSWERS    the same
+ *         LOCK_PRUNER, LOCK_PEEK, LOCK_ANSWERS, LOCK_TROUBLE    the same
  *         LOCK_COPIES  the windows through which soft devices' frames are filled (gpu/)
  *   LOCK_LOOP          which threads wait for requests, and which sleep (fs/loop.c)
  *   LOCK_NOTIFY        the gate of notifications: held over those to the kernel

@@ -526,7 +526,10 @@ int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct dura
     } else {
         pthread_mutex_lock(&file->lock);
         error = collect_all(file);
+        bool given_up = file->given_up; /* what was to be collected may have been dropped before */
         pthread_mutex_unlock(&file->lock);
+        if (given_up)
+            return -EIO;
     }
     if (error)
         durable_fail(file->durable, error);

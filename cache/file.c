@@ -159,14 +159,17 @@ void cache_file_give_up(struct cache_file *file)
     struct replica *replica = NULL;
     bool stores = false;
 
-    /* What is released later is not acknowledged: cache_map_release(). Agents' programs are told by what takes
-     * the file's place there. */
+    /* What is released later is not acknowledged: cache_map_release(). Agents' programs are told by what
+     * takes the file's place there. */
     pthread_mutex_lock(&file->lock);
     if (!file->far && !file->given_up)
         index_each(&file->index, note_stores, &stores);
     if (stores)
         file->lost_stores = true;
     bool before = atomic_exchange(&file->given_up, true);
+    while (!before && !file->far &&
+           (replica = replica ? SLIST_NEXT(replica, link) : SLIST_FIRST(&file->replicas)))
+        replica_give_up(replica); /* before what it holds is forgotten */
     uint64_t pages = file_pages(file->size);
     pthread_mutex_unlock(&file->lock);
     if (before || file->far)
@@ -333,6 +336,8 @@ int file_get_replica(struct cache_file *file, unsigned device_number, bool read_
     struct cache_device *device;
     struct replica *replica, *before = NULL;
 
+    if (file->given_up) /* cache_file_give_up() has seen to those that are there */
+        return -EIO;
     int error = cache_get_device(file->cache, device_number, &device);
     if (error)
         return error;

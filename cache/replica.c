@@ -86,6 +86,11 @@ void replica_changed(struct replica *replica)
     atomic_fetch_add(&replica->state->changes, 1);
 }
 
+void replica_give_up(struct replica *replica)
+{
+    atomic_fetch_add(&replica->state->stored, 1);
+}
+
 void replica_checked(struct replica *replica)
 {
     atomic_store(&replica->state->checked_ns, clock_now_ns());

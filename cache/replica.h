@@ -89,6 +89,10 @@ void replica_suspect(struct leaf_copy *copy);
 
 /* A page left the replica, or may be out of date: an acquire must come to the daemon. */
 void replica_changed(struct replica *replica);
+
+/* Every release comes to the daemon from now on, also of what is not stored to: to be told that the file has
+ * been given up. Lock held. */
+void replica_give_up(struct replica *replica);
 /* The backing file was compared with what we know of it just now. */
 void replica_checked(struct replica *replica);
 

@@ -36,6 +36,7 @@
 #include "fs/peek.h"
 #include "fs/server.h"
 #include "fs/session.h"
+#include "fs/trouble.h"
 #include "io/protocol.h"
 
 #define IDLE_DESCRIPTORS_MAX 8192u
@@ -388,6 +389,7 @@ static int stop_parts(struct fs *fs)
         fs_log(LOG_ERR, "data directory %s: what devices held%s could not all be written, and is lost: %s",
                fs->data_path, fs->options.members ? " and nodes wrote" : "", strerror(-rc));
     cache_stop(fs->cache);
+    trouble_end(fs);
     later_end(fs);      /* what clients and other nodes have begun since the loop ended */
     while (fs->handles) /* of files that were open when the mount was detached */
         handle_free(fs, fs->handles);

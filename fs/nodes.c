@@ -223,9 +223,10 @@ int nodes_follow(void *context, const struct node_name *name, bool taken_over)
     struct cache_file *file = inode_usable(inode);
     bool was_home = file && !cache_file_is_far(file);
     rc = file ? give_way(file, name, taken_over) : 0;
-    bool gave_up = file && rc == 0 && !inode_usable(inode);
+    bool gave_up = file && rc == 0 && !inode_usable(inode),
+         lost = gave_up && cache_file_has_lost_stores(file);
     if (gave_up && was_home)
-        trouble_of_a_home(inode);
+        trouble_of_a_home(inode, lost);
     if (rc == 0 && inode_content(inode) && !inode_usable(inode))
         rc = go_far(context, inode, name, true);
     /* Who has taken it over has died, too, and nobody else knows, or can't be asked now. Not here: for the

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/lock.h"
 #include "cache/stat.h"
 #include "fs/fs.h"
 #include "fs/log.h"
@@ -17,8 +18,11 @@
 static struct kind {
     int error;
     const char *advice;
-    atomic_llong next; /* seconds of the monotonic clock: silent until then */
-    atomic_uint unsaid;
+    unsigned most; /* lines in PAUSE_S; 0: one */
+    /* Guarded by trouble_lock: */
+    long long until; /* of this PAUSE_S: seconds of the monotonic clock */
+    unsigned said;   /* lines in it */
+    unsigned unsaid;
 } kinds[] = {
     {.error = EIO,
      .advice = "the kernel's log (dmesg) says what is wrong with the disk; with peers= another node, or its "
@@ -30,23 +34,40 @@ static struct kind {
     {.error = ENOMEM, .advice = "the daemon needs more memory, or its cgroup a higher memory.max"},
 };
 
-static bool is_due(struct kind *kind)
+/* Of files that this node was the home of. */
+static struct kind taken_over = {.advice = "is another node now, as this one was not heard: maps of it fail"},
+                   lost = {.most = 100,
+                           .advice =
+                               "is another node now, as this one was not heard: maps of it fail, and what "
+                               "programs here had released and nobody had collected is lost"};
+
+static pthread_mutex_t trouble_lock = LOCK_INITIALIZER(LOCK_TROUBLE);
+
+static bool is_due(struct kind *kind, unsigned *unsaid_out)
 {
     struct timespec now;
-    long long next = atomic_load(&kind->next);
 
     clock_gettime(CLOCK_MONOTONIC, &now);
-    if (now.tv_sec >= next && atomic_compare_exchange_strong(&kind->next, &next, now.tv_sec + PAUSE_S))
-        return true;
-    atomic_fetch_add(&kind->unsaid, 1);
-    return false;
+    pthread_mutex_lock(&trouble_lock);
+    if (now.tv_sec >= kind->until) {
+        kind->until = now.tv_sec + PAUSE_S;
+        kind->said = 0;
+    }
+    bool due = !kind->said || kind->said < kind->most;
+    kind->said += due;
+    *unsaid_out = due ? kind->unsaid : 0;
+    kind->unsaid = due ? 0 : kind->unsaid + 1;
+    pthread_mutex_unlock(&trouble_lock);
+    return due;
 }
 
 static void tell(struct kind *kind, struct inode *inode, const char *doing)
 {
     char path[PATH_MAX], more[48] = "";
-    unsigned unsaid = atomic_exchange(&kind->unsaid, 0);
+    unsigned unsaid;
 
+    if (!is_due(kind, &unsaid))
+        return;
     /* Without descriptors /proc says no path. */
     if (inode_path(inode, path, sizeof(path)) < 0)
         snprintf(path, sizeof(path), "(inode %llu)", (unsigned long long)inode->ino);
@@ -57,14 +78,9 @@ static void tell(struct kind *kind, struct inode *inode, const char *doing)
            kind->advice, more);
 }
 
-void trouble_of_a_home(struct inode *inode)
+void trouble_of_a_home(struct inode *inode, bool has_lost)
 {
-    static struct kind taken_over = {.advice =
-                                         "is another node now, as this one was not heard: maps of it fail, "
-                                         "and what only devices here had of it is lost"};
-
-    if (is_due(&taken_over))
-        tell(&taken_over, inode, "the home of");
+    tell(has_lost ? &lost : &taken_over, inode, "the home of");
 }
 
 /* What a GPU's driver has reported, and the log has. It has hundreds of words, and uses few. */
@@ -125,9 +141,29 @@ ssize_t trouble(struct inode *inode, const char *doing, ssize_t rc)
     if (rc == -EIO)
         trouble_of_devices(inode->fs);
     for (size_t i = 0; rc < 0 && i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-        if (kinds[i].error == -rc && is_due(&kinds[i]))
+        if (kinds[i].error == -rc)
             tell(&kinds[i], inode, doing);
     }
     errno = saved;
     return rc;
+}
+
+static void tell_unsaid(struct fs *fs, struct kind *kind)
+{
+    pthread_mutex_lock(&trouble_lock);
+    unsigned unsaid = kind->unsaid;
+    kind->unsaid = 0;
+    pthread_mutex_unlock(&trouble_lock);
+    if (unsaid > 0)
+        fs_log(LOG_ERR, "data directory %s: %u more in the last moments: %s%s%s", fs->data_path, unsaid,
+               kind->error ? strerror(kind->error) : "a file whose home", kind->error ? ": " : " ",
+               kind->advice);
+}
+
+void trouble_end(struct fs *fs)
+{
+    tell_unsaid(fs, &taken_over);
+    tell_unsaid(fs, &lost);
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        tell_unsaid(fs, &kinds[i]);
 }

@@ -11,9 +11,13 @@
  * held. */
 ssize_t trouble(struct inode *inode, const char *doing, ssize_t rc);
 
-/* This node was the home of the inode's file, and has given it up to who has taken it over: at most one line
- * in half a minute. No lock is held. */
-void trouble_of_a_home(struct inode *inode);
+/* This node was the home of the inode's file, and has given it up to who has taken it over. lost: programs
+ * had released something that is gone with it. In half a minute at most one line, but of those that have lost
+ * something a hundred. No lock is held. */
+void trouble_of_a_home(struct inode *inode, bool lost);
+
+/* The mount ends: how many lines were not logged, if any. */
+void trouble_end(struct fs *fs);
 
 /* Something of a device's has ended with EIO: what its driver says, if it does, and has not said that of it
  * before. No lock is held. */
