@@ -170,10 +170,11 @@ static void refuse(struct cache_map *map, uint64_t touched, uint64_t count, uint
         return;
     }
     atomic_fetch_add(&map->poisonings, 1);
+    replica_changed(map->replica); /* so that the next acquire comes to the daemon, and hears of it */
     map->replica->frames->ops->poison(map->frames, touched, 1, thread);
     /* Again: an acquire may have told of it before there was anything to refresh. */
     atomic_fetch_add(&map->poisonings, 1);
-    replica_changed(map->replica); /* so that the next acquire comes to the daemon, and hears of it */
+    replica_changed(map->replica);
 }
 
 /* The end of busy for every page of the fill. */

@@ -395,20 +395,22 @@ def touch(offset):
 @pytest.fixture
 def refused(mount, disk, agents):
     """A function: the content of a file that a program has mapped, and a touch of which was refused; and that program."""
-    def start(env=None, before="pass"):
-        m = mount(data=disk.folder)
+    def start(env=None, before="pass", options="", during="pass"):
+        m = mount(options, data=disk.folder)
         content = pattern(4 * MIB, 3)
         for name in ("low", "pad", "f"):
             write_file(os.path.join(m.mnt, name), content)
         disk.sync()
         child = agents(env)
-        child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 4 << 20)\nmap.advise(gaia.ADV_RANDOM)" + TOUCH,
+        child.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device()\nmap = dev.mmap(fd, 4 << 20)\nmap.advise(gaia.ADV_RANDOM)" + TOUCH,
                  path=os.path.join(m.mnt, "f"))
         child.do(before)
         for forgotten in (os.path.join(m.mnt, "f"), os.path.join(disk.folder, "f")):
             helpers.drop_host_cache(forgotten)
         disk.cut()
         done, code = child("touch(2 << 20)")
+        if done != 1:
+            child.do(during)
         disk.mend()
         if done == 1:
             pytest.skip("reads of the cut image do not fail here")
@@ -425,6 +427,30 @@ def test_a_page_that_can_be_read_again(refused, locked):
     content, child = refused(before=as_it_comes if locked else "pass")
     child.do("map.acquire()")
     assert child("touch(2 << 20)")[0] == 1
+    assert child("map[:]") == content
+    child.end()
+
+
+# An acquire as soon as a touch was refused: how many of the next touches nobody was asked about.
+AT_ONCE = """
+missed = 0
+for turn in range(300):
+    assert touch(2 << 20) == (-1, errno.EFAULT)
+    map.acquire()
+    asked = dev.stat().faults
+    touch(2 << 20)
+    missed += dev.stat().faults == asked
+    time.sleep(0.0003)
+    map.acquire()
+"""
+
+
+@pytest.mark.traps
+def test_an_acquire_right_after_a_touch_was_refused(refused):
+    """Whoever is woken by the refusal finds that there is something to acquire, however fast he is."""
+    content, child = refused(options="timeout=600", before="map.acquire()", during=AT_ONCE)
+    assert child("missed") == 0
+    child.do("map.acquire()")
     assert child("map[:]") == content
     child.end()
 
