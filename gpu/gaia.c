@@ -282,6 +282,7 @@ static int map_by_session(struct gaia_mapping *mapping, const struct gaia_ioctl_
             error = mapping->session->faults;
         else
             error = map_frames(mapping, &message);
+        gaia_session_answered(mapping->session, error);
         if (error == -ECONNABORTED) /* its end comes */
             mapping->session->dead = true;
         ended = error && mapping->session->dead;

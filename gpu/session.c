@@ -150,7 +150,7 @@ static struct gaia_session *find(const struct gaia_ioctl_token *token)
     uid_t user = geteuid();
 
     LIST_FOREACH (session, &sessions, link)
-        if (!session->dead && session->user == user &&
+        if (!session->dead && !session->refused && session->user == user &&
             !strncmp(session->name, token->socket, sizeof session->name))
             break;
     return session;
@@ -293,13 +293,21 @@ void gaia_session_put(struct gaia_session *session)
     pthread_mutex_lock(&sessions_lock);
     bool last = !--session->references;
     /* Whether userfaultfd can be had may be another thing the next time. */
-    bool kept = last && users && !session->dead && session->faults >= 0;
+    bool kept = last && users && !session->dead && !session->refused && session->faults >= 0;
     if (last && !kept)
         session->dead = true;
     struct gaia_session *ended = kept ? set_idle(session) : last ? session : NULL;
     pthread_mutex_unlock(&sessions_lock);
     if (ended)
         session_end(ended);
+}
+
+void gaia_session_answered(struct gaia_session *session, int error)
+{
+    pthread_mutex_lock(&sessions_lock);
+    session->served |= !error;
+    session->refused = error == -EACCES && !session->served;
+    pthread_mutex_unlock(&sessions_lock);
 }
 
 void gaia_session_keep(void)

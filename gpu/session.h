@@ -18,6 +18,7 @@ struct gaia_session {
     unsigned references;           /* likewise: mappings, and calls under way; none: it is the idle one */
     uid_t user;                    /* who connected; set before anybody finds it */
     bool connecting;               /* likewise: who made it talks to the daemon, others wait */
+    bool served, refused;          /* likewise: gaia_session_answered() */
     int error;                     /* likewise: what came of it; not 0: it is in no list, and all is closed */
     char name[64];
     int socket, stop;     /* -1: there is none yet; until it is connected under the list's lock */
@@ -34,6 +35,11 @@ struct gaia_session {
  * long as nothing is mapped by a session the daemon may end it: who maps then tries it by another. */
 int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out);
 void gaia_session_put(struct gaia_session *session);
+
+/* What the daemon has said to who wanted to map by it. The program may have changed its user back and forth
+ * while it connected, so that the daemon takes it for another than we do: when the first one to map is
+ * refused for who he is, nobody else finds the session. */
+void gaia_session_answered(struct gaia_session *session, int error);
 
 /* Between these, as often as they are called (by who has a device open), the last session is kept when nobody
  * has a reference of it any more: a program that maps one file after the other does not connect for each. One

@@ -125,14 +125,18 @@ static void block_range(int faults, void *address, size_t length)
     ioctl(faults, UFFDIO_WAKE, &range);
 }
 
+/* Behind whatever a program can print in the moment in which the memory that has none is its standard output,
+ * when it has closed that. */
+#define NOTHING_AT ((off_t)1 << 50)
+
 /* Whatever touches the range gets SIGBUS, now and later, also touches that wait for the daemon. */
 static void kill_range(int faults, void *address, size_t length)
 {
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
-    int empty = memfd_create("gaia:gone", MFD_CLOEXEC); /* of no length: every touch is past its end */
+    int empty = above_standard(memfd_create("gaia:gone", MFD_CLOEXEC)); /* every touch is past its end */
 
-    if (empty < 0 ||
-        mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty, 0) == MAP_FAILED)
+    if (empty < 0 || mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty,
+                          NOTHING_AT) == MAP_FAILED)
         block_range(faults, address, length); /* SIGSEGV, then: never wrong bytes */
     if (empty >= 0)
         close(empty);

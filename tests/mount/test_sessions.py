@@ -2,12 +2,13 @@
 """A program's connection to the daemon (gpu/session.h): kept while it has a device open, as long as nobody else needs its place."""
 import errno
 import os
+import signal
 import subprocess
 
 import pytest
 
 from files import make, pattern
-from helpers import PAGE, ROWS, agents, daemon_with_faults, read_file, wait_until  # noqa: F401
+from helpers import PAGE, ROWS, Plan, agents, client_with_faults, daemon_with_faults, read_file, wait_until  # noqa: F401
 
 OPEN = "dev = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR)"
 ROUND = "map = dev.mmap(fd, PAGE)\nassert map[0] == first\nmap.unmap()"
@@ -139,6 +140,21 @@ def test_a_program_that_becomes_another_user(mount, agents):
     assert read_file(path)[2] == 2
 
 
+def test_a_user_that_changes_while_it_connects(mount, agents, workdir):
+    """Who maps meanwhile is refused; the others are not, by a connection that is another's than it was meant to be."""
+    plan = Plan.make(os.path.join(workdir, "plan"))
+    m, agent = mount(), agents(client_with_faults(os.path.join(workdir, "plan")))
+    content = pattern(PAGE, 17)
+    agent.do(OPEN, path=make(m, content), first=content[0])
+    plan.arm_wait(ROWS.index("connect"), 500, 1, 0)
+    agent.do("import threading\ncodes = []\nmapper = threading.Thread(target=lambda: codes.append(" + ATTEMPT + "))\nmapper.start()")
+    wait_until(lambda: plan.landed, what="it connects")
+    agent.do("os.seteuid(12345)\nmapper.join()\nos.seteuid(0)")
+    assert agent("codes") == [errno.EACCES]
+    agent.do(ROUND)
+    agent.do(ROUND)
+
+
 @pytest.fixture
 def crowd(mount, agents):
     """A mount, its file and a program that is nobody's but a user's; and another program of that user."""
@@ -233,3 +249,37 @@ def test_a_program_without_standard_descriptors(mount, agents):
     agent.do(CLOSED, path=path, first=pattern(PAGE)[0])
     assert agent("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == 0
     assert read_file(path)[:4] == pattern(PAGE)[:1] + b"ab" + pattern(PAGE)[3:4]
+
+
+# In a process that has closed its output: its daemon is killed. What it can read then, or how it ends.
+DEAD = """
+import signal, time
+(heard, said) = os.pipe()
+child = os.fork()
+if not child:
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (os.open(path, os.O_RDWR), said)]
+    os.close(1)
+    os.close(2)
+    map = gaia.Device().mmap(above[0], PAGE)
+    map[0]
+    os.write(above[1], b'.')
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        error_of(os.write, 1, b'X' * PAGE)
+        time.sleep(0.001)
+    os._exit(map[0])
+os.read(heard, 1)
+"""
+
+
+@pytest.mark.traps
+@pytest.mark.parametrize("row", ["fcntl64", "mmap64"])
+def test_what_is_printed_into_a_mapping_whose_daemon_is_dead(mount, agents, workdir, row):
+    """Nothing: it is SIGBUS, also if the memory that stands for it was the standard output for a moment."""
+    plan = Plan.make(os.path.join(workdir, "plan"))
+    m, agent = mount(), agents(client_with_faults(os.path.join(workdir, "plan")))
+    agent.do("import fcntl\n" + DEAD, path=make(m, bytes(PAGE)))
+    plan.arm_wait(ROWS.index(row), 500, 1, 0)
+    m.kill()
+    wait_until(lambda: plan.landed, what="the mapping goes")
+    assert agent("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == -signal.SIGBUS
