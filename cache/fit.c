@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/fit.h"
 
+#include <assert.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -121,6 +122,7 @@ static void sweep(struct replica *replica)
     struct kept kept = {.replica = replica};
     uint64_t length, taken, pages = file_pages(file->size);
 
+    assert(replica->frames->ops->extent); /* by which it was seen to be overfull */
     replica->overfull = false;
     if (replica->frames->ops->extent(replica->frames, &length, &taken))
         return;

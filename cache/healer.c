@@ -233,10 +233,11 @@ void heal_finish(struct cache *cache, struct heal *heal)
     } else {
         heal_end(cache, heal, true);
     }
+    /* By the second reference: NOLINTBEGIN(clang-analyzer-unix.Malloc) */
     pthread_mutex_lock(&heal->file->lock);
     heal->answered_early = !heal->lingers_ns; /* or has ended */
     pthread_mutex_unlock(&heal->file->lock);
-    heal_put(healer, heal); /* the second reference; NOLINT(clang-analyzer-unix.Malloc) */
+    heal_put(healer, heal); /* NOLINTEND(clang-analyzer-unix.Malloc) */
 }
 
 /* Of the kernel that the WRITE came from: what others hold they are told by the dropper (cache/kernels.h). */
