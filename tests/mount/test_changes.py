@@ -54,6 +54,21 @@ def test_shrunk_file_raises_sigbus(mount, agents):
         assert os.stat(path).st_size == 5 * PAGE + 1
 
 
+def test_what_was_stored_behind_a_new_end_is_gone(mount, devices):
+    """From the first page that lies wholly past it: a release after the file has grown again takes nothing of it."""
+    path = make(mount(), pattern(20 * PAGE))
+    opened = Opened(devices(), path)
+    for end, stored in ((5 * PAGE + 1, 6), (5 * PAGE, 5)):
+        opened.map[stored * PAGE:(stored + 1) * PAGE] = b"x" * PAGE
+        os.truncate(path, end)
+        os.truncate(path, 20 * PAGE)
+        os.pwrite(opened.fd, b"y" * PAGE, stored * PAGE)
+        opened.map.release()
+        opened.map.acquire()
+        assert os.pread(opened.fd, PAGE, stored * PAGE) == b"y" * PAGE
+        assert opened.map[stored * PAGE:(stored + 1) * PAGE] == b"y" * PAGE
+
+
 def test_a_file_that_is_cut_after_it_was_immutable(mount, devices):
     """It could not be opened for writing when the device came."""
     m = mount("passthrough=off")
