@@ -155,7 +155,7 @@ static void tell_unsaid(struct fs *fs, struct kind *kind)
     kind->unsaid = 0;
     pthread_mutex_unlock(&trouble_lock);
     if (unsaid > 0)
-        fs_log(LOG_ERR, "data directory %s: %u more in the last moments: %s%s%s", fs->data_path, unsaid,
+        fs_log(LOG_ERR, "data directory %s: %u more of these were not logged: %s%s%s", fs->data_path, unsaid,
                kind->error ? strerror(kind->error) : "a file whose home", kind->error ? ": " : " ",
                kind->advice);
 }

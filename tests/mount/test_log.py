@@ -2,6 +2,7 @@
 """What an administrator reads in the log: what failed, on what, and what can be done."""
 import errno
 import os
+import re
 import resource
 import subprocess
 import threading
@@ -38,6 +39,9 @@ def test_out_of_descriptors(mount):
     for file in held:
         file.close()
     assert read_file(os.path.join(m.mnt, "f99")) == b"x"
+    m.unmount()
+    more = [line for line in lines(m, "ulimit -n") if "more of these were not logged" in line]
+    assert len(more) == 1 and int(re.search(r"(\d+) more", more[0])[1]) >= len(failures) - 1, m.log_text()
 
 
 def test_a_disk_in_error(mount, disk):  # noqa: F811  pylint: disable=redefined-outer-name
