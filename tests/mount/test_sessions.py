@@ -253,20 +253,18 @@ def test_a_program_without_standard_descriptors(mount, agents):
 
 # In a process that has closed its output: its daemon is killed. What it can read then, or how it ends.
 DEAD = """
-import signal, time
-(heard, said) = os.pipe()
+import select, signal
+(heard, said), (go, let_go) = os.pipe(), os.pipe()
 child = os.fork()
 if not child:
-    above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (os.open(path, os.O_RDWR), said)]
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (os.open(path, os.O_RDWR), said, go)]
     os.close(1)
     os.close(2)
     map = gaia.Device().mmap(above[0], PAGE)
     map[0]
     os.write(above[1], b'.')
-    until = time.monotonic() + 2
-    while time.monotonic() < until:
+    while not select.select([above[2]], [], [], 0.001)[0]:
         error_of(os.write, 1, b'X' * PAGE)
-        time.sleep(0.001)
     os._exit(map[0])
 os.read(heard, 1)
 """
@@ -282,4 +280,6 @@ def test_what_is_printed_into_a_mapping_whose_daemon_is_dead(mount, agents, work
     plan.arm_wait(ROWS.index(row), 500, 1, 0)
     m.kill()
     wait_until(lambda: plan.landed, what="the mapping goes")
+    wait_until(lambda: b"gaia:gone" in read_file(f"/proc/{agent('child')}/maps"), what="something else is there")
+    agent.do("os.write(let_go, b'.')")
     assert agent("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == -signal.SIGBUS
