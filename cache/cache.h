@@ -234,6 +234,9 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size);
 int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset, off_t length,
                          struct overrule *overrule);
 off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence);
+/* [FUSE] All that devices have released is in the backing file when this returns: of times that are set then
+ * nothing is undone by a collect. 0 or a negative errno. */
+int cache_file_collect(struct cache_file *file);
 /* Either file may be NULL (untracked); its gate may be held. cache_file_copy_end() must follow for out, if
  * not NULL, with no lock held: it may call the host's pin(). */
 ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in, struct cache_file *out,

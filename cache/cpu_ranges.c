@@ -98,6 +98,22 @@ int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset
     return error;
 }
 
+int cache_file_collect(struct cache_file *file)
+{
+    if (file->given_up)
+        return -EIO;
+    if (file->far) { /* a home that is asked for a hole collects, too */
+        off_t found = agent_seek(file, 0, SEEK_HOLE);
+        return found < 0 && found != -ENXIO ? (int)found : 0;
+    }
+    int error = cpu_lock(file);
+    if (error)
+        return error;
+    error = collect_all(file);
+    pthread_mutex_unlock(&file->lock);
+    return error;
+}
+
 off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence)
 {
     if (file->given_up)

@@ -10,6 +10,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "cache/cache.h"
 #include "fs/answers.h"
 #include "fs/content.h"
 #include "fs/creds.h"
@@ -128,6 +129,16 @@ static int set_attributes(fuse_req_t req, struct inode *inode, int fd, const str
     return rc;
 }
 
+/* Each collect of what devices have released before moves the time of modification again: none is left. What
+ * can't be written now (ENOSPC) does so when it can. */
+static void collect_before_times(struct inode *inode)
+{
+    struct cache_file *file = inode_usable(inode);
+
+    if (file)
+        cache_file_collect(file);
+}
+
 void op_setattr(fuse_req_t req, fuse_ino_t nodeid, struct stat *attr, int to_set, struct fuse_file_info *fi)
 {
     struct inode *inode = inode_of(req, nodeid);
@@ -136,6 +147,8 @@ void op_setattr(fuse_req_t req, fuse_ino_t nodeid, struct stat *attr, int to_set
 
     if (reply_if_error(req, file.fd))
         return;
+    if (to_set & SETS_MTIME && !(to_set & FUSE_SET_ATTR_SIZE))
+        collect_before_times(inode);
     inode_change_begin(inode, file.fd, to_set & SETS_MTIME ? CHANGE_OF_TIMES : CHANGE_OF_NAMES, &change);
     int rc = set_attributes(req, inode, file.fd, attr, to_set, handle_of(fi));
     inode_change_end(inode, file.fd, &change);

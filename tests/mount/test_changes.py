@@ -209,6 +209,24 @@ def test_a_release_is_a_write_to_make_and_rsync(mount, devices):
     assert os.stat(os.path.join(m.data, "f")).st_mtime_ns == after.st_mtime_ns
 
 
+@pytest.mark.parametrize("passthrough", ["off", "all"])
+def test_times_that_are_set_after_a_release_stay(mount, devices, passthrough):
+    """cp -p, tar -x, rsync and touch: nothing that was released before moves them, when it is read, synced or unmounted."""
+    m = mount(f"timeout=0,passthrough={passthrough}")
+    path = make(m, bytes(4 * PAGE))
+    opened = Opened(devices(), path)
+    below = os.path.join(m.data, "f")
+    for turn, bring in enumerate((lambda: read_file(path), lambda: os.fsync(opened.fd), opened.map.acquire, opened.close)):
+        opened.map[turn * PAGE] = turn + 1
+        opened.map.release()
+        os.utime(path, ns=(10 ** 18, 10 ** 18 + turn))
+        bring()
+        assert os.stat(below).st_mtime_ns == 10 ** 18 + turn
+    m.unmount()
+    assert os.stat(below).st_mtime_ns == 10 ** 18 + 3
+    assert read_file(below)[::PAGE] == bytes((1, 2, 3, 4))
+
+
 def test_a_users_release_clears_set_id_bits(mount, devices):
     m = mount("timeout=0")
     path = make(m, bytes(2 * PAGE))

@@ -314,3 +314,19 @@ def test_a_name_for_a_file_that_had_none(cluster, agents, first):
     os.unlink(nodes.path(1))
     go_on(programs, content, rng)
     nothing_is_held(nodes, programs.values(), "f")
+
+
+# --- times ----------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("first", SIDES)
+def test_times_that_are_set_after_a_release_stay(pair, first):
+    """On whichever node they are set, and whoever has released."""
+    nodes, programs, _content, one, two = pair()
+    for turn, (stores, sets) in enumerate(((one, two), (two, one), (one, one), (two, two))):
+        programs[stores].device_store(turn * PAGE, b"released")
+        programs[stores].release()
+        os.utime(nodes.path(sets), ns=(10 ** 18, 10 ** 18 + turn))
+        for program in programs.values():
+            assert program.read()[turn * PAGE:turn * PAGE + 8] == b"released"
+            program.fsync()
+        assert os.stat(nodes.below()).st_mtime_ns == 10 ** 18 + turn
