@@ -269,17 +269,20 @@ bench-rdma: all tools
 	python3 -B tests/vm/rdma.py --bench
 
 # mount(8) looks for its helpers in /sbin alone, and the linker's cache does not know of a new library: without a DESTDIR
-# both are seen to, where root installs. MOUNTDIR= leaves the first out.
+# both are seen to, where root installs. MOUNTDIR= leaves the first out. Its helpers are that of `mount -t gaiafs`, and that
+# of `mount -o remount,...`: the type in the mount table is fuse.gaiafs.
 ifneq ($(PREFIX),/usr)
 MOUNTDIR ?= /sbin
 endif
-installed := sbin/mount.gaiafs bin/gaiactl lib/libgaia.so.$(VERSION) lib/libgaia.so.$(SOMAJOR) lib/libgaia.so include/gaia.h \
+mount_helpers := mount.gaiafs mount.fuse.gaiafs
+installed := sbin/mount.gaiafs sbin/mount.fuse.gaiafs bin/gaiactl lib/libgaia.so.$(VERSION) lib/libgaia.so.$(SOMAJOR) lib/libgaia.so include/gaia.h \
 	lib/pkgconfig/gaia.pc share/man/man8/mount.gaiafs.8 share/man/man1/gaiactl.1
 device_headers := gaia_device.cuh demand.h demand_device.h device_memory.h warp.h
 
 install: all
 	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
 	install -m 755 mount.gaiafs $(DESTDIR)$(PREFIX)/sbin/
+	ln -sf mount.gaiafs $(DESTDIR)$(PREFIX)/sbin/mount.fuse.gaiafs
 	install -m 755 gaiactl $(DESTDIR)$(PREFIX)/bin/
 	install -m 755 libgaia.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/
 	ln -sf libgaia.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libgaia.so.$(SOMAJOR)
@@ -294,7 +297,8 @@ install: all
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 ifneq ($(MOUNTDIR),)
 	if [ -n "$(DESTDIR)" ] || [ -w $(MOUNTDIR) ]; then \
-		install -d $(DESTDIR)$(MOUNTDIR) && ln -sf $(PREFIX)/sbin/mount.gaiafs $(DESTDIR)$(MOUNTDIR)/mount.gaiafs; \
+		install -d $(DESTDIR)$(MOUNTDIR) && for name in $(mount_helpers); do \
+			ln -sf $(PREFIX)/sbin/mount.gaiafs $(DESTDIR)$(MOUNTDIR)/$$name; done; \
 	else echo "mount -t gaiafs needs a link: ln -s $(PREFIX)/sbin/mount.gaiafs $(MOUNTDIR)/"; fi
 endif
 ifeq ($(DESTDIR),)
@@ -304,7 +308,8 @@ endif
 uninstall:
 	rm -f $(installed:%=$(DESTDIR)$(PREFIX)/%) $(device_headers:%=$(DESTDIR)$(PREFIX)/include/gaia/%)
 	[ ! -d $(DESTDIR)$(PREFIX)/include/gaia ] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/include/gaia
-	[ "$$(readlink $(DESTDIR)$(MOUNTDIR)/mount.gaiafs)" != $(PREFIX)/sbin/mount.gaiafs ] || rm -f $(DESTDIR)$(MOUNTDIR)/mount.gaiafs
+	for name in $(mount_helpers); do link=$(DESTDIR)$(MOUNTDIR)/$$name; \
+		[ "$$(readlink $$link)" != $(PREFIX)/sbin/mount.gaiafs ] || rm -f $$link; done
 ifeq ($(DESTDIR),)
 	[ "$$(id -u)" != 0 ] || ldconfig
 endif

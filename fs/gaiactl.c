@@ -100,7 +100,10 @@ static void say(const char *mountpoint, enum outcome outcome, int error)
         fprintf(stderr, "%s\n", strerror(-error));
         break;
     default:
-        fprintf(stderr, "the daemon does not answer: %s\n", strerror(-error));
+        if (error == -EPERM)
+            fprintf(stderr, "only root and who has mounted it may ask\n");
+        else
+            fprintf(stderr, "the daemon does not answer: %s\n", strerror(-error));
     }
 }
 

@@ -348,10 +348,15 @@ static int start_parts(struct fs *fs)
                               .keep = nodes_keep,
                               .moved = nodes_moved,
                               .sync = nodes_sync};
+    /* Other mounts of the data directory write to it as they should: an acquire looks each time. (Of nodes
+     * the home hears of it.) */
+    bool looks = fs->options.cache.shared && !fs->options.members;
+    fs->options.cache.behind_timeout_ns = looks ? 0
+                                          : fs->options.timeout_s < 1e9
+                                              ? (uint64_t)(fs->options.timeout_s * 1e9)
+                                              : UINT64_MAX;
     fs->options.cache.members = fs->options.members;
     fs->options.cache.shared |= fs->options.members != NULL; /* two that both take themselves for a home */
-    fs->options.cache.behind_timeout_ns =
-        fs->options.timeout_s < 1e9 ? (uint64_t)(fs->options.timeout_s * 1e9) : UINT64_MAX;
     char why[CACHE_WHY];
     int rc = cache_open(&fs->options.cache, &host, &fs->cache, why);
 

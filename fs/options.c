@@ -54,6 +54,10 @@ static int parse_timeout(struct fs_options *options, const char *option)
 
 static int parse_fsname(struct fs_options *options, const char *option)
 {
+    if (!*option_value(option)) { /* mount(2) would refuse it, and not say why */
+        fs_log(LOG_ERR, "option %s: no name", option);
+        return -1;
+    }
     return option_set_text(&options->fsname, option_value(option));
 }
 
@@ -69,9 +73,14 @@ static int parse_log(struct fs_options *options, const char *option)
 
 static int parse_passthrough(struct fs_options *options, const char *option)
 {
-    options->passthrough_all = !strcmp(option_value(option), "all");
-    options->passthrough = true;
-    return options->passthrough_all ? 0 : option_choice(option, "off", "on", &options->passthrough);
+    const char *text = option_value(option);
+
+    options->passthrough_all = !strcmp(text, "all");
+    options->passthrough = options->passthrough_all || !strcmp(text, "on");
+    if (options->passthrough || !strcmp(text, "off"))
+        return 0;
+    fs_log(LOG_ERR, "option %s: none of off, on and all", option);
+    return -1;
 }
 
 /* A flag of the kernel's, for libfuse. */
@@ -155,6 +164,11 @@ static const struct mount_option ignored[] = {
     {.text = "mand"},
     {.text = "nomand"},
     {.text = "default_permissions"},
+    /* what the mount table has of us besides, which mount(8) says again to remount */
+    {.text = "user_id="},
+    {.text = "group_id="},
+    {.text = "max_read="},
+    {.text = "blksize="},
     {.text = NULL},
 };
 
@@ -372,7 +386,7 @@ void options_print_help(void)
         "    subtype=NAME              the type there is fuse.NAME, or plain fuse without NAME (default "
         "gaiafs)\n"
         "    allow_other               let other users in (always on for root)\n"
-        "    remount                   change ro, noexec, nosuid, nodev, sync, dirsync of what is mounted; "
+        "    remount                   change ro, noexec, nosuid, nodev, sync of what is mounted; "
         "other\n"
         "                              options are ignored\n"
         "    ro, noexec, nosuid, nodev, noatime, nodiratime, sync, dirsync and their opposites, as for "

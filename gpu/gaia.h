@@ -125,7 +125,8 @@ struct gaia_stat {
  * other connects once.
  *
  * @param name        "soft:0" ... "soft:63", "cuda:0" ...; NULL: $GAIA_DEVICE, else the first GPU that
- *                    works, else "soft:0". (In a child of fork() whose parent has started CUDA no GPU can
+ *                    works, else "soft:0"; "": the same without $GAIA_DEVICE. (In a child of fork()
+ *                    whose parent has started CUDA no GPU can
  *                    be opened: EIO then, and not "soft:0" in its place.)
  * @param device_out  set on success; close with gaia_device_close()
  * @return 0, or -1 with errno: EINVAL (malformed name), ENODEV (no such device: `gaiactl devices` says

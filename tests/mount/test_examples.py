@@ -105,7 +105,7 @@ def test_installed_files(installed):
     version = re.search(r"^VERSION := (\S+)$", read_file(os.path.join(TOP, "Makefile")).decode(), re.M)[1]
     soname = "libgaia.so." + version.split(".", maxsplit=1)[0]
     assert found == {
-        "usr/sbin/mount.gaiafs": 0o100755, "usr/bin/gaiactl": 0o100755, f"usr/lib/libgaia.so.{version}": 0o100755,
+        "usr/sbin/mount.gaiafs": 0o100755, "usr/sbin/mount.fuse.gaiafs": "mount.gaiafs", "usr/bin/gaiactl": 0o100755, f"usr/lib/libgaia.so.{version}": 0o100755,
         f"usr/lib/{soname}": f"libgaia.so.{version}", "usr/lib/libgaia.so": soname,
         "usr/include/gaia.h": 0o100644, "usr/lib/pkgconfig/gaia.pc": 0o100644,
         "usr/share/man/man8/mount.gaiafs.8": 0o100644, "usr/share/man/man1/gaiactl.1": 0o100644,
@@ -146,6 +146,8 @@ mount -t gaiafs "$1/from" "$1/to" -o device_cache=64M
 trap 'umount "$1/to"' EXIT
 "$1/hello" "$1/to/licence"
 gaiactl stat "$1/to" >&2
+mount -o remount,ro "$1/to"
+if touch "$1/to/new" 2>/dev/null; then exit 5; fi
 [ -s /usr/local/share/man/man8/mount.gaiafs.8 ] && [ -s /usr/local/share/man/man1/gaiactl.1 ]
 make uninstall CC=gcc SANITIZE= >&2
 find /usr/local /usr/sbin/ -name '*gaia*'
