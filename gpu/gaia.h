@@ -180,6 +180,9 @@ void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, 
  * Unmap the pages of [addr, addr + length). Parts of mappings may be unmapped. Releases nothing (see
  * gaia_device_close()). Parts of the range that are not mapped are skipped, as munmap does.
  *
+ * A munmap() or mremap() in its place is not noticed: what is stored at the new address is never released,
+ * and a later call takes away whatever the program has put at the old one.
+ *
  * On a GPU, kernels that use the range must have ended, and copies in streams: nothing waits for them here,
  * and what they touch may be gone, upon which CUDA gives up all that the process has on this GPU.
  *

@@ -47,6 +47,21 @@ def claimed(path):
         return struct.unpack("hhqqi4x", fcntl.fcntl(file, 36, lock))[0] != fcntl.F_UNLCK  # F_OFD_GETLK
 
 
+@pytest.mark.parametrize("passthrough", ["off", "all"])
+def test_an_acquire_sees_what_another_mount_has_written(mount, workdir, devices, passthrough):
+    """Each time, whatever `timeout` says of names and attributes."""
+    data = os.path.join(workdir, "shared")
+    os.mkdir(data)
+    one, other = (mount(f"shared,timeout=60,passthrough={passthrough}", data=data) for _ in range(2))
+    write_file(path_in(one), bytes(PAGE))
+    opened = Opened(devices(), path_in(one))
+    with open(path_in(other), "r+b", buffering=0) as file:
+        for turn in range(1, 20):
+            os.pwrite(file.fileno(), bytes([turn]), 7)
+            opened.map.acquire()
+            assert opened.map[7] == turn
+
+
 # --- who may mount -----------------------------------------------------------------------------------------------------
 
 MEMBERS = "peers=a@local:gaiafs-test-a/b@local:gaiafs-test-b"
