@@ -113,14 +113,15 @@ def test_a_map_beside_many_acquires_that_wait_for_a_still_node(still, agents):
     mine.agent.finish()
 
 
-def test_an_acquire_of_what_was_appended(cluster, agents):
+@pytest.mark.parametrize("node", [0, 2])
+def test_an_acquire_of_what_was_appended(cluster, agents, node):
     """When it has returned every kernel knows the size: who hears of it from what the device stores next reads it."""
     nodes = cluster(3, "timeout=30,peer_timeout=25", only=[0, 2])
     for name in "f", "flag":
         nodes.make(pattern(2 * PAGE), name, home=0)
     device = agents()
     device.do("dev = gaia.Device('soft:0')\nmap, flag = (dev.mmap(os.open(path, os.O_RDWR), 1 << 20) for path in paths)",
-              paths=[nodes.path(0, name) for name in ("f", "flag")])
+              paths=[nodes.path(node, name) for name in ("f", "flag")])
     writer, reader = agents(), agents()
     writer.do("fd = os.open(path, os.O_WRONLY | os.O_APPEND)", path=nodes.path(0))
     reader.do("fd, flag = (os.open(path, os.O_RDONLY) for path in paths)", paths=[nodes.path(2, name) for name in ("f", "flag")])
