@@ -306,7 +306,7 @@ void gaia_session_answered(struct gaia_session *session, int error)
 {
     pthread_mutex_lock(&sessions_lock);
     session->served |= !error;
-    session->refused = error == -EACCES && !session->served;
+    session->refused = !session->served && (session->refused || error == -EACCES);
     pthread_mutex_unlock(&sessions_lock);
 }
 
