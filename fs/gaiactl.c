@@ -101,7 +101,7 @@ static void say(const char *mountpoint, enum outcome outcome, int error)
         break;
     default:
         if (error == -EPERM)
-            fprintf(stderr, "only root and who has mounted it may ask\n");
+            fprintf(stderr, "not permitted: root and who has mounted it may ask, not from a container\n");
         else
             fprintf(stderr, "the daemon does not answer: %s\n", strerror(-error));
     }
