@@ -98,22 +98,6 @@ int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset
     return error;
 }
 
-int cache_file_collect(struct cache_file *file)
-{
-    if (file->given_up)
-        return -EIO;
-    if (file->far) { /* a home that is asked for a hole collects, too */
-        off_t found = agent_seek(file, 0, SEEK_HOLE);
-        return found < 0 && found != -ENXIO ? (int)found : 0;
-    }
-    int error = cpu_lock(file);
-    if (error)
-        return error;
-    error = collect_all(file);
-    pthread_mutex_unlock(&file->lock);
-    return error;
-}
-
 off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence)
 {
     if (file->given_up)
@@ -129,6 +113,13 @@ off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence)
         result = -errno;
     pthread_mutex_unlock(&file->lock);
     return result;
+}
+
+int cache_file_collect(struct cache_file *file)
+{
+    off_t found = cache_file_seek(file, file->fd, 0, SEEK_HOLE); /* which collects, here or at the home */
+
+    return found < 0 && found != -ENXIO ? (int)found : 0;
 }
 
 static int collect_range(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)

@@ -159,8 +159,8 @@ void cache_file_give_up(struct cache_file *file)
     struct replica *replica = NULL;
     bool stores = false;
 
-    /* What is released later is not acknowledged: cache_map_release(). Agents' programs are told by what
-     * takes the file's place there. */
+    /* What is released later is not acknowledged: replica_give_up(), cache_map_release(). Agents' programs
+     * are told by what takes the file's place there. */
     pthread_mutex_lock(&file->lock);
     if (!file->far && !file->given_up)
         index_each(&file->index, note_stores, &stores);

@@ -350,11 +350,8 @@ static int start_parts(struct fs *fs)
                               .sync = nodes_sync};
     /* Other mounts of the data directory write to it as they should: an acquire looks each time. (Of nodes
      * the home hears of it.) */
-    bool looks = fs->options.cache.shared && !fs->options.members;
-    fs->options.cache.behind_timeout_ns = looks ? 0
-                                          : fs->options.timeout_s < 1e9
-                                              ? (uint64_t)(fs->options.timeout_s * 1e9)
-                                              : UINT64_MAX;
+    double seconds = fs->options.cache.shared && !fs->options.members ? 0 : fs->options.timeout_s;
+    fs->options.cache.behind_timeout_ns = seconds < 1e9 ? (uint64_t)(seconds * 1e9) : UINT64_MAX;
     fs->options.cache.members = fs->options.members;
     fs->options.cache.shared |= fs->options.members != NULL; /* two that both take themselves for a home */
     char why[CACHE_WHY];
