@@ -91,9 +91,12 @@ static enum gaia_io_step failed(struct gaia_io_request *request, int error)
     case EINVAL:     /* this range, this memory or this moment is not fit for O_DIRECT */
     case EOPNOTSUPP: /* as above, other file systems */
     case EFAULT:     /* memory that can't be pinned can still be copied to; a bad address fails again */
-        if (!request->direct)
+        if (request->direct)
+            request->buffered_only = true;
+        /* io_uring's word for a buffered read, too, that waited for its pages as the thread that submitted it
+         * exited: one more attempt, by the engine's own thread, tells that from a bad address. */
+        else if (error != EFAULT || request->retries++ > 0)
             break;
-        request->buffered_only = true;
         return again(request, GAIA_IO_AGAIN);
     case EINTR:
     case ECANCELED: /* the thread that submitted it has exited; the engine's own thread submits it anew */

@@ -10,7 +10,8 @@
  *
  * The kernel runs part of a completion in the thread that pushed the request: that thread's epoll_wait(2) or
  * similar call may return EINTR for it. When that thread exits, what the kernel had not begun completes with
- * ECANCELED; the completion thread then submits it anew.
+ * ECANCELED, and a buffered read that waits for its pages with EFAULT; the completion thread then submits it
+ * anew.
  */
 #include <assert.h>
 #include <errno.h>

@@ -235,7 +235,7 @@ static void errors_are_reported(void **state)
     struct bench b = new_bench(state);
 
     for (unsigned i = 0; i < sizeof errors / sizeof *errors; i++)
-        reported(&b, errors[i], 1);
+        reported(&b, errors[i], errors[i] == EFAULT ? 2 : 1);
     free_bench(&b);
 }
 
