@@ -32,6 +32,7 @@
 #include "fs/memory.h"
 #include "fs/mountinfo.h"
 #include "fs/nodes.h"
+#include "fs/overlap.h"
 #include "fs/passthrough.h"
 #include "fs/peek.h"
 #include "fs/server.h"
@@ -43,15 +44,6 @@
 #define INODE_BYTES 192u /* of a known inode, with its places in the tables */
 
 /* --- what must hold before anything is started --- */
-
-static bool lies_inside(const char *path, const char *directory)
-{
-    size_t length = strlen(directory);
-
-    if (strcmp(directory, "/") == 0)
-        return path[1] != '\0';
-    return strncmp(path, directory, length) == 0 && path[length] == '/';
-}
 
 /* An absolute path without symbolic links of an existing directory; NULL after the reason was logged. */
 static char *directory_path(const char *what, const char *given)
@@ -76,7 +68,7 @@ static int find_directories(struct fs *fs)
     fs->mount_path = fs->data_path ? directory_path("mount point", fs->options.mountpoint) : NULL;
     if (!fs->mount_path)
         return -ENOENT;
-    if (lies_inside(fs->data_path, fs->mount_path)) {
+    if (overlap_is_inside(fs->data_path, fs->mount_path)) {
         fs_log(LOG_ERR, "data directory %s lies inside the mount point %s, which would hide it",
                fs->data_path, fs->mount_path);
         return -EINVAL;
@@ -154,6 +146,11 @@ static int open_root(struct fs *fs, int *lock_out)
                                                           : ", without -o shared");
         else
             fs_log(LOG_ERR, "locking data directory %s: %s", fs->data_path, strerror(-rc));
+        close(lock);
+        return rc;
+    }
+    rc = overlap_check(fs);
+    if (rc < 0) {
         close(lock);
         return rc;
     }

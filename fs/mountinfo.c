@@ -2,6 +2,7 @@
 #include "fs/mountinfo.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,4 +65,42 @@ int mountinfo_device(const char *path, dev_t *device_out)
     free(line);
     fclose(file);
     return rc;
+}
+
+/* "ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS [TAG]... - TYPE SOURCE OPTIONS"; cuts the line up. */
+static bool parse_gaiafs(char *line, char **source_out, char **mountpoint_out)
+{
+    char *rest = NULL, *word = strtok_r(line, " \n", &rest);
+
+    for (int field = 1; word && field < 5; field++)
+        word = strtok_r(NULL, " \n", &rest);
+    *mountpoint_out = word;
+    while (word && strcmp(word, "-") != 0)
+        word = strtok_r(NULL, " \n", &rest);
+    word = word ? strtok_r(NULL, " \n", &rest) : NULL;
+    if (!word || strcmp(word, "fuse.gaiafs") != 0)
+        return false;
+    *source_out = strtok_r(NULL, " \n", &rest);
+    if (!*source_out || **source_out != '/')
+        return false;
+    unescape(*source_out);
+    unescape(*mountpoint_out);
+    return true;
+}
+
+int mountinfo_each_gaiafs(void (*seen)(const char *source, const char *mountpoint, void *context),
+                          void *context)
+{
+    FILE *file = fopen("/proc/self/mountinfo", "re");
+    char *line = NULL, *source, *mountpoint;
+    size_t size = 0;
+
+    if (!file)
+        return -errno;
+    while (getline(&line, &size, file) > 0)
+        if (parse_gaiafs(line, &source, &mountpoint))
+            seen(source, mountpoint, context);
+    free(line);
+    fclose(file);
+    return 0;
 }

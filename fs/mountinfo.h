@@ -10,4 +10,9 @@
  * another negative errno. */
 int mountinfo_device(const char *path, dev_t *device_out);
 
+/* Calls seen() for each gaiafs mount that this process sees: those of type fuse.gaiafs whose source is an
+ * absolute path. The texts live as long as the call. 0 or a negative errno. */
+int mountinfo_each_gaiafs(void (*seen)(const char *source, const char *mountpoint, void *context),
+                          void *context);
+
 #endif

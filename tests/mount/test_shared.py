@@ -77,6 +77,47 @@ def test_all_or_nobody(mount, workdir, first, second, message):
     assert message in said, said
 
 
+@pytest.mark.parametrize("above", [False, True], ids=["below", "above"])
+@pytest.mark.parametrize("first, second, good", [("", "", False), ("shared", "", False), ("", "shared", False),
+                                                 ("shared", "shared", True)])
+def test_a_directory_inside_another_mounts(mount, workdir, first, second, good, above):
+    """Neither daemon would hear of what the other has on devices; with `shared` files are claimed one by one."""
+    outer = os.path.join(workdir, "with a space")
+    inner = os.path.join(outer, "a", "b")
+    os.makedirs(inner)
+    os.mkdir(outer + "2")  # only its name begins so
+    had, wanted = (inner, outer) if above else (outer, inner)
+    m = mount(first, data=had)
+    mount(second, data=outer + "2")
+    if good:
+        mount(second, data=wanted)
+        return
+    said = refused_mount(workdir, second, wanted)
+    where = "is above" if above else "lies inside"
+    assert f"data directory {wanted} {where} {had}, the data directory of another gaiafs, mounted at {m.mnt}" in said, said
+    m.unmount()
+    mount(second, data=wanted)
+
+
+def test_a_directory_inside_a_dead_mounts(mount, workdir):
+    """Its place in the mount table stays; it has nothing."""
+    m = mount()
+    os.mkdir(os.path.join(m.data, "below"))
+    m.kill()
+    assert m.mounted()
+    mount(data=os.path.join(m.data, "below"))
+
+
+def test_a_directory_above_one_that_is_mounted_over_itself(mount, workdir):
+    """All that the second sees there is the first mount."""
+    inner = os.path.join(workdir, "outer", "inner")
+    os.makedirs(inner)
+    mount(data=inner, mnt=inner)
+    m = mount(data=os.path.dirname(inner))
+    write_file(path_in(m, "inner/f"), pattern(PAGE))
+    assert read_file(os.path.join(inner, "f")) == pattern(PAGE)
+
+
 def test_members_have_the_directory_together(mount, workdir):
     data = os.path.join(workdir, "members")
     os.mkdir(data)

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fs/overlap.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "fs/log.h"
+#include "fs/mountinfo.h"
+
+struct overlap {
+    const struct fs *fs;
+    bool found;
+};
+
+bool overlap_is_inside(const char *path, const char *directory)
+{
+    size_t length = strlen(directory);
+
+    if (strcmp(directory, "/") == 0)
+        return path[1] != '\0';
+    return strncmp(path, directory, length) == 0 && path[length] == '/';
+}
+
+/* Whether a daemon that runs has locked the directory, and does not share it with us. One that can't be
+ * opened has no files that we could open. */
+static bool is_locked(const char *directory, bool shared)
+{
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_CLOEXEC);
+    bool locked;
+
+    if (fd < 0)
+        return false;
+    locked = flock(fd, (shared ? LOCK_SH : LOCK_EX) | LOCK_NB) && errno == EWOULDBLOCK;
+    close(fd);
+    return locked;
+}
+
+static void look_at(const char *source, const char *mountpoint, void *context)
+{
+    struct overlap *overlap = context;
+    const struct fs *fs = overlap->fs;
+    bool above = overlap_is_inside(fs->data_path, source);
+
+    if (overlap->found || (!above && !overlap_is_inside(source, fs->data_path)))
+        return;
+    /* Mounted over its own directory it is all that we see there: we are one of its programs. */
+    if (strcmp(source, mountpoint) == 0 || !is_locked(source, options_share_directory(&fs->options)))
+        return;
+    overlap->found = true;
+    fs_log(LOG_ERR, "data directory %s %s %s, the data directory of another gaiafs, mounted at %s",
+           fs->data_path, above ? "lies inside" : "is above", source, mountpoint);
+}
+
+int overlap_check(const struct fs *fs)
+{
+    struct overlap overlap = {.fs = fs};
+
+    mountinfo_each_gaiafs(look_at, &overlap); /* without /proc nobody is seen */
+    return overlap.found ? -EBUSY : 0;
+}

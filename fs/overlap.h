@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Data directories one inside another: each daemon would have files of the other's on its devices, and
+ * neither would hear of what the other releases. */
+#ifndef GAIAFS_FS_OVERLAP_H
+#define GAIAFS_FS_OVERLAP_H
+
+#include <stdbool.h>
+
+#include "fs/fs.h"
+
+/* Whether an absolute path without symbolic links is below a directory given so. */
+bool overlap_is_inside(const char *path, const char *directory);
+
+/* That no other gaiafs which this process sees mounted has a directory above or below fs->data_path: 0, or
+ * -EBUSY after the reason was logged. Several that all say `shared` or `node=` may: files are claimed one by
+ * one then (cache/claim.h). Not known are mounts whose type or source is not what gaiafs gives them, those of
+ * other mount namespaces, paths by way of a bind mount, and one that starts in the same moment. A mount whose
+ * daemon is dead has nothing. Opens those directories. */
+int overlap_check(const struct fs *fs);
+
+#endif
