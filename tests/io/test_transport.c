@@ -507,25 +507,46 @@ static void test_refused_many_queues(void **state)
     pair_close(&pair);
 }
 
-/* A link that is idle for longer than its timeout lives: both say that they do. */
+/* Whether the link has lived for three times its timeout with nothing to say. *stood_ms_out: the longest time
+ * that this thread was kept from looking. */
+static bool idles(struct pair *pair, uint64_t *stood_ms_out)
+{
+    uint64_t looked = now_ms(), until = looked + 3 * SHORT_MS;
+
+    *stood_ms_out = 0;
+    while (looked < until) {
+        gaia_transport_poll(pair->client.transport, 100);
+        nap_ms(20);
+        uint64_t now = now_ms();
+        if (now - looked > *stood_ms_out)
+            *stood_ms_out = now - looked;
+        looked = now;
+    }
+    return !gaia_link_error(pair->link) && !gaia_link_error(pair->server.links[0]);
+}
+
+/* A link that is idle for longer than its timeout lives: both say that they do. A machine that stands still
+ * for most of that time keeps both from saying it, which is no fault of theirs: once more, then. */
 static void test_idle(void **state)
 {
     static struct pair pair;
-    uint64_t until;
+    bool lived = false;
 
     (void)state;
-    pair_open(&pair, 1, 1, SHORT_MS);
-    until = now_ms() + 3 * SHORT_MS;
-    while (now_ms() < until) {
-        gaia_transport_poll(pair.client.transport, 100);
-        nap_ms(20);
+    for (unsigned tries = 0; tries < 10 && !lived; tries++) {
+        uint64_t stood_ms;
+
+        pair_open(&pair, 1, 1, SHORT_MS);
+        lived = idles(&pair, &stood_ms);
+        if (lived) {
+            pair.server.echo = true;
+            must(gaia_link_send(pair.link, "x", 1));
+            await(&pair.client, &pair.client.messages, 1);
+        }
+        pair_close(&pair);
+        assert_true(lived || stood_ms > SHORT_MS / 2);
     }
-    assert_int_equal(gaia_link_error(pair.link), 0);
-    assert_int_equal(gaia_link_error(pair.server.links[0]), 0);
-    pair.server.echo = true;
-    must(gaia_link_send(pair.link, "x", 1));
-    await(&pair.client, &pair.client.messages, 1);
-    pair_close(&pair);
+    assert_true(lived);
 }
 
 /* ---- threads ---- */
