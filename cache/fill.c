@@ -298,11 +298,27 @@ static void fill_placed(struct fill *fill, int error)
     free(fill);
 }
 
-static int fill_copy(const struct fill *fill)
+/* Pages whose first stores are trapped may be seen before they count as resident: a store that comes too
+ * early finds them busy. The others must have their twins before. */
+static bool may_be_seen(const struct fill *fill)
+{
+    const struct cache_map *map = fill->map;
+
+    return !map->replica->scans && (!map->writable || (map->can_trap && !fill->store));
+}
+
+static int fill_copy(struct fill *fill)
 {
     struct gaia_frames *frames = fill->map->replica->frames;
+    uint64_t done = 0;
 
-    return frames->ops->place(frames, fill->first, fill->count, fill->stage);
+    if (frames->ops->place_exposed && may_be_seen(fill))
+        done = frames->ops->place_exposed(fill->map->frames, fill->first, fill->count, fill->stage);
+    fill->exposed = done == fill->count;
+    if (fill->exposed)
+        return 0;
+    return frames->ops->place(frames, fill->first + done, fill->count - done,
+                              fill->stage + done * GAIA_PAGE_SIZE);
 }
 
 /* What the path could not bring, for whatever reason, is copied: the stage has it. */
@@ -318,15 +334,14 @@ static void fill_was_placed(struct gaia_placing *placing, int error)
     fill_placed((struct fill *)((char *)placing - offsetof(struct fill, placing)), error);
 }
 
-/* To another node. Pages whose first stores are trapped may be seen before they count as resident: a store
- * that comes too early finds them busy. The others must have their twins before. */
+/* To another node. */
 static int fill_send(struct fill *fill)
 {
     struct cache_map *map = fill->map;
     struct gaia_frames *frames = map->replica->frames;
 
     fill->placing.done = fill_was_placed;
-    fill->exposed = !map->replica->scans && (!map->writable || (map->can_trap && !fill->store));
+    fill->exposed = may_be_seen(fill);
     int error = frames->ops->place_later(map->frames, fill->first, fill->count, fill->stage, fill->exposed,
                                          &fill->placing);
     if (error)

@@ -13,6 +13,7 @@
 #include "fs/content.h"
 #include "fs/fs.h"
 #include "fs/log.h"
+#include "fs/memory.h"
 #include "fs/stat_json.h"
 #include "fs/token.h"
 #include "fs/trouble.h"
@@ -46,7 +47,8 @@ static int do_hello(struct client *client, struct gaia_message *message, int *fd
     int error = cache_client_open(client->fs->cache,
                                   &(struct gaia_process){.faults = fds[0],
                                                          .pid = client->peer.pid,
-                                                         .apart = thread_is_apart(client->peer.pid)},
+                                                         .apart = thread_is_apart(client->peer.pid),
+                                                         .charged = memory_may_be_charged(client->peer.pid)},
                                   message->flags & GAIA_HELLO_TRAPS, &client->cache);
     if (error) {
         close(alive_fd);

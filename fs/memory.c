@@ -2,6 +2,7 @@
 #include "fs/memory.h"
 
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -42,14 +43,21 @@ static uint64_t group_limit(const char *top, const char *group, const char *name
     return least;
 }
 
-uint64_t memory_available(void)
-{
-    uint64_t least = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), limit = UINT64_MAX;
-    FILE *file = fopen("/proc/self/cgroup", "re");
-    char line[PATH_MAX + 64];
+/* The control groups that say what memory a process may use; "": there is none of that version. */
+struct groups {
+    char first[PATH_MAX];  /* of version 1, under CGROUPS/memory */
+    char second[PATH_MAX]; /* of version 2, under CGROUPS; nothing there is of memory if there is a first */
+};
 
+static bool read_groups(const char *process, struct groups *groups)
+{
+    char path[32], line[PATH_MAX + 64];
+
+    *groups = (struct groups){0};
+    snprintf(path, sizeof(path), "/proc/%s/cgroup", process);
+    FILE *file = fopen(path, "re");
     if (!file)
-        return least;
+        return false;
     while (fgets(line, sizeof(line), file)) { /* number:controllers:group */
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
 
@@ -58,12 +66,59 @@ uint64_t memory_available(void)
         *group++ = '\0';
         group[strcspn(group, "\n")] = '\0';
         if (strcmp(controllers, ":memory") == 0)
-            limit = group_limit(CGROUPS "/memory", group, "memory.limit_in_bytes");
+            snprintf(groups->first, sizeof(groups->first), "%s", group);
         else if (strcmp(controllers, ":") == 0)
-            limit = group_limit(CGROUPS, group, "memory.max");
-        if (limit < least)
-            least = limit;
+            snprintf(groups->second, sizeof(groups->second), "%s", group);
     }
     fclose(file);
-    return least;
+    return true;
+}
+
+static uint64_t memory_of_machine(void)
+{
+    return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+uint64_t memory_available(void)
+{
+    uint64_t least = memory_of_machine(), limit = UINT64_MAX;
+    struct groups groups;
+
+    if (!read_groups("self", &groups))
+        return least;
+    if (groups.first[0])
+        limit = group_limit(CGROUPS "/memory", groups.first, "memory.limit_in_bytes");
+    least = limit < least ? limit : least;
+    if (groups.second[0])
+        limit = group_limit(CGROUPS, groups.second, "memory.max");
+    return limit < least ? limit : least;
+}
+
+/* Whether a group is there to be seen, and has no such limit, nor has one that it is in. */
+static bool group_is_free(const char *top, const char *group, const char *name)
+{
+    char path[PATH_MAX + 64];
+
+    snprintf(path, sizeof(path), "%s%s/cgroup.procs", top, group);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return false;
+    fclose(file);
+    return group_limit(top, group, name) > memory_of_machine();
+}
+
+bool memory_may_be_charged(pid_t pid)
+{
+    struct groups own, other;
+    char process[16];
+
+    snprintf(process, sizeof(process), "%d", (int)pid);
+    if (pid <= 0 || !read_groups("self", &own) || !read_groups(process, &other))
+        return false;
+    if (strcmp(own.first, other.first) == 0 && strcmp(own.second, other.second) == 0)
+        return true;
+    if (other.first[0])
+        return group_is_free(CGROUPS "/memory", other.first, "memory.limit_in_bytes");
+    return group_is_free(CGROUPS, other.second, "memory.max") &&
+           group_is_free(CGROUPS, other.second, "memory.high");
 }

@@ -2,10 +2,17 @@
 #ifndef GAIAFS_FS_MEMORY_H
 #define GAIAFS_FS_MEMORY_H
 
+#include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 /* How many bytes of memory the daemon may use: the machine's, or what its control groups leave it. Who uses
  * more of those is not refused, but killed. */
 uint64_t memory_available(void);
+
+/* Whether a process loses nothing when memory is charged to its control groups: they are the daemon's, or
+ * they, and all that they are in, have no limit. False also where that can't be seen from here. Of now: it
+ * may be moved, and be given a limit. */
+bool memory_may_be_charged(pid_t pid);
 
 #endif

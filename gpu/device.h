@@ -46,9 +46,10 @@ struct gaia_placing {
 
 /* Whose touches a map serves. */
 struct gaia_process {
-    int faults; /* its descriptor for faults; of an agent's client: its number there; -1: none */
-    pid_t pid;  /* as this process sees it; of an agent's client: 0 */
-    bool apart; /* thread_is_apart() */
+    int faults;   /* its descriptor for faults; of an agent's client: its number there; -1: none */
+    pid_t pid;    /* as this process sees it; of an agent's client: 0 */
+    bool apart;   /* thread_is_apart() */
+    bool charged; /* memory may be charged to its control group: fs/memory.h */
 };
 
 /* Two kinds of drivers. One *traps*: its device's touches of missing pages and first stores are faults, so
@@ -77,6 +78,9 @@ struct gaia_frames_ops {
      * placing->done() is called. Where frames are on another node; else NULL. */
     int (*place_later)(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes,
                        bool exposes, struct gaia_placing *placing);
+    /* The same at once, of as many pages from the first on as can be: how many. One step less, and without
+     * the locks of the frames; what is left is for place() and expose(). NULL: never. [client] */
+    uint64_t (*place_exposed)(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes);
     /* As place(), by hand: the memory of frames that nobody can see yet, for who brings the bytes in
      * otherwise, at addresses of this process until close_window(). A client can make it go away meanwhile,
      * so that a store to it is SIGBUS: the kernel or a NIC may write to it, nobody else. NULL: not on this

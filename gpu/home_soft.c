@@ -44,6 +44,7 @@ struct gaia_frames_map {
 struct soft_frames {
     struct gaia_frames base;
     int fd;
+    bool exposes;               /* soft_place_exposed() */
     pthread_rwlock_t maps_lock; /* read: calls on maps; write: attach, detach. Nothing is locked inside it. */
     LIST_HEAD(, gaia_frames_map) maps;
 };
@@ -248,6 +249,33 @@ static int soft_expose(struct gaia_frames_map *map, uint64_t page, uint64_t coun
     if (error == -EAGAIN) /* who waits touches again */
         ioctl(map->process.faults, UFFDIO_WAKE, &range);
     return error == -ESRCH || error == -EAGAIN ? 0 : error;
+}
+
+/* UFFDIO_COPY allocates, fills, inserts and maps a page in one step, and takes no lock of the memfd. Not into
+ * a private mapping, which is a reader's: what it puts there no other client sees. The page is charged to the
+ * client's control group, so that is one that does not mind. */
+static uint64_t soft_place_exposed(struct gaia_frames_map *map, uint64_t page, uint64_t count,
+                                   const void *bytes)
+{
+    struct uffdio_range range;
+    uint64_t done = 0;
+
+    lock_none("UFFDIO_COPY");
+    if (!map->frames->exposes || !map->writable || !map->can_trap || !map->process.charged ||
+        !map_range(map, page, count, &range) || range.len != count * GAIA_PAGE_SIZE)
+        return 0;
+    while (done < range.len) {
+        struct uffdio_copy copy = {.dst = range.start + done,
+                                   .src = (uintptr_t)bytes + done,
+                                   .len = range.len - done,
+                                   .mode = UFFDIO_COPY_MODE_WP};
+        if (!ioctl(map->process.faults, UFFDIO_COPY, &copy))
+            return count;
+        if (copy.copy <= 0) /* it has bytes, it is cut off, the client is gone, or changes its mmap */
+            break;
+        done += (uint64_t)copy.copy;
+    }
+    return done / GAIA_PAGE_SIZE;
 }
 
 static int write_protect_range(struct gaia_frames_map *map, struct uffdio_range range, uint64_t mode)
@@ -485,6 +513,7 @@ static const struct gaia_frames_ops soft_ops = {
     .open_window = soft_open_window,
     .close_window = soft_close_window,
     .expose = soft_expose,
+    .place_exposed = soft_place_exposed,
     .protect = soft_protect,
     .unprotect = soft_unprotect,
     .wake = soft_wake,
@@ -502,6 +531,8 @@ int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out)
     struct soft_frames *frames = calloc(1, sizeof *frames);
     if (!frames)
         return -ENOMEM;
+    const char *wish = getenv("GAIA_SOFT_COPY"); /* for tests: 0, or windows */
+    frames->exposes = !wish || (strcmp(wish, "0") && strcmp(wish, "windows"));
     frames->base.ops = &soft_ops;
     LIST_INIT(&frames->maps);
     lock_rw_init(&frames->maps_lock, LOCK_MAPS, false);

@@ -49,6 +49,8 @@ struct fixture {
                           uint64_t first, uint64_t count, bool writable, bool can_trap,
                           struct gaia_frames_map **map_out);
     int (*_Atomic expose)(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores);
+    uint64_t (*_Atomic place_exposed)(struct gaia_frames_map *map, uint64_t page, uint64_t count,
+                                      const void *bytes);
     /* Of none of theirs: without it they have no such call. */
     int (*_Atomic place_later)(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes,
                                bool exposes, struct gaia_placing *placing);

@@ -427,6 +427,36 @@ static void test_frames_filled_by_the_client(void **state)
     fixture_stop(&f);
 }
 
+/* A frame that has bytes already, which only a client can have put there: those of the file come into it all
+ * the same, and into what is placed with it. */
+static void test_a_frame_filled_before_it_is_placed(void **state)
+{
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    for (unsigned page = 0; page < 16; page++) {
+        memset(bytes, 'a' + (int)page, sizeof bytes);
+        kernel_write(&f, page, 0, bytes, sizeof bytes);
+    }
+    assert_int_equal(cache_map_advise(f.client, map.id, 0, 16 * 4096, GAIA_ADV_DONTNEED), 0);
+    struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
+    memset(bytes, 'X', sizeof bytes);
+    assert_int_equal(frames->ops->place(frames, 5, 1, bytes), 0);
+    for (unsigned page = 0; page < 16; page++) {
+        assert_int_equal(((volatile uint8_t *)map.bytes)[page * 4096], 'a' + page);
+        assert_int_equal(((volatile uint8_t *)map.bytes)[page * 4096 + 4095], 'a' + page);
+    }
+    map.bytes[5 * 4096 + 1] = '!';
+    map.bytes[15 * 4096 + 1] = '?';
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(read_byte(5, 1), '!');
+    assert_int_equal(read_byte(5, 2), 'f');
+    assert_int_equal(read_byte(15, 1), '?');
+    fixture_stop(&f);
+}
+
 static uint64_t evicted;
 
 static int evict_meanwhile(struct gaia_frames *frames, uint64_t page, uint64_t count)
@@ -641,6 +671,7 @@ int main(void)
         cmocka_unit_test(test_cut_behind),
         cmocka_unit_test(test_frames_cut_by_the_client),
         cmocka_unit_test(test_frames_filled_by_the_client),
+        cmocka_unit_test(test_a_frame_filled_before_it_is_placed),
         cmocka_unit_test(test_nobody_is_accused_of_what_was_placed),
         cmocka_unit_test(test_exactly_full),
         cmocka_unit_test(test_a_release_that_failed),

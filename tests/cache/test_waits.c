@@ -436,6 +436,60 @@ static void test_an_acquire_after_a_truncation_beside_a_placement(void **state)
     fixture_stop(&f);
 }
 
+static _Atomic uint64_t in_one_step;
+
+static uint64_t place_exposed_slowly(struct gaia_frames_map *frames_map, uint64_t page, uint64_t count,
+                                     const void *bytes)
+{
+    uint64_t done = plain_frames->place_exposed(frames_map, page, count, bytes);
+
+    in_one_step = done;
+    sem_post(&reading);
+    while (sem_wait(&go_on))
+        ;
+    return done;
+}
+
+/* The same on this node, where placed and exposed is one step: who touched goes on at once, a store waits,
+ * and an acquire after a cut does, too. */
+static void test_an_acquire_after_a_truncation_beside_one_step(void **state)
+{
+    uint8_t bytes[4096];
+    pthread_t toucher;
+
+    (void)state;
+    if (!start() || !f.can_trap)
+        skip();
+    memset(bytes, 'o', sizeof bytes);
+    for (unsigned page = 0; page < 16; page++)
+        kernel_write(&f, page, 0, bytes, 4096);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[20 * 4096], 0);
+    assert_int_equal(device_acquire(&f, &map), 0); /* nothing is out of date */
+    sem_init(&reading, 0, 0);
+    sem_init(&go_on, 0, 0);
+    f.place_exposed = place_exposed_slowly;
+    assert_int_equal(pthread_create(&toucher, NULL, touch_page_0, NULL), 0);
+    while (sem_wait(&reading))
+        ;
+    assert_int_not_equal(in_one_step, 0);
+    pthread_join(toucher, NULL); /* does not wait for what comes after it */
+    assert_int_equal(touched, 'o');
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 0), 0);
+    assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
+    begin(acquire);
+    bool early = returned;
+    sem_post(&go_on);
+    end();
+    assert_false(early);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[10], 0);
+    map.bytes[10] = 's';
+    assert_int_equal(device_release(&f, &map), 0);
+    kernel_read(&f, 0, bytes);
+    assert_int_equal(bytes[10], 's');
+    assert_int_equal(bytes[11], 0);
+    fixture_stop(&f);
+}
+
 static void *close_map(void *argument)
 {
     (void)argument;
@@ -645,6 +699,7 @@ int main(void)
         cmocka_unit_test(test_an_acquire_beside_a_fill),
         cmocka_unit_test(test_a_truncation_beside_a_fill),
         cmocka_unit_test(test_an_acquire_after_a_truncation_beside_a_placement),
+        cmocka_unit_test(test_an_acquire_after_a_truncation_beside_one_step),
         cmocka_unit_test(test_a_close_beside_a_fill),
         cmocka_unit_test(test_a_close_beside_an_attach),
         cmocka_unit_test(test_a_touch_of_what_was_cut_off),

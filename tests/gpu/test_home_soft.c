@@ -320,6 +320,17 @@ int ioctl(int fd, unsigned long request, ...)
     return rc;
 }
 
+static struct gaia_frames_map *attach(struct eventful *c, bool writable, bool can_trap, bool charged)
+{
+    struct gaia_process process = {.faults = c->faults, .pid = getpid(), .charged = charged};
+    struct gaia_frames_map *map;
+
+    assert_int_equal(c->frames->ops->attach(c->frames, &process, (uintptr_t)c->memory, 0, CLIENT_PAGES,
+                                            writable, can_trap, &map),
+                     0);
+    return map;
+}
+
 static bool client_start(struct eventful *c)
 {
     struct uffdio_api api = {.api = UFFD_API,
@@ -341,10 +352,7 @@ static bool client_start(struct eventful *c)
     assert_int_equal(munmap(c->memory + HOLE * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE), 0);
     memset(bytes, 3, sizeof bytes);
     assert_int_equal(c->frames->ops->place(c->frames, 0, CLIENT_PAGES, bytes), 0);
-    struct gaia_process process = {.faults = c->faults, .pid = getpid()};
-    assert_int_equal(c->frames->ops->attach(c->frames, &process, (uintptr_t)c->memory, 0, CLIENT_PAGES, true,
-                                            true, &c->map),
-                     0);
+    c->map = attach(c, true, true, true);
     return true;
 }
 
@@ -496,6 +504,106 @@ static int try_to_seal(void)
     return fcntl(fd, F_ADD_SEALS, seals) && errno == EPERM ? NOT_SEALED : SEALED;
 }
 
+/* ---- placed and exposed in one step ---- */
+
+static uint64_t in_one_step(struct eventful *c, uint64_t page, uint64_t count)
+{
+    return c->frames->ops->place_exposed(c->map, page, count, bytes);
+}
+
+/* Whether a thread of this process has touched a page, or stored to it, within a while. */
+struct touch {
+    uint8_t *at;
+    bool store;
+    _Atomic bool done;
+};
+
+static void *touch(void *argument)
+{
+    struct touch *t = argument;
+
+    if (t->store)
+        *t->at = 9;
+    else
+        (void)*(volatile uint8_t *)t->at;
+    t->done = true;
+    return NULL;
+}
+
+/* A load goes through, a store waits until it is let through. */
+static void assert_trapped(struct eventful *c, uint64_t page)
+{
+    struct touch load = {.at = c->memory + page * GAIA_PAGE_SIZE}, store = {.at = load.at, .store = true};
+    pthread_t thread;
+
+    assert_int_equal(pthread_create(&thread, NULL, touch, &load), 0);
+    assert_true(lock_join_within(thread, 5000));
+    assert_int_equal(pthread_create(&thread, NULL, touch, &store), 0);
+    usleep(20000);
+    assert_false(store.done);
+    assert_int_equal(c->frames->ops->unprotect(c->map, page, 1), 0);
+    assert_true(lock_join_within(thread, 5000));
+    assert_int_equal(*load.at, 9);
+}
+
+/* As many as can be, from the first on: the frames have them, and the client sees them; it stops at what has
+ * bytes, and at the end. */
+static void test_in_one_step(void **state)
+{
+    static struct eventful c;
+
+    (void)state;
+    if (!client_start(&c))
+        skip();
+    memset(bytes, 5, sizeof bytes);
+    assert_int_equal(in_one_step(&c, 0, 4), 0); /* these have bytes */
+    assert_int_equal(c.frames->ops->drop(c.frames, 0, CLIENT_PAGES), 0);
+    assert_int_equal(in_one_step(&c, 0, HOLE + 3), 0); /* Linux looks at all of it before it begins */
+    assert_int_equal(in_one_step(&c, 0, HOLE), HOLE);
+    assert_int_equal(in_one_step(&c, HOLE + 1, 10), 10);
+    assert_int_equal(c.frames->ops->drop(c.frames, HOLE + 1, 4), 0);
+    assert_int_equal(in_one_step(&c, HOLE + 1, 10), 4);
+    assert_int_equal(in_one_step(&c, CLIENT_PAGES - 4, 8), 0); /* not all of it is of this map */
+    for (unsigned page = 0; page < HOLE + 11; page++)
+        assert_page(c.frames, page, page == HOLE ? 0 : 5);
+    for (unsigned page = 0; page < HOLE + 12; page++)
+        assert_int_equal(is_exposed(&c, page), page != HOLE && page != HOLE + 11);
+    assert_trapped(&c, 0);
+    assert_trapped(&c, HOLE + 10);
+    assert_int_equal(c.frames->ops->drop(c.frames, 0, CLIENT_PAGES), 0);
+    assert_false(is_exposed(&c, 0));
+    assert_int_equal(in_one_step(&c, 0, 1), 1); /* with the mark of a trapped store, too */
+    assert_trapped(&c, 0);
+    assert_int_equal(c.frames->ops->resize(c.frames, 20), 0);
+    assert_int_equal(in_one_step(&c, 18, 10), 2);
+    client_stop(&c);
+}
+
+/* Not for who maps privately, whose stores are not trapped, or whose control group it would be a burden to;
+ * nor while the client's mmap is changing. */
+static void test_not_in_one_step(void **state)
+{
+    static struct eventful c;
+    struct gaia_frames_map *map;
+
+    (void)state;
+    if (!client_start(&c))
+        skip();
+    assert_int_equal(c.frames->ops->drop(c.frames, 0, CLIENT_PAGES), 0);
+    map = c.map;
+    for (unsigned i = 0; i < 3; i++) {
+        c.map = attach(&c, i != 0, i != 1, i != 2);
+        assert_int_equal(in_one_step(&c, 0, 1), 0);
+        c.frames->ops->detach(c.map);
+    }
+    c.map = map;
+    begin_to_change(&c);
+    assert_int_equal(in_one_step(&c, 0, 4), 0);
+    end_change(&c);
+    assert_int_equal(in_one_step(&c, 0, 4), 4);
+    client_stop(&c);
+}
+
 /* With vm.memfd_noexec=1 a memfd can be sealed though nobody has asked for that. */
 static void test_a_client_that_seals_the_frames(void **state)
 {
@@ -527,6 +635,8 @@ int main(void)
         cmocka_unit_test(test_two_files),
         cmocka_unit_test(test_a_client_that_reads_no_events),
         cmocka_unit_test(test_a_client_that_reads_its_events),
+        cmocka_unit_test(test_in_one_step),
+        cmocka_unit_test(test_not_in_one_step),
         cmocka_unit_test(test_a_client_that_seals_the_frames),
     };
 

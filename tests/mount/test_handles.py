@@ -378,17 +378,19 @@ def test_when_all_are_in_use_they_are_found_at_once(mount):
     assert len(fds) > 900 and took < 2
 
 
-@pytest.fixture
-def memory_group():
-    """A control group for 128 MiB of memory: (what starts a program in it, how often it has killed)."""
+@contextlib.contextmanager
+def control_group(most):
+    """A control group for so many bytes of memory, or (None) without a limit: (what starts a program in it, how often it has
+    killed, bytes charged to it)."""
     name = f"gaiafs-test-{os.getpid()}"
-    for top, limit, events in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"),
-                               ("/sys/fs/cgroup", "memory.max", "memory.events")):
+    for top, limit, none, events, usage in (
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "-1", "memory.oom_control", "memory.usage_in_bytes"),
+            ("/sys/fs/cgroup", "memory.max", "max", "memory.events", "memory.current")):
         group = os.path.join(top, name)
         try:
             os.mkdir(group)
             with open(os.path.join(group, limit), "w") as file:
-                file.write(str(128 << 20))
+                file.write(none if most is None else str(most))
             break
         except OSError:
             with contextlib.suppress(OSError):
@@ -400,10 +402,44 @@ def memory_group():
         with open(os.path.join(group, events)) as file:
             return next(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
 
-    yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"], kills
-    with contextlib.suppress(OSError):
-        helpers.wait_until(lambda: not read_file(os.path.join(group, "cgroup.procs")), what="the group is empty")
-        os.rmdir(group)
+    try:
+        yield (["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"], kills,
+               lambda: int(read_file(os.path.join(group, usage))))
+    finally:
+        with contextlib.suppress(OSError):
+            helpers.wait_until(lambda: not read_file(os.path.join(group, "cgroup.procs")), what="the group is empty")
+            os.rmdir(group)
+
+
+@pytest.fixture
+def memory_group():
+    """A control group for 128 MiB of memory: (what starts a program in it, how often it has killed)."""
+    with control_group(128 << 20) as (before, kills, _):
+        yield before, kills
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_program_with_little_memory(limited, mount):
+    """A device's frames are charged to the program for which they are placed where that costs it nothing, and never to one whose
+    control group has a limit."""
+    daemon = mount()
+    size = 96 << 20
+    write_file(f"{daemon.mnt}/f", os.urandom(1 << 20) * (size >> 20))
+    with control_group(48 << 20 if limited else None) as (before, kills, used):
+        program = helpers.Agent(before=before)
+        try:
+            program.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, size)", path=f"{daemon.mnt}/f", size=size)
+            assert program("sum(map[at] for at in range(0, size, PAGE))") == sum(read_file(f"{daemon.mnt}/f")[::PAGE])
+            charged = used()
+        finally:
+            program.kill()
+        assert kills() == 0
+    assert statistics(daemon.mnt)["devices"][0]["bytes_in"] >= size
+    print(f"{charged >> 20} MiB charged")
+    if limited:
+        assert charged < 48 << 20
+    elif kernel_at_least(6, 4):
+        assert charged > size
 
 
 @measures_memory

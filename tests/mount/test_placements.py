@@ -49,9 +49,10 @@ def test_all_stages_at_once(cluster, agents, env):
         program.agent.do("map.advise(gaia.ADV_DONTNEED)")
 
 
-@pytest.mark.parametrize("copies", ["1", "0"])
+@pytest.mark.parametrize("copies", ["1", "windows", "0"])
 def test_long_runs(mount, agents, copies):
-    """By copies, and as where there is no userfaultfd for the daemon: read ahead of the touches, dropped, changed, and again."""
+    """Straight into the mapping, by windows, and as where there is no userfaultfd for the daemon: read ahead of the touches, dropped,
+    changed, and again."""
     daemon = mount("timeout=0", env={"GAIA_SOFT_COPY": copies})
     content = bytearray(pattern(2 * LARGE + 3 * PAGE + 5))
     path = os.path.join(daemon.mnt, "f")
