@@ -245,8 +245,7 @@ static int expose_placed(const struct fill *fill, const struct fill_store *store
     return error;
 }
 
-/* Whether it could not be exposed as it was cut off meanwhile, though the file may be as long as it was by
- * now. */
+/* Whether the file was cut since the fill began, though it may be as long as it was by now. */
 static bool was_cut_off(const struct fill *fill)
 {
     struct cache_file *file = fill->map->replica->file;
@@ -307,12 +306,14 @@ static bool may_be_seen(const struct fill *fill)
     return !map->replica->scans && (!map->writable || (map->can_trap && !fill->store));
 }
 
+/* What is known to be cut off is not shown; a cut that comes now is found out by fill_settle(), and by an
+ * acquire, which waits for that. */
 static int fill_copy(struct fill *fill)
 {
     struct gaia_frames *frames = fill->map->replica->frames;
     uint64_t done = 0;
 
-    if (frames->ops->place_exposed && may_be_seen(fill))
+    if (frames->ops->place_exposed && may_be_seen(fill) && !was_cut_off(fill))
         done = frames->ops->place_exposed(fill->map->frames, fill->first, fill->count, fill->stage);
     fill->exposed = done == fill->count;
     if (fill->exposed)

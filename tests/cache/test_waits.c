@@ -358,17 +358,30 @@ static void test_an_acquire_beside_a_fill(void **state)
     fixture_stop(&f);
 }
 
-/* What was read before a truncation is not what the page has after it. */
+static _Atomic uint64_t in_one_step;
+static _Atomic uint8_t first_shown; /* byte 10 of what is placed in one step next */
+
+static uint64_t note_one_step(struct gaia_frames_map *frames_map, uint64_t page, uint64_t count,
+                              const void *bytes)
+{
+    first_shown = ((const uint8_t *)bytes)[10];
+    return plain_frames->place_exposed(frames_map, page, count, bytes);
+}
+
+/* What was read before a truncation is not what the page has after it, and nobody sees it. */
 static void test_a_truncation_beside_a_fill(void **state)
 {
     (void)state;
     if (!start())
         skip();
     pthread_t toucher = touch_slowly();
+    first_shown = 0;
+    f.place_exposed = note_one_step;
     assert_int_equal(cache_file_truncate(f.file, f.fd, 4), 0);
     assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
     sem_post(&go_on);
     pthread_join(toucher, NULL);
+    assert_int_equal(first_shown, 0);
     assert_int_equal(touched, 0);
     assert_int_equal(((volatile uint8_t *)map.bytes)[3], 'o');
     assert_int_equal(((volatile uint8_t *)map.bytes)[4096], 0);
@@ -435,8 +448,6 @@ static void test_an_acquire_after_a_truncation_beside_a_placement(void **state)
     assert_int_equal(((volatile uint8_t *)map.bytes)[4096], 0);
     fixture_stop(&f);
 }
-
-static _Atomic uint64_t in_one_step;
 
 static uint64_t place_exposed_slowly(struct gaia_frames_map *frames_map, uint64_t page, uint64_t count,
                                      const void *bytes)
