@@ -90,16 +90,19 @@ static enum gaia_io_step failed(struct gaia_io_request *request, int error)
     switch (error) {
     case EINVAL:     /* this range, this memory or this moment is not fit for O_DIRECT */
     case EOPNOTSUPP: /* as above, other file systems */
-    case EFAULT:     /* memory that can't be pinned can still be copied to; a bad address fails again */
-        if (request->direct)
+    case EIO:        /* or it met what a mapping has just put into a hole; a bad disk fails again */
+    case EFAULT:     /* memory that can't be pinned can still be copied to */
+        if (request->direct) {
             request->buffered_only = true;
-        /* io_uring's word for a buffered read, too, that waited for its pages as the thread that submitted it
-         * exited: one more attempt, by the engine's own thread, tells that from a bad address. */
-        else if (error != EFAULT || request->retries++ > 0)
+            return again(request, GAIA_IO_AGAIN);
+        }
+        if (error != EFAULT)
             break;
-        return again(request, GAIA_IO_AGAIN);
+        /* A bad address, or io_uring's word for a buffered read that waited for its pages as the thread that
+         * submitted it exited: as below. */
+        __attribute__((fallthrough));
     case EINTR:
-    case ECANCELED: /* the thread that submitted it has exited; the engine's own thread submits it anew */
+    case ECANCELED: /* the thread that submitted it has exited: another one submits it anew */
         if (request->retries++ >= RETRIES_MAX)
             break;
         return again(request, GAIA_IO_AGAIN);
