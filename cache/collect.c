@@ -21,6 +21,7 @@ struct taken {
     struct leaf_copy *copy;
     unsigned page;
     uint32_t frame;
+    size_t homed; /* how much of them, from the first byte on, the home has, as far as it is not the twin's */
 };
 
 /* A run of pages under way. */
@@ -55,7 +56,8 @@ int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offs
     return 0;
 }
 
-int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off_t offset)
+int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off_t offset,
+               enum durable_source source, size_t *done_out)
 {
     unsigned begun = durable_begin(file->durable, file->fd);
     size_t done = 0;
@@ -68,7 +70,8 @@ int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off
         else if (n == 0 || errno != EINTR)
             error = n ? -errno : -EIO;
     }
-    durable_wrote(file->durable, begun, offset, (off_t)done);
+    durable_wrote(file->durable, begun, offset, (off_t)done, source);
+    *done_out = done;
     return error;
 }
 
@@ -138,11 +141,13 @@ static int write_passed(struct collect *c)
     int error = 0;
 
     for (size_t i = 0; i < c->count && !error; i++) {
-        const struct taken *t = &c->taken[i];
+        struct taken *t = &c->taken[i];
         uint64_t page = (c->leaf->number << LEAF_SHIFT) + t->page;
+        t->homed = GAIA_PAGE_SIZE;
         if (c->changed >> t->page & 1)
-            error = passed_write(c->file, page, frame_bytes(pool, *leaf_copy_twin(t->copy, t->page)),
-                                 frame_bytes(pool, t->frame), file_page_bytes(c->file->size, page));
+            error =
+                passed_write(c->file, page, frame_bytes(pool, *leaf_copy_twin(t->copy, t->page)),
+                             frame_bytes(pool, t->frame), file_page_bytes(c->file->size, page), &t->homed);
     }
     return error;
 }
@@ -168,6 +173,18 @@ static int tell_kernels(struct collect *c)
     return error;
 }
 
+/* The home has so many bytes of the run that begins at this page. */
+static void note_homed(struct collect *c, unsigned first, size_t done)
+{
+    for (size_t i = 0; i < c->count; i++) {
+        struct taken *t = &c->taken[i];
+        size_t before = t->page < first ? 0 : (t->page - first) * GAIA_PAGE_SIZE;
+
+        if (t->page >= first && done > before)
+            t->homed = done - before < GAIA_PAGE_SIZE ? done - before : GAIA_PAGE_SIZE;
+    }
+}
+
 static int write_changed(struct collect *c)
 {
     page_mask changed = c->changed;
@@ -187,9 +204,10 @@ static int write_changed(struct collect *c)
     }
     while (changed && !error) {
         unsigned length, first = page_mask_run(&changed, &length);
-        size_t from = (first - c->first) * GAIA_PAGE_SIZE, to = from + length * GAIA_PAGE_SIZE;
+        size_t from = (first - c->first) * GAIA_PAGE_SIZE, to = from + length * GAIA_PAGE_SIZE, done;
         error = home_write(c->file, c->home + from, (to < c->bytes ? to : c->bytes) - from,
-                           c->offset + (off_t)from);
+                           c->offset + (off_t)from, DURABLE_MERGED, &done);
+        note_homed(c, first, error ? done : length * GAIA_PAGE_SIZE);
     }
     file_stamp(c->file, unchanged);
     return error;
@@ -255,6 +273,32 @@ static void grant_taken(const struct collect *c)
     }
 }
 
+/* Not all could be brought to the home. Of what it has, the twin must know: else a store that takes it back
+ * would be none. What it has in part stays to be collected, and its twin is of two parts. */
+static void keep_homed(struct collect *c)
+{
+    struct frame_pool *pool = &c->file->cache->twins;
+    size_t kept = 0;
+
+    for (size_t i = 0; i < c->count; i++) {
+        struct taken *t = &c->taken[i];
+
+        if (t->homed == GAIA_PAGE_SIZE) {
+            c->taken[kept++] = *t;
+            continue;
+        }
+        if (t->homed) {
+            struct gaia_frames *frames = t->copy->replica->frames;
+            memcpy(frame_bytes(pool, *leaf_copy_twin(t->copy, t->page)), frame_bytes(pool, t->frame),
+                   t->homed);
+            if (t->copy->replica->scans) /* it is none of what is known by its digest */
+                frames->ops->granted(frames, (c->leaf->number << LEAF_SHIFT) + t->page, 1, NULL);
+        }
+        frame_put(pool, t->frame);
+    }
+    c->count = kept;
+}
+
 static int collect_run(struct collect *c)
 {
     int error = home_read(c->file, c->home, c->bytes, c->offset);
@@ -263,15 +307,12 @@ static int collect_run(struct collect *c)
         error = take(c);
     if (!error)
         error = write_changed(c);
-    if (!error) {
-        for (size_t i = 0; i < c->count; i++)
-            replica_count(c->taken[i].copy->replica, pages_out, 1);
-        grant_taken(c);
-        twins_become_taken(c);
-        return 0;
-    }
+    if (error)
+        keep_homed(c);
     for (size_t i = 0; i < c->count; i++)
-        frame_put(&c->file->cache->twins, c->taken[i].frame);
+        replica_count(c->taken[i].copy->replica, pages_out, 1);
+    grant_taken(c);
+    twins_become_taken(c);
     return error;
 }
 

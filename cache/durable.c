@@ -22,6 +22,8 @@ void durable_destroy(struct durable *durable)
         close(durable->fd);
     ranges_clear(&durable->written);
     ranges_clear(&durable->lost);
+    ranges_clear(&durable->unwritten);
+    ranges_clear(&durable->gone);
     pthread_cond_destroy(&durable->synced);
     pthread_mutex_destroy(&durable->lock);
 }
@@ -81,8 +83,23 @@ unsigned durable_begin(struct durable *durable, int fd)
     return atomic_load(&durable->failures);
 }
 
-void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t length)
+/* Those of from in [start, end) alone stay in it and in lost. The lock is held. */
+static void keep(struct durable *durable, struct ranges *of, const struct ranges *from, off_t start,
+                 off_t end)
 {
+    struct ranges kept = {.count = 0};
+
+    ranges_add_part(&kept, from, start, end);
+    ranges_remove(of, start, end);
+    ranges_add_all(of, &kept);
+    ranges_add_all(&durable->lost, &kept);
+    ranges_clear(&kept);
+}
+
+void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t length,
+                   enum durable_source source)
+{
+    static const struct ranges nothing;
     off_t end;
 
     if (length <= 0)
@@ -95,6 +112,23 @@ void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t 
         ranges_remove(&durable->lost, offset, end);
     else
         ranges_add(&durable->lost, offset, end);
+    if (source == DURABLE_STORED)
+        keep(durable, &durable->gone, &nothing, offset, end);
+    if (source != DURABLE_MERGED)
+        keep(durable, &durable->unwritten, &durable->gone, offset, end);
+    else
+        ranges_add_part(&durable->lost, &durable->unwritten, offset, end);
+    pthread_mutex_unlock(&durable->lock);
+}
+
+void durable_read(struct durable *durable, off_t offset, off_t length)
+{
+    off_t end = offset > INT64_MAX - length ? INT64_MAX : offset + length;
+
+    if (!atomic_load(&durable->any_unwritten))
+        return;
+    pthread_mutex_lock(&durable->lock);
+    ranges_add_part(&durable->gone, &durable->unwritten, offset, end);
     pthread_mutex_unlock(&durable->lock);
 }
 
@@ -123,6 +157,8 @@ void durable_cut(struct durable *durable, off_t size)
     pthread_mutex_lock(&durable->lock);
     ranges_remove(&durable->written, size, INT64_MAX);
     ranges_remove(&durable->lost, size, INT64_MAX);
+    ranges_remove(&durable->unwritten, size, INT64_MAX);
+    ranges_remove(&durable->gone, size, INT64_MAX);
     /* What the last page has behind it has become zeros: part of the file when that grows again. */
     ranges_add(&durable->written, size, size > INT64_MAX - rest ? INT64_MAX : size + rest);
     if (durable->blind) /* it may grow again, unseen */
@@ -134,6 +170,8 @@ void durable_lose(struct durable *durable, off_t offset, off_t length, int error
 {
     pthread_mutex_lock(&durable->lock);
     ranges_add(&durable->lost, offset, offset + length);
+    ranges_add(&durable->unwritten, offset, offset + length);
+    atomic_store(&durable->any_unwritten, true);
     durable->write_back_errors++;
     durable->error = error;
     pthread_mutex_unlock(&durable->lock);
@@ -175,8 +213,11 @@ static void failed(struct durable *durable, int fd, const struct ranges *before,
     ranges_add_all(&durable->lost, before);
     ranges_add_all(&durable->lost, &durable->written);
     ranges_clear(&durable->written);
-    if (known) /* what was cut off meanwhile is no part of the file */
+    if (known) { /* what was cut off meanwhile is no part of the file */
         ranges_remove(&durable->lost, st.st_size, INT64_MAX);
+        ranges_remove(&durable->unwritten, st.st_size, INT64_MAX);
+        ranges_remove(&durable->gone, st.st_size, INT64_MAX);
+    }
     /* Written before the daemon knew the file, or behind the mount; or the file itself, which may be empty.
      */
     if (ranges_empty(&durable->lost))

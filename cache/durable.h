@@ -33,6 +33,10 @@ struct durable {
     bool blind;                 /* bytes may be written at any time and nobody tells: by passthrough */
     struct ranges written;      /* since the start of the last good sync */
     struct ranges lost;
+    /* Of those what the kernel could not write back at all: its pages alone have it; and of that what it has
+     * asked for anew since, so that nobody has it any more. */
+    struct ranges unwritten, gone;
+    _Atomic bool any_unwritten; /* there was some once */
     /* Changes that another node does: counted before it is asked and when it has answered; and how many had
      * been when it was asked for the last good sync. */
     _Atomic uint64_t asked, asked_synced;
@@ -61,7 +65,15 @@ void durable_close(struct durable *durable);
 /* Around each change of bytes of the backing file: durable_begin() before it, durable_wrote() with what it
  * returned after it. fd: any descriptor of the backing file. */
 unsigned durable_begin(struct durable *durable, int fd);
-void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t length);
+enum durable_source {
+    DURABLE_STORED,       /* a program has said what these bytes are: none of them is lost any more */
+    DURABLE_WRITTEN_BACK, /* the kernel has pages of its own written: with all that it still has */
+    DURABLE_MERGED        /* the home's own bytes, and some that a device has stored */
+};
+void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t length,
+                   enum durable_source source);
+/* The kernel asks for pages, as it has them no more: what it could not write back is gone. */
+void durable_read(struct durable *durable, off_t offset, off_t length);
 /* A change has failed, and some of its bytes may have been changed all the same: a write through an O_SYNC
  * descriptor fails when they are in memory and can't be brought to storage. */
 void durable_tried(struct durable *durable, off_t offset, off_t length);

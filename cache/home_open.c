@@ -238,7 +238,8 @@ static int do_write(struct home_session *agent, struct home_open *open, const st
                                  (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1));
     call_slot_served(agent->session, request->slot);
     say_size(file, reply);
-    durable_wrote(file->durable, begun, request->offset, n);
+    durable_wrote(file->durable, begun, request->offset, n,
+                  request->flags & CACHE_IO_WRITEBACK ? DURABLE_WRITTEN_BACK : DURABLE_STORED);
     n = sync_bytes_if_leaving(agent, file, request->offset, n);
     if (n < (ssize_t)request->length && request->flags & CACHE_IO_WRITEBACK) {
         off_t done = n > 0 ? n : 0; /* its kernel has let go of the rest */
@@ -280,7 +281,7 @@ static int do_fallocate(struct home_session *agent, struct home_open *open,
                                      (off_t)request->length, NULL);
     say_size(file, reply);
     if (!error && request->flags & ~(uint32_t)FALLOC_FL_KEEP_SIZE) /* zeros were written */
-        durable_wrote(file->durable, begun, request->offset, (off_t)request->length);
+        durable_wrote(file->durable, begun, request->offset, (off_t)request->length, DURABLE_STORED);
     return (int)sync_if_leaving(agent, file, error);
 }
 

@@ -189,16 +189,17 @@ static bool store_runs(struct cache_file *file, off_t start, const uint8_t *mine
     if (!done)
         return false;
     if (!durable_is_lost(file->durable)) /* else what lies between the runs stays so */
-        durable_wrote(file->durable, begun, start, (off_t)GAIA_PAGE_SIZE);
+        durable_wrote(file->durable, begun, start, (off_t)GAIA_PAGE_SIZE, DURABLE_STORED);
     else
         for (size_t i = 0; i < count; i++)
-            durable_wrote(file->durable, begun, start + runs[i].offset, runs[i].length);
+            durable_wrote(file->durable, begun, start + runs[i].offset, runs[i].length, DURABLE_STORED);
     return true;
 }
 
 #define STORE_RUNS 16u /* from how many on */
 
-int passed_write(struct cache_file *file, uint64_t page, const uint8_t *twin, const uint8_t *mine, size_t n)
+int passed_write(struct cache_file *file, uint64_t page, const uint8_t *twin, const uint8_t *mine, size_t n,
+                 size_t *homed_out)
 {
     struct gaia_diff_run runs[GAIA_PAGE_SIZE / 2];
     off_t start = (off_t)(page * GAIA_PAGE_SIZE);
@@ -207,7 +208,10 @@ int passed_write(struct cache_file *file, uint64_t page, const uint8_t *twin, co
 
     while (written < count && !error) {
         const struct gaia_diff_run *run = &runs[written];
-        error = home_write(file, mine + run->offset, run->length, start + run->offset);
+        size_t done;
+        error = home_write(file, mine + run->offset, run->length, start + run->offset, DURABLE_STORED, &done);
+        if (error)
+            *homed_out = run->offset + done;
         written++;
         if (!error && written == 1 && count >= STORE_RUNS &&
             store_runs(file, start, mine, runs + 1, count - 1))

@@ -88,6 +88,14 @@ void ranges_add_all(struct ranges *ranges, const struct ranges *from)
         ranges_add(ranges, at[i].start, at[i].end);
 }
 
+void ranges_add_part(struct ranges *ranges, const struct ranges *from, int64_t start, int64_t end)
+{
+    const struct range *at = from->many ? from->many : from->few;
+
+    for (unsigned i = 0; i < from->count && at[i].start < end; i++)
+        ranges_add(ranges, at[i].start > start ? at[i].start : start, at[i].end < end ? at[i].end : end);
+}
+
 void ranges_remove(struct ranges *ranges, int64_t start, int64_t end)
 {
     for (unsigned i = find(ranges, start); i < ranges->count && items(ranges)[i].start < end;) {

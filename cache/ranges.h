@@ -29,6 +29,8 @@ static inline bool ranges_empty(const struct ranges *ranges)
 void ranges_add(struct ranges *ranges, int64_t start, int64_t end);
 /* Adds all of from. */
 void ranges_add_all(struct ranges *ranges, const struct ranges *from);
+/* Adds those of from that lie in [start, end). */
+void ranges_add_part(struct ranges *ranges, const struct ranges *from, int64_t start, int64_t end);
 /* Takes bytes out; where that would make one range too many, they stay in. */
 void ranges_remove(struct ranges *ranges, int64_t start, int64_t end);
 /* Whether one of the bytes is in it. */

@@ -90,6 +90,8 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
             inode_get(inode); /* the kernel may forget it as soon as it has the answer */
             got = cache_file_read(file, handle->fd, buffer, size, offset, read_flags(fi), &read);
         } else {
+            if (!(read_flags(fi) & CACHE_IO_UNCACHED))
+                durable_read(inode_durable(inode), offset, (off_t)size);
             got = read_whole(handle->fd, buffer, size, offset);
         }
         inode_gate_leave(inode, file);
@@ -212,7 +214,7 @@ static void note_append(struct durable *durable, unsigned begun, int fd, off_t o
         offset = st.st_size - put < offset ? st.st_size - put : offset;
         end = st.st_size > end ? st.st_size : end;
     }
-    durable_wrote(durable, begun, offset, end - offset);
+    durable_wrote(durable, begun, offset, end - offset, DURABLE_STORED);
 }
 
 struct sync {
@@ -270,11 +272,11 @@ void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file
     answer_synced(&(struct sync){req, inode_of(req, nodeid), handle_of(fi), data_only, -1});
 }
 
-/* RWF_DSYNC or RWF_SYNC of this WRITE alone; what a descriptor is opened with, its backing one has, too. For
- * direct I/O, the kernel sends no FSYNC after it. */
-static bool wants_sync(const struct handle *handle, const struct fuse_file_info *fi)
+/* RWF_DSYNC or RWF_SYNC of this WRITE alone; what a descriptor is opened with, its backing one has, too, but
+ * not handle_page_fd()'s. For direct I/O, the kernel sends no FSYNC after it. */
+static bool wants_sync(const struct handle *handle, int fd, const struct fuse_file_info *fi)
 {
-    return !fi->writepage && fi->flags & O_DSYNC && !(handle->flags & O_DSYNC);
+    return !fi->writepage && fi->flags & O_DSYNC && !(fd == handle->fd && handle->flags & O_DSYNC);
 }
 
 void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, off_t offset,
@@ -310,14 +312,14 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
     if (append)
         note_append(durable, begun, fd, offset, put);
     else
-        durable_wrote(durable, begun, offset, put);
+        durable_wrote(durable, begun, offset, put, fi->writepage ? DURABLE_WRITTEN_BACK : DURABLE_STORED);
     if (put < (ssize_t)size && !(fi->writepage && file && cache_file_home_knows(file)))
         note_failed_write(durable, put, offset, (off_t)size, fi->writepage);
     if (kills)
         creds_regain_fsetid(req);
     if (put < 0)
         fuse_reply_err(req, (int)-trouble(inode, "writing", put));
-    else if (put > 0 && wants_sync(handle, fi))
+    else if (put > 0 && wants_sync(handle, fd, fi))
         answer_synced(&(struct sync){req, inode, handle, (fi->flags & O_SYNC) != O_SYNC, put});
     else
         fuse_reply_write(req, (size_t)put);

@@ -167,7 +167,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off
         changed->rc = fallocate_some(&zeroing);
     while (changed->rc == 0 && zeroing.left > 0);
     if (zeroes)
-        durable_wrote(durable, begun, offset, zeroing.offset - offset);
+        durable_wrote(durable, begun, offset, zeroing.offset - offset, DURABLE_STORED);
     if (kills)
         creds_regain_fsetid(req);
     changed_end(changed);
@@ -368,7 +368,8 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, s
     struct durable *durable = inode_durable(copying.inodes[1]);
     struct changed *changed;
 
-    if (!out->passed && tears_pages(out->fd, offset_out, length)) {
+    /* O_APPEND can be taken back (fcntl), but not from the daemon's descriptor. */
+    if (out->flags & O_APPEND || (!out->passed && tears_pages(out->fd, offset_out, length))) {
         fuse_reply_err(req, EXDEV); /* the kernel reads and writes instead */
         return;
     }
@@ -380,7 +381,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, s
         creds_drop_fsetid(req, out->fd);
     unsigned begun = durable_begin(durable, out->fd);
     changed->copied = copy(&copying);
-    durable_wrote(durable, begun, offset_out, copying.offsets[1] - offset_out);
+    durable_wrote(durable, begun, offset_out, copying.offsets[1] - offset_out, DURABLE_STORED);
     if (kills)
         creds_regain_fsetid(req);
     changed->rc = changed->copied < 0 ? (int)changed->copied : 0;

@@ -3,6 +3,9 @@
  * Those that need something to happen inside a release use the fixture's once_invalidated. */
 #include "tests/cache/fixture.inc"
 
+#include <signal.h>
+#include <sys/resource.h>
+
 #include "cache/drop.h"
 #include "cache/evict.h"
 #include "cache/internal.h"
@@ -541,6 +544,42 @@ static void test_a_release_that_failed(void **state)
     fixture_stop(&f);
 }
 
+/* A collect ends in the middle of a page. What the home has got of it the twin knows, so that a store that
+ * takes it back is one; what it has not is collected later. */
+static void test_a_collect_of_a_part(void **state)
+{
+    const struct rlimit part = {.rlim_cur = 5 * 4096 + 100, .rlim_max = RLIM_INFINITY},
+                        all = {.rlim_cur = RLIM_INFINITY, .rlim_max = RLIM_INFINITY};
+    uint8_t bytes[3 * 4096];
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    signal(SIGXFSZ, SIG_IGN);
+    map.bytes[4 * 4096] = 1;
+    map.bytes[5 * 4096 + 50] = 2;
+    map.bytes[5 * 4096 + 200] = 3;
+    map.bytes[6 * 4096] = 4;
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &part), 0);
+    assert_int_equal(cache_file_collect(f.file), -EFBIG);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &all), 0);
+    assert_int_equal(pread(f.fd, bytes, sizeof bytes, 4 * 4096), sizeof bytes);
+    assert_int_equal(bytes[0], 1);
+    assert_int_equal(bytes[4096 + 50], 2);
+    assert_int_equal(bytes[4096 + 200], 0);
+    map.bytes[4 * 4096] = 0;
+    map.bytes[5 * 4096 + 50] = 0;
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(cache_file_collect(f.file), 0);
+    assert_int_equal(pread(f.fd, bytes, sizeof bytes, 4 * 4096), sizeof bytes);
+    assert_int_equal(bytes[0], 0);
+    assert_int_equal(bytes[4096 + 50], 0);
+    assert_int_equal(bytes[4096 + 200], 3);
+    assert_int_equal(bytes[2 * 4096], 4);
+    fixture_stop(&f);
+}
+
 /* Nor has the kernel dropped the pages: the next release of another device does not take it that it has. */
 static void test_another_devices_release_after_one_that_failed(void **state)
 {
@@ -675,6 +714,7 @@ int main(void)
         cmocka_unit_test(test_nobody_is_accused_of_what_was_placed),
         cmocka_unit_test(test_exactly_full),
         cmocka_unit_test(test_a_release_that_failed),
+        cmocka_unit_test(test_a_collect_of_a_part),
         cmocka_unit_test(test_another_devices_release_after_one_that_failed),
         cmocka_unit_test(test_a_release_that_could_not_look),
         cmocka_unit_test(test_a_drop_that_failed),

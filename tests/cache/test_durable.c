@@ -138,7 +138,7 @@ static void test_who_is_told(void **state)
     assert_true(durable_is_lost(&durable));
     assert_int_equal(durable_sync(&durable, fd, false, &first), -EIO);
     assert_int_equal(durable_sync(&durable, fd, false, &first), -EIO);
-    durable_wrote(&durable, durable_begin(&durable, fd), 100, 10);
+    durable_wrote(&durable, durable_begin(&durable, fd), 100, 10, DURABLE_STORED);
     assert_false(durable_is_lost(&durable));
     assert_int_equal(durable_sync(&durable, fd, false, &second), 0);
     assert_int_equal(durable_sync(&durable, fd, false, &map), -EIO);
@@ -147,7 +147,7 @@ static void test_who_is_told(void **state)
     /* Begun before a sync has failed: it may be lost with the rest. */
     unsigned begun = durable_begin(&durable, fd);
     atomic_fetch_add(&durable.failures, 1);
-    durable_wrote(&durable, begun, 0, 10);
+    durable_wrote(&durable, begun, 0, 10, DURABLE_STORED);
     assert_true(durable_is_lost(&durable));
     durable_cut(&durable, 0);
     assert_false(durable_is_lost(&durable));
@@ -155,6 +155,49 @@ static void test_who_is_told(void **state)
         durable_close(&durable);
     durable_destroy(&durable);
     close(fd);
+}
+
+static void assert_lost(struct durable *durable, off_t offset, bool lost)
+{
+    assert_int_equal(durable_is_lost_in(durable, offset, 1), lost);
+}
+
+/* What the kernel could not write back its page still has, until it asks for it anew: then a page that is
+ * written for another byte's sake does not bring it back. */
+static void test_what_comes_again(void **state)
+{
+    struct durable durable;
+    unsigned begun = 0;
+
+    (void)state;
+    durable_init(&durable);
+    for (off_t page = 0; page < 4; page++)
+        durable_lose(&durable, page * 4096, 4096, -ENOSPC);
+    durable_wrote(&durable, begun, 0, 2 * 4096, DURABLE_MERGED); /* the home never had it */
+    assert_lost(&durable, 0, true);
+    assert_lost(&durable, 4096, true);
+    durable_wrote(&durable, begun, 0, 4096, DURABLE_WRITTEN_BACK);
+    assert_lost(&durable, 0, false);
+    assert_lost(&durable, 4096, true);
+    durable_read(&durable, 4096 + 100, 2 * 4096);
+    durable_wrote(&durable, begun, 4096, 3 * 4096, DURABLE_WRITTEN_BACK);
+    assert_lost(&durable, 4096, false); /* of what was not asked for */
+    assert_lost(&durable, 4096 + 100, true);
+    assert_lost(&durable, 3 * 4096 + 99, true);
+    assert_lost(&durable, 3 * 4096 + 100, false);
+    durable_wrote(&durable, begun, 4096 + 100, 10, DURABLE_STORED);
+    assert_lost(&durable, 4096 + 100, false);
+    assert_lost(&durable, 4096 + 110, true);
+    durable_wrote(&durable, begun, 4096, 2 * 4096, DURABLE_MERGED);
+    assert_lost(&durable, 4096 + 109, false);
+    assert_lost(&durable, 4096 + 110, true);
+    durable_cut(&durable, 2 * 4096);
+    assert_lost(&durable, 2 * 4096, false);
+    durable_lose(&durable, 2 * 4096, 4096, -EIO); /* it has come again since, and could not be written */
+    durable_wrote(&durable, begun, 2 * 4096, 4096, DURABLE_WRITTEN_BACK);
+    assert_lost(&durable, 2 * 4096, false);
+    assert_lost(&durable, 4096 + 110, true);
+    durable_destroy(&durable);
 }
 
 /* The kernel, as far as two syncs of one description meet in it: pages that both wait for can't be written,
@@ -214,7 +257,7 @@ static void *write_and_sync(void *argument)
 {
     struct syncer *me = argument;
 
-    durable_wrote(me->durable, durable_begin(me->durable, me->fd), me->offset, 10);
+    durable_wrote(me->durable, durable_begin(me->durable, me->fd), me->offset, 10, DURABLE_STORED);
     me->error = durable_sync(me->durable, me->fd, false, &me->seen);
     pthread_mutex_lock(&kernel_lock);
     left++;
@@ -253,7 +296,7 @@ static void test_two_at_once(void **state)
     /* Both have lost their bytes. */
     for (unsigned i = 2; i-- > 0;) {
         assert_int_equal(durable_sync(&durable, fd, false, &syncers[i].seen), -EIO);
-        durable_wrote(&durable, durable_begin(&durable, fd), syncers[i].offset, 10);
+        durable_wrote(&durable, durable_begin(&durable, fd), syncers[i].offset, 10, DURABLE_STORED);
         assert_int_equal(durable_sync(&durable, fd, false, &syncers[i].seen), i ? -EIO : 0);
     }
     durable_close(&durable);
@@ -282,11 +325,11 @@ static void test_blind(void **state)
     entered = left = 0;
     breaks = true;
     assert_int_equal(durable_sync(&durable, fd, false, &seen), -EIO);
-    durable_wrote(&durable, durable_begin(&durable, fd), 0, 99);
+    durable_wrote(&durable, durable_begin(&durable, fd), 0, 99, DURABLE_STORED);
     assert_int_equal(durable_sync(&durable, fd, false, &seen), -EIO);
     assert_true(durable_is_lost(&durable));
     durable_blind(&durable, fd, false);
-    durable_wrote(&durable, durable_begin(&durable, fd), 99, 1);
+    durable_wrote(&durable, durable_begin(&durable, fd), 99, 1, DURABLE_STORED);
     assert_int_equal(durable_sync(&durable, fd, false, &seen), 0);
     assert_false(durable_is_written(&durable));
     durable_close(&durable);
@@ -307,7 +350,7 @@ static void test_closed_beside_a_store(void **state)
     unlink(path);
     durable_init(&durable);
     durable_open(&durable, false, &seen);
-    durable_wrote(&durable, durable_begin(&durable, fd), 0, 10);
+    durable_wrote(&durable, durable_begin(&durable, fd), 0, 10, DURABLE_STORED);
     assert_true(durable.fd >= 0 && durable.fd != fd);
     closes = &durable;
     assert_int_equal(durable_store(&durable, fd), 0);
@@ -324,6 +367,7 @@ int main(void)
 {
     seed_start();
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_comes_again),
         cmocka_unit_test(test_ranges),
         cmocka_unit_test(test_asked),
         cmocka_unit_test(test_too_many),

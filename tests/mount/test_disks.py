@@ -15,7 +15,7 @@ import gaia
 import helpers
 from files import pattern
 from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_faults, devices, read_file, statistics,  # noqa: F401
-                     wait_until, write_file)
+                     error_of, wait_until, write_file)
 
 # --- no room ------------------------------------------------------------------------------------------------------------
 
@@ -171,6 +171,67 @@ def test_no_space_for_one_of_two_pages(mount, devices, small):
     os.fsync(fd)
     content = read_file(os.path.join(small, "f"))
     assert content[0] == 1 and content[MIB - PAGE] == 4
+    os.close(fd)
+
+
+@pytest.mark.parametrize("passthrough", ["off", "on", "all"])
+def test_a_store_that_is_taken_back_when_half_was_collected(mount, devices, small, passthrough):
+    """Of two pages one can be collected. A store that makes it what it was before that is a store."""
+    m = mount(f"passthrough={passthrough}", data=small)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(PAGE))
+    os.truncate(path, 4 * PAGE)  # a page that has its room, and holes
+    fd = os.open(path, os.O_RDWR)
+    mapping = devices().mmap(fd, 4 * PAGE)
+    ballast = fill(small)
+    mapping[0], mapping[PAGE] = 1, 2
+    assert error_of(mapping.release) in (0, errno.ENOSPC)
+    assert error_of(os.fsync, fd) == errno.ENOSPC
+    mapping[0] = 0
+    assert error_of(mapping.release) in (0, errno.ENOSPC)
+    os.unlink(ballast)
+    mapping.release()
+    assert error_of(os.fsync, fd) in (0, errno.ENOSPC)  # it may be told of the one before
+    os.fsync(fd)
+    content = read_file(os.path.join(small, "f"))
+    assert (content[0], content[PAGE]) == (0, 2) == (mapping[0], mapping[PAGE])
+    assert os.pread(fd, 1, 0) == b"\0"
+    os.close(fd)
+
+
+@pytest.mark.parametrize("again", ["device", "cpu"])
+def test_what_was_not_written_back_is_not_written_with_the_page(mount, devices, small, again):
+    """A store through a mapping finds no space; the kernel drops its page; then another byte of it is stored. That does not make
+    syncs good: only the byte itself does."""
+    m = mount("passthrough=off", data=small)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    os.truncate(path, 4 * PAGE)
+    fd = os.open(path, os.O_RDWR)
+    mapping = devices().mmap(fd, 4 * PAGE)
+    with mmap.mmap(fd, 4 * PAGE) as cpu:
+        assert cpu[100] == 0
+        ballast = fill(small)
+        cpu[100] = 1
+        assert error_of(cpu.flush) == errno.ENOSPC
+        os.unlink(ballast)
+        mapping[300] = 3
+        mapping.release()
+        assert cpu[300] == 3
+        if again == "cpu":
+            cpu[200] = 2
+            error_of(cpu.flush)
+        for _ in range(3):
+            assert error_of(os.fsync, fd) == errno.ENOSPC
+        other = os.open(path, os.O_RDWR)
+        assert error_of(os.fsync, other) == errno.ENOSPC
+        os.close(other)
+        assert cpu[100] == 0  # it is lost indeed
+        os.pwrite(fd, b"\1", 100)
+        assert error_of(os.fsync, fd) == errno.ENOSPC  # of the page only that byte has come again
+        os.pwrite(fd, bytes(PAGE), 0)
+        error_of(os.fsync, fd)
+        os.fsync(fd)
     os.close(fd)
 
 

@@ -7,6 +7,7 @@ The failures are put in by tests/faults; each is shown to have landed. tests/vm 
 import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import random
@@ -447,6 +448,18 @@ def write_async(fd, page, flags):
     finally:
         syscall(207, context)  # io_destroy
     return struct.unpack_from("<q", event, 16)[0]
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of system calls")
+def test_a_durable_descriptor_that_appended(failing, fds):
+    """One opened with O_DSYNC is durable also when its O_APPEND was taken back, for which the daemon has another descriptor."""
+    failing.make(4 * PAGE)
+    fd = fds(os.O_RDWR | os.O_DIRECT | os.O_APPEND | os.O_DSYNC)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_APPEND)
+    with mmap.mmap(-1, PAGE) as page:
+        with failing.failing("fdatasync"):
+            assert write_async(fd, page, 0) == -errno.EIO
+        assert write_async(fd, page, 0) == PAGE
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of system calls")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is inside a file: bytes, holes, mappings, ends, and the descriptors that lead to them."""
 import errno
+import fcntl
 import mmap
 import os
 import re
@@ -10,7 +11,7 @@ import threading
 
 import pytest
 
-from helpers import read_file, write_file
+from helpers import PAGE, error_of, read_file, write_file
 from posix_calls import (as_user, FALLOC_COLLAPSE_RANGE, FALLOC_INSERT_RANGE, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE,
                          FALLOC_UNSHARE_RANGE, FALLOC_ZERO_RANGE, fallocate, link_descriptor)
 
@@ -153,6 +154,21 @@ def test_copy_file_range(mount):
         # within one file
         assert os.copy_file_range(writer.fileno(), writer.fileno(), 5, 0, 100) == 5
     assert read_file(os.path.join(m.data, "target"))[100:105] == b"y" * 5
+
+
+@pytest.mark.parametrize("passthrough", ["off", "all"])
+def test_copy_file_range_after_append(mount, passthrough):
+    """To a descriptor whose O_APPEND was taken back: to where it says, as on the data directory."""
+    m = mount(f"passthrough={passthrough}")
+    path = os.path.join(m.mnt, "f")
+    content = os.urandom(3 * PAGE)
+    write_file(path, content)
+    fd = os.open(path, os.O_RDWR | os.O_APPEND)
+    assert error_of(os.copy_file_range, fd, fd, PAGE, 0, PAGE) == errno.EBADF  # copy_file_range(2)
+    fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+    assert os.copy_file_range(fd, fd, PAGE, 0, PAGE) == PAGE
+    os.close(fd)
+    assert read_file(path) == content[:PAGE] * 2 + content[2 * PAGE:]
 
 
 def test_stores_reach_the_backing_file_at_msync(mount):
