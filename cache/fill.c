@@ -22,7 +22,8 @@ struct fill {
     uint64_t touched; /* FILL_NO_PAGE: no page of this piece */
     bool store;
     uint32_t thread;
-    uint64_t truncations; /* of the file, when it began */
+    uint64_t truncations; /* of the file, when it began; */
+    off_t size;           /* and how long it was */
     uint8_t *stage;
     struct fault_read read;      /* where a fault path brings it into the frames */
     struct gaia_placing placing; /* where they are on another node */
@@ -106,14 +107,14 @@ static int grant(struct leaf_copy *copy, page_mask pages)
     return error;
 }
 
-/* Of a page whose bytes are at hand the frames, which may be on another node, need not be asked; but a cut
- * may have made zeros of some of them meanwhile. Lock held. */
+/* Of a page whose bytes are at hand the frames, which may be on another node, need not be asked; but a cut,
+ * or a growth, may have made zeros of some of them meanwhile: clear_tail(). Lock held. */
 static int take_exposed_twins(struct leaf_copy *copy, page_mask pages, const struct fill_store *store)
 {
     unsigned page = (unsigned)(store->page & (LEAF_PAGES - 1));
 
     if (store->bytes && store->page >> LEAF_SHIFT == copy->leaf->number && pages == UINT64_C(1) << page &&
-        store->truncations == copy->replica->file->truncations)
+        store->truncations == copy->replica->file->truncations && store->size == copy->replica->file->size)
         return replica_take_twin(copy, page, store->bytes);
     return replica_take_twins(copy, pages);
 }
@@ -262,7 +263,8 @@ static void fill_placed(struct fill *fill, int error)
     struct cache_map *map = fill->map;
     struct replica *replica = map->replica;
     struct fill_store store = {.page = fill->store ? fill->touched : FILL_NO_PAGE,
-                               .truncations = fill->truncations};
+                               .truncations = fill->truncations,
+                               .size = fill->size};
     uint8_t stored[GAIA_PAGE_SIZE];
     bool settled = false;
 
@@ -505,7 +507,8 @@ static uint64_t fill_next(struct cache_map *map, const struct fill_request *requ
                           .touched = touched ? request->touched : FILL_NO_PAGE,
                           .store = request->store,
                           .thread = request->thread,
-                          .truncations = file->truncations};
+                          .truncations = file->truncations,
+                          .size = file->size};
     pthread_mutex_unlock(&file->lock);
     cache_device_uncharge(replica->device, most - got);
     return got;

@@ -38,7 +38,8 @@ void fill_range(struct cache_map *map, const struct fill_request *request);
 struct fill_store {
     uint64_t page;        /* or FILL_NO_PAGE */
     const uint8_t *bytes; /* that were placed in it; NULL: the frames are asked */
-    uint64_t truncations; /* of the file, then */
+    uint64_t truncations; /* of the file, then; */
+    off_t size;           /* and how long it was */
 };
 
 /* Expose pages that are placed and busy by the caller. Takes the twin of store's page; for a client that

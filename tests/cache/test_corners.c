@@ -8,7 +8,9 @@
 
 #include "cache/drop.h"
 #include "cache/evict.h"
+#include "cache/fill.h"
 #include "cache/internal.h"
+#include "cache/map.h"
 #include "cache/stat.h"
 #include "gpu/gaia.h"
 
@@ -430,6 +432,42 @@ static void test_frames_filled_by_the_client(void **state)
     fixture_stop(&f);
 }
 
+/* A file grows as the page of its end is placed for a store: what was zeroed there is not a store, though the
+ * bytes that were read for the page had more. */
+static void test_growth_beside_a_store(void **state)
+{
+    const off_t end = 15 * 4096 + 100;
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start(1 << 20) || !f.can_trap)
+        skip();
+    assert_int_equal(cache_file_truncate(f.file, f.fd, end), 0);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[15 * 4096], 0);
+    pthread_mutex_lock(&f.client->lock);
+    struct cache_map *cache_map = cache_map_get(maps_by_id(&f.client->maps, map.id));
+    pthread_mutex_unlock(&f.client->lock);
+    pthread_mutex_lock(&f.file->lock);
+    struct leaf_copy *copy = leaf_find_copy(index_find(&f.file->index, 0), cache_map->replica);
+    copy->busy |= UINT64_C(1) << 15;
+    struct fill_store store = {
+        .page = 15, .bytes = bytes, .truncations = f.file->truncations, .size = f.file->size};
+    pthread_mutex_unlock(&f.file->lock);
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 16 * 4096), 0);
+    memset(bytes, 'D', sizeof bytes); /* of a write() behind the old end, which is not known of yet */
+    assert_int_equal(fill_expose(cache_map, copy, UINT64_C(1) << 15, &store), 0);
+    pthread_mutex_lock(&f.file->lock);
+    replica_unbusy(copy, UINT64_C(1) << 15);
+    pthread_mutex_unlock(&f.file->lock);
+    cache_map_put(cache_map);
+    map.bytes[15 * 4096] = 's';
+    kernel_write(&f, 15, 200, (const uint8_t *)"w", 1);
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(read_byte(15, 0), 's');
+    assert_int_equal(read_byte(15, 200), 'w');
+    fixture_stop(&f);
+}
+
 /* A frame that has bytes already, which only a client can have put there: those of the file come into it all
  * the same, and into what is placed with it. */
 static void test_a_frame_filled_before_it_is_placed(void **state)
@@ -710,6 +748,7 @@ int main(void)
         cmocka_unit_test(test_cut_behind),
         cmocka_unit_test(test_frames_cut_by_the_client),
         cmocka_unit_test(test_frames_filled_by_the_client),
+        cmocka_unit_test(test_growth_beside_a_store),
         cmocka_unit_test(test_a_frame_filled_before_it_is_placed),
         cmocka_unit_test(test_nobody_is_accused_of_what_was_placed),
         cmocka_unit_test(test_exactly_full),
