@@ -449,6 +449,8 @@ static void test_growth_beside_a_store(void **state)
     pthread_mutex_unlock(&f.client->lock);
     pthread_mutex_lock(&f.file->lock);
     struct leaf_copy *copy = leaf_find_copy(index_find(&f.file->index, 0), cache_map->replica);
+    while (copy->busy) /* it was shown before it counts as resident */
+        pthread_cond_wait(&f.file->changed, &f.file->lock);
     copy->busy |= UINT64_C(1) << 15;
     struct fill_store store = {
         .page = 15, .bytes = bytes, .truncations = f.file->truncations, .size = f.file->size};
