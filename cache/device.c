@@ -11,7 +11,8 @@ void cache_device_init(struct cache_device *device, unsigned number, uint64_t ca
     device->number = number;
     device->capacity = capacity_bytes / GAIA_PAGE_SIZE;
     device->policy = policy;
-    device->charged = 0;
+    device->charged = device->freed = 0;
+    device->resident = 0;
     lock_init(&device->lock, LOCK_DEVICE);
     lock_condition_init(&device->changed);
     TAILQ_INIT(&device->order);
@@ -37,7 +38,7 @@ static bool pool_charge(struct cache_pool *pool, uint64_t charged, uint64_t page
     return false;
 }
 
-bool cache_device_try_charge(struct cache_device *device, uint64_t pages)
+bool cache_device_try_charge(struct cache_device *device, uint64_t pages, struct cache_progress *progress_out)
 {
     pthread_mutex_lock(&device->lock);
     bool fits = pages <= device->capacity - device->charged;
@@ -45,6 +46,9 @@ bool cache_device_try_charge(struct cache_device *device, uint64_t pages)
         fits = pool_charge(device->pool, device->charged, pages);
     if (fits)
         device->charged += pages;
+    else
+        *progress_out = (struct cache_progress){
+            .freed = device->freed, .under_way = device->charged > atomic_load(&device->resident)};
     pthread_mutex_unlock(&device->lock);
     return fits;
 }
@@ -54,6 +58,7 @@ void cache_device_uncharge(struct cache_device *device, uint64_t pages)
     pthread_mutex_lock(&device->lock);
     assert(device->charged >= pages);
     device->charged -= pages;
+    device->freed += pages != 0;
     if (device->pool)
         atomic_fetch_sub(&device->pool->beyond, beyond_share(device->pool, device->charged + pages) -
                                                     beyond_share(device->pool, device->charged));
@@ -69,12 +74,13 @@ uint64_t cache_device_charged(struct cache_device *device)
     return charged;
 }
 
-void cache_device_wait(struct cache_device *device, unsigned timeout_ms)
+void cache_device_wait(struct cache_device *device, const struct cache_progress *since, unsigned timeout_ms)
 {
     struct timespec until = lock_wait_until(timeout_ms);
 
     pthread_mutex_lock(&device->lock);
-    pthread_cond_timedwait(&device->changed, &device->lock, &until);
+    if (device->freed == since->freed)
+        pthread_cond_timedwait(&device->changed, &device->lock, &until);
     pthread_mutex_unlock(&device->lock);
 }
 

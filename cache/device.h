@@ -43,7 +43,10 @@ struct cache_device {
     TAILQ_HEAD(, leaf_copy) order; /* of eviction: the next to go is first */
     uint64_t ordered;              /* copies on it */
     uint64_t staying;              /* of these: of replicas that stay */
-    uint64_t charged;              /* pages resident or about to be */
+    uint64_t charged;              /* pages resident, or about to be, or about to be free */
+    uint64_t freed;                /* how often pages were uncharged */
+
+    _Atomic uint64_t resident; /* pages that its replicas count as theirs: replica_resident() */
 
     struct cache_counters count;
 };
@@ -51,13 +54,20 @@ struct cache_device {
 void cache_device_init(struct cache_device *device, unsigned number, uint64_t capacity_bytes,
                        const struct evict_policy *policy);
 
-/* Charge pages if they fit. */
-bool cache_device_try_charge(struct cache_device *device, uint64_t pages);
+/* What has become of a device that is full. */
+struct cache_progress {
+    uint64_t freed; /* how often pages were uncharged */
+    bool under_way; /* some are on their way to the device, or about to be free */
+};
+
+/* Charge pages if they fit; else *progress_out. */
+bool cache_device_try_charge(struct cache_device *device, uint64_t pages,
+                             struct cache_progress *progress_out);
 void cache_device_uncharge(struct cache_device *device, uint64_t pages);
 uint64_t cache_device_charged(struct cache_device *device);
 
-/* Wait until something changed, at most timeout_ms. No lock is held. */
-void cache_device_wait(struct cache_device *device, unsigned timeout_ms);
+/* Wait until something changed, or pages were uncharged since then, at most timeout_ms. No lock is held. */
+void cache_device_wait(struct cache_device *device, const struct cache_progress *since, unsigned timeout_ms);
 void cache_device_notify(struct cache_device *device);
 
 static inline void count_add(_Atomic uint64_t *counter, uint64_t n)

@@ -96,7 +96,7 @@ static void remember(struct replica *replica, const struct copy_pages *work, siz
         if (!pages)
             continue;
         replica_add_present(work[i].copy, pages);
-        replica->resident += (uint64_t)__builtin_popcountll(pages);
+        replica_resident(replica, __builtin_popcountll(pages));
         replica_suspect(work[i].copy);
     }
     pthread_mutex_unlock(&replica->file->lock);

@@ -6,6 +6,11 @@
 
 #include "cache/drop.h"
 
+/* How long nobody may have let go of anything, nor have anything on its way to the device, before a touch is
+ * told that what is there can't be written; and a map that all of it is mapped. */
+#define EVICT_REFUSED_MS 1000u
+#define EVICT_FULL_MS 200u
+
 static void to_the_end(struct cache_device *device, struct leaf_copy *copy)
 {
     TAILQ_REMOVE(&device->order, copy, order);
@@ -127,14 +132,15 @@ bool evict_unmapped(struct replica *replica)
     return !change_clients(replica, false);
 }
 
-/* How many copies are once round the order; 0: they all stay, so none of them need be looked at. Where a
- * device scans it is not cut short: as much as is mapped there may come first. No lock is held. */
-static uint64_t round_length(struct cache_device *device)
+/* How many copies are once round the order, or the part of it that is enough as a rule; 0: they all stay, so
+ * none of them need be looked at. Where a device scans it is never cut short: as much as is mapped there may
+ * come first. No lock is held. */
+static uint64_t round_length(struct cache_device *device, bool whole)
 {
     pthread_mutex_lock(&device->lock);
     uint64_t length = device->ordered > device->staying ? device->ordered : 0;
     pthread_mutex_unlock(&device->lock);
-    return device->scans || length < BATCH_MAX ? length : BATCH_MAX;
+    return whole || device->scans || length < BATCH_MAX ? length : BATCH_MAX;
 }
 
 /* The policy's next copy that does not stay, of as many as one may pass under one hold of the lock, or NULL.
@@ -173,21 +179,19 @@ static struct replica *next_victim(struct cache_device *device, uint64_t *tries,
     return replica;
 }
 
-/* About `pages` of a copy's pages that can go now, whole units. Lock taken. */
-static page_mask choose(struct replica *replica, uint64_t leaf_number, uint64_t pages)
+/* About `pages` of a copy's pages that can go now, of those in `among`, in pieces of so many. Lock taken. */
+static page_mask choose(struct replica *replica, uint64_t leaf_number, uint64_t pages, unsigned piece,
+                        page_mask among)
 {
-    unsigned unit_pages = (unsigned)replica->file->cache->config.unit_pages;
     page_mask chosen = 0;
 
-    if (unit_pages > LEAF_PAGES)
-        unit_pages = LEAF_PAGES;
     pthread_mutex_lock(&replica->file->lock);
     struct leaf *leaf = index_find(&replica->file->index, leaf_number);
     struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
     if (replica->scans && replica->frames->clients) /* nothing would bring back what a GPU kernel touches */
         copy = NULL;
-    for (unsigned unit = 0; copy && unit < LEAF_PAGES; unit += unit_pages) {
-        chosen |= copy->present & ~copy->busy & page_range_mask(0, unit, unit_pages);
+    for (unsigned first = 0; copy && first < LEAF_PAGES; first += piece) {
+        chosen |= copy->present & ~copy->busy & among & page_range_mask(0, first, piece);
         if ((uint64_t)__builtin_popcountll(chosen) >= pages)
             break;
     }
@@ -195,21 +199,37 @@ static page_mask choose(struct replica *replica, uint64_t leaf_number, uint64_t 
     return chosen;
 }
 
-static uint64_t evict_some(struct cache_device *device, uint64_t pages, int *error_out)
+/* Let go of about so many pages of one copy: whole units. If one of them can't be written that keeps those
+ * that go with it, so then each page is tried by itself. How many went; *error_out: of those that did not. */
+static uint64_t evict_from(struct replica *replica, uint64_t leaf_number, uint64_t pages, int *error_out)
 {
-    uint64_t total = 0, tries = round_length(device);
+    struct copy_pages victim = {.leaf = leaf_number};
+    uint64_t unit = replica->file->cache->config.unit_pages, dropped = 0, total = 0;
+
+    victim.pages =
+        choose(replica, leaf_number, pages, (unsigned)(unit < LEAF_PAGES ? unit : LEAF_PAGES), ~UINT64_C(0));
+    int error = victim.pages ? drop_pages(replica, &victim, 1, DROP_EVICT, &total) : 0;
+    for (page_mask left = error ? ~UINT64_C(0) : 0; left && total < pages; total += dropped) {
+        victim.pages = choose(replica, leaf_number, 1, 1, left);
+        if (!victim.pages)
+            break;
+        left &= ~(victim.pages | (victim.pages - 1));
+        drop_pages(replica, &victim, 1, DROP_EVICT, &dropped);
+    }
+    if (error)
+        *error_out = error;
+    return total;
+}
+
+static uint64_t evict_some(struct cache_device *device, uint64_t pages, bool whole, int *error_out)
+{
+    uint64_t total = 0, leaf, tries = round_length(device, whole);
 
     while (total < pages) {
-        struct copy_pages victim = {0};
-        struct replica *replica = next_victim(device, &tries, &victim.leaf);
+        struct replica *replica = next_victim(device, &tries, &leaf);
         if (!replica)
             break;
-        victim.pages = choose(replica, victim.leaf, pages - total);
-        uint64_t dropped = 0;
-        int error = victim.pages ? drop_pages(replica, &victim, 1, DROP_EVICT, &dropped) : 0;
-        if (error)
-            *error_out = error;
-        total += dropped;
+        total += evict_from(replica, leaf, pages - total, error_out);
         file_unuse(replica->file);
     }
     return total;
@@ -219,33 +239,36 @@ uint64_t evict_some_of(struct cache_device *device, uint64_t pages)
 {
     int refused = 0;
 
-    return evict_some(device, pages, &refused);
+    return evict_some(device, pages, false, &refused);
 }
 
 int evict_and_charge(struct cache_device *device, uint64_t pages)
 {
-    int error = 0;
-    unsigned waited = 0;
+    struct cache_progress before = {0}, now;
+    struct timespec until;
+    bool refused = false;
 
     if (pages > device->capacity)
         return -ENOMEM;
-    while (!cache_device_try_charge(device, pages)) {
-        int refused = 0;
-        uint64_t dropped = evict_some(device, pages, &refused);
-        if (dropped) {
-            waited = 0;
+    while (!cache_device_try_charge(device, pages, &now)) {
+        int error = 0;
+        if (evict_some(device, pages, refused, &error)) {
+            refused = false;
             continue;
         }
         /* Nothing could go: everything is in use by faults under way, which end by themselves, or can't be
-         * written. */
-        error = refused;
-        if (error && ++waited > 20)
+         * written. What is mapped on a device that scans stays; but a map may be ending. */
+        unsigned patience_ms = error ? EVICT_REFUSED_MS : EVICT_FULL_MS;
+        if (!error && device->scans)
+            error = -ENOMEM;
+        /* Not after so many tries: others are woken, and try, as often as they like. */
+        if (error && (!refused || now.under_way || now.freed != before.freed))
+            until = lock_wait_until(patience_ms);
+        else if (error && lock_is_past(&until))
             return error;
-        /* What is mapped there stays; but a map may be ending, what somebody else evicts may be charged yet,
-         * and who has charged for pages may fail to place them. */
-        if (!error && device->scans && ++waited > 20)
-            return -ENOMEM;
-        cache_device_wait(device, 10);
+        refused = error != 0;
+        before = now;
+        cache_device_wait(device, &now, 10);
     }
     return 0;
 }

@@ -226,7 +226,7 @@ static bool fill_settle(struct fill *fill, int *error)
         bool touched = fill->touched != FILL_NO_PAGE && fill->touched >> LEAF_SHIFT == number;
         evict_placed(replica->device, copy, touched);
     }
-    replica->resident += fill->count;
+    replica_resident(replica, (int64_t)fill->count);
     return true;
 }
 

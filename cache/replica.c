@@ -186,7 +186,7 @@ unsigned replica_forget(struct leaf_copy *copy, page_mask pages)
     copy->present &= ~pages;
     copy->blind &= ~pages;
     replica_update(copy, before);
-    copy->replica->resident -= gone;
+    replica_resident(copy->replica, -(int64_t)gone);
     return gone;
 }
 

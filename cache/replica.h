@@ -73,6 +73,13 @@ void replica_close(struct replica *replica);
 
 /* All below: the file's lock is held. */
 
+/* So many pages more are present, or fewer. */
+static inline void replica_resident(struct replica *replica, int64_t pages)
+{
+    replica->resident += (uint64_t)pages;
+    atomic_fetch_add(&replica->device->resident, (uint64_t)pages);
+}
+
 /* The pages of a copy that a release has to look at: they have a twin and stores may have been made since it
  * was taken, or a release of them is under way; where nothing tells of stores, all. Call replica_update()
  * after any change of present, twin, sealed or releasing, with what this gave before the change. */

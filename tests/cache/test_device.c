@@ -38,11 +38,12 @@ static double seconds(void)
 static void test_wait(void **state)
 {
     static struct cache_device device;
+    struct cache_progress since = {0};
 
     (void)state;
     cache_device_init(&device, 0, 1 << 20, evict_policy_find("lra"));
     double start = seconds();
-    cache_device_wait(&device, 60);
+    cache_device_wait(&device, &since, 60);
     double took = seconds() - start;
     if (took < 0.059 || took > 30)
         fail_msg("waited %f s, not 0.06", took);
@@ -57,16 +58,17 @@ static void test_pool(void **state)
     static struct cache_device devices[DEVICES];
     struct cache_pool pool = {.limit = LIMIT, .share = SHARE};
     uint64_t held[DEVICES] = {0}, refused = 0, most = 0;
+    struct cache_progress progress;
 
     (void)state;
     for (unsigned i = 0; i < DEVICES; i++) {
         cache_device_init(&devices[i], i, LIMIT * GAIA_PAGE_SIZE, evict_policy_find("lra"));
         devices[i].pool = &pool;
     }
-    assert_true(cache_device_try_charge(&devices[0], LIMIT));
+    assert_true(cache_device_try_charge(&devices[0], LIMIT, &progress));
     for (unsigned i = 1; i < DEVICES; i++)
-        assert_true(cache_device_try_charge(&devices[i], SHARE));
-    assert_false(cache_device_try_charge(&devices[1], SHARE + 1));
+        assert_true(cache_device_try_charge(&devices[i], SHARE, &progress));
+    assert_false(cache_device_try_charge(&devices[1], SHARE + 1, &progress));
     for (unsigned i = 0; i < DEVICES; i++)
         cache_device_uncharge(&devices[i], i ? SHARE : LIMIT);
     assert_int_equal(pool.beyond, 0);
@@ -74,7 +76,7 @@ static void test_pool(void **state)
         unsigned i = (unsigned)(seed_next() % DEVICES);
         uint64_t pages = 1 + seed_next() % REQUEST, beyond = 0, total = 0;
         if (seed_next() % 16 < 9) {
-            bool fits = cache_device_try_charge(&devices[i], pages);
+            bool fits = cache_device_try_charge(&devices[i], pages, &progress);
             assert_true(fits || held[i] >= SHARE);
             held[i] += fits ? pages : 0;
             refused += !fits;

@@ -2,152 +2,13 @@
 /* Eviction where some copies stay: of files that are mapped on a device that scans. Which go is what the
  * policy says of all, as an oracle has it that looks at each; how many are looked at is counted, or those
  * that need not be are memory that nobody may read. Seed: GAIA_TEST_SEED. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/cache/evict_world.inc"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
-#include "cache/evict.h"
-#include "cache/internal.h"
-#include "io/protocol.h"
-
-#define REPLICAS 3u
 #define LEAVES 8u /* of a replica, in the random runs */
-#define UNIT 16u
-#define DROPS_MAX 4096u
-
-static struct cache cache;
-static struct cache_device device;
-
-/* A file with a replica on the device that nobody can store to, so that nothing is to be released. */
-static struct world {
-    struct cache_file file;
-    struct replica replica;
-    struct gaia_frames frames;
-    struct gaia_shared_state state;
-} worlds[REPLICAS];
-
-/* What was dropped. */
-struct dropped {
-    unsigned replica;
-    uint64_t page, count;
-};
-static struct dropped drops[DROPS_MAX];
-static unsigned drop_count;
-
-static void note(unsigned replica, uint64_t page, uint64_t count)
-{
-    assert_true(drop_count < DROPS_MAX);
-    drops[drop_count++] = (struct dropped){replica, page, count};
-}
-
-static int frames_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
-{
-    for (unsigned i = 0; i < REPLICAS; i++)
-        if (frames == &worlds[i].frames)
-            note(i, page, count);
-    return 0;
-}
-
-static void frames_wake(struct gaia_frames *frames, uint64_t page, uint64_t count)
-{
-    (void)frames, (void)page, (void)count;
-}
-
-static void world_start(struct world *world, bool scans)
-{
-    static struct gaia_frames_ops ops[2] = {{.drop = frames_drop, .wake = frames_wake},
-                                            {.drop = frames_drop, .wake = frames_wake, .scans = true}};
-
-    memset(world, 0, sizeof *world);
-    world->file.cache = &cache;
-    world->file.uses = 1; /* whose end would be told */
-    index_init(&world->file.index);
-    SLIST_INIT(&world->file.replicas);
-    lock_init(&world->file.lock, LOCK_FILE);
-    lock_condition_init(&world->file.changed);
-    world->frames.ops = &ops[scans];
-    world->replica = (struct replica){.file = &world->file,
-                                      .device = &device,
-                                      .frames = &world->frames,
-                                      .scans = scans,
-                                      .read_only = true,
-                                      .state = &world->state};
-    TAILQ_INIT(&world->replica.stored);
-    TAILQ_INIT(&world->replica.suspects);
-}
-
-static void start(const char *policy, bool scans, uint64_t capacity_pages)
-{
-    memset(&device, 0, sizeof device);
-    cache_device_init(&device, 0, capacity_pages * GAIA_PAGE_SIZE, evict_policy_find(policy));
-    device.scans = scans;
-    cache.config.unit_pages = UNIT;
-    drop_count = 0;
-    for (unsigned i = 0; i < REPLICAS; i++)
-        world_start(&worlds[i], scans);
-}
-
-static struct leaf_copy *find(unsigned replica, uint64_t leaf_number)
-{
-    struct leaf *leaf = index_find(&worlds[replica].file.index, leaf_number);
-
-    return leaf ? leaf_find_copy(leaf, &worlds[replica].replica) : NULL;
-}
-
-/* As cache/fill.c does it. */
-static void place(unsigned replica, uint64_t leaf_number, page_mask pages)
-{
-    struct world *world = &worlds[replica];
-
-    pthread_mutex_lock(&world->file.lock);
-    struct leaf_copy *copy = index_get_copy(&world->file.index, leaf_number, &world->replica);
-    assert_non_null(copy);
-    pages &= ~copy->present;
-    assert_true(cache_device_try_charge(&device, (uint64_t)__builtin_popcountll(pages)));
-    replica_add_present(copy, pages);
-    world->replica.resident += (uint64_t)__builtin_popcountll(pages);
-    evict_placed(&device, copy, false);
-    pthread_mutex_unlock(&world->file.lock);
-}
-
-static void forget(unsigned replica, uint64_t leaf_number)
-{
-    struct world *world = &worlds[replica];
-
-    pthread_mutex_lock(&world->file.lock);
-    struct leaf_copy *copy = find(replica, leaf_number);
-    if (copy) {
-        cache_device_uncharge(&device, replica_forget(copy, ~UINT64_C(0)));
-        replica_settle(copy);
-    }
-    pthread_mutex_unlock(&world->file.lock);
-}
-
-static void stop(uint64_t leaves)
-{
-    for (unsigned i = 0; i < REPLICAS; i++) {
-        for (uint64_t leaf = 0; leaf < leaves; leaf++)
-            forget(i, leaf);
-        assert_int_equal(worlds[i].file.uses, 1);
-        assert_int_equal(worlds[i].replica.ordered, 0);
-        index_free(&worlds[i].file.index);
-        pthread_cond_destroy(&worlds[i].file.changed);
-        pthread_mutex_destroy(&worlds[i].file.lock);
-    }
-    assert_int_equal(device.ordered, 0);
-    assert_int_equal(device.staying, 0);
-    assert_int_equal(device.charged, 0);
-    pthread_cond_destroy(&device.changed);
-    pthread_mutex_destroy(&device.lock);
-}
 
 /* --- what need not be looked at
  * ------------------------------------------------------------------------------ */
@@ -186,11 +47,13 @@ static void test_all_stay(void **state)
     start("lra", true, 1000);
     evict_mapped(&worlds[0].replica);
     struct unreadable u = unreadable_place(0, 1000);
-    assert_true(cache_device_try_charge(&device, 1000));
+    assert_int_equal(evict_and_charge(&device, 1000), 0);
+    device.resident = 1000; /* nothing is on its way */
     assert_int_equal(mprotect(u.copies, u.bytes, PROT_NONE), 0);
     assert_int_equal(evict_some_of(&device, 1), 0);
     assert_int_equal(evict_and_charge(&device, 1), -ENOMEM);
     unreadable_end(&u, 1000);
+    device.resident = 0;
     cache_device_uncharge(&device, 1000);
     evict_unmapped(&worlds[0].replica);
     stop(0);
@@ -243,8 +106,10 @@ static void test_once_round(void **state)
     assert_true(looked <= 2 * leaves);
     assert_int_equal(worlds[1].replica.resident, 0);
     assert_int_equal(worlds[0].replica.resident, (uint64_t)leaves * LEAF_PAGES);
+    device.resident = device.charged; /* what was charged is there now */
     assert_int_equal(evict_and_charge(&device, 1), -ENOMEM);
     assert_true(looked <= 2 * leaves);
+    device.resident = (uint64_t)leaves * LEAF_PAGES;
     evict_unmapped(&worlds[0].replica);
     assert_int_equal(evict_and_charge(&device, 1), 0);
     cache_device_uncharge(&device, (uint64_t)leaves * LEAF_PAGES + 1);

@@ -125,26 +125,47 @@ def test_reads_while_there_is_no_space(mount, agents, small):
     os.close(fd)
 
 
-@pytest.mark.traps
-def test_eviction_while_there_is_no_space(mount, agents, small):
-    """What can't be evicted stays; the toucher gets its page or SIGBUS, no hang, and what it stored is not lost."""
-    m = mount("device_cache=256K", data=small)
+def hold_all_but(child, m, data, frames, pages):
+    """A device of 64 frames, all but some of which hold what can't be written any more. What makes room again."""
     path = os.path.join(m.mnt, "f")
     write_file(path, b"")
-    os.truncate(path, MIB)
+    os.truncate(path, pages * PAGE)
+    child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, pages * PAGE)\nmap.advise(gaia.ADV_RANDOM)",
+             path=path, pages=pages)
+    child.do("for i in range(stored): map[i * PAGE:(i + 1) * PAGE] = bytes([i + 1]) * PAGE", stored=64 - frames)
+    child.do("map.release(0, stored * PAGE)")
+    return fill(data)
+
+
+@pytest.mark.parametrize("frames, unit", [(32, "64K"), (1, "4K"), (1, "64K")])
+@pytest.mark.traps
+def test_eviction_while_there_is_no_space(mount, agents, small, frames, unit):
+    """What can't be evicted stays, and is not lost; a toucher gets its page as long as there is a frame that can be
+    free, also when it lies between those that can't (from page 64 on there are others) and readahead wants it, too."""
+    m = mount(f"passthrough=off,device_cache=256K,unit={unit}", data=small)
     child = agents()
-    child.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, 1 << 20)", path=path)
-    child.do("for i in range(32): map[i * PAGE:(i + 1) * PAGE] = bytes([i + 1]) * PAGE")
-    child.do("map.release(0, 32 * PAGE)")
-    ballast = fill(small)
-    child.start("for i in range(32, 256): map[i * PAGE]")
-    try:
-        assert not child.busy(20), "a touch hangs"
+    ballast = hold_all_but(child, m, small, frames, 256)
+    for advice, last in (("RANDOM", 80), ("SEQUENTIAL", 256), ("NORMAL", 256)):
+        child.do(f"map.advise(gaia.ADV_{advice})")
+        child.start("for i in range(stored, last): assert map[i * PAGE] == 0", last=last)
+        assert not child.busy(40), "a touch hangs"
         child.finish()
-    except AgentDied as died:
-        assert died.code == -signal.SIGBUS
     os.unlink(ballast)
-    assert read_file(path)[:32 * PAGE] == b"".join(bytes([i + 1]) * PAGE for i in range(32))
+    assert read_file(os.path.join(m.mnt, "f"))[:(64 - frames) * PAGE] == \
+        b"".join(bytes([i + 1]) * PAGE for i in range(64 - frames))
+
+
+@pytest.mark.traps
+def test_no_frame_can_be_free(mount, agents, small):
+    """Then a touch is SIGBUS, within a time; and nothing is lost."""
+    m = mount("passthrough=off,device_cache=256K,unit=4K", data=small)
+    child = agents()
+    ballast = hold_all_but(child, m, small, 0, 256)
+    with pytest.raises(AgentDied) as died:
+        child.do("map[100 * PAGE]")
+    assert died.value.code == -signal.SIGBUS
+    os.unlink(ballast)
+    assert read_file(os.path.join(m.mnt, "f"))[:64 * PAGE] == b"".join(bytes([i + 1]) * PAGE for i in range(64))
 
 
 def test_no_space_for_one_of_two_pages(mount, devices, small):
