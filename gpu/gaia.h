@@ -149,8 +149,18 @@ void gaia_device_close(struct gaia_device *device);
  * Map [offset, offset + length) of a file into a device.
  *
  * The pointer is valid for the device and for the calling process's own threads on a soft device, until
- * gaia_munmap(). The file may be closed after the call. Touching a page that lies wholly past the end of the
- * file raises SIGBUS, as does a touch that cannot be served (EIO of the storage, daemon gone).
+ * gaia_munmap(). The file may be closed after the call. A touch that cannot be served raises SIGBUS (EIO of
+ * the storage, daemon gone; or all of a full device holds stores for which the data directory has no room).
+ *
+ * The range may be longer than the file, as with mmap(). Touching a page that lies wholly past the end of the
+ * file raises SIGBUS; the rest of its last page is zeros, and stores to it are no part of the file. All calls
+ * take the range as it was mapped: past the end there is nothing to acquire or to release. When the file
+ * grows, its new pages are there after the next acquire; when it is cut, what was stored behind the cut is
+ * gone.
+ *
+ * How much of a device files may take, and how much is placed for a touch, are the mount's options
+ * device_cache= and unit=. A mount with a device that can't hold one unit, or with two different units, is
+ * refused when it is made: so each device of a mount has room for a touch, and all have one unit.
  *
  * @param length  in bytes, not zero, need not be a multiple of a page
  * @param prot    PROT_READ or PROT_READ|PROT_WRITE

@@ -94,7 +94,7 @@ def work(build, mnt, seed):
 
 
 def mounted(path):
-    with open("/proc/self/mountinfo") as file:
+    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
         return any(line.split()[4] == path for line in file)
 
 

@@ -37,7 +37,7 @@ def run_json(command, limit=120):
 
 
 def is_mounted(path):
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         return any(line.split()[4] == path for line in file)
 
 

@@ -61,7 +61,7 @@ def run_json(command, limit):
 
 
 def mounted(path):
-    with open("/proc/self/mountinfo") as file:
+    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
         return any(line.split()[4] == path for line in file)
 
 

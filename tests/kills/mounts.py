@@ -45,7 +45,7 @@ def wait_for(condition, what, seconds=LIMIT_S, step=0.0005):
 
 
 def is_mounted(path):
-    with open("/proc/self/mountinfo") as file:
+    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
         return any(line.split()[4] == path for line in file)
 
 

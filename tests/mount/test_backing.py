@@ -333,7 +333,7 @@ def test_the_daemon_holds_nothing_inside_its_mount(mount, workdir):
         # fdinfo names the mount without touching it
         with open(f"/proc/{m.pid}/fdinfo/{fd}") as file:
             number = next(line.split()[1] for line in file if line.startswith("mnt_id"))
-        with open("/proc/self/mountinfo") as file:
+        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
             inside += [fd for line in file if line.split()[0] == number
                        and line.split()[2] == f"{os.major(own)}:{os.minor(own)}"]
     for file in held:

@@ -184,7 +184,7 @@ def test_started_with_descriptors_closed(folders, workdir, closed):
 @needs_root
 def test_mount_table(mount):
     m = mount("noexec,nosuid,fsname=a name,timeout=2")
-    line = next(line for line in open("/proc/self/mountinfo") if f" {m.mnt} " in line)
+    line = next(line for line in open("/proc/self/mountinfo", errors="surrogateescape") if f" {m.mnt} " in line)
     head, tail = line.split(" - ")
     assert "noexec" in head and "nosuid" in head
     assert tail.split()[0] == "fuse.gaiafs" and tail.split()[1] == "a\\040name"
@@ -196,7 +196,7 @@ def test_mount_table(mount):
 def test_type_in_the_mount_table(folders, workdir, subtype, kind):
     data, mnt = folders
     assert run(data, mnt, "-o", f"subtype={subtype},fsname=name").returncode == 0
-    with open("/proc/self/mountinfo") as file:
+    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
         assert next(line for line in file if f" {mnt} " in line).split(" - ")[1].split()[:2] == [kind, "name"]
     df = subprocess.run(["df", "-T", mnt], capture_output=True, text=True, check=True).stdout
     assert df.splitlines()[1].split()[:2] == ["name", kind]
@@ -268,7 +268,7 @@ def test_remount(mount):
     path = os.path.join(m.mnt, "f")
 
     def flags():
-        return next(line for line in open("/proc/self/mountinfo") if f" {m.mnt} " in line).split()[5].split(",")
+        return next(line for line in open("/proc/self/mountinfo", errors="surrogateescape") if f" {m.mnt} " in line).split()[5].split(",")
     done = run(m.data, m.mnt, "-o", "remount,ro,nodev,noatime,nodiratime")
     assert done.returncode == 0, done.stderr
     assert {"ro", "nodev", "noatime", "nodiratime"} <= set(flags()) and "nosuid" not in flags()

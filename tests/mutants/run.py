@@ -193,7 +193,7 @@ class Tree:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
-        with open("/proc/self/mountinfo") as file:
+        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
             mounts = [line.split()[4] for line in file]
         for path in reversed(mounts):
             if path.startswith(self.temporary + "/"):

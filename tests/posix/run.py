@@ -52,7 +52,7 @@ class Mount:
             time.sleep(0.01)
 
     def mounted(self):
-        with open("/proc/self/mountinfo") as file:
+        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
             return any(line.split()[4] == self.mnt for line in file)
 
     def log_text(self):
