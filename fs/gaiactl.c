@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "fs/escape.h"
 #include "fs/gaiactl.h"
 #include "io/message.h"
 #include "io/reach.h"
@@ -192,6 +193,27 @@ static void print_fault(json_t *f)
            (double)field(f, "latency_p99_ns") / 1000, field(f, "failed"), copied);
 }
 
+/* The daemon has escaped what its users have named; but whoever may mount may run a daemon of his own, and
+ * root's terminal is not to obey that. */
+static void escape_strings(json_t *node)
+{
+    json_t *child;
+    const char *key;
+    size_t i;
+
+    if (json_is_string(node)) {
+        size_t size = ESCAPED_SIZE(json_string_length(node));
+        char *text = malloc(size);
+        if (text)
+            escape(json_string_value(node), text, size, false);
+        json_string_set(node, text ? text : "?");
+        free(text);
+    }
+    json_object_foreach(node, key, child) escape_strings(child);
+    json_array_foreach (node, i, child)
+        escape_strings(child);
+}
+
 static void print_text(json_t *root)
 {
     json_t *device, *file, *open;
@@ -258,6 +280,7 @@ static int stat_command(int argc, char **argv)
     } else {
         json_error_t trouble;
         json_t *root = json_loadfd(fd, 0, &trouble);
+        escape_strings(root);
         if (root)
             print_text(root);
         else

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fs/escape.h"
+
 static atomic_bool use_syslog;
 
 void log_to_syslog(bool to_syslog)
@@ -17,23 +19,22 @@ void log_to_syslog(bool to_syslog)
 
 void fs_vlog(int priority, const char *format, va_list arguments)
 {
-    char line[1024];
-    int length;
+    char text[1024], line[1024] = "mount.gaiafs: ";
+    size_t prefix = strlen(line);
 
+    /* A parameter: the caller has begun it. NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) */
+    vsnprintf(text, sizeof(text), format, arguments);
+    for (size_t length = strlen(text); length > 0 && text[length - 1] == '\n';)
+        text[--length] = '\0';
+    /* Words of others may be in it: names of files, of devices, of mount points. */
+    size_t length = prefix + escape(text, line + prefix, sizeof(line) - prefix - 1, false);
     if (atomic_load(&use_syslog)) {
-        vsyslog(priority, format, arguments);
+        syslog(priority, "%s", line + prefix);
         return;
     }
     /* One write() a line, so that lines of several threads do not mix. */
-    length = snprintf(line, sizeof(line), "mount.gaiafs: ");
-    /* A parameter: the caller has begun it. NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) */
-    length += vsnprintf(line + length, sizeof(line) - (size_t)length - 1, format, arguments);
-    if (length > (int)sizeof(line) - 2)
-        length = (int)sizeof(line) - 2;
-    while (length > 0 && line[length - 1] == '\n')
-        length--;
     line[length++] = '\n';
-    if (write(STDERR_FILENO, line, (size_t)length) < 0)
+    if (write(STDERR_FILENO, line, length) < 0)
         return; /* nowhere left to say it */
 }
 

@@ -10,6 +10,7 @@
 
 #include "cache/nodes.h"
 #include "cache/stat.h"
+#include "fs/escape.h"
 #include "fs/fs.h"
 #include "fs/passthrough.h"
 
@@ -48,15 +49,22 @@ static json_t *device_json(const struct cache_device_stat *d, const char *failur
     return o;
 }
 
+/* A name may be any bytes; JSON wants UTF-8, and gaiactl prints it. */
+static json_t *name_json(const char *name)
+{
+    char text[ESCAPED_SIZE(PATH_MAX)];
+
+    escape(name, text, sizeof text, true);
+    return json_string(text);
+}
+
 static void add_path(json_t *o, struct inode *inode)
 {
     char path[PATH_MAX];
 
     if (inode_path(inode, path, sizeof path) < 0)
         snprintf(path, sizeof path, "?");
-    /* A name may be any bytes; JSON wants UTF-8. */
-    json_t *name = json_string(path);
-    json_object_set_new(o, "path", name ? name : json_string("(not UTF-8)"));
+    json_object_set_new(o, "path", name_json(path));
 }
 
 /* Each file that is open. */
@@ -151,7 +159,7 @@ static json_t *nodes_json(struct cache *cache)
     nodes_stat(cache, &s); /* none: there are none */
     for (unsigned i = 0; i < s.count; i++) {
         json_t *node = json_object();
-        json_object_set_new(node, "name", json_string(s.node[i].name));
+        json_object_set_new(node, "name", name_json(s.node[i].name));
         json_object_set_new(node, "listed", json_boolean(s.node[i].listed));
         json_object_set_new(node, "down", json_boolean(s.node[i].down));
         json_object_set_new(node, "home", json_boolean(s.node[i].home));
@@ -161,7 +169,7 @@ static json_t *nodes_json(struct cache *cache)
     for (unsigned op = 1; op <= NODE_OP_LAST; op++)
         if (s.served[op])
             json_object_set_new(served, nodes_op_name(op), integer(s.served[op]));
-    json_object_set_new(o, "self", json_string(s.node[s.self].name)); /* "": one node */
+    json_object_set_new(o, "self", name_json(s.node[s.self].name)); /* "": one node */
     json_object_set_new(o, "nodes", list);
     json_object_set_new(o, "far_files", integer(s.far_files));
     json_object_set_new(o, "followed", integer(s.followed));
@@ -218,8 +226,8 @@ int stat_json(struct fs *fs)
     cache_stat_files(fs->cache, add_file, files);
     fs_each_inode(fs, add_open, open);
     json_object_set_new(root, "version", json_string(GAIAFS_VERSION));
-    json_object_set_new(root, "data", json_string(fs->data_path));
-    json_object_set_new(root, "mount", json_string(fs->mount_path));
+    json_object_set_new(root, "data", name_json(fs->data_path));
+    json_object_set_new(root, "mount", name_json(fs->mount_path));
     json_object_set_new(root, "devices", devices);
     json_object_set_new(root, "files", files);
     json_object_set_new(root, "inodes", inodes);

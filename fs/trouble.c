@@ -10,6 +10,7 @@
 
 #include "base/lock.h"
 #include "cache/stat.h"
+#include "fs/escape.h"
 #include "fs/fs.h"
 #include "fs/log.h"
 
@@ -63,7 +64,8 @@ static bool is_due(struct kind *kind, unsigned *unsaid_out)
 
 static void tell(struct kind *kind, struct inode *inode, const char *doing)
 {
-    char path[PATH_MAX], more[48] = "";
+    char path[PATH_MAX], name[512] = "its root",
+                         more[48] = ""; /* of a longer name the advice would be cut off */
     unsigned unsaid;
 
     if (!is_due(kind, &unsaid))
@@ -71,11 +73,12 @@ static void tell(struct kind *kind, struct inode *inode, const char *doing)
     /* Without descriptors /proc says no path. */
     if (inode_path(inode, path, sizeof(path)) < 0)
         snprintf(path, sizeof(path), "(inode %llu)", (unsigned long long)inode->ino);
+    if (path[0])
+        escape(path, name, sizeof(name), true);
     if (unsaid > 0)
         snprintf(more, sizeof(more), "; %u more like it before", unsaid);
-    fs_log(LOG_ERR, "data directory %s: %s %s: %s%s%s%s", inode->fs->data_path, doing,
-           path[0] ? path : "its root", kind->error ? strerror(kind->error) : "", kind->error ? ": " : "",
-           kind->advice, more);
+    fs_log(LOG_ERR, "data directory %s: %s %s: %s%s%s%s", inode->fs->data_path, doing, name,
+           kind->error ? strerror(kind->error) : "", kind->error ? ": " : "", kind->advice, more);
 }
 
 void trouble_of_a_home(struct inode *inode, bool has_lost)

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from helpers import descriptors, read_file, wait_until, write_file
+from helpers import BIN, descriptors, read_file, statistics, wait_until, write_file
 from test_disks import disk  # noqa: F401  pylint: disable=unused-import
 
 
@@ -110,3 +110,51 @@ def test_umount_under_load(mount):
     assert not wrong and not any(worker.is_alive() for worker in workers), wrong
     assert "is busy: detached" in m.log_text()
     assert os.path.getsize(os.path.join(m.data, "f0")) > 5000
+
+
+ODD = {  # names that anybody may give a file, and what is shown of them
+    b"x\nmount.gaiafs: all is lost \x1b[31m": r"x\012mount.gaiafs: all is lost \033[31m",
+    b"nl\n  passthrough      9 fake": r"nl\012  passthrough      9 fake",
+    b"\xff\xfe": r"\377\376",
+    b"csi\xc2\x9b31m": r"csi\302\23331m",
+    b'q"\\012': r'q"\134012',
+    "ü€".encode(): "ü€",
+}
+
+
+def test_names_do_not_forge_lines_of_the_log(mount):
+    m = mount("passthrough=off", before=("prlimit", "--nofile=96:96"))
+    name = next(iter(ODD))
+    path = os.path.join(os.fsencode(m.mnt), name)
+    write_file(os.path.join(os.fsencode(m.data), name), b"x")
+    held = []
+    with pytest.raises(OSError) as caught:
+        for _ in range(100):
+            held.append(os.open(path, os.O_RDONLY))
+    assert caught.value.errno == errno.EMFILE
+    for fd in held:
+        os.close(fd)
+    said = m.log_text()
+    assert said.count("\n") == 1 and "\x1b" not in said and f"opening {ODD[name]}: " in said, said
+
+
+def test_names_do_not_forge_lines_of_gaiactl(mount):
+    m = mount()
+    held = [os.open(os.path.join(os.fsencode(m.mnt), name), os.O_CREAT | os.O_RDWR) for name in ODD]
+    try:
+        assert {file["path"] for file in statistics(m.mnt)["open"]} == set(ODD.values())
+        text = subprocess.run([os.path.join(BIN, "gaiactl"), "stat", m.mnt], capture_output=True, timeout=20, check=True).stdout
+    finally:
+        for fd in held:
+            os.close(fd)
+    shown = text.decode().split("open files:\n")[1].splitlines()
+    assert sorted(line.split(maxsplit=2)[2] for line in shown) == sorted(ODD.values())
+
+
+def test_a_data_directory_of_any_name(mount, workdir):
+    data = os.path.join(workdir, os.fsdecode(b"d\xff\n"))
+    os.mkdir(data)
+    m = mount("fsname=any", data=data)  # others read /proc/self/mountinfo as UTF-8
+    assert statistics(m.mnt)["data"].endswith(r"/d\377\012")
+    done = subprocess.run([os.path.join(BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout.split(" on ")[0].endswith(r"/d\377\012")
