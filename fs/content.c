@@ -108,6 +108,7 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
     struct durable *durable = inode_durable(inode);
     struct content *content = inode_content(inode);
     struct node_name name;
+    struct stat st;
     bool again = false; /* one whose home has gone is replaced */
     int rc = 0;
 
@@ -129,7 +130,7 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
             if (rc < 0 && descriptors_shed(fs, -rc))
                 rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
             /* After it: what changes in between one of the two sees. */
-            if (rc == 0 && !inode_unchanged(inode, path.fd))
+            if (rc == 0 && !inode_unchanged(inode, path.fd, &st))
                 cache_file_behind(file);
             if (rc == 0) {
                 again = inode_file(inode);
@@ -233,12 +234,11 @@ static bool compare(struct content *content, const struct stat *st)
     return same;
 }
 
-bool inode_unchanged(struct inode *inode, int fd)
+bool inode_unchanged(struct inode *inode, int fd, struct stat *st_out)
 {
     struct content *content = inode_content(inode);
     struct inode_shard *shard = shard_of_inode(inode);
     uint64_t changes, touches;
-    struct stat st;
     bool known, same;
 
     pthread_mutex_lock(&shard->lock);
@@ -246,23 +246,26 @@ bool inode_unchanged(struct inode *inode, int fd)
         changes = content->seen.changes;
         touches = content->seen.touches;
         pthread_mutex_unlock(&shard->lock);
-        known = !fstat(fd, &st);
+        known = !fstat(fd, st_out);
         pthread_mutex_lock(&shard->lock);
     } while (known && touches != content->seen.touches && changes == content->seen.changes);
-    same = known && (changes != content->seen.changes || compare(content, &st));
+    same = known && (changes != content->seen.changes || compare(content, st_out));
     if (!known) /* nobody knows */
         content->seen.found += content->seen.opened;
     pthread_mutex_unlock(&shard->lock);
+    if (!known)
+        *st_out = (struct stat){0};
     return same;
 }
 
-uint64_t inode_opened(struct inode *inode)
+uint64_t inode_opened(struct inode *inode, bool *again_out)
 {
     struct content *content = inode_content(inode);
     struct inode_shard *shard = shard_of_inode(inode);
 
     pthread_mutex_lock(&shard->lock);
     uint64_t found = content->seen.found != content->seen.dropped ? content->seen.found : 0;
+    *again_out = content->seen.opened;
     content->seen.opened = true;
     pthread_mutex_unlock(&shard->lock);
     return found;

@@ -92,13 +92,13 @@ struct cache_file *inode_gate_enter_alone(struct inode *inode);
 void inode_gate_leave(struct inode *inode, const struct cache_file *file);
 
 /* Has nobody but us changed the file, of which fd is a descriptor, since its last open? Notes its size and
- * times for the next. */
-bool inode_unchanged(struct inode *inode, int fd);
+ * times for the next. What fstat() said is in *st_out; zeros: nothing. */
+bool inode_unchanged(struct inode *inode, int fd, struct stat *st_out);
 /* The file is being opened, and inode_unchanged() was asked unless it is tracked. 0: none of the kernel's
  * pages are from before a change that an open has found, this one or another. Else they must be dropped
  * before it is answered, unless it is told not to keep them; then inode_dropped() must hear what this has
- * returned. */
-uint64_t inode_opened(struct inode *inode);
+ * returned. *again_out: it was open before, and the kernel may have pages. */
+uint64_t inode_opened(struct inode *inode, bool *again_out);
 /* All pages that the kernel had when inode_opened() returned that are dropped. */
 void inode_dropped(struct inode *inode, uint64_t found);
 

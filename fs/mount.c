@@ -16,6 +16,7 @@
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -119,6 +120,16 @@ static bool is_local(int fd)
            st.f_type == TMPFS_MAGIC;
 }
 
+/* Whether what is read there gets a new time of access, for all that we do. That it is remounted is not
+ * noticed. */
+static bool dates_reads(const struct fs *fs, int fd)
+{
+    struct statvfs st;
+
+    return !fs->options.no_atime && !fs->options.read_only &&
+           (fstatvfs(fd, &st) || !(st.f_flag & (ST_NOATIME | ST_RDONLY)));
+}
+
 /* Opens the data directory, before it may be mounted over, and makes it ours. *lock_out is kept open as long.
  */
 static int open_root(struct fs *fs, int *lock_out)
@@ -168,6 +179,7 @@ static int open_root(struct fs *fs, int *lock_out)
         return rc;
     }
     fs->local = is_local(lock);
+    fs->dates_reads = fs->local && dates_reads(fs, lock);
     fs->prompt_write_backs = !kernel_writes_back_late();
     *lock_out = lock;
     return 0;

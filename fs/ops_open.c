@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "fs/answers.h"
@@ -21,6 +22,8 @@
 #include "fs/server.h"
 #include "fs/session.h"
 #include "fs/trouble.h"
+
+#define DAY_S (24 * 60 * 60)
 
 /* What of the opener's flags the backing descriptor gets. Not O_DIRECT: the backing filesystem may refuse it,
  * or the alignment of a request's buffer; the kernel has kept its cache out of the way already. Not O_TRUNC:
@@ -56,17 +59,54 @@ static bool is_stale(const struct stale *stale)
     return stale->opened || stale->found;
 }
 
+/* Nothing to do with pages: whether a read by the filesystem's rules (relatime) moves the time of access. */
+static bool is_read_anew(const struct stat *st)
+{
+    const struct timespec *access = &st->st_atim, *changes[] = {&st->st_mtim, &st->st_ctim};
+
+    for (unsigned i = 0; i < 2; i++)
+        if (access->tv_sec < changes[i]->tv_sec ||
+            (access->tv_sec == changes[i]->tv_sec && access->tv_nsec <= changes[i]->tv_nsec))
+            return true;
+    return time(NULL) - access->tv_sec >= DAY_S;
+}
+
+/* The kernel answers reads from the pages that it keeps, and has no times of access: the filesystem below
+ * would not hear of them, and a mail that was delivered through the mount would be new for ever. So an open
+ * for reading alone counts as a read then; one for writing, too, does not, as who delivers mail may have it.
+ * That read is at the end of the file, where it needs no page, and that filesystem makes of it what it makes
+ * of any. */
+static void date_read(const struct handle *handle, struct stat *st)
+{
+    struct inode *inode = handle->inode;
+    struct fs *fs = inode->fs;
+    char byte;
+
+    if (handle->flags & (O_ACCMODE | O_NOATIME | O_DIRECT) || !fs->dates_reads || inode->dev != fs->root->dev)
+        return;
+    /* Of a tracked file nobody has asked. */
+    if ((inode_file(inode) && fstat(handle->fd, st)) || !st->st_mode || !is_read_anew(st))
+        return;
+    if (pread(handle->fd, &byte, 1, st->st_size) < 0)
+        return; /* nobody has asked for it */
+    /* The kernel asks again (timeout=). If it were told to, the next open would have to wait for that. */
+}
+
 static void look_for_stale(const struct handle *handle, struct stale *stale_out)
 {
     struct inode *inode = handle->inode;
+    struct stat st = {0};
+    bool again;
 
     *stale_out = (struct stale){.file = inode_file(inode)};
     /* Those of a tracked file the cache drops when it has to: it must know of it. */
     if (stale_out->file)
         stale_out->opened = cache_file_opened(stale_out->file);
     else
-        inode_unchanged(inode, handle->fd);
-    stale_out->found = inode_opened(inode);
+        inode_unchanged(inode, handle->fd, &st);
+    stale_out->found = inode_opened(inode, &again);
+    if (again && !is_stale(stale_out)) /* else READs come */
+        date_read(handle, &st);
 }
 
 /* Waits for WRITEs and READs of those pages. */

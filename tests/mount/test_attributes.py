@@ -129,7 +129,8 @@ def read_all(m):
     return [os.stat(os.path.join(m.data, name)).st_atime_ns == OLD for name in ("f", "d")]
 
 
-def test_access_times_are_those_of_the_filesystem_below(mount):
+def test_access_times_are_kept_by_the_filesystem_below(mount):
+    """Through descriptors that read: READs of the kernel's reach it."""
     m = mount("timeout=0")
     age(m)
     assert read_all(m) == [False, False]
@@ -140,6 +141,54 @@ def test_access_times_are_those_of_the_filesystem_below(mount):
     fd = os.open(age_again, os.O_RDONLY | os.O_NOATIME)
     assert os.read(fd, 10) == b"bytes" and os.stat(age_again).st_atime_ns == OLD
     os.close(fd)
+
+
+@pytest.mark.parametrize("options", ["passthrough=on", "passthrough=off"])
+def test_a_read_of_what_the_kernel_has_is_dated(mount, options):
+    """It answers from its pages and tells nobody. What was written since the last read is new, until it is read."""
+    m = mount(f"{options},timeout=0.01")
+    path, below = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+
+    def is_new():
+        time.sleep(0.05)  # the timeout, and a tick of the filesystem's clock
+        through, there = os.stat(path), os.stat(below)
+        assert through.st_atime_ns == there.st_atime_ns
+        return through.st_atime_ns <= through.st_mtime_ns, through.st_atime_ns <= through.st_ctime_ns
+
+    write_file(path, b"1" * 5000)
+    read_file(path)
+    for size in 5000, 1, 9000:
+        is_new()
+        with open(path, "r+b") as file:
+            file.write(b"2" * size)
+        assert is_new() == (True, True)
+        read_file(path)
+        assert is_new() == (False, False)
+    os.chmod(path, 0o600)
+    assert is_new() == (False, True)
+    read_file(path)
+    assert is_new() == (False, False)
+    os.utime(path, ns=(OLD + 1, OLD))
+    os.utime(path, ns=(time.time_ns() + 10 ** 9, OLD))  # newer than all: as it is, it stays
+    before = os.stat(below).st_atime_ns
+    read_file(path)
+    is_new()
+    assert os.stat(below).st_atime_ns == before
+
+
+@pytest.mark.parametrize("options", ["passthrough=on", "passthrough=off"])
+def test_opens_that_read_nothing_are_not_dated(mount, options):
+    """Of who may write, and of who says O_NOATIME."""
+    m = mount(options)
+    path, below = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+    write_file(path, b"1" * 5000)
+    read_file(path)
+    os.utime(path, ns=(OLD, OLD + 1))
+    for flags in os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_APPEND, os.O_RDONLY | os.O_NOATIME:
+        os.close(os.open(path, flags))
+        assert os.stat(below).st_atime_ns == OLD, flags
+    os.close(os.open(path, os.O_RDONLY | os.O_NOATIME))
+    assert os.stat(below).st_atime_ns == OLD
 
 
 @pytest.mark.parametrize("options, kept", [("noatime", [True, True]), ("ro", [True, True]), ("nodiratime", [False, True])])
