@@ -3,8 +3,10 @@
 
 #include <errno.h>
 #include <grp.h>
+#include <limits.h>
 #include <linux/capability.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/fsuid.h>
 #include <sys/stat.h>
@@ -13,11 +15,11 @@
 
 #include "fs/log.h"
 
-#define GROUPS_MAX 256 /* more of a caller are not looked at */
+#define GROUPS_FEW 256 /* more need memory of their own */
 
 static struct __user_cap_data_struct own_capabilities[_LINUX_CAPABILITY_U32S_3];
 static bool can_fsetid;
-static gid_t own_groups[GROUPS_MAX];
+static gid_t own_groups[NGROUPS_MAX];
 static int own_group_count;
 
 static int set_capabilities(const struct __user_cap_data_struct *data)
@@ -33,7 +35,7 @@ void creds_init(void)
 
     if (syscall(SYS_capget, &header, own_capabilities))
         memset(own_capabilities, 0, sizeof(own_capabilities));
-    own_group_count = getgroups(GROUPS_MAX, own_groups);
+    own_group_count = getgroups(NGROUPS_MAX, own_groups);
     can_fsetid = own_capabilities[CAP_TO_INDEX(CAP_FSETID)].effective & CAP_TO_MASK(CAP_FSETID);
 }
 
@@ -90,20 +92,37 @@ static void regain_fsetid(void)
         set_capabilities(own_capabilities);
 }
 
+/* All groups of the caller, in few or in *many_out, which the caller frees; returns where they are. */
+static const gid_t *find_groups(fuse_req_t req, gid_t few[GROUPS_FEW], gid_t **many_out, int *count_out)
+{
+    int room = GROUPS_FEW, count = fuse_req_getgroups(req, room, few); /* read from /proc */
+
+    *many_out = NULL;
+    while (count > room) {
+        gid_t *more = realloc(*many_out, (size_t)count * sizeof(gid_t));
+        if (!more) {
+            count = room;
+            break;
+        }
+        *many_out = more;
+        room = count;
+        count = fuse_req_getgroups(req, room, more); /* there may be others by now */
+    }
+    *count_out = count < 0 ? 0 : count; /* of a process that we can't see: none */
+    return *many_out ? *many_out : few;
+}
+
 /* The thread's groups are the caller's: kept until leave_groups(). */
 static void join_groups(fuse_req_t req)
 {
-    gid_t groups[GROUPS_MAX];
+    gid_t few[GROUPS_FEW], *many;
     int count;
 
     if (!is_other(req) || own_group_count < 0)
         return;
-    count = fuse_req_getgroups(req, GROUPS_MAX, groups); /* read from /proc */
-    if (count > GROUPS_MAX)
-        count = GROUPS_MAX;
-    if (count < 0) /* a process that we can't see: none */
-        count = 0;
+    const gid_t *groups = find_groups(req, few, &many, &count);
     syscall(SYS_setgroups, count, groups);
+    free(many);
     syscall(SYS_setfsgid, fuse_req_ctx(req)->gid);
 }
 

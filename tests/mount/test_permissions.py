@@ -437,3 +437,15 @@ def test_set_id_bits_after_a_change_are_those_of_a_plain_file(both, change):
         write_file(os.path.join(m.mnt, f"root{i}"), b"")
         st = os.stat(os.path.join(m.data, f"root{i}"))
         assert (st.st_uid, st.st_gid) == (0, 0)
+
+
+@pytest.mark.parametrize("count", [300, 65536])
+def test_who_is_in_many_groups_is_in_all_of_them(both, count):
+    """The last of them is that of the file. Linux allows 65,536."""
+    groups = range(10000, 10000 + count)
+    for folder in both[1]:
+        write_file(os.path.join(folder, "f"), b"program")
+        os.chown(os.path.join(folder, "f"), OTHER_USER, groups[-1])
+        os.chmod(os.path.join(folder, "f"), 0o2664)
+    assert alike(both[1], "fd = os.open('f', os.O_RDWR)\n" + CHANGES["write"] + "\n" + LOOK, uid=USER, gid=USER,
+                 groups=groups) == "0o102664 0o102664\n"
