@@ -7,6 +7,8 @@ import mmap
 import os
 import shutil
 import signal
+import stat
+import struct
 import subprocess
 import time
 
@@ -14,7 +16,7 @@ import pytest
 
 from helpers import (ALL_ROWS, PAGE, agents, daemon_with_faults, descriptors, error_of, forget_inodes,  # noqa: F401
                      read_file, stand_still, write_file)
-from posix_calls import RENAME_EXCHANGE, renameat2
+from posix_calls import NOBODY, RENAME_EXCHANGE, as_user, renameat2
 
 
 def test_statfs(mount):
@@ -35,6 +37,66 @@ def test_changes_behind_the_mount_are_seen_at_open(mount):
         time.sleep(0.1 * (digit == ord("3")))  # a moment ago, or just now
         assert read_file(mnt) == bytes([digit]) * 8192
         assert read_file(mnt) == bytes([digit]) * 8192
+
+
+def primed(mnt, name, how):
+    """A descriptor of the file, whose attributes the kernel has from such a request."""
+    fd = os.open(os.path.join(mnt, name), os.O_RDWR)  # LOOKUP
+    if how == "setattr":
+        os.fchmod(fd, 0o600)
+    elif how in ("getattr", "statx"):
+        os.pwrite(fd, b"2", 0)  # the kernel drops what it has
+        if how == "getattr":
+            os.fstat(fd)
+        else:
+            ctypes.CDLL(None).statx(fd, b"", 0x1000, 0xfff, ctypes.create_string_buffer(256))  # with the time of birth
+    return fd
+
+
+@pytest.mark.limit(60)
+@pytest.mark.parametrize("timeout", [2, 0.5])
+def test_changes_behind_the_mount_are_seen_within_the_timeout(mount, timeout):
+    """Whatever the kernel has them from: modes, sizes, ACLs, and names that go, come, or are another file's."""
+    m = mount(f"timeout={timeout},allow_other")
+    os.chmod(m.mnt, 0o755)
+    hows = ("lookup", "setattr", "getattr", "statx")
+    names = [*hows, "grows", "goes", "moves", "replaced", "another", "acl"]
+    for name in names:
+        write_file(os.path.join(m.data, name), b"1")
+        os.chmod(os.path.join(m.data, name), 0o600)
+    fds = {name: primed(m.mnt, name, name) for name in (*hows, "grows")}
+    inos = {name: os.stat(os.path.join(m.mnt, name)).st_ino for name in names}
+    assert not os.path.exists(os.path.join(m.mnt, "comes"))
+    reads = "open(sys.argv[1]).close()"
+    assert as_user(reads, os.path.join(m.mnt, "acl")).returncode != 0
+
+    began = time.monotonic()
+    for name in hows:
+        os.chmod(os.path.join(m.data, name), 0o640)
+    with open(os.path.join(m.data, "grows"), "ab") as file:
+        file.write(b"more")
+    os.unlink(os.path.join(m.data, "goes"))
+    os.rename(os.path.join(m.data, "moves"), os.path.join(m.data, "comes"))
+    os.rename(os.path.join(m.data, "another"), os.path.join(m.data, "replaced"))
+    everybody = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in (
+        (1, 6, 2 ** 32 - 1), (2, 4, NOBODY), (4, 0, 2 ** 32 - 1), (16, 4, 2 ** 32 - 1), (32, 0, 2 ** 32 - 1)))
+    os.setxattr(os.path.join(m.data, "acl"), "system.posix_acl_access", everybody)
+
+    unseen = {name: lambda fd=fds[name]: stat.S_IMODE(os.fstat(fd).st_mode) == 0o640 for name in hows}
+    unseen["grows"] = lambda: os.fstat(fds["grows"]).st_size == 5
+    unseen["goes"] = lambda: not os.path.exists(os.path.join(m.mnt, "goes"))
+    unseen["moves"] = lambda: not os.path.exists(os.path.join(m.mnt, "moves"))
+    unseen["comes"] = lambda: os.stat(os.path.join(m.mnt, "comes")).st_ino == inos["moves"]
+    unseen["replaced"] = lambda: os.stat(os.path.join(m.mnt, "replaced")).st_ino == inos["another"]
+    unseen["acl"] = lambda: as_user(reads, os.path.join(m.mnt, "acl")).returncode == 0
+    try:
+        while unseen:
+            late = time.monotonic() - began > timeout + 6  # the machine may be busy
+            unseen = {name: seen for name, seen in unseen.items() if not seen()}
+            assert not late or not unseen, sorted(unseen)
+    finally:
+        for fd in fds.values():
+            os.close(fd)
 
 
 def resident(mapping):
@@ -405,6 +467,39 @@ def test_a_data_directory_that_becomes_read_only(mount, filesystem):
     write_file(path, b"again")
     assert read_file(os.path.join(filesystem, "f")) == b"again"
     assert m.unmount() is None
+
+
+def test_a_filesystem_below_the_data_directory_that_becomes_read_only(mount, filesystem):
+    """Nothing of it is changed any more, also by who has it open already, or had; the rest is not concerned."""
+    inner = os.path.join(filesystem, "inner")
+    os.mkdir(inner)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", inner], check=True)
+    try:
+        m = mount("timeout=0", data=filesystem)
+        path, outside = os.path.join(m.mnt, "inner", "f"), os.path.join(m.mnt, "f")
+        for name in path, outside:
+            write_file(name, b"bytes")
+        os.mkdir(os.path.join(m.mnt, "inner", "d"))
+        held = os.open(path, os.O_RDONLY)
+        subprocess.run(["mount", "-o", "remount,ro", inner], check=True)
+        for call, *args in ((write_file, path, b"x"), (os.mkdir, path + "2"), (os.unlink, path), (os.chmod, path, 0o600),
+                            (os.rename, path, path + "2"), (os.setxattr, path, "user.a", b""), (os.truncate, path, 1),
+                            (os.utime, path), (os.link, path, path + "2"), (os.rmdir, os.path.join(m.mnt, "inner", "d")),
+                            (os.chown, path, 1, 1), (os.symlink, "x", path + "2"), (os.fchmod, held, 0o600), (os.utime, held),
+                            (os.setxattr, held, "user.a", b""), (os.mkfifo, path + "2"), (os.open, path, os.O_RDWR),
+                            (os.open, os.path.join(m.mnt, "inner"), os.O_TMPFILE | os.O_RDWR)):
+            assert error_of(call, *args) == errno.EROFS, (call, args)
+        assert os.pread(held, 10, 0) == b"bytes" and sorted(os.listdir(os.path.join(m.mnt, "inner"))) == ["d", "f"]
+        write_file(outside, b"changed")
+        os.chmod(outside, 0o600)
+        assert read_file(os.path.join(filesystem, "f")) == b"changed"
+        subprocess.run(["mount", "-o", "remount,rw", inner], check=True)
+        write_file(path, b"again")
+        assert read_file(os.path.join(inner, "f")) == b"again"
+        os.close(held)
+        assert m.unmount() is None
+    finally:
+        subprocess.run(["umount", "-l", inner], check=True)
 
 
 def test_files_of_two_filesystems_have_different_numbers(mount, filesystem):

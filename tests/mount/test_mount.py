@@ -530,6 +530,22 @@ def test_close_asks_nothing_where_there_is_nothing_to_report(mount):
     assert local.strip() not in ("ext2/ext3", "xfs", "btrfs", "tmpfs") or "opcode: FLUSH " not in text
 
 
+@needs_root
+def test_files_are_read_a_mebibyte_at_a_time(mount):
+    """A request costs as much as the copy of 128 KiB, which the kernel would ask for by itself."""
+    m = mount("debug,passthrough=off")
+    device = os.stat(m.mnt).st_dev
+    with open(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb", encoding="ascii") as file:
+        assert file.read() == "1024\n"
+    path = os.path.join(m.data, "f")
+    write_file(path, os.urandom(8 << 20))
+    with open(os.path.join(m.mnt, "f"), "rb", buffering=0) as file:
+        assert b"".join(iter(lambda: file.read(65536), b"")) == read_file(path)
+    answers = [int(size) for size in re.findall(r"outsize: (\d+)", m.log_text())]
+    assert max(answers) == (1 << 20) + 16, "the header comes before the bytes"
+    assert answers.count(max(answers)) >= 5, sorted(answers)[-20:]  # it begins with less
+
+
 @pytest.mark.limit(120)
 def test_requests_that_wait_hold_up_nobody(mount):
     """An open() of the daemon waits while somebody has a lease of the file in the data directory. Ten such, and another
