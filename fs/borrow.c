@@ -202,6 +202,7 @@ static int open_by_handle_of_program(struct inode *inode)
 
 static int open_inode(struct inode *inode)
 {
+    headroom_keep(&inode->fs->headroom);
     int fd = open_by_key(inode);
 
     if (fd < 0 && descriptors_shed(inode->fs, -fd))

@@ -20,6 +20,7 @@
 #include "base/proc_path.h"
 #include "cache/cache.h"
 #include "fs/borrow.h"
+#include "fs/headroom.h"
 #include "fs/inode.h"
 #include "fs/options.h"
 #include "fs/programs.h"
@@ -47,6 +48,7 @@ struct fs {
     struct volumes volumes;
     struct pruner pruner;
     struct shed shed;
+    struct headroom headroom;
     struct members *members; /* read again since the mount; of nodes_reread(): one thread at a time */
     atomic_uint rereads;     /* SIGHUPs since that was last begun */
     uint32_t generation;     /* of node ids: those of an earlier mount are not ours, though they look alike */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fs/memory.h"
 
+#include <fcntl.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -24,8 +25,9 @@ static uint64_t read_limit(const char *path)
 }
 
 /* The least of a group and of those that it is in. In a container the upper ones, or all but the own, may not
- * be there to be seen. */
-static uint64_t group_limit(const char *top, const char *group, const char *name)
+ * be there to be seen. at_out (of PATH_MAX bytes, or NULL): the one that has it; nothing is there if there is
+ * no limit. */
+static uint64_t group_limit(const char *top, const char *group, const char *name, char *at_out)
 {
     char path[PATH_MAX], file[PATH_MAX + 64];
     uint64_t least = UINT64_MAX;
@@ -35,8 +37,11 @@ static uint64_t group_limit(const char *top, const char *group, const char *name
     while (strlen(path) >= strlen(top)) {
         snprintf(file, sizeof(file), "%s/%s", path, name);
         uint64_t limit = read_limit(file);
-        if (limit < least)
+        if (limit < least) {
             least = limit;
+            if (at_out)
+                snprintf(at_out, PATH_MAX, "%s", path);
+        }
         char *slash = strrchr(path, '/');
         *slash = '\0';
     }
@@ -87,11 +92,30 @@ uint64_t memory_available(void)
     if (!read_groups("self", &groups))
         return least;
     if (groups.first[0])
-        limit = group_limit(CGROUPS "/memory", groups.first, "memory.limit_in_bytes");
+        limit = group_limit(CGROUPS "/memory", groups.first, "memory.limit_in_bytes", NULL);
     least = limit < least ? limit : least;
     if (groups.second[0])
-        limit = group_limit(CGROUPS, groups.second, "memory.max");
+        limit = group_limit(CGROUPS, groups.second, "memory.max", NULL);
     return limit < least ? limit : least;
+}
+
+int memory_usage(uint64_t *limit_out)
+{
+    char at[PATH_MAX], file[PATH_MAX + 64];
+    const char *usage = "memory.usage_in_bytes";
+    struct groups groups;
+
+    *limit_out = UINT64_MAX;
+    if (!read_groups("self", &groups))
+        return -1;
+    if (groups.first[0])
+        *limit_out = group_limit(CGROUPS "/memory", groups.first, "memory.limit_in_bytes", at);
+    else if (groups.second[0])
+        *limit_out = group_limit(CGROUPS, groups.second, "memory.max", at);
+    if (*limit_out >= memory_of_machine())
+        return -1;
+    snprintf(file, sizeof(file), "%s/%s", at, groups.first[0] ? usage : "memory.current");
+    return open(file, O_RDONLY | O_CLOEXEC);
 }
 
 /* Whether a group is there to be seen, and has no such limit, nor has one that it is in. */
@@ -104,7 +128,7 @@ static bool group_is_free(const char *top, const char *group, const char *name)
     if (!file)
         return false;
     fclose(file);
-    return group_limit(top, group, name) > memory_of_machine();
+    return group_limit(top, group, name, NULL) > memory_of_machine();
 }
 
 bool memory_may_be_charged(pid_t pid)

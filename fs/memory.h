@@ -10,6 +10,10 @@
  * more of those is not refused, but killed. */
 uint64_t memory_available(void);
 
+/* A descriptor that says how much memory is charged to the control group, of the daemon's, that has the least
+ * limit. -1: none has one, or that can't be seen from here. */
+int memory_usage(uint64_t *limit_out);
+
 /* Whether a process loses nothing when memory is charged to its control groups: they are the daemon's, or
  * they, and all that they are in, have no limit. False also where that can't be seen from here. Of now: it
  * may be moved, and be given a limit. */

@@ -453,6 +453,7 @@ static int run(struct fs *fs, int ready)
     raise_descriptor_limit();
     volumes_init(&fs->volumes);
     pruner_init(fs);
+    headroom_init(&fs->headroom);
     shed_init(fs, descriptor_limit());
     rc = inode_table_init(fs, most, remember, idle_descriptors());
     if (rc < 0) {
@@ -475,6 +476,7 @@ static int run(struct fs *fs, int ready)
     answers_free();
     inode_table_destroy(fs);
     volumes_destroy(&fs->volumes);
+    headroom_end(&fs->headroom);
     if (fs->cache)
         cache_close(fs->cache);
     pthread_rwlock_destroy(&fs->notify_gate);

@@ -90,6 +90,7 @@ int resolve_entry_fd(struct fs *fs, int fd, const struct inode *parent, const ch
     struct inode *inode;
     int rc;
 
+    headroom_keep(&fs->headroom);
     memset(entry_out, 0, sizeof(*entry_out));
     if (fstat(fd, &entry_out->attr)) {
         rc = -errno;

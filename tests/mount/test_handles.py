@@ -14,7 +14,7 @@ import time
 import pytest
 
 import helpers
-from conftest import measures_memory, so_much
+from conftest import measures_memory, not_in_the_gate, so_much
 from descriptors import churn, with_descriptors
 from helpers import PAGE, descriptors, error_of, make_random, read_file, statistics, write_file
 
@@ -381,11 +381,11 @@ def test_when_all_are_in_use_they_are_found_at_once(mount):
 @contextlib.contextmanager
 def control_group(most):
     """A control group for so many bytes of memory, or (None) without a limit: (what starts a program in it, how often it has
-    killed, bytes charged to it)."""
+    killed, bytes charged to it, how often it was full)."""
     name = f"gaiafs-test-{os.getpid()}"
-    for top, limit, none, events, usage in (
-            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "-1", "memory.oom_control", "memory.usage_in_bytes"),
-            ("/sys/fs/cgroup", "memory.max", "max", "memory.events", "memory.current")):
+    for top, limit, none, events, usage, fails in (
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "-1", "memory.oom_control", "memory.usage_in_bytes", "memory.failcnt"),
+            ("/sys/fs/cgroup", "memory.max", "max", "memory.events", "memory.current", None)):
         group = os.path.join(top, name)
         try:
             os.mkdir(group)
@@ -398,13 +398,14 @@ def control_group(most):
     else:
         pytest.skip("no control group for memory can be made here")
 
-    def kills():
+    def event(kind):
         with open(os.path.join(group, events)) as file:
-            return next(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+            return next(int(line.split()[1]) for line in file if line.startswith(f"{kind} "))
 
     try:
-        yield (["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"], kills,
-               lambda: int(read_file(os.path.join(group, usage))))
+        yield (["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"], lambda: event("oom_kill"),
+               lambda: int(read_file(os.path.join(group, usage))),
+               lambda: int(read_file(os.path.join(group, fails))) if fails else event("max"))
     finally:
         with contextlib.suppress(OSError):
             helpers.wait_until(lambda: not read_file(os.path.join(group, "cgroup.procs")), what="the group is empty")
@@ -414,7 +415,7 @@ def control_group(most):
 @pytest.fixture
 def memory_group():
     """A control group for 128 MiB of memory: (what starts a program in it, how often it has killed)."""
-    with control_group(128 << 20) as (before, kills, _):
+    with control_group(128 << 20) as (before, kills, *_):
         yield before, kills
 
 
@@ -425,7 +426,7 @@ def test_a_program_with_little_memory(limited, mount):
     daemon = mount()
     size = 96 << 20
     write_file(f"{daemon.mnt}/f", os.urandom(1 << 20) * (size >> 20))
-    with control_group(48 << 20 if limited else None) as (before, kills, used):
+    with control_group(48 << 20 if limited else None) as (before, kills, used, _):
         program = helpers.Agent(before=before)
         try:
             program.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, size)", path=f"{daemon.mnt}/f", size=size)
@@ -495,6 +496,41 @@ def test_a_daemon_with_little_memory(memory_group, mount):
         assert len(os.listdir(f"{mounted.mnt}/d{d}")) == 250
         assert read_file(f"{mounted.mnt}/d{d}/f7") == b"7"
     assert kills() == 0
+
+
+def huge_pages():
+    with contextlib.suppress(OSError), open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="ascii") as file:
+        return "[never]" not in file.read()
+    return False
+
+
+@not_in_the_gate
+@measures_memory
+@pytest.mark.limit(240)
+def test_a_walk_with_little_memory(mount, workdir):
+    """Of more files than the group has room for the filesystem's inodes of. The kernel kills for one of those, and would let go
+    for anything else: the daemon is not killed, as it hardly ever comes to the group's limit."""
+    if not huge_pages():
+        pytest.skip("no huge pages here: see docs/limits.md")
+    folders, files, walks = 100, 1000, 3
+    data = os.path.join(workdir, "many")
+    for d in range(folders):
+        os.makedirs(f"{data}/d{d}")
+        for i in range(files):
+            os.mknod(f"{data}/d{d}/f{i}")
+    with control_group(64 << 20) as (before, kills, used, full):
+        m = mount("timeout=60", data=data, before=before)
+        most = 0
+        for _ in range(walks):
+            helpers.forget_inodes()
+            for d in range(folders):
+                with os.scandir(f"{m.mnt}/d{d}") as entries:
+                    assert sum(entry.stat().st_size == 0 for entry in entries) == files
+                most = max(most, used())
+        print(f"at most {most >> 20} MiB, full {full()} times")
+        assert most > 48 << 20, "the test tests nothing"
+        assert kills() == 0 and full() < 1000
+        assert m.unmount() is None
 
 
 # --- a hostile tree -------------------------------------------------------------------------------------------------
