@@ -187,7 +187,7 @@ static int open_root(struct fs *fs, int *lock_out)
 
 /* --- the process --- */
 
-/* To the hard limit, which is the administrator's: open files of programs cost one each or two, inodes none.
+/* To the hard limit, which is the administrator's: open files of programs cost one or two each, inodes none.
  */
 static void raise_descriptor_limit(void)
 {

@@ -190,3 +190,12 @@ def test_gaiactl_page_has_what_it_prints():
     columns = re.findall(r'"([a-z.]+)"', text_of("fs/gaiactl.c").split('"device", ')[1].split(");")[0])
     assert len(columns) == 12
     assert set(columns) <= set(tags_of(PAGES[1]))
+
+
+def test_posix_page_has_the_sizes_of_the_tests():
+    names = re.search(r'"GAIA_TEST_ENTRIES", so_much\(([\d_]+), ([\d_]+)\)', text_of("tests/mount/test_names.py")).groups()
+    inodes = re.search(r'"GAIA_TEST_INODES", ([\d_]+)\)', text_of("tests/mount/test_descriptors.py"))[1]
+    check, gate, tree = (f"{int(number):,}" for number in (*names, inodes))
+    page = text_of("docs/posix.md")
+    assert re.search(rf"`make check` has {check}\b[^,]*, the gate {gate}\.", page)
+    assert f"`make check` has {tree}, the gate none." in page

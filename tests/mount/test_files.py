@@ -344,3 +344,15 @@ def test_private_and_shared_mappings(mount):
             assert shared[9000:9005] == second[9000:9005] == private[9000:9005] == b"WRITE"
             assert private[0:4] == b"mine" and second[9999:] == b"x"
     assert read_file(os.path.join(m.data, "f"))[0:4] == b"xxxx"
+
+
+def test_what_is_refused(mount):
+    """docs/posix.md has it."""
+    m = mount()
+    write_file(os.path.join(m.mnt, "f"), b"text")
+    fd = os.open(os.path.join(m.mnt, "f"), os.O_RDONLY)
+    try:
+        assert error_of(fcntl.ioctl, fd, 0x80087601, bytes(8)) == errno.ENOTTY  # FS_IOC_GETVERSION
+        assert error_of(os.preadv, fd, [bytearray(4)], 0, os.RWF_NOWAIT) == errno.EOPNOTSUPP
+    finally:
+        os.close(fd)
