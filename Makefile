@@ -234,6 +234,7 @@ check-long: all
 	python3 -B tests/vm/rdma.py
 	python3 -B tests/vm/nfs.py
 	$(MAKE) posix
+	sh tests/trixie.sh
 
 # Other programs on a mount (tests/posix); POSIX='--only postgres' for some of them.
 posix: all
@@ -254,9 +255,9 @@ model:
 soak: all
 	python3 -B tests/history/run.py --hours $(or $(HOURS),1)
 
-# One mount under mixed load for so many hours: its daemon must not grow (tests/soak).
+# One mount under mixed load for so many hours: its daemon must not grow (tests/soak). OPTIONS=passthrough=on: of the mount.
 life: all
-	/usr/bin/python3 -B tests/soak/run.py --hours $(or $(HOURS),1)
+	/usr/bin/python3 -B tests/soak/run.py --hours $(or $(HOURS),1) $(if $(OPTIONS),--options '$(OPTIONS)')
 
 # Bugs planted one at a time, each of which the suite must notice (tests/mutants).
 mutants: tests

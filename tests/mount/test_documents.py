@@ -199,3 +199,15 @@ def test_posix_page_has_the_sizes_of_the_tests():
     page = text_of("docs/posix.md")
     assert re.search(rf"`make check` has {check}\b[^,]*, the gate {gate}\.", page)
     assert f"`make check` has {tree}, the gate none." in page
+
+
+def test_check_long_ends_in_debian_13():
+    assert re.search(r"^check-long: .*\n((?:\t.*\n)+)", text_of("Makefile"), re.M)[1].splitlines()[-1] == "\tsh tests/trixie.sh"
+
+
+def test_make_life_hands_options_on():
+    """To mount.gaiafs, which says what it thinks of them."""
+    line = subprocess.run(["make", "-n", "-o", "all", "life", "HOURS=0.001", "OPTIONS=no_such"], cwd=TOP, capture_output=True, text=True,
+                          check=True).stdout.strip().splitlines()[-1]
+    done = subprocess.run(f"{line} --bin {BIN}", shell=True, cwd=TOP, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 1 and "unknown option no_such" in done.stdout, done

@@ -75,12 +75,15 @@ class Soak:
         os.mkdir(self.data)
         os.mkdir(self.mnt)
         self.players, self.turns, self.samples = [], 0, []
+        options = ",".join(filter(None, (f"device_cache={CAPACITY >> 10}K", args.options)))
         with open(self.log, "wb") as log:
-            self.daemon = subprocess.Popen([os.path.join(args.bin, "mount.gaiafs"), "-f", self.data, self.mnt, "-o",
-                                            f"device_cache={CAPACITY >> 10}K"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.daemon = subprocess.Popen([os.path.join(args.bin, "mount.gaiafs"), "-f", self.data, self.mnt, "-o", options],
+                                           stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def start(self):
         helpers.wait_until(lambda: os.path.ismount(self.mnt) or self.daemon.poll() is not None, 20, "the mount")
+        if self.daemon.poll() is not None:
+            raise Failure("there is no mount")
         rng = random.Random(self.args.seed)
         for kind in PLAYERS:
             self.players.append(subprocess.Popen(
@@ -122,7 +125,7 @@ class Soak:
             player.kill()
             player.communicate()
         deadline = time.monotonic() + 20
-        while subprocess.run(["umount", self.mnt], capture_output=True, check=False).returncode:
+        while os.path.ismount(self.mnt) and subprocess.run(["umount", self.mnt], capture_output=True, check=False).returncode:
             if time.monotonic() > deadline:
                 subprocess.run(["umount", "-l", self.mnt], check=False)
                 raise Failure("it can't be unmounted")
@@ -166,6 +169,7 @@ def main():
     parser.add_argument("--hours", type=float, default=0)
     parser.add_argument("--minutes", type=float, default=0)
     parser.add_argument("--bin", default=TOP, help="where mount.gaiafs and gaiactl are")
+    parser.add_argument("--options", default="", help="of the mount, as after -o")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("GAIA_TEST_SEED", "0")) or
                         int.from_bytes(os.urandom(4), "little"))
     parser.add_argument("--limit", type=int, default=120, help="seconds that a player may be late")
