@@ -279,12 +279,15 @@ static int stat_command(int argc, char **argv)
         status = print_json(fd);
     } else {
         json_error_t trouble;
+        char why[ESCAPED_SIZE(JSON_ERROR_TEXT_LENGTH)];
         json_t *root = json_loadfd(fd, 0, &trouble);
         escape_strings(root);
-        if (root)
+        if (root) {
             print_text(root);
-        else
-            fprintf(stderr, "gaiactl: %s\n", trouble.text);
+        } else { /* it has some of what is no JSON */
+            escape(trouble.text, why, sizeof why, false);
+            fprintf(stderr, "gaiactl: %s\n", why);
+        }
         status = !root;
         json_decref(root);
     }
