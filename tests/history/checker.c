@@ -174,16 +174,21 @@ static int check_run(const char *folder)
     struct history history = {0};
     struct summary summary;
     const struct control *control = read_run(folder, &history);
-    uint64_t killed = 0;
+    uint64_t killed = 0, done[OPERATIONS] = {0};
 
     check_history(&history, REPORTS_MAX, &summary);
-    for (size_t i = 0; i < history.count; i++)
+    for (size_t i = 0; i < history.count; i++) {
         killed += history.ops[i].flags & ENTRY_KILLED;
-    printf("operations %zu (answered never: %" PRIu64 "), kills %u, reads %" PRIu64 ", cells %" PRIu64
-           ", bytes %" PRIu64 ", races open %" PRIu64 ", races settled %" PRIu64 ", most values %" PRIu64
-           ", undone %" PRIu64 ", violations %" PRIu64 "\n",
-           history.count, killed, control->kills, summary.reads, summary.cells, summary.bytes,
-           summary.open_cells, summary.settled, summary.most_live, summary.undone, summary.violations);
+        done[history.ops[i].operation]++;
+    }
+    printf("operations %zu (answered never: %" PRIu64 "), stores %" PRIu64 ", truncations %" PRIu64
+           ", kills %u, inside %u, ",
+           history.count, killed, done[OP_STORE], done[OP_TRUNCATE], control->kills, control->kills_inside);
+    printf("reads %" PRIu64 ", cells %" PRIu64 ", bytes %" PRIu64 ", races open %" PRIu64
+           ", races settled %" PRIu64 ", most values %" PRIu64 ", undone %" PRIu64 ", violations %" PRIu64
+           "\n",
+           summary.reads, summary.cells, summary.bytes, summary.open_cells, summary.settled,
+           summary.most_live, summary.undone, summary.violations);
     if (summary.violations)
         printf("first: rule %s, %s\n", summary.first_rule, summary.first);
     return summary.violations != 0;

@@ -3,7 +3,7 @@
  *
  * usage: driver --mount DIR [--mount DIR]... --log DIR --seed N --operations N --workers N --devices N
  * --files N,N,... \
- *               [--kill N] [--mute LETTERS] [--life N]
+ *               [--kill N] [--mute LETTERS] [--need LETTERS] [--life N]
  *        driver --backing DATADIR --log DIR
  *
  * --mount    of each node: the workers are spread over them. The files of several keep their size (--mute g)
@@ -12,6 +12,7 @@
  * --kill     a worker is killed about every so many operations (0: none; those that are alive at the end
  * are killed then too, half of them)
  * --mute     operations that are not done, see worker.c; g: the last file is like the others
+ * --need     operations that every worker does: else some do none of a kind, by chance
  * --life     operations after which a worker ends by itself, on the average
  * --backing  after the unmount: log what the data directory's files hold
  *
@@ -42,7 +43,7 @@ struct options {
     uint32_t workers, devices, nodes, kill_every;
 };
 
-static struct run run = {.mutes = "", .mean_ops = 3000};
+static struct run run = {.mutes = "", .needs = "", .mean_ops = 3000};
 static struct child children[WORKERS_MAX];
 
 static void *map_shared(const char *folder, const char *name, size_t size, bool create)
@@ -268,11 +269,13 @@ static uint64_t number(const char *text)
 
 static void parse(int argc, char **argv, struct options *options)
 {
-    static const struct option known[] = {
-        {"mount", 1, NULL, 'm'},      {"log", 1, NULL, 'l'},     {"seed", 1, NULL, 's'},
-        {"operations", 1, NULL, 'o'}, {"workers", 1, NULL, 'w'}, {"devices", 1, NULL, 'd'},
-        {"kill", 1, NULL, 'k'},       {"files", 1, NULL, 'f'},   {"mute", 1, NULL, 'u'},
-        {"backing", 1, NULL, 'b'},    {"life", 1, NULL, 'e'},    {NULL, 0, NULL, 0}};
+    static const struct option known[] = {{"mount", 1, NULL, 'm'},   {"log", 1, NULL, 'l'},
+                                          {"seed", 1, NULL, 's'},    {"operations", 1, NULL, 'o'},
+                                          {"workers", 1, NULL, 'w'}, {"devices", 1, NULL, 'd'},
+                                          {"kill", 1, NULL, 'k'},    {"files", 1, NULL, 'f'},
+                                          {"mute", 1, NULL, 'u'},    {"backing", 1, NULL, 'b'},
+                                          {"life", 1, NULL, 'e'},    {"need", 1, NULL, 'n'},
+                                          {NULL, 0, NULL, 0}};
     int key;
 
     while ((key = getopt_long(argc, argv, "", known, NULL)) != -1)
@@ -308,6 +311,9 @@ static void parse(int argc, char **argv, struct options *options)
             break;
         case 'b':
             options->backing = optarg;
+            break;
+        case 'n':
+            run.needs = optarg;
             break;
         case 'e':
             run.mean_ops = (uint32_t)number(optarg);

@@ -7,8 +7,10 @@ holds, and lets `checker` judge it all. A round prints one line; a last line say
 """
 import argparse
 import contextlib
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -26,31 +28,92 @@ from stacks import stacks  # noqa: E402
 
 
 NAMES = "abc"
+TURN = 16  # rounds: each turn of seeds begins with the kinds
+UNITS = ["64K", "4K", "2M"]
+CROWDED = (320, 320, 16)  # pages: ten times what a device of 256K holds
+LARGE = (512, 512, 16)  # twice what one of 2M holds: ten times takes the checker too long
 
 
 class Failure(Exception):
     """A round that found something, or could not be done."""
 
 
+# --- what a round is -------------------------------------------------------------------------------------------------
+
+class Kind:
+    """What every run must have. wants: what is counted, and how much of it there is in 10,000 operations at the least; needs:
+    what every worker does; mutes: what nobody does. evict: a policy, or any; then devices are crowded."""
+
+    def __init__(self, name, wants, **more):
+        self.name, self.wants, self.kills = name, wants, "kills" in wants
+        self.needs, self.mutes, self.evict = (more.get(what, "") for what in ("needs", "mutes", "evict"))
+
+
+EVICT = ["lra", "fifo", "clock"]
+STORES = Kind("stores", {"stores": 100}, needs="sl", mutes="g")
+# No advice: what DONTNEED drops is counted as evicted, too.
+CROWDS = [Kind(f"stores-{evict}", {"stores": 100, "evictions": 500}, needs="slSLR", mutes="ga", evict=evict) for evict in EVICT]
+KILLS = Kind("kills", {"kills": 5, "inside": 1}, mutes="s")
+OTHERS = [Kind("kills-crowd", {"kills": 5, "inside": 1}, needs="SLR", mutes="s", evict="any"),
+          Kind("cuts", {"truncations": 5}, needs="tp", mutes="s"),
+          Kind("cuts-crowd", {"truncations": 5}, needs="tpSLR", mutes="s", evict="any")]
+
+
+def kinds(args):
+    """The first rounds of a turn; the others are whatever their seed says. Files of several nodes keep their size; what is
+    mapped on a GPU stays there."""
+    if args.gpu:
+        return [STORES, KILLS]
+    return [STORES, *CROWDS, KILLS] + (OTHERS if args.nodes == 1 else [])
+
+
+def kind_of(args, seed):
+    here = kinds(args)
+    return here[seed % TURN] if seed % TURN < len(here) else None
+
+
+def kill_and_mute(args, rng, kind):
+    """How often a process is killed, and what is not done: README.md, what CPU mappings are not mixed with."""
+    kill = rng.choice([0, 150, 600, 3000])
+    if kind:
+        kill = rng.choice([150, 600]) if kind.kills else 0
+    kill = kill if args.kill is None else args.kill
+    mute = "s" if kill or rng.random() < 0.5 else "g"
+    if kind and args.kill is None:
+        mute = kind.mutes
+    if args.gpu:  # a touch past the end of a file is no error there, and what it stores is lost
+        mute += "tg"
+    if args.nodes > 1:  # files of several nodes keep their size
+        mute = "sg" if kill else kind.mutes if kind else "g"
+    return kill, mute if args.mute is None else args.mute
+
+
 def options_of(args, seed):
-    """What the seed says about a round: processes, devices, files, the mount's and the client's options."""
-    rng = random.Random(seed)
-    sizes = rng.choice([(1, 1), (2, 1), (4, 2, 2), (16, 8), (63.75, 16, 8), (64, 96, 8)])
-    kill, mute = rng.choice([0, 150, 600, 3000]) if args.kill is None else args.kill, args.mute
-    if mute is None:  # README.md: what CPU mappings are not mixed with
-        mute = "s" if kill or rng.random() < 0.5 else "g"
-        if args.gpu:  # a touch past the end of a file is no error there, and what it stores is lost
-            mute += "tg"
-        if args.nodes > 1:  # files of several nodes keep their size
-            mute = "sg" if kill else "g"
+    """What the seed says about a round: its kind, processes, devices, files, the mount's and the client's options."""
+    rng, kind = random.Random(seed), kind_of(args, seed)
+    kill, mute = kill_and_mute(args, rng, kind)
+    sizes = rng.choice([(1, 1), (2, 1), (4, 2, 2), (16, 8), (63.75, 16, 8), (64, 96, 8), CROWDED])
+    cache, evict, unit = rng.choice(["256K", "256K", "512K", "8M"]), rng.choice(EVICT), rng.choice(UNITS)
+    if kind and kind.evict:
+        cache, sizes = "256K", CROWDED
+    if kind in CROWDS:  # each policy with another unit, and in the next turn with the next
+        evict, unit = kind.evict, UNITS[(seed // TURN + seed % TURN) % len(UNITS)]
+    if unit == "2M" and cache != "8M":  # a device holds one unit at the least
+        cache = "2M"
+    if cache == "2M" and sizes == CROWDED:
+        sizes = LARGE
     return {
+        "kind": kind.name if kind else "any",
         "mute": mute,
+        "need": kind.needs if kind else "",
         "workers": args.workers or rng.randint(2, 6),
         "devices": args.devices or rng.randint(1, min(4, DEVICES_MAX // args.nodes)),
         "files": args.files or ",".join(str(int(pages * PAGE)) for pages in sizes),
         "kill": kill,
         "life": args.life or rng.choice([300, 3000, 1000000]),
-        "cache": rng.choice(["256K", "256K", "512K", "8M"]),
+        "cache": cache,
+        "evict": evict,
+        "unit": unit,
         "io": rng.choice(["uring", "threads"]),
         "trap": "0" if rng.random() < 0.15 else "1",
         "fault": rng.choice(["copy", "copy", "local"]),
@@ -99,6 +162,14 @@ class Mount:
         with open(self.log, errors="replace") as file:
             return file.read()[-4000:]
 
+    def evictions(self):
+        """Pages that its devices dropped to make room, or were told to."""
+        done = subprocess.run([os.path.join(TOP, "gaiactl"), "stat", "--json", self.mnt], capture_output=True, text=True,
+                              timeout=20, check=False)
+        if done.returncode:
+            raise Failure(f"gaiactl: {done.stderr}")
+        return sum(device["evictions"] for device in json.loads(done.stdout)["devices"])
+
     def unmount(self):
         """Raises Failure when it does not end as it must."""
         deadline = time.monotonic() + 20
@@ -140,7 +211,7 @@ class Round:
         command = [os.path.join(self.args.out, "driver"), *(word for m in mounts for word in ("--mount", m.mnt)),
                    "--log", self.logs, "--seed", str(self.seed), "--operations", str(self.args.round), "--workers", str(o["workers"]),
                    "--devices", str(o["devices"]), "--files", o["files"], "--kill", str(o["kill"]),
-                   "--life", str(o["life"]), "--mute", o["mute"]]
+                   "--life", str(o["life"]), "--mute", o["mute"], "--need", o["need"]]
         driver = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                   text=True, env=self.env, cwd="/")
         try:
@@ -179,10 +250,23 @@ class Round:
             raise Failure(done.stdout)
         return done.stdout.strip()
 
+    def demand(self, result):
+        """A round of a kind has had what the kind is for: else a green run would say nothing of it."""
+        kind, args = kind_of(self.args, self.seed), self.args
+        instead = (args.kill, args.mute, args.files, args.workers, args.devices, args.life)
+        if not kind or any(value is not None for value in instead):
+            return
+        for what, least in kind.wants.items():
+            least = max(1, least * args.round // 10000)
+            found = int(re.search(rf"\b{what} (\d+)", result)[1])
+            if found < least:
+                raise Failure(f"a round of {kind.name} had {found} {what}, not {least}: {result}")
+
     def run(self):
         o = self.options
         cache = "1G" if self.args.gpu else o["cache"]  # what is mapped on a GPU stays there
-        options = f"device_cache={cache},io={o['io']},fault={o['fault']}"
+        options = f"device_cache={cache},evict={o['evict']},unit={o['unit']},io={o['io']},fault={o['fault']}"
+        options += f",{self.args.options}" if self.args.options else ""
         peers = "/".join(f"{NAMES[i]}@local:gaiafs-history-{os.getpid()}-{self.seed}-{i}" for i in range(o["nodes"]))
         mounts = []
         try:
@@ -190,13 +274,16 @@ class Round:
                 of_node = f",node={NAMES[number]},peers={peers}" if o["nodes"] > 1 else ""
                 mounts.append(Mount(self.args.bin, self.folder, options + of_node, self.env, number))
             self.drive(mounts)
+            evictions = sum(mount.evictions() for mount in mounts)
             for mount in mounts:
                 mount.unmount()
         finally:
             for mount in mounts:
                 if mount.proc.poll() is None or os.path.ismount(mount.mnt):
                     mount.drop()
-        return self.judge()
+        result = f"evictions {evictions}, {self.judge()}"
+        self.demand(result)
+        return result
 
 
 def keep(folder, args, seed):
@@ -224,7 +311,7 @@ def one_round(args, seed):
               f"{lines[-1] if lines[-1].startswith('first:') else lines[1:2]}")
         print(error)
         print(f"logs: {keep(folder, args, seed)}; again: run.py --seed {seed} --operations {args.round} --round {args.round} "
-              f"--nodes {args.nodes}", flush=True)
+              f"--nodes {args.nodes}{' --gpu build/gcc/cuda' if args.gpu else ''}", flush=True)
         return False
     finally:
         if not any(os.path.ismount(os.path.join(folder, f"mnt{number}")) for number in range(args.nodes)):
@@ -248,7 +335,7 @@ def build(args):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     add = parser.add_argument
-    add("--seed", type=int, help="the first round's seed (random); later rounds count on from it")
+    add("--seed", type=int, help="the first round's seed (random, a multiple of 16); later rounds count on from it")
     add("--operations", type=int, default=100000, help="of all rounds together (100000)")
     add("--round", type=int, default=10000, help="operations of a round (10000)")
     add("--hours", type=float, help="go on for so long, and stop at the first failure")
@@ -263,13 +350,14 @@ def parse():
         add(f"--{name}", type=int, help="instead of what the seed says, see driver.c")
     add("--gpu", metavar="FOLDER", help="on GPUs: those of the stand-in libcuda.so.1 in this folder (build/gcc/cuda)")
     add("--nodes", type=int, choices=(1, 2, 3), default=1, help="mounts of one data directory, with one page cache (1)")
+    add("--options", help="of the mounts, besides")
     add("--files", help="instead of what the seed says, see driver.c")
     add("--mute", help="operations that are not done, see worker.c; '': everything")
     args = parser.parse_args()
     args.bin, args.out = os.path.abspath(args.bin), os.path.abspath(args.out)
     args.gpu = args.gpu and os.path.abspath(args.gpu)
     if args.seed is None:
-        args.seed = int.from_bytes(os.urandom(4), "little") // 2
+        args.seed = int.from_bytes(os.urandom(4), "little") // 2 // TURN * TURN
     return args
 
 

@@ -412,9 +412,10 @@ static void choose_habits(struct worker *w)
     w->race = races[next_random(&seed) % 4];
     w->hot = hots[next_random(&seed) % 4];
     for (unsigned i = 0; i < ACTIONS; i++) {
-        w->weights[i] = actions[i].weight * factors[below(w, sizeof factors / sizeof *factors)];
-        if (strchr(w->run->mutes, actions[i].letter))
-            w->weights[i] = 0;
+        unsigned factor = factors[below(w, sizeof factors / sizeof *factors)];
+        if (!factor && strchr(w->run->needs, actions[i].letter))
+            factor = 1;
+        w->weights[i] = strchr(w->run->mutes, actions[i].letter) ? 0 : actions[i].weight * factor;
     }
 }
 

@@ -9,6 +9,7 @@ struct run {
     struct log_header *logs[WORKERS_MAX + 1]; /* the last: of those that prepare and finish the run */
     const char *mounts[NODES_MAX];            /* of each node */
     const char *mutes;                        /* operations that are not done: letters, see worker.c */
+    const char *needs;                        /* operations that every worker does: letters */
     uint32_t mean_ops; /* operations after which a worker ends by itself, on the average */
 };
 

@@ -10,7 +10,7 @@
 #include "worker.h"
 
 #define SLOTS 6u
-#define PAGES_MAX 128u
+#define PAGES_MAX 512u
 #define TRANSFER_MAX (16u * PAGE)
 #define BLOCK 256u /* owned by one agent, where agents don't race */
 #define CPU_AGENT 0u

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each rule, broken on purpose, must be caught: by the model of the kernel's page cache, and through a real mount.
+"""Each rule, broken on purpose, must be caught: by the model of the kernel's page cache, through a real mount, and by histories.
 
 The builds with a broken rule are made here (make BREAK=NAME); tests/README.md lists them.
 """
@@ -7,6 +7,7 @@ import glob
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -54,7 +55,7 @@ def broken(request):
     """(name, folder) of a build with one rule broken."""
     build = f"build/gcc-{request.param}"
     lend_objects(build)
-    done = subprocess.run(["make", "-j2", f"BREAK={request.param}", f"{build}/mount.gaiafs",
+    done = subprocess.run(["make", "-j2", f"BREAK={request.param}", f"{build}/mount.gaiafs", f"{build}/libgaia.so",
                            f"{build}/tests/cache/test_kernel"], cwd=conftest.TOP, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return request.param, os.path.join(conftest.TOP, build)
@@ -82,6 +83,20 @@ def test_a_mount_with_a_broken_rule_loses_bytes(broken, mount, monkeypatch):
     m = mount("device_cache=32M,passthrough=off")  # the rules of pages that the kernel has
     status, _ = run(BREAKS[name], m)
     assert status == 1, "the broken rule is not noticed"
+
+
+@pytest.mark.limit(240)
+def test_histories_reject_a_broken_rule(broken, tmp_path):
+    """A history checker that rejects nothing says nothing. It has never needed more than two rounds for any of these."""
+    name, folder = broken
+    if BREAKS[name] is None:
+        pytest.skip("caught by the model")
+    done = subprocess.run([sys.executable, "-B", os.path.join(conftest.TOP, "tests", "history", "run.py"), "--until-failure",
+                           "--operations", "80000", "--options", "passthrough=off", "--bin", folder,
+                           "--out", os.path.join(folder, "history"), "--keep", str(tmp_path)],
+                          capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "\nfirst: rule " in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.limit(120)

@@ -38,7 +38,7 @@ UNIT_LIMIT_S = 100
 SANITIZED_LIMIT_S = 600
 MOUNT_LIMIT_S = 1800
 HISTORY_LIMIT_S = 600
-HISTORY_OPERATIONS = 40000
+HISTORY_OPERATIONS = 80000  # a round of each kind
 # Cheapest first. test_rules.py builds trees of its own and says nothing of ours.
 UNIT_ORDER = ("consistency/", "fs/", "cache/test_index", "cache/test_policy", "cache/test_readahead", "cache/", "")
 MOUNT_ORDER = ("test_promises.py", "test_sharing.py", "test_changes.py", "test_room.py", "test_devices.py",
