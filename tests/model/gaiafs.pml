@@ -1628,9 +1628,9 @@ inline shrink_page(p)
 #else
         drop_twin(X(zp, p));
         cp[X(zp, p)] = cp[X(zp, p)] & ~(PRESENT | STALE);
+        fr[X(zp, p)] = 0;
 #endif
         mp[X(zp, p)] = NONE;
-        fr[X(zp, p)] = 0;
         snap[X(zp, p)] = 0
     }
     last[p] = 0;
