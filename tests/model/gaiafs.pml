@@ -28,6 +28,9 @@
 #ifndef OPS
 #define OPS 2 /* releases and acquires of each device, before the last ones */
 #endif
+#ifndef OPS1
+#define OPS1 OPS /* of device 1 */
+#endif
 /* HAS_W, HAS_S: how often write() is called, how often the mapping is stored to. */
 #ifndef HAS_W
 #define HAS_W 0
@@ -1790,7 +1793,7 @@ init
 #endif
 #if ND > 1
         run Touch(1, STORES1);
-        run Caller(1, 0, OPS);
+        run Caller(1, 0, OPS1);
 #endif
 #ifdef EVICTION
         run Caller(0, 1, EVICTION);

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the model in gaiafs.pml with spin: every configuration as it should be, then with one rule broken at a time.
 
---gate takes about a minute, --full about ten. A search that did not reach every state is a failure.
+--gate takes one to two minutes, --full about twenty. A search that did not reach every state is a failure.
 Ends with one line `N passed, N failed`. With --keep the generated checkers and the trails of errors stay.
 """
 import argparse
@@ -38,6 +38,12 @@ CONFIGURATIONS = (
     ("truncate-a-page", "NP=2 TRUNC HAS_S=1", True),
     ("truncate-in-a-page", "TRUNC HAS_S=1", True),
     ("death", "DEATH EVICTION=1", True),
+    ("two-devices-writer", "ND=2 HAS_W=1 STORES=1 OPS=1 OPS1=0", True),
+    ("two-devices-eviction", "ND=2 EVICTION=1 STORES=1 OPS=1", True),
+    ("truncate-two-devices", "TRUNC ND=2 STORES=1 OPS=1 OPS1=0", True),
+    ("truncate-eviction", "TRUNC EVICTION=1 OPS=1", True),
+    ("truncate-writer", "TRUNC HAS_W=1 STORES=1 OPS=1", True),
+    ("death-everybody", "DEATH HAS_W=1 HAS_S=1 STORES=1 OPS=1", True),
     ("two-devices-twice", "ND=2 STORES=1", False),
     ("writer-twice", "HAS_W=2", False),
     ("whole-page-writer-twice", "HAS_W=2 WHOLE", False),
@@ -53,6 +59,15 @@ CONFIGURATIONS = (
     ("truncate-a-page-storing-mapping", "NP=2 TRUNC HAS_S=2", False),
     ("death-two-devices", "DEATH ND=2 STORES=1 OPS=1 EVICTION=1", False),
     ("two-pages-two-devices", "NP=2 ND=2 STORES=1 OPS=1 NO_ACQUIRE", False),
+    ("two-devices-writer-twice", "ND=2 HAS_W=1 STORES=1 OPS=1 NO_ACQUIRE", False),
+    ("two-devices-everybody", "ND=2 HAS_W=1 HAS_S=1 STORES=1 OPS=1 OPS1=0 NO_ACQUIRE", False),
+    ("truncate-two-devices-twice", "TRUNC ND=2 STORES=1 OPS=1", False),
+    ("truncate-eviction-writer", "TRUNC EVICTION=1 HAS_W=1 STORES=1 OPS=1", False),
+    ("truncate-a-page-two-devices", "NP=2 TRUNC ND=2 STORES=1 OPS=1", False),
+    ("truncate-a-page-eviction", "NP=2 TRUNC EVICTION=1 HAS_S=1 STORES=1 OPS=1", False),
+    ("death-two-devices-writer", "DEATH ND=2 HAS_W=1 STORES=1 OPS=1 OPS1=0", False),
+    ("death-truncate-eviction", "DEATH TRUNC EVICTION=1 STORES=1 OPS=1", False),
+    ("death-truncate-eviction-two-devices-writer", "DEATH TRUNC EVICTION=1 ND=2 HAS_W=1 STORES=1 OPS=0", False),
 )
 
 # What must be caught: the broken rule, and the configuration that it is broken in.
@@ -84,7 +99,8 @@ VARIANTS = (
 )
 
 # Searches of several seconds.
-LARGE = ("write-over-two-pages",)
+LARGE = ("write-over-two-pages", "two-devices-writer", "two-devices-eviction", "truncate-two-devices", "truncate-writer",
+         "death-everybody")
 
 # Configurations whose state graph must have no cycle: then a state in which somebody is stuck shows as an end state,
 # however busy the others are.
