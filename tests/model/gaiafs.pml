@@ -6,6 +6,8 @@
  * A page has four bytes, one for each writer: device 0, device 1, a CPU that writes with write(), a CPU that
  * stores through a mapping. A byte's value is how often its writer has written it: 0 to 3, two bits. So the
  * bytes of a page are one byte here, and "not stale" is ">=", byte by byte.
+ *
+ * With RACE both devices store to device 0's byte, every time another value: see "two devices and one byte".
  */
 #ifndef ND
 #define ND 1 /* devices */
@@ -49,7 +51,12 @@
 /* All bits of the bytes in which x and y differ. */
 #define DIFF(x, y) (((((x) ^ (y)) | (((x) ^ (y)) >> 1)) & 85) * 3)
 #define COPY(into, from, mask) into = ((into) & (255 - (mask))) | ((from) & (mask))
+#ifdef RACE
+/* What was promised of device 0's byte is this value, and no other. */
+#define GE(x, y) ((F(y, 0) == 0 || F(x, 0) == F(y, 0)) && F(x, 2) >= F(y, 2) && F(x, 3) >= F(y, 3))
+#else
 #define GE(x, y) (F(x, 0) >= F(y, 0) && F(x, 1) >= F(y, 1) && F(x, 2) >= F(y, 2) && F(x, 3) >= F(y, 3))
+#endif
 
 /* ---- the home ---- */
 byte home[NP]; /* the backing file */
@@ -175,15 +182,80 @@ bit fixed;      /* nor since then: the byte is 3 for everybody */
 #define W_BYTES(n) ((n) << (2 * B_W))
 #endif
 
+#ifdef RACE
+#if ND != 2 || NP != 1 || defined(WHOLE) || defined(TRUNC) || defined(DEATH)
+#error "RACE is two devices that live, one page, and nobody else who changes their byte"
+#endif
+/* Two devices and one byte. Device 0 stores 1, 2, ..., device 1 what is left below 4, so that a value tells whose
+ * it is. last[0] has in the fields 0 and 1 what each stored last; of prom, snap, fr, tw and home only field 0 is
+ * the byte. The promise: when all stores are released, the byte is for everybody who reads then what the home copy
+ * and the bytes pending at that moment make it (of those the highest device's counts). That is what one of the two
+ * stored last; and it is what a device stored that knew all stores before its own, if nobody has stored since. */
+#define NTH(d, left) ((d) == 0 -> STORES - (left) + 1 : 4 - (left))
+#define KNOWS(d) (F(snap[d], 0) != 0 || F(last[0], 1 - (d)) == 0 || (must != 0 && must == F(last[0], d)))
+bit open[ND]; /* it has made a store, and no release since has returned */
+bit mine[ND]; /* ... and no release or collect since has taken it: the device sees its own */
+byte must;    /* what the byte must become: 0 where the two raced */
+
+inline race_store(d, value)
+{
+    must = (KNOWS(d) -> value : 0);
+    PUT(last[0], d, value);
+    PUT(prom[0], 0, 0);
+    PUT(snap[0], 0, 0);
+    PUT(snap[1], 0, 0);
+    PUT(fr[d], 0, value);
+    open[d] = 1;
+    mine[d] = 1
+}
+
+/* A call returns that began when device d had stored "before" last, and the byte was promised to be "promised". */
+inline race_answer(d, before, promised)
+{
+    if
+    :: F(before, d) == F(last[0], d) -> open[d] = 0
+    :: else
+    fi;
+    if
+    :: !open[0] && !open[1] ->
+        zx = F(home[0], 0);
+        for (zp : 0 .. ND - 1) {
+            if
+            :: (cp[zp] & PENDING) && F(fr[zp], 0) != F(tw[zp], 0) -> zx = F(fr[zp], 0)
+            :: else
+            fi
+        }
+        assert(zx == F(last[0], 0) || zx == F(last[0], 1));
+        assert(must == 0 || zx == must);
+        assert(F(prom[0], 0) == 0 || F(prom[0], 0) == zx);
+        PUT(prom[0], 0, zx)
+    :: else
+    fi;
+    if
+    :: F(promised, 0) != F(prom[0], 0) -> promised = promised & ~FIELD(0) /* stored to since: nobody knows */
+    :: else
+    fi
+}
+#endif
+
 /* Used inside of d_step only. */
 hidden byte zc, zr, zm, zs, zp, zq, zb, zt, zx;
 
 /* ---- consistency/rules.c, file.c ---- */
+#ifdef BREAK_OWN_IS_NEWER
+/* A copy does not become stale by the release of bytes to all of which its own device has stored, too. */
+#define STORED_BY(d, p) (DIFF(fr[X(d, p)], tw[X(d, p)]) * ((cp[X(d, p)] & TWIN) != 0))
+#define ALL_THE_SAME(i, d, p) && ((d) == NOBODY || (STORED_BY((d) % ND, p) & ~STORED_BY(i, p)) != 0)
+#else
+#define ALL_THE_SAME(i, d, p)
+#endif
+#define NOBODY 9
+
 inline suspect_others(d, p, stale)
 {
     for (zr : 0 .. ND - 1) {
         if
-        :: zr != d && (cp[X(zr, p)] & (PRESENT | BUSY)) ->
+        :: zr != d && (cp[X(zr, p)] & (PRESENT | BUSY)) ALL_THE_SAME(zr, d, p) ->
             susp[zr] = 1;
             chgd[zr] = 1;
             cp[X(zr, p)] = cp[X(zr, p)] | stale
@@ -192,7 +264,6 @@ inline suspect_others(d, p, stale)
     }
 }
 
-#define NOBODY 9
 inline cpu_modified(p)
 {
     lf[p] = lf[p] | CPUMOD;
@@ -223,10 +294,26 @@ inline drop_twin(x)
 /* collect.c: collect_pages() of one page. */
 inline collect(p, releasing)
 {
+#ifdef BREAK_COLLECT_ORDER
+    /* the highest device first: then the lowest one's bytes win */
+    zc = ND;
+    do
+    :: zc > 0 ->
+        zc--;
+#else
     for (zc : 0 .. ND - 1) {
+#endif
         if
         :: cp[X(zc, p)] & (PENDING | (releasing -> RELEASING : 0)) ->
+#ifdef BREAK_FIRST_WINS
+            /* where the home copy has changed since the twin was taken, that stays */
+            COPY(home[p], fr[X(zc, p)], DIFF(fr[X(zc, p)], tw[X(zc, p)]) & ~DIFF(home[p], tw[X(zc, p)]));
+#else
             COPY(home[p], fr[X(zc, p)], DIFF(fr[X(zc, p)], tw[X(zc, p)]) & CONTENT(p));
+#endif
+#ifdef RACE
+            mine[zc] = 0;
+#endif
             if
             :: cp[X(zc, p)] & RELEASING -> suspect_others(zc, p, STALE)
             :: else
@@ -249,7 +336,12 @@ inline collect(p, releasing)
             fi
         :: else
         fi
+#ifdef BREAK_COLLECT_ORDER
+    :: else -> break
+    od
+#else
     }
+#endif
 }
 
 /* replica_settle(), index_put_copy(): the leaf goes with its last copy, and what it remembers with it. */
@@ -547,11 +639,15 @@ proctype Touch(byte d; byte stores)
             sure = 0;
             fixed = 0;
 #else
+#ifdef RACE
+            race_store(d, NTH(d, stores));
+#else
             fr[X(d, pg)] = fr[X(d, pg)] + ONE(d);
             if
             :: FIELD(d) & CONTENT(pg) -> PUT(last[pg], d, F(fr[X(d, pg)], d))
             :: else
             fi;
+#endif
 #endif
             stores--
            }
@@ -699,6 +795,13 @@ inline answer()
     :: else -> goal[0] = goal[0] & ~FIELD(0)
     fi;
     want[0] = want[0] & ~FIELD(0);
+#endif
+#ifdef RACE
+    if
+    :: !evictor -> race_answer(d, want[0], goal[0])
+    :: else
+    fi;
+    want[0] = 0;
 #endif
 #ifdef TRUNC
     if
@@ -856,7 +959,10 @@ inline find_modified()
 #endif
                 lf[zp] = lf[zp] | INVALIDATING
             :: else -> drop_twin(X(d, zp))
-            fi
+            fi;
+#ifdef RACE
+            mine[d] = mine[d] && !zx
+#endif
         :: else
         fi
     }
@@ -959,7 +1065,11 @@ inline forget()
 }
 
 /* A call that would find nothing to do is left out. */
+#ifdef RACE
+#define UNRELEASED(p) (IS_STORED(X(d, p)) || open[d])
+#else
 #define UNRELEASED(p) (IS_STORED(X(d, p)) || F(prom[p], d) != F(last[p], d))
+#endif
 #define UNSEEN(p) (IS_STORED(X(d, p)) || snap[X(d, p)] != prom[p])
 
 #ifdef TRUNC
@@ -1735,8 +1845,13 @@ end:
 #define OWN(d, p) true
 #define KNOWN (fixed -> 255 : 252)
 #else
+#ifdef RACE
+#define OWN(d, p) (!mine[d] || F(fr[d], 0) == F(last[0], d))
+#define KNOWN (FIELD(B_W) | FIELD(B_S))
+#else
 #define OWN(d, p) (F(fr[X(d, p)], d) == F(last[p], d) || (CUT(p) & 255) == FIELD(0))
 #define KNOWN 255
+#endif
 #endif
 #ifdef TRUNC
 /* What was cut off must not come back: a byte that was stored once before, and twice after. */
@@ -1829,6 +1944,9 @@ init
             :: else
             fi;
             assert((home[zp] & KNOWN) == (last[zp] & KNOWN));
+#ifdef RACE
+            assert(F(home[0], 0) == F(prom[0], 0) && !open[0] && !open[1]);
+#endif
             assert(!(kf[zp] & UP) || kb[zp] == home[zp]);
             for (zq : 0 .. ND - 1) {
                 assert(!(cp[X(zq, zp)] & PRESENT) || fr[X(zq, zp)] == home[zp])

@@ -44,6 +44,7 @@ CONFIGURATIONS = (
     ("truncate-eviction", "TRUNC EVICTION=1 OPS=1", True),
     ("truncate-writer", "TRUNC HAS_W=1 STORES=1 OPS=1", True),
     ("death-everybody", "DEATH HAS_W=1 HAS_S=1 STORES=1 OPS=1", True),
+    ("race", "RACE ND=2 STORES=2 STORES1=1 OPS=1", True),
     ("two-devices-twice", "ND=2 STORES=1", False),
     ("writer-twice", "HAS_W=2", False),
     ("whole-page-writer-twice", "HAS_W=2 WHOLE", False),
@@ -68,6 +69,10 @@ CONFIGURATIONS = (
     ("death-two-devices-writer", "DEATH ND=2 HAS_W=1 STORES=1 OPS=1 OPS1=0", False),
     ("death-truncate-eviction", "DEATH TRUNC EVICTION=1 STORES=1 OPS=1", False),
     ("death-truncate-eviction-two-devices-writer", "DEATH TRUNC EVICTION=1 ND=2 HAS_W=1 STORES=1 OPS=0", False),
+    ("race-twice", "RACE ND=2 STORES=2 STORES1=1", False),
+    ("race-eviction", "RACE ND=2 EVICTION=1 STORES=1 OPS=1", False),
+    ("race-storing-mapping", "RACE ND=2 HAS_S=1 STORES=1 OPS=1 NO_ACQUIRE", False),
+    ("race-writer", "RACE ND=2 HAS_W=1 STORES=1 OPS=1 OPS1=0", False),
 )
 
 # What must be caught: the broken rule, and the configuration that it is broken in.
@@ -95,17 +100,20 @@ VARIANTS = (
     ("TRUNC_KEEPS", "TRUNC"),
     ("NO_WAKE", ""),
     ("DEATH_FORGETS", "DEATH"),
+    ("COLLECT_ORDER", "RACE ND=2 STORES=1 OPS=1"),
+    ("FIRST_WINS", "RACE ND=2 STORES=1 OPS=1"),
+    ("OWN_IS_NEWER", "RACE ND=2 STORES=1 OPS=1"),
     ("REAPPLY_OVER", "HAS_W=2 HAS_S=1 RECENT_ANY DIRECT=0 STORES=1 OPS=1"),
 )
 
 # Searches of several seconds.
 LARGE = ("write-over-two-pages", "two-devices-writer", "two-devices-eviction", "truncate-two-devices", "truncate-writer",
-         "death-everybody")
+         "death-everybody", "race")
 
 # Configurations whose state graph must have no cycle: then a state in which somebody is stuck shows as an end state,
 # however busy the others are.
 ACYCLIC = ("device", "two-devices", "writer", "writer-answered-late", "whole-page-writer", "everybody", "eviction",
-           "truncate-a-page", "truncate-in-a-page", "death")
+           "truncate-a-page", "truncate-in-a-page", "death", "race")
 
 
 def macros_of(text):
