@@ -42,7 +42,7 @@ def so_much(usual, gate):
 
 
 # tests/run.sh (GAIA_GATE) runs every test, but of its parametrizations one of so many: here by file, and of that a third where
-# the plain suite runs some, too (others, where there are enough). `make check` runs all.
+# the plain suite runs some, too (others, where there are enough); all that is marked `whole`. `make check` runs all.
 THINNED = {"cuda_broken": 3, "cuda_maps": 2, "injection": 2, "networks": 2, "nodes": 3, "nodes_calls": 2,
            "nodes_deaths": 2, "nodes_names": 2, "nodes_room": 2, "nodes_sizes": 2, "permissions": 3, "sharing": 2}
 SPLIT = {"injection"}  # one half there, and the other half here
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if device.startswith("cuda:") and item.get_closest_marker("traps"):
             item.add_marker(pytest.mark.skip(reason="a GPU's touches and stores are no faults"))
-        elif hasattr(item, "callspec") and not_in_the_gate.mark not in item.iter_markers():
+        elif hasattr(item, "callspec") and not_in_the_gate.mark not in item.iter_markers() and not item.get_closest_marker("whole"):
             groups.setdefault((item.path.stem.removeprefix("test_"), item.originalname), []).append(item)
     if not os.environ.get("GAIA_GATE"):
         return
@@ -230,6 +230,7 @@ def watchdog():
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "traps: what only a device can do whose touches and first stores are faults")
+    config.addinivalue_line("markers", "whole: no part of it is left out in tests/run.sh")
     config.addinivalue_line("markers", f"limit(seconds): time limit of the test ({LIMIT_S} s without it)")
 
 
