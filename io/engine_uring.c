@@ -77,9 +77,10 @@ static void push_locked(struct gaia_io_uring *uring)
 
         if (n > 0)
             continue;
-        if (n < 0 && n != -EAGAIN && n != -EINTR && n != -ENOMEM)
+        if (n < 0 && n != -EAGAIN && n != -EINTR && n != -ENOMEM && n != -EBUSY)
             die("io_uring_enter", n);
-        /* The kernel is out of memory for the moment. The entries stay queued; completions go on. */
+        /* The kernel is out of memory for the moment, or (EBUSY) of room for completions, which this call
+         * moves to where there is some again. The entries stay queued; completions go on. */
         pthread_mutex_unlock(&uring->lock);
         nanosleep(&retry, NULL);
         pthread_mutex_lock(&uring->lock);
