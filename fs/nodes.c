@@ -38,9 +38,10 @@ static int inode_of_name(struct fs *fs, const struct node_name *name, struct ino
         fd = volume_open(fs->root->volume, name->type, name->bytes, name->length);
     if (fd < 0)
         return fd;
-    if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
+    rc = fstat(fd, &st) ? -errno : S_ISREG(st.st_mode) ? 0 : -EINVAL;
+    if (rc < 0) {
         close(fd);
-        return -EINVAL;
+        return rc;
     }
     rc = inode_lookup(fs, fd, &st, NULL, NULL, inode_out);
     if (rc < 0)
