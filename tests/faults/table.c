@@ -5,6 +5,9 @@
  *
  * $GAIAFS_FAULTS names a file that is shared with the test: struct plan. Without it nothing fails.
  *
+ * Where in the program the calls come from is written there, too, as far as the file has room for it: a plan
+ * may be for the calls of one such site only.
+ *
  * Instead of a failure a row may bring death: SIGKILL, or another signal, to this process, or to the one that
  * the plan names, just before the call or just after it (tests/kills). Or it takes its time. */
 #include <errno.h>
@@ -22,6 +25,7 @@
 #include <unistd.h>
 
 #define ROWS_MAX 128
+#define SITES_MAX 2048 /* a power of two; several times as many as there are */
 #define SHORT (-1)
 
 enum { KILL_NOBODY, KILL_BEFORE, KILL_AFTER };
@@ -29,6 +33,13 @@ enum { KILL_NOBODY, KILL_BEFORE, KILL_AFTER };
 /* What a descriptor is; a plan may be for one kind only. */
 #define KIND_FRAMES 1 /* a memfd: a device's memory */
 #define KIND_FILE 2
+
+/* A call in the program: of which row, and where. */
+struct site {
+    _Atomic uint64_t
+        key; /* address of what follows the call, from the program's beginning, << 8, + row; 0: none */
+    _Atomic int64_t calls;
+};
 
 struct plan {
     _Atomic int32_t row;       /* that is to fail; -1: none */
@@ -43,9 +54,15 @@ struct plan {
     _Atomic int64_t only;    /* KIND_* of the descriptor, or the request of an ioctl(); 0: any */
     _Atomic int32_t signal;  /* instead of SIGKILL; 0: that */
     _Atomic int32_t wait_ms; /* before the call is made; 0: it fails */
+    _Atomic uint64_t site;   /* as site.key; 0: any */
+    _Atomic int64_t live;    /* allocations that were not freed, but for those of children */
+    struct site sites[SITES_MAX];
 };
 
 static struct plan *plan;
+static pid_t self;      /* not a child's */
+static bool with_sites; /* the file has them */
+extern const char __ehdr_start[] __attribute__((visibility("hidden")));
 static __thread bool kill_due; /* when the call has been made */
 
 static void strike(void)
@@ -66,15 +83,31 @@ static void dawdle(int32_t ms)
     errno = error;
 }
 
+/* Counts a call; returns its site. */
+static uint64_t note_site(int row, const void *after)
+{
+    uint64_t key = (uint64_t)((const char *)after - __ehdr_start) << 8 | (uint64_t)row;
+
+    for (uint64_t i = key * 0x9e3779b97f4a7c15u >> 53;; i = (i + 1) % SITES_MAX) {
+        uint64_t found = plan->sites[i].key;
+
+        if (found != key &&
+            (found || (!atomic_compare_exchange_strong(&plan->sites[i].key, &found, key) && found != key)))
+            continue;
+        atomic_fetch_add(&plan->sites[i].calls, 1);
+        return key;
+    }
+}
+
 /* Whether this call of the row is to fail, and how. only: what kind of call it is, 0 where there are no
- * kinds.
- */
-static bool hit_kind(int row, int64_t only, int *error_out)
+ * kinds. after: where it returns to. */
+static bool hit_kind(int row, int64_t only, const void *after, int *error_out)
 {
     if (!plan)
         return false;
     atomic_fetch_add(&plan->calls[row], 1);
-    if (plan->row != row || (plan->only && plan->only != only))
+    uint64_t site = with_sites ? note_site(row, after) : 0;
+    if (plan->row != row || (plan->only && plan->only != only) || (plan->site && plan->site != site))
         return false;
     int64_t left = atomic_fetch_sub(&plan->countdown, 1);
     if (left > 1 || (left < 1 && !plan->sticky))
@@ -93,10 +126,8 @@ static bool hit_kind(int row, int64_t only, int *error_out)
     return true;
 }
 
-static bool hit(int row, int *error_out)
-{
-    return hit_kind(row, 0, error_out);
-}
+#define AFTER __builtin_return_address(0)
+#define hit(row, error_out) hit_kind(row, 0, AFTER, error_out)
 
 static void call_made(void)
 {
@@ -152,10 +183,12 @@ __attribute__((constructor)) static void attach(void)
         return;
     /* By number: mmap() and close() have rows. The offset is as wide as a register: what lies beside an int
      * on the stack may be anything. */
+    with_sites = syscall(SYS_lseek, fd, 0L, SEEK_END) >= (long)sizeof *plan;
     void *shared = (void *)syscall(SYS_mmap, NULL, sizeof *plan, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0L);
     syscall(SYS_close, fd);
     if (shared == MAP_FAILED)
         abort();
+    self = getpid();
     plan = shared;
     for (int i = 0; i < ROWS; i++)
         strncpy(plan->names[i], names[i], sizeof plan->names[i] - 1);
@@ -167,18 +200,18 @@ __attribute__((constructor)) static void attach(void)
     type __wrap_##name parameters;
 
 /* Fails with -1 (or what `failure` is) and errno. */
-#define CALL_KIND(type, failure, only, name, parameters, arguments) \
-    DECLARE(type, name, parameters)                                 \
-    type __wrap_##name parameters                                   \
-    {                                                               \
-        int error;                                                  \
-        if (hit_kind(ROW_##name, only, &error) && error != SHORT) { \
-            errno = error;                                          \
-            return failure;                                         \
-        }                                                           \
-        type result = __real_##name arguments;                      \
-        call_made();                                                \
-        return result;                                              \
+#define CALL_KIND(type, failure, only, name, parameters, arguments)        \
+    DECLARE(type, name, parameters)                                        \
+    type __wrap_##name parameters                                          \
+    {                                                                      \
+        int error;                                                         \
+        if (hit_kind(ROW_##name, only, AFTER, &error) && error != SHORT) { \
+            errno = error;                                                 \
+            return failure;                                                \
+        }                                                                  \
+        type result = __real_##name arguments;                             \
+        call_made();                                                       \
+        return result;                                                     \
     }
 #define CALL(type, failure, name, parameters, arguments) \
     CALL_KIND(type, failure, 0, name, parameters, arguments)
@@ -188,7 +221,7 @@ __attribute__((constructor)) static void attach(void)
     ssize_t __wrap_##name parameters                                  \
     {                                                                 \
         int error;                                                    \
-        if (hit_kind(ROW_##name, only, &error)) {                     \
+        if (hit_kind(ROW_##name, only, AFTER, &error)) {              \
             if (error == SHORT)                                       \
                 return __real_##name short_arguments;                 \
             errno = error;                                            \
@@ -213,6 +246,33 @@ __attribute__((constructor)) static void attach(void)
         return result;                                 \
     }
 
+/* Gives memory. anew: in addition to what there was; good: it has. */
+#define GIVE(type, failure, anew, good, name, parameters, arguments) \
+    DECLARE(type, name, parameters)                                  \
+    type __wrap_##name parameters                                    \
+    {                                                                \
+        int error;                                                   \
+        if (hit(ROW_##name, &error) && error != SHORT) {             \
+            errno = error;                                           \
+            return failure;                                          \
+        }                                                            \
+        bool one_more = plan && (anew) && getpid() == self;          \
+        type result = __real_##name arguments;                       \
+        if (one_more && (good))                                      \
+            atomic_fetch_add(&plan->live, 1);                        \
+        call_made();                                                 \
+        return result;                                               \
+    }
+
+/* Can't fail, and has no row. */
+DECLARE(void, free, (void *p))
+void __wrap_free(void *p)
+{
+    if (plan && p && getpid() == self)
+        atomic_fetch_sub(&plan->live, 1);
+    __real_free(p);
+}
+
 struct iovec;
 struct msghdr;
 struct sockaddr;
@@ -230,11 +290,11 @@ struct fuse_session;
 /* Half of one buffer; of several, as they are. */
 #define HALF(n) ((n) > 1 ? (n) / 2 : (n))
 
-CALL(void *, NULL, malloc, (size_t n), (n))
-CALL(void *, NULL, calloc, (size_t m, size_t n), (m, n))
-CALL(void *, NULL, realloc, (void *p, size_t n), (p, n))
-CALL(char *, NULL, strdup, (const char *s), (s))
-CODE(+, posix_memalign, (void **p, size_t a, size_t n), (p, a, n))
+GIVE(void *, NULL, true, result, malloc, (size_t n), (n))
+GIVE(void *, NULL, true, result, calloc, (size_t m, size_t n), (m, n))
+GIVE(void *, NULL, !p, result, realloc, (void *p, size_t n), (p, n))
+GIVE(char *, NULL, true, result, strdup, (const char *s), (s))
+GIVE(int, error, true, !result, posix_memalign, (void **p, size_t a, size_t n), (p, a, n))
 CALL(void *, MAP_FAILED, mmap64, (void *a, size_t n, int p, int f, int d, off_t o), (a, n, p, f, d, o))
 CALL(int, -1, madvise, (void *a, size_t n, int v), (a, n, v))
 CALL(int, -1, mprotect, (void *a, size_t n, int v), (a, n, v))
@@ -390,7 +450,7 @@ CALL(int, -1, ibv_get_cq_event, (struct ibv_comp_channel * e, struct ibv_cq **c,
         for (int i = 0; i < count; i++)                                 \
             v[i] = va_arg(rest, long);                                  \
         va_end(rest);                                                   \
-        if (hit_kind(ROW_##name, only, &error)) {                       \
+        if (hit_kind(ROW_##name, only, AFTER, &error)) {                \
             errno = error == SHORT ? EINTR : error;                     \
             return -1;                                                  \
         }                                                               \
