@@ -1,39 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that does a bit of everything to a mount, and goes on when a step fails.
 
-usage: exercise.py MNT LOG
+usage: exercise.py MNT LOG [WORD ...]
+
 
 Each step is told to LOG when it begins, and how it ended: "ok", or its errno's name. What a step that was answered has
 written must be read by the next ones: a difference is "LOST" or "WRONG". A step after one that failed is left out where
-it makes no sense without. The process may also end by SIGBUS in a touch of device memory: that is an answer, too.
+it makes no sense without. The process may also end by SIGBUS in a touch of device memory: that is an answer, too ("BUS" when it
+is a child of its). Last comes "end", and what libgaia has not given back by then: descriptors, and mappings of its memory.
 """
 import errno
 import mmap
 import os
+import signal
 import stat
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
 import gaia  # noqa: E402
+from known import PAGE, Bus, Different, Known, fallocate, held, same  # noqa: E402
+from more import More  # noqa: E402
 
-PAGE = 4096
-
-
-class Different(Exception):
-    pass
-
-
-def same(got, want, what):
-    if got != want:
-        raise Different(what)
-
-
-class Exercise:
-    def __init__(self, mnt, log):
-        self.mnt, self.log = mnt, log
+class Exercise(More):
+    def __init__(self, mnt, log, words):
+        self.mnt, self.log, self.words = mnt, log, words
         self.done = set()
-        self.content = bytearray(64 * PAGE)  # of "f", as far as it was acknowledged
-        self.unsure = set()  # pages of it that a failed step may have changed or not
+        self.devices, self.fds = [], []
+        self.names = ["cuda:0" if "cuda" in words else "soft:0"] + [f"soft:{i}" for i in range(1, 8)]
+        self.f = self.known("f", 64)
+        # Of "f", the file that most steps are about.
+        self.content, self.unsure, self.write, self.check = self.f.content, self.f.unsure, self.f.write, self.f.check
 
     def tell(self, text):
         os.write(self.log, text.encode() + b"\n")
@@ -43,11 +40,14 @@ class Exercise:
         if any(need not in self.done for need in needs):
             return
         self.tell(f"begin {name}")
-        self.save()
+        self.f.save()
         try:
             function()
         except Different as difference:
             self.tell(f"end {name} WRONG {difference}")
+            return
+        except Bus:
+            self.tell(f"end {name} BUS")
             return
         except OSError as error:
             self.tell(f"end {name} {errno.errorcode.get(error.errno, error.errno)}")
@@ -55,32 +55,57 @@ class Exercise:
         self.done.add(name)
         self.tell(f"end {name} ok")
 
-    def save(self):
-        """What the test looks at when the faults are over, or this process is."""
-        with open(sys.argv[2] + ".state", "wb") as file:
-            file.write(bytes(self.content) + bytes(page in self.unsure for page in range(64)))
+    def known(self, name, pages):
+        return Known(pages, f"{sys.argv[2]}.state.{name}")
 
     def path(self, name):
         return os.path.join(self.mnt, name)
 
-    # --- f, and what is known of it ---
+    def open(self, name, flags=os.O_RDWR, mode=0o640):
+        """A descriptor that is there to the end."""
+        fd = os.open(self.path(name), flags, mode)
+        self.fds.append(fd)
+        return fd
 
-    def write(self, fd, data, offset):
-        """A write() that fails may have written some of its bytes."""
-        pages = set(range(offset // PAGE, (offset + len(data) + PAGE - 1) // PAGE))
-        self.unsure |= pages
-        done = os.pwrite(fd, data, offset)
-        self.content[offset:offset + done] = data[:done]
-        if done == len(data):
-            self.unsure -= pages
+    def new_device(self, number):
+        """The same: a step that fails leaves its mappings to its end."""
+        device = gaia.Device(self.names[number])
+        self.devices.append(device)
+        return device
 
-    def check(self, fd):
-        for page in range(len(self.content) // PAGE):
-            if page not in self.unsure:
-                same(os.pread(fd, PAGE, page * PAGE), self.content[page * PAGE:(page + 1) * PAGE], f"page {page}")
+    def in_child(self, function):
+        """Does it in a fork of this process: what it raises is raised here."""
+        child = os.fork()
+        if not child:
+            code = 253
+            try:
+                function()
+                code = 0
+            except OSError as error:
+                code = error.errno
+            except Different as difference:
+                self.tell(f"child: {difference}")
+                code = 254
+            finally:
+                os._exit(code)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status == -signal.SIGBUS:
+            raise Bus
+        if status > 0 and status < 253:
+            raise OSError(status, "in a child")
+        same(status, 0, "how a child ended")
+
+    def close(self):
+        for device in self.devices:
+            if device.handle:
+                device.close()
+        for fd in self.fds:
+            os.close(fd)
+
+    # --- f ---
 
     def create(self):
-        self.fd = os.open(self.path("f"), os.O_RDWR | os.O_CREAT, 0o640)
+        self.fd = self.open("f", os.O_RDWR | os.O_CREAT)
         data = bytes(range(256)) * (64 * PAGE // 256)
         self.write(self.fd, data, 0)
         os.fsync(self.fd)
@@ -90,7 +115,7 @@ class Exercise:
         self.check(self.fd)
 
     def open_device(self):
-        self.device = gaia.Device("soft:0")
+        self.device = self.new_device(0)
 
     def map_file(self):
         self.map = self.device.mmap(self.fd, 64 * PAGE, 3)
@@ -118,7 +143,7 @@ class Exercise:
         same(self.map[2 * PAGE + 100:2 * PAGE + 106], b"device", "one's own")
 
     def second_device(self):
-        other = gaia.Device("soft:1")
+        other = self.new_device(1)
         map = other.mmap(self.fd, 64 * PAGE, 3)
         if 2 not in self.unsure:
             same(map[2 * PAGE + 100:2 * PAGE + 106], self.content[2 * PAGE + 100:2 * PAGE + 106], "other device")
@@ -142,7 +167,7 @@ class Exercise:
         self.check(self.fd)
 
     def resident(self):
-        device = gaia.Device("soft:2")
+        device = self.new_device(2)
         map = device.mmap(self.fd, 16 * PAGE, 1, gaia.RESIDENT)
         map.acquire()
         for page in range(16):
@@ -183,7 +208,7 @@ class Exercise:
 
     # --- names and attributes ---
 
-    def names(self):
+    def names_of_files(self):
         os.mkdir(self.path("d"))
         with open(self.path("d/a"), "wb", buffering=0) as file:
             file.write(b"some bytes")
@@ -223,41 +248,53 @@ class Exercise:
             pass
         same(os.stat(self.path("copy")).st_size, 0, "cut at open")
 
+    def all(self):
+        if "more" in self.words:
+            self.more()
+        else:
+            self.usual()
+        self.step(self.unmap, "map_file")
+        self.step(self.final, "create")
+
+    def usual(self):
+        step = self.step
+        step(self.create)
+        step(self.overwrite, "create")
+        step(self.names_of_files)
+        step(self.attributes, "create")
+        step(self.copy, "create")
+        step(self.open_device)
+        step(self.map_file, "create", "open_device")
+        step(self.touch, "map_file")
+        step(self.store_and_release, "map_file")
+        step(self.write_and_acquire, "store_and_release")
+        step(self.second_device, "create")
+        step(self.mapped_by_a_cpu, "create")
+        step(self.resident, "create")
+        step(self.advise_and_sync, "map_file")
+        step(self.cut_and_grow, "create")
+        step(self.punch, "create")
+
     def final(self):
         self.check(self.fd)
         os.fsync(self.fd)
-        os.close(self.fd)
-
-
-def fallocate(fd, mode, offset, length):
-    import ctypes
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.fallocate(fd, mode, ctypes.c_long(offset), ctypes.c_long(length)):
-        raise OSError(ctypes.get_errno(), "fallocate")
 
 
 def main():
-    x = Exercise(sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND))
-    x.step(x.create)
-    x.step(x.overwrite, "create")
-    x.step(x.names)
-    x.step(x.attributes, "create")
-    x.step(x.copy, "create")
-    x.step(x.open_device)
-    x.step(x.map_file, "create", "open_device")
-    x.step(x.touch, "map_file")
-    x.step(x.store_and_release, "map_file")
-    x.step(x.write_and_acquire, "store_and_release")
-    x.step(x.second_device, "create")
-    x.step(x.mapped_by_a_cpu, "create")
-    x.step(x.resident, "create")
-    x.step(x.advise_and_sync, "map_file")
-    x.step(x.cut_and_grow, "create")
-    x.step(x.punch, "create")
-    x.step(x.unmap, "map_file")
-    x.step(x.final, "create")
-    x.save()
-    x.tell("end")
+    log = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    x = Exercise(sys.argv[1], log, sys.argv[3:])
+    before = held()
+    x.all()
+    x.f.save()
+    x.close()
+    until = time.monotonic() + 2  # what a thread of libgaia's closes
+    while held() != before and time.monotonic() < until:
+        time.sleep(0.01)
+    left = held()
+    for name in before:
+        if name in left:
+            left.remove(name)
+    x.tell("end" + "".join(f" {name}" for name in left))
 
 
 if __name__ == "__main__":

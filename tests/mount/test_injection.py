@@ -6,131 +6,25 @@ calls of one row the first four and two others, drawn anew each time; all of the
 No crash, no leak (with a sanitizer), no hang; the program sees the errno that was put in, or one that says the same in
 terms of the call; and nothing that was answered is lost, neither through the mount nor in the data directory.
 """
+import collections
 import errno
+import functools
 import os
 import platform
 import random
-import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
 import conftest
 import helpers
-from helpers import ROWS, Plan
-
-PAGE = 4096
-PAGES = 64
-SHORT = -1
-FAULTS = os.path.join(conftest.TOP, "tests", "faults")
-SANITIZE = bool(os.environ.get("GAIAFS_SANITIZE"))
-
-# What is put in; EIO where nothing is said.
-ERRORS = {
-    **dict.fromkeys(["malloc", "calloc", "realloc", "strdup", "posix_memalign", "mmap64"], [errno.ENOMEM]),
-    **dict.fromkeys(["memfd_create", "open64", "openat64", "dup", "eventfd", "socket"], [errno.EMFILE]),
-    "pwrite64": [errno.ENOSPC, errno.EIO, errno.EINTR, SHORT],
-    "pread64": [errno.EIO, errno.EINTR, SHORT],
-    "preadv64v2": [errno.EIO, errno.EINTR, SHORT],
-    "pwritev64v2": [errno.ENOSPC],
-    "copy_file_range": [errno.ENOSPC, SHORT],
-    "completion": [errno.EIO, errno.ECANCELED, SHORT],
-    "io_uring_submit": [errno.EAGAIN, errno.EBUSY],
-    "pthread_create": [errno.EAGAIN],
-    "recvmsg": [errno.EINTR, errno.ECONNRESET],
-    "sendmsg": [errno.EINTR, errno.EPIPE],
-    "poll": [errno.EINTR],
-    "read": [errno.EINTR],
-    "accept4": [errno.EMFILE, errno.ECONNABORTED],
-    "ioctl": [errno.ENOMEM, errno.EBUSY],
-    "syscall": [errno.ENOSYS],
-}
-# What the program may see instead: the connection ended, the file is none of gaiafs, the descriptor is none.
-INSTEAD = {
-    **dict.fromkeys(["recvmsg", "sendmsg", "pthread_create", "accept4"], {"ENOTCONN"}),
-    "getsockopt": {"ENOTCONN", "ENETUNREACH"},  # the network namespace is not known
-    "calloc": {"ENOTCONN"},  # a program for which there is no memory is turned away
-    "ioctl": {"ENODEV", "ENOSYS", "EIO"},
-    "fcntl64": {"EBADF", "EINVAL"},
-    "readlink": {"EINVAL"},
-}
-# write() is called for our own eventfds only, which can't fail; nothing could be told to a thread without them.
-LEFT_OUT = {"write"}
-# Those that are tried again for as long as they last; and without UFFDIO_WAKE nobody who waits can be told.
-NOT_FOR_GOOD = {errno.EINTR, errno.EAGAIN, errno.EBUSY}
-NOT_FOR_GOOD_ROWS = {"ioctl"}
-# Pages that a touch of the step may have changed when it ended the process.
-TOUCHED = {"store_and_release": {1, 2, 33}, "write_and_acquire": {2}, "second_device": {4}}
-
-
-class Run:
-    """The exercise on a mount, with plans for the daemon and for the program."""
-
-    def __init__(self, mount, workdir, monkeypatch):
-        self.folder = workdir
-        daemon, env = helpers.daemon_with_faults(monkeypatch, os.path.join(workdir, "daemon"))
-        self.plans = {"daemon": daemon, "client": Plan.make(os.path.join(workdir, "client"))}
-        self.environment = {**os.environ, **helpers.client_with_faults(os.path.join(workdir, "client"))}
-        self.mount = mount(env=env)
-        self.number = 0
-
-    def exercise(self, who, row, error, number, sticky):
-        """Runs it once; returns how often the fault landed, and how often the row was called."""
-        self.number += 1
-        folder = os.path.join(self.mount.mnt, str(self.number))
-        os.mkdir(folder)
-        log = os.path.join(self.folder, f"log{self.number}")
-        plan = self.plans[who]
-        before = plan.calls[row]
-        plan.arm(row, error, number, sticky)
-        child = subprocess.Popen([sys.executable, "-B", os.path.join(FAULTS, "exercise.py"), folder, log],
-                                 env=self.environment, stderr=subprocess.PIPE, text=True)
-        try:
-            _, said = child.communicate(timeout=20)
-        except subprocess.TimeoutExpired:
-            stacks = conftest.stacks(self.mount.proc.pid) + conftest.stacks(child.pid)
-            plan.row = -1
-            child.kill()
-            child.communicate()
-            pytest.fail(f"hangs\n{stacks}")
-        landed, calls = plan.landed, plan.calls[row] - before
-        plan.row = -1
-        assert self.mount.proc.poll() is None, "the daemon ended: " + self.mount.log_text()
-        assert child.returncode in (0, -signal.SIGBUS), said
-        with open(log) as file:
-            steps = file.read().split("\n")
-        self.check_answers(steps, error, row, landed, child.returncode)
-        self.check_bytes(folder, log, steps, child.returncode)
-        return landed, calls
-
-    def check_answers(self, steps, error, row, landed, code):
-        good = {"ok", errno.errorcode.get(error)} | INSTEAD.get(ROWS[row], set())
-        bad = [step for step in steps if step.startswith("end ") and step.split()[2] not in good]
-        assert not bad, bad
-        if not landed:
-            assert code == 0 and all(step.split()[2] == "ok" for step in steps if step.startswith("end "))
-
-    def check_bytes(self, folder, log, steps, code):
-        with open(log + ".state", "rb") as file:
-            state = file.read()
-        unsure = {page for page in range(PAGES) if state[PAGES * PAGE + page]}
-        if code:
-            last = [step.split()[1] for step in steps if step.startswith("begin ")][-1]
-            unsure |= TOUCHED.get(last, set())
-        if "end create ok" not in steps:
-            return
-        below = os.path.join(self.mount.data, os.path.basename(folder), "f")
-        for path in (os.path.join(folder, "f"), below):
-            if path == below and code:
-                continue  # released, and not collected yet
-            with open(path, "rb") as file:
-                found = file.read().ljust(PAGES * PAGE, b"\0")
-            lost = [page for page in range(PAGES) if page not in unsure
-                    and found[page * PAGE:(page + 1) * PAGE] != state[page * PAGE:(page + 1) * PAGE]]
-            assert not lost, f"{path}: pages {lost}"
-
+from conftest import so_much
+from helpers import ALL_ROWS, ROWS, Plan
+from injection import (ERRORS, FAULTS, KINDS, LEFT_OUT, NOT_FOR_GOOD, NOT_FOR_GOOD_ROWS, SANITIZE, Missing, Run, environment,
+                       options)
+from sites import Sites, listed
+from test_handles import kernel_at_least
 
 @pytest.mark.skipif(SANITIZE, reason="a sanitizer calls what it likes")
 def test_every_call_has_a_row():
@@ -203,13 +97,128 @@ def test_a_call_of_libgaia_that_fails(mount, workdir, monkeypatch, row):
     walk(mount, workdir, monkeypatch, "client", row)
 
 
-def start_and_stop(run_folder, plan, plan_path, program):
+# --- every place that calls ---
+
+# Of a kind of mount, the sites (their keys, as Plan has them) by what reaches them: its start or its end; each run of the exercise,
+# or only the first one on a mount; the program.
+Reached = collections.namedtuple("Reached", "start each once client")
+reached = {}
+
+
+def survey(mount, workdir, monkeypatch):
+    """Without failures, each kind once in this process."""
+    for name in KINDS:
+        if name in reached:
+            continue
+        try:
+            run = Run(mount, workdir, monkeypatch, name)
+        except Missing as missing:
+            print(f"{name}: {missing}")
+            reached[name] = Reached(set(), set(), set(), {})
+            continue
+        plan = run.plans["daemon"]
+        looks = [plan.seen()]
+        for _ in range(2):
+            run.exercise()
+            looks.append(plan.seen())
+        run.unmount()
+        looks.append(plan.seen())
+        more = [{key for key in after if after[key] > before.get(key, 0)} for before, after in zip(looks, looks[1:])]
+        client = {key: calls // 2 for key, calls in run.plans["client"].seen().items()}
+        reached[name] = Reached((set(looks[0]) | more[2]) - more[0] - more[1], more[1], more[0] - more[1], client)
+    return reached
+
+
+def walked(who, key):
+    row = ALL_ROWS[key & 255]
+    return row in ROWS and row not in LEFT_OUT and not any(why.startswith("not failed") for why in sites_of(who).reasons(key))
+
+
+def new_sites(who, kind, which):
+    """Those that no kind before this one has, in the order of the program."""
+    before = set()
+    for name in KINDS:
+        found = set(getattr(reached[name], which)) - before
+        if name == kind:
+            return sorted(key for key in found if walked(who, key))
+        before |= found
+    return []
+
+
+@functools.cache
+def sites_of(who):
+    folder = helpers.faults_folder() if who == "daemon" else os.path.join(helpers.TOP, "build", "gcc", "faults")
+    return Sites(os.path.join(folder, "mount.gaiafs" if who == "daemon" else "libgaia.so"))
+
+
+def some(things, rng):
+    """In tests/run.sh a part of them."""
+    return sorted(rng.sample(things, -(-len(things) // so_much(1, 6))))
+
+
+def walk_site(run, who, key, error, rng, problems):
+    """Whether a failure has landed: of its first call, and perhaps of another one."""
+    landed = False
+    for number in (1, rng.randint(2, 20)):
+        try:
+            landed |= run.exercise(who, key & 255, error, number, 0, key)[0] > 0
+        except (AssertionError, pytest.fail.Exception) as problem:
+            landed = True
+            problems.append(f"{ALL_ROWS[key & 255]}() in {sites_of(who).name(key)}, call {number}: "
+                            f"{errno.errorcode.get(error, 'short')}: {problem}")
+            if any(m.proc.poll() is not None for m in run.mounts) or "hangs" in str(problem):
+                pytest.fail("\n".join(problems))
+        if not landed:
+            break
+    return landed
+
+
+@pytest.mark.limit(900)
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("who", ["daemon", "client"])
+def test_a_site_that_fails(mount, workdir, monkeypatch, who, kind):
+    """Each place in the program that calls, on the first kind of mount that comes there."""
+    if SANITIZE and who == "client":
+        pytest.skip("the program is the same")
+    rng = random.Random(helpers.make_random().random())
+    survey(mount, workdir, monkeypatch)
+    keys = some(new_sites(who, kind, "each" if who == "daemon" else "client"), rng)
+    once = some([key for key in new_sites(who, kind, "once") if key not in keys], rng) if who == "daemon" else []
+    missed, problems = [], []
+    if keys:
+        run = Run(mount, workdir, monkeypatch, kind)
+        run.exercise()
+        for key in keys:
+            for error in errors_of(key, rng):
+                if not walk_site(run, who, key, error, rng, problems):
+                    missed.append(key)
+                    break
+        run.unmount()
+    for key in missed + once:
+        again = Run(mount, workdir, monkeypatch, kind)
+        if not walk_site(again, who, key, errors_of(key, rng)[0], rng, problems):
+            print("not reached this time:", sites_of(who).name(key))
+        again.unmount()
+    assert not problems, "\n".join(problems)
+
+
+def errors_of(key, rng):
+    errors = ERRORS.get(ALL_ROWS[key & 255], [errno.EIO])
+    return [rng.choice(errors)] if os.environ.get("GAIA_GATE") or SANITIZE else errors
+
+
+# --- the start, and the end -------------------------------------------------------------------------------------------
+
+def start_and_stop(run_folder, plan, plan_path, program, kind=KINDS["usual"]):
     """mount.gaiafs from its start to its end: (exit code, what it said, whether it was mounted)."""
     data, mnt = os.path.join(run_folder, "data"), os.path.join(run_folder, "mnt")
     log = os.path.join(run_folder, "log")
     with open(log, "wb") as out:
-        proc = subprocess.Popen([program, "-f", data, mnt], stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/",
-                                env={**os.environ, "GAIAFS_FAULTS": plan_path})
+        option = options(kind, run_folder)[0]
+        proc = subprocess.Popen([program, "-f", data, mnt, *(["-o", option] if option else [])], stdin=subprocess.DEVNULL,
+                                stdout=out, stderr=out, cwd="/",
+                                env={**os.environ, **environment(kind), **kind.env, "GAIAFS_FAULTS": plan_path})
     watch = conftest.watchdog()
     deadline = time.monotonic() + 15
     was_mounted = False
@@ -229,7 +238,10 @@ def start_and_stop(run_folder, plan, plan_path, program):
                     plan.row = -1
                     was_mounted = True
                     assert names == ["file"]
-                    subprocess.run(["umount", mnt], check=True, capture_output=True)
+                    if kind.by_signal:
+                        proc.terminate()
+                    else:
+                        subprocess.run(["umount", mnt], check=True, capture_output=True)
             time.sleep(0.005)
         if proc.poll() is None:
             pytest.fail(f"hangs\n{conftest.stacks(proc.pid)}")
@@ -245,19 +257,31 @@ def start_and_stop(run_folder, plan, plan_path, program):
         return proc.returncode, file.read(), was_mounted
 
 
-@pytest.mark.limit(200)
-@every_row
-def test_a_call_that_fails_at_the_start(workdir, row):
-    """It serves all the same (with less, and a word about it), or it ends with a message and leaves nothing mounted."""
+def to_start(workdir):
+    """(program, path of its plan, the plan)"""
     if os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("no mounts here")
     os.mkdir(os.path.join(workdir, "data"))
     os.mkdir(os.path.join(workdir, "mnt"))
     with open(os.path.join(workdir, "data", "file"), "wb"):
         pass
-    program = os.path.join(helpers.faults_folder(), "mount.gaiafs")
     path = os.path.join(workdir, "plan")
-    plan = Plan.make(path)
+    return os.path.join(helpers.faults_folder(), "mount.gaiafs"), path, Plan.make(path)
+
+
+def check_start(where, code, said, mounted):
+    where = f"{where}: exit code {code}: {said}"
+    if mounted:
+        assert code == 0, where
+    else:
+        assert code == 1 and said.strip(), where
+
+
+@pytest.mark.limit(200)
+@every_row
+def test_a_call_that_fails_at_the_start(workdir, row):
+    """It serves all the same (with less, and a word about it), or it ends with a message and leaves nothing mounted."""
+    program, path, plan = to_start(workdir)
     number = ROWS.index(row)
     code, said, mounted = start_and_stop(workdir, plan, path, program)
     assert code == 0 and mounted, said
@@ -268,11 +292,52 @@ def test_a_call_that_fails_at_the_start(workdir, row):
         for n in numbers(calls, random.Random(helpers.make_random().random())):
             plan.arm(number, error, n, 0)
             code, said, mounted = start_and_stop(workdir, plan, path, program)
-            where = f"{row}() number {n}: {errno.errorcode.get(error, 'short')}: exit code {code}: {said}"
-            if mounted:
-                assert code == 0, where
-            else:
-                assert code == 1 and said.strip(), where
+            check_start(f"{row}() number {n}: {errno.errorcode.get(error, 'short')}", code, said, mounted)
+
+
+@pytest.mark.limit(600)
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_site_that_fails_at_the_start(mount, workdir, monkeypatch, kind):
+    """Or at the end: what the exercise does not come to."""
+    rng = random.Random(helpers.make_random().random())
+    keys = some(starting(mount, workdir, monkeypatch, kind), rng)
+    program, path, plan = to_start(workdir)
+    for key in keys:
+        for error in errors_of(key, rng)[:2]:
+            plan.arm(key & 255, error, 1, 0, key)
+            result = start_and_stop(workdir, plan, path, program, KINDS[kind])
+            where = f"{ALL_ROWS[key & 255]}() in {sites_of('daemon').name(key)}"
+            check_start(f"{where}: {errno.errorcode.get(error, 'short')}", *result)
+
+
+def starting(mount, workdir, monkeypatch, kind):
+    """Sites of the start and the end of such a mount, which no other kind has."""
+    survey(mount, workdir, monkeypatch)
+    running = set().union(*(found.each | found.once for found in reached.values()))
+    return [key for key in new_sites("daemon", kind, "start") if key not in running]
+
+
+@pytest.mark.skipif(SANITIZE, reason="a sanitizer's build inlines other functions")
+@pytest.mark.whole
+@pytest.mark.parametrize("who", ["daemon", "client"])
+def test_every_site_is_reached(mount, workdir, monkeypatch, who):
+    """Or listed with a reason for not being: who adds a call is reminded. What is reached is made to fail by the tests above."""
+    if not all(found.each for found in survey(mount, workdir, monkeypatch).values()) or not kernel_at_least(6, 16):
+        pytest.skip("another kernel than the exercise is made for: other places are reached")
+    keys = set()
+    for found in reached.values():
+        keys |= found.start | found.each | found.once if who == "daemon" else set(found.client)
+    lines = sites_of(who).lines(keys)
+    print(f"{sum(lines.values())} of {len(lines)} are reached")
+    reasons = listed(os.path.basename(sites_of(who).program))
+    assert [where for where in sorted(lines) if not lines[where] and (where.file, where.function, where.row) not in reasons] == []
+
+
+@pytest.mark.skipif(SANITIZE, reason="a sanitizer's build inlines other functions")
+def test_every_site_that_is_listed_is_there():
+    there = {(where.file, where.function, where.row) for who in ("daemon", "client") for where in sites_of(who).lines(())}
+    assert set(listed("mount.gaiafs")) | set(listed("libgaia.so")) <= there
 
 
 def test_a_guard_that_cannot_end_the_connection(workdir):
