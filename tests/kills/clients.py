@@ -10,7 +10,7 @@ import time
 
 import oracle
 from daemons import DEVICES, FRAMES, OPTIONS, SIZES, UFFD, Tally, both, read_file
-from mounts import AFTER, BEFORE, TOP, Failure, Mount, Plan, Site, Worker, wait_for
+from mounts import AFTER, BEFORE, TOP, TRIES, Failure, Mount, Plan, Site, Worker, wait_for
 
 # Calls of libgaia; who makes them dies.
 OWN_SITES = [*both("sendmsg"), *both("recvmsg"), *both("sync_file_range"), *both("ioctl"), *both("mmap64"),
@@ -25,6 +25,12 @@ DAEMON_SITES = [*both("pwrite64", FRAMES, "pwrite of frames"), *both("ioctl", UF
 STILL, RANDOM = "the daemon standing still", "at random"
 CLIENT_KILLS = ([("its", site) for site in OWN_SITES] + [("the daemon's", site) for site in DAEMON_SITES]
                 + [(STILL, None)] * 14 + [(RANDOM, None)] * 6)
+
+
+def name_of(kind, site):
+    return f"client, {kind} {site.name}" if site else f"client, {kind}"
+
+
 INSIDE = {"store_device": "a store", "load_device": "a load"}
 
 
@@ -86,22 +92,23 @@ class ClientBatch:
     # --- a kill ---
 
     def strike(self, kind, site, victim):
-        """Lets the kill land; returns how it did."""
+        """Lets the kill land; returns whether it did where it should."""
         pid, plan = victim.proc.pid, self.plan if kind == "its" else self.mount.plan
         if kind in (STILL, RANDOM):
             wait_for(lambda: victim.log.get(oracle.READY) or victim.ended(), "the victim is ready")
             time.sleep(self.rng.random() * 0.03)
-            return self.strike_still(victim) if kind == STILL else self.finish(victim, "client, at random")
+            if kind == STILL:
+                self.strike_still(victim)
+            self.finish(victim)
+            return True
         number = self.rng.randint(1, self.reach.get(site.name, 20))
-        site.arm(plan, number, 0 if kind == "its" else pid)
-        deadline = time.monotonic() + 0.7
-        while not victim.ended() and time.monotonic() < deadline:
-            time.sleep(0.001)
-        left, plan.row = plan.countdown, -1
-        if victim.ended() and plan.landed == 1:
-            return self.finish(victim, f"client, {kind} {site.name}")
-        self.reach[site.name] = max(1, (number - left) * 3 // 4)
-        return self.finish(victim, "client, site not reached, killed all the same")
+        reached = site.strike(plan, number, [victim], victim.ended, 0 if kind == "its" else pid)
+        plan.row = -1
+        if reached is not None:
+            self.reach[site.name] = max(1, reached)
+        landed = victim.ended() and plan.landed > 0
+        self.finish(victim)
+        return landed
 
     def strike_still(self, victim):
         """The daemon stands still: what waits for it is inside a call or a fault when it dies."""
@@ -115,9 +122,8 @@ class ClientBatch:
             victim.proc.kill()
         finally:
             os.kill(self.mount.proc.pid, signal.SIGCONT)
-        return self.finish(victim, "client, " + STILL)
 
-    def finish(self, victim, how):
+    def finish(self, victim):
         if not victim.ended():
             victim.proc.kill()
         victim.wait_end(-signal.SIGKILL)
@@ -125,7 +131,6 @@ class ClientBatch:
         last = operations[-1] if operations else None
         inside = "no call" if last and last.answered else last.kind if last else "its start"
         self.tally.inside[INSIDE.get(inside, inside)] += 1
-        return how
 
     # --- what is found ---
 
@@ -255,16 +260,17 @@ class ClientBatch:
         env = {"LD_LIBRARY_PATH": self.library, "GAIAFS_FAULTS": os.path.join(self.folder, "client-plan")}
         victim = self.new_worker(2, tag, DEVICES[number % 2], "victim", env)
         try:
-            how = self.strike(kind, site, victim)
+            landed = self.strike(kind, site, victim)
             if self.mount.proc.poll() is not None:
                 raise Failure(f"the daemon ended with {self.mount.proc.returncode}: {self.mount.log_text()}")
             self.look(victim)
-            self.tally.landed[how] += 1
+            (self.tally.landed if landed else self.tally.elsewhere)[name_of(kind, site)] += 1
         finally:
             victim.close()
         for what in (f"own-{tag}", f"private-{tag}"):
             del self.contents[what]
         del self.names[tag]
+        return landed
 
     def end(self):
         self.order(oracle.SETTLE)
@@ -279,16 +285,19 @@ class ClientBatch:
         self.check(self.data, [worker.tag for worker in self.stay])
 
     def run(self):
-        kind = site = None
+        kind, site, number = "the start", None, 0
+        left = [(*kill, TRIES) for kill in self.kills]
         try:
             self.start()
-            for number, (kind, site) in enumerate(self.kills):
-                self.kill(number, kind, site)
+            while left:
+                kind, site, tries = left.pop(0)
+                if not self.kill(number, kind, site) and tries > 1:
+                    left.append((kind, site, tries - 1))
+                number += 1
             kind, site = "the unmount", None
             self.end()
         except (Failure, OSError, subprocess.SubprocessError) as problem:
-            where = f"client, {kind} {site.name if site else ''}"
-            self.tally.failures.append(f"{where}: {type(problem).__name__} {problem}")
+            self.tally.failures.append(f"{name_of(kind, site)}: {type(problem).__name__} {problem}")
         finally:
             if self.mount:
                 self.mount.drop()

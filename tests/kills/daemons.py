@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import oracle
-from mounts import AFTER, BEFORE, Failure, Mount, Site, Worker
+from mounts import AFTER, BEFORE, TRIES, Failure, Mount, Site, Worker
 
 PAGE = oracle.PAGE
 FRAMES, FILE = 1, 2
@@ -40,6 +40,14 @@ DAEMON_SITES = [
 ]
 
 
+# The io= or passthrough= without which a daemon makes no such call.
+NEEDED = {"io_uring_submit": ",io=uring", "completion": ",io=uring", "pwritev64v2": ",passthrough=off"}
+
+
+def name_of(site):
+    return f"daemon, {site.name if site else 'at random'}"
+
+
 def read_file(path):
     with open(path, "rb") as file:
         return file.read()
@@ -50,11 +58,13 @@ class Tally:
 
     def __init__(self):
         self.landed, self.failures = collections.Counter(), []
+        self.elsewhere = collections.Counter()  # kills whose site was not reached, which so were at another moment
         self.inside = collections.Counter()  # what clients were doing
         self.operations = 0
 
     def add(self, other):
         self.landed.update(other.landed)
+        self.elsewhere.update(other.elsewhere)
         self.inside.update(other.inside)
         self.operations += other.operations
         self.failures += other.failures
@@ -87,12 +97,12 @@ class DaemonBatch:
                  [*SIZES, *(f"own-{number}" for number in range(3))]}
         return files, [oracle.look(os.path.join(top, f"names-{number}")) for number in range(3)]
 
-    def start(self, number, before):
+    def start(self, number, before, site=None):
         """Mounts what the last kill has left, the dead mount being there still or not, and looks at it."""
         if self.dead and number % 2:
             self.dead.unmount()
             self.dead = None
-        self.mount = Mount(self.args.daemon, self.data, os.path.join(self.folder, f"mnt{number % 2}"), self.options(),
+        self.mount = Mount(self.args.daemon, self.data, os.path.join(self.folder, f"mnt{number % 2}"), self.options(site),
                            os.path.join(self.folder, "plan"), os.path.join(self.folder, "daemon.log"))
         if self.dead:
             self.dead.unmount()
@@ -100,36 +110,33 @@ class DaemonBatch:
         if self.snapshot(self.mount.mnt) != before:
             raise Failure("the next mount shows other bytes than the data directory has")
 
-    def options(self):
-        return OPTIONS + ("" if self.rng.random() < 0.6 else ",io=threads")
+    def options(self, site):
+        options = "" if self.rng.random() < 0.6 else ",io=threads"
+        return OPTIONS + (NEEDED.get(site.row, options) if site else options)
 
     def strike(self, site, workers):
-        """Lets the kill land; returns how it did."""
+        """Lets the kill land; returns whether it did where it should."""
+        proc, plan = self.mount.proc, self.mount.plan
         if site is None:
             time.sleep(self.rng.random() * 0.06)
-            self.mount.proc.kill()
-            self.mount.killed(None)
-            return "at random"
-        number = self.rng.randint(1, self.reach.get(site.name, 6))
-        site.arm(self.mount.plan, number)
-        deadline = time.monotonic() + 0.6
-        while self.mount.proc.poll() is None and time.monotonic() < deadline:
-            if all(worker.log.get(oracle.FULL) for worker in workers):
-                break
-            time.sleep(0.001)
-        if self.mount.proc.poll() is None:
-            self.mount.plan.row = -1
-            reached = number - self.mount.plan.countdown
-            self.reach[site.name] = max(1, reached * 3 // 4)
-            self.mount.proc.kill()
-            self.mount.killed(None)
-            if not self.mount.plan.landed:
-                return "site not reached, killed all the same"
-        self.mount.killed(1)
-        return site.name
+            proc.kill()
+            self.mount.killed(False)
+            return True
+        reached = site.strike(plan, self.rng.randint(1, self.reach.get(site.name, 6)), workers,
+                              lambda: proc.poll() is not None or all(worker.log.get(oracle.FULL) for worker in workers))
+        if reached is not None:
+            self.reach[site.name] = max(1, reached)
+        if proc.poll() is None:
+            plan.row = -1
+            proc.kill()
+            self.mount.killed(False)
+            return plan.landed > 0
+        self.mount.killed(True)
+        return True
 
     def round(self, number, site, before):
-        self.start(number, before)
+        """A kill. Returns what is in the data directory after it, and whether it landed where it should."""
+        self.start(number, before, site)
         workers = []
         try:
             for i, device in enumerate(DEVICES):
@@ -139,14 +146,14 @@ class DaemonBatch:
                 worker.wait_ready()
             for worker in workers:
                 worker.log.set(oracle.GO, 1)
-            how = self.strike(site, workers)
+            landed = self.strike(site, workers)
             self.dead, self.mount = self.mount, None
             for worker in workers:
                 worker.wait_end()
             after = self.snapshot(self.data)
             self.judge(before, after, workers)
-            self.tally.landed[f"daemon, {how}"] += 1
-            return after
+            (self.tally.landed if landed else self.tally.elsewhere)[name_of(site)] += 1
+            return after, landed
         finally:
             for worker in workers:
                 worker.close()
@@ -175,18 +182,23 @@ class DaemonBatch:
     def run(self):
         self.populate()
         before, site = self.snapshot(self.data), None
+        left, number = [(site, TRIES) for site in self.kills], 0
         try:
-            for number, site in enumerate(self.kills):
-                before = self.round(number, site, before)
+            while left:
+                site, tries = left.pop(0)
+                before, landed = self.round(number, site, before)
+                number += 1
+                if not landed and tries > 1:
+                    left.append((site, tries - 1))
             site = "the last mount"
-            self.start(len(self.kills), before)  # what the last kill has left can be mounted, too
+            self.start(number, before)  # what the last kill has left can be mounted, too
             self.mount.end()
             self.mount = None
             if self.snapshot(self.data) != before:
                 raise Failure("an idle mount has changed the data directory")
         except (Failure, OSError, subprocess.SubprocessError) as problem:
-            what = site.name if isinstance(site, Site) else site or "at random"
-            self.tally.failures.append(f"daemon, {what}: {type(problem).__name__} {problem}")
+            what = f"daemon, {site}" if isinstance(site, str) else name_of(site)
+            self.tally.failures.append(f"{what}: {type(problem).__name__} {problem}")
         finally:
             for mount in (self.mount, self.dead):
                 if mount:

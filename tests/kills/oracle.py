@@ -276,7 +276,9 @@ class Names:
         elif op.kind == "symlink" and not inode:
             names[name] = Inode("symlink", 0, text.encode())
         elif op.kind == "fill" and kind == "file":
-            inode.content = text.encode()
+            inode.content = text.encode() + inode.content[len(text):]
+        elif op.kind == "extend" and kind == "file":
+            inode.content += text.encode()
         elif op.kind == "setxattr" and kind in ("file", "dir"):
             inode.xattr = text.encode()
         elif op.kind == "chmod" and kind in ("file", "dir"):

@@ -82,9 +82,9 @@ static int create_file(const char *path)
     return close(fd);
 }
 
-static int fill_file(const char *path, const char *text)
+static int fill_file(const char *path, const char *text, int flags)
 {
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    int fd = open(path, O_WRONLY | O_CLOEXEC | flags);
     ssize_t n = fd < 0 ? -1 : write(fd, text, strlen(text));
     int error = errno;
 
@@ -100,7 +100,9 @@ int name_call(unsigned kind, const char *path, const char *other, const char *te
     case OP_create:
         return create_file(path);
     case OP_fill:
-        return fill_file(path, text);
+        return fill_file(path, text, 0);
+    case OP_extend: /* of a file that no device has, so the daemon appends itself */
+        return fill_file(path, text, O_APPEND);
     case OP_rename:
         return rename(path, other);
     case OP_link:

@@ -352,6 +352,39 @@ static void do_copy(void)
     own_is_stale = true;
 }
 
+/* Whole pages of one of this worker's blocks that only write() changes. */
+static int64_t own_pages(int64_t *length)
+{
+    int64_t block = files[COARSE].block, count = files[COARSE].size / block / OWNERS;
+    int64_t b = number * 3 + BY_WRITE + OWNERS * (int64_t)random_number((uint64_t)count);
+    int64_t first = (b * block + PAGE - 1) / PAGE * PAGE, end = (b + 1) * block / PAGE * PAGE;
+
+    if (random_number(2))
+        end = first + PAGE;
+    *length = end - first;
+    return first;
+}
+
+/* By the daemon: a copy to a part of a page, as above, it leaves to the kernel, which reads and writes. */
+static void do_copy_pages(void)
+{
+    int64_t length, from_length, to = own_pages(&length), from = own_pages(&from_length);
+
+    length = length < from_length ? length : from_length;
+    if (llabs(from - to) < length)
+        return;
+    struct record *r = begin(OP_read, COARSE, from, length, NULL, 0);
+    ssize_t n = pread(files[COARSE].fd, bytes, (size_t)length, from);
+    if (answer(r, n, failed(n)))
+        return;
+    if (n != length)
+        die("a short read", n, length);
+    r = begin(OP_copy, COARSE, to, length, bytes, (size_t)length);
+    off_t in = from, out = to;
+    n = copy_file_range(files[COARSE].fd, &in, files[COARSE].fd, &out, (size_t)length, 0);
+    answer(r, n, failed(n));
+}
+
 static void do_own(void)
 {
     switch (random_number(8)) {
@@ -425,7 +458,9 @@ static void one_operation(void)
     case 0:
     case 1:
     case 2:
-        if (f < OWN && !victim)
+        if (f == COARSE && !victim && random_number(4) == 0)
+            do_copy_pages();
+        else if (f < OWN && !victim)
             do_write(f);
         else
             do_store(f, BY_DEVICE);
@@ -468,7 +503,8 @@ static void one_operation(void)
             do_remap(f);
         break;
     case 17:
-        do_name();
+        for (unsigned i = 0; i < 3 && !is_over; i++) /* there are many kinds */
+            do_name();
         break;
     default:
         do_own();
