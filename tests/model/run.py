@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the model in gaiafs.pml with spin: every configuration as it should be, then with one rule broken at a time.
 
---gate takes one to two minutes, --full about twenty. A search that did not reach every state is a failure.
+--gate takes one to two minutes, --full twenty to thirty. A search that did not reach every state is a failure.
 Ends with one line `N passed, N failed`. With --keep the generated checkers and the trails of errors stay.
 """
 import argparse
