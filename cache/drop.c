@@ -10,22 +10,29 @@
 #include "cache/runs.h"
 #include "consistency/merge.h"
 
-/* Mark the pages of one entry busy, as far as they are there. Lock held (and let go while waiting). */
+/* Mark the pages of one entry busy, as far as they are there. What an eviction has forgotten and not freed
+ * yet is seen by clients still, so whoever is to drop it waits for that, too (found by a review: an acquire
+ * returned, and the old frame was read). What was seen to be gone stays out: if it comes again it is new.
+ * Lock held (and let go while waiting). */
 static void take_busy(struct replica *replica, struct copy_pages *entry, enum drop_why why)
 {
     struct cache_file *file = replica->file;
 
     for (;;) {
         struct leaf *leaf = index_find(&file->index, entry->leaf);
-        entry->copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
-        page_mask pages = entry->copy ? entry->pages & entry->copy->present : 0;
-        page_mask others = entry->copy ? entry->copy->busy | entry->copy->releasing | leaf->invalidating : 0;
-        if (why == DROP_EVICT)
+        struct leaf_copy *copy = entry->copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        page_mask pages = copy ? entry->pages & copy->present : 0;
+        page_mask others = copy ? copy->busy | copy->releasing | leaf->invalidating : 0, going = 0;
+        if (why == DROP_EVICT) {
             pages &= ~others;
-        if (!(pages & others)) {
+        } else {
+            going = copy ? entry->pages & copy->busy & ~copy->present : 0;
+            entry->pages = pages | going;
+        }
+        if (!(pages & others) && !going) {
             entry->pages = pages;
             if (pages)
-                entry->copy->busy |= pages;
+                copy->busy |= pages;
             return;
         }
         pthread_cond_wait(&file->changed, &file->lock);

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two that drop one page: the second one, who finds it forgotten, waits until its frame is free. */
+#include "tests/cache/fixture.inc"
+#include "tests/cache/second.inc"
+
+#include "cache/drop.h"
+
+static struct fixture f;
+static struct device_map map;
+static struct replica *replica;
+static enum drop_why second_why;
+
+static int drop_page_0(enum drop_why why)
+{
+    uint64_t dropped;
+
+    return drop_pages(replica, &(struct copy_pages){.leaf = 0, .pages = 1}, 1, why, &dropped);
+}
+
+static void *drop_too(void *argument)
+{
+    (void)argument;
+    assert_int_equal(drop_page_0(second_why), 0);
+    returned = true;
+    return NULL;
+}
+
+static int drop_beside(struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    begin(drop_too);
+    if (second_why != DROP_EVICT)
+        assert_false(returned); /* the frame is there yet, and a client that had touched it reads it */
+    return plain_frames->drop(frames, page, count);
+}
+
+static void drop_twice(enum drop_why why)
+{
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    map = device_map(&f, 0);
+    replica = SLIST_FIRST(&f.file->replicas);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[0], 0);
+    kernel_write(&f, 0, 0, (const uint8_t *)"w", 1); /* so the device's page is out of date */
+    second_why = why;
+    f.drop = drop_beside;
+    assert_int_equal(drop_page_0(DROP_EVICT), 0);
+    assert_null(f.drop);
+    end();
+    assert_int_equal(map.bytes[0], 'w');
+    fixture_stop(&f);
+}
+
+static void test_an_acquire_beside_an_eviction(void **state)
+{
+    (void)state;
+    drop_twice(DROP_STALE);
+}
+
+static void test_advice_beside_an_eviction(void **state)
+{
+    (void)state;
+    drop_twice(DROP_ADVISED);
+}
+
+/* Who wants room goes on to what can go. */
+static void test_two_evictions(void **state)
+{
+    (void)state;
+    drop_twice(DROP_EVICT);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_an_acquire_beside_an_eviction),
+        cmocka_unit_test(test_advice_beside_an_eviction),
+        cmocka_unit_test(test_two_evictions),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
