@@ -138,6 +138,9 @@ static int take_device_twins(struct leaf_copy *copy, page_mask pages, const uint
             frame_put(pool, *twin);
             break;
         }
+        /* Zeros past the end of the file, whatever was stored there: clear_tail() relies on that. */
+        size_t n = file_page_bytes(file->size, (copy->leaf->number << LEAF_SHIFT) + page);
+        memset(frame_bytes(pool, *twin) + n, 0, GAIA_PAGE_SIZE - n);
         copy->twin |= UINT64_C(1) << page;
         copy->sealed |= UINT64_C(1) << page;
         replica->twins++;

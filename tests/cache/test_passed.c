@@ -64,6 +64,33 @@ static void test_an_acquire_compares(void **state)
     stop(&f, &map);
 }
 
+/* What was stored behind the end is no part of a later store's twin, or bytes that are the same in both would
+ * be lost once the file has grown over them. */
+static void test_a_twin_of_what_was_stored_behind_the_end(void **state)
+{
+    static struct fixture f;
+    const uint64_t behind = UINT64_C(0x1111111111111111), again = behind ^ 0xbb, inside = behind ^ 0x33;
+    uint64_t seen;
+
+    (void)state;
+    if (!start(&f, 4 << 20, true))
+        skip();
+    assert_int_equal(ftruncate(f.fd, 100), 0);
+    struct device_map map = device_map(&f, 0);
+    assert_int_equal(device_acquire(&f, &map), 0);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[0], 0);
+    memcpy(map.bytes + 2000, &behind, sizeof behind);
+    assert_int_equal(device_release(&f, &map), 0);
+    memcpy(map.bytes + 2000, &again, sizeof again);
+    assert_int_equal(ftruncate(f.fd, PAGE), 0);
+    memcpy(map.bytes + 2000, &inside, sizeof inside);
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(pread(f.fd, &seen, sizeof seen, 2000), sizeof seen);
+    assert_true(seen == inside);
+    assert_int_equal(ftruncate(f.fd, FIXTURE_PAGES * PAGE), 0);
+    stop(&f, &map);
+}
+
 static void test_a_release_collects(void **state)
 {
     static struct fixture f;
@@ -244,6 +271,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_an_acquire_compares),
+        cmocka_unit_test(test_a_twin_of_what_was_stored_behind_the_end),
         cmocka_unit_test(test_a_release_collects),
         cmocka_unit_test(test_nobody_loses_a_byte),
         cmocka_unit_test(test_a_small_device),
