@@ -189,6 +189,7 @@ void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, 
 /**
  * Unmap the pages of [addr, addr + length). Parts of mappings may be unmapped. Releases nothing (see
  * gaia_device_close()). Parts of the range that are not mapped are skipped, as munmap does.
+ * The addresses of a part stay reserved until all of the mapping has gone: put nothing there with MAP_FIXED.
  *
  * A munmap() or mremap() in its place is not noticed: what is stored at the new address is never released,
  * and a later call takes away whatever the program has put at the old one.
