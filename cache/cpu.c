@@ -379,8 +379,10 @@ void cpu_look_at_size(struct cache_file *file, bool unchanged)
 {
     struct stat st;
 
-    if (fstat(file->fd, &st))
+    if (fstat(file->fd, &st)) {
+        file->tail_cleared = false;
         return;
+    }
     file_resized(file, st.st_size);
     if (unchanged)
         file->ctime = st.st_ctim;
@@ -493,6 +495,8 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
         error = cpu_each_leaf(file, offset, length, flags, cpu_before_write);
     if (!error)
         error = kernels_change(file, flags >> 8, offset, length);
+    if (!error)
+        file_grows(file, offset + (off_t)length);
     if (!error)
         error = flags & CACHE_IO_WRITEBACK ? write_back(file, fd, buffer, length, offset, flags >> 8, &done)
                                            : write_all(fd, buffer, length, offset, &done);

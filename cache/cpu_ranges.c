@@ -37,12 +37,13 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size)
     error = kernels_change(file, KERNELS_NOBODY, size, INT64_MAX);
     if (error == -EIO) /* what can't be read, as a GPU has failed, can be cut off all the same */
         error = 0;
-    if (!error)
-        error = cut(file, fd, size);
     if (!error) {
+        file_grows(file, size);
+        error = cut(file, fd, size);
         cpu_look_at_size(file, unchanged);
-        heal_changed(file, size, INT64_MAX - size);
     }
+    if (!error)
+        heal_changed(file, size, INT64_MAX - size);
     pthread_mutex_unlock(&file->lock);
     fit_frames(file);
     kernels_settle(file);
@@ -86,6 +87,8 @@ int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset
             error =
                 kernels_change(file, KERNELS_NOBODY, offset, INT64_MAX); /* what lies behind may move, too */
     }
+    if (!error && !(mode & FALLOC_FL_KEEP_SIZE))
+        file_grows(file, offset + length);
     if (!error && fallocate(fd, mode, offset, length))
         error = -errno;
     cpu_look_at_size(file, unchanged);
@@ -166,6 +169,8 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
         if (!error)
             error = kernels_change(out, KERNELS_NOBODY, offset_out, length);
     }
+    if (!error && out)
+        file_grows(out, offset_out + (off_t)length);
     if (!error) {
         done = copy_file_range(fd_in, &offset_in, fd_out, &offset_out, length, flags);
         if (done < 0)

@@ -404,12 +404,41 @@ int file_cpu_release(struct cache_file *file, struct leaf *leaf, page_mask pages
     return 0;
 }
 
+/* When the tail of a page is cleared. */
+enum tail {
+    TAIL_CUT,       /* the file has become shorter */
+    TAIL_GROWS,     /* it is about to become longer, by who holds the lock */
+    TAIL_GROWN,     /* it has become longer */
+    TAIL_GROWN_REST /* the same, and TAIL_GROWS came before */
+};
+
+/* Whether a copy's page is left as it is. Growth of a file in passthrough is seen late: what differs from a
+ * twin, whose tail is zeros, may have been stored after it; and so may what differs in a page that was
+ * cleared before the growth. (On a device that scans every page has a twin then, and what is stored past the
+ * end before an acquire is lost: gaia.h.) */
+static bool keeps_tail(const struct leaf_copy *copy, uint64_t page, enum tail when)
+{
+    bool scans = copy->replica->scans;
+
+    if (!(copy->present & page_bit(page)))
+        return true;
+    switch (when) {
+    case TAIL_CUT:
+        return false;
+    case TAIL_GROWS:
+        return scans;
+    case TAIL_GROWN:
+        return copy->replica->file->passed && !scans && copy->twin & page_bit(page);
+    case TAIL_GROWN_REST:
+        return !scans;
+    }
+    return false;
+}
+
 /* Rule 8: the page that holds a file's old or new end, from its byte `from`. What devices have there is no
  * part of the file: it becomes zeros, as in the kernel's page, so that nothing of it is collected when the
- * file grows over it, and what is stored there then is told apart from it. Growth of a file in passthrough is
- * seen late: what differs from a twin, whose tail is zeros, may have been stored after it. (On a device that
- * scans every page has a twin then, and what is stored past the end before an acquire is lost: gaia.h.) */
-static void clear_tail(struct cache_file *file, uint64_t page, size_t from, bool grown)
+ * file grows over it, and what is stored there then is told apart from it. */
+static void clear_tail(struct cache_file *file, uint64_t page, size_t from, enum tail when)
 {
     struct leaf *leaf = index_find(&file->index, page >> LEAF_SHIFT);
     struct leaf_copy *copy;
@@ -417,10 +446,9 @@ static void clear_tail(struct cache_file *file, uint64_t page, size_t from, bool
     if (!leaf || !from)
         return;
     SLIST_FOREACH (copy, &leaf->copies, link) {
-        if (grown && copy->replica->scans && !copy->replica->read_only)
+        if (when >= TAIL_GROWN && copy->replica->scans && !copy->replica->read_only)
             scan_keep_twin_of_tail(copy, page_bit(page));
-        if (!(copy->present & page_bit(page)) ||
-            (grown && file->passed && !copy->replica->scans && copy->twin & page_bit(page)))
+        if (keeps_tail(copy, page, when))
             continue;
         copy->replica->frames->ops->clear(copy->replica->frames, page, from);
         if (copy->twin & page_bit(page))
@@ -428,6 +456,14 @@ static void clear_tail(struct cache_file *file, uint64_t page, size_t from, bool
                    GAIA_PAGE_SIZE - from);
     }
     file_cpu_modified(file, leaf, page_bit(page));
+}
+
+void file_grows(struct cache_file *file, off_t size)
+{
+    if (size <= file->size || file->passed)
+        return;
+    clear_tail(file, (uint64_t)file->size / GAIA_PAGE_SIZE, (size_t)file->size % GAIA_PAGE_SIZE, TAIL_GROWS);
+    file->tail_cleared = true;
 }
 
 struct shrink {
@@ -462,8 +498,10 @@ void file_resized(struct cache_file *file, off_t size)
 {
     off_t old = file->size;
     off_t end = size < old ? size : old;
+    enum tail when = size < old ? TAIL_CUT : file->tail_cleared ? TAIL_GROWN_REST : TAIL_GROWN;
     struct replica *replica;
 
+    file->tail_cleared = false;
     if (size == old)
         return;
     file->size = size;
@@ -472,7 +510,7 @@ void file_resized(struct cache_file *file, off_t size)
         file->truncations++;
         index_each(&file->index, shrink_leaf, &(struct shrink){file, file_pages(size)});
     }
-    clear_tail(file, (uint64_t)end / GAIA_PAGE_SIZE, (size_t)end % GAIA_PAGE_SIZE, size > old);
+    clear_tail(file, (uint64_t)end / GAIA_PAGE_SIZE, (size_t)end % GAIA_PAGE_SIZE, when);
     if (file_pages(size) == file_pages(old))
         return;
     SLIST_FOREACH (replica, &file->replicas, link) {

@@ -45,6 +45,7 @@ struct cache_file {
     struct reads reads;
     off_t size;
     atomic_bool unfit;    /* some frames are longer or shorter than it (cache/fit.h) */
+    bool tail_cleared;    /* file_grows() was called, file_resized() not yet */
     uint64_t truncations; /* counts changes that a fill under way must not survive */
     struct timespec
         ctime; /* of the backing file after our last change: another value means that somebody else wrote */
@@ -109,6 +110,10 @@ int file_cpu_release(struct cache_file *file, struct leaf *leaf, page_mask pages
 /* The size changed to `size` under the lock, by a truncation or by a write past the end: twins and marks
  * follow (rule 8), and frames by fit_frames(), which is due when the lock is let go. */
 void file_resized(struct cache_file *file, off_t size);
+/* The holder of the lock is about to make the file as long as that, and calls file_resized() afterwards,
+ * without letting go of it. What lies behind the old end becomes zeros here: whoever sees the new size may
+ * store there at once. */
+void file_grows(struct cache_file *file, off_t size);
 
 /* Around a change of our own to the backing file: file_stamp() takes note of the times that it left, unless
  * somebody else had changed the file before it (then file_unchanged() was false): that must still be found.

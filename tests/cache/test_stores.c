@@ -6,6 +6,7 @@
 #include "cache/internal.h"
 #include "cache/stat.h"
 #include "gpu/gaia.h"
+#include "tests/gate.h"
 
 #define PAGES 150u /* of three leaves */
 
@@ -142,12 +143,60 @@ static void test_a_busy_page_in_the_window(void **state)
     fixture_stop(&f);
 }
 
+static void *grow(void *argument)
+{
+    (void)argument;
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 4096), 0);
+    return NULL;
+}
+
+static void *append(void *argument)
+{
+    (void)argument;
+    assert_int_equal(cache_file_write(f.file, f.fd, "w", 1, 4095, 0), 1);
+    return NULL;
+}
+
+/* Who sees that a file has grown may store there, though who makes it grow has not returned yet. What was
+ * stored there before is no part of it. */
+static void test_stores_to_what_a_file_grows_by(void **state)
+{
+    struct stat st;
+    pthread_t thread;
+
+    (void)state;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    map = device_map(&f, 0);
+    for (unsigned round = 0; round < so_many(600); round++) {
+        assert_int_equal(cache_file_truncate(f.file, f.fd, 100), 0);
+        map.bytes[0] = (uint8_t)round;
+        map.bytes[1999] = 'b';
+        pthread_create(&thread, NULL, round % 2 ? grow : append, NULL);
+        do
+            assert_int_equal(fstat(f.fd, &st), 0);
+        while (st.st_size != 4096);
+        map.bytes[2000] = (uint8_t)(1 + round % 250);
+        pthread_join(thread, NULL);
+        assert_int_equal(device_release(&f, &map), 0);
+        f.kernel[0].cached = false; /* the kernel cuts its own pages off */
+        if (read_byte(0, 1999) || read_byte(0, 2000) != 1 + round % 250)
+            fail_msg("round %u: %u and %u, not 0 and %u", round, read_byte(0, 1999), read_byte(0, 2000),
+                     1 + round % 250);
+    }
+    assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_page_after_the_other),  cmocka_unit_test(test_pages_that_nobody_stores_to),
-        cmocka_unit_test(test_stores_here_and_there),     cmocka_unit_test(test_advice_against_it),
+        cmocka_unit_test(test_one_page_after_the_other),
+        cmocka_unit_test(test_pages_that_nobody_stores_to),
+        cmocka_unit_test(test_stores_here_and_there),
+        cmocka_unit_test(test_advice_against_it),
         cmocka_unit_test(test_a_busy_page_in_the_window),
+        cmocka_unit_test(test_stores_to_what_a_file_grows_by),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
