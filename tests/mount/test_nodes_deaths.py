@@ -159,7 +159,7 @@ def test_an_agent_is_killed_in_the_middle_of_everything(cluster, agents):
     time.sleep(0.3)
     nodes[1].kill()
     for program, step in ((home, 4), (beside, 8)):
-        within(20, "what was begun", program.agent.finish)
+        within(60, "what was begun", program.agent.finish)
         for at in range(step, len(content), 40):
             content[at] = content[at + 1] = 59 + step
     for what, got in (("read", home.read()), ("device", beside.acquired()), ("load", beside.load())):
