@@ -66,8 +66,7 @@ static void *arrive(void *argument)
 {
     (void)argument;
     nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 500000000}, NULL);
-    cache_device_uncharge(&device, 1);
-    place(0, 1, 1);
+    settle(0, 1, 1);
     cache_device_notify(&device);
     return NULL;
 }
@@ -88,7 +87,7 @@ static void test_what_is_under_way(void **state)
     pthread_join(threads[1], NULL);
     ends = true;
     pthread_join(threads[0], NULL);
-    cache_device_uncharge(&device, 1);
+    cache_device_uncharge(&device, 1); /* the one that was asked for */
     stop(2);
 }
 
