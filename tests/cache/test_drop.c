@@ -40,6 +40,10 @@ static void drop_twice(enum drop_why why)
     map = device_map(&f, 0);
     replica = SLIST_FIRST(&f.file->replicas);
     assert_int_equal(((volatile uint8_t *)map.bytes)[0], 0);
+    pthread_mutex_lock(&f.file->lock);
+    while (leaf_find_copy(index_find(&f.file->index, 0), replica)->busy) /* it is shown before it is there */
+        pthread_cond_wait(&f.file->changed, &f.file->lock);
+    pthread_mutex_unlock(&f.file->lock);
     kernel_write(&f, 0, 0, (const uint8_t *)"w", 1); /* so the device's page is out of date */
     second_why = why;
     f.drop = drop_beside;
