@@ -3,14 +3,17 @@
 
 #include <fcntl.h>
 #include <linux/fuse.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #define LOOK_EVERY 64u /* requests of a thread; a look costs as much as one of them */
-#define WAITS_LEAST 32 /* before so many of these the thread must have slept */
+#define SAMPLES 8u     /* of these requests, after which it is asked whether more wait, */
+#define CROWDS_MOST 2u /* and how often they may */
+#define FLIGHT_COSTS 3u
+#define PENALTY_MAX 8u
 #define SMALL \
     ((size_t)16 << 10) /* bytes. More are worth a processor of their own: copying them takes longer */
 
@@ -118,40 +121,56 @@ int follow_create(pthread_t *thread_out, void *(*run)(void *), void *argument)
     return error;
 }
 
-void follow_nobody(struct follower *follower)
+/* Where the scheduler finds a processor idle it moves the caller there, away from the threads that have come
+ * to it, and they would be after it for ever, each time by way of an interrupt between processors. So a
+ * caller that was not where it is followed to is left alone for 8 looks, at the next time for 64, then 256:
+ * one that stays, since it is bound or other processors have work, wins that back. */
+static void follow_or_not(struct follower *follower, int cpu)
 {
-    leave(follower);
-    follower->streak = 0;
+    if (follower->skip) {
+        follower->skip--;
+        return;
+    }
+    if (!follower->follows || cpu < 0) {
+        go_to(follower, cpu);
+    } else if (cpu == follower->cpu) {
+        follower->penalty -= follower->penalty > 0;
+    } else {
+        follower->penalty += FLIGHT_COSTS;
+        if (follower->penalty > PENALTY_MAX)
+            follower->penalty = PENALTY_MAX;
+        follower->skip = 1u << follower->penalty;
+        leave(follower);
+    }
 }
 
-static long waits(void)
+static bool more_wait(int device)
 {
-    struct rusage usage;
+    struct pollfd more = {.fd = device, .events = POLLIN};
 
-    return getrusage(RUSAGE_THREAD, &usage) ? 0 : usage.ru_nvcsw;
+    return poll(&more, 1, 0) == 1;
 }
 
-void follow(struct follower *follower, const void *request, size_t size)
+void follow(struct follower *follower, const void *request, size_t size, int device)
 {
     const struct fuse_in_header *in = request;
-    unsigned past;
 
     if (size < sizeof(*in) || !in->pid || is_late(in->opcode))
         return;
     if (in->pid != follower->caller || bytes_of(in, size) > SMALL) {
         move_away(follower);
-        follow_nobody(follower);
+        follower->streak = follower->crowds = 0;
         follower->caller = in->pid;
         return;
     }
-    past = ++follower->streak % LOOK_EVERY;
-    if (follower->streak == LOOK_EVERY / 2)
-        follower->waits = waits() - (long)LOOK_EVERY / 2; /* as if it had slept before each up to here */
-    if (past)
+    /* Who has many requests under way at a time is better served by many processors. Its next one is there
+     * before this one is answered, and that of who waits for each is not. (Whether this thread had to sleep
+     * before it would say less: where it shares a processor with who waits, it is pre-empted by the answer,
+     * and comes to look for the next request when that is there.) */
+    if (++follower->streak % (LOOK_EVERY / SAMPLES) == 0)
+        follower->crowds += more_wait(device);
+    if (follower->streak % LOOK_EVERY)
         return;
-    /* Who has many requests under way at a time is better served by many processors: no thread sleeps then.
-     */
-    long now = waits(), slept = now - follower->waits;
-    follower->waits = now;
-    go_to(follower, slept >= WAITS_LEAST ? cpu_of(in->pid) : -1);
+    follow_or_not(follower, follower->crowds <= CROWDS_MOST ? cpu_of(in->pid) : -1);
+    follower->crowds = 0;
 }

@@ -17,18 +17,18 @@
 
 /* A thread's, and used by it alone. All zero at its start. */
 struct follower {
-    uint32_t caller;   /* whose requests it has had last */
-    unsigned streak;   /* and how many of them, all small, with none of another one in between */
-    long waits;        /* how often it had slept when the streak was looked at last */
-    bool follows;      /* it is bound to the caller's processor, */
-    int cpu;           /* this one, */
+    uint32_t caller;  /* whose requests it has had last */
+    unsigned streak;  /* and how many of them, all small, with none of another one in between */
+    unsigned crowds;  /* of the samples since the last look: more requests were waiting */
+    unsigned penalty; /* what is held against following: callers were gone from where they were followed to */
+    unsigned skip;    /* so many looks are left out */
+    bool follows;     /* it is bound to the caller's processor, */
+    int cpu;          /* this one, */
     cpu_set_t allowed; /* and else to these */
 };
 
-/* A request has come, of so many bytes; its header is at the start. */
-void follow(struct follower *follower, const void *request, size_t size);
-/* The thread has nothing to do for now, and may be called for anybody. */
-void follow_nobody(struct follower *follower);
+/* A request has come from this device, of so many bytes; its header is at the start. */
+void follow(struct follower *follower, const void *request, size_t size, int device);
 /* pthread_create(), of a thread that is not bound as the calling one may be just now. */
 int follow_create(pthread_t *thread_out, void *(*run)(void *), void *argument);
 

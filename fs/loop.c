@@ -19,8 +19,10 @@
 
 #define IDLE_MS 10000u /* then a sleeping thread ends, and its buffers with it */
 #define THREADS_MIN 16l
-#define WAITING_MOST 64u               /* as many as the kernel has write-backs and readahead under way */
+#define THREADS_A_PROCESSOR 4l
 #define THREADS_LEAST 8u               /* however small the memory is */
+#define BACKGROUND_MIN 64l             /* two programs' queues of 32 */
+#define BACKGROUND_MAX 4096l           /* the field has 16 bits */
 #define THREAD_BYTES ((size_t)2 << 20) /* its buffers, when it has had a large request and a large read */
 
 struct loop_worker {
@@ -101,7 +103,8 @@ static bool rest(struct loop_worker *worker)
         pthread_mutex_unlock(&loop->lock);
         return true;
     }
-    follow_nobody(&worker->follower);
+    /* It stays where it followed to: who waits for each request has the answering threads pre-empted, so that
+     * they come and go here all the time. Called for somebody else it moves away. */
     worker->sleeping = true;
     SLIST_INSERT_HEAD(&loop->sleepers, worker, sleeper);
     while (worker->sleeping && rc == 0 && !loop->ending)
@@ -186,7 +189,7 @@ static void *work(void *argument)
         }
         if (atomic_fetch_sub(&loop->reading, 1) == 1)
             call_another(loop);
-        follow(&worker->follower, worker->request.mem, (size_t)rc);
+        follow(&worker->follower, worker->request.mem, (size_t)rc, fuse_session_fd(session));
         fuse_session_process_buf(session, &worker->request);
         if (atomic_fetch_add(&loop->reading, 1) >= (int)loop->wanted) {
             atomic_fetch_sub(&loop->reading, 1);
@@ -223,6 +226,16 @@ void loop_wait_end(void)
     pthread_mutex_unlock(&here->loop->lock);
 }
 
+/* As many as there are threads to serve them: with fewer, threads would have nothing to do while requests
+ * wait in the kernel. */
+unsigned loop_background(long processors)
+{
+    long requests =
+        processors > BACKGROUND_MAX / THREADS_A_PROCESSOR ? BACKGROUND_MAX : processors * THREADS_A_PROCESSOR;
+
+    return (unsigned)(requests > BACKGROUND_MIN ? requests : BACKGROUND_MIN);
+}
+
 void loop_init(struct loop *loop, struct fs *fs)
 {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
@@ -231,11 +244,13 @@ void loop_init(struct loop *loop, struct fs *fs)
     loop->fs = fs;
     /* Of a program that opens and closes files, one request is on its way while it sends the next. */
     loop->wanted = cpus > 12 ? (unsigned)cpus / 4 : 3;
-    loop->most = (unsigned)(cpus * 4 > THREADS_MIN ? cpus * 4 : THREADS_MIN);
+    loop->most =
+        (unsigned)(cpus * THREADS_A_PROCESSOR > THREADS_MIN ? cpus * THREADS_A_PROCESSOR : THREADS_MIN);
+    unsigned background = loop_background(cpus);
     size_t fit = memory_available() / 8 / THREAD_BYTES;
     fit = fit < THREADS_LEAST ? THREADS_LEAST : fit;
     loop->most = loop->most > fit ? (unsigned)fit : loop->most;
-    loop->most_wait = WAITING_MOST > fit ? (unsigned)fit : WAITING_MOST;
+    loop->most_wait = background > fit ? (unsigned)fit : background;
     lock_init(&loop->lock, LOCK_LOOP);
     lock_condition_init(&loop->end);
     LIST_INIT(&loop->workers);

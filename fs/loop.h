@@ -27,6 +27,11 @@ struct loop {
     int error;
 };
 
+/* How many requests that no program waits for alone (read-ahead, write-back, asynchronous direct I/O) the
+ * kernel is to have under way on a machine with so many processors (-1: not known): FUSE_INIT's
+ * max_background. */
+unsigned loop_background(long processors);
+
 void loop_init(struct loop *loop, struct fs *fs);
 /* Serves until the mount has gone or loop_stop() is called; then every request that was read is answered. 0
  * or a negative errno. */

@@ -49,8 +49,8 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
                          FUSE_CAP_EXPORT_SUPPORT | FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO);
     conn->max_write = MAX_REQUEST;
     conn->max_readahead = MAX_REQUEST;
-    conn->max_background = 64;
-    conn->congestion_threshold = 48;
+    conn->max_background = loop_background(sysconf(_SC_NPROCESSORS_ONLN));
+    conn->congestion_threshold = conn->max_background / 4 * 3;
 }
 
 static const struct fuse_lowlevel_ops operations = {

@@ -546,6 +546,15 @@ def test_files_are_read_a_mebibyte_at_a_time(mount):
     assert answers.count(max(answers)) >= 5, sorted(answers)[-20:]  # it begins with less
 
 
+@needs_root
+def test_requests_in_the_background_are_as_many_as_threads(mount):
+    """Read-ahead, write-back, asynchronous direct I/O: the kernel keeps back what is more."""
+    m = mount("debug")
+    told = {name: int(value) for name, value in re.findall(r"(max_background|congestion_threshold)=(\d+)", m.log_text())}
+    most = max(64, 4 * os.sysconf("SC_NPROCESSORS_ONLN"))
+    assert told == {"max_background": most, "congestion_threshold": most // 4 * 3}
+
+
 @pytest.mark.limit(120)
 def test_requests_that_wait_hold_up_nobody(mount):
     """An open() of the daemon waits while somebody has a lease of the file in the data directory. Ten such, and another
