@@ -40,11 +40,14 @@ program and daemon together; it depends less than rates do on what else the mach
 
 def machine(folder):
     done = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, check=False)
-    commit = subprocess.run(["git", "-C", TOP, "describe", "--always", "--dirty"], capture_output=True, text=True,
-                            check=False)
+    try:
+        commit = subprocess.run(["git", "-C", TOP, "describe", "--always", "--dirty"], capture_output=True, text=True,
+                                check=False).stdout.strip()
+    except FileNotFoundError:  # a machine without git measures, too
+        commit = ""
     return {"date": datetime.date.today().isoformat(), "kernel": platform.release().split("-")[0],
             "cores": os.cpu_count(), "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-            "file_system": done.stdout.strip(), "commit": commit.stdout.strip(), "load_at_start": os.getloadavg()[0]}
+            "file_system": done.stdout.strip(), "commit": commit, "load_at_start": os.getloadavg()[0]}
 
 
 def measure(bench, rows, rounds):

@@ -31,7 +31,10 @@ ROWS = {**rows_one.ROWS, **rows_many.ROWS}
 # --- what was measured, and where -----------------------------------------------------------------------------------
 
 def quiet_run(command):
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TOP)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=TOP)
+    except FileNotFoundError:  # git, say
+        return ""
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
