@@ -37,6 +37,14 @@ void fill_group_init(struct fill_group *group)
     pthread_cond_init(&group->done, NULL);
 }
 
+bool fill_group_failed(struct fill_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    bool failed = group->error;
+    pthread_mutex_unlock(&group->lock);
+    return failed;
+}
+
 int fill_group_finish(struct fill_group *group)
 {
     pthread_mutex_lock(&group->lock);

@@ -14,6 +14,8 @@ struct fill_group {
 };
 
 void fill_group_init(struct fill_group *group);
+/* Whether one of them has failed already. */
+bool fill_group_failed(struct fill_group *group);
 /* Waits for all; the first error or 0. Frees. */
 int fill_group_finish(struct fill_group *group);
 

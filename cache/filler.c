@@ -1,16 +1,73 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/filler.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "cache/fill.h"
 
+/* What one thread takes of a range that several place: so much that its stages are read in order, so little
+ * that nobody is left with much at the end. */
+#define SHARE_PAGES (2 * STAGE_PAGES)
+
+/* A range that several threads place, in the frame of who waits for it. */
+struct filler_range {
+    struct cache_map *map;
+    struct fill_group *group;
+    atomic_uint_fast64_t next; /* the first page that nobody has taken */
+    uint64_t end;
+    unsigned helpers; /* threads that are at it, besides who waits; filler->lock */
+};
+
 struct filler_piece {
-    STAILQ_ENTRY(filler_piece) link;
-    struct cache_map *map; /* a reference */
+    TAILQ_ENTRY(filler_piece) link;
+    struct filler_range *range; /* a call for help with it; else NULL, and: */
+    struct cache_map *map;      /* a reference */
     uint64_t first, count;
 };
+
+/* Share by share, until nothing is left of the range. */
+static void place_shares(struct filler_range *range)
+{
+    for (;;) {
+        uint64_t first = atomic_fetch_add(&range->next, SHARE_PAGES);
+
+        if (first >= range->end || fill_group_failed(range->group))
+            return;
+        uint64_t left = range->end - first;
+        fill_range(range->map, &(struct fill_request){.first = first,
+                                                      .count = left < SHARE_PAGES ? left : SHARE_PAGES,
+                                                      .touched = FILL_NO_PAGE,
+                                                      .group = range->group});
+    }
+}
+
+/* filler->lock held; let go for as long as it takes. */
+static void help(struct filler *filler, struct filler_range *range)
+{
+    range->helpers++;
+    pthread_mutex_unlock(&filler->lock);
+    place_shares(range);
+    pthread_mutex_lock(&filler->lock);
+    if (--range->helpers == 0)
+        pthread_cond_broadcast(&filler->helped);
+}
+
+/* filler->lock held; let go for as long as it takes. */
+static void place_piece(struct filler *filler, struct filler_piece *piece)
+{
+    bool stop = filler->stop;
+
+    filler->length--;
+    pthread_mutex_unlock(&filler->lock);
+    if (!stop)
+        fill_range(piece->map, &(struct fill_request){
+                                   .first = piece->first, .count = piece->count, .touched = FILL_NO_PAGE});
+    cache_map_put(piece->map);
+    free(piece);
+    pthread_mutex_lock(&filler->lock);
+}
 
 static void *fill_pieces(void *argument)
 {
@@ -19,21 +76,18 @@ static void *fill_pieces(void *argument)
 
     pthread_mutex_lock(&filler->lock);
     for (;;) {
-        while (!(piece = STAILQ_FIRST(&filler->queue)) && !filler->stop)
+        while (!(piece = TAILQ_FIRST(&filler->queue)) && !filler->stop)
             pthread_cond_wait(&filler->queued, &filler->lock);
         if (!piece)
             break;
-        STAILQ_REMOVE_HEAD(&filler->queue, link);
-        filler->length--;
-        bool stop = filler->stop;
-        pthread_mutex_unlock(&filler->lock);
-        if (!stop)
-            fill_range(piece->map, &(struct fill_request){.first = piece->first,
-                                                          .count = piece->count,
-                                                          .touched = FILL_NO_PAGE});
-        cache_map_put(piece->map);
-        free(piece);
-        pthread_mutex_lock(&filler->lock);
+        TAILQ_REMOVE(&filler->queue, piece, link);
+        if (piece->range) {
+            struct filler_range *range = piece->range;
+            piece->range = NULL; /* it is not in the queue any more */
+            help(filler, range);
+        } else {
+            place_piece(filler, piece);
+        }
     }
     pthread_mutex_unlock(&filler->lock);
     return NULL;
@@ -48,7 +102,8 @@ int filler_start(struct cache *cache)
 
     lock_init(&filler->lock, LOCK_FILLER);
     pthread_cond_init(&filler->queued, NULL);
-    STAILQ_INIT(&filler->queue);
+    pthread_cond_init(&filler->helped, NULL);
+    TAILQ_INIT(&filler->queue);
     if (wanted > FILLER_THREADS_MAX)
         wanted = FILLER_THREADS_MAX;
     while (filler->started < wanted && !error) {
@@ -70,6 +125,7 @@ void filler_stop(struct cache *cache)
     pthread_mutex_unlock(&filler->lock);
     while (filler->started)
         pthread_join(filler->threads[--filler->started], NULL);
+    pthread_cond_destroy(&filler->helped);
     pthread_cond_destroy(&filler->queued);
     pthread_mutex_destroy(&filler->lock);
 }
@@ -87,7 +143,7 @@ void filler_ahead(struct cache_map *map, uint64_t first, uint64_t count)
         pthread_mutex_lock(&filler->lock);
         bool room = filler->length < FILLER_QUEUE_MAX && !filler->stop;
         if (room) {
-            STAILQ_INSERT_TAIL(&filler->queue, piece, link);
+            TAILQ_INSERT_TAIL(&filler->queue, piece, link);
             filler->length++;
             pthread_cond_signal(&filler->queued);
         }
@@ -100,4 +156,36 @@ void filler_ahead(struct cache_map *map, uint64_t first, uint64_t count)
         first += n;
         count -= n;
     }
+}
+
+/* Calls for help that nobody has answered yet are taken back: there is nothing left to do. */
+static void call_off(struct filler *filler, struct filler_range *range, struct filler_piece *calls,
+                     unsigned count)
+{
+    pthread_mutex_lock(&filler->lock);
+    for (unsigned i = 0; i < count; i++)
+        if (calls[i].range)
+            TAILQ_REMOVE(&filler->queue, &calls[i], link);
+    while (range->helpers)
+        pthread_cond_wait(&filler->helped, &filler->lock);
+    pthread_mutex_unlock(&filler->lock);
+}
+
+void filler_place(struct cache_map *map, uint64_t first, uint64_t count, struct fill_group *group)
+{
+    struct filler *filler = &map->file->cache->filler;
+    struct filler_piece calls[FILLER_THREADS_MAX];
+    struct filler_range range = {.map = map, .group = group, .next = first, .end = first + count};
+    uint64_t shares = (count + SHARE_PAGES - 1) / SHARE_PAGES;
+    unsigned called = 0;
+
+    pthread_mutex_lock(&filler->lock);
+    for (; called < filler->started && called + 1 < shares && !filler->stop; called++) {
+        calls[called] = (struct filler_piece){.range = &range};
+        TAILQ_INSERT_HEAD(&filler->queue, &calls[called], link); /* somebody waits for it */
+        pthread_cond_signal(&filler->queued);
+    }
+    pthread_mutex_unlock(&filler->lock);
+    place_shares(&range);
+    call_off(filler, &range, calls, called);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads that place pages ahead of the touches: a client's fault thread serves what is waited for, and
- * leaves the rest of its readahead window to them. */
+/* Threads that place pages: ahead of the touches, where a client's fault thread serves what is waited for and
+ * leaves the rest of its readahead window to them; and with somebody who waits for a whole range, for one
+ * thread copies out of the host's memory at a fraction of what memory and a GPU's bus can do. */
 #ifndef GAIAFS_CACHE_FILLER_H
 #define GAIAFS_CACHE_FILLER_H
 
@@ -18,14 +19,15 @@
 struct cache;
 struct cache_map;
 struct filler_piece;
+struct fill_group;
 
 struct filler {
     pthread_t threads[FILLER_THREADS_MAX];
     unsigned started;
     pthread_mutex_t lock; /* guards the rest; a leaf */
-    pthread_cond_t queued;
-    STAILQ_HEAD(, filler_piece) queue;
-    unsigned length;
+    pthread_cond_t queued, helped;
+    TAILQ_HEAD(, filler_piece) queue;
+    unsigned length; /* of the queue, but for calls for help */
     bool stop;
 };
 
@@ -36,5 +38,10 @@ void filler_stop(struct cache *cache);
 /* Place [first, first + count) of a map sometime soon, in pieces; when there is too much to do already, not
  * at all. */
 void filler_ahead(struct cache_map *map, uint64_t first, uint64_t count);
+
+/* Place what is missing of [first, first + count) of a map, as fill_range() does, with all threads that have
+ * nothing else to do. Returns when every fill of it has begun; the group says when they are done, and what
+ * failed: then the rest is not begun. The map is the caller's for so long. No lock is held. */
+void filler_place(struct cache_map *map, uint64_t first, uint64_t count, struct fill_group *group);
 
 #endif

@@ -13,6 +13,7 @@
 #include "cache/drop.h"
 #include "cache/evict.h"
 #include "cache/fill.h"
+#include "cache/filler.h"
 #include "cache/fit.h"
 #include "cache/release.h"
 #include "cache/scan.h"
@@ -363,8 +364,7 @@ static int place_all(struct cache_map *map, struct gaia_run run, bool all)
     for (unsigned round = 0; round < (all ? 4u : 1u) && !error; round++) {
         struct fill_group group;
         fill_group_init(&group);
-        fill_range(map, &(struct fill_request){
-                            .first = run.page, .count = run.count, .touched = FILL_NO_PAGE, .group = &group});
+        filler_place(map, run.page, run.count, &group);
         error = fill_group_finish(&group);
     }
     return error;
