@@ -37,6 +37,7 @@
  *         LOCK_FAULT_PATH  whether reads may go by the transport
  *         LOCK_CUDA_FRAMES   the chunks of a file's frames on a GPU, with
  *           LOCK_GPU         one thing at a time on a GPU; held until it has done it
+ *         LOCK_GPU_LANES     which of a GPU's streams for placing are taken
  *         LOCK_CALLS, LOCK_CALL_SESSION    calls to other nodes (io/); none is held over a wait for one
  *         LOCK_PULL, LOCK_TRANSPORT    reads from peers (io/)
  *         LOCK_SERVER, LOCK_TOKENS, LOCK_PROGRAMS, LOCK_HANDLES, LOCK_VOLUMES    of fs/

@@ -138,6 +138,8 @@ typedef CUresult cuGetProcAddress_v2_type(const char *symbol, void **function_ou
       (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,       \
        unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters,  \
        void **extra))                                                                                  \
+    X(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050, 0,                                            \
+      (int *blocks_out, CUfunction function, int threads, size_t shared_bytes))                        \
     X(cuMemGetInfo, 3020, 1, (size_t * free_out, size_t * total_out))                                  \
     X(cuMemAlloc, 3020, 1, (CUdeviceptr * pointer_out, size_t bytes))                                  \
     X(cuMemFree, 3020, 1, (CUdeviceptr pointer))                                                       \

@@ -122,7 +122,7 @@ static int chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **
     chunk->unsure = calloc(words, sizeof *chunk->unsure);
     error = chunk->resident && chunk->unsure ? gpu_begin(frames->gpu) : -ENOMEM;
     if (!error) {
-        error = gpu_wait(frames->gpu, chunk_allocate(frames, chunk));
+        error = gpu_wait(frames->gpu, frames->gpu->stream, chunk_allocate(frames, chunk));
         if (error)
             chunk_free_memory(frames, chunk);
         gpu_end(frames->gpu);
@@ -143,7 +143,7 @@ static int chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **
 static void chunks_trim(struct cuda_frames *frames)
 {
     for (uint64_t i = 0; i < frames->count && !frames->base.clients; i++)
-        if (frames->chunks[i] && !frames->chunks[i]->placed)
+        if (frames->chunks[i] && !frames->chunks[i]->placed && !frames->chunks[i]->placings)
             chunk_free(frames, i);
 }
 
@@ -214,7 +214,7 @@ static void wipe(struct cuda_frames *frames, const struct part *part)
         return;
     CUresult error = gpu->device.api->cuMemsetD8Async(part->chunk->pages + first * GAIA_PAGE_SIZE, 0,
                                                       (end - first) * GAIA_PAGE_SIZE, gpu->stream);
-    gpu_wait(gpu, error);
+    gpu_wait(gpu, gpu->stream, error);
     gpu_end(gpu);
 }
 
@@ -262,19 +262,26 @@ static int cuda_drop(struct gaia_frames *base, uint64_t page, uint64_t count)
     return 0;
 }
 
-/* GPU held. */
-static int place_part(struct cuda_frames *frames, struct part part, const void *bytes)
+/* Without the lock: several are placed at a time. Nobody else has to do with these pages, which are not
+ * resident, but who cuts the file off: then they are dropped when they are placed. */
+static int place_part(struct cuda_frames *frames, const struct part *part, const void *bytes)
 {
     struct home_gpu *gpu = frames->gpu;
-    CUdeviceptr address = part_address(&part);
-    uint64_t count = part.count;
+    CUdeviceptr address = part_address(part);
+    uint64_t count = part->count;
+    CUstream stream;
 
-    CUresult error = gpu->device.api->cuMemcpyHtoDAsync(address, bytes, count * GAIA_PAGE_SIZE, gpu->stream);
-    if (error == CUDA_SUCCESS && !frames->read_only) {
-        CUdeviceptr granted = part.chunk->granted + part.first * sizeof(struct gaia_digest);
-        error = gpu_launch(gpu, GPU_HASH_PAGES, count, (void *[]){&address, &count, &granted});
+    int error = gpu_lane_begin(gpu, &stream);
+    if (error)
+        return error;
+    CUresult result = gpu->device.api->cuMemcpyHtoDAsync(address, bytes, count * GAIA_PAGE_SIZE, stream);
+    if (result == CUDA_SUCCESS && !frames->read_only) {
+        CUdeviceptr granted = part->chunk->granted + part->first * sizeof(struct gaia_digest);
+        result = gpu_launch(gpu, stream, GPU_HASH_PAGES, count, (void *[]){&address, &count, &granted});
     }
-    return gpu_wait(gpu, error);
+    error = gpu_wait(gpu, stream, result);
+    gpu_lane_end(gpu, stream);
+    return error;
 }
 
 static int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, const void *bytes)
@@ -287,14 +294,14 @@ static int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, c
     pthread_mutex_lock(&frames->lock);
     while (count && !error) {
         error = chunk_get(frames, page / base->chunk_pages, &chunk);
-        if (!error)
-            error = gpu_begin(frames->gpu);
         if (error)
             break;
         struct part part = part_at(frames, page, count);
-        part.chunk = chunk;
-        error = place_part(frames, part, from);
-        gpu_end(frames->gpu);
+        chunk->placings++;
+        pthread_mutex_unlock(&frames->lock);
+        error = place_part(frames, &part, from);
+        pthread_mutex_lock(&frames->lock);
+        chunk->placings--;
         if (error)
             break;
         for (uint64_t i = part.first; i < part.first + part.count; i++)
@@ -317,9 +324,9 @@ static int cuda_clear(struct gaia_frames *base, uint64_t page, size_t from)
     pthread_mutex_lock(&frames->lock);
     struct part part = part_at(frames, page, 1);
     if (part.chunk && !(error = gpu_begin(frames->gpu))) {
-        error = gpu_wait(frames->gpu, frames->gpu->device.api->cuMemsetD8Async(part_address(&part) + from, 0,
-                                                                               GAIA_PAGE_SIZE - from,
-                                                                               frames->gpu->stream));
+        error = gpu_wait(frames->gpu, frames->gpu->stream,
+                         frames->gpu->device.api->cuMemsetD8Async(
+                             part_address(&part) + from, 0, GAIA_PAGE_SIZE - from, frames->gpu->stream));
         gpu_end(frames->gpu);
         bits_set(part.chunk->unsure, part.first, 1, true);
     }
@@ -347,7 +354,7 @@ static int cuda_fetch(struct gaia_frames *base, uint64_t page, unsigned count, v
                 memset(to, 0, part.count * GAIA_PAGE_SIZE);
             done += part.count;
         }
-        error = gpu_wait(gpu, result);
+        error = gpu_wait(gpu, gpu->stream, result);
         for (unsigned i = 0; i < count && !error; i++)
             memcpy(pages_out[i], gpu_host_area(gpu, 0) + i * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
         gpu_end(gpu);

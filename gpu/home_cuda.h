@@ -16,6 +16,7 @@ struct chunk {
     CUdeviceptr pages;   /* where it is in the daemon's context */
     CUdeviceptr granted; /* a struct gaia_digest for each page; 0 where nobody stores */
     uint64_t placed;     /* how many bits of it are set */
+    unsigned placings;   /* under way without the frames' lock: it stays */
     uint64_t *resident;  /* bit i: page i was placed */
     uint64_t *unsure;    /* of resident: granted[i] says nothing */
 };

@@ -48,7 +48,7 @@ static CUresult scan_add(struct scan *scan, const struct part *part, uint64_t pa
     uint64_t pages = words * 64;
     CUresult error = api->cuMemcpyHtoDAsync(to, consider, words * 8, gpu->stream);
     if (error == CUDA_SUCCESS)
-        error = gpu_launch(gpu, GPU_FIND_MODIFIED, pages,
+        error = gpu_launch(gpu, gpu->stream, GPU_FIND_MODIFIED, pages,
                            (void *[]){&base, &pages, &granted, &to, &modified, &total});
     scan->chunk[scan->chunks].page = page - part->first + first * 64;
     scan->chunk[scan->chunks].words = words;
@@ -66,7 +66,7 @@ static int scan_finish(struct scan *scan, CUresult error)
         error = gpu->device.api->cuMemcpyDtoHAsync(gpu_host_area(gpu, GPU_LISTS) + SCAN_BYTES,
                                                    gpu_device_area(gpu, GPU_LISTS) + SCAN_BYTES, scan->used,
                                                    gpu->stream);
-    int result = gpu_wait(gpu, error);
+    int result = gpu_wait(gpu, gpu->stream, error);
     for (size_t i = 0; i < scan->chunks && !result; i++) {
         const uint64_t *found = (const uint64_t *)(void *)(gpu_host_area(gpu, GPU_LISTS) + scan->chunk[i].at);
         for (uint64_t w = 0; w < scan->chunk[i].words; w++)
@@ -171,13 +171,13 @@ static int gather_batch(struct cuda_frames *frames, const uint64_t *pages, size_
         else /* cut off meanwhile */
             error = gpu->device.api->cuMemsetD8Async(to, 0, n * GAIA_PAGE_SIZE, gpu->stream);
         if (chunk && error == CUDA_SUCCESS)
-            error = gpu_launch(gpu, GPU_GATHER, n, (void *[]){&chunk->pages, &list, &n64, &to});
+            error = gpu_launch(gpu, gpu->stream, GPU_GATHER, n, (void *[]){&chunk->pages, &list, &n64, &to});
         from += n;
     }
     if (error == CUDA_SUCCESS)
         error = gpu->device.api->cuMemcpyDtoHAsync(gpu_host_area(gpu, 0), gpu_device_area(gpu, 0),
                                                    count * GAIA_PAGE_SIZE, gpu->stream);
-    int result = gpu_wait(gpu, error);
+    int result = gpu_wait(gpu, gpu->stream, error);
     if (!result)
         memcpy(out, gpu_host_area(gpu, 0), count * GAIA_PAGE_SIZE);
     return result;
@@ -221,7 +221,7 @@ int cuda_granted(struct gaia_frames *base, uint64_t page, uint64_t count, const 
     while (count) { /* after an error, too: what was granted before is not what is compared with */
         struct part part = part_at(frames, page, count);
         if (part.chunk && part.chunk->granted && digests && !error && !(error = gpu_begin(frames->gpu))) {
-            error = gpu_wait(frames->gpu, send_digests(frames, &part, digests));
+            error = gpu_wait(frames->gpu, frames->gpu->stream, send_digests(frames, &part, digests));
             gpu_end(frames->gpu);
         }
         if (part.chunk)
@@ -246,9 +246,9 @@ int cuda_recall(struct gaia_frames *base, uint64_t page, uint64_t count, struct 
         struct part part = part_at(frames, page + done, count - done);
         if (part.chunk && part.chunk->granted && !(error = gpu_begin(gpu))) {
             CUdeviceptr from = part.chunk->granted + part.first * sizeof *digests_out;
-            error =
-                gpu_wait(gpu, gpu->device.api->cuMemcpyDtoHAsync(
-                                  digests_out + done, from, part.count * sizeof *digests_out, gpu->stream));
+            error = gpu_wait(gpu, gpu->stream,
+                             gpu->device.api->cuMemcpyDtoHAsync(
+                                 digests_out + done, from, part.count * sizeof *digests_out, gpu->stream));
             gpu_end(gpu);
         }
         for (uint64_t i = 0; i < part.count && part.chunk; i++)
@@ -278,7 +278,7 @@ static int patch_batch(struct cuda_frames *frames, const uint64_t *pages, size_t
     for (size_t from = 0; from < count && error == CUDA_SUCCESS;) {
         size_t n = batch_part(frames, pages, count, from, &chunk);
         if (!chunk) { /* asked by another node, which is mistaken: the GPU is not */
-            int failed = gpu_wait(gpu, CUDA_SUCCESS);
+            int failed = gpu_wait(gpu, gpu->stream, CUDA_SUCCESS);
             return failed ? failed : -EINVAL;
         }
         uint64_t n64 = n;
@@ -287,7 +287,8 @@ static int patch_batch(struct cuda_frames *frames, const uint64_t *pages, size_t
         CUdeviceptr after = gpu_device_area(gpu, 1) + from * GAIA_PAGE_SIZE;
         error = list_send(gpu, from, n);
         if (error == CUDA_SUCCESS)
-            error = gpu_launch(gpu, GPU_PATCH, n, (void *[]){&chunk->pages, &list, &n64, &before, &after});
+            error = gpu_launch(gpu, gpu->stream, GPU_PATCH, n,
+                               (void *[]){&chunk->pages, &list, &n64, &before, &after});
         from += n;
     }
     /* Their digests, from the fresh bytes and not from the pages, which kernels may have stored to since. */
@@ -298,7 +299,7 @@ static int patch_batch(struct cuda_frames *frames, const uint64_t *pages, size_t
         if (part.chunk && part.chunk->granted)
             error = send_digests(frames, &part, &digests[i]);
     }
-    int result = gpu_wait(gpu, error);
+    int result = gpu_wait(gpu, gpu->stream, error);
     for (size_t i = 0; i < count; i++) {
         struct part part = part_at(frames, pages[i], 1);
         if (part.chunk)

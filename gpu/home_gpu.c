@@ -25,12 +25,45 @@ static CUresult load_kernels(struct home_gpu *gpu)
     return error;
 }
 
+/* How many blocks of each kernel run at once, which its registers decide: a launch of more would end with a
+ * few that run alone. A driver that does not say so is old; so many as have 2,048 threads then. */
+static CUresult count_blocks(struct home_gpu *gpu)
+{
+    const struct cuda_api *api = gpu->device.api;
+    int multiprocessors = 0;
+
+    CUresult error = api->cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                                               gpu->device.device);
+    for (int i = 0; i < GPU_KERNELS && error == CUDA_SUCCESS; i++) {
+        int fit = 0;
+        if (!api->cuOccupancyMaxActiveBlocksPerMultiprocessor ||
+            api->cuOccupancyMaxActiveBlocksPerMultiprocessor(&fit, gpu->kernels[i], GAIA_KERNEL_THREADS, 0) !=
+                CUDA_SUCCESS ||
+            fit < 1)
+            fit = 2048 / GAIA_KERNEL_THREADS;
+        gpu->blocks[i] = (unsigned)(multiprocessors > 0 ? multiprocessors : 8) * (unsigned)fit;
+    }
+    return error;
+}
+
+static CUresult make_lanes(struct home_gpu *gpu)
+{
+    CUresult error = CUDA_SUCCESS;
+
+    for (unsigned i = 0; i < GPU_LANES && error == CUDA_SUCCESS; i++) {
+        error = gpu->device.api->cuStreamCreate(&gpu->lanes[i], CU_STREAM_NON_BLOCKING);
+        if (error != CUDA_SUCCESS)
+            gpu->lanes[i] = NULL;
+    }
+    gpu->free_lanes = (1u << GPU_LANES) - 1;
+    return error;
+}
+
 static CUresult prepare(struct home_gpu *gpu)
 {
     const struct cuda_api *api = gpu->device.api;
     CUmemAllocationProp properties = cuda_memory_properties(&gpu->device);
     size_t bytes = GPU_LISTS * GPU_AREA_BYTES + GPU_LIST_BYTES;
-    int multiprocessors = 0;
     void *host;
 
     CUresult error = load_kernels(gpu);
@@ -38,11 +71,11 @@ static CUresult prepare(struct home_gpu *gpu)
         error = api->cuMemGetAllocationGranularity(&gpu->granularity, &properties,
                                                    CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
     if (error == CUDA_SUCCESS)
-        error = api->cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-                                          gpu->device.device);
-    gpu->blocks = multiprocessors > 0 ? (unsigned)multiprocessors * 8 : 64; /* of 256 threads: 2,048 each */
+        error = count_blocks(gpu);
     if (error == CUDA_SUCCESS)
         error = api->cuStreamCreate(&gpu->stream, CU_STREAM_NON_BLOCKING);
+    if (error == CUDA_SUCCESS)
+        error = make_lanes(gpu);
     if (error == CUDA_SUCCESS)
         error = api->cuMemHostAlloc(&host, bytes, CU_MEMHOSTALLOC_PORTABLE);
     if (error == CUDA_SUCCESS) {
@@ -63,10 +96,20 @@ static void undo(struct home_gpu *gpu)
         api->cuMemFree(gpu->staging);
     if (gpu->host)
         api->cuMemFreeHost(gpu->host);
+    for (unsigned i = 0; i < GPU_LANES; i++)
+        if (gpu->lanes[i])
+            api->cuStreamDestroy(gpu->lanes[i]);
     if (gpu->stream)
         api->cuStreamDestroy(gpu->stream);
     if (gpu->module)
         api->cuModuleUnload(gpu->module);
+}
+
+static void destroy_locks(struct home_gpu *gpu)
+{
+    pthread_cond_destroy(&gpu->lane_freed);
+    pthread_mutex_destroy(&gpu->lanes_lock);
+    pthread_mutex_destroy(&gpu->lock);
 }
 
 int home_gpu_open(const CUuuid *uuid, void *memory, size_t length, struct home_gpu **gpu_out,
@@ -80,6 +123,8 @@ int home_gpu_open(const CUuuid *uuid, void *memory, size_t length, struct home_g
     if (error)
         goto out_free;
     lock_init(&gpu->lock, LOCK_GPU);
+    lock_init(&gpu->lanes_lock, LOCK_GPU_LANES);
+    pthread_cond_init(&gpu->lane_freed, NULL);
     error = cuda_enter(&gpu->device);
     if (error)
         goto out_close;
@@ -101,7 +146,7 @@ int home_gpu_open(const CUuuid *uuid, void *memory, size_t length, struct home_g
         return 0;
     }
 out_close:
-    pthread_mutex_destroy(&gpu->lock);
+    destroy_locks(gpu);
     cuda_device_close(&gpu->device);
 out_free:
     free(gpu);
@@ -115,7 +160,7 @@ void home_gpu_close(struct home_gpu *gpu)
         cuda_leave(&gpu->device);
     }
     cuda_device_close(&gpu->device);
-    pthread_mutex_destroy(&gpu->lock);
+    destroy_locks(gpu);
     free(gpu);
 }
 
@@ -141,20 +186,55 @@ void gpu_end(struct home_gpu *gpu)
     pthread_mutex_unlock(&gpu->lock);
 }
 
-CUresult gpu_launch(struct home_gpu *gpu, enum gpu_kernel kernel, uint64_t pages, void **parameters)
+static void free_lane(struct home_gpu *gpu, unsigned lane)
+{
+    pthread_mutex_lock(&gpu->lanes_lock);
+    gpu->free_lanes |= 1u << lane;
+    pthread_cond_signal(&gpu->lane_freed);
+    pthread_mutex_unlock(&gpu->lanes_lock);
+}
+
+int gpu_lane_begin(struct home_gpu *gpu, CUstream *stream_out)
+{
+    pthread_mutex_lock(&gpu->lanes_lock);
+    while (!gpu->free_lanes)
+        pthread_cond_wait(&gpu->lane_freed, &gpu->lanes_lock);
+    unsigned lane = (unsigned)__builtin_ctz(gpu->free_lanes);
+    gpu->free_lanes &= ~(1u << lane);
+    pthread_mutex_unlock(&gpu->lanes_lock);
+    int error = gpu_note(gpu, cuda_enter_saying(&gpu->device));
+    if (error)
+        free_lane(gpu, lane);
+    else
+        *stream_out = gpu->lanes[lane];
+    return error;
+}
+
+void gpu_lane_end(struct home_gpu *gpu, CUstream stream)
+{
+    unsigned lane = 0;
+
+    cuda_leave(&gpu->device);
+    while (gpu->lanes[lane] != stream)
+        lane++;
+    free_lane(gpu, lane);
+}
+
+CUresult gpu_launch(struct home_gpu *gpu, CUstream stream, enum gpu_kernel kernel, uint64_t pages,
+                    void **parameters)
 {
     unsigned warps = GAIA_KERNEL_THREADS / 32;
     uint64_t blocks = (pages + warps - 1) / warps;
 
-    if (blocks > gpu->blocks)
-        blocks = gpu->blocks;
+    if (blocks > gpu->blocks[kernel])
+        blocks = gpu->blocks[kernel];
     return gpu->device.api->cuLaunchKernel(gpu->kernels[kernel], (unsigned)blocks, 1, 1, GAIA_KERNEL_THREADS,
-                                           1, 1, 0, gpu->stream, parameters, NULL);
+                                           1, 1, 0, stream, parameters, NULL);
 }
 
-int gpu_wait(struct home_gpu *gpu, CUresult error)
+int gpu_wait(struct home_gpu *gpu, CUstream stream, CUresult error)
 {
-    CUresult ended = gpu->device.api->cuStreamSynchronize(gpu->stream); /* also after an error: see below */
+    CUresult ended = gpu->device.api->cuStreamSynchronize(stream); /* also after an error: see below */
 
     /* What is under way still uses the areas, which the next to come would change. */
     return gpu_note(gpu, error != CUDA_SUCCESS ? error : ended);

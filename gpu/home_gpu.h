@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A GPU in the daemon: a context, a stream, the device kernels, and a little memory in which bytes and lists
- * of pages are on their way. One thing is done at a time: gpu_begin() to gpu_end(). */
+/* A GPU in the daemon: a context, streams, the device kernels, and a little memory in which bytes and lists
+ * of pages are on their way. With these one thing is done at a time: gpu_begin() to gpu_end(). What needs
+ * nothing but a stream, as placing does, has one of several lanes, so that the GPU copies for one while it
+ * hashes for another, and the daemon waits for a third: gpu_lane_begin() to gpu_lane_end(). */
 #ifndef GAIAFS_GPU_HOME_GPU_H
 #define GAIAFS_GPU_HOME_GPU_H
 
@@ -15,6 +17,9 @@
 #define GPU_BATCH_PAGES 512u
 /* Bytes of the area of lists. */
 #define GPU_LIST_BYTES ((size_t)1 << 20)
+/* Placings that are under way at a time. One of 512 KiB is 10 us of the bus, a few more of hashing, and as
+ * many of calls. */
+#define GPU_LANES 4u
 
 enum gpu_kernel { GPU_HASH_PAGES, GPU_FIND_MODIFIED, GPU_GATHER, GPU_PATCH, GPU_KERNELS };
 
@@ -23,7 +28,7 @@ struct home_gpu {
     size_t granularity; /* of memory that can be exported, bytes */
     CUmodule module;
     CUfunction kernels[GPU_KERNELS];
-    unsigned blocks;    /* that fill the GPU */
+    unsigned blocks[GPU_KERNELS]; /* of each that fill the GPU */
     _Atomic int failed; /* the last error of the driver's, but that memory is short: a CUresult, 0: none */
 
     pthread_mutex_t lock; /* guards all below; a leaf; held from gpu_begin() to gpu_end() */
@@ -31,6 +36,11 @@ struct home_gpu {
     void *registered;
     uint8_t *host;       /* pinned: two areas of GPU_BATCH_PAGES pages, and GPU_LIST_BYTES behind them */
     CUdeviceptr staging; /* the same on the device */
+
+    pthread_mutex_t lanes_lock; /* guards free_lanes; a leaf */
+    pthread_cond_t lane_freed;
+    unsigned free_lanes;       /* bit i: lane i */
+    CUstream lanes[GPU_LANES]; /* each is used by who has taken it */
 };
 
 #define GPU_AREA_BYTES ((size_t)GPU_BATCH_PAGES * GAIA_PAGE_SIZE)
@@ -54,12 +64,16 @@ void home_gpu_close(struct home_gpu *gpu);
 /* The lock, and the context. 0 or -EIO (then it is not held). */
 int gpu_begin(struct home_gpu *gpu);
 void gpu_end(struct home_gpu *gpu);
-/* Put a kernel into the stream; parameters: where each is. */
+/* A lane of one's own, waited for if need be, and the context. 0 or -EIO (then there is none). */
+int gpu_lane_begin(struct home_gpu *gpu, CUstream *stream_out);
+void gpu_lane_end(struct home_gpu *gpu, CUstream stream);
 /* The errno of what a call of the driver's has said, which is kept for the log (gaia_cuda_failure()) unless
  * memory was short. */
 int gpu_note(struct home_gpu *gpu, CUresult error);
-CUresult gpu_launch(struct home_gpu *gpu, enum gpu_kernel kernel, uint64_t pages, void **parameters);
-/* Wait for the stream: `error` if that is one, else what the work ended with, as a negative errno. */
-int gpu_wait(struct home_gpu *gpu, CUresult error);
+/* Put a kernel into a stream; parameters: where each is. */
+CUresult gpu_launch(struct home_gpu *gpu, CUstream stream, enum gpu_kernel kernel, uint64_t pages,
+                    void **parameters);
+/* Wait for a stream: `error` if that is one, else what the work ended with, as a negative errno. */
+int gpu_wait(struct home_gpu *gpu, CUstream stream, CUresult error);
 
 #endif

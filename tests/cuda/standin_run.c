@@ -447,6 +447,17 @@ static CUresult get_function(CUfunction *function_out, CUmodule module, const ch
     return CUDA_SUCCESS;
 }
 
+/* As registers would have it. */
+static CUresult fit_blocks(int *blocks_out, CUfunction function, int threads, size_t shared_bytes)
+{
+    (void)function, (void)shared_bytes;
+    ENTER_CONTEXT("cuOccupancyMaxActiveBlocksPerMultiprocessor");
+    if (threads < 1)
+        return CUDA_ERROR_INVALID_VALUE;
+    *blocks_out = 768 / threads;
+    return CUDA_SUCCESS;
+}
+
 static CUresult launch(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                        CUstream stream, void **parameters, void **extra)
@@ -570,5 +581,6 @@ const struct standin_row standin_run_rows[] = {
     ROW("cuModuleGetFunction", get_function),
     ROW("cuModuleUnload", unload_module),
     ROW("cuLaunchKernel", launch),
+    ROW("cuOccupancyMaxActiveBlocksPerMultiprocessor", fit_blocks),
     {NULL, NULL},
 };

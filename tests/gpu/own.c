@@ -129,11 +129,12 @@ static uint64_t compare_digests(const struct own *own, struct buffers *buffers, 
 
     if (gpu_begin(own->gpu))
         return UINT64_MAX;
-    CUresult error = gpu_launch(own->gpu, GPU_HASH_PAGES, count, (void *[]){&from, &count, &to});
+    CUresult error =
+        gpu_launch(own->gpu, own->gpu->stream, GPU_HASH_PAGES, count, (void *[]){&from, &count, &to});
     if (error == CUDA_SUCCESS)
         error = own->api->cuMemcpyDtoHAsync(buffers->host_digests, to, count * sizeof(struct gaia_digest),
                                             own->gpu->stream);
-    int ended = gpu_wait(own->gpu, error);
+    int ended = gpu_wait(own->gpu, own->gpu->stream, error);
     gpu_end(own->gpu);
     return ended ? UINT64_MAX : compare_on_cpu(buffers, shift, count);
 }
@@ -198,8 +199,9 @@ static uint64_t find_round(struct own *own, struct buffers *buffers, CUdeviceptr
 
     CUresult error = refill(own, buffers, &own->random);
     if (error == CUDA_SUCCESS)
-        error = gpu_launch(own->gpu, GPU_HASH_PAGES, count, (void *[]){&buffers->bytes, &count, &granted});
-    if (gpu_wait(own->gpu, error)) /* from here on the host's copy changes */
+        error = gpu_launch(own->gpu, own->gpu->stream, GPU_HASH_PAGES, count,
+                           (void *[]){&buffers->bytes, &count, &granted});
+    if (gpu_wait(own->gpu, own->gpu->stream, error)) /* from here on the host's copy changes */
         error = CUDA_ERROR_INVALID_VALUE;
     for (uint64_t w = 0; w < words; w++)
         consider[w] = (uint32_t)own_random(&own->random) | (uint32_t)own_random(&own->random);
@@ -214,11 +216,11 @@ static uint64_t find_round(struct own *own, struct buffers *buffers, CUdeviceptr
     if (error == CUDA_SUCCESS)
         error = api->cuMemsetD8Async(total, 0, 4, stream);
     if (error == CUDA_SUCCESS)
-        error = gpu_launch(own->gpu, GPU_FIND_MODIFIED, count,
+        error = gpu_launch(own->gpu, own->gpu->stream, GPU_FIND_MODIFIED, count,
                            (void *[]){&buffers->bytes, &count, &granted, &lists, &modified, &total});
     if (error == CUDA_SUCCESS)
         error = api->cuMemcpyDtoHAsync(found, modified, (words + 1) * 4, stream);
-    if (gpu_wait(own->gpu, error))
+    if (gpu_wait(own->gpu, own->gpu->stream, error))
         wrong = UINT64_MAX;
     for (uint64_t w = 0; w < words && !error; w++) {
         wrong += found[w] != expected[w];
@@ -274,7 +276,7 @@ static size_t dirty_memory(const struct own *own, CUdeviceptr *blocks, size_t mo
             break;
         n++;
     }
-    gpu_wait(own->gpu, CUDA_SUCCESS);
+    gpu_wait(own->gpu, own->gpu->stream, CUDA_SUCCESS);
     for (size_t i = 0; i < n; i++)
         own->api->cuMemFree(blocks[i]);
     gpu_end(own->gpu);

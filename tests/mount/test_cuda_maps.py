@@ -6,6 +6,7 @@ only a GPU has: nothing tells of its stores, nothing stops it, and it fails in i
 with the file's home on the GPU's node, and on another one that has no GPU."""
 import errno
 import os
+import time
 
 import pytest
 
@@ -230,6 +231,26 @@ def test_many_pages_at_once(gpu):
     for page in range(pages):
         expected[page * PAGE + 5] ^= page % 255 + 1
     assert read_file(path) == bytes(expected)
+
+
+def test_placings_overlap(gpu):
+    """A GPU copies for one while it hashes for another, and the daemon reads for a third. One after the other they
+    could not be as fast: each copy sleeps for so long."""
+    pieces, sleep = 16, 0.2
+    m = gpu.mount(f"slow={int(sleep * 1e6)}")
+    content = os.urandom(pieces * 512 << 10)
+    path = make(m, content)
+    for _ in range(3):  # on a machine that does much else
+        begin = time.monotonic()
+        program = gpu.program(path)
+        took = time.monotonic() - begin
+        assert program("map[:]") == content
+        program.do("map.unmap()\ndev.close()\nos.close(fd)")
+        program.end()
+        if took < pieces * sleep:
+            return
+        write_at(path, content, 0)
+    raise AssertionError(f"{took:.1f} s for {pieces} copies of {sleep} s each")
 
 
 def test_placed_beside_a_writer(gpu):
