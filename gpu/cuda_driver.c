@@ -180,6 +180,7 @@ static int demand_map(struct gaia_mapping *mapping, const struct gaia_message *r
 static void demand_unmap(struct gaia_mapping *mapping)
 {
     demand_map_close(mapping->demand);
+    mapping->was_cut = false; /* nothing was blocked: demand_block() */
     gaia_soft_driver.unmap(mapping);
 }
 
@@ -209,9 +210,10 @@ static void demand_kill(struct gaia_mapping *mapping, void *address, size_t leng
     gaia_soft_driver.kill(mapping, address, length);
 }
 
-static void demand_refresh(struct gaia_mapping *mapping)
+static void demand_refresh(struct gaia_mapping *mapping, void *address, size_t length)
 {
-    gaia_soft_driver.refresh(mapping);
+    (void)address, (void)length; /* parts that are gone are touched yet, too */
+    gaia_soft_driver.refresh(mapping, mapping->address, mapping->length);
 }
 
 const struct gaia_driver gaia_demand_driver = {

@@ -19,14 +19,15 @@ struct gaia_driver {
     /* Map the frames: reply is the daemon's to MAP, frames its descriptor of them, or -1. Sets
      * mapping->address. 0 or a negative errno. */
     int (*map)(struct gaia_mapping *mapping, const struct gaia_message *reply, int frames);
-    /* Unmap for good; touches that wait for the daemon end. */
+    /* Unmap for good; touches that wait for the daemon end. What the program has put in place of blocked
+     * parts stays. */
     void (*unmap)(struct gaia_mapping *mapping);
     /* Nobody uses a part of the mapping any more, whose addresses stay taken. */
     void (*block)(struct gaia_mapping *mapping, void *address, size_t length);
     /* The daemon is gone: touches of a part fail from now on, where the device can make them. */
     void (*kill)(struct gaia_mapping *mapping, void *address, size_t length);
-    /* Touches that were refused are tried again. NULL: none are. */
-    void (*refresh)(struct gaia_mapping *mapping);
+    /* Touches of a part that were refused are tried again. NULL: none are. */
+    void (*refresh)(struct gaia_mapping *mapping, void *address, size_t length);
     /* What kernels have stored, and nobody sees yet, becomes stores that the daemon knows of: before an
      * acquire, a release, a sync, and the end. Kernels have ended. NULL: there is no such thing. 0, -EIO, or
      * what settle() says. */

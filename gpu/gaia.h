@@ -189,7 +189,8 @@ void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, 
 /**
  * Unmap the pages of [addr, addr + length). Parts of mappings may be unmapped. Releases nothing (see
  * gaia_device_close()). Parts of the range that are not mapped are skipped, as munmap does.
- * The addresses of a part stay reserved until all of the mapping has gone: put nothing there with MAP_FIXED.
+ * The addresses of a part stay reserved until all of the mapping has gone. What is put there with MAP_FIXED
+ * stays, but in a mapping with GAIA_DEMAND, which is unmapped as a whole: put nothing there.
  *
  * A munmap() or mremap() in its place is not noticed: what is stored at the new address is never released,
  * and a later call takes away whatever the program has put at the old one.

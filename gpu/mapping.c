@@ -148,6 +148,13 @@ void gaia_pieces_free(struct gaia_piece *pieces, size_t count)
     free(pieces);
 }
 
+/* Lock held. */
+static void block(struct gaia_mapping *mapping, void *address, size_t length)
+{
+    mapping->driver->block(mapping, address, length);
+    mapping->was_cut = true;
+}
+
 /* Cut [address, end) out of extent i: what is left of it may be two extents. The addresses stay blocked until
  * the whole mapping is gone, because the daemon may touch its pages until then. Lock held; there is room for
  * one extent. */
@@ -158,7 +165,7 @@ static void cut(size_t i, uint8_t *address, uint8_t *end)
     uint8_t *from = address > extent->address ? address : extent->address;
     uint8_t *to = end < extent_end ? end : extent_end;
 
-    extent->mapping->driver->block(extent->mapping, from, (size_t)(to - from));
+    block(extent->mapping, from, (size_t)(to - from));
     if (from > extent->address && to < extent_end) {
         extent->length = (size_t)(from - extent->address);
         extent->mapping->references++;
@@ -178,9 +185,19 @@ static struct gaia_mapping *take_out(size_t i)
     struct gaia_mapping *mapping = extent->mapping;
 
     if (mapping->references > 1 || extent->length != mapping->length)
-        mapping->driver->block(mapping, extent->address, extent->length);
+        block(mapping, extent->address, extent->length);
     table_delete(i);
     return mapping;
+}
+
+/* Extent by extent: what was unmapped may be the program's own memory by now. */
+void gaia_mapping_refresh(struct gaia_mapping *mapping)
+{
+    pthread_mutex_lock(&table_lock);
+    for (size_t i = 0; i < table_count; i++)
+        if (table[i].mapping == mapping)
+            mapping->driver->refresh(mapping, table[i].address, table[i].length);
+    pthread_mutex_unlock(&table_lock);
 }
 
 /* All of it happens under one hold of the lock: as soon as a mapping is freed, another thread's may stand at

@@ -32,6 +32,7 @@ struct gaia_mapping {
     size_t bytes;  /* as asked for: what a view of it has, whatever is unmapped later */
     off_t offset;
     unsigned references; /* extents and calls under way; under the table's lock */
+    bool was_cut;        /* of its addresses some were blocked; likewise */
     _Atomic uint64_t
         changes_seen; /* state->changes as of the last acquire of the whole mapping; 0: none yet */
     _Atomic uint64_t releases_seen; /* state->releases, likewise; of demand */
@@ -57,6 +58,9 @@ void gaia_mapping_put(struct gaia_mapping *mapping);
 int gaia_mapping_find(void *address, size_t length, const struct gaia_device *device,
                       struct gaia_piece **pieces_out, size_t *count_out);
 void gaia_pieces_free(struct gaia_piece *pieces, size_t count);
+
+/* Touches of what is still mapped that were refused are tried again. */
+void gaia_mapping_refresh(struct gaia_mapping *mapping);
 
 /* Unmap what lies in the range. 0 or -ENOMEM. */
 int gaia_mapping_remove(void *address, size_t length);

@@ -139,7 +139,7 @@ int piece_acquire_settled(struct gaia_piece *piece)
         return error;
     /* Each of two acquires that hear of it: neither is over before the touch is served again. */
     if (message.value[1] != atomic_load(&mapping->refreshed) && mapping->driver->refresh) {
-        mapping->driver->refresh(mapping);
+        gaia_mapping_refresh(mapping);
         atomic_store(&mapping->refreshed, message.value[1]);
     }
     error = forget(piece, message.value[0]);

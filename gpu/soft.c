@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -114,15 +115,57 @@ static int reserve_range(int faults, int frames, size_t length, off_t offset, bo
     return 0;
 }
 
+/* What stands at blocked addresses: told by its name from what the program may put there. */
+#define BLOCKED "gaia:blocked"
+
 /* Unmap, but keep the addresses from being used for something else; touches that wait get SIGSEGV. */
 static void block_range(int faults, void *address, size_t length)
 {
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    int nothing = above_standard(memfd_create(BLOCKED, MFD_CLOEXEC));
+    int flags = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED | (nothing < 0 ? MAP_ANONYMOUS : 0);
 
-    if (mmap(address, length, PROT_NONE, flags, -1, 0) == MAP_FAILED)
+    /* Without a descriptor they are never free again. */
+    if (mmap(address, length, PROT_NONE, flags, nothing, 0) == MAP_FAILED)
         munmap(address, length);
+    if (nothing >= 0)
+        close(nothing);
     ioctl(faults, UFFDIO_WAKE, &range);
+}
+
+/* The first part of [*from, to) that is blocked and not the program's own by now: its end, or 0. */
+static uintptr_t find_blocked(FILE *maps, uintptr_t *from, uintptr_t to)
+{
+    char *line = NULL;
+    size_t room = 0;
+    uintptr_t end = 0;
+
+    while (!end && getline(&line, &room, maps) > 0) {
+        unsigned long first, behind;
+        if (sscanf(line, "%lx-%lx", &first, &behind) != 2 || behind <= *from || first >= to ||
+            !strstr(line, " /memfd:" BLOCKED " "))
+            continue;
+        *from = first > *from ? first : *from;
+        end = behind < to ? behind : to;
+    }
+    free(line);
+    return end;
+}
+
+/* What was blocked is free for others, but for what the program has put there with MAP_FIXED. (Where /proc is
+ * not to be had it stays blocked: addresses are lost, and no memory.) */
+static void unblock_range(void *address, size_t length)
+{
+    uintptr_t from = (uintptr_t)address, to = from + length, end;
+
+    for (bool more = true; more && from < to;) {
+        FILE *maps = fopen("/proc/self/maps", "re"); /* anew: it is changed below */
+        end = maps ? find_blocked(maps, &from, to) : 0;
+        if (maps)
+            fclose(maps);
+        more = end && !munmap((void *)from, end - from);
+        from = end;
+    }
 }
 
 /* Behind whatever a program can print in the moment in which the memory that has none is its standard output,
@@ -154,6 +197,10 @@ static int soft_map(struct gaia_mapping *mapping, const struct gaia_message *rep
 
 static void soft_unmap(struct gaia_mapping *mapping)
 {
+    if (mapping->was_cut) { /* then all of it was, piece by piece */
+        unblock_range(mapping->address, mapping->length);
+        return;
+    }
     kill_range(mapping->session->faults, mapping->address, mapping->length);
     munmap(mapping->address, mapping->length);
 }
@@ -172,10 +219,11 @@ static void soft_kill(struct gaia_mapping *mapping, void *address, size_t length
 #define MADV_DONTNEED_LOCKED 24 /* Linux 5.18 */
 #endif
 
-static void soft_refresh(struct gaia_mapping *mapping)
+static void soft_refresh(struct gaia_mapping *mapping, void *address, size_t length)
 {
-    if (madvise(mapping->address, mapping->length, MADV_DONTNEED)) /* the program has locked it (mlock) */
-        madvise(mapping->address, mapping->length, MADV_DONTNEED_LOCKED);
+    (void)mapping;
+    if (madvise(address, length, MADV_DONTNEED)) /* the program has locked it (mlock) */
+        madvise(address, length, MADV_DONTNEED_LOCKED);
 }
 
 const struct gaia_driver gaia_soft_driver = {

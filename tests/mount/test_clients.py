@@ -363,6 +363,48 @@ def test_the_middle_of_a_mapping_is_unmapped(mount, agents, resident):
     child.end()
 
 
+@pytest.mark.traps
+@pytest.mark.parametrize("whole_at_end", [False, True])
+def test_what_is_put_into_a_hole_stays(mount, agents, whole_at_end):
+    """munmap() would give the addresses of a part back; here they are kept from others until the whole mapping goes, but
+    for who puts something there by MAP_FIXED. Neither a refresh after refused touches nor the end takes that away."""
+    m = mount()
+    content = make_random("hole").randbytes(64 * PAGE)
+    path = make(m, content)
+    child = agents()
+    child.do("""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+fd = os.open(path, os.O_RDWR)
+map = gaia.Device().mmap(fd, 64 * PAGE, 3, gaia.SHARED)
+assert map[:] == content
+map.unmap(16 * PAGE, 16 * PAGE)
+map.unmap(40 * PAGE, 2 * PAGE)
+own = map.address + 20 * PAGE
+MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE = 2, 0x10, 0x20, 0x100000
+assert libc.mmap(own, PAGE, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == 2**64 - 1  # kept free
+assert libc.mmap(own, 4 * PAGE, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == own
+ctypes.memset(own, 0x5a, 4 * PAGE)
+mine = b"\x5a" * 4 * PAGE
+""", path=path, content=content)
+    # A touch that can't be served, and is when the file is as long again: the acquire refreshes.
+    child.do("os.ftruncate(fd, 8 * PAGE)\nmap.acquire(0, 16 * PAGE)")
+    assert child("ctypes.string_at(own, len(mine)) == mine")
+    assert child("ctypes.string_at(own, len(mine)) == mine")
+    child.do("os.ftruncate(fd, 64 * PAGE)\nmap.acquire(0, 16 * PAGE)\nassert map[9 * PAGE] == 0")
+    if whole_at_end:
+        child.do("map.unmap()")
+    else:
+        child.do("map.unmap(0, 16 * PAGE)\nmap.unmap(32 * PAGE, 8 * PAGE)\nmap.unmap(42 * PAGE, 22 * PAGE)")
+    assert child("ctypes.string_at(own, len(mine)) == mine")
+    free = child("[at for at in range(64) if libc.mmap(map.address + at * PAGE, PAGE, 0, MAP_PRIVATE | MAP_ANONYMOUS | "
+                 "MAP_FIXED_NOREPLACE, -1, 0) == map.address + at * PAGE]")
+    assert free == [at for at in range(64) if not 20 <= at < 24]
+    child.end()
+
+
 @pytest.mark.parametrize("touch", ["map[0]", "map[3 * PAGE:4 * PAGE]", "map[7 * PAGE]", "map[9 * PAGE]",
                                    "map.__setitem__(0, 1)", "map.__setitem__(9 * PAGE, 1)", "map.advise(3, 0, PAGE)",
                                    "map.acquire(7 * PAGE, 3 * PAGE)"])
