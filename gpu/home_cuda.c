@@ -200,20 +200,25 @@ static void cuda_trim(struct gaia_frames *base)
     pthread_mutex_unlock(&frames->lock);
 }
 
-/* What was in a part's resident pages is not for who maps them next, and no part of the file. Lock held. */
+/* What was in a part's resident pages is not for who maps them next, and no part of the file. Those between
+ * them are left alone, as one may be on its way there (place_part()). Lock held. */
 static void wipe(struct cuda_frames *frames, const struct part *part)
 {
     struct home_gpu *gpu = frames->gpu;
     uint64_t first = part->first, end = part->first + part->count;
+    CUresult error = CUDA_SUCCESS;
 
-    while (first < end && !bit_get(part->chunk->resident, first))
-        first++;
-    while (end > first && !bit_get(part->chunk->resident, end - 1))
-        end--;
-    if (first == end || gpu_begin(gpu))
+    if (gpu_begin(gpu))
         return;
-    CUresult error = gpu->device.api->cuMemsetD8Async(part->chunk->pages + first * GAIA_PAGE_SIZE, 0,
-                                                      (end - first) * GAIA_PAGE_SIZE, gpu->stream);
+    while (first < end) {
+        uint64_t behind = first;
+        while (behind < end && bit_get(part->chunk->resident, behind))
+            behind++;
+        if (behind > first && error == CUDA_SUCCESS)
+            error = gpu->device.api->cuMemsetD8Async(part->chunk->pages + first * GAIA_PAGE_SIZE, 0,
+                                                     (behind - first) * GAIA_PAGE_SIZE, gpu->stream);
+        first = behind + 1;
+    }
     gpu_wait(gpu, gpu->stream, error);
     gpu_end(gpu);
 }
