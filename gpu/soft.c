@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,14 +116,25 @@ static int reserve_range(int faults, int frames, size_t length, off_t offset, bo
     return 0;
 }
 
-/* What stands at blocked addresses: told by its name from what the program may put there. */
-#define BLOCKED "gaia:blocked"
+struct blocked_name {
+    char text[48];
+};
+
+/* Of what stands at a mapping's blocked addresses: by this it is told from what the program has put there, or
+ * another mapping, when the program has taken that away again. */
+static struct blocked_name blocked_name(const struct gaia_mapping *mapping)
+{
+    struct blocked_name name;
+
+    snprintf(name.text, sizeof name.text, "gaia:blocked:%016" PRIxPTR, (uintptr_t)mapping);
+    return name;
+}
 
 /* Unmap, but keep the addresses from being used for something else; touches that wait get SIGSEGV. */
-static void block_range(int faults, void *address, size_t length)
+static void block_range(const struct gaia_mapping *mapping, void *address, size_t length)
 {
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
-    int nothing = above_standard(memfd_create(BLOCKED, MFD_CLOEXEC));
+    int nothing = above_standard(memfd_create(blocked_name(mapping).text, MFD_CLOEXEC));
     int flags = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED | (nothing < 0 ? MAP_ANONYMOUS : 0);
 
     /* Without a descriptor they are never free again. */
@@ -130,11 +142,11 @@ static void block_range(int faults, void *address, size_t length)
         munmap(address, length);
     if (nothing >= 0)
         close(nothing);
-    ioctl(faults, UFFDIO_WAKE, &range);
+    ioctl(mapping->session->faults, UFFDIO_WAKE, &range);
 }
 
 /* The first part of [*from, to) that is blocked and not the program's own by now: its end, or 0. */
-static uintptr_t find_blocked(FILE *maps, uintptr_t *from, uintptr_t to)
+static uintptr_t find_blocked(FILE *maps, const char *name, uintptr_t *from, uintptr_t to)
 {
     char *line = NULL;
     size_t room = 0;
@@ -143,7 +155,7 @@ static uintptr_t find_blocked(FILE *maps, uintptr_t *from, uintptr_t to)
     while (!end && getline(&line, &room, maps) > 0) {
         unsigned long first, behind;
         if (sscanf(line, "%lx-%lx", &first, &behind) != 2 || behind <= *from || first >= to ||
-            !strstr(line, " /memfd:" BLOCKED " "))
+            !strstr(line, name))
             continue;
         *from = first > *from ? first : *from;
         end = behind < to ? behind : to;
@@ -154,13 +166,14 @@ static uintptr_t find_blocked(FILE *maps, uintptr_t *from, uintptr_t to)
 
 /* What was blocked is free for others, but for what the program has put there with MAP_FIXED. (Where /proc is
  * not to be had it stays blocked: addresses are lost, and no memory.) */
-static void unblock_range(void *address, size_t length)
+static void unblock(const struct gaia_mapping *mapping)
 {
-    uintptr_t from = (uintptr_t)address, to = from + length, end;
+    uintptr_t from = (uintptr_t)mapping->address, to = from + mapping->length, end;
+    struct blocked_name name = blocked_name(mapping);
 
     for (bool more = true; more && from < to;) {
         FILE *maps = fopen("/proc/self/maps", "re"); /* anew: it is changed below */
-        end = maps ? find_blocked(maps, &from, to) : 0;
+        end = maps ? find_blocked(maps, name.text, &from, to) : 0;
         if (maps)
             fclose(maps);
         more = end && !munmap((void *)from, end - from);
@@ -173,17 +186,17 @@ static void unblock_range(void *address, size_t length)
 #define NOTHING_AT ((off_t)1 << 50)
 
 /* Whatever touches the range gets SIGBUS, now and later, also touches that wait for the daemon. */
-static void kill_range(int faults, void *address, size_t length)
+static void kill_range(const struct gaia_mapping *mapping, void *address, size_t length)
 {
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
     int empty = above_standard(memfd_create("gaia:gone", MFD_CLOEXEC)); /* every touch is past its end */
 
     if (empty < 0 || mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty,
                           NOTHING_AT) == MAP_FAILED)
-        block_range(faults, address, length); /* SIGSEGV, then: never wrong bytes */
+        block_range(mapping, address, length); /* SIGSEGV, then: never wrong bytes */
     if (empty >= 0)
         close(empty);
-    ioctl(faults, UFFDIO_WAKE, &range);
+    ioctl(mapping->session->faults, UFFDIO_WAKE, &range);
 }
 
 /* --- as a driver --- */
@@ -198,21 +211,21 @@ static int soft_map(struct gaia_mapping *mapping, const struct gaia_message *rep
 static void soft_unmap(struct gaia_mapping *mapping)
 {
     if (mapping->was_cut) { /* then all of it was, piece by piece */
-        unblock_range(mapping->address, mapping->length);
+        unblock(mapping);
         return;
     }
-    kill_range(mapping->session->faults, mapping->address, mapping->length);
+    kill_range(mapping, mapping->address, mapping->length);
     munmap(mapping->address, mapping->length);
 }
 
 static void soft_block(struct gaia_mapping *mapping, void *address, size_t length)
 {
-    block_range(mapping->session->faults, address, length);
+    block_range(mapping, address, length);
 }
 
 static void soft_kill(struct gaia_mapping *mapping, void *address, size_t length)
 {
-    kill_range(mapping->session->faults, address, length);
+    kill_range(mapping, address, length);
 }
 
 #ifndef MADV_DONTNEED_LOCKED
