@@ -302,6 +302,7 @@ static int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, c
         if (error)
             break;
         struct part part = part_at(frames, page, count);
+        part.chunk = chunk;
         chunk->placings++;
         pthread_mutex_unlock(&frames->lock);
         error = place_part(frames, &part, from);
