@@ -118,6 +118,24 @@ static void reply_link(fuse_req_t req, fuse_ino_t nodeid, struct inode *parent, 
     answer_sent(answer);
 }
 
+/* Where the folder is on an idmapped mount that knows no uid 0, not even a name is made in it by us. */
+static bool is_nobody_here(int rc)
+{
+    return rc == -EOVERFLOW;
+}
+
+static int link_as(fuse_req_t req, bool caller, int fd, int dir_fd, const char *name)
+{
+    int rc = caller ? creds_become_caller(req) : 0;
+
+    if (rc == 0) {
+        rc = linkat(AT_FDCWD, proc_path(fd).text, dir_fd, name, AT_SYMLINK_FOLLOW) ? -errno : 0;
+        if (caller)
+            creds_become_self(req);
+    }
+    return rc;
+}
+
 void op_link(fuse_req_t req, fuse_ino_t nodeid, fuse_ino_t parent, const char *name)
 {
     BORROWED file = inode_borrow(inode_of(req, nodeid));
@@ -128,7 +146,9 @@ void op_link(fuse_req_t req, fuse_ino_t nodeid, fuse_ino_t parent, const char *n
     if (reply_if_error(req, file.fd < 0 ? file.fd : dir.fd))
         return;
     inode_change_begin(inode_of(req, nodeid), file.fd, CHANGE_OF_NAMES, &change);
-    int rc = linkat(AT_FDCWD, proc_path(file.fd).text, dir.fd, name, AT_SYMLINK_FOLLOW) ? -errno : 0;
+    int rc = link_as(req, false, file.fd, dir.fd, name);
+    if (is_nobody_here(rc))
+        rc = link_as(req, true, file.fd, dir.fd, name);
     inode_change_end(inode_of(req, nodeid), file.fd, &change);
     if (!reply_if_error(req, rc))
         reply_link(req, nodeid, inode_of(req, parent), name);
@@ -196,6 +216,19 @@ static void note_move(struct fs *fs, struct inode *parent, const char *name)
         inode_forget(inode_find(fs, entry.ino), 1);
 }
 
+static int rename_as(fuse_req_t req, bool caller, int from_fd, const char *name, int to_fd,
+                     const char *new_name, unsigned flags)
+{
+    int rc = caller ? creds_become_caller(req) : 0;
+
+    if (rc == 0) {
+        rc = renameat2(from_fd, name, to_fd, new_name, flags) ? -errno : 0;
+        if (caller)
+            creds_become_self(req);
+    }
+    return rc;
+}
+
 void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent,
                const char *new_name, unsigned int flags)
 {
@@ -203,19 +236,15 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t n
     BORROWED to = inode_borrow(inode_of(req, new_parent));
     bool creates = flags & RENAME_WHITEOUT; /* leaves a device node that is the caller's */
     struct renamed moved, there = {.fd = -ENOENT};
-    int rc;
 
     if (reply_if_error(req, from.fd < 0 ? from.fd : to.fd))
         return;
     rename_begin(fs_of(req), from.fd, name, &moved);
     if (!(flags & RENAME_NOREPLACE))
         rename_begin(fs_of(req), to.fd, new_name, &there);
-    rc = creates ? creds_become_caller(req) : 0;
-    if (rc == 0) {
-        rc = renameat2(from.fd, name, to.fd, new_name, flags) ? -errno : 0;
-        if (creates)
-            creds_become_self(req);
-    }
+    int rc = rename_as(req, creates, from.fd, name, to.fd, new_name, flags);
+    if (is_nobody_here(rc))
+        rc = rename_as(req, true, from.fd, name, to.fd, new_name, flags);
     rename_end(&moved, false);
     rename_end(&there, rc == 0 && !(flags & RENAME_EXCHANGE));
     if (rc == 0)
