@@ -180,7 +180,7 @@ static int demand_map(struct gaia_mapping *mapping, const struct gaia_message *r
 static void demand_unmap(struct gaia_mapping *mapping)
 {
     demand_map_close(mapping->demand);
-    mapping->was_cut = false; /* nothing was blocked: demand_block() */
+    mapping->cut = 0; /* nothing was blocked: demand_block() */
     gaia_soft_driver.unmap(mapping);
 }
 

@@ -151,8 +151,11 @@ void gaia_pieces_free(struct gaia_piece *pieces, size_t count)
 /* Lock held. */
 static void block(struct gaia_mapping *mapping, void *address, size_t length)
 {
+    static unsigned cuts;
+
+    if (!mapping->cut)
+        mapping->cut = cuts++ % 0x7fff + 1;
     mapping->driver->block(mapping, address, length);
-    mapping->was_cut = true;
 }
 
 /* Cut [address, end) out of extent i: what is left of it may be two extents. The addresses stay blocked until

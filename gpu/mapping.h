@@ -32,7 +32,8 @@ struct gaia_mapping {
     size_t bytes;  /* as asked for: what a view of it has, whatever is unmapped later */
     off_t offset;
     unsigned references; /* extents and calls under way; under the table's lock */
-    bool was_cut;        /* of its addresses some were blocked; likewise */
+    unsigned cut; /* 0: none of its addresses was blocked yet; else a number of 15 bits, which few have;
+                     likewise */
     _Atomic uint64_t
         changes_seen; /* state->changes as of the last acquire of the whole mapping; 0: none yet */
     _Atomic uint64_t releases_seen; /* state->releases, likewise; of demand */

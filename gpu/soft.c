@@ -3,7 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,69 +116,63 @@ static int reserve_range(int faults, int frames, size_t length, off_t offset, bo
     return 0;
 }
 
-struct blocked_name {
-    char text[48];
-};
+/* What stands at blocked addresses is of this file, at an offset that says where, and of which mapping: so
+ * neighbours are one area to the kernel, which allows a process so many, and are told from what the program
+ * has put there, or another mapping, when the program has taken that away again. */
+#define BLOCKED "/memfd:gaia:blocked "
 
-/* Of what stands at a mapping's blocked addresses: by this it is told from what the program has put there, or
- * another mapping, when the program has taken that away again. */
-static struct blocked_name blocked_name(const struct gaia_mapping *mapping)
+static off_t blocked_at(const struct gaia_mapping *mapping, uintptr_t address)
 {
-    struct blocked_name name;
-
-    snprintf(name.text, sizeof name.text, "gaia:blocked:%016" PRIxPTR, (uintptr_t)mapping);
-    return name;
+    return (off_t)((uint64_t)mapping->cut << 47 | (address & (((uint64_t)1 << 47) - 1)));
 }
 
 /* Unmap, but keep the addresses from being used for something else; touches that wait get SIGSEGV. */
 static void block_range(const struct gaia_mapping *mapping, void *address, size_t length)
 {
+    static _Atomic int blocked = -1; /* stays open: one for all */
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
-    int nothing = above_standard(memfd_create(blocked_name(mapping).text, MFD_CLOEXEC));
-    int flags = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED | (nothing < 0 ? MAP_ANONYMOUS : 0);
+    int flags = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, none = -1;
 
-    /* Without a descriptor they are never free again. */
-    if (mmap(address, length, PROT_NONE, flags, nothing, 0) == MAP_FAILED)
+    if (atomic_load(&blocked) < 0) {
+        int fd = above_standard(memfd_create("gaia:blocked", MFD_CLOEXEC));
+        if (fd >= 0 && !atomic_compare_exchange_strong(&blocked, &none, fd))
+            close(fd);
+    }
+    int file = atomic_load(&blocked);
+    if (mmap(address, length, PROT_NONE, flags, file, blocked_at(mapping, range.start)) == MAP_FAILED &&
+        mmap(address, length, PROT_NONE, flags | MAP_ANONYMOUS, -1, 0) == MAP_FAILED) /* never free again */
         munmap(address, length);
-    if (nothing >= 0)
-        close(nothing);
     ioctl(mapping->session->faults, UFFDIO_WAKE, &range);
 }
 
-/* The first part of [*from, to) that is blocked and not the program's own by now: its end, or 0. */
-static uintptr_t find_blocked(FILE *maps, const char *name, uintptr_t *from, uintptr_t to)
+/* Whether a line of /proc/self/maps is of ours: blocked addresses, or those that could not be blocked. */
+static bool is_ours(const char *line, uint64_t at, uint64_t blocked)
 {
-    char *line = NULL;
-    size_t room = 0;
-    uintptr_t end = 0;
-
-    while (!end && getline(&line, &room, maps) > 0) {
-        unsigned long first, behind;
-        if (sscanf(line, "%lx-%lx", &first, &behind) != 2 || behind <= *from || first >= to ||
-            !strstr(line, name))
-            continue;
-        *from = first > *from ? first : *from;
-        end = behind < to ? behind : to;
-    }
-    free(line);
-    return end;
+    return strstr(line, BLOCKED) ? at == blocked
+                                 : strstr(line, "/memfd:gaiafs:frames ") || strstr(line, "/memfd:gaia:gone ");
 }
 
 /* What was blocked is free for others, but for what the program has put there with MAP_FIXED. (Where /proc is
  * not to be had it stays blocked: addresses are lost, and no memory.) */
 static void unblock(const struct gaia_mapping *mapping)
 {
-    uintptr_t from = (uintptr_t)mapping->address, to = from + mapping->length, end;
-    struct blocked_name name = blocked_name(mapping);
+    uintptr_t from = (uintptr_t)mapping->address, to = from + mapping->length;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char *line = NULL;
+    size_t room = 0;
 
-    for (bool more = true; more && from < to;) {
-        FILE *maps = fopen("/proc/self/maps", "re"); /* anew: it is changed below */
-        end = maps ? find_blocked(maps, name.text, &from, to) : 0;
-        if (maps)
-            fclose(maps);
-        more = end && !munmap((void *)from, end - from);
-        from = end;
+    while (maps && getline(&line, &room, maps) > 0) {
+        unsigned long first, behind, at;
+        if (sscanf(line, "%lx-%lx %*s %lx", &first, &behind, &at) != 3 || behind <= from || first >= to ||
+            !is_ours(line, at, (uint64_t)blocked_at(mapping, first)))
+            continue;
+        first = first > from ? first : from;
+        behind = behind < to ? behind : to;
+        munmap((void *)first, behind - first);
     }
+    free(line);
+    if (maps)
+        fclose(maps);
 }
 
 /* Behind whatever a program can print in the moment in which the memory that has none is its standard output,
@@ -210,7 +204,7 @@ static int soft_map(struct gaia_mapping *mapping, const struct gaia_message *rep
 
 static void soft_unmap(struct gaia_mapping *mapping)
 {
-    if (mapping->was_cut) { /* then all of it was, piece by piece */
+    if (mapping->cut) { /* then all of it was, piece by piece */
         unblock(mapping);
         return;
     }

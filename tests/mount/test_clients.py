@@ -405,6 +405,32 @@ mine = b"\x5a" * 4 * PAGE
     child.end()
 
 
+def test_holes_beside_each_other_are_one(mount, agents):
+    """The kernel allows a process 65,530 areas of memory: who unmaps a mapping page by page needs no more of them."""
+    m = mount()
+    path = make(m, b"1" * PAGE)
+    child = agents()
+    child.do("""
+fd = os.open(path, os.O_RDWR)
+os.ftruncate(fd, 4096 * PAGE)
+device = gaia.Device()
+map, other = (device.mmap(fd, 4096 * PAGE, 3, gaia.SHARED) for _ in range(2))
+def areas():
+    return sum(1 for line in open("/proc/self/maps") if "gaia:blocked" in line)
+counts = []
+for each in map, other:
+    for page in range(1, 4096):
+        each.unmap((page * 2563) % 4096 * PAGE, PAGE)  # each but the first, in no order
+    counts.append(areas())
+other.unmap(0, PAGE)
+counts.append(areas())
+map.unmap(0, PAGE)
+counts.append(areas())
+""", path=path)
+    assert child("counts") == [1, 2, 1, 0]
+    child.end()
+
+
 @pytest.mark.parametrize("touch", ["map[0]", "map[3 * PAGE:4 * PAGE]", "map[7 * PAGE]", "map[9 * PAGE]",
                                    "map.__setitem__(0, 1)", "map.__setitem__(9 * PAGE, 1)", "map.advise(3, 0, PAGE)",
                                    "map.acquire(7 * PAGE, 3 * PAGE)"])
