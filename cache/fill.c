@@ -37,14 +37,6 @@ void fill_group_init(struct fill_group *group)
     pthread_cond_init(&group->done, NULL);
 }
 
-bool fill_group_failed(struct fill_group *group)
-{
-    pthread_mutex_lock(&group->lock);
-    bool failed = group->error;
-    pthread_mutex_unlock(&group->lock);
-    return failed;
-}
-
 int fill_group_finish(struct fill_group *group)
 {
     pthread_mutex_lock(&group->lock);
@@ -522,13 +514,13 @@ static uint64_t fill_next(struct cache_map *map, const struct fill_request *requ
     return got;
 }
 
-void fill_range(struct cache_map *map, const struct fill_request *request)
+int fill_range(struct cache_map *map, const struct fill_request *request)
 {
     uint64_t page = request->first, end = request->first + request->count;
     bool served = request->touched == FILL_NO_PAGE;
     int error = 0;
 
-    if (request->group || !served) /* what is placed ahead only is not worth a wait */
+    if (!request->patient && (request->group || !served)) /* what is placed ahead only is not worth a wait */
         fit_to_place(map->replica);
     while (!error && page < end) {
         size_t bytes;
@@ -555,4 +547,5 @@ void fill_range(struct cache_map *map, const struct fill_request *request)
         group_begin(request->group);
         group_end(request->group, error);
     }
+    return error;
 }

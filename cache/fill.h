@@ -14,8 +14,6 @@ struct fill_group {
 };
 
 void fill_group_init(struct fill_group *group);
-/* Whether one of them has failed already. */
-bool fill_group_failed(struct fill_group *group);
 /* Waits for all; the first error or 0. Frees. */
 int fill_group_finish(struct fill_group *group);
 
@@ -28,13 +26,15 @@ struct fill_request {
     bool store;               /* the touch is a store */
     uint32_t thread;          /* that touches: gaia_fault.thread */
     struct fill_group *group; /* or NULL */
+    bool patient;             /* fit_to_place() has been called for it */
 };
 
 /* Place the pages of the request that the device lacks and nobody is placing, and expose them to the map's
  * client. Bytes in the host's memory are copied at once; the others are read from storage, and are there when
  * the read completes. A touched page that can't be had is poisoned for the client. No lock is held; waits for
- * room, never for a touch. */
-void fill_range(struct cache_map *map, const struct fill_request *request);
+ * room, never for a touch. 0, or the errno for which the rest was not begun, which the group hears of, too.
+ */
+int fill_range(struct cache_map *map, const struct fill_request *request);
 
 /* A page whose store waits. */
 struct fill_store {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "cache/fill.h"
+#include "cache/fit.h"
 
 /* What one thread takes of a range that several place: so much that its stages are read in order, so little
  * that nobody is left with much at the end. */
@@ -16,6 +17,7 @@ struct filler_range {
     struct cache_map *map;
     struct fill_group *group;
     atomic_uint_fast64_t next; /* the first page that nobody has taken */
+    atomic_bool failed;        /* the rest is not begun */
     uint64_t end;
     unsigned helpers; /* threads that are at it, besides who waits; filler->lock */
 };
@@ -33,13 +35,15 @@ static void place_shares(struct filler_range *range)
     for (;;) {
         uint64_t first = atomic_fetch_add(&range->next, SHARE_PAGES);
 
-        if (first >= range->end || fill_group_failed(range->group))
+        if (first >= range->end || atomic_load(&range->failed))
             return;
         uint64_t left = range->end - first;
-        fill_range(range->map, &(struct fill_request){.first = first,
-                                                      .count = left < SHARE_PAGES ? left : SHARE_PAGES,
-                                                      .touched = FILL_NO_PAGE,
-                                                      .group = range->group});
+        if (fill_range(range->map, &(struct fill_request){.first = first,
+                                                          .count = left < SHARE_PAGES ? left : SHARE_PAGES,
+                                                          .touched = FILL_NO_PAGE,
+                                                          .group = range->group,
+                                                          .patient = true}))
+            atomic_store(&range->failed, true);
     }
 }
 
@@ -69,24 +73,36 @@ static void place_piece(struct filler *filler, struct filler_piece *piece)
     pthread_mutex_lock(&filler->lock);
 }
 
+/* filler->lock held; let go for as long as it takes. */
+static void answer(struct filler *filler, struct filler_piece *call)
+{
+    struct filler_range *range = call->range;
+
+    TAILQ_REMOVE(&filler->calls, call, link);
+    call->range = NULL; /* answered */
+    help(filler, range);
+}
+
+/* Calls come first, as somebody waits for these; but between two of them a piece, however many call. */
 static void *fill_pieces(void *argument)
 {
     struct filler *filler = argument;
-    struct filler_piece *piece;
+    bool helped = false;
 
     pthread_mutex_lock(&filler->lock);
     for (;;) {
-        while (!(piece = TAILQ_FIRST(&filler->queue)) && !filler->stop)
-            pthread_cond_wait(&filler->queued, &filler->lock);
-        if (!piece)
-            break;
-        TAILQ_REMOVE(&filler->queue, piece, link);
-        if (piece->range) {
-            struct filler_range *range = piece->range;
-            piece->range = NULL; /* it is not in the queue any more */
-            help(filler, range);
-        } else {
+        struct filler_piece *piece = TAILQ_FIRST(&filler->queue), *call = TAILQ_FIRST(&filler->calls);
+        if (call && !(helped && piece)) {
+            answer(filler, call);
+            helped = true;
+        } else if (piece) {
+            TAILQ_REMOVE(&filler->queue, piece, link);
             place_piece(filler, piece);
+            helped = false;
+        } else if (filler->stop) {
+            break;
+        } else {
+            pthread_cond_wait(&filler->queued, &filler->lock);
         }
     }
     pthread_mutex_unlock(&filler->lock);
@@ -104,6 +120,7 @@ int filler_start(struct cache *cache)
     pthread_cond_init(&filler->queued, NULL);
     pthread_cond_init(&filler->helped, NULL);
     TAILQ_INIT(&filler->queue);
+    TAILQ_INIT(&filler->calls);
     if (wanted > FILLER_THREADS_MAX)
         wanted = FILLER_THREADS_MAX;
     while (filler->started < wanted && !error) {
@@ -165,7 +182,7 @@ static void call_off(struct filler *filler, struct filler_range *range, struct f
     pthread_mutex_lock(&filler->lock);
     for (unsigned i = 0; i < count; i++)
         if (calls[i].range)
-            TAILQ_REMOVE(&filler->queue, &calls[i], link);
+            TAILQ_REMOVE(&filler->calls, &calls[i], link);
     while (range->helpers)
         pthread_cond_wait(&filler->helped, &filler->lock);
     pthread_mutex_unlock(&filler->lock);
@@ -179,10 +196,11 @@ void filler_place(struct cache_map *map, uint64_t first, uint64_t count, struct 
     uint64_t shares = (count + SHARE_PAGES - 1) / SHARE_PAGES;
     unsigned called = 0;
 
+    fit_to_place(map->replica); /* once, and not for each share */
     pthread_mutex_lock(&filler->lock);
     for (; called < filler->started && called + 1 < shares && !filler->stop; called++) {
         calls[called] = (struct filler_piece){.range = &range};
-        TAILQ_INSERT_HEAD(&filler->queue, &calls[called], link); /* somebody waits for it */
+        TAILQ_INSERT_TAIL(&filler->calls, &calls[called], link);
         pthread_cond_signal(&filler->queued);
     }
     pthread_mutex_unlock(&filler->lock);

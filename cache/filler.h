@@ -26,8 +26,8 @@ struct filler {
     unsigned started;
     pthread_mutex_t lock; /* guards the rest; a leaf */
     pthread_cond_t queued, helped;
-    TAILQ_HEAD(, filler_piece) queue;
-    unsigned length; /* of the queue, but for calls for help */
+    TAILQ_HEAD(, filler_piece) queue, calls; /* what is placed ahead; calls for help */
+    unsigned length;                         /* of the queue */
     bool stop;
 };
 
@@ -41,7 +41,8 @@ void filler_ahead(struct cache_map *map, uint64_t first, uint64_t count);
 
 /* Place what is missing of [first, first + count) of a map, as fill_range() does, with all threads that have
  * nothing else to do. Returns when every fill of it has begun; the group says when they are done, and what
- * failed: then the rest is not begun. The map is the caller's for so long. No lock is held. */
+ * failed; where one could not even begin, the rest is not. The map is the caller's for so long. No lock is
+ * held. */
 void filler_place(struct cache_map *map, uint64_t first, uint64_t count, struct fill_group *group);
 
 #endif
