@@ -138,6 +138,8 @@ static void session_close(const struct gaia_session *session)
         close(session->socket);
     if (session->faults >= 0)
         close(session->faults);
+    if (session->blocked >= 0)
+        close(session->blocked);
     if (session->alive)
         munmap(session->alive, SHARED_PAGE_SIZE);
 }
@@ -167,7 +169,7 @@ static struct gaia_session *begin(const struct gaia_ioctl_token *token)
     session->references = 1;
     session->connecting = true;
     session->user = geteuid();
-    session->socket = session->stop = session->faults = -1;
+    session->socket = session->stop = session->faults = session->blocked = -1;
     lock_init(&session->lock, LOCK_SESSION);
     LIST_INSERT_HEAD(&sessions, session, link);
     return session;

@@ -21,9 +21,10 @@ struct gaia_session {
     bool served, refused;          /* likewise: gaia_session_answered() */
     int error;                     /* likewise: what came of it; not 0: it is in no list, and all is closed */
     char name[64];
-    int socket, stop;     /* -1: there is none yet; until it is connected under the list's lock */
-    int faults;           /* likewise; userfaultfd, or the negative errno with which there is none */
-    _Atomic bool dead;    /* the daemon is gone: every call gives ENOTCONN */
+    int socket, stop;  /* -1: there is none yet; until it is connected under the list's lock */
+    int faults;        /* likewise; userfaultfd, or the negative errno with which there is none */
+    int blocked;       /* soft's, of the addresses that are blocked; -1: none were. Under the table's lock */
+    _Atomic bool dead; /* the daemon is gone: every call gives ENOTCONN */
     struct alive *alive;  /* the daemon's, read only */
     pthread_mutex_t lock; /* one request at a time */
     pthread_t watcher;

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,21 +125,14 @@ static off_t blocked_at(const struct gaia_mapping *mapping, uintptr_t address)
     return (off_t)((uint64_t)mapping->cut << 47 | (address & (((uint64_t)1 << 47) - 1)));
 }
 
-/* Unmap, but keep the addresses from being used for something else; touches that wait get SIGSEGV. */
-static void block_range(const struct gaia_mapping *mapping, void *address, size_t length)
+/* Unmap, but keep the addresses from being used for something else; touches that wait get SIGSEGV. file: -1:
+ * they are never free again. */
+static void block_range(const struct gaia_mapping *mapping, int file, void *address, size_t length)
 {
-    static _Atomic int blocked = -1; /* stays open: one for all */
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
-    int flags = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, none = -1;
+    int flags = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED | (file < 0 ? MAP_ANONYMOUS : 0);
 
-    if (atomic_load(&blocked) < 0) {
-        int fd = above_standard(memfd_create("gaia:blocked", MFD_CLOEXEC));
-        if (fd >= 0 && !atomic_compare_exchange_strong(&blocked, &none, fd))
-            close(fd);
-    }
-    int file = atomic_load(&blocked);
-    if (mmap(address, length, PROT_NONE, flags, file, blocked_at(mapping, range.start)) == MAP_FAILED &&
-        mmap(address, length, PROT_NONE, flags | MAP_ANONYMOUS, -1, 0) == MAP_FAILED) /* never free again */
+    if (mmap(address, length, PROT_NONE, flags, file, blocked_at(mapping, range.start)) == MAP_FAILED)
         munmap(address, length);
     ioctl(mapping->session->faults, UFFDIO_WAKE, &range);
 }
@@ -187,7 +179,7 @@ static void kill_range(const struct gaia_mapping *mapping, void *address, size_t
 
     if (empty < 0 || mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty,
                           NOTHING_AT) == MAP_FAILED)
-        block_range(mapping, address, length); /* SIGSEGV, then: never wrong bytes */
+        block_range(mapping, -1, address, length); /* SIGSEGV, then: never wrong bytes */
     if (empty >= 0)
         close(empty);
     ioctl(mapping->session->faults, UFFDIO_WAKE, &range);
@@ -214,7 +206,11 @@ static void soft_unmap(struct gaia_mapping *mapping)
 
 static void soft_block(struct gaia_mapping *mapping, void *address, size_t length)
 {
-    block_range(mapping, address, length);
+    struct gaia_session *session = mapping->session;
+
+    if (session->blocked < 0)
+        session->blocked = above_standard(memfd_create("gaia:blocked", MFD_CLOEXEC));
+    block_range(mapping, session->blocked, address, length);
 }
 
 static void soft_kill(struct gaia_mapping *mapping, void *address, size_t length)
