@@ -62,6 +62,7 @@ enter() {
 }
 
 [ -e "$root/ready" ] || make_userland
+mount --bind "$root" "$root" # so that its / is a mount: tests in it have mount namespaces of their own
 mount -t proc proc "$root/proc"
 ln -sfn ../proc/self/mounts "$root/etc/mtab" # fusermount3 looks there
 mount --rbind /sys "$root/sys"
