@@ -154,6 +154,8 @@ def hold(mount, devices, change):
 def test_a_client_that_holds_the_memory_of_frames(mount, agents, devices, change):
     """Nobody who opens, reads or writes the file waits for it; who changes the size, not for long. What was to be done to the
     frames is done in the end."""
+    if change == "append" and "passthrough=all" in os.environ.get("GAIA_TEST_OPTIONS", ""):
+        pytest.skip("nobody hears of an append that the kernel makes: the frames grow at an acquire")
     m, path, hostile, done = hold(mount, devices, change)
     try:
         for _ in range(3):
