@@ -31,7 +31,9 @@ def user_namespace():
     own = os.stat("/proc/self/ns/user").st_ino
     deadline = time.monotonic() + 10
     while os.stat(f"/proc/{proc.pid}/ns/user").st_ino == own:
-        assert proc.poll() is None and time.monotonic() < deadline
+        if proc.poll() is not None:
+            pytest.skip("no user namespace can be had here, as in a chroot")
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     for kind in "uid", "gid":
         with open(f"/proc/{proc.pid}/{kind}_map", "w", encoding="ascii") as file:
