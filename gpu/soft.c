@@ -150,19 +150,20 @@ static void unblock(const struct gaia_mapping *mapping)
 {
     uintptr_t from = (uintptr_t)mapping->address, to = from + mapping->length;
     FILE *maps = fopen("/proc/self/maps", "re");
-    char *line = NULL;
-    size_t room = 0;
+    char line[256]; /* with all of our names; what is left of a longer one is passed over */
+    bool begins = true;
 
-    while (maps && getline(&line, &room, maps) > 0) {
+    while (maps && fgets(line, sizeof line, maps)) {
         unsigned long first, behind, at;
-        if (sscanf(line, "%lx-%lx %*s %lx", &first, &behind, &at) != 3 || behind <= from || first >= to ||
-            !is_ours(line, at, (uint64_t)blocked_at(mapping, first)))
+        bool rest = !begins;
+        begins = strchr(line, '\n');
+        if (rest || sscanf(line, "%lx-%lx %*s %lx", &first, &behind, &at) != 3 || behind <= from ||
+            first >= to || !is_ours(line, at, (uint64_t)blocked_at(mapping, first)))
             continue;
         first = first > from ? first : from;
         behind = behind < to ? behind : to;
         munmap((void *)first, behind - first);
     }
-    free(line);
     if (maps)
         fclose(maps);
 }
