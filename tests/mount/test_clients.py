@@ -413,7 +413,7 @@ def test_holes_beside_each_other_are_one(mount, agents):
     child.do("""
 fd = os.open(path, os.O_RDWR)
 os.ftruncate(fd, 4096 * PAGE)
-device = gaia.Device()
+device = gaia.Device("soft:0")
 map, other = (device.mmap(fd, 4096 * PAGE, 3, gaia.SHARED) for _ in range(2))
 def areas():
     return sum(1 for line in open("/proc/self/maps") if "gaia:blocked" in line)
