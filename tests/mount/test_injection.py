@@ -105,27 +105,30 @@ Reached = collections.namedtuple("Reached", "start each once client")
 reached = {}
 
 
-def survey(mount, workdir, monkeypatch):
-    """Without failures, each kind once in this process."""
-    for name in KINDS:
-        if name in reached:
-            continue
-        try:
-            run = Run(mount, workdir, monkeypatch, name)
-        except Missing as missing:
-            print(f"{name}: {missing}")
-            reached[name] = Reached(set(), set(), set(), {})
-            continue
-        plan = run.plans["daemon"]
-        looks = [plan.seen()]
-        for _ in range(2):
-            run.exercise()
-            looks.append(plan.seen())
-        run.unmount()
+def look(mount, workdir, monkeypatch, name):
+    """Without failures, at a mount of this kind."""
+    try:
+        run = Run(mount, workdir, monkeypatch, name)
+    except Missing as missing:
+        print(f"{name}: {missing}")
+        return Reached(set(), set(), set(), {})
+    plan = run.plans["daemon"]
+    looks = [plan.seen()]
+    for _ in range(2):
+        run.exercise()
         looks.append(plan.seen())
-        more = [{key for key in after if after[key] > before.get(key, 0)} for before, after in zip(looks, looks[1:])]
-        client = {key: calls // 2 for key, calls in run.plans["client"].seen().items()}
-        reached[name] = Reached((set(looks[0]) | more[2]) - more[0] - more[1], more[1], more[0] - more[1], client)
+    run.unmount()
+    looks.append(plan.seen())
+    more = [{key for key in after if after[key] > before.get(key, 0)} for before, after in zip(looks, looks[1:])]
+    client = {key: calls // 2 for key, calls in run.plans["client"].seen().items()}
+    return Reached((set(looks[0]) | more[2]) - more[0] - more[1], more[1], more[0] - more[1], client)
+
+
+def survey(mount, workdir, monkeypatch):
+    """Each kind once in this process."""
+    for name in KINDS:
+        if name not in reached:
+            reached[name] = look(mount, workdir, monkeypatch, name)
     return reached
 
 
@@ -325,13 +328,23 @@ def test_every_site_is_reached(mount, workdir, monkeypatch, who):
     """Or listed with a reason for not being: who adds a call is reminded. What is reached is made to fail by the tests above."""
     if not all(found.each for found in survey(mount, workdir, monkeypatch).values()) or not kernel_at_least(6, 16):
         pytest.skip("another kernel than the exercise is made for: other places are reached")
-    keys = set()
-    for found in reached.values():
-        keys |= found.start | found.each | found.once if who == "daemon" else set(found.client)
-    lines = sites_of(who).lines(keys)
-    print(f"{sum(lines.values())} of {len(lines)} are reached")
     reasons = listed(os.path.basename(sites_of(who).program))
-    assert [where for where in sorted(lines) if not lines[where] and (where.file, where.function, where.row) not in reasons] == []
+    keys = set().union(*(keys_of(who, found) for found in reached.values()))
+    for again in range(5):
+        lines = sites_of(who).lines(keys)
+        print(f"{sum(lines.values())} of {len(lines)} are reached")
+        missing = [where for where in sorted(lines) if not lines[where] and (where.file, where.function, where.row) not in reasons]
+        if not missing or again == 4:
+            break
+        # What a node that leaves has to do is a matter of where its files have their homes, by their inodes' numbers, and of
+        # whether a test beside this one has made the kernel forget them (drop_caches).
+        print("looks again for", missing)
+        keys = keys.union(*(keys_of(who, look(mount, workdir, monkeypatch, name)) for name in KINDS))
+    assert missing == []
+
+
+def keys_of(who, found):
+    return found.start | found.each | found.once if who == "daemon" else set(found.client)
 
 
 @pytest.mark.skipif(SANITIZE, reason="a sanitizer's build inlines other functions")
