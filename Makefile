@@ -162,7 +162,7 @@ walks := $(BUILD)/tests/io/test_transport_calls $(BUILD)/tests/io/test_call_faul
 $(walks): LDFLAGS += $(wrapped)
 $(walks): $(call obj,tests/faults/table.c)
 # What a GPU does, without a mount (tests/gpu/run.sh); of the libraries it needs libxxhash only, which may lie beside it.
-$(gpu_own): $(call obj,tests/gpu/own.c tests/gpu/own_client.c) $(home_a)
+$(gpu_own): $(call obj,tests/gpu/own.c tests/gpu/own_client.c tests/gpu/own_window.c) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -Wl,-rpath,'$$ORIGIN' -Wl,--as-needed $(PKG_LIBS)
 $(gpu_bench): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../../../..' -Wl,-rpath,$(abspath $(BIN)) -Wl,--as-needed $(PKG_LIBS)

@@ -62,6 +62,7 @@ enum lock_flags {
     X(POOL, "gaia_io_pool.lock", LOCK_LEAF)                     \
     X(FAULT_PATH, "fault_path.lock", LOCK_LEAF)                 \
     X(CUDA_FRAMES, "cuda_frames.lock", 0)                       \
+    X(STANDING, "standing.lock", 0)                             \
     X(GPU, "home_gpu.lock", LOCK_LEAF)                          \
     X(GPU_LANES, "home_gpu.lanes_lock", LOCK_LEAF)              \
     X(CALLS, "calls.lock", LOCK_LEAF)                           \

@@ -92,28 +92,43 @@ static int do_close(struct nodes *nodes, const struct call_session *session, uin
     return 0;
 }
 
-/* One one-sided read from the home's slot, straight into the frames; or by way of this side's slot. */
-static int do_place(struct call_session *session, struct gaia_frames *frames,
+/* One one-sided read from the home's slot, straight into the frames. */
+static int place_by_window(struct call_session *session, struct gaia_frames *frames,
+                           const struct node_request *request)
+{
+    struct gaia_window window;
+
+    if (!frames->ops->open_window)
+        return -EOPNOTSUPP;
+    int error = frames->ops->open_window(frames, (uint64_t)request->offset, request->length, &window);
+    if (error)
+        return error;
+    error = call_slot_read_into(session, request->slot, 0, request->length * GAIA_PAGE_SIZE, window.memory,
+                                window.standing, true);
+    int closed = frames->ops->close_window(frames, &window, !error);
+    return error ? error : closed;
+}
+
+/* Or by way of this side's slot. */
+static int do_place(struct nodes *nodes, struct call_session *session, struct gaia_frames *frames,
                     const struct node_request *request)
 {
-    uint64_t page = (uint64_t)request->offset, count = request->length;
-    size_t length = count * GAIA_PAGE_SIZE;
-    void *window;
+    uint64_t count = request->length;
 
     if (!count || count > CALL_SLOT_BYTES / GAIA_PAGE_SIZE)
         return -EINVAL;
     const void *slot = call_slot_serve(session, request->slot);
     if (!slot)
         return -EINVAL;
-    int error = frames->ops->open_window ? frames->ops->open_window(frames, page, count, &window) : -ENOSYS;
-    if (!error) {
-        error = call_slot_read_into(session, request->slot, 0, length, window, true);
-        frames->ops->close_window(window, count);
-    }
+    int error = place_by_window(session, frames, request);
+    if (!error)
+        atomic_fetch_add(&nodes->placed, count);
     if (error && error != -EIO) {
-        error = call_slot_read(session, request->slot, 0, length);
+        error = call_slot_read(session, request->slot, 0, count * GAIA_PAGE_SIZE);
         if (!error)
-            error = frames->ops->place(frames, page, count, slot);
+            error = frames->ops->place(frames, (uint64_t)request->offset, count, slot);
+        if (!error)
+            atomic_fetch_add(&nodes->placed_by_copy, count);
     }
     call_slot_served(session, request->slot);
     return error;
@@ -251,8 +266,8 @@ static int do_client(struct nodes *nodes, struct agent_frames *frames, enum node
     return error;
 }
 
-static int do_frames(struct call_session *session, struct gaia_frames *frames, enum node_op op,
-                     const struct node_request *request)
+static int do_frames(struct nodes *nodes, struct call_session *session, struct gaia_frames *frames,
+                     enum node_op op, const struct node_request *request)
 {
     uint64_t page = (uint64_t)request->offset, count = request->length;
 
@@ -260,7 +275,7 @@ static int do_frames(struct call_session *session, struct gaia_frames *frames, e
     case NODE_RESIZE:
         return frames->ops->resize(frames, count);
     case NODE_PLACE:
-        return do_place(session, frames, request);
+        return do_place(nodes, session, frames, request);
     case NODE_FETCH:
         return do_fetch(session, frames, request);
     case NODE_DROP:
@@ -297,7 +312,7 @@ int agent_frames_serve(struct nodes *nodes, struct call_session *session, enum n
     if (!frames)
         return -ENOENT;
     bool of_client = op >= NODE_EXPOSE;
-    int error = of_client ? 0 : do_frames(session, frames->frames, op, request);
+    int error = of_client ? 0 : do_frames(nodes, session, frames->frames, op, request);
     if (!error && (of_client || (op == NODE_PLACE && request->flags & NODE_PLACE_EXPOSES)))
         error = do_client(nodes, frames, op, request);
     if (op == NODE_PLACE && error == -ENOENT) /* the client has gone: the bytes are there */

@@ -36,7 +36,8 @@
  *         LOCK_IO, LOCK_URING, LOCK_URING_FILES, LOCK_POOL    the storage engine
  *         LOCK_FAULT_PATH  whether reads may go by the transport
  *         LOCK_CUDA_FRAMES   the chunks of a file's frames on a GPU, with
- *           LOCK_GPU         one thing at a time on a GPU; held until it has done it
+ *           LOCK_STANDING    its registrations with transports (io/), each held while it is made, with
+ *             LOCK_GPU       one thing at a time on a GPU; held until it has done it
  *         LOCK_GPU_LANES     which of a GPU's streams for placing are taken
  *         LOCK_CALLS, LOCK_CALL_SESSION    calls to other nodes (io/); none is held over a wait for one
  *         LOCK_PULL, LOCK_TRANSPORT    reads from peers (io/)

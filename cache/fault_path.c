@@ -412,10 +412,17 @@ static void end_use(struct fault_path *path, unsigned users)
     pthread_mutex_unlock(&path->lock);
 }
 
-static void let_go(struct fault_read *read)
+/* The end of the window; a new error, if there was none. */
+static int let_go(struct fault_read *read, int error)
 {
-    gaia_memory_release(read->pull.memory);
-    read->frames->ops->close_window(read->window, read->count);
+    struct gaia_standing *standing = read->window.standing;
+
+    if (!standing)
+        gaia_memory_release(read->pull.memory);
+    else if (error == -EFAULT)
+        gaia_standing_missed(standing);
+    int closed = read->frames->ops->close_window(read->frames, &read->window, !error);
+    return error ? error : closed;
 }
 
 static void read_done(struct gaia_pull_read *pull_read, int error)
@@ -423,7 +430,7 @@ static void read_done(struct gaia_pull_read *pull_read, int error)
     struct fault_read *read = (struct fault_read *)((char *)pull_read - offsetof(struct fault_read, pull));
     struct fault_path *path = read->path;
 
-    let_go(read);
+    error = let_go(read, error);
     if (error) {
         pthread_mutex_lock(&path->lock);
         path->failed++;
@@ -433,25 +440,35 @@ static void read_done(struct gaia_pull_read *pull_read, int error)
     end_use(path, 1);
 }
 
-/* A window, registered for this read alone: frames come and go with the pages of their file, and a
- * registration would pin what it once found there. */
+/* Memory that stands is registered once, and the window is a part of it. Other frames come and go with the
+ * pages of their file, and a registration would pin what it once found there: it is for this read alone. */
+static int register_window(struct fault_path *path, struct fault_read *read)
+{
+    const struct gaia_window *window = &read->window;
+    struct gaia_span span = {window->memory, read->pull.length, -1};
+
+    if (!window->standing)
+        return gaia_memory_register(path->transport, &span, &read->pull.memory);
+    read->pull.memory_offset = (uint64_t)((uintptr_t)window->memory - (uintptr_t)window->standing->address);
+    return gaia_standing_register(window->standing, path->transport, &read->pull.memory);
+}
+
 static int make_window(struct fault_path *path, struct fault_read *read)
 {
-    struct gaia_span span = {.length = read->count * GAIA_PAGE_SIZE, .dmabuf = -1};
-    int error = read->frames->ops->open_window(read->frames, read->first, read->count, &span.address);
+    const struct gaia_frames_ops *ops = read->frames->ops;
+    int error = ops->open_window(read->frames, read->first, read->count, &read->window);
 
     if (error)
         return error;
-    read->window = span.address;
     read->pull =
         (struct gaia_pull_read){.offset = (uint64_t)(read->bytes - (uint8_t *)path->host_frames.address),
                                 .region = path->region,
-                                .length = (uint32_t)span.length,
+                                .length = (uint32_t)(read->count * GAIA_PAGE_SIZE),
                                 .cuttable = true,
                                 .done = read_done};
-    error = gaia_memory_register(path->transport, &span, &read->pull.memory);
+    error = register_window(path, read);
     if (error)
-        read->frames->ops->close_window(read->window, read->count);
+        ops->close_window(read->frames, &read->window, false);
     return error;
 }
 

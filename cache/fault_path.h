@@ -52,12 +52,12 @@ struct fault_read {
     /* The path's own. */
     struct fault_path *path;
     struct gaia_pull_read pull;
-    void *window;
+    struct gaia_window window;
 };
 
 /* Begin a read. 0: done is called, once, in a thread of the path's or in this one. Else it is not: -EAGAIN
- * (the path is broken just now), -EOPNOTSUPP (the driver has no windows), or why there was no window. No lock
- * is held. */
+ * (the path is broken just now), -EOPNOTSUPP (there is no window, or the carrier can't reach it), or why
+ * there was no window. No lock is held. */
 int fault_path_read(struct fault_path *path, struct fault_read *read);
 
 struct fault_path_stat {

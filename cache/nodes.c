@@ -485,6 +485,8 @@ bool nodes_stat(struct cache *cache, struct nodes_stat *stat_out)
     pthread_mutex_unlock(&nodes->lock);
     for (unsigned i = 0; i <= NODE_OP_LAST; i++)
         stat_out->served[i] = nodes->served[i];
+    stat_out->placed = nodes->placed;
+    stat_out->placed_by_copy = nodes->placed_by_copy;
     return true;
 }
 

@@ -43,6 +43,7 @@ struct nodes_stat {
     } node[MEMBERS_MAX];
     uint64_t far_files, followed;
     uint64_t served[NODE_OP_LAST + 1];
+    uint64_t placed, placed_by_copy;
 };
 /* False: there are no nodes. */
 bool nodes_stat(struct cache *cache, struct nodes_stat *stat_out);
@@ -60,6 +61,9 @@ struct nodes {
     _Atomic uint64_t late_kernels;
     _Atomic uint64_t reads;                    /* numbers of READs */
     _Atomic uint64_t served[NODE_OP_LAST + 1]; /* requests of others, by operation: for the statistics */
+    /* Pages of homes elsewhere that came straight into the frames of a device of this node's; and those that
+     * came to its host's memory, and were copied. */
+    _Atomic uint64_t placed, placed_by_copy;
 
     pthread_mutex_t lock; /* guards what follows; a leaf */
     pthread_cond_t changed;

@@ -174,6 +174,8 @@ static json_t *nodes_json(struct cache *cache)
     json_object_set_new(o, "far_files", integer(s.far_files));
     json_object_set_new(o, "followed", integer(s.followed));
     json_object_set_new(o, "served", served);
+    json_object_set_new(o, "pages_placed", integer(s.placed));
+    json_object_set_new(o, "pages_placed_by_copy", integer(s.placed_by_copy));
     return o;
 }
 

@@ -71,7 +71,10 @@ enum {
     CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES = 100,
     CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
+    CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
     CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED = 116,
+    CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS = 117,
+    CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING = 118,
     CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED = 124,
     CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 141,
 };
@@ -83,6 +86,11 @@ enum {
     CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
+    CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
+    CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST = 1,
+    CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX = 0,
+    CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER = 100,
+    CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER = 100,
     CU_MEMHOSTALLOC_PORTABLE = 1,
     CU_MEMHOSTALLOC_DEVICEMAP = 2,
     CU_MEMHOSTREGISTER_PORTABLE = 1,
@@ -169,7 +177,10 @@ typedef CUresult cuGetProcAddress_v2_type(const char *symbol, void **function_ou
        unsigned long long flags))                                                                      \
     X(cuMemUnmap, 10020, 1, (CUdeviceptr pointer, size_t bytes))                                       \
     X(cuMemSetAccess, 10020, 1,                                                                        \
-      (CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t count))
+      (CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t count))                \
+    X(cuMemGetHandleForAddressRange, 11070, 0,                                                         \
+      (void *handle_out, CUdeviceptr pointer, size_t bytes, int type, unsigned long long flags))       \
+    X(cuFlushGPUDirectRDMAWrites, 11030, 0, (int target, int scope))
 
 struct cuda_api {
 #define X(name, version, required, parameters) CUresult(*name) parameters;

@@ -133,11 +133,22 @@ void cuda_leave(const struct cuda_device *device)
     device->api->cuCtxPopCurrent(&old);
 }
 
+/* 0 where the driver does not know the attribute. */
+int cuda_attribute(const struct cuda_device *device, int attribute)
+{
+    int value = 0;
+
+    return device->api->cuDeviceGetAttribute(&value, attribute, device->device) == CUDA_SUCCESS ? value : 0;
+}
+
 CUmemAllocationProp cuda_memory_properties(const struct cuda_device *device)
 {
+    bool rdma = cuda_attribute(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+
     return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                  .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                 .location = {CU_MEM_LOCATION_TYPE_DEVICE, device->device}};
+                                 .location = {CU_MEM_LOCATION_TYPE_DEVICE, device->device},
+                                 .allocFlags.gpuDirectRDMACapable = rdma};
 }
 
 CUmemAccessDesc cuda_memory_access(const struct cuda_device *device, int writable)

@@ -36,7 +36,10 @@ int cuda_errno(CUresult error);
 /* Whether it says nothing but that a stream is being captured. */
 bool cuda_is_of_capture(CUresult error);
 
-/* The properties of memory of the device that can be exported, and how other processes' access is. */
+/* An attribute; 0 where the driver does not know it. */
+int cuda_attribute(const struct cuda_device *device, int attribute);
+/* The properties of memory of the device that can be exported, and that a NIC may write to, and how
+ * other processes' access is. */
 CUmemAllocationProp cuda_memory_properties(const struct cuda_device *device);
 CUmemAccessDesc cuda_memory_access(const struct cuda_device *device, int writable);
 

@@ -19,6 +19,7 @@
 
 #include "consistency/digest.h"
 #include "consistency/page.h"
+#include "io/standing.h"
 
 struct gaia_run {
     uint64_t page;
@@ -26,6 +27,14 @@ struct gaia_run {
 };
 
 #define GAIA_FETCH_MAX 64u /* pages */
+
+/* The memory of pages [page, page + count) of some frames, for who brings the bytes in otherwise than by
+ * place(). */
+struct gaia_window {
+    uint64_t page, count;
+    void *memory;                   /* at addresses of this process */
+    struct gaia_standing *standing; /* which it is a part of; NULL: it is there for this window alone */
+};
 
 struct gaia_frames;
 struct gaia_frames_map; /* a client's mapping of frames */
@@ -81,12 +90,13 @@ struct gaia_frames_ops {
     /* The same at once, of as many pages from the first on as can be: how many. One step less, and without
      * the locks of the frames; what is left is for place() and expose(). NULL: never. [client] */
     uint64_t (*place_exposed)(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes);
-    /* As place(), by hand: the memory of frames that nobody can see yet, for who brings the bytes in
-     * otherwise, at addresses of this process until close_window(). A client can make it go away meanwhile,
-     * so that a store to it is SIGBUS: the kernel or a NIC may write to it, nobody else. NULL: not on this
-     * device. */
-    int (*open_window)(struct gaia_frames *frames, uint64_t page, uint64_t count, void **memory_out);
-    void (*close_window)(void *memory, uint64_t count);
+    /* As place(), by hand: the memory of frames that nobody can see yet, until close_window(). A client can
+     * make it go away meanwhile, or it is a GPU's, so that a store to it is SIGBUS: the kernel or a NIC may
+     * write to it, nobody else. -EOPNOTSUPP: these pages have none; NULL: no pages of this device have. */
+    int (*open_window)(struct gaia_frames *frames, uint64_t page, uint64_t count,
+                       struct gaia_window *window_out);
+    /* arrived: all bytes are there, and the pages count as placed when this has returned 0. */
+    int (*close_window)(struct gaia_frames *frames, const struct gaia_window *window, bool arrived);
     /* Let the client of map see placed pages, first stores trapped or not; wakes its waiting touches
      * (mapP2V). [client] */
     int (*expose)(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores);

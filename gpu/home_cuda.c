@@ -78,6 +78,7 @@ static void chunk_free(struct cuda_frames *frames, uint64_t index)
 
     if (!chunk)
         return;
+    gaia_standing_end(&chunk->standing);
     if (!gpu_begin(frames->gpu)) {
         chunk_free_memory(frames, chunk);
         gpu_end(frames->gpu);
@@ -103,6 +104,26 @@ static int chunks_grow(struct cuda_frames *frames, uint64_t index)
     frames->chunks = wide;
     frames->count = count;
     return 0;
+}
+
+/* A dma-buf of a chunk. Its frames' lock may be held, and the GPU is not. */
+static int chunk_share(struct gaia_standing *standing)
+{
+    struct chunk *chunk = (struct chunk *)((char *)standing - offsetof(struct chunk, standing));
+    const struct cuda_api *api = chunk->gpu->device.api;
+    int fd = -1;
+
+    if (!api->cuMemGetHandleForAddressRange ||
+        !cuda_attribute(&chunk->gpu->device, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED))
+        return -EOPNOTSUPP;
+    int error = gpu_begin(chunk->gpu);
+    if (error)
+        return error;
+    /* Refused, it is no failure of the GPU's. */
+    CUresult result = api->cuMemGetHandleForAddressRange(&fd, chunk->pages, standing->length,
+                                                         CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+    gpu_end(chunk->gpu);
+    return result == CUDA_SUCCESS ? fd : -EOPNOTSUPP;
 }
 
 /* The chunk, made if there is none. Lock held. */
@@ -133,6 +154,9 @@ static int chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **
         free(chunk);
         return error;
     }
+    chunk->gpu = frames->gpu;
+    chunk->standing = (struct gaia_standing){
+        .address = (void *)(uintptr_t)chunk->pages, .length = chunk_bytes(frames), .share = chunk_share};
     frames->chunks[index] = chunk;
     *chunk_out = chunk;
     return 0;
@@ -268,18 +292,25 @@ static int cuda_drop(struct gaia_frames *base, uint64_t page, uint64_t count)
 }
 
 /* Without the lock: several are placed at a time. Nobody else has to do with these pages, which are not
- * resident, but who cuts the file off: then they are dropped when they are placed. */
+ * resident, but who cuts the file off: then they are dropped when they are placed. bytes: NULL, a NIC has
+ * brought them. */
 static int place_part(struct cuda_frames *frames, const struct part *part, const void *bytes)
 {
     struct home_gpu *gpu = frames->gpu;
+    const struct cuda_api *api = gpu->device.api;
     CUdeviceptr address = part_address(part);
     uint64_t count = part->count;
+    CUresult result = CUDA_SUCCESS;
     CUstream stream;
 
     int error = gpu_lane_begin(gpu, &stream);
     if (error)
         return error;
-    CUresult result = gpu->device.api->cuMemcpyHtoDAsync(address, bytes, count * GAIA_PAGE_SIZE, stream);
+    if (bytes)
+        result = api->cuMemcpyHtoDAsync(address, bytes, count * GAIA_PAGE_SIZE, stream);
+    else if (gpu->windows == GPU_WINDOWS_FLUSHED)
+        result = api->cuFlushGPUDirectRDMAWrites(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+                                                 CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
     if (result == CUDA_SUCCESS && !frames->read_only) {
         CUdeviceptr granted = part->chunk->granted + part->first * sizeof(struct gaia_digest);
         result = gpu_launch(gpu, stream, GPU_HASH_PAGES, count, (void *[]){&address, &count, &granted});
@@ -287,6 +318,17 @@ static int place_part(struct cuda_frames *frames, const struct part *part, const
     error = gpu_wait(gpu, stream, result);
     gpu_lane_end(gpu, stream);
     return error;
+}
+
+/* Lock held. */
+static void placed(const struct part *part)
+{
+    struct chunk *chunk = part->chunk;
+
+    for (uint64_t i = part->first; i < part->first + part->count; i++)
+        chunk->placed += !bit_get(chunk->resident, i);
+    bits_set(chunk->resident, part->first, part->count, true);
+    bits_set(chunk->unsure, part->first, part->count, false);
 }
 
 static int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, const void *bytes)
@@ -310,14 +352,51 @@ static int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, c
         chunk->placings--;
         if (error)
             break;
-        for (uint64_t i = part.first; i < part.first + part.count; i++)
-            chunk->placed += !bit_get(chunk->resident, i);
-        bits_set(chunk->resident, part.first, part.count, true);
-        bits_set(chunk->unsure, part.first, part.count, false);
+        placed(&part);
         page += part.count;
         count -= part.count;
         from += part.count * GAIA_PAGE_SIZE;
     }
+    pthread_mutex_unlock(&frames->lock);
+    return error;
+}
+
+/* Of one chunk only: what lies in two is copied. */
+static int cuda_open_window(struct gaia_frames *base, uint64_t page, uint64_t count,
+                            struct gaia_window *window_out)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+    uint64_t first = page % base->chunk_pages;
+    struct chunk *chunk;
+
+    if (frames->gpu->windows == GPU_WINDOWS_NONE || first + count > base->chunk_pages)
+        return -EOPNOTSUPP;
+    pthread_mutex_lock(&frames->lock);
+    int error = chunk_get(frames, page / base->chunk_pages, &chunk);
+    if (!error && !gaia_standing_is_reachable(&chunk->standing))
+        error = -EOPNOTSUPP;
+    if (!error) {
+        chunk->placings++;
+        *window_out = (struct gaia_window){page, count, NULL, &chunk->standing};
+        window_out->memory = (uint8_t *)chunk->standing.address + first * GAIA_PAGE_SIZE;
+    }
+    pthread_mutex_unlock(&frames->lock);
+    return error;
+}
+
+static int cuda_close_window(struct gaia_frames *base, const struct gaia_window *window, bool arrived)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+
+    pthread_mutex_lock(&frames->lock);
+    struct part part = part_at(frames, window->page, window->count);
+    assert(part.chunk); /* it has been there since the window was opened */
+    pthread_mutex_unlock(&frames->lock);
+    int error = arrived ? place_part(frames, &part, NULL) : 0;
+    pthread_mutex_lock(&frames->lock);
+    part.chunk->placings--;
+    if (arrived && !error)
+        placed(&part);
     pthread_mutex_unlock(&frames->lock);
     return error;
 }
@@ -388,6 +467,8 @@ static const struct gaia_frames_ops cuda_ops = {
     .detach = cuda_detach,
     .resize = cuda_resize,
     .place = cuda_place,
+    .open_window = cuda_open_window,
+    .close_window = cuda_close_window,
     .expose = untrapped_expose,
     .protect = untrapped_protect,
     .unprotect = untrapped_unprotect,

@@ -10,15 +10,18 @@
 
 #include "gpu/device.h"
 #include "gpu/home_gpu.h"
+#include "io/standing.h"
 
 struct chunk {
     CUmemGenericAllocationHandle memory;
-    CUdeviceptr pages;   /* where it is in the daemon's context */
-    CUdeviceptr granted; /* a struct gaia_digest for each page; 0 where nobody stores */
-    uint64_t placed;     /* how many bits of it are set */
-    unsigned placings;   /* under way without the frames' lock: it stays */
-    uint64_t *resident;  /* bit i: page i was placed */
-    uint64_t *unsure;    /* of resident: granted[i] says nothing */
+    CUdeviceptr pages;             /* where it is in the daemon's context */
+    CUdeviceptr granted;           /* a struct gaia_digest for each page; 0 where nobody stores */
+    uint64_t placed;               /* how many bits of it are set */
+    unsigned placings;             /* under way without the frames' lock, and windows: it stays */
+    struct gaia_standing standing; /* the pages, to who writes to them by a NIC */
+    struct home_gpu *gpu;
+    uint64_t *resident; /* bit i: page i was placed */
+    uint64_t *unsure;   /* of resident: granted[i] says nothing */
 };
 
 struct cuda_frames {

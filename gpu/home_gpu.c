@@ -46,6 +46,19 @@ static CUresult count_blocks(struct home_gpu *gpu)
     return error;
 }
 
+static enum gpu_windows find_windows(const struct home_gpu *gpu)
+{
+    int ordering = cuda_attribute(&gpu->device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
+    int options = cuda_attribute(&gpu->device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS);
+
+    if (ordering >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER)
+        return GPU_WINDOWS_ORDERED;
+    return options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST &&
+                   gpu->device.api->cuFlushGPUDirectRDMAWrites
+               ? GPU_WINDOWS_FLUSHED
+               : GPU_WINDOWS_NONE;
+}
+
 static CUresult make_lanes(struct home_gpu *gpu)
 {
     CUresult error = CUDA_SUCCESS;
@@ -70,6 +83,7 @@ static CUresult prepare(struct home_gpu *gpu)
     if (error == CUDA_SUCCESS)
         error = api->cuMemGetAllocationGranularity(&gpu->granularity, &properties,
                                                    CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+    gpu->windows = find_windows(gpu);
     if (error == CUDA_SUCCESS)
         error = count_blocks(gpu);
     if (error == CUDA_SUCCESS)

@@ -23,12 +23,21 @@
 
 enum gpu_kernel { GPU_HASH_PAGES, GPU_FIND_MODIFIED, GPU_GATHER, GPU_PATCH, GPU_KERNELS };
 
+/* What a NIC has written to the GPU's memory, and has said so to the CPU: when a kernel sees it that is
+ * launched afterwards. */
+enum gpu_windows {
+    GPU_WINDOWS_NONE,    /* nobody knows */
+    GPU_WINDOWS_FLUSHED, /* after cuFlushGPUDirectRDMAWrites() */
+    GPU_WINDOWS_ORDERED,
+};
+
 struct home_gpu {
     struct cuda_device device;
     size_t granularity; /* of memory that can be exported, bytes */
     CUmodule module;
     CUfunction kernels[GPU_KERNELS];
     unsigned blocks[GPU_KERNELS]; /* of each that fill the GPU */
+    enum gpu_windows windows;
     _Atomic int failed; /* the last error of the driver's, but that memory is short: a CUresult, 0: none */
 
     pthread_mutex_t lock; /* guards all below; a leaf; held from gpu_begin() to gpu_end() */

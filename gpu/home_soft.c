@@ -134,20 +134,23 @@ static int soft_place(struct gaia_frames *frames, uint64_t page, uint64_t count,
     return 0;
 }
 
-static int soft_open_window(struct gaia_frames *frames, uint64_t page, uint64_t count, void **memory_out)
+static int soft_open_window(struct gaia_frames *frames, uint64_t page, uint64_t count,
+                            struct gaia_window *window_out)
 {
     void *memory = mmap(NULL, count * GAIA_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, soft(frames)->fd,
                         (off_t)(page * GAIA_PAGE_SIZE));
 
     if (memory == MAP_FAILED)
         return -errno;
-    *memory_out = memory;
+    *window_out = (struct gaia_window){page, count, memory, NULL};
     return 0;
 }
 
-static void soft_close_window(void *memory, uint64_t count)
+static int soft_close_window(struct gaia_frames *frames, const struct gaia_window *window, bool arrived)
 {
-    munmap(memory, count * GAIA_PAGE_SIZE);
+    (void)frames, (void)arrived;
+    munmap(window->memory, window->count * GAIA_PAGE_SIZE);
+    return 0;
 }
 
 /* The kernel refuses with EAGAIN while the client's mmap is changing: for a moment, which is waited for. A
@@ -429,14 +432,14 @@ static int soft_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
 static bool clear_by_window(struct gaia_frames *frames, uint64_t page, size_t from, void *zeros)
 {
     struct iovec bytes = {.iov_base = zeros, .iov_len = GAIA_PAGE_SIZE - from};
-    void *memory = NULL;
+    struct gaia_window window = {0};
 
-    if (soft_open_window(frames, page, 1, &memory))
+    if (soft_open_window(frames, page, 1, &window))
         return false;
-    struct iovec place = {.iov_base = (uint8_t *)memory + from, .iov_len = bytes.iov_len};
+    struct iovec place = {.iov_base = (uint8_t *)window.memory + from, .iov_len = bytes.iov_len};
     ssize_t n = process_vm_writev(getpid(), &bytes, 1, &place, 1, 0);
     bool done = n == (ssize_t)bytes.iov_len || (n < 0 && errno == EFAULT);
-    soft_close_window(memory, 1);
+    soft_close_window(frames, &window, true);
     return done;
 }
 

@@ -22,6 +22,7 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
+#include "io/standing.h"
 #include "io/transport.h"
 
 struct calls;        /* this node's end: an address, a thread that polls */
@@ -136,12 +137,13 @@ void *call_slot_serve(struct call_session *session, unsigned slot);
 void call_slot_served(struct call_session *session, unsigned slot);
 
 /* Only where this end connected (else -EINVAL). Move bytes of a slot, between the peer's memory of it and
- * this end's; or from the peer's straight to memory of the caller's, which is registered for it (cuttable:
- * see gaia_transfer; then -EFAULT leaves the session as it is). What was written is there before a call that
- * is made afterwards. 0, -EINVAL (past the slot), -ENOMEM (not registered), -EIO (the session has ended). */
+ * this end's; or from the peer's straight to memory of the caller's, which is registered for it, unless it is
+ * part of something that stands (cuttable: see gaia_transfer; then -EFAULT leaves the session as it is). What
+ * was written is there before a call that is made afterwards. 0, -EINVAL (past the slot), -ENOMEM (not
+ * registered), -EOPNOTSUPP (what stands can't be reached), -EIO (the session has ended). */
 int call_slot_read(struct call_session *session, unsigned slot, size_t offset, size_t length);
 int call_slot_write(struct call_session *session, unsigned slot, size_t offset, size_t length);
 int call_slot_read_into(struct call_session *session, unsigned slot, size_t offset, size_t length,
-                        void *memory, bool cuttable);
+                        void *memory, struct gaia_standing *standing, bool cuttable);
 
 #endif

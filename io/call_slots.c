@@ -254,14 +254,35 @@ static int read_into(struct call_session *session, uint64_t at, size_t length, v
     return error;
 }
 
-int call_slot_read_into(struct call_session *session, unsigned slot, size_t offset, size_t length,
-                        void *memory, bool cuttable)
+/* The same, of memory that is registered for good. */
+static int read_into_standing(struct call_session *session, uint64_t at, size_t length, const void *memory,
+                              struct gaia_standing *standing)
 {
+    struct move move = {
+        .transfer = {.memory_offset = (uint64_t)((uintptr_t)memory - (uintptr_t)standing->address),
+                     .offset = at,
+                     .length = (uint32_t)length,
+                     .cuttable = true}};
+    int error = gaia_standing_register(standing, session->calls->transport, &move.transfer.memory);
+
+    if (!error)
+        error = carry_out(session, &move);
+    if (error == -EFAULT)
+        gaia_standing_missed(standing);
+    return error;
+}
+
+int call_slot_read_into(struct call_session *session, unsigned slot, size_t offset, size_t length,
+                        void *memory, struct gaia_standing *standing, bool cuttable)
+{
+    uint64_t at = slot * CALL_SLOT_BYTES + offset;
     int error = enter(session, slot, offset, length);
 
     if (error)
         return error;
-    error = length ? read_into(session, slot * CALL_SLOT_BYTES + offset, length, memory, cuttable) : 0;
+    if (length)
+        error = standing ? read_into_standing(session, at, length, memory, standing)
+                         : read_into(session, at, length, memory, cuttable);
     leave(session);
     return error;
 }

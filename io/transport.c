@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "io/standing.h"
 
 #define MS 1000000u /* in nanoseconds */
 /* Callbacks of one poll: a flood of messages does not keep the clock from being looked at. */
@@ -151,6 +152,7 @@ void gaia_transport_close(struct gaia_transport *transport)
         next_link = LIST_NEXT(link, entry);
         gaia_link_close(link);
     }
+    gaia_standing_forget(transport);
     for (memory = LIST_FIRST(&transport->memories); memory; memory = next_memory) {
         next_memory = LIST_NEXT(memory, entry);
         gaia_memory_release(memory);

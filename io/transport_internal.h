@@ -104,6 +104,8 @@ struct gaia_link {
 
 struct gaia_memory {
     LIST_ENTRY(gaia_memory) entry;
+    LIST_ENTRY(gaia_memory) of_standing; /* io/standing.c has this one, */
+    bool stands;                         /* if it does */
     struct gaia_transport *transport;
     struct gaia_span span;
     unsigned busy;

@@ -26,7 +26,8 @@ struct frames {
     _Atomic unsigned windows;
 };
 
-static int open_window(struct gaia_frames *frames, uint64_t page, uint64_t count, void **memory_out)
+static int open_window(struct gaia_frames *frames, uint64_t page, uint64_t count,
+                       struct gaia_window *window_out)
 {
     struct frames *f = (struct frames *)frames;
     void *memory = mmap(NULL, count * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, f->fd, (off_t)(page * PAGE));
@@ -34,16 +35,18 @@ static int open_window(struct gaia_frames *frames, uint64_t page, uint64_t count
     if (memory == MAP_FAILED)
         return -errno;
     f->windows++;
-    *memory_out = memory;
+    *window_out = (struct gaia_window){page, count, memory, NULL};
     return 0;
 }
 
 static _Atomic unsigned windows_closed;
 
-static void close_window(void *memory, uint64_t count)
+static int close_window(struct gaia_frames *frames, const struct gaia_window *window, bool arrived)
 {
+    (void)frames, (void)arrived;
     windows_closed++;
-    munmap(memory, count * PAGE);
+    munmap(window->memory, window->count * PAGE);
+    return 0;
 }
 
 static const struct gaia_frames_ops ops = {.open_window = open_window, .close_window = close_window};

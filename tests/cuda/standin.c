@@ -197,6 +197,9 @@ static CUresult get_attribute(int *value_out, int attribute, CUdevice device)
     case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
         *value_out = 1;
         return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING:
+        *value_out = CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
+        return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: /* younger than this driver */
         return 1;
     default:

@@ -72,7 +72,9 @@ static CUresult create(CUmemGenericAllocationHandle *handle_out, size_t bytes,
 
     ENTER("cuMemCreate");
     if (flags || !bytes || granularity(&unit, properties, 0) || bytes % unit ||
-        properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+        properties->allocFlags.gpuDirectRDMACapable !=
+            (standin_number("can", -1) == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED))
         return CUDA_ERROR_INVALID_VALUE;
     struct allocation *allocation = calloc(1, sizeof *allocation);
     if (!allocation)
@@ -136,6 +138,37 @@ static CUresult import_handle(CUmemGenericAllocationHandle *handle_out, void *os
         (struct allocation){.bytes = (size_t)st.st_size, .references = 1, .imported = true, .fd = dup(fd)};
     *handle_out = (uintptr_t)allocation;
     return CUDA_SUCCESS;
+}
+
+/* Of what is mapped as a whole, by one allocation: the descriptor of that. */
+static CUresult address_range(void *handle_out, CUdeviceptr pointer, size_t bytes, int type,
+                              unsigned long long flags)
+{
+    struct place *place;
+    int fd = -1;
+
+    ENTER_CONTEXT("cuMemGetHandleForAddressRange");
+    pthread_mutex_lock(&lock);
+    LIST_FOREACH (place, &mapped, link)
+        if ((uintptr_t)place->address == pointer && place->bytes == bytes)
+            fd = dup(place->allocation->fd);
+    pthread_mutex_unlock(&lock);
+    if (flags || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || fd < 0) {
+        if (fd >= 0)
+            close(fd);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    memcpy(handle_out, &fd, sizeof fd);
+    return CUDA_SUCCESS;
+}
+
+static CUresult flush_writes(int target, int scope)
+{
+    ENTER_CONTEXT("cuFlushGPUDirectRDMAWrites");
+    return target == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX &&
+                   scope == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
 }
 
 static uint8_t *reserve_memory(size_t bytes)
@@ -400,6 +433,8 @@ const struct standin_row standin_memory_rows[] = {
     ROW("cuMemMap", map),
     ROW("cuMemUnmap", unmap),
     ROW("cuMemSetAccess", set_access),
+    ROW("cuMemGetHandleForAddressRange", address_range),
+    ROW("cuFlushGPUDirectRDMAWrites", flush_writes),
     ROW("cuMemGetInfo", get_info),
     ROW("cuMemAlloc", allocate),
     ROW("cuMemFree", free_memory),

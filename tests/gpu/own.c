@@ -439,6 +439,7 @@ static const struct {
     {"digests are the CPU's", test_digests},
     {"modified pages are found, and no others", test_modified},
     {"frames are zeroed between owners", test_zeroed},
+    {"bytes that a NIC brings are placed", own_window},
     {"a client is killed in mid-kernel", test_killed},
     {"a client's kernel stores where nothing is", test_illegal_access},
 };

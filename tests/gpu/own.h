@@ -42,6 +42,9 @@ static inline uint64_t own_random(uint64_t *state)
     return z ^ (z >> 31);
 }
 
+/* own_window.c */
+int own_window(struct own *own);
+
 /* What a client stores to page 3, from byte 100 on. */
 #define OWN_STORED "stored by a client"
 #define OWN_STORED_AT ((size_t)3 * 4096 + 100)

@@ -308,13 +308,14 @@ static void test_slot_arguments(void **state)
     assert_int_equal(call_slot_write(c.session, 0, SIZE_MAX, 2), -EINVAL);
     assert_int_equal(call_slot_write(c.session, 0, 2, SIZE_MAX), -EINVAL);
     assert_int_equal(call_slot_read(c.session, 2 * CALL_SLOTS, 0, 1), -EINVAL);
-    assert_int_equal(call_slot_read_into(c.session, UINT32_MAX, 0, 4096, page, false), -EINVAL);
-    assert_int_equal(call_slot_read_into(c.session, 1, CALL_SLOT_BYTES - 4095, 4096, page, false), -EINVAL);
+    assert_int_equal(call_slot_read_into(c.session, UINT32_MAX, 0, 4096, page, NULL, false), -EINVAL);
+    assert_int_equal(call_slot_read_into(c.session, 1, CALL_SLOT_BYTES - 4095, 4096, page, NULL, false),
+                     -EINVAL);
     assert_int_equal(call_slot_read(c.session, 0, CALL_SLOT_BYTES, 0), 0);
     assert_int_equal(call_slot_read(c.session, 31, CALL_SLOT_BYTES - 1, 1), 0);
     assert_int_equal(call_slot_read(c.other, 0, 0, 1), -EINVAL);
     assert_int_equal(call_slot_write(c.other, 0, 0, 1), -EINVAL);
-    assert_int_equal(call_slot_read_into(c.other, 0, 0, 4096, page, false), -EINVAL);
+    assert_int_equal(call_slot_read_into(c.other, 0, 0, 4096, page, NULL, false), -EINVAL);
     assert_null(call_slot(c.session, 2 * CALL_SLOTS));
     assert_null(call_slot(c.other, UINT32_MAX));
     assert_non_null(call_slot(c.other, 2 * CALL_SLOTS - 1));
@@ -412,7 +413,8 @@ static void test_read_into(void **state)
     assert_int_equal(ask(c.session, 0, OP_FILL, &piece, sizeof piece), 0);
     for (unsigned cuttable = 0; cuttable < 2; cuttable++) {
         memset(frames, 0, 3 * LENGTH);
-        assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames + LENGTH, cuttable), 0);
+        assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames + LENGTH, NULL, cuttable),
+                         0);
         assert_true(matches(frames + LENGTH, LENGTH, seed, 8192));
         assert_true(!frames[LENGTH - 1] && !frames[2 * LENGTH]);
     }
@@ -434,7 +436,7 @@ static void test_read_into_what_is_cut_off(void **state)
     assert_ptr_not_equal(frames, MAP_FAILED);
     assert_int_equal(ftruncate(fd, LENGTH / 2), 0);
     couple_open(&c, TIMEOUT_MS);
-    assert_int_equal(call_slot_read_into(c.session, 0, 0, LENGTH, frames, true), -EFAULT);
+    assert_int_equal(call_slot_read_into(c.session, 0, 0, LENGTH, frames, NULL, true), -EFAULT);
     assert_int_equal(call_session_error(c.session), 0);
     assert_int_equal(ask(c.session, 0, OP_HIGHEST, NULL, 0), OP_HIGHEST);
     couple_close(&c);

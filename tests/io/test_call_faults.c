@@ -46,7 +46,7 @@ static void move(struct call_session *session, uint8_t *frames)
     if (!all_well)
         return;
     memset(frames, 0, 64 * KIB);
-    if (is_well(call_slot_read_into(session, 2, 100, 64 * KIB, frames, false)))
+    if (is_well(call_slot_read_into(session, 2, 100, 64 * KIB, frames, NULL, false)))
         assert_true(matches(frames, 64 * KIB, 5, 100));
 }
 

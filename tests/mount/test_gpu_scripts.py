@@ -45,7 +45,7 @@ def test_run_without_a_gpu():
 def test_run_on_the_stand_in():
     text = script("run.sh", "--pages", 3000, "--only", "own")
     assert "GPU: stand-in 0, " in text and "no GPU, but the stand-in" in text
-    assert "3000 strings of a page's length" in text and text.endswith("\n5 passed, 0 failed, 0 skipped\n")
+    assert "3000 strings of a page's length" in text and text.endswith("\n6 passed, 0 failed, 0 skipped\n")
 
 
 @pytest.mark.limit(200)
@@ -58,7 +58,7 @@ def test_run_where_fuse_is_missing():
     text = script("run.sh", "--pages", 1000, "--only", "own,mounts,demand,examples", before=before)
     for part in ("mounts", "demand", "examples"):
         assert f"skipped: {part}: no /dev/fuse here\n" in text
-    assert text.endswith("\n5 passed, 0 failed, 3 skipped\n")
+    assert text.endswith("\n6 passed, 0 failed, 3 skipped\n")
 
 
 @pytest.mark.limit(200)

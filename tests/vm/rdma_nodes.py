@@ -21,6 +21,7 @@ NAMES = ([f"{name}, home {home}" for home in "ab" for name in PAIRS if home == "
          [f"{what}, node {node} unmounts" for what in ("all is well", "b is stopped", "the queue pairs are in error") for node in "ab"] +
          ["b is killed", "b is killed, node a unmounts", "b is stopped", "b was stopped, and the nodes meet again",
           "the queue pairs are in error", "the port is taken", "no device has the address", "little memory to lock",
+          "a GPU of b's has bytes of a", "a GPU is there, node a unmounts", "a GPU is there, node b unmounts",
           "the devices of both nodes were those of the other's files"])
 
 
@@ -43,7 +44,7 @@ def script(seed):
     """The last test takes the wire down: rxe of Linux 6.1 makes no new connection after that."""
     counters = "/sys/class/infiniband/rxe*/ports/1/hw_counters"
     return [
-        shell(), *(["export GAIA_GATE=1"] if GATE else []), f"nodes_limit_ms={LIMIT_MS}", "mkdir -p /tmp/data /tmp/other",
+        shell(), *(["export GAIA_GATE=1"] if GATE else []), f"nodes_limit_ms={LIMIT_MS} seed={seed}", "mkdir -p /tmp/data /tmp/other",
         "echo nodes began $(cut -d' ' -f1 /proc/uptime)",
         f"node_mount a {MOUNT},unit=4K", f"node_mount b {MOUNT},unit=4K",
         *FLUSHER_AT_WORK,
@@ -56,6 +57,10 @@ def script(seed):
         "refused 'no device has the address' 'no RDMA device has the address 192.0.2.1:7500' "
         "mount.gaiafs /tmp/other /mnt -f -o node=a,peers=a@192.0.2.1:7500/b@10.0.1.1:7500",
         f"refused 'little memory to lock' '{LITTLE}' tool_survive little 1048576 mount.gaiafs /tmp/other /mnt -f -o node=a,$nodes_peers",
+        # A stand-in (tests/cuda) whose memory an RDMA device can register by its address: rdma.py.
+        "export LD_LIBRARY_PATH=/cuda GAIA_DEVICE=cuda:0", "node_mount a peer_timeout=10", "node_mount b peer_timeout=10",
+        "limited 120 tool_touch /tmp/b /tmp/data $seed 100 $(tool_nodes name /tmp/data a touched) && echo node gpu: $(gaiactl stat --json /tmp/b)",
+        "node_umount b 'a GPU is there'", "node_umount a 'a GPU is there'", "unset LD_LIBRARY_PATH GAIA_DEVICE",
         f"node_mount a {MOUNT}", f"node_mount b {MOUNT}",
         "survive a 'b is killed' kill -9 $pid_b", "wait $pid_b; umount -l /tmp/b", "node_umount a 'b is killed'",
         f"node_mount a {MOUNT}", f"node_mount b {MOUNT}",
@@ -85,11 +90,20 @@ def far_devices(text):
     return ""
 
 
+def gpu_of_an_agent(text):
+    """All bytes that it had were its home's, and came by reads straight into its memory."""
+    said = re.search(r"^node gpu: (\{.*\})$", text, re.M)
+    nodes = json.loads(said[1])["nodes"] if said else {}
+    good = nodes.get("pages_placed", 0) >= 1500 and nodes["pages_placed_by_copy"] == 0
+    return "ok" if good else f"failed: {nodes or 'nothing was touched'}"
+
+
 def judge(lines):
     """(passed, failed) and prints what failed. A test that said nothing has failed."""
     text = "\n".join(lines)
     why = far_devices(text)
     lines = lines + ["node test " + NAMES[-1] + (f": failed: {why}" if why else ": ok")]
+    lines.append(f"node test a GPU of b's has bytes of a: {gpu_of_an_agent(text)}")
     down = re.search(r"^nodes in error: (\d+) (\d+) (.*)$", text, re.M)
     if not down or not int(down[1]) or not int(down[2]) or not any(int(n) for n in down[3].split()):
         lines.append("node test the queue pairs are in error: failed: the devices have not noticed")

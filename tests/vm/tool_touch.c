@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Touches a file of a mount on soft:0, from several threads, and looks at every byte: tool_touch MOUNT DATA
- * SEED ROUNDS. Each thread has pages of its own, every THREADS-th, so that units are shared and what it
- * expects is its own business. It loads, stores, releases, and acquires what it wrote with write(). Ends with
- * "touched: N loads" and 0, or says what was wrong. */
+/* Touches a file of a mount on $GAIA_DEVICE (soft:0), from several threads, and looks at every byte:
+ * tool_touch MOUNT DATA SEED ROUNDS [NAME]. Each thread has pages of its own, every THREADS-th, so that units
+ * are shared and what it expects is its own business. It loads, stores, releases, and acquires what it wrote
+ * with write(). Ends with "touched: N loads" and 0, or says what was wrong. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -82,12 +82,12 @@ static void *touch(void *argument)
     return NULL;
 }
 
-static void compare(const char *folder)
+static void compare(const char *folder, const char *name)
 {
     static uint8_t bytes[PAGES * PAGE];
     char path[4096];
 
-    snprintf(path, sizeof path, "%s/touched", folder);
+    snprintf(path, sizeof path, "%s/%s", folder, name);
     int other = open(path, O_RDONLY);
     if (other < 0 || pread(other, bytes, sizeof bytes, 0) != sizeof bytes)
         fail(path);
@@ -100,22 +100,22 @@ static void compare(const char *folder)
 
 int main(int argc, char **argv)
 {
-
+    const char *name = argc == 6 ? argv[5] : "touched";
     pthread_t threads[THREADS];
     char path[4096];
 
-    if (argc != 5)
+    if (argc != 5 && argc != 6)
         return 2;
     seed = strtoull(argv[3], NULL, 0);
     rounds = (unsigned)strtoul(argv[4], NULL, 0);
     uint64_t state = ~seed;
     for (size_t i = 0; i < sizeof expected; i++)
         expected[i] = (uint8_t)draw(&state, 256);
-    snprintf(path, sizeof path, "%s/touched", argv[1]);
+    snprintf(path, sizeof path, "%s/%s", argv[1], name);
     fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0644);
     if (fd < 0 || pwrite(fd, expected, sizeof expected, 0) != sizeof expected)
         fail(path);
-    if (gaia_device_open("soft:0", &device))
+    if (gaia_device_open(getenv("GAIA_DEVICE") ? NULL : "soft:0", &device))
         fail("gaia_device_open");
     mapped = gaia_mmap(device, sizeof expected, PROT_READ | PROT_WRITE, 0, fd, 0);
     if (mapped == MAP_FAILED)
@@ -127,8 +127,8 @@ int main(int argc, char **argv)
         pthread_join(threads[i], NULL);
     if (gaia_mrelease(mapped, sizeof expected, device) || fsync(fd))
         fail("the last release");
-    compare(argv[1]);
-    compare(argv[2]);
+    compare(argv[1], name);
+    compare(argv[2], name);
     gaia_munmap(mapped, sizeof expected);
     gaia_device_close(device);
     printf("touched: %u loads, %u wrong\n", loads, wrong);
