@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/memory_file.h"
 #include "base/proc_path.h"
 
 mode_t shared_memory_mode(void)
@@ -17,7 +18,7 @@ mode_t shared_memory_mode(void)
 /* A descriptor that is open for reading can't be opened anew for writing: clients can look, not lie. */
 int shared_page_make(const char *name, void **page_out, int *fd_out)
 {
-    int fd = memfd_create(name, MFD_CLOEXEC);
+    int fd = memory_file(name, 0);
 
     if (fd < 0)
         return -errno;

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/memory_file.h"
 #include "cache/nodes.h"
 #include "cache/stat.h"
 #include "fs/escape.h"
@@ -242,7 +243,7 @@ int stat_json(struct fs *fs)
     cache_stat_heals(fs->cache, &heals, &late);
     json_object_set_new(root, "heals", integer(heals));
     json_object_set_new(root, "heals_late", integer(late));
-    int fd = memfd_create("gaiafs:stat", MFD_CLOEXEC);
+    int fd = memory_file("gaiafs:stat", 0);
     int error = fd < 0 ? -errno : 0;
     if (!error && (json_dumpfd(root, fd, JSON_INDENT(2)) || lseek(fd, 0, SEEK_SET))) {
         error = -EIO;

@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "base/lock.h"
+#include "base/memory_file.h"
 #include "base/shared_page.h"
 #include "base/thread.h"
 #include "gpu/home_copy.h"
@@ -543,12 +544,12 @@ int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out)
     /* No seal keeps a client from filling it (cache/fit.h). F_SEAL_GROW would, past the end, but the file
      * may grow, and no seal can be taken away; and within the end a sparse file has all the room that there
      * is. F_SEAL_WRITE and F_SEAL_FUTURE_WRITE are for us and for clients' mappings, too. */
-    frames->fd = memfd_create("gaiafs:frames", MFD_CLOEXEC);
+    frames->fd = memory_file("gaiafs:frames", 0);
     if (frames->fd < 0) {
         error = -errno;
         goto out_free;
     }
-    /* With vm.memfd_noexec=1 it could be sealed: a client that did would have its frames stay for ever. */
+    /* It can be sealed, as it can't be executed: a client that did would have its frames stay for ever. */
     (void)fcntl(frames->fd, F_ADD_SEALS, F_SEAL_SEAL);
     /* A client that has only a read-only descriptor must not be able to reopen it for writing. */
     if (fchmod(frames->fd, shared_memory_mode()) || ftruncate(frames->fd, (off_t)(pages * GAIA_PAGE_SIZE))) {

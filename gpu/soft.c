@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/descriptor.h"
+#include "base/memory_file.h"
 #include "gpu/driver.h"
 #include "gpu/mapping.h"
 #include "gpu/session.h"
@@ -176,7 +177,7 @@ static void unblock(const struct gaia_mapping *mapping)
 static void kill_range(const struct gaia_mapping *mapping, void *address, size_t length)
 {
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
-    int empty = above_standard(memfd_create("gaia:gone", MFD_CLOEXEC)); /* every touch is past its end */
+    int empty = above_standard(memory_file("gaia:gone", 0)); /* every touch is past its end */
 
     if (empty < 0 || mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty,
                           NOTHING_AT) == MAP_FAILED)
@@ -210,7 +211,7 @@ static void soft_block(struct gaia_mapping *mapping, void *address, size_t lengt
     struct gaia_session *session = mapping->session;
 
     if (session->blocked < 0)
-        session->blocked = above_standard(memfd_create("gaia:blocked", MFD_CLOEXEC));
+        session->blocked = above_standard(memory_file("gaia:blocked", 0));
     block_range(mapping, session->blocked, address, length);
 }
 

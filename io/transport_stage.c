@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/memory_file.h"
+
 #define NAME_MAX_BYTES 80u
 #define STAGE_ALIGN 64u
 #define STAGE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
@@ -121,7 +123,7 @@ static int map_stage(int fd, unsigned char **stage_out)
 
 int stage_new(int *fd_out, unsigned char **stage_out)
 {
-    int fd = memfd_create("gaiafs-stage", MFD_CLOEXEC | MFD_ALLOW_SEALING), error = 0;
+    int fd = memory_file("gaiafs-stage", MFD_ALLOW_SEALING), error = 0;
 
     if (fd < 0)
         return transport_say(-errno, "memfd_create: %s", strerror(errno));

@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+import helpers
 from files import pattern
 from helpers import (PAGE, ROWS, AgentDied, agents, daemon_with_faults, read_file, statistics, wait_until, write_at,  # noqa: F401
                      write_file)
@@ -53,6 +54,46 @@ def test_a_file_shared_with_a_container(mount, contained, agents):
     inside.end()
     outside.do("map[:3] = b'end'\nmap.release()")
     assert read_file(path)[:3] == b"end"
+
+
+NOEXEC = """
+echo "$1" >/proc/sys/vm/memfd_noexec || exit 9
+"$2/mount.gaiafs" "$3" "$4" -o fault=local || exit 8
+"$5" "$4" "$3" 5 200 && "$2/gaiactl" stat "$4" && umount "$4"
+"""
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_where_memory_must_not_be_executable(workdir, level):
+    """vm.memfd_noexec, which each PID namespace has for itself. (Before Linux 6.6 level 2 refuses who does not ask for memory that
+    can't be executed; since then he gets such memory: test_no_memory_is_executable.)"""
+    if not os.path.exists("/proc/sys/vm/memfd_noexec") or os.geteuid() != 0:
+        pytest.skip("Linux 6.3, and root")
+    data, mnt = os.path.join(workdir, "data"), os.path.join(workdir, "mnt")
+    os.mkdir(data)
+    os.mkdir(mnt)
+    tool = os.path.join(helpers.build_folder(), "tests", "vm", "tool_touch")
+    done = subprocess.run([*PID[:-4], "sh", "-c", NOEXEC, "sh", str(level), helpers.BIN, data, mnt, tool], capture_output=True,
+                          text=True, timeout=50)
+    if done.returncode == 9:
+        pytest.skip(f"can't be set here: {done.stderr}")
+    assert done.returncode == 0 and ", 0 wrong\n" in done.stdout, done
+
+
+def test_no_memory_is_executable(mount, agents):
+    """Frames, their counters, what the local carrier shares, and what libgaia puts in the place of what was unmapped."""
+    m = mount("fault=local")
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(8 * PAGE))
+    agent = agents()
+    agent.do(MAP + "\nassert map[:] == bytes(length)\nmap.unmap(PAGE, PAGE)", path=path, length=8 * PAGE)
+    for pid, least in ((m.pid, 3), (agent.proc.pid, 1)):
+        found = {}
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")
+            if target.startswith("/memfd:"):
+                found[target] = os.stat(f"/proc/{pid}/fd/{fd}").st_mode & 0o111
+        assert len(found) >= least and not any(found.values()), (pid, found)
 
 
 SECCOMP = """
