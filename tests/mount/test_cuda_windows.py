@@ -12,7 +12,6 @@ from files import pattern
 from gpu_fixture import gpu, make, released  # noqa: F401
 from helpers import MIB, PAGE, agents, daemon_with_faults, make_random, read_file, ROWS, statistics, wait_until  # noqa: F401
 
-NOTHING = "none"
 COPY, FLUSH, LAUNCH = "cuMemcpyHtoDAsync", "cuFlushGPUDirectRDMAWrites", "cuLaunchKernel"
 BROKEN = 999
 PATH = "fault=local"
@@ -36,7 +35,7 @@ def test_nothing_is_copied(gpu):
     gpu.fail(COPY, 0, BROKEN)
     program = gpu.program(path)
     assert program("map[:]") == content
-    gpu.fail(NOTHING, 1, BROKEN)
+    gpu.heal()
     # What was granted is known, and so what is changed afterwards is found.
     program.do("map[3 * MIB + 5:3 * MIB + 9] = b'four'\nmap.release()")
     expected = content[:3 * MIB + 5] + b"four" + content[3 * MIB + 9:]
@@ -134,7 +133,7 @@ def test_memory_comes_and_goes(gpu):
         gpu.fail(COPY, 0, BROKEN)
         program = gpu.program(path)
         assert program("map[:]") == content
-        gpu.fail(NOTHING, 1, BROKEN)
+        gpu.heal()
         program.kill()
         os.unlink(path)
     assert copied(m) == 0
@@ -191,6 +190,6 @@ def test_a_path_that_is_made_anew(gpu, workdir, monkeypatch, request):
             file.write(content[::-1])
         gpu.fail(COPY, 0, BROKEN)
         program.do("map.acquire()")
-        gpu.fail(NOTHING, 1, BROKEN)
+        gpu.heal()
         assert program(f"map[0:{MIB}]") == content[::-1]
         content = content[::-1]
