@@ -198,7 +198,7 @@ def test_what_a_touch_has_brought_is_acquired(cluster, agents, options):
 @on_another_node
 def test_a_soft_fault_beside_a_map_of_a_gpu(gpu):  # noqa: F811
     """Slots are left to it by what fills the GPU's memory: else it is served when next to all of that is done."""
-    m = gpu.mount("slow=10000")
+    m = gpu.mount("cannot=118,slow=10000")  # no NIC reaches the GPU: each of many copies to it takes its time
     m.nodes.make(bytes(4 * MIB), "soft", home=1)
     big = make(m, bytes(64 * MIB), "big")
     soft, user = gpu.agent(), gpu.agent()
@@ -209,6 +209,7 @@ def test_a_soft_fault_beside_a_map_of_a_gpu(gpu):  # noqa: F811
     begun = time.monotonic()
     soft.do("map[2 << 20]")
     fault = time.monotonic()
+    assert user.busy(0), "the map was done before it"
     user.finish()
     assert fault - begun < time.monotonic() - fault, "the fault waited for the most of the map"
 
