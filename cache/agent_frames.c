@@ -5,6 +5,7 @@
 
 #include "cache/agent.h"
 #include "cache/client.h"
+#include "gpu/home_window.h"
 
 /* nodes->lock is held. */
 static struct agent_frames *find(struct nodes *nodes, const struct call_session *session, uint32_t number)
@@ -94,8 +95,9 @@ static int do_close(struct nodes *nodes, const struct call_session *session, uin
 
 /* One one-sided read from the home's slot, straight into the frames. */
 static int place_by_window(struct call_session *session, struct gaia_frames *frames,
-                           const struct node_request *request)
+                           const struct node_request *request, const void *slot)
 {
+    size_t length = request->length * GAIA_PAGE_SIZE;
     struct gaia_window window;
 
     if (!frames->ops->open_window)
@@ -103,10 +105,14 @@ static int place_by_window(struct call_session *session, struct gaia_frames *fra
     int error = frames->ops->open_window(frames, (uint64_t)request->offset, request->length, &window);
     if (error)
         return error;
-    error = call_slot_read_into(session, request->slot, 0, request->length * GAIA_PAGE_SIZE, window.memory,
-                                window.standing, true);
-    int closed = frames->ops->close_window(frames, &window, !error);
-    return error ? error : closed;
+    if (gaia_window_is_doubted(&window, GAIA_PATH_CALLS)) { /* as it comes otherwise */
+        error = call_slot_read(session, request->slot, 0, length);
+        if (!error)
+            error = gaia_window_look(frames, &window, slot);
+    }
+    if (!error)
+        error = call_slot_read_into(session, request->slot, 0, length, window.memory, window.standing, true);
+    return gaia_window_end(frames, &window, GAIA_PATH_CALLS, error);
 }
 
 /* Or by way of this side's slot. */
@@ -120,7 +126,7 @@ static int do_place(struct nodes *nodes, struct call_session *session, struct ga
     const void *slot = call_slot_serve(session, request->slot);
     if (!slot)
         return -EINVAL;
-    int error = place_by_window(session, frames, request);
+    int error = place_by_window(session, frames, request, slot);
     if (!error)
         atomic_fetch_add(&nodes->placed, count);
     if (error && error != -EIO) {

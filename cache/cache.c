@@ -267,7 +267,8 @@ static int open_gpu(struct cache *cache, const uint8_t uuid[16], unsigned *numbe
 
     if (!device)
         return -ENOMEM;
-    int error = gaia_cuda_open(uuid, cache->stages.area, stage_pool_length(), &gpu, &ordinal, why_out);
+    int error = gaia_cuda_open(uuid, cache->stages.area, stage_pool_length(), !cache->config.no_gpudirect,
+                               &gpu, &ordinal, why_out);
     if (!error && ordinal >= GAIA_CUDA_MAX) {
         snprintf(why_out, GAIA_CUDA_WHY, "there are more than %u GPUs", GAIA_CUDA_MAX);
         gaia_cuda_close(gpu);

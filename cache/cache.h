@@ -76,6 +76,7 @@ struct cache_config {
     uint64_t unit_pages;            /* of a fault: what is placed for one touch; a power of two */
     bool io_threads;                /* -o io=threads: no io_uring */
     bool shared;                    /* -o shared: other mounts have the data directory, too (cache/claim.h) */
+    bool no_gpudirect;              /* -o gpudirect=off: no NIC writes to a GPU's memory */
     struct fault_path_config fault; /* by what way a fault's bytes go */
     const struct members *members;  /* of several nodes (cache/nodes.h), or NULL */
     uint64_t behind_timeout_ns;     /* how late a change behind the mount may be noticed (-o timeout) */

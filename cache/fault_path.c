@@ -13,6 +13,7 @@
 
 #include "base/lock.h"
 #include "consistency/page.h"
+#include "gpu/home_window.h"
 
 #define AGAIN_MS 1000u   /* between attempts to connect */
 #define STRANGERS_MAX 8u /* links that have not shown the token (yet) */
@@ -129,6 +130,7 @@ static int try_address(struct fault_path *path, const char *address)
         .address = address,
         .listen = true,
         .timeout_ms = path->config.timeout_ms,
+        .path = GAIA_PATH_FAULTS,
         .calls = {.arrived = arrived, .message = message, .exposed = exposed, .closed = closed},
         .context = path,
     };
@@ -417,12 +419,11 @@ static int let_go(struct fault_read *read, int error)
 {
     struct gaia_standing *standing = read->window.standing;
 
-    if (!standing)
+    if (standing)
+        gaia_standing_ended(standing, GAIA_PATH_FAULTS, error);
+    else
         gaia_memory_release(read->pull.memory);
-    else if (error == -EFAULT)
-        gaia_standing_missed(standing);
-    int closed = read->frames->ops->close_window(read->frames, &read->window, !error);
-    return error ? error : closed;
+    return gaia_window_end(read->frames, &read->window, GAIA_PATH_FAULTS, error);
 }
 
 static void read_done(struct gaia_pull_read *pull_read, int error)
@@ -466,10 +467,11 @@ static int make_window(struct fault_path *path, struct fault_read *read)
                                 .length = (uint32_t)(read->count * GAIA_PAGE_SIZE),
                                 .cuttable = true,
                                 .done = read_done};
-    error = register_window(path, read);
-    if (error)
-        ops->close_window(read->frames, &read->window, false);
-    return error;
+    if (gaia_window_is_doubted(&read->window, GAIA_PATH_FAULTS)) /* as long as it can be registered */
+        error = gaia_window_look(read->frames, &read->window, read->bytes);
+    if (!error)
+        error = register_window(path, read);
+    return error ? gaia_window_end(read->frames, &read->window, GAIA_PATH_FAULTS, error) : 0;
 }
 
 int fault_path_read(struct fault_path *path, struct fault_read *read)

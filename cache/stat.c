@@ -48,6 +48,16 @@ const char *cache_device_failure(struct cache *cache, unsigned number)
     return cache_get_device(cache, number, &device) || !device->gpu ? NULL : gaia_cuda_failure(device->gpu);
 }
 
+const char *cache_device_reach(struct cache *cache, unsigned number, enum gaia_path path)
+{
+    bool there = path == GAIA_PATH_FAULTS ? cache->path != NULL : cache->nodes != NULL;
+    struct cache_device *device;
+
+    if (!there || cache_get_device(cache, number, &device) || !device->gpu)
+        return NULL;
+    return gaia_cuda_reach(device->gpu, path);
+}
+
 uint64_t cache_surplus(struct cache *cache)
 {
     return atomic_exchange(&cache->surplus, 0);

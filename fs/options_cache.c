@@ -142,6 +142,11 @@ static int parse_carrier(struct fs_options *options, const char *option)
     return -1;
 }
 
+static int parse_gpudirect(struct fs_options *options, const char *option)
+{
+    return option_choice(option, "auto", "off", &options->cache.no_gpudirect);
+}
+
 static int parse_queues(struct fs_options *options, const char *option)
 {
     return option_count(option, 1, GAIA_LINK_QUEUES_MAX, &options->cache.fault.queues);
@@ -169,6 +174,7 @@ const struct mount_option options_cache[] = {
     {.text = "unit=", .parse = parse_unit},
     {.text = "io=", .parse = parse_io},
     {.text = "fault=", .parse = parse_carrier},
+    {.text = "gpudirect=", .parse = parse_gpudirect},
     {.text = "queues=", .parse = parse_queues},
     {.text = "depth=", .parse = parse_depth},
     {.text = "peer_timeout=", .parse = parse_peer_timeout},

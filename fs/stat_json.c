@@ -20,7 +20,7 @@ static json_t *integer(uint64_t n)
     return json_integer((json_int_t)n);
 }
 
-static json_t *device_json(const struct cache_device_stat *d, const char *failure)
+static json_t *device_json(const struct cache_device_stat *d)
 {
     const struct gaia_stat *s = &d->stat;
     char name[32];
@@ -28,8 +28,6 @@ static json_t *device_json(const struct cache_device_stat *d, const char *failur
 
     cache_device_name(d->device, name);
     json_object_set_new(o, "device", json_string(name));
-    if (failure)
-        json_object_set_new(o, "failure", json_string(failure));
     if (d->read_only)
         json_object_set_new(o, "read_only", json_true());
     json_object_set_new(o, "capacity_bytes", integer(s->capacity_bytes));
@@ -47,6 +45,23 @@ static json_t *device_json(const struct cache_device_stat *d, const char *failur
     json_object_set_new(o, "unchanged_pages", integer(d->unchanged_pages));
     json_object_set_new(o, "readahead_pages", integer(d->readahead_pages));
     json_object_set_new(o, "twins", integer(s->twins));
+    return o;
+}
+
+/* A device as a whole, of all files. */
+static json_t *whole_device_json(struct cache *cache, const struct cache_device_stat *d)
+{
+    const char *failure = cache_device_failure(cache, d->device);
+    const char *faults = cache_device_reach(cache, d->device, GAIA_PATH_FAULTS);
+    const char *nodes = cache_device_reach(cache, d->device, GAIA_PATH_CALLS);
+    json_t *o = device_json(d);
+
+    if (failure)
+        json_object_set_new(o, "failure", json_string(failure));
+    if (faults)
+        json_object_set_new(o, "gpudirect_faults", json_string(faults));
+    if (nodes)
+        json_object_set_new(o, "gpudirect_nodes", json_string(nodes));
     return o;
 }
 
@@ -97,7 +112,7 @@ static void add_file(void *context, void *file_context, const struct cache_file_
     json_object_set_new(file, "leaves", integer(stat->leaves));
     json_object_set_new(file, "metadata_bytes", integer(stat->metadata_bytes));
     for (unsigned i = 0; i < stat->devices; i++)
-        json_array_append_new(devices, device_json(&stat->device[i], NULL));
+        json_array_append_new(devices, device_json(&stat->device[i]));
     json_object_set_new(file, "devices", devices);
     json_array_append_new(context, file);
 }
@@ -223,7 +238,7 @@ int stat_json(struct fs *fs)
          * was. */
         if (!cache_stat_device(fs->cache, i, &stat) &&
             (i == 0 || i >= GAIA_SOFT_MAX || stat.stat.faults || stat.stat.resident_bytes))
-            json_array_append_new(devices, device_json(&stat, cache_device_failure(fs->cache, i)));
+            json_array_append_new(devices, whole_device_json(fs->cache, &stat));
     }
     json_t *inodes = inodes_json(fs); /* before a look at each of them lets some go */
     cache_stat_files(fs->cache, add_file, files);

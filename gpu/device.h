@@ -34,6 +34,9 @@ struct gaia_window {
     uint64_t page, count;
     void *memory;                   /* at addresses of this process */
     struct gaia_standing *standing; /* which it is a part of; NULL: it is there for this window alone */
+    /* gpu/home_window.c's: what is to arrive, if it is looked at; and it was not there before. */
+    const void *bytes;
+    bool proves;
 };
 
 struct gaia_frames;
@@ -175,13 +178,16 @@ int gaia_node_frames_open(const struct gaia_node_device *there, uint32_t number,
 /* Of frames of the driver node: the session with it has ended, and what they held is gone. */
 bool gaia_node_frames_gone(const struct gaia_frames *frames);
 
-/* A GPU of the driver cuda, by its UUID. memory: what place() will be given bytes from. why_out: a sentence
- * that says why there is none. ordinal_out: its number in this process. 0, -ENODEV, -ENOMEM, -EIO. No lock is
- * held: may take seconds. */
+/* A GPU of the driver cuda, by its UUID. memory: what place() will be given bytes from. windows: its frames
+ * have some, if it can. why_out: a sentence that says why there is none. ordinal_out: its number in this
+ * process. 0, -ENODEV, -ENOMEM, -EIO. No lock is held: may take seconds. */
 #define GAIA_CUDA_WHY 160u
 struct home_gpu;
-int gaia_cuda_open(const uint8_t uuid[16], void *memory, size_t length, struct home_gpu **gpu_out,
-                   unsigned *ordinal_out, char why_out[GAIA_CUDA_WHY]);
+int gaia_cuda_open(const uint8_t uuid[16], void *memory, size_t length, bool windows,
+                   struct home_gpu **gpu_out, unsigned *ordinal_out, char why_out[GAIA_CUDA_WHY]);
+/* What is known of windows of its frames, for transfers by a path: "off" (not wanted, or not possible),
+ * "unknown", "proven" or "unreachable". */
+const char *gaia_cuda_reach(const struct home_gpu *gpu, enum gaia_path path);
 void gaia_cuda_close(struct home_gpu *gpu);
 uint64_t gaia_cuda_bytes(const struct home_gpu *gpu); /* of its memory */
 /* The driver's name for the last error of a call of this process's, but that memory is short; NULL: there was

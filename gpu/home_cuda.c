@@ -123,7 +123,11 @@ static int chunk_share(struct gaia_standing *standing)
     CUresult result = api->cuMemGetHandleForAddressRange(&fd, chunk->pages, standing->length,
                                                          CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
     gpu_end(chunk->gpu);
-    return result == CUDA_SUCCESS ? fd : -EOPNOTSUPP;
+    if (result == CUDA_SUCCESS)
+        return fd;
+    bool never = result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE ||
+                 result == CUDA_ERROR_NOT_PERMITTED;
+    return never ? -EOPNOTSUPP : -ENOMEM;
 }
 
 /* The chunk, made if there is none. Lock held. */
@@ -155,8 +159,10 @@ static int chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **
         return error;
     }
     chunk->gpu = frames->gpu;
-    chunk->standing = (struct gaia_standing){
-        .address = (void *)(uintptr_t)chunk->pages, .length = chunk_bytes(frames), .share = chunk_share};
+    chunk->standing = (struct gaia_standing){.address = (void *)(uintptr_t)chunk->pages,
+                                             .length = chunk_bytes(frames),
+                                             .share = chunk_share,
+                                             .reaches = &frames->gpu->reaches};
     frames->chunks[index] = chunk;
     *chunk_out = chunk;
     return 0;
@@ -291,6 +297,17 @@ static int cuda_drop(struct gaia_frames *base, uint64_t page, uint64_t count)
     return 0;
 }
 
+/* What a NIC has written is seen by who comes now: whether that is so. Refused, it is no failure of the
+ * GPU's, which is copied to from now on. */
+static bool flush(struct home_gpu *gpu)
+{
+    if (gpu->windows == GPU_WINDOWS_FLUSHED &&
+        gpu->device.api->cuFlushGPUDirectRDMAWrites(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+                                                    CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER) != CUDA_SUCCESS)
+        gpu->windows = GPU_WINDOWS_NONE;
+    return gpu->windows != GPU_WINDOWS_NONE;
+}
+
 /* Without the lock: several are placed at a time. Nobody else has to do with these pages, which are not
  * resident, but who cuts the file off: then they are dropped when they are placed. bytes: NULL, a NIC has
  * brought them. */
@@ -308,9 +325,10 @@ static int place_part(struct cuda_frames *frames, const struct part *part, const
         return error;
     if (bytes)
         result = api->cuMemcpyHtoDAsync(address, bytes, count * GAIA_PAGE_SIZE, stream);
-    else if (gpu->windows == GPU_WINDOWS_FLUSHED)
-        result = api->cuFlushGPUDirectRDMAWrites(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
-                                                 CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
+    else if (!flush(gpu)) {
+        gpu_lane_end(gpu, stream);
+        return -EOPNOTSUPP;
+    }
     if (result == CUDA_SUCCESS && !frames->read_only) {
         CUdeviceptr granted = part->chunk->granted + part->first * sizeof(struct gaia_digest);
         result = gpu_launch(gpu, stream, GPU_HASH_PAGES, count, (void *[]){&address, &count, &granted});
@@ -373,12 +391,13 @@ static int cuda_open_window(struct gaia_frames *base, uint64_t page, uint64_t co
         return -EOPNOTSUPP;
     pthread_mutex_lock(&frames->lock);
     int error = chunk_get(frames, page / base->chunk_pages, &chunk);
-    if (!error && !gaia_standing_is_reachable(&chunk->standing))
-        error = -EOPNOTSUPP;
     if (!error) {
         chunk->placings++;
-        *window_out = (struct gaia_window){page, count, NULL, &chunk->standing};
-        window_out->memory = (uint8_t *)chunk->standing.address + first * GAIA_PAGE_SIZE;
+        *window_out =
+            (struct gaia_window){.page = page,
+                                 .count = count,
+                                 .memory = (uint8_t *)chunk->standing.address + first * GAIA_PAGE_SIZE,
+                                 .standing = &chunk->standing};
     }
     pthread_mutex_unlock(&frames->lock);
     return error;
@@ -514,17 +533,28 @@ int gaia_cuda_frames_open(struct home_gpu *gpu, uint64_t pages, bool read_only,
     return 0;
 }
 
-int gaia_cuda_open(const uint8_t uuid[16], void *memory, size_t length, struct home_gpu **gpu_out,
-                   unsigned *ordinal_out, char why_out[GAIA_CUDA_WHY])
+int gaia_cuda_open(const uint8_t uuid[16], void *memory, size_t length, bool windows,
+                   struct home_gpu **gpu_out, unsigned *ordinal_out, char why_out[GAIA_CUDA_WHY])
 {
     CUuuid id;
 
     static_assert(GAIA_CUDA_WHY == CUDA_WHY_SIZE, "one sentence");
     memcpy(&id, uuid, sizeof id);
     int error = home_gpu_open(&id, memory, length, gpu_out, why_out);
-    if (!error)
-        *ordinal_out = (unsigned)(*gpu_out)->device.ordinal;
-    return error;
+    if (error)
+        return error;
+    *ordinal_out = (unsigned)(*gpu_out)->device.ordinal;
+    if (!windows)
+        (*gpu_out)->windows = GPU_WINDOWS_NONE;
+    return 0;
+}
+
+const char *gaia_cuda_reach(const struct home_gpu *gpu, enum gaia_path path)
+{
+    static const char *const words[] = {
+        [GAIA_REACH_UNKNOWN] = "unknown", [GAIA_REACH_PROVEN] = "proven", [GAIA_REACH_NONE] = "unreachable"};
+
+    return gpu->windows == GPU_WINDOWS_NONE ? "off" : words[atomic_load(&gpu->reaches.of[path])];
 }
 
 void gaia_cuda_close(struct home_gpu *gpu)

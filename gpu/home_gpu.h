@@ -12,6 +12,7 @@
 #include "base/lock.h"
 #include "consistency/page.h"
 #include "gpu/cuda_device.h"
+#include "io/standing.h"
 
 /* Pages that a gather or a patch moves at once. */
 #define GPU_BATCH_PAGES 512u
@@ -36,8 +37,9 @@ struct home_gpu {
     size_t granularity; /* of memory that can be exported, bytes */
     CUmodule module;
     CUfunction kernels[GPU_KERNELS];
-    unsigned blocks[GPU_KERNELS]; /* of each that fill the GPU */
-    enum gpu_windows windows;
+    unsigned blocks[GPU_KERNELS];      /* of each that fill the GPU */
+    _Atomic(enum gpu_windows) windows; /* fewer, when a flush has failed */
+    struct gaia_reaches reaches;
     _Atomic int failed; /* the last error of the driver's, but that memory is short: a CUresult, 0: none */
 
     pthread_mutex_t lock; /* guards all below; a leaf; held from gpu_begin() to gpu_end() */

@@ -143,7 +143,7 @@ static int soft_open_window(struct gaia_frames *frames, uint64_t page, uint64_t 
 
     if (memory == MAP_FAILED)
         return -errno;
-    *window_out = (struct gaia_window){page, count, memory, NULL};
+    *window_out = (struct gaia_window){.page = page, .count = count, .memory = memory};
     return 0;
 }
 

@@ -175,6 +175,7 @@ int calls_open(const struct calls_config *config, struct calls **calls_out, char
         .address = config->address,
         .listen = true,
         .timeout_ms = config->timeout_ms,
+        .path = GAIA_PATH_CALLS,
         .calls = {arrived, message, exposed, dropped, NULL, closed},
     };
     struct calls *calls = calloc(1, sizeof *calls);

@@ -22,7 +22,6 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
-#include "io/standing.h"
 #include "io/transport.h"
 
 struct calls;        /* this node's end: an address, a thread that polls */

@@ -265,10 +265,11 @@ static int read_into_standing(struct call_session *session, uint64_t at, size_t 
                      .cuttable = true}};
     int error = gaia_standing_register(standing, session->calls->transport, &move.transfer.memory);
 
-    if (!error)
-        error = carry_out(session, &move);
-    if (error == -EFAULT)
-        gaia_standing_missed(standing);
+    if (error)
+        return error;
+    error = carry_out(session, &move);
+    if (move.ended)
+        gaia_standing_ended(standing, GAIA_PATH_CALLS, move.error);
     return error;
 }
 

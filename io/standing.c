@@ -2,99 +2,179 @@
 #include "io/standing.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "io/transport_internal.h"
+
+#define AGAIN_NS 1000000000u /* after a refusal that may pass */
+
+/* What came of it when the transport was asked to register it. */
+struct standing_registration {
+    LIST_ENTRY(standing_registration) of_standing, of_transport;
+    struct gaia_transport *transport;
+    struct gaia_memory *memory; /* NULL: refused, and `error` says how */
+    int error;
+    uint64_t again_ns; /* not asked before; 0: never again */
+};
 
 /* Guards all registrations of standing memory: what ends may be the memory or the transport. Held while one
  * is made, which others that want one wait for; that is once for many pages. */
 static pthread_mutex_t lock = LOCK_INITIALIZER(LOCK_STANDING);
 
-/* Lock held. */
-static struct gaia_memory *find(const struct gaia_standing *standing, const struct gaia_transport *transport)
-{
-    struct gaia_memory *memory;
+/* ---- what is known ---- */
 
-    LIST_FOREACH (memory, &standing->registered, of_standing)
-        if (memory->transport == transport)
-            break;
-    return memory;
+enum gaia_reach gaia_standing_reach(const struct gaia_standing *standing, enum gaia_path path)
+{
+    return atomic_load(&standing->reaches->of[path]);
 }
 
-/* By a dma-buf, else by its address. Lock held. */
+void gaia_standing_learn(struct gaia_standing *standing, enum gaia_path path, enum gaia_reach reach)
+{
+    enum gaia_reach unknown = GAIA_REACH_UNKNOWN;
+
+    if (reach == GAIA_REACH_NONE)
+        atomic_store(&standing->reaches->of[path], reach);
+    else
+        atomic_compare_exchange_strong(&standing->reaches->of[path], &unknown, reach);
+}
+
+/* Bytes of other memory of the same GPU's may well arrive. */
+static void learn_of_failure(struct gaia_standing *standing, enum gaia_path path)
+{
+    enum gaia_reach unknown = GAIA_REACH_UNKNOWN;
+
+    atomic_compare_exchange_strong(&standing->reaches->of[path], &unknown, GAIA_REACH_NONE);
+}
+
+/* ---- registrations ---- */
+
+/* Lock held. */
+static struct standing_registration *find(const struct gaia_standing *standing,
+                                          const struct gaia_transport *transport)
+{
+    struct standing_registration *registration;
+
+    LIST_FOREACH (registration, &standing->registered, of_standing)
+        if (registration->transport == transport)
+            break;
+    return registration;
+}
+
+/* The same, made if there is none, and not asked for yet; NULL: no memory. Lock held. */
+static struct standing_registration *get(struct gaia_standing *standing, struct gaia_transport *transport)
+{
+    struct standing_registration *registration = find(standing, transport);
+
+    if (registration || !(registration = calloc(1, sizeof *registration)))
+        return registration;
+    registration->transport = transport;
+    registration->again_ns = 1;
+    LIST_INSERT_HEAD(&standing->registered, registration, of_standing);
+    LIST_INSERT_HEAD(&transport->standing, registration, of_transport);
+    return registration;
+}
+
+static bool is_for_good(int error)
+{
+    return error == -EOPNOTSUPP || error == -EFAULT || error == -EINVAL;
+}
+
+/* By a dma-buf. Lock held. */
+static int make_shared(struct gaia_standing *standing, struct gaia_transport *transport,
+                       struct gaia_memory **memory_out)
+{
+    struct gaia_transport_limits limits;
+
+    gaia_transport_limits(transport, &limits);
+    int fd = limits.dmabuf && standing->share ? standing->share(standing) : -EOPNOTSUPP;
+    if (fd < 0)
+        return fd;
+    int error = gaia_memory_register(transport, &(struct gaia_span){NULL, standing->length, fd}, memory_out);
+    close(fd); /* the registration keeps the buffer */
+    if (!error)
+        (*memory_out)->span.dmabuf = -1;
+    return error;
+}
+
+/* By a dma-buf, else by its address. 0, -ENOMEM (not now), -EOPNOTSUPP. Lock held. */
 static int make(struct gaia_standing *standing, struct gaia_transport *transport,
                 struct gaia_memory **memory_out)
 {
-    struct gaia_transport_limits limits;
-    int error = -EOPNOTSUPP;
+    struct gaia_span span = {standing->address, standing->length, -1};
 
-    gaia_transport_limits(transport, &limits);
-    int fd = limits.dmabuf && standing->share ? standing->share(standing) : -1;
-    if (fd >= 0) {
-        error = gaia_memory_register(transport, &(struct gaia_span){NULL, standing->length, fd}, memory_out);
-        close(fd); /* the registration keeps the buffer */
-    }
-    if (error && error != -ENOMEM)
-        error = gaia_memory_register(transport, &(struct gaia_span){standing->address, standing->length, -1},
-                                     memory_out);
-    return error;
+    int shared = make_shared(standing, transport, memory_out);
+    int error = shared ? gaia_memory_register(transport, &span, memory_out) : 0;
+    return !error ? 0 : is_for_good(shared) && is_for_good(error) ? -EOPNOTSUPP : -ENOMEM;
 }
 
 int gaia_standing_register(struct gaia_standing *standing, struct gaia_transport *transport,
                            struct gaia_memory **memory_out)
 {
-    int error = 0;
+    enum gaia_path path = transport->config.path;
 
-    if (!gaia_standing_is_reachable(standing))
+    if (gaia_standing_reach(standing, path) == GAIA_REACH_NONE)
         return -EOPNOTSUPP;
     pthread_mutex_lock(&lock);
-    struct gaia_memory *memory = find(standing, transport);
-    if (!memory) {
-        error = make(standing, transport, &memory);
-        if (!error) {
-            LIST_INSERT_HEAD(&standing->registered, memory, of_standing);
-            memory->stands = true;
-        }
+    struct standing_registration *registration = get(standing, transport);
+    if (registration && !registration->memory && registration->again_ns &&
+        clock_now_ns() >= registration->again_ns) {
+        registration->error = make(standing, transport, &registration->memory);
+        registration->again_ns = registration->error == -ENOMEM ? clock_now_ns() + AGAIN_NS : 0;
     }
-    pthread_mutex_unlock(&lock);
+    int error = registration ? registration->error : -ENOMEM;
     if (!error)
-        *memory_out = memory;
-    else if (error != -ENOMEM)
-        gaia_standing_missed(standing);
-    return error && error != -ENOMEM ? -EOPNOTSUPP : error;
+        *memory_out = registration->memory;
+    pthread_mutex_unlock(&lock);
+    if (error == -EOPNOTSUPP)
+        learn_of_failure(standing, path);
+    return error;
 }
 
-void gaia_standing_missed(struct gaia_standing *standing)
+/* The registration stays: transfers of it may be under way. */
+void gaia_standing_ended(struct gaia_standing *standing, enum gaia_path path, int error)
 {
-    atomic_store(&standing->unreachable, true);
+    struct standing_registration *registration;
+
+    if (!error || error == -ECANCELED)
+        return;
+    learn_of_failure(standing, path);
+    if (error != -EFAULT)
+        return;
+    pthread_mutex_lock(&lock);
+    LIST_FOREACH (registration, &standing->registered, of_standing)
+        if (registration->transport->config.path == path)
+            registration->error = -EOPNOTSUPP;
+    pthread_mutex_unlock(&lock);
 }
 
-bool gaia_standing_is_reachable(const struct gaia_standing *standing)
+/* Lock held. */
+static void end(struct standing_registration *registration)
 {
-    return !atomic_load(&standing->unreachable);
+    LIST_REMOVE(registration, of_standing);
+    LIST_REMOVE(registration, of_transport);
+    free(registration);
 }
 
 void gaia_standing_end(struct gaia_standing *standing)
 {
-    struct gaia_memory *memory;
+    struct standing_registration *registration;
 
     pthread_mutex_lock(&lock);
-    while ((memory = LIST_FIRST(&standing->registered))) {
-        LIST_REMOVE(memory, of_standing);
-        gaia_memory_release(memory); /* its transport is there: gaia_standing_forget() wants the lock */
+    while ((registration = LIST_FIRST(&standing->registered))) {
+        gaia_memory_release(registration->memory); /* its transport is there: forget() wants the lock */
+        end(registration);
     }
     pthread_mutex_unlock(&lock);
 }
 
 void gaia_standing_forget(struct gaia_transport *transport)
 {
-    struct gaia_memory *memory;
+    struct standing_registration *registration;
 
     pthread_mutex_lock(&lock);
-    LIST_FOREACH (memory, &transport->memories, entry) /* nobody else changes them any more */
-        if (memory->stands) {
-            memory->stands = false;
-            LIST_REMOVE(memory, of_standing);
-        }
+    while ((registration = LIST_FIRST(&transport->standing)))
+        end(registration); /* its memory goes with the transport */
     pthread_mutex_unlock(&lock);
 }

@@ -4,43 +4,64 @@
  * come and go page by page, and are registered for each read.)
  *
  * Each transport registers all of it once, when it is first wanted: by a dma-buf, where the carrier takes
- * them, else by its address, which RDMA takes of memory that the CPU can reach (a coherent GPU) or that a
- * module of the GPU's answers for (nvidia-peermem). The local carrier has the kernel copy to the address.
- * Where none of it works, that is kept in mind, and nobody tries again.
+ * them, else by its address, which RDMA takes where a module of the GPU's answers for it (nvidia-peermem).
+ * The local carrier has the kernel copy to the address.
+ *
+ * Whether any of it works is known only when it was tried: registering may be refused, a transfer may end
+ * its link, or, worst, end well and have gone nowhere (a bridge or an IOMMU between the two has dropped it).
+ * So what is learnt of a GPU is kept with it, for each path that bytes come by (enum gaia_path), and the
+ * first bytes are looked at (gpu/home_window.h). Nobody tries again what does not work.
  *
  * Thread safety: all functions may be called from any thread. */
 #ifndef GAIAFS_IO_STANDING_H
 #define GAIAFS_IO_STANDING_H
 
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <sys/queue.h>
 
 struct gaia_memory;
 struct gaia_transport;
 
+/* A transport serves one of them; the path outlives it. */
+enum gaia_path { GAIA_PATH_CALLS, GAIA_PATH_FAULTS, GAIA_PATHS };
+
+enum gaia_reach {
+    GAIA_REACH_UNKNOWN,
+    GAIA_REACH_PROVEN, /* bytes have been seen to arrive */
+    GAIA_REACH_NONE,   /* it was refused, or has failed, or is not wanted */
+};
+
+/* What is known of a GPU's memory, by path. Zeros at first. */
+struct gaia_reaches {
+    _Atomic(enum gaia_reach) of[GAIA_PATHS];
+};
+
 struct gaia_standing {
     void *address; /* in this process, if only the device can use it there */
     size_t length; /* bytes */
-    /* A dma-buf of all of it: a descriptor, the caller's, or a negative errno. May be NULL. */
+    /* A dma-buf of all of it: a descriptor, the caller's, or a negative errno: -EOPNOTSUPP if there never is
+     * one. May be NULL. */
     int (*share)(struct gaia_standing *standing);
+    struct gaia_reaches *reaches; /* of its GPU */
 
     /* This file's own. */
-    _Atomic bool unreachable;
-    LIST_HEAD(, gaia_memory) registered; /* one for each transport */
+    LIST_HEAD(, standing_registration) registered; /* one for each transport that was asked */
 };
 
 /* Its registration with a transport, which is not being closed; valid until gaia_standing_end(), or the end
  * of the transport; never released by who asks. Transfers count offsets from `address`, and are to be
  * `cuttable` (see gaia_transfer): a carrier may find out at the first one that it can't reach the memory. 0;
- * -EOPNOTSUPP: it can't be reached, now or ever; -ENOMEM: not now. */
+ * -EOPNOTSUPP: it can't be reached; -ENOMEM: not now (mostly memory that may be locked, or the window that
+ * the GPU has on the bus; tried again after a second). */
 int gaia_standing_register(struct gaia_standing *standing, struct gaia_transport *transport,
                            struct gaia_memory **memory_out);
-/* A transfer of it has ended with -EFAULT: nobody tries again. */
-void gaia_standing_missed(struct gaia_standing *standing);
-/* Whether it is worth asking. */
-bool gaia_standing_is_reachable(const struct gaia_standing *standing);
+/* A transfer of it that had begun has ended like this. -EFAULT: it is not reached any more. If nothing was
+ * ever seen to arrive, any failure is taken for the memory's, but for -ECANCELED (this side is closing). */
+void gaia_standing_ended(struct gaia_standing *standing, enum gaia_path path, int error);
+/* What is known, and what has been learnt: a failure is for good. */
+enum gaia_reach gaia_standing_reach(const struct gaia_standing *standing, enum gaia_path path);
+void gaia_standing_learn(struct gaia_standing *standing, enum gaia_path path, enum gaia_reach reach);
 /* The memory is about to go, and no transfer of it is under way. */
 void gaia_standing_end(struct gaia_standing *standing);
 

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "io/standing.h"
 
 #define MS 1000000u /* in nanoseconds */
 /* Callbacks of one poll: a flood of messages does not keep the clock from being looked at. */
@@ -127,6 +126,7 @@ int gaia_transport_open(const struct gaia_transport_config *config, struct gaia_
     transport->epoll = transport->wake = -1;
     LIST_INIT(&transport->links);
     LIST_INIT(&transport->memories);
+    LIST_INIT(&transport->standing);
     TAILQ_INIT(&transport->ready);
     lock_init(&transport->lock, LOCK_TRANSPORT);
     lock_condition_init(&transport->changed);

@@ -32,6 +32,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "io/standing.h"
+
 struct gaia_transport;
 struct gaia_link;
 
@@ -77,6 +79,7 @@ struct gaia_transport_config {
     const char *address;
     bool listen;         /* accept peers; else only connect */
     unsigned timeout_ms; /* 50 to 600000 */
+    enum gaia_path path; /* what it serves: io/standing.h */
     unsigned spin_us;    /* RDMA: how long a poll looks before it sleeps; 0: not at all */
     struct gaia_transport_calls calls;
     void *context; /* of the calls */

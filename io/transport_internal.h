@@ -104,8 +104,6 @@ struct gaia_link {
 
 struct gaia_memory {
     LIST_ENTRY(gaia_memory) entry;
-    LIST_ENTRY(gaia_memory) of_standing; /* io/standing.c has this one, */
-    bool stands;                         /* if it does */
     struct gaia_transport *transport;
     struct gaia_span span;
     unsigned busy;
@@ -167,7 +165,8 @@ struct gaia_transport {
     LIST_HEAD(, gaia_link) links;
     TAILQ_HEAD(, gaia_link) ready;
     LIST_HEAD(, gaia_memory) memories;
-    struct link_queue *queues[QUEUES_MAX]; /* by the low bits of their ids */
+    LIST_HEAD(, standing_registration) standing; /* io/standing.c's, with its lock */
+    struct link_queue *queues[QUEUES_MAX];       /* by the low bits of their ids */
     uint32_t generation;
 };
 

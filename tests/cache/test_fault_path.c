@@ -35,7 +35,7 @@ static int open_window(struct gaia_frames *frames, uint64_t page, uint64_t count
     if (memory == MAP_FAILED)
         return -errno;
     f->windows++;
-    *window_out = (struct gaia_window){page, count, memory, NULL};
+    *window_out = (struct gaia_window){.page = page, .count = count, .memory = memory};
     return 0;
 }
 

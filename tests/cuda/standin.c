@@ -12,6 +12,7 @@
  * can=N         an attribute that is 1
  * init=N, count=N, name=N   the error of cuInit, cuDeviceGetCount, cuDeviceGetName
  * opaque=1      the program can't load or store in its memory, as in a GPU's (else it can, at its address)
+ * opaque=2      stores go nowhere, as a NIC's do where something drops them on their way
  * control=PATH  a file that is read at each call: "NAME COUNT ERROR"
  *
  * When a call of NAME (*: any) comes, the file's COUNT goes down by one, and when it is 0 the call has this

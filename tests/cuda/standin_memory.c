@@ -188,6 +188,8 @@ static CUresult reserve(CUdeviceptr *pointer_out, size_t bytes, size_t alignment
     uint8_t *area = reserve_memory(room), *seen = standin_number("opaque", 0) ? reserve_memory(bytes) : area;
     if (!area || !seen)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    if (standin_number("opaque", 0) == 2)
+        mprotect(area, room, PROT_READ | PROT_WRITE);
     size_t before = (STANDIN_GRANULARITY - (uintptr_t)area % STANDIN_GRANULARITY) % STANDIN_GRANULARITY;
     if (before)
         munmap(area, before);

@@ -107,7 +107,11 @@ static void test_members(void **state)
         options_free(&options);
         options_free(&options); /* nothing is left of it */
     }
-    good(&options, TWO ",peer_timeout=7,fault=local");
+    good(&options, TWO ",gpudirect=off,gpudirect=auto");
+    assert_false(options.cache.no_gpudirect);
+    options_free(&options);
+    good(&options, TWO ",peer_timeout=7,fault=local,gpudirect=off");
+    assert_true(options.cache.no_gpudirect);
     assert_int_equal(options.cache.fault.timeout_ms, 7000);
     assert_int_equal(options.cache.fault.carrier, FAULT_LOCAL);
     options_free(&options);

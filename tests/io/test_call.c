@@ -444,6 +444,39 @@ static void test_read_into_what_is_cut_off(void **state)
     close(fd);
 }
 
+/* Memory that stands, over a session: what a transfer of it shows is learnt, and only of one that began. */
+static void test_read_into_what_stands(void **state)
+{
+    enum { LENGTH = 64 * 1024 };
+    static struct couple c;
+    uint8_t *frames = new_frames(3 * LENGTH);
+    struct piece piece = {.salt = seed, .slot = 20, .offset = 8192, .length = LENGTH};
+    struct gaia_reaches reaches = {0};
+    struct gaia_standing standing = {.address = frames, .length = (size_t)3 * LENGTH, .reaches = &reaches};
+
+    (void)state;
+    couple_open(&c, 500);
+    assert_int_equal(ask(c.session, 0, OP_FILL, &piece, sizeof piece), 0);
+    assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames + LENGTH, &standing, true), 0);
+    assert_true(matches(frames + LENGTH, LENGTH, seed, 8192));
+    assert_true(!frames[LENGTH - 1] && !frames[2 * LENGTH]);
+    assert_int_equal(gaia_standing_reach(&standing, GAIA_PATH_CALLS), GAIA_REACH_UNKNOWN);
+    if (carrier == GAIA_CARRIER_LOCAL) { /* whose peer answers itself: a NIC needs nobody for it */
+        transport_test.deaf = true;
+        assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames, &standing, true), -EIO);
+        transport_test.deaf = false;
+        assert_int_equal(gaia_standing_reach(&standing, GAIA_PATH_CALLS), GAIA_REACH_NONE);
+    }
+    assert_int_equal(gaia_standing_reach(&standing, GAIA_PATH_FAULTS), GAIA_REACH_UNKNOWN);
+    reaches = (struct gaia_reaches){0};
+    call_session_close(c.session); /* no transfer begins any more */
+    assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames, &standing, true), -EIO);
+    assert_int_equal(gaia_standing_reach(&standing, GAIA_PATH_CALLS), GAIA_REACH_UNKNOWN);
+    gaia_standing_end(&standing);
+    couple_close(&c);
+    munmap(frames, 3 * LENGTH);
+}
+
 /* What one session writes no other sees: neither the same client's nor another's. */
 static void test_slots_are_of_one_session(void **state)
 {
@@ -493,6 +526,7 @@ int main(int argc, char **argv)
         CASE(test_posts),
         CASE(test_slots),
         CASE(test_slot_arguments),
+        CASE(test_read_into_what_stands),
         CASE(test_slots_run_out),
         CASE(test_slots_are_served_to_one),
         CASE(test_read_into),

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that stands, over the transport: that it is registered once and let go of when it or the transport
- * ends, by a dma-buf or by its address, and that memory which nobody reaches is asked for once.
+ * ends, by a dma-buf or by its address; what is learnt of it when it can't be reached, or not now, or when a
+ * transfer fails, and that this is kept by path.
  *
  * Local without arguments; `--carrier rdma HERE THERE` as the tests of the transport. */
 #include "tests/io/transport_fixture.h"
@@ -12,17 +13,21 @@
 struct world {
     struct pair pair;
     struct gaia_standing standing;
+    struct gaia_reaches reaches;
     uint8_t *memory, *remote;
     uint32_t region;
 };
 
 static unsigned shared; /* how often a dma-buf was asked for */
 static int share_fd;    /* the descriptor that it was */
+static int refusal;     /* instead of one */
 
 static int share(struct gaia_standing *standing)
 {
     (void)standing;
     shared++;
+    if (refusal)
+        return refusal;
     share_fd = memfd_create("test-dma-buf", MFD_CLOEXEC); /* which is none */
     return share_fd;
 }
@@ -34,8 +39,16 @@ static void world_open(struct world *w)
     w->remote = new_frames(AREA);
     fill(w->remote, AREA, seed);
     w->region = expose_to(&w->pair, 0, w->remote, AREA, false);
-    w->standing = (struct gaia_standing){.address = w->memory, .length = AREA, .share = share};
+    memset(&w->reaches, 0, sizeof w->reaches);
+    w->standing =
+        (struct gaia_standing){.address = w->memory, .length = AREA, .share = share, .reaches = &w->reaches};
     shared = 0;
+    refusal = 0;
+}
+
+static enum gaia_reach reach_of(const struct world *w)
+{
+    return gaia_standing_reach(&w->standing, GAIA_PATH_CALLS);
 }
 
 static void world_close(struct world *w)
@@ -96,7 +109,7 @@ static void test_pieces(void **state)
     world_close(&w); /* the transport goes first */
     assert_true(LIST_EMPTY(&w.standing.registered));
     gaia_standing_end(&w.standing);
-    assert_true(gaia_standing_is_reachable(&w.standing));
+    assert_int_equal(reach_of(&w), GAIA_REACH_UNKNOWN); /* it is not for this to say that it works */
 }
 
 /* Two transports: what one lets go of, the other has. */
@@ -165,21 +178,98 @@ static void test_unreachable(void **state)
     int error = read_piece(&w, 0, 0, 4096);
     if (carrier == GAIA_CARRIER_LOCAL) {
         assert_int_equal(error, -EFAULT);
-        assert_true(gaia_standing_is_reachable(&w.standing));
-        gaia_standing_missed(&w.standing);
+        assert_int_equal(reach_of(&w), GAIA_REACH_UNKNOWN);
+        gaia_standing_ended(&w.standing, GAIA_PATH_CALLS, error);
     } else {
         assert_int_equal(error, -EOPNOTSUPP);
         assert_int_equal(registrations(&w.pair.client), before);
     }
-    assert_false(gaia_standing_is_reachable(&w.standing));
+    assert_int_equal(reach_of(&w), GAIA_REACH_NONE);
+    assert_int_equal(gaia_standing_reach(&w.standing, GAIA_PATH_FAULTS), GAIA_REACH_UNKNOWN);
     assert_int_equal(mprotect(w.memory, AREA, PROT_READ | PROT_WRITE), 0);
     assert_int_equal(gaia_standing_register(&w.standing, w.pair.client.transport, &memory), -EOPNOTSUPP);
     assert_null(memory);
     assert_int_equal(gaia_link_error(w.pair.link), 0);
     gaia_standing_end(&w.standing);
     assert_int_equal(registrations(&w.pair.client), before);
-    w.standing = (struct gaia_standing){.address = w.memory, .length = AREA};
+    /* Other memory of the same GPU's is not asked for either. */
+    w.standing = (struct gaia_standing){.address = w.memory, .length = AREA, .reaches = &w.reaches};
+    assert_int_equal(read_piece(&w, 0, 5, 4096), -EOPNOTSUPP);
+    memset(&w.reaches, 0, sizeof w.reaches);
     must(read_piece(&w, 0, 5, 4096));
+    gaia_standing_end(&w.standing);
+    world_close(&w);
+}
+
+/* Where bytes were seen to arrive, one piece of memory that they do not reach is no sign for the others. */
+static void test_one_of_many(void **state)
+{
+    static struct world w;
+    struct gaia_memory *memory;
+    struct gaia_standing *many;
+
+    (void)state;
+    world_open(&w);
+    many = &(struct gaia_standing){.address = w.memory + MIB, .length = MIB, .reaches = &w.reaches};
+    must(read_piece(&w, 0, 0, 4096));
+    gaia_standing_learn(&w.standing, GAIA_PATH_CALLS, GAIA_REACH_PROVEN);
+    gaia_standing_ended(&w.standing, GAIA_PATH_CALLS, -EIO); /* the peer has died */
+    must(read_piece(&w, 0, 1, 4096));
+    gaia_standing_ended(&w.standing, GAIA_PATH_FAULTS, -ECANCELED);
+    gaia_standing_ended(&w.standing, GAIA_PATH_FAULTS, 0);
+    assert_int_equal(gaia_standing_reach(&w.standing, GAIA_PATH_FAULTS), GAIA_REACH_UNKNOWN);
+    gaia_standing_ended(&w.standing, GAIA_PATH_FAULTS, -EFAULT); /* by another path: not this one's affair */
+    assert_int_equal(gaia_standing_reach(&w.standing, GAIA_PATH_FAULTS), GAIA_REACH_NONE);
+    must(read_piece(&w, 0, 2, 4096));
+    gaia_standing_ended(&w.standing, GAIA_PATH_CALLS, -EFAULT);
+    assert_int_equal(read_piece(&w, 0, 3, 4096), -EOPNOTSUPP);
+    assert_int_equal(reach_of(&w), GAIA_REACH_PROVEN);
+    must(gaia_standing_register(many, w.pair.client.transport, &memory));
+    gaia_standing_end(many);
+    gaia_standing_end(&w.standing);
+    must(read_piece(&w, 0, 4, 4096)); /* as new memory at that place */
+    gaia_standing_end(&w.standing);
+    /* Nothing was ever seen to arrive by that path: then the first failure is for good. */
+    memset(&w.reaches, 0, sizeof w.reaches);
+    gaia_standing_ended(&w.standing, GAIA_PATH_CALLS, -EIO);
+    assert_int_equal(reach_of(&w), GAIA_REACH_NONE);
+    gaia_standing_learn(&w.standing, GAIA_PATH_CALLS, GAIA_REACH_PROVEN); /* by who began before */
+    assert_int_equal(reach_of(&w), GAIA_REACH_NONE);
+    world_close(&w);
+}
+
+/* What is refused for now is asked for again after a second, and not before. */
+static void test_not_now(void **state)
+{
+    static struct world w;
+    bool takes;
+
+    (void)state;
+    world_open(&w);
+    takes = w.pair.client.transport->limits.dmabuf;
+    w.pair.client.transport->limits.dmabuf = true;
+    refusal = -ENOMEM;
+    must(read_piece(&w, 0, 1, 4096)); /* its address serves, and so it is not asked again */
+    must(read_piece(&w, 0, 2, 4096));
+    assert_int_equal(shared, 1);
+    gaia_standing_end(&w.standing);
+    w.standing.address = NULL; /* which nobody registers */
+    uint64_t begun = clock_now_ns();
+    for (unsigned i = 0; i < 5; i++)
+        assert_int_equal(read_piece(&w, 0, 3, 4096), -ENOMEM);
+    if (clock_now_ns() - begun < 900 * 1000000u)
+        assert_int_equal(shared, 2);
+    assert_int_equal(reach_of(&w), GAIA_REACH_UNKNOWN);
+    w.standing.address = w.memory;
+    usleep(1100 * 1000);
+    must(read_piece(&w, 0, 4, 4096));
+    assert_int_equal(shared, 3);
+    gaia_standing_end(&w.standing);
+    refusal = -EOPNOTSUPP;
+    w.standing.address = NULL;
+    assert_int_equal(read_piece(&w, 0, 5, 4096), -EOPNOTSUPP);
+    assert_int_equal(reach_of(&w), GAIA_REACH_NONE);
+    w.pair.client.transport->limits.dmabuf = takes;
     gaia_standing_end(&w.standing);
     world_close(&w);
 }
@@ -235,8 +325,9 @@ static void test_at_the_same_time(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        CASE(test_pieces),      CASE(test_two_transports),   CASE(test_dmabuf_first),
-        CASE(test_unreachable), CASE(test_at_the_same_time),
+        CASE(test_pieces),           CASE(test_two_transports), CASE(test_dmabuf_first),
+        CASE(test_unreachable),      CASE(test_one_of_many),    CASE(test_not_now),
+        CASE(test_at_the_same_time),
     };
 
     take_arguments(argc, argv);

@@ -44,10 +44,10 @@ PROGRAMS = len(TESTS) + 2  # before there is a device, and with little memory to
 # Options of a mount whose faults go by RDMA, and what is to be seen of the path.
 MOUNTS = (("fault=rdma,device_cache=1M,unit=64K", {"queues": 1}),
           (f"fault=rdma@{THERE},queues=2,depth=16,device_cache=1M,unit=4K", {"device": "rxe1", "queues": 2, "depth": 16}),
-          ("fault=rdma,unit=64K", {"queues": 1}))
-# The last one's device is a GPU, which is a stand-in (tests/cuda) whose memory an RDMA device can register by its address, as
-# nvidia-peermem has it for real ones. What is mapped there is not evicted.
-GPU = len(MOUNTS) - 1
+          ("fault=rdma,unit=64K", {"queues": 1}), ("fault=rdma,unit=64K", {"queues": 1}))
+# The last ones' device is a GPU, which is a stand-in (tests/cuda) whose memory an RDMA device can register by its address, as
+# nvidia-peermem has it for real ones. What is mapped there is not evicted. What is written to the last one's goes nowhere.
+GPU, LOST = len(MOUNTS) - 2, len(MOUNTS) - 1
 GPU_ENVIRONMENT = "LD_LIBRARY_PATH=/cuda GAIA_DEVICE=cuda:0 "
 TURNS = 5
 # name, bytes, reads of a turn, outstanding, perftest's program
@@ -110,12 +110,24 @@ def mounts_script():
     """For each mount: what a program that touches its file said, and what gaiactl did."""
     lines = ["mkdir /tmp/data /tmp/mnt"]
     for number, (options, _) in enumerate(MOUNTS):
-        env = GPU_ENVIRONMENT if number == GPU else ""
-        lines += [f"{env}mount.gaiafs /tmp/data /tmp/mnt -o {options} && {env}tool_touch /tmp/mnt /tmp/data {number} {200 if rdma_nodes.GATE else 400}",
+        env = GPU_ENVIRONMENT if number >= GPU else ""
+        lines += [f"{'STANDIN_CUDA=opaque=2 ' if number == LOST else ''}{env}mount.gaiafs /tmp/data /tmp/mnt -o {options} && {env}tool_touch /tmp/mnt /tmp/data {number} {200 if rdma_nodes.GATE else 400}",
                   f"echo stat {number}: $(gaiactl stat --json /tmp/mnt)", "gaiactl stat /tmp/mnt", "umount /tmp/mnt"]
     lines.append("mount.gaiafs /tmp/data /tmp/mnt -o fault=rdma,queues=16,depth=1024 && umount /tmp/mnt && echo most: mounted")
     lines.append("mount.gaiafs /tmp/data /tmp/mnt -o fault=rdma@192.0.2.1 && umount /tmp/mnt && echo 'failed: no such address'")
     return lines
+
+
+def went_by_rdma(number, stat):
+    """All of it, into what device it may be; or nothing of it had arrived, and it was noticed."""
+    fault, first, last = stat["fault"], stat["devices"][0], stat["devices"][-1]
+    if number == LOST:
+        return fault["failed"] > 0 and fault["refused"] > 0 and last["gpudirect_faults"] == "unreachable"
+    if fault["failed"] or fault["refused"] or not fault["reads"] or (last["evictions"] > 0) != (number != GPU):
+        return False
+    if number == GPU:
+        return fault["bytes"] == 1500 * 4096 <= last["bytes_in"] and last["gpudirect_faults"] == "proven"
+    return fault["bytes"] == first["bytes_in"]
 
 
 def mounts_seen(lines):
@@ -130,9 +142,7 @@ def mounts_seen(lines):
         stat = json.loads(said[1]) if said else {"fault": {}, "devices": [{}]}
         fault = stat["fault"]
         good += (fault.get("path") == "rdma" and all(fault.get(name) == value for name, value in wanted.items()) and
-                 fault["failed"] == fault["refused"] == 0 and fault["reads"] > 0 and (stat["devices"][-1]["evictions"] > 0) == (number != GPU) and
-                 number < len(touched) and (fault["bytes"] == stat["devices"][0]["bytes_in"] if number != GPU else
-                                            fault["bytes"] == 1500 * 4096 <= stat["devices"][-1]["bytes_in"]))
+                 number < len(touched) and went_by_rdma(number, stat))
         if fault:
             print(f"-o {options}: {fault.get('reads')} reads, {fault.get('bytes', 0) >> 10} KiB, p50 "
                   f"{fault.get('latency_p50_ns', 0) / 1000:.0f} us, {fault.get('failed')} failed, {fault.get('refused')} copied")

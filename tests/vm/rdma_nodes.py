@@ -21,7 +21,7 @@ NAMES = ([f"{name}, home {home}" for home in "ab" for name in PAIRS if home == "
          [f"{what}, node {node} unmounts" for what in ("all is well", "b is stopped", "the queue pairs are in error") for node in "ab"] +
          ["b is killed", "b is killed, node a unmounts", "b is stopped", "b was stopped, and the nodes meet again",
           "the queue pairs are in error", "the port is taken", "no device has the address", "little memory to lock",
-          "a GPU of b's has bytes of a", "a GPU is there, node a unmounts", "a GPU is there, node b unmounts",
+          "a GPU of b's has bytes of a", "a GPU of b's gets them by way of the host", "a GPU is there, node a unmounts", "a GPU is there, node b unmounts",
           "the devices of both nodes were those of the other's files"])
 
 
@@ -60,7 +60,12 @@ def script(seed):
         # A stand-in (tests/cuda) whose memory an RDMA device can register by its address: rdma.py.
         "export LD_LIBRARY_PATH=/cuda GAIA_DEVICE=cuda:0", "node_mount a peer_timeout=10", "node_mount b peer_timeout=10",
         "limited 120 tool_touch /tmp/b /tmp/data $seed 100 $(tool_nodes name /tmp/data a touched) && echo node gpu: $(gaiactl stat --json /tmp/b)",
-        "node_umount b 'a GPU is there'", "node_umount a 'a GPU is there'", "unset LD_LIBRARY_PATH GAIA_DEVICE",
+        "node_umount b 'a GPU is there'",
+        # And one where what is written goes nowhere.
+        "STANDIN_CUDA=opaque=2 node_mount b peer_timeout=10",
+        "limited 120 tool_touch /tmp/b /tmp/data $seed 50 $(tool_nodes name /tmp/data a lost) && echo node lost: $(gaiactl stat --json /tmp/b)",
+        "umount /tmp/b",
+        "node_umount a 'a GPU is there'", "unset LD_LIBRARY_PATH GAIA_DEVICE",
         f"node_mount a {MOUNT}", f"node_mount b {MOUNT}",
         "survive a 'b is killed' kill -9 $pid_b", "wait $pid_b; umount -l /tmp/b", "node_umount a 'b is killed'",
         f"node_mount a {MOUNT}", f"node_mount b {MOUNT}",
@@ -90,12 +95,14 @@ def far_devices(text):
     return ""
 
 
-def gpu_of_an_agent(text):
-    """All bytes that it had were its home's, and came by reads straight into its memory."""
-    said = re.search(r"^node gpu: (\{.*\})$", text, re.M)
-    nodes = json.loads(said[1])["nodes"] if said else {}
-    good = nodes.get("pages_placed", 0) >= 1500 and nodes["pages_placed_by_copy"] == 0
-    return "ok" if good else f"failed: {nodes or 'nothing was touched'}"
+def gpu_of_an_agent(text, name):
+    """All bytes that it had were its home's, and came by reads straight into its memory; or all were copied."""
+    said = re.search(rf"^node {name}: (\{{.*\}})$", text, re.M)
+    stat = json.loads(said[1]) if said else {"nodes": {}, "devices": [{}]}
+    nodes, found = stat["nodes"], stat["devices"][-1].get("gpudirect_nodes")
+    placed, copied = nodes.get("pages_placed", 0), nodes.get("pages_placed_by_copy", 0)
+    good = (placed >= 1500 and not copied and found == "proven") if name == "gpu" else (copied >= 1500 and not placed and found == "unreachable")
+    return "ok" if good else f"failed: {nodes or 'nothing was touched'}, {found}"
 
 
 def judge(lines):
@@ -103,7 +110,8 @@ def judge(lines):
     text = "\n".join(lines)
     why = far_devices(text)
     lines = lines + ["node test " + NAMES[-1] + (f": failed: {why}" if why else ": ok")]
-    lines.append(f"node test a GPU of b's has bytes of a: {gpu_of_an_agent(text)}")
+    lines.append(f"node test a GPU of b's has bytes of a: {gpu_of_an_agent(text, 'gpu')}")
+    lines.append(f"node test a GPU of b's gets them by way of the host: {gpu_of_an_agent(text, 'lost')}")
     down = re.search(r"^nodes in error: (\d+) (\d+) (.*)$", text, re.M)
     if not down or not int(down[1]) or not int(down[2]) or not any(int(n) for n in down[3].split()):
         lines.append("node test the queue pairs are in error: failed: the devices have not noticed")
