@@ -159,10 +159,11 @@ static void end(struct standing_registration *registration)
 
 void gaia_standing_end(struct gaia_standing *standing)
 {
-    struct standing_registration *registration;
+    struct standing_registration *registration, *next;
 
     pthread_mutex_lock(&lock);
-    while ((registration = LIST_FIRST(&standing->registered))) {
+    for (registration = LIST_FIRST(&standing->registered); registration; registration = next) {
+        next = LIST_NEXT(registration, of_standing);
         gaia_memory_release(registration->memory); /* its transport is there: forget() wants the lock */
         end(registration);
     }
@@ -171,10 +172,12 @@ void gaia_standing_end(struct gaia_standing *standing)
 
 void gaia_standing_forget(struct gaia_transport *transport)
 {
-    struct standing_registration *registration;
+    struct standing_registration *registration, *next;
 
     pthread_mutex_lock(&lock);
-    while ((registration = LIST_FIRST(&transport->standing)))
+    for (registration = LIST_FIRST(&transport->standing); registration; registration = next) {
+        next = LIST_NEXT(registration, of_transport);
         end(registration); /* its memory goes with the transport */
+    }
     pthread_mutex_unlock(&lock);
 }
