@@ -76,7 +76,7 @@ KINDS = {
     "passed": Kind("passthrough=all", ["more"], {"GAIA_SOFT_COPY": "windows"}, passes=True),
     "asked": Kind("passthrough=on", ["more"], passes=True),
     "path": Kind("fault=local,device_cache=1M,passthrough=all,noatime", ["more"]),
-    "gpu": Kind("device_cache=cuda:0=1856K", ["more", "cuda"], gpu=True),
+    "gpu": Kind("device_cache=cuda:0=1856K,fault=local", ["more", "cuda"], gpu=True),
     "nodes": Kind("timeout=0", ["more"], nodes=True),
 }
 counter = itertools.count()
