@@ -434,9 +434,11 @@ def test_the_users_of_a_network_are_counted_together(file, apart, agents):
 import ctypes, threading
 libc = ctypes.CDLL(None, use_errno=True)
 counts = []
+both = threading.Barrier(2)
 def go(uid):
     libc.syscall(117, uid, uid, uid)  # setresuid() of this thread
     counts.append([meet(fd)[0] for _ in range(64)].count(0))
+    both.wait()  # what a thread has asked for is forgotten when it ends
 many = [threading.Thread(target=go, args=(uid,)) for uid in (12345, 20002)]
 for each in many:
     each.start()
