@@ -5,7 +5,7 @@
 
 #include "cache/agent.h"
 #include "cache/client.h"
-#include "gpu/home_window.h"
+#include "cache/window.h"
 
 /* nodes->lock is held. */
 static struct agent_frames *find(struct nodes *nodes, const struct call_session *session, uint32_t number)

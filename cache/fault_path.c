@@ -13,7 +13,7 @@
 
 #include "base/lock.h"
 #include "consistency/page.h"
-#include "gpu/home_window.h"
+#include "cache/window.h"
 
 #define AGAIN_MS 1000u   /* between attempts to connect */
 #define STRANGERS_MAX 8u /* links that have not shown the token (yet) */

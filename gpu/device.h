@@ -34,7 +34,7 @@ struct gaia_window {
     uint64_t page, count;
     void *memory;                   /* at addresses of this process */
     struct gaia_standing *standing; /* which it is a part of; NULL: it is there for this window alone */
-    /* gpu/home_window.c's: what is to arrive, if it is looked at; and it was not there before. */
+    /* cache/window.c's: what is to arrive, if it is looked at; and it was not there before. */
     const void *bytes;
     bool proves;
 };

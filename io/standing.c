@@ -16,7 +16,7 @@ struct standing_registration {
     struct gaia_transport *transport;
     struct gaia_memory *memory; /* NULL: refused, and `error` says how */
     int error;
-    uint64_t again_ns; /* not asked before; 0: never again */
+    uint64_t again_ns; /* not asked before; UINT64_MAX: never again */
 };
 
 /* Guards all registrations of standing memory: what ends may be the memory or the transport. Held while one
@@ -70,7 +70,6 @@ static struct standing_registration *get(struct gaia_standing *standing, struct 
     if (registration || !(registration = calloc(1, sizeof *registration)))
         return registration;
     registration->transport = transport;
-    registration->again_ns = 1;
     LIST_INSERT_HEAD(&standing->registered, registration, of_standing);
     LIST_INSERT_HEAD(&transport->standing, registration, of_transport);
     return registration;
@@ -118,10 +117,9 @@ int gaia_standing_register(struct gaia_standing *standing, struct gaia_transport
         return -EOPNOTSUPP;
     pthread_mutex_lock(&lock);
     struct standing_registration *registration = get(standing, transport);
-    if (registration && !registration->memory && registration->again_ns &&
-        clock_now_ns() >= registration->again_ns) {
+    if (registration && !registration->memory && clock_now_ns() >= registration->again_ns) {
         registration->error = make(standing, transport, &registration->memory);
-        registration->again_ns = registration->error == -ENOMEM ? clock_now_ns() + AGAIN_NS : 0;
+        registration->again_ns = registration->error == -ENOMEM ? clock_now_ns() + AGAIN_NS : UINT64_MAX;
     }
     int error = registration ? registration->error : -ENOMEM;
     if (!error)

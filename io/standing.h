@@ -10,7 +10,7 @@
  * Whether any of it works is known only when it was tried: registering may be refused, a transfer may end
  * its link, or, worst, end well and have gone nowhere (a bridge or an IOMMU between the two has dropped it).
  * So what is learnt of a GPU is kept with it, for each path that bytes come by (enum gaia_path), and the
- * first bytes are looked at (gpu/home_window.h). Nobody tries again what does not work.
+ * first bytes are looked at (cache/window.h). Nobody tries again what does not work.
  *
  * Thread safety: all functions may be called from any thread. */
 #ifndef GAIAFS_IO_STANDING_H
@@ -29,7 +29,7 @@ enum gaia_path { GAIA_PATH_CALLS, GAIA_PATH_FAULTS, GAIA_PATHS };
 enum gaia_reach {
     GAIA_REACH_UNKNOWN,
     GAIA_REACH_PROVEN, /* bytes have been seen to arrive */
-    GAIA_REACH_NONE,   /* it was refused, or has failed, or is not wanted */
+    GAIA_REACH_NONE,   /* it was refused, or has failed */
 };
 
 /* What is known of a GPU's memory, by path. Zeros at first. */

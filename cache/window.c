@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "gpu/home_window.h"
+#include "cache/window.h"
 
 #include <errno.h>
 #include <stdlib.h>

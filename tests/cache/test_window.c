@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "gpu/home_window.h"
+#include "cache/window.h"
 
 #define PAGE GAIA_PAGE_SIZE
 #define PAGES 200u
