@@ -173,6 +173,7 @@ static int do_unmap(struct client *client, const struct gaia_message *message)
     int error = cache_map_close(client->cache, message->map);
 
     trouble_of_frames(client->fs);
+    trouble_of_reach(client->fs);
     if (!error)
         uncount_map(client);
     return error;
@@ -217,6 +218,7 @@ static int do_range(struct client *client, struct gaia_message *message)
                                   &poisonings);
         message->value[0] = changes;
         message->value[1] = poisonings;
+        trouble_of_reach(client->fs);
         return error;
     case GAIA_OP_RELEASE:
         return cache_map_release(client->cache, message->map, message->offset, message->bytes);

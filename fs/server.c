@@ -224,6 +224,7 @@ static void *serve_client(void *argument)
     cache_client_close(client->cache);
     client->cache = NULL;
     trouble_of_frames(server->fs);
+    trouble_of_reach(server->fs);
     if (!close_all(served))
         return NULL;
     pthread_mutex_lock(&server->lock);

@@ -104,29 +104,6 @@ static bool is_new(struct said *said, const char *word)
     return false;
 }
 
-/* It works, at the price of a copy; who has bought a NIC for it wants to know. */
-static void tell_reach(struct fs *fs, unsigned gpu)
-{
-    static const struct {
-        enum gaia_path path;
-        const char *name;
-    } paths[] = {{GAIA_PATH_FAULTS, "fault="}, {GAIA_PATH_CALLS, "peers="}};
-    static atomic_bool told[GAIA_CUDA_MAX][GAIA_PATHS];
-    char name[32];
-
-    for (unsigned i = 0; i < GAIA_PATHS; i++) {
-        const char *reach = cache_device_reach(fs->cache, GAIA_SOFT_MAX + gpu, paths[i].path);
-        if (!reach || strcmp(reach, "unreachable") != 0 || atomic_exchange(&told[gpu][i], true))
-            continue;
-        cache_device_name(GAIA_SOFT_MAX + gpu, name);
-        fs_log(LOG_WARNING,
-               "%s: what %s brings does not arrive in its memory, and goes by way of the host's from now on; "
-               "is there nvidia-peermem, or does the NIC take dma-bufs? An IOMMU, or ACS of PCI bridges, may "
-               "be in the way, too",
-               name, paths[i].name);
-    }
-}
-
 void trouble_of_devices(struct fs *fs)
 {
     static struct said said[GAIA_CUDA_MAX];
@@ -134,7 +111,6 @@ void trouble_of_devices(struct fs *fs)
 
     for (unsigned i = 0; i < GAIA_CUDA_MAX; i++) {
         const char *failure = cache_device_failure(fs->cache, GAIA_SOFT_MAX + i);
-        tell_reach(fs, i);
         if (!failure || !is_new(&said[i], failure))
             continue;
         cache_device_name(GAIA_SOFT_MAX + i, name);
@@ -144,6 +120,31 @@ void trouble_of_devices(struct fs *fs)
                "see nvidia-smi and the kernel's log (dmesg)",
                name, failure);
     }
+}
+
+/* It works, at the price of a copy; who has bought a NIC for it wants to know. */
+static void tell_reach(struct fs *fs, unsigned device, enum gaia_path path)
+{
+    static atomic_bool told[GAIA_CUDA_MAX][GAIA_PATHS];
+    const char *reach = cache_device_reach(fs->cache, device, path);
+    char name[32];
+
+    if (!reach || strcmp(reach, "unreachable") != 0 ||
+        atomic_exchange(&told[device - GAIA_SOFT_MAX][path], true))
+        return;
+    cache_device_name(device, name);
+    fs_log(LOG_WARNING,
+           "%s: what %s brings does not arrive in its memory, and goes by way of the host's from now on; is "
+           "there nvidia-peermem, or does the NIC take dma-bufs? An IOMMU, or ACS of PCI bridges, may be in "
+           "the way, too",
+           name, path == GAIA_PATH_FAULTS ? "fault=" : "peers=");
+}
+
+void trouble_of_reach(struct fs *fs)
+{
+    for (unsigned i = 0; i < GAIA_CUDA_MAX; i++)
+        for (enum gaia_path path = 0; path < GAIA_PATHS; path++)
+            tell_reach(fs, GAIA_SOFT_MAX + i, path);
 }
 
 #define SURPLUS_TOLD (UINT64_C(1) << 20) /* bytes; less is no harm */

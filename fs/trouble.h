@@ -23,6 +23,10 @@ void trouble_end(struct fs *fs);
  * before. No lock is held. */
 void trouble_of_devices(struct fs *fs);
 
+/* A client has acquired or unmapped something, or gone: whether a GPU's memory was found out of reach, once
+ * for each and each path. No lock is held. */
+void trouble_of_reach(struct fs *fs);
+
 /* A client has unmapped something, or gone: whether one had filled a device's memory, once. No lock
  * is held. */
 void trouble_of_frames(struct fs *fs);
