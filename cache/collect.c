@@ -4,10 +4,10 @@
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/read.h"
+#include "cache/hosted.h"
 #include "cache/internal.h"
 #include "cache/passed.h"
 #include "cache/scan.h"
@@ -413,10 +413,9 @@ bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned 
     uint8_t home[GAIA_PAGE_SIZE], device[GAIA_PAGE_SIZE];
     uint64_t number = (copy->leaf->number << LEAF_SHIFT) + page;
     size_t n = file_page_bytes(file->size, number);
-    struct iovec io = {.iov_base = home, .iov_len = n};
 
     /* Only bytes that are in the host's memory: reading storage to save a copy from it would be no gain. */
-    if (preadv2(file->fd, &io, 1, (off_t)(number * GAIA_PAGE_SIZE), RWF_NOWAIT) != (ssize_t)n)
+    if (hosted_read(file->fd, home, n, (off_t)(number * GAIA_PAGE_SIZE)) < 0)
         return false;
     return !replica_fetch(copy->replica, number, device) &&
            gaia_digest_equal(gaia_digest_of(home, n), gaia_digest_of(device, n));

@@ -6,7 +6,6 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
 
 #include "cache/collect.h"
 #include "cache/evict.h"
@@ -385,16 +384,8 @@ static ssize_t read_cached(const struct fill *fill, size_t bytes)
 {
     int fd = fill->map->replica->file->fd;
     off_t offset = (off_t)(fill->first * GAIA_PAGE_SIZE);
-    struct iovec io = {.iov_base = fill->stage, .iov_len = bytes};
 
-    if (!hosted_all(fd, offset, bytes))
-        return -EAGAIN;
-    for (;;) {
-        ssize_t n = preadv2(fd, &io, 1, offset, RWF_NOWAIT);
-        if (n < 0 && errno == EINTR)
-            continue;
-        return n == (ssize_t)bytes ? n : -EAGAIN;
-    }
+    return hosted_all(fd, offset, bytes) ? hosted_read(fd, fill->stage, bytes, offset) : -EAGAIN;
 }
 
 /* Start one fill whose pages are busy, charged and granted. bytes: those before the end of the file. */

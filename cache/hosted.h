@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether bytes of the backing file are in the host's memory: asked without bringing them there. */
+/* Bytes of the backing file that are in the host's memory: asked for without bringing them there. */
 #ifndef GAIAFS_CACHE_HOSTED_H
 #define GAIAFS_CACHE_HOSTED_H
 
@@ -11,5 +11,8 @@
  * (cachestat(2) came with Linux 6.5) the answer is yes: a reader that must not wait asks with RWF_NOWAIT all
  * the same. */
 bool hosted_all(int fd, off_t offset, size_t length);
+/* Read them, all or none, without waiting for storage (but for what a tmpfs has swapped out): length, or
+ * -EAGAIN. length: not 0. No lock is needed; any may be held. */
+ssize_t hosted_read(int fd, void *buffer, size_t length, off_t offset);
 
 #endif

@@ -5,8 +5,8 @@
  * there already prove nothing) and after each transfer; that is once for a GPU and a path, mostly.
  *
  * Thread safety: as the driver's own calls. No lock is held. */
-#ifndef GAIAFS_GPU_HOME_WINDOW_H
-#define GAIAFS_GPU_HOME_WINDOW_H
+#ifndef GAIAFS_CACHE_WINDOW_H
+#define GAIAFS_CACHE_WINDOW_H
 
 #include <stdbool.h>
 

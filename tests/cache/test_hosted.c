@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bytes that are in the host's memory are read without waiting, also on a tmpfs, which refuses RWF_NOWAIT;
+ * those that are not are not brought there. */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "cache/hosted.h"
+
+#define LENGTH 50000
+
+static uint8_t bytes[LENGTH], got[LENGTH];
+
+/* A file of its own, without a name. */
+static int file_in(const char *folder)
+{
+    int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+
+    assert_true(fd >= 0);
+    for (size_t i = 0; i < LENGTH; i++)
+        bytes[i] = (uint8_t)(i * 7 + i / 251);
+    assert_int_equal(pwrite(fd, bytes, LENGTH, 0), LENGTH);
+    return fd;
+}
+
+static void look(int fd)
+{
+    memset(got, 0, sizeof got);
+    assert_int_equal(hosted_read(fd, got, LENGTH, 0), LENGTH);
+    assert_memory_equal(got, bytes, LENGTH);
+    assert_int_equal(hosted_read(fd, got, 5000, 12345), 5000);
+    assert_memory_equal(got, bytes + 12345, 5000);
+    assert_int_equal(hosted_read(fd, got, 100, LENGTH - 50), -EAGAIN); /* not all of it is there */
+    assert_int_equal(hosted_read(fd, got, 100, LENGTH), -EAGAIN);
+}
+
+static void test_tmpfs(void **state)
+{
+    int fd = file_in("/dev/shm");
+    struct iovec io = {got, 1};
+
+    (void)state;
+    if (preadv2(fd, &io, 1, 0, RWF_NOWAIT) == 1)
+        print_message("this kernel's tmpfs takes RWF_NOWAIT\n");
+    look(fd);
+    close(fd);
+}
+
+static void test_disk(void **state)
+{
+    int fd = file_in("/var/tmp");
+    struct iovec io = {got, 1};
+
+    (void)state;
+    if (preadv2(fd, &io, 1, 0, RWF_NOWAIT) != 1) {
+        close(fd);
+        skip(); /* a filesystem that says nothing */
+    }
+    look(fd);
+    assert_int_equal(fsync(fd), 0);
+    assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    if (preadv2(fd, &io, 1, 0, RWF_NOWAIT) == 1) {
+        close(fd);
+        skip(); /* it stays: a filesystem in memory */
+    }
+    assert_int_equal(hosted_read(fd, got, LENGTH, 0), -EAGAIN);
+    close(fd);
+}
+
+static void test_nothing_to_read(void **state)
+{
+    int fd = open("/dev/shm", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+
+    (void)state;
+    assert_true(fd >= 0);
+    assert_int_equal(hosted_read(fd, got, 1, 0), -EAGAIN); /* EBADF */
+    close(fd);
+    assert_int_equal(hosted_read(-1, got, 1, 0), -EAGAIN);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tmpfs),
+        cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_nothing_to_read),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
