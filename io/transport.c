@@ -2,7 +2,6 @@
 #include "io/transport_internal.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,8 @@
 #define MS 1000000u /* in nanoseconds */
 /* Callbacks of one poll: a flood of messages does not keep the clock from being looked at. */
 #define ROUND_MAX 4096
+#define EVENTS_MAX 32 /* of epoll, at a time */
+#define HEAR_NS MS    /* epoll is asked so often at least, however much comes otherwise */
 
 struct transport_test transport_test;
 static _Thread_local char why[WHY_MAX] = "no error", scratch[WHY_MAX];
@@ -124,6 +125,8 @@ int gaia_transport_open(const struct gaia_transport_config *config, struct gaia_
     transport->config.address = transport->address;
     transport->carrier = config->carrier == GAIA_CARRIER_RDMA ? &carrier_rdma : &carrier_local;
     transport->epoll = transport->wake = -1;
+    if (config->carrier != GAIA_CARRIER_RDMA)
+        transport->config.spin_us = 0; /* there is nothing to look at but by system calls */
     LIST_INIT(&transport->links);
     LIST_INIT(&transport->memories);
     LIST_INIT(&transport->standing);
@@ -317,35 +320,71 @@ static void look_at_the_clock(struct gaia_transport *transport)
     transport->tick_ns = now + (uint64_t)pause_ms * MS;
 }
 
-static void gather(struct gaia_transport *transport)
+/* Take what epoll tells of, and sleep up to timeout_ms until it does. The lock is held, and let go where this
+ * sleeps. */
+static void hear(struct gaia_transport *transport, unsigned timeout_ms)
 {
-    transport->carrier->gather(transport);
-    look_at_the_clock(transport);
+    struct epoll_event events[EVENTS_MAX];
+
+    if (timeout_ms)
+        pthread_mutex_unlock(&transport->lock);
+    int count = epoll_wait(transport->epoll, events, EVENTS_MAX, (int)timeout_ms); /* failed: as for none */
+    if (timeout_ms)
+        pthread_mutex_lock(&transport->lock);
+    if (count > 0)
+        transport->carrier->glance(
+            transport); /* what a peer has said before its end, of which epoll may tell */
+    for (int i = 0; i < count; i++) {
+        if (events[i].data.u64 == QUEUE_WAKE)
+            transport_woken(transport);
+        else
+            transport->carrier->heard(transport, events[i].data.u64);
+    }
+    transport->carrier->glance(transport);
+    transport->heard_ns = clock_now_ns();
 }
 
-/* Something may come: look for it for a while, then sleep. The lock is held, and let go meanwhile. */
-static void idle(struct gaia_transport *transport, unsigned timeout_ms)
+static bool has_come(const struct gaia_transport *transport)
+{
+    return !TAILQ_EMPTY(&transport->ready) || transport->woken;
+}
+
+/* Nothing has come: look for it for a while, then see to it that epoll tells of it. How long it may be slept
+ * for. The lock is held, and let go meanwhile. */
+static unsigned idle(struct gaia_transport *transport, unsigned timeout_ms)
 {
     uint64_t now = clock_now_ns(), until = now + (uint64_t)transport->config.spin_us * 1000;
-    struct pollfd fd = {.fd = transport->epoll, .events = POLLIN};
 
-    while (now < until && TAILQ_EMPTY(&transport->ready) && !transport->woken) {
+    while (now < until && !has_come(transport)) {
         pthread_mutex_unlock(&transport->lock);
         pthread_mutex_lock(&transport->lock);
         transport->carrier->glance(transport);
         now = clock_now_ns();
     }
-    if (!TAILQ_EMPTY(&transport->ready) || transport->woken || transport->carrier->arm(transport))
-        return;
-    transport->carrier->gather(transport); /* what came before it was armed */
-    if (!TAILQ_EMPTY(&transport->ready) || transport->woken)
-        return;
+    if (has_come(transport) || transport->carrier->arm(transport))
+        return 0;
+    transport->carrier->glance(transport); /* what came before it was armed */
+    if (has_come(transport))
+        return 0;
     uint64_t tick_ms = transport->tick_ns > now ? (transport->tick_ns - now) / MS + 1 : 0;
-    if (timeout_ms > tick_ms)
-        timeout_ms = (unsigned)tick_ms;
-    pthread_mutex_unlock(&transport->lock);
-    poll(&fd, 1, (int)timeout_ms); /* early or failed: the caller's loop comes back */
-    pthread_mutex_lock(&transport->lock);
+    return timeout_ms > tick_ms ? (unsigned)tick_ms : timeout_ms;
+}
+
+/* gaia_transport_poll(), by the one thread that does. Each system call is one that who waits for an answer
+ * waits for, too: so epoll is asked when there is nothing else to do, and now and then. The lock is held, and
+ * let go meanwhile. */
+static int poll_once(struct gaia_transport *transport, unsigned timeout_ms)
+{
+    transport->carrier->glance(transport);
+    look_at_the_clock(transport);
+    int count = deliver(transport);
+    if (count && clock_now_ns() - transport->heard_ns < HEAR_NS)
+        return count;
+    if (timeout_ms)
+        timeout_ms = count || transport->woken ? 0 : idle(transport, timeout_ms);
+    hear(transport, timeout_ms);
+    look_at_the_clock(transport);
+    return count + deliver(transport);
 }
 
 int gaia_transport_poll(struct gaia_transport *transport, unsigned timeout_ms)
@@ -359,13 +398,7 @@ int gaia_transport_poll(struct gaia_transport *transport, unsigned timeout_ms)
     transport->polling = true;
     transport->woken = false;
     transport->poller = pthread_self();
-    gather(transport);
-    int count = deliver(transport);
-    if (!count && timeout_ms && !transport->woken) {
-        idle(transport, timeout_ms);
-        gather(transport);
-        count = deliver(transport);
-    }
+    int count = poll_once(transport, timeout_ms);
     transport->polling = false;
     transport->rounds++; /* the thread may poll again before who waits has seen that it did not */
     if (transport->waiters)

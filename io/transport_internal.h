@@ -131,9 +131,10 @@ struct carrier {
     /* End all queues, at once. Afterwards nothing of the peer's reaches memory; regions and own are let go.
      */
     void (*cut)(struct gaia_link *link);
-    /* Take what has come, without waiting: queue_completed(), link_received() and so on; glance() does so
-     * with what costs no system call, where there is such a thing. */
-    void (*gather)(struct gaia_transport *transport);
+    /* Take what has come, without waiting: queue_completed(), link_received() and so on. heard(): where epoll
+     * tells of this id; glance(): what can be seen without a system call, after that and whenever there is
+     * time. */
+    void (*heard)(struct gaia_transport *transport, uint64_t id);
     void (*glance)(struct gaia_transport *transport);
     /* Make epoll tell what comes from now on. */
     int (*arm)(struct gaia_transport *transport);
@@ -161,6 +162,7 @@ struct gaia_transport {
     pthread_t poller;
     struct gaia_link *delivering; /* whose callback the poller is in */
     uint64_t tick_ns;             /* when to look at the clock again */
+    uint64_t heard_ns;            /* when epoll was asked last */
     unsigned link_count;
     LIST_HEAD(, gaia_link) links;
     TAILQ_HEAD(, gaia_link) ready;

@@ -510,26 +510,25 @@ static void read_queue(struct gaia_transport *transport, uint32_t id)
         ;
 }
 
-static void local_gather(struct gaia_transport *transport)
+static void local_heard(struct gaia_transport *transport, uint64_t id)
 {
     struct local *local = transport->own;
-    struct epoll_event events[32];
+
+    if (id == QUEUE_LISTEN)
+        accept_all(transport);
+    else if (id >= QUEUE_HALF && id < QUEUE_HALF + HALF_MAX)
+        read_half(transport, &local->halves[id - QUEUE_HALF]);
+    else
+        read_queue(transport, (uint32_t)id);
+}
+
+/* What comes is told by epoll; only the time goes by. */
+static void local_glance(struct gaia_transport *transport)
+{
+    const struct local *local = transport->own;
 
     if (local->deaf_until_ns && clock_now_ns() >= local->deaf_until_ns)
         hear(transport, true);
-    int count = epoll_wait(transport->epoll, events, 32, 0);
-    for (int i = 0; i < count; i++) {
-        uint64_t id = events[i].data.u64;
-
-        if (id == QUEUE_WAKE)
-            transport_woken(transport);
-        else if (id == QUEUE_LISTEN)
-            accept_all(transport);
-        else if (id >= QUEUE_HALF && id < QUEUE_HALF + HALF_MAX)
-            read_half(transport, &local->halves[id - QUEUE_HALF]);
-        else
-            read_queue(transport, (uint32_t)id);
-    }
     drop_late_halves(transport);
 }
 
@@ -650,8 +649,8 @@ const struct carrier carrier_local = {
     .expose = local_expose,
     .conceal = local_conceal,
     .cut = local_cut,
-    .glance = local_gather,
-    .gather = local_gather,
+    .heard = local_heard,
+    .glance = local_glance,
     .arm = local_arm,
     .break_queue = local_break,
 };

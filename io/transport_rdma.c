@@ -406,25 +406,16 @@ void rdma_poll_cq(struct gaia_transport *transport)
     }
 }
 
-static void rdma_gather(struct gaia_transport *transport)
+static void rdma_heard(struct gaia_transport *transport, uint64_t id)
 {
     struct rdma *rdma = transport->own;
-    struct epoll_event events[8];
     struct ibv_cq *cq;
     void *context;
 
-    rdma_poll_cq(transport);
-    int count = epoll_wait(transport->epoll, events, 8, 0);
-    for (int i = 0; i < count; i++) {
-        if (events[i].data.u64 == QUEUE_WAKE)
-            transport_woken(transport);
-        else if (events[i].data.u64 == QUEUE_LISTEN)
-            rdma_take_cm_events(transport);
-        else if (!ibv_get_cq_event(rdma->completions, &cq, &context))
-            ibv_ack_cq_events(cq, 1);
-    }
-    if (count > 0)
-        rdma_poll_cq(transport);
+    if (id == QUEUE_LISTEN)
+        rdma_take_cm_events(transport);
+    else if (!ibv_get_cq_event(rdma->completions, &cq, &context))
+        ibv_ack_cq_events(cq, 1);
 }
 
 static int rdma_arm(struct gaia_transport *transport)
@@ -580,8 +571,8 @@ const struct carrier carrier_rdma = {
     .expose = rdma_expose,
     .conceal = rdma_conceal,
     .cut = rdma_cut,
+    .heard = rdma_heard,
     .glance = rdma_poll_cq,
-    .gather = rdma_gather,
     .arm = rdma_arm,
     .break_queue = rdma_break,
 };
