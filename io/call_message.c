@@ -257,7 +257,7 @@ static void *serve_class(void *argument)
 /* ---- what has come ---- */
 
 /* A request that waits for a thread might wait for what waits for it: so there is one for each, or an end.
- * The lock is held. */
+ * One of them is to be woken afterwards, with the lock let go of: who wakes up wants it. The lock is held. */
 static int find_thread(struct call_class *class)
 {
     if (class->queued > class->idle && class->threads < CALL_WIDTH) {
@@ -267,7 +267,6 @@ static int find_thread(struct call_class *class)
             return error;
         class->threads++;
     }
-    pthread_cond_signal(&class->work);
     return 0;
 }
 
@@ -295,6 +294,7 @@ static int take_request(struct call_session *session, const struct call_head *he
         error = find_thread(class);
     }
     pthread_mutex_unlock(&session->lock);
+    pthread_cond_signal(&class->work);
     return error;
 }
 
@@ -321,7 +321,9 @@ static void free_place(struct call_class *class, struct call_pending *pending)
 
 static int take_reply(struct call_session *session, const struct call_head *head, const void *payload)
 {
+    struct call_class *class = &session->classes[head->class];
     size_t length = head->length - sizeof *head;
+    pthread_cond_t *waits = NULL; /* who is to be woken; it lives as long as the session */
     int error = 0;
 
     if (head->op)
@@ -331,23 +333,25 @@ static int take_reply(struct call_session *session, const struct call_head *head
     if (!pending || (pending->post && (length || head->result))) {
         error = session->error ? 0 : -EPROTO;
     } else if (pending->answer) {
-        struct call_class *class = &session->classes[head->class];
         take_answer(session, pending->answer, head->result);
         STAILQ_INSERT_TAIL(&class->answers, pending->answer, entry);
         class->queued++;
         free_place(class, pending);
         error = find_thread(class);
+        waits = &class->work;
     } else if (pending->post) {
-        free_place(&session->classes[head->class], pending);
+        free_place(class, pending);
     } else {
         pending->state = PENDING_ANSWERED;
         pending->result = head->result;
         pending->length = length;
         if (pending->reply && length && length <= pending->room)
             memcpy(pending->reply, payload, length);
-        pthread_cond_signal(&pending->answered);
+        waits = &pending->answered;
     }
     pthread_mutex_unlock(&session->lock);
+    if (waits)
+        pthread_cond_signal(waits);
     return error;
 }
 

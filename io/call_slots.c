@@ -2,6 +2,7 @@
 /* The slots of a session, and the bytes that move between them. */
 #include <assert.h>
 #include <errno.h>
+#include <semaphore.h>
 
 #include "io/call_internal.h"
 
@@ -85,9 +86,10 @@ void call_slot_served(struct call_session *session, unsigned slot)
 struct move {
     struct gaia_transfer transfer; /* first */
     struct call_session *session;
-    bool ended;
-    int error;
-    pthread_cond_t done;
+    bool posted;
+    int error;  /* once it is done */
+    sem_t done; /* not a condition of the session's lock: who wakes up would want that, and have to wait for
+                   it */
 };
 
 /* In the thread that polls, or that closes the link. */
@@ -99,11 +101,10 @@ static void move_done(struct gaia_transfer *transfer, int error)
     pthread_mutex_lock(&session->lock);
     session->moving--;
     session->moving_bytes -= transfer->length;
-    move->error = error;
-    move->ended = true;
-    pthread_cond_signal(&move->done);
     pthread_cond_broadcast(&session->moved);
-    pthread_mutex_unlock(&session->lock); /* who waits goes away with move after this */
+    pthread_mutex_unlock(&session->lock);
+    move->error = error;
+    sem_post(&move->done); /* who waits goes away with move after this */
 }
 
 static bool fits(const struct call_session *session, size_t length)
@@ -168,15 +169,16 @@ static void await_end(struct call_session *session)
 /* Move the bytes, and wait for the end. The session is used meanwhile (enter()). */
 static int carry_out(struct call_session *session, struct move *move)
 {
-    lock_condition_init(&move->done);
+    sem_init(&move->done, 0, 0);
     move->session = session;
     move->transfer.done = move_done;
     pthread_mutex_lock(&session->lock);
     int refused = post(session, move);
-    while (!refused && !move->ended)
-        pthread_cond_wait(&move->done, &session->lock); /* the link's time limit ends it */
     pthread_mutex_unlock(&session->lock);
-    pthread_cond_destroy(&move->done);
+    move->posted = !refused;
+    while (move->posted && sem_wait(&move->done)) /* a signal; the link's time limit ends it */
+        ;
+    sem_destroy(&move->done);
     if (refused &&
         refused != -EIO) /* not exposed as it should be; else the link has ended, and closed() says why */
         call_end(session, -EPROTO, false);
@@ -268,7 +270,7 @@ static int read_into_standing(struct call_session *session, uint64_t at, size_t 
     if (error)
         return error;
     error = carry_out(session, &move);
-    if (move.ended)
+    if (move.posted)
         gaia_standing_ended(standing, GAIA_PATH_CALLS, move.error);
     return error;
 }
