@@ -23,16 +23,19 @@
 #define CALL_PEERS_MAX GAIA_TRANSPORT_LINKS_MAX
 #define CALL_SLOTS_BOTH (2 * CALL_SLOTS)
 #define CALL_MEMORY (CALL_SLOTS_BOTH * CALL_SLOT_BYTES)
-#define CALL_MOVES 32u                          /* transfers of a session at a time; a queue is so deep */
-#define CALL_MOVING_MAX ((size_t)2 << 20)       /* bytes of them: half of a stage of the local carrier */
+#define CALL_MOVES 32u                    /* transfers of a session at a time; a queue is so deep */
+#define CALL_MOVING_MAX ((size_t)2 << 20) /* bytes of them: half of a stage of the local carrier */
+#define CALL_SERVED_MAX (CALL_WIDTH / 2)
 #define CALL_AGAIN_MS 5u                        /* until what the carrier did not take is tried again */
 #define CALL_BEGIN UINT64_C(0x31306c6c61636167) /* "gacall01": the number of a BEGIN */
 
 enum call_kind {
     CALL_KIND_BEGIN = 1, /* first, from the end that connected: it listens now */
     CALL_KIND_REQUEST,
-    CALL_KIND_POST, /* a request whose reply only says that it was served */
-    CALL_KIND_REPLY,
+    CALL_KIND_POST,   /* a request without a reply */
+    CALL_KIND_REPLY,  /* to a REQUEST */
+    CALL_KIND_SERVED, /* these POSTs of the class were: their numbers, CALL_SERVED_MAX at most; its own is 0
+                       */
 };
 
 /* Before each message. Little-endian, as all of the transport. */
@@ -78,6 +81,8 @@ struct call_class {
     struct call_answers answers;   /* to calls of this end's that nobody waits for: as urgent */
     unsigned queued;               /* so many of both */
     unsigned under_way;            /* and those that somebody serves */
+    unsigned served_count;         /* POSTs that were served, and the peer has not heard it: */
+    uint64_t served[CALL_SERVED_MAX];
     unsigned idle, threads;
     pthread_t thread[CALL_WIDTH];
     pthread_cond_t work;

@@ -194,7 +194,42 @@ int call_say_begin(struct call_session *session)
 
 /* ---- serving ---- */
 
-/* What the peer gets: nothing, where it did not ask for more than that it was served. */
+/* Who has posted needs to know that it was served only to post more than the class is wide. So that is said
+ * of several at a time, and at the latest when the peer may have no place left, as far as is known here. Not
+ * 0: it is in the list of what to send, or -ENOMEM. The lock is held. */
+static int say_served(struct call_class *class)
+{
+    struct call_message *message;
+
+    if (!class->served_count ||
+        (class->served_count < CALL_SERVED_MAX && class->served_count + class->under_way < CALL_WIDTH))
+        return 0;
+    message = new_message(CALL_KIND_SERVED, class->served, class->served_count * sizeof *class->served);
+    if (!message)
+        return -ENOMEM;
+    message->head.class = (uint8_t) class->number;
+    class->served_count = 0;
+    STAILQ_INSERT_TAIL(&class->session->messages, message, entry);
+    return 1;
+}
+
+static void post_served(struct call_session *session, struct call_class *class, uint64_t number)
+{
+    pthread_mutex_lock(&session->lock);
+    session->asked--;
+    class->under_way--;
+    assert(class->served_count < CALL_SERVED_MAX);
+    class->served[class->served_count++] = number;
+    int said = session->error ? 0 : say_served(class);
+    if (session->error)
+        class->served_count = 0;
+    pthread_mutex_unlock(&session->lock);
+    if (said > 0)
+        call_flush(session);
+    else if (said)
+        call_end(session, said, false);
+}
+
 static void serve_one(struct call_session *session, struct call_class *class, struct call_message *request)
 {
     const struct calls_config *config = &session->calls->config;
@@ -208,11 +243,15 @@ static void serve_one(struct call_session *session, struct call_class *class, st
     int result = config->serve(config->context, session, request->head.op, request->payload,
                                request->head.length - sizeof request->head, reply->payload, &length);
     assert(length <= CALL_BYTES_MAX);
-    bool post = request->head.kind == CALL_KIND_POST;
-    reply->head.length = (uint32_t)(sizeof reply->head + (post ? 0 : length));
+    if (request->head.kind == CALL_KIND_POST) {
+        free(reply);
+        post_served(session, class, request->head.number);
+        return;
+    }
+    reply->head.length = (uint32_t)(sizeof reply->head + length);
     reply->head.class = (uint8_t) class->number;
     reply->head.number = request->head.number;
-    reply->head.result = post ? 0 : result;
+    reply->head.result = result;
     pthread_mutex_lock(&session->lock);
     session->asked--;
     class->under_way--; /* before the peer knows it, and asks for more */
@@ -274,7 +313,7 @@ static int take_request(struct call_session *session, const struct call_head *he
 {
     struct call_class *class = &session->classes[head->class];
     struct call_message *request;
-    int error = 0;
+    int error = 0, said = 0;
 
     if (head->result)
         return -EPROTO;
@@ -292,22 +331,27 @@ static int take_request(struct call_session *session, const struct call_head *he
         class->under_way++;
         session->asked++;
         error = find_thread(class);
+        said = say_served(class);
     }
     pthread_mutex_unlock(&session->lock);
     pthread_cond_signal(&class->work);
-    return error;
+    if (said > 0)
+        call_flush(session);
+    return error ? error : said < 0 ? said : 0;
 }
 
-/* The lock is held. */
-static struct call_pending *find_pending(struct call_session *session, const struct call_head *head)
+/* This end's call of that number, if it is under way. The lock is held. */
+static struct call_pending *find_pending(struct call_class *class, uint64_t number, bool post)
 {
-    unsigned place = head->number & ((1 << PLACE_BITS) - 1);
+    unsigned place = number & ((1 << PLACE_BITS) - 1);
     struct call_pending *pending;
 
-    if (place / CALL_WIDTH != head->class)
+    if (place / CALL_WIDTH != class->number)
         return NULL;
-    pending = &session->classes[head->class].pending[place % CALL_WIDTH];
-    return pending->state == PENDING_ASKED && pending->number == head->number ? pending : NULL;
+    pending = &class->pending[place % CALL_WIDTH];
+    if (pending->post != post)
+        return NULL;
+    return pending->state == PENDING_ASKED && pending->number == number ? pending : NULL;
 }
 
 /* The lock is held. */
@@ -329,8 +373,8 @@ static int take_reply(struct call_session *session, const struct call_head *head
     if (head->op)
         return -EPROTO;
     pthread_mutex_lock(&session->lock);
-    struct call_pending *pending = session->error ? NULL : find_pending(session, head);
-    if (!pending || (pending->post && (length || head->result))) {
+    struct call_pending *pending = session->error ? NULL : find_pending(class, head->number, false);
+    if (!pending) {
         error = session->error ? 0 : -EPROTO;
     } else if (pending->answer) {
         take_answer(session, pending->answer, head->result);
@@ -339,8 +383,6 @@ static int take_reply(struct call_session *session, const struct call_head *head
         free_place(class, pending);
         error = find_thread(class);
         waits = &class->work;
-    } else if (pending->post) {
-        free_place(class, pending);
     } else {
         pending->state = PENDING_ANSWERED;
         pending->result = head->result;
@@ -352,6 +394,29 @@ static int take_reply(struct call_session *session, const struct call_head *head
     pthread_mutex_unlock(&session->lock);
     if (waits)
         pthread_cond_signal(waits);
+    return error;
+}
+
+static int take_served(struct call_session *session, const struct call_head *head, const void *payload)
+{
+    struct call_class *class = &session->classes[head->class];
+    size_t length = head->length - sizeof *head, count = length / sizeof(uint64_t);
+    uint64_t numbers[CALL_SERVED_MAX];
+    int error = 0;
+
+    if (head->op || head->result || head->number || !count || count > CALL_SERVED_MAX ||
+        length != count * sizeof *numbers)
+        return -EPROTO;
+    memcpy(numbers, payload, length);
+    pthread_mutex_lock(&session->lock);
+    for (size_t i = 0; i < count && !session->error && !error; i++) {
+        struct call_pending *pending = find_pending(class, numbers[i], true);
+        if (pending)
+            free_place(class, pending);
+        else
+            error = -EPROTO;
+    }
+    pthread_mutex_unlock(&session->lock);
     return error;
 }
 
@@ -404,6 +469,8 @@ int call_received(struct call_session *session, const void *bytes, size_t length
         return take_request(session, &head, payload);
     case CALL_KIND_REPLY:
         return take_reply(session, &head, payload);
+    case CALL_KIND_SERVED:
+        return take_served(session, &head, payload);
     default:
         return -EPROTO;
     }

@@ -25,7 +25,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 8u
+#define NODE_VERSION 9u
 
 enum node_class {
     NODE_FRAMES,

@@ -97,7 +97,7 @@ static const struct nonsense {
     {"no length", false, 24, {0, CALL_KIND_REQUEST, 0, 0, 1, 0, 0}},
     {"too long", false, 24 + CALL_BYTES_MAX + 1, {24 + CALL_BYTES_MAX + 1, CALL_KIND_REQUEST, 0, 0, 1, 0, 0}},
     {"no kind", false, 24, {24, 0, 0, 0, 1, 0, 0}},
-    {"no such kind", false, 24, {24, CALL_KIND_REPLY + 1, 0, 0, 1, 0, 0}},
+    {"no such kind", false, 24, {24, CALL_KIND_SERVED + 1, 0, 0, 1, 0, 0}},
     {"no such class", false, 24, {24, CALL_KIND_REQUEST, CALL_CLASSES, 0, 1, 0, 0}},
     {"no such class of a post", false, 24, {24, CALL_KIND_POST, 255, 0, 1, 0, 0}},
     {"a request with a result", false, 24, {24, CALL_KIND_REQUEST, 0, 0, 1, -1, 0}},
@@ -106,6 +106,17 @@ static const struct nonsense {
     {"a reply to nothing, numbered 0", false, 24, {24, CALL_KIND_REPLY, 0, 0, 0, 0, 0}},
     {"a reply at no place", false, 24, {24, CALL_KIND_REPLY, 4, 0, 511, 0, 0}},
     {"a reply with an operation", false, 24, {24, CALL_KIND_REPLY, 0, 1, 256, 0, 0}},
+    {"nothing was served", false, 24, {24, CALL_KIND_SERVED, 0, 0, 0, 0, 0}},
+    {"a part of a number was", false, 28, {28, CALL_KIND_SERVED, 0, 0, 0, 0, 0}},
+    {"more than are told at a time were",
+     false,
+     24 + 8 * (CALL_SERVED_MAX + 1),
+     {24 + 8 * (CALL_SERVED_MAX + 1), CALL_KIND_SERVED, 0, 0, 0, 0, 0}},
+    {"what was not posted was served", false, 32, {32, CALL_KIND_SERVED, 0, 0, 0, 0, 0}},
+    {"served, with a number", false, 32, {32, CALL_KIND_SERVED, 0, 0, 256, 0, 0}},
+    {"served, with an operation", false, 32, {32, CALL_KIND_SERVED, 0, 1, 0, 0, 0}},
+    {"served, with a result", false, 32, {32, CALL_KIND_SERVED, 0, 0, 0, 1, 0}},
+    {"served before BEGIN", true, 32, {32, CALL_KIND_SERVED, 0, 0, 0, 0, 0}},
     {"BEGIN twice", false, 24, {24, CALL_KIND_BEGIN, 0, 0, CALL_BEGIN, 0, 0}},
     {"another BEGIN", true, 24, {24, CALL_KIND_BEGIN, 0, 0, CALL_BEGIN + 1, 0, 0}},
     {"a long BEGIN", true, 25, {25, CALL_KIND_BEGIN, 0, 0, CALL_BEGIN, 0, 0}},
@@ -226,6 +237,97 @@ static void test_wrong_replies(void **state)
     couple_close(&c);
 }
 
+/* That POSTs were served is told of CALL_SERVED_MAX together; or before, when who posts may have no place
+ * left in the class. */
+static void test_posts_are_served(void **state)
+{
+    static struct couple c;
+    static struct stranger s;
+    struct words words;
+    uint64_t told[CALL_SERVED_MAX];
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    stranger_open(&s, &c.server, true);
+    for (unsigned i = 0; i < 2 * CALL_SERVED_MAX - 1; i++) {
+        words = request(3, OP_COUNT, 100 + i, 0);
+        words.head.kind = CALL_KIND_POST;
+        say_words(&s, &words);
+        node_await(&c.server, &c.server.counted, i + 1);
+    }
+    words = request(4, OP_HIGHEST, 99, 0); /* another class; what was said before its answer has come, too */
+    say_words(&s, &words);
+    await(&s.side, &s.side.messages, 3); /* the first one's of all, that of CALL_SERVED_MAX, and this one's */
+    assert_int_equal(s.side.messages, 3);
+    memcpy(&words.head, s.side.message, sizeof words.head);
+    assert_int_equal(words.head.kind, CALL_KIND_REPLY);
+    for (unsigned i = 0; i < CALL_WIDTH - (CALL_SERVED_MAX - 1); i++) {
+        words = request(3, OP_WAIT, 200 + i, 0);
+        say_words(&s, &words);
+    }
+    await(&s.side, &s.side.messages, 4);
+    memcpy(&words, s.side.message, s.side.message_length);
+    assert_int_equal(s.side.message_length, sizeof words.head + (CALL_SERVED_MAX - 1) * sizeof *told);
+    assert_int_equal(words.head.kind, CALL_KIND_SERVED);
+    assert_int_equal(words.head.class, 3);
+    memcpy(told, words.payload, sizeof told);
+    for (unsigned i = 0; i < CALL_SERVED_MAX - 1; i++)
+        assert_in_range(told[i], 100 + CALL_SERVED_MAX, 100 + 2 * CALL_SERVED_MAX - 2);
+    node_open_gate(&c.server, true);
+    assert_int_equal(c.server.ended, 0);
+    gaia_link_close(s.link);
+    side_close(&s.side);
+    couple_close(&c);
+}
+
+/* Who posts is told that it was served: once, of what it has posted, and not as of a call. */
+static void test_told_of_posts(void **state)
+{
+    enum { WELL, TWICE, OTHER_CLASS, AS_A_REPLY, A_CALL, CASES };
+    static struct couple c;
+    static struct stranger s;
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    for (unsigned i = 0; i < CASES; i++) {
+        struct words words = {0};
+        struct caller caller;
+
+        stranger_open(&s, &c.server, true);
+        if (i == A_CALL)
+            caller_start(&caller, c.server.sessions[1 + i], 3, 5, 0);
+        else
+            assert_int_equal(call_post(c.server.sessions[1 + i], 3, 5, NULL, 0), 0);
+        await(&s.side, &s.side.messages, 2);
+        memcpy(&words, s.side.message, sizeof words.head);
+        assert_int_equal(words.head.kind, i == A_CALL ? CALL_KIND_REQUEST : CALL_KIND_POST);
+        uint64_t numbers[] = {words.head.number, words.head.number};
+        size_t length = i == AS_A_REPLY ? 0 : i == TWICE ? sizeof numbers : sizeof *numbers;
+        words.head = (struct call_head){.length = (uint32_t)(sizeof words.head + length),
+                                        .kind = i == AS_A_REPLY ? CALL_KIND_REPLY : CALL_KIND_SERVED,
+                                        .class = i == OTHER_CLASS ? 2 : 3,
+                                        .number = i == AS_A_REPLY ? numbers[0] : 0};
+        memcpy(words.payload, numbers, length);
+        say_words(&s, &words);
+        if (i == WELL) { /* and its place is free: so many are posted, and one more is not */
+            for (unsigned n = 0; n < CALL_WIDTH; n++)
+                assert_int_equal(call_post(c.server.sessions[1 + i], 3, 5, NULL, 0), 0);
+            await(&s.side, &s.side.messages, 2 + CALL_WIDTH);
+            assert_int_equal(c.server.ended, 0);
+            call_session_abort(c.server.sessions[1 + i]);
+            await(&s.side, &s.side.closed, 1);
+            node_await(&c.server, &c.server.ended, 1);
+            gaia_link_close(s.link);
+            side_close(&s.side);
+        } else {
+            stranger_is_out(&s, &c, i + 1);
+        }
+        if (i == A_CALL)
+            assert_int_equal(caller_join(&caller), -EIO);
+    }
+    couple_close(&c);
+}
+
 /* A peer that takes nothing any more, until its time is up: what waits to be sent keeps nobody else from it,
  * and ends with the session. */
 static void test_peer_that_takes_nothing(void **state)
@@ -281,6 +383,8 @@ int main(int argc, char **argv)
         CASE(test_random_words),
         CASE(test_too_many_requests),
         CASE(test_wrong_replies),
+        CASE(test_posts_are_served),
+        CASE(test_told_of_posts),
         CASE(test_peer_that_takes_nothing),
         CASE(test_peer_that_takes_late),
     };
