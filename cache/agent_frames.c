@@ -93,6 +93,16 @@ static int do_close(struct nodes *nodes, const struct call_session *session, uin
     return 0;
 }
 
+/* Whether bytes are to go straight into these frames. Memory that stays where it is was registered once. What
+ * comes and goes with its pages is registered for each read (mapped, pinned, let go of): of a short run that
+ * costs more than to copy it, as io/call.h's slots are registered anyway. */
+#define STRAIGHT_LEAST \
+    16u /* pages; where the one begins to cost more than the other was not measured on a NIC */
+static bool goes_straight(const struct gaia_frames *frames, uint64_t count)
+{
+    return frames->ops->open_window && (frames->ops->scans || count >= STRAIGHT_LEAST);
+}
+
 /* One one-sided read from the home's slot, straight into the frames. */
 static int place_by_window(struct call_session *session, struct gaia_frames *frames,
                            const struct node_request *request, const void *slot)
@@ -100,8 +110,6 @@ static int place_by_window(struct call_session *session, struct gaia_frames *fra
     size_t length = request->length * GAIA_PAGE_SIZE;
     struct gaia_window window;
 
-    if (!frames->ops->open_window)
-        return -EOPNOTSUPP;
     int error = frames->ops->open_window(frames, (uint64_t)request->offset, request->length, &window);
     if (error)
         return error;
@@ -126,7 +134,7 @@ static int do_place(struct nodes *nodes, struct call_session *session, struct ga
     const void *slot = call_slot_serve(session, request->slot);
     if (!slot)
         return -EINVAL;
-    int error = place_by_window(session, frames, request, slot);
+    int error = goes_straight(frames, count) ? place_by_window(session, frames, request, slot) : -EOPNOTSUPP;
     if (!error)
         atomic_fetch_add(&nodes->placed, count);
     if (error && error != -EIO) {
