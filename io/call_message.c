@@ -205,10 +205,10 @@ static int say_served(struct call_class *class)
         (class->served_count < CALL_SERVED_MAX && class->served_count + class->under_way < CALL_WIDTH))
         return 0;
     message = new_message(CALL_KIND_SERVED, class->served, class->served_count * sizeof *class->served);
-    if (!message)
+    class->served_count = 0;
+    if (!message) /* the session ends over it */
         return -ENOMEM;
     message->head.class = (uint8_t) class->number;
-    class->served_count = 0;
     STAILQ_INSERT_TAIL(&class->session->messages, message, entry);
     return 1;
 }
@@ -220,9 +220,7 @@ static void post_served(struct call_session *session, struct call_class *class, 
     class->under_way--;
     assert(class->served_count < CALL_SERVED_MAX);
     class->served[class->served_count++] = number;
-    int said = session->error ? 0 : say_served(class);
-    if (session->error)
-        class->served_count = 0;
+    int said = say_served(class);
     pthread_mutex_unlock(&session->lock);
     if (said > 0)
         call_flush(session);
