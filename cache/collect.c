@@ -415,7 +415,9 @@ bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned 
     size_t n = file_page_bytes(file->size, number);
 
     /* Only bytes that are in the host's memory: reading storage to save a copy from it would be no gain. */
-    if (hosted_read(file->fd, home, n, (off_t)(number * GAIA_PAGE_SIZE)) < 0)
+    off_t offset = (off_t)(number * GAIA_PAGE_SIZE);
+    if ((file->in_memory && !hosted_all(file->fd, offset, n)) ||
+        hosted_read(file->fd, file->in_memory, home, n, offset) < 0)
         return false;
     return !replica_fetch(copy->replica, number, device) &&
            gaia_digest_equal(gaia_digest_of(home, n), gaia_digest_of(device, n));

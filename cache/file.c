@@ -13,6 +13,7 @@
 #include "cache/agent.h"
 #include "cache/drop.h"
 #include "cache/fit.h"
+#include "cache/hosted.h"
 #include "cache/home_device.h"
 #include "cache/internal.h"
 #include "cache/passed.h"
@@ -52,6 +53,7 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
     file->cache = cache;
     file->context = file_context;
     file->durable = durable;
+    file->in_memory = hosted_is_memory(file->fd);
     file->size = st.st_size;
     file->ctime = st.st_ctim;
     file->entries = GAIA_REPLICA_DEVICE - 1; /* the CPU's */

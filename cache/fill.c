@@ -382,10 +382,12 @@ static void fill_read(void *context, ssize_t result)
  * would have the kernel bring them into its cache, which reads for devices are to leave alone. */
 static ssize_t read_cached(const struct fill *fill, size_t bytes)
 {
-    int fd = fill->map->replica->file->fd;
+    const struct cache_file *file = fill->map->replica->file;
     off_t offset = (off_t)(fill->first * GAIA_PAGE_SIZE);
 
-    return hosted_all(fd, offset, bytes) ? hosted_read(fd, fill->stage, bytes, offset) : -EAGAIN;
+    return hosted_all(file->fd, offset, bytes)
+               ? hosted_read(file->fd, file->in_memory, fill->stage, bytes, offset)
+               : -EAGAIN;
 }
 
 /* Start one fill whose pages are busy, charged and granted. bytes: those before the end of the file. */

@@ -37,15 +37,14 @@ bool hosted_all(int fd, off_t offset, size_t length)
     return stat.cached >= pages;
 }
 
-/* A filesystem that has its bytes nowhere else. Linux (6.18 still) refuses RWF_NOWAIT there. */
-static bool is_memory(int fd)
+bool hosted_is_memory(int fd)
 {
     struct statfs st;
 
     return !fstatfs(fd, &st) && (st.f_type == TMPFS_MAGIC || st.f_type == RAMFS_MAGIC);
 }
 
-ssize_t hosted_read(int fd, void *buffer, size_t length, off_t offset)
+ssize_t hosted_read(int fd, bool in_memory, void *buffer, size_t length, off_t offset)
 {
     struct iovec io = {.iov_base = buffer, .iov_len = length};
     ssize_t n;
@@ -53,7 +52,7 @@ ssize_t hosted_read(int fd, void *buffer, size_t length, off_t offset)
     do
         n = preadv2(fd, &io, 1, offset, RWF_NOWAIT);
     while (n < 0 && errno == EINTR);
-    if (n < 0 && errno == EOPNOTSUPP && is_memory(fd))
+    if (n < 0 && errno == EOPNOTSUPP && in_memory) /* by a tmpfs, in Linux 6.18 still */
         do
             n = pread(fd, buffer, length, offset);
         while (n < 0 && errno == EINTR);

@@ -11,8 +11,11 @@
  * (cachestat(2) came with Linux 6.5) the answer is yes: a reader that must not wait asks with RWF_NOWAIT all
  * the same. */
 bool hosted_all(int fd, off_t offset, size_t length);
-/* Read them, all or none, without waiting for storage (but for what a tmpfs has swapped out): length, or
- * -EAGAIN. length: not 0. No lock is needed; any may be held. */
-ssize_t hosted_read(int fd, void *buffer, size_t length, off_t offset);
+/* Read them, all or none, without waiting for storage: length, or -EAGAIN. in_memory: what
+ * hosted_is_memory() has said of the file; then ask hosted_all() first, as a tmpfs may have swapped some out.
+ * length: not 0. No lock is needed; any may be held. */
+ssize_t hosted_read(int fd, bool in_memory, void *buffer, size_t length, off_t offset);
+/* Whether its filesystem has its bytes nowhere but in memory. May ask a server. */
+bool hosted_is_memory(int fd);
 
 #endif

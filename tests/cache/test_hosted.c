@@ -34,12 +34,13 @@ static int file_in(const char *folder)
 static void look(int fd)
 {
     memset(got, 0, sizeof got);
-    assert_int_equal(hosted_read(fd, got, LENGTH, 0), LENGTH);
+    assert_int_equal(hosted_read(fd, hosted_is_memory(fd), got, LENGTH, 0), LENGTH);
     assert_memory_equal(got, bytes, LENGTH);
-    assert_int_equal(hosted_read(fd, got, 5000, 12345), 5000);
+    assert_int_equal(hosted_read(fd, hosted_is_memory(fd), got, 5000, 12345), 5000);
     assert_memory_equal(got, bytes + 12345, 5000);
-    assert_int_equal(hosted_read(fd, got, 100, LENGTH - 50), -EAGAIN); /* not all of it is there */
-    assert_int_equal(hosted_read(fd, got, 100, LENGTH), -EAGAIN);
+    assert_int_equal(hosted_read(fd, hosted_is_memory(fd), got, 100, LENGTH - 50),
+                     -EAGAIN); /* not all of it is there */
+    assert_int_equal(hosted_read(fd, hosted_is_memory(fd), got, 100, LENGTH), -EAGAIN);
 }
 
 static void test_tmpfs(void **state)
@@ -71,7 +72,7 @@ static void test_disk(void **state)
         close(fd);
         skip(); /* it stays: a filesystem in memory */
     }
-    assert_int_equal(hosted_read(fd, got, LENGTH, 0), -EAGAIN);
+    assert_int_equal(hosted_read(fd, hosted_is_memory(fd), got, LENGTH, 0), -EAGAIN);
     close(fd);
 }
 
@@ -81,9 +82,9 @@ static void test_nothing_to_read(void **state)
 
     (void)state;
     assert_true(fd >= 0);
-    assert_int_equal(hosted_read(fd, got, 1, 0), -EAGAIN); /* EBADF */
+    assert_int_equal(hosted_read(fd, hosted_is_memory(fd), got, 1, 0), -EAGAIN); /* EBADF */
     close(fd);
-    assert_int_equal(hosted_read(-1, got, 1, 0), -EAGAIN);
+    assert_int_equal(hosted_read(-1, hosted_is_memory(-1), got, 1, 0), -EAGAIN);
 }
 
 int main(void)
