@@ -237,6 +237,19 @@ static void test_wrong_replies(void **state)
     couple_close(&c);
 }
 
+/* Nobody serves a request of the class any more, and what is to be said of it waits to be sent. */
+static void await_served(struct call_session *session, unsigned class)
+{
+    bool served = false;
+
+    for (uint64_t until = now_ms() + LONG_MS; !served && now_ms() < until; nap_ms(1)) {
+        pthread_mutex_lock(&session->lock);
+        served = !session->classes[class].under_way;
+        pthread_mutex_unlock(&session->lock);
+    }
+    assert_true(served);
+}
+
 /* That POSTs were served is told of CALL_SERVED_MAX together; or before, when who posts may have no place
  * left in the class. */
 static void test_posts_are_served(void **state)
@@ -254,6 +267,7 @@ static void test_posts_are_served(void **state)
         words.head.kind = CALL_KIND_POST;
         say_words(&s, &words);
         node_await(&c.server, &c.server.counted, i + 1);
+        await_served(c.server.sessions[1], 3);
     }
     words = request(4, OP_HIGHEST, 99, 0); /* another class; what was said before its answer has come, too */
     say_words(&s, &words);
