@@ -103,6 +103,18 @@ static bool goes_straight(const struct gaia_frames *frames, uint64_t count)
     return frames->ops->open_window && (frames->ops->scans || count >= STRAIGHT_LEAST);
 }
 
+/* The bytes of this side's slot into a soft device's frames: not by place(), which may wait for a client. */
+static int place_by_hand(struct gaia_frames *frames, const struct node_request *request, const void *slot)
+{
+    struct gaia_window window;
+    int error = frames->ops->open_window(frames, (uint64_t)request->offset, request->length, &window);
+
+    if (error)
+        return error;
+    error = gaia_window_fill(&window, slot);
+    return gaia_window_end(frames, &window, GAIA_PATH_CALLS, error);
+}
+
 /* One one-sided read from the home's slot, straight into the frames. */
 static int place_by_window(struct call_session *session, struct gaia_frames *frames,
                            const struct node_request *request, const void *slot)
@@ -113,7 +125,9 @@ static int place_by_window(struct call_session *session, struct gaia_frames *fra
     int error = frames->ops->open_window(frames, (uint64_t)request->offset, request->length, &window);
     if (error)
         return error;
-    if (gaia_window_is_doubted(&window, GAIA_PATH_CALLS)) { /* as it comes otherwise */
+    if (window.standing)
+        error = call_slot_register(session, window.standing, &window.registered);
+    if (!error && gaia_window_is_doubted(&window)) { /* as it comes otherwise */
         error = call_slot_read(session, request->slot, 0, length);
         if (!error)
             error = gaia_window_look(frames, &window, slot);
@@ -134,12 +148,13 @@ static int do_place(struct nodes *nodes, struct call_session *session, struct ga
     const void *slot = call_slot_serve(session, request->slot);
     if (!slot)
         return -EINVAL;
-    int error = goes_straight(frames, count) ? place_by_window(session, frames, request, slot) : -EOPNOTSUPP;
+    bool straight = goes_straight(frames, count);
+    int error = straight ? place_by_window(session, frames, request, slot) : -EOPNOTSUPP;
     if (!error)
         atomic_fetch_add(&nodes->placed, count);
     if (error && error != -EIO) {
         error = call_slot_read(session, request->slot, 0, count * GAIA_PAGE_SIZE);
-        if (!error)
+        if (!error && (straight || !frames->ops->open_window || place_by_hand(frames, request, slot)))
             error = frames->ops->place(frames, (uint64_t)request->offset, count, slot);
         if (!error)
             atomic_fetch_add(&nodes->placed_by_copy, count);

@@ -419,9 +419,9 @@ static int let_go(struct fault_read *read, int error)
 {
     struct gaia_standing *standing = read->window.standing;
 
-    if (standing)
-        gaia_standing_ended(standing, GAIA_PATH_FAULTS, error);
-    else
+    if (standing && read->pull.tried)
+        gaia_standing_ended(standing, GAIA_PATH_FAULTS, read->window.registered, error);
+    else if (!standing)
         gaia_memory_release(read->pull.memory);
     return gaia_window_end(read->frames, &read->window, GAIA_PATH_FAULTS, error);
 }
@@ -445,13 +445,15 @@ static void read_done(struct gaia_pull_read *pull_read, int error)
  * pages of their file, and a registration would pin what it once found there: it is for this read alone. */
 static int register_window(struct fault_path *path, struct fault_read *read)
 {
-    const struct gaia_window *window = &read->window;
+    struct gaia_window *window = &read->window;
     struct gaia_span span = {window->memory, read->pull.length, -1};
 
     if (!window->standing)
         return gaia_memory_register(path->transport, &span, &read->pull.memory);
     read->pull.memory_offset = (uint64_t)((uintptr_t)window->memory - (uintptr_t)window->standing->address);
-    return gaia_standing_register(window->standing, path->transport, &read->pull.memory);
+    int error = gaia_standing_register(window->standing, path->transport, &read->pull.memory);
+    window->registered = error ? NULL : read->pull.memory;
+    return error;
 }
 
 static int make_window(struct fault_path *path, struct fault_read *read)
@@ -467,10 +469,9 @@ static int make_window(struct fault_path *path, struct fault_read *read)
                                 .length = (uint32_t)(read->count * GAIA_PAGE_SIZE),
                                 .cuttable = true,
                                 .done = read_done};
-    if (gaia_window_is_doubted(&read->window, GAIA_PATH_FAULTS)) /* as long as it can be registered */
+    error = register_window(path, read);
+    if (!error && gaia_window_is_doubted(&read->window))
         error = gaia_window_look(read->frames, &read->window, read->bytes);
-    if (!error)
-        error = register_window(path, read);
     return error ? gaia_window_end(read->frames, &read->window, GAIA_PATH_FAULTS, error) : 0;
 }
 

@@ -4,10 +4,12 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
-bool gaia_window_is_doubted(const struct gaia_window *window, enum gaia_path path)
+bool gaia_window_is_doubted(const struct gaia_window *window)
 {
-    return window->standing && gaia_standing_reach(window->standing, path) == GAIA_REACH_UNKNOWN;
+    return window->standing && !gaia_standing_is_proven(window->registered);
 }
 
 /* Whether the bytes are there: 1, 0, or an errno. */
@@ -32,6 +34,16 @@ static int holds(struct gaia_frames *frames, const struct gaia_window *window, c
     return error ? error : same;
 }
 
+int gaia_window_fill(const struct gaia_window *window, const void *bytes)
+{
+    size_t length = window->count * GAIA_PAGE_SIZE;
+    struct iovec from = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = length};
+    struct iovec to = {.iov_base = window->memory, .iov_len = length};
+    ssize_t n = process_vm_writev(getpid(), &from, 1, &to, 1, 0);
+
+    return n == (ssize_t)length ? 0 : n < 0 ? -errno : -EFAULT;
+}
+
 int gaia_window_look(struct gaia_frames *frames, struct gaia_window *window, const void *bytes)
 {
     int there = holds(frames, window, bytes);
@@ -49,11 +61,11 @@ static int look_again(struct gaia_frames *frames, const struct gaia_window *wind
     int there = holds(frames, window, window->bytes);
 
     if (there == 1 && window->proves)
-        gaia_standing_learn(window->standing, path, GAIA_REACH_PROVEN);
+        gaia_standing_prove(window->standing, path, window->registered);
     if (there == 1)
         return 0;
     if (there == 0)
-        gaia_standing_learn(window->standing, path, GAIA_REACH_NONE);
+        gaia_standing_give_up(window->standing, path);
     frames->ops->drop(frames, window->page, window->count);
     return there ? there : -EOPNOTSUPP;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transfers into windows of frames (gaia_frames_ops.open_window), and what is learnt of a GPU's memory from
  * them. A NIC whose writes a bridge or an IOMMU drops is told nothing: its read ends well, and nothing has
- * arrived. So until bytes were seen to arrive, what is there is fetched and compared, before (bytes that are
- * there already prove nothing) and after each transfer; that is once for a GPU and a path, mostly.
+ * arrived. So until bytes were seen to arrive by a registration, what is there is fetched and compared,
+ * before (bytes that are there already prove nothing) and after each transfer; that is once for a chunk of a
+ * GPU's memory and a transport, mostly.
  *
  * Thread safety: as the driver's own calls. No lock is held. */
 #ifndef GAIAFS_CACHE_WINDOW_H
@@ -13,12 +14,18 @@
 #include "gpu/device.h"
 #include "io/standing.h"
 
-/* Whether nobody knows yet that bytes arrive in such a window: then gaia_window_look() is to be called. */
-bool gaia_window_is_doubted(const struct gaia_window *window, enum gaia_path path);
+/* Whether nobody knows yet that bytes arrive in such a window, which is registered: then gaia_window_look()
+ * is to be called. */
+bool gaia_window_is_doubted(const struct gaia_window *window);
 
 /* Before the transfer, of a window that is doubted: bytes are what is to arrive, whole pages, until
  * gaia_window_end() has returned. 0, or what fetch() says, -ENOMEM. */
 int gaia_window_look(struct gaia_frames *frames, struct gaia_window *window, const void *bytes);
+
+/* Bytes into a window that nobody registers, whole pages of it: the kernel copies them, as the memory may
+ * have been cut off, and takes no lock of the file that the memory is of, which a client may hold for as long
+ * as it likes. 0, -EFAULT (cut off), or another errno. */
+int gaia_window_fill(const struct gaia_window *window, const void *bytes);
 
 /* Instead of close_window(): how the transfer has ended, or why there was none. `error`, or, after 0, what
  * close_window() and fetch() say, or -EOPNOTSUPP: the bytes have not arrived. After an error the pages do not

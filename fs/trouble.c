@@ -125,19 +125,30 @@ void trouble_of_devices(struct fs *fs)
 /* It works, at the price of a copy; who has bought a NIC for it wants to know. */
 static void tell_reach(struct fs *fs, unsigned device, enum gaia_path path)
 {
-    static atomic_bool told[GAIA_CUDA_MAX][GAIA_PATHS];
+    static atomic_bool told[GAIA_CUDA_MAX][GAIA_PATHS][2];
     const char *reach = cache_device_reach(fs->cache, device, path);
+    const char *what = path == GAIA_PATH_FAULTS ? "fault=" : "peers=";
+    bool refused = reach && strcmp(reach, "refused") == 0;
     char name[32];
 
-    if (!reach || strcmp(reach, "unreachable") != 0 ||
-        atomic_exchange(&told[device - GAIA_SOFT_MAX][path], true))
+    if (!reach || (!refused && strcmp(reach, "unreachable") != 0) ||
+        atomic_exchange(&told[device - GAIA_SOFT_MAX][path][refused], true))
         return;
     cache_device_name(device, name);
-    fs_log(LOG_WARNING,
-           "%s: what %s brings does not arrive in its memory, and goes by way of the host's from now on; is "
-           "there nvidia-peermem, or does the NIC take dma-bufs? An IOMMU, or ACS of PCI bridges, may be in "
-           "the way, too",
-           name, path == GAIA_PATH_FAULTS ? "fault=" : "peers=");
+    if (refused)
+        fs_log(
+            LOG_WARNING,
+            "%s: its memory can't be registered for what %s brings, which goes by way of the host's "
+            "meanwhile: is there too little memory to lock (ulimit -l), or is the window too small that the "
+            "GPU has on the bus?",
+            name, what);
+    else
+        fs_log(
+            LOG_WARNING,
+            "%s: what %s brings does not arrive in its memory, and goes by way of the host's from now on; "
+            "is there nvidia-peermem, or does the NIC take dma-bufs? An IOMMU, or ACS of PCI bridges, may be "
+            "in the way, too",
+            name, what);
 }
 
 void trouble_of_reach(struct fs *fs)

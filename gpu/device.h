@@ -34,6 +34,7 @@ struct gaia_window {
     uint64_t page, count;
     void *memory;                   /* at addresses of this process */
     struct gaia_standing *standing; /* which it is a part of; NULL: it is there for this window alone */
+    struct gaia_memory *registered; /* who brings the bytes: its registration with the transport; else NULL */
     /* cache/window.c's: what is to arrive, if it is looked at; and it was not there before. */
     const void *bytes;
     bool proves;
@@ -186,7 +187,8 @@ struct home_gpu;
 int gaia_cuda_open(const uint8_t uuid[16], void *memory, size_t length, bool windows,
                    struct home_gpu **gpu_out, unsigned *ordinal_out, char why_out[GAIA_CUDA_WHY]);
 /* What is known of windows of its frames, for transfers by a path: "off" (not wanted, or not possible),
- * "unknown", "proven" or "unreachable". */
+ * "unknown", "refused" (it could not be registered, when that was tried last, for a reason that may pass),
+ * "proven" or "unreachable". */
 const char *gaia_cuda_reach(const struct home_gpu *gpu, enum gaia_path path);
 void gaia_cuda_close(struct home_gpu *gpu);
 uint64_t gaia_cuda_bytes(const struct home_gpu *gpu); /* of its memory */

@@ -303,8 +303,12 @@ static bool flush(struct home_gpu *gpu)
 {
     if (gpu->windows == GPU_WINDOWS_FLUSHED &&
         gpu->device.api->cuFlushGPUDirectRDMAWrites(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
-                                                    CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER) != CUDA_SUCCESS)
+                                                    CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER) !=
+            CUDA_SUCCESS) {
         gpu->windows = GPU_WINDOWS_NONE;
+        for (enum gaia_path path = 0; path < GAIA_PATHS; path++)
+            atomic_store(&gpu->reaches.of[path], GAIA_REACH_NONE);
+    }
     return gpu->windows != GPU_WINDOWS_NONE;
 }
 
@@ -554,7 +558,11 @@ const char *gaia_cuda_reach(const struct home_gpu *gpu, enum gaia_path path)
     static const char *const words[] = {
         [GAIA_REACH_UNKNOWN] = "unknown", [GAIA_REACH_PROVEN] = "proven", [GAIA_REACH_NONE] = "unreachable"};
 
-    return gpu->windows == GPU_WINDOWS_NONE ? "off" : words[atomic_load(&gpu->reaches.of[path])];
+    enum gaia_reach reach = atomic_load(&gpu->reaches.of[path]);
+
+    if (reach != GAIA_REACH_NONE && gpu->windows == GPU_WINDOWS_NONE)
+        return "off";
+    return reach == GAIA_REACH_UNKNOWN && gpu->reaches.refused[path] ? "refused" : words[reach];
 }
 
 void gaia_cuda_close(struct home_gpu *gpu)

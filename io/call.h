@@ -100,7 +100,7 @@ void *call_session_user(const struct call_session *session);
 int call(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
          void *reply, size_t *reply_length, unsigned timeout_ms);
 /* The same without waiting for the end: what serve() returns is not heard of. Still waits while CALL_WIDTH
- * calls of the class are under way. 0, or -EIO, -EINVAL, -ENOMEM. */
+ * calls of the class are under way, or were until a moment ago. 0, or -EIO, -EINVAL, -ENOMEM. */
 int call_post(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length);
 
 /* What call_start() tells, some time later. The caller's memory, until done() is called. */
@@ -144,5 +144,9 @@ int call_slot_read(struct call_session *session, unsigned slot, size_t offset, s
 int call_slot_write(struct call_session *session, unsigned slot, size_t offset, size_t length);
 int call_slot_read_into(struct call_session *session, unsigned slot, size_t offset, size_t length,
                         void *memory, struct gaia_standing *standing, bool cuttable);
+/* The registration of what stands with the session's transport, which call_slot_read_into() makes at the
+ * first time. 0, or what gaia_standing_register() says, -EIO (the session has ended). */
+int call_slot_register(struct call_session *session, struct gaia_standing *standing,
+                       struct gaia_memory **memory_out);
 
 #endif

@@ -190,13 +190,10 @@ static int carry_out(struct call_session *session, struct move *move)
 }
 
 /* Use the session: transport and memory stay until leave(). */
-static int enter(struct call_session *session, unsigned slot, size_t offset, size_t length)
+static int enter(struct call_session *session)
 {
     int error = 0;
 
-    if (!session->connected || slot >= CALL_SLOTS_BOTH || offset > CALL_SLOT_BYTES ||
-        length > CALL_SLOT_BYTES - offset)
-        return -EINVAL;
     pthread_mutex_lock(&session->lock);
     if (session->error)
         error = -EIO;
@@ -215,10 +212,18 @@ static void leave(struct call_session *session)
     pthread_mutex_unlock(&session->lock);
 }
 
+static int enter_slot(struct call_session *session, unsigned slot, size_t offset, size_t length)
+{
+    if (!session->connected || slot >= CALL_SLOTS_BOTH || offset > CALL_SLOT_BYTES ||
+        length > CALL_SLOT_BYTES - offset)
+        return -EINVAL;
+    return enter(session);
+}
+
 static int move_slot(struct call_session *session, unsigned slot, size_t offset, size_t length, bool write)
 {
     uint64_t at = slot * CALL_SLOT_BYTES + offset;
-    int error = enter(session, slot, offset, length);
+    int error = enter_slot(session, slot, offset, length);
 
     if (error)
         return error;
@@ -271,7 +276,7 @@ static int read_into_standing(struct call_session *session, uint64_t at, size_t 
         return error;
     error = carry_out(session, &move);
     if (move.posted)
-        gaia_standing_ended(standing, GAIA_PATH_CALLS, move.error);
+        gaia_standing_ended(standing, GAIA_PATH_CALLS, move.transfer.memory, move.error);
     return error;
 }
 
@@ -279,13 +284,25 @@ int call_slot_read_into(struct call_session *session, unsigned slot, size_t offs
                         void *memory, struct gaia_standing *standing, bool cuttable)
 {
     uint64_t at = slot * CALL_SLOT_BYTES + offset;
-    int error = enter(session, slot, offset, length);
+    int error = enter_slot(session, slot, offset, length);
 
     if (error)
         return error;
     if (length)
         error = standing ? read_into_standing(session, at, length, memory, standing)
                          : read_into(session, at, length, memory, cuttable);
+    leave(session);
+    return error;
+}
+
+int call_slot_register(struct call_session *session, struct gaia_standing *standing,
+                       struct gaia_memory **memory_out)
+{
+    int error = enter(session);
+
+    if (error)
+        return error;
+    error = gaia_standing_register(standing, session->calls->transport, memory_out);
     leave(session);
     return error;
 }

@@ -149,6 +149,7 @@ static void transfer_done(struct gaia_transfer *transfer, int error)
         histogram_add(&pull->latency, took_ns);
     if (ring)
         gaia_pull_ring(pull);
+    read->tried = true;
     read->done(read, error);
 }
 
@@ -156,6 +157,7 @@ void gaia_pull_add(struct gaia_pull *pull, struct gaia_pull_read *read)
 {
     read->pull = pull;
     read->since_ns = clock_now_ns();
+    read->tried = false;
     read->transfer = (struct gaia_transfer){
         .memory = read->memory,
         .memory_offset = read->memory_offset,
@@ -264,8 +266,10 @@ void gaia_pull_ring(struct gaia_pull *pull)
         unsigned taken = posted > 0 ? (unsigned)posted : 0;
         if (taken < count)
             bad = take_back(pull, queue, batch + taken, count - taken, posted);
-        if (bad)
+        if (bad) {
+            bad->tried = true;
             tell(pull, bad, posted);
+        }
     }
     while (pull->ended && pull->waiting)
         tell(pull, pop(pull), pull->ended);

@@ -53,6 +53,7 @@ struct gaia_pull_read {
 
     /* The pull's own. */
     struct gaia_transfer transfer;
+    bool tried; /* in done(): it was posted, or that failed; so the error, if there is one, may be its own */
     struct gaia_pull *pull;
     struct gaia_pull_read *next;
     uint64_t since_ns;

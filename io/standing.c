@@ -3,12 +3,14 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "io/transport_internal.h"
 
 #define AGAIN_NS 1000000000u /* after a refusal that may pass */
+#define ENDS_MAX 2u          /* transfers that fail before memory is given up; a peer may die once */
 
 /* What came of it when the transport was asked to register it. */
 struct standing_registration {
@@ -30,22 +32,29 @@ enum gaia_reach gaia_standing_reach(const struct gaia_standing *standing, enum g
     return atomic_load(&standing->reaches->of[path]);
 }
 
-void gaia_standing_learn(struct gaia_standing *standing, enum gaia_path path, enum gaia_reach reach)
+void gaia_standing_give_up(struct gaia_standing *standing, enum gaia_path path)
 {
-    enum gaia_reach unknown = GAIA_REACH_UNKNOWN;
-
-    if (reach == GAIA_REACH_NONE)
-        atomic_store(&standing->reaches->of[path], reach);
-    else
-        atomic_compare_exchange_strong(&standing->reaches->of[path], &unknown, reach);
+    atomic_store(&standing->reaches->of[path], GAIA_REACH_NONE);
 }
 
-/* Bytes of other memory of the same GPU's may well arrive. */
-static void learn_of_failure(struct gaia_standing *standing, enum gaia_path path)
+/* If nothing is known yet: bytes of other memory of the same GPU's may well arrive. */
+static void learn(struct gaia_standing *standing, enum gaia_path path, enum gaia_reach reach)
 {
     enum gaia_reach unknown = GAIA_REACH_UNKNOWN;
 
-    atomic_compare_exchange_strong(&standing->reaches->of[path], &unknown, GAIA_REACH_NONE);
+    atomic_compare_exchange_strong(&standing->reaches->of[path], &unknown, reach);
+}
+
+bool gaia_standing_is_proven(const struct gaia_memory *registration)
+{
+    return registration && atomic_load(&registration->proven);
+}
+
+void gaia_standing_prove(struct gaia_standing *standing, enum gaia_path path,
+                         struct gaia_memory *registration)
+{
+    atomic_store(&registration->proven, true);
+    learn(standing, path, GAIA_REACH_PROVEN);
 }
 
 /* ---- registrations ---- */
@@ -117,33 +126,32 @@ int gaia_standing_register(struct gaia_standing *standing, struct gaia_transport
         return -EOPNOTSUPP;
     pthread_mutex_lock(&lock);
     struct standing_registration *registration = get(standing, transport);
-    if (registration && !registration->memory && clock_now_ns() >= registration->again_ns) {
+    if (registration && standing->gone[path])
+        registration->error = -EOPNOTSUPP;
+    else if (registration && !registration->memory && clock_now_ns() >= registration->again_ns) {
         registration->error = make(standing, transport, &registration->memory);
         registration->again_ns = registration->error == -ENOMEM ? clock_now_ns() + AGAIN_NS : UINT64_MAX;
+        atomic_store(&standing->reaches->refused[path], registration->error == -ENOMEM);
     }
     int error = registration ? registration->error : -ENOMEM;
     if (!error)
         *memory_out = registration->memory;
     pthread_mutex_unlock(&lock);
     if (error == -EOPNOTSUPP)
-        learn_of_failure(standing, path);
+        learn(standing, path, GAIA_REACH_NONE);
     return error;
 }
 
 /* The registration stays: transfers of it may be under way. */
-void gaia_standing_ended(struct gaia_standing *standing, enum gaia_path path, int error)
+void gaia_standing_ended(struct gaia_standing *standing, enum gaia_path path,
+                         const struct gaia_memory *registration, int error)
 {
-    struct standing_registration *registration;
-
     if (!error || error == -ECANCELED)
         return;
-    learn_of_failure(standing, path);
-    if (error != -EFAULT)
-        return;
+    learn(standing, path, GAIA_REACH_NONE);
     pthread_mutex_lock(&lock);
-    LIST_FOREACH (registration, &standing->registered, of_standing)
-        if (registration->transport->config.path == path)
-            registration->error = -EOPNOTSUPP;
+    if (error == -EFAULT || (!gaia_standing_is_proven(registration) && ++standing->ends[path] == ENDS_MAX))
+        standing->gone[path] = true;
     pthread_mutex_unlock(&lock);
 }
 
@@ -165,6 +173,8 @@ void gaia_standing_end(struct gaia_standing *standing)
         gaia_memory_release(registration->memory); /* its transport is there: forget() wants the lock */
         end(registration);
     }
+    memset(standing->ends, 0, sizeof standing->ends);
+    memset(standing->gone, 0, sizeof standing->gone);
     pthread_mutex_unlock(&lock);
 }
 

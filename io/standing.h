@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that stays where it is, a GPU's, and its registrations: a NIC that writes into it needs one, which
  * costs more than a read does, and keeps it for as long as the memory is there. (The soft device's frames
- * come and go page by page, and are registered for each read.)
+ * come and go page by page, and are registered for each read, or copied to.)
  *
  * Each transport registers all of it once, when it is first wanted: by a dma-buf, where the carrier takes
  * them, else by its address, which RDMA takes where a module of the GPU's answers for it (nvidia-peermem).
@@ -9,14 +9,16 @@
  *
  * Whether any of it works is known only when it was tried: registering may be refused, a transfer may end
  * its link, or, worst, end well and have gone nowhere (a bridge or an IOMMU between the two has dropped it).
- * So what is learnt of a GPU is kept with it, for each path that bytes come by (enum gaia_path), and the
- * first bytes are looked at (cache/window.h). Nobody tries again what does not work.
+ * So the first bytes by each registration are looked at (cache/window.h): another transport may be another
+ * NIC. That it does not work is kept with the GPU, for each path that bytes come by (enum gaia_path), and
+ * nobody tries it again by that path; but for what is refused for now.
  *
  * Thread safety: all functions may be called from any thread. */
 #ifndef GAIAFS_IO_STANDING_H
 #define GAIAFS_IO_STANDING_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/queue.h>
 
@@ -35,6 +37,7 @@ enum gaia_reach {
 /* What is known of a GPU's memory, by path. Zeros at first. */
 struct gaia_reaches {
     _Atomic(enum gaia_reach) of[GAIA_PATHS];
+    _Atomic bool refused[GAIA_PATHS]; /* for now, when it was last asked for */
 };
 
 struct gaia_standing {
@@ -47,6 +50,8 @@ struct gaia_standing {
 
     /* This file's own. */
     LIST_HEAD(, standing_registration) registered; /* one for each transport that was asked */
+    unsigned ends[GAIA_PATHS];                     /* transfers that failed before any was seen to arrive */
+    bool gone[GAIA_PATHS];                         /* it can't be reached by that path */
 };
 
 /* Its registration with a transport, which is not being closed; valid until gaia_standing_end(), or the end
@@ -56,12 +61,18 @@ struct gaia_standing {
  * the GPU has on the bus; tried again after a second). */
 int gaia_standing_register(struct gaia_standing *standing, struct gaia_transport *transport,
                            struct gaia_memory **memory_out);
-/* A transfer of it that had begun has ended like this. -EFAULT: it is not reached any more. If nothing was
- * ever seen to arrive, any failure is taken for the memory's, but for -ECANCELED (this side is closing). */
-void gaia_standing_ended(struct gaia_standing *standing, enum gaia_path path, int error);
-/* What is known, and what has been learnt: a failure is for good. */
+/* A transfer by its registration that had begun has ended like this. -EFAULT: it is not reached any more. If
+ * nothing was ever seen to arrive in the GPU's memory, any failure is taken for its, but for -ECANCELED (this
+ * side is closing); if nothing was in this memory, a second failure. */
+void gaia_standing_ended(struct gaia_standing *standing, enum gaia_path path,
+                         const struct gaia_memory *registration, int error);
+/* Whether bytes were seen to arrive by it; they were. NULL: no. */
+bool gaia_standing_is_proven(const struct gaia_memory *registration);
+void gaia_standing_prove(struct gaia_standing *standing, enum gaia_path path,
+                         struct gaia_memory *registration);
+/* What is known of its GPU; and bytes do not arrive, which is for good. */
 enum gaia_reach gaia_standing_reach(const struct gaia_standing *standing, enum gaia_path path);
-void gaia_standing_learn(struct gaia_standing *standing, enum gaia_path path, enum gaia_reach reach);
+void gaia_standing_give_up(struct gaia_standing *standing, enum gaia_path path);
 /* The memory is about to go, and no transfer of it is under way. */
 void gaia_standing_end(struct gaia_standing *standing);
 

@@ -107,6 +107,7 @@ struct gaia_memory {
     struct gaia_transport *transport;
     struct gaia_span span;
     unsigned busy;
+    _Atomic bool proven; /* io/standing.c's: bytes were seen to arrive */
     void *own;
 };
 
@@ -132,8 +133,8 @@ struct carrier {
      */
     void (*cut)(struct gaia_link *link);
     /* Take what has come, without waiting: queue_completed(), link_received() and so on. heard(): where epoll
-     * tells of this id; glance(): what can be seen without a system call, after that and whenever there is
-     * time. */
+     * tells of this id; glance(): what can be seen without asking the kernel, after that and whenever there
+     * is time. */
     void (*heard)(struct gaia_transport *transport, uint64_t id);
     void (*glance)(struct gaia_transport *transport);
     /* Make epoll tell what comes from now on. */

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "cache/window.h"
+#include "io/transport.h"
 
 #define PAGE GAIA_PAGE_SIZE
 #define PAGES 200u
@@ -75,9 +76,18 @@ static int drop(struct gaia_frames *base, uint64_t page, uint64_t count)
 static const struct gaia_frames_ops ops = {
     .open_window = open_window, .close_window = close_window, .fetch = fetch, .drop = drop};
 
+static struct gaia_transport *transport;
+
 static int set_up(void **state)
 {
+    const struct gaia_transport_config config = {.carrier = GAIA_CARRIER_LOCAL,
+                                                 .address = "gaiafs-test-window",
+                                                 .timeout_ms = 1000,
+                                                 .path = GAIA_PATH_FAULTS};
+
     (void)state;
+    if (gaia_transport_open(&config, &transport))
+        return -1;
     memset(&frames, 0, sizeof frames);
     frames.base.ops = &ops;
     frames.standing = (struct gaia_standing){
@@ -86,6 +96,21 @@ static int set_up(void **state)
     for (size_t i = 0; i < sizeof bytes; i++)
         bytes[i] = (uint8_t)(i % 251 + i / PAGE);
     return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    gaia_standing_end(&frames.standing);
+    gaia_transport_close(transport);
+    return 0;
+}
+
+/* Its transport is to bring bytes there. */
+static void begin(struct gaia_window *window)
+{
+    assert_int_equal(open_window(&frames.base, FIRST, COUNT, window), 0);
+    assert_int_equal(gaia_standing_register(&frames.standing, transport, &window->registered), 0);
 }
 
 static enum gaia_reach known(void)
@@ -107,8 +132,8 @@ static int carry(size_t arrive, int error)
     struct gaia_window window;
     bool doubted;
 
-    assert_int_equal(open_window(&frames.base, FIRST, COUNT, &window), 0);
-    doubted = gaia_window_is_doubted(&window, GAIA_PATH_FAULTS);
+    begin(&window);
+    doubted = gaia_window_is_doubted(&window);
     int looked = doubted ? gaia_window_look(&frames.base, &window, bytes) : 0;
     if (!looked)
         memcpy(window.memory, bytes, arrive);
@@ -172,7 +197,7 @@ static void test_looks_that_fail(void **state)
 
     (void)state;
     for (unsigned turn = 0; turn < 2; turn++) {
-        assert_int_equal(open_window(&frames.base, FIRST, COUNT, &window), 0);
+        begin(&window);
         assert_int_equal(gaia_window_look(&frames.base, &window, bytes), 0);
         frames.fetch_error = turn ? -EIO : 0;
         frames.opens_well = turn;
@@ -192,21 +217,21 @@ static void test_others_learn_meanwhile(void **state)
     struct gaia_window window;
 
     (void)state;
-    gaia_standing_learn(&frames.standing, GAIA_PATH_FAULTS, GAIA_REACH_PROVEN);
-    assert_int_equal(open_window(&frames.base, FIRST, COUNT, &window), 0);
-    assert_false(gaia_window_is_doubted(&window, GAIA_PATH_FAULTS));
-    gaia_standing_learn(&frames.standing, GAIA_PATH_FAULTS, GAIA_REACH_NONE);
+    begin(&window);
+    gaia_standing_prove(&frames.standing, GAIA_PATH_FAULTS, window.registered);
+    assert_false(gaia_window_is_doubted(&window));
+    gaia_standing_give_up(&frames.standing, GAIA_PATH_FAULTS);
     assert_int_equal(gaia_window_end(&frames.base, &window, GAIA_PATH_FAULTS, 0), -EOPNOTSUPP);
     assert_false(frames.placed[FIRST]);
     assert_int_equal(frames.open, 0);
-    /* By another path it is as it was. */
+    /* By another registration it is as it was. */
     assert_int_equal(open_window(&frames.base, FIRST, COUNT, &window), 0);
-    assert_true(gaia_window_is_doubted(&window, GAIA_PATH_CALLS));
+    assert_true(gaia_window_is_doubted(&window));
     assert_int_equal(gaia_window_end(&frames.base, &window, GAIA_PATH_CALLS, -EIO), -EIO);
     /* Memory of its own for each window (a soft device's) is never looked at. */
     assert_int_equal(open_window(&frames.base, FIRST, COUNT, &window), 0);
     window.standing = NULL;
-    assert_false(gaia_window_is_doubted(&window, GAIA_PATH_FAULTS));
+    assert_false(gaia_window_is_doubted(&window));
     assert_int_equal(gaia_window_end(&frames.base, &window, GAIA_PATH_FAULTS, 0), 0);
     assert_true(is_placed());
 }
@@ -214,12 +239,12 @@ static void test_others_learn_meanwhile(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_bytes_arrive, set_up),
-        cmocka_unit_test_setup(test_bytes_do_not_arrive, set_up),
-        cmocka_unit_test_setup(test_bytes_are_there_before, set_up),
-        cmocka_unit_test_setup(test_transfers_that_fail, set_up),
-        cmocka_unit_test_setup(test_looks_that_fail, set_up),
-        cmocka_unit_test_setup(test_others_learn_meanwhile, set_up),
+        cmocka_unit_test_setup_teardown(test_bytes_arrive, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_bytes_do_not_arrive, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_bytes_are_there_before, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_transfers_that_fail, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_looks_that_fail, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_others_learn_meanwhile, set_up, tear_down),
     };
 
     return cmocka_run_group_tests_name("windows", tests, NULL, NULL);

@@ -179,7 +179,7 @@ static void test_unreachable(void **state)
     if (carrier == GAIA_CARRIER_LOCAL) {
         assert_int_equal(error, -EFAULT);
         assert_int_equal(reach_of(&w), GAIA_REACH_UNKNOWN);
-        gaia_standing_ended(&w.standing, GAIA_PATH_CALLS, error);
+        gaia_standing_ended(&w.standing, GAIA_PATH_CALLS, NULL, error);
     } else {
         assert_int_equal(error, -EOPNOTSUPP);
         assert_int_equal(registrations(&w.pair.client), before);
@@ -212,29 +212,44 @@ static void test_one_of_many(void **state)
     world_open(&w);
     many = &(struct gaia_standing){.address = w.memory + MIB, .length = MIB, .reaches = &w.reaches};
     must(read_piece(&w, 0, 0, 4096));
-    gaia_standing_learn(&w.standing, GAIA_PATH_CALLS, GAIA_REACH_PROVEN);
-    gaia_standing_ended(&w.standing, GAIA_PATH_CALLS, -EIO); /* the peer has died */
+    must(gaia_standing_register(&w.standing, w.pair.client.transport, &memory));
+    assert_false(gaia_standing_is_proven(memory));
+    assert_false(gaia_standing_is_proven(NULL));
+    gaia_standing_prove(&w.standing, GAIA_PATH_CALLS, memory);
+    assert_true(gaia_standing_is_proven(memory));
+    assert_int_equal(reach_of(&w), GAIA_REACH_PROVEN);
+    for (unsigned i = 0; i < 5; i++)
+        gaia_standing_ended(&w.standing, GAIA_PATH_CALLS, memory, -EIO); /* peers have died */
     must(read_piece(&w, 0, 1, 4096));
-    gaia_standing_ended(&w.standing, GAIA_PATH_FAULTS, -ECANCELED);
-    gaia_standing_ended(&w.standing, GAIA_PATH_FAULTS, 0);
+    gaia_standing_ended(&w.standing, GAIA_PATH_FAULTS, memory, -ECANCELED);
+    gaia_standing_ended(&w.standing, GAIA_PATH_FAULTS, memory, 0);
     assert_int_equal(gaia_standing_reach(&w.standing, GAIA_PATH_FAULTS), GAIA_REACH_UNKNOWN);
-    gaia_standing_ended(&w.standing, GAIA_PATH_FAULTS, -EFAULT); /* by another path: not this one's affair */
+    gaia_standing_ended(&w.standing, GAIA_PATH_FAULTS, NULL,
+                        -EFAULT); /* another path: not this one's affair */
     assert_int_equal(gaia_standing_reach(&w.standing, GAIA_PATH_FAULTS), GAIA_REACH_NONE);
     must(read_piece(&w, 0, 2, 4096));
-    gaia_standing_ended(&w.standing, GAIA_PATH_CALLS, -EFAULT);
+    gaia_standing_ended(&w.standing, GAIA_PATH_CALLS, memory, -EFAULT);
     assert_int_equal(read_piece(&w, 0, 3, 4096), -EOPNOTSUPP);
     assert_int_equal(reach_of(&w), GAIA_REACH_PROVEN);
     must(gaia_standing_register(many, w.pair.client.transport, &memory));
+    assert_false(gaia_standing_is_proven(memory)); /* it has shown nothing: a peer may die once, not twice */
+    gaia_standing_ended(many, GAIA_PATH_CALLS, memory, -EIO);
+    must(gaia_standing_register(many, w.pair.client.transport, &memory));
+    gaia_standing_ended(many, GAIA_PATH_CALLS, memory, -EIO);
+    assert_int_equal(gaia_standing_register(many, w.pair.client.transport, &memory), -EOPNOTSUPP);
+    assert_int_equal(reach_of(&w), GAIA_REACH_PROVEN);
     gaia_standing_end(many);
     gaia_standing_end(&w.standing);
     must(read_piece(&w, 0, 4, 4096)); /* as new memory at that place */
     gaia_standing_end(&w.standing);
     /* Nothing was ever seen to arrive by that path: then the first failure is for good. */
     memset(&w.reaches, 0, sizeof w.reaches);
-    gaia_standing_ended(&w.standing, GAIA_PATH_CALLS, -EIO);
+    must(gaia_standing_register(&w.standing, w.pair.client.transport, &memory));
+    gaia_standing_ended(&w.standing, GAIA_PATH_CALLS, memory, -EIO);
     assert_int_equal(reach_of(&w), GAIA_REACH_NONE);
-    gaia_standing_learn(&w.standing, GAIA_PATH_CALLS, GAIA_REACH_PROVEN); /* by who began before */
+    gaia_standing_prove(&w.standing, GAIA_PATH_CALLS, memory); /* by who began before */
     assert_int_equal(reach_of(&w), GAIA_REACH_NONE);
+    gaia_standing_end(&w.standing);
     world_close(&w);
 }
 
@@ -260,10 +275,12 @@ static void test_not_now(void **state)
     if (clock_now_ns() - begun < 900 * 1000000u)
         assert_int_equal(shared, 2);
     assert_int_equal(reach_of(&w), GAIA_REACH_UNKNOWN);
+    assert_true(w.reaches.refused[GAIA_PATH_CALLS]);
     w.standing.address = w.memory;
     usleep(1100 * 1000);
     must(read_piece(&w, 0, 4, 4096));
     assert_int_equal(shared, 3);
+    assert_false(w.reaches.refused[GAIA_PATH_CALLS]);
     gaia_standing_end(&w.standing);
     refusal = -EOPNOTSUPP;
     w.standing.address = NULL;

@@ -174,7 +174,7 @@ def test_writes_that_must_be_flushed(gpu):
     gpu.fail(FLUSH, 1, BROKEN)
     assert gpu.program(other)("map[:]") == content[::-1]
     assert gpu.failed()
-    assert reach(m) == "off"
+    assert reach(m) == "unreachable"
     assert "failure" not in next(d for d in statistics(m.mnt)["devices"] if d["device"] == "cuda:0")
 
 

@@ -14,6 +14,7 @@ from helpers import (MIB, PAGE, ROWS, agents, cuda_standin, daemon_with_faults, 
                      stand_still, statistics)
 from nodes import Program, cluster  # noqa: F401
 from member import OPS, Member
+from test_frames import Hostile
 
 on_another_node = pytest.mark.parametrize("gpu", ["on another node"], indirect=True)
 MANY = 12  # files; more than the threads that some version had for them
@@ -323,3 +324,29 @@ def test_a_kernel_that_drops_in_the_end(cluster, agents, workdir, monkeypatch):
     plan.row = -1
     assert writer.agent.finish() == 0
     assert reader.read()[5:8] == b"NEW"
+
+
+# --- programs that stand still --------------------------------------------------------------------------------------------
+
+@pytest.mark.traps
+def test_a_client_that_holds_its_frames(cluster, agents):
+    """It has their lock for as long as it likes (a write() into them whose source never comes). Who touches or stores to the
+    same file on that node goes on, and who has mapped another, too: placing takes no such lock."""
+    nodes = cluster(2, "timeout=0,unit=4K")
+    contents = {name: pattern(64 * PAGE) for name in "fg"}
+    for name, content in contents.items():
+        nodes.make(content, name, home=0)
+    hostile = Hostile(nodes.path(1, "f"))
+    programs = {name: Program(agents(), nodes.path(1, name), cpu=False) for name in "fg"}
+    for program in programs.values():
+        program.agent("map[2 * PAGE]")
+    hostile.hold()
+    for name, program in programs.items():
+        program.agent.start("map[40 * PAGE] = 7\nseen = bytes(map[50 * PAGE:51 * PAGE])")
+        assert not program.agent.busy(15), name
+        program.agent.finish()
+        assert program.agent("seen") == contents[name][50 * PAGE:51 * PAGE]
+    hostile.let_go()
+    hostile.end()
+    for program in programs.values():
+        program.release()
