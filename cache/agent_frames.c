@@ -93,28 +93,6 @@ static int do_close(struct nodes *nodes, const struct call_session *session, uin
     return 0;
 }
 
-/* Whether bytes are to go straight into these frames. Memory that stays where it is was registered once. What
- * comes and goes with its pages is registered for each read (mapped, pinned, let go of): of a short run that
- * costs more than to copy it, as io/call.h's slots are registered anyway. */
-#define STRAIGHT_LEAST \
-    16u /* pages; where the one begins to cost more than the other was not measured on a NIC */
-static bool goes_straight(const struct gaia_frames *frames, uint64_t count)
-{
-    return frames->ops->open_window && (frames->ops->scans || count >= STRAIGHT_LEAST);
-}
-
-/* The bytes of this side's slot into a soft device's frames: not by place(), which may wait for a client. */
-static int place_by_hand(struct gaia_frames *frames, const struct node_request *request, const void *slot)
-{
-    struct gaia_window window;
-    int error = frames->ops->open_window(frames, (uint64_t)request->offset, request->length, &window);
-
-    if (error)
-        return error;
-    error = gaia_window_fill(&window, slot);
-    return gaia_window_end(frames, &window, GAIA_PATH_CALLS, error);
-}
-
 /* One one-sided read from the home's slot, straight into the frames. */
 static int place_by_window(struct call_session *session, struct gaia_frames *frames,
                            const struct node_request *request, const void *slot)
@@ -122,6 +100,8 @@ static int place_by_window(struct call_session *session, struct gaia_frames *fra
     size_t length = request->length * GAIA_PAGE_SIZE;
     struct gaia_window window;
 
+    if (!frames->ops->open_window)
+        return -EOPNOTSUPP;
     int error = frames->ops->open_window(frames, (uint64_t)request->offset, request->length, &window);
     if (error)
         return error;
@@ -148,13 +128,12 @@ static int do_place(struct nodes *nodes, struct call_session *session, struct ga
     const void *slot = call_slot_serve(session, request->slot);
     if (!slot)
         return -EINVAL;
-    bool straight = goes_straight(frames, count);
-    int error = straight ? place_by_window(session, frames, request, slot) : -EOPNOTSUPP;
+    int error = place_by_window(session, frames, request, slot);
     if (!error)
         atomic_fetch_add(&nodes->placed, count);
     if (error && error != -EIO) {
         error = call_slot_read(session, request->slot, 0, count * GAIA_PAGE_SIZE);
-        if (!error && (straight || !frames->ops->open_window || place_by_hand(frames, request, slot)))
+        if (!error)
             error = frames->ops->place(frames, (uint64_t)request->offset, count, slot);
         if (!error)
             atomic_fetch_add(&nodes->placed_by_copy, count);

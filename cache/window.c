@@ -4,8 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 bool gaia_window_is_doubted(const struct gaia_window *window)
 {
@@ -32,16 +30,6 @@ static int holds(struct gaia_frames *frames, const struct gaia_window *window, c
     }
     free(found);
     return error ? error : same;
-}
-
-int gaia_window_fill(const struct gaia_window *window, const void *bytes)
-{
-    size_t length = window->count * GAIA_PAGE_SIZE;
-    struct iovec from = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = length};
-    struct iovec to = {.iov_base = window->memory, .iov_len = length};
-    ssize_t n = process_vm_writev(getpid(), &from, 1, &to, 1, 0);
-
-    return n == (ssize_t)length ? 0 : n < 0 ? -errno : -EFAULT;
 }
 
 int gaia_window_look(struct gaia_frames *frames, struct gaia_window *window, const void *bytes)

@@ -22,11 +22,6 @@ bool gaia_window_is_doubted(const struct gaia_window *window);
  * gaia_window_end() has returned. 0, or what fetch() says, -ENOMEM. */
 int gaia_window_look(struct gaia_frames *frames, struct gaia_window *window, const void *bytes);
 
-/* Bytes into a window that nobody registers, whole pages of it: the kernel copies them, as the memory may
- * have been cut off, and takes no lock of the file that the memory is of, which a client may hold for as long
- * as it likes. 0, -EFAULT (cut off), or another errno. */
-int gaia_window_fill(const struct gaia_window *window, const void *bytes);
-
 /* Instead of close_window(): how the transfer has ended, or why there was none. `error`, or, after 0, what
  * close_window() and fetch() say, or -EOPNOTSUPP: the bytes have not arrived. After an error the pages do not
  * count as placed. */

@@ -46,25 +46,6 @@ def test_home_is_where_the_hash_says(cluster, agents, count):
         assert [name in tracked(m) for m in nodes] == [number == home for number in range(count)]
 
 
-# --- which way bytes come -------------------------------------------------------------------------------------------------
-
-@pytest.mark.skipif(gaia.default_device() != "soft:0", reason="a GPU's memory stays where it is: test_cuda_windows.py")
-@pytest.mark.parametrize("unit", ["4K", "64K"])
-def test_short_runs_come_by_a_slot(cluster, agents, unit):
-    """A soft device's frames would be registered for each of them; units of 64 KiB go straight there."""
-    size = int(unit[:-1]) << 10
-    nodes = cluster(2, f"timeout=0,unit={unit}")
-    content = pattern(MIB)
-    nodes.make(content, home=0)
-    program = Program(agents(), nodes.path(1), cpu=False)
-    offsets = list(range(0, MIB, size))
-    make_random().shuffle(offsets)  # nothing is read ahead
-    for offset in offsets:
-        check(f"at {offset}", program.agent(f"map[{offset}:{offset + size}]"), content[offset:offset + size])
-    ways = [statistics(nodes[1].mnt)["nodes"][name] for name in ("pages_placed", "pages_placed_by_copy")]
-    assert ways == ([MIB // PAGE, 0] if unit == "64K" else [0, MIB // PAGE])
-
-
 # --- devices and CPUs, one after the other --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("first", SIDES)
