@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "base/lock.h"
-#include "consistency/page.h"
 #include "cache/window.h"
+#include "consistency/page.h"
 
 #define AGAIN_MS 1000u   /* between attempts to connect */
 #define STRANGERS_MAX 8u /* links that have not shown the token (yet) */
