@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of the transport share: transport.c (public calls, polling, time), transport_link.c (the
- * state machine of a link, the same for every carrier), transport_local.c and transport_rdma*.c (the
- * carriers). Nothing else includes this but the batch reader (pull.c) and tests.
+/* What the parts of the transport share: transport.c (public calls), transport_poll.c (callbacks, polling,
+ * time), transport_link.c (the state machine of a link, the same for every carrier), transport_local.c and
+ * transport_rdma*.c (the carriers). Nothing else includes this but the batch reader (pull.c) and tests.
  *
  * A link's life: CONNECTING (its queues come up one after another) -> OPEN -> ENDED. When it ends, the
  * carrier first cuts all its queues: from then on nothing of the peer's reaches memory, and only then are
