@@ -4,13 +4,15 @@ that the CPU can reach: on one node with -o fault=local, and from a home on anot
 none of them went by a copy of the driver's is seen by having all copies fail."""
 import errno
 import os
+import time
 
 import pytest
 
 from conftest import so_much
 from files import pattern
 from gpu_fixture import gpu, make, released  # noqa: F401
-from helpers import MIB, PAGE, agents, daemon_with_faults, make_random, read_file, ROWS, statistics, wait_until  # noqa: F401
+from helpers import MIB, PAGE, agents, daemon_with_faults, faults_folder, make_random, read_file, ROWS, statistics, wait_until  # noqa: F401
+from sites import Sites
 
 COPY, FLUSH, LAUNCH = "cuMemcpyHtoDAsync", "cuFlushGPUDirectRDMAWrites", "cuLaunchKernel"
 BROKEN = 999
@@ -122,6 +124,35 @@ def test_bytes_that_were_there_before(gpu, words, found):
     content = bytes(MIB - 1) + b"x" + bytes(MIB)
     assert gpu.program(make(m, content))("map[:]") == content
     assert reach(m) == found
+
+
+def sites_in(function, row):
+    """Of the daemon that heeds a plan, the calls of a row in a function, as a plan knows them."""
+    sites = Sites(os.path.join(faults_folder(), "mount.gaiafs"))
+    return [behind << 8 | ROWS.index(name) for behind, (address, name) in sites.calls.items()
+            if name == row and sites.where[address][1] == function]
+
+
+def test_memory_that_can_not_be_registered_now(gpu, workdir, monkeypatch):
+    """As when there is too little to lock: said in the log and by gaiactl, once, and tried again, but not with each fault."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    monkeypatch.setenv("GAIAFS_FAULTS", env["GAIAFS_FAULTS"])
+    m = gpu.mount(options=PATH)
+    content = pattern(3 * MIB)
+    path = make(m, content)
+    [site] = sites_in("gaia_memory_register", "calloc")
+    plan.arm(ROWS.index("calloc"), errno.ENOMEM, 1, 1, site)
+    program = gpu.program(path)
+    assert program("map[:]") == content
+    assert plan.landed and reach(m) == "refused" and copied(m)
+    what = "peers=" if m.nodes else "fault="
+    assert m.log_text().count(f"cuda:0: its memory can't be registered for what {what} brings") == 1
+    plan.row = -1
+    time.sleep(1.1)
+    other = gpu.program(make(m, content[::-1], "other"))
+    assert other("map[:]") == content[::-1]
+    assert reach(m) == "proven"
+    assert "does not arrive" not in m.log_text()
 
 
 def test_it_can_be_left_alone(gpu):
