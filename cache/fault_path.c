@@ -414,30 +414,38 @@ static void end_use(struct fault_path *path, unsigned users)
     pthread_mutex_unlock(&path->lock);
 }
 
-/* The end of the window; a new error, if there was none. */
-static int let_go(struct fault_read *read, int error)
+/* The end of a window into memory that stands; a new error, if there was none. */
+static int end_standing(struct fault_read *read, int error)
 {
-    struct gaia_standing *standing = read->window.standing;
-
-    if (standing && read->pull.tried)
-        gaia_standing_ended(standing, GAIA_PATH_FAULTS, read->window.registered, error);
-    else if (!standing)
-        gaia_memory_release(read->pull.memory);
+    if (read->pull.tried)
+        gaia_standing_ended(read->window.standing, GAIA_PATH_FAULTS, read->window.registered, error);
     return gaia_window_end(read->frames, &read->window, GAIA_PATH_FAULTS, error);
+}
+
+/* Of other memory, which has the bytes by now: who has touched it does not wait for this. */
+static void end_other(struct fault_read *read, int error)
+{
+    gaia_memory_release(read->pull.memory);
+    gaia_window_end(read->frames, &read->window, GAIA_PATH_FAULTS, error);
 }
 
 static void read_done(struct gaia_pull_read *pull_read, int error)
 {
     struct fault_read *read = (struct fault_read *)((char *)pull_read - offsetof(struct fault_read, pull));
     struct fault_path *path = read->path;
+    bool standing = read->window.standing;
 
-    error = let_go(read, error);
+    if (standing)
+        error = end_standing(read, error);
     if (error) {
         pthread_mutex_lock(&path->lock);
         path->failed++;
         pthread_mutex_unlock(&path->lock);
     }
     read->done(read, error);
+    if (!standing)
+        end_other(read, error);
+    read->gone(read);
     end_use(path, 1);
 }
 

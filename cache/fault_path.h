@@ -42,12 +42,15 @@ int fault_path_open(const struct fault_path_config *config, const void *host_fra
 /* No read is under way. NULL is allowed. */
 void fault_path_close(struct fault_path *path);
 
-/* One read; lives until done was called. */
+/* One read; lives until gone was called. */
 struct fault_read {
     struct gaia_frames *frames; /* pages [first, first + count) of them, which nobody can see yet, */
     uint64_t first, count;
     const uint8_t *bytes;                             /* get these of the host frames */
     void (*done)(struct fault_read *read, int error); /* 0, or why the frames do not have them */
+    /* After that: nothing of the path's is in the frames any more, which have stayed until now. What takes
+     * time there, no touch waits for. */
+    void (*gone)(struct fault_read *read);
 
     /* The path's own. */
     struct fault_path *path;
@@ -55,7 +58,8 @@ struct fault_read {
     struct gaia_window window;
 };
 
-/* Begin a read. 0: done is called, once, in a thread of the path's or in this one. Else it is not: -EAGAIN
+/* Begin a read. 0: done is called, once, in a thread of the path's or in this one, and then gone. Else
+ * neither is: -EAGAIN
  * (the path is broken just now), -EOPNOTSUPP (there is no window, or the carrier can't reach it), or why
  * there was no window. No lock is held. */
 int fault_path_read(struct fault_path *path, struct fault_read *read);

@@ -256,8 +256,8 @@ static bool was_cut_off(const struct fill *fill)
     return cut;
 }
 
-/* The frames have the bytes, or could not get them. */
-static void fill_placed(struct fill *fill, int error)
+/* The frames have the bytes, or could not get them. fill_end() is to follow. */
+static void fill_show(struct fill *fill, int error)
 {
     struct cache_map *map = fill->map;
     struct replica *replica = map->replica;
@@ -294,8 +294,18 @@ static void fill_placed(struct fill *fill, int error)
     else if (!settled) /* try again: the touch finds the file as it is now */
         replica->frames->ops->wake(replica->frames, fill->first, fill->count);
     group_end(fill->group, error);
-    cache_map_put(map);
+}
+
+static void fill_end(struct fill *fill)
+{
+    cache_map_put(fill->map);
     free(fill);
+}
+
+static void fill_placed(struct fill *fill, int error)
+{
+    fill_show(fill, error);
+    fill_end(fill);
 }
 
 /* Pages whose first stores are trapped may be seen before they count as resident: a store that comes too
@@ -328,7 +338,12 @@ static void fill_arrived(struct fault_read *read, int error)
 {
     struct fill *fill = (struct fill *)((char *)read - offsetof(struct fill, read));
 
-    fill_placed(fill, error ? fill_copy(fill) : 0);
+    fill_show(fill, error ? fill_copy(fill) : 0);
+}
+
+static void fill_left(struct fault_read *read)
+{
+    fill_end((struct fill *)((char *)read - offsetof(struct fill, read)));
 }
 
 static void fill_was_placed(struct gaia_placing *placing, int error)
@@ -368,7 +383,8 @@ static void fill_finish(struct fill *fill, ssize_t got)
                                      .first = fill->first,
                                      .count = fill->count,
                                      .bytes = fill->stage,
-                                     .done = fill_arrived};
+                                     .done = fill_arrived,
+                                     .gone = fill_left};
     if (!path || fault_path_read(path, &fill->read))
         fill_placed(fill, fill_copy(fill));
 }

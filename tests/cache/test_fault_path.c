@@ -39,7 +39,7 @@ static int open_window(struct gaia_frames *frames, uint64_t page, uint64_t count
     return 0;
 }
 
-static _Atomic unsigned windows_closed;
+static _Atomic unsigned windows_closed, standing_closed;
 
 static int close_window(struct gaia_frames *frames, const struct gaia_window *window, bool arrived)
 {
@@ -91,16 +91,27 @@ struct one {
     pthread_mutex_t lock;
     pthread_cond_t ended;
     int error;
-    bool done;
+    unsigned closed; /* windows of all reads, when it was done */
+    bool done, gone;
 };
 
 static void one_done(struct fault_read *read, int error)
 {
     struct one *one = (struct one *)((char *)read - offsetof(struct one, read));
 
-    pthread_mutex_lock(&one->lock);
+    assert_false(one->done);
     one->error = error;
+    one->closed = windows_closed + standing_closed;
     one->done = true;
+}
+
+static void one_gone(struct fault_read *read)
+{
+    struct one *one = (struct one *)((char *)read - offsetof(struct one, read));
+
+    assert_true(one->done);
+    pthread_mutex_lock(&one->lock);
+    one->gone = true;
     pthread_cond_signal(&one->ended);
     pthread_mutex_unlock(&one->lock);
 }
@@ -114,7 +125,7 @@ static void one_init(struct one *one)
 static int one_wait(struct one *one)
 {
     pthread_mutex_lock(&one->lock);
-    while (!one->done)
+    while (!one->gone)
         pthread_cond_wait(&one->ended, &one->lock);
     pthread_mutex_unlock(&one->lock);
     return one->error;
@@ -123,12 +134,13 @@ static int one_wait(struct one *one)
 /* Begin to read host pages [from, from + count) into the frames at first. */
 static int begin_one(struct world *w, struct one *one, uint64_t first, uint64_t count, uint64_t from)
 {
-    one->done = false;
+    one->done = one->gone = false;
     one->read = (struct fault_read){.frames = &w->frames.base,
                                     .first = first,
                                     .count = count,
                                     .bytes = w->host + from * PAGE,
-                                    .done = one_done};
+                                    .done = one_done,
+                                    .gone = one_gone};
     return fault_path_read(w->path, &one->read);
 }
 
@@ -494,6 +506,7 @@ static int open_standing(struct gaia_frames *frames, uint64_t page, uint64_t cou
 static int close_standing(struct gaia_frames *frames, const struct gaia_window *window, bool arrived)
 {
     (void)frames, (void)window, (void)arrived;
+    standing_closed++;
     return 0;
 }
 
@@ -537,6 +550,32 @@ static void standing_close(struct world *w)
 static enum gaia_reach reach(void)
 {
     return gaia_standing_reach(&standing, GAIA_PATH_FAULTS);
+}
+
+/* Who has touched a page does not wait until the window and its registration have gone; but memory that
+ * stands may have to be flushed first, which its window's end does. */
+static void test_told_first(void **state)
+{
+    struct world w;
+    struct one one;
+
+    (void)state;
+    for (unsigned stands = 0; stands < 2; stands++) {
+        if (stands)
+            standing_open(&w, TIMEOUT_MS);
+        else
+            world_open(&w, TIMEOUT_MS);
+        one_init(&one);
+        unsigned before = windows_closed + standing_closed;
+        assert_int_equal(begin_one(&w, &one, 3, 5, 7), 0);
+        assert_int_equal(one_wait(&one), 0);
+        assert_int_equal(one.closed - before > 0, stands);
+        assert_true(windows_closed + standing_closed > before);
+        if (stands)
+            standing_close(&w);
+        else
+            world_close(&w);
+    }
 }
 
 /* A path that is made anew may be another NIC's, whose writes are dropped: what the first one has proven does
@@ -619,13 +658,14 @@ static void test_blamed_for_what_was_posted(void **state)
         transport_test.deaf = true;
         for (unsigned i = 0; i <= PLACES; i++) {
             bool stands = i == (posted ? 0 : PLACES);
-            ones[i].done = false;
+            ones[i].done = ones[i].gone = false;
             one_init(&ones[i]);
             ones[i].read = (struct fault_read){.frames = stands ? &w.frames.base : &soft.base,
                                                .first = i,
                                                .count = 1,
                                                .bytes = w.host + i * PAGE,
-                                               .done = one_done};
+                                               .done = one_done,
+                                               .gone = one_gone};
             assert_int_equal(fault_path_read(w.path, &ones[i].read), 0);
         }
         for (unsigned i = 0; i <= PLACES; i++)
@@ -642,6 +682,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         CASE(test_bytes),
+        CASE(test_told_first),
         CASE(test_strangers),
         CASE(test_wrong_token),
         CASE(test_frames_cut),
