@@ -9,7 +9,7 @@
 
 /* A scan under way: bitmaps of several chunks, one behind the other, in two lists: pages to look at, and what
  * was found. */
-#define SCAN_BYTES (GPU_LIST_BYTES / 4)
+#define SCAN_BYTES (GPU_LIST_BYTES / 4) /* of each list: 8 GiB are looked at at once */
 #define SCAN_CHUNKS 64u
 
 struct scan {
@@ -24,11 +24,17 @@ struct scan {
     size_t chunks;
 };
 
+/* Of the bitmap, for a part. */
+static uint64_t part_words(const struct part *part)
+{
+    return (part->first + part->count + 63) / 64 - part->first / 64;
+}
+
 /* Put a chunk's part into the lists, and its kernel into the stream. GPU held. */
 static CUresult scan_add(struct scan *scan, const struct part *part, uint64_t page)
 {
     struct home_gpu *gpu = scan->frames->gpu;
-    uint64_t first = part->first / 64, words = (part->first + part->count + 63) / 64 - first;
+    uint64_t first = part->first / 64, words = part_words(part);
     size_t found = SCAN_BYTES + scan->used;
     uint64_t *consider = (uint64_t *)(void *)(gpu_host_area(gpu, GPU_LISTS) + scan->used);
     const struct cuda_api *api = gpu->device.api;
@@ -112,9 +118,8 @@ int cuda_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint6
     end = end < all ? end : all;
     while (page < end && !error && result == CUDA_SUCCESS) {
         struct part part = part_at(frames, page, end - page);
-        size_t bytes = (part.count / 64 + 2) * 8;
         if (part.chunk && part.chunk->placed) {
-            if (scan->used + bytes > SCAN_BYTES || scan->chunks == SCAN_CHUNKS)
+            if (scan->used + part_words(&part) * 8 > SCAN_BYTES || scan->chunks == SCAN_CHUNKS)
                 error = scan_finish(scan, CUDA_SUCCESS);
             add_unsure(&part, page, scan);
             if (!error)
@@ -288,16 +293,8 @@ static int patch_batch(struct cuda_frames *frames, const uint64_t *pages, size_t
         error = list_send(gpu, from, n);
         if (error == CUDA_SUCCESS)
             error = gpu_launch(gpu, gpu->stream, GPU_PATCH, n,
-                               (void *[]){&chunk->pages, &list, &n64, &before, &after});
+                               (void *[]){&chunk->pages, &list, &n64, &before, &after, &chunk->granted});
         from += n;
-    }
-    /* Their digests, from the fresh bytes and not from the pages, which kernels may have stored to since. */
-    struct gaia_digest digests[GPU_BATCH_PAGES];
-    for (size_t i = 0; i < count && error == CUDA_SUCCESS; i++) {
-        struct part part = part_at(frames, pages[i], 1);
-        digests[i] = gaia_digest_of(fresh + i * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
-        if (part.chunk && part.chunk->granted)
-            error = send_digests(frames, &part, &digests[i]);
     }
     int result = gpu_wait(gpu, gpu->stream, error);
     for (size_t i = 0; i < count; i++) {

@@ -327,19 +327,30 @@ GAIA_DEVICE void patch_quad(struct gaia_quad *at, struct gaia_quad old, struct g
         patch_word(&at->second, old.second, fresh.second);
 }
 
+/* What the pages were granted with is, from now on, the fresh bytes: not what they are by then. */
 GAIA_DEVICE void patch(struct gaia_grid grid, void *base, const uint32_t *pages, uint64_t count,
-                       const void *old, const void *fresh)
+                       const void *old, const void *fresh, struct gaia_digest *granted)
 {
+    struct keys keys[GAIA_SLOTS];
+
+    block_keys(keys);
     GAIA_EACH_WARP(grid, warp)
     for (uint64_t i = (uint64_t)grid.block * grid.warps + warp; i < count;
          i += (uint64_t)grid.blocks * grid.warps) {
         struct gaia_quad *page = (struct gaia_quad *)base + pages[i] * PAGE_QUADS;
         const struct gaia_quad *before = (const struct gaia_quad *)old + i * PAGE_QUADS;
         const struct gaia_quad *after = (const struct gaia_quad *)fresh + i * PAGE_QUADS;
+        struct gaia_digest digest[GAIA_SLOTS];
 
         GAIA_EACH_LANE(s)
         for (uint32_t quad = gaia_lane_of(s); quad < PAGE_QUADS; quad += GAIA_LANES)
             patch_quad(page + quad, gaia_quad_load(before + quad), gaia_quad_load(after + quad));
+        if (!granted)
+            continue;
+        hash_page(keys, after, digest);
+        GAIA_EACH_LANE(s)
+        if (gaia_lane_of(s) == 0)
+            granted[pages[i]] = digest[s];
     }
 }
 
@@ -392,9 +403,10 @@ GAIA_KERNEL gaia_zero_pages(void *base, const uint32_t *pages, uint64_t count)
     zero_pages(gaia_grid_here(), base, pages, count);
 }
 
-GAIA_KERNEL gaia_patch(void *base, const uint32_t *pages, uint64_t count, const void *old, const void *fresh)
+GAIA_KERNEL gaia_patch(void *base, const uint32_t *pages, uint64_t count, const void *old, const void *fresh,
+                       struct gaia_digest *granted)
 {
-    patch(gaia_grid_here(), base, pages, count, old, fresh);
+    patch(gaia_grid_here(), base, pages, count, old, fresh, granted);
 }
 
 GAIA_KERNEL gaia_demand_flush(const struct gaia_demand *demand)
@@ -439,7 +451,7 @@ static void run_zero_pages(struct gaia_grid grid, void *const *arguments)
 
 static void run_patch(struct gaia_grid grid, void *const *arguments)
 {
-    patch(grid, POINTER(0), POINTER(1), NUMBER(2), POINTER(3), POINTER(4));
+    patch(grid, POINTER(0), POINTER(1), NUMBER(2), POINTER(3), POINTER(4), POINTER(5));
 }
 
 static void run_demand_flush(struct gaia_grid grid, void *const *arguments)
@@ -458,7 +470,7 @@ const struct gaia_kernel *gaia_kernel_find(const char *name)
         {"gaia_hash_pages", 3, run_hash_pages},   {"gaia_find_modified", 6, run_find_modified},
         {"gaia_gather", 4, run_gather},           {"gaia_scatter", 4, run_scatter},
         {"gaia_zero_pages", 3, run_zero_pages},   {"gaia_demand_flush", 1, run_demand_flush},
-        {"gaia_demand_drop", 3, run_demand_drop}, {"gaia_patch", 5, run_patch},
+        {"gaia_demand_drop", 3, run_demand_drop}, {"gaia_patch", 6, run_patch},
     };
 
     for (size_t i = 0; i < sizeof(kernels) / sizeof(kernels[0]); i++)

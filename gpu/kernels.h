@@ -16,9 +16,11 @@
  *   gaia_scatter(void *base, const uint32_t *pages, uint64_t count, const void *staging)
  *       The reverse. No page is listed twice.
  *   gaia_zero_pages(void *base, const uint32_t *pages, uint64_t count)
- *   gaia_patch(void *base, const uint32_t *pages, uint64_t count, const void *old, const void *fresh)
+ *   gaia_patch(void *base, const uint32_t *pages, uint64_t count, const void *old, const void *fresh,
+ *              struct gaia_digest *granted)
  *       Stores into page pages[i] of base those bytes of the i-th page of fresh that differ from old's, and
- * no other: a kernel that stores to the others meanwhile loses nothing.
+ *       no other: a kernel that stores to the others meanwhile loses nothing. granted[pages[i]] becomes the
+ *       digest of the i-th page of fresh; NULL: nobody wants to know.
  *
  * Of a demand mapping (demand.h), between the program's kernels:
  *

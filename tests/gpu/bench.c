@@ -480,9 +480,9 @@ static double store_odd(struct gpu_half *half, CUdeviceptr at, size_t bytes)
     for (unsigned round = 0; round < ROUNDS; round++)
         for (size_t done = 0; done < bytes; done += HALF_PAGES * PAGE) {
             uint64_t count = (bytes - done) / PAGE < HALF_PAGES ? (bytes - done) / PAGE : HALF_PAGES;
-            CUdeviceptr base = at + done;
+            CUdeviceptr base = at + done, granted = 0;
             launch(PATCH, (void *[]){&base, &half->list, &count, &half->pages[round % 2],
-                                     &half->pages[1 - round % 2]});
+                                     &half->pages[1 - round % 2], &granted});
         }
     wait_for_gpu();
     return seconds(start);

@@ -280,12 +280,16 @@ static void patched_pages(void **state)
     uint8_t *base = pages_new(MOVED), *old = pages_new(MOVED), *fresh = pages_new(MOVED);
     uint8_t *expected = pages_new(MOVED);
     uint32_t pages[MOVED], *list = pages;
+    struct gaia_digest granted[MOVED], *grant;
 
     (void)state;
     for (size_t s = 0; s < SHAPES; s++) {
         struct shape shape = shapes[s];
         uint64_t count = some_pages(list);
+        bool listed[MOVED] = {false};
 
+        grant = s % 3 ? granted : NULL;
+        memset(granted, 0x5a, sizeof granted);
         seed_fill(base, MOVED * PAGE / 8);
         seed_fill(old, MOVED * PAGE / 8);
         memcpy(fresh, old, MOVED * PAGE);
@@ -299,8 +303,15 @@ static void patched_pages(void **state)
                 }
             }
         }
-        launch("gaia_patch", shape, (void *[]){&base, &list, &count, &old, &fresh});
+        launch("gaia_patch", shape, (void *[]){&base, &list, &count, &old, &fresh, &grant});
         assert_memory_equal(base, expected, MOVED * PAGE);
+        for (uint64_t i = 0; i < count && grant; i++) { /* of the fresh bytes, not of what is there */
+            assert_true(gaia_digest_equal(granted[list[i]], gaia_digest_of(fresh + i * PAGE, PAGE)));
+            listed[list[i]] = true;
+        }
+        for (size_t i = 0; i < MOVED; i++)
+            assert_true(listed[i] ||
+                        (granted[i].low == 0x5a5a5a5a5a5a5a5a && granted[i].high == granted[i].low));
     }
     free(base);
     free(old);
