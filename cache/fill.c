@@ -434,16 +434,24 @@ static uint64_t find_absent(struct replica *replica, uint64_t *page, uint64_t en
 {
     uint64_t count = 0;
 
-    for (uint64_t at = *page; at < end && count < most; at++) {
+    for (uint64_t at = *page; at < end && count < most;) {
         struct leaf_copy *copy = find_copy(replica, at >> LEAF_SHIFT);
-        bool absent = !copy || !((copy->present | copy->busy) & page_bit(at));
+        page_mask there = (copy ? copy->present | copy->busy : 0) >> (at % LEAF_PAGES);
+        bool absent = !(there & 1);
+        page_mask others = absent ? there : ~there;
+        uint64_t left = LEAF_PAGES - at % LEAF_PAGES, run = others ? (uint64_t)__builtin_ctzll(others) : left;
+        if (run > left)
+            run = left;
+        if (run > end - at)
+            run = end - at;
         if (!absent && count)
             break;
         if (absent && !count)
             *page = at;
-        count += absent;
+        count += absent ? run : 0;
+        at += run;
     }
-    return count;
+    return count < most ? count : most;
 }
 
 /* The next run of absent pages at or after *page, marked busy and granted: its length, or 0 when there is

@@ -556,30 +556,63 @@ static int by_leaf(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* What has to be looked at: copies of the range with stores, as they are now. Stores that are made during the
- * release may be left out, so each page is done once, however fast the device writes. found: what a device
- * that scans has found modified, leaf by leaf; NULL: another device. Lock held. */
+static void add_todo(const struct leaf_copy *copy, page_mask pages, uint64_t first, uint64_t count,
+                     struct work *todo, size_t *n)
+{
+    pages &= copy_stored(copy) & page_range_mask(copy->leaf->number, first, count);
+    if (pages)
+        todo[(*n)++] = (struct work){.leaf = copy->leaf->number, .owned = pages};
+}
+
+/* The same, of a device that scans and whose pages nobody releases just now, from what it has found alone: a
+ * file may have many leaves, and nothing in most of them. Lock held. */
+static int list_found(struct replica *replica, uint64_t first, uint64_t count, const page_mask *found,
+                      struct work **todo_out, size_t *n_out)
+{
+    uint64_t begin = first >> LEAF_SHIFT, leaves = ((first + count - 1) >> LEAF_SHIFT) - begin + 1;
+    size_t max = 0;
+
+    for (uint64_t i = 0; i < leaves; i++)
+        max += found[i] != 0;
+    struct work *todo = calloc(max + 1, sizeof *todo);
+    if (!todo)
+        return -ENOMEM;
+    *n_out = 0;
+    for (uint64_t i = 0; i < leaves; i++) {
+        struct leaf *leaf = found[i] ? index_find(&replica->file->index, begin + i) : NULL;
+        struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        if (copy)
+            add_todo(copy, found[i], first, count, todo, n_out);
+    }
+    *todo_out = todo;
+    return 0;
+}
+
+/* What has to be looked at: copies of the range with stores, as they are now, by leaves. Stores that are made
+ * during the release may be left out, so each page is done once, however fast the device writes. found: what
+ * a device that scans has found modified, leaf by leaf; NULL: another device. Lock held. */
 static int list_stored(struct replica *replica, uint64_t first, uint64_t count, const page_mask *found,
                        struct work **todo_out, size_t *n_out)
 {
     struct leaf_copy *copy;
-    size_t n = 0, max = 0;
+    size_t max = 0;
 
+    if (found && LIST_EMPTY(&replica->handings))
+        return list_found(replica, first, count, found, todo_out, n_out);
     TAILQ_FOREACH (copy, &replica->stored, stored)
         max++;
     struct work *todo = calloc(max + 1, sizeof *todo);
     if (!todo)
         return -ENOMEM;
+    *n_out = 0;
     TAILQ_FOREACH (copy, &replica->stored, stored) {
-        page_mask pages = copy_stored(copy) & page_range_mask(copy->leaf->number, first, count);
-        if (pages && found)
-            pages &= found[copy->leaf->number - (first >> LEAF_SHIFT)] | copy->releasing;
-        if (pages)
-            todo[n++] = (struct work){.leaf = copy->leaf->number, .owned = pages};
+        uint64_t leaf = copy->leaf->number - (first >> LEAF_SHIFT);
+        page_mask in_range = page_range_mask(copy->leaf->number, first, count);
+        add_todo(copy, found && in_range ? found[leaf] | copy->releasing : ~UINT64_C(0), first, count, todo,
+                 n_out);
     }
-    qsort(todo, n, sizeof *todo, by_leaf);
+    qsort(todo, *n_out, sizeof *todo, by_leaf);
     *todo_out = todo;
-    *n_out = n;
     return 0;
 }
 
