@@ -210,13 +210,13 @@ static int begin(struct replica *replica)
     return error;
 }
 
-/* Frames that no client can hold up are seen to here. Lock held, let go meanwhile. */
+/* Frames that no client can hold up, a GPU's, are seen to here. Lock held, let go meanwhile. */
 static void start(struct replica *replica)
 {
     if (replica->fitting || !has_work(replica))
         return;
     replica->fitting = true;
-    if (!replica->frames->ops->extent || begin(replica))
+    if (replica->scans || begin(replica))
         work(replica);
 }
 

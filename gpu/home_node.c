@@ -15,7 +15,7 @@
 int node_ask(const struct node_frames *frames, enum node_class class, enum node_op op,
              struct node_request *request)
 {
-    if (class == NODE_FRAMES && frames->base.ops->scans)
+    if ((class == NODE_FRAMES || class == NODE_HOLDS) && frames->base.ops->scans)
         class = NODE_SCANS;
     request->frames = frames->base.node_number;
     int result = call(frames->session, class, op, request, sizeof *request, NULL, NULL, node_class_ms(class));
@@ -64,8 +64,7 @@ static void node_detach(struct gaia_frames_map *map)
 
 static int node_resize(struct gaia_frames *frames, uint64_t pages)
 {
-    return node_ask(node_frames_of(frames), NODE_FRAMES, NODE_RESIZE,
-                    &(struct node_request){.length = pages});
+    return node_ask(node_frames_of(frames), NODE_HOLDS, NODE_RESIZE, &(struct node_request){.length = pages});
 }
 
 static int node_place(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes)
@@ -193,26 +192,38 @@ static int node_unprotect(struct gaia_frames_map *map, uint64_t page, uint64_t c
     return ask_client(map, NODE_UNPROTECT, &(struct node_request){.offset = (int64_t)page, .length = count});
 }
 
+/* A touch waits for what the agent was to be told, and it has heard nothing: nobody would tell it again. */
+static int must_hear(const struct node_frames *frames, int error)
+{
+    if (error == -ENOMEM)
+        call_session_abort(frames->session);
+    return error;
+}
+
 static void node_wake(struct gaia_frames *frames, uint64_t page, uint64_t count)
 {
-    node_ask(node_frames_of(frames), NODE_CLIENTS, NODE_WAKE,
-             &(struct node_request){.offset = (int64_t)page, .length = count});
+    must_hear(node_frames_of(frames),
+              node_ask(node_frames_of(frames), NODE_CLIENTS, NODE_WAKE,
+                       &(struct node_request){.offset = (int64_t)page, .length = count}));
 }
 
 static int node_poison(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint32_t thread)
 {
-    return ask_client(map, NODE_POISON,
-                      &(struct node_request){.offset = (int64_t)page, .length = count, .thread = thread});
+    return must_hear(
+        map->frames,
+        ask_client(map, NODE_POISON,
+                   &(struct node_request){.offset = (int64_t)page, .length = count, .thread = thread}));
 }
 
 static void node_refuse(struct gaia_frames_map *map, uint64_t page, uint32_t thread)
 {
-    ask_client(map, NODE_REFUSE, &(struct node_request){.offset = (int64_t)page, .thread = thread});
+    must_hear(map->frames, ask_client(map, NODE_REFUSE,
+                                      &(struct node_request){.offset = (int64_t)page, .thread = thread}));
 }
 
 static int node_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
 {
-    return node_ask(node_frames_of(frames), NODE_FRAMES, NODE_DROP,
+    return node_ask(node_frames_of(frames), NODE_HOLDS, NODE_DROP,
                     &(struct node_request){.offset = (int64_t)page, .length = count});
 }
 
@@ -239,6 +250,13 @@ static int node_fetch(struct gaia_frames *frames, uint64_t page, unsigned count,
     return error;
 }
 
+static int node_digests(struct gaia_frames *frames, uint64_t page, unsigned count,
+                        struct gaia_digest *digests_out)
+{
+    return node_ask_for(node_frames_of(frames), NODE_DIGESTS, page, count, digests_out,
+                        count * sizeof *digests_out);
+}
+
 static void node_close(struct gaia_frames *frames)
 {
     node_ask(node_frames_of(frames), NODE_FRAMES, NODE_FRAMES_CLOSE, &(struct node_request){0});
@@ -262,6 +280,7 @@ static const struct gaia_frames_ops node_ops = {
     .drop = node_drop,
     .clear = node_clear,
     .fetch = node_fetch,
+    .digests = node_digests,
     .close = node_close,
 };
 

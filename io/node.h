@@ -9,13 +9,17 @@
  *   nobody);
  *   NODE_SYNCS waits for storage, and for NODE_KERNEL of all nodes, for 30 s: what programs map and release
  *   of other files does not wait behind that;
- *   NODE_FAULTS waits for NODE_FRAMES, NODE_CLIENTS and, to make room, NODE_KERNEL; of NODE_CALLS some wait
- *   for a kernel or for each other, and a touch shall not wait behind those;
+ *   NODE_FAULTS waits for NODE_FRAMES, NODE_CLIENTS and, to make room, NODE_KERNEL and NODE_HOLDS; of
+ *   NODE_CALLS some wait for a kernel or for each other, and a touch shall not wait behind those;
  *   NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time;
  *   NODE_KERNEL waits for the kernel of the agent, which waits for NODE_IO;
  *   NODE_CLIENTS waits for the mmap lock of a client, which may wait for NODE_IO;
  *   NODE_HEALS waits for NODE_FRAMES, and a PEEK for the kernel of the agent, for a bounded time;
- *   NODE_SCANS is as NODE_FRAMES, of frames on a device that scans, and waits for a GPU that others use;
+ *   NODE_SCANS is as NODE_FRAMES and NODE_HOLDS, of frames on a device that scans, and waits for a GPU that
+ *   others use;
+ *   NODE_HOLDS waits for the lock of a soft device's memory, which a client may have for as long as it likes
+ *   (cache/fit.h). So who waits for it waits for that file's clients, as on one node; all others do not, and
+ *   no session ends for it;
  *   NODE_FRAMES waits for nobody.
  */
 #ifndef GAIAFS_IO_NODE_H
@@ -25,10 +29,11 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 9u
+#define NODE_VERSION 10u
 
 enum node_class {
     NODE_FRAMES,
+    NODE_HOLDS,
     NODE_SCANS,
     NODE_CLIENTS,
     NODE_KERNEL,
@@ -98,11 +103,12 @@ enum node_op {
     NODE_FRAMES_OPEN,  /* frames: the number that they shall have; device, length; flags:
                           NODE_FRAMES_READ_ONLY, of a device that scans (gpu/device.h) */
     NODE_FRAMES_CLOSE, /* frames */
-    NODE_RESIZE,       /* frames, length */
+    NODE_RESIZE,       /* of NODE_HOLDS: frames, length */
     NODE_PLACE,        /* frames, offset, length, slot; flags: NODE_PLACE_EXPOSES, client, address: and then
                           as EXPOSE with stores trapped, and of its class */
     NODE_FETCH,        /* frames, offset, length, slot */
-    NODE_DROP,         /* frames, offset, length */
+    NODE_DIGESTS,      /* frames, offset, length, slot: of the bytes that FETCH would bring */
+    NODE_DROP,         /* of NODE_HOLDS: frames, offset, length */
     NODE_CLEAR,        /* frames, offset, value: from which byte of the page */
     /* Likewise, of devices that scan: */
     NODE_MODIFIED, /* frames, offset, length, slot: a bit for each page */

@@ -329,6 +329,43 @@ def test_a_kernel_that_drops_in_the_end(cluster, agents, workdir, monkeypatch):
 # --- programs that stand still --------------------------------------------------------------------------------------------
 
 @pytest.mark.traps
+def test_a_client_that_holds_frames_which_are_to_change(cluster, agents):
+    """Pages of one file there are to be dropped, another file is cut: that takes the lock, which a client has for longer than
+    anything between nodes may take. Who waits is who acquires the first file; nobody else does, and no session ends."""
+    nodes = cluster(2, "timeout=0,unit=4K")
+    content = pattern(64 * PAGE)
+    for name in "fgh":
+        nodes.make(content, name, home=0)
+    holders = [Hostile(nodes.path(1, name)) for name in "fh"]
+    f, g = (Program(agents(), nodes.path(1, name), cpu=False) for name in "fg")
+    for program in (f, g):
+        program.agent("map[2 * PAGE]")
+    for holder in holders:
+        holder.hold()
+    with open(nodes.path(0, "f"), "r+b") as file:
+        file.seek(2 * PAGE)
+        file.write(b"x")
+    began = time.monotonic()
+    os.truncate(nodes.path(0, "h"), 32 * PAGE)
+    assert time.monotonic() - began < 8
+    f.agent.start("map.acquire()\nseen = map[2 * PAGE]")
+    assert f.agent.busy(22), "it has not waited for the lock"
+    with open(nodes.path(0, "g"), "r+b") as file:
+        file.seek(5 * PAGE)
+        file.write(b"y")
+    g.agent.start("map.acquire()\nseen = map[5 * PAGE], map[40 * PAGE]")
+    assert not g.agent.busy(15)
+    g.agent.finish()
+    assert g.agent("seen") == (ord("y"), content[40 * PAGE])
+    for holder in holders:
+        holder.let_go()
+        holder.end()
+    assert not f.agent.busy(15)
+    f.agent.finish()
+    assert f.agent("seen") == ord("x")
+
+
+@pytest.mark.traps
 def test_a_client_that_holds_its_frames(cluster, agents):
     """It has their lock for as long as it likes (a write() into them whose source never comes). Who touches or stores to the
     same file on that node goes on, and who has mapped another, too: placing takes no such lock."""
