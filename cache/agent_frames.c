@@ -2,6 +2,7 @@
 /* Frames of this node's devices that homes elsewhere fill: what gpu/home_node.c asks for. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cache/agent.h"
 #include "cache/client.h"
@@ -161,6 +162,32 @@ static int do_fetch(struct call_session *session, struct gaia_frames *frames,
     return error;
 }
 
+/* Of bytes that stay here. */
+static int do_digests_of_bytes(struct call_session *session, struct gaia_frames *frames,
+                               const struct node_request *request)
+{
+    struct gaia_digest digests[GAIA_FETCH_MAX];
+    void *pages[GAIA_FETCH_MAX];
+    uint64_t count = request->length;
+
+    if (!count || count > GAIA_FETCH_MAX)
+        return -EINVAL;
+    uint8_t *slot = call_slot_serve(session, request->slot);
+    if (!slot)
+        return -EINVAL;
+    for (unsigned i = 0; i < count; i++)
+        pages[i] = slot + (size_t)i * GAIA_PAGE_SIZE;
+    int error = frames->ops->fetch(frames, (uint64_t)request->offset, (unsigned)count, pages);
+    for (unsigned i = 0; i < count && !error; i++)
+        digests[i] = gaia_digest_of(pages[i], GAIA_PAGE_SIZE);
+    if (!error) {
+        memcpy(slot, digests, count * sizeof *digests);
+        error = call_slot_write(session, request->slot, 0, count * sizeof *digests);
+    }
+    call_slot_served(session, request->slot);
+    return error;
+}
+
 /* ---- devices that scan ---- */
 
 static int do_modified(struct call_session *session, struct gaia_frames *frames,
@@ -286,6 +313,8 @@ static int do_frames(struct nodes *nodes, struct call_session *session, struct g
         return do_place(nodes, session, frames, request);
     case NODE_FETCH:
         return do_fetch(session, frames, request);
+    case NODE_DIGESTS:
+        return do_digests_of_bytes(session, frames, request);
     case NODE_DROP:
         return frames->ops->drop(frames, page, count);
     case NODE_CLEAR:

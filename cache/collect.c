@@ -408,7 +408,8 @@ int collect_all(struct cache_file *file)
     return error;
 }
 
-bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned page)
+bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned page,
+                      const struct gaia_digest *theirs)
 {
     uint8_t home[GAIA_PAGE_SIZE], device[GAIA_PAGE_SIZE];
     uint64_t number = (copy->leaf->number << LEAF_SHIFT) + page;
@@ -419,6 +420,10 @@ bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned 
     if ((file->in_memory && !hosted_all(file->fd, offset, n)) ||
         hosted_read(file->fd, file->in_memory, home, n, offset) < 0)
         return false;
+    if (theirs) {
+        memset(home + n, 0, GAIA_PAGE_SIZE - n);
+        return gaia_digest_equal(gaia_digest_of(home, GAIA_PAGE_SIZE), *theirs);
+    }
     return !replica_fetch(copy->replica, number, device) &&
            gaia_digest_equal(gaia_digest_of(home, n), gaia_digest_of(device, n));
 }

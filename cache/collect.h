@@ -20,9 +20,10 @@ int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, e
 /* Collect everything pending in the file. The lock is held. */
 int collect_all(struct cache_file *file);
 
-/* Whether the home's bytes of a page could be read cheaply and are the same as the copy's. The lock is held.
- */
-bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned page);
+/* Whether the home's bytes of a page could be read cheaply and are the same as the copy's. theirs: the digest
+ * of those, as frames have it (gpu/device.h); NULL: it is not known, they are fetched. The lock is held. */
+bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned page,
+                      const struct gaia_digest *theirs);
 
 /* Bytes of the home copy; what lies past its end reads as zeros. 0 or a negative errno. */
 int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset);

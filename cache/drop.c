@@ -39,18 +39,34 @@ static void take_busy(struct replica *replica, struct copy_pages *entry, enum dr
     }
 }
 
+/* The digests of pages of a copy on another node: to bring the bytes in order to see that they need not be
+ * brought would be no gain. Which pages' are there. Lock held. */
+static page_mask ask_digests(struct leaf_copy *copy, page_mask pages, struct gaia_digest *digests)
+{
+    struct gaia_frames *frames = copy->replica->frames;
+    page_mask asked = 0;
+
+    while (pages && frames->ops->digests) {
+        unsigned count, first = page_mask_run(&pages, &count);
+        if (!frames->ops->digests(frames, (copy->leaf->number << LEAF_SHIFT) + first, count, digests + first))
+            asked |= page_range_mask(0, first, count);
+    }
+    return asked;
+}
+
 /* The pages of a stale copy that need not move: the home has the same bytes. They are current from now on.
  * Lock held. */
 static page_mask keep_unchanged(struct leaf_copy *copy, page_mask pages)
 {
-    struct cache_file *file = copy->replica->file;
-    page_mask kept = 0;
+    struct gaia_digest theirs[LEAF_PAGES];
+    page_mask asked = ask_digests(copy, pages, theirs), kept = 0;
 
     for (page_mask left = pages; left; left &= left - 1) {
         unsigned page = (unsigned)__builtin_ctzll(left);
         if (leaf_has_versions(copy->leaf,
                               page)) { /* else it was placed anew since it was found stale: it is current */
-            if (!home_equals_copy(file, copy, page))
+            if (!home_equals_copy(copy->replica->file, copy, page,
+                                  asked & page_bit(page) ? &theirs[page] : NULL))
                 continue;
             struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
             gaia_rule_grant(&versions, leaf_copy_page_vector(copy, page));

@@ -123,6 +123,16 @@ static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t 
         pthread_mutex_unlock(&replica->file->lock);
 }
 
+/* Of an agent's map several faults are served at a time. */
+static bool is_careful(struct cache_map *map)
+{
+    unsigned left = atomic_load(&map->careful);
+
+    while (left && !atomic_compare_exchange_weak(&map->careful, &left, left - 1))
+        ;
+    return left;
+}
+
 static void serve_missing(struct cache_map *map, uint64_t page, const struct gaia_fault *fault)
 {
     struct replica *replica = map->replica;
@@ -138,9 +148,7 @@ static void serve_missing(struct cache_map *map, uint64_t page, const struct gai
         replica->frames->ops->wake(replica->frames, page, 1);
         return;
     }
-    if (map->careful)
-        map->careful--;
-    else
+    if (!is_careful(map))
         window = readahead_next(&map->readahead, page, limit, replica->device->capacity / 4);
     if (window.first < map->first) {
         window.count -= map->first - window.first;

@@ -526,6 +526,7 @@ const char *nodes_op_name(enum node_op op)
         [NODE_RESIZE] = "resize",
         [NODE_PLACE] = "place",
         [NODE_FETCH] = "fetch",
+        [NODE_DIGESTS] = "digests",
         [NODE_DROP] = "drop",
         [NODE_CLEAR] = "clear",
         [NODE_MODIFIED] = "modified",

@@ -110,12 +110,44 @@ void replica_suspect(struct leaf_copy *copy)
     replica_changed(replica);
 }
 
-/* bytes: of the one page; NULL: the frames have them. */
+/* Twins of a run of pages of a leaf, which have none: with so many frames as are to be had. *count: how many.
+ * bytes: of the one page; NULL: the frames have them, and are asked once, as they may be another node's. */
+static int take_run(struct leaf_copy *copy, unsigned first, unsigned *count, const uint8_t *bytes)
+{
+    struct replica *replica = copy->replica;
+    struct frame_pool *pool = &replica->file->cache->twins;
+    uint64_t page = (copy->leaf->number << LEAF_SHIFT) + first;
+    void *twins[LEAF_PAGES];
+    unsigned got = 0;
+    int error = 0;
+
+    for (; got < *count && !error; got += !error) {
+        error = frame_get(pool, leaf_copy_twin(copy, first + got));
+        if (!error)
+            twins[got] = frame_bytes(pool, *leaf_copy_twin(copy, first + got));
+    }
+    *count = got;
+    if (!got)
+        return error;
+    int fetched = bytes ? 0 : replica_fetch_run(replica, page, got, twins);
+    if (bytes)
+        memcpy(twins[0], bytes, GAIA_PAGE_SIZE);
+    for (unsigned i = 0; i < got && fetched; i++)
+        frame_put(pool, *leaf_copy_twin(copy, first + i));
+    if (fetched)
+        *count = 0;
+    for (unsigned i = 0; i < *count; i++) {
+        /* Zeros past the end of the file, whatever was stored there: clear_tail() relies on that. */
+        size_t n = file_page_bytes(replica->file->size, page + i);
+        memset((uint8_t *)twins[i] + n, 0, GAIA_PAGE_SIZE - n);
+    }
+    return fetched ? fetched : error;
+}
+
 static int take_device_twins(struct leaf_copy *copy, page_mask pages, const uint8_t *bytes)
 {
     struct replica *replica = copy->replica;
     struct cache_file *file = replica->file;
-    struct frame_pool *pool = &file->cache->twins;
     page_mask before = copy_stored(copy);
 
     /* What a release will need is allocated here, where running out can still be told to the one who stores.
@@ -123,27 +155,13 @@ static int take_device_twins(struct leaf_copy *copy, page_mask pages, const uint
     int error = leaf_copy_twins_reserve(&file->index, copy, pages);
     if (!error)
         error = leaf_versions_reserve(&file->index, copy->leaf, pages, file->entries);
-    for (pages &= ~copy->twin; pages && !error; pages &= pages - 1) {
-        unsigned page = (unsigned)__builtin_ctzll(pages);
-        uint32_t *twin = leaf_copy_twin(copy, page);
-        error = frame_get(pool, twin);
-        if (error)
-            break;
-        if (bytes)
-            memcpy(frame_bytes(pool, *twin), bytes, GAIA_PAGE_SIZE);
-        else
-            error =
-                replica_fetch(replica, (copy->leaf->number << LEAF_SHIFT) + page, frame_bytes(pool, *twin));
-        if (error) {
-            frame_put(pool, *twin);
-            break;
-        }
-        /* Zeros past the end of the file, whatever was stored there: clear_tail() relies on that. */
-        size_t n = file_page_bytes(file->size, (copy->leaf->number << LEAF_SHIFT) + page);
-        memset(frame_bytes(pool, *twin) + n, 0, GAIA_PAGE_SIZE - n);
-        copy->twin |= UINT64_C(1) << page;
-        copy->sealed |= UINT64_C(1) << page;
-        replica->twins++;
+    for (pages &= ~copy->twin; pages && !error;) {
+        unsigned count, first = page_mask_run(&pages, &count);
+        error = take_run(copy, first, &count, bytes);
+        page_mask taken = page_range_mask(0, first, count);
+        copy->twin |= taken;
+        copy->sealed |= taken;
+        replica->twins += count;
     }
     replica_update(copy, before);
     return error;

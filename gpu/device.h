@@ -122,6 +122,10 @@ struct gaia_frames_ops {
     /* Copy the bytes of count resident pages (at most GAIA_FETCH_MAX) to where pages_out says, one place for
      * each; the device may store meanwhile. After an error any of them may have been written to. -EIO ... */
     int (*fetch)(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out);
+    /* The digests of pages that fetch() could bring, where that is less on its way: of another node. NULL:
+     * fetch() is no more. */
+    int (*digests)(struct gaia_frames *frames, uint64_t page, unsigned count,
+                   struct gaia_digest *digests_out);
     /* How many pages long the frames' memory is, and how many have some: clients that may write can make both
      * more than what was placed, and less. NULL: they can't, or it is elsewhere. */
     int (*extent)(struct gaia_frames *frames, uint64_t *length_out, uint64_t *pages_out);

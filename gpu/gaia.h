@@ -110,6 +110,10 @@ struct gaia_stat {
  *    one and loads through the other needs a fence between the two (fence.proxy.alias of PTX).
  *  - A touch past the end of the file, or after the daemon has gone, does not fail: past the end there are
  *    zeros, and stores to them are lost. What a file has grown by is past its end until the next acquire.
+ *  - A kernel that touches what lies before or behind its mapping is an error of the GPU's (EIO from then on)
+ *    only where no memory of the file is: that comes in pieces of 2 to 512 MiB, each of which is mapped
+ *    whole. Within one a store changes other pages of the same file, which a release by anybody who maps
+ *    them brings into it, and no other file's.
  *
  * Each mount has soft devices of its own: 8, or as many as its option soft_devices says, up to 64. Whether a
  * mount has this one is seen when a file of it is mapped.

@@ -27,6 +27,9 @@ static inline struct node_frames *node_frames_of(struct gaia_frames *frames)
 /* Have the agent do something to the frames: 0 or a negative errno. */
 int node_ask(const struct node_frames *frames, enum node_class class, enum node_op op,
              struct node_request *request);
+/* The same about n pages, whose answer of so many bytes comes through a slot. */
+int node_ask_for(struct node_frames *frames, enum node_op op, uint64_t page, uint64_t n, void *out,
+                 size_t bytes);
 
 /* See gpu/device.h. */
 int node_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint64_t *bits_out);

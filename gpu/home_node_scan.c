@@ -17,9 +17,8 @@ static uint64_t smaller(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* One call about n pages, whose answer of so many bytes comes through a slot. */
-static int ask_for(struct node_frames *frames, enum node_op op, uint64_t page, uint64_t n, void *out,
-                   size_t bytes)
+int node_ask_for(struct node_frames *frames, enum node_op op, uint64_t page, uint64_t n, void *out,
+                 size_t bytes)
 {
     int slot = call_slot_get(frames->session);
 
@@ -40,8 +39,8 @@ int node_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint6
 
     for (uint64_t done = 0, n; done < count && !error; done += n) {
         n = smaller(count - done, BITS_MOST);
-        error = ask_for(node_frames_of(base), NODE_MODIFIED, page + done, n, bits_out + done / 64,
-                        (n + 63) / 64 * 8);
+        error = node_ask_for(node_frames_of(base), NODE_MODIFIED, page + done, n, bits_out + done / 64,
+                             (n + 63) / 64 * 8);
         if (!error && n % 64) /* an agent may say anything */
             bits_out[(done + n) / 64] &= (UINT64_C(1) << n % 64) - 1;
     }
@@ -80,8 +79,8 @@ int node_recall(struct gaia_frames *base, uint64_t page, uint64_t count, struct 
 
     for (uint64_t done = 0, n; done < count && !error; done += n) {
         n = smaller(count - done, DIGESTS_MOST);
-        error = ask_for(node_frames_of(base), NODE_RECALL, page + done, n, digests_out + done,
-                        n * sizeof *digests_out);
+        error = node_ask_for(node_frames_of(base), NODE_RECALL, page + done, n, digests_out + done,
+                             n * sizeof *digests_out);
     }
     return error;
 }

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What nodes ask each other for, and how often: a page that did not change does not travel, nor does a question for each page."""
+import os
+
+import pytest
+
+from files import pattern
+from helpers import PAGE, agents, statistics  # noqa: F401
+from nodes import Program, cluster  # noqa: F401
+
+PAGES = 64  # of a leaf: what one question is about
+
+
+def asked(nodes, what):
+    """(what the home was asked, what the agent was) meanwhile."""
+    def served():
+        return [statistics(nodes[number].mnt)["nodes"]["served"] for number in (0, 1)]
+
+    before = served()
+    what()
+    return tuple({op: count - then.get(op, 0) for op, count in now.items() if count != then.get(op, 0)}
+                 for then, now in zip(before, served()))
+
+
+def agent_of(cluster, agents, content):
+    nodes = cluster(2, "timeout=0,unit=4K")
+    nodes.make(content, home=0)
+    program = Program(agents(), nodes.path(1), cpu=False)
+    assert program.acquired() == content
+    program.acquire()
+    return nodes, program
+
+
+@pytest.mark.parametrize("tail", [0, 100])
+def test_pages_that_did_not_change(cluster, agents, tail):
+    """Written again as they were: their digests say so. The page in which the file ends, too."""
+    content = pattern(PAGES * PAGE - tail)
+    nodes, program = agent_of(cluster, agents, content)
+    fd = os.open(nodes.path(0), os.O_RDWR)
+    assert os.pwrite(fd, content, 0) == len(content)
+    home, agent = asked(nodes, program.acquire)
+    assert home["acquire"] == 1 and agent == {"digests": 1}
+    assert asked(nodes, lambda: program.agent(f"map[:{len(content)}]")) == ({}, {})
+    # One of them has changed: it is dropped, and the others stay.
+    assert os.pwrite(fd, content, 0) == len(content)
+    assert os.pwrite(fd, bytes([content[7 * PAGE] ^ 1]), 7 * PAGE) == 1
+    home, agent = asked(nodes, program.acquire)
+    assert home["acquire"] == 1 and agent == {"digests": 1, "drop": 1}
+    os.close(fd)
+    expected = bytearray(content)
+    expected[7 * PAGE] ^= 1
+    assert program.agent(f"map[:{len(content)}]") == expected
+
+
+def test_first_stores(cluster, agents):
+    """Twins of pages that are stored to one after another are asked for as long runs."""
+    content = pattern(4 * PAGES * PAGE)
+    nodes, program = agent_of(cluster, agents, content)
+    _, agent = asked(nodes, lambda: program.agent.do(f"for page in range({4 * PAGES}): map[page * PAGE] = 1"))
+    assert 0 < agent["fetch"] < PAGES / 2
+    expected = bytearray(content)
+    expected[::PAGE] = b"\1" * (4 * PAGES)
+    program.release()
+    with open(nodes.path(0), "rb") as file:
+        assert file.read() == expected
