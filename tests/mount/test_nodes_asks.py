@@ -53,13 +53,18 @@ def test_pages_that_did_not_change(cluster, agents, tail):
 
 
 def test_first_stores(cluster, agents):
-    """Twins of pages that are stored to one after another are asked for as long runs."""
+    """Twins of pages that are stored to one after another are asked for as long runs, and each page has its own."""
     content = pattern(4 * PAGES * PAGE)
     nodes, program = agent_of(cluster, agents, content)
     _, agent = asked(nodes, lambda: program.agent.do(f"for page in range({4 * PAGES}): map[page * PAGE] = 1"))
     assert 0 < agent["fetch"] < PAGES / 2
     expected = bytearray(content)
     expected[::PAGE] = b"\1" * (4 * PAGES)
+    fd = os.open(nodes.path(0), os.O_RDWR)
+    for page in range(4 * PAGES):
+        assert os.pwrite(fd, b"c", page * PAGE + 9) == 1
+        expected[page * PAGE + 9] = ord("c")
+    os.close(fd)
     program.release()
     with open(nodes.path(0), "rb") as file:
         assert file.read() == expected
