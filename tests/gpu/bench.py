@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What files on a GPU cost: run by bench.sh, which says how.
 
-Prints a table of medians and writes all samples as JSON, with the machine's description. A row that can't be measured
-says "not measured", and why; nothing is estimated."""
+Prints a table of medians and writes all samples as JSON, with the machine's description: both as rows are measured, so
+that of a run that is killed there is what it had ("complete" is false then). A row that can't be measured says "not
+measured", and why; nothing is estimated."""
 import argparse
 import contextlib
 import json
@@ -18,7 +19,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "bench"))
 
 import bench as cpu_bench  # noqa: E402
-from harness import GIB, KIB, MIB, TOP, Broken, Mount, print_table, row, run, run_json, say  # noqa: E402
+from harness import GIB, KIB, MIB, TOP, Broken, Mount, row, run, run_json, say  # noqa: E402
 
 NO_MANAGED = "not measured: this driver has none"
 LIMIT_S = 550
@@ -90,13 +91,49 @@ class GpuBench:
                      os.path.join(self.folder, f"log{self.mounts}"))
 
 
+# --- what is printed and written --------------------------------------------------------------------------------------
+
+HEAD = ("measured", "value", "baseline", "ratio", "goal", "met")
+WIDTHS = (78, 14, 52, 6, 16, 3)
+
+
+def print_line(texts):
+    """A line of the table, at once: nobody knows yet how wide the others are."""
+    print("  ".join(text.ljust(width) for text, width in zip(texts, WIDTHS)).rstrip(), flush=True)
+
+
+def print_row(r):
+    ratio = "" if r["ratio"] is None else f"{r['ratio']:.2f}"
+    print_line((r["measured"], r["value"], r["baseline"], ratio, r["goal"], {True: "yes", False: "no", None: ""}[r["met"]]))
+
+
+class Result:
+    """The JSON: anew after each row, in the place of what was there. path None: none is kept."""
+
+    def __init__(self, path, **described):
+        self.path, self.described = path, described
+
+    def save(self, bench, rows, broken, complete=False):
+        if not self.path:
+            return
+        found = {"complete": complete, **self.described, "rows": rows, "raw": bench.raw, "broken": broken}
+        with open(self.path + ".new", "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(self.path + ".new", self.path)
+
+
 # --- rows -----------------------------------------------------------------------------------------------------------
+
+# Each yields lists of rows, as it has them.
 
 def bench_find(bench):
     r = bench.raw["memory"] = bench.ask("memory", bench.large)
     speed = r["bytes"] / median(r["find_s"])
     copy = rate(r["bytes"], median(r["pinned_copy_s"]))
-    return [row(f"finding modified pages of {size_text(r['bytes'])}, the kernel", f"{speed / 1e12:.3f} TB/s", "", None,
+    yield [row(f"finding modified pages of {size_text(r['bytes'])}, the kernel", f"{speed / 1e12:.3f} TB/s", "", None,
                 ">= 2 TB/s", speed >= 2e12),
             row("a kernel that pulls from pinned memory, in order (zero-copy)",
                 rate(r["pulled_bytes"], median(r["pull_s"])), f"pinned cudaMemcpy {copy}"),
@@ -106,7 +143,6 @@ def bench_find(bench):
 
 def bench_place(bench):
     """A daemon keeps what it has placed, so each repetition has one of its own."""
-    rows = []
     small = bench.make("small", 64 * KIB)
     for size in bench.sizes:
         backing = bench.make(f"file{size}", size)
@@ -119,10 +155,9 @@ def bench_place(bench):
                 values += r[name]
         bench.raw[f"place {size}"] = samples
         took, plain, pinned = (median(values) for values in samples.values())
-        rows += [row(f"placing {size_text(size)} that are in the host's memory", rate(size, took),
-                     f"pinned cudaMemcpy {rate(size, pinned)}", pinned / took, ">= 0.9", pinned / took >= 0.9),
-                 row("", rate(size, took), f"read() + cudaMemcpy {rate(size, plain)}", plain / took)]
-    return rows
+        yield [row(f"placing {size_text(size)} that are in the host's memory", rate(size, took),
+                   f"pinned cudaMemcpy {rate(size, pinned)}", pinned / took, ">= 0.9", pinned / took >= 0.9),
+               row("", rate(size, took), f"read() + cudaMemcpy {rate(size, plain)}", plain / took)]
 
 
 def bench_sync(bench):
@@ -133,7 +168,7 @@ def bench_sync(bench):
     both = median([a + b for a, b in zip(r["acquire_s"], r["release_s"])])
     reader = median(r["acquire_read_only_s"])
     moved = r["bytes_out"] <= r["changed_pages"] * 4096
-    return [row(f"acquire + release, nothing changed, {size}, one search beside", us(both - find),
+    yield [row(f"acquire + release, nothing changed, {size}, one search beside", us(both - find),
                 f"the two {us(both)}, a search {us(find)}", None, "< 50 us", both - find < 50e-6),
             row(f"acquire, read only, nothing changed, {size}", us(reader), "", None, "< 20 us", reader < 20e-6),
             row(f"release, {r['changed_pages']} pages changed, {size}", us(median(r["release_changed_s"])),
@@ -151,7 +186,7 @@ def bench_changed(bench):
         rows.append(row(f"{part} % of {size_text(r['bytes'])} changed: acquire", f"{took * 1e3:.2f} ms",
                         f"read() + cudaMemcpy of all {whole * 1e3:.2f} ms", whole / took, goal,
                         whole > took if goal else None))
-    return rows
+    yield rows
 
 
 def bench_sharing(bench):
@@ -161,7 +196,7 @@ def bench_sharing(bench):
         r = bench.raw["sharing"] = bench.ask("sharing", os.path.join(mount.path, name))
     took, own, release = (median(r[key]) for key in ("shared_s", "private_s", "release_s"))
     managed = us(median(r["managed_s"])) if r["managed_s"] else "not measured: this driver has none"
-    return [row(f"CPU and GPU store every second byte of {size_text(r['bytes'])}, {r['rounds']} times", us(took),
+    yield [row(f"CPU and GPU store every second byte of {size_text(r['bytes'])}, {r['rounds']} times", us(took),
                 f"private buffers {us(own)}", own / took, ">= 0.95", own / took >= 0.95),
             row("... and the release", us(release), ""), row("... managed memory", managed, "")]
 
@@ -176,11 +211,14 @@ def bench_faults(bench):
             rows.append(row(f"demand faults from the host arena, {size_text(unit)}, {name}", rate(unit, took),
                             f"a kernel that pulls {rate(unit, pulled)}", pulled / took, ">= 0.85", pulled / took >= 0.85))
     took = median(r["faults_random_4096_s"])
+    name = "... 4 KiB at random, managed memory"
     if not r["managed_s"]:
-        return rows + [row("... 4 KiB at random, managed memory", rate(4096, took), NO_MANAGED, None, ">= 10")]
-    managed = median(r["managed_s"])
-    return rows + [row("... 4 KiB at random, managed memory", rate(4096, took), f"managed memory {rate(4096, managed)}",
-                       managed / took, ">= 10", managed / took >= 10)]
+        rows.append(row(name, rate(4096, took), NO_MANAGED, None, ">= 10"))
+    else:
+        managed = median(r["managed_s"])
+        rows.append(row(name, rate(4096, took), f"managed memory {rate(4096, managed)}", managed / took, ">= 10",
+                        managed / took >= 10))
+    yield rows
 
 
 def bench_hits(bench):
@@ -190,7 +228,7 @@ def bench_hits(bench):
         took = median(r[key])
         rows.append(row(f"hits in demand mode, neighbouring words, {name}", rate(r["bytes"], took),
                         f"plain memory {rate(r['bytes'], plain)}", plain / took, ">= 0.7", plain / took >= 0.7))
-    return rows
+    yield rows
 
 
 def program_rows(r, key, name):
@@ -211,11 +249,10 @@ def program_rows(r, key, name):
 def bench_programs(bench):
     size = max(12 * MIB, min(bench.large, 256 * MIB))
     r = bench.ask_demand("add", size, "a", "b", "sum")
-    rows = program_rows(r, "add", "vector add")
+    yield program_rows(r, "add", "vector add")
     r = bench.ask_demand("multiply", size, "matrix")
     for key in ("mvt", "atax", "bicg"):
-        rows += program_rows(r, key, key.upper())
-    return rows
+        yield program_rows(r, key, key.upper())
 
 
 def not_measured(texts):
@@ -269,23 +306,35 @@ def why_no_mount(bench):
     return "mount.gaiafs does not start here" if done.returncode else None
 
 
-def measure(bench, names, gpu, broken):
-    rows, no_mount = [], why_no_mount(bench)
+def measure(bench, names, gpu, rows, broken, result):
+    no_mount = why_no_mount(bench)
+
+    def have(found):
+        rows.extend(found)
+        for r in found:
+            print_row(r)
+        result.save(bench, rows, broken)
+
+    print_line(HEAD)
+    print_line(["-" * width for width in WIDTHS])
     for name in names:
         function, mounts, otherwise = ROWS[name]
         why = "no GPU here" if not gpu else no_mount if mounts else None
         start = time.monotonic()
         try:
-            rows += otherwise(why) if why else function(bench)
+            for found in [otherwise(why)] if why else function(bench):
+                have(found)
         except (Broken, OSError) as error:
             broken.append(f"{name}: {error}")
-            rows += otherwise("broken, see below")
+            have(otherwise("broken, see below"))
         bench.forget()
         say(f"{name}: {time.monotonic() - start:.1f} s")
-    return rows
 
 
 def result_path(args, machine):
+    """None: there is nothing to measure."""
+    if not machine["gpu"]:
+        return None
     if args.output:
         return args.output
     gpu = re.sub(r"[^a-z0-9]+", "-", machine["gpu"].split(",")[0].lower()).strip("-")
@@ -313,7 +362,7 @@ def main():
     if not set(args.only) <= set(ROWS):
         parser.error(f"rows are {', '.join(ROWS)}")
     os.environ["GAIA_DEVICE"] = "cuda:0"
-    broken = []
+    rows, broken = [], []
     with tempfile.TemporaryDirectory(prefix="gaiafs-bench-", dir=os.environ.get("GAIA_BENCH_DIR", "/var/tmp"),
                                      ignore_cleanup_errors=True) as folder:
         bench = GpuBench(args, os.path.realpath(folder))
@@ -321,17 +370,13 @@ def main():
         print(said, end="")
         if machine["gpu"] and machine["gpu"].startswith("stand-in") and not args.output:
             parser.error("this is the stand-in of tests/cuda: its figures are nobody's (--output FILE keeps them)")
-        rows = measure(bench, args.only, machine["gpu"], broken)
+        result = Result(result_path(args, machine), machine=machine, repetitions=bench.repetitions, sizes=args.sizes,
+                        kernels="nvcc" if args.kernels else "clang 14, as PTX")
+        measure(bench, args.only, machine["gpu"], rows, broken, result)
         machine["load_at_end"] = os.getloadavg()[0]
-    print_table(rows)
-    if machine["gpu"]:
-        path = result_path(args, machine)
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"machine": machine, "repetitions": bench.repetitions, "sizes": args.sizes,
-                       "kernels": "nvcc" if args.kernels else "clang 14, as PTX", "rows": rows,
-                       "raw": bench.raw, "broken": broken}, file, indent=1)
-            file.write("\n")
-        say(f"written to {path}")
+        result.save(bench, rows, broken, complete=True)
+    if result.path:
+        say(f"written to {result.path}")
     for text in broken:
         say(f"BROKEN {text}")
     return 1 if broken else 0

@@ -15,13 +15,17 @@ pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason=
 PLAIN = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "GAIA_DEVICE", "GAIA_REAL_GPU", "LD_LIBRARY_PATH", "STANDIN_CUDA")
 
 
-def script(name, *arguments, standin=True, before=(), status=0, **environment):
+def environment(standin=True, **more):
     env = {key: value for key, value in os.environ.items() if key not in PLAIN}
     if standin:
         env["LD_LIBRARY_PATH"] = os.path.join(TOP, "build", "gcc", "cuda")
+    return {**env, **more}
+
+
+def script(name, *arguments, standin=True, before=(), status=0, **more):
     done = subprocess.run([*before, "sh", os.path.join(TOP, "tests", "gpu", name), *map(str, arguments)], text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=170,
-                          env={**env, **environment})
+                          env=environment(standin, **more))
     print(done.stdout)
     assert done.returncode == status, done.stdout
     return done.stdout
@@ -85,6 +89,28 @@ def test_bench_without_a_gpu(workdir):
     assert len(rows) == 13 and "written" not in text
 
 
+@pytest.mark.limit(200)
+def test_bench_that_is_killed(workdir):
+    """What it had measured is in the file, and in the table. (The same row again and again: one that needs no mount.)"""
+    output = os.path.join(workdir, "bench.json")
+    command = ["sh", os.path.join(TOP, "tests", "gpu", "bench.sh"), "--sizes", "256K", "--output", output, "--only",
+               ",".join(1000 * ["find"])]
+    proc = subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                            env=environment(GAIA_BENCH_DIR=workdir))
+    try:
+        helpers.wait_until(lambda: os.path.exists(output), 150, "a row")
+        assert proc.poll() is None, "it has ended before it was killed"
+    finally:
+        proc.kill()
+        table = proc.communicate(timeout=20)[0]
+    with open(output, encoding="utf-8") as file:
+        found = json.load(file)
+    assert found["complete"] is False and found["machine"]["gpu"].startswith("stand-in 0, ")
+    assert len(found["rows"]) >= 3 and len(found["rows"]) % 3 == 0
+    assert all(row["measured"] in table and row["value"] in table for row in found["rows"])
+    assert len(found["raw"]["memory"]["find_s"]) == 5
+
+
 @not_in_the_gate
 @pytest.mark.limit(200)
 def test_bench_on_the_stand_in(workdir):
@@ -98,7 +124,7 @@ def test_bench_on_the_stand_in(workdir):
     with open(output, encoding="utf-8") as file:
         found = json.load(file)
     assert found["machine"]["gpu"].startswith("stand-in 0, ") and found["machine"]["kernel"] and found["broken"] == []
-    assert found["repetitions"] == 5
+    assert found["repetitions"] == 5 and found["complete"] is True
     assert set(found["raw"]) == {"memory", "place 262144", "place 2097152", "sync", "changed", "sharing",
                                  "demand faults", "demand hits", "demand add", "demand multiply"}
     for name, raw in found["raw"].items():
