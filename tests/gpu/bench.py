@@ -22,6 +22,7 @@ import bench as cpu_bench  # noqa: E402
 from harness import GIB, KIB, MIB, TOP, Broken, Mount, row, run, run_json, say  # noqa: E402
 
 NO_MANAGED = "not measured: this driver has none"
+KEPT = "clang 14, as PTX"
 LIMIT_S = 550
 
 
@@ -52,6 +53,7 @@ class GpuBench:
         self.program = os.path.join(TOP, args.build, "tests", "gpu", "bench")
         self.demand_program = os.path.join(TOP, args.build, "tests", "gpu", "bench_demand")
         self.kernels = ["--kernels", args.kernels] if args.kernels else []
+        self.used = []  # kernels of demand paging: which
         self.file_program = os.path.join(TOP, args.build, "tests", "bench", "bench_file")
         self.bin, self.sizes = os.path.join(TOP, args.bin), args.sizes
         self.large = max(args.sizes)
@@ -69,6 +71,12 @@ class GpuBench:
             command = [self.demand_program, name, *(os.path.join(mount.path, file) for file in names),
                        "--repetitions", str(self.repetitions), *self.kernels]
             r = self.raw[f"demand {name}"] = run_json(command, LIMIT_S)
+        used = "nvcc" if r["kernels"] == "given" else KEPT
+        if "kernels_refused" in r:
+            used += f" (nvcc's are not loaded: {r['kernels_refused']})"
+            say(f"kernels: {used}")
+        if used not in self.used:
+            self.used.append(used)
         return r
 
     def make(self, name, size):
@@ -116,7 +124,8 @@ class Result:
     def save(self, bench, rows, broken, complete=False):
         if not self.path:
             return
-        found = {"complete": complete, **self.described, "rows": rows, "raw": bench.raw, "broken": broken}
+        found = {"complete": complete, **self.described, "kernels": ", ".join(bench.used), "rows": rows, "raw": bench.raw,
+                 "broken": broken}
         with open(self.path + ".new", "w", encoding="utf-8") as file:
             json.dump(found, file, indent=1)
             file.write("\n")
@@ -370,8 +379,7 @@ def main():
         print(said, end="")
         if machine["gpu"] and machine["gpu"].startswith("stand-in") and not args.output:
             parser.error("this is the stand-in of tests/cuda: its figures are nobody's (--output FILE keeps them)")
-        result = Result(result_path(args, machine), machine=machine, repetitions=bench.repetitions, sizes=args.sizes,
-                        kernels="nvcc" if args.kernels else "clang 14, as PTX")
+        result = Result(result_path(args, machine), machine=machine, repetitions=bench.repetitions, sizes=args.sizes)
         measure(bench, args.only, machine["gpu"], rows, broken, result)
         machine["load_at_end"] = os.getloadavg()[0]
         result.save(bench, rows, broken, complete=True)

@@ -9,7 +9,8 @@
  *   bench_demand add A B C      C becomes A + B, with 100, 67 and 33 % of each in frames
  *   bench_demand multiply A     MVT, ATAX and BICG of a matrix, likewise
  *
- * Files are those that bench_file makes. Each takes --repetitions N, and --kernels FILE as paging.c does. */
+ * Files are those that bench_file makes. Each takes --repetitions N, and --kernels FILE as paging.c does, but
+ * where the driver does not load FILE the kernels are those that are kept, and the JSON says so. */
 #include <dlfcn.h>
 
 #include "tests/gpu/paging_program.h"
@@ -22,6 +23,16 @@ static const unsigned parts[PARTS] = {100, 150, 300}; /* of the frames: so large
 static struct paging_gpu gpu;
 static struct gaia_device *device;
 static size_t repetitions;
+static const char *given;   /* a file of kernels; NULL: those of the program */
+static const char *refused; /* why it was of no use */
+
+/* The beginning of the JSON. */
+static void print_head(size_t bytes)
+{
+    printf("{\"bytes\": %zu, \"kernels\": \"%s\", ", bytes, given && !refused ? "given" : "kept");
+    if (refused)
+        printf("\"kernels_refused\": \"%s\", ", refused);
+}
 
 static void print_samples(const char *name, const double *samples, size_t n)
 {
@@ -193,7 +204,7 @@ static void bench_faults(const char *path)
     size_t bytes = file_size(fd), less = bytes < 64 * MIB ? bytes : 64 * MIB;
     uint32_t *common = managed_memory(less);
 
-    printf("{\"bytes\": %zu, ", bytes);
+    print_head(bytes);
     bench_faults_of(fd, PAGE);
     bench_faults_of(fd, LARGE);
     for (size_t r = 0; r < repetitions + 1 && common; r++) /* the first one is for nothing */
@@ -230,7 +241,7 @@ static void bench_hits(const char *path)
                 die("faults, and all of it should be in frames");
             took[i][r ? r - 1 : 0] = seconds;
         }
-    printf("{\"bytes\": %zu, ", map.bytes);
+    print_head(map.bytes);
     for (unsigned i = 0; i < 3; i++)
         print_samples(names[i], took[i], repetitions);
     printf("\"done\": true}\n");
@@ -344,7 +355,7 @@ static void bench_add(char **paths)
             add_managed(fds, common, bytes, &samples.first[PARTS][r], &samples.again[PARTS][r]);
     }
     check_sum(fds[2], bytes);
-    printf("{\"bytes\": %zu, ", bytes);
+    print_head(bytes);
     print_parts("add", &samples, is_managed);
     printf("\"done\": true}\n");
 }
@@ -469,7 +480,8 @@ static void bench_multiply(const char *path)
     static struct samples samples;
     struct matrix m = matrix_open(path);
 
-    printf("{\"bytes\": %zu, \"columns\": %llu, ", m.bytes, (unsigned long long)m.columns);
+    print_head(m.bytes);
+    printf("\"columns\": %llu, ", (unsigned long long)m.columns);
     for (int program = 0; program < PROGRAMS; program++) {
         for (size_t r = 0; r < repetitions; r++) {
             for (unsigned p = 0; p < PARTS; p++)
@@ -491,11 +503,9 @@ static void bench_multiply(const char *path)
 
 int main(int argc, char **argv)
 {
-    const char *kernels = NULL;
-
     repetitions = option(&argc, argv, "--repetitions", 5);
     if (argc > 3 && !strcmp(argv[argc - 2], "--kernels")) {
-        kernels = argv[argc - 1];
+        given = argv[argc - 1];
         argc -= 2;
     }
     if (argc < 3 || !repetitions || repetitions > REPETITIONS_MAX) {
@@ -503,7 +513,7 @@ int main(int argc, char **argv)
         return 2;
     }
     setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* no first launch is to pay for it */
-    if (!paging_start(&gpu, kernels) || gaia_device_open("cuda:0", &device))
+    if (!paging_start(&gpu, given, &refused) || gaia_device_open("cuda:0", &device))
         die("no GPU");
     int fd = open_file(argv[2], O_RDONLY);
     size_t bytes = file_size(fd);

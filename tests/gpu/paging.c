@@ -482,7 +482,7 @@ int main(int argc, char **argv)
     }
     folder = argv[at];
     printf("--seed %llu\n", (unsigned long long)seed);
-    if (!paging_start(&gpu, kernels)) {
+    if (!paging_start(&gpu, kernels, NULL)) {
         printf("0 passed, 0 failed, %zu skipped\n", 2 * TESTS);
         return 0;
     }

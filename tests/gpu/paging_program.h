@@ -40,9 +40,11 @@ static inline char *paging_read_kernels(const char *path)
     return image;
 }
 
-/* kernels: a file with them; NULL: those that are part of the program. The context stays entered. false:
- * there is no GPU, and why is printed. */
-static inline bool paging_start(struct paging_gpu *gpu, const char *kernels)
+/* kernels: a file with them; NULL: those that are part of the program. refused_out: these are taken, too,
+ * where the driver does not load the file, as of a toolkit that is newer than it, and its error's name is
+ * here; NULL: the program ends then. The context stays entered. false: there is no GPU, and why is printed.
+ */
+static inline bool paging_start(struct paging_gpu *gpu, const char *kernels, const char **refused_out)
 {
     char why[CUDA_WHY_SIZE], name[96] = "";
     int number = 0;
@@ -60,8 +62,13 @@ static inline bool paging_start(struct paging_gpu *gpu, const char *kernels)
         "ask");
     gpu->multiprocessors = gpu->standin ? 4 : (unsigned)number;
     paging_need(gpu, gpu->api->cuStreamCreate(&gpu->stream, CU_STREAM_NON_BLOCKING), "a stream");
-    const char *image = kernels ? paging_read_kernels(kernels) : paging_kernels_ptx;
-    paging_need(gpu, gpu->api->cuModuleLoadData(&gpu->module, image), "kernels");
+    CUresult error =
+        gpu->api->cuModuleLoadData(&gpu->module, kernels ? paging_read_kernels(kernels) : paging_kernels_ptx);
+    if (error != CUDA_SUCCESS && kernels && refused_out) {
+        *refused_out = cuda_error_name(gpu->api, error);
+        error = gpu->api->cuModuleLoadData(&gpu->module, paging_kernels_ptx);
+    }
+    paging_need(gpu, error, "kernels");
     paging_need(gpu, gpu->api->cuMemAlloc(&gpu->task, sizeof(struct paging_task)), "memory of the GPU");
     return true;
 }

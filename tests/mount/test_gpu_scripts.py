@@ -111,6 +111,21 @@ def test_bench_that_is_killed(workdir):
     assert len(found["raw"]["memory"]["find_s"]) == 5
 
 
+@pytest.mark.limit(200)
+def test_bench_with_kernels_that_do_not_load(workdir):
+    """As those of a toolkit that is newer than the driver: the kept ones are measured, and it is said."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("mounting needs root and /dev/fuse")
+    output, kernels = os.path.join(workdir, "bench.json"), os.path.join(workdir, "cubin")
+    with open(kernels, "wb") as file:
+        file.write(b"\x7fELF of nobody's architecture")
+    text = script("bench.sh", "--sizes", "256K", "--output", output, "--only", "hits", "--kernels", kernels, GAIA_BENCH_DIR=workdir)
+    with open(output, encoding="utf-8") as file:
+        found = json.load(file)
+    assert found["kernels"] == "clang 14, as PTX (nvcc's are not loaded: CUDA_ERROR_INVALID_VALUE)" and not found["broken"]
+    assert f"kernels: {found['kernels']}\n" in text and len(found["rows"]) == 2
+
+
 @not_in_the_gate
 @pytest.mark.limit(200)
 def test_bench_on_the_stand_in(workdir):
@@ -124,7 +139,7 @@ def test_bench_on_the_stand_in(workdir):
     with open(output, encoding="utf-8") as file:
         found = json.load(file)
     assert found["machine"]["gpu"].startswith("stand-in 0, ") and found["machine"]["kernel"] and found["broken"] == []
-    assert found["repetitions"] == 5 and found["complete"] is True
+    assert found["repetitions"] == 5 and found["complete"] is True and found["kernels"] == "clang 14, as PTX"
     assert set(found["raw"]) == {"memory", "place 262144", "place 2097152", "sync", "changed", "sharing",
                                  "demand faults", "demand hits", "demand add", "demand multiply"}
     for name, raw in found["raw"].items():
