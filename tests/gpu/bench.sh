@@ -6,9 +6,9 @@
 # Prints a table, and writes tests/bench/results/DATE-GPU.json. Baselines are measured in the same run, in turns: read() and
 # cudaMemcpy from pinned memory, a plain copy of pinned memory, a kernel that pulls (zero-copy), managed memory (small sizes).
 # Values are medians of at least five. What can't be measured says so. Needs NVIDIA's driver and no toolkit, and room for three
-# files of the largest size in /var/tmp, or $GAIA_BENCH_DIR. Kernels of demand paging are those that nvcc makes for this GPU, where
-# it is installed and the driver loads them (one that is older than the toolkit may not), and else those that clang has made, which
-# are kept as PTX; the JSON says which. Rows are written as they are measured: a run that is killed leaves what it had.
+# files of the largest size in /var/tmp, or $GAIA_BENCH_DIR. Kernels of demand paging are those that nvcc makes for this GPU,
+# where it is installed and the driver loads them (one that is older than the toolkit may not), and else those that clang has
+# made, kept as PTX; the JSON says which. Rows are written as they are measured: a run that is killed leaves what it had.
 set -eu
 
 top=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)

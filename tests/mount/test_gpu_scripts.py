@@ -119,7 +119,8 @@ def test_bench_with_kernels_that_do_not_load(workdir):
     output, kernels = os.path.join(workdir, "bench.json"), os.path.join(workdir, "cubin")
     with open(kernels, "wb") as file:
         file.write(b"\x7fELF of nobody's architecture")
-    text = script("bench.sh", "--sizes", "256K", "--output", output, "--only", "hits", "--kernels", kernels, GAIA_BENCH_DIR=workdir)
+    text = script("bench.sh", "--sizes", "256K", "--output", output, "--only", "hits", "--kernels", kernels,
+                  GAIA_BENCH_DIR=workdir)
     with open(output, encoding="utf-8") as file:
         found = json.load(file)
     assert found["kernels"] == "clang 14, as PTX (nvcc's are not loaded: CUDA_ERROR_INVALID_VALUE)" and not found["broken"]
