@@ -102,7 +102,7 @@ class GpuBench:
 # --- what is printed and written --------------------------------------------------------------------------------------
 
 HEAD = ("measured", "value", "baseline", "ratio", "goal", "met")
-WIDTHS = (78, 14, 52, 6, 16, 3)
+WIDTHS = (80, 14, 58, 6, 16, 3)
 
 
 def print_line(texts):
@@ -173,12 +173,14 @@ def bench_sync(bench):
     name = os.path.basename(bench.make("sync", bench.large))
     with bench.mount() as mount:
         r = bench.raw["sync"] = bench.ask("sync", os.path.join(mount.path, name))
-    size, find = size_text(r["bytes"]), median(r["find_s"])
-    both = median([a + b for a, b in zip(r["acquire_s"], r["release_s"])])
+    size, find, kernel = size_text(r["bytes"]), median(r["find_s"]), median(r["kernel_s"])
+    both = median(r["both_s"])
+    # Both search: stores that were not released yet count as released at an acquire, too.
+    beside = both - 2 * find
     reader = median(r["acquire_read_only_s"])
     moved = r["bytes_out"] <= r["changed_pages"] * 4096
-    yield [row(f"acquire + release, nothing changed, {size}, one search beside", us(both - find),
-                f"the two {us(both)}, a search {us(find)}", None, "< 50 us", both - find < 50e-6),
+    yield [row(f"acquire, small kernel, release, nothing changed, {size}, two searches beside", us(beside),
+                f"all {us(both)}, a search {us(find)}, the kernel {us(kernel)}", None, "< 50 us", beside < 50e-6),
             row(f"acquire, read only, nothing changed, {size}", us(reader), "", None, "< 20 us", reader < 20e-6),
             row(f"release, {r['changed_pages']} pages changed, {size}", us(median(r["release_changed_s"])),
                 f"a search {us(find)}; {r['bytes_out']} bytes moved", None, "only what changed", moved)]
@@ -280,7 +282,7 @@ PROGRAM_ROWS = [
 ROWS = {
     "find": (bench_find, False, not_measured([("finding modified pages", ">= 2 TB/s"), ("zero-copy", "")])),
     "place": (bench_place, True, not_measured([("placing a file that is in the host's memory", ">= 0.9")])),
-    "sync": (bench_sync, True, not_measured([("acquire + release, nothing changed", "< 50 us beside the hash"),
+    "sync": (bench_sync, True, not_measured([("acquire, small kernel, release, nothing changed", "< 50 us beside two searches"),
                                              ("acquire, read only, nothing changed", "< 20 us"),
                                              ("release, moves only what changed", "")])),
     "changed": (bench_changed, True, not_measured([("0.1 % to 100 % of a file changed", "> 1 up to 90 %")])),
