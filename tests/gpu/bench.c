@@ -3,14 +3,16 @@
  * JSON object with the seconds of every repetition; ends with 1 when bytes are wrong or a call fails, and
  * never because something is slow. All baselines are measured in the same run, in turns.
  *
- *   bench memory BYTES                    a GPU alone: copies, a kernel that pulls, the search for what
- * changed bench place SMALL FILE BACKING        a file that is in the host's memory gets to the GPU, once;
- * SMALL is mapped first, as a daemon starts a GPU at its first map bench sync FILE acquire and release, with
- * nothing or something changed bench changed FILE                    acquires after a program has changed a
- * part of the file bench sharing FILE                    a CPU and a GPU store every second byte each, at the
- * same time
+ *   bench memory BYTES              a GPU alone: copies, a kernel that pulls, the search for what changed
+ *   bench place SMALL FILE BACKING  a file that is in the host's memory gets to the GPU, once; SMALL is
+ *                                   mapped first, as a daemon starts a GPU at its first map
+ *   bench sync FILE                 acquire and release, with nothing or something changed
+ *   bench changed FILE BACKING      acquires of a read-only mapping, after a program has changed a part of
+ *                                   the file; changed-writable: of a writable one
+ *   bench sharing FILE              a CPU and a GPU store every second byte each, at the same time
  *
- * Each takes --repetitions N. Kernels are those of gpu/kernels.ptx: no toolkit is needed. */
+ * BACKING: the file in the data directory. Each takes --repetitions N. Kernels are those of gpu/kernels.ptx:
+ * no toolkit is needed. */
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -448,14 +450,15 @@ static void check_value(const uint8_t *map, size_t unit, uint8_t value)
         die("the GPU does not see what was written to unit %zu", unit);
 }
 
-static void bench_changed(const char *path)
+/* backing: the same file in the data directory, which programs read where there is no mount. */
+static void bench_changed(const char *path, const char *backing_path, int prot)
 {
     static const double parts[] = {0.1, 1, 10, 50, 90, 100};
     double acquire[REPETITIONS_MAX], whole[REPETITIONS_MAX];
     struct gaia_device *device = open_device();
-    int fd = open_file(path, O_RDWR);
+    int fd = open_file(path, O_RDWR), backing = open_file(backing_path, O_RDONLY);
     size_t bytes = file_size(fd), changed = 0, unit = 0;
-    uint8_t *map = map_file(device, fd, bytes, PROT_READ), *pinned = pinned_memory(2 * BLOCK);
+    uint8_t *map = map_file(device, fd, bytes, prot), *pinned = pinned_memory(2 * BLOCK);
     CUdeviceptr to = device_memory(bytes);
     char name[32];
 
@@ -465,11 +468,12 @@ static void bench_changed(const char *path)
             uint8_t value = (uint8_t)((p * REPETITIONS_MAX + r) % 250 + 1);
             changed = rewrite(fd, bytes, parts[p], value, &unit);
             if (r % 2)
-                whole[r] = read_and_copy(fd, bytes, to, pinned);
+                whole[r] = read_and_copy(backing, bytes, to, pinned);
             acquire[r] = time_call(gaia_macquire, map, bytes, device);
             check_value(map, unit, value);
             if (r % 2 == 0)
-                whole[r] = read_and_copy(fd, bytes, to, pinned);
+                whole[r] = read_and_copy(backing, bytes, to, pinned);
+            check_value((const uint8_t *)(uintptr_t)to, unit, value);
         }
         snprintf(name, sizeof name, "acquire_%g_s", parts[p]);
         print_samples(name, acquire, repetitions);
@@ -626,8 +630,8 @@ int main(int argc, char **argv)
 {
     repetitions = option(&argc, argv, "--repetitions", 5);
     if (argc < 3 || !repetitions || repetitions > REPETITIONS_MAX) {
-        fprintf(stderr,
-                "usage: bench memory BYTES|place SMALL FILE BACKING|sync FILE|changed FILE|sharing FILE\n");
+        fprintf(stderr, "usage: bench memory BYTES|place SMALL FILE BACKING|sync FILE|changed FILE BACKING|"
+                        "changed-writable FILE BACKING|sharing FILE\n");
         return 2;
     }
     start_gpu();
@@ -637,8 +641,10 @@ int main(int argc, char **argv)
         bench_place(argv[2], argv[3], argv[4]);
     else if (!strcmp(argv[1], "sync"))
         bench_sync(argv[2]);
-    else if (!strcmp(argv[1], "changed"))
-        bench_changed(argv[2]);
+    else if (!strcmp(argv[1], "changed") && argc == 4)
+        bench_changed(argv[2], argv[3], PROT_READ);
+    else if (!strcmp(argv[1], "changed-writable") && argc == 4)
+        bench_changed(argv[2], argv[3], PROT_READ | PROT_WRITE);
     else if (!strcmp(argv[1], "sharing"))
         bench_sharing(argv[2]);
     else
