@@ -9,7 +9,7 @@
  *   bench sync FILE                 acquire and release, with nothing or something changed
  *   bench changed FILE BACKING      acquires of a read-only mapping, after a program has changed a part of
  *                                   the file; changed-writable: of a writable one
- *   bench sharing FILE              a CPU and a GPU store every second byte each, at the same time
+ *   bench sharing FILE [--rounds N] a CPU and a GPU store every second byte each, at the same time, N times
  *
  * BACKING: the file in the data directory. Each takes --repetitions N. Kernels are those of gpu/kernels.ptx:
  * no toolkit is needed. */
@@ -487,7 +487,7 @@ static void bench_changed(const char *path, const char *backing_path, int prot)
 
 /* --- a CPU and a GPU store to the same pages --- */
 
-#define ROUNDS 4u
+static unsigned rounds; /* how often each side stores to all of its bytes; even: see bench_sharing() */
 
 struct cpu_half {
     volatile uint8_t *bytes;
@@ -501,7 +501,7 @@ static void *store_even(void *context)
     struct cpu_half *half = context;
     uint64_t start = now_ns();
 
-    for (unsigned round = 1; round <= ROUNDS; round++)
+    for (unsigned round = 1; round <= rounds; round++)
         for (size_t i = 0; i < half->length; i += 2)
             half->bytes[i] = (uint8_t)(round + i / 2);
     half->took = seconds(start);
@@ -538,7 +538,7 @@ static double store_odd(struct gpu_half *half, CUdeviceptr at, size_t bytes)
 {
     uint64_t start = now_ns();
 
-    for (unsigned round = 0; round < ROUNDS; round++)
+    for (unsigned round = 0; round < rounds; round++)
         for (size_t done = 0; done < bytes; done += HALF_PAGES * PAGE) {
             uint64_t count = (bytes - done) / PAGE < HALF_PAGES ? (bytes - done) / PAGE : HALF_PAGES;
             CUdeviceptr base = at + done, granted = 0;
@@ -583,12 +583,13 @@ static void check_shared(int fd, size_t bytes)
         if (pread(fd, page, PAGE, (off_t)at) != (ssize_t)PAGE)
             die("pread");
         for (size_t i = 0; i < PAGE; i++)
-            if (page[i] != (i % 2 ? 'h' : (uint8_t)(ROUNDS + (at + i) / 2)))
+            if (page[i] != (i % 2 ? 'h' : (uint8_t)(rounds + (at + i) / 2)))
                 die("byte %zu of the file is %u: somebody's store is lost", at + i, page[i]);
     }
 }
 
-static void bench_sharing(const char *path)
+/* With managed memory each round may move each page to and fro, many times: it is for few rounds. */
+static void bench_sharing(const char *path, bool with_managed)
 {
     double shared[REPETITIONS_MAX], release[REPETITIONS_MAX], own[REPETITIONS_MAX], managed[REPETITIONS_MAX];
     struct gaia_device *device = open_device();
@@ -596,7 +597,7 @@ static void bench_sharing(const char *path)
     size_t bytes = file_size(fd) / PAGE * PAGE;
     uint8_t *map = map_file(device, fd, bytes, PROT_READ | PROT_WRITE), *buffer = new_memory(bytes);
     uint8_t *file = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    CUdeviceptr alone = device_memory(bytes), common = managed_memory(bytes);
+    CUdeviceptr alone = device_memory(bytes), common = with_managed ? managed_memory(bytes) : 0;
     struct gpu_half half = gpu_half_make();
 
     if (file == MAP_FAILED)
@@ -616,7 +617,7 @@ static void bench_sharing(const char *path)
         if (common)
             managed[r] = store_both(&half, common, (uint8_t *)(uintptr_t)common, bytes);
     }
-    printf("{\"bytes\": %zu, \"rounds\": %u, ", bytes, ROUNDS);
+    printf("{\"bytes\": %zu, \"rounds\": %u, ", bytes, rounds);
     print_samples("shared_s", shared, repetitions);
     print_samples("release_s", release, repetitions);
     print_samples("private_s", own, repetitions);
@@ -629,9 +630,10 @@ static void bench_sharing(const char *path)
 int main(int argc, char **argv)
 {
     repetitions = option(&argc, argv, "--repetitions", 5);
-    if (argc < 3 || !repetitions || repetitions > REPETITIONS_MAX) {
+    rounds = (unsigned)option(&argc, argv, "--rounds", 4);
+    if (argc < 3 || !repetitions || repetitions > REPETITIONS_MAX || !rounds || rounds % 2) {
         fprintf(stderr, "usage: bench memory BYTES|place SMALL FILE BACKING|sync FILE|changed FILE BACKING|"
-                        "changed-writable FILE BACKING|sharing FILE\n");
+                        "changed-writable FILE BACKING|sharing FILE [--rounds N, even]\n");
         return 2;
     }
     start_gpu();
@@ -646,7 +648,7 @@ int main(int argc, char **argv)
     else if (!strcmp(argv[1], "changed-writable") && argc == 4)
         bench_changed(argv[2], argv[3], PROT_READ | PROT_WRITE);
     else if (!strcmp(argv[1], "sharing"))
-        bench_sharing(argv[2]);
+        bench_sharing(argv[2], rounds <= 4);
     else
         die("what is %s?", argv[1]);
     return 0;

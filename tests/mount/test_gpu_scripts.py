@@ -86,7 +86,7 @@ def test_bench_without_a_gpu(workdir):
     text = script("bench.sh", standin=False, GAIA_BENCH_DIR=workdir)
     assert "no GPU here: no driver: " in text
     rows = [line for line in text.splitlines() if "  not measured: no GPU here" in line]
-    assert len(rows) == 14 and "written" not in text
+    assert len(rows) == 16 and "written" not in text
 
 
 @pytest.mark.limit(200)
@@ -141,14 +141,14 @@ def test_bench_on_the_stand_in(workdir):
         found = json.load(file)
     assert found["machine"]["gpu"].startswith("stand-in 0, ") and found["machine"]["kernel"] and found["broken"] == []
     assert found["repetitions"] == 5 and found["complete"] is True and found["kernels"] == "clang 14, as PTX"
-    assert set(found["raw"]) == {"memory", "place 262144", "place 2097152", "sync", "changed", "changed-writable", "sharing",
-                                 "demand faults", "demand hits", "demand add", "demand multiply"}
+    assert set(found["raw"]) == {"memory", "place 262144", "place 2097152", "sync", "changed", "changed-writable", "sharing 4",
+                                 "sharing 100", "sharing 1000", "demand faults", "demand hits", "demand add", "demand multiply"}
     for name, raw in found["raw"].items():
         for key, samples in raw.items():
             if key.endswith("_s"):  # seconds of every repetition; the stand-in has no managed memory
                 assert len(samples) == (0 if "managed" in key else 5) and all(s > 0 for s in samples), (name, key)
     assert found["raw"]["sync"]["bytes_out"] <= found["raw"]["sync"]["changed_pages"] * 4096
-    assert len(found["rows"]) == 3 + 4 + 3 + 2 * 6 + 3 + 5 + 2 + 4 * 3
+    assert len(found["rows"]) == 3 + 4 + 3 + 2 * 6 + 7 + 5 + 2 + 4 * 3
     assert [row["measured"] for row in found["rows"] if row["value"].startswith("not measured")] == ["... managed memory"]
     managed = [row for row in found["rows"] if row["baseline"].endswith("not measured: this driver has none")]
     assert len(managed) == 5 and all(row["met"] is None and row["ratio"] is None for row in managed)
