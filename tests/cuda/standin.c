@@ -64,6 +64,8 @@ static int number(const char *name, int otherwise)
     return (int)standin_number(name, otherwise);
 }
 
+__thread bool standin_in_host_function;
+
 /* Counts calls down in the control file. Tests write it when nothing runs; of two calls at once one may not
  * be counted. */
 static pid_t starter; /* of the driver: it works nowhere else */
@@ -96,6 +98,7 @@ CUresult standin_injected(const char *name)
 
 CUresult cuDriverGetVersion(int *version_out)
 {
+    ENTER_QUIETLY();
 #ifdef STANDIN_OLD
     *version_out = number("version", 11080);
 #else
@@ -109,6 +112,7 @@ cuGetProcAddress_v2_type cuGetProcAddress_v2;
 
 static CUresult get_error_name(CUresult error, const char **name_out)
 {
+    ENTER_QUIETLY();
     static const struct {
         CUresult error;
         const char *name;
@@ -132,12 +136,14 @@ static CUresult get_error_string(CUresult error, const char **text_out)
 
 static CUresult init(unsigned flags)
 {
+    ENTER_QUIETLY();
     starter = getpid();
     return flags ? 1 : number("init", CUDA_SUCCESS);
 }
 
 static CUresult get_count(int *count_out)
 {
+    ENTER_QUIETLY();
     *count_out = number("gpus", 1);
     ENTER("cuDeviceGetCount");
     return number("count", CUDA_SUCCESS);
@@ -145,6 +151,7 @@ static CUresult get_count(int *count_out)
 
 static CUresult get(CUdevice *device_out, int ordinal)
 {
+    ENTER_QUIETLY();
     if (ordinal < 0 || ordinal >= number("gpus", 1))
         return 101;
     *device_out = ordinal + STANDIN_FIRST_DEVICE;
@@ -153,12 +160,14 @@ static CUresult get(CUdevice *device_out, int ordinal)
 
 static CUresult get_name(char *name_out, int room, CUdevice device)
 {
+    ENTER_QUIETLY();
     snprintf(name_out, (size_t)room, "stand-in %d", device - STANDIN_FIRST_DEVICE);
     return number("name", CUDA_SUCCESS);
 }
 
 static CUresult get_uuid(CUuuid *uuid_out, CUdevice device)
 {
+    ENTER_QUIETLY();
     memset(uuid_out, 0, sizeof *uuid_out);
     snprintf(uuid_out->bytes, sizeof uuid_out->bytes, "stand-in %d",
              device - STANDIN_FIRST_DEVICE + number("first", 0));
@@ -167,6 +176,7 @@ static CUresult get_uuid(CUuuid *uuid_out, CUdevice device)
 
 static CUresult total_memory(size_t *bytes_out, CUdevice device)
 {
+    ENTER_QUIETLY();
     *bytes_out = GPU_BYTES * (size_t)(device - STANDIN_FIRST_DEVICE + 1);
     if (standin_word("memory"))
         *bytes_out = (size_t)standin_number("memory", 0);
@@ -175,6 +185,7 @@ static CUresult total_memory(size_t *bytes_out, CUdevice device)
 
 static CUresult get_attribute(int *value_out, int attribute, CUdevice device)
 {
+    ENTER_QUIETLY();
     (void)device;
     *value_out = 0;
     if (attribute == number("cannot", -1))
@@ -211,6 +222,7 @@ static CUresult get_attribute(int *value_out, int attribute, CUdevice device)
 
 static CUresult get_bus(char *id_out, int room, CUdevice device)
 {
+    ENTER_QUIETLY();
     snprintf(id_out, (size_t)room, "0000:%02x:00.0", device);
     return CUDA_SUCCESS;
 }
@@ -235,6 +247,7 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function_out, int versio
 {
     const char *missing = standin_word("missing");
 
+    ENTER_QUIETLY();
     *function_out = NULL;
     *status_out = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     if (flags || version < 2000)

@@ -18,8 +18,17 @@ long long standin_number(const char *name, long long otherwise);
 
 /* The error that this call of `name` is to have, as the words and the control file say; 0: none. */
 CUresult standin_injected(const char *name);
+/* A host function, which a thread of a stream runs, must not call the driver. A real one may refuse this, or
+ * hang; this one refuses everything. */
+extern __thread bool standin_in_host_function;
+#define ENTER_QUIETLY()                      \
+    do {                                     \
+        if (standin_in_host_function)        \
+            return CUDA_ERROR_NOT_PERMITTED; \
+    } while (0)
 #define ENTER(name)                                   \
     do {                                              \
+        ENTER_QUIETLY();                              \
         CUresult injected = standin_injected(name);   \
         if (injected == CUDA_SUCCESS)                 \
             injected = standin_beside_captures(name); \

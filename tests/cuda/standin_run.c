@@ -96,6 +96,7 @@ static CUresult push(CUcontext context)
 
 static CUresult pop(CUcontext *context_out)
 {
+    ENTER_QUIETLY();
     if (!depth)
         return CUDA_ERROR_INVALID_CONTEXT;
     *context_out = stack[--depth];
@@ -179,7 +180,9 @@ static void run(struct work *work)
         run_kernel(work, arguments);
         break;
     case HOST:
+        standin_in_host_function = true;
         work->function(work->context);
+        standin_in_host_function = false;
         break;
     }
 }
@@ -291,6 +294,7 @@ static CUresult stream_destroy(CUstream stream)
 
 static CUresult stream_synchronize(CUstream stream)
 {
+    ENTER_QUIETLY();
     if (!standin_has_context())
         return CUDA_ERROR_INVALID_CONTEXT;
     wait_for(find(stream)); /* also where it fails: a stream whose work failed does nothing more */
@@ -491,11 +495,13 @@ CUresult cuThreadExchangeStreamCaptureMode(int *mode);
 
 CUresult cuInit(unsigned flags)
 {
+    ENTER_QUIETLY();
     return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGet(CUdevice *device_out, int ordinal)
 {
+    ENTER_QUIETLY();
     *device_out = ordinal + STANDIN_FIRST_DEVICE;
     return CUDA_SUCCESS;
 }
@@ -507,6 +513,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context_out, CUdevice device)
 
 CUresult cuCtxSetCurrent(CUcontext context)
 {
+    ENTER_QUIETLY();
     stack[0] = context;
     depth = depth ? depth : 1;
     return CUDA_SUCCESS;
@@ -514,11 +521,13 @@ CUresult cuCtxSetCurrent(CUcontext context)
 
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 {
+    ENTER_QUIETLY();
     return move(to, (void *)(uintptr_t)from, 0, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
 {
+    ENTER_QUIETLY();
     return move((void *)(uintptr_t)to, from, 0, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -539,6 +548,7 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *context)
 
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
 {
+    ENTER_QUIETLY();
     stream->capturing = true;
     stream->globally = mode == CAPTURE_GLOBAL;
     spoilt = false;
@@ -549,6 +559,7 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
 
 CUresult cuStreamEndCapture(CUstream stream, void **graph_out)
 {
+    ENTER_QUIETLY();
     *graph_out = NULL;
     stream->capturing = false;
     captures--;

@@ -54,6 +54,34 @@ kernel(store(9 * PAGE, b"two"))
 
 
 @only_here
+def test_calls_in_a_stream_call_no_driver(gpu):
+    """They run in host functions, which must not: a real driver may refuse it, or hang. Here all is refused in such a thread,
+    as is seen; and they do not notice, with bytes to bring, and to take, and the digests of what was granted."""
+    m = gpu.mount()
+    path = make(m, pattern(40 * PAGE))
+    program = gpu.program(path)
+    program.do(STREAM + """
+refused = []
+def calls():
+    refused.extend([cuda.cuStreamSynchronize(stream), cuda.cuInit(0), cuda.cuCtxSetCurrent(dev.memory.context),
+                    cuda.cuStreamCreate(ctypes.byref(ctypes.c_void_p()), 1),
+                    cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(0)))])
+map.acquire_on(stream)
+kernel(calls)
+kernel(store(9 * PAGE, b"one"))
+map.release_on(stream)
+assert cuda.cuStreamSynchronize(stream) == 0
+dev.stream_error()
+""")
+    assert program("refused") == 5 * [800]
+    assert read_file(path)[9 * PAGE:9 * PAGE + 3] == b"one"
+    with open(path, "r+b") as file:
+        file.write(b"cpu")
+    program.do("map.acquire_on(stream)\nassert cuda.cuStreamSynchronize(stream) == 0\ndev.stream_error()")
+    assert program("map[:3]") == b"cpu"
+
+
+@only_here
 def test_a_stream_that_is_captured(gpu):
     """A graph would make the call again at each launch: refused, and the stream is none the worse."""
     m = gpu.mount()
