@@ -228,18 +228,18 @@ static CUresult get_bus(char *id_out, int room, CUdevice device)
 }
 
 static const struct standin_row functions[] = {
-    ROW("cuInit", init),
-    ROW("cuDriverGetVersion", cuDriverGetVersion),
-    ROW("cuGetErrorName", get_error_name),
-    ROW("cuGetErrorString", get_error_string),
-    ROW("cuDeviceGetCount", get_count),
-    ROW("cuDeviceGet", get),
-    ROW("cuDeviceGetName", get_name),
-    ROW("cuDeviceTotalMem", total_memory),
-    ROW("cuDeviceGetAttribute", get_attribute),
-    ROW("cuDeviceGetPCIBusId", get_bus),
-    ROW("cuDeviceGetUuid", get_uuid),
-    {NULL, NULL},
+    ROW("cuInit", 2000, init),
+    ROW("cuDriverGetVersion", 2020, cuDriverGetVersion),
+    ROW("cuGetErrorName", 6000, get_error_name),
+    ROW("cuGetErrorString", 6000, get_error_string),
+    ROW("cuDeviceGetCount", 2000, get_count),
+    ROW("cuDeviceGet", 2000, get),
+    ROW("cuDeviceGetName", 2000, get_name),
+    ROW("cuDeviceTotalMem", 3020, total_memory),
+    ROW("cuDeviceGetAttribute", 2000, get_attribute),
+    ROW("cuDeviceGetPCIBusId", 4010, get_bus),
+    ROW("cuDeviceGetUuid", 11040, get_uuid),
+    {NULL, 0, NULL},
 };
 
 CUresult cuGetProcAddress_v2(const char *symbol, void **function_out, int version, uint64_t flags,
@@ -252,18 +252,22 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function_out, int versio
     *status_out = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     if (flags || version < 2000)
         return 1;
-    if (missing && !strcmp(symbol, missing))
-        return CUDA_ERROR_NOT_FOUND;
+    if (missing && !strcmp(symbol, missing)) /* no error: the status says it */
+        return CUDA_SUCCESS;
     const struct standin_row *const tables[] = {functions, standin_memory_rows, standin_run_rows};
     for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++) {
         for (const struct standin_row *row = tables[t]; row->name; row++) {
             if (strcmp(symbol, row->name))
                 continue;
+            if (version < row->version) { /* a real one may have an older form of it */
+                *status_out = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+                return CUDA_SUCCESS;
+            }
             memcpy(function_out, &row->function, sizeof *function_out);
             *status_out = CU_GET_PROC_ADDRESS_SUCCESS;
             return CUDA_SUCCESS;
         }
     }
-    return CUDA_ERROR_NOT_FOUND;
+    return CUDA_SUCCESS;
 }
 #endif

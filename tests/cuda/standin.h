@@ -50,13 +50,15 @@ void *standin_see(const void *address, size_t bytes, bool *writable_out);
 
 /* Likewise, while a stream is being captured. */
 CUresult standin_beside_captures(const char *name);
+/* version: of the interface that this form of it came with. */
 struct standin_row {
     const char *name;
+    int version;
     void (*function)(void);
 };
-#define ROW(name, function)                         \
-    {                                               \
-        name, (void (*)(void))(uintptr_t)(function) \
+#define ROW(name, version, function)                         \
+    {                                                        \
+        name, version, (void (*)(void))(uintptr_t)(function) \
     }
 extern const struct standin_row standin_memory_rows[], standin_run_rows[]; /* end with a NULL name */
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gaiactl devices`: with a stand-in for NVIDIA's driver (tests/cuda/standin.c), with what is wrong with one, and with
 none."""
+import ctypes
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ import subprocess
 import pytest
 
 import helpers
+import test_cuda_header as header
 
 
 def devices(folder, standin="", arguments=(), **environment):
@@ -71,6 +73,25 @@ def test_what_is_wrong_with_a_driver(standin, why):
     assert "cuda" not in found
     assert why in found["cuda_not_used"]
     assert why in devices("", standin).stdout
+
+
+def test_entry_points_have_versions():
+    """The stand-in gives none to who asks for a version that it is newer than, and says no error then, as a real one."""
+    find = ctypes.CDLL(os.path.join(helpers.cuda_standin(), "libcuda.so.1")).cuGetProcAddress_v2
+    find.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p]
+
+    def ask(name, version):
+        function, status = ctypes.c_void_p(), ctypes.c_int(-1)
+        assert find(name.encode(), ctypes.byref(function), version, 0, ctypes.byref(status)) == 0
+        return bool(function), status.value
+
+    rows = header.rows(header.ours())
+    assert len(rows) > 40
+    for name, version, _ in rows:
+        assert ask(name, version) == ask(name, 12000) == (True, 0), name
+        if version > 2000:
+            assert ask(name, version - 10) == (False, 2), name
+    assert ask("cuNothing", 12000) == (False, 1)
 
 
 def test_a_driver_that_is_too_old():
