@@ -8,6 +8,7 @@
  * slow=N        microseconds that a copy to the GPU takes longer
  * version=N     of the interface (12040)
  * missing=NAME  an entry point that it has not got
+ * refuse=NAME   an entry point of which each call has CUDA_ERROR_NOT_SUPPORTED
  * cannot=N      an attribute that is 0
  * can=N         an attribute that is 1
  * init=N, count=N, name=N   the error of cuInit, cuDeviceGetCount, cuDeviceGetName
@@ -74,6 +75,9 @@ CUresult standin_injected(const char *name)
 {
     if (starter && starter != getpid())
         return CUDA_ERROR_NOT_INITIALIZED;
+    const char *refused = standin_word("refuse");
+    if (refused && !strcmp(refused, name))
+        return CUDA_ERROR_NOT_SUPPORTED;
     const char *path = standin_word("control");
     char which[64];
     long count;
@@ -117,9 +121,10 @@ static CUresult get_error_name(CUresult error, const char **name_out)
         CUresult error;
         const char *name;
     } names[] = {
-        {1, "CUDA_ERROR_INVALID_VALUE"},      {2, "CUDA_ERROR_OUT_OF_MEMORY"},
-        {201, "CUDA_ERROR_INVALID_CONTEXT"},  {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
-        {802, "CUDA_ERROR_SYSTEM_NOT_READY"}, {999, "CUDA_ERROR_UNKNOWN"},
+        {1, "CUDA_ERROR_INVALID_VALUE"},     {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+        {201, "CUDA_ERROR_INVALID_CONTEXT"}, {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+        {801, "CUDA_ERROR_NOT_SUPPORTED"},   {802, "CUDA_ERROR_SYSTEM_NOT_READY"},
+        {999, "CUDA_ERROR_UNKNOWN"},
     };
 
     *name_out = NULL;

@@ -47,6 +47,34 @@ def test_the_daemon_has_no_such_gpu(gpu, client, daemon, why):
     assert read_file(path)[0] == 1
 
 
+@pytest.mark.parametrize("words", [
+    "refuse=cuMemHostRegister", "missing=cuMemHostRegister", "missing=cuMemHostUnregister",
+    "refuse=cuOccupancyMaxActiveBlocksPerMultiprocessor", "missing=cuOccupancyMaxActiveBlocksPerMultiprocessor"])
+def test_what_a_gpu_can_be_without(gpu, words):
+    """Slower, and that is all: memory of the daemon that is not pinned, and a grid of a usual size."""
+    m = gpu.mount(words)
+    content = helpers.make_random().randbytes(3 * MIB + 5)
+    path = make(m, content)
+    program = gpu.program(path)
+    assert program("map[:]") == content
+    program.do("map[PAGE:PAGE + 3] = b'gpu'\nmap.release()", PAGE=PAGE)
+    write_at(path, b"cpu", 2 * MIB)
+    program.do("map.acquire()")
+    expected = content[:PAGE] + b"gpu" + content[PAGE + 3:2 * MIB] + b"cpu" + content[2 * MIB + 3:]
+    assert read_file(path) == program("map[:]") == expected
+    program.do("map.unmap()\nos.close(fd)\ndev.close()")
+    program.end()
+
+
+@only_here
+def test_what_a_gpu_can_not_be_without(gpu):
+    m = gpu.mount("refuse=cuModuleLoadData")
+    with pytest.raises(OSError) as caught:
+        gpu.program(make(m, bytes(PAGE)))
+    assert caught.value.errno == errno.EIO
+    assert "the GPU can't be set up: CUDA_ERROR_NOT_SUPPORTED" in m.log_text()
+
+
 @only_here
 def test_gpus_are_told_by_their_uuids(gpu):
     """What is number 0 to a program may be number 1 to the daemon."""
