@@ -11,8 +11,9 @@
 #             and 64 KiB; by the kernels that are kept as PTX, and, where nvcc is, by what it makes of the same source
 #   examples  those of examples/cuda that nvcc has made
 #
-# Builds first, if it can; a tree that was built elsewhere is used as it is. Says what was skipped, and why. Ends with one line of all counts; with 0 where there is no GPU. On the stand-in of
-# tests/cuda (LD_LIBRARY_PATH=build/gcc/cuda) it runs, too.
+# Builds first, if it can; a tree that was built elsewhere is used as it is. Where there is no pytest, of the parts with mounts
+# only paging.c itself is run, on a mount that is made for it. Says what was skipped, and why. Ends with one line of all counts;
+# with 0 where there is no GPU. On the stand-in of tests/cuda (LD_LIBRARY_PATH=build/gcc/cuda) it runs, too.
 set -eu
 
 top=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
@@ -181,20 +182,47 @@ if [ ! -c /dev/fuse ]; then
     why='no /dev/fuse here'
 elif [ "$(id -u)" != 0 ]; then
     why='mounting needs root'
-elif [ -z "$python" ]; then
-    why='no pytest here'
 elif ! ./mount.gaiafs --version >/dev/null 2>&1; then
     why='mount.gaiafs does not start here (a library is missing?)'
 fi
 [ "$real" = 0 ] || export GAIA_REAL_GPU=1
+why_no_tests=$why
+[ -n "$why" ] || [ -n "$python" ] || why_no_tests='no pytest here'
 
-if wanted mounts && [ -n "$why" ]; then
-    skip 'mounts' "$why"
+if wanted mounts && [ -n "$why_no_tests" ]; then
+    skip 'mounts' "$why_no_tests"
 elif wanted mounts; then
     # shellcheck disable=SC2086
     step 'mounts' "$python" -B tests/mount/on_gpu.py ${GPU_MOUNT_TESTS:-}
     step 'kernels that end badly' "$python" -B tests/mount/on_gpu.py cuda_kernels
 fi
+
+# paging_directly ARGUMENT...: paging.c on a mount of its own.
+paging_directly() {
+    data=$(mktemp -d "$work/data.XXXXXX")
+    mnt=$(mktemp -d "$work/mnt.XXXXXX")
+    ./mount.gaiafs -f "$data" "$mnt" >"$work/daemon" 2>&1 &
+    daemon=$!
+    tries=0
+    until grep -q " $mnt " /proc/self/mountinfo; do
+        tries=$((tries + 1))
+        if [ "$tries" -gt 200 ] || ! kill -0 "$daemon" 2>/dev/null; then
+            kill "$daemon" 2>/dev/null || true
+            echo "no mount: $(cat "$work/daemon")"
+            return 1
+        fi
+        sleep 0.1
+    done
+    ended=0
+    timeout 400 "$build/tests/gpu/paging" "$@" "$mnt" || ended=$?
+    umount "$mnt" || {
+        umount -l "$mnt"
+        ended=1
+    }
+    wait "$daemon" || ended=1
+    cat "$work/daemon"
+    return "$ended"
+}
 
 nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc || true)
 if wanted demand && [ -n "$why" ]; then
@@ -209,11 +237,20 @@ elif wanted demand; then
             tests/gpu/paging_kernels.cc
         [ ! -e "$work/paging.cubin" ] || export GAIA_PAGING_KERNELS="$work/paging.cubin"
     fi
-    step 'demand' "$python" -B tests/mount/on_gpu.py cuda_paging
+    if [ -n "$python" ]; then
+        step 'demand' "$python" -B tests/mount/on_gpu.py cuda_paging
+    else
+        only=${GAIA_PAGING_ONLY-}
+        [ -n "$only" ] || [ "$real" = 1 ] || only=' 4 KiB' # threads take long for a large unit
+        step 'demand: paging.c, the kernels that are kept' paging_directly --only "$only"
+        [ -z "${GAIA_PAGING_KERNELS-}" ] ||
+            step "demand: paging.c, nvcc's kernels" paging_directly --only "$only" --kernels "$GAIA_PAGING_KERNELS"
+        skip 'demand: the rest of tests/mount/test_cuda_paging.py' 'no pytest here'
+    fi
 fi
 
-if wanted examples && [ -n "$why" ]; then
-    skip 'examples' "$why"
+if wanted examples && [ -n "$why_no_tests" ]; then
+    skip 'examples' "$why_no_tests"
 elif wanted examples && [ "$real" = 0 ]; then
     step 'examples/cuda, built for the CPU' "$python" -B tests/mount/on_gpu.py cuda_examples
 elif wanted examples && [ ! -x "$build/examples/nvcc/vector_add" ] && { [ -z "$nvcc" ] || [ -n "$missing" ]; }; then

@@ -75,6 +75,23 @@ def test_run_of_demand_paging_on_the_stand_in():
 
 
 @pytest.mark.limit(200)
+@pytest.mark.parametrize("spoil, counts", [({}, "2 passed, 0 failed, 4 skipped"),
+                                           ({"GAIA_PAGING_SPOIL": "1"}, "0 passed, 2 failed, 4 skipped")])
+def test_run_where_pytest_is_missing(workdir, spoil, counts):
+    """Demand paging is tested all the same, by its program; and a failure of it is one."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("mounting needs root and /dev/fuse")
+    with open(os.path.join(workdir, "pytest.py"), "w") as file:
+        file.write("raise ImportError\n")
+    text = script("run.sh", "--only", "mounts,demand,examples", PYTHONPATH=workdir, TMPDIR=workdir,
+                  GAIA_PAGING_ONLY="pinned loads" if spoil else "all threads touch", status=1 if spoil else 0, **spoil)
+    for part in ("mounts", "demand: the rest of tests/mount/test_cuda_paging.py", "examples"):
+        assert f"skipped: {part}: no pytest here\n" in text
+    assert text.endswith(f"\n{counts}\n")
+    assert os.listdir(workdir) == ["pytest.py"], "something was left behind"
+
+
+@pytest.mark.limit(200)
 def test_run_notices_a_failure():
     """The driver says that it has no memory: the tests fail, and so does the script."""
     text = script("run.sh", "--pages", 1000, "--only", "own", STANDIN_CUDA=f"memory={6 << 20}", status=1)
