@@ -174,7 +174,9 @@ int rdma_queue_make(struct link_queue *queue, struct rdma_cm_id *id)
         return transport_say(-ENOBUFS, "the completion queue has no room for another %u requests", depth);
     }
     rdma->cq_room -= own->room + own->receives;
-    own->is_transfer = calloc(own->room, sizeof *own->is_transfer);
+    for (own->ring = 1; own->ring < own->room;)
+        own->ring *= 2;
+    own->is_transfer = calloc(own->ring, sizeof *own->is_transfer);
     own->requests = calloc(own->room, sizeof *own->requests);
     own->pieces = calloc(own->room, sizeof *own->pieces);
     if (!own->is_transfer || !own->requests || !own->pieces)
@@ -234,7 +236,7 @@ static uint64_t next_request(struct link_queue *queue, bool is_transfer)
     struct rdma_queue *own = queue->own;
     uint32_t number = own->posted++ & RDMA_NUMBER;
 
-    own->is_transfer[number % own->room] = is_transfer;
+    own->is_transfer[number % own->ring] = is_transfer;
     return (uint64_t)queue->id << 32 | number;
 }
 
@@ -308,7 +310,7 @@ static int rdma_send(struct gaia_link *link, const void *bytes, size_t length)
     if (length <= own->inline_max) {
         request.send_flags |= IBV_SEND_INLINE;
     } else {
-        buffer = ours->buffers + (size_t)(RDMA_BUFFERS + ours->sent % RDMA_BUFFERS) * GAIA_WIRE_MAX;
+        buffer = ours->buffers + (size_t)(RDMA_BUFFERS + ours->next_buffer) * GAIA_WIRE_MAX;
         memcpy(buffer, bytes, length);
         piece.addr = (uintptr_t)buffer;
         piece.lkey = ours->buffers_lkey;
@@ -320,6 +322,7 @@ static int rdma_send(struct gaia_link *link, const void *bytes, size_t length)
         return -error;
     }
     ours->sent++;
+    ours->next_buffer = (ours->next_buffer + 1) % RDMA_BUFFERS;
     return 0;
 }
 
@@ -366,7 +369,7 @@ static void take_sent(struct link_queue *queue, const struct ibv_wc *wc)
     if (ended > own->posted - own->done)
         return;
     for (; ended; ended--) {
-        last_is_transfer = own->is_transfer[(own->done & RDMA_NUMBER) % own->room];
+        last_is_transfer = own->is_transfer[(own->done & RDMA_NUMBER) % own->ring];
         own->done++;
         if (last_is_transfer)
             transfers++;

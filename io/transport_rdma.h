@@ -31,7 +31,9 @@ struct rdma_link {
     unsigned char *buffers; /* RDMA_BUFFERS to receive into, and as many to send from */
     struct ibv_mr *buffers_mr;
     uint32_t buffers_lkey;
-    uint32_t sent, sent_done; /* messages */
+    uint32_t sent, sent_done; /* messages; they wrap */
+    unsigned next_buffer;     /* to send from: they are taken in turn, and are free again in that order. Not
+                               * sent % RDMA_BUFFERS, which jumps where sent wraps */
 };
 
 /* queue->own */
@@ -41,7 +43,8 @@ struct rdma_queue {
     unsigned room, receives; /* entries of the send queue, of the receive queue */
     unsigned inline_max;
     uint32_t posted, done; /* work requests */
-    bool *is_transfer;     /* of each, by its number modulo room */
+    unsigned ring;         /* room, rounded up to a power of two, as that divides what numbers wrap at */
+    bool *is_transfer;     /* of each, by its number modulo ring */
     struct ibv_send_wr *requests;
     struct ibv_sge *pieces;
 };
