@@ -49,12 +49,8 @@ ssize_t hosted_read(int fd, bool in_memory, void *buffer, size_t length, off_t o
     struct iovec io = {.iov_base = buffer, .iov_len = length};
     ssize_t n;
 
-    do
-        n = preadv2(fd, &io, 1, offset, RWF_NOWAIT);
+    do /* a tmpfs refuses RWF_NOWAIT, in Linux 6.18 still; and it need not be asked */
+        n = in_memory ? pread(fd, buffer, length, offset) : preadv2(fd, &io, 1, offset, RWF_NOWAIT);
     while (n < 0 && errno == EINTR);
-    if (n < 0 && errno == EOPNOTSUPP && in_memory) /* by a tmpfs, in Linux 6.18 still */
-        do
-            n = pread(fd, buffer, length, offset);
-        while (n < 0 && errno == EINTR);
     return n == (ssize_t)length ? n : -EAGAIN;
 }
