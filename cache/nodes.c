@@ -482,6 +482,8 @@ bool nodes_stat(struct cache *cache, struct nodes_stat *stat_out)
         stat_out->node[agent->member].agent = true;
     stat_out->far_files = nodes->files_by_number.count;
     stat_out->followed = nodes->followed.count;
+    if (nodes->calls && !nodes->stop) /* nodes_stop() closes them, when it has had the lock */
+        calls_stat(nodes->calls, &stat_out->transfers);
     pthread_mutex_unlock(&nodes->lock);
     for (unsigned i = 0; i <= NODE_OP_LAST; i++)
         stat_out->served[i] = nodes->served[i];

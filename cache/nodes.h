@@ -44,6 +44,7 @@ struct nodes_stat {
     uint64_t far_files, followed;
     uint64_t served[NODE_OP_LAST + 1];
     uint64_t placed, placed_by_copy;
+    struct calls_stat transfers; /* of bytes; path NULL: the mount begins, or ends */
 };
 /* False: there are no nodes. */
 bool nodes_stat(struct cache *cache, struct nodes_stat *stat_out);

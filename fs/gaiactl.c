@@ -193,6 +193,42 @@ static void print_fault(json_t *f)
            (double)field(f, "latency_p99_ns") / 1000, field(f, "failed"), copied);
 }
 
+static double microseconds(json_t *object, const char *name)
+{
+    return (double)field(object, name) / 1000;
+}
+
+/* The other nodes, and the way of bytes between them and this one. */
+static void print_nodes(json_t *nodes)
+{
+    const char *self = json_string_value(json_object_get(nodes, "self"));
+    json_t *node, *t = json_object_get(nodes, "transfers");
+    char in[16], out[16];
+    size_t i;
+
+    if (!self || !*self)
+        return;
+    printf("  node %s of %zu\n", self, json_array_size(json_object_get(nodes, "nodes")));
+    json_array_foreach (json_object_get(nodes, "nodes"), i, node) {
+        const char *name = json_string_value(json_object_get(node, "name"));
+        if (!name || !strcmp(name, self))
+            continue;
+        printf("  node %s: %s%s%s%s\n", name, json_is_true(json_object_get(node, "down")) ? "down" : "up",
+               json_is_true(json_object_get(node, "listed")) ? "" : ", not listed",
+               json_is_true(json_object_get(node, "home")) ? ", home" : "",
+               json_is_true(json_object_get(node, "agent")) ? ", agent" : "");
+    }
+    if (!t)
+        return;
+    printf("  transfers: path %s (%s), %lld outstanding (at most %lld), %lld reads, %s, %lld writes, %s, p50 "
+           "%.1f us, p99 %.1f us, max %.1f us, %lld failed\n",
+           json_string_value(json_object_get(t, "path")), json_string_value(json_object_get(t, "device")),
+           field(t, "outstanding"), field(t, "outstanding_max"), field(t, "reads"),
+           human(field(t, "bytes_read"), in), field(t, "writes"), human(field(t, "bytes_written"), out),
+           microseconds(t, "latency_p50_ns"), microseconds(t, "latency_p99_ns"),
+           microseconds(t, "latency_max_ns"), field(t, "failed"));
+}
+
 /* The daemon has escaped what its users have named; but whoever may mount may run a daemon of his own, and
  * root's terminal is not to obey that. */
 static void escape_strings(json_t *node)
@@ -231,6 +267,7 @@ static void print_text(json_t *root)
                    json_string_value(json_object_get(device, "failure")));
     }
     print_fault(json_object_get(root, "fault"));
+    print_nodes(json_object_get(root, "nodes"));
     json_array_foreach (json_object_get(root, "files"), i, file) {
         char size[16], metadata[16];
         printf("%s: %s, %s of metadata\n", json_string_value(json_object_get(file, "path")),

@@ -166,6 +166,28 @@ static json_t *fault_json(struct cache *cache)
     return o;
 }
 
+/* How bytes move between this node and the homes that it is an agent of. */
+static json_t *transfers_json(const struct calls_stat *s)
+{
+    json_t *o = json_object();
+
+    json_object_set_new(o, "path", json_string(s->path));
+    json_object_set_new(o, "device", json_string(s->device));
+    json_object_set_new(o, "outstanding", integer(s->outstanding));
+    json_object_set_new(o, "outstanding_max", integer(s->outstanding_max));
+    json_object_set_new(o, "reads", integer(s->reads));
+    json_object_set_new(o, "writes", integer(s->writes));
+    json_object_set_new(o, "failed", integer(s->failed));
+    json_object_set_new(o, "bytes_read", integer(s->bytes_read));
+    json_object_set_new(o, "bytes_written", integer(s->bytes_written));
+    json_object_set_new(o, "latency_p50_ns", integer(s->latency_p50_ns));
+    json_object_set_new(o, "latency_p90_ns", integer(s->latency_p90_ns));
+    json_object_set_new(o, "latency_p99_ns", integer(s->latency_p99_ns));
+    json_object_set_new(o, "latency_p999_ns", integer(s->latency_p999_ns));
+    json_object_set_new(o, "latency_max_ns", integer(s->latency_max_ns));
+    return o;
+}
+
 /* The other nodes, and what they have asked this one for. */
 static json_t *nodes_json(struct cache *cache)
 {
@@ -192,6 +214,8 @@ static json_t *nodes_json(struct cache *cache)
     json_object_set_new(o, "served", served);
     json_object_set_new(o, "pages_placed", integer(s.placed));
     json_object_set_new(o, "pages_placed_by_copy", integer(s.placed_by_copy));
+    if (s.transfers.path)
+        json_object_set_new(o, "transfers", transfers_json(&s.transfers));
     return o;
 }
 

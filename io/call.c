@@ -225,6 +225,30 @@ int calls_try_memory(struct calls *calls, unsigned sessions, char why_out[CALL_W
     return error;
 }
 
+void calls_stat(const struct calls *calls, struct calls_stat *stat_out)
+{
+    const struct call_totals *totals = &calls->totals;
+    struct gaia_transport_limits limits;
+
+    gaia_transport_limits(calls->transport, &limits);
+    *stat_out = (struct calls_stat){
+        .path = calls->config.carrier == GAIA_CARRIER_RDMA ? "rdma" : "local",
+        .outstanding = totals->outstanding,
+        .outstanding_max = totals->outstanding_max,
+        .reads = totals->reads,
+        .writes = totals->writes,
+        .bytes_read = totals->bytes_read,
+        .bytes_written = totals->bytes_written,
+        .failed = totals->failed,
+        .latency_p50_ns = histogram_at(&totals->latency, 500),
+        .latency_p90_ns = histogram_at(&totals->latency, 900),
+        .latency_p99_ns = histogram_at(&totals->latency, 990),
+        .latency_p999_ns = histogram_at(&totals->latency, 999),
+        .latency_max_ns = totals->latency.most,
+    };
+    memcpy(stat_out->device, limits.device, sizeof stat_out->device);
+}
+
 /* A session that was not told yet; NULL: all were. */
 static struct call_session *next_untold(struct calls *calls)
 {

@@ -66,6 +66,21 @@ int calls_try_memory(struct calls *calls, unsigned sessions, char why_out[CALL_W
  * reference to stay valid: calls of theirs give -EIO. NULL is allowed. */
 void calls_close(struct calls *calls);
 
+/* For `gaiactl stat`: the transfers that this end has posted (so of sessions that it connected), also in
+ * those that have ended. What is read while some are under way need not be of one moment. */
+struct calls_stat {
+    const char *path; /* "local", "rdma" */
+    char device[64];
+    unsigned outstanding, outstanding_max; /* posted, and not ended */
+    uint64_t reads, writes;                /* that went well, as what follows but failed */
+    uint64_t bytes_read, bytes_written;
+    uint64_t failed; /* those that could not be posted, too */
+    /* From who asks for it to its end, with the wait for its turn. */
+    uint64_t latency_p50_ns, latency_p90_ns, latency_p99_ns, latency_p999_ns, latency_max_ns;
+};
+/* Takes no lock; not after calls_close(). */
+void calls_stat(const struct calls *calls, struct calls_stat *stat_out);
+
 /* Connect to the calls of another node; waits up to the timeout. As gaia_link_connect(); besides, the slots
  * are there when it returns (-ETIMEDOUT, -EPROTO when the peer has not exposed them). What the peer's
  * arrived() has refused with is returned, too; -ESHUTDOWN: calls_close() has begun. One reference is the

@@ -19,6 +19,7 @@
 
 #include "base/lock.h"
 #include "io/call.h"
+#include "io/histogram.h"
 
 #define CALL_PEERS_MAX GAIA_TRANSPORT_LINKS_MAX
 #define CALL_SLOTS_BOTH (2 * CALL_SLOTS)
@@ -132,12 +133,21 @@ struct call_session {
     pthread_cond_t moved;   /* one has ended, or was posted */
 };
 
+/* What has moved between slots, for all sessions of a node's end: those that have ended, too. Atomic, as each
+ * session counts with a lock of its own held or none. */
+struct call_totals {
+    _Atomic unsigned outstanding, outstanding_max;
+    _Atomic uint64_t reads, writes, failed, bytes_read, bytes_written;
+    struct histogram latency;
+};
+
 struct calls {
     struct calls_config config; /* constant, as are the next three; the address is gone */
     struct gaia_transport *transport;
     struct gaia_link_options shape; /* of links */
     pthread_t poller;
     _Atomic bool stop;
+    struct call_totals totals;
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t changed;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <semaphore.h>
 
+#include "base/clock.h"
 #include "io/call_internal.h"
 
 /* ---- which are taken ---- */
@@ -86,11 +87,34 @@ void call_slot_served(struct call_session *session, unsigned slot)
 struct move {
     struct gaia_transfer transfer; /* first */
     struct call_session *session;
+    uint64_t since_ns;
     bool posted;
     int error;  /* once it is done */
     sem_t done; /* not a condition of the session's lock: who wakes up would want that, and have to wait for
                    it */
 };
+
+/* As it is posted, not when it is: its end may be counted before who posts is back. */
+static void count_begun(struct call_totals *totals)
+{
+    unsigned now = ++totals->outstanding, most = totals->outstanding_max;
+
+    while (now > most && !atomic_compare_exchange_weak(&totals->outstanding_max, &most, now))
+        ;
+}
+
+static void count_ended(struct call_totals *totals, const struct move *move, int error)
+{
+    const struct gaia_transfer *transfer = &move->transfer;
+
+    if (error) {
+        totals->failed++;
+        return;
+    }
+    histogram_add(&totals->latency, clock_now_ns() - move->since_ns);
+    *(transfer->write ? &totals->bytes_written : &totals->bytes_read) += transfer->length;
+    (*(transfer->write ? &totals->writes : &totals->reads))++;
+}
 
 /* In the thread that polls, or that closes the link. */
 static void move_done(struct gaia_transfer *transfer, int error)
@@ -103,6 +127,8 @@ static void move_done(struct gaia_transfer *transfer, int error)
     session->moving_bytes -= transfer->length;
     pthread_cond_broadcast(&session->moved);
     pthread_mutex_unlock(&session->lock);
+    session->calls->totals.outstanding--;
+    count_ended(&session->calls->totals, move, error);
     move->error = error;
     sem_post(&move->done); /* who waits goes away with move after this */
 }
@@ -135,6 +161,7 @@ static int post(struct call_session *session, struct move *move)
     session->posting = true;
     session->moving++;
     session->moving_bytes += transfer->length;
+    count_begun(&session->calls->totals);
     while (posted == -EAGAIN && !session->error) {
         pthread_mutex_unlock(&session->lock);
         posted = gaia_link_post(session->link, queue_of(session, transfer), &transfer, 1);
@@ -146,6 +173,7 @@ static int post(struct call_session *session, struct move *move)
     if (posted != 1) {
         session->moving--;
         session->moving_bytes -= transfer->length;
+        session->calls->totals.outstanding--;
     }
     session->posting = false;
     session->turn++;
@@ -171,11 +199,14 @@ static int carry_out(struct call_session *session, struct move *move)
 {
     sem_init(&move->done, 0, 0);
     move->session = session;
+    move->since_ns = clock_now_ns();
     move->transfer.done = move_done;
     pthread_mutex_lock(&session->lock);
     int refused = post(session, move);
     pthread_mutex_unlock(&session->lock);
     move->posted = !refused;
+    if (refused)
+        count_ended(&session->calls->totals, move, refused);
     while (move->posted && sem_wait(&move->done)) /* a signal; the link's time limit ends it */
         ;
     sem_destroy(&move->done);

@@ -428,6 +428,7 @@ static void test_read_into_what_is_cut_off(void **state)
     enum { LENGTH = 64 * 1024 };
     static struct couple c;
     int fd = memfd_create("cut", MFD_CLOEXEC);
+    struct calls_stat s;
 
     (void)state;
     assert_true(fd >= 0);
@@ -438,6 +439,10 @@ static void test_read_into_what_is_cut_off(void **state)
     couple_open(&c, TIMEOUT_MS);
     assert_int_equal(call_slot_read_into(c.session, 0, 0, LENGTH, frames, NULL, true), -EFAULT);
     assert_int_equal(call_session_error(c.session), 0);
+    calls_stat(c.client.calls, &s);
+    assert_true(!s.reads && !s.bytes_read && !s.latency_max_ns && !s.outstanding);
+    if (carrier == GAIA_CARRIER_LOCAL) /* else it could not be registered */
+        assert_int_equal(s.failed, 1);
     assert_int_equal(ask(c.session, 0, OP_HIGHEST, NULL, 0), OP_HIGHEST);
     couple_close(&c);
     munmap(frames, LENGTH);
@@ -475,6 +480,45 @@ static void test_read_into_what_stands(void **state)
     gaia_standing_end(&standing);
     couple_close(&c);
     munmap(frames, 3 * LENGTH);
+}
+
+/* What has moved is counted at the end that has posted it, for all sessions. */
+static void test_transfers_are_counted(void **state)
+{
+    enum { READS = 40, WRITES = 7, LENGTH = 10000 };
+    static struct couple c;
+    uint8_t *frames = new_frames(LENGTH);
+    struct calls_stat s;
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    calls_stat(c.client.calls, &s);
+    assert_string_equal(s.path, carrier == GAIA_CARRIER_RDMA ? "rdma" : "local");
+    assert_true(*s.device);
+    assert_true(!s.outstanding_max && !s.reads && !s.writes && !s.failed && !s.latency_max_ns);
+    for (unsigned i = 0; i < READS; i++)
+        if (i % 2)
+            assert_int_equal(call_slot_read(c.session, i % CALL_SLOTS, i, LENGTH), 0);
+        else
+            assert_int_equal(call_slot_read_into(c.session, 3, i, LENGTH, frames, NULL, false), 0);
+    for (unsigned i = 0; i < WRITES; i++)
+        assert_int_equal(call_slot_write(c.session, i, 0, 2 * LENGTH), 0);
+    call_session_close(c.session); /* what it has counted stays; and what it does not try is not counted */
+    assert_int_equal(call_slot_read(c.session, 0, 0, 1), -EIO);
+    calls_stat(c.client.calls, &s);
+    assert_int_equal(s.outstanding, 0);
+    assert_int_equal(s.outstanding_max, 1);
+    assert_int_equal(s.reads, READS);
+    assert_int_equal(s.writes, WRITES);
+    assert_int_equal(s.bytes_read, READS * LENGTH);
+    assert_int_equal(s.bytes_written, WRITES * 2 * LENGTH);
+    assert_int_equal(s.failed, 0);
+    assert_true(s.latency_p50_ns > 0 && s.latency_p50_ns <= s.latency_p99_ns);
+    assert_true(s.latency_p99_ns <= s.latency_max_ns);
+    calls_stat(c.server.calls, &s);
+    assert_true(!s.outstanding_max && !s.reads && !s.writes && !s.failed && !s.latency_max_ns);
+    couple_close(&c);
+    munmap(frames, LENGTH);
 }
 
 /* What one session writes no other sees: neither the same client's nor another's. */
@@ -531,6 +575,7 @@ int main(int argc, char **argv)
         CASE(test_slots_are_served_to_one),
         CASE(test_read_into),
         CASE(test_read_into_what_is_cut_off),
+        CASE(test_transfers_are_counted),
         CASE(test_slots_are_of_one_session),
     };
 

@@ -2,12 +2,14 @@
 """Several nodes (-o node=, peers=): what is promised of a file does not depend on which of them a program or a device is.
 Each test has two orders: the home of the file acts first, or an agent does."""
 import os
+import re
+import subprocess
 
 import pytest
 
 import gaia
 from files import pattern
-from helpers import MIB, PAGE, agents, make_random, read_file, statistics  # noqa: F401
+from helpers import BIN, MIB, PAGE, agents, make_random, read_file, statistics  # noqa: F401
 from nodes import SIDES, Program, all_see, check, cluster, home_of, tracked, tracked_by_all  # noqa: F401
 
 # The gate has no time for it; of nodes that die, where freed memory shows, it runs there too (test_nodes_deaths.py).
@@ -402,3 +404,39 @@ def test_three_nodes(cluster, agents, writer, home):
         all_see(by_name, content)
     race(programs, content, [["device", "write"], ["device", "store"], ["write", "store"]], 15)
     all_see(by_name, content)
+
+
+# --- what gaiactl says ----------------------------------------------------------------------------------------------------
+
+def test_gaiactl_says_how_bytes_move_between_nodes(cluster, agents):
+    """Path, counts and latency of the transfers that an agent posts, in both forms; a home posts none."""
+    nodes = cluster()
+    content = pattern(PAGES * PAGE)
+    nodes.make(content, home=0)
+    program = Program(agents(), nodes.path(1), cpu=False)
+    assert program.device_load() == content
+    seen = statistics(nodes[1].mnt)["nodes"]["transfers"]
+    assert (seen["path"], seen["device"], seen["outstanding"], seen["failed"]) == ("local", "local", 0, 0)
+    assert seen["reads"] > 0 and seen["bytes_read"] >= len(content) and seen["outstanding_max"] > 0
+    assert 0 < seen["latency_p50_ns"] <= seen["latency_p99_ns"] <= seen["latency_max_ns"]
+    program.device_store(3 * PAGE, b"abc")
+    program.release()
+    seen = statistics(nodes[1].mnt)["nodes"]["transfers"]
+    assert seen["writes"] > 0 and seen["bytes_written"] >= PAGE
+    assert not any(statistics(nodes[0].mnt)["nodes"]["transfers"][kind] for kind in ("reads", "writes", "failed"))
+
+    said = [subprocess.run([os.path.join(BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True, check=True).stdout
+            for m in nodes]
+    assert "\n  node a of 2\n  node b: up, home, agent\n" in said[0] and "\n  node b of 2\n  node a: up, home, agent\n" in said[1]
+    line = re.search(r"^  transfers: path local \(local\), 0 outstanding \(at most (\d+)\), (\d+) reads, \S+, (\d+) writes, \S+, "
+                     r"p50 (\S+) us, p99 (\S+) us, max (\S+) us, 0 failed$", said[1], re.M)
+    assert line and [int(n) for n in line.groups()[:3]] == [seen[kind] for kind in ("outstanding_max", "reads", "writes")]
+    assert 0 < float(line[4]) <= float(line[5]) <= float(line[6])
+    assert "transfers: path local (local), 0 outstanding (at most 0), 0 reads, 0B, 0 writes, 0B, " in said[0]
+
+
+def test_gaiactl_says_nothing_of_nodes_where_there_are_none(mount):
+    m = mount()
+    assert "transfers" not in statistics(m.mnt)["nodes"]
+    said = subprocess.run([os.path.join(BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True, check=True).stdout
+    assert "node" not in said.replace(m.mnt, "").replace(m.data, "") and "transfers" not in said
