@@ -439,6 +439,31 @@ void agent_map_end(struct cache_map *map)
     map->far = NULL;
 }
 
+/* The home does them one after the other, and one may take as long as a client likes (NODE_HOLDS): those of
+ * one file do not take all places of their class. */
+#define DROPPING_MAX 2u
+static bool may_drop(enum node_op op)
+{
+    return op == NODE_ACQUIRE || op == NODE_ADVISE;
+}
+
+static void begin_dropping(struct nodes *nodes, struct agent_file *far)
+{
+    pthread_mutex_lock(&nodes->lock);
+    while (far->dropping == DROPPING_MAX)
+        pthread_cond_wait(&nodes->changed, &nodes->lock);
+    far->dropping++;
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+static void end_dropping(struct nodes *nodes, struct agent_file *far)
+{
+    pthread_mutex_lock(&nodes->lock);
+    far->dropping--;
+    pthread_cond_broadcast(&nodes->changed);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
 int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64_t bytes, unsigned advice,
                  uint64_t *changes_out, uint64_t *poisonings_out)
 {
@@ -454,7 +479,11 @@ int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64
     uint64_t poisonings = atomic_load(&map->poisonings);
     if (op == NODE_RELEASE) /* before and after, as a WRITE */
         durable_ask(map->file->durable);
+    if (may_drop(op))
+        begin_dropping(map->file->cache->nodes, map->far->file);
     int error = nodes_ask(map->far->file->session, NODE_CALLS, op, &request, &reply);
+    if (may_drop(op))
+        end_dropping(map->file->cache->nodes, map->far->file);
     if (op == NODE_RELEASE)
         durable_ask(map->file->durable);
     if (op == NODE_ACQUIRE) {

@@ -20,7 +20,8 @@ struct agent_file {
     unsigned member;              /* the home */
     struct call_session *session; /* a reference */
     uint32_t number;
-    unsigned users; /* requests of the home under way; under nodes->lock */
+    unsigned users;    /* requests of the home under way; under nodes->lock, as is the next */
+    unsigned dropping; /* calls under way that may have the home drop pages: DROPPING_MAX */
     /* The home leaves, and what it has acknowledged is on storage, or was said to be lost. */
     _Atomic bool handed;
     /* What the home has said last, of its own or to a change that a program of this node has made: what it

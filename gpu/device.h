@@ -87,7 +87,10 @@ struct gaia_frames_ops {
     int (*resize)(struct gaia_frames *frames, uint64_t pages);
     /* Bring bytes into frames that nobody can see yet (allocPhysical). bytes has count whole pages. */
     int (*place)(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes);
-    /* The same, and then expose() to map with first stores trapped if `exposes`, without waiting: after 0
+    /* The same, slower, and without any lock that a client may have. -EFAULT: one has cut them off. NULL:
+     * place() takes none. */
+    int (*place_unheld)(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes);
+    /* As place(), and then expose() to map with first stores trapped if `exposes`, without waiting: after 0
      * placing->done() is called. Where frames are on another node; else NULL. */
     int (*place_later)(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes,
                        bool exposes, struct gaia_placing *placing);

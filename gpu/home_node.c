@@ -12,13 +12,24 @@
 
 #include "gpu/home_untrapped.h"
 
+/* So many calls of NODE_HOLDS may take as long as clients like. With more under way the agent is given up as
+ * for any other: else one client could take all places of the class, for good. */
+#define PATIENT_CALLS 4u
+static unsigned limit_ms(const struct node_frames *frames, enum node_class class)
+{
+    bool many = class == NODE_HOLDS && call_session_calling(frames->session, NODE_HOLDS) >= PATIENT_CALLS;
+
+    return node_class_ms(many ? NODE_FRAMES : class);
+}
+
 int node_ask(const struct node_frames *frames, enum node_class class, enum node_op op,
              struct node_request *request)
 {
     if ((class == NODE_FRAMES || class == NODE_HOLDS) && frames->base.ops->scans)
         class = NODE_SCANS;
     request->frames = frames->base.node_number;
-    int result = call(frames->session, class, op, request, sizeof *request, NULL, NULL, node_class_ms(class));
+    int result =
+        call(frames->session, class, op, request, sizeof *request, NULL, NULL, limit_ms(frames, class));
     return result > 0 ? -EIO : node_result(result);
 }
 

@@ -427,21 +427,29 @@ static int soft_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
     return 0;
 }
 
-/* Without the memfd's lock, which a client may have for as long as it likes, while a file's lock is held
- * here: the kernel stores by way of a mapping of ours. What a client has cut off is no SIGBUS so, but EFAULT;
- * it reads as zeros anyway. False: it can't be done so. */
-static bool clear_by_window(struct gaia_frames *frames, uint64_t page, size_t from, void *zeros)
+/* Without the memfd's lock, which a client may have for as long as it likes: the kernel stores by way of a
+ * mapping of ours. What a client has cut off is no SIGBUS so, but EFAULT. */
+static int store_by_window(struct gaia_frames *frames, uint64_t page, size_t from, const void *bytes,
+                           size_t length)
 {
-    struct iovec bytes = {.iov_base = zeros, .iov_len = GAIA_PAGE_SIZE - from};
+    struct iovec source = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = length};
     struct gaia_window window = {0};
+    uint64_t count = (from + length + GAIA_PAGE_SIZE - 1) / GAIA_PAGE_SIZE;
 
-    if (soft_open_window(frames, page, 1, &window))
-        return false;
-    struct iovec place = {.iov_base = (uint8_t *)window.memory + from, .iov_len = bytes.iov_len};
-    ssize_t n = process_vm_writev(getpid(), &bytes, 1, &place, 1, 0);
-    bool done = n == (ssize_t)bytes.iov_len || (n < 0 && errno == EFAULT);
+    int error = soft_open_window(frames, page, count, &window);
+    if (error)
+        return error;
+    struct iovec place = {.iov_base = (uint8_t *)window.memory + from, .iov_len = length};
+    ssize_t n = process_vm_writev(getpid(), &source, 1, &place, 1, 0);
+    if (n != (ssize_t)length)
+        error = n < 0 ? -errno : -EFAULT; /* at the first page that is cut off */
     soft_close_window(frames, &window, true);
-    return done;
+    return error;
+}
+
+static int soft_place_unheld(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes)
+{
+    return store_by_window(frames, page, 0, bytes, count * GAIA_PAGE_SIZE);
 }
 
 static int soft_clear(struct gaia_frames *frames, uint64_t page, size_t from)
@@ -450,7 +458,9 @@ static int soft_clear(struct gaia_frames *frames, uint64_t page, size_t from)
     size_t length = GAIA_PAGE_SIZE - from;
     ssize_t n;
 
-    if (clear_by_window(frames, page, from, zeros))
+    /* A file's lock is held here. What is cut off reads as zeros anyway. */
+    int error = store_by_window(frames, page, from, zeros, length);
+    if (!error || error == -EFAULT)
         return 0;
     do
         n = pwrite(soft(frames)->fd, zeros, length, (off_t)(page * GAIA_PAGE_SIZE + from));
@@ -514,6 +524,7 @@ static const struct gaia_frames_ops soft_ops = {
     .detach = soft_detach,
     .resize = soft_resize,
     .place = soft_place,
+    .place_unheld = soft_place_unheld,
     .open_window = soft_open_window,
     .close_window = soft_close_window,
     .expose = soft_expose,

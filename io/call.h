@@ -99,6 +99,8 @@ int call_session_error(const struct call_session *session);
 uint64_t call_session_received(const struct call_session *session);
 /* Whether it has asked for something that is not answered yet. */
 bool call_session_is_asked(const struct call_session *session);
+/* How many calls of a class this end has under way. */
+unsigned call_session_calling(struct call_session *session, unsigned class);
 /* This end connected. */
 bool call_session_connected(const struct call_session *session);
 /* The caller's own pointer; atomic. */

@@ -214,6 +214,14 @@ bool call_session_is_asked(const struct call_session *session)
     return session->asked;
 }
 
+unsigned call_session_calling(struct call_session *session, unsigned class)
+{
+    pthread_mutex_lock(&session->lock);
+    unsigned calling = session->classes[class].calling;
+    pthread_mutex_unlock(&session->lock);
+    return calling;
+}
+
 bool call_session_connected(const struct call_session *session)
 {
     return session->connected;

@@ -19,7 +19,7 @@
  *   others use;
  *   NODE_HOLDS waits for the lock of a soft device's memory, which a client may have for as long as it likes
  *   (cache/fit.h). So who waits for it waits for that file's clients, as on one node; all others do not, and
- *   no session ends for it;
+ *   no session ends for it, unless many files are held so (gpu/home_node.c);
  *   NODE_FRAMES waits for nobody.
  */
 #ifndef GAIAFS_IO_NODE_H

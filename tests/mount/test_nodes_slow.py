@@ -366,6 +366,58 @@ def test_a_client_that_holds_frames_which_are_to_change(cluster, agents):
 
 
 @pytest.mark.traps
+def test_a_client_that_cuts_and_holds_its_frames(cluster, agents):
+    """What is to be placed behind the cut can't be: to wait for the lock then would keep others' places and slots."""
+    nodes = cluster(2, "timeout=0,unit=4K")
+    contents = {"f": pattern(1024 * PAGE), "g": pattern(64 * PAGE)}
+    for name, content in contents.items():
+        nodes.make(content, name, home=0)
+    hostile = Hostile(nodes.path(1, "f"))
+    f, g = (Program(agents(), nodes.path(1, name), cpu=False) for name in "fg")
+    g.agent("map[2 * PAGE]")
+    os.ftruncate(hostile.frames, 0)
+    hostile.hold()
+    f.agent.start("error_of(map.advise, 3)", "eval")  # GAIA_ADV_WILLNEED
+    f.agent.busy(1)
+    g.agent.start("map[40 * PAGE]", "eval")
+    assert not g.agent.busy(15)
+    assert g.agent.finish() == contents["g"][40 * PAGE]
+    hostile.let_go()
+    hostile.end()
+    assert not f.agent.busy(15)
+    f.agent.finish()
+
+
+@pytest.mark.traps
+def test_many_acquires_of_what_a_client_holds(cluster, agents):
+    """They wait, and leave places to those that have nothing to do with that file."""
+    nodes = cluster(2, "timeout=0,unit=4K")
+    for name in "fg":
+        nodes.make(pattern(64 * PAGE), name, home=0)
+    holder = Hostile(nodes.path(1, "f"))
+    fs = [Program(agents(), nodes.path(1, "f"), cpu=False) for _ in range(18)]
+    g = Program(agents(), nodes.path(1, "g"), cpu=False)
+    for program in (*fs, g):
+        program.agent("map[2 * PAGE]")
+    holder.hold()
+    with open(nodes.path(0, "f"), "r+b") as file:
+        file.seek(2 * PAGE)
+        file.write(b"x")
+    for f in fs:
+        f.agent.start("map.acquire()")
+    assert fs[0].agent.busy(1) and fs[-1].agent.busy(0)
+    g.agent.start("map[5 * PAGE] = 1\nmap.release()\nmap.acquire()")
+    assert not g.agent.busy(15)
+    g.agent.finish()
+    holder.let_go()
+    holder.end()
+    for f in fs:
+        assert not f.agent.busy(15)
+        f.agent.finish()
+        assert f.agent("map[2 * PAGE]") == ord("x")
+
+
+@pytest.mark.traps
 def test_a_client_that_holds_its_frames(cluster, agents):
     """It has their lock for as long as it likes (a write() into them whose source never comes). Who touches or stores to the
     same file on that node goes on, and who has mapped another, too: placing takes no such lock."""
