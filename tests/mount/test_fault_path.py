@@ -85,9 +85,10 @@ def test_a_file_that_is_cut_meanwhile(mount, agents):
     assert path_of(m)["connected"] or path_of(m)["connects"]
 
 
-def test_a_path_that_breaks(mount, devices, workdir, monkeypatch):
+@pytest.mark.parametrize("unit", ["64K", "4K"])  # of a longer piece each page is tried again by itself
+def test_a_path_that_breaks(mount, devices, workdir, monkeypatch, unit):
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
-    m = mount("fault=local,device_cache=1M,peer_timeout=2", env=env)
+    m = mount(f"fault=local,device_cache=1M,peer_timeout=2,unit={unit}", env=env)
     content = pattern(4 * MIB)
     path = make(m, content)
     device = devices()
