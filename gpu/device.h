@@ -102,7 +102,8 @@ struct gaia_frames_ops {
      * write to it, nobody else. -EOPNOTSUPP: these pages have none; NULL: no pages of this device have. */
     int (*open_window)(struct gaia_frames *frames, uint64_t page, uint64_t count,
                        struct gaia_window *window_out);
-    /* arrived: all bytes are there, and the pages count as placed when this has returned 0. */
+    /* arrived: all bytes are there, and the pages count as placed when this has returned 0. Of memory that
+     * does not stand they do so before, it is 0 always, and the pages may be in use (cache/fault_path.c). */
     int (*close_window)(struct gaia_frames *frames, const struct gaia_window *window, bool arrived);
     /* Let the client of map see placed pages, first stores trapped or not; wakes its waiting touches
      * (mapP2V). [client] */
