@@ -32,8 +32,11 @@ def fallocate(fd, mode, offset, length):
 
 
 def as_user(code, *args, uid=NOBODY, gid=NOBODY, groups=()):
-    """Runs Python code as another user in a process of its own; sys.argv[1:] is args."""
-    return subprocess.run([sys.executable, "-B", "-c", "import os, sys, errno\n" + code, *map(str, args)], user=uid,
+    """Runs Python code as another user in a process of its own; sys.argv[1:] is args. It may import this module, though
+    the user may not be allowed to read where it is."""
+    with open(__file__, encoding="utf-8") as file:
+        module = f"exec({file.read()!r}, vars(sys.modules.setdefault('posix_calls', type(sys)('posix_calls'))))\n"
+    return subprocess.run([sys.executable, "-B", "-c", "import os, sys, errno\n" + module + code, *map(str, args)], user=uid,
                           group=gid, extra_groups=list(groups), capture_output=True, text=True)
 
 

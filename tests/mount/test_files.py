@@ -264,12 +264,11 @@ def test_a_file_without_a_name_is_the_callers(mount):
     os.chown(m.mnt, 0, 4242)
     os.chmod(m.mnt, 0o2777)
     done = as_user("""
-sys.path.insert(0, sys.argv[2])
 from posix_calls import link_descriptor
 os.umask(0o027)
 fd = os.open(sys.argv[1], os.O_TMPFILE | os.O_RDWR, 0o666)
 link_descriptor(fd, sys.argv[1] + "/named")
-""", m.mnt, os.path.dirname(os.path.abspath(__file__)), uid=4001, gid=4001)
+""", m.mnt, uid=4001, gid=4001)
     assert done.returncode == 0, done.stderr
     st = os.stat(os.path.join(m.data, "named"))
     assert (st.st_uid, st.st_gid, stat.S_IMODE(st.st_mode)) == (4001, 4242, 0o640)
