@@ -422,7 +422,8 @@ static int end_standing(struct fault_read *read, int error)
     return gaia_window_end(read->frames, &read->window, GAIA_PATH_FAULTS, error);
 }
 
-/* Of other memory, which has the bytes by now: who has touched it does not wait for this. */
+/* Of other memory, which has the bytes by now, or has got them otherwise: who has touched it does not wait
+ * for this. */
 static void end_other(struct fault_read *read, int error)
 {
     gaia_memory_release(read->pull.memory);

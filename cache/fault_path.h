@@ -59,9 +59,8 @@ struct fault_read {
 };
 
 /* Begin a read. 0: done is called, once, in a thread of the path's or in this one, and then gone. Else
- * neither is: -EAGAIN
- * (the path is broken just now), -EOPNOTSUPP (there is no window, or the carrier can't reach it), or why
- * there was no window. No lock is held. */
+ * neither is: -EAGAIN (the path is broken just now), -EOPNOTSUPP (there is no window, or the carrier can't
+ * reach it), or why there was no window. No lock is held. */
 int fault_path_read(struct fault_path *path, struct fault_read *read);
 
 struct fault_path_stat {

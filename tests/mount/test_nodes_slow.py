@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from conftest import not_in_the_gate
 from files import pattern
 from gpu_fixture import gpu, make  # noqa: F401
 from helpers import (MIB, PAGE, ROWS, agents, cuda_standin, daemon_with_faults, error_of, read_file,  # noqa: F401
@@ -363,6 +364,41 @@ def test_a_client_that_holds_frames_which_are_to_change(cluster, agents):
     assert not f.agent.busy(15)
     f.agent.finish()
     assert f.agent("seen") == ord("x")
+
+
+@not_in_the_gate
+@pytest.mark.traps
+@pytest.mark.parametrize("held", [4, 5])
+def test_files_that_clients_hold(cluster, agents, held):
+    """Of four the home waits for as long as it takes; with a fifth the node is given up as one that does not answer, so that
+    what others wait for ends in time."""
+    nodes = cluster(2, "timeout=0,unit=4K")
+    names = [f"f{number}" for number in range(held)]
+    for name in (*names, "g"):
+        nodes.make(pattern(64 * PAGE), name, home=0)
+    holders = [Hostile(nodes.path(1, name)) for name in names]
+    programs = {name: Program(agents(), nodes.path(1, name), cpu=False) for name in (*names, "g")}
+    for program in programs.values():
+        program.agent("map[2 * PAGE]")
+    for holder in holders:
+        holder.hold()
+    for name in names:
+        with open(nodes.path(0, name), "r+b") as file:
+            file.seek(2 * PAGE)
+            file.write(b"x")
+        programs[name].agent.start("error_of(map.acquire)", "eval")
+        assert programs[name].agent.busy(0.5)  # one after the other, so that it is known which is the fifth
+    last = programs[names[-1]].agent
+    assert last.busy(15)
+    assert last.busy(15) == (held == 4)
+    found = programs["g"].agent("error_of(map.acquire)")
+    assert found == 0 if held == 4 else found in (errno.EIO, errno.ENOTCONN)
+    for holder in holders:
+        holder.let_go()
+        holder.end()
+    for name in names:
+        assert not programs[name].agent.busy(15)
+        assert programs[name].agent.finish() == 0 if held == 4 else programs[name].agent.finish()
 
 
 @pytest.mark.traps
