@@ -34,7 +34,8 @@ enum lock_flags {
     X(TABLE, "gaia_mapping.table_lock", LOCK_LEAF)              \
     X(SESSION, "gaia_session.lock", LOCK_ALONE | LOCK_LEAF)     \
     X(DEMAND_CALLS, "demand_map.calls", LOCK_ALONE)             \
-    X(DEMAND, "demand_map.lock", LOCK_LEAF)                     \
+    X(DEMAND_RING, "demand_server.ring", LOCK_ALONE)            \
+    X(DEMAND, "demand_server.lock", LOCK_LEAF)                  \
     X(HANDLE, "handle.lock", LOCK_ALONE)                        \
     X(GATE, "inode.gate", LOCK_PAIR)                            \
     X(PASSTHROUGH, "fs.passthrough_lock", 0)                    \

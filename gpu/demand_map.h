@@ -5,8 +5,7 @@
  * have stored is stored to the soft mapping, byte by byte, when they give it back: at an eviction, an acquire
  * or a release.
  *
- * A thread of the mapping answers the ring. It keeps, for each unit that the GPU may have, the bytes that
- * were granted: the twin. */
+ * Who answers the ring is gpu/demand_server.h. */
 #ifndef GAIAFS_GPU_DEMAND_MAP_H
 #define GAIAFS_GPU_DEMAND_MAP_H
 

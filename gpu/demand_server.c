@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/demand_server.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gpu/touch.h"
+
+#define PAGE 4096u
+#define NO_UNIT UINT32_MAX
+#define SPINS 2000u /* looks at an empty ring before the thread sleeps */
+
+/* What one thread is at. */
+struct service {
+    struct demand_server *server;
+    unsigned thread;
+    struct gaia_demand_asked asked;
+    uint32_t grant; /* of the answer */
+};
+
+static size_t unit_bytes(const struct demand_server *server)
+{
+    return (size_t)1 << server->host.unit_shift;
+}
+
+/* ---- the soft mapping ---- */
+
+/* Bytes of a unit that lie in pages before the end of the file: touching those past it is an error. -EIO:
+ * nobody says where that is (the daemon is gone). */
+static int readable(const struct demand_server *server, uint32_t unit, size_t *bytes_out)
+{
+    uint64_t from = (uint64_t)unit << server->host.unit_shift, most = unit_bytes(server);
+    struct stat st;
+
+    if (fstat(server->fd, &st))
+        return -EIO;
+    uint64_t end = st.st_size > server->offset ? (uint64_t)(st.st_size - server->offset) : 0;
+    end = (end + PAGE - 1) / PAGE * PAGE;
+    end = end < server->length ? end : server->length;
+    *bytes_out = end <= from ? 0 : end - from < most ? (size_t)(end - from) : most;
+    return 0;
+}
+
+/* What is only read is never given back: its bytes are here on their way, and nothing is kept, so that data
+ * that is larger than the host's memory can be read. */
+static uint8_t *twin_of(const struct service *service)
+{
+    const struct demand_server *server = service->server;
+    uint64_t number = server->writable ? service->asked.unit : service->thread;
+
+    return server->twins + (number << server->host.unit_shift);
+}
+
+static size_t twin_bytes(const struct demand_server *server)
+{
+    return (size_t)(server->writable ? server->host.units : DEMAND_SERVERS_MAX) << server->host.unit_shift;
+}
+
+static uint8_t *home_of(const struct service *service)
+{
+    return service->server->home + ((uint64_t)service->asked.unit << service->server->host.unit_shift);
+}
+
+/* The unit's twin becomes what the soft mapping has now. */
+static int read_home(const struct service *service)
+{
+    uint8_t *twin = twin_of(service);
+    size_t n;
+
+    int error = readable(service->server, service->asked.unit, &n);
+    if (error)
+        return error;
+    memset(twin + n, 0, unit_bytes(service->server) - n);
+    return n ? touch_copy(twin, home_of(service), n) : 0;
+}
+
+/* Store the bytes that differ from the twin, and no others, to the soft mapping. */
+static int store_home(const struct service *service, const uint8_t *bytes)
+{
+    size_t n;
+
+    int error = readable(service->server, service->asked.unit, &n);
+    return error ? error : touch_store_changed(home_of(service), bytes, twin_of(service), n);
+}
+
+/* ---- the arena: the lock is held ---- */
+
+/* The unit is not in the arena, and its number has counted up. */
+static void take(struct demand_server *server, uint32_t unit)
+{
+    uint32_t slot = gaia_demand_arena_take(&server->host, unit);
+
+    if (slot < server->host.arena_slots) {
+        server->arena_unit[slot] = NO_UNIT;
+        server->arena_free[server->free_slots++] = slot;
+    }
+}
+
+/* The unit in the next slot that has one, in turn, goes. */
+static void make_room(struct demand_server *server)
+{
+    for (uint32_t i = 0; i < server->host.arena_slots; i++) {
+        uint32_t unit = server->arena_unit[server->hand];
+
+        server->hand = (server->hand + 1) % server->host.arena_slots;
+        if (unit != NO_UNIT) {
+            take(server, unit);
+            return;
+        }
+    }
+}
+
+/* A slot to write to. Where all are being written: when one of them is. */
+static uint32_t take_slot(struct demand_server *server)
+{
+    while (!server->free_slots) {
+        make_room(server);
+        if (!server->free_slots)
+            pthread_cond_wait(&server->changed, &server->lock);
+    }
+    return server->arena_free[--server->free_slots];
+}
+
+/* The twin goes into the arena. The lock is let go meanwhile. The grant. */
+static uint32_t put(const struct service *service)
+{
+    struct demand_server *server = service->server;
+
+    take(server, service->asked.unit);
+    uint32_t slot = take_slot(server);
+    pthread_mutex_unlock(&server->lock);
+    gaia_demand_arena_write(&server->host, slot, 0, twin_of(service), unit_bytes(server));
+    pthread_mutex_lock(&server->lock);
+    server->arena_unit[slot] = service->asked.unit;
+    pthread_cond_broadcast(&server->changed);
+    return gaia_demand_arena_put(&server->host, service->asked.unit, slot);
+}
+
+static bool is_in_arena(const struct demand_server *server, uint32_t unit)
+{
+    return GAIA_DEMAND_ARENA_SLOT(server->host.arena_state[unit]);
+}
+
+static uint32_t number_of(const struct demand_server *server, uint32_t unit)
+{
+    return GAIA_DEMAND_ARENA_SEQUENCE(server->host.arena_state[unit]);
+}
+
+/* ---- answers: the unit is this thread's; the lock is held, and let go while bytes move ---- */
+
+/* Nobody has the unit in a frame, so its last twin is not needed any more. */
+static uint32_t fetch(struct service *service)
+{
+    struct demand_server *server = service->server;
+    const struct gaia_demand_asked *asked = &service->asked;
+
+    if (asked->operation == GAIA_DEMAND_FETCH && is_in_arena(server, asked->unit))
+        return GAIA_DEMAND_PULL; /* it has come meanwhile */
+    take(server, asked->unit);
+    server->twin_grant[asked->unit] = 0;
+    pthread_mutex_unlock(&server->lock);
+    int error = read_home(service);
+    if (!error && asked->operation == GAIA_DEMAND_FETCH_HERE)
+        memcpy(gaia_demand_stage(&server->host, asked->ticket), twin_of(service), unit_bytes(server));
+    pthread_mutex_lock(&server->lock);
+    if (error)
+        return (uint32_t)-error;
+    if (asked->operation == GAIA_DEMAND_FETCH) {
+        server->twin_grant[asked->unit] = put(service);
+        return GAIA_DEMAND_PULL;
+    }
+    service->grant = server->twin_grant[asked->unit] = number_of(server, asked->unit);
+    return 0;
+}
+
+static uint32_t give(struct service *service)
+{
+    struct demand_server *server = service->server;
+    const uint8_t *stage = gaia_demand_stage(&server->host, service->asked.ticket);
+    uint32_t unit = service->asked.unit;
+
+    if (!server->writable)
+        return EACCES;
+    if (!server->twin_grant[unit] || server->twin_grant[unit] != service->asked.grant)
+        return EINVAL; /* no grant of ours */
+    pthread_mutex_unlock(&server->lock);
+    int error = store_home(service, stage);
+    if (!error)
+        memcpy(twin_of(service), stage, unit_bytes(server));
+    pthread_mutex_lock(&server->lock);
+    if (error)
+        return (uint32_t)-error;
+    bool was_there = is_in_arena(server, unit);
+    take(server, unit);
+    service->grant = server->twin_grant[unit] = was_there ? put(service) : number_of(server, unit);
+    return 0;
+}
+
+static bool is_served(const struct demand_server *server, uint64_t first, uint64_t count)
+{
+    for (unsigned i = 0; i < server->count; i++)
+        if (server->serves[i] != NO_UNIT && server->serves[i] - first < count)
+            return true;
+    return false;
+}
+
+/* A GPU asks for a unit once at a time; what else writes to the ring waits. */
+static void answer(struct service *service)
+{
+    struct demand_server *server = service->server;
+    const struct gaia_demand_asked *asked = &service->asked;
+
+    pthread_mutex_lock(&server->lock);
+    while (is_served(server, asked->unit, 1))
+        pthread_cond_wait(&server->changed, &server->lock);
+    server->serves[service->thread] = asked->unit;
+    service->grant = 0;
+    uint32_t status = asked->operation == GAIA_DEMAND_GIVE ? give(service) : fetch(service);
+    server->serves[service->thread] = NO_UNIT;
+    pthread_cond_broadcast(&server->changed);
+    pthread_mutex_unlock(&server->lock);
+    gaia_demand_reply(&server->host, asked->ticket, status, service->grant);
+}
+
+/* ---- threads ---- */
+
+/* The driver takes its memory back when the process ends, while threads run yet. */
+#define ENDING_MS 1000u
+
+static _Atomic bool ending;
+static _Atomic unsigned serving; /* threads */
+static pid_t owner;              /* of them: a child of fork() has none */
+
+static void end_serving(void)
+{
+    if (getpid() != owner)
+        return;
+    atomic_store(&ending, true);
+    for (unsigned ms = 0; ms < ENDING_MS && atomic_load(&serving); ms++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+/* After the driver has begun, so that it is called before the driver's own end. */
+static void expect_the_end(void)
+{
+    owner = getpid();
+    atexit(end_serving);
+}
+
+static bool is_over(const struct demand_server *server)
+{
+    return atomic_load(&server->stop) || atomic_load(&ending);
+}
+
+/* Looks at the ring without pause while there is something to do, and less often the longer there is nothing.
+ * The ring is held. */
+static bool look(struct demand_server *server, struct gaia_demand_asked *asked_out)
+{
+    unsigned idle = 0;
+
+    while (!is_over(server)) {
+        if (gaia_demand_next(&server->host, asked_out))
+            return true;
+        if (++idle < SPINS) {
+            sched_yield();
+            continue;
+        }
+        unsigned sleeps = idle - SPINS;
+        struct timespec pause = {.tv_nsec = sleeps < 20 ? 50000 : sleeps < 200 ? 200000 : 1000000};
+        nanosleep(&pause, NULL);
+    }
+    return false;
+}
+
+static int start_thread(struct demand_server *server);
+
+/* The next request, for this thread; somebody else looks at the ring then. */
+static bool next(struct demand_server *server, struct gaia_demand_asked *asked_out)
+{
+    atomic_fetch_add(&server->looking, 1);
+    pthread_mutex_lock(&server->ring);
+    bool is_there = look(server, asked_out);
+    pthread_mutex_unlock(&server->ring);
+    if (atomic_fetch_sub(&server->looking, 1) == 1 && is_there)
+        (void)start_thread(server); /* without it this thread looks when it has answered */
+    return is_there;
+}
+
+static void *serve(void *argument)
+{
+    struct service *service = argument;
+
+    while (next(service->server, &service->asked))
+        answer(service);
+    free(service);
+    atomic_fetch_sub(&serving, 1);
+    return NULL;
+}
+
+/* The lock is held. */
+static int add_thread(struct demand_server *server)
+{
+    struct service *service = malloc(sizeof *service);
+
+    if (!service)
+        return -EAGAIN;
+    *service = (struct service){.server = server, .thread = server->count};
+    server->serves[server->count] = NO_UNIT;
+    atomic_fetch_add(&serving, 1);
+    int error = -pthread_create(&server->threads[server->count], NULL, serve, service);
+    if (error) {
+        atomic_fetch_sub(&serving, 1);
+        free(service);
+    } else {
+        server->count++;
+    }
+    return error;
+}
+
+/* 0 when there are enough. */
+static int start_thread(struct demand_server *server)
+{
+    int error = 0;
+
+    pthread_mutex_lock(&server->lock);
+    if (server->count < DEMAND_SERVERS_MAX && !is_over(server))
+        error = add_thread(server);
+    pthread_mutex_unlock(&server->lock);
+    return error;
+}
+
+int demand_server_start(struct demand_server *server)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    sigset_t all, old;
+
+    /* The program's signal handlers are for the program's threads; SIGBUS is for what these touch. */
+    sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    pthread_once(&once, expect_the_end);
+    int error = start_thread(server);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return error;
+}
+
+void demand_server_stop(struct demand_server *server)
+{
+    pthread_mutex_lock(&server->lock);
+    atomic_store(&server->stop, true); /* from now on there are no more of them */
+    unsigned count = server->count;
+    pthread_mutex_unlock(&server->lock);
+    for (unsigned i = 0; i < count; i++)
+        pthread_join(server->threads[i], NULL);
+    server->count = 0;
+}
+
+/* ---- begin and end ---- */
+
+static void free_tables(struct demand_server *server)
+{
+    if (server->twins)
+        munmap(server->twins, twin_bytes(server));
+    free(server->twin_grant);
+    free(server->arena_unit);
+    free(server->arena_free);
+}
+
+static int make_tables(struct demand_server *server)
+{
+    const struct gaia_demand_host *host = &server->host;
+    void *twins = mmap(NULL, twin_bytes(server), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    server->twins = twins == MAP_FAILED ? NULL : twins;
+    server->twin_grant = calloc(host->units, sizeof *server->twin_grant);
+    server->arena_unit = malloc(host->arena_slots * sizeof *server->arena_unit);
+    server->arena_free = malloc(host->arena_slots * sizeof *server->arena_free);
+    if (!server->twins || !server->twin_grant || !server->arena_unit || !server->arena_free)
+        return -ENOMEM;
+    memset(server->arena_unit, 0xff, host->arena_slots * sizeof *server->arena_unit);
+    while (server->free_slots < host->arena_slots) {
+        server->arena_free[server->free_slots] = host->arena_slots - 1 - server->free_slots;
+        server->free_slots++;
+    }
+    return 0;
+}
+
+int demand_server_open(struct demand_server *server)
+{
+    int error = make_tables(server);
+
+    if (error) {
+        free_tables(server);
+        return error;
+    }
+    lock_init(&server->ring, LOCK_DEMAND_RING);
+    lock_init(&server->lock, LOCK_DEMAND);
+    lock_condition_init(&server->changed);
+    return 0;
+}
+
+void demand_server_close(struct demand_server *server)
+{
+    free_tables(server);
+    pthread_cond_destroy(&server->changed);
+    pthread_mutex_destroy(&server->lock);
+    pthread_mutex_destroy(&server->ring);
+}
+
+void demand_server_forget(struct demand_server *server, uint64_t first, uint64_t count)
+{
+    pthread_mutex_lock(&server->lock);
+    while (is_served(server, first, count))
+        pthread_cond_wait(&server->changed, &server->lock);
+    for (uint64_t unit = first; unit < first + count; unit++) {
+        take(server, (uint32_t)unit);
+        server->twin_grant[unit] = 0;
+    }
+    if (server->writable)
+        madvise(server->twins + (first << server->host.unit_shift), count << server->host.unit_shift,
+                MADV_DONTNEED);
+    pthread_mutex_unlock(&server->lock);
+}
