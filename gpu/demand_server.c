@@ -138,8 +138,7 @@ static uint32_t put(const struct service *service)
     pthread_mutex_unlock(&server->lock);
     gaia_demand_arena_write(&server->host, slot, 0, twin_of(service), unit_bytes(server));
     pthread_mutex_lock(&server->lock);
-    server->arena_unit[slot] = service->asked.unit;
-    pthread_cond_broadcast(&server->changed);
+    server->arena_unit[slot] = service->asked.unit; /* answer() says so to who waits for one */
     return gaia_demand_arena_put(&server->host, service->asked.unit, slot);
 }
 

@@ -38,7 +38,7 @@ struct demand_server {
     _Atomic unsigned looking; /* threads that have it, or wait for it */
 
     pthread_mutex_t lock;   /* guards what follows; a leaf */
-    pthread_cond_t changed; /* a unit is answered, or a slot of the arena written */
+    pthread_cond_t changed; /* a unit is answered, so its slot of the arena is written, too */
     uint8_t *twins;         /* address space for the mapping; for reading, a unit for each thread */
     uint32_t *twin_grant;   /* of each unit: the grant that its twin is of; 0: none */
     uint32_t *arena_unit;   /* of each slot; none: it is free, or being written */
