@@ -285,7 +285,7 @@ static int connect_path(struct fault_path *path)
     if (!error && (error = gaia_link_error(path->agent)))
         say(path, error, "%s has ended the link: %s", path->address, strerror(-error));
     if (!error)
-        error = say_it_too(path, gaia_pull_open(path->transport, path->agent, &pull));
+        error = say_it_too(path, gaia_pull_open(path->transport, path->agent, 0, &pull));
     pthread_mutex_lock(&path->lock);
     path->pull = pull;
     path->ready = !error;

@@ -389,6 +389,8 @@ int nodes_start(struct cache *cache, char why_out[CALL_WHY])
     const struct calls_config config = {.carrier = members->list[members->self].carrier,
                                         .address = members->list[members->self].address,
                                         .timeout_ms = nodes->timeout_ms,
+                                        .queues = cache->config.fault.queues,
+                                        .depth = cache->config.fault.depth,
                                         .context = nodes,
                                         .arrived = arrived,
                                         .serve = serve,

@@ -220,13 +220,14 @@ static void print_nodes(json_t *nodes)
     }
     if (!t)
         return;
-    printf("  transfers: path %s (%s), %lld outstanding (at most %lld), %lld reads, %s, %lld writes, %s, p50 "
+    printf("  transfers: path %s (%s), %lld queues of %lld, %lld outstanding (at most %lld), %lld reads, %s, "
+           "%lld writes, %s, p50 "
            "%.1f us, p99 %.1f us, max %.1f us, %lld failed\n",
            json_string_value(json_object_get(t, "path")), json_string_value(json_object_get(t, "device")),
-           field(t, "outstanding"), field(t, "outstanding_max"), field(t, "reads"),
-           human(field(t, "bytes_read"), in), field(t, "writes"), human(field(t, "bytes_written"), out),
-           microseconds(t, "latency_p50_ns"), microseconds(t, "latency_p99_ns"),
-           microseconds(t, "latency_max_ns"), field(t, "failed"));
+           field(t, "queues"), field(t, "depth"), field(t, "outstanding"), field(t, "outstanding_max"),
+           field(t, "reads"), human(field(t, "bytes_read"), in), field(t, "writes"),
+           human(field(t, "bytes_written"), out), microseconds(t, "latency_p50_ns"),
+           microseconds(t, "latency_p99_ns"), microseconds(t, "latency_max_ns"), field(t, "failed"));
 }
 
 /* The daemon has escaped what its users have named; but whoever may mount may run a daemon of his own, and

@@ -173,6 +173,8 @@ static json_t *transfers_json(const struct calls_stat *s)
 
     json_object_set_new(o, "path", json_string(s->path));
     json_object_set_new(o, "device", json_string(s->device));
+    json_object_set_new(o, "queues", integer(s->queues));
+    json_object_set_new(o, "depth", integer(s->depth));
     json_object_set_new(o, "outstanding", integer(s->outstanding));
     json_object_set_new(o, "outstanding_max", integer(s->outstanding_max));
     json_object_set_new(o, "reads", integer(s->reads));

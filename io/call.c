@@ -168,6 +168,20 @@ static void free_calls(struct calls *calls)
     free(calls);
 }
 
+/* A read has a slot, of which there are so many; a page is the least that it brings. */
+static struct gaia_link_options plan(const struct calls *calls)
+{
+    const struct gaia_pull_options options = {
+        .queues = calls->config.queues, .depth = calls->config.depth, .most = CALL_SLOTS};
+    struct gaia_transport_limits limits;
+
+    gaia_transport_limits(calls->transport, &limits);
+    limits.queues--;
+    struct gaia_link_options shape = gaia_pull_plan(&limits, &options, CALL_PAGE);
+    shape.queues++; /* CALL_QUEUE_MESSAGES */
+    return shape;
+}
+
 int calls_open(const struct calls_config *config, struct calls **calls_out, char why_out[CALL_WHY])
 {
     struct gaia_transport_config transport = {
@@ -179,7 +193,6 @@ int calls_open(const struct calls_config *config, struct calls **calls_out, char
         .calls = {arrived, message, exposed, dropped, NULL, closed},
     };
     struct calls *calls = calloc(1, sizeof *calls);
-    struct gaia_transport_limits limits;
 
     why_out[0] = '\0';
     if (!calls)
@@ -194,8 +207,7 @@ int calls_open(const struct calls_config *config, struct calls **calls_out, char
     if (error) {
         snprintf(why_out, CALL_WHY, "%s", gaia_transport_why());
     } else {
-        gaia_transport_limits(calls->transport, &limits);
-        calls->shape = (struct gaia_link_options){.queues = limits.queues < 2 ? 1 : 2, .depth = CALL_MOVES};
+        calls->shape = plan(calls);
         error = -pthread_create(&calls->poller, NULL, poll_calls, calls);
         if (error)
             snprintf(why_out, CALL_WHY, "no thread that polls: %s", strerror(-error));
@@ -233,6 +245,8 @@ void calls_stat(const struct calls *calls, struct calls_stat *stat_out)
     gaia_transport_limits(calls->transport, &limits);
     *stat_out = (struct calls_stat){
         .path = calls->config.carrier == GAIA_CARRIER_RDMA ? "rdma" : "local",
+        .queues = calls->shape.queues - 1,
+        .depth = calls->shape.depth,
         .outstanding = totals->outstanding,
         .outstanding_max = totals->outstanding_max,
         .reads = totals->reads,
@@ -310,12 +324,16 @@ static int greet(struct calls *calls, struct gaia_link *link, struct call_sessio
 {
     struct gaia_span span = {session->memory, CALL_MEMORY, -1};
     struct gaia_memory *registered = NULL;
+    struct gaia_pull *pull = NULL;
     int error;
 
     gaia_link_set_user(link, session);
     error = gaia_memory_register(calls->transport, &span, &registered);
+    if (!error)
+        error = gaia_pull_open(calls->transport, link, CALL_QUEUE_MESSAGES + 1, &pull);
     pthread_mutex_lock(&session->lock);
-    session->registered = registered; /* the keeper lets go of it */
+    session->registered = registered; /* the keeper lets go of both */
+    session->pull = pull;
     pthread_mutex_unlock(&session->lock);
     if (!error && (error = gaia_link_error(link))) /* it ended before it had a user */
         error = error == -ESHUTDOWN ? -ECONNREFUSED : error;

@@ -39,7 +39,9 @@ struct calls_config {
     enum gaia_carrier carrier;
     const char *address; /* of transport.h; this end listens there */
     unsigned timeout_ms; /* of transport.h: when a silent peer is dead */
-    void *context;       /* of what follows */
+    unsigned queues; /* of a session's reads, and how many are under way on each; 0: as Little's law has */
+    unsigned depth;  /* it, and a device needs (io/pull.h) */
+    void *context;   /* of what follows */
     /* A peer has connected. 0 takes the session (which is the caller's, with one reference, until
      * call_session_put()); a negative errno refuses it. Must not wait. */
     int (*arrived)(void *context, struct call_session *session);
@@ -71,7 +73,8 @@ void calls_close(struct calls *calls);
 struct calls_stat {
     const char *path; /* "local", "rdma" */
     char device[64];
-    unsigned outstanding, outstanding_max; /* posted, and not ended */
+    unsigned queues, depth;                /* of a session's reads; one queue more is for writes */
+    unsigned outstanding, outstanding_max; /* asked for, and not ended */
     uint64_t reads, writes;                /* that went well, as what follows but failed */
     uint64_t bytes_read, bytes_written;
     uint64_t failed; /* those that could not be posted, too */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the parts of the calls share: call.c (this node's end, the thread that polls), call_session.c (the
- * life of a session), call_message.c (requests and replies), call_slots.c (bytes).
+ * life of a session), call_message.c (requests and replies), call_slots.c (which are taken),
+ * call_moves.c (bytes).
  *
  * A session's life: it is made with its link; *settled* once somebody knows it (arrived() has taken it,
  * call_connect() returns it) or nobody ever will; *ended* once it has an error, which it keeps. Each session
@@ -20,12 +21,15 @@
 #include "base/lock.h"
 #include "io/call.h"
 #include "io/histogram.h"
+#include "io/pull.h"
 
 #define CALL_PEERS_MAX GAIA_TRANSPORT_LINKS_MAX
 #define CALL_SLOTS_BOTH (2 * CALL_SLOTS)
 #define CALL_MEMORY (CALL_SLOTS_BOTH * CALL_SLOT_BYTES)
-#define CALL_MOVES 32u                    /* transfers of a session at a time; a queue is so deep */
-#define CALL_MOVING_MAX ((size_t)2 << 20) /* bytes of them: half of a stage of the local carrier */
+#define CALL_QUEUE_MESSAGES 0u /* of a link: and what is written; the others are for reads */
+#define CALL_MOVING_MAX \
+    ((size_t)2 << 20)   /* bytes that are being written: half of the local carrier's stage */
+#define CALL_PAGE 4096u /* bytes: what a read brings at least */
 #define CALL_SERVED_MAX (CALL_WIDTH / 2)
 #define CALL_AGAIN_MS 5u                        /* until what the carrier did not take is tried again */
 #define CALL_BEGIN UINT64_C(0x31306c6c61636167) /* "gacall01": the number of a BEGIN */
@@ -126,9 +130,10 @@ struct call_session {
     _Atomic uint32_t served; /* bit i: a request is served that names slot i, of the peer's half */
     pthread_cond_t slot_free;
     unsigned inside;        /* threads that use the transport for slots */
-    bool posting;           /* one of them uses the link */
-    uint64_t tickets, turn; /* transfers are posted in the order in which they came */
-    unsigned moving;        /* transfers posted */
+    unsigned posting;       /* of them, those that use the link */
+    struct gaia_pull *pull; /* reads, where this end connected; stays while somebody is inside */
+    uint64_t tickets, turn; /* writes are posted in the order in which they came */
+    unsigned moving;        /* writes posted */
     size_t moving_bytes;    /* of theirs */
     pthread_cond_t moved;   /* one has ended, or was posted */
 };

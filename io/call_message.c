@@ -429,13 +429,13 @@ static int take_begin(struct call_session *session, const struct call_head *head
         return -EPROTO;
     pthread_mutex_lock(&session->lock);
     struct gaia_link *link = session->error ? NULL : session->link;
-    session->posting = link;
+    session->posting += link ? 1 : 0;
     pthread_mutex_unlock(&session->lock);
     if (!link)
         return 0;
     int error = gaia_link_expose(link, &span, true, &region);
     pthread_mutex_lock(&session->lock);
-    session->posting = false;
+    session->posting--;
     session->begun = !error;
     pthread_cond_broadcast(&session->changed);
     pthread_mutex_unlock(&session->lock);

@@ -28,8 +28,11 @@ static void close_link(struct call_session *session)
     while (session->inside)
         pthread_cond_wait(&session->changed, &session->lock);
     struct gaia_memory *registered = session->registered;
+    struct gaia_pull *pull = session->pull;
     session->registered = NULL;
+    session->pull = NULL;
     pthread_mutex_unlock(&session->lock);
+    gaia_pull_close(pull);
     gaia_memory_release(registered);
 }
 

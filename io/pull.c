@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/lock.h"
@@ -12,11 +13,14 @@
 
 #define BATCH_MAX 64u /* reads of one doorbell */
 #define OUTSTANDING_MIN 4u
+#define AGAIN_MAX 100u /* times that the carrier has no room though nothing is under way */
+#define AGAIN_US 1000u
 
 struct gaia_pull {
-    struct gaia_transport *transport; /* constant, as are the next two */
+    struct gaia_transport *transport; /* constant, as are the next three */
     struct gaia_link *link;
-    struct gaia_link_options shape;
+    unsigned first_queue;           /* of the link */
+    struct gaia_link_options shape; /* of the queues from there on */
 
     pthread_mutex_t lock;                 /* guards what follows */
     struct gaia_pull_read *first, **last; /* added, not posted: oldest first */
@@ -46,7 +50,7 @@ struct gaia_link_options gaia_pull_plan(const struct gaia_transport_limits *limi
                                                : PULL_BYTES_PER_SECOND;
     uint64_t latency_ns = options->latency_ns ? options->latency_ns : PULL_LATENCY_NS;
     double pages = (double)rate * 1e-9 * (double)latency_ns / page;
-    unsigned most = GAIA_LINK_QUEUES_MAX * GAIA_LINK_DEPTH_MAX;
+    unsigned most = options->most ? options->most : GAIA_LINK_QUEUES_MAX * GAIA_LINK_DEPTH_MAX;
     unsigned outstanding = pages >= most ? most : clamp((uint64_t)pages + 1, OUTSTANDING_MIN, most);
     unsigned queues_max = clamp(limits->queues, 1, GAIA_LINK_QUEUES_MAX);
     unsigned each = clamp(limits->reads_per_queue, 1, GAIA_LINK_DEPTH_MAX);
@@ -60,15 +64,21 @@ struct gaia_link_options gaia_pull_plan(const struct gaia_transport_limits *limi
 
 /* ---- begin and end ---- */
 
-int gaia_pull_open(struct gaia_transport *transport, struct gaia_link *link, struct gaia_pull **pull_out)
+int gaia_pull_open(struct gaia_transport *transport, struct gaia_link *link, unsigned first_queue,
+                   struct gaia_pull **pull_out)
 {
-    struct gaia_pull *pull = calloc(1, sizeof *pull);
+    struct gaia_link_options shape = gaia_link_options(link);
+    struct gaia_pull *pull;
 
+    if (first_queue >= shape.queues)
+        return transport_say(-EINVAL, "a link of %u queues has none to pull with", shape.queues);
+    pull = calloc(1, sizeof *pull);
     if (!pull)
         return transport_say(-ENOMEM, "no memory to pull with");
     pull->transport = transport;
     pull->link = link;
-    pull->shape = gaia_link_options(link);
+    pull->first_queue = first_queue;
+    pull->shape = (struct gaia_link_options){shape.queues - first_queue, shape.depth};
     pull->last = &pull->first;
     lock_init(&pull->lock, LOCK_PULL);
     *pull_out = pull;
@@ -215,15 +225,14 @@ static unsigned take_batch(struct gaia_pull *pull, unsigned *queue_out,
 
 /* What the queue did not take waits again; the first of it, when it is bad, is returned to be told. */
 static struct gaia_pull_read *take_back(struct gaia_pull *pull, unsigned queue, struct gaia_transfer **rest,
-                                        unsigned count, int error)
+                                        unsigned count, int error, bool is_patient)
 {
     struct gaia_pull_read *bad = NULL;
 
     pull->under_way[queue] -= count;
     pull->outstanding -= count;
-    /* With nothing under way nothing would end and ring again: somebody else has filled the queue, which is
-     * an error. */
-    bool wait = error >= 0 || (error == -EAGAIN && pull->under_way[queue]);
+    /* With nothing under way nothing would end and ring again: who rings tries again himself. */
+    bool wait = error >= 0 || (error == -EAGAIN && (pull->under_way[queue] || is_patient));
     pull->full[queue] = wait && pull->under_way[queue];
     for (unsigned i = count; i--;) {
         struct gaia_pull_read *read =
@@ -246,10 +255,18 @@ static void tell(struct gaia_pull *pull, struct gaia_pull_read *read, int error)
     pthread_mutex_lock(&pull->lock);
 }
 
+/* The carrier had no room for a moment (of the kernel's memory). The lock is held, and let go meanwhile. */
+static void pause_ring(struct gaia_pull *pull)
+{
+    pthread_mutex_unlock(&pull->lock);
+    usleep(AGAIN_US);
+    pthread_mutex_lock(&pull->lock);
+}
+
 void gaia_pull_ring(struct gaia_pull *pull)
 {
     struct gaia_transfer *batch[BATCH_MAX];
-    unsigned queue = 0, count;
+    unsigned queue = 0, count, again = 0;
 
     pthread_mutex_lock(&pull->lock);
     if (pull->ringing) { /* who rings sees what was added before this */
@@ -261,14 +278,17 @@ void gaia_pull_ring(struct gaia_pull *pull)
         struct gaia_pull_read *bad = NULL;
 
         pthread_mutex_unlock(&pull->lock);
-        int posted = gaia_link_post(pull->link, queue, batch, count);
+        int posted = gaia_link_post(pull->link, pull->first_queue + queue, batch, count);
         pthread_mutex_lock(&pull->lock);
         unsigned taken = posted > 0 ? (unsigned)posted : 0;
         if (taken < count)
-            bad = take_back(pull, queue, batch + taken, count - taken, posted);
+            bad = take_back(pull, queue, batch + taken, count - taken, posted, again < AGAIN_MAX);
         if (bad) {
             bad->tried = true;
             tell(pull, bad, posted);
+        } else if (posted == -EAGAIN && !pull->full[queue]) {
+            again++;
+            pause_ring(pull);
         }
     }
     while (pull->ended && pull->waiting)

@@ -21,6 +21,7 @@ struct gaia_pull_options {
     unsigned depth;
     uint64_t bytes_per_second; /* of the wire; 0: as the device says, else PULL_BYTES_PER_SECOND */
     uint64_t latency_ns;       /* of a read of a page, everything included; 0: PULL_LATENCY_NS */
+    unsigned most;             /* reads that there can be at a time; 0: any number */
 };
 /* Those of the paper's machine. */
 #define PULL_BYTES_PER_SECOND ((uint64_t)12 << 30)
@@ -31,10 +32,11 @@ struct gaia_pull_options {
 struct gaia_link_options gaia_pull_plan(const struct gaia_transport_limits *limits,
                                         const struct gaia_pull_options *options, uint32_t page);
 
-/* Start pulling over a connected link, which stays the caller's and outlives the pull (it may end meanwhile:
- * reads fail then, those that wait, too); nobody else posts on it, and nobody adds or rings once it is
- * closed. 0, -ENOMEM. */
-int gaia_pull_open(struct gaia_transport *transport, struct gaia_link *link, struct gaia_pull **pull_out);
+/* Start pulling over the queues of a connected link from `first_queue` on. The link stays the caller's. It
+ * may end meanwhile: reads fail then, those that wait, too; and nobody adds or rings once it is closed.
+ * Nobody else posts on those queues. 0, -ENOMEM, -EINVAL (there are none). */
+int gaia_pull_open(struct gaia_transport *transport, struct gaia_link *link, unsigned first_queue,
+                   struct gaia_pull **pull_out);
 
 /* All reads have ended (a link that was closed has seen to that). NULL is allowed. */
 void gaia_pull_close(struct gaia_pull *pull);

@@ -100,7 +100,7 @@ static void pulling_open(struct pulling *p, unsigned queues, unsigned depth, uns
     fill(p->remote, PAGES * PAGE, 11);
     p->memory = new_memory(&p->pair.client, p->local, PAGES * PAGE);
     p->region = expose_to(&p->pair, 0, p->remote, PAGES * PAGE, false);
-    must(gaia_pull_open(p->pair.client.transport, p->pair.link, &p->pull));
+    must(gaia_pull_open(p->pair.client.transport, p->pair.link, 0, &p->pull));
 }
 
 static void pulling_close(struct pulling *p)
@@ -201,6 +201,84 @@ static void test_more_than_fits(void **state)
     more_than_fits(1, 16);
     more_than_fits(4, 16);
     more_than_fits(2, 200);
+}
+
+/* The queues before the first one are somebody else's. */
+static void test_queues_of_others(void **state)
+{
+    enum { DEPTH = 8, READS = 40 };
+    static struct pulling p;
+    struct gaia_pull_stat s;
+
+    (void)state;
+    pulling_open(&p, 3, DEPTH, TIMEOUT_MS);
+    gaia_pull_close(p.pull);
+    assert_int_equal(gaia_pull_open(p.pair.client.transport, p.pair.link, 3, &p.pull), -EINVAL);
+    must(gaia_pull_open(p.pair.client.transport, p.pair.link, 1, &p.pull));
+    transport_test.deaf = carrier == GAIA_CARRIER_LOCAL;
+    for (unsigned i = 0; i < READS; i++) {
+        pages[i] = new_page(&p, i, i);
+        gaia_pull_add(p.pull, &pages[i].read);
+    }
+    gaia_pull_ring(p.pull);
+    gaia_pull_stat(p.pull, &s);
+    assert_int_equal(s.queues, 2);
+    assert_int_equal(s.outstanding_max, 2 * DEPTH);
+    if (transport_test.deaf) { /* a NIC is not */
+        assert_int_equal(p.pair.link->queues[0].busy, 0);
+        assert_int_equal(p.pair.link->queues[1].busy, DEPTH);
+        assert_int_equal(p.pair.link->queues[2].busy, DEPTH);
+        gaia_link_close(p.pair.link);
+        p.pair.link = NULL;
+        transport_test.deaf = false;
+    }
+    await_pages(&p, READS);
+    for (unsigned i = 0; i < READS; i++)
+        assert_int_equal(pages[i].error, p.pair.link ? 0 : -ECANCELED);
+    pulling_close(&p);
+}
+
+#define IN_THE_WAY 4u
+
+struct others {
+    struct pulling *p;
+    struct shot shots[IN_THE_WAY + 1]; /* the last one ends them */
+};
+
+static void *end_others(void *argument)
+{
+    struct others *others = argument;
+
+    nap_ms(20);
+    for (unsigned i = 0; i < IN_THE_WAY; i++)
+        gaia_transport_wait(others->p->pair.client.transport, shot_is_done, &others->shots[i],
+                            TIME_LIMIT_S * 1000);
+    return NULL;
+}
+
+/* A queue that has no room though nothing of the pull's is on it: no end of a read would ring again. */
+static void test_no_room_for_a_moment(void **state)
+{
+    static struct pulling p;
+    static struct others others;
+    pthread_t thread;
+
+    (void)state;
+    pulling_open(&p, 1, IN_THE_WAY, TIMEOUT_MS);
+    others.p = &p;
+    for (unsigned i = 0; i < IN_THE_WAY; i++) {
+        others.shots[i] = new_shot(p.memory, (uint64_t)(10 + i) * PAGE, p.region, 0, PAGE, false);
+        assert_int_equal(post_one(p.pair.link, 0, &others.shots[i]), 1);
+    }
+    assert_int_equal(pthread_create(&thread, NULL, end_others, &others), 0);
+    pages[0] = new_page(&p, 0, 5);
+    gaia_pull_add(p.pull, &pages[0].read);
+    gaia_pull_ring(p.pull);
+    await_pages(&p, 1);
+    pthread_join(thread, NULL);
+    assert_int_equal(pages[0].error, 0);
+    assert_true(matches(p.local, PAGE, 11, (uint64_t)5 * PAGE));
+    pulling_close(&p);
 }
 
 /* Bad reads among good ones fail alone. */
@@ -323,8 +401,14 @@ static void test_faults_of_threads(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        CASE(test_plan),           CASE(test_histogram), CASE(test_more_than_fits),
-        CASE(test_bad_among_good), CASE(test_link_ends), CASE(test_faults_of_threads),
+        CASE(test_plan),
+        CASE(test_histogram),
+        CASE(test_more_than_fits),
+        CASE(test_bad_among_good),
+        CASE(test_link_ends),
+        CASE(test_faults_of_threads),
+        CASE(test_queues_of_others),
+        CASE(test_no_room_for_a_moment),
     };
 
     take_arguments(argc, argv);

@@ -410,12 +410,13 @@ def test_three_nodes(cluster, agents, writer, home):
 
 def test_gaiactl_says_how_bytes_move_between_nodes(cluster, agents):
     """Path, counts and latency of the transfers that an agent posts, in both forms; a home posts none."""
-    nodes = cluster()
+    nodes = cluster(options="timeout=0,queues=3,depth=5")
     content = pattern(PAGES * PAGE)
     nodes.make(content, home=0)
     program = Program(agents(), nodes.path(1), cpu=False)
     assert program.device_load() == content
     seen = statistics(nodes[1].mnt)["nodes"]["transfers"]
+    assert (seen["queues"], seen["depth"]) == (3, 5)
     assert (seen["path"], seen["device"], seen["outstanding"], seen["failed"]) == ("local", "local", 0, 0)
     assert seen["reads"] > 0 and seen["bytes_read"] >= len(content) and seen["outstanding_max"] > 0
     assert 0 < seen["latency_p50_ns"] <= seen["latency_p99_ns"] <= seen["latency_max_ns"]
@@ -428,11 +429,11 @@ def test_gaiactl_says_how_bytes_move_between_nodes(cluster, agents):
     said = [subprocess.run([os.path.join(BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True, check=True).stdout
             for m in nodes]
     assert "\n  node a of 2\n  node b: up, home, agent\n" in said[0] and "\n  node b of 2\n  node a: up, home, agent\n" in said[1]
-    line = re.search(r"^  transfers: path local \(local\), 0 outstanding \(at most (\d+)\), (\d+) reads, \S+, (\d+) writes, \S+, "
-                     r"p50 (\S+) us, p99 (\S+) us, max (\S+) us, 0 failed$", said[1], re.M)
+    line = re.search(r"^  transfers: path local \(local\), 3 queues of 5, 0 outstanding \(at most (\d+)\), (\d+) reads, \S+, "
+                     r"(\d+) writes, \S+, p50 (\S+) us, p99 (\S+) us, max (\S+) us, 0 failed$", said[1], re.M)
     assert line and [int(n) for n in line.groups()[:3]] == [seen[kind] for kind in ("outstanding_max", "reads", "writes")]
     assert 0 < float(line[4]) <= float(line[5]) <= float(line[6])
-    assert "transfers: path local (local), 0 outstanding (at most 0), 0 reads, 0B, 0 writes, 0B, " in said[0]
+    assert "transfers: path local (local), 3 queues of 5, 0 outstanding (at most 0), 0 reads, 0B, 0 writes, 0B, " in said[0]
 
 
 def test_gaiactl_says_nothing_of_nodes_where_there_are_none(mount):

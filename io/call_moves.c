@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The bytes that move between the slots of a session, or from there to memory of the caller's.
+ *
+ * Reads go through a batch reader (io/pull.h), on the link's queues but the first: those that come while one
+ * is being posted go with one doorbell. Writes go one after the other by the queue that messages go by, as no
+ * message may overtake the bytes that it speaks of. */
+#include <errno.h>
+#include <semaphore.h>
+
+#include "base/clock.h"
+#include "io/call_internal.h"
+
+/* One that is under way. */
+struct move {
+    struct call_session *session;
+    bool is_write;
+    uint32_t length;
+    union {
+        struct gaia_transfer write;
+        struct gaia_pull_read read;
+    };
+    uint64_t since_ns;
+    bool tried; /* it was posted; or, of a read, that failed */
+    int error;  /* once it is done */
+    sem_t done; /* not a condition of the session's lock: who wakes up would want that, and have to wait for
+                   it */
+};
+
+/* As it is asked for, not when it is posted: its end may be counted before who posts is back. */
+static void count_begun(struct call_totals *totals)
+{
+    unsigned now = ++totals->outstanding, most = totals->outstanding_max;
+
+    while (now > most && !atomic_compare_exchange_weak(&totals->outstanding_max, &most, now))
+        ;
+}
+
+static void count_ended(struct call_totals *totals, const struct move *move, int error)
+{
+    totals->outstanding--;
+    if (error) {
+        totals->failed++;
+        return;
+    }
+    histogram_add(&totals->latency, clock_now_ns() - move->since_ns);
+    *(move->is_write ? &totals->bytes_written : &totals->bytes_read) += move->length;
+    (*(move->is_write ? &totals->writes : &totals->reads))++;
+}
+
+static void move_done(struct move *move, int error)
+{
+    count_ended(&move->session->calls->totals, move, error);
+    move->error = error;
+    sem_post(&move->done); /* who waits goes away with move after this */
+}
+
+/* Use the link, too: it stays until hang_up(). Only between enter() and leave(). The lock is held. */
+static int take_link(struct call_session *session)
+{
+    if (session->error)
+        return -EIO;
+    session->posting++;
+    return 0;
+}
+
+static void hang_up(struct call_session *session)
+{
+    session->posting--;
+    if (session->error)
+        pthread_cond_broadcast(&session->changed); /* the keeper */
+}
+
+/* ---- writes ---- */
+
+/* In the thread that polls, or that closes the link. */
+static void write_done(struct gaia_transfer *transfer, int error)
+{
+    struct move *move = (struct move *)((char *)transfer - offsetof(struct move, write));
+    struct call_session *session = move->session;
+
+    pthread_mutex_lock(&session->lock);
+    session->moving--;
+    session->moving_bytes -= transfer->length;
+    pthread_cond_broadcast(&session->moved);
+    pthread_mutex_unlock(&session->lock);
+    move_done(move, error);
+}
+
+static bool fits(const struct call_session *session, size_t length)
+{
+    return session->moving < session->calls->shape.depth && session->moving_bytes + length <= CALL_MOVING_MAX;
+}
+
+/* The link is used. The lock is held, and let go meanwhile. 0, or what gaia_link_post() says. */
+static int post(struct call_session *session, struct gaia_transfer *transfer)
+{
+    int posted = -EAGAIN;
+
+    while (posted == -EAGAIN && !session->error) {
+        pthread_mutex_unlock(&session->lock);
+        posted = gaia_link_post(session->link, CALL_QUEUE_MESSAGES, &transfer, 1);
+        struct timespec until = lock_wait_until(CALL_AGAIN_MS);
+        pthread_mutex_lock(&session->lock);
+        if (posted == -EAGAIN && !session->error)
+            pthread_cond_timedwait(&session->moved, &session->lock, &until);
+    }
+    return posted == 1 ? 0 : posted;
+}
+
+/* Post it, when it is its turn. 0: write_done() is called, or has been. The lock is held, and let go
+ * meanwhile. */
+static int post_in_turn(struct call_session *session, struct move *move)
+{
+    uint64_t ticket = session->tickets++;
+
+    while (!session->error && (session->turn != ticket || !fits(session, move->length)))
+        pthread_cond_wait(&session->moved, &session->lock);
+    if (take_link(session))
+        return -EIO; /* and all that come after it, too: so the turn is not passed on */
+    move->write.region = session->region;
+    session->moving++;
+    session->moving_bytes += move->length;
+    int error = post(session, &move->write);
+    if (error) {
+        session->moving--;
+        session->moving_bytes -= move->length;
+    }
+    hang_up(session);
+    session->turn++;
+    pthread_cond_broadcast(&session->moved);
+    return error;
+}
+
+static int begin_write(struct call_session *session, struct move *move)
+{
+    move->write.write = true;
+    move->write.done = write_done;
+    pthread_mutex_lock(&session->lock);
+    int error = post_in_turn(session, move);
+    pthread_mutex_unlock(&session->lock);
+    move->tried = !error;
+    return error;
+}
+
+/* ---- reads ---- */
+
+/* As write_done(); of one that could not be posted, in the thread that rings. */
+static void read_done(struct gaia_pull_read *read, int error)
+{
+    struct move *move = (struct move *)((char *)read - offsetof(struct move, read));
+
+    move->tried = read->tried;
+    move_done(move, error);
+}
+
+/* Its end is told always, but when this is an error. */
+static int begin_read(struct call_session *session, struct move *move)
+{
+    pthread_mutex_lock(&session->lock);
+    int error = take_link(session);
+    move->read.region = session->region;
+    pthread_mutex_unlock(&session->lock);
+    if (error)
+        return error;
+    move->read.done = read_done;
+    gaia_pull_add(session->pull, &move->read);
+    gaia_pull_ring(session->pull);
+    pthread_mutex_lock(&session->lock);
+    hang_up(session);
+    pthread_mutex_unlock(&session->lock);
+    return 0;
+}
+
+/* ---- either ---- */
+
+/* The link has ended, and closed() is about to say why: who is told -EIO finds a session that has ended. */
+static void await_end(struct call_session *session)
+{
+    struct timespec until = lock_wait_until(session->calls->config.timeout_ms);
+
+    pthread_mutex_lock(&session->lock);
+    while (!session->error && pthread_cond_timedwait(&session->changed, &session->lock, &until) != ETIMEDOUT)
+        ;
+    pthread_mutex_unlock(&session->lock);
+}
+
+/* Move the bytes, and wait for the end. The session is used meanwhile (enter()). 0; -EFAULT, of what is
+ * cuttable; else -EIO, and the session has ended. */
+static int carry_out(struct call_session *session, struct move *move)
+{
+    struct call_totals *totals = &session->calls->totals;
+
+    sem_init(&move->done, 0, 0);
+    move->session = session;
+    move->length = move->is_write ? move->write.length : move->read.length;
+    move->since_ns = clock_now_ns();
+    count_begun(totals);
+    int error = move->is_write ? begin_write(session, move) : begin_read(session, move);
+    if (error) {
+        count_ended(totals, move, error);
+    } else {
+        while (sem_wait(&move->done)) /* a signal; the link's time limit ends it */
+            ;
+        error = move->error;
+    }
+    sem_destroy(&move->done);
+    if (!error || error == -EFAULT)
+        return error;
+    if (error != -EIO && error != -ECANCELED)
+        call_end(session, -EPROTO, false); /* not exposed as it should be; else closed() says why it ended */
+    await_end(session);
+    return -EIO;
+}
+
+/* Use the session: transport and memory stay until leave(). */
+static int enter(struct call_session *session)
+{
+    int error = 0;
+
+    pthread_mutex_lock(&session->lock);
+    if (session->error)
+        error = -EIO;
+    else
+        session->inside++;
+    pthread_mutex_unlock(&session->lock);
+    return error;
+}
+
+static void leave(struct call_session *session)
+{
+    pthread_mutex_lock(&session->lock);
+    session->inside--;
+    if (session->error)
+        pthread_cond_broadcast(&session->changed); /* the keeper */
+    pthread_mutex_unlock(&session->lock);
+}
+
+static int enter_slot(struct call_session *session, unsigned slot, size_t offset, size_t length)
+{
+    if (!session->connected || slot >= CALL_SLOTS_BOTH || offset > CALL_SLOT_BYTES ||
+        length > CALL_SLOT_BYTES - offset)
+        return -EINVAL;
+    return enter(session);
+}
+
+static int move_slot(struct call_session *session, unsigned slot, size_t offset, size_t length, bool write)
+{
+    uint64_t at = slot * CALL_SLOT_BYTES + offset;
+    int error = enter_slot(session, slot, offset, length);
+
+    if (error)
+        return error;
+    struct move move = {.is_write = write};
+    if (write)
+        move.write = (struct gaia_transfer){
+            .memory = session->registered, .memory_offset = at, .offset = at, .length = (uint32_t)length};
+    else
+        move.read = (struct gaia_pull_read){
+            .memory = session->registered, .memory_offset = at, .offset = at, .length = (uint32_t)length};
+    error = length ? carry_out(session, &move) : 0;
+    leave(session);
+    return error;
+}
+
+int call_slot_read(struct call_session *session, unsigned slot, size_t offset, size_t length)
+{
+    return move_slot(session, slot, offset, length, false);
+}
+
+int call_slot_write(struct call_session *session, unsigned slot, size_t offset, size_t length)
+{
+    return move_slot(session, slot, offset, length, true);
+}
+
+/* Registered for this read alone, and let go of before it is told. */
+static int read_into(struct call_session *session, uint64_t at, size_t length, void *memory, bool cuttable)
+{
+    struct gaia_span span = {memory, length, -1};
+    struct move move = {.read = {.offset = at, .length = (uint32_t)length, .cuttable = cuttable}};
+    int error = gaia_memory_register(session->calls->transport, &span, &move.read.memory);
+
+    if (error)
+        return cuttable && error == -EFAULT ? -EFAULT : -ENOMEM;
+    error = carry_out(session, &move);
+    gaia_memory_release(move.read.memory);
+    return error;
+}
+
+/* The same, of memory that is registered for good. */
+static int read_into_standing(struct call_session *session, uint64_t at, size_t length, const void *memory,
+                              struct gaia_standing *standing)
+{
+    struct move move = {
+        .read = {.memory_offset = (uint64_t)((uintptr_t)memory - (uintptr_t)standing->address),
+                 .offset = at,
+                 .length = (uint32_t)length,
+                 .cuttable = true}};
+    int error = gaia_standing_register(standing, session->calls->transport, &move.read.memory);
+
+    if (error)
+        return error;
+    error = carry_out(session, &move);
+    if (move.tried)
+        gaia_standing_ended(standing, GAIA_PATH_CALLS, move.read.memory, move.error);
+    return error;
+}
+
+int call_slot_read_into(struct call_session *session, unsigned slot, size_t offset, size_t length,
+                        void *memory, struct gaia_standing *standing, bool cuttable)
+{
+    uint64_t at = slot * CALL_SLOT_BYTES + offset;
+    int error = enter_slot(session, slot, offset, length);
+
+    if (error)
+        return error;
+    if (length)
+        error = standing ? read_into_standing(session, at, length, memory, standing)
+                         : read_into(session, at, length, memory, cuttable);
+    leave(session);
+    return error;
+}
+
+int call_slot_register(struct call_session *session, struct gaia_standing *standing,
+                       struct gaia_memory **memory_out)
+{
+    int error = enter(session);
+
+    if (error)
+        return error;
+    error = gaia_standing_register(standing, session->calls->transport, memory_out);
+    leave(session);
+    return error;
+}
