@@ -69,7 +69,7 @@ off_t agent_size(struct cache_file *file, bool *cut_out);
 void agent_tell_size(struct cache_file *file);
 void agent_opened(struct cache_file *file);
 
-/* As cache_map_*(). */
+/* In agent_map.c, as cache_map_*(). */
 int agent_map_open(struct cache_map *map, const struct cache_map_request *request, int *frames_fd_out,
                    int *state_fd_out);
 int agent_map_attach(struct cache_map *map, uint64_t address, struct gaia_frames_map **frames_out);

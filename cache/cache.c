@@ -102,8 +102,8 @@ static int open_path(struct cache *cache, char why_out[CACHE_WHY])
     return error;
 }
 
-/* What other nodes' homes put on this node's soft devices each was offered (cache/agent.c): for what is of
- * its own files a node's part of the memory is left. */
+/* What other nodes' homes put on this node's soft devices each was offered (cache/agent_map.c): for what is
+ * of its own files a node's part of the memory is left. */
 static void init_pool(struct cache *cache)
 {
     const struct cache_config *config = &cache->config;
