@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The operations of worker.c, by the names that run.py knows them by. */
+/* The operations of a worker, by the names that run.py knows them by. */
 KIND(write)
 KIND(append)
 KIND(copy)
