@@ -3,165 +3,14 @@
  * arrive, that strangers get none, and what happens when frames or the path go away under it.
  *
  * Local without arguments; `--carrier rdma HERE THERE` as the tests of the transport (tests/io). */
-#include "tests/io/transport_fixture.h"
+#include "tests/cache/fault_path.inc"
 
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
-/* The path itself, so that a test can get at its links. */
-#include "cache/fault_path.c"
-
-#define PAGES 2048u /* of the host frames */
-#define PAGE GAIA_PAGE_SIZE
 #define THREADS 4u
 #define READS 400u
-#define READ_PAGES_MAX 32u
-
-static char why[FAULT_PATH_WHY]; /* what was said of a path that can't be had */
-
-struct frames {
-    struct gaia_frames base;
-    int fd;
-    _Atomic unsigned windows;
-};
-
-static int open_window(struct gaia_frames *frames, uint64_t page, uint64_t count,
-                       struct gaia_window *window_out)
-{
-    struct frames *f = (struct frames *)frames;
-    void *memory = mmap(NULL, count * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, f->fd, (off_t)(page * PAGE));
-
-    if (memory == MAP_FAILED)
-        return -errno;
-    f->windows++;
-    *window_out = (struct gaia_window){.page = page, .count = count, .memory = memory};
-    return 0;
-}
-
-static _Atomic unsigned windows_closed, standing_closed;
-
-static int close_window(struct gaia_frames *frames, const struct gaia_window *window, bool arrived)
-{
-    (void)frames, (void)arrived;
-    windows_closed++;
-    munmap(window->memory, window->count * PAGE);
-    return 0;
-}
-
-static const struct gaia_frames_ops ops = {.open_window = open_window, .close_window = close_window};
-static const struct gaia_frames_ops ops_without;
-
-struct world {
-    struct fault_path *path;
-    struct frames frames;
-    uint8_t *host;
-};
-
-static void world_open(struct world *w, unsigned timeout_ms)
-{
-    struct fault_path_config config = {.carrier = carrier == GAIA_CARRIER_RDMA ? FAULT_RDMA : FAULT_LOCAL,
-                                       .queues = 2,
-                                       .depth = 8,
-                                       .timeout_ms = timeout_ms};
-
-    snprintf(config.address, sizeof config.address, "%s", here);
-    *w = (struct world){.frames = {.base = {.ops = &ops}, .fd = memfd_create("test-frames", MFD_CLOEXEC)}};
-    w->host = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_ptr_not_equal(w->host, MAP_FAILED);
-    assert_int_equal(ftruncate(w->frames.fd, (off_t)PAGES * PAGE), 0);
-    fill(w->host, (size_t)PAGES * PAGE, seed);
-    windows_closed = 0;
-    int error = fault_path_open(&config, w->host, (size_t)PAGES * PAGE, 65536, &w->path, why);
-    if (error)
-        print_error("%s\n", why);
-    assert_int_equal(error, 0);
-}
-
-static void world_close(struct world *w)
-{
-    fault_path_close(w->path);
-    assert_int_equal(w->frames.windows, windows_closed);
-    munmap(w->host, (size_t)PAGES * PAGE);
-    close(w->frames.fd);
-}
-
-struct one {
-    struct fault_read read;
-    pthread_mutex_t lock;
-    pthread_cond_t ended;
-    int error;
-    unsigned closed; /* windows of all reads, when it was done */
-    bool done, gone;
-};
-
-static void one_done(struct fault_read *read, int error)
-{
-    struct one *one = (struct one *)((char *)read - offsetof(struct one, read));
-
-    assert_false(one->done);
-    one->error = error;
-    one->closed = windows_closed + standing_closed;
-    one->done = true;
-}
-
-static void one_gone(struct fault_read *read)
-{
-    struct one *one = (struct one *)((char *)read - offsetof(struct one, read));
-
-    assert_true(one->done);
-    pthread_mutex_lock(&one->lock);
-    one->gone = true;
-    pthread_cond_signal(&one->ended);
-    pthread_mutex_unlock(&one->lock);
-}
-
-static void one_init(struct one *one)
-{
-    pthread_mutex_init(&one->lock, NULL);
-    pthread_cond_init(&one->ended, NULL);
-}
-
-static int one_wait(struct one *one)
-{
-    pthread_mutex_lock(&one->lock);
-    while (!one->gone)
-        pthread_cond_wait(&one->ended, &one->lock);
-    pthread_mutex_unlock(&one->lock);
-    return one->error;
-}
-
-/* Begin to read host pages [from, from + count) into the frames at first. */
-static int begin_one(struct world *w, struct one *one, uint64_t first, uint64_t count, uint64_t from)
-{
-    one->done = one->gone = false;
-    one->read = (struct fault_read){.frames = &w->frames.base,
-                                    .first = first,
-                                    .count = count,
-                                    .bytes = w->host + from * PAGE,
-                                    .done = one_done,
-                                    .gone = one_gone};
-    return fault_path_read(w->path, &one->read);
-}
-
-static int read_one(struct world *w, uint64_t first, uint64_t count, uint64_t from)
-{
-    struct one one;
-
-    one_init(&one);
-    int error = begin_one(w, &one, first, count, from);
-    return error ? error : one_wait(&one);
-}
-
-static bool frames_have(struct world *w, uint64_t first, uint64_t count, uint64_t from)
-{
-    static _Thread_local uint8_t bytes[READ_PAGES_MAX * PAGE];
-
-    return pread(w->frames.fd, bytes, count * PAGE, (off_t)(first * PAGE)) == (ssize_t)(count * PAGE) &&
-           !memcmp(bytes, w->host + from * PAGE, count * PAGE);
-}
-
-/* ---- cases ---- */
 
 struct reader {
     struct world *w;
@@ -288,6 +137,8 @@ static void test_frames_cut(void **state)
     world_close(&w);
 }
 
+static const struct gaia_frames_ops ops_without;
+
 static void test_no_windows(void **state)
 {
     struct world w;
@@ -302,19 +153,6 @@ static void test_no_windows(void **state)
     assert_int_equal(read_one(&w, 0, 1, 0), -EBADF);
     w.frames.fd = memfd_create("test-frames", MFD_CLOEXEC);
     world_close(&w);
-}
-
-static void wait_connects(struct world *w, uint64_t connects)
-{
-    struct fault_path_stat s;
-    uint64_t until = now_ms() + 4 * SLACK_MS;
-
-    do {
-        usleep(10000);
-        fault_path_stat(w->path, &s);
-    } while ((s.connects < connects || !s.connected) && now_ms() < until);
-    assert_true(s.connected);
-    assert_int_equal(s.connects, connects);
 }
 
 /* A queue in error, again and again, with reads under way: each ends, none has a wrong answer, and the path
@@ -487,215 +325,12 @@ static void test_not_exposed(void **state)
     assert_true(now_ms() - since < 2 * SLACK_MS);
 }
 
-/* ---- memory that stands ---- */
-
-static struct gaia_standing standing;
-static struct gaia_reaches reaches;
-static uint8_t *mapped; /* its memory, in this process */
-static unsigned fetches;
-
-static int open_standing(struct gaia_frames *frames, uint64_t page, uint64_t count,
-                         struct gaia_window *window_out)
-{
-    (void)frames;
-    *window_out = (struct gaia_window){
-        .page = page, .count = count, .memory = mapped + page * PAGE, .standing = &standing};
-    return 0;
-}
-
-static int close_standing(struct gaia_frames *frames, const struct gaia_window *window, bool arrived)
-{
-    (void)frames, (void)window, (void)arrived;
-    standing_closed++;
-    return 0;
-}
-
-static int fetch(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
-{
-    fetches++;
-    for (unsigned i = 0; i < count; i++)
-        if (pread(((struct frames *)frames)->fd, pages_out[i], PAGE, (off_t)((page + i) * PAGE)) != PAGE)
-            return -EIO;
-    return 0;
-}
-
-static int drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
-{
-    (void)frames, (void)page, (void)count;
-    return 0;
-}
-
-static const struct gaia_frames_ops standing_ops = {
-    .open_window = open_standing, .close_window = close_standing, .fetch = fetch, .drop = drop};
-
-/* Frames whose memory is registered once. */
-static void standing_open(struct world *w, unsigned timeout_ms)
-{
-    world_open(w, timeout_ms);
-    memset(&reaches, 0, sizeof reaches);
-    fetches = 0;
-    mapped = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, w->frames.fd, 0);
-    assert_ptr_not_equal(mapped, MAP_FAILED);
-    standing = (struct gaia_standing){.address = mapped, .length = PAGES * PAGE, .reaches = &reaches};
-    w->frames.base.ops = &standing_ops;
-}
-
-static void standing_close(struct world *w)
-{
-    gaia_standing_end(&standing);
-    world_close(w);
-    munmap(mapped, PAGES * PAGE);
-}
-
-static enum gaia_reach reach(void)
-{
-    return gaia_standing_reach(&standing, GAIA_PATH_FAULTS);
-}
-
-/* Who has touched a page does not wait until the window and its registration have gone; but memory that
- * stands may have to be flushed first, which its window's end does. */
-static void test_told_first(void **state)
-{
-    struct world w;
-    struct one one;
-
-    (void)state;
-    for (unsigned stands = 0; stands < 2; stands++) {
-        if (stands)
-            standing_open(&w, TIMEOUT_MS);
-        else
-            world_open(&w, TIMEOUT_MS);
-        one_init(&one);
-        unsigned before = windows_closed + standing_closed;
-        assert_int_equal(begin_one(&w, &one, 3, 5, 7), 0);
-        assert_int_equal(one_wait(&one), 0);
-        assert_int_equal(one.closed - before > 0, stands);
-        assert_true(windows_closed + standing_closed > before);
-        if (stands)
-            standing_close(&w);
-        else
-            world_close(&w);
-    }
-}
-
-/* A path that is made anew may be another NIC's, whose writes are dropped: what the first one has proven does
- * not hold for it. */
-static void test_proven_by_another(void **state)
-{
-    struct world w;
-
-    (void)state;
-    standing_open(&w, TIMEOUT_MS);
-    assert_int_equal(read_one(&w, 0, 4, 8), 0);
-    assert_true(frames_have(&w, 0, 4, 8));
-    assert_int_equal(reach(), GAIA_REACH_PROVEN);
-    unsigned looked = fetches;
-    assert_int_equal(read_one(&w, 4, 4, 30), 0);
-    assert_int_equal(fetches, looked);
-    assert_int_equal(transport_test_break(w.path->agent, 0), 0);
-    wait_connects(&w, 2);
-    assert_int_equal(read_one(&w, 8, 4, 50), 0); /* this one's arrive, too */
-    assert_true(frames_have(&w, 8, 4, 50));
-    assert_true(fetches > looked);
-    assert_int_equal(transport_test_break(w.path->agent, 0), 0);
-    wait_connects(&w, 3);
-    assert_ptr_equal(mmap(standing.address, PAGES * PAGE, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
-                     standing.address); /* what it writes goes somewhere else */
-    assert_int_equal(read_one(&w, 12, 4, 70), -EOPNOTSUPP);
-    assert_int_equal(reach(), GAIA_REACH_NONE);
-    standing_close(&w);
-}
-
-static int refuse_for_now(struct gaia_standing *asked)
-{
-    (void)asked;
-    return -ENOMEM;
-}
-
-/* Nothing is fetched for what can't be registered, and that is known. */
-static void test_refused_for_now(void **state)
-{
-    void *address;
-    struct world w;
-
-    (void)state;
-    if (carrier == GAIA_CARRIER_RDMA)
-        skip();
-    standing_open(&w, TIMEOUT_MS);
-    w.path->transport->limits.dmabuf = true;
-    standing.share = refuse_for_now;
-    address = standing.address;
-    standing.address = NULL; /* which nobody registers */
-    for (unsigned i = 0; i < 5; i++)
-        assert_int_equal(read_one(&w, 4 * i, 4, 8), -ENOMEM);
-    assert_int_equal(fetches, 0);
-    assert_int_equal(reach(), GAIA_REACH_UNKNOWN);
-    assert_true(reaches.refused[GAIA_PATH_FAULTS] && !reaches.refused[GAIA_PATH_CALLS]);
-    standing.address = address;
-    usleep(1100 * 1000);
-    assert_int_equal(read_one(&w, 0, 4, 8), 0);
-    assert_int_equal(reach(), GAIA_REACH_PROVEN);
-    assert_false(reaches.refused[GAIA_PATH_FAULTS]);
-    w.path->transport->limits.dmabuf = false;
-    standing_close(&w);
-}
-
-/* A read that still waited when the path ended shows nothing of its memory; one that was on its way does. */
-static void test_blamed_for_what_was_posted(void **state)
-{
-    enum { PLACES = 16 }; /* of the path: world_open() */
-    static struct one ones[PLACES + 1];
-    struct frames soft;
-    struct world w;
-
-    (void)state;
-    if (carrier == GAIA_CARRIER_RDMA)
-        skip(); /* a NIC is not deaf */
-    for (unsigned posted = 0; posted < 2; posted++) {
-        standing_open(&w, SHORT_MS);
-        soft = (struct frames){.base = {.ops = &ops}, .fd = w.frames.fd};
-        transport_test.deaf = true;
-        for (unsigned i = 0; i <= PLACES; i++) {
-            bool stands = i == (posted ? 0 : PLACES);
-            ones[i].done = ones[i].gone = false;
-            one_init(&ones[i]);
-            ones[i].read = (struct fault_read){.frames = stands ? &w.frames.base : &soft.base,
-                                               .first = i,
-                                               .count = 1,
-                                               .bytes = w.host + i * PAGE,
-                                               .done = one_done,
-                                               .gone = one_gone};
-            assert_int_equal(fault_path_read(w.path, &ones[i].read), 0);
-        }
-        for (unsigned i = 0; i <= PLACES; i++)
-            assert_int_equal(one_wait(&ones[i]), -EIO);
-        transport_test.deaf = false;
-        assert_int_equal(reach(), posted ? GAIA_REACH_NONE : GAIA_REACH_UNKNOWN);
-        wait_connects(&w, 2);
-        w.frames.windows += soft.windows;
-        standing_close(&w);
-    }
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        CASE(test_bytes),
-        CASE(test_told_first),
-        CASE(test_strangers),
-        CASE(test_wrong_token),
-        CASE(test_frames_cut),
-        CASE(test_no_windows),
-        CASE(test_broken),
-        CASE(test_deaf),
-        CASE(test_no_such_device),
-        CASE(test_a_crowd),
-        CASE(test_address_taken),
-        CASE(test_not_exposed),
-        CASE(test_proven_by_another),
-        CASE(test_refused_for_now),
-        CASE(test_blamed_for_what_was_posted),
+        CASE(test_bytes),      CASE(test_strangers),     CASE(test_wrong_token), CASE(test_frames_cut),
+        CASE(test_no_windows), CASE(test_broken),        CASE(test_deaf),        CASE(test_no_such_device),
+        CASE(test_a_crowd),    CASE(test_address_taken), CASE(test_not_exposed),
     };
 
     take_arguments(argc, argv);
