@@ -1,37 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a race or an accident rarely brings about, in the order that it takes: each test is one such order.
- * Those that need something to happen inside a release use the fixture's once_invalidated. */
-#include "tests/cache/fixture.inc"
+/* What a race or an accident rarely brings about, in the order that it takes: each test is one such order,
+ * here of releases, collects, reads, writes and drops. Those that need something to happen inside a release
+ * use the fixture's once_invalidated. */
+#include "tests/cache/corners.inc"
 
 #include <signal.h>
 #include <sys/resource.h>
 
-#include "cache/drop.h"
 #include "cache/evict.h"
-#include "cache/fill.h"
-#include "cache/internal.h"
-#include "cache/map.h"
 #include "cache/stat.h"
 #include "gpu/gaia.h"
 
-static struct fixture f;
-static struct device_map map, other;
-
-static uint8_t read_byte(unsigned page, unsigned at)
-{
-    uint8_t bytes[4096];
-
-    kernel_read(&f, page, bytes);
-    return bytes[at];
-}
-
-static bool start(uint64_t capacity)
-{
-    if (!fixture_start(&f, capacity))
-        return false;
-    map = device_map(&f, 0);
-    return true;
-}
+static struct device_map other;
 
 /* The mark of a collect that a READ caused is gone: else the next WRITE would bring a store to the home that
  * was not released, beside a page that the kernel holds, and the release that follows would find nothing to
@@ -243,66 +223,6 @@ static void test_what_devices_answer(void **state)
     fixture_stop(&f);
 }
 
-/* --- the end of the file --- */
-
-static void truncate_to(off_t size)
-{
-    assert_int_equal(cache_file_truncate(f.file, f.fd, size), 0);
-    for (unsigned page = 0; page < FIXTURE_PAGES; page++) /* the kernel cuts its own pages off */
-        f.kernel[page].cached = false;
-}
-
-/* Where the device was given zeros the twin has zeros: else they look stored, and go over what a CPU appends.
- */
-static void test_append_beside_a_store(void **state)
-{
-    uint8_t bytes[4096];
-
-    (void)state;
-    if (!start(1 << 20))
-        skip();
-    memset(bytes, 'o', sizeof bytes);
-    kernel_write(&f, 0, 0, bytes, 4096);
-    assert_int_equal(device_acquire(&f, &map), 0);
-    map.bytes[10] = 's'; /* not released: it has a twin */
-    truncate_to(100);
-    memset(bytes, 'n', sizeof bytes);
-    kernel_write(&f, 0, 100, bytes, 3996);
-    assert_int_equal(device_release(&f, &map), 0);
-    kernel_read(&f, 0, bytes);
-    assert_int_equal(bytes[10], 's');
-    assert_int_equal(bytes[99], 'o');
-    for (unsigned at = 100; at < 4096; at++)
-        assert_int_equal(bytes[at], 'n');
-    truncate_to(FIXTURE_PAGES * 4096);
-    fixture_stop(&f);
-}
-
-/* A page that was cut off and is there again has nothing of what it was: not its twin, not its versions. */
-static void test_store_after_a_truncation(void **state)
-{
-    uint8_t bytes[4096];
-
-    (void)state;
-    if (!start(1 << 20))
-        skip();
-    memset(bytes, 'o', sizeof bytes);
-    for (int released = 0; released < 2; released++) {
-        kernel_write(&f, 5, 0, bytes, 4096);
-        assert_int_equal(device_acquire(&f, &map), 0);
-        map.bytes[5 * 4096 + 10] = 's';
-        if (released)
-            assert_int_equal(device_release(&f, &map), 0);
-        truncate_to(5 * 4096);
-        truncate_to(FIXTURE_PAGES * 4096);
-        map.bytes[5 * 4096 + 20] = 'o'; /* what was there before */
-        assert_int_equal(device_release(&f, &map), 0);
-        assert_int_equal(read_byte(5, 20), 'o');
-        assert_int_equal(read_byte(5, 10), 0);
-    }
-    fixture_stop(&f);
-}
-
 /* A write() counts once: an acquire that has seen it leaves its page alone from then on. */
 static void test_a_write_is_seen_once(void **state)
 {
@@ -320,229 +240,6 @@ static void test_a_write_is_seen_once(void **state)
         assert_int_equal(stat.stat.drops, page + 1);
         assert_int_equal(stat.unchanged_pages, 0); /* nothing else was even looked at */
     }
-    fixture_stop(&f);
-}
-
-/* The file was cut behind the mount, and what a device released lies past its end: what is missing are zeros.
- */
-static void test_cut_behind(void **state)
-{
-    uint8_t bytes[4096];
-
-    (void)state;
-    if (!start(1 << 20))
-        skip();
-    for (unsigned page = 0; page < 16; page++) {
-        kernel_read(&f, page, bytes);
-        memset(map.bytes + page * 4096, 'X', 4096);
-    }
-    assert_int_equal(device_release(&f, &map), 0);
-    for (unsigned page = 0; page < 16; page++) /* collects leave their bytes on this thread's stack */
-        assert_int_equal(read_byte(page, 0), 'X');
-    map.bytes[20 * 4096 + 10] = 7;
-    assert_int_equal(device_release(&f, &map), 0);
-    assert_int_equal(ftruncate(f.fd, 4096), 0);
-    kernel_read(&f, 20, bytes);
-    for (unsigned at = 0; at < 4096; at++)
-        assert_int_equal(bytes[at], at == 10 ? 7 : 0);
-    fixture_stop(&f);
-}
-
-/* What a client has cut off its frames reads as zeros, not as what was on the daemon's stack. */
-static void test_frames_cut_by_the_client(void **state)
-{
-    struct replica *replica;
-    uint8_t bytes[4096];
-
-    (void)state;
-    if (!start(1 << 20))
-        skip();
-    map.bytes[5 * 4096] = 1;
-    replica = SLIST_FIRST(&f.file->replicas);
-    assert_int_equal(replica->frames->ops->resize(replica->frames, 5), 0);
-    memset(bytes, 'X', sizeof bytes);
-    assert_int_equal(replica_fetch(replica, 5, bytes), 0);
-    for (unsigned at = 0; at < 4096; at++)
-        assert_int_equal(bytes[at], 0);
-
-    /* Inside of a page, and of a run that is fetched at once. */
-    uint8_t run[2 * 4096];
-    void *const places[2] = {run, run + 4096};
-    int fd;
-    memset(map.bytes + 4 * 4096, 'o', 200);
-    assert_int_equal(replica->frames->ops->share(replica->frames, true, 0, &fd), 0);
-    assert_int_equal(ftruncate(fd, 4 * 4096 + 100), 0);
-    close(fd);
-    memset(run, 'X', sizeof run);
-    assert_int_equal(replica_fetch_run(replica, 4, 2, places), 0);
-    for (unsigned at = 0; at < sizeof run; at++)
-        assert_int_equal(run[at], at < 100 ? 'o' : 0);
-    assert_int_equal(replica->frames->ops->resize(replica->frames, FIXTURE_PAGES), 0);
-    fixture_stop(&f);
-}
-
-static uint64_t bytes_of(int frames_fd)
-{
-    struct stat st;
-
-    assert_int_equal(fstat(frames_fd, &st), 0);
-    return (uint64_t)st.st_blocks * 512;
-}
-
-static void wait_until_swept(void)
-{
-    for (unsigned ms = 0; f.file->uses && ms < 20000; ms++)
-        usleep(1000);
-    assert_int_equal(f.file->uses, 0);
-}
-
-/* What a client has put into its frames beside what was placed is free when nobody maps the file any more;
- * what was placed stays, and what was stored there. */
-static void test_frames_filled_by_the_client(void **state)
-{
-    struct cache_device_stat stat;
-    struct replica *replica;
-    int fd;
-
-    (void)state;
-    if (!start(1 << 20))
-        skip();
-    map.bytes[5 * 4096] = 1;
-    map.bytes[300 * 4096 + 7] = 2;
-    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
-    replica = SLIST_FIRST(&f.file->replicas);
-    assert_int_equal(replica->frames->ops->share(replica->frames, true, 0, &fd), 0);
-    assert_int_equal(bytes_of(fd), stat.stat.resident_bytes); /* then nobody looks for more */
-    assert_int_equal(cache_surplus(f.cache), 0);
-    uint64_t wanted = FIXTURE_PAGES * UINT64_C(4096), more = 100 * UINT64_C(4096);
-    assert_int_equal(fallocate(fd, 0, 0, (off_t)(wanted + more)), 0);
-    other = device_map(&f, 0);
-    assert_int_equal(cache_map_close(f.client, map.id), 0);
-    assert_int_equal(bytes_of(fd), wanted + more); /* it is mapped yet */
-    assert_int_equal(cache_map_close(f.client, other.id), 0);
-    wait_until_swept();
-    assert_int_equal(bytes_of(fd), stat.stat.resident_bytes);
-    assert_int_equal(cache_surplus(f.cache), wanted + more - stat.stat.resident_bytes);
-    assert_int_equal(lseek(fd, 0, SEEK_END), wanted);
-    close(fd);
-    map = device_map(&f, 0);
-    assert_int_equal(map.bytes[5 * 4096], 1);
-    assert_int_equal(device_release(&f, &map), 0);
-    assert_int_equal(read_byte(300, 7), 2);
-    fixture_stop(&f);
-}
-
-/* A file grows as the page of its end is placed for a store: what was zeroed there is not a store, though the
- * bytes that were read for the page had more. */
-static void test_growth_beside_a_store(void **state)
-{
-    const off_t end = 15 * 4096 + 100;
-    uint8_t bytes[4096];
-
-    (void)state;
-    if (!start(1 << 20) || !f.can_trap)
-        skip();
-    assert_int_equal(cache_file_truncate(f.file, f.fd, end), 0);
-    assert_int_equal(((volatile uint8_t *)map.bytes)[15 * 4096], 0);
-    pthread_mutex_lock(&f.client->lock);
-    struct cache_map *cache_map = cache_map_get(maps_by_id(&f.client->maps, map.id));
-    pthread_mutex_unlock(&f.client->lock);
-    pthread_mutex_lock(&f.file->lock);
-    struct leaf_copy *copy = leaf_find_copy(index_find(&f.file->index, 0), cache_map->replica);
-    while (copy->busy) /* it was shown before it counts as resident */
-        pthread_cond_wait(&f.file->changed, &f.file->lock);
-    copy->busy |= UINT64_C(1) << 15;
-    struct fill_store store = {
-        .page = 15, .bytes = bytes, .truncations = f.file->truncations, .size = f.file->size};
-    pthread_mutex_unlock(&f.file->lock);
-    assert_int_equal(cache_file_truncate(f.file, f.fd, 16 * 4096), 0);
-    memset(bytes, 'D', sizeof bytes); /* of a write() behind the old end, which is not known of yet */
-    assert_int_equal(fill_expose(cache_map, copy, UINT64_C(1) << 15, &store), 0);
-    pthread_mutex_lock(&f.file->lock);
-    replica_unbusy(copy, UINT64_C(1) << 15);
-    pthread_mutex_unlock(&f.file->lock);
-    cache_map_put(cache_map);
-    map.bytes[15 * 4096] = 's';
-    kernel_write(&f, 15, 200, (const uint8_t *)"w", 1);
-    assert_int_equal(device_release(&f, &map), 0);
-    assert_int_equal(read_byte(15, 0), 's');
-    assert_int_equal(read_byte(15, 200), 'w');
-    fixture_stop(&f);
-}
-
-/* A frame that has bytes already, which only a client can have put there: those of the file come into it all
- * the same, and into what is placed with it. */
-static void test_a_frame_filled_before_it_is_placed(void **state)
-{
-    uint8_t bytes[4096];
-
-    (void)state;
-    if (!start(1 << 20))
-        skip();
-    for (unsigned page = 0; page < 16; page++) {
-        memset(bytes, 'a' + (int)page, sizeof bytes);
-        kernel_write(&f, page, 0, bytes, sizeof bytes);
-    }
-    assert_int_equal(cache_map_advise(f.client, map.id, 0, 16 * 4096, GAIA_ADV_DONTNEED), 0);
-    struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
-    memset(bytes, 'X', sizeof bytes);
-    assert_int_equal(frames->ops->place(frames, 5, 1, bytes), 0);
-    for (unsigned page = 0; page < 16; page++) {
-        assert_int_equal(((volatile uint8_t *)map.bytes)[page * 4096], 'a' + page);
-        assert_int_equal(((volatile uint8_t *)map.bytes)[page * 4096 + 4095], 'a' + page);
-    }
-    map.bytes[5 * 4096 + 1] = '!';
-    map.bytes[15 * 4096 + 1] = '?';
-    assert_int_equal(device_release(&f, &map), 0);
-    assert_int_equal(read_byte(5, 1), '!');
-    assert_int_equal(read_byte(5, 2), 'f');
-    assert_int_equal(read_byte(15, 1), '?');
-    fixture_stop(&f);
-}
-
-static uint64_t evicted;
-
-static int evict_meanwhile(struct gaia_frames *frames, uint64_t page, uint64_t count)
-{
-    struct copy_pages pages = {.leaf = 0, .pages = ~UINT64_C(0)};
-
-    assert_int_equal(drop_pages(SLIST_FIRST(&f.file->replicas), &pages, 1, DROP_ADVISED, &evicted), 0);
-    return plain_frames->drop(frames, page, count);
-}
-
-/* What is evicted while the rest is freed, and what was cut off just before, nobody has filled. */
-static void test_nobody_is_accused_of_what_was_placed(void **state)
-{
-    uint8_t byte = 1;
-    int fd;
-
-    (void)state;
-    if (!start(1 << 20))
-        skip();
-    struct replica *replica = SLIST_FIRST(&f.file->replicas);
-    map.bytes[5 * 4096] = 1;
-    assert_int_equal(replica->frames->ops->share(replica->frames, true, 0, &fd), 0);
-    assert_int_equal(pwrite(fd, &byte, 1, 400 * 4096), 1);
-    f.drop = evict_meanwhile;
-    assert_int_equal(cache_map_close(f.client, map.id), 0);
-    wait_until_swept();
-    assert_null(f.drop);
-    assert_int_not_equal(evicted, 0);
-    assert_int_equal(bytes_of(fd), 0);
-    assert_int_equal(cache_surplus(f.cache), 4096);
-
-    map = device_map(&f, 0);
-    map.bytes[300 * 4096] = 1;
-    pthread_mutex_lock(&f.file->lock);
-    assert_int_equal(ftruncate(f.fd, 5 * 4096), 0);
-    file_resized(f.file, 5 * 4096);
-    pthread_mutex_unlock(&f.file->lock);
-    assert_int_not_equal(bytes_of(fd), 0); /* who cut it is about to have the frames fit */
-    assert_int_equal(cache_map_close(f.client, map.id), 0);
-    wait_until_swept();
-    assert_int_equal(bytes_of(fd), 0);
-    assert_int_equal(cache_surplus(f.cache), 0);
-    close(fd);
     fixture_stop(&f);
 }
 
@@ -750,15 +447,7 @@ int main(void)
         cmocka_unit_test(test_a_write_beside_a_release),
         cmocka_unit_test(test_a_direct_read_beside_a_release),
         cmocka_unit_test(test_what_devices_answer),
-        cmocka_unit_test(test_append_beside_a_store),
-        cmocka_unit_test(test_store_after_a_truncation),
         cmocka_unit_test(test_a_write_is_seen_once),
-        cmocka_unit_test(test_cut_behind),
-        cmocka_unit_test(test_frames_cut_by_the_client),
-        cmocka_unit_test(test_frames_filled_by_the_client),
-        cmocka_unit_test(test_growth_beside_a_store),
-        cmocka_unit_test(test_a_frame_filled_before_it_is_placed),
-        cmocka_unit_test(test_nobody_is_accused_of_what_was_placed),
         cmocka_unit_test(test_exactly_full),
         cmocka_unit_test(test_a_release_that_failed),
         cmocka_unit_test(test_a_collect_of_a_part),
