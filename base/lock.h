@@ -80,6 +80,7 @@ enum lock_flags {
     X(ANSWERS, "answers.lock", LOCK_LEAF)                       \
     X(TROUBLE, "trouble.lock", LOCK_LEAF)                       \
     X(COPIES, "home_copy.copies.lock", LOCK_LEAF)               \
+    X(CUDA_LOAD, "cuda_load.lock", LOCK_LEAF)                   \
     X(LOOP, "loop.lock", LOCK_ALONE | LOCK_LEAF)                \
     X(NOTIFY, "fs.notify_gate", LOCK_ALONE | LOCK_LEAF)         \
     X(MAPS, "soft_frames.maps_lock", LOCK_ALONE | LOCK_LEAF)

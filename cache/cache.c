@@ -44,6 +44,7 @@
  *         LOCK_SERVER, LOCK_TOKENS, LOCK_PROGRAMS, LOCK_HANDLES, LOCK_VOLUMES    of fs/
  *         LOCK_PRUNER, LOCK_PEEK, LOCK_ANSWERS, LOCK_TROUBLE    the same
  *         LOCK_COPIES  the windows through which soft devices' frames are filled (gpu/)
+ *         LOCK_CUDA_LOAD   the driver of GPUs, while it is opened (gpu/); libgaia's, too
  *   LOCK_LOOP          which threads wait for requests, and which sleep (fs/loop.c)
  *   LOCK_NOTIFY        the gate of notifications: held over those to the kernel
  *   LOCK_MAPS          the maps of a file's frames (gpu/): held over userfaultfd calls on clients

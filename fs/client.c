@@ -71,9 +71,12 @@ static int find_device(struct client *client, const struct gaia_message *message
 
     memcpy(uuid, message->value, sizeof uuid);
     int error = cache_device_parse(fs->cache, message->device, uuid, open, device_out, why);
+    if (descriptors_shed(fs, -error))
+        error = cache_device_parse(fs->cache, message->device, uuid, open, device_out, why);
     if (error && why[0])
         fs_log(LOG_WARNING, "a client (process %d) wants device %s: %s", (int)client->peer.pid,
                message->device, why);
+    trouble_of_room(error);
     return error;
 }
 
@@ -192,6 +195,18 @@ static int do_stat(struct client *client, struct gaia_message *message)
     return error;
 }
 
+static int do_chunk(struct client *client, const struct gaia_message *message, int *fd_out)
+{
+    struct fs *fs = client->fs;
+
+    int error = cache_map_chunk(client->cache, message->map, message->value[0], fd_out);
+    if (descriptors_shed(fs, -error))
+        error = cache_map_chunk(client->cache, message->map, message->value[0], fd_out);
+    for (unsigned tries = 0; tries < 2 && shed_after(fs, error); tries++)
+        error = cache_map_chunk(client->cache, message->map, message->value[0], fd_out);
+    return error;
+}
+
 /* What shows the paths of files is for who mounted, and for root. */
 static int do_dump(struct client *client, int reply_fds[GAIA_MESSAGE_FDS])
 {
@@ -249,7 +264,7 @@ static int dispatch(struct client *client, struct gaia_message *message, int *fd
     case GAIA_OP_UNMAP:
         return do_unmap(client, message);
     case GAIA_OP_CHUNK:
-        return cache_map_chunk(client->cache, message->map, message->value[0], &reply_fds[0]);
+        return do_chunk(client, message, &reply_fds[0]);
     default:
         return do_range(client, message);
     }
@@ -304,6 +319,8 @@ int client_serve(struct client *client)
         return -EPROTO;
     if (message.error == -EIO)
         trouble_of_devices(client->fs);
+    if (message.op == GAIA_OP_CHUNK)
+        trouble_of_room(message.error);
     while (!message.error && count < GAIA_MESSAGE_FDS && reply_fds[count] >= 0)
         count++;
     error = gaia_message_send(client->socket, &message, reply_fds, count);

@@ -122,6 +122,21 @@ void trouble_of_devices(struct fs *fs)
     }
 }
 
+static void tell_lack_of_descriptors(int error)
+{
+    unsigned unsaid;
+
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        if (kinds[i].error == error && is_due(&kinds[i], &unsaid))
+            fs_log(LOG_ERR, "a program's map on a GPU: %s: %s", strerror(error), kinds[i].advice);
+}
+
+void trouble_of_room(int error)
+{
+    if (error == -EMFILE || error == -ENFILE)
+        tell_lack_of_descriptors(-error);
+}
+
 /* It works, at the price of a copy; who has bought a NIC for it wants to know. */
 static void tell_reach(struct fs *fs, unsigned device, enum gaia_path path)
 {

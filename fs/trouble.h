@@ -23,6 +23,10 @@ void trouble_end(struct fs *fs);
  * before. No lock is held. */
 void trouble_of_devices(struct fs *fs);
 
+/* What a client has asked of a GPU has ended with this error: of descriptors that are short, as above, at
+ * most one line in half a minute. No lock is held. */
+void trouble_of_room(int error);
+
 /* A client has acquired or unmapped something, or gone: whether a GPU's memory was found out of reach, once
  * for each and each path. No lock is held. */
 void trouble_of_reach(struct fs *fs);

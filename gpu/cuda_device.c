@@ -17,6 +17,13 @@ int cuda_errno(CUresult error)
     return error == CUDA_ERROR_OUT_OF_MEMORY ? -ENOMEM : cuda_is_of_capture(error) ? -EBUSY : -EIO;
 }
 
+int cuda_opening_errno(CUresult error)
+{
+    int lack = error == CUDA_SUCCESS ? 0 : cuda_lacks_descriptors();
+
+    return lack ? lack : cuda_errno(error);
+}
+
 /* Whether it can do what resident mappings need: memory that is mapped by hand, and exported. */
 static int check_abilities(const struct cuda_device *device, char why_out[CUDA_WHY_SIZE])
 {
@@ -57,7 +64,7 @@ static int retain(struct cuda_device *device, char why_out[CUDA_WHY_SIZE])
     if (result != CUDA_SUCCESS)
         snprintf(why_out, CUDA_WHY_SIZE, "the GPU's context does not start: %s",
                  cuda_error_name(device->api, result));
-    return cuda_errno(result);
+    return cuda_opening_errno(result);
 }
 
 int cuda_device_open(int ordinal, struct cuda_device *device_out, char why_out[CUDA_WHY_SIZE])

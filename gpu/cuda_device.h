@@ -17,7 +17,7 @@ struct cuda_device {
 };
 
 /* The GPU with this ordinal, its primary context retained. why_out: see cuda_load(). 0; -ENODEV: no CUDA, no
- * such GPU, or one that can't export memory; -ENOMEM; -EIO. Any thread. */
+ * such GPU, or one that can't export memory; -ENOMEM; -EMFILE, -ENFILE; -EIO. Any thread. */
 int cuda_device_open(int ordinal, struct cuda_device *device_out, char why_out[CUDA_WHY_SIZE]);
 /* The same, by its UUID. */
 int cuda_device_find(const CUuuid *uuid, struct cuda_device *device_out, char why_out[CUDA_WHY_SIZE]);
@@ -33,6 +33,8 @@ void cuda_leave(const struct cuda_device *device);
 /* A driver's error as a negative errno: -ENOMEM, -EBUSY (a stream is being captured), or -EIO for all else. 0
  * for CUDA_SUCCESS. */
 int cuda_errno(CUresult error);
+/* The same of what takes descriptors: -EMFILE or -ENFILE when there is none left. */
+int cuda_opening_errno(CUresult error);
 /* Whether it says nothing but that a stream is being captured. */
 bool cuda_is_of_capture(CUresult error);
 

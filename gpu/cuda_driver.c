@@ -21,14 +21,14 @@ static int map_chunk(struct gaia_mapping *mapping, uint64_t chunk, CUdeviceptr a
     int error = gaia_session_call(mapping->session, &message, fds);
     if (error)
         return error;
-    CUresult result = api->cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)fds[0],
-                                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    error = cuda_opening_errno(api->cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)fds[0],
+                                                                   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
     close(fds[0]);
-    if (result == CUDA_SUCCESS) {
-        result = api->cuMemMap(at, bytes, 0, memory, 0);
-        api->cuMemRelease(memory); /* what is mapped stays */
-    }
-    return cuda_errno(result);
+    if (error)
+        return error;
+    error = cuda_errno(api->cuMemMap(at, bytes, 0, memory, 0));
+    api->cuMemRelease(memory); /* what is mapped stays */
+    return error;
 }
 
 static void unmap_chunks(const struct gaia_mapping *mapping, size_t chunks)

@@ -3,10 +3,14 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
+
+#include "base/lock.h"
 
 static const struct {
     const char *name;
@@ -19,11 +23,12 @@ static const struct {
 #undef X
 };
 
-/* Written once, by load(). */
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock =
+    LOCK_INITIALIZER(LOCK_CUDA_LOAD); /* guards what is below `settled`, until that is */
+static _Atomic pid_t starter;         /* the process whose driver it is, once somebody has asked for it */
+static atomic_bool settled;           /* it stays as it is */
 static struct cuda_api api;
 static int outcome;
-static pid_t starter; /* the process whose driver it is */
 static char why[CUDA_WHY_SIZE];
 
 /* "12.4" */
@@ -97,39 +102,67 @@ static int start_driver(void)
     return -EIO;
 }
 
-static void load(void)
+static int open_driver(void)
 {
-    starter = getpid();
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* never closed: it has threads */
     cuGetProcAddress_v2_type *find = NULL;
 
     if (!library) {
         const char *said = dlerror();
         snprintf(why, sizeof why, "no driver: %s", said ? said : "libcuda.so.1 can't be opened");
-        outcome = -ENODEV;
-        return;
+        return -ENODEV;
     }
     void *symbol = dlsym(library, "cuGetProcAddress_v2");
     memcpy(&find, &symbol, sizeof find);
-    outcome = find ? find_entry_points(find) : too_old(library);
-    if (!outcome)
-        outcome = start_driver();
+    int error = find ? find_entry_points(find) : too_old(library);
+    return error ? error : start_driver();
+}
+
+int cuda_lacks_descriptors(void)
+{
+    int fd = eventfd(0, EFD_CLOEXEC);
+
+    if (fd >= 0)
+        close(fd);
+    return fd < 0 && (errno == EMFILE || errno == ENFILE) ? -errno : 0;
+}
+
+static int recall(char why_out[CUDA_WHY_SIZE])
+{
+    memcpy(why_out, why, CUDA_WHY_SIZE);
+    return outcome;
+}
+
+/* What there was no descriptor for, or did not start, may do so another time. */
+static int load(char why_out[CUDA_WHY_SIZE])
+{
+    pthread_mutex_lock(&lock);
+    if (!settled) {
+        int error = open_driver(), lack = error ? cuda_lacks_descriptors() : 0;
+        outcome = lack ? lack : error;
+        settled = !lack && error != -EIO;
+    }
+    int error = recall(why_out);
+    pthread_mutex_unlock(&lock);
+    return error;
 }
 
 int cuda_load(const struct cuda_api **api_out, char why_out[CUDA_WHY_SIZE])
 {
-    pthread_once(&once, load);
-    if (!outcome && starter != getpid()) {
+    pid_t none = 0;
+
+    atomic_compare_exchange_strong(&starter, &none, getpid());
+    /* Who may have held the lock at the fork is not here, either. */
+    if (starter != getpid() && !(settled && outcome)) {
         snprintf(
             why_out, CUDA_WHY_SIZE,
             "CUDA does not work in a child of fork() when the parent has started it (exec, or fork before)");
         return -ECHILD;
     }
-    if (outcome)
-        memcpy(why_out, why, CUDA_WHY_SIZE);
-    else
+    int error = settled ? recall(why_out) : load(why_out);
+    if (!error)
         *api_out = &api;
-    return outcome;
+    return error;
 }
 
 const char *cuda_error_name(const struct cuda_api *of, CUresult error)

@@ -253,7 +253,7 @@ int demand_map_open(const struct demand_map_request *request, struct demand_map 
     error = cuda_enter(request->cuda);
     if (error)
         goto out_close;
-    error = cuda_errno(prepare(map));
+    error = cuda_opening_errno(prepare(map));
     if (!error)
         error = demand_server_start(&map->server);
     if (error)

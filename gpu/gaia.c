@@ -89,6 +89,8 @@ static int open_any(struct gaia_device *device)
     int error = cuda_load(&api, why);
     if (error == -ECHILD)
         return -EIO;
+    if (error == -EMFILE || error == -ENFILE) /* nobody knows what there is */
+        return error;
     if (!error && api->cuDeviceGetCount(&count) != CUDA_SUCCESS)
         count = 0;
     for (int i = 0; i < count; i++) {

@@ -134,8 +134,9 @@ struct gaia_stat {
  *                    be opened: EIO then, and not "soft:0" in its place.)
  * @param device_out  set on success; close with gaia_device_close()
  * @return 0, or -1 with errno: EINVAL (malformed name), ENODEV (no such device: `gaiactl devices` says
- *         why), ENOMEM, EIO (the GPU does not start, or this is a child of fork() whose parent has started
- *         CUDA: with NULL, too)
+ *         why), ENOMEM, EMFILE, ENFILE (no descriptor is left to look for a GPU with: with NULL, too), EIO
+ *         (the GPU does not start, or this is a child of fork() whose parent has started CUDA: with NULL,
+ *         too)
  */
 int gaia_device_open(const char *name, struct gaia_device **device_out);
 

@@ -147,7 +147,9 @@ static int chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **
     chunk->unsure = calloc(words, sizeof *chunk->unsure);
     error = chunk->resident && chunk->unsure ? gpu_begin(frames->gpu) : -ENOMEM;
     if (!error) {
-        error = gpu_wait(frames->gpu, frames->gpu->stream, chunk_allocate(frames, chunk));
+        error = gpu_note_opening(frames->gpu, chunk_allocate(frames, chunk));
+        int ended = gpu_wait(frames->gpu, frames->gpu->stream, CUDA_SUCCESS);
+        error = error ? error : ended;
         if (error)
             chunk_free_memory(frames, chunk);
         gpu_end(frames->gpu);
@@ -192,8 +194,9 @@ static int cuda_share(struct gaia_frames *base, bool writable, uint64_t index, i
     if (!error)
         error = gpu_begin(frames->gpu);
     if (!error) {
-        error = gpu_note(frames->gpu, frames->gpu->device.api->cuMemExportToShareableHandle(
-                                          &fd, chunk->memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        error = gpu_note_opening(frames->gpu,
+                                 frames->gpu->device.api->cuMemExportToShareableHandle(
+                                     &fd, chunk->memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
         gpu_end(frames->gpu);
     }
     pthread_mutex_unlock(&frames->lock);

@@ -143,6 +143,7 @@ int home_gpu_open(const CUuuid *uuid, void *memory, size_t length, struct home_g
     if (error)
         goto out_close;
     CUresult result = prepare(gpu);
+    error = cuda_opening_errno(result);
     /* Refused: transfers are slower. */
     if (result == CUDA_SUCCESS && gpu->device.api->cuMemHostRegister &&
         gpu->device.api->cuMemHostUnregister &&
@@ -154,7 +155,6 @@ int home_gpu_open(const CUuuid *uuid, void *memory, size_t length, struct home_g
         undo(gpu);
     }
     cuda_leave(&gpu->device);
-    error = cuda_errno(result);
     if (!error) {
         *gpu_out = gpu;
         return 0;
@@ -183,6 +183,13 @@ int gpu_note(struct home_gpu *gpu, CUresult error)
     if (error != CUDA_SUCCESS && error != CUDA_ERROR_OUT_OF_MEMORY)
         atomic_store(&gpu->failed, (int)error);
     return cuda_errno(error);
+}
+
+int gpu_note_opening(struct home_gpu *gpu, CUresult error)
+{
+    int lack = error == CUDA_SUCCESS ? 0 : cuda_lacks_descriptors();
+
+    return lack ? lack : gpu_note(gpu, error);
 }
 
 int gpu_begin(struct home_gpu *gpu)

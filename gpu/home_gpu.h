@@ -81,6 +81,9 @@ void gpu_lane_end(struct home_gpu *gpu, CUstream stream);
 /* The errno of what a call of the driver's has said, which is kept for the log (gaia_cuda_failure()) unless
  * memory was short. */
 int gpu_note(struct home_gpu *gpu, CUresult error);
+/* The same of what takes a descriptor: when none is left the GPU has no part in it, and it is -EMFILE or
+ * -ENFILE. */
+int gpu_note_opening(struct home_gpu *gpu, CUresult error);
 /* Put a kernel into a stream; parameters: where each is. */
 CUresult gpu_launch(struct home_gpu *gpu, CUstream stream, enum gpu_kernel kernel, uint64_t pages,
                     void **parameters);

@@ -131,11 +131,14 @@ static CUresult import_handle(CUmemGenericAllocationHandle *handle_out, void *os
     int fd = (int)(intptr_t)os_handle;
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fstat(fd, &st) || st.st_size <= 0)
         return CUDA_ERROR_INVALID_VALUE;
+    int ours = dup(fd);
+    if (ours < 0)
+        return CUDA_ERROR_UNKNOWN;
     struct allocation *allocation = calloc(1, sizeof *allocation);
     if (!allocation)
         abort();
     *allocation =
-        (struct allocation){.bytes = (size_t)st.st_size, .references = 1, .imported = true, .fd = dup(fd)};
+        (struct allocation){.bytes = (size_t)st.st_size, .references = 1, .imported = true, .fd = ours};
     *handle_out = (uintptr_t)allocation;
     return CUDA_SUCCESS;
 }
