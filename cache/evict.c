@@ -264,8 +264,11 @@ int evict_and_charge(struct cache_device *device, uint64_t pages)
         /* Not after so many tries: others are woken, and try, as often as they like. */
         if (error && (!refused || now.under_way || now.freed != before.freed))
             until = lock_wait_until(patience_ms);
-        else if (error && lock_is_past(&until))
+        else if (error && lock_is_past(&until)) {
+            if (error == -ENOMEM)
+                atomic_store(&device->was_full, true);
             return error;
+        }
         refused = error != 0;
         before = now;
         cache_device_wait(device, &now, 10);

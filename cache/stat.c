@@ -48,6 +48,19 @@ const char *cache_device_failure(struct cache *cache, unsigned number)
     return cache_get_device(cache, number, &device) || !device->gpu ? NULL : gaia_cuda_failure(device->gpu);
 }
 
+const char *cache_device_shortage(struct cache *cache, unsigned number)
+{
+    struct cache_device *device;
+
+    if (cache_get_device(cache, number, &device) || !device->gpu)
+        return NULL;
+    bool full = atomic_exchange(&device->was_full, false);
+    if (gaia_cuda_was_short(device->gpu))
+        return "its driver has none left: other programs use it, too (nvidia-smi), and device_cache= says "
+               "what files may";
+    return full ? "what is mapped there is all that device_cache= lets files have" : NULL;
+}
+
 const char *cache_device_reach(struct cache *cache, unsigned number, enum gaia_path path)
 {
     bool there = path == GAIA_PATH_FAULTS ? cache->path != NULL : cache->nodes != NULL;

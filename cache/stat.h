@@ -17,6 +17,8 @@ struct cache_device_stat {
 
 /* What the driver of a GPU has reported last, or NULL (there is no such GPU, or it works); its text stays. */
 const char *cache_device_failure(struct cache *cache, unsigned device);
+/* Why something has had no memory of a GPU, since this was asked last: words for the log; or NULL. */
+const char *cache_device_shortage(struct cache *cache, unsigned device);
 /* Whether bytes come straight into a GPU's memory by this path: gaia_cuda_reach(); NULL: there is no such
  * GPU, or no such path. */
 const char *cache_device_reach(struct cache *cache, unsigned device, enum gaia_path path);

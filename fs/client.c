@@ -76,7 +76,7 @@ static int find_device(struct client *client, const struct gaia_message *message
     if (error && why[0])
         fs_log(LOG_WARNING, "a client (process %d) wants device %s: %s", (int)client->peer.pid,
                message->device, why);
-    trouble_of_room(error);
+    trouble_of_room(fs, error);
     return error;
 }
 
@@ -319,8 +319,8 @@ int client_serve(struct client *client)
         return -EPROTO;
     if (message.error == -EIO)
         trouble_of_devices(client->fs);
-    if (message.op == GAIA_OP_CHUNK)
-        trouble_of_room(message.error);
+    if (message.error == -ENOMEM || message.op == GAIA_OP_CHUNK)
+        trouble_of_room(client->fs, message.error);
     while (!message.error && count < GAIA_MESSAGE_FDS && reply_fds[count] >= 0)
         count++;
     error = gaia_message_send(client->socket, &message, reply_fds, count);

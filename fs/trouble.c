@@ -122,6 +122,19 @@ void trouble_of_devices(struct fs *fs)
     }
 }
 
+static void tell_shortage(struct fs *fs, unsigned gpu)
+{
+    static struct kind shortages[GAIA_CUDA_MAX];
+    const char *words = cache_device_shortage(fs->cache, GAIA_SOFT_MAX + gpu);
+    unsigned unsaid;
+    char name[32];
+
+    if (!words || !is_due(&shortages[gpu], &unsaid))
+        return;
+    cache_device_name(GAIA_SOFT_MAX + gpu, name);
+    fs_log(LOG_WARNING, "%s: no memory for what a program has mapped (ENOMEM): %s", name, words);
+}
+
 static void tell_lack_of_descriptors(int error)
 {
     unsigned unsaid;
@@ -131,10 +144,12 @@ static void tell_lack_of_descriptors(int error)
             fs_log(LOG_ERR, "a program's map on a GPU: %s: %s", strerror(error), kinds[i].advice);
 }
 
-void trouble_of_room(int error)
+void trouble_of_room(struct fs *fs, int error)
 {
     if (error == -EMFILE || error == -ENFILE)
         tell_lack_of_descriptors(-error);
+    for (unsigned i = 0; i < GAIA_CUDA_MAX && error == -ENOMEM; i++)
+        tell_shortage(fs, i);
 }
 
 /* It works, at the price of a copy; who has bought a NIC for it wants to know. */
@@ -194,6 +209,8 @@ ssize_t trouble(struct inode *inode, const char *doing, ssize_t rc)
 
     if (rc == -EIO)
         trouble_of_devices(inode->fs);
+    if (rc == -ENOMEM)
+        trouble_of_room(inode->fs, -ENOMEM);
     for (size_t i = 0; rc < 0 && i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         if (kinds[i].error == -rc)
             tell(&kinds[i], inode, doing);

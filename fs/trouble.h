@@ -23,9 +23,9 @@ void trouble_end(struct fs *fs);
  * before. No lock is held. */
 void trouble_of_devices(struct fs *fs);
 
-/* What a client has asked of a GPU has ended with this error: of descriptors that are short, as above, at
- * most one line in half a minute. No lock is held. */
-void trouble_of_room(int error);
+/* What a client has asked of a GPU has ended with this error: of memory and descriptors that are short, as
+ * above, at most one line in half a minute. No lock is held. */
+void trouble_of_room(struct fs *fs, int error);
 
 /* A client has acquired or unmapped something, or gone: whether a GPU's memory was found out of reach, once
  * for each and each path. No lock is held. */

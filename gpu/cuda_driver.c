@@ -113,7 +113,7 @@ static int cuda_settle(const struct gaia_device *device)
         return error;
     CUresult result = device->cuda.api->cuCtxSynchronize();
     cuda_leave(&device->cuda);
-    return cuda_is_of_capture(result) ? -EBUSY : result == CUDA_SUCCESS ? 0 : -EIO;
+    return cuda_errno(result);
 }
 
 static int cuda_enqueue(const struct gaia_device *device, void *stream, void (*fn)(void *context),

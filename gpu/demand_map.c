@@ -308,7 +308,7 @@ static int run(struct demand_map *map, CUfunction kernel, uint64_t warps, void *
     result = result == CUDA_SUCCESS ? ended : result;
     cuda_leave(map->asked.cuda);
     if (result != CUDA_SUCCESS)
-        return -EIO;
+        return cuda_errno(result);
     return after.kept != before.kept || after.held != before.held || after.failures != before.failures ? -EIO
                                                                                                        : 0;
 }
@@ -335,7 +335,7 @@ static int drop(struct demand_map *map, uint64_t first, uint64_t count)
         const struct cuda_api *api = map->asked.cuda->api;
         CUresult result = api->cuMemcpyHtoDAsync(map->list, units, count * sizeof *units, map->stream);
         CUresult ended = api->cuStreamSynchronize(map->stream);
-        error = result == CUDA_SUCCESS && ended == CUDA_SUCCESS ? 0 : -EIO;
+        error = cuda_errno(result == CUDA_SUCCESS ? ended : result);
         cuda_leave(map->asked.cuda);
     }
     free(units);

@@ -219,8 +219,8 @@ int gaia_munmap(void *addr, size_t length);
  *         4096, length zero, a page of the range not mapped by gaia_mmap() on this device), ENOSPC, EDQUOT,
  *         EIO (another device's stores could not be written to the data directory: they stay on that
  *         device); EIO also when another node has kept an old copy for 30 s, and when the device is broken;
- *         ENOMEM (GAIA_RESIDENT and the device has no room; or the daemon has). After an error nothing is
- *         promised of what the device sees in the range, until an acquire of it succeeds.
+ *         ENOMEM (GAIA_RESIDENT and the device has no room; or the daemon has none, or a GPU's driver). After
+ *         an error nothing is promised of what the device sees in the range, until an acquire of it succeeds.
  */
 int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
 
@@ -238,8 +238,8 @@ int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
  *         for writing), ENOSPC, EDQUOT, EIO (what has to be written to the data directory by this call could
  *         not be: of a file in passthrough, or of one that CPUs of other nodes write on and on); EIO also
  *         of any file, when a GPU can't be read or is broken, and when another node does not answer; ENOMEM
- *         (the daemon has no room, of any file). After an error a part of the range may be released, and
- *         the rest may be released again.
+ *         (the daemon has no room, or a GPU's driver, of any file). After an error a part of the range may be
+ *         released, and the rest may be released again.
  */
 int gaia_mrelease(void *addr, size_t length, struct gaia_device *device);
 

@@ -160,6 +160,7 @@ static int chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **
         free(chunk);
         return error;
     }
+    atomic_store(&frames->gpu->is_short, false); /* room has been made for it */
     chunk->gpu = frames->gpu;
     chunk->standing = (struct gaia_standing){.address = (void *)(uintptr_t)chunk->pages,
                                              .length = chunk_bytes(frames),
@@ -578,6 +579,11 @@ const char *gaia_cuda_failure(struct home_gpu *gpu)
     int failed = atomic_load(&gpu->failed);
 
     return failed ? cuda_error_name(gpu->device.api, (CUresult)failed) : NULL;
+}
+
+bool gaia_cuda_was_short(struct home_gpu *gpu)
+{
+    return atomic_exchange(&gpu->is_short, false);
 }
 
 uint64_t gaia_cuda_bytes(const struct home_gpu *gpu)

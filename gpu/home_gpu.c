@@ -180,7 +180,9 @@ void home_gpu_close(struct home_gpu *gpu)
 
 int gpu_note(struct home_gpu *gpu, CUresult error)
 {
-    if (error != CUDA_SUCCESS && error != CUDA_ERROR_OUT_OF_MEMORY)
+    if (error == CUDA_ERROR_OUT_OF_MEMORY)
+        atomic_store(&gpu->is_short, true);
+    else if (error != CUDA_SUCCESS)
         atomic_store(&gpu->failed, (int)error);
     return cuda_errno(error);
 }

@@ -11,7 +11,7 @@ sh examples/packages.sh run tests
 jobs=$(nproc)
 [ -e /dev/fuse ] || modprobe fuse 2>/dev/null || true
 
-ends=arguments,cuda_broken,cuda_maps,cuda_streams,deaths,disks,fault_path,injection,leaks,nodes_deaths,nodes_random,promises,room
+ends=arguments,cuda_broken,cuda_limits,cuda_maps,cuda_streams,deaths,disks,fault_path,injection,leaks,nodes_deaths,nodes_random,promises,room
 threads=changes,clients,deaths,forks,nodes_babble,protocol,sessions,sharing
 
 # Parts of the suite that other lanes run, so that all end at about the same time.

@@ -5,6 +5,7 @@
  * gpus=N        how many (1)
  * first=N       which GPU of the machine is number 0 to this process (0), as with CUDA_VISIBLE_DEVICES
  * memory=N      bytes of a GPU that this process can allocate
+ * handles=N     pieces of memory that it can have for others at a time
  * slow=N        microseconds that a copy to the GPU takes longer
  * version=N     of the interface (12040)
  * missing=NAME  an entry point that it has not got

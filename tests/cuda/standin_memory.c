@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stand-in driver's memory: allocations are memfds, so that another process can have them. */
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -30,7 +31,7 @@ struct place {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
 static LIST_HEAD(, place) reserved, mapped;
-static size_t used;
+static size_t used, made; /* bytes; allocations that this process has created */
 
 /* Lock held. */
 static bool charge(size_t bytes)
@@ -47,8 +48,10 @@ static void put(struct allocation *allocation)
 {
     if (--allocation->references)
         return;
-    if (!allocation->imported)
+    if (!allocation->imported) {
         used -= allocation->bytes;
+        made--;
+    }
     close(allocation->fd);
     free(allocation);
 }
@@ -82,7 +85,9 @@ static CUresult create(CUmemGenericAllocationHandle *handle_out, size_t bytes,
     *allocation =
         (struct allocation){.bytes = bytes, .references = 1, .fd = memfd_create("stand-in GPU", MFD_CLOEXEC)};
     pthread_mutex_lock(&lock);
-    bool fits = allocation->fd >= 0 && !ftruncate(allocation->fd, (off_t)bytes) && charge(bytes);
+    bool fits = allocation->fd >= 0 && (long long)made < standin_number("handles", LLONG_MAX) &&
+                !ftruncate(allocation->fd, (off_t)bytes) && charge(bytes);
+    made += fits;
     pthread_mutex_unlock(&lock);
     if (!fits) {
         if (allocation->fd >= 0)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is too little of for a GPU (a stand-in, as in test_cuda_maps.py): descriptors, in a program and in the daemon. An
-errno says so, and the log; when there is enough again all is well, and what was released is in the file."""
+"""What there is too little of for a GPU (a stand-in, as in test_cuda_maps.py): descriptors, in a program and in the daemon;
+handles that its driver gives; its memory, at a map, at an acquire and in a fault. An errno says which, and the log; when there
+is enough again all is well, and what was released is in the file."""
 import contextlib
 import errno
 import os
@@ -9,9 +10,13 @@ import resource
 import pytest
 
 import helpers
-from gpu_fixture import gpu, make  # noqa: F401
-from helpers import MIB, PAGE, agents, read_file  # noqa: F401
+from gpu_fixture import gpu, make, only_here  # noqa: F401
+from helpers import MIB, PAGE, agents, descriptors, make_random, read_file, write_at  # noqa: F401
+from test_cuda_demand import programs  # noqa: F401
 from test_descriptors import TRY_WITH_FEW
+from test_disks import fill, small  # noqa: F401
+
+CHUNK = 2 * MIB  # of a file of up to 16 MiB
 
 # --- descriptors and handles ------------------------------------------------------------------------------------------
 
@@ -97,3 +102,161 @@ def test_a_daemon_short_of_descriptors(gpu, opened):
     assert read_file(path)[:3] == b"rs."
     other = gpu.program(path)
     assert other("(map[:3], map[length - 1:])") == (b"rs.", b".")
+
+
+def test_a_driver_that_gives_so_many_handles(gpu):
+    """ENOMEM; those that a map got before it was refused are given back, and so are a file's that is not mapped any more."""
+    m = gpu.mount("handles=5")
+    small, large = make(m, b"s" * 4 * MIB, "small"), make(m, b"L" * 16 * MIB, "large")
+    program, other = gpu.program(small), gpu.agent()
+    program.do("map[1] = 1\nmap.release()\nmap[2] = 2")
+    other.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('cuda:0')", path=large)
+    for _ in range(3):
+        assert other("error_of(dev.mmap, fd, 16 << 20)") == errno.ENOMEM
+        other.do("map = dev.mmap(fd, 6 << 20)\nassert map[6 * (1 << 20) - 1] == ord('L')\nmap.unmap()")
+    assert m.log_text().count("cuda:0: no memory for what a program has mapped (ENOMEM): its driver has none left") == 1
+    program.do("map.release()\nmap.acquire()")
+    assert read_file(small)[:4] == b"s\1\2s"
+
+
+def test_pieces_of_a_file_have_numbers(gpu):
+    """Up to 65,536 of 2 MiB. Past the end of a file, which then has few, there is an end of them."""
+    m = gpu.mount()
+    program = gpu.program(make(m, bytes(PAGE)))
+    last = 65535 * CHUNK
+    for at, length, expected in ((last, PAGE, 0), (last, CHUNK + PAGE, errno.ENOMEM), (last + CHUNK, PAGE, errno.ENOMEM)):
+        assert program(f"error_of(dev.mmap, fd, {length}, 3, 0, {at})") == expected
+    program.do("map[1] = 1\nmap.release()")
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("call", ["acquire", "release"])
+@pytest.mark.parametrize("name", ["cuLaunchKernel", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuStreamSynchronize"])
+def test_the_driver_has_no_memory(gpu, call, name):
+    """At an acquire and at a release, call by call: ENOMEM, and a line in the log. What was released before is in the file,
+    what is not yet is released when there is memory."""
+    m = gpu.mount()
+    path = make(m, b"." * 6 * PAGE)
+    program = gpu.program(path)
+    program.do("map[PAGE:PAGE + 8] = b'released'\nmap.release()")
+    codes, landed = [], True
+    while landed:
+        assert len(codes) < 30, codes
+        program.do("map[3 * PAGE:3 * PAGE + 4] = b'%04d' % n", n=len(codes))
+        write_at(path, b"cpu%02d" % len(codes), 3 * PAGE + 10)
+        gpu.fail(name, len(codes) + 1, 2)
+        codes.append(program(f"error_of(map.{call})"))
+        landed = gpu.failed()
+        gpu.heal()
+    # What only notes something is done anew another time: nobody hears of that.
+    assert codes[-1] == 0 and set(codes) == {0, errno.ENOMEM}, codes
+    assert m.log_text().count("cuda:0: no memory for what a program has mapped (ENOMEM): its driver has none left") == 1
+    program.do("map.release()\nmap.acquire()")
+    expected = b"%04d......cpu%02d." % (len(codes) - 1, len(codes) - 1)
+    assert read_file(path)[3 * PAGE:][:16] == program("map[3 * PAGE:3 * PAGE + 16]") == expected
+    assert read_file(path)[PAGE:][:8] == b"released"
+
+
+@pytest.mark.limit(120)
+def test_no_room_at_an_acquire(gpu):
+    """A file that grows within its mapping, while another one has what device_cache= lets files have."""
+    m = gpu.mount(options="device_cache=cuda:0=8M")
+    path, other = make(m, b"." * PAGE), make(m, b"o" * 6 * MIB, "other")
+    program = gpu.program(path, length=6 * MIB)
+    program.do("map[0:8] = b'released'\nmap.release()\nmap[8:12] = b'more'")
+    holder = gpu.program(other)
+    write_at(path, b"grown" * MIB, PAGE)
+    for _ in range(2):
+        assert program("error_of(map.acquire)") == errno.ENOMEM
+    assert read_file(path)[:13] == b"releasedmore."  # an acquire begins with a release
+    program.do("map[12] = 1\nmap.release()")
+    assert read_file(path)[:14] == b"releasedmore\1."
+    if not m.nodes:
+        assert m.log_text().count("is all that device_cache= lets files have") == 1
+    holder.do("map.unmap()")
+    program.do("map.acquire()")
+    assert program("map[:]")[:PAGE + 5 * MIB] == read_file(path)
+
+
+DEMAND = """
+fd = os.open(path, os.O_RDWR)
+dev = gaia.Device("cuda:0")
+"""
+
+
+@only_here
+@pytest.mark.parametrize("name", ["cuModuleLoadData", "cuModuleGetFunction", "cuStreamCreate", "cuMemGetInfo", "cuMemAlloc",
+                                  "cuMemHostAlloc", "cuMemsetD8Async", "cuMemcpyHtoDAsync", "cuStreamSynchronize"])
+@pytest.mark.parametrize("error, expected", [(2, errno.ENOMEM), (999, errno.EIO)])
+def test_a_map_on_demand(gpu, name, error, expected):
+    """Of the program's driver."""
+    m = gpu.mount()
+    path = make(m, b"d" * MIB)
+    program = gpu.agent(f"control={gpu.control}")
+    program.do(DEMAND, path=path)
+    before = descriptors(program.pid)
+    gpu.fail(name, 1, error)
+    assert program("error_of(dev.mmap, fd, 1 << 20, 3, gaia.DEMAND)") == expected
+    assert gpu.failed()
+    program.do("map = dev.mmap(fd, 1 << 20, 3, gaia.DEMAND)\nassert map[5] == ord('d')\nmap.unmap()")
+    assert descriptors(program.pid) <= before + 4  # of its session
+
+
+@only_here
+@pytest.mark.parametrize("call", ["acquire", "release"])
+@pytest.mark.parametrize("error, expected", [(2, errno.ENOMEM), (999, errno.EIO)])
+def test_calls_on_demand(gpu, programs, call, error, expected):
+    """Each call of the program's driver: what kernels have stored stays on the GPU until it is released."""
+    m = gpu.mount()
+    path = make(m, b"." * MIB)
+    program = programs(path, STANDIN_CUDA=f"control={gpu.control}")
+    program.store(0, b"released")
+    program.do("release")
+    write_at(path, b"!", 9)
+    failures = 0
+    for count in range(1, 30):
+        program.store(PAGE, b"%02d" % count)
+        assert program.load(100, 1) == b"."
+        gpu.fail("*", count, error)
+        answer = program.ask(call)
+        landed = gpu.failed()
+        gpu.heal()
+        if not landed:
+            break
+        assert answer in ("ok", f"error {expected}"), count
+        failures += answer != "ok"
+    assert answer == "ok" and failures > 3
+    program.do("release")
+    program.do("acquire")
+    assert read_file(path)[:10] == b"released.!" and read_file(path)[PAGE:][:3] == b"%02d." % count
+    assert program.load(0, 10) == b"released.!"
+    assert program.ask("error") == "0"
+    program.end()
+
+
+def test_no_memory_in_a_fault(mount, programs, small):
+    """On demand: the copy below the GPU's is full of stores for which the data directory has no room. The kernel has an error
+    and zeros; when there is room it has the bytes, and all that was released is there."""
+    m = mount("passthrough=off,device_cache=256K,unit=4K", data=small)
+    path, last = os.path.join(m.mnt, "f"), 6400
+    with open(path, "wb") as file:
+        file.truncate((last + 1) * PAGE)
+        os.pwrite(file.fileno(), b"behind", last * PAGE)
+    program = programs(path, small=True, frames=64)
+    pages = make_random("pages").sample(range(0, last, 100), 64)  # no stream, of which more would be read than is stored to
+    for page in pages:
+        program.store(page * PAGE, bytes([page % 255 + 1]) * PAGE)
+    program.do("release")
+    ballast = fill(small)
+    assert program.load(last * PAGE, 6) == bytes(6)
+    assert program.ask("error") == str(errno.EIO)
+    os.unlink(ballast)
+    program.do("acquire")  # what could not be had is asked for again
+    assert program.load(last * PAGE, 6) == b"behind"
+    content = read_file(path)
+    assert all(content[page * PAGE:][:PAGE] == bytes([page % 255 + 1]) * PAGE for page in pages)
+    program.store(last * PAGE, b"B")
+    program.do("release")
+    assert read_file(path)[last * PAGE:][:6] == b"Behind"
+    program.end()
