@@ -18,7 +18,7 @@
  * control=PATH  a file that is read at each call: "NAME COUNT ERROR"
  *
  * When a call of NAME (*: any) comes, the file's COUNT goes down by one, and when it is 0 the call has this
- * error; with COUNT 0 each call has it.
+ * error; with COUNT 0 each call has it, with COUNT -N each from the Nth on.
  *
  * What is allocated is memory of this machine, and a kernel runs on a CPU, in a thread of its stream. It is
  * strict: what the interface leaves undefined is an error here.
@@ -89,6 +89,11 @@ CUresult standin_injected(const char *name)
         return CUDA_SUCCESS;
     bool due = fscanf(file, "%63s %ld %d", which, &count, &error) == 3 &&
                (!strcmp(which, name) || !strcmp(which, "*"));
+    if (due && count < -1) {
+        due = false;
+        rewind(file);
+        fprintf(file, "%s %ld %d     \n", which, count + 1, error);
+    }
     if (due && count > 0) {
         due = --count == 0;
         rewind(file);

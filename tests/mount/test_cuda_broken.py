@@ -32,7 +32,8 @@ def test_no_such_gpu(gpu, standin, number):
 @only_here
 @pytest.mark.parametrize("client, daemon, why", [
     ("", "gpus=0", "finds no GPU"), ("first=1", "gpus=1", "no GPU with that UUID"),
-    ("", "missing=cuLaunchKernel", "has no cuLaunchKernel"), ("", "version=11000", "the driver is of CUDA 11.0")])
+    ("", "missing=cuLaunchKernel", "has no cuLaunchKernel"), ("", "version=11000", "the driver is of CUDA 11.0"),
+    ("", "cannot=102", "the GPU has no virtual memory management"), ("", "cannot=103", "has no exports of memory as descriptors")])
 def test_the_daemon_has_no_such_gpu(gpu, client, daemon, why):
     m = gpu.mount(daemon)
     path = make(m, bytes(PAGE))
@@ -45,6 +46,29 @@ def test_the_daemon_has_no_such_gpu(gpu, client, daemon, why):
     program.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, PAGE)\nmap[0] = 1\nmap.release()",
                path=path)
     assert read_file(path)[0] == 1
+
+
+@only_here
+@pytest.mark.parametrize("library, why", [(None, "no driver: "), ("old", "the driver is of CUDA 11.8, and 12.0 is needed")])
+def test_no_driver_or_an_old_one(gpu, workdir, monkeypatch, library, why):
+    """Of the daemon's and of the program's, which uses soft:0 where it names no device."""
+    good, bad = os.environ["LD_LIBRARY_PATH"], helpers.cuda_standin(library) if library else workdir
+    if not library:
+        write_file(os.path.join(workdir, "libcuda.so.1"), b"no library\n")
+    monkeypatch.setenv("LD_LIBRARY_PATH", bad)
+    m = gpu.mount()
+    path = make(m, bytes(PAGE))
+    program = gpu.agent(LD_LIBRARY_PATH=good)
+    program.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('cuda:0')", path=path)
+    assert program("error_of(dev.mmap, fd, PAGE)") == errno.ENODEV
+    assert why in m.log_text()
+    without = gpu.agent(GAIA_DEVICE="")
+    assert without("error_of(gaia.Device, 'cuda:0')") == errno.ENODEV
+    without.do("import ctypes\nhandle = ctypes.c_void_p()\n"
+               "gaia.check(gaia.lib.gaia_device_open(None, ctypes.byref(handle)))\nfd = os.open(path, os.O_RDWR)\n"
+               "address = gaia.lib.gaia_mmap(handle, PAGE, 3, 0, fd, 0)\nctypes.memset(address, 7, 1)\n"
+               "gaia.check(gaia.lib.gaia_mrelease(address, PAGE, handle))", path=path)
+    assert read_file(path)[:2] == b"\7\0"
 
 
 @pytest.mark.parametrize("words", [
@@ -301,6 +325,55 @@ def test_a_context_that_is_broken(gpu, workdir):
     other.do("map.acquire()\nmap[100] = 1\nmap.release()")
     content = read_file(path)
     assert content[:8] == b"minemore" and content[100] == 1
+
+
+def test_a_context_that_dies_in_a_release(gpu):
+    """The daemon's, at each of its calls, and it stays so: EIO, other files go on, and what was stored is released when there is
+    a context again."""
+    m = gpu.mount()
+    path, other = make(m, b"." * 6 * PAGE), make(m, b"." * PAGE, "other")
+    program, beside = gpu.program(path), gpu.agent()
+    beside.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, PAGE)", path=other)
+    failures = 0
+    for count in range(1, 20):
+        program.do("map[PAGE:PAGE + 2] = map[3 * PAGE:3 * PAGE + 2] = value", value=b"%02d" % count)
+        gpu.fail("*", -count, 700)
+        code = program("error_of(map.release)")
+        assert code in (0, errno.EIO) and (not code or program("error_of(map.acquire)") == errno.EIO)
+        beside.do("map[count] = count\nmap.release()", count=count)
+        gpu.heal()
+        program.do("map.release()")
+        assert read_file(path)[PAGE:][:3] == read_file(path)[3 * PAGE:][:3] == b"%02d." % count
+        assert read_file(other)[:count + 1] == b"." + bytes(range(1, count + 1))
+        failures += code != 0
+        if not code:
+            break
+    assert failures > 3 and not code
+
+
+def test_a_kernel_that_writes_past_its_mapping(gpu):
+    """gaia.h: within the memory of the file it changes other pages of it, which who maps them releases, or what is past its end,
+    which is nothing; no other file, and nobody's copy that is only read."""
+    m = gpu.mount()
+    content = os.urandom(9 * PAGE)
+    path, other = make(m, content), make(m, content, "other")
+    program, wide, reader, beside = gpu.program(path, 2 * PAGE), gpu.program(path), gpu.program(path, writable=False), \
+        gpu.program(other)
+    program.do("map[PAGE] = 1\nfor page in (2, 8, 9, 30, length // PAGE + 100):\n"
+               "    dev.memory.store(map.address + page * PAGE, b'past')\nmap.release()")
+    released_alone = content[:PAGE] + b"\1" + content[PAGE + 1:]
+    assert read_file(path) == released_alone
+    reader.do("map.acquire()")
+    assert reader("map[:]") == released_alone
+    wide.do("map.release()")
+    expected = bytearray(released_alone)
+    expected[2 * PAGE:2 * PAGE + 4] = expected[8 * PAGE:8 * PAGE + 4] = b"past"
+    assert read_file(path) == expected
+    beside.do("map.release()\nmap.acquire()")
+    assert beside("map[:]") == read_file(other) == content
+    os.truncate(path, 40 * PAGE)
+    wide.do("map.acquire()")
+    assert read_file(path)[9 * PAGE:] == bytes(31 * PAGE)
 
 
 def test_garbage_about_chunks(gpu):

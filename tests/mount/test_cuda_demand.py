@@ -237,6 +237,23 @@ def test_resident_and_on_demand_at_once(mount, programs, agents, monkeypatch):
     assert helpers.read_file(path)[MIB:MIB + 10] == expected
 
 
+def test_resident_and_on_demand_in_one_program(mount, agents, monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", cuda_standin())
+    m = mount()
+    path = make(m, bytes(2 * MIB))
+    agent = agents()
+    agent.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('cuda:0')\nresident = dev.mmap(fd, 2 << 20)\n"
+             "demand = dev.mmap(fd, 2 << 20, 3, gaia.DEMAND)", path=path)
+    for turn in range(1, 5):
+        agent.do("resident[MIB + 2 * turn] = turn\ndemand[MIB + 2 * turn + 1] = 100 + turn\n"
+                 "for one in resident, demand:\n    one.release()\nfor one in resident, demand:\n    one.acquire()", turn=turn)
+        expected = bytes([0, 0] + [v for t in range(1, turn + 1) for v in (t, 100 + t)])
+        assert agent("resident[MIB:MIB + 2 * turn + 2]") == agent("demand[MIB:MIB + 2 * turn + 2]") == expected
+        assert helpers.read_file(path)[MIB:MIB + 2 * turn + 2] == expected
+    agent.do("resident.unmap()\ndemand[0] = 1\ndemand.release()\ndemand.unmap()")
+    assert helpers.read_file(path)[0] == 1
+
+
 @pytest.mark.limit(150)
 @pytest.mark.parametrize("small", [False, True])
 def test_more_than_the_gpu_holds(mount, programs, small):
