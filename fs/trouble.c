@@ -122,7 +122,8 @@ void trouble_of_devices(struct fs *fs)
     }
 }
 
-static void tell_shortage(struct fs *fs, unsigned gpu)
+/* Whether there was one. */
+static bool tell_shortage(struct fs *fs, unsigned gpu)
 {
     static struct kind shortages[GAIA_CUDA_MAX];
     const char *words = cache_device_shortage(fs->cache, GAIA_SOFT_MAX + gpu);
@@ -130,9 +131,19 @@ static void tell_shortage(struct fs *fs, unsigned gpu)
     char name[32];
 
     if (!words || !is_due(&shortages[gpu], &unsaid))
-        return;
+        return words;
     cache_device_name(GAIA_SOFT_MAX + gpu, name);
     fs_log(LOG_WARNING, "%s: no memory for what a program has mapped (ENOMEM): %s", name, words);
+    return true;
+}
+
+static bool tell_shortages(struct fs *fs)
+{
+    bool any = false;
+
+    for (unsigned i = 0; i < GAIA_CUDA_MAX; i++)
+        any |= tell_shortage(fs, i);
+    return any;
 }
 
 static void tell_lack_of_descriptors(int error)
@@ -148,8 +159,8 @@ void trouble_of_room(struct fs *fs, int error)
 {
     if (error == -EMFILE || error == -ENFILE)
         tell_lack_of_descriptors(-error);
-    for (unsigned i = 0; i < GAIA_CUDA_MAX && error == -ENOMEM; i++)
-        tell_shortage(fs, i);
+    if (error == -ENOMEM)
+        tell_shortages(fs);
 }
 
 /* It works, at the price of a copy; who has bought a NIC for it wants to know. */
@@ -209,9 +220,8 @@ ssize_t trouble(struct inode *inode, const char *doing, ssize_t rc)
 
     if (rc == -EIO)
         trouble_of_devices(inode->fs);
-    if (rc == -ENOMEM)
-        trouble_of_room(inode->fs, -ENOMEM);
-    for (size_t i = 0; rc < 0 && i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+    bool of_a_gpu = rc == -ENOMEM && tell_shortages(inode->fs); /* the daemon has enough */
+    for (size_t i = 0; rc < 0 && !of_a_gpu && i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         if (kinds[i].error == -rc)
             tell(&kinds[i], inode, doing);
     }

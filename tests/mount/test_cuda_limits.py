@@ -158,6 +158,20 @@ def test_the_driver_has_no_memory(gpu, call, name):
     assert read_file(path)[PAGE:][:8] == b"released"
 
 
+@only_here
+def test_a_read_for_which_the_driver_has_no_memory(gpu):
+    """It has to fetch what was released. It is not the daemon that has too little."""
+    m = gpu.mount(options="passthrough=off")
+    path = make(m, b"." * PAGE)
+    program = gpu.program(path)
+    program.do("map[0] = 1\nmap.release()")
+    gpu.fail("cuMemcpyDtoHAsync", 0, 2)
+    assert helpers.error_of(read_file, path) == errno.ENOMEM
+    assert "its driver has none left" in m.log_text() and "memory.max" not in m.log_text()
+    gpu.heal()
+    assert read_file(path)[:2] == b"\1."
+
+
 @pytest.mark.limit(120)
 def test_no_room_at_an_acquire(gpu):
     """A file that grows within its mapping, while another one has what device_cache= lets files have."""
