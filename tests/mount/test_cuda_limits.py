@@ -131,6 +131,26 @@ def test_pieces_of_a_file_have_numbers(gpu):
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
+@only_here
+@pytest.mark.parametrize("name, count", [("cuCtxPushCurrent", 1), ("cuMemAddressReserve", 1), ("cuMemSetAccess", 1),
+                                         ("cuMemImportFromShareableHandle", 1), ("cuMemImportFromShareableHandle", 5),
+                                         ("cuMemMap", 1), ("cuMemMap", 5)])
+@pytest.mark.parametrize("error, expected", [(2, errno.ENOMEM), (999, errno.EIO)])
+def test_the_programs_driver_fails_at_a_map(gpu, name, count, error, expected):
+    """Of the file's eight pieces those that it has got are unmapped again; what it has of the file already goes on."""
+    m = gpu.mount()
+    path = make(m, b"." * 16 * MIB)
+    program = gpu.program(path, length=PAGE, standin=f"control={gpu.control}")
+    program.do("first = map\nfirst[0] = 1\nfirst.release()\nfirst[1] = 2")
+    before = descriptors(program.pid)
+    gpu.fail(name, count, error)
+    assert program("error_of(dev.mmap, fd, 16 << 20)") == expected
+    assert gpu.failed() and descriptors(program.pid) == before
+    program.do("first.release()\nmap = dev.mmap(fd, 16 << 20)\nmap[2] = 3\nmap.release()\nmap.unmap()")
+    assert read_file(path)[:4] == b"\1\2\3."
+    assert descriptors(program.pid) == before
+
+
 @pytest.mark.parametrize("call", ["acquire", "release"])
 @pytest.mark.parametrize("name", ["cuLaunchKernel", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuStreamSynchronize"])
 def test_the_driver_has_no_memory(gpu, call, name):
