@@ -309,7 +309,7 @@ static int add_thread(struct demand_server *server)
     struct service *service = malloc(sizeof *service);
 
     if (!service)
-        return -EAGAIN;
+        return -ENOMEM;
     *service = (struct service){.server = server, .thread = server->count};
     server->serves[server->count] = NO_UNIT;
     atomic_fetch_add(&serving, 1);

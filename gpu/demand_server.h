@@ -53,7 +53,8 @@ struct demand_server {
 
 /* Before what it answers can be asked: tables and locks. -ENOMEM leaves nothing. */
 int demand_server_open(struct demand_server *server);
-/* The host's memory is there (gaia_demand_host_start()): answers from now on. -EAGAIN: no thread. */
+/* The host's memory is there (gaia_demand_host_start()): answers from now on. -EAGAIN: no thread;
+ * -ENOMEM. */
 int demand_server_start(struct demand_server *server);
 /* No thread is left. One that waits for the soft mapping is waited for. Idempotent. */
 void demand_server_stop(struct demand_server *server);
