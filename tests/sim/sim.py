@@ -3,10 +3,11 @@
 """Where the home of a file becomes the bottleneck: a discrete-event simulation of the protocol of docs/design.md, section 8,
 for up to a thousand nodes. docs/scaling.md has its results and says what they mean.
 
-Nodes run streams of faults. A fault asks the home of its file (FETCH, GRANT: a message each way, time on one of the home's
-processors) and then reads the granted units from the frames of the home, or of another holder, over that node's NIC and its own. Now and then a
-stream releases pages that it has stored to, and acquires. Processors and NICs serve one after another, first come first served; nothing is
-lost, nothing fails. costs.json has what each step costs: what is measured says with which command.
+Nodes run streams of faults. As it is built, a fault has the home place each piece in the node's frames (FAULT, PLACE and its answer: time on
+the processors of both), which the node reads from the home's memory over both NICs. As it was planned, a fault asks the home (FETCH, GRANT:
+a message each way, time on one of the home's processors) and then reads the granted units from the frames of the home, or of another holder.
+Now and then a stream releases pages that it has stored to, and acquires. Processors and NICs serve one after another, first come first served;
+nothing is lost, nothing fails. costs.json has what each step costs: what is measured says with which command.
 
 sim.py [--nodes 1,10,100,1000] [--case NAME] [--answer NAME] [--json FILE]
 sim.py --check: the simulation against sums that are known; ends with one line `N passed, N failed, N skipped`.
@@ -34,14 +35,19 @@ CASES = {
     "many files, shared and stored to": {"files": 1000, "zipf": 1.0, "stores": 4, "every": 4},
 }
 # What is done about it. ranges: a home for each 64 MiB of a file instead of one for all of it; holders: the home grants from any node that
-# has the unit; batch: units of a FETCH.
+# has the unit; batch: units of a FETCH, or of a PLACE; built: not by grants, but as it is built, by pieces that cost so much (costs.json).
 ANSWERS = {
+    "as built, in a row": {"ranges": False, "holders": False, "batch": 4, "built": "stream_256k"},
+    "as built, single units": {"ranges": False, "holders": False, "batch": 1, "built": "fault_64k"},
     "a message for each unit": {"ranges": False, "holders": False, "batch": 1},
     "one home": {"ranges": False, "holders": False, "batch": 16},
     "holders serve": {"ranges": False, "holders": True, "batch": 16},
     "homes of ranges": {"ranges": True, "holders": False, "batch": 16},
     "both": {"ranges": True, "holders": True, "batch": 16},
 }
+BUILT_MESSAGES = 25 / 8  # of a piece: FAULT, PLACE, its answer, and that eight FAULTs were served
+BUILT_STORES = ("first_store_page", "release_page", "collect_page", "acquire_stale_page")
+BUILT_RUN_MESSAGES = 12  # of pages stored to: FETCH of twins, PROTECT, FETCH, FETCH again by who collects, DIGESTS, DROP
 RANGES = 256  # of a hot file: 16 GiB
 STREAMS = 4   # of a node, each with a batch under way: the batch reader's depth in all
 
@@ -133,7 +139,24 @@ class Simulation:
     def wire(self, a, b):
         return self.costs["wire_latency_us"] if a != b else 0.0
 
+    def placed(self, node, stream, count, home, units, pieces, began):
+        """As built: the home's threads look at the pieces beside each other."""
+        takes = self.costs[f"{self.answer['built']}_home_us"]
+        done = max(self.cpu[home].serve(self.now, takes) for _ in range(pieces))
+        self.messages += BUILT_MESSAGES * pieces if home != node else 0
+        self.at(done + 2 * self.wire(node, home), self.read, node, stream, count, home, units, began)
+
+    def expose(self, node, stream, count, source, units, size, began):
+        """As built: what the agent's threads do for the pieces, before and after their bytes have come."""
+        pieces = -(-units // self.answer["batch"])
+        takes = self.costs[f"{self.answer['built']}_agent_us"]
+        done = max(self.cpu[node].serve(self.now, takes) for _ in range(pieces)) if source != node else self.now
+        self.at(done, self.end, node, stream, count, size, began)
+
     def granted(self, node, stream, count, home, shared, units, messages, began):
+        if self.answer.get("built"):
+            self.placed(node, stream, count, home, units, messages, began)
+            return
         takes = messages * self.costs["message_us"] + units * self.costs["grant_unit_us"]
         done = self.cpu[home].serve(self.now, takes)
         self.messages += 2 * messages if home != node else 0
@@ -151,7 +174,10 @@ class Simulation:
             sent = self.out[source].serve(self.now, takes)
             # Cut through: it arrives as it is sent, unless others come in at the same time.
             done = max(sent, self.into[node].serve(sent - takes, takes)) + self.wire(node, source)
-        self.at(done, self.end, node, stream, count, size, began)
+        if self.answer.get("built"):
+            self.at(done, self.expose, node, stream, count, source, units, size, began)
+        else:
+            self.at(done, self.end, node, stream, count, size, began)
 
     def end(self, node, stream, count, size, began):
         if self.left < self.counted:
@@ -174,6 +200,9 @@ class Simulation:
         """A release of what was stored to, and an acquire, in one message each; others' copies are dropped, and what was stored to is
         collected by who reads it next: the home pays for comparing and merging, and reads the page from its device."""
         pages = self.case["stores"] * self.case["every"]
+        if self.answer.get("built"):
+            self.synchronize_as_built(node, stream, count, home, shared, pages)
+            return
         takes = 2 * self.costs["message_us"] + pages * (self.costs["release_page_us"] + self.costs["collect_page_us"])
         done = self.cpu[home].serve(self.now, takes)
         if home != node:
@@ -181,6 +210,18 @@ class Simulation:
             moved = pages * 4096 / self.costs["nic_bytes_per_s"] * SECOND
             done = max(done, self.into[home].serve(self.out[node].serve(self.now, moved) - moved, moved))
         self.at(done + self.wire(node, home), self.ask, node, stream, count, home, shared)
+
+    def synchronize_as_built(self, node, stream, count, home, shared, pages):
+        """The same: the home looks at each page, in the agent's frames, and once more when it is collected."""
+        home_us, agent_us = (self.costs[f"acquire_unchanged_{who}_us"] + pages * sum(self.costs[f"{step}_{who}_us"] for step in BUILT_STORES)
+                             for who in ("home", "agent"))
+        done = self.cpu[home].serve(self.now, home_us)
+        if home != node:
+            done = max(done, self.cpu[node].serve(self.now, agent_us))
+            self.messages += 4 + BUILT_RUN_MESSAGES * self.case["every"]
+            moved = 3 * pages * 4096 / self.costs["nic_bytes_per_s"] * SECOND
+            done = max(done, self.into[home].serve(self.out[node].serve(self.now, moved) - moved, moved))
+        self.at(done + 5 * self.wire(node, home), self.ask, node, stream, count, home, shared)
 
     # --- what came of it ---
 
@@ -236,6 +277,28 @@ def one_processor():
     assert 0.95 * bound < result["gb_per_s_per_node"] < 1.05 * bound, (result, bound)
 
 
+def alone_as_built():
+    """One stream on two nodes, nobody else: a batch takes the sum of its parts, the pieces being looked at beside each other."""
+    costs = {**load_costs(), "device_bytes_per_s": 1e6}
+    for answer, pieces in (("as built, in a row", 4), ("as built, single units", 16)):
+        sim = Simulation(2, CASES["one hot file, read"], ANSWERS[answer], costs, batches=40)
+        sim.run()
+        turns = pieces / costs["home_threads"]
+        home_us, agent_us = (turns * costs[f"{ANSWERS[answer]['built']}_{who}_us"] for who in ("home", "agent"))
+        far = 4 * costs["wire_latency_us"] + home_us + agent_us + 16 * UNIT / costs["nic_bytes_per_s"] * SECOND
+        near = home_us + 16 * UNIT / costs["memory_bytes_per_s"] * SECOND
+        for latency in sim.latencies:
+            assert min(abs(latency - far), abs(latency - near)) < 1e-6, (answer, latency, far, near)
+
+
+def one_processor_as_built():
+    """Many agents, a wire that is never full: as many pieces as the home's processors can place."""
+    costs = {**load_costs(), "nic_bytes_per_s": 1e12, "memory_bytes_per_s": 1e12}
+    result = simulate(50, "one hot file, read", "as built, single units", costs)
+    bound = costs["home_threads"] * UNIT / costs["fault_64k_home_us"] * SECOND / 1e9 / 50
+    assert 0.95 * bound < result["gb_per_s_per_node"] < 1.05 * bound, (result, bound)
+
+
 def private_scales():
     """Nothing shared: a node of a hundred does what a node of ten does."""
     costs = load_costs()
@@ -261,7 +324,7 @@ def never_too_fast():
 
 def check():
     failed = 0
-    tests = (alone, one_nic, one_processor, private_scales, same_seed, never_too_fast)
+    tests = (alone, one_nic, one_processor, alone_as_built, one_processor_as_built, private_scales, same_seed, never_too_fast)
     for test in tests:
         try:
             test()
