@@ -195,6 +195,7 @@ elif wanted mounts; then
     # shellcheck disable=SC2086
     step 'mounts' "$python" -B tests/mount/on_gpu.py ${GPU_MOUNT_TESTS:-}
     step 'kernels that end badly' "$python" -B tests/mount/on_gpu.py cuda_kernels
+    step 'acquires and releases in the order of a stream' "$python" -B tests/mount/on_gpu.py cuda_order
 fi
 
 # paging_directly ARGUMENT...: paging.c on a mount of its own.
