@@ -46,7 +46,7 @@ struct cache_device {
     uint64_t charged;              /* pages resident, or about to be, or about to be free */
     uint64_t freed;                /* how often pages were uncharged */
 
-    atomic_bool was_full;      /* that scans: a page had no room, and nobody has asked since */
+    _Atomic uint64_t full_ns;  /* when a page had no room last; 0: never */
     _Atomic uint64_t resident; /* pages that its replicas count as theirs: replica_resident() */
 
     struct cache_counters count;

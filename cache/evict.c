@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "cache/drop.h"
 
 /* How long nobody may have let go of anything, nor have anything on its way to the device, before a touch is
@@ -266,7 +267,7 @@ int evict_and_charge(struct cache_device *device, uint64_t pages)
             until = lock_wait_until(patience_ms);
         else if (error && lock_is_past(&until)) {
             if (error == -ENOMEM)
-                atomic_store(&device->was_full, true);
+                atomic_store(&device->full_ns, clock_now_ns());
             return error;
         }
         refused = error != 0;

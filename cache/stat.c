@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "cache/internal.h"
 
 static void read_counters(struct cache_counters *count, struct cache_device_stat *out)
@@ -48,17 +49,27 @@ const char *cache_device_failure(struct cache *cache, unsigned number)
     return cache_get_device(cache, number, &device) || !device->gpu ? NULL : gaia_cuda_failure(device->gpu);
 }
 
+/* Several may have met it at once, and who tells of it comes a moment later. */
+#define RECENT_NS UINT64_C(1000000000)
+
+static bool is_recent(uint64_t then_ns)
+{
+    return then_ns && clock_now_ns() - then_ns < RECENT_NS;
+}
+
 const char *cache_device_shortage(struct cache *cache, unsigned number)
 {
     struct cache_device *device;
 
     if (cache_get_device(cache, number, &device) || !device->gpu)
         return NULL;
-    bool full = atomic_exchange(&device->was_full, false);
-    if (gaia_cuda_was_short(device->gpu))
+    uint64_t driver_ns = gaia_cuda_short_ns(device->gpu), full_ns = device->full_ns;
+    if (!is_recent(driver_ns) && !is_recent(full_ns))
+        return NULL;
+    if (driver_ns > full_ns)
         return "its driver has none left: other programs use it, too (nvidia-smi), and device_cache= says "
                "what files may";
-    return full ? "what is mapped there is all that device_cache= lets files have" : NULL;
+    return "what is mapped there is all that device_cache= lets files have";
 }
 
 const char *cache_device_reach(struct cache *cache, unsigned number, enum gaia_path path)

@@ -17,7 +17,7 @@ struct cache_device_stat {
 
 /* What the driver of a GPU has reported last, or NULL (there is no such GPU, or it works); its text stays. */
 const char *cache_device_failure(struct cache *cache, unsigned device);
-/* Why something has had no memory of a GPU, since this was asked last: words for the log; or NULL. */
+/* Why something has had no memory of a GPU a moment ago: words for the log; or NULL. */
 const char *cache_device_shortage(struct cache *cache, unsigned device);
 /* Whether bytes come straight into a GPU's memory by this path: gaia_cuda_reach(); NULL: there is no such
  * GPU, or no such path. */

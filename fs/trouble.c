@@ -152,7 +152,8 @@ static void tell_lack_of_descriptors(int error)
 
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
         if (kinds[i].error == error && is_due(&kinds[i], &unsaid))
-            fs_log(LOG_ERR, "a program's map on a GPU: %s: %s", strerror(error), kinds[i].advice);
+            fs_log(LOG_ERR, "a program's map on a GPU: %s: %s (%u more were not told)", strerror(error),
+                   kinds[i].advice, unsaid);
 }
 
 void trouble_of_room(struct fs *fs, int error)

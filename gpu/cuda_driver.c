@@ -177,8 +177,11 @@ static int demand_map(struct gaia_mapping *mapping, const struct gaia_message *r
     return error;
 }
 
+/* All is collected, or can't be: who still waits for a page of the copy below is not to wait for ever, should
+ * the daemon die now, which kills what is in the table only. */
 static void demand_unmap(struct gaia_mapping *mapping)
 {
+    gaia_soft_driver.kill(mapping, mapping->address, mapping->length);
     demand_map_close(mapping->demand);
     mapping->cut = 0; /* nothing was blocked: demand_block() */
     gaia_soft_driver.unmap(mapping);

@@ -102,11 +102,13 @@ static int start_driver(void)
     return -EIO;
 }
 
-static int open_driver(void)
+/* is_there_out: whether there is a driver. */
+static int open_driver(bool *is_there_out)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* never closed: it has threads */
     cuGetProcAddress_v2_type *find = NULL;
 
+    *is_there_out = library;
     if (!library) {
         const char *said = dlerror();
         snprintf(why, sizeof why, "no driver: %s", said ? said : "libcuda.so.1 can't be opened");
@@ -133,14 +135,24 @@ static int recall(char why_out[CUDA_WHY_SIZE])
     return outcome;
 }
 
-/* What there was no descriptor for, or did not start, may do so another time. */
+/* What there was no descriptor for, or did not start, may do so another time. So may what was not found: for
+ * want of a descriptor that somebody has let go of since. Not without one: the loader would not look at its
+ * cache, and never again. */
 static int load(char why_out[CUDA_WHY_SIZE])
 {
+    bool is_there = false;
+
     pthread_mutex_lock(&lock);
     if (!settled) {
-        int error = open_driver(), lack = error ? cuda_lacks_descriptors() : 0;
+        starter = getpid();
+        why[0] = '\0';
+        int lack = cuda_lacks_descriptors(), error = lack ? lack : open_driver(&is_there);
+        if (error)
+            lack = cuda_lacks_descriptors();
         outcome = lack ? lack : error;
-        settled = !lack && error != -EIO;
+        settled = is_there && !lack && error != -EIO;
+        if (!is_there) /* nothing was started that a child could not have */
+            starter = 0;
     }
     int error = recall(why_out);
     pthread_mutex_unlock(&lock);
@@ -149,11 +161,11 @@ static int load(char why_out[CUDA_WHY_SIZE])
 
 int cuda_load(const struct cuda_api **api_out, char why_out[CUDA_WHY_SIZE])
 {
-    pid_t none = 0;
+    pid_t other = 0;
 
-    atomic_compare_exchange_strong(&starter, &none, getpid());
     /* Who may have held the lock at the fork is not here, either. */
-    if (starter != getpid() && !(settled && outcome)) {
+    if (!atomic_compare_exchange_strong(&starter, &other, getpid()) && other != getpid() &&
+        !(settled && outcome)) {
         snprintf(
             why_out, CUDA_WHY_SIZE,
             "CUDA does not work in a child of fork() when the parent has started it (exec, or fork before)");

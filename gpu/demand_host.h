@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The host's side of a demand mapping (demand.h): takes requests out of the ring, answers them, and puts
- * units into the arena and takes them out. One thread serves a ring; one thread at a time changes a unit of
+ * units into the arena and takes them out. One thread at a time looks at a ring, and one changes a unit of
  * the arena. */
 #ifndef GAIAFS_GPU_DEMAND_HOST_H
 #define GAIAFS_GPU_DEMAND_HOST_H

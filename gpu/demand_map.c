@@ -292,7 +292,8 @@ static int run(struct demand_map *map, CUfunction kernel, uint64_t warps, void *
     struct gaia_demand_control before, after;
     unsigned blocks = warps / 8 + 1 > 256 ? 256 : (unsigned)(warps / 8 + 1);
 
-    int error = cuda_enter(map->asked.cuda);
+    /* The kernel would wait for answers. */
+    int error = demand_servers_are_ending() ? -EIO : cuda_enter(map->asked.cuda);
     if (error)
         return error;
     CUdeviceptr control = (uintptr_t)map->demand.control;

@@ -31,16 +31,17 @@ struct demand_map_request {
 };
 
 /* Puts libgaia's handler of SIGBUS before the program's (gpu/touch.h). -ENOMEM: the GPU or the host has no
- * room; -EIO: the GPU fails; -EAGAIN: no thread; -EINVAL: the environment's sizes are none. */
+ * room; -EIO: the GPU fails; -EAGAIN: no thread; -EINVAL: the environment's sizes are none;
+ * -EMFILE, -ENFILE. */
 int demand_map_open(const struct demand_map_request *request, struct demand_map **map_out);
 /* No kernel uses the mapping any more. What was stored and not collected is lost. */
 void demand_map_close(struct demand_map *map);
 
 /* What kernels have stored goes to the soft mapping. No kernel holds a unit. 0; -EIO: some of it stays where
- * it is. */
+ * it is; -ENOMEM: the same, as the GPU has no room; -EBUSY: a stream is being captured. */
 int demand_map_collect(struct demand_map *map);
 /* The GPU has nothing of [offset, offset + length) of the mapping any more, and asks anew. Collected before;
- * no kernel runs that uses it. 0 or -EIO. */
+ * no kernel runs that uses it. 0, or as demand_map_collect(). */
 int demand_map_forget(struct demand_map *map, uint64_t offset, uint64_t length);
 
 /* The parameters of views, and where the GPU has the same; constant. */

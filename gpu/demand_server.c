@@ -30,6 +30,55 @@ static size_t unit_bytes(const struct demand_server *server)
     return (size_t)1 << server->host.unit_shift;
 }
 
+/* ---- the end of the process ---- */
+
+/* The driver takes its memory back when the process ends, while threads run yet. Who waits for the soft
+ * mapping meanwhile, which may be for as long as its daemon likes, has nothing to do with that memory. */
+#define ENDING_MS 1000u
+
+static _Atomic bool ending;
+static _Atomic unsigned serving; /* threads that may use the driver's memory */
+static pid_t owner;              /* of them: a child of fork() has none */
+
+static void end_serving(void)
+{
+    if (getpid() != owner)
+        return;
+    atomic_store(&ending, true);
+    for (unsigned ms = 0; ms < ENDING_MS && atomic_load(&serving); ms++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static void expect_the_end(void)
+{
+    owner = getpid();
+    atexit(end_serving);
+}
+
+void demand_servers_expect_the_end(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, expect_the_end);
+}
+
+bool demand_servers_are_ending(void)
+{
+    return atomic_load(&ending);
+}
+
+/* The thread leaves that memory alone until it comes back, and for ever if that is false. */
+static void step_out(void)
+{
+    atomic_fetch_sub(&serving, 1);
+}
+
+static bool step_in(void)
+{
+    atomic_fetch_add(&serving, 1);
+    return !atomic_load(&ending);
+}
+
 /* ---- the soft mapping ---- */
 
 /* Bytes of a unit that lie in pages before the end of the file: touching those past it is an error. -EIO:
@@ -48,19 +97,32 @@ static int readable(const struct demand_server *server, uint32_t unit, size_t *b
     return 0;
 }
 
-/* What is only read is never given back: its bytes are here on their way, and nothing is kept, so that data
- * that is larger than the host's memory can be read. */
-static uint8_t *twin_of(const struct service *service)
+/* What is only read is never given back: nothing is kept, so that data that is larger than the host's memory
+ * can be read. */
+static uint64_t twin_units(const struct demand_server *server)
 {
-    const struct demand_server *server = service->server;
-    uint64_t number = server->writable ? service->asked.unit : service->thread;
-
-    return server->twins + (number << server->host.unit_shift);
+    return server->writable ? server->host.units : 0;
 }
 
 static size_t twin_bytes(const struct demand_server *server)
 {
-    return (size_t)(server->writable ? server->host.units : DEMAND_SERVERS_MAX) << server->host.unit_shift;
+    return (size_t)(twin_units(server) + DEMAND_SERVERS_MAX) << server->host.unit_shift;
+}
+
+/* Where the thread has a unit's bytes on their way. */
+static uint8_t *buffer_of(const struct service *service)
+{
+    const struct demand_server *server = service->server;
+
+    return server->twins + ((twin_units(server) + service->thread) << server->host.unit_shift);
+}
+
+static uint8_t *twin_of(const struct service *service)
+{
+    const struct demand_server *server = service->server;
+
+    return server->writable ? server->twins + ((uint64_t)service->asked.unit << server->host.unit_shift)
+                            : buffer_of(service);
 }
 
 static uint8_t *home_of(const struct service *service)
@@ -92,12 +154,18 @@ static int store_home(const struct service *service, const uint8_t *bytes)
 
 /* ---- the arena: the lock is held ---- */
 
+/* A kernel may have written over the words of the arena: a slot is a unit's if it is so here, too. */
+static bool is_its(const struct demand_server *server, uint32_t unit, uint32_t slot)
+{
+    return slot < server->host.arena_slots && server->arena_unit[slot] == unit;
+}
+
 /* The unit is not in the arena, and its number has counted up. */
 static void take(struct demand_server *server, uint32_t unit)
 {
     uint32_t slot = gaia_demand_arena_take(&server->host, unit);
 
-    if (slot < server->host.arena_slots) {
+    if (is_its(server, unit, slot)) {
         server->arena_unit[slot] = NO_UNIT;
         server->arena_free[server->free_slots++] = slot;
     }
@@ -144,7 +212,7 @@ static uint32_t put(const struct service *service)
 
 static bool is_in_arena(const struct demand_server *server, uint32_t unit)
 {
-    return GAIA_DEMAND_ARENA_SLOT(server->host.arena_state[unit]);
+    return is_its(server, unit, GAIA_DEMAND_ARENA_SLOT(server->host.arena_state[unit]) - 1);
 }
 
 static uint32_t number_of(const struct demand_server *server, uint32_t unit)
@@ -153,6 +221,14 @@ static uint32_t number_of(const struct demand_server *server, uint32_t unit)
 }
 
 /* ---- answers: the unit is this thread's; the lock is held, and let go while bytes move ---- */
+
+#define OVER UINT32_MAX /* nobody is to be answered: the process ends */
+
+static uint32_t over(struct demand_server *server)
+{
+    pthread_mutex_lock(&server->lock);
+    return OVER;
+}
 
 /* Nobody has the unit in a frame, so its last twin is not needed any more. */
 static uint32_t fetch(struct service *service)
@@ -165,7 +241,10 @@ static uint32_t fetch(struct service *service)
     take(server, asked->unit);
     server->twin_grant[asked->unit] = 0;
     pthread_mutex_unlock(&server->lock);
+    step_out();
     int error = read_home(service);
+    if (!step_in())
+        return over(server);
     if (!error && asked->operation == GAIA_DEMAND_FETCH_HERE)
         memcpy(gaia_demand_stage(&server->host, asked->ticket), twin_of(service), unit_bytes(server));
     pthread_mutex_lock(&server->lock);
@@ -190,9 +269,13 @@ static uint32_t give(struct service *service)
     if (!server->twin_grant[unit] || server->twin_grant[unit] != service->asked.grant)
         return EINVAL; /* no grant of ours */
     pthread_mutex_unlock(&server->lock);
-    int error = store_home(service, stage);
+    memcpy(buffer_of(service), stage, unit_bytes(server));
+    step_out();
+    int error = store_home(service, buffer_of(service));
     if (!error)
-        memcpy(twin_of(service), stage, unit_bytes(server));
+        memcpy(twin_of(service), buffer_of(service), unit_bytes(server));
+    if (!step_in())
+        return over(server);
     pthread_mutex_lock(&server->lock);
     if (error)
         return (uint32_t)-error;
@@ -225,33 +308,11 @@ static void answer(struct service *service)
     server->serves[service->thread] = NO_UNIT;
     pthread_cond_broadcast(&server->changed);
     pthread_mutex_unlock(&server->lock);
-    gaia_demand_reply(&server->host, asked->ticket, status, service->grant);
+    if (status != OVER)
+        gaia_demand_reply(&server->host, asked->ticket, status, service->grant);
 }
 
 /* ---- threads ---- */
-
-/* The driver takes its memory back when the process ends, while threads run yet. */
-#define ENDING_MS 1000u
-
-static _Atomic bool ending;
-static _Atomic unsigned serving; /* threads */
-static pid_t owner;              /* of them: a child of fork() has none */
-
-static void end_serving(void)
-{
-    if (getpid() != owner)
-        return;
-    atomic_store(&ending, true);
-    for (unsigned ms = 0; ms < ENDING_MS && atomic_load(&serving); ms++)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-}
-
-/* After the driver has begun, so that it is called before the driver's own end. */
-static void expect_the_end(void)
-{
-    owner = getpid();
-    atexit(end_serving);
-}
 
 static bool is_over(const struct demand_server *server)
 {
@@ -337,14 +398,14 @@ static int start_thread(struct demand_server *server)
 
 int demand_server_start(struct demand_server *server)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     sigset_t all, old;
 
+    if (demand_servers_are_ending())
+        return -EIO;
     /* The program's signal handlers are for the program's threads; SIGBUS is for what these touch. */
     sigfillset(&all);
     sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    pthread_once(&once, expect_the_end);
     int error = start_thread(server);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return error;

@@ -39,7 +39,8 @@ struct demand_server {
 
     pthread_mutex_t lock;   /* guards what follows; a leaf */
     pthread_cond_t changed; /* a unit is answered, so its slot of the arena is written, too */
-    uint8_t *twins;         /* address space for the mapping; for reading, a unit for each thread */
+    uint8_t *twins;         /* address space for the mapping, where it can be stored to; and a unit for each
+                             * thread */
     uint32_t *twin_grant;   /* of each unit: the grant that its twin is of; 0: none */
     uint32_t *arena_unit;   /* of each slot; none: it is free, or being written */
     uint32_t *arena_free;   /* slots without a unit, and how many of them there are */
@@ -54,12 +55,20 @@ struct demand_server {
 /* Before what it answers can be asked: tables and locks. -ENOMEM leaves nothing. */
 int demand_server_open(struct demand_server *server);
 /* The host's memory is there (gaia_demand_host_start()): answers from now on. -EAGAIN: no thread;
- * -ENOMEM. */
+ * -ENOMEM; -EIO: the process ends. */
 int demand_server_start(struct demand_server *server);
 /* No thread is left. One that waits for the soft mapping is waited for. Idempotent. */
 void demand_server_stop(struct demand_server *server);
 /* After it has stopped, or was never started. */
 void demand_server_close(struct demand_server *server);
+
+/* When the process ends, threads leave the driver's memory alone before the driver takes it back. To be
+ * called after a driver was opened, as early as can be: what the program has exit() call is called before, if
+ * it was registered later, and releases well; what was registered earlier finds that nobody answers any more.
+ * Any thread; once is enough. */
+void demand_servers_expect_the_end(void);
+/* It has come: what would wait for an answer must not begin. */
+bool demand_servers_are_ending(void);
 
 /* Units [first, first + count) are in the arena no more, and have no twins. No kernel has any of them, or
  * asks for it; requests that were under way nevertheless are waited for. */

@@ -203,8 +203,8 @@ uint64_t gaia_cuda_bytes(const struct home_gpu *gpu); /* of its memory */
 /* The driver's name for the last error of a call of this process's, but that memory is short; NULL: there was
  * none. It stays, as nothing says that it is over. */
 const char *gaia_cuda_failure(struct home_gpu *gpu);
-/* Whether the driver had no memory for something, since this was asked last. */
-bool gaia_cuda_was_short(struct home_gpu *gpu);
+/* When the driver had no memory for something last (base/clock.h); 0: never. */
+uint64_t gaia_cuda_short_ns(const struct home_gpu *gpu);
 /* New frames of a GPU. read_only: nobody will store to them, so nothing is looked for. -ENOMEM. */
 int gaia_cuda_frames_open(struct home_gpu *gpu, uint64_t pages, bool read_only,
                           struct gaia_frames **frames_out);

@@ -17,6 +17,7 @@
 #include "consistency/page.h"
 #include "gpu/announce.h"
 #include "gpu/demand_map.h"
+#include "gpu/demand_server.h"
 #include "gpu/driver.h"
 #include "gpu/mapping.h"
 #include "gpu/piece.h"
@@ -74,9 +75,12 @@ static int open_named(struct gaia_device *device, const char *name)
     unsigned long number = strtoul(name + 5, NULL, 10);
     snprintf(device->name, sizeof device->name, "%s", name);
     device->driver = cuda ? &gaia_cuda_driver : &gaia_soft_driver;
-    if (cuda)
-        return cuda_device_open((int)number, &device->cuda, why);
-    return number < GAIA_SOFT_MAX ? 0 : -ENODEV;
+    if (!cuda)
+        return number < GAIA_SOFT_MAX ? 0 : -ENODEV;
+    int error = cuda_device_open((int)number, &device->cuda, why);
+    if (!error)
+        demand_servers_expect_the_end();
+    return error;
 }
 
 /* The first GPU that works, or soft:0. */
@@ -95,8 +99,9 @@ static int open_any(struct gaia_device *device)
         count = 0;
     for (int i = 0; i < count; i++) {
         snprintf(name, sizeof name, "cuda:%d", i);
-        if (!open_named(device, name))
-            return 0;
+        error = open_named(device, name);
+        if (!error || error == -EMFILE || error == -ENFILE)
+            return error;
     }
     return open_named(device, "soft:0");
 }

@@ -160,7 +160,6 @@ static int chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **
         free(chunk);
         return error;
     }
-    atomic_store(&frames->gpu->is_short, false); /* room has been made for it */
     chunk->gpu = frames->gpu;
     chunk->standing = (struct gaia_standing){.address = (void *)(uintptr_t)chunk->pages,
                                              .length = chunk_bytes(frames),
@@ -581,9 +580,9 @@ const char *gaia_cuda_failure(struct home_gpu *gpu)
     return failed ? cuda_error_name(gpu->device.api, (CUresult)failed) : NULL;
 }
 
-bool gaia_cuda_was_short(struct home_gpu *gpu)
+uint64_t gaia_cuda_short_ns(const struct home_gpu *gpu)
 {
-    return atomic_exchange(&gpu->is_short, false);
+    return gpu->short_ns;
 }
 
 uint64_t gaia_cuda_bytes(const struct home_gpu *gpu)

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "gpu/kernels.h"
 
 static CUresult load_kernels(struct home_gpu *gpu)
@@ -181,7 +182,7 @@ void home_gpu_close(struct home_gpu *gpu)
 int gpu_note(struct home_gpu *gpu, CUresult error)
 {
     if (error == CUDA_ERROR_OUT_OF_MEMORY)
-        atomic_store(&gpu->is_short, true);
+        atomic_store(&gpu->short_ns, clock_now_ns());
     else if (error != CUDA_SUCCESS)
         atomic_store(&gpu->failed, (int)error);
     return cuda_errno(error);

@@ -40,8 +40,8 @@ struct home_gpu {
     unsigned blocks[GPU_KERNELS];      /* of each that fill the GPU */
     _Atomic(enum gpu_windows) windows; /* fewer, when a flush has failed */
     struct gaia_reaches reaches;
-    _Atomic int failed;   /* the last error of the driver's, but that memory is short: a CUresult, 0: none */
-    atomic_bool is_short; /* of memory, as the driver said last, and nobody has asked since */
+    _Atomic int failed; /* the last error of the driver's, but that memory is short: a CUresult, 0: none */
+    _Atomic uint64_t short_ns; /* when the driver had no memory last; 0: never */
 
     pthread_mutex_t lock; /* guards all below; a leaf; held from gpu_begin() to gpu_end() */
     CUstream stream;

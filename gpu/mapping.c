@@ -76,13 +76,29 @@ int gaia_mapping_insert(struct gaia_mapping *mapping)
     return error;
 }
 
+static LIST_HEAD(, gaia_mapping) collecting; /* not in the table any more; guarded by its lock */
+
+/* What kernels have stored. Who waits for a page meanwhile is not to wait for a daemon that dies. */
+static void collect_last(struct gaia_mapping *mapping)
+{
+    pthread_mutex_lock(&table_lock);
+    LIST_INSERT_HEAD(&collecting, mapping, link);
+    if (mapping->session->dead)
+        mapping->driver->kill(mapping, mapping->address, mapping->length);
+    pthread_mutex_unlock(&table_lock);
+    mapping->driver->collect(mapping);
+    pthread_mutex_lock(&table_lock);
+    LIST_REMOVE(mapping, link);
+    pthread_mutex_unlock(&table_lock);
+}
+
 /* The last extent is gone: first the daemon lets go of the addresses, then they become free for others. */
 static void mapping_free(struct gaia_mapping *mapping)
 {
     struct gaia_message message = {.op = GAIA_OP_UNMAP, .map = mapping->map};
 
     if (mapping->driver->collect)
-        mapping->driver->collect(mapping);
+        collect_last(mapping);
     gaia_session_call(mapping->session, &message, NULL);
     mapping->driver->unmap(mapping);
     munmap(mapping->state, SHARED_PAGE_SIZE);
@@ -286,6 +302,10 @@ void gaia_mapping_session_died(struct gaia_session *session)
     for (size_t i = 0; i < table_count; i++)
         if (table[i].mapping->session == session)
             table[i].mapping->driver->kill(table[i].mapping, table[i].address, table[i].length);
+    struct gaia_mapping *mapping;
+    LIST_FOREACH (mapping, &collecting, link)
+        if (mapping->session == session)
+            mapping->driver->kill(mapping, mapping->address, mapping->length);
     pthread_mutex_unlock(&table_lock);
 }
 
@@ -308,6 +328,7 @@ void gaia_mapping_after_fork(bool child)
     }
     if (child) {
         table_count = 0;
+        LIST_INIT(&collecting);
         lock_init(&table_lock, LOCK_TABLE);
     } else {
         pthread_mutex_unlock(&table_lock);

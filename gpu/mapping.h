@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 #include <sys/types.h>
 
 struct demand_map;
@@ -31,7 +32,10 @@ struct gaia_mapping {
     size_t length; /* whole pages */
     size_t bytes;  /* as asked for: what a view of it has, whatever is unmapped later */
     off_t offset;
-    unsigned references; /* extents and calls under way; under the table's lock */
+    LIST_ENTRY(gaia_mapping)
+    link;                /* of those that are being collected for the last time; under the table's
+                            lock, as is the next */
+    unsigned references; /* extents and calls under way */
     unsigned cut; /* 0: none of its addresses was blocked yet; else a number of 15 bits, which few have;
                      likewise */
     _Atomic uint64_t

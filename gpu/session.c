@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/descriptor.h"
+#include "base/memory_file.h"
 #include "base/shared_page.h"
 #include "gpu/soft.h"
 #include "io/reach.h"
@@ -113,6 +114,10 @@ static int open_descriptors(struct gaia_session *session, bool *traps_out)
         session->stop = above_standard(eventfd(0, EFD_CLOEXEC));
         error = session->stop < 0 ? -errno : 0;
     }
+    if (!error) {
+        session->gone = above_standard(memory_file("gaia:gone", 0));
+        error = session->gone < 0 ? -errno : 0;
+    }
     pthread_mutex_unlock(&sessions_lock);
     return error;
 }
@@ -138,6 +143,8 @@ static void session_close(const struct gaia_session *session)
         close(session->socket);
     if (session->faults >= 0)
         close(session->faults);
+    if (session->gone >= 0)
+        close(session->gone);
     if (session->blocked >= 0)
         close(session->blocked);
     if (session->alive)
@@ -169,7 +176,7 @@ static struct gaia_session *begin(const struct gaia_ioctl_token *token)
     session->references = 1;
     session->connecting = true;
     session->user = geteuid();
-    session->socket = session->stop = session->faults = session->blocked = -1;
+    session->socket = session->stop = session->faults = session->gone = session->blocked = -1;
     lock_init(&session->lock, LOCK_SESSION);
     LIST_INSERT_HEAD(&sessions, session, link);
     return session;

@@ -23,6 +23,7 @@ struct gaia_session {
     char name[64];
     int socket, stop;  /* -1: there is none yet; until it is connected under the list's lock */
     int faults;        /* likewise; userfaultfd, or the negative errno with which there is none */
+    int gone;          /* constant; soft's: memory that has none, for what is mapped when the daemon dies */
     int blocked;       /* soft's, of the addresses that are blocked; -1: none were. Under the table's lock */
     _Atomic bool dead; /* the daemon is gone: every call gives ENOTCONN */
     struct alive *alive;  /* the daemon's, read only */

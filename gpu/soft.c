@@ -169,21 +169,19 @@ static void unblock(const struct gaia_mapping *mapping)
         fclose(maps);
 }
 
-/* Behind whatever a program can print in the moment in which the memory that has none is its standard output,
- * when it has closed that. */
+/* Behind whatever a program can print in the moment in which that memory is its standard output, when it has
+ * closed that before its session was made. */
 #define NOTHING_AT ((off_t)1 << 50)
 
-/* Whatever touches the range gets SIGBUS, now and later, also touches that wait for the daemon. */
+/* Whatever touches the range gets SIGBUS, now and later, also touches that wait for the daemon: every touch
+ * is past the end of that memory. */
 static void kill_range(const struct gaia_mapping *mapping, void *address, size_t length)
 {
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
-    int empty = above_standard(memory_file("gaia:gone", 0)); /* every touch is past its end */
 
-    if (empty < 0 || mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty,
-                          NOTHING_AT) == MAP_FAILED)
+    if (mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, mapping->session->gone,
+             NOTHING_AT) == MAP_FAILED)
         block_range(mapping, -1, address, length); /* SIGSEGV, then: never wrong bytes */
-    if (empty >= 0)
-        close(empty);
     ioctl(mapping->session->faults, UFFDIO_WAKE, &range);
 }
 

@@ -20,9 +20,11 @@ static void on_bus_error(int signal, siginfo_t *info, void *context)
         before.sa_sigaction(signal, info, context);
     } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
         before.sa_handler(signal);
-    } else { /* it comes again, and ends the program */
+    } else if (before.sa_handler == SIG_DFL || info->si_code > 0) { /* of a touch, also where it is ignored */
         struct sigaction none = {.sa_handler = SIG_DFL};
-        sigaction(signal, &none, NULL);
+        sigaction(signal, &none, NULL); /* it comes again, and ends the program */
+        if (info->si_code <= 0)         /* that was sent does not */
+            raise(signal);
     }
 }
 
@@ -32,6 +34,8 @@ static void install(void)
     struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
 
     sigaction(SIGBUS, NULL, &before);
+    /* What is ignored interrupts no call, nor may it now. */
+    ours.sa_flags |= before.sa_handler == SIG_IGN ? SA_RESTART : before.sa_flags & SA_RESTART;
     sigaction(SIGBUS, &ours, NULL);
 }
 

@@ -490,6 +490,31 @@ static void test_what_is_refused(void **state)
     end_world(reading);
 }
 
+/* A kernel that has gone astray may write over the words of the arena, too. */
+static void test_an_arena_that_a_kernel_wrote_over(void **state)
+{
+    enum { ARENA = 4 };
+    struct world *world = make_world(ARENA, true, false);
+    uint8_t frame[UNIT];
+
+    (void)state;
+    for (uint32_t round = 0; round < 40; round++) {
+        for (uint32_t unit = 0; unit < UNITS; unit++) {
+            uint64_t word = (uint64_t)(round + unit) << 32 | (1 + (unit + round) % (ARENA + 2));
+            __atomic_store_n(&world->arena_state[unit], word, __ATOMIC_RELEASE);
+        }
+        for (uint32_t unit = round % 3; unit < UNITS; unit += 3) {
+            uint32_t grant;
+            (void)await(world, ask(world, GAIA_DEMAND_FETCH_HERE, unit, 0, NULL), frame, &grant);
+            assert_true(is_unit(frame, unit));
+            (void)await(world, ask(world, GAIA_DEMAND_FETCH, unit, 0, NULL), NULL, &grant);
+        }
+        demand_server_forget(&world->server, 0, UNITS);
+        assert_in_range(world->server.free_slots, 0, ARENA);
+    }
+    end_world(world);
+}
+
 /* Past the end of the file there are zeros, and a file that is gone is an error. */
 static void test_the_end_of_the_file(void **state)
 {
@@ -521,6 +546,7 @@ int main(void)
         cmocka_unit_test(test_bytes_of_many_threads),
         cmocka_unit_test(test_what_is_refused),
         cmocka_unit_test(test_the_end_of_the_file),
+        cmocka_unit_test(test_an_arena_that_a_kernel_wrote_over),
     };
 
     alarm(120);

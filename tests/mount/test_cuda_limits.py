@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import resource
+import threading
 
 import pytest
 
@@ -31,13 +32,29 @@ with contextlib.suppress(OSError):
 """
 
 
+OPEN = """
+import ctypes
+os.environ.pop('GAIA_DEVICE')
+handle = ctypes.c_void_p()
+def open_device(name):
+    return gaia.lib.gaia_device_open(name and name.encode(), ctypes.byref(handle)) and ctypes.get_errno()
+"""
+
+
+@pytest.mark.parametrize("name", ["'cuda:0'", "None"])
+def test_a_context_without_a_descriptor(gpu, name):
+    """The same where the driver was opened before, and its context is what there is no descriptor for."""
+    program = gpu.agent()
+    program.do(OPEN + "assert open_device('cuda:0') == 0\ngaia.lib.gaia_device_close(handle)" + FEW)
+    program.do("os.environ['STANDIN_CUDA'] = 'refuse=cuDevicePrimaryCtxRetain'")
+    assert program(f"open_device({name})") == errno.EMFILE
+
+
 @pytest.mark.parametrize("name", ["'cuda:0'", "None"])
 def test_a_device_opened_without_a_descriptor(gpu, name):
     """EMFILE: not that there is no driver, nor soft:0 in the GPU's place; and that is not for good."""
     program = gpu.agent()
-    program.do("import ctypes\nos.environ.pop('GAIA_DEVICE')\nhandle = ctypes.c_void_p()\n"
-               "def open_device(name):\n    return gaia.lib.gaia_device_open(name and name.encode(), ctypes.byref(handle)) and "
-               "ctypes.get_errno()\n" + FEW)
+    program.do(OPEN + FEW)
     assert program(f"[open_device({name}) for _ in range(2)]") == [errno.EMFILE] * 2
     program.do("for one in held:\n    os.close(one)")
     assert program(f"open_device({name})") == 0
@@ -60,6 +77,16 @@ def test_a_program_short_of_descriptors(gpu):
     assert program("(map[0], map[PAGE - 1])") == (1, ord("."))
     program.do("map[PAGE - 1] = 3\nmap.release()\nmap.unmap()")
     assert read_file(path)[-1] == 3
+
+
+def test_a_child_of_who_found_no_descriptor(gpu):
+    """Nothing was started, so a child of fork() opens the GPU itself."""
+    program = gpu.agent()
+    program.do(OPEN + FEW)
+    assert program("open_device('cuda:0')") == errno.EMFILE
+    program.do("for one in held:\n    os.close(one)\nchild = os.fork()\nif not child:\n    os._exit(open_device('cuda:0'))")
+    assert program("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == 0
+    assert program("open_device('cuda:0')") == 0
 
 
 @contextlib.contextmanager
@@ -294,3 +321,27 @@ def test_no_memory_in_a_fault(mount, programs, small):
     program.do("release")
     assert read_file(path)[last * PAGE:][:6] == b"Behind"
     program.end()
+
+
+def test_reads_at_the_same_time(gpu):
+    """Of many that meet it at once none is said to be the daemon's lack of memory."""
+    m = gpu.mount(options="passthrough=off")
+    path = make(m, b"." * 64 * PAGE)
+    program = gpu.program(path)
+    program.do("for i in range(64):\n    map[i * PAGE] = 1\nmap.release()")
+    gpu.fail("cuMemcpyDtoHAsync", 0, 2)
+
+    def read(page):
+        with open(path, "rb", buffering=0) as file:
+            for _ in range(20):
+                with contextlib.suppress(OSError):
+                    os.pread(file.fileno(), 100, page * PAGE)
+
+    readers = [threading.Thread(target=read, args=(8 * i,)) for i in range(8)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    gpu.heal()
+    said = m.log_text()
+    assert "its driver has none left" in said and "memory.max" not in said
