@@ -16,6 +16,7 @@
 #include "consistency/page.h"
 
 #define AGAIN_MS 1000u   /* between attempts to connect */
+#define STARVED_MS 5u    /* to post what the carrier had no room for */
 #define STRANGERS_MAX 8u /* links that have not shown the token (yet) */
 #define TOKEN_BYTES 32u
 
@@ -40,6 +41,7 @@ struct fault_path {
     pthread_mutex_t lock; /* guards what follows; a leaf */
     pthread_cond_t stopped;
     struct gaia_pull *pull;
+    _Atomic bool starved; /* of the pull: the thread that polls rings again */
     char address[sizeof((struct fault_path_config *)NULL)->address]; /* "": none found yet */
     char device[64];
     bool ready;     /* pull may be used */
@@ -249,6 +251,8 @@ static void disconnect(struct fault_path *path)
 
     if (!transport)
         return;
+    if (path->pull)
+        gaia_pull_end(path->pull, -EIO);
     while (!gaia_transport_wait(transport, no_users, path, AGAIN_MS))
         ;
     gaia_pull_close(path->pull);
@@ -285,7 +289,8 @@ static int connect_path(struct fault_path *path)
     if (!error && (error = gaia_link_error(path->agent)))
         say(path, error, "%s has ended the link: %s", path->address, strerror(-error));
     if (!error)
-        error = say_it_too(path, gaia_pull_open(path->transport, path->agent, 0, &pull));
+        error = say_it_too(
+            path, gaia_pull_open(path->transport, path->agent, 0, shape.depth, &path->starved, &pull));
     pthread_mutex_lock(&path->lock);
     path->pull = pull;
     path->ready = !error;
@@ -319,7 +324,9 @@ static void *poll_path(void *argument)
         if (stop)
             return NULL;
         if (ready) {
-            gaia_transport_poll(path->transport, AGAIN_MS);
+            gaia_transport_poll(path->transport, path->starved ? STARVED_MS : AGAIN_MS);
+            if (path->starved)
+                gaia_pull_ring(path->pull);
             continue;
         }
         disconnect(path);

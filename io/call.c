@@ -99,7 +99,7 @@ static unsigned find_sessions(struct calls *calls, bool blocked, struct call_ses
 
     pthread_mutex_lock(&calls->lock);
     LIST_FOREACH (session, &calls->sessions, entry)
-        if ((session->blocked || !blocked) && !session->error && count < CALL_PEERS_MAX) {
+        if ((session->blocked || session->starved || !blocked) && !session->error && count < CALL_PEERS_MAX) {
             call_session_get(session);
             found[count++] = session;
         }
@@ -115,8 +115,10 @@ static bool flush_blocked(struct calls *calls)
     bool blocked = false;
 
     for (unsigned i = 0; i < count; i++) {
+        if (found[i]->starved)
+            call_ring_again(found[i]);
         call_flush(found[i]);
-        blocked |= found[i]->blocked;
+        blocked |= found[i]->blocked || found[i]->starved;
         call_session_put(found[i]);
     }
     return blocked;
@@ -168,19 +170,23 @@ static void free_calls(struct calls *calls)
     free(calls);
 }
 
-/* A read has a slot, of which there are so many; a page is the least that it brings. */
-static struct gaia_link_options plan(const struct calls *calls)
+/* A read has a slot, of which there are so many: a deeper queue would be of no use, and take room from other
+ * sessions. */
+static void plan(struct calls *calls)
 {
-    const struct gaia_pull_options options = {
-        .queues = calls->config.queues, .depth = calls->config.depth, .most = CALL_SLOTS};
+    struct gaia_pull_options options = {
+        .queues = calls->config.queues, .depth = calls->config.depth, .most = CALL_SLOTS_BOTH};
     struct gaia_transport_limits limits;
 
     gaia_transport_limits(calls->transport, &limits);
-    limits.queues--;
-    struct gaia_link_options shape = gaia_pull_plan(&limits, &options, CALL_PAGE);
-    shape.queues++; /* CALL_QUEUE_MESSAGES */
-    return shape;
+    limits.queues--; /* CALL_QUEUE_MESSAGES */
+    if (options.depth > CALL_SLOTS_BOTH)
+        options.depth = CALL_SLOTS_BOTH;
+    struct gaia_link_options reads = gaia_pull_plan(&limits, &options, CALL_PAGE);
+    calls->depth = reads.depth;
+    calls->shape = (struct gaia_link_options){.queues = reads.queues + 1, .depth = CALL_WRITES};
 }
+_Static_assert(CALL_SLOTS_BOTH <= CALL_WRITES, "all queues of a link are as deep as the deepest");
 
 int calls_open(const struct calls_config *config, struct calls **calls_out, char why_out[CALL_WHY])
 {
@@ -207,7 +213,7 @@ int calls_open(const struct calls_config *config, struct calls **calls_out, char
     if (error) {
         snprintf(why_out, CALL_WHY, "%s", gaia_transport_why());
     } else {
-        calls->shape = plan(calls);
+        plan(calls);
         error = -pthread_create(&calls->poller, NULL, poll_calls, calls);
         if (error)
             snprintf(why_out, CALL_WHY, "no thread that polls: %s", strerror(-error));
@@ -246,7 +252,7 @@ void calls_stat(const struct calls *calls, struct calls_stat *stat_out)
     *stat_out = (struct calls_stat){
         .path = calls->config.carrier == GAIA_CARRIER_RDMA ? "rdma" : "local",
         .queues = calls->shape.queues - 1,
-        .depth = calls->shape.depth,
+        .depth = calls->depth,
         .outstanding = totals->outstanding,
         .outstanding_max = totals->outstanding_max,
         .reads = totals->reads,
@@ -330,7 +336,8 @@ static int greet(struct calls *calls, struct gaia_link *link, struct call_sessio
     gaia_link_set_user(link, session);
     error = gaia_memory_register(calls->transport, &span, &registered);
     if (!error)
-        error = gaia_pull_open(calls->transport, link, CALL_QUEUE_MESSAGES + 1, &pull);
+        error = gaia_pull_open(calls->transport, link, CALL_QUEUE_MESSAGES + 1, calls->depth,
+                               &session->starved, &pull);
     pthread_mutex_lock(&session->lock);
     session->registered = registered; /* the keeper lets go of both */
     session->pull = pull;

@@ -74,7 +74,7 @@ struct calls_stat {
     const char *path; /* "local", "rdma" */
     char device[64];
     unsigned queues, depth;                /* of a session's reads; one queue more is for writes */
-    unsigned outstanding, outstanding_max; /* asked for, and not ended */
+    unsigned outstanding, outstanding_max; /* asked for, and not ended: some may wait for a place */
     uint64_t reads, writes;                /* that went well, as what follows but failed */
     uint64_t bytes_read, bytes_written;
     uint64_t failed; /* those that could not be posted, too */

@@ -29,7 +29,8 @@
 #define CALL_QUEUE_MESSAGES 0u /* of a link: and what is written; the others are for reads */
 #define CALL_MOVING_MAX \
     ((size_t)2 << 20)   /* bytes that are being written: half of the local carrier's stage */
-#define CALL_PAGE 4096u /* bytes: what a read brings at least */
+#define CALL_PAGE 4096u /* bytes: the least that it is worth to think of how many reads are under way for */
+#define CALL_WRITES 32u /* at a time */
 #define CALL_SERVED_MAX (CALL_WIDTH / 2)
 #define CALL_AGAIN_MS 5u                        /* until what the carrier did not take is tried again */
 #define CALL_BEGIN UINT64_C(0x31306c6c61636167) /* "gacall01": the number of a BEGIN */
@@ -132,6 +133,7 @@ struct call_session {
     unsigned inside;        /* threads that use the transport for slots */
     unsigned posting;       /* of them, those that use the link */
     struct gaia_pull *pull; /* reads, where this end connected; stays while somebody is inside */
+    _Atomic bool starved;   /* of the pull: the thread that polls rings again */
     uint64_t tickets, turn; /* writes are posted in the order in which they came */
     unsigned moving;        /* writes posted */
     size_t moving_bytes;    /* of theirs */
@@ -149,7 +151,8 @@ struct call_totals {
 struct calls {
     struct calls_config config; /* constant, as are the next three; the address is gone */
     struct gaia_transport *transport;
-    struct gaia_link_options shape; /* of links */
+    struct gaia_link_options shape; /* of links: one queue more than for reads */
+    unsigned depth;                 /* of reads */
     pthread_t poller;
     _Atomic bool stop;
     struct call_totals totals;
@@ -193,6 +196,11 @@ void call_class_answer(struct call_class *class);
 /* Then: wait until nobody serves. */
 void call_class_join(struct call_class *class);
 void call_messages_free(struct call_messages *messages);
+
+/* ---- call_moves.c ---- */
+
+/* Reads that the carrier had no room for are posted, if it has. */
+void call_ring_again(struct call_session *session);
 
 /* ---- call_slots.c ---- */
 

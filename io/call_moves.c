@@ -88,7 +88,7 @@ static void write_done(struct gaia_transfer *transfer, int error)
 
 static bool fits(const struct call_session *session, size_t length)
 {
-    return session->moving < session->calls->shape.depth && session->moving_bytes + length <= CALL_MOVING_MAX;
+    return session->moving < CALL_WRITES && session->moving_bytes + length <= CALL_MOVING_MAX;
 }
 
 /* The link is used. The lock is held, and let go meanwhile. 0, or what gaia_link_post() says. */
@@ -171,6 +171,19 @@ static int begin_read(struct call_session *session, struct move *move)
     return 0;
 }
 
+void call_ring_again(struct call_session *session)
+{
+    pthread_mutex_lock(&session->lock);
+    int error = take_link(session);
+    pthread_mutex_unlock(&session->lock);
+    if (error)
+        return;
+    gaia_pull_ring(session->pull);
+    pthread_mutex_lock(&session->lock);
+    hang_up(session);
+    pthread_mutex_unlock(&session->lock);
+}
+
 /* ---- either ---- */
 
 /* The link has ended, and closed() is about to say why: who is told -EIO finds a session that has ended. */
@@ -206,7 +219,7 @@ static int carry_out(struct call_session *session, struct move *move)
     sem_destroy(&move->done);
     if (!error || error == -EFAULT)
         return error;
-    if (error != -EIO && error != -ECANCELED)
+    if (error != -EIO && error != -ECANCELED && error != -ESHUTDOWN)
         call_end(session, -EPROTO, false); /* not exposed as it should be; else closed() says why it ended */
     await_end(session);
     return -EIO;

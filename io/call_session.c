@@ -24,6 +24,8 @@ static void close_link(struct call_session *session)
     session->link = NULL;
     pthread_mutex_unlock(&session->lock);
     gaia_link_close(link); /* transfers end; from here on nothing of the peer's reaches the memory */
+    if (session->pull)
+        gaia_pull_end(session->pull, -ECANCELED);
     pthread_mutex_lock(&session->lock);
     while (session->inside)
         pthread_cond_wait(&session->changed, &session->lock);

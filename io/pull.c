@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/lock.h"
@@ -13,14 +12,13 @@
 
 #define BATCH_MAX 64u /* reads of one doorbell */
 #define OUTSTANDING_MIN 4u
-#define AGAIN_MAX 100u /* times that the carrier has no room though nothing is under way */
-#define AGAIN_US 1000u
 
 struct gaia_pull {
     struct gaia_transport *transport; /* constant, as are the next three */
     struct gaia_link *link;
     unsigned first_queue;           /* of the link */
     struct gaia_link_options shape; /* of the queues from there on */
+    _Atomic bool *starved;          /* somebody has to ring again: see pull.h */
 
     pthread_mutex_t lock;                 /* guards what follows */
     struct gaia_pull_read *first, **last; /* added, not posted: oldest first */
@@ -65,20 +63,22 @@ struct gaia_link_options gaia_pull_plan(const struct gaia_transport_limits *limi
 /* ---- begin and end ---- */
 
 int gaia_pull_open(struct gaia_transport *transport, struct gaia_link *link, unsigned first_queue,
-                   struct gaia_pull **pull_out)
+                   unsigned depth, _Atomic bool *starved, struct gaia_pull **pull_out)
 {
     struct gaia_link_options shape = gaia_link_options(link);
     struct gaia_pull *pull;
 
-    if (first_queue >= shape.queues)
-        return transport_say(-EINVAL, "a link of %u queues has none to pull with", shape.queues);
+    if (first_queue >= shape.queues || !depth || depth > shape.depth)
+        return transport_say(-EINVAL, "a link of %u queues of %u has none of %u to pull with", shape.queues,
+                             shape.depth, depth);
     pull = calloc(1, sizeof *pull);
     if (!pull)
         return transport_say(-ENOMEM, "no memory to pull with");
     pull->transport = transport;
     pull->link = link;
     pull->first_queue = first_queue;
-    pull->shape = (struct gaia_link_options){shape.queues - first_queue, shape.depth};
+    pull->shape = (struct gaia_link_options){shape.queues - first_queue, depth};
+    pull->starved = starved;
     pull->last = &pull->first;
     lock_init(&pull->lock, LOCK_PULL);
     *pull_out = pull;
@@ -225,14 +225,13 @@ static unsigned take_batch(struct gaia_pull *pull, unsigned *queue_out,
 
 /* What the queue did not take waits again; the first of it, when it is bad, is returned to be told. */
 static struct gaia_pull_read *take_back(struct gaia_pull *pull, unsigned queue, struct gaia_transfer **rest,
-                                        unsigned count, int error, bool is_patient)
+                                        unsigned count, int error)
 {
     struct gaia_pull_read *bad = NULL;
 
     pull->under_way[queue] -= count;
     pull->outstanding -= count;
-    /* With nothing under way nothing would end and ring again: who rings tries again himself. */
-    bool wait = error >= 0 || (error == -EAGAIN && (pull->under_way[queue] || is_patient));
+    bool wait = error >= 0 || error == -EAGAIN;
     pull->full[queue] = wait && pull->under_way[queue];
     for (unsigned i = count; i--;) {
         struct gaia_pull_read *read =
@@ -255,18 +254,17 @@ static void tell(struct gaia_pull *pull, struct gaia_pull_read *read, int error)
     pthread_mutex_lock(&pull->lock);
 }
 
-/* The carrier had no room for a moment (of the kernel's memory). The lock is held, and let go meanwhile. */
-static void pause_ring(struct gaia_pull *pull)
+/* The carrier has no room, and nothing of the pull's is on the queue: no end of a read would ring again. */
+static void starve(struct gaia_pull *pull)
 {
-    pthread_mutex_unlock(&pull->lock);
-    usleep(AGAIN_US);
-    pthread_mutex_lock(&pull->lock);
+    *pull->starved = true;
+    gaia_transport_wake(pull->transport);
 }
 
 void gaia_pull_ring(struct gaia_pull *pull)
 {
     struct gaia_transfer *batch[BATCH_MAX];
-    unsigned queue = 0, count, again = 0;
+    unsigned queue = 0, count;
 
     pthread_mutex_lock(&pull->lock);
     if (pull->ringing) { /* who rings sees what was added before this */
@@ -274,7 +272,8 @@ void gaia_pull_ring(struct gaia_pull *pull)
         return;
     }
     pull->ringing = true;
-    while ((count = take_batch(pull, &queue, batch))) {
+    *pull->starved = false;
+    while (!*pull->starved && (count = take_batch(pull, &queue, batch))) {
         struct gaia_pull_read *bad = NULL;
 
         pthread_mutex_unlock(&pull->lock);
@@ -282,19 +281,29 @@ void gaia_pull_ring(struct gaia_pull *pull)
         pthread_mutex_lock(&pull->lock);
         unsigned taken = posted > 0 ? (unsigned)posted : 0;
         if (taken < count)
-            bad = take_back(pull, queue, batch + taken, count - taken, posted, again < AGAIN_MAX);
-        if (bad) {
+            bad = take_back(pull, queue, batch + taken, count - taken, posted);
+        if (bad && posted == -ESHUTDOWN) { /* it has not been tried, nor will be what comes after it */
+            pull->ended = -EIO;
+            tell(pull, bad, -EIO);
+        } else if (bad) {
             bad->tried = true;
             tell(pull, bad, posted);
         } else if (posted == -EAGAIN && !pull->full[queue]) {
-            again++;
-            pause_ring(pull);
+            starve(pull);
         }
     }
     while (pull->ended && pull->waiting)
         tell(pull, pop(pull), pull->ended);
     pull->ringing = false;
     pthread_mutex_unlock(&pull->lock);
+}
+
+void gaia_pull_end(struct gaia_pull *pull, int error)
+{
+    pthread_mutex_lock(&pull->lock);
+    pull->ended = pull->ended ? pull->ended : error;
+    pthread_mutex_unlock(&pull->lock);
+    gaia_pull_ring(pull);
 }
 
 /* ---- one, and wait ---- */
@@ -325,8 +334,9 @@ int gaia_pull_fetch(struct gaia_pull *pull, struct gaia_pull_read *read)
     read->fetch = &fetch;
     gaia_pull_add(pull, read);
     gaia_pull_ring(pull);
-    while (!gaia_transport_wait(pull->transport, has_ended, &fetch, 1000))
-        ; /* the link's time limit ends it */
+    while (!gaia_transport_wait(pull->transport, has_ended, &fetch, *pull->starved ? 5 : 1000))
+        if (*pull->starved) /* else the link's time limit ends it */
+            gaia_pull_ring(pull);
     return fetch.error;
 }
 

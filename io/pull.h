@@ -11,6 +11,9 @@
 #ifndef GAIAFS_IO_PULL_H
 #define GAIAFS_IO_PULL_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
+
 #include "io/transport.h"
 
 struct gaia_pull;
@@ -32,11 +35,21 @@ struct gaia_pull_options {
 struct gaia_link_options gaia_pull_plan(const struct gaia_transport_limits *limits,
                                         const struct gaia_pull_options *options, uint32_t page);
 
-/* Start pulling over the queues of a connected link from `first_queue` on. The link stays the caller's. It
- * may end meanwhile: reads fail then, those that wait, too; and nobody adds or rings once it is closed.
- * Nobody else posts on those queues. 0, -ENOMEM, -EINVAL (there are none). */
+/* Start pulling over the queues of a connected link from `first_queue` on, with at most `depth` reads on
+ * each. The link stays the caller's. It may end meanwhile: reads fail then, those that wait, too; and nobody
+ * adds or rings once it is closed. Nobody else posts on those queues.
+ *
+ * starved: the caller's, valid as long as the pull. It becomes true when reads wait though none is under way
+ * whose end would ring again: the carrier has no room, for want of the kernel's memory. Who polls, who is
+ * woken for it, rings again then, some milliseconds later.
+ *
+ * 0, -ENOMEM, -EINVAL (there are no such queues). */
 int gaia_pull_open(struct gaia_transport *transport, struct gaia_link *link, unsigned first_queue,
-                   struct gaia_pull **pull_out);
+                   unsigned depth, _Atomic bool *starved, struct gaia_pull **pull_out);
+
+/* Nothing is posted any more: what waits ends with this error, before it returns, unless somebody rings, who
+ * sees to it. The link may be closed. */
+void gaia_pull_end(struct gaia_pull *pull, int error);
 
 /* All reads have ended (a link that was closed has seen to that). NULL is allowed. */
 void gaia_pull_close(struct gaia_pull *pull);
@@ -55,7 +68,8 @@ struct gaia_pull_read {
 
     /* The pull's own. */
     struct gaia_transfer transfer;
-    bool tried; /* in done(): it was posted, or that failed; so the error, if there is one, may be its own */
+    bool tried; /* in done(): it was posted, or that failed; so the error, if there is one, may be its own.
+                   Not that of a link that had ended before */
     struct gaia_pull *pull;
     struct gaia_pull_read *next;
     uint64_t since_ns;

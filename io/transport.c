@@ -417,7 +417,7 @@ static int post(struct gaia_link *link, unsigned number, struct gaia_transfer *c
     int error = 0;
 
     if (link->state != LINK_OPEN)
-        return transport_say(-EIO, "%s", link->why);
+        return transport_say(-ESHUTDOWN, "%s", link->why);
     room = link->options.depth - queue->busy;
     if (!room)
         return -EAGAIN;

@@ -214,7 +214,7 @@ struct gaia_transfer {
  * takes: how many were posted, from the first on; or, when the first was not, -EAGAIN (the queue is full),
  * -EINVAL (a length past the region or the memory, or 0, or over the maximum; no such queue or region; an
  * accepted link), -EACCES (a write, and the region is not writable), -ESTALE (the region is being dropped),
- * -EIO (the link has ended). */
+ * -ESHUTDOWN (the link had ended), -EIO (this has ended it). */
 int gaia_link_post(struct gaia_link *link, unsigned queue, struct gaia_transfer *const *transfers,
                    unsigned count);
 

@@ -521,110 +521,6 @@ static void test_transfers_are_counted(void **state)
     munmap(frames, LENGTH);
 }
 
-/* ---- reads at the same time ---- */
-
-#define READERS 8u
-#define READINGS 60u
-
-struct reader {
-    struct call_session *session;
-    unsigned number, wrong, failed;
-    pthread_t thread;
-};
-
-/* Of the peer's half, which the server has filled: into memory of this thread's, and into the slot. */
-static void *run_reader(void *argument)
-{
-    struct reader *reader = argument;
-    unsigned slot = CALL_SLOTS + reader->number;
-    uint64_t random = seed + reader->number;
-    uint8_t *frames = new_frames(CALL_SLOT_BYTES);
-
-    for (unsigned i = 0; i < READINGS && !reader->failed; i++) {
-        uint32_t length = 1 + (uint32_t)draw(&random, i % 4 ? 9000 : CALL_SLOT_BYTES);
-        uint32_t at = (uint32_t)draw(&random, CALL_SLOT_BYTES - length + 1);
-        bool into = i % 2;
-        int error = into ? call_slot_read_into(reader->session, slot, at, length, frames, NULL, false)
-                         : call_slot_read(reader->session, slot, at, length);
-        const uint8_t *bytes = into ? frames : (uint8_t *)call_slot(reader->session, slot) + at;
-
-        reader->failed += error != 0;
-        reader->wrong += !error && !matches(bytes, length, seed + reader->number, at);
-    }
-    munmap(frames, CALL_SLOT_BYTES);
-    return NULL;
-}
-
-static void start_readers(struct reader *readers, struct call_session *session)
-{
-    for (unsigned i = 0; i < READERS; i++) {
-        readers[i] = (struct reader){.session = session, .number = i};
-        assert_int_equal(pthread_create(&readers[i].thread, NULL, run_reader, &readers[i]), 0);
-    }
-}
-
-/* Reads have queues of their own, so many and so deep as was asked for; writes and messages go by another. */
-static void test_reads_have_their_queues(void **state)
-{
-    enum { QUEUES = 2, DEPTH = 3 };
-    static struct couple c;
-    static struct reader readers[READERS];
-    struct calls_config config;
-    struct gaia_pull_stat s;
-    struct calls_stat stat;
-    char why[CALL_WHY];
-
-    (void)state;
-    node_open(&c.server, true, 1000);
-    node_init(&c.client);
-    new_address(c.client.address, false);
-    config = node_config(&c.client, 1000);
-    config.queues = QUEUES;
-    config.depth = DEPTH;
-    assert_int_equal(calls_open(&config, &c.client.calls, why), 0);
-    c.session = join_to(&c.client, &c.server);
-    node_await(&c.server, &c.server.arrived, 1);
-    c.other = c.server.sessions[0];
-    pthread_mutex_lock(&c.session->lock);
-    struct gaia_link *link = c.session->link;
-    struct gaia_pull *pull = c.session->pull;
-    pthread_mutex_unlock(&c.session->lock);
-    calls_stat(c.client.calls, &stat);
-    assert_int_equal(stat.queues, QUEUES);
-    assert_int_equal(stat.depth, DEPTH);
-    for (unsigned i = 0; i < READERS; i++) {
-        struct piece piece = {.salt = seed + i, .slot = CALL_SLOTS + i, .length = CALL_SLOT_BYTES};
-        assert_int_equal(ask(c.session, 0, OP_FILL, &piece, sizeof piece), 0);
-    }
-    start_readers(readers, c.session);
-    for (unsigned i = 0; i < READERS; i++) {
-        pthread_join(readers[i].thread, NULL);
-        assert_int_equal(readers[i].wrong + readers[i].failed, 0);
-    }
-    gaia_pull_stat(pull, &s);
-    assert_int_equal(s.reads, READERS * READINGS);
-    assert_in_range(s.doorbells, 1, s.reads);
-    assert_in_range(s.outstanding_max, 1, QUEUES * DEPTH);
-    if (carrier == GAIA_CARRIER_LOCAL) { /* whose peer answers itself */
-        transport_test.deaf = true;
-        start_readers(readers, c.session);
-        do
-            gaia_pull_stat(pull, &s);
-        while (s.outstanding + s.waiting < READERS);
-        assert_int_equal(s.outstanding, QUEUES * DEPTH);
-        pthread_mutex_lock(&c.client.calls->transport->lock);
-        assert_int_equal(link->queues[CALL_QUEUE_MESSAGES].busy, 0);
-        pthread_mutex_unlock(&c.client.calls->transport->lock);
-        for (unsigned i = 0; i < READERS; i++) { /* until the time is over */
-            pthread_join(readers[i].thread, NULL);
-            assert_int_equal(readers[i].failed, 1);
-        }
-        transport_test.deaf = false;
-        assert_true(call_session_error(c.session) < 0);
-    }
-    couple_close(&c);
-}
-
 /* What one session writes no other sees: neither the same client's nor another's. */
 static void test_slots_are_of_one_session(void **state)
 {
@@ -680,7 +576,6 @@ int main(int argc, char **argv)
         CASE(test_read_into),
         CASE(test_read_into_what_is_cut_off),
         CASE(test_transfers_are_counted),
-        CASE(test_reads_have_their_queues),
         CASE(test_slots_are_of_one_session),
     };
 

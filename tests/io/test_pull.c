@@ -87,6 +87,7 @@ static void test_histogram(void **state)
 struct pulling {
     struct pair pair;
     struct gaia_pull *pull;
+    _Atomic bool starved;
     struct gaia_memory *memory;
     uint8_t *remote, *local;
     uint32_t region;
@@ -100,7 +101,7 @@ static void pulling_open(struct pulling *p, unsigned queues, unsigned depth, uns
     fill(p->remote, PAGES * PAGE, 11);
     p->memory = new_memory(&p->pair.client, p->local, PAGES * PAGE);
     p->region = expose_to(&p->pair, 0, p->remote, PAGES * PAGE, false);
-    must(gaia_pull_open(p->pair.client.transport, p->pair.link, 0, &p->pull));
+    must(gaia_pull_open(p->pair.client.transport, p->pair.link, 0, depth, &p->starved, &p->pull));
 }
 
 static void pulling_close(struct pulling *p)
@@ -213,8 +214,9 @@ static void test_queues_of_others(void **state)
     (void)state;
     pulling_open(&p, 3, DEPTH, TIMEOUT_MS);
     gaia_pull_close(p.pull);
-    assert_int_equal(gaia_pull_open(p.pair.client.transport, p.pair.link, 3, &p.pull), -EINVAL);
-    must(gaia_pull_open(p.pair.client.transport, p.pair.link, 1, &p.pull));
+    assert_int_equal(gaia_pull_open(p.pair.client.transport, p.pair.link, 3, DEPTH, &p.starved, &p.pull),
+                     -EINVAL);
+    must(gaia_pull_open(p.pair.client.transport, p.pair.link, 1, DEPTH, &p.starved, &p.pull));
     transport_test.deaf = carrier == GAIA_CARRIER_LOCAL;
     for (unsigned i = 0; i < READS; i++) {
         pages[i] = new_page(&p, i, i);
@@ -240,44 +242,65 @@ static void test_queues_of_others(void **state)
 
 #define IN_THE_WAY 4u
 
-struct others {
-    struct pulling *p;
-    struct shot shots[IN_THE_WAY + 1]; /* the last one ends them */
-};
-
-static void *end_others(void *argument)
-{
-    struct others *others = argument;
-
-    nap_ms(20);
-    for (unsigned i = 0; i < IN_THE_WAY; i++)
-        gaia_transport_wait(others->p->pair.client.transport, shot_is_done, &others->shots[i],
-                            TIME_LIMIT_S * 1000);
-    return NULL;
-}
-
-/* A queue that has no room though nothing of the pull's is on it: no end of a read would ring again. */
+/* A queue that has no room though nothing of the pull's is on it: no end of a read would ring again, so who
+ * polls is told to, and nobody waits for it; nor does the end of the link. */
 static void test_no_room_for_a_moment(void **state)
 {
     static struct pulling p;
-    static struct others others;
-    pthread_t thread;
+    static struct shot others[IN_THE_WAY];
 
     (void)state;
-    pulling_open(&p, 1, IN_THE_WAY, TIMEOUT_MS);
-    others.p = &p;
-    for (unsigned i = 0; i < IN_THE_WAY; i++) {
-        others.shots[i] = new_shot(p.memory, (uint64_t)(10 + i) * PAGE, p.region, 0, PAGE, false);
-        assert_int_equal(post_one(p.pair.link, 0, &others.shots[i]), 1);
+    for (int ends = 0; ends < 2; ends++) {
+        pulling_open(&p, 1, IN_THE_WAY, TIMEOUT_MS);
+        for (unsigned i = 0; i < IN_THE_WAY; i++) {
+            others[i] = new_shot(p.memory, (uint64_t)(10 + i) * PAGE, p.region, 0, PAGE, false);
+            assert_int_equal(post_one(p.pair.link, 0, &others[i]), 1);
+        }
+        for (unsigned i = 0; i < 3; i++) {
+            pages[i] = new_page(&p, i, 5 + i);
+            gaia_pull_add(p.pull, &pages[i].read);
+        }
+        gaia_pull_ring(p.pull);
+        assert_true(p.starved);
+        for (unsigned i = 0; i < IN_THE_WAY; i++)
+            assert_true(
+                gaia_transport_wait(p.pair.client.transport, shot_is_done, &others[i], TIME_LIMIT_S * 1000));
+        assert_int_equal(pages[0].calls, 0);
+        if (ends)
+            gaia_pull_end(p.pull, -ECANCELED);
+        else
+            gaia_pull_ring(p.pull);
+        await_pages(&p, 3);
+        assert_false(p.starved);
+        for (unsigned i = 0; i < 3; i++) {
+            assert_int_equal(pages[i].error, ends ? -ECANCELED : 0);
+            assert_false(ends && pages[i].read.tried);
+            assert_true(ends || matches(p.local + i * PAGE, PAGE, 11, (uint64_t)(5 + i) * PAGE));
+        }
+        pulling_close(&p);
     }
-    assert_int_equal(pthread_create(&thread, NULL, end_others, &others), 0);
-    pages[0] = new_page(&p, 0, 5);
-    gaia_pull_add(p.pull, &pages[0].read);
+}
+
+/* What nobody could post, as the link had ended, may try again elsewhere. */
+static void test_a_link_that_had_ended(void **state)
+{
+    static struct pulling p;
+
+    (void)state;
+    pulling_open(&p, 2, 4, TIMEOUT_MS);
+    gaia_link_close(p.pair.server.links[0]);
+    while (!gaia_link_error(p.pair.link))
+        gaia_transport_poll(p.pair.client.transport, 10);
+    for (unsigned i = 0; i < 3; i++) {
+        pages[i] = new_page(&p, i, i);
+        gaia_pull_add(p.pull, &pages[i].read);
+    }
     gaia_pull_ring(p.pull);
-    await_pages(&p, 1);
-    pthread_join(thread, NULL);
-    assert_int_equal(pages[0].error, 0);
-    assert_true(matches(p.local, PAGE, 11, (uint64_t)5 * PAGE));
+    await_pages(&p, 3);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(pages[i].error, -EIO);
+        assert_false(pages[i].read.tried);
+    }
     pulling_close(&p);
 }
 
@@ -409,6 +432,7 @@ int main(int argc, char **argv)
         CASE(test_faults_of_threads),
         CASE(test_queues_of_others),
         CASE(test_no_room_for_a_moment),
+        CASE(test_a_link_that_had_ended),
     };
 
     take_arguments(argc, argv);

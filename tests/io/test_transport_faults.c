@@ -318,7 +318,7 @@ static void must_be_refused(struct keys *k, struct gaia_link *link, uint64_t off
             assert_int_equal(k->local[i], 0xee);
     assert_true(matches(k->secret, 64 * KIB, 8, 0));
     struct shot after = new_shot(k->memory, 0, k->region, 0, 4096, false);
-    assert_int_equal(post_one(link, 0, &after), -EIO);
+    assert_int_equal(post_one(link, 0, &after), -ESHUTDOWN);
 }
 
 static void test_key_of_another_session(void **state)
@@ -462,7 +462,7 @@ static void break_one(bool at_server, unsigned queue)
     assert_true(failed > 0);
     transport_test.deaf = false;
     struct shot after = new_shot(memory, 0, region, 0, 4096, false);
-    assert_int_equal(post_one(pair.link, 1 - queue, &after), -EIO);
+    assert_int_equal(post_one(pair.link, 1 - queue, &after), -ESHUTDOWN);
     assert_int_equal(gaia_link_send(pair.link, "x", 1), -EIO);
     gaia_link_close(pair.link);
     /* Another session of the same two does its work. */

@@ -232,6 +232,7 @@ static void read_all(struct gaia_transport_config *config, const char *peer, uin
     struct gaia_link *link;
     struct gaia_memory *memory;
     struct gaia_pull *pull;
+    static _Atomic bool starved;
     unsigned char *area = frames();
 
     config->calls.exposed = exposed;
@@ -239,7 +240,8 @@ static void read_all(struct gaia_transport_config *config, const char *peer, uin
     memset(area, 0, AREA);
     if (gaia_transport_open(config, &transport) || gaia_link_connect(transport, peer, options, &link) ||
         gaia_memory_register(transport, &(struct gaia_span){area, AREA, -1}, &memory) ||
-        gaia_pull_open(transport, link, 0, &pull) || !gaia_transport_wait(transport, is_known, NULL, 10000))
+        gaia_pull_open(transport, link, 0, gaia_link_options(link).depth, &starved, &pull) ||
+        !gaia_transport_wait(transport, is_known, NULL, 10000))
         fail("connect");
     double began = now_s();
     if (!page)
