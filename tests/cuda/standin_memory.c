@@ -401,14 +401,14 @@ static CUresult host_alloc(void **pointer_out, size_t bytes, unsigned flags)
     return *pointer_out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* "exits=1": the process ends, and the driver takes back the memory that it gave last, as a real one does
- * with all. For long enough that somebody who still looks there is seen. */
+/* "exits=MS": the process ends, and the driver takes back the memory that it gave last, as a real one does
+ * with all. For so long that somebody who still looks there is seen. */
 __attribute__((destructor)) static void take_back(void)
 {
     if (!standin_word("exits") || !last_pinned.bytes)
         return;
     mprotect(last_pinned.address, last_pinned.bytes, PROT_NONE);
-    usleep(100000);
+    usleep((useconds_t)standin_number("exits", 0) * 1000);
 }
 
 static CUresult host_free(void *pointer)

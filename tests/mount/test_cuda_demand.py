@@ -83,7 +83,7 @@ def programs():
 def test_a_program_that_ends_without_unmapping(mount, programs):
     """The driver takes its memory back then, where libgaia's thread looks for requests."""
     m = mount()
-    program = programs(make(m, os.urandom(MIB)), STANDIN_CUDA="exits=1")
+    program = programs(make(m, os.urandom(MIB)), STANDIN_CUDA="exits=100")
     assert program.started == "ok"
     program.proc.stdin.write("exit\n")
     program.proc.stdin.flush()

@@ -46,7 +46,7 @@ def test_released_in_a_destructor(begin):
 
 def test_an_answer_that_comes_too_late(begin):
     """The soft mapping brings a page when the driver has taken its memory back, as the program ends: nobody touches that."""
-    m, _, program = begin("exit", standin="exits=1")
+    m, _, program = begin("exit", standin="exits=3000")
     assert program.stdout.readline() == "mapped\n"
     os.kill(m.pid, signal.SIGSTOP)
     try:

@@ -41,17 +41,6 @@ struct Owner {
     }
 };
 
-/* Made before the driver is opened, so that its end comes after the driver's. */
-struct Slow {
-    bool is_slow = false;
-
-    ~Slow()
-    {
-        if (is_slow)
-            sleep(2);
-    }
-};
-
 static void wait_for_a_line(const char *said)
 {
     printf("%s\n", said);
@@ -61,7 +50,6 @@ static void wait_for_a_line(const char *said)
 
 int main(int argc, char **argv)
 {
-    static Slow slow;
     static Owner owner;
     gaia_demand shape;
     const gaia_demand *there;
@@ -85,7 +73,6 @@ int main(int argc, char **argv)
         request[1] = GAIA_DEMAND_FETCH;
         request[2] = request[3] = 0;
         usleep(300000); // it is being answered
-        slow.is_slow = true;
     } else {
         struct rlimit few = {64, 64};
         if (argc > 3 && !setrlimit(RLIMIT_NOFILE, &few))
