@@ -3,7 +3,8 @@
 //
 //   tool_demand_end destructor FILE   stores a K, which the destructor of a static object releases
 //   tool_demand_end exit FILE         when a line has come: a request whose warp has gone, and then the end
-//   tool_demand_end last FILE [few]   a load, and, when a line has come, another; few: with no descriptor left
+//   tool_demand_end last FILE [few]   a load, and, when a line has come, another; few: with no descriptor
+//   left
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
