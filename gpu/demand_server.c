@@ -304,7 +304,9 @@ static void answer(struct service *service)
         pthread_cond_wait(&server->changed, &server->lock);
     server->serves[service->thread] = asked->unit;
     service->grant = 0;
-    uint32_t status = asked->operation == GAIA_DEMAND_GIVE ? give(service) : fetch(service);
+    uint32_t status = OVER; /* who waited for the unit may have done so beyond the end */
+    if (!demand_servers_are_ending())
+        status = asked->operation == GAIA_DEMAND_GIVE ? give(service) : fetch(service);
     server->serves[service->thread] = NO_UNIT;
     pthread_cond_broadcast(&server->changed);
     pthread_mutex_unlock(&server->lock);

@@ -131,7 +131,7 @@ struct call_session {
     _Atomic uint32_t served; /* bit i: a request is served that names slot i, of the peer's half */
     pthread_cond_t slot_free;
     unsigned inside;        /* threads that use the transport for slots */
-    unsigned posting;       /* of them, those that use the link */
+    unsigned posting;       /* threads that use the link */
     struct gaia_pull *pull; /* reads, where this end connected; stays while somebody is inside */
     _Atomic bool starved;   /* of the pull: the thread that polls rings again */
     uint64_t tickets, turn; /* writes are posted in the order in which they came */
@@ -149,7 +149,7 @@ struct call_totals {
 };
 
 struct calls {
-    struct calls_config config; /* constant, as are the next three; the address is gone */
+    struct calls_config config; /* constant, as are the next four; the address is gone */
     struct gaia_transport *transport;
     struct gaia_link_options shape; /* of links: one queue more than for reads */
     unsigned depth;                 /* of reads */

@@ -20,7 +20,7 @@ struct move {
         struct gaia_pull_read read;
     };
     uint64_t since_ns;
-    bool tried; /* it was posted; or, of a read, that failed */
+    bool tried; /* of a read: it was posted, or that failed */
     int error;  /* once it is done */
     sem_t done; /* not a condition of the session's lock: who wakes up would want that, and have to wait for
                    it */
@@ -138,7 +138,6 @@ static int begin_write(struct call_session *session, struct move *move)
     pthread_mutex_lock(&session->lock);
     int error = post_in_turn(session, move);
     pthread_mutex_unlock(&session->lock);
-    move->tried = !error;
     return error;
 }
 
