@@ -152,17 +152,18 @@ static void read_done(struct gaia_pull_read *read, int error)
     move_done(move, error);
 }
 
-/* Its end is told always, but when this is an error. */
-static int begin_read(struct call_session *session, struct move *move)
+/* Post the move, if there is one, and what waits. Its end is told always, but when this is an error. */
+static int ring(struct call_session *session, struct move *move)
 {
     pthread_mutex_lock(&session->lock);
     int error = take_link(session);
-    move->read.region = session->region;
+    if (move)
+        move->read.region = session->region;
     pthread_mutex_unlock(&session->lock);
     if (error)
         return error;
-    move->read.done = read_done;
-    gaia_pull_add(session->pull, &move->read);
+    if (move)
+        gaia_pull_add(session->pull, &move->read);
     gaia_pull_ring(session->pull);
     pthread_mutex_lock(&session->lock);
     hang_up(session);
@@ -170,17 +171,15 @@ static int begin_read(struct call_session *session, struct move *move)
     return 0;
 }
 
+static int begin_read(struct call_session *session, struct move *move)
+{
+    move->read.done = read_done;
+    return ring(session, move);
+}
+
 void call_ring_again(struct call_session *session)
 {
-    pthread_mutex_lock(&session->lock);
-    int error = take_link(session);
-    pthread_mutex_unlock(&session->lock);
-    if (error)
-        return;
-    gaia_pull_ring(session->pull);
-    pthread_mutex_lock(&session->lock);
-    hang_up(session);
-    pthread_mutex_unlock(&session->lock);
+    (void)ring(session, NULL); /* it has ended, and what waits with it */
 }
 
 /* ---- either ---- */
