@@ -317,12 +317,17 @@ def test_room_is_made_of_files_that_nobody_maps(gpu):
     with pytest.raises(OSError) as caught:
         gpu.program(two)
     assert caught.value.errno == errno.ENOMEM
-    program.do("map[5 * MIB] = 55\nmap.acquire()\nmap[6 * MIB] = 66\nmap.unmap()")
+    program.do("map[5 * MIB] = 55\nmap.acquire()\nfor page in range(0, 2048):\n    map[page * PAGE + 1] = 66\nmap.unmap()")
     other = gpu.program(two)
     assert other("map[:]") == b"2" * 8 * MIB
-    assert released(m)["evictions"] >= 7 * 256
+    evictions = released(m)["evictions"]
+    assert evictions >= 7 * 256
     content = read_file(one)  # an eviction is an early release
-    assert (content[5 * MIB], content[6 * MIB]) == (55, 66)
+    assert content[5 * MIB] == 55
+    # Which pages stayed depends on the order in which they were placed, by several threads.
+    assert evictions <= content[1::PAGE].count(66) <= 8 * 256
+    other.do("map.unmap()")
+    assert gpu.program(one)("map[1::PAGE]") == bytes([66]) * 2048  # and what stayed was kept, or released
 
 
 @pytest.mark.parametrize("gpu", ["on another node"], indirect=True)
