@@ -225,14 +225,30 @@ paging_directly() {
     return "$ended"
 }
 
+# why_no_nvcc: why what nvcc makes here would not run on this GPU by this driver; nothing: it would.
+why_no_nvcc() {
+    if [ -z "$nvcc" ]; then
+        echo 'no nvcc here'
+    elif [ "$real" = 0 ]; then
+        echo 'the stand-in has threads for kernels'
+    elif ! "$nvcc" --list-gpu-arch >"$work/knows" 2>&1; then
+        echo "$nvcc does not work: $(tail -n 1 "$work/knows")"
+    elif ! grep -qx "compute_${architecture#sm_}" "$work/knows"; then
+        echo "nvcc here is older than the GPU: it does not know $architecture"
+    else # of one major version programs run on each other's drivers
+        made=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
+        has=$(sed -n 's/.*driver of CUDA \([0-9]*\)\..*/\1/p' "$work/gpu" | head -n 1)
+        [ "${made:-0}" -le "${has:-0}" ] || echo "nvcc here is newer than the driver: of CUDA $made, which has $has"
+    fi
+}
+
 nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc || true)
+no_nvcc=$(why_no_nvcc)
 if wanted demand && [ -n "$why" ]; then
     skip 'demand' "$why"
 elif wanted demand; then
-    if [ "$real" = 0 ]; then
-        skip "demand: nvcc's kernels" 'the stand-in has threads for kernels'
-    elif [ -z "$nvcc" ]; then
-        skip "demand: nvcc's kernels" 'no nvcc here (those that are kept as PTX are run)'
+    if [ -n "$no_nvcc" ]; then
+        skip "demand: nvcc's kernels" "$no_nvcc (those that are kept as PTX are run)"
     else
         step 'demand: nvcc' "$nvcc" -x cu -arch="$architecture" -std=c++17 -O3 -I. -cubin -o "$work/paging.cubin" \
             tests/gpu/paging_kernels.cc
@@ -254,10 +270,10 @@ if wanted examples && [ -n "$why_no_tests" ]; then
     skip 'examples' "$why_no_tests"
 elif wanted examples && [ "$real" = 0 ]; then
     step 'examples/cuda, built for the CPU' "$python" -B tests/mount/on_gpu.py cuda_examples
-elif wanted examples && [ ! -x "$build/examples/nvcc/vector_add" ] && { [ -z "$nvcc" ] || [ -n "$missing" ]; }; then
-    skip 'examples' 'no nvcc here, and none were brought (make examples-cuda)'
+elif wanted examples && [ ! -x "$build/examples/nvcc/vector_add" ] && [ -n "$no_nvcc$missing" ]; then
+    skip 'examples' "${no_nvcc:-packages are missing to build them}, and none were brought (make examples-cuda)"
 elif wanted examples; then
-    if [ -n "$nvcc" ] && [ -z "$missing" ]; then
+    if [ -z "$no_nvcc$missing" ]; then
         step 'examples/cuda: nvcc' make CC=gcc -s -j"$(nproc)" examples examples-cuda NVCC="$nvcc"
     fi
     export GAIA_CUDA_EXAMPLES="$build/examples/nvcc"

@@ -33,7 +33,8 @@ class Member:
 
     def has_page(self, path):
         """An agent that has read the file's first page; the answer of its READ_END is still to come."""
-        assert self.do("track", path) == 0 and self.do("open", path) == 0 and self.do("opened") == 0
+        answers = {"hello": self.met, "track": self.do("track", path), "open": self.do("open", path), "opened": self.do("opened")}
+        assert not any(answers.values()), answers
         assert self.do("read") == PAGE
 
     def has_read_page(self, path):
