@@ -7,8 +7,8 @@
 #include "cache/drop.h"
 #include "cache/fit.h"
 #include "cache/passed.h"
+#include "cache/refresh.h"
 #include "cache/release.h"
-#include "cache/scan.h"
 #include "io/protocol.h"
 
 /* The pages of a copy that lack something released. Lock held. */
@@ -120,8 +120,8 @@ static int acquire_alone(struct replica *replica, uint64_t first, uint64_t count
     }
     /* Nothing can be taken away from a GPU kernel: what is out of date changes in place. */
     bool in_place = replica->scans && !replica->read_only;
-    for (size_t i = 0; in_place && i < stale && !error; i++)
-        error = scan_refresh(replica, list[i].leaf, list[i].pages);
+    if (in_place && !error)
+        error = refresh_pages(replica, list, stale);
     pthread_mutex_unlock(&file->lock);
     fit_frames_for_device(file);
     for (size_t done = 0; !in_place && done < stale && !error; done += BATCH_MAX) {

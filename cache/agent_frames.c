@@ -233,6 +233,16 @@ static int do_digests(struct call_session *session, struct gaia_frames *frames, 
     return error;
 }
 
+/* old, and behind it fresh, of count pages. */
+static int patch(struct gaia_frames *frames, const uint64_t *pages, size_t count, const uint8_t *bytes)
+{
+    const void *old[CALL_SLOT_BYTES / GAIA_PAGE_SIZE / 2];
+
+    for (size_t i = 0; i < count; i++)
+        old[i] = bytes + i * GAIA_PAGE_SIZE;
+    return frames->ops->patch(frames, pages, count, old, bytes + count * GAIA_PAGE_SIZE);
+}
+
 /* GATHER and PATCH: the numbers of the pages, and behind them one or two times their bytes. */
 static int do_listed(struct call_session *session, struct gaia_frames *frames, enum node_op op,
                      const struct node_request *request)
@@ -250,8 +260,7 @@ static int do_listed(struct call_session *session, struct gaia_frames *frames, e
         error = call_slot_read(session, request->slot, 0,
                                op == NODE_PATCH ? NODE_LIST_BYTES + copies * bytes : count * sizeof *pages);
     if (!error && op == NODE_PATCH)
-        error =
-            frames->ops->patch(frames, pages, count, slot + NODE_LIST_BYTES, slot + NODE_LIST_BYTES + bytes);
+        error = patch(frames, pages, count, slot + NODE_LIST_BYTES);
     else if (!error)
         error = frames->ops->gather(frames, pages, count, slot + NODE_LIST_BYTES);
     if (!error && op == NODE_GATHER)

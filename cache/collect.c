@@ -56,6 +56,17 @@ int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offs
     return 0;
 }
 
+int home_read_pages(struct cache_file *file, uint64_t page, size_t count, uint8_t *bytes)
+{
+    off_t offset = (off_t)(page * GAIA_PAGE_SIZE);
+    size_t length = count * GAIA_PAGE_SIZE, n = file->size > offset ? length : 0;
+
+    if (n && (uint64_t)(file->size - offset) < n)
+        n = (size_t)(file->size - offset);
+    memset(bytes + n, 0, length - n);
+    return n ? home_read(file, bytes, n, offset) : 0;
+}
+
 int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off_t offset,
                enum durable_source source, size_t *done_out)
 {

@@ -27,7 +27,9 @@ bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned 
 
 /* Bytes of the home copy; what lies past its end reads as zeros. 0 or a negative errno. */
 int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset);
-/* Writes them, and notes for the next sync what was written. 0 or a negative errno; *done_out: how many of
+/* Those of whole pages: zeros past the end of the file. */
+int home_read_pages(struct cache_file *file, uint64_t page, size_t count, uint8_t *bytes);
+/* Writes bytes, and notes for the next sync what was written. 0 or a negative errno; *done_out: how many of
  * them, from the first on. */
 int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off_t offset,
                enum durable_source source, size_t *done_out);

@@ -5,8 +5,8 @@
  *  - the twin of a page is the home copy, as long as that is what was granted: only before the home copy
  * changes (a write(), a collect of another device) is it copied to a frame. Of a file in passthrough nobody
  * hears of such changes, so there every page that can be stored to gets its twin when it is placed;
- *  - what an acquire finds out of date is brought up to date in place, byte by byte: what a kernel stores to
- * the other bytes meanwhile is not lost. (Where clients can't store, it is placed anew.) */
+ *  - what an acquire finds out of date is brought up to date in place, byte by byte (cache/refresh.h): what a
+ * kernel stores to the other bytes meanwhile is not lost. (Where clients can't store, it is placed anew.) */
 #ifndef GAIAFS_CACHE_SCAN_H
 #define GAIAFS_CACHE_SCAN_H
 
@@ -29,6 +29,14 @@ int scan_keep_twins(struct leaf *leaf, page_mask pages);
  * has none. From the old end on the caller makes zeros of it, which is what was granted. */
 void scan_keep_twin_of_tail(struct leaf_copy *copy, page_mask page);
 
+/* A file's times say that it was changed behind the mount, but so they do after a chmod(), which changes no
+ * byte. Pages whose home copy is what was granted all the same, by the digests, have it for a twin again.
+ * What can't be looked at stays as it is. */
+void scan_look_again(struct leaf_copy *copy, page_mask pages);
+
+/* These bytes are the twin of a page that has none. -ENOMEM. */
+int scan_take_twin_of(struct leaf_copy *copy, unsigned page, const uint8_t *bytes);
+
 /* The twins of resident pages that have none, from the home copy. *taken_out: which. The first error. */
 int scan_take_twins(struct leaf_copy *copy, page_mask pages, page_mask *taken_out);
 
@@ -42,9 +50,5 @@ bool scan_home_is_twin(const struct leaf_copy *copy, const uint8_t *home, const 
 
 /* Pages were found that are what they were granted with after all: their digests are made anew. */
 void scan_grant_again(struct leaf_copy *copy, page_mask pages);
-
-/* Bring stale pages of a copy up to date in place. Waits for those that are busy (the lock is let go). 0 or
- * the first error: they are stale then as before. */
-int scan_refresh(struct replica *replica, uint64_t leaf, page_mask pages);
 
 #endif

@@ -149,8 +149,9 @@ struct gaia_frames_ops {
     /* As fetch(), of any resident pages, ascending, one behind the other. */
     int (*gather)(struct gaia_frames *frames, const uint64_t *pages, size_t count, void *bytes_out);
     /* Store into resident pages, ascending, the bytes of fresh that differ from those of old, and no others:
-     * what kernels store to the others stays. Digests of fresh become the granted ones. */
-    int (*patch)(struct gaia_frames *frames, const uint64_t *pages, size_t count, const void *old,
+     * what kernels store to the others stays. Digests of fresh become the granted ones. old: where each
+     * page's are; fresh: one behind the other. */
+    int (*patch)(struct gaia_frames *frames, const uint64_t *pages, size_t count, const void *const *old,
                  const void *fresh);
     /* A client less: memory that holds no page, and that no client can have, is given back. */
     void (*trim)(struct gaia_frames *frames);

@@ -83,7 +83,7 @@ int cuda_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint6
 int cuda_granted(struct gaia_frames *base, uint64_t page, uint64_t count, const struct gaia_digest *digests);
 int cuda_recall(struct gaia_frames *base, uint64_t page, uint64_t count, struct gaia_digest *digests_out);
 int cuda_gather(struct gaia_frames *base, const uint64_t *pages, size_t count, void *bytes_out);
-int cuda_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, const void *old,
+int cuda_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, const void *const *old,
                const void *fresh);
 
 #endif

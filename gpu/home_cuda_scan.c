@@ -266,15 +266,16 @@ int cuda_recall(struct gaia_frames *base, uint64_t page, uint64_t count, struct 
 }
 
 /* At most GPU_BATCH_PAGES pages. GPU held. */
-static int patch_batch(struct cuda_frames *frames, const uint64_t *pages, size_t count, const uint8_t *old,
-                       const uint8_t *fresh)
+static int patch_batch(struct cuda_frames *frames, const uint64_t *pages, size_t count,
+                       const void *const *old, const uint8_t *fresh)
 {
     struct home_gpu *gpu = frames->gpu;
     const struct cuda_api *api = gpu->device.api;
     size_t bytes = count * GAIA_PAGE_SIZE;
     struct chunk *chunk;
 
-    memcpy(gpu_host_area(gpu, 0), old, bytes);
+    for (size_t i = 0; i < count; i++)
+        memcpy(gpu_host_area(gpu, 0) + i * GAIA_PAGE_SIZE, old[i], GAIA_PAGE_SIZE);
     memcpy(gpu_host_area(gpu, 1), fresh, bytes);
     CUresult error =
         api->cuMemcpyHtoDAsync(gpu_device_area(gpu, 0), gpu_host_area(gpu, 0), bytes, gpu->stream);
@@ -305,7 +306,7 @@ static int patch_batch(struct cuda_frames *frames, const uint64_t *pages, size_t
     return result;
 }
 
-int cuda_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, const void *old,
+int cuda_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, const void *const *old,
                const void *fresh)
 {
     struct cuda_frames *frames = cuda_frames_of(base);
@@ -315,7 +316,7 @@ int cuda_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, co
     if (!error) {
         for (size_t done = 0; done < count && !error; done += GPU_BATCH_PAGES) {
             size_t n = count - done < GPU_BATCH_PAGES ? count - done : GPU_BATCH_PAGES;
-            error = patch_batch(frames, pages + done, n, (const uint8_t *)old + done * GAIA_PAGE_SIZE,
+            error = patch_batch(frames, pages + done, n, old + done,
                                 (const uint8_t *)fresh + done * GAIA_PAGE_SIZE);
         }
         gpu_end(frames->gpu);

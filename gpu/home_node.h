@@ -36,7 +36,7 @@ int node_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint6
 int node_granted(struct gaia_frames *base, uint64_t page, uint64_t count, const struct gaia_digest *digests);
 int node_recall(struct gaia_frames *base, uint64_t page, uint64_t count, struct gaia_digest *digests_out);
 int node_gather(struct gaia_frames *base, const uint64_t *pages, size_t count, void *bytes_out);
-int node_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, const void *old,
+int node_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, const void *const *old,
                const void *fresh);
 
 #endif

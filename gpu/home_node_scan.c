@@ -107,7 +107,7 @@ int node_gather(struct gaia_frames *base, const uint64_t *pages, size_t count, v
     return error;
 }
 
-int node_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, const void *old,
+int node_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, const void *const *old,
                const void *fresh)
 {
     struct node_frames *frames = node_frames_of(base);
@@ -115,14 +115,15 @@ int node_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, co
 
     for (size_t done = 0, n; done < count && !error; done += n) {
         n = smaller(count - done, LISTED_MOST(2));
-        size_t from = done * GAIA_PAGE_SIZE, bytes = n * GAIA_PAGE_SIZE;
+        size_t bytes = n * GAIA_PAGE_SIZE;
         int slot = call_slot_get(frames->session);
         if (slot < 0)
             return slot;
         uint8_t *memory = call_slot(frames->session, (unsigned)slot);
         memcpy(memory, pages + done, n * sizeof *pages);
-        memcpy(memory + NODE_LIST_BYTES, (const uint8_t *)old + from, bytes);
-        memcpy(memory + NODE_LIST_BYTES + bytes, (const uint8_t *)fresh + from, bytes);
+        for (size_t i = 0; i < n; i++)
+            memcpy(memory + NODE_LIST_BYTES + i * GAIA_PAGE_SIZE, old[done + i], GAIA_PAGE_SIZE);
+        memcpy(memory + NODE_LIST_BYTES + bytes, (const uint8_t *)fresh + done * GAIA_PAGE_SIZE, bytes);
         error = node_ask(frames, NODE_FRAMES, NODE_PATCH,
                          &(struct node_request){.length = n, .slot = (uint32_t)slot});
         call_slot_put(frames->session, (unsigned)slot);

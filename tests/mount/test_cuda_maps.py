@@ -6,6 +6,7 @@ only a GPU has: nothing tells of its stores, nothing stops it, and it fails in i
 with the file's home on the GPU's node, and on another one that has no GPU."""
 import errno
 import os
+import random
 import time
 
 import pytest
@@ -286,6 +287,37 @@ while time.monotonic() < end:
     for page in range(size // PAGE):
         assert content[page * PAGE + 9] == last.get(page, 0), (page, rounds)
         assert content[page * PAGE + 77] == (rounds % 250 + 1 if page % 5 == 0 else 0), (page, rounds)
+
+
+def test_an_acquire_of_much_that_changed(gpu):
+    """Many pages go at once, by runs: each becomes what its home copy is, and keeps what a kernel stored to its other bytes."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    m = gpu.mount()
+    count = 1500
+    content = bytearray(os.urandom(count * PAGE - 300))
+    path = make(m, bytes(content))
+    program = gpu.program(path)
+    for turn in range(1, 4):
+        stored = chance.sample(range(count), 200)
+        program.do("for page in pages:\n    map[page * PAGE + 100] = turn", pages=stored, turn=turn)
+        for page in stored:
+            content[page * PAGE + 100] = turn
+        page = chance.randrange(5)
+        with open(path, "r+b", buffering=0) as file:
+            while page < count:
+                length = min(chance.choice([1, 1, 2, 3, 9, 70]), count - page)
+                for at in range(page, page + length):
+                    data = chance.randbytes(chance.randrange(1, 3000))
+                    offset = at * PAGE + 200 + chance.randrange(300)
+                    data = data[:len(content) - offset]
+                    os.pwrite(file.fileno(), data, offset)
+                    content[offset:offset + len(data)] = data
+                page += length + chance.choice([1, 1, 2, 5, 40])
+        program.do("map.acquire()")
+        assert program("map[:length]", length=len(content)) == bytes(content)
+    assert read_file(path) == bytes(content)
 
 
 def test_past_the_end_of_the_file(gpu):

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What an acquire finds out of date on a device that scans (cache/scan.h) is brought up to date in place. */
+#ifndef GAIAFS_CACHE_REFRESH_H
+#define GAIAFS_CACHE_REFRESH_H
+
+#include "cache/internal.h"
+
+/* Bring stale pages of copies of a replica that scans up to date, byte by byte: what kernels store to the
+ * other bytes stays. list: by leaves, ascending. Waits for pages that are busy (the lock is let go). The
+ * file's lock is held. 0, or the first error (-ENOMEM, -EIO ...): what was not reached is stale as before. */
+int refresh_pages(struct replica *replica, const struct copy_pages *list, size_t count);
+
+#endif
