@@ -14,7 +14,7 @@
 #include "consistency/digest.h"
 #include "consistency/merge.h"
 
-#define RUN_PAGES 16u /* how much of the home copy is merged and written at once */
+#define RUN_PAGES LEAF_PAGES /* how much of the home copy is merged and written at once */
 
 /* One page's bytes as they were taken from one device. */
 struct taken {

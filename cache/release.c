@@ -461,41 +461,54 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
     return error;
 }
 
-/* The bytes of all pages, for comparing: one transfer, and not one for each of them. No lock held; NULL and
- * an error, or NULL where it is no use. The caller frees. */
-static uint8_t *gather(struct replica *replica, struct work *work, size_t count, int *error)
+/* Bytes of pages that are compared: of one batch after the other, as memory that is new costs as much as a
+ * transfer into it. */
+struct gathered {
+    uint8_t *bytes;
+    size_t room; /* pages */
+};
+
+static int make_room(struct gathered *gathered, size_t pages)
+{
+    if (gathered->room >= pages)
+        return 0;
+    free(gathered->bytes);
+    gathered->bytes = malloc(pages * GAIA_PAGE_SIZE);
+    gathered->room = gathered->bytes ? pages : 0;
+    return gathered->bytes ? 0 : -ENOMEM;
+}
+
+/* The bytes of all pages: one transfer, and not one for each of them. Nothing where it is no use. No lock is
+ * held. */
+static int gather(struct replica *replica, struct work *work, size_t count, struct gathered *gathered)
 {
     size_t n = 0, at = 0;
 
-    *error = 0;
     if (!replica->scans)
-        return NULL;
+        return 0;
     for (size_t i = 0; i < count; i++)
         n += (size_t)__builtin_popcountll(work[i].owned);
-    uint64_t *pages = malloc(n * sizeof *pages);
-    uint8_t *bytes = malloc(n * GAIA_PAGE_SIZE);
-    for (size_t i = 0; i < count && pages && bytes; i++) {
-        work[i].bytes = bytes + at * GAIA_PAGE_SIZE;
+    uint64_t *pages = calloc(n, sizeof *pages);
+    int error = pages ? make_room(gathered, n) : -ENOMEM;
+    for (size_t i = 0; i < count && !error; i++) {
+        work[i].bytes = gathered->bytes + at * GAIA_PAGE_SIZE;
         for (page_mask left = work[i].owned; left; left &= left - 1)
             pages[at++] = (work[i].leaf << LEAF_SHIFT) + (unsigned)__builtin_ctzll(left);
     }
-    *error = pages && bytes ? replica->frames->ops->gather(replica->frames, pages, n, bytes) : -ENOMEM;
+    if (!error)
+        error = replica->frames->ops->gather(replica->frames, pages, n, gathered->bytes);
     free(pages);
-    if (*error) {
-        free(bytes);
-        bytes = NULL;
-    }
-    return bytes;
+    return error;
 }
 
 /* The whole of a release for pages that are busy. Without keep_busy they are let go as early as possible. */
-static int release_work(struct replica *replica, struct work *work, size_t count, bool keep_busy)
+static int release_work(struct replica *replica, struct work *work, size_t count, bool keep_busy,
+                        struct gathered *gathered)
 {
     struct cache_file *file = replica->file;
     struct handing handing;
     size_t modified = 0;
-    int unread = 0, error;
-    uint8_t *bytes = gather(replica, work, count, &error);
+    int unread = 0, error = gather(replica, work, count, gathered);
 
     if (!error)
         error = seal(replica, work, count);
@@ -533,19 +546,20 @@ static int release_work(struct replica *replica, struct work *work, size_t count
         pthread_cond_broadcast(&file->changed);
     pthread_mutex_unlock(&file->lock);
     fit_frames(file);
-    free(bytes);
     return error ? error : unread;
 }
 
 int release_busy(struct replica *replica, struct copy_pages *batch, size_t count)
 {
     struct work *work = calloc(count, sizeof *work);
+    struct gathered gathered = {0};
 
     if (!work)
         return -ENOMEM;
     for (size_t i = 0; i < count; i++)
         work[i] = (struct work){.copy = batch[i].copy, .leaf = batch[i].leaf, .owned = batch[i].pages};
-    int error = release_work(replica, work, count, true);
+    int error = release_work(replica, work, count, true, &gathered);
+    free(gathered.bytes);
     free(work);
     return error;
 }
@@ -650,6 +664,7 @@ int release_range(struct replica *replica, uint64_t first, uint64_t count)
 {
     struct cache_file *file = replica->file;
     struct work *todo = NULL, *batch = NULL;
+    struct gathered gathered = {0};
     page_mask *found = NULL;
     size_t n = 0;
 
@@ -664,7 +679,7 @@ int release_range(struct replica *replica, uint64_t first, uint64_t count)
         size_t taken = take_free(replica, todo, n, batch);
         if (taken) {
             pthread_mutex_unlock(&file->lock);
-            error = release_work(replica, batch, taken, false);
+            error = release_work(replica, batch, taken, false, &gathered);
             pthread_mutex_lock(&file->lock);
         } else if (work_left(todo, n)) {
             /* Somebody else releases, places or drops these pages: what he leaves is looked at again. */
@@ -678,6 +693,7 @@ int release_range(struct replica *replica, uint64_t first, uint64_t count)
         error = tell_untold(replica, first, count);
     pthread_mutex_unlock(&file->lock);
     free(found);
+    free(gathered.bytes);
     free(batch);
     free(todo);
     return error;

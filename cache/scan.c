@@ -56,15 +56,32 @@ bool scan_is_placed(struct replica *replica, uint64_t first, uint64_t count)
     return placed;
 }
 
+#define READ_PAGES 16u /* of the home copy at once */
+
+/* These bytes are a page's twin. There is room for its number. */
+static int add_twin(struct leaf_copy *copy, unsigned page, const uint8_t *bytes)
+{
+    struct frame_pool *pool = &copy->replica->file->cache->twins;
+    uint32_t *twin = leaf_copy_twin(copy, page);
+
+    int error = frame_get(pool, twin);
+    if (error)
+        return error;
+    memcpy(frame_bytes(pool, *twin), bytes, GAIA_PAGE_SIZE);
+    copy->twin |= UINT64_C(1) << page;
+    copy->replica->twins++;
+    return 0;
+}
+
 /* A twin for each of the pages, which have none: what the leaf's bytes are, page 0 first; NULL: what the home
  * copy has. *taken_out: which have one after an error. */
 static int take_scanned_twins(struct leaf_copy *copy, page_mask pages, const uint8_t *leaf_bytes,
                               page_mask *taken_out)
 {
     struct cache_file *file = copy->replica->file;
-    struct frame_pool *pool = &file->cache->twins;
-    uint64_t base = copy->leaf->number << LEAF_SHIFT;
-    page_mask before = copy_stored(copy);
+    page_mask before = copy_stored(copy), had = copy->twin;
+    uint8_t read[READ_PAGES * GAIA_PAGE_SIZE];
+    unsigned most = READ_PAGES;
 
     *taken_out = 0;
     if (!pages)
@@ -72,24 +89,23 @@ static int take_scanned_twins(struct leaf_copy *copy, page_mask pages, const uin
     int error = leaf_copy_twins_reserve(&file->index, copy, pages);
     if (!error)
         error = leaf_versions_reserve(&file->index, copy->leaf, pages, file->entries);
-    for (; pages && !error; pages &= pages - 1) {
-        unsigned page = (unsigned)__builtin_ctzll(pages);
-        uint32_t *twin = leaf_copy_twin(copy, page);
-        error = frame_get(pool, twin);
-        if (error)
-            break;
-        if (leaf_bytes)
-            memcpy(frame_bytes(pool, *twin), leaf_bytes + page * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
-        else
-            error = home_read_pages(file, base + page, 1, frame_bytes(pool, *twin));
-        if (error) {
-            frame_put(pool, *twin);
-            break;
+    while (pages && !error) {
+        page_mask rest = pages;
+        unsigned length, first = page_mask_run(&rest, &length);
+        length = length < most ? length : most;
+        const uint8_t *bytes = leaf_bytes ? leaf_bytes + first * GAIA_PAGE_SIZE : read;
+        if (!leaf_bytes)
+            error = home_read_pages(file, (copy->leaf->number << LEAF_SHIFT) + first, length, read);
+        if (error && length > 1) { /* which of them is it? */
+            most = 1;
+            error = 0;
+            continue;
         }
-        copy->twin |= UINT64_C(1) << page;
-        copy->replica->twins++;
-        *taken_out |= UINT64_C(1) << page;
+        for (unsigned i = 0; i < length && !error; i++)
+            error = add_twin(copy, first + i, bytes + i * GAIA_PAGE_SIZE);
+        pages &= ~page_range_mask(0, first, length);
     }
+    *taken_out = copy->twin & ~had;
     replica_update(copy, before);
     return error;
 }
