@@ -97,7 +97,7 @@ tests: all $(tests) $(cxx_tests) $(tools) $(cxx_tools) $(vm) $(standins) $(fault
 # Of the tools what mount tests use that need no GPU.
 mount-tools: all $(faults) $(filter $(BUILD)/tests/mount/%,$(tools))
 tools: $(tools) $(cxx_tools) $(vm) $(standins) $(gpu_own) $(gpu_bench) $(gpu_paging)
-benches: all $(benches)
+benches: all $(benches) $(standins)
 examples: all $(examples) $(cuda_examples)
 ifneq ($(NVCC),)
 # A toolkit may come without cuBLAS.

@@ -15,7 +15,7 @@
 struct refresh_page {
     struct leaf_copy *copy;
     unsigned page;   /* of the leaf */
-    uint8_t *device; /* what the device has, if that is to be the twin; else NULL */
+    uint8_t *device; /* where what the device has is, if that is to be the twin; else NULL */
 };
 
 /* A leaf's pages, also those that need no bytes: V follows for all of them. */
@@ -33,34 +33,14 @@ struct refresh {
     struct refresh_page page[REFRESH_PAGES];
     struct refresh_leaf leaf[REFRESH_PAGES];
     uint8_t fresh[REFRESH_PAGES * GAIA_PAGE_SIZE];
+    uint8_t device[REFRESH_PAGES * GAIA_PAGE_SIZE]; /* seldom used: then it is no memory */
 };
-
-static void forget_all(struct refresh *r)
-{
-    for (size_t i = 0; i < r->count; i++)
-        free(r->page[i].device);
-    r->count = r->leaves = 0;
-}
 
 /* --- what pages become, and what they were --- */
 
-/* The page was changed behind the mount: there the device has what it was, and what GPU kernels have stored
- * since the release at the beginning of the acquire goes with it. */
-static int fetch_old(struct refresh *r, struct refresh_page *p, uint64_t number)
-{
-    p->device = malloc(GAIA_PAGE_SIZE);
-    if (!p->device)
-        return -ENOMEM;
-    int error = replica_fetch(r->replica, number, p->device);
-    if (error) {
-        free(p->device);
-        p->device = NULL;
-    }
-    return error;
-}
-
-/* The twin of a page is the home copy, if it has none of its own: then nothing is to be changed, but for one
- * that was changed behind the mount. */
+/* The twin of a page is the home copy, if it has none of its own: then nothing is to be changed. But for one
+ * that was changed behind the mount: there the device has what it was, and what GPU kernels have stored since
+ * the release at the beginning of the acquire goes with it. */
 static int add_page(struct refresh *r, struct leaf_copy *copy, unsigned page)
 {
     struct refresh_page *p = &r->page[r->count];
@@ -68,18 +48,16 @@ static int add_page(struct refresh *r, struct leaf_copy *copy, unsigned page)
     int error = 0;
 
     *p = (struct refresh_page){.copy = copy, .page = page};
-    if (copy->twin >> page & 1)
+    if (copy->twin >> page & 1) {
         r->old[r->count] = frame_bytes(&r->replica->file->cache->twins, *leaf_copy_twin(copy, page));
-    else if (copy->blind >> page & 1)
-        error = fetch_old(r, p, number);
-    else
+    } else if (copy->blind >> page & 1) {
+        r->old[r->count] = p->device = r->device + r->count * GAIA_PAGE_SIZE;
+        error = replica_fetch(r->replica, number, p->device);
+    } else {
         return 0;
-    if (error)
-        return error;
-    if (p->device)
-        r->old[r->count] = p->device;
+    }
     r->number[r->count++] = number;
-    return 0;
+    return error;
 }
 
 /* The home's bytes of the pages from `first` of the batch on: side by side in one read. */
@@ -192,7 +170,7 @@ static int send(struct refresh *r)
         replica_count(replica, drops, r->count);
         replica_count(replica, pages_in, r->count);
     }
-    forget_all(r);
+    r->count = r->leaves = 0;
     return error;
 }
 
@@ -236,7 +214,6 @@ int refresh_pages(struct replica *replica, const struct copy_pages *list, size_t
         error = refresh_leaf(r, &list[i]);
     if (!error && r->leaves)
         error = send(r);
-    forget_all(r); /* of an error: none of it was sent */
     free(r);
     return error;
 }

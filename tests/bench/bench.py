@@ -21,11 +21,12 @@ import sys
 import tempfile
 import time
 
+import rows_gpu
 import rows_one
 import rows_many
 from harness import GIB, TOP, Bench, Broken, print_table, say
 
-ROWS = {**rows_one.ROWS, **rows_many.ROWS}
+ROWS = {**rows_one.ROWS, **rows_many.ROWS, **rows_gpu.ROWS}
 
 
 # --- what was measured, and where -----------------------------------------------------------------------------------

@@ -7,6 +7,8 @@
  * memory=N      bytes of a GPU that this process can allocate
  * handles=N     pieces of memory that it can have for others at a time
  * slow=N        microseconds that a copy to the GPU takes longer
+ * free=N        a GPU that takes no time, to see what the rest costs: copies of 64 KiB or more, memsets and
+ *               kernels of gpu/kernels.c do nothing, and of each 8 pages that are searched N were stored to
  * version=N     of the interface (12040)
  * missing=NAME  an entry point that it has not got
  * refuse=NAME   an entry point of which each call has CUDA_ERROR_NOT_SUPPORTED

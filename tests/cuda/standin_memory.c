@@ -98,7 +98,7 @@ static CUresult create(CUmemGenericAllocationHandle *handle_out, size_t bytes,
     /* What a GPU's memory holds is what its last owner left: who does not clear it is found out. */
     void *all = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, allocation->fd, 0);
     if (all != MAP_FAILED) {
-        for (size_t i = 0; i < bytes; i += 65536)
+        for (size_t i = 0; i < bytes && standin_number("free", -1) < 0; i += 65536)
             memset((uint8_t *)all + i, 0xdb, 64);
         munmap(all, bytes);
     }

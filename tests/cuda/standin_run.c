@@ -156,10 +156,30 @@ static bool move(void *to, const void *from, unsigned char value, size_t bytes)
     return true;
 }
 
+#define FREE_BYTES 65536u /* what is less is copied: lists, and what says which pages were stored to */
+
+/* What takes no time with free=N. Whether it is all that there is to do. */
+static bool is_free(const struct work *work)
+{
+    long long n = standin_number("free", -1);
+
+    if (n < 0 || work->what == HOST)
+        return false;
+    if (work->what == COPY)
+        return work->bytes >= FREE_BYTES;
+    if (work->what == KERNEL && !gaia_kernel_find(work->kernel->name))
+        return false;
+    if (work->what == KERNEL && !strcmp(work->kernel->name, "gaia_find_modified"))
+        memset((void *)(uintptr_t)work->arguments[4], (1 << n) - 1, work->arguments[1] / 8);
+    return true;
+}
+
 static void run(struct work *work)
 {
     void *arguments[GAIA_KERNEL_PARAMETERS_MAX];
 
+    if (is_free(work))
+        return;
     switch (work->what) {
     case COPY:
         if (work->is_slow)

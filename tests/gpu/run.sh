@@ -248,7 +248,7 @@ if wanted demand && [ -n "$why" ]; then
     skip 'demand' "$why"
 elif wanted demand; then
     if [ -n "$no_nvcc" ]; then
-        skip "demand: nvcc's kernels" "$no_nvcc (those that are kept as PTX are run)"
+        skip "demand: nvcc's kernels" "$no_nvcc"
     else
         step 'demand: nvcc' "$nvcc" -x cu -arch="$architecture" -std=c++17 -O3 -I. -cubin -o "$work/paging.cubin" \
             tests/gpu/paging_kernels.cc
