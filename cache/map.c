@@ -376,9 +376,11 @@ static int place_whole(struct cache_map *map, struct gaia_run run)
 {
     int error = 0;
 
+    if (scan_is_still_placed(map->replica, run.page, run.count, &map->placed))
+        return 0;
     for (unsigned round = 0; round < 1000 && !error; round++) {
         error = place_all(map, run, false);
-        if (!error && scan_is_placed(map->replica, run.page, run.count))
+        if (!error && scan_is_placed(map->replica, run.page, run.count, &map->placed))
             return 0;
     }
     return error ? error : -EIO;

@@ -205,6 +205,7 @@ unsigned replica_forget(struct leaf_copy *copy, page_mask pages)
     replica_drop_twins(copy, pages);
     page_mask before = copy_stored(copy);
     copy->present &= ~pages;
+    copy->replica->departures += gone != 0;
     copy->blind &= ~pages;
     replica_update(copy, before);
     replica_resident(copy->replica, -(int64_t)gone);

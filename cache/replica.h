@@ -39,6 +39,7 @@ struct replica {
     TAILQ_HEAD(, leaf_copy) stored;   /* copies with twins */
     TAILQ_HEAD(, leaf_copy) suspects; /* copies that may be out of date */
     uint64_t resident;                /* pages present */
+    uint64_t departures;              /* how often some have left */
     /* cache/fit.h: */
     uint64_t fits;                 /* nothing is placed from this page on */
     bool unfit, cut;               /* the frames' length is to change; what is past `fits` is to go */

@@ -32,12 +32,25 @@ int scan_find(struct replica *replica, uint64_t first, uint64_t count, page_mask
     return error;
 }
 
-bool scan_is_placed(struct replica *replica, uint64_t first, uint64_t count)
+bool scan_is_still_placed(struct replica *replica, uint64_t first, uint64_t count,
+                          const struct scan_placed *placed)
+{
+    struct cache_file *file = replica->file;
+
+    pthread_mutex_lock(&file->lock);
+    bool still = placed->first <= first && first + count <= placed->end &&
+                 placed->departures == replica->departures && file_pages(file->size) <= placed->pages;
+    pthread_mutex_unlock(&file->lock);
+    return still;
+}
+
+bool scan_is_placed(struct replica *replica, uint64_t first, uint64_t count, struct scan_placed *placed_out)
 {
     struct cache_file *file = replica->file;
     bool placed = true;
 
     pthread_mutex_lock(&file->lock);
+    uint64_t departures = replica->departures; /* what leaves while the lock is let go was perhaps seen */
     for (uint64_t page = first; page < first + count && placed && page < file_pages(file->size);) {
         uint64_t number = page >> LEAF_SHIFT, end = (number + 1) << LEAF_SHIFT;
         struct leaf *leaf = index_find(&file->index, number);
@@ -52,6 +65,9 @@ bool scan_is_placed(struct replica *replica, uint64_t first, uint64_t count)
         placed = !missing;
         page = end;
     }
+    if (placed) /* up to the end that the file has now */
+        *placed_out = (struct scan_placed){
+            .first = first, .end = first + count, .departures = departures, .pages = file_pages(file->size)};
     pthread_mutex_unlock(&file->lock);
     return placed;
 }
