@@ -14,29 +14,38 @@
 #include "consistency/digest.h"
 #include "consistency/merge.h"
 
-#define RUN_PAGES LEAF_PAGES /* how much of the home copy is merged and written at once */
+#define PART_PAGES 16u /* how much of the home copy is merged and written at once */
+#define TAKEN_MAX (PART_PAGES * GAIA_DEVICES_MAX)
 
 /* One page's bytes as they were taken from one device. */
 struct taken {
     struct leaf_copy *copy;
-    unsigned page;
     uint32_t frame;
+    unsigned short page;
+    bool home_is_twin; /* the home copy has these bytes, and need not be kept: scan_home_is_twin() */
     size_t homed; /* how much of them, from the first byte on, the home has, as far as it is not the twin's */
 };
 
-/* A run of pages under way. */
+/* A run of pages under way: taken whole, as a device may be far away, and then part by part merged into the
+ * home copy and written. It is on the stack of threads that have little of it. */
 struct collect {
     struct cache_file *file;
     struct leaf *leaf;
     enum collect_what what;
+    size_t count;
+    struct taken taken[TAKEN_MAX];
+    /* The part: */
     unsigned first, length;
     off_t offset;
-    size_t bytes;      /* of the run that lie before the end of the file */
+    size_t bytes;      /* of it that lie before the end of the file */
     page_mask changed; /* pages of the leaf whose home bytes changed */
-    size_t count;
-    struct taken taken[RUN_PAGES * GAIA_DEVICES_MAX];
-    uint8_t home[RUN_PAGES * GAIA_PAGE_SIZE];
+    uint8_t home[PART_PAGES * GAIA_PAGE_SIZE];
 };
+
+static bool in_part(const struct collect *c, const struct taken *t)
+{
+    return t->page >= c->first && t->page < c->first + c->length;
+}
 
 static page_mask wanted(const struct leaf_copy *copy, enum collect_what what)
 {
@@ -108,35 +117,31 @@ static int take_run(struct collect *c, struct leaf_copy *copy, unsigned first, u
 {
     struct frame_pool *pool = &c->file->cache->twins;
     struct taken *run = &c->taken[c->count];
-    void *bytes[RUN_PAGES];
+    void *bytes[LEAF_PAGES];
 
     for (unsigned i = 0; i < length; i++) {
-        run[i] = (struct taken){.copy = copy, .page = first + i};
+        run[i] = (struct taken){.copy = copy, .page = (unsigned short)(first + i)};
         int error = frame_get(pool, &run[i].frame);
         if (error)
             return error;
         c->count++;
         bytes[i] = frame_bytes(pool, run[i].frame);
     }
-    int error = replica_fetch_run(copy->replica, (c->leaf->number << LEAF_SHIFT) + first, length, bytes);
-    for (unsigned i = 0; i < length && !error; i++)
-        merge_taken(c, &run[i]);
-    return error;
+    return replica_fetch_run(copy->replica, (c->leaf->number << LEAF_SHIFT) + first, length, bytes);
 }
 
-/* Take the bytes of every device that has some, in ascending replica number, and merge them into c->home. The
- * bytes are taken once: what is compared and what becomes the twin is the same, so a store that arrives now
- * is seen next time. */
-static int take(struct collect *c)
+/* Take the bytes of every device that has some, in ascending replica number. They are taken once: what is
+ * compared and what becomes the twin is the same, so a store that arrives now is seen next time. */
+static int take(struct collect *c, unsigned first, unsigned length)
 {
     struct leaf_copy *copy;
     int error = 0;
 
     SLIST_FOREACH (copy, &c->leaf->copies, link) {
-        page_mask left = wanted(copy, c->what) & page_range_mask(0, c->first, c->length);
+        page_mask left = wanted(copy, c->what) & page_range_mask(0, first, length);
         while (left && !error) {
-            unsigned length, first = page_mask_run(&left, &length);
-            error = take_run(c, copy, first, length);
+            unsigned n, at = page_mask_run(&left, &n);
+            error = take_run(c, copy, at, n);
         }
         if (error)
             break;
@@ -154,6 +159,8 @@ static int write_passed(struct collect *c)
     for (size_t i = 0; i < c->count && !error; i++) {
         struct taken *t = &c->taken[i];
         uint64_t page = (c->leaf->number << LEAF_SHIFT) + t->page;
+        if (!in_part(c, t))
+            continue;
         t->homed = GAIA_PAGE_SIZE;
         if (c->changed >> t->page & 1)
             error =
@@ -184,7 +191,7 @@ static int tell_kernels(struct collect *c)
     return error;
 }
 
-/* The home has so many bytes of the run that begins at this page. */
+/* The home has so many bytes of what begins at this page. */
 static void note_homed(struct collect *c, unsigned first, size_t done)
 {
     for (size_t i = 0; i < c->count; i++) {
@@ -240,14 +247,10 @@ static void twins_become_taken(struct collect *c)
             file_suspect_others(c->leaf, copy->replica, bit);
         }
         gaia_rule_collected(&versions, copy->replica->entry);
-#ifdef GAIAFS_BREAK_TWIN_MERGED
-        /* Broken on purpose: GAIA's released code kept the merged page as the twin. */
-        memcpy(frame_bytes(pool, t->frame), c->home + (t->page - c->first) * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
-#else
+#ifndef GAIAFS_BREAK_TWIN_MERGED
         /* Its bytes stand still and are in the home copy: the next store takes a new twin. Or the home's are
          * the twin. */
-        if (copy->sealed & bit || scan_home_is_twin(copy, c->home + (t->page - c->first) * GAIA_PAGE_SIZE,
-                                                    frame_bytes(pool, t->frame))) {
+        if (copy->sealed & bit || t->home_is_twin) {
             frame_put(pool, t->frame);
             replica_drop_twins(copy, bit);
             replica_count(copy->replica, collects, 1);
@@ -267,13 +270,13 @@ static void twins_become_taken(struct collect *c)
 /* What a device that is scanned was taken from is what its pages are compared with from now on. */
 static void grant_taken(const struct collect *c)
 {
-    struct gaia_digest digests[RUN_PAGES];
+    struct gaia_digest digests[LEAF_PAGES];
     size_t n = 0;
 
     for (size_t i = 0; i < c->count; i += n) {
         const struct taken *t = &c->taken[i];
         struct gaia_frames *frames = t->copy->replica->frames;
-        for (n = 1; n < RUN_PAGES && i + n < c->count && t[n].copy == t->copy && t[n].page == t->page + n;
+        for (n = 1; n < LEAF_PAGES && i + n < c->count && t[n].copy == t->copy && t[n].page == t->page + n;
              n++)
             ;
         if (!t->copy->replica->scans)
@@ -310,14 +313,45 @@ static void keep_homed(struct collect *c)
     c->count = kept;
 }
 
-static int collect_run(struct collect *c)
+/* What was taken of some pages becomes the home's. */
+static int collect_part(struct collect *c, unsigned first, unsigned length)
 {
+    c->first = first;
+    c->length = length;
+    c->offset = (off_t)(((c->leaf->number << LEAF_SHIFT) + first) * GAIA_PAGE_SIZE);
+    c->changed = 0;
+    assert(c->offset < c->file->size);
+    c->bytes = length * GAIA_PAGE_SIZE;
+    if (c->file->size - c->offset < (off_t)c->bytes)
+        c->bytes = (size_t)(c->file->size - c->offset);
     int error = home_read(c->file, c->home, c->bytes, c->offset);
+    if (error)
+        return error;
+    for (size_t i = 0; i < c->count; i++)
+        if (in_part(c, &c->taken[i]))
+            merge_taken(c, &c->taken[i]);
+    error = write_changed(c);
+    for (size_t i = 0; i < c->count; i++) {
+        struct taken *t = &c->taken[i];
+        if (!in_part(c, t))
+            continue;
+        uint8_t *bytes = frame_bytes(&c->file->cache->twins, t->frame);
+        const uint8_t *home = c->home + (t->page - first) * GAIA_PAGE_SIZE;
+        t->home_is_twin = scan_home_is_twin(t->copy, home, bytes);
+#ifdef GAIAFS_BREAK_TWIN_MERGED
+        /* Broken on purpose: GAIA's released code kept the merged page as the twin. */
+        memcpy(bytes, home, GAIA_PAGE_SIZE);
+#endif
+    }
+    return error;
+}
 
-    if (!error)
-        error = take(c);
-    if (!error)
-        error = write_changed(c);
+static int collect_run(struct collect *c, unsigned first, unsigned length)
+{
+    int error = take(c, first, length);
+
+    for (unsigned done = 0; done < length && !error; done += PART_PAGES)
+        error = collect_part(c, first + done, length - done < PART_PAGES ? length - done : PART_PAGES);
     if (error)
         keep_homed(c);
     for (size_t i = 0; i < c->count; i++)
@@ -325,6 +359,17 @@ static int collect_run(struct collect *c)
     grant_taken(c);
     twins_become_taken(c);
     return error;
+}
+
+/* How many pages of a leaf are collected at once. */
+static unsigned run_pages(const struct leaf *leaf)
+{
+    const struct leaf_copy *copy;
+    unsigned copies = 0;
+
+    SLIST_FOREACH (copy, &leaf->copies, link)
+        copies++;
+    return copies * LEAF_PAGES <= TAKEN_MAX ? LEAF_PAGES : PART_PAGES;
 }
 
 /* What is left to collect in any copy. */
@@ -361,6 +406,7 @@ static bool lose_gone(struct leaf *leaf)
 static int collect_released(struct cache_file *file, struct leaf *leaf, page_mask pages,
                             enum collect_what what)
 {
+    unsigned most = run_pages(leaf);
     struct leaf_copy *copy;
     page_mask todo = 0;
     int error = 0;
@@ -371,21 +417,13 @@ static int collect_released(struct cache_file *file, struct leaf *leaf, page_mas
         todo |= wanted(copy, what) & pages;
     while (todo && !error) {
         unsigned length, first = page_mask_run(&todo, &length);
-        for (unsigned done = 0; done < length && !error; done += RUN_PAGES) {
+        for (unsigned done = 0; done < length && !error; done += most) {
             struct collect c; /* not cleared: it is large, and only what was taken is read */
             c.file = file;
             c.leaf = leaf;
             c.what = what;
-            c.first = first + done;
-            c.length = length - done < RUN_PAGES ? length - done : RUN_PAGES;
-            c.offset = (off_t)(((leaf->number << LEAF_SHIFT) + c.first) * GAIA_PAGE_SIZE);
-            c.changed = 0;
             c.count = 0;
-            assert(c.offset < file->size);
-            c.bytes = c.length * GAIA_PAGE_SIZE;
-            if (file->size - c.offset < (off_t)c.bytes)
-                c.bytes = (size_t)(file->size - c.offset);
-            error = collect_run(&c);
+            error = collect_run(&c, first + done, length - done < most ? length - done : most);
         }
     }
     count_released(leaf);

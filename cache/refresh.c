@@ -28,6 +28,7 @@ struct refresh_leaf {
 struct refresh {
     struct replica *replica;
     size_t count, leaves; /* pages whose bytes are sent */
+    size_t looked;        /* pages of the leaves, whose bytes may have been read */
     uint64_t number[REFRESH_PAGES];
     const void *old[REFRESH_PAGES];
     struct refresh_page page[REFRESH_PAGES];
@@ -82,8 +83,15 @@ static int add_leaf(struct refresh *r, struct leaf_copy *copy, page_mask pages)
     scan_look_again(copy, pages);
     for (page_mask left = pages; left && !error; left &= left - 1)
         error = add_page(r, copy, (unsigned)__builtin_ctzll(left));
+    if (!error)
+        error = read_fresh(r, first);
+    if (error) {
+        r->count = first;
+        return error;
+    }
     r->leaf[r->leaves++] = (struct refresh_leaf){copy, pages};
-    return error ? error : read_fresh(r, first);
+    r->looked += (size_t)__builtin_popcountll(pages);
+    return 0;
 }
 
 /* --- the device has them --- */
@@ -134,16 +142,16 @@ static void keep_patched(struct refresh *r)
 {
     struct frame_pool *pool = &r->replica->file->cache->twins;
     uint8_t now[GAIA_PAGE_SIZE];
+    bool gone = false;
 
     for (size_t i = 0; i < r->count; i++) {
         const struct refresh_page *p = &r->page[i];
         uint8_t *old = p->device ? p->device : frame_bytes(pool, *leaf_copy_twin(p->copy, p->page));
         const uint8_t *fresh = r->fresh + i * GAIA_PAGE_SIZE;
-        unsigned tries = 0;
-        int error;
-        do
+        int error = -EIO;
+        for (unsigned tries = 0; error && !gone && tries < FETCH_TRIES; tries++)
             error = replica_fetch(r->replica, r->number[i], now);
-        while (error && ++tries < FETCH_TRIES);
+        gone |= error != 0;
         for (size_t at = 0; at < GAIA_PAGE_SIZE && !error; at++)
             if (now[at] == fresh[at])
                 old[at] = fresh[at];
@@ -170,7 +178,7 @@ static int send(struct refresh *r)
         replica_count(replica, drops, r->count);
         replica_count(replica, pages_in, r->count);
     }
-    r->count = r->leaves = 0;
+    r->count = r->leaves = r->looked = 0;
     return error;
 }
 
@@ -188,7 +196,7 @@ static int refresh_leaf(struct refresh *r, const struct copy_pages *entry)
             return 0;
         bool busy = here & (copy->busy | copy->releasing | leaf->invalidating);
         size_t n = (size_t)__builtin_popcountll(here);
-        if (r->leaves && (busy || r->count + n > REFRESH_PAGES || r->leaves == REFRESH_PAGES)) {
+        if (r->leaves && (busy || r->looked + n > REFRESH_PAGES)) {
             error = send(r);
             pthread_mutex_unlock(&file->lock); /* handlers of FUSE may wait for it */
             pthread_mutex_lock(&file->lock);
@@ -209,11 +217,13 @@ int refresh_pages(struct replica *replica, const struct copy_pages *list, size_t
     if (!r)
         return error;
     r->replica = replica;
-    r->count = r->leaves = 0;
+    r->count = r->leaves = r->looked = 0;
     for (size_t i = 0; i < count && !error; i++)
         error = refresh_leaf(r, &list[i]);
-    if (!error && r->leaves)
-        error = send(r);
+    if (r->leaves) { /* also of those before one that failed */
+        int sent = send(r);
+        error = error ? error : sent;
+    }
     free(r);
     return error;
 }

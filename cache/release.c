@@ -592,7 +592,7 @@ static int list_found(struct replica *replica, uint64_t first, uint64_t count, c
     if (!todo)
         return -ENOMEM;
     *n_out = 0;
-    for (uint64_t i = 0; i < leaves; i++) {
+    for (uint64_t i = 0; i < leaves && max; i++) {
         struct leaf *leaf = found[i] ? index_find(&replica->file->index, begin + i) : NULL;
         struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
         if (copy)
@@ -665,14 +665,14 @@ int release_range(struct replica *replica, uint64_t first, uint64_t count)
     struct cache_file *file = replica->file;
     struct work *todo = NULL, *batch = NULL;
     struct gathered gathered = {0};
-    page_mask *found = NULL;
+    struct scan_found *found = NULL;
     size_t n = 0;
 
     int error = replica->scans && !replica->read_only ? scan_find(replica, first, count, &found) : 0;
     if (error)
         return error;
     pthread_mutex_lock(&file->lock);
-    error = list_stored(replica, first, count, found, &todo, &n);
+    error = list_stored(replica, first, count, found ? found->masks : NULL, &todo, &n);
     if (!error && n && !(batch = calloc(n < BATCH_MAX ? n : BATCH_MAX, sizeof *batch)))
         error = -ENOMEM;
     while (!error && n) {
@@ -692,7 +692,7 @@ int release_range(struct replica *replica, uint64_t first, uint64_t count)
     if (!error)
         error = tell_untold(replica, first, count);
     pthread_mutex_unlock(&file->lock);
-    free(found);
+    scan_put_found(replica, found);
     free(gathered.bytes);
     free(batch);
     free(todo);

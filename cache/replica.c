@@ -62,6 +62,7 @@ void replica_close(struct replica *replica)
     replica->frames->ops->close(replica->frames);
     munmap(replica->state, SHARED_PAGE_SIZE);
     close(replica->state_fd);
+    free(replica->found);
     free(replica);
 }
 

@@ -13,6 +13,7 @@
 struct cache_file;
 struct gaia_shared_state;
 struct handing;
+struct scan_found;
 
 /* Pages, all of which lie between, of which kernels may hold what was there before a release that failed. */
 struct untold {
@@ -51,7 +52,8 @@ struct replica {
     uint64_t handed;               /* how many have begun */
     struct untold untold;
     uint64_t twins;
-    struct cache_counters count; /* this file's share of the device's */
+    struct cache_counters count;      /* this file's share of the device's */
+    struct scan_found *_Atomic found; /* memory for the next search (cache/scan.h), or NULL; no lock */
 };
 
 /* Devices are ordered by their numbers: of two racing stores, the higher number's wins. */

@@ -2,6 +2,7 @@
 #include "cache/scan.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +10,26 @@
 #include "consistency/digest.h"
 #include "consistency/merge.h"
 
-int scan_find(struct replica *replica, uint64_t first, uint64_t count, page_mask **masks_out)
+static struct scan_found *get_found(struct replica *replica, uint64_t leaves)
+{
+    struct scan_found *found = atomic_exchange(&replica->found, NULL);
+
+    if (found && found->room >= leaves)
+        return found;
+    free(found);
+    found = malloc(sizeof *found + leaves * sizeof found->masks[0]);
+    if (found)
+        found->room = leaves;
+    return found;
+}
+
+void scan_put_found(struct replica *replica, struct scan_found *found)
+{
+    if (found)
+        free(atomic_exchange(&replica->found, found));
+}
+
+int scan_find(struct replica *replica, uint64_t first, uint64_t count, struct scan_found **found_out)
 {
     struct cache_file *file = replica->file;
 
@@ -19,16 +39,19 @@ int scan_find(struct replica *replica, uint64_t first, uint64_t count, page_mask
     uint64_t end = count < pages && first < pages - count ? first + count : pages;
     uint64_t leaves = end > begin ? (end - begin + LEAF_PAGES - 1) / LEAF_PAGES : 0;
     /* One for each leaf of the range, also where the file ends before it. */
-    page_mask *masks = calloc((first + count - begin + LEAF_PAGES - 1) / LEAF_PAGES, sizeof *masks);
+    uint64_t all = (first + count - begin + LEAF_PAGES - 1) / LEAF_PAGES;
+    struct scan_found *found = get_found(replica, all);
 
-    if (!masks)
+    if (!found)
         return -ENOMEM;
+    memset(found->masks + leaves, 0, (all - leaves) * sizeof found->masks[0]);
     int error =
-        leaves ? replica->frames->ops->modified(replica->frames, begin, leaves * LEAF_PAGES, masks) : 0;
+        leaves ? replica->frames->ops->modified(replica->frames, begin, leaves * LEAF_PAGES, found->masks)
+               : 0;
     if (error)
-        free(masks);
+        scan_put_found(replica, found);
     else
-        *masks_out = masks;
+        *found_out = found;
     return error;
 }
 
@@ -72,7 +95,7 @@ bool scan_is_placed(struct replica *replica, uint64_t first, uint64_t count, str
     return placed;
 }
 
-#define READ_PAGES 16u /* of the home copy at once */
+#define READ_PAGES 8u /* of the home copy at once */
 
 /* These bytes are a page's twin. There is room for its number. */
 static int add_twin(struct leaf_copy *copy, unsigned page, const uint8_t *bytes)

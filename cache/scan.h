@@ -12,9 +12,18 @@
 
 #include "cache/internal.h"
 
-/* The pages of leaves [first / LEAF_PAGES, ...) that cover [first, first + count) which are not what they
- * were granted with: a mask for each leaf, in a new array. No lock is held. 0, -ENOMEM, -EIO. */
-int scan_find(struct replica *replica, uint64_t first, uint64_t count, page_mask **masks_out);
+/* What is not what it was granted with: a mask for each leaf from first / LEAF_PAGES on. */
+struct scan_found {
+    uint64_t room; /* leaves */
+    page_mask masks[];
+};
+
+/* Of the leaves that cover [first, first + count). The caller gives it back. No lock is held. 0, -ENOMEM,
+ * -EIO. */
+int scan_find(struct replica *replica, uint64_t first, uint64_t count, struct scan_found **found_out);
+/* NULL: there is none. The replica keeps one for the next search: new memory for it costs more. Any thread.
+ */
+void scan_put_found(struct replica *replica, struct scan_found *found);
 
 /* A range of which all pages that lie before the end of the file are resident, as was seen once; and that is
  * so for as long as no page leaves the replica and the file does not grow: to look at each page of GiB takes

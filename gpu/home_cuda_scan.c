@@ -30,7 +30,15 @@ static uint64_t part_words(const struct part *part)
     return (part->first + part->count + 63) / 64 - part->first / 64;
 }
 
-/* Put a chunk's part into the lists, and its kernel into the stream. GPU held. */
+/* Pages of which nothing is known: those of a word of the bitmap, of which page 0 is this one of the file. */
+static void add_unsure(struct scan *scan, uint64_t page, uint64_t unsure)
+{
+    for (; unsure; unsure &= unsure - 1)
+        bits_set(scan->bits, page + (unsigned)__builtin_ctzll(unsure) - scan->page, 1, true);
+}
+
+/* Put a chunk's part into the lists, and its kernel into the stream. What is unsure is found at once. GPU
+ * held. */
 static CUresult scan_add(struct scan *scan, const struct part *part, uint64_t page)
 {
     struct home_gpu *gpu = scan->frames->gpu;
@@ -45,7 +53,9 @@ static CUresult scan_add(struct scan *scan, const struct part *part, uint64_t pa
             mask &= ~UINT64_C(0) << (part->first - low);
         if (low + 64 > part->first + part->count)
             mask &= ~UINT64_C(0) >> (low + 64 - part->first - part->count);
-        consider[w] = part->chunk->resident[first + w] & ~part->chunk->unsure[first + w] & mask;
+        mask &= part->chunk->resident[first + w];
+        consider[w] = mask & ~part->chunk->unsure[first + w];
+        add_unsure(scan, page - part->first + (first + w) * 64, mask & part->chunk->unsure[first + w]);
     }
     CUdeviceptr base = part->chunk->pages + first * 64 * GAIA_PAGE_SIZE;
     CUdeviceptr granted = part->chunk->granted + first * 64 * sizeof(struct gaia_digest);
@@ -85,20 +95,6 @@ static int scan_finish(struct scan *scan, CUresult error)
     return result;
 }
 
-/* Those of which nothing is known. Lock held. */
-static void add_unsure(const struct part *part, uint64_t page, struct scan *scan)
-{
-    for (uint64_t i = 0; i < part->count; i++) {
-        uint64_t at = part->first + i;
-        if (at % 64 == 0 && !part->chunk->unsure[at / 64]) {
-            i += 63;
-            continue;
-        }
-        if (bit_get(part->chunk->resident, at) && bit_get(part->chunk->unsure, at))
-            bits_set(scan->bits, page + i - scan->page, 1, true);
-    }
-}
-
 int cuda_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint64_t *bits_out)
 {
     struct cuda_frames *frames = cuda_frames_of(base);
@@ -121,7 +117,6 @@ int cuda_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint6
         if (part.chunk && part.chunk->placed) {
             if (scan->used + part_words(&part) * 8 > SCAN_BYTES || scan->chunks == SCAN_CHUNKS)
                 error = scan_finish(scan, CUDA_SUCCESS);
-            add_unsure(&part, page, scan);
             if (!error)
                 result = scan_add(scan, &part, page);
         }

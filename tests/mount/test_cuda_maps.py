@@ -320,6 +320,30 @@ def test_an_acquire_of_much_that_changed(gpu):
     assert read_file(path) == bytes(content)
 
 
+def test_pages_that_were_cut_off_are_placed_again(gpu):
+    """A map knows that all of its pages are there, until some leave or the file grows."""
+    m = gpu.mount()
+    content = bytearray(os.urandom(700 * PAGE))
+    path = make(m, bytes(content))
+    program = gpu.program(path, length=900 * PAGE)
+    program.do("map.acquire()\nmap.acquire(5 * PAGE, 3 * PAGE)")
+    before = released(m)["bytes_in"]
+    program.do("map.acquire()")
+    assert released(m)["bytes_in"] == before
+    os.truncate(path, 300 * PAGE)
+    os.truncate(path, 700 * PAGE)
+    content[300 * PAGE:] = bytes(400 * PAGE)
+    write_at(path, b"again", 650 * PAGE + 3)  # as long as it was
+    content[650 * PAGE + 3:650 * PAGE + 8] = b"again"
+    program.do("map.acquire()")
+    assert program("map[:700 * PAGE]") == bytes(content)
+    write_at(path, b"beyond", 850 * PAGE)
+    program.do("map.acquire()")
+    assert program("map[:]") == bytes(content) + bytes(150 * PAGE) + b"beyond" + bytes(50 * PAGE - 6)
+    program.do("map[899 * PAGE:899 * PAGE + 4] = b'last'\nmap[660 * PAGE] = 1\nmap.release()")
+    assert read_file(path)[660 * PAGE] == 1
+
+
 def test_past_the_end_of_the_file(gpu):
     """Zeros, whatever the memory held before; what is stored there is no part of the file, also when it grows."""
     m = gpu.mount()
