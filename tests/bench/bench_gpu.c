@@ -3,7 +3,8 @@
  * stand-in of tests/cuda with free=8 for `stores`, and free=0 for the others. Bytes are not checked: they are
  * not there.
  *
- * bench_gpu place|changed|stores read|write FILE... (one for each repetition; none was mapped before) */
+ * bench_gpu place|changed|stores read|write FILE... (one for each repetition; none was mapped before)
+ * bench_gpu nothing read|write FILE (acquires and releases, each of which finds that nothing has changed) */
 #include "tests/bench/bench.h"
 
 #define UNIT ((size_t)65536)
@@ -76,6 +77,30 @@ static void measure(struct gaia_device *device, const char *path, const char *wh
     close(fd);
 }
 
+#define PAIRS 200
+
+static int nothing_changes(struct gaia_device *device, const char *path, bool writes)
+{
+    int fd = open_file(path, writes ? O_RDWR : O_RDONLY);
+    size_t bytes = file_size(fd);
+    uint8_t *map = map_file(device, fd, bytes, writes ? PROT_READ | PROT_WRITE : PROT_READ);
+    double acquire[PAIRS], release[PAIRS];
+
+    for (size_t i = 0; i < PAIRS; i++) {
+        uint64_t start = now_ns();
+        if (gaia_macquire(map, bytes, device))
+            die("gaia_macquire");
+        acquire[i] = seconds(start) * 1e6;
+        start = now_ns();
+        if (writes && gaia_mrelease(map, bytes, device))
+            die("gaia_mrelease");
+        release[i] = seconds(start) * 1e6;
+    }
+    printf("{\"acquire_us\": %.4g, \"release_us\": %.4g}\n", median(acquire, PAIRS), median(release, PAIRS));
+    gaia_device_close(device);
+    return 0;
+}
+
 static void print_median(const char *name, const struct result *results, size_t n, size_t at)
 {
     double values[FILES_MAX];
@@ -91,10 +116,13 @@ int main(int argc, char **argv)
     size_t files = (size_t)(argc - 3);
 
     if (argc < 4 || files > FILES_MAX) {
-        fprintf(stderr, "usage: bench_gpu place|changed|stores read|write FILE... (%d at most)\n", FILES_MAX);
+        fprintf(stderr, "usage: bench_gpu place|changed|stores|nothing read|write FILE... (%d at most)\n",
+                FILES_MAX);
         return 2;
     }
     struct gaia_device *device = open_device();
+    if (!strcmp(argv[1], "nothing"))
+        return nothing_changes(device, argv[3], !strcmp(argv[2], "write"));
     for (size_t i = 0; i < files; i++)
         measure(device, argv[3 + i], argv[1], !strcmp(argv[2], "write"), &results[i]);
     printf("{");
