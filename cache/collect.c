@@ -327,6 +327,7 @@ static int collect_part(struct collect *c, unsigned first, unsigned length)
     int error = home_read(c->file, c->home, c->bytes, c->offset);
     if (error)
         return error;
+    memset(c->home + c->bytes, 0, length * GAIA_PAGE_SIZE - c->bytes);
     for (size_t i = 0; i < c->count; i++)
         if (in_part(c, &c->taken[i]))
             merge_taken(c, &c->taken[i]);

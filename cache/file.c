@@ -448,7 +448,10 @@ static void clear_tail(struct cache_file *file, uint64_t page, size_t from, enum
     if (!leaf || !from)
         return;
     SLIST_FOREACH (copy, &leaf->copies, link) {
-        if (when >= TAIL_GROWN && copy->replica->scans && !copy->replica->read_only)
+        bool scans = copy->replica->scans && !copy->replica->read_only;
+        if (scans && when == TAIL_GROWN && !file->passed) /* nobody has come through the mount */
+            scan_keep_twin_behind(copy, (unsigned)(page & (LEAF_PAGES - 1)));
+        else if (scans && when >= TAIL_GROWN)
             scan_keep_twin_of_tail(copy, page_bit(page));
         if (keeps_tail(copy, page, when))
             continue;

@@ -142,16 +142,16 @@ static void keep_patched(struct refresh *r)
 {
     struct frame_pool *pool = &r->replica->file->cache->twins;
     uint8_t now[GAIA_PAGE_SIZE];
-    bool gone = false;
 
     for (size_t i = 0; i < r->count; i++) {
         const struct refresh_page *p = &r->page[i];
         uint8_t *old = p->device ? p->device : frame_bytes(pool, *leaf_copy_twin(p->copy, p->page));
         const uint8_t *fresh = r->fresh + i * GAIA_PAGE_SIZE;
-        int error = -EIO;
-        for (unsigned tries = 0; error && !gone && tries < FETCH_TRIES; tries++)
+        unsigned tries = 0;
+        int error;
+        do
             error = replica_fetch(r->replica, r->number[i], now);
-        gone |= error != 0;
+        while (error && ++tries < FETCH_TRIES);
         for (size_t at = 0; at < GAIA_PAGE_SIZE && !error; at++)
             if (now[at] == fresh[at])
                 old[at] = fresh[at];

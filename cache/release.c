@@ -580,23 +580,23 @@ static void add_todo(const struct leaf_copy *copy, page_mask pages, uint64_t fir
 
 /* The same, of a device that scans and whose pages nobody releases just now, from what it has found alone: a
  * file may have many leaves, and nothing in most of them. Lock held. */
-static int list_found(struct replica *replica, uint64_t first, uint64_t count, const page_mask *found,
+static int list_found(struct replica *replica, uint64_t first, uint64_t count, const struct scan_found *found,
                       struct work **todo_out, size_t *n_out)
 {
-    uint64_t begin = first >> LEAF_SHIFT, leaves = ((first + count - 1) >> LEAF_SHIFT) - begin + 1;
+    uint64_t begin = first >> LEAF_SHIFT;
     size_t max = 0;
 
-    for (uint64_t i = 0; i < leaves; i++)
-        max += found[i] != 0;
+    for (uint64_t i = 0; i < found->leaves; i++)
+        max += found->masks[i] != 0;
     struct work *todo = calloc(max + 1, sizeof *todo);
     if (!todo)
         return -ENOMEM;
     *n_out = 0;
-    for (uint64_t i = 0; i < leaves && max; i++) {
-        struct leaf *leaf = found[i] ? index_find(&replica->file->index, begin + i) : NULL;
+    for (uint64_t i = 0; i < found->leaves && max; i++) {
+        struct leaf *leaf = found->masks[i] ? index_find(&replica->file->index, begin + i) : NULL;
         struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
         if (copy)
-            add_todo(copy, found[i], first, count, todo, n_out);
+            add_todo(copy, found->masks[i], first, count, todo, n_out);
     }
     *todo_out = todo;
     return 0;
@@ -605,8 +605,8 @@ static int list_found(struct replica *replica, uint64_t first, uint64_t count, c
 /* What has to be looked at: copies of the range with stores, as they are now, by leaves. Stores that are made
  * during the release may be left out, so each page is done once, however fast the device writes. found: what
  * a device that scans has found modified, leaf by leaf; NULL: another device. Lock held. */
-static int list_stored(struct replica *replica, uint64_t first, uint64_t count, const page_mask *found,
-                       struct work **todo_out, size_t *n_out)
+static int list_stored(struct replica *replica, uint64_t first, uint64_t count,
+                       const struct scan_found *found, struct work **todo_out, size_t *n_out)
 {
     struct leaf_copy *copy;
     size_t max = 0;
@@ -620,10 +620,9 @@ static int list_stored(struct replica *replica, uint64_t first, uint64_t count, 
         return -ENOMEM;
     *n_out = 0;
     TAILQ_FOREACH (copy, &replica->stored, stored) {
-        uint64_t leaf = copy->leaf->number - (first >> LEAF_SHIFT);
-        page_mask in_range = page_range_mask(copy->leaf->number, first, count);
-        add_todo(copy, found && in_range ? found[leaf] | copy->releasing : ~UINT64_C(0), first, count, todo,
-                 n_out);
+        uint64_t leaf = copy->leaf->number - (first >> LEAF_SHIFT); /* or large: no part of the range */
+        page_mask stored = found && leaf < found->leaves ? found->masks[leaf] : 0;
+        add_todo(copy, found ? stored | copy->releasing : ~UINT64_C(0), first, count, todo, n_out);
     }
     qsort(todo, *n_out, sizeof *todo, by_leaf);
     *todo_out = todo;
@@ -672,7 +671,7 @@ int release_range(struct replica *replica, uint64_t first, uint64_t count)
     if (error)
         return error;
     pthread_mutex_lock(&file->lock);
-    error = list_stored(replica, first, count, found ? found->masks : NULL, &todo, &n);
+    error = list_stored(replica, first, count, found, &todo, &n);
     if (!error && n && !(batch = calloc(n < BATCH_MAX ? n : BATCH_MAX, sizeof *batch)))
         error = -ENOMEM;
     while (!error && n) {

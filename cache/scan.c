@@ -10,6 +10,8 @@
 #include "consistency/digest.h"
 #include "consistency/merge.h"
 
+#define FOUND_KEPT 131072u /* leaves: 1 MiB, for 32 GiB of a file */
+
 static struct scan_found *get_found(struct replica *replica, uint64_t leaves)
 {
     struct scan_found *found = atomic_exchange(&replica->found, NULL);
@@ -25,8 +27,9 @@ static struct scan_found *get_found(struct replica *replica, uint64_t leaves)
 
 void scan_put_found(struct replica *replica, struct scan_found *found)
 {
-    if (found)
-        free(atomic_exchange(&replica->found, found));
+    bool keeps = found && found->room <= FOUND_KEPT;
+
+    free(keeps ? atomic_exchange(&replica->found, found) : found);
 }
 
 int scan_find(struct replica *replica, uint64_t first, uint64_t count, struct scan_found **found_out)
@@ -38,13 +41,11 @@ int scan_find(struct replica *replica, uint64_t first, uint64_t count, struct sc
     pthread_mutex_unlock(&file->lock);
     uint64_t end = count < pages && first < pages - count ? first + count : pages;
     uint64_t leaves = end > begin ? (end - begin + LEAF_PAGES - 1) / LEAF_PAGES : 0;
-    /* One for each leaf of the range, also where the file ends before it. */
-    uint64_t all = (first + count - begin + LEAF_PAGES - 1) / LEAF_PAGES;
-    struct scan_found *found = get_found(replica, all);
+    struct scan_found *found = get_found(replica, leaves);
 
     if (!found)
         return -ENOMEM;
-    memset(found->masks + leaves, 0, (all - leaves) * sizeof found->masks[0]);
+    found->leaves = leaves;
     int error =
         leaves ? replica->frames->ops->modified(replica->frames, begin, leaves * LEAF_PAGES, found->masks)
                : 0;
@@ -204,6 +205,21 @@ void scan_keep_twin_of_tail(struct leaf_copy *copy, page_mask page)
 
     copy->raced |= copy->busy & ~copy->present & page;
     scan_take_twins(copy, page & ~copy->blind, &taken);
+}
+
+void scan_keep_twin_behind(struct leaf_copy *copy, unsigned page)
+{
+    struct gaia_frames *frames = copy->replica->frames;
+    uint64_t number = (copy->leaf->number << LEAF_SHIFT) + page;
+    page_mask bit = UINT64_C(1) << page;
+    struct gaia_digest granted;
+    uint8_t bytes[GAIA_PAGE_SIZE];
+
+    if (copy->present & ~copy->twin & ~copy->blind & bit &&
+        !frames->ops->recall(frames, number, 1, &granted) && !replica_fetch(copy->replica, number, bytes) &&
+        gaia_digest_equal(granted, gaia_digest_of(bytes, GAIA_PAGE_SIZE)))
+        scan_take_twin_of(copy, page, bytes);
+    scan_keep_twin_of_tail(copy, bit);
 }
 
 int scan_take_placed(struct leaf_copy *copy, page_mask pages, const uint8_t *leaf_bytes)

@@ -12,17 +12,18 @@
 
 #include "cache/internal.h"
 
-/* What is not what it was granted with: a mask for each leaf from first / LEAF_PAGES on. */
+/* What is not what it was granted with: a mask for each leaf from first / LEAF_PAGES on, as far as the file
+ * goes. */
 struct scan_found {
-    uint64_t room; /* leaves */
+    uint64_t leaves, room;
     page_mask masks[];
 };
 
 /* Of the leaves that cover [first, first + count). The caller gives it back. No lock is held. 0, -ENOMEM,
  * -EIO. */
 int scan_find(struct replica *replica, uint64_t first, uint64_t count, struct scan_found **found_out);
-/* NULL: there is none. The replica keeps one for the next search: new memory for it costs more. Any thread.
- */
+/* NULL: there is none. The replica keeps one for the next search, unless it is large: new memory for it costs
+ * more. Any thread. */
 void scan_put_found(struct replica *replica, struct scan_found *found);
 
 /* A range of which all pages that lie before the end of the file are resident, as was seen once; and that is
@@ -59,6 +60,11 @@ int scan_take_twin_of(struct leaf_copy *copy, unsigned page, const uint8_t *byte
 
 /* The twins of resident pages that have none, from the home copy. *taken_out: which. The first error. */
 int scan_take_twins(struct leaf_copy *copy, page_mask pages, page_mask *taken_out);
+
+/* The same of a file that has grown behind the mount, where other bytes of the page may have changed, too:
+ * the twin is what the device has, if that is what it was granted. (Else a kernel has stored to it, and what
+ * it was is not known.) */
+void scan_keep_twin_behind(struct leaf_copy *copy, unsigned page);
 
 /* Pages are about to become present that were placed with these bytes, page 0 of the leaf's first: those get
  * twins whose home copy may have changed since it was read, or may change unnoticed. After an error none of

@@ -7,14 +7,16 @@ with the file's home on the GPU's node, and on another one that has no GPU."""
 import errno
 import os
 import random
+import struct
 import time
 
 import pytest
 
 import helpers
 from conftest import so_much
-from gpu_fixture import gpu, keeps_twins, make, released  # noqa: F401
-from helpers import PAGE, agents, make_random, read_at, read_file, wait_until, write_at  # noqa: F401
+from gpu_fixture import gpu, keeps_twins, make, only_here, released  # noqa: F401
+from helpers import (ATTACH, HELLO, MAP, PAGE, RELEASE, Raw, agents, get_token, make_random, message, read_at, read_file,  # noqa: F401
+                     wait_until, write_at)
 
 MIB = 1 << 20
 
@@ -342,6 +344,65 @@ def test_pages_that_were_cut_off_are_placed_again(gpu):
     assert program("map[:]") == bytes(content) + bytes(150 * PAGE) + b"beyond" + bytes(50 * PAGE - 6)
     program.do("map[899 * PAGE:899 * PAGE + 4] = b'last'\nmap[660 * PAGE] = 1\nmap.release()")
     assert read_file(path)[660 * PAGE] == 1
+
+
+@only_here
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("how", ["append over the end", "cut and grown"])
+def test_the_page_of_the_end_when_a_file_grows_behind_the_mount(gpu, how, stored):
+    """Its bytes before the end may have changed, too: they are no stores of a kernel's, whose own are kept."""
+    m = gpu.mount(options="passthrough=off,timeout=0")
+    path = make(m, b"A" * (PAGE + 100))
+    program = gpu.program(path, length=4 * PAGE)
+    program.do("map.acquire()")
+    if how == "cut and grown":
+        os.truncate(os.path.join(m.data, "f"), 10)
+        os.truncate(os.path.join(m.data, "f"), 2 * PAGE)
+        expected = bytearray(b"A" * 10 + bytes(2 * PAGE - 10))
+    else:
+        write_at(os.path.join(m.data, "f"), b"X" * 200, PAGE + 50)
+        expected = bytearray(b"A" * (PAGE + 50) + b"X" * 200)
+    program.do("map.acquire()")
+    assert program("map[:length]", length=len(expected)) == expected
+    if stored:
+        program.do("map[PAGE + 60] = map[PAGE + 170] = 5")
+        expected[PAGE + 60] = expected[PAGE + 170] = 5
+    program.do("map.release()")
+    assert read_file(path) == read_file(os.path.join(m.data, "f")) == expected
+
+
+@only_here
+def test_stores_in_the_page_of_the_end_before_it_grows_behind(gpu):
+    m = gpu.mount(options="passthrough=off,timeout=0")
+    path = make(m, b"A" * (PAGE + 100))
+    program = gpu.program(path, length=4 * PAGE)
+    program.do("map[PAGE + 20] = 5\nmap[PAGE + 120] = 6")
+    write_at(os.path.join(m.data, "f"), b"X" * 200, PAGE + 100)
+    gpu.program(path, writable=False)  # a map looks whether the file has changed
+    program.do("map.release()")
+    expected = b"A" * (PAGE + 20) + b"\5" + b"A" * 79 + b"X" * 200
+    assert read_file(path) == read_file(os.path.join(m.data, "f")) == expected
+
+
+@only_here
+def test_a_range_that_is_longer_than_any_file(gpu):
+    """Costs the daemon what the file is worth."""
+    m = gpu.mount(options="passthrough=off")
+    fd = os.open(make(m, b"a" * 10 * PAGE), os.O_RDWR)
+    address, token = get_token(fd)
+    raw = Raw(address)
+    assert raw.call(message(HELLO, flags=2)) == 0
+    uuid = struct.unpack("<2Q", b"stand-in 0".ljust(16, b"\0"))
+    length = 1 << 44
+    assert raw.call(message(MAP, bytes=length, prot=3, token=token, device=b"cuda:0", value=uuid + (0,) * 18)) == 0
+    number = raw.reply["map"]
+    assert raw.call(message(ATTACH, map=number, address=1 << 30)) == 0
+    before = helpers.memory_kib(m.pid)
+    assert raw.call(message(RELEASE, map=number, bytes=length)) == 0
+    after = helpers.memory_kib(m.pid)
+    raw.close()
+    os.close(fd)
+    assert after < before + 16 * 1024
 
 
 def test_past_the_end_of_the_file(gpu):
