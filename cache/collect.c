@@ -42,6 +42,8 @@ struct collect {
     uint8_t home[PART_PAGES * GAIA_PAGE_SIZE];
 };
 
+_Static_assert(sizeof(struct collect) <= 128 * 1024, "a small ulimit -s is enough for it");
+
 static bool in_part(const struct collect *c, const struct taken *t)
 {
     return t->page >= c->first && t->page < c->first + c->length;
@@ -407,13 +409,13 @@ static bool lose_gone(struct leaf *leaf)
 static int collect_released(struct cache_file *file, struct leaf *leaf, page_mask pages,
                             enum collect_what what)
 {
-    unsigned most = run_pages(leaf);
     struct leaf_copy *copy;
     page_mask todo = 0;
     int error = 0;
 
     if (!(leaf->released & pages))
         return 0;
+    unsigned most = run_pages(leaf);
     SLIST_FOREACH (copy, &leaf->copies, link)
         todo |= wanted(copy, what) & pages;
     while (todo && !error) {

@@ -89,16 +89,8 @@ static int grant(struct leaf_copy *copy, page_mask pages)
     int error = file_cpu_release(file, leaf, pages);
     if (!error)
         error = collect_pages(file, leaf, pages, COLLECT_PENDING);
-    for (page_mask left = pages; !error && left; left &= left - 1) {
-        unsigned page = (unsigned)__builtin_ctzll(left);
-        if (!leaf_has_versions(leaf, page))
-            continue;
-        error = leaf_versions_reserve(&file->index, leaf, UINT64_C(1) << page, file->entries);
-        if (error)
-            break;
-        struct gaia_page_versions versions = leaf_page_versions(leaf, page);
-        gaia_rule_grant(&versions, leaf_copy_page_vector(copy, page));
-    }
+    if (!error)
+        error = replica_grant(copy, pages);
     /* It may get what a CPU of some node has written and kernels of others have not heard of. Who must know
      * that they have acquires, and that waits for them. */
     if (!error && kernels_behind(file))

@@ -96,7 +96,7 @@ static int add_leaf(struct refresh *r, struct leaf_copy *copy, page_mask pages)
 
 /* --- the device has them --- */
 
-/* The home's bytes are the twins, */
+/* The home's bytes are the twins. */
 static void commit(const struct refresh *r)
 {
     struct cache_file *file = r->replica->file;
@@ -111,25 +111,6 @@ static void commit(const struct refresh *r)
             replica_drop_twins(p->copy, bit);
         p->copy->blind &= ~bit;
     }
-}
-
-/* and V follows. */
-static int grant(const struct refresh_leaf *l)
-{
-    struct cache_file *file = l->copy->replica->file;
-    int error = 0;
-
-    for (page_mask pages = l->pages; pages && !error; pages &= pages - 1) {
-        unsigned page = (unsigned)__builtin_ctzll(pages);
-        if (!leaf_has_versions(l->copy->leaf, page))
-            continue;
-        error = leaf_versions_reserve(&file->index, l->copy->leaf, UINT64_C(1) << page, file->entries);
-        if (error)
-            break;
-        struct gaia_page_versions versions = leaf_page_versions(l->copy->leaf, page);
-        gaia_rule_grant(&versions, leaf_copy_page_vector(l->copy, page));
-    }
-    return error;
 }
 
 #define FETCH_TRIES 3
@@ -173,7 +154,7 @@ static int send(struct refresh *r)
     else
         commit(r);
     for (size_t i = 0; i < r->leaves && !error; i++)
-        error = grant(&r->leaf[i]);
+        error = replica_grant(r->leaf[i].copy, r->leaf[i].pages);
     if (!error) {
         replica_count(replica, drops, r->count);
         replica_count(replica, pages_in, r->count);

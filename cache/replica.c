@@ -194,6 +194,23 @@ void replica_drop_twins(struct leaf_copy *copy, page_mask pages)
     replica_update(copy, before);
 }
 
+int replica_grant(struct leaf_copy *copy, page_mask pages)
+{
+    struct cache_file *file = copy->replica->file;
+
+    for (; pages; pages &= pages - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(pages);
+        if (!leaf_has_versions(copy->leaf, page))
+            continue;
+        int error = leaf_versions_reserve(&file->index, copy->leaf, UINT64_C(1) << page, file->entries);
+        if (error)
+            return error;
+        struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
+        gaia_rule_grant(&versions, leaf_copy_page_vector(copy, page));
+    }
+    return 0;
+}
+
 unsigned replica_forget(struct leaf_copy *copy, page_mask pages)
 {
     unsigned gone = (unsigned)__builtin_popcountll(copy->present & pages);

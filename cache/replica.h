@@ -134,6 +134,9 @@ static inline int replica_fetch(struct replica *replica, uint64_t page, void *by
     return replica_fetch_run(replica, page, 1, &bytes_out);
 }
 
+/* The pages have what the home has: V follows. -ENOMEM: of some it may. */
+int replica_grant(struct leaf_copy *copy, page_mask pages);
+
 /* Forget pages of a copy: present and everything about stores. Returns how many were present; the caller
  * uncharges them when their frames are free. */
 unsigned replica_forget(struct leaf_copy *copy, page_mask pages);
