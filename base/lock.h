@@ -77,6 +77,7 @@ enum lock_flags {
     X(VOLUMES, "volumes.lock", LOCK_LEAF)                       \
     X(PRUNER, "pruner.lock", LOCK_LEAF)                         \
     X(PEEK, "peek.lock", LOCK_LEAF)                             \
+    X(FLUSHER, "flusher.lock", LOCK_LEAF)                       \
     X(ANSWERS, "answers.lock", LOCK_LEAF)                       \
     X(TROUBLE, "trouble.lock", LOCK_LEAF)                       \
     X(COPIES, "home_copy.copies.lock", LOCK_LEAF)               \

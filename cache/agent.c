@@ -316,6 +316,15 @@ void agent_opened(struct cache_file *file)
     ask(file, NODE_IO, NODE_OPENED, &(struct node_request){0}, NULL);
 }
 
+int agent_writers(struct cache_file *file, bool any, uint64_t number, bool wait)
+{
+    struct node_request request = {.file = file->far->number, .flags = any, .value = number};
+
+    if (wait)
+        return ask(file, NODE_IO, NODE_WRITERS, &request, NULL);
+    return call_post(file->far->session, NODE_IO, NODE_WRITERS, &request, sizeof request);
+}
+
 /* ---- what homes ask ---- */
 
 static struct agent_file *file_get(struct nodes *nodes, const struct call_session *session, uint32_t number)
@@ -372,6 +381,13 @@ static int do_invalidate(struct nodes *nodes, struct agent_file *far, const stru
     return error;
 }
 
+static int do_write_back(struct cache_host *host, struct agent_file *far, const struct node_request *request)
+{
+    if (request->offset < 0 || request->length > (uint64_t)(INT64_MAX - request->offset))
+        return -EINVAL;
+    return host->write_back(host->context, far->file->context, request->offset, (off_t)request->length);
+}
+
 static int serve_kernel(struct nodes *nodes, struct call_session *session, enum node_op op,
                         const struct node_request *request)
 {
@@ -383,6 +399,8 @@ static int serve_kernel(struct nodes *nodes, struct call_session *session, enum 
         return -ENOENT;
     if (op == NODE_PEEK)
         result = do_peek(session, host, far, request);
+    else if (op == NODE_WRITE_BACK)
+        result = do_write_back(host, far, request);
     else
         result = do_invalidate(nodes, far, request);
     file_put(nodes, far);
@@ -441,7 +459,7 @@ int agent_serve(struct nodes *nodes, struct call_session *session, enum node_op 
                 const struct node_request *request, struct node_reply *reply)
 {
     (void)reply;
-    if (op == NODE_INVALIDATE || op == NODE_PEEK)
+    if (op == NODE_INVALIDATE || op == NODE_WRITE_BACK || op == NODE_PEEK)
         return serve_kernel(nodes, session, op, request);
     if (op >= NODE_FRAMES_OPEN && op <= NODE_OP_LAST)
         return agent_frames_serve(nodes, session, op, request);

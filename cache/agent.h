@@ -68,6 +68,7 @@ int agent_flush(struct cache_file *file);
 off_t agent_size(struct cache_file *file, bool *cut_out);
 void agent_tell_size(struct cache_file *file);
 void agent_opened(struct cache_file *file);
+int agent_writers(struct cache_file *file, bool any, uint64_t number, bool wait);
 
 /* In agent_map.c, as cache_map_*(). */
 int agent_map_open(struct cache_map *map, const struct cache_map_request *request, int *frames_fd_out,

@@ -32,6 +32,11 @@ struct cache_host {
      * (length 0: to the end of file; offset -1: attributes only). Called with no lock held and never from a
      * FUSE handler's path. 0, -ENOENT (the kernel does not know the file), or a negative errno. */
     int (*invalidate)(void *context, void *file_context, off_t offset, off_t length);
+    /* Have the kernel write back what programs have stored through mappings of [offset, offset + length) of a
+     * file: it has come, by WRITEs, when this returns. Called with no lock held and never from a FUSE
+     * handler's path, only with members. 0, -ENOENT (the kernel does not know the file), or a negative errno:
+     * it could not be written back. */
+    int (*write_back)(void *context, void *file_context, off_t offset, off_t length);
     /* The kernel takes the file to be at least so long from here on, whatever it is asking meanwhile. Called
      * with no lock held, only with members. 0, -ENOENT, or a negative errno. */
     int (*grow)(void *context, void *file_context, off_t size);
@@ -201,6 +206,12 @@ void cache_file_behind(struct cache_file *file);
  * pages, and the kernel must drop them (close to open), either before the open is answered, or because
  * keep_cache is not set in the answer. Always so of a file that is far. */
 uint64_t cache_file_opened(struct cache_file *file);
+/* With members: whether programs of this node have the file open for writing, so that they may store to it
+ * through mappings: then an acquire on another node has this one's kernel write back what they have stored.
+ * number: of what is told, and who tells of none is not older than who tells of some by a lower one. Before
+ * the first of them has its descriptor, and after the last has closed its own. far: its home is asked, and
+ * waited for if wait is set. 0 or a negative errno. [FUSE] */
+int cache_file_writers(struct cache_file *file, bool any, uint64_t number, bool wait);
 /* The size that the home on another node has said last; -1: this node is the home. *cut_out: it was cut since
  * a moment, so that a filesystem which knows that late (for a minute, as NFS clients do) may take it for
  * longer.

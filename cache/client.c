@@ -156,14 +156,15 @@ out:
     return error;
 }
 
-int cache_client_open_far(struct cache *cache, uint32_t number, struct cache_client **client_out)
+int cache_client_open_far(struct cache *cache, unsigned node, uint32_t number,
+                          struct cache_client **client_out)
 {
     int error = cache_client_open(cache, &(struct gaia_process){.faults = -1}, true, client_out);
 
     if (error)
         return error;
     leave(*client_out); /* homes do not ask for it */
-    (*client_out)->far = true;
+    (*client_out)->far = node;
     (*client_out)->number = number;
     return 0;
 }

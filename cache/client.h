@@ -23,9 +23,10 @@ struct cache_map;
  * faults. -EINVAL (not such a descriptor), -ENOMEM, -EMFILE, -EAGAIN. */
 int cache_client_open(struct cache *cache, const struct gaia_process *process, bool can_trap,
                       struct cache_client **client_out);
-/* A client of an agent's, by its number there: its faults come by cache_client_fault(). Cannot fail otherwise
- * than with -ENOMEM, -EMFILE. */
-int cache_client_open_far(struct cache *cache, uint32_t number, struct cache_client **client_out);
+/* A client of an agent's, by its number there: its faults come by cache_client_fault(). node: 1 + the
+ * member's number. Cannot fail otherwise than with -ENOMEM, -EMFILE. */
+int cache_client_open_far(struct cache *cache, unsigned node, uint32_t number,
+                          struct cache_client **client_out);
 /* Serve one fault of such a client. -ENOENT: nothing is mapped there. */
 int cache_client_fault(struct cache_client *client, const struct gaia_fault *fault);
 /* Unmaps everything; what was released stays, and so do the copies on the devices. */

@@ -15,6 +15,7 @@
 #include "cache/index.h"
 #include "cache/kernels.h"
 #include "cache/reads.h"
+#include "cache/writers.h"
 #include "io/engine.h"
 
 struct agent_file;
@@ -64,6 +65,7 @@ struct cache_file {
     struct node_name name;
     LIST_HEAD(, home_open) opens; /* of agents */
     struct kernels kernels;       /* and what their kernels hold */
+    struct writers writers;       /* of this node */
     bool pinned;                  /* the host was told, or is about to be */
     _Atomic unsigned uses;        /* client maps and operations under way: see file_use() */
     atomic_bool recent;           /* mapped since cache_file_shed() has looked at it */

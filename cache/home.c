@@ -66,7 +66,7 @@ static int client_make(struct home_session *agent, uint32_t number, struct home_
     client = calloc(1, sizeof *client);
     if (!client)
         return -ENOMEM;
-    int error = cache_client_open_far(agent->nodes->cache, number, &client->cache);
+    int error = cache_client_open_far(agent->nodes->cache, agent->member + 1, number, &client->cache);
     if (error) {
         free(client);
         return error;

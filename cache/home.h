@@ -10,6 +10,7 @@
 #include "base/lock.h"
 #include "cache/nodes.h"
 #include "cache/reads.h"
+#include "cache/writers.h"
 #include "cache/cache.h"
 
 struct cache_file;
@@ -24,6 +25,7 @@ struct home_open {
     uint32_t number;         /* the agent's */
     struct cache_file *file; /* in use */
     struct durable_seen seen;
+    struct writers writers;       /* of the agent; under the file's lock */
     LIST_HEAD(, home_read) reads; /* under session->lock */
     unsigned references;          /* the list's and operations'; under session->lock */
 };
@@ -65,6 +67,10 @@ uint64_t home_kernels(const struct cache_file *file);
 int home_invalidate(struct cache_file *file, off_t offset, off_t length);
 /* The same of one node's kernel (0: this one's). -EIO: the node has gone. */
 int home_invalidate_node(struct cache_file *file, unsigned node, off_t offset, off_t length);
+/* Have the kernels of the nodes whose programs may store to the file through mappings write that back, but
+ * for one node's (0: this one's): cache_host.write_back() of each. 0, or why one that lives can't. No lock is
+ * held. */
+int home_write_back(struct cache_file *file, unsigned except, off_t offset, off_t length);
 /* The file's size, and how often it was cut by now. Takes the file's lock. */
 off_t home_size(struct cache_file *file, uint64_t *truncations_out);
 /* Have all kernels know the file's size: what they have of its attributes is dropped, and the file is as long

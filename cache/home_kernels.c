@@ -28,14 +28,16 @@ uint64_t home_kernels(const struct cache_file *file)
     return kernels;
 }
 
-/* The agents that have the file open. */
-static unsigned find_kernels(struct cache_file *file, struct kernel kernels[KERNELS_MAX])
+/* The agents that have the file open; writers: for writing. */
+static unsigned find_kernels(struct cache_file *file, bool writers, struct kernel kernels[KERNELS_MAX])
 {
     struct home_open *open;
     unsigned count = 0;
 
     pthread_mutex_lock(&file->lock);
     LIST_FOREACH (open, &file->opens, file_link) {
+        if (writers && !open->writers.any)
+            continue;
         assert(count < KERNELS_MAX);
         kernels[count] = (struct kernel){open->session->session, open->number, open->session->member + 1};
         call_session_get(kernels[count++].session);
@@ -48,34 +50,38 @@ static unsigned find_kernels(struct cache_file *file, struct kernel kernels[KERN
  * writes back what it holds, which comes by WRITEs. */
 #define LEAVING ((struct patience){.silent = 1, .turns = 12})
 
-/* invalidation: a NODE_INVALIDATE, of which the file is filled in. */
-static int tell(struct nodes *nodes, const struct kernel *kernel, const struct node_request *invalidation)
+/* op: NODE_INVALIDATE or NODE_WRITE_BACK; of the request the file is filled in. */
+static int tell(struct nodes *nodes, const struct kernel *kernel, enum node_op op,
+                const struct node_request *what)
 {
-    struct node_request request = *invalidation;
+    struct node_request request = *what;
     struct call_session *session = kernel->session;
 
     request.file = kernel->file;
-    int result = patience_ask(nodes, session, NODE_KERNEL, NODE_INVALIDATE, &request, LEAVING, NULL);
+    int result = patience_ask(nodes, session, NODE_KERNEL, op, &request, LEAVING, NULL);
     /* -EIO is the end of its session, which the caller takes for the end of what its kernel had. */
     result = result > 0 ? -EPROTO : result;
     bool said = result != -EIO || !call_session_error(session);
     return said && (result == -EIO || node_result(result) != result) ? -EREMOTEIO : result;
 }
 
+/* What has come of several kernels, and of one more. One whose session ends hides no other's error: see
+ * joined(). */
+static int with(int error, int one)
+{
+    return one != -ENOENT && (error == -ENOENT || !error || (error == -EIO && one)) ? one : error;
+}
+
 /* Agents: one, or all. */
 static int invalidate_there(struct cache_file *file, unsigned node, const struct node_request *invalidation)
 {
     struct kernel kernels[KERNELS_MAX];
-    unsigned count = find_kernels(file, kernels);
+    unsigned count = find_kernels(file, false, kernels);
     int error = -ENOENT;
 
     for (unsigned i = 0; i < count; i++) {
-        int one = -ENOENT;
         if (!node || kernels[i].node == node)
-            one = tell(file->cache->nodes, &kernels[i], invalidation);
-        /* One whose session ends hides no other's error: see home_invalidate(). */
-        if (one != -ENOENT && (error == -ENOENT || !error || (error == -EIO && one)))
-            error = one;
+            error = with(error, tell(file->cache->nodes, &kernels[i], NODE_INVALIDATE, invalidation));
         call_session_put(kernels[i].session);
     }
     return error;
@@ -113,6 +119,36 @@ int home_invalidate(struct cache_file *file, off_t offset, off_t length)
     return joined(error, invalidate_there(file, 0, &invalidation));
 }
 
+static bool writes_here(struct cache_file *file)
+{
+    pthread_mutex_lock(&file->lock);
+    bool any = file->writers.any;
+    pthread_mutex_unlock(&file->lock);
+    return any;
+}
+
+int home_write_back(struct cache_file *file, unsigned except, off_t offset, off_t length)
+{
+    const struct node_request what = {.offset = offset, .length = (uint64_t)length};
+    struct cache_host *host = &file->cache->host;
+    struct kernel kernels[KERNELS_MAX];
+    int error = -ENOENT, there = -ENOENT;
+
+    if (!file->cache->nodes)
+        return 0;
+    lock_none("cache_host.write_back");
+    unsigned count = find_kernels(file, true, kernels);
+    for (unsigned i = 0; i < count; i++) {
+        if (kernels[i].node != except)
+            there = with(there, tell(file->cache->nodes, &kernels[i], NODE_WRITE_BACK, &what));
+        call_session_put(kernels[i].session);
+    }
+    if (except && writes_here(file))
+        error = host->write_back(host->context, file->context, offset, length);
+    error = joined(error, there);
+    return error == -ENOENT ? 0 : error;
+}
+
 off_t home_size(struct cache_file *file, uint64_t *truncations_out)
 {
     pthread_mutex_lock(&file->lock);
@@ -144,7 +180,7 @@ int home_tell_size(struct cache_file *file)
 void home_tell_handed(struct cache_file *file, bool lost)
 {
     struct kernel kernels[KERNELS_MAX];
-    unsigned count = find_kernels(file, kernels);
+    unsigned count = find_kernels(file, false, kernels);
 
     for (unsigned i = 0; i < count; i++) {
         struct node_request request = {.file = kernels[i].file, .flags = lost ? NODE_HANDED_LOST : 0};
@@ -162,7 +198,7 @@ ssize_t home_peek(struct cache_file *file, unsigned node, off_t offset, size_t l
 
     if (!node)
         return host->peek(host->context, file->context, offset, length, bytes_out);
-    unsigned count = find_kernels(file, kernels);
+    unsigned count = find_kernels(file, false, kernels);
     for (unsigned i = 0; i < count; i++) {
         int slot = kernels[i].node == node && n == -EIO ? call_slot_get(kernels[i].session) : -EIO;
         if (slot >= 0) {

@@ -53,6 +53,7 @@ void home_open_put(struct home_open *open)
     }
     pthread_mutex_lock(&file->lock);
     LIST_REMOVE(open, file_link);
+    writers_changed(file);
     pthread_mutex_unlock(&file->lock);
     durable_close(file->durable);
     file_unuse(file);
@@ -299,6 +300,16 @@ static int do_opened(struct home_open *open)
     return error;
 }
 
+static int do_writers(struct home_open *open, const struct node_request *request)
+{
+    struct cache_file *file = open->file;
+
+    pthread_mutex_lock(&file->lock);
+    writers_told(file, &open->writers, request->flags & 1, request->value);
+    pthread_mutex_unlock(&file->lock);
+    return 0;
+}
+
 static int do_seek(struct home_open *open, const struct node_request *request, struct node_reply *reply)
 {
     off_t found = cache_file_seek(open->file, open->file->fd, request->offset, (int)request->flags);
@@ -338,6 +349,9 @@ int home_open_serve(struct home_session *agent, enum node_op op, const struct no
         break;
     case NODE_OPENED:
         result = do_opened(open);
+        break;
+    case NODE_WRITERS:
+        result = do_writers(open, request);
         break;
     case NODE_FLUSH:
         result = cache_file_flush(open->file);

@@ -15,6 +15,7 @@
 #include "cache/fill.h"
 #include "cache/filler.h"
 #include "cache/fit.h"
+#include "cache/home.h"
 #include "cache/release.h"
 #include "cache/scan.h"
 #include "gpu/gaia.h"
@@ -416,6 +417,12 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
         return error;
     if (map->far) /* the state of a far map is such that the next acquire comes, too */
         return do_far(map, NODE_ACQUIRE, offset, bytes, 0, changes_out, poisonings_out);
+    /* What programs of other nodes have stored through mappings. Those of the client's own it has seen to. */
+    error = home_write_back(map->file, client->far, (off_t)offset, (off_t)bytes);
+    if (error) {
+        cache_map_put(map);
+        return error;
+    }
     *poisonings_out = client->far ? atomic_exchange(&map->poisonings, 0) : atomic_load(&map->poisonings);
     error = acquire_range(map->replica, run.page, run.count, changes_out);
     if (client->far) /* who has bytes above the device's copy (GAIA_DEMAND) sees no state that counts them */

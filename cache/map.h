@@ -18,7 +18,7 @@ struct cache_client {
     struct cache *cache;
     LIST_ENTRY(cache_client) link; /* nodes->clients, where there are nodes */
     uint32_t number;               /* as homes know it; or of a client of an agent's, there */
-    bool far;                      /* an agent's */
+    unsigned far;                  /* an agent's: 1 + its member's number */
     unsigned finders;              /* under nodes->lock: it is not freed meanwhile */
     struct gaia_process process;
     int stop;

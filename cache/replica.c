@@ -95,9 +95,15 @@ void replica_give_up(struct replica *replica)
 void replica_checked(struct replica *replica)
 {
     atomic_store(&replica->state->checked_ns, clock_now_ns());
-    atomic_store(&replica->state->timeout_ns, passed_is_compared(replica->file)
-                                                  ? 0 /* an acquire has to ask every time */
-                                                  : replica->file->cache->config.behind_timeout_ns);
+    replica_set_timeout(replica);
+}
+
+void replica_set_timeout(struct replica *replica)
+{
+    const struct cache_file *file = replica->file;
+    bool asks = passed_is_compared(file) || writers_elsewhere(file); /* an acquire has to, every time */
+
+    atomic_store(&replica->state->timeout_ns, asks ? 0 : file->cache->config.behind_timeout_ns);
 }
 
 void replica_suspect(struct leaf_copy *copy)

@@ -105,6 +105,8 @@ void replica_changed(struct replica *replica);
 void replica_give_up(struct replica *replica);
 /* The backing file was compared with what we know of it just now. */
 void replica_checked(struct replica *replica);
+/* What decides how often an acquire has to ask has changed. Lock held. */
+void replica_set_timeout(struct replica *replica);
 
 /* The pages are present from now on. */
 static inline void replica_add_present(struct leaf_copy *copy, page_mask pages)

@@ -12,6 +12,7 @@
 #include "cache/durable.h"
 #include "fs/inode.h"
 #include "fs/passthrough.h"
+#include "fs/writers.h"
 
 struct cache_file;
 
@@ -26,6 +27,7 @@ struct content {
     struct passthrough passthrough; /* guarded by fs->passthrough_lock */
     /* Of fs/nodes.c: somebody looks for the next home; there was no thread for nodes_settle(). */
     atomic_bool seeks, unsettled;
+    struct inode_writers writers; /* guarded by the lock of the inode's shard */
     /* What the file was at its last open, or after a change of ours that found it so: the kernel may keep its
      * pages when the next open sees the same. Guarded by the lock of the inode's shard. */
     struct {

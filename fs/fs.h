@@ -20,6 +20,7 @@
 #include "base/proc_path.h"
 #include "cache/cache.h"
 #include "fs/borrow.h"
+#include "fs/flusher.h"
 #include "fs/headroom.h"
 #include "fs/inode.h"
 #include "fs/options.h"
@@ -49,6 +50,7 @@ struct fs {
     struct pruner pruner;
     struct shed shed;
     struct headroom headroom;
+    struct flusher flusher;
     struct members *members; /* read again since the mount; of nodes_reread(): one thread at a time */
     atomic_uint rereads;     /* SIGHUPs since that was last begun */
     uint32_t generation;     /* of node ids: those of an earlier mount are not ours, though they look alike */
@@ -76,6 +78,7 @@ struct handle {
     struct durable_seen seen;
     atomic_bool has_tokens; /* fs/token.h: it may have */
     bool passed, counted;   /* the kernel passes its I/O through; it is counted (fs/passthrough.h) */
+    bool flushes;           /* the flusher's (fs/flusher.h) */
     bool asks;              /* of a passed one: reads and writes come to the daemon all the same */
     bool left;              /* it took the file out of passthrough: the kernel may have pages from before */
     int32_t backing;        /* of a passed one: what the kernel calls the backing file */

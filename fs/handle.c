@@ -6,6 +6,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+static bool is_writer(const struct handle *handle)
+{
+    return handle->inode->fs->options.members && !handle->dir && (handle->flags & O_ACCMODE) != O_RDONLY;
+}
+
 struct handle *handle_new(struct fs *fs, struct inode *inode, int fd, DIR *dir, int flags)
 {
     struct handle *handle = inode_durable(inode) ? calloc(1, sizeof(*handle)) : NULL;
@@ -27,6 +32,8 @@ struct handle *handle_new(struct fs *fs, struct inode *inode, int fd, DIR *dir, 
         fs->handles->previous = handle;
     fs->handles = handle;
     pthread_mutex_unlock(&fs->handles_lock);
+    if (is_writer(handle))
+        inode_writers_add(inode);
     order_before(handle); /* see handle_of() */
     return handle;
 }
@@ -58,6 +65,8 @@ void handle_free(struct fs *fs, struct handle *handle)
         handle->next->previous = handle->previous;
     pthread_mutex_unlock(&fs->handles_lock);
 
+    if (is_writer(handle))
+        inode_writers_remove(handle->inode);
     passthrough_close(fs, handle);
     if (handle->dir)
         closedir(handle->dir);

@@ -25,6 +25,7 @@
 #include "base/kernel.h"
 #include "fs/answers.h"
 #include "fs/creds.h"
+#include "fs/flusher.h"
 #include "fs/fs.h"
 #include "fs/grow.h"
 #include "fs/guard.h"
@@ -348,6 +349,7 @@ static int start_parts(struct fs *fs)
 {
     struct cache_host host = {.context = fs,
                               .invalidate = session_invalidate,
+                              .write_back = session_write_back,
                               .peek = peek_kernel,
                               .grow = grow_kernel,
                               .pin = pin,
@@ -437,7 +439,9 @@ static int serve(struct fs *fs, int ready)
     struct guard guard;
 
     guard_start(&guard);
+    flusher_start(fs);
     int rc = serve_guarded(fs, ready, &guard);
+    flusher_stop(fs);
     guard_stop(&guard);
     return rc;
 }

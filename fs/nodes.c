@@ -112,6 +112,8 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
     pthread_rwlock_unlock(&content->gate);
     if (!ours || rc < 0) /* another thread was first: the file is not known any more */
         cache_file_close(file);
+    if (rc == 0)
+        inode_writers_tell(inode);
     if (drop && rc == 0) {
         struct cache_file *usable = ours ? file : inode_usable(inode);
         if (usable) /* WRITEs on their way may meet what follows: the home must know */

@@ -14,6 +14,7 @@
 #include "fs/answers.h"
 #include "fs/content.h"
 #include "fs/creds.h"
+#include "fs/flusher.h"
 #include "fs/later.h"
 #include "fs/nodes.h"
 #include "fs/open_reply.h"
@@ -178,7 +179,15 @@ static int attach_handle(fuse_req_t req, struct inode *inode, int fd, struct fus
     }
     fi->fh = (uint64_t)(uintptr_t)handle;
     fi->noflush = needs_no_flush(fs, inode, fi->flags);
+    if (flusher_is(fs, fuse_req_ctx(req)->pid)) {
+        handle->flushes = true;
+        fi->keep_cache = true;
+        fi->noflush = fs->prompt_write_backs; /* else its close() is what waits for write-backs */
+        return 0;
+    }
     int rc = nodes_catch_up(inode, true);
+    if (rc == 0 && fs->options.members)
+        inode_writers_tell(inode);
     if (rc == 0)
         rc = passthrough_open(fs, handle, fuse_req_ctx(req)->pid, fi);
     if (rc < 0) {
@@ -309,6 +318,11 @@ void op_flush(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
     bool waits = fs_of(req)->options.members && inode_file(inode_of(req, nodeid));
     struct flush *flush = waits ? malloc(sizeof *flush) : NULL;
 
+    if (handle->flushes) { /* an acquire waits for it */
+        free(flush);
+        fuse_reply_err(req, 0);
+        return;
+    }
     if (!flush) {
         answer_flush(req, handle);
         return;

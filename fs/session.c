@@ -22,6 +22,8 @@
 #include "fs/loop.h"
 #include "fs/mountinfo.h"
 #include "fs/nodes.h"
+#include "fs/content.h"
+#include "fs/flusher.h"
 #include "fs/open_reply.h"
 #include "fs/ops.h"
 #include "fs/peek.h"
@@ -297,6 +299,15 @@ int session_invalidate(void *context, void *file_context, off_t offset, off_t le
     pthread_rwlock_unlock(&fs->notify_gate);
     /* The mount has gone meanwhile, and the kernel's pages with it. */
     return rc == -ENODEV || rc == -ENOTCONN || rc == -EBADF ? -ENOENT : rc;
+}
+
+int session_write_back(void *context, void *file_context, off_t offset, off_t length)
+{
+    if (!inode_has_writers(file_context)) /* the last one has gone, and the kernel has written back before */
+        return 0;
+    int rc = flusher_write_back(context, file_context, offset, length);
+    /* Pages that are dropped are written back before. */
+    return rc == -EAGAIN ? session_invalidate(context, file_context, offset, length) : rc;
 }
 
 void session_forget_name(struct fs *fs, const struct inode *parent, const char *name)

@@ -15,6 +15,8 @@ void session_end(struct fs *fs);
 
 /* cache_host.invalidate: context is the struct fs, file_context the struct inode. */
 int session_invalidate(void *context, void *file_context, off_t offset, off_t length);
+/* cache_host.write_back: likewise. */
+int session_write_back(void *context, void *file_context, off_t offset, off_t length);
 /* Have the kernel look a name up anew, and forget what it was the last name of, unless that is in use. Waits
  * for operations on the directory: not in a thread that serves FUSE. */
 void session_forget_name(struct fs *fs, const struct inode *parent, const char *name);

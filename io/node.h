@@ -29,7 +29,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 10u
+#define NODE_VERSION 11u
 
 enum node_class {
     NODE_FRAMES,
@@ -82,6 +82,9 @@ enum node_op {
     NODE_CLOSE,    /* file */
     NODE_OPENED,   /* file: a program opens it, and the agent's kernel drops its pages; the home looks whether
                       it   changed behind the mounts */
+    NODE_WRITERS,  /* file, flags: 1: programs of the agent have it open for writing, and their stores through
+                      mappings come when they are asked for (WRITE_BACK); 0: none has any more. value: the
+                      higher number is the newer word */
     NODE_READ,     /* file, offset, length, slot, flags: CACHE_IO_*, value: a number for READ_END -> bytes */
     NODE_WRITE,    /* file, offset, length, slot, flags: CACHE_IO_* -> bytes, and as TRUNCATE */
     NODE_TRUNCATE, /* file, length -> value[0]: how often it was cut by now, value[1]: its size */
@@ -97,6 +100,8 @@ enum node_op {
     /* NODE_KERNEL: */
     NODE_INVALIDATE, /* file, offset, length: drop the kernel's pages. offset -1: attributes only; then length
                         is the size that the file has, and value counts its truncations (both 0: not said) */
+    NODE_WRITE_BACK, /* file, offset, length: what programs have stored there through mappings has come by
+                        WRITEs when it is answered */
     /* NODE_HEALS: */
     NODE_PEEK, /* file, offset, length (at most a page), slot -> bytes */
     /* NODE_FRAMES; offset and length in pages: */

@@ -4,7 +4,9 @@
 #include "tests/cache/fixture.inc"
 
 #include "cache/agent.h"
+#include "cache/home_open.h"
 #include "cache/internal.h"
+#include "io/protocol.h"
 
 static struct fixture f;
 
@@ -364,6 +366,67 @@ static void test_a_device_that_comes_while_a_file_is_given_up(void **state)
     assert_ptr_equal(result, &f);
 }
 
+static void tell(struct home_open *open, bool any, uint64_t number)
+{
+    pthread_mutex_lock(&f.file->lock);
+    writers_told(f.file, &open->writers, any, number);
+    pthread_mutex_unlock(&f.file->lock);
+}
+
+/* As home_open_make() has it. */
+static struct home_open *open_of(struct home_session *agent)
+{
+    struct home_open *open = calloc(1, sizeof *open);
+
+    *open = (struct home_open){.session = agent, .file = f.file, .references = 1};
+    file_use(f.file);
+    durable_open(f.file->durable, true, &open->seen);
+    pthread_mutex_lock(&f.file->lock);
+    LIST_INSERT_HEAD(&f.file->opens, open, file_link);
+    pthread_mutex_unlock(&f.file->lock);
+    return open;
+}
+
+/* A device of the home's has to ask as long as programs of any other node may store to the file; what is told
+ * late, by another thread, counts for nothing. */
+static void test_writers_come_and_go(void **state)
+{
+    struct home_session agents[2] = {{.member = 1}, {.member = 2}};
+    struct home_open *opens[2];
+
+    (void)state;
+    if (!start_nodes())
+        skip();
+    f.cache->config.behind_timeout_ns = 1000;
+    struct device_map map = device_map(&f, 0);
+    struct replica *replica = SLIST_FIRST(&f.file->replicas);
+    for (unsigned i = 0; i < 2; i++) {
+        lock_init(&agents[i].lock, LOCK_HOME_SESSION);
+        opens[i] = open_of(&agents[i]);
+    }
+    tell(opens[0], false, 0);
+    assert_int_equal(replica->state->timeout_ns, 1000);
+    tell(opens[0], true, 1);
+    assert_int_equal(replica->state->timeout_ns, 0);
+    tell(opens[1], true, 5);
+    tell(opens[0], false, 2);
+    assert_int_equal(replica->state->timeout_ns, 0);
+    tell(opens[1], false, 4); /* before they came again */
+    assert_int_equal(replica->state->timeout_ns, 0);
+    tell(opens[1], false, 6);
+    assert_int_equal(replica->state->timeout_ns, 1000);
+    tell(opens[0], true, 3);
+    cache_file_writers(f.file, false, 1, true); /* this node's own are another matter */
+    assert_int_equal(replica->state->timeout_ns, 0);
+    home_open_put(opens[0]); /* its agent has gone */
+    assert_int_equal(replica->state->timeout_ns, 1000);
+    cache_file_writers(f.file, true, 2, true);
+    assert_int_equal(replica->state->timeout_ns, 1000);
+    home_open_put(opens[1]);
+    stop_nodes();
+    munmap(map.bytes, FIXTURE_PAGES * 4096);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -377,6 +440,7 @@ int main(void)
         cmocka_unit_test(test_a_leaf_that_is_not_dropped),
         cmocka_unit_test(test_a_map_that_is_closed_before_it_is_open),
         cmocka_unit_test(test_a_device_that_comes_while_a_file_is_given_up),
+        cmocka_unit_test(test_writers_come_and_go),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

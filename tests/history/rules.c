@@ -21,8 +21,8 @@
  *
  * Of several nodes each has a CPU of its own. To the CPU of another node a CPU's write is published at the
  * answer of the first fsync(), msync() or close() of the file on its own node that was invoked after it had
- * ended; a store through a CPU mapping also to devices of other nodes only then. [rules coherence, acquire]
- * A race is over when all its writes are published to all. Files keep their size there.
+ * ended; to devices of all nodes at once. [rules coherence, acquire] A race is over when all its writes are
+ * published to all. Files keep their size there.
  *
  * A read may find w if w began before the read's answer [rule future] and w is not OVERWRITTEN at it: that
  * is, there is no write v that has surely happened, is seen at the read, and at whose beginning w is seen. So
@@ -71,7 +71,7 @@ static bool is_cpu(int agent)
 /* To whom looks from there. */
 static uint64_t published_to(const struct write *w, const struct point *at)
 {
-    return w->node == at->node || !(is_cpu(at->agent) || w->stored) ? w->published : w->far;
+    return w->node == at->node || !is_cpu(at->agent) ? w->published : w->far;
 }
 
 static bool visible(const struct write *w, const struct point *at)
@@ -211,7 +211,6 @@ static void add_write(struct cell *cell, const struct op *op)
                         .acquired = acquired(cell, agent, op->invoked),
                         .agent = agent,
                         .node = op->node,
-                        .stored = op->operation == OP_STORE,
                         .certain = op->operation == OP_TRUNCATE ? succeeded(op) : in_full(op),
                         .zeros = op->operation == OP_TRUNCATE,
                         .unstable = concerns_end(op) && op->flags & ENTRY_KILLED,

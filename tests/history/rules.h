@@ -16,7 +16,6 @@ struct write {
     int agent;
     uint32_t node;
     bool certain, zeros, periodic, exists, settled;
-    bool stored;   /* by a CPU through a mapping */
     bool unstable; /* may lie past the end, or be a killed call's: may come and go */
 };
 

@@ -199,6 +199,15 @@ def sync_file_range(fd):
     return libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), 7)
 
 
+def pages_held(mapping):
+    """How many pages of the file the kernel holds: mincore()."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    there = ctypes.create_string_buffer((len(mapping) + 4095) // 4096)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), there) == 0
+    return sum(byte & 1 for byte in there.raw)
+
+
 def first_difference(got, wanted):
     """None, or where two byte strings differ, in words."""
     if got == wanted:

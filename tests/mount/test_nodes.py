@@ -104,6 +104,24 @@ def test_store_through_a_mapping_is_seen_by_devices(pair, first, flush):
 
 
 @pytest.mark.parametrize("first", SIDES)
+@pytest.mark.parametrize("look", ["its own device", "the other node's"])
+@pytest.mark.parametrize("flags", [gaia.SHARED, gaia.RESIDENT])
+def test_store_through_a_mapping_is_seen_by_the_next_acquire(pair, first, look, flags):
+    """Nobody flushes: the kernel of the node where it was made is made to write it back."""
+    content = bytearray(pattern(PAGES * PAGE))
+    _nodes, writer, other, _ = pair(content, options="timeout=60", flags=flags)
+    tell = writer if look == "its own device" else other
+    check("other", tell.acquired(), content)
+    rng = make_random()
+    for turn in range(30):
+        for _ in range(rng.choice([1, 1, 5])):
+            offset, new = rng.randrange(len(content) - 10), rng.randbytes(rng.choice([1, 10]))
+            writer.store(offset, new)
+            content[offset:offset + len(new)] = new
+        check(f"turn {turn}", tell.acquired(), content)
+
+
+@pytest.mark.parametrize("first", SIDES)
 @pytest.mark.parametrize("how", ["write", "store"])
 @pytest.mark.parametrize("flush", ["fsync", "close_once", "msync"])
 def test_what_a_cpu_has_flushed_is_seen_by_the_other_nodes_cpus(pair, first, how, flush):

@@ -3,8 +3,9 @@
 """What the steps of the protocol as it is built cost a node's processors: the numbers of costs.json that sim.py's "as built" uses.
 
 Two nodes on this machine, over the local carrier, a file whose home is a, in a's memory; this program uses it on b. Prints, for each
-step, the processor time of either daemon (user and system, from /proc/PID/stat) for one unit of it: the median of the rounds. The carrier
-copies the bytes through the processors, once at either end, which a NIC would do by itself: take them off, at memory_bytes_per_s.
+step, the processor time of either daemon (user and system, from /proc/PID/stat) for one unit of it: the median of the rounds; of acquires
+the time that the caller waits, too. The carrier copies the bytes through the processors, once at either end, which a NIC would do by
+itself: take them off, at memory_bytes_per_s.
 
 measure.py [--rounds N]   as root, after `make all tools`
 """
@@ -95,6 +96,12 @@ class Pair:
     def call(self, what, *arguments):
         gaia.check(getattr(gaia.lib, what)(*arguments))
 
+    def only_read(self):
+        here = os.open(f"/proc/self/fd/{self.here}", os.O_RDONLY)
+        os.close(self.here)
+        self.here = here
+        time.sleep(0.1)  # RELEASE, which nobody waits for
+
     def read(self):
         for offset in range(0, self.length, 1 << 20):
             os.pread(self.here, 1 << 20, offset)
@@ -156,7 +163,11 @@ def synchronize():
             costs["collect_page"] = pair.cost(lambda: pair.read(), PAGES)
         os.pwrite(pair.here, b"\7" * pair.length, 0)
         costs["acquire_stale_page"] = pair.cost(lambda: pair.call("gaia_macquire", *whole), PAGES)
-        costs["acquire_unchanged"] = pair.cost(lambda: [pair.call("gaia_macquire", *whole) for _ in range(TIMES)] and None, TIMES)
+        for name in "acquire_unchanged_writers", "acquire_unchanged":  # while a program of the home's has it open for writing, and not
+            began = time.monotonic()
+            costs[name] = pair.cost(lambda: [pair.call("gaia_macquire", *whole) for _ in range(TIMES)] and None, TIMES)
+            costs[name] += [round((time.monotonic() - 0.1 - began) / TIMES * 1e6, 2)]
+            pair.only_read()
         pair.call("gaia_munmap", at, pair.length)
     return costs
 
@@ -170,7 +181,8 @@ def main():
         rounds.append({"fault_4k": single_units("4K", PAGE, PAGES), "fault_64k": single_units("64K", 16 * PAGE, PAGES // 4),
                        "stream_256k": stream(), **synchronize()})
         print(json.dumps(rounds[-1]), file=sys.stderr, flush=True)
-    print(json.dumps({step: {who: statistics.median(one[step][i] for one in rounds) for i, who in enumerate(("home_us", "agent_us"))}
+    who = ("home_us", "agent_us", "caller_us")
+    print(json.dumps({step: {who[i]: statistics.median(one[step][i] for one in rounds) for i in range(len(rounds[0][step]))}
                       for step in rounds[0]}, indent=1))
 
 

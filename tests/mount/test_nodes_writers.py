@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores through CPU mappings on one node, and acquires on another: whose kernel is asked to write back, when, and what that
+costs it. (That an acquire sees such stores: test_nodes.py, test_nodes_random.py and tests/history, too.)"""
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from conftest import Mount
+from files import pattern
+from helpers import PAGE, agents, functions_of, make_random, statistics, wait_until  # noqa: F401
+from nodes import SIDES, Program, check, cluster, tracked_by_all  # noqa: F401
+
+PAGES = 40
+FLUSHER = " (gaiafs-flusher) "
+
+
+def flushers():
+    """(pid, parent) of all."""
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                pid, _, rest = file.read().partition(FLUSHER)
+        except (OSError, ValueError):
+            continue
+        if rest and not rest.startswith("Z"):
+            found.append((int(pid), int(rest.split()[1])))
+    return found
+
+
+def flusher_of(m):
+    return [pid for pid, parent in flushers() if parent == m.pid]
+
+
+def served(m, op):
+    return statistics(m.mnt)["nodes"]["served"].get(op, 0)
+
+
+@pytest.fixture
+def two(cluster, agents, request):
+    """(cluster, content, node that writes, node that acquires, a program there), the first being `writer`."""
+    writer = request.getfixturevalue("writer")
+
+    def start(options="timeout=60", count=2):
+        nodes = cluster(count, options)
+        content = bytearray(pattern(PAGES * PAGE))
+        nodes.make(content, home=0)
+        one, other = nodes.sides(nodes.below(), writer)
+        return nodes, content, one, other, Program(agents(), nodes.path(other), cpu=False)
+
+    return start
+
+
+class Writer:
+    """A process that stores through a mapping, and has nothing to do with devices."""
+
+    def __init__(self, agent, path, flags="os.O_RDWR"):
+        self.agent = functions_of("nodes", agent)
+        agent.do(f"fd = os.open(path, {flags})", path=path)
+
+    def map(self, prot="mmap.PROT_READ | mmap.PROT_WRITE"):
+        self.agent.do(f"cpu = mmap.mmap(fd, 0, prot={prot})")
+
+    def store(self, content, offset, new):
+        self.agent.do("cpu[at:at + len(new)] = new", at=offset, new=new)
+        content[offset:offset + len(new)] = new
+
+    def close(self):
+        self.agent.do("os.close(fd)")
+
+    def unmap(self):
+        self.agent.do("cpu.close()")
+
+
+@pytest.mark.parametrize("writer", SIDES)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_who_has_it_mapped_before_a_device_has(cluster, agents, writer, when):
+    """The home hears of writers when it begins to track the file, too."""
+    nodes = cluster(2, "timeout=60")
+    content = bytearray(pattern(PAGES * PAGE))
+    nodes.make(content, home=0)
+    one, other = nodes.sides(nodes.below(), writer)
+    cpu = Writer(agents(), nodes.path(one)) if when == "before" else None
+    if cpu:
+        cpu.map()
+        cpu.store(content, 5, b"before")
+    device = Program(agents(), nodes.path(other), cpu=False)
+    if not cpu:
+        cpu = Writer(agents(), nodes.path(one))
+        cpu.map()
+    check("first", device.acquired(), content)
+    for turn in range(5):
+        cpu.store(content, turn * PAGE + 100, b"store%d" % turn)
+        check(f"turn {turn}", device.acquired(), content)
+
+
+@pytest.mark.parametrize("writer", SIDES)
+def test_a_mapping_that_outlives_its_descriptor(two, agents, writer):
+    """Others that come and go say nothing of it."""
+    nodes, content, one, _other, device = two()
+    cpu = Writer(agents(), nodes.path(one))
+    cpu.map()
+    cpu.close()
+    for turn in range(3):
+        os.close(os.open(nodes.path(one), os.O_RDWR))
+        cpu.store(content, turn * PAGE + 7, b"kept")
+        check(f"turn {turn}", device.acquired(), content)
+    cpu.store(content, 9 * PAGE, b"last")
+    cpu.unmap()
+    check("unmapped", device.acquired(), content)
+
+
+@pytest.mark.parametrize("writer", ["agent"])
+def test_only_nodes_with_writers_are_asked(two, agents, writer):
+    """Who reads costs an acquire nothing; nor does who wrote, once that is over."""
+    nodes, content, one, _other, device = two()
+    reader = Writer(agents(), nodes.path(one), "os.O_RDONLY")
+    reader.map("mmap.PROT_READ")
+    tracked_by_all(nodes)
+    before = served(nodes[one], "write_back")
+
+    def asked_by(times):
+        nonlocal before
+        for _ in range(times):
+            check("acquire", device.acquired(), content)
+        now = served(nodes[one], "write_back")
+        count, before = now - before, now
+        return count
+
+    assert asked_by(3) == 0
+    writers = [Writer(agents(), nodes.path(one), flags) for flags in ("os.O_RDWR", "os.O_WRONLY")]
+    assert asked_by(3) == 3
+    writers[0].close()
+    assert asked_by(3) == 3
+    writers[1].close()
+
+    def over():
+        return asked_by(1) == 0
+    wait_until(over, what="an acquire that asks nobody")
+    assert asked_by(3) == 0
+    writers[0].agent.do("fd = os.open(path, os.O_RDWR)", path=nodes.path(one))
+    writers[0].map()
+    writers[0].store(content, 3, b"again")
+    assert asked_by(3) == 3
+
+
+@pytest.mark.parametrize("writer", SIDES)
+def test_pages_stay_where_they_are(two, agents, writer):
+    """What a kernel holds of the file it goes on holding: only what was stored to moves."""
+    nodes, content, one, _other, device = two()
+    cpu = Writer(agents(), nodes.path(one))
+    cpu.map()
+    assert cpu.agent("bytes(cpu)") == content
+    rng = make_random()
+    for turn in range(4):
+        cpu.store(content, rng.randrange(PAGES) * PAGE + turn, bytes([turn]))
+        check(f"turn {turn}", device.acquired(), content)
+        assert cpu.agent("pages_held(cpu)") == PAGES
+
+
+@pytest.mark.parametrize("writer", SIDES)
+def test_without_its_flusher(two, agents, writer):
+    """Pages are dropped then."""
+    nodes, content, one, _other, device = two()
+    (pid,) = flusher_of(nodes[one])
+    cpu = Writer(agents(), nodes.path(one))
+    cpu.map()
+    cpu.store(content, 1, b"flushed")
+    check("with it", device.acquired(), content)
+    os.kill(pid, signal.SIGKILL)
+    for turn in range(12):  # more than it had threads
+        cpu.store(content, turn * PAGE + 5, b"dropped")
+        check(f"turn {turn}", device.acquired(), content)
+    assert nodes[one].log_text().count("no flusher: it has ended") == 1
+
+
+@pytest.mark.parametrize("writer", SIDES)
+def test_a_mount_over_the_mount(two, agents, writer):
+    """What lies at the mount's path now is none of the flusher's business."""
+    nodes, content, one, _other, device = two()
+    cpu = Writer(agents(), nodes.path(one))
+    cpu.map()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", nodes[one].mnt], check=True)
+    try:
+        for turn in range(3):
+            cpu.store(content, turn * PAGE + 5, b"below")
+            check(f"turn {turn}", device.acquired(), content)
+    finally:
+        subprocess.run(["umount", nodes[one].mnt], check=True)
+
+
+@pytest.mark.parametrize("writer", SIDES)
+@pytest.mark.parametrize("how", ["umount", "SIGTERM", "SIGKILL"])
+def test_the_flusher_ends_with_its_daemon(two, agents, writer, how):
+    """It keeps nobody from unmounting, either."""
+    nodes, content, one, _other, device = two()
+    cpu = Writer(agents(), nodes.path(one))
+    cpu.map()
+    cpu.store(content, 1, b"x")
+    check("acquired", device.acquired(), content)
+    cpu.unmap()
+    cpu.close()
+    (pid,) = flusher_of(nodes[one])
+    if how == "umount":
+        assert nodes[one].unmount() is None
+    elif how == "SIGTERM":
+        os.kill(nodes[one].pid, signal.SIGTERM)
+        assert nodes[one].proc.wait(20) == 0
+    else:
+        Mount.kill(nodes[one])
+    wait_until(lambda: pid not in [flusher for flusher, _ in flushers()], what="end of the flusher")
+
+
+@pytest.mark.parametrize("writer", ["agent"])
+def test_the_next_home_knows_of_them(cluster, agents, writer):
+    """Who has mapped the file for stores goes on when its home dies; what it stores then a device's acquire sees."""
+    nodes = cluster(3, "timeout=60,peer_timeout=1")
+    content = bytearray(pattern(PAGES * PAGE))
+    nodes.make(content, home=0)
+    cpu = Writer(agents(), nodes.path(1))
+    cpu.map()
+    first = Program(agents(), nodes.path(2), cpu=False)
+    check("first", first.acquired(), content)
+    cpu.store(content, 5, b"one")
+    check("one", first.acquired(), content)
+    cpu.agent.do("os.fsync(fd)")
+    Mount.kill(nodes[0])
+    time.sleep(3)
+    second = Program(agents(), nodes.path(2), device="soft:1", cpu=False)
+    for turn in range(3):
+        cpu.store(content, turn * PAGE + 50, b"two")
+        check(f"turn {turn}", second.acquired(), content)
