@@ -12,14 +12,16 @@
  * that nobody is left with much at the end. */
 #define SHARE_PAGES (2 * STAGE_PAGES)
 
-/* A range that several threads place, in the frame of who waits for it. */
+/* A range that several threads place, in the frame of who waits for it; or of it some leaves. */
 struct filler_range {
     struct cache_map *map;
     struct fill_group *group;
-    atomic_uint_fast64_t next; /* the first page that nobody has taken */
+    struct gaia_run run;
+    const uint64_t *leaves; /* ascending; NULL: all of the run */
+    uint64_t shares;
+    atomic_uint_fast64_t next; /* the first share that nobody has taken */
     atomic_bool failed;        /* the rest is not begun */
-    uint64_t end;
-    unsigned helpers; /* threads that are at it, besides who waits; filler->lock */
+    unsigned helpers;          /* threads that are at it, besides who waits; filler->lock */
 };
 
 struct filler_piece {
@@ -29,17 +31,27 @@ struct filler_piece {
     uint64_t first, count;
 };
 
+/* The pages of a share: of a leaf, those in the range. */
+static struct gaia_run pages_of_share(const struct filler_range *range, uint64_t share)
+{
+    uint64_t step = range->leaves ? LEAF_PAGES : SHARE_PAGES, end = range->run.page + range->run.count;
+    uint64_t from = range->leaves ? range->leaves[share] << LEAF_SHIFT : range->run.page + share * step;
+    uint64_t first = from > range->run.page ? from : range->run.page;
+
+    return (struct gaia_run){first, (from + step < end ? from + step : end) - first};
+}
+
 /* Share by share, until nothing is left of the range. */
 static void place_shares(struct filler_range *range)
 {
     for (;;) {
-        uint64_t first = atomic_fetch_add(&range->next, SHARE_PAGES);
+        uint64_t share = atomic_fetch_add(&range->next, 1);
 
-        if (first >= range->end || atomic_load(&range->failed))
+        if (share >= range->shares || atomic_load(&range->failed))
             return;
-        uint64_t left = range->end - first;
-        if (fill_range(range->map, &(struct fill_request){.first = first,
-                                                          .count = left < SHARE_PAGES ? left : SHARE_PAGES,
+        struct gaia_run pages = pages_of_share(range, share);
+        if (fill_range(range->map, &(struct fill_request){.first = pages.page,
+                                                          .count = pages.count,
                                                           .touched = FILL_NO_PAGE,
                                                           .group = range->group,
                                                           .patient = true}))
@@ -188,22 +200,34 @@ static void call_off(struct filler *filler, struct filler_range *range, struct f
     pthread_mutex_unlock(&filler->lock);
 }
 
-void filler_place(struct cache_map *map, uint64_t first, uint64_t count, struct fill_group *group)
+static void place(struct filler_range *range)
 {
-    struct filler *filler = &map->file->cache->filler;
+    struct filler *filler = &range->map->file->cache->filler;
     struct filler_piece calls[FILLER_THREADS_MAX];
-    struct filler_range range = {.map = map, .group = group, .next = first, .end = first + count};
-    uint64_t shares = (count + SHARE_PAGES - 1) / SHARE_PAGES;
     unsigned called = 0;
 
-    fit_to_place(map->replica); /* once, and not for each share */
+    fit_to_place(range->map->replica); /* once, and not for each share */
     pthread_mutex_lock(&filler->lock);
-    for (; called < filler->started && called + 1 < shares && !filler->stop; called++) {
-        calls[called] = (struct filler_piece){.range = &range};
+    for (; called < filler->started && called + 1 < range->shares && !filler->stop; called++) {
+        calls[called] = (struct filler_piece){.range = range};
         TAILQ_INSERT_TAIL(&filler->calls, &calls[called], link);
         pthread_cond_signal(&filler->queued);
     }
     pthread_mutex_unlock(&filler->lock);
-    place_shares(&range);
-    call_off(filler, &range, calls, called);
+    place_shares(range);
+    call_off(filler, range, calls, called);
+}
+
+void filler_place(struct cache_map *map, uint64_t first, uint64_t count, struct fill_group *group)
+{
+    place(&(struct filler_range){.map = map,
+                                 .group = group,
+                                 .run = {first, count},
+                                 .shares = (count + SHARE_PAGES - 1) / SHARE_PAGES});
+}
+
+void filler_place_leaves(struct cache_map *map, struct gaia_run run, const uint64_t *leaves, size_t count,
+                         struct fill_group *group)
+{
+    place(&(struct filler_range){.map = map, .group = group, .run = run, .leaves = leaves, .shares = count});
 }

@@ -10,6 +10,7 @@
 #include <sys/queue.h>
 
 #include "base/lock.h"
+#include "gpu/device.h"
 
 /* One more than there are processors, and no more than this: each waits now and then, for a stage or for the
  * kernel. */
@@ -44,5 +45,8 @@ void filler_ahead(struct cache_map *map, uint64_t first, uint64_t count);
  * failed; where one could not even begin, the rest is not. The map is the caller's for so long. No lock is
  * held. */
 void filler_place(struct cache_map *map, uint64_t first, uint64_t count, struct fill_group *group);
+/* The same of some leaves, ascending, each of which has pages of the run: what of them lies in it. */
+void filler_place_leaves(struct cache_map *map, struct gaia_run run, const uint64_t *leaves, size_t count,
+                         struct fill_group *group);
 
 #endif

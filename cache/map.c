@@ -371,17 +371,32 @@ static int place_all(struct cache_map *map, struct gaia_run run, bool all)
     return error;
 }
 
+static int place_leaves(struct cache_map *map, struct gaia_run run, const struct lacking *lacking)
+{
+    struct fill_group group;
+
+    fill_group_init(&group);
+    filler_place_leaves(map, run, lacking->leaves, lacking->count, &group);
+    return fill_group_finish(&group);
+}
+
 /* The same, where no touch would bring what is missing, and nothing stops stores to what somebody else is
  * placing: until all of it is there. Others' truncations may undo a round. */
 static int place_whole(struct cache_map *map, struct gaia_run run)
 {
+    struct lacking *lacking;
     int error = 0;
 
-    if (scan_is_still_placed(map->replica, run.page, run.count, &map->placed))
-        return 0;
     for (unsigned round = 0; round < 1000 && !error; round++) {
+        if (placed_lacks(map->replica, run.page, run.count, &map->placed, &lacking)) {
+            if (!lacking)
+                return 0;
+            error = place_leaves(map, run, lacking);
+            free(lacking);
+            continue;
+        }
         error = place_all(map, run, false);
-        if (!error && scan_is_placed(map->replica, run.page, run.count, &map->placed))
+        if (!error && placed_look(map->replica, run.page, run.count, &map->placed))
             return 0;
     }
     return error ? error : -EIO;

@@ -9,7 +9,7 @@
 #include "cache/internal.h"
 #include "cache/maps.h"
 #include "cache/readahead.h"
-#include "cache/scan.h"
+#include "cache/placed.h"
 
 struct agent_map;
 
@@ -47,7 +47,7 @@ struct cache_map {
     _Atomic unsigned careful;    /* so many touches are served one page at a time, after an error */
     _Atomic unsigned references; /* the client's maps, and operations under way */
     struct durable_seen seen;
-    struct scan_placed placed; /* of the last acquire on a device that scans; under the file's lock */
+    struct placed placed; /* on a device that scans; under the file's lock */
     /* Of touches of missing pages, and of first stores. Used by the client's fault thread and by advice, each
      * under its own lock. */
     struct readahead readahead, stores;

@@ -63,6 +63,7 @@ void replica_close(struct replica *replica)
     munmap(replica->state, SHARED_PAGE_SIZE);
     close(replica->state_fd);
     free(replica->found);
+    free(replica->departures.leaves);
     free(replica);
 }
 
@@ -229,7 +230,8 @@ unsigned replica_forget(struct leaf_copy *copy, page_mask pages)
     replica_drop_twins(copy, pages);
     page_mask before = copy_stored(copy);
     copy->present &= ~pages;
-    copy->replica->departures += gone != 0;
+    if (gone && copy->replica->scans)
+        departures_add(&copy->replica->departures, copy->leaf->number);
     copy->blind &= ~pages;
     replica_update(copy, before);
     replica_resident(copy->replica, -(int64_t)gone);

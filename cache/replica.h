@@ -8,6 +8,7 @@
 
 #include "cache/device.h"
 #include "cache/index.h"
+#include "cache/placed.h"
 #include "gpu/device.h"
 
 struct cache_file;
@@ -40,7 +41,7 @@ struct replica {
     TAILQ_HEAD(, leaf_copy) stored;   /* copies with twins */
     TAILQ_HEAD(, leaf_copy) suspects; /* copies that may be out of date */
     uint64_t resident;                /* pages present */
-    uint64_t departures;              /* how often some have left */
+    struct departures departures;     /* of one that scans: what has left */
     /* cache/fit.h: */
     uint64_t fits;                 /* nothing is placed from this page on */
     bool unfit, cut;               /* the frames' length is to change; what is past `fits` is to go */

@@ -56,46 +56,6 @@ int scan_find(struct replica *replica, uint64_t first, uint64_t count, struct sc
     return error;
 }
 
-bool scan_is_still_placed(struct replica *replica, uint64_t first, uint64_t count,
-                          const struct scan_placed *placed)
-{
-    struct cache_file *file = replica->file;
-
-    pthread_mutex_lock(&file->lock);
-    bool still = placed->first <= first && first + count <= placed->end &&
-                 placed->departures == replica->departures && file_pages(file->size) <= placed->pages;
-    pthread_mutex_unlock(&file->lock);
-    return still;
-}
-
-bool scan_is_placed(struct replica *replica, uint64_t first, uint64_t count, struct scan_placed *placed_out)
-{
-    struct cache_file *file = replica->file;
-    bool placed = true;
-
-    pthread_mutex_lock(&file->lock);
-    uint64_t departures = replica->departures; /* what leaves while the lock is let go was perhaps seen */
-    for (uint64_t page = first; page < first + count && placed && page < file_pages(file->size);) {
-        uint64_t number = page >> LEAF_SHIFT, end = (number + 1) << LEAF_SHIFT;
-        struct leaf *leaf = index_find(&file->index, number);
-        struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
-        uint64_t pages = file_pages(file->size), stop = first + count < pages ? first + count : pages;
-        page_mask wanted = page_range_mask(number, page, stop - page);
-        page_mask missing = copy ? wanted & ~copy->present : wanted;
-        if (copy && missing & copy->busy) {
-            pthread_cond_wait(&file->changed, &file->lock);
-            continue;
-        }
-        placed = !missing;
-        page = end;
-    }
-    if (placed) /* up to the end that the file has now */
-        *placed_out = (struct scan_placed){
-            .first = first, .end = first + count, .departures = departures, .pages = file_pages(file->size)};
-    pthread_mutex_unlock(&file->lock);
-    return placed;
-}
-
 #define READ_PAGES 8u /* of the home copy at once */
 
 /* These bytes are a page's twin. There is room for its number. */

@@ -26,21 +26,6 @@ int scan_find(struct replica *replica, uint64_t first, uint64_t count, struct sc
  * more. Any thread. */
 void scan_put_found(struct replica *replica, struct scan_found *found);
 
-/* A range of which all pages that lie before the end of the file are resident, as was seen once; and that is
- * so for as long as no page leaves the replica and the file does not grow: to look at each page of GiB takes
- * longer than to look for what kernels stored to them. */
-struct scan_placed {
-    uint64_t first, end; /* pages; equal: none */
-    uint64_t departures, pages;
-};
-
-/* Whether that is so of [first, first + count). placed is under the file's lock. No lock is held. */
-bool scan_is_still_placed(struct replica *replica, uint64_t first, uint64_t count,
-                          const struct scan_placed *placed);
-/* The same, looked at page by page: what is being placed is waited for. placed_out: changed only if it is so.
- * No lock is held. */
-bool scan_is_placed(struct replica *replica, uint64_t first, uint64_t count, struct scan_placed *placed_out);
-
 /* All below: the file's lock is held. */
 
 /* Before the home copy of the pages changes: whoever's twin it is gets a copy. 0, -ENOMEM, -EIO ... */

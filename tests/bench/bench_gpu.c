@@ -79,12 +79,13 @@ static void measure(struct gaia_device *device, const char *path, const char *wh
 
 #define PAIRS 200
 
+/* Of a file of which nothing has changed between two acquires; then, of which one page has. */
 static int nothing_changes(struct gaia_device *device, const char *path, bool writes)
 {
-    int fd = open_file(path, writes ? O_RDWR : O_RDONLY);
+    int fd = open_file(path, writes ? O_RDWR : O_RDONLY), other = open_file(path, O_RDWR);
     size_t bytes = file_size(fd);
     uint8_t *map = map_file(device, fd, bytes, writes ? PROT_READ | PROT_WRITE : PROT_READ);
-    double acquire[PAIRS], release[PAIRS];
+    double acquire[PAIRS], release[PAIRS], changed[PAIRS];
 
     for (size_t i = 0; i < PAIRS; i++) {
         uint64_t start = now_ns();
@@ -96,7 +97,18 @@ static int nothing_changes(struct gaia_device *device, const char *path, bool wr
             die("gaia_mrelease");
         release[i] = seconds(start) * 1e6;
     }
-    printf("{\"acquire_us\": %.4g, \"release_us\": %.4g}\n", median(acquire, PAIRS), median(release, PAIRS));
+    for (size_t i = 0; i < PAIRS; i++) {
+        uint8_t byte = (uint8_t)i;
+        if (pwrite(other, &byte, 1, (off_t)(bytes / PAIRS * i)) != 1)
+            die("pwrite");
+        uint64_t start = now_ns();
+        if (gaia_macquire(map, bytes, device))
+            die("gaia_macquire");
+        changed[i] = seconds(start) * 1e6;
+    }
+    printf("{\"acquire_us\": %.4g, \"release_us\": %.4g, \"page_us\": %.4g}\n", median(acquire, PAIRS),
+           median(release, PAIRS), median(changed, PAIRS));
+    close(other);
     gaia_device_close(device);
     return 0;
 }

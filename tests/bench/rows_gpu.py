@@ -39,6 +39,7 @@ def bench_gpu(bench):
     for access, text in ("read", "read only"), ("write", "for writing"):
         r = raw[f"nothing_{access}"] = measure(bench, "nothing", access, 0, [huge])
         rows.append(row(f"  acquire, nothing changed, 8 GiB mapped {text}", f"{r['acquire_us']:.1f} us"))
+        rows.append(row("  acquire, one page changed, the same", f"{r['page_us']:.1f} us"))
     rows.append(row("  release, the same", f"{r['release_us']:.1f} us"))
     bench.raw["gpu"] = raw
     for path in [*files, huge]:

@@ -43,6 +43,7 @@ class More:
         step(self.touch, "map_file")
         step(self.late, "early", "open_device")
         if "cuda" in self.words:
+            step(self.changed_below_a_kernel, "map_file")
             step(self.to_be_evicted)
         step(self.large)
         step(self.map_large, "large")
@@ -129,6 +130,19 @@ class More:
         self.g.compare(map, 0, 32)
         map.unmap(8 * PAGE, 8 * PAGE)
         self.g.compare(map, 16, 32)
+        map.unmap()
+        device.close()
+
+    def changed_below_a_kernel(self):
+        """What a GPU reads, and cannot store to, is placed anew when it has changed."""
+        device = self.new_device(0)
+        map = device.mmap(self.fd, 64 * PAGE, 1)
+        for turn in range(2):
+            map.acquire()
+            self.f.compare(map, 0, 64)
+            self.f.write(self.fd, b"%d by a CPU" % turn, 40 * PAGE)
+        map.acquire()
+        self.f.compare(map, 0, 64)
         map.unmap()
         device.close()
 

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a map knows to be on a device that scans, of what it has had placed: to look at each page of GiB takes
+ * longer than to look for what kernels stored to them. It is known of one range, up to the pages that have
+ * left the replica since, of which the last few are known by their leaves. */
+#ifndef GAIAFS_CACHE_PLACED_H
+#define GAIAFS_CACHE_PLACED_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct replica;
+
+/* Of a replica, under the file's lock. All zero: none have left. */
+#define DEPARTURES_MAX 4096u
+struct departures {
+    uint64_t count;   /* how often pages of a leaf have left */
+    uint64_t since;   /* those before can't be told */
+    uint64_t *leaves; /* of the n-th, at n % DEPARTURES_MAX, of the last DEPARTURES_MAX; NULL: none yet */
+};
+
+/* Pages of a leaf leave. Without memory for that it is known that some have left, and not which. */
+void departures_add(struct departures *departures, uint64_t leaf);
+
+/* A range of which all pages that lay before the end of the file were there when `departures` had left; under
+ * the file's lock. Of a map. All zero: none. */
+struct placed {
+    uint64_t first, end; /* pages; equal: none */
+    uint64_t departures, pages;
+};
+
+/* Leaves of a range, ascending, some of whose pages are not there. */
+struct lacking {
+    size_t count;
+    uint64_t leaves[];
+};
+
+/* What of [first, first + count) is not there any more; NULL: all of it is. The caller frees. What somebody
+ * is placing is waited for. False: that is not known, and placed_look() finds out. No lock is held. */
+bool placed_lacks(struct replica *replica, uint64_t first, uint64_t count, struct placed *placed,
+                  struct lacking **lacking_out);
+/* Whether all of it is there, looked at page by page, and likewise. If it is so, placed has the range from
+ * now on, and goes on having one beside it that it had. */
+bool placed_look(struct replica *replica, uint64_t first, uint64_t count, struct placed *placed);
+
+#endif
