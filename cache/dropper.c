@@ -57,12 +57,12 @@ void kernels_settle(struct cache_file *file)
 static page_mask next_old(struct cache_file *file, unsigned node, uint64_t *leaf_out)
 {
     struct kernels *kernels = &file->kernels;
-    struct kernel_leaf *k = kernels->droppable ? TAILQ_FIRST(&kernels->droppable[node]) : NULL;
+    struct kernel_leaf *k = kernels->nodes ? TAILQ_FIRST(&kernels->nodes[node].droppable) : NULL;
 
     if (!k || k->round == kernels->rounds)
         return 0;
-    TAILQ_REMOVE(&kernels->droppable[node], k, droppable);
-    TAILQ_INSERT_TAIL(&kernels->droppable[node], k, droppable);
+    TAILQ_REMOVE(&kernels->nodes[node].droppable, k, droppable);
+    TAILQ_INSERT_TAIL(&kernels->nodes[node].droppable, k, droppable);
     k->round = kernels->rounds;
     k->dropping = k->old;
     *leaf_out = k->leaf;

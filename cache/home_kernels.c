@@ -2,6 +2,7 @@
 /* The kernels of agents that have a file of this home open: what is asked of them beside this node's own. */
 #include <assert.h>
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
 
 #include "cache/home.h"
@@ -16,6 +17,7 @@ struct kernel {
     struct call_session *session; /* a reference */
     uint32_t file;
     unsigned node;
+    struct patience_asking asking;
 };
 
 uint64_t home_kernels(const struct cache_file *file)
@@ -28,20 +30,52 @@ uint64_t home_kernels(const struct cache_file *file)
     return kernels;
 }
 
-/* The agents that have the file open; writers: for writing. */
-static unsigned find_kernels(struct cache_file *file, bool writers, struct kernel kernels[KERNELS_MAX])
+#define ALL UINT_MAX /* of nodes */
+
+/* Lock held. The reference is end()'s to put. */
+static void add_kernel(const struct home_open *open, struct kernel kernels[KERNELS_MAX], unsigned *count)
 {
-    struct home_open *open;
+    assert(*count < KERNELS_MAX);
+    struct kernel *kernel = &kernels[(*count)++];
+    kernel->session = open->session->session;
+    kernel->file = open->number;
+    kernel->node = open->session->member + 1;
+    call_session_get(kernel->session);
+}
+
+/* Those of agents that have the file open: of one node, or all. */
+static unsigned find_kernels(struct cache_file *file, unsigned node, struct kernel kernels[KERNELS_MAX])
+{
+    const struct home_open *open;
     unsigned count = 0;
 
     pthread_mutex_lock(&file->lock);
-    LIST_FOREACH (open, &file->opens, file_link) {
-        if (writers && !open->writers.any)
-            continue;
-        assert(count < KERNELS_MAX);
-        kernels[count] = (struct kernel){open->session->session, open->number, open->session->member + 1};
-        call_session_get(kernels[count++].session);
-    }
+    LIST_FOREACH (open, &file->opens, file_link)
+        if (node == ALL || node == open->session->member + 1)
+            add_kernel(open, kernels, &count);
+    pthread_mutex_unlock(&file->lock);
+    return count;
+}
+
+/* Whether programs may have stored through the node's kernel what nobody knows yet. Lock held. */
+static bool may_be_dirty(const struct cache_file *file, const struct writers *writers, unsigned node)
+{
+    return writers->any && kernels_hold_any(file, node);
+}
+
+/* Those, but for a node's; and whether this node's is one. */
+static unsigned find_dirty(struct cache_file *file, unsigned except, struct kernel kernels[KERNELS_MAX],
+                           bool *here_out)
+{
+    const struct home_open *open;
+    unsigned count = 0;
+
+    pthread_mutex_lock(&file->lock);
+    *here_out = except && may_be_dirty(file, &file->writers, 0);
+    LIST_FOREACH (open, &file->opens, file_link)
+        if (open->session->member + 1 != except &&
+            may_be_dirty(file, &open->writers, open->session->member + 1))
+            add_kernel(open, kernels, &count);
     pthread_mutex_unlock(&file->lock);
     return count;
 }
@@ -50,41 +84,48 @@ static unsigned find_kernels(struct cache_file *file, bool writers, struct kerne
  * writes back what it holds, which comes by WRITEs. */
 #define LEAVING ((struct patience){.silent = 1, .turns = 12})
 
-/* op: NODE_INVALIDATE or NODE_WRITE_BACK; of the request the file is filled in. */
-static int tell(struct nodes *nodes, const struct kernel *kernel, enum node_op op,
-                const struct node_request *what)
+/* op: NODE_INVALIDATE or NODE_WRITE_BACK; of the request the file is filled in. All at once. */
+static void begin(struct nodes *nodes, struct kernel *kernels, unsigned count, enum node_op op,
+                  const struct node_request *what)
 {
-    struct node_request request = *what;
-    struct call_session *session = kernel->session;
+    for (unsigned i = 0; i < count; i++) {
+        struct node_request request = *what;
+        request.file = kernels[i].file;
+        patience_begin(nodes, kernels[i].session, NODE_KERNEL, op, &request, &kernels[i].asking);
+    }
+}
 
-    request.file = kernel->file;
-    int result = patience_ask(nodes, session, NODE_KERNEL, op, &request, LEAVING, NULL);
+static int end_one(struct kernel *kernel)
+{
+    int result = patience_end(&kernel->asking, LEAVING, NULL);
+
     /* -EIO is the end of its session, which the caller takes for the end of what its kernel had. */
     result = result > 0 ? -EPROTO : result;
-    bool said = result != -EIO || !call_session_error(session);
+    bool said = result != -EIO || !call_session_error(kernel->session);
+    call_session_put(kernel->session);
     return said && (result == -EIO || node_result(result) != result) ? -EREMOTEIO : result;
 }
 
-/* What has come of several kernels, and of one more. One whose session ends hides no other's error: see
- * joined(). */
-static int with(int error, int one)
+/* What has come of them. One whose session ends hides no other's error: see joined(). */
+static int end(struct kernel *kernels, unsigned count)
 {
-    return one != -ENOENT && (error == -ENOENT || !error || (error == -EIO && one)) ? one : error;
-}
-
-/* Agents: one, or all. */
-static int invalidate_there(struct cache_file *file, unsigned node, const struct node_request *invalidation)
-{
-    struct kernel kernels[KERNELS_MAX];
-    unsigned count = find_kernels(file, false, kernels);
     int error = -ENOENT;
 
     for (unsigned i = 0; i < count; i++) {
-        if (!node || kernels[i].node == node)
-            error = with(error, tell(file->cache->nodes, &kernels[i], NODE_INVALIDATE, invalidation));
-        call_session_put(kernels[i].session);
+        int one = end_one(&kernels[i]);
+        if (one != -ENOENT && (error == -ENOENT || !error || (error == -EIO && one)))
+            error = one;
     }
     return error;
+}
+
+static int invalidate_there(struct cache_file *file, unsigned node, const struct node_request *invalidation)
+{
+    struct kernel kernels[KERNELS_MAX];
+    unsigned count = find_kernels(file, node, kernels);
+
+    begin(file->cache->nodes, kernels, count, NODE_INVALIDATE, invalidation);
+    return end(kernels, count);
 }
 
 int home_invalidate_node(struct cache_file *file, unsigned node, off_t offset, off_t length)
@@ -112,19 +153,13 @@ static int joined(int error, int there)
 int home_invalidate(struct cache_file *file, off_t offset, off_t length)
 {
     const struct node_request invalidation = {.offset = offset, .length = (uint64_t)length};
+    struct nodes *nodes = file->cache->nodes;
+    struct kernel kernels[KERNELS_MAX];
+    unsigned count = nodes ? find_kernels(file, ALL, kernels) : 0;
+
+    begin(nodes, kernels, count, NODE_INVALIDATE, &invalidation);
     int error = home_invalidate_node(file, 0, offset, length);
-
-    if (!file->cache->nodes)
-        return error;
-    return joined(error, invalidate_there(file, 0, &invalidation));
-}
-
-static bool writes_here(struct cache_file *file)
-{
-    pthread_mutex_lock(&file->lock);
-    bool any = file->writers.any;
-    pthread_mutex_unlock(&file->lock);
-    return any;
+    return joined(error, end(kernels, count));
 }
 
 int home_write_back(struct cache_file *file, unsigned except, off_t offset, off_t length)
@@ -132,20 +167,17 @@ int home_write_back(struct cache_file *file, unsigned except, off_t offset, off_
     const struct node_request what = {.offset = offset, .length = (uint64_t)length};
     struct cache_host *host = &file->cache->host;
     struct kernel kernels[KERNELS_MAX];
-    int error = -ENOENT, there = -ENOENT;
+    int error = -ENOENT;
+    bool here;
 
     if (!file->cache->nodes)
         return 0;
     lock_none("cache_host.write_back");
-    unsigned count = find_kernels(file, true, kernels);
-    for (unsigned i = 0; i < count; i++) {
-        if (kernels[i].node != except)
-            there = with(there, tell(file->cache->nodes, &kernels[i], NODE_WRITE_BACK, &what));
-        call_session_put(kernels[i].session);
-    }
-    if (except && writes_here(file))
+    unsigned count = find_dirty(file, except, kernels, &here);
+    begin(file->cache->nodes, kernels, count, NODE_WRITE_BACK, &what);
+    if (here)
         error = host->write_back(host->context, file->context, offset, length);
-    error = joined(error, there);
+    error = joined(error, end(kernels, count));
     return error == -ENOENT ? 0 : error;
 }
 
@@ -173,14 +205,14 @@ int home_tell_size(struct cache_file *file)
             home_invalidate_node(file, 0, -1, 0);
     }
     invalidation.length = (uint64_t)home_size(file, &invalidation.value);
-    error = joined(error, invalidate_there(file, 0, &invalidation));
+    error = joined(error, invalidate_there(file, ALL, &invalidation));
     return error == -ENOENT ? 0 : error;
 }
 
 void home_tell_handed(struct cache_file *file, bool lost)
 {
     struct kernel kernels[KERNELS_MAX];
-    unsigned count = find_kernels(file, false, kernels);
+    unsigned count = find_kernels(file, ALL, kernels);
 
     for (unsigned i = 0; i < count; i++) {
         struct node_request request = {.file = kernels[i].file, .flags = lost ? NODE_HANDED_LOST : 0};
@@ -198,7 +230,7 @@ ssize_t home_peek(struct cache_file *file, unsigned node, off_t offset, size_t l
 
     if (!node)
         return host->peek(host->context, file->context, offset, length, bytes_out);
-    unsigned count = find_kernels(file, false, kernels);
+    unsigned count = find_kernels(file, ALL, kernels);
     for (unsigned i = 0; i < count; i++) {
         int slot = kernels[i].node == node && n == -EIO ? call_slot_get(kernels[i].session) : -EIO;
         if (slot >= 0) {

@@ -24,15 +24,15 @@ struct kernel_leaf *kernels_find(struct kernels *kernels, unsigned node, uint64_
     return (struct kernel_leaf *)table_find(&kernels->leaves, key_of(node, leaf));
 }
 
-static int make_droppable(struct kernels *kernels)
+static int make_nodes(struct kernels *kernels)
 {
-    struct kernel_leaves *droppable = calloc(KERNELS_NODES, sizeof *droppable);
+    struct kernel_node *nodes = calloc(KERNELS_NODES, sizeof *nodes);
 
-    if (!droppable)
+    if (!nodes)
         return -ENOMEM;
     for (unsigned node = 0; node < KERNELS_NODES; node++)
-        TAILQ_INIT(&droppable[node]);
-    kernels->droppable = droppable;
+        TAILQ_INIT(&nodes[node].droppable);
+    kernels->nodes = nodes;
     TAILQ_INIT(&kernels->lates);
     return 0;
 }
@@ -43,7 +43,7 @@ static struct kernel_leaf *get(struct kernels *kernels, unsigned node, uint64_t 
 
     if (k)
         return k;
-    if (!kernels->droppable && make_droppable(kernels))
+    if (!kernels->nodes && make_nodes(kernels))
         return NULL;
     k = calloc(1, sizeof *k);
     if (!k || table_add(&kernels->leaves, &k->entry, key_of(node, leaf))) {
@@ -56,13 +56,22 @@ static struct kernel_leaf *get(struct kernels *kernels, unsigned node, uint64_t 
     return k;
 }
 
+static void set_given(struct kernels *kernels, struct kernel_leaf *k, page_mask given)
+{
+    struct kernel_node *node = &kernels->nodes[k->node];
+
+    node->given += (uint64_t)__builtin_popcountll(given);
+    node->given -= (uint64_t)__builtin_popcountll(k->given);
+    k->given = given;
+}
+
 /* The dropper looks at who has any: behind the others of the node, as it has looked at the first last. */
 static void set_old(struct kernels *kernels, struct kernel_leaf *k, page_mask old)
 {
     if (old && !k->old)
-        TAILQ_INSERT_TAIL(&kernels->droppable[k->node], k, droppable);
+        TAILQ_INSERT_TAIL(&kernels->nodes[k->node].droppable, k, droppable);
     if (!old && k->old)
-        TAILQ_REMOVE(&kernels->droppable[k->node], k, droppable);
+        TAILQ_REMOVE(&kernels->nodes[k->node].droppable, k, droppable);
     kernels->old += (uint64_t)__builtin_popcountll(old);
     kernels->old -= (uint64_t)__builtin_popcountll(k->old);
     k->old = old;
@@ -121,7 +130,7 @@ static void become_late(struct cache_file *file, struct kernel_leaf *k, page_mas
 
 void kernels_dropped(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
 {
-    k->given &= ~pages;
+    set_given(&file->kernels, k, k->given & ~pages);
     if (!kernels_write_back_late(file, k->node)) {
         drop_twins(file, k, pages);
         return;
@@ -142,8 +151,8 @@ void kernels_free(struct cache_file *file)
         free(k);
     }
     table_free(&kernels->leaves);
-    free(kernels->droppable);
-    kernels->droppable = NULL;
+    free(kernels->nodes);
+    kernels->nodes = NULL;
 }
 
 /* Pages of a range of bytes. */
@@ -184,7 +193,7 @@ int kernels_given(struct cache_file *file, unsigned node, off_t offset, size_t l
         page_mask pages = page_range_mask(leaf, span.first, span.count);
         drop_twins(file, k, pages); /* it asks for what it does not hold, and has written back */
         k->released &= ~pages;
-        k->given |= pages;
+        set_given(&file->kernels, k, k->given | pages);
     }
     return 0;
 }
@@ -255,7 +264,7 @@ void kernels_released(struct cache_file *file, uint64_t leaf, page_mask pages)
         if (nodes)
             held &= k->given;
         k->released |= held & ~k->late;
-        k->given &= ~held;
+        set_given(&file->kernels, k, k->given & ~held);
     }
 }
 
@@ -328,7 +337,7 @@ void kernels_wrote(struct cache_file *file, unsigned node, const void *bytes, si
         if (!k) /* its pages are dropped with everything else of the file's: */
             continue;
         k->released &= ~pages; /* it has waited for what was on its way */
-        k->given |= pages;
+        set_given(&file->kernels, k, k->given | pages);
         k->dropping &= ~pages;             /* it may hold them anew */
         if (file->announced == ANNOUNCING) /* without memory for them as without the rule */
             take_kernel_twins(file, k, pages);
@@ -379,6 +388,11 @@ void kernels_wrote_back(struct cache_file *file, unsigned node, const uint8_t *b
 
     if (twin)
         memcpy(twin + (size_t)offset % GAIA_PAGE_SIZE, bytes, length);
+}
+
+bool kernels_hold_any(const struct cache_file *file, unsigned node)
+{
+    return file->kernels.nodes && file->kernels.nodes[node].given;
 }
 
 void kernels_resized(struct cache_file *file)

@@ -33,14 +33,15 @@
 struct cache;
 struct cache_file;
 struct kernel_leaf;
+struct kernel_node;
 TAILQ_HEAD(kernel_leaves, kernel_leaf);
 
 /* Of a file; under its lock. All zero: nothing was given to anybody yet. */
 struct kernels {
     struct table leaves; /* by node and number */
     LIST_HEAD(, kernel_leaf) all;
-    struct kernel_leaves *droppable; /* by node: leaves with old pages, who was looked at last behind */
-    uint64_t old;                    /* pages with a twin that are to be dropped */
+    struct kernel_node *nodes; /* by node; NULL: nothing was given to any */
+    uint64_t old;              /* pages with a twin that are to be dropped */
     uint64_t late; /* pages that were dropped, with a twin for a write-back that may be on its way yet */
     struct kernel_leaves lates; /* leaves with such pages, who got the last one first in front */
     bool failed;                /* a kernel did not drop what it was told to, in this round */
@@ -88,6 +89,8 @@ int kernels_merge(struct cache_file *file, unsigned node, const uint8_t *bytes, 
  * is still the kernel's alone, and its next write-back has it. */
 void kernels_wrote_back(struct cache_file *file, unsigned node, const uint8_t *bytes, size_t length,
                         off_t offset);
+/* Whether the node's kernel may hold any page: else nobody has stored to the file through it. */
+bool kernels_hold_any(const struct cache_file *file, unsigned node);
 /* The size has changed. */
 void kernels_resized(struct cache_file *file);
 /* Whether a kernel may have something older than the home copy: a page, or the size. */

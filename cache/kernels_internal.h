@@ -9,6 +9,11 @@
 
 #define KERNELS_NODES (MEMBERS_MAX + 1) /* this one is 0 */
 
+struct kernel_node {
+    struct kernel_leaves droppable; /* leaves with old pages, who was looked at last behind */
+    uint64_t given;                 /* pages that it may hold */
+};
+
 /* What one kernel may hold of a leaf. */
 struct kernel_leaf {
     struct table_entry entry;           /* first */

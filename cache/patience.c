@@ -3,34 +3,27 @@
 
 #include <errno.h>
 
-struct telling {
-    struct call_answer answer; /* first */
-    struct nodes *nodes;
-    bool told; /* under nodes->lock, as is the next */
-    int result;
-};
-
-static void telling_done(struct call_answer *answer, int result)
+static void asking_done(struct call_answer *answer, int result)
 {
-    struct telling *telling = (struct telling *)answer;
-    struct nodes *nodes = telling->nodes;
+    struct patience_asking *asking = (struct patience_asking *)answer;
+    struct nodes *nodes = asking->nodes;
 
     pthread_mutex_lock(&nodes->lock);
-    telling->result = result;
-    telling->told = true;
+    asking->result = result;
+    asking->told = true;
     pthread_cond_broadcast(&nodes->changed);
-    pthread_mutex_unlock(&nodes->lock); /* telling is gone after this */
+    pthread_mutex_unlock(&nodes->lock); /* asking is gone after this */
 }
 
 /* Whether it was told before the turn is over. nodes->lock is held, and let go meanwhile. */
-static bool wait_told(const struct telling *telling)
+static bool wait_told(const struct patience_asking *asking)
 {
     struct timespec until = lock_wait_until(PATIENCE_MS);
     int late = 0;
 
-    while (!telling->told && !late)
-        late = pthread_cond_timedwait(&telling->nodes->changed, &telling->nodes->lock, &until);
-    return telling->told;
+    while (!asking->told && !late)
+        late = pthread_cond_timedwait(&asking->nodes->changed, &asking->nodes->lock, &until);
+    return asking->told;
 }
 
 /* Whether the other does something, which we may wait for: it says something, or we do what it has asked for.
@@ -45,15 +38,15 @@ static bool has_come_on(const struct call_session *session, uint64_t *received)
 
 /* As long as it takes; when the mount is ending, within limits. Whether it was told. nodes->lock is held, and
  * let go meanwhile. */
-static bool wait_patiently(const struct telling *telling, const struct call_session *session,
+static bool wait_patiently(const struct patience_asking *asking, const struct call_session *session,
                            struct patience patience)
 {
     uint64_t received = call_session_received(session);
     unsigned silent = 0, turns = 0;
 
     while (silent < patience.silent && turns < patience.turns) {
-        bool ending = telling->nodes->ending;
-        if (wait_told(telling))
+        bool ending = asking->nodes->ending;
+        if (wait_told(asking))
             return true;
         silent = has_come_on(session, &received) || !ending ? 0 : silent + 1;
         turns += ending;
@@ -61,28 +54,42 @@ static bool wait_patiently(const struct telling *telling, const struct call_sess
     return false;
 }
 
+void patience_begin(struct nodes *nodes, struct call_session *session, enum node_class class, enum node_op op,
+                    const struct node_request *request, struct patience_asking *asking)
+{
+    *asking = (struct patience_asking){.answer.done = asking_done, .nodes = nodes, .session = session};
+    int error = call_start(session, class, op, request, sizeof *request, &asking->answer, 0);
+
+    if (error) /* nobody will tell it */
+        *asking = (struct patience_asking){.nodes = nodes, .session = session, .told = true, .result = error};
+}
+
+int patience_end(struct patience_asking *asking, struct patience patience, bool *given_up_out)
+{
+    struct nodes *nodes = asking->nodes;
+
+    pthread_mutex_lock(&nodes->lock);
+    bool given_up = !wait_patiently(asking, asking->session, patience);
+    if (given_up) {
+        pthread_mutex_unlock(&nodes->lock);
+        call_session_abort(asking->session); /* which tells it */
+        pthread_mutex_lock(&nodes->lock);
+        while (!asking->told)
+            pthread_cond_wait(&nodes->changed, &nodes->lock);
+    }
+    pthread_mutex_unlock(&nodes->lock);
+    if (given_up_out)
+        *given_up_out = given_up;
+    return asking->result;
+}
+
 int patience_ask(struct nodes *nodes, struct call_session *session, enum node_class class, enum node_op op,
                  const struct node_request *request, struct patience patience, bool *given_up_out)
 {
-    struct telling telling = {.answer.done = telling_done, .nodes = nodes};
-    int error = call_start(session, class, op, request, sizeof *request, &telling.answer, 0);
-    bool given_up = false;
+    struct patience_asking asking;
 
-    if (!error) {
-        pthread_mutex_lock(&nodes->lock);
-        given_up = !wait_patiently(&telling, session, patience);
-        if (given_up) {
-            pthread_mutex_unlock(&nodes->lock);
-            call_session_abort(session); /* which tells it */
-            pthread_mutex_lock(&nodes->lock);
-            while (!telling.told)
-                pthread_cond_wait(&nodes->changed, &nodes->lock);
-        }
-        pthread_mutex_unlock(&nodes->lock);
-    }
-    if (given_up_out)
-        *given_up_out = given_up;
-    return error ? error : telling.result;
+    patience_begin(nodes, session, class, op, request, &asking);
+    return patience_end(&asking, patience, given_up_out);
 }
 
 int patience_call(struct nodes *nodes, struct call_session *session, enum node_op op,

@@ -18,6 +18,18 @@ struct patience {
  * aborted: -EIO, and given_up_out, which may be NULL, says that it was so. Waits; no lock is held. */
 int patience_ask(struct nodes *nodes, struct call_session *session, enum node_class class, enum node_op op,
                  const struct node_request *request, struct patience patience, bool *given_up_out);
+/* The same in two steps, so that several can be asked at once. Both in one thread; after a patience_begin()
+ * patience_end() follows, before the session's reference or the asking goes. */
+struct patience_asking {
+    struct call_answer answer; /* first */
+    struct nodes *nodes;
+    struct call_session *session;
+    bool told; /* under nodes->lock, as is the next */
+    int result;
+};
+void patience_begin(struct nodes *nodes, struct call_session *session, enum node_class class, enum node_op op,
+                    const struct node_request *request, struct patience_asking *asking);
+int patience_end(struct patience_asking *asking, struct patience patience, bool *given_up_out);
 /* The same of NODE_CALLS, where nothing comes back but an errno. -ETIMEDOUT: it was given up. */
 int patience_call(struct nodes *nodes, struct call_session *session, enum node_op op,
                   const struct node_request *request, struct patience patience);

@@ -249,6 +249,38 @@ static void test_many_leaves(void **state)
     assert_true(after.tv_sec - before.tv_sec <= 5); /* 0.05 s, and without a sanitizer */
 }
 
+static bool holds(unsigned node)
+{
+    pthread_mutex_lock(&f.file->lock);
+    bool any = kernels_hold_any(f.file, node);
+    pthread_mutex_unlock(&f.file->lock);
+    return any;
+}
+
+/* Each by itself; until it has dropped all of it. */
+static void test_who_holds_any_page(void **state)
+{
+    (void)state;
+    if (!start_nodes())
+        skip();
+    assert_false(holds(0) || holds(1) || holds(2));
+    given(1, 40 * 4096, 3 * 4096);
+    given(2, 100 * 4096, 1);
+    assert_true(holds(1) && holds(2) && !holds(0));
+    assert_int_equal(cache_file_write(f.file, f.fd, "x", 1, 41 * 4096, CACHE_IO_NODE(3)), 1);
+    assert_int_equal(kernels_flush(f.file), 0);
+    assert_true(holds(1)); /* the pages beside that one */
+    assert_true(holds(3)); /* a WRITE leaves the page where it came from */
+    for (off_t page = 40; page < 43; page++)
+        assert_int_equal(cache_file_write(f.file, f.fd, "y", 1, page * 4096, CACHE_IO_NODE(3)), 1);
+    assert_int_equal(kernels_flush(f.file), 0);
+    assert_false(holds(1));
+    assert_true(holds(2));
+    given(1, 0, 4096);
+    assert_true(holds(1));
+    stop_nodes();
+}
+
 static _Atomic off_t failing; /* -1: what is dropped first; -2: nothing */
 
 static int host_drop(void *context, void *file_context, off_t offset, off_t length)
@@ -437,6 +469,7 @@ int main(void)
         cmocka_unit_test(test_a_cut_that_can_keep_no_twin),
         cmocka_unit_test(test_a_cut_of_what_was_read_at_the_last_byte_that_there_can_be),
         cmocka_unit_test(test_many_leaves),
+        cmocka_unit_test(test_who_holds_any_page),
         cmocka_unit_test(test_a_leaf_that_is_not_dropped),
         cmocka_unit_test(test_a_map_that_is_closed_before_it_is_open),
         cmocka_unit_test(test_a_device_that_comes_while_a_file_is_given_up),

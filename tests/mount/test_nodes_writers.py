@@ -120,6 +120,7 @@ def test_only_nodes_with_writers_are_asked(two, agents, writer):
     reader = Writer(agents(), nodes.path(one), "os.O_RDONLY")
     reader.map("mmap.PROT_READ")
     tracked_by_all(nodes)
+    assert reader.agent("cpu[:]") == content
     before = served(nodes[one], "write_back")
 
     def asked_by(times):
@@ -145,6 +146,24 @@ def test_only_nodes_with_writers_are_asked(two, agents, writer):
     writers[0].map()
     writers[0].store(content, 3, b"again")
     assert asked_by(3) == 3
+
+
+@pytest.mark.parametrize("writer", ["agent"])
+def test_who_holds_no_page_is_not_asked(two, agents, writer):
+    """As programs that store with their devices alone: they have the file open for writing, and the kernel has nothing of it."""
+    nodes, content, one, _other, device = two()
+    writer = Program(agents(), nodes.path(one))
+    before = served(nodes[one], "write_back")
+    for turn in range(3):
+        writer.device_store(turn, b"device")
+        writer.release()
+        content[turn:turn + 6] = b"device"
+        check(f"turn {turn}", device.acquired(), content)
+    assert served(nodes[one], "write_back") == before
+    writer.store(PAGE + 1, b"cpu")
+    content[PAGE + 1:PAGE + 4] = b"cpu"
+    check("mapping", device.acquired(), content)
+    assert served(nodes[one], "write_back") == before + 1
 
 
 @pytest.mark.parametrize("writer", SIDES)
