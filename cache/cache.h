@@ -34,8 +34,9 @@ struct cache_host {
     int (*invalidate)(void *context, void *file_context, off_t offset, off_t length);
     /* Have the kernel write back what programs have stored through mappings of [offset, offset + length) of a
      * file: it has come, by WRITEs, when this returns. Called with no lock held and never from a FUSE
-     * handler's path, only with members. 0, -ENOENT (the kernel does not know the file), or a negative errno:
-     * it could not be written back. */
+     * handler's path, only with members. 0, -ENOENT (the kernel does not know the file), -EAGAIN (the kernel
+     * can't be asked for that alone: it is to drop the range), or a negative errno: not all of it could be
+     * written back. */
     int (*write_back)(void *context, void *file_context, off_t offset, off_t length);
     /* The kernel takes the file to be at least so long from here on, whatever it is asking meanwhile. Called
      * with no lock held, only with members. 0, -ENOENT, or a negative errno. */

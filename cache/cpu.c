@@ -505,6 +505,8 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
     if (!(flags & (CACHE_IO_WRITEBACK | CACHE_IO_DIRECT)))
         kernels_wrote(file, flags >> 8, buffer, done, offset);
     cpu_look_at_size(file, unchanged);
+    if (flags & CACHE_IO_WRITEBACK && done < length)
+        kernels_failed(file, flags >> 8, error ? error : -EIO);
     bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
     if (heal)

@@ -88,10 +88,12 @@ static unsigned find_dirty(struct cache_file *file, unsigned except, struct kern
 static void begin(struct nodes *nodes, struct kernel *kernels, unsigned count, enum node_op op,
                   const struct node_request *what)
 {
+    enum node_class class = op == NODE_INVALIDATE ? NODE_KERNEL : NODE_FLUSHES;
+
     for (unsigned i = 0; i < count; i++) {
         struct node_request request = *what;
         request.file = kernels[i].file;
-        patience_begin(nodes, kernels[i].session, NODE_KERNEL, op, &request, &kernels[i].asking);
+        patience_begin(nodes, kernels[i].session, class, op, &request, &kernels[i].asking);
     }
 }
 
@@ -106,16 +108,18 @@ static int end_one(struct kernel *kernel)
     return said && (result == -EIO || node_result(result) != result) ? -EREMOTEIO : result;
 }
 
-/* What has come of them. One whose session ends hides no other's error: see joined(). */
+/* What has come of several, and of one more. One whose session ends hides no other's error: see joined(). */
+static int with(int error, int one)
+{
+    return one != -ENOENT && (error == -ENOENT || !error || (error == -EIO && one)) ? one : error;
+}
+
 static int end(struct kernel *kernels, unsigned count)
 {
     int error = -ENOENT;
 
-    for (unsigned i = 0; i < count; i++) {
-        int one = end_one(&kernels[i]);
-        if (one != -ENOENT && (error == -ENOENT || !error || (error == -EIO && one)))
-            error = one;
-    }
+    for (unsigned i = 0; i < count; i++)
+        error = with(error, end_one(&kernels[i]));
     return error;
 }
 
@@ -162,12 +166,27 @@ int home_invalidate(struct cache_file *file, off_t offset, off_t length)
     return joined(error, end(kernels, count));
 }
 
+/* A node's kernel can't be asked to write back alone. WRITEs on their way are healed, as a READ may come
+ * between (cache/heal.h). */
+static int drop_instead(struct cache_file *file, unsigned node, off_t offset, off_t length)
+{
+    pthread_mutex_lock(&file->lock);
+    heal_window_open(file, (uint64_t)offset / GAIA_PAGE_SIZE,
+                     (uint64_t)(offset + length - 1) / GAIA_PAGE_SIZE);
+    pthread_mutex_unlock(&file->lock);
+    int error = home_invalidate_node(file, node, offset, length);
+    pthread_mutex_lock(&file->lock);
+    heal_window_close(file);
+    pthread_mutex_unlock(&file->lock);
+    return error;
+}
+
 int home_write_back(struct cache_file *file, unsigned except, off_t offset, off_t length)
 {
     const struct node_request what = {.offset = offset, .length = (uint64_t)length};
     struct cache_host *host = &file->cache->host;
     struct kernel kernels[KERNELS_MAX];
-    int error = -ENOENT;
+    int error = -ENOENT, there = -ENOENT;
     bool here;
 
     if (!file->cache->nodes)
@@ -177,7 +196,13 @@ int home_write_back(struct cache_file *file, unsigned except, off_t offset, off_
     begin(file->cache->nodes, kernels, count, NODE_WRITE_BACK, &what);
     if (here)
         error = host->write_back(host->context, file->context, offset, length);
-    error = joined(error, end(kernels, count));
+    if (error == -EAGAIN)
+        error = drop_instead(file, 0, offset, length);
+    for (unsigned i = 0; i < count; i++) {
+        int one = end_one(&kernels[i]);
+        there = with(there, one == -EAGAIN ? drop_instead(file, kernels[i].node, offset, length) : one);
+    }
+    error = joined(error, there);
     return error == -ENOENT ? 0 : error;
 }
 

@@ -390,6 +390,23 @@ void kernels_wrote_back(struct cache_file *file, unsigned node, const uint8_t *b
         memcpy(twin + (size_t)offset % GAIA_PAGE_SIZE, bytes, length);
 }
 
+void kernels_failed(struct cache_file *file, unsigned node, int error)
+{
+    struct kernels *kernels = &file->kernels;
+
+    kernels->failures++;
+    kernels->failure = error;
+    if (kernels->nodes)
+        kernels->nodes[node].failures++;
+}
+
+uint64_t kernels_failures(const struct cache_file *file, unsigned except)
+{
+    const struct kernels *kernels = &file->kernels;
+
+    return kernels->failures - (kernels->nodes ? kernels->nodes[except].failures : 0);
+}
+
 bool kernels_hold_any(const struct cache_file *file, unsigned node)
 {
     return file->kernels.nodes && file->kernels.nodes[node].given;

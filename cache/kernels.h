@@ -44,6 +44,8 @@ struct kernels {
     uint64_t old;              /* pages with a twin that are to be dropped */
     uint64_t late; /* pages that were dropped, with a twin for a write-back that may be on its way yet */
     struct kernel_leaves lates; /* leaves with such pages, who got the last one first in front */
+    uint64_t failures;          /* write-backs that could not be stored */
+    int failure;                /* why, the last one */
     bool failed;                /* a kernel did not drop what it was told to, in this round */
     uint64_t clean;             /* the last round in which all did */
     bool resized;               /* others' kernels don't know the size */
@@ -89,6 +91,10 @@ int kernels_merge(struct cache_file *file, unsigned node, const uint8_t *bytes, 
  * is still the kernel's alone, and its next write-back has it. */
 void kernels_wrote_back(struct cache_file *file, unsigned node, const uint8_t *bytes, size_t length,
                         off_t offset);
+/* A write-back of a node's could not be stored, or not all of it. */
+void kernels_failed(struct cache_file *file, unsigned node, int error);
+/* How many there were, but for those of a node: what its programs hear of by themselves. */
+uint64_t kernels_failures(const struct cache_file *file, unsigned except);
 /* Whether the node's kernel may hold any page: else nobody has stored to the file through it. */
 bool kernels_hold_any(const struct cache_file *file, unsigned node);
 /* The size has changed. */

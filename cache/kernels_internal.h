@@ -12,6 +12,7 @@
 struct kernel_node {
     struct kernel_leaves droppable; /* leaves with old pages, who was looked at last behind */
     uint64_t given;                 /* pages that it may hold */
+    uint64_t failures;              /* of its write-backs */
 };
 
 /* What one kernel may hold of a leaf. */

@@ -66,6 +66,7 @@ static int open_replica(const struct cache_map_request *request, struct cache_ma
     int error = file_check_behind(request->file);
     if (!error)
         error = file_get_replica(request->file, request->device, !request->writable, &map->replica);
+    map->failures = kernels_failures(request->file, map->client->far);
     pthread_mutex_unlock(&request->file->lock);
     fit_frames_for_device(request->file);
     if (!error && map->client->process.faults < 0 && !map->client->far && !map->replica->scans)
@@ -420,6 +421,24 @@ static bool kernels_are_behind(struct cache_file *file)
     return behind;
 }
 
+/* What programs of other nodes have stored through mappings comes to the home. What could not be stored there
+ * is told to each map once, whoever had it written back: that it is lost fsync() says where it was stored.
+ * Those of the client's own node it has seen to. */
+static int take_in_stores(struct cache_map *map, off_t offset, off_t length)
+{
+    struct cache_file *file = map->file;
+    unsigned node = map->client->far;
+    int error = home_write_back(file, node, offset, length);
+
+    pthread_mutex_lock(&file->lock);
+    uint64_t failures = kernels_failures(file, node);
+    if (failures != map->failures)
+        error = file->kernels.failure;
+    map->failures = failures;
+    pthread_mutex_unlock(&file->lock);
+    return error;
+}
+
 int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
                       uint64_t *changes_out, uint64_t *poisonings_out)
 {
@@ -432,8 +451,7 @@ int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset,
         return error;
     if (map->far) /* the state of a far map is such that the next acquire comes, too */
         return do_far(map, NODE_ACQUIRE, offset, bytes, 0, changes_out, poisonings_out);
-    /* What programs of other nodes have stored through mappings. Those of the client's own it has seen to. */
-    error = home_write_back(map->file, client->far, (off_t)offset, (off_t)bytes);
+    error = take_in_stores(map, (off_t)offset, (off_t)bytes);
     if (error) {
         cache_map_put(map);
         return error;

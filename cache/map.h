@@ -47,6 +47,7 @@ struct cache_map {
     _Atomic unsigned careful;    /* so many touches are served one page at a time, after an error */
     _Atomic unsigned references; /* the client's maps, and operations under way */
     struct durable_seen seen;
+    uint64_t failures;    /* kernels_failures() that its acquires have told of; under the file's lock */
     struct placed placed; /* on a device that scans; under the file's lock */
     /* Of touches of missing pages, and of first stores. Used by the client's fault thread and by advice, each
      * under its own lock. */

@@ -142,9 +142,9 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
         pthread_rwlock_unlock(&content->gate);
         if (again && rc == 0)
             nodes_settle(inode);
-        if (rc == 0 && fs->options.members)
-            inode_writers_tell(inode);
     }
+    if (rc == 0) /* also where another thread has opened the file, and may not have told yet */
+        rc = inode_writers_tell(inode);
     if (rc == 0 && fs->options.members)
         rc = cache_file_announce(file, &name);
     if (rc == 0)

@@ -58,7 +58,8 @@ static int open_node(const struct work *work, const struct order *order)
      * open for more than its path, which would be a request of its own, or by the working directory. */
     if (!statx(top, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &st) &&
         makedev(st.stx_dev_major, st.stx_dev_minor) == order->device && !fchdir(top)) {
-        fd = open_by_handle_at(AT_FDCWD, &name.handle, O_RDONLY | O_CLOEXEC);
+        /* O_NONBLOCK: a program's lease is not waited for. */
+        fd = open_by_handle_at(AT_FDCWD, &name.handle, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
         if (chdir("/"))
             _exit(1);
     }
@@ -208,6 +209,12 @@ void flusher_start(struct fs *fs)
         flusher->threads[i].socket = -1;
 }
 
+void flusher_kill(struct fs *fs)
+{
+    if (fs->flusher.pid)
+        kill(fs->flusher.pid, SIGKILL); /* it is there until flusher_stop() waits for it */
+}
+
 void flusher_stop(struct fs *fs)
 {
     struct flusher *flusher = &fs->flusher;
@@ -218,18 +225,24 @@ void flusher_stop(struct fs *fs)
     flusher->pid = 0;
 }
 
-bool flusher_is(struct fs *fs, pid_t thread)
+/* Not by the thread alone: when the flusher has died its numbers are anybody's. */
+bool flusher_is(struct fs *fs, const struct inode *inode, pid_t thread)
 {
-    const struct flusher *flusher = &fs->flusher;
+    struct flusher *flusher = &fs->flusher;
+    bool is = false;
 
-    for (unsigned i = 0; flusher->pid && i < FLUSHER_THREADS; i++)
-        if (flusher->threads[i].number == thread)
-            return true;
-    return false;
+    if (!flusher->pid)
+        return false;
+    pthread_mutex_lock(&flusher->lock);
+    for (unsigned i = 0; i < FLUSHER_THREADS; i++)
+        is |= flusher->threads[i].number == thread && flusher->threads[i].busy &&
+              flusher->threads[i].nodeid == nodeid_of(inode);
+    pthread_mutex_unlock(&flusher->lock);
+    return is;
 }
 
 /* One that is idle, and the caller's then; FLUSHER_THREADS: none answers any more. */
-static unsigned take_thread(struct flusher *flusher)
+static unsigned take_thread(struct flusher *flusher, uint64_t nodeid)
 {
     unsigned taken = FLUSHER_THREADS;
     bool any = flusher->pid;
@@ -245,16 +258,20 @@ static unsigned take_thread(struct flusher *flusher)
         if (any && taken == FLUSHER_THREADS)
             pthread_cond_wait(&flusher->idle, &flusher->lock);
     }
-    if (taken < FLUSHER_THREADS)
+    if (taken < FLUSHER_THREADS) {
         flusher->threads[taken].busy = true;
+        flusher->threads[taken].nodeid = nodeid;
+    }
     pthread_mutex_unlock(&flusher->lock);
     return taken;
 }
 
-static void give_thread(struct flusher *flusher, unsigned number, bool answers)
+static void give_thread(struct fs *fs, unsigned number, bool answers)
 {
+    struct flusher *flusher = &fs->flusher;
+
     pthread_mutex_lock(&flusher->lock);
-    bool first = !answers && !flusher->gone;
+    bool first = !answers && !flusher->gone && fs->serving;
     flusher->threads[number].busy = false;
     if (!answers) {
         flusher->gone = true;
@@ -284,7 +301,7 @@ int flusher_write_back(struct fs *fs, const struct inode *inode, off_t offset, o
 {
     const struct order order = {fs->mount_dev, nodeid_of(inode), offset, length};
     struct flusher *flusher = &fs->flusher;
-    unsigned number = take_thread(flusher);
+    unsigned number = take_thread(flusher, order.nodeid);
     bool answers = true;
     int rc = -ENOENT;
 
@@ -294,6 +311,6 @@ int flusher_write_back(struct fs *fs, const struct inode *inode, off_t offset, o
     if (fs->serving)
         answers = ask(flusher->threads[number].socket, &order, &rc);
     pthread_rwlock_unlock(&fs->notify_gate);
-    give_thread(flusher, number, answers);
+    give_thread(fs, number, answers);
     return answers ? rc : -EAGAIN;
 }

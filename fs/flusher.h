@@ -4,8 +4,9 @@
  * A daemon can't do that itself, as it must not have descriptors on its own mount (who answers it when it
  * dies?); and a notification of FUSE that writes pages back drops them all, clean ones, too.
  *
- * It holds nothing of the mount but while it does this, so it keeps nobody from unmounting: it is asked about
- * files only that programs have open for writing. When the daemon dies its guard (fs/guard.h) ends the
+ * It holds nothing of the mount but while it does this, and is asked about files only that programs have open
+ * for writing: who unmounts just as the last of them has closed it may find the mount busy for that moment.
+ * When the daemon dies its guard (fs/guard.h) ends the
  * connection, and with it what the flusher waits for. */
 #ifndef GAIAFS_FS_FLUSHER_H
 #define GAIAFS_FS_FLUSHER_H
@@ -30,17 +31,20 @@ struct flusher {
         int socket;   /* -1: it does not answer */
         pid_t number; /* of the thread, as the kernel tells us who opens a file */
         bool busy;
+        uint64_t nodeid; /* with that */
     } threads[FLUSHER_THREADS];
 };
 
 /* While the daemon has no other thread. The mount's path and generation are known. Without one, which is
  * logged, pages are dropped. */
 void flusher_start(struct fs *fs);
-/* The mount has gone, or the session is not served any more. */
+/* From now on it does nothing: who waits for it hears -EAGAIN. Any thread. */
+void flusher_kill(struct fs *fs);
+/* The session is not served any more. */
 void flusher_stop(struct fs *fs);
 
-/* Whether that thread is one of the flusher's. */
-bool flusher_is(struct fs *fs, pid_t thread);
+/* Whether that thread is one of the flusher's, and was told to open this file. */
+bool flusher_is(struct fs *fs, const struct inode *inode, pid_t thread);
 /* Waits for the kernel, and so for WRITEs: not in a thread that serves FUSE. 0; -EAGAIN: the flusher could
  * not open the file, or is not there; or the negative errno of what could not be written back. */
 int flusher_write_back(struct fs *fs, const struct inode *inode, off_t offset, off_t length);

@@ -426,6 +426,7 @@ static int serve_guarded(struct fs *fs, int ready, struct guard *guard)
         rc = session_serve(fs);
     }
     fs->serving = false;
+    flusher_kill(fs); /* who waits for its answer is waited for */
     pruner_stop(fs);
     stopped = stop_parts(fs);
     if (fs->session)

@@ -112,8 +112,6 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
     pthread_rwlock_unlock(&content->gate);
     if (!ours || rc < 0) /* another thread was first: the file is not known any more */
         cache_file_close(file);
-    if (rc == 0)
-        inode_writers_tell(inode);
     if (drop && rc == 0) {
         struct cache_file *usable = ours ? file : inode_usable(inode);
         if (usable) /* WRITEs on their way may meet what follows: the home must know */
@@ -126,7 +124,7 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
     } else if (again && rc == 0) {
         nodes_settle(inode);
     }
-    return rc;
+    return rc ? rc : inode_writers_tell(inode);
 }
 
 off_t nodes_size(struct inode *inode, off_t size)
@@ -232,6 +230,8 @@ int nodes_follow(void *context, const struct node_name *name, bool taken_over)
         trouble_of_a_home(inode, lost);
     if (rc == 0 && inode_content(inode) && !inode_usable(inode))
         rc = go_far(context, inode, name, true);
+    else if (rc == 0 && inode_usable(inode)) /* by another thread, which may not have told yet */
+        rc = inode_writers_tell(inode);
     /* Who has taken it over has died, too, and nobody else knows, or can't be asked now. Not here: for the
      * answer to this the one waits whom find_home() may have to wait for. Without a thread nobody does until
      * the file is used: nodes_try_again(). */

@@ -179,15 +179,15 @@ static int attach_handle(fuse_req_t req, struct inode *inode, int fd, struct fus
     }
     fi->fh = (uint64_t)(uintptr_t)handle;
     fi->noflush = needs_no_flush(fs, inode, fi->flags);
-    if (flusher_is(fs, fuse_req_ctx(req)->pid)) {
+    if (flusher_is(fs, inode, fuse_req_ctx(req)->pid)) {
         handle->flushes = true;
         fi->keep_cache = true;
         fi->noflush = fs->prompt_write_backs; /* else its close() is what waits for write-backs */
         return 0;
     }
     int rc = nodes_catch_up(inode, true);
-    if (rc == 0 && fs->options.members)
-        inode_writers_tell(inode);
+    if (rc == 0)
+        rc = inode_writers_tell(inode);
     if (rc == 0)
         rc = passthrough_open(fs, handle, fuse_req_ctx(req)->pid, fi);
     if (rc < 0) {

@@ -306,8 +306,8 @@ int session_write_back(void *context, void *file_context, off_t offset, off_t le
     if (!inode_has_writers(file_context)) /* the last one has gone, and the kernel has written back before */
         return 0;
     int rc = flusher_write_back(context, file_context, offset, length);
-    /* Pages that are dropped are written back before. */
-    return rc == -EAGAIN ? session_invalidate(context, file_context, offset, length) : rc;
+    /* The mount has gone meanwhile, and what was stored with it. */
+    return rc == -ENOTCONN || rc == -ECONNABORTED ? -ENOENT : rc;
 }
 
 void session_forget_name(struct fs *fs, const struct inode *parent, const char *name)
@@ -413,6 +413,8 @@ static void *stop_on_signal(void *argument)
                "data directory %s: what devices hold could not all be written: %s: it is tried once more at "
                "the end",
                fs->data_path, strerror(-rc));
+    flusher_kill(
+        fs); /* it holds nobody up, and keeps nothing busy: other nodes have pages dropped from now on */
     if (unmount_served(fs))
         return NULL;
     if (!fs->as_root)

@@ -43,21 +43,24 @@ bool inode_has_writers(struct inode *inode)
     return any;
 }
 
-void inode_writers_tell(struct inode *inode)
+int inode_writers_tell(struct inode *inode)
 {
     struct inode_writers *writers = &inode_content(inode)->writers;
     struct inode_shard *shard = shard_of_inode(inode);
     struct cache_file *file;
-    int rc = 0;
 
-    while (rc == 0 && (file = inode_usable(inode))) { /* else its next home is told */
+    if (!inode->fs->options.members)
+        return 0;
+    while ((file = inode_usable(inode))) { /* else its next home is told */
         pthread_mutex_lock(&shard->lock);
         uint64_t number = writers->number;
         bool any = writers->count, told = writers->told == file && writers->told_number == number;
         pthread_mutex_unlock(&shard->lock);
         if (told || number == 0)
-            return;
-        rc = cache_file_writers(file, any, number, true);
+            return 0;
+        int rc = cache_file_writers(file, any, number, true);
+        if (rc < 0 && !cache_file_is_lost(file))
+            return rc;
         pthread_mutex_lock(&shard->lock);
         if (rc == 0) {
             writers->told = file;
@@ -65,4 +68,5 @@ void inode_writers_tell(struct inode *inode)
         }
         pthread_mutex_unlock(&shard->lock);
     }
+    return 0;
 }

@@ -25,8 +25,8 @@ struct inode_writers {
 void inode_writers_add(struct inode *inode);
 void inode_writers_remove(struct inode *inode);
 bool inode_has_writers(struct inode *inode);
-/* The home of now knows when it returns: before a program has its descriptor, and when there is another home.
- * Waits for its answer. */
-void inode_writers_tell(struct inode *inode);
+/* The home of now knows when it returns 0: before a program has its descriptor, and when there is another
+ * home. Waits for its answer. Else a negative errno, of a home that lives. */
+int inode_writers_tell(struct inode *inode);
 
 #endif

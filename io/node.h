@@ -13,6 +13,8 @@
  *   NODE_CALLS some wait for a kernel or for each other, and a touch shall not wait behind those;
  *   NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time;
  *   NODE_KERNEL waits for the kernel of the agent, which waits for NODE_IO;
+ *   NODE_FLUSHES is as NODE_KERNEL, of acquires, which programs of that node can hold up for longer: releases
+ *   shall not wait behind those;
  *   NODE_CLIENTS waits for the mmap lock of a client, which may wait for NODE_IO;
  *   NODE_HEALS waits for NODE_FRAMES, and a PEEK for the kernel of the agent, for a bounded time;
  *   NODE_SCANS is as NODE_FRAMES and NODE_HOLDS, of frames on a device that scans, and waits for a GPU that
@@ -37,6 +39,7 @@ enum node_class {
     NODE_SCANS,
     NODE_CLIENTS,
     NODE_KERNEL,
+    NODE_FLUSHES,
     NODE_HEALS,
     NODE_IO,
     NODE_FAULTS,
@@ -100,8 +103,9 @@ enum node_op {
     /* NODE_KERNEL: */
     NODE_INVALIDATE, /* file, offset, length: drop the kernel's pages. offset -1: attributes only; then length
                         is the size that the file has, and value counts its truncations (both 0: not said) */
-    NODE_WRITE_BACK, /* file, offset, length: what programs have stored there through mappings has come by
-                        WRITEs when it is answered */
+    NODE_WRITE_BACK, /* of NODE_FLUSHES: file, offset, length: what programs have stored there through
+                        mappings has come by WRITEs when it is answered. -EAGAIN: it can't be asked for; to
+                        INVALIDATE the range does the same, and more */
     /* NODE_HEALS: */
     NODE_PEEK, /* file, offset, length (at most a page), slot -> bytes */
     /* NODE_FRAMES; offset and length in pages: */

@@ -3,7 +3,9 @@
 import ctypes
 import ctypes.util
 import itertools
+import mmap
 import os
+import signal
 import struct
 
 import pytest
@@ -206,6 +208,27 @@ def pages_held(mapping):
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), there) == 0
     return sum(byte & 1 for byte in there.raw)
+
+
+def store_as(number, path, at, new):
+    """A child of that number, which stores through a mapping and stays; or a negative errno."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    wanted, told = ctypes.c_int(number), os.pipe()
+    arguments = (ctypes.c_uint64 * 11)(0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(wanted), 1, 0)  # struct clone_args
+    child = libc.syscall(ctypes.c_long(435), arguments, ctypes.c_size_t(88))  # clone3
+    if child < 0:
+        return -ctypes.get_errno()
+    if not child:
+        fd = os.open(path, os.O_RDWR)
+        memory = mmap.mmap(fd, 0)
+        memory[at:at + len(new)] = new
+        os.write(told[1], b"!")
+        signal.pause()
+        os._exit(0)
+    os.close(told[1])
+    assert os.read(told[0], 1) == b"!"
+    os.close(told[0])
+    return child
 
 
 def first_difference(got, wanted):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores through CPU mappings on one node, and acquires on another: whose kernel is asked to write back, when, and what that
 costs it. (That an acquire sees such stores: test_nodes.py, test_nodes_random.py and tests/history, too.)"""
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from conftest import Mount
 from files import pattern
-from helpers import PAGE, agents, functions_of, make_random, statistics, wait_until  # noqa: F401
+from helpers import PAGE, agents, error_of, functions_of, make_random, statistics, tool, wait_until  # noqa: F401
 from nodes import SIDES, Program, check, cluster, tracked_by_all  # noqa: F401
 
 PAGES = 40
@@ -194,6 +195,118 @@ def test_without_its_flusher(two, agents, writer):
         cpu.store(content, turn * PAGE + 5, b"dropped")
         check(f"turn {turn}", device.acquired(), content)
     assert nodes[one].log_text().count("no flusher: it has ended") == 1
+
+
+@pytest.mark.parametrize("writer", SIDES)
+@pytest.mark.parametrize("flusher", ["there", "killed"])
+def test_writes_beside_acquires(two, agents, writer, flusher):
+    """What a write() has written the next read() finds, also where acquires elsewhere have the page dropped meanwhile."""
+    nodes, _content, one, _other, device = two()
+    if flusher == "killed":
+        os.kill(flusher_of(nodes[one])[0], signal.SIGKILL)
+    device.agent.start("end = time.monotonic() + 5\nwhile time.monotonic() < end: map.acquire()")
+    status, stale = tool("tool_beside", nodes.path(one), 4)
+    device.agent.finish()
+    assert status == 0, stale
+
+
+@pytest.mark.parametrize("writer", SIDES)
+def test_a_number_of_a_dead_flusher(two, agents, writer):
+    """A program that gets the thread's number opens files as any other."""
+    nodes, content, one, _other, device = two()
+    (pid,) = flusher_of(nodes[one])
+    numbers = sorted(int(number) for number in os.listdir(f"/proc/{pid}/task"))
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not flusher_of(nodes[one]), what="end of the flusher")
+    check("first", device.acquired(), content)
+    cpu = functions_of("nodes", agents())
+    child = cpu("store_as(number, path, at, new)", number=numbers[3], path=nodes.path(one), at=5, new=b"heir")
+    if child < 0:
+        pytest.skip(f"no process can be had by its number: errno {-child}")
+    content[5:9] = b"heir"
+    try:
+        check("stored", device.acquired(), content)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        cpu.do("os.waitpid(child, 0)", child=child)
+
+
+@pytest.mark.parametrize("writer", SIDES)
+@pytest.mark.parametrize("flusher", ["there", "killed"])
+@pytest.mark.parametrize("when", ["in the acquire", "before"])
+def test_what_cannot_be_written_back(cluster, agents, workdir, writer, flusher, when):
+    """Each map hears of it once, whoever had it written back; the programs' fsync() as ever."""
+    data = os.path.join(workdir, "small")
+    os.mkdir(data)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", data], check=True)
+    try:
+        nodes = cluster(2, "timeout=60", data=data)
+        nodes.make(b"", home=0)
+        os.truncate(nodes.path(0), PAGES * PAGE)
+        one, other = nodes.sides(nodes.below(), writer)
+        devices = [Program(agents(), nodes.path(other), cpu=False) for _ in range(2)]
+        for device in devices:
+            check("first", device.acquired(), bytes(PAGES * PAGE))
+        cpu = Writer(agents(), nodes.path(one))
+        cpu.map()
+        assert cpu.agent("bytes(cpu)") == bytes(PAGES * PAGE)
+        if flusher == "killed":
+            os.kill(flusher_of(nodes[one])[0], signal.SIGKILL)
+        with open(os.path.join(data, "ballast"), "wb", buffering=0) as ballast:
+            assert error_of(lambda: [ballast.write(bytes(PAGE)) for _ in range(2000)]) == errno.ENOSPC
+        cpu.store(bytearray(PAGE), 5, b"store")
+        if when == "before":
+            cpu.agent("sync_file_range(fd)")
+        for device in devices:
+            assert error_of(device.acquire) == errno.ENOSPC
+        for device in devices:
+            device.acquire()
+        assert error_of(cpu.agent, "os.fsync(fd)") in (errno.ENOSPC, errno.EIO)
+        for program in (*devices, cpu):
+            program.agent.end()
+        for m in nodes:
+            m.expected_exit = None
+            m.unmount()
+    finally:
+        subprocess.run(["umount", "-l", data], check=True)
+
+
+@pytest.mark.parametrize("writer", SIDES)
+@pytest.mark.parametrize("how", ["umount", "SIGTERM"])
+def test_a_flusher_that_was_stopped(two, agents, writer, how):
+    """It holds up acquires, and not the end of the mount."""
+    nodes, content, one, other, device = two("timeout=60,peer_timeout=2")
+    cpu = Writer(agents(), nodes.path(one))
+    cpu.map()
+    cpu.store(content, 5, b"x")
+    (pid,) = flusher_of(nodes[one])
+    os.kill(pid, signal.SIGSTOP)
+    device.agent.start("map.acquire()")
+    time.sleep(1)  # until it has been told to
+    cpu.unmap()
+    cpu.close()
+    cpu.agent.end()
+    if how == "umount":
+        subprocess.run(["umount", nodes[one].mnt], check=True)
+    else:
+        os.kill(nodes[one].pid, signal.SIGTERM)
+    assert nodes[one].proc.wait(30) == 0
+    device.agent.kill()
+    nodes[other].expected_exit = None
+
+
+@pytest.mark.parametrize("writer", SIDES)
+def test_a_lease_is_not_waited_for(two, agents, writer):
+    nodes, content, one, _other, device = two()
+    check("first", device.acquired(), content)
+    cpu = Writer(agents(), nodes.path(one))
+    cpu.map()
+    cpu.agent.do("import fcntl, signal\nsignal.signal(signal.SIGIO, signal.SIG_IGN)\n"
+                 "fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)")
+    cpu.store(content, 5, b"leased")
+    begin = time.monotonic()
+    check("acquired", device.acquired(), content)
+    assert time.monotonic() - begin < 20  # of 45 that a lease may take
 
 
 @pytest.mark.parametrize("writer", SIDES)

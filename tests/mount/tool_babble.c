@@ -123,6 +123,8 @@ static enum node_class class_of(enum node_op op)
         return NODE_HEALS;
     if (op == NODE_INVALIDATE)
         return NODE_KERNEL;
+    if (op == NODE_WRITE_BACK)
+        return NODE_FLUSHES;
     if (op == NODE_RESIZE || op == NODE_DROP)
         return NODE_HOLDS;
     return op < NODE_PROTECT ? NODE_FRAMES : NODE_CLIENTS;
