@@ -32,15 +32,17 @@ uint64_t home_kernels(const struct cache_file *file)
 
 #define ALL UINT_MAX /* of nodes */
 
-/* Lock held. The reference is end()'s to put. */
+/* By their numbers: who waits for a place with one of them holds those of lower ones only, so that two who
+ * ask the same do not wait for each other. The reference is end()'s to put. Lock held. */
 static void add_kernel(const struct home_open *open, struct kernel kernels[KERNELS_MAX], unsigned *count)
 {
-    assert(*count < KERNELS_MAX);
-    struct kernel *kernel = &kernels[(*count)++];
-    kernel->session = open->session->session;
-    kernel->file = open->number;
-    kernel->node = open->session->member + 1;
-    call_session_get(kernel->session);
+    unsigned node = open->session->member + 1, at = (*count)++;
+
+    assert(at < KERNELS_MAX);
+    for (; at && kernels[at - 1].node > node; at--)
+        kernels[at] = kernels[at - 1];
+    kernels[at] = (struct kernel){.session = open->session->session, .file = open->number, .node = node};
+    call_session_get(kernels[at].session);
 }
 
 /* Those of agents that have the file open: of one node, or all. */
@@ -60,7 +62,7 @@ static unsigned find_kernels(struct cache_file *file, unsigned node, struct kern
 /* Whether programs may have stored through the node's kernel what nobody knows yet. Lock held. */
 static bool may_be_dirty(const struct cache_file *file, const struct writers *writers, unsigned node)
 {
-    return writers->any && kernels_hold_any(file, node);
+    return writers->any && kernels_held_any(file, node);
 }
 
 /* Those, but for a node's; and whether this node's is one. */

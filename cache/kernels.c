@@ -56,13 +56,10 @@ static struct kernel_leaf *get(struct kernels *kernels, unsigned node, uint64_t 
     return k;
 }
 
-static void set_given(struct kernels *kernels, struct kernel_leaf *k, page_mask given)
+static void give(struct kernels *kernels, struct kernel_leaf *k, page_mask pages)
 {
-    struct kernel_node *node = &kernels->nodes[k->node];
-
-    node->given += (uint64_t)__builtin_popcountll(given);
-    node->given -= (uint64_t)__builtin_popcountll(k->given);
-    k->given = given;
+    k->given |= pages;
+    kernels->nodes[k->node].given = true;
 }
 
 /* The dropper looks at who has any: behind the others of the node, as it has looked at the first last. */
@@ -130,7 +127,7 @@ static void become_late(struct cache_file *file, struct kernel_leaf *k, page_mas
 
 void kernels_dropped(struct cache_file *file, struct kernel_leaf *k, page_mask pages)
 {
-    set_given(&file->kernels, k, k->given & ~pages);
+    k->given &= ~pages;
     if (!kernels_write_back_late(file, k->node)) {
         drop_twins(file, k, pages);
         return;
@@ -193,7 +190,7 @@ int kernels_given(struct cache_file *file, unsigned node, off_t offset, size_t l
         page_mask pages = page_range_mask(leaf, span.first, span.count);
         drop_twins(file, k, pages); /* it asks for what it does not hold, and has written back */
         k->released &= ~pages;
-        set_given(&file->kernels, k, k->given | pages);
+        give(&file->kernels, k, pages);
     }
     return 0;
 }
@@ -264,7 +261,7 @@ void kernels_released(struct cache_file *file, uint64_t leaf, page_mask pages)
         if (nodes)
             held &= k->given;
         k->released |= held & ~k->late;
-        set_given(&file->kernels, k, k->given & ~held);
+        k->given &= ~held;
     }
 }
 
@@ -337,7 +334,7 @@ void kernels_wrote(struct cache_file *file, unsigned node, const void *bytes, si
         if (!k) /* its pages are dropped with everything else of the file's: */
             continue;
         k->released &= ~pages; /* it has waited for what was on its way */
-        set_given(&file->kernels, k, k->given | pages);
+        give(&file->kernels, k, pages);
         k->dropping &= ~pages;             /* it may hold them anew */
         if (file->announced == ANNOUNCING) /* without memory for them as without the rule */
             take_kernel_twins(file, k, pages);
@@ -407,7 +404,7 @@ uint64_t kernels_failures(const struct cache_file *file, unsigned except)
     return kernels->failures - (kernels->nodes ? kernels->nodes[except].failures : 0);
 }
 
-bool kernels_hold_any(const struct cache_file *file, unsigned node)
+bool kernels_held_any(const struct cache_file *file, unsigned node)
 {
     return file->kernels.nodes && file->kernels.nodes[node].given;
 }

@@ -95,8 +95,10 @@ void kernels_wrote_back(struct cache_file *file, unsigned node, const uint8_t *b
 void kernels_failed(struct cache_file *file, unsigned node, int error);
 /* How many there were, but for those of a node: what its programs hear of by themselves. */
 uint64_t kernels_failures(const struct cache_file *file, unsigned except);
-/* Whether the node's kernel may hold any page: else nobody has stored to the file through it. */
-bool kernels_hold_any(const struct cache_file *file, unsigned node);
+/* Whether the node's kernel was ever given any page: else nobody has stored to the file through it. Not
+ * whether it holds one now: what it has dropped may be on its way yet, as a write-back (before Linux 6.16),
+ * or a write() that has made its page anew and has not come here. */
+bool kernels_held_any(const struct cache_file *file, unsigned node);
 /* The size has changed. */
 void kernels_resized(struct cache_file *file);
 /* Whether a kernel may have something older than the home copy: a page, or the size. */

@@ -11,7 +11,7 @@
 
 struct kernel_node {
     struct kernel_leaves droppable; /* leaves with old pages, who was looked at last behind */
-    uint64_t given;                 /* pages that it may hold */
+    bool given;                     /* any page, ever */
     uint64_t failures;              /* of its write-backs */
 };
 
