@@ -5,21 +5,30 @@
 
 #include "cache/internal.h"
 
-void departures_add(struct departures *departures, uint64_t leaf)
+void departures_add(struct departures *departures, uint64_t leaf, uint64_t of_leaves)
 {
-    if (!departures->leaves)
-        departures->leaves = malloc(DEPARTURES_MAX * sizeof departures->leaves[0]);
+    if (!departures->leaves) {
+        uint64_t room = of_leaves < DEPARTURES_MAX / 2 ? 2 * of_leaves : DEPARTURES_MAX;
+        departures->room = room < DEPARTURES_MIN ? DEPARTURES_MIN : (uint32_t)room;
+        departures->leaves = malloc(departures->room * sizeof departures->leaves[0]);
+    }
     uint64_t number = departures->count++;
     if (departures->leaves)
-        departures->leaves[number % DEPARTURES_MAX] = leaf;
+        departures->leaves[number % departures->room] = leaf;
     else
         departures->since = departures->count;
+}
+
+void departures_free(struct departures *departures)
+{
+    free(departures->leaves);
+    *departures = (struct departures){0};
 }
 
 /* Whether all that have left from then on are known. */
 static bool is_known(const struct departures *departures, uint64_t then)
 {
-    return then >= departures->since && departures->count - then <= DEPARTURES_MAX;
+    return then >= departures->since && departures->count - then <= departures->room;
 }
 
 /* Whether pages of a leaf in [first, end) are missing. Waits for what is being placed. The lock is held, and
@@ -71,7 +80,7 @@ static struct lacking *find_departed(const struct replica *replica, const struct
         return NULL;
     list->count = 0;
     for (uint64_t number = placed->departures; number < departures->count; number++) {
-        uint64_t leaf = departures->leaves[number % DEPARTURES_MAX];
+        uint64_t leaf = departures->leaves[number % departures->room];
         if (page_range_mask(leaf, placed->first, placed->end - placed->first))
             list->leaves[list->count++] = leaf;
     }

@@ -12,15 +12,20 @@
 struct replica;
 
 /* Of a replica, under the file's lock. All zero: none have left. */
+#define DEPARTURES_MIN 16u
 #define DEPARTURES_MAX 4096u
 struct departures {
     uint64_t count;   /* how often pages of a leaf have left */
     uint64_t since;   /* those before can't be told */
-    uint64_t *leaves; /* of the n-th, at n % DEPARTURES_MAX, of the last DEPARTURES_MAX; NULL: none yet */
+    uint64_t *leaves; /* of the n-th, at n % room, of the last `room`; NULL: none yet */
+    uint32_t room;
 };
 
-/* Pages of a leaf leave. Without memory for that it is known that some have left, and not which. */
-void departures_add(struct departures *departures, uint64_t leaf);
+/* Pages of a leaf leave, of a file that has so many: twice as many are remembered, between DEPARTURES_MIN and
+ * DEPARTURES_MAX, so that many small files take little memory. Without memory it is known that some have
+ * left, and not which. */
+void departures_add(struct departures *departures, uint64_t leaf, uint64_t of_leaves);
+void departures_free(struct departures *departures);
 
 /* A range of which all pages that lay before the end of the file were there when `departures` had left; under
  * the file's lock. Of a map. All zero: none. */

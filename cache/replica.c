@@ -63,7 +63,7 @@ void replica_close(struct replica *replica)
     munmap(replica->state, SHARED_PAGE_SIZE);
     close(replica->state_fd);
     free(replica->found);
-    free(replica->departures.leaves);
+    departures_free(&replica->departures);
     free(replica);
 }
 
@@ -231,7 +231,8 @@ unsigned replica_forget(struct leaf_copy *copy, page_mask pages)
     page_mask before = copy_stored(copy);
     copy->present &= ~pages;
     if (gone && copy->replica->scans)
-        departures_add(&copy->replica->departures, copy->leaf->number);
+        departures_add(&copy->replica->departures, copy->leaf->number,
+                       (file_pages(copy->replica->file->size) >> LEAF_SHIFT) + 1);
     copy->blind &= ~pages;
     replica_update(copy, before);
     replica_resident(copy->replica, -(int64_t)gone);

@@ -287,8 +287,11 @@ static void give_thread(struct fs *fs, unsigned number, bool answers)
 /* Whether there was an answer. */
 static bool ask(int socket, const struct order *order, int *answer_out)
 {
-    ssize_t n = send(socket, order, sizeof *order, MSG_NOSIGNAL);
+    ssize_t n;
 
+    do
+        n = send(socket, order, sizeof *order, MSG_NOSIGNAL);
+    while (n < 0 && errno == EINTR);
     if (n < 0)
         return false;
     do

@@ -6,8 +6,7 @@
  *
  * It holds nothing of the mount but while it does this, and is asked about files only that programs have open
  * for writing: who unmounts just as the last of them has closed it may find the mount busy for that moment.
- * When the daemon dies its guard (fs/guard.h) ends the
- * connection, and with it what the flusher waits for. */
+ * When the daemon dies its guard (fs/guard.h) ends the connection, and with it what the flusher waits for. */
 #ifndef GAIAFS_FS_FLUSHER_H
 #define GAIAFS_FS_FLUSHER_H
 

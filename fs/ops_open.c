@@ -316,10 +316,9 @@ void op_flush(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 {
     struct handle *handle = handle_of(fi);
     bool waits = fs_of(req)->options.members && inode_file(inode_of(req, nodeid));
-    struct flush *flush = waits ? malloc(sizeof *flush) : NULL;
+    struct flush *flush = waits && !handle->flushes ? malloc(sizeof *flush) : NULL;
 
     if (handle->flushes) { /* an acquire waits for it */
-        free(flush);
         fuse_reply_err(req, 0);
         return;
     }

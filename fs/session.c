@@ -17,13 +17,12 @@
 #include <unistd.h>
 
 #include "fs/content.h"
+#include "fs/flusher.h"
 #include "fs/later.h"
 #include "fs/log.h"
 #include "fs/loop.h"
 #include "fs/mountinfo.h"
 #include "fs/nodes.h"
-#include "fs/content.h"
-#include "fs/flusher.h"
 #include "fs/open_reply.h"
 #include "fs/ops.h"
 #include "fs/peek.h"
@@ -413,8 +412,8 @@ static void *stop_on_signal(void *argument)
                "data directory %s: what devices hold could not all be written: %s: it is tried once more at "
                "the end",
                fs->data_path, strerror(-rc));
-    flusher_kill(
-        fs); /* it holds nobody up, and keeps nothing busy: other nodes have pages dropped from now on */
+    /* It holds nobody up, and keeps nothing busy: acquires elsewhere have pages dropped from now on. */
+    flusher_kill(fs);
     if (unmount_served(fs))
         return NULL;
     if (!fs->as_root)

@@ -58,7 +58,7 @@ static void load(unsigned first, unsigned count)
 static void note(unsigned page)
 {
     pthread_mutex_lock(&f.file->lock);
-    departures_add(&replica->departures, page / LEAF_PAGES);
+    departures_add(&replica->departures, page / LEAF_PAGES, FIXTURE_PAGES / LEAF_PAGES);
     pthread_mutex_unlock(&f.file->lock);
 }
 
@@ -147,7 +147,9 @@ static void test_what_has_left_is_known(void **state)
     stop();
 }
 
-/* Of more than are remembered nothing is known. */
+#define ROOM (2 * FIXTURE_PAGES / LEAF_PAGES) /* 16 */
+
+/* Of more than are remembered nothing is known; of a large file that are more. */
 static void test_too_many_have_left(void **state)
 {
     struct placed placed = {0};
@@ -157,17 +159,25 @@ static void test_too_many_have_left(void **state)
         skip();
     load(0, 300);
     assert_true(placed_look(replica, 0, 300, &placed));
-    for (unsigned i = 0; i < DEPARTURES_MAX; i++)
+    for (unsigned i = 0; i < ROOM; i++)
         note(i % 300);
     assert_true(still(0, 100, &placed));
-    for (unsigned i = 0; i < DEPARTURES_MAX; i++)
+    for (unsigned i = 0; i < ROOM; i++)
         note(i % 300);
     assert_true(still(0, 100, &placed)); /* as it was looked at in between */
-    for (unsigned i = 0; i <= DEPARTURES_MAX; i++)
+    for (unsigned i = 0; i <= ROOM; i++)
         note(i % 300);
     assert_false(still(0, 100, &placed));
     assert_true(placed_look(replica, 0, 300, &placed));
     assert_true(still(0, 100, &placed));
+    const uint64_t leaves[] = {0, 1, 100, 5000, UINT64_MAX};
+    const uint32_t rooms[] = {DEPARTURES_MIN, DEPARTURES_MIN, 200, DEPARTURES_MAX, DEPARTURES_MAX};
+    for (unsigned i = 0; i < 5; i++) {
+        struct departures departures = {0};
+        departures_add(&departures, 7, leaves[i]);
+        assert_int_equal(departures.room, rooms[i]);
+        departures_free(&departures);
+    }
     stop();
 }
 
