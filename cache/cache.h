@@ -209,9 +209,9 @@ void cache_file_behind(struct cache_file *file);
 uint64_t cache_file_opened(struct cache_file *file);
 /* With members: whether programs of this node have the file open for writing, so that they may store to it
  * through mappings: then an acquire on another node has this one's kernel write back what they have stored.
- * number: of what is told, and who tells of none is not older than who tells of some by a lower one. Before
- * the first of them has its descriptor, and after the last has closed its own. far: its home is asked, and
- * waited for if wait is set. 0 or a negative errno. [FUSE] */
+ * To be told before the first of them has its descriptor, and after the last has closed its own; number: the
+ * higher one is the newer word. Of a far file its home is told, and waited for if wait is set. 0 or a
+ * negative errno. [FUSE] */
 int cache_file_writers(struct cache_file *file, bool any, uint64_t number, bool wait);
 /* The size that the home on another node has said last; -1: this node is the home. *cut_out: it was cut since
  * a moment, so that a filesystem which knows that late (for a minute, as NFS clients do) may take it for

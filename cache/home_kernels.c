@@ -257,9 +257,9 @@ ssize_t home_peek(struct cache_file *file, unsigned node, off_t offset, size_t l
 
     if (!node)
         return host->peek(host->context, file->context, offset, length, bytes_out);
-    unsigned count = find_kernels(file, ALL, kernels);
+    unsigned count = find_kernels(file, node, kernels);
     for (unsigned i = 0; i < count; i++) {
-        int slot = kernels[i].node == node && n == -EIO ? call_slot_get(kernels[i].session) : -EIO;
+        int slot = n == -EIO ? call_slot_get(kernels[i].session) : -EIO;
         if (slot >= 0) {
             n = nodes_ask(
                 kernels[i].session, NODE_HEALS, NODE_PEEK,

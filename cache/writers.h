@@ -7,7 +7,7 @@
  * read is one round trip.
  *
  * Each node counts its own, and tells the home when there are some and when there are none any more
- * (fs/nodes.c). */
+ * (fs/writers.h). */
 #ifndef GAIAFS_CACHE_WRITERS_H
 #define GAIAFS_CACHE_WRITERS_H
 

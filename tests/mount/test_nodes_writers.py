@@ -295,6 +295,29 @@ def test_a_flusher_that_was_stopped(two, agents, writer, how):
     nodes[other].expected_exit = None
 
 
+@pytest.mark.parametrize("stopped", [1, 2])
+def test_nodes_are_asked_at_once(cluster, agents, stopped):
+    """One whose flusher does nothing keeps no other from writing back, whichever is asked first."""
+    nodes = cluster(3, "timeout=60")
+    content = bytearray(pattern(PAGES * PAGE))
+    nodes.make(content, home=0)
+    device = Program(agents(), nodes.path(0), cpu=False)
+    cpus = [Writer(agents(), nodes.path(number)) for number in (1, 2)]
+    for at, cpu in enumerate(cpus):
+        cpu.map()
+        cpu.store(content, at * PAGE, b"at once")
+    (pid,) = flusher_of(nodes[stopped])
+    before = served(nodes[3 - stopped], "write_back")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        device.agent.start("map.acquire()")
+        wait_until(lambda: served(nodes[3 - stopped], "write_back") > before, what="the other node's write-back")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    device.agent.finish()
+    check("both", device.device_load(), content)
+
+
 @pytest.mark.parametrize("writer", SIDES)
 def test_a_lease_is_not_waited_for(two, agents, writer):
     nodes, content, one, _other, device = two()
@@ -360,7 +383,7 @@ def test_the_next_home_knows_of_them(cluster, agents, writer):
     check("one", first.acquired(), content)
     cpu.agent.do("os.fsync(fd)")
     Mount.kill(nodes[0])
-    time.sleep(3)
+    first.direct()  # which waits for the next home
     second = Program(agents(), nodes.path(2), device="soft:1", cpu=False)
     for turn in range(3):
         cpu.store(content, turn * PAGE + 50, b"two")
