@@ -27,6 +27,12 @@ processors() {
     awk '{gsub(/[ms]/, " "); split($0, t, " ")} FNR == 2 {sum = sum * -1 + t[1] * 60 + t[2] + t[3] * 60 + t[4]} END {printf "%.0f", sum}' "$1.before" "$1.after"
 }
 
+# Of what a step that failed has printed, the lines that say of what: they are shown once more at the very end.
+telling() {
+    grep -E 'FAILED|ERROR|(^|: )failed|nothing was said|came to their end|time limit|the script ended|rejected' "$1" | grep -Ev ' 0 failed|^failed: [0-9]' |
+        cut -c 1-300 | tail -n 12
+}
+
 # What fails is known by the status that each step leaves behind: a pipe would hide it. What a step printed is shown when it
 # has ended, as four lanes of steps run side by side: most of them wait most of the time.
 step() {
@@ -35,7 +41,7 @@ step() {
     began=$(date +%s)
     out=$(mktemp "$work/out.XXXXXX")
     times >"$out.before"
-    "$@" >"$out" 2>&1 || echo "$name" >>"$work/failed"
+    "$@" >"$out" 2>&1 || { echo "$name" && telling "$out"; } >>"$work/failed"
     times >"$out.after"
     {
         flock 9

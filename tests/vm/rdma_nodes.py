@@ -125,7 +125,7 @@ def judge(lines):
     for name in missing:
         print(f"node test {name}: nothing was said")
     for line in lines:
-        if re.match(r"node test .*: failed|stack |log |nodes (began|ended)|more than the device|an acquire of|seed ", line):
+        if re.match(r"node test .*: failed|node test .* unmounts: |stack |log |nodes (began|ended)|more than the device|an acquire of|seed |  .*, the longest ", line):
             print(line)
     return len(said) - len(failed), len(failed) + len(missing)
 

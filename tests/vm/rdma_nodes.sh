@@ -61,7 +61,7 @@ node_umount() {
     wait $pid
     status=$?
     if [ $status = 0 ] || { [ $status = 1 ] && [ "$2" != "all is well" ] && grep -q "is lost: Input/output error" /tmp/$1.log; }; then
-        echo "node test $2, node $1 unmounts: ok"
+        echo "node test $2, node $1 unmounts: ok, after $n tenths of a second"
     else
         echo "node test $2, node $1 unmounts: failed: exit status $status"
     fi
