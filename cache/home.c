@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "cache/client.h"
-#include "cache/fit.h"
 #include "cache/home_device.h"
 #include "cache/home_open.h"
 #include "cache/internal.h"
@@ -194,69 +193,6 @@ static int serve_client(struct home_session *agent, enum node_op op, const struc
 
 /* ---- files ---- */
 
-static struct node_request follow_request(const struct cache_file *file)
-{
-    return (struct node_request){.name = file->name, .flags = file->taken_over ? NODE_TAKEN_OVER : 0};
-}
-
-int home_announce(struct cache_file *file, const struct node_name *name)
-{
-    struct nodes *nodes = file->cache->nodes;
-    struct home_session *agent;
-    struct call_session *sessions[MEMBERS_MAX * 2];
-    unsigned count = 0;
-    bool all = true;
-    int error = 0;
-
-    pthread_mutex_lock(&file->lock);
-    while (file->announced == ANNOUNCING)
-        pthread_cond_wait(&file->changed, &file->lock);
-    bool done = file->announced == ANNOUNCED;
-    if (!done) {
-        file->name = *name;
-        file->taken_over = nodes_first_home_of(nodes, name) != nodes->self;
-        file->announced = ANNOUNCING;
-    }
-    pthread_mutex_unlock(&file->lock);
-    if (done)
-        return 0;
-    struct node_request request = follow_request(file);
-    pthread_mutex_lock(&nodes->lock);
-    LIST_FOREACH (agent, &nodes->agents, link)
-        if (count < MEMBERS_MAX * 2) {
-            sessions[count] = agent->session;
-            call_session_get(sessions[count++]);
-        }
-    uint64_t entered = nodes->entered;
-    pthread_mutex_unlock(&nodes->lock);
-    for (unsigned i = 0; i < count; i++) {
-        int one = nodes_ask(sessions[i], NODE_CALLS, NODE_FOLLOW, &request, NULL);
-        /* One that has died: its kernel's pages are its own. One that takes itself for the home tells us. */
-        if (one < 0 && one != -EBUSY && !call_session_error(sessions[i]) && !error)
-            error = one;
-        all = all && one >= 0;
-        call_session_put(sessions[i]);
-    }
-    /* What this node's programs have in its kernel's cache nobody has counted; and who was told first may
-     * have read what programs of the others wrote to the data directory until they were told. */
-    pthread_mutex_lock(&file->lock);
-    heal_window_open(file, 0, UINT64_MAX);
-    pthread_mutex_unlock(&file->lock);
-    home_invalidate(file, 0, 0);
-    pthread_mutex_lock(&file->lock);
-    heal_window_close(file);
-    file_check_behind(file); /* what the others' kernels have written back now */
-    /* One that is taken over is served to those who have it open: whoever can't be told asks by itself. */
-    error = file->taken_over ? 0 : error;
-    file->announced = error ? NOT_ANNOUNCED : ANNOUNCED; /* said again for the next map */
-    file->announced_to = all ? entered : 0;
-    pthread_cond_broadcast(&file->changed);
-    pthread_mutex_unlock(&file->lock);
-    fit_frames(file);
-    kernels_settle(file); /* twins that were given meanwhile */
-    return error;
-}
-
 static int do_track(struct home_session *agent, const struct node_request *request)
 {
     struct cache *cache = agent->nodes->cache;
@@ -265,50 +201,6 @@ static int do_track(struct home_session *agent, const struct node_request *reque
     int error = cache->host.track(cache->host.context, &request->name, &file); /* in use, and announced */
     if (!error)
         file_unuse(file);
-    return error;
-}
-
-/* What a new agent is told of all files that are tracked here and that agents know of, also of those that
- * hold nothing now: those, too, are announced once only. Not of those that were announced to it since it
- * came: its kernel drops a file's pages once more at each time, beside programs that use it by now. One that
- * is closed meanwhile an agent finds out about when it opens it. The caller frees. */
-static int list_tracked(struct cache *cache, uint64_t entered, struct node_request **list_out,
-                        size_t *count_out)
-{
-    struct cache_file *file;
-    size_t most = 1, count = 0;
-
-    pthread_mutex_lock(&cache->lock);
-    LIST_FOREACH (file, &cache->files, link)
-        most++;
-    struct node_request *list = calloc(most, sizeof *list);
-    LIST_FOREACH (file, &cache->files, link) {
-        if (!list)
-            break;
-        pthread_mutex_lock(&file->lock);
-        bool knows = file->announced == ANNOUNCED && file->announced_to >= entered;
-        if (file->announced != NOT_ANNOUNCED && !knows && !file->given_up)
-            list[count++] = follow_request(file);
-        pthread_mutex_unlock(&file->lock);
-    }
-    pthread_mutex_unlock(&cache->lock);
-    *list_out = list;
-    *count_out = count;
-    return list ? 0 : -ENOMEM;
-}
-
-static int tell_all(struct home_session *agent)
-{
-    struct node_request *list;
-    size_t count;
-    int error = list_tracked(agent->nodes->cache, agent->entered, &list, &count);
-
-    for (size_t i = 0; i < count && !error; i++) {
-        error = nodes_ask(agent->session, NODE_CALLS, NODE_FOLLOW, &list[i], NULL);
-        if (error == -EBUSY) /* it has taken the file over, and will tell us so */
-            error = 0;
-    }
-    free(list);
     return error;
 }
 
@@ -353,7 +245,7 @@ static int do_hello(struct home_session *agent, const struct node_request *reque
     if (error)
         return error;
     nodes_meet(agent->nodes, agent->member); /* it may track files, too */
-    return tell_all(agent);
+    return home_announce_all(agent);
 }
 
 /* For the last time. */

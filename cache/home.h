@@ -58,6 +58,9 @@ int home_serve(struct home_session *agent, enum node_op op, const struct node_re
 /* All agents know that the file is tracked here, when it returns 0; only once. Else it must not be mapped:
  * the error of one that lives and can't follow (-EMFILE, -ENOMEM). name: as they know it. No lock is held. */
 int home_announce(struct cache_file *file, const struct node_name *name);
+/* An agent that has entered is told of all files that are tracked here; of those that were announced to it
+ * since then it knows. 0, or why it can't follow. No lock is held. */
+int home_announce_all(struct home_session *agent);
 
 /* Bit 0, and bit 1 + m for each member m that has the file open. The file's lock is held. */
 uint64_t home_kernels(const struct cache_file *file);

@@ -21,23 +21,40 @@
 
 /* ---- requests ---- */
 
-int nodes_ask(struct call_session *session, enum node_class class, enum node_op op,
-              const struct node_request *request, struct node_reply *reply_out)
+void nodes_begin(struct call_session *session, enum node_class class, enum node_op op,
+                 const struct node_request *request, struct nodes_asking *asking)
 {
-    struct node_reply reply = {0};
-    size_t length = sizeof reply;
+    asking->reply = (struct node_reply){0};
+    asking->class = class;
+    asking->op = op;
+    call_ask(session, class, op, request, sizeof *request, &asking->reply, sizeof asking->reply,
+             &asking->asked);
+}
 
-    int result = node_result(
-        call(session, class, op, request, sizeof *request, &reply, &length, node_class_ms(class)));
+int nodes_end(struct nodes_asking *asking, struct node_reply *reply_out)
+{
+    enum node_op op = asking->op;
+    size_t length = 0;
+
+    int result = node_result(call_hear(&asking->asked, &length, node_class_ms(asking->class)));
     if (result < 0)
         return result;
     /* How many bytes: more is checked by who asks. Nothing else is a number. */
     bool counts = op == NODE_READ || op == NODE_WRITE || op == NODE_PEEK;
-    if (length != sizeof reply || (result > 0 && !counts))
+    if (length != sizeof asking->reply || (result > 0 && !counts))
         return -EIO;
     if (reply_out)
-        *reply_out = reply;
+        *reply_out = asking->reply;
     return result;
+}
+
+int nodes_ask(struct call_session *session, enum node_class class, enum node_op op,
+              const struct node_request *request, struct node_reply *reply_out)
+{
+    struct nodes_asking asking;
+
+    nodes_begin(session, class, op, request, &asking);
+    return nodes_end(&asking, reply_out);
 }
 
 static int serve(void *context, struct call_session *session, unsigned op, const void *bytes, size_t length,

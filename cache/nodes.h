@@ -129,5 +129,15 @@ uint32_t nodes_number(struct nodes *nodes);
 /* One request and its reply; the result of the operation, or -EIO. reply_out may be NULL. */
 int nodes_ask(struct call_session *session, enum node_class class, enum node_op op,
               const struct node_request *request, struct node_reply *reply_out);
+/* The same in two steps: see call_ask(). */
+struct nodes_asking {
+    struct call_asked asked;
+    struct node_reply reply;
+    enum node_class class;
+    enum node_op op;
+};
+void nodes_begin(struct call_session *session, enum node_class class, enum node_op op,
+                 const struct node_request *request, struct nodes_asking *asking);
+int nodes_end(struct nodes_asking *asking, struct node_reply *reply_out);
 
 #endif

@@ -119,6 +119,20 @@ void *call_session_user(const struct call_session *session);
  * more, begins anew: its answers may be there, and not seen. */
 int call(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
          void *reply, size_t *reply_length, unsigned timeout_ms);
+/* The same in two steps, so that one thread has several under way: of several sessions, whose order is the
+ * same for all who do so, as who waits here for one place holds those that it has. reply, with its room,
+ * stays the caller's until call_hear(), which follows every call_ask(), in the same thread, and returns what
+ * call() does; the time begins with it. */
+struct call_asked {
+    struct call_session *session; /* the caller has a reference */
+    struct call_pending *pending; /* NULL: it was not asked, */
+    int error;                    /* for this */
+    unsigned class;
+    bool replies; /* somebody wants what comes back */
+};
+void call_ask(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
+              void *reply, size_t room, struct call_asked *asked_out);
+int call_hear(struct call_asked *asked, size_t *reply_length_out, unsigned timeout_ms);
 /* The same without waiting for the end: what serve() returns is not heard of. Still waits while CALL_WIDTH
  * calls of the class are under way, or were until a moment ago. 0, or -EIO, -EINVAL, -ENOMEM. */
 int call_post(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length);

@@ -540,34 +540,47 @@ static bool await_answer(struct call_session *session, struct call_pending *pend
     return pending->state == PENDING_ANSWERED || session->error;
 }
 
-int call(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
-         void *reply, size_t *reply_length, unsigned timeout_ms)
+void call_ask(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
+              void *reply, size_t room, struct call_asked *asked_out)
 {
     struct call_message *message;
-    struct call_pending *pending;
-    int result = begin_call(session, class, op, CALL_KIND_REQUEST, request, length, &message);
+    int error = begin_call(session, class, op, CALL_KIND_REQUEST, request, length, &message);
 
-    if (result)
-        return result;
+    *asked_out = (struct call_asked){.session = session, .error = error, .class = class, .replies = reply};
+    if (error)
+        return;
     pthread_mutex_lock(&session->lock);
-    pending = ask(&session->classes[class], message);
-    if (!pending) {
-        pthread_mutex_unlock(&session->lock);
-        free(message);
-        return -EIO;
+    struct call_pending *pending = ask(&session->classes[class], message);
+    if (pending) {
+        pending->reply = reply;
+        pending->room = reply ? room : 0;
     }
-    pending->reply = reply;
-    pending->room = reply ? *reply_length : 0;
     pthread_mutex_unlock(&session->lock);
-    call_flush(session);
+    asked_out->pending = pending;
+    if (pending) {
+        call_flush(session);
+    } else {
+        asked_out->error = -EIO;
+        free(message);
+    }
+}
+
+int call_hear(struct call_asked *asked, size_t *reply_length_out, unsigned timeout_ms)
+{
+    struct call_session *session = asked->session;
+    struct call_pending *pending = asked->pending;
+    int result = -EIO;
+
+    if (!pending)
+        return asked->error;
     pthread_mutex_lock(&session->lock);
     bool in_time = await_answer(session, pending, timeout_ms);
-    result = -EIO;
     if (pending->state == PENDING_ANSWERED) {
-        result = reply && pending->length > pending->room ? -EPROTO : pending->result;
-        if (reply)
-            *reply_length = pending->length > pending->room ? 0 : pending->length;
-        free_place(&session->classes[class], pending);
+        bool fits = !asked->replies || pending->length <= pending->room;
+        result = fits ? pending->result : -EPROTO;
+        if (asked->replies)
+            *reply_length_out = fits ? pending->length : 0;
+        free_place(&session->classes[asked->class], pending);
     } else { /* the session ends: nobody gets the place; a reply may still come before it has */
         pending->reply = NULL;
     }
@@ -575,6 +588,15 @@ int call(struct call_session *session, unsigned class, unsigned op, const void *
     if (!in_time)
         call_end(session, -ETIMEDOUT, false);
     return result;
+}
+
+int call(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
+         void *reply, size_t *reply_length, unsigned timeout_ms)
+{
+    struct call_asked asked;
+
+    call_ask(session, class, op, request, length, reply, reply ? *reply_length : 0, &asked);
+    return call_hear(&asked, reply_length, timeout_ms);
 }
 
 /* Without waiting: for a POST nobody is told, for a REQUEST answer is. */

@@ -169,6 +169,56 @@ static void test_more_than_the_width(void **state)
     couple_close(&c);
 }
 
+/* One thread has a class full of calls under way with each of two sessions, hears of them in another order,
+ * and each has its own reply. */
+static void test_several_of_one_thread(void **state)
+{
+    enum { ALL = 2 * CALL_WIDTH };
+    static struct couple c;
+    struct call_session *second;
+    struct call_asked asked[ALL], waits, wrong;
+    uint8_t request[ALL][64], reply[ALL][64], little[4];
+    struct caller one_more;
+    size_t length;
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    second = join_to(&c.client, &c.server);
+    call_ask(c.session, 1, OP_WAIT, NULL, 0, NULL, 0, &waits);
+    for (unsigned i = 0; i < ALL; i++) {
+        fill(request[i], i, seed + i);
+        call_ask(i % 2 ? c.session : second, 3, OP_ECHO, request[i], i, reply[i], sizeof reply[i], &asked[i]);
+    }
+    /* Their places are theirs until they are heard. */
+    caller_start(&one_more, c.session, 3, OP_HIGHEST, LONG_MS);
+    nap_ms(100);
+    assert_false(one_more.back);
+    for (unsigned i = ALL; i-- > 0;) {
+        length = 777;
+        assert_int_equal(call_hear(&asked[i], &length, LONG_MS), echo_result(request[i], i));
+        assert_int_equal(length, i);
+        assert_memory_equal(reply[i], request[i], i);
+    }
+    assert_int_equal(caller_join(&one_more), OP_HIGHEST);
+    call_ask(second, 3, OP_ECHO, request[9], 9, little, sizeof little, &wrong);
+    assert_int_equal(call_hear(&wrong, &length, LONG_MS), -EPROTO);
+    assert_int_equal(length, 0);
+    call_ask(second, CALL_CLASSES, OP_ECHO, NULL, 0, NULL, 0, &wrong);
+    assert_int_equal(call_hear(&wrong, NULL, LONG_MS), -EINVAL);
+    node_open_gate(&c.server, true);
+    assert_int_equal(call_hear(&waits, NULL, LONG_MS), 0);
+    /* A session that ends between the two; and one that has ended. */
+    node_open_gate(&c.server, false);
+    call_ask(second, 1, OP_WAIT, NULL, 0, little, sizeof little, &waits);
+    call_session_abort(second);
+    assert_int_equal(call_hear(&waits, &length, LONG_MS), -EIO);
+    call_ask(second, 1, OP_ECHO, NULL, 0, NULL, 0, &wrong);
+    assert_int_equal(call_hear(&wrong, NULL, LONG_MS), -EIO);
+    node_open_gate(&c.server, true);
+    call_session_put(second);
+    couple_close(&c);
+}
+
 /* serve() calls who has called it, on the same session, class by class; from both ends at once. */
 static void test_nested(void **state)
 {
@@ -566,6 +616,7 @@ int main(int argc, char **argv)
         CASE(test_arguments),
         CASE(test_classes_do_not_wait),
         CASE(test_more_than_the_width),
+        CASE(test_several_of_one_thread),
         CASE(test_nested),
         CASE(test_posts),
         CASE(test_slots),

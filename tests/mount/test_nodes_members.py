@@ -12,6 +12,10 @@ from nodes import Program, all_see, cluster  # noqa: F401
 from test_nodes_deaths import OPTIONS, killed  # noqa: F401
 
 
+def served(m, op):
+    return statistics(m.mnt)["nodes"]["served"].get(op, 0)
+
+
 def write_list(path, names):
     write_file(path, "".join(f"{name}@local:gaiafs-test-{os.getpid()}-m-{name}\n" for name in names).encode())
 
@@ -111,6 +115,42 @@ def test_what_waits_for_a_home_that_dies_is_done_at_the_next(killed, what):
     assert survivor.read() == bytes(content[:size]).ljust(size, b"\0") == read_file(nodes.below())
     for program in survivor, victim:
         program.agent.kill()
+
+
+@pytest.mark.parametrize("stopped", [1, 2])
+def test_members_are_told_at_once(cluster, agents, stopped):
+    """One that says nothing keeps no other from hearing that a file is tracked, whichever the home has met first."""
+    nodes = cluster(3, "timeout=0,peer_timeout=20")
+    nodes.make(pattern(PAGE), home=0)
+    home, other = (Program(agents(), nodes.path(number), device=None) for number in (0, 3 - stopped))
+    stand_still(nodes[stopped].pid)
+    home.agent.start("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
+    try:
+        wait_until(lambda: served(nodes[3 - stopped], "follow") == 1, 10)
+        assert home.agent.busy(), "all have been told"
+    finally:
+        os.kill(nodes[stopped].pid, signal.SIGCONT)
+    home.agent.finish()
+    for program in home, other:
+        program.agent.kill()
+
+
+def test_who_comes_is_told_of_all_files(cluster, agents):
+    """Several at a time, and of each once."""
+    count = 50
+    nodes = cluster(2, only=[0])
+    for number in range(count):
+        nodes.make(pattern(PAGE), f"f{number}", home=0)
+    home = agents()
+    home.do("dev = gaia.Device('soft:0')\nfds = [os.open(path, os.O_RDWR) for path in paths]\n"
+            "maps = [dev.mmap(fd, length) for fd in fds]",
+            paths=[nodes.path(0, f"f{number}") for number in range(count)], length=PAGE)
+    nodes.mount(1)
+    wait_until(lambda: served(nodes[1], "follow") == count, 10)
+    paths = [nodes.path(1, f"f{number}") for number in range(count)]
+    home.do("for map in maps:\n    map[5:10] = b'there'\n    map.release()")
+    assert all(read_file(path)[:12] == pattern(PAGE)[:5] + b"there" + pattern(PAGE)[10:12] for path in paths)
+    assert served(nodes[1], "follow") == count
 
 
 def test_who_follows_first_loses_nothing_to_who_follows_last(cluster, agents):

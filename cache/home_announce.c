@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "cache/fit.h"
+#include "cache/home.h"
+#include "cache/internal.h"
+
+#define AGENTS_MAX (MEMBERS_MAX * 2) /* a member's next session begins when its last one is closed */
+#define TOLD_AT_ONCE 8u              /* files, to one agent: of the CALL_WIDTH calls that may be under way */
+
+static struct node_request follow_request(const struct cache_file *file)
+{
+    return (struct node_request){.name = file->name, .flags = file->taken_over ? NODE_TAKEN_OVER : 0};
+}
+
+/* ---- one file, all agents ---- */
+
+/* Whether it is this thread's to announce it: nobody has, and nobody does. The file's lock is taken. */
+static bool begin_announcing(struct cache_file *file, const struct node_name *name)
+{
+    struct nodes *nodes = file->cache->nodes;
+
+    pthread_mutex_lock(&file->lock);
+    while (file->announced == ANNOUNCING)
+        pthread_cond_wait(&file->changed, &file->lock);
+    bool done = file->announced == ANNOUNCED;
+    if (!done) {
+        file->name = *name;
+        file->taken_over = nodes_first_home_of(nodes, name) != nodes->self;
+        file->announced = ANNOUNCING;
+    }
+    pthread_mutex_unlock(&file->lock);
+    return !done;
+}
+
+/* The sessions with all agents, with references, and how often one has entered by now. Who comes later stands
+ * before the others in the list, which keeps its order: as call_ask() wants it. */
+static unsigned find_agents(struct nodes *nodes, struct call_session *sessions[AGENTS_MAX],
+                            uint64_t *entered_out)
+{
+    struct home_session *agent;
+    unsigned count = 0;
+
+    pthread_mutex_lock(&nodes->lock);
+    LIST_FOREACH (agent, &nodes->agents, link)
+        if (count < AGENTS_MAX) {
+            sessions[count] = agent->session;
+            call_session_get(sessions[count++]);
+        }
+    *entered_out = nodes->entered;
+    pthread_mutex_unlock(&nodes->lock);
+    return count;
+}
+
+/* All at once: each has its kernel write back and drop what it holds. The error of one that lives and can't
+ * follow; all_out: every one does. */
+static int tell_agents(struct nodes *nodes, const struct node_request *request, uint64_t *entered_out,
+                       bool *all_out)
+{
+    struct call_session *sessions[AGENTS_MAX];
+    struct nodes_asking asking[AGENTS_MAX];
+    unsigned count = find_agents(nodes, sessions, entered_out);
+    int error = 0;
+
+    *all_out = true;
+    for (unsigned i = 0; i < count; i++)
+        nodes_begin(sessions[i], NODE_CALLS, NODE_FOLLOW, request, &asking[i]);
+    for (unsigned i = 0; i < count; i++) {
+        int one = nodes_end(&asking[i], NULL);
+        /* One that has died: its kernel's pages are its own. One that takes itself for the home tells us. */
+        if (one < 0 && one != -EBUSY && !call_session_error(sessions[i]) && !error)
+            error = one;
+        *all_out = *all_out && one >= 0;
+        call_session_put(sessions[i]);
+    }
+    return error;
+}
+
+int home_announce(struct cache_file *file, const struct node_name *name)
+{
+    uint64_t entered;
+    bool all;
+
+    if (!begin_announcing(file, name))
+        return 0;
+    const struct node_request request = follow_request(file);
+    int error = tell_agents(file->cache->nodes, &request, &entered, &all);
+    /* What this node's programs have in its kernel's cache nobody has counted; and who was told first may
+     * have read what programs of the others wrote to the data directory until they were told. */
+    pthread_mutex_lock(&file->lock);
+    heal_window_open(file, 0, UINT64_MAX);
+    pthread_mutex_unlock(&file->lock);
+    home_invalidate(file, 0, 0);
+    pthread_mutex_lock(&file->lock);
+    heal_window_close(file);
+    file_check_behind(file); /* what the others' kernels have written back now */
+    /* One that is taken over is served to those who have it open: whoever can't be told asks by itself. */
+    error = file->taken_over ? 0 : error;
+    file->announced = error ? NOT_ANNOUNCED : ANNOUNCED; /* said again for the next map */
+    file->announced_to = all ? entered : 0;
+    pthread_cond_broadcast(&file->changed);
+    pthread_mutex_unlock(&file->lock);
+    fit_frames(file);
+    kernels_settle(file); /* twins that were given meanwhile */
+    return error;
+}
+
+/* ---- all files, one agent ---- */
+
+/* What a new agent is told of all files that are tracked here and that agents know of, also of those that
+ * hold nothing now: those, too, are announced once only. Not of those that were announced to it since it
+ * came: its kernel drops a file's pages once more at each time, beside programs that use it by now. One that
+ * is closed meanwhile an agent finds out about when it opens it. The caller frees. */
+static int list_tracked(struct cache *cache, uint64_t entered, struct node_request **list_out,
+                        size_t *count_out)
+{
+    struct cache_file *file;
+    size_t most = 1, count = 0;
+
+    pthread_mutex_lock(&cache->lock);
+    LIST_FOREACH (file, &cache->files, link)
+        most++;
+    struct node_request *list = calloc(most, sizeof *list);
+    LIST_FOREACH (file, &cache->files, link) {
+        if (!list)
+            break;
+        pthread_mutex_lock(&file->lock);
+        bool knows = file->announced == ANNOUNCED && file->announced_to >= entered;
+        if (file->announced != NOT_ANNOUNCED && !knows && !file->given_up)
+            list[count++] = follow_request(file);
+        pthread_mutex_unlock(&file->lock);
+    }
+    pthread_mutex_unlock(&cache->lock);
+    *list_out = list;
+    *count_out = count;
+    return list ? 0 : -ENOMEM;
+}
+
+int home_announce_all(struct home_session *agent)
+{
+    struct nodes_asking asking[TOLD_AT_ONCE];
+    struct node_request *list;
+    size_t count, begun = 0, ended = 0;
+    int error = list_tracked(agent->nodes->cache, agent->entered, &list, &count);
+
+    while (ended < begun || (begun < count && !error)) {
+        if (begun < count && begun < ended + TOLD_AT_ONCE && !error) {
+            nodes_begin(agent->session, NODE_CALLS, NODE_FOLLOW, &list[begun], &asking[begun % TOLD_AT_ONCE]);
+            begun++;
+            continue;
+        }
+        int one = nodes_end(&asking[ended++ % TOLD_AT_ONCE], NULL);
+        if (one < 0 && one != -EBUSY && !error) /* then it has taken the file over, and will tell us so */
+            error = one;
+    }
+    free(list);
+    return error;
+}
