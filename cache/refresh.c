@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pages of several leaves go together: each patch is waited for, and what is to be sent is small. */
+/* Pages of several leaves go together: each patch is waited for, and what is to be sent is small. Where there
+ * are many, threads apart read and send some batches at a time. */
 #include "cache/refresh.h"
 
 #include <errno.h>
+#include <semaphore.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cache/collect.h"
 #include "cache/scan.h"
 
-#define REFRESH_PAGES 256u /* 1 MiB: the lock is held until they are there */
+#define REFRESH_PAGES 256u /* 1 MiB, of a batch */
+#define BATCHES 4u         /* under way */
+#define HELD_BATCHES 8u    /* the lock is held until they are there */
 
 /* One page of a batch. */
 struct refresh_page {
@@ -25,10 +30,16 @@ struct refresh_leaf {
 };
 
 /* The lock is held from the first page that is added to the commit, so nothing of it changes meanwhile. */
-struct refresh {
+struct batch {
     struct replica *replica;
     size_t count, leaves; /* pages whose bytes are sent */
     size_t looked;        /* pages of the leaves, whose bytes may have been read */
+    int error;            /* of reading, */
+    int patch_error;      /* or of the patch */
+    bool sent;            /* it is its thread's, from `work` to `done` */
+    bool apart, stop;     /* there is a thread; and it is to end */
+    pthread_t thread;
+    sem_t work, done;
     uint64_t number[REFRESH_PAGES];
     const void *old[REFRESH_PAGES];
     struct refresh_page page[REFRESH_PAGES];
@@ -37,76 +48,66 @@ struct refresh {
     uint8_t device[REFRESH_PAGES * GAIA_PAGE_SIZE]; /* seldom used: then it is no memory */
 };
 
+struct refresh {
+    struct replica *replica;
+    bool apart;       /* threads are worth it */
+    unsigned filling; /* the batch that pages are added to; those after it, in a ring, are the oldest */
+    unsigned held;    /* batches since the lock was let go */
+    struct batch batches[BATCHES];
+};
+
 /* --- what pages become, and what they were --- */
 
 /* The twin of a page is the home copy, if it has none of its own: then nothing is to be changed. But for one
  * that was changed behind the mount: there the device has what it was, and what GPU kernels have stored since
  * the release at the beginning of the acquire goes with it. */
-static int add_page(struct refresh *r, struct leaf_copy *copy, unsigned page)
+static int add_page(struct replica *replica, struct batch *b, struct leaf_copy *copy, unsigned page)
 {
-    struct refresh_page *p = &r->page[r->count];
+    struct refresh_page *p = &b->page[b->count];
     uint64_t number = (copy->leaf->number << LEAF_SHIFT) + page;
     int error = 0;
 
     *p = (struct refresh_page){.copy = copy, .page = page};
     if (copy->twin >> page & 1) {
-        r->old[r->count] = frame_bytes(&r->replica->file->cache->twins, *leaf_copy_twin(copy, page));
+        b->old[b->count] = frame_bytes(&replica->file->cache->twins, *leaf_copy_twin(copy, page));
     } else if (copy->blind >> page & 1) {
-        r->old[r->count] = p->device = r->device + r->count * GAIA_PAGE_SIZE;
-        error = replica_fetch(r->replica, number, p->device);
+        b->old[b->count] = p->device = b->device + b->count * GAIA_PAGE_SIZE;
+        error = replica_fetch(replica, number, p->device);
     } else {
         return 0;
     }
-    r->number[r->count++] = number;
+    b->number[b->count++] = number;
     return error;
 }
 
-/* The home's bytes of the pages from `first` of the batch on: side by side in one read. */
-static int read_fresh(struct refresh *r, size_t first)
+static int add_leaf(struct replica *replica, struct batch *b, struct leaf_copy *copy, page_mask pages)
 {
-    int error = 0;
+    size_t first = b->count;
 
-    for (size_t i = first, n; i < r->count && !error; i += n) {
-        n = 1;
-        while (i + n < r->count && r->number[i + n] == r->number[i] + n)
-            n++;
-        error = home_read_pages(r->replica->file, r->number[i], n, r->fresh + i * GAIA_PAGE_SIZE);
-    }
-    return error;
-}
-
-static int add_leaf(struct refresh *r, struct leaf_copy *copy, page_mask pages)
-{
-    size_t first = r->count;
-
-    int error = collect_pages(r->replica->file, copy->leaf, pages, COLLECT_PENDING);
+    int error = collect_pages(replica->file, copy->leaf, pages, COLLECT_PENDING);
     scan_look_again(copy, pages);
     for (page_mask left = pages; left && !error; left &= left - 1)
-        error = add_page(r, copy, (unsigned)__builtin_ctzll(left));
-    if (!error)
-        error = read_fresh(r, first);
+        error = add_page(replica, b, copy, (unsigned)__builtin_ctzll(left));
     if (error) {
-        r->count = first;
+        b->count = first;
         return error;
     }
-    r->leaf[r->leaves++] = (struct refresh_leaf){copy, pages};
-    r->looked += (size_t)__builtin_popcountll(pages);
+    b->leaf[b->leaves++] = (struct refresh_leaf){copy, pages};
+    b->looked += (size_t)__builtin_popcountll(pages);
     return 0;
 }
 
 /* --- the device has them --- */
 
 /* The home's bytes are the twins. */
-static void commit(const struct refresh *r)
+static void commit(struct cache_file *file, const struct batch *b)
 {
-    struct cache_file *file = r->replica->file;
-
-    for (size_t i = 0; i < r->count; i++) {
-        const struct refresh_page *p = &r->page[i];
+    for (size_t i = 0; i < b->count; i++) {
+        const struct refresh_page *p = &b->page[i];
         page_mask bit = UINT64_C(1) << p->page;
         if (file->passed && p->copy->twin & bit)
             memcpy(frame_bytes(&file->cache->twins, *leaf_copy_twin(p->copy, p->page)),
-                   r->fresh + i * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
+                   b->fresh + i * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
         else
             replica_drop_twins(p->copy, bit);
         p->copy->blind &= ~bit;
@@ -119,19 +120,19 @@ static void commit(const struct refresh *r)
  * granted with from now on, byte by byte: else it would be taken for a GPU kernel's store, or not be patched
  * again when the home has what was there before. (A GPU that can't be asked either, so many times, has failed
  * for good.) */
-static void keep_patched(struct refresh *r)
+static void keep_patched(struct replica *replica, struct batch *b)
 {
-    struct frame_pool *pool = &r->replica->file->cache->twins;
+    struct frame_pool *pool = &replica->file->cache->twins;
     uint8_t now[GAIA_PAGE_SIZE];
 
-    for (size_t i = 0; i < r->count; i++) {
-        const struct refresh_page *p = &r->page[i];
+    for (size_t i = 0; i < b->count; i++) {
+        const struct refresh_page *p = &b->page[i];
         uint8_t *old = p->device ? p->device : frame_bytes(pool, *leaf_copy_twin(p->copy, p->page));
-        const uint8_t *fresh = r->fresh + i * GAIA_PAGE_SIZE;
+        const uint8_t *fresh = b->fresh + i * GAIA_PAGE_SIZE;
         unsigned tries = 0;
         int error;
         do
-            error = replica_fetch(r->replica, r->number[i], now);
+            error = replica_fetch(replica, b->number[i], now);
         while (error && ++tries < FETCH_TRIES);
         for (size_t at = 0; at < GAIA_PAGE_SIZE && !error; at++)
             if (now[at] == fresh[at])
@@ -141,50 +142,170 @@ static void keep_patched(struct refresh *r)
     }
 }
 
-/* Send the batch, which is empty then. */
-static int send(struct refresh *r)
+/* What has become of a batch, which is empty then. What could not be read is as it was. */
+static int conclude(struct batch *b)
 {
-    struct replica *replica = r->replica;
-    int error = 0;
+    struct replica *replica = b->replica;
+    int error = b->error ? b->error : b->patch_error;
 
-    if (r->count)
-        error = replica->frames->ops->patch(replica->frames, r->number, r->count, r->old, r->fresh);
-    if (error)
-        keep_patched(r);
-    else
-        commit(r);
-    for (size_t i = 0; i < r->leaves && !error; i++)
-        error = replica_grant(r->leaf[i].copy, r->leaf[i].pages);
+    if (!error)
+        commit(replica->file, b);
+    else if (!b->error)
+        keep_patched(replica, b);
+    for (size_t i = 0; i < b->leaves && !error; i++)
+        error = replica_grant(b->leaf[i].copy, b->leaf[i].pages);
     if (!error) {
-        replica_count(replica, drops, r->count);
-        replica_count(replica, pages_in, r->count);
+        replica_count(replica, drops, b->count);
+        replica_count(replica, pages_in, b->count);
     }
-    r->count = r->leaves = r->looked = 0;
+    b->count = b->leaves = b->looked = 0;
     return error;
 }
 
-/* One leaf's pages into the batch, which is sent first if they have no room, or are to be waited for. */
+/* --- a batch under way; who sends it has the lock, and waits --- */
+
+/* The home's bytes of its pages: side by side in one read. */
+static int read_fresh(struct batch *b)
+{
+    int error = 0;
+
+    for (size_t i = 0, n; i < b->count && !error; i += n) {
+        n = 1;
+        while (i + n < b->count && b->number[i + n] == b->number[i] + n)
+            n++;
+        error = home_read_pages(b->replica->file, b->number[i], n, b->fresh + i * GAIA_PAGE_SIZE);
+    }
+    return error;
+}
+
+static void carry_out(struct batch *b)
+{
+    struct gaia_frames *frames = b->replica->frames;
+
+    b->error = read_fresh(b);
+    b->patch_error = 0;
+    if (!b->error && b->count)
+        b->patch_error = frames->ops->patch(frames, b->number, b->count, b->old, b->fresh);
+}
+
+static void await(sem_t *semaphore)
+{
+    while (sem_wait(semaphore)) /* a signal */
+        ;
+}
+
+static void *carry_out_apart(void *argument)
+{
+    struct batch *b = argument;
+
+    for (;;) {
+        await(&b->work);
+        if (b->stop)
+            return NULL;
+        carry_out(b);
+        sem_post(&b->done);
+    }
+}
+
+/* A thread for the batch, if there can be one: else it goes without. */
+static void start_thread(struct batch *b)
+{
+    sigset_t all, before;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    b->apart = !pthread_create(&b->thread, NULL, carry_out_apart, b);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void batch_begin(struct batch *b, struct replica *replica)
+{
+    b->replica = replica;
+    b->count = b->leaves = b->looked = 0;
+    b->sent = b->apart = b->stop = false;
+    sem_init(&b->work, 0, 0);
+    sem_init(&b->done, 0, 0);
+}
+
+static void batch_end(struct batch *b)
+{
+    if (b->apart) {
+        b->stop = true;
+        sem_post(&b->work);
+        pthread_join(b->thread, NULL);
+    }
+    sem_destroy(&b->work);
+    sem_destroy(&b->done);
+}
+
+static int batch_finish(struct batch *b)
+{
+    if (!b->sent)
+        return 0;
+    await(&b->done);
+    b->sent = false;
+    return conclude(b);
+}
+
+/* --- batch after batch --- */
+
+/* Send what is there. The error is that of the batch whose place the next one takes. */
+static int send(struct refresh *r)
+{
+    struct batch *b = &r->batches[r->filling];
+
+    r->held++;
+    if (r->apart && !b->apart)
+        start_thread(b);
+    if (!b->apart) {
+        carry_out(b);
+        return conclude(b);
+    }
+    b->sent = true;
+    sem_post(&b->work);
+    r->filling = (r->filling + 1) % BATCHES;
+    return batch_finish(&r->batches[r->filling]);
+}
+
+/* All that was added is there: the lock may be let go. */
+static int send_all(struct refresh *r)
+{
+    int error = r->batches[r->filling].leaves ? send(r) : 0;
+
+    for (unsigned i = 0; i < BATCHES; i++) { /* from the oldest on */
+        int one = batch_finish(&r->batches[(r->filling + i) % BATCHES]);
+        error = error ? error : one;
+    }
+    r->held = 0;
+    return error;
+}
+
+/* One leaf's pages into the batch. What was sent is waited for first if they are to be waited for, or others
+ * wait for the lock. */
 static int refresh_leaf(struct refresh *r, const struct copy_pages *entry)
 {
     struct cache_file *file = r->replica->file;
     int error = 0;
 
     while (!error) {
+        const struct batch *b = &r->batches[r->filling];
         struct leaf *leaf = index_find(&file->index, entry->leaf);
         struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, r->replica) : NULL;
         page_mask here = copy ? copy->present & entry->pages : 0;
         if (!here)
             return 0;
         bool busy = here & (copy->busy | copy->releasing | leaf->invalidating);
-        size_t n = (size_t)__builtin_popcountll(here);
-        if (r->leaves && (busy || r->looked + n > REFRESH_PAGES)) {
-            error = send(r);
+        bool full = b->looked + (size_t)__builtin_popcountll(here) > REFRESH_PAGES;
+        if ((busy && (b->leaves || r->held)) || (full && r->held + 1 == HELD_BATCHES)) {
+            error = send_all(r);
             pthread_mutex_unlock(&file->lock); /* handlers of FUSE may wait for it */
             pthread_mutex_lock(&file->lock);
         } else if (busy) {
             pthread_cond_wait(&file->changed, &file->lock);
+        } else if (full) {
+            error = send(r);
         } else {
-            return add_leaf(r, copy, here);
+            return add_leaf(r->replica, &r->batches[r->filling], copy, here);
         }
     }
     return error;
@@ -193,18 +314,23 @@ static int refresh_leaf(struct refresh *r, const struct copy_pages *entry)
 int refresh_pages(struct replica *replica, const struct copy_pages *list, size_t count)
 {
     struct refresh *r = count ? malloc(sizeof *r) : NULL;
-    int error = count && !r ? -ENOMEM : 0;
+    size_t pages = 0;
+    int error = 0;
 
     if (!r)
-        return error;
+        return count ? -ENOMEM : 0;
+    for (size_t i = 0; i < count; i++)
+        pages += (size_t)__builtin_popcountll(list[i].pages);
     r->replica = replica;
-    r->count = r->leaves = r->looked = 0;
+    r->apart = pages > REFRESH_PAGES;
+    r->filling = r->held = 0;
+    for (unsigned i = 0; i < BATCHES; i++)
+        batch_begin(&r->batches[i], replica);
     for (size_t i = 0; i < count && !error; i++)
         error = refresh_leaf(r, &list[i]);
-    if (r->leaves) { /* also of those before one that failed */
-        int sent = send(r);
-        error = error ? error : sent;
-    }
+    int last = send_all(r); /* also of those before one that failed */
+    for (unsigned i = 0; i < BATCHES; i++)
+        batch_end(&r->batches[i]);
     free(r);
-    return error;
+    return error ? error : last;
 }
