@@ -238,7 +238,9 @@ static int mark_modified(struct work *w)
     }
     page_mask again = modified & copy->pending;
     left &= copy->sealed;
-    if (modified) /* also of what was pending already: caches above this copy are out of date again */
+    /* Caches above this copy (gpu/demand_map.h) are out of date: also of what was pending already, and of
+     * what is as it was, as they may have what it was in between. */
+    if (modified || (!replica->scans && copy->twin & w->owned))
         atomic_fetch_add(&replica->state->releases, 1);
     for (page_mask each = again; each;
          each &= each - 1) { /* the kernel holds no pending page: nothing to tell */

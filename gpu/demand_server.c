@@ -81,20 +81,30 @@ static bool step_in(void)
 
 /* ---- the soft mapping ---- */
 
-/* Bytes of a unit that lie in pages before the end of the file: touching those past it is an error. -EIO:
- * nobody says where that is (the daemon is gone). */
-static int readable(const struct demand_server *server, uint32_t unit, size_t *bytes_out)
+/* Where in the mapping the file ends. -EIO: nobody says (the daemon is gone). */
+static int find_end(const struct demand_server *server, uint64_t *end_out)
 {
-    uint64_t from = (uint64_t)unit << server->host.unit_shift, most = unit_bytes(server);
     struct stat st;
 
     if (fstat(server->fd, &st))
         return -EIO;
     uint64_t end = st.st_size > server->offset ? (uint64_t)(st.st_size - server->offset) : 0;
-    end = (end + PAGE - 1) / PAGE * PAGE;
-    end = end < server->length ? end : server->length;
-    *bytes_out = end <= from ? 0 : end - from < most ? (size_t)(end - from) : most;
+    *end_out = end < server->length ? end : server->length;
     return 0;
+}
+
+/* Of a unit, the bytes before the end. */
+static size_t bytes_before(const struct demand_server *server, uint32_t unit, uint64_t end)
+{
+    uint64_t from = (uint64_t)unit << server->host.unit_shift, most = unit_bytes(server);
+
+    return end <= from ? 0 : end - from < most ? (size_t)(end - from) : (size_t)most;
+}
+
+/* The same in whole pages: touching those past the end is an error. */
+static size_t readable(const struct demand_server *server, uint32_t unit, uint64_t end)
+{
+    return bytes_before(server, unit, (end + PAGE - 1) / PAGE * PAGE);
 }
 
 /* What is only read is never given back: nothing is kept, so that data that is larger than the host's memory
@@ -130,26 +140,55 @@ static uint8_t *home_of(const struct service *service)
     return service->server->home + ((uint64_t)service->asked.unit << service->server->host.unit_shift);
 }
 
+/* Page by page, as not all of it can be touched: what the file has grown by since the last acquire, perhaps,
+ * which the soft mapping may not have yet, or what it was cut by meanwhile. That is past its end. */
+static int read_pages(const struct service *service, size_t *bytes)
+{
+    const struct demand_server *server = service->server;
+    uint64_t from = (uint64_t)service->asked.unit << server->host.unit_shift, end;
+    size_t at = 0;
+
+    while (at < *bytes && !touch_copy(twin_of(service) + at, home_of(service) + at, PAGE))
+        at += PAGE;
+    if (at < *bytes &&
+        (find_end(server, &end) || from + at < (end < server->acquired_end ? end : server->acquired_end)))
+        return -EIO;
+    *bytes = at;
+    return 0;
+}
+
 /* The unit's twin becomes what the soft mapping has now. */
 static int read_home(const struct service *service)
 {
+    struct demand_server *server = service->server;
+    uint32_t unit = service->asked.unit;
     uint8_t *twin = twin_of(service);
-    size_t n;
+    uint64_t end;
 
-    int error = readable(service->server, service->asked.unit, &n);
+    int error = find_end(server, &end);
     if (error)
         return error;
-    memset(twin + n, 0, unit_bytes(service->server) - n);
-    return n ? touch_copy(twin, home_of(service), n) : 0;
+    size_t n = readable(server, unit, end), is_file = bytes_before(server, unit, end);
+    if (n && touch_copy(twin, home_of(service), n))
+        error = read_pages(service, &n);
+    memset(twin + n, 0, unit_bytes(server) - n);
+    server->twin_end[unit] = (uint32_t)(is_file < n ? is_file : n);
+    return error;
 }
 
-/* Store the bytes that differ from the twin, and no others, to the soft mapping. */
+/* Store the bytes that differ from the twin, and no others, to the soft mapping. What was past the end of the
+ * file when the unit was granted is so still, whatever the file has there by now. */
 static int store_home(const struct service *service, const uint8_t *bytes)
 {
-    size_t n;
+    const struct demand_server *server = service->server;
+    uint32_t unit = service->asked.unit;
+    uint64_t end;
 
-    int error = readable(service->server, service->asked.unit, &n);
-    return error ? error : touch_store_changed(home_of(service), bytes, twin_of(service), n);
+    int error = find_end(server, &end);
+    if (error)
+        return error;
+    size_t n = readable(server, unit, end), granted = server->twin_end[unit];
+    return touch_store_changed(home_of(service), bytes, twin_of(service), n < granted ? n : granted);
 }
 
 /* ---- the arena: the lock is held ---- */
@@ -431,8 +470,17 @@ static void free_tables(struct demand_server *server)
     if (server->twins)
         munmap(server->twins, twin_bytes(server));
     free(server->twin_grant);
+    free(server->twin_end);
     free(server->arena_unit);
     free(server->arena_free);
+}
+
+/* Where that can't be found out, all that fails is an error. */
+static void note_end(struct demand_server *server)
+{
+    uint64_t end;
+
+    server->acquired_end = find_end(server, &end) ? server->length : end;
 }
 
 static int make_tables(struct demand_server *server)
@@ -443,10 +491,13 @@ static int make_tables(struct demand_server *server)
 
     server->twins = twins == MAP_FAILED ? NULL : twins;
     server->twin_grant = calloc(host->units, sizeof *server->twin_grant);
+    server->twin_end = calloc(host->units, sizeof *server->twin_end);
     server->arena_unit = malloc(host->arena_slots * sizeof *server->arena_unit);
     server->arena_free = malloc(host->arena_slots * sizeof *server->arena_free);
-    if (!server->twins || !server->twin_grant || !server->arena_unit || !server->arena_free)
+    if (!server->twins || !server->twin_grant || !server->twin_end || !server->arena_unit ||
+        !server->arena_free)
         return -ENOMEM;
+    note_end(server);
     memset(server->arena_unit, 0xff, host->arena_slots * sizeof *server->arena_unit);
     while (server->free_slots < host->arena_slots) {
         server->arena_free[server->free_slots] = host->arena_slots - 1 - server->free_slots;
@@ -480,6 +531,7 @@ void demand_server_close(struct demand_server *server)
 void demand_server_forget(struct demand_server *server, uint64_t first, uint64_t count)
 {
     pthread_mutex_lock(&server->lock);
+    note_end(server);
     while (is_served(server, first, count))
         pthread_cond_wait(&server->changed, &server->lock);
     for (uint64_t unit = first; unit < first + count; unit++) {

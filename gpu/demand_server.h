@@ -42,8 +42,11 @@ struct demand_server {
     uint8_t *twins;         /* address space for the mapping, where it can be stored to; and a unit for each
                              * thread */
     uint32_t *twin_grant;   /* of each unit: the grant that its twin is of; 0: none */
-    uint32_t *arena_unit;   /* of each slot; none: it is free, or being written */
-    uint32_t *arena_free;   /* slots without a unit, and how many of them there are */
+    uint32_t *twin_end;     /* and how many of its bytes were the file's then; of who answers for it */
+    _Atomic uint64_t acquired_end; /* where in the mapping the file ended at the last acquire that found it
+                                    * changed */
+    uint32_t *arena_unit;          /* of each slot; none: it is free, or being written */
+    uint32_t *arena_free;          /* slots without a unit, and how many of them there are */
     uint32_t free_slots;
     uint32_t hand;                       /* the next slot to give away, when none is free */
     uint32_t serves[DEMAND_SERVERS_MAX]; /* the unit that each thread answers for: nobody else changes it */
@@ -70,8 +73,8 @@ void demand_servers_expect_the_end(void);
 /* It has come: what would wait for an answer must not begin. */
 bool demand_servers_are_ending(void);
 
-/* Units [first, first + count) are in the arena no more, and have no twins. No kernel has any of them, or
- * asks for it; requests that were under way nevertheless are waited for. */
+/* After an acquire: units [first, first + count) are in the arena no more, and have no twins. No kernel has
+ * any of them, or asks for it; requests that were under way nevertheless are waited for. */
 void demand_server_forget(struct demand_server *server, uint64_t first, uint64_t count);
 
 #endif

@@ -415,11 +415,11 @@ PUBLIC int gaia_demand_parameters(void *addr, struct gaia_demand *demand_out,
 {
     UNCANCELLED;
     struct gaia_piece *pieces;
-    size_t count;
+    size_t length = PAGE, count;
 
-    if (!demand_out || !on_device_out)
-        return fail(-EINVAL);
-    int error = gaia_mapping_find(addr, PAGE, NULL, &pieces, &count);
+    int error = demand_out && on_device_out ? piece_check_range(addr, &length) : -EINVAL;
+    if (!error)
+        error = gaia_mapping_find(addr, length, NULL, &pieces, &count);
     if (error)
         return fail(error);
     struct gaia_mapping *mapping = pieces[0].mapping;

@@ -171,7 +171,8 @@ template <typename T> class gaia_view
     {
         return pin_one<T>(i, true);
     }
-    /* The first failure of any thread's touch: 0, or an errno, and the element with which its unit begins. */
+    /* The first failure of any thread's touch: 0, or an errno, and the element with which its unit begins (of
+     * a touch past the end: an element past the end). */
     GAIA_MEMBER uint32_t error(uint64_t *element_out = nullptr) const
     {
         uint64_t error = gaia_load_relaxed_gpu64(&demand_->control->error);

@@ -299,10 +299,17 @@ int gaia_mapping_each_session(const struct gaia_device *device,
 void gaia_mapping_session_died(struct gaia_session *session)
 {
     pthread_mutex_lock(&table_lock);
-    for (size_t i = 0; i < table_count; i++)
-        if (table[i].mapping->session == session)
-            table[i].mapping->driver->kill(table[i].mapping, table[i].address, table[i].length);
     struct gaia_mapping *mapping;
+    for (size_t i = 0; i < table_count; i++) {
+        mapping = table[i].mapping;
+        if (mapping->session != session)
+            continue;
+        /* What of that driver's was unmapped is still in its place, and threads of libgaia may wait there. */
+        if (mapping->driver->collect)
+            mapping->driver->kill(mapping, mapping->address, mapping->length);
+        else
+            mapping->driver->kill(mapping, table[i].address, table[i].length);
+    }
     LIST_FOREACH (mapping, &collecting, link)
         if (mapping->session == session)
             mapping->driver->kill(mapping, mapping->address, mapping->length);

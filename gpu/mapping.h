@@ -41,6 +41,7 @@ struct gaia_mapping {
     _Atomic uint64_t
         changes_seen; /* state->changes as of the last acquire of the whole mapping; 0: none yet */
     _Atomic uint64_t releases_seen; /* state->releases, likewise; of demand */
+    _Atomic bool collect_failed;    /* driver->collect() of late; of demand */
     _Atomic uint64_t crossed_seen;  /* state->crossed as of the last release */
     _Atomic uint64_t refreshed;     /* GAIA_OP_ACQUIRE's poisonings, as of the last refresh that is over */
 };

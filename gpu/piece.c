@@ -95,13 +95,32 @@ static bool unchanged(struct gaia_mapping *mapping)
     return clock_now_ns() - atomic_load(&state->checked_ns) < atomic_load(&state->timeout_ns);
 }
 
+/* What kernels have stored above the device's copy is given to it. A touch of that which was refused once is
+ * so until it is tried again, as an acquire does; but that comes after this. So it is tried at once, and
+ * where that is of no use, with the next call. */
+static int collect(struct gaia_mapping *mapping)
+{
+    const struct gaia_driver *driver = mapping->driver;
+    bool has_failed = atomic_load(&mapping->collect_failed);
+
+    if (has_failed)
+        gaia_mapping_refresh(mapping);
+    int error = driver->collect(mapping);
+    if (error == -EIO && !has_failed && !mapping->session->dead) {
+        gaia_mapping_refresh(mapping);
+        error = driver->collect(mapping);
+    }
+    atomic_store(&mapping->collect_failed, error != 0);
+    return error;
+}
+
 /* What the device was given to do before this call has been done, and what it has stored is known. */
 static int wait_for_device(struct gaia_mapping *mapping)
 {
     const struct gaia_driver *driver = mapping->driver;
     int error = driver->settle && !stream_is_here() ? driver->settle(mapping->device) : 0;
 
-    return !error && driver->collect ? driver->collect(mapping) : error;
+    return !error && driver->collect ? collect(mapping) : error;
 }
 
 /* After an acquire that the daemon has done: what kernels have of the piece that is above the device's copy.
