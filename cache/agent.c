@@ -436,20 +436,24 @@ static int member_of(struct nodes *nodes, const struct call_session *session, un
 
 /* From now on what this node opens of the name is asked of its home. */
 static int follow(struct nodes *nodes, const struct call_session *session, const struct node_name *name,
-                  bool taken_over)
+                  uint64_t generation)
 {
     struct cache_host *host = &nodes->cache->host;
     unsigned member;
     uint64_t told;
 
+    if (!generation || generation > INT64_MAX)
+        return -EPROTO;
     pthread_mutex_lock(&nodes->lock);
+    if (nodes->generation < generation)
+        nodes->generation = generation;
     int error = member_of(nodes, session, &member);
     if (!error)
-        error = followed_add(&nodes->followed, member, name, &told);
+        error = followed_add(&nodes->followed, member, name, generation, &told);
     pthread_mutex_unlock(&nodes->lock);
     if (error)
         return error;
-    error = host->follow(host->context, name, taken_over);
+    error = host->follow(host->context, name, generation);
     if (error == -EBUSY)
         nodes_unfollow(nodes, name, told);
     return error;
@@ -459,6 +463,8 @@ int agent_serve(struct nodes *nodes, struct call_session *session, enum node_op 
                 const struct node_request *request, struct node_reply *reply)
 {
     (void)reply;
+    if (op == NODE_PING)
+        return 0;
     if (op == NODE_INVALIDATE || op == NODE_WRITE_BACK || op == NODE_PEEK)
         return serve_kernel(nodes, session, op, request);
     if (op >= NODE_FRAMES_OPEN && op <= NODE_OP_LAST)
@@ -467,7 +473,7 @@ int agent_serve(struct nodes *nodes, struct call_session *session, enum node_op 
         return take_over(nodes, session, request);
     if (op != NODE_FOLLOW)
         return -EPROTO;
-    return follow(nodes, session, &request->name, request->flags & NODE_TAKEN_OVER);
+    return follow(nodes, session, &request->name, request->value);
 }
 
 /* Others are homes of its files from now on. */

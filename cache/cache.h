@@ -54,11 +54,10 @@ struct cache_host {
     int (*find)(void *context, const struct node_name *name, struct cache_file **file_out);
     /* This node is its home: track it, have all agents told (home_announce()), in use when it returns. */
     int (*track)(void *context, const struct node_name *name, struct cache_file **file_out);
-    /* Its home tracks it (taken_over: another one was taken to be dead; if that is this node, it gives the
-     * file up): when it returns what programs do to it here goes to the home, and the kernel holds nothing of
-     * it from before. 0 also when nobody has asked for its bytes here. -EBUSY: this node is its home.
-     */
-    int (*follow)(void *context, const struct node_name *name, bool taken_over);
+    /* Its home tracks it, of this generation (if this node is its home, of a lower one, it gives the file
+     * up): when it returns what programs do to it here goes to the home, and the kernel holds nothing of it
+     * from before. 0 also when nobody has asked for its bytes here. -EBUSY: this node is its home. */
+    int (*follow)(void *context, const struct node_name *name, uint64_t generation);
     /* Keep what file_context is until moved() has returned; false: it is going away already. Called with no
      * lock held, while the file can't be closed. */
     bool (*keep)(void *context, void *file_context);
@@ -177,8 +176,12 @@ bool cache_file_home_knows(const struct cache_file *file);
 void cache_file_give_up(struct cache_file *file);
 /* Whether programs of this node had stored any of that, which nobody has collected. */
 bool cache_file_has_lost_stores(const struct cache_file *file);
-/* Was it taken over from a home that was taken to be dead? Or, of a far one, is its home this one? */
-bool cache_file_is_taken_over(struct cache_file *file);
+/* Of two homes of a file that of the higher generation keeps it; 0: it was told to nobody yet. */
+uint64_t cache_file_generation(struct cache_file *file);
+/* False: this node has stood still, and another may be its home by now, which will be known soon: what
+ * changes the file's bytes had better wait. */
+bool cache_file_is_sure(const struct cache_file *file);
+/* Of a far one: is its home this one? */
 bool cache_file_is_at(const struct cache_file *file, const struct node_name *name);
 /* From one home to the next: what the kernel holds may be older than what others have written since, so
  * write-backs fail with -EIO until it has dropped it all. */

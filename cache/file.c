@@ -18,6 +18,7 @@
 #include "cache/internal.h"
 #include "cache/passed.h"
 #include "cache/scan.h"
+#include "cache/sure.h"
 
 static int open_backing(int path_fd, bool *writable_out)
 {
@@ -128,12 +129,17 @@ bool cache_file_home_knows(const struct cache_file *file)
     return file->far && !file->far->handed && !file->discards && !cache_file_is_lost(file);
 }
 
-bool cache_file_is_taken_over(struct cache_file *file)
+uint64_t cache_file_generation(struct cache_file *file)
 {
     pthread_mutex_lock(&file->lock);
-    bool taken_over = file->taken_over;
+    uint64_t generation = file->generation;
     pthread_mutex_unlock(&file->lock);
-    return taken_over;
+    return generation;
+}
+
+bool cache_file_is_sure(const struct cache_file *file)
+{
+    return file->far || !file->cache->nodes || cache_file_is_lost(file) || nodes_are_sure(file->cache->nodes);
 }
 
 bool cache_file_is_at(const struct cache_file *file, const struct node_name *name)

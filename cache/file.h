@@ -58,7 +58,8 @@ struct cache_file {
     bool discarded;                /* nobody can reach it but its clients: with its last use it is emptied */
     enum file_announced announced; /* to agents, and by what name */
     uint64_t announced_to;         /* those up to this one: home_session.entered */
-    bool taken_over;               /* from a home that was taken to be dead: it gives the file up */
+    uint64_t generation;           /* as they know it: see nodes_generation() */
+    bool taken_over;               /* from a home that comes before this node, and was taken to be dead */
     atomic_bool given_up;          /* another node is its home: all that is done to it here fails */
     bool lost_stores;              /* as it was: of this node's devices */
     atomic_bool discards;          /* write-backs: what the kernel holds is from under another home */

@@ -37,10 +37,12 @@ const struct followed *followed_find(const struct followed_table *table, const s
 }
 
 int followed_add(struct followed_table *table, unsigned member, const struct node_name *name,
-                 uint64_t *told_out)
+                 uint64_t generation, uint64_t *told_out)
 {
     struct followed *followed = find(table, name);
 
+    if (followed && followed->member != member && followed->generation > generation)
+        return -EBUSY;
     if (!followed) {
         followed = malloc(sizeof *followed);
         if (!followed)
@@ -50,6 +52,7 @@ int followed_add(struct followed_table *table, unsigned member, const struct nod
         table->count++;
     }
     followed->member = member;
+    followed->generation = generation;
     *told_out = followed->told = ++table->told;
     return 0;
 }

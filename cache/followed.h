@@ -12,8 +12,9 @@
 
 struct followed {
     LIST_ENTRY(followed) link;
-    unsigned member; /* its home */
-    uint64_t told;   /* when it said so last, by the table's count */
+    unsigned member;     /* its home, */
+    uint64_t generation; /* since when: see nodes_generation() */
+    uint64_t told;       /* when it said so last, by the table's count */
     struct node_name name;
 };
 
@@ -27,9 +28,9 @@ struct followed_table {
 
 /* Valid until the lock is let go; NULL: no home has said that it tracks the file. */
 const struct followed *followed_find(const struct followed_table *table, const struct node_name *name);
-/* A member has said so. told_out: this time. -ENOMEM. */
+/* A member has said so. told_out: this time. -ENOMEM; -EBUSY: another one has, and of a higher generation. */
 int followed_add(struct followed_table *table, unsigned member, const struct node_name *name,
-                 uint64_t *told_out);
+                 uint64_t generation, uint64_t *told_out);
 /* It was not so, or is not any more; unless a home has said it again since `told`. */
 void followed_remove(struct followed_table *table, const struct node_name *name, uint64_t told);
 /* All that one member has said. */

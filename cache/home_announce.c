@@ -11,7 +11,7 @@
 
 static struct node_request follow_request(const struct cache_file *file)
 {
-    return (struct node_request){.name = file->name, .flags = file->taken_over ? NODE_TAKEN_OVER : 0};
+    return (struct node_request){.name = file->name, .value = file->generation};
 }
 
 /* ---- one file, all agents ---- */
@@ -27,6 +27,7 @@ static bool begin_announcing(struct cache_file *file, const struct node_name *na
     bool done = file->announced == ANNOUNCED;
     if (!done) {
         file->name = *name;
+        file->generation = nodes_generation(nodes);
         file->taken_over = nodes_first_home_of(nodes, name) != nodes->self;
         file->announced = ANNOUNCING;
     }

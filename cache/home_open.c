@@ -8,6 +8,7 @@
 
 #include "cache/fit.h"
 #include "cache/internal.h"
+#include "cache/sure.h"
 
 struct home_read {
     LIST_ENTRY(home_read) link;
@@ -328,6 +329,8 @@ int home_open_serve(struct home_session *agent, enum node_op op, const struct no
 
     if (!open)
         return -EBADF;
+    if (op == NODE_WRITE || op == NODE_TRUNCATE || op == NODE_FALLOCATE)
+        nodes_be_sure(open->file);
     switch (op) {
     case NODE_READ:
         result = do_read(agent, open, request);

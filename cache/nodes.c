@@ -125,126 +125,6 @@ static void ended(void *context, struct call_session *session, int error)
         home_session_end(call_session_user(session));
 }
 
-static int greet(struct nodes *nodes, struct call_session *session)
-{
-    const struct patience patience = {.silent = 1, .turns = 12};
-    const char *name = nodes->homes[nodes->self].member.name;
-    struct node_request hello = {.offset = NODE_VERSION,
-                                 .flags = kernel_writes_back_late() ? NODE_LATE_KERNEL : 0,
-                                 .name.length = (uint32_t)strlen(name)};
-    int error;
-
-    pthread_mutex_lock(&nodes->lock);
-    hello.value = nodes->members->epoch;
-    pthread_mutex_unlock(&nodes->lock);
-
-    memcpy(hello.name.bytes, name, strlen(name));
-    /* It may not be done yet with what we had there in an earlier session. */
-    for (unsigned tries = 0;; tries++) {
-        error = patience_call(nodes, session, NODE_HELLO, &hello, patience);
-        if (error != -EBUSY || tries == 50)
-            return error;
-        usleep(100000);
-    }
-}
-
-/* Takes over `connecting`. */
-static int connect_home(struct nodes *nodes, unsigned member)
-{
-    struct nodes_home *home = &nodes->homes[member];
-    struct call_session *session = NULL;
-
-    pthread_mutex_lock(&nodes->lock);
-    struct member there = home->member;
-    pthread_mutex_unlock(&nodes->lock);
-    int error = call_connect(nodes->calls, there.address, &session);
-    if (!error) {
-        pthread_mutex_lock(&nodes->lock);
-        home->greeting = session;
-        pthread_mutex_unlock(&nodes->lock);
-        error = greet(nodes, session);
-    }
-    pthread_mutex_lock(&nodes->lock);
-    home->greeting = NULL;
-    home->connecting = false;
-    home->down = error;
-    if (!error && (call_session_error(session) || home->session))
-        error = -EIO;
-    if (!error)
-        home->session = session;
-    else /* what it has told meanwhile */
-        followed_remove_member(&nodes->followed, member);
-    pthread_cond_broadcast(&nodes->changed);
-    pthread_mutex_unlock(&nodes->lock);
-    if (error && session) {
-        call_session_abort(session);
-        call_session_put(session);
-    }
-    return error;
-}
-
-struct call_session *nodes_home_session(struct nodes *nodes, unsigned member)
-{
-    pthread_mutex_lock(&nodes->lock);
-    struct call_session *session = nodes->homes[member].session;
-    if (session)
-        call_session_get(session);
-    pthread_mutex_unlock(&nodes->lock);
-    return session;
-}
-
-/* wait: for somebody else who is connecting. */
-static int get_home(struct nodes *nodes, unsigned member, bool wait, struct call_session **session_out)
-{
-    struct nodes_home *home = &nodes->homes[member];
-    int error = 0;
-
-    pthread_mutex_lock(&nodes->lock);
-    while (home->connecting && wait)
-        pthread_cond_wait(&nodes->changed, &nodes->lock);
-    struct call_session *session = home->session;
-    bool connects = !session && !home->connecting && !nodes->stop && home->listed;
-    if (connects)
-        home->connecting = true;
-    else if (!session)
-        error = -EHOSTUNREACH;
-    pthread_mutex_unlock(&nodes->lock);
-    if (connects)
-        error = connect_home(nodes, member);
-    if (error)
-        return error;
-    *session_out = nodes_home_session(nodes, member);
-    return *session_out ? 0 : -EIO;
-}
-
-int nodes_get_home(struct nodes *nodes, unsigned member, struct call_session **session_out)
-{
-    return get_home(nodes, member, true, session_out);
-}
-
-int nodes_get_teller(struct nodes *nodes, unsigned member, struct call_session **session_out)
-{
-    pthread_mutex_lock(&nodes->lock);
-    struct call_session *session = nodes->homes[member].greeting;
-    if (session)
-        call_session_get(session);
-    pthread_mutex_unlock(&nodes->lock);
-    if (!session)
-        return nodes_get_home(nodes, member, session_out);
-    *session_out = session;
-    return 0;
-}
-
-int nodes_meet(struct nodes *nodes, unsigned member)
-{
-    struct call_session *session;
-    int error = get_home(nodes, member, false, &session);
-
-    if (!error)
-        call_session_put(session);
-    return error == -EPROTONOSUPPORT || error == -EACCES ? error : 0;
-}
-
 /* ---- names ---- */
 
 unsigned nodes_number_of(const struct nodes *nodes, const char *name, size_t length)
@@ -314,6 +194,19 @@ void nodes_unfollow(struct nodes *nodes, const struct node_name *name, uint64_t 
     pthread_mutex_unlock(&nodes->lock);
 }
 
+uint64_t nodes_generation(struct nodes *nodes)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    pthread_mutex_lock(&nodes->lock);
+    uint64_t generation = nodes->generation < now_ns ? now_ns : nodes->generation + 1;
+    nodes->generation = generation;
+    pthread_mutex_unlock(&nodes->lock);
+    return generation;
+}
+
 uint32_t nodes_number(struct nodes *nodes)
 {
     pthread_mutex_lock(&nodes->lock);
@@ -365,24 +258,6 @@ static int enter_members(struct nodes *nodes, const struct members *members)
     return 0;
 }
 
-/* Meet all that are listed and not met yet. */
-static int meet_all(struct nodes *nodes, char why_out[CALL_WHY])
-{
-    for (unsigned i = 0; i < MEMBERS_MAX; i++) {
-        pthread_mutex_lock(&nodes->lock);
-        bool wanted = i < nodes->numbers && i != nodes->self && nodes->homes[i].listed;
-        struct member member = nodes->homes[i].member;
-        pthread_mutex_unlock(&nodes->lock);
-        int error = wanted ? nodes_meet(nodes, i) : 0;
-        if (error) {
-            snprintf(why_out, CALL_WHY, "node %s has another list of members, or another version of gaiafs",
-                     member.name);
-            return error;
-        }
-    }
-    return 0;
-}
-
 int nodes_start(struct cache *cache, char why_out[CALL_WHY])
 {
     const struct members *members = cache->config.members;
@@ -429,7 +304,7 @@ int nodes_start(struct cache *cache, char why_out[CALL_WHY])
     nodes->calls = calls;
     nodes->stop = false;
     pthread_mutex_unlock(&nodes->lock);
-    return meet_all(nodes, why_out); /* what was begun nodes_stop() and nodes_free() end */
+    return nodes_meet_all(nodes, why_out); /* what was begun nodes_stop() and nodes_free() end */
 
 out_calls:
     calls_close(calls);
@@ -451,7 +326,10 @@ void nodes_stop(struct cache *cache)
         return;
     pthread_mutex_lock(&nodes->lock);
     nodes->stop = true;
+    pthread_cond_broadcast(&nodes->changed);
     pthread_mutex_unlock(&nodes->lock);
+    calls_end(nodes->calls);
+    nodes_meet_no_more(nodes);
     calls_close(nodes->calls);
     nodes->calls = NULL;
     for (unsigned i = 0; i < nodes->numbers; i++) {
@@ -563,6 +441,7 @@ const char *nodes_op_name(enum node_op op)
         [NODE_UNPROTECT] = "unprotect",
         [NODE_POISON] = "poison",
         [NODE_REFUSE] = "refuse",
+        [NODE_PING] = "ping",
     };
 
     return op <= NODE_OP_LAST ? names[op] : NULL;
@@ -592,7 +471,7 @@ int cache_set_members(struct cache *cache, const struct members *members, char w
         if (gone)
             leave_member(nodes, i);
     }
-    meet_all(nodes, why_out);
+    nodes_meet_all(nodes, why_out);
     return 0;
 }
 

@@ -70,6 +70,10 @@ struct nodes {
     pthread_cond_t changed;
     const struct members *members; /* the list; of the caller's */
     struct nodes_home homes[MEMBERS_MAX];
+    pthread_t meeter, beater; /* while: */
+    bool meets, beats;        /* of who starts and ends */
+    _Atomic uint64_t beat_ns; /* the beater has run; 0: there is none. See nodes_are_sure() */
+    _Atomic bool unsure;
     unsigned numbers;                 /* that were ever given */
     LIST_HEAD(, home_session) agents; /* that have said HELLO */
     uint64_t entered;                 /* how many have */
@@ -78,6 +82,7 @@ struct nodes {
     LIST_HEAD(, agent_frames) frames;
     LIST_HEAD(, cache_client) clients; /* that map files of other homes */
     struct followed_table followed;
+    uint64_t generation; /* the highest that was given or heard of here */
     uint32_t next_number;
     bool stop;
     _Atomic bool ending;  /* the mount is about to end: who does not answer soon is not waited for */
@@ -107,6 +112,15 @@ struct call_session *nodes_home_session(struct nodes *nodes, unsigned member);
  * when it does not answer; -EPROTONOSUPPORT: it has another list, or another version; -EACCES: it does not
  * list us. */
 int nodes_meet(struct nodes *nodes, unsigned member);
+/* All that are listed and not met yet; and again and again in a thread from then on, as who did not answer
+ * may do so later. -EAGAIN: no thread; or what nodes_meet() says; why_out. */
+int nodes_meet_all(struct nodes *nodes, char why_out[CALL_WHY]);
+/* When nodes->stop is set and calls are at their end: the thread is over. */
+void nodes_meet_no_more(struct nodes *nodes);
+/* It is listed, and another. */
+bool nodes_wants(struct nodes *nodes, unsigned member, struct member *member_out);
+/* Sleeps so long; false: nodes->stop is set. */
+bool nodes_wait(struct nodes *nodes, unsigned ms);
 
 /* The number of the home of a file: of who has said that it tracks it, else by hashing over the members that
  * are not down. So the home of a file that is tracked stays while members come. */
@@ -122,6 +136,12 @@ unsigned nodes_number_of(const struct nodes *nodes, const char *name, size_t len
  * for who finds that it does not any more. */
 bool nodes_follows(struct nodes *nodes, const struct node_name *name, uint64_t *told_out);
 void nodes_unfollow(struct nodes *nodes, const struct node_name *name, uint64_t told);
+
+/* Of who becomes a file's home: higher than all that this node has given or heard of, and than any other
+ * node's from before, as far as their clocks agree (Kulkarni and others, "Logical Physical Clocks", OPODIS
+ * 2014). So of two homes of a file the later one is known; how far clocks are apart counts only where the
+ * later one had never heard of the first. */
+uint64_t nodes_generation(struct nodes *nodes);
 
 /* A new number for a file, a client or frames: not 0. */
 uint32_t nodes_number(struct nodes *nodes);

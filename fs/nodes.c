@@ -160,13 +160,14 @@ void nodes_settle(struct inode *inode)
     inode_put(inode);
 }
 
-/* Of two that are homes of one file the one keeps it that has taken it over: the other was taken to be dead,
- * and may have been still, or cut off, for a while. */
-static int give_way(struct cache_file *file, const struct node_name *name, bool taken_over)
+/* Of two that are homes of one file the one keeps it that has become it later: the other was taken to be
+ * dead, and may have been still, or cut off, for a while. An older one than that which is followed does not
+ * come here. */
+static int give_way(struct cache_file *file, const struct node_name *name, uint64_t generation)
 {
-    if (cache_file_is_far(file) && (!taken_over || cache_file_is_at(file, name)))
+    if (cache_file_is_far(file) && cache_file_is_at(file, name))
         return 0;
-    if (!cache_file_is_far(file) && (!taken_over || cache_file_is_taken_over(file)))
+    if (!cache_file_is_far(file) && cache_file_generation(file) >= generation)
         return -EBUSY;
     cache_file_give_up(file);
     return 0;
@@ -214,7 +215,7 @@ static void find_home_later(void *argument)
     inode_put(inode);
 }
 
-int nodes_follow(void *context, const struct node_name *name, bool taken_over)
+int nodes_follow(void *context, const struct node_name *name, uint64_t generation)
 {
     struct inode *inode;
     int rc = inode_of_name(context, name, &inode);
@@ -223,7 +224,7 @@ int nodes_follow(void *context, const struct node_name *name, bool taken_over)
         return rc == -ESTALE || rc == -EINVAL ? 0 : rc;
     struct cache_file *file = inode_usable(inode);
     bool was_home = file && !cache_file_is_far(file);
-    rc = file ? give_way(file, name, taken_over) : 0;
+    rc = file ? give_way(file, name, generation) : 0;
     bool gave_up = file && rc == 0 && !inode_usable(inode),
          lost = gave_up && cache_file_has_lost_stores(file);
     if (gave_up && was_home)
@@ -303,6 +304,21 @@ void nodes_sync(void *context)
                fs->data_path, strerror(-error));
     if (fd >= 0)
         close(fd);
+}
+
+void nodes_await_sure(struct inode *inode)
+{
+    const struct cache_file *file = inode_content(inode) ? inode_file(inode) : NULL;
+    unsigned waited_ms = 0;
+
+    if (!file || cache_file_is_sure(file))
+        return;
+    bool begun = loop_wait_begin(); /* where many wait already this one does, too */
+    while (inode_file(inode) == file && !cache_file_is_sure(file) && inode->fs->serving &&
+           try_later(&waited_ms, move_most_ms(inode->fs)))
+        ;
+    if (begun)
+        loop_wait_end();
 }
 
 bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t result)

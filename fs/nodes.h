@@ -34,10 +34,14 @@ void nodes_settle(struct inode *inode);
  * stays, and the log says why. */
 void nodes_reread(struct fs *fs);
 
+/* Before the bytes of a file are changed whose home this node is: if it has stood still, another may be by
+ * now. Waits until that is known, or its home is another. The gate is not held. */
+void nodes_await_sure(struct inode *inode);
+
 /* cache_host's. */
 int nodes_find(void *context, const struct node_name *name, struct cache_file **file_out);
 int nodes_track_here(void *context, const struct node_name *name, struct cache_file **file_out);
-int nodes_follow(void *context, const struct node_name *name, bool taken_over);
+int nodes_follow(void *context, const struct node_name *name, uint64_t generation);
 bool nodes_keep(void *context, void *file_context);
 void nodes_moved(void *context, void *file_context);
 void nodes_sync(void *context);

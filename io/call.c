@@ -286,12 +286,10 @@ static struct call_session *next_untold(struct calls *calls)
     return session;
 }
 
-void calls_close(struct calls *calls)
+void calls_end(struct calls *calls)
 {
     struct call_session *session;
 
-    if (!calls)
-        return;
     pthread_mutex_lock(&calls->lock);
     calls->closing = true; /* no session is made any more */
     pthread_mutex_unlock(&calls->lock);
@@ -304,9 +302,18 @@ void calls_close(struct calls *calls)
     while (calls->keepers || calls->connecting)
         pthread_cond_wait(&calls->changed, &calls->lock);
     pthread_mutex_unlock(&calls->lock);
+    if (calls->stop)
+        return;
     calls->stop = true;
     gaia_transport_wake(calls->transport);
     pthread_join(calls->poller, NULL);
+}
+
+void calls_close(struct calls *calls)
+{
+    if (!calls)
+        return;
+    calls_end(calls);
     free_calls(calls);
 }
 

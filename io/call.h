@@ -27,7 +27,7 @@
 struct calls;        /* this node's end: an address, a thread that polls */
 struct call_session; /* with one peer */
 
-#define CALL_CLASSES 11u
+#define CALL_CLASSES 12u
 #define CALL_WIDTH 16u
 #define CALL_BYTES_MAX 3840u                 /* of a request or a reply */
 #define CALL_SLOTS 16u                       /* that each end may use */
@@ -64,8 +64,11 @@ int calls_open(const struct calls_config *config, struct calls **calls_out, char
 /* Whether the memory of so many sessions could be registered now: -ENOMEM mostly is RLIMIT_MEMLOCK, and
  * why_out says so. Else the first sign of it would be a session that is not to be had, maybe only later. */
 int calls_try_memory(struct calls *calls, unsigned sessions, char why_out[CALL_WHY]);
-/* Ends all sessions, waits for their serve() and ended() to return, frees. Sessions that somebody has a
- * reference to stay valid: calls of theirs give -EIO. NULL is allowed. */
+/* Ends all sessions, waits for their serve() and ended() to return, and for who connects; call_connect()
+ * gives -ESHUTDOWN from then on. Sessions that somebody has a reference to stay valid: calls of theirs give
+ * -EIO. */
+void calls_end(struct calls *calls);
+/* The same, if it was not called, and frees. NULL is allowed. */
 void calls_close(struct calls *calls);
 
 /* For `gaiactl stat`: the transfers that this end has posted (so of sessions that it connected), also in

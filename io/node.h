@@ -11,7 +11,8 @@
  *   of other files does not wait behind that;
  *   NODE_FAULTS waits for NODE_FRAMES, NODE_CLIENTS and, to make room, NODE_KERNEL and NODE_HOLDS; of
  *   NODE_CALLS some wait for a kernel or for each other, and a touch shall not wait behind those;
- *   NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time;
+ *   NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time; where its node has stood
+ *   still what changes bytes also for NODE_PINGS and NODE_CALLS, no longer than others wait for a node;
  *   NODE_KERNEL waits for the kernel of the agent, which waits for NODE_IO;
  *   NODE_FLUSHES is as NODE_KERNEL, of acquires, which programs of that node can hold up for longer: releases
  *   shall not wait behind those;
@@ -22,7 +23,7 @@
  *   NODE_HOLDS waits for the lock of a soft device's memory, which a client may have for as long as it likes
  *   (cache/fit.h). So who waits for it waits for that file's clients, as on one node; all others do not, and
  *   no session ends for it, unless many files are held so (gpu/home_node.c);
- *   NODE_FRAMES waits for nobody.
+ *   NODE_FRAMES and NODE_PINGS wait for nobody.
  */
 #ifndef GAIAFS_IO_NODE_H
 #define GAIAFS_IO_NODE_H
@@ -31,7 +32,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 11u
+#define NODE_VERSION 12u
 
 enum node_class {
     NODE_FRAMES,
@@ -45,6 +46,7 @@ enum node_class {
     NODE_FAULTS,
     NODE_SYNCS,
     NODE_CALLS,
+    NODE_PINGS,
 };
 
 /* How long one that lives needs to answer at most, in ms: it is given up then. 0: as long as it takes. */
@@ -97,7 +99,8 @@ enum node_op {
     NODE_READ_END, /* file, value: the agent's kernel has the READ's answer */
 
     /* To an agent. NODE_CALLS: */
-    NODE_FOLLOW, /* name, flags: NODE_TAKEN_OVER: this home tracks the file. -EBUSY: so does the agent */
+    NODE_FOLLOW, /* name, value: generation, 1 to INT64_MAX: this home tracks the file. -EBUSY: so does the
+                    agent, or another home that it follows, and of a higher one */
     NODE_HANDED, /* file: the home leaves, and has brought to storage what it had of it, and will do so with
                     what it acknowledges from now on. flags: NODE_HANDED_LOST: it could not */
     /* NODE_KERNEL: */
@@ -133,7 +136,9 @@ enum node_op {
     NODE_UNPROTECT, /* frames, client, address, offset, length */
     NODE_POISON,    /* frames, client, address, offset, length, thread */
     NODE_REFUSE,    /* frames, client, address, offset, thread */
-    NODE_OP_LAST = NODE_REFUSE,
+    /* To either, of NODE_PINGS: */
+    NODE_PING, /* answered at once: who answers has not given up who asks, and will not for a while */
+    NODE_OP_LAST = NODE_PING,
 };
 
 #define NODE_DEVICE_PAGES_MIN 64u /* that a device has for a home */
@@ -143,7 +148,6 @@ enum node_op {
 #define NODE_MAP_WRITABLE 1u
 #define NODE_MAP_RESIDENT 2u
 #define NODE_TRAPS 1u
-#define NODE_TAKEN_OVER 1u /* from a home that was taken to be dead */
 #define NODE_HANDED_LOST 1u
 #define NODE_PLACE_EXPOSES 1u
 #define NODE_FRAMES_READ_ONLY 1u

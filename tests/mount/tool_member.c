@@ -86,15 +86,21 @@ static int hello(bool late)
 }
 
 static int named(struct call_session *to, enum node_class class, enum node_op op, const char *path,
-                 unsigned flags)
+                 uint64_t value)
 {
-    struct node_request request = {.file = MEMBER_FILE, .flags = flags};
+    struct node_request request = {.file = MEMBER_FILE, .value = value};
     size_t length = sizeof said;
     int error = member_name(path, &request.name);
 
     if (error)
         return error;
     return to ? call(to, class, op, &request, sizeof request, &said, &length, 0) : -ENOTCONN;
+}
+
+/* A generation: the clock's, of nanoseconds, a minute from now. */
+static uint64_t later_than_all(void)
+{
+    return ((uint64_t)time(NULL) + 60) * 1000000000;
 }
 
 static int read_page(void)
@@ -175,10 +181,10 @@ static int order(const char *word, const char *path, long one, long two)
         return named(home, NODE_IO, NODE_OPEN, path, 0);
     if (!strcmp(word, "many"))
         return open_many(path);
-    if (!strcmp(word, "follow")) /* we say that we are the home */
-        return named(agent, NODE_CALLS, NODE_FOLLOW, path, 0);
-    if (!strcmp(word, "take_over"))
-        return named(agent, NODE_CALLS, NODE_FOLLOW, path, NODE_TAKEN_OVER);
+    if (!strcmp(word, "follow")) /* we say that we are the home, and were it before */
+        return named(agent, NODE_CALLS, NODE_FOLLOW, path, 1);
+    if (!strcmp(word, "take_over")) /* and from now on */
+        return named(agent, NODE_CALLS, NODE_FOLLOW, path, later_than_all());
     if (!strcmp(word, "give_up")) {
         call_session_abort(agent);
         return 0;

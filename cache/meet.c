@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How this node meets the other members: sessions of which they are the homes. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/kernel.h"
+#include "cache/nodes.h"
+#include "cache/patience.h"
+#include "cache/sure.h"
+
+static int greet(struct nodes *nodes, struct call_session *session)
+{
+    const struct patience patience = {.silent = 1, .turns = 12};
+    const char *name = nodes->homes[nodes->self].member.name;
+    struct node_request hello = {.offset = NODE_VERSION,
+                                 .flags = kernel_writes_back_late() ? NODE_LATE_KERNEL : 0,
+                                 .name.length = (uint32_t)strlen(name)};
+    int error;
+
+    pthread_mutex_lock(&nodes->lock);
+    hello.value = nodes->members->epoch;
+    pthread_mutex_unlock(&nodes->lock);
+
+    memcpy(hello.name.bytes, name, strlen(name));
+    /* It may not be done yet with what we had there in an earlier session. */
+    for (unsigned tries = 0;; tries++) {
+        error = patience_call(nodes, session, NODE_HELLO, &hello, patience);
+        if (error != -EBUSY || tries == 50)
+            return error;
+        usleep(100000);
+    }
+}
+
+/* Takes over `connecting`. */
+static int connect_home(struct nodes *nodes, unsigned member)
+{
+    struct nodes_home *home = &nodes->homes[member];
+    struct call_session *session = NULL;
+
+    pthread_mutex_lock(&nodes->lock);
+    struct member there = home->member;
+    pthread_mutex_unlock(&nodes->lock);
+    int error = call_connect(nodes->calls, there.address, &session);
+    if (!error) {
+        pthread_mutex_lock(&nodes->lock);
+        home->greeting = session;
+        pthread_mutex_unlock(&nodes->lock);
+        error = greet(nodes, session);
+    }
+    pthread_mutex_lock(&nodes->lock);
+    home->greeting = NULL;
+    home->connecting = false;
+    if (!error && (call_session_error(session) || home->session))
+        error = -EIO;
+    if (!error)
+        home->session = session;
+    home->down = !home->session;
+    if (error) /* what it has told meanwhile */
+        followed_remove_member(&nodes->followed, member);
+    pthread_cond_broadcast(&nodes->changed);
+    pthread_mutex_unlock(&nodes->lock);
+    if (error && session) {
+        call_session_abort(session);
+        call_session_put(session);
+    }
+    return error;
+}
+
+struct call_session *nodes_home_session(struct nodes *nodes, unsigned member)
+{
+    pthread_mutex_lock(&nodes->lock);
+    struct call_session *session = nodes->homes[member].session;
+    if (session)
+        call_session_get(session);
+    pthread_mutex_unlock(&nodes->lock);
+    return session;
+}
+
+/* wait: for somebody else who is connecting. */
+static int get_home(struct nodes *nodes, unsigned member, bool wait, struct call_session **session_out)
+{
+    struct nodes_home *home = &nodes->homes[member];
+    int error = 0;
+
+    pthread_mutex_lock(&nodes->lock);
+    while (home->connecting && wait)
+        pthread_cond_wait(&nodes->changed, &nodes->lock);
+    struct call_session *session = home->session;
+    bool connects = !session && !home->connecting && !nodes->stop && home->listed;
+    if (connects)
+        home->connecting = true;
+    else if (!session)
+        error = -EHOSTUNREACH;
+    pthread_mutex_unlock(&nodes->lock);
+    if (connects)
+        error = connect_home(nodes, member);
+    if (error)
+        return error;
+    *session_out = nodes_home_session(nodes, member);
+    return *session_out ? 0 : -EIO;
+}
+
+int nodes_get_home(struct nodes *nodes, unsigned member, struct call_session **session_out)
+{
+    return get_home(nodes, member, true, session_out);
+}
+
+int nodes_get_teller(struct nodes *nodes, unsigned member, struct call_session **session_out)
+{
+    pthread_mutex_lock(&nodes->lock);
+    struct call_session *session = nodes->homes[member].greeting;
+    if (session)
+        call_session_get(session);
+    pthread_mutex_unlock(&nodes->lock);
+    if (!session)
+        return nodes_get_home(nodes, member, session_out);
+    *session_out = session;
+    return 0;
+}
+
+int nodes_meet(struct nodes *nodes, unsigned member)
+{
+    struct call_session *session;
+    int error = get_home(nodes, member, false, &session);
+
+    if (!error)
+        call_session_put(session);
+    return error == -EPROTONOSUPPORT || error == -EACCES ? error : 0;
+}
+
+bool nodes_wants(struct nodes *nodes, unsigned member, struct member *member_out)
+{
+    pthread_mutex_lock(&nodes->lock);
+    bool wanted = member < nodes->numbers && member != nodes->self && nodes->homes[member].listed;
+    *member_out = nodes->homes[member].member;
+    pthread_mutex_unlock(&nodes->lock);
+    return wanted;
+}
+
+/* ---- again and again ---- */
+
+#define MEET_AGAIN_MS 5000u
+
+bool nodes_wait(struct nodes *nodes, unsigned ms)
+{
+    struct timespec until = lock_wait_until(ms);
+    int late = 0;
+
+    pthread_mutex_lock(&nodes->lock);
+    while (!nodes->stop && !late)
+        late = pthread_cond_timedwait(&nodes->changed, &nodes->lock, &until);
+    bool stop = nodes->stop;
+    pthread_mutex_unlock(&nodes->lock);
+    return !stop;
+}
+
+/* Who does not answer when it is to be met is not asked because of what programs do: others are homes of its
+ * files. It may have been still, or busy with the end of an earlier session, when it was tried, and so may
+ * this node. */
+static void *meet_again(void *argument)
+{
+    struct nodes *nodes = argument;
+    struct member member;
+
+    while (nodes_wait(nodes, nodes->timeout_ms < MEET_AGAIN_MS ? nodes->timeout_ms : MEET_AGAIN_MS))
+        for (unsigned i = 0; i < MEMBERS_MAX; i++)
+            if (nodes_wants(nodes, i, &member))
+                nodes_meet(nodes, i);
+    return NULL;
+}
+
+static int start_threads(struct nodes *nodes)
+{
+    int error = -pthread_create(&nodes->meeter, NULL, meet_again, nodes);
+
+    nodes->meets = !error;
+    return error ? error : nodes_beat(nodes);
+}
+
+int nodes_meet_all(struct nodes *nodes, char why_out[CALL_WHY])
+{
+    struct member member;
+
+    for (unsigned i = 0; i < MEMBERS_MAX; i++) {
+        int error = nodes_wants(nodes, i, &member) ? nodes_meet(nodes, i) : 0;
+        if (error) {
+            snprintf(why_out, CALL_WHY, "node %s has another list of members, or another version of gaiafs",
+                     member.name);
+            return error;
+        }
+    }
+    int error = nodes->meets ? 0 : start_threads(nodes);
+    if (error)
+        snprintf(why_out, CALL_WHY, "no thread that meets other nodes: %s", strerror(-error));
+    return error;
+}
+
+void nodes_meet_no_more(struct nodes *nodes)
+{
+    if (nodes->meets)
+        pthread_join(nodes->meeter, NULL);
+    nodes->meets = false;
+    nodes_beat_no_more(nodes);
+}

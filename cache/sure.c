@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/sure.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include "cache/home.h"
+#include "cache/internal.h"
+
+#define SESSIONS_MAX (3 * MEMBERS_MAX)
+#define PAUSE_US 5000u
+#define BEATS 8u /* in timeout_ms */
+
+/* What others had asked and said before they gave this node up may be here, and not looked at; and they do
+ * not hear of it that they have been given up wrongly. So each is asked, and what it had told before is done.
+ */
+struct asked_one {
+    struct call_session *session; /* a reference */
+    struct nodes_asking asking;
+};
+
+/* Of a clock that goes on while the machine sleeps. */
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t most_ns(const struct nodes *nodes)
+{
+    return (uint64_t)nodes->timeout_ms * 500000; /* half of it */
+}
+
+bool nodes_are_sure(const struct nodes *nodes)
+{
+    uint64_t beat_ns = nodes->beat_ns;
+
+    return !beat_ns || (!nodes->unsure && now_ns() - beat_ns < most_ns(nodes));
+}
+
+void nodes_be_sure(const struct cache_file *file)
+{
+    const struct nodes *nodes = file->cache->nodes;
+    unsigned turns = nodes->timeout_ms * 4000 / PAUSE_US;
+
+    while (!nodes_are_sure(nodes) && !file->given_up && turns--)
+        usleep(PAUSE_US);
+}
+
+/* Of either direction, homes' first. */
+static unsigned find_sessions(struct nodes *nodes, struct asked_one found[SESSIONS_MAX], unsigned *homes_out)
+{
+    const struct home_session *agent;
+    unsigned count = 0;
+
+    pthread_mutex_lock(&nodes->lock);
+    for (unsigned i = 0; i < nodes->numbers; i++)
+        if (nodes->homes[i].session)
+            found[count++].session = nodes->homes[i].session;
+    *homes_out = count;
+    LIST_FOREACH (agent, &nodes->agents, link)
+        if (count < SESSIONS_MAX)
+            found[count++].session = agent->session;
+    for (unsigned i = 0; i < count; i++)
+        call_session_get(found[i].session);
+    pthread_mutex_unlock(&nodes->lock);
+    return count;
+}
+
+/* What it said before its answer is done: FOLLOW, above all. Or its session has ended. */
+static void await_said(const struct nodes *nodes, const struct call_session *session)
+{
+    unsigned turns = nodes->timeout_ms * 1000 / PAUSE_US;
+
+    while (!call_session_error(session) && call_session_is_asked(session) && turns--)
+        usleep(PAUSE_US);
+}
+
+/* That lost() has begun with those that have ended. */
+static void await_lost(struct nodes *nodes)
+{
+    unsigned turns = nodes->timeout_ms * 1000 / PAUSE_US;
+    bool any = true;
+
+    while (any && turns--) {
+        any = false;
+        pthread_mutex_lock(&nodes->lock);
+        for (unsigned i = 0; i < nodes->numbers; i++)
+            any |= nodes->homes[i].session && call_session_error(nodes->homes[i].session);
+        any &= !nodes->stop;
+        pthread_mutex_unlock(&nodes->lock);
+        if (any)
+            usleep(PAUSE_US);
+    }
+}
+
+static void ask_all(struct nodes *nodes)
+{
+    struct asked_one one[SESSIONS_MAX];
+    struct call_session *session;
+    struct member member;
+    unsigned homes, count = find_sessions(nodes, one, &homes);
+
+    for (unsigned i = 0; i < count; i++)
+        nodes_begin(one[i].session, NODE_PINGS, NODE_PING, &(struct node_request){0}, &one[i].asking);
+    for (unsigned i = 0; i < count; i++) {
+        nodes_end(&one[i].asking, NULL);
+        if (i < homes)
+            await_said(nodes, one[i].session);
+        call_session_put(one[i].session);
+    }
+    await_lost(nodes);
+    for (unsigned i = 0; i < MEMBERS_MAX; i++)
+        if (nodes_wants(nodes, i, &member) && !nodes_get_home(nodes, i, &session))
+            call_session_put(session);
+}
+
+/* This thread runs, so the node does. If it has not for long, that is said before anybody is taken to be sure
+ * again. */
+static void *beat(void *argument)
+{
+    struct nodes *nodes = argument;
+
+    nodes->beat_ns = now_ns();
+    while (nodes_wait(nodes, nodes->timeout_ms / BEATS)) {
+        uint64_t before = nodes->beat_ns, now = now_ns();
+        if (now - before >= most_ns(nodes))
+            nodes->unsure = true;
+        nodes->beat_ns = now;
+        while (nodes->unsure && !nodes->stop) {
+            before = now_ns();
+            ask_all(nodes);
+            now = nodes->beat_ns = now_ns();
+            nodes->unsure = now - before >= most_ns(nodes); /* it may have stood still again */
+        }
+    }
+    nodes->beat_ns = 0; /* the mount ends */
+    return NULL;
+}
+
+int nodes_beat(struct nodes *nodes)
+{
+    int error = -pthread_create(&nodes->beater, NULL, beat, nodes);
+
+    nodes->beats = !error;
+    return error;
+}
+
+void nodes_beat_no_more(struct nodes *nodes)
+{
+    if (nodes->beats)
+        pthread_join(nodes->beater, NULL);
+    nodes->beats = false;
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A home that stands still for as long as others wait for it (a stopped process, a machine that sleeps or
+ * swaps) is not the home any more when it goes on, and does not know it yet: what waits in its kernel and its
+ * sockets to be written would undo what the next home has on storage. So a thread beats; who changes a file's
+ * bytes looks whether it has of late, and waits if not, until the others were asked. What was looked at just
+ * before the node stood still is done all the same: only the storage could tell. */
+#ifndef GAIAFS_CACHE_SURE_H
+#define GAIAFS_CACHE_SURE_H
+
+#include "cache/nodes.h"
+
+struct cache_file;
+
+/* Whether this node has not stood still for so long that another may be the home of its files by now. If it
+ * has, it is not sure until the others have said that they have not given it up, or, met anew, what they
+ * track. Any thread; takes no lock. */
+bool nodes_are_sure(const struct nodes *nodes);
+/* Wait for that, before the bytes of a file of this home are changed, unless the file is given up meanwhile;
+ * not longer than it takes the others to answer or to be given up. No lock is held. */
+void nodes_be_sure(const struct cache_file *file);
+
+/* Of nodes_meet_all() and nodes_meet_no_more(). -EAGAIN. */
+int nodes_beat(struct nodes *nodes);
+void nodes_beat_no_more(struct nodes *nodes);
+
+#endif

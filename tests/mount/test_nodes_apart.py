@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that did not hear each other for a while, whose files each took itself for the home of: when they meet again the later home
+keeps a file, and what was synced there stays."""
+import errno
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from files import pattern
+from helpers import PAGE, agents, error_of, read_file, stand_still, statistics, wait_until, write_file  # noqa: F401
+from nodes import TAKEN_OVER, Program, all_see, check, cluster, home_of  # noqa: F401
+
+OPTIONS = "timeout=0,peer_timeout=1"
+GIVEN_UP_S = 2.5  # one that stands still so long is taken to be dead
+
+
+def homes_of(path, names):
+    """All, in the order in which they become the file's home."""
+    order = []
+    while len(order) < len(names):
+        order.append(home_of(path, [name for name in names if name not in order]))
+    return order
+
+
+def make_with_homes(m, data, names, order, content):
+    """A file whose homes in the course of time are those of `order`, a part of names."""
+    for number in range(500):
+        path = os.path.join(m.mnt, f".{number}")
+        write_file(path, content)
+        if homes_of(os.path.join(data, f".{number}"), names)[:len(order)] == list(order):
+            os.rename(path, os.path.join(m.mnt, "f"))
+            return
+    pytest.fail("none of 500 files has these homes")
+
+
+def takes_over(m, b, content):
+    """The mount stands still; b goes on, and syncs what it has written since."""
+    stand_still(m.pid)
+    try:
+        time.sleep(GIVEN_UP_S)
+        b.write(PAGE + 7, b"taken over")
+        error_of(b.agent, "os.fsync(fd)")  # once EIO: what the home had may be lost
+        assert error_of(b.agent, "os.fsync(fd)") == 0
+    finally:
+        os.kill(m.pid, signal.SIGCONT)
+    content[PAGE + 7:PAGE + 17] = b"taken over"
+
+
+def all_agree(below, a, b, content):
+    """Both read the same soon, and see each other's writes; what was synced is in the data directory, also after stores of who held
+    the page from before."""
+    wait_until(lambda: a.read() == b.read() == bytes(content), 15, "both read what was synced")
+    for turn in range(3):
+        for number, (one, other) in enumerate(((a, b), (b, a))):
+            at = (4 + number) * PAGE + turn * 20
+            one.write(at, b"turn %d" % turn)
+            one.fsync()
+            content[at:at + 6] = b"turn %d" % turn
+            check(f"turn {turn}.{number}", other.read(), content)
+    a.store(PAGE + 100, b"stored")
+    content[PAGE + 100:PAGE + 106] = b"stored"
+    a.msync()
+    a.fsync()
+    with open(below, "rb") as file:
+        check("the data directory", file.read(), content)
+    for program in a, b:
+        program.agent.kill()
+
+
+@pytest.fixture
+def three(cluster, agents):
+    """three(only, order) -> (nodes, a's program, b's, the file's content): all have read it, and nothing of it is dirty."""
+    def start(only, order):
+        nodes = cluster(3, OPTIONS, only=only)
+        content = bytearray(pattern(8 * PAGE))
+        make_with_homes(nodes[0], nodes.data, nodes.names, order, bytes(content))
+        a, b = Program(agents(), nodes.path(0)), Program(agents(), nodes.path(1))
+        all_see({"a": a, "b": b}, content)
+        for program in a, b:
+            program.fsync()
+        assert a.load() == bytes(content)  # its kernel has all pages
+        return nodes, a, b, content
+    return start
+
+
+@pytest.mark.parametrize("only, order", [([0, 1, 2], "ab"), ([0, 1], "ca")])
+def test_a_home_that_stood_still(three, only, order):
+    """It is the first of the list, or took the place of one that is not there."""
+    nodes, a, b, content = three(only, order)
+    takes_over(nodes[0], b, content)
+    all_agree(nodes.below(), a, b, content)
+
+
+def test_a_home_that_stood_still_when_the_first_was_back(three):
+    """Which takes the file over, and had been its home before."""
+    nodes, a, b, content = three([0, 1, 2], "ca")
+    nodes[2].kill()
+    time.sleep(2 * GIVEN_UP_S)
+    wait_until(lambda: a.read() == b.read() == bytes(content), 10)
+    for program in a, b:
+        error_of(program.agent, "os.fsync(fd)")
+    nodes.mount(2)
+    wait_until(lambda: not downs(nodes), 15, "all have met")
+    assert a.load() == bytes(content)
+    takes_over(nodes[0], b, content)
+    all_agree(nodes.below(), a, b, content)
+
+
+def test_a_home_that_stood_still_when_a_node_had_been_added(mount, workdir, agents):
+    """Whose file it is by the new list: it takes it over when its home stands still."""
+    data, peers = os.path.join(workdir, "data"), os.path.join(workdir, "peers")
+    os.mkdir(data)
+
+    def write_list(names):
+        write_file(peers, "".join(f"{name}@local:gaiafs-test-{os.getpid()}-apart-{name}\n" for name in names).encode())
+
+    def one(name):
+        return mount(f"node={name},peers={peers},{OPTIONS}", data=data)
+
+    write_list("ab")
+    nodes = [one("a"), one("b")]
+    content = bytearray(pattern(8 * PAGE))
+    make_with_homes(nodes[0], data, "abc", "ca", bytes(content))
+    a, b = (Program(agents(), os.path.join(m.mnt, "f")) for m in nodes)
+    all_see({"a": a, "b": b}, content)
+    for program in a, b:
+        program.fsync()
+    write_list("abc")
+    for m in nodes:
+        os.kill(m.pid, signal.SIGHUP)
+    for m in nodes:
+        wait_until(lambda m=m: "there are 3 nodes now" in m.log_text(), 10)
+    one("c")
+    all_see({"a": a, "b": b}, content)
+    assert a.load() == bytes(content)
+    takes_over(nodes[0], b, content)
+    all_agree(os.path.join(data, "f"), a, b, content)
+
+
+@pytest.mark.parametrize("how", ["cpu.flush()", "os.fsync(fd)", "os.ftruncate(fd, 4 * 4096)", "os.pwrite(fd, b'late', 3 * 4096)"])
+def test_what_waited_at_a_home_that_stood_still(three, how):
+    """It goes on when another is the home: what its kernel has waiting for it is not done over what was synced there."""
+    nodes, a, b, content = three([0, 1], "ab")
+    for page in range(8):
+        a.store(page * PAGE, b"a's store")
+    stand_still(nodes[0].pid)
+    try:
+        a.agent.start(how)
+        time.sleep(GIVEN_UP_S)
+        for page in range(8):
+            b.write(page * PAGE + 100, b"b's write()")
+        for expected in errno.EIO, 0, 0:
+            assert error_of(b.agent, "os.fsync(fd)") in (expected, 0)
+    finally:
+        os.kill(nodes[0].pid, signal.SIGCONT)
+    outcome = error_of(a.agent.finish)
+    assert outcome in ((0, errno.EIO) if "fsync" in how or "flush" in how else (0,))
+    wait_until(lambda: TAKEN_OVER in nodes[0].log_text(), 10)
+    kept = 4 if "truncate" in how else 8
+    wait_until(lambda: a.read() == b.read() and len(b.read()) == kept * PAGE, 10, "both read the same")
+    b.fsync()
+    got = read_file(nodes.below())
+    assert got == b.read()
+    assert [got[page * PAGE + 100:page * PAGE + 111] for page in range(kept)] == [b"b's write()"] * kept
+    assert "late" not in how or got[3 * PAGE:3 * PAGE + 4] == b"late"
+    a.write(0, got)  # what its kernel called clean and nobody has was told until it comes again
+    assert [error_of(a.agent, "os.fsync(fd)") for _ in range(2)][1] == 0
+    for program in a, b:
+        program.agent.kill()
+
+
+def downs(nodes):
+    return [(name, other["name"]) for name, m in zip(nodes.names, nodes) for other in statistics(m.mnt)["nodes"]["nodes"]
+            if other["down"]]
+
+
+def test_both_missed_each_other(cluster, agents):
+    """One stands still, then the other, as if a cable had been pulled for longer than either tries to meet the other."""
+    nodes = cluster(2, OPTIONS)
+    content = bytearray(pattern(8 * PAGE))
+    nodes.make(bytes(content), home=0)
+    a, b = Program(agents(), nodes.path(0)), Program(agents(), nodes.path(1))
+    all_see({"a": a, "b": b}, content)
+    a.fsync()
+    stand_still(nodes[1].pid)
+    time.sleep(3.5)  # a has given b up, and tried to meet it
+    stand_still(nodes[0].pid)
+    os.kill(nodes[1].pid, signal.SIGCONT)
+    time.sleep(3.5)  # the same of b
+    os.kill(nodes[0].pid, signal.SIGCONT)
+    wait_until(lambda: not downs(nodes), 15, "they have met")
+    b.write(PAGE + 7, b"taken over")
+    error_of(b.agent, "os.fsync(fd)")
+    content[PAGE + 7:PAGE + 17] = b"taken over"
+    all_agree(nodes.below(), a, b, content)
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.001])
+def test_two_stalls_in_a_row(cluster, delay_s):
+    nodes = cluster(2, OPTIONS)
+    for _ in range(2):
+        stand_still(nodes[0].pid)
+        time.sleep(GIVEN_UP_S)
+        os.kill(nodes[0].pid, signal.SIGCONT)
+        time.sleep(delay_s)
+    wait_until(lambda: not downs(nodes), 15, "they have met")
+
+
+def test_a_node_that_is_restarted_while_it_is_asked_for(cluster, agents):
+    """The home is still about what its last session had asked for, and takes no new one: it does so later."""
+    nodes = cluster(3, "timeout=0,peer_timeout=20")
+    content = bytearray(pattern(8 * PAGE))
+    nodes.make(bytes(content), home=0)
+    home, old, third = (Program(agents(), nodes.path(number)) for number in range(3))
+    all_see({"home": home, "old": old, "third": third}, content)
+    stand_still(nodes[2].pid)  # its kernel has the pages: who syncs waits for it
+    try:
+        old.write(5, b"old")
+        content[5:8] = b"old"
+        old.agent.start("os.fsync(fd)")
+        assert old.agent.busy(0.5)
+        nodes[1].kill()
+        old.agent.kill()
+        timer = threading.Timer(8, os.kill, (nodes[2].pid, signal.SIGCONT))
+        timer.start()
+        nodes.mount(1)
+        timer.join()
+    finally:
+        os.kill(nodes[2].pid, signal.SIGCONT)
+    wait_until(lambda: not downs(nodes), 45, "all have met")
+    home.device_store(PAGE + 3, b"released")
+    home.release()
+    content[PAGE + 3:PAGE + 11] = b"released"
+    new = Program(agents(), nodes.path(1), device=None)
+    check("the new one", new.read(), content)
+    new.store(2 * PAGE + 1, b"store")
+    new.msync()
+    content[2 * PAGE + 1:2 * PAGE + 6] = b"store"
+    check("the home", home.read(), content)
+    check("its device", home.acquired(), content)
+    for program in home, third, new:
+        program.agent.kill()
