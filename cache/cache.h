@@ -181,6 +181,8 @@ uint64_t cache_file_generation(struct cache_file *file);
 /* False: this node has stood still, and another may be its home by now, which will be known soon: what
  * changes the file's bytes had better wait. */
 bool cache_file_is_sure(const struct cache_file *file);
+/* For how long at most. */
+unsigned cache_sure_ms(const struct cache *cache);
 /* Of a far one: is its home this one? */
 bool cache_file_is_at(const struct cache_file *file, const struct node_name *name);
 /* From one home to the next: what the kernel holds may be older than what others have written since, so

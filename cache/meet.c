@@ -150,7 +150,7 @@ bool nodes_wait(struct nodes *nodes, unsigned ms)
 
     pthread_mutex_lock(&nodes->lock);
     while (!nodes->stop && !late)
-        late = pthread_cond_timedwait(&nodes->changed, &nodes->lock, &until);
+        late = pthread_cond_timedwait(&nodes->stopped, &nodes->lock, &until);
     bool stop = nodes->stop;
     pthread_mutex_unlock(&nodes->lock);
     return !stop;

@@ -17,6 +17,7 @@
 #include "cache/internal.h"
 #include "cache/leave.h"
 #include "cache/patience.h"
+#include "cache/sure.h"
 #include "io/protocol.h"
 
 /* ---- requests ---- */
@@ -275,6 +276,7 @@ int nodes_start(struct cache *cache, char why_out[CALL_WHY])
         cache->config.fault.timeout_ms ? cache->config.fault.timeout_ms : FAULT_PATH_TIMEOUT_MS;
     lock_init(&nodes->lock, LOCK_NODES);
     lock_condition_init(&nodes->changed);
+    lock_condition_init(&nodes->stopped);
     int error = make_state(nodes);
     if (error)
         goto out_free;
@@ -313,6 +315,7 @@ out_calls:
     close(nodes->state_fd);
 out_free:
     pthread_cond_destroy(&nodes->changed);
+    pthread_cond_destroy(&nodes->stopped);
     pthread_mutex_destroy(&nodes->lock);
     free(nodes);
     return error;
@@ -326,7 +329,7 @@ void nodes_stop(struct cache *cache)
         return;
     pthread_mutex_lock(&nodes->lock);
     nodes->stop = true;
-    pthread_cond_broadcast(&nodes->changed);
+    pthread_cond_broadcast(&nodes->stopped);
     pthread_mutex_unlock(&nodes->lock);
     calls_end(nodes->calls);
     nodes_meet_no_more(nodes);
@@ -350,6 +353,7 @@ void nodes_free(struct cache *cache)
     munmap(nodes->state, SHARED_PAGE_SIZE);
     close(nodes->state_fd);
     pthread_cond_destroy(&nodes->changed);
+    pthread_cond_destroy(&nodes->stopped);
     pthread_mutex_destroy(&nodes->lock);
     free(nodes);
     cache->nodes = NULL;
@@ -500,4 +504,9 @@ int cache_track_far(struct cache *cache, const struct node_name *name)
 int cache_file_announce(struct cache_file *file, const struct node_name *name)
 {
     return file->cache->nodes ? home_announce(file, name) : 0;
+}
+
+unsigned cache_sure_ms(const struct cache *cache)
+{
+    return cache->nodes ? nodes_sure_ms(cache->nodes) : 0;
 }

@@ -68,6 +68,7 @@ struct nodes {
 
     pthread_mutex_t lock; /* guards what follows; a leaf */
     pthread_cond_t changed;
+    pthread_cond_t stopped; /* `stop` is set: for those who sleep, whom `changed` would wake for nothing */
     const struct members *members; /* the list; of the caller's */
     struct nodes_home homes[MEMBERS_MAX];
     pthread_t meeter, beater; /* while: */

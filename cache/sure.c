@@ -40,10 +40,16 @@ bool nodes_are_sure(const struct nodes *nodes)
     return !beat_ns || (!nodes->unsure && now_ns() - beat_ns < most_ns(nodes));
 }
 
+/* Who asks the others is done by then, whether they answer or not: with greet()'s tries. */
+unsigned nodes_sure_ms(const struct nodes *nodes)
+{
+    return 4 * nodes->timeout_ms + 10000;
+}
+
 void nodes_be_sure(const struct cache_file *file)
 {
     const struct nodes *nodes = file->cache->nodes;
-    unsigned turns = nodes->timeout_ms * 4000 / PAUSE_US;
+    unsigned turns = nodes_sure_ms(nodes) * 1000 / PAUSE_US;
 
     while (!nodes_are_sure(nodes) && !file->given_up && turns--)
         usleep(PAUSE_US);
@@ -129,7 +135,7 @@ static void *beat(void *argument)
         if (now - before >= most_ns(nodes))
             nodes->unsure = true;
         nodes->beat_ns = now;
-        while (nodes->unsure && !nodes->stop) {
+        while (nodes->unsure && nodes_wait(nodes, 0)) {
             before = now_ns();
             ask_all(nodes);
             now = nodes->beat_ns = now_ns();

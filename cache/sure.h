@@ -15,8 +15,10 @@ struct cache_file;
  * has, it is not sure until the others have said that they have not given it up, or, met anew, what they
  * track. Any thread; takes no lock. */
 bool nodes_are_sure(const struct nodes *nodes);
+/* How long it takes at most until it is sure again, or it can't be helped. */
+unsigned nodes_sure_ms(const struct nodes *nodes);
 /* Wait for that, before the bytes of a file of this home are changed, unless the file is given up meanwhile;
- * not longer than it takes the others to answer or to be given up. No lock is held. */
+ * not for longer than nodes_sure_ms(). No lock is held. */
 void nodes_be_sure(const struct cache_file *file);
 
 /* Of nodes_meet_all() and nodes_meet_no_more(). -EAGAIN. */

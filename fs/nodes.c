@@ -315,7 +315,7 @@ void nodes_await_sure(struct inode *inode)
         return;
     bool begun = loop_wait_begin(); /* where many wait already this one does, too */
     while (inode_file(inode) == file && !cache_file_is_sure(file) && inode->fs->serving &&
-           try_later(&waited_ms, move_most_ms(inode->fs)))
+           try_later(&waited_ms, cache_sure_ms(inode->fs->cache)))
         ;
     if (begun)
         loop_wait_end();
