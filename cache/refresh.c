@@ -329,8 +329,10 @@ int refresh_pages(struct replica *replica, const struct copy_pages *list, size_t
     for (size_t i = 0; i < count && !error; i++)
         error = refresh_leaf(r, &list[i]);
     int last = send_all(r); /* also of those before one that failed */
+    pthread_mutex_unlock(&replica->file->lock);
     for (unsigned i = 0; i < BATCHES; i++)
         batch_end(&r->batches[i]);
+    pthread_mutex_lock(&replica->file->lock);
     free(r);
     return error ? error : last;
 }

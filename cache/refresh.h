@@ -6,8 +6,9 @@
 #include "cache/internal.h"
 
 /* Bring stale pages of copies of a replica that scans up to date, byte by byte: what kernels store to the
- * other bytes stays. list: by leaves, ascending. Waits for pages that are busy (the lock is let go). The
- * file's lock is held. 0, or the first error (-ENOMEM, -EIO ...): what was not reached is stale as before. */
+ * other bytes stays. list: by leaves, ascending. The file's lock is held, and let go at times: while pages
+ * are busy, after some that were brought, and at the end. 0, or the first error (-ENOMEM, -EIO ...): what was
+ * not reached is stale as before. */
 int refresh_pages(struct replica *replica, const struct copy_pages *list, size_t count);
 
 #endif

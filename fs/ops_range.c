@@ -154,10 +154,10 @@ void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off
     struct handle *handle = handle_of(fi);
     bool kills = creds_lose_set_ids(req), zeroes = mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE);
     struct durable *durable = inode_durable(inode);
-    struct changed *changed = changed_new(req, inode, false);
     struct zeroing zeroing = {inode, handle->fd, mode, offset, length, PART_LEAST, NULL};
+    struct changed *changed = changed_new(req, inode, false);
 
-    if (!changed)
+    if (!changed) /* the handle may be gone */
         return;
     if (zeroes && !handle->passed)
         zeroing.overrule = &changed->overrule;

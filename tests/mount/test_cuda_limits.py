@@ -287,7 +287,7 @@ def test_calls_on_demand(gpu, programs, call, error, expected):
             break
         assert answer in ("ok", f"error {expected}"), count
         failures += answer != "ok"
-    assert answer == "ok" and failures > 3
+    assert answer == "ok" and failures > (3 if expected == errno.ENOMEM else 1)  # with EIO a give is tried once more
     program.do("release")
     program.do("acquire")
     assert read_file(path)[:10] == b"released.!" and read_file(path)[PAGE:][:3] == b"%02d." % count
