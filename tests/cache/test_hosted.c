@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -66,6 +67,21 @@ static void test_tmpfs(void **state)
     close(fd);
 }
 
+/* Whether the page cache has anything of it. A read that may not wait would tell, too, but has the kernel
+ * read ahead, which may be done before the next one. */
+static bool is_cached(int fd)
+{
+    unsigned char pages[LENGTH / 4096 + 1], any = 0;
+    void *map = mmap(NULL, LENGTH, PROT_READ, MAP_SHARED, fd, 0);
+
+    assert_true(map != MAP_FAILED);
+    assert_int_equal(mincore(map, LENGTH, pages), 0);
+    munmap(map, LENGTH);
+    for (size_t i = 0; i < (LENGTH + 4095) / 4096; i++)
+        any |= pages[i] & 1;
+    return any;
+}
+
 static void test_disk(void **state)
 {
     int fd = file_in("/var/tmp");
@@ -81,7 +97,7 @@ static void test_disk(void **state)
     assert_true(hosted_is_memory(fd) ? !asked : asked);
     assert_int_equal(fsync(fd), 0);
     assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
-    if (preadv2(fd, &io, 1, 0, RWF_NOWAIT) == 1) {
+    if (is_cached(fd)) {
         close(fd);
         skip(); /* it stays: a filesystem in memory */
     }
