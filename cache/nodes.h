@@ -68,13 +68,16 @@ struct nodes {
 
     pthread_mutex_t lock; /* guards what follows; a leaf */
     pthread_cond_t changed;
-    pthread_cond_t stopped; /* `stop` is set: for those who sleep, whom `changed` would wake for nothing */
+    pthread_cond_t stopped; /* `stop` is set, or there was a stall: for those who sleep, whom `changed` would
+                             * wake for nothing */
     const struct members *members; /* the list; of the caller's */
     struct nodes_home homes[MEMBERS_MAX];
-    pthread_t meeter, beater; /* while: */
-    bool meets, beats;        /* of who starts and ends */
-    _Atomic uint64_t beat_ns; /* the beater has run; 0: there is none. See nodes_are_sure() */
-    _Atomic bool unsure;
+    /* Of who starts and ends: threads that run while the bool beside them is set. */
+    pthread_t meeter, beater, asker;
+    bool meets, beats, asks;
+    _Atomic uint64_t beat_ns;         /* the beater has run; 0: there is none. See nodes_are_sure() */
+    _Atomic uint64_t stalls;          /* how often it has not for long, */
+    _Atomic uint64_t settled;         /* after how many of these the others have been asked */
     unsigned numbers;                 /* that were ever given */
     LIST_HEAD(, home_session) agents; /* that have said HELLO */
     uint64_t entered;                 /* how many have */

@@ -37,7 +37,7 @@ bool nodes_are_sure(const struct nodes *nodes)
 {
     uint64_t beat_ns = nodes->beat_ns;
 
-    return !beat_ns || (!nodes->unsure && now_ns() - beat_ns < most_ns(nodes));
+    return !beat_ns || (nodes->stalls == nodes->settled && now_ns() - beat_ns < most_ns(nodes));
 }
 
 /* Who asks the others is done by then, whether they answer or not: with greet()'s tries. */
@@ -131,25 +131,45 @@ static void *beat(void *argument)
 
     nodes->beat_ns = now_ns();
     while (nodes_wait(nodes, nodes->timeout_ms / BEATS)) {
-        uint64_t before = nodes->beat_ns, now = now_ns();
-        if (now - before >= most_ns(nodes))
-            nodes->unsure = true;
-        nodes->beat_ns = now;
-        while (nodes->unsure && nodes_wait(nodes, 0)) {
-            before = now_ns();
-            ask_all(nodes);
-            now = nodes->beat_ns = now_ns();
-            nodes->unsure = now - before >= most_ns(nodes); /* it may have stood still again */
+        uint64_t now = now_ns();
+        if (now - nodes->beat_ns >= most_ns(nodes)) {
+            nodes->stalls++;
+            pthread_mutex_lock(&nodes->lock);
+            pthread_cond_broadcast(&nodes->stopped);
+            pthread_mutex_unlock(&nodes->lock);
         }
+        nodes->beat_ns = now;
     }
     nodes->beat_ns = 0; /* the mount ends */
     return NULL;
 }
 
+/* Not the one that beats, as that one must not wait for others: a member that is down takes its time. */
+static void *ask_after_stalls(void *argument)
+{
+    struct nodes *nodes = argument;
+
+    for (;;) {
+        pthread_mutex_lock(&nodes->lock);
+        while (!nodes->stop && nodes->stalls == nodes->settled)
+            pthread_cond_wait(&nodes->stopped, &nodes->lock);
+        bool stop = nodes->stop;
+        pthread_mutex_unlock(&nodes->lock);
+        if (stop)
+            return NULL;
+        uint64_t stalls = nodes->stalls;
+        ask_all(nodes);
+        nodes->settled = stalls; /* if it has stood still meanwhile they are asked again */
+    }
+}
+
 int nodes_beat(struct nodes *nodes)
 {
-    int error = -pthread_create(&nodes->beater, NULL, beat, nodes);
+    int error = -pthread_create(&nodes->asker, NULL, ask_after_stalls, nodes);
 
+    nodes->asks = !error;
+    if (!error)
+        error = -pthread_create(&nodes->beater, NULL, beat, nodes);
     nodes->beats = !error;
     return error;
 }
@@ -158,5 +178,7 @@ void nodes_beat_no_more(struct nodes *nodes)
 {
     if (nodes->beats)
         pthread_join(nodes->beater, NULL);
-    nodes->beats = false;
+    if (nodes->asks)
+        pthread_join(nodes->asker, NULL);
+    nodes->beats = nodes->asks = false;
 }
