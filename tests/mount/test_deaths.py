@@ -144,6 +144,7 @@ def releases_beside_a_stop(m, child, path, plan):
     return None
 
 
+@pytest.mark.limit(180)
 @no_room_for_signals
 def test_daemon_killed_while_it_invalidates(mount, agents, workdir, monkeypatch, before):
     """A thread of it that has the kernel drop dirty pages waits for WRITEs that nobody answers any more."""
@@ -151,7 +152,7 @@ def test_daemon_killed_while_it_invalidates(mount, agents, workdir, monkeypatch,
     m = mount("passthrough=off", env=env, before=before)
     path = os.path.join(m.mnt, "f")
     write_file(path, bytes(MIB))
-    child = next(filter(None, (releases_beside_a_stop(m, agents(), path, plan) for _ in range(20))), None)
+    child = next(filter(None, (releases_beside_a_stop(m, agents(), path, plan) for _ in range(100))), None)
     assert child, "no thread of the daemon waited for it"
     assert plan.landed == 1
     signal_guard(m)
