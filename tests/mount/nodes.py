@@ -88,6 +88,11 @@ def tracked(m):
     return [file["path"] for file in statistics(m.mnt)["files"]]
 
 
+def served(m, op):
+    """How often others have asked the mount for an operation."""
+    return statistics(m.mnt)["nodes"]["served"].get(op, 0)
+
+
 def tracked_by_all(nodes, name="f"):
     """An open file is known as tracked everywhere: what is promised of tracked files holds from here on."""
     def done():

@@ -8,12 +8,8 @@ import pytest
 
 from files import pattern
 from helpers import PAGE, agents, error_of, read_file, statistics, stand_still, wait_until, write_file  # noqa: F401
-from nodes import Program, all_see, cluster  # noqa: F401
+from nodes import Program, all_see, cluster, served  # noqa: F401
 from test_nodes_deaths import OPTIONS, killed  # noqa: F401
-
-
-def served(m, op):
-    return statistics(m.mnt)["nodes"]["served"].get(op, 0)
 
 
 def write_list(path, names):

@@ -11,8 +11,8 @@ import pytest
 
 from conftest import Mount
 from files import pattern
-from helpers import PAGE, agents, error_of, functions_of, make_random, statistics, tool, wait_until  # noqa: F401
-from nodes import SIDES, Program, check, cluster, tracked_by_all  # noqa: F401
+from helpers import PAGE, agents, error_of, functions_of, make_random, tool, wait_until  # noqa: F401
+from nodes import SIDES, Program, check, cluster, served, tracked_by_all  # noqa: F401
 
 PAGES = 40
 FLUSHER = " (gaiafs-flusher) "
@@ -34,10 +34,6 @@ def flushers():
 
 def flusher_of(m):
     return [pid for pid, parent in flushers() if parent == m.pid]
-
-
-def served(m, op):
-    return statistics(m.mnt)["nodes"]["served"].get(op, 0)
 
 
 @pytest.fixture
