@@ -238,8 +238,7 @@ static int mark_modified(struct work *w)
     }
     page_mask again = modified & copy->pending;
     left &= copy->sealed;
-    /* Caches above this copy (gpu/demand_map.h) are out of date: also of what was pending already, and of
-     * what is as it was, as they may have what it was in between. */
+    /* Also of what is as it was: caches above this copy (gpu/demand_map.h) may have what was in between. */
     if (modified || (!replica->scans && copy->twin & w->owned))
         atomic_fetch_add(&replica->state->releases, 1);
     for (page_mask each = again; each;
