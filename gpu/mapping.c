@@ -11,6 +11,7 @@
 #include "base/shared_page.h"
 #include "gpu/driver.h"
 #include "gpu/session.h"
+#include "gpu/stream.h"
 
 struct extent {
     uint8_t *address;
@@ -92,13 +93,18 @@ static void collect_last(struct gaia_mapping *mapping)
     pthread_mutex_unlock(&table_lock);
 }
 
-/* The last extent is gone: first the daemon lets go of the addresses, then they become free for others. */
+/* The last extent is gone: first the daemon lets go of the addresses, then they become free for others. What
+ * the device has to do yet is waited for, as cuMemFree() does and cuMemUnmap() does not: even a copy that has
+ * returned may be on its way, and where it finds nothing the GPU gives the process up. (In a stream's call the
+ * stream itself would be waited for.) */
 static void mapping_free(struct gaia_mapping *mapping)
 {
     struct gaia_message message = {.op = GAIA_OP_UNMAP, .map = mapping->map};
 
     if (mapping->driver->collect)
         collect_last(mapping);
+    else if (mapping->driver->settle && !stream_is_here())
+        mapping->driver->settle(mapping->device);
     gaia_session_call(mapping->session, &message, NULL);
     mapping->driver->unmap(mapping);
     munmap(mapping->state, SHARED_PAGE_SIZE);
