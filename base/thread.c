@@ -5,11 +5,23 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+int thread_start(pthread_t *thread_out, void *(*body)(void *argument), void *argument)
+{
+    sigset_t all, before;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = -pthread_create(thread_out, NULL, body, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
 
 #define LINE_MOST 512u /* of NSpid: a number for each of at most 32 namespaces */
 

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread of another process, named by the number that it has for itself: in the innermost PID namespace
- * that it is in, as userfaultfd tells it (UFFD_FEATURE_THREAD_ID). A container's thread 7 is not this one's.
- */
+/* Threads. Those of another process are named by the numbers that they have for themselves: in the innermost
+ * PID namespace that they are in, as userfaultfd tells it (UFFD_FEATURE_THREAD_ID). A container's thread 7 is
+ * not this one's. */
 #ifndef GAIAFS_BASE_THREAD_H
 #define GAIAFS_BASE_THREAD_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <sys/types.h>
+
+/* A thread of this process that gets no signals: they are for those of the program, or for the daemon's own.
+ * 0, -EAGAIN. */
+int thread_start(pthread_t *thread_out, void *(*body)(void *argument), void *argument);
 
 /* Whether a process, by its number here, is in another PID namespace than this one: then its threads call
  * themselves otherwise than they are called here. True also when it can't be found out. Looks at /proc. */

@@ -25,7 +25,7 @@ struct fill {
     off_t size;           /* and how long it was */
     uint8_t *stage;
     struct fault_read read;      /* where a fault path brings it into the frames */
-    struct gaia_placing placing; /* where they are on another node */
+    struct gaia_placing placing; /* where the frames are brought them by somebody else */
     bool exposed;                /* was done with it */
 };
 
@@ -343,7 +343,7 @@ static void fill_was_placed(struct gaia_placing *placing, int error)
     fill_placed((struct fill *)((char *)placing - offsetof(struct fill, placing)), error);
 }
 
-/* To another node. */
+/* To another node, or a GPU. */
 static int fill_send(struct fill *fill)
 {
     struct cache_map *map = fill->map;
@@ -369,7 +369,9 @@ static void fill_finish(struct fill *fill, ssize_t got)
         return;
     }
     memset(fill->stage + got, 0, fill->count * GAIA_PAGE_SIZE - (size_t)got);
-    if (replica->frames->ops->place_later && !fill_send(fill))
+    const struct gaia_frames_ops *ops = replica->frames->ops;
+    bool by_path = path && ops->open_window;
+    if (!by_path && ops->place_later && !fill_send(fill))
         return;
     fill->read = (struct fault_read){.frames = replica->frames,
                                      .first = fill->first,

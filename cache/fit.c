@@ -2,10 +2,10 @@
 #include "cache/fit.h"
 
 #include <assert.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "cache/internal.h"
 
 #define PATIENCE_MS 2000u
@@ -192,15 +192,11 @@ static void *work_apart(void *argument)
 static int begin(struct replica *replica)
 {
     struct cache *cache = replica->file->cache;
-    sigset_t all, old;
     pthread_t thread;
 
     cache->fitters++;
     replica->file->uses++;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int error = -pthread_create(&thread, NULL, work_apart, replica);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int error = thread_start(&thread, work_apart, replica);
     if (!error) {
         pthread_detach(thread);
         return 0;

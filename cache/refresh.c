@@ -5,10 +5,10 @@
 
 #include <errno.h>
 #include <semaphore.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/thread.h"
 #include "cache/collect.h"
 #include "cache/scan.h"
 
@@ -210,12 +210,7 @@ static void *carry_out_apart(void *argument)
 /* A thread for the batch, if there can be one: else it goes without. */
 static void start_thread(struct batch *b)
 {
-    sigset_t all, before;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    b->apart = !pthread_create(&b->thread, NULL, carry_out_apart, b);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    b->apart = !thread_start(&b->thread, carry_out_apart, b);
 }
 
 static void batch_begin(struct batch *b, struct replica *replica)

@@ -8,6 +8,7 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -315,13 +316,13 @@ static bool flush(struct home_gpu *gpu)
     return gpu->windows != GPU_WINDOWS_NONE;
 }
 
-/* Without the lock: several are placed at a time. Nobody else has to do with these pages, which are not
- * resident, but who cuts the file off: then they are dropped when they are placed. bytes: NULL, a NIC has
- * brought them. */
-static int place_part(struct cuda_frames *frames, const struct part *part, const void *bytes)
+/* Put into a lane what brings a part's bytes; the lane is the caller's then, whatever *result_out is. Without
+ * the lock: several are placed at a time. Nobody else has to do with these pages, which are not resident, but
+ * who cuts the file off: then they are dropped when they are placed. bytes: NULL, a NIC has brought them. */
+static int send_part(struct cuda_frames *frames, const struct part *part, const void *bytes,
+                     CUstream *stream_out, CUresult *result_out)
 {
     struct home_gpu *gpu = frames->gpu;
-    const struct cuda_api *api = gpu->device.api;
     CUdeviceptr address = part_address(part);
     uint64_t count = part->count;
     CUresult result = CUDA_SUCCESS;
@@ -331,7 +332,7 @@ static int place_part(struct cuda_frames *frames, const struct part *part, const
     if (error)
         return error;
     if (bytes)
-        result = api->cuMemcpyHtoDAsync(address, bytes, count * GAIA_PAGE_SIZE, stream);
+        result = gpu->device.api->cuMemcpyHtoDAsync(address, bytes, count * GAIA_PAGE_SIZE, stream);
     else if (!flush(gpu)) {
         gpu_lane_end(gpu, stream);
         return -EOPNOTSUPP;
@@ -340,8 +341,21 @@ static int place_part(struct cuda_frames *frames, const struct part *part, const
         CUdeviceptr granted = part->chunk->granted + part->first * sizeof(struct gaia_digest);
         result = gpu_launch(gpu, stream, GPU_HASH_PAGES, count, (void *[]){&address, &count, &granted});
     }
-    error = gpu_wait(gpu, stream, result);
-    gpu_lane_end(gpu, stream);
+    *stream_out = stream;
+    *result_out = result;
+    return 0;
+}
+
+static int place_part(struct cuda_frames *frames, const struct part *part, const void *bytes)
+{
+    CUstream stream;
+    CUresult result;
+
+    int error = send_part(frames, part, bytes, &stream, &result);
+    if (error)
+        return error;
+    error = gpu_wait(frames->gpu, stream, result);
+    gpu_lane_end(frames->gpu, stream);
     return error;
 }
 
@@ -383,6 +397,82 @@ static int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, c
         from += part.count * GAIA_PAGE_SIZE;
     }
     pthread_mutex_unlock(&frames->lock);
+    return error;
+}
+
+/* A part that places itself. */
+struct placement {
+    struct gpu_left left;
+    struct cuda_frames *frames;
+    struct part part;
+    struct gaia_placing *placing;
+};
+
+static void part_arrived(struct gpu_left *left, int error)
+{
+    struct placement *p = (struct placement *)((char *)left - offsetof(struct placement, left));
+    struct gaia_placing *placing = p->placing;
+
+    pthread_mutex_lock(&p->frames->lock);
+    p->part.chunk->placings--;
+    if (!error)
+        placed(&p->part);
+    pthread_mutex_unlock(&p->frames->lock);
+    free(p);
+    placing->done(placing, error);
+}
+
+/* The chunk is there, and stays. */
+static int send_placement(struct placement *p, const void *bytes)
+{
+    struct home_gpu *gpu = p->frames->gpu;
+    CUstream stream;
+    CUresult result;
+
+    int error = send_part(p->frames, &p->part, bytes, &stream, &result);
+    if (error)
+        return error;
+    if (result == CUDA_SUCCESS) {
+        gpu_lane_leave(gpu, stream, &p->left);
+        return 0;
+    }
+    error = gpu_wait(gpu, stream, result);
+    gpu_lane_end(gpu, stream);
+    return error;
+}
+
+/* Of one chunk only: what lies in two is waited for. */
+static int cuda_place_later(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes,
+                            bool exposes, struct gaia_placing *placing)
+{
+    struct cuda_frames *frames = map->frames;
+    uint64_t pages = frames->base.chunk_pages;
+
+    (void)exposes; /* what is placed is seen */
+    if (!gpu_lane_can_leave(frames->gpu) || page % pages + count > pages)
+        return -EOPNOTSUPP;
+    struct placement *p = malloc(sizeof *p);
+    if (!p)
+        return -ENOMEM;
+    *p = (struct placement){.left.done = part_arrived, .frames = frames, .placing = placing};
+    pthread_mutex_lock(&frames->lock);
+    struct chunk *chunk;
+    int error = chunk_get(frames, page / pages, &chunk);
+    if (!error) {
+        p->part = part_at(frames, page, count);
+        chunk->placings++;
+    }
+    pthread_mutex_unlock(&frames->lock);
+    if (error)
+        goto out_free;
+    error = send_placement(p, bytes);
+    if (!error)
+        return 0;
+    pthread_mutex_lock(&frames->lock);
+    chunk->placings--;
+    pthread_mutex_unlock(&frames->lock);
+out_free:
+    free(p);
     return error;
 }
 
@@ -493,6 +583,7 @@ static const struct gaia_frames_ops cuda_ops = {
     .detach = cuda_detach,
     .resize = cuda_resize,
     .place = cuda_place,
+    .place_later = cuda_place_later,
     .open_window = cuda_open_window,
     .close_window = cuda_close_window,
     .expose = untrapped_expose,

@@ -60,19 +60,6 @@ static enum gpu_windows find_windows(const struct home_gpu *gpu)
                : GPU_WINDOWS_NONE;
 }
 
-static CUresult make_lanes(struct home_gpu *gpu)
-{
-    CUresult error = CUDA_SUCCESS;
-
-    for (unsigned i = 0; i < GPU_LANES && error == CUDA_SUCCESS; i++) {
-        error = gpu->device.api->cuStreamCreate(&gpu->lanes[i], CU_STREAM_NON_BLOCKING);
-        if (error != CUDA_SUCCESS)
-            gpu->lanes[i] = NULL;
-    }
-    gpu->free_lanes = (1u << GPU_LANES) - 1;
-    return error;
-}
-
 static CUresult prepare(struct home_gpu *gpu)
 {
     const struct cuda_api *api = gpu->device.api;
@@ -90,7 +77,7 @@ static CUresult prepare(struct home_gpu *gpu)
     if (error == CUDA_SUCCESS)
         error = api->cuStreamCreate(&gpu->stream, CU_STREAM_NON_BLOCKING);
     if (error == CUDA_SUCCESS)
-        error = make_lanes(gpu);
+        error = gpu_lanes_open(gpu);
     if (error == CUDA_SUCCESS)
         error = api->cuMemHostAlloc(&host, bytes, CU_MEMHOSTALLOC_PORTABLE);
     if (error == CUDA_SUCCESS) {
@@ -111,17 +98,25 @@ static void undo(struct home_gpu *gpu)
         api->cuMemFree(gpu->staging);
     if (gpu->host)
         api->cuMemFreeHost(gpu->host);
-    for (unsigned i = 0; i < GPU_LANES; i++)
-        if (gpu->lanes[i])
-            api->cuStreamDestroy(gpu->lanes[i]);
+    gpu_lanes_close(gpu);
     if (gpu->stream)
         api->cuStreamDestroy(gpu->stream);
     if (gpu->module)
         api->cuModuleUnload(gpu->module);
 }
 
+static void init_locks(struct home_gpu *gpu)
+{
+    lock_init(&gpu->lock, LOCK_GPU);
+    lock_init(&gpu->lanes_lock, LOCK_GPU_LANES);
+    pthread_cond_init(&gpu->lane_freed, NULL);
+    pthread_cond_init(&gpu->lane_left, NULL);
+    STAILQ_INIT(&gpu->left);
+}
+
 static void destroy_locks(struct home_gpu *gpu)
 {
+    pthread_cond_destroy(&gpu->lane_left);
     pthread_cond_destroy(&gpu->lane_freed);
     pthread_mutex_destroy(&gpu->lanes_lock);
     pthread_mutex_destroy(&gpu->lock);
@@ -137,9 +132,7 @@ int home_gpu_open(const CUuuid *uuid, void *memory, size_t length, struct home_g
     int error = cuda_device_find(uuid, &gpu->device, why_out);
     if (error)
         goto out_free;
-    lock_init(&gpu->lock, LOCK_GPU);
-    lock_init(&gpu->lanes_lock, LOCK_GPU_LANES);
-    pthread_cond_init(&gpu->lane_freed, NULL);
+    init_locks(gpu);
     error = cuda_enter(&gpu->device);
     if (error)
         goto out_close;
@@ -208,40 +201,6 @@ void gpu_end(struct home_gpu *gpu)
 {
     cuda_leave(&gpu->device);
     pthread_mutex_unlock(&gpu->lock);
-}
-
-static void free_lane(struct home_gpu *gpu, unsigned lane)
-{
-    pthread_mutex_lock(&gpu->lanes_lock);
-    gpu->free_lanes |= 1u << lane;
-    pthread_cond_signal(&gpu->lane_freed);
-    pthread_mutex_unlock(&gpu->lanes_lock);
-}
-
-int gpu_lane_begin(struct home_gpu *gpu, CUstream *stream_out)
-{
-    pthread_mutex_lock(&gpu->lanes_lock);
-    while (!gpu->free_lanes)
-        pthread_cond_wait(&gpu->lane_freed, &gpu->lanes_lock);
-    unsigned lane = (unsigned)__builtin_ctz(gpu->free_lanes);
-    gpu->free_lanes &= ~(1u << lane);
-    pthread_mutex_unlock(&gpu->lanes_lock);
-    int error = gpu_note(gpu, cuda_enter_saying(&gpu->device));
-    if (error)
-        free_lane(gpu, lane);
-    else
-        *stream_out = gpu->lanes[lane];
-    return error;
-}
-
-void gpu_lane_end(struct home_gpu *gpu, CUstream stream)
-{
-    unsigned lane = 0;
-
-    cuda_leave(&gpu->device);
-    while (gpu->lanes[lane] != stream)
-        lane++;
-    free_lane(gpu, lane);
 }
 
 CUresult gpu_launch(struct home_gpu *gpu, CUstream stream, enum gpu_kernel kernel, uint64_t pages,

@@ -2,12 +2,15 @@
 /* A GPU in the daemon: a context, streams, the device kernels, and a little memory in which bytes and lists
  * of pages are on their way. With these one thing is done at a time: gpu_begin() to gpu_end(). What needs
  * nothing but a stream, as placing does, has one of several lanes, so that the GPU copies for one while it
- * hashes for another, and the daemon waits for a third: gpu_lane_begin() to gpu_lane_end(). */
+ * hashes for another, and the daemon waits for a third: gpu_lane_begin() to gpu_lane_end(), or to
+ * gpu_lane_leave(), after which threads of the GPU's wait (home_lanes.c). */
 #ifndef GAIAFS_GPU_HOME_GPU_H
 #define GAIAFS_GPU_HOME_GPU_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "base/lock.h"
 #include "consistency/page.h"
@@ -19,8 +22,11 @@
 /* Bytes of the area of lists. */
 #define GPU_LIST_BYTES ((size_t)1 << 20)
 /* Placings that are under way at a time. One of 512 KiB is 10 us of the bus, a few more of hashing, and as
- * many of calls. */
-#define GPU_LANES 4u
+ * many of calls. Each thread that reads may have one, and what it read before. */
+#define GPU_LANES 16u
+/* Threads that wait for what was left in lanes. One has 5 to 10 us to do for each, in which the bus takes
+ * another 512 KiB. */
+#define GPU_FINISHERS 2u
 
 enum gpu_kernel { GPU_HASH_PAGES, GPU_FIND_MODIFIED, GPU_GATHER, GPU_PATCH, GPU_KERNELS };
 
@@ -49,10 +55,24 @@ struct home_gpu {
     uint8_t *host;       /* pinned: two areas of GPU_BATCH_PAGES pages, and GPU_LIST_BYTES behind them */
     CUdeviceptr staging; /* the same on the device */
 
-    pthread_mutex_t lanes_lock; /* guards free_lanes; a leaf */
-    pthread_cond_t lane_freed;
-    unsigned free_lanes;       /* bit i: lane i */
     CUstream lanes[GPU_LANES]; /* each is used by who has taken it */
+    pthread_t finishers[GPU_FINISHERS];
+    unsigned finisher_count;
+
+    pthread_mutex_t lanes_lock; /* guards all below; a leaf */
+    pthread_cond_t lane_freed, lane_left;
+    unsigned free_lanes; /* bit i: lane i */
+    STAILQ_HEAD(, gpu_left) left;
+    bool lanes_stop; /* the finishers are to end when nothing is left */
+};
+
+/* What was put into a lane, and whom it concerns when it has been done. His memory until then. */
+struct gpu_left {
+    STAILQ_ENTRY(gpu_left) link;
+    CUstream stream;
+    /* Once, with no lock held, by a thread that does this for all: it must not wait for others' placings.
+     * 0 or a negative errno. */
+    void (*done)(struct gpu_left *left, int error);
 };
 
 #define GPU_AREA_BYTES ((size_t)GPU_BATCH_PAGES * GAIA_PAGE_SIZE)
@@ -79,6 +99,14 @@ void gpu_end(struct home_gpu *gpu);
 /* A lane of one's own, waited for if need be, and the context. 0 or -EIO (then there is none). */
 int gpu_lane_begin(struct home_gpu *gpu, CUstream *stream_out);
 void gpu_lane_end(struct home_gpu *gpu, CUstream stream);
+/* In the place of a wait and gpu_lane_end(): left->done is called when all that was put into the lane has
+ * ended. Only where gpu_lane_can_leave(). */
+void gpu_lane_leave(struct home_gpu *gpu, CUstream stream, struct gpu_left *left);
+bool gpu_lane_can_leave(const struct home_gpu *gpu);
+/* Of home_gpu.c's: the context is entered for gpu_lanes_open(). No lane may be in use at gpu_lanes_close(),
+ * which may be called whatever became of the other. */
+CUresult gpu_lanes_open(struct home_gpu *gpu);
+void gpu_lanes_close(struct home_gpu *gpu);
 /* The errno of what a call of the driver's has said, which is kept for the log (gaia_cuda_failure()) unless
  * memory was short. */
 int gpu_note(struct home_gpu *gpu, CUresult error);
