@@ -13,8 +13,8 @@
 #include "cache/scan.h"
 
 #define REFRESH_PAGES 256u /* 1 MiB, of a batch */
-#define BATCHES 4u         /* under way */
-#define HELD_BATCHES 8u    /* the lock is held until they are there */
+#define BATCHES 8u         /* under way */
+#define HELD_BATCHES 16u   /* the lock is held until they are there: some ms */
 
 /* One page of a batch. */
 struct refresh_page {

@@ -100,7 +100,8 @@ enum {
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,
 };
 
-/* The calling thread's default stream, which waits for no other. */
+/* The context's default stream, and the calling thread's, which waits for no other. */
+#define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
 
 /* CUdriverProcAddressQueryResult */

@@ -116,6 +116,28 @@ static int cuda_settle(const struct gaia_device *device)
     return cuda_errno(result);
 }
 
+/* cuMemcpyHtoD() returns when it has read what it copies, and a part of it may not have arrived: where memory
+ * is unmapped before that, CUDA gives up the process. It goes through a default stream. A wait for the whole
+ * context would end others' captures; one for a default stream ends none but of a stream that waits for it,
+ * which cuStreamIsCapturing() tells without ending it. */
+static void drain_stream(const struct cuda_api *api, CUstream stream)
+{
+    int capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+
+    if (api->cuStreamIsCapturing(stream, &capturing) == CUDA_SUCCESS &&
+        capturing == CU_STREAM_CAPTURE_STATUS_NONE)
+        api->cuStreamSynchronize(stream);
+}
+
+static void cuda_drain(const struct gaia_device *device)
+{
+    if (cuda_enter(&device->cuda))
+        return;
+    drain_stream(device->cuda.api, CU_STREAM_LEGACY);
+    drain_stream(device->cuda.api, CU_STREAM_PER_THREAD);
+    cuda_leave(&device->cuda);
+}
+
 static int cuda_enqueue(const struct gaia_device *device, void *stream, void (*fn)(void *context),
                         void *context)
 {
@@ -150,6 +172,7 @@ const struct gaia_driver gaia_cuda_driver = {
     .block = cuda_block,
     .kill = cuda_kill,
     .settle = cuda_settle,
+    .drain = cuda_drain,
     .enqueue = cuda_enqueue,
     .check = cuda_check,
     .places = true,

@@ -38,6 +38,9 @@ struct gaia_driver {
     /* Wait for all that the program has given the device to do. NULL: nothing is asynchronous. 0, -EBUSY (a
      * stream is being captured: it has not waited), or -EIO. */
     int (*settle)(const struct gaia_device *device);
+    /* Wait for what calls that have returned may have left on its way to the device, as long as nobody's
+     * capture is disturbed. Before unmap(). NULL: they leave nothing. */
+    void (*drain)(const struct gaia_device *device);
     /* Have fn(context) called when the stream gets there, and the stream wait for it. NULL: no streams. */
     int (*enqueue)(const struct gaia_device *device, void *stream, void (*fn)(void *context), void *context);
     /* Whether the device works still. After a kernel that went wrong it calls nothing in a stream any more.

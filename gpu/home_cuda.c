@@ -422,23 +422,23 @@ static void part_arrived(struct gpu_left *left, int error)
     placing->done(placing, error);
 }
 
-/* The chunk is there, and stays. */
-static int send_placement(struct placement *p, const void *bytes)
+/* The chunk is there, and stays. What can't be put into a lane has arrived with an error. */
+static void send_placement(struct placement *p, const void *bytes)
 {
     struct home_gpu *gpu = p->frames->gpu;
     CUstream stream;
     CUresult result;
 
     int error = send_part(p->frames, &p->part, bytes, &stream, &result);
-    if (error)
-        return error;
-    if (result == CUDA_SUCCESS) {
+    if (!error && result == CUDA_SUCCESS) {
         gpu_lane_leave(gpu, stream, &p->left);
-        return 0;
+        return;
     }
-    error = gpu_wait(gpu, stream, result);
-    gpu_lane_end(gpu, stream);
-    return error;
+    if (!error) {
+        error = gpu_wait(gpu, stream, result);
+        gpu_lane_end(gpu, stream);
+    }
+    part_arrived(&p->left, error);
 }
 
 /* Of one chunk only: what lies in two is waited for. */
@@ -464,15 +464,9 @@ static int cuda_place_later(struct gaia_frames_map *map, uint64_t page, uint64_t
     }
     pthread_mutex_unlock(&frames->lock);
     if (error)
-        goto out_free;
-    error = send_placement(p, bytes);
-    if (!error)
-        return 0;
-    pthread_mutex_lock(&frames->lock);
-    chunk->placings--;
-    pthread_mutex_unlock(&frames->lock);
-out_free:
-    free(p);
+        free(p);
+    else
+        send_placement(p, bytes);
     return error;
 }
 

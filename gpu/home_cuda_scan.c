@@ -260,44 +260,100 @@ int cuda_recall(struct gaia_frames *base, uint64_t page, uint64_t count, struct 
     return error;
 }
 
-/* At most GPU_BATCH_PAGES pages. GPU held. */
-static int patch_batch(struct cuda_frames *frames, const uint64_t *pages, size_t count,
-                       const void *const *old, const uint8_t *fresh)
+/* The pages of one batch, which may lie in several chunks: these stay for as long. Without an error pins_end() is to follow. */
+static int pins_begin(struct cuda_frames *frames, const uint64_t *pages, size_t count)
+{
+    int error = 0;
+
+    pthread_mutex_lock(&frames->lock);
+    for (size_t i = 0; i < count; i++)
+        if (!part_at(frames, pages[i], 1).chunk)
+            error = -EINVAL; /* asked by another node, which is mistaken: the GPU is not */
+    for (size_t i = 0; i < count && !error; i++)
+        part_at(frames, pages[i], 1).chunk->placings++;
+    pthread_mutex_unlock(&frames->lock);
+    return error;
+}
+
+/* unsure: nobody knows what has become of them. */
+static void pins_end(struct cuda_frames *frames, const uint64_t *pages, size_t count, bool unsure)
+{
+    pthread_mutex_lock(&frames->lock);
+    for (size_t i = 0; i < count; i++) {
+        struct part part = part_at(frames, pages[i], 1);
+        bits_set(part.chunk->unsure, part.first, 1, unsure);
+        part.chunk->placings--;
+    }
+    pthread_mutex_unlock(&frames->lock);
+}
+
+/* The numbers of those of a batch, from `from` on, that lie in one chunk go into the desk's list: how many.
+ * They are pinned, but the array of chunks may be another any time. */
+static size_t list_part(struct cuda_frames *frames, const struct gpu_desk *desk, const uint64_t *pages,
+                        size_t count, size_t from, struct chunk **chunk_out)
+{
+    uint64_t index = pages[from] / frames->base.chunk_pages;
+    uint32_t *list = (uint32_t *)(void *)(desk->host + 2 * GPU_DESK_AREA);
+    size_t n = 0;
+
+    while (from + n < count && pages[from + n] / frames->base.chunk_pages == index) {
+        list[from + n] = (uint32_t)(pages[from + n] % frames->base.chunk_pages);
+        n++;
+    }
+    pthread_mutex_lock(&frames->lock);
+    *chunk_out = frames->chunks[index];
+    pthread_mutex_unlock(&frames->lock);
+    return n;
+}
+
+/* At most GPU_DESK_PAGES pages, which are pinned. The desk is the caller's. */
+static CUresult patch_at_desk(struct cuda_frames *frames, const struct gpu_desk *desk, const uint64_t *pages,
+                              size_t count, const void *const *old, const uint8_t *fresh)
 {
     struct home_gpu *gpu = frames->gpu;
     const struct cuda_api *api = gpu->device.api;
-    size_t bytes = count * GAIA_PAGE_SIZE;
+    size_t lists = 2 * GPU_DESK_AREA;
     struct chunk *chunk;
 
     for (size_t i = 0; i < count; i++)
-        memcpy(gpu_host_area(gpu, 0) + i * GAIA_PAGE_SIZE, old[i], GAIA_PAGE_SIZE);
-    memcpy(gpu_host_area(gpu, 1), fresh, bytes);
+        memcpy(desk->host + i * GAIA_PAGE_SIZE, old[i], GAIA_PAGE_SIZE);
     CUresult error =
-        api->cuMemcpyHtoDAsync(gpu_device_area(gpu, 0), gpu_host_area(gpu, 0), bytes, gpu->stream);
+        api->cuMemcpyHtoDAsync(desk->device, desk->host, count * GAIA_PAGE_SIZE, desk->stream);
+    memcpy(desk->host + GPU_DESK_AREA, fresh, count * GAIA_PAGE_SIZE);
     if (error == CUDA_SUCCESS)
-        error = api->cuMemcpyHtoDAsync(gpu_device_area(gpu, 1), gpu_host_area(gpu, 1), bytes, gpu->stream);
-    for (size_t from = 0; from < count && error == CUDA_SUCCESS;) {
-        size_t n = batch_part(frames, pages, count, from, &chunk);
-        if (!chunk) { /* asked by another node, which is mistaken: the GPU is not */
-            int failed = gpu_wait(gpu, gpu->stream, CUDA_SUCCESS);
-            return failed ? failed : -EINVAL;
-        }
+        error = api->cuMemcpyHtoDAsync(desk->device + GPU_DESK_AREA, desk->host + GPU_DESK_AREA,
+                                       count * GAIA_PAGE_SIZE, desk->stream);
+    for (size_t from = 0, n; from < count && error == CUDA_SUCCESS; from += n) {
+        n = list_part(frames, desk, pages, count, from, &chunk);
         uint64_t n64 = n;
-        CUdeviceptr list = gpu_device_area(gpu, GPU_LISTS) + from * sizeof(uint32_t);
-        CUdeviceptr before = gpu_device_area(gpu, 0) + from * GAIA_PAGE_SIZE;
-        CUdeviceptr after = gpu_device_area(gpu, 1) + from * GAIA_PAGE_SIZE;
-        error = list_send(gpu, from, n);
+        CUdeviceptr list = desk->device + lists + from * sizeof(uint32_t);
+        CUdeviceptr before = desk->device + from * GAIA_PAGE_SIZE, after = before + GPU_DESK_AREA;
+        error = api->cuMemcpyHtoDAsync(list, desk->host + lists + from * sizeof(uint32_t),
+                                       n * sizeof(uint32_t), desk->stream);
         if (error == CUDA_SUCCESS)
-            error = gpu_launch(gpu, gpu->stream, GPU_PATCH, n,
+            error = gpu_launch(gpu, desk->stream, GPU_PATCH, n,
                                (void *[]){&chunk->pages, &list, &n64, &before, &after, &chunk->granted});
-        from += n;
     }
-    int result = gpu_wait(gpu, gpu->stream, error);
-    for (size_t i = 0; i < count; i++) {
-        struct part part = part_at(frames, pages[i], 1);
-        if (part.chunk)
-            bits_set(part.chunk->unsure, part.first, 1, result != 0);
+    return error;
+}
+
+/* Several at a time: a search that comes between may take a page for modified that is being patched, which is
+ * found out when its bytes are looked at, but miss none: what kernels stored is in none of the digests. */
+static int patch_batch(struct cuda_frames *frames, const uint64_t *pages, size_t count,
+                       const void *const *old, const uint8_t *fresh)
+{
+    struct gpu_desk *desk;
+
+    int error = pins_begin(frames, pages, count);
+    if (error)
+        return error;
+    int result = gpu_desk_begin(frames->gpu, &desk);
+    if (!result) {
+        CUresult put = patch_at_desk(frames, desk, pages, count, old, fresh);
+        result = gpu_wait(frames->gpu, desk->stream, put);
+        gpu_desk_end(frames->gpu, desk);
     }
+    pins_end(frames, pages, count, result != 0);
     return result;
 }
 
@@ -305,17 +361,12 @@ int cuda_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, co
                const void *fresh)
 {
     struct cuda_frames *frames = cuda_frames_of(base);
+    int error = 0;
 
-    pthread_mutex_lock(&frames->lock);
-    int error = gpu_begin(frames->gpu);
-    if (!error) {
-        for (size_t done = 0; done < count && !error; done += GPU_BATCH_PAGES) {
-            size_t n = count - done < GPU_BATCH_PAGES ? count - done : GPU_BATCH_PAGES;
-            error = patch_batch(frames, pages + done, n, old + done,
-                                (const uint8_t *)fresh + done * GAIA_PAGE_SIZE);
-        }
-        gpu_end(frames->gpu);
+    for (size_t done = 0; done < count && !error; done += GPU_DESK_PAGES) {
+        size_t n = count - done < GPU_DESK_PAGES ? count - done : GPU_DESK_PAGES;
+        error = patch_batch(frames, pages + done, n, old + done,
+                            (const uint8_t *)fresh + done * GAIA_PAGE_SIZE);
     }
-    pthread_mutex_unlock(&frames->lock);
     return error;
 }

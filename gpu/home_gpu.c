@@ -79,6 +79,8 @@ static CUresult prepare(struct home_gpu *gpu)
     if (error == CUDA_SUCCESS)
         error = gpu_lanes_open(gpu);
     if (error == CUDA_SUCCESS)
+        error = gpu_desks_open(gpu);
+    if (error == CUDA_SUCCESS)
         error = api->cuMemHostAlloc(&host, bytes, CU_MEMHOSTALLOC_PORTABLE);
     if (error == CUDA_SUCCESS) {
         gpu->host = host;
@@ -99,6 +101,7 @@ static void undo(struct home_gpu *gpu)
     if (gpu->host)
         api->cuMemFreeHost(gpu->host);
     gpu_lanes_close(gpu);
+    gpu_desks_close(gpu);
     if (gpu->stream)
         api->cuStreamDestroy(gpu->stream);
     if (gpu->module)
@@ -111,11 +114,13 @@ static void init_locks(struct home_gpu *gpu)
     lock_init(&gpu->lanes_lock, LOCK_GPU_LANES);
     pthread_cond_init(&gpu->lane_freed, NULL);
     pthread_cond_init(&gpu->lane_left, NULL);
+    pthread_cond_init(&gpu->desk_freed, NULL);
     STAILQ_INIT(&gpu->left);
 }
 
 static void destroy_locks(struct home_gpu *gpu)
 {
+    pthread_cond_destroy(&gpu->desk_freed);
     pthread_cond_destroy(&gpu->lane_left);
     pthread_cond_destroy(&gpu->lane_freed);
     pthread_mutex_destroy(&gpu->lanes_lock);

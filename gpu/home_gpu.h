@@ -3,7 +3,8 @@
  * of pages are on their way. With these one thing is done at a time: gpu_begin() to gpu_end(). What needs
  * nothing but a stream, as placing does, has one of several lanes, so that the GPU copies for one while it
  * hashes for another, and the daemon waits for a third: gpu_lane_begin() to gpu_lane_end(), or to
- * gpu_lane_leave(), after which threads of the GPU's wait (home_lanes.c). */
+ * gpu_lane_leave(), after which threads of the GPU's wait (home_lanes.c). And what needs memory, too, and
+ * comes from several threads, has one of a few desks: gpu_desk_begin() to gpu_desk_end(). */
 #ifndef GAIAFS_GPU_HOME_GPU_H
 #define GAIAFS_GPU_HOME_GPU_H
 
@@ -27,6 +28,9 @@
 /* Threads that wait for what was left in lanes. One has 5 to 10 us to do for each, in which the bus takes
  * another 512 KiB. */
 #define GPU_FINISHERS 2u
+/* Patches that are under way at a time, and the pages that each moves at once. */
+#define GPU_DESKS 8u
+#define GPU_DESK_PAGES 256u
 
 enum gpu_kernel { GPU_HASH_PAGES, GPU_FIND_MODIFIED, GPU_GATHER, GPU_PATCH, GPU_KERNELS };
 
@@ -36,6 +40,14 @@ enum gpu_windows {
     GPU_WINDOWS_NONE,    /* nobody knows */
     GPU_WINDOWS_FLUSHED, /* after cuFlushGPUDirectRDMAWrites() */
     GPU_WINDOWS_ORDERED,
+};
+
+/* A stream, and memory for what is on its way: two areas of GPU_DESK_PAGES pages, and a list of so many
+ * numbers behind them; on the device there is the same. */
+struct gpu_desk {
+    CUstream stream;
+    uint8_t *host; /* pinned; NULL: it has not been set up */
+    CUdeviceptr device;
 };
 
 struct home_gpu {
@@ -55,13 +67,16 @@ struct home_gpu {
     uint8_t *host;       /* pinned: two areas of GPU_BATCH_PAGES pages, and GPU_LIST_BYTES behind them */
     CUdeviceptr staging; /* the same on the device */
 
-    CUstream lanes[GPU_LANES]; /* each is used by who has taken it */
+    CUstream lanes[GPU_LANES];        /* each is used by who has taken it; */
+    struct gpu_desk desks[GPU_DESKS]; /* so are these; the first is always there */
     pthread_t finishers[GPU_FINISHERS];
     unsigned finisher_count;
 
     pthread_mutex_t lanes_lock; /* guards all below; a leaf */
-    pthread_cond_t lane_freed, lane_left;
+    pthread_cond_t lane_freed, lane_left, desk_freed;
     unsigned free_lanes; /* bit i: lane i */
+    unsigned free_desks; /* of those that have been set up */
+    unsigned desks_made; /* how many have, or are being; no more can be had: GPU_DESKS */
     STAILQ_HEAD(, gpu_left) left;
     bool lanes_stop; /* the finishers are to end when nothing is left */
 };
@@ -107,6 +122,13 @@ bool gpu_lane_can_leave(const struct home_gpu *gpu);
  * which may be called whatever became of the other. */
 CUresult gpu_lanes_open(struct home_gpu *gpu);
 void gpu_lanes_close(struct home_gpu *gpu);
+/* A desk of one's own, waited for if need be, and the context. 0 or -EIO (then there is none). */
+int gpu_desk_begin(struct home_gpu *gpu, struct gpu_desk **desk_out);
+void gpu_desk_end(struct home_gpu *gpu, struct gpu_desk *desk);
+/* Of home_gpu.c's, as gpu_lanes_open() and gpu_lanes_close(). */
+CUresult gpu_desks_open(struct home_gpu *gpu);
+void gpu_desks_close(struct home_gpu *gpu);
+#define GPU_DESK_AREA ((size_t)GPU_DESK_PAGES * GAIA_PAGE_SIZE)
 /* The errno of what a call of the driver's has said, which is kept for the log (gaia_cuda_failure()) unless
  * memory was short. */
 int gpu_note(struct home_gpu *gpu, CUresult error);

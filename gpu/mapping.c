@@ -93,18 +93,16 @@ static void collect_last(struct gaia_mapping *mapping)
     pthread_mutex_unlock(&table_lock);
 }
 
-/* The last extent is gone: first the daemon lets go of the addresses, then they become free for others. What
- * the device has to do yet is waited for, as cuMemFree() does and cuMemUnmap() does not: even a copy that has
- * returned may be on its way, and where it finds nothing the GPU gives the process up. (In a stream's call the
- * stream itself would be waited for.) */
+/* The last extent is gone: first the daemon lets go of the addresses, then they become free for others. (In a
+ * stream's call the driver must not be called.) */
 static void mapping_free(struct gaia_mapping *mapping)
 {
     struct gaia_message message = {.op = GAIA_OP_UNMAP, .map = mapping->map};
 
     if (mapping->driver->collect)
         collect_last(mapping);
-    else if (mapping->driver->settle && !stream_is_here())
-        mapping->driver->settle(mapping->device);
+    else if (mapping->driver->drain && !stream_is_here())
+        mapping->driver->drain(mapping->device);
     gaia_session_call(mapping->session, &message, NULL);
     mapping->driver->unmap(mapping);
     munmap(mapping->state, SHARED_PAGE_SIZE);

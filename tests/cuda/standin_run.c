@@ -35,6 +35,7 @@ struct work {
     size_t bytes;
     unsigned char value;
     bool is_slow;
+    void *owned; /* of a copy that comes late: what it copies; else NULL */
     const struct gaia_kernel *kernel;
     uint64_t arguments[GAIA_KERNEL_PARAMETERS_MAX];
     unsigned blocks, threads;
@@ -182,10 +183,13 @@ static void run(struct work *work)
         return;
     switch (work->what) {
     case COPY:
+        if (work->owned)
+            usleep((useconds_t)standin_number("late", 0));
         if (work->is_slow && standin_number("slow", 0)) /* else even a sleep of nothing takes 50 us */
             usleep((useconds_t)standin_number("slow", 0));
         if (!move(work->to, work->from, 0, work->bytes))
             abort();
+        free(work->owned);
         break;
     case SET:
         if (!move(work->to, NULL, work->value, work->bytes))
@@ -255,9 +259,9 @@ static CUstream new_stream(void)
 static CUstream find(CUstream stream)
 {
     pthread_mutex_lock(&streams_lock);
-    if (!stream && !standard)
+    if ((!stream || stream == CU_STREAM_LEGACY) && !standard)
         standard = new_stream();
-    stream = stream ? stream : standard;
+    stream = stream && stream != CU_STREAM_LEGACY ? stream : standard;
     pthread_mutex_unlock(&streams_lock);
     return stream;
 }
@@ -317,7 +321,8 @@ static CUresult stream_synchronize(CUstream stream)
     ENTER_QUIETLY();
     if (!standin_has_context())
         return CUDA_ERROR_INVALID_CONTEXT;
-    wait_for(find(stream)); /* also where it fails: a stream whose work failed does nothing more */
+    if (stream != CU_STREAM_PER_THREAD) /* nothing here is put into it */
+        wait_for(find(stream)); /* also where it fails: a stream whose work failed does nothing more */
     ENTER("cuStreamSynchronize");
     return CUDA_SUCCESS;
 }
@@ -389,7 +394,8 @@ static CUresult stream_query(CUstream stream)
 static CUresult is_capturing(CUstream stream, int *status_out)
 {
     ENTER_CONTEXT("cuStreamIsCapturing");
-    *status_out = stream && stream->capturing ? 1 : CU_STREAM_CAPTURE_STATUS_NONE;
+    bool is_default = !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+    *status_out = !is_default && stream->capturing ? 1 : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
 }
 
@@ -542,12 +548,25 @@ CUresult cuCtxSetCurrent(CUcontext context)
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 {
     ENTER_QUIETLY();
+    if (standin_number("late", 0))
+        wait_for(find(NULL));
     return move(to, (void *)(uintptr_t)from, 0, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
 {
     ENTER_QUIETLY();
+    if (standin_number("late", 0)) { /* it has been read, and that is all that is known */
+        void *copy = malloc(bytes);
+        if (!copy)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        put(NULL, &(struct work){.what = COPY,
+                                 .to = (void *)(uintptr_t)to,
+                                 .from = memcpy(copy, from, bytes),
+                                 .bytes = bytes,
+                                 .owned = copy});
+        return CUDA_SUCCESS;
+    }
     return move((void *)(uintptr_t)to, from, 0, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

@@ -14,9 +14,10 @@ import pytest
 
 import helpers
 from conftest import so_much
+from files import pattern
 from gpu_fixture import gpu, keeps_twins, make, only_here, released  # noqa: F401
-from helpers import (ATTACH, HELLO, MAP, PAGE, RELEASE, Raw, agents, get_token, make_random, message, read_at, read_file,  # noqa: F401
-                     wait_until, write_at)
+from helpers import (ATTACH, HELLO, MAP, PAGE, RELEASE, ROWS, Raw, agents, daemon_with_faults, get_token, make_random,  # noqa: F401
+                     message, read_at, read_file, wait_until, write_at)
 
 MIB = 1 << 20
 
@@ -470,7 +471,7 @@ def test_room_is_made_of_files_of_other_homes(gpu, home):
 
 
 def test_no_memory(gpu):
-    m = gpu.mount(f"memory={9 * MIB}")  # the daemon itself takes five
+    m = gpu.mount(f"memory={11 * MIB}")  # the daemon itself takes seven
     small, large = make(m, b"s" * MIB, "small"), make(m, bytes(8 * MIB), "large")
     program = gpu.program(small)
     with pytest.raises(OSError) as caught:
@@ -479,3 +480,33 @@ def test_no_memory(gpu):
     assert program("map[:]") == b"s" * MIB
     program.do("map[1] = 1\nmap.release()")
     assert read_file(small)[:2] == b"s\x01"
+
+
+@only_here
+@pytest.mark.parametrize("end", ["map.unmap()", "dev.close()"])
+def test_a_copy_that_is_on_its_way_at_the_end(gpu, end):
+    """cuMemcpyHtoD() of a few bytes that are not pinned returns before they have arrived, on a real GPU: where the memory has
+    gone by then, the process has lost the GPU."""
+    m = gpu.mount()
+    path = make(m, bytes(3 * PAGE))
+    other = gpu.program(path)
+    program = gpu.program(path, standin="opaque=1,late=100000")
+    program.do(f"map[PAGE:PAGE + 4] = b'late'\n{end}", PAGE=PAGE)
+    other.do("map.release()")
+    assert read_file(path)[PAGE:PAGE + 4] == b"late"
+
+
+@only_here
+def test_placing_where_no_thread_is_to_be_had(gpu, workdir, monkeypatch):
+    """Who reads waits for the bus himself then."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    monkeypatch.setenv("GAIAFS_FAULTS", env["GAIAFS_FAULTS"])
+    content = pattern(3 * MIB)
+    path = make(gpu.mount(), content)
+    plan.arm(ROWS.index("pthread_create"), errno.EAGAIN, 1, 1)
+    program = gpu.program(path)
+    assert plan.landed
+    plan.row = -1
+    assert program("map[:]") == content
+    program.do("map[MIB] = 7\nmap.release()", MIB=MIB)
+    assert read_file(path) == content[:MIB] + b"\7" + content[MIB + 1:]
