@@ -503,8 +503,10 @@ def test_placing_where_no_thread_is_to_be_had(gpu, workdir, monkeypatch):
     monkeypatch.setenv("GAIAFS_FAULTS", env["GAIAFS_FAULTS"])
     content = pattern(3 * MIB)
     path = make(gpu.mount(), content)
+    program = gpu.agent()
+    program.do("fd = os.open(path, os.O_RDWR)\nsoft = gaia.Device('soft:0')\nsoft.mmap(fd, length)", path=path, length=len(content))
     plan.arm(ROWS.index("pthread_create"), errno.EAGAIN, 1, 1)
-    program = gpu.program(path)
+    program.do("dev = gaia.Device('cuda:0')\nmap = dev.mmap(fd, length)")
     assert plan.landed
     plan.row = -1
     assert program("map[:]") == content
