@@ -155,6 +155,7 @@ int home_gpu_open(const CUuuid *uuid, void *memory, size_t length, struct home_g
     }
     cuda_leave(&gpu->device);
     if (!error) {
+        gpu_lanes_start(gpu);
         *gpu_out = gpu;
         return 0;
     }

@@ -118,9 +118,11 @@ void gpu_lane_end(struct home_gpu *gpu, CUstream stream);
  * ended. Only where gpu_lane_can_leave(). */
 void gpu_lane_leave(struct home_gpu *gpu, CUstream stream, struct gpu_left *left);
 bool gpu_lane_can_leave(const struct home_gpu *gpu);
-/* Of home_gpu.c's: the context is entered for gpu_lanes_open(). No lane may be in use at gpu_lanes_close(),
- * which may be called whatever became of the other. */
+/* Of home_gpu.c's: the context is entered for gpu_lanes_open(); gpu_lanes_start() is for a GPU that is whole.
+ * No lane may be in use at gpu_lanes_close(), which may be called whatever became of the others; with a lock
+ * held only before the start, as it waits for threads. */
 CUresult gpu_lanes_open(struct home_gpu *gpu);
+void gpu_lanes_start(struct home_gpu *gpu);
 void gpu_lanes_close(struct home_gpu *gpu);
 /* A desk of one's own, waited for if need be, and the context. 0 or -EIO (then there is none). */
 int gpu_desk_begin(struct home_gpu *gpu, struct gpu_desk **desk_out);

@@ -98,7 +98,6 @@ static void *finish(void *argument)
 
 /* --- both --- */
 
-/* Without a thread who places waits for himself. */
 CUresult gpu_lanes_open(struct home_gpu *gpu)
 {
     for (unsigned i = 0; i < GPU_LANES; i++) {
@@ -109,10 +108,15 @@ CUresult gpu_lanes_open(struct home_gpu *gpu)
         }
     }
     gpu->free_lanes = (1u << GPU_LANES) - 1;
+    return CUDA_SUCCESS;
+}
+
+/* Without a thread who places waits for himself. */
+void gpu_lanes_start(struct home_gpu *gpu)
+{
     while (gpu->finisher_count < GPU_FINISHERS &&
            !thread_start(&gpu->finishers[gpu->finisher_count], finish, gpu))
         gpu->finisher_count++;
-    return CUDA_SUCCESS;
 }
 
 void gpu_lanes_close(struct home_gpu *gpu)
