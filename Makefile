@@ -59,7 +59,7 @@ CPPFLAGS += $(PKG_CFLAGS)
 
 # What goes where: gpu/home_*.c is the daemon's half of a device; loading NVIDIA's driver is everybody's, listing its GPUs
 # gaiactl's; the device kernels are the daemon's and libgaia's, as PTX (for a CPU they are the tests'); the rest is libgaia.
-cuda_src := gpu/cuda_load.c gpu/cuda_device.c
+cuda_src := gpu/cuda_load.c gpu/cuda_device.c gpu/cuda_kernel.c
 home_src := $(wildcard base/*.c consistency/*.c io/*.c cache/*.c gpu/home_*.c) $(cuda_src) gpu/kernels_ptx.c \
 	$(filter-out fs/mount.c fs/gaiactl%.c,$(wildcard fs/*.c))
 lib_src := $(filter-out gpu/home_%.c gpu/cuda_list.c gpu/kernels.c,$(wildcard gpu/*.c)) io/message.c io/reach.c \

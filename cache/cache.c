@@ -13,6 +13,7 @@
  *   LOCK_DEMAND_CALLS  one flush or drop of a demand mapping at a time: held while its kernel runs
  *   LOCK_DEMAND_RING   who looks for what its kernels ask next, and waits for it
  *   LOCK_DEMAND        what a GPU was granted of it; held over no touch of its soft mapping; a leaf
+ *   LOCK_SEARCH        one search of a GPU's memory at a time: held while its kernel runs
  *
  * The daemon:
  *   LOCK_HANDLE        the position in an open directory; held while names are looked up

@@ -62,8 +62,11 @@ struct cache_map *cache_client_find_far(struct nodes *nodes, uint32_t client, ui
  * (another mount has it on its devices), or what claim_take() says. */
 int cache_map_open(struct cache_client *client, const struct cache_map_request *request, uint32_t *id_out,
                    int *frames_fd_out, int *state_fd_out, uint64_t *chunk_pages_out);
-/* chunk: page / chunk_pages, of the map's pages. -EINVAL, -ENOMEM (the device has no memory left), -EIO. */
-int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, int *fd_out);
+/* chunk: page / chunk_pages, of the map's pages. *digests_fd_out: the digests of its pages, for a client that
+ * searches, *digests_bytes_out of them; -1 and 0: it is to ask. -EINVAL, -ENOMEM (the device has no memory
+ * left), -EIO. */
+int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, bool searches, int *fd_out,
+                    int *digests_fd_out, uint64_t *digests_bytes_out);
 int cache_map_attach(struct cache_client *client, uint32_t id, uint64_t address);
 /* The same of a client of an agent's, which tells whether its kernel can trap stores. */
 int cache_map_attach_far(struct cache_client *client, uint32_t id, uint64_t address, bool can_trap);

@@ -218,10 +218,27 @@ static int share_chunk(struct cache_map *map, uint64_t chunk, int *fd_out)
     }
 }
 
-int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, int *fd_out)
+/* What a client needs to look for stores by itself. A release that finds none does nothing else, but for what
+ * gaia_shared_state counts as unfound; nor does an acquire, but for what the rest of that state tells. Of a
+ * file whose home is elsewhere that state is not shared. No failure: it asks us then. */
+static void share_digests(const struct cache_map *map, uint64_t chunk, int *fd_out, uint64_t *bytes_out)
+{
+    struct gaia_frames *frames = frames_of(map);
+
+    if (!map->far && map->writable && frames->ops->share_digests &&
+        !frames->ops->share_digests(frames, chunk, fd_out, bytes_out))
+        return;
+    *fd_out = -1;
+    *bytes_out = 0;
+}
+
+int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, bool searches, int *fd_out,
+                    int *digests_fd_out, uint64_t *digests_bytes_out)
 {
     int error = -EINVAL;
 
+    *digests_fd_out = -1;
+    *digests_bytes_out = 0;
     pthread_mutex_lock(&client->lock);
     struct cache_map *map = maps_by_id(&client->maps, id);
     if (map)
@@ -232,6 +249,8 @@ int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, in
     uint64_t pages = frames_of(map)->chunk_pages;
     if (pages && chunk >= map->first / pages && chunk <= (map->first + map->count - 1) / pages)
         error = share_chunk(map, chunk, fd_out);
+    if (!error && searches)
+        share_digests(map, chunk, digests_fd_out, digests_bytes_out);
     cache_map_put(map);
     return error;
 }

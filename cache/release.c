@@ -53,14 +53,14 @@ static void handing_begin(struct handing *handing, const struct work *work, size
     *handing =
         (struct handing){.replica = replica, .work = work, .count = count, .number = ++replica->handed};
     LIST_INSERT_HEAD(&replica->handings, handing, link);
-    atomic_fetch_add(&replica->state->stored, 1);
+    replica_owes(replica, 1);
 }
 
 /* Then whoever waits is told (file->changed). */
 static void handing_end(struct handing *handing)
 {
     LIST_REMOVE(handing, link);
-    atomic_fetch_sub(&handing->replica->state->stored, 1);
+    replica_owes(handing->replica, -1);
 }
 
 /* A release has failed, and READs had collected some of it, so that it is not to be released again: kernels
@@ -77,7 +77,7 @@ static void note_untold(const struct work *work, size_t count)
             uint64_t page = (work[i].leaf << LEAF_SHIFT) + first;
             if (!untold->end) { /* counts as stored to, too */
                 untold->first = untold->end = page;
-                atomic_fetch_add(&replica->state->stored, 1);
+                replica_owes(replica, 1);
             }
             untold->first = page < untold->first ? page : untold->first;
             untold->end = page + length > untold->end ? page + length : untold->end;
@@ -105,7 +105,7 @@ static int tell_untold(struct replica *replica, uint64_t first, uint64_t count)
         error = 0;
     if (!error && untold->changes == before.changes && untold->end) {
         untold->end = 0;
-        atomic_fetch_sub(&replica->state->stored, 1);
+        replica_owes(replica, -1);
     }
     return error;
 }

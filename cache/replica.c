@@ -44,6 +44,7 @@ int replica_open(struct cache_file *file, struct cache_device *device, uint64_t 
         goto out_state;
     replica->scans = replica->frames->ops->scans;
     replica->read_only = read_only;
+    replica->frames->unfound = &replica->state->unfound;
     atomic_store(&replica->state->changes, 1);
     *replica_out = replica;
     return 0;
@@ -90,7 +91,13 @@ void replica_changed(struct replica *replica)
 
 void replica_give_up(struct replica *replica)
 {
-    atomic_fetch_add(&replica->state->stored, 1);
+    replica_owes(replica, 1);
+}
+
+void replica_owes(struct replica *replica, int more)
+{
+    atomic_fetch_add(&replica->state->stored, (uint64_t)(int64_t)more);
+    atomic_fetch_add(&replica->state->unfound, (uint64_t)(int64_t)more);
 }
 
 void replica_checked(struct replica *replica)

@@ -101,6 +101,10 @@ void replica_suspect(struct leaf_copy *copy);
 /* A page left the replica, or may be out of date: an acquire must come to the daemon. */
 void replica_changed(struct replica *replica);
 
+/* So many more reasons for a release to come to the daemon though nothing may be stored; less than 0: fewer.
+ */
+void replica_owes(struct replica *replica, int more);
+
 /* Every release comes to the daemon from now on, also of what is not stored to: to be told that the file has
  * been given up. Lock held. */
 void replica_give_up(struct replica *replica);

@@ -195,15 +195,23 @@ static int do_stat(struct client *client, struct gaia_message *message)
     return error;
 }
 
-static int do_chunk(struct client *client, const struct gaia_message *message, int *fd_out)
+static int get_chunk(struct client *client, struct gaia_message *message, uint64_t chunk,
+                     int reply_fds[GAIA_MESSAGE_FDS])
+{
+    return cache_map_chunk(client->cache, message->map, chunk, message->flags & GAIA_CHUNK_DIGESTS,
+                           &reply_fds[0], &reply_fds[1], &message->value[0]);
+}
+
+static int do_chunk(struct client *client, struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
 {
     struct fs *fs = client->fs;
+    uint64_t chunk = message->value[0];
 
-    int error = cache_map_chunk(client->cache, message->map, message->value[0], fd_out);
+    int error = get_chunk(client, message, chunk, reply_fds);
     if (descriptors_shed(fs, -error))
-        error = cache_map_chunk(client->cache, message->map, message->value[0], fd_out);
+        error = get_chunk(client, message, chunk, reply_fds);
     for (unsigned tries = 0; tries < 2 && shed_after(fs, error); tries++)
-        error = cache_map_chunk(client->cache, message->map, message->value[0], fd_out);
+        error = get_chunk(client, message, chunk, reply_fds);
     return error;
 }
 
@@ -264,7 +272,7 @@ static int dispatch(struct client *client, struct gaia_message *message, int *fd
     case GAIA_OP_UNMAP:
         return do_unmap(client, message);
     case GAIA_OP_CHUNK:
-        return do_chunk(client, message, &reply_fds[0]);
+        return do_chunk(client, message, reply_fds);
     default:
         return do_range(client, message);
     }

@@ -1,29 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA device, the client's half: frames are memory that the daemon has allocated and exported; here they
  * are mapped, one chunk behind the other, into this process's primary context. Kernels see them as any other
- * memory of the GPU. */
+ * memory of the GPU. Beside them are the digests of what they were granted with, to read, where the daemon
+ * has some to give: a mapping without them is as good, but for the time that its acquires and releases take.
+ */
 #include <errno.h>
 #include <unistd.h>
 
-#include "gpu/driver.h"
+#include "consistency/digest.h"
+#include "consistency/page.h"
 #include "gpu/demand_map.h"
+#include "gpu/driver.h"
 #include "gpu/mapping.h"
 #include "gpu/session.h"
 
-/* A chunk's memory, at its place. The context is entered. */
-static int map_chunk(struct gaia_mapping *mapping, uint64_t chunk, CUdeviceptr at, size_t bytes)
+/* The descriptors of a chunk's memory, and of its digests, or -1. *bytes_out: of those. */
+static int ask_for_chunk(const struct gaia_mapping *mapping, uint64_t chunk, int fds[GAIA_MESSAGE_FDS],
+                         uint64_t *bytes_out)
+{
+    const struct gaia_message plain = {.op = GAIA_OP_CHUNK, .map = mapping->map, .value = {chunk}};
+    struct gaia_message message = plain;
+
+    if (mapping->writable)
+        message.flags = GAIA_CHUNK_DIGESTS;
+    int error = gaia_session_call(mapping->session, &message, fds);
+    if (error == -EMFILE && mapping->writable) { /* there may be room for one */
+        message = plain;
+        error = gaia_session_call(mapping->session, &message, fds);
+    }
+    *bytes_out = message.value[0];
+    return error;
+}
+
+/* Memory that the daemon has exported, at its place. The context is entered, as for all that follow. */
+static int map_memory(const struct gaia_mapping *mapping, int fd, CUdeviceptr at, size_t bytes)
 {
     const struct cuda_api *api = mapping->device->cuda.api;
-    struct gaia_message message = {.op = GAIA_OP_CHUNK, .map = mapping->map, .value = {chunk}};
     CUmemGenericAllocationHandle memory;
-    int fds[GAIA_MESSAGE_FDS];
 
-    int error = gaia_session_call(mapping->session, &message, fds);
-    if (error)
-        return error;
-    error = cuda_opening_errno(api->cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)fds[0],
-                                                                   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
-    close(fds[0]);
+    int error = cuda_opening_errno(api->cuMemImportFromShareableHandle(
+        &memory, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
     if (error)
         return error;
     error = cuda_errno(api->cuMemMap(at, bytes, 0, memory, 0));
@@ -31,16 +47,80 @@ static int map_chunk(struct gaia_mapping *mapping, uint64_t chunk, CUdeviceptr a
     return error;
 }
 
-static void unmap_chunks(const struct gaia_mapping *mapping, size_t chunks)
+static uint64_t chunks_of(const struct gaia_mapping *mapping)
+{
+    return mapping->reserved_bytes / mapping->chunk_bytes;
+}
+
+/* Those of so many chunks are mapped. */
+static void unmap_digests(struct gaia_mapping *mapping, uint64_t chunks)
 {
     const struct cuda_api *api = mapping->device->cuda.api;
 
-    for (size_t i = 0; i < chunks; i++)
+    for (uint64_t i = 0; i < chunks && mapping->digests; i++)
+        api->cuMemUnmap(mapping->digests + i * mapping->digests_bytes, mapping->digests_bytes);
+    if (mapping->digests)
+        api->cuMemAddressFree(mapping->digests, chunks_of(mapping) * mapping->digests_bytes);
+    mapping->digests = 0;
+}
+
+/* The i-th chunk's, behind those of the others. All chunks have some, or none: who searches looks at any. */
+static void map_digests(struct gaia_mapping *mapping, uint64_t i, int fd, uint64_t bytes)
+{
+    const struct cuda_api *api = mapping->device->cuda.api;
+    CUdeviceptr digests;
+
+    bool fits = fd >= 0 && bytes % sizeof(struct gaia_digest) == 0 && bytes <= mapping->chunk_bytes &&
+                bytes / sizeof(struct gaia_digest) >= mapping->chunk_bytes / GAIA_PAGE_SIZE;
+    if (!i && fits) {
+        mapping->digests_bytes = bytes;
+        if (api->cuMemAddressReserve(&digests, chunks_of(mapping) * bytes, 0, 0, 0) == CUDA_SUCCESS)
+            mapping->digests = digests;
+    }
+    if (mapping->digests && (!fits || bytes != mapping->digests_bytes ||
+                             map_memory(mapping, fd, mapping->digests + i * bytes, bytes)))
+        unmap_digests(mapping, i);
+}
+
+static int map_chunk(struct gaia_mapping *mapping, uint64_t first, uint64_t i)
+{
+    int fds[GAIA_MESSAGE_FDS];
+    uint64_t bytes;
+
+    int error = ask_for_chunk(mapping, first + i, fds, &bytes);
+    if (error)
+        return error;
+    error = map_memory(mapping, fds[0], mapping->reserved + i * mapping->chunk_bytes, mapping->chunk_bytes);
+    if (!error)
+        map_digests(mapping, i, fds[1], bytes);
+    close(fds[0]);
+    if (fds[1] >= 0)
+        close(fds[1]);
+    return error;
+}
+
+static void unmap_chunks(struct gaia_mapping *mapping, uint64_t chunks)
+{
+    const struct cuda_api *api = mapping->device->cuda.api;
+
+    unmap_digests(mapping, chunks);
+    for (uint64_t i = 0; i < chunks; i++)
         api->cuMemUnmap(mapping->reserved + i * mapping->chunk_bytes, mapping->chunk_bytes);
     api->cuMemAddressFree(mapping->reserved, mapping->reserved_bytes);
 }
 
-/* The context is entered. */
+/* Digests are to be read only: a kernel that goes astray must not make stores look like none. */
+static void allow_digests(struct gaia_mapping *mapping)
+{
+    const struct cuda_device *cuda = &mapping->device->cuda;
+    CUmemAccessDesc access = cuda_memory_access(cuda, false);
+
+    if (mapping->digests &&
+        cuda->api->cuMemSetAccess(mapping->digests, chunks_of(mapping) * mapping->digests_bytes, &access,
+                                  1) != CUDA_SUCCESS)
+        unmap_digests(mapping, chunks_of(mapping));
+}
+
 static int map_chunks(struct gaia_mapping *mapping)
 {
     const struct cuda_device *cuda = &mapping->device->cuda;
@@ -56,7 +136,7 @@ static int map_chunks(struct gaia_mapping *mapping)
         return error;
     mapping->reserved = reserved;
     while (!error && first + done <= last) {
-        error = map_chunk(mapping, first + done, reserved + done * bytes, bytes);
+        error = map_chunk(mapping, first, done);
         done += !error;
     }
     if (!error)
@@ -65,6 +145,7 @@ static int map_chunks(struct gaia_mapping *mapping)
         unmap_chunks(mapping, done);
         return error;
     }
+    allow_digests(mapping);
     mapping->address = (void *)(uintptr_t)(reserved + ((uint64_t)mapping->offset - first * bytes));
     return 0;
 }
@@ -89,7 +170,7 @@ static void cuda_unmap(struct gaia_mapping *mapping)
 {
     if (cuda_enter(&mapping->device->cuda))
         return;
-    unmap_chunks(mapping, mapping->reserved_bytes / mapping->chunk_bytes);
+    unmap_chunks(mapping, chunks_of(mapping));
     cuda_leave(&mapping->device->cuda);
 }
 
@@ -138,6 +219,21 @@ static void cuda_drain(const struct gaia_device *device)
     cuda_leave(&device->cuda);
 }
 
+static bool cuda_is_untouched(struct gaia_mapping *mapping, uint64_t offset, uint64_t length)
+{
+    uint64_t before = (uintptr_t)mapping->address - mapping->reserved;
+
+    return mapping->digests &&
+           cuda_search_finds_none(
+               &mapping->device->cuda, &mapping->device->search,
+               &(struct cuda_searched){.pages = mapping->reserved,
+                                       .digests = mapping->digests,
+                                       .chunk = mapping->chunk_bytes / GAIA_PAGE_SIZE,
+                                       .room = mapping->digests_bytes / sizeof(struct gaia_digest),
+                                       .first = (before + offset) / GAIA_PAGE_SIZE,
+                                       .count = length / GAIA_PAGE_SIZE});
+}
+
 static int cuda_enqueue(const struct gaia_device *device, void *stream, void (*fn)(void *context),
                         void *context)
 {
@@ -173,6 +269,7 @@ const struct gaia_driver gaia_cuda_driver = {
     .kill = cuda_kill,
     .settle = cuda_settle,
     .drain = cuda_drain,
+    .is_untouched = cuda_is_untouched,
     .enqueue = cuda_enqueue,
     .check = cuda_check,
     .places = true,

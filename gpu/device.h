@@ -74,6 +74,9 @@ struct gaia_frames_ops {
     /* What a client needs to map the frames: a descriptor, read only or not; the caller closes it. A driver
      * that scans has one for each chunk (see gaia_frames), which is allocated if need be: -ENOMEM. */
     int (*share)(struct gaia_frames *frames, bool writable, uint64_t chunk, int *fd_out);
+    /* Of a chunk that was shared: the memory with the digests that modified() compares with, for clients that
+     * may write. -EOPNOTSUPP: there is none that can be shared; NULL: there never is. */
+    int (*share_digests)(struct gaia_frames *frames, uint64_t chunk, int *fd_out, uint64_t *bytes_out);
     /* A client mapped pages [first, first + count) at address in a process, whose descriptor must outlive the
      * map. can_trap: the process's kernel can map pages write protected. Waits for calls under way on other
      * clients' maps. [client] */
@@ -160,7 +163,10 @@ struct gaia_frames_ops {
 
 struct gaia_frames {
     const struct gaia_frames_ops *ops;
-    uint64_t chunk_pages;     /* of a driver that scans: how much of the file a descriptor of share() is */
+    uint64_t chunk_pages; /* of a driver that scans: how much of the file a descriptor of share() is */
+    /* Of a driver that scans, for clients that search by themselves: here are counted pages that modified()
+     * finds whatever their digest is, from when the call that made them such returns. NULL: nobody does. */
+    _Atomic uint64_t *unfound;
     uint32_t node_number;     /* of the driver node: their number there; else 0 */
     _Atomic unsigned clients; /* maps, from before the first share() for one: the cache's count */
 };

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #include "gpu/cuda_device.h"
+#include "gpu/cuda_search.h"
 #include "io/message.h"
 
 struct gaia_device;
@@ -41,6 +42,9 @@ struct gaia_driver {
     /* Wait for what calls that have returned may have left on its way to the device, as long as nobody's
      * capture is disturbed. Before unmap(). NULL: they leave nothing. */
     void (*drain)(const struct gaia_device *device);
+    /* Whether nothing was stored to a part that the daemon would find: of a device of whose stores nothing
+     * tells, once those have ended. False: it is to be asked. NULL: mapping->state tells of stores. */
+    bool (*is_untouched)(struct gaia_mapping *mapping, uint64_t offset, uint64_t length);
     /* Have fn(context) called when the stream gets there, and the stream wait for it. NULL: no streams. */
     int (*enqueue)(const struct gaia_device *device, void *stream, void (*fn)(void *context), void *context);
     /* Whether the device works still. After a kernel that went wrong it calls nothing in a stream any more.
@@ -56,6 +60,7 @@ struct gaia_device {
     pid_t owner; /* the process that opened it */
     const struct gaia_driver *driver;
     struct cuda_device cuda;    /* of cuda */
+    struct cuda_search search;  /* of cuda */
     _Atomic int stream_error;   /* the first of a call that was put into a stream; 0: none */
     _Atomic unsigned in_stream; /* calls that are in streams */
 };

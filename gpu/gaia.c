@@ -78,8 +78,10 @@ static int open_named(struct gaia_device *device, const char *name)
     if (!cuda)
         return number < GAIA_SOFT_MAX ? 0 : -ENODEV;
     int error = cuda_device_open((int)number, &device->cuda, why);
-    if (!error)
+    if (!error) {
+        cuda_search_open(&device->search);
         demand_servers_expect_the_end();
+    }
     return error;
 }
 
@@ -135,8 +137,10 @@ void gaia_device_put(struct gaia_device *device)
 {
     if (atomic_fetch_sub(&device->references, 1) > 1)
         return;
-    if (device->driver == &gaia_cuda_driver)
+    if (device->driver == &gaia_cuda_driver) {
+        cuda_search_close(&device->cuda, &device->search);
         cuda_device_close(&device->cuda);
+    }
     free(device);
     gaia_session_unkeep();
 }

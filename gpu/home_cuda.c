@@ -4,7 +4,11 @@
  * outlives them, and the daemon needs none of them to reach it.
  *
  * Nothing tells when a kernel touches a page, so this driver scans (gpu/device.h): each page of memory that
- * clients may write to has the digest of what it was granted with beside it, in device memory.
+ * clients may write to has the digest of what it was granted with beside it, in device memory. Clients have
+ * those of large chunks, too, to look by themselves (gpu/cuda_search.h): a GPU that goes from a program's
+ * context to the daemon's and back takes as long for that as for the search of a GiB. Such a search must find
+ * what this one does. So a digest changes here as it always did, what no digest tells is counted
+ * (cuda_mark()), and a digest is zero as long as nothing was granted.
  */
 #include <assert.h>
 #include <errno.h>
@@ -17,6 +21,9 @@
 
 #define CHUNK_MOST ((size_t)512 << 20)
 #define CHUNKS_MAX 65536u
+/* From which size on the digests of a chunk have memory that can be exported, which comes in pieces of 2 MiB:
+ * at most 1/32 more. */
+#define SEARCHED_LEAST ((size_t)64 << 20)
 
 /* --- chunks --- */
 
@@ -25,51 +32,80 @@ static size_t chunk_bytes(const struct cuda_frames *frames)
     return frames->base.chunk_pages * GAIA_PAGE_SIZE;
 }
 
-/* GPU held. */
-static void chunk_free_memory(const struct cuda_frames *frames, struct chunk *chunk)
+/* Memory that can be exported; 0 of both: there is none. GPU held. */
+static void free_memory(const struct cuda_frames *frames, CUmemGenericAllocationHandle memory,
+                        CUdeviceptr address, size_t bytes)
 {
     const struct cuda_api *api = frames->gpu->device.api;
 
-    if (chunk->granted)
-        api->cuMemFree(chunk->granted);
-    if (chunk->pages) {
-        api->cuMemUnmap(chunk->pages, chunk_bytes(frames));
-        api->cuMemAddressFree(chunk->pages, chunk_bytes(frames));
+    if (address) {
+        api->cuMemUnmap(address, bytes);
+        api->cuMemAddressFree(address, bytes);
     }
-    if (chunk->memory)
-        api->cuMemRelease(chunk->memory);
+    if (memory)
+        api->cuMemRelease(memory);
 }
 
-/* Memory, zeroed: whatever was in it was somebody else's. GPU held. */
-static CUresult chunk_allocate(const struct cuda_frames *frames, struct chunk *chunk)
+/* GPU held. */
+static void chunk_free_memory(const struct cuda_frames *frames, struct chunk *chunk)
+{
+    if (chunk->granted_memory)
+        free_memory(frames, chunk->granted_memory, chunk->granted, frames->granted_bytes);
+    else if (chunk->granted)
+        frames->gpu->device.api->cuMemFree(chunk->granted);
+    free_memory(frames, chunk->memory, chunk->pages, chunk_bytes(frames));
+}
+
+/* The same, zeroed: whatever was in it was somebody else's. After an error there is none. GPU held. */
+static CUresult allocate_memory(const struct cuda_frames *frames, size_t bytes,
+                                CUmemGenericAllocationHandle *memory_out, CUdeviceptr *address_out)
 {
     const struct cuda_api *api = frames->gpu->device.api;
     CUmemAllocationProp properties = cuda_memory_properties(&frames->gpu->device);
     CUmemAccessDesc access = cuda_memory_access(&frames->gpu->device, true);
-    size_t bytes = chunk_bytes(frames);
-    CUdeviceptr address = 0;
+    CUmemGenericAllocationHandle memory = 0;
+    CUdeviceptr address = 0, mapped = 0;
 
-    CUresult error = api->cuMemCreate(&chunk->memory, bytes, &properties, 0);
+    CUresult error = api->cuMemCreate(&memory, bytes, &properties, 0);
     if (error != CUDA_SUCCESS)
-        chunk->memory = 0;
+        memory = 0;
     if (error == CUDA_SUCCESS)
         error = api->cuMemAddressReserve(&address, bytes, 0, 0, 0);
     if (error == CUDA_SUCCESS) {
-        error = api->cuMemMap(address, bytes, 0, chunk->memory, 0);
+        error = api->cuMemMap(address, bytes, 0, memory, 0);
         if (error == CUDA_SUCCESS)
-            chunk->pages = address;
+            mapped = address;
         else
             api->cuMemAddressFree(address, bytes);
     }
     if (error == CUDA_SUCCESS)
-        error = api->cuMemSetAccess(chunk->pages, bytes, &access, 1);
+        error = api->cuMemSetAccess(mapped, bytes, &access, 1);
     if (error == CUDA_SUCCESS)
-        error = api->cuMemsetD8Async(chunk->pages, 0, bytes, frames->gpu->stream);
-    if (error == CUDA_SUCCESS && !frames->read_only) {
-        error = api->cuMemAlloc(&chunk->granted, frames->base.chunk_pages * sizeof(struct gaia_digest));
-        if (error != CUDA_SUCCESS)
-            chunk->granted = 0;
+        error = api->cuMemsetD8Async(mapped, 0, bytes, frames->gpu->stream);
+    if (error != CUDA_SUCCESS) {
+        free_memory(frames, memory, mapped, bytes);
+        return error;
     }
+    *memory_out = memory;
+    *address_out = mapped;
+    return error;
+}
+
+/* GPU held. */
+static CUresult chunk_allocate(const struct cuda_frames *frames, struct chunk *chunk)
+{
+    size_t digests = frames->base.chunk_pages * sizeof(struct gaia_digest);
+
+    CUresult error = allocate_memory(frames, chunk_bytes(frames), &chunk->memory, &chunk->pages);
+    if (error != CUDA_SUCCESS || frames->read_only)
+        return error;
+    if (frames->granted_bytes && allocate_memory(frames, frames->granted_bytes, &chunk->granted_memory,
+                                                 &chunk->granted) == CUDA_SUCCESS)
+        return CUDA_SUCCESS;
+    /* Clients go without. */
+    error = frames->gpu->device.api->cuMemAlloc(&chunk->granted, digests);
+    if (error != CUDA_SUCCESS)
+        chunk->granted = 0;
     return error;
 }
 
@@ -206,6 +242,28 @@ static int cuda_share(struct gaia_frames *base, bool writable, uint64_t index, i
     return error;
 }
 
+static int cuda_share_digests(struct gaia_frames *base, uint64_t index, int *fd_out, uint64_t *bytes_out)
+{
+    struct cuda_frames *frames = cuda_frames_of(base);
+    int fd = -1;
+
+    pthread_mutex_lock(&frames->lock);
+    const struct chunk *chunk = index < frames->count ? frames->chunks[index] : NULL;
+    int error = chunk && chunk->granted_memory ? gpu_begin(frames->gpu) : -EOPNOTSUPP;
+    if (!error) {
+        error = gpu_note_opening(
+            frames->gpu, frames->gpu->device.api->cuMemExportToShareableHandle(
+                             &fd, chunk->granted_memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        gpu_end(frames->gpu);
+    }
+    pthread_mutex_unlock(&frames->lock);
+    if (!error) {
+        *fd_out = fd;
+        *bytes_out = frames->granted_bytes;
+    }
+    return error;
+}
+
 static int cuda_attach(struct gaia_frames *base, const struct gaia_process *process, uint64_t address,
                        uint64_t first, uint64_t count, bool writable, bool can_trap,
                        struct gaia_frames_map **map_out)
@@ -234,8 +292,29 @@ static void cuda_trim(struct gaia_frames *base)
     pthread_mutex_unlock(&frames->lock);
 }
 
-/* What was in a part's resident pages is not for who maps them next, and no part of the file. Those between
- * them are left alone, as one may be on its way there (place_part()). Lock held. */
+static uint64_t count_unsure(const struct chunk *chunk, uint64_t first, uint64_t count)
+{
+    uint64_t n = 0;
+
+    for (uint64_t i = first; i < first + count; i++)
+        n += bit_get(chunk->resident, i) && bit_get(chunk->unsure, i);
+    return n;
+}
+
+void cuda_mark(const struct cuda_frames *frames, struct chunk *chunk, uint64_t *bits, uint64_t first,
+               uint64_t count, bool value)
+{
+    uint64_t before = count_unsure(chunk, first, count);
+
+    bits_set(bits, first, count, value);
+    uint64_t more = count_unsure(chunk, first, count) - before;
+    if (more && frames->base.unfound)
+        atomic_fetch_add(frames->base.unfound, more); /* or less, modulo 2^64 */
+}
+
+/* What was in a part's resident pages is not for who maps them next, and no part of the file, and nothing is
+ * granted any more: else a client's search would find them, which are zeros, for ever. Those between them are
+ * left alone, as one may be on its way there (place_part()). Lock held. */
 static void wipe(struct cuda_frames *frames, const struct part *part)
 {
     struct home_gpu *gpu = frames->gpu;
@@ -251,6 +330,10 @@ static void wipe(struct cuda_frames *frames, const struct part *part)
         if (behind > first && error == CUDA_SUCCESS)
             error = gpu->device.api->cuMemsetD8Async(part->chunk->pages + first * GAIA_PAGE_SIZE, 0,
                                                      (behind - first) * GAIA_PAGE_SIZE, gpu->stream);
+        if (behind > first && error == CUDA_SUCCESS && part->chunk->granted_memory)
+            error =
+                gpu->device.api->cuMemsetD8Async(part->chunk->granted + first * sizeof(struct gaia_digest), 0,
+                                                 (behind - first) * sizeof(struct gaia_digest), gpu->stream);
         first = behind + 1;
     }
     gpu_wait(gpu, gpu->stream, error);
@@ -273,7 +356,7 @@ static void forget(struct cuda_frames *frames, uint64_t page, uint64_t count, bo
         for (uint64_t i = part.first; part.chunk && i < part.first + part.count; i++)
             part.chunk->placed -= bit_get(part.chunk->resident, i);
         if (part.chunk)
-            bits_set(part.chunk->resident, part.first, part.count, false);
+            cuda_mark(frames, part.chunk, part.chunk->resident, part.first, part.count, false);
         page += part.count;
         count -= part.count;
     }
@@ -360,14 +443,14 @@ static int place_part(struct cuda_frames *frames, const struct part *part, const
 }
 
 /* Lock held. */
-static void placed(const struct part *part)
+static void placed(const struct cuda_frames *frames, const struct part *part)
 {
     struct chunk *chunk = part->chunk;
 
     for (uint64_t i = part->first; i < part->first + part->count; i++)
         chunk->placed += !bit_get(chunk->resident, i);
-    bits_set(chunk->resident, part->first, part->count, true);
-    bits_set(chunk->unsure, part->first, part->count, false);
+    cuda_mark(frames, chunk, chunk->unsure, part->first, part->count, false);
+    cuda_mark(frames, chunk, chunk->resident, part->first, part->count, true);
 }
 
 static int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, const void *bytes)
@@ -391,7 +474,7 @@ static int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, c
         chunk->placings--;
         if (error)
             break;
-        placed(&part);
+        placed(frames, &part);
         page += part.count;
         count -= part.count;
         from += part.count * GAIA_PAGE_SIZE;
@@ -416,7 +499,7 @@ static void part_arrived(struct gpu_left *left, int error)
     pthread_mutex_lock(&p->frames->lock);
     p->part.chunk->placings--;
     if (!error)
-        placed(&p->part);
+        placed(p->frames, &p->part);
     pthread_mutex_unlock(&p->frames->lock);
     free(p);
     placing->done(placing, error);
@@ -506,7 +589,7 @@ static int cuda_close_window(struct gaia_frames *base, const struct gaia_window 
     pthread_mutex_lock(&frames->lock);
     part.chunk->placings--;
     if (arrived && !error)
-        placed(&part);
+        placed(frames, &part);
     pthread_mutex_unlock(&frames->lock);
     return error;
 }
@@ -523,7 +606,7 @@ static int cuda_clear(struct gaia_frames *base, uint64_t page, size_t from)
                          frames->gpu->device.api->cuMemsetD8Async(
                              part_address(&part) + from, 0, GAIA_PAGE_SIZE - from, frames->gpu->stream));
         gpu_end(frames->gpu);
-        bits_set(part.chunk->unsure, part.first, 1, true);
+        cuda_mark(frames, part.chunk, part.chunk->unsure, part.first, 1, true);
     }
     pthread_mutex_unlock(&frames->lock);
     return error;
@@ -573,6 +656,7 @@ static void cuda_close(struct gaia_frames *base)
 static const struct gaia_frames_ops cuda_ops = {
     .scans = true,
     .share = cuda_share,
+    .share_digests = cuda_share_digests,
     .attach = cuda_attach,
     .detach = cuda_detach,
     .resize = cuda_resize,
@@ -620,6 +704,10 @@ int gaia_cuda_frames_open(struct home_gpu *gpu, uint64_t pages, bool read_only,
     assert(frames->base.chunk_pages % 64 == 0); /* chunks are whole words of bitmaps: 256 KiB */
     frames->gpu = gpu;
     frames->read_only = read_only;
+    if (!read_only && chunk_bytes(frames) >= SEARCHED_LEAST)
+        frames->granted_bytes =
+            (frames->base.chunk_pages * sizeof(struct gaia_digest) + gpu->granularity - 1) /
+            gpu->granularity * gpu->granularity;
     lock_init(&frames->lock, LOCK_CUDA_FRAMES);
     *frames_out = &frames->base;
     return 0;

@@ -14,9 +14,10 @@
 
 struct chunk {
     CUmemGenericAllocationHandle memory;
-    CUdeviceptr pages;             /* where it is in the daemon's context */
-    CUdeviceptr granted;           /* a struct gaia_digest for each page; 0 where nobody stores */
-    uint64_t placed;               /* how many bits of it are set */
+    CUdeviceptr pages;   /* where it is in the daemon's context */
+    CUdeviceptr granted; /* a struct gaia_digest for each page; 0 where nobody stores */
+    CUmemGenericAllocationHandle granted_memory; /* of it, if clients may have it, too; else 0 */
+    uint64_t placed;                             /* how many bits of it are set */
     unsigned placings;             /* under way without the frames' lock, and windows: it stays */
     struct gaia_standing standing; /* the pages, to who writes to them by a NIC */
     struct home_gpu *gpu;
@@ -28,6 +29,7 @@ struct cuda_frames {
     struct gaia_frames base;
     struct home_gpu *gpu;
     bool read_only;
+    size_t granted_bytes; /* of a chunk's digests, if clients may have them; else 0 */
     pthread_mutex_t lock; /* guards all below */
     struct chunk **chunks;
     size_t count; /* length of chunks; those that nobody needed yet are NULL */
@@ -77,6 +79,11 @@ static inline CUdeviceptr part_address(const struct part *part)
 {
     return part->chunk->pages + part->first * GAIA_PAGE_SIZE;
 }
+
+/* Pages' bits of `resident` or of `unsure`. How many have both, clients that search by themselves are told.
+ * Lock held. */
+void cuda_mark(const struct cuda_frames *frames, struct chunk *chunk, uint64_t *bits, uint64_t first,
+               uint64_t count, bool value);
 
 /* What a driver does that scans: see gpu/device.h. */
 int cuda_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint64_t *bits_out);

@@ -225,7 +225,7 @@ int cuda_granted(struct gaia_frames *base, uint64_t page, uint64_t count, const 
             gpu_end(frames->gpu);
         }
         if (part.chunk)
-            bits_set(part.chunk->unsure, part.first, part.count, !digests || error);
+            cuda_mark(frames, part.chunk, part.chunk->unsure, part.first, part.count, !digests || error);
         page += part.count;
         count -= part.count;
         digests = digests ? digests + part.count : NULL;
@@ -281,7 +281,7 @@ static void pins_end(struct cuda_frames *frames, const uint64_t *pages, size_t c
     pthread_mutex_lock(&frames->lock);
     for (size_t i = 0; i < count; i++) {
         struct part part = part_at(frames, pages[i], 1);
-        bits_set(part.chunk->unsure, part.first, 1, unsure);
+        cuda_mark(frames, part.chunk, part.chunk->unsure, part.first, 1, unsure);
         part.chunk->placings--;
     }
     pthread_mutex_unlock(&frames->lock);

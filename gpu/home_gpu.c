@@ -22,28 +22,7 @@ static CUresult load_kernels(struct home_gpu *gpu)
     if (error != CUDA_SUCCESS)
         gpu->module = NULL;
     for (int i = 0; i < GPU_KERNELS && error == CUDA_SUCCESS; i++)
-        error = api->cuModuleGetFunction(&gpu->kernels[i], gpu->module, names[i]);
-    return error;
-}
-
-/* How many blocks of each kernel run at once, which its registers decide: a launch of more would end with a
- * few that run alone. A driver that does not say so is old; so many as have 2,048 threads then. */
-static CUresult count_blocks(struct home_gpu *gpu)
-{
-    const struct cuda_api *api = gpu->device.api;
-    int multiprocessors = 0;
-
-    CUresult error = api->cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-                                               gpu->device.device);
-    for (int i = 0; i < GPU_KERNELS && error == CUDA_SUCCESS; i++) {
-        int fit = 0;
-        if (!api->cuOccupancyMaxActiveBlocksPerMultiprocessor ||
-            api->cuOccupancyMaxActiveBlocksPerMultiprocessor(&fit, gpu->kernels[i], GAIA_KERNEL_THREADS, 0) !=
-                CUDA_SUCCESS ||
-            fit < 1)
-            fit = 2048 / GAIA_KERNEL_THREADS;
-        gpu->blocks[i] = (unsigned)(multiprocessors > 0 ? multiprocessors : 8) * (unsigned)fit;
-    }
+        error = cuda_kernel_find(&gpu->device, gpu->module, names[i], &gpu->kernels[i]);
     return error;
 }
 
@@ -72,8 +51,6 @@ static CUresult prepare(struct home_gpu *gpu)
         error = api->cuMemGetAllocationGranularity(&gpu->granularity, &properties,
                                                    CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
     gpu->windows = find_windows(gpu);
-    if (error == CUDA_SUCCESS)
-        error = count_blocks(gpu);
     if (error == CUDA_SUCCESS)
         error = api->cuStreamCreate(&gpu->stream, CU_STREAM_NON_BLOCKING);
     if (error == CUDA_SUCCESS)
@@ -212,13 +189,7 @@ void gpu_end(struct home_gpu *gpu)
 CUresult gpu_launch(struct home_gpu *gpu, CUstream stream, enum gpu_kernel kernel, uint64_t pages,
                     void **parameters)
 {
-    unsigned warps = GAIA_KERNEL_THREADS / 32;
-    uint64_t blocks = (pages + warps - 1) / warps;
-
-    if (blocks > gpu->blocks[kernel])
-        blocks = gpu->blocks[kernel];
-    return gpu->device.api->cuLaunchKernel(gpu->kernels[kernel], (unsigned)blocks, 1, 1, GAIA_KERNEL_THREADS,
-                                           1, 1, 0, stream, parameters, NULL);
+    return cuda_kernel_launch(&gpu->device, &gpu->kernels[kernel], stream, pages, parameters);
 }
 
 int gpu_wait(struct home_gpu *gpu, CUstream stream, CUresult error)

@@ -15,7 +15,7 @@
 
 #include "base/lock.h"
 #include "consistency/page.h"
-#include "gpu/cuda_device.h"
+#include "gpu/cuda_kernel.h"
 #include "io/standing.h"
 
 /* Pages that a gather or a patch moves at once. */
@@ -54,8 +54,7 @@ struct home_gpu {
     struct cuda_device device;
     size_t granularity; /* of memory that can be exported, bytes */
     CUmodule module;
-    CUfunction kernels[GPU_KERNELS];
-    unsigned blocks[GPU_KERNELS];      /* of each that fill the GPU */
+    struct cuda_kernel kernels[GPU_KERNELS];
     _Atomic(enum gpu_windows) windows; /* fewer, when a flush has failed */
     struct gaia_reaches reaches;
     _Atomic int failed; /* the last error of the driver's, but that memory is short: a CUresult, 0: none */

@@ -249,6 +249,44 @@ GAIA_DEVICE void find_modified(struct gaia_grid grid, const void *base, uint64_t
     }
 }
 
+#define RAISED_AFTER 8u /* pages: a look at the flag takes a fifth of a page's time */
+
+/* Whether one of the warps has found something, for all lanes the same. */
+GAIA_DEVICE bool is_raised(const uint32_t *flag)
+{
+    uint32_t value = 0;
+
+    if (gaia_leads(GAIA_ALL_LANES))
+        value = *(const volatile uint32_t *)flag;
+    return gaia_share(GAIA_ALL_LANES, 0, value) != 0;
+}
+
+/* Who has granted them may change digests meanwhile: lanes may see different ones, so that they must not do
+ * different things for it while others wait for them. */
+GAIA_DEVICE void any_modified(struct gaia_grid grid, const void *base, uint64_t first, uint64_t count,
+                              const struct gaia_digest *granted, uint64_t chunk, uint64_t room, uint32_t *any)
+{
+    const struct gaia_quad *quads = (const struct gaia_quad *)base;
+    struct keys keys[GAIA_SLOTS];
+
+    block_keys(keys);
+    GAIA_EACH_WARP(grid, warp)
+    for (uint64_t i = (uint64_t)grid.block * grid.warps + warp, turn = 0; i < count;
+         i += (uint64_t)grid.blocks * grid.warps, turn++) {
+        uint32_t page = (uint32_t)(first + i), pages = (uint32_t)chunk;
+        struct gaia_digest digest[GAIA_SLOTS], with;
+
+        if (turn % RAISED_AFTER == 0 && is_raised(any))
+            break;
+        with = granted[page / pages * room + page % pages];
+        hash_page(keys, quads + page * PAGE_QUADS, digest);
+        GAIA_EACH_LANE(s)
+        if (gaia_lane_of(s) == 0 && (with.low | with.high) &&
+            (digest[s].low != with.low || digest[s].high != with.high))
+            *(volatile uint32_t *)any = 1;
+    }
+}
+
 /* --- bytes of pages --- */
 
 GAIA_DEVICE void copy_page(struct gaia_quad *to, const struct gaia_quad *from)
@@ -388,6 +426,12 @@ GAIA_KERNEL gaia_find_modified(const void *base, uint64_t count, const struct ga
     find_modified(gaia_grid_here(), base, count, granted, consider, modified, total);
 }
 
+GAIA_KERNEL gaia_any_modified(const void *base, uint64_t first, uint64_t count,
+                              const struct gaia_digest *granted, uint64_t chunk, uint64_t room, uint32_t *any)
+{
+    any_modified(gaia_grid_here(), base, first, count, granted, chunk, room, any);
+}
+
 GAIA_KERNEL gaia_gather(const void *base, const uint32_t *pages, uint64_t count, void *staging)
 {
     gather(gaia_grid_here(), base, pages, count, staging);
@@ -434,6 +478,11 @@ static void run_find_modified(struct gaia_grid grid, void *const *arguments)
     find_modified(grid, POINTER(0), NUMBER(1), POINTER(2), POINTER(3), POINTER(4), POINTER(5));
 }
 
+static void run_any_modified(struct gaia_grid grid, void *const *arguments)
+{
+    any_modified(grid, POINTER(0), NUMBER(1), NUMBER(2), POINTER(3), NUMBER(4), NUMBER(5), POINTER(6));
+}
+
 static void run_gather(struct gaia_grid grid, void *const *arguments)
 {
     gather(grid, POINTER(0), POINTER(1), NUMBER(2), POINTER(3));
@@ -467,10 +516,15 @@ static void run_demand_drop(struct gaia_grid grid, void *const *arguments)
 const struct gaia_kernel *gaia_kernel_find(const char *name)
 {
     static const struct gaia_kernel kernels[] = {
-        {"gaia_hash_pages", 3, run_hash_pages},   {"gaia_find_modified", 6, run_find_modified},
-        {"gaia_gather", 4, run_gather},           {"gaia_scatter", 4, run_scatter},
-        {"gaia_zero_pages", 3, run_zero_pages},   {"gaia_demand_flush", 1, run_demand_flush},
-        {"gaia_demand_drop", 3, run_demand_drop}, {"gaia_patch", 6, run_patch},
+        {"gaia_hash_pages", 3, run_hash_pages},
+        {"gaia_find_modified", 6, run_find_modified},
+        {"gaia_gather", 4, run_gather},
+        {"gaia_scatter", 4, run_scatter},
+        {"gaia_zero_pages", 3, run_zero_pages},
+        {"gaia_demand_flush", 1, run_demand_flush},
+        {"gaia_demand_drop", 3, run_demand_drop},
+        {"gaia_patch", 6, run_patch},
+        {"gaia_any_modified", 7, run_any_modified},
     };
 
     for (size_t i = 0; i < sizeof(kernels) / sizeof(kernels[0]); i++)

@@ -11,6 +11,12 @@
  *       whose digest is not granted[p] get their bit of modified. All of modified's (count + 31) / 32
  *       words are written, whatever was in them; consider's bits past count are not looked at. The number
  *       of modified pages is added to *total, which the caller has set to 0.
+ *   gaia_any_modified(const void *base, uint64_t first, uint64_t count, const struct gaia_digest *granted,
+ *                     uint64_t chunk, uint64_t room, uint32_t *any)
+ *       Whether one of the pages [first, first + count) of base has another digest than was granted. Digests
+ *       lie in pieces for `chunk` pages each, `room` digests apart; one that is zero is none, and its page
+ *       is not modified. *any, which the caller has set to 0, becomes 1 then; after that no more pages need
+ *       be looked at.
  *   gaia_gather(const void *base, const uint32_t *pages, uint64_t count, void *staging)
  *       The i-th page of staging becomes page pages[i] of base.
  *   gaia_scatter(void *base, const uint32_t *pages, uint64_t count, const void *staging)
@@ -39,7 +45,7 @@
 #include <stdint.h>
 
 #define GAIA_KERNEL_THREADS 256u /* of a block: what the kernels are meant to be launched with */
-#define GAIA_KERNEL_PARAMETERS_MAX 6u
+#define GAIA_KERNEL_PARAMETERS_MAX 7u
 
 #ifdef __cplusplus
 extern "C" {

@@ -27,6 +27,7 @@ struct gaia_mapping {
     uint32_t map;                    /* its name at the daemon */
     int fd;                          /* our own descriptor of the file, for sync_file_range() */
     uint64_t reserved, reserved_bytes, chunk_bytes; /* of cuda: all chunks that the mapping has a part of */
+    uint64_t digests, digests_bytes; /* their digests, those of each so many bytes behind the last; 0: none */
     bool writable;
     void *address;
     size_t length; /* whole pages */

@@ -81,18 +81,41 @@ static int flush_cpu(const struct gaia_piece *piece)
     return wait_for_write_backs(piece);
 }
 
-/* Whether there is nothing to do: nothing can have put a page of the mapping out of date since the last
- * acquire of the whole mapping, and no store waits to be released. */
-static bool unchanged(struct gaia_mapping *mapping)
+/* Whether a store may have been made to the piece that is not released. The device has done what it was given
+ * to do before. Of one of whose stores nothing tells, `stored` has all pages: then we look for them, and the
+ * daemon is asked if there are any. Asked, it would look at the same digests, and do nothing more for a page
+ * that is what it was granted with, but for what `unfound` counts. Which is looked at twice. Before: a page
+ * of which nobody knows what it was granted with may be granted anew while we search, and its digest was
+ * looked at before. After: what was stored is perhaps being released, and collected already, so that its page
+ * is not found; but others are still being told of it, and the call must not return before they have been. */
+static bool may_be_stored(const struct gaia_piece *piece)
 {
+    struct gaia_mapping *mapping = piece->mapping;
+    struct gaia_shared_state *state = mapping->state;
+
+    if (!atomic_load(&state->stored))
+        return false;
+    if (!mapping->driver->is_untouched || stream_is_here() || atomic_load(&state->unfound))
+        return true;
+    uint64_t offset = (uint64_t)((uint8_t *)piece->address - (uint8_t *)mapping->address);
+    return !mapping->driver->is_untouched(mapping, offset, piece->length) || atomic_load(&state->unfound);
+}
+
+/* Whether there is nothing to do: nothing can have put a page of the mapping out of date since the last
+ * acquire of the whole mapping, and no store to the piece waits to be released. */
+static bool unchanged(const struct gaia_piece *piece)
+{
+    struct gaia_mapping *mapping = piece->mapping;
     struct gaia_shared_state *state = mapping->state;
     uint64_t seen = atomic_load(&mapping->changes_seen);
 
-    if (!seen || atomic_load(&state->changes) != seen || atomic_load(&state->stored))
+    if (!seen || atomic_load(&state->changes) != seen)
         return false;
     if (mapping->driver->forget && atomic_load(&state->releases) != atomic_load(&mapping->releases_seen))
         return false;
-    return clock_now_ns() - atomic_load(&state->checked_ns) < atomic_load(&state->timeout_ns);
+    /* Last, as it may take a search. */
+    return clock_now_ns() - atomic_load(&state->checked_ns) < atomic_load(&state->timeout_ns) &&
+           !may_be_stored(piece);
 }
 
 /* What kernels have stored above the device's copy is given to it. A touch of that which was refused once is
@@ -149,7 +172,7 @@ int piece_acquire_settled(struct gaia_piece *piece)
     int error = mapping->session->dead ? -ENOTCONN : flush_cpu(piece);
     if (error)
         return error;
-    if (unchanged(mapping))
+    if (unchanged(piece))
         return gaia_session_alive(mapping->session) ? 0 : -ENOTCONN;
     struct gaia_message message = {
         .op = GAIA_OP_ACQUIRE, .map = mapping->map, .offset = piece->offset, .bytes = piece->length};
@@ -210,6 +233,8 @@ int piece_release(struct gaia_piece *piece)
         return error;
     if (!atomic_load(&mapping->state->stored)) /* no store has been made that is not released */
         return 0;
+    if (!may_be_stored(piece)) /* of a dead daemon's state that would not be known */
+        return gaia_session_alive(mapping->session) ? 0 : -ENOTCONN;
     write_back_crossed(piece);
     return gaia_session_call(mapping->session, &message, NULL);
 }

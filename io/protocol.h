@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 
-#define GAIA_PROTOCOL_VERSION 3
+#define GAIA_PROTOCOL_VERSION 4
 
 /* The ioctl on an open file (or, for the socket's name only, a directory) of the mount. */
 struct gaia_ioctl_token {
@@ -59,7 +59,9 @@ enum gaia_op {
     GAIA_OP_STAT, /* device, value[0], value[1] as for MAP -> value[]: the fields of struct gaia_stat in order
                    */
     GAIA_OP_DUMP, /* -> a descriptor: the statistics as JSON */
-    GAIA_OP_CHUNK, /* map, value[0]: the number of a chunk, of the file -> a descriptor of its memory */
+    GAIA_OP_CHUNK, /* map, flags: GAIA_CHUNK_*, value[0]: the number of a chunk, of the file -> a
+                      descriptor of its memory; value[0]: bytes of its digests, with a descriptor of theirs,
+                      or 0 */
     GAIA_OP_LAST = GAIA_OP_CHUNK,
 };
 
@@ -67,6 +69,11 @@ enum gaia_op {
 #define GAIA_HELLO_TRAPS 1u
 /* It will map, with or without a descriptor for faults. */
 #define GAIA_HELLO_MAPS 2u
+
+/* Also the memory with the digests of what its pages were granted with, a struct gaia_digest for each, zero
+ * where nothing was granted: the client looks for stores by itself. Not where the daemon has none to give:
+ * then it goes without. */
+#define GAIA_CHUNK_DIGESTS 1u
 
 struct gaia_message {
     uint32_t length;  /* of the whole message: sizeof(struct gaia_message) */
@@ -95,6 +102,9 @@ struct gaia_shared_state {
     _Atomic uint64_t timeout_ns; /* how old that may be */
     _Atomic uint64_t
         releases; /* counts releases of stores to it, of any client: for who has bytes of it elsewhere */
+    _Atomic uint64_t unfound; /* of a device that scans: what a release has to see to though no page's digest
+                                 tells of it. Releases under way, kernels that have not been told, pages of
+                                 which nobody knows what they were granted with, a file that was given up */
     _Atomic uint64_t crossed; /* counts pages that the kernel has written back while the replica had stores to
                                  them that were not released: CPUs store to them through mappings */
 };

@@ -172,6 +172,8 @@ static bool is_free(const struct work *work)
         return false;
     if (work->what == KERNEL && !strcmp(work->kernel->name, "gaia_find_modified"))
         memset((void *)(uintptr_t)work->arguments[4], (1 << n) - 1, work->arguments[1] / 8);
+    if (work->what == KERNEL && !strcmp(work->kernel->name, "gaia_any_modified") && n)
+        *(uint32_t *)(uintptr_t)work->arguments[6] = 1;
     return true;
 }
 

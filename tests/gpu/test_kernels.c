@@ -195,6 +195,54 @@ static void find_modified_pages(void **state)
     }
 }
 
+#define PIECE_PAGES 7u /* whose digests lie together, */
+#define PIECE_ROOM 11u /* so far from the next ones */
+
+static uint32_t any_modified(uint8_t *pages, const struct gaia_digest *granted, uint64_t first,
+                             uint64_t count, struct shape shape)
+{
+    uint64_t chunk = PIECE_PAGES, room = PIECE_ROOM;
+    uint32_t any = 0, *any_at = &any;
+
+    launch("gaia_any_modified", shape, (void *[]){&pages, &first, &count, &granted, &chunk, &room, &any_at});
+    return any;
+}
+
+/* One bit of one page, wherever that is, and of no page beside the range; of what was not granted none. */
+static void any_modified_pages(void **state)
+{
+    enum { PAGES = 60 };
+    struct gaia_digest granted[PAGES / PIECE_PAGES * PIECE_ROOM + PIECE_ROOM];
+    uint8_t *pages = pages_new(PAGES);
+
+    (void)state;
+    seed_fill(pages, PAGES * PAGE);
+    memset(granted, 0xff, sizeof granted); /* no page's: between the pieces nothing is looked at */
+    for (unsigned i = 0; i < PAGES; i++)
+        granted[i / PIECE_PAGES * PIECE_ROOM + i % PIECE_PAGES] = gaia_digest_of(pages + i * PAGE, PAGE);
+    for (size_t s = 0; s < SHAPES; s++)
+        assert_int_equal(any_modified(pages, granted, 0, PAGES, shapes[s]), 0);
+    for (uint64_t page = 0; page < PAGES; page++) {
+        uint8_t *at = pages + page * PAGE + seed_below(PAGE), bit = (uint8_t)(1u << seed_below(8));
+        struct gaia_digest *digest = &granted[page / PIECE_PAGES * PIECE_ROOM + page % PIECE_PAGES], kept;
+        struct shape shape = shapes[page % SHAPES];
+
+        *at ^= bit;
+        assert_int_equal(any_modified(pages, granted, 0, PAGES, shape), 1);
+        assert_int_equal(any_modified(pages, granted, page, 1, shape), 1);
+        assert_int_equal(any_modified(pages, granted, 0, page, shape), 0);
+        assert_int_equal(any_modified(pages, granted, page + 1, PAGES - page - 1, shape), 0);
+        kept = *digest;
+        *digest = (struct gaia_digest){0, kept.high};
+        assert_int_equal(any_modified(pages, granted, page, 1, shape), 1);
+        *digest = (struct gaia_digest){0, 0};
+        assert_int_equal(any_modified(pages, granted, 0, PAGES, shape), 0);
+        *digest = kept;
+        *at ^= bit;
+    }
+    free(pages);
+}
+
 /* A digest counts as another when either half differs. */
 static void either_half_differs(void **state)
 {
@@ -334,8 +382,9 @@ static void launches_that_are_refused(void **state)
 /* The PTX in the program has the kernels that the CPU has, with as many parameters. */
 static void ptx_has_the_kernels(void **state)
 {
-    static const char *const names[] = {"gaia_hash_pages", "gaia_find_modified", "gaia_gather",
-                                        "gaia_scatter",    "gaia_zero_pages",    "gaia_patch"};
+    static const char *const names[] = {"gaia_hash_pages", "gaia_find_modified", "gaia_any_modified",
+                                        "gaia_gather",     "gaia_scatter",       "gaia_zero_pages",
+                                        "gaia_patch"};
     char text[80];
 
     (void)state;
@@ -361,6 +410,7 @@ int main(void)
         cmocka_unit_test(digests_of_single_bits),
         cmocka_unit_test(digests_of_structured_pages),
         cmocka_unit_test(find_modified_pages),
+        cmocka_unit_test(any_modified_pages),
         cmocka_unit_test(either_half_differs),
         cmocka_unit_test(moved_pages),
         cmocka_unit_test(patched_pages),

@@ -97,6 +97,28 @@ static void kernels_find_modified(void **)
     }
 }
 
+static void kernels_any_modified(void **)
+{
+    pages p(seed + 1);
+    random_numbers random{seed};
+    gaia_digest digests[PAGES];
+    static const unsigned warps[] = {1, 2, 3, 8};
+
+    launch(1, 1, [&] { gaia_hash_pages(p.quads, PAGES, digests); });
+    for (unsigned round = 0; round < 16; round++) {
+        uint64_t page = random.below(PAGES), end = random.below(PAGES + 1);
+        uint32_t any = 0;
+
+        launch(2, warps[round % 4],
+               [&] { gaia_any_modified(p.quads, 0, PAGES, digests, PAGES, PAGES, &any); });
+        assert_int_equal(any, 0);
+        p.quads[page * PAGE_QUADS + random.below(PAGE_QUADS)].first++;
+        launch(2, warps[round % 4], [&] { gaia_any_modified(p.quads, 0, end, digests, PAGES, PAGES, &any); });
+        assert_int_equal(any, page < end);
+        launch(1, 1, [&] { gaia_hash_pages(p.quads, PAGES, digests); });
+    }
+}
+
 static void kernels_move(void **)
 {
     pages base(seed), staging(seed + 1), kept(seed);
@@ -247,9 +269,10 @@ static void few_frames(void **)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kernels_hash), cmocka_unit_test(kernels_find_modified),
-        cmocka_unit_test(kernels_move), cmocka_unit_test(small_units),
-        cmocka_unit_test(large_units),  cmocka_unit_test(few_frames),
+        cmocka_unit_test(kernels_hash),         cmocka_unit_test(kernels_find_modified),
+        cmocka_unit_test(kernels_any_modified), cmocka_unit_test(kernels_move),
+        cmocka_unit_test(small_units),          cmocka_unit_test(large_units),
+        cmocka_unit_test(few_frames),
     };
 
     return run_limited(tests, argc, argv);

@@ -401,7 +401,7 @@ def functions_of(module, agent):
 
 HELLO, MAP, ATTACH, UNMAP, ACQUIRE, RELEASE, SYNC, ADVISE, STAT, DUMP = range(1, 11)
 MESSAGE = struct.Struct("=IHHiIQQQII32s16s20Q")
-VERSION = 3
+VERSION = 4
 IOCTL_TOKEN = 2 << 30 | 88 << 16 | ord("G") << 8 | 1
 TRAPS = 1
 

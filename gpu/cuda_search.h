@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A search for what the program's kernels have stored, in the program's own context: the daemon's half of the
+ * driver compares the same digests with the same pages (home_cuda_scan.c), but for the GPU to run its kernel
+ * it has to leave the program's context, and to come back, which takes longer than a look at hundreds of MiB.
+ * What is found here is not told: the daemon searches again. */
+#ifndef GAIAFS_GPU_CUDA_SEARCH_H
+#define GAIAFS_GPU_CUDA_SEARCH_H
+
+#include <stdbool.h>
+
+#include "base/lock.h"
+#include "gpu/cuda_kernel.h"
+
+/* A device's. Kernels are loaded by the first search: many programs only read. */
+struct cuda_search {
+    pthread_mutex_t lock; /* guards all below; one search at a time, as two would share the GPU anyway */
+    bool began, failed;   /* failed: with nothing that the next time would be another thing */
+    CUmodule module;
+    struct cuda_kernel kernel;
+    CUstream stream;
+    CUdeviceptr flag;
+    uint32_t *flag_here; /* pinned */
+};
+
+/* Chunks of a mapping, one behind the other, and their digests. */
+struct cuda_searched {
+    CUdeviceptr pages, digests;
+    uint64_t chunk, room;  /* pages of a chunk; digests from those of one to those of the next */
+    uint64_t first, count; /* pages to look at */
+};
+
+void cuda_search_open(struct cuda_search *search);
+void cuda_search_close(const struct cuda_device *device, struct cuda_search *search);
+
+/* Whether none of the pages differs from what it was granted with. What stores to them has ended. False, too,
+ * where that can't be told. Any thread, but for one of the driver's. */
+bool cuda_search_finds_none(const struct cuda_device *device, struct cuda_search *search,
+                            const struct cuda_searched *searched);
+
+#endif
