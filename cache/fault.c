@@ -14,6 +14,9 @@
 
 /* Pages whose twins are taken at once: at most a leaf, which the file's lock is held for. */
 #define STORES_AHEAD_MAX LEAF_PAGES
+/* Pages that are shown ahead of the touches, of those that the device has: some 50 us, in which others wait
+ * for this thread. */
+#define SHOWN_AHEAD_MAX 512u
 
 /* The page can't be shown: a program that may write the file has taken its frame away (MADV_REMOVE). What is
  * there is zeros, for all. Dropped, it is placed anew by the next touch. */
@@ -25,14 +28,61 @@ static void drop_emptied(struct replica *replica, uint64_t page)
                DROP_EVICT, &dropped);
 }
 
-/* The page is in the device's memory. Show it, and what lies around it, to this client. Lock held; let go. */
+/* Of an agent's map several faults are served at a time. */
+static bool is_careful(struct cache_map *map)
+{
+    unsigned left = atomic_load(&map->careful);
+
+    while (left && !atomic_compare_exchange_weak(&map->careful, &left, left - 1))
+        ;
+    return left;
+}
+
+/* Show the client what the device has of a leaf, of pages in [first, end) that nobody has touched. Whether
+ * that went well: what can't be shown is found out when it is touched. */
+static bool show_leaf_ahead(struct cache_map *map, uint64_t number, uint64_t first, uint64_t end)
+{
+    struct replica *replica = map->replica;
+    struct fill_store none = {.page = FILL_NO_PAGE};
+
+    pthread_mutex_lock(&replica->file->lock);
+    struct leaf *leaf = index_find(&replica->file->index, number);
+    struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+    page_mask pages = copy ? copy->present & ~copy->busy & page_range_mask(number, first, end - first) : 0;
+    if (pages)
+        copy->busy |= pages;
+    pthread_mutex_unlock(&replica->file->lock);
+    if (!pages)
+        return true;
+    int error = fill_expose(map, copy, pages, &none);
+    pthread_mutex_lock(&replica->file->lock);
+    page_mask wake = replica_unbusy(copy, pages);
+    pthread_mutex_unlock(&replica->file->lock);
+    if (wake)
+        replica_wake(replica, number, wake);
+    return !error;
+}
+
+/* What is shown for a touch of what the device has: a unit at least, and who touches page after page is not
+ * stopped at each. The windows are those of reads, as a stream may come from the one to the other. */
+static struct readahead_window shown_window(struct cache_map *map, uint64_t page)
+{
+    uint64_t unit_pages = map->replica->file->cache->config.unit_pages;
+    struct readahead_window unit = {.first = page & ~(unit_pages - 1), .count = unit_pages}, window = unit;
+
+    if (!is_careful(map))
+        window = readahead_next(&map->readahead, page, map->first + map->count, SHOWN_AHEAD_MAX);
+    return window.count < unit_pages ? unit : window;
+}
+
+/* The page is in the device's memory. Show it, and what lies around it, to this client: what is of its leaf
+ * at once, so that who goes on does not overtake the rest. Lock held; let go. */
 static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t page, bool store)
 {
     struct replica *replica = map->replica;
     uint64_t number = page >> LEAF_SHIFT;
-    uint64_t unit_pages = replica->file->cache->config.unit_pages;
-    page_mask pages = copy->present & ~copy->busy &
-                      page_range_mask(number, page & ~(unit_pages - 1), unit_pages) &
+    struct readahead_window window = shown_window(map, page);
+    page_mask pages = copy->present & ~copy->busy & page_range_mask(number, window.first, window.count) &
                       page_range_mask(number, map->first, map->count);
 
     copy->busy |= pages;
@@ -48,6 +98,9 @@ static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t 
     if (error && error != -ENOMEM)
         drop_emptied(replica, page);
     replica_wake(replica, number, error ? wake | page_bit(page) : wake);
+    uint64_t end = window.first + window.count, next = (page | (LEAF_PAGES - 1)) + 1;
+    while (!error && next < end && show_leaf_ahead(map, next >> LEAF_SHIFT, next, end))
+        next += LEAF_PAGES;
 }
 
 /* Take the twins of pages that are present and not busy, and let stores through: to `page` first of all,
@@ -121,16 +174,6 @@ static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t 
         open_pages(map, copy, pages, FILL_NO_PAGE);
     else
         pthread_mutex_unlock(&replica->file->lock);
-}
-
-/* Of an agent's map several faults are served at a time. */
-static bool is_careful(struct cache_map *map)
-{
-    unsigned left = atomic_load(&map->careful);
-
-    while (left && !atomic_compare_exchange_weak(&map->careful, &left, left - 1))
-        ;
-    return left;
 }
 
 static void serve_missing(struct cache_map *map, uint64_t page, const struct gaia_fault *fault)

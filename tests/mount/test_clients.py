@@ -12,7 +12,7 @@ import time
 import pytest
 
 import gaia
-from files import make, open_map
+from files import make, open_map, pattern
 from helpers import (MIB, PAGE, ROWS, AgentDied, Plan, agents, client_with_faults, devices, error_of,  # noqa: F401
                      functions_of, make_random, read_file, repeats, stand_still, statistics, tool, write_file)
 
@@ -275,6 +275,35 @@ def test_churn_of_maps_beside_faults(mount, agents):
     maps = child("open('/proc/self/maps').read()")
     assert "gaia" not in "".join(line for line in maps.splitlines() if "memfd:" in line), maps
     child.end()
+
+
+@pytest.mark.traps
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_second_client_is_shown_what_is_there(mount, devices, agents, writable):
+    """Who goes through it page by page is stopped seldom, and at each unit who does not."""
+    m = mount()
+    content = pattern(16 * MIB)
+    path = make(m, content)
+    first = devices()
+    assert open_map(first, path)[:] == content
+    units = len(content) // (64 * 1024)
+    child = agents()
+    child.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device()\n"
+             "map = dev.mmap(fd, length, 3 if writable else 1)", path=path, length=len(content), writable=writable)
+    before = first.stat().faults
+    assert child("bytes(map[at] for at in range(0, length, 4096))") == content[::PAGE]
+    assert 0 < first.stat().faults - before < units / 8
+    assert child("map[:] == open(path, 'rb').read()")
+    if writable:  # what was shown ahead is not taken for stored to, and its stores are seen
+        child.do("map[5 * 4096 + 1] = 7\nmap[3000 * 4096] = 8\nmap.release()")
+        expected = bytearray(content)
+        expected[5 * PAGE + 1], expected[3000 * PAGE] = 7, 8
+        assert read_file(path) == expected and first.stat().pages_merged <= 2
+    child.do("other = dev.mmap(fd, length)\norder = list(range(0, length, 65536))\nimport random\nrandom.Random(5).shuffle(order)\n"
+             "other.advise(gaia.ADV_RANDOM)")
+    before = first.stat().faults
+    child.do("for at in order:\n    for page in range(16): other[at + page * 4096]")
+    assert units <= first.stat().faults - before <= units + 4
 
 
 # --- parts of mappings ------------------------------------------------------------------------------------------------
