@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Frames of the CUDA device, as the home has them: home_cuda.c places and drops them, home_cuda_scan.c looks
- * for what kernels stored, and changes pages in place. */
+/* Frames of the CUDA device, as the home has them: home_cuda.c has their memory, home_cuda_place.c
+ * places them, home_cuda_scan.c looks for what kernels stored, and changes pages in place. */
 #ifndef GAIAFS_GPU_HOME_CUDA_H
 #define GAIAFS_GPU_HOME_CUDA_H
 
@@ -84,6 +84,16 @@ static inline CUdeviceptr part_address(const struct part *part)
  * Lock held. */
 void cuda_mark(const struct cuda_frames *frames, struct chunk *chunk, uint64_t *bits, uint64_t first,
                uint64_t count, bool value);
+
+/* The chunk, made if there is none. The frames' lock is held. */
+int cuda_chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **chunk_out);
+
+/* How pages get there (home_cuda_place.c): see gpu/device.h. */
+int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, const void *bytes);
+int cuda_place_later(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes,
+                     bool exposes, struct gaia_placing *placing);
+int cuda_open_window(struct gaia_frames *base, uint64_t page, uint64_t count, struct gaia_window *window_out);
+int cuda_close_window(struct gaia_frames *base, const struct gaia_window *window, bool arrived);
 
 /* What a driver does that scans: see gpu/device.h. */
 int cuda_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint64_t *bits_out);

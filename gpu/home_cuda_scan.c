@@ -260,7 +260,8 @@ int cuda_recall(struct gaia_frames *base, uint64_t page, uint64_t count, struct 
     return error;
 }
 
-/* The pages of one batch, which may lie in several chunks: these stay for as long. Without an error pins_end() is to follow. */
+/* The pages of one batch, which may lie in several chunks: these stay for as long. Without an error
+ * pins_end() is to follow. */
 static int pins_begin(struct cuda_frames *frames, const uint64_t *pages, size_t count)
 {
     int error = 0;
@@ -317,8 +318,7 @@ static CUresult patch_at_desk(struct cuda_frames *frames, const struct gpu_desk 
 
     for (size_t i = 0; i < count; i++)
         memcpy(desk->host + i * GAIA_PAGE_SIZE, old[i], GAIA_PAGE_SIZE);
-    CUresult error =
-        api->cuMemcpyHtoDAsync(desk->device, desk->host, count * GAIA_PAGE_SIZE, desk->stream);
+    CUresult error = api->cuMemcpyHtoDAsync(desk->device, desk->host, count * GAIA_PAGE_SIZE, desk->stream);
     memcpy(desk->host + GPU_DESK_AREA, fresh, count * GAIA_PAGE_SIZE);
     if (error == CUDA_SUCCESS)
         error = api->cuMemcpyHtoDAsync(desk->device + GPU_DESK_AREA, desk->host + GPU_DESK_AREA,
@@ -365,8 +365,8 @@ int cuda_patch(struct gaia_frames *base, const uint64_t *pages, size_t count, co
 
     for (size_t done = 0; done < count && !error; done += GPU_DESK_PAGES) {
         size_t n = count - done < GPU_DESK_PAGES ? count - done : GPU_DESK_PAGES;
-        error = patch_batch(frames, pages + done, n, old + done,
-                            (const uint8_t *)fresh + done * GAIA_PAGE_SIZE);
+        error =
+            patch_batch(frames, pages + done, n, old + done, (const uint8_t *)fresh + done * GAIA_PAGE_SIZE);
     }
     return error;
 }
