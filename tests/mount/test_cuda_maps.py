@@ -242,10 +242,9 @@ def test_placings_overlap(gpu):
     could not be as fast: each copy sleeps for so long."""
     pieces, sleep = 16, 0.2
     m = gpu.mount(f"slow={int(sleep * 1e6)}")
-    path = make(m, b"")
-    for _ in range(3):  # on a machine that does much else
+    for turn in range(3):  # on a machine that does much else
         content = os.urandom(pieces * 512 << 10)
-        write_at(path, content, 0)
+        path = make(m, content, f"f{turn}")
         begin = time.monotonic()
         program = gpu.program(path)
         took = time.monotonic() - begin
