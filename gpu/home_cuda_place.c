@@ -166,6 +166,7 @@ int cuda_place_later(struct gaia_frames_map *map, uint64_t page, uint64_t count,
     int error = cuda_chunk_get(frames, page / pages, &chunk);
     if (!error) {
         p->part = part_at(frames, page, count);
+        p->part.chunk = chunk;
         chunk->placings++;
     }
     pthread_mutex_unlock(&frames->lock);

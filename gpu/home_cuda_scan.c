@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The digests of resident pages against those of what they were granted with; and pages that change while
  * kernels may run. */
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -282,6 +283,7 @@ static void pins_end(struct cuda_frames *frames, const uint64_t *pages, size_t c
     pthread_mutex_lock(&frames->lock);
     for (size_t i = 0; i < count; i++) {
         struct part part = part_at(frames, pages[i], 1);
+        assert(part.chunk); /* it is pinned */
         cuda_mark(frames, part.chunk, part.chunk->unsure, part.first, 1, unsure);
         part.chunk->placings--;
     }
