@@ -343,18 +343,35 @@ static void fill_was_placed(struct gaia_placing *placing, int error)
     fill_placed((struct fill *)((char *)placing - offsetof(struct fill, placing)), error);
 }
 
+/* The thread is one of so many as placements may be under way: it may wait for the file's lock. */
+static void fill_lent_was_placed(struct gaia_placing *placing, int error)
+{
+    struct fill *fill = (struct fill *)((char *)placing - offsetof(struct fill, placing));
+    struct stage_pool *stages = &fill->map->replica->file->cache->stages;
+
+    fill_placed(fill, error);
+    stage_lent_back(stages);
+}
+
 /* To another node, or a GPU. */
 static int fill_send(struct fill *fill)
 {
     struct cache_map *map = fill->map;
     struct gaia_frames *frames = map->replica->frames;
+    struct stage_pool *stages = &map->replica->file->cache->stages;
+    unsigned most = frames->ops->later_most;
 
-    fill->placing.done = fill_was_placed;
+    if (most && !stage_lend(stages, most))
+        return -EAGAIN;
+    fill->placing.done = most ? fill_lent_was_placed : fill_was_placed;
     fill->exposed = may_be_seen(fill);
     int error = frames->ops->place_later(map->frames, fill->first, fill->count, fill->stage, fill->exposed,
                                          &fill->placing);
-    if (error)
-        fill->exposed = false;
+    if (!error)
+        return 0;
+    fill->exposed = false;
+    if (most)
+        stage_lent_back(stages);
     return error;
 }
 

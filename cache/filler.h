@@ -14,7 +14,7 @@
 
 /* One more than there are processors, and no more than this: each waits now and then, for a stage or for the
  * kernel. */
-#define FILLER_THREADS_MAX 16u
+#define FILLER_THREADS_MAX 12u
 #define FILLER_QUEUE_MAX 256u /* pieces: more are not worth remembering */
 
 struct cache;

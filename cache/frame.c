@@ -210,3 +210,19 @@ void stage_put(struct stage_pool *pool, uint8_t *stage)
     pthread_cond_signal(&pool->freed);
     pthread_mutex_unlock(&pool->lock);
 }
+
+bool stage_lend(struct stage_pool *pool, unsigned most)
+{
+    pthread_mutex_lock(&pool->lock);
+    bool lent = pool->lent < most;
+    pool->lent += lent;
+    pthread_mutex_unlock(&pool->lock);
+    return lent;
+}
+
+void stage_lent_back(struct stage_pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    pool->lent--;
+    pthread_mutex_unlock(&pool->lock);
+}

@@ -15,7 +15,7 @@
 #include "consistency/page.h"
 
 #define STAGE_PAGES 128u /* pages: 512 KiB, the smallest read after a sequential hint */
-#define STAGE_COUNT 32u  /* in flight at once: a readahead window of 16 MiB */
+#define STAGE_COUNT 40u  /* in flight at once: a readahead window of 16 MiB, and what is lent */
 
 /* Twins: frames of one page in one area of address space; a frame is named by its number. Frames come in
  * chunks, and memory goes back to the kernel by the chunk: those that are empty, but for a few that the next
@@ -67,11 +67,12 @@ uint64_t frame_pool_held(struct frame_pool *pool); /* frames handed out now */
 
 /* Stages: STAGE_COUNT buffers of STAGE_PAGES pages. */
 struct stage_pool {
-    pthread_mutex_t lock; /* guards free_list, free_count; a leaf */
+    pthread_mutex_t lock; /* guards the rest but area; a leaf */
     pthread_cond_t freed;
     uint8_t *area;
     uint8_t *free_list[STAGE_COUNT];
     unsigned free_count;
+    unsigned lent; /* stage_lend() */
 };
 
 int stage_pool_init(struct stage_pool *pool);
@@ -83,5 +84,9 @@ static inline size_t stage_pool_length(void)
 /* Waits until one is free (they come back when reads complete). */
 uint8_t *stage_get(struct stage_pool *pool);
 void stage_put(struct stage_pool *pool, uint8_t *stage);
+/* Whether one more stage may be on its way to a device while who read it goes on: so many at most. If so
+ * stage_lent_back() is to follow. */
+bool stage_lend(struct stage_pool *pool, unsigned most);
+void stage_lent_back(struct stage_pool *pool);
 
 #endif

@@ -200,9 +200,10 @@ void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, 
  * A munmap() or mremap() in its place is not noticed: what is stored at the new address is never released,
  * and a later call takes away whatever the program has put at the old one.
  *
- * On a GPU, kernels that use the range must have ended, and copies in streams: nothing waits for them here,
- * and what they touch may be gone, upon which CUDA gives up all that the process has on this GPU. What a call
- * like cuMemcpyHtoD() leaves on its way when it returns is waited for.
+ * On a GPU, kernels that use the range must have ended, and copies in streams: what they touch may be gone,
+ * upon which CUDA gives up all that the process has on this GPU. Only the default streams are waited for, the
+ * process's and this thread's, unless one is being captured: there is what a call like cuMemcpyHtoD() leaves
+ * on its way when it returns.
  *
  * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, or a range that wraps),
  *         ENOMEM (a part of a mapping is unmapped: what is left is two)

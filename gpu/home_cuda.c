@@ -444,6 +444,7 @@ static void cuda_close(struct gaia_frames *base)
 
 static const struct gaia_frames_ops cuda_ops = {
     .scans = true,
+    .later_most = GPU_FINISHERS,
     .share = cuda_share,
     .share_digests = cuda_share_digests,
     .attach = cuda_attach,
@@ -492,6 +493,7 @@ int gaia_cuda_frames_open(struct home_gpu *gpu, uint64_t pages, bool read_only,
     frames->base.chunk_pages = choose_chunk(gpu, pages);
     assert(frames->base.chunk_pages % 64 == 0); /* chunks are whole words of bitmaps: 256 KiB */
     frames->gpu = gpu;
+    gpu_lanes_start(gpu);
     frames->read_only = read_only;
     if (!read_only && chunk_bytes(frames) >= SEARCHED_LEAST)
         frames->granted_bytes =

@@ -18,7 +18,7 @@ struct chunk {
     CUdeviceptr granted; /* a struct gaia_digest for each page; 0 where nobody stores */
     CUmemGenericAllocationHandle granted_memory; /* of it, if clients may have it, too; else 0 */
     uint64_t placed;                             /* how many bits of it are set */
-    unsigned placings;             /* under way without the frames' lock, and windows: it stays */
+    unsigned placings; /* and patches, under way without the frames' lock, and windows: it stays */
     struct gaia_standing standing; /* the pages, to who writes to them by a NIC */
     struct home_gpu *gpu;
     uint64_t *resident; /* bit i: page i was placed */

@@ -132,7 +132,6 @@ int home_gpu_open(const CUuuid *uuid, void *memory, size_t length, struct home_g
     }
     cuda_leave(&gpu->device);
     if (!error) {
-        gpu_lanes_start(gpu);
         *gpu_out = gpu;
         return 0;
     }
@@ -146,6 +145,8 @@ out_free:
 
 void home_gpu_close(struct home_gpu *gpu)
 {
+    if (gpu->lanes_started)
+        gpu_lanes_stop(gpu);
     if (!cuda_enter(&gpu->device)) {
         undo(gpu);
         cuda_leave(&gpu->device);

@@ -18,16 +18,16 @@
 #include "gpu/cuda_kernel.h"
 #include "io/standing.h"
 
-/* Pages that a gather or a patch moves at once. */
+/* Pages that a gather or a fetch moves at once. */
 #define GPU_BATCH_PAGES 512u
 /* Bytes of the area of lists. */
 #define GPU_LIST_BYTES ((size_t)1 << 20)
 /* Placings that are under way at a time. One of 512 KiB is 10 us of the bus, a few more of hashing, and as
  * many of calls. Each thread that reads may have one, and what it read before. */
 #define GPU_LANES 16u
-/* Threads that wait for what was left in lanes. One has 5 to 10 us to do for each, in which the bus takes
- * another 512 KiB. */
-#define GPU_FINISHERS 2u
+/* Threads that wait for what was left in lanes, and as many placements may be left: where all of them wait
+ * for a file's lock, which may be held for long, nobody waits for them. */
+#define GPU_FINISHERS 8u
 /* Patches that are under way at a time, and the pages that each moves at once. */
 #define GPU_DESKS 8u
 #define GPU_DESK_PAGES 256u
@@ -69,7 +69,8 @@ struct home_gpu {
     CUstream lanes[GPU_LANES];        /* each is used by who has taken it; */
     struct gpu_desk desks[GPU_DESKS]; /* so are these; the first is always there */
     pthread_t finishers[GPU_FINISHERS];
-    unsigned finisher_count;
+    unsigned finisher_count;       /* of who starts and stops them */
+    _Atomic unsigned finishers_in; /* those that have entered the context */
 
     pthread_mutex_t lanes_lock; /* guards all below; a leaf */
     pthread_cond_t lane_freed, lane_left, desk_freed;
@@ -77,6 +78,7 @@ struct home_gpu {
     unsigned free_desks; /* of those that have been set up */
     unsigned desks_made; /* how many have, or are being; no more can be had: GPU_DESKS */
     STAILQ_HEAD(, gpu_left) left;
+    bool lanes_started;
     bool lanes_stop; /* the finishers are to end when nothing is left */
 };
 
@@ -84,8 +86,7 @@ struct home_gpu {
 struct gpu_left {
     STAILQ_ENTRY(gpu_left) link;
     CUstream stream;
-    /* Once, with no lock held, by a thread that does this for all: it must not wait for others' placings.
-     * 0 or a negative errno. */
+    /* Once, with no lock held, by a thread of the GPU's. 0 or a negative errno. */
     void (*done)(struct gpu_left *left, int error);
 };
 
@@ -117,11 +118,13 @@ void gpu_lane_end(struct home_gpu *gpu, CUstream stream);
  * ended. Only where gpu_lane_can_leave(). */
 void gpu_lane_leave(struct home_gpu *gpu, CUstream stream, struct gpu_left *left);
 bool gpu_lane_can_leave(const struct home_gpu *gpu);
-/* Of home_gpu.c's: the context is entered for gpu_lanes_open(); gpu_lanes_start() is for a GPU that is whole.
- * No lane may be in use at gpu_lanes_close(), which may be called whatever became of the others; with a lock
- * held only before the start, as it waits for threads. */
-CUresult gpu_lanes_open(struct home_gpu *gpu);
+/* Threads that wait for what is left in lanes, from the first call on; with any lock held. */
 void gpu_lanes_start(struct home_gpu *gpu);
+/* Of home_gpu.c's: the context is entered for gpu_lanes_open() and gpu_lanes_close(), which may follow
+ * whatever became of the other. Before it, whether the context can be entered or not, gpu_lanes_stop(): no
+ * lane is in use, and no lock held. */
+CUresult gpu_lanes_open(struct home_gpu *gpu);
+void gpu_lanes_stop(struct home_gpu *gpu);
 void gpu_lanes_close(struct home_gpu *gpu);
 /* A desk of one's own, waited for if need be, and the context. 0 or -EIO (then there is none). */
 int gpu_desk_begin(struct home_gpu *gpu, struct gpu_desk **desk_out);

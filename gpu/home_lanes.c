@@ -46,7 +46,7 @@ void gpu_lane_end(struct home_gpu *gpu, CUstream stream)
 
 bool gpu_lane_can_leave(const struct home_gpu *gpu)
 {
-    return gpu->finisher_count > 0;
+    return atomic_load(&gpu->finishers_in) > 0;
 }
 
 void gpu_lane_leave(struct home_gpu *gpu, CUstream stream, struct gpu_left *left)
@@ -64,20 +64,20 @@ static void finish_one(struct home_gpu *gpu, struct gpu_left *left)
 {
     CUstream stream = left->stream;
 
-    int error = gpu_note(gpu, cuda_enter_saying(&gpu->device));
-    if (!error) {
-        error = gpu_wait(gpu, stream, CUDA_SUCCESS);
-        cuda_leave(&gpu->device);
-    }
+    int error = gpu_wait(gpu, stream, CUDA_SUCCESS);
     free_lane(gpu, stream);
     left->done(left, error);
 }
 
-/* What came first has, mostly, ended first: the bus takes one after the other. */
+/* What came first has, mostly, ended first: the bus takes one after the other. The context is entered once:
+ * what is under way is to be waited for, whatever the driver says by then. */
 static void *finish(void *argument)
 {
     struct home_gpu *gpu = argument;
 
+    if (gpu_note(gpu, cuda_enter_saying(&gpu->device)))
+        return NULL;
+    atomic_fetch_add(&gpu->finishers_in, 1);
     pthread_mutex_lock(&gpu->lanes_lock);
     for (;;) {
         struct gpu_left *left = STAILQ_FIRST(&gpu->left);
@@ -93,6 +93,7 @@ static void *finish(void *argument)
         }
     }
     pthread_mutex_unlock(&gpu->lanes_lock);
+    cuda_leave(&gpu->device);
     return NULL;
 }
 
@@ -114,12 +115,16 @@ CUresult gpu_lanes_open(struct home_gpu *gpu)
 /* Without a thread who places waits for himself. */
 void gpu_lanes_start(struct home_gpu *gpu)
 {
-    while (gpu->finisher_count < GPU_FINISHERS &&
+    pthread_mutex_lock(&gpu->lanes_lock);
+    bool begun = gpu->lanes_started;
+    gpu->lanes_started = true;
+    pthread_mutex_unlock(&gpu->lanes_lock);
+    while (!begun && gpu->finisher_count < GPU_FINISHERS &&
            !thread_start(&gpu->finishers[gpu->finisher_count], finish, gpu))
         gpu->finisher_count++;
 }
 
-void gpu_lanes_close(struct home_gpu *gpu)
+void gpu_lanes_stop(struct home_gpu *gpu)
 {
     pthread_mutex_lock(&gpu->lanes_lock);
     gpu->lanes_stop = true;
@@ -127,6 +132,10 @@ void gpu_lanes_close(struct home_gpu *gpu)
     pthread_mutex_unlock(&gpu->lanes_lock);
     while (gpu->finisher_count)
         pthread_join(gpu->finishers[--gpu->finisher_count], NULL);
+}
+
+void gpu_lanes_close(struct home_gpu *gpu)
+{
     for (unsigned i = 0; i < GPU_LANES; i++)
         if (gpu->lanes[i])
             gpu->device.api->cuStreamDestroy(gpu->lanes[i]);
