@@ -92,11 +92,13 @@ static void init_locks(struct home_gpu *gpu)
     pthread_cond_init(&gpu->lane_freed, NULL);
     pthread_cond_init(&gpu->lane_left, NULL);
     pthread_cond_init(&gpu->desk_freed, NULL);
+    sem_init(&gpu->finisher_up, 0, 0);
     STAILQ_INIT(&gpu->left);
 }
 
 static void destroy_locks(struct home_gpu *gpu)
 {
+    sem_destroy(&gpu->finisher_up);
     pthread_cond_destroy(&gpu->desk_freed);
     pthread_cond_destroy(&gpu->lane_left);
     pthread_cond_destroy(&gpu->lane_freed);

@@ -8,6 +8,7 @@
 #ifndef GAIAFS_GPU_HOME_GPU_H
 #define GAIAFS_GPU_HOME_GPU_H
 
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -70,6 +71,7 @@ struct home_gpu {
     struct gpu_desk desks[GPU_DESKS]; /* so are these; the first is always there */
     pthread_t finishers[GPU_FINISHERS];
     unsigned finisher_count;       /* of who starts and stops them */
+    sem_t finisher_up;             /* one more is, or could not enter */
     _Atomic unsigned finishers_in; /* those that have entered the context */
 
     pthread_mutex_t lanes_lock; /* guards all below; a leaf */

@@ -75,9 +75,11 @@ static void *finish(void *argument)
 {
     struct home_gpu *gpu = argument;
 
-    if (gpu_note(gpu, cuda_enter_saying(&gpu->device)))
+    bool entered = !gpu_note(gpu, cuda_enter_saying(&gpu->device));
+    atomic_fetch_add(&gpu->finishers_in, entered);
+    sem_post(&gpu->finisher_up);
+    if (!entered)
         return NULL;
-    atomic_fetch_add(&gpu->finishers_in, 1);
     pthread_mutex_lock(&gpu->lanes_lock);
     for (;;) {
         struct gpu_left *left = STAILQ_FIRST(&gpu->left);
@@ -112,7 +114,8 @@ CUresult gpu_lanes_open(struct home_gpu *gpu)
     return CUDA_SUCCESS;
 }
 
-/* Without a thread who places waits for himself. */
+/* Without a thread who places waits for himself. That it has entered the context is waited for, so that each
+ * call of the driver has its place. */
 void gpu_lanes_start(struct home_gpu *gpu)
 {
     pthread_mutex_lock(&gpu->lanes_lock);
@@ -120,8 +123,11 @@ void gpu_lanes_start(struct home_gpu *gpu)
     gpu->lanes_started = true;
     pthread_mutex_unlock(&gpu->lanes_lock);
     while (!begun && gpu->finisher_count < GPU_FINISHERS &&
-           !thread_start(&gpu->finishers[gpu->finisher_count], finish, gpu))
+           !thread_start(&gpu->finishers[gpu->finisher_count], finish, gpu)) {
         gpu->finisher_count++;
+        while (sem_wait(&gpu->finisher_up)) /* a signal */
+            ;
+    }
 }
 
 void gpu_lanes_stop(struct home_gpu *gpu)

@@ -43,6 +43,7 @@ def test_a_context_that_can_not_be_entered(gpu):
 
 
 @only_here
+@pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="what a lost GPU holds can't be given back: a leak")
 @pytest.mark.parametrize("name", ["cuCtxPushCurrent", "*"])
 def test_the_end_with_a_gpu_that_is_lost(gpu, name):
     m = gpu.mount()
