@@ -200,14 +200,14 @@ def test_what_a_touch_has_brought_is_acquired(cluster, agents, options):
 @on_another_node
 def test_a_soft_fault_beside_a_map_of_a_gpu(gpu):  # noqa: F811
     """Slots are left to it by what fills the GPU's memory: else it is served when next to all of that is done."""
-    m = gpu.mount("cannot=118,slow=10000")  # no NIC reaches the GPU: each of many copies to it takes its time
+    m = gpu.mount("cannot=118,slow=100000")  # no NIC reaches the GPU: each of many copies to it takes its time
     m.nodes.make(bytes(4 * MIB), "soft", home=1)
     big = make(m, bytes(64 * MIB), "big")
     soft, user = gpu.agent(), gpu.agent()
     soft.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, 4 << 20)\nmap[0]", path=m.nodes.path(0, "soft"))
     user.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('cuda:0')", path=big)
     user.start("map = dev.mmap(fd, 64 << 20, 3)")
-    time.sleep(0.5)
+    time.sleep(0.3)
     begun = time.monotonic()
     soft.do("map[2 << 20]")
     fault = time.monotonic()
