@@ -15,7 +15,7 @@ ends=arguments,cuda_broken,cuda_limits,cuda_maps,cuda_streams,deaths,disks,fault
 threads=changes,clients,deaths,forks,nodes_babble,protocol,sessions,sharing
 
 # Parts of the suite that other lanes run, so that all end at about the same time.
-second=device_code,examples,gpu_scripts,cuda_paging,networks,nodes_slow,rules
+second=device_code,examples,gpu_scripts,cuda_lanes,cuda_paging,cuda_search,networks,nodes_slow,rules
 third=deaths,mount,nodes,nodes_deaths,nodes_words,nodes_parting
 # Leaves to make check what takes long and is seldom broken.
 export GAIA_GATE=1
