@@ -14,8 +14,8 @@
 
 /* Pages whose twins are taken at once: at most a leaf, which the file's lock is held for. */
 #define STORES_AHEAD_MAX LEAF_PAGES
-/* Pages that are shown ahead of the touches, of those that the device has: some 50 us, in which others wait
- * for this thread. */
+/* Pages that are shown ahead of the touches, of those that the device has: other touches wait for this thread
+ * meanwhile. */
 #define SHOWN_AHEAD_MAX 512u
 
 /* The page can't be shown: a program that may write the file has taken its frame away (MADV_REMOVE). What is

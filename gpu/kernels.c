@@ -249,7 +249,7 @@ GAIA_DEVICE void find_modified(struct gaia_grid grid, const void *base, uint64_t
     }
 }
 
-#define RAISED_AFTER 8u /* pages: a look at the flag takes a fifth of a page's time */
+#define RAISED_AFTER 8u /* pages: all warps look at the one flag */
 
 /* Whether one of the warps has found something, for all lanes the same. */
 GAIA_DEVICE bool is_raised(const uint32_t *flag)
