@@ -63,10 +63,12 @@ enum lock_flags {
     X(URING_FILES, "gaia_io_uring.files_lock", LOCK_LEAF)       \
     X(POOL, "gaia_io_pool.lock", LOCK_LEAF)                     \
     X(FAULT_PATH, "fault_path.lock", LOCK_LEAF)                 \
+    X(FAULT_THREADS, "fault_threads.lock", LOCK_LEAF)           \
     X(CUDA_FRAMES, "cuda_frames.lock", 0)                       \
     X(STANDING, "standing.lock", 0)                             \
     X(GPU, "home_gpu.lock", LOCK_LEAF)                          \
     X(GPU_LANES, "home_gpu.lanes_lock", LOCK_LEAF)              \
+    X(GPU_TURN, "home_gpu.turn", LOCK_LEAF)                     \
     X(CALLS, "calls.lock", LOCK_LEAF)                           \
     X(CALL_SESSION, "call_session.lock", LOCK_LEAF | LOCK_PEER) \
     X(PULL, "gaia_pull.lock", LOCK_LEAF)                        \

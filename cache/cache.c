@@ -37,10 +37,12 @@
  *         LOCK_FILLER      the queue of those that place ahead
  *         LOCK_IO, LOCK_URING, LOCK_URING_FILES, LOCK_POOL    the storage engine
  *         LOCK_FAULT_PATH  whether reads may go by the transport
+ *         LOCK_FAULT_THREADS    which threads serve a client's touches
  *         LOCK_CUDA_FRAMES   the chunks of a file's frames on a GPU, with
  *           LOCK_STANDING    its registrations with transports (io/), each held while it is made, with
  *             LOCK_GPU       one thing at a time on a GPU; held until it has done it
  *         LOCK_GPU_LANES     which of a GPU's streams for placing are taken
+ *         LOCK_GPU_TURN      who waits for one of them
  *         LOCK_CALLS, LOCK_CALL_SESSION    calls to other nodes (io/); none is held over a wait for one
  *         LOCK_PULL, LOCK_TRANSPORT    reads from peers (io/)
  *         LOCK_SERVER, LOCK_TOKENS, LOCK_PROGRAMS, LOCK_HANDLES, LOCK_VOLUMES    of fs/
@@ -270,7 +272,7 @@ static int open_gpu(struct cache *cache, const uint8_t uuid[16], unsigned *numbe
 
     if (!device)
         return -ENOMEM;
-    int error = gaia_cuda_open(uuid, cache->stages.area, stage_pool_length(), !cache->config.no_gpudirect,
+    int error = gaia_cuda_open(uuid, cache->stages.area, stage_pool_extent(), !cache->config.no_gpudirect,
                                &gpu, &ordinal, why_out);
     if (!error && ordinal >= GAIA_CUDA_MAX) {
         snprintf(why_out, GAIA_CUDA_WHY, "there are more than %u GPUs", GAIA_CUDA_MAX);

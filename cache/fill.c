@@ -174,14 +174,17 @@ static void fill_unbusy(struct fill *fill)
 {
     struct replica *replica = fill->map->replica;
 
+    pthread_mutex_lock(&replica->file->lock);
     for_each_leaf (number, fill->first, fill->count) {
         page_mask pages = page_range_mask(number, fill->first, fill->count);
-        pthread_mutex_lock(&replica->file->lock);
         page_mask wake = replica_unbusy(find_copy(replica, number), pages);
+        if (!wake)
+            continue;
         pthread_mutex_unlock(&replica->file->lock);
-        if (wake)
-            replica_wake(replica, number, wake);
+        replica_wake(replica, number, wake);
+        pthread_mutex_lock(&replica->file->lock);
     }
+    pthread_mutex_unlock(&replica->file->lock);
 }
 
 /* Where a leaf's page 0 would be in the stage. */
@@ -269,7 +272,7 @@ static void fill_show(struct fill *fill, int error)
     stage_put(&replica->file->cache->stages, fill->stage);
     if (settled) {
         replica_count(replica, pages_in, fill->count);
-        if (!fill->exposed)
+        if (!fill->exposed && !replica->scans) /* else what is placed is seen */
             error = expose_placed(fill, &store);
         if (error && was_cut_off(fill)) {
             error = 0;
@@ -365,8 +368,8 @@ static int fill_send(struct fill *fill)
         return -EAGAIN;
     fill->placing.done = most ? fill_lent_was_placed : fill_was_placed;
     fill->exposed = may_be_seen(fill);
-    int error = frames->ops->place_later(map->frames, fill->first, fill->count, fill->stage, fill->exposed,
-                                         &fill->placing);
+    int error = frames->ops->place_later(frames, map->frames, fill->first, fill->count, fill->stage,
+                                         fill->exposed, &fill->placing);
     if (!error)
         return 0;
     fill->exposed = false;
@@ -423,7 +426,7 @@ static void fill_start(struct fill *fill, size_t bytes)
     struct cache *cache = fill->map->replica->file->cache;
 
     group_begin(fill->group);
-    fill->stage = stage_get(&cache->stages);
+    fill->stage = stage_get(&cache->stages, fill->count);
     ssize_t got = read_cached(fill, bytes);
     if (got >= 0) {
         fill_finish(fill, got);
@@ -439,6 +442,17 @@ static void fill_start(struct fill *fill, size_t bytes)
         gaia_io_submit(cache->io);
 }
 
+/* How many pages of its leaf from `at` on, before end, are in the mask if that page is, or are not. */
+static uint64_t run_of(page_mask mask, uint64_t at, uint64_t end)
+{
+    page_mask from = mask >> (at % LEAF_PAGES), others = from & 1 ? ~from : from;
+    uint64_t left = LEAF_PAGES - at % LEAF_PAGES, run = others ? (uint64_t)__builtin_ctzll(others) : left;
+
+    if (run > left)
+        run = left;
+    return run < end - at ? run : end - at;
+}
+
 /* The next run of absent pages at or after *page: how long it is now, 0 when there is none before end. At
  * most `most` pages. Lock held. */
 static uint64_t find_absent(struct replica *replica, uint64_t *page, uint64_t end, uint64_t most)
@@ -447,14 +461,9 @@ static uint64_t find_absent(struct replica *replica, uint64_t *page, uint64_t en
 
     for (uint64_t at = *page; at < end && count < most;) {
         struct leaf_copy *copy = find_copy(replica, at >> LEAF_SHIFT);
-        page_mask there = (copy ? copy->present | copy->busy : 0) >> (at % LEAF_PAGES);
-        bool absent = !(there & 1);
-        page_mask others = absent ? there : ~there;
-        uint64_t left = LEAF_PAGES - at % LEAF_PAGES, run = others ? (uint64_t)__builtin_ctzll(others) : left;
-        if (run > left)
-            run = left;
-        if (run > end - at)
-            run = end - at;
+        page_mask taken = copy ? copy->present | copy->busy : 0;
+        bool absent = !(taken & page_bit(at));
+        uint64_t run = run_of(taken, at, end);
         if (!absent && count)
             break;
         if (absent && !count)
@@ -472,30 +481,68 @@ static uint64_t take_absent(struct replica *replica, uint64_t *page, uint64_t en
     struct index *index = &replica->file->index;
     uint64_t count = 0;
 
-    for (uint64_t at = *page; at < end && count < most; at++) {
+    for (uint64_t at = *page; at < end && count < most;) {
         struct leaf_copy *copy = index_get_copy(index, at >> LEAF_SHIFT, replica);
         if (!copy) {
             *error = -ENOMEM;
             break;
         }
-        bool absent = !((copy->present | copy->busy) & page_bit(at));
+        page_mask taken = copy->present | copy->busy;
+        bool absent = !(taken & page_bit(at));
         if (!absent && count)
             break;
+        uint64_t run = run_of(taken, at, end);
         if (!absent) {
-            *page = at + 1;
+            at += run;
+            *page = at;
             continue;
         }
         if (!count)
             *page = at;
-        copy->busy |= page_bit(at);
-        *error = grant(copy, page_bit(at));
+        if (run > most - count)
+            run = most - count;
+        page_mask pages = page_range_mask(at >> LEAF_SHIFT, at, run);
+        copy->busy |= pages;
+        *error = grant(copy, pages);
         if (*error) {
-            replica_unbusy(copy, page_bit(at));
+            replica_unbusy(copy, pages);
             break;
         }
-        count++;
+        at += run;
+        count += run;
     }
     return count;
+}
+
+/* Charge the next run of absent pages at or after *page: at most `most` of them, and how many. Not a page
+ * more than is wanted: what makes room may be what was placed a moment ago. Where there is no room for them,
+ * somebody else may have charged and placed them meanwhile, who had the same in mind. No lock is held. */
+static int charge_absent(struct replica *replica, uint64_t *page, uint64_t end, uint64_t *most)
+{
+    struct cache_file *file = replica->file;
+    uint64_t all = *most, refused = 0, refused_at = 0;
+    int error = 0;
+
+    do {
+        pthread_mutex_lock(&file->lock);
+        *most = find_absent(replica, page, end < fit_pages(replica) ? end : fit_pages(replica), all);
+        pthread_mutex_unlock(&file->lock);
+        if (!*most)
+            return 0;
+        if (*most == refused && *page == refused_at)
+            return error;
+        refused = *most;
+        refused_at = *page;
+        error = evict_and_charge(replica->device, *most);
+    } while (error);
+    return 0;
+}
+
+static uint64_t before_chunk_ends(const struct gaia_frames *frames, uint64_t page, uint64_t count)
+{
+    uint64_t left = frames->chunk_pages - page % frames->chunk_pages;
+
+    return count < left ? count : left;
 }
 
 /* The next piece of a request: 0 when there is none left. Its length is charged and busy. */
@@ -505,19 +552,16 @@ static uint64_t fill_next(struct cache_map *map, const struct fill_request *requ
     struct replica *replica = map->replica;
     struct cache_file *file = replica->file;
     uint64_t end = request->first + request->count, most = end - *page;
+    uint64_t stage = request->wide ? request->wide : STAGE_PAGES;
 
-    if (most > STAGE_PAGES)
-        most = STAGE_PAGES;
+    if (most > stage)
+        most = stage;
+    if (request->wide) /* what lies in two chunks is waited for */
+        most = before_chunk_ends(replica->frames, *page, most);
     if (most > replica->device->capacity / 4)
         most = replica->device->capacity / 4;
-    /* Not a page more than is wanted: what makes room may be what was placed a moment ago. */
-    pthread_mutex_lock(&file->lock);
-    most = find_absent(replica, page, end < fit_pages(replica) ? end : fit_pages(replica), most);
-    pthread_mutex_unlock(&file->lock);
-    if (!most)
-        return 0;
-    *error = evict_and_charge(replica->device, most);
-    if (*error)
+    *error = charge_absent(replica, page, end, &most);
+    if (*error || !most)
         return 0;
     pthread_mutex_lock(&file->lock);
     if (end > fit_pages(replica))

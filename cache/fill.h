@@ -27,6 +27,7 @@ struct fill_request {
     uint32_t thread;          /* that touches: gaia_fault.thread */
     struct fill_group *group; /* or NULL */
     bool patient;             /* fit_to_place() has been called for it */
+    uint64_t wide;            /* how many pages are read and sent at once; 0: STAGE_PAGES */
 };
 
 /* Place the pages of the request that the device lacks and nobody is placing, and expose them to the map's

@@ -5,12 +5,16 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "cache/client.h"
 #include "cache/fill.h"
 #include "cache/fit.h"
 
-/* What one thread takes of a range that several place: so much that its stages are read in order, so little
- * that nobody is left with much at the end. */
+/* Where all stages are alike, a thread takes two of a range that several place, which are read in order. */
 #define SHARE_PAGES (2 * STAGE_PAGES)
+/* Of wide ones so many for each thread at least, so that nobody is left with much at the end. */
+#define SHARES_LEAST 4u
+/* Pieces that one call may put into the queue: half of it, and more than a window of readahead has. */
+#define AHEAD_MAX (FILLER_QUEUE_MAX / 2)
 
 /* A range that several threads place, in the frame of who waits for it; or of it some leaves. */
 struct filler_range {
@@ -18,6 +22,9 @@ struct filler_range {
     struct fill_group *group;
     struct gaia_run run;
     const uint64_t *leaves; /* ascending; NULL: all of the run */
+    size_t leaf_count;
+    uint64_t step; /* pages of a share, or leaves */
+    uint64_t wide; /* fill_request.wide */
     uint64_t shares;
     atomic_uint_fast64_t next; /* the first share that nobody has taken */
     atomic_bool failed;        /* the rest is not begun */
@@ -29,16 +36,46 @@ struct filler_piece {
     struct filler_range *range; /* a call for help with it; else NULL, and: */
     struct cache_map *map;      /* a reference */
     uint64_t first, count;
+    uint64_t wide; /* fill_request.wide */
 };
 
-/* The pages of a share: of a leaf, those in the range. */
-static struct gaia_run pages_of_share(const struct filler_range *range, uint64_t share)
+/* Of [from, end) what lies in the range. */
+static int place_pages(const struct filler_range *range, uint64_t from, uint64_t end)
 {
-    uint64_t step = range->leaves ? LEAF_PAGES : SHARE_PAGES, end = range->run.page + range->run.count;
-    uint64_t from = range->leaves ? range->leaves[share] << LEAF_SHIFT : range->run.page + share * step;
-    uint64_t first = from > range->run.page ? from : range->run.page;
+    uint64_t first = from > range->run.page ? from : range->run.page,
+             all = range->run.page + range->run.count;
 
-    return (struct gaia_run){first, (from + step < end ? from + step : end) - first};
+    return fill_range(range->map, &(struct fill_request){.first = first,
+                                                         .count = (end < all ? end : all) - first,
+                                                         .touched = FILL_NO_PAGE,
+                                                         .group = range->group,
+                                                         .patient = true,
+                                                         .wide = range->wide});
+}
+
+/* Leaves behind each other at once. */
+static int place_leaves(const struct filler_range *range, uint64_t share)
+{
+    size_t at = share * range->step, left = range->leaf_count - at;
+    size_t end = at + (left < range->step ? left : range->step);
+    int error = 0;
+
+    while (at < end && !error) {
+        uint64_t first = range->leaves[at], behind = first;
+        while (at < end && range->leaves[at] == behind) {
+            at++;
+            behind++;
+        }
+        error = place_pages(range, first << LEAF_SHIFT, behind << LEAF_SHIFT);
+    }
+    return error;
+}
+
+static int place_share(const struct filler_range *range, uint64_t share)
+{
+    uint64_t from = range->run.page + share * range->step;
+
+    return range->leaves ? place_leaves(range, share) : place_pages(range, from, from + range->step);
 }
 
 /* Share by share, until nothing is left of the range. */
@@ -49,12 +86,7 @@ static void place_shares(struct filler_range *range)
 
         if (share >= range->shares || atomic_load(&range->failed))
             return;
-        struct gaia_run pages = pages_of_share(range, share);
-        if (fill_range(range->map, &(struct fill_request){.first = pages.page,
-                                                          .count = pages.count,
-                                                          .touched = FILL_NO_PAGE,
-                                                          .group = range->group,
-                                                          .patient = true}))
+        if (place_share(range, share))
             atomic_store(&range->failed, true);
     }
 }
@@ -70,6 +102,15 @@ static void help(struct filler *filler, struct filler_range *range)
         pthread_cond_broadcast(&filler->helped);
 }
 
+/* Whether who has asked for it is going, and waits for all that is under way for its map. */
+static bool is_over(const struct cache_map *map)
+{
+    pthread_mutex_lock(&map->client->lock);
+    bool over = map->closing;
+    pthread_mutex_unlock(&map->client->lock);
+    return over;
+}
+
 /* filler->lock held; let go for as long as it takes. */
 static void place_piece(struct filler *filler, struct filler_piece *piece)
 {
@@ -77,9 +118,11 @@ static void place_piece(struct filler *filler, struct filler_piece *piece)
 
     filler->length--;
     pthread_mutex_unlock(&filler->lock);
-    if (!stop)
-        fill_range(piece->map, &(struct fill_request){
-                                   .first = piece->first, .count = piece->count, .touched = FILL_NO_PAGE});
+    if (!stop && !is_over(piece->map))
+        fill_range(piece->map, &(struct fill_request){.first = piece->first,
+                                                      .count = piece->count,
+                                                      .touched = FILL_NO_PAGE,
+                                                      .wide = piece->wide});
     cache_map_put(piece->map);
     free(piece);
     pthread_mutex_lock(&filler->lock);
@@ -159,16 +202,31 @@ void filler_stop(struct cache *cache)
     pthread_mutex_destroy(&filler->lock);
 }
 
+/* How many pages of so many are best read and sent at once: more than a stage has where somebody else takes
+ * them from there, unless that leaves threads with nothing to do. 0: no more. */
+static uint64_t choose_wide(const struct cache_map *map, uint64_t count)
+{
+    const struct cache *cache = map->file->cache;
+    uint64_t each = count / (SHARES_LEAST * (cache->filler.started + 1)) / STAGE_PAGES * STAGE_PAGES;
+
+    if (!map->replica->frames->ops->later_most || cache->path || each <= STAGE_PAGES)
+        return 0;
+    return each < WIDE_PAGES ? each : WIDE_PAGES;
+}
+
 void filler_ahead(struct cache_map *map, uint64_t first, uint64_t count)
 {
     struct filler *filler = &map->file->cache->filler;
+    uint64_t wide = choose_wide(map, map->count), step = wide ? wide : STAGE_PAGES;
 
+    if (count > AHEAD_MAX * step) /* others', too, are to find room in the queue */
+        count = AHEAD_MAX * step;
     while (count) {
-        uint64_t n = count < STAGE_PAGES ? count : STAGE_PAGES;
+        uint64_t n = count < step ? count : step;
         struct filler_piece *piece = malloc(sizeof *piece);
         if (!piece)
             return;
-        *piece = (struct filler_piece){.map = cache_map_get(map), .first = first, .count = n};
+        *piece = (struct filler_piece){.map = cache_map_get(map), .first = first, .count = n, .wide = wide};
         pthread_mutex_lock(&filler->lock);
         bool room = filler->length < FILLER_QUEUE_MAX && !filler->stop;
         if (room) {
@@ -220,14 +278,27 @@ static void place(struct filler_range *range)
 
 void filler_place(struct cache_map *map, uint64_t first, uint64_t count, struct fill_group *group)
 {
+    uint64_t wide = choose_wide(map, count), step = wide ? wide : SHARE_PAGES;
+
     place(&(struct filler_range){.map = map,
                                  .group = group,
                                  .run = {first, count},
-                                 .shares = (count + SHARE_PAGES - 1) / SHARE_PAGES});
+                                 .step = step,
+                                 .wide = wide,
+                                 .shares = (count + step - 1) / step});
 }
 
 void filler_place_leaves(struct cache_map *map, struct gaia_run run, const uint64_t *leaves, size_t count,
                          struct fill_group *group)
 {
-    place(&(struct filler_range){.map = map, .group = group, .run = run, .leaves = leaves, .shares = count});
+    uint64_t wide = choose_wide(map, count * LEAF_PAGES), step = wide ? wide / LEAF_PAGES : 1;
+
+    place(&(struct filler_range){.map = map,
+                                 .group = group,
+                                 .run = run,
+                                 .leaves = leaves,
+                                 .leaf_count = count,
+                                 .step = step,
+                                 .wide = wide,
+                                 .shares = (count + step - 1) / step});
 }

@@ -36,8 +36,9 @@ int filler_start(struct cache *cache);
 /* What is queued is not placed any more. */
 void filler_stop(struct cache *cache);
 
-/* Place [first, first + count) of a map sometime soon, in pieces; when there is too much to do already, not
- * at all. */
+/* Place [first, first + count) of a map sometime soon, in pieces, or as much as the queue takes; when there
+ * is too much to do already, or the map is being closed by then, not at all. Of a device that scans the map
+ * need not be attached. */
 void filler_ahead(struct cache_map *map, uint64_t first, uint64_t count);
 
 /* Place what is missing of [first, first + count) of a map, as fill_range() does, with all threads that have

@@ -168,16 +168,26 @@ uint64_t frame_pool_held(struct frame_pool *pool)
     return held;
 }
 
+static void list_init(struct stage_list *list, uint8_t *area, unsigned count, size_t pages)
+{
+    pthread_cond_init(&list->freed, NULL);
+    while (list->count < count) {
+        list->free_list[list->count] = area + list->count * pages * GAIA_PAGE_SIZE;
+        list->count++;
+    }
+}
+
 int stage_pool_init(struct stage_pool *pool)
 {
+    static_assert(WIDE_COUNT <= STAGE_COUNT, "both lists have the same room");
+
     *pool = (struct stage_pool){0};
-    pool->area = area_map(stage_pool_length());
+    pool->area = area_map(stage_pool_extent());
     if (!pool->area)
         return -ENOMEM;
     lock_init(&pool->lock, LOCK_STAGES);
-    pthread_cond_init(&pool->freed, NULL);
-    for (unsigned i = 0; i < STAGE_COUNT; i++)
-        pool->free_list[pool->free_count++] = pool->area + (size_t)i * STAGE_PAGES * GAIA_PAGE_SIZE;
+    list_init(&pool->plain, pool->area, STAGE_COUNT, STAGE_PAGES);
+    list_init(&pool->wide, pool->area + stage_pool_length(), WIDE_COUNT, WIDE_PAGES);
     return 0;
 }
 
@@ -185,29 +195,36 @@ void stage_pool_free(struct stage_pool *pool)
 {
     if (!pool->area)
         return;
-    assert(pool->free_count == STAGE_COUNT);
-    munmap(pool->area, stage_pool_length());
-    pthread_cond_destroy(&pool->freed);
+    assert(pool->plain.count == STAGE_COUNT && pool->wide.count == WIDE_COUNT);
+    munmap(pool->area, stage_pool_extent());
+    pthread_cond_destroy(&pool->plain.freed);
+    pthread_cond_destroy(&pool->wide.freed);
     pthread_mutex_destroy(&pool->lock);
 }
 
-uint8_t *stage_get(struct stage_pool *pool)
+uint8_t *stage_get(struct stage_pool *pool, uint64_t pages)
 {
+    struct stage_list *list = pages > STAGE_PAGES ? &pool->wide : &pool->plain;
+
+    assert(pages <= WIDE_PAGES);
     pthread_mutex_lock(&pool->lock);
-    while (!pool->free_count)
-        pthread_cond_wait(&pool->freed, &pool->lock);
+    while (!list->count)
+        pthread_cond_wait(&list->freed, &pool->lock);
     /* The one that came back last is still in the CPU's cache. */
-    uint8_t *stage = pool->free_list[--pool->free_count];
+    uint8_t *stage = list->free_list[--list->count];
     pthread_mutex_unlock(&pool->lock);
     return stage;
 }
 
 void stage_put(struct stage_pool *pool, uint8_t *stage)
 {
+    bool is_wide = (size_t)(stage - pool->area) >= stage_pool_length();
+    struct stage_list *list = is_wide ? &pool->wide : &pool->plain;
+
     pthread_mutex_lock(&pool->lock);
-    assert(pool->free_count < STAGE_COUNT);
-    pool->free_list[pool->free_count++] = stage;
-    pthread_cond_signal(&pool->freed);
+    assert(list->count < (is_wide ? WIDE_COUNT : STAGE_COUNT));
+    list->free_list[list->count++] = stage;
+    pthread_cond_signal(&list->freed);
     pthread_mutex_unlock(&pool->lock);
 }
 

@@ -16,6 +16,8 @@
 
 #define STAGE_PAGES 128u /* pages: 512 KiB, the smallest read after a sequential hint */
 #define STAGE_COUNT 40u  /* in flight at once: a readahead window of 16 MiB, and what is lent */
+#define WIDE_PAGES 1024u /* 4 MiB: a GPU's bus takes 3 us for each copy besides, so of 512 KiB a quarter */
+#define WIDE_COUNT 24u   /* a thread that reads may have one, and as many are on their way as are lent */
 
 /* Twins: frames of one page in one area of address space; a frame is named by its number. Frames come in
  * chunks, and memory goes back to the kernel by the chunk: those that are empty, but for a few that the next
@@ -65,24 +67,35 @@ static inline uint8_t *frame_bytes(const struct frame_pool *pool, uint32_t frame
 }
 uint64_t frame_pool_held(struct frame_pool *pool); /* frames handed out now */
 
-/* Stages: STAGE_COUNT buffers of STAGE_PAGES pages. */
+/* Stages of one size that nobody has. */
+struct stage_list {
+    pthread_cond_t freed;
+    uint8_t *free_list[STAGE_COUNT];
+    unsigned count;
+};
+
+/* Stages: STAGE_COUNT buffers of STAGE_PAGES pages, and behind them WIDE_COUNT of WIDE_PAGES, which are
+ * address space until a GPU is opened. */
 struct stage_pool {
     pthread_mutex_t lock; /* guards the rest but area; a leaf */
-    pthread_cond_t freed;
     uint8_t *area;
-    uint8_t *free_list[STAGE_COUNT];
-    unsigned free_count;
+    struct stage_list plain, wide;
     unsigned lent; /* stage_lend() */
 };
 
 int stage_pool_init(struct stage_pool *pool);
 void stage_pool_free(struct stage_pool *pool);
+/* Bytes of those of STAGE_PAGES, from `area` on; and of all. */
 static inline size_t stage_pool_length(void)
 {
     return (size_t)STAGE_COUNT * STAGE_PAGES * GAIA_PAGE_SIZE;
 }
-/* Waits until one is free (they come back when reads complete). */
-uint8_t *stage_get(struct stage_pool *pool);
+static inline size_t stage_pool_extent(void)
+{
+    return stage_pool_length() + (size_t)WIDE_COUNT * WIDE_PAGES * GAIA_PAGE_SIZE;
+}
+/* One for so many pages, at most WIDE_PAGES. Waits until one is free (they come back when reads complete). */
+uint8_t *stage_get(struct stage_pool *pool, uint64_t pages);
 void stage_put(struct stage_pool *pool, uint8_t *stage);
 /* Whether one more stage may be on its way to a device while who read it goes on: so many at most. If so
  * stage_lent_back() is to follow. */

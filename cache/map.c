@@ -232,6 +232,25 @@ static void share_digests(const struct cache_map *map, uint64_t chunk, int *fd_o
     *bytes_out = 0;
 }
 
+/* The client can't acquire what it maps before it has all of its chunks, each of which takes it and the
+ * driver a while; but then it does, and what it has is on its way meanwhile. Not more: to place pages makes
+ * their chunk, and the GPU may have no memory for all. */
+static void place_ahead(struct cache_map *map, uint64_t chunk)
+{
+    uint64_t pages = frames_of(map)->chunk_pages, first = chunk * pages, end = first + pages;
+
+    if (map->far)
+        return; /* its home does not hear of chunks */
+    if (first < map->first)
+        first = map->first;
+    if (end > map->first + map->count)
+        end = map->first + map->count;
+    /* Who waits is not to find room taken, for a moment, by who places the same. */
+    struct cache_device *device = map->replica->device;
+    if (cache_device_charged(device) + map->count + device->capacity / 4 <= device->capacity)
+        filler_ahead(map, first, end - first);
+}
+
 int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, bool searches, int *fd_out,
                     int *digests_fd_out, uint64_t *digests_bytes_out)
 {
@@ -251,6 +270,8 @@ int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, bo
         error = share_chunk(map, chunk, fd_out);
     if (!error && searches)
         share_digests(map, chunk, digests_fd_out, digests_bytes_out);
+    if (!error)
+        place_ahead(map, chunk);
     cache_map_put(map);
     return error;
 }

@@ -12,9 +12,11 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gpu/home_cuda.h"
 #include "gpu/home_untrapped.h"
@@ -24,6 +26,8 @@
 /* From which size on the digests of a chunk have memory that can be exported, which comes in pieces of 2 MiB:
  * at most 1/32 more. */
 #define SEARCHED_LEAST ((size_t)64 << 20)
+/* From which size on a descriptor of a chunk is kept. */
+#define KEPT_LEAST ((size_t)16 << 20)
 
 /* --- chunks --- */
 
@@ -116,6 +120,10 @@ static void chunk_free(struct cuda_frames *frames, uint64_t index)
     if (!chunk)
         return;
     gaia_standing_end(&chunk->standing);
+    if (chunk->fd >= 0)
+        close(chunk->fd);
+    if (chunk->granted_fd >= 0)
+        close(chunk->granted_fd);
     if (!gpu_begin(frames->gpu)) {
         chunk_free_memory(frames, chunk);
         gpu_end(frames->gpu);
@@ -197,6 +205,7 @@ int cuda_chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **ch
         return error;
     }
     chunk->gpu = frames->gpu;
+    chunk->fd = chunk->granted_fd = -1;
     chunk->standing = (struct gaia_standing){.address = (void *)(uintptr_t)chunk->pages,
                                              .length = chunk_bytes(frames),
                                              .share = chunk_share,
@@ -217,49 +226,74 @@ static void chunks_trim(struct cuda_frames *frames)
 
 /* --- what every driver does --- */
 
+/* GPU not held. */
+static int export_memory(const struct cuda_frames *frames, CUmemGenericAllocationHandle memory, int *fd_out)
+{
+    struct home_gpu *gpu = frames->gpu;
+
+    int error = gpu_begin(gpu);
+    if (error)
+        return error;
+    error = gpu_note_opening(gpu, gpu->device.api->cuMemExportToShareableHandle(
+                                      fd_out, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    gpu_end(gpu);
+    return error;
+}
+
+/* A descriptor of a chunk's memory. To make the first takes the driver most of a millisecond, and to end the
+ * last: of large chunks, which are few, one is kept, and clients have copies of it. Lock held, and let go
+ * meanwhile: the chunk stays. */
+static int share_memory(struct cuda_frames *frames, struct chunk *chunk, CUmemGenericAllocationHandle memory,
+                        int *kept, int *fd_out)
+{
+    int fd = -1, error = 0;
+
+    if (*kept < 0) {
+        chunk->placings++;
+        pthread_mutex_unlock(&frames->lock);
+        error = export_memory(frames, memory, &fd);
+        pthread_mutex_lock(&frames->lock);
+        chunk->placings--;
+    }
+    if (!error && *kept < 0 && chunk_bytes(frames) >= KEPT_LEAST) {
+        *kept = fd;
+        fd = -1;
+    }
+    if (!error && fd < 0) {
+        fd = fcntl(*kept, F_DUPFD_CLOEXEC, 3);
+        error = fd < 0 ? -errno : 0;
+    }
+    *fd_out = fd;
+    return error;
+}
+
 static int cuda_share(struct gaia_frames *base, bool writable, uint64_t index, int *fd_out)
 {
     struct cuda_frames *frames = cuda_frames_of(base);
     struct chunk *chunk;
-    int fd = -1;
 
     if (writable && frames->read_only)
         return -EACCES;
     pthread_mutex_lock(&frames->lock);
     int error = cuda_chunk_get(frames, index, &chunk);
     if (!error)
-        error = gpu_begin(frames->gpu);
-    if (!error) {
-        error = gpu_note_opening(frames->gpu,
-                                 frames->gpu->device.api->cuMemExportToShareableHandle(
-                                     &fd, chunk->memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-        gpu_end(frames->gpu);
-    }
+        error = share_memory(frames, chunk, chunk->memory, &chunk->fd, fd_out);
     pthread_mutex_unlock(&frames->lock);
-    if (!error)
-        *fd_out = fd;
     return error;
 }
 
 static int cuda_share_digests(struct gaia_frames *base, uint64_t index, int *fd_out, uint64_t *bytes_out)
 {
     struct cuda_frames *frames = cuda_frames_of(base);
-    int fd = -1;
 
     pthread_mutex_lock(&frames->lock);
-    const struct chunk *chunk = index < frames->count ? frames->chunks[index] : NULL;
-    int error = chunk && chunk->granted_memory ? gpu_begin(frames->gpu) : -EOPNOTSUPP;
-    if (!error) {
-        error = gpu_note_opening(
-            frames->gpu, frames->gpu->device.api->cuMemExportToShareableHandle(
-                             &fd, chunk->granted_memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-        gpu_end(frames->gpu);
-    }
+    struct chunk *chunk = index < frames->count ? frames->chunks[index] : NULL;
+    int error = chunk && chunk->granted_memory
+                    ? share_memory(frames, chunk, chunk->granted_memory, &chunk->granted_fd, fd_out)
+                    : -EOPNOTSUPP;
     pthread_mutex_unlock(&frames->lock);
-    if (!error) {
-        *fd_out = fd;
+    if (!error)
         *bytes_out = frames->granted_bytes;
-    }
     return error;
 }
 

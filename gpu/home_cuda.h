@@ -17,6 +17,7 @@ struct chunk {
     CUdeviceptr pages;   /* where it is in the daemon's context */
     CUdeviceptr granted; /* a struct gaia_digest for each page; 0 where nobody stores */
     CUmemGenericAllocationHandle granted_memory; /* of it, if clients may have it, too; else 0 */
+    int fd, granted_fd;                          /* of memory, and of granted_memory: share_memory(); or -1 */
     uint64_t placed;                             /* how many bits of it are set */
     unsigned placings; /* and patches, under way without the frames' lock, and windows: it stays */
     struct gaia_standing standing; /* the pages, to who writes to them by a NIC */
@@ -90,8 +91,8 @@ int cuda_chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **ch
 
 /* How pages get there (home_cuda_place.c): see gpu/device.h. */
 int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, const void *bytes);
-int cuda_place_later(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes,
-                     bool exposes, struct gaia_placing *placing);
+int cuda_place_later(struct gaia_frames *base, struct gaia_frames_map *map, uint64_t page, uint64_t count,
+                     const void *bytes, bool exposes, struct gaia_placing *placing);
 int cuda_open_window(struct gaia_frames *base, uint64_t page, uint64_t count, struct gaia_window *window_out);
 int cuda_close_window(struct gaia_frames *base, const struct gaia_window *window, bool arrived);
 

@@ -60,7 +60,7 @@ static int place_part(struct cuda_frames *frames, const struct part *part, const
     int error = send_part(frames, part, bytes, &stream, &result);
     if (error)
         return error;
-    error = gpu_wait(frames->gpu, stream, result);
+    error = gpu_lane_wait(frames->gpu, stream, result);
     gpu_lane_end(frames->gpu, stream);
     return error;
 }
@@ -141,20 +141,20 @@ static void send_placement(struct placement *p, const void *bytes)
         return;
     }
     if (!error) {
-        error = gpu_wait(gpu, stream, result);
+        error = gpu_lane_wait(gpu, stream, result);
         gpu_lane_end(gpu, stream);
     }
     part_arrived(&p->left, error);
 }
 
 /* Of one chunk only: what lies in two is waited for. */
-int cuda_place_later(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes,
-                     bool exposes, struct gaia_placing *placing)
+int cuda_place_later(struct gaia_frames *base, struct gaia_frames_map *map, uint64_t page, uint64_t count,
+                     const void *bytes, bool exposes, struct gaia_placing *placing)
 {
-    struct cuda_frames *frames = map->frames;
+    struct cuda_frames *frames = cuda_frames_of(base);
     uint64_t pages = frames->base.chunk_pages;
 
-    (void)exposes; /* what is placed is seen */
+    (void)map, (void)exposes; /* what is placed is seen */
     if (!gpu_lane_can_leave(frames->gpu) || page % pages + count > pages)
         return -EOPNOTSUPP;
     struct placement *p = malloc(sizeof *p);

@@ -89,6 +89,7 @@ static void init_locks(struct home_gpu *gpu)
 {
     lock_init(&gpu->lock, LOCK_GPU);
     lock_init(&gpu->lanes_lock, LOCK_GPU_LANES);
+    lock_init(&gpu->turn, LOCK_GPU_TURN);
     pthread_cond_init(&gpu->lane_freed, NULL);
     pthread_cond_init(&gpu->lane_left, NULL);
     pthread_cond_init(&gpu->desk_freed, NULL);
@@ -102,6 +103,7 @@ static void destroy_locks(struct home_gpu *gpu)
     pthread_cond_destroy(&gpu->desk_freed);
     pthread_cond_destroy(&gpu->lane_left);
     pthread_cond_destroy(&gpu->lane_freed);
+    pthread_mutex_destroy(&gpu->turn);
     pthread_mutex_destroy(&gpu->lanes_lock);
     pthread_mutex_destroy(&gpu->lock);
 }

@@ -74,6 +74,8 @@ struct home_gpu {
     sem_t finisher_up;             /* one more is, or could not enter */
     _Atomic unsigned finishers_in; /* those that have entered the context */
 
+    pthread_mutex_t turn; /* to wait for a lane: gpu_lane_wait(); a leaf, and guards nothing else */
+
     pthread_mutex_t lanes_lock; /* guards all below; a leaf */
     pthread_cond_t lane_freed, lane_left, desk_freed;
     unsigned free_lanes; /* bit i: lane i */
@@ -116,7 +118,10 @@ void gpu_end(struct home_gpu *gpu);
 /* A lane of one's own, waited for if need be, and the context. 0 or -EIO (then there is none). */
 int gpu_lane_begin(struct home_gpu *gpu, CUstream *stream_out);
 void gpu_lane_end(struct home_gpu *gpu, CUstream stream);
-/* In the place of a wait and gpu_lane_end(): left->done is called when all that was put into the lane has
+/* gpu_wait() for a lane. The driver has who waits look without pause, so of many one does, and the others
+ * sleep: it is processors that read files, and what comes first by the bus has mostly ended first. */
+int gpu_lane_wait(struct home_gpu *gpu, CUstream stream, CUresult error);
+/* In the place of that and gpu_lane_end(): left->done is called when all that was put into the lane has
  * ended. Only where gpu_lane_can_leave(). */
 void gpu_lane_leave(struct home_gpu *gpu, CUstream stream, struct gpu_left *left);
 bool gpu_lane_can_leave(const struct home_gpu *gpu);

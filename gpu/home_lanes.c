@@ -42,6 +42,18 @@ void gpu_lane_end(struct home_gpu *gpu, CUstream stream)
     free_lane(gpu, stream);
 }
 
+int gpu_lane_wait(struct home_gpu *gpu, CUstream stream, CUresult error)
+{
+    bool waits = gpu->device.api->cuStreamQuery(stream) == CUDA_ERROR_NOT_READY;
+
+    if (waits)
+        pthread_mutex_lock(&gpu->turn);
+    int result = gpu_wait(gpu, stream, error);
+    if (waits)
+        pthread_mutex_unlock(&gpu->turn);
+    return result;
+}
+
 /* --- what is left in them --- */
 
 bool gpu_lane_can_leave(const struct home_gpu *gpu)
@@ -64,7 +76,7 @@ static void finish_one(struct home_gpu *gpu, struct gpu_left *left)
 {
     CUstream stream = left->stream;
 
-    int error = gpu_wait(gpu, stream, CUDA_SUCCESS);
+    int error = gpu_lane_wait(gpu, stream, CUDA_SUCCESS);
     free_lane(gpu, stream);
     left->done(left, error);
 }

@@ -161,13 +161,14 @@ static int piece_send(struct gaia_frames_map *map, struct piece *piece, uint64_t
     return error;
 }
 
-static int node_place_later(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes,
-                            bool exposes, struct gaia_placing *told)
+static int node_place_later(struct gaia_frames *base, struct gaia_frames_map *map, uint64_t page,
+                            uint64_t count, const void *bytes, bool exposes, struct gaia_placing *told)
 {
     const uint64_t most = CALL_SLOT_BYTES / GAIA_PAGE_SIZE, pieces = (count + most - 1) / most;
     struct placing *placing = calloc(1, sizeof *placing + pieces * sizeof *placing->pieces);
     int error = 0;
 
+    (void)base; /* the map's */
     if (!placing)
         return -ENOMEM;
     placing->told = told;

@@ -52,8 +52,8 @@ struct fixture {
     uint64_t (*_Atomic place_exposed)(struct gaia_frames_map *map, uint64_t page, uint64_t count,
                                       const void *bytes);
     /* Of none of theirs: without it they have no such call. */
-    int (*_Atomic place_later)(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes,
-                               bool exposes, struct gaia_placing *placing);
+    int (*_Atomic place_later)(struct gaia_frames *frames, struct gaia_frames_map *map, uint64_t page,
+                               uint64_t count, const void *bytes, bool exposes, struct gaia_placing *placing);
     bool shows_locked; /* peek() shows pages that are not up to date, unlike Linux 6.18 */
 };
 

@@ -159,9 +159,10 @@ static struct {
     struct gaia_placing *placing;
 } late;
 
-static int place_late(struct gaia_frames_map *frames_map, uint64_t page, uint64_t count, const void *bytes,
-                      bool exposes, struct gaia_placing *placing)
+static int place_late(struct gaia_frames *frames, struct gaia_frames_map *frames_map, uint64_t page,
+                      uint64_t count, const void *bytes, bool exposes, struct gaia_placing *placing)
 {
+    (void)frames;
     late.map = frames_map;
     late.page = page;
     late.count = count;

@@ -132,6 +132,7 @@ MAPPING = ["cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "
            "cuMemExportToShareableHandle"]
 COPIED = "cannot=118"  # to a GPU of which it is not known when it sees what others write: test_cuda_windows.py has the rest
 PLACING = ["cuMemcpyHtoDAsync", "cuLaunchKernel", "cuStreamSynchronize", "cuCtxPushCurrent"]
+AHEAD = PLACING[:2]  # what is placed ahead of the acquire may be what fails, and then the acquire places it: each call fails
 
 
 @pytest.mark.parametrize("name", OPENING + MAPPING + PLACING)
@@ -142,10 +143,10 @@ def test_the_daemons_driver_fails_at_a_map(gpu, name, error, expected):
     path = make(m, content)
     if name not in OPENING:
         gpu.program(make(m, bytes(PAGE), "first"))
-    gpu.fail(name, 1, error)
+    gpu.fail(name, 0 if name in AHEAD else 1, error)
     with pytest.raises(OSError) as caught:
         gpu.program(path)
-    assert gpu.failed()
+    assert name in AHEAD or gpu.failed()
     assert caught.value.errno == expected
     gpu.heal()
     program = gpu.program(path)  # nothing is left of it
