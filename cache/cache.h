@@ -79,6 +79,7 @@ struct cache_config {
     unsigned soft_devices;                         /* soft:0 to soft:(n-1) exist; 1 to GAIA_SOFT_MAX */
     const char *evict;                             /* evict_policy.name */
     uint64_t unit_pages;            /* of a fault: what is placed for one touch; a power of two */
+    unsigned fault_threads;         /* of each client, at most; 0: fault_threads_default() */
     bool io_threads;                /* -o io=threads: no io_uring */
     bool shared;                    /* -o shared: other mounts have the data directory, too (cache/claim.h) */
     bool no_gpudirect;              /* -o gpudirect=off: no NIC writes to a GPU's memory */

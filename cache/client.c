@@ -16,9 +16,7 @@
 #include "cache/map.h"
 #include "gpu/gaia.h"
 
-#define FAULTS_AT_ONCE 32u
-
-static struct cache_map *find_by_address(struct cache_client *client, uint64_t address)
+struct cache_map *client_find_map(struct cache_client *client, uint64_t address)
 {
     pthread_mutex_lock(&client->lock);
     struct cache_map *map = maps_at(&client->maps, address);
@@ -42,7 +40,7 @@ struct cache_map *cache_client_find_far(struct nodes *nodes, uint32_t number, ui
         client->finders++;
     pthread_mutex_unlock(&nodes->lock);
     if (client) {
-        map = find_by_address(client, address);
+        map = client_find_map(client, address);
         pthread_mutex_lock(&nodes->lock);
         if (--client->finders == 0)
             pthread_cond_broadcast(&nodes->changed);
@@ -53,47 +51,6 @@ struct cache_map *cache_client_find_far(struct nodes *nodes, uint32_t number, ui
         map = NULL;
     }
     return map;
-}
-
-static void *serve_faults(void *argument)
-{
-    struct cache_client *client = argument;
-    struct gaia_fault faults[FAULTS_AT_ONCE];
-    int count;
-
-    while ((count = gaia_soft_wait(client->process.faults, client->stop, faults, FAULTS_AT_ONCE)) > 0) {
-        for (int i = 0; i < count; i++) {
-            struct cache_map *map = find_by_address(client, faults[i].address);
-            if (!map) /* unmapped meanwhile: there is nobody to wake any more */
-                continue;
-            if (map->far)
-                agent_fault(map, &faults[i]);
-            else
-                fault_serve(map, &faults[i]);
-            cache_map_put(map);
-        }
-    }
-    return NULL;
-}
-
-static void interrupt(int signal)
-{
-    (void)signal; /* only ends a read() */
-}
-
-static void install_interrupt(void)
-{
-    struct sigaction action = {.sa_handler = interrupt};
-
-    sigaction(SIGUSR2, &action, NULL); /* no SA_RESTART */
-}
-
-/* The client shares the description of its descriptor, and may have made it one that blocks: then only a
- * signal ends the read that the thread is in, and it may come just before it. */
-static void join_faults(struct cache_client *client)
-{
-    while (!lock_join_within(client->thread, 100))
-        pthread_kill(client->thread, SIGUSR2);
 }
 
 /* Of a client of this node's: homes elsewhere find it by its number. */
@@ -124,9 +81,6 @@ int cache_client_open(struct cache *cache, const struct gaia_process *process, b
     int error = -EINVAL, faults = process->faults;
     struct cache_client *client = NULL;
 
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-    pthread_once(&once, install_interrupt);
     if (faults >= 0 && (!gaia_soft_is_faults(faults) || fcntl(faults, F_SETFL, O_NONBLOCK)))
         goto out;
     error = -ENOMEM;
@@ -141,7 +95,7 @@ int cache_client_open(struct cache *cache, const struct gaia_process *process, b
         error = -errno;
         goto out;
     }
-    error = faults >= 0 ? -pthread_create(&client->thread, NULL, serve_faults, client) : 0;
+    error = faults >= 0 ? fault_threads_start(client) : 0;
     if (error) {
         close(client->stop);
         goto out;
@@ -171,7 +125,7 @@ int cache_client_open_far(struct cache *cache, unsigned node, uint32_t number,
 
 int cache_client_fault(struct cache_client *client, const struct gaia_fault *fault)
 {
-    struct cache_map *map = find_by_address(client, fault->address);
+    struct cache_map *map = client_find_map(client, fault->address);
 
     if (!map)
         return -ENOENT;
@@ -199,7 +153,7 @@ void cache_client_close(struct cache_client *client)
     while (write(client->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
     if (client->process.faults >= 0)
-        join_faults(client);
+        fault_threads_stop(client);
     while (client->maps.count) /* nobody opens any more; from the end, where closing moves no others */
         cache_map_close(client, (uint32_t)client->maps.by_id[client->maps.count - 1].key);
     if (client->cache->nodes && !client->far) {

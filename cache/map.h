@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <sys/queue.h>
 
+#include "cache/fault_threads.h"
 #include "cache/internal.h"
 #include "cache/maps.h"
 #include "cache/readahead.h"
@@ -23,9 +24,9 @@ struct cache_client {
     struct gaia_process process;
     int stop;
     bool can_trap;
-    pthread_t thread;
-    pthread_mutex_t lock; /* guards maps; taken before any other */
-    pthread_cond_t idle;  /* a map that is being closed has no other reference any more */
+    struct fault_threads threads; /* if it has a descriptor for faults */
+    pthread_mutex_t lock;         /* guards maps; taken before any other */
+    pthread_cond_t idle;          /* a map that is being closed has no other reference any more */
     struct maps maps;
 };
 
@@ -49,8 +50,8 @@ struct cache_map {
     struct durable_seen seen;
     uint64_t failures;    /* kernels_failures() that its acquires have told of; under the file's lock */
     struct placed placed; /* on a device that scans; under the file's lock */
-    /* Of touches of missing pages, and of first stores. Used by the client's fault thread and by advice, each
-     * under its own lock. */
+    /* Of touches of missing pages, and of first stores. Used by the client's fault threads and by advice,
+     * each under its own lock. */
     struct readahead readahead, stores;
 };
 
@@ -62,7 +63,11 @@ static inline struct cache_map *cache_map_get(struct cache_map *map)
     return map;
 }
 
-/* Serve one fault of a client. Called from its fault thread. */
+/* The map that an address of its client's lies in, with a reference, or NULL. No lock is held. */
+struct cache_map *client_find_map(struct cache_client *client, uint64_t address);
+
+/* Serve one fault of a client. Called from one of its fault threads: several may be served at a time, of a
+ * page, too. */
 struct gaia_fault;
 void fault_serve(struct cache_map *map, const struct gaia_fault *fault);
 

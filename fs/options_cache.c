@@ -8,6 +8,7 @@
 
 #include "base/size.h"
 #include "cache/evict.h"
+#include "cache/fault_threads.h"
 #include "fs/log.h"
 #include "fs/memory.h"
 
@@ -112,6 +113,11 @@ static int parse_unit(struct fs_options *options, const char *option)
     return 0;
 }
 
+static int parse_fault_threads(struct fs_options *options, const char *option)
+{
+    return option_count(option, 1, FAULT_THREADS_MAX, &options->cache.fault_threads);
+}
+
 static int parse_io(struct fs_options *options, const char *option)
 {
     return option_choice(option, "uring", "threads", &options->cache.io_threads);
@@ -172,6 +178,7 @@ const struct mount_option options_cache[] = {
     {.text = "soft_devices=", .parse = parse_soft_devices},
     {.text = "evict=", .parse = parse_evict},
     {.text = "unit=", .parse = parse_unit},
+    {.text = "fault_threads=", .parse = parse_fault_threads},
     {.text = "io=", .parse = parse_io},
     {.text = "fault=", .parse = parse_carrier},
     {.text = "gpudirect=", .parse = parse_gpudirect},
