@@ -39,9 +39,9 @@
 
 /* --- table[unit] ---
  *
- *   0                       in no frame
+ *   nothing of these        in no frame
  *   BUSY                    somebody is bringing it
- *   VALID                   in frame GAIA_DEMAND_FRAME(word), its count of holders in the low bits
+ *   VALID                   in frame GAIA_DEMAND_FRAME(word, mask), its count of holders in the low bits
  *   VALID | BUSY            nobody holds it; somebody is giving it back, or writing it back
  *   FAILED                  the host could not serve it; touches fail at once, until it is dropped
  *
@@ -50,14 +50,30 @@
  * to the count of any word at any time; it holds the unit only if the word that it found was VALID and not
  * BUSY, else it takes its count back at once. So who has a unit busy changes its word by additions and masks,
  * never by a store. DIRTY is set by a holder before it stores, and cleared by who has the unit busy, before
- * it reads the bytes. Taking hold acquires, letting go releases. */
+ * it reads the bytes. Taking hold acquires, letting go releases.
+ *
+ * The upper half is the frame, in as many bits as the mapping's frames need (frame_mask), and above that a
+ * sequence number, which counts up each time the unit is brought, wraps, and stays when the unit goes. It is
+ * for loads without a hold (gaia_view::load()): they read the word, the element, and the word again, and
+ * believe what they found if it is the same unit in the same frame, brought at the same time. They'd be
+ * deceived by a unit that went and was brought 2^(32 - bits of the frame) times meanwhile, and at last into
+ * the same frame. For each time the clock's hand goes round, by an atomic update for every frame: that makes
+ * 2^31 of them in all, or more, however many frames there are, and a GPU makes one a cycle at most. So more
+ * than a second has to pass between two loads of a lane, the second of which waits for the first and nothing
+ * else. (What spares rounds: warps that were kept waiting since rounds before, each of them one, and drops by
+ * the host, each with a kernel, though not the last one.) */
 #define GAIA_DEMAND_COUNT 0xffffffull
 #define GAIA_DEMAND_VALID (1ull << 24)
 #define GAIA_DEMAND_BUSY (1ull << 25)
 #define GAIA_DEMAND_DIRTY (1ull << 26)
 #define GAIA_DEMAND_REFERENCED (1ull << 27)
 #define GAIA_DEMAND_FAILED (1ull << 28)
-#define GAIA_DEMAND_FRAME(word) ((uint32_t)((word) >> 32))
+#define GAIA_DEMAND_FRAME(word, mask) ((uint32_t)((word) >> 32) & (mask))
+#define GAIA_DEMAND_SEQUENCE(mask) (~(uint64_t)(mask) << 32)                    /* its bits */
+#define GAIA_DEMAND_SEQUENCE_ONE(mask) ((uint64_t)(uint32_t)((mask) + 1) << 32) /* 0: it has none */
+/* Where a word may differ between two looks at a unit whose bytes have stayed where they are: who holds it,
+ * when it was touched, and whether it was stored to, or given, but not given back. */
+#define GAIA_DEMAND_PASSING (GAIA_DEMAND_COUNT | GAIA_DEMAND_DIRTY | GAIA_DEMAND_REFERENCED)
 
 /* owner[frame]: the number of the unit in it, or one of these. A frame is taken by a compare-and-swap of
  * FREE, or by having its unit busy. */
@@ -165,6 +181,7 @@ struct gaia_demand {
     uint32_t unit_shift;
     uint32_t units;
     uint32_t frames_count;
+    uint32_t frame_mask; /* a power of two that is not less than frames_count, less 1 */
     uint32_t slots;
     uint32_t arena_slots;
     uint32_t is_writable;

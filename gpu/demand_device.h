@@ -51,7 +51,8 @@ enum gaia_step {
 };
 
 /* Takes `holds` holds on a unit that is in a frame; the frame is an output then. */
-GAIA_DEVICE enum gaia_step gaia_hold(uint64_t *word, uint32_t holds, bool is_store, uint32_t *frame_out)
+GAIA_DEVICE enum gaia_step gaia_hold(uint64_t *word, uint32_t frame_mask, uint32_t holds, bool is_store,
+                                     uint32_t *frame_out)
 {
     uint64_t was = gaia_load_relaxed_gpu64(word);
     uint64_t marks = GAIA_DEMAND_REFERENCED | (is_store ? GAIA_DEMAND_DIRTY : 0);
@@ -61,7 +62,7 @@ GAIA_DEVICE enum gaia_step gaia_hold(uint64_t *word, uint32_t holds, bool is_sto
         if ((was & (GAIA_DEMAND_VALID | GAIA_DEMAND_BUSY)) == GAIA_DEMAND_VALID) {
             if ((was & marks) != marks)
                 (void)gaia_or_relaxed_gpu64(word, marks);
-            *frame_out = GAIA_DEMAND_FRAME(was);
+            *frame_out = GAIA_DEMAND_FRAME(was, frame_mask);
             return GAIA_STEP_HELD;
         }
         (void)gaia_add_relaxed_gpu64(word, (uint64_t)0 - holds);
@@ -84,7 +85,7 @@ GAIA_DEVICE bool gaia_make_busy(const struct gaia_demand *d, uint32_t unit, uint
 }
 
 /* Whether a unit is in this frame and may be made busy. */
-GAIA_DEVICE bool gaia_is_idle(uint64_t word, uint32_t frame)
+GAIA_DEVICE bool gaia_is_idle(const struct gaia_demand *d, uint64_t word, uint32_t frame)
 {
     uint64_t state = word & (GAIA_DEMAND_VALID | GAIA_DEMAND_BUSY);
 
@@ -92,7 +93,7 @@ GAIA_DEVICE bool gaia_is_idle(uint64_t word, uint32_t frame)
     if (word & GAIA_DEMAND_COUNT)
         return false;
 #endif
-    return state == GAIA_DEMAND_VALID && GAIA_DEMAND_FRAME(word) == frame;
+    return state == GAIA_DEMAND_VALID && GAIA_DEMAND_FRAME(word, d->frame_mask) == frame;
 }
 
 /* --- bytes: 16 a lane, four of them on their way --- */
@@ -110,7 +111,12 @@ GAIA_DEVICE uint32_t gaia_share_of_bytes(uint32_t mask, uint32_t *step_out)
 #endif
 }
 
-/* From pinned host memory into a frame. The loads are before what any lane does after this. */
+/* From pinned host memory into a frame. The loads are before what any lane does after this.
+ *
+ * Somebody may be looking at the frame without a hold (gaia_view::load()), for an element of a unit that was
+ * there before. The leader made that unit busy, or took the frame from who had done so, and since then all
+ * lanes have met; so with the fence, and stores that are relaxed and not plain, who acquires a word of what
+ * is stored here must find that unit's word changed. */
 GAIA_DEVICE void gaia_warp_copy_in(const struct gaia_demand *d, uint32_t mask, uint32_t frame,
                                    const uint8_t *from)
 {
@@ -118,18 +124,19 @@ GAIA_DEVICE void gaia_warp_copy_in(const struct gaia_demand *d, uint32_t mask, u
     const struct gaia_quad *quads = (const struct gaia_quad *)(const void *)from;
     uint32_t step, at = gaia_share_of_bytes(mask, &step), end = 1u << (d->unit_shift - 4);
 
+    gaia_fence_gpu();
     for (; at + 3 * step < end; at += 4 * step) {
         struct gaia_quad q0 = gaia_quad_load_sys(quads + at), q1 = gaia_quad_load_sys(quads + at + step);
         struct gaia_quad q2 = gaia_quad_load_sys(quads + at + 2 * step);
         struct gaia_quad q3 = gaia_quad_load_sys(quads + at + 3 * step);
 
-        gaia_quad_store(to + at, q0);
-        gaia_quad_store(to + at + step, q1);
-        gaia_quad_store(to + at + 2 * step, q2);
-        gaia_quad_store(to + at + 3 * step, q3);
+        gaia_quad_store_gpu(to + at, q0);
+        gaia_quad_store_gpu(to + at + step, q1);
+        gaia_quad_store_gpu(to + at + 2 * step, q2);
+        gaia_quad_store_gpu(to + at + 3 * step, q3);
     }
     for (; at < end; at += step)
-        gaia_quad_store(to + at, gaia_quad_load_sys(quads + at));
+        gaia_quad_store_gpu(to + at, gaia_quad_load_sys(quads + at));
     gaia_fence_sys();
     gaia_warp_sync(mask);
 }
@@ -294,7 +301,7 @@ GAIA_DEVICE uint32_t gaia_clock(const struct gaia_demand *d, uint32_t *unit_out)
         if (unit >= d->units)
             continue;
         word = gaia_load_relaxed_gpu64(&d->table[unit]);
-        if (!gaia_is_idle(word, frame) || word & never)
+        if (!gaia_is_idle(d, word, frame) || word & never)
             continue;
         if (word & GAIA_DEMAND_REFERENCED)
             (void)gaia_and_relaxed_gpu64(&d->table[unit], ~GAIA_DEMAND_REFERENCED);
@@ -332,6 +339,13 @@ GAIA_DEVICE uint32_t gaia_warp_give(const struct gaia_demand *d, uint32_t mask, 
     return status;
 }
 
+/* A busy unit is in no frame any more. What stays of its word: the sequence number, and counts, which are of
+ * those who try and take them back. */
+GAIA_DEVICE void gaia_gone(const struct gaia_demand *d, uint32_t unit)
+{
+    (void)gaia_and_release_gpu64(&d->table[unit], GAIA_DEMAND_SEQUENCE(d->frame_mask) | GAIA_DEMAND_COUNT);
+}
+
 /* A frame for a fault; nobody else has it. GAIA_NO_FRAME: none in time, and *error says why. */
 GAIA_DEVICE uint32_t gaia_warp_take_frame(const struct gaia_demand *d, uint32_t mask, uint64_t until_ns,
                                           uint32_t *error)
@@ -363,8 +377,7 @@ GAIA_DEVICE uint32_t gaia_warp_take_frame(const struct gaia_demand *d, uint32_t 
         if (!*error) {
             if (gaia_leads(mask)) {
                 gaia_store_relaxed_gpu32(&d->owner[frame], GAIA_DEMAND_TAKEN);
-                /* Counts are of those who try and take them back. */
-                (void)gaia_and_release_gpu64(&d->table[unit], GAIA_DEMAND_COUNT);
+                gaia_gone(d, unit);
                 gaia_count(&d->control->evicted);
             }
             return frame;
@@ -422,6 +435,7 @@ GAIA_DEVICE uint32_t gaia_warp_fill(const struct gaia_demand *d, uint32_t mask, 
     gaia_store_relaxed_gpu32(&d->grant[frame], grant);
     gaia_store_release_gpu32(&d->owner[frame], unit);
     becomes |= (uint64_t)frame << 32 | (is_store ? GAIA_DEMAND_DIRTY : 0);
+    becomes += GAIA_DEMAND_SEQUENCE_ONE(d->frame_mask);
     (void)gaia_add_release_gpu64(&d->table[unit], becomes - GAIA_DEMAND_BUSY + holds);
     return frame;
 }
@@ -439,10 +453,12 @@ GAIA_DEVICE_CALL uint32_t gaia_warp_fault(const struct gaia_demand *d, uint32_t 
         uint32_t step = GAIA_STEP_BUSY, frame = GAIA_NO_FRAME;
 
         if (gaia_leads(mask)) {
-            step = gaia_hold(&d->table[unit], holds, is_store, &frame);
+            step = gaia_hold(&d->table[unit], d->frame_mask, holds, is_store, &frame);
             if (step == GAIA_STEP_ABSENT) {
                 uint64_t was = gaia_load_relaxed_gpu64(&d->table[unit]);
                 uint64_t state = was & ~GAIA_DEMAND_COUNT & ~GAIA_DEMAND_REFERENCED;
+
+                state &= ~GAIA_DEMAND_SEQUENCE(d->frame_mask);
 
                 if (state != 0 || !gaia_make_busy(d, unit, was))
                     step = GAIA_STEP_BUSY; /* look again */
@@ -488,8 +504,8 @@ GAIA_DEVICE void gaia_warp_flush(const struct gaia_demand *d, uint32_t mask, uin
         unit = gaia_load_acquire_gpu32(&d->owner[frame]);
         if (unit < d->units)
             word = gaia_load_relaxed_gpu64(&d->table[unit]);
-        if (word & GAIA_DEMAND_DIRTY && GAIA_DEMAND_FRAME(word) == frame) {
-            is_mine = gaia_is_idle(word, frame) && gaia_make_busy(d, unit, word);
+        if (word & GAIA_DEMAND_DIRTY && GAIA_DEMAND_FRAME(word, d->frame_mask) == frame) {
+            is_mine = gaia_is_idle(d, word, frame) && gaia_make_busy(d, unit, word);
             if (!is_mine)
                 gaia_count(&d->control->held);
         }
@@ -513,12 +529,13 @@ GAIA_DEVICE void gaia_warp_drop(const struct gaia_demand *d, uint32_t mask, uint
 
     if (gaia_leads(mask)) {
         uint64_t word = gaia_load_relaxed_gpu64(&d->table[unit]);
+        uint32_t its_frame = GAIA_DEMAND_FRAME(word, d->frame_mask);
 
         if (word & GAIA_DEMAND_FAILED)
             (void)gaia_and_relaxed_gpu64(&d->table[unit], ~GAIA_DEMAND_FAILED);
-        else if (gaia_is_idle(word, GAIA_DEMAND_FRAME(word)) && gaia_make_busy(d, unit, word))
-            frame = GAIA_DEMAND_FRAME(word);
-        else if (word & ~GAIA_DEMAND_REFERENCED)
+        else if (gaia_is_idle(d, word, its_frame) && gaia_make_busy(d, unit, word))
+            frame = its_frame;
+        else if (word & ~GAIA_DEMAND_REFERENCED & ~GAIA_DEMAND_SEQUENCE(d->frame_mask))
             gaia_count(&d->control->held);
     }
     frame = gaia_share(mask, leader, frame);
@@ -532,7 +549,7 @@ GAIA_DEVICE void gaia_warp_drop(const struct gaia_demand *d, uint32_t mask, uint
         (void)gaia_and_release_gpu64(&d->table[unit], ~GAIA_DEMAND_BUSY);
         return;
     }
-    (void)gaia_and_release_gpu64(&d->table[unit], GAIA_DEMAND_COUNT);
+    gaia_gone(d, unit);
     gaia_store_release_gpu32(&d->owner[frame], GAIA_DEMAND_FREE);
 }
 

@@ -32,6 +32,16 @@ struct gaia_demand_asked {
     uint32_t frame;
 };
 
+/* What the parameters have as frame_mask. */
+static inline uint32_t gaia_demand_frame_mask(uint32_t frames_count)
+{
+    uint32_t mask = 0;
+
+    while (mask < frames_count - 1)
+        mask = mask << 1 | 1;
+    return mask;
+}
+
 /* The host's memory as it is before the first kernel; `first`: the first ticket, any number. The device's:
  * table, grant and control are zeros but for control.head = first; owner is GAIA_DEMAND_FREE; turn[(first +
  * i) % slots] = first + i. */

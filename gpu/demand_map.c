@@ -121,6 +121,7 @@ static CUresult allocate(struct demand_map *map)
 
     CUresult error = api->cuMemGetInfo(&free_bytes, &total);
     map->demand.frames_count = choose_frames(map, free_bytes);
+    map->demand.frame_mask = gaia_demand_frame_mask(map->demand.frames_count);
     lay_out_device(map, 0, &device_bytes);
     lay_out_host(map, NULL, &host_bytes);
     if (error == CUDA_SUCCESS)

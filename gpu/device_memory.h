@@ -44,7 +44,9 @@
 GAIA_LOAD(gaia_load_relaxed_gpu32, 32, "r", "relaxed.gpu")
 GAIA_LOAD(gaia_load_acquire_gpu32, 32, "r", "acquire.gpu")
 GAIA_LOAD(gaia_load_relaxed_gpu64, 64, "l", "relaxed.gpu")
+GAIA_LOAD(gaia_load_acquire_gpu64, 64, "l", "acquire.gpu")
 GAIA_LOAD(gaia_load_acquire_sys64, 64, "l", "acquire.sys")
+GAIA_LOAD(gaia_load_acquire_gpu16, 16, "h", "acquire.gpu")
 GAIA_STORE(gaia_store_relaxed_gpu32, 32, "r", "relaxed.gpu")
 GAIA_STORE(gaia_store_release_gpu32, 32, "r", "release.gpu")
 GAIA_STORE(gaia_store_release_sys32, 32, "r", "release.sys")
@@ -85,7 +87,9 @@ GAIA_SWAP(gaia_swap_gpu64, 64, "l")
 GAIA_LOAD(gaia_load_relaxed_gpu32, 32, __ATOMIC_RELAXED)
 GAIA_LOAD(gaia_load_acquire_gpu32, 32, __ATOMIC_ACQUIRE)
 GAIA_LOAD(gaia_load_relaxed_gpu64, 64, __ATOMIC_RELAXED)
+GAIA_LOAD(gaia_load_acquire_gpu64, 64, __ATOMIC_ACQUIRE)
 GAIA_LOAD(gaia_load_acquire_sys64, 64, __ATOMIC_ACQUIRE)
+GAIA_LOAD(gaia_load_acquire_gpu16, 16, __ATOMIC_ACQUIRE)
 GAIA_STORE(gaia_store_relaxed_gpu32, 32, __ATOMIC_RELAXED)
 GAIA_STORE(gaia_store_release_gpu32, 32, __ATOMIC_RELEASE)
 GAIA_STORE(gaia_store_release_sys32, 32, __ATOMIC_RELEASE)
@@ -106,6 +110,76 @@ GAIA_SWAP(gaia_swap_gpu64, 64)
 #undef GAIA_STORE
 #undef GAIA_UPDATE
 #undef GAIA_SWAP
+
+GAIA_DEVICE uint8_t gaia_load_acquire_gpu8(const uint8_t *at)
+{
+#if GAIA_ON_GPU
+    uint32_t value;
+
+    asm volatile("ld.acquire.gpu.u8 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return (uint8_t)value;
+#else
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+#endif
+}
+
+/* Words that lie side by side: one access on a GPU, which is aligned to all of it, but nothing relies on more
+ * than each word being whole, and ordered by itself. Bytes of frames are stored and loaded by words of 4
+ * bytes where both may happen at once: PTX says nothing of accesses that race and overlap in part. */
+GAIA_DEVICE void gaia_load_acquire_gpu32x2(const uint32_t *at, uint32_t out[2])
+{
+#if GAIA_ON_GPU
+    asm volatile("ld.acquire.gpu.v2.u32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "l"(at) : "memory");
+#else
+    for (uint32_t i = 0; i < 2; i++)
+        out[i] = gaia_load_acquire_gpu32(at + i);
+#endif
+}
+
+#if GAIA_ON_GPU
+#define GAIA_LOAD4(name, how, one)                                            \
+    GAIA_DEVICE void name(const uint32_t *at, uint32_t out[4])                \
+    {                                                                         \
+        asm volatile("ld." how ".v4.u32 {%0, %1, %2, %3}, [%4];"              \
+                     : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) \
+                     : "l"(at)                                                \
+                     : "memory");                                             \
+    }
+#else
+#define GAIA_LOAD4(name, how, one)                             \
+    GAIA_DEVICE void name(const uint32_t *at, uint32_t out[4]) \
+    {                                                          \
+        for (uint32_t i = 0; i < 4; i++)                       \
+            out[i] = one(at + i);                              \
+    }
+#endif
+GAIA_LOAD4(gaia_load_acquire_gpu32x4, "acquire.gpu", gaia_load_acquire_gpu32)
+GAIA_LOAD4(gaia_load_relaxed_gpu32x4, "relaxed.gpu", gaia_load_relaxed_gpu32)
+#undef GAIA_LOAD4
+
+GAIA_DEVICE void gaia_quad_store_gpu(struct gaia_quad *to, struct gaia_quad quad)
+{
+#if GAIA_ON_GPU
+    asm volatile("st.relaxed.gpu.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"((uint32_t)quad.first),
+                 "r"((uint32_t)(quad.first >> 32)), "r"((uint32_t)quad.second),
+                 "r"((uint32_t)(quad.second >> 32))
+                 : "memory");
+#else
+    __atomic_store_n(&to->first, quad.first, __ATOMIC_RELAXED);
+    __atomic_store_n(&to->second, quad.second, __ATOMIC_RELAXED);
+#endif
+}
+
+/* __threadfence(). Of a thread that is a warp nothing relies on it, as the checkers of races know no fences.
+ */
+GAIA_DEVICE void gaia_fence_gpu(void)
+{
+#if GAIA_ON_GPU
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#elif GAIA_PER_LANE
+    __atomic_thread_fence(__ATOMIC_ACQ_REL);
+#endif
+}
 
 /* 16 bytes of pinned host memory, which the host may be changing: one access on the bus, but nothing relies
  * on more than its two words being whole. Ordered by gaia_fence_sys() on a GPU; on a CPU the loads acquire

@@ -122,7 +122,7 @@ template <typename T> class gaia_view
      * the GPU has the same. */
     GAIA_BOTH gaia_view(const struct gaia_demand &demand, const struct gaia_demand *on_device)
         : demand_(on_device), table_(demand.table), frames_(demand.frames), size_(demand.bytes / sizeof(T)),
-          unit_shift_(demand.unit_shift), is_writable_(demand.is_writable)
+          unit_shift_(demand.unit_shift), frame_mask_(demand.frame_mask), is_writable_(demand.is_writable)
     {
     }
     /* In elements: those that lie whole in the length that gaia_mmap() was given, wherever the file ends and
@@ -136,6 +136,10 @@ template <typename T> class gaia_view
         uint64_t index[GAIA_SLOTS] = {i};
         T value[GAIA_SLOTS];
 
+#if GAIA_PER_LANE
+        if (load_unheld(i, value))
+            return value[0];
+#endif
         load_warp(gaia_active(), index, value);
         return value[0];
     }
@@ -215,6 +219,80 @@ template <typename T> class gaia_view
         return frames_ + ((uint64_t)frame << unit_shift_);
     }
 
+#if GAIA_PER_LANE
+    /* An element of a frame, which somebody may be changing. What this lane does after that comes after the
+     * loads of all its words. */
+    static GAIA_MEMBER void load_ordered(const uint8_t *at, T *out)
+    {
+        uint32_t words[sizeof(T) < 16 ? 4 : sizeof(T) / 4];
+        const uint32_t *from = (const uint32_t *)(const void *)at;
+
+        if (sizeof(T) == 1)
+            words[0] = gaia_load_acquire_gpu8(at);
+        else if (sizeof(T) == 2)
+            words[0] = gaia_load_acquire_gpu16((const uint16_t *)(const void *)at);
+        else if (sizeof(T) == 4)
+            words[0] = gaia_load_acquire_gpu32(from);
+        else if (sizeof(T) == 8)
+            gaia_load_acquire_gpu32x2(from, words);
+        else if (sizeof(T) == 16)
+            gaia_load_acquire_gpu32x4(from, words);
+        else {
+            for (uint32_t byte = 0; byte < sizeof(T); byte += 16)
+                gaia_load_relaxed_gpu32x4(from + byte / 4, words + byte / 4);
+            gaia_fence_gpu();
+        }
+        __builtin_memcpy((void *)out, words, sizeof(T));
+    }
+
+    /* The element of one lane, which holds nothing: the unit's word, the element, and the word again. That
+     * is believed if the unit has stayed where it was. Hits would wait for their atomic updates of that word
+     * otherwise: a hold and its end for each warp's load. False: it is to be loaded as touch() does it, as
+     * the unit isn't there, or was changing, or as its word is to be marked by a touch. Lanes do nothing
+     * together here, and those that part with the others then are those that touch.
+     *
+     * It isn't too old: the first look acquires, and who brought the unit released its word behind the bytes.
+     * What this thread has stored, or another one that a barrier or a fence has put before it, comes before
+     * the loads: of the word, which had a hold then, so that no frame of earlier is found; and of the
+     * element. (A plain store will do: it is ordered with the load as two accesses of an address by one
+     * thread are, or by causality.)
+     *
+     * It isn't of what came into the frame later: nobody fills the frame before the unit is busy, a fence is
+     * between the two, and the stores are relaxed (gaia_warp_copy_in()). The load of the element acquires: if
+     * it has found one of those bytes, the second look finds the word as it was made busy, or as it became
+     * later: gone, or brought another time, by its sequence number (demand.h says how sure that is).
+     *
+     * It isn't out of the L1, where lines of what was in the frame before may be: all has the GPU's scope.
+     *
+     * A store to this element meanwhile, under a hold, is in a race with the load that the program has made.
+     * The load has either value, as ever.
+     *
+     * So by PTX's memory model, which leaves two things open. A load may find what was stored through a hold
+     * on the unit that came into the frame later: by a plain store (a pin's are the program's own), of which
+     * nothing is acquired. And elements of 1 and 2 bytes are loaded while the frame is filled by stores of
+     * another size. GPUs make no difference: that plain store is made in the L2, after its hold was taken
+     * there, and that after the old unit was made busy; and there the second look is made when the element
+     * has arrived. */
+    GAIA_MEMBER bool load_unheld(uint64_t i, T *out) const
+    {
+        const uint64_t here = GAIA_DEMAND_VALID | GAIA_DEMAND_REFERENCED;
+        const uint64_t *word;
+        uint64_t was, now;
+
+        if (i >= size_)
+            return false;
+        word = &table_[i * sizeof(T) >> unit_shift_];
+        was = gaia_load_acquire_gpu64(word);
+        if ((was & (here | GAIA_DEMAND_BUSY)) != here)
+            return false;
+        gaia_between_looks(1);
+        load_ordered(frame_at(GAIA_DEMAND_FRAME(was, frame_mask_)) + offset_of(i), out);
+        gaia_between_looks(2);
+        now = gaia_load_relaxed_gpu64(word);
+        return ((was ^ now) & ~GAIA_DEMAND_PASSING) == 0;
+    }
+#endif
+
     /* The lanes of mask whose element is there, and the unit of each. The others are told. */
     GAIA_MEMBER uint32_t units_of(uint32_t mask, const uint64_t index[GAIA_SLOTS], bool is_store,
                                   uint32_t unit_out[GAIA_SLOTS]) const
@@ -257,7 +335,8 @@ template <typename T> class gaia_view
         {
             own[s] = GAIA_NO_FRAME;
             if (gaia_has_lane(want, s) && gaia_lane_of(s) == gaia_first_lane(peers[s]))
-                (void)gaia_hold(&table_[unit[s]], is_kept ? gaia_bits_count(peers[s]) : 1, is_store, &own[s]);
+                (void)gaia_hold(&table_[unit[s]], frame_mask_, is_kept ? gaia_bits_count(peers[s]) : 1,
+                                is_store, &own[s]);
         }
         GAIA_EACH_LANE(s)
         {
@@ -334,7 +413,7 @@ template <typename T> class gaia_view
     uint64_t *table_;
     uint8_t *frames_;
     uint64_t size_;
-    uint32_t unit_shift_, is_writable_;
+    uint32_t unit_shift_, frame_mask_, is_writable_;
 };
 
 #endif

@@ -276,6 +276,17 @@ GAIA_DEVICE void gaia_warp_sum(uint64_t values[GAIA_SLOTS], uint32_t lane_bits)
 #endif
 }
 
+/* A lane has looked at something the first or second time, and is going to see whether it has changed: tests
+ * do that here. */
+GAIA_DEVICE void gaia_between_looks(uint32_t look)
+{
+#ifdef GAIA_LOCKSTEP
+    gaia_hw_between_looks(look);
+#else
+    (void)look;
+#endif
+}
+
 /* --- some of the lanes of a warp: a mask with a bit for each --- */
 
 GAIA_DEVICE bool gaia_has_lane(uint32_t mask, uint32_t slot)

@@ -217,9 +217,11 @@ static void bench_faults(const char *path)
 
 static void bench_hits(const char *path)
 {
-    static const char *const kernels[] = {"bench_sum", "bench_sum_pinned", "bench_sum_plain"};
-    static const char *const names[] = {"load_s", "pinned_s", "plain_s"};
-    double took[3][REPETITIONS_MAX];
+    enum { WAYS = 5 };
+    static const char *const kernels[WAYS] = {"bench_sum", "bench_sum_wide", "bench_sum_pinned",
+                                              "bench_sum_plain", "bench_sum_plain_wide"};
+    static const char *const names[WAYS] = {"load_s", "load_wide_s", "pinned_s", "plain_s", "plain_wide_s"};
+    double took[WAYS][REPETITIONS_MAX];
     int fd = open_file(path, O_RDONLY);
     struct paging_map map = paging_map(device, fd, LARGE, file_size(fd) / LARGE, PROT_READ);
     struct paging_task task = {.n = map.bytes / 4, .unit = LARGE, .demand = {map.there}};
@@ -233,7 +235,7 @@ static void bench_hits(const char *path)
     paging_copy_in(&gpu, plain, host, map.bytes);
     task.plain[0] = (uint32_t *)(uintptr_t)plain;
     for (size_t r = 0; r < repetitions + 1; r++) /* the first one brings it */
-        for (unsigned i = 0; i < 3; i++) {
+        for (unsigned i = 0; i < WAYS; i++) {
             uint64_t faults = paging_control(&gpu, &map).faults;
             double seconds = paging_run(&gpu, kernels[i], blocks(), &task);
             need_sum(&task, sum, kernels[i]);
@@ -242,7 +244,7 @@ static void bench_hits(const char *path)
             took[i][r ? r - 1 : 0] = seconds;
         }
     print_head(map.bytes);
-    for (unsigned i = 0; i < 3; i++)
+    for (unsigned i = 0; i < WAYS; i++)
         print_samples(names[i], took[i], repetitions);
     printf("\"done\": true}\n");
 }

@@ -176,6 +176,7 @@ inline void world::make_device()
     demand.unit_shift = options.unit_shift;
     demand.units = options.units;
     demand.frames_count = options.frames;
+    demand.frame_mask = gaia_demand_frame_mask(options.frames);
     demand.slots = options.slots;
     demand.arena_slots = options.arena_slots;
     demand.is_writable = options.is_writable;

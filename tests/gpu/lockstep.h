@@ -28,6 +28,8 @@ class lockstep
     static inline thread_local lockstep *now;
 
     uint32_t block = 0, blocks = 1;
+    /* What happens between two looks of a lane at the same thing, if a test says so. */
+    std::function<void(uint32_t)> between_looks;
 
     lockstep(unsigned warps, uint64_t seed) : random_(seed | 1), lanes_(warps * 32)
     {
@@ -266,6 +268,13 @@ static inline uint32_t gaia_hw_match(uint32_t mask, uint64_t value)
 static inline void gaia_hw_pause()
 {
     (void)lockstep::now->together(lockstep::PAUSES, 0);
+}
+static inline void gaia_hw_between_looks(uint32_t look)
+{
+    if (lockstep::now->between_looks)
+        lockstep::now->between_looks(look);
+    else if (lockstep::now->next() % 8 == 0)
+        gaia_hw_pause(); /* who else wants the frame may have it */
 }
 
 #endif

@@ -290,6 +290,26 @@ GAIA_KERNEL bench_sum(struct paging_task *task)
     count(task, PAGING_SUM, sum);
 }
 
+/* The same words, four at once. */
+struct __attribute__((aligned(16))) wide {
+    uint32_t word[4];
+};
+
+GAIA_DEVICE uint64_t sum_of(const wide &four)
+{
+    return (uint64_t)four.word[0] + four.word[1] + four.word[2] + four.word[3];
+}
+
+GAIA_KERNEL bench_sum_wide(struct paging_task *task)
+{
+    gaia_view<wide> view = view_of<wide>(task);
+    uint64_t sum = 0;
+
+    for (uint64_t i = first_thread(); i < task->n / 4; i += threads())
+        sum += sum_of(view.load(i));
+    count(task, PAGING_SUM, sum);
+}
+
 GAIA_KERNEL bench_sum_pinned(struct paging_task *task)
 {
     gaia_view<uint32_t> view = view_of<uint32_t>(task);
@@ -310,6 +330,16 @@ GAIA_KERNEL bench_sum_plain(struct paging_task *task)
 
     for (uint64_t i = first_thread(); i < task->n; i += threads())
         sum += task->plain[0][i];
+    count(task, PAGING_SUM, sum);
+}
+
+GAIA_KERNEL bench_sum_plain_wide(struct paging_task *task)
+{
+    const wide *fours = (const wide *)(const void *)task->plain[0];
+    uint64_t sum = 0;
+
+    for (uint64_t i = first_thread(); i < task->n / 4; i += threads())
+        sum += sum_of(fours[i]);
     count(task, PAGING_SUM, sum);
 }
 
@@ -413,25 +443,13 @@ const struct gaia_kernel *paging_kernel_find(const char *name)
 #name, 1, run_block < name> \
     }
     static const struct gaia_kernel kernels[] = {
-        KERNEL(paging_load),
-        KERNEL(paging_load_bytes),
-        KERNEL(paging_load_pinned),
-        KERNEL(paging_store),
-        KERNEL(paging_store_pinned),
-        KERNEL(paging_store_odd_bytes),
-        KERNEL(paging_divergent),
-        KERNEL(paging_outside),
-        KERNEL(paging_hold),
-        KERNEL(bench_touch),
-        KERNEL(bench_touch_plain),
-        KERNEL(bench_pull),
-        KERNEL(bench_sum),
-        KERNEL(bench_sum_pinned),
-        KERNEL(bench_sum_plain),
-        KERNEL(bench_add),
-        KERNEL(bench_add_plain),
-        KERNEL(bench_multiply),
-        KERNEL(bench_multiply_plain),
+        KERNEL(paging_load),      KERNEL(paging_load_bytes),    KERNEL(paging_load_pinned),
+        KERNEL(paging_store),     KERNEL(paging_store_pinned),  KERNEL(paging_store_odd_bytes),
+        KERNEL(paging_divergent), KERNEL(paging_outside),       KERNEL(paging_hold),
+        KERNEL(bench_touch),      KERNEL(bench_touch_plain),    KERNEL(bench_pull),
+        KERNEL(bench_sum),        KERNEL(bench_sum_wide),       KERNEL(bench_sum_pinned),
+        KERNEL(bench_sum_plain),  KERNEL(bench_sum_plain_wide), KERNEL(bench_add),
+        KERNEL(bench_add_plain),  KERNEL(bench_multiply),       KERNEL(bench_multiply_plain),
     };
 #undef KERNEL
 

@@ -342,6 +342,40 @@ static void second_chance(void **)
     done();
 }
 
+/* It counts each time that the unit is brought, above the frame's number, and wraps. */
+static void sequence_of_a_unit(void **)
+{
+    world_options options;
+
+    options.frames = 3;
+
+    world w(options);
+    gaia_view<uint32_t> view = w.view<uint32_t>();
+
+    for (uint32_t i = 0; i < 6; i++) {
+        assert_int_equal(w.demand.table[0] >> 34, i);
+        assert_true((uint32_t)w.demand.table[0] == 0);
+        assert_int_equal(view.load(7), world::value_of(1));
+        assert_int_equal(w.demand.table[0] >> 34, i + 1);
+        assert_in_range(w.demand.table[0] >> 32 & 3, 0, 2);
+        w.drop(0, 1);
+    }
+    w.drop(0, 1); /* of what isn't there */
+    assert_int_equal(w.control.held, 0);
+    w.demand.table[0] |= GAIA_DEMAND_SEQUENCE(3);
+    assert_int_equal(view.load(7), world::value_of(1));
+    assert_true(w.demand.table[0] >> 32 < 3);
+    assert_true((uint32_t)w.demand.table[0] == GAIA_DEMAND_VALID);
+    assert_int_equal(w.control.failures, 0);
+    /* As many bits as the frames need. */
+    assert_int_equal(gaia_demand_frame_mask(1), 0);
+    assert_int_equal(gaia_demand_frame_mask(2), 1);
+    assert_int_equal(gaia_demand_frame_mask(64), 63);
+    assert_int_equal(gaia_demand_frame_mask(65), 127);
+    assert_int_equal(gaia_demand_frame_mask(GAIA_DEMAND_FRAMES_MAX), UINT32_MAX);
+    done();
+}
+
 /* A flush leaves what is held, and what is not stays, clean; a drop lets the next touch see what the host
  * has. */
 static void flush_and_drop(void **)
@@ -412,6 +446,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(host_that_changes_what_is_pulled),
         cmocka_unit_test(one_fault_for_all_lanes_of_a_unit),
         cmocka_unit_test(second_chance),
+        cmocka_unit_test(sequence_of_a_unit),
         cmocka_unit_test(flush_and_drop),
         cmocka_unit_test(elements_of_any_size),
     };

@@ -266,13 +266,241 @@ static void few_frames(void **)
     play(GAIA_DEMAND_UNIT_SHIFT_SMALL, so_many(200), 6, 4);
 }
 
+/* --- loads without a hold --- */
+
+#define MINE 0x11111111u   /* the first element of unit 0 */
+#define OTHERS 0x22222222u /* that of unit 1 */
+
+/* Lane 0 loads the first element of unit 0, which is in the only frame, referenced, and something happens
+ * after its first or second look. Lane 1 does something beside. */
+class looks
+{
+  public:
+    world w;
+    gaia_view<uint32_t> view;
+    unsigned count = 0; /* of looks */
+
+    looks() : w(options()), view(w.view<uint32_t>())
+    {
+        run([this] {
+            view.store(at(1), OTHERS);
+            view.store(at(0), MINE);
+            (void)view.load(at(0));
+            EXPECT(word() & GAIA_DEMAND_REFERENCED, "the word is %llx", (unsigned long long)word());
+        });
+        count = 0;
+    }
+    static uint64_t at(uint64_t unit)
+    {
+        return unit * 1024;
+    }
+    uint64_t word() const
+    {
+        return gaia_load_relaxed_gpu64(w.demand.table);
+    }
+    /* The element's place in the frame. */
+    uint32_t *place() const
+    {
+        return (uint32_t *)(void *)w.demand.frames;
+    }
+    uint32_t load(
+        std::function<void(unsigned)> happens, std::function<void()> beside = [] {})
+    {
+        uint32_t value = 0;
+
+        happens_ = happens;
+        run([&] { value = view.load(at(0)); }, beside);
+        happens_ = nullptr;
+        return value;
+    }
+    void run(
+        std::function<void()> one, std::function<void()> beside = [] {})
+    {
+        lockstep block(1, seed);
+
+        block.between_looks = [this](uint32_t look) {
+            std::function<void(unsigned)> happens = happens_;
+
+            if (gaia_hw_lane() != 0)
+                return;
+            count++;
+            happens_ = nullptr; /* not to what it does itself */
+            if (happens)
+                happens(look);
+            happens_ = happens;
+        };
+        block.run([&] {
+            if (gaia_hw_lane() == 0)
+                one();
+            else if (gaia_hw_lane() == 1)
+                beside();
+        });
+    }
+
+  private:
+    std::function<void(unsigned)> happens_;
+
+    static world_options options()
+    {
+        world_options options;
+
+        options.units = 4;
+        options.frames = 1;
+        return options;
+    }
+};
+
+static void load_takes_no_hold(void **)
+{
+    looks l;
+    uint64_t was = l.word();
+
+    assert_int_equal(l.load([&](unsigned) { EXPECT(l.word() == was, "it is held"); }), MINE);
+    assert_int_equal(l.count, 2);
+    assert_true(l.word() == was);
+    /* What others do to the word while the unit stays. Who took a hold would mark it as referenced. */
+    assert_int_equal(l.load([&](unsigned look) {
+        if (look != 1)
+            return;
+        (void)gaia_and_relaxed_gpu64(l.w.demand.table, ~(GAIA_DEMAND_REFERENCED | GAIA_DEMAND_DIRTY));
+        (void)gaia_add_relaxed_gpu64(l.w.demand.table, 3);
+    }),
+                     MINE);
+    assert_true(l.word() == (was & ~(GAIA_DEMAND_REFERENCED | GAIA_DEMAND_DIRTY)) + 3);
+    (void)gaia_add_relaxed_gpu64(l.w.demand.table, (uint64_t)0 - 3);
+    /* A unit that isn't marked is held, which marks it. */
+    l.count = 0;
+    assert_int_equal(l.load([](unsigned) {}), MINE);
+    assert_int_equal(l.count, 0);
+    assert_true(l.word() == (was & ~GAIA_DEMAND_DIRTY));
+    assert_int_equal(l.load([](unsigned) {}), MINE);
+    assert_int_equal(l.count, 2);
+    assert_int_equal(wrongs.exchange(0), 0);
+}
+
+static void unit_that_goes_between_two_looks(void **)
+{
+    for (unsigned when = 1; when <= 2; when++) {
+        looks l;
+        uint32_t value = l.load([&](unsigned look) {
+            if (look != when)
+                return;
+            (void)l.view.load(looks::at(1));
+            EXPECT(*l.place() == OTHERS && !(l.word() & GAIA_DEMAND_VALID), "it has not gone");
+        });
+
+        assert_int_equal(value, MINE);
+        assert_int_equal(l.count, 2);
+    }
+    assert_int_equal(wrongs.exchange(0), 0);
+}
+
+/* The word is the same again, but for the number of times. */
+static void unit_that_goes_and_comes_again(void **)
+{
+    looks l;
+    uint64_t was = 0, sequence = GAIA_DEMAND_SEQUENCE(l.w.demand.frame_mask);
+    uint32_t value;
+
+    assert_true(sequence != 0);
+    l.run([&] {
+        for (unsigned unit = 0; unit < 4; unit++) /* it is as it was given: not dirty */
+            (void)l.view.load(looks::at(3 - unit));
+        (void)l.view.load(looks::at(0));
+    });
+    was = l.word();
+    value = l.load([&](unsigned look) {
+        if (look == 1) {
+            (void)l.view.load(looks::at(1));
+            EXPECT(*l.place() == OTHERS, "it has not gone");
+        } else {
+            (void)l.view.load(looks::at(0));
+            (void)l.view.load(looks::at(0));
+            EXPECT(l.word() != was && !((l.word() ^ was) & ~sequence), "%llx became %llx",
+                   (unsigned long long)was, (unsigned long long)l.word());
+        }
+    });
+    assert_int_equal(value, MINE);
+    assert_int_equal(wrongs.exchange(0), 0);
+}
+
+/* Somebody fills the frame. */
+static void unit_that_is_busy_at_the_second_look(void **)
+{
+    looks l;
+    bool is_busy = false;
+    uint32_t value = l.load(
+        [&](unsigned look) {
+            if (look != 1)
+                return;
+            (void)gaia_add_relaxed_gpu64(l.w.demand.table, GAIA_DEMAND_BUSY);
+            *l.place() = OTHERS;
+            is_busy = true;
+        },
+        [&] {
+            for (unsigned i = 0; !is_busy || i < 10; i++)
+                gaia_pause();
+            *l.place() = MINE;
+            (void)gaia_and_release_gpu64(l.w.demand.table, ~GAIA_DEMAND_BUSY);
+        });
+
+    assert_int_equal(value, MINE);
+    assert_int_equal(l.count, 2);
+    assert_int_equal(wrongs.exchange(0), 0);
+}
+
+template <unsigned SIZE> struct sized {
+    uint8_t bytes[SIZE];
+};
+
+template <unsigned SIZE> static void load_of_size()
+{
+    looks l;
+    gaia_view<sized<SIZE>> view = l.w.view<sized<SIZE>>();
+    static sized<SIZE> value, found;
+    uint64_t element = view.size() / 2 + (SIZE < 4096); /* of unit 2 */
+    random_numbers random{seed + SIZE};
+
+    for (uint8_t &byte : value.bytes)
+        byte = (uint8_t)random.next();
+    l.run([&] {
+        view.store(element, value);
+        (void)view.load(element);
+        l.count = 0;
+        found = view.load(element);
+    });
+    assert_int_equal(l.count, 2);
+    assert_memory_equal(&found, &value, SIZE);
+}
+
+static void loads_of_any_size(void **)
+{
+    load_of_size<1>();
+    load_of_size<2>();
+    load_of_size<4>();
+    load_of_size<8>();
+    load_of_size<16>();
+    load_of_size<32>();
+    load_of_size<64>();
+    load_of_size<4096>();
+    assert_int_equal(wrongs.exchange(0), 0);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kernels_hash),         cmocka_unit_test(kernels_find_modified),
-        cmocka_unit_test(kernels_any_modified), cmocka_unit_test(kernels_move),
-        cmocka_unit_test(small_units),          cmocka_unit_test(large_units),
+        cmocka_unit_test(kernels_hash),
+        cmocka_unit_test(kernels_find_modified),
+        cmocka_unit_test(kernels_any_modified),
+        cmocka_unit_test(kernels_move),
+        cmocka_unit_test(small_units),
+        cmocka_unit_test(large_units),
         cmocka_unit_test(few_frames),
+        cmocka_unit_test(load_takes_no_hold),
+        cmocka_unit_test(unit_that_goes_between_two_looks),
+        cmocka_unit_test(unit_that_goes_and_comes_again),
+        cmocka_unit_test(unit_that_is_busy_at_the_second_look),
+        cmocka_unit_test(loads_of_any_size),
     };
 
     return run_limited(tests, argc, argv);
