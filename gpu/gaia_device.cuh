@@ -288,7 +288,7 @@ template <typename T> class gaia_view
         gaia_between_looks(1);
         load_ordered(frame_at(GAIA_DEMAND_FRAME(was, frame_mask_)) + offset_of(i), out);
         gaia_between_looks(2);
-        now = gaia_load_relaxed_gpu64(word);
+        now = gaia_load_relaxed_gpu64(word); /* behind the element: load_ordered() acquired */
         return ((was ^ now) & ~GAIA_DEMAND_PASSING) == 0;
     }
 #endif
