@@ -57,11 +57,11 @@
  * for loads without a hold (gaia_view::load()): they read the word, the element, and the word again, and
  * believe what they found if it is the same unit in the same frame, brought at the same time. They'd be
  * deceived by a unit that went and was brought 2^(32 - bits of the frame) times meanwhile, and at last into
- * the same frame. For each time the clock's hand goes round, by an atomic update for every frame: that makes
- * 2^31 of them in all, or more, however many frames there are, and a GPU makes one a cycle at most. So more
- * than a second has to pass between two loads of a lane, the second of which waits for the first and nothing
- * else. (What spares rounds: warps that were kept waiting since rounds before, each of them one, and drops by
- * the host, each with a kernel, though not the last one.) */
+ * the same frame. Each of these times the clock's hand has to go round once, by an atomic update for every
+ * frame: that makes 2^31 of them in all, or more, however many frames there are, and a GPU makes one a cycle
+ * at most. So more than a second has to pass between two loads of a lane, the second of which waits for the
+ * first and nothing else. (What spares rounds: warps that were kept waiting since rounds before, each of them
+ * one, and drops by the host, each with a kernel, though not the last one.) */
 #define GAIA_DEMAND_COUNT 0xffffffull
 #define GAIA_DEMAND_VALID (1ull << 24)
 #define GAIA_DEMAND_BUSY (1ull << 25)

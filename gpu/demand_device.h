@@ -456,9 +456,8 @@ GAIA_DEVICE_CALL uint32_t gaia_warp_fault(const struct gaia_demand *d, uint32_t 
             step = gaia_hold(&d->table[unit], d->frame_mask, holds, is_store, &frame);
             if (step == GAIA_STEP_ABSENT) {
                 uint64_t was = gaia_load_relaxed_gpu64(&d->table[unit]);
-                uint64_t state = was & ~GAIA_DEMAND_COUNT & ~GAIA_DEMAND_REFERENCED;
-
-                state &= ~GAIA_DEMAND_SEQUENCE(d->frame_mask);
+                uint64_t state =
+                    was & ~GAIA_DEMAND_COUNT & ~GAIA_DEMAND_REFERENCED & ~GAIA_DEMAND_SEQUENCE(d->frame_mask);
 
                 if (state != 0 || !gaia_make_busy(d, unit, was))
                     step = GAIA_STEP_BUSY; /* look again */

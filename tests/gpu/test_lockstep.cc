@@ -449,6 +449,35 @@ static void unit_that_is_busy_at_the_second_look(void **)
     assert_int_equal(wrongs.exchange(0), 0);
 }
 
+/* The clock sees that a unit is used whose loads take no holds: now and then one of them marks it. */
+static void unit_that_is_loaded_all_the_time_stays(void **)
+{
+    world_options options;
+
+    options.frames = 4;
+
+    world w(options);
+    gaia_view<uint32_t> view = w.view<uint32_t>();
+    uint64_t n = w.elements_of_unit(), looked = 0;
+    lockstep block(1, seed);
+
+    block.between_looks = [&](uint32_t) { looked++; };
+    block.run([&] {
+        if (gaia_hw_lane() != 0)
+            return;
+        (void)view.load(0);
+        for (uint64_t round = 1; round <= 30; round++) {
+            for (unsigned i = 0; i < 5; i++)
+                (void)view.load(0);
+            (void)view.load(round * n);
+            EXPECT(w.control.faults == round + 1, "%llu faults in round %llu",
+                   (unsigned long long)w.control.faults, (unsigned long long)round);
+        }
+    });
+    assert_in_range(looked, 30 * 3 * 2, 30 * 5 * 2);
+    assert_int_equal(wrongs.exchange(0), 0);
+}
+
 template <unsigned SIZE> struct sized {
     uint8_t bytes[SIZE];
 };
@@ -500,6 +529,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(unit_that_goes_between_two_looks),
         cmocka_unit_test(unit_that_goes_and_comes_again),
         cmocka_unit_test(unit_that_is_busy_at_the_second_look),
+        cmocka_unit_test(unit_that_is_loaded_all_the_time_stays),
         cmocka_unit_test(loads_of_any_size),
     };
 

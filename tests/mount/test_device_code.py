@@ -164,16 +164,35 @@ def test_clang_takes_the_view_without_a_toolkit(tmp_path):
         assert instruction in text, instruction
     assert not re.search(r"\b(atom|red)\S*\.sys\b", text), "an atomic update of host memory"
     # Loads without a hold, whose order no CPU would miss: the word, the element, the word; and who fills a frame.
-    look, again = r"ld\.acquire\.gpu\.u64 ", r"ld\.relaxed\.gpu\.u64 "
     between = r"(?:(?!ld\.acquire|ld\.relaxed|st\.|atom\.).)*"
-    assert re.search(rf"{look}{between}ld\.acquire\.gpu\.u32 {between}{again}", text, re.DOTALL)
     quads = 4 * rf"ld\.relaxed\.gpu\.v4\.u32 {between}"
-    assert re.search(rf"{look}{between}{quads}fence\.acq_rel\.gpu;{between}{again}", text, re.DOTALL)
+    assert re.search(rf"ld\.acquire\.gpu\.u64 {between}{quads}fence\.acq_rel\.gpu;{between}ld\.relaxed\.gpu\.u64 ",
+                     text, re.DOTALL)
     fill = r"fence\.acq_rel\.gpu;(?:(?!fence\.).)*st\.relaxed\.gpu\.v4\.u32 (?:(?!fence\.).)*fence\.acq_rel\.sys"
     assert re.search(fill, text, re.DOTALL)
     assembler = shutil.which("ptxas") or shutil.which("ptxas", path=TOOLKIT)
     if assembler:
         run(assembler, "-arch=sm_90", made, "-o", str(tmp_path / "program.cubin"))
+
+
+# By the size of the element: how it is loaded between two looks at its unit's word. (Larger ones: above.)
+ORDERED = {1: "u8", 2: "u16", 4: "u32", 8: "v2.u32", 16: "v4.u32"}
+
+
+@pytest.mark.limit(200)
+def test_loads_without_a_hold_are_ordered(tmp_path):
+    program = '#include "gpu/gaia_device.cuh"\n' + "".join(
+        f"struct element{size} {{ uint8_t bytes[{size}]; }};\n"
+        f"KERNEL load{size}(gaia_view<element{size}> view, element{size} *out) {{ *out = view.load(gaia_hw_thread()); }}\n"
+        for size in ORDERED)
+    made = str(tmp_path / "program.ptx")
+    run(clang(), *CLANG_CUDA, "-S", "-o", made, write_program(tmp_path, program, 'extern "C" __attribute__((global)) void'))
+    with open(made) as file:
+        kernels = dict(re.findall(r"\.entry load(\d+)\((.*?)\n}\n", file.read(), re.DOTALL))
+    for size, kind in ORDERED.items():
+        order = re.findall(r"\b(?:ld\.acquire|ld\.relaxed|fence|atom|st)\.[\w.]+", kernels[str(size)])
+        wanted = ["ld.acquire.gpu.u64", f"ld.acquire.gpu.{kind}", "ld.relaxed.gpu.u64"]
+        assert wanted in [order[i:i + 3] for i in range(len(order))], (size, order)
 
 
 @pytest.mark.limit(200)
