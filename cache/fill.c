@@ -368,7 +368,9 @@ static int fill_send(struct fill *fill)
         return -EAGAIN;
     fill->placing.done = most ? fill_lent_was_placed : fill_was_placed;
     fill->exposed = may_be_seen(fill);
-    int error = frames->ops->place_later(frames, map->frames, fill->first, fill->count, fill->stage,
+    /* Of those, what is placed ahead may not be attached yet. */
+    struct gaia_frames_map *attached = most ? NULL : map->frames;
+    int error = frames->ops->place_later(frames, attached, fill->first, fill->count, fill->stage,
                                          fill->exposed, &fill->placing);
     if (!error)
         return 0;

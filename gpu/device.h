@@ -97,8 +97,8 @@ struct gaia_frames_ops {
      * place() takes none. */
     int (*place_unheld)(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes);
     /* As place(), and then expose() to map with first stores trapped if `exposes`, without waiting: after 0
-     * placing->done() is called. After an error place() is to do it. map: NULL, it is not attached yet, of a
-     * driver that scans. NULL: never; that is so where a copy of the processor's brings them. */
+     * placing->done() is called. After an error place() is to do it. map: NULL where later_most is not 0, as
+     * it may not be attached yet. NULL: never; that is so where a copy of the processor's brings them. */
     int (*place_later)(struct gaia_frames *frames, struct gaia_frames_map *map, uint64_t page, uint64_t count,
                        const void *bytes, bool exposes, struct gaia_placing *placing);
     /* The same at once, of as many pages from the first on as can be: how many. One step less, and without
