@@ -20,7 +20,7 @@
 #include "base/lock.h"
 #include "gpu/demand_host.h"
 
-#define DEMAND_SERVERS_MAX 16u
+#define DEMAND_SERVERS_MAX 32u
 
 struct demand_server {
     /* Constant once it is started, and the caller's to fill in. */
