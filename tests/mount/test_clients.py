@@ -690,18 +690,22 @@ def test_a_client_that_dies_while_many_serve_it(mount, agents):
     assert agent("map[:] == content")
 
 
-def test_a_descriptor_that_blocks(mount):
+def test_a_descriptor_that_blocks(mount, agents):
     """Its description is the client's, too, who can have a read wait: who serves it is in one, the others wait for their turn."""
-    m = mount("fault_threads=4")
-    fd = os.open(make(m, bytes(MIB)), os.O_RDWR)
+    m = mount("fault_threads=4,unit=4K")
+    content = os.urandom(MIB)
+    path = make(m, content)
     before = serving(m)
-    address, _ = helpers.get_token(fd)
-    for _ in range(3):
-        raw, faults = helpers.Raw(address), helpers.userfaultfd()
-        assert raw.call(helpers.message(helpers.HELLO, flags=helpers.TRAPS), [faults]) == 0
-        os.set_blocking(faults, True)
-        time.sleep(0.05)
-        raw.close()
-        os.close(faults)
-    helpers.wait_until(lambda: serving(m) == before)
-    os.close(fd)
+    for _ in range(4):
+        agent = agents()
+        agent.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('soft:0')\nmap = dev.mmap(fd, len(content))", path=path,
+                 content=content)
+        agent.do(TOUCH)
+        assert serving(m) > before + 1
+        agent.do("import contextlib\nfor name in os.listdir('/proc/self/fd'):\n"
+                 "    with contextlib.suppress(OSError):\n"
+                 "        if 'userfaultfd' in os.readlink(f'/proc/self/fd/{name}'): os.set_blocking(int(name), True)\n"
+                 "map.advise(gaia.ADV_DONTNEED)\nassert map[0:PAGE] == content[:PAGE]")
+        agent.proc.kill()
+        agent.proc.wait()
+        helpers.wait_until(lambda: serving(m) == before)
