@@ -30,8 +30,11 @@ def test_a_context_that_can_not_be_entered(gpu):
         agent = gpu.agent()
         agent.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('cuda:0')", path=path)
         failed += agent("error_of(dev.mmap, fd, 5 * 4096)") != 0
+        agent.do("dev.close()\nos.close(fd)")
+        os.unlink(path)
         time.sleep(0.2)  # a copy that went on would find nothing where it goes, and end the daemon
         gpu.heal()
+        path = make(m, content, f"f{count}")
         other = gpu.program(make(m, content[::-1], f"g{count}"))  # takes what was given back
         again = gpu.program(path)
         time.sleep(0.2)
