@@ -20,7 +20,7 @@
 #include "base/lock.h"
 #include "gpu/demand_host.h"
 
-#define DEMAND_SERVERS_MAX 32u
+#define DEMAND_SERVERS_MAX 16u
 
 struct demand_server {
     /* Constant once it is started, and the caller's to fill in. */
