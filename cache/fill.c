@@ -153,7 +153,8 @@ int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages,
 }
 
 /* A touch can't be served. With neighbours along, it is perhaps a neighbour's fault: touches come one page at
- * a time for a while, and this one is tried again. */
+ * a time for a while, and this one is tried again. The page is busy: to poison one that is shown meanwhile
+ * would let its stores through untrapped. */
 static void refuse(struct cache_map *map, uint64_t touched, uint64_t count, uint32_t thread)
 {
     if (count > 1) {
@@ -283,10 +284,11 @@ static void fill_show(struct fill *fill, int error)
         fit_frames(replica->file);
         cache_device_uncharge(replica->device, fill->count);
     }
-    fill_unbusy(fill);
-    if (error && fill->touched != FILL_NO_PAGE)
+    bool refused = error && fill->touched != FILL_NO_PAGE;
+    if (refused) /* while nobody else can place and show it: see refuse() */
         refuse(map, fill->touched, fill->count, fill->thread);
-    else if (!settled) /* try again: the touch finds the file as it is now */
+    fill_unbusy(fill);
+    if (!refused && !settled) /* try again: the touch finds the file as it is now */
         replica->frames->ops->wake(replica->frames, fill->first, fill->count);
     group_end(fill->group, error);
 }
@@ -588,6 +590,33 @@ static uint64_t fill_next(struct cache_map *map, const struct fill_request *requ
     return got;
 }
 
+/* Of a page that was not even begun to be placed; unless somebody else has it, or is placing it, by now: the
+ * touch finds out. */
+static void refuse_unbegun(struct cache_map *map, const struct fill_request *request)
+{
+    struct replica *replica = map->replica;
+    uint64_t number = request->touched >> LEAF_SHIFT;
+    page_mask page = page_bit(request->touched);
+
+    pthread_mutex_lock(&replica->file->lock);
+    struct leaf_copy *copy = index_get_copy(&replica->file->index, number, replica);
+    bool taken = copy && (copy->present | copy->busy) & page;
+    if (copy && !taken)
+        copy->busy |= page;
+    pthread_mutex_unlock(&replica->file->lock);
+    if (taken) {
+        replica->frames->ops->wake(replica->frames, request->touched, 1);
+        return;
+    }
+    refuse(map, request->touched, request->count, request->thread);
+    if (!copy) /* no memory */
+        return;
+    pthread_mutex_lock(&replica->file->lock);
+    page_mask wake = replica_unbusy(copy, page);
+    pthread_mutex_unlock(&replica->file->lock);
+    replica_wake(replica, number, wake);
+}
+
 int fill_range(struct cache_map *map, const struct fill_request *request)
 {
     uint64_t page = request->first, end = request->first + request->count;
@@ -614,7 +643,7 @@ int fill_range(struct cache_map *map, const struct fill_request *request)
         page += got;
     }
     if (!served && error)
-        refuse(map, request->touched, request->count, request->thread);
+        refuse_unbegun(map, request);
     else if (!served) /* somebody placed it meanwhile, or the file ends before it: the touch finds out */
         map->replica->frames->ops->wake(map->replica->frames, request->touched, 1);
     if (error) {

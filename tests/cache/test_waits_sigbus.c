@@ -206,6 +206,88 @@ static void test_a_touch_that_fails_where_a_page_was_protected(void **state)
     fixture_stop(&f);
 }
 
+/* Another thread of the client touches the same page, and is served in full just before. */
+static int poison_late(struct gaia_frames_map *frames_map, uint64_t page, uint64_t count, uint32_t toucher)
+{
+    struct gaia_fault touch = {.address = (uintptr_t)map.bytes + page * 4096};
+    uint8_t bytes[4096];
+
+    fail_reads = false;
+    assert_int_equal(pread(f.fd, bytes, 4096, (off_t)page * 4096), 4096); /* it is in the host's memory */
+    assert_int_equal(cache_client_fault(f.client, &touch), 0);
+    return plain_frames->poison(frames_map, page, count, toucher);
+}
+
+/* Two threads of a client touch a page; the one's touch can't be served, the other's can, and may have been
+ * by the time that the page is poisoned for the first. Who is let store there then is not overheard. */
+static void test_a_touch_that_fails_beside_one_that_does_not(void **state)
+{
+    const struct sigaction action = {.sa_handler = on_bus_error};
+    struct sigaction before;
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start())
+        skip();
+    assert_int_equal(cache_map_advise(f.client, map.id, 0, 4096, GAIA_ADV_RANDOM), 0);
+    drop_page_20();
+    sigaction(SIGBUS, &action, &before);
+    fail_reads = true;
+    f.poison = poison_late;
+    begin(touch_what_fails);
+    end();
+    assert_null(f.poison);
+    if (!sigsetjmp(past_the_end, 1)) {
+        map.bytes[20 * 4096 + 5] = 's';
+        assert_int_equal(device_release(&f, &map), 0);
+        kernel_read(&f, 20, bytes);
+        assert_int_equal(bytes[5], 's');
+    }
+    sigaction(SIGBUS, &before, NULL);
+    fixture_stop(&f);
+}
+
+static int refuse_to_fetch(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
+{
+    (void)frames;
+    (void)page;
+    (void)count;
+    (void)pages_out;
+    return -EIO;
+}
+
+/* The same, where the one's was not even begun: what another device has released could not be had. */
+static void test_a_touch_that_is_not_begun_beside_one_that_is(void **state)
+{
+    const struct sigaction action = {.sa_handler = on_bus_error};
+    struct sigaction before;
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start())
+        skip();
+    struct device_map other = device_map(&f, 1);
+    other.bytes[20 * 4096 + 7] = 'r';
+    assert_int_equal(device_release(&f, &other), 0);
+    assert_int_equal(cache_map_advise(f.client, map.id, 0, 4096, GAIA_ADV_RANDOM), 0);
+    sigaction(SIGBUS, &action, &before);
+    f.fetch = refuse_to_fetch;
+    f.poison = poison_late;
+    begin(touch_what_fails);
+    end();
+    assert_null(f.fetch);
+    assert_null(f.poison);
+    if (!sigsetjmp(past_the_end, 1)) {
+        map.bytes[20 * 4096 + 5] = 's';
+        assert_int_equal(device_release(&f, &map), 0);
+        kernel_read(&f, 20, bytes);
+        assert_int_equal(bytes[5], 's');
+        assert_int_equal(bytes[7], 'r');
+    }
+    sigaction(SIGBUS, &before, NULL);
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -213,6 +295,8 @@ int main(void)
         cmocka_unit_test(test_a_touch_of_what_was_cut_off),
         cmocka_unit_test(test_poison_is_counted),
         cmocka_unit_test(test_a_touch_that_fails_where_a_page_was_protected),
+        cmocka_unit_test(test_a_touch_that_fails_beside_one_that_does_not),
+        cmocka_unit_test(test_a_touch_that_is_not_begun_beside_one_that_is),
     };
 
     gaia_io_test_result = result_of_read;
