@@ -245,6 +245,29 @@ void filler_ahead(struct cache_map *map, uint64_t first, uint64_t count)
     }
 }
 
+void filler_forget(struct cache_map *map)
+{
+    struct filler *filler = &map->file->cache->filler;
+    TAILQ_HEAD(, filler_piece) gone = TAILQ_HEAD_INITIALIZER(gone);
+    struct filler_piece *piece, *next;
+
+    pthread_mutex_lock(&filler->lock);
+    for (piece = TAILQ_FIRST(&filler->queue); piece; piece = next) {
+        next = TAILQ_NEXT(piece, link);
+        if (piece->map != map)
+            continue;
+        TAILQ_REMOVE(&filler->queue, piece, link);
+        TAILQ_INSERT_TAIL(&gone, piece, link);
+        filler->length--;
+    }
+    pthread_mutex_unlock(&filler->lock);
+    while ((piece = TAILQ_FIRST(&gone))) {
+        TAILQ_REMOVE(&gone, piece, link);
+        cache_map_put(map);
+        free(piece);
+    }
+}
+
 /* Calls for help that nobody has answered yet are taken back: there is nothing left to do. */
 static void call_off(struct filler *filler, struct filler_range *range, struct filler_piece *calls,
                      unsigned count)

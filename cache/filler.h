@@ -41,6 +41,10 @@ void filler_stop(struct cache *cache);
  * need not be attached. */
 void filler_ahead(struct cache_map *map, uint64_t first, uint64_t count);
 
+/* What was queued so for a map that is being closed is not placed any more, nor waits its turn behind what
+ * others have queued. No lock is held. */
+void filler_forget(struct cache_map *map);
+
 /* Place what is missing of [first, first + count) of a map, as fill_range() does, with all threads that have
  * nothing else to do. Returns when every fill of it has begun; the group says when they are done, and what
  * failed; where one could not even begin, the rest is not. The map is the caller's for so long. No lock is

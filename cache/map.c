@@ -350,6 +350,9 @@ int cache_map_close(struct cache_client *client, uint32_t id)
     if (map) {
         maps_remove(&client->maps, map);
         map->closing = true;
+        pthread_mutex_unlock(&client->lock);
+        filler_forget(map);
+        pthread_mutex_lock(&client->lock);
         /* Once this returns the client may map something else at the address: nobody may expose pages there
          * any more. */
         while (map->references > 1)

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "cache/map.h"
 #include "gpu/gaia.h"
 #include "tests/cache/fixture.inc"
 
@@ -115,11 +116,82 @@ static void test_ranges_at_a_time(void **state)
     fixture_stop(&f);
 }
 
+static sem_t go_on;
+static _Atomic unsigned waiting;
+
+static uint64_t wait_to_go_on(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes)
+{
+    f.place_exposed = wait_to_go_on;
+    waiting++;
+    while (sem_wait(&go_on))
+        ;
+    return plain_frames->place_exposed(map, page, count, bytes);
+}
+
+static struct cache_map *map_of(const struct device_map *map)
+{
+    pthread_mutex_lock(&f.client->lock);
+    struct cache_map *found = maps_by_id(&f.client->maps, map->id);
+    pthread_mutex_unlock(&f.client->lock);
+    return found;
+}
+
+static void *close_map(void *argument)
+{
+    struct device_map *map = argument;
+
+    assert_int_equal(cache_map_close(f.client, map->id), 0);
+    return NULL;
+}
+
+/* What is to be placed ahead for a map is behind what others have queued, which takes its time. Who unmaps
+ * waits for none of this. */
+static void test_who_unmaps_waits_for_no_other(void **state)
+{
+    struct timespec until;
+    pthread_t closer;
+
+    (void)state;
+    if (!start())
+        skip();
+    struct device_map slow = device_map(&f, 0), gone = device_map(&f, 1);
+    if (!f.can_trap) {
+        fixture_stop(&f);
+        skip();
+    }
+    sem_init(&go_on, 0, 0);
+    f.place_exposed = wait_to_go_on;
+    unsigned threads = f.cache->filler.started;
+    for (unsigned page = 0; page < 2 * threads; page++)
+        filler_ahead(map_of(&slow), page, 1);
+    for (unsigned tries = 0; waiting < threads && tries < 10000; tries++)
+        usleep(1000);
+    assert_int_equal(waiting, threads); /* all of them */
+    filler_ahead(map_of(&gone), 0, FIXTURE_PAGES);
+    assert_int_equal(f.cache->filler.length, threads + FIXTURE_PAGES / STAGE_PAGES);
+    assert_int_equal(pthread_create(&closer, NULL, close_map, &gone), 0);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 10;
+    int late = pthread_timedjoin_np(closer, NULL, &until);
+    unsigned left = f.cache->filler.length;
+    f.place_exposed = NULL;
+    for (unsigned page = 0; page < 2 * threads; page++)
+        sem_post(&go_on);
+    if (late)
+        pthread_join(closer, NULL);
+    assert_int_equal(late, 0);
+    assert_int_equal(left, threads); /* the other's stay */
+    check_all(&slow);
+    fixture_stop(&f);
+    sem_destroy(&go_on);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_several_threads_place_a_range),
         cmocka_unit_test(test_ranges_at_a_time),
+        cmocka_unit_test(test_who_unmaps_waits_for_no_other),
     };
 
     alarm(120);
