@@ -28,7 +28,7 @@ static void drop_emptied(struct replica *replica, uint64_t page)
                DROP_EVICT, &dropped);
 }
 
-/* Of an agent's map several faults are served at a time. */
+/* Several faults of a map are served at a time. */
 static bool is_careful(struct cache_map *map)
 {
     unsigned left = atomic_load(&map->careful);
