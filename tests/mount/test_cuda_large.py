@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of many pieces on a GPU: what is placed while the client maps them (cache/map.c), in wide stages (cache/filler.c), and
 whose descriptors are kept (gpu/home_cuda.c)."""
+import contextlib
 import errno
 import hashlib
 import os
@@ -18,8 +19,11 @@ HASH = "__import__('hashlib').sha1(map[:]).hexdigest()"
 
 def memory_of(m):
     """How many descriptors of the stand-in's memory the daemon has: one for each piece that there is, and those that are kept."""
-    folder = f"/proc/{m.proc.pid}/fd"
-    return sum("stand-in GPU" in os.readlink(os.path.join(folder, fd)) for fd in os.listdir(folder))
+    folder, count = f"/proc/{m.proc.pid}/fd", 0
+    for fd in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # the daemon closes what it had of a client that has gone
+            count += "stand-in GPU" in os.readlink(os.path.join(folder, fd))
+    return count
 
 
 def cold(m, name):
