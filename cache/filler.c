@@ -219,7 +219,7 @@ void filler_ahead(struct cache_map *map, uint64_t first, uint64_t count)
     struct filler *filler = &map->file->cache->filler;
     uint64_t wide = choose_wide(map, map->count), step = wide ? wide : STAGE_PAGES;
 
-    if (count > AHEAD_MAX * step) /* others', too, are to find room in the queue */
+    if (count > AHEAD_MAX * step) /* others may find room, unless many such calls come */
         count = AHEAD_MAX * step;
     while (count) {
         uint64_t n = count < step ? count : step;
