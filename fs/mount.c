@@ -244,7 +244,8 @@ static void prepare_process(const struct fs *fs)
         fs_log(LOG_WARNING, "chdir /: %s", strerror(errno));
     signal(SIGHUP, SIG_IGN); /* unless it has a meaning, below */
     signal(SIGPIPE, SIG_IGN);
-    /* They wake threads of ours (fs/loop.c, cache/fault_threads.c); until there are such, nobody's do any harm. */
+    /* They wake threads of ours (fs/loop.c, cache/fault_threads.c); until there are such, nobody's do any
+     * harm. */
     signal(SIGUSR1, SIG_IGN);
     signal(SIGUSR2, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* RLIMIT_FSIZE: EFBIG to who writes */
