@@ -32,6 +32,7 @@ struct collect {
     struct cache_file *file;
     struct leaf *leaf;
     enum collect_what what;
+    const struct collect_given *given; /* or NULL */
     size_t count;
     struct taken taken[TAKEN_MAX];
     /* The part: */
@@ -114,6 +115,21 @@ static void merge_taken(struct collect *c, const struct taken *t)
         replica_count(t->copy->replica, merges, 1);
 }
 
+/* Bytes of a run of pages, if they are there. */
+static bool take_given(const struct collect *c, const struct leaf_copy *copy, unsigned first, unsigned length,
+                       void *const bytes[])
+{
+    const struct collect_given *given = c->given;
+    page_mask run = page_range_mask(0, first, length);
+
+    if (!given || !given->bytes || given->copy != copy || run & ~given->pages)
+        return false;
+    size_t at = (size_t)__builtin_popcountll(given->pages & ((UINT64_C(1) << first) - 1));
+    for (unsigned i = 0; i < length; i++)
+        memcpy(bytes[i], given->bytes + (at + i) * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
+    return true;
+}
+
 /* A run of pages of one copy. */
 static int take_run(struct collect *c, struct leaf_copy *copy, unsigned first, unsigned length)
 {
@@ -129,6 +145,8 @@ static int take_run(struct collect *c, struct leaf_copy *copy, unsigned first, u
         c->count++;
         bytes[i] = frame_bytes(pool, run[i].frame);
     }
+    if (take_given(c, copy, first, length, bytes))
+        return 0;
     return replica_fetch_run(copy->replica, (c->leaf->number << LEAF_SHIFT) + first, length, bytes);
 }
 
@@ -407,7 +425,7 @@ static bool lose_gone(struct leaf *leaf)
 }
 
 static int collect_released(struct cache_file *file, struct leaf *leaf, page_mask pages,
-                            enum collect_what what)
+                            enum collect_what what, const struct collect_given *given)
 {
     struct leaf_copy *copy;
     page_mask todo = 0;
@@ -425,6 +443,7 @@ static int collect_released(struct cache_file *file, struct leaf *leaf, page_mas
             c.file = file;
             c.leaf = leaf;
             c.what = what;
+            c.given = given;
             c.count = 0;
             error = collect_run(&c, first + done, length - done < most ? length - done : most);
         }
@@ -433,13 +452,25 @@ static int collect_released(struct cache_file *file, struct leaf *leaf, page_mas
     return error;
 }
 
-int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, enum collect_what what)
+static int collect(struct cache_file *file, struct leaf *leaf, page_mask pages, enum collect_what what,
+                   const struct collect_given *given)
 {
-    int error = collect_released(file, leaf, pages, what);
+    int error = collect_released(file, leaf, pages, what, given);
 
     if (error == -EIO && lose_gone(leaf))
-        error = collect_released(file, leaf, pages, what);
+        error = collect_released(file, leaf, pages, what, given);
     return error;
+}
+
+int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, enum collect_what what)
+{
+    return collect(file, leaf, pages, what, NULL);
+}
+
+int collect_given(struct cache_file *file, struct leaf *leaf, page_mask pages,
+                  const struct collect_given *given)
+{
+    return collect(file, leaf, pages, COLLECT_PENDING, given);
 }
 
 int collect_all(struct cache_file *file)

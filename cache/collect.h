@@ -17,6 +17,18 @@ enum collect_what {
  * -EDQUOT, -ENOMEM): then the devices keep their bytes, and what could not be collected stays pending. */
 int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, enum collect_what what);
 
+/* Bytes of some of a copy's pages that the device had after they were released or released again last, one
+ * behind the other: they need not be fetched. bytes: NULL: none. */
+struct collect_given {
+    const struct leaf_copy *copy;
+    page_mask pages;
+    const uint8_t *bytes;
+};
+
+/* What is pending of pages of a leaf, as collect_pages(). The file's lock is held. */
+int collect_given(struct cache_file *file, struct leaf *leaf, page_mask pages,
+                  const struct collect_given *given);
+
 /* Collect everything pending in the file. The lock is held. */
 int collect_all(struct cache_file *file);
 

@@ -13,6 +13,7 @@
 #include "cache/collect.h"
 #include "cache/fit.h"
 #include "cache/home.h"
+#include "cache/modified.h"
 #include "cache/passed.h"
 #include "cache/runs.h"
 #include "cache/scan.h"
@@ -21,32 +22,19 @@
 
 #define ROUNDS_MAX 8u /* of invalidations, with CPUs that write beside them */
 
-/* A copy's share of a release under way. */
-struct work {
-    struct leaf_copy *copy;
-    uint64_t leaf;
-    page_mask owned;   /* busy, by the caller */
-    page_mask pages;   /* releasing, until they are pending */
-    page_mask marked;  /* in leaf->invalidating */
-    page_mask held;    /* the kernel may hold them: to be invalidated in this round */
-    page_mask dropped; /* with these between them: fewer, longer runs are faster, and a page dropped too much
-                          is only read again */
-    const uint8_t *bytes; /* of the owned pages, one behind the other; NULL: to be fetched */
-};
-
 /* A release between its comparison and its end. Pages that a READ collects meanwhile are neither releasing
  * nor stored to any more: that one kernel asked for them, and others may hold them until they have been told.
  * So who releases the same stores of the device waits for it, though he finds nothing to do. */
 struct handing {
     LIST_ENTRY(handing) link; /* replica->handings */
     struct replica *replica;
-    const struct work *work;
+    const struct release_work *work;
     size_t count;
     uint64_t number;
 };
 
 /* Lock held, as for all that follow. It counts as something stored: a client asks. */
-static void handing_begin(struct handing *handing, const struct work *work, size_t count)
+static void handing_begin(struct handing *handing, const struct release_work *work, size_t count)
 {
     struct replica *replica = work[0].copy->replica;
 
@@ -65,7 +53,7 @@ static void handing_end(struct handing *handing)
 
 /* A release has failed, and READs had collected some of it, so that it is not to be released again: kernels
  * that have not dropped these pages are to be told by the next release of any of them. */
-static void note_untold(const struct work *work, size_t count)
+static void note_untold(const struct release_work *work, size_t count)
 {
     struct replica *replica = work[0].copy->replica;
     struct untold *untold = &replica->untold;
@@ -134,7 +122,7 @@ static void await_handings(struct replica *replica, uint64_t first, uint64_t cou
 }
 
 /* Trap the next store to every page that is owned. */
-static int seal(struct replica *replica, const struct work *work, size_t count)
+static int seal(struct replica *replica, const struct release_work *work, size_t count)
 {
     struct runs runs = runs_start(1);
     struct gaia_run run;
@@ -153,75 +141,9 @@ static int seal(struct replica *replica, const struct work *work, size_t count)
     return error;
 }
 
-/* Which of these pages differ from their twins. What can't be fetched is not sealed any more. Lock held. */
-static page_mask compare(struct leaf_copy *copy, page_mask pages, int *error)
-{
-    struct cache_file *file = copy->replica->file;
-    uint64_t base = copy->leaf->number << LEAF_SHIFT;
-    uint8_t bytes[GAIA_UNIT_PAGES][GAIA_PAGE_SIZE];
-    void *places[GAIA_UNIT_PAGES];
-    page_mask modified = 0;
-    bool singly = false;
-
-    for (unsigned i = 0; i < GAIA_UNIT_PAGES; i++)
-        places[i] = bytes[i];
-    while (pages) {
-        page_mask rest = pages;
-        unsigned length, first = page_mask_run(&rest, &length), most = singly ? 1 : GAIA_UNIT_PAGES;
-        length = length < most ? length : most;
-        page_mask run = page_range_mask(0, first, length);
-        int one = replica_fetch_run(copy->replica, base + first, length, places);
-        if (one && length > 1) { /* which of them is it? */
-            singly = true;
-            continue;
-        }
-        if (one) {
-            copy->sealed &= ~run;
-            *error = *error ? *error : one;
-        }
-        for (unsigned i = 0; i < length && !one; i++)
-            if (gaia_differs(frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, first + i)), bytes[i],
-                             file_page_bytes(file->size, base + first + i)))
-                modified |= UINT64_C(1) << (first + i);
-        pages &= ~run;
-    }
-    return modified;
-}
-
-/* The same, of pages whose bytes were gathered. Lock held. */
-static page_mask compare_gathered(const struct work *w, page_mask pages)
-{
-    struct cache_file *file = w->copy->replica->file;
-    page_mask modified = 0;
-
-    for (; pages; pages &= pages - 1) {
-        unsigned page = (unsigned)__builtin_ctzll(pages);
-        unsigned at = (unsigned)__builtin_popcountll(w->owned & ((UINT64_C(1) << page) - 1));
-        if (gaia_differs(frame_bytes(&file->cache->twins, *leaf_copy_twin(w->copy, page)),
-                         w->bytes + at * GAIA_PAGE_SIZE,
-                         file_page_bytes(file->size, (w->leaf << LEAF_SHIFT) + page)))
-            modified |= UINT64_C(1) << page;
-    }
-    return modified;
-}
-
-/* Of a device that scans: what it said was modified may be clean all the same. *borrowed: pages whose twins
- * are the home's bytes, copied only to be compared with. Lock held. */
-static page_mask find_scanned(const struct work *w, page_mask *borrowed, int *error)
-{
-    *error = scan_take_twins(w->copy, w->owned, borrowed);
-    page_mask modified = compare_gathered(w, w->copy->twin & w->owned);
-    page_mask clean = w->copy->twin & w->owned & ~modified & ~w->copy->pending;
-
-    scan_grant_again(w->copy, clean);
-    w->copy->blind &= ~w->copy->twin; /* what a GPU kernel made of such a page is all that there is */
-    *borrowed &= ~modified;
-    return modified;
-}
-
 /* Find which of the owned pages were modified; they stand still, if the device can be made to. Those are
  * releasing then. The first error of pages that can't be looked at: they stay as they are. Lock held. */
-static int mark_modified(struct work *w)
+static int mark_modified(struct release_work *w)
 {
     struct leaf_copy *copy = w->copy;
     struct replica *replica = copy->replica;
@@ -231,10 +153,10 @@ static int mark_modified(struct work *w)
     int error = 0;
 
     if (replica->scans) {
-        modified = find_scanned(w, &borrowed, &error);
+        modified = modified_scanned(w, &borrowed, &error);
     } else {
         copy->sealed |= left;
-        modified = compare(copy, left, &error);
+        modified = modified_pages(w, left, &error);
     }
     page_mask again = modified & copy->pending;
     left &= copy->sealed;
@@ -255,8 +177,9 @@ static int mark_modified(struct work *w)
     copy->leaf->released |= w->pages;
     replica_update(copy, before);
     replica_drop_twins(copy, clean);
-    w->marked = w->pages | (file->passed ? again : 0); /* there what is pending was to be collected */
-    copy->leaf->invalidating |= w->marked;             /* keeps the copy, too */
+    /* What is pending was to be collected where that is done at once. */
+    w->marked = w->pages | (file->passed || replica->device->node ? again : 0);
+    copy->leaf->invalidating |= w->marked; /* keeps the copy, too */
     return error;
 }
 
@@ -276,7 +199,7 @@ static page_mask with_neighbours(page_mask pages)
 }
 
 /* Tell the kernel to drop the pages that it may hold. No lock held. */
-static int invalidate(struct cache_file *file, const struct work *work, size_t count)
+static int invalidate(struct cache_file *file, const struct release_work *work, size_t count)
 {
     struct runs runs = runs_start(1);
     struct gaia_run run;
@@ -321,7 +244,7 @@ static void stamp_modified(struct cache_file *file)
 /* After an invalidation: what is still releasing becomes pending, but for pages that a WRITE has put back
  * into the kernel's cache meanwhile: those go another round. Lock held. Returns whether there are such pages.
  */
-static bool make_pending(struct work *w, bool failed)
+static bool make_pending(struct release_work *w, bool failed)
 {
     struct leaf_copy *copy = w->copy;
     page_mask before = copy_stored(copy);
@@ -352,7 +275,7 @@ static bool make_pending(struct work *w, bool failed)
 }
 
 /* Until the next WRITE after the invalidation: see cache/heal.h. Lock held. */
-static bool open_window(struct cache_file *file, const struct work *work, size_t count)
+static bool open_window(struct cache_file *file, const struct release_work *work, size_t count)
 {
     uint64_t first = UINT64_MAX, last = 0;
 
@@ -372,7 +295,7 @@ static bool open_window(struct cache_file *file, const struct work *work, size_t
 /* The same for a file that CPUs have open in passthrough: the kernel holds no pages of its own, and nobody
  * will ask for what is pending. What can't be collected stays pending, and counts as stored to: the next
  * release tries again. Lock held. */
-static int collect_work(struct cache_file *file, struct work *work, size_t count)
+static int collect_work(struct cache_file *file, struct release_work *work, size_t count)
 {
     int error = 0;
 
@@ -389,10 +312,22 @@ static int collect_work(struct cache_file *file, struct work *work, size_t count
     return error;
 }
 
+/* What devices of other nodes release has come here to be looked at, so it is brought to the file at once:
+ * who reads it does not have it come again, and it does not go with its node. What can't be (no space) stays
+ * pending. Lock held. */
+static void collect_of_node(struct cache_file *file, const struct release_work *work, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct leaf_copy *copy = work[i].copy;
+        const struct collect_given given = {.copy = copy, .pages = work[i].owned, .bytes = work[i].bytes};
+        collect_given(file, copy->leaf, copy->pending & work[i].marked, &given);
+    }
+}
+
 /* CPUs that write on and on would have a release go round and round where that takes longer than a WRITE,
  * with kernels on other nodes. Then they have what is released at once, as if each had read it: what their
  * kernels hold of it is merged (cache/kernels.h), and dropped once more. Lock held. */
-static int collect_busy(struct cache_file *file, const struct work *work, size_t count)
+static int collect_busy(struct cache_file *file, const struct release_work *work, size_t count)
 {
     int error = 0;
 
@@ -402,7 +337,7 @@ static int collect_busy(struct cache_file *file, const struct work *work, size_t
 }
 
 /* What the kernels may hold is to be dropped from here on. -ENOMEM: and can't be noted. Lock held. */
-static int begin_round(struct cache_file *file, struct work *work, size_t count)
+static int begin_round(struct cache_file *file, struct release_work *work, size_t count)
 {
     int error = 0;
 
@@ -419,7 +354,7 @@ static int begin_round(struct cache_file *file, struct work *work, size_t count)
 }
 
 /* Rule 6, from releasing to pending. Lock held on entry and exit, not in between; the caller broadcasts. */
-static int hand_over(struct cache_file *file, struct work *work, size_t count)
+static int hand_over(struct cache_file *file, struct release_work *work, size_t count)
 {
     /* No open is answered that would have the kernel hold pages before it has the lock. */
     bool again = !file->passed;
@@ -446,6 +381,8 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
         for (size_t i = 0; i < count; i++)
             again |= make_pending(&work[i], error);
     }
+    if (!error && work[0].copy->replica->device->node)
+        collect_of_node(file, work, count);
     if (!error) { /* also when READs were faster, and have collected it all */
         stamp_modified(file);
         pthread_mutex_unlock(&file->lock);
@@ -462,54 +399,14 @@ static int hand_over(struct cache_file *file, struct work *work, size_t count)
     return error;
 }
 
-/* Bytes of pages that are compared: of one batch after the other, as memory that is new costs as much as a
- * transfer into it. */
-struct gathered {
-    uint8_t *bytes;
-    size_t room; /* pages */
-};
-
-static int make_room(struct gathered *gathered, size_t pages)
-{
-    if (gathered->room >= pages)
-        return 0;
-    free(gathered->bytes);
-    gathered->bytes = malloc(pages * GAIA_PAGE_SIZE);
-    gathered->room = gathered->bytes ? pages : 0;
-    return gathered->bytes ? 0 : -ENOMEM;
-}
-
-/* The bytes of all pages: one transfer, and not one for each of them. Nothing where it is no use. No lock is
- * held. */
-static int gather(struct replica *replica, struct work *work, size_t count, struct gathered *gathered)
-{
-    size_t n = 0, at = 0;
-
-    if (!replica->scans)
-        return 0;
-    for (size_t i = 0; i < count; i++)
-        n += (size_t)__builtin_popcountll(work[i].owned);
-    uint64_t *pages = calloc(n, sizeof *pages);
-    int error = pages ? make_room(gathered, n) : -ENOMEM;
-    for (size_t i = 0; i < count && !error; i++) {
-        work[i].bytes = gathered->bytes + at * GAIA_PAGE_SIZE;
-        for (page_mask left = work[i].owned; left; left &= left - 1)
-            pages[at++] = (work[i].leaf << LEAF_SHIFT) + (unsigned)__builtin_ctzll(left);
-    }
-    if (!error)
-        error = replica->frames->ops->gather(replica->frames, pages, n, gathered->bytes);
-    free(pages);
-    return error;
-}
-
 /* The whole of a release for pages that are busy. Without keep_busy they are let go as early as possible. */
-static int release_work(struct replica *replica, struct work *work, size_t count, bool keep_busy,
+static int release_work(struct replica *replica, struct release_work *work, size_t count, bool keep_busy,
                         struct gathered *gathered)
 {
     struct cache_file *file = replica->file;
     struct handing handing;
     size_t modified = 0;
-    int unread = 0, error = gather(replica, work, count, gathered);
+    int unread = 0, error = modified_gather(replica, work, count, gathered);
 
     if (!error)
         error = seal(replica, work, count);
@@ -519,7 +416,7 @@ static int release_work(struct replica *replica, struct work *work, size_t count
     /* From here on, as the lock is let go below when some pages are marked already. */
     handing_begin(&handing, work, count);
     for (size_t i = 0; i < count; i++) {
-        struct work w = work[i];
+        struct release_work w = work[i];
         /* Another device may have begun to release these pages since we took ours: until the kernel has
          * dropped them nothing of ours may be pending. Leaves are marked in ascending order, so that two
          * releases can't wait for each other; the one that is waited for needs nothing of what is busy here.
@@ -552,13 +449,14 @@ static int release_work(struct replica *replica, struct work *work, size_t count
 
 int release_busy(struct replica *replica, struct copy_pages *batch, size_t count)
 {
-    struct work *work = calloc(count, sizeof *work);
+    struct release_work *work = calloc(count, sizeof *work);
     struct gathered gathered = {0};
 
     if (!work)
         return -ENOMEM;
     for (size_t i = 0; i < count; i++)
-        work[i] = (struct work){.copy = batch[i].copy, .leaf = batch[i].leaf, .owned = batch[i].pages};
+        work[i] =
+            (struct release_work){.copy = batch[i].copy, .leaf = batch[i].leaf, .owned = batch[i].pages};
     int error = release_work(replica, work, count, true, &gathered);
     free(gathered.bytes);
     free(work);
@@ -567,29 +465,29 @@ int release_busy(struct replica *replica, struct copy_pages *batch, size_t count
 
 static int by_leaf(const void *a, const void *b)
 {
-    uint64_t x = ((const struct work *)a)->leaf, y = ((const struct work *)b)->leaf;
+    uint64_t x = ((const struct release_work *)a)->leaf, y = ((const struct release_work *)b)->leaf;
     return x < y ? -1 : x > y;
 }
 
 static void add_todo(const struct leaf_copy *copy, page_mask pages, uint64_t first, uint64_t count,
-                     struct work *todo, size_t *n)
+                     struct release_work *todo, size_t *n)
 {
     pages &= copy_stored(copy) & page_range_mask(copy->leaf->number, first, count);
     if (pages)
-        todo[(*n)++] = (struct work){.leaf = copy->leaf->number, .owned = pages};
+        todo[(*n)++] = (struct release_work){.leaf = copy->leaf->number, .owned = pages};
 }
 
 /* The same, of a device that scans and whose pages nobody releases just now, from what it has found alone: a
  * file may have many leaves, and nothing in most of them. Lock held. */
 static int list_found(struct replica *replica, uint64_t first, uint64_t count, const struct scan_found *found,
-                      struct work **todo_out, size_t *n_out)
+                      struct release_work **todo_out, size_t *n_out)
 {
     uint64_t begin = first >> LEAF_SHIFT;
     size_t max = 0;
 
     for (uint64_t i = 0; i < found->leaves; i++)
         max += found->masks[i] != 0;
-    struct work *todo = calloc(max + 1, sizeof *todo);
+    struct release_work *todo = calloc(max + 1, sizeof *todo);
     if (!todo)
         return -ENOMEM;
     *n_out = 0;
@@ -607,7 +505,7 @@ static int list_found(struct replica *replica, uint64_t first, uint64_t count, c
  * during the release may be left out, so each page is done once, however fast the device writes. found: what
  * a device that scans has found modified, leaf by leaf; NULL: another device. Lock held. */
 static int list_stored(struct replica *replica, uint64_t first, uint64_t count,
-                       const struct scan_found *found, struct work **todo_out, size_t *n_out)
+                       const struct scan_found *found, struct release_work **todo_out, size_t *n_out)
 {
     struct leaf_copy *copy;
     size_t max = 0;
@@ -616,7 +514,7 @@ static int list_stored(struct replica *replica, uint64_t first, uint64_t count,
         return list_found(replica, first, count, found, todo_out, n_out);
     TAILQ_FOREACH (copy, &replica->stored, stored)
         max++;
-    struct work *todo = calloc(max + 1, sizeof *todo);
+    struct release_work *todo = calloc(max + 1, sizeof *todo);
     if (!todo)
         return -ENOMEM;
     *n_out = 0;
@@ -630,12 +528,16 @@ static int list_stored(struct replica *replica, uint64_t first, uint64_t count,
     return 0;
 }
 
-#define GATHER_MAX 4096u /* pages whose bytes are gathered at once, at least: 16 MiB */
+#define GATHER_MAX 4096u /* pages whose bytes are kept at once, at least: 16 MiB */
 
 /* Take what is free of the pages still to do: mark it busy, and put it into batch. Lock held. */
-static size_t take_free(struct replica *replica, struct work *todo, size_t n, struct work *batch)
+static size_t take_free(struct replica *replica, struct release_work *todo, size_t n,
+                        struct release_work *batch)
 {
-    size_t taken = 0, most = replica->scans ? GATHER_MAX / LEAF_PAGES : BATCH_MAX;
+    size_t taken = 0, most = BATCH_MAX;
+
+    if (replica->scans || replica->device->node)
+        most = GATHER_MAX / LEAF_PAGES;
 
     for (size_t i = 0; i < n && taken < most; i++) {
         struct leaf *leaf = todo[i].owned ? index_find(&replica->file->index, todo[i].leaf) : NULL;
@@ -647,12 +549,12 @@ static size_t take_free(struct replica *replica, struct work *todo, size_t n, st
             continue;
         todo[i].owned &= ~pages;
         copy->busy |= pages;
-        batch[taken++] = (struct work){.copy = copy, .leaf = todo[i].leaf, .owned = pages};
+        batch[taken++] = (struct release_work){.copy = copy, .leaf = todo[i].leaf, .owned = pages};
     }
     return taken;
 }
 
-static bool work_left(const struct work *todo, size_t n)
+static bool work_left(const struct release_work *todo, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if (todo[i].owned)
@@ -663,7 +565,7 @@ static bool work_left(const struct work *todo, size_t n)
 int release_range(struct replica *replica, uint64_t first, uint64_t count)
 {
     struct cache_file *file = replica->file;
-    struct work *todo = NULL, *batch = NULL;
+    struct release_work *todo = NULL, *batch = NULL;
     struct gathered gathered = {0};
     struct scan_found *found = NULL;
     size_t n = 0;

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from files import pattern
-from helpers import PAGE, agents, statistics  # noqa: F401
+from helpers import PAGE, agents, device_statistics, statistics  # noqa: F401
 from nodes import Program, cluster  # noqa: F401
 
 PAGES = 64  # of a leaf: what one question is about
@@ -68,3 +68,40 @@ def test_first_stores(cluster, agents):
     program.release()
     with open(nodes.path(0), "rb") as file:
         assert file.read() == expected
+
+
+@pytest.mark.parametrize("before", ["nothing", "a release", "what a CPU wrote", "a device of the home"])
+def test_what_was_released_is_asked_for_once(cluster, agents, before):
+    """The home looks at it as it is released, and has it then."""
+    content = bytearray(pattern(4 * PAGES * PAGE))
+    nodes, program = agent_of(cluster, agents, bytes(content))
+    chosen = [*range(7, 40), 100, 255]
+
+    def store(value):
+        program.agent.do("for page in chosen: map[page * PAGE + 5] = value", chosen=chosen, value=value)
+        for page in chosen:
+            content[page * PAGE + 5] = value
+
+    with open(nodes.path(0), "r+b", buffering=0) as file:
+        fd = file.fileno()
+        if before == "a release":
+            store(2)
+            program.release()
+        store(1)
+        if before == "what a CPU wrote":
+            for page in chosen[::2]:
+                assert os.pwrite(fd, b"c", page * PAGE + 9) == 1
+                content[page * PAGE + 9] = ord("c")
+        if before == "a device of the home":
+            other = Program(agents(), nodes.path(0), cpu=False)
+            other.agent.do("for page in chosen[1::2]: map[page * PAGE + 7] = 9\nmap.release()", chosen=chosen)
+            for page in chosen[1::2]:
+                content[page * PAGE + 7] = 9
+        _, agent = asked(nodes, program.release)
+        assert 5 <= agent["fetch"] <= 8  # a page of which nothing was stored is looked at with those beside it
+        collects = device_statistics(nodes[0].mnt, "node:0")["collects"]
+        assert collects >= len(chosen)
+        got = []
+        assert asked(nodes, lambda: got.append(os.pread(fd, len(content), 0))) == ({}, {})
+        assert got == [content]
+        assert device_statistics(nodes[0].mnt, "node:0")["collects"] == collects

@@ -135,6 +135,24 @@ def test_a_release_for_which_there_is_no_room(full, agents, first):
     end(nodes, one, two)
 
 
+@pytest.mark.parametrize("first", ["agent"])
+def test_what_is_released_again_with_room(full, first):
+    """The home has it then, as well as what it had no room for, and keeps it when the node dies."""
+    nodes, one, two, take, give = full("small_ext4")
+    content = bytearray(pattern(PAGE))
+    one.device_store(0, bytes(content))
+    take()
+    one.release()
+    assert error_of(two.read, 10) == errno.ENOSPC
+    give()
+    content[9:14] = b"again"
+    one.device_store(9, b"again")
+    one.release()
+    nodes[nodes.sides(nodes.below(), first)[0]].kill()
+    check("with room", two.read(PAGE), content)
+    one.agent.kill()
+
+
 @pytest.mark.traps  # what is mapped on another is not evicted
 @pytest.mark.parametrize("first", SIDES)
 def test_evictions_for_which_there_is_no_room(full, first):

@@ -47,7 +47,7 @@ ANSWERS = {
 }
 BUILT_MESSAGES = 25 / 8  # of a piece: FAULT, PLACE, its answer, and that eight FAULTs were served
 BUILT_STORES = ("first_store_page", "release_page", "collect_page", "acquire_stale_page")
-BUILT_RUN_MESSAGES = 12  # of pages stored to: FETCH of twins, PROTECT, FETCH, FETCH again by who collects, DIGESTS, DROP
+BUILT_RUN_MESSAGES = 10  # of pages stored to: FETCH of twins, PROTECT, FETCH, DIGESTS, DROP
 RANGES = 256  # of a hot file: 16 GiB
 STREAMS = 4   # of a node, each with a batch under way: the batch reader's depth in all
 
@@ -212,14 +212,14 @@ class Simulation:
         self.at(done + self.wire(node, home), self.ask, node, stream, count, home, shared)
 
     def synchronize_as_built(self, node, stream, count, home, shared, pages):
-        """The same: the home looks at each page, in the agent's frames, and once more when it is collected."""
+        """The same: the home looks at each page, in the agent's frames, and has it then."""
         home_us, agent_us = (self.costs[f"acquire_unchanged_{who}_us"] + pages * sum(self.costs[f"{step}_{who}_us"] for step in BUILT_STORES)
                              for who in ("home", "agent"))
         done = self.cpu[home].serve(self.now, home_us)
         if home != node:
             done = max(done, self.cpu[node].serve(self.now, agent_us))
             self.messages += 4 + BUILT_RUN_MESSAGES * self.case["every"]
-            moved = 3 * pages * 4096 / self.costs["nic_bytes_per_s"] * SECOND
+            moved = 2 * pages * 4096 / self.costs["nic_bytes_per_s"] * SECOND
             done = max(done, self.into[home].serve(self.out[node].serve(self.now, moved) - moved, moved))
         self.at(done + 5 * self.wire(node, home), self.ask, node, stream, count, home, shared)
 

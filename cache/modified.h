@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What of the pages of a release was modified: their bytes, compared with their twins. */
+#ifndef GAIAFS_CACHE_MODIFIED_H
+#define GAIAFS_CACHE_MODIFIED_H
+
+#include "cache/internal.h"
+
+/* A copy's share of a release under way. */
+struct release_work {
+    struct leaf_copy *copy;
+    uint64_t leaf;
+    page_mask owned;   /* busy, by the caller */
+    page_mask pages;   /* releasing, until they are pending */
+    page_mask marked;  /* in leaf->invalidating */
+    page_mask held;    /* the kernel may hold them: to be invalidated in this round */
+    page_mask dropped; /* with these between them: fewer, longer runs are faster, and a page dropped too much
+                          is only read again */
+    uint8_t *bytes;    /* of the owned pages, one behind the other; NULL: they are not kept */
+};
+
+/* Bytes of pages that are compared: of one batch after the other, as memory that is new costs as much as a
+ * transfer into it. Starts with zeros; bytes is to be freed. */
+struct gathered {
+    uint8_t *bytes;
+    size_t room; /* pages */
+};
+
+/* Room for the bytes of all pages, and of a device that scans the bytes themselves: one transfer, and not one
+ * for each of them. Nothing where it is no use. No lock is held. 0 or a negative errno. */
+int modified_gather(struct replica *replica, struct release_work *work, size_t count,
+                    struct gathered *gathered);
+
+/* Which of these pages, which are owned, differ from their twins. What can't be fetched is not sealed any
+ * more, and its first error is in *error. The file's lock is held. */
+page_mask modified_pages(struct release_work *work, page_mask pages, int *error);
+
+/* Of a device that scans: what it said was modified may be clean all the same. *borrowed: pages whose twins
+ * are the home's bytes, copied only to be compared with. The file's lock is held. */
+page_mask modified_scanned(const struct release_work *work, page_mask *borrowed, int *error);
+
+#endif
