@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "gpu/home_cuda.h"
@@ -28,6 +29,9 @@
 #define SEARCHED_LEAST ((size_t)64 << 20)
 /* From which size on a descriptor of a chunk is kept. */
 #define KEPT_LEAST ((size_t)16 << 20)
+#define KEPT_SHARE 16u /* of the descriptors that the process may have: others need theirs */
+
+static atomic_uint all_kept; /* of all GPUs */
 
 /* --- chunks --- */
 
@@ -113,6 +117,24 @@ static CUresult chunk_allocate(const struct cuda_frames *frames, struct chunk *c
     return error;
 }
 
+/* Whoever asks at the same time may have one kept too many. */
+static bool may_be_kept(const struct cuda_frames *frames)
+{
+    struct rlimit limit;
+
+    return chunk_bytes(frames) >= KEPT_LEAST && !getrlimit(RLIMIT_NOFILE, &limit) &&
+           atomic_load(&all_kept) < limit.rlim_cur / KEPT_SHARE;
+}
+
+/* fd: -1: none was kept. */
+static void forget_kept(int fd)
+{
+    if (fd < 0)
+        return;
+    close(fd);
+    atomic_fetch_sub(&all_kept, 1);
+}
+
 static void chunk_free(struct cuda_frames *frames, uint64_t index)
 {
     struct chunk *chunk = frames->chunks[index];
@@ -120,10 +142,8 @@ static void chunk_free(struct cuda_frames *frames, uint64_t index)
     if (!chunk)
         return;
     gaia_standing_end(&chunk->standing);
-    if (chunk->fd >= 0)
-        close(chunk->fd);
-    if (chunk->granted_fd >= 0)
-        close(chunk->granted_fd);
+    forget_kept(chunk->fd);
+    forget_kept(chunk->granted_fd);
     if (!gpu_begin(frames->gpu)) {
         chunk_free_memory(frames, chunk);
         gpu_end(frames->gpu);
@@ -241,7 +261,7 @@ static int export_memory(const struct cuda_frames *frames, CUmemGenericAllocatio
 }
 
 /* A descriptor of a chunk's memory. To make the first takes the driver most of a millisecond, and to end the
- * last: of large chunks, which are few, one is kept, and clients have copies of it. Lock held, and let go
+ * last: of large chunks one is kept, and clients have copies of it. Lock held, and let go
  * meanwhile: the chunk stays. */
 static int share_memory(struct cuda_frames *frames, struct chunk *chunk, CUmemGenericAllocationHandle memory,
                         int *kept, int *fd_out)
@@ -255,7 +275,8 @@ static int share_memory(struct cuda_frames *frames, struct chunk *chunk, CUmemGe
         pthread_mutex_lock(&frames->lock);
         chunk->placings--;
     }
-    if (!error && *kept < 0 && chunk_bytes(frames) >= KEPT_LEAST) {
+    if (!error && *kept < 0 && may_be_kept(frames)) {
+        atomic_fetch_add(&all_kept, 1);
         *kept = fd;
         fd = -1;
     }

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import resource
 import time
 
 import pytest
@@ -85,6 +86,27 @@ def test_descriptors_of_large_pieces_are_kept(gpu):
     os.unlink(large)
     wait_until(lambda: memory_of(m) == 1)
     assert first("map[0:1]") == b"s"
+
+
+@only_here
+def test_kept_descriptors_are_few_where_descriptors_are(gpu):
+    """A sixteenth of what the daemon may have; of pieces that come when it has so many, clients get the only ones."""
+    m = gpu.mount()
+    limit = resource.prlimit(m.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(m.pid, resource.RLIMIT_NOFILE, (7 * 16, limit[1]))
+    names = "one", "two", "three"
+    for name in names:
+        make(m, b"", name)
+        os.truncate(os.path.join(m.mnt, name), SIZE)
+    pieces = -(-SIZE // (16 * MIB))
+    programs = [gpu.program(os.path.join(m.mnt, name), writable=False) for name in names[:2]]
+    assert memory_of(m) == 2 * pieces + 7
+    programs.pop(0).end()
+    os.unlink(os.path.join(m.mnt, "one"))
+    wait_until(lambda: memory_of(m) == pieces + 2)
+    programs.append(gpu.program(os.path.join(m.mnt, "three"), writable=False))
+    assert memory_of(m) == 2 * pieces + 7
+    assert all(program("map[-3:]") == bytes(3) for program in programs)
 
 
 @only_here

@@ -323,6 +323,7 @@ def test_no_memory_in_a_fault(mount, programs, small):
     program.end()
 
 
+@only_here  # a home has what was released
 def test_reads_at_the_same_time(gpu):
     """Of many that meet it at once none is said to be the daemon's lack of memory."""
     m = gpu.mount(options="passthrough=off")
