@@ -122,7 +122,7 @@ static bool take_given(const struct collect *c, const struct leaf_copy *copy, un
     const struct collect_given *given = c->given;
     page_mask run = page_range_mask(0, first, length);
 
-    if (!given || !given->bytes || given->copy != copy || run & ~given->pages)
+    if (!given || !given->bytes || given->copy != copy || run & ~(given->pages & given->fresh))
         return false;
     size_t at = (size_t)__builtin_popcountll(given->pages & ((UINT64_C(1) << first) - 1));
     for (unsigned i = 0; i < length; i++)
@@ -322,6 +322,7 @@ static void keep_homed(struct collect *c)
             continue;
         }
         if (t->homed) {
+            c->file->halves++;
             struct gaia_frames *frames = t->copy->replica->frames;
             memcpy(frame_bytes(pool, *leaf_copy_twin(t->copy, t->page)), frame_bytes(pool, t->frame),
                    t->homed);

@@ -17,11 +17,12 @@ enum collect_what {
  * -EDQUOT, -ENOMEM): then the devices keep their bytes, and what could not be collected stays pending. */
 int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, enum collect_what what);
 
-/* Bytes of some of a copy's pages that the device had after they were released or released again last, one
- * behind the other: they need not be fetched. bytes: NULL: none. */
+/* Bytes of some of a copy's pages, one behind the other, which need not be fetched: the device had them after
+ * these were released or released again last, and they are no older than their twins. bytes: NULL: none. */
 struct collect_given {
     const struct leaf_copy *copy;
     page_mask pages;
+    page_mask fresh; /* those of them of which that is true */
     const uint8_t *bytes;
 };
 

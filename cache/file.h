@@ -49,6 +49,7 @@ struct cache_file {
     atomic_bool unfit;    /* some frames are longer or shorter than it (cache/fit.h) */
     bool tail_cleared;    /* file_grows() was called, file_resized() not yet */
     uint64_t truncations; /* counts changes that a fill under way must not survive */
+    uint64_t halves;      /* counts pages of which a part was collected */
     struct timespec
         ctime; /* of the backing file after our last change: another value means that somebody else wrote */
     uint64_t behind;  /* changes behind the mount that were found: the kernel may hold older pages */

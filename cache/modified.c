@@ -78,6 +78,25 @@ page_mask modified_scanned(const struct release_work *w, page_mask *borrowed, in
     return modified;
 }
 
+/* Before the look: what changes then is noticed. */
+static void note_file(struct cache_file *file, struct release_work *work, size_t count,
+                      struct gathered *gathered)
+{
+    pthread_mutex_lock(&file->lock);
+    gathered->size = file->size;
+    gathered->truncations = file->truncations;
+    gathered->halves = file->halves;
+    for (size_t i = 0; i < count; i++)
+        work[i].fresh = work[i].owned & ~work[i].copy->pending;
+    pthread_mutex_unlock(&file->lock);
+}
+
+bool modified_is_current(const struct cache_file *file, const struct gathered *gathered)
+{
+    return file->size == gathered->size && file->truncations == gathered->truncations &&
+           file->halves == gathered->halves;
+}
+
 static int make_room(struct gathered *gathered, size_t pages)
 {
     if (gathered->room >= pages)
@@ -111,6 +130,7 @@ int modified_gather(struct replica *replica, struct release_work *work, size_t c
 
     if (!replica->scans && !replica->device->node)
         return 0;
+    note_file(replica->file, work, count, gathered);
     for (size_t i = 0; i < count; i++)
         n += (size_t)__builtin_popcountll(work[i].owned);
     int error = make_room(gathered, n);

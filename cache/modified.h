@@ -16,6 +16,7 @@ struct release_work {
     page_mask dropped; /* with these between them: fewer, longer runs are faster, and a page dropped too much
                           is only read again */
     uint8_t *bytes;    /* of the owned pages, one behind the other; NULL: they are not kept */
+    page_mask fresh;   /* those that nobody could collect between the look at them and "releasing" */
 };
 
 /* Bytes of pages that are compared: of one batch after the other, as memory that is new costs as much as a
@@ -23,7 +24,14 @@ struct release_work {
 struct gathered {
     uint8_t *bytes;
     size_t room; /* pages */
+    /* Of the file when they were looked at: what is true of its bytes else changes under them. */
+    off_t size;
+    uint64_t truncations, halves;
 };
+
+/* Whether what was gathered is what the devices have, or had since: no cut and no growth of the file has made
+ * zeros of a part of it there (rule 8), and no part of a page has been collected. The file's lock is held. */
+bool modified_is_current(const struct cache_file *file, const struct gathered *gathered);
 
 /* Room for the bytes of all pages, and of a device that scans the bytes themselves: one transfer, and not one
  * for each of them. Nothing where it is no use. No lock is held. 0 or a negative errno. */

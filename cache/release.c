@@ -315,11 +315,17 @@ static int collect_work(struct cache_file *file, struct release_work *work, size
 /* What devices of other nodes release has come here to be looked at, so it is brought to the file at once:
  * who reads it does not have it come again, and it does not go with its node. What can't be (no space) stays
  * pending. Lock held. */
-static void collect_of_node(struct cache_file *file, const struct release_work *work, size_t count)
+static void collect_of_node(struct cache_file *file, const struct release_work *work, size_t count,
+                            const struct gathered *gathered)
 {
+    bool current = modified_is_current(file, gathered);
+
     for (size_t i = 0; i < count; i++) {
         struct leaf_copy *copy = work[i].copy;
-        const struct collect_given given = {.copy = copy, .pages = work[i].owned, .bytes = work[i].bytes};
+        const struct collect_given given = {.copy = copy,
+                                            .pages = work[i].owned,
+                                            .fresh = current ? work[i].fresh : 0,
+                                            .bytes = work[i].bytes};
         collect_given(file, copy->leaf, copy->pending & work[i].marked, &given);
     }
 }
@@ -354,7 +360,8 @@ static int begin_round(struct cache_file *file, struct release_work *work, size_
 }
 
 /* Rule 6, from releasing to pending. Lock held on entry and exit, not in between; the caller broadcasts. */
-static int hand_over(struct cache_file *file, struct release_work *work, size_t count)
+static int hand_over(struct cache_file *file, struct release_work *work, size_t count,
+                     const struct gathered *gathered)
 {
     /* No open is answered that would have the kernel hold pages before it has the lock. */
     bool again = !file->passed;
@@ -382,7 +389,7 @@ static int hand_over(struct cache_file *file, struct release_work *work, size_t 
             again |= make_pending(&work[i], error);
     }
     if (!error && work[0].copy->replica->device->node)
-        collect_of_node(file, work, count);
+        collect_of_node(file, work, count, gathered);
     if (!error) { /* also when READs were faster, and have collected it all */
         stamp_modified(file);
         pthread_mutex_unlock(&file->lock);
@@ -438,7 +445,7 @@ static int release_work(struct replica *replica, struct release_work *work, size
         }
     }
     if (modified)
-        error = hand_over(file, work, modified);
+        error = hand_over(file, work, modified, gathered);
     handing_end(&handing);
     if (modified) /* nobody has waited for another one */
         pthread_cond_broadcast(&file->changed);
