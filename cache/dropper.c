@@ -92,7 +92,7 @@ static void drop_leaf(struct cache_file *file, unsigned node, uint64_t leaf, pag
         leaf_settle(held);
     }
     struct kernel_leaf *k = kernels_find(&file->kernels, node, leaf);
-    if (k && (!error || error == -ENOENT || error == -EIO)) { /* -EIO: the node has gone */
+    if (k && (!error || error == -ENOENT || (node && error == -EIO))) { /* -EIO: that node has gone */
         kernels_dropped(file, k, k->dropping);
     } else if (k) { /* tried again, a little later */
         k->dropping = 0;

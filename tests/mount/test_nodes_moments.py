@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call fails for a moment while two nodes share a file, and goes well when it is made again: nothing that was answered is lost."""
+import errno
+import os
+
+import pytest
+
+from helpers import PAGE, ROWS, agents, daemon_with_faults, wait_until  # noqa: F401
+from nodes import Program, check, cluster  # noqa: F401
+
+
+@pytest.fixture
+def planned(cluster, workdir, monkeypatch):
+    """(the plan of node 0, which is the home of what is made, two nodes)"""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(2, only=[])
+    nodes.mount(0, env=env)
+    nodes.mount(1)
+    return plan, nodes
+
+
+def test_a_drop_that_fails_at_the_home(planned, agents):
+    """Its own kernel holds a page that the agent's program has written to, and goes on to: what it writes back is merged until it
+    has dropped it."""
+    plan, nodes = planned
+    nodes.make(bytes(2 * PAGE), home=0)
+    home, agent = (Program(agents(), nodes.path(number)) for number in range(2))
+    home.load(end=1)
+    plan.arm(ROWS.index("fuse_lowlevel_notify_inval_inode"), errno.EIO, 1, 0)
+    agent.write(10, b"written")
+    wait_until(lambda: plan.landed)
+    home.store(100, b"stored")
+    home.msync()
+    agent.fsync()
+    content = bytearray(2 * PAGE)
+    content[10:17] = b"written"
+    content[100:106] = b"stored"
+    for program in home, agent:
+        check("read()", program.read(), content)
+        check("load()", program.load(), content)
