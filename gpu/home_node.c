@@ -241,8 +241,13 @@ static int node_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
 
 static int node_clear(struct gaia_frames *frames, uint64_t page, size_t from)
 {
-    return node_ask(node_frames_of(frames), NODE_FRAMES, NODE_CLEAR,
-                    &(struct node_request){.offset = (int64_t)page, .value = from});
+    int error = node_ask(node_frames_of(frames), NODE_FRAMES, NODE_CLEAR,
+                         &(struct node_request){.offset = (int64_t)page, .value = from});
+
+    /* As in node_granted(): what was not cleared would be taken for stores to what the file has grown by. */
+    if (error && error != -EIO)
+        call_session_abort(node_frames_of(frames)->session);
+    return error;
 }
 
 static int node_fetch(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from helpers import PAGE, ROWS, agents, daemon_with_faults, wait_until  # noqa: F401
+from helpers import PAGE, ROWS, agents, daemon_with_faults, error_of, wait_until  # noqa: F401
 from nodes import Program, check, cluster  # noqa: F401
 
 
@@ -38,3 +38,25 @@ def test_a_drop_that_fails_at_the_home(planned, agents):
     for program in home, agent:
         check("read()", program.read(), content)
         check("load()", program.load(), content)
+
+
+def test_a_device_elsewhere_can_not_be_told_that_a_file_grows(planned, agents):
+    """What it has stored behind the end is no part of what the file has grown by."""
+    plan, nodes = planned
+    home, landed, number = None, True, 0
+    while landed:
+        number += 1
+        nodes.make(bytes(PAGE), f"f{number}", home=0)
+        home, agent = (Program(agents(), nodes.path(node, f"f{number}")) for node in range(2))
+        home.truncate(100)
+        agent.device_store(0, b"d" * 200)
+        plan.arm(ROWS.index("malloc"), errno.ENOMEM, number, 0)
+        failed = error_of(home.write, 100, b"w" * 100)
+        landed, plan.row = plan.landed, -1
+        if failed:
+            home.write(100, b"w" * 100)
+        lost = error_of(agent.release)  # its node has been given up
+        check(f"call {number}", home.read(), (bytes(100) if lost else b"d" * 100) + b"w" * 100)
+        for program in home, agent:
+            program.agent.kill()
+    assert number > 2
