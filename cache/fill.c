@@ -134,6 +134,9 @@ int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages,
         replica_update(copy, before);
         pthread_mutex_unlock(&replica->file->lock);
     }
+    /* To poison what can be seen would let its stores through untrapped, and without a twin: see refuse(). */
+    if (error && map->can_trap && !open)
+        pages &= ~page_bit(store->page);
     if (map->writable && !map->can_trap) { /* what has no twin must not be stored to; its touch finds out */
         for (page_mask left = pages & ~open; left;) {
             unsigned length, first = page_mask_run(&left, &length);
