@@ -404,9 +404,9 @@ static void count_released(struct leaf *leaf)
         leaf->released |= wanted(copy, COLLECT_RELEASING);
 }
 
-/* What was to be collected from devices of nodes that have gone is lost with them (docs/design.md, 9).
+/* What was to be collected from devices of nodes that have gone is lost with them, and the next sync says so.
  * Whether there was any. */
-static bool lose_gone(struct leaf *leaf)
+static bool lose_gone(struct cache_file *file, struct leaf *leaf)
 {
     struct leaf_copy *copy;
     bool any = false;
@@ -415,6 +415,8 @@ static bool lose_gone(struct leaf *leaf)
         page_mask lost = copy->pending | copy->releasing;
         if (!lost || !gaia_node_frames_gone(copy->replica->frames))
             continue;
+        if (copy->pending) /* a release has ended well, and the home could not take it */
+            durable_fail(file->durable, -EIO);
         for (page_mask left = copy->pending; left; left &= left - 1) {
             struct gaia_page_versions versions = leaf_page_versions(leaf, (unsigned)__builtin_ctzll(left));
             gaia_rule_collected(&versions, copy->replica->entry);
@@ -458,7 +460,7 @@ static int collect(struct cache_file *file, struct leaf *leaf, page_mask pages, 
 {
     int error = collect_released(file, leaf, pages, what, given);
 
-    if (error == -EIO && lose_gone(leaf))
+    if (error == -EIO && lose_gone(file, leaf))
         error = collect_released(file, leaf, pages, what, given);
     return error;
 }

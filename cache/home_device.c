@@ -132,6 +132,8 @@ static void lose_leaf(struct leaf *leaf, void *context)
 
     if (!copy)
         return;
+    if (copy->pending) /* a release has ended well, and the home could not take it */
+        durable_fail(lost->replica->file->durable, -EIO);
     lost->busy |= copy->busy || copy->releasing;
     cache_device_uncharge(lost->replica->device, replica_forget(copy, ~copy->busy));
     replica_settle(copy);

@@ -162,8 +162,8 @@ def test_a_gpu_that_fails_keeps_its_bytes(gpu, call, name, sticky):
     """EIO, and nothing is lost that can be had again: what was stored is released when the GPU works."""
     m = gpu.mount()
     path = make(m, b"." * 6 * PAGE)
-    if call.startswith("content") and keeps_twins(m):
-        pytest.skip("in passthrough a read asks nobody")
+    if call.startswith("content") and (m.nodes or keeps_twins(m)):
+        pytest.skip("a home elsewhere, and the file in passthrough, have what was released: a read asks nobody")
     program = gpu.program(path)
     program.do("map[3 * PAGE:3 * PAGE + 4] = b'kept'")
     if call.startswith("content"):

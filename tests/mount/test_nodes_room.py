@@ -153,6 +153,21 @@ def test_what_is_released_again_with_room(full, first):
     one.agent.kill()
 
 
+@pytest.mark.parametrize("first", ["agent"])
+def test_what_there_was_no_room_for_goes_with_its_node(full, first):
+    """And the next sync says so, once to each descriptor."""
+    nodes, one, two, take, give = full("small_ext4")
+    one.device_store(0, b"released" * 512)
+    take()
+    one.release()
+    nodes[nodes.sides(nodes.below(), first)[0]].kill()
+    one.agent.kill()
+    give()
+    check("what there is", two.read(PAGE), bytes(PAGE))
+    assert told(two) == [errno.EIO] * 2
+    assert told(two) == [0] * 2
+
+
 @pytest.mark.traps  # what is mapped on another is not evicted
 @pytest.mark.parametrize("first", SIDES)
 def test_evictions_for_which_there_is_no_room(full, first):
