@@ -17,6 +17,8 @@
 struct content; /* fs/content.h */
 struct fs;
 
+enum remembered { REMEMBERED_NOT, REMEMBERED, REMEMBERED_AGAIN };
+
 /* There is one for each file that the kernel knows: it must stay small. */
 struct inode {
     struct fs *fs;
@@ -40,6 +42,7 @@ struct inode {
     uint8_t handle_bytes;
     bool bared; /* its last descriptor was closed (descriptors_shed()): open handles lead to it, and nothing
                    else */
+    uint8_t remembered; /* enum remembered: whether it has a place among those (shard_remember()) */
     int handle_type;
     struct place *place;
     unsigned char handle[];

@@ -252,14 +252,37 @@ void shard_remove(struct inode_table *table, struct inode_shard *shard, struct i
     atomic_fetch_sub(&table->known, 1);
 }
 
+/* The place in the ring that the next one gets. Who came back since he got his own keeps it for a round
+ * more. */
+static uint64_t *next_place(struct inode_table *table, struct inode_shard *shard, struct inode **oldest_out)
+{
+    for (;;) {
+        uint64_t *slot = &shard->remembered[shard->remember_next];
+        struct inode *oldest = *slot ? shard_find_id(shard, *slot) : NULL;
+
+        shard->remember_next = (shard->remember_next + 1) % table->remember_most;
+        if (!oldest || oldest->remembered != REMEMBERED_AGAIN) {
+            *oldest_out = oldest;
+            return slot;
+        }
+        oldest->remembered = REMEMBERED;
+    }
+}
+
 struct inode *shard_remember(struct inode_table *table, struct inode_shard *shard, struct inode *inode)
 {
-    uint64_t *slot = &shard->remembered[shard->remember_next];
-    struct inode *oldest = *slot ? shard_find_id(shard, *slot) : NULL;
+    struct inode *oldest;
 
-    *slot = inode->id;
-    shard->remember_next = (shard->remember_next + 1) % table->remember_most;
-    if (!oldest || oldest == inode || inode_is_used(oldest) || oldest->open || inode_is_lost(oldest))
+    if (inode->remembered) { /* a second place would be at another's cost */
+        inode->remembered = REMEMBERED_AGAIN;
+        return NULL;
+    }
+    *next_place(table, shard, &oldest) = inode->id;
+    inode->remembered = REMEMBERED;
+    if (!oldest)
+        return NULL;
+    oldest->remembered = REMEMBERED_NOT;
+    if (inode_is_used(oldest) || oldest->open || inode_is_lost(oldest))
         return NULL;
     shard_remove(table, shard, oldest);
     return oldest;
@@ -275,6 +298,8 @@ void inode_table_unremember(struct inode_table *table)
         for (size_t k = 0; k < table->remember_most; k++) {
             inode = shard->remembered[k] ? shard_find_id(shard, shard->remembered[k]) : NULL;
             shard->remembered[k] = 0;
+            if (inode)
+                inode->remembered = REMEMBERED_NOT;
             if (!inode || inode_is_used(inode) || inode->open || inode_is_lost(inode))
                 continue;
             shard_remove(table, shard, inode);

@@ -646,6 +646,33 @@ def test_handles_of_what_the_kernel_has_forgotten(mount, remember):
     assert error_of(handles["a/b/c/f"].open, mounted.mnt) == errno.ESTALE
 
 
+@pytest.mark.parametrize("what", ["statistics", "one of them"])
+def test_handles_stay_however_often_others_are_used(mount, what):
+    """Who looks at the mount (gaiactl stat), or has the kernel come back to a file again and again, costs no other handle
+    its place: it takes more files for that."""
+    mounted = mount("timeout=0,remember=1600")  # 100 in each of the table's parts
+    os.mkdir(f"{mounted.mnt}/a")
+    handles = []
+    for i in range(100):
+        write_file(f"{mounted.mnt}/a/{i}", b"x")
+        handles.append(Handle(f"{mounted.mnt}/a/{i}"))
+
+    def forget():
+        os.rename(f"{mounted.data}/a", f"{mounted.data}/aside")
+        assert error_of(os.stat, f"{mounted.mnt}/a") == errno.ENOENT
+        os.rename(f"{mounted.data}/aside", f"{mounted.data}/a")
+
+    forget()
+    helpers.wait_until(lambda: statistics(mounted.mnt)["kernel"]["inodes"] < 3, what="they are forgotten")
+    for _ in range(200):
+        if what == "statistics":
+            statistics(mounted.mnt)
+        else:
+            os.stat(f"{mounted.mnt}/a/7")
+            forget()
+    assert [error_of(lambda h: os.close(h.open(mounted.mnt)), handle) for handle in handles] == [0] * 100
+
+
 def test_a_handle_does_not_lead_out_of_the_data_directory(mount, workdir):
     """A folder that somebody has moved out is still itself, but its parent is not to be had."""
     mounted = mount("timeout=0")
