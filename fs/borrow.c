@@ -94,17 +94,18 @@ void descriptors_remove(struct inode_shard *shard, struct inode *inode, struct d
         take_away(&shard->descriptors, inode->open, closing);
 }
 
-void descriptors_mark_last(struct inode_shard *shard, struct inode *inode)
+void descriptors_mark(struct inode_shard *shard, struct inode *inode, bool last)
 {
+    enum descriptor_kind kind = last ? DESCRIPTOR_LAST : DESCRIPTOR_CACHED;
     struct descriptors *descriptors = &shard->descriptors;
     struct descriptor *descriptor = inode->open;
 
-    if (descriptor->kind != DESCRIPTOR_CACHED)
+    if (descriptor->kind == DESCRIPTOR_KEPT || descriptor->kind == kind)
         return;
     begin_use(descriptors, descriptor);
-    descriptors->count[DESCRIPTOR_CACHED]--;
-    descriptors->count[DESCRIPTOR_LAST]++;
-    descriptor->kind = DESCRIPTOR_LAST;
+    descriptors->count[descriptor->kind]--;
+    descriptors->count[kind]++;
+    descriptor->kind = kind;
     end_use(descriptors, descriptor);
 }
 

@@ -55,8 +55,8 @@ void inode_return(struct borrowed *borrowed);
 void descriptors_init(struct descriptors *descriptors, unsigned max);
 /* With the shard's lock held. fd becomes the inode's, which has none. -ENOMEM: fd is still the caller's. */
 int descriptors_add(struct inode_shard *shard, struct inode *inode, int fd, enum descriptor_kind kind);
-/* The inode's is the last that leads to it. */
-void descriptors_mark_last(struct inode_shard *shard, struct inode *inode);
+/* Whether the inode's is the last that leads to it. */
+void descriptors_mark(struct inode_shard *shard, struct inode *inode, bool last);
 /* Take away the inode's if it has one; those that are too many. They are to be closed without the lock. */
 void descriptors_remove(struct inode_shard *shard, struct inode *inode, struct descriptor_list *closing);
 void descriptors_trim(struct inode_shard *shard, struct descriptor_list *closing);

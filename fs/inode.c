@@ -124,6 +124,9 @@ int inode_lookup(struct fs *fs, int fd, const struct stat *st, const struct inod
         inode->lookups++;
         shard->lookups++;
         place = place_set(inode, place);
+        /* Made without one (O_TMPFILE): its filesystem frees it when nobody has it open. */
+        if (inode->open && st->st_nlink == 0 && !S_ISDIR(st->st_mode))
+            descriptors_mark(shard, inode, true);
     }
     descriptors_trim(shard, &closing);
     pthread_mutex_unlock(&shard->lock);
@@ -188,7 +191,7 @@ static int keep_last(struct inode_shard *shard, struct inode *inode, int fd, str
     if (!inode->open && fd >= 0 && !descriptors_add(shard, inode, fd, DESCRIPTOR_CACHED))
         fd = -1;
     if (inode->open)
-        descriptors_mark_last(shard, inode);
+        descriptors_mark(shard, inode, true);
     descriptors_trim(shard, closing);
     return fd;
 }
@@ -227,6 +230,17 @@ int inode_unlinked(struct inode *inode, int fd)
     pthread_mutex_unlock(&shard->lock);
     descriptors_close(&closing);
     return fd;
+}
+
+void inode_linked(struct inode *inode)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+
+    pthread_mutex_lock(&shard->lock);
+    inode->bared = false;
+    if (inode->open)
+        descriptors_mark(shard, inode, false);
+    pthread_mutex_unlock(&shard->lock);
 }
 
 /* Has it no name any more? Not if that can't be found out now. */

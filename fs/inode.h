@@ -64,6 +64,8 @@ struct inode *inode_get_known(struct fs *fs, int fd);
 /* fd is of the inode's file, from which we have just taken a name. If that was the last, who still has it
  * (open, or as the working directory) must reach it without. What is left of fd to the caller: fd, or -1. */
 int inode_unlinked(struct inode *inode, int fd);
+/* We have just given it a name: it may be its first. The kernel takes none away meanwhile. */
+void inode_linked(struct inode *inode);
 void inode_forget(struct inode *inode, uint64_t lookups);
 /* Whether the kernel knows it. */
 bool inode_is_known(struct inode *inode);

@@ -150,6 +150,8 @@ void op_link(fuse_req_t req, fuse_ino_t nodeid, fuse_ino_t parent, const char *n
     if (is_nobody_here(rc))
         rc = link_as(req, true, file.fd, dir.fd, name);
     inode_change_end(inode_of(req, nodeid), file.fd, &change);
+    if (rc == 0)
+        inode_linked(inode_of(req, nodeid));
     if (!reply_if_error(req, rc))
         reply_link(req, nodeid, inode_of(req, parent), name);
 }

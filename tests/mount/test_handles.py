@@ -17,6 +17,7 @@ import helpers
 from conftest import measures_memory, not_in_the_gate, so_much
 from descriptors import churn, with_descriptors
 from helpers import PAGE, descriptors, error_of, make_random, read_file, statistics, write_file
+from posix_calls import link_descriptor
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 AT_EMPTY_PATH = 0x1000
@@ -104,6 +105,28 @@ def test_what_is_held_without_being_open_outlives_its_name(small, how):
         assert os.fstat(fd).st_nlink == 0
         assert read_file(f"/proc/self/fd/{fd}") == b"held"
     os.close(fd)
+    helpers.wait_until(lambda: statistics(small.mnt)["inodes"]["descriptors_last"] == 0, what="it is let go")
+
+
+@pytest.mark.parametrize("then", ["read", "link"])
+def test_what_was_made_without_a_name_and_is_held_without_being_open(small, then):
+    """O_TMPFILE: the filesystem below frees it when the daemon has no descriptor of it any more."""
+    fd = os.open(small.mnt, os.O_RDWR | os.O_TMPFILE, 0o600)
+    os.write(fd, b"held")
+    path = os.open(f"/proc/self/fd/{fd}", os.O_PATH)
+    os.close(fd)
+    churn(small)
+    try:
+        if then == "link":
+            link_descriptor(path, f"{small.mnt}/name")
+            assert read_file(f"{small.mnt}/name") == b"held"
+            assert statistics(small.mnt)["inodes"]["descriptors_last"] == 0  # it can be opened by its handle now
+            churn(small)
+            os.unlink(f"{small.mnt}/name")
+            churn(small)
+        assert read_file(f"/proc/self/fd/{path}") == b"held"
+    finally:
+        os.close(path)
     helpers.wait_until(lambda: statistics(small.mnt)["inodes"]["descriptors_last"] == 0, what="it is let go")
 
 
