@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -231,20 +232,27 @@ static ssize_t drop_trusted(char *list, size_t length)
     return (ssize_t)left;
 }
 
+/* How many bytes there are must not count what is not shown: who has room for the rest has enough. */
 void op_listxattr(fuse_req_t req, fuse_ino_t nodeid, size_t size)
 {
     BORROWED file = inode_borrow(inode_of(req, nodeid));
+    bool all = fuse_req_ctx(req)->uid == 0;
+    size_t room = all ? size : XATTR_LIST_MAX;
     char *buffer = NULL;
 
     if (reply_if_error(req, file.fd))
         return;
-    if (size > 0 && !(buffer = malloc(size))) {
+    if (room > 0 && !(buffer = malloc(room))) {
         fuse_reply_err(req, ENOMEM);
         return;
     }
-    ssize_t length = listxattr(proc_path(file.fd).text, buffer, size);
-    if (length > 0 && size > 0 && fuse_req_ctx(req)->uid != 0)
+    ssize_t length = listxattr(proc_path(file.fd).text, buffer, room);
+    if (length > 0 && !all)
         length = drop_trusted(buffer, (size_t)length);
+    if (length > 0 && size > 0 && (size_t)length > size) {
+        length = -1;
+        errno = ERANGE;
+    }
     reply_xattr(req, size, buffer, length);
     free(buffer);
 }

@@ -403,6 +403,10 @@ def test_attributes_of_root_are_not_listed_to_users(both):
             os.setxattr(path, name, b"value")
         assert len(os.listxattr(path)) == 5
     assert alike(folders, "print(sorted(os.listxattr('f')))", uid=USER, gid=USER) == "['user.a', 'user.b']\n"
+    # Room for these is enough, and so much is asked for; with less it is ERANGE.
+    assert alike(folders, "import ctypes\nlist = ctypes.CDLL(None, use_errno=True).listxattr\n"
+                 "for size in (0, 13, 14, 15, 100): print(list(b'f', bytes(size), size), ctypes.get_errno())\n",
+                 uid=USER, gid=USER) == "14 0\n-1 34\n14 34\n14 34\n14 34\n"
 
 
 # statx() of the mode alone, which is what stat(1) asks for: the kernel may answer it from what it keeps.
