@@ -150,6 +150,8 @@ static void chunk_free(struct cuda_frames *frames, uint64_t index)
     }
     free(chunk->resident);
     free(chunk->unsure);
+    free(chunk->filled);
+    free(chunk->coming);
     free(chunk);
     frames->chunks[index] = NULL;
 }
@@ -209,7 +211,10 @@ int cuda_chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **ch
         return -ENOMEM;
     chunk->resident = calloc(words, sizeof *chunk->resident);
     chunk->unsure = calloc(words, sizeof *chunk->unsure);
-    error = chunk->resident && chunk->unsure ? gpu_begin(frames->gpu) : -ENOMEM;
+    chunk->filled = calloc(words, sizeof *chunk->filled);
+    chunk->coming = calloc(words, sizeof *chunk->coming);
+    error =
+        chunk->resident && chunk->unsure && chunk->filled && chunk->coming ? gpu_begin(frames->gpu) : -ENOMEM;
     if (!error) {
         error = gpu_note_opening(frames->gpu, chunk_allocate(frames, chunk));
         int ended = gpu_wait(frames->gpu, frames->gpu->stream, CUDA_SUCCESS);
@@ -221,6 +226,8 @@ int cuda_chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **ch
     if (error) {
         free(chunk->resident);
         free(chunk->unsure);
+        free(chunk->filled);
+        free(chunk->coming);
         free(chunk);
         return error;
     }
@@ -366,32 +373,72 @@ void cuda_mark(const struct cuda_frames *frames, struct chunk *chunk, uint64_t *
         atomic_fetch_add(frames->base.unfound, more); /* or less, modulo 2^64 */
 }
 
-/* What was in a part's resident pages is not for who maps them next, and no part of the file, and nothing is
- * granted any more: else a client's search would find them, which are zeros, for ever. Those between them are
- * left alone, as one may be on its way there (place_part()). Lock held. */
-static void wipe(struct cuda_frames *frames, const struct part *part)
+/* The next run of a chunk's pages before `end` of which `filled` says this, and which are not on their way
+ * there: how many, from *first on. */
+static uint64_t filled_run(const struct chunk *chunk, bool filled, uint64_t *first, uint64_t end)
+{
+    uint64_t behind, at = *first;
+
+    while (at < end && (bit_get(chunk->filled, at) != filled || bit_get(chunk->coming, at)))
+        at++;
+    for (behind = at; behind < end; behind++)
+        if (bit_get(chunk->filled, behind) != filled || bit_get(chunk->coming, behind))
+            break;
+    *first = at;
+    return behind - at;
+}
+
+/* Nothing is granted any more either: else a client's search would find these pages, which are zeros, for
+ * ever. GPU held. */
+static CUresult put_zeros(const struct home_gpu *gpu, const struct chunk *chunk, uint64_t first,
+                          uint64_t count)
+{
+    const struct cuda_api *api = gpu->device.api;
+    const size_t digest = sizeof(struct gaia_digest);
+
+    CUresult error =
+        api->cuMemsetD8Async(chunk->pages + first * GAIA_PAGE_SIZE, 0, count * GAIA_PAGE_SIZE, gpu->stream);
+    if (error == CUDA_SUCCESS && chunk->granted_memory)
+        error = api->cuMemsetD8Async(chunk->granted + first * digest, 0, count * digest, gpu->stream);
+    return error;
+}
+
+/* Zeros take the place of those of a part's pages of which `filled` says this. Lock held. */
+static int put_zeros_where(const struct cuda_frames *frames, const struct part *part, bool filled)
 {
     struct home_gpu *gpu = frames->gpu;
     uint64_t first = part->first, end = part->first + part->count;
-    CUresult error = CUDA_SUCCESS;
+    uint64_t count = filled_run(part->chunk, filled, &first, end);
+    CUresult result = CUDA_SUCCESS;
 
-    if (gpu_begin(gpu))
-        return;
-    while (first < end) {
-        uint64_t behind = first;
-        while (behind < end && bit_get(part->chunk->resident, behind))
-            behind++;
-        if (behind > first && error == CUDA_SUCCESS)
-            error = gpu->device.api->cuMemsetD8Async(part->chunk->pages + first * GAIA_PAGE_SIZE, 0,
-                                                     (behind - first) * GAIA_PAGE_SIZE, gpu->stream);
-        if (behind > first && error == CUDA_SUCCESS && part->chunk->granted_memory)
-            error =
-                gpu->device.api->cuMemsetD8Async(part->chunk->granted + first * sizeof(struct gaia_digest), 0,
-                                                 (behind - first) * sizeof(struct gaia_digest), gpu->stream);
-        first = behind + 1;
+    int error = count ? gpu_begin(gpu) : 0;
+    if (error || !count)
+        return error;
+    for (; count && result == CUDA_SUCCESS; count = filled_run(part->chunk, filled, &first, end)) {
+        result = put_zeros(gpu, part->chunk, first, count);
+        first += count;
     }
-    gpu_wait(gpu, gpu->stream, error);
+    error = gpu_wait(gpu, gpu->stream, result);
     gpu_end(gpu);
+    return error;
+}
+
+/* What can't be wiped is tried again the next time; what is on its way there is wiped when it has come. Lock
+ * held. */
+static void wipe(const struct cuda_frames *frames, const struct part *part)
+{
+    struct chunk *chunk = part->chunk;
+
+    int error = put_zeros_where(frames, part, true);
+    for (uint64_t i = part->first; i < part->first + part->count; i++)
+        if (!error || bit_get(chunk->coming, i))
+            bits_set(chunk->filled, i, 1, false);
+}
+
+void cuda_wipe_late(const struct cuda_frames *frames, const struct part *part)
+{
+    if (put_zeros_where(frames, part, false))
+        bits_set(part->chunk->filled, part->first, part->count, true);
 }
 
 /* Pages that are not resident any more. wiped: zeros take their place. Lock held. */
@@ -405,7 +452,7 @@ static void forget(struct cuda_frames *frames, uint64_t page, uint64_t count, bo
         count = all - page;
     while (count) {
         struct part part = part_at(frames, page, count);
-        if (part.chunk && part.chunk->placed && wiped)
+        if (part.chunk && wiped) /* what was there is not for who maps them next, and no part of the file */
             wipe(frames, &part);
         for (uint64_t i = part.first; part.chunk && i < part.first + part.count; i++)
             part.chunk->placed -= bit_get(part.chunk->resident, i);

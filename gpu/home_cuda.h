@@ -24,6 +24,8 @@ struct chunk {
     struct home_gpu *gpu;
     uint64_t *resident; /* bit i: page i was placed */
     uint64_t *unsure;   /* of resident: granted[i] says nothing */
+    uint64_t *filled;   /* page i was brought, or begun to be, since it was zeros: it may have left again */
+    uint64_t *coming;   /* page i is on its way there */
 };
 
 struct cuda_frames {
@@ -89,12 +91,16 @@ void cuda_mark(const struct cuda_frames *frames, struct chunk *chunk, uint64_t *
 /* The chunk, made if there is none. The frames' lock is held. */
 int cuda_chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **chunk_out);
 
+/* A part has come, or could not, all of which was `filled` when it was begun to be brought: what was to be
+ * wiped meanwhile is. Lock held. */
+void cuda_wipe_late(const struct cuda_frames *frames, const struct part *part);
+
 /* How pages get there (home_cuda_place.c): see gpu/device.h. */
 int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, const void *bytes);
 int cuda_place_later(struct gaia_frames *base, struct gaia_frames_map *map, uint64_t page, uint64_t count,
                      const void *bytes, bool exposes, struct gaia_placing *placing);
 int cuda_open_window(struct gaia_frames *base, uint64_t page, uint64_t count, struct gaia_window *window_out);
-int cuda_close_window(struct gaia_frames *base, const struct gaia_window *window, bool arrived);
+int cuda_close_window(struct gaia_frames *base, const struct gaia_window *window, bool good);
 
 /* What a driver does that scans: see gpu/device.h. */
 int cuda_modified(struct gaia_frames *base, uint64_t page, uint64_t count, uint64_t *bits_out);

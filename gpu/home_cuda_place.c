@@ -65,7 +65,19 @@ static int place_part(struct cuda_frames *frames, const struct part *part, const
     return error;
 }
 
-/* Lock held. */
+/* A part is about to be brought. Its chunk stays until arrived(). What is on its way already, as a window's
+ * that is looked at, has perhaps been cut off. Lock held, as for that. */
+static void leaves(const struct part *part)
+{
+    struct chunk *chunk = part->chunk;
+
+    for (uint64_t i = part->first; i < part->first + part->count; i++)
+        if (!bit_get(chunk->coming, i))
+            bits_set(chunk->filled, i, 1, true);
+    bits_set(chunk->coming, part->first, part->count, true);
+    chunk->placings++;
+}
+
 static void placed(const struct cuda_frames *frames, const struct part *part)
 {
     struct chunk *chunk = part->chunk;
@@ -74,6 +86,16 @@ static void placed(const struct cuda_frames *frames, const struct part *part)
         chunk->placed += !bit_get(chunk->resident, i);
     cuda_mark(frames, chunk, chunk->unsure, part->first, part->count, false);
     cuda_mark(frames, chunk, chunk->resident, part->first, part->count, true);
+}
+
+/* good: all of it is there. */
+static void arrived(struct cuda_frames *frames, const struct part *part, bool good)
+{
+    part->chunk->placings--;
+    bits_set(part->chunk->coming, part->first, part->count, false);
+    if (good)
+        placed(frames, part);
+    cuda_wipe_late(frames, part);
 }
 
 int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, const void *bytes)
@@ -90,14 +112,11 @@ int cuda_place(struct gaia_frames *base, uint64_t page, uint64_t count, const vo
             break;
         struct part part = part_at(frames, page, count);
         part.chunk = chunk;
-        chunk->placings++;
+        leaves(&part);
         pthread_mutex_unlock(&frames->lock);
         error = place_part(frames, &part, from);
         pthread_mutex_lock(&frames->lock);
-        chunk->placings--;
-        if (error)
-            break;
-        placed(frames, &part);
+        arrived(frames, &part, !error);
         page += part.count;
         count -= part.count;
         from += part.count * GAIA_PAGE_SIZE;
@@ -120,9 +139,7 @@ static void part_arrived(struct gpu_left *left, int error)
     struct gaia_placing *placing = p->placing;
 
     pthread_mutex_lock(&p->frames->lock);
-    p->part.chunk->placings--;
-    if (!error)
-        placed(p->frames, &p->part);
+    arrived(p->frames, &p->part, !error);
     pthread_mutex_unlock(&p->frames->lock);
     free(p);
     placing->done(placing, error);
@@ -167,7 +184,7 @@ int cuda_place_later(struct gaia_frames *base, struct gaia_frames_map *map, uint
     if (!error) {
         p->part = part_at(frames, page, count);
         p->part.chunk = chunk;
-        chunk->placings++;
+        leaves(&p->part);
     }
     pthread_mutex_unlock(&frames->lock);
     if (error)
@@ -189,7 +206,7 @@ int cuda_open_window(struct gaia_frames *base, uint64_t page, uint64_t count, st
     pthread_mutex_lock(&frames->lock);
     int error = cuda_chunk_get(frames, page / base->chunk_pages, &chunk);
     if (!error) {
-        chunk->placings++;
+        leaves(&(struct part){.chunk = chunk, .first = first, .count = count});
         *window_out =
             (struct gaia_window){.page = page,
                                  .count = count,
@@ -200,7 +217,7 @@ int cuda_open_window(struct gaia_frames *base, uint64_t page, uint64_t count, st
     return error;
 }
 
-int cuda_close_window(struct gaia_frames *base, const struct gaia_window *window, bool arrived)
+int cuda_close_window(struct gaia_frames *base, const struct gaia_window *window, bool good)
 {
     struct cuda_frames *frames = cuda_frames_of(base);
 
@@ -208,11 +225,9 @@ int cuda_close_window(struct gaia_frames *base, const struct gaia_window *window
     struct part part = part_at(frames, window->page, window->count);
     assert(part.chunk); /* it has been there since the window was opened */
     pthread_mutex_unlock(&frames->lock);
-    int error = arrived ? place_part(frames, &part, NULL) : 0;
+    int error = good ? place_part(frames, &part, NULL) : 0;
     pthread_mutex_lock(&frames->lock);
-    part.chunk->placings--;
-    if (arrived && !error)
-        placed(frames, &part);
+    arrived(frames, &part, good && !error);
     pthread_mutex_unlock(&frames->lock);
     return error;
 }
