@@ -11,7 +11,7 @@ import pytest
 import conftest
 from conftest import measures_memory
 from files import pattern
-from helpers import MIB, PAGE, ROWS, AgentDied, Plan, agents, error_of, read_file  # noqa: F401
+from helpers import MIB, PAGE, ROWS, AgentDied, Plan, agents, error_of, read_file, stand_still  # noqa: F401
 from nodes import SIDES, Program, check, cluster, tracked  # noqa: F401
 from test_disks import fill, small, small_ext4  # noqa: F401
 from test_handles import memory_group  # noqa: F401
@@ -154,18 +154,27 @@ def test_what_is_released_again_with_room(full, first):
 
 
 @pytest.mark.parametrize("first", ["agent"])
-def test_what_there_was_no_room_for_goes_with_its_node(full, first):
-    """And the next sync says so, once to each descriptor."""
-    nodes, one, two, take, give = full("small_ext4")
+@pytest.mark.parametrize("asked", ["later", "meanwhile"])
+def test_what_there_was_no_room_for_goes_with_its_node(full, first, asked):
+    """And the next sync says so, once to each descriptor. Who asks for it while the node is found out to be gone gets what
+    there is."""
+    nodes, one, two, take, give = full("small_ext4", "timeout=0,peer_timeout=1")
     one.device_store(0, b"released" * 512)
     take()
     one.release()
-    nodes[nodes.sides(nodes.below(), first)[0]].kill()
-    one.agent.kill()
     give()
+    node = nodes[nodes.sides(nodes.below(), first)[0]]
+    if asked == "later":
+        node.kill()
+    else:
+        node.expected_exit = None
+        stand_still(node.pid)
     check("what there is", two.read(PAGE), bytes(PAGE))
     assert told(two) == [errno.EIO] * 2
     assert told(two) == [0] * 2
+    if asked == "meanwhile":
+        node.kill()
+    one.agent.kill()
 
 
 @pytest.mark.traps  # what is mapped on another is not evicted
