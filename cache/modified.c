@@ -133,6 +133,8 @@ int modified_gather(struct replica *replica, struct release_work *work, size_t c
     note_file(replica->file, work, count, gathered);
     for (size_t i = 0; i < count; i++)
         n += (size_t)__builtin_popcountll(work[i].owned);
+    if (!n)
+        return 0;
     int error = make_room(gathered, n);
     if (error) /* who does not scan compares without it */
         return replica->scans ? error : 0;

@@ -3,6 +3,7 @@
 
 GAIAFS_BIN   folder of mount.gaiafs, gaiactl and libgaia.so (default: the top of the tree)
 GAIA_TEST_DIR  where data directories and mount points are made (default: /var/tmp)
+GAIA_TEST_SLOWER  what limits of time are multiplied with
 
 Every test has a time limit (60 s, @pytest.mark.limit(seconds) changes it). It is kept by a process of its own, because a
 thread of a test that touches a mapping of a dead mount hangs with the interpreter's lock held. When it expires, that
@@ -31,6 +32,9 @@ SANITIZER = re.compile(r"ERROR: \w+Sanitizer|WARNING: \w+Sanitizer|runtime error
 
 
 # --- what is run ----------------------------------------------------------------------------------------------------
+
+# By how much everything takes longer here (tests/vm/suite.py): so much longer are the limits.
+SLOWER = float(os.environ.get("GAIA_TEST_SLOWER", 1))
 
 # What takes long and is seldom broken: tests/run.sh leaves it to `make check`.
 not_in_the_gate = pytest.mark.skipif(bool(os.environ.get("GAIA_GATE")), reason="takes too long for tests/run.sh: make check")
@@ -250,7 +254,7 @@ def _on_expiry(_signal, _frame):
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
     marker = item.get_closest_marker("limit")
-    seconds = marker.args[0] if marker else LIMIT_S
+    seconds = (marker.args[0] if marker else LIMIT_S) * SLOWER
     previous = signal.signal(signal.SIGALRM, _on_expiry)
     watchdog().tell(f"arm {seconds} {item.nodeid}")
     yield

@@ -32,6 +32,7 @@ MIB = 1 << 20
 
 sys.path.append(os.path.join(TOP, "tests", "faults"))
 
+from conftest import SLOWER  # noqa: E402
 from plan import ALL_ROWS, ROWS, Plan  # noqa: E402,F401
 
 
@@ -54,7 +55,7 @@ def tool(name, *args, timeout=50):
     proc = subprocess.Popen([tool_path(name), *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try:
-        output, _ = proc.communicate(timeout=timeout)
+        output, _ = proc.communicate(timeout=timeout * SLOWER)
     except BaseException:
         os.killpg(proc.pid, signal.SIGKILL)
         proc.communicate()
@@ -190,7 +191,8 @@ def refused_mount(workdir, options="", data=None, before=(), env=None):
     for path in data, mnt:
         os.makedirs(path, exist_ok=True)
     command = [*before, os.path.join(conftest.BIN, "mount.gaiafs"), data, mnt] + (["-o", options] if options else [])
-    done = subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True,
+                          timeout=50 * SLOWER)
     mounted = os.path.ismount(mnt)
     if mounted:
         subprocess.run(["umount", mnt], check=False)
@@ -199,7 +201,7 @@ def refused_mount(workdir, options="", data=None, before=(), env=None):
 
 
 def wait_until(condition, seconds=10, what="condition"):
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * SLOWER
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not after {seconds} s"
         time.sleep(0.01)

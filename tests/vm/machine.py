@@ -26,9 +26,10 @@ def check():
 
 class Machine:
     """Boots at once. kernel, initramfs: of image.build(); script: what /init runs; disks: paths of images, or of
-    sockets with an NBD server; ports: names of serial ports (/dev/ports/NAME inside)."""
+    sockets with an NBD server; ports: names of serial ports (/dev/ports/NAME inside); share: a folder that the machine
+    can read by 9p, as "share"."""
 
-    def __init__(self, kernel, initramfs, script, disks=(), ports=(), memory_mib=1024, limit_s=120):
+    def __init__(self, kernel, initramfs, script, disks=(), ports=(), memory_mib=1024, limit_s=120, share=None):
         check()
         self.folder = tempfile.mkdtemp(prefix="gaiafs-vm-", dir=os.environ.get("GAIA_TEST_DIR", "/var/tmp"))
         self.deadline = time.monotonic() + limit_s
@@ -49,6 +50,8 @@ class Machine:
                         + (f"nbd:unix:{disk}" if is_socket(disk) else disk),
                         "-device", f"virtio-blk-pci,drive=d{i},write-cache=on"
                         + (",logical_block_size=4096,physical_block_size=4096" if is_socket(disk) else "")]
+        if share:
+            command += ["-virtfs", f"local,path={share},mount_tag=share,security_model=none,readonly=on,multidevs=remap"]
         for i, name in enumerate(ports):
             path = os.path.join(self.folder, name)
             command += ["-chardev", f"socket,id=p{i},path={path},server=on,wait=off",
