@@ -27,7 +27,7 @@
 #include "steps.h"
 
 static struct log *shared_log;
-static bool daemon_dies;
+bool daemon_dies;
 struct file files[FILES];
 const char *mnt;
 const char *tag;

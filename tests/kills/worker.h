@@ -40,6 +40,7 @@ struct record *begin(unsigned kind, unsigned file, int64_t offset, int64_t lengt
 int answer(struct record *r, int64_t done, int error);
 /* Whether an error says that the daemon is gone. */
 bool daemon_gone(unsigned kind, int error);
+extern bool daemon_dies; /* it is the daemon that is killed, and no client */
 /* Of a call that has just returned: errno, or 0. */
 int failed(int64_t result);
 
