@@ -44,7 +44,7 @@ def test_what_could_not_be_placed_again_is_cut_off(gpu):
     path = make_secret(m)
     one = gpu.program(path, writable=False)
     write_at(path, b"x" * PAGE, 10 * PAGE)
-    gpu.fail("cuMemcpyHtoDAsync", 1, 999)
+    gpu.fail("cuMemcpyHtoDAsync", 0, 999)
     with pytest.raises(OSError):
         one.do("map.acquire()")
     gpu.heal()
