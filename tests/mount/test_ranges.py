@@ -8,6 +8,7 @@ import pytest
 
 from helpers import PAGE, agents, error_of, make_random, read_at, tool, write_file  # noqa: F401
 from posix_calls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, fallocate
+from test_handles import kernel_at_least
 
 HALF = PAGE // 2
 ROUNDS = 1000
@@ -19,6 +20,8 @@ cached = pytest.mark.parametrize("shared", [False, True], ids=["untracked", "tra
 @pytest.mark.parametrize("change", ["punch", "zero", "copy", "part"])
 def test_a_range_of_a_page_that_is_stored_to(mount, agents, shared, change):
     """What was there before does not come back with the kernel's write-back, and what is stored is not lost."""
+    if change != "part" and not kernel_at_least(6, 16):
+        pytest.skip("docs/limits.md: such kernels write back late")
     m = mount("passthrough=off")
     path, source = os.path.join(m.mnt, "f"), os.path.join(m.mnt, "source")
     write_file(source, b"s" * PAGE)
@@ -116,6 +119,9 @@ def test_large_holes(mount, mode):
         assert os.pread(file.fileno(), len(content), 0) == content
         os.fsync(file.fileno())
         os.fsync(other.fileno())
-        assert os.fstat(file.fileno()).st_blocks == os.fstat(other.fileno()).st_blocks
+        with open(os.path.join(m.data, "f"), "rb") as below:  # zeros may be written, or not
+            assert mode == FALLOC_ZERO_RANGE or layout(below.fileno()) == layout(other.fileno())
+        # Written in other pieces, it may take a block more for the list of them.
+        assert abs(os.fstat(file.fileno()).st_blocks - os.fstat(other.fileno()).st_blocks) * 512 <= PAGE
         assert os.fstat(file.fileno()).st_size == 1 << 42
     assert read_at(os.path.join(m.data, "f"), len(content), 0) == content
