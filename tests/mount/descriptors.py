@@ -2,12 +2,20 @@
 """Daemons with few descriptors, and what is left of what they knew."""
 import os
 
+import pytest
+
 from helpers import write_file
 
 
 def with_descriptors(number):
     """What to start the daemon with."""
     return {"before": ["prlimit", f"--nofile={number}:{number}"]}
+
+
+@pytest.fixture
+def small(mount):
+    """A mount that keeps few descriptors."""
+    return mount("timeout=0", **with_descriptors(256))
 
 
 def limit_of(mounted):
