@@ -313,8 +313,8 @@ static int collect_work(struct cache_file *file, struct release_work *work, size
 }
 
 /* What devices of other nodes release has come here to be looked at, so it is brought to the file at once:
- * who reads it does not have it come again, and it does not go with its node. What can't be (no space) stays
- * pending. Lock held. */
+ * who reads it does not have it come again, and it does not go with its node. What can't be (no space, no
+ * memory) stays pending, and the release is good. Lock held. */
 static void collect_of_node(struct cache_file *file, const struct release_work *work, size_t count,
                             const struct gathered *gathered)
 {

@@ -135,6 +135,16 @@ static void forget_kept(int fd)
     atomic_fetch_sub(&all_kept, 1);
 }
 
+/* It has no memory of the GPU's any more. */
+static void chunk_forget(struct chunk *chunk)
+{
+    free(chunk->resident);
+    free(chunk->unsure);
+    free(chunk->filled);
+    free(chunk->coming);
+    free(chunk);
+}
+
 static void chunk_free(struct cuda_frames *frames, uint64_t index)
 {
     struct chunk *chunk = frames->chunks[index];
@@ -148,11 +158,7 @@ static void chunk_free(struct cuda_frames *frames, uint64_t index)
         chunk_free_memory(frames, chunk);
         gpu_end(frames->gpu);
     }
-    free(chunk->resident);
-    free(chunk->unsure);
-    free(chunk->filled);
-    free(chunk->coming);
-    free(chunk);
+    chunk_forget(chunk);
     frames->chunks[index] = NULL;
 }
 
@@ -224,11 +230,7 @@ int cuda_chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **ch
         gpu_end(frames->gpu);
     }
     if (error) {
-        free(chunk->resident);
-        free(chunk->unsure);
-        free(chunk->filled);
-        free(chunk->coming);
-        free(chunk);
+        chunk_forget(chunk);
         return error;
     }
     chunk->gpu = frames->gpu;
