@@ -51,6 +51,10 @@ struct fixture {
     int (*_Atomic expose)(struct gaia_frames_map *map, uint64_t page, uint64_t count, bool trap_stores);
     uint64_t (*_Atomic place_exposed)(struct gaia_frames_map *map, uint64_t page, uint64_t count,
                                       const void *bytes);
+    /* Each time, for what several threads come to: one that is set again by itself is missed by who comes
+     * between the two. */
+    uint64_t (*_Atomic each_place_exposed)(struct gaia_frames_map *map, uint64_t page, uint64_t count,
+                                           const void *bytes);
     int (*_Atomic poison)(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint32_t thread);
     /* Of none of theirs: without it they have no such call. */
     int (*_Atomic place_later)(struct gaia_frames *frames, struct gaia_frames_map *map, uint64_t page,
