@@ -83,6 +83,21 @@ def mountinfo(path):
     return found
 
 
+def kept_by(minor):
+    """Who still has a mount of this minor device number: a copy in a mount namespace of its own keeps the daemon alive."""
+    found, device = {}, f" 0:{minor} "
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/mountinfo", errors="surrogateescape") as file:
+                if not any(device in line for line in file):
+                    continue
+            with open(f"/proc/{pid}/comm") as file:
+                found.setdefault(os.readlink(f"/proc/{pid}/ns/mnt"), []).append(f"{pid} ({file.read().strip()})")
+        except OSError:
+            continue  # it has ended, or nothing is mounted where it is
+    return "; ".join(f"{namespace}: {', '.join(who)}" for namespace, who in found.items()) or "nobody"
+
+
 class Mount:
     """A mounted gaiafs: data and mnt are paths, proc the daemon (a child of ours), log the file with its stderr."""
 
@@ -90,6 +105,7 @@ class Mount:
         self.data, self.mnt, self.proc, self.log = data, mnt, proc, log
         self.pid = proc.pid
         self.expected_exit = 0  # None: whatever (a test that kills the daemon sets it)
+        self.minor = None
 
     def mounted(self):
         found = mountinfo(self.mnt)
@@ -123,10 +139,10 @@ class Mount:
         try:
             code = self.proc.wait(20)
         except subprocess.TimeoutExpired:
-            where = stacks(self.pid)
+            keepers, where = kept_by(self.minor), stacks(self.pid)
             os.kill(self.pid, signal.SIGKILL)
             self.proc.wait()
-            return f"the daemon did not end after the unmount\n{where}"
+            return f"the daemon did not end after the unmount; who has the mount: {keepers}\n{where}"
         if self.expected_exit is not None and code != self.expected_exit:
             return f"the daemon ended with {code}"
         if SANITIZER.search(self.log_text()):
@@ -143,6 +159,7 @@ def workdir():
     """An empty directory on a disk."""
     path = os.path.realpath(tempfile.mkdtemp(prefix="gaiafs-test-", dir=os.environ.get("GAIA_TEST_DIR", "/var/tmp")))
     os.chmod(path, 0o755)  # other users work in it too
+    os.environ["GAIA_TEST_OWN"] = path  # helpers.LET_GO
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
@@ -182,7 +199,8 @@ def mount(workdir, request):
                 pytest.fail(f"mount.gaiafs ended with {proc.returncode}: {mounted.log_text()}")
             assert time.monotonic() < deadline, "not mounted after 20 s"
             time.sleep(0.01)
-        watchdog().tell(f"mount {proc.pid} {mountinfo(mnt)[0]}")
+        mounted.minor = mountinfo(mnt)[0]
+        watchdog().tell(f"mount {proc.pid} {mounted.minor}")
         os.stat(mnt)  # answers once the daemon serves
         return mounted
 

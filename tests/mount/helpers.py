@@ -36,6 +36,14 @@ from conftest import SLOWER  # noqa: E402
 from plan import ALL_ROWS, ROWS, Plan  # noqa: E402,F401
 
 
+# In a shell that has a mount namespace of its own: its copies of the mounts of tests that run beside this one are let go. They
+# would keep their daemons alive after their umount.
+LET_GO = """awk -v tests="${GAIA_TEST_DIR:-/var/tmp}/" -v own="${GAIA_TEST_OWN:-none}/" \
+    '$3 ~ /^fuse/ && index($2, tests) == 1 && index($2, own) != 1 {print $2}' /proc/self/mounts | sort -r |
+    while read -r other; do umount -l "$(printf %b "$other")" 2>/dev/null; done; """
+APART = ("unshare", "-m", "sh", "-c", LET_GO + 'exec "$@"', "sh")  # before a command: without the mounts of other tests
+
+
 def build_folder():
     """Where the tools are: beside the programs of a special build, else in the plain build's folder."""
     if "GAIAFS_BUILD" in os.environ:

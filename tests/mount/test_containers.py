@@ -10,11 +10,11 @@ import pytest
 
 import helpers
 from files import pattern
-from helpers import (PAGE, ROWS, AgentDied, agents, daemon_with_faults, read_file, statistics, wait_until, write_at,  # noqa: F401
+from helpers import (LET_GO, PAGE, ROWS, AgentDied, agents, daemon_with_faults, read_file, statistics, wait_until, write_at,  # noqa: F401
                      write_file)
 
 # The shell is the namespace's first process: the kernel keeps signals from outside from that one.
-PID = ("unshare", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh")
+PID = ("unshare", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc", "sh", "-c", LET_GO + '"$@"; exit $?', "sh")
 USER = ("unshare", "--user", "--map-root-user")
 CONTAINERS = {"pid": PID, "user": USER}
 
@@ -73,7 +73,7 @@ def test_where_memory_must_not_be_executable(workdir, level):
     os.mkdir(data)
     os.mkdir(mnt)
     tool = os.path.join(helpers.build_folder(), "tests", "vm", "tool_touch")
-    done = subprocess.run([*PID[:-4], "sh", "-c", NOEXEC, "sh", str(level), helpers.BIN, data, mnt, tool], capture_output=True,
+    done = subprocess.run([*PID[:-4], "sh", "-c", LET_GO + NOEXEC, "sh", str(level), helpers.BIN, data, mnt, tool], capture_output=True,
                           text=True, timeout=50)
     if done.returncode == 9:
         pytest.skip(f"can't be set here: {done.stderr}")

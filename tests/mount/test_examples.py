@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from conftest import TOP, not_in_the_gate
-from helpers import PAGE, make_random, read_file, write_file
+from helpers import APART, PAGE, make_random, read_file, write_file
 
 pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the plain build is what users get")
 
@@ -159,7 +159,7 @@ def test_installed_as_the_readme_says(workdir):
     """`make && sudo make install`, `mount -t gaiafs`, and a program that finds its library, with nothing said besides."""
     need("pkg-config", "gcc", "unshare")
     env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "PREFIX", "DESTDIR", "LD_LIBRARY"))}
-    done = subprocess.run(["unshare", "-m", "sh", "-c", AS_README, "sh", workdir], cwd=TOP, env=env, text=True, timeout=50,
+    done = subprocess.run([*APART, "sh", "-c", AS_README, "sh", workdir], cwd=TOP, env=env, text=True, timeout=50,
                           stdin=subprocess.DEVNULL, capture_output=True)
     if done.returncode == 77:
         pytest.skip("no overlay here")

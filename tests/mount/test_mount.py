@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from conftest import BIN, mountinfo
-from helpers import read_file, statistics, threads, wait_until, write_file
+from conftest import BIN, kept_by, mountinfo
+from helpers import APART, read_file, statistics, threads, wait_until, write_file
 from test_handles import kernel_at_least
 
 MOUNT = os.path.join(BIN, "mount.gaiafs")
@@ -674,3 +674,15 @@ def test_a_mount_of_an_ordinary_user(workdir):
     assert done.returncode == 0, done.stderr
     with open(os.path.join(workdir, "data/f")) as file:
         assert file.read() == "STORE"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
+def test_who_keeps_a_mount_is_named(mount):
+    """What a test is told whose daemon does not end; and a process apart (helpers.APART) keeps nobody's mount but its own test's."""
+    m = mount()
+    waits = ["sh", "-c", "echo here; read -r _"]
+    for before, kept in (["unshare", "-m"], True), (APART, True), (["env", "GAIA_TEST_OWN=", *APART], False):
+        with subprocess.Popen([*before, *waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as proc:
+            assert proc.stdout.readline() == b"here\n"
+            assert (f"{proc.pid} (sh)" in kept_by(m.minor)) == kept, before
+    assert f"{os.getpid()} (" in kept_by(m.minor)
