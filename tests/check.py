@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the tests of a build: the unit test programs (cmocka), then the mount tests (pytest).
 
-Ends with one line `N passed, N failed, N skipped`. Each program has a time limit; what a failed one printed is shown.
+Ends with one line `N passed, N failed, N skipped`. Each program has a time limit; what a failed one printed is shown. What
+passes at a second try (--again) is named in a line that begins with "flaky:".
 """
 import argparse
 import concurrent.futures
@@ -18,6 +19,8 @@ import xml.etree.ElementTree as ElementTree
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 UNIT_LIMIT_S = 180
 MOUNT_LIMIT_S = 2700
+# What is a flaw however seldom it is met.
+PROOF = re.compile(r"\w+Sanitizer|runtime error:|lock order:|sanitizer's report")
 FOLDERS = ("base", "consistency", "io", "gpu", "cache", "fs")
 
 
@@ -64,41 +67,82 @@ def run_unit(program, env):
     return (passed, failed, skipped), f"{said}\n{output}" if failed else said
 
 
+def units(args):
+    return [program for folder in FOLDERS if folder not in args.without.split(",")
+            for program in sorted(glob.glob(os.path.join(args.build, "tests", folder, "test_*")))
+            if os.access(program, os.X_OK) and "." not in os.path.basename(program)]
+
+
+def may_try_again(args, failed):
+    """failed: {name: what it printed}. Few, and nothing that is a flaw at any time."""
+    return 0 < len(failed) <= args.again and not any(PROOF.search(text) for text in failed.values())
+
+
+def say_flaky(name):
+    print(f"flaky: {name}: failed once (above), and passed when it was run again by itself", flush=True)
+
+
 def run_units(args, env, count):
     """Several at a time where that is asked for: many of them wait most of the time."""
-    programs = [program for folder in FOLDERS if folder not in args.without.split(",")
-                for program in sorted(glob.glob(os.path.join(args.build, "tests", folder, "test_*")))
-                if os.access(program, os.X_OK) and "." not in os.path.basename(program)]
+    failed, first = {}, {}
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for counts, said in pool.map(lambda program: run_unit(program, env), programs):
-            count.add(*counts)
+        for program, (counts, said) in zip(units(args), pool.map(lambda program: run_unit(program, env), units(args))):
             print(said, flush=True)
+            if counts[1]:
+                failed[program], first[program] = said, counts
+            else:
+                count.add(*counts)
+    again = may_try_again(args, failed)
+    for program, counts in first.items():
+        if again:
+            counts, said = run_unit(program, env)
+            print(said, flush=True)
+            if not counts[1]:
+                say_flaky(os.path.basename(program))
+        count.add(*counts)
 
 
-def run_mount(args, env, count):
+def run_pytest(args, env, tests):
+    """These files or tests: (their counts, {test that failed: what it printed})."""
     with tempfile.NamedTemporaryFile(suffix=".xml") as report:
         command = [args.python, "-B", "-m", "pytest", "-q", "-x" if args.first else "-ra", "-p", "no:cacheprovider",
-                   "--durations=10", f"--junitxml={report.name}"]
-        folder = os.path.join(TOP, "tests", "mount")
-        names = [f"test_{name}.py" for name in args.files.split(",")] if args.files else [""]
-        command += [os.path.join(folder, name) for name in names]
-        command += [f"--ignore={os.path.join(folder, f'test_{name}.py')}" for name in filter(None, args.but.split(","))]
-        if args.select:
-            command += ["-k", args.select]
+                   "--durations=10", f"--junitxml={report.name}", *tests]
         try:
             code = subprocess.run(command, env=env, cwd=TOP, stdin=subprocess.DEVNULL,
                                   timeout=MOUNT_LIMIT_S).returncode
         except subprocess.TimeoutExpired:
             print(f"time limit of {MOUNT_LIMIT_S} s for the mount tests")
-            code = -1
+            return (0, 1, 0), {}
         try:
             suite = ElementTree.parse(report.name).getroot().find("testsuite")
-            total, failed, errors, skipped = (int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped"))
-            count.add(total - failed - errors - skipped, failed + errors, skipped)
-            if code and not failed + errors:
-                count.add(0, 1)
+            cases, skipped = list(suite.iter("testcase")), int(suite.get("skipped"))
         except (ElementTree.ParseError, AttributeError):
-            count.add(0, 1)
+            return (0, 1, 0), {}
+    # The name of its file's module is all that the report has of where a test is; whose teardown failed, too, is there twice.
+    ran, failed = set(), {}
+    for case in cases:
+        name = f"{os.path.join(args.folder, case.get('classname').split('.')[-1])}.py::{case.get('name')}"
+        ran.add(name)
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed[name] = failed.get(name, "") + "".join(case.itertext())
+    counts = (len(ran) - len(failed) - skipped, len(failed), skipped)
+    return (counts[0], counts[1] or bool(code), skipped), failed
+
+
+def run_mount(args, env, count):
+    names = [f"test_{name}.py" for name in args.files.split(",")] if args.files else [""]
+    tests = [os.path.join(args.folder, name) for name in names]
+    tests += [f"--ignore={os.path.join(args.folder, f'test_{name}.py')}" for name in filter(None, args.but.split(","))]
+    if args.select:
+        tests += ["-k", args.select]
+    counts, failed = run_pytest(args, env, tests)
+    if may_try_again(args, failed):
+        again, _ = run_pytest(args, env, list(failed))
+        if again == (len(failed), 0, 0):
+            for name in failed:
+                say_flaky(os.path.relpath(name, TOP))
+            counts = (counts[0] + len(failed), 0, counts[2])
+    count.add(*counts)
 
 
 def main():
@@ -113,6 +157,10 @@ def main():
     parser.add_argument("--files", help="of the mount tests only test_NAME.py of these names, NAME,NAME...")
     parser.add_argument("--but", default="", help="of the mount tests not test_NAME.py of these names, NAME,NAME...")
     parser.add_argument("--select", help="pytest -k")
+    parser.add_argument("--folder", default=os.path.join(TOP, "tests", "mount"), help="where the mount tests are")
+    parser.add_argument("--again", type=int, default=int(os.environ.get("GAIA_AGAIN") or 0),
+                        help="so many that failed are run once more, by themselves; where more have, or a sanitizer has said "
+                             "something, none is (GAIA_AGAIN, else 0)")
     parser.add_argument("--first", action="store_true", help="stop the mount tests at the first failure")
     # Debian's pytest belongs to Debian's python3, whatever else is first on PATH.
     parser.add_argument("--python", default="/usr/bin/python3")

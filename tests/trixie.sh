@@ -58,7 +58,7 @@ make_userland() {
 
 enter() {
     chroot "$root" /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/tmp \
-        GAIA_GATE="${GAIA_GATE:-}" GAIA_TEST_SEED="${GAIA_TEST_SEED:-0}" GAIA_TEST_OPTIONS=passthrough=all DEBIAN_FRONTEND=noninteractive "$@"
+        GAIA_GATE="${GAIA_GATE:-}" GAIA_AGAIN="${GAIA_AGAIN:-}" GAIA_TEST_SEED="${GAIA_TEST_SEED:-0}" GAIA_TEST_OPTIONS=passthrough=all DEBIAN_FRONTEND=noninteractive "$@"
 }
 
 [ -e "$root/ready" ] || make_userland

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tests/check.py: what it counts, and what it runs a second time."""
+import os
+import subprocess
+import sys
+
+import pytest
+
+from conftest import TOP
+from helpers import write_file
+
+UNIT = """#!/bin/sh
+echo "[  PASSED  ] 1 test(s)."
+{0}
+"""
+SECOND = '[ -e "{0}/{1}" ] || {{ touch "{0}/{1}"; echo "[  FAILED  ] 1 test(s)."; exit 1; }}'  # passes when it is run again
+MOUNT = """
+import os, pytest
+def once(name):
+    path = os.path.join(os.path.dirname(__file__), name)
+    if not os.path.exists(path):
+        open(path, "w").close()
+        return True
+@pytest.fixture
+def torn(): yield; assert not once("torn"), "teardown"
+def test_passes(): pass
+def test_skips(): pytest.skip("so")
+"""
+FLAKY = "def test_flaky(): assert not once('call'), 'what {0} has'\ndef test_torn(torn): pass\n"
+FAILS = "def test_fails(): assert False\n"
+
+
+@pytest.fixture
+def check(workdir):
+    """A function that runs it there: (exit status, closing line, lines about what is flaky)."""
+    os.makedirs(os.path.join(workdir, "build", "tests", "io"))
+    os.mkdir(os.path.join(workdir, "mounts"))
+
+    def run(*more):
+        done = subprocess.run([sys.executable, "-B", os.path.join(TOP, "tests", "check.py"), "--build", os.path.join(workdir, "build"),
+                               "--bin", TOP, "--folder", os.path.join(workdir, "mounts"), *more],
+                              capture_output=True, text=True, timeout=50)
+        lines = done.stdout.splitlines()
+        print(done.stdout, done.stderr)
+        return done.returncode, lines[-1], [line for line in lines if line.startswith("flaky: ")]
+    return run
+
+
+def unit(workdir, name, text=""):
+    path = os.path.join(workdir, "build", "tests", "io", f"test_{name}")
+    write_file(path, UNIT.format(text).encode())
+    os.chmod(path, 0o755)
+
+
+def test_unit_programs(check, workdir):
+    unit(workdir, "good")
+    unit(workdir, "flaky", SECOND.format(workdir, "a"))
+    assert check("--unit") == (1, "2 passed, 1 failed, 0 skipped", [])
+    os.unlink(os.path.join(workdir, "a"))
+    code, line, flaky = check("--unit", "--again", "1")
+    assert (code, line, len(flaky)) == (0, "2 passed, 0 failed, 0 skipped", 1) and "test_flaky" in flaky[0]
+    os.unlink(os.path.join(workdir, "a"))
+    unit(workdir, "bad", "exit 3")
+    assert check("--unit", "--again", "1") == (1, "3 passed, 2 failed, 0 skipped", [])  # two are too many
+    os.unlink(os.path.join(workdir, "a"))
+    code, line, flaky = check("--unit", "--again", "2")
+    assert (code, line, len(flaky)) == (1, "3 passed, 1 failed, 0 skipped", 1)
+
+
+def test_a_sanitizer_is_believed_at_once(check, workdir):
+    unit(workdir, "raced", 'echo "WARNING: ThreadSanitizer: data race"; ' + SECOND.format(workdir, "a"))
+    assert check("--unit", "--again", "5")[0] == 1
+
+
+def test_mount_tests(check, workdir):
+    path = os.path.join(workdir, "mounts", "test_some.py")
+    write_file(path, (MOUNT + FLAKY.format("time")).encode())
+    code, line, flaky = check("--mounts", "--again", "2")
+    assert (code, line) == (0, "3 passed, 0 failed, 1 skipped")
+    assert sorted(one.split("::")[1].split(":")[0] for one in flaky) == ["test_flaky", "test_torn"]
+    for name in "call", "torn":
+        os.unlink(os.path.join(workdir, "mounts", name))
+    assert check("--mounts", "--again", "1") == (1, "1 passed, 2 failed, 1 skipped", [])
+    write_file(path, (MOUNT + FLAKY.format("time") + FAILS).encode())
+    assert check("--mounts", "--again", "2") == (1, "3 passed, 1 failed, 1 skipped", [])
+    write_file(path, (MOUNT + FLAKY.format("AddressSanitizer")).encode())
+    os.unlink(os.path.join(workdir, "mounts", "call"))
+    assert check("--mounts", "--again", "2") == (1, "2 passed, 1 failed, 1 skipped", [])
