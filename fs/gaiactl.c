@@ -283,23 +283,41 @@ static void print_text(json_t *root)
                json_string_value(json_object_get(open, "path")));
 }
 
-static int print_json(int fd)
+static int print_json(json_t *root)
 {
-    char buffer[65536];
-    ssize_t n;
+    /* Names of members are not escaped above: ASCII has no control characters beyond those that JSON escapes.
+     */
+    return json_dumpf(root, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII) || putchar('\n') == EOF ||
+           fflush(stdout);
+}
 
-    while ((n = read(fd, buffer, sizeof buffer)) > 0)
-        if (fwrite(buffer, 1, (size_t)n, stdout) != (size_t)n)
-            return 1;
-    putchar('\n');
-    return n < 0 || fflush(stdout);
+/* What the daemon has written there, as text or as JSON. */
+static int print_statistics(int fd, bool json)
+{
+    json_error_t trouble;
+    char why[ESCAPED_SIZE(JSON_ERROR_TEXT_LENGTH)];
+    int status = 0;
+
+    json_t *root = json_loadfd(fd, 0, &trouble);
+    if (!root) { /* it has some of what is no JSON */
+        escape(trouble.text, why, sizeof why, false);
+        fprintf(stderr, "gaiactl: %s\n", why);
+        return 1;
+    }
+    escape_strings(root);
+    if (json)
+        status = print_json(root);
+    else
+        print_text(root);
+    json_decref(root);
+    return status;
 }
 
 static int stat_command(int argc, char **argv)
 {
     static const struct option options[] = {{"json", no_argument, NULL, 'j'}, {0}};
     bool json = false;
-    int option, status = 0;
+    int option;
 
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         if (option != 'j')
@@ -313,22 +331,7 @@ static int stat_command(int argc, char **argv)
     int fd = statistics_of(argv[optind]);
     if (fd < 0)
         return 1;
-    if (json) {
-        status = print_json(fd);
-    } else {
-        json_error_t trouble;
-        char why[ESCAPED_SIZE(JSON_ERROR_TEXT_LENGTH)];
-        json_t *root = json_loadfd(fd, 0, &trouble);
-        escape_strings(root);
-        if (root) {
-            print_text(root);
-        } else { /* it has some of what is no JSON */
-            escape(trouble.text, why, sizeof why, false);
-            fprintf(stderr, "gaiactl: %s\n", why);
-        }
-        status = !root;
-        json_decref(root);
-    }
+    int status = print_statistics(fd, json);
     close(fd);
     return status;
 }

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an administrator reads in the log: what failed, on what, and what can be done."""
 import errno
+import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import threading
 
@@ -136,6 +138,42 @@ def test_names_do_not_forge_lines_of_the_log(mount):
         os.close(fd)
     said = m.log_text()
     assert said.count("\n") == 1 and "\x1b" not in said and f"opening {ODD[name]}: " in said, said
+
+
+# A daemon of one's own, which answers anything: $ANSWER for its statistics.
+ANSWERS = r"""
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int json_dumpfd(const void *json, int fd, size_t flags)
+{
+    const char *answer = getenv("ANSWER");
+
+    (void)json;
+    (void)flags;
+    return write(fd, answer, strlen(answer)) < 0 ? -1 : 0;
+}
+"""
+
+
+@pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="a library before the sanitizer's")
+@pytest.mark.parametrize("answer", ['{"data": "\\u001b[31m\u009b31m\x7f", "k\u009b31m": "ü"}', '{"data": "\x1b[31m"}', "\x1b[31m", "[\x1b[31m"],
+                         ids=["strings", "raw", "none", "cut"])
+def test_a_daemon_does_not_command_the_terminal(mount, workdir, answer):
+    if not shutil.which("gcc"):
+        pytest.skip("no gcc here")
+    source, shim = os.path.join(workdir, "shim.c"), os.path.join(workdir, "shim.so")
+    write_file(source, ANSWERS.encode())
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", shim], check=True)
+    m = mount(env={"LD_PRELOAD": shim, "ANSWER": answer})
+    for options in [], ["--json"]:
+        done = subprocess.run([os.path.join(BIN, "gaiactl"), "stat", *options, m.mnt], capture_output=True, text=True, timeout=20)
+        assert done.stdout or done.stderr
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.stdout + done.stderr), done
+        assert done.returncode == (0 if "u001b" in answer else 1)
+    if done.returncode == 0:
+        assert json.loads(done.stdout) == {"data": r"\033[31m\302\23331m\177", "k\u009b31m": "ü"}
 
 
 def test_names_do_not_forge_lines_of_gaiactl(mount):
