@@ -39,6 +39,7 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size)
         error = 0;
     if (!error) {
         file_grows(file, size);
+        file_shrinks(file, size);
         error = cut(file, fd, size);
         cpu_look_at_size(file, unchanged);
     }

@@ -455,7 +455,9 @@ static void clear_tail(struct cache_file *file, uint64_t page, size_t from, enum
         return;
     SLIST_FOREACH (copy, &leaf->copies, link) {
         bool scans = copy->replica->scans && !copy->replica->read_only;
-        if (scans && when == TAIL_GROWN && !file->passed) /* nobody has come through the mount */
+        if (scans && when == TAIL_CUT && !file->passed)
+            scan_keep_what_was_granted(copy, (unsigned)(page & (LEAF_PAGES - 1)));
+        else if (scans && when == TAIL_GROWN && !file->passed) /* nobody has come through the mount */
             scan_keep_twin_behind(copy, (unsigned)(page & (LEAF_PAGES - 1)));
         else if (scans && when >= TAIL_GROWN)
             scan_keep_twin_of_tail(copy, page_bit(page));
@@ -469,10 +471,32 @@ static void clear_tail(struct cache_file *file, uint64_t page, size_t from, enum
     file_cpu_modified(file, leaf, page_bit(page));
 }
 
+/* Before zeros are made of a part of the page: else what a device has in the rest would count as stored, all
+ * of it, where it is not known any more what it was granted with. */
+static void keep_tail_twin(struct cache_file *file, off_t end)
+{
+    uint64_t page = (uint64_t)end / GAIA_PAGE_SIZE;
+    struct leaf *leaf = index_find(&file->index, page >> LEAF_SHIFT);
+    struct leaf_copy *copy;
+
+    if (!leaf || !(end % (off_t)GAIA_PAGE_SIZE))
+        return;
+    SLIST_FOREACH (copy, &leaf->copies, link)
+        if (copy->replica->scans && !copy->replica->read_only)
+            scan_keep_twin_of_end(copy, (unsigned)(page & (LEAF_PAGES - 1)));
+}
+
+void file_shrinks(struct cache_file *file, off_t size)
+{
+    if (size < file->size && !file->passed)
+        keep_tail_twin(file, size);
+}
+
 void file_grows(struct cache_file *file, off_t size)
 {
     if (size <= file->size || file->passed)
         return;
+    keep_tail_twin(file, file->size);
     clear_tail(file, (uint64_t)file->size / GAIA_PAGE_SIZE, (size_t)file->size % GAIA_PAGE_SIZE, TAIL_GROWS);
     file->tail_cleared = true;
 }

@@ -119,6 +119,8 @@ void file_resized(struct cache_file *file, off_t size);
  * without letting go of it. What lies behind the old end becomes zeros here: whoever sees the new size may
  * store there at once. */
 void file_grows(struct cache_file *file, off_t size);
+/* The same before it makes the file as short as that: the home copy has all its bytes yet. */
+void file_shrinks(struct cache_file *file, off_t size);
 
 /* Around a change of our own to the backing file: file_stamp() takes note of the times that it left, unless
  * somebody else had changed the file before it (then file_unchanged() was false): that must still be found.

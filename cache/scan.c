@@ -167,7 +167,7 @@ void scan_keep_twin_of_tail(struct leaf_copy *copy, page_mask page)
     scan_take_twins(copy, page & ~copy->blind, &taken);
 }
 
-void scan_keep_twin_behind(struct leaf_copy *copy, unsigned page)
+void scan_keep_what_was_granted(struct leaf_copy *copy, unsigned page)
 {
     struct gaia_frames *frames = copy->replica->frames;
     uint64_t number = (copy->leaf->number << LEAF_SHIFT) + page;
@@ -175,11 +175,28 @@ void scan_keep_twin_behind(struct leaf_copy *copy, unsigned page)
     struct gaia_digest granted;
     uint8_t bytes[GAIA_PAGE_SIZE];
 
-    if (copy->present & ~copy->twin & ~copy->blind & bit &&
-        !frames->ops->recall(frames, number, 1, &granted) && !replica_fetch(copy->replica, number, bytes) &&
-        gaia_digest_equal(granted, gaia_digest_of(bytes, GAIA_PAGE_SIZE)))
-        scan_take_twin_of(copy, page, bytes);
+    if (copy->present & ~copy->twin & bit && !frames->ops->recall(frames, number, 1, &granted) &&
+        !replica_fetch(copy->replica, number, bytes) &&
+        gaia_digest_equal(granted, gaia_digest_of(bytes, GAIA_PAGE_SIZE)) &&
+        !scan_take_twin_of(copy, page, bytes))
+        copy->blind &= ~bit;
+}
+
+void scan_keep_twin_behind(struct leaf_copy *copy, unsigned page)
+{
+    scan_keep_what_was_granted(copy, page);
+    scan_keep_twin_of_tail(copy, UINT64_C(1) << page);
+}
+
+void scan_keep_twin_of_end(struct leaf_copy *copy, unsigned page)
+{
+    page_mask bit = UINT64_C(1) << page;
+
+    if (!(copy->present & ~copy->twin & bit))
+        return;
+    scan_look_again(copy, bit);
     scan_keep_twin_of_tail(copy, bit);
+    scan_keep_what_was_granted(copy, page);
 }
 
 int scan_take_placed(struct leaf_copy *copy, page_mask pages, const uint8_t *leaf_bytes)

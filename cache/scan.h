@@ -51,6 +51,13 @@ int scan_take_twins(struct leaf_copy *copy, page_mask pages, page_mask *taken_ou
  * it was is not known.) */
 void scan_keep_twin_behind(struct leaf_copy *copy, unsigned page);
 
+/* The file is about to get another end, and has it in this page now or then: from there on zeros will be made
+ * of it, and by no digest can be told any more what it was granted with. */
+void scan_keep_twin_of_end(struct leaf_copy *copy, unsigned page);
+/* What is left of that when the end has moved already: if the device has what it was granted, this is the
+ * twin. */
+void scan_keep_what_was_granted(struct leaf_copy *copy, unsigned page);
+
 /* Pages are about to become present that were placed with these bytes, page 0 of the leaf's first: those get
  * twins whose home copy may have changed since it was read, or may change unnoticed. After an error none of
  * them has one. */

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from gpu_fixture import gpu, make, only_here  # noqa: F401
-from helpers import PAGE, agents, write_at  # noqa: F401
+from helpers import PAGE, agents, read_file, write_at  # noqa: F401
 
 SECRET = b"secret00"
 PAGES = 64
@@ -51,3 +51,28 @@ def test_what_could_not_be_placed_again_is_cut_off(gpu):
     os.truncate(path, PAGE)
     is_cut(one, 1)
     is_cut(gpu.program(path, length=PAGES * PAGE, writable=False), 1)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("size", [PAGE + 100, 5 * PAGE])
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_write_where_the_end_was_moved(gpu, stored, size, behind):
+    """The file's times have changed besides, so that only the GPU's digests tell what it was granted; of the page with the end
+    they don't, as zeros are made there. What the GPU has of it before the end is not for that taken for stores."""
+    m = gpu.mount()
+    content = bytearray(b"a" * (3 * PAGE + 100))
+    path = make(m, bytes(content))
+    one = gpu.program(path, length=5 * PAGE)
+    end = min(size, len(content))
+    if stored:
+        one.do("map[at] = 7", at=end - 50)
+        content[end - 50] = 7
+    os.chmod(path.replace(m.mnt, m.data) if behind else path, 0o640)
+    write_at(path, b"b", 0)
+    os.truncate(path, size)
+    content = bytearray(content[:size] + bytes(max(0, size - len(content))))
+    write_at(path, b"c" * 20, end - 10)
+    content[0:1], content[end - 10:end + 10] = b"b", b"c" * 20
+    one.do("map.acquire()")
+    assert read_file(path) == bytes(content)
+    assert one("map[:n]", n=len(content)) == bytes(content)
