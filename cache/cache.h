@@ -66,6 +66,8 @@ struct cache_host {
     void (*moved)(void *context, void *file_context);
     /* All of the data directory is to be on storage. */
     void (*sync)(void *context);
+    /* A line for the log, of another node. */
+    void (*warn)(void *context, const char *text);
 };
 
 #define CACHE_SOFT_DEVICES 8u /* unless somebody asks for more */

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/kernel.h"
+#include "cache/internal.h"
 #include "cache/nodes.h"
 #include "cache/patience.h"
 #include "cache/sure.h"
@@ -33,6 +34,21 @@ static int greet(struct nodes *nodes, struct call_session *session)
     }
 }
 
+/* Not by who sees its answers: whoever likes may have the address of a node that does not run. Once, until it
+ * has gone. */
+static void warn_of_stranger(struct nodes *nodes, struct nodes_home *home, const char *name, bool strange)
+{
+    const struct cache_host *host = &nodes->cache->host;
+    char text[CALL_WHY + MEMBER_NAME_MAX + 40];
+
+    bool first = strange && !home->strange; /* by who is connecting alone */
+    home->strange = strange;
+    if (!first || !host->warn)
+        return;
+    snprintf(text, sizeof text, "node %s is taken to be down: %s", name, gaia_transport_why());
+    host->warn(host->context, text);
+}
+
 /* Takes over `connecting`. */
 static int connect_home(struct nodes *nodes, unsigned member)
 {
@@ -43,6 +59,7 @@ static int connect_home(struct nodes *nodes, unsigned member)
     struct member there = home->member;
     pthread_mutex_unlock(&nodes->lock);
     int error = call_connect(nodes->calls, there.address, &session);
+    warn_of_stranger(nodes, home, there.name, error == -EPERM);
     if (!error) {
         pthread_mutex_lock(&nodes->lock);
         home->greeting = session;

@@ -31,6 +31,7 @@ struct nodes_home {
     struct call_session *session;  /* a reference; NULL: none */
     struct call_session *greeting; /* being made: HELLO is not answered yet */
     bool connecting;
+    bool strange; /* who listens at its address is somebody else's, and that was said */
 };
 
 /* For `gaiactl stat`. */

@@ -359,7 +359,8 @@ static int start_parts(struct fs *fs)
                               .follow = nodes_follow,
                               .keep = nodes_keep,
                               .moved = nodes_moved,
-                              .sync = nodes_sync};
+                              .sync = nodes_sync,
+                              .warn = nodes_warn};
     /* Other mounts of the data directory write to it as they should: an acquire looks each time. (Of nodes
      * the home hears of it.) */
     double seconds = fs->options.cache.shared && !fs->options.members ? 0 : fs->options.timeout_s;

@@ -306,6 +306,12 @@ void nodes_sync(void *context)
         close(fd);
 }
 
+void nodes_warn(void *context, const char *text)
+{
+    (void)context;
+    fs_log(LOG_WARNING, "%s", text);
+}
+
 void nodes_await_sure(struct inode *inode)
 {
     const struct cache_file *file = inode_content(inode) ? inode_file(inode) : NULL;

@@ -45,6 +45,7 @@ int nodes_follow(void *context, const struct node_name *name, uint64_t generatio
 bool nodes_keep(void *context, void *file_context);
 void nodes_moved(void *context, void *file_context);
 void nodes_sync(void *context);
+void nodes_warn(void *context, const char *text);
 
 /* Whether an operation on a file (NULL: untracked) that gave `result` is to be tried again: it is -EIO as the
  * file's home has gone, and there is another one now. Waits for that as long as peers are waited for, unless

@@ -89,8 +89,8 @@ void calls_stat(const struct calls *calls, struct calls_stat *stat_out);
 
 /* Connect to the calls of another node; waits up to the timeout. As gaia_link_connect(); besides, the slots
  * are there when it returns (-ETIMEDOUT, -EPROTO when the peer has not exposed them). What the peer's
- * arrived() has refused with is returned, too; -ESHUTDOWN: calls_close() has begun. One reference is the
- * caller's. */
+ * arrived() has refused with is returned, too; -ESHUTDOWN: calls_close() has begun. gaia_transport_why() says
+ * more of what the link could not be had for. One reference is the caller's. */
 int call_connect(struct calls *calls, const char *peer, struct call_session **session_out);
 void call_session_get(struct call_session *session);
 void call_session_put(struct call_session *session);

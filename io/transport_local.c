@@ -88,6 +88,21 @@ static void local_cut(struct gaia_link *link)
         free_queue(&link->queues[i]);
 }
 
+/* Whoever likes may have a name in the abstract namespace that nobody has now: only root, and who runs this
+ * program, is taken for a node, at either end. */
+static int check_peer(int fd, char *name_out, size_t size)
+{
+    struct ucred who;
+    socklen_t length = sizeof who;
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length))
+        return transport_say(-errno, "SO_PEERCRED: %s", strerror(errno));
+    snprintf(name_out, size, "process %d of user %u", who.pid, who.uid);
+    if (who.uid && who.uid != geteuid())
+        return transport_say(-EPERM, "%s is no node's, which is root's or of user %u", name_out, geteuid());
+    return 0;
+}
+
 static int local_connect(struct gaia_link *link, unsigned number, const char *peer)
 {
     struct link_queue *queue = &link->queues[number];
@@ -95,6 +110,7 @@ static int local_connect(struct gaia_link *link, unsigned number, const char *pe
     socklen_t address_length;
     struct gaia_wire_hello hello;
     size_t length = sizeof hello;
+    char listens[64];
     int fd, error = local_address(peer, &address, &address_length);
 
     if (!error)
@@ -104,6 +120,8 @@ static int local_connect(struct gaia_link *link, unsigned number, const char *pe
     if (connect(fd, (struct sockaddr *)&address, address_length))
         error = transport_say(errno == EAGAIN ? -ECONNREFUSED : -errno, "%s: %s", peer,
                               errno == EAGAIN ? "too many wait to be let in" : strerror(errno));
+    if (!error && (error = check_peer(fd, listens, sizeof listens))) /* of who listens, when it began to */
+        error = transport_say(error, "%s: %s", peer, gaia_transport_why());
     if (!error)
         error = new_queue(queue, fd);
     if (error) {
@@ -124,19 +142,6 @@ static void drop_half(struct half *half)
     half->fd = -1;
 }
 
-static int name_peer(int fd, char *name_out, size_t size)
-{
-    struct ucred who;
-    socklen_t length = sizeof who;
-
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length))
-        return transport_say(-errno, "SO_PEERCRED: %s", strerror(errno));
-    snprintf(name_out, size, "process %d of user %u", who.pid, who.uid);
-    if (who.uid && who.uid != geteuid())
-        return transport_say(-EACCES, "%s may not connect", name_out);
-    return 0;
-}
-
 static int greet(struct gaia_transport *transport, struct half *half, const void *bytes, size_t length)
 {
     struct epoll_event event = {.events = EPOLLIN};
@@ -144,7 +149,7 @@ static int greet(struct gaia_transport *transport, struct half *half, const void
     struct gaia_wire_hello answer;
     struct local_queue *local;
     char peer[64];
-    int stage, error = name_peer(half->fd, peer, sizeof peer);
+    int stage, error = check_peer(half->fd, peer, sizeof peer);
 
     if (error)
         return error;

@@ -547,6 +547,53 @@ static void test_unsealed_stage(void **state)
     close(stage);
 }
 
+/* Listens at a name as a user who is nobody's node: 0, when whoever connects has gone without a word. */
+static int listen_as_nobody(const struct side *side, int ready)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t length = strlen(side->address);
+    struct gaia_wire_hello hello;
+    int listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    memcpy(address.sun_path + 1, side->address, length);
+    if (setresuid(65534, 65534, 65534) ||
+        bind(listening, (struct sockaddr *)&address,
+             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)) ||
+        listen(listening, 1) || write(ready, "!", 1) != 1)
+        return 2;
+    int fd = accept(listening, NULL, NULL);
+    return recv(fd, &hello, sizeof hello, 0) > 0;
+}
+
+/* Whoever likes may have the name of a node that does not run: it is not taken for the node, and hears
+ * nothing. */
+static void test_another_users_name(void **state)
+{
+    static struct side client, named;
+    struct gaia_link_options options = {.queues = 1, .depth = 1};
+    struct gaia_link *link = NULL;
+    int status, ready[2];
+    char byte;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL || geteuid())
+        skip();
+    side_init(&named, true);
+    assert_int_equal(pipe(ready), 0);
+    pid_t pid = fork();
+    if (!pid)
+        _exit(listen_as_nobody(&named, ready[1]));
+    assert_int_equal(close(ready[1]), 0);
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    side_open(&client, false, SHORT_MS);
+    assert_int_equal(gaia_link_connect(client.transport, named.address, &options, &link), -EPERM);
+    assert_non_null(strstr(gaia_transport_why(), "of user 65534"));
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    side_close(&client);
+    close(ready[0]);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -567,6 +614,7 @@ int main(int argc, char **argv)
         CASE(test_silent_crowd),
         CASE(test_no_descriptor_for_who_comes),
         CASE(test_unsealed_stage),
+        CASE(test_another_users_name),
     };
     const struct CMUnitTest alone[] = {CASE(limited)};
 

@@ -3,6 +3,8 @@
 import errno
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +12,20 @@ from files import pattern
 from helpers import PAGE, agents, error_of, read_file, statistics, stand_still, wait_until, write_file  # noqa: F401
 from nodes import Program, all_see, cluster, served  # noqa: F401
 from test_nodes_deaths import OPTIONS, killed  # noqa: F401
+
+# Of another user; says how many bytes it has heard of who connects first.
+STRANGER = """
+import os, socket, sys
+os.setresuid(65534, 65534, 65534)
+listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listening.bind("\\0" + sys.argv[1])
+listening.listen()
+print("listens", flush=True)
+came, _ = listening.accept()
+print("heard", len(came.recv(4096)), flush=True)
+while True:
+    came = listening.accept()
+"""
 
 
 def write_list(path, names):
@@ -147,6 +163,24 @@ def test_who_comes_is_told_of_all_files(cluster, agents):
     home.do("for map in maps:\n    map[5:10] = b'there'\n    map.release()")
     assert all(read_file(path)[:12] == pattern(PAGE)[:5] + b"there" + pattern(PAGE)[10:12] for path in paths)
     assert served(nodes[1], "follow") == count
+
+
+def test_another_users_process_is_no_node(cluster):
+    """Whoever likes may listen where a node would that does not run: he hears nothing, and homes are chosen without him."""
+    nodes = cluster(2, "timeout=0,peer_timeout=2", only=[])
+    listens = subprocess.Popen([sys.executable, "-c", STRANGER, nodes.addresses[1][len("local:"):]], stdout=subprocess.PIPE, text=True)
+    try:
+        assert listens.stdout.readline() == "listens\n"
+        nodes.mount(0)
+        assert listens.stdout.readline() == "heard 0\n"
+        said = [line for line in nodes[0].log_text().splitlines() if "node b is taken to be down" in line]
+        assert len(said) == 1 and "of user 65534" in said[0], nodes[0].log_text()
+        assert not statistics(nodes[0].mnt)["nodes"]["nodes"][1]["home"]
+        nodes.make(pattern(PAGE), home=1)
+        assert read_file(nodes.path(0)) == pattern(PAGE)
+    finally:
+        listens.kill()
+        listens.wait()
 
 
 def test_who_follows_first_loses_nothing_to_who_follows_last(cluster, agents):
