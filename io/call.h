@@ -92,6 +92,9 @@ void calls_stat(const struct calls *calls, struct calls_stat *stat_out);
  * arrived() has refused with is returned, too; -ESHUTDOWN: calls_close() has begun. gaia_transport_why() says
  * more of what the link could not be had for. One reference is the caller's. */
 int call_connect(struct calls *calls, const char *peer, struct call_session **session_out);
+/* Of a session that is not to be had, or has ended, though both ends live: one of them has no memory,
+ * descriptors, threads or room for it now. */
+bool call_is_short(int error);
 void call_session_get(struct call_session *session);
 void call_session_put(struct call_session *session);
 /* End the session: calls under way give -EIO, at both ends; waits until nobody serves a request of it here

@@ -7,6 +7,12 @@
 
 #include "io/call_internal.h"
 
+bool call_is_short(int error)
+{
+    return error == -ENOMEM || error == -EMFILE || error == -ENFILE || error == -ENOBUFS ||
+           error == -ENOSPC || error == -EAGAIN;
+}
+
 /* ---- the keeper ---- */
 
 /* What must be over before the link may go: nobody is in a call of the transport on it. The lock is held. */
@@ -23,7 +29,11 @@ static void close_link(struct call_session *session)
     struct gaia_link *link = session->link;
     session->link = NULL;
     pthread_mutex_unlock(&session->lock);
-    gaia_link_close(link); /* transfers end; from here on nothing of the peer's reaches the memory */
+    /* Transfers end; from here on nothing of the peer's reaches the memory. */
+    if (!session->connected && call_is_short(session->error))
+        gaia_link_refuse(link, session->error);
+    else
+        gaia_link_close(link);
     if (session->pull)
         gaia_pull_end(session->pull, -ECANCELED);
     pthread_mutex_lock(&session->lock);

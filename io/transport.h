@@ -165,6 +165,10 @@ int gaia_link_connect(struct gaia_transport *transport, const char *peer,
  * this link that another thread is in. NULL is allowed. */
 void gaia_link_close(struct gaia_link *link);
 
+/* The same, and the peer hears why: its link ends with this error. So who is short of something is not taken
+ * for one that has died. */
+void gaia_link_refuse(struct gaia_link *link, int error);
+
 /* 0 while the link is open, else why it ended: -ESHUTDOWN (the peer has closed it), or another errno. */
 int gaia_link_error(const struct gaia_link *link);
 

@@ -199,8 +199,6 @@ void queue_leave(struct gaia_transport *transport, struct link_queue *queue);
 struct gaia_link *link_new(struct gaia_transport *transport, bool connected_here);
 /* It has ended, nothing is left to be told. */
 void link_free(struct gaia_link *link);
-/* gaia_link_close(), and the peer is told why. The lock is not held. */
-void link_refuse(struct gaia_link *link, int error);
 /* A place for a region of this side; NULL: none. */
 struct link_region *link_region_new(struct gaia_link *link, uint32_t *number_out);
 /* What to say first on a queue that this side connects. */
@@ -209,6 +207,8 @@ void link_hello(const struct gaia_link *link, unsigned queue, struct gaia_wire_h
  * or a negative errno, *answer_out says why. */
 int link_greeted(struct gaia_transport *transport, const char *peer, const void *bytes, size_t length,
                  struct link_queue **queue_out, struct gaia_wire_hello *answer_out);
+/* The answer to who may not come up. */
+struct gaia_wire_hello link_refusal(int error);
 /* The reply to what a queue of this side has said. 0, or the link has ended. */
 int link_answered(struct link_queue *queue, const void *bytes, size_t length);
 void link_queue_up(struct link_queue *queue);

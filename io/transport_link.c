@@ -26,12 +26,15 @@ void link_make_ready(struct gaia_link *link)
     link->ready = ready;
 }
 
+static void say_short(struct gaia_link *link, enum gaia_wire_op op, uint32_t value);
+
 /* bytes: NULL, or length of them. The link ends when there is no memory. */
 static void add_event(struct gaia_link *link, int kind, uint32_t region, uint64_t length, const void *bytes)
 {
     struct link_event *event = malloc(sizeof *event + (bytes ? length : 0));
 
     if (!event) {
+        say_short(link, GAIA_WIRE_BYE, ENOMEM);
         link_end(link, -ENOMEM, "no memory for what %s says", link->peer);
         return;
     }
@@ -186,9 +189,10 @@ void gaia_link_close(struct gaia_link *link)
         close_with(link, 0);
 }
 
-void link_refuse(struct gaia_link *link, int error)
+void gaia_link_refuse(struct gaia_link *link, int error)
 {
-    close_with(link, error);
+    if (link)
+        close_with(link, error);
 }
 
 /* ---- hello ---- */
@@ -281,6 +285,14 @@ static struct gaia_link *find_session(struct gaia_transport *transport, const st
     return NULL;
 }
 
+struct gaia_wire_hello link_refusal(int error)
+{
+    return (struct gaia_wire_hello){
+        .head = head_of(NULL, GAIA_WIRE_REFUSED, sizeof(struct gaia_wire_hello)),
+        .error = error,
+    };
+}
+
 int link_greeted(struct gaia_transport *transport, const char *peer, const void *bytes, size_t length,
                  struct link_queue **queue_out, struct gaia_wire_hello *answer_out)
 {
@@ -298,10 +310,7 @@ int link_greeted(struct gaia_transport *transport, const char *peer, const void 
             error = transport_say(-EPROTO, "%s: a queue of no session", peer);
     }
     if (error) {
-        *answer_out = (struct gaia_wire_hello){
-            .head = head_of(NULL, GAIA_WIRE_REFUSED, sizeof *answer_out),
-            .error = error,
-        };
+        *answer_out = link_refusal(error);
         return error;
     }
     link_hello(link, hello.queue, answer_out);

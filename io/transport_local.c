@@ -9,6 +9,7 @@
 #include "io/transport_stage.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +45,8 @@ struct half {
 
 struct local {
     int listening;
-    uint64_t deaf_until_ns; /* nobody is let in before, for want of a descriptor, say; 0: who comes is */
+    int kept;               /* a descriptor to be let go of for one who is refused; -1: none is to be had */
+    uint64_t deaf_until_ns; /* nobody is let in before, for want of memory, say; 0: who comes is */
     struct half halves[HALF_MAX];
 };
 
@@ -142,41 +144,58 @@ static void drop_half(struct half *half)
     half->fd = -1;
 }
 
-static int greet(struct gaia_transport *transport, struct half *half, const void *bytes, size_t length)
+/* What it has asked for can't be had here. It is told why, as it would take this side for one that is down.
+ */
+static void refuse(int fd, int error)
 {
-    struct epoll_event event = {.events = EPOLLIN};
-    struct link_queue *queue = NULL;
-    struct gaia_wire_hello answer;
-    struct local_queue *local;
-    char peer[64];
-    int stage, error = check_peer(half->fd, peer, sizeof peer);
+    struct gaia_wire_hello answer = link_refusal(error);
 
-    if (error)
-        return error;
-    error = link_greeted(transport, peer, bytes, length, &queue, &answer);
-    if (error) {
-        datagram_send(half->fd, &answer, sizeof answer, -1);
-        return error;
-    }
-    error = new_queue(queue, half->fd);
-    if (error) {
-        link_end(queue->link, error, "%s", gaia_transport_why());
-        return error;
-    }
-    local = queue->own;
-    half->fd = -1;
-    event.data.u64 = queue->id;
-    error = stage_new(&stage, &local->stage);
-    if (!error) {
-        error = datagram_send(local->fd, &answer, sizeof answer, stage);
-        close(stage);
-    }
-    if (!error && epoll_ctl(transport->epoll, EPOLL_CTL_MOD, local->fd, &event))
+    datagram_send(fd, &answer, sizeof answer, -1);
+}
+
+/* A queue that has been promised: it comes up, or its link ends. */
+static void answer(struct link_queue *queue, const struct gaia_wire_hello *hello)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = queue->id};
+    struct local_queue *local = queue->own;
+    int stage = -1, error = stage_new(&stage, &local->stage);
+
+    if (!error && epoll_ctl(queue->link->transport->epoll, EPOLL_CTL_MOD, local->fd, &event))
         error = transport_say(-errno, "epoll_ctl: %s", strerror(errno));
+    if (error)
+        refuse(local->fd, error);
+    else
+        error = datagram_send(local->fd, hello, sizeof *hello, stage);
+    if (stage >= 0)
+        close(stage);
     if (error)
         link_end(queue->link, error, "%s", gaia_transport_why());
     else
         link_queue_up(queue);
+}
+
+static int greet(struct gaia_transport *transport, struct half *half, const void *bytes, size_t length)
+{
+    struct link_queue *queue = NULL;
+    struct gaia_wire_hello hello;
+    char peer[64];
+    int error = check_peer(half->fd, peer, sizeof peer);
+
+    if (error)
+        return error;
+    error = link_greeted(transport, peer, bytes, length, &queue, &hello);
+    if (error) {
+        datagram_send(half->fd, &hello, sizeof hello, -1);
+        return error;
+    }
+    error = new_queue(queue, half->fd);
+    if (error) {
+        refuse(half->fd, error);
+        link_end(queue->link, error, "%s", gaia_transport_why());
+        return error;
+    }
+    half->fd = -1;
+    answer(queue, &hello);
     return 0;
 }
 
@@ -222,23 +241,57 @@ static void hear(struct gaia_transport *transport, bool hears)
         local->deaf_until_ns = hears ? 0 : clock_now_ns() + DEAF_NS;
 }
 
+static void keep_one(struct gaia_transport *transport)
+{
+    struct local *local = transport->own;
+
+    if (local->kept < 0)
+        local->kept = fcntl(transport->wake, F_DUPFD_CLOEXEC, 0);
+}
+
+/* No descriptor is left but the one that is kept for this. Whether somebody was there. */
+static bool turn_away(struct gaia_transport *transport)
+{
+    struct local *local = transport->own;
+    char peer[64];
+
+    if (local->kept < 0)
+        return false;
+    close(local->kept);
+    local->kept = -1;
+    int fd = accept4(local->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0 && !check_peer(fd, peer, sizeof peer))
+        refuse(fd, -EMFILE);
+    if (fd >= 0)
+        close(fd);
+    keep_one(transport);
+    return fd >= 0;
+}
+
 static void accept_all(struct gaia_transport *transport)
 {
     struct local *local = transport->own;
     int fd;
 
+    keep_one(transport);
     for (int n = 0; n < DATAGRAMS_MAX; n++) {
         fd = accept4(local->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0) {
-            if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+        int error = fd < 0 ? errno : 0;
+        if ((error == EMFILE || error == ENFILE) && turn_away(transport))
+            continue;
+        if (error) {
+            if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS)
                 hear(transport, false); /* somebody will close something */
             return;
         }
         struct half *half = free_half(transport);
         half->fd = fd;
         half->since_ns = clock_now_ns();
-        if (transport_watch(transport, fd, QUEUE_HALF + (uint64_t)(half - local->halves)))
+        error = transport_watch(transport, fd, QUEUE_HALF + (uint64_t)(half - local->halves));
+        if (error) {
+            refuse(fd, error);
             drop_half(half);
+        }
     }
 }
 
@@ -440,8 +493,9 @@ static void take_answer(struct link_queue *queue, const void *bytes, size_t leng
 
     if (link_answered(queue, bytes, length))
         return;
-    int error = stage < 0 ? transport_say(-EPROTO, "the peer sends no shared memory")
-                          : stage_from(stage, &local->stage);
+    int error = stage == -EMFILE ? transport_say(stage, "no descriptor for the shared memory")
+                : stage < 0      ? transport_say(-EPROTO, "the peer sends no shared memory")
+                                 : stage_from(stage, &local->stage);
     if (error)
         link_end(queue->link, error, "%s: %s", queue->link->peer, gaia_transport_why());
     else
@@ -468,8 +522,8 @@ static void read_queue(struct gaia_transport *transport, uint32_t id);
 static bool read_one(struct gaia_transport *transport, uint32_t id);
 
 /* The peer's messages begin when it has answered on the last queue: so that answer is there by now, and the
- * link is not to be taken for one that still connects. No more than the answer: what ends the link may be in
- * the caller's hands. */
+ * link is not to be taken for one that still connects. So is a refusal, when the peer has gone. No more than
+ * the answer: what ends the link may be in the caller's hands. */
 static void hear_answer_first(const struct link_queue *queue)
 {
     const struct gaia_link *link = queue->link;
@@ -493,9 +547,8 @@ static bool read_one(struct gaia_transport *transport, uint32_t id)
     ssize_t n = datagram_receive(local->fd, bytes, &fd);
     if (n == -EAGAIN)
         return false;
-    if (n > 0)
-        hear_answer_first(queue);
-    else if (queue->up && queue->number && queue->link->queues[0].own) /* a BYE may be there */
+    hear_answer_first(queue);
+    if (n <= 0 && queue->up && queue->number && queue->link->queues[0].own) /* a BYE may be there */
         read_queue(transport, queue->link->queues[0].id);
     if (n <= 0)
         link_end(queue->link, queue->up ? -EIO : -ECONNREFUSED, "%s has gone away%s%s", queue->link->peer,
@@ -613,6 +666,8 @@ static void local_close(struct gaia_transport *transport)
             drop_half(&local->halves[i]);
     if (local->listening >= 0)
         close(local->listening);
+    if (local->kept >= 0)
+        close(local->kept);
     free(local);
 }
 
@@ -624,12 +679,14 @@ static int local_open(struct gaia_transport *transport)
     if (!local)
         return transport_say(-ENOMEM, "no memory for a carrier");
     transport->own = local;
-    local->listening = -1;
+    local->listening = local->kept = -1;
     for (unsigned i = 0; i < HALF_MAX; i++)
         local->halves[i].fd = -1;
     transport->limits = (struct gaia_transport_limits){
         .reads_per_queue = GAIA_LINK_DEPTH_MAX, .queues = GAIA_LINK_QUEUES_MAX, .device = "local"};
     error = transport->config.listen ? local_listen(transport, local) : 0;
+    if (!error && transport->config.listen)
+        keep_one(transport);
     if (error)
         local_close(transport);
     return error;

@@ -27,7 +27,7 @@ static void call_event(struct gaia_link *link, const struct link_event *event)
     case EVENT_ARRIVED:
         error = calls->arrived ? calls->arrived(context, link, link->peer) : -ECONNREFUSED;
         if (error)
-            link_refuse(link, error);
+            gaia_link_refuse(link, error);
         break;
     case EVENT_MESSAGE:
         if (calls->message)

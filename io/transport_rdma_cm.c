@@ -248,8 +248,7 @@ static void asked(struct gaia_transport *transport, struct cm_event *event)
         error = new_queue(queue);
         if (error) {
             link_end(queue->link, error, "%s", gaia_transport_why());
-            answer.head.op = GAIA_WIRE_REFUSED;
-            answer.error = error;
+            answer = link_refusal(error);
         }
     }
     if (error) {
@@ -257,8 +256,11 @@ static void asked(struct gaia_transport *transport, struct cm_event *event)
         return;
     }
     error = accept_queue(queue, event, &answer);
-    if (error)
+    if (error) { /* it is told why, and does not take this side for one that is down */
+        answer = link_refusal(error);
+        rdma_reject(event->id, &answer, sizeof answer);
         link_end(queue->link, error, "%s", gaia_transport_why());
+    }
 }
 
 static void rejected(struct link_queue *queue, const struct cm_event *event)

@@ -106,6 +106,8 @@ ssize_t datagram_receive(int fd, unsigned char bytes[GAIA_WIRE_MAX + 1], int *fd
         n = recvmsg(fd, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     } while (n < 0 && (errno == EINTR || errno == ECONNRESET)); /* after a reset: what was sent before it */
     *fd_out = n >= 0 ? take_fd(&header) : -1;
+    if (n >= 0 && *fd_out < 0 && header.msg_flags & MSG_CTRUNC)
+        *fd_out = -EMFILE;
     return n >= 0 ? n : errno == EWOULDBLOCK ? -EAGAIN : -errno;
 }
 

@@ -19,7 +19,7 @@ int local_socket(int *fd_out);
  * is found by who reads: what it has said last is still there. */
 int datagram_send(int fd, const void *bytes, size_t length, int fd_to_send);
 /* One datagram: its bytes (GAIA_WIRE_MAX + 1 when it was longer); 0: the peer is gone; -EAGAIN: none; or
- * another errno. *fd_out: a descriptor that came along, or -1. */
+ * another errno. *fd_out: a descriptor that came along, or -1; -EMFILE: there was no place for it. */
 ssize_t datagram_receive(int fd, unsigned char bytes[GAIA_WIRE_MAX + 1], int *fd_out);
 
 /* A new stage and its descriptor; the peer's, from its descriptor (-EPROTO: it is not sealed). The mapping is

@@ -459,7 +459,8 @@ static unsigned cpu_ms(pthread_t thread)
     return (unsigned)(time.tv_sec * 1000 + time.tv_nsec / 1000000);
 }
 
-/* Where no descriptor is to be had, who comes waits. Others are served, and no processor is kept busy. */
+/* Where no descriptor is to be had, not even that which is kept to say so, who comes waits. Others are
+ * served, and no processor is kept busy. */
 static void test_no_descriptor_for_who_comes(void **state)
 {
     static struct pair pair;
@@ -470,9 +471,8 @@ static void test_no_descriptor_for_who_comes(void **state)
         skip();
     pair_open(&pair, 1, 4, SHORT_MS);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
-    int fd = new_socket(), next = dup(fd);
-    assert_int_equal(close(next), 0);
-    none = (struct rlimit){(rlim_t)next, limit.rlim_max};
+    int fd = new_socket();
+    none = (struct rlimit){0, limit.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
     come_to(&pair.server, fd);
     unsigned before = cpu_ms(pair.server.thread);
@@ -490,6 +490,75 @@ static void test_no_descriptor_for_who_comes(void **state)
     gaia_link_close(link);
     close(fd);
     pair_close(&pair);
+}
+
+/* The limit by which a process may have so many descriptors more than it has now. */
+static struct rlimit room_for(pid_t pid, unsigned more)
+{
+    struct rlimit limit;
+    char path[64], target[64];
+
+    assert_int_equal(prlimit(pid, RLIMIT_NOFILE, NULL, &limit), 0);
+    for (limit.rlim_cur = 0;; limit.rlim_cur++) {
+        snprintf(path, sizeof path, "/proc/%d/fd/%u", pid, (unsigned)limit.rlim_cur);
+        if (readlink(path, target, sizeof target) < 0 && !more--)
+            return limit;
+    }
+}
+
+/* It is short of them at any moment of a connection, at the first queue or the second: the other hears so. */
+static void test_peer_short_of_descriptors(void **state)
+{
+    static struct side client;
+    struct gaia_link_options options = {.queues = 2, .depth = 4};
+    struct gaia_link *link = NULL;
+    struct rlimit usual, few[3];
+    struct peer peer;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
+    peer_start(&peer, TIMEOUT_MS);
+    side_open(&client, false, TIMEOUT_MS);
+    assert_int_equal(prlimit(peer.pid, RLIMIT_NOFILE, NULL, &usual), 0);
+    for (unsigned more = 0; more < 3; more++)
+        few[more] = room_for(peer.pid, more);
+    for (unsigned more = 0; more < 3; more++) {
+        assert_int_equal(prlimit(peer.pid, RLIMIT_NOFILE, &few[more], NULL), 0);
+        assert_int_equal(gaia_link_connect(client.transport, peer.shared->address, &options, &link), -EMFILE);
+        assert_non_null(strstr(gaia_transport_why(), "refuses"));
+    }
+    assert_int_equal(prlimit(peer.pid, RLIMIT_NOFILE, &usual, NULL), 0);
+    must(gaia_link_connect(client.transport, peer.shared->address, &options, &link));
+    gaia_link_close(link);
+    side_close(&client);
+    peer_end(&peer);
+}
+
+/* The same of this end: for the socket, or for the memory that comes by it. */
+static void test_short_of_descriptors_here(void **state)
+{
+    static struct side client;
+    struct gaia_link_options options = {.queues = 1, .depth = 4};
+    struct gaia_link *link = NULL;
+    struct rlimit usual, few;
+    struct peer peer;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
+    peer_start(&peer, TIMEOUT_MS);
+    side_open(&client, false, TIMEOUT_MS);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+    for (unsigned more = 0; more < 2; more++) {
+        few = room_for(getpid(), more);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+        int error = gaia_link_connect(client.transport, peer.shared->address, &options, &link);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+        assert_int_equal(error, -EMFILE);
+    }
+    side_close(&client);
+    peer_end(&peer);
 }
 
 /* The other end of test_unsealed_stage(): answers with the very HELLO that it gets, and memory that is not
@@ -613,6 +682,8 @@ int main(int argc, char **argv)
         CASE(test_dmabuf),
         CASE(test_silent_crowd),
         CASE(test_no_descriptor_for_who_comes),
+        CASE(test_peer_short_of_descriptors),
+        CASE(test_short_of_descriptors_here),
         CASE(test_unsealed_stage),
         CASE(test_another_users_name),
     };
