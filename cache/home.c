@@ -233,6 +233,7 @@ static int enter(struct home_session *agent, const struct node_request *request)
             nodes->late_kernels &= ~(UINT64_C(2) << member);
         agent->entered = ++nodes->entered;
         LIST_INSERT_HEAD(&nodes->agents, agent, link);
+        pthread_cond_broadcast(&nodes->changed); /* nodes_meet_before_all() */
     }
     pthread_mutex_unlock(&nodes->lock);
     return error;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/kernel.h"
+#include "cache/home.h"
 #include "cache/internal.h"
 #include "cache/nodes.h"
 #include "cache/patience.h"
@@ -34,39 +35,74 @@ static int greet(struct nodes *nodes, struct call_session *session)
     }
 }
 
-/* Not by who sees its answers: whoever likes may have the address of a node that does not run. Once, until it
- * has gone. */
-static void warn_of_stranger(struct nodes *nodes, struct nodes_home *home, const char *name, bool strange)
+/* It lives, and can't be met now: it must not be done without. -EBUSY: it is not done with an earlier
+ * session.
+ */
+static bool lives(int error)
 {
-    const struct cache_host *host = &nodes->cache->host;
-    char text[CALL_WHY + MEMBER_NAME_MAX + 40];
+    return call_is_short(error) || error == -EBUSY;
+}
 
-    bool first = strange && !home->strange; /* by who is connecting alone */
-    home->strange = strange;
-    if (!first || !host->warn)
-        return;
-    snprintf(text, sizeof text, "node %s is taken to be down: %s", name, gaia_transport_why());
-    host->warn(host->context, text);
+/* It has met this node. nodes->lock is held. */
+static bool has_met(const struct nodes *nodes, unsigned member)
+{
+    const struct home_session *agent;
+
+    LIST_FOREACH (agent, &nodes->agents, link)
+        if (agent->member == member)
+            return true;
+    return false;
+}
+
+#define WARNING (CALL_WHY + MEMBER_NAME_MAX + 40)
+
+/* For people, the first time in a row: whoever likes may have the address of a node that does not run; and
+ * that one which lives can't be met is no end of a session, of which others hear. nodes->lock is held.
+ * text_out: "" where there is nothing to say. */
+static void word_warning(const struct nodes_home *home, int before, char text_out[WARNING])
+{
+    bool strange = home->error == -EPERM;
+
+    text_out[0] = '\0';
+    if (home->error != before && (strange || lives(home->error)))
+        snprintf(text_out, WARNING, "node %s %s: %s", home->member.name,
+                 strange ? "is taken to be down" : "could not be met", home->why);
+}
+
+/* Connect, and say HELLO; why_out: what went wrong. session_out is a reference also with an error, or NULL.
+ */
+static int try_home(struct nodes *nodes, struct nodes_home *home, struct call_session **session_out,
+                    char why_out[CALL_WHY])
+{
+    *session_out = NULL;
+    pthread_mutex_lock(&nodes->lock);
+    struct member there = home->member;
+    pthread_mutex_unlock(&nodes->lock);
+    int error = call_connect(nodes->calls, there.address, session_out);
+    if (error) {
+        snprintf(why_out, CALL_WHY, "%s", gaia_transport_why());
+        return error;
+    }
+    pthread_mutex_lock(&nodes->lock);
+    home->greeting = *session_out;
+    pthread_mutex_unlock(&nodes->lock);
+    error = greet(nodes, *session_out);
+    int ended = call_session_error(*session_out);
+    error = error && lives(ended) ? ended : error;
+    snprintf(why_out, CALL_WHY, "it answers: %s", strerror(-error));
+    return error;
 }
 
 /* Takes over `connecting`. */
 static int connect_home(struct nodes *nodes, unsigned member)
 {
     struct nodes_home *home = &nodes->homes[member];
-    struct call_session *session = NULL;
+    struct call_session *session;
+    char why[CALL_WHY], warning[WARNING];
+    int error = try_home(nodes, home, &session, why);
 
     pthread_mutex_lock(&nodes->lock);
-    struct member there = home->member;
-    pthread_mutex_unlock(&nodes->lock);
-    int error = call_connect(nodes->calls, there.address, &session);
-    warn_of_stranger(nodes, home, there.name, error == -EPERM);
-    if (!error) {
-        pthread_mutex_lock(&nodes->lock);
-        home->greeting = session;
-        pthread_mutex_unlock(&nodes->lock);
-        error = greet(nodes, session);
-    }
-    pthread_mutex_lock(&nodes->lock);
+    int before = home->error;
     home->greeting = NULL;
     home->connecting = false;
     if (!error && (call_session_error(session) || home->session))
@@ -74,10 +110,19 @@ static int connect_home(struct nodes *nodes, unsigned member)
     if (!error)
         home->session = session;
     home->down = !home->session;
+    home->error = error;
+    memcpy(home->why, why, sizeof why);
     if (error) /* what it has told meanwhile */
         followed_remove_member(&nodes->followed, member);
+    if (error && (lives(error) || has_met(nodes, member))) { /* it does not hear what this node tracks */
+        nodes->hurries = true;
+        pthread_cond_broadcast(&nodes->stopped);
+    }
+    word_warning(home, before, warning);
     pthread_cond_broadcast(&nodes->changed);
     pthread_mutex_unlock(&nodes->lock);
+    if (*warning && nodes->cache->host.warn)
+        nodes->cache->host.warn(nodes->cache->host.context, warning);
     if (error && session) {
         call_session_abort(session);
         call_session_put(session);
@@ -159,6 +204,7 @@ bool nodes_wants(struct nodes *nodes, unsigned member, struct member *member_out
 /* ---- again and again ---- */
 
 #define MEET_AGAIN_MS 5000u
+#define HURRY_MS 250u
 
 bool nodes_wait(struct nodes *nodes, unsigned ms)
 {
@@ -173,15 +219,31 @@ bool nodes_wait(struct nodes *nodes, unsigned ms)
     return !stop;
 }
 
+/* False: nodes->stop is set. */
+static bool await_turn(struct nodes *nodes)
+{
+    struct timespec until =
+        lock_wait_until(nodes->timeout_ms < MEET_AGAIN_MS ? nodes->timeout_ms : MEET_AGAIN_MS);
+    int late = 0;
+
+    pthread_mutex_lock(&nodes->lock);
+    while (!nodes->stop && !nodes->hurries && !late)
+        late = pthread_cond_timedwait(&nodes->stopped, &nodes->lock, &until);
+    bool stop = nodes->stop, hurries = nodes->hurries;
+    nodes->hurries = false;
+    pthread_mutex_unlock(&nodes->lock);
+    return hurries ? nodes_wait(nodes, HURRY_MS) : !stop;
+}
+
 /* Who does not answer when it is to be met is not asked because of what programs do: others are homes of its
  * files. It may have been still, or busy with the end of an earlier session, when it was tried, and so may
- * this node. */
+ * this node. One that lives, as it has met this node or has said why it can't be met, is tried again soon. */
 static void *meet_again(void *argument)
 {
     struct nodes *nodes = argument;
     struct member member;
 
-    while (nodes_wait(nodes, nodes->timeout_ms < MEET_AGAIN_MS ? nodes->timeout_ms : MEET_AGAIN_MS))
+    while (await_turn(nodes))
         for (unsigned i = 0; i < MEMBERS_MAX; i++)
             if (nodes_wants(nodes, i, &member))
                 nodes_meet(nodes, i);
@@ -211,6 +273,45 @@ int nodes_meet_all(struct nodes *nodes, char why_out[CALL_WHY])
     int error = nodes->meets ? 0 : start_threads(nodes);
     if (error)
         snprintf(why_out, CALL_WHY, "no thread that meets other nodes: %s", strerror(-error));
+    return error;
+}
+
+/* Why this node can't serve yet: a member that lives has not been met, or has not met this node. 0: there is
+ * none; one that is down is met when it comes. nodes->lock is held. */
+static int unmet(const struct nodes *nodes, char why_out[CALL_WHY])
+{
+    for (unsigned i = 0; i < nodes->numbers; i++) {
+        const struct nodes_home *home = &nodes->homes[i];
+        bool ours = home->session && !call_session_error(home->session);
+        if (i == nodes->self || !home->listed || (ours && has_met(nodes, i)))
+            continue;
+        if (!ours && !home->connecting && !home->session && !lives(home->error))
+            continue;
+        if (!ours && lives(home->error))
+            snprintf(why_out, CALL_WHY, "node %s lives, and can't be met: %.*s", home->member.name,
+                     CALL_WHY / 2, home->why);
+        else
+            snprintf(why_out, CALL_WHY,
+                     "node %s lives, and has not met this one in %u ms: its log may say why",
+                     home->member.name, 2 * nodes->timeout_ms);
+        return !ours && lives(home->error) ? home->error : -ETIMEDOUT;
+    }
+    return 0;
+}
+
+int nodes_meet_before_all(struct nodes *nodes, char why_out[CALL_WHY])
+{
+    int error = nodes_meet_all(nodes, why_out), late = 0;
+    struct timespec until = lock_wait_until(2 * nodes->timeout_ms);
+
+    if (error)
+        return error;
+    pthread_mutex_lock(&nodes->lock);
+    while ((error = unmet(nodes, why_out)) && !late)
+        late = pthread_cond_timedwait(&nodes->changed, &nodes->lock, &until);
+    pthread_mutex_unlock(&nodes->lock);
+    if (!error)
+        why_out[0] = '\0';
     return error;
 }
 

@@ -306,7 +306,7 @@ int nodes_start(struct cache *cache, char why_out[CALL_WHY])
     nodes->calls = calls;
     nodes->stop = false;
     pthread_mutex_unlock(&nodes->lock);
-    return nodes_meet_all(nodes, why_out); /* what was begun nodes_stop() and nodes_free() end */
+    return nodes_meet_before_all(nodes, why_out); /* what was begun nodes_stop() and nodes_free() end */
 
 out_calls:
     calls_close(calls);

@@ -31,7 +31,8 @@ struct nodes_home {
     struct call_session *session;  /* a reference; NULL: none */
     struct call_session *greeting; /* being made: HELLO is not answered yet */
     bool connecting;
-    bool strange; /* who listens at its address is somebody else's, and that was said */
+    int error; /* why there was none to be had when it was last tried; 0: there was, or nobody tried */
+    char why[CALL_WHY]; /* in words */
 };
 
 /* For `gaiactl stat`. */
@@ -76,6 +77,7 @@ struct nodes {
     /* Of who starts and ends: threads that run while the bool beside them is set. */
     pthread_t meeter, beater, asker;
     bool meets, beats, asks;
+    bool hurries;                     /* the meeter is to try again soon */
     _Atomic uint64_t beat_ns;         /* the beater has run; 0: there is none. See nodes_are_sure() */
     _Atomic uint64_t stalls;          /* how often it has not for long, */
     _Atomic uint64_t settled;         /* after how many of these the others have been asked */
@@ -114,12 +116,16 @@ int nodes_get_teller(struct nodes *nodes, unsigned member, struct call_session *
 struct call_session *nodes_home_session(struct nodes *nodes, unsigned member);
 
 /* Meet a member that has just met us: what it tracks we must know before it hears that we know it. 0 also
- * when it does not answer; -EPROTONOSUPPORT: it has another list, or another version; -EACCES: it does not
- * list us. */
+ * when it does not answer, or can't be met now; -EPROTONOSUPPORT: it has another list, or another version;
+ * -EACCES: it does not list us. */
 int nodes_meet(struct nodes *nodes, unsigned member);
 /* All that are listed and not met yet; and again and again in a thread from then on, as who did not answer
  * may do so later. -EAGAIN: no thread; or what nodes_meet() says; why_out. */
 int nodes_meet_all(struct nodes *nodes, char why_out[CALL_WHY]);
+/* Before this node serves anything: the same, and it waits until those that live have met this node, too, for
+ * twice timeout_ms. Else one of the two would not hear what the other tracks. -ETIMEDOUT, or why one that
+ * lives could not be met (call_is_short(), -EBUSY). */
+int nodes_meet_before_all(struct nodes *nodes, char why_out[CALL_WHY]);
 /* When nodes->stop is set and calls are at their end: the thread is over. */
 void nodes_meet_no_more(struct nodes *nodes);
 /* It is listed, and another. */

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node mounts while another one is short of something, or can't connect to it: it is not taken for one that is down, as what its
+devices have released nobody has stored. The mount fails and says why, and goes well when there is enough again."""
+import errno
+import os
+import resource
+import threading
+
+import pytest
+
+from files import pattern
+from helpers import PAGE, ROWS, agents, daemon_with_faults, read_file, statistics, wait_until  # noqa: F401
+from nodes import Program, cluster  # noqa: F401
+
+
+@pytest.fixture
+def planned(cluster, workdir, monkeypatch):
+    """A function: planned(peer_timeout) -> (the plan of a, nodes of which a is mounted, where b is to be)."""
+    def start(peer_timeout):
+        plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+        nodes = cluster(2, f"timeout=0,peer_timeout={peer_timeout}", only=[])
+        nodes.mount(0, env=env)
+        mnt = os.path.join(workdir, "b")
+        os.mkdir(mnt)
+        return plan, nodes, mnt
+    return start
+
+
+def refused(nodes, mnt, word):
+    with pytest.raises(pytest.fail.Exception) as failed:
+        nodes.mount(1, mnt=mnt)
+    assert f"meeting the other nodes: node a lives, and {word}" in str(failed.value)
+
+
+def no_descriptors(pid):
+    """Nor any of those that it has not used."""
+    used = {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), hard))
+    return lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("row, error", [("pthread_create", errno.EAGAIN), ("memfd_create", errno.EMFILE), ("mmap64", errno.ENOMEM),
+                                        ("descriptors", errno.EMFILE)])
+def test_who_is_short_is_not_down(planned, agents, row, error):
+    plan, nodes, mnt = planned(1)
+    nodes.make(pattern(PAGE), home=1)  # a is it in its place
+    program = Program(agents(), nodes.path(0))
+    program.device_store(10, b"released")
+    program.release()
+    if row == "descriptors":
+        enough = no_descriptors(nodes[0].pid)
+    else:
+        plan.arm(ROWS.index(row), error, 1, 1)
+    refused(nodes, mnt, "can't be met: ")
+    if row == "descriptors":
+        enough()
+    else:
+        assert plan.landed
+        plan.row = -1
+    nodes.mount(1, mnt=mnt)
+    content = pattern(PAGE)[:10] + b"released" + pattern(PAGE)[18:]
+    assert read_file(nodes.path(1)) == content
+    program.agent.kill()
+
+
+def test_who_can_not_meet_it_back(planned):
+    """It would not hear what the new node tracks. It tries again and again, not only when it would look for one that is down."""
+    plan, nodes, mnt = planned(3)
+    plan.arm(ROWS.index("socket"), errno.EMFILE, 1, 1)
+    before = plan.calls[ROWS.index("socket")]
+    refused(nodes, mnt, "has not met this one in 6000 ms")
+    assert plan.calls[ROWS.index("socket")] - before >= 6
+    assert "node b could not be met: socket: Too many open files" in nodes[0].log_text()
+
+
+def test_who_meets_it_back_later(planned):
+    plan, nodes, mnt = planned(8)
+    plan.arm(ROWS.index("socket"), errno.EMFILE, 1, 1)
+    mounts = threading.Thread(target=nodes.mount, args=(1,), kwargs={"mnt": mnt})
+    mounts.start()
+    try:
+        wait_until(lambda: plan.landed)
+        assert not os.path.ismount(mnt)
+    finally:
+        plan.row = -1
+        mounts.join()
+    for m in nodes:
+        assert all(node["home"] or node["name"] == statistics(m.mnt)["nodes"]["self"] for node in statistics(m.mnt)["nodes"]["nodes"])
