@@ -163,6 +163,9 @@ bool cache_follows(const struct cache *cache, const struct node_name *name);
 /* Of a home elsewhere: have it track the file; cache_host.follow() was called when it returns. May wait. 0,
  * -EIO or another errno. */
 int cache_track_far(struct cache *cache, const struct node_name *name);
+/* Whether cache_track_far() has failed so as the file's home changes: it has gone, or the next one does not
+ * know yet that it is to be that. */
+bool cache_home_moves(const struct cache *cache, const struct node_name *name, int error);
 /* Begin to ask the home elsewhere for all that is done to a file that it tracks: as cache_file_open(), and
  * all other functions take the result. -ESTALE: it does not track it (any more), and is not followed. */
 int cache_file_open_far(struct cache *cache, const struct node_name *name, void *file_context,

@@ -164,9 +164,12 @@ static int get_home(struct nodes *nodes, unsigned member, bool wait, struct call
     return *session_out ? 0 : -EIO;
 }
 
+/* That a peer can't be had is no want of memory or descriptors of who asks, which would be made room for. */
 int nodes_get_home(struct nodes *nodes, unsigned member, struct call_session **session_out)
 {
-    return get_home(nodes, member, true, session_out);
+    int error = get_home(nodes, member, true, session_out);
+
+    return lives(error) ? -EHOSTUNREACH : error;
 }
 
 int nodes_get_teller(struct nodes *nodes, unsigned member, struct call_session **session_out)

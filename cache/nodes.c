@@ -501,6 +501,19 @@ int cache_track_far(struct cache *cache, const struct node_name *name)
     return agent_track(cache->nodes, name);
 }
 
+bool cache_home_moves(const struct cache *cache, const struct node_name *name, int error)
+{
+    unsigned member = nodes_home_of(cache->nodes, name);
+
+    if (error == -ESTALE)
+        return member != nodes_first_home_of(cache->nodes, name);
+    struct call_session *session = nodes_home_session(cache->nodes, member);
+    bool lives = session && !call_session_error(session);
+    if (session)
+        call_session_put(session);
+    return !lives;
+}
+
 int cache_file_announce(struct cache_file *file, const struct node_name *name)
 {
     return file->cache->nodes ? home_announce(file, name) : 0;

@@ -14,6 +14,7 @@
 #include "fs/fs.h"
 #include "fs/log.h"
 #include "fs/memory.h"
+#include "fs/nodes.h"
 #include "fs/stat_json.h"
 #include "fs/token.h"
 #include "fs/trouble.h"
@@ -102,7 +103,7 @@ static int open_map(struct client *client, const struct cache_map_request *reque
 static int track_and_map(struct client *client, struct inode *inode, struct cache_map_request *request,
                          struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
 {
-    int error = inode_track(client->fs, inode, &request->file);
+    int error = nodes_track_to_map(inode, &request->file);
 
     return error ? error : open_map(client, request, message, reply_fds);
 }

@@ -273,6 +273,30 @@ int nodes_track(struct fs *fs, struct inode *inode, const struct node_name *name
     return *file_out && cache_file_is_far(*file_out) ? 0 : -EIO;
 }
 
+/* Tried again until another is known to be the home, or this node is it. */
+static bool home_moves(const struct inode *inode, bool here, int error)
+{
+    struct node_name name;
+
+    return error < 0 && !here && inode->fs->serving && nodes_name(inode, &name) &&
+           cache_home_moves(inode->fs->cache, &name, error);
+}
+
+int nodes_track_to_map(struct inode *inode, struct cache_file **file_out)
+{
+    struct fs *fs = inode->fs;
+    struct node_name name;
+    unsigned waited_ms = 0;
+    bool here;
+    int rc;
+
+    do {
+        here = !fs->options.members || !nodes_name(inode, &name) || cache_is_home(fs->cache, &name);
+        rc = inode_track(fs, inode, file_out);
+    } while (home_moves(inode, here, rc) && try_later(&waited_ms, move_most_ms(fs)));
+    return rc;
+}
+
 bool nodes_keep(void *context, void *file_context)
 {
     (void)context;

@@ -11,6 +11,10 @@
  * filesystem below the data directory). */
 bool nodes_name(const struct inode *inode, struct node_name *name_out);
 
+/* inode_track() for who is to map the file: where its home has just gone, the next one is waited for as
+ * nodes_try_again() does. */
+int nodes_track_to_map(struct inode *inode, struct cache_file **file_out);
+
 /* Track a file whose home is elsewhere. The caller holds a reference. 0; -EOPNOTSUPP (no name); -EIO or what
  * the home says. */
 int nodes_track(struct fs *fs, struct inode *inode, const struct node_name *name,

@@ -10,8 +10,9 @@ import pytest
 
 from conftest import Mount
 from files import pattern
-from helpers import PAGE, AgentDied, agents, error_of, read_file, refused_mount, stand_still, wait_until  # noqa: F401
-from nodes import SIDES, TAKEN_OVER, Program, all_see, check, cluster  # noqa: F401
+from helpers import (PAGE, AgentDied, agents, error_of, read_file, refused_mount, stand_still, statistics,  # noqa: F401
+                     wait_until)
+from nodes import SIDES, TAKEN_OVER, Program, all_see, check, cluster, home_of  # noqa: F401
 
 TIMEOUT_S = 1
 OPTIONS = f"timeout=0,peer_timeout={TIMEOUT_S}"
@@ -351,6 +352,34 @@ def test_each_file_that_has_lost_something_is_named(cluster, agents):
         victim.agent.kill()
     other.kill()
     within(20, "umount", unmount, nodes[0])
+
+
+def test_a_map_before_the_next_home_knows(cluster, agents):
+    """A home stands still. Who knows that asks the next one, which does not know it yet: the map waits until it does."""
+    nodes = cluster(3, only=[])
+    for number, timeout in enumerate((3, 7, 3)):
+        nodes.mount(number, f"timeout=0,peer_timeout={timeout}")
+    content = pattern(4 * PAGE)
+    for number in range(100):
+        nodes.make(content, f"f{number}", home=0)
+        if home_of(nodes.below(f"f{number}"), nodes.names[1:]) == nodes.names[1]:
+            break
+    program = Program(agents(), nodes.path(2, f"f{number}"), device=None)
+
+    def is_down(m):
+        return statistics(m.mnt)["nodes"]["nodes"][0]["down"]
+
+    stand_still(nodes[0].pid)
+    try:
+        wait_until(lambda: is_down(nodes[2]))
+        assert not is_down(nodes[1]), "it knows"
+        program.agent.do("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
+        program.device_store(PAGE, b"stored")
+        program.release()
+        assert read_file(nodes.path(1, f"f{number}")) == content[:PAGE] + b"stored" + content[PAGE + 6:]
+    finally:
+        os.kill(nodes[0].pid, signal.SIGCONT)
+    program.agent.kill()
 
 
 # --- unmounts, and nodes that come later ----------------------------------------------------------------------------------
