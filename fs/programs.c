@@ -105,8 +105,13 @@ int programs_accept(struct programs *programs)
 static bool is_waiting(const struct programs *programs)
 {
     struct pollfd wait = {.fd = programs->listener, .events = POLLIN};
+    int n;
 
-    return programs->listener >= 0 && poll(&wait, 1, 0) > 0 && wait.revents & POLLIN;
+    if (programs->listener < 0)
+        return false;
+    while ((n = poll(&wait, 1, 0)) < 0 && errno == EINTR) /* also where it would not wait */
+        ;
+    return n > 0 && wait.revents & POLLIN;
 }
 
 /* The lock is held. */
