@@ -97,6 +97,7 @@ struct gaia_link {
     struct link_region *regions;
     unsigned region_count; /* of the array */
     unsigned regions_going;
+    uint32_t next_region; /* accepted side: the number to try first */
     STAILQ_HEAD(, link_event) events;
     struct gaia_transfer *done, **done_last;
     void *own; /* the carrier's */

@@ -665,14 +665,18 @@ void link_tick(struct gaia_link *link, uint64_t now_ns)
         say_short(link, GAIA_WIRE_KEEPALIVE, 0);
 }
 
-/* For the public calls: a place for a region of this side. */
+/* For the public calls: a place for a region of this side. In turn: a number is not used again soon, as who
+ * still means the region that had it would get the bytes of another one. */
 struct link_region *link_region_new(struct gaia_link *link, uint32_t *number_out)
 {
     for (uint32_t i = 0; i < GAIA_LINK_REGIONS_MAX; i++) {
-        if (i < link->region_count && link->regions[i].state != REGION_NONE)
+        uint32_t number = (link->next_region + i) % GAIA_LINK_REGIONS_MAX;
+
+        if (number < link->region_count && link->regions[number].state != REGION_NONE)
             continue;
-        *number_out = i;
-        return region_slot(link, i);
+        *number_out = number;
+        link->next_region = number + 1;
+        return region_slot(link, number);
     }
     return NULL;
 }

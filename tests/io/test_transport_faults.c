@@ -375,6 +375,24 @@ static void test_key_of_dropped_region(void **state)
     keys_close(&k);
 }
 
+/* Who still means a region that has gone gets no bytes of the next one. */
+static void test_number_of_dropped_region(void **state)
+{
+    static struct keys k;
+    struct gaia_transfer *transfer;
+
+    (void)state;
+    keys_open(&k, true);
+    must(gaia_link_drop(k.pair.server.links[0], k.region));
+    await(&k.pair.client, &k.pair.client.dropped, 1);
+    await(&k.pair.server, &k.pair.server.concealed, 1);
+    assert_int_not_equal(expose_to(&k.pair, 0, k.secret, 16 * KIB, true), k.region);
+    struct shot shot = new_shot(k.memory, 0, k.region, 0, 4096, false);
+    transfer = &shot.transfer;
+    assert_int_equal(gaia_link_post(k.pair.link, 0, &transfer, 1), -EINVAL);
+    keys_close(&k);
+}
+
 static void test_past_the_frame(void **state)
 {
     static struct keys k;
@@ -513,6 +531,7 @@ int main(int argc, char **argv)
         CASE(test_write_with_key_of_another_session),
         CASE(test_key_of_closed_session),
         CASE(test_key_of_dropped_region),
+        CASE(test_number_of_dropped_region),
         CASE(test_past_the_frame),
         CASE(test_before_the_frame),
         CASE(test_write_to_read_only),
