@@ -186,7 +186,9 @@ void gaia_device_close(struct gaia_device *device);
  *         GAIA_RESIDENT and the range is larger than the device), ENOSPC, EDQUOT (on a GPU, as
  *         gaia_macquire()), ENOSYS (userfaultfd of this Linux can't do what the device needs), EOPNOTSUPP
  *         (node=: a file without a file handle), EOVERFLOW (offset + length), EPERM (Linux refuses
- *         userfaultfd to this process, and the device needs it), EUSERS (as many programs as the daemon
+ *         userfaultfd to this process, and the device needs it; or the mount's daemon is neither root's nor
+ *         of this process's user, or this process is more than its user: it could store to all of its
+ *         memory), EUSERS (as many programs as the daemon
  *         takes have something mapped: of one user, of one network namespace, or of all), EIO
  */
 void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset);

@@ -15,6 +15,7 @@
 #include "base/memory_file.h"
 #include "base/shared_page.h"
 #include "gpu/soft.h"
+#include "gpu/trust.h"
 #include "io/reach.h"
 
 /* Guards sessions, their references, and what one is that is being connected. No daemon is waited for while
@@ -129,7 +130,9 @@ static int session_connect(struct gaia_session *session, int fd, const struct ga
     bool traps = false;
 
     int socket = reach_daemon(fd, token, &note);
-    int error = socket < 0 ? socket : open_descriptors(session, &traps);
+    int error = socket < 0 ? socket : trust_check(socket, fd);
+    if (!error)
+        error = open_descriptors(session, &traps);
     if (!error)
         error = hello(session, traps);
     return error ? error : start_watcher(session);
@@ -232,6 +235,7 @@ static int connect_error(int error)
     case -EUSERS:
     case -ENETUNREACH:
     case -ENOTCONN:
+    case -EPERM:
         return error;
     case -EPIPE:
     case -ECONNRESET:
