@@ -6,21 +6,44 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
 static __thread sigjmp_buf *volatile failed_touch; /* where this thread goes on */
 static struct sigaction before;                    /* written once */
 
+static bool is_handler(const struct sigaction *action)
+{
+    return action->sa_handler != SIG_DFL && action->sa_handler != SIG_IGN;
+}
+
+/* As the kernel would call it: with what it wants to be blocked meanwhile, which ends when ours returns, and
+ * once only, if it has said so. */
+static bool call_that_of_the_program(int signal, siginfo_t *info, void *context)
+{
+    static atomic_flag called = ATOMIC_FLAG_INIT;
+    sigset_t mask = before.sa_mask;
+
+    if (!is_handler(&before) || (before.sa_flags & (int)SA_RESETHAND && atomic_flag_test_and_set(&called)))
+        return false;
+    if (!(before.sa_flags & SA_NODEFER))
+        sigaddset(&mask, signal);
+    pthread_sigmask(SIG_BLOCK, &mask, NULL);
+    if (before.sa_flags & SA_SIGINFO)
+        before.sa_sigaction(signal, info, context);
+    else
+        before.sa_handler(signal);
+    return true;
+}
+
 static void on_bus_error(int signal, siginfo_t *info, void *context)
 {
     if (failed_touch)
         siglongjmp(*failed_touch, 1);
-    if (before.sa_flags & SA_SIGINFO) {
-        before.sa_sigaction(signal, info, context);
-    } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
-        before.sa_handler(signal);
-    } else if (before.sa_handler == SIG_DFL || info->si_code > 0) { /* of a touch, also where it is ignored */
+    if (call_that_of_the_program(signal, info, context))
+        return;
+    if (before.sa_handler != SIG_IGN || info->si_code > 0) { /* of a touch, also where it is ignored */
         struct sigaction none = {.sa_handler = SIG_DFL};
         sigaction(signal, &none, NULL); /* it comes again, and ends the program */
         if (info->si_code <= 0)         /* that was sent does not */
@@ -28,12 +51,13 @@ static void on_bus_error(int signal, siginfo_t *info, void *context)
     }
 }
 
-/* SA_ONSTACK: the program's handler may need the alternate stack that it has asked for. */
+/* What the program's handler is interrupted by, and where it runs, is as it has asked for. */
 static void install(void)
 {
-    struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+    struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER};
 
     sigaction(SIGBUS, NULL, &before);
+    ours.sa_flags |= is_handler(&before) ? before.sa_flags & SA_ONSTACK : SA_ONSTACK;
     /* What is ignored interrupts no call, nor may it now. */
     ours.sa_flags |= before.sa_handler == SIG_IGN ? SA_RESTART : before.sa_flags & SA_RESTART;
     sigaction(SIGBUS, &ours, NULL);
