@@ -64,7 +64,8 @@ home_src := $(wildcard base/*.c consistency/*.c io/*.c cache/*.c gpu/home_*.c) $
 	$(filter-out fs/mount.c fs/gaiactl%.c,$(wildcard fs/*.c))
 lib_src := $(filter-out gpu/home_%.c gpu/cuda_list.c gpu/kernels.c,$(wildcard gpu/*.c)) io/message.c io/reach.c \
 	$(wildcard base/*.c)
-ctl_src := fs/gaiactl.c fs/gaiactl_devices.c fs/escape.c gpu/cuda_list.c gpu/cuda_load.c io/direct.c io/message.c io/reach.c base/lock.c
+ctl_src := fs/gaiactl.c fs/gaiactl_devices.c fs/escape.c gpu/cuda_list.c gpu/cuda_load.c io/direct.c io/message.c io/reach.c base/lock.c \
+	base/process.c
 
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 home_a := $(BUILD)/libhome.a
@@ -165,7 +166,7 @@ $(cxx_tools): $(BUILD)/%: $(BUILD)/%.cc.o $(so)
 	$(CXX) $(CXXFLAGS) $(LDFLAGS) -o $@ $< -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN))
 $(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c)
 $(BUILD)/tests/gpu/test_touch: $(call obj,gpu/touch.c)
-$(BUILD)/tests/gpu/test_demand_server: $(call obj,gpu/demand_server.c gpu/touch.c)
+$(BUILD)/tests/gpu/test_demand_server: $(call obj,gpu/demand_server.c gpu/touch.c base/process.c)
 $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
 # These walk through the calls of the transport, and of calls on it, that can fail.
 walks := $(BUILD)/tests/io/test_transport_calls $(BUILD)/tests/io/test_call_faults

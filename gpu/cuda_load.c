@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/lock.h"
+#include "base/process.h"
 
 static const struct {
     const char *name;
@@ -25,7 +26,7 @@ static const struct {
 
 static pthread_mutex_t lock =
     LOCK_INITIALIZER(LOCK_CUDA_LOAD); /* guards what is below `settled`, until that is */
-static _Atomic pid_t starter;         /* the process whose driver it is, once somebody has asked for it */
+static _Atomic uint64_t starter;      /* the process whose driver it is, once somebody has asked for it */
 static atomic_bool settled;           /* it stays as it is */
 static struct cuda_api api;
 static int outcome;
@@ -144,7 +145,7 @@ static int load(char why_out[CUDA_WHY_SIZE])
 
     pthread_mutex_lock(&lock);
     if (!settled) {
-        starter = getpid();
+        starter = process_here();
         why[0] = '\0';
         int lack = cuda_lacks_descriptors(), error = lack ? lack : open_driver(&is_there);
         if (error)
@@ -161,11 +162,11 @@ static int load(char why_out[CUDA_WHY_SIZE])
 
 int cuda_load(const struct cuda_api **api_out, char why_out[CUDA_WHY_SIZE])
 {
-    pid_t other = 0;
+    const uint64_t here = process_here();
+    uint64_t other = 0;
 
     /* Who may have held the lock at the fork is not here, either. */
-    if (!atomic_compare_exchange_strong(&starter, &other, getpid()) && other != getpid() &&
-        !(settled && outcome)) {
+    if (!atomic_compare_exchange_strong(&starter, &other, here) && other != here && !(settled && outcome)) {
         snprintf(
             why_out, CUDA_WHY_SIZE,
             "CUDA does not work in a child of fork() when the parent has started it (exec, or fork before)");

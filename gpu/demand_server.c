@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/process.h"
 #include "gpu/touch.h"
 
 #define PAGE 4096u
@@ -38,11 +39,11 @@ static size_t unit_bytes(const struct demand_server *server)
 
 static _Atomic bool ending;
 static _Atomic unsigned serving; /* threads that may use the driver's memory */
-static pid_t owner;              /* of them: a child of fork() has none */
+static uint64_t owner;           /* of them: a child of fork() has none */
 
 static void end_serving(void)
 {
-    if (getpid() != owner)
+    if (process_here() != owner)
         return;
     atomic_store(&ending, true);
     for (unsigned ms = 0; ms < ENDING_MS && atomic_load(&serving); ms++)
@@ -51,7 +52,7 @@ static void end_serving(void)
 
 static void expect_the_end(void)
 {
-    owner = getpid();
+    owner = process_here();
     atexit(end_serving);
 }
 

@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <sys/types.h>
+#include <stdint.h>
 
 #include "gpu/cuda_device.h"
 #include "gpu/cuda_search.h"
@@ -57,7 +57,7 @@ struct gaia_driver {
 struct gaia_device {
     _Atomic unsigned references; /* who has opened it, and its mappings: calls on those may outlast a close */
     char name[32];
-    pid_t owner; /* the process that opened it */
+    uint64_t owner; /* the process that opened it: process_here() */
     const struct gaia_driver *driver;
     struct cuda_device cuda;    /* of cuda */
     struct cuda_search search;  /* of cuda */

@@ -13,6 +13,7 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
+#include "base/process.h"
 #include "base/shared_page.h"
 #include "consistency/page.h"
 #include "gpu/announce.h"
@@ -49,10 +50,11 @@ static void after_fork_in_child(void)
     gaia_session_after_fork(true);
 }
 
-static void start(void)
+/* When the library is loaded. Not at the first call: a fork beside that may leave the child to do it again.
+ * And what the program has done before a fork, which may be calls of these, is done before ours. */
+__attribute__((constructor)) static void expect_forks(void)
 {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    piece_begin();
 }
 
 static int fail(int error)
@@ -114,13 +116,13 @@ PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
 
     if (!device_out)
         return fail(-EINVAL);
-    pthread_once(&once, start);
+    pthread_once(&once, piece_begin);
     if (!name)
         name = getenv("GAIA_DEVICE");
     struct gaia_device *device = calloc(1, sizeof *device);
     if (!device)
         return fail(-ENOMEM);
-    device->owner = getpid();
+    device->owner = process_here();
     device->references = 1;
     int error = name && *name ? open_named(device, name) : open_any(device);
     if (error) {
@@ -159,7 +161,7 @@ PUBLIC void gaia_device_close(struct gaia_device *device)
 
     if (!device)
         return;
-    if (device->owner != getpid()) { /* a child's copy, of which nothing is mapped */
+    if (device->owner != process_here()) { /* a child's copy, of which nothing is mapped */
         free(device);
         return;
     }
@@ -193,7 +195,7 @@ static int get_token(int fd, struct gaia_ioctl_token *token)
 static int check_arguments(const struct gaia_device *device, size_t length, int prot, int flags, int fd,
                            off_t offset)
 {
-    if (!device || device->owner != getpid())
+    if (!device || device->owner != process_here())
         return -EINVAL;
     if (!length || offset < 0 || offset % PAGE || (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE)) ||
         flags & ~(GAIA_RESIDENT | GAIA_DEMAND | GAIA_SMALL_UNITS) ||
@@ -311,7 +313,7 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
         .op = GAIA_OP_MAP, .offset = (uint64_t)offset, .prot = (uint32_t)prot, .flags = (uint32_t)flags};
     struct gaia_mapping *mapping = NULL;
 
-    pthread_once(&once, start);
+    pthread_once(&once, piece_begin);
     int error = check_arguments(device, length, prot, flags, fd, offset);
     if (!error)
         error = get_token(fd, &token);
@@ -439,7 +441,7 @@ PUBLIC int gaia_stream_error(struct gaia_device *device)
 {
     UNCANCELLED;
 
-    if (!device || device->owner != getpid())
+    if (!device || device->owner != process_here())
         return fail(-EINVAL);
     int error = atomic_exchange(&device->stream_error, 0);
     if (!error && device->driver->check && atomic_load(&device->in_stream))
@@ -510,7 +512,7 @@ PUBLIC int gaia_stat(struct gaia_device *device, struct gaia_stat *stat_out)
 
     static_assert(sizeof(struct gaia_stat) <= sizeof(((struct gaia_message *)0)->value),
                   "a reply holds the counters");
-    if (!device || !stat_out || device->owner != getpid())
+    if (!device || !stat_out || device->owner != process_here())
         return fail(-EINVAL);
     int error = gaia_mapping_each_session(device, stat_session, &walk);
     if (!error)

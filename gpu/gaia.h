@@ -102,7 +102,7 @@ struct gaia_stat {
  *    K, M, G or T behind it; anything else is EINVAL. The first such gaia_mmap() of a process installs a
  *    handler of SIGBUS, for what a thread of libgaia touches; it hands every other SIGBUS on to the handler
  *    that was there, with the mask and the flags that this has asked for. A program that installs one of its
- * own afterwards must hand on to the old one what is not its own.
+ *    own afterwards must hand on to the old one what is not its own.
  *  - Writable and read-only mappings of a file are two copies: what is stored through one is seen through
  *    the other after release and acquire. (Memory of a GPU can't be given to another process read only: a
  *    program that maps read only could falsify what others see that map read only, and nothing else.)

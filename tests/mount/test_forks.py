@@ -62,6 +62,33 @@ def forks(path, content):
     device.close()
 
 
+def child_with_the_same_number(device, mapping, path, content):
+    assert os.getpid() == 1
+    return child_of_a_fork(device, mapping, path, content), of_sessions()
+
+
+def test_a_child_with_its_parents_number(mount, agents):
+    """As a child of a child may have it when the parent has gone; here it is the first process of a PID namespace, as its parent is
+    of another."""
+    container = ("unshare", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*container, "true"], capture_output=True).returncode:
+        pytest.skip("no PID namespaces here")
+    m = mount()
+    content = make_random("number").randbytes(3) + bytes([0]) + bytes(PAGE)
+    agent = functions_of(__name__, agents(before=container))
+    agent.do("device = gaia.Device('soft:0')\nmapping = open_map(device, path)", path=make(m, content))
+    assert agent("os.getpid()") == 1
+    assert agent("ctypes.CDLL(None).unshare(0x20000000)") == 0  # CLONE_NEWPID: of children
+    status, result = agent("in_child(lambda: child_with_the_same_number(device, mapping, path, content))", content=content)
+    assert status == 0
+    (errors, munmap, good, _), kept = result
+    assert set(errors.values()) == {errno.EINVAL}, errors
+    assert munmap == 0 and good and kept == []
+    agent.do("mapping.acquire()")
+    assert agent("mapping[3]") == 200
+    agent.end()
+
+
 def test_a_child_of_fork_has_neither_mappings_nor_devices(mount, agents):
     m = mount()
     rng = make_random("fork")
@@ -257,6 +284,29 @@ def test_a_daemon_that_ends_before_it_has_answered(mount, agents, hold):
     let_go()
     agent.do("wait()")
     assert agent("got()") == [errno.ENOTCONN] * 3
+    agent.end()
+
+
+RELEASES_BEFORE_A_FORK = """
+released, libc = [], ctypes.CDLL(None)
+before = ctypes.CFUNCTYPE(None)(lambda: released.append(error_of(mapping.release)))
+assert libc.__register_atfork(before, None, None, None) == 0
+device = gaia.Device('soft:0')
+mapping = open_map(device, path)
+mapping[0] = 7
+"""
+
+
+def test_a_program_that_releases_before_it_forks(mount, agents):
+    """By pthread_atfork(), before its first call of ours."""
+    agent = functions_of(__name__, agents())
+    path = make(mount(), bytes(PAGE))
+    agent.do(RELEASES_BEFORE_A_FORK, path=path)
+    agent.start("in_child(lambda: 5)", "eval")
+    assert not agent.busy(20), "the fork waits for ever"
+    assert agent.finish() == (0, 5)
+    assert agent("released") == [0]
+    assert read_file(path)[0] == 7
     agent.end()
 
 
