@@ -31,8 +31,9 @@ enum lock_flags {
 
 #define LOCK_CLASSES(X)                                         \
     X(SESSIONS, "gaia_session.sessions_lock", LOCK_ALONE)       \
+    X(SESSION, "gaia_session.lock", LOCK_ALONE)                 \
+    X(DESCRIPTORS, "descriptors.lock", 0)                       \
     X(TABLE, "gaia_mapping.table_lock", LOCK_LEAF)              \
-    X(SESSION, "gaia_session.lock", LOCK_ALONE | LOCK_LEAF)     \
     X(DEMAND_CALLS, "demand_map.calls", LOCK_ALONE)             \
     X(DEMAND_RING, "demand_server.ring", LOCK_ALONE)            \
     X(DEMAND, "demand_server.lock", LOCK_LEAF)                  \

@@ -14,8 +14,8 @@
 #include "gpu/mapping.h"
 #include "gpu/session.h"
 
-/* The descriptors of a chunk's memory, and of its digests, or -1. *bytes_out: of those. */
-static int ask_for_chunk(const struct gaia_mapping *mapping, uint64_t chunk, int fds[GAIA_MESSAGE_FDS],
+/* The reply has the descriptors of a chunk's memory, and of its digests, or -1. *bytes_out: of those. */
+static int ask_for_chunk(struct gaia_mapping *mapping, uint64_t chunk, struct descriptors *own_out,
                          uint64_t *bytes_out)
 {
     const struct gaia_message plain = {.op = GAIA_OP_CHUNK, .map = mapping->map, .value = {chunk}};
@@ -23,10 +23,10 @@ static int ask_for_chunk(const struct gaia_mapping *mapping, uint64_t chunk, int
 
     if (mapping->writable)
         message.flags = GAIA_CHUNK_DIGESTS;
-    int error = gaia_session_call(mapping->session, &message, fds);
+    int error = gaia_session_call(mapping->session, &message, own_out);
     if (error == -EMFILE && mapping->writable) { /* there may be room for one */
         message = plain;
-        error = gaia_session_call(mapping->session, &message, fds);
+        error = gaia_session_call(mapping->session, &message, own_out);
     }
     *bytes_out = message.value[0];
     return error;
@@ -84,18 +84,17 @@ static void map_digests(struct gaia_mapping *mapping, uint64_t i, int fd, uint64
 
 static int map_chunk(struct gaia_mapping *mapping, uint64_t first, uint64_t i)
 {
-    int fds[GAIA_MESSAGE_FDS];
+    struct descriptors *own = &mapping->chunk;
     uint64_t bytes;
 
-    int error = ask_for_chunk(mapping, first + i, fds, &bytes);
+    int error = ask_for_chunk(mapping, first + i, own, &bytes);
     if (error)
         return error;
-    error = map_memory(mapping, fds[0], mapping->reserved + i * mapping->chunk_bytes, mapping->chunk_bytes);
+    error =
+        map_memory(mapping, own->fds[0], mapping->reserved + i * mapping->chunk_bytes, mapping->chunk_bytes);
     if (!error)
-        map_digests(mapping, i, fds[1], bytes);
-    close(fds[0]);
-    if (fds[1] >= 0)
-        close(fds[1]);
+        map_digests(mapping, i, own->fds[1], bytes);
+    descriptors_end(own, mapping->session->gone);
     return error;
 }
 

@@ -35,18 +35,21 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void before_fork(void)
 {
     gaia_session_before_fork();
+    descriptors_before_fork();
     gaia_mapping_before_fork();
 }
 
 static void after_fork_in_parent(void)
 {
     gaia_mapping_after_fork(false);
+    descriptors_after_fork(false);
     gaia_session_after_fork(false);
 }
 
 static void after_fork_in_child(void)
 {
     gaia_mapping_after_fork(true);
+    descriptors_after_fork(true);
     gaia_session_after_fork(true);
 }
 
@@ -219,48 +222,51 @@ static int check_arguments(const struct gaia_device *device, size_t length, int 
  * user has asked for: ask with another then. */
 #define TOKENS_TRIED 8
 
-static int ask_for_map(const struct gaia_mapping *mapping, struct gaia_message *request,
-                       int fds[GAIA_MESSAGE_FDS])
+static int ask_for_map(struct gaia_mapping *mapping, struct gaia_message *request)
 {
     const struct gaia_message asked = *request;
     struct gaia_ioctl_token token;
 
-    int error = gaia_session_call(mapping->session, request, fds);
+    int error = gaia_session_call(mapping->session, request, &mapping->reply);
     for (unsigned tries = 1; error == -EKEYEXPIRED && tries < TOKENS_TRIED; tries++) {
         error = get_token(mapping->fd, &token);
         if (error)
             return error;
         *request = asked;
         memcpy(request->token, token.token, sizeof request->token);
-        error = gaia_session_call(mapping->session, request, fds);
+        error = gaia_session_call(mapping->session, request, &mapping->reply);
     }
     return error == -EKEYEXPIRED ? -EAGAIN : error;
 }
 
-/* Ask the daemon for a map, and put it at an address. mapping has its fixed parts; frames is closed here. */
+/* The reply has the frames, if there is memory that can be mapped as it is, and the map's state. */
+static int map_reply(struct gaia_mapping *mapping, const struct gaia_message *reply)
+{
+    const int *fds = mapping->reply.fds;
+    int state = fds[1] >= 0 ? fds[1] : fds[0], frames = fds[1] >= 0 ? fds[0] : -1;
+
+    mapping->map = reply->map;
+    mapping->state = shared_page_look(state);
+    if (!mapping->state)
+        return -errno;
+    int error = mapping->driver->map(mapping, reply, frames);
+    if (error)
+        munmap(mapping->state, SHARED_PAGE_SIZE);
+    return error;
+}
+
+/* Ask the daemon for a map, and put it at an address. mapping has its fixed parts. */
 static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request)
 {
-    int fds[GAIA_MESSAGE_FDS];
-
-    int error = ask_for_map(mapping, request, fds);
+    int error = ask_for_map(mapping, request);
     if (error == -EMFILE && !request->error) { /* we have no room for what it has mapped */
         struct gaia_message undo = {.op = GAIA_OP_UNMAP, .map = request->map};
         gaia_session_call(mapping->session, &undo, NULL);
     }
     if (error)
         return error;
-    mapping->map = request->map;
-    int state = fds[1] >= 0 ? fds[1] : fds[0], frames = fds[1] >= 0 ? fds[0] : -1;
-    mapping->state = shared_page_look(state);
-    error = mapping->state ? 0 : -errno;
-    if (!error) {
-        error = mapping->driver->map(mapping, request, frames);
-        if (error)
-            munmap(mapping->state, SHARED_PAGE_SIZE);
-    }
-    close(state);
-    if (frames >= 0)
-        close(frames);
+    error = map_reply(mapping, request);
+    descriptors_end(&mapping->reply, mapping->session->gone);
     struct gaia_message message = {.op = error ? GAIA_OP_UNMAP : GAIA_OP_ATTACH,
                                    .map = mapping->map,
                                    .address = (uintptr_t)mapping->address};
@@ -331,11 +337,13 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
                                      .length = (length + PAGE - 1) / PAGE * PAGE,
                                      .bytes = length,
                                      .offset = offset};
-    mapping->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-    if (mapping->fd < 0) {
-        error = -errno;
+    descriptors_begin(&mapping->file);
+    descriptors_begin(&mapping->reply);
+    descriptors_begin(&mapping->chunk);
+    error = descriptors_copy(&mapping->file, fd);
+    if (error)
         goto out_free;
-    }
+    mapping->fd = mapping->file.fds[0];
     request.bytes = mapping->length;
     memcpy(request.value, &device->cuda.uuid, sizeof device->cuda.uuid);
     memcpy(request.token, token.token, sizeof request.token);
@@ -361,7 +369,7 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
     goto out;
 
 out_close:
-    close(mapping->fd);
+    descriptors_end(&mapping->file, -1);
 out_free:
     free(mapping);
 out:

@@ -106,7 +106,7 @@ static void mapping_free(struct gaia_mapping *mapping)
     gaia_session_call(mapping->session, &message, NULL);
     mapping->driver->unmap(mapping);
     munmap(mapping->state, SHARED_PAGE_SIZE);
-    close(mapping->fd);
+    descriptors_end(&mapping->file, mapping->session->gone);
     gaia_session_put(mapping->session);
     gaia_device_put(mapping->device);
     free(mapping);
@@ -327,15 +327,12 @@ void gaia_mapping_before_fork(void)
 
 void gaia_mapping_after_fork(bool child)
 {
-    /* The child has none of the mappings (MADV_DONTFORK); its copies of their descriptors would keep the
-     * mount busy. */
+    /* The child has none of the mappings (MADV_DONTFORK). */
     for (size_t i = 0; child && i < table_count; i++) {
         struct gaia_mapping *mapping = table[i].mapping;
-        if (mapping->fd < 0) /* an extent before this one was of the same mapping */
-            continue;
-        close(mapping->fd);
-        munmap(mapping->state, SHARED_PAGE_SIZE);
-        mapping->fd = -1;
+        if (mapping->state) /* else an extent before this one was of the same mapping */
+            munmap(mapping->state, SHARED_PAGE_SIZE);
+        mapping->state = NULL;
     }
     if (child) {
         table_count = 0;

@@ -11,6 +11,8 @@
 #include <sys/queue.h>
 #include <sys/types.h>
 
+#include "gpu/descriptors.h"
+
 struct demand_map;
 struct gaia_device;
 struct gaia_driver;
@@ -25,7 +27,9 @@ struct gaia_mapping {
     struct gaia_session *session;
     struct gaia_shared_state *state; /* read only */
     uint32_t map;                    /* its name at the daemon */
-    int fd;                          /* our own descriptor of the file, for sync_file_range() */
+    int fd;                          /* our own descriptor of the file, for sync_file_range(): of file */
+    struct descriptors file;
+    struct descriptors reply, chunk;                /* that the daemon has sent, while it is being mapped */
     uint64_t reserved, reserved_bytes, chunk_bytes; /* of cuda: all chunks that the mapping has a part of */
     uint64_t digests, digests_bytes; /* their digests, those of each so many bytes behind the last; 0: none */
     bool writable;

@@ -48,15 +48,14 @@ static void *watch(void *argument)
 
 /* Who is one too many is told so, and its connection closed, which may be before it has said a word: then
  * what it was told comes after the error of that, as long as it asks. */
-static int hear(int socket, struct gaia_message *message_out, int *fds_out)
+static int hear(struct gaia_session *session, struct gaia_message *message_out)
 {
-    int error = gaia_message_receive(socket, message_out, fds_out);
+    int error = descriptors_receive(&session->reply, session->socket, message_out);
 
-    return error == -ENOTCONN ? gaia_message_receive(socket, message_out, fds_out) : error;
+    return error == -ENOTCONN ? descriptors_receive(&session->reply, session->socket, message_out) : error;
 }
 
-static int say_hello(struct gaia_session *session, bool traps, struct gaia_message *reply_out,
-                     int fds_out[GAIA_MESSAGE_FDS])
+static int say_hello(struct gaia_session *session, bool traps, struct gaia_message *reply_out)
 {
     struct gaia_message message = {.op = GAIA_OP_HELLO,
                                    .flags = GAIA_HELLO_MAPS | (traps ? GAIA_HELLO_TRAPS : 0)};
@@ -65,28 +64,25 @@ static int say_hello(struct gaia_session *session, bool traps, struct gaia_messa
     if (error == -EPIPE || error == -ECONNRESET)
         shutdown(session->socket, SHUT_WR); /* so that it ends, whatever has happened */
     if (!error || error == -EPIPE || error == -ECONNRESET)
-        error = hear(session->socket, reply_out, fds_out);
+        error = hear(session, reply_out);
     return error;
 }
 
 static int hello(struct gaia_session *session, bool traps)
 {
     struct gaia_message message;
-    int fds[GAIA_MESSAGE_FDS];
 
-    int error = say_hello(session, traps, &message, fds);
+    int error = say_hello(session, traps, &message);
     /* The daemon had no room for our descriptor, which is lost then, and has made some. */
     if (!error && message.error == -EMFILE)
-        error = say_hello(session, traps, &message, fds);
+        error = say_hello(session, traps, &message);
     if (error)
         return error;
     if (!message.error) {
-        session->alive = shared_page_look(fds[0]);
+        session->alive = shared_page_look(session->reply.fds[0]);
         error = session->alive ? 0 : -errno;
     }
-    for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
+    descriptors_end(&session->reply, session->gone);
     return message.error ? message.error : error;
 }
 
@@ -180,6 +176,7 @@ static struct gaia_session *begin(const struct gaia_ioctl_token *token)
     session->connecting = true;
     session->user = geteuid();
     session->socket = session->stop = session->faults = session->gone = session->blocked = -1;
+    descriptors_begin(&session->reply);
     lock_init(&session->lock, LOCK_SESSION);
     LIST_INSERT_HEAD(&sessions, session, link);
     return session;
@@ -344,15 +341,29 @@ bool gaia_session_alive(const struct gaia_session *session)
     return !session->dead && alive_seen(session->alive);
 }
 
-int gaia_session_call(struct gaia_session *session, struct gaia_message *message, int *fds_out)
+/* The reply, and what comes with one that has nothing to bring is closed. */
+static int receive_reply(const struct gaia_session *session, struct gaia_message *message,
+                         struct descriptors *own_out)
 {
-    int fds[GAIA_MESSAGE_FDS] = {-1, -1};
+    int fds[GAIA_MESSAGE_FDS];
+
+    if (own_out)
+        return descriptors_receive(own_out, session->socket, message);
+    int error = gaia_message_receive(session->socket, message, fds);
+    for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    return error;
+}
+
+int gaia_session_call(struct gaia_session *session, struct gaia_message *message, struct descriptors *own_out)
+{
     uint16_t op = message->op;
 
     pthread_mutex_lock(&session->lock);
     int error = session->dead ? -ENOTCONN : gaia_message_send(session->socket, message, NULL, 0);
     if (!error)
-        error = gaia_message_receive(session->socket, message, fds);
+        error = receive_reply(session, message, own_out);
     pthread_mutex_unlock(&session->lock);
     if (!error && message->op != op)
         error = -EPROTO;
@@ -361,12 +372,8 @@ int gaia_session_call(struct gaia_session *session, struct gaia_message *message
     /* The reply is there, and only its descriptors are lost. */
     bool lost = error == -EMFILE && message->op == op && !message->error;
     error = lost ? error : error ? -ENOTCONN : message->error;
-    for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++) {
-        if (fds_out && !error)
-            fds_out[i] = fds[i];
-        else if (fds[i] >= 0)
-            close(fds[i]);
-    }
+    if (own_out && error)
+        descriptors_end(own_out, session->gone);
     return error;
 }
 

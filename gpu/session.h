@@ -11,6 +11,7 @@
 
 #include "base/alive.h"
 #include "base/lock.h"
+#include "gpu/descriptors.h"
 #include "io/message.h"
 
 struct gaia_session {
@@ -26,8 +27,9 @@ struct gaia_session {
     int gone;          /* constant; soft's: memory that has none, for what is mapped when the daemon dies */
     int blocked;       /* soft's, of the addresses that are blocked; -1: none were. Under the table's lock */
     _Atomic bool dead; /* the daemon is gone: every call gives ENOTCONN */
-    struct alive *alive;  /* the daemon's, read only */
-    pthread_mutex_t lock; /* one request at a time */
+    struct descriptors reply; /* to the first words; none later */
+    struct alive *alive;      /* the daemon's, read only */
+    pthread_mutex_t lock;     /* one request at a time */
     pthread_t watcher;
 };
 
@@ -49,10 +51,11 @@ void gaia_session_answered(struct gaia_session *session, int error);
 void gaia_session_keep(void);
 void gaia_session_unkeep(void);
 
-/* Send a request and wait for its reply, which takes the request's place. Descriptors of the reply: fds_out,
- * or NULL when none are expected. The reply's error; -EMFILE with a reply that has none: what was asked for
- * is done, and there is no room for its descriptors; or -ENOTCONN. */
-int gaia_session_call(struct gaia_session *session, struct gaia_message *message, int *fds_out);
+/* Send a request and wait for its reply, which takes the request's place. Descriptors of the reply: own_out,
+ * which has none yet, or NULL when none are expected. The reply's error; -EMFILE with a reply that has none:
+ * what was asked for is done, and there is no room for its descriptors; or -ENOTCONN. */
+int gaia_session_call(struct gaia_session *session, struct gaia_message *message,
+                      struct descriptors *own_out);
 
 /* Whether the daemon lived until now: what was handed to the kernel before, it had somebody to send to. Does
  * not ask it. */

@@ -76,7 +76,7 @@ static bool is_message(const struct gaia_message *message, ssize_t n)
            !message->device[sizeof message->device - 1];
 }
 
-int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS])
+static int receive(int socket, int flags, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS])
 {
     struct gaia_message message;
     char control[CMSG_SPACE(sizeof(int) * FDS_LOOKED_AT)];
@@ -89,7 +89,7 @@ int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_o
     do {
         header = (struct msghdr){
             .msg_iov = &io, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-        n = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+        n = recvmsg(socket, &header, MSG_CMSG_CLOEXEC | flags);
     } while (n < 0 && errno == EINTR);
     if (n < 0)
         return errno == ECONNRESET ? -ENOTCONN : -errno;
@@ -109,4 +109,14 @@ int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_o
         fds_out[i] = -1;
     }
     return good ? -EMFILE : n ? -EPROTO : -ENOTCONN;
+}
+
+int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS])
+{
+    return receive(socket, 0, message_out, fds_out);
+}
+
+int gaia_message_receive_now(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS])
+{
+    return receive(socket, MSG_DONTWAIT, message_out, fds_out);
 }

@@ -16,5 +16,7 @@ int gaia_message_send(int socket, struct gaia_message *message, const int *fds, 
  * are gone); -ENOTCONN (the peer is gone); -EPROTO (not a message of this version; nothing is kept); or a
  * negative errno. */
 int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS]);
+/* The same of what is there; -EAGAIN: nothing. */
+int gaia_message_receive_now(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS]);
 
 #endif

@@ -13,7 +13,7 @@ import pytest
 
 import gaia
 from files import make, open_map
-from helpers import PAGE, agents, error_of, functions_of, in_child, make_random, read_file  # noqa: F401
+from helpers import PAGE, agents, error_of, functions_of, in_child, make_random, read_file, wait_until, write_file  # noqa: F401
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
 
@@ -307,6 +307,121 @@ def test_a_program_that_releases_before_it_forks(mount, agents):
     assert agent.finish() == (0, 5)
     assert agent("released") == [0]
     assert read_file(path)[0] == 7
+    agent.end()
+
+
+WAITS = (47, 7, 212, 73)  # recvmsg() and poll() of x86-64; recvmsg() and ppoll() of the generic table
+
+
+def descriptors_of(*prefixes):
+    """What this process has open whose names begin so."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(link for link in links if link.startswith(prefixes))
+
+
+def wait_for_an_answer(pid, thread):
+    """Till a thread of another process waits for a daemon's."""
+    def waits():
+        words = read_file(f"/proc/{pid}/task/{thread}/syscall").split()
+        return words[0].isdigit() and int(words[0]) in WAITS
+    wait_until(waits, what="the call waits for its answer")
+
+
+def in_a_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+@pytest.mark.limit(60)
+@pytest.mark.parametrize("call", ["hello", "map", "unmap"])
+def test_a_child_of_fork_has_no_descriptor_of_a_call_under_way(mount, agents, hold, call):
+    """What a mapping that is being made, or unmade, has open of the file, and of the daemon's memory."""
+    m = mount()
+    path, agent = make(m, bytes(PAGE)), functions_of(__name__, agents())
+    agent.do("device = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR)\nseen = (path, '/memfd:')\nbefore = descriptors_of(*seen)",
+             path=path)
+    if call == "hello":
+        waiters = in_accept(m.pid)
+    else:
+        threads = set(os.listdir(f"/proc/{m.pid}/task"))
+        agent.do("kept = device.mmap(fd, PAGE)")  # by a session, which those threads serve that come with it
+        waiters = [int(thread) for thread in set(os.listdir(f"/proc/{m.pid}/task")) - threads]
+    assert waiters
+    let_go = [hold(thread) for thread in waiters]
+    agent.do("thread = in_a_thread(kept.unmap if call == 'unmap' else lambda: device.mmap(fd, PAGE))", call=call)
+    wait_for_an_answer(agent.pid, agent("thread.native_id"))
+    agent.start("in_child(lambda: descriptors_of(*seen))", "eval")
+    assert not agent.busy(20), "the fork waits"
+    assert agent.finish() == (0, agent("before"))
+    assert agent("thread.is_alive()")
+    for go in let_go:
+        go()
+    agent.do("thread.join()\ndevice.close()")
+    assert agent("descriptors_of(*seen) == before")
+    agent.end()
+
+
+# A fork of the program's own, when the daemon has answered and what it has sent is being mapped.
+FORKS_WITHIN = r"""
+#include <dirent.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+int armed, status = -1; /* status: the child's; how many descriptors it has of that */
+const char *seen;
+
+static int count(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    char path[600], target[600];
+    int found = 0;
+
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        ssize_t n;
+        strcat(strcpy(path, "/proc/self/fd/"), entry->d_name);
+        n = readlink(path, target, sizeof target - 1);
+        target[n < 0 ? 0 : n] = 0;
+        found += !strcmp(target, seen) || !strncmp(target, "/memfd:", 7);
+    }
+    return found;
+}
+
+int mprotect(void *address, size_t length, int protection)
+{
+    int (*real)(void *, size_t, int) = dlsym(RTLD_NEXT, "mprotect");
+
+    if (armed && protection == (PROT_READ | PROT_WRITE)) {
+        armed = 0;
+        pid_t child = fork();
+        if (!child)
+            _exit(count());
+        waitpid(child, &status, 0);
+    }
+    return real(address, length, protection);
+}
+"""
+
+
+def test_a_child_of_fork_has_nothing_that_a_daemon_has_just_sent(mount, agents, workdir):
+    m = mount()
+    source, shim = os.path.join(workdir, "shim.c"), os.path.join(workdir, "shim.so")
+    write_file(source, FORKS_WITHIN.encode())
+    subprocess.run(["gcc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+    agent = functions_of(__name__, agents({"LD_PRELOAD": shim}))
+    agent.do("shim, name = ctypes.CDLL(shim), path.encode()\nctypes.c_char_p.in_dll(shim, 'seen').value = name\n"
+             "device = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR)\nctypes.c_int.in_dll(shim, 'armed').value = 1\n"
+             "mapping = device.mmap(fd, PAGE)", shim=shim, path=make(m, bytes(PAGE)))
+    status = agent("ctypes.c_int.in_dll(shim, 'status').value")
+    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 1, status  # its own
+    agent.do("mapping[0] = 1\nmapping.release()")
     agent.end()
 
 

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/descriptors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include "base/lock.h"
+
+/* Guards the list; a fork takes it, so nobody is waited for while it is held. */
+static pthread_mutex_t lock = LOCK_INITIALIZER(LOCK_DESCRIPTORS);
+static LIST_HEAD(, descriptors) list = LIST_HEAD_INITIALIZER(list);
+
+static bool has_any(const struct descriptors *own)
+{
+    return own->fds[0] >= 0 || own->fds[1] >= 0;
+}
+
+int descriptors_copy(struct descriptors *own, int fd)
+{
+    pthread_mutex_lock(&lock);
+    own->fds[0] = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    int error = own->fds[0] < 0 ? -errno : 0;
+    if (!error)
+        LIST_INSERT_HEAD(&list, own, link);
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+int descriptors_receive(struct descriptors *own, int socket, struct gaia_message *message_out)
+{
+    struct pollfd wait = {.fd = socket, .events = POLLIN};
+    int error;
+
+    do {
+        while (poll(&wait, 1, -1) < 0 && errno == EINTR)
+            ;
+        pthread_mutex_lock(&lock);
+        error = gaia_message_receive_now(socket, message_out, own->fds);
+        if (has_any(own))
+            LIST_INSERT_HEAD(&list, own, link);
+        pthread_mutex_unlock(&lock);
+    } while (error == -EAGAIN);
+    return error;
+}
+
+void descriptors_end(struct descriptors *own, int other)
+{
+    bool replaced[GAIA_MESSAGE_FDS];
+
+    if (!has_any(own))
+        return;
+    for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
+        replaced[i] = own->fds[i] >= 0 && other >= 0 && dup3(other, own->fds[i], O_CLOEXEC) >= 0;
+    pthread_mutex_lock(&lock);
+    LIST_REMOVE(own, link);
+    for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
+        if (replaced[i])
+            close(own->fds[i]);
+    pthread_mutex_unlock(&lock);
+    for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
+        if (own->fds[i] >= 0 && !replaced[i])
+            close(own->fds[i]);
+    descriptors_begin(own);
+}
+
+void descriptors_before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void descriptors_after_fork(bool child)
+{
+    struct descriptors *own;
+
+    if (!child) {
+        pthread_mutex_unlock(&lock);
+        return;
+    }
+    lock_init(&lock, LOCK_DESCRIPTORS);
+    while ((own = LIST_FIRST(&list))) {
+        LIST_REMOVE(own, link);
+        for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
+            if (own->fds[i] >= 0)
+                close(own->fds[i]);
+        descriptors_begin(own);
+    }
+}
