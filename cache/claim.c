@@ -131,6 +131,11 @@ static void look_at_size(struct cache_file *file)
     fit_frames(file);
 }
 
+bool claim_is_shared(const struct cache_file *file)
+{
+    return file->cache->config.shared && !file->cache->nodes; /* nodes change a file by its home */
+}
+
 void claim_give_up(struct cache_file *file)
 {
     lock_backing(file, F_UNLCK); /* its state goes on being counted: nobody takes it here any more */

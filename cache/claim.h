@@ -33,6 +33,11 @@ struct claim {
 struct replica;
 int claim_empty(struct replica *replica);
 
+/* Whether programs of other mounts change the file, too, which no daemon hears of: what is brought to the
+ * data directory must be no byte more than what a device has stored, and nothing behind an end that is there
+ * now. */
+bool claim_is_shared(const struct cache_file *file);
+
 /* Another mount is to have it, whatever is mapped here. No lock is held. */
 void claim_give_up(struct cache_file *file);
 

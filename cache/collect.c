@@ -169,11 +169,27 @@ static int take(struct collect *c, unsigned first, unsigned length)
     return error;
 }
 
-/* As write_changed(), of a file that CPUs have open in passthrough: see cache/passed.h. The twins are still
- * what they were; of two devices' bytes the later ones win, as in the merge. */
-static int write_passed(struct collect *c)
+/* Of a file that others change without a word to us: only what devices have stored. */
+static bool writes_runs(const struct cache_file *file)
+{
+    return file->passed || claim_is_shared(file);
+}
+
+/* What another mount has cut off is not to come back, though nobody has told us yet. */
+static off_t end_now(const struct cache_file *file)
+{
+    struct stat st;
+
+    return claim_is_shared(file) && !fstat(file->fd, &st) && st.st_size < file->size ? st.st_size
+                                                                                     : file->size;
+}
+
+/* As write_changed(), of such a file: see cache/passed.h. The twins are still what they were; of two devices'
+ * bytes the later ones win, as in the merge. */
+static int write_runs(struct collect *c)
 {
     struct frame_pool *pool = &c->file->cache->twins;
+    off_t end = end_now(c->file);
     int error = 0;
 
     for (size_t i = 0; i < c->count && !error; i++) {
@@ -183,9 +199,8 @@ static int write_passed(struct collect *c)
             continue;
         t->homed = GAIA_PAGE_SIZE;
         if (c->changed >> t->page & 1)
-            error =
-                passed_write(c->file, page, frame_bytes(pool, *leaf_copy_twin(t->copy, t->page)),
-                             frame_bytes(pool, t->frame), file_page_bytes(c->file->size, page), &t->homed);
+            error = passed_write(c->file, page, frame_bytes(pool, *leaf_copy_twin(t->copy, t->page)),
+                                 frame_bytes(pool, t->frame), file_page_bytes(end, page), &t->homed);
     }
     return error;
 }
@@ -236,8 +251,8 @@ static int write_changed(struct collect *c)
     if (error)
         return error;
     bool unchanged = file_unchanged(c->file);
-    if (c->file->passed) {
-        error = write_passed(c);
+    if (writes_runs(c->file)) {
+        error = write_runs(c);
         changed = 0;
     }
     while (changed && !error) {

@@ -161,7 +161,8 @@ static void install_handler(void)
 
 /* Many runs of one page, by stores through a mapping: hundreds of times as fast as a write() for each. The
  * page is in the host's memory and has its place on storage: the first run was written. But a direct write of
- * a CPU's to the page could not drop it while it is mapped. False: not done. */
+ * a CPU's to the page could not drop it while it is mapped; and what other mounts do is not known, nor
+ * whether their page is this one (NFS writes back all of it). False: not done. */
 static bool store_runs(struct cache_file *file, off_t start, const uint8_t *mine,
                        const struct gaia_diff_run *runs, size_t count)
 {
@@ -169,7 +170,7 @@ static bool store_runs(struct cache_file *file, off_t start, const uint8_t *mine
     sigjmp_buf failed;
     volatile bool done = false;
 
-    if (file->direct)
+    if (file->direct || claim_is_shared(file))
         return false;
     pthread_once(&once, install_handler);
     uint8_t *page = mmap(NULL, GAIA_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd, start);

@@ -36,8 +36,8 @@ void passed_look_at_size(struct cache_file *file);
  * 0 or a negative errno. */
 int passed_compare(struct replica *replica, uint64_t first, uint64_t count);
 
-/* Write those of n bytes of a page that differ from its twin. *homed_out is set with an error: before which
- * byte all of them are written. The lock is held. */
+/* Also of a file that other mounts have (cache/claim.h): write those of n bytes of a page that differ from
+ * its twin. *homed_out is set with an error: before which byte all of them are written. The lock is held. */
 int passed_write(struct cache_file *file, uint64_t page, const uint8_t *twin, const uint8_t *mine, size_t n,
                  size_t *homed_out);
 

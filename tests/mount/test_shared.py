@@ -12,8 +12,8 @@ import pytest
 
 import gaia
 from files import Opened, pattern
-from helpers import (MIB, PAGE, agents, devices, make_random, read_file, refused_mount, statistics,  # noqa: F401
-                     wait_until, write_file)
+from helpers import (ALL_ROWS, MIB, PAGE, agents, daemon_with_faults, devices, make_random, read_file,  # noqa: F401
+                     refused_mount, statistics, wait_until, write_file)
 from test_disks import fill, small_ext4  # noqa: F401
 
 CLAIM_BYTE = (1 << 63) - 2
@@ -333,6 +333,62 @@ def test_nothing_is_let_go_that_cannot_be_collected(mount, small_ext4, devices):
     opened = Opened(other, path_in(b))
     assert opened.map[:] == content
     opened.close()
+
+
+@pytest.mark.parametrize("first", ["one byte", "every second byte"])
+def test_a_write_through_another_mount_beside_a_collect(mount, workdir, monkeypatch, devices, first):
+    """To other bytes of a page that is just being brought to the data directory: they are not put back to what they were."""
+    data = os.path.join(workdir, "shared")
+    os.mkdir(data)
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    a, b = (mount("shared,timeout=0,passthrough=off", data=data, env=given) for given in (env, None))
+    write_file(path_in(a), bytes(4 * PAGE))
+    opened = Opened(devices(), path_in(a))
+    stored = [PAGE + at for at in ([100] if first == "one byte" else range(0, 1024, 2))]
+    for at in stored:
+        opened.map[at] = 7
+    opened.map.release()
+    with open(path_in(b), "r+b", buffering=0) as file:
+        plan.arm_wait(ALL_ROWS.index("pwrite64"), 600, 1, False)
+        reader = threading.Thread(target=os.pread, args=(opened.fd, PAGE, PAGE))
+        reader.start()
+        wait_until(lambda: plan.landed == 1, 20, "it is being collected")
+        for at in (1, 2047, 4095):
+            os.pwrite(file.fileno(), b"w", PAGE + at)
+        reader.join()
+    expected = bytearray(4 * PAGE)
+    for at in stored:
+        expected[at] = 7
+    for at in (1, 2047, 4095):
+        expected[PAGE + at] = ord("w")
+    assert read_file(os.path.join(data, "f")) == bytes(expected)
+    opened.close()
+    assert read_file(path_in(b)) == bytes(expected)
+
+
+@pytest.mark.parametrize("how", ["fsync", "read", "acquire elsewhere"])
+def test_what_another_mount_has_cut_off_stays_so(two, devices, how):
+    """Whatever brings what was released to the data directory, and before the last map has gone."""
+    a, b = two
+    write_file(path_in(a), pattern(8 * PAGE))
+    opened = Opened(devices(), path_in(a))
+    opened.map[PAGE + 100] = opened.map[6 * PAGE] = pattern(PAGE)[100] ^ 255
+    opened.map.release()
+    os.truncate(path_in(b), PAGE + 200)
+    if how == "fsync":
+        os.fsync(opened.fd)
+    elif how == "read":
+        os.pread(opened.fd, 8 * PAGE, 0)
+    else:
+        other = Opened(devices("soft:1"), path_in(a))
+        other.map.acquire()
+        assert other.map[PAGE + 100] == pattern(PAGE)[100] ^ 255
+        other.close()
+    wanted = bytearray(pattern(PAGE + 200))
+    wanted[PAGE + 100] = pattern(PAGE)[100] ^ 255
+    assert read_file(os.path.join(a.data, "f")) == bytes(wanted)
+    opened.close()
+    assert read_file(path_in(b)) == bytes(wanted)
 
 
 def test_random_turns(two, devices):
