@@ -141,6 +141,14 @@ static int seal(struct replica *replica, const struct release_work *work, size_t
     return error;
 }
 
+/* Whether what is released is brought to the file at once. What devices of other nodes release has come here
+ * to be looked at: who reads it does not have it come again, and it does not go with its node. And programs
+ * of other mounts read the file alone, and nobody here hears of it. */
+static bool is_collected(const struct replica *replica)
+{
+    return replica->device->node || claim_is_shared(replica->file);
+}
+
 /* Find which of the owned pages were modified; they stand still, if the device can be made to. Those are
  * releasing then. The first error of pages that can't be looked at: they stay as they are. Lock held. */
 static int mark_modified(struct release_work *w)
@@ -178,7 +186,7 @@ static int mark_modified(struct release_work *w)
     replica_update(copy, before);
     replica_drop_twins(copy, clean);
     /* What is pending was to be collected where that is done at once. */
-    w->marked = w->pages | (file->passed || replica->device->node ? again : 0);
+    w->marked = w->pages | (file->passed || is_collected(replica) ? again : 0);
     copy->leaf->invalidating |= w->marked; /* keeps the copy, too */
     return error;
 }
@@ -312,10 +320,8 @@ static int collect_work(struct cache_file *file, struct release_work *work, size
     return error;
 }
 
-/* What devices of other nodes release has come here to be looked at, so it is brought to the file at once:
- * who reads it does not have it come again, and it does not go with its node. What can't be (no space, no
- * memory) stays pending, and the release is good. Lock held. */
-static void collect_of_node(struct cache_file *file, const struct release_work *work, size_t count,
+/* What can't be (no space, no memory) stays pending, and the release is good. Lock held. */
+static void collect_at_once(struct cache_file *file, const struct release_work *work, size_t count,
                             const struct gathered *gathered)
 {
     bool current = modified_is_current(file, gathered);
@@ -388,8 +394,8 @@ static int hand_over(struct cache_file *file, struct release_work *work, size_t 
         for (size_t i = 0; i < count; i++)
             again |= make_pending(&work[i], error);
     }
-    if (!error && work[0].copy->replica->device->node)
-        collect_of_node(file, work, count, gathered);
+    if (!error && is_collected(work[0].copy->replica))
+        collect_at_once(file, work, count, gathered);
     if (!error) { /* also when READs were faster, and have collected it all */
         stamp_modified(file);
         pthread_mutex_unlock(&file->lock);
