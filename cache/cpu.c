@@ -168,6 +168,11 @@ static size_t read_peers(struct cache_file *file, uint8_t *buffer, size_t length
     struct leaf_copy *copy;
 
     pthread_mutex_lock(&file->lock);
+    if (!file_unchanged(file)) { /* by whom no copy knows of: another mount, or somebody behind ours */
+        pthread_mutex_unlock(&file->lock);
+        *gap_out = length;
+        return 0;
+    }
     if (offset + (off_t)length > file->size)
         length = offset < file->size ? (size_t)(file->size - offset) : 0;
     while (done < length && (copy = peer_at(file, offset + (off_t)done))) {

@@ -12,7 +12,7 @@ import pytest
 
 import gaia
 from files import Opened, pattern
-from helpers import (ALL_ROWS, MIB, PAGE, agents, daemon_with_faults, devices, make_random, read_file,  # noqa: F401
+from helpers import (ALL_ROWS, MIB, PAGE, agents, daemon_with_faults, devices, drop_host_cache, make_random, read_file,  # noqa: F401
                      refused_mount, statistics, wait_until, write_file)
 from test_disks import fill, small_ext4  # noqa: F401
 
@@ -363,6 +363,24 @@ def test_a_write_through_another_mount_beside_a_collect(mount, workdir, monkeypa
     assert read_file(os.path.join(data, "f")) == bytes(expected)
     opened.close()
     assert read_file(path_in(b)) == bytes(expected)
+
+
+@pytest.mark.parametrize("who", ["another mount", "behind the mount"])
+def test_reads_beside_an_older_copy_on_a_device(mount, workdir, devices, who):
+    """What others have written is not in the host's memory any more; a device that has not acquired it is no source of it."""
+    data = os.path.join(workdir, "shared")
+    os.mkdir(data)
+    a, b = (mount("shared,timeout=0,passthrough=off", data=data) for _ in range(2))
+    below = os.path.join(data, "f")
+    write_file(path_in(a), pattern(8 * PAGE))
+    opened = Opened(devices(), path_in(a))
+    assert opened.map[:] == pattern(8 * PAGE)
+    with open(path_in(b) if who == "another mount" else below, "r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), b"w" * PAGE, 3 * PAGE)
+        os.fsync(file.fileno())
+    drop_host_cache(below)
+    assert os.pread(opened.fd, PAGE, 3 * PAGE) == b"w" * PAGE
+    opened.close()
 
 
 @pytest.mark.parametrize("passthrough", ["off", "all"])
