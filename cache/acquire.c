@@ -9,6 +9,7 @@
 #include "cache/passed.h"
 #include "cache/refresh.h"
 #include "cache/release.h"
+#include "cache/tail.h"
 #include "io/protocol.h"
 
 /* The pages of a copy that lack something released. Lock held. */
@@ -107,6 +108,8 @@ static int acquire_alone(struct replica *replica, uint64_t first, uint64_t count
         return error;
     pthread_mutex_lock(&file->lock);
     error = file_check_behind(file);
+    if (!error)
+        error = tail_wipe(replica);
     if (!error && passed_is_compared(file))
         error = passed_compare(replica, first, count);
     *changes_out = atomic_load(&replica->state->changes);
@@ -124,6 +127,8 @@ static int acquire_alone(struct replica *replica, uint64_t first, uint64_t count
         error = refresh_pages(replica, list, stale);
     pthread_mutex_unlock(&file->lock);
     fit_frames_for_device(file);
+    if (!error && replica->misfit)
+        error = -EIO;
     for (size_t done = 0; !in_place && done < stale && !error; done += BATCH_MAX) {
         uint64_t dropped;
 #ifndef GAIAFS_BREAK_NO_DROP

@@ -11,6 +11,7 @@
 #include "cache/internal.h"
 #include "cache/passed.h"
 #include "cache/scan.h"
+#include "cache/tail.h"
 #include "consistency/digest.h"
 #include "consistency/merge.h"
 
@@ -145,8 +146,9 @@ static int take_run(struct collect *c, struct leaf_copy *copy, unsigned first, u
         c->count++;
         bytes[i] = frame_bytes(pool, run[i].frame);
     }
-    if (take_given(c, copy, first, length, bytes))
-        return 0;
+    int error = tail_wipe(copy->replica);
+    if (error || take_given(c, copy, first, length, bytes))
+        return error;
     return replica_fetch_run(copy->replica, (c->leaf->number << LEAF_SHIFT) + first, length, bytes);
 }
 

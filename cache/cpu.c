@@ -501,7 +501,7 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
     if (!error)
         error = kernels_change(file, flags >> 8, offset, length);
     if (!error)
-        file_grows(file, offset + (off_t)length);
+        error = file_grows(file, offset + (off_t)length);
     if (!error)
         error = flags & CACHE_IO_WRITEBACK ? write_back(file, fd, buffer, length, offset, flags >> 8, &done)
                                            : write_all(fd, buffer, length, offset, &done);

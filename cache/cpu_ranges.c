@@ -38,8 +38,10 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size)
     if (error == -EIO) /* what can't be read, as a GPU has failed, can be cut off all the same */
         error = 0;
     if (!error) {
-        file_grows(file, size);
         file_shrinks(file, size);
+        error = file_grows(file, size);
+    }
+    if (!error) {
         error = cut(file, fd, size);
         cpu_look_at_size(file, unchanged);
     }
@@ -89,7 +91,7 @@ int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset
                 kernels_change(file, KERNELS_NOBODY, offset, INT64_MAX); /* what lies behind may move, too */
     }
     if (!error && !(mode & FALLOC_FL_KEEP_SIZE))
-        file_grows(file, offset + length);
+        error = file_grows(file, offset + length);
     if (!error && fallocate(fd, mode, offset, length))
         error = -errno;
     cpu_look_at_size(file, unchanged);
@@ -171,7 +173,7 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
             error = kernels_change(out, KERNELS_NOBODY, offset_out, length);
     }
     if (!error && out)
-        file_grows(out, offset_out + (off_t)length);
+        error = file_grows(out, offset_out + (off_t)length);
     if (!error) {
         done = copy_file_range(fd_in, &offset_in, fd_out, &offset_out, length, flags);
         if (done < 0)

@@ -17,8 +17,8 @@
 #include "cache/hosted.h"
 #include "cache/internal.h"
 #include "cache/passed.h"
-#include "cache/scan.h"
 #include "cache/sure.h"
+#include "cache/tail.h"
 
 static int open_backing(int path_fd, bool *writable_out)
 {
@@ -412,93 +412,20 @@ int file_cpu_release(struct cache_file *file, struct leaf *leaf, page_mask pages
     return 0;
 }
 
-/* When the tail of a page is cleared. */
-enum tail {
-    TAIL_CUT,       /* the file has become shorter */
-    TAIL_GROWS,     /* it is about to become longer, by who holds the lock */
-    TAIL_GROWN,     /* it has become longer */
-    TAIL_GROWN_REST /* the same, and TAIL_GROWS came before */
-};
-
-/* Whether a copy's page is left as it is. Growth of a file in passthrough is seen late: what differs from a
- * twin, whose tail is zeros, may have been stored after it; and so may what differs in a page that was
- * cleared before the growth. (On a device that scans every page has a twin then, and what is stored past the
- * end before an acquire is lost: gaia.h.) */
-static bool keeps_tail(const struct leaf_copy *copy, uint64_t page, enum tail when)
+int file_grows(struct cache_file *file, off_t size)
 {
-    bool scans = copy->replica->scans;
-
-    if (!(copy->present & page_bit(page)))
-        return true;
-    switch (when) {
-    case TAIL_CUT:
-        return false;
-    case TAIL_GROWS:
-        return scans;
-    case TAIL_GROWN:
-        return copy->replica->file->passed && !scans && copy->twin & page_bit(page);
-    case TAIL_GROWN_REST:
-        return !scans;
-    }
-    return false;
-}
-
-/* Rule 8: the page that holds a file's old or new end, from its byte `from`. What devices have there is no
- * part of the file: it becomes zeros, as in the kernel's page, so that nothing of it is collected when the
- * file grows over it, and what is stored there then is told apart from it. */
-static void clear_tail(struct cache_file *file, uint64_t page, size_t from, enum tail when)
-{
-    struct leaf *leaf = index_find(&file->index, page >> LEAF_SHIFT);
-    struct leaf_copy *copy;
-
-    if (!leaf || !from)
-        return;
-    SLIST_FOREACH (copy, &leaf->copies, link) {
-        bool scans = copy->replica->scans && !copy->replica->read_only;
-        if (scans && when == TAIL_CUT && !file->passed)
-            scan_keep_what_was_granted(copy, (unsigned)(page & (LEAF_PAGES - 1)));
-        else if (scans && when == TAIL_GROWN && !file->passed) /* nobody has come through the mount */
-            scan_keep_twin_behind(copy, (unsigned)(page & (LEAF_PAGES - 1)));
-        else if (scans && when >= TAIL_GROWN)
-            scan_keep_twin_of_tail(copy, page_bit(page));
-        if (keeps_tail(copy, page, when))
-            continue;
-        copy->replica->frames->ops->clear(copy->replica->frames, page, from);
-        if (copy->twin & page_bit(page))
-            memset(frame_bytes(&file->cache->twins, *leaf_copy_twin(copy, page & (LEAF_PAGES - 1))) + from, 0,
-                   GAIA_PAGE_SIZE - from);
-    }
-    file_cpu_modified(file, leaf, page_bit(page));
-}
-
-/* Before zeros are made of a part of the page: else what a device has in the rest would count as stored, all
- * of it, where it is not known any more what it was granted with. */
-static void keep_tail_twin(struct cache_file *file, off_t end)
-{
-    uint64_t page = (uint64_t)end / GAIA_PAGE_SIZE;
-    struct leaf *leaf = index_find(&file->index, page >> LEAF_SHIFT);
-    struct leaf_copy *copy;
-
-    if (!leaf || !(end % (off_t)GAIA_PAGE_SIZE))
-        return;
-    SLIST_FOREACH (copy, &leaf->copies, link)
-        if (copy->replica->scans && !copy->replica->read_only)
-            scan_keep_twin_of_end(copy, (unsigned)(page & (LEAF_PAGES - 1)));
+    if (size <= file->size || file->passed)
+        return 0;
+    tail_keep_twins(file, file->size);
+    int error = tail_clear(file, file->size, TAIL_GROWS);
+    file->tail_cleared = !error;
+    return error;
 }
 
 void file_shrinks(struct cache_file *file, off_t size)
 {
     if (size < file->size && !file->passed)
-        keep_tail_twin(file, size);
-}
-
-void file_grows(struct cache_file *file, off_t size)
-{
-    if (size <= file->size || file->passed)
-        return;
-    keep_tail_twin(file, file->size);
-    clear_tail(file, (uint64_t)file->size / GAIA_PAGE_SIZE, (size_t)file->size % GAIA_PAGE_SIZE, TAIL_GROWS);
-    file->tail_cleared = true;
+        tail_keep_twins(file, size);
 }
 
 struct shrink {
@@ -545,7 +472,7 @@ void file_resized(struct cache_file *file, off_t size)
         file->truncations++;
         index_each(&file->index, shrink_leaf, &(struct shrink){file, file_pages(size)});
     }
-    clear_tail(file, (uint64_t)end / GAIA_PAGE_SIZE, (size_t)end % GAIA_PAGE_SIZE, when);
+    tail_clear(file, end, when);
     if (file_pages(size) == file_pages(old))
         return;
     SLIST_FOREACH (replica, &file->replicas, link) {

@@ -47,6 +47,7 @@ struct cache_file {
     struct reads reads;
     off_t size;
     atomic_bool unfit;    /* some frames are longer or shorter than it (cache/fit.h) */
+    atomic_bool misfit;   /* some device could not do that */
     bool tail_cleared;    /* file_grows() was called, file_resized() not yet */
     uint64_t truncations; /* counts changes that a fill under way must not survive */
     uint64_t halves;      /* counts pages of which a part was collected */
@@ -117,8 +118,8 @@ int file_cpu_release(struct cache_file *file, struct leaf *leaf, page_mask pages
 void file_resized(struct cache_file *file, off_t size);
 /* The holder of the lock is about to make the file as long as that, and calls file_resized() afterwards,
  * without letting go of it. What lies behind the old end becomes zeros here: whoever sees the new size may
- * store there at once. */
-void file_grows(struct cache_file *file, off_t size);
+ * store there at once. An error: it can't be done, and the file must stay as it is. */
+int file_grows(struct cache_file *file, off_t size);
 /* The same before it makes the file as short as that: the home copy has all its bytes yet. */
 void file_shrinks(struct cache_file *file, off_t size);
 

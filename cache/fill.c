@@ -99,7 +99,7 @@ static int grant(struct leaf_copy *copy, page_mask pages)
 }
 
 /* Of a page whose bytes are at hand the frames, which may be on another node, need not be asked; but a cut,
- * or a growth, may have made zeros of some of them meanwhile: clear_tail(). Lock held. */
+ * or a growth, may have made zeros of some of them meanwhile: cache/tail.h. Lock held. */
 static int take_exposed_twins(struct leaf_copy *copy, page_mask pages, const struct fill_store *store)
 {
     unsigned page = (unsigned)(store->page & (LEAF_PAGES - 1));

@@ -63,12 +63,15 @@ static void resize(struct replica *replica)
     pthread_mutex_unlock(&replica->file->lock);
     lock_none("resize");
     /* A growth that was under way may have made them longer, for a size that is no more. */
-    if (cut || pages == low)
-        frames->ops->resize(frames, low);
-    if (pages > low)
-        frames->ops->resize(frames, pages);
+    int error = cut || pages == low ? frames->ops->resize(frames, low) : 0;
+    if (pages > low) {
+        int grown = frames->ops->resize(frames, pages);
+        error = error ? error : grown;
+    }
     pthread_mutex_lock(&replica->file->lock);
     replica->resizing = false;
+    replica->misfit = error && !gaia_node_frames_gone(frames);
+    replica->file->misfit |= replica->misfit;
     if (!replica->unfit) /* else it may be shorter by now */
         replica->fits = pages;
 }
@@ -240,19 +243,34 @@ void fit_begin(struct cache_file *file)
         start(replica);
 }
 
+/* What the devices could not do is tried once more. Lock held. */
+static void fit_misfits(struct cache_file *file)
+{
+    struct replica *replica;
+
+    if (!file->misfit)
+        return;
+    file->misfit = false;
+    SLIST_FOREACH (replica, &file->replicas, link)
+        if (replica->misfit)
+            fit_again(replica);
+}
+
 /* All of them have the time once. */
-static void fit_within(struct cache_file *file, unsigned patience_ms, bool restless_too)
+static void fit_within(struct cache_file *file, unsigned patience_ms, bool for_device)
 {
     struct timespec until = lock_wait_until(patience_ms), soon = lock_wait_until(RESTLESS_MS);
     struct replica *replica;
 
-    if (!file->unfit || file->cache->unfitted)
+    if (!(file->unfit || (for_device && file->misfit)) || file->cache->unfitted)
         return;
     file_use(file);
     pthread_mutex_lock(&file->lock);
+    if (for_device)
+        fit_misfits(file);
     fit_begin(file);
     SLIST_FOREACH (replica, &file->replicas, link)
-        wait_for(replica, false, replica->restless && !restless_too ? &soon : &until);
+        wait_for(replica, false, replica->restless && !for_device ? &soon : &until);
     pthread_mutex_unlock(&file->lock);
     file_unuse(file);
 }

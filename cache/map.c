@@ -18,6 +18,7 @@
 #include "cache/home.h"
 #include "cache/release.h"
 #include "cache/scan.h"
+#include "cache/tail.h"
 #include "gpu/gaia.h"
 #include "io/protocol.h"
 
@@ -66,9 +67,13 @@ static int open_replica(const struct cache_map_request *request, struct cache_ma
     int error = file_check_behind(request->file);
     if (!error)
         error = file_get_replica(request->file, request->device, !request->writable, &map->replica);
+    if (!error)
+        error = tail_wipe(map->replica);
     map->failures = kernels_failures(request->file, map->client->far);
     pthread_mutex_unlock(&request->file->lock);
     fit_frames_for_device(request->file);
+    if (!error && map->replica->misfit)
+        error = -EIO;
     if (!error && map->client->process.faults < 0 && !map->client->far && !map->replica->scans)
         error = -EPERM;
     if (!error && request->resident && request->count > map->replica->device->capacity)

@@ -17,6 +17,7 @@
 #include "cache/passed.h"
 #include "cache/runs.h"
 #include "cache/scan.h"
+#include "cache/tail.h"
 #include "consistency/merge.h"
 #include "io/protocol.h"
 
@@ -412,6 +413,15 @@ static int hand_over(struct cache_file *file, struct release_work *work, size_t 
     return error;
 }
 
+/* Nothing behind an earlier end of the file is taken for stores. */
+static int wipe_tail(struct replica *replica)
+{
+    pthread_mutex_lock(&replica->file->lock);
+    int error = tail_wipe(replica);
+    pthread_mutex_unlock(&replica->file->lock);
+    return error;
+}
+
 /* The whole of a release for pages that are busy. Without keep_busy they are let go as early as possible. */
 static int release_work(struct replica *replica, struct release_work *work, size_t count, bool keep_busy,
                         struct gathered *gathered)
@@ -419,8 +429,10 @@ static int release_work(struct replica *replica, struct release_work *work, size
     struct cache_file *file = replica->file;
     struct handing handing;
     size_t modified = 0;
-    int unread = 0, error = modified_gather(replica, work, count, gathered);
+    int unread = 0, error = wipe_tail(replica);
 
+    if (!error)
+        error = modified_gather(replica, work, count, gathered);
     if (!error)
         error = seal(replica, work, count);
 

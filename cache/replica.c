@@ -152,7 +152,7 @@ static int take_run(struct leaf_copy *copy, unsigned first, unsigned *count, con
     if (fetched)
         *count = 0;
     for (unsigned i = 0; i < *count; i++) {
-        /* Zeros past the end of the file, whatever was stored there: clear_tail() relies on that. */
+        /* Zeros past the end of the file, whatever was stored there: cache/tail.c relies on that. */
         size_t n = file_page_bytes(replica->file->size, page + i);
         memset((uint8_t *)twins[i] + n, 0, GAIA_PAGE_SIZE - n);
     }

@@ -22,6 +22,12 @@ struct untold {
     uint64_t changes; /* counts them, and never goes back: who tells kernels looks whether there are more */
 };
 
+/* What a device has in a page from byte `from` on is to be made zeros yet; from: 0: there is nothing such. */
+struct unwiped {
+    uint64_t page;
+    size_t from;
+};
+
 struct replica {
     struct cache_file *file;
     struct cache_device *device;
@@ -48,10 +54,12 @@ struct replica {
     bool overfull;                 /* what nobody has placed is to be freed */
     bool fitting, resizing, swept; /* somebody is about all of it; about the length; about the rest */
     bool restless;                 /* he was waited for in vain */
+    bool misfit;                   /* the device could not do it */
     bool acquiring;                /* an acquire is under way: the next one waits for file->changed */
     LIST_HEAD(, handing) handings; /* releases that have kernels drop pages (cache/release.c) */
     uint64_t handed;               /* how many have begun */
     struct untold untold;
+    struct unwiped unwiped; /* cache/tail.h */
     uint64_t twins;
     struct cache_counters count;      /* this file's share of the device's */
     struct scan_found *_Atomic found; /* memory for the next search (cache/scan.h), or NULL; no lock */

@@ -427,7 +427,7 @@ static int put_zeros_where(const struct cuda_frames *frames, const struct part *
 
 /* What can't be wiped is tried again the next time; what is on its way there is wiped when it has come. Lock
  * held. */
-static void wipe(const struct cuda_frames *frames, const struct part *part)
+static int wipe(const struct cuda_frames *frames, const struct part *part)
 {
     struct chunk *chunk = part->chunk;
 
@@ -435,6 +435,7 @@ static void wipe(const struct cuda_frames *frames, const struct part *part)
     for (uint64_t i = part->first; i < part->first + part->count; i++)
         if (!error || bit_get(chunk->coming, i))
             bits_set(chunk->filled, i, 1, false);
+    return error;
 }
 
 void cuda_wipe_late(const struct cuda_frames *frames, const struct part *part)
@@ -444,18 +445,20 @@ void cuda_wipe_late(const struct cuda_frames *frames, const struct part *part)
 }
 
 /* Pages that are not resident any more. wiped: zeros take their place. Lock held. */
-static void forget(struct cuda_frames *frames, uint64_t page, uint64_t count, bool wiped)
+static int forget(struct cuda_frames *frames, uint64_t page, uint64_t count, bool wiped)
 {
     uint64_t all = frames->count * frames->base.chunk_pages;
+    int error = 0;
 
     if (page >= all)
-        return;
+        return 0;
     if (count > all - page)
         count = all - page;
     while (count) {
         struct part part = part_at(frames, page, count);
-        if (part.chunk && wiped) /* what was there is not for who maps them next, and no part of the file */
-            wipe(frames, &part);
+        /* What was there is not for who maps them next, and no part of the file. */
+        int one = part.chunk && wiped ? wipe(frames, &part) : 0;
+        error = error ? error : one;
         for (uint64_t i = part.first; part.chunk && i < part.first + part.count; i++)
             part.chunk->placed -= bit_get(part.chunk->resident, i);
         if (part.chunk)
@@ -464,6 +467,7 @@ static void forget(struct cuda_frames *frames, uint64_t page, uint64_t count, bo
         count -= part.count;
     }
     chunks_trim(frames);
+    return error;
 }
 
 static int cuda_resize(struct gaia_frames *base, uint64_t pages)
@@ -471,9 +475,9 @@ static int cuda_resize(struct gaia_frames *base, uint64_t pages)
     struct cuda_frames *frames = cuda_frames_of(base);
 
     pthread_mutex_lock(&frames->lock);
-    forget(frames, pages, UINT64_MAX - pages, true);
+    int error = forget(frames, pages, UINT64_MAX - pages, true);
     pthread_mutex_unlock(&frames->lock);
-    return 0;
+    return error;
 }
 
 static int cuda_drop(struct gaia_frames *base, uint64_t page, uint64_t count)
@@ -499,8 +503,9 @@ static int cuda_clear(struct gaia_frames *base, uint64_t page, size_t from)
                          frames->gpu->device.api->cuMemsetD8Async(
                              part_address(&part) + from, 0, GAIA_PAGE_SIZE - from, frames->gpu->stream));
         gpu_end(frames->gpu);
-        cuda_mark(frames, part.chunk, part.chunk->unsure, part.first, 1, true);
     }
+    if (part.chunk)
+        cuda_mark(frames, part.chunk, part.chunk->unsure, part.first, 1, true);
     pthread_mutex_unlock(&frames->lock);
     return error;
 }

@@ -239,14 +239,17 @@ static int node_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
                     &(struct node_request){.offset = (int64_t)page, .length = count});
 }
 
+#define CLEAR_TRIES 3u
+
 static int node_clear(struct gaia_frames *frames, uint64_t page, size_t from)
 {
-    int error = node_ask(node_frames_of(frames), NODE_FRAMES, NODE_CLEAR,
-                         &(struct node_request){.offset = (int64_t)page, .value = from});
+    unsigned tries = 0;
+    int error;
 
-    /* As in node_granted(): what was not cleared would be taken for stores to what the file has grown by. */
-    if (error && error != -EIO)
-        call_session_abort(node_frames_of(frames)->session);
+    do /* without memory for a moment, here or there */
+        error = node_ask(node_frames_of(frames), NODE_FRAMES, NODE_CLEAR,
+                         &(struct node_request){.offset = (int64_t)page, .value = from});
+    while (error == -ENOMEM && ++tries < CLEAR_TRIES);
     return error;
 }
 

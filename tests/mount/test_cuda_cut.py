@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a cut leaves on a GPU of pages that were on their way there, or had left it: zeros, as of those that were there."""
 import os
+from itertools import product
 
 import pytest
 
-from gpu_fixture import gpu, make, only_here  # noqa: F401
+from gpu_fixture import MAP, gpu, make, only_here  # noqa: F401
 from helpers import PAGE, agents, read_file, write_at  # noqa: F401
 
 SECRET = b"secret00"
 PAGES = 64
 
 
-def make_secret(m):
-    return make(m, SECRET * (PAGES * PAGE // len(SECRET)))
+def make_secret(m, name="f"):
+    return make(m, SECRET * (PAGES * PAGE // len(SECRET)), name)
 
 
 def is_cut(agent, pages):
@@ -53,26 +54,83 @@ def test_what_could_not_be_placed_again_is_cut_off(gpu):
     is_cut(gpu.program(path, length=PAGES * PAGE, writable=False), 1)
 
 
-@pytest.mark.parametrize("stored", [False, True])
-@pytest.mark.parametrize("size", [PAGE + 100, 5 * PAGE])
-@pytest.mark.parametrize("behind", [False, True])
-def test_a_write_where_the_end_was_moved(gpu, stored, size, behind):
+def test_a_write_where_the_end_was_moved(gpu):
     """The file's times have changed besides, so that only the GPU's digests tell what it was granted; of the page with the end
     they don't, as zeros are made there. What the GPU has of it before the end is not for that taken for stores."""
+    m, one = gpu.mount(), gpu.agent()
+    for number, (stored, size, behind) in enumerate(product((False, True), (PAGE + 100, 5 * PAGE), (False, True))):
+        content = bytearray(b"a" * (3 * PAGE + 100))
+        path = make(m, bytes(content), f"f{number}")
+        one.do(MAP, path=path, length=5 * PAGE, writable=True)
+        end = min(size, len(content))
+        if stored:
+            one.do("map[at] = 7", at=end - 50)
+            content[end - 50] = 7
+        os.chmod(path.replace(m.mnt, m.data) if behind else path, 0o640)
+        write_at(path, b"b", 0)
+        os.truncate(path, size)
+        content = bytearray(content[:size] + bytes(max(0, size - len(content))))
+        write_at(path, b"c" * 20, end - 10)
+        content[0:1], content[end - 10:end + 10] = b"b", b"c" * 20
+        one.do("map.acquire()")
+        assert read_file(path) == bytes(content)
+        assert one("map[:n]", n=len(content)) == bytes(content)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_what_could_not_be_wiped_at_the_cut(gpu, writable):
+    """The GPU's driver fails just then, or has no memory. It is done before anybody is shown the pages, and before the file has
+    bytes there again; and no session between nodes ends for that."""
+    m, one, other = gpu.mount(), gpu.agent(), gpu.agent()
+    for number, (size, error, seen) in enumerate(product((PAGE, PAGE + 104), (999, 2), ("acquire", "map", "growth"))):
+        path = make_secret(m, f"f{number}")
+        one.do(MAP, path=path, length=PAGES * PAGE, writable=writable)
+        gpu.fail("cuMemsetD8Async", 0, error)
+        os.truncate(path, size)
+        gpu.heal()
+        left = SECRET * (size // len(SECRET)) + bytes(PAGES * PAGE - size)
+        if seen == "growth":
+            os.truncate(path, PAGES * PAGE)
+            assert read_file(path) == left
+        if seen == "map":
+            other.do(MAP, path=path, length=PAGES * PAGE, writable=writable)
+            assert other("map[:]") == left
+        one.do("map.acquire()")
+        assert one("map[:]") == left
+        if writable:
+            one.do("map.release()")
+            assert read_file(path) == left[:os.stat(path).st_size]
+
+
+@only_here
+def test_what_can_not_be_wiped_yet(gpu):
+    """The file grows over it meanwhile, and is written to there: a GPU's program is told, and nobody else notices."""
     m = gpu.mount()
-    content = bytearray(b"a" * (3 * PAGE + 100))
-    path = make(m, bytes(content))
-    one = gpu.program(path, length=5 * PAGE)
-    end = min(size, len(content))
-    if stored:
-        one.do("map[at] = 7", at=end - 50)
-        content[end - 50] = 7
-    os.chmod(path.replace(m.mnt, m.data) if behind else path, 0o640)
-    write_at(path, b"b", 0)
-    os.truncate(path, size)
-    content = bytearray(content[:size] + bytes(max(0, size - len(content))))
-    write_at(path, b"c" * 20, end - 10)
-    content[0:1], content[end - 10:end + 10] = b"b", b"c" * 20
+    path = make_secret(m)
+    one = gpu.program(path)
+    gpu.fail("cuMemsetD8Async", 0, 999)
+    os.truncate(path, PAGE + 104)
+    os.truncate(path, 2 * PAGE)
+    write_at(path, b"x" * 50, PAGE + 200)
+    content = SECRET * (PAGE // len(SECRET) + 13) + bytes(96) + b"x" * 50 + bytes(PAGE - 250)
+    assert read_file(path) == content
+    for call in ("map.acquire()", "map.release()"):
+        with pytest.raises(OSError):
+            one.do(call)
+    gpu.heal()
     one.do("map.acquire()")
-    assert read_file(path) == bytes(content)
-    assert one("map[:n]", n=len(content)) == bytes(content)
+    assert one("map[:2 * PAGE]") == content
+    one.do("map.release()")
+    assert read_file(path) == content
+
+
+@pytest.mark.parametrize("gpu", ["on another node"], indirect=True)
+def test_a_moment_without_memory_elsewhere(gpu):
+    """It is tried again at once."""
+    m = gpu.mount()
+    path = make_secret(m)
+    one = gpu.program(path)
+    gpu.fail("cuMemsetD8Async", 1, 2)
+    os.truncate(path, PAGE + 104)
+    assert gpu.failed()
+    assert one("map[:]") == SECRET * ((PAGE + 104) // len(SECRET)) + bytes((PAGES - 1) * PAGE - 104)

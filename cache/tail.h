@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rule 8, of the page that holds a file's old or new end. What devices have there behind it is no part of the
+ * file: it becomes zeros, as in the kernel's page, so that nothing of it is collected when the file grows
+ * over it, and what is stored there then is told apart from it.
+ *
+ * A device may fail just then. What it could not clear is kept in mind (replica->unwiped), and is cleared
+ * before any of its bytes are taken, or anybody is shown them. The file's lock is held for all of this. */
+#ifndef GAIAFS_CACHE_TAIL_H
+#define GAIAFS_CACHE_TAIL_H
+
+#include <sys/types.h>
+
+struct cache_file;
+struct replica;
+
+/* When the tail of a page is cleared. */
+enum tail {
+    TAIL_CUT,       /* the file has become shorter */
+    TAIL_GROWS,     /* it is about to become longer, by who holds the lock */
+    TAIL_GROWN,     /* it has become longer */
+    TAIL_GROWN_REST /* the same, and TAIL_GROWS came before */
+};
+
+/* In the page with this end, from it on. TAIL_GROWS: the first error of a device whose program may store
+ * there as soon as the file is longer: it can't be cleared later. */
+int tail_clear(struct cache_file *file, off_t end, enum tail when);
+
+/* Before the file's end moves from here, or to here: else all that a device has in the rest of the page would
+ * count as stored, as it is not known any more what it was granted with. */
+void tail_keep_twins(struct cache_file *file, off_t end);
+
+/* What could not be cleared before. 0, or what the device says again. */
+int tail_wipe(struct replica *replica);
+
+#endif
