@@ -227,7 +227,8 @@ int calls_open(const struct calls_config *config, struct calls **calls_out, char
 
 int calls_try_memory(struct calls *calls, unsigned sessions, char why_out[CALL_WHY])
 {
-    struct gaia_span span = {.length = sessions * CALL_MEMORY, .dmabuf = -1};
+    size_t link = gaia_link_memory(calls->transport, &calls->shape);
+    struct gaia_span span = {.length = sessions * (CALL_MEMORY + link), .dmabuf = -1};
     struct gaia_memory *memory;
 
     why_out[0] = '\0';

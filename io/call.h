@@ -61,8 +61,9 @@ struct calls_config {
 
 /* 0, or what gaia_transport_open() says, -ENOMEM, -EAGAIN; why_out: a sentence, or "". */
 int calls_open(const struct calls_config *config, struct calls **calls_out, char why_out[CALL_WHY]);
-/* Whether the memory of so many sessions could be registered now: -ENOMEM mostly is RLIMIT_MEMLOCK, and
- * why_out says so. Else the first sign of it would be a session that is not to be had, maybe only later. */
+/* Whether the memory of so many sessions, and of their links, could be registered now: -ENOMEM mostly is
+ * RLIMIT_MEMLOCK, and why_out says so. Else the first sign of it would be a session that is not to be had,
+ * maybe only later. */
 int calls_try_memory(struct calls *calls, unsigned sessions, char why_out[CALL_WHY]);
 /* Ends all sessions, waits for their serve() and ended() to return, and for who connects; call_connect()
  * gives -ESHUTDOWN from then on. Sessions that somebody has a reference to stay valid: calls of theirs give

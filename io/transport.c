@@ -212,6 +212,11 @@ void gaia_memory_release(struct gaia_memory *memory)
 
 /* ---- links ---- */
 
+size_t gaia_link_memory(const struct gaia_transport *transport, const struct gaia_link_options *options)
+{
+    return transport->carrier->link_memory ? transport->carrier->link_memory(options) : 0;
+}
+
 static bool is_connected(void *context)
 {
     struct gaia_link *link = context;

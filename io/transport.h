@@ -151,6 +151,10 @@ struct gaia_link_options {
     unsigned depth;  /* transfers of a queue at a time, 1 to GAIA_LINK_DEPTH_MAX */
 };
 
+/* How much memory a link of these options locks besides what is registered and exposed, at most: at the end
+ * that connects, or at the other. */
+size_t gaia_link_memory(const struct gaia_transport *transport, const struct gaia_link_options *options);
+
 /* Connect to a transport that listens at peer (written as config.address). Waits up to timeout_ms. 0; or
  * -EINVAL, -ECONNREFUSED (nobody listens there, or no carrier of this kind), -EPROTONOSUPPORT (the peer
  * speaks another version), -EPROTO, -ETIMEDOUT, -EHOSTUNREACH, -EXDEV (the way there goes through another

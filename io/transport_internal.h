@@ -125,6 +125,7 @@ struct carrier {
     /* Post transfers that were checked. How many (they go to the queue's list by queue_push()), or an errno.
      */
     int (*post)(struct link_queue *queue, struct gaia_transfer *const *transfers, unsigned count);
+    size_t (*link_memory)(const struct gaia_link_options *options); /* NULL: nothing is locked */
     int (*remember)(struct gaia_memory *memory);
     void (*forget)(struct gaia_memory *memory);
     /* Sets address, key and own of a region of this side. */

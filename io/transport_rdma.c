@@ -18,6 +18,11 @@
 
 #define SIGNAL_EVERY 4u
 #define CQ_ENTRIES 20480u /* of a link with the most queues and depth, both ends, and some strangers */
+/* Bytes of an entry of a queue that a device's library has in locked memory, at most: mlx5 has 320 of a
+ * request with what is sent inline, and the queue is a power of two. */
+#define LOCKED_SEND 512u
+#define LOCKED_RECEIVE 64u
+#define LOCKED_PAGE 4096u
 #define POLL_BATCH 32
 #define POLL_BATCHES 16
 
@@ -42,6 +47,35 @@ static struct ibv_mr *register_span(struct ibv_pd *pd, const struct gaia_span *s
         return ibv_reg_mr(pd, span->address, span->length, access);
     return ibv_reg_dmabuf_mr(pd, (uintptr_t)span->address, span->length, (uintptr_t)span->address,
                              span->dmabuf, access);
+}
+
+static size_t whole_pages(size_t bytes)
+{
+    return (bytes + LOCKED_PAGE - 1) / LOCKED_PAGE * LOCKED_PAGE;
+}
+
+static uint32_t power_of_two(uint32_t least)
+{
+    uint32_t n = 1;
+
+    while (n < least)
+        n *= 2;
+    return n;
+}
+
+/* The buffers of messages, and for each queue its entries and a page of doorbells: as rdma_queue_make() has
+ * them. */
+static size_t rdma_link_memory(const struct gaia_link_options *options)
+{
+    size_t bytes = (size_t)RDMA_BUFFERS * 2 * GAIA_WIRE_MAX;
+
+    for (unsigned i = 0; i < options->queues; i++) {
+        uint32_t sends = power_of_two(options->depth + (i ? 0 : RDMA_BUFFERS));
+        uint32_t receives = power_of_two(i ? 1 : RDMA_BUFFERS);
+
+        bytes += whole_pages(sends * LOCKED_SEND) + whole_pages(receives * LOCKED_RECEIVE) + LOCKED_PAGE;
+    }
+    return bytes;
 }
 
 static int rdma_remember(struct gaia_memory *memory)
@@ -174,8 +208,7 @@ int rdma_queue_make(struct link_queue *queue, struct rdma_cm_id *id)
         return transport_say(-ENOBUFS, "the completion queue has no room for another %u requests", depth);
     }
     rdma->cq_room -= own->room + own->receives;
-    for (own->ring = 1; own->ring < own->room;)
-        own->ring *= 2;
+    own->ring = power_of_two(own->room);
     own->is_transfer = calloc(own->ring, sizeof *own->is_transfer);
     own->requests = calloc(own->room, sizeof *own->requests);
     own->pieces = calloc(own->room, sizeof *own->pieces);
@@ -569,6 +602,7 @@ const struct carrier carrier_rdma = {
     .send = rdma_send,
     .flush = rdma_flush,
     .post = rdma_post,
+    .link_memory = rdma_link_memory,
     .remember = rdma_remember,
     .forget = rdma_forget,
     .expose = rdma_expose,

@@ -13,6 +13,8 @@ LIMIT_MS = 12000
 MOUNT = "device_cache=1M,peer_timeout=3"
 PROGRAMS = ("tool_nodes", "tool_survive")
 LITTLE = "registering .* bytes: RLIMIT_MEMLOCK allows 1048576 bytes"
+# The slots of two sessions (io/call_internal.h), and nothing for their links.
+SLOTS = 2 * 32 * 256 * 1024
 PAIRS = ("CPU of a to soft:0 of b", "CPU of b to soft:0 of a", "soft:0 of a to CPU of b", "soft:0 of b to CPU of a",
          "soft:0 of a and of b", "bytes of one page, devices and write()", "bytes of one page, CPUs", "more than the agent's device holds")
 # tests/run.sh has no time for all with home b, which is as home a with the nodes changed about: make check-long.
@@ -20,7 +22,7 @@ GATE = bool(os.environ.get("GAIA_GATE"))
 NAMES = ([f"{name}, home {home}" for home in "ab" for name in PAIRS if home == "a" or not GATE or name == PAIRS[-1]] + ["an acquire is one round trip, home a"] +
          [f"{what}, node {node} unmounts" for what in ("all is well", "b is stopped", "the queue pairs are in error") for node in "ab"] +
          ["b is killed", "b is killed, node a unmounts", "b is stopped", "b was stopped, and the nodes meet again",
-          "the queue pairs are in error", "the port is taken", "no device has the address", "little memory to lock",
+          "the queue pairs are in error", "the port is taken", "no device has the address", "little memory to lock", "memory to lock for no links",
           "a GPU of b's has bytes of a", "a GPU of b's gets them by way of the host", "a GPU is there, node a unmounts", "a GPU is there, node b unmounts",
           "the devices of both nodes were those of the other's files"])
 
@@ -57,6 +59,8 @@ def script(seed):
         "refused 'no device has the address' 'no RDMA device has the address 192.0.2.1:7500' "
         "mount.gaiafs /tmp/other /mnt -f -o node=a,peers=a@192.0.2.1:7500/b@10.0.1.1:7500",
         f"refused 'little memory to lock' '{LITTLE}' tool_survive little 1048576 mount.gaiafs /tmp/other /mnt -f -o node=a,$nodes_peers",
+        f"refused 'memory to lock for no links' 'RLIMIT_MEMLOCK allows {SLOTS} bytes' "
+        f"tool_survive little {SLOTS} mount.gaiafs /tmp/other /mnt -f -o node=a,$nodes_peers",
         # A stand-in (tests/cuda) whose memory an RDMA device can register by its address: rdma.py.
         "export LD_LIBRARY_PATH=/cuda GAIA_DEVICE=cuda:0", "node_mount a peer_timeout=10", "node_mount b peer_timeout=10",
         "limited 120 tool_touch /tmp/b /tmp/data $seed 100 $(tool_nodes name /tmp/data a touched) && echo node gpu: $(gaiactl stat --json /tmp/b)",
