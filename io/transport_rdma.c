@@ -442,24 +442,43 @@ void rdma_poll_cq(struct gaia_transport *transport)
     }
 }
 
+/* Not to be heard of again: epoll would tell of the dead device's descriptor without end. */
+void rdma_die(struct gaia_transport *transport)
+{
+    struct rdma *rdma = transport->own;
+    struct gaia_link *link;
+
+    if (rdma->dead)
+        return;
+    rdma->dead = true;
+    epoll_ctl(transport->epoll, EPOLL_CTL_DEL, rdma->completions->fd, NULL);
+    LIST_FOREACH (link, &transport->links, entry) /* they stay in the list */
+        link_end(link, -EIO, "the device %s has gone", transport->limits.device);
+}
+
 static void rdma_heard(struct gaia_transport *transport, uint64_t id)
 {
     struct rdma *rdma = transport->own;
     struct ibv_cq *cq;
     void *context;
 
+    errno = 0; /* it says none when it has read nothing */
     if (id == QUEUE_LISTEN)
         rdma_take_cm_events(transport);
     else if (!ibv_get_cq_event(rdma->completions, &cq, &context))
         ibv_ack_cq_events(cq, 1);
+    else if (errno != EAGAIN && errno != EINTR)
+        rdma_die(transport);
 }
 
+/* Of a dead one nothing comes, and it is waited for like that of others. */
 static int rdma_arm(struct gaia_transport *transport)
 {
     struct rdma *rdma = transport->own;
-    int error = ibv_req_notify_cq(rdma->cq, 0);
 
-    return error ? transport_say(-error, "ibv_req_notify_cq: %s", strerror(error)) : 0;
+    if (!rdma->dead && ibv_req_notify_cq(rdma->cq, 0))
+        rdma_die(transport);
+    return 0;
 }
 
 /* Only queue 0 has messages. */
@@ -557,7 +576,9 @@ static int open_queues(struct gaia_transport *transport, struct rdma *rdma)
     error = transport_watch(transport, rdma->completions->fd, QUEUE_EVENTS);
     if (!error)
         error = transport_watch(transport, rdma->channel->fd, QUEUE_LISTEN);
-    return error ? error : rdma_arm(transport);
+    if (!error && (error = ibv_req_notify_cq(rdma->cq, 0)))
+        error = transport_say(-error, "ibv_req_notify_cq: %s", strerror(error));
+    return error;
 }
 
 static void rdma_close(struct gaia_transport *transport)

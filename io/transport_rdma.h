@@ -21,6 +21,7 @@ struct rdma {
     struct ibv_pd *pd;         /* of memory, and of what this side connects */
     struct ibv_comp_channel *completions;
     struct ibv_cq *cq;
+    bool dead;                    /* the device has gone: nothing comes from it any more */
     unsigned cq_room;             /* entries that no queue has been promised */
     unsigned reads_out, reads_in; /* of a queue at a time, as one who reads and as one who is read from */
 };
@@ -67,5 +68,7 @@ void rdma_queue_free(struct link_queue *queue);
 /* The link's buffers and protection domain, if it has none yet. */
 int rdma_link_make(struct gaia_link *link);
 void rdma_poll_cq(struct gaia_transport *transport);
+/* The device has gone: all links end, and there are no others. */
+void rdma_die(struct gaia_transport *transport);
 
 #endif

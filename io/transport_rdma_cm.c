@@ -131,6 +131,8 @@ int rdma_begin(struct gaia_link *link, unsigned number, const char *peer)
     struct sockaddr_storage to, from = rdma->address;
     int error = rdma_parse(peer, &to);
 
+    if (!error && rdma->dead)
+        error = transport_say(-ENODEV, "the device %s has gone", link->transport->limits.device);
     if (!error && to.ss_family != from.ss_family)
         error =
             transport_say(-EINVAL, "%s: an address of another kind than %s", peer, link->transport->address);
@@ -239,7 +241,7 @@ static void asked(struct gaia_transport *transport, struct cm_event *event)
     int error;
 
     name_of(rdma_get_peer_addr(event->id), peer, sizeof peer);
-    if (event->id->verbs != rdma->verbs) {
+    if (event->id->verbs != rdma->verbs || rdma->dead) {
         refuse(event->id, NULL, 0);
         return;
     }
@@ -280,6 +282,7 @@ static void established(struct link_queue *queue, const struct cm_event *event)
 
 static void take_cm_event(struct gaia_transport *transport, struct cm_event *event)
 {
+    const struct rdma *rdma = transport->own;
     struct link_queue *queue;
     struct gaia_link *link;
     uint32_t id = (uint32_t)(uintptr_t)event->id->context;
@@ -287,6 +290,11 @@ static void take_cm_event(struct gaia_transport *transport, struct cm_event *eve
 
     if (event->type == RDMA_CM_EVENT_CONNECT_REQUEST) {
         asked(transport, event);
+        return;
+    }
+    /* Of any id, that which listens, too. */
+    if (event->type == RDMA_CM_EVENT_DEVICE_REMOVAL && event->id->verbs == rdma->verbs) {
+        rdma_die(transport);
         return;
     }
     queue = queue_find(transport, id);
@@ -319,9 +327,6 @@ static void take_cm_event(struct gaia_transport *transport, struct cm_event *eve
     case RDMA_CM_EVENT_DISCONNECTED:
         rdma_poll_cq(transport); /* a BYE may be there */
         error = transport_say(-EIO, "%s has gone away", link->peer);
-        break;
-    case RDMA_CM_EVENT_DEVICE_REMOVAL:
-        error = transport_say(-EIO, "the device %s has gone", transport->limits.device);
         break;
     default:
         break;

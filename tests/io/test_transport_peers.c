@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The transport and peers that are killed, stop, or do not do what they should; addresses and devices that
  * are not there, limits. Each ends in an error within the set time. */
+#include "io/transport_rdma.h"
 #include "tests/io/peer.h"
 
 #include <linux/capability.h>
@@ -407,6 +408,47 @@ static void test_dmabuf(void **state)
     pair_close(&pair);
 }
 
+static unsigned cpu_ms(pthread_t thread)
+{
+    struct timespec time;
+    clockid_t clock;
+
+    assert_int_equal(pthread_getcpuclockid(thread, &clock), 0);
+    assert_int_equal(clock_gettime(clock, &time), 0);
+    return (unsigned)(time.tv_sec * 1000 + time.tv_nsec / 1000000);
+}
+
+/* A device that was taken away: the descriptor of its completions has an error for good. Links end, and no
+ * processor is kept busy. */
+static void test_dead_device(void **state)
+{
+    static struct pair pair;
+    struct gaia_link_options options = {.queues = 1, .depth = 4};
+    struct gaia_link *link = NULL;
+    int ends[2];
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_RDMA)
+        skip();
+    pair_open(&pair, 1, 4, SHORT_MS);
+    const struct rdma *rdma = pair.server.transport->own;
+    int fd = rdma->completions->fd;
+    assert_int_equal(pipe(ends), 0);
+    assert_int_equal(close(ends[1]), 0);
+    assert_int_equal(dup2(ends[0], fd), fd);
+    must(transport_watch(pair.server.transport, fd, QUEUE_EVENTS));
+    await(&pair.server, &pair.server.closed, 1);
+    assert_int_equal(pair.server.closed_error, -EIO);
+    assert_non_null(strstr(pair.server.closed_why, "has gone"));
+    unsigned before = cpu_ms(pair.server.thread);
+    nap_ms(500);
+    assert_in_range(cpu_ms(pair.server.thread) - before, 0, 150);
+    assert_int_not_equal(gaia_link_connect(pair.client.transport, pair.server.address, &options, &link), 0);
+    gaia_link_close(pair.link);
+    pair_close(&pair);
+    close(ends[0]);
+}
+
 static int new_socket(void)
 {
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -447,16 +489,6 @@ static void test_silent_crowd(void **state)
     for (unsigned i = 0; i < 80; i++)
         close(crowd[i]);
     pair_close(&pair);
-}
-
-static unsigned cpu_ms(pthread_t thread)
-{
-    struct timespec time;
-    clockid_t clock;
-
-    assert_int_equal(pthread_getcpuclockid(thread, &clock), 0);
-    assert_int_equal(clock_gettime(clock, &time), 0);
-    return (unsigned)(time.tv_sec * 1000 + time.tv_nsec / 1000000);
 }
 
 /* Where no descriptor is to be had, not even that which is kept to say so, who comes waits. Others are
@@ -680,6 +712,7 @@ int main(int argc, char **argv)
         CASE(test_device_without_address),
         CASE(test_memlock),
         CASE(test_dmabuf),
+        CASE(test_dead_device),
         CASE(test_silent_crowd),
         CASE(test_no_descriptor_for_who_comes),
         CASE(test_peer_short_of_descriptors),
