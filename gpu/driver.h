@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "gpu/cuda_device.h"
 #include "gpu/cuda_search.h"
@@ -55,7 +56,9 @@ struct gaia_driver {
 };
 
 struct gaia_device {
-    _Atomic unsigned references; /* who has opened it, and its mappings: calls on those may outlast a close */
+    LIST_ENTRY(gaia_device) link; /* of those that are open here; under the lock of mapping.c's table */
+    _Atomic unsigned references;  /* who has opened it, its mappings, and calls: they may outlast a close */
+    bool closed;                  /* under that lock: it is not in the list any more */
     char name[32];
     uint64_t owner; /* the process that opened it: process_here() */
     const struct gaia_driver *driver;

@@ -134,6 +134,7 @@ PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
     }
     gaia_announce();
     gaia_session_keep();
+    gaia_mapping_add_device(device);
     *device_out = device;
     return 0;
 }
@@ -162,14 +163,11 @@ PUBLIC void gaia_device_close(struct gaia_device *device)
 {
     UNCANCELLED;
 
-    if (!device)
+    if (!device || !gaia_mapping_hold_device(device)) /* of a parent's nothing is mapped here */
         return;
-    if (device->owner != process_here()) { /* a child's copy, of which nothing is mapped */
-        free(device);
-        return;
-    }
     wait_for_streams(device);
-    gaia_mapping_remove_device(device);
+    if (gaia_mapping_remove_device(device)) /* else another thread has closed it */
+        gaia_device_put(device);
     gaia_device_put(device);
 }
 
@@ -195,11 +193,8 @@ static int get_token(int fd, struct gaia_ioctl_token *token)
     return token->version == GAIA_PROTOCOL_VERSION ? 0 : -ENODEV;
 }
 
-static int check_arguments(const struct gaia_device *device, size_t length, int prot, int flags, int fd,
-                           off_t offset)
+static int check_arguments(size_t length, int prot, int flags, int fd, off_t offset)
 {
-    if (!device || device->owner != process_here())
-        return -EINVAL;
     if (!length || offset < 0 || offset % PAGE || (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE)) ||
         flags & ~(GAIA_RESIDENT | GAIA_DEMAND | GAIA_SMALL_UNITS) ||
         (flags & GAIA_RESIDENT && flags & GAIA_DEMAND) ||
@@ -311,22 +306,22 @@ static int map_by_session(struct gaia_mapping *mapping, const struct gaia_ioctl_
     return error == -ECONNABORTED ? -EUSERS : error;
 }
 
-PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset)
+/* Of a device that is held. 0 or a negative errno. */
+static int map_file(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset,
+                    void **address_out)
 {
-    UNCANCELLED;
     struct gaia_ioctl_token token = {0};
     struct gaia_message request = {
         .op = GAIA_OP_MAP, .offset = (uint64_t)offset, .prot = (uint32_t)prot, .flags = (uint32_t)flags};
     struct gaia_mapping *mapping = NULL;
 
-    pthread_once(&once, piece_begin);
-    int error = check_arguments(device, length, prot, flags, fd, offset);
+    int error = check_arguments(length, prot, flags, fd, offset);
     if (!error)
         error = get_token(fd, &token);
     if (!error && !(mapping = calloc(1, sizeof *mapping)))
         error = -ENOMEM;
     if (error)
-        goto out;
+        return error;
     const struct gaia_driver *driver =
         device->driver == &gaia_cuda_driver && flags & GAIA_DEMAND ? &gaia_demand_driver : device->driver;
     *mapping = (struct gaia_mapping){.device = device,
@@ -358,23 +353,34 @@ PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int 
     error = gaia_mapping_insert(mapping);
     if (error) {
         gaia_mapping_put(mapping);
-        goto out;
+        return error;
     }
-    if (!driver->places)
-        return address;
-    error = piece_each(address, length, device, false, piece_acquire_settled);
-    if (!error)
-        return address;
-    gaia_mapping_remove(address, (length + PAGE - 1) / PAGE * PAGE);
-    goto out;
+    if (driver->places)
+        error = piece_each(address, length, device, false, piece_acquire_settled);
+    if (error)
+        gaia_mapping_remove(address, (length + PAGE - 1) / PAGE * PAGE);
+    *address_out = address;
+    return error;
 
 out_close:
     descriptors_end(&mapping->file, -1);
 out_free:
     free(mapping);
-out:
-    errno = -error;
-    return MAP_FAILED;
+    return error;
+}
+
+PUBLIC void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset)
+{
+    UNCANCELLED;
+    void *address = MAP_FAILED;
+    int error = -EINVAL;
+
+    pthread_once(&once, piece_begin);
+    if (device && gaia_mapping_hold_device(device)) {
+        error = map_file(device, length, prot, flags, fd, offset, &address);
+        gaia_device_put(device);
+    }
+    return fail(error) ? MAP_FAILED : address;
 }
 
 PUBLIC int gaia_munmap(void *addr, size_t length)
@@ -407,11 +413,21 @@ PUBLIC int gaia_mrelease(void *addr, size_t length, struct gaia_device *device)
     return fail(error);
 }
 
+static int put_into_stream(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream,
+                           int (*fn)(struct gaia_piece *piece))
+{
+    if (!device || !gaia_mapping_hold_device(device))
+        return -EINVAL;
+    int error = stream_put(addr, length, device, stream, fn);
+    gaia_device_put(device);
+    return error;
+}
+
 PUBLIC int gaia_macquire_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream)
 {
     UNCANCELLED;
 
-    return fail(stream_put(addr, length, device, stream, piece_acquire));
+    return fail(put_into_stream(addr, length, device, stream, piece_acquire));
 }
 
 PUBLIC int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream)
@@ -420,7 +436,7 @@ PUBLIC int gaia_mrelease_on(void *addr, size_t length, struct gaia_device *devic
     int error = piece_each(addr, length, device, false, check_writable);
 
     if (error >= 0)
-        error = error == 1 ? stream_put(addr, length, device, stream, piece_release) : -EACCES;
+        error = error == 1 ? put_into_stream(addr, length, device, stream, piece_release) : -EACCES;
     return fail(error);
 }
 
@@ -449,11 +465,12 @@ PUBLIC int gaia_stream_error(struct gaia_device *device)
 {
     UNCANCELLED;
 
-    if (!device || device->owner != process_here())
+    if (!device || !gaia_mapping_hold_device(device))
         return fail(-EINVAL);
     int error = atomic_exchange(&device->stream_error, 0);
     if (!error && device->driver->check && atomic_load(&device->in_stream))
         error = device->driver->check(device);
+    gaia_device_put(device);
     return fail(error);
 }
 
@@ -520,9 +537,10 @@ PUBLIC int gaia_stat(struct gaia_device *device, struct gaia_stat *stat_out)
 
     static_assert(sizeof(struct gaia_stat) <= sizeof(((struct gaia_message *)0)->value),
                   "a reply holds the counters");
-    if (!device || !stat_out || device->owner != process_here())
+    if (!device || !stat_out || !gaia_mapping_hold_device(device))
         return fail(-EINVAL);
     int error = gaia_mapping_each_session(device, stat_session, &walk);
+    gaia_device_put(device);
     if (!error)
         memcpy(stat_out, walk.sum, sizeof *stat_out);
     return fail(error);

@@ -145,8 +145,9 @@ int gaia_device_open(const char *name, struct gaia_device **device_out);
  * were not released stay in the device's copy of the file and reach the file when that copy is evicted,
  * acquired or released. (On a mount with -o shared or node= all of a file is released and collected after its
  * last unmap.) Calls of other threads on ranges that are mapped through it end as they would beside
- * gaia_munmap(). Nobody may begin a call that is given this device by now, nor be inside of gaia_mmap() or
- * gaia_stat() with it. NULL is allowed.
+ * gaia_munmap(). Calls that are given this device later are EINVAL (and this one does nothing), as long as no
+ * other device has been opened, which may come to be at its address; so is a gaia_mmap() that it comes
+ * amidst. NULL is allowed.
  */
 void gaia_device_close(struct gaia_device *device);
 
@@ -175,9 +176,9 @@ void gaia_device_close(struct gaia_device *device);
  * @param offset  in bytes, a multiple of 4096, not negative
  * @return the device pointer, or MAP_FAILED with errno: EACCES (fd not open for prot, or PROT_WRITE and a
  *         mount that can't write to its data directory), EAGAIN (no thread can be had; or threads of the
- *         same user ask the mount for so much that this call was never served), EBADF, EBUSY (-o
- *         shared: another mount of the data directory has the file mapped; node=: one that is no node, or
- *         was and has gone, holds its lock), EINVAL (length, prot, flags or offset; $GAIA_DEMAND_BYTES or
+ *         same user ask the mount for so much that this call was never served), EBADF, EBUSY (-o shared:
+ *         another mount of the data directory has the file mapped; node=: one that is no node, or was and
+ *         has gone, holds its lock), EINVAL (device, length, prot, flags or offset; $GAIA_DEMAND_BYTES or
  *         $GAIA_DEMAND_ARENA_BYTES), EMFILE, ENFILE (no descriptor is left, here or in the daemon; EMFILE
  *         also: the process has 4096 mappings of this mount), ENETUNREACH (the process's network namespace
  *         is not the daemon's, which can't listen there), ENODEV (not a regular file of a gaiafs mount, or
@@ -188,8 +189,8 @@ void gaia_device_close(struct gaia_device *device);
  *         (node=: a file without a file handle), EOVERFLOW (offset + length), EPERM (Linux refuses
  *         userfaultfd to this process, and the device needs it; or the mount's daemon is neither root's nor
  *         of this process's user, or this process is more than its user: it could store to all of its
- *         memory), EUSERS (as many programs as the daemon
- *         takes have something mapped: of one user, of one network namespace, or of all), EIO
+ *         memory), EUSERS (as many programs as the daemon takes have something mapped: of one user, of one
+ *         network namespace, or of all), EIO
  */
 void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset);
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/lock.h"
+#include "base/process.h"
 #include "base/shared_page.h"
 #include "gpu/driver.h"
 #include "gpu/session.h"
@@ -23,6 +24,7 @@ static pthread_mutex_t table_lock =
     LOCK_INITIALIZER(LOCK_TABLE); /* guards the table and mappings' references */
 static struct extent *table;      /* ascending addresses, no overlaps */
 static size_t table_count, table_room;
+static LIST_HEAD(, gaia_device) devices; /* open ones; guarded by that lock, too */
 
 /* Room for `more` further extents. Lock held. */
 static int table_reserve(size_t more)
@@ -66,11 +68,39 @@ static void table_delete(size_t at)
     memmove(&table[at], &table[at + 1], (table_count - at) * sizeof *table);
 }
 
+void gaia_mapping_add_device(struct gaia_device *device)
+{
+    pthread_mutex_lock(&table_lock);
+    LIST_INSERT_HEAD(&devices, device, link);
+    pthread_mutex_unlock(&table_lock);
+}
+
+/* Lock held. */
+static bool is_open(const struct gaia_device *device)
+{
+    const struct gaia_device *open;
+
+    LIST_FOREACH (open, &devices, link)
+        if (open == device)
+            return open->owner == process_here();
+    return false;
+}
+
+bool gaia_mapping_hold_device(struct gaia_device *device)
+{
+    pthread_mutex_lock(&table_lock);
+    bool held = is_open(device);
+    if (held)
+        atomic_fetch_add(&device->references, 1);
+    pthread_mutex_unlock(&table_lock);
+    return held;
+}
+
 int gaia_mapping_insert(struct gaia_mapping *mapping)
 {
     pthread_mutex_lock(&table_lock);
     /* A session that died before this found nothing to kill; one that dies after it will. */
-    int error = mapping->session->dead ? -ENOTCONN : table_reserve(1);
+    int error = mapping->device->closed ? -EINVAL : mapping->session->dead ? -ENOTCONN : table_reserve(1);
     if (!error)
         table_insert(table_at(mapping->address), (struct extent){mapping->address, mapping->length, mapping});
     pthread_mutex_unlock(&table_lock);
@@ -126,12 +156,17 @@ int gaia_mapping_find(void *address, size_t length, const struct gaia_device *de
 {
     uint8_t *at = address, *end = at + length;
     struct gaia_piece *pieces = NULL;
+    const uint64_t here = process_here();
     size_t count = 0;
     int error = 0;
 
     pthread_mutex_lock(&table_lock);
     for (size_t i = table_at(at); at < end && !error; i++) {
         if (i >= table_count || table[i].address > at || (device && table[i].mapping->device != device)) {
+            error = -EINVAL;
+            break;
+        }
+        if (table[i].mapping->device->owner != here) { /* a child that no handler of forks knows of */
             error = -EINVAL;
             break;
         }
@@ -253,10 +288,17 @@ int gaia_mapping_remove(void *address, size_t length)
     return error;
 }
 
-void gaia_mapping_remove_device(const struct gaia_device *device)
+bool gaia_mapping_remove_device(struct gaia_device *device)
 {
+    pthread_mutex_lock(&table_lock);
+    bool open = is_open(device);
+    if (open) {
+        LIST_REMOVE(device, link);
+        device->closed = true;
+    }
+    pthread_mutex_unlock(&table_lock);
     /* One by one, and with nothing to allocate: this can't fail. */
-    for (;;) {
+    while (open) {
         struct gaia_mapping *gone = NULL;
         pthread_mutex_lock(&table_lock);
         for (size_t i = table_count; i > 0 && !gone; i--)
@@ -264,9 +306,10 @@ void gaia_mapping_remove_device(const struct gaia_device *device)
                 gone = take_out(i - 1);
         pthread_mutex_unlock(&table_lock);
         if (!gone)
-            return;
+            break;
         gaia_mapping_put(gone);
     }
+    return open;
 }
 
 int gaia_mapping_each_session(const struct gaia_device *device,
@@ -337,6 +380,7 @@ void gaia_mapping_after_fork(bool child)
     if (child) {
         table_count = 0;
         LIST_INIT(&collecting);
+        LIST_INIT(&devices);
         lock_init(&table_lock, LOCK_TABLE);
     } else {
         pthread_mutex_unlock(&table_lock);

@@ -59,8 +59,14 @@ struct gaia_piece {
     void *address;
 };
 
-/* Enter a mapping as one extent; takes over the caller's reference. 0, -ENOMEM or -ENOTCONN (its session is
- * dead). */
+/* The devices that this process has open: what a program has closed is not looked into. hold: another
+ * reference; false: it is none of them. remove: false: likewise; else everything of it is unmapped. */
+void gaia_mapping_add_device(struct gaia_device *device);
+bool gaia_mapping_hold_device(struct gaia_device *device);
+bool gaia_mapping_remove_device(struct gaia_device *device);
+
+/* Enter a mapping as one extent; takes over the caller's reference. 0, -ENOMEM, -ENOTCONN (its session is
+ * dead) or -EINVAL (its device is closed). */
 int gaia_mapping_insert(struct gaia_mapping *mapping);
 void gaia_mapping_put(struct gaia_mapping *mapping);
 
@@ -75,8 +81,6 @@ void gaia_mapping_refresh(struct gaia_mapping *mapping);
 
 /* Unmap what lies in the range. 0 or -ENOMEM. */
 int gaia_mapping_remove(void *address, size_t length);
-/* Unmap everything of a device. */
-void gaia_mapping_remove_device(const struct gaia_device *device);
 
 /* Call fn once for each session in which something is mapped through the device; a reference is held. The
  * first error, -ENOTCONN (nothing is mapped) or -ENOMEM. */
