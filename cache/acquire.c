@@ -112,6 +112,8 @@ static int acquire_alone(struct replica *replica, uint64_t first, uint64_t count
         error = tail_wipe(replica);
     if (!error && passed_is_compared(file))
         error = passed_compare(replica, first, count);
+    else if (!error && file->elsewhere) /* stores through mappings move no times but the first */
+        file_all_modified(file);
     *changes_out = atomic_load(&replica->state->changes);
     if (!error)
         error = take_suspects(replica, first, count, &list, &n);

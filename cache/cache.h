@@ -136,6 +136,7 @@ struct cache_passed {
     bool passed;     /* in passthrough: nobody hears of their reads and writes; */
     bool written;    /* and for writing; */
     bool direct;     /* and for direct I/O */
+    bool elsewhere;  /* programs of other mounts of the directory may have it so */
     uint64_t number; /* of news: what is told after a higher one is old */
 };
 /* [FUSE] How CPUs have the file open from now on: passed, the kernel reads, writes and maps the backing file

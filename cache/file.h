@@ -55,7 +55,8 @@ struct cache_file {
         ctime; /* of the backing file after our last change: another value means that somebody else wrote */
     uint64_t behind;  /* changes behind the mount that were found: the kernel may hold older pages */
     uint64_t dropped; /* so many there were when it was last made to drop them */
-    bool passed, written, direct;  /* how CPUs have it open: cache_file_pass() */
+    bool passed, written, direct;  /* how CPUs have it open: cache_file_pass(); */
+    bool elsewhere;                /* and may have it open, by another mount */
     uint64_t pass_number;          /* of that news */
     bool discarded;                /* nobody can reach it but its clients: with its last use it is emptied */
     enum file_announced announced; /* to agents, and by what name */

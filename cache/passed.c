@@ -27,6 +27,7 @@ void cache_file_pass(struct cache_file *file, const struct cache_passed *how)
     }
     file->pass_number = how->number;
     file->direct = how->direct;
+    file->elsewhere = how->elsewhere;
     if (file->passed != how->passed || file->written != how->written) {
         if (passed_is_compared(file) && !how->passed) { /* the last look at what CPUs did unseen */
             if (!fstat(file->fd, &st)) {

@@ -182,14 +182,19 @@ static void note_refusal(struct fs *fs, const struct inode *inode, int error)
 
 /* How the file is open, if the cache does not know it, or somebody is telling it something. The lock is held.
  */
-static bool is_news(struct passthrough *state, struct cache_passed *now_out)
+static bool is_news(const struct fs *fs, struct passthrough *state, struct cache_passed *now_out)
 {
     const struct cache_passed *told = &state->told;
+    bool elsewhere =
+        fs->passes && fs->options.cache.shared; /* they are mounted as this is, as far as known */
 
-    *now_out =
-        (struct cache_passed){.passed = state->passed, .written = state->written, .direct = state->direct};
+    *now_out = (struct cache_passed){.passed = state->passed,
+                                     .written = state->written || (state->passed && elsewhere),
+                                     .direct = state->direct,
+                                     .elsewhere = elsewhere};
     if (now_out->passed == told->passed && now_out->written == told->written &&
-        now_out->direct == told->direct && told->number == state->number)
+        now_out->direct == told->direct && now_out->elsewhere == told->elsewhere &&
+        told->number == state->number)
         return false;
     now_out->number = ++state->number;
     return true;
@@ -243,7 +248,7 @@ int passthrough_open(struct fs *fs, struct handle *handle, pid_t opener, struct 
         state->written |= writable;
         state->direct |= !!(handle->flags & O_DIRECT);
     }
-    bool news = file && rc == 0 && is_news(state, &now);
+    bool news = file && rc == 0 && is_news(fs, state, &now);
     pthread_mutex_unlock(&fs->passthrough_lock);
     if (news)
         tell_cache(fs, state, file, &now);
@@ -277,7 +282,7 @@ void passthrough_track(struct fs *fs, struct inode *inode, struct cache_file *fi
 
     pthread_mutex_lock(&fs->passthrough_lock);
     /* A new file knows that it is not passed. Nobody has its lock. */
-    if (is_news(&content->passthrough, &now)) {
+    if (is_news(fs, &content->passthrough, &now)) {
         cache_file_pass(file, &now);
         content->passthrough.told = now;
     }

@@ -365,6 +365,30 @@ def test_a_write_through_another_mount_beside_a_collect(mount, workdir, monkeypa
     assert read_file(path_in(b)) == bytes(expected)
 
 
+@pytest.mark.parametrize("passthrough", ["off", "all"])
+def test_an_acquire_sees_what_is_stored_through_a_mapping_of_another_mount(mount, workdir, agents, devices, passthrough):
+    """And synced. Where the kernel has it in the file's own pages, their times do not move with each store."""
+    data = os.path.join(workdir, "shared")
+    os.mkdir(data)
+    a, b = (mount(f"shared,timeout=0,passthrough={passthrough}", data=data) for _ in range(2))
+    write_file(os.path.join(data, "f"), bytes(4 * PAGE))  # nobody of the one that acquires has it open for writing
+    cpu = agents()
+    cpu.do("import mmap\nfd = os.open(path, os.O_RDWR)\nmap = mmap.mmap(fd, 4 * 4096)\nmap[0] = 0", path=path_in(b))
+    opened = Opened(devices(), path_in(a), prot=gaia.PROT_READ)
+    for turn in range(1, 10):
+        cpu.do("map[7] = 99\nmap.flush()")
+        opened.map.acquire()
+        assert opened.map[7] == 99
+        cpu.do("map[7] = 100")
+        opened.map.acquire()
+        opened.map[7]  # where that is seen, its page is on the device
+        cpu.do("map[7] = turn\nmap.flush()", turn=turn)
+        opened.map.acquire()
+        assert opened.map[7] == turn
+    opened.close()
+    cpu.end()
+
+
 @pytest.mark.parametrize("who", ["another mount", "behind the mount"])
 def test_reads_beside_an_older_copy_on_a_device(mount, workdir, devices, who):
     """What others have written is not in the host's memory any more; a device that has not acquired it is no source of it."""
