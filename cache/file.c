@@ -470,6 +470,8 @@ void file_resized(struct cache_file *file, off_t size)
     kernels_resized(file);
     if (size < old) {
         file->truncations++;
+        SLIST_FOREACH (replica, &file->replicas, link)
+            replica_cut(replica, (uint64_t)size);
         index_each(&file->index, shrink_leaf, &(struct shrink){file, file_pages(size)});
     }
     tail_clear(file, end, when);

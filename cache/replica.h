@@ -109,6 +109,10 @@ void replica_suspect(struct leaf_copy *copy);
 /* A page left the replica, or may be out of date: an acquire must come to the daemon. */
 void replica_changed(struct replica *replica);
 
+/* The file has become shorter: clients that have bytes of it above the device's copy (gpu/demand_map.h) are
+ * to know where it ended, however long it is when they give them back. */
+void replica_cut(struct replica *replica, uint64_t size);
+
 /* So many more reasons for a release to come to the daemon though nothing may be stored; less than 0: fewer.
  */
 void replica_owes(struct replica *replica, int more);

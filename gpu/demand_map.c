@@ -226,6 +226,7 @@ static int open_server(struct demand_map *map)
     const struct gaia_demand *d = &map->demand;
 
     map->server = (struct demand_server){.home = map->asked.home,
+                                         .state = map->asked.state,
                                          .length = map->asked.length,
                                          .fd = map->asked.fd,
                                          .offset = map->asked.offset,

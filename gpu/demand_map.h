@@ -18,10 +18,12 @@
 #include "gpu/demand.h"
 
 struct demand_map;
+struct gaia_shared_state;
 
 struct demand_map_request {
     const struct cuda_device *cuda;
     uint8_t *home; /* the soft mapping */
+    const struct gaia_shared_state *state;
     size_t length; /* whole pages */
     size_t bytes;  /* of them, what the program has asked for */
     int fd;        /* of the file, and where in it the mapping begins */

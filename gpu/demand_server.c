@@ -13,6 +13,7 @@
 
 #include "base/process.h"
 #include "gpu/touch.h"
+#include "io/protocol.h"
 
 #define PAGE 4096u
 #define NO_UNIT UINT32_MAX
@@ -94,6 +95,23 @@ static int find_end(const struct demand_server *server, uint64_t *end_out)
     return 0;
 }
 
+/* Where in the mapping the file ended at the least, by all cuts since there were so many. What they have cut
+ * off is no part of the file, however long it is now. (A file whose home is another node tells of none.) */
+static uint64_t cut_since(const struct demand_server *server, uint64_t seen)
+{
+    const struct gaia_shared_state *state = server->state;
+    uint64_t cuts = atomic_load(&state->cuts), end = UINT64_MAX;
+
+    for (uint64_t i = seen; i != cuts && i - seen < GAIA_CUTS_KEPT; i++) {
+        uint64_t one = atomic_load(&state->cut_ends[i % GAIA_CUTS_KEPT]);
+        end = one < end ? one : end;
+    }
+    if (atomic_load(&state->cuts) - seen > GAIA_CUTS_KEPT) /* not all of them are there any more */
+        end = atomic_load(&state->cut_most);
+    uint64_t offset = (uint64_t)server->offset;
+    return end == UINT64_MAX ? end : end > offset ? end - offset : 0;
+}
+
 /* Of a unit, the bytes before the end. */
 static size_t bytes_before(const struct demand_server *server, uint32_t unit, uint64_t end)
 {
@@ -152,7 +170,8 @@ static int read_pages(const struct service *service, size_t *bytes)
     while (at < *bytes && !touch_copy(twin_of(service) + at, home_of(service) + at, PAGE))
         at += PAGE;
     if (at < *bytes &&
-        (find_end(server, &end) || from + at < (end < server->acquired_end ? end : server->acquired_end)))
+        (find_end(server, &end) || from + at < (end < server->acquired_end ? end : server->acquired_end)) &&
+        from + at < cut_since(server, server->twin_cuts[service->asked.unit]))
         return -EIO;
     *bytes = at;
     return 0;
@@ -166,6 +185,7 @@ static int read_home(const struct service *service)
     uint8_t *twin = twin_of(service);
     uint64_t end;
 
+    server->twin_cuts[unit] = atomic_load(&server->state->cuts); /* first: what is cut from now on is found */
     int error = find_end(server, &end);
     if (error)
         return error;
@@ -177,19 +197,41 @@ static int read_home(const struct service *service)
     return error;
 }
 
+/* Of a unit, what was granted and has been the file's all the time since then. */
+static size_t leave_out_cuts(const struct service *service)
+{
+    struct demand_server *server = service->server;
+    uint32_t unit = service->asked.unit;
+    uint64_t cuts = atomic_load(&server->state->cuts);
+    size_t left = bytes_before(server, unit, cut_since(server, server->twin_cuts[unit]));
+
+    if (left < server->twin_end[unit])
+        server->twin_end[unit] = (uint32_t)left;
+    server->twin_cuts[unit] = cuts;
+    return server->twin_end[unit];
+}
+
 /* Store the bytes that differ from the twin, and no others, to the soft mapping. What was past the end of the
- * file when the unit was granted is so still, whatever the file has there by now. */
+ * file when the unit was granted, or was at any time since, is so still, whatever the file has there by now.
+ * What was cut off just now can't be touched, but need not be. */
 static int store_home(const struct service *service, const uint8_t *bytes)
 {
     const struct demand_server *server = service->server;
     uint32_t unit = service->asked.unit;
+    size_t n = SIZE_MAX, before;
     uint64_t end;
+    int error;
 
-    int error = find_end(server, &end);
-    if (error)
-        return error;
-    size_t n = readable(server, unit, end), granted = server->twin_end[unit];
-    return touch_store_changed(home_of(service), bytes, twin_of(service), n < granted ? n : granted);
+    do {
+        before = n;
+        error = find_end(server, &end);
+        if (error)
+            return error;
+        size_t is_file = readable(server, unit, end), granted = leave_out_cuts(service);
+        n = is_file < granted ? is_file : granted;
+        error = n < before ? touch_store_changed(home_of(service), bytes, twin_of(service), n) : -EIO;
+    } while (error && n < before);
+    return error;
 }
 
 /* ---- the arena: the lock is held ---- */
@@ -472,6 +514,7 @@ static void free_tables(struct demand_server *server)
         munmap(server->twins, twin_bytes(server));
     free(server->twin_grant);
     free(server->twin_end);
+    free(server->twin_cuts);
     free(server->arena_unit);
     free(server->arena_free);
 }
@@ -493,10 +536,11 @@ static int make_tables(struct demand_server *server)
     server->twins = twins == MAP_FAILED ? NULL : twins;
     server->twin_grant = calloc(host->units, sizeof *server->twin_grant);
     server->twin_end = calloc(host->units, sizeof *server->twin_end);
+    server->twin_cuts = calloc(host->units, sizeof *server->twin_cuts);
     server->arena_unit = malloc(host->arena_slots * sizeof *server->arena_unit);
     server->arena_free = malloc(host->arena_slots * sizeof *server->arena_free);
-    if (!server->twins || !server->twin_grant || !server->twin_end || !server->arena_unit ||
-        !server->arena_free)
+    if (!server->twins || !server->twin_grant || !server->twin_end || !server->twin_cuts ||
+        !server->arena_unit || !server->arena_free)
         return -ENOMEM;
     note_end(server);
     memset(server->arena_unit, 0xff, host->arena_slots * sizeof *server->arena_unit);

@@ -24,9 +24,10 @@
 
 struct demand_server {
     /* Constant once it is started, and the caller's to fill in. */
-    uint8_t *home; /* the soft mapping */
-    size_t length; /* whole pages */
-    int fd;        /* of the file, and where in it the mapping begins */
+    uint8_t *home;                         /* the soft mapping */
+    const struct gaia_shared_state *state; /* and what its daemon says of it */
+    size_t length;                         /* whole pages */
+    int fd;                                /* of the file, and where in it the mapping begins */
     off_t offset;
     bool writable;
 
@@ -42,7 +43,8 @@ struct demand_server {
     uint8_t *twins;         /* address space for the mapping, where it can be stored to; and a unit for each
                              * thread */
     uint32_t *twin_grant;   /* of each unit: the grant that its twin is of; 0: none */
-    uint32_t *twin_end;     /* and how many of its bytes were the file's then; of who answers for it */
+    uint32_t *twin_end;     /* and how many of its bytes are the file's since then; of who answers for it */
+    uint64_t *twin_cuts;    /* up to which cut of the file (state->cuts) that is so; the same */
     _Atomic uint64_t acquired_end; /* where in the mapping the file ended at the last acquire that found it
                                     * changed */
     uint32_t *arena_unit;          /* of each slot; none: it is free, or being written */

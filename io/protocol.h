@@ -94,6 +94,8 @@ static_assert(sizeof(struct gaia_message) == 256, "messages have one size");
 
 /* A page of memory for each replica (a file on a device), read only for clients: what lets acquire and
  * release return without a message when there is nothing to do. */
+#define GAIA_CUTS_KEPT 256u
+
 struct gaia_shared_state {
     _Atomic uint64_t
         stored; /* pages with stores that a release would have to look at, and releases under way */
@@ -107,6 +109,10 @@ struct gaia_shared_state {
                                  which nobody knows what they were granted with, a file that was given up */
     _Atomic uint64_t crossed; /* counts pages that the kernel has written back while the replica had stores to
                                  them that were not released: CPUs store to them through mappings */
+    _Atomic uint64_t cuts;    /* counts how often the file has become shorter: for who has bytes elsewhere */
+    _Atomic uint64_t cut_most;                 /* the shortest that it became, if it ever did */
+    _Atomic uint64_t cut_ends[GAIA_CUTS_KEPT]; /* and with each of the last cuts, by its number */
 };
+static_assert(sizeof(struct gaia_shared_state) <= 4096, "it is a page");
 
 #endif

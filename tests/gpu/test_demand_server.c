@@ -27,6 +27,7 @@
 #include "base/clock.h"
 #include "gpu/demand_server.h"
 #include "gpu/touch.h"
+#include "io/protocol.h"
 #include "gpu/uffd.h"
 
 #define UNIT 4096u
@@ -47,6 +48,7 @@
 
 struct world {
     struct demand_server server;
+    struct gaia_shared_state state;
     struct gaia_demand_request requests[SLOTS];
     struct gaia_demand_answer answers[SLOTS];
     uint64_t arena_state[UNITS];
@@ -159,6 +161,7 @@ static struct world *make_world(uint32_t arena_slots, bool writable, bool holds)
         for (uint32_t unit = 0; unit < UNITS; unit++)
             fill(world->home + (size_t)unit * UNIT, unit);
     world->server = (struct demand_server){.home = world->home,
+                                           .state = &world->state,
                                            .length = (size_t)UNITS * UNIT,
                                            .fd = fd,
                                            .writable = writable,
@@ -535,6 +538,47 @@ static void test_the_end_of_the_file(void **state)
     end_world(world);
 }
 
+/* As the daemon does. */
+static void cut(struct world *world, uint64_t end)
+{
+    struct gaia_shared_state *shared = &world->state;
+
+    shared->cut_ends[shared->cuts % GAIA_CUTS_KEPT] = end;
+    if (!shared->cuts || end < shared->cut_most)
+        shared->cut_most = end;
+    shared->cuts++;
+}
+
+/* What was cut off since a unit was granted is no part of the file any more, however long that is, and
+ * however often it was cut since. */
+static void test_what_was_cut_off(void **state)
+{
+    struct world *world = make_world(4, true, false);
+    uint8_t frame[UNIT];
+    uint32_t grant;
+
+    (void)state;
+    for (unsigned cuts = 1; cuts < 3 * GAIA_CUTS_KEPT; cuts += cuts < 3 ? 1 : GAIA_CUTS_KEPT / 2 - 1) {
+        uint8_t *home = world->home + 5 * UNIT;
+        cut(world, 5 * UNIT); /* before the grant: it says nothing of it */
+        demand_server_forget(&world->server, 0, UNITS);
+        grant = bring(world, 5, frame);
+        memset(home, 0, UNIT);
+        memset(frame, (int)(cuts % 7) + 1, UNIT);
+        for (unsigned i = 0; i < cuts; i++)
+            cut(world, i == cuts / 2 ? 5 * UNIT + 100 : (uint64_t)UNITS * UNIT - 1);
+        assert_int_equal(await(world, ask(world, GAIA_DEMAND_GIVE, 5, grant, frame), NULL, &grant), 0);
+        assert_int_equal(home[99], cuts > GAIA_CUTS_KEPT ? 0 : frame[99]);
+        assert_int_equal(home[100], 0);
+        memset(frame, 9, UNIT);
+        assert_int_equal(await(world, ask(world, GAIA_DEMAND_GIVE, 5, grant, frame), NULL, &grant), 0);
+        assert_int_equal(home[99], cuts > GAIA_CUTS_KEPT ? 0 : 9);
+        assert_int_equal(home[100], 0);
+        fill(home, 5);
+    }
+    end_world(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -546,6 +590,7 @@ int main(void)
         cmocka_unit_test(test_bytes_of_many_threads),
         cmocka_unit_test(test_what_is_refused),
         cmocka_unit_test(test_the_end_of_the_file),
+        cmocka_unit_test(test_what_was_cut_off),
         cmocka_unit_test(test_an_arena_that_a_kernel_wrote_over),
     };
 

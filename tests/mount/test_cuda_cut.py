@@ -134,3 +134,19 @@ def test_a_moment_without_memory_elsewhere(gpu):
     os.truncate(path, PAGE + 104)
     assert gpu.failed()
     assert one("map[:]") == SECRET * ((PAGE + 104) // len(SECRET)) + bytes((PAGES - 1) * PAGE - 104)
+
+
+@only_here
+def test_what_can_not_be_wiped_is_not_collected(gpu):
+    """A page that was released and cut, and the file grows again: who reads it is told."""
+    m = gpu.mount()
+    path = make_secret(m)
+    one = gpu.program(path)
+    one.do("map[PAGE] = 7\nmap.release()")
+    gpu.fail("cuMemsetD8Async", 0, 999)
+    os.truncate(path, PAGE + 104)
+    os.truncate(path, 2 * PAGE)
+    with pytest.raises(OSError):
+        read_file(path)
+    gpu.heal()
+    assert read_file(path) == SECRET * (PAGE // len(SECRET)) + b"\7" + (SECRET * 13)[1:] + bytes(PAGE - 104)

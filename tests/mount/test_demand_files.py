@@ -4,13 +4,14 @@ GPU is a stand-in, as in test_cuda_demand.py."""
 import ctypes
 import errno
 import os
+import threading
 import time
 
 import pytest
 
 import gaia
 from files import make
-from helpers import PAGE, agents, read_file, stand_still, write_at  # noqa: F401
+from helpers import PAGE, ROWS, agents, daemon_with_faults, read_file, stand_still, write_at  # noqa: F401
 from passing import passing  # noqa: F401
 from test_cuda_demand import MIB, UNIT, programs  # noqa: F401
 from test_disks import fill, small  # noqa: F401
@@ -148,3 +149,48 @@ def test_parameters_of_no_mapping(address):
     there = ctypes.c_void_p()
     assert gaia.lib.gaia_demand_parameters(ctypes.c_void_p(address), ctypes.create_string_buffer(4096), ctypes.byref(there)) == -1
     assert ctypes.get_errno() == errno.EINVAL
+
+
+def test_stores_behind_a_cut_before_it_grows_again(mount, programs):  # noqa: F811
+    """They are lost, in the page of the cut and behind it; what was stored before it is not, and no call fails."""
+    m = mount("passthrough=off")
+    path = make(m, b"x" * 2 * UNIT)
+    program = programs(path)
+    for round in range(2):
+        for at, data in (50, b"mine"), (200, b"lost"), (5 * PAGE, b"lost"), (UNIT + 5 * PAGE, b"lost"):
+            program.store(at, data)
+        os.truncate(path, 100)
+        write_at(path, b"y" * (2 * UNIT - 100), 100)
+        program.do("release" if round else "acquire")
+        assert read_file(path) == b"x" * 50 + b"mine" + b"x" * 46 + b"y" * (2 * UNIT - 100)
+        program.do("acquire")
+        program.store(2 * UNIT - 4, b"kept")
+        program.do("release")
+        assert read_file(path)[100:] == b"y" * (2 * UNIT - 104) + b"kept"
+
+
+def test_a_release_while_a_file_is_cut(mount, programs, workdir, monkeypatch):  # noqa: F811
+    """The device has lost the pages, and the file is not shorter yet for who asks: what a kernel has stored there need not be
+    touched."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("passthrough=off", env=env)
+    path = make(m, b"x" * 2 * UNIT)
+    program = programs(path)
+    for number in range(1, 8):  # one of them is made for the answer
+        program.store(50, b"%04d" % number)
+        program.store(UNIT + 5 * PAGE, b"lost")
+        plan.arm_wait(ROWS.index("fstat64"), 200, number, 0)
+        cut = threading.Thread(target=os.truncate, args=(path, 100))
+        cut.start()
+        while not plan.landed and cut.is_alive():
+            time.sleep(0.01)
+        program.do("release")
+        plan.row = -1
+        cut.join()
+        assert read_file(path) == b"x" * 50 + b"%04d" % number + b"x" * 46
+        os.truncate(path, 2 * UNIT)
+        program.do("acquire")
+        os.truncate(path, 100)
+        os.truncate(path, 2 * UNIT)
+        write_at(path, b"x" * (2 * UNIT - 100), 100)
+        program.do("acquire")
