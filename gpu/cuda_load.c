@@ -121,13 +121,24 @@ static int open_driver(bool *is_there_out)
     return error ? error : start_driver();
 }
 
+/* A driver opens several at a time, and other threads close some: whoever just misses one may find one now.
+ */
+#define DESCRIPTORS_SPARE 8
+
 int cuda_lacks_descriptors(void)
 {
-    int fd = eventfd(0, EFD_CLOEXEC);
+    int fds[DESCRIPTORS_SPARE], count = 0, error = 0;
 
-    if (fd >= 0)
-        close(fd);
-    return fd < 0 && (errno == EMFILE || errno == ENFILE) ? -errno : 0;
+    while (count < DESCRIPTORS_SPARE && !error) {
+        fds[count] = eventfd(0, EFD_CLOEXEC);
+        if (fds[count] < 0)
+            error = errno;
+        else
+            count++;
+    }
+    while (count > 0)
+        close(fds[--count]);
+    return error == EMFILE || error == ENFILE ? -error : 0;
 }
 
 static int recall(char why_out[CUDA_WHY_SIZE])

@@ -20,8 +20,8 @@
  * with; -ECHILD: it was started in the process that forked this one, where alone it works. */
 int cuda_load(const struct cuda_api **api_out, char why_out[CUDA_WHY_SIZE]);
 
-/* Whether no descriptor is left, 0, -EMFILE or -ENFILE: for who was refused what takes one, of which the
- * driver has no word. */
+/* Whether next to no descriptor is left, 0, -EMFILE or -ENFILE: for who was refused what takes one, of which
+ * the driver has no word. */
 int cuda_lacks_descriptors(void);
 
 /* The driver's name of an error, for messages: a static string. */

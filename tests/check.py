@@ -121,7 +121,7 @@ def run_pytest(args, env, tests):
     # The name of its file's module is all that the report has of where a test is; whose teardown failed, too, is there twice.
     ran, failed = set(), {}
     for case in cases:
-        name = f"{os.path.join(args.folder, case.get('classname').split('.')[-1])}.py::{case.get('name')}"
+        name = f"{os.path.join(args.folder, (case.get('classname') or '').split('.')[-1])}.py::{case.get('name')}"
         ran.add(name)
         if case.find("failure") is not None or case.find("error") is not None:
             failed[name] = failed.get(name, "") + "".join(case.itertext())
