@@ -365,7 +365,7 @@ def test_a_write_through_another_mount_beside_a_collect(mount, workdir, monkeypa
     assert read_file(path_in(b)) == bytes(expected)
 
 
-@pytest.mark.parametrize("passthrough", ["off", "all"])
+@pytest.mark.parametrize("passthrough", ["off", "on", "all"])
 def test_an_acquire_sees_what_is_stored_through_a_mapping_of_another_mount(mount, workdir, agents, devices, passthrough):
     """And synced. Where the kernel has it in the file's own pages, their times do not move with each store."""
     data = os.path.join(workdir, "shared")
