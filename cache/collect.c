@@ -171,12 +171,6 @@ static int take(struct collect *c, unsigned first, unsigned length)
     return error;
 }
 
-/* Of a file that others change without a word to us: only what devices have stored. */
-static bool writes_runs(const struct cache_file *file)
-{
-    return file->passed || claim_is_shared(file);
-}
-
 /* What another mount has cut off is not to come back, though nobody has told us yet. */
 static off_t end_now(const struct cache_file *file)
 {
@@ -253,7 +247,7 @@ static int write_changed(struct collect *c)
     if (error)
         return error;
     bool unchanged = file_unchanged(c->file);
-    if (writes_runs(c->file)) {
+    if (passed_is_unheard(c->file)) {
         error = write_runs(c);
         changed = 0;
     }

@@ -49,7 +49,7 @@ void passed_look_at_size(struct cache_file *file)
 {
     struct stat st;
 
-    if (file->passed && !fstat(file->fd, &st))
+    if (passed_is_unheard(file) && !fstat(file->fd, &st))
         file_resized(file, st.st_size);
 }
 

@@ -28,8 +28,15 @@ static inline bool passed_is_compared(const struct cache_file *file)
     return file->passed && file->written;
 }
 
-/* A write() of a CPU may have made the file longer, and nobody has heard of it: what a device stores there is
- * a store. Nothing to do for a file that is not passed through. The lock is held. */
+/* Whether bytes and the end of the file change without a word to us: in passthrough, or by other mounts. The
+ * lock is held. */
+static inline bool passed_is_unheard(const struct cache_file *file)
+{
+    return file->passed || claim_is_shared(file);
+}
+
+/* A write() of a CPU may have made such a file longer: what a device stores there is a store. The lock is
+ * held. */
 void passed_look_at_size(struct cache_file *file);
 
 /* Find the pages of [first, first + count) that CPUs have changed. The lock is held; it is let go in between.

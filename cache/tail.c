@@ -5,12 +5,13 @@
 #include <string.h>
 
 #include "cache/internal.h"
+#include "cache/passed.h"
 #include "cache/scan.h"
 
-/* Whether a copy's page is left as it is. Growth of a file in passthrough is seen late: what differs from a
- * twin, whose tail is zeros, may have been stored after it; and so may what differs in a page that was
- * cleared before the growth. (On a device that scans every page has a twin then, and what is stored past the
- * end before an acquire is lost: gaia.h.) */
+/* Whether a copy's page is left as it is. Growth in passthrough, or by another mount, is seen late: what
+ * differs from a twin, whose tail is zeros, may have been stored after it; and so may what differs in a page
+ * that was cleared before the growth. (On a device that scans every page has a twin then, and what is stored
+ * past the end before an acquire is lost: gaia.h.) */
 static bool keeps_tail(const struct leaf_copy *copy, uint64_t page, enum tail when)
 {
     bool scans = copy->replica->scans;
@@ -23,7 +24,7 @@ static bool keeps_tail(const struct leaf_copy *copy, uint64_t page, enum tail wh
     case TAIL_GROWS:
         return scans;
     case TAIL_GROWN:
-        return copy->replica->file->passed && !scans && copy->twin & page_bit(page);
+        return passed_is_unheard(copy->replica->file) && !scans && copy->twin & page_bit(page);
     case TAIL_GROWN_REST:
         return !scans;
     }

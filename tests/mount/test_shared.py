@@ -425,6 +425,29 @@ def test_programs_of_other_mounts_see_what_was_released(mount, workdir, devices,
     opened.close()
 
 
+@pytest.mark.traps
+@pytest.mark.parametrize("call", ["release", "acquire", "sync"])
+def test_a_store_where_another_mount_has_made_the_file_longer(two, devices, call):
+    """It is a store, though the device has not acquired the new end."""
+    a, b = two
+    write_file(path_in(a), b"a" * (PAGE + 100))
+    opened = Opened(devices(), path_in(a), length=2 * PAGE)
+    opened.map[0], opened.map[PAGE] = ord("a"), ord("b")
+    opened.map.release()
+    with open(path_in(b), "ab", buffering=0) as file:
+        file.write(b"w" * 200)
+    opened.map[PAGE + 150] = ord("d")
+    opened.map.release(0, 2 * PAGE)
+    getattr(opened.map, call)()
+    wanted = bytearray(b"a" * (PAGE + 100) + b"w" * 200)
+    wanted[PAGE], wanted[PAGE + 150] = ord("b"), ord("d")
+    assert read_file(path_in(b)) == bytes(wanted)
+    opened.map.acquire()
+    assert opened.map[:PAGE + 300] == bytes(wanted)
+    opened.close()
+    assert read_file(path_in(b)) == bytes(wanted)
+
+
 @pytest.mark.parametrize("call", ["release", "acquire", "sync"])
 def test_what_another_mount_has_cut_off_stays_so(two, devices, call):
     """Whatever brings what a device has stored to the data directory, and before the last map has gone."""
