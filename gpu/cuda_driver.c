@@ -174,9 +174,10 @@ static void cuda_unmap(struct gaia_mapping *mapping)
 }
 
 /* Chunks can't be unmapped in part: kernels that touch a part that is gone see what they saw. */
-static void cuda_block(struct gaia_mapping *mapping, void *address, size_t length)
+static int cuda_block(struct gaia_mapping *mapping, void *address, size_t length)
 {
     (void)mapping, (void)address, (void)length;
+    return 0;
 }
 
 /* The memory is this process's as long as it maps it; nothing makes a touch fail. */
@@ -323,9 +324,10 @@ static int demand_forget(struct gaia_mapping *mapping, uint64_t offset, uint64_t
 
 /* Units may lie in both parts, and what the GPU has of the part that is gone is given back yet: the pages
  * stay for the thread that does so. */
-static void demand_block(struct gaia_mapping *mapping, void *address, size_t length)
+static int demand_block(struct gaia_mapping *mapping, void *address, size_t length)
 {
     (void)mapping, (void)address, (void)length;
+    return 0;
 }
 
 static void demand_kill(struct gaia_mapping *mapping, void *address, size_t length)

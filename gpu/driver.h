@@ -24,8 +24,9 @@ struct gaia_driver {
     /* Unmap for good; touches that wait for the daemon end. What the program has put in place of blocked
      * parts stays. */
     void (*unmap)(struct gaia_mapping *mapping);
-    /* Nobody uses a part of the mapping any more, whose addresses stay taken. */
-    void (*block)(struct gaia_mapping *mapping, void *address, size_t length);
+    /* Nobody uses a part of the mapping any more, whose addresses stay taken. 0, or -ENOMEM: all is as it
+     * was. */
+    int (*block)(struct gaia_mapping *mapping, void *address, size_t length);
     /* The daemon is gone: touches of a part fail from now on, where the device can make them. */
     void (*kill)(struct gaia_mapping *mapping, void *address, size_t length);
     /* Touches of a part that were refused are tried again. NULL: none are. */

@@ -209,7 +209,8 @@ void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, 
  * on its way when it returns.
  *
  * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, or a range that wraps),
- *         ENOMEM (a part of a mapping is unmapped: what is left is two)
+ *         ENOMEM (a part of a mapping is unmapped: what is left is two; or the process has as many areas of
+ *         memory as it may, vm.max_map_count). After ENOMEM a part of the range may be unmapped
  */
 int gaia_munmap(void *addr, size_t length);
 

@@ -203,27 +203,33 @@ void gaia_pieces_free(struct gaia_piece *pieces, size_t count)
     free(pieces);
 }
 
-/* Lock held. */
-static void block(struct gaia_mapping *mapping, void *address, size_t length)
+/* 0, or -ENOMEM: nothing has changed. Lock held. */
+static int block(struct gaia_mapping *mapping, void *address, size_t length)
 {
     static unsigned cuts;
+    bool is_first = !mapping->cut;
 
-    if (!mapping->cut)
+    if (is_first)
         mapping->cut = cuts++ % 0x7fff + 1;
-    mapping->driver->block(mapping, address, length);
+    int error = mapping->driver->block(mapping, address, length);
+    if (error && is_first)
+        mapping->cut = 0;
+    return error;
 }
 
 /* Cut [address, end) out of extent i: what is left of it may be two extents. The addresses stay blocked until
- * the whole mapping is gone, because the daemon may touch its pages until then. Lock held; there is room for
- * one extent. */
-static void cut(size_t i, uint8_t *address, uint8_t *end)
+ * the whole mapping is gone, because the daemon may touch its pages until then. 0 or -ENOMEM. Lock held;
+ * there is room for one extent. */
+static int cut(size_t i, uint8_t *address, uint8_t *end)
 {
     struct extent *extent = &table[i];
     uint8_t *extent_end = extent->address + extent->length;
     uint8_t *from = address > extent->address ? address : extent->address;
     uint8_t *to = end < extent_end ? end : extent_end;
 
-    block(extent->mapping, from, (size_t)(to - from));
+    int error = block(extent->mapping, from, (size_t)(to - from));
+    if (error)
+        return error;
     if (from > extent->address && to < extent_end) {
         extent->length = (size_t)(from - extent->address);
         extent->mapping->references++;
@@ -234,16 +240,26 @@ static void cut(size_t i, uint8_t *address, uint8_t *end)
         extent->length = (size_t)(extent_end - to);
         extent->address = to;
     }
+    return 0;
 }
 
-/* Take extent i out of the table, whole. Its mapping, for the caller to put. Lock held. */
-static struct gaia_mapping *take_out(size_t i)
+/* Nobody is to use extent i any more, which is about to be taken out of the table, whole. 0 or -ENOMEM. Lock
+ * held. */
+static int close_off(size_t i)
 {
     const struct extent *extent = &table[i];
     struct gaia_mapping *mapping = extent->mapping;
 
-    if (mapping->references > 1 || extent->length != mapping->length)
-        block(mapping, extent->address, extent->length);
+    return mapping->references > 1 || extent->length != mapping->length
+               ? block(mapping, extent->address, extent->length)
+               : 0;
+}
+
+/* Its mapping, for the caller to put. Lock held. */
+static struct gaia_mapping *take_out(size_t i)
+{
+    struct gaia_mapping *mapping = table[i].mapping;
+
     table_delete(i);
     return mapping;
 }
@@ -274,12 +290,14 @@ int gaia_mapping_remove(void *address, size_t length)
     for (size_t i = first; !error && i < table_count && table[i].address < end;) {
         struct extent *extent = &table[i];
         if (begin > extent->address || extent->address + extent->length > end) {
-            cut(i, begin, end);
+            error = cut(i, begin, end);
             i += table[i].address <
                  begin; /* what is left of it in front of the range; behind it the loop ends */
             continue;
         }
-        gone[gone_count++] = take_out(i);
+        error = close_off(i);
+        if (!error)
+            gone[gone_count++] = take_out(i);
     }
     pthread_mutex_unlock(&table_lock);
     while (gone_count)
@@ -302,8 +320,10 @@ bool gaia_mapping_remove_device(struct gaia_device *device)
         struct gaia_mapping *gone = NULL;
         pthread_mutex_lock(&table_lock);
         for (size_t i = table_count; i > 0 && !gone; i--)
-            if (table[i - 1].mapping->device == device)
+            if (table[i - 1].mapping->device == device) {
+                (void)close_off(i - 1); /* else calls under way use it until they end */
                 gone = take_out(i - 1);
+            }
         pthread_mutex_unlock(&table_lock);
         if (!gone)
             break;

@@ -127,15 +127,18 @@ static off_t blocked_at(const struct gaia_mapping *mapping, uintptr_t address)
 }
 
 /* Unmap, but keep the addresses from being used for something else; touches that wait get SIGSEGV. file: -1:
- * they are never free again. */
-static void block_range(const struct gaia_mapping *mapping, int file, void *address, size_t length)
+ * they are never free again. 0, or -ENOMEM: the process has as many areas of memory as it may. Then nothing
+ * has changed: to unmap a part may be possible yet, but its addresses would be free, and the daemon at them.
+ */
+static int block_range(const struct gaia_mapping *mapping, int file, void *address, size_t length)
 {
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
     int flags = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED | (file < 0 ? MAP_ANONYMOUS : 0);
 
     if (mmap(address, length, PROT_NONE, flags, file, blocked_at(mapping, range.start)) == MAP_FAILED)
-        munmap(address, length);
+        return -ENOMEM;
     ioctl(mapping->session->faults, UFFDIO_WAKE, &range);
+    return 0;
 }
 
 /* Whether a line of /proc/self/maps is of ours: blocked addresses, or those that could not be blocked. */
@@ -180,8 +183,9 @@ static void kill_range(const struct gaia_mapping *mapping, void *address, size_t
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
 
     if (mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, mapping->session->gone,
-             NOTHING_AT) == MAP_FAILED)
-        block_range(mapping, -1, address, length); /* SIGSEGV, then: never wrong bytes */
+             NOTHING_AT) == MAP_FAILED &&
+        block_range(mapping, -1, address, length)) /* SIGSEGV, then: never wrong bytes */
+        munmap(address, length);
     ioctl(mapping->session->faults, UFFDIO_WAKE, &range);
 }
 
@@ -204,13 +208,13 @@ static void soft_unmap(struct gaia_mapping *mapping)
     munmap(mapping->address, mapping->length);
 }
 
-static void soft_block(struct gaia_mapping *mapping, void *address, size_t length)
+static int soft_block(struct gaia_mapping *mapping, void *address, size_t length)
 {
     struct gaia_session *session = mapping->session;
 
     if (session->blocked < 0)
         session->blocked = above_standard(memory_file("gaia:blocked", 0));
-    block_range(mapping, session->blocked, address, length);
+    return block_range(mapping, session->blocked, address, length);
 }
 
 static void soft_kill(struct gaia_mapping *mapping, void *address, size_t length)

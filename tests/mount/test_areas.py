@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that have as many areas of memory as Linux lets them have (vm.max_map_count)."""
+import errno
+
+import pytest
+
+from files import make, pattern
+from helpers import PAGE, agents, functions_of, read_file  # noqa: F401
+
+FULL = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+FAILED, SHARED, PRIVATE, NORESERVE, NOREPLACE = ctypes.c_void_p(-1).value, 0x21, 0x22, 0x4000, 0x100000
+with open("/proc/sys/vm/max_map_count") as file:
+    most = int(file.read())
+large = libc.mmap(None, 2 * most * PAGE, 0, PRIVATE | NORESERVE, -1, 0)
+
+def unmap_with_room_for(spare, offset, length):
+    # one area becomes three, until there are no more; what is left is added one by one
+    at, single = large + PAGE, [libc.mmap(None, PAGE, 0, SHARED, -1, 0) for _ in range(spare)]
+    while not libc.mprotect(at, PAGE, 1):
+        at += 2 * PAGE
+    while (one := libc.mmap(None, PAGE, 0, SHARED, -1, 0)) != FAILED:
+        single.append(one)
+    for one in single[:spare]:
+        libc.munmap(one, PAGE)
+    error = error_of(map.unmap, offset, length)
+    for one in single[spare:]:
+        libc.munmap(one, PAGE)
+    libc.munmap(large, 2 * most * PAGE)
+    return error
+
+def is_free(offset, length):
+    got = libc.mmap(map.address + offset, length, 0, PRIVATE | NOREPLACE, -1, 0)
+    if got != FAILED:
+        libc.munmap(got, length)
+    return got == map.address + offset
+
+dev = gaia.Device('soft:0')
+fd = os.open(path, os.O_RDWR)
+kept, map = dev.mmap(fd, PAGE), dev.mmap(fd, 16 * PAGE)
+assert map[:] == content
+"""
+
+
+@pytest.mark.traps
+@pytest.mark.parametrize("spare, error", [(0, errno.ENOMEM), (1, errno.ENOMEM), (3, 0)])
+def test_the_middle_of_a_mapping_is_unmapped_without_room(mount, agents, spare, error):
+    """It is refused, and nothing has changed; else its addresses are nobody's until all of the mapping has gone."""
+    if int(read_file("/proc/sys/vm/max_map_count")) > 200000:
+        pytest.skip("so many areas take long to make")
+    content, agent = pattern(16 * PAGE), functions_of(__name__, agents())
+    agent.do(FULL, path=make(mount(), content), content=content)
+    assert agent("unmap_with_room_for(spare, 4 * PAGE, 4 * PAGE)", spare=spare) == error
+    if error:
+        assert agent("error_of(map.acquire)") == 0 and agent("map[:]") == content
+        agent.do("map[5 * PAGE] = 7\nmap.release()\nmap.unmap(4 * PAGE, 4 * PAGE)")
+        assert agent("os.pread(fd, 1, 5 * PAGE)[0]") == 7
+    assert agent("error_of(map.acquire)") == errno.EINVAL
+    assert not agent("is_free(4 * PAGE, 4 * PAGE)")
+    agent.do("map.unmap()")
+    assert agent("is_free(0, 16 * PAGE)")
+    agent.end()
