@@ -212,3 +212,9 @@ def test_make_life_hands_options_on():
                           check=True).stdout.strip().splitlines()[-1]
     done = subprocess.run(f"{line} --bin {BIN}", shell=True, cwd=TOP, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 1 and "unknown option no_such" in done.stdout, done
+
+
+def test_reliability_page_has_the_number_of_planted_bugs():
+    done = subprocess.run([sys.executable, "-B", os.path.join(TOP, "tests", "mutants", "run.py"), "--list"], capture_output=True,
+                          text=True, timeout=50, check=True)
+    assert f"| {len(done.stdout.splitlines())} bugs, planted one at a time |" in text_of("docs/reliability.md")
