@@ -20,16 +20,23 @@
 #include "cache/sure.h"
 #include "cache/tail.h"
 
+/* What is read for devices is no access of anybody's. But of another user's file only root's daemon may say
+ * so. */
+static int open_quietly(const struct proc_path *path, int flags)
+{
+    int fd = open(path->text, flags | O_CLOEXEC | O_NOATIME);
+
+    return fd < 0 && errno == EPERM ? open(path->text, flags | O_CLOEXEC) : fd;
+}
+
 static int open_backing(int path_fd, bool *writable_out)
 {
     struct proc_path path = proc_path(path_fd);
 
-    int fd = open(path.text, O_RDWR | O_CLOEXEC | O_NOATIME);
-    if (fd < 0 && errno == EPERM)
-        fd = open(path.text, O_RDWR | O_CLOEXEC);
+    int fd = open_quietly(&path, O_RDWR);
     *writable_out = fd >= 0;
     if (fd < 0 && (errno == EROFS || errno == EACCES || errno == EPERM || errno == ETXTBSY))
-        fd = open(path.text, O_RDONLY | O_CLOEXEC);
+        fd = open_quietly(&path, O_RDONLY);
     return fd < 0 ? -errno : fd;
 }
 

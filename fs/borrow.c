@@ -177,6 +177,13 @@ int descriptors_openat(struct fs *fs, int at, const char *path, int flags, mode_
     return fd < 0 ? -errno : fd;
 }
 
+int descriptors_open_quietly(struct fs *fs, int at, const char *path, int flags, mode_t mode, int quiet)
+{
+    int fd = descriptors_openat(fs, at, path, flags | quiet, mode);
+
+    return fd == -EPERM && quiet & ~flags ? descriptors_openat(fs, at, path, flags, mode) : fd;
+}
+
 static int open_by_key(struct inode *inode)
 {
     if (inode->handle_bytes)

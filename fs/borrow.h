@@ -68,5 +68,8 @@ void descriptors_close(struct descriptor_list *closing);
 bool descriptors_shed(struct fs *fs, int error);
 /* openat(2), tried again so. A descriptor or a negative errno. */
 int descriptors_openat(struct fs *fs, int at, const char *path, int flags, mode_t mode);
+/* The same, with quiet, O_NOATIME or 0, if that is allowed: not of other users' files, if the daemon is not
+ * root. Where the opener has said it, it is in flags. */
+int descriptors_open_quietly(struct fs *fs, int at, const char *path, int flags, mode_t mode, int quiet);
 
 #endif

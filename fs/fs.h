@@ -152,15 +152,16 @@ static inline bool reply_if_error(fuse_req_t req, int rc)
     return rc < 0;
 }
 
-/* What the daemon's own reading must not touch, the caller's must not either. */
+/* What the daemon's own reading must not touch, the caller's must not either: for descriptors_open_quietly().
+ */
 static inline int atime_flag(const struct fs *fs)
 {
-    return fs->as_root && (fs->options.no_atime || fs->options.read_only) ? O_NOATIME : 0;
+    return fs->options.no_atime || fs->options.read_only ? O_NOATIME : 0;
 }
 
 static inline int folder_atime_flag(const struct fs *fs)
 {
-    return fs->as_root && fs->options.no_diratime ? O_NOATIME : atime_flag(fs);
+    return fs->options.no_diratime ? O_NOATIME : atime_flag(fs);
 }
 
 #endif

@@ -20,8 +20,9 @@ void op_opendir(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 
     if (reply_if_error(req, path.fd))
         return;
-    fd = descriptors_openat(fs_of(req), path.fd, ".",
-                            O_RDONLY | O_DIRECTORY | O_CLOEXEC | folder_atime_flag(fs_of(req)), 0);
+    fd = descriptors_open_quietly(fs_of(req), path.fd, ".",
+                                  O_RDONLY | O_DIRECTORY | O_CLOEXEC | (fi->flags & O_NOATIME), 0,
+                                  folder_atime_flag(fs_of(req)));
     if (reply_if_error(req, fd))
         return;
     dir = fdopendir(fd);

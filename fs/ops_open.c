@@ -30,11 +30,9 @@
  * or the alignment of a request's buffer; the kernel has kept its cache out of the way already. Not O_TRUNC:
  * the cut comes by itself (op_init()). O_APPEND stays, so that appends behind the mount are not written
  * over. */
-static int backing_flags(const struct fs *fs, int flags)
+static int backing_flags(int flags)
 {
-    int kept = O_ACCMODE | O_APPEND | O_SYNC | O_DSYNC | (fs->as_root ? O_NOATIME : 0);
-
-    return (flags & kept) | O_CLOEXEC | atime_flag(fs);
+    return (flags & (O_ACCMODE | O_APPEND | O_SYNC | O_DSYNC | O_NOATIME)) | O_CLOEXEC;
 }
 
 /* FLUSH, which close() waits for, only hands on what the backing filesystem says at close. Nobody has written
@@ -210,7 +208,8 @@ static int open_file(fuse_req_t req, struct inode *inode, struct fuse_file_info 
 
     if (path.fd < 0)
         return path.fd;
-    int fd = descriptors_openat(fs, AT_FDCWD, proc_path(path.fd).text, backing_flags(fs, fi->flags), 0);
+    int fd = descriptors_open_quietly(fs, AT_FDCWD, proc_path(path.fd).text, backing_flags(fi->flags), 0,
+                                      atime_flag(fs));
     if (fd < 0)
         return fd;
     return attach_handle(req, inode, fd, fi, stale_out);
@@ -233,15 +232,17 @@ void op_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 static int create_backing(fuse_req_t req, struct inode *parent, const char *name, mode_t mode, int flags)
 {
     BORROWED dir = inode_borrow(parent);
-    int rc = dir.fd < 0 ? dir.fd : creds_become_caller(req), backing = backing_flags(fs_of(req), flags);
+    int rc = dir.fd < 0 ? dir.fd : creds_become_caller(req), backing = backing_flags(flags);
 
     if (rc < 0)
         return rc;
     mode = creds_mask(req, mode);
     if (strcmp(name, REQUEST_TMPFILE_NAME) == 0)
-        rc = descriptors_openat(fs_of(req), dir.fd, ".", backing | O_TMPFILE | (flags & O_EXCL), mode);
+        rc = descriptors_open_quietly(fs_of(req), dir.fd, ".", backing | O_TMPFILE | (flags & O_EXCL), mode,
+                                      atime_flag(fs_of(req)));
     else
-        rc = descriptors_openat(fs_of(req), dir.fd, name, backing | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
+        rc = descriptors_open_quietly(fs_of(req), dir.fd, name, backing | O_CREAT | O_EXCL | O_NOFOLLOW, mode,
+                                      atime_flag(fs_of(req)));
     creds_become_self(req);
     /* Somebody made it behind the kernel's back. Let the kernel look again: it then checks the permissions of
      * what is there and sends an ordinary open. */
