@@ -15,7 +15,7 @@ import time
 import pytest
 
 from helpers import (ALL_ROWS, PAGE, agents, daemon_with_faults, descriptors, error_of, forget_inodes,  # noqa: F401
-                     read_file, stand_still, write_file)
+                     read_file, stand_still, wait_until, write_file)
 from posix_calls import NOBODY, RENAME_EXCHANGE, as_user, renameat2
 
 
@@ -243,9 +243,9 @@ def test_nobody_keeps_pages_that_another_open_is_about_to_drop(mount, agents, wo
             file.seek(PAGE)
             file.write(b"2" * 3 * PAGE)
         time.sleep(0.1)
-        plan.arm_wait(ALL_ROWS.index("pwrite64"), 600, 1, False)
+        plan.arm_wait(ALL_ROWS.index("pwrite64"), 1000, 1, False)
         other.start("os.close(os.open(path, os.O_RDONLY))", path=mnt)
-        assert other.busy(0.3) and plan.landed == 1
+        wait_until(lambda: plan.landed == 1, what="its WRITE is on its way")
         mine = os.open(mnt, os.O_RDWR)
         assert os.pread(mine, PAGE, 3 * PAGE) == b"2" * PAGE
         mapping[2 * PAGE] = ord("m")

@@ -12,7 +12,7 @@ from conftest import not_in_the_gate
 from files import pattern
 from gpu_fixture import gpu, make  # noqa: F401
 from helpers import (MIB, PAGE, ROWS, agents, cuda_standin, daemon_with_faults, error_of, read_file,  # noqa: F401
-                     stand_still, statistics)
+                     stand_still, statistics, wait_until)
 from nodes import Program, cluster  # noqa: F401
 from member import OPS, Member
 from test_frames import Hostile
@@ -321,7 +321,8 @@ def test_a_kernel_that_drops_in_the_end(cluster, agents, workdir, monkeypatch):
     plan.arm(ROWS.index("fuse_lowlevel_notify_inval_inode"), errno.ENOMEM, 1, 1)
     writer.write(5, b"NEW")
     writer.agent.start("error_of(os.fsync, fd)", "eval")
-    assert writer.agent.busy(0.5) and plan.landed
+    wait_until(lambda: plan.landed, what="the drop has failed")
+    assert writer.agent.busy(0.5)
     plan.row = -1
     assert writer.agent.finish() == 0
     assert reader.read()[5:8] == b"NEW"
