@@ -8,9 +8,9 @@
  *
  * libgaia:
  *   LOCK_SESSIONS      the list of sessions; held over the connection of a new one, and over a fork, with
- *   LOCK_SESSION       one request at a time: held while the daemon answers, so only with no other lock before
- *     LOCK_DESCRIPTORS the list of other descriptors: taken when those of a reply come; held over a fork, with
- *     LOCK_TABLE       the table of mappings, held over mmap and userfaultfd calls on the own process; a leaf
+ *   LOCK_SESSION       one request at a time: held while the daemon answers, so only with no other before
+ *     LOCK_DESCRIPTORS the list of other descriptors: taken when those of a reply come; over a fork, with
+ *     LOCK_TABLE       the table of mappings, held over mmap and userfaultfd calls on itself; a leaf
  *   LOCK_DEMAND_CALLS  one flush or drop of a demand mapping at a time: held while its kernel runs
  *   LOCK_DEMAND_RING   who looks for what its kernels ask next, and waits for it
  *   LOCK_DEMAND        what a GPU was granted of it; held over no touch of its soft mapping; a leaf

@@ -139,9 +139,9 @@ PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
     return 0;
 }
 
-void gaia_device_put(struct gaia_device *device)
+static void put_references(struct gaia_device *device, unsigned count)
 {
-    if (atomic_fetch_sub(&device->references, 1) > 1)
+    if (atomic_fetch_sub(&device->references, count) > count)
         return;
     if (device->driver == &gaia_cuda_driver) {
         cuda_search_close(&device->cuda, &device->search);
@@ -149,6 +149,11 @@ void gaia_device_put(struct gaia_device *device)
     }
     free(device);
     gaia_session_unkeep();
+}
+
+void gaia_device_put(struct gaia_device *device)
+{
+    put_references(device, 1);
 }
 
 /* For calls that are in streams, which a broken device never gets to. A wait for the whole device would end
@@ -166,9 +171,8 @@ PUBLIC void gaia_device_close(struct gaia_device *device)
     if (!device || !gaia_mapping_hold_device(device)) /* of a parent's nothing is mapped here */
         return;
     wait_for_streams(device);
-    if (gaia_mapping_remove_device(device)) /* else another thread has closed it */
-        gaia_device_put(device);
-    gaia_device_put(device);
+    bool closed = gaia_mapping_remove_device(device); /* else another thread has */
+    put_references(device, closed ? 2 : 1);
 }
 
 /* The kernel's word for "not a gaiafs file" is many words. */
