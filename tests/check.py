@@ -19,8 +19,9 @@ import xml.etree.ElementTree as ElementTree
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 UNIT_LIMIT_S = 180
 MOUNT_LIMIT_S = 2700
-# What is a flaw however seldom it is met.
-PROOF = re.compile(r"\w+Sanitizer|runtime error:|lock order:|sanitizer's report")
+# What is a flaw however seldom it is met: also a daemon or a program that has crashed (99: by a sanitizer).
+PROOF = re.compile(r"\w+Sanitizer|runtime error:|lock order:|sanitizer's report|the daemon ended with|Test failed with exception"
+                   r"|<Signals\.SIG(ABRT|BUS|FPE|ILL|SEGV|SYS|TRAP)|returncode=(-4|-5|-6|-7|-8|-11|99)\b|ended by signal")
 FOLDERS = ("base", "consistency", "io", "gpu", "cache", "fs")
 
 
@@ -52,6 +53,8 @@ def run_unit(program, env):
         done = subprocess.run([program], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, timeout=UNIT_LIMIT_S, text=True, errors="replace")
         output, code = done.stdout, done.returncode
+        if code < 0:
+            output += f"\nended by signal {-code}\n"
     except subprocess.TimeoutExpired as late:
         output = (late.stdout or b"").decode(errors="replace") + f"\ntime limit of {UNIT_LIMIT_S} s\n"
         code = -1
@@ -126,7 +129,8 @@ def run_pytest(args, env, tests):
         if case.find("failure") is not None or case.find("error") is not None:
             failed[name] = failed.get(name, "") + "".join(case.itertext())
     counts = (len(ran) - len(failed) - skipped, len(failed), skipped)
-    return (counts[0], counts[1] or bool(code), skipped), failed
+    complete = code in (0, 1) and not args.first  # else some may never have run: none is run again
+    return (counts[0], counts[1] or int(code != 0), skipped), failed if complete else {}
 
 
 def run_mount(args, env, count):

@@ -143,10 +143,10 @@ class Mount:
             os.kill(self.pid, signal.SIGKILL)
             self.proc.wait()
             return f"the daemon did not end after the unmount; who has the mount: {keepers}\n{where}"
+        if SANITIZER.search(self.log_text()):
+            return f"the daemon's log has a sanitizer's report, and it ended with {code}"
         if self.expected_exit is not None and code != self.expected_exit:
             return f"the daemon ended with {code}"
-        if SANITIZER.search(self.log_text()):
-            return "the daemon's log has a sanitizer's report"
         return None
 
 

@@ -27,6 +27,9 @@ def test_passes(): pass
 def test_skips(): pytest.skip("so")
 """
 FLAKY = "def test_flaky(): assert not once('call'), 'what {0} has'\ndef test_torn(torn): pass\n"
+CRASHES = "from subprocess import *\ndef test_crashes(): assert not once('crash'), {0}\n"
+STOPS = "def test_stops(): pytest.exit('so', 3)\n"
+ONCE = "def test_once(): assert not once('first')\n"
 FAILS = "def test_fails(): assert False\n"
 
 
@@ -67,9 +70,29 @@ def test_unit_programs(check, workdir):
     assert (code, line, len(flaky)) == (1, "3 passed, 1 failed, 0 skipped", 1)
 
 
-def test_a_sanitizer_is_believed_at_once(check, workdir):
-    unit(workdir, "raced", 'echo "WARNING: ThreadSanitizer: data race"; ' + SECOND.format(workdir, "a"))
+@pytest.mark.parametrize("said", ["WARNING: ThreadSanitizer: data race", "Test failed with exception: Segmentation fault(11)"])
+def test_a_sanitizer_is_believed_at_once(check, workdir, said):
+    unit(workdir, "raced", f'echo "{said}"; ' + SECOND.format(workdir, "a"))
     assert check("--unit", "--again", "5")[0] == 1
+
+
+def test_a_program_that_crashes_has_no_second_try(check, workdir):
+    unit(workdir, "crashes", SECOND.format(workdir, "a").replace("exit 1", "kill -ABRT $$"))
+    assert check("--unit", "--again", "5")[:2] == (1, "1 passed, 1 failed, 0 skipped")
+
+
+@pytest.mark.parametrize("crash", ["'the daemon ended with -11'", "str(CalledProcessError(-11, 'x'))", "CompletedProcess('x', 99)"])
+def test_nor_has_a_daemon(check, workdir, crash):
+    write_file(os.path.join(workdir, "mounts", "test_some.py"), (MOUNT + CRASHES.format(crash)).encode())
+    assert check("--mounts", "--again", "2") == (1, "1 passed, 1 failed, 1 skipped", [])
+
+
+def test_nor_what_has_not_run_to_its_end(check, workdir):
+    path = os.path.join(workdir, "mounts", "test_some.py")
+    write_file(path, (MOUNT + FLAKY.format("time") + STOPS).encode())
+    assert check("--mounts", "--again", "2")[::2] == (1, [])
+    write_file(path, (MOUNT + ONCE + FAILS).encode())
+    assert check("--mounts", "--again", "2", "--first")[::2] == (1, [])
 
 
 def test_mount_tests(check, workdir):
