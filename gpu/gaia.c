@@ -119,6 +119,8 @@ PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
 
     if (!device_out)
         return fail(-EINVAL);
+    if (!process_holds_state())
+        return fail(-ENOTSUP);
     pthread_once(&once, piece_begin);
     if (!name)
         name = getenv("GAIA_DEVICE");

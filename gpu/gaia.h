@@ -136,7 +136,8 @@ struct gaia_stat {
  * @return 0, or -1 with errno: EINVAL (malformed name), ENODEV (no such device: `gaiactl devices` says
  *         why), ENOMEM, EMFILE, ENFILE (no descriptor is left to look for a GPU with: with NULL, too), EIO
  *         (the GPU does not start, or this is a child of fork() whose parent has started CUDA: with NULL,
- *         too)
+ *         too), ENOTSUP (a child of clone(), vfork() or _Fork(), which call no handlers of forks, whose
+ *         parent has called one of these)
  */
 int gaia_device_open(const char *name, struct gaia_device **device_out);
 

@@ -88,6 +88,8 @@ static bool is_open(const struct gaia_device *device)
 
 bool gaia_mapping_hold_device(struct gaia_device *device)
 {
+    if (!process_holds_state()) /* who held the lock is not here */
+        return false;
     pthread_mutex_lock(&table_lock);
     bool held = is_open(device);
     if (held)
@@ -156,17 +158,14 @@ int gaia_mapping_find(void *address, size_t length, const struct gaia_device *de
 {
     uint8_t *at = address, *end = at + length;
     struct gaia_piece *pieces = NULL;
-    const uint64_t here = process_here();
     size_t count = 0;
     int error = 0;
 
+    if (!process_holds_state())
+        return -EINVAL;
     pthread_mutex_lock(&table_lock);
     for (size_t i = table_at(at); at < end && !error; i++) {
         if (i >= table_count || table[i].address > at || (device && table[i].mapping->device != device)) {
-            error = -EINVAL;
-            break;
-        }
-        if (table[i].mapping->device->owner != here) { /* a child that no handler of forks knows of */
             error = -EINVAL;
             break;
         }
@@ -281,6 +280,8 @@ int gaia_mapping_remove(void *address, size_t length)
     uint8_t *begin = address, *end = begin + length;
     size_t gone_count = 0, count = 0;
 
+    if (!process_holds_state()) /* they are its parent's */
+        return -EINVAL;
     pthread_mutex_lock(&table_lock);
     size_t first = table_at(begin);
     while (first + count < table_count && table[first + count].address < end)

@@ -436,3 +436,44 @@ def test_a_child_of_fork_does_not_keep_the_mount_busy(mount, agents):
     done = subprocess.run(["umount", m.mnt], capture_output=True, text=True)
     child.do("os.close(w)\nos.waitpid(pid, 0)")
     assert done.returncode == 0, done.stderr
+
+
+def in_child_of_clone(function):
+    """in_child(), but that no handler of forks is called, as with clone()."""
+    fork, os.fork = os.fork, ctypes.PyDLL(None)._Fork
+    try:
+        status, result = in_child(function)
+    finally:
+        os.fork = fork
+    assert status == 0, status
+    return result
+
+
+def a_byte(path):
+    mapping = open_map(gaia.Device("soft:0"), path)
+    return mapping[8]
+
+
+def behind_the_librarys_back(path):
+    """In such a child: what it does with what is the parent's, and alone."""
+    assert in_child_of_clone(lambda: a_byte(path)) == 7  # its parent has nothing yet
+    device = gaia.Device("soft:0")
+    mapping = open_map(device, path)
+    mapping[0] = 1
+    errors = in_child_of_clone(lambda: (error_of(mapping.acquire), error_of(mapping.unmap), error_of(gaia.Device, "soft:0")))
+    assert in_child(lambda: a_byte(path))[1] == 7  # one of fork() does as it likes
+    mapping[1] = 2
+    mapping.release()
+    content = read_file(path)[:2]
+    mapping.unmap()
+    device.close()
+    return errors, content
+
+
+def test_a_child_of_a_system_call_takes_nothing_from_its_parent(mount, agents):
+    m = mount()
+    path = make(m, bytes([7]) * PAGE)
+    agent = functions_of(__name__, agents())
+    errors, content = agent("behind_the_librarys_back(path)", path=path)
+    assert errors == (errno.EINVAL, errno.EINVAL, errno.ENOTSUP) and content == b"\1\2"
+    agent.end()
