@@ -68,7 +68,8 @@ static bool is_roots(const char *line, dev_t device)
            makedev(device_major, device_minor) == device && options && strstr(options, ",user_id=0,");
 }
 
-static bool is_on_a_mount_of_roots(int fd)
+/* 0, -EPERM, or why that can't be said. */
+static int look_for_a_mount_of_roots(int fd)
 {
     char *line = NULL;
     size_t room = 0;
@@ -76,22 +77,24 @@ static bool is_on_a_mount_of_roots(int fd)
     struct stat st;
     FILE *mounts = fstat(fd, &st) ? NULL : fopen("/proc/self/mountinfo", "re");
 
-    while (mounts && !found && getline(&line, &room, mounts) > 0)
+    if (!mounts)
+        return errno == EMFILE || errno == ENFILE || errno == ENOMEM ? -errno : -EPERM;
+    while (!found && getline(&line, &room, mounts) > 0)
         found = is_roots(line, st.st_dev);
     free(line);
-    if (mounts)
-        fclose(mounts);
-    return found;
+    fclose(mounts);
+    return found ? 0 : -EPERM;
 }
 
 /* Of somebody outside of this user namespace. Root is then that of one that this is in, as FUSE lets nobody
  * else use its mounts (fuse_allow_current_process()). And it is the daemon who was met: it answers, so nobody
  * else can have had its name. */
-static bool is_root_outside(int fd)
+static int expect_root_outside(int fd)
 {
     struct gaia_ioctl_token token;
+    int error = look_for_a_mount_of_roots(fd);
 
-    return is_on_a_mount_of_roots(fd) && !ioctl(fd, GAIA_IOCTL_TOKEN, &token);
+    return error ? error : ioctl(fd, GAIA_IOCTL_TOKEN, &token) ? -EPERM : 0;
 }
 
 int trust_check(int socket, int fd)
@@ -103,7 +106,7 @@ int trust_check(int socket, int fd)
         return -errno;
     if (!peer.uid)
         return 0;
-    bool trusted = peer.uid == UNKNOWN_USER && !every_user_is_known() ? is_root_outside(fd)
-                                                                      : !is_more_than_its_user(peer.uid);
-    return trusted ? 0 : -EPERM;
+    if (peer.uid == UNKNOWN_USER && !every_user_is_known())
+        return expect_root_outside(fd);
+    return is_more_than_its_user(peer.uid) ? -EPERM : 0;
 }

@@ -2,15 +2,18 @@
 """To whom a program gives its userfaultfd, by which all of its memory can be written to (gpu/trust.h): to root's daemons, and to
 those of a user only if it is nothing but that user's."""
 import errno
+import inspect
 import os
+import resource
 import shutil
 import subprocess
 import sys
 
 import pytest
 
+import gaia
 import helpers
-from helpers import PAGE, agents, read_file, write_file  # noqa: F401
+from helpers import PAGE, agents, error_of, read_file, write_file  # noqa: F401
 
 USER, OTHER = 4001, 4002
 # So much of root is left to the daemon that it can mount, where fusermount3 might not let it: who it is does not change by that.
@@ -149,3 +152,26 @@ def test_a_container_whose_users_have_other_numbers(mount, workdir, elsewhere):
     users = users_file(mount, workdir)
     for path, error in (roots, 0), (users, errno.EPERM), (roots, 0):
         assert elsewhere("error_of(lambda: dev.mmap(os.open(path, os.O_RDWR), PAGE))", path=path) == error, path
+
+
+def with_few_descriptors(path):
+    """The errors of maps by one who has none left after ever more of those that a map needs."""
+    device, fd = gaia.Device("soft:0"), os.open(path, os.O_RDWR)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    errors = []
+    for number in range(fd + 1, fd + 20):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (number, limit[1]))
+        errors.append(error_of(device.mmap, fd, PAGE))
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    return errors
+
+
+def test_who_has_no_descriptor_to_look_with_is_not_refused(mount, elsewhere):
+    m = mount("allow_other")
+    os.chmod(m.mnt, 0o755)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(PAGE))
+    os.chmod(path, 0o666)
+    elsewhere.do("import resource\n" + inspect.getsource(with_few_descriptors))  # it can't read this file
+    errors = elsewhere("with_few_descriptors(path)", path=path)
+    assert set(errors) == {errno.EMFILE, 0} and errors.index(0) == errors.count(errno.EMFILE), errors
