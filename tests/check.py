@@ -21,7 +21,8 @@ UNIT_LIMIT_S = 180
 MOUNT_LIMIT_S = 2700
 # What is a flaw however seldom it is met: also a daemon or a program that has crashed (99: by a sanitizer).
 PROOF = re.compile(r"\w+Sanitizer|runtime error:|lock order:|sanitizer's report|the daemon ended with|Test failed with exception"
-                   r"|<Signals\.SIG(ABRT|BUS|FPE|ILL|SEGV|SYS|TRAP)|returncode=(-4|-5|-6|-7|-8|-11|99)\b|ended by signal")
+                   r"|<Signals\.SIG(ABRT|BUS|FPE|ILL|SEGV|SYS|TRAP)|ended by signal"
+                   r"|(returncode=|process ended with )(-4|-5|-6|-7|-8|-11|99)\b")
 FOLDERS = ("base", "consistency", "io", "gpu", "cache", "fs")
 
 

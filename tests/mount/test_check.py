@@ -81,7 +81,8 @@ def test_a_program_that_crashes_has_no_second_try(check, workdir):
     assert check("--unit", "--again", "5")[:2] == (1, "1 passed, 1 failed, 0 skipped")
 
 
-@pytest.mark.parametrize("crash", ["'the daemon ended with -11'", "str(CalledProcessError(-11, 'x'))", "CompletedProcess('x', 99)"])
+@pytest.mark.parametrize("crash", ["'the daemon ended with -11'", "'the process ended with -11'", "str(CalledProcessError(-11, 'x'))",
+                                   "CompletedProcess('x', 99)"])
 def test_nor_has_a_daemon(check, workdir, crash):
     write_file(os.path.join(workdir, "mounts", "test_some.py"), (MOUNT + CRASHES.format(crash)).encode())
     assert check("--mounts", "--again", "2") == (1, "1 passed, 1 failed, 1 skipped", [])
