@@ -10,6 +10,7 @@ import concurrent.futures
 import glob
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,7 +55,7 @@ def run_unit(program, env):
         done = subprocess.run([program], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, timeout=UNIT_LIMIT_S, text=True, errors="replace")
         output, code = done.stdout, done.returncode
-        if code < 0:
+        if code < 0 and -code != signal.SIGALRM:  # its own limit of time
             output += f"\nended by signal {-code}\n"
     except subprocess.TimeoutExpired as late:
         output = (late.stdout or b"").decode(errors="replace") + f"\ntime limit of {UNIT_LIMIT_S} s\n"
