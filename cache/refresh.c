@@ -10,6 +10,7 @@
 
 #include "base/thread.h"
 #include "cache/collect.h"
+#include "cache/passed.h"
 #include "cache/scan.h"
 
 #define REFRESH_PAGES 256u /* 1 MiB, of a batch */
@@ -105,7 +106,7 @@ static void commit(struct cache_file *file, const struct batch *b)
     for (size_t i = 0; i < b->count; i++) {
         const struct refresh_page *p = &b->page[i];
         page_mask bit = UINT64_C(1) << p->page;
-        if (file->passed && p->copy->twin & bit)
+        if (passed_is_unheard(file) && p->copy->twin & bit)
             memcpy(frame_bytes(&file->cache->twins, *leaf_copy_twin(p->copy, p->page)),
                    b->fresh + i * GAIA_PAGE_SIZE, GAIA_PAGE_SIZE);
         else

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cache/collect.h"
+#include "cache/passed.h"
 #include "consistency/digest.h"
 #include "consistency/merge.h"
 
@@ -205,7 +206,7 @@ int scan_take_placed(struct leaf_copy *copy, page_mask pages, const uint8_t *lea
 
     if (!copy->replica->scans || copy->replica->read_only)
         return 0;
-    pages &= copy->replica->file->passed ? ~UINT64_C(0) : copy->raced;
+    pages &= passed_is_unheard(copy->replica->file) ? ~UINT64_C(0) : copy->raced;
     int error = take_scanned_twins(copy, pages, leaf_bytes, &taken);
     if (error)
         replica_drop_twins(copy, taken);
@@ -214,7 +215,8 @@ int scan_take_placed(struct leaf_copy *copy, page_mask pages, const uint8_t *lea
 
 bool scan_home_is_twin(const struct leaf_copy *copy, const uint8_t *home, const uint8_t *twin)
 {
-    return copy->replica->scans && !copy->replica->file->passed && !gaia_differs(home, twin, GAIA_PAGE_SIZE);
+    return copy->replica->scans && !passed_is_unheard(copy->replica->file) &&
+           !gaia_differs(home, twin, GAIA_PAGE_SIZE);
 }
 
 void scan_grant_again(struct leaf_copy *copy, page_mask pages)

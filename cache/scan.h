@@ -3,8 +3,9 @@
  *
  *  - a release asks the device which pages are not what they were granted with;
  *  - the twin of a page is the home copy, as long as that is what was granted: only before the home copy
- * changes (a write(), a collect of another device) is it copied to a frame. Of a file in passthrough nobody
- * hears of such changes, so there every page that can be stored to gets its twin when it is placed;
+ * changes (a write(), a collect of another device) is it copied to a frame. Of a file in passthrough, or one
+ * that other mounts have, nobody hears of such changes, so there every page that can be stored to gets its
+ * twin when it is placed;
  *  - what an acquire finds out of date is brought up to date in place, byte by byte (cache/refresh.h): what a
  * kernel stores to the other bytes meanwhile is not lost. (Where clients can't store, it is placed anew.) */
 #ifndef GAIAFS_CACHE_SCAN_H

@@ -12,8 +12,9 @@ import pytest
 
 import gaia
 from files import Opened, pattern
-from helpers import (ALL_ROWS, MIB, PAGE, agents, daemon_with_faults, devices, drop_host_cache, make_random, read_file,  # noqa: F401
-                     refused_mount, statistics, wait_until, write_file)
+from gpu_fixture import MAP
+from helpers import (ALL_ROWS, MIB, PAGE, agents, cuda_standin, daemon_with_faults, devices, drop_host_cache,  # noqa: F401
+                     make_random, read_file, refused_mount, statistics, wait_until, write_at, write_file)
 from test_disks import fill, small_ext4  # noqa: F401
 
 CLAIM_BYTE = (1 << 63) - 2
@@ -333,6 +334,33 @@ def test_nothing_is_let_go_that_cannot_be_collected(mount, small_ext4, devices):
     opened = Opened(other, path_in(b))
     assert opened.map[:] == content
     opened.close()
+
+
+@pytest.mark.parametrize("passthrough", ["off", "all"])
+@pytest.mark.parametrize("call", ["release", "acquire"])
+def test_a_write_through_another_mount_to_a_page_that_a_gpu_has(mount, workdir, monkeypatch, agents, call, passthrough):
+    """Only what kernels have stored to it is brought to the data directory, also before the first acquire, and after others."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", cuda_standin())
+    data = os.path.join(workdir, "shared")
+    os.mkdir(data)
+    a, b = (mount(f"shared,timeout=0,passthrough={passthrough}", data=data, env={"STANDIN_CUDA": ""}) for _ in range(2))
+    expected = bytearray(pattern(4 * PAGE))
+    write_file(path_in(a), bytes(expected))
+    one = agents({"STANDIN_CUDA": ""})
+    one.do(MAP, path=path_in(a), length=4 * PAGE, writable=True)
+    for turn in range(6):
+        mine, theirs = turn // 2 * PAGE + 10 + turn, turn // 2 * PAGE + 100 + turn
+        expected[mine] ^= 255
+        expected[theirs] ^= 255
+        one.do("map[at] = value", at=mine, value=expected[mine])
+        write_at(path_in(b), expected[theirs:theirs + 1], theirs)
+        one.do(f"map.{call}()")
+        assert read_file(os.path.join(data, "f")) == bytes(expected)
+        if turn % 2:
+            one.do("map.acquire()")
+            assert one("map[:]") == bytes(expected)
+    one.end()
+    assert read_file(path_in(b)) == bytes(expected)
 
 
 @pytest.mark.parametrize("first", ["one byte", "every second byte"])
