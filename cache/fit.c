@@ -64,15 +64,17 @@ static void resize(struct replica *replica)
     lock_none("resize");
     /* A growth that was under way may have made them longer, for a size that is no more. */
     int error = cut || pages == low ? frames->ops->resize(frames, low) : 0;
-    if (pages > low) {
-        int grown = frames->ops->resize(frames, pages);
-        error = error ? error : grown;
-    }
+    bool uncut = error;
+    if (!error && pages > low)
+        error = frames->ops->resize(frames, pages);
     pthread_mutex_lock(&replica->file->lock);
     replica->resizing = false;
     replica->misfit = error && !gaia_node_frames_gone(frames);
-    replica->file->misfit |= replica->misfit;
-    if (!replica->unfit) /* else it may be shorter by now */
+    if (replica->misfit)
+        replica->file->misfit = true;
+    if (replica->misfit && uncut) /* what was cut off is there yet, however long the file becomes */
+        replica->cut = true;
+    else if (!replica->unfit) /* else it may be shorter by now */
         replica->fits = pages;
 }
 
@@ -289,13 +291,17 @@ void fit_to_place(struct replica *replica)
 {
     struct cache_file *file = replica->file;
 
-    if (!file->unfit)
+    if (!file->unfit && !replica->misfit)
         return;
     pthread_mutex_lock(&file->lock);
     struct timespec until = lock_wait_until(replica->restless ? RESTLESS_MS : PATIENCE_MS);
+    if (replica->misfit && !file->cache->unfitted)
+        fit_again(replica);
     start(replica);
     wait_for(replica, true, &until);
     pthread_mutex_unlock(&file->lock);
+    if (replica->misfit) /* the touch comes again at once */
+        usleep(RESTLESS_MS * 1000);
 }
 
 void fit_sweep(struct replica *replica)

@@ -54,7 +54,7 @@ struct replica {
     bool overfull;                 /* what nobody has placed is to be freed */
     bool fitting, resizing, swept; /* somebody is about all of it; about the length; about the rest */
     bool restless;                 /* he was waited for in vain */
-    bool misfit;                   /* the device could not do it */
+    atomic_bool misfit;            /* the device could not do it */
     bool acquiring;                /* an acquire is under way: the next one waits for file->changed */
     LIST_HEAD(, handing) handings; /* releases that have kernels drop pages (cache/release.c) */
     uint64_t handed;               /* how many have begun */
