@@ -12,6 +12,7 @@
 #include "cache/collect.h"
 #include "cache/passed.h"
 #include "cache/scan.h"
+#include "cache/tail.h"
 
 #define REFRESH_PAGES 256u /* 1 MiB, of a batch */
 #define BATCHES 8u         /* under way */
@@ -85,7 +86,9 @@ static int add_leaf(struct replica *replica, struct batch *b, struct leaf_copy *
 {
     size_t first = b->count;
 
-    int error = collect_pages(replica->file, copy->leaf, pages, COLLECT_PENDING);
+    int error = tail_wipe(replica); /* an acquire lets go of the lock, and the file may have been cut */
+    if (!error)
+        error = collect_pages(replica->file, copy->leaf, pages, COLLECT_PENDING);
     scan_look_again(copy, pages);
     for (page_mask left = pages; left && !error; left &= left - 1)
         error = add_page(replica, b, copy, (unsigned)__builtin_ctzll(left));

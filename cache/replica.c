@@ -16,6 +16,7 @@
 #include "cache/home_device.h"
 #include "cache/internal.h"
 #include "cache/passed.h"
+#include "cache/tail.h"
 #include "io/protocol.h"
 
 int replica_open(struct cache_file *file, struct cache_device *device, uint64_t pages, uint32_t entry,
@@ -252,6 +253,7 @@ unsigned replica_forget(struct leaf_copy *copy, page_mask pages)
         departures_add(&copy->replica->departures, copy->leaf->number,
                        (file_pages(copy->replica->file->size) >> LEAF_SHIFT) + 1);
     copy->blind &= ~pages;
+    tail_left(copy, pages);
     replica_update(copy, before);
     replica_resident(copy->replica, -(int64_t)gone);
     return gone;

@@ -123,6 +123,14 @@ void tail_keep_twins(struct cache_file *file, off_t end)
             scan_keep_twin_of_end(copy, (unsigned)(page & (LEAF_PAGES - 1)));
 }
 
+void tail_left(const struct leaf_copy *copy, page_mask pages)
+{
+    struct unwiped *unwiped = &copy->replica->unwiped;
+
+    if (unwiped->page >> LEAF_SHIFT == copy->leaf->number && pages & page_bit(unwiped->page))
+        unwiped->from = 0;
+}
+
 int tail_wipe(struct replica *replica)
 {
     struct unwiped *unwiped = &replica->unwiped;

@@ -10,8 +10,9 @@
 
 #include <sys/types.h>
 
+#include "cache/index.h"
+
 struct cache_file;
-struct replica;
 
 /* When the tail of a page is cleared. */
 enum tail {
@@ -31,5 +32,8 @@ void tail_keep_twins(struct cache_file *file, off_t end);
 
 /* What could not be cleared before. 0, or what the device says again. */
 int tail_wipe(struct replica *replica);
+
+/* These pages have left the device: what comes in their place has no tail of an earlier end. */
+void tail_left(const struct leaf_copy *copy, page_mask pages);
 
 #endif

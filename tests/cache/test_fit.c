@@ -172,6 +172,44 @@ static void test_what_could_not_be_cut_off_is_later(void **state)
     cut_in_vain(false);
 }
 
+static int clear_nothing(struct gaia_frames *frames, uint64_t page, size_t from)
+{
+    (void)frames, (void)page, (void)from;
+    return -ENOMEM;
+}
+
+/* What a device could not be wiped of has gone with its page: what the file has there later, and the device
+ * gets anew, is not wiped for it. */
+static void test_what_comes_where_something_could_not_be_wiped(void **state)
+{
+    static struct gaia_frames_ops refusing;
+    uint8_t bytes[4096];
+
+    (void)state;
+    if (!start())
+        skip();
+    struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
+    const struct gaia_frames_ops *ops = frames->ops;
+    touched = map.bytes[100 * 4096];
+    refusing = *ops;
+    refusing.clear = clear_nothing;
+    frames->ops = &refusing;
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 100 * 4096 + 100), 0);
+    frames->ops = ops;
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 100 * 4096), 0);
+    memset(bytes, 'x', sizeof bytes);
+    assert_int_equal(cache_file_write(f.file, f.fd, bytes, sizeof bytes, 100 * 4096, 0), sizeof bytes);
+    assert_int_equal(map.bytes[100 * 4096 + 200], 'x');
+    map.bytes[100 * 4096] = 1;
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(map.bytes[100 * 4096 + 200], 'x');
+    kernel_read(&f, 100, bytes);
+    assert_int_equal(bytes[0], 1);
+    assert_int_equal(bytes[200], 'x');
+    assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -179,6 +217,7 @@ int main(void)
         cmocka_unit_test(test_a_cut_beside_a_growth),
         cmocka_unit_test(test_what_could_not_be_cut_off_is_when_the_file_grows),
         cmocka_unit_test(test_what_could_not_be_cut_off_is_later),
+        cmocka_unit_test(test_what_comes_where_something_could_not_be_wiped),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
