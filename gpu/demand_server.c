@@ -106,7 +106,8 @@ static uint64_t cut_since(const struct demand_server *server, uint64_t seen)
         uint64_t one = atomic_load(&state->cut_ends[i % GAIA_CUTS_KEPT]);
         end = one < end ? one : end;
     }
-    if (atomic_load(&state->cuts) - seen > GAIA_CUTS_KEPT) /* not all of them are there any more */
+    /* Not all of them are there any more; the place of one is perhaps being taken. */
+    if (atomic_load(&state->cuts) - seen >= GAIA_CUTS_KEPT)
         end = atomic_load(&state->cut_most);
     uint64_t offset = (uint64_t)server->offset;
     return end == UINT64_MAX ? end : end > offset ? end - offset : 0;

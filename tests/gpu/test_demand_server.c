@@ -579,6 +579,27 @@ static void test_what_was_cut_off(void **state)
     end_world(world);
 }
 
+/* The daemon is telling of one more cut, in the place of the first one since the grant, and has not counted
+ * it yet. */
+static void test_a_cut_that_is_being_told_of(void **state)
+{
+    struct world *world = make_world(4, true, false);
+    struct gaia_shared_state *shared = &world->state;
+    uint8_t frame[UNIT], *home = world->home + 5 * UNIT;
+    uint32_t grant = bring(world, 5, frame);
+
+    (void)state;
+    memset(home, 0, UNIT);
+    memset(frame, 1, UNIT);
+    for (unsigned i = 0; i < GAIA_CUTS_KEPT; i++)
+        cut(world, i == 0 ? 5 * UNIT + 100 : (uint64_t)UNITS * UNIT - 1);
+    shared->cut_ends[shared->cuts % GAIA_CUTS_KEPT] = (uint64_t)UNITS * UNIT - 1;
+    assert_int_equal(await(world, ask(world, GAIA_DEMAND_GIVE, 5, grant, frame), NULL, &grant), 0);
+    assert_int_equal(home[99], 1);
+    assert_int_equal(home[100], 0);
+    end_world(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -591,6 +612,7 @@ int main(void)
         cmocka_unit_test(test_what_is_refused),
         cmocka_unit_test(test_the_end_of_the_file),
         cmocka_unit_test(test_what_was_cut_off),
+        cmocka_unit_test(test_a_cut_that_is_being_told_of),
         cmocka_unit_test(test_an_arena_that_a_kernel_wrote_over),
     };
 
