@@ -96,12 +96,16 @@ static void test_disk(void **state)
     look(fd);
     assert_true(hosted_is_memory(fd) ? !asked : asked);
     assert_int_equal(fsync(fd), 0);
-    assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
-    if (is_cached(fd)) {
-        close(fd);
-        skip(); /* it stays: a filesystem in memory */
+    ssize_t n = 0;
+    for (unsigned tries = 0; tries < 20 && n != -EAGAIN; tries++) { /* a disk may be faster than the look */
+        assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+        if (is_cached(fd)) {
+            close(fd);
+            skip(); /* it stays: a filesystem in memory */
+        }
+        n = hosted_read(fd, hosted_is_memory(fd), got, LENGTH, 0);
     }
-    assert_int_equal(hosted_read(fd, hosted_is_memory(fd), got, LENGTH, 0), -EAGAIN);
+    assert_int_equal(n, -EAGAIN);
     close(fd);
 }
 
