@@ -55,6 +55,8 @@ struct fixture {
      * between the two. */
     uint64_t (*_Atomic each_place_exposed)(struct gaia_frames_map *map, uint64_t page, uint64_t count,
                                            const void *bytes);
+    int (*_Atomic each_resize)(struct gaia_frames *frames, uint64_t pages);
+    int (*_Atomic each_clear)(struct gaia_frames *frames, uint64_t page, size_t from);
     int (*_Atomic poison)(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint32_t thread);
     /* Of none of theirs: without it they have no such call. */
     int (*_Atomic place_later)(struct gaia_frames *frames, struct gaia_frames_map *map, uint64_t page,

@@ -128,31 +128,22 @@ static int refuse_to_be_short(struct gaia_frames *frames, uint64_t pages)
     return pages < FIXTURE_PAGES ? -ENOMEM : plain_frames->resize(frames, pages);
 }
 
-static void refuse(struct gaia_frames *frames, bool again)
-{
-    static struct gaia_frames_ops refusing;
-
-    refusing = *plain_frames;
-    refusing.resize = refuse_to_be_short;
-    frames->ops = again ? &refusing : plain_frames;
-}
-
 /* The file has been cut, but its frames could not be (on a node without memory, say), and is long again: what
  * was cut off is not there. `heals`: before it grows, or after. Until it is done acquires say so. */
 static void cut_in_vain(bool heals)
 {
     if (!start())
         skip();
-    struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
     map.bytes[100 * 4096] = 1;
     assert_int_equal(device_release(&f, &map), 0);
-    refuse(frames, true);
+    f.each_resize = refuse_to_be_short;
     assert_int_equal(cache_file_truncate(f.file, f.fd, 10 * 4096), 0);
-    refuse(frames, !heals);
+    if (heals)
+        f.each_resize = NULL;
     assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
     if (!heals)
         assert_int_equal(device_acquire(&f, &map), -EIO);
-    refuse(frames, false);
+    f.each_resize = NULL;
     assert_int_equal(device_acquire(&f, &map), 0);
     begin(touch_page_100);
     end();
@@ -182,20 +173,15 @@ static int clear_nothing(struct gaia_frames *frames, uint64_t page, size_t from)
  * gets anew, is not wiped for it. */
 static void test_what_comes_where_something_could_not_be_wiped(void **state)
 {
-    static struct gaia_frames_ops refusing;
     uint8_t bytes[4096];
 
     (void)state;
     if (!start())
         skip();
-    struct gaia_frames *frames = SLIST_FIRST(&f.file->replicas)->frames;
-    const struct gaia_frames_ops *ops = frames->ops;
     touched = map.bytes[100 * 4096];
-    refusing = *ops;
-    refusing.clear = clear_nothing;
-    frames->ops = &refusing;
+    f.each_clear = clear_nothing;
     assert_int_equal(cache_file_truncate(f.file, f.fd, 100 * 4096 + 100), 0);
-    frames->ops = ops;
+    f.each_clear = NULL;
     assert_int_equal(cache_file_truncate(f.file, f.fd, 100 * 4096), 0);
     memset(bytes, 'x', sizeof bytes);
     assert_int_equal(cache_file_write(f.file, f.fd, bytes, sizeof bytes, 100 * 4096, 0), sizeof bytes);
