@@ -35,9 +35,7 @@ static int greet(struct nodes *nodes, struct call_session *session)
     }
 }
 
-/* It lives, and can't be met now: it must not be done without. -EBUSY: it is not done with an earlier
- * session.
- */
+/* It lives, and can't be met now: it must not be done without. -EBUSY: an earlier session is not over. */
 static bool lives(int error)
 {
     return call_is_short(error) || error == -EBUSY;
@@ -69,8 +67,7 @@ static void word_warning(const struct nodes_home *home, int before, char text_ou
                  strange ? "is taken to be down" : "could not be met", home->why);
 }
 
-/* Connect, and say HELLO; why_out: what went wrong. session_out is a reference also with an error, or NULL.
- */
+/* Connect, and say HELLO; why_out: what went wrong. session_out: a reference, with an error, too, or NULL. */
 static int try_home(struct nodes *nodes, struct nodes_home *home, struct call_session **session_out,
                     char why_out[CALL_WHY])
 {

@@ -89,9 +89,9 @@ def say_flaky(name):
 
 def run_units(args, env, count):
     """Several at a time where that is asked for: many of them wait most of the time."""
-    failed, first = {}, {}
+    programs, failed, first = units(args), {}, {}
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for program, (counts, said) in zip(units(args), pool.map(lambda program: run_unit(program, env), units(args))):
+        for program, (counts, said) in zip(programs, pool.map(lambda program: run_unit(program, env), programs)):
             print(said, flush=True)
             if counts[1]:
                 failed[program], first[program] = said, counts
@@ -165,8 +165,8 @@ def main():
     parser.add_argument("--select", help="pytest -k")
     parser.add_argument("--folder", default=os.path.join(TOP, "tests", "mount"), help="where the mount tests are")
     parser.add_argument("--again", type=int, default=int(os.environ.get("GAIA_AGAIN") or 0),
-                        help="so many that failed are run once more, by themselves; where more have, or a sanitizer has said "
-                             "something, none is (GAIA_AGAIN, else 0)")
+                        help="so many that failed are run once more, by themselves; where more have, a sanitizer has said "
+                             "something or anything has crashed, none is (GAIA_AGAIN, else 0)")
     parser.add_argument("--first", action="store_true", help="stop the mount tests at the first failure")
     # Debian's pytest belongs to Debian's python3, whatever else is first on PATH.
     parser.add_argument("--python", default="/usr/bin/python3")

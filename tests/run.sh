@@ -20,7 +20,7 @@ third=deaths,mount,nodes,nodes_deaths,nodes_words,nodes_parting
 # Leaves to make check what takes long and is seldom broken.
 export GAIA_GATE=1
 # Of each step's tests two may be late once, on a machine that four lanes are more than busy with: they are run again by
-# themselves, and named at the end. Not where a sanitizer has said something. GAIA_AGAIN=0: none.
+# themselves, and named at the end. Not where a sanitizer has said something, or anything has crashed. GAIA_AGAIN=0: none.
 export GAIA_AGAIN="${GAIA_AGAIN:-2}"
 
 work=$(mktemp -d)
