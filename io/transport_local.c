@@ -6,10 +6,9 @@
  * second copy is the price of trusting nobody: the stage is sealed against being cut short, which would end
  * who touches it with SIGBUS, it is the only memory that both can see, and whoever has copied out of it has
  * what does not change any more. */
-#include "io/transport_stage.h"
+#include "io/transport_local.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,32 +22,6 @@
 #include "base/clock.h"
 
 #define ENTRIES_MAX ((GAIA_WIRE_MAX - sizeof(struct gaia_wire_head)) / sizeof(struct gaia_wire_transfer))
-#define HALF_MAX 32u
-#define QUEUE_HALF (UINT64_MAX - 1000) /* ids of half-open connections: from here up */
-#define DATAGRAMS_MAX 64               /* of one queue, until others have their turn */
-#define DEAF_NS UINT64_C(10000000)     /* or until the next poll, which comes before peers lose patience */
-
-struct local_queue {
-    int fd;
-    unsigned char *stage;
-    struct stage_ring ring; /* connected side */
-    /* Accepted side. */
-    unsigned done_due; /* to be told, when the socket takes it */
-    bool blocked;      /* epoll is to say when */
-};
-
-/* A connection that has not said HELLO. */
-struct half {
-    int fd; /* -1: free */
-    uint64_t since_ns;
-};
-
-struct local {
-    int listening;
-    int kept;               /* a descriptor to be let go of for one who is refused; -1: none is to be had */
-    uint64_t deaf_until_ns; /* nobody is let in before, for want of memory, say; 0: who comes is */
-    struct half halves[HALF_MAX];
-};
 
 /* ---- queues ---- */
 
@@ -67,7 +40,7 @@ static void free_queue(struct link_queue *queue)
     queue->own = NULL;
 }
 
-static int new_queue(struct link_queue *queue, int fd)
+int local_new_queue(struct link_queue *queue, int fd)
 {
     struct local_queue *local = calloc(1, sizeof *local);
     int error;
@@ -90,9 +63,7 @@ static void local_cut(struct gaia_link *link)
         free_queue(&link->queues[i]);
 }
 
-/* Whoever likes may have a name in the abstract namespace that nobody has now: only root, and who runs this
- * program, is taken for a node, at either end. */
-static int check_peer(int fd, char *name_out, size_t size)
+int local_check_peer(int fd, char *name_out, size_t size)
 {
     struct ucred who;
     socklen_t length = sizeof who;
@@ -122,10 +93,13 @@ static int local_connect(struct gaia_link *link, unsigned number, const char *pe
     if (connect(fd, (struct sockaddr *)&address, address_length))
         error = transport_say(errno == EAGAIN ? -ECONNREFUSED : -errno, "%s: %s", peer,
                               errno == EAGAIN ? "too many wait to be let in" : strerror(errno));
-    if (!error && (error = check_peer(fd, listens, sizeof listens))) /* of who listens, when it began to */
-        error = transport_say(error, "%s: %s", peer, gaia_transport_why());
+    if (!error) {
+        error = local_check_peer(fd, listens, sizeof listens); /* of who listens, when it began to */
+        if (error)
+            error = transport_say(error, "%s: %s", peer, gaia_transport_why());
+    }
     if (!error)
-        error = new_queue(queue, fd);
+        error = local_new_queue(queue, fd);
     if (error) {
         close(fd);
         return error;
@@ -134,175 +108,6 @@ static int local_connect(struct gaia_link *link, unsigned number, const char *pe
     link_hello(link, number, &hello);
     transport_test_hello(&hello, &length);
     return error ? error : datagram_send(fd, &hello, length, -1);
-}
-
-/* ---- half-open connections ---- */
-
-static void drop_half(struct half *half)
-{
-    close(half->fd);
-    half->fd = -1;
-}
-
-/* What it has asked for can't be had here. It is told why, as it would take this side for one that is down.
- */
-static void refuse(int fd, int error)
-{
-    struct gaia_wire_hello answer = link_refusal(error);
-
-    datagram_send(fd, &answer, sizeof answer, -1);
-}
-
-/* A queue that has been promised: it comes up, or its link ends. */
-static void answer(struct link_queue *queue, const struct gaia_wire_hello *hello)
-{
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = queue->id};
-    struct local_queue *local = queue->own;
-    int stage = -1, error = stage_new(&stage, &local->stage);
-
-    if (!error && epoll_ctl(queue->link->transport->epoll, EPOLL_CTL_MOD, local->fd, &event))
-        error = transport_say(-errno, "epoll_ctl: %s", strerror(errno));
-    if (error)
-        refuse(local->fd, error);
-    else
-        error = datagram_send(local->fd, hello, sizeof *hello, stage);
-    if (stage >= 0)
-        close(stage);
-    if (error)
-        link_end(queue->link, error, "%s", gaia_transport_why());
-    else
-        link_queue_up(queue);
-}
-
-static int greet(struct gaia_transport *transport, struct half *half, const void *bytes, size_t length)
-{
-    struct link_queue *queue = NULL;
-    struct gaia_wire_hello hello;
-    char peer[64];
-    int error = check_peer(half->fd, peer, sizeof peer);
-
-    if (error)
-        return error;
-    error = link_greeted(transport, peer, bytes, length, &queue, &hello);
-    if (error) {
-        datagram_send(half->fd, &hello, sizeof hello, -1);
-        return error;
-    }
-    error = new_queue(queue, half->fd);
-    if (error) {
-        refuse(half->fd, error);
-        link_end(queue->link, error, "%s", gaia_transport_why());
-        return error;
-    }
-    half->fd = -1;
-    answer(queue, &hello);
-    return 0;
-}
-
-static void read_half(struct gaia_transport *transport, struct half *half)
-{
-    unsigned char bytes[GAIA_WIRE_MAX + 1];
-    int extra;
-    ssize_t n;
-
-    if (half->fd < 0)
-        return;
-    n = datagram_receive(half->fd, bytes, &extra);
-    if (extra >= 0)
-        close(extra);
-    if (n == -EAGAIN)
-        return;
-    if (n <= 0 || greet(transport, half, bytes, (size_t)n))
-        drop_half(half);
-}
-
-static struct half *free_half(struct gaia_transport *transport)
-{
-    struct local *local = transport->own;
-    struct half *oldest = &local->halves[0];
-
-    for (unsigned i = 0; i < HALF_MAX; i++) {
-        if (local->halves[i].fd < 0)
-            return &local->halves[i];
-        if (local->halves[i].since_ns < oldest->since_ns)
-            oldest = &local->halves[i];
-    }
-    drop_half(oldest); /* who connects and says nothing keeps nobody out */
-    return oldest;
-}
-
-/* Whether epoll tells of who comes: it would without end of who can't be let in. */
-static void hear(struct gaia_transport *transport, bool hears)
-{
-    struct local *local = transport->own;
-    struct epoll_event event = {.events = hears ? EPOLLIN : 0, .data.u64 = QUEUE_LISTEN};
-
-    if (!epoll_ctl(transport->epoll, EPOLL_CTL_MOD, local->listening, &event))
-        local->deaf_until_ns = hears ? 0 : clock_now_ns() + DEAF_NS;
-}
-
-static void keep_one(struct gaia_transport *transport)
-{
-    struct local *local = transport->own;
-
-    if (local->kept < 0)
-        local->kept = fcntl(transport->wake, F_DUPFD_CLOEXEC, 0);
-}
-
-/* No descriptor is left but the one that is kept for this. Whether somebody was there. */
-static bool turn_away(struct gaia_transport *transport)
-{
-    struct local *local = transport->own;
-    char peer[64];
-
-    if (local->kept < 0)
-        return false;
-    close(local->kept);
-    local->kept = -1;
-    int fd = accept4(local->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd >= 0 && !check_peer(fd, peer, sizeof peer))
-        refuse(fd, -EMFILE);
-    if (fd >= 0)
-        close(fd);
-    keep_one(transport);
-    return fd >= 0;
-}
-
-static void accept_all(struct gaia_transport *transport)
-{
-    struct local *local = transport->own;
-    int fd;
-
-    keep_one(transport);
-    for (int n = 0; n < DATAGRAMS_MAX; n++) {
-        fd = accept4(local->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        int error = fd < 0 ? errno : 0;
-        if ((error == EMFILE || error == ENFILE) && turn_away(transport))
-            continue;
-        if (error) {
-            if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS)
-                hear(transport, false); /* somebody will close something */
-            return;
-        }
-        struct half *half = free_half(transport);
-        half->fd = fd;
-        half->since_ns = clock_now_ns();
-        error = transport_watch(transport, fd, QUEUE_HALF + (uint64_t)(half - local->halves));
-        if (error) {
-            refuse(fd, error);
-            drop_half(half);
-        }
-    }
-}
-
-static void drop_late_halves(struct gaia_transport *transport)
-{
-    struct local *local = transport->own;
-    uint64_t now = clock_now_ns(), limit = (uint64_t)transport->config.timeout_ms * 1000000;
-
-    for (unsigned i = 0; i < HALF_MAX; i++)
-        if (local->halves[i].fd >= 0 && now - local->halves[i].since_ns > limit)
-            drop_half(&local->halves[i]);
 }
 
 /* ---- transfers ---- */
@@ -573,21 +378,11 @@ static void local_heard(struct gaia_transport *transport, uint64_t id)
     struct local *local = transport->own;
 
     if (id == QUEUE_LISTEN)
-        accept_all(transport);
+        local_accept_all(transport);
     else if (id >= QUEUE_HALF && id < QUEUE_HALF + HALF_MAX)
-        read_half(transport, &local->halves[id - QUEUE_HALF]);
+        local_read_half(transport, &local->halves[id - QUEUE_HALF]);
     else
         read_queue(transport, (uint32_t)id);
-}
-
-/* What comes is told by epoll; only the time goes by. */
-static void local_glance(struct gaia_transport *transport)
-{
-    const struct local *local = transport->own;
-
-    if (local->deaf_until_ns && clock_now_ns() >= local->deaf_until_ns)
-        hear(transport, true);
-    drop_late_halves(transport);
 }
 
 static int local_arm(struct gaia_transport *transport)
@@ -642,32 +437,11 @@ static void local_conceal(struct gaia_link *link, struct link_region *region)
 
 /* ---- begin and end ---- */
 
-static int local_listen(struct gaia_transport *transport, struct local *local)
-{
-    struct sockaddr_un address;
-    socklen_t length;
-    int error = local_address(transport->address, &address, &length);
-
-    if (!error)
-        error = local_socket(&local->listening);
-    if (error)
-        return error;
-    if (bind(local->listening, (struct sockaddr *)&address, length) || listen(local->listening, 128))
-        return transport_say(-errno, "%s: %s", transport->address, strerror(errno));
-    return transport_watch(transport, local->listening, QUEUE_LISTEN);
-}
-
 static void local_close(struct gaia_transport *transport)
 {
     struct local *local = transport->own;
 
-    for (unsigned i = 0; i < HALF_MAX; i++)
-        if (local->halves[i].fd >= 0)
-            drop_half(&local->halves[i]);
-    if (local->listening >= 0)
-        close(local->listening);
-    if (local->kept >= 0)
-        close(local->kept);
+    local_listen_no_more(local);
     free(local);
 }
 
@@ -679,14 +453,10 @@ static int local_open(struct gaia_transport *transport)
     if (!local)
         return transport_say(-ENOMEM, "no memory for a carrier");
     transport->own = local;
-    local->listening = local->kept = -1;
-    for (unsigned i = 0; i < HALF_MAX; i++)
-        local->halves[i].fd = -1;
+    local_listen_not_yet(local);
     transport->limits = (struct gaia_transport_limits){
         .reads_per_queue = GAIA_LINK_DEPTH_MAX, .queues = GAIA_LINK_QUEUES_MAX, .device = "local"};
-    error = transport->config.listen ? local_listen(transport, local) : 0;
-    if (!error && transport->config.listen)
-        keep_one(transport);
+    error = transport->config.listen ? local_listen(transport) : 0;
     if (error)
         local_close(transport);
     return error;
