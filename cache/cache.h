@@ -202,8 +202,6 @@ int cache_file_announce(struct cache_file *file, const struct node_name *name);
 unsigned cache_peer_timeout_ms(const struct cache *cache);
 /* Keep the file in use, for cache_host.find() and track(), which the caller of those ends. */
 void cache_file_hold(struct cache_file *file);
-/* The kernel is about to drop the file's pages by itself. [FUSE] */
-void cache_file_kernel_drops(struct cache_file *file);
 /* Around the caller's having it drop all of them: on the way it may meet WRITEs (cache/heal.h). opened: what
  * cache_file_opened() returned before; 0 when they could not be dropped. */
 void cache_file_drop_begin(struct cache_file *file);

@@ -284,17 +284,10 @@ void cache_file_behind(struct cache_file *file)
     pthread_mutex_unlock(&file->lock);
 }
 
-void cache_file_kernel_drops(struct cache_file *file)
-{
-    pthread_mutex_lock(&file->lock);
-    heal_window_reopen(file);
-    pthread_mutex_unlock(&file->lock);
-}
-
 void cache_file_drop_begin(struct cache_file *file)
 {
     pthread_mutex_lock(&file->lock);
-    heal_window_open(file, 0, UINT64_MAX);
+    heal_window_open_node(file, 0, 0, UINT64_MAX);
     pthread_mutex_unlock(&file->lock);
 }
 
@@ -335,7 +328,7 @@ uint64_t cache_file_opened(struct cache_file *file)
         file->behind++; /* nobody knows */
     uint64_t behind = file->behind != file->dropped ? file->behind : 0;
     if (behind) /* the kernel is about to drop its pages: a WRITE may be on its way */
-        heal_window_reopen(file);
+        heal_window_reopen(file, 0);
     bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
     fit_frames(file);

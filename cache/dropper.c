@@ -78,7 +78,7 @@ static void drop_leaf(struct cache_file *file, unsigned node, uint64_t leaf, pag
     page_mask range = page_range_mask(0, first, end - first);
     pthread_mutex_lock(&file->lock);
     struct leaf *held = index_find(&file->index, leaf);
-    heal_window_open(file, (leaf << LEAF_SHIFT) + first, (leaf << LEAF_SHIFT) + end - 1);
+    heal_window_open_node(file, node, (leaf << LEAF_SHIFT) + first, (leaf << LEAF_SHIFT) + end - 1);
     if (held)
         heal_drop_begin(held, range);
     pthread_mutex_unlock(&file->lock);

@@ -19,25 +19,36 @@
 /* How long an opener may need to drop the file's pages after its OPEN was answered. */
 #define OPEN_NS 1000000000u
 
+static const struct heal_dropped NOTHING = {.first = 1, .last = 0};
+
 void heal_window_init(struct heal_window *window)
 {
-    *window = (struct heal_window){.first = 1, .last = 0};
+    *window = (struct heal_window){.open = 0};
     LIST_INIT(&window->heals);
+    for (unsigned node = 0; node <= MEMBERS_MAX; node++)
+        window->dropped[node] = NOTHING;
+}
+
+static void may_drop(struct heal_window *window, unsigned node, uint64_t first, uint64_t last)
+{
+    struct heal_dropped *dropped = &window->dropped[node];
+    bool none = dropped->first > dropped->last;
+
+    dropped->first = none || first < dropped->first ? first : dropped->first;
+    dropped->last = none || last > dropped->last ? last : dropped->last;
 }
 
 void heal_window_open(struct cache_file *file, uint64_t first, uint64_t last)
 {
-    struct heal_window *window = &file->window;
+    file->window.open++;
+    for (uint64_t kernels = home_kernels(file); kernels; kernels &= kernels - 1)
+        may_drop(&file->window, (unsigned)__builtin_ctzll(kernels), first, last);
+}
 
-    window->open++;
-    window->kernels = home_kernels(file);
-    if (window->first > window->last) {
-        window->first = first;
-        window->last = last;
-        return;
-    }
-    window->first = first < window->first ? first : window->first;
-    window->last = last > window->last ? last : window->last;
+void heal_window_open_node(struct cache_file *file, unsigned node, uint64_t first, uint64_t last)
+{
+    file->window.open++;
+    may_drop(&file->window, node, first, last);
 }
 
 void heal_window_close(struct cache_file *file)
@@ -45,11 +56,10 @@ void heal_window_close(struct cache_file *file)
     file->window.open--;
 }
 
-void heal_window_reopen(struct cache_file *file)
+void heal_window_reopen(struct cache_file *file, unsigned node)
 {
-    heal_window_open(file, 0, UINT64_MAX);
-    heal_window_close(file);
-    file->window.until_ns = clock_now_ns() + OPEN_NS;
+    may_drop(&file->window, node, 0, UINT64_MAX);
+    file->window.dropped[node].until_ns = clock_now_ns() + OPEN_NS;
 }
 
 void heal_drop_begin(struct leaf *leaf, page_mask pages)
@@ -299,14 +309,14 @@ int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t 
 {
     struct heal_window *window = &file->window;
     unsigned node = flags >> 8;
+    struct heal_dropped *dropped = &window->dropped[node];
     uint64_t first = (uint64_t)offset / GAIA_PAGE_SIZE;
     uint64_t last = ((uint64_t)offset + length - 1) / GAIA_PAGE_SIZE;
 
     *heal_out = NULL;
-    if (!length || window->first > window->last)
+    if (!length || dropped->first > dropped->last)
         return 0;
-    bool hit = first <= window->last && last >= window->first && window->kernels >> node & 1 &&
-               was_refilled(file, first, last);
+    bool hit = first <= dropped->last && last >= dropped->first && was_refilled(file, first, last);
     if (hit) {
         int error = heal_new(file, length, offset, node, false, heal_out);
         if (error)
@@ -315,13 +325,8 @@ int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t 
     }
     /* The next WRITE is put together after this one is answered: after the invalidations that are over now.
      */
-    if (!window->open && !(flags & (CACHE_IO_DIRECT | CACHE_IO_MORE)) && clock_now_ns() >= window->until_ns) {
-        window->kernels &= ~(UINT64_C(1) << node);
-        if (file->cache->nodes && window->kernels) /* of others it may be the next but one */
-            return 0;
-        window->first = 1;
-        window->last = 0;
-    }
+    if (!window->open && !(flags & (CACHE_IO_DIRECT | CACHE_IO_MORE)) && clock_now_ns() >= dropped->until_ns)
+        *dropped = NOTHING;
     return 0;
 }
 

@@ -54,19 +54,22 @@
 #include <sys/types.h>
 
 #include "base/lock.h"
+#include "io/members.h"
 
 struct cache;
 struct cache_file;
 struct heal;
 
-/* A file's windows; under the file's lock. */
+/* A file's windows, of each kernel by itself: else one that never writes would keep those of all open. Under
+ * the file's lock. */
 struct heal_window {
-    unsigned open;        /* invalidations under way */
-    uint64_t first, last; /* pages that they may have dropped; first > last: none */
-    uint64_t until_ns; /* CLOCK_MONOTONIC: not over before; the kernel drops pages after an OPEN's answer */
+    unsigned open; /* invalidations under way */
     LIST_HEAD(, heal) heals;
-    uint64_t kernels; /* bit i: node i's next WRITE may have been on its way, too */
     unsigned healers; /* at work for the file; under healer->lock */
+    struct heal_dropped {
+        uint64_t first, last;   /* pages that the kernel may have dropped; first > last: none */
+        uint64_t until_ns;      /* CLOCK_MONOTONIC: not over before: pages are dropped for an OPEN */
+    } dropped[MEMBERS_MAX + 1]; /* of this node's kernel, and of members' */
 };
 
 /* The threads that invalidate for WRITE handlers: they must not wait for it without end, as one of the pages
@@ -75,7 +78,8 @@ struct heal_window {
 struct healer {
     pthread_t threads[HEALER_THREADS]; /* a page that is being read slowly keeps one of them waiting */
     pthread_mutex_t lock;              /* guards the rest, and done of each heal; a leaf */
-    pthread_cond_t changed;
+    pthread_cond_t queued;             /* the healers wait for */
+    pthread_cond_t healed;             /* handlers of WRITEs wait for */
     STAILQ_HEAD(, heal) queue;
     bool stop;
     unsigned started;
@@ -90,12 +94,13 @@ void healer_stop(struct cache *cache);
 void heal_window_init(struct heal_window *window);
 /* The file is closed: nobody uses it. */
 void heal_window_free(struct cache_file *file);
-/* Around an invalidation of pages [first, last], and for each leaf, around one of its pages. The file's lock
- * is held. */
+/* Around an invalidation of pages [first, last] in all kernels, or in a node's, and for each leaf, around one
+ * of its pages. The file's lock is held. */
 void heal_window_open(struct cache_file *file, uint64_t first, uint64_t last);
+void heal_window_open_node(struct cache_file *file, unsigned node, uint64_t first, uint64_t last);
 void heal_window_close(struct cache_file *file);
-/* The kernel is about to drop all pages by itself: an OPEN is being answered. */
-void heal_window_reopen(struct cache_file *file);
+/* A node's kernel is about to drop all pages, as an OPEN is being answered there. */
+void heal_window_reopen(struct cache_file *file, unsigned node);
 struct leaf;
 void heal_drop_begin(struct leaf *leaf, uint64_t pages);
 /* read_number: file->reads.number at the beginning; done: not when the invalidation failed. */

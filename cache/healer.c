@@ -37,7 +37,7 @@ static void drop_begin(struct heal *heal)
     uint64_t first = (uint64_t)heal->offset / GAIA_PAGE_SIZE;
     uint64_t last = ((uint64_t)heal->offset + heal->dropped - 1) / GAIA_PAGE_SIZE;
 
-    heal_window_open(heal->file, first, last);
+    heal_window_open_node(heal->file, heal->node, first, last);
     heal->drop_reads = heal->file->reads.number;
     for (uint64_t i = 0; i <= (last >> LEAF_SHIFT) - (first >> LEAF_SHIFT) && i < 64; i++) {
         struct leaf *leaf = index_find(&heal->file->index, (first >> LEAF_SHIFT) + i);
@@ -76,7 +76,7 @@ static void heal_end(struct cache *cache, struct heal *heal, bool done)
     file_unuse(file);
     pthread_mutex_lock(&cache->healer.lock);
     heal->done = true;
-    pthread_cond_broadcast(&cache->healer.changed);
+    pthread_cond_broadcast(&cache->healer.healed);
     pthread_mutex_unlock(&cache->healer.lock);
     heal_put(&cache->healer, heal);
 }
@@ -176,7 +176,7 @@ static bool wait_for(struct healer *healer, const bool *flag, unsigned wait_ms)
     if (healer->waiting > WAITING_MAX && wait_ms > WAIT_SHORT_MS)
         wait_ms = WAIT_SHORT_MS;
     struct timespec until = lock_wait_until(wait_ms);
-    while (!*flag && wait_ms && pthread_cond_timedwait(&healer->changed, &healer->lock, &until) != ETIMEDOUT)
+    while (!*flag && wait_ms && pthread_cond_timedwait(&healer->healed, &healer->lock, &until) != ETIMEDOUT)
         ;
     return *flag;
 }
@@ -195,7 +195,7 @@ static void wait_for_drop(struct healer *healer, struct heal *heal, unsigned las
 {
     pthread_mutex_lock(&healer->lock);
     STAILQ_INSERT_TAIL(&healer->queue, heal, queue);
-    pthread_cond_broadcast(&healer->changed);
+    pthread_cond_signal(&healer->queued); /* else one that ends another heal of the file takes it */
     healer->waiting++;
     bool late = !wait_for(healer, &heal->head_done, WAIT_MS) && !wait_longer(healer, heal, &heal->head_done);
     /* What is misplaced is in the last page in any case, also where that is locked until the answer and is
@@ -257,8 +257,9 @@ static void heal_one(struct cache *cache, struct heal *heal)
     int error = drop_range(heal, first, last);
 
     pthread_mutex_lock(&healer->lock);
+    if (!heal->head_done)
+        pthread_cond_broadcast(&healer->healed);
     heal->head_done = true;
-    pthread_cond_broadcast(&healer->changed);
     pthread_mutex_unlock(&healer->lock);
     int one = drop_range(heal, last, end);
     heal_end(cache, heal, !error && !one);
@@ -293,7 +294,6 @@ static void heal_next(struct cache *cache, struct heal *heal)
     heal_one(cache, heal);
     pthread_mutex_lock(&healer->lock);
     file->window.healers--;
-    pthread_cond_broadcast(&healer->changed);
     pthread_mutex_unlock(&healer->lock);
     file_unuse(file);
     pthread_mutex_lock(&healer->lock);
@@ -308,11 +308,12 @@ static void *heal_all(void *argument)
     pthread_mutex_lock(&healer->lock);
     for (;;) {
         while (!(heal = next_heal(healer)) && !(healer->stop && STAILQ_EMPTY(&healer->queue)))
-            pthread_cond_wait(&healer->changed, &healer->lock);
+            pthread_cond_wait(&healer->queued, &healer->lock);
         if (!heal)
             break;
         heal_next(cache, heal);
     }
+    pthread_cond_broadcast(&healer->queued); /* who waited for what others were doing */
     pthread_mutex_unlock(&healer->lock);
     return NULL;
 }
@@ -324,7 +325,8 @@ int healer_start(struct cache *cache)
 
     healer->late_kernel = kernel_writes_back_late();
     lock_init(&healer->lock, LOCK_HEALER);
-    lock_condition_init(&healer->changed);
+    lock_condition_init(&healer->queued);
+    lock_condition_init(&healer->healed);
     STAILQ_INIT(&healer->queue);
     while (healer->started < HEALER_THREADS && !error) {
         error = -pthread_create(&healer->threads[healer->started], NULL, heal_all, cache);
@@ -341,10 +343,11 @@ void healer_stop(struct cache *cache)
 
     pthread_mutex_lock(&healer->lock);
     healer->stop = true;
-    pthread_cond_broadcast(&healer->changed);
+    pthread_cond_broadcast(&healer->queued);
     pthread_mutex_unlock(&healer->lock);
     while (healer->started)
         pthread_join(healer->threads[--healer->started], NULL);
-    pthread_cond_destroy(&healer->changed);
+    pthread_cond_destroy(&healer->queued);
+    pthread_cond_destroy(&healer->healed);
     pthread_mutex_destroy(&healer->lock);
 }

@@ -173,8 +173,8 @@ int home_invalidate(struct cache_file *file, off_t offset, off_t length)
 static int drop_instead(struct cache_file *file, unsigned node, off_t offset, off_t length)
 {
     pthread_mutex_lock(&file->lock);
-    heal_window_open(file, (uint64_t)offset / GAIA_PAGE_SIZE,
-                     (uint64_t)(offset + length - 1) / GAIA_PAGE_SIZE);
+    heal_window_open_node(file, node, (uint64_t)offset / GAIA_PAGE_SIZE,
+                          (uint64_t)(offset + length - 1) / GAIA_PAGE_SIZE);
     pthread_mutex_unlock(&file->lock);
     int error = home_invalidate_node(file, node, offset, length);
     pthread_mutex_lock(&file->lock);

@@ -297,7 +297,9 @@ static int do_opened(struct home_open *open)
     int error = file_check_behind(file);
     pthread_mutex_unlock(&file->lock);
     fit_frames(file);
-    cache_file_kernel_drops(file);
+    pthread_mutex_lock(&file->lock);
+    heal_window_reopen(file, open->session->member + 1);
+    pthread_mutex_unlock(&file->lock);
     return error;
 }
 
