@@ -26,7 +26,7 @@ def four_calls(program):
 def test_with_space_again_all_is_well(mount, programs, small):  # noqa: F811
     """A touch of libgaia's that was refused when the disk was full is tried again: nothing is lost, and no call fails for ever."""
     m = mount("passthrough=off,device_cache=256K,unit=4K", data=small)
-    path, pages = os.path.join(m.mnt, "f"), [100 * i for i in range(80)]
+    path, pages = os.path.join(m.mnt, "f"), [100 * i for i in range(68)]
     with open(path, "wb") as file:
         file.truncate(8000 * PAGE)
     program = programs(path, small=True, frames=256)

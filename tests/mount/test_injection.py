@@ -156,7 +156,7 @@ def sites_of(who):
 
 def some(things, rng):
     """In tests/run.sh a part of them."""
-    return sorted(rng.sample(things, -(-len(things) // so_much(1, 6))))
+    return sorted(rng.sample(things, -(-len(things) // so_much(1, 10))))
 
 
 def walk_site(run, who, key, error, rng, problems):

@@ -90,7 +90,7 @@ def test_hard_and_symbolic_links(mount):
 @pytest.mark.limit(120)
 def test_big_directory(mount):
     m = mount()
-    names = {f"{i:05d}" + "n" * (i % 100) for i in range(5000)}
+    names = {f"{i:05d}" + "n" * (i % 100) for i in range(so_much(5000, 1500))}
     folder = os.path.join(m.mnt, "d")
     os.mkdir(folder)
     for name in names:
@@ -250,7 +250,7 @@ renameat2(sys.argv[1] + "/f", sys.argv[1] + "/g", RENAME_WHITEOUT)
 
 # --- folders that change while they are listed -----------------------------------------------------------------------
 
-ENTRIES = int(os.environ.get("GAIA_TEST_ENTRIES", so_much(100_000, 30_000)))
+ENTRIES = int(os.environ.get("GAIA_TEST_ENTRIES", so_much(100_000, 15_000)))
 NAMES_OF_A_FILE = 100  # another name costs a tenth of another file
 
 
