@@ -12,8 +12,9 @@
 #define MS 1000000u /* in nanoseconds */
 /* Callbacks of one poll: a flood of messages does not keep the clock from being looked at. */
 #define ROUND_MAX 4096
-#define EVENTS_MAX 32 /* of epoll, at a time */
-#define HEAR_NS MS    /* epoll is asked so often at least, however much comes otherwise */
+#define EVENTS_MAX 32                                    /* of epoll, at a time, */
+#define HEAR_MAX (GAIA_TRANSPORT_LINKS_MAX / EVENTS_MAX) /* and so often in a row at most */
+#define HEAR_NS MS /* epoll is asked so often at least, however much comes otherwise */
 
 /* ---- callbacks ---- */
 
@@ -119,9 +120,9 @@ static void look_at_the_clock(struct gaia_transport *transport)
     transport->tick_ns = now + (uint64_t)pause_ms * MS;
 }
 
-/* Take what epoll tells of, and sleep up to timeout_ms until it does. The lock is held, and let go where this
- * sleeps. */
-static void hear(struct gaia_transport *transport, unsigned timeout_ms)
+/* Take what epoll tells of, and sleep up to timeout_ms until it does. Whether there may be more. The lock is
+ * held, and let go where this sleeps. */
+static bool hear_some(struct gaia_transport *transport, unsigned timeout_ms)
 {
     struct epoll_event events[EVENTS_MAX];
 
@@ -139,6 +140,14 @@ static void hear(struct gaia_transport *transport, unsigned timeout_ms)
         else
             transport->carrier->heard(transport, events[i].data.u64);
     }
+    return count == EVENTS_MAX;
+}
+
+/* All peers have their turn before the clock is looked at. */
+static void hear(struct gaia_transport *transport, unsigned timeout_ms)
+{
+    for (unsigned i = 0; i < HEAR_MAX && hear_some(transport, i ? 0 : timeout_ms); i++)
+        ;
     transport->carrier->glance(transport);
     transport->heard_ns = clock_now_ns();
 }
@@ -170,12 +179,12 @@ static unsigned idle(struct gaia_transport *transport, unsigned timeout_ms)
 }
 
 /* gaia_transport_poll(), by the one thread that does. Each system call is one that who waits for an answer
- * waits for, too: so epoll is asked when there is nothing else to do, and now and then. The lock is held, and
- * let go meanwhile. */
+ * waits for, too: so epoll is asked when there is nothing else to do, and now and then. And always before the
+ * clock is looked at: it may have been this process that stood still, and what peers have said is here. The
+ * lock is held, and let go meanwhile. */
 static int poll_once(struct gaia_transport *transport, unsigned timeout_ms)
 {
     transport->carrier->glance(transport);
-    look_at_the_clock(transport);
     int count = deliver(transport);
     if (count && clock_now_ns() - transport->heard_ns < HEAR_NS)
         return count;

@@ -579,6 +579,27 @@ static void *hammer(void *argument)
     return NULL;
 }
 
+/* Nobody has polled for longer than the timeout, as of a process that gets no processor. What the peers have
+ * said meanwhile is here, and they live: more of them than are heard at a time, too. */
+static void test_who_stood_still(void **state)
+{
+    enum { MANY = 40 };
+    static struct pair pair;
+    struct gaia_link *links[MANY];
+    unsigned count = carrier == GAIA_CARRIER_LOCAL ? MANY : 2;
+
+    (void)state;
+    side_open(&pair.server, true, 60000);
+    side_open(&pair.client, false, SHORT_MS);
+    for (unsigned i = 0; i < count; i++)
+        links[i] = connect_to(&pair.client, &pair.server, 1, 1);
+    nap_ms(SHORT_MS + SHORT_MS / 4);
+    gaia_transport_poll(pair.client.transport, 0);
+    for (unsigned i = 0; i < count; i++)
+        assert_int_equal(gaia_link_error(links[i]), 0);
+    pair_close(&pair);
+}
+
 /* Of a thread that is about to poll, too: what it was to look at may have come after it last looked. */
 static void test_wake_before_poll(void **state)
 {
@@ -644,6 +665,7 @@ int main(int argc, char **argv)
         CASE(test_refused),
         CASE(test_refused_many_queues),
         CASE(test_idle),
+        CASE(test_who_stood_still),
         CASE(test_wake_before_poll),
         CASE(test_threads),
     };
