@@ -27,7 +27,7 @@ struct half {
 
 struct local {
     int listening;
-    int kept;               /* a descriptor to be let go of for one who is refused; -1: none is to be had */
+    int kept;               /* an open file to be let go of for one who is refused; -1: none is to be had */
     uint64_t deaf_until_ns; /* nobody is let in before, for want of memory, say; 0: who comes is */
     struct half halves[HALF_MAX];
 };

@@ -3,9 +3,9 @@
 #include "io/transport_local.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -123,7 +123,8 @@ static void keep_one(struct gaia_transport *transport)
     struct local *local = transport->own;
 
     if (local->kept < 0)
-        local->kept = fcntl(transport->wake, F_DUPFD_CLOEXEC, 0);
+        local->kept = eventfd(0, EFD_CLOEXEC); /* a file of its own: a copy would leave no room in the
+                                                * system's table of them */
 }
 
 /* No descriptor is left but the one that is kept for this. Whether somebody was there. */
@@ -148,6 +149,7 @@ static bool turn_away(struct gaia_transport *transport)
 void local_accept_all(struct gaia_transport *transport)
 {
     struct local *local = transport->own;
+    char peer[64];
     int fd;
 
     keep_one(transport);
@@ -160,6 +162,10 @@ void local_accept_all(struct gaia_transport *transport)
             if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS)
                 hear(transport, false); /* somebody will close something */
             return;
+        }
+        if (local_check_peer(fd, peer, sizeof peer)) { /* a crowd of strangers takes no node's place */
+            close(fd);
+            continue;
         }
         struct half *half = free_half(transport);
         half->fd = fd;

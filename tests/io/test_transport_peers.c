@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The transport and peers that are killed, stop, or do not do what they should; addresses and devices that
  * are not there, limits. Each ends in an error within the set time. */
+#include "io/transport_local.h"
 #include "io/transport_rdma.h"
 #include "tests/io/peer.h"
 
 #include <linux/capability.h>
+#include <linux/kcmp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -458,15 +461,19 @@ static int new_socket(void)
 }
 
 /* A connection of the local carrier's, by who says nothing. */
-static void come_to(const struct side *server, int fd)
+static int try_to_come(const struct side *server, int fd)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(server->address);
 
     memcpy(address.sun_path + 1, server->address, length);
-    assert_int_equal(connect(fd, (struct sockaddr *)&address,
-                             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)),
-                     0);
+    return connect(fd, (struct sockaddr *)&address,
+                   (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length));
+}
+
+static void come_to(const struct side *server, int fd)
+{
+    assert_int_equal(try_to_come(server, fd), 0);
 }
 
 /* Who connects and says nothing keeps nobody out. */
@@ -489,6 +496,99 @@ static void test_silent_crowd(void **state)
     for (unsigned i = 0; i < 80; i++)
         close(crowd[i]);
     pair_close(&pair);
+}
+
+enum { STRANGERS = 40 };
+
+/* Processes of another user's; go: when they are to come, arrived: that they have. */
+static int come_as_strangers(const struct side *server, int go, int arrived)
+{
+    char word;
+
+    if (read(go, &word, 1) != 1 || setresuid(65534, 65534, 65534))
+        return 1;
+    for (unsigned i = 0; i < STRANGERS; i++)
+        if (try_to_come(server, socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)))
+            return 1;
+    return write(arrived, &word, 1) != 1 || read(go, &word, 1); /* until the test has ended */
+}
+
+struct newcomer {
+    struct side *client;
+    const char *address;
+    struct gaia_link *link;
+    _Atomic int error; /* 1: not known yet */
+};
+
+static void *run_newcomer(void *argument)
+{
+    struct newcomer *newcomer = argument;
+    struct gaia_link_options options = {.queues = 1, .depth = 4};
+
+    newcomer->error =
+        gaia_link_connect(newcomer->client->transport, newcomer->address, &options, &newcomer->link);
+    return NULL;
+}
+
+/* Strangers, more than there are places for who has not said HELLO, come behind a node that has not been
+ * looked at: they take no place of its. */
+static void test_crowd_of_strangers(void **state)
+{
+    static struct side server, client;
+    struct newcomer newcomer = {&client, server.address, NULL, 1};
+    pthread_t thread;
+    int go[2], arrived[2], status;
+    char word = '!';
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL || geteuid())
+        skip();
+    side_init(&server, true);
+    assert_int_equal(pipe(go), 0);
+    assert_int_equal(pipe(arrived), 0);
+    pid_t pid = fork(); /* before there is a thread */
+    assert_true(pid >= 0);
+    if (!pid) {
+        close(go[1]);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        _exit(come_as_strangers(&server, go[0], arrived[1]));
+    }
+    const struct gaia_transport_config config = side_config(&server, true, TIMEOUT_MS);
+    must(gaia_transport_open(&config, &server.transport));
+    side_open(&client, false, TIMEOUT_MS);
+    assert_int_equal(pthread_create(&thread, NULL, run_newcomer, &newcomer), 0);
+    nap_ms(200);
+    assert_int_equal(write(go[1], &word, 1), 1);
+    assert_int_equal(read(arrived[0], &word, 1), 1);
+    while (newcomer.error == 1)
+        gaia_transport_poll(server.transport, 10);
+    pthread_join(thread, NULL);
+    must(newcomer.error);
+    gaia_link_close(newcomer.link);
+    close(go[1]);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    close(go[0]);
+    close(arrived[0]);
+    close(arrived[1]);
+    side_close(&client);
+    side_close(&server);
+}
+
+/* What is kept to refuse who comes frees a place in the system's table of files, too. */
+static void test_what_is_kept_is_a_file(void **state)
+{
+    static struct side side;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
+    side_open(&side, true, SHORT_MS);
+    const struct local *local = side.transport->own;
+    long order = syscall(SYS_kcmp, getpid(), getpid(), KCMP_FILE, local->kept, side.transport->wake);
+    assert_true(local->kept >= 0);
+    assert_int_not_equal(order, 0);
+    side_close(&side);
 }
 
 /* Where no descriptor is to be had, not even that which is kept to say so, who comes waits. Others are
@@ -714,6 +814,8 @@ int main(int argc, char **argv)
         CASE(test_dmabuf),
         CASE(test_dead_device),
         CASE(test_silent_crowd),
+        CASE(test_crowd_of_strangers),
+        CASE(test_what_is_kept_is_a_file),
         CASE(test_no_descriptor_for_who_comes),
         CASE(test_peer_short_of_descriptors),
         CASE(test_short_of_descriptors_here),
