@@ -38,7 +38,10 @@ struct agent_frames {
     struct call_session *session;  /* whose they are; a reference */
     uint32_t number;
     struct gaia_frames *frames;
-    bool read_only;      /* of a device that scans: no client can store to them */
+    bool read_only; /* of a device that scans: no client can store to them */
+    /* What clients get as the shared state of a map: it always says "ask", and knows of cuts. */
+    struct gaia_shared_state *state;
+    int state_fd;
     unsigned references; /* the list's, maps', and requests' under way; under nodes->lock */
 };
 

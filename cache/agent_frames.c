@@ -3,10 +3,15 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include "base/shared_page.h"
 #include "cache/agent.h"
 #include "cache/client.h"
+#include "cache/replica.h"
 #include "cache/window.h"
+#include "io/protocol.h"
 
 /* nodes->lock is held. */
 static struct agent_frames *find(struct nodes *nodes, const struct call_session *session, uint32_t number)
@@ -30,6 +35,13 @@ struct agent_frames *agent_frames_get(struct nodes *nodes, const struct call_ses
     return frames;
 }
 
+static void free_frames(struct agent_frames *frames)
+{
+    munmap(frames->state, SHARED_PAGE_SIZE);
+    close(frames->state_fd);
+    free(frames);
+}
+
 void agent_frames_put(struct nodes *nodes, struct agent_frames *frames)
 {
     pthread_mutex_lock(&nodes->lock);
@@ -39,7 +51,25 @@ void agent_frames_put(struct nodes *nodes, struct agent_frames *frames)
         return;
     frames->frames->ops->close(frames->frames);
     call_session_put(frames->session);
-    free(frames);
+    free_frames(frames);
+}
+
+/* An acquire and a release of a map always come to the daemon, which asks the home. */
+static int alloc_frames(struct agent_frames **frames_out)
+{
+    struct agent_frames *frames = calloc(1, sizeof *frames);
+    void *state;
+
+    int error = frames ? shared_page_make("gaiafs:state", &state, &frames->state_fd) : -ENOMEM;
+    if (error) {
+        free(frames);
+        return error;
+    }
+    frames->state = state;
+    atomic_store(&frames->state->stored, 1);
+    atomic_store(&frames->state->changes, 1);
+    *frames_out = frames;
+    return 0;
 }
 
 static int do_open(struct nodes *nodes, struct call_session *session, const struct node_request *request)
@@ -51,17 +81,16 @@ static int do_open(struct nodes *nodes, struct call_session *session, const stru
         request->length > INT64_MAX / GAIA_PAGE_SIZE)
         return -EINVAL;
     int error = cache_get_device(nodes->cache, request->device, &device);
+    if (!error)
+        error = alloc_frames(&frames);
     if (error)
         return error;
-    frames = calloc(1, sizeof *frames);
-    if (!frames)
-        return -ENOMEM;
     frames->read_only = device->scans && request->flags & NODE_FRAMES_READ_ONLY;
     error = device->gpu
                 ? gaia_cuda_frames_open(device->gpu, request->length, frames->read_only, &frames->frames)
                 : gaia_soft_frames_open(request->length, &frames->frames);
     if (error) {
-        free(frames);
+        free_frames(frames);
         return error;
     }
     frames->session = session;
@@ -312,9 +341,10 @@ static int do_client(struct nodes *nodes, struct agent_frames *frames, enum node
     return error;
 }
 
-static int do_frames(struct nodes *nodes, struct call_session *session, struct gaia_frames *frames,
+static int do_frames(struct nodes *nodes, struct call_session *session, struct agent_frames *agent,
                      enum node_op op, const struct node_request *request)
 {
+    struct gaia_frames *frames = agent->frames;
     uint64_t page = (uint64_t)request->offset, count = request->length;
 
     switch (op) {
@@ -330,6 +360,9 @@ static int do_frames(struct nodes *nodes, struct call_session *session, struct g
         return frames->ops->drop(frames, page, count);
     case NODE_CLEAR:
         return frames->ops->clear(frames, page, request->value);
+    case NODE_CUT:
+        replica_state_cut(agent->state, request->value);
+        return 0;
     case NODE_MODIFIED:
     case NODE_GRANTED:
     case NODE_RECALL:
@@ -360,7 +393,7 @@ int agent_frames_serve(struct nodes *nodes, struct call_session *session, enum n
     if (!frames)
         return -ENOENT;
     bool of_client = op >= NODE_EXPOSE;
-    int error = of_client ? 0 : do_frames(nodes, session, frames->frames, op, request);
+    int error = of_client ? 0 : do_frames(nodes, session, frames, op, request);
     if (!error && (of_client || (op == NODE_PLACE && request->flags & NODE_PLACE_EXPOSES)))
         error = do_client(nodes, frames, op, request);
     if (op == NODE_PLACE && error == -ENOENT) /* the client has gone: the bytes are there */

@@ -68,7 +68,6 @@ static int map_there(struct cache_map *map, const struct cache_map_request *requ
 int agent_map_open(struct cache_map *map, const struct cache_map_request *request, int *frames_fd_out,
                    int *state_fd_out)
 {
-    struct nodes *nodes = request->file->cache->nodes;
     struct agent_map *far = calloc(1, sizeof *far);
 
     if (!far)
@@ -84,7 +83,7 @@ int agent_map_open(struct cache_map *map, const struct cache_map_request *reques
     *frames_fd_out = -1;
     error = frames->chunk_pages ? 0 : frames->ops->share(frames, map->writable, 0, frames_fd_out);
     if (!error) {
-        *state_fd_out = dup(nodes->state_fd);
+        *state_fd_out = dup(far->frames->state_fd);
         error = *state_fd_out < 0 ? -errno : 0;
         if (error && *frames_fd_out >= 0)
             close(*frames_fd_out);

@@ -6,19 +6,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include "base/kernel.h"
-#include "base/shared_page.h"
 #include "cache/agent.h"
 #include "cache/home.h"
 #include "cache/internal.h"
 #include "cache/leave.h"
 #include "cache/patience.h"
 #include "cache/sure.h"
-#include "io/protocol.h"
 
 /* ---- requests ---- */
 
@@ -220,19 +217,6 @@ uint32_t nodes_number(struct nodes *nodes)
 
 /* ---- start and end ---- */
 
-/* An acquire and a release of a map always come to the daemon, which asks the home. */
-static int make_state(struct nodes *nodes)
-{
-    int error = shared_page_make("gaiafs:state", &nodes->state, &nodes->state_fd);
-
-    if (!error) {
-        struct gaia_shared_state *state = nodes->state;
-        atomic_store(&state->stored, 1);
-        atomic_store(&state->changes, 1);
-    }
-    return error;
-}
-
 /* The list's members get numbers, those that they had before if they had one. The lock is held, or nobody
  * else is there. -ENOSPC: too many in the course of time. */
 static int enter_members(struct nodes *nodes, const struct members *members)
@@ -277,9 +261,6 @@ int nodes_start(struct cache *cache, char why_out[CALL_WHY])
     lock_init(&nodes->lock, LOCK_NODES);
     lock_condition_init(&nodes->changed);
     lock_condition_init(&nodes->stopped);
-    int error = make_state(nodes);
-    if (error)
-        goto out_free;
     const struct calls_config config = {.carrier = members->list[members->self].carrier,
                                         .address = members->list[members->self].address,
                                         .timeout_ms = nodes->timeout_ms,
@@ -293,6 +274,7 @@ int nodes_start(struct cache *cache, char why_out[CALL_WHY])
     cache->nodes = nodes; /* who connects comes at once, */
     nodes->stop = true;   /* and we can't connect back yet */
     struct calls *calls = NULL;
+    int error;
     /* umount(8) comes back before the daemon of the mount has ended, and whoever mounts again at once meets
      * it. */
     for (unsigned tries = 0; (error = calls_open(&config, &calls, why_out)) == -EADDRINUSE && tries < 50;
@@ -311,9 +293,6 @@ int nodes_start(struct cache *cache, char why_out[CALL_WHY])
 out_calls:
     calls_close(calls);
     cache->nodes = NULL;
-    munmap(nodes->state, SHARED_PAGE_SIZE);
-    close(nodes->state_fd);
-out_free:
     pthread_cond_destroy(&nodes->changed);
     pthread_cond_destroy(&nodes->stopped);
     pthread_mutex_destroy(&nodes->lock);
@@ -350,8 +329,6 @@ void nodes_free(struct cache *cache)
         return;
     followed_clear(&nodes->followed);
     table_free(&nodes->files_by_number);
-    munmap(nodes->state, SHARED_PAGE_SIZE);
-    close(nodes->state_fd);
     pthread_cond_destroy(&nodes->changed);
     pthread_cond_destroy(&nodes->stopped);
     pthread_mutex_destroy(&nodes->lock);
@@ -434,6 +411,7 @@ const char *nodes_op_name(enum node_op op)
         [NODE_DIGESTS] = "digests",
         [NODE_DROP] = "drop",
         [NODE_CLEAR] = "clear",
+        [NODE_CUT] = "cut",
         [NODE_MODIFIED] = "modified",
         [NODE_GRANTED] = "granted",
         [NODE_RECALL] = "recall",

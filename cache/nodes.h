@@ -58,8 +58,6 @@ struct nodes {
     struct calls *calls;
     unsigned self; /* this node's number */
     unsigned timeout_ms;
-    int state_fd; /* what clients get as the shared state of a map: it always says "ask" */
-    void *state;
     /* Whose kernels may have write-backs on their way of pages that they have dropped: bit 0, and 1 + m. */
     _Atomic uint64_t late_kernels;
     _Atomic uint64_t reads;                    /* numbers of READs */

@@ -90,15 +90,21 @@ void replica_changed(struct replica *replica)
     atomic_fetch_add(&replica->state->changes, 1);
 }
 
-void replica_cut(struct replica *replica, uint64_t size)
+void replica_state_cut(struct gaia_shared_state *state, uint64_t size)
 {
-    struct gaia_shared_state *state = replica->state;
     uint64_t cuts = atomic_load(&state->cuts);
 
     atomic_store(&state->cut_ends[cuts % GAIA_CUTS_KEPT], size);
     if (!cuts || size < atomic_load(&state->cut_most))
         atomic_store(&state->cut_most, size);
     atomic_store(&state->cuts, cuts + 1); /* after what it counts */
+}
+
+void replica_cut(struct replica *replica, uint64_t size)
+{
+    replica_state_cut(replica->state, size);
+    if (replica->frames->ops->cut)
+        replica->frames->ops->cut(replica->frames, size);
 }
 
 void replica_give_up(struct replica *replica)

@@ -112,6 +112,8 @@ void replica_changed(struct replica *replica);
 /* The file has become shorter: clients that have bytes of it above the device's copy (gpu/demand_map.h) are
  * to know where it ended, however long it is when they give them back. */
 void replica_cut(struct replica *replica, uint64_t size);
+/* The same in the state that clients of another node have. */
+void replica_state_cut(struct gaia_shared_state *state, uint64_t size);
 
 /* So many more reasons for a release to come to the daemon though nothing may be stored; less than 0: fewer.
  */

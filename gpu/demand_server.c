@@ -96,7 +96,7 @@ static int find_end(const struct demand_server *server, uint64_t *end_out)
 }
 
 /* Where in the mapping the file ended at the least, by all cuts since there were so many. What they have cut
- * off is no part of the file, however long it is now. (A file whose home is another node tells of none.) */
+ * off is no part of the file, however long it is now. */
 static uint64_t cut_since(const struct demand_server *server, uint64_t seen)
 {
     const struct gaia_shared_state *state = server->state;

@@ -130,6 +130,9 @@ struct gaia_frames_ops {
     int (*drop)(struct gaia_frames *frames, uint64_t page, uint64_t count);
     /* Bytes of a resident page from `from` to its end become zeros, in every client. */
     int (*clear)(struct gaia_frames *frames, uint64_t page, size_t from);
+    /* The file has become shorter, and ends at this byte: for clients elsewhere that have bytes of it above
+     * the device's copy. NULL: the cache tells them by itself (cache/replica.h). */
+    void (*cut)(struct gaia_frames *frames, uint64_t end);
     /* Copy the bytes of count resident pages (at most GAIA_FETCH_MAX) to where pages_out says, one place for
      * each; the device may store meanwhile. After an error any of them may have been written to. -EIO ... */
     int (*fetch)(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out);

@@ -239,18 +239,28 @@ static int node_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
                     &(struct node_request){.offset = (int64_t)page, .length = count});
 }
 
-#define CLEAR_TRIES 3u
+#define TRIES 3u
 
-static int node_clear(struct gaia_frames *frames, uint64_t page, size_t from)
+/* Without memory for a moment, here or there. */
+static int ask_again(struct gaia_frames *frames, enum node_op op, struct node_request *request)
 {
     unsigned tries = 0;
     int error;
 
-    do /* without memory for a moment, here or there */
-        error = node_ask(node_frames_of(frames), NODE_FRAMES, NODE_CLEAR,
-                         &(struct node_request){.offset = (int64_t)page, .value = from});
-    while (error == -ENOMEM && ++tries < CLEAR_TRIES);
+    do
+        error = node_ask(node_frames_of(frames), NODE_FRAMES, op, request);
+    while (error == -ENOMEM && ++tries < TRIES);
     return error;
+}
+
+static int node_clear(struct gaia_frames *frames, uint64_t page, size_t from)
+{
+    return ask_again(frames, NODE_CLEAR, &(struct node_request){.offset = (int64_t)page, .value = from});
+}
+
+static void node_cut(struct gaia_frames *frames, uint64_t end)
+{
+    ask_again(frames, NODE_CUT, &(struct node_request){.value = end});
 }
 
 static int node_fetch(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
@@ -299,6 +309,7 @@ static const struct gaia_frames_ops node_ops = {
     .refuse = node_refuse,
     .drop = node_drop,
     .clear = node_clear,
+    .cut = node_cut,
     .fetch = node_fetch,
     .digests = node_digests,
     .close = node_close,

@@ -32,7 +32,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 12u
+#define NODE_VERSION 13u
 
 enum node_class {
     NODE_FRAMES,
@@ -122,6 +122,7 @@ enum node_op {
     NODE_DIGESTS,      /* frames, offset, length, slot: of the bytes that FETCH would bring */
     NODE_DROP,         /* of NODE_HOLDS: frames, offset, length */
     NODE_CLEAR,        /* frames, offset, value: from which byte of the page */
+    NODE_CUT,          /* frames, value: the file has become shorter, and ends at this byte */
     /* Likewise, of devices that scan: */
     NODE_MODIFIED, /* frames, offset, length, slot: a bit for each page */
     NODE_GRANTED,  /* frames, offset, length, slot: a digest for each page; flags: NODE_NOT_KNOWN: none */

@@ -12,6 +12,7 @@ import pytest
 import gaia
 from files import make
 from helpers import PAGE, ROWS, agents, daemon_with_faults, read_file, stand_still, write_at  # noqa: F401
+from nodes import SIDES, cluster  # noqa: F401
 from passing import passing  # noqa: F401
 from test_cuda_demand import MIB, UNIT, programs  # noqa: F401
 from test_disks import fill, small  # noqa: F401
@@ -193,4 +194,25 @@ def test_a_release_while_a_file_is_cut(mount, programs, workdir, monkeypatch):  
         os.truncate(path, 100)
         os.truncate(path, 2 * UNIT)
         write_at(path, b"x" * (2 * UNIT - 100), 100)
+        program.do("acquire")
+
+
+@pytest.mark.parametrize("by", ["home", "agent"])
+def test_stores_behind_a_cut_of_a_file_of_another_node(cluster, programs, by):  # noqa: F811
+    """As those of a file of this node's, whoever cuts it: in pages that go, and in the last one."""
+    nodes = cluster()
+    nodes.make(b"x" * 2 * UNIT, home=0)
+    path = nodes.path(SIDES.index(by))
+    program = programs(nodes.path(1))
+    assert program.started == "ok"
+    for end in 100, 2 * UNIT - 50:
+        program.store(50, b"mine")
+        program.store(2 * UNIT - 20, b"lost")
+        os.truncate(path, end)
+        write_at(path, b"y" * (2 * UNIT - end), end)
+        program.do("release")
+        content = read_file(path)
+        assert content[50:54] == b"mine" and content[end:] == b"y" * (2 * UNIT - end)
+        program.do("acquire")
+        write_at(path, b"x" * 2 * UNIT, 0)
         program.do("acquire")
