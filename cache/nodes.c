@@ -243,6 +243,24 @@ static int enter_members(struct nodes *nodes, const struct members *members)
     return 0;
 }
 
+/* Those that are still to come: one of each direction with each other member. 0, or why their memory can't be
+ * had; why_out. */
+static int try_memory(struct nodes *nodes, struct calls *calls, char why_out[CALL_WHY])
+{
+    const struct home_session *agent;
+    unsigned there = 0;
+
+    why_out[0] = '\0';
+    pthread_mutex_lock(&nodes->lock);
+    unsigned all = 2 * (nodes->members->count - 1);
+    for (unsigned i = 0; i < nodes->numbers; i++)
+        there += nodes->homes[i].listed && nodes->homes[i].session;
+    LIST_FOREACH (agent, &nodes->agents, link)
+        there += nodes->homes[agent->member].listed;
+    pthread_mutex_unlock(&nodes->lock);
+    return all > there ? calls_try_memory(calls, all - there, why_out) : 0;
+}
+
 int nodes_start(struct cache *cache, char why_out[CALL_WHY])
 {
     const struct members *members = cache->config.members;
@@ -280,8 +298,8 @@ int nodes_start(struct cache *cache, char why_out[CALL_WHY])
     for (unsigned tries = 0; (error = calls_open(&config, &calls, why_out)) == -EADDRINUSE && tries < 50;
          tries++)
         usleep(100000);
-    if (!error && members->count > 1) /* one of each direction */
-        error = calls_try_memory(calls, 2 * (members->count - 1), why_out);
+    if (!error)
+        error = try_memory(nodes, calls, why_out);
     if (error)
         goto out_calls;
     pthread_mutex_lock(&nodes->lock);
@@ -453,6 +471,7 @@ int cache_set_members(struct cache *cache, const struct members *members, char w
         if (gone)
             leave_member(nodes, i);
     }
+    try_memory(nodes, nodes->calls, why_out); /* said, as the others have the list, too */
     nodes_meet_all(nodes, why_out);
     return 0;
 }

@@ -233,8 +233,11 @@ int calls_try_memory(struct calls *calls, unsigned sessions, char why_out[CALL_W
 
     why_out[0] = '\0';
     span.address = mmap(NULL, span.length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (span.address == MAP_FAILED)
-        return -errno;
+    if (span.address == MAP_FAILED) {
+        int error = -errno;
+        snprintf(why_out, CALL_WHY, "memory of %u sessions: %s", sessions, strerror(-error));
+        return error;
+    }
     int error = gaia_memory_register(calls->transport, &span, &memory);
     if (error)
         snprintf(why_out, CALL_WHY, "memory of %u sessions: %s", sessions, gaia_transport_why());

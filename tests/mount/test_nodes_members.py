@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from files import pattern
-from helpers import PAGE, agents, error_of, read_file, statistics, stand_still, wait_until, write_file  # noqa: F401
+from helpers import (PAGE, ROWS, agents, daemon_with_faults, error_of, read_file, statistics, stand_still,  # noqa: F401
+                     wait_until, write_file)
 from nodes import Program, all_see, cluster, served  # noqa: F401
 from test_nodes_deaths import OPTIONS, killed  # noqa: F401
 
@@ -63,6 +64,20 @@ def test_a_list_is_read_again(mount, workdir, agents):
     all_see({"a": programs[0], "b": programs[1], "c, which came later": programs[2]}, content)
     for program in programs:
         program.agent.kill()
+
+
+def test_a_longer_list_without_the_memory_for_it(mount, workdir, monkeypatch):
+    """Of the sessions that are to come: it is said at once, and not only by who can't be met."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    data, peers = os.path.join(workdir, "data"), os.path.join(workdir, "peers")
+    os.mkdir(data)
+    write_list(peers, "ab")
+    mounts = [mount(f"node={name},peers={peers},{OPTIONS}", data=data, env=env if name == "a" else None) for name in "ab"]
+    write_list(peers, "abcd")
+    plan.arm(ROWS.index("mmap64"), errno.ENOMEM, 1, 0)
+    os.kill(mounts[0].pid, signal.SIGHUP)
+    wait_until(lambda: "there are 4 nodes now" in mounts[0].log_text(), 10)
+    assert "there are 4 nodes now: memory of 4 sessions: Cannot allocate memory" in mounts[0].log_text()
 
 
 @pytest.mark.parametrize("stores", [False, True])
