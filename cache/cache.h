@@ -68,6 +68,8 @@ struct cache_host {
     void (*sync)(void *context);
     /* A line for the log, of another node. */
     void (*warn)(void *context, const char *text);
+    /* Whether the mount was told to end before it serves. */
+    bool (*stops)(void *context);
 };
 
 #define CACHE_SOFT_DEVICES 8u /* unless somebody asks for more */

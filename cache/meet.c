@@ -35,10 +35,17 @@ static int greet(struct nodes *nodes, struct call_session *session)
     }
 }
 
-/* It lives, and can't be met now: it must not be done without. -EBUSY: an earlier session is not over. */
+/* It is at something that ends by itself. -EBUSY: an earlier session is not over. -ESHUTDOWN: it is being
+ * unmounted, and is the home of its files until it has gone. */
+static bool parts(int error)
+{
+    return error == -EBUSY || error == -ESHUTDOWN;
+}
+
+/* It lives, and can't be met now: it must not be done without. */
 static bool lives(int error)
 {
-    return call_is_short(error) || error == -EBUSY;
+    return call_is_short(error) || parts(error);
 }
 
 /* It has met this node. nodes->lock is held. */
@@ -86,7 +93,8 @@ static int try_home(struct nodes *nodes, struct nodes_home *home, struct call_se
     error = greet(nodes, *session_out);
     int ended = call_session_error(*session_out);
     error = error && lives(ended) ? ended : error;
-    snprintf(why_out, CALL_WHY, "it answers: %s", strerror(-error));
+    snprintf(why_out, CALL_WHY, "it answers: %s",
+             error == -ESHUTDOWN ? "it is being unmounted" : strerror(-error));
     return error;
 }
 
@@ -205,6 +213,7 @@ bool nodes_wants(struct nodes *nodes, unsigned member, struct member *member_out
 
 #define MEET_AGAIN_MS 5000u
 #define HURRY_MS 250u
+#define PARTING_MS 60000u /* cache/leave.c waits so long for who says nothing */
 
 bool nodes_wait(struct nodes *nodes, unsigned ms)
 {
@@ -301,14 +310,20 @@ static int unmet(const struct nodes *nodes, char why_out[CALL_WHY])
 
 int nodes_meet_before_all(struct nodes *nodes, char why_out[CALL_WHY])
 {
-    int error = nodes_meet_all(nodes, why_out), late = 0;
-    struct timespec until = lock_wait_until(2 * nodes->timeout_ms);
+    const struct cache_host *host = &nodes->cache->host;
+    int error = nodes_meet_all(nodes, why_out);
+    unsigned patience_ms = 2 * nodes->timeout_ms;
+    struct timespec until = lock_wait_until(patience_ms);
+    struct timespec parted = lock_wait_until(patience_ms < PARTING_MS ? PARTING_MS : patience_ms);
 
     if (error)
         return error;
     pthread_mutex_lock(&nodes->lock);
-    while ((error = unmet(nodes, why_out)) && !late)
-        late = pthread_cond_timedwait(&nodes->changed, &nodes->lock, &until);
+    while ((error = unmet(nodes, why_out)) && !lock_is_past(parts(error) ? &parted : &until) &&
+           !host->stops(host->context)) {
+        struct timespec next = lock_wait_until(HURRY_MS);
+        pthread_cond_timedwait(&nodes->changed, &nodes->lock, &next);
+    }
     pthread_mutex_unlock(&nodes->lock);
     if (!error)
         why_out[0] = '\0';

@@ -121,8 +121,9 @@ int nodes_meet(struct nodes *nodes, unsigned member);
  * may do so later. -EAGAIN: no thread; or what nodes_meet() says; why_out. */
 int nodes_meet_all(struct nodes *nodes, char why_out[CALL_WHY]);
 /* Before this node serves anything: the same, and it waits until those that live have met this node, too, for
- * twice timeout_ms. Else one of the two would not hear what the other tracks. -ETIMEDOUT, or why one that
- * lives could not be met (call_is_short(), -EBUSY). */
+ * twice timeout_ms, and a minute for one that is being unmounted, or is not done with an earlier session.
+ * Else one of the two would not hear what the other tracks. -ETIMEDOUT, or why one that lives could not be
+ * met (call_is_short(), -EBUSY, -ESHUTDOWN). */
 int nodes_meet_before_all(struct nodes *nodes, char why_out[CALL_WHY]);
 /* When nodes->stop is set and calls are at their end: the thread is over. */
 void nodes_meet_no_more(struct nodes *nodes);

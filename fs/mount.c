@@ -333,6 +333,15 @@ static void say_ready(const struct fs *fs, int ready)
 
 /* --- the mount's life --- */
 
+/* The signals of prepare_process(), which nobody waits for yet. */
+static bool stops(void *context)
+{
+    sigset_t signals;
+
+    (void)context;
+    return !sigpending(&signals) && (sigismember(&signals, SIGTERM) || sigismember(&signals, SIGINT));
+}
+
 static void pin(void *context, void *file_context, bool pinned)
 {
     (void)context;
@@ -360,7 +369,8 @@ static int start_parts(struct fs *fs)
                               .keep = nodes_keep,
                               .moved = nodes_moved,
                               .sync = nodes_sync,
-                              .warn = nodes_warn};
+                              .warn = nodes_warn,
+                              .stops = stops};
     /* Other mounts of the data directory write to it as they should: an acquire looks each time. (Of nodes
      * the home hears of it.) */
     double seconds = fs->options.cache.shared && !fs->options.members ? 0 : fs->options.timeout_s;

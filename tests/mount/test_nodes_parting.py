@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from conftest import not_in_the_gate
+from conftest import Mount, not_in_the_gate
 from files import pattern
 from helpers import PAGE, ROWS, agents, daemon_with_faults, read_file, wait_until, write_file  # noqa: F401
 from member import OPS, Member, meet  # noqa: F401
@@ -129,6 +129,31 @@ def test_who_comes_while_a_home_leaves_is_refused(cluster, workdir, monkeypatch)
         one.kill()
 
 
+def test_who_mounts_while_a_home_leaves_waits_for_its_end(cluster, agents, workdir, monkeypatch):
+    """It is the home of its files until then: what is written there nobody would tell the new one."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(3, "timeout=60,peer_timeout=4", only=[])
+    daemon = nodes.mount(0, env=env)
+    nodes.mount(1)
+    content = bytearray(pattern(PAGE, 1))
+    nodes.make(content, home=0)
+    program = Program(agents(), nodes.path(1))
+    plan.arm_wait(ROWS.index("syncfs"), 2000, 1, 0)
+    daemon.expected_exit = None
+    os.kill(daemon.pid, signal.SIGTERM)
+    wait_until(lambda: plan.landed)
+    nodes.mount(2)
+    assert "node a could not be met: it answers: it is being unmounted" in nodes[2].log_text()
+    with open(nodes.path(2), "rb", buffering=0) as reader:
+        assert reader.read(PAGE) == content
+        content[10:17] = b"written"
+        program.write(10, b"written")
+        program.fsync()
+        assert os.pread(reader.fileno(), PAGE, 0) == content
+    assert daemon.proc.wait(20) == 0
+    program.agent.kill()
+
+
 def test_what_an_earlier_sync_has_lost_is_told_by_a_home_that_leaves(reads):
     """It alone remembers that; a later sync finds clean pages, and would say 0."""
     plan, daemon, path, one = reads
@@ -203,3 +228,23 @@ def test_a_home_that_hangs_is_not_left_for_ever(mount, meet, workdir):
         assert told.proc.wait(20) == 0
     finally:
         one.kill()
+
+
+@not_in_the_gate
+def test_who_mounts_again_before_others_are_done_with_it(cluster, agents, workdir, monkeypatch):
+    """A home's disk is slow, and what it does for a node that was killed takes longer than twice peer_timeout."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(2, "timeout=0,peer_timeout=1", only=[])
+    nodes.mount(0, env=env)
+    nodes.mount(1)
+    content = bytearray(pattern(PAGE, 1))
+    nodes.make(content, home=0)
+    program = Program(agents(), nodes.path(1))
+    plan.arm_wait(ROWS.index("pwrite64"), 10_000, 1, 0)
+    program.agent.start("os.pwrite(fd, b'written', 10)")
+    wait_until(lambda: plan.landed)
+    Mount.kill(nodes[1])
+    program.agent.kill()
+    nodes.mount(1)
+    content[10:17] = b"written"
+    assert read_file(nodes.path(1)) == content

@@ -4,10 +4,12 @@ devices have released nobody has stored. The mount fails and says why, and goes 
 import errno
 import os
 import resource
+import subprocess
 import threading
 
 import pytest
 
+from conftest import BIN
 from files import pattern
 from helpers import PAGE, ROWS, agents, daemon_with_faults, read_file, statistics, wait_until  # noqa: F401
 from nodes import Program, cluster  # noqa: F401
@@ -72,6 +74,21 @@ def test_who_can_not_meet_it_back(planned):
     refused(nodes, mnt, "has not met this one in 6000 ms")
     assert plan.calls[ROWS.index("socket")] - before >= 6
     assert "node b could not be met: socket: Too many open files" in nodes[0].log_text()
+
+
+def test_who_is_told_to_end_while_it_waits(planned):
+    plan, nodes, mnt = planned(8)
+    plan.arm(ROWS.index("socket"), errno.EMFILE, 1, 1)
+    command = [os.path.join(BIN, "mount.gaiafs"), "-f", nodes.data, mnt, "-o", f"node=b,peers={nodes.peers},peer_timeout=8"]
+    waits = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: plan.landed)
+        waits.terminate()
+        assert waits.wait(8) == 1
+    finally:
+        waits.kill()
+        waits.wait()
+    plan.row = -1
 
 
 def test_who_meets_it_back_later(planned):
