@@ -12,9 +12,12 @@
 #include "cache/patience.h"
 #include "cache/sure.h"
 
+#define UNHEARD (-ETIME) /* it lives, and does not answer HELLO: its disk hangs, say */
+
 static int greet(struct nodes *nodes, struct call_session *session)
 {
-    const struct patience patience = {.silent = 1, .turns = 12};
+    const struct patience patience = {
+        .silent = 1, .turns = 12, .before = nodes_sure_ms(nodes) / PATIENCE_MS + 1};
     const char *name = nodes->homes[nodes->self].member.name;
     struct node_request hello = {.offset = NODE_VERSION,
                                  .flags = kernel_writes_back_late() ? NODE_LATE_KERNEL : 0,
@@ -29,6 +32,8 @@ static int greet(struct nodes *nodes, struct call_session *session)
     /* It may not be done yet with what we had there in an earlier session. */
     for (unsigned tries = 0;; tries++) {
         error = patience_call(nodes, session, NODE_HELLO, &hello, patience);
+        if (error == -ETIMEDOUT)
+            return UNHEARD;
         if (error != -EBUSY || tries == 50)
             return error;
         usleep(100000);
@@ -45,7 +50,7 @@ static bool parts(int error)
 /* It lives, and can't be met now: it must not be done without. */
 static bool lives(int error)
 {
-    return call_is_short(error) || parts(error);
+    return call_is_short(error) || parts(error) || error == UNHEARD;
 }
 
 /* It has met this node. nodes->lock is held. */
@@ -94,7 +99,9 @@ static int try_home(struct nodes *nodes, struct nodes_home *home, struct call_se
     int ended = call_session_error(*session_out);
     error = error && lives(ended) ? ended : error;
     snprintf(why_out, CALL_WHY, "it answers: %s",
-             error == -ESHUTDOWN ? "it is being unmounted" : strerror(-error));
+             error == -ESHUTDOWN ? "it is being unmounted"
+             : error == UNHEARD  ? "nothing but that it lives"
+                                 : strerror(-error));
     return error;
 }
 

@@ -36,19 +36,22 @@ static bool has_come_on(const struct call_session *session, uint64_t *received)
     return *received != before || call_session_is_asked(session);
 }
 
-/* As long as it takes; when the mount is ending, within limits. Whether it was told. nodes->lock is held, and
- * let go meanwhile. */
+/* As long as it takes, or as the caller says; when the mount is ending, within limits. Whether it was told.
+ * nodes->lock is held, and let go meanwhile. */
 static bool wait_patiently(const struct patience_asking *asking, const struct call_session *session,
                            struct patience patience)
 {
     uint64_t received = call_session_received(session);
-    unsigned silent = 0, turns = 0;
+    unsigned silent = 0, turns = 0, before = 0;
 
-    while (silent < patience.silent && turns < patience.turns) {
+    while (silent < patience.silent && turns < patience.turns &&
+           (!patience.before || before < patience.before)) {
         bool ending = asking->nodes->ending;
         if (wait_told(asking))
             return true;
-        silent = has_come_on(session, &received) || !ending ? 0 : silent + 1;
+        bool comes_on = has_come_on(session, &received);
+        silent = comes_on || !ending ? 0 : silent + 1;
+        before = comes_on || ending ? 0 : before + 1;
         turns += ending;
     }
     return false;

@@ -9,9 +9,9 @@
 #define PATIENCE_MS 5000u
 
 /* From when the mount is ending, in turns of PATIENCE_MS: how many in a row may go by in which the other says
- * nothing and nothing is done for it, and how many in all. */
+ * nothing and nothing is done for it, and how many in all. Before that: how many in a row; 0: any number. */
 struct patience {
-    unsigned silent, turns;
+    unsigned silent, turns, before;
 };
 
 /* One request: what the other's serve() returned, or what call_start() says. Who is given up has its session

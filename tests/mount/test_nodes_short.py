@@ -9,9 +9,10 @@ import threading
 
 import pytest
 
-from conftest import BIN
+from conftest import BIN, not_in_the_gate
 from files import pattern
-from helpers import PAGE, ROWS, agents, daemon_with_faults, read_file, statistics, wait_until  # noqa: F401
+from helpers import PAGE, ROWS, agents, daemon_with_faults, read_file, refused_mount, statistics, wait_until  # noqa: F401
+from member import OPS, Member
 from nodes import Program, cluster  # noqa: F401
 
 
@@ -74,6 +75,19 @@ def test_who_can_not_meet_it_back(planned):
     refused(nodes, mnt, "has not met this one in 6000 ms")
     assert plan.calls[ROWS.index("socket")] - before >= 6
     assert "node b could not be met: socket: Too many open files" in nodes[0].log_text()
+
+
+@not_in_the_gate
+def test_who_lives_and_does_not_answer(cluster, workdir):
+    """A member whose disk hangs, say: the mount does not wait for ever."""
+    nodes = cluster(3, "timeout=0,peer_timeout=1", only=[0])
+    one = Member(nodes.peers)
+    try:
+        one.do("pause", OPS["NODE_HELLO"], 1_000_000)
+        said = refused_mount(workdir, f"node=c,peers={nodes.peers},peer_timeout=1", nodes.data)
+        assert "node b lives, and can't be met: it answers: nothing but that it lives" in said
+    finally:
+        one.kill()
 
 
 def test_who_is_told_to_end_while_it_waits(planned):
