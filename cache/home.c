@@ -266,8 +266,10 @@ int home_serve(struct home_session *agent, enum node_op op, const struct node_re
         return known ? -EPROTO : do_hello(agent, request);
     if (!known)
         return -EACCES;
-    if (op == NODE_PING)
+    if (op == NODE_PING) {
+        reply->value[0] = nodes_living(agent->nodes, &reply->value[1]);
         return 0;
+    }
     if (op == NODE_TRACK)
         return do_track(agent, request);
     if (op == NODE_MAP)

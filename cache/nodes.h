@@ -125,6 +125,8 @@ int nodes_meet_all(struct nodes *nodes, char why_out[CALL_WHY]);
  * Else one of the two would not hear what the other tracks. -ETIMEDOUT, or why one that lives could not be
  * met (call_is_short(), -EBUSY, -ESHUTDOWN). */
 int nodes_meet_before_all(struct nodes *nodes, char why_out[CALL_WHY]);
+/* Bit i: there is a session with the i-th member of the list; epoch_out: of the list. */
+uint64_t nodes_living(struct nodes *nodes, uint64_t *epoch_out);
 /* When nodes->stop is set and calls are at their end: the thread is over. */
 void nodes_meet_no_more(struct nodes *nodes);
 /* It is listed, and another. */

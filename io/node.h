@@ -138,7 +138,9 @@ enum node_op {
     NODE_POISON,    /* frames, client, address, offset, length, thread */
     NODE_REFUSE,    /* frames, client, address, offset, thread */
     /* To either, of NODE_PINGS: */
-    NODE_PING, /* answered at once: who answers has not given up who asks, and will not for a while */
+    NODE_PING, /* answered at once: who answers has not given up who asks, and will not for a while -> of a
+                  home, value[0]: bit i: it has a session with the i-th of its members; value[1]: their epoch
+                */
     NODE_OP_LAST = NODE_PING,
 };
 

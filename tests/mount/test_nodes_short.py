@@ -77,6 +77,25 @@ def test_who_can_not_meet_it_back(planned):
     assert "node b could not be met: socket: Too many open files" in nodes[0].log_text()
 
 
+def test_who_lives_as_others_say(cluster, agents, workdir, monkeypatch):
+    """It has no memory to hear who comes, nor to say so; who comes can ask those who have met it."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(3, "timeout=0,peer_timeout=1", only=[])
+    nodes.mount(0)
+    nodes.mount(1, env=env)
+    nodes.make(pattern(PAGE), home=1)
+    program = Program(agents(), nodes.path(1))
+    program.device_store(10, b"released")
+    program.release()
+    plan.arm(ROWS.index("accept4"), errno.ENOMEM, 1, 1)
+    said = refused_mount(workdir, f"node=c,peers={nodes.peers},timeout=0,peer_timeout=1", nodes.data)
+    assert plan.landed and "meeting the other nodes: node b lives, and can't be met: " in said
+    plan.row = -1
+    nodes.mount(2)
+    assert read_file(nodes.path(2)) == pattern(PAGE)[:10] + b"released" + pattern(PAGE)[18:]
+    program.agent.kill()
+
+
 @not_in_the_gate
 def test_who_lives_and_does_not_answer(cluster, workdir):
     """A member whose disk hangs, say: the mount does not wait for ever."""
