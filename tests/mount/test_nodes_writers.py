@@ -391,7 +391,7 @@ def test_the_flusher_ends_with_its_daemon(two, agents, writer, how):
 @pytest.mark.parametrize("writer", ["agent"])
 def test_the_next_home_knows_of_them(cluster, agents, writer):
     """Who has mapped the file for stores goes on when its home dies; what it stores then a device's acquire sees."""
-    nodes = cluster(3, "timeout=60,peer_timeout=1")
+    nodes = cluster(3, "timeout=60,peer_timeout=4")  # the next home is waited for for four times as long
     content = bytearray(pattern(PAGES * PAGE))
     nodes.make(content, home=0)
     cpu = Writer(agents(), nodes.path(1))
@@ -403,6 +403,8 @@ def test_the_next_home_knows_of_them(cluster, agents, writer):
     cpu.agent.do("os.fsync(fd)")
     Mount.kill(nodes[0])
     first.direct()  # which waits for the next home
+    # What is stored before its kernel has dropped what it had is lost with the dead home, and an acquire would say so.
+    wait_until(lambda: cpu.agent("pages_held(cpu)") == 0, 20)
     second = Program(agents(), nodes.path(2), device="soft:1", cpu=False)
     for turn in range(3):
         cpu.store(content, turn * PAGE + 50, b"two")
