@@ -124,8 +124,9 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
 /* [FUSE] Nobody can reach the file any more but its clients (it has no name, and the kernel has forgotten
  * it): when it has no client either, what devices hold of it is dropped. */
 void cache_file_discard(struct cache_file *file);
-/* How many are open here. */
-size_t cache_count_files(struct cache *cache);
+/* The descriptors that those which are open here cost; and of one of them, a file of this node's. */
+size_t cache_count_descriptors(struct cache *cache);
+size_t cache_file_descriptors(struct cache_file *file);
 /* What devices hold of a file that nobody has mapped is dropped. all: also if somebody has had it mapped
  * since this was asked last. False: it was not, or not all of it could be. May wait for clients and for
  * write-backs; no lock is held. */

@@ -40,6 +40,16 @@ static int open_backing(int path_fd, bool *writable_out)
     return fd < 0 ? -errno : fd;
 }
 
+/* Of the file itself, for the engine another one; and of each replica, for its frames and for its state. */
+#define DESCRIPTORS_OF_FILE 2u
+#define DESCRIPTORS_OF_REPLICA 2u
+
+/* Lock held. */
+static size_t count_descriptors(const struct cache_file *file)
+{
+    return DESCRIPTORS_OF_FILE + DESCRIPTORS_OF_REPLICA * (file->entries - (GAIA_REPLICA_DEVICE - 1));
+}
+
 int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct durable *durable,
                     struct cache_file **file_out)
 {
@@ -74,8 +84,8 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
     lock_condition_init(&file->changed);
     pthread_mutex_lock(&cache->lock);
     LIST_INSERT_HEAD(&cache->files, file, link);
-    cache->file_count++;
     pthread_mutex_unlock(&cache->lock);
+    cache->descriptors += DESCRIPTORS_OF_FILE;
     *file_out = file;
     return 0;
 
@@ -230,8 +240,8 @@ void cache_file_close(struct cache_file *file)
     }
     pthread_mutex_lock(&file->cache->lock);
     LIST_REMOVE(file, link);
-    file->cache->file_count--;
     pthread_mutex_unlock(&file->cache->lock);
+    file->cache->descriptors -= cache_file_descriptors(file);
     /* Of a thread that nobody waits for (cache/fit.h): the process ends soon. */
     if (file->cache->unfit_left && file->uses)
         return;
@@ -311,9 +321,17 @@ void cache_file_hold(struct cache_file *file)
     file_use(file);
 }
 
-size_t cache_count_files(struct cache *cache)
+size_t cache_count_descriptors(struct cache *cache)
 {
-    return atomic_load(&cache->file_count);
+    return atomic_load(&cache->descriptors);
+}
+
+size_t cache_file_descriptors(struct cache_file *file)
+{
+    pthread_mutex_lock(&file->lock);
+    size_t count = count_descriptors(file);
+    pthread_mutex_unlock(&file->lock);
+    return count;
 }
 
 bool cache_file_shed(struct cache_file *file, bool all)
@@ -370,6 +388,7 @@ int file_get_replica(struct cache_file *file, unsigned device_number, bool read_
     if (error)
         return error;
     file->entries++;
+    file->cache->descriptors += DESCRIPTORS_OF_REPLICA;
     if (before)
         SLIST_INSERT_AFTER(before, replica, link);
     else

@@ -34,7 +34,7 @@ struct cache {
 
     pthread_mutex_t lock; /* guards files */
     LIST_HEAD(, cache_file) files;
-    atomic_size_t file_count;
+    atomic_size_t descriptors;                      /* that they cost */
     struct cache_pool pool;                         /* of soft devices */
     pthread_mutex_t devices_lock;                   /* guards devices */
     struct cache_device *devices[GAIA_DEVICES_MAX]; /* opened at first use, never closed */

@@ -16,7 +16,6 @@
 #include "fs/passthrough.h"
 #include "fs/session.h"
 
-#define DESCRIPTORS_EACH 4u
 #define DESCRIPTORS_FOR_OTHERS 128u
 #define WAIT_MS 400u
 #define FORGETS_MS 20u
@@ -26,7 +25,7 @@ void shed_init(struct fs *fs, size_t descriptors)
 {
     size_t left = descriptors > DESCRIPTORS_FOR_OTHERS ? descriptors - DESCRIPTORS_FOR_OTHERS : 0;
 
-    fs->shed.most = left * 3 / 8 / DESCRIPTORS_EACH + 1; /* twice as many before anybody waits */
+    fs->shed.most = left * 3 / 8 + 1; /* twice as many before anybody waits */
     atomic_store(&fs->shed.next, fs->shed.most);
 }
 
@@ -69,8 +68,8 @@ static void have_forgotten(struct inode *inode)
 }
 
 struct shedding {
-    size_t wanted, done;
-    bool all; /* also those that somebody has mapped since they were looked at last */
+    size_t wanted, done; /* descriptors */
+    bool all;            /* also those that somebody has mapped since they were looked at last */
 };
 
 static int let_go(struct inode *inode, void *context)
@@ -84,16 +83,17 @@ static int let_go(struct inode *inode, void *context)
     passthrough_look(inode->fs, inode, &mode);
     if (!file || mode.opens || !cache_file_shed(file, shedding->all))
         return 0;
+    shedding->done += cache_file_descriptors(file);
     have_forgotten(inode);
-    return ++shedding->done >= shedding->wanted;
+    return shedding->done >= shedding->wanted;
 }
 
-/* The kernel's FORGETs come soon after. How many files are left. */
+/* The kernel's FORGETs come soon after. How many descriptors are left. */
 static size_t wait_for_forgets(struct fs *fs, size_t expected)
 {
-    for (unsigned i = 0; i < WAITS && cache_count_files(fs->cache) > expected; i++)
+    for (unsigned i = 0; i < WAITS && cache_count_descriptors(fs->cache) > expected; i++)
         usleep(FORGETS_MS * 1000 / WAITS);
-    return cache_count_files(fs->cache);
+    return cache_count_descriptors(fs->cache);
 }
 
 /* A third of them at most. */
@@ -102,7 +102,7 @@ static void run(void *argument)
     struct fs *fs = argument;
     struct shed *shed = &fs->shed;
     struct shedding shedding = {.wanted = shed->most / 3 + 1};
-    size_t before = cache_count_files(fs->cache), step = shed->most / 8 + 1;
+    size_t before = cache_count_descriptors(fs->cache), step = shed->most / 8 + 1;
 
     fs_each_tracked(fs, let_go, &shedding);
     shedding.all = true;
@@ -122,11 +122,11 @@ static void begin(struct fs *fs)
         atomic_store(&shed->running, false);
 }
 
-/* Until it is over, or there are fewer files than that. */
-static void wait_for_it(struct fs *fs, size_t files)
+/* Until it is over, or there are fewer than that. */
+static void wait_for_it(struct fs *fs, size_t descriptors)
 {
     for (unsigned i = 0; i < WAITS && atomic_load(&fs->shed.running); i++) {
-        if (cache_count_files(fs->cache) < files)
+        if (cache_count_descriptors(fs->cache) < descriptors)
             break;
         usleep(WAIT_MS * 1000 / WAITS);
     }
@@ -134,7 +134,7 @@ static void wait_for_it(struct fs *fs, size_t files)
 
 void shed_make_room(struct fs *fs)
 {
-    if (cache_count_files(fs->cache) < atomic_load(&fs->shed.next))
+    if (cache_count_descriptors(fs->cache) < atomic_load(&fs->shed.next))
         return;
     begin(fs);
     wait_for_it(fs, 2 * fs->shed.most);

@@ -372,6 +372,26 @@ def visit(path, i, keep):
     assert program("[map[:8] == b'%08d' % i for i, map in kept.items()]") == [True] * 10
 
 
+def test_files_on_many_devices(mount, agents):
+    """Each device costs a file two more descriptors. Those of a dozen files that nobody uses are not all that there are."""
+    m, program = mount("timeout=60", **with_descriptors(256)), agents()
+    for i in range(60):
+        write_file(f"{m.mnt}/f{i}", b"x" * PAGE)
+    program.do("""
+devices = [gaia.Device(f"soft:{number}") for number in range(8)]
+for i in range(12):
+    fd = os.open(f"{mnt}/f{i}", os.O_RDWR)
+    for device in devices:
+        map = device.mmap(fd, PAGE)
+        assert map[0] == ord("x")
+        map.unmap()
+    os.close(fd)
+""", mnt=m.mnt)
+    with contextlib.ExitStack() as files:
+        for i in range(60):
+            files.enter_context(open(f"{m.mnt}/f{i}", "rb"))
+
+
 def test_files_that_are_let_go_while_they_are_used(mount, agents):
     """Several programs map the same many files at the same time, with too few descriptors for all of them."""
     m = mount("timeout=60", **with_descriptors(256))
