@@ -471,7 +471,7 @@ static int run(struct fs *fs, int ready)
     volumes_init(&fs->volumes);
     pruner_init(fs);
     headroom_init(&fs->headroom);
-    shed_init(fs, descriptor_limit());
+    shed_init(fs, descriptor_limit(), most);
     rc = inode_table_init(fs, most, remember, idle_descriptors());
     if (rc < 0) {
         fs_log(LOG_ERR, "no memory for the table of inodes: %s", strerror(-rc));

@@ -21,11 +21,13 @@
 #define FORGETS_MS 20u
 #define WAITS 200u /* in so many steps */
 
-void shed_init(struct fs *fs, size_t descriptors)
+void shed_init(struct fs *fs, size_t descriptors, size_t inodes)
 {
     size_t left = descriptors > DESCRIPTORS_FOR_OTHERS ? descriptors - DESCRIPTORS_FOR_OTHERS : 0;
 
     fs->shed.most = left * 3 / 8 + 1; /* twice as many before anybody waits */
+    if (fs->shed.most > inodes)       /* each file has four at least: of the inodes a quarter, or half */
+        fs->shed.most = inodes;
     atomic_store(&fs->shed.next, fs->shed.most);
 }
 

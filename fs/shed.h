@@ -20,8 +20,9 @@ struct shed {
     atomic_bool running;
 };
 
-/* descriptors: how many the process may have. */
-void shed_init(struct fs *fs, size_t descriptors);
+/* descriptors: how many the process may have; inodes: how many may be known. What a device holds a page of
+ * the kernel can't be asked to forget, so that not all of them may be such. */
+void shed_init(struct fs *fs, size_t descriptors, size_t inodes);
 /* A file is about to be mapped. Where there are too many, a thread begins to let some go, and where they are
  * many more this waits for it, a moment at most. Not in a thread that serves FUSE. */
 void shed_make_room(struct fs *fs);

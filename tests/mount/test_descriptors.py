@@ -392,6 +392,26 @@ for i in range(12):
             files.enter_context(open(f"{m.mnt}/f{i}", "rb"))
 
 
+@not_in_the_gate
+def test_more_files_on_devices_than_inodes(mount, agents):
+    """Of those that nobody uses a device has a page each: they are no reason to find no other file."""
+    m, program, count = mount("inodes=1024,timeout=60"), agents(), 1100
+    for i in range(count):
+        write_file(f"{m.data}/f{i}", b"%08d" % i)
+    program.do("""
+device = gaia.Device()
+for i in range(count):
+    fd = os.open(f"{mnt}/f{i}", os.O_RDWR)
+    map = device.mmap(fd, 8)
+    assert map[:8] == b"%08d" % i, i
+    map.unmap()
+    os.close(fd)
+""", mnt=m.mnt, count=count)
+    assert statistics(m.mnt)["inodes"]["known"] < 1024
+    for i in range(count):
+        assert read_file(f"{m.mnt}/f{i}") == b"%08d" % i
+
+
 def test_files_that_are_let_go_while_they_are_used(mount, agents):
     """Several programs map the same many files at the same time, with too few descriptors for all of them."""
     m = mount("timeout=60", **with_descriptors(256))
