@@ -58,9 +58,7 @@ static page_mask wanted(const struct leaf_copy *copy, enum collect_what what)
 
 int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
 {
-    /* Of the last page that there can be Linux reads all but the last byte: beyond that it is EINVAL. */
-    size_t most = (uint64_t)(INT64_MAX - offset) < length ? (size_t)(INT64_MAX - offset) : length;
-    ssize_t n = read_whole(file->fd, bytes, most, offset);
+    ssize_t n = read_whole(file->fd, bytes, length, offset);
 
     if (n < 0)
         return (int)n;

@@ -173,8 +173,10 @@ static size_t read_peers(struct cache_file *file, uint8_t *buffer, size_t length
         *gap_out = length;
         return 0;
     }
-    if (offset + (off_t)length > file->size)
-        length = offset < file->size ? (size_t)(file->size - offset) : 0;
+    if (offset >= file->size)
+        length = 0;
+    else if (length > (uint64_t)(file->size - offset))
+        length = (size_t)(file->size - offset);
     while (done < length && (copy = peer_at(file, offset + (off_t)done))) {
         ssize_t n = read_peer(file, copy, buffer + done, length - done, offset + (off_t)done);
         if (n < 0) { /* what can't be fetched is read elsewhere: the home has the same bytes */

@@ -109,9 +109,18 @@ static bool map_range(const struct gaia_frames_map *map, uint64_t page, uint64_t
     return true;
 }
 
+/* The last page that a file can have is none of a memfd's, as all of it would lie before the end. Nor can
+ * anybody map it. */
+static off_t length_of(uint64_t pages)
+{
+    const uint64_t most = INT64_MAX / GAIA_PAGE_SIZE;
+
+    return (off_t)((pages < most ? pages : most) * GAIA_PAGE_SIZE);
+}
+
 static int soft_resize(struct gaia_frames *frames, uint64_t pages)
 {
-    return ftruncate(soft(frames)->fd, (off_t)(pages * GAIA_PAGE_SIZE)) ? -errno : 0;
+    return ftruncate(soft(frames)->fd, length_of(pages)) ? -errno : 0;
 }
 
 /* Not stores through a mapping: these allocate pages without clearing them first, and a file that is
@@ -563,7 +572,7 @@ int gaia_soft_frames_open(uint64_t pages, struct gaia_frames **frames_out)
     /* It can be sealed, as it can't be executed: a client that did would have its frames stay for ever. */
     (void)fcntl(frames->fd, F_ADD_SEALS, F_SEAL_SEAL);
     /* A client that has only a read-only descriptor must not be able to reopen it for writing. */
-    if (fchmod(frames->fd, shared_memory_mode()) || ftruncate(frames->fd, (off_t)(pages * GAIA_PAGE_SIZE))) {
+    if (fchmod(frames->fd, shared_memory_mode()) || ftruncate(frames->fd, length_of(pages))) {
         error = -errno;
         goto out_close;
     }

@@ -33,6 +33,22 @@ static void test_the_end_of_a_file(void **state)
     assert_int_equal(read_whole(fd, bytes, sizeof bytes, 0), -EBADF);
 }
 
+/* The last page that there can be is a byte short. */
+static void test_the_end_of_the_longest_file(void **state)
+{
+    char bytes[PAGE] = "";
+    off_t last = INT64_MAX - (PAGE - 1);
+    int fd = memfd_create("file", MFD_CLOEXEC);
+
+    (void)state;
+    assert_int_equal(ftruncate(fd, INT64_MAX), 0);
+    assert_int_equal(pwrite(fd, "e", 1, INT64_MAX - 1), 1);
+    assert_int_equal(read_whole(fd, bytes, PAGE, last), PAGE - 1);
+    assert_int_equal(bytes[PAGE - 2], 'e');
+    assert_int_equal(read_whole(fd, bytes, PAGE, INT64_MAX), 0);
+    close(fd);
+}
+
 static void test_a_part_that_cannot_be_read(void **state)
 {
     static char bytes[3 * PAGE];
@@ -57,6 +73,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_end_of_a_file),
+        cmocka_unit_test(test_the_end_of_the_longest_file),
         cmocka_unit_test(test_a_part_that_cannot_be_read),
     };
 

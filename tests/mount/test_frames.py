@@ -113,6 +113,31 @@ map[size - PAGE] = 1""", path=path, size=size)
         shutil.rmtree(data)
 
 
+def test_the_longest_file(mount, devices):
+    """Its last page is read, though a byte of that can't be, and the others go on: also where it becomes so long meanwhile."""
+    data = f"/dev/shm/gaiafs-test-{os.getpid()}"
+    os.mkdir(data)
+    try:
+        path, longest = os.path.join(mount("passthrough=off", data=data).mnt, "f"), (1 << 63) - 1
+        write_file(path, b"f" * PAGE)
+        fd = os.open(path, os.O_RDWR)
+        maps = [devices("soft:0").mmap(fd, PAGE)]
+        os.truncate(path, longest)
+        os.pwrite(fd, b"end", longest - 3)
+        maps.append(devices("soft:1").mmap(fd, PAGE))
+        for value, mapping in enumerate(maps):
+            mapping.acquire()
+            assert mapping[1] == ord("f")
+            mapping[0] = value
+            mapping.release()
+            assert os.pread(fd, 2, 0) == bytes([value]) + b"f"
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.pread(fd, 3, longest - 3) == b"end"
+        os.close(fd)
+    finally:
+        shutil.rmtree(data)
+
+
 CHANGES = {
     "unmap": lambda hostile: hostile.unmap(),
     "cut": lambda hostile: os.ftruncate(hostile.fd, 3 * PAGE),
