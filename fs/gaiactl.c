@@ -33,6 +33,21 @@ static void usage(FILE *to)
           to);
 }
 
+int command_options(int argc, char **argv, bool *json_out)
+{
+    static const struct option options[] = {
+        {"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {0}};
+    int option;
+
+    *json_out = false;
+    while ((option = getopt_long(argc, argv, "", options, NULL)) == 'j')
+        *json_out = true;
+    if (option == -1)
+        return -1;
+    usage(option == 'h' ? stdout : stderr);
+    return option == 'h' ? 0 : 2;
+}
+
 #define ANSWER_S 10
 
 /* What came of it: value[0] of the message in which it is passed on, whose error says why. */
@@ -251,7 +266,7 @@ static void escape_strings(json_t *node)
         escape_strings(child);
 }
 
-static void print_text(json_t *root)
+static int print_text(json_t *root)
 {
     json_t *device, *file, *open;
     size_t i, j;
@@ -281,6 +296,7 @@ static void print_text(json_t *root)
     json_array_foreach (json_object_get(root, "open"), i, open)
         printf("  %-11s %6lld %s\n", json_string_value(json_object_get(open, "mode")), field(open, "opens"),
                json_string_value(json_object_get(open, "path")));
+    return fflush(stdout) ? 1 : 0;
 }
 
 static int print_json(json_t *root)
@@ -296,7 +312,6 @@ static int print_statistics(int fd, bool json)
 {
     json_error_t trouble;
     char why[ESCAPED_SIZE(JSON_ERROR_TEXT_LENGTH)];
-    int status = 0;
 
     json_t *root = json_loadfd(fd, 0, &trouble);
     if (!root) { /* it has some of what is no JSON */
@@ -305,25 +320,18 @@ static int print_statistics(int fd, bool json)
         return 1;
     }
     escape_strings(root);
-    if (json)
-        status = print_json(root);
-    else
-        print_text(root);
+    int status = json ? print_json(root) : print_text(root);
     json_decref(root);
     return status;
 }
 
 static int stat_command(int argc, char **argv)
 {
-    static const struct option options[] = {{"json", no_argument, NULL, 'j'}, {0}};
-    bool json = false;
-    int option;
+    bool json;
+    int status = command_options(argc, argv, &json);
 
-    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (option != 'j')
-            return 2;
-        json = true;
-    }
+    if (status >= 0)
+        return status;
     if (optind + 1 != argc) {
         usage(stderr);
         return 2;
@@ -331,7 +339,7 @@ static int stat_command(int argc, char **argv)
     int fd = statistics_of(argv[optind]);
     if (fd < 0)
         return 1;
-    int status = print_statistics(fd, json);
+    status = print_statistics(fd, json);
     close(fd);
     return status;
 }
@@ -346,9 +354,12 @@ int main(int argc, char **argv)
         printf("gaiactl %s\n", GAIAFS_VERSION);
         return 0;
     }
-    if (argc > 1 && !strcmp(argv[1], "stat"))
+    const char *command = argc > 1 ? argv[1] : "";
+    if (argc > 1)
+        argv[1] = argv[0]; /* whose name getopt_long() says with what is wrong */
+    if (!strcmp(command, "stat"))
         return stat_command(argc - 1, argv + 1);
-    if (argc > 1 && !strcmp(argv[1], "devices"))
+    if (!strcmp(command, "devices"))
         return devices_command(argc - 1, argv + 1);
     usage(stderr);
     return 2;

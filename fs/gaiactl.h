@@ -3,6 +3,12 @@
 #ifndef GAIAFS_FS_GAIACTL_H
 #define GAIAFS_FS_GAIACTL_H
 
+#include <stdbool.h>
+
+/* The options of a command, getopt_long()'s way. -1: go on from optind; else the exit status: help was asked
+ * for and is printed, or one is wrong. */
+int command_options(int argc, char **argv, bool *json_out);
+
 /* Bytes for people: three digits and a unit, in text, which is returned. */
 const char *human(long long bytes, char text[16]);
 

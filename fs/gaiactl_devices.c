@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gaiactl devices: what there is to map files on, and why something is not. */
-#include <getopt.h>
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "fs/gaiactl.h"
 #include "gpu/cuda_list.h"
@@ -120,23 +120,19 @@ static int print_json(json_t *gpus, const char *why, json_t *reads)
 
 int devices_command(int argc, char **argv)
 {
-    static const struct option options[] = {{"json", no_argument, NULL, 'j'}, {0}};
     char why[CUDA_WHY_SIZE] = "";
-    bool json = false;
-    int option;
+    bool json;
+    int status = command_options(argc, argv, &json);
 
-    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (option != 'j')
-            return 2;
-        json = true;
-    }
+    if (status >= 0)
+        return status;
     if (optind != argc) {
         fprintf(stderr, "usage: gaiactl devices [--json]\n");
         return 2;
     }
     json_t *gpus = cuda_list(why);
     json_t *reads = find_nic(gpus);
-    int status = json ? print_json(gpus, why, reads) : print_text(gpus, why, reads);
+    status = json ? print_json(gpus, why, reads) : print_text(gpus, why, reads);
     json_decref(reads);
     json_decref(gpus);
     return status;
