@@ -227,13 +227,13 @@ static int parse_one(void *data, const char *text, int key, struct fuse_args *ar
     return option->parse ? option->parse(parsing->options, text) : 0;
 }
 
-/* mount(8) may put flags together: -sv. fuse_opt knows only single ones. */
+/* mount(8) and people put flags together: -sv, -df. fuse_opt knows only single ones. */
 static int add_argument(struct fuse_args *args, const char *argument)
 {
     char flag[3] = "-?";
 
     if (argument[0] != '-' || argument[1] == '-' || strlen(argument) < 3 ||
-        strspn(argument + 1, "sfnvwr") != strlen(argument + 1))
+        strspn(argument + 1, "sdfnvwr") != strlen(argument + 1))
         return fuse_opt_add_arg(args, argument);
     for (const char *letter = argument + 1; *letter; letter++) {
         flag[1] = *letter;

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/size.h"
@@ -72,16 +71,7 @@ static int parse_capacity(struct fs_options *options, const char *option)
 
 static int parse_soft_devices(struct fs_options *options, const char *option)
 {
-    const char *text = option_value(option);
-    char *end;
-    unsigned long number = strtoul(text, &end, 10);
-
-    if (*text < '0' || *text > '9' || *end || !number || number > GAIA_SOFT_MAX) {
-        fs_log(LOG_ERR, "option %s: not a number from 1 to %u", option, GAIA_SOFT_MAX);
-        return -1;
-    }
-    options->cache.soft_devices = (unsigned)number;
-    return 0;
+    return option_count(option, 1, GAIA_SOFT_MAX, &options->cache.soft_devices);
 }
 
 static int parse_evict(struct fs_options *options, const char *option)

@@ -12,30 +12,31 @@ const char *option_value(const char *option)
     return strchr(option, '=') + 1;
 }
 
-int option_number(const char *option, size_t least, size_t *number_out)
+static int number_between(const char *option, size_t least, size_t most, size_t *number_out)
 {
     const char *text = option_value(option);
     char *end;
     unsigned long long number = strtoull(text, &end, 10);
 
-    if (*text < '0' || *text > '9' || *end != '\0' || number < least || number > UINT32_MAX) {
-        fs_log(LOG_ERR, "option %s: not a number of at least %zu", option, least);
+    if (*text < '0' || *text > '9' || *end != '\0' || number < least || number > most) {
+        fs_log(LOG_ERR, "option %s: not a number from %zu to %zu", option, least, most);
         return -1;
     }
     *number_out = number;
     return 0;
 }
 
+int option_number(const char *option, size_t least, size_t *number_out)
+{
+    return number_between(option, least, UINT32_MAX, number_out);
+}
+
 int option_count(const char *option, unsigned least, unsigned most, unsigned *number_out)
 {
     size_t number;
 
-    if (option_number(option, least, &number))
+    if (number_between(option, least, most, &number))
         return -1;
-    if (number > most) {
-        fs_log(LOG_ERR, "option %s: more than %u", option, most);
-        return -1;
-    }
     *number_out = (unsigned)number;
     return 0;
 }

@@ -167,7 +167,7 @@ static void test_errors(void **state)
     bad("node=a,peers=a@10.0.0.1:1,b@10.0.0.2:1", "unknown option b@10.0.0.2:1"); /* a comma ends an option */
     bad("node", "unknown option node");
     bad("peers", "unknown option peers");
-    bad(TWO ",peer_timeout=0", "option peer_timeout=0: not a number of at least 1");
+    bad(TWO ",peer_timeout=0", "option peer_timeout=0: not a number from 1 to 600");
     snprintf(given, sizeof given, "node=%0*d,peers=a@10.0.0.1:7471", 64, 0);
     bad(given, "a name has 1 to 63 bytes");
     /* Of a list longer than a line of the log one sees what is wrong all the same. */

@@ -103,6 +103,8 @@ def test_help_and_version():
     ("timeout=soon", "option timeout=soon: not a number"),
     ("timeout=-1", "option timeout=-1: not a number"),
     ("timeout=nan", "option timeout=nan: not a number"),
+    ("inodes=1023", "option inodes=1023: not a number from 1024 to 4294967295"),
+    ("inodes=4294967296", "option inodes=4294967296: not a number from 1024 to 4294967295"),
 ])
 def test_bad_options(folders, options, message):
     done = run(*folders, "-o", options)
@@ -243,6 +245,14 @@ def test_flags_of_mount_8_are_accepted(folders):
     assert os.statvfs(mnt).f_flag & os.ST_RDONLY
     subprocess.run(["umount", mnt], check=True)
     wait_gone(data)
+
+
+@needs_root
+def test_flags_that_are_written_together(mount):
+    """-dfr, as the man page has them."""
+    m = mount(args=["-dr"])
+    assert os.statvfs(m.mnt).f_flag & os.ST_RDONLY
+    assert "opcode: INIT" in m.log_text()
 
 
 @needs_root
