@@ -54,7 +54,8 @@ static char *directory_path(const char *what, const char *given)
     struct stat st;
 
     if (!path || stat(path, &st)) {
-        fs_log(LOG_ERR, "%s %s: %s", what, given, strerror(errno));
+        fs_log(LOG_ERR, "%s %s: %s%s", what, given, strerror(errno),
+               errno == ENOTCONN ? " (a mount whose daemon has gone: umount it first)" : "");
     } else if (!S_ISDIR(st.st_mode)) {
         fs_log(LOG_ERR, "%s %s: not a directory", what, given);
     } else {

@@ -482,6 +482,9 @@ def test_killed_daemon_leaves_an_error_not_a_hang(mount):
     with pytest.raises(OSError):
         os.write(file, b"x")
     close_dead(file)
+    for place in (m.data, m.mnt), (m.mnt, m.data):
+        done = run(*place)
+        assert done.returncode == 1 and "umount it first" in done.stderr, done
     subprocess.run(["umount", "-l", m.mnt], check=True)
     assert open(os.path.join(m.data, "f")).read() == "acknowledged"
     assert mount(data=m.data).mounted()  # the lock went with the process
