@@ -13,7 +13,7 @@ import time
 import pytest
 
 from conftest import BIN, kept_by, mountinfo
-from helpers import APART, read_file, statistics, threads, wait_until, write_file
+from helpers import APART, agents, read_file, statistics, threads, wait_until, write_file  # noqa: F401
 from test_handles import kernel_at_least
 
 MOUNT = os.path.join(BIN, "mount.gaiafs")
@@ -419,6 +419,19 @@ def test_signal_with_dirty_mapping_of_another_process(mount, unlinked):
         content = file.read()
     assert content == (b"stored" + b"." * 4090) * pages
     assert "busy" in m.log_text()
+
+
+@needs_root
+def test_the_directorys_lock_tells_when_all_is_there(mount, agents):
+    """umount(8) is back before what devices hold is in the data directory: `flock DATADIR true` waits for that."""
+    m = mount("device_cache=64M,passthrough=off")
+    size = 16 << 20
+    write_file(os.path.join(m.mnt, "f"), bytes(size))
+    agents().do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, size)\nmap[:] = b'D' * size\nmap.release()\n"
+                "map.unmap()\nos.close(fd)", path=os.path.join(m.mnt, "f"), size=size)
+    subprocess.run(["umount", m.mnt], check=True)
+    subprocess.run(["flock", m.data, "true"], check=True, timeout=30)
+    assert read_file(os.path.join(m.data, "f")) == b"D" * size
 
 
 @needs_root
