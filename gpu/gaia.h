@@ -124,9 +124,9 @@ struct gaia_stat {
  * compare all that a device has of it. A mount in another network namespace (a container's) hears of it at
  * the first map.
  *
- * As long as a device is open, the connection to the last mount that a file was mapped from is kept (three
- * descriptors and a thread, which keeps unshare(CLONE_NEWUSER) from working): who maps one file after the
- * other connects once.
+ * As long as a device is open, the connection to the last mount that a file was mapped from is kept (four
+ * descriptors, five where a part of a mapping was unmapped, and a thread, which keeps unshare(CLONE_NEWUSER)
+ * from working): who maps one file after the other connects once.
  *
  * @param name        "soft:0" ... "soft:63", "cuda:0" ...; NULL: $GAIA_DEVICE, else the first GPU that
  *                    works, else "soft:0"; "": the same without $GAIA_DEVICE. (In a child of fork()
@@ -157,7 +157,8 @@ void gaia_device_close(struct gaia_device *device);
  *
  * The pointer is valid for the device and for the calling process's own threads on a soft device, until
  * gaia_munmap(). The file may be closed after the call. A touch that cannot be served raises SIGBUS (EIO of
- * the storage, daemon gone; or all of a full device holds stores for which the data directory has no room).
+ * the storage, daemon gone; or the data directory has no room for what another device has released there, or
+ * for the stores that a full device holds).
  *
  * The range may be longer than the file, as with mmap(). Touching a page that lies wholly past the end of the
  * file raises SIGBUS; the rest of its last page is zeros, and stores to it are no part of the file. All calls
@@ -299,9 +300,9 @@ int gaia_stream_error(struct gaia_device *device);
  *
  * @param flags  MS_SYNC: what was released before the call is on storage when it returns; MS_ASYNC: does
  *               nothing more than check its arguments
- * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or flags), EIO, ENOSPC, EDQUOT. As with fsync(),
- *         an earlier failure of anybody's sync of the file is told once to each mapping; and while bytes of
- *         the file are lost, every call fails (docs/promises.md).
+ * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or flags), EIO, ENOMEM, ENOSPC, EDQUOT. As with
+ *         fsync(), an earlier failure of anybody's sync of the file is told once to each mapping; and while
+ *         bytes of the file are lost, every call fails (docs/promises.md).
  */
 int gaia_msync(void *addr, size_t length, int flags);
 
@@ -309,8 +310,8 @@ int gaia_msync(void *addr, size_t length, int flags);
  * Say how the range will be used.
  *
  * @param advice  GAIA_ADV_*
- * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or advice), EIO, ENOMEM; EBUSY, ENOSPC, EDQUOT
- *         (GAIA_ADV_DONTNEED, as gaia_macquire())
+ * @return 0, or -1 with errno: EINVAL (as gaia_macquire(), or advice), EIO, ENOMEM; ENOSPC, EDQUOT
+ *         (GAIA_ADV_WILLNEED, GAIA_ADV_DONTNEED) and EBUSY (GAIA_ADV_DONTNEED), as gaia_macquire()
  */
 int gaia_madvise(void *addr, size_t length, int advice);
 

@@ -104,6 +104,29 @@ def test_no_space(mount, agents, request, kind):
     assert m.unmount() is None
 
 
+@pytest.mark.traps
+def test_another_device_while_there_is_no_space(mount, agents, small):
+    """What it would get must be in the data directory first: advice says why not, a touch is SIGBUS; and nothing is lost."""
+    m = mount("passthrough=off", data=small)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    os.truncate(path, MIB)
+    one, advised, touching = agents(), agents(), agents()
+    for agent, name in ((one, "soft:0"), (advised, "soft:1"), (touching, "soft:2")):
+        agent.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device(name).mmap(fd, 1 << 20)", path=path, name=name)
+    content = pattern(MIB)
+    one.do("map[:] = content", content=content)
+    ballast = fill(small)
+    one.do("map.release()")
+    assert error_of(advised.do, "map.advise(gaia.ADV_WILLNEED)") == errno.ENOSPC
+    with pytest.raises(AgentDied) as caught:
+        touching("map[:8]")
+    assert caught.value.code == -signal.SIGBUS
+    os.unlink(ballast)
+    advised.do("map.acquire()\nmap.advise(gaia.ADV_WILLNEED)")
+    assert advised("map[:] == content", content=content) and read_file(path) == content
+
+
 def test_reads_while_there_is_no_space(mount, agents, small):
     """A read() either has the released bytes or says why not: never the old bytes."""
     m = mount("passthrough=off", data=small)
