@@ -161,7 +161,7 @@ struct gaia_demand_control {
     uint32_t head; /* the next ticket */
     uint32_t is_silent;
     uint32_t pad1[14];
-    uint64_t error; /* the first failure since it was cleared: unit << 32 | errno; 0: none */
+    uint64_t error; /* the first failure, which stays: unit << 32 | errno; 0: none */
     uint64_t failures;
     uint64_t faults;
     uint64_t pulled;

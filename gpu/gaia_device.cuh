@@ -175,8 +175,9 @@ template <typename T> class gaia_view
     {
         return pin_one<T>(i, true);
     }
-    /* The first failure of any thread's touch: 0, or an errno, and the element with which its unit begins (of
-     * a touch past the end: an element past the end). */
+    /* The first failure of any thread's touch since the mapping was made: 0, or an errno, and the element
+     * with which its unit begins (of a touch past the end: an element past the end). It stays, also where
+     * touches are served again after an acquire. */
     GAIA_MEMBER uint32_t error(uint64_t *element_out = nullptr) const
     {
         uint64_t error = gaia_load_relaxed_gpu64(&demand_->control->error);
