@@ -82,7 +82,7 @@ static inline void *map_on_device(struct gaia_device *device, int fd, const char
     void *map = gaia_mmap(device, length, prot, GAIA_SHARED, fd, 0);
 
     if (map == MAP_FAILED && errno == ENODEV)
-        fail(0, "%s: not a regular file of a gaiafs mount", path);
+        fail(0, "%s: not a regular file of a gaiafs mount, or the mount has no such device", path);
     if (map == MAP_FAILED)
         fail(errno, "%s: cannot map it into the device", path);
     return map;

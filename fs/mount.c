@@ -154,7 +154,7 @@ static int open_root(struct fs *fs, int *lock_out)
     if (rc < 0) {
         if (rc == -EWOULDBLOCK)
             fs_log(LOG_ERR, "data directory %s is already mounted by another gaiafs%s", fs->data_path,
-                   !options_share_directory(&fs->options) ? " (several take -o shared, all of them)"
+                   !options_share_directory(&fs->options) ? " (several take -o shared or node=, all of them)"
                    : fs->options.members                  ? ", without -o peers"
                                                           : ", without -o shared");
         else

@@ -163,7 +163,7 @@ static inline struct mapped map_on_demand(struct gaia_device *device, const char
 
     mapped.at = gaia_mmap(device, mapped.bytes, PROT_READ, GAIA_DEMAND | GAIA_SMALL_UNITS, fd, 0);
     if (mapped.at == MAP_FAILED && errno == ENODEV)
-        fail(0, "%s: not a regular file of a gaiafs mount", path);
+        fail(0, "%s: not a regular file of a gaiafs mount, or the mount has no such device", path);
     if (mapped.at == MAP_FAILED)
         fail(errno, "%s: cannot map it on demand", path);
     close(fd);

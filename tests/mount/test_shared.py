@@ -69,7 +69,7 @@ MEMBERS = "peers=a@local:gaiafs-test-a/b@local:gaiafs-test-b"
 
 
 @pytest.mark.parametrize("first, second, message", [
-    ("shared", "", "is already mounted by another gaiafs (several take -o shared, all of them)"),
+    ("shared", "", "is already mounted by another gaiafs (several take -o shared or node=, all of them)"),
     ("", "shared", "is already mounted by another gaiafs, without -o shared"),
     ("", f"node=a,{MEMBERS}", "is already mounted by another gaiafs, without -o peers")])
 def test_all_or_nobody(mount, workdir, first, second, message):
