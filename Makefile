@@ -312,7 +312,8 @@ ifneq ($(MOUNTDIR),)
 	if [ -n "$(DESTDIR)" ] || [ -w $(MOUNTDIR) ]; then \
 		install -d $(DESTDIR)$(MOUNTDIR) && for name in $(mount_helpers); do \
 			ln -sf $(PREFIX)/sbin/mount.gaiafs $(DESTDIR)$(MOUNTDIR)/$$name; done; \
-	else echo "mount -t gaiafs needs a link: ln -s $(PREFIX)/sbin/mount.gaiafs $(MOUNTDIR)/"; fi
+	else echo "mount -t gaiafs needs two links, which root makes:"; for name in $(mount_helpers); do \
+		echo "ln -s $(PREFIX)/sbin/mount.gaiafs $(MOUNTDIR)/$$name"; done; fi
 endif
 ifeq ($(DESTDIR),)
 	[ "$$(id -u)" != 0 ] || ldconfig
