@@ -435,6 +435,22 @@ def test_the_directorys_lock_tells_when_all_is_there(mount, agents):
 
 
 @needs_root
+def test_a_copy_of_the_mount_elsewhere_keeps_the_daemon(mount, agents):
+    """A container's, say: umount(8) here brings nothing to the data directory then, and SIGTERM does."""
+    m = mount("passthrough=off")
+    write_file(os.path.join(m.mnt, "f"), bytes(5))
+    with subprocess.Popen([*APART, "sh", "-c", "echo here; read -r _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"here\n"
+        agents().do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, 5)\nmap[:] = b'STORE'\nmap.release()\n"
+                    "map.unmap()\nos.close(fd)", path=os.path.join(m.mnt, "f"))
+        subprocess.run(["umount", m.mnt], check=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            m.proc.wait(0.5)
+        os.kill(m.pid, signal.SIGTERM)
+        assert m.proc.wait(20) == 0 and read_file(os.path.join(m.data, "f")) == b"STORE"
+
+
+@needs_root
 def test_umount_with_dirty_mapping_that_is_gone(mount):
     m = mount()
     path = os.path.join(m.mnt, "f")
