@@ -83,10 +83,16 @@ set_up() {
     trap 'exit 143' TERM
 }
 
+# What a script has made outside of $work, and takes away when it ends: for it to define.
+tidy() {
+    :
+}
+
 clean_up() {
     result=$?
     trap - EXIT HUP INT PIPE TERM
     set +e
+    tidy
     for pid in $server_pid $(jobs -p); do
         kill "$pid" 2>/dev/null
     done

@@ -73,6 +73,9 @@ else
 fi
 graph=$folder/gaiafs-sssp.graph
 result=$folder/gaiafs-sssp.result
+tidy() {
+    rm -f "$graph" "$result"
+}
 headline 'a graph'
 limited "$examples/sssp/generate" --scale "$scale" "$graph" >"$work/generate.out"
 graph_bytes=$(field "$work/generate.out" bytes)
@@ -86,7 +89,7 @@ while [ "$round" -le "$rounds" ]; do
     round=$((round + 1))
 done
 check 'the device program ended well' server_stop
-rm -f "$graph" "$result"
+tidy
 if [ $# -eq 0 ]; then
     check 'umount' unmount_gaiafs
     check 'no daemon is left' no_daemon "$folder"

@@ -265,9 +265,12 @@ def test_sssp(mount, monkeypatch, examples, workdir):
                  env={**os.environ, "TMPDIR": workdir, "GAIA_PROGRAMS": TOP, "GAIA_EXAMPLES": examples})
     assert re.search(r"^sssp: all \d+ checks passed$", output, re.M), output
     assert os.listdir(m.mnt) == [] and os.listdir(m.data) == []
-    wrong = subprocess.run(["sh", os.path.join(TOP, "examples", "sssp", "run.sh"), "-x"], capture_output=True,
-                           stdin=subprocess.DEVNULL, timeout=20, check=False)
-    assert wrong.returncode == 1 and b"usage" in wrong.stderr
+    os.mkdir(plain := os.path.join(workdir, "plain"))
+    for arguments, said in (["-x"], b"usage"), (["-s", "4", plain], b"not a regular file of a gaiafs mount"):
+        wrong = subprocess.run(["sh", os.path.join(TOP, "examples", "sssp", "run.sh"), *arguments], capture_output=True,
+                               stdin=subprocess.DEVNULL, timeout=20, check=False)
+        assert wrong.returncode == 1 and said in wrong.stderr, wrong
+    assert os.listdir(plain) == []
 
 
 @not_in_the_gate
