@@ -11,9 +11,10 @@
  *   }
  *
  * load() and store() may be called by any lanes of a warp, for any elements; lanes that touch the same unit
- * share one fault. For inner loops, a pin keeps a unit where it is and gives a plain pointer to it:
+ * share one fault. For inner loops, a pin keeps a unit where it is and gives a plain pointer to it (that of
+ * pin_for_stores(), a gaia_pin<float>, may be stored through):
  *
- *       gaia_pin<float> pin = view.pin(i);
+ *       gaia_pin<const float> pin = view.pin(i);
  *       if (pin)
  *           for (uint64_t j = pin.first(); j < pin.end(); j++)
  *               mine += pin[j];

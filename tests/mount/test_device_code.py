@@ -202,6 +202,27 @@ def test_nvcc_takes_the_view(tmp_path):
         source)
 
 
+def header_examples(here):
+    """What the header's first comment has as code: a kernel, and the inside of one."""
+    with open(os.path.join(conftest.TOP, "gpu", "gaia_device.cuh")) as file:
+        comment = file.read().split("#ifndef", 1)[0]
+    blocks = re.findall(r"(?:^ \* {3,}\S.*\n)+", comment, re.M)
+    kernel, inside = ("".join(line[3:] + "\n" for line in block.splitlines()) for block in blocks)
+    return (f'#include "gpu/gaia_device.cuh"\n{here}\n{kernel}\n'
+            f"__global__ void inside(gaia_view<float> view, double *out, uint64_t i)\n{{\n    double mine = 0;\n{inside}    *out = mine;\n}}\n")
+
+
+@pytest.mark.parametrize("compiler, here", [
+    ("g++", "#define __global__\nextern uint64_t thread, threads;\nvoid atomicAdd(double *sum, double more);"),
+    ("nvcc", "#define thread threadIdx.x\n#define threads blockDim.x")], ids=["cpu", "nvcc"])
+@pytest.mark.limit(200)
+def test_the_headers_own_examples(tmp_path, compiler, here):
+    """Who begins copies them."""
+    source = write_program(tmp_path, header_examples(here), "")
+    flags = ["-x", "c++"] if compiler == "g++" else ["-arch=sm_75"]
+    run(toolkit(compiler), "-std=c++17", *flags, "-I", conftest.TOP, "-c", source, "-o", str(tmp_path / "program.o"))
+
+
 # --- RDMA reads that a GPU posts ---
 
 READS = """
