@@ -28,7 +28,7 @@ packages := fuse3 liburing libxxhash jansson
 missing := $(shell for p in $(packages) libibverbs librdmacm; do $(PKG_CONFIG) --exists $$p || echo $$p; done)
 ifneq ($(filter-out clean uninstall format ptx paging-ptx,$(or $(MAKECMDGOALS),all)),)
 ifneq ($(strip $(missing)),)
-$(error missing development packages: $(missing) (Debian: libfuse3-dev liburing-dev libxxhash-dev libjansson-dev libibverbs-dev librdmacm-dev))
+$(error missing development packages: $(missing) (Debian: sudo sh examples/packages.sh run))
 endif
 endif
 
