@@ -110,6 +110,20 @@ static int lock_directory(int fd, bool shared)
     return 0;
 }
 
+static void say_taken(const struct fs *fs)
+{
+    char at[PATH_MAX];
+
+    overlap_find(fs, at);
+    fs_log(LOG_ERR, "data directory %s is already mounted by another gaiafs%s: %s%s", fs->data_path,
+           !options_share_directory(&fs->options) ? " (several take -o shared or node=, all of them)"
+           : fs->options.members                  ? ", without -o peers"
+                                                  : ", without -o shared",
+           at[0] ? "at "
+                 : "not seen from here: it is ending, a container has a copy of it, or it has an fsname=",
+           at);
+}
+
 /* Filesystems that report nothing at close(), without a flush method (Linux, file_operations.flush), and that
  * know every change of a file at once: NFS, CIFS, FUSE and others don't. */
 static bool is_local(int fd)
@@ -153,10 +167,7 @@ static int open_root(struct fs *fs, int *lock_out)
     rc = lock_directory(lock, options_share_directory(&fs->options));
     if (rc < 0) {
         if (rc == -EWOULDBLOCK)
-            fs_log(LOG_ERR, "data directory %s is already mounted by another gaiafs%s", fs->data_path,
-                   !options_share_directory(&fs->options) ? " (several take -o shared or node=, all of them)"
-                   : fs->options.members                  ? ", without -o peers"
-                                                          : ", without -o shared");
+            say_taken(fs);
         else
             fs_log(LOG_ERR, "locking data directory %s: %s", fs->data_path, strerror(-rc));
         close(lock);

@@ -62,3 +62,24 @@ int overlap_check(const struct fs *fs)
     mountinfo_each_gaiafs(look_at, &overlap); /* without /proc nobody is seen */
     return overlap.found ? -EBUSY : 0;
 }
+
+struct place_of {
+    const char *source;
+    char *mountpoint;
+};
+
+static void note_place(const char *source, const char *mountpoint, void *context)
+{
+    const struct place_of *place = context;
+
+    if (strcmp(source, place->source) == 0)
+        snprintf(place->mountpoint, PATH_MAX, "%s", mountpoint);
+}
+
+void overlap_find(const struct fs *fs, char mountpoint_out[PATH_MAX])
+{
+    struct place_of place = {fs->data_path, mountpoint_out};
+
+    mountpoint_out[0] = '\0';
+    mountinfo_each_gaiafs(note_place, &place);
+}

@@ -4,6 +4,7 @@
 #ifndef GAIAFS_FS_OVERLAP_H
 #define GAIAFS_FS_OVERLAP_H
 
+#include <limits.h>
 #include <stdbool.h>
 
 #include "fs/fs.h"
@@ -17,5 +18,8 @@ bool overlap_is_inside(const char *path, const char *directory);
  * other mount namespaces, paths by way of a bind mount, and one that starts in the same moment. A mount whose
  * daemon is dead has nothing. Opens those directories. */
 int overlap_check(const struct fs *fs);
+
+/* Where this process sees a gaiafs of fs->data_path itself mounted; "": nowhere, with the same exceptions. */
+void overlap_find(const struct fs *fs, char mountpoint_out[PATH_MAX]);
 
 #endif
