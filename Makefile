@@ -163,7 +163,7 @@ $(cxx_tests): $(BUILD)/%: $(BUILD)/%.cc.o
 $(cxx_tests): $(call obj,gpu/kernels.c)
 $(cxx_tools:=.cc.o): CXXFLAGS += -Wno-shadow
 $(cxx_tools): $(BUILD)/%: $(BUILD)/%.cc.o $(so)
-	$(CXX) $(CXXFLAGS) $(LDFLAGS) -o $@ $< -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN))
+	$(CXX) $(CXXFLAGS) $(LDFLAGS) -o $@ $< -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' '-Wl,-rpath,$(abspath $(BIN))'
 $(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c)
 $(BUILD)/tests/gpu/test_touch: $(call obj,gpu/touch.c)
 $(BUILD)/tests/gpu/test_demand_server: $(call obj,gpu/demand_server.c gpu/touch.c base/process.c)
@@ -176,26 +176,26 @@ $(walks): $(call obj,tests/faults/table.c)
 $(gpu_own): $(call obj,tests/gpu/own.c tests/gpu/own_client.c tests/gpu/own_window.c) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -Wl,-rpath,'$$ORIGIN' -Wl,--as-needed $(PKG_LIBS)
 $(gpu_bench): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
-	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../../../..' -Wl,-rpath,$(abspath $(BIN)) -Wl,--as-needed $(PKG_LIBS)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../../../..' '-Wl,-rpath,$(abspath $(BIN))' -Wl,--as-needed $(PKG_LIBS)
 # Kernels with a gaia_view, and the programs that launch them.
 $(gpu_paging): $(BUILD)/%: $(BUILD)/%.o $(call obj,tests/gpu/paging_ptx.c) $(so) $(home_a)
-	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../../../..' -Wl,-rpath,$(abspath $(BIN)) -Wl,--as-needed $(PKG_LIBS)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN:$$ORIGIN/../../../..' '-Wl,-rpath,$(abspath $(BIN))' -Wl,--as-needed $(PKG_LIBS)
 $(BUILD)/tests/gpu/paging_ptx.o: tests/gpu/paging_kernels.ptx
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
-	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' -Wl,-rpath,$(abspath $(BIN)) $(PKG_LIBS)
+	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' '-Wl,-rpath,$(abspath $(BIN))' $(PKG_LIBS)
 cuda_example_headers := $(wildcard examples/*.h examples/*/*.h) gpu/gaia.h gpu/gaia_device.cuh gpu/demand.h gpu/demand_device.h gpu/device_memory.h gpu/warp.h
 cxx_flags = $(filter-out -std=% -Wshadow -Wstrict-prototypes -Wmissing-prototypes,$(CFLAGS)) -std=gnu++17
 $(cuda_examples): $(BUILD)/%: %.cu $(cuda_example_headers) $(so)
 	@mkdir -p $(@D)
 	@echo "  CXX $<"
-	$(CXX) $(CPPFLAGS) $(filter-out -MMD -MP,$(cxx_flags)) -Igpu -fopenmp $(LDFLAGS) -x c++ $< -x none -o $@ -L$(BIN) -lgaia -ldl -Wl,-rpath,$(abspath $(BIN))
+	$(CXX) $(CPPFLAGS) $(filter-out -MMD -MP,$(cxx_flags)) -Igpu -fopenmp $(LDFLAGS) -x c++ $< -x none -o $@ -L$(BIN) -lgaia -ldl '-Wl,-rpath,$(abspath $(BIN))'
 # Code for the oldest GPU that toolkits of today know, and PTX from which a driver makes that of its own.
 NVCC_ARCH ?= sm_75
 $(nvcc_examples): $(BUILD)/examples/nvcc/%: examples/cuda/%.cu $(cuda_example_headers) $(so)
 	@mkdir -p $(@D)
 	@echo "  NVCC $<"
 	$(NVCC) -arch=$(NVCC_ARCH) -std=c++17 -O2 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -Igpu -Xcompiler -Wall,-pthread $< -o $@ \
-		-L$(BIN) -lgaia $(if $(findstring sgemm,$@),-lcublas) -Xlinker -rpath=$(abspath $(BIN))
+		-L$(BIN) -lgaia $(if $(findstring sgemm,$@),-lcublas) -Xlinker '"-rpath=$(abspath $(BIN))"'
 
 # The device kernels as PTX, which is kept in the tree: nobody else needs a compiler for it. PTX=FILE writes it elsewhere
 # (tests/mount/test_device_code.py). No toolkit is needed, nor looked at.

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from xml.etree import ElementTree
@@ -247,6 +248,17 @@ def test_exported_names(installed):
     assert all("@@GAIA_0.1" in line for line in lines if " T " in line)
     header = read_file(f"{installed}/usr/include/gaia.h").decode()
     assert set(re.findall(r"\b(gaia_\w+)\(", re.sub(r"/\*.*?\*/", "", header, flags=re.S))) == FUNCTIONS
+
+
+def test_a_tree_in_a_folder_with_a_space(workdir):
+    """What is linked is told by one word where libgaia is."""
+    os.mkdir(folder := os.path.join(workdir, "my folder"))
+    for name in set(os.listdir(TOP)) - {"build", ".git"}:
+        os.symlink(os.path.join(TOP, name), os.path.join(folder, name))
+    said = run("make", "-n", "V=1", "CC=gcc", "SANITIZE=", "examples", "tools", "build/gcc/examples/nvcc/vector_add", cwd=folder,
+               env={k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES")})
+    words = [word for line in said.splitlines() if f"rpath,{folder}" in line or f"rpath={folder}" in line for word in shlex.split(line)]
+    assert sum(folder in word for word in words) > 10 and "folder" not in words, words
 
 
 @pytest.fixture(scope="module")
