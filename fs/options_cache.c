@@ -39,7 +39,7 @@ static int parse_capacity(struct fs_options *options, const char *option)
     int used = 0;
 
     bool cuda = !strncmp(text, "cuda:", 5);
-    if (sscanf(text, cuda ? "cuda:%3u=%n" : "soft:%3u=%n", &device, &used) == 1 && used > 0) {
+    if (sscanf(text, cuda ? "cuda:%9u=%n" : "soft:%9u=%n", &device, &used) == 1 && used > 0) {
         unsigned most = cuda ? GAIA_CUDA_MAX : GAIA_SOFT_MAX;
         if (device >= most) {
             fs_log(LOG_ERR, "option %s: there are no more than %u devices", option, most);
