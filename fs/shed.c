@@ -13,10 +13,12 @@
 #include "fs/content.h"
 #include "fs/fs.h"
 #include "fs/later.h"
+#include "fs/memory.h"
 #include "fs/passthrough.h"
 #include "fs/session.h"
 
 #define DESCRIPTORS_FOR_OTHERS 128u
+#define DESCRIPTOR_BYTES ((size_t)4 << 10) /* with what is behind it: a page of each replica's state */
 #define WAIT_MS 400u
 #define FORGETS_MS 20u
 #define WAITS 200u /* in so many steps */
@@ -24,10 +26,13 @@
 void shed_init(struct fs *fs, size_t descriptors, size_t inodes)
 {
     size_t left = descriptors > DESCRIPTORS_FOR_OTHERS ? descriptors - DESCRIPTORS_FOR_OTHERS : 0;
+    size_t fit = memory_available() / 16 / DESCRIPTOR_BYTES;
 
     fs->shed.most = left * 3 / 8 + 1; /* twice as many before anybody waits */
     if (fs->shed.most > inodes)       /* each file has four at least: of the inodes a quarter, or half */
         fs->shed.most = inodes;
+    if (fs->shed.most > fit)
+        fs->shed.most = fit;
     atomic_store(&fs->shed.next, fs->shed.most);
 }
 

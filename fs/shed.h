@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A bound for the descriptors that files cost which devices have had mapped: each two, and two more for each
- * device, as long as it is known, which it is as long as a device holds a page of it, or the kernel its name.
- * When there are too many, files that nobody has open or mapped are let go: what devices hold of them is
- * written back and dropped, and the kernel is made to forget them (FUSE_NOTIFY_INVAL_ENTRY, which all kernels
- * know). The next one to map such a file finds it as it would any other.
+/* A bound for the descriptors that files cost which devices have had mapped, and for the memory behind these:
+ * each two, and two more for each device, as long as it is known, which it is as long as a device holds a
+ * page of it, or the kernel its name. When there are too many, files that nobody has open or mapped are let
+ * go: what devices hold of them is written back and dropped, and the kernel is made to forget them
+ * (FUSE_NOTIFY_INVAL_ENTRY, which all kernels know). The next one to map such a file finds it as it would any
+ * other.
  */
 #ifndef GAIAFS_FS_SHED_H
 #define GAIAFS_FS_SHED_H

@@ -369,6 +369,26 @@ def test_devices_with_little_memory(memory_group, mount):
 
 
 @measures_memory
+def test_many_files_on_devices_with_little_memory(mount):
+    """What each costs as long as it is known is memory, too: of 64 MiB an eighth, whatever the descriptors are."""
+    with control_group(64 << 20) as (before, kills, *_):
+        m, program = mount("timeout=60", before=before), helpers.Agent()
+        for i in range(200):
+            write_file(f"{m.data}/f{i}", b"%08d" % i)
+        most, base = 0, helpers.descriptors(m.pid)
+        program.do("devices = [gaia.Device(f'soft:{number}') for number in range(8)]")
+        try:
+            for i in range(200):
+                program.do("fd = os.open(path, os.O_RDWR)\nfor device in devices:\n    map = device.mmap(fd, 8)\n"
+                           "    assert map[:8] == b'%08d' % i\n    map.unmap()\nos.close(fd)", path=f"{m.mnt}/f{i}", i=i)
+                most = max(most, helpers.descriptors(m.pid) - base)
+        finally:
+            program.end()
+        assert 1000 < most < 2500 and kills() == 0
+        assert m.unmount() is None
+
+
+@measures_memory
 @pytest.mark.limit(240)
 def test_a_daemon_with_little_memory(memory_group, mount):
     """128 MiB: files beyond that, more inodes than are known at a time, devices: all of it works or says why not."""
