@@ -18,19 +18,20 @@ struct content *inode_content(struct inode *inode)
     return content;
 }
 
-static struct content *content_new(void)
+static struct content *content_new(struct fs *fs)
 {
     struct content *content = calloc(1, sizeof(*content));
 
     if (!content)
         return NULL;
+    atomic_fetch_add(&fs->inodes.contents, 1);
     durable_init(&content->durable);
     /* A stream of reads must not keep inode_track() out for ever. */
     lock_rw_init(&content->gate, LOCK_GATE, true);
     return content;
 }
 
-void content_free(struct content *content)
+void content_free(struct fs *fs, struct content *content)
 {
     struct cache_file *file = content_file(content);
 
@@ -44,6 +45,7 @@ void content_free(struct content *content)
     durable_destroy(&content->durable);
     pthread_rwlock_destroy(&content->gate);
     free(content);
+    atomic_fetch_sub(&fs->inodes.contents, 1);
 }
 
 struct durable *inode_durable(struct inode *inode)
@@ -52,9 +54,10 @@ struct durable *inode_durable(struct inode *inode)
 
     if (content)
         return &content->durable;
-    content = content_new();
+    content = content_new(inode->fs);
     if (!content)
         return NULL;
+    pruner_look(inode->fs);
     uint64_t hash = file_hash(inode->dev, inode->ino);
     struct inode_shard *shard = shard_of_hash(&inode->fs->inodes, hash);
     pthread_mutex_lock(&shard->lock);
@@ -67,7 +70,7 @@ struct durable *inode_durable(struct inode *inode)
     order_before(content); /* see inode_content() */
     if (atomic_compare_exchange_strong(&inode->content, &expected, content))
         return &content->durable;
-    content_free(content);
+    content_free(inode->fs, content);
     return &expected->durable;
 }
 

@@ -123,7 +123,9 @@ void inode_change_begin(struct inode *inode, int fd, enum inode_change_kind kind
                         struct inode_change *change_out);
 void inode_change_end(struct inode *inode, int fd, const struct inode_change *change);
 
-/* For fs/inode.c, which frees the inode: nobody knows it any more. */
-void content_free(struct content *content);
+/* For fs/inode.c, which frees the inode, or forgets what it is not to remember of it: nobody knows it any
+ * more.
+ */
+void content_free(struct fs *fs, struct content *content);
 
 #endif

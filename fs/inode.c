@@ -20,7 +20,7 @@ void inode_free(struct inode *inode)
 
     order_after(inode->fs); /* what was asked of it is answered */
     if (content)
-        content_free(content);
+        content_free(inode->fs, content);
     if (inode->open) {
         close(inode->open->fd);
         free(inode->open);
@@ -281,6 +281,7 @@ static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *i
 {
     struct descriptor_list closing = TAILQ_HEAD_INITIALIZER(closing);
     struct content *content = inode_content(inode);
+    struct fs *fs = inode->fs;
 
     if (inode_is_used(inode)) {
         pthread_mutex_unlock(&shard->lock);
@@ -294,7 +295,7 @@ static void unlock_and_free_if_unused(struct inode_shard *shard, struct inode *i
     pthread_mutex_unlock(&shard->lock);
     descriptors_close(&closing);
     if (content)
-        content_free(content);
+        content_free(fs, content);
     if (inode)
         inode_free(inode);
 }

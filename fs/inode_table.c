@@ -9,10 +9,12 @@
 #include "fs/content.h"
 #include "fs/fs.h"
 #include "fs/log.h"
+#include "fs/memory.h"
 #include "fs/place.h"
 
 #define INITIAL_BUCKETS 256u
 #define KEPT_FEW 64u
+#define CONTENT_BYTES ((size_t)704) /* what an inode that was opened takes more */
 
 uint64_t file_hash(dev_t dev, ino_t ino)
 {
@@ -75,6 +77,8 @@ int inode_table_init(struct fs *fs, size_t most, size_t remember, unsigned descr
 
     memset(table, 0, sizeof(*table));
     table->most = most;
+    table->contents_most = memory_available() / 8 / CONTENT_BYTES;
+    atomic_init(&table->contents_next, table->contents_most);
     atomic_init(&table->kept_most, KEPT_FEW);
     table->remember_most = (remember + INODE_SHARDS - 1) / INODE_SHARDS;
     table->gone = inode_new_gone(fs);

@@ -37,8 +37,12 @@ struct inode_shard {
 
 struct inode_table {
     struct inode_shard shards[INODE_SHARDS];
-    size_t most;          /* so many inodes may be known */
-    atomic_size_t known;  /* and so many are */
+    size_t most;         /* so many inodes may be known */
+    atomic_size_t known; /* and so many are */
+    /* Of these, which take several times the memory: those with content (fs/content.h); so many may be; and
+     * from how many on the kernel is asked to forget some next: more, where they are all in use. */
+    atomic_size_t contents, contents_next;
+    size_t contents_most;
     size_t remember_most; /* in each shard */
     /* How often an inode was kept for its lost bytes alone since they were looked through last, and how often
      * it may be. */

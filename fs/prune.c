@@ -25,9 +25,14 @@ struct prune_message {
     uint64_t ids[IDS_MAX];
 };
 
-static bool are_many(struct fs *fs)
+static bool inodes_are_many(struct fs *fs)
 {
     return atomic_load(&fs->inodes.known) > fs->inodes.most - fs->inodes.most / 4;
+}
+
+static bool contents_are_many(struct fs *fs)
+{
+    return atomic_load(&fs->inodes.contents) > fs->inodes.contents_most - fs->inodes.contents_most / 4;
 }
 
 /* Asks the kernel to forget those of the inodes that nobody uses. A file that it has dirty pages of it writes
@@ -45,8 +50,9 @@ static int prune(struct fs *fs, struct prune_message *message)
     return rc;
 }
 
-/* A part of a shard's inodes, from its *bucket on. */
-static uint32_t choose(struct inode_shard *shard, uint32_t most, size_t *bucket, uint64_t ids_out[IDS_MAX])
+/* A part of a shard's inodes, from its *bucket on; opened: of those that were. */
+static uint32_t choose(struct inode_shard *shard, uint32_t most, size_t *bucket, bool opened,
+                       uint64_t ids_out[IDS_MAX])
 {
     uint32_t count = 0;
 
@@ -56,7 +62,8 @@ static uint32_t choose(struct inode_shard *shard, uint32_t most, size_t *bucket,
 
         ++*bucket;
         for (; inode && count < most; inode = inode->next_id)
-            if (inode->lookups && !inode->references && !inode->pins && inode != inode->fs->root)
+            if (inode->lookups && !inode->references && !inode->pins && inode != inode->fs->root &&
+                (!opened || atomic_load(&inode->content)))
                 ids_out[count++] = inode->id;
     }
     pthread_mutex_unlock(&shard->lock);
@@ -83,22 +90,36 @@ static int prune_until_few(struct fs *fs, size_t bucket[INODE_SHARDS])
     size_t least = SIZE_MAX, sixteenth = fs->inodes.most / 16 / INODE_SHARDS;
     uint32_t part = sixteenth < IDS_MAX ? (uint32_t)sixteenth : IDS_MAX;
 
-    inode_table_unremember(&fs->inodes);
-    for (int rounds = 0; are_many(fs) && rounds < ROUNDS_MAX; rounds++) {
+    if (inodes_are_many(fs))
+        inode_table_unremember(&fs->inodes);
+    for (int rounds = 0; rounds < ROUNDS_MAX; rounds++) {
+        bool opened = !inodes_are_many(fs);
+        if (opened && !contents_are_many(fs))
+            break;
         memset(&message, 0, offsetof(struct prune_message, ids));
         for (unsigned i = 0; i < INODE_SHARDS; i++) {
-            message.count = choose(&fs->inodes.shards[i], part, &bucket[i], message.ids);
+            message.count = choose(&fs->inodes.shards[i], part, &bucket[i], opened, message.ids);
             int rc = message.count ? prune(fs, &message) : 0;
             if (rc < 0)
                 return rc;
         }
         if (pause_pruning(&fs->pruner))
             return 0;
-        if (atomic_load(&fs->inodes.known) < least)
+        size_t left = atomic_load(opened ? &fs->inodes.contents : &fs->inodes.known);
+        if (left < least)
             rounds = 0;
-        least = atomic_load(&fs->inodes.known);
+        least = left;
     }
     return 0;
+}
+
+/* Not at each that is opened, where those that were are in use. */
+static void look_again(struct fs *fs)
+{
+    struct inode_table *table = &fs->inodes;
+    size_t next = atomic_load(&table->contents) + table->contents_most / 8;
+
+    atomic_store(&table->contents_next, next > table->contents_most ? next : table->contents_most);
 }
 
 /* Those that were wished for when it began. */
@@ -136,6 +157,7 @@ static void *run(void *argument)
         if (wishes)
             prune_wished(fs); /* where the kernel can't be asked, it forgets when it likes */
         int rc = wanted ? prune_until_few(fs, bucket) : 0;
+        look_again(fs);
         if (rc < 0 && rc != -ENOTCONN && !atomic_exchange(&pruner->refused, true)) {
             fs_log(
                 LOG_NOTICE,
@@ -197,6 +219,13 @@ void pruner_wish(struct fs *fs, uint64_t id)
         pthread_cond_signal(&pruner->changed);
     }
     pthread_mutex_unlock(&pruner->lock);
+}
+
+void pruner_look(struct fs *fs)
+{
+    if (atomic_load(&fs->inodes.contents) > atomic_load(&fs->inodes.contents_next) &&
+        !atomic_load(&fs->pruner.refused))
+        wake(&fs->pruner);
 }
 
 bool pruner_is_needed(struct fs *fs)

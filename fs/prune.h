@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A bound for the number of known inodes. They are the kernel's: it says which the daemon must know. When
- * there are nearly too many, a thread asks it to forget some that nobody uses (FUSE_NOTIFY_PRUNE,
- * Linux 6.18). Where it does not, or all are in use, a lookup of one too many ends with ENOMEM. The same
- * thread asks it to forget single ones, of which the daemon wants to know whether anything still has them
- * mapped. */
+/* A bound for the number of known inodes, and for that of those which were opened. They are the kernel's: it
+ * says which the daemon must know. When there are nearly too many, a thread asks it to forget some that
+ * nobody uses (FUSE_NOTIFY_PRUNE, Linux 6.18). Where it does not, or all are in use, a lookup of one too many
+ * ends with ENOMEM. The same thread asks it to forget single ones, of which the daemon wants to know whether
+ * anything still has them mapped. */
 #ifndef GAIAFS_FS_PRUNE_H
 #define GAIAFS_FS_PRUNE_H
 
@@ -38,6 +38,8 @@ bool pruner_is_needed(struct fs *fs);
  * moment until it is less. To be called from LOOKUP and the like only: the thread may wait for write-backs.
  */
 void pruner_make_room(struct fs *fs);
+/* One more has been opened: wakes the thread when they are many. Waits for nothing. */
+void pruner_look(struct fs *fs);
 /* Has the kernel forget the inode with this number soon, if nobody uses it: a FORGET says so. One of too many
  * is left out. Waits for nothing; may be called from any handler. */
 void pruner_wish(struct fs *fs, uint64_t id);

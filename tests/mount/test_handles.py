@@ -389,6 +389,22 @@ def test_many_files_on_devices_with_little_memory(mount):
 
 
 @measures_memory
+def test_many_opened_files_with_little_memory(mount):
+    """One that was opened takes several times the memory of one that is only known: the kernel is asked to forget some earlier."""
+    if not kernel_at_least(6, 18):
+        pytest.skip("this kernel can't be asked to forget inodes")
+    with control_group(48 << 20) as (before, kills, *_):
+        m, count = mount("timeout=60,remember=0", before=before), 12_000
+        for i in range(count):
+            os.mknod(f"{m.data}/f{i}")
+        for i in range(count):
+            os.close(os.open(f"{m.mnt}/f{i}", os.O_RDONLY))
+        helpers.wait_until(lambda: statistics(m.mnt)["inodes"]["known"] < 10_000, what="some are forgotten")
+        assert kills() == 0
+        assert m.unmount() is None
+
+
+@measures_memory
 @pytest.mark.limit(240)
 def test_a_daemon_with_little_memory(memory_group, mount):
     """128 MiB: files beyond that, more inodes than are known at a time, devices: all of it works or says why not."""
