@@ -388,6 +388,7 @@ def test_many_files_on_devices_with_little_memory(mount):
         assert m.unmount() is None
 
 
+@not_in_the_gate
 @measures_memory
 def test_many_opened_files_with_little_memory(mount):
     """One that was opened takes several times the memory of one that is only known: the kernel is asked to forget some earlier."""
