@@ -15,8 +15,9 @@ ends=arguments,cuda_broken,cuda_limits,cuda_maps,cuda_streams,deaths,disks,fault
 threads=changes,clients,deaths,fault_threads,forks,nodes_babble,protocol,sessions,sharing
 
 # Parts of the suite that other lanes run, so that all end at about the same time.
-second=device_code,examples,gpu_scripts,cuda_lanes,cuda_paging,cuda_search,networks,nodes_slow,rules
-third=deaths,mount,nodes,nodes_deaths,nodes_words,nodes_parting
+second=device_code,examples,gpu_scripts,cuda_lanes,cuda_paging,cuda_search,nodes_slow,rules
+third=deaths,leaving,mount,nodes,nodes_deaths,nodes_words,nodes_parting,nodes_writers
+fourth=nodes_apart,nodes_calls,nodes_members,nodes_names,nodes_random,nodes_room,nodes_sizes,passthrough_devices
 # Leaves to make check what takes long and is seldom broken.
 export GAIA_GATE=1
 # Of each step's tests two may be late once, on a machine that four lanes are more than busy with: they are run again by
@@ -58,7 +59,7 @@ step() {
 # Four lanes, which also build what only they need: a step waits more than it works.
 make -j"$jobs" tests
 {
-    step "the suite" make check CHECK="--jobs 2 --but $second,$third"
+    step "the suite" make check CHECK="--jobs 2 --but $second,$third,$fourth"
 } &
 lanes=$!
 {
@@ -92,6 +93,7 @@ lanes="$lanes $!"
         make check SANITIZE=thread CHECK="--jobs 2 --without consistency --files $threads"
     # It has two processors to emulate, and in it nodes wait for each other for some seconds and no longer.
     step "RDMA in a virtual machine" nice -n -10 python3 -B tests/vm/rdma.py
+    step "the suite, its fourth part" make check CHECK="--mounts --files $fourth"
     step "mounts in a Debian 13 userland" sh tests/trixie.sh files,passthrough,passthrough_devices,passthrough_ends,promises
 } &
 lanes="$lanes $!"

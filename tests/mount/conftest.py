@@ -45,13 +45,13 @@ def so_much(usual, gate):
     return gate if os.environ.get("GAIA_GATE") else usual
 
 
-# tests/run.sh (GAIA_GATE) runs every test, but of four parametrizations or more every second one, or one of so many: here by
-# file, and of that a third where the plain suite runs some, too (others, where there are enough); all that is marked `whole`.
-# `make check` runs all.
+# tests/run.sh (GAIA_GATE) runs every test, but of four parametrizations or more every second one, of eight or more every third,
+# or one of so many: here by file. Of that a third where the plain suite runs some, too (others, where there are enough); all
+# that is marked `whole`, and one of n of what is marked `one_of(n)`. `make check` runs all.
 THINNED = {"cuda_broken": 5, "cuda_cut": 2, "cuda_lanes": 2, "cuda_large": 4, "cuda_maps": 4, "cuda_refresh": 5, "cuda_windows": 4,
            "device_code": 3, "injection": 5, "networks": 3, "nodes": 5, "nodes_calls": 3, "nodes_deaths": 3, "nodes_names": 3,
            "nodes_random": 3, "nodes_room": 3, "nodes_sizes": 3, "permissions": 4, "shared": 2, "sharing": 4}
-SPLIT = {"injection"}  # one half there, and the other half here
+SANITIZED = {"injection"}  # more of it there than here
 
 
 def pytest_collection_modifyitems(items):
@@ -65,7 +65,10 @@ def pytest_collection_modifyitems(items):
         return
     again = bool(device or os.environ.get("GAIAFS_SANITIZE"))
     for (file, name), group in groups.items():
-        one_of = THINNED.get(file, 2 if len(group) >= 4 else 1) * (3 if again and file not in SPLIT else 1)
+        usual = 3 if len(group) >= 8 else 2 if len(group) >= 4 else 1
+        one_of = THINNED.get(file, usual) * (3 if again != (file in SANITIZED) else 1)
+        marked = group[0].get_closest_marker("one_of")
+        one_of = marked.args[0] if marked else one_of
         kept = math.ceil(len(group) / one_of)
         shuffled = random.Random(name).sample(group, len(group))  # the same in each run
         for item in shuffled[:-kept] if again else shuffled[kept:]:
@@ -254,6 +257,7 @@ def watchdog():
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "one_of(n): of its parametrizations tests/run.sh runs one of n")
     config.addinivalue_line("markers", "traps: what only a device can do whose touches and first stores are faults")
     config.addinivalue_line("markers", "whole: no part of it is left out in tests/run.sh")
     config.addinivalue_line("markers", f"limit(seconds): time limit of the test ({LIMIT_S} s without it)")
