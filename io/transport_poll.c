@@ -129,6 +129,8 @@ static bool hear_some(struct gaia_transport *transport, unsigned timeout_ms)
     if (timeout_ms)
         pthread_mutex_unlock(&transport->lock);
     int count = epoll_wait(transport->epoll, events, EVENTS_MAX, (int)timeout_ms); /* failed: as for none */
+    if (count < 0) /* EINTR: if the process was stopped, what has come since was not looked for */
+        count = epoll_wait(transport->epoll, events, EVENTS_MAX, 0);
     if (timeout_ms)
         pthread_mutex_lock(&transport->lock);
     if (count > 0)

@@ -600,6 +600,34 @@ static void test_who_stood_still(void **state)
     pair_close(&pair);
 }
 
+static void stand_still(int signal_number)
+{
+    (void)signal_number;
+    nap_ms(SHORT_MS + SHORT_MS / 4);
+}
+
+/* Likewise a process that was stopped where it slept: its sleep is over then, and has told of nothing. Twice,
+ * as the first time it may not have slept. */
+static void test_who_was_stopped(void **state)
+{
+    const struct sigaction action = {.sa_handler = stand_still};
+    static struct pair pair;
+
+    (void)state;
+    side_open(&pair.server, true, 60000);
+    side_open(&pair.client, false, SHORT_MS);
+    pair.link = connect_to(&pair.client, &pair.server, 1, 1);
+    side_start(&pair.client);
+    assert_int_equal(sigaction(SIGUSR1, &action, NULL), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        nap_ms(SHORT_MS / 8);
+        assert_int_equal(pthread_kill(pair.client.thread, SIGUSR1), 0);
+        nap_ms(SHORT_MS + SHORT_MS / 2);
+        assert_int_equal(gaia_link_error(pair.link), 0);
+    }
+    pair_close(&pair);
+}
+
 /* Of a thread that is about to poll, too: what it was to look at may have come after it last looked. */
 static void test_wake_before_poll(void **state)
 {
@@ -666,6 +694,7 @@ int main(int argc, char **argv)
         CASE(test_refused_many_queues),
         CASE(test_idle),
         CASE(test_who_stood_still),
+        CASE(test_who_was_stopped),
         CASE(test_wake_before_poll),
         CASE(test_threads),
     };
