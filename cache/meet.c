@@ -392,6 +392,8 @@ int nodes_meet_before_all(struct nodes *nodes, char why_out[CALL_WHY])
             pthread_cond_timedwait(&nodes->changed, &nodes->lock, &next);
         }
         pthread_mutex_unlock(&nodes->lock);
+        if (parts(error)) /* others may hear of its end later, and have yet to meet this node */
+            until = lock_wait_until(patience_ms);
     } while (error && !lock_is_past(parts(error) ? &parted : &until) && !host->stops(host->context));
     if (!error)
         why_out[0] = '\0';

@@ -19,8 +19,8 @@ with open(os.path.join(TOP, "io", "node.h"), encoding="utf-8") as header:
 class Member:
     """The test's node, b, which has met the daemon of a."""
 
-    def __init__(self, peers, late=False, name="b"):
-        self.proc = subprocess.Popen([tool_path("tool_member"), peers, name, "a"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, peers, late=False, name="b", other="a"):
+        self.proc = subprocess.Popen([tool_path("tool_member"), peers, name, other], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.met = self.do("hello", int(late))
 
     def start(self, *words):

@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
@@ -129,6 +130,20 @@ def test_who_comes_while_a_home_leaves_is_refused(cluster, workdir, monkeypatch)
         one.kill()
 
 
+def meets(nodes, name):
+    """The test's node meets one that is being mounted, as soon as that listens."""
+    met = []
+
+    def met_now():
+        try:
+            met.append(Member(nodes.peers, other=name))
+        except (ValueError, BrokenPipeError):  # it has ended
+            return False
+        return True
+    wait_until(met_now)
+    return met[0]
+
+
 def test_who_mounts_while_a_home_leaves_waits_for_its_end(cluster, agents, workdir, monkeypatch):
     """It is the home of its files until then: what is written there nobody would tell the new one."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
@@ -152,6 +167,35 @@ def test_who_mounts_while_a_home_leaves_waits_for_its_end(cluster, agents, workd
         assert os.pread(reader.fileno(), PAGE, 0) == content
     assert daemon.proc.wait(20) == 0
     program.agent.kill()
+
+
+@not_in_the_gate
+def test_who_hears_later_that_a_home_has_left(cluster, workdir, monkeypatch):
+    """Who mounts has waited for its end for longer than he waits for others. These have as long as ever to hear of it."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(3, "timeout=0,peer_timeout=2", only=[])
+    daemon = nodes.mount(0, env=env)
+    plan.arm_wait(ROWS.index("syncfs"), 6000, 1, 0)
+    daemon.expected_exit = None
+    os.kill(daemon.pid, signal.SIGTERM)
+    wait_until(lambda: plan.landed)
+    mounts = threading.Thread(target=nodes.mount, args=(2,))
+    mounts.start()
+    try:
+        one = meets(nodes, "c")
+        try:
+            assert one.met == 0 and one.do("living", 1) == 0  # a
+            assert daemon.proc.wait(20) == 0
+            asked = one.do("asked", OPS["NODE_PING"])
+            time.sleep(1)
+            assert one.do("asked", OPS["NODE_PING"]) > asked + 1 and mounts.is_alive()
+            one.do("living", 0)
+            mounts.join()
+            assert nodes[2] and os.path.ismount(nodes[2].mnt)
+        finally:
+            one.kill()
+    finally:
+        mounts.join()
 
 
 def test_what_an_earlier_sync_has_lost_is_told_by_a_home_that_leaves(reads):

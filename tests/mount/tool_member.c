@@ -17,6 +17,7 @@
  * invalidate        has the other drop its kernel's pages of the file that it opened last, and nobody waits
  * answer OP RESULT  what the other's calls of this kind are answered from now on
  * value OP N       and the first number of the reply; second OP N: and the second
+ * living MEMBERS   with which it has a session, a bit for each, it says when it is asked (PING)
  * frames DEVICE FLAGS    has the other make frames of a device of its own; their number is 1 + FLAGS
  * pause OP MS       how long they take
  * asked OP          how many have come; flags OP: of the last */
@@ -169,6 +170,13 @@ static int make_frames(unsigned device, unsigned flags)
                  : -ENOTCONN;
 }
 
+static int say_living(uint64_t living)
+{
+    values[NODE_PING] = living;
+    seconds[NODE_PING] = members->epoch;
+    return 0;
+}
+
 static int order(const char *word, const char *path, long one, long two)
 {
     pthread_t thread;
@@ -215,6 +223,8 @@ static int order(const char *word, const char *path, long one, long two)
         return make_frames((unsigned)one, (unsigned)two);
     if (!strcmp(word, "set") && one >= 0 && one < (long)PAGE)
         return page[one] = (unsigned char)two;
+    if (!strcmp(word, "living"))
+        return say_living((uint64_t)one);
     if (one < 0 || one > NODE_OP_LAST)
         return -EINVAL;
     if (!strcmp(word, "answer"))
