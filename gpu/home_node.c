@@ -204,7 +204,7 @@ static int node_unprotect(struct gaia_frames_map *map, uint64_t page, uint64_t c
     return ask_client(map, NODE_UNPROTECT, &(struct node_request){.offset = (int64_t)page, .length = count});
 }
 
-/* A touch waits for what the agent was to be told, and it has heard nothing: nobody would tell it again. */
+/* The agent has not heard what it was to be told, and nobody would tell it again: a touch waits for it. */
 static int must_hear(const struct node_frames *frames, int error)
 {
     if (error == -ENOMEM)
@@ -260,7 +260,9 @@ static int node_clear(struct gaia_frames *frames, uint64_t page, size_t from)
 
 static void node_cut(struct gaia_frames *frames, uint64_t end)
 {
-    ask_again(frames, NODE_CUT, &(struct node_request){.value = end});
+    int error = ask_again(frames, NODE_CUT, &(struct node_request){.value = end});
+
+    must_hear(node_frames_of(frames), error); /* else what was cut off comes back */
 }
 
 static int node_fetch(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
