@@ -33,6 +33,11 @@ static void usage(FILE *to)
           to);
 }
 
+int printed(void)
+{
+    return fflush(stdout) || ferror(stdout) ? 1 : 0;
+}
+
 int command_options(int argc, char **argv, bool *json_out)
 {
     static const struct option options[] = {
@@ -45,7 +50,7 @@ int command_options(int argc, char **argv, bool *json_out)
     if (option == -1)
         return -1;
     usage(option == 'h' ? stdout : stderr);
-    return option == 'h' ? 0 : 2;
+    return option == 'h' ? printed() : 2;
 }
 
 #define ANSWER_S 10
@@ -296,15 +301,14 @@ static int print_text(json_t *root)
     json_array_foreach (json_object_get(root, "open"), i, open)
         printf("  %-11s %6lld %s\n", json_string_value(json_object_get(open, "mode")), field(open, "opens"),
                json_string_value(json_object_get(open, "path")));
-    return fflush(stdout) ? 1 : 0;
+    return printed();
 }
 
 static int print_json(json_t *root)
 {
     /* Names of members are not escaped above: ASCII has no control characters beyond those that JSON escapes.
      */
-    return json_dumpf(root, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII) || putchar('\n') == EOF ||
-           fflush(stdout);
+    return json_dumpf(root, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII) || putchar('\n') == EOF || printed();
 }
 
 /* What the daemon has written there, as text or as JSON. */
@@ -348,11 +352,11 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && !strcmp(argv[1], "--help")) {
         usage(stdout);
-        return 0;
+        return printed();
     }
     if (argc > 1 && !strcmp(argv[1], "--version")) {
         printf("gaiactl %s\n", GAIAFS_VERSION);
-        return 0;
+        return printed();
     }
     const char *command = argc > 1 ? argv[1] : "";
     if (argc > 1)

@@ -5,6 +5,9 @@
 
 #include <stdbool.h>
 
+/* 0; 1: not all that was printed is written. */
+int printed(void);
+
 /* The options of a command, getopt_long()'s way. -1: go on from optind; else the exit status: help was asked
  * for and is printed, or one is wrong. */
 int command_options(int argc, char **argv, bool *json_out);

@@ -101,7 +101,7 @@ static int print_text(json_t *gpus, const char *why, json_t *reads)
     json_array_foreach (gpus, i, gpu)
         print_gpu(gpu);
     print_reads(reads);
-    return fflush(stdout) ? 1 : 0;
+    return printed();
 }
 
 static int print_json(json_t *gpus, const char *why, json_t *reads)
@@ -113,7 +113,7 @@ static int print_json(json_t *gpus, const char *why, json_t *reads)
     else
         json_object_set_new(root, "cuda_not_used", json_string(why));
     json_object_set(root, "gpu_initiated_reads", reads);
-    int failed = json_dumpf(root, stdout, JSON_INDENT(1)) || putchar('\n') == EOF || fflush(stdout);
+    int failed = json_dumpf(root, stdout, JSON_INDENT(1)) || putchar('\n') == EOF || printed();
     json_decref(root);
     return failed ? 1 : 0;
 }
