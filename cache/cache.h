@@ -124,13 +124,13 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
 /* [FUSE] Nobody can reach the file any more but its clients (it has no name, and the kernel has forgotten
  * it): when it has no client either, what devices hold of it is dropped. */
 void cache_file_discard(struct cache_file *file);
-/* The descriptors that those which are open here cost; and of one of them, a file of this node's. */
+/* The descriptors that those which are open here cost. */
 size_t cache_count_descriptors(struct cache *cache);
-size_t cache_file_descriptors(struct cache_file *file);
 /* What devices hold of a file that nobody has mapped is dropped. all: also if somebody has had it mapped
- * since this was asked last. False: it was not, or not all of it could be. May wait for clients and for
- * write-backs; no lock is held. */
-bool cache_file_shed(struct cache_file *file, bool all);
+ * since this was asked last, or was let go before and is there yet. False: it was not, or not all of it could
+ * be. *descriptors_out: that it costs; 0: they were told before. May wait for clients and for write-backs; no
+ * lock is held. */
+bool cache_file_shed(struct cache_file *file, bool all, size_t *descriptors_out);
 /* The inode is gone for good (forgotten, nothing mapped, nothing resident). [FUSE] */
 void cache_file_close(struct cache_file *file);
 

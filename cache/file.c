@@ -241,7 +241,9 @@ void cache_file_close(struct cache_file *file)
     pthread_mutex_lock(&file->cache->lock);
     LIST_REMOVE(file, link);
     pthread_mutex_unlock(&file->cache->lock);
-    file->cache->descriptors -= cache_file_descriptors(file);
+    pthread_mutex_lock(&file->lock);
+    file->cache->descriptors -= count_descriptors(file);
+    pthread_mutex_unlock(&file->lock);
     /* Of a thread that nobody waits for (cache/fit.h): the process ends soon. */
     if (file->cache->unfit_left && file->uses)
         return;
@@ -326,20 +328,14 @@ size_t cache_count_descriptors(struct cache *cache)
     return atomic_load(&cache->descriptors);
 }
 
-size_t cache_file_descriptors(struct cache_file *file)
-{
-    pthread_mutex_lock(&file->lock);
-    size_t count = count_descriptors(file);
-    pthread_mutex_unlock(&file->lock);
-    return count;
-}
-
-bool cache_file_shed(struct cache_file *file, bool all)
+bool cache_file_shed(struct cache_file *file, bool all, size_t *descriptors_out)
 {
     struct replica *replica = NULL;
     bool recent = atomic_exchange(&file->recent, false);
+    bool before = file->let_go; /* in vain: somebody has the inode all the same */
 
-    if (file->far || file->given_up || (recent && !all))
+    *descriptors_out = 0;
+    if (file->far || file->given_up || ((recent || before) && !all))
         return false;
     file_use(file);
     bool shed = file->uses == 1; /* who comes now finds the pages there, or has them brought */
@@ -347,6 +343,9 @@ bool cache_file_shed(struct cache_file *file, bool all)
         shed = drop_range(replica, 0, INT64_MAX / GAIA_PAGE_SIZE) == 0;
     pthread_mutex_lock(&file->lock);
     shed &= file->uses == 1 && !file->index.leaves;
+    if (shed && !before)
+        *descriptors_out = count_descriptors(file);
+    file->let_go = shed; /* who maps it clears that after file_use(), which waits for the lock */
     pthread_mutex_unlock(&file->lock);
     file_unuse(file);
     return shed;

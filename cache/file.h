@@ -73,6 +73,7 @@ struct cache_file {
     bool pinned;                  /* the host was told, or is about to be */
     _Atomic unsigned uses;        /* client maps and operations under way: see file_use() */
     atomic_bool recent;           /* mapped since cache_file_shed() has looked at it */
+    atomic_bool let_go;           /* not mapped since cache_file_shed() has let go of it */
 };
 
 static inline uint64_t file_pages(off_t size)

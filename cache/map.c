@@ -142,6 +142,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     int frames_fd = -1, state_fd = -1;
     file_use(request->file);
     request->file->recent = true;
+    request->file->let_go = false;
     int error = request->file->far ? agent_map_open(map, request, &frames_fd, &state_fd)
                                    : open_here(map, request, &frames_fd, &state_fd);
     if (error)

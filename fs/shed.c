@@ -76,7 +76,9 @@ static void have_forgotten(struct inode *inode)
 
 struct shedding {
     size_t wanted, done; /* descriptors */
-    bool all;            /* also those that somebody has mapped since they were looked at last */
+    /* Also those that somebody has mapped since they were looked at last, and those that have stayed. They
+     * are no part of `done`: it would be they each time, and never those behind them. */
+    bool all;
 };
 
 static int let_go(struct inode *inode, void *context)
@@ -84,13 +86,14 @@ static int let_go(struct inode *inode, void *context)
     struct shedding *shedding = context;
     struct cache_file *file = inode_file(inode);
     struct passthrough_mode mode;
+    size_t descriptors;
 
     if (!atomic_load(&inode->fs->serving))
         return 1;
     passthrough_look(inode->fs, inode, &mode);
-    if (!file || mode.opens || !cache_file_shed(file, shedding->all))
+    if (!file || mode.opens || !cache_file_shed(file, shedding->all, &descriptors))
         return 0;
-    shedding->done += cache_file_descriptors(file);
+    shedding->done += descriptors;
     have_forgotten(inode);
     return shedding->done >= shedding->wanted;
 }

@@ -412,6 +412,25 @@ for i in range(count):
         assert read_file(f"{m.mnt}/f{i}") == b"%08d" % i
 
 
+def test_files_that_stay_known_do_not_keep_the_others(mount, agents):
+    """Twenty are let go in vain, as somebody has them (not open, O_PATH): they are not all that is tried, time and again."""
+    m, program, count = mount("timeout=60", **with_descriptors(256)), agents(), 120
+    for i in range(count):
+        write_file(f"{m.data}/f{i}", b"%08d" % i)
+    with contextlib.ExitStack() as held:
+        for i in range(20):
+            held.callback(os.close, os.open(f"{m.mnt}/f{i}", os.O_PATH))
+        program.do("""
+device = gaia.Device()
+for i in range(count):
+    fd = os.open(f"{mnt}/f{i}", os.O_RDWR)
+    map = device.mmap(fd, 8)
+    assert map[:8] == b"%08d" % i, i
+    map.unmap()
+    os.close(fd)
+""", mnt=m.mnt, count=count)
+
+
 def test_files_that_are_let_go_while_they_are_used(mount, agents):
     """Several programs map the same many files at the same time, with too few descriptors for all of them."""
     m = mount("timeout=60", **with_descriptors(256))
