@@ -157,7 +157,8 @@ static void *run(void *argument)
         if (wishes)
             prune_wished(fs); /* where the kernel can't be asked, it forgets when it likes */
         int rc = wanted ? prune_until_few(fs, bucket) : 0;
-        look_again(fs);
+        if (wanted) /* else nothing was done about those that there are */
+            look_again(fs);
         if (rc < 0 && rc != -ENOTCONN && !atomic_exchange(&pruner->refused, true)) {
             fs_log(
                 LOG_NOTICE,
