@@ -92,11 +92,11 @@ clean_up() {
     result=$?
     trap - EXIT HUP INT PIPE TERM
     set +e
-    tidy
     for pid in $server_pid $(jobs -p); do
         kill "$pid" 2>/dev/null
     done
     wait
+    tidy
     if [ -n "$mounted" ]; then
         umount "$mounted" 2>/dev/null || umount -l "$mounted"
     fi

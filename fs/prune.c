@@ -106,9 +106,10 @@ static int prune_until_few(struct fs *fs, size_t bucket[INODE_SHARDS])
         if (pause_pruning(&fs->pruner))
             return 0;
         size_t left = atomic_load(opened ? &fs->inodes.contents : &fs->inodes.known);
-        if (left < least)
+        if (left < least) { /* of all rounds: others come and go meanwhile */
             rounds = 0;
-        least = left;
+            least = left;
+        }
     }
     return 0;
 }
