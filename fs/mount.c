@@ -43,6 +43,7 @@
 #include "io/protocol.h"
 
 #define IDLE_DESCRIPTORS_MAX 8192u
+#define DESCRIPTOR_TABLE 4096u
 #define INODE_BYTES 192u /* of a known inode, with its places in the tables */
 
 /* --- what must hold before anything is started --- */
@@ -246,11 +247,24 @@ static void keep_heaps_small(void)
     mallopt(M_ARENA_MAX, cpus > 2 ? (int)cpus : 2);
 }
 
+/* The kernel's table of descriptors grows when it is full, and where a process has threads it waits then for
+ * all processors (synchronize_rcu): 6 to 12 ms, and for whoever waits for a lock of who wanted the
+ * descriptor. So it is made large enough for most while there is one thread. It does not shrink. */
+static void make_descriptor_table(void)
+{
+    size_t all = descriptor_limit(), wanted = all < DESCRIPTOR_TABLE ? all : DESCRIPTOR_TABLE;
+    int last = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, (int)wanted - 1);
+
+    if (last >= 0)
+        close(last);
+}
+
 static void prepare_process(const struct fs *fs)
 {
     sigset_t signals;
 
     keep_heaps_small();
+    make_descriptor_table();
     umask(0); /* the kernel has applied the caller's */
     if (chdir("/"))
         fs_log(LOG_WARNING, "chdir /: %s", strerror(errno));

@@ -24,6 +24,12 @@ def limit_of(mounted):
     return int(line.split()[3])
 
 
+def table_of(pid):
+    """For how many descriptors the kernel has room in a process's table."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("FDSize:"))
+
+
 def churn(mounted, number=600):
     """Looks at so many other files that no descriptor from before is left, but for those that must be."""
     folder = os.path.join(mounted.data, "churn")

@@ -14,7 +14,7 @@ import pytest
 
 import helpers
 from conftest import not_in_the_gate
-from descriptors import churn, limit_of, with_descriptors
+from descriptors import churn, limit_of, table_of, with_descriptors
 from helpers import (HELLO, MAP, PAGE, STAT, Raw, agents, descriptors, error_of, get_token, make_random, memory_kib,  # noqa: F401
                      message, read_file, statistics, userfaultfd, write_file)
 
@@ -48,6 +48,13 @@ def test_a_tree_of_more_inodes_than_descriptors(mount, limit, folders, files):
     assert stat.S_IMODE(os.stat(f"{mounted.data}/d1/f1").st_mode) == 0o600
     shutil.rmtree(f"{mounted.mnt}/d1")
     assert not os.path.exists(f"{mounted.data}/d1")
+
+
+@pytest.mark.parametrize("limit", [256, 16384])
+def test_the_table_of_descriptors_is_made_before_there_are_threads(mount, limit):
+    """As the kernel lets a process with threads wait for milliseconds when it grows."""
+    mounted = mount(**with_descriptors(limit))
+    assert table_of(mounted.pid) == min(limit, 4096)
 
 
 def test_more_open_files_than_descriptors(mount):

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from conftest import BIN, kept_by, mountinfo
+from descriptors import table_of
 from helpers import APART, agents, read_file, statistics, threads, wait_until, write_file  # noqa: F401
 from test_handles import kernel_at_least
 
@@ -154,6 +155,7 @@ def test_background(folders):
     with open(f"/proc/{pid}/limits") as file:
         soft, hard = next(line.split()[3:5] for line in file if line.startswith("Max open files"))
     assert soft == hard
+    assert table_of(pid) == min(int(hard), 4096)
     assert subprocess.run(["umount", mnt]).returncode == 0
     wait_gone(data)
     with open(os.path.join(data, "f")) as file:
