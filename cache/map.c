@@ -272,12 +272,12 @@ int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, bo
     if (!map)
         return error;
     uint64_t pages = frames_of(map)->chunk_pages;
-    if (pages && chunk >= map->first / pages && chunk <= (map->first + map->count - 1) / pages)
+    if (pages && chunk >= map->first / pages && chunk <= (map->first + map->count - 1) / pages) {
+        place_ahead(map, chunk); /* before the driver makes a descriptor, which takes it a millisecond */
         error = share_chunk(map, chunk, fd_out);
+    }
     if (!error && searches)
         share_digests(map, chunk, digests_fd_out, digests_bytes_out);
-    if (!error)
-        place_ahead(map, chunk);
     cache_map_put(map);
     return error;
 }

@@ -359,8 +359,8 @@ static uint64_t count_unsure(const struct chunk *chunk, uint64_t first, uint64_t
 {
     uint64_t n = 0;
 
-    for (uint64_t i = first; i < first + count; i++)
-        n += bit_get(chunk->resident, i) && bit_get(chunk->unsure, i);
+    for_each_word(word, first, count) n += (unsigned)__builtin_popcountll(
+        chunk->resident[word] & chunk->unsure[word] & bits_of_word(word, first, count));
     return n;
 }
 

@@ -47,13 +47,20 @@ static inline struct cuda_frames *cuda_frames_of(struct gaia_frames *frames)
     return (struct cuda_frames *)frames;
 }
 
+/* The words that have bits of [first, first + count), and of one of them, these bits. */
+#define for_each_word(word, first, count) \
+    for (uint64_t word = (first) / 64; word * 64 < (first) + (count); word++)
+static inline uint64_t bits_of_word(uint64_t word, uint64_t first, uint64_t count)
+{
+    uint64_t low = first > word * 64 ? first - word * 64 : 0, high = first + count - word * 64;
+
+    return (high < 64 ? (UINT64_C(1) << high) - 1 : UINT64_MAX) & ~((UINT64_C(1) << low) - 1);
+}
+
 static inline void bits_set(uint64_t *bits, uint64_t first, uint64_t count, bool value)
 {
-    for (uint64_t i = first; i < first + count; i++)
-        if (value)
-            bits[i / 64] |= UINT64_C(1) << i % 64;
-        else
-            bits[i / 64] &= ~(UINT64_C(1) << i % 64);
+    for_each_word(word, first, count) if (value) bits[word] |= bits_of_word(word, first, count);
+    else bits[word] &= ~bits_of_word(word, first, count);
 }
 
 static inline bool bit_get(const uint64_t *bits, uint64_t i)

@@ -71,9 +71,8 @@ static void leaves(const struct part *part)
 {
     struct chunk *chunk = part->chunk;
 
-    for (uint64_t i = part->first; i < part->first + part->count; i++)
-        if (!bit_get(chunk->coming, i))
-            bits_set(chunk->filled, i, 1, true);
+    for_each_word(word, part->first, part->count) chunk->filled[word] |=
+        bits_of_word(word, part->first, part->count) & ~chunk->coming[word];
     bits_set(chunk->coming, part->first, part->count, true);
     chunk->placings++;
 }
@@ -82,8 +81,8 @@ static void placed(const struct cuda_frames *frames, const struct part *part)
 {
     struct chunk *chunk = part->chunk;
 
-    for (uint64_t i = part->first; i < part->first + part->count; i++)
-        chunk->placed += !bit_get(chunk->resident, i);
+    for_each_word(word, part->first, part->count) chunk->placed +=
+        (unsigned)__builtin_popcountll(bits_of_word(word, part->first, part->count) & ~chunk->resident[word]);
     cuda_mark(frames, chunk, chunk->unsure, part->first, part->count, false);
     cuda_mark(frames, chunk, chunk->resident, part->first, part->count, true);
 }

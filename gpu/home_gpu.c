@@ -92,15 +92,18 @@ static void init_locks(struct home_gpu *gpu)
     lock_init(&gpu->turn, LOCK_GPU_TURN);
     pthread_cond_init(&gpu->lane_freed, NULL);
     pthread_cond_init(&gpu->lane_left, NULL);
+    pthread_cond_init(&gpu->lane_ended, NULL);
     pthread_cond_init(&gpu->desk_freed, NULL);
-    sem_init(&gpu->finisher_up, 0, 0);
+    sem_init(&gpu->looker_up, 0, 0);
     STAILQ_INIT(&gpu->left);
+    STAILQ_INIT(&gpu->ended);
 }
 
 static void destroy_locks(struct home_gpu *gpu)
 {
-    sem_destroy(&gpu->finisher_up);
+    sem_destroy(&gpu->looker_up);
     pthread_cond_destroy(&gpu->desk_freed);
+    pthread_cond_destroy(&gpu->lane_ended);
     pthread_cond_destroy(&gpu->lane_left);
     pthread_cond_destroy(&gpu->lane_freed);
     pthread_mutex_destroy(&gpu->turn);

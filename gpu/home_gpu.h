@@ -26,8 +26,8 @@
 /* Placings that are under way at a time. One of 512 KiB is 10 us of the bus, a few more of hashing, and as
  * many of calls. Each thread that reads may have one, and what it read before. */
 #define GPU_LANES 16u
-/* Threads that wait for what was left in lanes, and as many placements may be left: where all of them wait
- * for a file's lock, which may be held for long, nobody waits for them. */
+/* Threads that do what follows when what was left in lanes has ended, and as many placements may be left:
+ * where all of them wait for a file's lock, which may be held for long, nobody waits for them. */
 #define GPU_FINISHERS 8u
 /* Patches that are under way at a time, and the pages that each moves at once. */
 #define GPU_DESKS 8u
@@ -70,26 +70,31 @@ struct home_gpu {
     CUstream lanes[GPU_LANES];        /* each is used by who has taken it; */
     struct gpu_desk desks[GPU_DESKS]; /* so are these; the first is always there */
     pthread_t finishers[GPU_FINISHERS];
-    unsigned finisher_count;       /* of who starts and stops them */
-    sem_t finisher_up;             /* one more is, or could not enter */
-    _Atomic unsigned finishers_in; /* those that have entered the context */
+    pthread_t looker;
+    unsigned finisher_count; /* of who starts and stops these threads; */
+    bool looker_begun;       /* so is this */
+    sem_t looker_up;         /* the looker is, or could not enter */
+    atomic_bool looker_in;   /* it has entered the context */
+    atomic_bool finishers_up;
 
     pthread_mutex_t turn; /* to wait for a lane: gpu_lane_wait(); a leaf, and guards nothing else */
 
     pthread_mutex_t lanes_lock; /* guards all below; a leaf */
-    pthread_cond_t lane_freed, lane_left, desk_freed;
-    unsigned free_lanes; /* bit i: lane i */
-    unsigned free_desks; /* of those that have been set up */
-    unsigned desks_made; /* how many have, or are being; no more can be had: GPU_DESKS */
-    STAILQ_HEAD(, gpu_left) left;
+    pthread_cond_t lane_freed, lane_left, lane_ended, desk_freed;
+    unsigned free_lanes;                 /* bit i: lane i */
+    unsigned free_desks;                 /* of those that have been set up */
+    unsigned desks_made;                 /* how many have, or are being; no more can be had: GPU_DESKS */
+    STAILQ_HEAD(, gpu_left) left, ended; /* for the looker; for the finishers */
     bool lanes_started;
-    bool lanes_stop; /* the finishers are to end when nothing is left */
+    bool lanes_stop, finishers_stop; /* the looker, the finishers are to end when nothing is left for them */
 };
 
 /* What was put into a lane, and whom it concerns when it has been done. His memory until then. */
 struct gpu_left {
     STAILQ_ENTRY(gpu_left) link;
     CUstream stream;
+    bool at_once; /* done() waits for nothing; the lane stays its owner's */
+    int error;
     /* Once, with no lock held, by a thread of the GPU's. 0 or a negative errno. */
     void (*done)(struct gpu_left *left, int error);
 };
@@ -119,7 +124,7 @@ void gpu_end(struct home_gpu *gpu);
 int gpu_lane_begin(struct home_gpu *gpu, CUstream *stream_out);
 void gpu_lane_end(struct home_gpu *gpu, CUstream stream);
 /* gpu_wait() for a lane. The driver has who waits look without pause, so of many one does, and the others
- * sleep: it is processors that read files, and what comes first by the bus has mostly ended first. */
+ * sleep, until the looker says so where there is one: it is processors that read files. */
 int gpu_lane_wait(struct home_gpu *gpu, CUstream stream, CUresult error);
 /* In the place of that and gpu_lane_end(): left->done is called when all that was put into the lane has
  * ended. Only where gpu_lane_can_leave(). */

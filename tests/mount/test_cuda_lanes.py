@@ -18,12 +18,13 @@ COPIED = "cannot=118"  # no windows: test_cuda_broken.py
 
 
 @only_here
-def test_a_context_that_can_not_be_entered(gpu):
+@pytest.mark.parametrize("first", [pytest.param(1, marks=not_in_the_gate), 50])
+def test_a_context_that_can_not_be_entered(gpu, first):
     """At any call of a map: a copy that is under way then comes to its end before its memory is another's."""
-    m = gpu.mount(f"slow=100000,{COPIED}")
-    gpu.program(make(m, bytes(PAGE), "first"))
+    m = gpu.mount(f"slow=100000,{COPIED}", "device_cache=cuda:0=256K")
+    gpu.program(make(m, bytes(first * PAGE), "first"))  # of 50 pages: it leaves no room to place anything ahead of an acquire
     failed = 0
-    for count in range(1, 17):  # what is placed ahead has its turn, too
+    for count in range(1, 17):
         content = os.urandom(5 * PAGE)
         path = make(m, content, f"f{count}")
         gpu.fail("cuCtxPushCurrent", count, 999)
