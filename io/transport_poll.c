@@ -99,27 +99,6 @@ static int deliver(struct gaia_transport *transport)
 
 /* ---- polling ---- */
 
-/* Ends what is late, sends keepalives; lets go of links of peers that never finished connecting, which nobody
- * else knows of. Often enough for the link whose peer has the least patience. */
-static void look_at_the_clock(struct gaia_transport *transport)
-{
-    uint64_t now = clock_now_ns();
-    unsigned pause_ms = transport->config.timeout_ms / 16;
-    struct gaia_link *link, *next;
-
-    if (now < transport->tick_ns)
-        return;
-    for (link = LIST_FIRST(&transport->links); link; link = next) {
-        next = LIST_NEXT(link, entry);
-        link_tick(link, now);
-        if (link->state == LINK_ENDED && !link->owned && !link->held)
-            link_free(link);
-        else if (link->state == LINK_OPEN && link->interval_ms / 4 < pause_ms)
-            pause_ms = link->interval_ms / 4;
-    }
-    transport->tick_ns = now + (uint64_t)pause_ms * MS;
-}
-
 /* Take what epoll tells of, and sleep up to timeout_ms until it does. Whether there may be more. The lock is
  * held, and let go where this sleeps. */
 static bool hear_some(struct gaia_transport *transport, unsigned timeout_ms)
@@ -129,8 +108,6 @@ static bool hear_some(struct gaia_transport *transport, unsigned timeout_ms)
     if (timeout_ms)
         pthread_mutex_unlock(&transport->lock);
     int count = epoll_wait(transport->epoll, events, EVENTS_MAX, (int)timeout_ms); /* failed: as for none */
-    if (count < 0) /* EINTR: if the process was stopped, what has come since was not looked for */
-        count = epoll_wait(transport->epoll, events, EVENTS_MAX, 0);
     if (timeout_ms)
         pthread_mutex_lock(&transport->lock);
     if (count > 0)
@@ -152,6 +129,31 @@ static void hear(struct gaia_transport *transport, unsigned timeout_ms)
         ;
     transport->carrier->glance(transport);
     transport->heard_ns = clock_now_ns();
+}
+
+/* Ends what is late, sends keepalives; lets go of links of peers that never finished connecting, which nobody
+ * else knows of. Often enough for the link whose peer has the least patience.
+ *
+ * Late is who had not spoken by the time that is read first: it may have been this process that stood still,
+ * before that or after, and what peers have said meanwhile is here. */
+static void look_at_the_clock(struct gaia_transport *transport)
+{
+    uint64_t now = clock_now_ns();
+    unsigned pause_ms = transport->config.timeout_ms / 16;
+    struct gaia_link *link, *next;
+
+    if (now < transport->tick_ns)
+        return;
+    hear(transport, 0);
+    for (link = LIST_FIRST(&transport->links); link; link = next) {
+        next = LIST_NEXT(link, entry);
+        link_tick(link, now);
+        if (link->state == LINK_ENDED && !link->owned && !link->held)
+            link_free(link);
+        else if (link->state == LINK_OPEN && link->interval_ms / 4 < pause_ms)
+            pause_ms = link->interval_ms / 4;
+    }
+    transport->tick_ns = now + (uint64_t)pause_ms * MS;
 }
 
 static bool has_come(const struct gaia_transport *transport)
@@ -181,9 +183,8 @@ static unsigned idle(struct gaia_transport *transport, unsigned timeout_ms)
 }
 
 /* gaia_transport_poll(), by the one thread that does. Each system call is one that who waits for an answer
- * waits for, too: so epoll is asked when there is nothing else to do, and now and then. And always before the
- * clock is looked at: it may have been this process that stood still, and what peers have said is here. The
- * lock is held, and let go meanwhile. */
+ * waits for, too: so epoll is asked when there is nothing else to do, and now and then, which is when the
+ * clock is looked at. The lock is held, and let go meanwhile. */
 static int poll_once(struct gaia_transport *transport, unsigned timeout_ms)
 {
     transport->carrier->glance(transport);

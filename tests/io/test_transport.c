@@ -606,37 +606,69 @@ static void stand_still(int signal_number)
     nap_ms(SHORT_MS + SHORT_MS / 4);
 }
 
-/* Likewise a process that was stopped where it slept: its sleep is over then, and has told of nothing.
- * Whether the link has outlived that. */
-static bool outlives_a_stop(void)
+/* Likewise a process that was stopped while it slept, or whatever it was at. */
+static void test_who_was_stopped(void **state)
+{
+    const struct sigaction action = {.sa_handler = stand_still};
+    static struct pair pair;
+
+    (void)state;
+    side_open(&pair.server, true, 60000);
+    side_open(&pair.client, false, SHORT_MS);
+    pair.link = connect_to(&pair.client, &pair.server, 1, 1);
+    side_start(&pair.client);
+    assert_int_equal(sigaction(SIGUSR1, &action, NULL), 0);
+    nap_ms(SHORT_MS / 8);
+    assert_int_equal(pthread_kill(pair.client.thread, SIGUSR1), 0);
+    nap_ms(SHORT_MS + SHORT_MS / 2);
+    assert_int_equal(gaia_link_error(pair.link), 0);
+    pair_close(&pair);
+}
+
+/* A carrier whose process is stopped just after one of its looks at what has come. */
+static struct {
+    struct carrier carrier;
+    void (*glance)(struct gaia_transport *transport); /* the real one */
+    int looks;                                        /* until then */
+} stopped;
+
+static void glance_and_stand_still(struct gaia_transport *transport)
+{
+    stopped.glance(transport);
+    if (!stopped.looks--)
+        stand_still(0);
+}
+
+/* Whether one poll has so many looks; the link outlives a stop after this one. */
+static bool stops_after(int look)
 {
     static struct pair pair;
 
     side_open(&pair.server, true, 60000);
     side_open(&pair.client, false, SHORT_MS);
     pair.link = connect_to(&pair.client, &pair.server, 1, 1);
-    side_start(&pair.client);
-    nap_ms(SHORT_MS / 8);
-    assert_int_equal(pthread_kill(pair.client.thread, SIGUSR1), 0);
-    nap_ms(SHORT_MS + SHORT_MS / 2);
-    bool alive = !gaia_link_error(pair.link);
+    stopped.carrier = *pair.client.transport->carrier;
+    stopped.glance = stopped.carrier.glance;
+    stopped.carrier.glance = glance_and_stand_still;
+    stopped.looks = look;
+    pair.client.transport->carrier = &stopped.carrier;
+    nap_ms(SHORT_MS / 3); /* the clock is to be looked at, and something to be heard */
+    gaia_transport_poll(pair.client.transport, 0);
+    assert_int_equal(gaia_link_error(pair.link), 0);
     pair_close(&pair);
-    return alive;
+    return stopped.looks < 0;
 }
 
-/* One that is not asleep then, but just before its look at the clock, takes its peers for dead still. That is
- * seldom, but in an emulated machine, where RDMA is tested. */
-static void test_who_was_stopped(void **state)
+/* And in a poll, wherever that is: also when it has just heard, and is about to look at the clock. */
+static void test_who_is_stopped_in_a_poll(void **state)
 {
-    const struct sigaction action = {.sa_handler = stand_still};
-    unsigned tries = 0;
+    int look = 0;
 
     (void)state;
-    if (carrier != GAIA_CARRIER_LOCAL)
-        skip();
-    assert_int_equal(sigaction(SIGUSR1, &action, NULL), 0);
-    while (!outlives_a_stop())
-        assert_true(++tries < 4);
+    while (stops_after(look))
+        look++;
+    print_message("%d looks\n", look);
+    assert_in_range(look, 3, 10); /* before all, of the hearing, and of the one before the clock counts */
 }
 
 /* Of a thread that is about to poll, too: what it was to look at may have come after it last looked. */
@@ -706,6 +738,7 @@ int main(int argc, char **argv)
         CASE(test_idle),
         CASE(test_who_stood_still),
         CASE(test_who_was_stopped),
+        CASE(test_who_is_stopped_in_a_poll),
         CASE(test_wake_before_poll),
         CASE(test_threads),
     };
