@@ -35,6 +35,35 @@ static inline void peer_run(int argc, char **argv, void (*run)(struct peer_share
     _exit(3);
 }
 
+enum { PEER_FRAMES = 1 << 20 };
+
+/* A run() for peer_run(): listens, and exposes its frames to whoever comes. */
+static inline void peer_serve(struct peer_shared *shared)
+{
+    static struct side side;
+    struct gaia_transport_config config;
+    uint8_t *frames = new_frames(PEER_FRAMES);
+    unsigned exposed = 0;
+    uint32_t region;
+
+    fill(frames, PEER_FRAMES, 10);
+    side_init(&side, true);
+    memcpy(side.address, shared->address, sizeof side.address);
+    config = side_config(&side, true, shared->timeout_ms);
+    if (gaia_transport_open(&config, &side.transport)) {
+        print_error("peer: %s\n", gaia_transport_why());
+        return;
+    }
+    shared->ready = true;
+    for (;;) {
+        gaia_transport_poll(side.transport, 50);
+        for (; exposed < side.arrived; exposed++)
+            gaia_link_expose(side.links[exposed], &(struct gaia_span){frames, PEER_FRAMES, -1}, false,
+                             &region);
+        transport_test.deaf = shared->deaf;
+    }
+}
+
 /* A peer that is ready. */
 static inline void peer_start(struct peer *peer, unsigned timeout_ms)
 {

@@ -102,6 +102,16 @@ static inline void nap_ms(unsigned ms)
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000}, NULL);
 }
 
+static inline unsigned cpu_ms(pthread_t thread)
+{
+    struct timespec time;
+    clockid_t clock;
+
+    assert_int_equal(pthread_getcpuclockid(thread, &clock), 0);
+    assert_int_equal(clock_gettime(clock, &time), 0);
+    return (unsigned)(time.tv_sec * 1000 + time.tv_nsec / 1000000);
+}
+
 /* ---- one end ---- */
 
 /* What its callbacks have seen. cmocka's assertions are for the main thread only: callbacks note, it checks.
