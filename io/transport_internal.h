@@ -139,6 +139,8 @@ struct carrier {
      * is time. */
     void (*heard)(struct gaia_transport *transport, uint64_t id);
     void (*glance)(struct gaia_transport *transport);
+    /* End who is late by this time and no link yet, after all that has come was taken; or NULL. */
+    void (*tick)(struct gaia_transport *transport, uint64_t now_ns);
     /* Make epoll tell what comes from now on. */
     int (*arm)(struct gaia_transport *transport);
     /* Push a queue into error (tests). */

@@ -483,6 +483,7 @@ const struct carrier carrier_local = {
     .cut = local_cut,
     .heard = local_heard,
     .glance = local_glance,
+    .tick = local_tick,
     .arm = local_arm,
     .break_queue = local_break,
 };

@@ -49,5 +49,6 @@ void local_listen_no_more(struct local *local);
 void local_accept_all(struct gaia_transport *transport);
 void local_read_half(struct gaia_transport *transport, struct half *half);
 void local_glance(struct gaia_transport *transport);
+void local_tick(struct gaia_transport *transport, uint64_t now_ns);
 
 #endif

@@ -178,14 +178,15 @@ void local_accept_all(struct gaia_transport *transport)
     }
 }
 
-static void drop_late_halves(struct gaia_transport *transport)
+/* Ends who says no HELLO; who has come since then is not late. */
+void local_tick(struct gaia_transport *transport, uint64_t now_ns)
 {
     struct local *local = transport->own;
-    uint64_t now = clock_now_ns(), limit = (uint64_t)transport->config.timeout_ms * 1000000;
+    uint64_t limit_ns = (uint64_t)transport->config.timeout_ms * 1000000;
 
-    for (unsigned i = 0; i < HALF_MAX; i++)
-        if (local->halves[i].fd >= 0 && now - local->halves[i].since_ns > limit)
-            drop_half(&local->halves[i]);
+    for (struct half *half = local->halves; half < local->halves + HALF_MAX; half++)
+        if (half->fd >= 0 && now_ns > half->since_ns && now_ns - half->since_ns > limit_ns)
+            drop_half(half);
 }
 
 /* What comes is told by epoll; only the time goes by. */
@@ -195,7 +196,6 @@ void local_glance(struct gaia_transport *transport)
 
     if (local->deaf_until_ns && clock_now_ns() >= local->deaf_until_ns)
         hear(transport, true);
-    drop_late_halves(transport);
 }
 
 /* ---- begin and end ---- */

@@ -145,6 +145,8 @@ static void look_at_the_clock(struct gaia_transport *transport)
     if (now < transport->tick_ns)
         return;
     hear(transport, 0);
+    if (transport->carrier->tick)
+        transport->carrier->tick(transport, now);
     for (link = LIST_FIRST(&transport->links); link; link = next) {
         next = LIST_NEXT(link, entry);
         link_tick(link, now);

@@ -57,6 +57,36 @@ static void test_silent_crowd(void **state)
     pair_close(&pair);
 }
 
+/* A node that stood still finds who has said HELLO meanwhile; who has said nothing for so long goes. */
+static void test_hello_to_who_stood_still(void **state)
+{
+    static struct side server;
+    struct gaia_wire_hello hello = {.head = {sizeof hello, GAIA_WIRE_VERSION, GAIA_WIRE_HELLO, 0},
+                                    .queues = 1,
+                                    .depth = 1,
+                                    .timeout_ms = 60000};
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
+    int node = new_socket(), silent = new_socket();
+    side_init(&server, true);
+    const struct gaia_transport_config config = side_config(&server, true, SHORT_MS);
+    must(gaia_transport_open(&config, &server.transport));
+    come_to(&server, node);
+    come_to(&server, silent);
+    gaia_transport_poll(server.transport, 0);
+    assert_int_equal(send(node, &hello, sizeof hello, 0), sizeof hello);
+    nap_ms(SHORT_MS + SHORT_MS / 4);
+    gaia_transport_poll(server.transport, 0);
+    assert_int_equal(server.arrived, 1);
+    assert_int_equal(recv(node, &hello, sizeof hello, MSG_DONTWAIT), sizeof hello);
+    assert_int_equal(recv(silent, &hello, sizeof hello, MSG_DONTWAIT), 0);
+    close(node);
+    close(silent);
+    side_close(&server);
+}
+
 enum { STRANGERS = 40 };
 
 /* Processes of another user's; go: when they are to come, arrived: that they have. */
@@ -358,6 +388,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         CASE(test_silent_crowd),
+        CASE(test_hello_to_who_stood_still),
         CASE(test_crowd_of_strangers),
         CASE(test_what_is_kept_is_a_file),
         CASE(test_no_descriptor_for_who_comes),
