@@ -152,7 +152,7 @@ static void look_at_the_clock(struct gaia_transport *transport)
         link_tick(link, now);
         if (link->state == LINK_ENDED && !link->owned && !link->held)
             link_free(link);
-        else if (link->state == LINK_OPEN && link->interval_ms / 4 < pause_ms)
+        else if (link->state != LINK_ENDED && link->interval_ms / 4 < pause_ms) /* it may be open by then */
             pause_ms = link->interval_ms / 4;
     }
     transport->tick_ns = now + (uint64_t)pause_ms * MS;

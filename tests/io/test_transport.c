@@ -549,6 +549,26 @@ static void test_idle(void **state)
     assert_true(lived);
 }
 
+/* Who has far more patience says that it lives as often as its peer needs it, whoever of them has connected.
+ */
+static void test_idle_beside_the_patient(void **state)
+{
+    static struct pair pair;
+
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        side_open(&pair.server, true, i ? SHORT_MS : 60000);
+        side_open(&pair.client, false, i ? 60000 : SHORT_MS);
+        pair.link = connect_to(&pair.client, &pair.server, 2, 1);
+        await(&pair.server, &pair.server.arrived, 1);
+        side_start(&pair.client);
+        nap_ms(SHORT_MS + SHORT_MS / 2);
+        assert_int_equal(gaia_link_error(pair.link), 0);
+        assert_int_equal(gaia_link_error(pair.server.links[0]), 0);
+        pair_close(&pair);
+    }
+}
+
 /* ---- threads ---- */
 
 struct hammer {
@@ -736,6 +756,7 @@ int main(int argc, char **argv)
         CASE(test_refused),
         CASE(test_refused_many_queues),
         CASE(test_idle),
+        CASE(test_idle_beside_the_patient),
         CASE(test_who_stood_still),
         CASE(test_who_was_stopped),
         CASE(test_who_is_stopped_in_a_poll),
