@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cache/client.h"
+#include "cache/meet.h"
 
 static struct nodes *nodes_of(const struct cache_file *file)
 {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "cache/client.h"
+#include "cache/meet.h"
 
 /* Its capacity is shared out evenly: what of it a home fills, the others don't know of. Of soft devices that
  * nobody has given one that is what all may have together (struct cache_pool). Of one whose mapped pages stay

@@ -9,6 +9,8 @@
 #include "cache/home_device.h"
 #include "cache/home_open.h"
 #include "cache/internal.h"
+#include "cache/living.h"
+#include "cache/meet.h"
 
 /* A client of an agent's. */
 struct home_client {

@@ -7,6 +7,7 @@
 #include "cache/collect.h"
 #include "cache/home.h"
 #include "cache/internal.h"
+#include "cache/meet.h"
 #include "cache/patience.h"
 
 /* Who leaves waits for a minute for a home that says nothing: what is lost with it is not to be had again,

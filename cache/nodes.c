@@ -14,6 +14,9 @@
 #include "cache/home.h"
 #include "cache/internal.h"
 #include "cache/leave.h"
+#include "cache/living.h"
+#include "cache/meet.h"
+#include "cache/meeter.h"
 #include "cache/patience.h"
 #include "cache/sure.h"
 
@@ -213,6 +216,19 @@ uint32_t nodes_number(struct nodes *nodes)
         number = ++nodes->next_number;
     pthread_mutex_unlock(&nodes->lock);
     return number;
+}
+
+bool nodes_wait(struct nodes *nodes, unsigned ms)
+{
+    struct timespec until = lock_wait_until(ms);
+    int late = 0;
+
+    pthread_mutex_lock(&nodes->lock);
+    while (!nodes->stop && !late)
+        late = pthread_cond_timedwait(&nodes->stopped, &nodes->lock, &until);
+    bool stop = nodes->stop;
+    pthread_mutex_unlock(&nodes->lock);
+    return !stop;
 }
 
 /* ---- start and end ---- */

@@ -102,35 +102,6 @@ int nodes_start(struct cache *cache, char why_out[CALL_WHY]);
 void nodes_stop(struct cache *cache);
 void nodes_free(struct cache *cache);
 
-/* The session with a home, connected if need be. A reference is the caller's. -EHOSTUNREACH or another errno:
- * there is none. */
-int nodes_get_home(struct nodes *nodes, unsigned member, struct call_session **session_out);
-
-/* The same for the file that a home has just told us of: that may be before it has answered our HELLO, which
- * it does when we have answered it. */
-int nodes_get_teller(struct nodes *nodes, unsigned member, struct call_session **session_out);
-
-/* The session that there is, or NULL. A reference is the caller's. */
-struct call_session *nodes_home_session(struct nodes *nodes, unsigned member);
-
-/* Meet a member that has just met us: what it tracks we must know before it hears that we know it. 0 also
- * when it does not answer, or can't be met now; -EPROTONOSUPPORT: it has another list, or another version;
- * -EACCES: it does not list us. */
-int nodes_meet(struct nodes *nodes, unsigned member);
-/* All that are listed and not met yet; and again and again in a thread from then on, as who did not answer
- * may do so later. -EAGAIN: no thread; or what nodes_meet() says; why_out. */
-int nodes_meet_all(struct nodes *nodes, char why_out[CALL_WHY]);
-/* Before this node serves anything: the same, and it waits until those that live have met this node, too, for
- * twice timeout_ms, and a minute for one that is being unmounted, or is not done with an earlier session.
- * Else one of the two would not hear what the other tracks. -ETIMEDOUT, or why one that lives could not be
- * met (call_is_short(), -EBUSY, -ESHUTDOWN). */
-int nodes_meet_before_all(struct nodes *nodes, char why_out[CALL_WHY]);
-/* Bit i: there is a session with the i-th member of the list; epoch_out: of the list. */
-uint64_t nodes_living(struct nodes *nodes, uint64_t *epoch_out);
-/* When nodes->stop is set and calls are at their end: the thread is over. */
-void nodes_meet_no_more(struct nodes *nodes);
-/* It is listed, and another. */
-bool nodes_wants(struct nodes *nodes, unsigned member, struct member *member_out);
 /* Sleeps so long; false: nodes->stop is set. */
 bool nodes_wait(struct nodes *nodes, unsigned ms);
 

@@ -6,6 +6,7 @@
 
 #include "cache/home.h"
 #include "cache/internal.h"
+#include "cache/meet.h"
 
 #define SESSIONS_MAX (3 * MEMBERS_MAX)
 #define PAUSE_US 5000u

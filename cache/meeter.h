@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who meets all members, and tries those again that did not answer. */
+#ifndef GAIAFS_CACHE_MEETER_H
+#define GAIAFS_CACHE_MEETER_H
+
+#include "cache/nodes.h"
+
+/* All that are listed and not met yet; and again and again in a thread from then on, as who did not answer
+ * may do so later. -EAGAIN: no thread; or what nodes_meet() says; why_out. */
+int nodes_meet_all(struct nodes *nodes, char why_out[CALL_WHY]);
+/* When nodes->stop is set and calls are at their end: the thread is over. */
+void nodes_meet_no_more(struct nodes *nodes);
+
+#endif
