@@ -65,6 +65,7 @@ enum lock_flags {
     X(POOL, "gaia_io_pool.lock", LOCK_LEAF)                     \
     X(FAULT_PATH, "fault_path.lock", LOCK_LEAF)                 \
     X(FAULT_THREADS, "fault_threads.lock", LOCK_LEAF)           \
+    X(CUDA_CHUNKS, "cuda_frames.making", 0)                     \
     X(CUDA_FRAMES, "cuda_frames.lock", 0)                       \
     X(STANDING, "standing.lock", 0)                             \
     X(GPU, "home_gpu.lock", LOCK_LEAF)                          \

@@ -203,23 +203,19 @@ static int chunk_share(struct gaia_standing *standing)
     return never ? -EOPNOTSUPP : -ENOMEM;
 }
 
-int cuda_chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **chunk_out)
+/* making held. */
+static int chunk_make(const struct cuda_frames *frames, struct chunk **chunk_out)
 {
     size_t words = (frames->base.chunk_pages + 63) / 64;
-
-    int error = chunks_grow(frames, index);
-    if (error || frames->chunks[index]) {
-        *chunk_out = error ? NULL : frames->chunks[index];
-        return error;
-    }
     struct chunk *chunk = calloc(1, sizeof *chunk);
+
     if (!chunk)
         return -ENOMEM;
     chunk->resident = calloc(words, sizeof *chunk->resident);
     chunk->unsure = calloc(words, sizeof *chunk->unsure);
     chunk->filled = calloc(words, sizeof *chunk->filled);
     chunk->coming = calloc(words, sizeof *chunk->coming);
-    error =
+    int error =
         chunk->resident && chunk->unsure && chunk->filled && chunk->coming ? gpu_begin(frames->gpu) : -ENOMEM;
     if (!error) {
         error = gpu_note_opening(frames->gpu, chunk_allocate(frames, chunk));
@@ -239,9 +235,39 @@ int cuda_chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **ch
                                              .length = chunk_bytes(frames),
                                              .share = chunk_share,
                                              .reaches = &frames->gpu->reaches};
-    frames->chunks[index] = chunk;
     *chunk_out = chunk;
     return 0;
+}
+
+/* It takes the driver most of a millisecond, in which others go on with the chunks that there are. Lock held,
+ * and let go meanwhile. */
+static int chunk_add(struct cuda_frames *frames, uint64_t index)
+{
+    struct chunk *chunk;
+    int error = 0;
+
+    pthread_mutex_unlock(&frames->lock);
+    pthread_mutex_lock(&frames->making);
+    pthread_mutex_lock(&frames->lock);
+    if (!frames->chunks[index]) {
+        pthread_mutex_unlock(&frames->lock);
+        error = chunk_make(frames, &chunk);
+        pthread_mutex_lock(&frames->lock);
+        if (!error)
+            frames->chunks[index] = chunk;
+    }
+    pthread_mutex_unlock(&frames->making);
+    return error;
+}
+
+int cuda_chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **chunk_out)
+{
+    int error = chunks_grow(frames, index);
+
+    if (!error && !frames->chunks[index])
+        error = chunk_add(frames, index);
+    *chunk_out = error ? NULL : frames->chunks[index];
+    return error;
 }
 
 /* A chunk that holds nothing, and that no client has, gives its memory back. A client that was given its
@@ -548,6 +574,7 @@ static void cuda_close(struct gaia_frames *base)
         chunk_free(frames, i);
     free(frames->chunks);
     pthread_mutex_destroy(&frames->lock);
+    pthread_mutex_destroy(&frames->making);
     free(frames);
 }
 
@@ -608,6 +635,7 @@ int gaia_cuda_frames_open(struct home_gpu *gpu, uint64_t pages, bool read_only,
         frames->granted_bytes =
             (frames->base.chunk_pages * sizeof(struct gaia_digest) + gpu->granularity - 1) /
             gpu->granularity * gpu->granularity;
+    lock_init(&frames->making, LOCK_CUDA_CHUNKS);
     lock_init(&frames->lock, LOCK_CUDA_FRAMES);
     *frames_out = &frames->base;
     return 0;

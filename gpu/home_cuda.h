@@ -32,8 +32,9 @@ struct cuda_frames {
     struct gaia_frames base;
     struct home_gpu *gpu;
     bool read_only;
-    size_t granted_bytes; /* of a chunk's digests, if clients may have them; else 0 */
-    pthread_mutex_t lock; /* guards all below */
+    size_t granted_bytes;   /* of a chunk's digests, if clients may have them; else 0 */
+    pthread_mutex_t making; /* of who makes a chunk; before the lock */
+    pthread_mutex_t lock;   /* guards all below */
     struct chunk **chunks;
     size_t count; /* length of chunks; those that nobody needed yet are NULL */
 };
@@ -95,7 +96,7 @@ static inline CUdeviceptr part_address(const struct part *part)
 void cuda_mark(const struct cuda_frames *frames, struct chunk *chunk, uint64_t *bits, uint64_t first,
                uint64_t count, bool value);
 
-/* The chunk, made if there is none. The frames' lock is held. */
+/* The chunk, made if there is none. The frames' lock is held, and let go while one is made. */
 int cuda_chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **chunk_out);
 
 /* A part has come, or could not, all of which was `filled` when it was begun to be brought: what was to be
