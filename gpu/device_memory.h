@@ -46,6 +46,7 @@ GAIA_LOAD(gaia_load_acquire_gpu32, 32, "r", "acquire.gpu")
 GAIA_LOAD(gaia_load_relaxed_gpu64, 64, "l", "relaxed.gpu")
 GAIA_LOAD(gaia_load_acquire_gpu64, 64, "l", "acquire.gpu")
 GAIA_LOAD(gaia_load_acquire_sys64, 64, "l", "acquire.sys")
+GAIA_LOAD(gaia_load_relaxed_gpu16, 16, "h", "relaxed.gpu")
 GAIA_LOAD(gaia_load_acquire_gpu16, 16, "h", "acquire.gpu")
 GAIA_STORE(gaia_store_relaxed_gpu32, 32, "r", "relaxed.gpu")
 GAIA_STORE(gaia_store_release_gpu32, 32, "r", "release.gpu")
@@ -89,6 +90,7 @@ GAIA_LOAD(gaia_load_acquire_gpu32, 32, __ATOMIC_ACQUIRE)
 GAIA_LOAD(gaia_load_relaxed_gpu64, 64, __ATOMIC_RELAXED)
 GAIA_LOAD(gaia_load_acquire_gpu64, 64, __ATOMIC_ACQUIRE)
 GAIA_LOAD(gaia_load_acquire_sys64, 64, __ATOMIC_ACQUIRE)
+GAIA_LOAD(gaia_load_relaxed_gpu16, 16, __ATOMIC_RELAXED)
 GAIA_LOAD(gaia_load_acquire_gpu16, 16, __ATOMIC_ACQUIRE)
 GAIA_STORE(gaia_store_relaxed_gpu32, 32, __ATOMIC_RELAXED)
 GAIA_STORE(gaia_store_release_gpu32, 32, __ATOMIC_RELEASE)
@@ -111,32 +113,34 @@ GAIA_SWAP(gaia_swap_gpu64, 64)
 #undef GAIA_UPDATE
 #undef GAIA_SWAP
 
-GAIA_DEVICE uint8_t gaia_load_acquire_gpu8(const uint8_t *at)
-{
 #if GAIA_ON_GPU
-    uint32_t value;
-
-    asm volatile("ld.acquire.gpu.u8 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-    return (uint8_t)value;
+#define GAIA_LOAD_BYTE(name, how, order)                                            \
+    GAIA_DEVICE uint8_t name(const uint8_t *at)                                     \
+    {                                                                               \
+        uint32_t value;                                                             \
+        asm volatile("ld." how ".u8 %0, [%1];" : "=r"(value) : "l"(at) : "memory"); \
+        return (uint8_t)value;                                                      \
+    }
 #else
-    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+#define GAIA_LOAD_BYTE(name, how, order)        \
+    GAIA_DEVICE uint8_t name(const uint8_t *at) \
+    {                                           \
+        return __atomic_load_n(at, order);      \
+    }
 #endif
-}
+GAIA_LOAD_BYTE(gaia_load_relaxed_gpu8, "relaxed.gpu", __ATOMIC_RELAXED)
+GAIA_LOAD_BYTE(gaia_load_acquire_gpu8, "acquire.gpu", __ATOMIC_ACQUIRE)
+#undef GAIA_LOAD_BYTE
 
 /* Words that lie side by side: one access on a GPU, which is aligned to all of it, but nothing relies on more
  * than each word being whole, and ordered by itself. Bytes of frames are stored and loaded by words of 4
  * bytes where both may happen at once: PTX says nothing of accesses that race and overlap in part. */
-GAIA_DEVICE void gaia_load_acquire_gpu32x2(const uint32_t *at, uint32_t out[2])
-{
 #if GAIA_ON_GPU
-    asm volatile("ld.acquire.gpu.v2.u32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "l"(at) : "memory");
-#else
-    for (uint32_t i = 0; i < 2; i++)
-        out[i] = gaia_load_acquire_gpu32(at + i);
-#endif
-}
-
-#if GAIA_ON_GPU
+#define GAIA_LOAD2(name, how, one)                                                                           \
+    GAIA_DEVICE void name(const uint32_t *at, uint32_t out[2])                                               \
+    {                                                                                                        \
+        asm volatile("ld." how ".v2.u32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "l"(at) : "memory"); \
+    }
 #define GAIA_LOAD4(name, how, one)                                            \
     GAIA_DEVICE void name(const uint32_t *at, uint32_t out[4])                \
     {                                                                         \
@@ -146,6 +150,12 @@ GAIA_DEVICE void gaia_load_acquire_gpu32x2(const uint32_t *at, uint32_t out[2])
                      : "memory");                                             \
     }
 #else
+#define GAIA_LOAD2(name, how, one)                             \
+    GAIA_DEVICE void name(const uint32_t *at, uint32_t out[2]) \
+    {                                                          \
+        for (uint32_t i = 0; i < 2; i++)                       \
+            out[i] = one(at + i);                              \
+    }
 #define GAIA_LOAD4(name, how, one)                             \
     GAIA_DEVICE void name(const uint32_t *at, uint32_t out[4]) \
     {                                                          \
@@ -153,8 +163,11 @@ GAIA_DEVICE void gaia_load_acquire_gpu32x2(const uint32_t *at, uint32_t out[2])
             out[i] = one(at + i);                              \
     }
 #endif
+GAIA_LOAD2(gaia_load_acquire_gpu32x2, "acquire.gpu", gaia_load_acquire_gpu32)
+GAIA_LOAD2(gaia_load_relaxed_gpu32x2, "relaxed.gpu", gaia_load_relaxed_gpu32)
 GAIA_LOAD4(gaia_load_acquire_gpu32x4, "acquire.gpu", gaia_load_acquire_gpu32)
 GAIA_LOAD4(gaia_load_relaxed_gpu32x4, "relaxed.gpu", gaia_load_relaxed_gpu32)
+#undef GAIA_LOAD2
 #undef GAIA_LOAD4
 
 GAIA_DEVICE void gaia_quad_store_gpu(struct gaia_quad *to, struct gaia_quad quad)
@@ -178,6 +191,19 @@ GAIA_DEVICE void gaia_fence_gpu(void)
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 #elif GAIA_PER_LANE
     __atomic_thread_fence(__ATOMIC_ACQ_REL);
+#endif
+}
+
+/* What was loaded before, relaxed, is acquired. A fence for that alone waits for these loads and for no
+ * stores: there is one since PTX 8.6, for sm_90 and later. (For older GPUs ptxas 13.0 takes it, too, and
+ * makes nothing of it.) */
+GAIA_DEVICE void gaia_fence_acquire_gpu(void)
+{
+#if GAIA_ON_GPU && !defined(__clang__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208 && \
+    __CUDA_ARCH__ >= 900
+    asm volatile("fence.acquire.gpu;" ::: "memory");
+#else
+    gaia_fence_gpu();
 #endif
 }
 

@@ -11,8 +11,18 @@
  *   }
  *
  * load() and store() may be called by any lanes of a warp, for any elements; lanes that touch the same unit
- * share one fault. For inner loops, a pin keeps a unit where it is and gives a plain pointer to it (that of
- * pin_for_stores(), a gaia_pin<float>, may be stored through):
+ * share one fault. A load() of what is there waits for the memory three times, and no compiler makes several
+ * of them at once. load_many() does, of any elements (the rest of the loop is as above):
+ *
+ *       for (; i + 3 * threads < view.size(); i += 4 * threads) {
+ *           uint64_t index[] = {i, i + threads, i + 2 * threads, i + 3 * threads};
+ *           float some[4];
+ *           view.load_many(index, some);
+ *           mine += some[0] + some[1] + some[2] + some[3];
+ *       }
+ *
+ * For inner loops, a pin keeps a unit where it is and gives a plain pointer to it (that of pin_for_stores(),
+ * a gaia_pin<float>, may be stored through):
  *
  *       gaia_pin<const float> pin = view.pin(i);
  *       if (pin)
@@ -34,12 +44,18 @@
 
 #if GAIA_ON_GPU && defined(__clang__)
 #define GAIA_MEMBER __attribute__((device)) inline
+#define GAIA_INLINE_MEMBER __attribute__((device, always_inline)) inline
+#define GAIA_CALLED_MEMBER __attribute__((device, noinline))
 #define GAIA_BOTH __attribute__((host, device)) inline
 #elif GAIA_ON_GPU
 #define GAIA_MEMBER __device__ inline
+#define GAIA_INLINE_MEMBER __device__ __forceinline__
+#define GAIA_CALLED_MEMBER __device__ __noinline__
 #define GAIA_BOTH __host__ __device__ inline
 #else
 #define GAIA_MEMBER inline
+#define GAIA_INLINE_MEMBER inline
+#define GAIA_CALLED_MEMBER
 #define GAIA_BOTH inline
 #endif
 
@@ -132,7 +148,7 @@ template <typename T> class gaia_view
     {
         return size_;
     }
-    GAIA_MEMBER T load(uint64_t i) const
+    GAIA_INLINE_MEMBER T load(uint64_t i) const
     {
         uint64_t index[GAIA_SLOTS] = {i};
         T value[GAIA_SLOTS];
@@ -143,6 +159,34 @@ template <typename T> class gaia_view
 #endif
         load_warp(gaia_active(), index, value);
         return value[0];
+    }
+    /* Several elements of one lane, in no order: value_out[k] is what load(index[k]) returns, also past the
+     * end. Those that are there are on their way at the same time. N is known to the compiler, and 4 or 8
+     * where there are many: each takes seven registers or so. */
+    template <uint32_t N>
+    GAIA_INLINE_MEMBER void load_many(const uint64_t (&index)[N], T (&value_out)[N]) const
+    {
+        static_assert(N >= 1 && N <= 32, "a bit for each");
+        uint32_t missing = GAIA_ALL_LANES >> (32 - N);
+
+#if GAIA_PER_LANE
+        missing &= ~load_unheld(index, value_out);
+        if (missing) {
+            uint64_t slow_index[N];
+            T slow_value[N];
+
+            GAIA_UNROLLED
+            for (uint32_t k = 0; k < N; k++)
+                slow_index[k] = index[k];
+            load_missing(*this, missing, slow_index, slow_value);
+            GAIA_UNROLLED
+            for (uint32_t k = 0; k < N; k++)
+                if (missing >> k & 1)
+                    value_out[k] = slow_value[k];
+        }
+#else
+        load_missing(*this, missing, index, value_out);
+#endif
     }
     GAIA_MEMBER void store(uint64_t i, const T &value) const
     {
@@ -212,6 +256,29 @@ template <typename T> class gaia_view
         }
     };
 
+    /* Elements by touches, for each bit of missing one. It is a call, with a copy of the view and with arrays
+     * of the caller's that are for it alone: what it has in registers, and in memory, is not in the way of
+     * the loops around loads that do without. The first touch may have brought what the next ones want. */
+    static GAIA_CALLED_MEMBER void load_missing(gaia_view view, uint32_t missing, const uint64_t *index,
+                                                T *out)
+    {
+        for (uint32_t left = missing; left; left &= left - 1) {
+            uint32_t k = gaia_first_lane(left);
+            uint64_t one[GAIA_SLOTS] = {index[k]};
+            T value[GAIA_SLOTS];
+
+#if GAIA_PER_LANE
+            if (left != missing && view.load_unheld(index[k], &out[k]))
+                continue;
+#endif
+            view.load_warp(gaia_active(), one, value);
+            out[k] = value[0];
+        }
+    }
+    GAIA_MEMBER uint32_t unit_of(uint64_t index) const
+    {
+        return (uint32_t)(index * sizeof(T) >> unit_shift_);
+    }
     GAIA_MEMBER uint64_t offset_of(uint64_t index) const
     {
         return index * sizeof(T) & (((uint64_t)1 << unit_shift_) - 1);
@@ -222,13 +289,36 @@ template <typename T> class gaia_view
     }
 
 #if GAIA_PER_LANE
-    /* An element of a frame, which somebody may be changing. What this lane does after that comes after the
-     * loads of all its words. */
-    static GAIA_MEMBER void load_ordered(const uint8_t *at, T *out)
+    /* An element of a frame, which somebody may be changing. */
+    static GAIA_INLINE_MEMBER void load_relaxed(const uint8_t *at, T *out)
     {
         uint32_t words[sizeof(T) < 16 ? 4 : sizeof(T) / 4];
         const uint32_t *from = (const uint32_t *)(const void *)at;
 
+        if (sizeof(T) == 1)
+            words[0] = gaia_load_relaxed_gpu8(at);
+        else if (sizeof(T) == 2)
+            words[0] = gaia_load_relaxed_gpu16((const uint16_t *)(const void *)at);
+        else if (sizeof(T) == 4)
+            words[0] = gaia_load_relaxed_gpu32(from);
+        else if (sizeof(T) == 8)
+            gaia_load_relaxed_gpu32x2(from, words);
+        else
+            for (uint32_t byte = 0; byte < sizeof(T); byte += 16)
+                gaia_load_relaxed_gpu32x4(from + byte / 4, words + byte / 4);
+        __builtin_memcpy((void *)out, words, sizeof(T));
+    }
+    /* The same; what this lane does after that comes after the loads of all its words. */
+    static GAIA_INLINE_MEMBER void load_ordered(const uint8_t *at, T *out)
+    {
+        uint32_t words[4];
+        const uint32_t *from = (const uint32_t *)(const void *)at;
+
+        if (sizeof(T) > 16) {
+            load_relaxed(at, out);
+            gaia_fence_acquire_gpu();
+            return;
+        }
         if (sizeof(T) == 1)
             words[0] = gaia_load_acquire_gpu8(at);
         else if (sizeof(T) == 2)
@@ -237,14 +327,22 @@ template <typename T> class gaia_view
             words[0] = gaia_load_acquire_gpu32(from);
         else if (sizeof(T) == 8)
             gaia_load_acquire_gpu32x2(from, words);
-        else if (sizeof(T) == 16)
+        else
             gaia_load_acquire_gpu32x4(from, words);
-        else {
-            for (uint32_t byte = 0; byte < sizeof(T); byte += 16)
-                gaia_load_relaxed_gpu32x4(from + byte / 4, words + byte / 4);
-            gaia_fence_gpu();
-        }
-        __builtin_memcpy((void *)out, words, sizeof(T));
+        __builtin_memcpy((void *)out, words, sizeof(T) > 16 ? 16 : sizeof(T));
+    }
+
+    /* Of a unit's word at the first look: whether its elements may be loaded without a hold; and at the
+     * second: whether they may be believed. */
+    static GAIA_MEMBER bool is_here(uint64_t was)
+    {
+        const uint64_t here = GAIA_DEMAND_VALID | GAIA_DEMAND_REFERENCED;
+
+        return (was & (here | GAIA_DEMAND_BUSY)) == here;
+    }
+    static GAIA_MEMBER bool has_stayed(uint64_t was, uint64_t now)
+    {
+        return ((was ^ now) & ~GAIA_DEMAND_PASSING) == 0;
     }
 
     /* The element of one lane, which holds nothing: the unit's word, the element, and the word again. That
@@ -275,23 +373,72 @@ template <typename T> class gaia_view
      * another size. GPUs make no difference: that plain store is made in the L2, after its hold was taken
      * there, and that after the old unit was made busy; and there the second look is made when the element
      * has arrived. */
-    GAIA_MEMBER bool load_unheld(uint64_t i, T *out) const
+    GAIA_INLINE_MEMBER bool load_unheld(uint64_t i, T *out) const
     {
-        const uint64_t here = GAIA_DEMAND_VALID | GAIA_DEMAND_REFERENCED;
         const uint64_t *word;
         uint64_t was, now;
 
         if (i >= size_)
             return false;
-        word = &table_[i * sizeof(T) >> unit_shift_];
+        word = &table_[unit_of(i)];
         was = gaia_load_acquire_gpu64(word);
-        if ((was & (here | GAIA_DEMAND_BUSY)) != here)
+        if (!is_here(was))
             return false;
         gaia_between_looks(1);
         load_ordered(frame_at(GAIA_DEMAND_FRAME(was, frame_mask_)) + offset_of(i), out);
         gaia_between_looks(2);
         now = gaia_load_relaxed_gpu64(word); /* behind the element: load_ordered() acquired */
-        return ((was ^ now) & ~GAIA_DEMAND_PASSING) == 0;
+        return has_stayed(was, now);
+    }
+
+    /* The same of several; returns a bit for each that is believed. All words are looked at, then all
+     * elements are loaded, and then all words are looked at again, and a fence stands between: so the lane
+     * waits three times, and not three times for each.
+     *
+     * What is said above of loads that acquire is so of these, too: a relaxed load with a fence behind it, in
+     * the order of the program, is PTX's other pattern of an acquire, and one fence is behind all that came
+     * before it. The first one: each element is loaded after all words, its own among them. The second one:
+     * each word is looked at again after all elements. Each is believed, or not, by the two looks at its own
+     * unit's word; what became of the others' units says nothing of it.
+     *
+     * Between these loads is no branch, else a compiler would let them wait for each other: instead of an
+     * element that isn't here one of the first frame is loaded, and nobody looks at it. */
+    template <uint32_t N>
+    GAIA_INLINE_MEMBER uint32_t load_unheld(const uint64_t (&index)[N], T (&out)[N]) const
+    {
+        uint64_t was[N];
+        uint32_t unit[N], here = 0, stayed = 0;
+        bool is_inside = true;
+
+        GAIA_UNROLLED
+        for (uint32_t k = 0; k < N; k++)
+            is_inside &= index[k] < size_;
+        if (!is_inside)
+            return 0;
+        GAIA_UNROLLED
+        for (uint32_t k = 0; k < N; k++) {
+            unit[k] = unit_of(index[k]);
+            was[k] = gaia_load_relaxed_gpu64(&table_[unit[k]]);
+        }
+        gaia_fence_acquire_gpu();
+        GAIA_UNROLLED
+        for (uint32_t k = 0; k < N; k++)
+            here |= (uint32_t)is_here(was[k]) << k;
+        if (!here)
+            return 0;
+        gaia_between_looks(1);
+        GAIA_UNROLLED
+        for (uint32_t k = 0; k < N; k++) {
+            uint32_t frame = here >> k & 1 ? GAIA_DEMAND_FRAME(was[k], frame_mask_) : 0;
+
+            load_relaxed(frame_at(frame) + offset_of(index[k]), &out[k]);
+        }
+        gaia_fence_acquire_gpu();
+        gaia_between_looks(2);
+        GAIA_UNROLLED
+        for (uint32_t k = 0; k < N; k++)
+            stayed |= (uint32_t)has_stayed(was[k], gaia_load_relaxed_gpu64(&table_[unit[k]])) << k;
+        return here & stayed;
     }
 #endif
 
@@ -306,7 +453,7 @@ template <typename T> class gaia_view
             bool is_inside = gaia_has_lane(mask, s) && index[s] < size_;
 
             is_fine[s] = is_inside && (is_writable_ || !is_store);
-            unit_out[s] = is_inside ? (uint32_t)(index[s] * sizeof(T) >> unit_shift_) : GAIA_DEMAND_FREE;
+            unit_out[s] = is_inside ? unit_of(index[s]) : GAIA_DEMAND_FREE;
             if (gaia_has_lane(mask, s) && !is_fine[s])
                 gaia_report(demand_, unit_out[s], is_inside ? GAIA_DEMAND_E_ACCESS : GAIA_DEMAND_E_OUTSIDE);
         }

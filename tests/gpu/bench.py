@@ -245,9 +245,14 @@ def bench_faults(bench):
 def bench_hits(bench):
     r = bench.ask_demand("hits", max(2 * MIB, min(bench.large, GIB)), "hits")
     rows = []
-    for key, plain_key, name, baseline in (("load_s", "plain_s", "load()", "plain memory"),
-                                           ("load_wide_s", "plain_wide_s", "load() of 16 bytes", "plain memory, 16 bytes"),
-                                           ("pinned_s", "plain_s", "a pin for each unit", "plain memory")):
+    words, wide = ("plain_s", "plain memory"), ("plain_wide_s", "plain memory, 16 bytes")
+    for key, (plain_key, baseline), name in (("load_s", words, "load()"),
+                                             ("load_many4_s", words, "load_many() of 4"),
+                                             ("load_many8_s", words, "load_many() of 8"),
+                                             ("load_wide_s", wide, "load() of 16 bytes"),
+                                             ("load_wide_many4_s", wide, "load_many() of 4 x 16 bytes"),
+                                             ("load_wide_many8_s", wide, "load_many() of 8 x 16 bytes"),
+                                             ("pinned_s", words, "a pin for each unit")):
         took, plain = median(r[key]), median(r[plain_key])
         rows.append(row(f"hits in demand mode, neighbouring words, {name}", rate(r["bytes"], took),
                         f"{baseline} {rate(r['bytes'], plain)}", plain / took, ">= 0.7", plain / took >= 0.7))

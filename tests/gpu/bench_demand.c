@@ -217,10 +217,15 @@ static void bench_faults(const char *path)
 
 static void bench_hits(const char *path)
 {
-    enum { WAYS = 5 };
-    static const char *const kernels[WAYS] = {"bench_sum", "bench_sum_wide", "bench_sum_pinned",
-                                              "bench_sum_plain", "bench_sum_plain_wide"};
-    static const char *const names[WAYS] = {"load_s", "load_wide_s", "pinned_s", "plain_s", "plain_wide_s"};
+    enum { WAYS = 9 };
+    static const char *const kernels[WAYS] = {
+        "bench_sum",       "bench_sum_many4",      "bench_sum_many8",      "bench_sum_plain",
+        "bench_sum_wide",  "bench_sum_wide_many4", "bench_sum_wide_many8", "bench_sum_plain_wide",
+        "bench_sum_pinned"};
+    static const char *const names[WAYS] = {
+        "load_s",      "load_many4_s",      "load_many8_s",      "plain_s",
+        "load_wide_s", "load_wide_many4_s", "load_wide_many8_s", "plain_wide_s",
+        "pinned_s"};
     double took[WAYS][REPETITIONS_MAX];
     int fd = open_file(path, O_RDONLY);
     struct paging_map map = paging_map(device, fd, LARGE, file_size(fd) / LARGE, PROT_READ);

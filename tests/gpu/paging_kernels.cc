@@ -96,6 +96,26 @@ GAIA_KERNEL paging_load_bytes(struct paging_task *task)
     count(task, PAGING_DONE, done);
 }
 
+/* Some at once: two of the order, one of them twice, and one beside the other, perhaps of the next unit. */
+GAIA_KERNEL paging_load_many(struct paging_task *task)
+{
+    gaia_view<uint64_t> view = view_of<uint64_t>(task);
+    uint64_t wrong = 0, done = 0, step = threads();
+
+    for (uint64_t k = first_thread(); k < task->touches; k += 2 * step) {
+        uint64_t one = paging_place(task, k);
+        uint64_t other = k + step < task->touches ? paging_place(task, k + step) : one;
+        uint64_t index[4] = {one, other, one, other + 1 < task->n ? other + 1 : 0}, value[4];
+
+        view.load_many(index, value);
+        for (uint32_t j = 0; j < 4; j++)
+            wrong += value[j] != paging_value(task->seed, index[j]);
+        done += k + step < task->touches ? 2 : 1;
+    }
+    count(task, PAGING_WRONG, wrong);
+    count(task, PAGING_DONE, done);
+}
+
 /* n units, each pinned by all lanes of a warp. */
 GAIA_KERNEL paging_load_pinned(struct paging_task *task)
 {
@@ -187,6 +207,13 @@ GAIA_KERNEL paging_divergent(struct paging_task *task)
 
             wrong += value != paging_value(task->seed, at) && value != paging_value(task->new_seed, at);
             done++;
+        } else if (way == 7) {
+            uint64_t index[3] = {i, 0, i}, value[3];
+
+            view.load_many(index, value);
+            for (uint32_t j = 0; j < 3; j++)
+                wrong += value[j] != paging_value(task->seed, index[j]);
+            done++;
         }
     }
     count(task, PAGING_WRONG, wrong);
@@ -198,7 +225,10 @@ GAIA_KERNEL paging_outside(struct paging_task *task)
 {
     gaia_view<uint64_t> view = view_of<uint64_t>(task);
     uint64_t i = view.size() + first_thread(), wrong = 0, element = 0;
+    uint64_t index[3] = {i, first_thread() % view.size(), i + 1}, value[3];
 
+    view.load_many(index, value);
+    wrong += value[0] != 0 || value[1] != paging_value(task->seed, index[1]) || value[2] != 0;
     wrong += view.load(i) != 0;
     view.store(i, 1);
     wrong += (bool)view.pin(i);
@@ -282,16 +312,16 @@ GAIA_KERNEL bench_pull(struct paging_task *task)
 /* A load() waits for the memory three times, and other warps run meanwhile: as many as have room for their
  * registers, of which a compiler that knows nothing of that may take a few more and lose a block. */
 #if GAIA_ON_GPU && defined(__clang__)
-#define THREE_BLOCKS __attribute__((launch_bounds(256, 3)))
+#define BLOCKS(n) __attribute__((launch_bounds(256, n)))
 #elif GAIA_ON_GPU
-#define THREE_BLOCKS __launch_bounds__(256, 3)
+#define BLOCKS(n) __launch_bounds__(256, n)
 #else
-#define THREE_BLOCKS
+#define BLOCKS(n)
 #endif
 
 /* The sum of n words: neighbouring lanes have neighbouring words. (n is at hand, as it is of plain memory,
  * where a compiler sees to that: behind loads that order it would be loaded each time.) */
-GAIA_KERNEL THREE_BLOCKS bench_sum(struct paging_task *task)
+GAIA_KERNEL BLOCKS(3) bench_sum(struct paging_task *task)
 {
     gaia_view<uint32_t> view = view_of<uint32_t>(task);
     uint64_t sum = 0, n = task->n;
@@ -306,12 +336,17 @@ struct __attribute__((aligned(16))) wide {
     uint32_t word[4];
 };
 
+GAIA_DEVICE uint64_t sum_of(uint32_t one)
+{
+    return one;
+}
+
 GAIA_DEVICE uint64_t sum_of(const wide &four)
 {
     return (uint64_t)four.word[0] + four.word[1] + four.word[2] + four.word[3];
 }
 
-GAIA_KERNEL THREE_BLOCKS bench_sum_wide(struct paging_task *task)
+GAIA_KERNEL BLOCKS(3) bench_sum_wide(struct paging_task *task)
 {
     gaia_view<wide> view = view_of<wide>(task);
     uint64_t sum = 0, n = task->n / 4;
@@ -319,6 +354,49 @@ GAIA_KERNEL THREE_BLOCKS bench_sum_wide(struct paging_task *task)
     for (uint64_t i = first_thread(); i < n; i += threads())
         sum += sum_of(view.load(i));
     count(task, PAGING_SUM, sum);
+}
+
+/* N at a time on their way, and the rest one by one. */
+template <uint32_t N, typename T> GAIA_DEVICE void sum_many(struct paging_task *task)
+{
+    gaia_view<T> view = view_of<T>(task);
+    uint64_t sum = 0, n = task->n / (sizeof(T) / 4), i = first_thread(), step = threads();
+
+    for (; i + (N - 1) * step < n; i += N * step) {
+        uint64_t index[N];
+        T some[N];
+
+        GAIA_UNROLLED
+        for (uint32_t k = 0; k < N; k++)
+            index[k] = i + k * step;
+        view.load_many(index, some);
+        GAIA_UNROLLED
+        for (uint32_t k = 0; k < N; k++)
+            sum += sum_of(some[k]);
+    }
+    for (; i < n; i += step)
+        sum += sum_of(view.load(i));
+    count(task, PAGING_SUM, sum);
+}
+
+GAIA_KERNEL BLOCKS(2) bench_sum_many4(struct paging_task *task)
+{
+    sum_many<4, uint32_t>(task);
+}
+
+GAIA_KERNEL BLOCKS(2) bench_sum_many8(struct paging_task *task)
+{
+    sum_many<8, uint32_t>(task);
+}
+
+GAIA_KERNEL BLOCKS(2) bench_sum_wide_many4(struct paging_task *task)
+{
+    sum_many<4, wide>(task);
+}
+
+GAIA_KERNEL BLOCKS(2) bench_sum_wide_many8(struct paging_task *task)
+{
+    sum_many<8, wide>(task);
 }
 
 GAIA_KERNEL bench_sum_pinned(struct paging_task *task)
@@ -454,13 +532,32 @@ const struct gaia_kernel *paging_kernel_find(const char *name)
 #name, 1, run_block < name> \
     }
     static const struct gaia_kernel kernels[] = {
-        KERNEL(paging_load),      KERNEL(paging_load_bytes),    KERNEL(paging_load_pinned),
-        KERNEL(paging_store),     KERNEL(paging_store_pinned),  KERNEL(paging_store_odd_bytes),
-        KERNEL(paging_divergent), KERNEL(paging_outside),       KERNEL(paging_hold),
-        KERNEL(bench_touch),      KERNEL(bench_touch_plain),    KERNEL(bench_pull),
-        KERNEL(bench_sum),        KERNEL(bench_sum_wide),       KERNEL(bench_sum_pinned),
-        KERNEL(bench_sum_plain),  KERNEL(bench_sum_plain_wide), KERNEL(bench_add),
-        KERNEL(bench_add_plain),  KERNEL(bench_multiply),       KERNEL(bench_multiply_plain),
+        KERNEL(paging_load),
+        KERNEL(paging_load_many),
+        KERNEL(paging_load_bytes),
+        KERNEL(paging_load_pinned),
+        KERNEL(paging_store),
+        KERNEL(paging_store_pinned),
+        KERNEL(paging_store_odd_bytes),
+        KERNEL(paging_divergent),
+        KERNEL(paging_outside),
+        KERNEL(paging_hold),
+        KERNEL(bench_touch),
+        KERNEL(bench_touch_plain),
+        KERNEL(bench_pull),
+        KERNEL(bench_sum),
+        KERNEL(bench_sum_wide),
+        KERNEL(bench_sum_pinned),
+        KERNEL(bench_sum_many4),
+        KERNEL(bench_sum_many8),
+        KERNEL(bench_sum_wide_many4),
+        KERNEL(bench_sum_wide_many8),
+        KERNEL(bench_sum_plain),
+        KERNEL(bench_sum_plain_wide),
+        KERNEL(bench_add),
+        KERNEL(bench_add_plain),
+        KERNEL(bench_multiply),
+        KERNEL(bench_multiply_plain),
     };
 #undef KERNEL
 

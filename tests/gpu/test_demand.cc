@@ -49,6 +49,7 @@ class player
             switch (random_.below(8)) {
             case 0:
                 load_one();
+                load_some();
                 break;
             case 1:
                 store_one();
@@ -97,6 +98,20 @@ class player
         uint64_t k = random_.below(oracle_.size());
 
         expect(k, view_.load(element(k)), "load");
+    }
+    /* By one lane, the first of them twice. */
+    void load_some()
+    {
+        uint64_t k[4] = {random_.below(oracle_.size()), random_.below(oracle_.size())}, index[4];
+        uint32_t values[4];
+
+        k[2] = (k[1] + 1) % oracle_.size();
+        k[3] = k[0];
+        for (unsigned i = 0; i < 4; i++)
+            index[i] = element(k[i]);
+        view_.load_many(index, values);
+        for (unsigned i = 0; i < 4; i++)
+            expect(k[i], values[i], "load of several");
     }
     void store_one()
     {
@@ -428,6 +443,16 @@ static void elements_of_any_size(void **)
     assert_int_equal(bytes.load(6400 + 7 * 8), 8);
     bytes.store(6400 + 8, 77);
     assert_int_equal(wides.load(100).words[1], 77);
+
+    uint64_t some[] = {100, wides.size(), 0};
+    wide found[3];
+
+    memset(found, 0xee, sizeof(found));
+    wides.load_many(some, found);
+    assert_int_equal(found[0].words[1], 77);
+    assert_int_equal(found[1].words[0] | found[1].words[7], 0);
+    assert_int_equal(found[2].words[3], (uint64_t)world::value_of(1) << 32);
+    assert_int_equal(wides.error(), GAIA_DEMAND_E_OUTSIDE);
 
     gaia_pin<const wide> pin = wides.pin(100);
 

@@ -168,6 +168,8 @@ struct lanes {
                 seen = view.load(element);
                 EXPECT(seen == oracle[element], "lane %u: element %llu is %x and not %x, error %u", lane,
                        (unsigned long long)element, seen, oracle[element], view.error());
+                if (value % 2)
+                    with_others(view, oracle, {near, element, choose(random, lane), near});
                 break;
             case 2:
             case 3:
@@ -178,6 +180,15 @@ struct lanes {
                 with_pin(view, oracle, element, value);
             }
         }
+    }
+    void with_others(gaia_view<uint32_t> &view, std::vector<uint32_t> &oracle, const uint64_t (&index)[4])
+    {
+        uint32_t seen[4];
+
+        view.load_many(index, seen);
+        for (unsigned k = 0; k < 4; k++)
+            EXPECT(seen[k] == oracle[index[k]], "element %llu is %x and not %x, error %u",
+                   (unsigned long long)index[k], seen[k], oracle[index[k]], view.error());
     }
     void with_pin(gaia_view<uint32_t> &view, std::vector<uint32_t> &oracle, uint64_t element, uint32_t value)
     {
@@ -271,8 +282,8 @@ static void few_frames(void **)
 #define MINE 0x11111111u   /* the first element of unit 0 */
 #define OTHERS 0x22222222u /* that of unit 1 */
 
-/* Lane 0 loads the first element of unit 0, which is in the only frame, referenced, and something happens
- * after its first or second look. Lane 1 does something beside. */
+/* Lane 0 loads the first element of unit 0, which is in the only frame (with two, unit 1 is in the other
+ * one), referenced, and something happens after its first or second look. Lane 1 does something beside. */
 class looks
 {
   public:
@@ -280,11 +291,13 @@ class looks
     gaia_view<uint32_t> view;
     unsigned count = 0; /* of looks */
 
-    looks() : w(options()), view(w.view<uint32_t>())
+    explicit looks(uint32_t frames = 1) : w(options(frames)), view(w.view<uint32_t>())
     {
-        run([this] {
+        run([&] {
             view.store(at(1), OTHERS);
             view.store(at(0), MINE);
+            if (frames > 1)
+                (void)view.load(at(1));
             (void)view.load(at(0));
             EXPECT(word() & GAIA_DEMAND_REFERENCED, "the word is %llx", (unsigned long long)word());
         });
@@ -294,9 +307,9 @@ class looks
     {
         return unit * 1024;
     }
-    uint64_t word() const
+    uint64_t word(uint64_t unit = 0) const
     {
-        return gaia_load_relaxed_gpu64(w.demand.table);
+        return gaia_load_relaxed_gpu64(&w.demand.table[unit]);
     }
     /* The element's place in the frame. */
     uint32_t *place() const
@@ -312,6 +325,15 @@ class looks
         run([&] { value = view.load(at(0)); }, beside);
         happens_ = nullptr;
         return value;
+    }
+    /* Several at once. */
+    template <uint32_t N>
+    void load_many(const uint64_t (&index)[N], uint32_t (&values)[N], std::function<void(unsigned)> happens)
+    {
+        count = 0;
+        happens_ = happens;
+        run([&] { view.load_many(index, values); });
+        happens_ = nullptr;
     }
     void run(
         std::function<void()> one, std::function<void()> beside = [] {})
@@ -340,12 +362,12 @@ class looks
   private:
     std::function<void(unsigned)> happens_;
 
-    static world_options options()
+    static world_options options(uint32_t frames)
     {
         world_options options;
 
         options.units = 4;
-        options.frames = 1;
+        options.frames = frames;
         return options;
     }
 };
@@ -449,6 +471,81 @@ static void unit_that_is_busy_at_the_second_look(void **)
     assert_int_equal(wrongs.exchange(0), 0);
 }
 
+/* --- several at once --- */
+
+static void several_are_looked_at_together(void **)
+{
+    looks l(2);
+    uint64_t was[] = {l.word(0), l.word(1)},
+             index[] = {looks::at(0), looks::at(1), looks::at(0), looks::at(1)};
+    uint32_t values[4];
+
+    assert_true(was[1] & GAIA_DEMAND_REFERENCED);
+    l.load_many(index, values, [&](unsigned) { EXPECT(l.word(0) == was[0] && l.word(1) == was[1], "held"); });
+    assert_int_equal(l.count, 2);
+    for (unsigned k = 0; k < 4; k++)
+        assert_int_equal(values[k], k % 2 ? OTHERS : MINE);
+    /* One of the units isn't marked: its element is held, which marks it; the other one is loaded as before.
+     */
+    (void)gaia_and_relaxed_gpu64(&l.w.demand.table[1], ~GAIA_DEMAND_REFERENCED);
+    l.load_many(index, values, [](unsigned) {});
+    assert_int_equal(l.count, 4); /* the last one is looked at after the touch */
+    assert_true(l.word(1) == was[1]);
+    for (unsigned k = 0; k < 4; k++)
+        assert_int_equal(values[k], k % 2 ? OTHERS : MINE);
+    assert_int_equal(wrongs.exchange(0), 0);
+}
+
+/* Of two units one goes, and its frame has another unit's bytes, before or after they are loaded. */
+static void one_of_several_goes_between_two_looks(void **)
+{
+    for (unsigned when = 1; when <= 2; when++)
+        for (unsigned goes = 0; goes < 2; goes++) {
+            looks l(2);
+            uint64_t index[] = {looks::at(0), looks::at(1)}, stays = l.word(!goes);
+            uint32_t values[2];
+
+            (void)gaia_add_relaxed_gpu64(&l.w.demand.table[!goes], 1); /* somebody holds it */
+            l.load_many(index, values, [&](unsigned look) {
+                if (look != when)
+                    return;
+                (void)l.view.load(looks::at(2));
+                (void)l.view.load(looks::at(2));
+                EXPECT(!(l.word(goes) & GAIA_DEMAND_VALID), "it has not gone");
+            });
+            (void)gaia_add_relaxed_gpu64(&l.w.demand.table[!goes], (uint64_t)0 - 1);
+            assert_int_equal(values[0], MINE);
+            assert_int_equal(values[1], OTHERS);
+            assert_true(((l.word(!goes) ^ stays) & ~GAIA_DEMAND_PASSING) == 0);
+        }
+    assert_int_equal(wrongs.exchange(0), 0);
+}
+
+/* Units that aren't there, of which there are more than frames, and elements past the end. */
+static void several_of_which_some_are_missing(void **)
+{
+    looks l;
+    uint64_t index[] = {looks::at(1), looks::at(0), looks::at(2) + 7, looks::at(0), looks::at(3) + 7};
+    uint64_t end[] = {looks::at(0), l.view.size(), looks::at(0) + 7, UINT64_MAX};
+    uint32_t values[5], at_end[4] = {1, 1, 1, 1};
+
+    l.load_many(index, values, [](unsigned) {});
+    assert_int_equal(values[0], OTHERS);
+    assert_int_equal(values[1], MINE);
+    assert_int_equal(values[2], world::value_of(1));
+    assert_int_equal(values[3], MINE);
+    assert_int_equal(values[4], world::value_of(1));
+    assert_int_equal(l.view.error(), 0);
+    l.load_many(end, at_end, [](unsigned) {});
+    assert_int_equal(at_end[0], MINE);
+    assert_int_equal(at_end[1], 0);
+    assert_int_equal(at_end[2], world::value_of(1));
+    assert_int_equal(at_end[3], 0);
+    assert_int_equal(l.view.error(), GAIA_DEMAND_E_OUTSIDE);
+    assert_int_equal(l.w.control.failures, 2);
+    assert_int_equal(wrongs.exchange(0), 0);
+}
+
 /* The clock sees that a unit is used whose loads take no holds: now and then one of them marks it. */
 static void unit_that_is_loaded_all_the_time_stays(void **)
 {
@@ -486,7 +583,7 @@ template <unsigned SIZE> static void load_of_size()
 {
     looks l;
     gaia_view<sized<SIZE>> view = l.w.view<sized<SIZE>>();
-    static sized<SIZE> value, found;
+    static sized<SIZE> value, found, several[2];
     uint64_t element = view.size() / 2 + (SIZE < 4096); /* of unit 2 */
     random_numbers random{seed + SIZE};
 
@@ -497,9 +594,12 @@ template <unsigned SIZE> static void load_of_size()
         (void)view.load(element);
         l.count = 0;
         found = view.load(element);
+        view.load_many({element, element}, several);
     });
-    assert_int_equal(l.count, 2);
+    assert_int_equal(l.count, 4);
     assert_memory_equal(&found, &value, SIZE);
+    assert_memory_equal(&several[0], &value, SIZE);
+    assert_memory_equal(&several[1], &value, SIZE);
 }
 
 static void loads_of_any_size(void **)
@@ -529,6 +629,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(unit_that_goes_between_two_looks),
         cmocka_unit_test(unit_that_goes_and_comes_again),
         cmocka_unit_test(unit_that_is_busy_at_the_second_look),
+        cmocka_unit_test(several_are_looked_at_together),
+        cmocka_unit_test(one_of_several_goes_between_two_looks),
+        cmocka_unit_test(several_of_which_some_are_missing),
         cmocka_unit_test(unit_that_is_loaded_all_the_time_stays),
         cmocka_unit_test(loads_of_any_size),
     };

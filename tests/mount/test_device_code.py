@@ -76,10 +76,13 @@ def test_the_assembler_and_nvcc_take_the_kernels_of_the_tests(architecture, tmp_
     if "is not defined for option" in done.stderr:
         pytest.skip(f"this toolkit does not know {architecture}")
     assert done.returncode == 0 and "paging_divergent" in done.stderr, done.stderr
-    # A stack is what paging_hold has its pins in, and bench_sum_wide a number of its faults, as it has few registers.
+    # A stack is what paging_hold has its pins in, load_many() what it hands to touches, and bench_sum_wide a number of its
+    # faults, as it has few registers.
     frames = re.findall(r"properties for (\S+)\n +(\d+) bytes stack frame, (\d+) bytes spill", done.stderr)
-    assert {name for name, stack, spilt in frames if stack != "0" or spilt != "0"} <= {"paging_hold", "bench_sum_wide"}, frames
-    assert all(int(spilt) <= 16 for _, _, spilt in frames), frames
+    stacks = {name for name, stack, spilt in frames if (stack != "0" or spilt != "0") and "_many" not in name}
+    assert {name for name in stacks if "load_missing" not in name} <= \
+        {"paging_hold", "bench_sum_wide", "paging_divergent", "paging_outside"}, frames
+    assert all(int(spilt) <= 16 or name == "bench_sum_wide_many8" for name, _, spilt in frames), frames
     run(toolkit("nvcc"), "-x", "cu", f"-arch={architecture}", "-std=c++17", "-I", conftest.TOP, "-cubin", "-o", made, source)
 
 
@@ -195,6 +198,48 @@ def test_loads_without_a_hold_are_ordered(tmp_path):
         assert wanted in [order[i:i + 3] for i in range(len(order))], (size, order)
 
 
+MANY = """#include "gpu/gaia_device.cuh"
+KERNEL load(gaia_view<uint32_t> view, const uint64_t *from, uint32_t *out)
+{
+    uint64_t index[4] = {from[0], from[1], from[2], from[3]};
+    uint32_t value[4];
+    view.load_many(index, value);
+    *out = value[0] + value[1] + value[2] + value[3];
+}
+"""
+
+
+def many_loads(made):
+    """Loads and fences of the kernel, in order, but of its parameters."""
+    with open(made) as file:
+        kernel = re.search(r"\.entry load\(.*?\n}\n", file.read(), re.DOTALL)[0]
+    return re.findall(r"\b(?:ld\.acquire|ld\.relaxed|fence)\.[\w.]+", kernel)
+
+
+def looked_at_together(fence):
+    return 4 * ["ld.relaxed.gpu.u64"] + [fence] + 4 * ["ld.relaxed.gpu.u32"] + [fence] + 4 * ["ld.relaxed.gpu.u64"]
+
+
+@pytest.mark.limit(200)
+def test_several_loads_without_a_hold_are_ordered(tmp_path):
+    made = str(tmp_path / "program.ptx")
+    run(clang(), *CLANG_CUDA, "-S", "-o", made, write_program(tmp_path, MANY, 'extern "C" __attribute__((global)) void'))
+    assert many_loads(made) == looked_at_together("fence.acq_rel.gpu")
+
+
+@pytest.mark.limit(200)
+@pytest.mark.parametrize("architecture", [75, 90])
+def test_several_loads_of_nvcc_are_ordered(architecture, tmp_path):
+    """By fences that make no stores wait, of a toolkit and for GPUs that have them."""
+    made = str(tmp_path / "program.ptx")
+    source = write_program(tmp_path, MANY, 'extern "C" __global__ void')
+    run(toolkit("nvcc"), "-std=c++17", f"-arch=sm_{architecture}", "-I", conftest.TOP, "-ptx", "-o", made, source)
+    with open(made) as file:
+        version = tuple(int(part) for part in re.search(r"\.version (\d+)\.(\d+)", file.read()).groups())
+    is_known = architecture >= 90 and version >= (8, 7)
+    assert many_loads(made) == looked_at_together("fence.acquire.gpu" if is_known else "fence.acq_rel.gpu")
+
+
 @pytest.mark.limit(200)
 def test_nvcc_takes_the_view(tmp_path):
     source = write_program(tmp_path, PROGRAM, 'extern "C" __global__ void')
@@ -203,11 +248,12 @@ def test_nvcc_takes_the_view(tmp_path):
 
 
 def header_examples(here):
-    """What the header's first comment has as code: a kernel, and the inside of one."""
+    """What the header's first comment has as code: a kernel, and insides of one."""
     with open(os.path.join(conftest.TOP, "gpu", "gaia_device.cuh")) as file:
         comment = file.read().split("#ifndef", 1)[0]
     blocks = re.findall(r"(?:^ \* {3,}\S.*\n)+", comment, re.M)
-    kernel, inside = ("".join(line[3:] + "\n" for line in block.splitlines()) for block in blocks)
+    kernel, *insides = ("".join(line[3:] + "\n" for line in block.splitlines()) for block in blocks)
+    inside = "".join(insides)
     return (f'#include "gpu/gaia_device.cuh"\n{here}\n{kernel}\n'
             f"__global__ void inside(gaia_view<float> view, double *out, uint64_t i)\n{{\n    double mine = 0;\n{inside}    *out = mine;\n}}\n")
 

@@ -141,7 +141,7 @@ def test_bench_with_kernels_that_do_not_load(workdir):
     with open(output, encoding="utf-8") as file:
         found = json.load(file)
     assert found["kernels"] == "clang 14, as PTX (nvcc's are not loaded: CUDA_ERROR_INVALID_VALUE)" and not found["broken"]
-    assert f"kernels: {found['kernels']}\n" in text and len(found["rows"]) == 3
+    assert f"kernels: {found['kernels']}\n" in text and len(found["rows"]) == 7
 
 
 @not_in_the_gate
@@ -166,7 +166,7 @@ def test_bench_on_the_stand_in(workdir):
             if key.endswith("_s"):  # seconds of every repetition; the stand-in has no managed memory
                 assert len(samples) == (0 if "managed" in key else often) and all(s > 0 for s in samples), (name, key)
     assert found["raw"]["sync"]["bytes_out"] <= found["raw"]["sync"]["changed_pages"] * 4096
-    assert len(found["rows"]) == 3 + 4 + 3 + 2 * 6 + 7 + 5 + 3 + 4 * 3
+    assert len(found["rows"]) == 3 + 4 + 3 + 2 * 6 + 7 + 5 + 7 + 4 * 3
     assert [row["measured"] for row in found["rows"] if row["value"].startswith("not measured")] == ["... managed memory"]
     managed = [row for row in found["rows"] if row["baseline"].endswith("not measured: this driver has none")]
     assert len(managed) == 5 and all(row["met"] is None and row["ratio"] is None for row in managed)
