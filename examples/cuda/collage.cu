@@ -106,6 +106,19 @@ template <typename Item> struct items {
     {
         return plain != NULL ? plain[i] : view.load(i);
     }
+    /* N of them from i on, all on their way at once. */
+    template <uint32_t N> __device__ void load(size_t i, Item (&out)[N]) const
+    {
+        uint64_t index[N];
+
+        for (uint32_t k = 0; k < N; k++) {
+            index[k] = i + k;
+            if (plain != NULL)
+                out[k] = plain[i + k];
+        }
+        if (plain == NULL)
+            view.load_many(index, out);
+    }
 };
 
 struct data_set {
@@ -125,14 +138,12 @@ __device__ static inline unsigned distance_to(const struct data_set &set, size_t
                                               const uint16_t histogram[BINS])
 {
     size_t at = (tile_at(set.tiles, tile) + TILE_BYTES) / sizeof(uint64_t);
+    uint64_t fours[BINS / 4];
     uint16_t bins[BINS];
 
-    for (int i = 0; i < BINS / 4; i++) {
-        uint64_t four = set.quads[at + i];
-
-        for (int bin = 0; bin < 4; bin++)
-            bins[i * 4 + bin] = (uint16_t)(four >> bin * 16);
-    }
+    set.quads.load(at, fours);
+    for (int i = 0; i < BINS; i++)
+        bins[i] = (uint16_t)(fours[i / 4] >> i % 4 * 16);
     return distance_of(histogram, bins);
 }
 
