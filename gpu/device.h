@@ -71,8 +71,8 @@ struct gaia_process {
  * the one kind are NULL, or do nothing, in drivers of the other. */
 struct gaia_frames_ops {
     bool scans;
-    /* How many placements of place_later() may be under way, of all files: so many threads wait for them, and
-     * then for whatever done() waits for. 0: any number. */
+    /* How many placements of place_later() may be under way, of all files: so many threads call done(), and
+     * wait for whatever that waits for. 0: any number. */
     unsigned later_most;
     /* What a client needs to map the frames: a descriptor, read only or not; the caller closes it. A driver
      * that scans has one for each chunk (see gaia_frames), which is allocated if need be: -ENOMEM. */

@@ -3,7 +3,7 @@
  * of pages are on their way. With these one thing is done at a time: gpu_begin() to gpu_end(). What needs
  * nothing but a stream, as placing does, has one of several lanes, so that the GPU copies for one while it
  * hashes for another, and the daemon waits for a third: gpu_lane_begin() to gpu_lane_end(), or to
- * gpu_lane_leave(), after which threads of the GPU's wait (home_lanes.c). And what needs memory, too, and
+ * gpu_lane_leave(), after which a thread of the GPU's waits (home_lanes.c). And what needs memory, too, and
  * comes from several threads, has one of a few desks: gpu_desk_begin() to gpu_desk_end(). */
 #ifndef GAIAFS_GPU_HOME_GPU_H
 #define GAIAFS_GPU_HOME_GPU_H
@@ -130,7 +130,8 @@ int gpu_lane_wait(struct home_gpu *gpu, CUstream stream, CUresult error);
  * ended. Only where gpu_lane_can_leave(). */
 void gpu_lane_leave(struct home_gpu *gpu, CUstream stream, struct gpu_left *left);
 bool gpu_lane_can_leave(const struct home_gpu *gpu);
-/* Threads that wait for what is left in lanes, from the first call on; with any lock held. */
+/* Threads that wait for what is left in lanes, and that do what follows, from the first call on; with any
+ * lock held. */
 void gpu_lanes_start(struct home_gpu *gpu);
 /* Of home_gpu.c's: the context is entered for gpu_lanes_open() and gpu_lanes_close(), which may follow
  * whatever became of the other. Before it, whether the context can be entered or not, gpu_lanes_stop(): no

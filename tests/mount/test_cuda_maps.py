@@ -496,15 +496,17 @@ def test_a_copy_that_is_on_its_way_at_the_end(gpu, end):
 
 
 @only_here
-def test_placing_where_no_thread_is_to_be_had(gpu, workdir, monkeypatch):
-    """Who reads waits for the bus himself then."""
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_placing_where_threads_are_not_to_be_had(gpu, workdir, monkeypatch, number):
+    """Who reads waits for the bus himself then: where there is none, where there is only who looks at the bus, and not where one does
+    what follows."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
     monkeypatch.setenv("GAIAFS_FAULTS", env["GAIAFS_FAULTS"])
     content = pattern(3 * MIB)
     path = make(gpu.mount(), content)
     program = gpu.agent()
     program.do("fd = os.open(path, os.O_RDWR)\nsoft = gaia.Device('soft:0')\nsoft.mmap(fd, length)", path=path, length=len(content))
-    plan.arm(ROWS.index("pthread_create"), errno.EAGAIN, 1, 1)
+    plan.arm(ROWS.index("pthread_create"), errno.EAGAIN, number, 1)
     program.do("dev = gaia.Device('cuda:0')\nmap = dev.mmap(fd, length)")
     assert plan.landed
     plan.row = -1
