@@ -104,7 +104,9 @@ static struct half *free_half(struct gaia_transport *transport)
         if (local->halves[i].since_ns < oldest->since_ns)
             oldest = &local->halves[i];
     }
-    drop_half(oldest); /* who connects and says nothing keeps nobody out */
+    local_read_half(transport, oldest); /* it may have a queue now */
+    if (oldest->fd >= 0)
+        drop_half(oldest); /* who connects and says nothing keeps nobody out */
     return oldest;
 }
 

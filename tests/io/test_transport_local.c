@@ -57,6 +57,25 @@ static void test_silent_crowd(void **state)
     pair_close(&pair);
 }
 
+/* A listening side that nobody polls but the test. */
+static void open_still(struct side *server, unsigned timeout_ms)
+{
+    side_init(server, true);
+    const struct gaia_transport_config config = side_config(server, true, timeout_ms);
+    must(gaia_transport_open(&config, &server->transport));
+}
+
+/* of: the queue, of how many, and the token. */
+static void say_hello(int fd, const struct gaia_wire_hello *of)
+{
+    struct gaia_wire_hello hello = *of;
+
+    hello.head = (struct gaia_wire_head){sizeof hello, GAIA_WIRE_VERSION, GAIA_WIRE_HELLO, 0};
+    hello.depth = 1;
+    hello.timeout_ms = 60000;
+    assert_int_equal(send(fd, &hello, sizeof hello, 0), sizeof hello);
+}
+
 /* A node that stood still finds who has said HELLO meanwhile; who has said nothing for so long goes. */
 static void test_hello_to_who_stood_still(void **state)
 {
@@ -70,9 +89,7 @@ static void test_hello_to_who_stood_still(void **state)
     if (carrier != GAIA_CARRIER_LOCAL)
         skip();
     int node = new_socket(), silent = new_socket();
-    side_init(&server, true);
-    const struct gaia_transport_config config = side_config(&server, true, SHORT_MS);
-    must(gaia_transport_open(&config, &server.transport));
+    open_still(&server, SHORT_MS);
     come_to(&server, node);
     come_to(&server, silent);
     gaia_transport_poll(server.transport, 0);
@@ -85,6 +102,41 @@ static void test_hello_to_who_stood_still(void **state)
     close(node);
     close(silent);
     side_close(&server);
+}
+
+enum { COMERS = 60 };
+
+/* A crowd of nodes that have all said HELLO, more than there are places for who has not, is let in. early:
+ * so many have come, and been seen, before any of them says it. */
+static void crowd_comes(unsigned early)
+{
+    static struct side server;
+    int crowd[COMERS];
+
+    open_still(&server, SHORT_MS);
+    for (unsigned i = 0; i < COMERS; i++) {
+        if (i == early)
+            gaia_transport_poll(server.transport, 0);
+        crowd[i] = new_socket();
+        come_to(&server, crowd[i]);
+    }
+    for (unsigned i = 0; i < COMERS; i++)
+        say_hello(crowd[i], &(struct gaia_wire_hello){.queues = 1});
+    for (unsigned i = 0; i < 5; i++)
+        gaia_transport_poll(server.transport, 0);
+    assert_int_equal(server.arrived, COMERS);
+    for (unsigned i = 0; i < COMERS; i++)
+        close(crowd[i]);
+    side_close(&server);
+}
+
+static void test_crowd_that_has_said_hello(void **state)
+{
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
+    crowd_comes(COMERS);
+    crowd_comes(HALF_MAX);
 }
 
 enum { STRANGERS = 40 };
@@ -389,6 +441,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         CASE(test_silent_crowd),
         CASE(test_hello_to_who_stood_still),
+        CASE(test_crowd_that_has_said_hello),
         CASE(test_crowd_of_strangers),
         CASE(test_what_is_kept_is_a_file),
         CASE(test_no_descriptor_for_who_comes),
