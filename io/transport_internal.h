@@ -89,7 +89,8 @@ struct gaia_link {
     struct link_queue queues[GAIA_LINK_QUEUES_MAX];
     unsigned up; /* queues that are */
 
-    uint64_t born_ns, heard_ns, said_ns;
+    uint64_t grew_ns; /* it was made, or a queue has come up */
+    uint64_t heard_ns, said_ns;
     unsigned interval_ms; /* of keepalives */
     unsigned credits;     /* messages that the peer still takes */
     unsigned owed;        /* taken here and not told yet */

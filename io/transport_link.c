@@ -64,7 +64,7 @@ struct gaia_link *link_new(struct gaia_transport *transport, bool connected_here
     }
     link->transport = transport;
     link->connected_here = connected_here;
-    link->born_ns = link->heard_ns = link->said_ns = clock_now_ns();
+    link->grew_ns = link->heard_ns = link->said_ns = clock_now_ns();
     link->interval_ms = transport->config.timeout_ms / 4;
     link->credits = GAIA_LINK_CREDITS;
     link->done_last = &link->done;
@@ -348,7 +348,7 @@ void link_queue_up(struct link_queue *queue)
     if (queue->up || link->state != LINK_CONNECTING)
         return;
     queue->up = true;
-    link->heard_ns = clock_now_ns();
+    link->grew_ns = link->heard_ns = clock_now_ns();
     if (++link->up < link->options.queues) {
         if (link->connected_here) {
             int error = link->transport->carrier->connect(link, link->up, link->peer);
@@ -645,8 +645,8 @@ void link_tick(struct gaia_link *link, uint64_t now_ns)
 
     if (link->state == LINK_CONNECTING && link->transport->leaving)
         link_end(link, -ECANCELED, "%s: this side is about to end", link->peer);
-    if (link->state == LINK_CONNECTING && late(link->born_ns, now_ns, timeout_ms))
-        link_end(link, -ETIMEDOUT, "%s did not finish connecting in %u ms", link->peer, timeout_ms);
+    if (link->state == LINK_CONNECTING && late(link->grew_ns, now_ns, timeout_ms))
+        link_end(link, -ETIMEDOUT, "%s did not go on connecting for %u ms", link->peer, timeout_ms);
     if (link->state != LINK_OPEN)
         return;
     for (unsigned i = 0; i < link->options.queues; i++) {

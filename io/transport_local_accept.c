@@ -176,6 +176,8 @@ void local_accept_all(struct gaia_transport *transport)
         if (error) {
             refuse(fd, error);
             drop_half(half);
+        } else {
+            local_read_half(transport, half); /* mostly HELLO is there: of a link that is not late then */
         }
     }
 }

@@ -76,6 +76,16 @@ static void say_hello(int fd, const struct gaia_wire_hello *of)
     assert_int_equal(send(fd, &hello, sizeof hello, 0), sizeof hello);
 }
 
+/* The answer, and the token in it. */
+static void hear_hello(int fd, struct gaia_wire_hello *of)
+{
+    struct gaia_wire_hello answer = {0};
+
+    assert_int_equal(recv(fd, &answer, sizeof answer, MSG_DONTWAIT), sizeof answer);
+    assert_int_equal(answer.head.op, GAIA_WIRE_HELLO);
+    memcpy(of->token, answer.token, sizeof of->token);
+}
+
 /* A node that stood still finds who has said HELLO meanwhile; who has said nothing for so long goes. */
 static void test_hello_to_who_stood_still(void **state)
 {
@@ -139,6 +149,76 @@ static void test_crowd_that_has_said_hello(void **state)
     crowd_comes(HALF_MAX);
 }
 
+static void stand_still(int signal_number)
+{
+    (void)signal_number;
+    nap_ms(SHORT_MS + SHORT_MS / 4);
+}
+
+/* A node that stands still just after one of its looks at what has come, while a queue comes. */
+static struct {
+    struct carrier carrier;
+    void (*glance)(struct gaia_transport *transport); /* the real one */
+    int looks;                                        /* until then */
+    const struct side *server;
+    int fd;
+    const struct gaia_wire_hello *hello;
+} stopped;
+
+static void glance_and_stand_still(struct gaia_transport *transport)
+{
+    stopped.glance(transport);
+    if (stopped.looks--)
+        return;
+    come_to(stopped.server, stopped.fd);
+    say_hello(stopped.fd, stopped.hello);
+    stand_still(0);
+}
+
+/* A link of three queues, of which the second comes after this look of a poll. */
+static void queue_comes_after(int look)
+{
+    static struct side server;
+    struct gaia_wire_hello hello = {.queues = 3};
+    int fd[3];
+
+    open_still(&server, SHORT_MS);
+    stopped.carrier = *server.transport->carrier;
+    stopped.glance = stopped.carrier.glance;
+    stopped.carrier.glance = glance_and_stand_still;
+    stopped.server = &server;
+    stopped.hello = &hello;
+    for (; hello.queue < 3; hello.queue++) {
+        stopped.fd = fd[hello.queue] = new_socket();
+        if (hello.queue == 1) {
+            nap_ms(SHORT_MS / 8); /* the clock is to be looked at */
+            stopped.looks = look;
+            server.transport->carrier = &stopped.carrier;
+        } else {
+            come_to(&server, fd[hello.queue]);
+            say_hello(fd[hello.queue], &hello);
+        }
+        gaia_transport_poll(server.transport, 0);
+        gaia_transport_poll(server.transport, 0);
+        hear_hello(fd[hello.queue], &hello);
+    }
+    assert_int_equal(server.arrived, 1);
+    for (unsigned i = 0; i < 3; i++)
+        close(fd[i]);
+    side_close(&server);
+}
+
+/* A link of which one queue after another comes up does not end because this side stood still. Here it is
+ * accepted: before what comes is heard, and between that and the look at the clock. */
+static void test_queue_to_who_stood_still(void **state)
+{
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
+    queue_comes_after(0);
+    queue_comes_after(1);
+}
+
 enum { STRANGERS = 40 };
 
 /* Processes of another user's; go: when they are to come, arrived: that they have. */
@@ -157,6 +237,7 @@ static int come_as_strangers(const struct side *server, int go, int arrived)
 struct newcomer {
     struct side *client;
     const char *address;
+    unsigned queues;
     struct gaia_link *link;
     _Atomic int error; /* 1: not known yet */
 };
@@ -164,11 +245,38 @@ struct newcomer {
 static void *run_newcomer(void *argument)
 {
     struct newcomer *newcomer = argument;
-    struct gaia_link_options options = {.queues = 1, .depth = 4};
+    struct gaia_link_options options = {.queues = newcomer->queues, .depth = 4};
 
     newcomer->error =
         gaia_link_connect(newcomer->client->transport, newcomer->address, &options, &newcomer->link);
     return NULL;
+}
+
+/* And connected here. */
+static void test_who_stood_still_connecting(void **state)
+{
+    const struct sigaction action = {.sa_handler = stand_still};
+    static struct side server, client;
+    struct newcomer newcomer = {&client, server.address, 3, NULL, 1};
+    pthread_t thread;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
+    open_still(&server, 60000);
+    side_open(&client, false, SHORT_MS);
+    assert_int_equal(sigaction(SIGUSR1, &action, NULL), 0);
+    assert_int_equal(pthread_create(&thread, NULL, run_newcomer, &newcomer), 0);
+    nap_ms(SHORT_MS / 8);
+    assert_int_equal(pthread_kill(thread, SIGUSR1), 0);
+    nap_ms(SHORT_MS / 8);
+    while (newcomer.error == 1)
+        gaia_transport_poll(server.transport, 10);
+    pthread_join(thread, NULL);
+    must(newcomer.error);
+    gaia_link_close(newcomer.link);
+    side_close(&client);
+    side_close(&server);
 }
 
 /* Strangers, more than there are places for who has not said HELLO, come behind a node that has not been
@@ -176,7 +284,7 @@ static void *run_newcomer(void *argument)
 static void test_crowd_of_strangers(void **state)
 {
     static struct side server, client;
-    struct newcomer newcomer = {&client, server.address, NULL, 1};
+    struct newcomer newcomer = {&client, server.address, 1, NULL, 1};
     pthread_t thread;
     int go[2], arrived[2], status;
     char word = '!';
@@ -442,6 +550,8 @@ int main(int argc, char **argv)
         CASE(test_silent_crowd),
         CASE(test_hello_to_who_stood_still),
         CASE(test_crowd_that_has_said_hello),
+        CASE(test_queue_to_who_stood_still),
+        CASE(test_who_stood_still_connecting),
         CASE(test_crowd_of_strangers),
         CASE(test_what_is_kept_is_a_file),
         CASE(test_no_descriptor_for_who_comes),
