@@ -12,8 +12,9 @@
 #define MS 1000000u /* in nanoseconds */
 /* Callbacks of one poll: a flood of messages does not keep the clock from being looked at. */
 #define ROUND_MAX 4096
-#define EVENTS_MAX 32                                    /* of epoll, at a time, */
-#define HEAR_MAX (GAIA_TRANSPORT_LINKS_MAX / EVENTS_MAX) /* and so often in a row at most */
+#define EVENTS_MAX 32 /* of epoll, at a time, */
+/* and so often in a row at most: all queues, and who comes */
+#define HEAR_MAX (QUEUES_MAX / EVENTS_MAX + 2)
 #define HEAR_NS MS /* epoll is asked so often at least, however much comes otherwise */
 
 /* ---- callbacks ---- */
@@ -122,7 +123,7 @@ static bool hear_some(struct gaia_transport *transport, unsigned timeout_ms)
     return count == EVENTS_MAX;
 }
 
-/* All peers have their turn before the clock is looked at. */
+/* All peers have their turn, on each of their queues, before the clock is looked at. */
 static void hear(struct gaia_transport *transport, unsigned timeout_ms)
 {
     for (unsigned i = 0; i < HEAR_MAX && hear_some(transport, i ? 0 : timeout_ms); i++)

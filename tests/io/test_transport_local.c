@@ -149,63 +149,89 @@ static void test_crowd_that_has_said_hello(void **state)
     crowd_comes(HALF_MAX);
 }
 
+/* From now on nobody polls it but the test. */
+static void side_pause(struct side *side)
+{
+    side->stop = true;
+    gaia_transport_wake(side->transport);
+    pthread_join(side->thread, NULL);
+    side->threaded = false;
+}
+
 static void stand_still(int signal_number)
 {
     (void)signal_number;
     nap_ms(SHORT_MS + SHORT_MS / 4);
 }
 
-/* A node that stands still just after one of its looks at what has come, while a queue comes. */
+/* A node that stands still just after one of its looks at what has come, while something comes. */
 static struct {
     struct carrier carrier;
     void (*glance)(struct gaia_transport *transport); /* the real one */
     int looks;                                        /* until then */
-    const struct side *server;
-    int fd;
-    const struct gaia_wire_hello *hello;
+    void (*come)(void);
 } stopped;
+
+static void stop_after(struct side *side, int look, void (*come)(void))
+{
+    stopped.come = come;
+    stopped.looks = look;
+    side->transport->carrier = &stopped.carrier;
+}
 
 static void glance_and_stand_still(struct gaia_transport *transport)
 {
     stopped.glance(transport);
     if (stopped.looks--)
         return;
-    come_to(stopped.server, stopped.fd);
-    say_hello(stopped.fd, stopped.hello);
+    stopped.come();
     stand_still(0);
+}
+
+static void make_stoppable(struct side *side)
+{
+    stopped.carrier = *side->transport->carrier;
+    stopped.glance = stopped.carrier.glance;
+    stopped.carrier.glance = glance_and_stand_still;
+}
+
+static struct {
+    struct side server;
+    struct gaia_wire_hello hello;
+    int fd[3];
+} growing;
+
+static void next_queue_comes(void)
+{
+    int fd = growing.fd[growing.hello.queue] = new_socket();
+
+    come_to(&growing.server, fd);
+    say_hello(fd, &growing.hello);
 }
 
 /* A link of three queues, of which the second comes after this look of a poll. */
 static void queue_comes_after(int look)
 {
-    static struct side server;
-    struct gaia_wire_hello hello = {.queues = 3};
-    int fd[3];
+    struct side *server = &growing.server;
 
-    open_still(&server, SHORT_MS);
-    stopped.carrier = *server.transport->carrier;
-    stopped.glance = stopped.carrier.glance;
-    stopped.carrier.glance = glance_and_stand_still;
-    stopped.server = &server;
-    stopped.hello = &hello;
-    for (; hello.queue < 3; hello.queue++) {
-        stopped.fd = fd[hello.queue] = new_socket();
-        if (hello.queue == 1) {
+    open_still(server, SHORT_MS);
+    make_stoppable(server);
+    growing.hello = (struct gaia_wire_hello){.queues = 3};
+    for (unsigned *queue = &growing.hello.queue; *queue < 3; ++*queue) {
+        if (*queue == 1) {
             nap_ms(SHORT_MS / 8); /* the clock is to be looked at */
-            stopped.looks = look;
-            server.transport->carrier = &stopped.carrier;
+            stop_after(server, look, next_queue_comes);
         } else {
-            come_to(&server, fd[hello.queue]);
-            say_hello(fd[hello.queue], &hello);
+            next_queue_comes();
         }
-        gaia_transport_poll(server.transport, 0);
-        gaia_transport_poll(server.transport, 0);
-        hear_hello(fd[hello.queue], &hello);
+        gaia_transport_poll(server->transport, 0);
+        gaia_transport_poll(server->transport, 0);
+        hear_hello(growing.fd[*queue], &growing.hello);
     }
-    assert_int_equal(server.arrived, 1);
+    assert_int_equal(server->arrived, 1);
     for (unsigned i = 0; i < 3; i++)
-        close(fd[i]);
-    side_close(&server);
+        close(growing.fd[i]);
+    side_close(server);
 }
 
 /* A link of which one queue after another comes up does not end because this side stood still. Here it is
@@ -217,6 +243,45 @@ static void test_queue_to_who_stood_still(void **state)
         skip();
     queue_comes_after(0);
     queue_comes_after(1);
+}
+
+enum { MANY = 20 };
+
+static struct gaia_link *many[MANY];
+
+static void all_queues_speak(void)
+{
+    const struct gaia_wire_head nothing = {sizeof nothing, GAIA_WIRE_VERSION, GAIA_WIRE_TRANSFERS, 0};
+
+    for (unsigned i = 0; i < MANY; i++)
+        for (unsigned n = 0; n < GAIA_LINK_QUEUES_MAX; n++) {
+            const struct local_queue *queue = many[i]->queues[n].own;
+            assert_int_equal(send(queue->fd, &nothing, sizeof nothing, 0), sizeof nothing);
+        }
+}
+
+/* All peers are heard before one of them is late, also when they speak on all of their queues. */
+static void test_many_queues_to_who_stood_still(void **state)
+{
+    static struct pair pair;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
+    side_open(&pair.server, true, SHORT_MS);
+    side_open(&pair.client, false, 60000);
+    for (unsigned i = 0; i < MANY; i++)
+        many[i] = connect_to(&pair.client, &pair.server, GAIA_LINK_QUEUES_MAX, 1);
+    await(&pair.server, &pair.server.arrived, MANY);
+    side_start(&pair.client);
+    side_pause(&pair.server);
+    make_stoppable(&pair.server);
+    nap_ms(SHORT_MS / 8); /* the clock is to be looked at */
+    stop_after(&pair.server, 1, all_queues_speak);
+    gaia_transport_poll(pair.server.transport, 0);
+    assert_true(stopped.looks < 0);
+    assert_int_equal(pair.server.closed, 0);
+    pair_close(&pair);
 }
 
 enum { STRANGERS = 40 };
@@ -552,6 +617,7 @@ int main(int argc, char **argv)
         CASE(test_crowd_that_has_said_hello),
         CASE(test_queue_to_who_stood_still),
         CASE(test_who_stood_still_connecting),
+        CASE(test_many_queues_to_who_stood_still),
         CASE(test_crowd_of_strangers),
         CASE(test_what_is_kept_is_a_file),
         CASE(test_no_descriptor_for_who_comes),
