@@ -162,31 +162,40 @@ template <typename T> class gaia_view
     }
     /* Several elements of one lane, in no order: value_out[k] is what load(index[k]) returns, also past the
      * end. Those that are there are on their way at the same time. N is known to the compiler, and 4 or 8
-     * where there are many: each takes seven registers or so. */
+     * where there are many: each takes seven registers or so. Both arrays may be anywhere, and may be the
+     * same. (What is in memory is not touched between the loads, which would wait for it.) */
     template <uint32_t N>
     GAIA_INLINE_MEMBER void load_many(const uint64_t (&index)[N], T (&value_out)[N]) const
     {
         static_assert(N >= 1 && N <= 32, "a bit for each");
         uint32_t missing = GAIA_ALL_LANES >> (32 - N);
+        uint64_t at[N];
+        T value[N];
 
+        GAIA_UNROLLED
+        for (uint32_t k = 0; k < N; k++)
+            at[k] = index[k];
 #if GAIA_PER_LANE
-        missing &= ~load_unheld(index, value_out);
+        missing &= ~load_unheld(at, value);
         if (missing) {
-            uint64_t slow_index[N];
+            uint64_t slow_at[N];
             T slow_value[N];
 
             GAIA_UNROLLED
             for (uint32_t k = 0; k < N; k++)
-                slow_index[k] = index[k];
-            load_missing(*this, missing, slow_index, slow_value);
+                slow_at[k] = at[k];
+            load_missing(*this, missing, slow_at, slow_value);
             GAIA_UNROLLED
             for (uint32_t k = 0; k < N; k++)
                 if (missing >> k & 1)
-                    value_out[k] = slow_value[k];
+                    value[k] = slow_value[k];
         }
 #else
-        load_missing(*this, missing, index, value_out);
+        load_missing(*this, missing, at, value);
 #endif
+        GAIA_UNROLLED
+        for (uint32_t k = 0; k < N; k++)
+            value_out[k] = value[k];
     }
     GAIA_MEMBER void store(uint64_t i, const T &value) const
     {

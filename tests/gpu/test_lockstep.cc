@@ -546,6 +546,33 @@ static void several_of_which_some_are_missing(void **)
     assert_int_equal(wrongs.exchange(0), 0);
 }
 
+/* Elements that say where the next ones are: they come where their indexes were, whether they are
+ * believed or touched. */
+static void several_come_where_their_indexes_were(void **)
+{
+    looks l(2);
+    gaia_view<uint64_t> view = l.w.view<uint64_t>();
+    const uint64_t from[3] = {512 + 4, 512 + 5, 2 * 512 + 6};
+
+    l.run([&] {
+        for (uint64_t k = 0; k < 3; k++)
+            view.store(from[k], 3 * 512 + k);
+        (void)view.load(from[2]);
+    });
+    for (unsigned turn = 0; turn < 3; turn++) {
+        uint64_t next[3] = {from[0], from[1], from[2]};
+
+        assert_true(l.word(2) & GAIA_DEMAND_REFERENCED);
+        if (turn == 1) /* one of the units isn't marked, and its elements are touched */
+            (void)gaia_and_relaxed_gpu64(&l.w.demand.table[1], ~GAIA_DEMAND_REFERENCED);
+        l.run([&] { view.load_many(next, next); });
+        for (uint64_t k = 0; k < 3; k++)
+            assert_int_equal(next[k], 3 * 512 + k);
+    }
+    assert_int_equal(view.error(), 0);
+    assert_int_equal(wrongs.exchange(0), 0);
+}
+
 /* The clock sees that a unit is used whose loads take no holds: now and then one of them marks it. */
 static void unit_that_is_loaded_all_the_time_stays(void **)
 {
@@ -632,6 +659,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(several_are_looked_at_together),
         cmocka_unit_test(one_of_several_goes_between_two_looks),
         cmocka_unit_test(several_of_which_some_are_missing),
+        cmocka_unit_test(several_come_where_their_indexes_were),
         cmocka_unit_test(unit_that_is_loaded_all_the_time_stays),
         cmocka_unit_test(loads_of_any_size),
     };

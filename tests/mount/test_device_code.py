@@ -199,21 +199,21 @@ def test_loads_without_a_hold_are_ordered(tmp_path):
 
 
 MANY = """#include "gpu/gaia_device.cuh"
-KERNEL load(gaia_view<uint32_t> view, const uint64_t *from, uint32_t *out)
+KERNEL load(gaia_view<uint32_t> view, const uint64_t (*index)[4], uint32_t (*value)[4])
 {
-    uint64_t index[4] = {from[0], from[1], from[2], from[3]};
-    uint32_t value[4];
-    view.load_many(index, value);
-    *out = value[0] + value[1] + value[2] + value[3];
+    view.load_many(*index, *value);
 }
 """
 
 
 def many_loads(made):
-    """Loads and fences of the kernel, in order, but of its parameters."""
+    """Loads, stores and fences of the kernel, in order, from the first look on to the last one."""
     with open(made) as file:
         kernel = re.search(r"\.entry load\(.*?\n}\n", file.read(), re.DOTALL)[0]
-    return re.findall(r"\b(?:ld\.acquire|ld\.relaxed|fence)\.[\w.]+", kernel)
+    order = re.findall(r"\b(?:ld\.acquire|ld\.relaxed|ld\.global|st\.global|fence)\.[\w.]+", kernel)
+    looks = [i for i, one in enumerate(order) if one == "ld.relaxed.gpu.u64"]
+    assert {one[:9] for one in order[:looks[0]]} == {"ld.global"} and {one[:9] for one in order[looks[-1] + 1:]} == {"st.global"}
+    return order[looks[0]:looks[-1] + 1]
 
 
 def looked_at_together(fence):
@@ -222,6 +222,7 @@ def looked_at_together(fence):
 
 @pytest.mark.limit(200)
 def test_several_loads_without_a_hold_are_ordered(tmp_path):
+    """And nothing that is in memory comes between them: indexes and values may be there, and the loads would wait."""
     made = str(tmp_path / "program.ptx")
     run(clang(), *CLANG_CUDA, "-S", "-o", made, write_program(tmp_path, MANY, 'extern "C" __attribute__((global)) void'))
     assert many_loads(made) == looked_at_together("fence.acq_rel.gpu")
