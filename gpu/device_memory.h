@@ -200,7 +200,7 @@ GAIA_DEVICE void gaia_fence_gpu(void)
 GAIA_DEVICE void gaia_fence_acquire_gpu(void)
 {
 #if GAIA_ON_GPU && !defined(__clang__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208 && \
-    __CUDA_ARCH__ >= 900
+    defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("fence.acquire.gpu;" ::: "memory");
 #else
     gaia_fence_gpu();
