@@ -39,9 +39,10 @@
  *         LOCK_IO, LOCK_URING, LOCK_URING_FILES, LOCK_POOL    the storage engine
  *         LOCK_FAULT_PATH  whether reads may go by the transport
  *         LOCK_FAULT_THREADS    which threads serve a client's touches
- *         LOCK_CUDA_FRAMES   the chunks of a file's frames on a GPU, with
- *           LOCK_STANDING    its registrations with transports (io/), each held while it is made, with
- *             LOCK_GPU       one thing at a time on a GPU; held until it has done it
+ *         LOCK_CUDA_CHUNKS   who makes a chunk of a file's frames on a GPU, with
+ *           LOCK_CUDA_FRAMES the chunks that there are, with
+ *             LOCK_STANDING  its registrations with transports (io/), each held while it is made, with
+ *               LOCK_GPU     one thing at a time on a GPU; held until it has done it
  *         LOCK_GPU_LANES     which of a GPU's streams for placing are taken
  *         LOCK_GPU_TURN      who waits for one of them
  *         LOCK_CALLS, LOCK_CALL_SESSION    calls to other nodes (io/); none is held over a wait for one
