@@ -16,7 +16,7 @@ threads=changes,clients,deaths,fault_threads,forks,nodes_babble,protocol,session
 
 # Parts of the suite that other lanes run, so that all end at about the same time.
 second=device_code,examples,gpu_scripts,cuda_lanes,cuda_paging,cuda_search,nodes_slow,rules
-third=deaths,leaving,mount,nodes,nodes_deaths,nodes_words,nodes_parting,nodes_writers
+third=cuda_large,cuda_limits,deaths,leaving,mount,nodes,nodes_deaths,nodes_words,nodes_parting,nodes_writers
 fourth=nodes_apart,nodes_calls,nodes_members,nodes_names,nodes_random,nodes_room,nodes_sizes,passthrough_devices
 # Leaves to make check what takes long and is seldom broken.
 export GAIA_GATE=1
