@@ -239,8 +239,8 @@ static void share_digests(const struct cache_map *map, uint64_t chunk, int *fd_o
 }
 
 /* The client can't acquire what it maps before it has all of its chunks, each of which takes it and the
- * driver a while; but then it does, and what it has is on its way meanwhile. Not more: to place pages makes
- * their chunk, and the GPU may have no memory for all. */
+ * driver a while; but then it does, and what it asks for is on its way meanwhile. Not more: to place pages
+ * makes their chunk, and the GPU may have no memory for all. */
 static void place_ahead(struct cache_map *map, uint64_t chunk)
 {
     uint64_t pages = frames_of(map)->chunk_pages, first = chunk * pages, end = first + pages;

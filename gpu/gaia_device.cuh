@@ -23,7 +23,7 @@
  *
  * That is for what is there; what isn't is brought one after the other, as by load(). Measured on an H200,
  * with nvcc's kernels and neighbouring lanes that load neighbours, as parts of plain memory's rate: words of
- * 4 bytes 0.22 with load(), 0.48 with four at once, 0.72 with eight; 16 bytes each 0.53, 0.89 and 0.92. So
+ * 4 bytes 0.22 with load(), 0.48 with four at once, 0.71 with eight; 16 bytes each 0.54, 0.89 and 0.93. So
  * make elements 16 bytes where you can, and the more at once the smaller they are.
  *
  * For inner loops, a pin keeps a unit where it is and gives a plain pointer to it (that of pin_for_stores(),

@@ -385,8 +385,9 @@ static uint64_t count_unsure(const struct chunk *chunk, uint64_t first, uint64_t
 {
     uint64_t n = 0;
 
-    for_each_word(word, first, count) n += (unsigned)__builtin_popcountll(
-        chunk->resident[word] & chunk->unsure[word] & bits_of_word(word, first, count));
+    for_each_word (word, first, count)
+        n += (unsigned)__builtin_popcountll(chunk->resident[word] & chunk->unsure[word] &
+                                            bits_of_word(word, first, count));
     return n;
 }
 

@@ -60,8 +60,11 @@ static inline uint64_t bits_of_word(uint64_t word, uint64_t first, uint64_t coun
 
 static inline void bits_set(uint64_t *bits, uint64_t first, uint64_t count, bool value)
 {
-    for_each_word(word, first, count) if (value) bits[word] |= bits_of_word(word, first, count);
-    else bits[word] &= ~bits_of_word(word, first, count);
+    for_each_word (word, first, count)
+        if (value)
+            bits[word] |= bits_of_word(word, first, count);
+        else
+            bits[word] &= ~bits_of_word(word, first, count);
 }
 
 static inline bool bit_get(const uint64_t *bits, uint64_t i)

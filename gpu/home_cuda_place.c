@@ -71,8 +71,8 @@ static void leaves(const struct part *part)
 {
     struct chunk *chunk = part->chunk;
 
-    for_each_word(word, part->first, part->count) chunk->filled[word] |=
-        bits_of_word(word, part->first, part->count) & ~chunk->coming[word];
+    for_each_word (word, part->first, part->count)
+        chunk->filled[word] |= bits_of_word(word, part->first, part->count) & ~chunk->coming[word];
     bits_set(chunk->coming, part->first, part->count, true);
     chunk->placings++;
 }
@@ -81,8 +81,9 @@ static void placed(const struct cuda_frames *frames, const struct part *part)
 {
     struct chunk *chunk = part->chunk;
 
-    for_each_word(word, part->first, part->count) chunk->placed +=
-        (unsigned)__builtin_popcountll(bits_of_word(word, part->first, part->count) & ~chunk->resident[word]);
+    for_each_word (word, part->first, part->count)
+        chunk->placed += (unsigned)__builtin_popcountll(bits_of_word(word, part->first, part->count) &
+                                                        ~chunk->resident[word]);
     cuda_mark(frames, chunk, chunk->unsure, part->first, part->count, false);
     cuda_mark(frames, chunk, chunk->resident, part->first, part->count, true);
 }

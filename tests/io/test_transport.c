@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The transport as it should be used: messages, transfers against an oracle, regions that come and go, links
  * that are closed. Bad input and faults: test_transport_faults.c. */
-#include "tests/io/transport_fixture.h"
+#include "tests/io/stopped.h"
 
 /* ---- messages ---- */
 
@@ -620,12 +620,6 @@ static void test_who_stood_still(void **state)
     pair_close(&pair);
 }
 
-static void stand_still(int signal_number)
-{
-    (void)signal_number;
-    nap_ms(SHORT_MS + SHORT_MS / 4);
-}
-
 /* Likewise a process that was stopped while it slept, or whatever it was at. */
 static void test_who_was_stopped(void **state)
 {
@@ -645,20 +639,6 @@ static void test_who_was_stopped(void **state)
     pair_close(&pair);
 }
 
-/* A carrier whose process is stopped just after one of its looks at what has come. */
-static struct {
-    struct carrier carrier;
-    void (*glance)(struct gaia_transport *transport); /* the real one */
-    int looks;                                        /* until then */
-} stopped;
-
-static void glance_and_stand_still(struct gaia_transport *transport)
-{
-    stopped.glance(transport);
-    if (!stopped.looks--)
-        stand_still(0);
-}
-
 /* Whether one poll has so many looks; the link outlives a stop after this one. */
 static bool stops_after(int look)
 {
@@ -667,11 +647,7 @@ static bool stops_after(int look)
     side_open(&pair.server, true, 60000);
     side_open(&pair.client, false, SHORT_MS);
     pair.link = connect_to(&pair.client, &pair.server, 1, 1);
-    stopped.carrier = *pair.client.transport->carrier;
-    stopped.glance = stopped.carrier.glance;
-    stopped.carrier.glance = glance_and_stand_still;
-    stopped.looks = look;
-    pair.client.transport->carrier = &stopped.carrier;
+    stop_after(&pair.client, look, NULL);
     nap_ms(SHORT_MS / 3); /* the clock is to be looked at, and something to be heard */
     gaia_transport_poll(pair.client.transport, 0);
     assert_int_equal(gaia_link_error(pair.link), 0);

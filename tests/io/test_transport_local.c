@@ -3,6 +3,7 @@
  * has another's name. */
 #include "io/transport_local.h"
 #include "tests/io/peer.h"
+#include "tests/io/stopped.h"
 
 #include <linux/kcmp.h>
 #include <sys/prctl.h>
@@ -158,43 +159,6 @@ static void side_pause(struct side *side)
     side->threaded = false;
 }
 
-static void stand_still(int signal_number)
-{
-    (void)signal_number;
-    nap_ms(SHORT_MS + SHORT_MS / 4);
-}
-
-/* A node that stands still just after one of its looks at what has come, while something comes. */
-static struct {
-    struct carrier carrier;
-    void (*glance)(struct gaia_transport *transport); /* the real one */
-    int looks;                                        /* until then */
-    void (*come)(void);
-} stopped;
-
-static void stop_after(struct side *side, int look, void (*come)(void))
-{
-    stopped.come = come;
-    stopped.looks = look;
-    side->transport->carrier = &stopped.carrier;
-}
-
-static void glance_and_stand_still(struct gaia_transport *transport)
-{
-    stopped.glance(transport);
-    if (stopped.looks--)
-        return;
-    stopped.come();
-    stand_still(0);
-}
-
-static void make_stoppable(struct side *side)
-{
-    stopped.carrier = *side->transport->carrier;
-    stopped.glance = stopped.carrier.glance;
-    stopped.carrier.glance = glance_and_stand_still;
-}
-
 static struct {
     struct side server;
     struct gaia_wire_hello hello;
@@ -215,7 +179,6 @@ static void queue_comes_after(int look)
     struct side *server = &growing.server;
 
     open_still(server, SHORT_MS);
-    make_stoppable(server);
     growing.hello = (struct gaia_wire_hello){.queues = 3};
     for (unsigned *queue = &growing.hello.queue; *queue < 3; ++*queue) {
         if (*queue == 1) {
@@ -275,7 +238,6 @@ static void test_many_queues_to_who_stood_still(void **state)
     await(&pair.server, &pair.server.arrived, MANY);
     side_start(&pair.client);
     side_pause(&pair.server);
-    make_stoppable(&pair.server);
     nap_ms(SHORT_MS / 8); /* the clock is to be looked at */
     stop_after(&pair.server, 1, all_queues_speak);
     gaia_transport_poll(pair.server.transport, 0);
