@@ -41,10 +41,10 @@ static size_t chunk_bytes(const struct cuda_frames *frames)
 }
 
 /* Memory that can be exported; 0 of both: there is none. GPU held. */
-static void free_memory(const struct cuda_frames *frames, CUmemGenericAllocationHandle memory,
-                        CUdeviceptr address, size_t bytes)
+static void free_memory(const struct home_gpu *gpu, CUmemGenericAllocationHandle memory, CUdeviceptr address,
+                        size_t bytes)
 {
-    const struct cuda_api *api = frames->gpu->device.api;
+    const struct cuda_api *api = gpu->device.api;
 
     if (address) {
         api->cuMemUnmap(address, bytes);
@@ -55,13 +55,13 @@ static void free_memory(const struct cuda_frames *frames, CUmemGenericAllocation
 }
 
 /* GPU held. */
-static void chunk_free_memory(const struct cuda_frames *frames, struct chunk *chunk)
+static void chunk_free_memory(const struct home_gpu *gpu, const struct chunk *chunk)
 {
     if (chunk->granted_memory)
-        free_memory(frames, chunk->granted_memory, chunk->granted, frames->granted_bytes);
+        free_memory(gpu, chunk->granted_memory, chunk->granted, chunk->granted_bytes);
     else if (chunk->granted)
-        frames->gpu->device.api->cuMemFree(chunk->granted);
-    free_memory(frames, chunk->memory, chunk->pages, chunk_bytes(frames));
+        gpu->device.api->cuMemFree(chunk->granted);
+    free_memory(gpu, chunk->memory, chunk->pages, chunk->bytes);
 }
 
 /* The same, zeroed: whatever was in it was somebody else's. After an error there is none. GPU held. */
@@ -91,7 +91,7 @@ static CUresult allocate_memory(const struct cuda_frames *frames, size_t bytes,
     if (error == CUDA_SUCCESS)
         error = api->cuMemsetD8Async(mapped, 0, bytes, frames->gpu->stream);
     if (error != CUDA_SUCCESS) {
-        free_memory(frames, memory, mapped, bytes);
+        free_memory(frames->gpu, memory, mapped, bytes);
         return error;
     }
     *memory_out = memory;
@@ -145,6 +145,21 @@ static void chunk_forget(struct chunk *chunk)
     free(chunk);
 }
 
+/* What could not be freed as the context could not be entered is, the next time that it can. GPU not held. */
+static void free_unfreed(struct home_gpu *gpu)
+{
+    struct chunk *chunk;
+
+    if (gpu_begin(gpu))
+        return;
+    while ((chunk = SLIST_FIRST(&gpu->unfreed))) {
+        SLIST_REMOVE_HEAD(&gpu->unfreed, link);
+        chunk_free_memory(gpu, chunk);
+        chunk_forget(chunk);
+    }
+    gpu_end(gpu);
+}
+
 static void chunk_free(struct cuda_frames *frames, uint64_t index)
 {
     struct chunk *chunk = frames->chunks[index];
@@ -154,12 +169,11 @@ static void chunk_free(struct cuda_frames *frames, uint64_t index)
     gaia_standing_end(&chunk->standing);
     forget_kept(chunk->fd);
     forget_kept(chunk->granted_fd);
-    if (!gpu_begin(frames->gpu)) {
-        chunk_free_memory(frames, chunk);
-        gpu_end(frames->gpu);
-    }
-    chunk_forget(chunk);
+    pthread_mutex_lock(&frames->gpu->lock);
+    SLIST_INSERT_HEAD(&frames->gpu->unfreed, chunk, link);
+    pthread_mutex_unlock(&frames->gpu->lock);
     frames->chunks[index] = NULL;
+    free_unfreed(frames->gpu);
 }
 
 static int chunks_grow(struct cuda_frames *frames, uint64_t index)
@@ -211,6 +225,8 @@ static int chunk_make(const struct cuda_frames *frames, struct chunk **chunk_out
 
     if (!chunk)
         return -ENOMEM;
+    chunk->bytes = chunk_bytes(frames);
+    chunk->granted_bytes = frames->granted_bytes;
     chunk->resident = calloc(words, sizeof *chunk->resident);
     chunk->unsure = calloc(words, sizeof *chunk->unsure);
     chunk->filled = calloc(words, sizeof *chunk->filled);
@@ -222,7 +238,7 @@ static int chunk_make(const struct cuda_frames *frames, struct chunk **chunk_out
         int ended = gpu_wait(frames->gpu, frames->gpu->stream, CUDA_SUCCESS);
         error = error ? error : ended;
         if (error)
-            chunk_free_memory(frames, chunk);
+            chunk_free_memory(frames->gpu, chunk);
         gpu_end(frames->gpu);
     }
     if (error) {
@@ -670,8 +686,16 @@ const char *gaia_cuda_reach(const struct home_gpu *gpu, enum gaia_path path)
     return reach == GAIA_REACH_UNKNOWN && gpu->reaches.refused[path] ? "refused" : words[reach];
 }
 
+/* Of a GPU that is lost the driver frees what it had. */
 void gaia_cuda_close(struct home_gpu *gpu)
 {
+    struct chunk *chunk;
+
+    free_unfreed(gpu);
+    while ((chunk = SLIST_FIRST(&gpu->unfreed))) {
+        SLIST_REMOVE_HEAD(&gpu->unfreed, link);
+        chunk_forget(chunk);
+    }
     home_gpu_close(gpu);
 }
 

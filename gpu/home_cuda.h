@@ -13,6 +13,8 @@
 #include "io/standing.h"
 
 struct chunk {
+    SLIST_ENTRY(chunk) link; /* home_gpu.unfreed */
+    size_t bytes, granted_bytes;
     CUmemGenericAllocationHandle memory;
     CUdeviceptr pages;   /* where it is in the daemon's context */
     CUdeviceptr granted; /* a struct gaia_digest for each page; 0 where nobody stores */

@@ -66,6 +66,7 @@ struct home_gpu {
     void *registered;
     uint8_t *host;       /* pinned: two areas of GPU_BATCH_PAGES pages, and GPU_LIST_BYTES behind them */
     CUdeviceptr staging; /* the same on the device */
+    SLIST_HEAD(, chunk) unfreed; /* of home_cuda.c's, which the driver still has */
 
     CUstream lanes[GPU_LANES];        /* each is used by who has taken it; */
     struct gpu_desk desks[GPU_DESKS]; /* so are these; the first is always there */
