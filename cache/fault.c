@@ -38,17 +38,17 @@ static bool is_careful(struct cache_map *map)
     return left;
 }
 
-/* Show the client what the device has of a leaf, of pages in [first, end) that nobody has touched. Whether
- * that went well: what can't be shown is found out when it is touched. */
-static bool show_leaf_ahead(struct cache_map *map, uint64_t number, uint64_t first, uint64_t end)
+/* Show the client what the device has of a leaf, of pages that nobody has touched. Whether that went well:
+ * what can't be shown is found out when it is touched. */
+static bool show_leaf_ahead(struct cache_map *map, uint64_t number, page_mask pages)
 {
     struct replica *replica = map->replica;
     struct fill_store none = {.page = FILL_NO_PAGE};
 
     pthread_mutex_lock(&replica->file->lock);
-    struct leaf *leaf = index_find(&replica->file->index, number);
+    struct leaf *leaf = pages ? index_find(&replica->file->index, number) : NULL;
     struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
-    page_mask pages = copy ? copy->present & ~copy->busy & page_range_mask(number, first, end - first) : 0;
+    pages &= copy ? copy->present & ~copy->busy : 0;
     if (pages)
         copy->busy |= pages;
     pthread_mutex_unlock(&replica->file->lock);
@@ -63,16 +63,51 @@ static bool show_leaf_ahead(struct cache_map *map, uint64_t number, uint64_t fir
     return !error;
 }
 
-/* What is shown for a touch of what the device has: a unit at least, and who touches page after page is not
- * stopped at each. The windows are those of reads, as a stream may come from the one to the other. */
-static struct readahead_window shown_window(struct cache_map *map, uint64_t page)
+/* What is shown for a touch of what the device has. */
+struct shown {
+    struct readahead_window window; /* that of a stream, or the page's unit */
+    uint64_t page;                  /* the touched one: in its block, besides, */
+    uint32_t cells;                 /* these */
+};
+
+/* Who touches page after page is not stopped at each, nor is who touches many of a block in no order. The
+ * windows are those of reads, as a stream may come from the one to the other. */
+static struct shown choose_shown(struct cache_map *map, uint64_t page)
 {
     uint64_t unit_pages = map->replica->file->cache->config.unit_pages;
-    struct readahead_window unit = {.first = page & ~(unit_pages - 1), .count = unit_pages}, window = unit;
+    struct readahead_window unit = {.first = page & ~(unit_pages - 1), .count = unit_pages};
+    struct shown shown = {.window = unit, .page = page};
 
-    if (!is_careful(map))
-        window = readahead_next(&map->readahead, page, map->first + map->count, SHOWN_AHEAD_MAX);
-    return window.count < unit_pages ? unit : window;
+    if (is_careful(map))
+        return shown;
+    struct readahead_window window =
+        readahead_next(&map->readahead, page, map->first + map->count, SHOWN_AHEAD_MAX);
+    if (window.count > unit_pages)
+        shown.window = window;
+    else if (window.count == unit_pages) /* less is what random access was advised for */
+        shown.cells = density_touch(&map->density, page);
+    return shown;
+}
+
+static page_mask shown_pages(const struct cache_map *map, const struct shown *shown, uint64_t number)
+{
+    return (page_range_mask(number, shown->window.first, shown->window.count) |
+            density_pages(shown->page, shown->cells, number)) &
+           page_range_mask(number, map->first, map->count);
+}
+
+/* Besides the page's leaf, first what comes behind it. */
+static void show_ahead(struct cache_map *map, const struct shown *shown)
+{
+    uint64_t number = shown->page >> LEAF_SHIFT, block = shown->page - shown->page % DENSITY_BLOCK_PAGES,
+             first = shown->cells ? block >> LEAF_SHIFT : number,
+             end = shown->cells ? block + DENSITY_BLOCK_PAGES : shown->window.first + shown->window.count;
+    bool went_well = true;
+
+    for (uint64_t next = number + 1; went_well && next << LEAF_SHIFT < end; next++)
+        went_well = show_leaf_ahead(map, next, shown_pages(map, shown, next));
+    for (uint64_t next = first; went_well && next < number; next++)
+        went_well = show_leaf_ahead(map, next, shown_pages(map, shown, next));
 }
 
 /* The page is in the device's memory. Show it, and what lies around it, to this client: what is of its leaf
@@ -81,9 +116,8 @@ static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t 
 {
     struct replica *replica = map->replica;
     uint64_t number = page >> LEAF_SHIFT;
-    struct readahead_window window = shown_window(map, page);
-    page_mask pages = copy->present & ~copy->busy & page_range_mask(number, window.first, window.count) &
-                      page_range_mask(number, map->first, map->count);
+    struct shown shown = choose_shown(map, page);
+    page_mask pages = copy->present & ~copy->busy & shown_pages(map, &shown, number);
 
     copy->busy |= pages;
     evict_touched(replica->device, copy);
@@ -98,9 +132,8 @@ static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t 
     if (error && error != -ENOMEM)
         drop_emptied(replica, page);
     replica_wake(replica, number, error ? wake | page_bit(page) : wake);
-    uint64_t end = window.first + window.count, next = (page | (LEAF_PAGES - 1)) + 1;
-    while (!error && next < end && show_leaf_ahead(map, next >> LEAF_SHIFT, next, end))
-        next += LEAF_PAGES;
+    if (!error)
+        show_ahead(map, &shown);
 }
 
 /* Take the twins of pages that are present and not busy, and let stores through: to `page` first of all,

@@ -57,7 +57,17 @@ void cache_map_put(struct cache_map *map)
     file_unuse(map->file);
     readahead_free(&map->readahead);
     readahead_free(&map->stores);
+    density_free(&map->density);
     free(map);
+}
+
+/* A client that can't trap stores would have twins of all that it is shown. */
+static void init_density(struct cache_map *map)
+{
+    bool is_kept = !map->far && !map->resident && (!map->writable || map->can_trap) &&
+                   map->file->cache->config.unit_pages == DENSITY_CELL_PAGES;
+
+    density_init(&map->density, is_kept ? map->count : 0);
 }
 
 static int open_replica(const struct cache_map_request *request, struct cache_map *map)
@@ -149,6 +159,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
         goto out_unuse;
     readahead_init(&map->readahead, request->file->cache->config.unit_pages);
     readahead_init(&map->stores, 1);
+    init_density(map);
     durable_open(request->file->durable, true, &map->seen);
     *chunk_pages_out = map->far      ? map->far->frames->frames->chunk_pages
                        : client->far ? map->replica->frames->node_number
@@ -170,6 +181,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     durable_close(request->file->durable);
     readahead_free(&map->readahead);
     readahead_free(&map->stores);
+    density_free(&map->density);
     if (frames_fd >= 0)
         close(frames_fd);
     if (state_fd >= 0)

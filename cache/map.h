@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <sys/queue.h>
 
+#include "cache/density.h"
 #include "cache/fault_threads.h"
 #include "cache/internal.h"
 #include "cache/maps.h"
@@ -53,6 +54,7 @@ struct cache_map {
     /* Of touches of missing pages, and of first stores. Used by the client's fault threads and by advice,
      * each under its own lock. */
     struct readahead readahead, stores;
+    struct density density; /* of touches of what the device has */
 };
 
 /* The last reference detaches the frames and lets the file go. No lock is held. */

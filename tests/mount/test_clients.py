@@ -306,6 +306,41 @@ def test_a_second_client_is_shown_what_is_there(mount, devices, agents, writable
     assert units <= first.stat().faults - before <= units + 4
 
 
+@pytest.mark.traps
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_second_client_is_shown_blocks_that_it_touches_in_no_order(mount, devices, agents, writable):
+    """Who goes through all of it is stopped seven times for 2 MiB, at most, and who touches little is shown no more than the
+    units of that."""
+    m = mount()
+    content = pattern(16 * MIB)
+    path = make(m, content)
+    first = devices()
+    assert open_map(first, path)[:] == content
+    child = agents()
+    child.do("import random\nfd = os.open(path, os.O_RDWR)\ndev = gaia.Device()\n"
+             "new = lambda: dev.mmap(fd, length, 3 if writable else 1)\n"
+             "def resident(map):\n"
+             "    lines = open('/proc/self/smaps').read().splitlines()\n"
+             "    i = next(i for i, line in enumerate(lines) if line.startswith('%x-' % map.address))\n"
+             "    return next(int(line.split()[1]) for line in lines[i:] if line.startswith('Rss:'))\n"
+             "few = [block * 32 + cell for block in range(8) for cell in (3, 9, 20, 30)]\n"
+             "order = random.Random(5).sample(range(256), 256)", path=path, length=len(content), writable=writable)
+    before = first.stat().faults
+    assert child("(lambda map: ([map[unit << 16] for unit in few], resident(map))[1])(new())") == 32 * 64
+    assert first.stat().faults - before == 32
+    child.do("map = new()")
+    before = first.stat().faults
+    assert child("[map[(unit << 16) + 4096] for unit in order]") == \
+        [content[(unit << 16) + PAGE] for unit in child("order")]
+    assert 8 * 5 <= first.stat().faults - before <= 8 * 7 + 16  # one beside another is taken for a stream that begins
+    assert child("map[:] == open(path, 'rb').read()")
+    if writable:  # what was shown besides is not taken for stored to, and its stores are seen
+        child.do("map[5 * 4096 + 1] = 7\nmap[3000 * 4096] = 8\nmap.release()")
+        expected = bytearray(content)
+        expected[5 * PAGE + 1], expected[3000 * PAGE] = 7, 8
+        assert read_file(path) == expected and first.stat().pages_merged <= 2
+
+
 # --- parts of mappings ------------------------------------------------------------------------------------------------
 
 def cut(path, content, resident):
