@@ -17,7 +17,7 @@ class Decorator:
 
 
 class NoPytest(types.ModuleType):
-    mark = fixture = param = Decorator()
+    mark = fixture = param = hookimpl = Decorator()
 
     def __getattr__(self, name):
         if sys.modules["pytest"] is self:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from conftest import TOP
-from helpers import write_file
+from helpers import agents, write_file  # noqa: F401
 
 UNIT = """#!/bin/sh
 echo "[  PASSED  ] 1 test(s)."
@@ -111,3 +111,12 @@ def test_mount_tests(check, workdir):
     write_file(path, (MOUNT + FLAKY.format("AddressSanitizer")).encode())
     os.unlink(os.path.join(workdir, "mounts", "call"))
     assert check("--mounts", "--again", "2") == (1, "2 passed, 1 failed, 1 skipped", [])
+
+
+def test_agents_do_without_pytest(agents):
+    """Its import is three quarters of the start of an agent, of which there are hundreds: also where one has a function of a
+    test file."""
+    names = sorted(name[:-3] for name in os.listdir(os.path.join(TOP, "tests", "mount")) if name.endswith(".py"))
+    agent = agents()
+    agent.do("import importlib", names=[name for name in names if name not in ("helpers", "on_gpu")])
+    assert agent("[name for name in names if (importlib.import_module(name), '_pytest' in sys.modules)[1]]") == []
