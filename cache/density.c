@@ -22,17 +22,17 @@ void density_free(struct density *density)
 
 /* Of a block in which little was shown the touched cell; else as many, a power of two, as are more than those
  * that were, aligned, so that they lie around it. */
-static uint32_t choose(uint32_t shown, unsigned cell)
+static uint32_t choose(uint32_t shown, unsigned cell, unsigned thick)
 {
     unsigned count = 1, before = (unsigned)__builtin_popcount(shown);
 
-    while (before >= DENSITY_THICK_CELLS && count <= before)
+    while (before >= thick && count <= before)
         count *= 2;
     uint32_t cells = count < DENSITY_BLOCK_CELLS ? (CELL(count) - 1) << (cell & ~(count - 1)) : UINT32_MAX;
     return cells & ~shown;
 }
 
-uint32_t density_touch(struct density *density, uint64_t page)
+uint32_t density_touch(struct density *density, uint64_t page, unsigned thick)
 {
     uint64_t number = page / DENSITY_BLOCK_PAGES;
     unsigned cell = (unsigned)(page % DENSITY_BLOCK_PAGES / DENSITY_CELL_PAGES);
@@ -44,10 +44,11 @@ uint32_t density_touch(struct density *density, uint64_t page)
     uint64_t old = atomic_load_explicit(block, memory_order_relaxed);
     do {
         shown = old >> 32 == (uint32_t)number ? (uint32_t)old : 0;
-        /* Somebody shows it now, or it has gone from the device since and come back. */
-        if (shown & CELL(cell))
+        if (shown == UINT32_MAX)
+            shown = 0;
+        else if (shown & CELL(cell)) /* somebody shows it now, or it has come back */
             return CELL(cell);
-        cells = choose(shown, cell);
+        cells = choose(shown, cell, thick);
     } while (!atomic_compare_exchange_weak_explicit(block, &old,
                                                     (uint64_t)(uint32_t)number << 32 | shown | cells,
                                                     memory_order_relaxed, memory_order_relaxed));
@@ -63,4 +64,14 @@ page_mask density_pages(uint64_t page, uint32_t cells, uint64_t leaf)
         pages |= page_range_mask(leaf, first + (uint64_t)__builtin_ctz(left) * DENSITY_CELL_PAGES,
                                  DENSITY_CELL_PAGES);
     return pages;
+}
+
+struct gaia_run density_run(uint64_t page, uint32_t *cells)
+{
+    page_mask left = *cells;
+    unsigned length, first = page_mask_run(&left, &length);
+
+    *cells = (uint32_t)left;
+    return (struct gaia_run){.page = page - page % DENSITY_BLOCK_PAGES + first * DENSITY_CELL_PAGES,
+                             .count = length * DENSITY_CELL_PAGES};
 }

@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where touches come in no order, but thick: the threads of a GPU go through all of a file between them. For
- * each block of a map it is kept which of its cells were shown. Once an eighth of them were, each touch shows
- * more than twice as much as there was: a block is whole after seven touches instead of 32, and of a file
- * that is touched here and there nothing is shown but that. (NVIDIA's driver prefetches the rest of a block
- * that is half there: Ganguly et al., "Interplay between Hardware Prefetcher and Page Eviction Policy in
- * CPU-GPU Unified Virtual Memory", ISCA 2019. Nothing is read or copied here: this is for what the device
- * has.) */
+ * each block of a map it is kept which of its cells were shown. Of a block that the device has each touch
+ * shows more than twice as much as there was, once an eighth was shown: it is whole after seven touches
+ * instead of 32, and of a file that is touched here and there nothing is shown but that. Of one that the
+ * device lacks the rest is brought when half of it was touched, as NVIDIA's driver does for managed memory:
+ * Ganguly et al., "Interplay between Hardware Prefetcher and Page Eviction Policy in CPU-GPU Unified Virtual
+ * Memory", ISCA 2019. */
 #ifndef GAIAFS_CACHE_DENSITY_H
 #define GAIAFS_CACHE_DENSITY_H
 
 #include <stdatomic.h>
 
 #include "cache/index.h"
+#include "gpu/device.h"
 
 #define DENSITY_CELL_PAGES GAIA_UNIT_PAGES
 #define DENSITY_BLOCK_CELLS 32u /* 2 MiB */
 #define DENSITY_BLOCK_PAGES (DENSITY_BLOCK_CELLS * DENSITY_CELL_PAGES)
-#define DENSITY_THICK_CELLS 4u
+#define DENSITY_TO_SHOW 4u        /* cells of a block that make it thick, where the rest is there, */
+#define DENSITY_TO_PLACE 16u      /* and where it must be brought */
 #define DENSITY_BLOCKS_MAX 65536u /* of a map that are known at a time */
 
 struct density {
@@ -26,15 +28,25 @@ struct density {
     uint64_t count; /* 0: none is kept, and a touch shows its own cell */
 };
 
+/* The bit of the cell that a page is in. */
+static inline uint32_t density_cell(uint64_t page)
+{
+    return UINT32_C(1) << page % DENSITY_BLOCK_PAGES / DENSITY_CELL_PAGES;
+}
+
 /* For a map of so many pages. Where there is no memory none is kept. */
 void density_init(struct density *density, uint64_t pages);
 void density_free(struct density *density);
 
 /* The cells to show for a touch of a page that was not shown: bits of the block that the page is in. Its own
- * is among them. From any thread, without a lock. */
-uint32_t density_touch(struct density *density, uint64_t page);
+ * is among them. thick: DENSITY_TO_SHOW or DENSITY_TO_PLACE. A block that is touched when all of it was shown
+ * begins anew: it has gone from the device since. From any thread, without a lock. */
+uint32_t density_touch(struct density *density, uint64_t page, unsigned thick);
 
 /* The pages of a leaf that lie in cells of the block that `page` is in. */
 page_mask density_pages(uint64_t page, uint32_t cells, uint64_t leaf);
+
+/* Take the lowest run of cells out of *cells, which is not 0: its pages. */
+struct gaia_run density_run(uint64_t page, uint32_t *cells);
 
 #endif

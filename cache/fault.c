@@ -85,7 +85,7 @@ static struct shown choose_shown(struct cache_map *map, uint64_t page)
     if (window.count > unit_pages)
         shown.window = window;
     else if (window.count == unit_pages) /* less is what random access was advised for */
-        shown.cells = density_touch(&map->density, page);
+        shown.cells = density_touch(&map->density, page, DENSITY_TO_SHOW);
     return shown;
 }
 
@@ -209,6 +209,29 @@ static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t 
         pthread_mutex_unlock(&replica->file->lock);
 }
 
+/* There is room for a block, and for what others want then. */
+static bool has_room_ahead(struct cache_device *device)
+{
+    return cache_device_charged(device) + DENSITY_BLOCK_PAGES <= device->capacity - device->capacity / 8;
+}
+
+/* Where touches come in no order, but thick, the filler's threads place what else of the block is to be
+ * shown. Nothing has to go for it: of what is larger than the device as much would be read in vain. */
+static void place_block_ahead(struct cache_map *map, uint64_t page, uint64_t limit)
+{
+    uint32_t cells = density_touch(&map->density, page, DENSITY_TO_PLACE) & ~density_cell(page);
+
+    while (cells) {
+        struct gaia_run run = density_run(page, &cells);
+        uint64_t first = run.page > map->first ? run.page : map->first,
+                 end = run.page + run.count < limit ? run.page + run.count : limit;
+        if (first < end) {
+            replica_count(map->replica, readahead, end - first);
+            filler_ahead(map, first, end - first);
+        }
+    }
+}
+
 static void serve_missing(struct cache_map *map, uint64_t page, const struct gaia_fault *fault)
 {
     struct replica *replica = map->replica;
@@ -231,7 +254,7 @@ static void serve_missing(struct cache_map *map, uint64_t page, const struct gai
         window.first = map->first;
     }
     /* First what is waited for, then what may be wanted next. */
-    uint64_t unit_end = (page | (replica->file->cache->config.unit_pages - 1)) + 1,
+    uint64_t unit_pages = replica->file->cache->config.unit_pages, unit_end = (page | (unit_pages - 1)) + 1,
              end = window.first + window.count;
     struct fill_request now = {.first = window.first,
                                .count = (unit_end < end ? unit_end : end) - window.first,
@@ -242,6 +265,8 @@ static void serve_missing(struct cache_map *map, uint64_t page, const struct gai
     if (end > unit_end) {
         replica_count(replica, readahead, end - unit_end);
         filler_ahead(map, unit_end, end - unit_end);
+    } else if (window.count == unit_pages && has_room_ahead(replica->device)) {
+        place_block_ahead(map, page, limit);
     }
 }
 

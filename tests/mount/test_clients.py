@@ -14,7 +14,7 @@ import pytest
 import gaia
 from files import make, open_map, pattern
 from helpers import (MIB, PAGE, ROWS, AgentDied, Plan, agents, client_with_faults, devices, error_of,  # noqa: F401
-                     functions_of, make_random, read_file, repeats, stand_still, statistics, tool, write_file)
+                     functions_of, make_random, read_file, repeats, stand_still, statistics, tool, wait_until, write_file)
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
 
@@ -339,6 +339,34 @@ def test_a_second_client_is_shown_blocks_that_it_touches_in_no_order(mount, devi
         expected = bytearray(content)
         expected[5 * PAGE + 1], expected[3000 * PAGE] = 7, 8
         assert read_file(path) == expected and first.stat().pages_merged <= 2
+
+
+@pytest.mark.traps
+@pytest.mark.parametrize("writable", [False, True])
+@pytest.mark.parametrize("cache, has_room", [("4M", True), ("3M", False)])
+def test_a_block_that_is_half_touched_is_placed(mount, devices, cache, has_room, writable):
+    """Of a file that the device lacks: the whole of 2 MiB, when half was touched in no order and there is room for more."""
+    m = mount(f"timeout=0,fault_threads=1,device_cache={cache}")
+    content = pattern(4 * MIB)
+    path = make(m, content)
+    device = devices()
+    map = open_map(device, path, prot=gaia.PROT_READ | (gaia.PROT_WRITE if writable else 0))
+    unit = 64 * 1024
+    for at in *range(30, -1, -2), 40:  # none lies where a stream would go on; and that of the first is forgotten
+        assert map[at * unit + 9] == content[at * unit + 9]
+    assert device.stat().resident_bytes == 17 * unit
+    assert map[31 * unit] == content[31 * unit]
+    if has_room:
+        wait_until(lambda: device.stat().resident_bytes == 33 * unit, what="the block is there")
+        before = device.stat().faults
+        assert map[:32 * unit] == content[:32 * unit] and device.stat().faults == before
+    assert map[50 * unit] == content[50 * unit]
+    assert device.stat().resident_bytes == (34 if has_room else 19) * unit
+    if writable:
+        map[17 * unit] = 7
+        map.release()
+        content = content[:17 * unit] + b"\7" + content[17 * unit + 1:]
+    assert read_file(path) == content
 
 
 # --- parts of mappings ------------------------------------------------------------------------------------------------
