@@ -10,7 +10,9 @@
 
 #define POLL_MS 1000u
 #define BUSY_MS 50u /* another thread polls: it connects */
-#define PAUSE_S 3   /* more than POLL_MS and what comes by it take */
+#define TURNS 4u  /* of who waits for slots: one of them is all that a time costs in which both stood still \
+                   */
+#define PAUSE_S 3 /* more than POLL_MS and what comes by it take */
 
 /* ---- callbacks of the transport; none of them waits ---- */
 
@@ -326,12 +328,14 @@ void calls_close(struct calls *calls)
 /* Until the peer has exposed the slots. */
 static int await_slots(struct call_session *session)
 {
-    struct timespec until = lock_wait_until(session->calls->config.timeout_ms);
-    int late = 0;
-
     pthread_mutex_lock(&session->lock);
-    while (!session->exposed && !session->error && !late)
-        late = pthread_cond_timedwait(&session->changed, &session->lock, &until);
+    for (unsigned turn = 0; turn < TURNS && !session->exposed && !session->error; turn++) {
+        struct timespec until = lock_wait_until(session->calls->config.timeout_ms / TURNS);
+        int late = 0;
+
+        while (!session->exposed && !session->error && !late)
+            late = pthread_cond_timedwait(&session->changed, &session->lock, &until);
+    }
     int error = session->error ? session->error : session->exposed ? 0 : -ETIMEDOUT;
     pthread_mutex_unlock(&session->lock);
     return error;

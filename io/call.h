@@ -122,8 +122,9 @@ void *call_session_user(const struct call_session *session);
  * heard nothing. reply, with room for *reply_length bytes, may be NULL: what comes is dropped;
  * *reply_length: how many there were (a longer reply than there is room for: -EPROTO, and none is there).
  * timeout_ms: a peer that has not answered so long after it was asked is given up, and the session with it
- * (0: waits as long as the session lives). A process that stood still when the time was over, and for 100 ms
- * more, begins anew: its answers may be there, and not seen. */
+ * (0: waits as long as the session lives). A process that stood still meanwhile, for more than a quarter of
+ * that and 100 ms, begins anew: its answers may be there, and not seen, or the peer has stood still with it.
+ */
 int call(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
          void *reply, size_t *reply_length, unsigned timeout_ms);
 /* The same in two steps, so that one thread has several under way: of several sessions, whose order is the

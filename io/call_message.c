@@ -12,6 +12,8 @@
 /* Whoever waits is woken within this after his time is over, unless the process (or the machine) stands
  * still, or has no processor to run on. */
 #define STILL_MS 100
+#define TURNS 4u      /* of who waits for an answer, */
+#define TURNS_MAX 16u /* also on a machine where each of them ends late */
 #define SENDS_MAX 64u /* by a thread that has other things to do: one of a class may wait for it */
 _Static_assert(CALL_CLASSES *CALL_WIDTH <= 1 << PLACE_BITS, "a number has room for its place");
 
@@ -523,21 +525,29 @@ static bool has_stood_still(const struct timespec *until)
     return (now.tv_sec - until->tv_sec) * 1000 + (now.tv_nsec - until->tv_nsec) / 1000000 > STILL_MS;
 }
 
-/* The lock is held, and let go meanwhile. Whether it was in time. */
+static bool is_told(const struct call_session *session, const struct call_pending *pending)
+{
+    return pending->state == PENDING_ANSWERED || session->error;
+}
+
+/* The lock is held, and let go meanwhile. Whether it was in time. In turns, of which one is all that the time
+ * costs for which this process stood still, and the peer maybe with it: after a longer one it begins anew. */
 static bool await_answer(struct call_session *session, struct call_pending *pending, unsigned timeout_ms)
 {
-    struct timespec until = lock_wait_until(timeout_ms);
-    int late = 0;
+    unsigned turns = 0, all = 0;
 
-    while (pending->state == PENDING_ASKED && !session->error && !late) {
-        late = timeout_ms ? pthread_cond_timedwait(&pending->answered, &session->lock, &until)
-                          : pthread_cond_wait(&pending->answered, &session->lock);
-        if (late && has_stood_still(&until)) {
-            until = lock_wait_until(timeout_ms);
-            late = 0;
-        }
+    while (!timeout_ms && !is_told(session, pending))
+        pthread_cond_wait(&pending->answered, &session->lock);
+    while (!is_told(session, pending) && turns < TURNS && all < TURNS_MAX) {
+        struct timespec until = lock_wait_until(timeout_ms / TURNS);
+        int late = 0;
+
+        while (!is_told(session, pending) && !late)
+            late = pthread_cond_timedwait(&pending->answered, &session->lock, &until);
+        turns = has_stood_still(&until) ? 0 : turns + 1;
+        all++;
     }
-    return pending->state == PENDING_ANSWERED || session->error;
+    return is_told(session, pending);
 }
 
 void call_ask(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,

@@ -119,6 +119,7 @@ int gaia_transport_open(const struct gaia_transport_config *config, struct gaia_
     transport->config.address = transport->address;
     transport->carrier = config->carrier == GAIA_CARRIER_RDMA ? &carrier_rdma : &carrier_local;
     transport->epoll = transport->wake = -1;
+    transport->looked_ns = clock_now_ns();
     if (config->carrier != GAIA_CARRIER_RDMA)
         transport->config.spin_us = 0; /* there is nothing to look at but by system calls */
     LIST_INIT(&transport->links);
@@ -264,8 +265,10 @@ int gaia_link_connect(struct gaia_transport *transport, const char *peer,
     error = begin_connecting(transport, peer, options, &link);
     if (error)
         return error;
-    gaia_transport_wait(transport, is_connected, link,
-                        transport->config.timeout_ms * 2); /* link_tick() ends it */
+    /* link_tick() ends it. In turns: a time for which this process stands still is one of them. */
+    for (unsigned turn = 0; turn < 8; turn++)
+        if (gaia_transport_wait(transport, is_connected, link, transport->config.timeout_ms / 4))
+            break;
     pthread_mutex_lock(&transport->lock);
     link->owned = link->state == LINK_OPEN;
     link->held = !link->owned; /* until it is closed: else who polls might let go of it first */
@@ -379,7 +382,7 @@ int gaia_link_drop(struct gaia_link *link, uint32_t number)
         error = link_say(link, GAIA_WIRE_DROP, &message.value, sizeof message - sizeof message.head);
         if (!error) {
             link->regions[number].state = REGION_GOING;
-            link->regions[number].since_ns = clock_now_ns();
+            link->regions[number].since_ns = transport_time(link->transport);
             link->regions_going++;
         }
     }

@@ -15,6 +15,7 @@
  * through a buffer that the two share and no one else has; nobody ever gets a descriptor of frames.
  *
  * Time. A peer that says nothing for timeout_ms, and a transfer that takes longer, end their link with -EIO.
+ * Of the time for which this side stands still, no more than a quarter of timeout_ms at once counts.
  * That, and everything else, happens in gaia_transport_poll() and gaia_transport_wait(): some thread must be
  * in one of them most of the time.
  *

@@ -57,7 +57,7 @@ struct link_region {
     bool writable;
     unsigned busy; /* connected side: transfers under way */
     uint64_t address, length, key;
-    uint64_t since_ns; /* accepted side: when DROP was sent */
+    uint64_t since_ns; /* accepted side: transport_time() when DROP was sent */
     void *own;         /* accepted side, the carrier's */
 };
 
@@ -89,8 +89,9 @@ struct gaia_link {
     struct link_queue queues[GAIA_LINK_QUEUES_MAX];
     unsigned up; /* queues that are */
 
-    uint64_t grew_ns; /* it was made, or a queue has come up */
-    uint64_t heard_ns, said_ns;
+    uint64_t grew_ns; /* of transport_time(), as is the next: it was made, or a queue has come up */
+    uint64_t heard_ns;
+    uint64_t said_ns; /* of transport_clock_ns(): the peer's time may go on while this side stands still */
     unsigned interval_ms; /* of keepalives */
     unsigned credits;     /* messages that the peer still takes */
     unsigned owed;        /* taken here and not told yet */
@@ -140,7 +141,8 @@ struct carrier {
      * is time. */
     void (*heard)(struct gaia_transport *transport, uint64_t id);
     void (*glance)(struct gaia_transport *transport);
-    /* End who is late by this time and no link yet, after all that has come was taken; or NULL. */
+    /* End who is late by this transport_time() and no link yet, after all that has come was taken; or NULL.
+     */
     void (*tick)(struct gaia_transport *transport, uint64_t now_ns);
     /* Make epoll tell what comes from now on. */
     int (*arm)(struct gaia_transport *transport);
@@ -168,6 +170,7 @@ struct gaia_transport {
     pthread_t poller;
     struct gaia_link *delivering; /* whose callback the poller is in */
     uint64_t tick_ns;             /* when to look at the clock again */
+    uint64_t looked_ns, time_ns;  /* the last look at it, and what transport_time() was then */
     uint64_t heard_ns;            /* when epoll was asked last */
     unsigned link_count;
     LIST_HEAD(, gaia_link) links;
@@ -182,6 +185,15 @@ struct gaia_transport {
 #define QUEUE_WAKE UINT64_MAX
 #define QUEUE_LISTEN (UINT64_MAX - 1)
 #define QUEUE_EVENTS (UINT64_MAX - 2)
+
+/* CLOCK_MONOTONIC, and not a clock that goes on while the machine sleeps: that is no time in which a peer was
+ * silent. */
+uint64_t transport_clock_ns(void);
+/* What time peers are judged by. It goes on as that clock does while this side looks at what has come, and
+ * for a quarter of the timeout beyond its last look: the time for which it stood still, or had no processor,
+ * is none in which a peer was silent, as that may have stood still with it. Who looks so seldom all the time
+ * finds who is dead all the same, at the fifth look. The lock is held. */
+uint64_t transport_time(const struct gaia_transport *transport);
 
 /* Sets the sentence of gaia_transport_why(), which may be among the arguments; its value is error. */
 #define transport_say(error, ...)                                            \
@@ -240,7 +252,8 @@ struct transport_test {
     void (*_Atomic hello)(struct gaia_wire_hello *hello, size_t *length); /* changes what is sent */
     _Atomic bool unchecked; /* transfers go out as they are, with key, and at address */
     _Atomic uint64_t key, address;
-    _Atomic bool deaf; /* the local carrier answers no transfers */
+    _Atomic bool deaf;         /* the local carrier answers no transfers */
+    _Atomic uint64_t ahead_ns; /* the clock that is looked at is this much ahead */
 };
 extern struct transport_test transport_test;
 void transport_test_hello(struct gaia_wire_hello *hello, size_t *length);

@@ -8,8 +8,6 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "base/clock.h"
-
 #define MS 1000000u /* in nanoseconds */
 #define REGIONS_FIRST 16u
 
@@ -64,7 +62,8 @@ struct gaia_link *link_new(struct gaia_transport *transport, bool connected_here
     }
     link->transport = transport;
     link->connected_here = connected_here;
-    link->grew_ns = link->heard_ns = link->said_ns = clock_now_ns();
+    link->grew_ns = link->heard_ns = transport_time(transport);
+    link->said_ns = transport_clock_ns();
     link->interval_ms = transport->config.timeout_ms / 4;
     link->credits = GAIA_LINK_CREDITS;
     link->done_last = &link->done;
@@ -348,7 +347,7 @@ void link_queue_up(struct link_queue *queue)
     if (queue->up || link->state != LINK_CONNECTING)
         return;
     queue->up = true;
-    link->grew_ns = link->heard_ns = clock_now_ns();
+    link->grew_ns = link->heard_ns = transport_time(link->transport);
     if (++link->up < link->options.queues) {
         if (link->connected_here) {
             int error = link->transport->carrier->connect(link, link->up, link->peer);
@@ -390,7 +389,7 @@ int link_say(struct gaia_link *link, enum gaia_wire_op op, const void *body, siz
         link_end(link, -EIO, "%s: sending: %s", link->peer, strerror(-error));
     if (error)
         return error == -EAGAIN ? error : -EIO;
-    link->said_ns = clock_now_ns();
+    link->said_ns = transport_clock_ns();
     link->credits -= costs;
     return 0;
 }
@@ -565,7 +564,7 @@ void link_received(struct gaia_link *link, const void *bytes, size_t length)
     memcpy(&head, bytes, length < sizeof head ? length : sizeof head);
     wrong = check_message(&head, length);
     if (!wrong && link->state == LINK_OPEN) {
-        link->heard_ns = clock_now_ns();
+        link->heard_ns = transport_time(link->transport);
         link->owed += head.op != GAIA_WIRE_KEEPALIVE && head.op != GAIA_WIRE_BYE;
         link_credited(link, head.credits);
     }
@@ -584,7 +583,7 @@ void queue_push(struct link_queue *queue, struct gaia_transfer *transfer)
 {
     struct gaia_link *link = queue->link;
 
-    transfer->posted_ns = clock_now_ns();
+    transfer->posted_ns = transport_time(link->transport);
     transfer->error = 0;
     transfer->next = NULL;
     *queue->last = transfer;
@@ -661,7 +660,7 @@ void link_tick(struct gaia_link *link, uint64_t now_ns)
         link_end(link, -EIO, "%s has said nothing for %u ms", link->peer, timeout_ms);
     else if (drop_is_late(link, now_ns))
         link_end(link, -EIO, "%s has not let go of a region for %u ms", link->peer, timeout_ms);
-    else if (late(link->said_ns, now_ns, link->interval_ms))
+    else if (late(link->said_ns, link->transport->looked_ns, link->interval_ms))
         say_short(link, GAIA_WIRE_KEEPALIVE, 0);
 }
 

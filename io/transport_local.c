@@ -19,8 +19,6 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-
 #define ENTRIES_MAX ((GAIA_WIRE_MAX - sizeof(struct gaia_wire_head)) / sizeof(struct gaia_wire_transfer))
 
 /* ---- queues ---- */
@@ -234,7 +232,7 @@ static void take_transfers(struct link_queue *queue, const unsigned char *bytes,
     size_t at = sizeof(struct gaia_wire_head);
     int error = 0;
 
-    link->heard_ns = clock_now_ns();
+    link->heard_ns = transport_time(link->transport);
     if (transport_test.deaf)
         return;
     for (; at + sizeof entry <= length && !error; at += sizeof entry) {
@@ -286,7 +284,7 @@ static void take_done(struct link_queue *queue, const unsigned char *bytes, size
             t->error = copy_out(local, t);
         stage_give_back(&local->ring, t->stage, t->length);
     }
-    queue->link->heard_ns = clock_now_ns();
+    queue->link->heard_ns = transport_time(queue->link->transport);
     queue_completed(queue, done.count, done.error);
 }
 

@@ -21,8 +21,8 @@ struct local_queue {
 
 /* A connection that has not said HELLO. */
 struct half {
-    int fd; /* -1: free */
-    uint64_t since_ns;
+    int fd;            /* -1: free */
+    uint64_t since_ns; /* transport_time() */
 };
 
 struct local {

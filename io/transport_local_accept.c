@@ -171,7 +171,7 @@ void local_accept_all(struct gaia_transport *transport)
         }
         struct half *half = free_half(transport);
         half->fd = fd;
-        half->since_ns = clock_now_ns();
+        half->since_ns = transport_time(transport);
         error = transport_watch(transport, fd, QUEUE_HALF + (uint64_t)(half - local->halves));
         if (error) {
             refuse(fd, error);

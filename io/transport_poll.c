@@ -132,19 +132,39 @@ static void hear(struct gaia_transport *transport, unsigned timeout_ms)
     transport->heard_ns = clock_now_ns();
 }
 
+uint64_t transport_clock_ns(void)
+{
+    return clock_now_ns() + transport_test.ahead_ns;
+}
+
+static uint64_t time_at(const struct gaia_transport *transport, uint64_t clock)
+{
+    uint64_t since = clock - transport->looked_ns;
+    uint64_t most = (uint64_t)transport->config.timeout_ms * MS / 4; /* keepalives are no further apart */
+
+    return transport->time_ns + (since < most ? since : most);
+}
+
+uint64_t transport_time(const struct gaia_transport *transport)
+{
+    return time_at(transport, transport_clock_ns());
+}
+
 /* Ends what is late, sends keepalives; lets go of links of peers that never finished connecting, which nobody
  * else knows of. Often enough for the link whose peer has the least patience.
  *
- * Late is who had not spoken by the time that is read first: it may have been this process that stood still,
- * before that or after, and what peers have said meanwhile is here. */
+ * Late is who had not spoken by the time that is read first: this process may stand still once more after
+ * that, and what peers have said meanwhile is here. */
 static void look_at_the_clock(struct gaia_transport *transport)
 {
-    uint64_t now = clock_now_ns();
+    uint64_t clock = transport_clock_ns(), now = time_at(transport, clock);
     unsigned pause_ms = transport->config.timeout_ms / 16;
     struct gaia_link *link, *next;
 
-    if (now < transport->tick_ns)
+    if (clock < transport->tick_ns)
         return;
+    transport->looked_ns = clock;
+    transport->time_ns = now;
     hear(transport, 0);
     if (transport->carrier->tick)
         transport->carrier->tick(transport, now);
@@ -156,7 +176,7 @@ static void look_at_the_clock(struct gaia_transport *transport)
         else if (link->state != LINK_ENDED && link->interval_ms / 4 < pause_ms) /* it may be open by then */
             pause_ms = link->interval_ms / 4;
     }
-    transport->tick_ns = now + (uint64_t)pause_ms * MS;
+    transport->tick_ns = clock + (uint64_t)pause_ms * MS;
 }
 
 static bool has_come(const struct gaia_transport *transport)
@@ -181,6 +201,7 @@ static unsigned idle(struct gaia_transport *transport, unsigned timeout_ms)
     transport->carrier->glance(transport); /* what came before it was armed */
     if (has_come(transport))
         return 0;
+    now = transport_clock_ns();
     uint64_t tick_ms = transport->tick_ns > now ? (transport->tick_ns - now) / MS + 1 : 0;
     return timeout_ms > tick_ms ? (unsigned)tick_ms : timeout_ms;
 }

@@ -292,7 +292,7 @@ static void test_timeout(void **state)
 #define STOPPED_CALLERS 6u
 
 /* In a process of its own: how many of some calls with a limit have failed. */
-static int calls_that_failed(const char *address)
+static int calls_that_failed(const char *address, unsigned limit_ms)
 {
     static struct node client, server;
     struct caller callers[STOPPED_CALLERS];
@@ -302,7 +302,7 @@ static int calls_that_failed(const char *address)
     memcpy(server.address, address, sizeof server.address);
     struct call_session *session = join_to(&client, &server);
     for (unsigned i = 0; i < STOPPED_CALLERS; i++)
-        caller_start(&callers[i], session, i % 2, OP_WAIT, 1000);
+        caller_start(&callers[i], session, i % 2, OP_WAIT, limit_ms);
     for (unsigned i = 0; i < STOPPED_CALLERS; i++)
         failed += caller_join(&callers[i]) != 0;
     call_session_close(session);
@@ -319,16 +319,13 @@ static void signal_all(const pid_t *pids, int number)
         kill(pids[i], number);
 }
 
-/* It is not the answers that are late: they wait for a process that stood still. */
-static void test_callers_stopped(void **state)
+/* Callers stand still, so long after they have asked; their answers come later than they go on. */
+static void callers_stop(unsigned limit_ms, unsigned after_ms, unsigned ms, unsigned later_ms)
 {
     static struct node server;
     pid_t pids[STOPPED];
     int address[2], status;
 
-    (void)state;
-    if (carrier != GAIA_CARRIER_LOCAL)
-        skip(); /* verbs and fork() don't go together */
     assert_int_equal(pipe(address), 0);
     for (unsigned i = 0; i < STOPPED; i++) {
         pids[i] = fork(); /* before there is a thread */
@@ -337,16 +334,20 @@ static void test_callers_stopped(void **state)
             continue;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         bool told = read(address[0], server.address, sizeof server.address) == sizeof server.address;
-        _exit(told ? calls_that_failed(server.address) : 1);
+        _exit(told ? calls_that_failed(server.address, limit_ms) : 1);
     }
     node_open(&server, true, LONG_MS);
     for (unsigned i = 0; i < STOPPED; i++)
         assert_int_equal(write(address[1], server.address, sizeof server.address), sizeof server.address);
     node_await(&server, &server.waiting, STOPPED * STOPPED_CALLERS);
+    nap_ms(after_ms);
     signal_all(pids, SIGSTOP);
-    node_open_gate(&server, true);
-    usleep(1300 * 1000); /* a little longer than the limit */
+    if (!later_ms)
+        node_open_gate(&server, true);
+    nap_ms(ms);
     signal_all(pids, SIGCONT);
+    nap_ms(later_ms);
+    node_open_gate(&server, true);
     for (unsigned i = 0; i < STOPPED; i++) {
         assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
         assert_int_equal(status, 0);
@@ -354,6 +355,26 @@ static void test_callers_stopped(void **state)
     close(address[0]);
     close(address[1]);
     node_close(&server);
+}
+
+/* It is not the answers that are late: they wait for a process that stood still. */
+static void test_callers_stopped(void **state)
+{
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();                     /* verbs and fork() don't go together */
+    callers_stop(1000, 0, 1300, 0); /* a little longer than the limit */
+}
+
+/* Or the peer has stood still as well, and goes on with them: just before they would have been late, or after
+ * it. */
+static void test_both_stopped(void **state)
+{
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
+    callers_stop(1000, 0, 850, 250);
+    callers_stop(3000, 2400, 900, 250); /* in the last of their turns */
 }
 
 /* A node that nobody's test looks at. */
@@ -508,6 +529,7 @@ int main(int argc, char **argv)
         CASE(test_node_closes_at_work),
         CASE(test_timeout),
         CASE(test_callers_stopped),
+        CASE(test_both_stopped),
         CASE(test_peer_killed),
         CASE(test_peer_stopped),
         CASE(test_refused),

@@ -281,13 +281,19 @@ static inline void side_open(struct side *side, bool listen, unsigned timeout_ms
         side_start(side);
 }
 
+/* From now on nobody polls it but the test. */
+static inline void side_pause(struct side *side)
+{
+    side->stop = true;
+    gaia_transport_wake(side->transport);
+    pthread_join(side->thread, NULL);
+    side->threaded = side->stop = false;
+}
+
 static inline void side_close(struct side *side)
 {
-    if (side->threaded) {
-        side->stop = true;
-        gaia_transport_wake(side->transport);
-        pthread_join(side->thread, NULL);
-    }
+    if (side->threaded)
+        side_pause(side);
     gaia_transport_close(side->transport);
     pthread_mutex_destroy(&side->lock);
 }
@@ -455,6 +461,7 @@ static inline void test_as_usual(void)
     transport_test.hello = NULL;
     transport_test.unchecked = false;
     transport_test.deaf = false;
+    transport_test.ahead_ns = 0;
 }
 
 static inline unsigned descriptors(void)

@@ -3,14 +3,16 @@
 error is seen with a daemon whose sendmsg() fails. GAIA_TEST_OPTIONS=fault=local runs any other test so."""
 import errno
 import os
+import signal
 import subprocess
+import time
 
 import pytest
 
 import helpers
 from files import Opened, make, pattern
 from helpers import (MIB, PAGE, agents, daemon_with_faults, devices, make_random, read_file,  # noqa: F401
-                     refused_mount, statistics, wait_until)
+                     refused_mount, stand_still, statistics, wait_until)
 
 
 def path_of(m):
@@ -38,6 +40,22 @@ def test_what_is_seen(mount, devices):
     assert 0 < seen["doorbells"] <= seen["reads"] and 0 < seen["outstanding_max"] <= 21
     said = subprocess.run([os.path.join(helpers.BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True, check=True).stdout
     assert "faults: path local (local at gaiafs-fault-" in said and "3 queues of 7, " in said
+
+
+def test_a_daemon_that_stood_still_keeps_its_path(mount, devices):
+    """Both ends of it did."""
+    m = mount("fault=local,peer_timeout=1,device_cache=4M")
+    path = make(m, pattern(20 * PAGE))
+    opened = Opened(devices(), path)
+    assert opened.map[:PAGE] == pattern(20 * PAGE)[:PAGE]
+    for _ in range(2):
+        stand_still(m.pid)
+        time.sleep(2)
+        os.kill(m.pid, signal.SIGCONT)
+        time.sleep(1.5)  # who was not heard would be late by then
+    assert opened.map[:] == pattern(20 * PAGE)
+    seen = path_of(m)
+    assert (seen["connected"], seen["connects"], seen["failed"]) == (True, 1, 0)
 
 
 @pytest.mark.parametrize("options", ["unit=4K", "unit=64K,evict=clock", "unit=2M,device_cache=8M"])
