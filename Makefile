@@ -166,6 +166,7 @@ $(cxx_tools): $(BUILD)/%: $(BUILD)/%.cc.o $(so)
 	$(CXX) $(CXXFLAGS) $(LDFLAGS) -o $@ $< -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' '-Wl,-rpath,$(abspath $(BIN))'
 $(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c)
 $(BUILD)/tests/gpu/test_touch: $(call obj,gpu/touch.c)
+$(BUILD)/tests/gpu/test_home_lanes: LDFLAGS += -Wl,--wrap=pthread_create
 $(BUILD)/tests/gpu/test_demand_server: $(call obj,gpu/demand_server.c gpu/touch.c base/process.c)
 $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
 # These walk through the calls of the transport, and of calls on it, that can fail.

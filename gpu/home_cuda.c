@@ -225,6 +225,7 @@ static int chunk_make(const struct cuda_frames *frames, struct chunk **chunk_out
 
     if (!chunk)
         return -ENOMEM;
+    gpu_lanes_start(frames->gpu);
     chunk->bytes = chunk_bytes(frames);
     chunk->granted_bytes = frames->granted_bytes;
     chunk->resident = calloc(words, sizeof *chunk->resident);

@@ -152,8 +152,7 @@ out_free:
 
 void home_gpu_close(struct home_gpu *gpu)
 {
-    if (gpu->lanes_started)
-        gpu_lanes_stop(gpu);
+    gpu_lanes_stop(gpu);
     if (!cuda_enter(&gpu->device)) {
         undo(gpu);
         cuda_leave(&gpu->device);

@@ -72,7 +72,7 @@ struct home_gpu {
     struct gpu_desk desks[GPU_DESKS]; /* so are these; the first is always there */
     pthread_t finishers[GPU_FINISHERS];
     pthread_t looker;
-    unsigned finisher_count; /* of who starts and stops these threads; */
+    unsigned finisher_count; /* of who starts these threads (lanes_starting), and who stops them; */
     bool looker_begun;       /* so is this */
     sem_t looker_up;         /* the looker is, or could not enter */
     atomic_bool looker_in;   /* it has entered the context */
@@ -86,7 +86,8 @@ struct home_gpu {
     unsigned free_desks;                 /* of those that have been set up */
     unsigned desks_made;                 /* how many have, or are being; no more can be had: GPU_DESKS */
     STAILQ_HEAD(, gpu_left) left, ended; /* for the looker; for the finishers */
-    bool lanes_started;
+    bool lanes_starting;                 /* somebody starts them; */
+    bool lanes_started;                  /* all are there, or can't ever be */
     bool lanes_stop, finishers_stop; /* the looker, the finishers are to end when nothing is left for them */
 };
 
@@ -131,8 +132,8 @@ int gpu_lane_wait(struct home_gpu *gpu, CUstream stream, CUresult error);
  * ended. Only where gpu_lane_can_leave(). */
 void gpu_lane_leave(struct home_gpu *gpu, CUstream stream, struct gpu_left *left);
 bool gpu_lane_can_leave(const struct home_gpu *gpu);
-/* Threads that wait for what is left in lanes, and that do what follows, from the first call on; with any
- * lock held. */
+/* Threads that wait for what is left in lanes, and that do what follows, from the first call on. Those for
+ * which there was no room are tried again at the next: of a file, or a chunk of one. With any lock held. */
 void gpu_lanes_start(struct home_gpu *gpu);
 /* Of home_gpu.c's: the context is entered for gpu_lanes_open() and gpu_lanes_close(), which may follow
  * whatever became of the other. Before it, whether the context can be entered or not, gpu_lanes_stop(): no

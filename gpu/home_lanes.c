@@ -205,27 +205,42 @@ CUresult gpu_lanes_open(struct home_gpu *gpu)
 }
 
 /* That the looker has entered the context is waited for, so that each call of the driver has its place. */
-static bool start_looker(struct home_gpu *gpu)
+static void start_looker(struct home_gpu *gpu)
 {
     gpu->looker_begun = !thread_start(&gpu->looker, look_at_all, gpu);
     while (gpu->looker_begun && sem_wait(&gpu->looker_up)) /* a signal */
         ;
-    return atomic_load(&gpu->looker_in);
 }
 
-/* Without these threads who places waits for himself. */
-void gpu_lanes_start(struct home_gpu *gpu)
+/* Those that are not there yet. Whether there is nothing left to be started: one who can't enter the context,
+ * which is so for good, has nobody to hand on to. */
+static bool start_all(struct home_gpu *gpu)
 {
-    pthread_mutex_lock(&gpu->lanes_lock);
-    bool begun = gpu->lanes_started;
-    gpu->lanes_started = true;
-    pthread_mutex_unlock(&gpu->lanes_lock);
-    if (begun || !start_looker(gpu))
-        return;
+    if (!gpu->looker_begun)
+        start_looker(gpu);
+    if (!atomic_load(&gpu->looker_in))
+        return gpu->looker_begun;
     while (gpu->finisher_count < GPU_FINISHERS &&
            !thread_start(&gpu->finishers[gpu->finisher_count], finish, gpu))
         gpu->finisher_count++;
     atomic_store(&gpu->finishers_up, gpu->finisher_count > 0);
+    return gpu->finisher_count == GPU_FINISHERS;
+}
+
+/* Without these threads who places waits for himself; so does whoever comes while another starts them. */
+void gpu_lanes_start(struct home_gpu *gpu)
+{
+    pthread_mutex_lock(&gpu->lanes_lock);
+    bool starts = !gpu->lanes_started && !gpu->lanes_starting;
+    gpu->lanes_starting |= starts;
+    pthread_mutex_unlock(&gpu->lanes_lock);
+    if (!starts)
+        return;
+    bool started = start_all(gpu);
+    pthread_mutex_lock(&gpu->lanes_lock);
+    gpu->lanes_started = started;
+    gpu->lanes_starting = false;
+    pthread_mutex_unlock(&gpu->lanes_lock);
 }
 
 /* What the looker hands on last the finishers are to have. */

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -102,6 +103,24 @@ static void end_work(CUstream stream, CUresult error)
     pthread_mutex_unlock(&lock);
 }
 
+/* --- threads that can't be had: the Makefile has pthread_create() wrapped --- */
+
+static unsigned creates_fail_after = UINT_MAX; /* so many more are to be had */
+
+int __real_pthread_create(pthread_t *thread_out, const pthread_attr_t *attributes,
+                          void *(*body)(void *argument), void *argument);
+int __wrap_pthread_create(pthread_t *thread_out, const pthread_attr_t *attributes,
+                          void *(*body)(void *argument), void *argument);
+
+int __wrap_pthread_create(pthread_t *thread_out, const pthread_attr_t *attributes,
+                          void *(*body)(void *argument), void *argument)
+{
+    if (!creates_fail_after)
+        return EAGAIN;
+    creates_fail_after--;
+    return __real_pthread_create(thread_out, attributes, body, argument);
+}
+
 /* --- */
 
 static struct home_gpu *start_gpu(CUresult looker_error)
@@ -175,12 +194,12 @@ static void start_waiter(struct waiter *waiter, struct home_gpu *gpu, unsigned l
     wait_until_asked(&streams[lane]);
 }
 
-static void wait_for_four(CUresult looker_error)
+static void four_wait(struct home_gpu *gpu)
 {
-    struct home_gpu *gpu = start_gpu(looker_error);
     struct waiter waiters[4];
 
-    assert_int_equal(gpu_lane_can_leave(gpu), looker_error == CUDA_SUCCESS);
+    most_looked = 0;
+    memset(streams, 0, sizeof streams);
     start_waiter(&waiters[0], gpu, 0, CUDA_SUCCESS);
     start_waiter(&waiters[1], gpu, 1, CUDA_SUCCESS);
     start_waiter(&waiters[2], gpu, 2, CUDA_ERROR_OUT_OF_MEMORY);
@@ -196,6 +215,14 @@ static void wait_for_four(CUresult looker_error)
     assert_int_equal(waiters[2].result, -ENOMEM);
     assert_int_equal(waiters[3].result, 0);
     assert_int_equal(most_looked, 1);
+}
+
+static void wait_for_four(CUresult looker_error)
+{
+    struct home_gpu *gpu = start_gpu(looker_error);
+
+    assert_int_equal(gpu_lane_can_leave(gpu), looker_error == CUDA_SUCCESS);
+    four_wait(gpu);
     stop_gpu(gpu);
 }
 
@@ -308,13 +335,70 @@ static void test_the_end_finishes_what_is_left(void **state)
     stop_gpu(gpu);
 }
 
+static void left_are_done(struct home_gpu *gpu, unsigned count)
+{
+    struct work works[GPU_FINISHERS];
+
+    for (unsigned i = 0; i < count; i++)
+        end_work(leave(gpu, &works[i], i + 1 < count), CUDA_SUCCESS);
+    wait_until_done(&works[count - 1], 0); /* the others hold a thread each */
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < count; i++)
+        works[i].holds = false;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    for (unsigned i = 0; i < count; i++)
+        wait_until_done(&works[i], 0);
+}
+
+/* There is room for so many threads, and none at the next piece, and all at the one after that: meanwhile it
+ * is done with those that there are, and who places waits for himself where there is none. */
+static void threads_come_later(unsigned room)
+{
+    creates_fail_after = room;
+    struct home_gpu *gpu = start_gpu(CUDA_SUCCESS);
+
+    creates_fail_after = UINT_MAX;
+    assert_int_equal(gpu->looker_begun, room > 0);
+    assert_int_equal(gpu->finisher_count, room ? room - 1 : 0);
+    assert_int_equal(gpu_lane_can_leave(gpu), room > 1);
+    four_wait(gpu);
+    if (room > 1)
+        left_are_done(gpu, room - 1);
+    gpu_lanes_start(gpu);
+    assert_true(gpu_lane_can_leave(gpu));
+    assert_int_equal(gpu->finisher_count, GPU_FINISHERS);
+    four_wait(gpu);
+    left_are_done(gpu, GPU_FINISHERS);
+    stop_gpu(gpu);
+}
+
+static void test_threads_come_later(void **state)
+{
+    (void)state;
+    for (unsigned room = 0; room <= GPU_FINISHERS; room++)
+        threads_come_later(room);
+}
+
+/* The one that could not enter the context is not tried again: it has been, and nothing of it is left. */
+static void test_no_second_looker(void **state)
+{
+    struct home_gpu *gpu = start_gpu(CUDA_ERROR_INVALID_CONTEXT);
+    pthread_t looker = gpu->looker;
+
+    (void)state;
+    gpu_lanes_start(gpu);
+    assert_true(pthread_equal(looker, gpu->looker));
+    assert_false(gpu_lane_can_leave(gpu));
+    stop_gpu(gpu);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_hears_of_his_own),
-        cmocka_unit_test(test_without_a_looker),
-        cmocka_unit_test(test_beside_what_takes_long),
-        cmocka_unit_test(test_the_end_finishes_what_is_left),
+        cmocka_unit_test(test_each_hears_of_his_own),  cmocka_unit_test(test_without_a_looker),
+        cmocka_unit_test(test_beside_what_takes_long), cmocka_unit_test(test_the_end_finishes_what_is_left),
+        cmocka_unit_test(test_threads_come_later),     cmocka_unit_test(test_no_second_looker),
     };
 
     alarm(TEST_SECONDS);

@@ -499,11 +499,12 @@ def test_a_copy_that_is_on_its_way_at_the_end(gpu, end):
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_placing_where_threads_are_not_to_be_had(gpu, workdir, monkeypatch, number):
     """Who reads waits for the bus himself then: where there is none, where there is only who looks at the bus, and not where one does
-    what follows."""
+    what follows. When the next file is mapped there is room for them."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
     monkeypatch.setenv("GAIAFS_FAULTS", env["GAIAFS_FAULTS"])
     content = pattern(3 * MIB)
-    path = make(gpu.mount(), content)
+    m = gpu.mount()
+    path = make(m, content)
     program = gpu.agent()
     program.do("fd = os.open(path, os.O_RDWR)\nsoft = gaia.Device('soft:0')\nsoft.mmap(fd, length)", path=path, length=len(content))
     plan.arm(ROWS.index("pthread_create"), errno.EAGAIN, number, 1)
@@ -513,3 +514,5 @@ def test_placing_where_threads_are_not_to_be_had(gpu, workdir, monkeypatch, numb
     assert program("map[:]") == content
     program.do("map[MIB] = 7\nmap.release()", MIB=MIB)
     assert read_file(path) == content[:MIB] + b"\7" + content[MIB + 1:]
+    program.do("other = dev.mmap(os.open(path, os.O_RDWR), length)", path=make(m, content, "other"))
+    assert program("other[:]") == content
