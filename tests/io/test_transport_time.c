@@ -361,6 +361,36 @@ static void test_drop_while_both_stood_still(void **state)
     munmap(remote, 4 * KIB);
 }
 
+/* How far apart this side's looks are. */
+static uint64_t pause_of(struct side *side)
+{
+    clock_on(LONG_MS / 16 + 1);
+    gaia_transport_poll(side->transport, 0);
+    pthread_mutex_lock(&side->transport->lock);
+    uint64_t pause_ms = (side->transport->tick_ns - side->transport->looked_ns) / 1000000;
+    pthread_mutex_unlock(&side->transport->lock);
+    return pause_ms;
+}
+
+/* A peer without patience has this side look often, for as long as it is there: not until who has the link
+ * closes it.
+ */
+static void test_an_ended_link_has_nobody_look(void **state)
+{
+    static struct pair pair;
+
+    (void)state;
+    side_open(&pair.server, true, SHORT_MS);
+    side_open(&pair.client, false, LONG_MS);
+    pair.link = connect_to(&pair.client, &pair.server, 1, 1);
+    await(&pair.server, &pair.server.arrived, 1);
+    assert_int_equal(pause_of(&pair.client), SHORT_MS / 16);
+    gaia_link_close(pair.server.links[0]);
+    await(&pair.client, &pair.client.closed, 1);
+    assert_int_equal(pause_of(&pair.client), LONG_MS / 16);
+    pair_close(&pair);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -376,6 +406,7 @@ int main(int argc, char **argv)
         CASE(test_dead_for_who_looks_seldom),
         CASE(test_transfer_while_both_stood_still),
         CASE(test_drop_while_both_stood_still),
+        CASE(test_an_ended_link_has_nobody_look),
     };
 
     take_arguments(argc, argv);
