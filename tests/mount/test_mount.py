@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program mount.gaiafs: options, bad input, background, the ways to start it and to end it."""
-import contextlib
+"""The program mount.gaiafs: options, bad input, background, the ways to start it. How it ends: test_mount_ends.py."""
 import fcntl
 import os
 import re
@@ -14,7 +13,7 @@ import pytest
 
 from conftest import BIN, kept_by, mountinfo
 from descriptors import table_of
-from helpers import APART, agents, read_file, statistics, threads, wait_until, write_file  # noqa: F401
+from helpers import APART, read_file, threads, wait_until, write_file
 from test_handles import kernel_at_least
 
 MOUNT = os.path.join(BIN, "mount.gaiafs")
@@ -346,180 +345,6 @@ def test_second_mount_of_a_data_directory_is_refused(mount, workdir):
     assert m.unmount() is None
     again = mount(data=m.data)
     assert again.mounted()
-
-
-@needs_root
-def test_umount_of_an_idle_mount_ends_the_daemon(mount):
-    m = mount()
-    subprocess.run(["umount", m.mnt], check=True)
-    assert m.proc.wait(10) == 0
-
-
-@needs_root
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_unmounts(mount, number):
-    m = mount()
-    with open(os.path.join(m.mnt, "f"), "w") as file:
-        file.write("kept")
-    os.kill(m.pid, number)
-    assert m.proc.wait(20) == 0
-    assert not m.mounted()
-    assert open(os.path.join(m.data, "f")).read() == "kept"
-
-
-@needs_root
-def test_hangup_is_ignored(mount):
-    m = mount()
-    os.kill(m.pid, signal.SIGHUP)
-    os.kill(m.pid, signal.SIGPIPE)
-    time.sleep(0.2)
-    assert os.listdir(m.mnt) == []
-
-
-@needs_root
-def test_a_stray_signal_is_harmless(mount):
-    """Those that the daemon sends its own threads: also before any program has used a device."""
-    m = mount()
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        os.kill(m.pid, number)
-    time.sleep(0.2)
-    assert m.proc.poll() is None and os.listdir(m.mnt) == []
-    statistics(m.mnt)
-
-
-STORER = """
-import mmap, os, sys, time
-fd = os.open(sys.argv[1], os.O_RDWR)
-mapping = mmap.mmap(fd, 0)
-for page in range(len(mapping) // 4096):
-    mapping[page * 4096:page * 4096 + 6] = b"stored"
-print("ready", flush=True)
-sys.stdin.readline()
-"""
-
-
-@needs_root
-@pytest.mark.parametrize("unlinked", [False, True])
-def test_signal_with_dirty_mapping_of_another_process(mount, unlinked):
-    """Stores that no msync followed reach the data directory although their process keeps the mount busy."""
-    m = mount()
-    pages = 300
-    path, backing = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
-    with open(path, "wb") as file:
-        file.write(b"." * 4096 * pages)
-    process = subprocess.Popen([sys.executable, "-c", STORER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with open(backing, "rb") as file:
-        try:
-            assert process.stdout.readline() == b"ready\n"
-            if unlinked:
-                os.unlink(path)
-            os.kill(m.pid, signal.SIGTERM)
-            assert m.proc.wait(20) == 0
-            assert not m.mounted()
-        finally:
-            process.kill()
-            process.wait()
-        content = file.read()
-    assert content == (b"stored" + b"." * 4090) * pages
-    assert "busy" in m.log_text()
-
-
-@needs_root
-def test_the_directorys_lock_tells_when_all_is_there(mount, agents):
-    """umount(8) is back before what devices hold is in the data directory: `flock DATADIR true` waits for that."""
-    m = mount("device_cache=64M,passthrough=off")
-    size = 16 << 20
-    write_file(os.path.join(m.mnt, "f"), bytes(size))
-    agents().do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, size)\nmap[:] = b'D' * size\nmap.release()\n"
-                "map.unmap()\nos.close(fd)", path=os.path.join(m.mnt, "f"), size=size)
-    subprocess.run(["umount", m.mnt], check=True)
-    subprocess.run(["flock", m.data, "true"], check=True, timeout=30)
-    assert read_file(os.path.join(m.data, "f")) == b"D" * size
-
-
-@needs_root
-def test_a_copy_of_the_mount_elsewhere_keeps_the_daemon(mount, agents):
-    """A container's, say: umount(8) here brings nothing to the data directory then, and SIGTERM does."""
-    m = mount("passthrough=off")
-    write_file(os.path.join(m.mnt, "f"), bytes(5))
-    with subprocess.Popen([*APART, "sh", "-c", "echo here; read -r _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"here\n"
-        agents().do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, 5)\nmap[:] = b'STORE'\nmap.release()\n"
-                    "map.unmap()\nos.close(fd)", path=os.path.join(m.mnt, "f"))
-        subprocess.run(["umount", m.mnt], check=True)
-        done = run(m.data, m.mnt)
-        assert done.returncode == 1 and "a container has a copy" in done.stderr and m.proc.poll() is None, done
-        os.kill(m.pid, signal.SIGTERM)
-        assert m.proc.wait(20) == 0 and read_file(os.path.join(m.data, "f")) == b"STORE"
-
-
-@needs_root
-def test_umount_with_dirty_mapping_that_is_gone(mount):
-    m = mount()
-    path = os.path.join(m.mnt, "f")
-    with open(path, "wb") as file:
-        file.write(b"." * 4096 * 50)
-    process = subprocess.Popen([sys.executable, "-c", STORER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"ready\n"
-    process.kill()
-    process.wait()
-    assert m.unmount() is None
-    with open(os.path.join(m.data, "f"), "rb") as file:
-        assert file.read() == (b"stored" + b"." * 4090) * 50
-
-
-def close_dead(fd):
-    with contextlib.suppress(OSError):  # the FLUSH finds nobody
-        os.close(fd)
-
-
-@needs_root
-def test_signal_while_files_and_folders_are_open(mount):
-    m = mount("passthrough=off")  # a file that is passed through needs no daemon: test_passthrough_ends.py
-    os.mkdir(os.path.join(m.mnt, "d"))
-    folder = os.open(os.path.join(m.mnt, "d"), os.O_RDONLY)
-    file = os.open(os.path.join(m.mnt, "f"), os.O_WRONLY | os.O_CREAT)
-    os.write(file, b"kept")
-    os.kill(m.pid, signal.SIGTERM)
-    assert m.proc.wait(20) == 0
-    with pytest.raises(OSError):
-        os.write(file, b"lost, and said so")
-    close_dead(file)
-    close_dead(folder)
-    assert open(os.path.join(m.data, "f")).read() == "kept"
-
-
-@needs_root
-def test_signal_does_not_unmount_what_lies_over(mount):
-    """Another filesystem at the same place stays."""
-    m = mount()
-    subprocess.run(["mount", "-t", "tmpfs", "over", m.mnt], check=True)
-    try:
-        os.kill(m.pid, signal.SIGTERM)
-        assert m.proc.wait(20) == 0
-        assert mountinfo(m.mnt)[1] == "tmpfs"
-    finally:
-        subprocess.run(["umount", m.mnt], check=True)
-        subprocess.run(["umount", "-l", m.mnt], check=True)
-
-
-@needs_root
-def test_killed_daemon_leaves_an_error_not_a_hang(mount):
-    m = mount("passthrough=off")
-    file = os.open(os.path.join(m.mnt, "f"), os.O_WRONLY | os.O_CREAT)
-    os.write(file, b"acknowledged")
-    m.kill()
-    with pytest.raises(OSError, match="not connected"):
-        os.listdir(m.mnt)
-    with pytest.raises(OSError):
-        os.write(file, b"x")
-    close_dead(file)
-    for place in (m.data, m.mnt), (m.mnt, m.data):
-        done = run(*place)
-        assert done.returncode == 1 and "umount it first" in done.stderr, done
-    subprocess.run(["umount", "-l", m.mnt], check=True)
-    assert open(os.path.join(m.data, "f")).read() == "acknowledged"
-    assert mount(data=m.data).mounted()  # the lock went with the process
 
 
 @pytest.fixture
