@@ -287,7 +287,8 @@ static inline void side_pause(struct side *side)
     side->stop = true;
     gaia_transport_wake(side->transport);
     pthread_join(side->thread, NULL);
-    side->threaded = side->stop = false;
+    side->threaded = false;
+    side->stop = false;
 }
 
 static inline void side_close(struct side *side)
