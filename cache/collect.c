@@ -503,6 +503,13 @@ int collect_all(struct cache_file *file)
     return error;
 }
 
+/* Only bytes that are in the host's memory: reading storage to save a copy from it would be no gain. */
+static bool read_hosted(const struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
+{
+    return !(file->in_memory && !hosted_all(file->fd, offset, length)) &&
+           hosted_read(file->fd, file->in_memory, bytes, length, offset) >= 0;
+}
+
 bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned page,
                       const struct gaia_digest *theirs)
 {
@@ -510,15 +517,60 @@ bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned 
     uint64_t number = (copy->leaf->number << LEAF_SHIFT) + page;
     size_t n = file_page_bytes(file->size, number);
 
-    /* Only bytes that are in the host's memory: reading storage to save a copy from it would be no gain. */
-    off_t offset = (off_t)(number * GAIA_PAGE_SIZE);
-    if ((file->in_memory && !hosted_all(file->fd, offset, n)) ||
-        hosted_read(file->fd, file->in_memory, home, n, offset) < 0)
+    if (!read_hosted(file, home, n, (off_t)(number * GAIA_PAGE_SIZE)))
         return false;
     if (theirs) {
         memset(home + n, 0, GAIA_PAGE_SIZE - n);
         return gaia_digest_equal(gaia_digest_of(home, GAIA_PAGE_SIZE), *theirs);
     }
-    return !replica_fetch(copy->replica, number, device) &&
-           gaia_digest_equal(gaia_digest_of(home, n), gaia_digest_of(device, n));
+    return !replica_fetch(copy->replica, number, device) && !gaia_differs(home, device, n);
+}
+
+#define SAME_PAGES 8u /* that are read and fetched at once, to where they are compared */
+
+/* Of a run of pages those that are the same, if all can be had at once. */
+static bool run_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned first, unsigned count,
+                            page_mask *same_out)
+{
+    uint8_t home[SAME_PAGES * GAIA_PAGE_SIZE], device[SAME_PAGES * GAIA_PAGE_SIZE];
+    uint64_t number = (copy->leaf->number << LEAF_SHIFT) + first;
+    off_t offset = (off_t)(number * GAIA_PAGE_SIZE);
+    size_t length = count * GAIA_PAGE_SIZE;
+    void *places[SAME_PAGES];
+
+    if (offset >= file->size)
+        return false;
+    if (file->size - offset < (off_t)length)
+        length = (size_t)(file->size - offset);
+    for (unsigned i = 0; i < count; i++)
+        places[i] = device + i * GAIA_PAGE_SIZE;
+    if (!read_hosted(file, home, length, offset) || replica_fetch_run(copy->replica, number, count, places))
+        return false;
+    *same_out = 0;
+    for (unsigned i = 0; i < count; i++)
+        if (!gaia_differs(home + i * GAIA_PAGE_SIZE, device + i * GAIA_PAGE_SIZE,
+                          file_page_bytes(file->size, number + i)))
+            *same_out |= UINT64_C(1) << (first + i);
+    return true;
+}
+
+page_mask home_equals_pages(struct cache_file *file, struct leaf_copy *copy, page_mask pages)
+{
+    page_mask same = 0;
+
+    while (pages) {
+        unsigned length, first = page_mask_run(&pages, &length);
+        for (unsigned count; length; first += count, length -= count) {
+            page_mask some;
+            count = length < SAME_PAGES ? length : SAME_PAGES;
+            if (run_equals_copy(file, copy, first, count, &some)) {
+                same |= some;
+                continue;
+            }
+            for (unsigned page = first; page < first + count; page++)
+                if (home_equals_copy(file, copy, page, NULL))
+                    same |= UINT64_C(1) << page;
+        }
+    }
+    return same;
 }

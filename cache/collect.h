@@ -37,6 +37,8 @@ int collect_all(struct cache_file *file);
  * of those, as frames have it (gpu/device.h); NULL: it is not known, they are fetched. The lock is held. */
 bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned page,
                       const struct gaia_digest *theirs);
+/* The pages of which that is so. The lock is held. */
+page_mask home_equals_pages(struct cache_file *file, struct leaf_copy *copy, page_mask pages);
 
 /* Bytes of the home copy; what lies past its end reads as zeros. 0 or a negative errno. */
 int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset);

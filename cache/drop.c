@@ -58,21 +58,24 @@ static page_mask ask_digests(struct leaf_copy *copy, page_mask pages, struct gai
  * Lock held. */
 static page_mask keep_unchanged(struct leaf_copy *copy, page_mask pages)
 {
+    struct cache_file *file = copy->replica->file;
     struct gaia_digest theirs[LEAF_PAGES];
-    page_mask asked = ask_digests(copy, pages, theirs), kept = 0;
+    page_mask asked = ask_digests(copy, pages, theirs), placed = 0, same = 0;
 
     for (page_mask left = pages; left; left &= left - 1) {
         unsigned page = (unsigned)__builtin_ctzll(left);
-        if (leaf_has_versions(copy->leaf,
-                              page)) { /* else it was placed anew since it was found stale: it is current */
-            if (!home_equals_copy(copy->replica->file, copy, page,
-                                  asked & page_bit(page) ? &theirs[page] : NULL))
-                continue;
-            struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
-            gaia_rule_grant(&versions, leaf_copy_page_vector(copy, page));
-        }
-        kept |= UINT64_C(1) << page;
+        if (!leaf_has_versions(copy->leaf, page)) /* it was placed anew since it was found stale: current */
+            placed |= UINT64_C(1) << page;
+        else if (asked & page_bit(page) && home_equals_copy(file, copy, page, &theirs[page]))
+            same |= UINT64_C(1) << page;
     }
+    same |= home_equals_pages(file, copy, pages & ~placed & ~asked);
+    for (page_mask left = same; left; left &= left - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(left);
+        struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
+        gaia_rule_grant(&versions, leaf_copy_page_vector(copy, page));
+    }
+    page_mask kept = placed | same;
     replica_count(copy->replica, unchanged, (uint64_t)__builtin_popcountll(kept));
     return kept;
 }

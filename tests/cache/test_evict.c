@@ -172,6 +172,61 @@ static void test_unchanged(void **state)
     fixture_stop(&f);
 }
 
+#define ENDS_AT (FIXTURE_PAGES * 4096 - 1000)
+
+static void write_page(struct fixture *f, unsigned page, const uint8_t *bytes)
+{
+    kernel_write(f, page, 0, bytes, page == FIXTURE_PAGES - 1 ? ENDS_AT % 4096 : 4096);
+}
+
+/* The pages that are looked at together with others are told from these: whichever changed, in whichever
+ * byte, are dropped, and no others; also where what is in the host's memory is not all of them. */
+static void test_unchanged_beside_changed(void **state)
+{
+    static struct fixture f;
+    static uint8_t expected[FIXTURE_PAGES][4096];
+    struct cache_device_stat before, after;
+    unsigned random = base_seed;
+
+    (void)state;
+    if (!fixture_start(&f, 4 << 20))
+        skip();
+    struct device_map map = device_map(&f, 0);
+    assert_int_equal(cache_file_truncate(f.file, f.fd, ENDS_AT), 0);
+    for (unsigned page = 0; page < FIXTURE_PAGES; page++)
+        write_page(&f, page, expected[page]);
+    for (unsigned round = 0; round < so_many(40); round++) {
+        unsigned changed = 0, one_of = 1 + next(&random) % 20;
+        assert_int_equal(device_acquire(&f, &map), 0);
+        for (unsigned page = 0; page < FIXTURE_PAGES; page++)
+            assert_memory_equal(map.bytes + page * 4096, expected[page], 4096);
+        assert_int_equal(cache_stat_device(f.cache, 0, &before), 0);
+        for (unsigned page = 0; page < FIXTURE_PAGES; page++) {
+            unsigned end = page == FIXTURE_PAGES - 1 ? ENDS_AT % 4096 : 4096, at = next(&random) % (end + 64);
+            if (!(next(&random) % one_of)) { /* the first and the last byte oftener */
+                expected[page][at < end ? at : at % 2 ? 0 : end - 1]++;
+                changed++;
+            }
+            write_page(&f, page, expected[page]);
+        }
+        bool gone = round % 4 == 3;
+        if (gone) {
+            assert_int_equal(fsync(f.fd), 0);
+            for (unsigned n = 0; n < 8; n++)
+                assert_int_equal(posix_fadvise(f.fd, next(&random) % FIXTURE_PAGES * 4096,
+                                               (1 + next(&random) % 20) * 4096, POSIX_FADV_DONTNEED),
+                                 0);
+        }
+        assert_int_equal(device_acquire(&f, &map), 0);
+        assert_int_equal(cache_stat_device(f.cache, 0, &after), 0);
+        uint64_t drops = after.stat.drops - before.stat.drops,
+                 kept = after.unchanged_pages - before.unchanged_pages;
+        assert_int_equal(drops + kept, FIXTURE_PAGES);
+        assert_true(gone ? drops >= changed : drops == changed);
+    }
+    fixture_stop(&f);
+}
+
 /* Bytes that are not in the host's memory come from storage, many reads at once, and none is waited for
  * twice. */
 static void test_uncached(void **state)
@@ -244,11 +299,9 @@ static void test_flush_beside_new_devices(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_oversubscribed),
-        cmocka_unit_test(test_truncate),
-        cmocka_unit_test(test_unchanged),
-        cmocka_unit_test(test_uncached),
-        cmocka_unit_test(test_flush_beside_new_devices),
+        cmocka_unit_test(test_oversubscribed), cmocka_unit_test(test_truncate),
+        cmocka_unit_test(test_unchanged),      cmocka_unit_test(test_unchanged_beside_changed),
+        cmocka_unit_test(test_uncached),       cmocka_unit_test(test_flush_beside_new_devices),
     };
     const char *seed = getenv("GAIA_TEST_SEED");
 
