@@ -10,8 +10,8 @@
 
 #define POLL_MS 1000u
 #define BUSY_MS 50u /* another thread polls: it connects */
-#define TURNS 4u  /* of who waits for slots: one of them is all that a time costs in which both stood still \
-                   */
+/* Of who waits for slots: one of them is all that a time costs in which both stood still. */
+#define TURNS 4u
 #define PAUSE_S 3 /* more than POLL_MS and what comes by it take */
 
 /* ---- callbacks of the transport; none of them waits ---- */
