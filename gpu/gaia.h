@@ -49,7 +49,7 @@ extern "C" {
 #define GAIA_SMALL_UNITS 0x4
 
 /** gaia_madvise() advice. */
-#define GAIA_ADV_NORMAL 0     /**< units of the mount (unit=), readahead for streams */
+#define GAIA_ADV_NORMAL 0     /**< units of the mount (unit=), and more where many are touched */
 #define GAIA_ADV_RANDOM 1     /**< fetch only the page that is touched */
 #define GAIA_ADV_SEQUENTIAL 2 /**< fetch at least 512 KiB at a time */
 #define GAIA_ADV_WILLNEED 3   /**< place the range now, as far as the device has room */
