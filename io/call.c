@@ -6,13 +6,15 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/clock.h"
 #include "io/call_internal.h"
 
-#define POLL_MS 1000u
+#define WATCH_MS 1000u /* so often it is looked for calls that are late */
+#define WATCH_NS (WATCH_MS * UINT64_C(1000000))
 #define BUSY_MS 50u /* another thread polls: it connects */
 /* Of who waits for slots: one of them is all that a time costs in which both stood still. */
 #define TURNS 4u
-#define PAUSE_S 3 /* more than POLL_MS and what comes by it take */
+#define PAUSE_NS (3 * WATCH_NS) /* more than WATCH_MS and what comes meanwhile take */
 
 /* ---- callbacks of the transport; none of them waits ---- */
 
@@ -126,6 +128,7 @@ static bool flush_blocked(struct calls *calls)
     return blocked;
 }
 
+/* A second has gone by. */
 static void watch(struct calls *calls)
 {
     struct call_session *found[CALL_PEERS_MAX];
@@ -145,19 +148,26 @@ static bool stopped(void *context)
 static void *poll_calls(void *argument)
 {
     struct calls *calls = argument;
-    time_t watched = 0; /* of the clock of lock_wait_until(): once in each of its seconds */
+    uint64_t watched_ns = clock_now_ns();
+    bool still = false;
 
     while (!calls->stop) {
-        unsigned timeout_ms = flush_blocked(calls) ? CALL_AGAIN_MS : POLL_MS;
+        uint64_t since_ms = (clock_now_ns() - watched_ns) / 1000000;
+        unsigned left_ms = since_ms < WATCH_MS ? WATCH_MS - (unsigned)since_ms : 0;
+        unsigned timeout_ms = flush_blocked(calls) && left_ms > CALL_AGAIN_MS ? CALL_AGAIN_MS : left_ms;
 
         if (gaia_transport_poll(calls->transport, timeout_ms) == -EBUSY)
             gaia_transport_wait(calls->transport, stopped, calls,
                                 timeout_ms < BUSY_MS ? timeout_ms : BUSY_MS);
-        time_t now = lock_wait_until(0).tv_sec;
-        /* After a longer pause it was this process that stood still: answers may be here, and not seen. */
-        if (now != watched && now - watched <= PAUSE_S)
+        uint64_t now = clock_now_ns();
+        if (now - watched_ns < WATCH_NS)
+            continue;
+        /* After a longer pause it was this process that stood still, and others maybe with it: that is no
+         * time in which they have not answered. Not twice in a row, for where each look is late. */
+        still = now - watched_ns > PAUSE_NS && !still;
+        if (!still)
             watch(calls);
-        watched = now;
+        watched_ns = now;
     }
     return NULL;
 }

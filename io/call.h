@@ -158,7 +158,8 @@ struct call_answer {
 };
 /* The same as call_post(), and answer->done() is called with what became of it: after 0 always, before the
  * session's ended() is, else never. The caller has a reference to the session until then. timeout_ms: as for
- * call(), up to two seconds late; so no call waits for longer than that for those that are under way. */
+ * call(), up to two seconds late; so no call waits for longer than that for those that are under way. Of a
+ * time for which this process stands still, maybe with the peer, a second is taken of it at most. */
 int call_start(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
                struct call_answer *answer, unsigned timeout_ms);
 

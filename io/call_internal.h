@@ -71,7 +71,7 @@ struct call_pending {
     enum { PENDING_FREE, PENDING_ASKED, PENDING_ANSWERED } state;
     bool post;
     struct call_answer *answer; /* of a call_start(); else nobody is told, or somebody waits */
-    struct timespec until;      /* then: when the peer is given up; tv_sec 0: never */
+    unsigned watches;           /* then: call_watch()es until the peer is given up; 0: never */
     uint64_t number;
     void *reply;
     size_t room, length;
@@ -184,7 +184,8 @@ int call_received(struct call_session *session, const void *bytes, size_t length
 int call_say_begin(struct call_session *session);
 /* Send what waits, as far as the carrier takes it. */
 void call_flush(struct call_session *session);
-/* End the session if it has not answered a call_start() in time. In the thread that polls. */
+/* A second has gone by: end the session if it has not answered a call_start() in time. In the thread that
+ * polls. */
 void call_watch(struct call_session *session);
 void call_class_init(struct call_session *session, unsigned number);
 void call_class_destroy(struct call_class *class);

@@ -622,7 +622,8 @@ static int send_off(struct call_session *session, unsigned class, unsigned op, e
     struct call_pending *pending = ask(&session->classes[class], message);
     if (pending) {
         pending->answer = answer;
-        pending->until = timeout_ms ? lock_wait_until(timeout_ms) : (struct timespec){0};
+        /* the first of them is over before a second has gone by */
+        pending->watches = timeout_ms ? (timeout_ms + 999) / 1000 + 1 : 0;
     }
     pthread_mutex_unlock(&session->lock);
     if (!pending) {
@@ -644,10 +645,10 @@ int call_start(struct call_session *session, unsigned class, unsigned op, const 
     return send_off(session, class, op, CALL_KIND_REQUEST, request, length, answer, timeout_ms);
 }
 
-/* The lock is held. */
-static bool is_late(const struct call_pending *pending)
+/* One of its seconds is over. The lock is held. */
+static bool is_late(struct call_pending *pending)
 {
-    return pending->answer && pending->until.tv_sec && lock_is_past(&pending->until);
+    return pending->answer && pending->watches && !--pending->watches;
 }
 
 void call_watch(struct call_session *session)

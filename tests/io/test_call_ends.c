@@ -2,6 +2,7 @@
 /* Sessions that end: aborted, closed, refused, by a peer that dies, stops or does not answer (one that
  * says what makes no sense: test_call_words.c). Every call that is under way gives -EIO, ended() is called
  * once, and others live on. */
+#include <semaphore.h>
 #include <sys/prctl.h>
 
 #include "tests/io/call_fixture.h"
@@ -311,6 +312,40 @@ static int calls_that_failed(const char *address, unsigned limit_ms)
     return failed;
 }
 
+static atomic_uint started_failed;
+static sem_t started_told;
+
+static void on_told(struct call_answer *answer, int result)
+{
+    (void)answer;
+    started_failed += result != 0;
+    sem_post(&started_told);
+}
+
+/* The same of those that nobody waits for. */
+static int starts_that_failed(const char *address, unsigned limit_ms)
+{
+    static struct node client, server;
+    static struct call_answer answers[STOPPED_CALLERS];
+
+    sem_init(&started_told, 0, 0);
+    node_open(&client, false, LONG_MS);
+    memcpy(server.address, address, sizeof server.address);
+    struct call_session *session = join_to(&client, &server);
+    for (unsigned i = 0; i < STOPPED_CALLERS; i++) {
+        answers[i].done = on_told;
+        if (call_start(session, i % 2, OP_WAIT, NULL, 0, &answers[i], limit_ms))
+            return 1;
+    }
+    for (unsigned i = 0; i < STOPPED_CALLERS; i++)
+        while (sem_wait(&started_told)) /* a signal */
+            ;
+    call_session_close(session);
+    call_session_put(session);
+    node_close(&client);
+    return (int)started_failed;
+}
+
 #define STOPPED 4u /* processes: in some of them it is the answers that are looked at first */
 
 static void signal_all(const pid_t *pids, int number)
@@ -320,7 +355,8 @@ static void signal_all(const pid_t *pids, int number)
 }
 
 /* Callers stand still, so long after they have asked; their answers come later than they go on. */
-static void callers_stop(unsigned limit_ms, unsigned after_ms, unsigned ms, unsigned later_ms)
+static void stop_at_work(int (*work)(const char *address, unsigned limit_ms), unsigned limit_ms,
+                         unsigned after_ms, unsigned ms, unsigned later_ms)
 {
     static struct node server;
     pid_t pids[STOPPED];
@@ -334,7 +370,7 @@ static void callers_stop(unsigned limit_ms, unsigned after_ms, unsigned ms, unsi
             continue;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         bool told = read(address[0], server.address, sizeof server.address) == sizeof server.address;
-        _exit(told ? calls_that_failed(server.address, limit_ms) : 1);
+        _exit(told ? work(server.address, limit_ms) : 1);
     }
     node_open(&server, true, LONG_MS);
     for (unsigned i = 0; i < STOPPED; i++)
@@ -357,6 +393,11 @@ static void callers_stop(unsigned limit_ms, unsigned after_ms, unsigned ms, unsi
     node_close(&server);
 }
 
+static void callers_stop(unsigned limit_ms, unsigned after_ms, unsigned ms, unsigned later_ms)
+{
+    stop_at_work(calls_that_failed, limit_ms, after_ms, ms, later_ms);
+}
+
 /* It is not the answers that are late: they wait for a process that stood still. */
 static void test_callers_stopped(void **state)
 {
@@ -375,6 +416,15 @@ static void test_both_stopped(void **state)
         skip();
     callers_stop(1000, 0, 850, 250);
     callers_stop(3000, 2400, 900, 250); /* in the last of their turns */
+}
+
+/* For longer than the limit, and the peer goes on some looks after those do that it has to answer. */
+static void test_both_stopped_with_calls_that_nobody_waits_for(void **state)
+{
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL)
+        skip();
+    stop_at_work(starts_that_failed, 4000, 0, 4200, 2200);
 }
 
 /* A node that nobody's test looks at. */
@@ -530,6 +580,7 @@ int main(int argc, char **argv)
         CASE(test_timeout),
         CASE(test_callers_stopped),
         CASE(test_both_stopped),
+        CASE(test_both_stopped_with_calls_that_nobody_waits_for),
         CASE(test_peer_killed),
         CASE(test_peer_stopped),
         CASE(test_refused),
