@@ -539,7 +539,7 @@ static bool await_answer(struct call_session *session, struct call_pending *pend
     while (!timeout_ms && !is_told(session, pending))
         pthread_cond_wait(&pending->answered, &session->lock);
     while (!is_told(session, pending) && turns < TURNS && all < TURNS_MAX) {
-        struct timespec until = lock_wait_until(timeout_ms / TURNS);
+        struct timespec until = lock_wait_until((timeout_ms + TURNS - 1) / TURNS);
         int late = 0;
 
         while (!is_told(session, pending) && !late)

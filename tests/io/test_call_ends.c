@@ -290,6 +290,20 @@ static void test_timeout(void **state)
     couple_close(&c);
 }
 
+/* Fewer milliseconds than it has turns. */
+static void test_a_short_limit(void **state)
+{
+    static struct couple c;
+    struct caller caller;
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    caller_start(&caller, c.session, 0, OP_WAIT, 3);
+    assert_int_equal(caller_join(&caller), -EIO);
+    assert_in_range(caller.took_ms, 2, SLACK_MS);
+    couple_close(&c);
+}
+
 #define STOPPED_CALLERS 6u
 
 /* In a process of its own: how many of some calls with a limit have failed. */
@@ -578,6 +592,7 @@ int main(int argc, char **argv)
         CASE(test_node_closes),
         CASE(test_node_closes_at_work),
         CASE(test_timeout),
+        CASE(test_a_short_limit),
         CASE(test_callers_stopped),
         CASE(test_both_stopped),
         CASE(test_both_stopped_with_calls_that_nobody_waits_for),
