@@ -70,6 +70,13 @@ struct shown {
     uint32_t cells;                 /* these */
 };
 
+/* A client that can't trap stores would have twins of all that it is shown. Of one of another node it is
+ * known since it has attached the map. (What has no blocks at all: cache/map.c.) */
+static bool goes_by_blocks(const struct cache_map *map)
+{
+    return map->density.count && (!map->writable || map->can_trap);
+}
+
 /* Who touches page after page is not stopped at each, nor is who touches many of a block in no order. The
  * windows are those of reads, as a stream may come from the one to the other. */
 static struct shown choose_shown(struct cache_map *map, uint64_t page)
@@ -84,7 +91,7 @@ static struct shown choose_shown(struct cache_map *map, uint64_t page)
         readahead_next(&map->readahead, page, map->first + map->count, SHOWN_AHEAD_MAX);
     if (window.count > unit_pages)
         shown.window = window;
-    else if (window.count == unit_pages) /* less is what random access was advised for */
+    else if (window.count == unit_pages && goes_by_blocks(map)) /* less is what ADV_RANDOM is for */
         shown.cells = density_touch(&map->density, page, DENSITY_TO_SHOW);
     return shown;
 }
@@ -100,7 +107,7 @@ static page_mask shown_pages(const struct cache_map *map, const struct shown *sh
 static void show_ahead(struct cache_map *map, const struct shown *shown)
 {
     uint64_t number = shown->page >> LEAF_SHIFT, block = shown->page - shown->page % DENSITY_BLOCK_PAGES,
-             first = shown->cells ? block >> LEAF_SHIFT : number,
+             first = (shown->cells ? block : shown->window.first) >> LEAF_SHIFT,
              end = shown->cells ? block + DENSITY_BLOCK_PAGES : shown->window.first + shown->window.count;
     bool went_well = true;
 
@@ -265,7 +272,7 @@ static void serve_missing(struct cache_map *map, uint64_t page, const struct gai
     if (end > unit_end) {
         replica_count(replica, readahead, end - unit_end);
         filler_ahead(map, unit_end, end - unit_end);
-    } else if (window.count == unit_pages && has_room_ahead(replica->device)) {
+    } else if (window.count == unit_pages && goes_by_blocks(map) && has_room_ahead(replica->device)) {
         place_block_ahead(map, page, limit);
     }
 }

@@ -342,6 +342,25 @@ def test_a_second_client_is_shown_blocks_that_it_touches_in_no_order(mount, devi
 
 
 @pytest.mark.traps
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("unit, faults", [("4K", 500), ("2M", 2)])
+def test_a_touch_shows_its_unit(mount, devices, agents, unit, faults, random):
+    """All of it, and nothing of what lies around it."""
+    m = mount(f"unit={unit}")
+    content = pattern(4 * MIB)
+    path = make(m, content)
+    first = devices()
+    assert open_map(first, path)[:] == content
+    child = agents()
+    child.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device()\nmap = dev.mmap(fd, length)", path=path, length=len(content))
+    if random:
+        child.do("map.advise(gaia.ADV_RANDOM)")
+    before = first.stat().faults
+    assert child("[map[page * 4096] for page in range(1000, 0, -2)]") == [content[page * PAGE] for page in range(1000, 0, -2)]
+    assert first.stat().faults - before == faults
+
+
+@pytest.mark.traps
 @pytest.mark.parametrize("writable", [False, True])
 @pytest.mark.parametrize("cache, has_room", [("4M", True), ("3M", False)])
 def test_a_block_that_is_half_touched_is_placed(mount, devices, cache, has_room, writable):

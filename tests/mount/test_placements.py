@@ -5,7 +5,7 @@ import os
 import pytest
 
 from files import pattern
-from helpers import MIB, PAGE, agents, write_file  # noqa: F401
+from helpers import MIB, PAGE, agents, statistics, write_file  # noqa: F401
 from nodes import Program, check, cluster  # noqa: F401
 
 NO_TRAP = {"GAIA_SOFT_TRAP": "0"}
@@ -47,6 +47,36 @@ def test_all_stages_at_once(cluster, agents, env):
         program.agent.do("map.advise(gaia.ADV_WILLNEED)")
         check(f"turn {turn}", program.device_load(), content)
         program.agent.do("map.advise(gaia.ADV_DONTNEED)")
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("side", ["alone", "agent"])
+def test_twins_of_what_is_touched_in_no_order(mount, cluster, agents, side, there):
+    """A client whose stores are not trapped has twins of the units that it has touched, and not of the blocks around them, be
+    they there or not."""
+    content = pattern(4 * MIB)
+    if side == "alone":
+        home = mount("timeout=0,fault_threads=1")
+        path = os.path.join(home.mnt, "f")
+        write_file(path, content)
+    else:
+        nodes = cluster(2, "timeout=0,fault_threads=1")
+        home = nodes[0]
+        nodes.make(content, home=0)
+        path = nodes.path(1)
+
+    def count(what):
+        return sum(device[what] for device in statistics(home.mnt)["devices"])
+
+    if there:
+        first = Program(agents(), path, cpu=False)
+        check("all", first.device_load(), content)
+    program = Program(agents(NO_TRAP), path, cpu=False)
+    ahead = count("readahead_pages")
+    unit = 16 * PAGE
+    for at in *range(42, -1, -2), 54, 31, 50:  # none lies where a stream would go on
+        check(f"unit {at}", program.device_load(at * unit, at * unit + 1), content[at * unit:at * unit + 1])
+    assert count("twins") == 25 * 16 and count("readahead_pages") == ahead
 
 
 @pytest.mark.parametrize("copies", ["1", "windows", "0"])
