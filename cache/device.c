@@ -74,6 +74,23 @@ uint64_t cache_device_charged(struct cache_device *device)
     return charged;
 }
 
+/* The device's lock is held. */
+static bool pool_has_room(struct cache_pool *pool, uint64_t charged, uint64_t pages)
+{
+    uint64_t more = beyond_share(pool, charged + pages) - beyond_share(pool, charged);
+
+    return !more || atomic_load(&pool->beyond) + more <= pool->limit - pool->limit / 8;
+}
+
+bool cache_device_has_room(struct cache_device *device, uint64_t pages)
+{
+    pthread_mutex_lock(&device->lock);
+    bool has = device->charged + pages <= device->capacity - device->capacity / 8 &&
+               (!device->pool || pool_has_room(device->pool, device->charged, pages));
+    pthread_mutex_unlock(&device->lock);
+    return has;
+}
+
 void cache_device_wait(struct cache_device *device, const struct cache_progress *since, unsigned timeout_ms)
 {
     struct timespec until = lock_wait_until(timeout_ms);

@@ -66,6 +66,8 @@ bool cache_device_try_charge(struct cache_device *device, uint64_t pages,
                              struct cache_progress *progress_out);
 void cache_device_uncharge(struct cache_device *device, uint64_t pages);
 uint64_t cache_device_charged(struct cache_device *device);
+/* Nothing would have to go for so many more now, nor for what others want then. Nothing is charged. */
+bool cache_device_has_room(struct cache_device *device, uint64_t pages);
 
 /* Wait until something changed, or pages were uncharged since then, at most timeout_ms. No lock is held. */
 void cache_device_wait(struct cache_device *device, const struct cache_progress *since, unsigned timeout_ms);

@@ -216,12 +216,6 @@ static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t 
         pthread_mutex_unlock(&replica->file->lock);
 }
 
-/* There is room for a block, and for what others want then. */
-static bool has_room_ahead(struct cache_device *device)
-{
-    return cache_device_charged(device) + DENSITY_BLOCK_PAGES <= device->capacity - device->capacity / 8;
-}
-
 /* Where touches come in no order, but thick, the filler's threads place what else of the block is to be
  * shown. Nothing has to go for it: of what is larger than the device as much would be read in vain. */
 static void place_block_ahead(struct cache_map *map, uint64_t page, uint64_t limit)
@@ -272,7 +266,8 @@ static void serve_missing(struct cache_map *map, uint64_t page, const struct gai
     if (end > unit_end) {
         replica_count(replica, readahead, end - unit_end);
         filler_ahead(map, unit_end, end - unit_end);
-    } else if (window.count == unit_pages && goes_by_blocks(map) && has_room_ahead(replica->device)) {
+    } else if (window.count == unit_pages && goes_by_blocks(map) &&
+               cache_device_has_room(replica->device, DENSITY_BLOCK_PAGES)) {
         place_block_ahead(map, page, limit);
     }
 }

@@ -97,10 +97,37 @@ static void test_pool(void **state)
     assert_true(refused > 1000 && most > LIMIT + LIMIT / 2);
 }
 
+/* Of its own capacity, and of what all may have beyond their shares, seven eighths; its share is its own. */
+static void test_room(void **state)
+{
+    static struct cache_device one, two;
+    struct cache_pool pool = {.limit = LIMIT, .share = SHARE};
+    struct cache_progress progress;
+
+    (void)state;
+    cache_device_init(&one, 0, LIMIT * GAIA_PAGE_SIZE, evict_policy_find("lra"));
+    cache_device_init(&two, 1, LIMIT * GAIA_PAGE_SIZE, evict_policy_find("lra"));
+    assert_true(cache_device_has_room(&one, 875) && !cache_device_has_room(&one, 876));
+    one.pool = two.pool = &pool;
+    assert_true(cache_device_has_room(&one, 875) && !cache_device_has_room(&one, 876));
+    assert_true(cache_device_try_charge(&two, 850, &progress)); /* 600 of them beyond its share */
+    assert_true(cache_device_has_room(&two, 25) && !cache_device_has_room(&two, 26));
+    assert_true(cache_device_has_room(&one, SHARE + 275) && !cache_device_has_room(&one, SHARE + 276));
+    assert_true(cache_device_try_charge(&one, SHARE - 1, &progress));
+    assert_true(cache_device_has_room(&one, 276) && !cache_device_has_room(&one, 277));
+    pool.beyond = LIMIT;
+    assert_true(cache_device_has_room(&one, 1) && !cache_device_has_room(&one, 2));
+    assert_int_equal(one.charged, SHARE - 1);
+}
+
 int main(void)
 {
     seed_start();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_wait), cmocka_unit_test(test_pool)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_wait),
+        cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_room),
+    };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

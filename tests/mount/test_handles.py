@@ -369,6 +369,25 @@ def test_devices_with_little_memory(memory_group, mount):
 
 
 @measures_memory
+def test_nothing_is_placed_ahead_where_other_devices_have_the_room(memory_group, mount):
+    """A block that is half touched is not brought whole where something has to go for it: what all devices hold counts."""
+    mounted = mount("fault_threads=1", before=memory_group[0])
+    path, unit = f"{mounted.mnt}/f", 16 * PAGE
+    write_file(path, b"." * (32 << 20))
+    program = helpers.Agent()
+    try:
+        program.do("fd = os.open(path, os.O_RDWR)\nmaps = [gaia.Device(f'soft:{n}').mmap(fd, 32 << 20) for n in range(3)]\n"
+                   "for map in maps:\n    map[16 << 20:32 << 20]", path=path)
+        before = statistics(mounted.mnt)["devices"][2]
+        assert before["resident_bytes"] < before["capacity_bytes"] / 2
+        program.do("for at in *range(30, -1, -2), 40, 31, 50: maps[2][at * unit]", unit=unit)
+        after = statistics(mounted.mnt)["devices"][2]
+        assert after["readahead_pages"] == before["readahead_pages"]
+    finally:
+        program.kill()
+
+
+@measures_memory
 def test_many_files_on_devices_with_little_memory(mount):
     """What each costs as long as it is known is memory, too: of 64 MiB an eighth, whatever the descriptors are."""
     with control_group(64 << 20) as (before, kills, *_):
