@@ -55,6 +55,15 @@ uint32_t density_touch(struct density *density, uint64_t page, unsigned thick)
     return cells;
 }
 
+void density_forget(struct density *density, uint64_t page, uint64_t count)
+{
+    uint64_t number = page / DENSITY_BLOCK_PAGES,
+             blocks = (page + count - 1) / DENSITY_BLOCK_PAGES - number + 1;
+
+    for (uint64_t i = 0; i < blocks && i < density->count; i++) /* of another that has its place, too */
+        atomic_store_explicit(&density->blocks[(number + i) % density->count], 0, memory_order_relaxed);
+}
+
 page_mask density_pages(uint64_t page, uint32_t cells, uint64_t leaf)
 {
     uint64_t first = page - page % DENSITY_BLOCK_PAGES;

@@ -43,6 +43,9 @@ void density_free(struct density *density);
  * begins anew: it has gone from the device since. From any thread, without a lock. */
 uint32_t density_touch(struct density *density, uint64_t page, unsigned thick);
 
+/* What was shown of the blocks of these pages, one at least, has been let go: they begin anew. */
+void density_forget(struct density *density, uint64_t page, uint64_t count);
+
 /* The pages of a leaf that lie in cells of the block that `page` is in. */
 page_mask density_pages(uint64_t page, uint32_t cells, uint64_t leaf);
 

@@ -606,6 +606,7 @@ int cache_map_advise(struct cache_client *client, uint32_t id, uint64_t offset, 
         break;
     case GAIA_ADV_DONTNEED:
         error = let_leave(map->replica, run);
+        density_forget(&map->density, run.page, run.count);
         break;
     default:
         error = -EINVAL;

@@ -122,6 +122,34 @@ static void test_anew(void **state)
     density_free(&density);
 }
 
+/* Of blocks that were let go, in part or whole, each touch shows its own cell; of those beside them as
+ * before. */
+static void test_forget(void **state)
+{
+    struct density density, none;
+
+    (void)state;
+    density_init(&none, 0);
+    density_forget(&none, 0, UINT64_MAX);
+    density_init(&density, CELLS * DENSITY_CELL_PAGES);
+    for (unsigned block = 0; block < BLOCKS; block++)
+        for (unsigned cell = 0; cell < DENSITY_TO_PLACE; cell++)
+            touch_cell(&density, block * DENSITY_BLOCK_CELLS + cell, DENSITY_TO_PLACE);
+    density_forget(&density, 3 * DENSITY_BLOCK_PAGES - 1, 1);
+    density_forget(&density, 6 * DENSITY_BLOCK_PAGES - 1, DENSITY_BLOCK_PAGES + 2);
+    for (unsigned block = 0; block < BLOCKS; block++) {
+        uint32_t all = UINT32_MAX << DENSITY_TO_PLACE, own = UINT32_C(1) << 20;
+        assert_true(touch_cell(&density, block * DENSITY_BLOCK_CELLS + 20, DENSITY_TO_PLACE) ==
+                    (block == 2 || (block >= 5 && block <= 7) ? own : all));
+    }
+    density_forget(&density, 9, UINT64_MAX / 2);
+    for (unsigned block = 0; block < BLOCKS; block++)
+        assert_true(touch_cell(&density, block * DENSITY_BLOCK_CELLS + 7, DENSITY_TO_PLACE) == UINT32_C(1)
+                                                                                                   << 7);
+    density_free(&density);
+    density_free(&none);
+}
+
 /* Blocks that share a place, and maps that keep nothing: what was touched is shown, and what was not kept is
  * not taken for shown. */
 static void test_no_room(void **state)
@@ -207,8 +235,9 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_thick),   cmocka_unit_test(test_thin),  cmocka_unit_test(test_anew),
-        cmocka_unit_test(test_no_room), cmocka_unit_test(test_pages), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_thick),   cmocka_unit_test(test_thin),    cmocka_unit_test(test_anew),
+        cmocka_unit_test(test_forget),  cmocka_unit_test(test_no_room), cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_threads),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,8 +13,8 @@ import pytest
 
 import gaia
 from files import make, open_map, pattern
-from helpers import (MIB, PAGE, ROWS, AgentDied, Plan, agents, client_with_faults, devices, error_of,  # noqa: F401
-                     functions_of, make_random, read_file, repeats, stand_still, statistics, tool, wait_until, write_file)
+from helpers import (MIB, PAGE, ROWS, AgentDied, Plan, agents, client_with_faults, device_statistics, devices,  # noqa: F401
+                     error_of, functions_of, make_random, read_file, repeats, stand_still, statistics, tool, wait_until, write_file)
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
 
@@ -386,6 +386,25 @@ def test_a_block_that_is_half_touched_is_placed(mount, devices, cache, has_room,
         map.release()
         content = content[:17 * unit] + b"\7" + content[17 * unit + 1:]
     assert read_file(path) == content
+
+
+@pytest.mark.traps
+def test_what_was_let_go_is_not_half_touched(mount, devices):
+    """Who has touched half of a block and said that it is over is brought no more than he touches."""
+    m = mount("timeout=0,fault_threads=1,device_cache=32M")
+    content = pattern(4 * MIB)
+    path = make(m, content)
+    device = devices()
+    map = open_map(device, path)
+    unit = 64 * 1024
+    for at in *range(30, -1, -2), 40:  # as above
+        assert map[at * unit] == content[at * unit]
+    map.advise(gaia.ADV_DONTNEED)
+    assert device.stat().resident_bytes == 0
+    before = device_statistics(m.mnt)["readahead_pages"]
+    for at in 31, 50:  # when the second is served all has been asked for because of the first
+        assert map[at * unit] == content[at * unit]
+    assert device_statistics(m.mnt)["readahead_pages"] == before
 
 
 # --- parts of mappings ------------------------------------------------------------------------------------------------
