@@ -17,7 +17,7 @@
 
 #include "cache/hosted.h"
 
-#define LENGTH 50000
+#define LENGTH 8000000u /* no whole pages, and more than a disk reads while somebody looks */
 
 static uint8_t bytes[LENGTH], got[LENGTH];
 static unsigned asked; /* with flags */
