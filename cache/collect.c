@@ -527,6 +527,7 @@ bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned 
 }
 
 #define SAME_PAGES 8u /* that are read and fetched at once, to where they are compared */
+_Static_assert(SAME_PAGES <= GAIA_FETCH_MAX, "a run can be fetched");
 
 /* Of a run of pages those that are the same, if all can be had at once. */
 static bool run_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned first, unsigned count,

@@ -61,11 +61,10 @@ void cache_map_put(struct cache_map *map)
     free(map);
 }
 
-/* A client that can't trap stores would have twins of all that it is shown. */
+/* Whose touches go by blocks, of those that have any, is known when they come: cache/fault.c. */
 static void init_density(struct cache_map *map)
 {
-    bool is_kept = !map->far && !map->resident && (!map->writable || map->can_trap) &&
-                   map->file->cache->config.unit_pages == DENSITY_CELL_PAGES;
+    bool is_kept = !map->far && !map->resident && map->file->cache->config.unit_pages == DENSITY_CELL_PAGES;
 
     density_init(&map->density, is_kept ? map->count : 0);
 }

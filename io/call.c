@@ -11,9 +11,7 @@
 
 #define WATCH_MS 1000u /* so often it is looked for calls that are late */
 #define WATCH_NS (WATCH_MS * UINT64_C(1000000))
-#define BUSY_MS 50u /* another thread polls: it connects */
-/* Of who waits for slots: one of them is all that a time costs in which both stood still. */
-#define TURNS 4u
+#define BUSY_MS 50u             /* another thread polls: it connects */
 #define PAUSE_NS (3 * WATCH_NS) /* more than WATCH_MS and what comes meanwhile take */
 
 /* ---- callbacks of the transport; none of them waits ---- */
@@ -339,8 +337,8 @@ void calls_close(struct calls *calls)
 static int await_slots(struct call_session *session)
 {
     pthread_mutex_lock(&session->lock);
-    for (unsigned turn = 0; turn < TURNS && !session->exposed && !session->error; turn++) {
-        struct timespec until = lock_wait_until(session->calls->config.timeout_ms / TURNS);
+    for (unsigned turn = 0; turn < CALL_TURNS && !session->exposed && !session->error; turn++) {
+        struct timespec until = lock_wait_until(session->calls->config.timeout_ms / CALL_TURNS);
         int late = 0;
 
         while (!session->exposed && !session->error && !late)

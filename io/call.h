@@ -124,7 +124,7 @@ void *call_session_user(const struct call_session *session);
  * timeout_ms: a peer that has not answered so long after it was asked is given up, and the session with it
  * (0: waits as long as the session lives). A process that stood still meanwhile, for more than a quarter of
  * that and 100 ms, begins anew: its answers may be there, and not seen, or the peer has stood still with it.
- */
+ * (Not after sixteen such quarters, on a machine where each of them is so late.) */
 int call(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length,
          void *reply, size_t *reply_length, unsigned timeout_ms);
 /* The same in two steps, so that one thread has several under way: of several sessions, whose order is the

@@ -32,6 +32,8 @@
 #define CALL_PAGE 4096u /* bytes: the least that it is worth to think of how many reads are under way for */
 #define CALL_WRITES 32u /* at a time */
 #define CALL_SERVED_MAX (CALL_WIDTH / 2)
+/* Of who waits: a time for which this side stood still, and the peer maybe with it, costs one of them. */
+#define CALL_TURNS 4u
 #define CALL_AGAIN_MS 5u                        /* until what the carrier did not take is tried again */
 #define CALL_BEGIN UINT64_C(0x31306c6c61636167) /* "gacall01": the number of a BEGIN */
 

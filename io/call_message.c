@@ -12,8 +12,7 @@
 /* Whoever waits is woken within this after his time is over, unless the process (or the machine) stands
  * still, or has no processor to run on. */
 #define STILL_MS 100
-#define TURNS 4u      /* of who waits for an answer, */
-#define TURNS_MAX 16u /* also on a machine where each of them ends late */
+#define TURNS_MAX (4 * CALL_TURNS) /* on a machine where each of them ends late */
 #define SENDS_MAX 64u /* by a thread that has other things to do: one of a class may wait for it */
 _Static_assert(CALL_CLASSES *CALL_WIDTH <= 1 << PLACE_BITS, "a number has room for its place");
 
@@ -538,8 +537,8 @@ static bool await_answer(struct call_session *session, struct call_pending *pend
 
     while (!timeout_ms && !is_told(session, pending))
         pthread_cond_wait(&pending->answered, &session->lock);
-    while (!is_told(session, pending) && turns < TURNS && all < TURNS_MAX) {
-        struct timespec until = lock_wait_until((timeout_ms + TURNS - 1) / TURNS);
+    while (!is_told(session, pending) && turns < CALL_TURNS && all < TURNS_MAX) {
+        struct timespec until = lock_wait_until((timeout_ms + CALL_TURNS - 1) / CALL_TURNS);
         int late = 0;
 
         while (!is_told(session, pending) && !late)
