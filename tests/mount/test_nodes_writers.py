@@ -36,6 +36,25 @@ def flusher_of(m):
     return [pid for pid, parent in flushers() if parent == m.pid]
 
 
+def state_of(pid):
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        return file.read().rpartition(") ")[2][0]
+
+
+def stop_between(m, pid):
+    """SIGSTOP to a flusher that does nothing just now: with a file open it would be in the way of umount."""
+    def stopped():
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: state_of(pid) == "T", what="a flusher that is stopped")  # an open() under way comes to its end first
+        open_ = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+        if not any(name.startswith(m.mnt) for name in open_):
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
+
+    wait_until(stopped, 10, "a flusher that has nothing open")
+
+
 @pytest.fixture
 def two(cluster, agents, request):
     """(cluster, content, node that writes, node that acquires, a program there), the first being `writer`."""
@@ -299,7 +318,7 @@ def test_a_flusher_that_was_stopped(two, agents, writer, how):
     cpu.map()
     cpu.store(content, 5, b"x")
     (pid,) = flusher_of(nodes[one])
-    os.kill(pid, signal.SIGSTOP)
+    stop_between(nodes[one], pid)
     device.agent.start("map.acquire()")
     time.sleep(1)  # until it has been told to
     cpu.unmap()
