@@ -135,8 +135,7 @@ static int place_by_window(struct call_session *session, struct gaia_frames *fra
     int error = frames->ops->open_window(frames, (uint64_t)request->offset, request->length, &window);
     if (error)
         return error;
-    if (window.standing)
-        error = call_slot_register(session, window.standing, &window.registered);
+    error = call_slot_register(session, window.standing, &window.registered);
     if (!error && gaia_window_is_doubted(&window)) { /* as it comes otherwise */
         error = call_slot_read(session, request->slot, 0, length);
         if (!error)
@@ -147,9 +146,46 @@ static int place_by_window(struct call_session *session, struct gaia_frames *fra
     return gaia_window_end(frames, &window, GAIA_PATH_CALLS, error);
 }
 
+/* Bytes that are in a slot, for a client that may see them: how many pages of them it sees. */
+static uint64_t place_exposed(struct nodes *nodes, struct agent_frames *agent,
+                              const struct node_request *request, const uint8_t *bytes)
+{
+    const struct gaia_frames_ops *ops = agent->frames->ops;
+    struct cache_map *map = NULL;
+    uint64_t done = 0;
+
+    if (ops->place_exposed && request->flags & NODE_PLACE_EXPOSES)
+        map = cache_client_find_far(nodes, request->client, request->address, agent);
+    if (map) {
+        done = ops->place_exposed(map->frames, (uint64_t)request->offset, request->length, bytes);
+        cache_map_put(map);
+    }
+    return done;
+}
+
+/* seen_out: the client that waits has been shown all of it. */
+static int place_copy(struct nodes *nodes, struct call_session *session, struct agent_frames *agent,
+                      const struct node_request *request, const uint8_t *slot, bool *seen_out)
+{
+    const struct gaia_frames_ops *ops = agent->frames->ops;
+    uint64_t page = (uint64_t)request->offset, count = request->length;
+    int error = call_slot_read(session, request->slot, 0, count * GAIA_PAGE_SIZE);
+
+    if (error)
+        return error;
+    uint64_t done = place_exposed(nodes, agent, request, slot);
+    *seen_out = done == count;
+    if (!*seen_out) /* a client that holds the frames' memory holds up nobody's faults */
+        error = (ops->place_unheld ? ops->place_unheld : ops->place)(agent->frames, page + done, count - done,
+                                                                     slot + done * GAIA_PAGE_SIZE);
+    if (!error)
+        atomic_fetch_add(&nodes->placed_by_copy, count);
+    return error;
+}
+
 /* Or by way of this side's slot. */
-static int do_place(struct nodes *nodes, struct call_session *session, struct gaia_frames *frames,
-                    const struct node_request *request)
+static int do_place(struct nodes *nodes, struct call_session *session, struct agent_frames *agent,
+                    const struct node_request *request, bool *seen_out)
 {
     uint64_t count = request->length;
 
@@ -158,18 +194,11 @@ static int do_place(struct nodes *nodes, struct call_session *session, struct ga
     const void *slot = call_slot_serve(session, request->slot);
     if (!slot)
         return -EINVAL;
-    int error = place_by_window(session, frames, request, slot);
+    int error = place_by_window(session, agent->frames, request, slot);
     if (!error)
         atomic_fetch_add(&nodes->placed, count);
-    if (error && error != -EIO) {
-        const struct gaia_frames_ops *ops = frames->ops;
-        error = call_slot_read(session, request->slot, 0, count * GAIA_PAGE_SIZE);
-        if (!error) /* a client that holds the frames' memory holds up nobody's faults */
-            error = (ops->place_unheld ? ops->place_unheld : ops->place)(frames, (uint64_t)request->offset,
-                                                                         count, slot);
-        if (!error)
-            atomic_fetch_add(&nodes->placed_by_copy, count);
-    }
+    else if (error != -EIO)
+        error = place_copy(nodes, session, agent, request, slot, seen_out);
     call_slot_served(session, request->slot);
     return error;
 }
@@ -342,7 +371,7 @@ static int do_client(struct nodes *nodes, struct agent_frames *frames, enum node
 }
 
 static int do_frames(struct nodes *nodes, struct call_session *session, struct agent_frames *agent,
-                     enum node_op op, const struct node_request *request)
+                     enum node_op op, const struct node_request *request, bool *seen_out)
 {
     struct gaia_frames *frames = agent->frames;
     uint64_t page = (uint64_t)request->offset, count = request->length;
@@ -351,7 +380,7 @@ static int do_frames(struct nodes *nodes, struct call_session *session, struct a
     case NODE_RESIZE:
         return frames->ops->resize(frames, count);
     case NODE_PLACE:
-        return do_place(nodes, session, frames, request);
+        return do_place(nodes, session, agent, request, seen_out);
     case NODE_FETCH:
         return do_fetch(session, frames, request);
     case NODE_DIGESTS:
@@ -392,9 +421,9 @@ int agent_frames_serve(struct nodes *nodes, struct call_session *session, enum n
     struct agent_frames *frames = agent_frames_get(nodes, session, request->frames);
     if (!frames)
         return -ENOENT;
-    bool of_client = op >= NODE_EXPOSE;
-    int error = of_client ? 0 : do_frames(nodes, session, frames, op, request);
-    if (!error && (of_client || (op == NODE_PLACE && request->flags & NODE_PLACE_EXPOSES)))
+    bool of_client = op >= NODE_EXPOSE, seen = false;
+    int error = of_client ? 0 : do_frames(nodes, session, frames, op, request, &seen);
+    if (!error && (of_client || (op == NODE_PLACE && request->flags & NODE_PLACE_EXPOSES && !seen)))
         error = do_client(nodes, frames, op, request);
     if (op == NODE_PLACE && error == -ENOENT) /* the client has gone: the bytes are there */
         error = 0;

@@ -2,6 +2,7 @@
 #include "cache/fault_path.h"
 
 #include <arpa/inet.h>
+#include <assert.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/lock.h"
+#include "cache/bounce.h"
 #include "cache/window.h"
 #include "consistency/page.h"
 
@@ -41,13 +43,14 @@ struct fault_path {
     pthread_mutex_t lock; /* guards what follows; a leaf */
     pthread_cond_t stopped;
     struct gaia_pull *pull;
-    _Atomic bool starved; /* of the pull: the thread that polls rings again */
+    struct bounce_pool buffers; /* for who uses the pull */
+    _Atomic bool starved;       /* of the pull: the thread that polls rings again */
     char address[sizeof((struct fault_path_config *)NULL)->address]; /* "": none found yet */
     char device[64];
     bool ready;     /* pull may be used */
     bool stop;      /* the poller ends */
     unsigned users; /* reads that have not ended, and who starts one */
-    uint64_t connects, failed, refused;
+    uint64_t connects, bounced, failed, refused;
 };
 
 /* Why there is no path; the error again. */
@@ -256,6 +259,7 @@ static void disconnect(struct fault_path *path)
     while (!gaia_transport_wait(transport, no_users, path, AGAIN_MS))
         ;
     gaia_pull_close(path->pull);
+    bounce_pool_free(&path->buffers);
     pthread_mutex_lock(&path->lock);
     path->pull = NULL;
     path->transport = NULL;
@@ -291,6 +295,8 @@ static int connect_path(struct fault_path *path)
     if (!error)
         error = say_it_too(
             path, gaia_pull_open(path->transport, path->agent, 0, shape.depth, &path->starved, &pull));
+    if (!error)
+        error = say_it_too(path, bounce_pool_init(&path->buffers, path->transport));
     pthread_mutex_lock(&path->lock);
     path->pull = pull;
     path->ready = !error;
@@ -421,55 +427,53 @@ static void end_use(struct fault_path *path, unsigned users)
     pthread_mutex_unlock(&path->lock);
 }
 
-/* The end of a window into memory that stands; a new error, if there was none. */
-static int end_standing(struct fault_read *read, int error)
+/* A new error, if there was none. */
+static int end_window(struct fault_read *read, int error)
 {
     if (read->pull.tried)
         gaia_standing_ended(read->window.standing, GAIA_PATH_FAULTS, read->window.registered, error);
     return gaia_window_end(read->frames, &read->window, GAIA_PATH_FAULTS, error);
 }
 
-/* Of other memory, which has the bytes by now, or has got them otherwise: who has touched it does not wait
- * for this. */
-static void end_other(struct fault_read *read, int error)
-{
-    gaia_memory_release(read->pull.memory);
-    gaia_window_end(read->frames, &read->window, GAIA_PATH_FAULTS, error);
-}
-
 static void read_done(struct gaia_pull_read *pull_read, int error)
 {
     struct fault_read *read = (struct fault_read *)((char *)pull_read - offsetof(struct fault_read, pull));
     struct fault_path *path = read->path;
-    bool standing = read->window.standing;
+    const uint8_t *buffer = read->buffer;
 
-    if (standing)
-        error = end_standing(read, error);
-    if (error) {
-        pthread_mutex_lock(&path->lock);
-        path->failed++;
-        pthread_mutex_unlock(&path->lock);
-    }
+    if (!buffer)
+        error = end_window(read, error);
+    pthread_mutex_lock(&path->lock);
+    path->failed += !!error;
+    path->bounced += !error && buffer;
+    pthread_mutex_unlock(&path->lock);
+    read->bounced = buffer;
     read->done(read, error);
-    if (!standing)
-        end_other(read, error);
-    read->gone(read);
+    if (buffer)
+        bounce_put(&path->buffers, buffer);
     end_use(path, 1);
 }
 
-/* Memory that stands is registered once, and the window is a part of it. Other frames come and go with the
- * pages of their file, and a registration would pin what it once found there: it is for this read alone. */
+/* Its memory is registered once, and the window is a part of it. */
 static int register_window(struct fault_path *path, struct fault_read *read)
 {
     struct gaia_window *window = &read->window;
-    struct gaia_span span = {window->memory, read->pull.length, -1};
 
-    if (!window->standing)
-        return gaia_memory_register(path->transport, &span, &read->pull.memory);
     read->pull.memory_offset = (uint64_t)((uintptr_t)window->memory - (uintptr_t)window->standing->address);
     int error = gaia_standing_register(window->standing, path->transport, &read->pull.memory);
     window->registered = error ? NULL : read->pull.memory;
     return error;
+}
+
+static int take_buffer(struct fault_path *path, struct fault_read *read)
+{
+    assert(read->count <= BOUNCE_PAGES);
+    read->buffer = bounce_get(&path->buffers);
+    if (!read->buffer)
+        return -EAGAIN;
+    read->pull.memory = path->buffers.memory;
+    read->pull.memory_offset = (uint64_t)(read->buffer - path->buffers.area);
+    return 0;
 }
 
 static int make_window(struct fault_path *path, struct fault_read *read)
@@ -479,22 +483,29 @@ static int make_window(struct fault_path *path, struct fault_read *read)
 
     if (error)
         return error;
-    read->pull =
-        (struct gaia_pull_read){.offset = (uint64_t)(read->bytes - (uint8_t *)path->host_frames.address),
-                                .region = path->region,
-                                .length = (uint32_t)(read->count * GAIA_PAGE_SIZE),
-                                .cuttable = true,
-                                .done = read_done};
     error = register_window(path, read);
     if (!error && gaia_window_is_doubted(&read->window))
         error = gaia_window_look(read->frames, &read->window, read->bytes);
     return error ? gaia_window_end(read->frames, &read->window, GAIA_PATH_FAULTS, error) : 0;
 }
 
+/* The path is in use. */
+static int prepare_read(struct fault_path *path, struct fault_read *read)
+{
+    read->pull =
+        (struct gaia_pull_read){.offset = (uint64_t)(read->bytes - (uint8_t *)path->host_frames.address),
+                                .region = path->region,
+                                .length = (uint32_t)(read->count * GAIA_PAGE_SIZE),
+                                .cuttable = !read->frames->ops->bounces,
+                                .done = read_done};
+    return read->frames->ops->bounces ? take_buffer(path, read) : make_window(path, read);
+}
+
 int fault_path_read(struct fault_path *path, struct fault_read *read)
 {
-    struct gaia_pull *pull = read->frames->ops->open_window ? begin_use(path) : NULL;
-    int error = pull ? make_window(path, read) : read->frames->ops->open_window ? -EAGAIN : -EOPNOTSUPP;
+    bool can = read->frames->ops->bounces || read->frames->ops->open_window;
+    struct gaia_pull *pull = can ? begin_use(path) : NULL;
+    int error = pull ? prepare_read(path, read) : can ? -EAGAIN : -EOPNOTSUPP;
 
     if (error) {
         pthread_mutex_lock(&path->lock);
@@ -525,6 +536,7 @@ void fault_path_stat(struct fault_path *path, struct fault_path_stat *stat_out)
     memcpy(stat_out->address, path->address, sizeof path->address);
     memcpy(stat_out->pull.device, path->device, sizeof path->device);
     stat_out->connects = path->connects;
+    stat_out->bounced = path->bounced;
     stat_out->failed = path->failed;
     stat_out->refused = path->refused;
     pthread_mutex_unlock(&path->lock);

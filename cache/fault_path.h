@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fault path by the transport (-o fault=local, -o fault=rdma): the bytes of a fault go from the home's
- * host frames straight into the device's frames by a one-sided read, as between two nodes (DREAM, section 3).
- * Here both are this process: its transport is connected to itself, and what the one end exposes, the stages
- * of cache/frame.h, the other end reads.
+ * host frames to the device by a one-sided read, as between two nodes (DREAM, section 3): straight into
+ * frames that stay where they are, a GPU's, and by way of a bounce buffer into those that come and go. Here
+ * both are this process: its transport is connected to itself, and what the one end exposes, the stages of
+ * cache/frame.h, the other end reads.
  *
  * A path that is broken (the queue pair in error, the RDMA device gone) is no error of a fault: its bytes are
  * copied, as on a mount without the option, and the path is made anew once a second.
@@ -42,25 +43,25 @@ int fault_path_open(const struct fault_path_config *config, const void *host_fra
 /* No read is under way. NULL is allowed. */
 void fault_path_close(struct fault_path *path);
 
-/* One read; lives until gone was called. */
+/* One read; lives until done is called. */
 struct fault_read {
     struct gaia_frames *frames; /* pages [first, first + count) of them, which nobody can see yet, */
     uint64_t first, count;
     const uint8_t *bytes;                             /* get these of the host frames */
-    void (*done)(struct fault_read *read, int error); /* 0, or why the frames do not have them */
-    /* After that: nothing of the path's is in the frames any more, which have stayed until now. What takes
-     * time there, no touch waits for. */
-    void (*gone)(struct fault_read *read);
+    void (*done)(struct fault_read *read, int error); /* 0, or why they have not arrived */
+    const uint8_t *bounced; /* in done(), after 0: where they are until it returns, as they are to be placed;
+                               NULL: in the frames */
 
     /* The path's own. */
     struct fault_path *path;
     struct gaia_pull_read pull;
     struct gaia_window window;
+    uint8_t *buffer; /* a bounce buffer; NULL: there is a window */
 };
 
-/* Begin a read. 0: done is called, once, in a thread of the path's or in this one, and then gone. Else
- * neither is: -EAGAIN (the path is broken just now), -EOPNOTSUPP (there is no window, or the carrier can't
- * reach it), or why there was no window. No lock is held. */
+/* Begin a read. 0: done is called, once, in a thread of the path's or in this one. Else it is not: -EAGAIN
+ * (the path is broken just now), -EOPNOTSUPP (there is no window, or the carrier can't reach it), or why
+ * there was no window. No lock is held. */
 int fault_path_read(struct fault_path *path, struct fault_read *read);
 
 struct fault_path_stat {
@@ -68,6 +69,7 @@ struct fault_path_stat {
     char address[80];
     struct gaia_pull_stat pull; /* since it was connected last; only path and device when it is not */
     uint64_t connects;          /* that went well */
+    uint64_t bounced;           /* reads that went into bounce buffers */
     uint64_t failed;            /* reads that ended with an error: their bytes were copied */
     uint64_t refused;           /* reads that could not begin: as well */
 };

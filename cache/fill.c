@@ -319,31 +319,31 @@ static bool may_be_seen(const struct fill *fill)
 
 /* What is known to be cut off is not shown; a cut that comes now is found out by fill_settle(), and by an
  * acquire, which waits for that. */
-static int fill_copy(struct fill *fill)
+static int fill_copy(struct fill *fill, const uint8_t *bytes, bool unheld)
 {
     struct gaia_frames *frames = fill->map->replica->frames;
+    const struct gaia_frames_ops *ops = frames->ops;
     uint64_t done = 0;
 
-    if (frames->ops->place_exposed && may_be_seen(fill) && !was_cut_off(fill))
-        done = frames->ops->place_exposed(fill->map->frames, fill->first, fill->count, fill->stage);
+    if (ops->place_exposed && may_be_seen(fill) && !was_cut_off(fill))
+        done = ops->place_exposed(fill->map->frames, fill->first, fill->count, bytes);
     fill->exposed = done == fill->count;
     if (fill->exposed)
         return 0;
-    return frames->ops->place(frames, fill->first + done, fill->count - done,
-                              fill->stage + done * GAIA_PAGE_SIZE);
+    uint64_t first = fill->first + done, count = fill->count - done;
+    bytes += done * GAIA_PAGE_SIZE;
+    int error = unheld && ops->place_unheld ? ops->place_unheld(frames, first, count, bytes) : -EFAULT;
+    return error == -EFAULT ? ops->place(frames, first, count, bytes) : error;
 }
 
-/* What the path could not bring, for whatever reason, is copied: the stage has it. */
+/* What the path could not bring, for whatever reason, is copied: the stage has it. This is the one thread
+ * that polls: no client is to hold it up by what it does with the frames' memory, unless it cuts that off. */
 static void fill_arrived(struct fault_read *read, int error)
 {
     struct fill *fill = (struct fill *)((char *)read - offsetof(struct fill, read));
+    const uint8_t *bytes = error ? fill->stage : read->bounced;
 
-    fill_show(fill, error ? fill_copy(fill) : 0);
-}
-
-static void fill_left(struct fault_read *read)
-{
-    fill_end((struct fill *)((char *)read - offsetof(struct fill, read)));
+    fill_placed(fill, bytes ? fill_copy(fill, bytes, true) : 0);
 }
 
 static void fill_was_placed(struct gaia_placing *placing, int error)
@@ -397,17 +397,16 @@ static void fill_finish(struct fill *fill, ssize_t got)
     }
     memset(fill->stage + got, 0, fill->count * GAIA_PAGE_SIZE - (size_t)got);
     const struct gaia_frames_ops *ops = replica->frames->ops;
-    bool by_path = path && ops->open_window;
+    bool by_path = path && (ops->open_window || ops->bounces);
     if (!by_path && ops->place_later && !fill_send(fill))
         return;
     fill->read = (struct fault_read){.frames = replica->frames,
                                      .first = fill->first,
                                      .count = fill->count,
                                      .bytes = fill->stage,
-                                     .done = fill_arrived,
-                                     .gone = fill_left};
+                                     .done = fill_arrived};
     if (!path || fault_path_read(path, &fill->read))
-        fill_placed(fill, fill_copy(fill));
+        fill_placed(fill, fill_copy(fill, fill->stage, false));
 }
 
 static void fill_read(void *context, ssize_t result)

@@ -7,7 +7,7 @@
 
 bool gaia_window_is_doubted(const struct gaia_window *window)
 {
-    return window->standing && !gaia_standing_is_proven(window->registered);
+    return !gaia_standing_is_proven(window->registered);
 }
 
 /* Whether the bytes are there: 1, 0, or an errno. */
@@ -65,7 +65,7 @@ int gaia_window_end(struct gaia_frames *frames, struct gaia_window *window, enum
     bool look = !error && window->bytes;
 
     /* Others have learnt meanwhile what nobody knew, or what was wrong, when this began. */
-    if (!error && !look && window->standing && gaia_standing_reach(window->standing, path) == GAIA_REACH_NONE)
+    if (!error && !look && gaia_standing_reach(window->standing, path) == GAIA_REACH_NONE)
         error = -EOPNOTSUPP;
     if (look && (error = ops->open_window(frames, window->page, window->count, &still)))
         look = false;

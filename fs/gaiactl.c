@@ -206,11 +206,12 @@ static void print_fault(json_t *f)
         printf("broken, the daemon copies; %lld failed, %lld copied\n", field(f, "failed"), copied);
         return;
     }
-    printf("%lld queues of %lld, %lld outstanding (at most %lld), %lld reads, %s, p50 %.1f us, p99 %.1f us, "
-           "%lld failed, %lld copied\n",
+    printf("%lld queues of %lld, %lld outstanding (at most %lld), %lld reads (%lld bounced), %s, p50 %.1f "
+           "us, p99 %.1f us, %lld failed, %lld copied\n",
            field(f, "queues"), field(f, "depth"), field(f, "outstanding"), field(f, "outstanding_max"),
-           field(f, "reads"), human(field(f, "bytes"), bytes), (double)field(f, "latency_p50_ns") / 1000,
-           (double)field(f, "latency_p99_ns") / 1000, field(f, "failed"), copied);
+           field(f, "reads"), field(f, "bounced"), human(field(f, "bytes"), bytes),
+           (double)field(f, "latency_p50_ns") / 1000, (double)field(f, "latency_p99_ns") / 1000,
+           field(f, "failed"), copied);
 }
 
 static double microseconds(json_t *object, const char *name)

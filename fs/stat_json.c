@@ -156,6 +156,7 @@ static json_t *fault_json(struct cache *cache)
     json_object_set_new(o, "reads", integer(s.pull.reads));
     json_object_set_new(o, "bytes", integer(s.pull.bytes));
     json_object_set_new(o, "doorbells", integer(s.pull.doorbells));
+    json_object_set_new(o, "bounced", integer(s.bounced));
     json_object_set_new(o, "failed", integer(s.failed));
     json_object_set_new(o, "refused", integer(s.refused));
     json_object_set_new(o, "latency_p50_ns", integer(s.pull.latency_p50_ns));

@@ -28,12 +28,12 @@ struct gaia_run {
 
 #define GAIA_FETCH_MAX 64u /* pages */
 
-/* The memory of pages [page, page + count) of some frames, for who brings the bytes in otherwise than by
- * place(). */
+/* The memory of pages [page, page + count) of some frames that stays where it is, for who brings the bytes in
+ * otherwise than by place(). */
 struct gaia_window {
     uint64_t page, count;
     void *memory;                   /* at addresses of this process */
-    struct gaia_standing *standing; /* which it is a part of; NULL: it is there for this window alone */
+    struct gaia_standing *standing; /* which it is a part of */
     struct gaia_memory *registered; /* who brings the bytes: its registration with the transport; else NULL */
     /* cache/window.c's: what is to arrive, if it is looked at; and it was not there before. */
     const void *bytes;
@@ -71,6 +71,9 @@ struct gaia_process {
  * the one kind are NULL, or do nothing, in drivers of the other. */
 struct gaia_frames_ops {
     bool scans;
+    /* The frames come and go, so that a NIC can't be told once where they are: bytes are read into memory
+     * that is registered once, and placed from there. Such frames have no windows. */
+    bool bounces;
     /* How many placements of place_later() may be under way, of all files: so many threads call done(), and
      * wait for whatever that waits for. 0: any number. */
     unsigned later_most;
@@ -104,13 +107,12 @@ struct gaia_frames_ops {
     /* The same at once, of as many pages from the first on as can be: how many. One step less, and without
      * the locks of the frames; what is left is for place() and expose(). NULL: never. [client] */
     uint64_t (*place_exposed)(struct gaia_frames_map *map, uint64_t page, uint64_t count, const void *bytes);
-    /* As place(), by hand: the memory of frames that nobody can see yet, until close_window(). A client can
-     * make it go away meanwhile, or it is a GPU's, so that a store to it is SIGBUS: the kernel or a NIC may
-     * write to it, nobody else. -EOPNOTSUPP: these pages have none; NULL: no pages of this device have. */
+    /* As place(), by hand: the memory of frames that nobody can see yet, until close_window(). It is a GPU's,
+     * so that a store to it is SIGBUS: the kernel or a NIC may write to it, nobody else. -EOPNOTSUPP: these
+     * pages have none; NULL: no pages of this device have. */
     int (*open_window)(struct gaia_frames *frames, uint64_t page, uint64_t count,
                        struct gaia_window *window_out);
-    /* arrived: all bytes are there, and the pages count as placed when this has returned 0. Of memory that
-     * does not stand they do so before, it is 0 always, and the pages may be in use (cache/fault_path.c). */
+    /* arrived: all bytes are there, and the pages count as placed when this has returned 0. */
     int (*close_window)(struct gaia_frames *frames, const struct gaia_window *window, bool arrived);
     /* Let the client of map see placed pages, first stores trapped or not; wakes its waiting touches
      * (mapP2V). [client] */

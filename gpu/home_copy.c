@@ -149,13 +149,14 @@ static bool is_behind(const struct window *window)
     return false;
 }
 
-/* ended: the copy has come to its end. It goes at once then, as a page takes longer to drop where a window
- * shows it; and so does one that a thread has come back to which the others have overtaken. */
-static void put_window(struct window *window, bool ended)
+/* Of a stream: ended: the copy has come to the window's end. It goes at once then, as a page takes longer to
+ * drop where a window shows it; and so does one that a thread has come back to which the others have
+ * overtaken. Touches in no order come back to any. */
+static void put_window(struct window *window, bool stream, bool ended)
 {
     pthread_mutex_lock(&copies.lock);
-    window->finished |= ended;
-    if (!--window->users && (window->finished || is_behind(window)))
+    window->finished |= stream && ended;
+    if (!--window->users && (window->finished || (stream && is_behind(window))))
         empty_window(window);
     pthread_mutex_unlock(&copies.lock);
 }
@@ -183,6 +184,7 @@ static uint64_t copy_pages(const struct window *window, uint64_t page, uint64_t 
 
 uint64_t home_copy_run(int fd, uint64_t page, uint64_t count, const void *bytes)
 {
+    bool stream = count >= HOME_COPY_LEAST;
     uint64_t done = 0, wanted, got;
 
     do {
@@ -194,7 +196,7 @@ uint64_t home_copy_run(int fd, uint64_t page, uint64_t count, const void *bytes)
             wanted = count - done;
         got = copy_pages(window, page + done, wanted, (const uint8_t *)bytes + done * GAIA_PAGE_SIZE);
         done += got;
-        put_window(window, (page + done) % WINDOW_PAGES == 0);
+        put_window(window, stream, (page + done) % WINDOW_PAGES == 0);
     } while (got == wanted && done < count);
     return done;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Long runs on their way into the soft device's frames. pwrite() takes the memfd's lock for as long as it
+/* Bytes on their way into the soft device's frames. pwrite() takes the memfd's lock for as long as it
  * allocates and copies, so that a stream's threads stand in line, and each page costs it most of a
  * microsecond. UFFDIO_COPY allocates, fills and inserts a page without that lock, but only by way of a
  * mapping that userfaultfd serves: these are windows of this process's own, which nobody touches. A page that
@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-/* Shorter runs are not worth it. */
+/* Where the memfd's lock does no harm, pwrite() is as good for shorter runs. */
 #define HOME_COPY_LEAST 64u
 
 /* Bring the bytes of count pages into frames that have none. How many from the first on it has brought; less

@@ -144,25 +144,6 @@ static int soft_place(struct gaia_frames *frames, uint64_t page, uint64_t count,
     return 0;
 }
 
-static int soft_open_window(struct gaia_frames *frames, uint64_t page, uint64_t count,
-                            struct gaia_window *window_out)
-{
-    void *memory = mmap(NULL, count * GAIA_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, soft(frames)->fd,
-                        (off_t)(page * GAIA_PAGE_SIZE));
-
-    if (memory == MAP_FAILED)
-        return -errno;
-    *window_out = (struct gaia_window){.page = page, .count = count, .memory = memory};
-    return 0;
-}
-
-static int soft_close_window(struct gaia_frames *frames, const struct gaia_window *window, bool arrived)
-{
-    (void)frames, (void)arrived;
-    munmap(window->memory, window->count * GAIA_PAGE_SIZE);
-    return 0;
-}
-
 /* The kernel refuses with EAGAIN while the client's mmap is changing: for a moment, which is waited for. A
  * client that has asked for events (libgaia has not) can keep it so: until its fault thread, which may be the
  * one that waits here, has read them, or by changing it without pause. Who gives such a one up serves its
@@ -438,27 +419,30 @@ static int soft_drop(struct gaia_frames *frames, uint64_t page, uint64_t count)
 
 /* Without the memfd's lock, which a client may have for as long as it likes: the kernel stores by way of a
  * mapping of ours. What a client has cut off is no SIGBUS so, but EFAULT. */
-static int store_by_window(struct gaia_frames *frames, uint64_t page, size_t from, const void *bytes,
-                           size_t length)
+static int store_by_mapping(struct gaia_frames *frames, uint64_t page, size_t from, const void *bytes,
+                            size_t length)
 {
     struct iovec source = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = length};
-    struct gaia_window window = {0};
-    uint64_t count = (from + length + GAIA_PAGE_SIZE - 1) / GAIA_PAGE_SIZE;
+    off_t offset = (off_t)(page * GAIA_PAGE_SIZE);
+    int error = 0;
 
-    int error = soft_open_window(frames, page, count, &window);
-    if (error)
-        return error;
-    struct iovec place = {.iov_base = (uint8_t *)window.memory + from, .iov_len = length};
+    uint8_t *memory = mmap(NULL, from + length, PROT_READ | PROT_WRITE, MAP_SHARED, soft(frames)->fd, offset);
+    if (memory == MAP_FAILED)
+        return -errno;
+    struct iovec place = {.iov_base = memory + from, .iov_len = length};
     ssize_t n = process_vm_writev(getpid(), &source, 1, &place, 1, 0);
     if (n != (ssize_t)length)
         error = n < 0 ? -errno : -EFAULT; /* at the first page that is cut off */
-    soft_close_window(frames, &window, true);
+    munmap(memory, from + length);
     return error;
 }
 
 static int soft_place_unheld(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes)
 {
-    return store_by_window(frames, page, 0, bytes, count * GAIA_PAGE_SIZE);
+    uint64_t done = home_copy_run(soft(frames)->fd, page, count, bytes);
+    const uint8_t *rest = (const uint8_t *)bytes + done * GAIA_PAGE_SIZE;
+
+    return done < count ? store_by_mapping(frames, page + done, 0, rest, (count - done) * GAIA_PAGE_SIZE) : 0;
 }
 
 static int soft_clear(struct gaia_frames *frames, uint64_t page, size_t from)
@@ -468,7 +452,7 @@ static int soft_clear(struct gaia_frames *frames, uint64_t page, size_t from)
     ssize_t n;
 
     /* A file's lock is held here. What is cut off reads as zeros anyway. */
-    int error = store_by_window(frames, page, from, zeros, length);
+    int error = store_by_mapping(frames, page, from, zeros, length);
     if (!error || error == -EFAULT)
         return 0;
     do
@@ -534,8 +518,7 @@ static const struct gaia_frames_ops soft_ops = {
     .resize = soft_resize,
     .place = soft_place,
     .place_unheld = soft_place_unheld,
-    .open_window = soft_open_window,
-    .close_window = soft_close_window,
+    .bounces = true,
     .expose = soft_expose,
     .place_exposed = soft_place_exposed,
     .protect = soft_protect,

@@ -228,12 +228,6 @@ static void test_others_learn_meanwhile(void **state)
     assert_int_equal(open_window(&frames.base, FIRST, COUNT, &window), 0);
     assert_true(gaia_window_is_doubted(&window));
     assert_int_equal(gaia_window_end(&frames.base, &window, GAIA_PATH_CALLS, -EIO), -EIO);
-    /* Memory of its own for each window (a soft device's) is never looked at. */
-    assert_int_equal(open_window(&frames.base, FIRST, COUNT, &window), 0);
-    window.standing = NULL;
-    assert_false(gaia_window_is_doubted(&window));
-    assert_int_equal(gaia_window_end(&frames.base, &window, GAIA_PATH_FAULTS, 0), 0);
-    assert_true(is_placed());
 }
 
 int main(void)

@@ -13,6 +13,7 @@ import helpers
 from files import Opened, make, pattern
 from helpers import (MIB, PAGE, agents, daemon_with_faults, devices, make_random, read_file,  # noqa: F401
                      refused_mount, stand_still, statistics, wait_until)
+from test_frames import Hostile
 
 
 def path_of(m):
@@ -37,9 +38,11 @@ def test_what_is_seen(mount, devices):
     assert (seen["queues"], seen["depth"], seen["failed"], seen["refused"], seen["waiting"]) == (3, 7, 0, 0, 0)
     assert seen["bytes"] == statistics(m.mnt)["devices"][0]["bytes_in"] >= len(content)
     assert 0 < seen["latency_p50_ns"] <= seen["latency_p99_ns"] <= seen["latency_max_ns"]
+    assert seen["bounced"] == seen["reads"]
     assert 0 < seen["doorbells"] <= seen["reads"] and 0 < seen["outstanding_max"] <= 21
     said = subprocess.run([os.path.join(helpers.BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True, check=True).stdout
     assert "faults: path local (local at gaiafs-fault-" in said and "3 queues of 7, " in said
+    assert f" {seen['reads']} reads ({seen['reads']} bounced), " in said
 
 
 def test_a_daemon_that_stood_still_keeps_its_path(mount, devices):
@@ -101,6 +104,31 @@ def test_a_file_that_is_cut_meanwhile(mount, agents):
         os.truncate(path, 2 * MIB)
         assert client("bytes(map[0:100])") == pattern(2 * MIB)[:100]
     assert path_of(m)["connected"] or path_of(m)["connects"]
+
+
+@pytest.mark.traps
+def test_a_client_that_holds_its_frames(mount, agents):
+    """It has the lock of their memory for as long as it likes. The one thread that places what has come waits for no such lock:
+    touches of this file and of another go on, of who stores and of who only reads."""
+    m = mount("fault=local,timeout=0,unit=4K")
+    contents = {name: pattern(64 * PAGE) for name in "fg"}
+    paths = {name: make(m, content, name) for name, content in contents.items()}
+    hostile = Hostile(paths["f"])
+    clients = [(name, prot, agents()) for name in "fg" for prot in ("gaia.PROT_READ", "gaia.PROT_READ | gaia.PROT_WRITE")]
+    for name, prot, client in clients:
+        client.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device()\nmap = dev.mmap(fd, 64 << 12, prot=" + prot + ")\nmap[2 << 12]",
+                  path=paths[name])
+    bounced = path_of(m)["bounced"]
+    hostile.hold()
+    for at, (name, prot, client) in enumerate(clients, 20):
+        stores = f"map[{at + 10} << 12] = 7\n" if "WRITE" in prot else ""
+        client.start(f"{stores}seen = bytes(map[{at} << 12:({at} << 12) + 4096])")
+        assert not client.busy(15), (name, prot)
+        client.finish()
+        assert client("seen") == contents[name][at * PAGE:(at + 1) * PAGE]
+    assert path_of(m)["bounced"] > bounced
+    hostile.let_go()
+    hostile.end()
 
 
 @pytest.mark.parametrize("unit", ["64K", "4K"])  # of a longer piece each page is tried again by itself
