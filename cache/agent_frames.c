@@ -142,7 +142,7 @@ static int place_by_window(struct call_session *session, struct gaia_frames *fra
             error = gaia_window_look(frames, &window, slot);
     }
     if (!error)
-        error = call_slot_read_into(session, request->slot, 0, length, window.memory, window.standing, true);
+        error = call_slot_read_into(session, request->slot, 0, length, window.memory, window.standing);
     return gaia_window_end(frames, &window, GAIA_PATH_CALLS, error);
 }
 

@@ -179,14 +179,14 @@ void *call_slot_serve(struct call_session *session, unsigned slot);
 void call_slot_served(struct call_session *session, unsigned slot);
 
 /* Only where this end connected (else -EINVAL). Move bytes of a slot, between the peer's memory of it and
- * this end's; or from the peer's straight to memory of the caller's, which is registered for it, unless it is
- * part of something that stands (cuttable: see gaia_transfer; then -EFAULT leaves the session as it is). What
- * was written is there before a call that is made afterwards. 0, -EINVAL (past the slot), -ENOMEM (not
- * registered), -EOPNOTSUPP (what stands can't be reached), -EIO (the session has ended). */
+ * this end's; or from the peer's straight to memory of the caller's, a part of something that stands
+ * (-EFAULT: that has gone, and leaves the session as it is). What was written is there before a call that is
+ * made afterwards. 0, -EINVAL (past the slot), -ENOMEM (not registered for now), -EOPNOTSUPP (what stands
+ * can't be reached), -EIO (the session has ended). */
 int call_slot_read(struct call_session *session, unsigned slot, size_t offset, size_t length);
 int call_slot_write(struct call_session *session, unsigned slot, size_t offset, size_t length);
 int call_slot_read_into(struct call_session *session, unsigned slot, size_t offset, size_t length,
-                        void *memory, struct gaia_standing *standing, bool cuttable);
+                        void *memory, struct gaia_standing *standing);
 /* The registration of what stands with the session's transport, which call_slot_read_into() makes at the
  * first time. 0, or what gaia_standing_register() says, -EIO (the session has ended). */
 int call_slot_register(struct call_session *session, struct gaia_standing *standing,

@@ -283,23 +283,9 @@ int call_slot_write(struct call_session *session, unsigned slot, size_t offset, 
     return move_slot(session, slot, offset, length, true);
 }
 
-/* Registered for this read alone, and let go of before it is told. */
-static int read_into(struct call_session *session, uint64_t at, size_t length, void *memory, bool cuttable)
-{
-    struct gaia_span span = {memory, length, -1};
-    struct move move = {.read = {.offset = at, .length = (uint32_t)length, .cuttable = cuttable}};
-    int error = gaia_memory_register(session->calls->transport, &span, &move.read.memory);
-
-    if (error)
-        return cuttable && error == -EFAULT ? -EFAULT : -ENOMEM;
-    error = carry_out(session, &move);
-    gaia_memory_release(move.read.memory);
-    return error;
-}
-
-/* The same, of memory that is registered for good. */
-static int read_into_standing(struct call_session *session, uint64_t at, size_t length, const void *memory,
-                              struct gaia_standing *standing)
+/* It is registered at the first time. */
+static int read_into(struct call_session *session, uint64_t at, size_t length, const void *memory,
+                     struct gaia_standing *standing)
 {
     struct move move = {
         .read = {.memory_offset = (uint64_t)((uintptr_t)memory - (uintptr_t)standing->address),
@@ -317,7 +303,7 @@ static int read_into_standing(struct call_session *session, uint64_t at, size_t 
 }
 
 int call_slot_read_into(struct call_session *session, unsigned slot, size_t offset, size_t length,
-                        void *memory, struct gaia_standing *standing, bool cuttable)
+                        void *memory, struct gaia_standing *standing)
 {
     uint64_t at = slot * CALL_SLOT_BYTES + offset;
     int error = enter_slot(session, slot, offset, length);
@@ -325,8 +311,7 @@ int call_slot_read_into(struct call_session *session, unsigned slot, size_t offs
     if (error)
         return error;
     if (length)
-        error = standing ? read_into_standing(session, at, length, memory, standing)
-                         : read_into(session, at, length, memory, cuttable);
+        error = read_into(session, at, length, memory, standing);
     leave(session);
     return error;
 }

@@ -349,6 +349,8 @@ static void test_slot_arguments(void **state)
 {
     static struct couple c;
     uint8_t *page = new_frames(4096);
+    struct gaia_reaches reaches = {0};
+    struct gaia_standing standing = {.address = page, .length = 4096, .reaches = &reaches};
 
     (void)state;
     couple_open(&c, TIMEOUT_MS);
@@ -358,14 +360,14 @@ static void test_slot_arguments(void **state)
     assert_int_equal(call_slot_write(c.session, 0, SIZE_MAX, 2), -EINVAL);
     assert_int_equal(call_slot_write(c.session, 0, 2, SIZE_MAX), -EINVAL);
     assert_int_equal(call_slot_read(c.session, 2 * CALL_SLOTS, 0, 1), -EINVAL);
-    assert_int_equal(call_slot_read_into(c.session, UINT32_MAX, 0, 4096, page, NULL, false), -EINVAL);
-    assert_int_equal(call_slot_read_into(c.session, 1, CALL_SLOT_BYTES - 4095, 4096, page, NULL, false),
+    assert_int_equal(call_slot_read_into(c.session, UINT32_MAX, 0, 4096, page, &standing), -EINVAL);
+    assert_int_equal(call_slot_read_into(c.session, 1, CALL_SLOT_BYTES - 4095, 4096, page, &standing),
                      -EINVAL);
     assert_int_equal(call_slot_read(c.session, 0, CALL_SLOT_BYTES, 0), 0);
     assert_int_equal(call_slot_read(c.session, 31, CALL_SLOT_BYTES - 1, 1), 0);
     assert_int_equal(call_slot_read(c.other, 0, 0, 1), -EINVAL);
     assert_int_equal(call_slot_write(c.other, 0, 0, 1), -EINVAL);
-    assert_int_equal(call_slot_read_into(c.other, 0, 0, 4096, page, NULL, false), -EINVAL);
+    assert_int_equal(call_slot_read_into(c.other, 0, 0, 4096, page, &standing), -EINVAL);
     assert_null(call_slot(c.session, 2 * CALL_SLOTS));
     assert_null(call_slot(c.other, UINT32_MAX));
     assert_non_null(call_slot(c.other, 2 * CALL_SLOTS - 1));
@@ -450,34 +452,12 @@ static void test_slots_are_served_to_one(void **state)
     couple_close(&c);
 }
 
-/* Straight to memory of the caller's, and only there; also to that of a file that was made shorter. */
-static void test_read_into(void **state)
-{
-    enum { LENGTH = 64 * 1024 };
-    static struct couple c;
-    uint8_t *frames = new_frames(3 * LENGTH);
-    struct piece piece = {.salt = seed, .slot = 20, .offset = 8192, .length = LENGTH};
-
-    (void)state;
-    couple_open(&c, TIMEOUT_MS);
-    assert_int_equal(ask(c.session, 0, OP_FILL, &piece, sizeof piece), 0);
-    for (unsigned cuttable = 0; cuttable < 2; cuttable++) {
-        memset(frames, 0, 3 * LENGTH);
-        assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames + LENGTH, NULL, cuttable),
-                         0);
-        assert_true(matches(frames + LENGTH, LENGTH, seed, 8192));
-        assert_true(!frames[LENGTH - 1] && !frames[2 * LENGTH]);
-    }
-    assert_int_equal(((uint8_t *)call_slot(c.session, 20))[8192], 0); /* its own copy is as it was */
-    couple_close(&c);
-    munmap(frames, 3 * LENGTH);
-}
-
 static void test_read_into_what_is_cut_off(void **state)
 {
     enum { LENGTH = 64 * 1024 };
     static struct couple c;
     int fd = memfd_create("cut", MFD_CLOEXEC);
+    struct gaia_reaches reaches = {0};
     struct calls_stat s;
 
     (void)state;
@@ -486,20 +466,24 @@ static void test_read_into_what_is_cut_off(void **state)
     uint8_t *frames = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     assert_ptr_not_equal(frames, MAP_FAILED);
     assert_int_equal(ftruncate(fd, LENGTH / 2), 0);
+    struct gaia_standing standing = {.address = frames, .length = LENGTH, .reaches = &reaches};
     couple_open(&c, TIMEOUT_MS);
-    assert_int_equal(call_slot_read_into(c.session, 0, 0, LENGTH, frames, NULL, true), -EFAULT);
+    int error = call_slot_read_into(c.session, 0, 0, LENGTH, frames, &standing);
+    assert_int_equal(error, carrier == GAIA_CARRIER_LOCAL ? -EFAULT : -EOPNOTSUPP); /* not registered */
     assert_int_equal(call_session_error(c.session), 0);
     calls_stat(c.client.calls, &s);
     assert_true(!s.reads && !s.bytes_read && !s.latency_max_ns && !s.outstanding);
-    if (carrier == GAIA_CARRIER_LOCAL) /* else it could not be registered */
+    if (carrier == GAIA_CARRIER_LOCAL)
         assert_int_equal(s.failed, 1);
     assert_int_equal(ask(c.session, 0, OP_HIGHEST, NULL, 0), OP_HIGHEST);
+    gaia_standing_end(&standing);
     couple_close(&c);
     munmap(frames, LENGTH);
     close(fd);
 }
 
-/* Memory that stands, over a session: what a transfer of it shows is learnt, and only of one that began. */
+/* Straight to memory that stands, and only there: what a transfer of it shows is learnt, and only of one that
+ * began. */
 static void test_read_into_what_stands(void **state)
 {
     enum { LENGTH = 64 * 1024 };
@@ -512,20 +496,21 @@ static void test_read_into_what_stands(void **state)
     (void)state;
     couple_open(&c, 500);
     assert_int_equal(ask(c.session, 0, OP_FILL, &piece, sizeof piece), 0);
-    assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames + LENGTH, &standing, true), 0);
+    assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames + LENGTH, &standing), 0);
     assert_true(matches(frames + LENGTH, LENGTH, seed, 8192));
     assert_true(!frames[LENGTH - 1] && !frames[2 * LENGTH]);
+    assert_int_equal(((uint8_t *)call_slot(c.session, 20))[8192], 0); /* its own copy is as it was */
     assert_int_equal(gaia_standing_reach(&standing, GAIA_PATH_CALLS), GAIA_REACH_UNKNOWN);
     if (carrier == GAIA_CARRIER_LOCAL) { /* whose peer answers itself: a NIC needs nobody for it */
         transport_test.deaf = true;
-        assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames, &standing, true), -EIO);
+        assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames, &standing), -EIO);
         transport_test.deaf = false;
         assert_int_equal(gaia_standing_reach(&standing, GAIA_PATH_CALLS), GAIA_REACH_NONE);
     }
     assert_int_equal(gaia_standing_reach(&standing, GAIA_PATH_FAULTS), GAIA_REACH_UNKNOWN);
     reaches = (struct gaia_reaches){0};
     call_session_close(c.session); /* no transfer begins any more */
-    assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames, &standing, true), -EIO);
+    assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames, &standing), -EIO);
     assert_int_equal(gaia_standing_reach(&standing, GAIA_PATH_CALLS), GAIA_REACH_UNKNOWN);
     gaia_standing_end(&standing);
     couple_close(&c);
@@ -538,6 +523,8 @@ static void test_transfers_are_counted(void **state)
     enum { READS = 40, WRITES = 7, LENGTH = 10000 };
     static struct couple c;
     uint8_t *frames = new_frames(LENGTH);
+    struct gaia_reaches reaches = {0};
+    struct gaia_standing standing = {.address = frames, .length = LENGTH, .reaches = &reaches};
     struct calls_stat s;
 
     (void)state;
@@ -550,7 +537,7 @@ static void test_transfers_are_counted(void **state)
         if (i % 2)
             assert_int_equal(call_slot_read(c.session, i % CALL_SLOTS, i, LENGTH), 0);
         else
-            assert_int_equal(call_slot_read_into(c.session, 3, i, LENGTH, frames, NULL, false), 0);
+            assert_int_equal(call_slot_read_into(c.session, 3, i, LENGTH, frames, &standing), 0);
     for (unsigned i = 0; i < WRITES; i++)
         assert_int_equal(call_slot_write(c.session, i, 0, 2 * LENGTH), 0);
     call_session_close(c.session); /* what it has counted stays; and what it does not try is not counted */
@@ -567,6 +554,7 @@ static void test_transfers_are_counted(void **state)
     assert_true(s.latency_p99_ns <= s.latency_max_ns);
     calls_stat(c.server.calls, &s);
     assert_true(!s.outstanding_max && !s.reads && !s.writes && !s.failed && !s.latency_max_ns);
+    gaia_standing_end(&standing);
     couple_close(&c);
     munmap(frames, LENGTH);
 }
@@ -624,7 +612,6 @@ int main(int argc, char **argv)
         CASE(test_read_into_what_stands),
         CASE(test_slots_run_out),
         CASE(test_slots_are_served_to_one),
-        CASE(test_read_into),
         CASE(test_read_into_what_is_cut_off),
         CASE(test_transfers_are_counted),
         CASE(test_slots_are_of_one_session),

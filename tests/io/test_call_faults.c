@@ -45,9 +45,12 @@ static void move(struct call_session *session, uint8_t *frames)
     }
     if (!all_well)
         return;
+    struct gaia_reaches reaches = {0};
+    struct gaia_standing standing = {.address = frames, .length = 64 * KIB, .reaches = &reaches};
     memset(frames, 0, 64 * KIB);
-    if (is_well(call_slot_read_into(session, 2, 100, 64 * KIB, frames, NULL, false)))
+    if (is_well(call_slot_read_into(session, 2, 100, 64 * KIB, frames, &standing)))
         assert_true(matches(frames, 64 * KIB, 5, 100));
+    gaia_standing_end(&standing);
 }
 
 static void talk(struct node *server, struct call_session *session, uint8_t *frames)

@@ -73,18 +73,21 @@ static void *run_reader(void *argument)
     unsigned slot = CALL_SLOTS + reader->number;
     uint64_t random = seed + reader->number;
     uint8_t *frames = new_frames(CALL_SLOT_BYTES);
+    struct gaia_reaches reaches = {0};
+    struct gaia_standing standing = {.address = frames, .length = CALL_SLOT_BYTES, .reaches = &reaches};
 
     for (unsigned i = 0; i < READINGS && !reader->failed; i++) {
         uint32_t length = 1 + (uint32_t)draw(&random, i % 4 ? 9000 : CALL_SLOT_BYTES);
         uint32_t at = (uint32_t)draw(&random, CALL_SLOT_BYTES - length + 1);
         bool into = i % 2;
-        int error = into ? call_slot_read_into(reader->session, slot, at, length, frames, NULL, false)
+        int error = into ? call_slot_read_into(reader->session, slot, at, length, frames, &standing)
                          : call_slot_read(reader->session, slot, at, length);
         const uint8_t *bytes = into ? frames : (uint8_t *)call_slot(reader->session, slot) + at;
 
         reader->failed += error != 0;
         reader->wrong += !error && !matches(bytes, length, seed + reader->number, at);
     }
+    gaia_standing_end(&standing);
     munmap(frames, CALL_SLOT_BYTES);
     return NULL;
 }
