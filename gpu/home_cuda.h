@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Frames of the CUDA device, as the home has them: home_cuda.c has their memory, home_cuda_place.c
+/* Frames of the CUDA device, as the home has them: home_cuda_chunk.c has their memory, home_cuda_place.c
  * places them, home_cuda_scan.c looks for what kernels stored, and changes pages in place. */
 #ifndef GAIAFS_GPU_HOME_CUDA_H
 #define GAIAFS_GPU_HOME_CUDA_H
@@ -103,6 +103,21 @@ void cuda_mark(const struct cuda_frames *frames, struct chunk *chunk, uint64_t *
 
 /* The chunk, made if there is none. The frames' lock is held, and let go while one is made. */
 int cuda_chunk_get(struct cuda_frames *frames, uint64_t index, struct chunk **chunk_out);
+static inline size_t cuda_chunk_bytes(const struct cuda_frames *frames)
+{
+    return frames->base.chunk_pages * GAIA_PAGE_SIZE;
+}
+/* Of all frames of a GPU that closes: of one that is lost the driver frees what they had. */
+void cuda_chunks_end(struct home_gpu *gpu);
+/* Nobody uses it any more. There may be none. Lock held. */
+void cuda_chunk_free(struct cuda_frames *frames, uint64_t index);
+/* Chunks that hold nothing, and that no client has, give their memory back. A client that was given a chunk's
+ * descriptor may not have attached yet. Lock held. */
+void cuda_chunks_trim(struct cuda_frames *frames);
+/* A descriptor of a chunk's memory, for the caller to close; kept: where the one is that is kept of it, or
+ * -1. Lock held, and let go meanwhile: the chunk stays. 0, or what the driver says, -EMFILE ... */
+int cuda_chunk_share(struct cuda_frames *frames, struct chunk *chunk, CUmemGenericAllocationHandle memory,
+                     int *kept, int *fd_out);
 
 /* A part has come, or could not, all of which was `filled` when it was begun to be brought: what was to be
  * wiped meanwhile is. Lock held. */
