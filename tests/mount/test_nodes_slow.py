@@ -117,7 +117,8 @@ def test_a_map_beside_many_acquires_that_wait_for_a_still_node(still, agents):
 
 @pytest.mark.parametrize("node", [0, 2])
 def test_an_acquire_of_what_was_appended(cluster, agents, node):
-    """When it has returned every kernel knows the size: who hears of it from what the device stores next reads it."""
+    """When it has returned every kernel knows the size: who hears of it from what the device stores next reads it. (All are told
+    at the same time, so c knows before that.)"""
     nodes = cluster(3, "timeout=30,peer_timeout=25", only=[0, 2])
     for name in "f", "flag":
         nodes.make(pattern(2 * PAGE), name, home=0)
@@ -127,13 +128,15 @@ def test_an_acquire_of_what_was_appended(cluster, agents, node):
     writer, reader = agents(), agents()
     writer.do("fd = os.open(path, os.O_WRONLY | os.O_APPEND)", path=nodes.path(0))
     reader.do("fd, flag = (os.open(path, os.O_RDONLY) for path in paths)", paths=[nodes.path(2, name) for name in ("f", "flag")])
-    slow = Member(nodes.peers)  # b, which is told before c is
+    slow = Member(nodes.peers)  # b
     try:
         slow.has_read_page(nodes.below())
         assert reader("len(os.pread(fd, 1 << 20, 0))") == 2 * PAGE
         slow.do("pause", OPS["NODE_INVALIDATE"], 3000)
+        began = time.monotonic()
         writer.do("os.write(fd, b'NEW')")
         device.do("map.acquire()\nflag[:4] = map[at:at + 3] + b'!'\nflag.release()", at=2 * PAGE)
+        assert time.monotonic() - began >= 3, "b has not said yet that it knows"
         assert reader("os.pread(flag, 4, 0)") == b"NEW!"
         assert reader("os.pread(fd, 3, at)", at=2 * PAGE) == b"NEW"
     finally:
