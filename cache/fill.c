@@ -332,8 +332,9 @@ static int fill_copy(struct fill *fill, const uint8_t *bytes, bool unheld)
         return 0;
     uint64_t first = fill->first + done, count = fill->count - done;
     bytes += done * GAIA_PAGE_SIZE;
+    /* That is also short of mappings, or not allowed: nobody's touch fails for it. */
     int error = unheld && ops->place_unheld ? ops->place_unheld(frames, first, count, bytes) : -EFAULT;
-    return error == -EFAULT ? ops->place(frames, first, count, bytes) : error;
+    return error ? ops->place(frames, first, count, bytes) : 0;
 }
 
 /* What the path could not bring, for whatever reason, is copied: the stage has it. This is the one thread

@@ -131,6 +131,19 @@ def test_a_client_that_holds_its_frames(mount, agents):
     hostile.end()
 
 
+def test_no_room_for_mappings(mount, devices, workdir, monkeypatch):
+    """Bytes are placed by way of one, where there is no userfaultfd; with none to be had they are written, as before."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("fault=local,unit=4K", env={**env, "GAIA_SOFT_COPY": "0"})
+    content = pattern(64 * PAGE)
+    opened = Opened(devices(), make(m, content))
+    assert opened.map[2 * PAGE] == content[2 * PAGE]
+    plan.arm(helpers.ROWS.index("mmap64"), errno.ENOMEM, 1, 1)
+    seen = opened.map[40 * PAGE:41 * PAGE]
+    plan.row = -1
+    assert plan.landed and seen == content[40 * PAGE:41 * PAGE]
+
+
 @pytest.mark.parametrize("unit", ["64K", "4K"])  # of a longer piece each page is tried again by itself
 def test_a_path_that_breaks(mount, devices, workdir, monkeypatch, unit):
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
