@@ -262,6 +262,7 @@ static void disconnect(struct fault_path *path)
     bounce_pool_free(&path->buffers);
     pthread_mutex_lock(&path->lock);
     path->pull = NULL;
+    path->bounced = 0; /* as the pull's own counts */
     path->transport = NULL;
     pthread_mutex_unlock(&path->lock);
     gaia_transport_close(transport); /* and the links */

@@ -69,7 +69,7 @@ struct fault_path_stat {
     char address[80];
     struct gaia_pull_stat pull; /* since it was connected last; only path and device when it is not */
     uint64_t connects;          /* that went well */
-    uint64_t bounced;           /* reads that went into bounce buffers */
+    uint64_t bounced;           /* of the pull's reads: those that went into bounce buffers */
     uint64_t failed;            /* reads that ended with an error: their bytes were copied */
     uint64_t refused;           /* reads that could not begin: as well */
 };

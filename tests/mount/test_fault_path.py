@@ -161,7 +161,8 @@ def test_a_path_that_breaks(mount, devices, workdir, monkeypatch, unit):
         wait_until(lambda: path_of(m)["connects"] > broken and path_of(m)["connected"], 10, "connected again")
         reads = path_of(m)["reads"]
         assert opened.map[:] == content  # more than there is room for
-        assert path_of(m)["reads"] > reads
+        seen = path_of(m)
+        assert seen["reads"] > reads and seen["bounced"] == seen["reads"]
         opened.close()
     copied = path_of(m)["failed"] + path_of(m)["refused"]
     said = subprocess.run([os.path.join(helpers.BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True, check=True).stdout
