@@ -27,6 +27,8 @@ struct fill {
     struct fault_read read;      /* where a fault path brings it into the frames */
     struct gaia_placing placing; /* where the frames are brought them by somebody else */
     bool exposed;                /* was done with it */
+    struct fit_drop drop;        /* if nothing came of it, */
+    int error;                   /* for this */
 };
 
 void fill_group_init(struct fill_group *group)
@@ -255,11 +257,49 @@ static bool was_cut_off(const struct fill *fill)
     return cut;
 }
 
-/* The frames have the bytes, or could not get them. fill_end() is to follow. */
-static void fill_show(struct fill *fill, int error)
+static void fill_end(struct fill *fill)
+{
+    cache_map_put(fill->map);
+    free(fill);
+}
+
+/* again: the touch finds the file as it is now. */
+static void fill_leave(struct fill *fill, int error, bool again)
 {
     struct cache_map *map = fill->map;
-    struct replica *replica = map->replica;
+    const struct gaia_frames_ops *ops = map->replica->frames->ops;
+    bool refused = error && fill->touched != FILL_NO_PAGE;
+
+    if (refused) /* while nobody else can place and show it: see refuse() */
+        refuse(map, fill->touched, fill->count, fill->thread);
+    fill_unbusy(fill);
+    if (!refused && again)
+        ops->wake(map->replica->frames, fill->first, fill->count);
+    group_end(fill->group, error);
+    fill_end(fill);
+}
+
+static void fill_dropped(struct fit_drop *drop)
+{
+    struct fill *fill = (struct fill *)((char *)drop - offsetof(struct fill, drop));
+
+    cache_device_uncharge(fill->map->replica->device, fill->count);
+    fill_leave(fill, fill->error, true);
+}
+
+/* That waits for a lock which a client may have, and who is here may be the one thread that polls. */
+static void fill_drop(struct fill *fill, int error)
+{
+    fill->error = error;
+    fill->drop = (struct fit_drop){.first = fill->first, .count = fill->count, .done = fill_dropped};
+    fit_drop(fill->map->replica, &fill->drop);
+}
+
+/* The frames have the bytes, or could not get them: EFAULT, if they were shorter than they should be. That is
+ * a client's doing, unless the file was cut: then the touch finds it as it is now. */
+static void fill_placed(struct fill *fill, int error)
+{
+    struct replica *replica = fill->map->replica;
     struct fill_store store = {.page = fill->store ? fill->touched : FILL_NO_PAGE,
                                .truncations = fill->truncations,
                                .size = fill->size};
@@ -267,6 +307,10 @@ static void fill_show(struct fill *fill, int error)
     bool settled = false;
 
     pthread_mutex_lock(&replica->file->lock);
+    if (error == -EFAULT) {
+        fit_again(replica);
+        error = replica->file->truncations == fill->truncations ? error : 0;
+    }
     if (!error)
         settled = fill_settle(fill, &error);
     pthread_mutex_unlock(&replica->file->lock);
@@ -274,38 +318,15 @@ static void fill_show(struct fill *fill, int error)
         store.bytes =
             memcpy(stored, fill->stage + (store.page - fill->first) * GAIA_PAGE_SIZE, sizeof stored);
     stage_put(&replica->file->cache->stages, fill->stage);
-    if (settled) {
-        replica_count(replica, pages_in, fill->count);
-        if (!fill->exposed && !replica->scans) /* else what is placed is seen */
-            error = expose_placed(fill, &store);
-        if (error && was_cut_off(fill)) {
-            error = 0;
-            settled = false;
-        }
-    } else {
-        replica->frames->ops->drop(replica->frames, fill->first, fill->count);
-        fit_frames(replica->file);
-        cache_device_uncharge(replica->device, fill->count);
+    if (!settled) {
+        fill_drop(fill, error);
+        return;
     }
-    bool refused = error && fill->touched != FILL_NO_PAGE;
-    if (refused) /* while nobody else can place and show it: see refuse() */
-        refuse(map, fill->touched, fill->count, fill->thread);
-    fill_unbusy(fill);
-    if (!refused && !settled) /* try again: the touch finds the file as it is now */
-        replica->frames->ops->wake(replica->frames, fill->first, fill->count);
-    group_end(fill->group, error);
-}
-
-static void fill_end(struct fill *fill)
-{
-    cache_map_put(fill->map);
-    free(fill);
-}
-
-static void fill_placed(struct fill *fill, int error)
-{
-    fill_show(fill, error);
-    fill_end(fill);
+    replica_count(replica, pages_in, fill->count);
+    if (!fill->exposed && !replica->scans) /* else what is placed is seen */
+        error = expose_placed(fill, &store);
+    bool cut = error && was_cut_off(fill);
+    fill_leave(fill, cut ? 0 : error, cut);
 }
 
 /* Pages whose first stores are trapped may be seen before they count as resident: a store that comes too
@@ -332,13 +353,13 @@ static int fill_copy(struct fill *fill, const uint8_t *bytes, bool unheld)
         return 0;
     uint64_t first = fill->first + done, count = fill->count - done;
     bytes += done * GAIA_PAGE_SIZE;
-    /* That is also short of mappings, or not allowed: nobody's touch fails for it. */
-    int error = unheld && ops->place_unheld ? ops->place_unheld(frames, first, count, bytes) : -EFAULT;
-    return error ? ops->place(frames, first, count, bytes) : 0;
+    int error = unheld && ops->place_unheld ? ops->place_unheld(frames, first, count, bytes) : -EAGAIN;
+    /* Without a mapping to be placed by, or leave to: nobody's touch fails for it. */
+    return error && error != -EFAULT ? ops->place(frames, first, count, bytes) : error;
 }
 
 /* What the path could not bring, for whatever reason, is copied: the stage has it. This is the one thread
- * that polls: no client is to hold it up by what it does with the frames' memory, unless it cuts that off. */
+ * that polls: no client is to hold it up by what it does with the frames' memory. */
 static void fill_arrived(struct fault_read *read, int error)
 {
     struct fill *fill = (struct fill *)((char *)read - offsetof(struct fill, read));

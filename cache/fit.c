@@ -2,6 +2,7 @@
 #include "cache/fit.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -15,7 +16,7 @@
 
 static bool has_work(const struct replica *replica)
 {
-    return replica->unfit || replica->overfull;
+    return replica->unfit || replica->overfull || !STAILQ_EMPTY(&replica->drops);
 }
 
 /* Lock held. */
@@ -151,6 +152,19 @@ static void sweep(struct replica *replica)
     free(kept.list);
 }
 
+/* For who has a map, so nobody waits in fit_sweep(). Lock held, let go meanwhile. */
+static void drop_first(struct replica *replica)
+{
+    struct fit_drop *drop = STAILQ_FIRST(&replica->drops);
+
+    STAILQ_REMOVE_HEAD(&replica->drops, link);
+    pthread_mutex_unlock(&replica->file->lock);
+    lock_none("fit_drop");
+    replica->frames->ops->drop(replica->frames, drop->first, drop->count);
+    drop->done(drop);
+    pthread_mutex_lock(&replica->file->lock);
+}
+
 /* Lock held. */
 static void look_whether_all_fit(struct cache_file *file)
 {
@@ -168,6 +182,8 @@ static void work(struct replica *replica)
     while (has_work(replica)) {
         if (replica->unfit)
             resize(replica);
+        else if (!STAILQ_EMPTY(&replica->drops))
+            drop_first(replica);
         else
             sweep(replica);
     }
@@ -199,6 +215,8 @@ static int begin(struct replica *replica)
     struct cache *cache = replica->file->cache;
     pthread_t thread;
 
+    if (cache->unfitted)
+        return -ESHUTDOWN;
     cache->fitters++;
     replica->file->uses++;
     int error = thread_start(&thread, work_apart, replica);
@@ -302,6 +320,18 @@ void fit_to_place(struct replica *replica)
     pthread_mutex_unlock(&file->lock);
     if (replica->misfit) /* the touch comes again at once */
         usleep(RESTLESS_MS * 1000);
+}
+
+void fit_drop(struct replica *replica, struct fit_drop *drop)
+{
+    struct cache_file *file = replica->file;
+
+    file_use(file);
+    pthread_mutex_lock(&file->lock);
+    STAILQ_INSERT_TAIL(&replica->drops, drop, link);
+    start(replica);
+    pthread_mutex_unlock(&file->lock);
+    file_unuse(file);
 }
 
 void fit_sweep(struct replica *replica)

@@ -45,6 +45,16 @@ void fit_to_place(struct replica *replica);
  * looked at yet; that it is free is not waited for. No lock is held; the file is in use. */
 void fit_sweep(struct replica *replica);
 
+/* Free pages that somebody has busy and does not want any more, and call done() then, which may wait for
+ * clients: in a thread of those. What cuts them or comes after a cut is seen to before. Nobody waits, unless
+ * there is no such thread. No lock is held; the file is in use until done() is called. */
+struct fit_drop {
+    uint64_t first, count;
+    void (*done)(struct fit_drop *drop);
+    STAILQ_ENTRY(fit_drop) link; /* replica->drops */
+};
+void fit_drop(struct replica *replica, struct fit_drop *drop);
+
 /* Wait some seconds for those threads, and begin none from now on. What one uses that is not done by then
  * must stay until the process ends. */
 void fit_end(struct cache *cache);

@@ -31,6 +31,7 @@ int replica_open(struct cache_file *file, struct cache_device *device, uint64_t 
     replica->entry = entry;
     replica->fits = pages;
     LIST_INIT(&replica->handings);
+    STAILQ_INIT(&replica->drops);
     TAILQ_INIT(&replica->stored);
     TAILQ_INIT(&replica->suspects);
     void *state;

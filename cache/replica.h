@@ -52,6 +52,7 @@ struct replica {
     uint64_t fits;                 /* nothing is placed from this page on */
     bool unfit, cut;               /* the frames' length is to change; what is past `fits` is to go */
     bool overfull;                 /* what nobody has placed is to be freed */
+    STAILQ_HEAD(, fit_drop) drops; /* what is to be freed for others */
     bool fitting, resizing, swept; /* somebody is about all of it; about the length; about the rest */
     bool restless;                 /* he was waited for in vain */
     atomic_bool misfit;            /* the device could not do it */

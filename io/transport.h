@@ -210,7 +210,7 @@ struct gaia_transfer {
     uint32_t region;            /* of the peer's */
     uint32_t length;            /* 1 to GAIA_LINK_TRANSFER_MAX */
     bool write;
-    bool cuttable; /* of a read: the memory is that of a file which others may make shorter meanwhile */
+    bool cuttable; /* of a read: the memory may not be there (any more): a GPU's, or one that others cut */
     void (*done)(struct gaia_transfer *transfer, int error);
 
     /* The transport's own. */

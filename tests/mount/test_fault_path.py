@@ -131,6 +131,62 @@ def test_a_client_that_holds_its_frames(mount, agents):
     hostile.end()
 
 
+def two_files(m, agents):
+    """Each with a client that maps it, and one more of the first that is to hold its frames."""
+    contents = {name: pattern(64 * PAGE) for name in "fg"}
+    paths = {name: make(m, content, name) for name, content in contents.items()}
+    clients = {name: agents() for name in paths}
+    hostile = Hostile(paths["f"])
+    for name, client in clients.items():
+        client.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device()\nmap = dev.mmap(fd, 64 << 12)\nmap[2 << 12]", path=paths[name])
+    return contents, paths, clients, hostile
+
+
+def goes_on(client, content, page):
+    client.start(f"seen = bytes(map[{page} << 12:({page} << 12) + 4096])")
+    assert not client.busy(15), "the path waits for a client of another file"
+    client.finish()
+    assert client("seen") == content[page * PAGE:(page + 1) * PAGE]
+
+
+@pytest.mark.traps
+def test_a_client_that_cuts_and_holds_its_frames(mount, agents):
+    """What can't be placed behind the cut is not waited for by the thread that polls, and fits again afterwards."""
+    m = mount("fault=local,timeout=0,unit=4K")
+    contents, _, clients, hostile = two_files(m, agents)
+    os.ftruncate(hostile.frames, 0)
+    hostile.hold()
+    clients["f"].start("error_of(map.advise, gaia.ADV_WILLNEED)", "eval")
+    clients["f"].busy(1)
+    goes_on(clients["g"], contents["g"], 40)
+    hostile.let_go()
+    hostile.end()
+    assert not clients["f"].busy(15)
+    assert clients["f"].finish() == errno.EFAULT
+    goes_on(clients["f"], contents["f"], 40)
+
+
+@pytest.mark.traps
+def test_a_file_that_is_cut_while_a_client_holds_its_frames(mount, agents, workdir, monkeypatch):
+    """What came too late is to be dropped, which takes the lock that it has: not in the thread that polls."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("fault=local,timeout=0,unit=4K", env=env)
+    contents, paths, clients, hostile = two_files(m, agents)
+    hostile.hold()
+    plan.arm_wait(helpers.ROWS.index("sendmsg"), 2000, 1, 0)
+    clients["f"].start("seen = map[40 << 12]")
+    wait_until(lambda: plan.landed, what="the read is under way")
+    plan.row = -1
+    os.truncate(paths["f"], 50 * PAGE)
+    goes_on(clients["g"], contents["g"], 40)
+    assert clients["f"].busy(0)
+    hostile.let_go()
+    hostile.end()
+    assert not clients["f"].busy(15)
+    clients["f"].finish()
+    assert clients["f"]("seen") == contents["f"][40 * PAGE]
+
+
 def test_no_room_for_mappings(mount, devices, workdir, monkeypatch):
     """Bytes are placed by way of one, where there is no userfaultfd; with none to be had they are written, as before."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
