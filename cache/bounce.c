@@ -19,10 +19,7 @@ int bounce_pool_init(struct bounce_pool *pool, struct gaia_transport *transport)
     if (area == MAP_FAILED)
         return -ENOMEM;
     pool->area = area;
-    int error = gaia_memory_register(transport, &(struct gaia_span){area, length, -1}, &pool->memory);
-    if (error)
-        bounce_pool_free(pool);
-    return error;
+    return gaia_memory_register(transport, &(struct gaia_span){area, length, -1}, &pool->memory);
 }
 
 void bounce_pool_free(struct bounce_pool *pool)

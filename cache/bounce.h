@@ -23,7 +23,8 @@ struct bounce_pool {
     _Atomic uint64_t taken; /* bit i: the buffer i */
 };
 
-/* 0, -ENOMEM, or what gaia_memory_register() says. A pool that was not made, all zeros, has no buffers. */
+/* 0, -ENOMEM (then there is no area), or what gaia_memory_register() says. After an error bounce_pool_free()
+ * is due. A pool that was not made, all zeros, has no buffers. */
 int bounce_pool_init(struct bounce_pool *pool, struct gaia_transport *transport);
 /* Every buffer was put back. Before the transport is closed. A pool that was not made is allowed. */
 void bounce_pool_free(struct bounce_pool *pool);

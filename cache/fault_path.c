@@ -272,6 +272,14 @@ static void disconnect(struct fault_path *path)
     path->refused_with = 0;
 }
 
+static int make_buffers(struct fault_path *path)
+{
+    int error = bounce_pool_init(&path->buffers, path->transport);
+
+    return error && !path->buffers.area ? say(path, error, "no memory for bounce buffers")
+                                        : say_it_too(path, error);
+}
+
 /* Make the path ready. 0, or why not; then nothing is left. */
 static int connect_path(struct fault_path *path)
 {
@@ -297,7 +305,7 @@ static int connect_path(struct fault_path *path)
         error = say_it_too(
             path, gaia_pull_open(path->transport, path->agent, 0, shape.depth, &path->starved, &pull));
     if (!error)
-        error = say_it_too(path, bounce_pool_init(&path->buffers, path->transport));
+        error = make_buffers(path);
     pthread_mutex_lock(&path->lock);
     path->pull = pull;
     path->ready = !error;

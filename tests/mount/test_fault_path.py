@@ -254,6 +254,20 @@ def test_no_address_at_all(workdir):
     assert "-o fault=rdma: no interface of this machine is up and has an address" in said, said
 
 
+def test_no_memory_says_so(workdir, monkeypatch):
+    """Whichever mapping of the path's there is no room for."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    said, refused = "", 0
+    for number in range(1, 30):
+        plan.arm(helpers.ROWS.index("mmap64"), errno.ENOMEM, number, 0)
+        said = refused_mount(workdir, "fault=local", env=env)
+        assert plan.landed and "no error" not in said, said
+        refused += "-o fault=local: " in said
+        if "starting the server" in said:  # the path is there
+            break
+    assert "starting the server" in said and refused >= 3
+
+
 def test_not_the_engine(workdir, monkeypatch):
     """What is refused to the path is not put down to io_uring."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
