@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A device of another node, the home's half: what the cache does to its frames is asked of the agent there,
  * which has them (cache/agent_frames.c). Bytes go through slots of the session, which are memory of this
- * side: what is placed the agent reads from there, straight into the frames; what is fetched it writes
- * there. */
+ * side: what is placed the agent reads from there, straight into a GPU's frames, or into its own slot; what
+ * is fetched it writes there. */
 #include "gpu/home_node.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that stays where it is, a GPU's, and its registrations: a NIC that writes into it needs one, which
  * costs more than a read does, and keeps it for as long as the memory is there. (The soft device's frames
- * come and go page by page, and are registered for each read.)
+ * come and go page by page, and are filled from a bounce buffer or a slot.)
  *
  * Each transport registers all of it once, when it is first wanted: by a dma-buf, where the carrier takes
  * them, else by its address, which RDMA takes where a module of the GPU's answers for it (nvidia-peermem).
