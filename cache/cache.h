@@ -189,8 +189,9 @@ bool cache_file_has_lost_stores(const struct cache_file *file);
 /* Of two homes of a file that of the higher generation keeps it; 0: it was told to nobody yet. */
 uint64_t cache_file_generation(struct cache_file *file);
 /* False: this node has stood still, and another may be its home by now, which will be known soon: what
- * changes the file's bytes had better wait. */
-bool cache_file_is_sure(const struct cache_file *file);
+ * changes the file's bytes had better wait. write_back: it is one of this node's kernel, which need not if it
+ * is not taken in any case. */
+bool cache_file_is_sure(struct cache_file *file, bool write_back);
 /* For how long at most. */
 unsigned cache_sure_ms(const struct cache *cache);
 /* Of a far one: is its home this one? */

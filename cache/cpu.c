@@ -476,6 +476,10 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
     int error = cpu_lock(file);
     if (error)
         return error;
+    if (flags & CACHE_IO_WRITEBACK && kernels_refuse(file, flags >> 8)) {
+        pthread_mutex_unlock(&file->lock);
+        return -EIO;
+    }
     bool unchanged = file_unchanged(file);
     if (flags & CACHE_IO_APPEND && !(flags & CACHE_IO_WRITEBACK) && !fstat(fd, &st))
         offset = st.st_size;

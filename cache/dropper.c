@@ -33,7 +33,7 @@ static int dropper_request(struct cache_file *file)
     if (!cache->nodes)
         return 0;
     pthread_mutex_lock(&file->lock);
-    bool wanted = (kernels->old || kernels->resized) && !kernels->queued;
+    bool wanted = kernels_are_due(kernels) && !kernels->queued;
     bool running = kernels->running;
     struct dropper_work *work = wanted && !running ? malloc(sizeof *work) : NULL;
     if (work || (wanted && running))
@@ -101,6 +101,31 @@ static void drop_leaf(struct cache_file *file, unsigned node, uint64_t leaf, pag
     pthread_mutex_unlock(&file->lock);
 }
 
+/* All that a kernel has. What is changed unseen meanwhile it drops once more. */
+static void drop_stale(struct cache_file *file, unsigned node)
+{
+    struct kernels *kernels = &file->kernels;
+    uint64_t bit = UINT64_C(1) << node;
+
+    pthread_mutex_lock(&file->lock);
+    bool stale = kernels->stale & bit;
+    kernels->stale &= ~bit;
+    if (stale)
+        heal_window_open_node(file, node, 0, UINT64_MAX);
+    pthread_mutex_unlock(&file->lock);
+    if (!stale)
+        return;
+    int error = home_invalidate_node(file, node, 0, 0);
+    pthread_mutex_lock(&file->lock);
+    heal_window_close(file);
+    if (error && error != -ENOENT && !(node && error == -EIO)) {
+        kernels->stale |= bit;
+        kernels->failed = true;
+    }
+    kernels->refused &= kernels->stale | ~bit;
+    pthread_mutex_unlock(&file->lock);
+}
+
 static void drop_old(struct cache_file *file)
 {
     pthread_mutex_lock(&file->lock);
@@ -111,7 +136,8 @@ static void drop_old(struct cache_file *file)
     bool resized = file->kernels.resized;
     file->kernels.resized = false;
     pthread_mutex_unlock(&file->lock);
-    for (unsigned node = 0; node < KERNELS_NODES; node++)
+    for (unsigned node = 0; node < KERNELS_NODES; node++) {
+        drop_stale(file, node);
         for (;;) {
             uint64_t leaf;
             pthread_mutex_lock(&file->lock);
@@ -121,6 +147,7 @@ static void drop_old(struct cache_file *file)
                 break;
             drop_leaf(file, node, leaf, pages);
         }
+    }
     /* After what they hold of the page where the file ended, which has zeros past that. */
     int error = resized ? home_tell_size(file) : 0;
     pthread_mutex_lock(&file->lock);
@@ -145,7 +172,7 @@ static bool end_turn(struct cache_file *file)
         usleep(AGAIN_US);
     pthread_mutex_lock(&file->lock);
     file->kernels.running = false;
-    file->kernels.queued |= file->kernels.old || file->kernels.resized;
+    file->kernels.queued |= kernels_are_due(&file->kernels);
     bool again = file->kernels.queued;
     pthread_mutex_unlock(&file->lock);
     return again;
@@ -232,8 +259,7 @@ int kernels_flush(struct cache_file *file)
     pthread_mutex_lock(&file->lock);
     uint64_t round = kernels->queued ? kernels->rounds + 1 : kernels->rounds;
     /* A kernel that did not drop what it was told to is told again, and may do it then. */
-    while (!error &&
-           (kernels->finished < round || (kernels->clean < round && (kernels->old || kernels->resized))))
+    while (!error && (kernels->finished < round || (kernels->clean < round && kernels_are_due(kernels))))
         if (pthread_cond_timedwait(&file->changed, &file->lock, &until) == ETIMEDOUT)
             error = -EIO;
     pthread_mutex_unlock(&file->lock);

@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -154,9 +155,9 @@ uint64_t cache_file_generation(struct cache_file *file)
     return generation;
 }
 
-bool cache_file_is_sure(const struct cache_file *file)
+bool cache_file_is_sure(struct cache_file *file, bool write_back)
 {
-    return file->far || !file->cache->nodes || cache_file_is_lost(file) || nodes_are_sure(file->cache->nodes);
+    return file->far || !file->cache->nodes || nodes_need_not_wait(file, write_back ? 0 : UINT_MAX);
 }
 
 bool cache_file_is_at(const struct cache_file *file, const struct node_name *name)
@@ -563,6 +564,7 @@ int file_check_behind(struct cache_file *file)
             file_all_modified(file);
         file->ctime = st.st_ctim;
         file->behind++;
+        file->suspect |= file->cache->nodes && !nodes_are_sure(file->cache->nodes);
     }
     SLIST_FOREACH (replica, &file->replicas, link)
         replica_checked(replica);

@@ -54,7 +54,9 @@ struct cache_file {
     struct timespec
         ctime; /* of the backing file after our last change: another value means that somebody else wrote */
     uint64_t behind;  /* changes behind the mount that were found: the kernel may hold older pages */
-    uint64_t dropped; /* so many there were when it was last made to drop them */
+    uint64_t dropped; /* so many there were when it was last made to drop them; */
+    uint64_t looked;  /* and when all nodes' were (cache/behind.h) */
+    bool suspect;     /* one was found while this node was not sure */
     bool passed, written, direct;  /* how CPUs have it open: cache_file_pass(); */
     bool elsewhere;                /* and may have it open, by another mount */
     uint64_t pass_number;          /* of that news */

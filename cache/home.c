@@ -5,12 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache/behind.h"
 #include "cache/client.h"
 #include "cache/home_device.h"
 #include "cache/home_open.h"
 #include "cache/internal.h"
 #include "cache/living.h"
 #include "cache/meet.h"
+#include "cache/sure.h"
 
 /* A client of an agent's. */
 struct home_client {
@@ -234,6 +236,7 @@ static int enter(struct home_session *agent, const struct node_request *request)
         else
             nodes->late_kernels &= ~(UINT64_C(2) << member);
         agent->entered = ++nodes->entered;
+        agent->since = nodes_stalls(nodes);
         LIST_INSERT_HEAD(&nodes->agents, agent, link);
         pthread_cond_broadcast(&nodes->changed); /* nodes_meet_before_all() */
     }
@@ -248,7 +251,14 @@ static int do_hello(struct home_session *agent, const struct node_request *reque
     if (error)
         return error;
     nodes_meet(agent->nodes, agent->member); /* it may track files, too */
-    return home_announce_all(agent);
+    error = home_announce_all(agent);
+    if (error)
+        return error;
+    behind_look_for(agent);
+    pthread_mutex_lock(&agent->nodes->lock);
+    agent->told = true;
+    pthread_mutex_unlock(&agent->nodes->lock);
+    return 0;
 }
 
 /* For the last time. */

@@ -41,6 +41,8 @@ struct home_session {
     struct table opens_by_number;
     LIST_HEAD(, home_client) clients;
     uint64_t entered;     /* by nodes->entered */
+    uint64_t since;       /* the same by nodes_stalls(); constant from then on */
+    bool told;            /* of all that is tracked here; under nodes->lock */
     unsigned users;       /* under nodes->lock: it is not freed meanwhile */
     _Atomic bool parting; /* no release is acknowledged any more: its devices are emptied, and it goes */
 };
@@ -61,6 +63,12 @@ int home_announce(struct cache_file *file, const struct node_name *name);
 /* An agent that has entered is told of all files that are tracked here; of those that were announced to it
  * since then it knows. 0, or why it can't follow. No lock is held. */
 int home_announce_all(struct home_session *agent);
+
+/* All files that are tracked here and that agents know of, also those that hold nothing now: those, too, are
+ * announced once only. Not those that were announced to all who had entered by then: UINT64_MAX has all. As
+ * FOLLOWs, which the caller frees. -ENOMEM. */
+int home_list_tracked(struct cache *cache, uint64_t entered, struct node_request **list_out,
+                      size_t *count_out);
 
 /* Bit 0, and bit 1 + m for each member m that has the file open. The file's lock is held. */
 uint64_t home_kernels(const struct cache_file *file);

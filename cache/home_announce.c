@@ -96,6 +96,7 @@ int home_announce(struct cache_file *file, const struct node_name *name)
     pthread_mutex_lock(&file->lock);
     heal_window_close(file);
     file_check_behind(file); /* what the others' kernels have written back now */
+    file->looked = file->behind;
     /* One that is taken over is served to those who have it open: whoever can't be told asks by itself. */
     error = file->taken_over ? 0 : error;
     file->announced = error ? NOT_ANNOUNCED : ANNOUNCED; /* said again for the next map */
@@ -109,12 +110,8 @@ int home_announce(struct cache_file *file, const struct node_name *name)
 
 /* ---- all files, one agent ---- */
 
-/* What a new agent is told of all files that are tracked here and that agents know of, also of those that
- * hold nothing now: those, too, are announced once only. Not of those that were announced to it since it
- * came: its kernel drops a file's pages once more at each time, beside programs that use it by now. One that
- * is closed meanwhile an agent finds out about when it opens it. The caller frees. */
-static int list_tracked(struct cache *cache, uint64_t entered, struct node_request **list_out,
-                        size_t *count_out)
+int home_list_tracked(struct cache *cache, uint64_t entered, struct node_request **list_out,
+                      size_t *count_out)
 {
     struct cache_file *file;
     size_t most = 1, count = 0;
@@ -138,12 +135,15 @@ static int list_tracked(struct cache *cache, uint64_t entered, struct node_reque
     return list ? 0 : -ENOMEM;
 }
 
+/* Of those that were announced to it since it came it is not told: its kernel drops a file's pages once more
+ * at each time, beside programs that use it by now. One that is closed meanwhile an agent finds out about
+ * when it opens it. */
 int home_announce_all(struct home_session *agent)
 {
     struct nodes_asking asking[TOLD_AT_ONCE];
     struct node_request *list;
     size_t count, begun = 0, ended = 0;
-    int error = list_tracked(agent->nodes->cache, agent->entered, &list, &count);
+    int error = home_list_tracked(agent->nodes->cache, agent->entered, &list, &count);
 
     while (ended < begun || (begun < count && !error)) {
         if (begun < count && begun < ended + TOLD_AT_ONCE && !error) {

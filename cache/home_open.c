@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/falloc.h>
 #include <stdlib.h>
 
@@ -323,6 +324,17 @@ static int do_seek(struct home_open *open, const struct node_request *request, s
     return 0;
 }
 
+/* Who has met this node since it stood still last asks it as who knows by now whose the file is, and what it
+ * writes is new. It may do so before it answers FOLLOW, for which this node waits before it is sure. */
+static void be_sure(const struct home_session *agent, struct cache_file *file, enum node_op op,
+                    unsigned flags)
+{
+    bool write_back = op == NODE_WRITE && flags & CACHE_IO_WRITEBACK;
+
+    if (agent->since <= agent->nodes->settled)
+        nodes_be_sure(file, write_back ? agent->member + 1 : UINT_MAX);
+}
+
 int home_open_serve(struct home_session *agent, enum node_op op, const struct node_request *request,
                     struct node_reply *reply)
 {
@@ -332,7 +344,7 @@ int home_open_serve(struct home_session *agent, enum node_op op, const struct no
     if (!open)
         return -EBADF;
     if (op == NODE_WRITE || op == NODE_TRUNCATE || op == NODE_FALLOCATE)
-        nodes_be_sure(open->file);
+        be_sure(agent, open->file, op, request->flags);
     switch (op) {
     case NODE_READ:
         result = do_read(agent, open, request);

@@ -409,6 +409,27 @@ bool kernels_held_any(const struct cache_file *file, unsigned node)
     return file->kernels.nodes && file->kernels.nodes[node].given;
 }
 
+void kernels_stale(struct cache_file *file, uint64_t kernels, bool refuse)
+{
+    file->kernels.stale |= kernels;
+    if (refuse)
+        file->kernels.refused |= kernels;
+}
+
+bool kernels_refused(const struct cache_file *file, unsigned node)
+{
+    return file->kernels.refused >> node & 1;
+}
+
+bool kernels_refuse(struct cache_file *file, unsigned node)
+{
+    bool refused = kernels_refused(file, node);
+
+    if (refused)
+        kernels_failed(file, node, -EIO);
+    return refused;
+}
+
 void kernels_resized(struct cache_file *file)
 {
     if (file->cache->nodes)
@@ -419,5 +440,5 @@ bool kernels_behind(const struct cache_file *file)
 {
     const struct kernels *kernels = &file->kernels;
 
-    return kernels->old || kernels->resized || kernels->queued || kernels->running;
+    return kernels_are_due(kernels) || kernels->queued || kernels->running;
 }

@@ -49,10 +49,12 @@ struct kernels {
     bool failed;                /* a kernel did not drop what it was told to, in this round */
     uint64_t clean;             /* the last round in which all did */
     bool resized;               /* others' kernels don't know the size */
-    bool queued;                /* with the dropper, or by whoever works on it now, when that is done */
-    bool running;               /* a thread of the dropper works on it */
-    uint64_t rounds;            /* of the dropper: begun, */
-    uint64_t finished;          /* and finished */
+    uint64_t stale;    /* bit 0 and 1 + m: kernels that are to drop all, as the file was changed unseen */
+    uint64_t refused;  /* those of which nothing is taken that they write back, until they have done so */
+    bool queued;       /* with the dropper, or by whoever works on it now, when that is done */
+    bool running;      /* a thread of the dropper works on it */
+    uint64_t rounds;   /* of the dropper: begun, */
+    uint64_t finished; /* and finished */
 };
 
 #define KERNELS_NOBODY UINT32_MAX /* of nodes: the change is no kernel's */
@@ -99,6 +101,13 @@ uint64_t kernels_failures(const struct cache_file *file, unsigned except);
  * whether it holds one now: what it has dropped may be on its way yet, as a write-back (before Linux 6.16),
  * or a write() that has made its page anew and has not come here. */
 bool kernels_held_any(const struct cache_file *file, unsigned node);
+/* Nobody has told of a change of the file: these kernels may hold pages from before it, anywhere, and are to
+ * drop them all. refuse: what they write back of those would undo it, so it is lost. */
+void kernels_stale(struct cache_file *file, uint64_t kernels, bool refuse);
+/* Whether a write-back of a node's is one that is not taken; */
+bool kernels_refused(const struct cache_file *file, unsigned node);
+/* and it was not: kernels_failed() was called then. */
+bool kernels_refuse(struct cache_file *file, unsigned node);
 /* The size has changed. */
 void kernels_resized(struct cache_file *file);
 /* Whether a kernel may have something older than the home copy: a page, or the size. */

@@ -34,6 +34,11 @@ struct kernel_leaf {
     uint32_t twins[LEAF_PAGES];
 };
 
+/* There is something to drop, or a size to tell. */
+static inline bool kernels_are_due(const struct kernels *kernels)
+{
+    return kernels->old || kernels->resized || kernels->stale;
+}
 /* What is known of a leaf and a node's kernel, or NULL. */
 struct kernel_leaf *kernels_find(struct kernels *kernels, unsigned node, uint64_t leaf);
 /* The kernel has dropped old pages. */

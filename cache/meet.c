@@ -115,8 +115,10 @@ static int connect_home(struct nodes *nodes, unsigned member)
     home->connecting = false;
     if (!error && (call_session_error(session) || home->session))
         error = -EIO;
-    if (!error)
+    if (!error) {
         home->session = session;
+        home->since = nodes_stalls(nodes);
+    }
     home->down = !home->session;
     home->error = error;
     memcpy(home->why, why, sizeof why);

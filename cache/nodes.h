@@ -29,6 +29,7 @@ struct nodes_home {
     bool listed;          /* in the list now */
     bool down;            /* it did not answer when it was last tried: others are homes of its files */
     struct call_session *session;  /* a reference; NULL: none */
+    uint64_t since;                /* when that began: nodes_stalls() */
     struct call_session *greeting; /* being made: HELLO is not answered yet */
     bool connecting;
     int error; /* why there was none to be had when it was last tried; 0: there was, or nobody tried */

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/sure.h"
 
+#include <limits.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "cache/behind.h"
 #include "cache/home.h"
 #include "cache/internal.h"
 #include "cache/meet.h"
@@ -34,25 +36,47 @@ static uint64_t most_ns(const struct nodes *nodes)
     return (uint64_t)nodes->timeout_ms * 500000; /* half of it */
 }
 
-bool nodes_are_sure(const struct nodes *nodes)
+/* There was a stall that nobody has noticed yet. */
+static bool is_late(const struct nodes *nodes)
 {
     uint64_t beat_ns = nodes->beat_ns;
 
-    return !beat_ns || (nodes->stalls == nodes->settled && now_ns() - beat_ns < most_ns(nodes));
+    return beat_ns && now_ns() - beat_ns >= most_ns(nodes);
+}
+
+bool nodes_are_sure(const struct nodes *nodes)
+{
+    return !nodes->beat_ns || (nodes->stalls == nodes->settled && !is_late(nodes));
+}
+
+uint64_t nodes_stalls(const struct nodes *nodes)
+{
+    return nodes->stalls + is_late(nodes);
 }
 
 /* Who asks the others is done by then, whether they answer or not: with greet()'s tries. */
 unsigned nodes_sure_ms(const struct nodes *nodes)
 {
-    return 4 * nodes->timeout_ms + 10000;
+    return 7 * nodes->timeout_ms + 10000;
 }
 
-void nodes_be_sure(const struct cache_file *file)
+bool nodes_need_not_wait(struct cache_file *file, unsigned write_back)
 {
-    const struct nodes *nodes = file->cache->nodes;
-    unsigned turns = nodes_sure_ms(nodes) * 1000 / PAUSE_US;
+    if (nodes_are_sure(file->cache->nodes) || file->given_up)
+        return true;
+    if (write_back == UINT_MAX)
+        return false;
+    pthread_mutex_lock(&file->lock);
+    bool refused = kernels_refused(file, write_back);
+    pthread_mutex_unlock(&file->lock);
+    return refused;
+}
 
-    while (!nodes_are_sure(nodes) && !file->given_up && turns--)
+void nodes_be_sure(struct cache_file *file, unsigned write_back)
+{
+    unsigned turns = nodes_sure_ms(file->cache->nodes) * 1000 / PAUSE_US;
+
+    while (!nodes_need_not_wait(file, write_back) && turns--)
         usleep(PAUSE_US);
 }
 
@@ -124,6 +148,53 @@ static void ask_all(struct nodes *nodes)
             call_session_put(session);
 }
 
+/* Its session as an agent, begun before the n-th stall; NULL. nodes->lock is held. */
+static const struct home_session *agent_of(const struct nodes *nodes, unsigned member, uint64_t stall)
+{
+    const struct home_session *agent;
+
+    LIST_FOREACH (agent, &nodes->agents, link)
+        if (agent->member == member && agent->since < stall && !call_session_error(agent->session))
+            return agent;
+    return NULL;
+}
+
+/* Whether a member may have taken this node to be dead in the n-th stall: else both sessions with it are
+ * those from before. Who is down may have come and gone meanwhile. */
+static bool was_left_alone(struct nodes *nodes, uint64_t stall)
+{
+    bool alone = false;
+
+    pthread_mutex_lock(&nodes->lock);
+    for (unsigned i = 0; i < nodes->numbers; i++) {
+        const struct nodes_home *home = &nodes->homes[i];
+        bool ours = home->session && home->since < stall && !call_session_error(home->session);
+        alone |= home->listed && i != nodes->self && !(ours && agent_of(nodes, i, stall));
+    }
+    pthread_mutex_unlock(&nodes->lock);
+    return alone;
+}
+
+/* That who has been met knows what is tracked here: from then on it changes nothing of that unasked. */
+static void await_told(struct nodes *nodes)
+{
+    unsigned turns = 2 * nodes->timeout_ms * 1000 / PAUSE_US;
+    bool any = true;
+
+    while (any && turns--) {
+        any = false;
+        pthread_mutex_lock(&nodes->lock);
+        for (unsigned i = 0; i < nodes->numbers; i++) {
+            const struct home_session *agent = agent_of(nodes, i, UINT64_MAX);
+            any |= nodes->homes[i].session && !(agent && agent->told);
+        }
+        any &= !nodes->stop;
+        pthread_mutex_unlock(&nodes->lock);
+        if (any)
+            usleep(PAUSE_US);
+    }
+}
+
 /* This thread runs, so the node does. If it has not for long, that is said before anybody is taken to be sure
  * again. */
 static void *beat(void *argument)
@@ -133,13 +204,13 @@ static void *beat(void *argument)
     nodes->beat_ns = now_ns();
     while (nodes_wait(nodes, nodes->timeout_ms / BEATS)) {
         uint64_t now = now_ns();
+        pthread_mutex_lock(&nodes->lock);
         if (now - nodes->beat_ns >= most_ns(nodes)) {
             nodes->stalls++;
-            pthread_mutex_lock(&nodes->lock);
             pthread_cond_broadcast(&nodes->stopped);
-            pthread_mutex_unlock(&nodes->lock);
         }
         nodes->beat_ns = now;
+        pthread_mutex_unlock(&nodes->lock);
     }
     nodes->beat_ns = 0; /* the mount ends */
     return NULL;
@@ -160,7 +231,11 @@ static void *ask_after_stalls(void *argument)
             return NULL;
         uint64_t stalls = nodes->stalls;
         ask_all(nodes);
-        nodes->settled = stalls; /* if it has stood still meanwhile they are asked again */
+        bool alone = was_left_alone(nodes, stalls);
+        if (alone)
+            await_told(nodes);
+        behind_settle(nodes, stalls, alone); /* before anybody's write-back goes on */
+        nodes->settled = stalls;             /* if it has stood still meanwhile they are asked again */
     }
 }
 

@@ -15,11 +15,19 @@ struct cache_file;
  * has, it is not sure until the others have said that they have not given it up, or, met anew, what they
  * track. Any thread; takes no lock. */
 bool nodes_are_sure(const struct nodes *nodes);
+/* How often this node has stood still, also if nobody has noticed the last time yet. So a session with a
+ * member that had not given this node up before the n-th time has begun at less than n. nodes->lock is held.
+ */
+uint64_t nodes_stalls(const struct nodes *nodes);
 /* How long it takes at most until it is sure again, or it can't be helped. */
 unsigned nodes_sure_ms(const struct nodes *nodes);
 /* Wait for that, before the bytes of a file of this home are changed, unless the file is given up meanwhile;
- * not for longer than nodes_sure_ms(). No lock is held. */
-void nodes_be_sure(const struct cache_file *file);
+ * not for longer than nodes_sure_ms(). write_back: the node whose kernel writes back (0: this one), UINT_MAX:
+ * none does. One that is not taken does not wait, as this node is sure when such pages are dropped
+ * (cache/behind.h). No lock is held. */
+void nodes_be_sure(struct cache_file *file, unsigned write_back);
+/* Whether there is nothing to wait for. Takes the file's lock. */
+bool nodes_need_not_wait(struct cache_file *file, unsigned write_back);
 
 /* Of nodes_meet_all() and nodes_meet_no_more(). -EAGAIN. */
 int nodes_beat(struct nodes *nodes);

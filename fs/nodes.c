@@ -336,15 +336,15 @@ void nodes_warn(void *context, const char *text)
     fs_log(LOG_WARNING, "%s", text);
 }
 
-void nodes_await_sure(struct inode *inode)
+void nodes_await_sure(struct inode *inode, bool write_back)
 {
-    const struct cache_file *file = inode_content(inode) ? inode_file(inode) : NULL;
+    struct cache_file *file = inode_content(inode) ? inode_file(inode) : NULL;
     unsigned waited_ms = 0;
 
-    if (!file || cache_file_is_sure(file))
+    if (!file || cache_file_is_sure(file, write_back))
         return;
     bool begun = loop_wait_begin(); /* where many wait already this one does, too */
-    while (inode_file(inode) == file && !cache_file_is_sure(file) && inode->fs->serving &&
+    while (inode_file(inode) == file && !cache_file_is_sure(file, write_back) && inode->fs->serving &&
            try_later(&waited_ms, cache_sure_ms(inode->fs->cache)))
         ;
     if (begun)

@@ -39,8 +39,9 @@ void nodes_settle(struct inode *inode);
 void nodes_reread(struct fs *fs);
 
 /* Before the bytes of a file are changed whose home this node is: if it has stood still, another may be by
- * now. Waits until that is known, or its home is another. The gate is not held. */
-void nodes_await_sure(struct inode *inode);
+ * now. Waits until that is known, or its home is another; write_back: see cache_file_is_sure(). The gate is
+ * not held. */
+void nodes_await_sure(struct inode *inode, bool write_back);
 
 /* cache_host's. */
 int nodes_find(void *context, const struct node_name *name, struct cache_file **file_out);

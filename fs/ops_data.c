@@ -301,7 +301,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         creds_drop_fsetid(req, fd);
     unsigned begun = durable_begin(durable, fd);
     do {
-        nodes_await_sure(inode);
+        nodes_await_sure(inode, fi->writepage);
         file = inode_gate_enter(inode);
         if (file)
             put = cache_file_write(file, fd, data, size, offset, flags);
@@ -344,7 +344,7 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
         creds_drop_fsetid(req, path.fd);
     durable_begin(durable, path.fd);
     do {
-        nodes_await_sure(inode);
+        nodes_await_sure(inode, false);
         file = inode_gate_enter(inode);
         if (file) {
             rc = cache_file_truncate(file, fd, size);

@@ -127,7 +127,7 @@ static int fallocate_some(struct zeroing *z)
     int rc;
 
     do {
-        nodes_await_sure(z->inode);
+        nodes_await_sure(z->inode, false);
         file = z->overrule ? inode_gate_enter_alone(z->inode) : inode_gate_enter(z->inode);
         uint64_t begun = clock_now_ns();
         if (file) {

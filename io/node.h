@@ -13,6 +13,7 @@
  *   NODE_CALLS some wait for a kernel or for each other, and a touch shall not wait behind those;
  *   NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time; where its node has stood
  *   still what changes bytes also for NODE_PINGS and NODE_CALLS, no longer than others wait for a node;
+ *   unless who asks has met it since (cache/home_open.c);
  *   NODE_KERNEL waits for the kernel of the agent, which waits for NODE_IO;
  *   NODE_FLUSHES is as NODE_KERNEL, of acquires, which programs of that node can hold up for longer: releases
  *   shall not wait behind those;
