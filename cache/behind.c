@@ -21,7 +21,8 @@ struct looking {
     const struct home_session *entered; /* this one; NULL: for nobody, */
     uint64_t stall;                     /* and only kernels of sessions from before it count */
     bool alone;
-    size_t refused; /* files whose write-backs are lost */
+    uint64_t still_ns; /* alone: nodes_still_since() */
+    size_t refused;    /* files whose write-backs are lost */
     /* Files of which pages are being dropped, in use: NULL: nobody waits for it. */
     struct cache_file **dropping;
     size_t count;
@@ -40,6 +41,13 @@ static uint64_t old_kernels(const struct looking *looking, const struct cache_fi
     return kernels;
 }
 
+/* Not only before this node stood still, as by a chmod() that nobody has told the home of: others knew then
+ * whose the file is. */
+static bool is_since(const struct cache_file *file, uint64_t ns)
+{
+    return (uint64_t)file->ctime.tv_sec * 1000000000 + (uint64_t)file->ctime.tv_nsec >= ns;
+}
+
 /* Also when the change itself was found before: by an acquire, or by the OPENED of who has just been told
  * that the file is tracked. The file's lock is held. */
 static bool look(struct looking *looking, struct cache_file *file)
@@ -50,7 +58,7 @@ static bool look(struct looking *looking, struct cache_file *file)
         return false;
     if (error)
         file->behind++; /* nobody knows */
-    bool refuse = looking->alone && (error || file->suspect);
+    bool refuse = looking->alone && (error || (file->suspect && is_since(file, looking->still_ns)));
     kernels_stale(file, old_kernels(looking, file), refuse);
     looking->refused += refuse;
     file->looked = file->behind;
@@ -162,8 +170,10 @@ void behind_settle(struct nodes *nodes, uint64_t stall, bool alone)
 {
     struct looking looking = {.nodes = nodes, .stall = stall, .alone = alone};
 
-    if (alone)
+    if (alone) {
+        looking.still_ns = nodes_still_since(nodes);
         look_at_all(&looking);
+    }
     if (looking.refused)
         warn(nodes, looking.refused);
     forget_suspicions(nodes->cache);

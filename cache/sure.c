@@ -22,13 +22,18 @@ struct asked_one {
     struct nodes_asking asking;
 };
 
-/* Of a clock that goes on while the machine sleeps. */
-static uint64_t now_ns(void)
+static uint64_t ns_of(clockid_t clock)
 {
     struct timespec now;
 
-    clock_gettime(CLOCK_BOOTTIME, &now);
+    clock_gettime(clock, &now);
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* Of a clock that goes on while the machine sleeps. */
+static uint64_t now_ns(void)
+{
+    return ns_of(CLOCK_BOOTTIME);
 }
 
 static uint64_t most_ns(const struct nodes *nodes)
@@ -52,6 +57,16 @@ bool nodes_are_sure(const struct nodes *nodes)
 uint64_t nodes_stalls(const struct nodes *nodes)
 {
     return nodes->stalls + is_late(nodes);
+}
+
+uint64_t nodes_still_since(struct nodes *nodes)
+{
+    uint64_t clocks_ns = (uint64_t)nodes->timeout_ms * 1000000; /* they agree to less */
+
+    pthread_mutex_lock(&nodes->lock);
+    uint64_t still_ns = nodes->still_ns;
+    pthread_mutex_unlock(&nodes->lock);
+    return still_ns < clocks_ns ? 0 : still_ns - clocks_ns;
 }
 
 /* Who asks the others is done by then, whether they answer or not: with greet()'s tries. */
@@ -201,15 +216,22 @@ static void *beat(void *argument)
 {
     struct nodes *nodes = argument;
 
+    pthread_mutex_lock(&nodes->lock);
+    nodes->heard_ns = ns_of(CLOCK_REALTIME);
     nodes->beat_ns = now_ns();
+    pthread_mutex_unlock(&nodes->lock);
     while (nodes_wait(nodes, nodes->timeout_ms / BEATS)) {
+        uint64_t heard = ns_of(CLOCK_REALTIME); /* first: it may stand still between the two */
         uint64_t now = now_ns();
         pthread_mutex_lock(&nodes->lock);
         if (now - nodes->beat_ns >= most_ns(nodes)) {
+            if (nodes->stalls == nodes->settled)
+                nodes->still_ns = nodes->heard_ns;
             nodes->stalls++;
             pthread_cond_broadcast(&nodes->stopped);
         }
         nodes->beat_ns = now;
+        nodes->heard_ns = heard;
         pthread_mutex_unlock(&nodes->lock);
     }
     nodes->beat_ns = 0; /* the mount ends */

@@ -19,6 +19,9 @@ bool nodes_are_sure(const struct nodes *nodes);
  * member that had not given this node up before the n-th time has begun at less than n. nodes->lock is held.
  */
 uint64_t nodes_stalls(const struct nodes *nodes);
+/* When it was sure last, before it stood still: what was changed before then nobody has changed alone. By
+ * CLOCK_REALTIME, in nanoseconds, as files' times are, less by how far clocks may be apart. */
+uint64_t nodes_still_since(struct nodes *nodes);
 /* How long it takes at most until it is sure again, or it can't be helped. */
 unsigned nodes_sure_ms(const struct nodes *nodes);
 /* Wait for that, before the bytes of a file of this home are changed, unless the file is given up meanwhile;

@@ -477,6 +477,26 @@ def test_a_store_is_not_lost_where_nobody_went_on_alone(three):
     check("the data directory", read_file(three.nodes.below()), three.content)
 
 
+@pytest.mark.parametrize("by", SIDES)
+def test_a_store_is_not_lost_where_an_attribute_was_changed_before(three, by):
+    """That moves the file's times, too, and nobody tells the home of it; and a member that is not there may have gone on alone."""
+    three.nodes[2].kill()
+    for number, program in enumerate(three.programs):
+        program.store((5 + number) * PAGE + 200, b"stored")
+        three.put((5 + number) * PAGE + 200, b"stored")
+    os.chmod(three.nodes.path(SIDES.index(by)), 0o640)
+    time.sleep(3 * TIMEOUT_S)  # longer than clocks may be apart
+    with three.standing_still(STILL_S):
+        pass
+    for program in three.programs:
+        program.fsync()
+    check("the data directory", read_file(three.nodes.below()), three.content)
+    assert LOST not in three.nodes[0].log_text()
+    for program in three.programs:
+        program.acquire()
+    all_see({"home": three.programs[0], "agent": three.programs[1]}, three.content)
+
+
 def test_no_page_is_dropped_where_all_is_well(three):
     """Not at each beat, and not as a member comes again."""
     before = pages_and_reads(three)
