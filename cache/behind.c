@@ -28,6 +28,16 @@ struct looking {
     size_t count;
 };
 
+/* Then whom it has met since the last time may have stood still with it, too: all is looked at once more, and
+ * what is found now is suspect still. */
+static bool stands_still_again(const struct looking *looking)
+{
+    pthread_mutex_lock(&looking->nodes->lock);
+    bool again = nodes_stalls(looking->nodes) != looking->stall;
+    pthread_mutex_unlock(&looking->nodes->lock);
+    return again;
+}
+
 /* Those that may hold pages from before: who is told that a file is tracked drops what it has of it. The
  * file's lock is held. */
 static uint64_t old_kernels(const struct looking *looking, const struct cache_file *file)
@@ -54,6 +64,8 @@ static bool look(struct looking *looking, struct cache_file *file)
 {
     int error = file_check_behind(file);
 
+    if (looking->alone && stands_still_again(looking))
+        return false;
     if (!error && file->looked == file->behind && !file->suspect)
         return false;
     if (error)
@@ -116,7 +128,7 @@ static void look_at_all(struct looking *looking)
             return;
     if (looking->alone)
         looking->dropping = calloc(count + 1, sizeof *looking->dropping);
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count && nodes_wait(nodes, 0); i++) {
         if (find_file(nodes, &list[i].name, &file))
             continue;
         pthread_mutex_lock(&file->lock);
@@ -153,14 +165,15 @@ static void warn(const struct nodes *nodes, size_t files)
         host->warn(host->context, text);
 }
 
-static void forget_suspicions(struct cache *cache)
+static void forget_suspicions(const struct looking *looking)
 {
+    struct cache *cache = looking->nodes->cache;
     struct cache_file *file;
 
     pthread_mutex_lock(&cache->lock);
     LIST_FOREACH (file, &cache->files, link) {
         pthread_mutex_lock(&file->lock);
-        file->suspect = false;
+        file->suspect &= stands_still_again(looking);
         pthread_mutex_unlock(&file->lock);
     }
     pthread_mutex_unlock(&cache->lock);
@@ -176,5 +189,5 @@ void behind_settle(struct nodes *nodes, uint64_t stall, bool alone)
     }
     if (looking.refused)
         warn(nodes, looking.refused);
-    forget_suspicions(nodes->cache);
+    forget_suspicions(&looking);
 }

@@ -4,6 +4,7 @@
 #include "tests/cache/fixture.inc"
 
 #include "cache/agent.h"
+#include "cache/behind.h"
 #include "cache/home_open.h"
 #include "cache/internal.h"
 #include "io/protocol.h"
@@ -451,6 +452,61 @@ static void test_writers_come_and_go(void **state)
     munmap(map.bytes, FIXTURE_PAGES * 4096);
 }
 
+static unsigned finds;
+
+static int host_find(void *context, const struct node_name *name, struct cache_file **file_out)
+{
+    (void)context;
+    (void)name;
+    finds++;
+    file_use(f.file);
+    *file_out = f.file;
+    return 0;
+}
+
+static void assert_found(bool suspect)
+{
+    pthread_mutex_lock(&f.file->lock);
+    assert_int_equal(f.file->suspect, suspect);
+    assert_int_equal(f.file->looked == f.file->behind, !suspect);
+    pthread_mutex_unlock(&f.file->lock);
+}
+
+/* What is found between, and whom it has met since the first time, is of the second: there they count as from
+ * before. And the end of the mount does not wait for many files' times. */
+static void test_a_home_that_stands_still_again_while_it_looks(void **state)
+{
+    (void)state;
+    if (!start_nodes())
+        skip();
+    lock_init(&nodes.lock, LOCK_NODES);
+    lock_condition_init(&nodes.stopped);
+    nodes.cache = f.cache;
+    nodes.timeout_ms = 1000;
+    nodes.stalls = 2;
+    f.cache->host.find = host_find;
+    f.file->announced = ANNOUNCED;
+    f.file->behind++;
+    f.file->suspect = true;
+    behind_settle(&nodes, 1, true);
+    assert_found(true);
+    behind_settle(&nodes, 1, false);
+    assert_found(true);
+    nodes.stop = true;
+    finds = 0;
+    behind_settle(&nodes, 1, true);
+    assert_int_equal(finds, 0);
+    nodes.stop = false;
+    behind_settle(&nodes, 2, true);
+    assert_found(false);
+    assert_int_equal(f.file->kernels.refused, 0); /* it was dropped */
+    f.file->announced = NOT_ANNOUNCED;
+    stop_nodes();
+    pthread_cond_destroy(&nodes.stopped);
+    pthread_mutex_destroy(&nodes.lock);
+    nodes = (struct nodes){0};
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -466,6 +522,7 @@ int main(void)
         cmocka_unit_test(test_a_map_that_is_closed_before_it_is_open),
         cmocka_unit_test(test_a_device_that_comes_while_a_file_is_given_up),
         cmocka_unit_test(test_writers_come_and_go),
+        cmocka_unit_test(test_a_home_that_stands_still_again_while_it_looks),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
