@@ -25,6 +25,7 @@ def gpu(mount, agents, monkeypatch, workdir, request):
 
     class Gpu:
         control = os.path.join(workdir, "control")
+        control_of_programs = control + "-programs"
 
         def mount(self, standin="", options=""):
             env = {"STANDIN_CUDA": f"{standin},control={self.control}"}
@@ -48,14 +49,15 @@ def gpu(mount, agents, monkeypatch, workdir, request):
             agent.do(MAP, path=path, length=length or os.stat(path).st_size, writable=writable)
             return agent
 
-        def fail(self, name, count, error):
-            """The daemon's next calls of the driver: see standin.c."""
-            with open(self.control + ".new", "w") as file:
+        def fail(self, name, count, error, control=None):
+            """The next calls of the driver of the daemon, or of who has the other control: see standin.c."""
+            control = control or self.control
+            with open(control + ".new", "w") as file:
                 file.write(f"{name} {count} {error}\n")
-            os.rename(self.control + ".new", self.control)
+            os.rename(control + ".new", control)
 
-        def failed(self):
-            with open(self.control) as file:
+        def failed(self, control=None):
+            with open(control or self.control) as file:
                 return file.read().startswith("done")
 
         def heal(self):

@@ -164,15 +164,16 @@ def test_pieces_of_a_file_have_numbers(gpu):
                                          ("cuMemMap", 1), ("cuMemMap", 5)])
 @pytest.mark.parametrize("error, expected", [(2, errno.ENOMEM), (999, errno.EIO)])
 def test_the_programs_driver_fails_at_a_map(gpu, name, count, error, expected):
-    """Of the file's eight pieces those that it has got are unmapped again; what it has of the file already goes on."""
-    m = gpu.mount()
+    """Of the file's eight pieces those that it has got are unmapped again; what it has of the file already goes on. (The daemon
+    has a driver of its own, whose calls are others.)"""
+    m, control = gpu.mount(), gpu.control_of_programs
     path = make(m, b"." * 16 * MIB)
-    program = gpu.program(path, length=PAGE, standin=f"control={gpu.control}")
+    program = gpu.program(path, length=PAGE, standin=f"control={control}")
     program.do("first = map\nfirst[0] = 1\nfirst.release()\nfirst[1] = 2")
     before = descriptors(program.pid)
-    gpu.fail(name, count, error)
+    gpu.fail(name, count, error, control)
     assert program("error_of(dev.mmap, fd, 16 << 20)") == expected
-    assert gpu.failed() and descriptors(program.pid) == before
+    assert gpu.failed(control) and descriptors(program.pid) == before
     program.do("first.release()\nmap = dev.mmap(fd, 16 << 20)\nmap[2] = 3\nmap.release()\nmap.unmap()")
     assert read_file(path)[:4] == b"\1\2\3."
     assert descriptors(program.pid) == before
