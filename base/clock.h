@@ -6,13 +6,24 @@
 #include <stdint.h>
 #include <time.h>
 
-/* Nanoseconds of CLOCK_MONOTONIC. */
-static inline uint64_t clock_now_ns(void)
+/* Nanoseconds, of times that are not before a clock's beginning. */
+static inline uint64_t clock_ns(const struct timespec *time)
+{
+    return (uint64_t)time->tv_sec * 1000000000 + (uint64_t)time->tv_nsec;
+}
+
+static inline uint64_t clock_read_ns(clockid_t clock)
 {
     struct timespec now;
 
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    clock_gettime(clock, &now);
+    return clock_ns(&now);
+}
+
+/* Of CLOCK_MONOTONIC. */
+static inline uint64_t clock_now_ns(void)
+{
+    return clock_read_ns(CLOCK_MONOTONIC);
 }
 
 #endif

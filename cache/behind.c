@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "cache/fit.h"
 #include "cache/home.h"
 #include "cache/home_open.h"
@@ -55,7 +56,7 @@ static uint64_t old_kernels(const struct looking *looking, const struct cache_fi
  * whose the file is. */
 static bool is_since(const struct cache_file *file, uint64_t ns)
 {
-    return (uint64_t)file->ctime.tv_sec * 1000000000 + (uint64_t)file->ctime.tv_nsec >= ns;
+    return clock_ns(&file->ctime) >= ns;
 }
 
 /* Also when the change itself was found before: by an acquire, or by the OPENED of who has just been told

@@ -4,7 +4,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -157,7 +156,7 @@ uint64_t cache_file_generation(struct cache_file *file)
 
 bool cache_file_is_sure(struct cache_file *file, bool write_back)
 {
-    return file->far || !file->cache->nodes || nodes_need_not_wait(file, write_back ? 0 : UINT_MAX);
+    return file->far || !file->cache->nodes || nodes_need_not_wait(file, write_back ? 0 : KERNELS_NOBODY);
 }
 
 bool cache_file_is_at(const struct cache_file *file, const struct node_name *name)

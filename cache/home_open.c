@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <linux/falloc.h>
 #include <stdlib.h>
 
@@ -332,7 +331,7 @@ static void be_sure(const struct home_session *agent, struct cache_file *file, e
     bool write_back = op == NODE_WRITE && flags & CACHE_IO_WRITEBACK;
 
     if (agent->since <= agent->nodes->settled)
-        nodes_be_sure(file, write_back ? agent->member + 1 : UINT_MAX);
+        nodes_be_sure(file, write_back ? agent->member + 1 : KERNELS_NOBODY);
 }
 
 int home_open_serve(struct home_session *agent, enum node_op op, const struct node_request *request,

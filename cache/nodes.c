@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "base/clock.h"
 #include "base/kernel.h"
 #include "cache/agent.h"
 #include "cache/home.h"
@@ -197,10 +198,8 @@ void nodes_unfollow(struct nodes *nodes, const struct node_name *name, uint64_t 
 
 uint64_t nodes_generation(struct nodes *nodes)
 {
-    struct timespec now;
+    uint64_t now_ns = clock_read_ns(CLOCK_REALTIME);
 
-    clock_gettime(CLOCK_REALTIME, &now);
-    uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
     pthread_mutex_lock(&nodes->lock);
     uint64_t generation = nodes->generation < now_ns ? now_ns : nodes->generation + 1;
     nodes->generation = generation;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/sure.h"
 
-#include <limits.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "cache/behind.h"
 #include "cache/home.h"
 #include "cache/internal.h"
@@ -22,18 +21,10 @@ struct asked_one {
     struct nodes_asking asking;
 };
 
-static uint64_t ns_of(clockid_t clock)
-{
-    struct timespec now;
-
-    clock_gettime(clock, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
 /* Of a clock that goes on while the machine sleeps. */
 static uint64_t now_ns(void)
 {
-    return ns_of(CLOCK_BOOTTIME);
+    return clock_read_ns(CLOCK_BOOTTIME);
 }
 
 static uint64_t most_ns(const struct nodes *nodes)
@@ -79,7 +70,7 @@ bool nodes_need_not_wait(struct cache_file *file, unsigned write_back)
 {
     if (nodes_are_sure(file->cache->nodes) || file->given_up)
         return true;
-    if (write_back == UINT_MAX)
+    if (write_back == KERNELS_NOBODY)
         return false;
     pthread_mutex_lock(&file->lock);
     bool refused = kernels_refused(file, write_back);
@@ -217,11 +208,11 @@ static void *beat(void *argument)
     struct nodes *nodes = argument;
 
     pthread_mutex_lock(&nodes->lock);
-    nodes->heard_ns = ns_of(CLOCK_REALTIME);
+    nodes->heard_ns = clock_read_ns(CLOCK_REALTIME);
     nodes->beat_ns = now_ns();
     pthread_mutex_unlock(&nodes->lock);
     while (nodes_wait(nodes, nodes->timeout_ms / BEATS)) {
-        uint64_t heard = ns_of(CLOCK_REALTIME); /* first: it may stand still between the two */
+        uint64_t heard = clock_read_ns(CLOCK_REALTIME); /* first: it may stand still between the two */
         uint64_t now = now_ns();
         pthread_mutex_lock(&nodes->lock);
         if (now - nodes->beat_ns >= most_ns(nodes)) {

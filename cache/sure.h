@@ -25,8 +25,8 @@ uint64_t nodes_still_since(struct nodes *nodes);
 /* How long it takes at most until it is sure again, or it can't be helped. */
 unsigned nodes_sure_ms(const struct nodes *nodes);
 /* Wait for that, before the bytes of a file of this home are changed, unless the file is given up meanwhile;
- * not for longer than nodes_sure_ms(). write_back: the node whose kernel writes back (0: this one), UINT_MAX:
- * none does. One that is not taken does not wait, as this node is sure when such pages are dropped
+ * not for longer than nodes_sure_ms(). write_back: the node whose kernel writes back (0: this one), or
+ * KERNELS_NOBODY. One that is not taken does not wait, as this node is sure when such pages are dropped
  * (cache/behind.h). No lock is held. */
 void nodes_be_sure(struct cache_file *file, unsigned write_back);
 /* Whether there is nothing to wait for. Takes the file's lock. */
