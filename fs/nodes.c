@@ -243,17 +243,41 @@ int nodes_follow(void *context, const struct node_name *name, uint64_t generatio
     return rc;
 }
 
+/* Tried again until another is known to be the home, or this node is it. */
+static bool home_moves(const struct inode *inode, bool here, int error)
+{
+    struct node_name name;
+
+    return error < 0 && !here && inode->fs->serving && nodes_name(inode, &name) &&
+           cache_home_moves(inode->fs->cache, &name, error);
+}
+
+/* 0 also when it is not followed (any more). */
+static int follow(struct fs *fs, struct inode *inode, const struct node_name *name, bool opening)
+{
+    return inode_usable(inode) || !cache_follows(fs->cache, name) ? 0 : go_far(fs, inode, name, opening);
+}
+
 int nodes_catch_up(struct inode *inode, bool opening)
 {
     struct fs *fs = inode->fs;
     struct node_name name;
+    unsigned waited_ms = 0;
 
     if (inode_content(inode) && atomic_exchange(&inode_content(inode)->unsettled, false))
         nodes_settle(inode);
-    if (!fs->options.members || inode_usable(inode) || !nodes_name(inode, &name) ||
-        !cache_follows(fs->cache, &name))
+    if (!fs->options.members || inode_usable(inode) || !nodes_name(inode, &name))
         return 0;
-    return go_far(fs, inode, &name, opening);
+    bool here = cache_is_home(fs->cache, &name);
+    int rc = follow(fs, inode, &name, opening);
+    if (home_moves(inode, here, rc) && loop_wait_begin()) {
+        while (home_moves(inode, here, rc) && try_later(&waited_ms, move_most_ms(fs))) {
+            here = cache_is_home(fs->cache, &name);
+            rc = follow(fs, inode, &name, opening);
+        }
+        loop_wait_end();
+    }
+    return rc;
 }
 
 int nodes_track(struct fs *fs, struct inode *inode, const struct node_name *name,
@@ -271,15 +295,6 @@ int nodes_track(struct fs *fs, struct inode *inode, const struct node_name *name
     }
     *file_out = inode_usable(inode);
     return *file_out && cache_file_is_far(*file_out) ? 0 : -EIO;
-}
-
-/* Tried again until another is known to be the home, or this node is it. */
-static bool home_moves(const struct inode *inode, bool here, int error)
-{
-    struct node_name name;
-
-    return error < 0 && !here && inode->fs->serving && nodes_name(inode, &name) &&
-           cache_home_moves(inode->fs->cache, &name, error);
 }
 
 int nodes_track_to_map(struct inode *inode, struct cache_file **file_out)

@@ -22,7 +22,8 @@ int nodes_track(struct fs *fs, struct inode *inode, const struct node_name *name
 
 /* Before a program does anything to the bytes of an inode that has content: if its home elsewhere tracks the
  * file, it is asked from now on. opening: an OPEN or a CREATE is being handled, which may have the kernel
- * drop pages. 0, or why the home can't be asked: then nothing may be done to the file's bytes. */
+ * drop pages. Waits while the home has gone and the next one is not known yet, as who reads and writes does
+ * (nodes_try_again()). 0, or why the home can't be asked: then nothing may be done to the file's bytes. */
 int nodes_catch_up(struct inode *inode, bool opening);
 
 /* The size that the kernel is told of a file whose fstat() says `size`. Where its home is another node and
