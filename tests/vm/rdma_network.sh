@@ -23,6 +23,11 @@ $ip rule add pref 100 lookup local
 $ip rule del pref 0
 $ip route add 10.0.1.1 dev veth0 src 10.0.0.1 table 101
 $ip route add 10.0.0.1 dev veth1 src 10.0.1.1 table 102
+# A wire keeps the order of its packets. A veth pair does not: each goes on on the processor that sent it, so of two processors' packets
+# either may be first, and rxe sends again what comes out of order. So what arrives is all handled by one processor.
+for d in veth0 veth1; do
+    echo 1 >/sys/class/net/$d/queues/rx-0/rps_cpus || echo "rdma.py: the wire does not keep order"
+done
 rdma link add rxe0 type rxe netdev veth0 || echo "rdma.py: no Soft-RoCE"
 rdma link add rxe1 type rxe netdev veth1 || echo "rdma.py: no Soft-RoCE"
 # The link comes up, and the two find each other.
