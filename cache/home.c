@@ -237,6 +237,7 @@ static int enter(struct home_session *agent, const struct node_request *request)
             nodes->late_kernels &= ~(UINT64_C(2) << member);
         agent->entered = ++nodes->entered;
         agent->since = nodes_stalls(nodes);
+        sure_heed(nodes, member, agent->session);
         LIST_INSERT_HEAD(&nodes->agents, agent, link);
         pthread_cond_broadcast(&nodes->changed); /* nodes_meet_before_all() */
     }

@@ -118,6 +118,7 @@ static int connect_home(struct nodes *nodes, unsigned member)
     if (!error) {
         home->session = session;
         home->since = nodes_stalls(nodes);
+        sure_heed(nodes, member, session);
     }
     home->down = !home->session;
     home->error = error;

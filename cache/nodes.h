@@ -30,6 +30,7 @@ struct nodes_home {
     bool down;            /* it did not answer when it was last tried: others are homes of its files */
     struct call_session *session;  /* a reference; NULL: none */
     uint64_t since;                /* when that began: nodes_stalls() */
+    unsigned timeout_ms;           /* of the last session with it: call_session_timeout_ms(); 0: none yet */
     struct call_session *greeting; /* being made: HELLO is not answered yet */
     bool connecting;
     int error; /* why there was none to be had when it was last tried; 0: there was, or nobody tried */
@@ -80,6 +81,8 @@ struct nodes {
     _Atomic uint64_t beat_ns;         /* the beater has run; 0: there is none. See nodes_are_sure() */
     _Atomic uint64_t stalls;          /* how often it has not for long, */
     _Atomic uint64_t settled;         /* after how many of these the others have been asked */
+    _Atomic unsigned beat_ms;         /* by what timeout it is long: the beater's */
+    unsigned shortest_ms;             /* of all members' timeouts, which that is to be: see sure_heed() */
     uint64_t heard_ns, still_ns;      /* see nodes_still_since(); under `lock` */
     unsigned numbers;                 /* that were ever given */
     LIST_HEAD(, home_session) agents; /* that have said HELLO */

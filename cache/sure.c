@@ -11,7 +11,7 @@
 
 #define SESSIONS_MAX (3 * MEMBERS_MAX)
 #define PAUSE_US 5000u
-#define BEATS 8u /* in timeout_ms */
+#define BEATS 8u /* in beat_ms */
 
 /* What others had asked and said before they gave this node up may be here, and not looked at; and they do
  * not hear of it that they have been given up wrongly. So each is asked, and what it had told before is done.
@@ -29,15 +29,30 @@ static uint64_t now_ns(void)
 
 static uint64_t most_ns(const struct nodes *nodes)
 {
-    return (uint64_t)nodes->timeout_ms * 500000; /* half of it */
+    return (uint64_t)nodes->beat_ms * 500000; /* half of it */
+}
+
+void sure_heed(struct nodes *nodes, unsigned member, const struct call_session *session)
+{
+    unsigned shortest_ms = nodes->timeout_ms;
+
+    nodes->homes[member].timeout_ms = call_session_timeout_ms(session);
+    for (unsigned i = 0; i < nodes->numbers; i++) {
+        unsigned its_ms = nodes->homes[i].listed ? nodes->homes[i].timeout_ms : 0;
+        if (its_ms && its_ms < shortest_ms)
+            shortest_ms = its_ms;
+    }
+    nodes->shortest_ms = shortest_ms;
+    pthread_cond_broadcast(&nodes->stopped); /* it is time to beat faster, perhaps */
 }
 
 /* There was a stall that nobody has noticed yet. */
 static bool is_late(const struct nodes *nodes)
 {
+    uint64_t most = most_ns(nodes); /* first: a beat that makes it less is told of before */
     uint64_t beat_ns = nodes->beat_ns;
 
-    return beat_ns && now_ns() - beat_ns >= most_ns(nodes);
+    return beat_ns && now_ns() - beat_ns >= most;
 }
 
 bool nodes_are_sure(const struct nodes *nodes)
@@ -201,6 +216,20 @@ static void await_told(struct nodes *nodes)
     }
 }
 
+/* False: the mount ends. */
+static bool await_beat(struct nodes *nodes)
+{
+    struct timespec until = lock_wait_until(nodes->beat_ms / BEATS);
+    int late = 0;
+
+    pthread_mutex_lock(&nodes->lock);
+    while (!nodes->stop && !late && nodes->beat_ms == nodes->shortest_ms)
+        late = pthread_cond_timedwait(&nodes->stopped, &nodes->lock, &until);
+    bool stop = nodes->stop;
+    pthread_mutex_unlock(&nodes->lock);
+    return !stop;
+}
+
 /* This thread runs, so the node does. If it has not for long, that is said before anybody is taken to be sure
  * again. */
 static void *beat(void *argument)
@@ -210,8 +239,9 @@ static void *beat(void *argument)
     pthread_mutex_lock(&nodes->lock);
     nodes->heard_ns = clock_read_ns(CLOCK_REALTIME);
     nodes->beat_ns = now_ns();
+    nodes->beat_ms = nodes->shortest_ms;
     pthread_mutex_unlock(&nodes->lock);
-    while (nodes_wait(nodes, nodes->timeout_ms / BEATS)) {
+    while (await_beat(nodes)) {
         uint64_t heard = clock_read_ns(CLOCK_REALTIME); /* first: it may stand still between the two */
         uint64_t now = now_ns();
         pthread_mutex_lock(&nodes->lock);
@@ -222,6 +252,7 @@ static void *beat(void *argument)
             pthread_cond_broadcast(&nodes->stopped);
         }
         nodes->beat_ns = now;
+        nodes->beat_ms = nodes->shortest_ms; /* from the next on: this one came by the one before */
         nodes->heard_ns = heard;
         pthread_mutex_unlock(&nodes->lock);
     }

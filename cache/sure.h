@@ -10,7 +10,12 @@
 #include "cache/nodes.h"
 
 struct cache_file;
+struct call_session;
 
+/* There is a session with a member, which may have another peer_timeout than this node, and takes this one to
+ * be dead after the shorter of the two: a node has stood still for long by the shortest of all listed. Before
+ * either end relies on the session. nodes->lock is held. */
+void sure_heed(struct nodes *nodes, unsigned member, const struct call_session *session);
 /* Whether this node has not stood still for so long that another may be the home of its files by now. If it
  * has, it is not sure until the others have said that they have not given it up, or, met anew, what they
  * track. Any thread; takes no lock. */

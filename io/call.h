@@ -105,6 +105,8 @@ void call_session_close(struct call_session *session);
 void call_session_abort(struct call_session *session);
 /* 0 while it lives, else why it ended. */
 int call_session_error(const struct call_session *session);
+/* The shorter of both ends' time limits, in ms: who says nothing for so long may be taken to be dead. */
+unsigned call_session_timeout_ms(const struct call_session *session);
 /* How many requests and replies have come by it. */
 uint64_t call_session_received(const struct call_session *session);
 /* Whether it has asked for something that is not answered yet. */

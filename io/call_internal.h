@@ -103,6 +103,7 @@ struct call_class {
 struct call_session {
     struct calls *calls; /* constant; gone once the keeper is */
     bool connected;      /* constant */
+    unsigned timeout_ms; /* constant: the shorter of both ends' */
     uint8_t *memory;     /* constant: of all slots; exposed, or what bytes move to and from */
     _Atomic unsigned references;
     _Atomic(void *) user;

@@ -110,6 +110,7 @@ static struct call_session *alloc_session(struct calls *calls, struct gaia_link 
     session->calls = calls;
     session->link = link;
     session->connected = connected;
+    session->timeout_ms = gaia_link_timeout_ms(link);
     session->references = 2;
     STAILQ_INIT(&session->messages);
     lock_init(&session->lock, LOCK_CALL_SESSION);
@@ -217,6 +218,11 @@ void call_session_put(struct call_session *session)
 int call_session_error(const struct call_session *session)
 {
     return session->error;
+}
+
+unsigned call_session_timeout_ms(const struct call_session *session)
+{
+    return session->timeout_ms;
 }
 
 uint64_t call_session_received(const struct call_session *session)

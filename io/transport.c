@@ -306,6 +306,11 @@ struct gaia_link_options gaia_link_options(const struct gaia_link *link)
     return link->options;
 }
 
+unsigned gaia_link_timeout_ms(const struct gaia_link *link)
+{
+    return link->timeout_ms;
+}
+
 int gaia_link_send(struct gaia_link *link, const void *bytes, size_t length)
 {
     if (!length || length > GAIA_LINK_MESSAGE_MAX)

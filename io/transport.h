@@ -183,6 +183,8 @@ void *gaia_link_user(const struct gaia_link *link);
 
 /* What was agreed with the peer. */
 struct gaia_link_options gaia_link_options(const struct gaia_link *link);
+/* The shorter of both ends' time limits, in ms: for who says nothing for so long the link may have ended. */
+unsigned gaia_link_timeout_ms(const struct gaia_link *link);
 
 /* Send a message. It is copied. 0; or -EAGAIN (the peer has not taken GAIA_LINK_CREDITS messages yet: poll,
  * and send again), -EINVAL (length 0 or over GAIA_LINK_MESSAGE_MAX), -EIO (the link has ended). That it was

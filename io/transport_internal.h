@@ -92,6 +92,7 @@ struct gaia_link {
     uint64_t grew_ns; /* of transport_time(), as is the next: it was made, or a queue has come up */
     uint64_t heard_ns;
     uint64_t said_ns; /* of transport_clock_ns(): the peer's time may go on while this side stands still */
+    unsigned timeout_ms;  /* the shorter of both ends' */
     unsigned interval_ms; /* of keepalives */
     unsigned credits;     /* messages that the peer still takes */
     unsigned owed;        /* taken here and not told yet */

@@ -64,7 +64,8 @@ struct gaia_link *link_new(struct gaia_transport *transport, bool connected_here
     link->connected_here = connected_here;
     link->grew_ns = link->heard_ns = transport_time(transport);
     link->said_ns = transport_clock_ns();
-    link->interval_ms = transport->config.timeout_ms / 4;
+    link->timeout_ms = transport->config.timeout_ms;
+    link->interval_ms = link->timeout_ms / 4;
     link->credits = GAIA_LINK_CREDITS;
     link->done_last = &link->done;
     STAILQ_INIT(&link->events);
@@ -248,7 +249,8 @@ static void take_timeout(struct gaia_link *link, uint32_t timeout_ms)
 {
     unsigned own_ms = link->transport->config.timeout_ms;
 
-    link->interval_ms = (timeout_ms < own_ms ? timeout_ms : own_ms) / 4;
+    link->timeout_ms = timeout_ms < own_ms ? timeout_ms : own_ms;
+    link->interval_ms = link->timeout_ms / 4;
     link->transport->tick_ns = 0; /* it may want to be looked at sooner */
 }
 

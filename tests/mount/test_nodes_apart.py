@@ -73,8 +73,10 @@ def all_agree(below, a, b, content):
 @pytest.fixture
 def three(cluster, agents):
     """three(only, order) -> (nodes, a's program, b's, the file's content): all have read it, and nothing of it is dirty."""
-    def start(only, order):
-        nodes = cluster(3, OPTIONS, only=only)
+    def start(only, order, patience_s=(1, 1, 1)):
+        nodes = cluster(3, only=[])
+        for number in only:
+            nodes.mount(number, f"timeout=0,peer_timeout={patience_s[number]}")
         content = bytearray(pattern(8 * PAGE))
         make_with_homes(nodes[0], nodes.data, nodes.names, order, bytes(content))
         a, b = Program(agents(), nodes.path(0)), Program(agents(), nodes.path(1))
@@ -140,10 +142,14 @@ def test_a_home_that_stood_still_when_a_node_had_been_added(mount, workdir, agen
     all_agree(os.path.join(data, "f"), a, b, content)
 
 
-@pytest.mark.parametrize("how", ["cpu.flush()", "os.fsync(fd)", "os.ftruncate(fd, 4 * 4096)", "os.pwrite(fd, b'late', 3 * 4096)"])
-def test_what_waited_at_a_home_that_stood_still(three, how):
-    """It goes on when another is the home: what its kernel has waiting for it is not done over what was synced there."""
-    nodes, a, b, content = three([0, 1], "ab")
+WAITING = ["cpu.flush()", "os.fsync(fd)", "os.ftruncate(fd, 4 * 4096)", "os.pwrite(fd, b'late', 3 * 4096)"]
+
+
+@pytest.mark.parametrize("how, patience_s", [*((how, (1, 1)) for how in WAITING), ("cpu.flush()", (20, 1)), ("os.fsync(fd)", (20, 1))])
+def test_what_waited_at_a_home_that_stood_still(three, how, patience_s):
+    """It goes on when another is the home: what its kernel has waiting for it is not done over what was synced there. Also
+    where by its own peer_timeout it has not stood still for long, but by the other's."""
+    nodes, a, b, content = three([0, 1], "ab", patience_s)
     for page in range(8):
         a.store(page * PAGE, b"a's store")
     stand_still(nodes[0].pid)
