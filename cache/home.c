@@ -2,9 +2,11 @@
 #include "cache/home.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "cache/behind.h"
 #include "cache/client.h"
 #include "cache/home_device.h"
@@ -245,12 +247,31 @@ static int enter(struct home_session *agent, const struct node_request *request)
     return error;
 }
 
+/* Clocks must agree to less than peer_timeout (cache/sure.h, nodes_generation()). Its word was on its way for
+ * a while, so that its clock is ahead is sure, and that it is behind the other finds when it is greeted. */
+static void look_at_clock(const struct home_session *agent, const struct node_request *hello)
+{
+    const struct cache_host *host = &agent->nodes->cache->host;
+    uint64_t now_ns = clock_read_ns(CLOCK_REALTIME);
+    uint64_t most_ns = UINT64_C(1000000) * call_session_timeout_ms(agent->session);
+    char text[NODE_NAME_MAX + 120];
+
+    if (hello->address < now_ns || hello->address - now_ns < most_ns || !host->warn)
+        return;
+    snprintf(
+        text, sizeof text,
+        "the clock of node %.*s is %.1f s ahead of this node's: they must agree to less than peer_timeout",
+        (int)hello->name.length, (const char *)hello->name.bytes, (double)(hello->address - now_ns) * 1e-9);
+    host->warn(host->context, text);
+}
+
 static int do_hello(struct home_session *agent, const struct node_request *request)
 {
     int error = enter(agent, request);
 
     if (error)
         return error;
+    look_at_clock(agent, request);
     nodes_meet(agent->nodes, agent->member); /* it may track files, too */
     error = home_announce_all(agent);
     if (error)

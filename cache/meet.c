@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/kernel.h"
 #include "cache/home.h"
 #include "cache/internal.h"
@@ -21,6 +22,7 @@ static int greet(struct nodes *nodes, struct call_session *session)
     const char *name = nodes->homes[nodes->self].member.name;
     struct node_request hello = {.offset = NODE_VERSION,
                                  .flags = kernel_writes_back_late() ? NODE_LATE_KERNEL : 0,
+                                 .address = clock_read_ns(CLOCK_REALTIME),
                                  .name.length = (uint32_t)strlen(name)};
     int error;
 

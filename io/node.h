@@ -61,7 +61,7 @@ static inline unsigned node_class_ms(enum node_class class)
 enum node_op {
     /* To the home. NODE_CALLS: */
     NODE_HELLO = 1, /* value: epoch of the members; name: the agent's own; offset: NODE_VERSION;
-                       flags: NODE_LATE_KERNEL. Answered
+                       flags: NODE_LATE_KERNEL; address: its clock, CLOCK_REALTIME in ns. Answered
                        when the agent has been told (FOLLOW) of every file that this home tracks */
     NODE_TRACK,     /* name: begin to track the file; answered when all agents follow */
     NODE_MAP,       /* file, client, device, offset, length, flags: NODE_MAP_*, value: pages that the device

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "io/call.h"
 #include "io/members.h"
 #include "io/node.h"
@@ -35,6 +36,7 @@ static inline struct node_request member_hello(const struct members *members, ui
     struct node_request request = {.offset = NODE_VERSION,
                                    .value = members->epoch,
                                    .flags = flags,
+                                   .address = clock_read_ns(CLOCK_REALTIME),
                                    .name.length = (uint32_t)strlen(self)};
 
     memcpy(request.name.bytes, self, request.name.length);

@@ -20,9 +20,9 @@ with open(os.path.join(TOP, "io", "node.h"), encoding="utf-8") as header:
 class Member:
     """The test's node, b, which has met the daemon of a."""
 
-    def __init__(self, peers, late=False, name="b", other="a"):
+    def __init__(self, peers, late=False, name="b", other="a", ahead_ms=0):
         self.proc = subprocess.Popen([tool_path("tool_member"), peers, name, other], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.met = self.do("hello", int(late))
+        self.met = self.do("hello", int(late), ahead_ms)
 
     def start(self, *words):
         self.proc.stdin.write(" ".join(map(str, words)) + "\n")

@@ -3,7 +3,7 @@
  * OTHER connects to the other and reads orders, one a line; each is answered with a line, the result. It has
  * one page of a file, in its own memory.
  *
- * hello LATE        as SELF; LATE: its kernel is one before 6.16
+ * hello LATE MS     as SELF; LATE: its kernel is one before 6.16; its clock is so far ahead
  * track PATH        the file of the data directory; open PATH: as file 1
  * many PATH         opens it under a hundred more numbers; how many were let
  * follow PATH       says that it is home of the file; take_over PATH: of another, which has died
@@ -79,10 +79,11 @@ static int ask(enum node_class class, enum node_op op, struct node_request *requ
     return call(home, class, op, request, sizeof *request, &said, &length, 0);
 }
 
-static int hello(bool late)
+static int hello(bool late, long ahead_ms)
 {
     struct node_request request = member_hello(members, late ? NODE_LATE_KERNEL : 0);
 
+    request.address += (uint64_t)ahead_ms * 1000000;
     return ask(NODE_CALLS, NODE_HELLO, &request);
 }
 
@@ -182,7 +183,7 @@ static int order(const char *word, const char *path, long one, long two)
     pthread_t thread;
 
     if (!strcmp(word, "hello"))
-        return hello(one);
+        return hello(one, two);
     if (!strcmp(word, "track"))
         return named(home, NODE_CALLS, NODE_TRACK, path, 0);
     if (!strcmp(word, "open"))
