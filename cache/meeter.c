@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/meeter.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -26,18 +27,71 @@ static bool await_turn(struct nodes *nodes)
     return hurries ? nodes_wait(nodes, HURRY_MS) : !stop;
 }
 
+struct meeting {
+    struct nodes *nodes;
+    unsigned number;
+    struct member member;
+    bool wanted, alone; /* it is to be met; by a thread of its own */
+    pthread_t thread;
+    int error;
+};
+
+static void *meet(void *argument)
+{
+    struct meeting *meeting = argument;
+    struct call_session *session;
+
+    int error = nodes_get_home(meeting->nodes, meeting->number, &session);
+    if (!error)
+        call_session_put(session);
+    meeting->error = error == -EPROTONOSUPPORT || error == -EACCES ? error : 0;
+    return NULL;
+}
+
+/* It is listed, and there is no session with it. */
+static bool is_missed(struct nodes *nodes, unsigned number, struct member *member_out)
+{
+    struct call_session *session = nodes_home_session(nodes, number);
+
+    if (session)
+        call_session_put(session);
+    return !session && nodes_wants(nodes, number, member_out);
+}
+
+/* Those that are missed, all at once. This thread meets the last of them, and those that got no thread. */
+static void meet_each(struct nodes *nodes, struct meeting one[MEMBERS_MAX])
+{
+    unsigned last = MEMBERS_MAX;
+
+    for (unsigned i = 0; i < MEMBERS_MAX; i++) {
+        one[i] = (struct meeting){.nodes = nodes, .number = i};
+        one[i].wanted = is_missed(nodes, i, &one[i].member);
+        last = one[i].wanted ? i : last;
+    }
+    for (unsigned i = 0; i < MEMBERS_MAX; i++)
+        one[i].alone = one[i].wanted && i != last && !pthread_create(&one[i].thread, NULL, meet, &one[i]);
+    for (unsigned i = 0; i < MEMBERS_MAX; i++)
+        if (one[i].wanted && !one[i].alone)
+            meet(&one[i]);
+    for (unsigned i = 0; i < MEMBERS_MAX; i++)
+        if (one[i].alone)
+            pthread_join(one[i].thread, NULL);
+}
+
+void nodes_meet_missed(struct nodes *nodes)
+{
+    struct meeting one[MEMBERS_MAX];
+
+    meet_each(nodes, one);
+}
+
 /* Who does not answer when it is to be met is not asked because of what programs do: others are homes of its
  * files. It may have been still, or busy with the end of an earlier session, when it was tried, and so may
  * this node. One that lives, as it has met this node or has said why it can't be met, is tried again soon. */
 static void *meet_again(void *argument)
 {
-    struct nodes *nodes = argument;
-    struct member member;
-
-    while (await_turn(nodes))
-        for (unsigned i = 0; i < MEMBERS_MAX; i++)
-            if (nodes_wants(nodes, i, &member))
-                nodes_meet(nodes, i);
+    while (await_turn(argument))
+        nodes_meet_missed(argument);
     return NULL;
 }
 
@@ -51,16 +105,15 @@ static int start_threads(struct nodes *nodes)
 
 int nodes_meet_all(struct nodes *nodes, char why_out[CALL_WHY])
 {
-    struct member member;
+    struct meeting one[MEMBERS_MAX];
 
-    for (unsigned i = 0; i < MEMBERS_MAX; i++) {
-        int error = nodes_wants(nodes, i, &member) ? nodes_meet(nodes, i) : 0;
-        if (error) {
+    meet_each(nodes, one);
+    for (unsigned i = 0; i < MEMBERS_MAX; i++)
+        if (one[i].error) {
             snprintf(why_out, CALL_WHY, "node %s has another list of members, or another version of gaiafs",
-                     member.name);
-            return error;
+                     one[i].member.name);
+            return one[i].error;
         }
-    }
     int error = nodes->meets ? 0 : start_threads(nodes);
     if (error)
         snprintf(why_out, CALL_WHY, "no thread that meets other nodes: %s", strerror(-error));

@@ -8,6 +8,9 @@
 /* All that are listed and not met yet; and again and again in a thread from then on, as who did not answer
  * may do so later. -EAGAIN: no thread; or what nodes_meet() says; why_out. */
 int nodes_meet_all(struct nodes *nodes, char why_out[CALL_WHY]);
+/* Those that are listed and not met, or not any more, all at once, as one that does not answer takes
+ * peer_timeout; returns when all are met or are known not to be to be met now. No lock is held. */
+void nodes_meet_missed(struct nodes *nodes);
 /* When nodes->stop is set and calls are at their end: the thread is over. */
 void nodes_meet_no_more(struct nodes *nodes);
 

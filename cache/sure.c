@@ -7,7 +7,7 @@
 #include "cache/behind.h"
 #include "cache/home.h"
 #include "cache/internal.h"
-#include "cache/meet.h"
+#include "cache/meeter.h"
 
 #define SESSIONS_MAX (3 * MEMBERS_MAX)
 #define PAUSE_US 5000u
@@ -151,8 +151,6 @@ static void await_lost(struct nodes *nodes)
 static void ask_all(struct nodes *nodes)
 {
     struct asked_one one[SESSIONS_MAX];
-    struct call_session *session;
-    struct member member;
     unsigned homes, count = find_sessions(nodes, one, &homes);
 
     for (unsigned i = 0; i < count; i++)
@@ -164,9 +162,7 @@ static void ask_all(struct nodes *nodes)
         call_session_put(one[i].session);
     }
     await_lost(nodes);
-    for (unsigned i = 0; i < MEMBERS_MAX; i++)
-        if (nodes_wants(nodes, i, &member) && !nodes_get_home(nodes, i, &session))
-            call_session_put(session);
+    nodes_meet_missed(nodes);
 }
 
 /* Its session as an agent, begun before the n-th stall; NULL. nodes->lock is held. */

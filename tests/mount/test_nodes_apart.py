@@ -4,6 +4,7 @@ keeps a file, and what was synced there stays."""
 import errno
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -73,8 +74,9 @@ def all_agree(below, a, b, content):
 @pytest.fixture
 def three(cluster, agents):
     """three(only, order) -> (nodes, a's program, b's, the file's content): all have read it, and nothing of it is dirty."""
-    def start(only, order, patience_s=(1, 1, 1)):
+    def start(only, order, patience_s=(1, 1, 1), more=""):
         nodes = cluster(3, only=[])
+        nodes.peers += more
         for number in only:
             nodes.mount(number, f"timeout=0,peer_timeout={patience_s[number]}")
         content = bytearray(pattern(8 * PAGE))
@@ -149,7 +151,10 @@ WAITING = ["cpu.flush()", "os.fsync(fd)", "os.ftruncate(fd, 4 * 4096)", "os.pwri
 def test_what_waited_at_a_home_that_stood_still(three, how, patience_s):
     """It goes on when another is the home: what its kernel has waiting for it is not done over what was synced there. Also
     where by its own peer_timeout it has not stood still for long, but by the other's."""
-    nodes, a, b, content = three([0, 1], "ab", patience_s)
+    waits_while_another_syncs(*three([0, 1], "ab", patience_s), how)
+
+
+def waits_while_another_syncs(nodes, a, b, _, how):
     for page in range(8):
         a.store(page * PAGE, b"a's store")
     stand_still(nodes[0].pid)
@@ -176,6 +181,30 @@ def test_what_waited_at_a_home_that_stood_still(three, how, patience_s):
     assert [error_of(a.agent, "os.fsync(fd)") for _ in range(2)][1] == 0
     for program in a, b:
         program.agent.kill()
+
+
+@pytest.fixture
+def silent():
+    """A function: silent(count) -> so many members more, for a list, and before all others in it: whoever connects to one
+    hears nothing."""
+    sockets = []
+
+    def listen(count):
+        for number in range(count):
+            sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            sockets[-1].bind(f"\0gaiafs-test-{os.getpid()}-silent-{number}")
+            sockets[-1].listen(1000)
+        return "".join(f"/S{number}@local:gaiafs-test-{os.getpid()}-silent-{number}" for number in range(count))
+
+    yield listen
+    for one in sockets:
+        one.close()
+
+
+def test_what_waited_where_many_members_do_not_answer(three, silent):
+    """They are met all at once, by a mount, again and again, and by who stood still: one after the other it would take longer than
+    a change of a file waits."""
+    waits_while_another_syncs(*three([0, 1], "ab", more=silent(24)), "os.fsync(fd)")
 
 
 def downs(nodes):
