@@ -12,7 +12,7 @@
  *
  * load() and store() may be called by any lanes of a warp, for any elements; lanes that touch the same unit
  * share one fault. A load() of what is there waits for the memory three times, and no compiler makes several
- * of them at once. load_many() does, of any elements (the rest of the loop is as above):
+ * of them at once. load_many() does so, for any elements (the rest of the loop is as above):
  *
  *       for (; i + 3 * threads < view.size(); i += 4 * threads) {
  *           uint64_t index[] = {i, i + threads, i + 2 * threads, i + 3 * threads};
@@ -21,25 +21,28 @@
  *           mine += some[0] + some[1] + some[2] + some[3];
  *       }
  *
- * That is for what is there; what isn't is brought one after the other, as by load(). Measured on an H200,
- * with nvcc's kernels and neighbouring lanes that load neighbours, as parts of plain memory's rate: words of
- * 4 bytes 0.22 with load(), 0.48 with four at once, 0.71 with eight; 16 bytes each 0.54, 0.89 and 0.93. So
- * make elements 16 bytes where you can, and the more at once the smaller they are.
+ * This holds for elements that are there; those that aren't are brought one after the other, as by load().
+ * Measured on an H200, with nvcc's kernels and neighbouring lanes that load neighbours, as parts of plain
+ * memory's rate: words of 4 bytes 0.22 with load(), 0.48 with four at once, 0.71 with eight; elements of 16
+ * bytes 0.54, 0.89 and 0.93. So make elements 16 bytes where you can, and the smaller they are, the more of
+ * them load at once.
  *
- * For inner loops, a pin keeps a unit where it is and gives a plain pointer to it (that of pin_for_stores(),
- * a gaia_pin<float>, may be stored through):
+ * For inner loops, a pin keeps a unit where it is and gives a plain pointer to it (for stores use
+ * pin_for_stores(), which gives a gaia_pin<float>):
  *
  *       gaia_pin<const float> pin = view.pin(i);
  *       if (pin)
  *           for (uint64_t j = pin.first(); j < pin.end(); j++)
  *               mine += pin[j];
  *
- * Who can't be served gets zeros, or its stores are not made, and a pin is false: error() says why, after the
- * kernel or in it. No wait is longer than demand.h says. A pin held while others are taken takes frames away
- * from everybody: a program that wants more pins at once than there are frames gets GAIA_DEMAND_E_NO_FRAME.
+ * When a touch can't be served, a load gives zeros, a store is not made, and a pin is false: error() says
+ * why, after the kernel or in it. No wait is longer than demand.h says. Each pin that is held takes a frame
+ * away from everybody: a program that wants more pins at once than there are frames gets
+ * GAIA_DEMAND_E_NO_FRAME.
  *
- * Different threads may store to different bytes of a unit at once; the same byte is theirs to order, as in
- * any memory. What was stored reaches the file when the unit is evicted, or at a release. */
+ * Different threads may store to different bytes of a unit at once; stores to the same byte they must order
+ * themselves, as in any memory. What was stored reaches the file when the unit is evicted, or at a
+ * release. */
 #ifndef GAIAFS_GPU_GAIA_DEVICE_CUH
 #define GAIAFS_GPU_GAIA_DEVICE_CUH
 
@@ -66,7 +69,7 @@
 
 template <typename T> class gaia_view;
 
-/* A hold on the unit of an element, for one lane. It moves, and is not copied; it ends with its scope. */
+/* A hold on the unit of an element, for one lane. It can be moved but not copied, and ends with its scope. */
 template <typename T> class gaia_pin
 {
   public:
@@ -166,10 +169,10 @@ template <typename T> class gaia_view
         return value[0];
     }
     /* Several elements of one lane, in no order: value_out[k] is what load(index[k]) returns, also past the
-     * end. Those that are there are on their way at the same time, unless one is past the end: then each by
-     * itself. N is known to the compiler, and 4 or 8 where there are many: each takes seven registers or so.
-     * Both arrays may be anywhere, and may be the same. (What is in memory is not touched between the loads,
-     * which would wait for it.) */
+     * end. Those that are there are loaded at the same time, unless one is past the end: then each is loaded
+     * by itself. N is known to the compiler; use 4 or 8 where there are many elements: each takes seven
+     * registers or so. Both arrays may be anywhere, and may be the same. (Arrays in memory are not touched
+     * between the loads, which would wait for them.) */
     template <uint32_t N>
     GAIA_INLINE_MEMBER void load_many(const uint64_t (&index)[N], T (&value_out)[N]) const
     {
@@ -210,7 +213,7 @@ template <typename T> class gaia_view
 
         store_warp(gaia_active(), index, values);
     }
-    /* The same of the lanes of a mask; on a CPU this is how a thread is a warp of more than one lane. */
+    /* The same for the lanes of a mask; on a CPU this is how a thread is a warp of more than one lane. */
     GAIA_MEMBER void load_warp(uint32_t mask, const uint64_t index[GAIA_SLOTS], T value_out[GAIA_SLOTS]) const
     {
         loads access = {value_out};
@@ -235,9 +238,9 @@ template <typename T> class gaia_view
     {
         return pin_one<T>(i, true);
     }
-    /* The first failure of any thread's touch since the mapping was made: 0, or an errno, and the element
-     * with which its unit begins (of a touch past the end: an element past the end). It stays, also where
-     * touches are served again after an acquire. */
+    /* The first failure of any thread's touch since the mapping was made: 0, or an errno, and the first
+     * element of the unit that was touched (of a touch past the end: an element past the end). The error
+     * stays, even if touches are served again after an acquire. */
     GAIA_MEMBER uint32_t error(uint64_t *element_out = nullptr) const
     {
         uint64_t error = gaia_load_relaxed_gpu64(&demand_->control->error);
@@ -248,7 +251,7 @@ template <typename T> class gaia_view
     }
 
   private:
-    /* What is done with an element that is held: its slot, its place in the frame, and the frame. */
+    /* What is done with an element that is held, given its slot, its frame, and its place in it. */
     struct loads {
         T *out;
         GAIA_MEMBER void operator()(uint32_t slot, uint8_t *frame, uint64_t offset) const
@@ -271,9 +274,9 @@ template <typename T> class gaia_view
         }
     };
 
-    /* Elements by touches, for each bit of missing one. It is a call, with a copy of the view and with arrays
-     * of the caller's that are for it alone: what it has in registers, and in memory, is not in the way of
-     * the loops around loads that do without. The first touch may have brought what the next ones want. */
+    /* Brings elements by touches, one for each bit of missing. It is a call, with a copy of the view and with
+     * arrays of the caller that are for it alone, so that its registers and its memory are not in the way of
+     * loops whose loads need no touch. The first touch may have brought what the next ones want. */
     static GAIA_CALLED_MEMBER void load_missing(gaia_view view, uint32_t missing, const uint64_t *index,
                                                 T *out)
     {
@@ -304,7 +307,7 @@ template <typename T> class gaia_view
     }
 
 #if GAIA_PER_LANE
-    /* An element of a frame, which somebody may be changing. */
+    /* Loads an element of a frame that somebody may be changing. */
     static GAIA_INLINE_MEMBER void load_relaxed(const uint8_t *at, T *out)
     {
         uint32_t words[sizeof(T) < 16 ? 4 : sizeof(T) / 4];
@@ -323,7 +326,7 @@ template <typename T> class gaia_view
                 gaia_load_relaxed_gpu32x4(from + byte / 4, words + byte / 4);
         __builtin_memcpy((void *)out, words, sizeof(T));
     }
-    /* The same; what this lane does after that comes after the loads of all its words. */
+    /* The same; what this lane does afterwards comes after the loads of all words of the element. */
     static GAIA_INLINE_MEMBER void load_ordered(const uint8_t *at, T *out)
     {
         uint32_t words[4];
@@ -347,8 +350,8 @@ template <typename T> class gaia_view
         __builtin_memcpy((void *)out, words, sizeof(T) > 16 ? 16 : sizeof(T));
     }
 
-    /* Of a unit's word at the first look: whether its elements may be loaded without a hold; and at the
-     * second: whether they may be believed. */
+    /* What a unit's word says at the first look: whether the unit's elements may be loaded without a hold;
+     * and at the second: whether what was loaded may be believed. */
     static GAIA_MEMBER bool is_here(uint64_t was)
     {
         const uint64_t here = GAIA_DEMAND_VALID | GAIA_DEMAND_REFERENCED;
@@ -360,34 +363,36 @@ template <typename T> class gaia_view
         return ((was ^ now) & ~GAIA_DEMAND_PASSING) == 0;
     }
 
-    /* The element of one lane, which holds nothing: the unit's word, the element, and the word again. That
-     * is believed if the unit has stayed where it was. Hits would wait for their atomic updates of that word
-     * otherwise: a hold and its end for each warp's load. False: it is to be loaded as touch() does it, as
-     * the unit isn't there, or was changing, or as its word is to be marked by a touch. Lanes do nothing
-     * together here, and those that part with the others then are those that touch.
+    /* Loads the element of one lane, which holds nothing: the unit's word, the element, and the word again.
+     * The element is believed if the unit has stayed where it was. With holds, hits would wait for their
+     * atomic updates of that word: a hold and its end for each warp's load. False: the element must be loaded
+     * as touch() does it, as the unit isn't there, or was changing, or its word must be marked by a touch.
+     * Lanes do nothing together here; those that have to touch part from the others afterwards.
      *
-     * It isn't too old: the first look acquires, and who brought the unit released its word behind the bytes.
-     * What this thread has stored, or another one that a barrier or a fence has put before it, comes before
-     * the loads: of the word, which had a hold then, so that no frame of earlier is found; and of the
-     * element. (A plain store will do: it is ordered with the load as two accesses of an address by one
-     * thread are, or by causality.)
+     * The element isn't too old: the first look acquires, and whoever brought the unit released its word
+     * after the bytes. What this thread has stored, or another one that a barrier or a fence has put before
+     * it, comes before both loads: that of the word, on which there was a hold at the store, so that no
+     * earlier frame is found; and that of the element. (A plain store will do: it is ordered with the load as
+     * two accesses of an address by one thread are, or by causality.)
      *
-     * It isn't of what came into the frame later: nobody fills the frame before the unit is busy, a fence is
-     * between the two, and the stores are relaxed (gaia_warp_copy_in()). The load of the element acquires: if
-     * it has found one of those bytes, the second look finds the word as it was made busy, or as it became
-     * later: gone, or brought another time, by its sequence number (demand.h says how sure that is).
+     * The element isn't from what came into the frame later: nobody fills the frame before the unit is marked
+     * busy, a fence is between the two, and the stores that fill it are relaxed (gaia_warp_copy_in()). The
+     * load of the element acquires: if it has found one of the new bytes, the second look finds the word
+     * busy, or as it became later: gone, or brought another time, as its sequence number shows (demand.h says
+     * how sure that is).
      *
-     * It isn't out of the L1, where lines of what was in the frame before may be: all has the GPU's scope.
+     * The element doesn't come from the L1, which may have lines of what was in the frame before: all loads
+     * have the GPU's scope.
      *
-     * A store to this element meanwhile, under a hold, is in a race with the load that the program has made.
-     * The load has either value, as ever.
+     * If somebody stores to this element meanwhile, under a hold, that race is the program's own. The load
+     * has either value, as ever.
      *
-     * So by PTX's memory model, which leaves two things open. A load may find what was stored through a hold
-     * on the unit that came into the frame later: by a plain store (a pin's are the program's own), of which
-     * nothing is acquired. And elements of 1 and 2 bytes are loaded while the frame is filled by stores of
-     * another size. GPUs make no difference: that plain store is made in the L2, after its hold was taken
-     * there, and that after the old unit was made busy; and there the second look is made when the element
-     * has arrived. */
+     * All this follows from PTX's memory model, which leaves two things open. First, a load may find what was
+     * stored through a hold on the unit that came into the frame later: by a plain store (those through a pin
+     * are the program's own), from which nothing is acquired. Second, elements of 1 and 2 bytes are loaded
+     * while the frame is filled by stores of another size. On GPUs neither matters: that plain store is made
+     * in the L2, after its hold was taken there, and the hold after the old unit was made busy; and the
+     * second look is made there when the element has arrived. */
     GAIA_INLINE_MEMBER bool load_unheld(uint64_t i, T *out) const
     {
         const uint64_t *word;
@@ -406,18 +411,18 @@ template <typename T> class gaia_view
         return has_stayed(was, now);
     }
 
-    /* The same of several; returns a bit for each that is believed. All words are looked at, then all
-     * elements are loaded, and then all words are looked at again, and a fence stands between: so the lane
-     * waits three times, and not three times for each.
+    /* The same for several elements; returns a bit for each that is believed. All words are looked at, then
+     * all elements are loaded, and then all words are looked at again, with a fence between these steps: so
+     * the lane waits three times in all, and not three times for each element.
      *
-     * What is said above of loads that acquire is so of these, too: a relaxed load with a fence behind it, in
-     * the order of the program, is PTX's other pattern of an acquire, and one fence is behind all that came
-     * before it. The first one: each element is loaded after all words, its own among them. The second one:
-     * each word is looked at again after all elements. Each is believed, or not, by the two looks at its own
-     * unit's word; what became of the others' units says nothing of it.
+     * What is said above of loads that acquire is true of these, too: a relaxed load followed by a fence, in
+     * the order of the program, is PTX's other pattern of an acquire, and one fence serves all loads before
+     * it. By the first fence each element is loaded after all words, its own among them. By the second one
+     * each word is looked at again after all elements. Each element is believed, or not, by the two looks at
+     * its own unit's word; what became of the other units says nothing of it.
      *
-     * Between these loads is no branch, else a compiler would let them wait for each other: instead of an
-     * element that isn't here one of the first frame is loaded, and nobody looks at it. */
+     * There is no branch between these loads, else a compiler would let them wait for each other: instead of
+     * an element that isn't here, one of the first frame is loaded, and nobody looks at it. */
     template <uint32_t N>
     GAIA_INLINE_MEMBER uint32_t load_unheld(const uint64_t (&index)[N], T (&out)[N]) const
     {
@@ -457,7 +462,8 @@ template <typename T> class gaia_view
     }
 #endif
 
-    /* The lanes of mask whose element is there, and the unit of each. The others are told. */
+    /* The lanes of mask whose element exists and may be touched so, and the unit of each. The touches of the
+     * others are reported as errors. */
     GAIA_MEMBER uint32_t units_of(uint32_t mask, const uint64_t index[GAIA_SLOTS], bool is_store,
                                   uint32_t unit_out[GAIA_SLOTS]) const
     {
@@ -475,14 +481,14 @@ template <typename T> class gaia_view
         return gaia_ballot(mask, is_fine);
     }
 
-    /* What a lane does is told by an address and these bits. */
+    /* An address and these bits say what a lane does. */
     static GAIA_MEMBER uint64_t key_of(const void *address, bool is_store, bool is_kept)
     {
         return (uint64_t)(uintptr_t)address | (is_store ? 1 : 0) | (is_kept ? 2 : 0);
     }
 
-    /* The elements of lanes whose units are in frames, each unit held by the first of the lanes that touch
-     * it. Returns the lanes that were served. */
+    /* Serves the lanes whose units are in frames; each unit is held by the first of the lanes that touch it.
+     * Returns the lanes that were served. */
     template <class Access>
     GAIA_MEMBER uint32_t touch_hits(uint32_t mask, uint32_t want, const uint32_t unit[GAIA_SLOTS],
                                     const uint64_t index[GAIA_SLOTS], bool is_store, bool is_kept,
@@ -522,8 +528,8 @@ template <typename T> class gaia_view
 
     /* A touch by the lanes of mask. Lanes of other views or other kinds of touches may be among them
      * (gaia_active() says why): up to the end of the hits all do the same, and then those that belong
-     * together part with the others. Of what is missing, unit after unit is brought by all lanes together,
-     * and let go before the next: a warp that waits for a frame holds none but those that it has pinned. */
+     * together part from the others. All lanes together bring one missing unit after the other, and let go of
+     * each before the next: a warp that waits for a frame holds none but those that it has pinned. */
     template <class Access>
     GAIA_MEMBER void touch(uint32_t mask, const uint64_t index[GAIA_SLOTS], bool is_store, bool is_kept,
                            const Access &access) const
