@@ -5,13 +5,13 @@
  *
  * A session's life: it is made with its link; *settled* once somebody knows it (arrived() has taken it,
  * call_connect() returns it) or nobody ever will; *ended* once it has an error, which it keeps. Each session
- * has a thread of its own, the keeper, which sleeps until it is both. Then it closes the link, from when on
- * nothing writes to the session's memory; waits for who moves bytes; calls lost(); waits for who serves; and
- * calls ended().
+ * has a thread of its own, the keeper, which sleeps until it is both. Then the keeper closes the link, after
+ * which nothing writes to the session's memory; waits for threads that move bytes; calls lost(); waits for
+ * threads that serve; and calls ended().
  *
- * Locks: calls.lock and call_session.lock, both leaves. None is held over a call of the transport. What keeps
- * the link there meanwhile is call_session.sending and .posting, and the transport, .inside: the keeper waits
- * for them. */
+ * Locks: calls.lock and call_session.lock, both leaves. None is held over a call of the transport. Meanwhile
+ * call_session.sending and .posting keep the link alive, and .inside the transport: the keeper waits for
+ * them. */
 #ifndef GAIAFS_IO_CALL_INTERNAL_H
 #define GAIAFS_IO_CALL_INTERNAL_H
 
@@ -32,7 +32,8 @@
 #define CALL_PAGE 4096u /* bytes: the least that it is worth to think of how many reads are under way for */
 #define CALL_WRITES 32u /* at a time */
 #define CALL_SERVED_MAX (CALL_WIDTH / 2)
-/* Of who waits: a time for which this side stood still, and the peer maybe with it, costs one of them. */
+/* A caller's wait is cut into these; a time for which this side stood still, maybe with the peer, costs only
+ * one of them. */
 #define CALL_TURNS 4u
 #define CALL_AGAIN_MS 5u                        /* until what the carrier did not take is tried again */
 #define CALL_BEGIN UINT64_C(0x31306c6c61636167) /* "gacall01": the number of a BEGIN */
@@ -143,8 +144,8 @@ struct call_session {
     pthread_cond_t moved;   /* one has ended, or was posted */
 };
 
-/* What has moved between slots, for all sessions of a node's end: those that have ended, too. Atomic, as each
- * session counts with a lock of its own held or none. */
+/* What has moved between slots, for all sessions of this end, also those that have ended. Atomic, as each
+ * session counts with its own lock held, or none. */
 struct call_totals {
     _Atomic unsigned outstanding, outstanding_max;
     _Atomic uint64_t reads, writes, failed, bytes_read, bytes_written;
@@ -174,9 +175,10 @@ struct calls {
  * (-ESHUTDOWN, -ENOMEM, -EAGAIN). */
 int call_session_new(struct calls *calls, struct gaia_link *link, bool connected,
                      struct call_session **session_out);
-/* known: somebody has it, and will be told when it ends. Returns its error; with one, nobody knows it. */
+/* known: somebody has the session, and will be told when it ends. Returns the session's error; with an error,
+ * nobody knows it. */
 int call_session_settle(struct call_session *session, bool known);
-/* End it with an error, if it has not ended. Whether it was this. */
+/* End the session with an error, if it has not ended. Returns whether this call ended it. */
 bool call_end(struct call_session *session, int error, bool silent);
 
 /* ---- call_message.c ---- */
@@ -185,17 +187,17 @@ bool call_end(struct call_session *session, int error, bool silent);
 int call_received(struct call_session *session, const void *bytes, size_t length);
 /* The end that connected says that it listens. 0, -ENOMEM. */
 int call_say_begin(struct call_session *session);
-/* Send what waits, as far as the carrier takes it. */
+/* Send the messages that wait, as far as the carrier takes them. */
 void call_flush(struct call_session *session);
-/* A second has gone by: end the session if it has not answered a call_start() in time. In the thread that
- * polls. */
+/* A second has gone by: end the session if the peer has not answered a call_start() in time. In the thread
+ * that polls. */
 void call_watch(struct call_session *session);
 void call_class_init(struct call_session *session, unsigned number);
 void call_class_destroy(struct call_class *class);
 /* It has ended (the lock is held): whoever waits for something of it wakes up. */
 void call_class_wake(struct call_class *class);
-/* It has ended, and its link is closed: what was begun with call_start() and nobody has been told of is over.
- * Before the class is joined: who serves may wait for it. */
+/* The session has ended, and its link is closed: call done() for what was begun with call_start() and not
+ * told yet. Before the class is joined: threads that serve may wait for done(). */
 void call_class_answer(struct call_class *class);
 /* Then: wait until nobody serves. */
 void call_class_join(struct call_class *class);

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Queue pairs that somebody else posts to than this process: a GPU, which then needs neither the daemon nor a
- * thread of the CPU to read from a peer. Made with mlx5's direct verbs (<infiniband/mlx5dv.h>), which hand
- * out what verbs hide: where the queues lie, and how to ring. gpu/request.h says what is in them, and what
- * the GPU does.
+/* Queue pairs to which not this process posts but a GPU, which then needs neither the daemon nor a thread of
+ * the CPU to read from a peer. Made with mlx5's direct verbs (<infiniband/mlx5dv.h>), which hand out what
+ * verbs hide: where the queues lie, and how to ring. gpu/request.h says what is in them, and what the GPU
+ * does.
  *
- * Nobody here has such a NIC. All this compiles where the header is, and its use of direct verbs is tested
+ * No such NIC was at hand. This code compiles where the header is, and its use of direct verbs is tested
  * against a stand-in for them (tests/io/test_direct.c); on hardware it has not run.
  *
- * The queues lie in memory of the caller's, through the allocators of a parent domain. libmlx5 fills them
- * with what they hold at first, and the kernel pins them: so it must be memory that this process can write to
- * and that the kernel can pin. Pinned host memory is; memory of a GPU is where it is part of the process's
- * address space (coherent, or mapped, with nvidia-peermem). For memory of a GPU that is known by a dma-buf
- * only the queues would have to be made by commands of DEVX (mlx5dv_devx_umem_reg_ex and on), which is not
- * written.
+ * The queues lie in memory of the caller, through the allocators of a parent domain. libmlx5 fills in their
+ * first contents, and the kernel pins them: so this process must be able to write to that memory, and the
+ * kernel to pin it. This is so for pinned host memory, and for a GPU's memory that is part of the process's
+ * address space (coherent, or mapped, with nvidia-peermem). For a GPU's memory that is known only by a
+ * dma-buf, the queues would have to be made by commands of DEVX (mlx5dv_devx_umem_reg_ex and on), which is
+ * not written.
  *
  * Thread safety: none; a queue is its caller's. Errors are negative errno values, and `why` has the sentence
  * for people. */
@@ -44,7 +44,7 @@ struct gaia_direct_options {
 size_t gaia_direct_size(uint32_t depth);
 
 /* A queue pair that is not connected. 0; or -ENOSYS, -ENOENT (as above), -EINVAL (options), -EOPNOTSUPP
- * (direct verbs made it otherwise than gpu/request.h has it), or an errno of theirs. */
+ * (direct verbs made it differently from what gpu/request.h says), or an errno of theirs. */
 int gaia_direct_open(const struct gaia_direct_options *options, struct gaia_direct **direct_out,
                      char why_out[GAIA_DIRECT_WHY_SIZE]);
 

@@ -2,12 +2,12 @@
 /* The storage engine: reads and writes of the data directory's files with io_uring, many in flight. The same
  * interface on a pool of threads (GAIA_IO_THREADS) where io_uring is refused.
  *
- * Thread safety: all functions may be called from any thread but for open and close. Completions are
- * delivered on the engine's own thread(s); a completion callback may submit (it never waits for that), may
- * take locks that no submitter holds while it waits for the engine, and must not call gaia_io_close(),
- * gaia_io_file_close() or the blocking calls. With io_uring the kernel runs part of a completion in the
- * thread that pushed the request: an epoll_wait(2), or another call that is not restarted after a signal, may
- * return EINTR there. An engine is of no use to a child after fork(2).
+ * Thread safety: all functions but open and close may be called from any thread. Completions are delivered on
+ * the engine's own thread(s); a completion callback may submit (it never waits for that), may take locks that
+ * no submitter holds while it waits for the engine, and must not call gaia_io_close(), gaia_io_file_close()
+ * or the blocking calls. With io_uring the kernel runs part of a completion in the thread that pushed the
+ * request: an epoll_wait(2), or another call that is not restarted after a signal, may return EINTR there. An
+ * engine is of no use to a child after fork(2).
  */
 #ifndef GAIAFS_IO_ENGINE_H
 #define GAIAFS_IO_ENGINE_H
@@ -36,8 +36,8 @@ struct gaia_io_config {
 
 /* Start an engine. 0; or -EINVAL (config), -ENOSYS or -EPERM (the kernel refuses io_uring: the caller says so
  * or takes GAIA_IO_THREADS), -ENOMEM (newer kernels count the ring, up to 80 KiB, against RLIMIT_MEMLOCK),
- * -EMFILE, -ENFILE, -EAGAIN (no thread to be had). That buffers cannot be registered (RLIMIT_MEMLOCK) is no
- * error: see gaia_io_registered(). */
+ * -EMFILE, -ENFILE, -EAGAIN (no thread to be had). If buffers cannot be registered (RLIMIT_MEMLOCK), that is
+ * no error: see gaia_io_registered(). */
 int gaia_io_open(const struct gaia_io_config *config, struct gaia_io **io_out);
 
 /* Waits for everything in flight (its callbacks run), then frees, with the files that are still open. NULL is
@@ -87,12 +87,13 @@ int gaia_io_sync(struct gaia_io *io, struct gaia_io_file *file, bool data_only, 
                  void *context);
 
 /* Push to the kernel what gaia_io_read/write/sync have queued. Submitters that queue several requests call it
- * once at the end; the engine pushes by itself when its queue is full, while a thread waits for the engine,
- * and what callbacks queue. */
+ * once at the end. The engine pushes by itself when its queue is full, while a thread waits for the engine,
+ * and for requests that callbacks queue. */
 void gaia_io_submit(struct gaia_io *io);
 
-/* Blocking forms: the same, carried out in the calling thread (for cached bytes ten times as fast as to
- * submit and wait); depth does not count them. Bytes moved or a negative errno. Not from a callback. */
+/* Blocking forms of the same, carried out in the calling thread (for cached bytes ten times as fast as
+ * submitting and waiting). They do not count toward depth. Bytes moved or a negative errno. Not from a
+ * callback. */
 ssize_t gaia_io_read_wait(struct gaia_io *io, struct gaia_io_file *file, void *buffer, size_t length,
                           off_t offset);
 ssize_t gaia_io_write_wait(struct gaia_io *io, struct gaia_io_file *file, const void *buffer, size_t length,

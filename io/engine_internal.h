@@ -114,7 +114,7 @@ struct gaia_io {
     unsigned in_flight;          /* requests whose callback has not returned */
     unsigned active;             /* slots taken: by requests under way, by callbacks running, granted */
     _Atomic unsigned active_max; /* written with lock held, read without */
-    unsigned submitters_waiting; /* on slot_free, those included that were granted a slot already */
+    unsigned submitters_waiting; /* on slot_free, including those that were granted a slot already */
     unsigned granted;            /* slots given to waiting submitters that have not woken up yet */
     bool turn;                   /* whose turn it is when submitters wait and requests are parked */
     struct gaia_io_file *files;
@@ -145,7 +145,7 @@ struct gaia_io_rest gaia_io_rest(struct gaia_io_request *request);
 /* Judge an attempt's result: bytes or a negative errno. */
 enum gaia_io_step gaia_io_step(struct gaia_io_request *request, ssize_t result);
 
-/* Run the callback, give the slot on. On an engine thread, after GAIA_IO_DONE; request is gone afterwards. */
+/* Run the callback, pass the slot on. On an engine thread, after GAIA_IO_DONE; request is gone afterwards. */
 void gaia_io_finish(struct gaia_io *io, struct gaia_io_request *request);
 
 /* Carry a request out in the calling thread, to its end: request->result. */

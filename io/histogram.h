@@ -17,8 +17,8 @@ struct histogram {
 
 void histogram_add(struct histogram *histogram, uint64_t value);
 
-/* The least value that at least per_mille thousandths of all are not above, rounded up to its bucket's end
- * (but never over the largest); 0 when there is none. */
+/* The least value such that at least per_mille thousandths of all values are not above it, rounded up to its
+ * bucket's end (but never over the largest value); 0 when there are none. */
 uint64_t histogram_at(const struct histogram *histogram, unsigned per_mille);
 
 #endif

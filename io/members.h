@@ -38,14 +38,14 @@ struct members {
  * is not in its own list, carriers mixed, port 0, ...). */
 int members_parse(const char *text, const char *self, struct members **members_out,
                   char why_out[MEMBERS_WHY]);
-/* The same from a file, a member a line, blank lines and those that begin with '#' left out; why_out names
- * the line (not the path). Also -ENOENT, -EACCES, -EIO, -EFBIG (over 64 KiB) ... */
+/* The same from a file, one member per line; blank lines and lines that begin with '#' are ignored; why_out
+ * names the line (not the path). Also -ENOENT, -EACCES, -EIO, -EFBIG (over 64 KiB) ... */
 int members_read(const char *path, const char *self, struct members **members_out, char why_out[MEMBERS_WHY]);
 void members_free(struct members *members);
 
 /* The home of a file: rendezvous hashing, the member with the highest XXH3-64 of (identity, seed: XXH3 of the
  * member's name). alive: bit i says that list[i] may be chosen; at least one bit within count is set. The
- * same on all nodes; a member more or less moves only the files that it gets or had. */
+ * same on all nodes; if a member is added or removed, only the files move whose home it becomes or was. */
 unsigned members_home(const struct members *members, uint32_t alive, const void *identity, size_t length);
 
 #endif

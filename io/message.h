@@ -12,11 +12,11 @@
 int gaia_message_send(int socket, struct gaia_message *message, const int *fds, unsigned fd_count);
 
 /* Waits for a message; descriptors come close-on-exec, missing ones are -1. Surplus descriptors are closed.
- * 0; -EMFILE (it is a message, which is kept, but this process has no room for its descriptors: all of them
- * are gone); -ENOTCONN (the peer is gone); -EPROTO (not a message of this version; nothing is kept); or a
- * negative errno. */
+ * 0; -EMFILE (there is a message, which is kept, but this process has no room for its descriptors: all of
+ * them are gone); -ENOTCONN (the peer is gone); -EPROTO (not a message of this version; nothing is kept); or
+ * a negative errno. */
 int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS]);
-/* The same of what is there; -EAGAIN: nothing. */
+/* The same without waiting; -EAGAIN: no message is there. */
 int gaia_message_receive_now(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS]);
 
 #endif

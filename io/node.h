@@ -1,30 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What nodes say to each other, over io/call.h: an *agent* (the end that connected) to the *home* of a file,
  * and the home to its agents. One request and one reply of a fixed size; bytes go through the session's
- * slots. The classes are such that what an operation of one waits for is never one of the same class, nor of
- * one that waits for it:
+ * slots. The classes are such that an operation never waits for one of its own class, nor of a class that
+ * waits for its own:
  *
  *   NODE_CALLS waits for all others, and for NODE_CALLS of the other direction in one case (a home answers
  *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO; HANDED waits for
  *   nobody);
- *   NODE_SYNCS waits for storage, and for NODE_KERNEL of all nodes, for 30 s: what programs map and release
- *   of other files does not wait behind that;
- *   NODE_FAULTS waits for NODE_FRAMES, NODE_CLIENTS and, to make room, NODE_KERNEL and NODE_HOLDS; of
- *   NODE_CALLS some wait for a kernel or for each other, and a touch shall not wait behind those;
- *   NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time; where its node has stood
- *   still what changes bytes also for NODE_PINGS and NODE_CALLS, no longer than others wait for a node;
- *   unless who asks has met it since (cache/home_open.c);
- *   NODE_KERNEL waits for the kernel of the agent, which waits for NODE_IO;
- *   NODE_FLUSHES is as NODE_KERNEL, of acquires, which programs of that node can hold up for longer: releases
- *   shall not wait behind those;
- *   NODE_CLIENTS waits for the mmap lock of a client, which may wait for NODE_IO;
- *   NODE_HEALS waits for NODE_FRAMES, and a PEEK for the kernel of the agent, for a bounded time;
- *   NODE_SCANS is as NODE_FRAMES and NODE_HOLDS, of frames on a device that scans, and waits for a GPU that
- *   others use;
- *   NODE_HOLDS waits for the lock of a soft device's memory, which a client may have for as long as it likes
- *   (cache/fit.h). So who waits for it waits for that file's clients, as on one node; all others do not, and
- *   no session ends for it, unless many files are held so (gpu/home_node.c);
- *   NODE_FRAMES and NODE_PINGS wait for nobody.
+ *   NODE_SYNCS waits for storage, and for NODE_KERNEL of all nodes, for 30 s: maps and releases of other
+ *   files do not wait behind that; NODE_FAULTS waits for NODE_FRAMES, NODE_CLIENTS and, to make room,
+ *   NODE_KERNEL and NODE_HOLDS; some NODE_CALLS wait for a kernel or for each other, and a touch must not
+ *   wait behind those; NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time; where
+ *   its node has stood still, operations that change bytes also wait for NODE_PINGS and NODE_CALLS, no longer
+ *   than others wait for a node, unless the asking node has met it since (cache/home_open.c); NODE_KERNEL
+ *   waits for the kernel of the agent, which waits for NODE_IO; NODE_FLUSHES is like NODE_KERNEL, for
+ *   acquires, which programs of that node can hold up for longer: releases must not wait behind those;
+ *   NODE_CLIENTS waits for the mmap lock of a client, which may wait for NODE_IO; NODE_HEALS waits for
+ *   NODE_FRAMES, and a PEEK for the kernel of the agent, for a bounded time; NODE_SCANS is like NODE_FRAMES
+ *   and NODE_HOLDS, for frames on a device that scans, and waits for a GPU that others use; NODE_HOLDS waits
+ *   for the lock of a soft device's memory, which a client may have for as long as it likes (cache/fit.h). So
+ *   whoever waits for NODE_HOLDS waits for that file's clients, as on one node; all others do not, and no
+ *   session ends because of it, unless many files are held so (gpu/home_node.c); NODE_FRAMES and NODE_PINGS
+ *   wait for nobody.
  */
 #ifndef GAIAFS_IO_NODE_H
 #define GAIAFS_IO_NODE_H
@@ -50,14 +47,15 @@ enum node_class {
     NODE_PINGS,
 };
 
-/* How long one that lives needs to answer at most, in ms: it is given up then. 0: as long as it takes. */
+/* How long a peer that lives needs to answer at most, in ms: after that it is given up. 0: as long as it
+ * takes. */
 static inline unsigned node_class_ms(enum node_class class)
 {
     return class == NODE_FRAMES || class == NODE_HEALS ? 20000 : class == NODE_SCANS ? 120000 : 0;
 }
 
-/* Offsets and lengths are in bytes of the file, but those of frames: in pages. What a field is for that an
- * operation does not name: 0, and not looked at. file, frames, client: numbers, of this session. */
+/* Offsets and lengths are in bytes of the file, those of frames in pages. A field that an operation does not
+ * name is 0, and not looked at. file, frames, client: numbers, of this session. */
 enum node_op {
     /* To the home. NODE_CALLS: */
     NODE_HELLO = 1, /* value: epoch of the members; name: the agent's own; offset: NODE_VERSION;
@@ -77,20 +75,20 @@ enum node_op {
     NODE_MAP_SYNC,  /* client, map, offset, length */
     NODE_ADVISE,    /* client, map, offset, length, flags: GAIA_ADV_* */
     NODE_SYNC,      /* of NODE_SYNCS: file, flags: 1: data only */
-    NODE_FLUSH,     /* of NODE_SYNCS: file: what others' kernels hold that is older than the file's bytes is
-                       dropped */
+    NODE_FLUSH,     /* of NODE_SYNCS: file: others' kernels drop what they hold that is older than the file's
+                       bytes */
     NODE_LEAVE,     /* the agent's devices are emptied: what they hold is collected */
-    NODE_ROOM,      /* device, length: so many pages of it are wanted for something else -> value[0]: how many
-                       were given up, of files that nobody maps there */
+    NODE_ROOM,      /* device, length: so many of its pages are needed for something else -> value[0]: how
+                       many were given up, of files that nobody maps there */
     /* NODE_IO: */
     NODE_OPEN,     /* name; file: the number that it shall have -> value[0]: 1 as if HANDED had been said, and
                       twice what TRUNCATE answers; value[1]: its size. -ESTALE: it is not tracked here */
     NODE_CLOSE,    /* file */
     NODE_OPENED,   /* file: a program opens it, and the agent's kernel drops its pages; the home looks whether
-                      it   changed behind the mounts */
+                      the file changed behind the mounts */
     NODE_WRITERS,  /* file, flags: 1: programs of the agent have it open for writing, and their stores through
-                      mappings come when they are asked for (WRITE_BACK); 0: none has any more. value: the
-                      higher number is the newer word */
+                      mappings come when they are asked for (WRITE_BACK); 0: none has any more. value: of two
+                      such messages the one with the higher number is newer */
     NODE_READ,     /* file, offset, length, slot, flags: CACHE_IO_*, value: a number for READ_END -> bytes */
     NODE_WRITE,    /* file, offset, length, slot, flags: CACHE_IO_* -> bytes, and as TRUNCATE */
     NODE_TRUNCATE, /* file, length -> value[0]: how often it was cut by now, value[1]: its size */
@@ -102,14 +100,14 @@ enum node_op {
     /* To an agent. NODE_CALLS: */
     NODE_FOLLOW, /* name, value: generation, 1 to INT64_MAX: this home tracks the file. -EBUSY: so does the
                     agent, or another home that it follows, and of a higher one */
-    NODE_HANDED, /* file: the home leaves, and has brought to storage what it had of it, and will do so with
-                    what it acknowledges from now on. flags: NODE_HANDED_LOST: it could not */
+    NODE_HANDED, /* file: the home leaves; it has brought to storage what it had of the file, and will do so
+                    with what it acknowledges from now on. flags: NODE_HANDED_LOST: it could not */
     /* NODE_KERNEL: */
     NODE_INVALIDATE, /* file, offset, length: drop the kernel's pages. offset -1: attributes only; then length
                         is the size that the file has, and value counts its truncations (both 0: not said) */
-    NODE_WRITE_BACK, /* of NODE_FLUSHES: file, offset, length: what programs have stored there through
-                        mappings has come by WRITEs when it is answered. -EAGAIN: it can't be asked for; to
-                        INVALIDATE the range does the same, and more */
+    NODE_WRITE_BACK, /* of NODE_FLUSHES: file, offset, length: when this is answered, what programs have
+                        stored there through mappings has come by WRITEs. -EAGAIN: that can't be asked for;
+                        INVALIDATE of the range does the same, and more */
     /* NODE_HEALS: */
     NODE_PEEK, /* file, offset, length (at most a page), slot -> bytes */
     /* NODE_FRAMES; offset and length in pages: */
@@ -139,9 +137,9 @@ enum node_op {
     NODE_POISON,    /* frames, client, address, offset, length, thread */
     NODE_REFUSE,    /* frames, client, address, offset, thread */
     /* To either, of NODE_PINGS: */
-    NODE_PING, /* answered at once: who answers has not given up who asks, and will not for a while -> of a
-                  home, value[0]: bit i: it has a session with the i-th of its members; value[1]: their epoch
-                */
+    NODE_PING, /* answered at once: a node that answers has not given up the asking one, and will not for a
+                  while -> of a home, value[0]: bit i: it has a session with the i-th of its members;
+                  value[1]: their epoch */
     NODE_OP_LAST = NODE_PING,
 };
 
@@ -180,10 +178,10 @@ struct node_reply {
     uint64_t value[2];
 };
 
-/* The result of a call, for who has asked here: a peer can answer anything. What is no errno, or means
- * something else to who hears of it, is EIO: after ENOSYS a kernel never asks again, of no file; after a
- * number of 512 or more FUSE's requests are not answered at all; after EPROTO a program is taken for one that
- * talks nonsense. */
+/* The result of a call, for the caller on this node: a peer can answer anything. A number that is no errno,
+ * or that would mean something else to its receiver, becomes EIO: after ENOSYS a kernel never asks again, for
+ * any file; with a number of 512 or more FUSE's requests are not answered at all; by EPROTO a program is
+ * taken for one that talks nonsense. */
 static inline int node_result(int result)
 {
     return result < -EHWPOISON || result == -ENOSYS || result == -EPROTO ? -EIO : result;

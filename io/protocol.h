@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What libgaia and gaiactl say to the daemon: one message a request and one a reply, each of a fixed size,
- * over a SOCK_SEQPACKET socket, descriptors beside them; and the state that a replica shares with its
+/* What libgaia and gaiactl say to the daemon: each request and each reply is one message of a fixed size,
+ * over a SOCK_SEQPACKET socket, with descriptors beside it; and the state that a replica shares with its
  * clients. */
 #ifndef GAIAFS_IO_PROTOCOL_H
 #define GAIAFS_IO_PROTOCOL_H
@@ -21,12 +21,12 @@ struct gaia_ioctl_token {
 };
 #define GAIA_IOCTL_TOKEN _IOR('G', 1, struct gaia_ioctl_token)
 
-/* For a program in another network namespace than the daemon's, where whoever likes may have the daemon's
- * name: the daemon listens for it there (fs/listener.h), for some seconds, and tells the name. Its first
- * message to who connects is a HELLO with the secret in place of a token: else it was not the daemon that
- * still listened. On what the other is for. EPERM (it can't enter that namespace), ESRCH (it does not see the
- * program), EUSERS (there are as many clients, or its network namespace has, as there may be), ENOMEM and the
- * like. */
+/* For a program in another network namespace than the daemon's, where anybody may have taken the daemon's
+ * name: the daemon listens for the program there (fs/listener.h), for some seconds, and tells the name. The
+ * daemon's first message to a program that connects is a HELLO with the secret in place of a token: without
+ * it, the listener was no longer the daemon. On the same files as the other ioctl. EPERM (it can't enter that
+ * namespace), ESRCH (it does not see the program), EUSERS (there are as many clients, or its network
+ * namespace has, as there may be), ENOMEM and the like. */
 struct gaia_ioctl_meet {
     uint32_t version;   /* out: GAIA_PROTOCOL_VERSION */
     uint32_t reserved;  /* out: 0 */
@@ -42,17 +42,16 @@ struct gaia_ioctl_meet {
 
 enum gaia_op {
     GAIA_OP_HELLO = 1, /* flags: GAIA_HELLO_*; with a descriptor for faults, if there is one: this client will
-                          map -> a descriptor: the page of base/alive.h. Who is one too many gets the
-                          answer EUSERS, whatever it asks, and the end of the connection */
+                          map -> a descriptor: the page of base/alive.h. A client that is one too many gets
+                          the answer EUSERS, whatever it asks, and the end of the connection */
     GAIA_OP_MAP, /* token, device, offset, bytes, prot, flags; value[0], value[1]: the UUID of a GPU -> map;
                     descriptors: frames, shared state; value[0]: bytes of a chunk (then there is no
                     descriptor of frames), or 0. ECONNABORTED: the connection is about to end, as it had no
                     map and others need its place: by a new one */
     GAIA_OP_ATTACH,  /* map, address: the frames are mapped there and registered for faults */
     GAIA_OP_UNMAP,   /* map */
-    GAIA_OP_ACQUIRE, /* map, offset, bytes -> value[0]: changes; value[1]: how many touches were
-                        refused since the map was made: when they are more, what is not there must be
-                        refreshed */
+    GAIA_OP_ACQUIRE, /* map, offset, bytes -> value[0]: changes; value[1]: how many touches were refused since
+                        the map was made: when that number has grown, what is not there must be refreshed */
     GAIA_OP_RELEASE, /* map, offset, bytes */
     GAIA_OP_SYNC,    /* map, offset, bytes */
     GAIA_OP_ADVISE,  /* map, offset, bytes, flags: GAIA_ADV_* */
@@ -67,12 +66,12 @@ enum gaia_op {
 
 /* The client's kernel can map pages write protected (UFFDIO_CONTINUE_MODE_WP). */
 #define GAIA_HELLO_TRAPS 1u
-/* It will map, with or without a descriptor for faults. */
+/* The client will map, with or without a descriptor for faults. */
 #define GAIA_HELLO_MAPS 2u
 
-/* Also the memory with the digests of what its pages were granted with, a struct gaia_digest for each, zero
- * where nothing was granted: the client looks for stores by itself. Not where the daemon has none to give:
- * then it goes without. */
+/* Also asks for the memory with the digests of the bytes that the chunk's pages were granted with, a struct
+ * gaia_digest for each page, zero where nothing was granted: so the client looks for stores by itself. Where
+ * the daemon has none to give, the client goes without. */
 #define GAIA_CHUNK_DIGESTS 1u
 
 struct gaia_message {
@@ -92,8 +91,8 @@ struct gaia_message {
 };
 static_assert(sizeof(struct gaia_message) == 256, "messages have one size");
 
-/* A page of memory for each replica (a file on a device), read only for clients: what lets acquire and
- * release return without a message when there is nothing to do. */
+/* A page of memory for each replica (a file on a device), read only for clients: it lets acquire and release
+ * return without a message when there is nothing to do. */
 #define GAIA_CUTS_KEPT 256u
 
 struct gaia_shared_state {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Faults into reads: pages of a peer's frames, read straight into frames of this node, many at a time.
  *
- * Each fault reserves a place in the batch that is being collected; whoever rings first posts what is there
- * with one doorbell for each queue that it needs, and goes on for those who have come meanwhile, who so need
- * not ring at all. How many reads must be under way to fill the wire is Little's law (DREAM, section 3.2):
- * bandwidth x latency / page.
+ * Each fault reserves a place in the batch that is being collected; whoever rings first posts what is there,
+ * with one doorbell for each queue that it needs, and goes on with the reads of those who have come
+ * meanwhile, which so need not ring at all. How many reads must be under way to fill the wire is Little's law
+ * (DREAM, section 3.2): bandwidth x latency / page.
  *
- * Thread safety: all functions may be called from any thread, and from done(), but for open and close.
- * Somebody must poll the transport (io/transport.h); who waits with gaia_pull_fetch() does. */
+ * Thread safety: all functions but open and close may be called from any thread, and from done(). Somebody
+ * must poll the transport (io/transport.h); a thread that waits in gaia_pull_fetch() does. */
 #ifndef GAIAFS_IO_PULL_H
 #define GAIAFS_IO_PULL_H
 
@@ -36,25 +36,25 @@ struct gaia_link_options gaia_pull_plan(const struct gaia_transport_limits *limi
                                         const struct gaia_pull_options *options, uint32_t page);
 
 /* Start pulling over the queues of a connected link from `first_queue` on, with at most `depth` reads on
- * each. The link stays the caller's. It may end meanwhile: reads fail then, those that wait, too; and nobody
- * adds or rings once it is closed. Nobody else posts on those queues.
+ * each. The link stays the caller's. The link may end meanwhile: reads fail then, those that wait, too.
+ * Nobody may add or ring once it is closed. Nobody else posts on those queues.
  *
- * starved: the caller's, valid as long as the pull. It becomes true when reads wait though none is under way
- * whose end would ring again: the carrier has no room, for want of the kernel's memory. Who polls, who is
- * woken for it, rings again then, some milliseconds later.
+ * starved: the caller's, valid as long as the pull. It becomes true when reads wait and none is under way
+ * whose end would ring again: the carrier has no room, because the kernel has no memory. The thread that
+ * polls is woken for that, and rings again some milliseconds later.
  *
  * 0, -ENOMEM, -EINVAL (there are no such queues). */
 int gaia_pull_open(struct gaia_transport *transport, struct gaia_link *link, unsigned first_queue,
                    unsigned depth, _Atomic bool *starved, struct gaia_pull **pull_out);
 
-/* Nothing is posted any more: what waits ends with this error, before it returns, unless somebody rings, who
- * sees to it. The link may be closed. */
+/* Nothing is posted any more: reads that wait end with this error before this returns, unless another thread
+ * is ringing, which then ends them. The link may be closed. */
 void gaia_pull_end(struct gaia_pull *pull, int error);
 
 /* All reads have ended (a link that was closed has seen to that). NULL is allowed. */
 void gaia_pull_close(struct gaia_pull *pull);
 
-/* One page, or several beside each other. Lives until done was called, which happens once: 0, or -ECANCELED
+/* One page, or several adjacent ones. Must stay until done was called, which happens once: 0, or -ECANCELED
  * (the link was closed), or -EIO, or what gaia_link_post() says of a bad one (-EINVAL, -ESTALE, ...). */
 struct gaia_pull_read {
     struct gaia_memory *memory;                           /* where to */
@@ -68,8 +68,8 @@ struct gaia_pull_read {
 
     /* The pull's own. */
     struct gaia_transfer transfer;
-    bool tried; /* in done(): it was posted, or that failed; so the error, if there is one, may be its own.
-                   Not that of a link that had ended before */
+    bool tried; /* in done(): it was posted, or posting it failed; so an error may be its own, and is not that
+                   of a link that had ended before */
     struct gaia_pull *pull;
     struct gaia_pull_read *next;
     uint64_t since_ns;
@@ -80,7 +80,7 @@ struct gaia_pull_read {
 /* Reserve a place in the batch. Nothing moves before gaia_pull_ring(). */
 void gaia_pull_add(struct gaia_pull *pull, struct gaia_pull_read *read);
 
-/* Post what was added, as far as the queues take it; the rest goes as reads end. */
+/* Post what was added, as far as the queues take it; the rest is posted as reads end. */
 void gaia_pull_ring(struct gaia_pull *pull);
 
 /* Add, ring, and wait for the end; done is not called and need not be set. 0, or the error. Not from a

@@ -12,8 +12,8 @@
 #include "base/lock.h"
 #include "io/protocol.h"
 
-/* For who forks: where the number of the socket stands (-1: there is none) for as long as it is open, and the
- * lock that guards it, which is held only while a socket is made. */
+/* For a program that forks: where the socket's number stands (-1: there is none) while the socket is open,
+ * and the lock that guards it, which is held only while a socket is made. */
 struct reach_note {
     pthread_mutex_t *lock;
     int *socket;
@@ -28,11 +28,11 @@ int reach_address(const char *name, struct sockaddr_un *address_out, socklen_t *
 uint32_t reach_network(int socket);
 
 /* A socket of the daemon that has answered GAIA_IOCTL_TOKEN; fd: the descriptor that it was asked with. Waits
- * for the daemon; where it must be met for ten seconds at most, and the answers to a few ioctls. note: NULL:
- * nobody is told of its sockets before it has one. Any thread. A descriptor, close-on-exec, or a negative
- * errno: -ECONNREFUSED and -ENOTCONN (it has ended), -ENETUNREACH (this is another network namespace, and it
- * can't listen here), -EUSERS (where it must be met, and has too many),
- * -EMFILE, -ENOMEM, -EINVAL. */
+ * for the daemon; where the daemon must be met (GAIA_IOCTL_MEET), for ten seconds at most, plus the answers
+ * to a few ioctls. note: if NULL, nobody is told of sockets before one is returned. Any thread. A descriptor,
+ * close-on-exec, or a negative errno: -ECONNREFUSED and -ENOTCONN (it has ended), -ENETUNREACH (this is
+ * another network namespace, and it can't listen here), -EUSERS (the daemon must be met, and has too many
+ * clients), -EMFILE, -ENOMEM, -EINVAL. */
 int reach_daemon(int fd, const struct gaia_ioctl_token *token, const struct reach_note *note);
 
 #endif

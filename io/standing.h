@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that stays where it is, a GPU's, and its registrations: a NIC that writes into it needs one, which
- * costs more than a read does, and keeps it for as long as the memory is there. (The soft device's frames
- * come and go page by page, and are filled from a bounce buffer or a slot.)
+ * costs more than a read, and is kept for as long as the memory is there. (The soft device's frames come and
+ * go page by page, and are filled from a bounce buffer or a slot.)
  *
  * Each transport registers all of it once, when it is first wanted: by a dma-buf, where the carrier takes
  * them, else by its address, which RDMA takes where a module of the GPU's answers for it (nvidia-peermem).
  * The local carrier has the kernel copy to the address.
  *
- * Whether any of it works is known only when it was tried: registering may be refused, a transfer may end
- * its link, or, worst, end well and have gone nowhere (a bridge or an IOMMU between the two has dropped it).
- * So the first bytes by each registration are looked at (cache/window.h): another transport may be another
- * NIC. That it does not work is kept with the GPU, for each path that bytes come by (enum gaia_path), and
- * nobody tries it again by that path; but for what is refused for now.
+ * Whether any of this works is known only after a try: registering may be refused, a transfer may end its
+ * link, or, worst, end well and have gone nowhere (a bridge or an IOMMU between the two has dropped it). So
+ * the first bytes by each registration are checked (cache/window.h): another transport may be another NIC. A
+ * failure is kept with the GPU, for each path that bytes come by (enum gaia_path), and nobody tries that path
+ * again, unless the refusal is only for now.
  *
  * Thread safety: all functions may be called from any thread. */
 #ifndef GAIAFS_IO_STANDING_H
@@ -43,8 +43,8 @@ struct gaia_reaches {
 struct gaia_standing {
     void *address; /* in this process, if only the device can use it there */
     size_t length; /* bytes */
-    /* A dma-buf of all of it: a descriptor, the caller's, or a negative errno: -EOPNOTSUPP if there never is
-     * one. May be NULL. */
+    /* A dma-buf of all of the memory: a descriptor, the caller's, or a negative errno: -EOPNOTSUPP if there
+     * will never be one. May be NULL. */
     int (*share)(struct gaia_standing *standing);
     struct gaia_reaches *reaches; /* of its GPU */
 
@@ -54,23 +54,24 @@ struct gaia_standing {
     bool gone[GAIA_PATHS];                         /* it can't be reached by that path */
 };
 
-/* Its registration with a transport, which is not being closed; valid until gaia_standing_end(), or the end
- * of the transport; never released by who asks. Transfers count offsets from `address`, and are to be
- * `cuttable` (see gaia_transfer): a carrier may find out at the first one that it can't reach the memory. 0;
- * -EOPNOTSUPP: it can't be reached; -ENOMEM: not now (mostly memory that may be locked, or the window that
- * the GPU has on the bus; tried again after a second). */
+/* The memory's registration with a transport, which is not being closed; valid until gaia_standing_end(), or
+ * the end of the transport; the caller never releases it. Transfers count offsets from `address`, and are to
+ * be `cuttable` (see gaia_transfer): a carrier may find out at the first one that it can't reach the memory.
+ * 0; -EOPNOTSUPP: it can't be reached; -ENOMEM: not now (mostly for want of memory that may be locked, or of
+ * the GPU's window on the bus; tried again after a second). */
 int gaia_standing_register(struct gaia_standing *standing, struct gaia_transport *transport,
                            struct gaia_memory **memory_out);
-/* A transfer by its registration that had begun has ended like this. -EFAULT: it is not reached any more. If
- * nothing was ever seen to arrive in the GPU's memory, any failure is taken for its, but for -ECANCELED (this
- * side is closing); if nothing was in this memory, a second failure. */
+/* A transfer by this registration that had begun has ended with error. -EFAULT: the memory can't be reached
+ * any more. If nothing was ever seen to arrive in the GPU's memory, any failure is taken to mean that, except
+ * -ECANCELED (this side is closing); if nothing was seen to arrive in this piece of memory, a second failure
+ * is. */
 void gaia_standing_ended(struct gaia_standing *standing, enum gaia_path path,
                          const struct gaia_memory *registration, int error);
-/* Whether bytes were seen to arrive by it; they were. NULL: no. */
+/* Whether bytes were seen to arrive by the registration; and: they were. NULL: no. */
 bool gaia_standing_is_proven(const struct gaia_memory *registration);
 void gaia_standing_prove(struct gaia_standing *standing, enum gaia_path path,
                          struct gaia_memory *registration);
-/* What is known of its GPU; and bytes do not arrive, which is for good. */
+/* What is known of the memory's GPU; and: bytes do not arrive, which is for good. */
 enum gaia_reach gaia_standing_reach(const struct gaia_standing *standing, enum gaia_path path);
 void gaia_standing_give_up(struct gaia_standing *standing, enum gaia_path path);
 /* The memory is about to go, and no transfer of it is under way. */

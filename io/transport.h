@@ -9,20 +9,20 @@
  *
  * Keys. What is exposed is exposed to one link. On RDMA each accepted link has a protection domain of its own
  * and registers what it exposes there: the NIC refuses a key that comes through a queue pair of another
- * domain, whoever has learnt it, and deregistering ends it. What a connected side registers as the memory
- * that it reads into has no remote rights at all, so that one registration serves all its links. On the local
- * carrier the exposing side copies, after it has looked at the key in the table of that very link, and
- * through a buffer that the two share and no one else has; nobody ever gets a descriptor of frames.
+ * domain, whoever has learnt it, and deregistering makes the key invalid. What a connected side registers as
+ * the memory that it reads into has no remote rights at all, so that one registration serves all its links.
+ * On the local carrier the exposing side copies, after it has checked the key in the table of that very link,
+ * through a buffer that only the two ends share; nobody ever gets a descriptor of frames.
  *
  * Time. A peer that says nothing for timeout_ms, and a transfer that takes longer, end their link with -EIO.
- * Of the time for which this side stands still, no more than a quarter of timeout_ms at once counts.
- * That, and everything else, happens in gaia_transport_poll() and gaia_transport_wait(): some thread must be
- * in one of them most of the time.
+ * When this side stands still, no more than a quarter of timeout_ms of that time counts. Links are ended, and
+ * everything else is done, in gaia_transport_poll() and gaia_transport_wait(): some thread must be in one of
+ * them most of the time.
  *
- * Thread safety: all functions may be called from any thread, and from the callbacks where they don't say
- * otherwise. Callbacks run in the thread that polls, one at a time, with no lock held. The caller sees to it
- * that a link is not used after gaia_link_close(), nor a transport after gaia_transport_close(). A transport
- * is of no use to a child after fork(2).
+ * Thread safety: all functions may be called from any thread, and from callbacks unless stated otherwise.
+ * Callbacks run in the thread that polls, one at a time, with no lock held. The caller must not use a link
+ * after gaia_link_close(), nor a transport after gaia_transport_close(). A transport is of no use to a child
+ * after fork(2).
  *
  * Errors are negative errno values; gaia_transport_why() has the sentence for people.
  */
@@ -53,20 +53,21 @@ enum gaia_carrier {
 
 /* Called by whoever polls. A callback may use any link, and may close it. */
 struct gaia_transport_calls {
-    /* A peer has connected. 0 takes the link: it is the caller's until gaia_link_close(). A negative errno
-     * refuses it: it is gone. peer: who, for a log line (valid during the call). NULL: everybody is refused.
+    /* A peer has connected. To return 0 takes the link: it is the caller's until gaia_link_close(). A
+     * negative errno refuses it: the link is gone. peer: who it is, for a log line (valid during the call).
+     * If arrived is NULL, everybody is refused.
      */
     int (*arrived)(void *context, struct gaia_link *link, const char *peer);
     /* bytes are valid during the call. NULL: messages are dropped. */
     void (*message)(void *context, struct gaia_link *link, const void *bytes, size_t length);
-    /* The peer has exposed a region of length bytes, and takes it back: no transfer of it is under way then,
-     * and new ones fail with -ESTALE. May be NULL. */
+    /* The peer has exposed a region of length bytes; and: it takes the region back: no transfer of it is
+     * under way then, and new ones fail with -ESTALE. May be NULL. */
     void (*exposed)(void *context, struct gaia_link *link, uint32_t region, uint64_t length);
     void (*dropped)(void *context, struct gaia_link *link, uint32_t region);
     /* What gaia_link_drop() began has ended: the peer can't reach the region any more. May be NULL. */
     void (*concealed)(void *context, struct gaia_link *link, uint32_t region);
     /* The link has ended, and all its transfers with it: 0, the peer has closed it; or a negative errno:
-     * -EIO, the peer has died or does not answer, or a transfer failed; -EPROTO, it has said what makes no
+     * -EIO, the peer has died or does not answer, or a transfer failed; -EPROTO, it has sent what makes no
      * sense; or why its arrived() has refused (gaia_transport_why() says more during the call). The link
      * stays the caller's. Not called for a link that the caller closes. May be NULL. */
     void (*closed)(void *context, struct gaia_link *link, int error);
@@ -98,13 +99,13 @@ void gaia_transport_close(struct gaia_transport *transport);
 const char *gaia_transport_why(void);
 
 /* Carry on: take what has come, tell peers that this side lives, end what is late; callbacks run. Waits up to
- * timeout_ms when there is nothing to do. How many callbacks ran, or -EBUSY (another thread polls; at once).
- * Not from a callback. */
+ * timeout_ms when there is nothing to do. Returns how many callbacks ran, or, at once, -EBUSY (another thread
+ * polls). Not from a callback. */
 int gaia_transport_poll(struct gaia_transport *transport, unsigned timeout_ms);
 
 /* Poll, or sleep while another thread does, until until(context) is true or timeout_ms have passed. until is
- * called with no lock held, and again after each round of callbacks. Whether it became true. Not from a
- * callback. */
+ * called with no lock held, and again after each round of callbacks. Returns whether it became true. Not from
+ * a callback. */
 bool gaia_transport_wait(struct gaia_transport *transport, bool (*until)(void *context), void *context,
                          unsigned timeout_ms);
 
@@ -161,7 +162,7 @@ size_t gaia_link_memory(const struct gaia_transport *transport, const struct gai
  * speaks another version), -EPROTO, -ETIMEDOUT, -EHOSTUNREACH, -EXDEV (the way there goes through another
  * device), -ENODEV (the device has gone), -EPERM (local: who listens there is neither root nor of this
  * program's user), -ENOBUFS (too many links, here or there), -ENOMEM, -EMFILE. A peer whose arrived() refuses
- * ends the link right afterwards, with what that has returned. Not from a callback. */
+ * ends the link right afterwards, with the error that arrived() returned. Not from a callback. */
 int gaia_link_connect(struct gaia_transport *transport, const char *peer,
                       const struct gaia_link_options *options, struct gaia_link **link_out);
 
@@ -170,8 +171,8 @@ int gaia_link_connect(struct gaia_transport *transport, const char *peer,
  * this link that another thread is in. NULL is allowed. */
 void gaia_link_close(struct gaia_link *link);
 
-/* The same, and the peer hears why: its link ends with this error. So who is short of something is not taken
- * for one that has died. */
+/* The same, and tells the peer why: its link ends with this error. So an end that lacks some resource is not
+ * taken for one that has died. */
 void gaia_link_refuse(struct gaia_link *link, int error);
 
 /* 0 while the link is open, else why it ended: -ESHUTDOWN (the peer has closed it), or another errno. */
@@ -183,12 +184,13 @@ void *gaia_link_user(const struct gaia_link *link);
 
 /* What was agreed with the peer. */
 struct gaia_link_options gaia_link_options(const struct gaia_link *link);
-/* The shorter of both ends' time limits, in ms: for who says nothing for so long the link may have ended. */
+/* The shorter of both ends' time limits, in ms: the link may have ended for an end that says nothing for so
+ * long. */
 unsigned gaia_link_timeout_ms(const struct gaia_link *link);
 
 /* Send a message. It is copied. 0; or -EAGAIN (the peer has not taken GAIA_LINK_CREDITS messages yet: poll,
- * and send again), -EINVAL (length 0 or over GAIA_LINK_MESSAGE_MAX), -EIO (the link has ended). That it was
- * sent does not say that it was received. */
+ * and send again), -EINVAL (length 0 or over GAIA_LINK_MESSAGE_MAX), -EIO (the link has ended). A message
+ * that was sent need not be received. */
 int gaia_link_send(struct gaia_link *link, const void *bytes, size_t length);
 
 /* Expose a span to the peer of an accepted link. It must stay mapped, with its pages, until concealed() or
@@ -197,14 +199,15 @@ int gaia_link_send(struct gaia_link *link, const void *bytes, size_t length);
 int gaia_link_expose(struct gaia_link *link, const struct gaia_span *span, bool writable,
                      uint32_t *region_out);
 
-/* Take a region back. The peer lets its transfers end first, then concealed() is called; a peer that does not
- * answer is closed. 0; or -EAGAIN as above, -EINVAL (no such region, or it is on its way), -EIO. */
+/* Take a region back. The peer lets its transfers end first, then concealed() is called. The link to a peer
+ * that does not answer is ended. 0; or -EAGAIN as above, -EINVAL (no such region, or it is on its way),
+ * -EIO. */
 int gaia_link_drop(struct gaia_link *link, uint32_t region);
 
-/* One read or write. It lives until done was called, which happens once for each that was posted: 0, or
- * -ECANCELED (gaia_link_close()), or -EIO (anything else, and the link has ended), or, for one that says
- * `cuttable`, -EFAULT (and the link goes on). After an error memory may hold any part of the bytes, and
- * nothing is written to it any more. */
+/* One read or write. It must stay until done was called, which happens once for each that was posted: 0, or
+ * -ECANCELED (gaia_link_close()), or -EIO (anything else, and the link has ended), or, if `cuttable` is set,
+ * -EFAULT (and the link goes on). After an error memory may hold any part of the bytes, and nothing is
+ * written to it any more. */
 struct gaia_transfer {
     struct gaia_memory *memory; /* here */
     uint64_t memory_offset;     /* in it, bytes */

@@ -4,11 +4,11 @@
  * transport_rdma*.c (the carriers). Nothing else includes this but the batch reader (pull.c) and tests.
  *
  * A link's life: CONNECTING (its queues come up one after another) -> OPEN -> ENDED. When it ends, the
- * carrier first cuts all its queues: from then on nothing of the peer's reaches memory, and only then are
+ * carrier first cuts all its queues: from then on nothing of the peer's reaches memory. Only then are
  * transfers told that they have failed, since their frames may be given to others at once.
  *
  * Locks: gaia_transport.lock guards all that is here. It is a leaf: no callback runs with it held. It is held
- * over calls of verbs and of sockets, none of which waits for a peer, but for the BYE of a close
+ * over calls of verbs and of sockets, none of which waits for a peer, except for the BYE of a close
  * (BYE_WAIT_MS).
  */
 #ifndef GAIAFS_IO_TRANSPORT_INTERNAL_H
@@ -91,8 +91,8 @@ struct gaia_link {
 
     uint64_t grew_ns; /* of transport_time(), as is the next: it was made, or a queue has come up */
     uint64_t heard_ns;
-    uint64_t said_ns; /* of transport_clock_ns(): the peer's time may go on while this side stands still */
-    unsigned timeout_ms;  /* the shorter of both ends' */
+    uint64_t said_ns;    /* of transport_clock_ns(): the peer's time may go on while this side stands still */
+    unsigned timeout_ms; /* the shorter of both ends' */
     unsigned interval_ms; /* of keepalives */
     unsigned credits;     /* messages that the peer still takes */
     unsigned owed;        /* taken here and not told yet */
@@ -137,12 +137,13 @@ struct carrier {
     /* End all queues, at once. Afterwards nothing of the peer's reaches memory; regions and own are let go.
      */
     void (*cut)(struct gaia_link *link);
-    /* Take what has come, without waiting: queue_completed(), link_received() and so on. heard(): where epoll
-     * tells of this id; glance(): what can be seen without asking the kernel, after that and whenever there
-     * is time. */
+    /* Take what has come, without waiting: queue_completed(), link_received() and so on. heard(): what epoll
+     * has reported of this id; glance(): what can be seen without asking the kernel, after heard() and
+     * whenever there is time. */
     void (*heard)(struct gaia_transport *transport, uint64_t id);
     void (*glance)(struct gaia_transport *transport);
-    /* End who is late by this transport_time() and no link yet, after all that has come was taken; or NULL.
+    /* End peers that are late by this transport_time() and have no link yet, after all that has come was
+     * taken; or NULL.
      */
     void (*tick)(struct gaia_transport *transport, uint64_t now_ns);
     /* Make epoll tell what comes from now on. */
@@ -165,7 +166,7 @@ struct gaia_transport {
     pthread_cond_t changed;
     bool polling;
     bool woken;       /* since this poll began, or a link that somebody waits for is up: it is not to sleep */
-    bool leaving;     /* nobody is waited for any more who has not connected yet */
+    bool leaving;     /* peers that have not connected yet are not waited for any more */
     unsigned waiters; /* on changed */
     uint64_t rounds;  /* of callbacks, and of polls */
     pthread_t poller;
@@ -187,13 +188,13 @@ struct gaia_transport {
 #define QUEUE_LISTEN (UINT64_MAX - 1)
 #define QUEUE_EVENTS (UINT64_MAX - 2)
 
-/* CLOCK_MONOTONIC, and not a clock that goes on while the machine sleeps: that is no time in which a peer was
- * silent. */
+/* CLOCK_MONOTONIC, and not a clock that goes on while the machine sleeps: sleep must not count as a peer's
+ * silence. */
 uint64_t transport_clock_ns(void);
-/* What time peers are judged by. It goes on as that clock does while this side looks at what has come, and
- * for a quarter of the timeout beyond its last look: the time for which it stood still, or had no processor,
- * is none in which a peer was silent, as that may have stood still with it. Who looks so seldom all the time
- * finds who is dead all the same, at the fifth look. The lock is held. */
+/* The time by which peers are judged. It goes on as transport_clock_ns() does while this side looks at what
+ * has come, and for a quarter of the timeout beyond the last look: time for which this side stood still, or
+ * had no processor, does not count as a peer's silence, as the peer may have stood still, too. A side that
+ * always looks so seldom still finds a dead peer, at the fifth look. The lock is held. */
 uint64_t transport_time(const struct gaia_transport *transport);
 
 /* Sets the sentence of gaia_transport_why(), which may be among the arguments; its value is error. */
@@ -207,8 +208,8 @@ char *transport_scratch(void);
 void transport_keep(int length); /* as snprintf() says it: what is longer is cut */
 int transport_watch(struct gaia_transport *transport, int fd, uint64_t id);
 
-/* A queue by a number that is not used again soon: what the carrier still has of a queue that is gone finds
- * nobody. -ENOBUFS. */
+/* Enter a queue under a number that is not used again soon: so what the carrier still has of a queue that is
+ * gone finds no other queue. -ENOBUFS. */
 int queue_enter(struct gaia_transport *transport, struct link_queue *queue);
 struct link_queue *queue_find(struct gaia_transport *transport, uint32_t id);
 void queue_leave(struct gaia_transport *transport, struct link_queue *queue);
@@ -221,31 +222,31 @@ void link_free(struct gaia_link *link);
 struct link_region *link_region_new(struct gaia_link *link, uint32_t *number_out);
 /* What to say first on a queue that this side connects. */
 void link_hello(const struct gaia_link *link, unsigned queue, struct gaia_wire_hello *hello_out);
-/* An unknown peer's first words. 0: they are fine, *queue_out is to come up with *answer_out as the reply;
- * or a negative errno, *answer_out says why. */
+/* An unknown peer's first message. 0: it is fine, *queue_out is to come up with *answer_out as the reply; or
+ * a negative errno, *answer_out says why. */
 int link_greeted(struct gaia_transport *transport, const char *peer, const void *bytes, size_t length,
                  struct link_queue **queue_out, struct gaia_wire_hello *answer_out);
-/* The answer to who may not come up. */
+/* The answer to a queue that may not come up. */
 struct gaia_wire_hello link_refusal(int error);
-/* The reply to what a queue of this side has said. 0, or the link has ended. */
+/* The peer's reply to the first message of a queue of this side. 0, or the link has ended. */
 int link_answered(struct link_queue *queue, const void *bytes, size_t length);
 void link_queue_up(struct link_queue *queue);
 /* A whole message has come on queue 0. The link may have ended afterwards. */
 void link_received(struct gaia_link *link, const void *bytes, size_t length);
 /* Send a message of the protocol's own, or the caller's. */
 int link_say(struct gaia_link *link, enum gaia_wire_op op, const void *body, size_t length);
-/* End it, if it has not ended yet; what follows error says why, as printf() has it. */
+/* End the link, if it has not ended yet; the arguments after error say why, as for printf(). */
 #define link_end(link, error, ...) link_end_so((link), transport_say(error, __VA_ARGS__))
 void link_end_so(struct gaia_link *link, int error);
 void link_tick(struct gaia_link *link, uint64_t now_ns);
 /* gaia_transport_wake() was called: epoll has said so. */
 void transport_woken(struct gaia_transport *transport);
-/* Keep it in the list of those with something to deliver, or take it out. */
+/* Put the link into the list of those with something to deliver, or take it out. */
 void link_make_ready(struct gaia_link *link);
 
 void queue_push(struct link_queue *queue, struct gaia_transfer *transfer);
-/* The oldest transfers have ended: all but the last well, the last with error. That the peer lives is not
- * said by this: a NIC answers for a program that has stopped. */
+/* The oldest transfers have ended: all but the last well, the last with error. This does not mean that the
+ * peer lives: a NIC answers for a program that has stopped. */
 void queue_completed(struct link_queue *queue, unsigned count, int error);
 
 /* NULL and zeros but in tests. */

@@ -35,8 +35,8 @@ struct local {
 /* 0; the descriptor is the queue's then. -ENOMEM, or what queue_enter() says. */
 int local_new_queue(struct link_queue *queue, int fd);
 
-/* Whoever likes may have a name in the abstract namespace that nobody has now: only root, and who runs this
- * program, is taken for a node, at either end. 0, and its name for the log; -EPERM, or another errno. */
+/* Anybody may take a name in the abstract namespace that is free: so either end takes only root, and this
+ * program's own user, for a node. 0, and the peer's name for the log; -EPERM, or another errno. */
 int local_check_peer(int fd, char *name_out, size_t size);
 
 /* Before anything else. */
@@ -45,7 +45,7 @@ void local_listen_not_yet(struct local *local);
 int local_listen(struct gaia_transport *transport);
 void local_listen_no_more(struct local *local);
 
-/* Somebody has connected; one who has may have said HELLO; and some time has gone by. */
+/* Somebody has connected; somebody who had connected may have said HELLO; some time has gone by. */
 void local_accept_all(struct gaia_transport *transport);
 void local_read_half(struct gaia_transport *transport, struct half *half);
 void local_glance(struct gaia_transport *transport);

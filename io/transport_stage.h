@@ -16,7 +16,7 @@ int local_address(const char *name, struct sockaddr_un *address_out, socklen_t *
 int local_socket(int *fd_out);
 
 /* One datagram, with a descriptor when fd_to_send is one. 0; -EAGAIN; or another errno. That the peer is gone
- * is found by who reads: what it has said last is still there. */
+ * is found by reading: what it sent last is still there. */
 int datagram_send(int fd, const void *bytes, size_t length, int fd_to_send);
 /* One datagram: its bytes (GAIA_WIRE_MAX + 1 when it was longer); 0: the peer is gone; -EAGAIN: none; or
  * another errno. *fd_out: a descriptor that came along, or -1; -EMFILE: there was no place for it. */
