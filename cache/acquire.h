@@ -6,8 +6,8 @@
 #include "cache/internal.h"
 
 /* Acquire pages [first, first + count) for a replica; the client has flushed the kernel's dirty pages before.
- * No lock is held. *changes_out: the shared state's count that this acquire has taken note of. 0 or the first
- * error: -EIO, -ENOSPC, -ENOMEM (what could not be brought up to date is tried again next time). */
+ * No lock is held. *changes_out: the shared state's count up to which this acquire has seen changes. 0 or the
+ * first error: -EIO, -ENOSPC, -ENOMEM (what could not be brought up to date is tried again next time). */
 int acquire_range(struct replica *replica, uint64_t first, uint64_t count, uint64_t *changes_out);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The agent's half of several nodes: files whose home is another node. What programs here do to them is asked
- * of the home (struct cache_file with `far`), their maps are maps there (struct cache_map with `far`), and
- * what the home does to frames of this node's devices, to its clients and to its kernel is done for it.
+/* The agent's half of several nodes: files whose home is another node. The home is asked for all that
+ * programs here do to these files (struct cache_file with `far`), their maps are maps at the home (struct
+ * cache_map with `far`), and the agent does for the home what this is to do to frames of this node's devices,
+ * to its clients and to its kernel.
  *
  * All functions return 0 or more, or a negative errno; -EIO: the home can't be asked. No lock is held. */
 #ifndef GAIAFS_CACHE_AGENT_H
@@ -24,13 +25,13 @@ struct agent_file {
     unsigned dropping; /* calls under way that may have the home drop pages: DROPPING_MAX */
     /* The home leaves, and what it has acknowledged is on storage, or was said to be lost. */
     _Atomic bool handed;
-    /* What the home has said last, of its own or to a change that a program of this node has made: what it
-     * says with fewer truncations is older. Under nodes->lock. */
+    /* What the home has said last, unasked or in answer to a change that a program of this node has made:
+     * what it says with fewer truncations is older. Under nodes->lock. */
     off_t size;
     uint64_t truncations;
     struct timespec cut_known; /* until then the data directory's filesystem may not know of the last one */
     bool said;                 /* anything: what it says next with more truncations is a cut since then */
-    bool cut; /* by a program of this node: its kernel knows better than what was said before */
+    bool cut; /* by a program of this node: its kernel knows more than what was said before */
 };
 
 struct agent_frames {
@@ -52,7 +53,7 @@ struct agent_map {
     uint32_t id; /* at the home */
 };
 
-/* Have the home of a name track it; it has told everybody, this node too, when it returns. */
+/* Have the home of a name track its file; when this returns, the home has told everybody, this node too. */
 int agent_track(struct nodes *nodes, const struct node_name *name);
 
 int agent_file_open(struct cache *cache, const struct node_name *name, struct cache_file *file);
@@ -83,8 +84,9 @@ void agent_map_end(struct cache_map *map);
 int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64_t bytes, unsigned advice,
                  uint64_t *changes_out, uint64_t *poisonings_out);
 void agent_fault(struct cache_map *map, const struct gaia_fault *fault);
-/* Memory of a GPU of this node's is wanted: the next home elsewhere that says it can gives up so many frames
- * of files that nobody maps there. next: the member's number, 0 at first. Whether there is one. */
+/* Memory of a GPU of this node is needed: the next home elsewhere that can do so gives up so many frames of
+ * files that nobody maps there. next: the member's number, 0 at first. Returns whether there is such a
+ * home. */
 bool agent_room(struct nodes *nodes, unsigned device, uint64_t pages, unsigned *next);
 /* A client that may have maps of far files has ended. */
 void agent_client_gone(struct cache *cache, struct cache_client *client);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bounce buffers: memory that is registered once, into which reads go whose frames come and go
- * (gaia_frames_ops.bounces), and would have to be registered for each of them; from there the bytes are
- * placed. A copy costs less than to have pages pinned and let go of.
+/* Bounce buffers: memory that is registered once. Reads whose frames come and go (gaia_frames_ops.bounces) go
+ * into it, as those frames would have to be registered for each read; from there the bytes are placed. A copy
+ * costs less than pinning and unpinning pages.
  *
  * Thread safety: get and put may be called from any thread; neither waits. */
 #ifndef GAIAFS_CACHE_BOUNCE_H

@@ -4,8 +4,8 @@
  * its I/O itself.
  *
  * All functions return 0 or more, or a negative errno, and may be called from any thread. Those marked [FUSE]
- * may be called from the handlers of FUSE requests: they wait for storage, never for a client, nor for the
- * kernel but where it is said.
+ * may be called from the handlers of FUSE requests: they wait for storage, never for a client, and for the
+ * kernel only where this is stated.
  */
 #ifndef GAIAFS_CACHE_CACHE_H
 #define GAIAFS_CACHE_CACHE_H
@@ -35,11 +35,11 @@ struct cache_host {
     /* Have the kernel write back what programs have stored through mappings of [offset, offset + length) of a
      * file: it has come, by WRITEs, when this returns. Called with no lock held and never from a FUSE
      * handler's path, only with members. 0, -ENOENT (the kernel does not know the file), -EAGAIN (the kernel
-     * can't be asked for that alone: it is to drop the range), or a negative errno: not all of it could be
-     * written back. */
+     * can't be asked for just that: have it drop the range instead), or a negative errno: not all of it could
+     * be written back. */
     int (*write_back)(void *context, void *file_context, off_t offset, off_t length);
-    /* The kernel takes the file to be at least so long from here on, whatever it is asking meanwhile. Called
-     * with no lock held, only with members. 0, -ENOENT, or a negative errno. */
+    /* Make the kernel take the file to be at least so long from here on, whatever it is asking for meanwhile.
+     * Called with no lock held, only with members. 0, -ENOENT, or a negative errno. */
     int (*grow)(void *context, void *file_context, off_t size);
     /* The leading bytes of [offset, offset + length) that the kernel holds now, locked or not, and up to date
      * (or not: that depends on the kernel): how many (at most length), or a negative errno (-ETIMEDOUT: no
@@ -54,14 +54,15 @@ struct cache_host {
     int (*find)(void *context, const struct node_name *name, struct cache_file **file_out);
     /* This node is its home: track it, have all agents told (home_announce()), in use when it returns. */
     int (*track)(void *context, const struct node_name *name, struct cache_file **file_out);
-    /* Its home tracks it, of this generation (if this node is its home, of a lower one, it gives the file
-     * up): when it returns what programs do to it here goes to the home, and the kernel holds nothing of it
-     * from before. 0 also when nobody has asked for its bytes here. -EBUSY: this node is its home. */
+    /* The file's home tracks it, with this generation (if this node is its home with a lower one, it gives
+     * the file up): when this returns, what programs do to the file here goes to the home, and the kernel
+     * holds nothing of it from before. 0 also when nobody has asked for its bytes here. -EBUSY: this node is
+     * its home. */
     int (*follow)(void *context, const struct node_name *name, uint64_t generation);
-    /* Keep what file_context is until moved() has returned; false: it is going away already. Called with no
+    /* Keep file_context alive until moved() has returned; false: it is going away already. Called with no
      * lock held, while the file can't be closed. */
     bool (*keep)(void *context, void *file_context);
-    /* The file is lost (cache_file_is_lost()): find its home of now. May take as long as peers are waited
+    /* The file is lost (cache_file_is_lost()): find its present home. May take as long as peers are waited
      * for. */
     void (*moved)(void *context, void *file_context);
     /* All of the data directory is to be on storage. */
@@ -98,16 +99,16 @@ struct cache_config {
 #define CACHE_WHY 320u
 int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out,
                char why_out[CACHE_WHY]);
-/* With members: meet the others (cache/nodes.h), before the first request is served; and have their homes
- * collect what this node's devices hold, while all are served. 0 or a negative errno. */
+/* With members: meet the others (cache/nodes.h), before the first request is served; and: have the homes
+ * collect what this node's devices hold, while requests are still served. 0 or a negative errno. */
 int cache_join(struct cache *cache, char why_out[CACHE_WHY]);
 int cache_leave(struct cache *cache);
 /* The mount is about to end: from now on other nodes are not waited for without a limit. */
 void cache_ending(struct cache *cache);
-/* Another list of members, which is the caller's; the one before is not used any more when it returns 0. Who
- * is not listed any more is parted from, after its devices' bytes are collected; who is new is met. -ENOSPC:
- * more than MEMBERS_MAX names in the course of the mount. A member that can't be met is only logged by who
- * asks: why_out is not "" then. */
+/* Set another list of members, which is the caller's; the one before is not used any more when this returns
+ * 0. This node parts from members that are not listed any more, after their devices' bytes are collected, and
+ * meets new ones. -ENOSPC: more than MEMBERS_MAX names in the course of the mount. That a member can't be met
+ * is no error, but for the caller to log: why_out is not "" then. */
 int cache_set_members(struct cache *cache, const struct members *members, char why_out[CACHE_WHY]);
 /* Collect everything that devices hold (unreleased stores too: an early release) into the data directory.
  * Before unmounting, while FUSE is still served. 0 or the first error. */
@@ -121,30 +122,30 @@ void cache_close(struct cache *cache);
  * (docs/design.md, 5). -EACCES, -EMFILE, -ENOMEM, -EIO ... */
 int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct durable *durable,
                     struct cache_file **file_out);
-/* [FUSE] Nobody can reach the file any more but its clients (it has no name, and the kernel has forgotten
- * it): when it has no client either, what devices hold of it is dropped. */
+/* [FUSE] Only its clients can still reach the file (it has no name, and the kernel has forgotten it): when it
+ * has no client either, what devices hold of it is dropped. */
 void cache_file_discard(struct cache_file *file);
-/* The descriptors that those which are open here cost. */
+/* How many descriptors the files cost that are open here. */
 size_t cache_count_descriptors(struct cache *cache);
-/* What devices hold of a file that nobody has mapped is dropped. all: also if somebody has had it mapped
- * since this was asked last, or was let go before and is there yet. False: it was not, or not all of it could
- * be. *descriptors_out: that it costs; 0: they were told before. May wait for clients and for write-backs; no
- * lock is held. */
+/* Drops what devices hold of a file that nobody has mapped. all: also if somebody has had it mapped since the
+ * last call, or if it was let go before and is still there. False: it was not dropped, or not all of it could
+ * be. *descriptors_out: how many the file costs; 0: they were reported before. May wait for clients and for
+ * write-backs; no lock is held. */
 bool cache_file_shed(struct cache_file *file, bool all, size_t *descriptors_out);
 /* The inode is gone for good (forgotten, nothing mapped, nothing resident). [FUSE] */
 void cache_file_close(struct cache_file *file);
 
 /* How CPUs have a file open. */
 struct cache_passed {
-    bool passed;     /* in passthrough: nobody hears of their reads and writes; */
+    bool passed;     /* in passthrough: the daemon does not see their reads and writes; */
     bool written;    /* and for writing; */
     bool direct;     /* and for direct I/O */
     bool elsewhere;  /* programs of other mounts of the directory may have it so */
-    uint64_t number; /* of news: what is told after a higher one is old */
+    uint64_t number; /* of this news: news that comes after a higher number is old */
 };
-/* [FUSE] How CPUs have the file open from now on: passed, the kernel reads, writes and maps the backing file
- * by itself (cache/passed.h); written: somebody has, or had, it open for writing so. Told before the kernel
- * knows: to passed before the file is first used, away from it at any time. */
+/* [FUSE] How CPUs have the file open from now on. passed: the kernel reads, writes and maps the backing file
+ * by itself (cache/passed.h); written: somebody has, or had, it open for writing so. To be called before the
+ * kernel knows; a change to passed before the file is first used, a change away from it at any time. */
 void cache_file_pass(struct cache_file *file, const struct cache_passed *how);
 
 enum cache_io_flags {
@@ -164,35 +165,38 @@ enum cache_io_flags {
 bool cache_is_home(const struct cache *cache, const struct node_name *name);
 /* Has a home elsewhere said that it tracks the file of this name? */
 bool cache_follows(const struct cache *cache, const struct node_name *name);
-/* Of a home elsewhere: have it track the file; cache_host.follow() was called when it returns. May wait. 0,
- * -EIO or another errno. */
+/* For a file whose home is elsewhere: have that home track it; cache_host.follow() was called when this
+ * returns. May wait. 0, -EIO or another errno. */
 int cache_track_far(struct cache *cache, const struct node_name *name);
-/* Whether cache_track_far() has failed so as the file's home changes: it has gone, or the next one does not
- * know yet that it is to be that. */
+/* Whether cache_track_far() has failed with this error because the file's home changes: the old one has gone,
+ * or the next one does not know yet that it is the home. */
 bool cache_home_moves(const struct cache *cache, const struct node_name *name, int error);
-/* Begin to ask the home elsewhere for all that is done to a file that it tracks: as cache_file_open(), and
- * all other functions take the result. -ESTALE: it does not track it (any more), and is not followed. */
+/* Begin to ask a home elsewhere for all that is done to a file that it tracks: like cache_file_open(), and
+ * all other functions take the result. -ESTALE: that home does not track the file (any more), and is not
+ * followed. */
 int cache_file_open_far(struct cache *cache, const struct node_name *name, void *file_context,
                         struct durable *durable, struct cache_file **file_out);
-/* Is its home elsewhere? And has the session with it ended? Then all that is done to it gives -EIO, and the
- * host opens the file anew (inode_track()), here or far; what was opened before stays until it is closed. */
+/* Is its home elsewhere? And has the session with that home ended? Then all that is done to the file gives
+ * -EIO, and the host opens the file anew (inode_track()), here or far; what was opened before stays until it
+ * is closed. */
 bool cache_file_is_far(const struct cache_file *file);
 bool cache_file_is_lost(const struct cache_file *file);
 /* Of a far one: its home has not said that what it had acknowledged is on storage, before it left. */
 bool cache_file_has_died(const struct cache_file *file);
-/* A write-back has failed: does the file's home know, and remember what is lost until it comes again? */
+/* A write-back has failed: does the file's home know this, and remember the lost bytes until they come
+ * again? */
 bool cache_file_home_knows(const struct cache_file *file);
 /* Another node is its home now. What devices have of it is gone, and all that is done to it gives -EIO. */
 void cache_file_give_up(struct cache_file *file);
-/* Whether programs of this node had stored any of that, which nobody has collected. */
+/* Whether what is gone includes stores of this node's programs that nobody has collected. */
 bool cache_file_has_lost_stores(const struct cache_file *file);
 /* Of two homes of a file that of the higher generation keeps it; 0: it was told to nobody yet. */
 uint64_t cache_file_generation(struct cache_file *file);
-/* False: this node has stood still, and another may be its home by now, which will be known soon: what
- * changes the file's bytes had better wait. write_back: it is one of this node's kernel, which need not if it
- * is not taken in any case. */
+/* False: this node has stood still, and another may be the file's home by now, which will be known soon:
+ * changes of the file's bytes should wait until then. write_back: the change is a write-back of this node's
+ * kernel, which need not wait if it would be discarded in any case. */
 bool cache_file_is_sure(struct cache_file *file, bool write_back);
-/* For how long at most. */
+/* For how long at most a change waits so. */
 unsigned cache_sure_ms(const struct cache *cache);
 /* Of a far one: is its home this one? */
 bool cache_file_is_at(const struct cache_file *file, const struct node_name *name);
@@ -206,34 +210,34 @@ int cache_file_announce(struct cache_file *file, const struct node_name *name);
 unsigned cache_peer_timeout_ms(const struct cache *cache);
 /* Keep the file in use, for cache_host.find() and track(), which the caller of those ends. */
 void cache_file_hold(struct cache_file *file);
-/* Around the caller's having it drop all of them: on the way it may meet WRITEs (cache/heal.h). opened: what
- * cache_file_opened() returned before; 0 when they could not be dropped. */
+/* Around the caller's having the kernel drop all of a file's pages: WRITEs may be on their way then
+ * (cache/heal.h). opened: what cache_file_opened() returned before; 0 when the pages could not be dropped. */
 void cache_file_drop_begin(struct cache_file *file);
 void cache_file_drop_end(struct cache_file *file, uint64_t opened);
-/* Of several nodes: what a CPU has written so far the programs of all of them see when it returns. It waits
- * for their kernels, 30 s at most, so not in a thread that serves FUSE. 0 at once without members. -EIO: one
- * does not drop what it has; -ENOMEM. */
+/* With several nodes: when this returns, the programs of all nodes see what CPUs have written so far. It
+ * waits for the nodes' kernels, 30 s at most, so it must not be called in a thread that serves FUSE. 0 at
+ * once without members. -EIO: a kernel does not drop what it has; -ENOMEM. */
 int cache_file_flush(struct cache_file *file);
 
-/* Somebody changed it behind the mount before it was tracked: the next open shall say so. */
+/* Somebody changed the file behind the mount before it was tracked: the next open must say so. */
 void cache_file_behind(struct cache_file *file);
 /* [FUSE] The file is being opened. Not 0: somebody has changed it behind the mount since the kernel read its
  * pages, and the kernel must drop them (close to open), either before the open is answered, or because
- * keep_cache is not set in the answer. Always so of a file that is far. */
+ * keep_cache is not set in the answer. A file that is far always gives such a number. */
 uint64_t cache_file_opened(struct cache_file *file);
 /* With members: whether programs of this node have the file open for writing, so that they may store to it
  * through mappings: then an acquire on another node has this one's kernel write back what they have stored.
- * To be told before the first of them has its descriptor, and after the last has closed its own; number: the
- * higher one is the newer word. Of a far file its home is told, and waited for if wait is set. 0 or a
- * negative errno. [FUSE] */
+ * To be called before the first of them has its descriptor, and after the last has closed its own; number: of
+ * two calls the one with the higher number is newer. For a far file the home is told, and waited for if wait
+ * is set. 0 or a negative errno. [FUSE] */
 int cache_file_writers(struct cache_file *file, bool any, uint64_t number, bool wait);
-/* The size that the home on another node has said last; -1: this node is the home. *cut_out: it was cut since
- * a moment, so that a filesystem which knows that late (for a minute, as NFS clients do) may take it for
- * longer.
+/* The size that the home on another node has said last; -1: this node is the home. *cut_out: it was cut not
+ * long ago, so that a filesystem which learns of that late (a minute later, as NFS clients do) may still take
+ * the file to be longer.
  */
 off_t cache_file_said_size(struct cache_file *file, bool *cut_out);
-/* Of a file that another node is the home of, since a moment: the kernel may know it from before, shorter
- * than it is there now. Waits for pages that are locked; no lock is held. */
+/* For a file whose home has just become another node: the kernel may know it from before, shorter than it is
+ * there now. Waits for pages that are locked; no lock is held. */
 void cache_file_tell_size(struct cache_file *file);
 /* A READ that is under way; the cache's own. */
 struct cache_read {
@@ -241,16 +245,16 @@ struct cache_read {
     uint64_t number;
     uint64_t first, last; /* pages */
     unsigned node;        /* whose kernel asks */
-    bool dropped;         /* by now the kernel does not hold the page any more that it was for */
+    bool dropped;         /* by now the kernel no longer holds the page that was read for it */
 };
 /* [FUSE] Read bytes for a READ; fd: the opener's descriptor. Bytes read (short at the end of the file). In
- * any case cache_file_read_end() must follow when the kernel has the answer; *read_out stays where it is till
+ * any case cache_file_read_end() must follow when the kernel has the answer; *read_out must not move until
  * then. */
 ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset,
                         unsigned flags, struct cache_read *read_out);
 void cache_file_read_end(struct cache_file *file, struct cache_read *read);
-/* [FUSE] Apply a WRITE. Bytes written. Where the kernel may have something stale it is waited for, some
- * seconds at most (cache/heal.h). */
+/* [FUSE] Apply a WRITE. Bytes written. Where the kernel may have something stale, this waits for the kernel,
+ * some seconds at most (cache/heal.h). */
 ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset,
                          unsigned flags);
 /* [FUSE] Set the size (SETATTR): fd >= 0: ftruncate on it, else through the cache's own descriptor. O_TRUNC
@@ -261,8 +265,8 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size);
 int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset, off_t length,
                          struct overrule *overrule);
 off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence);
-/* [FUSE] All that devices have released is in the backing file when this returns: of times that are set then
- * nothing is undone by a collect. 0 or a negative errno. */
+/* [FUSE] All that devices have released is in the backing file when this returns: so no later collect undoes
+ * times that are set then. 0 or a negative errno. */
 int cache_file_collect(struct cache_file *file);
 /* Either file may be NULL (untracked); its gate may be held. cache_file_copy_end() must follow for out, if
  * not NULL, with no lock held: it may call the host's pin(). */
@@ -270,8 +274,8 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
                               int fd_out, off_t offset_out, size_t length, unsigned flags,
                               struct overrule *overrule);
 void cache_file_copy_end(struct cache_file *out);
-/* Collect what is pending, then fsync or fdatasync: durable_sync() for fd and *seen; then, of several nodes,
- * as cache_file_flush(). [FUSE] without members. */
+/* Collect what is pending, then fsync or fdatasync: durable_sync() for fd and *seen; then, with several
+ * nodes, as cache_file_flush(). [FUSE] without members. */
 int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct durable_seen *seen);
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Claims: of several mounts of one data directory (-o shared), on one machine or on several, one at a time
- * has a file on its devices. Its claim is a lock of the backing file, on a byte that no file has, kept from
- * the first map until the last has gone: then what the devices hold is brought to the data directory, and
- * dropped. Who dies lets go of its locks.
+/* Claims: of several mounts of one data directory (-o shared), on one machine or on several, only one at a
+ * time has a file on its devices. That mount's claim is a lock of the backing file, on a byte that no file
+ * has, kept from the first map until the last has gone: then what the devices hold is brought to the data
+ * directory, and dropped. A daemon that dies loses its locks.
  *
- * It is an open file description's lock (Linux 3.15), so that it is of this daemon whatever other descriptors
- * of the file are closed; between machines it is worth what the locks of the data directory's filesystem are
- * (NFS from version 4 on, CephFS, Lustre with -o flock). */
+ * It is an open file description's lock (Linux 3.15), so that this daemon keeps it whatever other descriptors
+ * of the file are closed; between machines it is as good as the locks of the data directory's filesystem (NFS
+ * from version 4 on, CephFS, Lustre with -o flock). */
 #ifndef GAIAFS_CACHE_CLAIM_H
 #define GAIAFS_CACHE_CLAIM_H
 
@@ -29,27 +29,28 @@ struct claim {
     unsigned maps; /* that want it */
 };
 
-/* Everything of one replica into the data directory, and off its device. No lock is held. */
+/* Bring everything of one replica into the data directory, and off its device. No lock is held. */
 struct replica;
 int claim_empty(struct replica *replica);
 
-/* Whether programs of other mounts change the file, too, which no daemon hears of: what is brought to the
- * data directory must be no byte more than what a device has stored, and nothing behind an end that is there
- * now. */
+/* Whether programs of other mounts change the file, too, unnoticed by this daemon: then no byte may be
+ * brought to the data directory but what a device has stored, and nothing beyond the present end of the
+ * file. */
 bool claim_is_shared(const struct cache_file *file);
 
-/* Another mount is to have it, whatever is mapped here. No lock is held. */
+/* Give the claim up to another mount, whatever is mapped here. No lock is held. */
 void claim_give_up(struct cache_file *file);
 
 void claim_init(struct claim *claim);
 void claim_destroy(struct claim *claim);
 
-/* A map more. Waits while another is letting go. The first has the kernel's cache of this mount dropped, once
- * it has the claim. 0; or -EBUSY (another mount has it), or why the filesystem does not lock (-ENOLCK,
- * -EOPNOTSUPP, -EIO ...): then there is none. No lock is held. Nothing in a mount that is not shared. */
+/* One more map. Waits while another is letting go. The first map, once it has the claim, has the kernel's
+ * cache of this mount dropped. 0; or -EBUSY (another mount has it), or why the filesystem does not lock
+ * (-ENOLCK, -EOPNOTSUPP, -EIO ...): then there is no claim. No lock is held. Does nothing in a mount that is
+ * not shared. */
 int claim_take(struct cache_file *file);
 
-/* A map less; it is detached. After the last one everything of the file leaves the devices and the kernel's
+/* One map less; it is detached. After the last one everything of the file leaves the devices and the kernel's
  * cache of this mount, and other mounts may claim it, unless released bytes can't be collected (no space,
  * EIO) or the kernel does not drop its pages: then it stays claimed until a later last map, or the end of the
  * mount. No lock is held; the file is in use (file_use()). */

@@ -19,8 +19,8 @@ struct cache_map;
 
 /* process: its descriptor for faults (userfaultfd) stays the caller's, and must be there as long as the
  * client is (to close it may wait for the process's mmap lock); -1: it has none, and can map only on devices
- * that take none. can_trap: its kernel can map pages write protected. Starts the thread that serves its
- * faults. -EINVAL (not such a descriptor), -ENOMEM, -EMFILE, -EAGAIN. */
+ * that need none. can_trap: its kernel can map pages write protected. Starts the thread that serves the
+ * client's faults. -EINVAL (not such a descriptor), -ENOMEM, -EMFILE, -EAGAIN. */
 int cache_client_open(struct cache *cache, const struct gaia_process *process, bool can_trap,
                       struct cache_client **client_out);
 /* A client of an agent's, by its number there: its faults come by cache_client_fault(). node: 1 + the
@@ -32,9 +32,9 @@ int cache_client_fault(struct cache_client *client, const struct gaia_fault *fau
 /* Unmaps everything; what was released stays, and so do the copies on the devices. */
 void cache_client_close(struct cache_client *client);
 
-/* Parse "soft:N" or "cuda:N". uuid: of the GPU, which need not have the same number here; open: one that
- * nobody has used yet is opened. why_out: a sentence that says why there is none, or "". No lock is held. 0,
- * -EINVAL (malformed), -ENODEV, -ENOMEM, -EIO. */
+/* Parse "soft:N" or "cuda:N". uuid: of the GPU, which need not have the same number here; open: a device that
+ * nobody has used yet is opened. why_out: a sentence that says why there is no such device, or "". No lock is
+ * held. 0, -EINVAL (malformed), -ENODEV, -ENOMEM, -EIO. */
 int cache_device_parse(struct cache *cache, const char *name, const uint8_t uuid[16], bool open,
                        unsigned *device_out, char why_out[GAIA_CUDA_WHY]);
 
@@ -45,8 +45,8 @@ struct cache_map_request {
     bool writable;
     bool resident; /* GAIA_RESIDENT */
 };
-/* For cache/agent.h: the client's number as homes know it, its process, and the map of a far file that it has
- * there, with a reference, if its frames are these. */
+/* For cache/agent.h: the client's number as homes know it; its process; and its map of a far file at that
+ * address, with a reference, if the map's frames are these. */
 struct agent_frames;
 struct nodes;
 uint32_t cache_client_number(const struct cache_client *client);
@@ -73,9 +73,10 @@ int cache_map_attach_far(struct cache_client *client, uint32_t id, uint64_t addr
 /* -ENOENT: no such map. */
 int cache_map_close(struct cache_client *client, uint32_t id);
 
-/* offset and bytes are of the file and must lie in the map: else -EINVAL. bytes is rounded up to pages. 1, of
- * an agent's client: it has acquired when the agent has had the file FLUSHed. *poisonings_out: how many
- * touches of the map could not be served; of an agent's client since the last acquire that did not fail. */
+/* offset and bytes are of the file and must lie in the map: else -EINVAL. bytes is rounded up to pages. 1,
+ * for an agent's client: the acquire is complete when the agent has had the file FLUSHed. *poisonings_out:
+ * how many touches of the map could not be served; for an agent's client: since its last acquire that did not
+ * fail. */
 int cache_map_acquire(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
                       uint64_t *changes_out, uint64_t *poisonings_out);
 int cache_map_release(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes);

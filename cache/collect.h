@@ -17,12 +17,12 @@ enum collect_what {
  * -EDQUOT, -ENOMEM): then the devices keep their bytes, and what could not be collected stays pending. */
 int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, enum collect_what what);
 
-/* Bytes of some of a copy's pages, one behind the other, which need not be fetched: the device had them after
- * these were released or released again last, and they are no older than their twins. bytes: NULL: none. */
+/* Bytes of some of a copy's pages, one behind the other, which need not be fetched: they were read from the
+ * device after its pages were last released, and are no older than the pages' twins. bytes: NULL: none. */
 struct collect_given {
     const struct leaf_copy *copy;
     page_mask pages;
-    page_mask fresh; /* those of them of which that is true */
+    page_mask fresh; /* the pages for which that is true */
     const uint8_t *bytes;
 };
 
@@ -34,10 +34,11 @@ int collect_given(struct cache_file *file, struct leaf *leaf, page_mask pages,
 int collect_all(struct cache_file *file);
 
 /* Whether the home's bytes of a page could be read cheaply and are the same as the copy's. theirs: the digest
- * of those, as frames have it (gpu/device.h); NULL: it is not known, they are fetched. The lock is held. */
+ * of the copy's bytes, as frames have it (gpu/device.h); NULL: it is not known, and the bytes are fetched.
+ * The lock is held. */
 bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned page,
                       const struct gaia_digest *theirs);
-/* The pages of which that is so. The lock is held. */
+/* The pages for which that is so. The lock is held. */
 page_mask home_equals_pages(struct cache_file *file, struct leaf_copy *copy, page_mask pages);
 
 /* Bytes of the home copy; what lies past its end reads as zeros. 0 or a negative errno. */

@@ -21,9 +21,9 @@ struct cache_counters {
         evictions, drops, unchanged, readahead;
 };
 
-/* What soft devices may hold together where nobody has said how much each may: the memory is the same. Each
- * has a share that nobody takes from it; what they hold beyond their shares must fit in here. So one alone
- * may have its whole capacity, and none waits for another to let go. */
+/* What soft devices may hold together where no option says how much each may: they all use the same memory.
+ * Each has a share that no other takes from it; what they hold beyond their shares must fit in here. So one
+ * device alone may have its whole capacity, and none waits for another to let go. */
 struct cache_pool {
     uint64_t share, limit;   /* pages; constant */
     _Atomic uint64_t beyond; /* pages that devices have charged beyond their shares */
@@ -66,10 +66,12 @@ bool cache_device_try_charge(struct cache_device *device, uint64_t pages,
                              struct cache_progress *progress_out);
 void cache_device_uncharge(struct cache_device *device, uint64_t pages);
 uint64_t cache_device_charged(struct cache_device *device);
-/* Nothing would have to go for so many more now, nor for what others want then. Nothing is charged. */
+/* Whether so many more pages fit now without evictions, also for what others want then. Nothing is
+ * charged. */
 bool cache_device_has_room(struct cache_device *device, uint64_t pages);
 
-/* Wait until something changed, or pages were uncharged since then, at most timeout_ms. No lock is held. */
+/* Wait until something changes, or pages were uncharged since *progress, at most timeout_ms. No lock is
+ * held. */
 void cache_device_wait(struct cache_device *device, const struct cache_progress *since, unsigned timeout_ms);
 void cache_device_notify(struct cache_device *device);
 

@@ -7,7 +7,7 @@
 #include "cache/internal.h"
 
 enum drop_why {
-    DROP_STALE,   /* wait for pages that are busy; keep a page whose bytes are the home's all the same */
+    DROP_STALE,   /* wait for pages that are busy; keep a page whose bytes equal the home's */
     DROP_EVICT,   /* skip pages that are busy */
     DROP_ADVISED, /* wait for pages that are busy: a store's fault may not be over yet when the store is */
     DROP_FLUSH,   /* wait for pages that are busy, release and collect them, but keep the frames */

@@ -11,8 +11,8 @@
 struct cache;
 struct cache_file;
 
-/* Threads that have kernels drop what is old, each of one file, so that a kernel which is slow to drop one
- * holds up no other files: one more than are at work, as long as these are fewer than DROPPERS. */
+/* Threads that have kernels drop what is old, each for one file, so that a kernel which is slow to drop one
+ * file holds up no others: there is one more than are at work, as long as these are fewer than DROPPERS. */
 #define DROPPERS 64u
 struct dropper {
     pthread_t threads[DROPPERS];

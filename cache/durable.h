@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is known of a file's way to storage. It is the daemon's errseq_t, each error told once to every
- * descriptor that was open; and it is what Linux has not, a memory of the bytes that a failed fsync has lost.
+/* What is known of a file's way to storage. It is the daemon's errseq_t: each error is told once to every
+ * descriptor that was open. And it is what Linux lacks, a memory of the bytes that a failed fsync has lost.
  *
  * After a failed write-back a filesystem calls its pages clean: the next fsync has nothing to do, and says 0.
- * Here it goes on failing, for every descriptor, old or new, until the lost bytes were written again or cut
- * off (and that was synced), or the mount ends. Which bytes a failed sync has lost nobody says: it is all
- * that was written since the last good one.
+ * Here fsync goes on failing, for every descriptor, old or new, until the lost bytes were written again or
+ * cut off (and that was synced), or the mount ends. The kernel does not say which bytes a failed sync has
+ * lost: they are taken to be all that was written since the last good one.
  */
 #ifndef GAIAFS_CACHE_DURABLE_H
 #define GAIAFS_CACHE_DURABLE_H
@@ -26,19 +26,19 @@ struct durable {
     int fd;
     unsigned users;             /* open descriptors and maps */
     _Atomic unsigned failures;  /* syncs that failed: bytes may be lost */
-    unsigned errors;            /* as often there was something to tell to each descriptor */
+    unsigned errors;            /* how often there was something to tell to each descriptor */
     unsigned write_back_errors; /* and what the kernel tells by itself to all but maps */
     unsigned told;              /* of errors: what somebody was told already */
     int error;                  /* the last one */
     bool blind;                 /* bytes may be written at any time and nobody tells: by passthrough */
     struct ranges written;      /* since the start of the last good sync */
     struct ranges lost;
-    /* Of those what the kernel could not write back at all: its pages alone have it; and of that what it has
-     * asked for anew since, so that nobody has it any more. */
+    /* Of these bytes, those that the kernel could not write back at all: only its pages have them; and of
+     * those, the ones that the kernel has read anew since, so that nobody has them any more. */
     struct ranges unwritten, gone;
     _Atomic bool any_unwritten; /* there was some once */
-    /* Changes that another node does: counted before it is asked and when it has answered; and how many had
-     * been when it was asked for the last good sync. */
+    /* Changes that another node makes: counted before it is asked and when it has answered; and the count
+     * when that node was asked for the last good sync. */
     _Atomic uint64_t asked, asked_synced;
     /* Syncs, one at a time: of two that wait for the same bytes the kernel tells only one that they failed,
      * as both come through one description. */
@@ -58,7 +58,7 @@ struct durable_seen {
 void durable_init(struct durable *durable);
 void durable_destroy(struct durable *durable);
 
-/* A descriptor or a map comes, and goes. As with errseq_t, who comes is told what nobody was told yet. */
+/* A descriptor or a map comes, and goes. As with errseq_t, a new one is told what nobody was told yet. */
 void durable_open(struct durable *durable, bool map, struct durable_seen *seen_out);
 void durable_close(struct durable *durable);
 
@@ -66,19 +66,19 @@ void durable_close(struct durable *durable);
  * returned after it. fd: any descriptor of the backing file. */
 unsigned durable_begin(struct durable *durable, int fd);
 enum durable_source {
-    DURABLE_STORED,       /* a program has said what these bytes are: none of them is lost any more */
+    DURABLE_STORED,       /* a program has written these bytes: none of them is lost any more */
     DURABLE_WRITTEN_BACK, /* the kernel has pages of its own written: with all that it still has */
     DURABLE_MERGED        /* the home's own bytes, and some that a device has stored */
 };
 void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t length,
                    enum durable_source source);
-/* The kernel asks for pages, as it has them no more: what it could not write back is gone. */
+/* The kernel asks for pages, so it no longer has them: what it could not write back of them is gone. */
 void durable_read(struct durable *durable, off_t offset, off_t length);
-/* A change has failed, and some of its bytes may have been changed all the same: a write through an O_SYNC
- * descriptor fails when they are in memory and can't be brought to storage. */
+/* A change has failed, and some of its bytes may have been changed nevertheless: a write through an O_SYNC
+ * descriptor fails when its bytes are in memory but can't be brought to storage. */
 void durable_tried(struct durable *durable, off_t offset, off_t length);
 /* The file has been opened for writing: from now on the kernel may write any byte of it without being seen
- * (blind), or nobody can any more. What a failed sync may have lost is all of a blind file. */
+ * (blind), or nobody can any more. A failed sync of a blind file may have lost all of it. */
 void durable_blind(struct durable *durable, int fd, bool blind);
 /* The file was cut at size. */
 void durable_cut(struct durable *durable, off_t size);
@@ -92,21 +92,22 @@ void durable_fail(struct durable *durable, int error);
  * earlier one that *seen was not told of, or of bytes that are lost. */
 int durable_sync(struct durable *durable, int fd, bool data_only, struct durable_seen *seen);
 
-/* The same for nobody, who is told nothing: 0 or the error of this sync. That the file can't be synced is
- * none; nor is one that nobody has open. */
+/* The same for no descriptor, so nobody is told anything: 0 or the error of this sync. It is no error if the
+ * file can't be synced, or if nobody has it open. */
 int durable_store(struct durable *durable, int fd);
 
 /* Another node is asked for a change, or has answered. */
 void durable_ask(struct durable *durable);
-/* What was asked for when durable_asked() said so is on storage there, or was told to be lost. */
+/* All that was asked for when durable_asked() returned this number is on storage there, or was reported to be
+ * lost. */
 uint64_t durable_asked(struct durable *durable);
 void durable_asked_synced(struct durable *durable, uint64_t asked);
-/* Whether there is something else. */
+/* Whether anything was asked for that is not. */
 bool durable_is_asked(struct durable *durable);
 
-/* Whether it must be remembered. */
+/* Whether any bytes are lost, so that this must be remembered. */
 bool durable_is_lost(struct durable *durable);
-/* One of these bytes. */
+/* Whether one of these bytes is lost. */
 bool durable_is_lost_in(struct durable *durable, off_t offset, off_t length);
 /* Whether anything was written since the last good sync. */
 bool durable_is_written(struct durable *durable);
