@@ -70,8 +70,7 @@ uint64_t cache_device_charged(struct cache_device *device);
  * charged. */
 bool cache_device_has_room(struct cache_device *device, uint64_t pages);
 
-/* Wait until something changes, or pages were uncharged since *progress, at most timeout_ms. No lock is
- * held. */
+/* Wait until something changes, or pages were uncharged after *since, at most timeout_ms. No lock is held. */
 void cache_device_wait(struct cache_device *device, const struct cache_progress *since, unsigned timeout_ms);
 void cache_device_notify(struct cache_device *device);
 

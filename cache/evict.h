@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Eviction: which pages go when a device is full, and their going. A policy orders the leaf copies of a
- * device (up to 256 KiB of a file each); of the first one those units go that no fault has busy. */
+/* Eviction: which pages go when a device is full, and how. A policy orders the leaf copies of a device (up to
+ * 256 KiB of a file each); from the first one go those units that no fault has busy. */
 #ifndef GAIAFS_CACHE_EVICT_H
 #define GAIAFS_CACHE_EVICT_H
 
@@ -16,7 +16,7 @@ struct evict_policy {
     const char *name;
     /* Pages were placed. */
     void (*placed)(struct cache_device *device, struct leaf_copy *copy);
-    /* A fault has touched pages. Touches of pages that are mapped are seen by nobody. */
+    /* A fault has touched pages. Nobody sees touches of pages that are mapped. */
     void (*touched)(struct cache_device *device, struct leaf_copy *copy);
     /* The copy to take pages from: put at the end of the order, so that the next call takes another. The
      * order is not empty. */
@@ -24,8 +24,8 @@ struct evict_policy {
 };
 
 /* "lra": least recently allocated, by the latest page placed (GAIA, as NVIDIA's driver); "fifo": by the first
- * (DREAM, section 3.3); "clock": fifo with a second chance for what a fault has touched since it was passed
- * last. NULL: no such policy. */
+ * (DREAM, section 3.3); "clock": fifo with a second chance for copies that a fault has touched since they
+ * were last passed over. NULL: no such policy. */
 const struct evict_policy *evict_policy_find(const char *name);
 
 /* Pages of the copy were placed, for a touch or ahead of one. The file's lock is held. */
@@ -36,16 +36,16 @@ void evict_touched(struct cache_device *device, struct leaf_copy *copy);
 void evict_forget(struct cache_device *device, struct leaf_copy *copy);
 
 /* A client's map of the replica begins, before its first page is placed; and ends, when nothing of the client
- * touches it any more. What is mapped on a device that scans stays there. No lock is held. */
+ * touches it any more. What is mapped stays on a device that scans. No lock is held. */
 void evict_mapped(struct replica *replica);
 bool evict_unmapped(struct replica *replica); /* it was the last one */
 
 /* Charge the device with pages, evicting as need be. Waits while all frames are in use by faults under way.
- * 0; -ENOMEM (more than the device has at all, or, where it scans, than is not mapped); or the error that
- * kept pages from being evicted. No lock is held. */
+ * 0; -ENOMEM (more than the device has at all, or, where it scans, more than is not mapped); or the error
+ * that kept pages from being evicted. No lock is held. */
 int evict_and_charge(struct cache_device *device, uint64_t pages);
 
-/* Let about as many pages go as can go now: how many. No lock is held. */
+/* Let about so many pages go, as far as they can go now. Returns how many did. No lock is held. */
 uint64_t evict_some_of(struct cache_device *device, uint64_t pages);
 
 #endif

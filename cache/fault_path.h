@@ -2,11 +2,11 @@
 /* The fault path by the transport (-o fault=local, -o fault=rdma): the bytes of a fault go from the home's
  * host frames to the device by a one-sided read, as between two nodes (DREAM, section 3): straight into
  * frames that stay where they are, a GPU's, and by way of a bounce buffer into those that come and go. Here
- * both are this process: its transport is connected to itself, and what the one end exposes, the stages of
- * cache/frame.h, the other end reads.
+ * both ends are this process: its transport is connected to itself, and one end reads what the other exposes,
+ * the stages of cache/frame.h.
  *
- * A path that is broken (the queue pair in error, the RDMA device gone) is no error of a fault: its bytes are
- * copied, as on a mount without the option, and the path is made anew once a second.
+ * A broken path (the queue pair in error, the RDMA device gone) is no error of a fault: the fault's bytes are
+ * copied, as on a mount without the option. Making the path anew is tried once a second.
  *
  * Thread safety: all functions but open and close may be called from any thread.
  */
@@ -49,8 +49,8 @@ struct fault_read {
     uint64_t first, count;
     const uint8_t *bytes;                             /* get these of the host frames */
     void (*done)(struct fault_read *read, int error); /* 0, or why they have not arrived */
-    const uint8_t *bounced; /* in done(), after 0: where they are until it returns, as they are to be placed;
-                               NULL: in the frames */
+    const uint8_t *bounced; /* in done(), after 0: where the bytes, which must still be placed, are until it
+                               returns; NULL: in the frames */
 
     /* The path's own. */
     struct fault_path *path;
@@ -67,7 +67,7 @@ int fault_path_read(struct fault_path *path, struct fault_read *read);
 struct fault_path_stat {
     bool connected;
     char address[80];
-    struct gaia_pull_stat pull; /* since it was connected last; only path and device when it is not */
+    struct gaia_pull_stat pull; /* since it was connected last; while not connected, only path and device */
     uint64_t connects;          /* that went well */
     uint64_t bounced;           /* of the pull's reads: those that went into bounce buffers */
     uint64_t failed;            /* reads that ended with an error: their bytes were copied */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The threads that serve a client's faults. One looks at its descriptor; when faults have come it leaves that
- * to the next, and serves them (leader and followers: Schmidt and others, "Leader/Followers", PLoP 2000).
- * Threads are started as they are wanted: when faults have come and none is left to look.
+/* The threads that serve a client's faults. One thread watches the client's descriptor; when faults have come
+ * it leaves that to the next, and serves them (leader and followers: Schmidt and others, "Leader/Followers",
+ * PLoP 2000). Threads are started when they are needed: when faults have come and none is left to watch.
  *
- * Most of a fault is what the kernel does to show each of its pages in the client, in the thread that asks
- * for it: a microsecond for two or three pages. So by one thread the threads of a GPU that touch what the
- * device has get 7 GB/s, whoever waits for them. */
+ * Most of a fault's time the kernel needs to show each of its pages in the client, in the thread that asks
+ * for it: a microsecond for two or three pages. So with one thread the threads of a GPU that touch what the
+ * device has get 7 GB/s, however many wait. */
 #ifndef GAIAFS_CACHE_FAULT_THREADS_H
 #define GAIAFS_CACHE_FAULT_THREADS_H
 
@@ -30,7 +30,7 @@ struct fault_threads {
     pthread_t threads[FAULT_THREADS_MAX];
 };
 
-/* As many as are wanted where nobody says how many may be. */
+/* How many there may be where no option says so. */
 unsigned fault_threads_default(void);
 /* The first. The client's descriptor is there. 0, or -EAGAIN: there is none. */
 int fault_threads_start(struct cache_client *client);

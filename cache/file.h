@@ -54,7 +54,7 @@ struct cache_file {
     struct timespec
         ctime; /* of the backing file after our last change: another value means that somebody else wrote */
     uint64_t behind;  /* changes behind the mount that were found: the kernel may hold older pages */
-    uint64_t dropped; /* so many there were when it was last made to drop them; */
+    uint64_t dropped; /* how many there were when the kernel was last made to drop its pages; */
     uint64_t looked;  /* and when all nodes' were (cache/behind.h) */
     bool suspect;     /* one was found while this node was not sure */
     bool passed, written, direct;  /* how CPUs have it open: cache_file_pass(); */
@@ -91,27 +91,27 @@ static inline size_t file_page_bytes(off_t size, uint64_t page)
 
 /* A file with uses, or with anything in its index, is pinned at the host: it can't go away.
  *
- * file_use() is for who has another reason why the file can't go away at this moment: a lookup, a handle, a
- * copy of its on a device's list. file_unuse() tells the host when the last reason is gone; the file may not
- * be touched after it. No lock is held for either. */
+ * file_use() is for callers that have another reason why the file can't go away at this moment: a lookup, a
+ * handle, a copy of the file on a device's list. file_unuse() tells the host when the last reason is gone;
+ * the file must not be touched afterwards. No lock is held for either. */
 void file_use(struct cache_file *file);
 void file_unuse(struct cache_file *file);
 
 /* The index may have become empty outside of any use: let the file go then. No lock is held. */
 void file_unpin_if_empty(struct cache_file *file);
 
-/* The replica of a device, made if there is none; read_only: the one that clients can't write to, of a device
- * that has one. The lock is held. 0 or a negative errno. */
+/* The file's replica on a device, made if there is none; read_only: the one that clients can't write to, on a
+ * device that has such. The lock is held. 0 or a negative errno. */
 int file_get_replica(struct cache_file *file, unsigned device, bool read_only, struct replica **replica_out);
 
-/* The first one, or the one after another, for who does not hold the lock from one to the next. They are only
- * ever added, at their place in the list. */
+/* The first replica, or the one after another, for callers that do not hold the lock from one to the next.
+ * Replicas are only ever added, at their place in the list. */
 struct replica *file_next_replica(struct cache_file *file, struct replica *replica);
 
 /* A CPU changed pages of a leaf: rule 4. The lock is held. */
 void file_cpu_modified(struct cache_file *file, struct leaf *leaf, page_mask pages);
-/* Pages of a leaf have newer released bytes than the other replicas' copies. except may be NULL. The lock is
- * held. */
+/* Pages of a leaf have newer released bytes than the copies of all replicas but `except`, which may be NULL.
+ * The lock is held. */
 void file_suspect_others(struct leaf *leaf, const struct replica *except, page_mask pages);
 
 /* Rules 4 and 5: the CPU's release of pages marked modified. The lock is held. 0 or -ENOMEM. */
@@ -121,15 +121,16 @@ int file_cpu_release(struct cache_file *file, struct leaf *leaf, page_mask pages
  * follow (rule 8), and frames by fit_frames(), which is due when the lock is let go. */
 void file_resized(struct cache_file *file, off_t size);
 /* The holder of the lock is about to make the file as long as that, and calls file_resized() afterwards,
- * without letting go of it. What lies behind the old end becomes zeros here: whoever sees the new size may
- * store there at once. An error: it can't be done, and the file must stay as it is. */
+ * without letting go of the lock. What lies behind the old end becomes zeros here: whoever sees the new size
+ * may store there at once. After an error, which means that this can't be done, the file must stay as it
+ * is. */
 int file_grows(struct cache_file *file, off_t size);
-/* The same before it makes the file as short as that: the home copy has all its bytes yet. */
+/* The same before it makes the file as short as that: the home copy still has all its bytes. */
 void file_shrinks(struct cache_file *file, off_t size);
 
-/* Around a change of our own to the backing file: file_stamp() takes note of the times that it left, unless
- * somebody else had changed the file before it (then file_unchanged() was false): that must still be found.
- * The lock is held. */
+/* Around a change of our own to the backing file: file_stamp() notes the times that our change left, unless
+ * somebody else had changed the file before (then file_unchanged() was false): that change must still be
+ * found. The lock is held. */
 bool file_unchanged(struct cache_file *file);
 void file_stamp(struct cache_file *file, bool unchanged_before);
 /* Somebody may have changed the backing file behind the mount: if so, every resident page counts as written

@@ -32,8 +32,9 @@ struct fill_request {
 
 /* Place the pages of the request that the device lacks and nobody is placing, and expose them to the map's
  * client. Bytes in the host's memory are copied at once; the others are read from storage, and are there when
- * the read completes. A touched page that can't be had is poisoned for the client. No lock is held; waits for
- * room, never for a touch. 0, or the errno for which the rest was not begun, which the group hears of, too.
+ * the read completes. A touched page that can't be brought is poisoned for the client. No lock is held; waits
+ * for room, never for a touch. 0, or the errno because of which the rest was not begun; the group gets it,
+ * too.
  */
 int fill_range(struct cache_map *map, const struct fill_request *request);
 
@@ -45,8 +46,8 @@ struct fill_store {
     off_t size;           /* and how long it was */
 };
 
-/* Expose pages that are placed and busy by the caller. Takes the twin of store's page; for a client that
- * cannot trap stores, of every page. No lock is held. */
+/* Expose pages that are placed and that the caller has made busy. Takes the twin of store's page; for a
+ * client that cannot trap stores, of every page. No lock is held. */
 int fill_expose(struct cache_map *map, struct leaf_copy *copy, page_mask pages,
                 const struct fill_store *store);
 

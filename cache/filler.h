@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads that place pages: ahead of the touches, where a client's fault thread serves what is waited for and
- * leaves the rest of its readahead window to them; and with somebody who waits for a whole range, for one
- * thread copies out of the host's memory at a fraction of what memory and a GPU's bus can do. */
+/* Threads that place pages. They do so ahead of touches: a client's fault thread serves what is waited for
+ * and leaves the rest of its readahead window to them. And they help a caller that waits for a whole range,
+ * as one thread copies out of the host's memory at a fraction of what memory and a GPU's bus can do. */
 #ifndef GAIAFS_CACHE_FILLER_H
 #define GAIAFS_CACHE_FILLER_H
 
@@ -36,21 +36,21 @@ int filler_start(struct cache *cache);
 /* What is queued is not placed any more. */
 void filler_stop(struct cache *cache);
 
-/* Place [first, first + count) of a map sometime soon, in pieces, or as much as the queue takes; when there
- * is too much to do already, or the map is being closed by then, not at all. Of a device that scans the map
- * need not be attached. */
+/* Place [first, first + count) of a map sometime soon, in pieces, or as much as the queue takes; nothing when
+ * there is too much to do already, or the map is being closed by then. On a device that scans the map need
+ * not be attached. */
 void filler_ahead(struct cache_map *map, uint64_t first, uint64_t count);
 
-/* What was queued so for a map that is being closed is not placed any more, nor waits its turn behind what
- * others have queued. No lock is held. */
+/* Takes what was queued so for a map that is being closed out of the queue: it is not placed any more, and
+ * does not wait behind what others have queued. No lock is held. */
 void filler_forget(struct cache_map *map);
 
 /* Place what is missing of [first, first + count) of a map, as fill_range() does, with all threads that have
  * nothing else to do. Returns when every fill of it has begun; the group says when they are done, and what
- * failed; where one could not even begin, the rest is not. The map is the caller's for so long. No lock is
- * held. */
+ * failed. If one could not even begin, the rest is not begun either. Until then the caller keeps the map. No
+ * lock is held. */
 void filler_place(struct cache_map *map, uint64_t first, uint64_t count, struct fill_group *group);
-/* The same of some leaves, ascending, each of which has pages of the run: what of them lies in it. */
+/* The same for some leaves, ascending, each of which has pages in the run: only those pages. */
 void filler_place_leaves(struct cache_map *map, struct gaia_run run, const uint64_t *leaves, size_t count,
                          struct fill_group *group);
 

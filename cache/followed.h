@@ -28,10 +28,11 @@ struct followed_table {
 
 /* Valid until the lock is let go; NULL: no home has said that it tracks the file. */
 const struct followed *followed_find(const struct followed_table *table, const struct node_name *name);
-/* A member has said so. told_out: this time. -ENOMEM; -EBUSY: another one has, and of a higher generation. */
+/* A member says that it tracks the file. told_out: the count of this time. -ENOMEM; -EBUSY: another member
+ * does, with a higher generation. */
 int followed_add(struct followed_table *table, unsigned member, const struct node_name *name,
                  uint64_t generation, uint64_t *told_out);
-/* It was not so, or is not any more; unless a home has said it again since `told`. */
+/* The home does not track the file (any more); unless a home has said again since `told` that it does. */
 void followed_remove(struct followed_table *table, const struct node_name *name, uint64_t told);
 /* All that one member has said. */
 void followed_remove_member(struct followed_table *table, unsigned member);

@@ -16,14 +16,14 @@
 
 #define STAGE_PAGES 128u /* pages: 512 KiB, the smallest read after a sequential hint */
 #define STAGE_COUNT 40u  /* in flight at once: a readahead window of 16 MiB, and what is lent */
-#define WIDE_PAGES 1024u /* 4 MiB: a GPU's bus takes 3 us for each copy besides, so of 512 KiB a quarter */
+#define WIDE_PAGES 1024u /* 4 MiB: a GPU's bus takes 3 us more for each copy, a quarter for 512 KiB */
 #define WIDE_COUNT 24u   /* a thread that reads may have one, and as many are on their way as are lent */
 
 /* Twins: frames of one page in one area of address space; a frame is named by its number. Frames come in
- * chunks, and memory goes back to the kernel by the chunk: those that are empty, but for a few that the next
- * twins find warm. A thread of the pool's own does that, as it takes the time of a page fault for each page,
- * which nobody is to wait for: not who puts the last frame of many, and not who needs the lock meanwhile. One
- * frame that stays out keeps its chunk. */
+ * chunks, and memory goes back to the kernel by the chunk: empty chunks do, except a few that are kept warm
+ * for the next twins. A thread of the pool does that, as it takes the time of a page fault for each page, for
+ * which nobody must wait: neither the thread that puts the last frame of many, nor one that needs the lock
+ * meanwhile. One frame that stays out keeps its chunk. */
 #define FRAME_CHUNK 512u     /* frames: 2 MiB */
 #define FRAME_CHUNKS_WARM 8u /* empty chunks whose memory stays, */
 #define FRAME_WARM_MS 1000u  /* and for how long that of more does: programs that share go on sharing */
@@ -97,8 +97,8 @@ static inline size_t stage_pool_extent(void)
 /* One for so many pages, at most WIDE_PAGES. Waits until one is free (they come back when reads complete). */
 uint8_t *stage_get(struct stage_pool *pool, uint64_t pages);
 void stage_put(struct stage_pool *pool, uint8_t *stage);
-/* Whether one more stage may be on its way to a device while who read it goes on: so many at most. If so
- * stage_lent_back() is to follow. */
+/* Whether one more stage may be on its way to a device while its reader goes on: `most` at a time. If so
+ * stage_lent_back() must follow. */
 bool stage_lend(struct stage_pool *pool, unsigned most);
 void stage_lent_back(struct stage_pool *pool);
 

@@ -6,12 +6,12 @@
  * alone, may be besides). When the page is dropped in between,
  * by an invalidation of ours, and another process reads it again before the WRITE arrives, the kernel goes on
  * holding the old bytes: other reads are stale, and a store through a mapping would write them back over the
- * new ones. So a WRITE that may be such a one is followed by one more invalidation of its pages before it is
- * answered, and write-backs that this causes are applied under its bytes.
+ * new ones. So for a WRITE that may be such a one its pages are invalidated once more before it is answered,
+ * and write-backs that this causes are applied under its bytes.
  *
- * One page must be looked at first. Into a page that is not up to date the kernel puts the bytes of a WRITE
- * too, and keeps it locked until the answer; it is the last page of that WRITE, and in part. An invalidation
- * would wait for it without end. So:
+ * One page must be looked at first. The kernel also puts the bytes of a WRITE into a page that is not up to
+ * date, and keeps that page locked until the answer; it is the last page of that WRITE, and partly covered.
+ * An invalidation would wait for it without end. So:
  *
  *   1. READs of that page that were handled before the WRITE was applied are waited for until the kernel has
  *      their answers: what is read later is as new as the WRITE.
@@ -23,18 +23,18 @@
  * its answer is in the kernel.
  *
  * The other pages of a WRITE are invalidated without a look. Until that is done, write-backs are merged under
- * the WRITE, but for those of pages that this kernel has asked for since the WRITE was applied (not for a
+ * the WRITE, except those of pages that this kernel has asked for since the WRITE was applied (not for a
  * mapping with O_DIRECT): it asks for what it does not hold, after all that it held is written back. And when
- * the time is up for the answer all pages are looked at: one that shows nothing that the WRITE has replaced
- * is as new as the WRITE. So who stores after the write(), to a page that was not there or to the write()'s
- * own, may store what he likes, however late the heal is. What can't be told apart: a store through a mapping
- * to a page that the kernel still holds, before the write() has returned or where it is still stale then,
- * that brings back the very value that the WRITE has just replaced.
+ * the answer is due all pages are looked at: one that shows nothing that the WRITE has replaced is as new as
+ * the WRITE. So a program that stores after the write(), to a page that was not there or to the write()'s
+ * own, may store anything, however late the heal is. One case can't be told apart: a store through a mapping
+ * to a page that the kernel still holds, before the write() has returned or while the page is still stale
+ * afterwards, that brings back the very value that the WRITE has just replaced.
  *
  * Before Linux 6.16 the invalidation may return before what the kernel had written back of a stale page
- * arrives, with what the WRITE has replaced. So the heal *lingers*, and has its say in write-backs, until
- * the kernel asks for the page or sends a WRITE to it (not a direct one), before which it waits for those;
- * or for a minute, or until there are many newer ones of the file.
+ * arrives, with what the WRITE has replaced. So the heal *lingers*, and still decides on write-backs, until
+ * the kernel asks for the page or sends a WRITE to it (not a direct one), before which the kernel waits for
+ * those write-backs; or for a minute, or until there are many newer heals of the file.
  *
  * Kernels that show pages that are not up to date (all before May 2026; 6.18.44 doesn't) show the WRITE's
  * bytes in one that it keeps locked.
@@ -60,8 +60,8 @@ struct cache;
 struct cache_file;
 struct heal;
 
-/* A file's windows, of each kernel by itself: else one that never writes would keep those of all open. Under
- * the file's lock. */
+/* A file's windows, for each kernel by itself: else a kernel that never writes would keep those of all open.
+ * Under the file's lock. */
 struct heal_window {
     unsigned open; /* invalidations under way */
     LIST_HEAD(, heal) heals;
@@ -72,8 +72,8 @@ struct heal_window {
     } dropped[MEMBERS_MAX + 1]; /* of this node's kernel, and of members' */
 };
 
-/* The threads that invalidate for WRITE handlers: they must not wait for it without end, as one of the pages
- * may be locked until the WRITE is answered. */
+/* The threads that invalidate for WRITE handlers. A handler must not wait for an invalidation without end, as
+ * one of the pages may be locked until the WRITE is answered. */
 #define HEALER_THREADS 4u
 struct healer {
     pthread_t threads[HEALER_THREADS]; /* a page that is being read slowly keeps one of them waiting */
@@ -115,36 +115,37 @@ void heal_refilled(struct leaf *leaf, uint64_t pages);
  */
 int heal_start(struct cache_file *file, const void *bytes, size_t length, off_t offset, unsigned flags,
                struct heal **heal_out);
-/* An append goes to the end that the file has, which its kernel need not know: others may have moved it. Then
- * the kernel's pages have the bytes where they do not belong. As heal_start(), but that what belongs there is
- * what the home has: write-backs are merged so, and the pages dropped before the answer. */
+/* An append goes to the present end of the file, which the writer's kernel need not know: others may have
+ * moved it. Then that kernel's pages have the bytes where they do not belong. Like heal_start(), except that
+ * what belongs there is what the home has: write-backs are merged accordingly, and the pages are dropped
+ * before the answer. */
 int heal_misplaced(struct cache_file *file, const void *bytes, size_t length, off_t offset, unsigned flags,
                    struct heal **heal_out);
 /* The WRITE was applied, perhaps only this many of its bytes: what is being healed is overwritten too. heal
  * may be NULL. The file's lock is held. */
 void heal_applied(struct cache_file *file, struct heal *heal, const void *bytes, size_t done, off_t offset);
-/* A kernel asks for pages that it does not hold: what it has of them from here on is as new as the WRITEs
+/* A kernel asks for pages that it does not hold: from here on its copies of them are as new as the WRITEs
  * that were applied. flags: CACHE_IO_*. The file's lock is held. */
 void heal_reread(struct cache_file *file, off_t offset, size_t length, unsigned flags);
-/* Before a plain WRITE is applied that is no direct one, and before its heal_start(): where its kernel has
- * put the bytes. The file's lock is held. */
+/* To be called before a plain WRITE is applied that is no direct one, and before its heal_start(): where its
+ * kernel has put the bytes. The file's lock is held. */
 void heal_written(struct cache_file *file, unsigned node, off_t offset, size_t length);
 /* A write-back of a node's was applied, as these bytes. The file's lock is held. */
 void heal_written_back(struct cache_file *file, unsigned node, const uint8_t *bytes, size_t length,
                        off_t offset);
-/* End what lingers and need not any more, or is too much. The file's lock is held. */
+/* End heals that need not linger any more, or that are too many. The file's lock is held. */
 void heal_tidy(struct cache_file *file);
-/* The home copy was changed in another way: what is being healed there has no say any more. The file's lock
- * is held. */
+/* The home copy was changed in another way: heals no longer decide on write-backs there. The file's lock is
+ * held. */
 void heal_changed(struct cache_file *file, off_t offset, off_t length);
 /* Invalidate the pages of a WRITE before it is answered; takes the heal over. No lock is held. */
 void heal_finish(struct cache *cache, struct heal *heal);
 
-/* The bytes of a write-back, at most a page, as they are to be written: where it has what the home had before
- * a WRITE of this node that is being healed, that WRITE's bytes belong; where it has something else, a store
- * through a mapping is newer. (What another node's kernel has is told apart by its twin: cache/kernels.h. Its
- * page may outlive the heal.) Returns bytes when there is nothing to change, else bytes_out. The file's lock
- * is held.
+/* The bytes of a write-back, at most a page, as they must be written: where the write-back has what the home
+ * had before a WRITE of this node that is being healed, that WRITE's bytes belong; where it has something
+ * else, a store through a mapping is newer. (The bytes of another node's kernel are told apart by its twin:
+ * cache/kernels.h. Its page may outlive the heal.) Returns bytes when there is nothing to change, else
+ * bytes_out. The file's lock is held.
  */
 const uint8_t *heal_merge(struct cache_file *file, unsigned node, const uint8_t *bytes, off_t offset,
                           size_t length, uint8_t *bytes_out);

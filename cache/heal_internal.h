@@ -32,8 +32,9 @@ static inline uint8_t *heal_old_bytes(struct heal *heal)
     return heal->bytes + heal->length;
 }
 
-/* A bit for each page that is known to be as new as the WRITE wherever its kernel has it from here on: it has
- * asked for it since the WRITE was applied, or shown it with nothing in it that the WRITE has replaced. */
+/* A bit for each page that is known to be as new as the WRITE in its kernel from here on: the kernel has
+ * asked for the page since the WRITE was applied, or has shown it with nothing in it that the WRITE has
+ * replaced. */
 static inline uint8_t *heal_current_bits(struct heal *heal)
 {
     return heal->bytes + 2 * heal->length;

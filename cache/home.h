@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The home's half of several nodes: agents' requests, done to files that are tracked here. An agent's devices
- * are devices of this cache, whose frames are there (gpu/home_node.c); its programs' reads and writes are
- * CPUs' as this node's own are; and its kernel holds pages that are dropped where ours would be. */
+ * are devices of this cache, whose frames are at the agent (gpu/home_node.c); reads and writes of its
+ * programs count as CPUs', like those of this node; and its kernel holds pages, which are dropped wherever
+ * this node's kernel would drop them. */
 #ifndef GAIAFS_CACHE_HOME_H
 #define GAIAFS_CACHE_HOME_H
 
@@ -49,7 +50,8 @@ struct home_session {
 
 /* A peer has connected. -ENOMEM. */
 int home_session_begin(struct nodes *nodes, struct call_session *session);
-/* It has gone, and no request of it is being served: its devices' bytes that were not collected are lost. */
+/* The peer has gone, and no request of it is being served: bytes of its devices that were not collected are
+ * lost. */
 void home_session_end(struct home_session *agent);
 /* What the devices of the agent of a session hold is collected, if it is one and lives. */
 void home_session_empty(struct nodes *nodes, const struct call_session *session);
@@ -57,16 +59,17 @@ void home_session_empty(struct nodes *nodes, const struct call_session *session)
 int home_serve(struct home_session *agent, enum node_op op, const struct node_request *request,
                struct node_reply *reply);
 
-/* All agents know that the file is tracked here, when it returns 0; only once. Else it must not be mapped:
- * the error of one that lives and can't follow (-EMFILE, -ENOMEM). name: as they know it. No lock is held. */
+/* All agents know that the file is tracked here, when it returns 0; only once. Else the file must not be
+ * mapped: the result is the error of an agent that lives and can't follow (-EMFILE, -ENOMEM). name: as they
+ * know it. No lock is held. */
 int home_announce(struct cache_file *file, const struct node_name *name);
-/* An agent that has entered is told of all files that are tracked here; of those that were announced to it
- * since then it knows. 0, or why it can't follow. No lock is held. */
+/* Tell an agent that has entered of all files that are tracked here, except those that were announced to it
+ * since it has entered. 0, or why it can't follow. No lock is held. */
 int home_announce_all(struct home_session *agent);
 
-/* All files that are tracked here and that agents know of, also those that hold nothing now: those, too, are
- * announced once only. Not those that were announced to all who had entered by then: UINT64_MAX has all. As
- * FOLLOWs, which the caller frees. -ENOMEM. */
+/* List all files that are tracked here and that agents know of, also those that hold nothing now: those, too,
+ * are announced only once. Files that were announced to all agents up to `entered` are left out; UINT64_MAX
+ * lists all. As FOLLOWs, which the caller frees. -ENOMEM. */
 int home_list_tracked(struct cache *cache, uint64_t entered, struct node_request **list_out,
                       size_t *count_out);
 
@@ -78,14 +81,14 @@ uint64_t home_kernels(const struct cache_file *file);
 int home_invalidate(struct cache_file *file, off_t offset, off_t length);
 /* The same of one node's kernel (0: this one's). -EIO: the node has gone. */
 int home_invalidate_node(struct cache_file *file, unsigned node, off_t offset, off_t length);
-/* Have the kernels of the nodes whose programs may store to the file through mappings write that back, but
- * for one node's (0: this one's): cache_host.write_back() of each. 0, or why one that lives can't. No lock is
- * held. */
+/* Have the kernels of the nodes whose programs may store to the file through mappings write such stores back,
+ * except one node's (0: this one's): cache_host.write_back() of each. 0, or why one that lives can't. No lock
+ * is held. */
 int home_write_back(struct cache_file *file, unsigned except, off_t offset, off_t length);
 /* The file's size, and how often it was cut by now. Takes the file's lock. */
 off_t home_size(struct cache_file *file, uint64_t *truncations_out);
-/* Have all kernels know the file's size: what they have of its attributes is dropped, and the file is as long
- * as it is now to each, unless it is cut meanwhile. 0 or a negative errno of one that lives. No lock is held.
+/* Make all kernels know the file's size: they drop its attributes, and take the file to be as long as it is
+ * now, unless it is cut meanwhile. 0 or a negative errno of one that lives. No lock is held.
  */
 int home_tell_size(struct cache_file *file);
 /* cache_host.peek() of the kernel of a node (0: this one). No lock is held. */

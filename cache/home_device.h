@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices of agents, as the home has them: a cache_device for each, which is there for good once it has come;
- * its frames are there as long as the agent's session lives. */
+/* Devices of agents, as the home has them: a cache_device for each, which is never removed; its frames exist
+ * as long as the agent's session lives. */
 #ifndef GAIAFS_CACHE_HOME_DEVICE_H
 #define GAIAFS_CACHE_HOME_DEVICE_H
 
@@ -17,8 +17,8 @@ struct replica;
  * (there are GAIA_NODE_MAX already), -EINVAL, -ENOMEM. */
 int home_device_get(struct home_session *agent, uint32_t device, uint64_t pages, unsigned *number_out);
 
-/* Frames of the agent's device that hold files which nobody maps there are given up, until there are so many.
- * No lock is held. How many pages were; 0: it has no such device here. */
+/* Give up frames of the agent's device that hold files which nobody maps there, until there are so many. No
+ * lock is held. Returns how many pages were given up; 0: the agent has no such device here. */
 uint64_t home_device_room(struct home_session *agent, uint32_t device, uint64_t pages);
 
 /* What the agent's devices hold is collected, and they are emptied. No lock is held. The first error or 0. */
