@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The sparse page index of a tracked file: a leaf for each 256 KiB of it that some device holds a page of
  * (GAIA's leaf of the page cache's radix tree, section 5.1), and in it a leaf_copy for each device. State is
- * one bit a page; version vectors and twins are allocated when they are first needed, so that what is only
- * read costs a few hundred bytes.
+ * one bit per page; version vectors and twins are allocated when they are first needed, so that a leaf that
+ * is only read costs a few hundred bytes.
  *
  * Everything here is guarded by the file's lock (cache/file.h).
  */
@@ -38,7 +38,7 @@ struct leaf_copy {
     page_mask
         blind; /* of present, without a twin: the home copy has changed behind the mount: it is no twin */
     page_mask twin;      /* has a twin; without one the page is write protected in every client */
-    page_mask sealed;    /* of twin: write protected all the same, so its bytes stand still */
+    page_mask sealed;    /* of twin: write protected nevertheless, so its bytes can't change */
     page_mask releasing; /* of twin: found modified; the kernel's copies are being invalidated (rule 6) */
     page_mask
         touched; /* of releasing: a WRITE may have put the page back into the kernel's cache meanwhile */
@@ -58,15 +58,16 @@ struct leaf_copy {
 struct leaf {
     struct leaf *chain; /* of the hash table */
     uint64_t number;    /* page >> LEAF_SHIFT */
-    page_mask kernel; /* the kernel may hold the page: set when it was given to it, from the start for all */
+    page_mask kernel; /* the kernel may hold the page: set when the kernel got it, and for all pages from the
+                         start */
     page_mask invalidating; /* somebody is telling the kernel to drop it */
     page_mask refilled;     /* the kernel has read the page since it was told to drop it (cache/heal.h) */
     page_mask reread;       /* ... since the oldest of the invalidations that are under way began */
     page_mask dropped;      /* what those invalidations are about */
     uint32_t invalidations; /* how many are under way; the leaf stays meanwhile */
     page_mask cpu_modified; /* written by a CPU since the last acquire (rule 4) */
-    page_mask released; /* at least the pages that are releasing or pending in some copy: what spares a read
-                           the walk through the copies of many devices */
+    page_mask released; /* at least the pages that are releasing or pending in some copy: spares a read the
+                           walk through the copies of many devices */
     /* By unit, allocated when first needed (NULL: all zero): R of the unit's pages, then V of their home
      * copies. A vector has n entries, which grows with the file's replicas. */
     gaia_version *versions[LEAF_UNITS];
@@ -106,7 +107,7 @@ struct leaf_copy *index_get_copy(struct index *index, uint64_t number, struct re
 void index_put_copy(struct index *index, struct leaf_copy *copy);
 
 /* Make room for version vectors of n entries for the pages' units, and for the frame numbers of their twins.
- * 0 or -ENOMEM; after it the rules cannot fail for want of memory. */
+ * 0 or -ENOMEM; after 0 the rules cannot fail for want of memory. */
 int leaf_versions_reserve(struct index *index, struct leaf *leaf, page_mask pages, uint32_t n);
 int leaf_copy_twins_reserve(struct index *index, struct leaf_copy *copy, page_mask pages);
 

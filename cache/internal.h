@@ -28,7 +28,8 @@ struct cache {
     struct filler filler;
     struct dropper dropper;
     bool stopped; /* all three */
-    /* Threads of cache/fit.h; those that are ending; none is begun any more; some are left to the end. */
+    /* Threads of cache/fit.h, and those of them that are ending; whether none is begun any more; whether some
+     * are left to the end. */
     _Atomic unsigned fitters, fitters_ending;
     atomic_bool unfitted, unfit_left;
 

@@ -10,7 +10,7 @@
 #define KERNELS_NODES (MEMBERS_MAX + 1) /* this one is 0 */
 
 struct kernel_node {
-    struct kernel_leaves droppable; /* leaves with old pages, who was looked at last behind */
+    struct kernel_leaves droppable; /* leaves with old pages; at the end the one that was looked at last */
     bool given;                     /* any page, ever */
     uint64_t failures;              /* of its write-backs */
 };
@@ -25,10 +25,10 @@ struct kernel_leaf {
     page_mask given;    /* it may hold the page */
     page_mask old;      /* of given: with a twin; the home copy has changed since */
     uint64_t round;     /* of the dropper, in which it was looked at last */
-    page_mask dropping; /* of old: it is being told to, and was not given the page since */
+    page_mask dropping; /* of old: the kernel is being told to drop it, and was not given the page since */
     /* Of kernels that write back late (before Linux 6.16), of pages that are not old: */
     page_mask released; /* dropped for a release; the home copy has not changed since, but for write-backs */
-    page_mask late;     /* dropped, with a twin: a write-back may be on its way that knows no change since */
+    page_mask late;     /* dropped, with a twin: a write-back from before later changes may be on its way */
     uint64_t late_ns;   /* CLOCK_MONOTONIC: the last one is dropped since */
     TAILQ_ENTRY(kernel_leaf) link_late; /* of those with late pages, in that order */
     uint32_t twins[LEAF_PAGES];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which members live, and how long a mount waits for those. */
+/* Which members live, and how long a mount waits for them. */
 #ifndef GAIAFS_CACHE_LIVING_H
 #define GAIAFS_CACHE_LIVING_H
 
@@ -7,10 +7,10 @@
 
 /* Bit i: there is a session with the i-th member of the list; epoch_out: of the list. */
 uint64_t nodes_living(struct nodes *nodes, uint64_t *epoch_out);
-/* Before this node serves anything: nodes_meet_all(), and wait until those that live have met it, too, for
- * twice timeout_ms, and a minute for one that is being unmounted, or is not done with an earlier session.
- * Else one of the two would not hear what the other tracks. -ETIMEDOUT, or why one that lives could not be
- * met (call_is_short(), -EBUSY, -ESHUTDOWN). */
+/* Before this node serves anything: nodes_meet_all(), and wait until those that live have met this node, too,
+ * for twice timeout_ms, and a minute for a node that is being unmounted, or is not done with an earlier
+ * session. Otherwise one of the two would not learn what the other tracks. -ETIMEDOUT, or why one that lives
+ * could not be met (call_is_short(), -EBUSY, -ESHUTDOWN). */
 int nodes_meet_before_all(struct nodes *nodes, char why_out[CALL_WHY]);
 
 #endif

@@ -27,7 +27,7 @@ struct cache_client {
     bool can_trap;
     struct fault_threads threads; /* if it has a descriptor for faults */
     pthread_mutex_t lock;         /* guards maps; taken before any other */
-    pthread_cond_t idle;          /* a map that is being closed has no other reference any more */
+    pthread_cond_t idle;          /* the last other reference of a map that is being closed has gone */
     struct maps maps;
 };
 
@@ -42,9 +42,9 @@ struct cache_map {
     uint64_t first, count;          /* pages of the file */
     bool writable, resident, can_trap;
     bool attaching, closing; /* under client->lock */
-    /* Counts touches that could not be served: SIGBUS until the client refreshes its pages, as the next
-     * acquire has told it of more than it had heard of. An agent's client is told by NODE_POISON: for it, how
-     * many since the last acquire. */
+    /* Counts touches that could not be served: these are SIGBUS until the client refreshes its pages, which
+     * it does when an acquire tells it a higher count than it knew. An agent's client is told by NODE_POISON:
+     * for it, this is how many since the last acquire. */
     _Atomic uint64_t poisonings;
     _Atomic unsigned careful;    /* so many touches are served one page at a time, after an error */
     _Atomic unsigned references; /* the client's maps, and operations under way */

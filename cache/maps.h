@@ -11,7 +11,7 @@
 struct cache_map;
 
 /* key: ids; or addresses, where a map ends behind its last byte, and no map up to this one ends behind
- * `reach`. What is looked through is here: no map is read but those that are found. */
+ * `reach`. A search reads only these entries, and of the maps only those that are found. */
 struct maps_entry {
     uint64_t key, end, reach;
     struct cache_map *map;
@@ -33,7 +33,7 @@ void maps_remove(struct maps *maps, const struct cache_map *map);
 /* All have been removed. */
 void maps_free(struct maps *maps);
 
-/* The map, or NULL. Of several at one address, which no libgaia attaches, the one that was added last. */
+/* The map, or NULL. Of several maps at one address, which no libgaia makes, the one that was added last. */
 struct cache_map *maps_by_id(struct maps *maps, uint32_t id);
 struct cache_map *maps_at(struct maps *maps, uint64_t address);
 

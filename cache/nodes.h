@@ -22,8 +22,8 @@ struct cache;
 struct cache_client;
 struct home_session;
 
-/* A node that is or was a member, as a home is seen from here. Its place in nodes->homes is its number, which
- * never changes: lists come and go. */
+/* A node that is or was a member, as this node sees it as a home. Its place in nodes->homes is its number,
+ * which never changes: lists come and go. */
 struct nodes_home {
     struct member member; /* name[0] is 0: a free place */
     bool listed;          /* in the list now */
@@ -33,7 +33,7 @@ struct nodes_home {
     unsigned timeout_ms;           /* of the last session with it: call_session_timeout_ms(); 0: none yet */
     struct call_session *greeting; /* being made: HELLO is not answered yet */
     bool connecting;
-    int error; /* why there was none to be had when it was last tried; 0: there was, or nobody tried */
+    int error; /* why no session could be had when it was last tried; 0: there was one, or nobody tried */
     char why[CALL_WHY]; /* in words */
 };
 
@@ -60,11 +60,11 @@ struct nodes {
     struct calls *calls;
     unsigned self; /* this node's number */
     unsigned timeout_ms;
-    /* Whose kernels may have write-backs on their way of pages that they have dropped: bit 0, and 1 + m. */
+    /* Which kernels may have write-backs of dropped pages on their way: bit 0 (this node's), and 1 + m. */
     _Atomic uint64_t late_kernels;
     _Atomic uint64_t reads;                    /* numbers of READs */
     _Atomic uint64_t served[NODE_OP_LAST + 1]; /* requests of others, by operation: for the statistics */
-    /* Pages of homes elsewhere that came straight into the frames of a device of this node's; and those that
+    /* Pages of homes elsewhere that came straight into the frames of a device of this node; and those that
      * came to its host's memory, and were copied. */
     _Atomic uint64_t placed, placed_by_copy;
 
@@ -95,13 +95,13 @@ struct nodes {
     uint64_t generation; /* the highest that was given or heard of here */
     uint32_t next_number;
     bool stop;
-    _Atomic bool ending;  /* the mount is about to end: who does not answer soon is not waited for */
+    _Atomic bool ending;  /* the mount is about to end: nodes that do not answer soon are not waited for */
     _Atomic bool leaving; /* no release is acknowledged any more, and no agent comes; */
     _Atomic bool settles; /* nor is a change of a file before it is on storage */
 };
 
-/* Listen, then meet the other members: those that answer have told us of every file that they track, and
- * will tell us of the next ones. Those that don't are taken to be down. 0 or a negative errno; why_out. */
+/* Listen, then meet the other members: those that answer have told us of every file that they track, and will
+ * tell us of further ones. Those that don't are taken to be down. 0 or a negative errno; why_out. */
 int nodes_start(struct cache *cache, char why_out[CALL_WHY]);
 /* All sessions end: agents' devices are gone, calls of homes fail. nodes_free() when no file is left. */
 void nodes_stop(struct cache *cache);
@@ -110,8 +110,8 @@ void nodes_free(struct cache *cache);
 /* Sleeps so long; false: nodes->stop is set. */
 bool nodes_wait(struct nodes *nodes, unsigned ms);
 
-/* The number of the home of a file: of who has said that it tracks it, else by hashing over the members that
- * are not down. So the home of a file that is tracked stays while members come. */
+/* The number of the home of a file: of the member that has said that it tracks the file, else by hashing over
+ * the members that are not down. So a tracked file keeps its home while members come. */
 unsigned nodes_home_of(struct nodes *nodes, const struct node_name *name);
 /* The same if none were down, and nobody had said anything. */
 unsigned nodes_first_home_of(struct nodes *nodes, const struct node_name *name);
@@ -121,14 +121,14 @@ unsigned nodes_count(struct nodes *nodes);
 unsigned nodes_number_of(const struct nodes *nodes, const char *name, size_t length);
 
 /* Whether a home has said that it tracks the file of this name, and when: told_out is for nodes_unfollow(),
- * for who finds that it does not any more. */
+ * in case the home turns out not to track it any more. */
 bool nodes_follows(struct nodes *nodes, const struct node_name *name, uint64_t *told_out);
 void nodes_unfollow(struct nodes *nodes, const struct node_name *name, uint64_t told);
 
-/* Of who becomes a file's home: higher than all that this node has given or heard of, and than any other
- * node's from before, as far as their clocks agree (Kulkarni and others, "Logical Physical Clocks", OPODIS
- * 2014). So of two homes of a file the later one is known; how far clocks are apart counts only where the
- * later one had never heard of the first. */
+/* The generation for a node that becomes a file's home: higher than all that this node has given or heard of,
+ * and than any other node's from before, as far as their clocks agree (Kulkarni and others, "Logical Physical
+ * Clocks", OPODIS 2014). So of two homes of a file it is known which is the later one; how far clocks are
+ * apart matters only where the later one had never heard of the first. */
 uint64_t nodes_generation(struct nodes *nodes);
 
 /* A new number for a file, a client or frames: not 0. */
