@@ -2,15 +2,17 @@
 /* Write-backs that a change by the daemon overrules.
  *
  * fallocate() with holes or zeros, and copy_file_range(), change bytes that the kernel may have in its page
- * cache. It writes back what is dirty before it asks for the change, and drops what it has of the range (or
- * puts zeros there) when it has the answer. A store through a mapping between the two makes such a page dirty
- * again, with all the bytes that it had before, and what the kernel writes back of it would undo the change.
+ * cache. The kernel writes back what is dirty before it asks for the change, and drops what it has of the
+ * range (or puts zeros there) when it has the answer. A store through a mapping between the two makes such a
+ * page dirty again, with all the bytes that it had before, and what the kernel writes back of it would undo
+ * the change.
  *
  * So from the change on what is written back of its range is left out, until the kernel has been made to drop
- * those pages: what it reads anew is as new as the change. The change and the beginning of that are one step
- * for write-backs: the inode's gate is held exclusively, or the lock of the cache's file.
+ * those pages: what it reads anew is as new as the change. For write-backs the change and the beginning of
+ * this are one step: the inode's gate is held exclusively, or the lock of the cache's file.
  *
- * This is about this machine's kernel. What other nodes' hold is told apart by twins (cache/kernels.h).
+ * This is about this machine's kernel. The pages of other nodes' kernels are told apart by twins
+ * (cache/kernels.h).
  *
  * Before Linux 6.16 a write-back may come after the page was dropped (base/kernel.h), and is not left out.
  */
@@ -24,13 +26,13 @@
 
 struct durable;
 
-/* Of one change; where it is stays the caller's until overrule_end(). */
+/* For one change; the caller's memory, which must stay until overrule_end(). */
 struct overrule {
     LIST_ENTRY(overrule) link; /* of durable->overruled, under durable->lock */
     off_t start, end;
 };
 
-/* Bytes [start, end) were changed. If it has begun they are those behind what was changed before. */
+/* Bytes [start, end) were changed. If it has begun already, they follow those that were changed before. */
 void overrule_begin(struct overrule *overrule, struct durable *durable, off_t start, off_t end);
 /* Whether it has begun. */
 static inline bool overrule_has_begun(const struct overrule *overrule)
@@ -39,8 +41,8 @@ static inline bool overrule_has_begun(const struct overrule *overrule)
 }
 void overrule_end(struct overrule *overrule, struct durable *durable);
 
-/* The first part of a write-back of [offset, offset + length) that is to be written: its length, 0 if there
- * is none, and how many bytes before it are left out. */
+/* The first part of a write-back of [offset, offset + length) that must be written: its length, 0 if there is
+ * none, and how many bytes before it are left out. */
 size_t overrule_next(struct durable *durable, off_t offset, size_t length, size_t *skipped_out);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A tracked file that CPUs have open in passthrough (cache_file_pass()): the home copy is the backing file's
- * page cache, and CPUs read, write and map that very memory. It is always current for them; but nobody hears
- * of their reads and writes. The promises are kept in another way (docs/design.md, section 7):
+ * page cache, and CPUs read, write and map that very memory. It is always current for them; but the daemon
+ * does not see their reads and writes. The promises are kept in another way (docs/design.md, section 7):
  *
- *  - an acquire compares the device's pages with the home's, and takes those that differ for written by a
+ *  - an acquire compares the device's pages with the home's, and takes those that differ to be written by a
  *    CPU. (What the device itself stored was released, and collected, just before.)
  *  - a release collects at once, as no read will ask for it. The kernel has nothing to drop: its own pages of
  *    the FUSE file are unused.
@@ -28,8 +28,8 @@ static inline bool passed_is_compared(const struct cache_file *file)
     return file->passed && file->written;
 }
 
-/* Whether bytes and the end of the file change without a word to us: in passthrough, or by other mounts. The
- * lock is held. */
+/* Whether bytes and the end of the file may change without our being told: in passthrough, or by other
+ * mounts. The lock is held. */
 static inline bool passed_is_unheard(const struct cache_file *file)
 {
     return file->passed || claim_is_shared(file);
@@ -43,8 +43,8 @@ void passed_look_at_size(struct cache_file *file);
  * 0 or a negative errno. */
 int passed_compare(struct replica *replica, uint64_t first, uint64_t count);
 
-/* Also of a file that other mounts have (cache/claim.h): write those of n bytes of a page that differ from
- * its twin. *homed_out is set with an error: before which byte all of them are written. The lock is held. */
+/* Also for a file that other mounts have (cache/claim.h): write those of n bytes of a page that differ from
+ * its twin. *homed_out is set with an error: all of them before this byte were written. The lock is held. */
 int passed_write(struct cache_file *file, uint64_t page, const uint8_t *twin, const uint8_t *mine, size_t n,
                  size_t *homed_out);
 

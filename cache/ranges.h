@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A set of byte ranges of a file, of bounded size: when there are too many of them, or memory is short, it
- * holds more than was put in, never less. */
+/* A set of byte ranges of a file, of bounded size: when there are too many ranges, or memory is short, it
+ * holds more bytes than were put in, never fewer. */
 #ifndef GAIAFS_CACHE_RANGES_H
 #define GAIAFS_CACHE_RANGES_H
 

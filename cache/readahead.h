@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Readahead for device faults. A GPU kernel walks a file in many streams at once, a stride for each group of
  * threads, and its faults come in no order: so several streams are followed for each map, and a stream's
- * window doubles each time a fault lands where it ends (GAIA, section 4.2: windows up to 16 MiB, at least 512
+ * window doubles each time a fault lands at its end (GAIA, section 4.2: windows up to 16 MiB, at least 512
  * KiB after a sequential hint). */
 #ifndef GAIAFS_CACHE_READAHEAD_H
 #define GAIAFS_CACHE_READAHEAD_H
@@ -38,7 +38,7 @@ void readahead_init(struct readahead *readahead, uint64_t unit);
 void readahead_free(struct readahead *readahead);
 void readahead_set_mode(struct readahead *readahead, enum readahead_mode mode);
 
-/* What to place for a touch of `page`, which is not resident: pages [first, first + count) that contain it.
+/* What to place for a touch of `page`, which is not resident: pages [first, first + count), which contain it.
  * limit: pages of the file; most: pages that may be placed at once for the device's sake. */
 struct readahead_window readahead_next(struct readahead *readahead, uint64_t page, uint64_t limit,
                                        uint64_t most);

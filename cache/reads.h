@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* READs of a tracked file that are under way: handled, and not yet answered. What they bring to the kernel
- * may be older than what the home copy has by now. */
+ * may be older than the present home copy. */
 #ifndef GAIAFS_CACHE_READS_H
 #define GAIAFS_CACHE_READS_H
 
@@ -42,15 +42,15 @@ void reads_end(struct cache_file *file, struct cache_read *read);
 /* The kernel has dropped these pages of a leaf, by an invalidation that began after READ `number`. The lock
  * is held. */
 void reads_dropped(struct cache_file *file, const struct leaf *leaf, uint64_t pages, uint64_t number);
-/* Whether a node's kernel may be about to fill a page with what a READ up to `number` has brought: that is
- * not answered, or was in the last recent_ns, and the page has not been dropped since. The lock is held. */
+/* Whether a node's kernel may be about to fill a page with what a READ up to `number` has brought: the READ
+ * is not answered, or was in the last recent_ns, and the page has not been dropped since. The lock is
+ * held. */
 bool reads_may_fill(const struct cache_file *file, unsigned node, uint64_t page, uint64_t number,
                     uint64_t recent_ns);
-/* Wait until a node's READs of a page up to `number` are answered: they wait for nothing but storage, and the
- * way to the node, whose WRITE it is that waits for them; and the node may die meanwhile, which nobody is
- * told before that WRITE has ended. Returns whether one was answered in the last recent_ns and the page has
- * not been dropped since, or -ETIMEDOUT after READS_WAIT_MS. The lock is held on entry and exit, not in
- * between. */
+/* Wait until a node's READs of a page up to `number` are answered: these wait only for storage and for the
+ * way to the node, whose WRITE waits for them here. The node may die meanwhile; nobody is told of that before
+ * that WRITE has ended. Returns whether one was answered in the last recent_ns and the page has not been
+ * dropped since, or -ETIMEDOUT after READS_WAIT_MS. The lock is held on entry and exit, not in between. */
 int reads_wait(struct cache_file *file, unsigned node, uint64_t page, uint64_t number, uint64_t recent_ns);
 
 #endif

@@ -7,8 +7,8 @@
 
 /* Bring stale pages of copies of a replica that scans up to date, byte by byte: what kernels store to the
  * other bytes stays. list: by leaves, ascending. The file's lock is held, and let go at times: while pages
- * are busy, after some that were brought, and at the end. 0, or the first error (-ENOMEM, -EIO ...): what was
- * not reached is stale as before. */
+ * are busy, after some were brought, and at the end. 0, or the first error (-ENOMEM, -EIO ...): pages that
+ * were not reached stay stale. */
 int refresh_pages(struct replica *replica, const struct copy_pages *list, size_t count);
 
 #endif

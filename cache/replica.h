@@ -16,13 +16,14 @@ struct gaia_shared_state;
 struct handing;
 struct scan_found;
 
-/* Pages, all of which lie between, of which kernels may hold what was there before a release that failed. */
+/* A range with all pages of which kernels may hold the bytes from before a release that failed. */
 struct untold {
     uint64_t first, end; /* end: 0: none */
-    uint64_t changes; /* counts them, and never goes back: who tells kernels looks whether there are more */
+    uint64_t changes; /* counts changes of it, and never goes back: a thread that tells kernels looks whether
+                         there are more */
 };
 
-/* What a device has in a page from byte `from` on is to be made zeros yet; from: 0: there is nothing such. */
+/* What a device has in a page from byte `from` on must still be made zeros; from 0: there is no such page. */
 struct unwiped {
     uint64_t page;
     size_t from;
@@ -33,11 +34,11 @@ struct replica {
     struct cache_device *device;
     SLIST_ENTRY(replica) link; /* file->replicas */
     uint32_t entry; /* its name in the version vectors of this file: GAIA_REPLICA_DEVICE + n-th to come */
-    bool scans;     /* its device tells nothing of its stores: they are looked for (cache/scan.h) */
+    bool scans;     /* its device does not report stores: they are searched for (cache/scan.h) */
     bool read_only; /* of scans: no client can store to it */
     struct gaia_frames *frames;
-    /* Under the device's lock: copies on its order; and whether nothing of them can go, as it scans and
-     * clients map it. */
+    /* Under the device's lock: copies on its order; and whether none of them can go, as the device scans and
+     * clients map the replica. */
     uint64_t ordered;
     bool stays;
     int state_fd; /* a memfd with the shared state, and a read-only descriptor of it for clients */
@@ -53,8 +54,8 @@ struct replica {
     bool unfit, cut;               /* the frames' length is to change; what is past `fits` is to go */
     bool overfull;                 /* what nobody has placed is to be freed */
     STAILQ_HEAD(, fit_drop) drops; /* what is to be freed for others */
-    bool fitting, resizing, swept; /* somebody is about all of it; about the length; about the rest */
-    bool restless;                 /* he was waited for in vain */
+    bool fitting, resizing, swept; /* somebody works on all of this; on the length; on the rest */
+    bool restless;                 /* that one was waited for in vain */
     atomic_bool misfit;            /* the device could not do it */
     bool acquiring;                /* an acquire is under way: the next one waits for file->changed */
     LIST_HEAD(, handing) handings; /* releases that have kernels drop pages (cache/release.c) */
@@ -94,8 +95,9 @@ static inline void replica_resident(struct replica *replica, int64_t pages)
 }
 
 /* The pages of a copy that a release has to look at: they have a twin and stores may have been made since it
- * was taken, or a release of them is under way; where nothing tells of stores, all. Call replica_update()
- * after any change of present, twin, sealed or releasing, with what this gave before the change. */
+ * was taken, or a release of them is under way; where stores are not reported, all pages. Call
+ * replica_update() after any change of present, twin, sealed or releasing, with what this gave before the
+ * change. */
 static inline page_mask copy_stored(const struct leaf_copy *copy)
 {
     if (copy->replica->scans)
@@ -110,20 +112,21 @@ void replica_suspect(struct leaf_copy *copy);
 /* A page left the replica, or may be out of date: an acquire must come to the daemon. */
 void replica_changed(struct replica *replica);
 
-/* The file has become shorter: clients that have bytes of it above the device's copy (gpu/demand_map.h) are
- * to know where it ended, however long it is when they give them back. */
+/* The file has become shorter: clients that have bytes of it above the device's copy (gpu/demand_map.h) must
+ * know where it ended, however long it is when they give those bytes back. */
 void replica_cut(struct replica *replica, uint64_t size);
 /* The same in the state that clients of another node have. */
 void replica_state_cut(struct gaia_shared_state *state, uint64_t size);
 
-/* So many more reasons for a release to come to the daemon though nothing may be stored; less than 0: fewer.
+/* There are so many more reasons for a release to come to the daemon though nothing may be stored; negative:
+ * fewer.
  */
 void replica_owes(struct replica *replica, int more);
 
-/* Every release comes to the daemon from now on, also of what is not stored to: to be told that the file has
- * been given up. Lock held. */
+/* From now on every release comes to the daemon, also of pages that are not stored to: it must be told that
+ * the file has been given up. Lock held. */
 void replica_give_up(struct replica *replica);
-/* The backing file was compared with what we know of it just now. */
+/* The backing file was just compared with what we know of it. */
 void replica_checked(struct replica *replica);
 /* What decides how often an acquire has to ask has changed. Lock held. */
 void replica_set_timeout(struct replica *replica);
@@ -137,9 +140,9 @@ static inline void replica_add_present(struct leaf_copy *copy, page_mask pages)
     replica_update(copy, before);
 }
 
-/* Take twins of pages that have none from the frames' bytes; the caller owns them (busy) and their stores are
- * trapped: they are sealed until the caller says otherwise. 0, -ENOMEM, or what kept a page from being
- * fetched (some may have been taken). */
+/* Take twins of pages that have none from the frames' bytes; the caller owns the pages (busy) and stores to
+ * them are trapped: they are sealed until the caller says otherwise. 0, -ENOMEM, or what kept a page from
+ * being fetched (some twins may have been taken). */
 int replica_take_twins(struct leaf_copy *copy, page_mask pages);
 /* The same of one page of a leaf, whose bytes are those in the frame. */
 int replica_take_twin(struct leaf_copy *copy, unsigned page, const uint8_t *bytes);
@@ -156,22 +159,22 @@ static inline int replica_fetch(struct replica *replica, uint64_t page, void *by
     return replica_fetch_run(replica, page, 1, &bytes_out);
 }
 
-/* The pages have what the home has: V follows. -ENOMEM: of some it may. */
+/* The pages have what the home has: V follows. -ENOMEM: it may follow for some only. */
 int replica_grant(struct leaf_copy *copy, page_mask pages);
 
 /* Forget pages of a copy: present and everything about stores. Returns how many were present; the caller
  * uncharges them when their frames are free. */
 unsigned replica_forget(struct leaf_copy *copy, page_mask pages);
 
-/* Take a copy off the lists it needs no more, and free it when nothing is left in it. The copy may be gone
- * after. */
+/* Take a copy off lists that it need not be on any more, and free it when nothing is left in it. The copy may
+ * be gone after. */
 void replica_settle(struct leaf_copy *copy);
 
-/* The same for every copy of a leaf, when a mark that kept it is gone. The leaf may be gone after. */
+/* The same for every copy of a leaf, when a mark that kept them is gone. The leaf may be gone after. */
 void leaf_settle(struct leaf *leaf);
 
-/* The end of busy: returns the pages that touches wait for, to be woken by replica_wake() without the lock.
- * The copy may be gone after. */
+/* End busy: returns the pages that touches wait for; replica_wake() must wake them, without the lock. The
+ * copy may be gone after. */
 page_mask replica_unbusy(struct leaf_copy *copy, page_mask pages);
 
 /* No lock held. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Join ascending pieces into runs of pages: two pieces less than `gap` pages apart become one run. */
+/* Join ascending pieces into runs of pages: two pieces that are less than `gap` pages apart become one
+ * run. */
 #ifndef GAIAFS_CACHE_RUNS_H
 #define GAIAFS_CACHE_RUNS_H
 

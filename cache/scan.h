@@ -1,44 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices that scan (gpu/device.h): nothing tells of a GPU kernel's stores, and nothing stops it. So
+/* Devices that scan (gpu/device.h): nothing reports a GPU kernel's stores, and nothing can stop the kernel.
+ * So
  *
  *  - a release asks the device which pages are not what they were granted with;
- *  - the twin of a page is the home copy, as long as that is what was granted: only before the home copy
- * changes (a write(), a collect of another device) is it copied to a frame. Of a file in passthrough, or one
- * that other mounts have, nobody hears of such changes, so there every page that can be stored to gets its
- * twin when it is placed;
- *  - what an acquire finds out of date is brought up to date in place, byte by byte (cache/refresh.h): what a
- * kernel stores to the other bytes meanwhile is not lost. (Where clients can't store, it is placed anew.) */
+ *  - the twin of a page is the home copy, as long as that is what was granted: it is copied to a frame only
+ * before the home copy changes (a write(), a collect of another device). In a file in passthrough, or one
+ * that other mounts have, such changes go unseen, so every page that can be stored to gets its twin when it
+ * is placed;
+ *  - an acquire brings what is out of date up to date in place, byte by byte (cache/refresh.h): what a kernel
+ * stores to the other bytes meanwhile is not lost. (Where clients can't store, the page is placed anew.) */
 #ifndef GAIAFS_CACHE_SCAN_H
 #define GAIAFS_CACHE_SCAN_H
 
 #include "cache/internal.h"
 
-/* What is not what it was granted with: a mask for each leaf from first / LEAF_PAGES on, as far as the file
- * goes. */
+/* The pages whose bytes are not those they were granted with: a mask for each leaf from first / LEAF_PAGES
+ * on, as far as the file goes. */
 struct scan_found {
     uint64_t leaves, room;
     page_mask masks[];
 };
 
-/* Of the leaves that cover [first, first + count). The caller gives it back. No lock is held. 0, -ENOMEM,
- * -EIO. */
+/* The masks of the leaves that cover [first, first + count). The caller gives them back. No lock is held. 0,
+ * -ENOMEM, -EIO. */
 int scan_find(struct replica *replica, uint64_t first, uint64_t count, struct scan_found **found_out);
-/* NULL: there is none. The replica keeps one for the next search, unless it is large: new memory for it costs
- * more. Any thread. */
+/* Give it back; NULL: there is none. The replica keeps one for the next search, unless it is large: new
+ * memory for it costs more. Any thread. */
 void scan_put_found(struct replica *replica, struct scan_found *found);
 
 /* All below: the file's lock is held. */
 
-/* Before the home copy of the pages changes: whoever's twin it is gets a copy. 0, -ENOMEM, -EIO ... */
+/* Before the home copy of the pages changes: each device copy whose twin it is gets a copy of it. 0, -ENOMEM,
+ * -EIO ... */
 int scan_keep_twins(struct leaf *leaf, page_mask pages);
 
-/* The file has grown, by bytes that the home copy has already: the page that its end was in gets a twin if it
- * has none. From the old end on the caller makes zeros of it, which is what was granted. */
+/* The file has grown, by bytes that the home copy has already: the page with the old end gets a twin if it
+ * has none. From the old end on the caller makes zeros of the twin, which is what was granted. */
 void scan_keep_twin_of_tail(struct leaf_copy *copy, page_mask page);
 
 /* A file's times say that it was changed behind the mount, but so they do after a chmod(), which changes no
- * byte. Pages whose home copy is what was granted all the same, by the digests, have it for a twin again.
- * What can't be looked at stays as it is. */
+ * byte. Pages whose home copy still is what was granted, by the digests, have it for a twin again. Pages that
+ * can't be looked at stay as they are. */
 void scan_look_again(struct leaf_copy *copy, page_mask pages);
 
 /* These bytes are the twin of a page that has none. -ENOMEM. */
@@ -47,24 +49,24 @@ int scan_take_twin_of(struct leaf_copy *copy, unsigned page, const uint8_t *byte
 /* The twins of resident pages that have none, from the home copy. *taken_out: which. The first error. */
 int scan_take_twins(struct leaf_copy *copy, page_mask pages, page_mask *taken_out);
 
-/* The same of a file that has grown behind the mount, where other bytes of the page may have changed, too:
- * the twin is what the device has, if that is what it was granted. (Else a kernel has stored to it, and what
- * it was is not known.) */
+/* The same for a file that has grown behind the mount, where other bytes of the page may have changed, too:
+ * the twin is what the device has, if that is what it was granted. (Else a kernel has stored to the page, and
+ * what was granted is not known.) */
 void scan_keep_twin_behind(struct leaf_copy *copy, unsigned page);
 
-/* The file is about to get another end, and has it in this page now or then: from there on zeros will be made
- * of it, and by no digest can be told any more what it was granted with. */
+/* The file is about to get another end, and the old or the new end is in this page: from there on the page
+ * becomes zeros, and no digest can tell any more what it was granted with. */
 void scan_keep_twin_of_end(struct leaf_copy *copy, unsigned page);
-/* What is left of that when the end has moved already: if the device has what it was granted, this is the
- * twin. */
+/* The same as far as possible when the end has moved already: if the device has what it was granted, this is
+ * the twin. */
 void scan_keep_what_was_granted(struct leaf_copy *copy, unsigned page);
 
-/* Pages are about to become present that were placed with these bytes, page 0 of the leaf's first: those get
- * twins whose home copy may have changed since it was read, or may change unnoticed. After an error none of
- * them has one. */
+/* Pages are about to become present that were placed with these bytes, those of the leaf's page 0 first: the
+ * pages whose home copy may have changed since it was read, or may change unnoticed, get twins. After an
+ * error none of them has one. */
 int scan_take_placed(struct leaf_copy *copy, page_mask pages, const uint8_t *leaf_bytes);
 
-/* Whether a page's twin need not be kept, as the home copy is the same, and will not change unnoticed. */
+/* Whether a page's twin need not be kept, as the home copy is equal to it, and will not change unnoticed. */
 bool scan_home_is_twin(const struct leaf_copy *copy, const uint8_t *home, const uint8_t *twin);
 
 /* Pages were found that are what they were granted with after all: their digests are made anew. */

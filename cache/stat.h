@@ -15,16 +15,17 @@ struct cache_device_stat {
     uint64_t readahead_pages, unchanged_pages;
 };
 
-/* What the driver of a GPU has reported last, or NULL (there is no such GPU, or it works); its text stays. */
+/* What the driver of a GPU has reported last, or NULL (there is no such GPU, or it works); the text stays
+ * valid. */
 const char *cache_device_failure(struct cache *cache, unsigned device);
-/* Why something has had no memory of a GPU a moment ago: words for the log; or NULL. */
+/* Why there was no memory of a GPU for something a moment ago: words for the log; or NULL. */
 const char *cache_device_shortage(struct cache *cache, unsigned device);
 /* Whether bytes come straight into a GPU's memory by this path: gaia_cuda_reach(); NULL: there is no such
  * GPU, or no such path. */
 const char *cache_device_reach(struct cache *cache, unsigned device, enum gaia_path path);
 
-/* Bytes that clients had put into devices beside what was placed, and that are free again, since it was asked
- * last (cache/fit.h). */
+/* Bytes that clients had put into devices beside what was placed, and that were freed since the last call
+ * (cache/fit.h). */
 uint64_t cache_surplus(struct cache *cache);
 
 /* -ENODEV: no such device. A device that nobody has used yet has zeros. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A hash table of what has a number, which grows: a bucket an entry. An entry is the first member of what it
- * is of. Who has the table guards it. */
+/* A growing hash table of things that have a number: one bucket per entry. An entry is the first member of
+ * the thing. The table's owner guards it. */
 #ifndef GAIAFS_CACHE_TABLE_H
 #define GAIAFS_CACHE_TABLE_H
 
@@ -25,7 +25,7 @@ struct table_entry *table_find(struct table *table, uint64_t key);
 int table_add(struct table *table, struct table_entry *entry, uint64_t key);
 /* An entry that was added. */
 void table_remove(struct table *table, struct table_entry *entry);
-/* The entries are whoever's they are. */
+/* Does not free the entries. */
 void table_free(struct table *table);
 
 #endif
