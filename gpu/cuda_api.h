@@ -58,7 +58,7 @@ enum {
     CUDA_ERROR_ILLEGAL_ADDRESS = 700,
     CUDA_ERROR_NOT_PERMITTED = 800,
     CUDA_ERROR_NOT_SUPPORTED = 801,
-    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900, /* the first and the last of what is said of captures */
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900, /* the first and the last of the errors about captures */
     CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
 };
 
@@ -116,7 +116,7 @@ typedef CUresult cuGetProcAddress_v2_type(const char *symbol, void **function_ou
                                           uint64_t flags, int *status_out);
 
 /* X(name, version, required, parameters): each entry point with the version of the interface whose signature
- * this is. What is not required may be NULL. */
+ * this is. Those that are not required may be NULL. */
 #define CUDA_ENTRY_POINTS(X)                                                                           \
     X(cuInit, 2000, 1, (unsigned flags))                                                               \
     X(cuDriverGetVersion, 2020, 1, (int *version_out))                                                 \

@@ -23,8 +23,8 @@ int cuda_device_open(int ordinal, struct cuda_device *device_out, char why_out[C
 int cuda_device_find(const CUuuid *uuid, struct cuda_device *device_out, char why_out[CUDA_WHY_SIZE]);
 void cuda_device_close(const struct cuda_device *device);
 
-/* The device's context is this thread's between the two, and what is called does not disturb other threads'
- * captures of streams, but for waits for the context. 0 or as cuda_errno() (then there is nothing to leave).
+/* Between the two the device's context is this thread's, and calls do not disturb other threads' captures of
+ * streams, except waits for the context. 0 or as cuda_errno() (then there is nothing to leave).
  */
 int cuda_enter(const struct cuda_device *device);
 CUresult cuda_enter_saying(const struct cuda_device *device); /* the same, in the driver's words */
@@ -33,15 +33,15 @@ void cuda_leave(const struct cuda_device *device);
 /* A driver's error as a negative errno: -ENOMEM, -EBUSY (a stream is being captured), or -EIO for all else. 0
  * for CUDA_SUCCESS. */
 int cuda_errno(CUresult error);
-/* The same of what takes descriptors: -EMFILE or -ENFILE when there is none left. */
+/* The same for calls that take descriptors: -EMFILE or -ENFILE when there is none left. */
 int cuda_opening_errno(CUresult error);
-/* Whether it says nothing but that a stream is being captured. */
+/* Whether the error says only that a stream is being captured. */
 bool cuda_is_of_capture(CUresult error);
 
 /* An attribute; 0 where the driver does not know it. */
 int cuda_attribute(const struct cuda_device *device, int attribute);
-/* The properties of memory of the device that can be exported, and that a NIC may write to, and how
- * other processes' access is. */
+/* The properties of memory of the device that can be exported and to which a NIC may write; and those of
+ * access by other processes. */
 CUmemAllocationProp cuda_memory_properties(const struct cuda_device *device);
 CUmemAccessDesc cuda_memory_access(const struct cuda_device *device, int writable);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A search for what the program's kernels have stored, in the program's own context: the daemon's half of the
- * driver compares the same digests with the same pages (home_cuda_scan.c), but for the GPU to run its kernel
- * it has to leave the program's context, and to come back, which takes longer than a look at hundreds of MiB.
- * What is found here is not told: the daemon searches again. */
+/* A search for what the program's kernels have stored, in the program's own context. The daemon's half of the
+ * driver compares the same digests with the same pages (home_cuda_scan.c), but to run its kernel the GPU has
+ * to leave the program's context and to come back, which takes longer than a look at hundreds of MiB. What is
+ * found here is not reported: the daemon searches again. */
 #ifndef GAIAFS_GPU_CUDA_SEARCH_H
 #define GAIAFS_GPU_CUDA_SEARCH_H
 
@@ -14,7 +14,7 @@
 /* A device's. Kernels are loaded by the first search: many programs only read. */
 struct cuda_search {
     pthread_mutex_t lock; /* guards all below; one search at a time, as two would share the GPU anyway */
-    bool began, failed;   /* failed: with nothing that the next time would be another thing */
+    bool began, failed;   /* failed: with an error that a retry would not change */
     CUmodule module;
     struct cuda_kernel kernel;
     CUstream stream;
@@ -32,8 +32,8 @@ struct cuda_searched {
 void cuda_search_open(struct cuda_search *search);
 void cuda_search_close(const struct cuda_device *device, struct cuda_search *search);
 
-/* Whether none of the pages differs from what it was granted with. What stores to them has ended. False, too,
- * where that can't be told. Any thread, but for one of the driver's. */
+/* Whether none of the pages differs from what it was granted with. Kernels that store to them have ended.
+ * Also false where this can't be told. Any thread but one of the driver's. */
 bool cuda_search_finds_none(const struct cuda_device *device, struct cuda_search *search,
                             const struct cuda_searched *searched);
 

@@ -3,8 +3,8 @@
  * GPU's half is demand_device.h (and gaia_device.cuh above it), the host's helpers are demand_host.h.
  *
  * A file is cut into units of 4 or 64 KiB, and a frame of device memory holds a unit. A touch of a unit that
- * is in no frame is a fault: a warp takes a frame, after giving back what was in it, and pulls the unit's
- * bytes out of the host's arena itself, or, where they are not there, asks the host through a ring.
+ * is in no frame is a fault: a warp takes a frame, after giving back what was in it. Then it pulls the unit's
+ * bytes out of the host's arena itself, or, if they are not there, asks the host through a ring.
  *
  *   where                what                       who writes it
  *   device memory        table[unit]                the GPU: see below. The host: only between kernels.
@@ -20,11 +20,11 @@
  * answer. No read-modify-write goes over the bus.
  *
  * Promises of the GPU's half: a unit's frame does not change while anybody holds the unit. Every wait is
- * bounded: of one touch, for a frame, a slot of the ring, and a unit that somebody else has busy, by
- * wait_ns in all (for the last GAIA_DEMAND_PATIENCE times answer_ns more: that one waits, too); for one
- * answer by answer_ns. Who waited in vain reports an error and drops out: its loads are zeros, its stores are
- * not made. A host that once left a request unanswered for answer_ns is not asked again: the mapping goes on
- * with what it has, until it is made anew.
+ * bounded: the waits of one touch for a frame, for a slot of the ring, and for a unit that somebody else has
+ * busy by wait_ns in all (for such a unit GAIA_DEMAND_PATIENCE times answer_ns more, as the other waits,
+ * too); the wait for one answer by answer_ns. A warp that waited in vain reports an error and drops out: its
+ * loads are zeros, its stores are not made. A host that once left a request unanswered for answer_ns is not
+ * asked again: the mapping goes on with what it has, until it is made anew.
  */
 #ifndef GAIAFS_GPU_DEMAND_H
 #define GAIAFS_GPU_DEMAND_H
@@ -45,23 +45,24 @@
  *   VALID | BUSY            nobody holds it; somebody is giving it back, or writing it back
  *   FAILED                  the host could not serve it; touches fail at once, until it is dropped
  *
- * BUSY is set by a compare-and-swap: of a unit that is not valid, or of a valid one whose count is 0. Who set
- * it has the unit and its frame for itself, and alone changes VALID, FAILED and the frame. Any warp may add
- * to the count of any word at any time; it holds the unit only if the word that it found was VALID and not
- * BUSY, else it takes its count back at once. So who has a unit busy changes its word by additions and masks,
- * never by a store. DIRTY is set by a holder before it stores, and cleared by who has the unit busy, before
- * it reads the bytes. Taking hold acquires, letting go releases.
+ * BUSY is set by a compare-and-swap: of a unit that is not valid, or of a valid one whose count is 0. The
+ * warp that set it has the unit and its frame for itself, and is the only one to change VALID, FAILED and the
+ * frame. Any warp may add to the count of any word at any time; it holds the unit only if the word that it
+ * found was VALID and not BUSY, else it takes its count back at once. So the warp that has a unit busy
+ * changes its word by additions and masks, never by a store. DIRTY is set by a holder before it stores, and
+ * cleared by the warp that has the unit busy, before it reads the bytes. Taking hold acquires, letting go
+ * releases.
  *
  * The upper half is the frame, in as many bits as the mapping's frames need (frame_mask), and above that a
- * sequence number, which counts up each time the unit is brought, wraps, and stays when the unit goes. It is
- * for loads without a hold (gaia_view::load()): they read the word, the element, and the word again, and
- * believe what they found if it is the same unit in the same frame, brought at the same time. They'd be
- * deceived by a unit that went and was brought 2^(32 - bits of the frame) times meanwhile, and at last into
- * the same frame. Each of these times the clock's hand has to go round once, by an atomic update for every
- * frame: that makes 2^31 of them in all, or more, however many frames there are, and a GPU makes one a cycle
- * at most. So more than a second has to pass between two loads of a lane, the second of which waits for the
- * first and nothing else. (What spares rounds: warps that were kept waiting since rounds before, each of them
- * one, and drops by the host, each with a kernel, though not the last one.) */
+ * sequence number, which counts up each time the unit is brought, wraps, and stays when the unit goes. The
+ * number is for loads without a hold (gaia_view::load()): they read the word, the element, and the word
+ * again, and believe what they found if it is the same unit in the same frame, brought at the same time. They
+ * would be deceived by a unit that went and was brought 2^(32 - bits of the frame) times meanwhile, the last
+ * time into the same frame. For each of these times the clock's hand has to go round once, with an atomic
+ * update for every frame: that makes 2^31 updates in all, or more, however many frames there are, and a GPU
+ * makes at most one per cycle. So more than a second has to pass between two loads of a lane, the second of
+ * which waits only for the first. (Rounds are saved by warps that were kept waiting since earlier rounds, one
+ * each, and by drops by the host, one for each such kernel, though not the last one.) */
 #define GAIA_DEMAND_COUNT 0xffffffull
 #define GAIA_DEMAND_VALID (1ull << 24)
 #define GAIA_DEMAND_BUSY (1ull << 25)
@@ -71,8 +72,9 @@
 #define GAIA_DEMAND_FRAME(word, mask) ((uint32_t)((word) >> 32) & (mask))
 #define GAIA_DEMAND_SEQUENCE(mask) (~(uint64_t)(mask) << 32)                    /* its bits */
 #define GAIA_DEMAND_SEQUENCE_ONE(mask) ((uint64_t)(uint32_t)((mask) + 1) << 32) /* 0: it has none */
-/* Where a word may differ between two looks at a unit whose bytes have stayed where they are: who holds it,
- * when it was touched, and whether it was stored to, or given, but not given back. */
+/* Where a word may differ between two looks at a unit whose bytes have stayed where they are: its count of
+ * holders, when it was touched, and whether it was stored to, or was given to the host without leaving its
+ * frame. */
 #define GAIA_DEMAND_PASSING (GAIA_DEMAND_COUNT | GAIA_DEMAND_DIRTY | GAIA_DEMAND_REFERENCED)
 
 /* owner[frame]: the number of the unit in it, or one of these. A frame is taken by a compare-and-swap of
@@ -83,14 +85,14 @@
 /* --- arena_state[unit] ---
  *
  * The unit's sequence number in the upper half; in the lower half 1 + the number of the arena's slot that has
- * its bytes, or 0. The host alone writes it. Before it changes a byte of the slot, or gives the slot to
+ * its bytes, or 0. Only the host writes it. Before the host changes a byte of the slot, or gives the slot to
  * another unit, it stores the next number with 0, and only when the bytes are there the next number with the
  * slot; the number counts up at every store. (demand_host.h does so.) The GPU reads the word, the bytes, and
- * the word again, and believes the bytes if it is the same. The word's number is the unit's grant.
+ * the word again, and believes the bytes if the word is the same. The word's number is the unit's grant.
  *
- * The host may do this at any time. It is never told that a unit was pulled. So whoever changes bytes of the
- * arena must suppose that every unit that was there has been granted as it was, and keep those bytes as the
- * twin for that grant, for as long as the device may have the unit. */
+ * The host may make these changes at any time. It is never told that a unit was pulled. So before it changes
+ * bytes of the arena it must assume that every unit that was there has been granted as it was, and keep those
+ * bytes as the twin for that grant, for as long as the device may have the unit. */
 #define GAIA_DEMAND_ARENA_SLOT(word) ((uint32_t)(word))
 #define GAIA_DEMAND_ARENA_SEQUENCE(word) ((uint32_t)((word) >> 32))
 
@@ -99,19 +101,19 @@
  * `slots` slots, a power of two; tickets count up, 32 bits, and wrap; ticket t uses slot t % slots.
  * turn[slot] is the ticket that may take the slot: a warp takes ticket `head` by a compare-and-swap of head
  * when turn[slot] is head, and when it has its answer it sets turn[slot] = ticket + slots. So at most `slots`
- * are on their way, and no ticket is left out.
+ * tickets are on their way, and no ticket is left out.
  *
  * The warp that has ticket t: GIVE: writes the unit's bytes to stages[slot]. Then, after a fence, it writes
  * requests[slot], two stores of 16 bytes. Each word of a request has the ticket in its upper half, and the
- * host believes a request when all four have the ticket that it waits for: tickets come in order, so there is
+ * host believes a request when all four have the ticket that it waits for. Tickets come in order, so there is
  * one place to look at. Nothing relies on 16 bytes arriving at once, nor on the order of the two stores. From
- * then on the stage is the host's. It reads it (GIVE) or fills it (FETCH), and answers, in any order, with
- * one 16-byte store, both words of which have the ticket in their upper halves: then the stage is the warp's
- * again, until it passes on its turn. The host never waits for a ticket other than the next.
+ * then on the stage is the host's. The host reads it (GIVE) or fills it (FETCH), and answers, in any order,
+ * with one 16-byte store, both words of which have the ticket in their upper halves: then the stage is the
+ * warp's again, until the warp passes on its turn. The host never waits for a ticket other than the next.
  *
  * Before a host answers a GIVE it takes the unit out of the arena, or puts it there with the new bytes: the
- * next fault may pull at once. Grants of a unit are numbers of the host's; it gives none twice for different
- * bytes. To count one up it takes the unit out of the arena.
+ * next fault may pull at once. Grants of a unit are numbers that the host chooses; it gives none twice for
+ * different bytes. To count a grant up it takes the unit out of the arena.
  *
  * A host must not believe what it reads: a request is in memory that a client can write to. */
 /* The bytes of a unit, please. */
@@ -120,7 +122,7 @@
  * differ from it were stored. The device may go on holding the unit with these bytes: they are the twin of
  * the grant that the answer has. */
 #define GAIA_DEMAND_GIVE 2u
-/* As FETCH, of who was told to pull and found nothing in the arena: into the stage, please. */
+/* As FETCH, from a warp that was told to pull and found nothing in the arena: into the stage, please. */
 #define GAIA_DEMAND_FETCH_HERE 3u
 
 struct gaia_demand_request {
@@ -143,10 +145,10 @@ struct gaia_demand_answer {
 #define GAIA_DEMAND_ROUNDS 2u
 /* Answers that a touch waits for while another one has its unit busy. */
 #define GAIA_DEMAND_PATIENCE 4u
-/* How often it pulls again when the host changes the unit meanwhile, before it asks. */
+/* How often a touch pulls again when the host changes the unit meanwhile, before it asks. */
 #define GAIA_DEMAND_PULLS 4u
 
-/* What is reported by the GPU itself, with the numbers of errno.h. */
+/* The errors that the GPU itself reports, with the numbers of errno.h. */
 #define GAIA_DEMAND_E_IO 5u         /* told to pull in answer to a FETCH_HERE */
 #define GAIA_DEMAND_E_ACCESS 13u    /* a store to a mapping for reading */
 #define GAIA_DEMAND_E_BUSY 16u      /* the unit was being brought all the time */
@@ -177,7 +179,7 @@ struct gaia_demand_control {
 
 /* The parameters of a view: made by the host, constant while kernels run. Addresses are the GPU's. */
 struct gaia_demand {
-    uint64_t bytes; /* of the mapping, as asked for: neither whole pages nor whole units */
+    uint64_t bytes; /* of the mapping, as asked for: need not be whole pages or units */
     uint32_t unit_shift;
     uint32_t units;
     uint32_t frames_count;

@@ -72,13 +72,13 @@ GAIA_DEVICE enum gaia_step gaia_hold(uint64_t *word, uint32_t frame_mask, uint32
     return was & GAIA_DEMAND_FAILED ? GAIA_STEP_FAILED : GAIA_STEP_ABSENT;
 }
 
-/* Stores made under the holds are seen by whoever has the unit busy next. */
+/* The warp that has the unit busy next sees the stores made under the holds. */
 GAIA_DEVICE void gaia_let_go(uint64_t *word, uint32_t holds)
 {
     (void)gaia_add_release_gpu64(word, (uint64_t)0 - holds);
 }
 
-/* Makes a unit busy whose word is `was`: whether it was still that. */
+/* Makes a unit busy if its word is still `was`; returns whether it was. */
 GAIA_DEVICE bool gaia_make_busy(const struct gaia_demand *d, uint32_t unit, uint64_t was)
 {
     return gaia_swap_gpu64(&d->table[unit], was, was | GAIA_DEMAND_BUSY);
@@ -113,10 +113,10 @@ GAIA_DEVICE uint32_t gaia_share_of_bytes(uint32_t mask, uint32_t *step_out)
 
 /* From pinned host memory into a frame. The loads are before what any lane does after this.
  *
- * Somebody may be looking at the frame without a hold (gaia_view::load()), for an element of a unit that was
- * there before. The leader made that unit busy, or took the frame from who had done so, and since then all
- * lanes have met; so with the fence, and stores that are relaxed and not plain, who acquires a word of what
- * is stored here must find that unit's word changed. */
+ * Some lane may be looking at the frame without a hold (gaia_view::load()), for an element of a unit that was
+ * there before. The leader made that unit busy, or took the frame from a warp that had done so, and since
+ * then all lanes have met. So, with the fence, and with stores that are relaxed and not plain, a lane that
+ * acquires a word of what is stored here must find that unit's word changed. */
 GAIA_DEVICE void gaia_warp_copy_in(const struct gaia_demand *d, uint32_t mask, uint32_t frame,
                                    const uint8_t *from)
 {
@@ -218,7 +218,7 @@ GAIA_DEVICE uint32_t gaia_ring_take(const struct gaia_demand *d, uint64_t until_
     }
 }
 
-/* Posts a request, whose stage is filled, and waits for its answer. Status and grant. */
+/* Posts a request, whose stage is filled, and waits for its answer: status and grant. */
 GAIA_DEVICE uint32_t gaia_ring_ask(const struct gaia_demand *d, uint32_t ticket, uint32_t operation,
                                    uint32_t unit, uint32_t frame, uint32_t *grant)
 {
@@ -272,7 +272,8 @@ GAIA_DEVICE uint32_t gaia_warp_ask(const struct gaia_demand *d, uint32_t mask, u
     if (gaia_leads(mask))
         status = gaia_ring_ask(d, ticket, operation, unit, frame, grant);
     status = gaia_share(mask, leader, status);
-    /* Who was not answered keeps the slot for ever: the host may still write to the stage, and answer. */
+    /* A warp that was not answered keeps the slot for ever: the host may still write to the stage, and
+     * answer. */
     if (status == GAIA_DEMAND_E_SILENT)
         return status;
     gaia_warp_sync(mask);
@@ -285,7 +286,8 @@ GAIA_DEVICE uint32_t gaia_warp_ask(const struct gaia_demand *d, uint32_t mask, u
 
 /* --- frames --- */
 
-/* A frame that the clock came to: it is free and the caller's now, or its unit is busy and the caller's. */
+/* A frame that the clock came to: either it was free and is the caller's now, or the caller has made its unit
+ * busy. */
 GAIA_DEVICE uint32_t gaia_clock(const struct gaia_demand *d, uint32_t *unit_out)
 {
     uint64_t never = gaia_is_silent(d) ? GAIA_DEMAND_DIRTY : 0; /* nobody takes what was stored */
@@ -339,8 +341,8 @@ GAIA_DEVICE uint32_t gaia_warp_give(const struct gaia_demand *d, uint32_t mask, 
     return status;
 }
 
-/* A busy unit is in no frame any more. What stays of its word: the sequence number, and counts, which are of
- * those who try and take them back. */
+/* A busy unit is in no frame any more. Of its word stay the sequence number, and counts of warps that try a
+ * hold and take it back. */
 GAIA_DEVICE void gaia_gone(const struct gaia_demand *d, uint32_t unit)
 {
     (void)gaia_and_release_gpu64(&d->table[unit], GAIA_DEMAND_SEQUENCE(d->frame_mask) | GAIA_DEMAND_COUNT);
@@ -441,7 +443,7 @@ GAIA_DEVICE uint32_t gaia_warp_fill(const struct gaia_demand *d, uint32_t mask, 
 }
 
 /* Takes `holds` holds on a unit that was not hit, wherever it is. The frame, or GAIA_NO_FRAME: reported. Not
- * inline: each load() of a kernel has it. */
+ * inline: each load() of a kernel would have a copy. */
 GAIA_DEVICE_CALL uint32_t gaia_warp_fault(const struct gaia_demand *d, uint32_t mask, uint32_t unit,
                                           uint32_t holds, bool is_store)
 {
@@ -520,7 +522,7 @@ GAIA_DEVICE void gaia_warp_flush(const struct gaia_demand *d, uint32_t mask, uin
     (void)gaia_and_release_gpu64(&d->table[unit], ~GAIA_DEMAND_BUSY);
 }
 
-/* The next touch of the unit brings it anew; it is given to the host before if it was stored to. Units that
+/* Drops a unit, after giving it to the host if it was stored to: the next touch brings it anew. Units that
  * are held, or can't be given, stay. All lanes of a warp. */
 GAIA_DEVICE void gaia_warp_drop(const struct gaia_demand *d, uint32_t mask, uint32_t unit)
 {

@@ -111,7 +111,7 @@ static inline uint8_t *gaia_demand_arena_bytes(const struct gaia_demand_host *ho
     return host->arena + ((size_t)slot << host->unit_shift);
 }
 
-/* The unit is in the arena no more; returns the slot where it was, or UINT32_MAX. Its bytes stand there until
+/* Takes the unit out of the arena; returns the slot where it was, or UINT32_MAX. Its bytes stay there until
  * somebody changes them: they are what the device may have been granted. */
 static inline uint32_t gaia_demand_arena_take(struct gaia_demand_host *host, uint32_t unit)
 {
@@ -122,10 +122,10 @@ static inline uint32_t gaia_demand_arena_take(struct gaia_demand_host *host, uin
     return GAIA_DEMAND_ARENA_SLOT(word) - 1;
 }
 
-/* Copies n bytes, a multiple of 16 as are the addresses, so that who sees any of them sees what was stored
- * before, and who sees what is stored after sees all of them. Past the CPU's caches where there are such
- * stores: no CPU will read this, so the memory need not be read for it, either. Checkers of races know
- * nothing of those. */
+/* Copies n bytes, a multiple of 16 as are the addresses, so that a reader that sees any of them sees what was
+ * stored before, and one that sees what is stored afterwards sees all of them. Past the CPU's caches where
+ * there are such stores: no CPU will read these bytes, so the memory need not be read first, either. Checkers
+ * of races do not know such stores. */
 #if defined(__SSE2__) && !defined(GAIAFS_UNDER_TSAN)
 static inline void gaia_demand_copy(uint8_t *to, const uint8_t *from, size_t n)
 {
@@ -155,7 +155,7 @@ static inline void gaia_demand_arena_write(struct gaia_demand_host *host, uint32
     gaia_demand_copy(gaia_demand_arena_bytes(host, slot) + offset, (const uint8_t *)bytes, n);
 }
 
-/* The unit's bytes are in this slot, all of them. Returns the grant of who pulls it from now on. */
+/* All of the unit's bytes are in this slot. Returns the grant that a pull gets from now on. */
 static inline uint32_t gaia_demand_arena_put(struct gaia_demand_host *host, uint32_t unit, uint32_t slot)
 {
     uint64_t word = __atomic_load_n(&host->arena_state[unit], __ATOMIC_RELAXED);

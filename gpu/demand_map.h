@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A demand mapping, the program's half (GAIA_DEMAND on a GPU). Under it is an ordinary mapping of the file on
- * a soft device, which has all the promises; what is here is one more cache above that: units of it are
- * granted to the GPU's kernels through an arena and a ring of pinned memory (gpu/demand.h), and what kernels
- * have stored is stored to the soft mapping, byte by byte, when they give it back: at an eviction, an acquire
- * or a release.
+ * a soft device, which keeps all the promises. A demand mapping is one more cache above that: units of the
+ * soft mapping are granted to the GPU's kernels through an arena and a ring of pinned memory (gpu/demand.h),
+ * and what kernels have stored is stored to the soft mapping, byte by byte, when they give it back: at an
+ * eviction, an acquire or a release.
  *
- * Who answers the ring is gpu/demand_server.h. */
+ * gpu/demand_server.h answers the ring. */
 #ifndef GAIAFS_GPU_DEMAND_MAP_H
 #define GAIAFS_GPU_DEMAND_MAP_H
 
@@ -42,8 +42,8 @@ void demand_map_close(struct demand_map *map);
 /* What kernels have stored goes to the soft mapping. No kernel holds a unit. 0; -EIO: some of it stays where
  * it is; -ENOMEM: the same, as the GPU has no room; -EBUSY: a stream is being captured. */
 int demand_map_collect(struct demand_map *map);
-/* The GPU has nothing of [offset, offset + length) of the mapping any more, and asks anew. Collected before;
- * no kernel runs that uses it. 0, or as demand_map_collect(). */
+/* Makes the GPU forget [offset, offset + length) of the mapping, and ask anew. Stores were collected before;
+ * no kernel runs that uses the mapping. 0, or as demand_map_collect(). */
 int demand_map_forget(struct demand_map *map, uint64_t offset, uint64_t length);
 
 /* The parameters of views, and where the GPU has the same; constant. */

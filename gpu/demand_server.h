@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Answers what the kernels of a demand mapping ask by its ring (gpu/demand.h): units of the soft mapping are
- * granted to them through the arena or the ring's stages, and what they give back is stored there. It keeps,
- * for each unit that the GPU may have, the bytes that were granted: the twin.
+ * granted to them through the arena or the ring's stages, and what they give back is stored there. For each
+ * unit that the GPU may have, the server keeps the bytes that were granted: the twin.
  *
  * Many requests are under way at a time, as the soft mapping may have to bring each unit from storage or from
  * another node first. One thread looks at the ring; when a request has come it leaves the ring to the next
  * and answers (leader and followers: Schmidt and others, "Leader/Followers", PLoP 2000). Threads are started
- * as they are wanted: when a request has come and none is left to look, up to DEMAND_SERVERS_MAX. */
+ * when they are needed: when a request has come and none is left to look, up to DEMAND_SERVERS_MAX. */
 #ifndef GAIAFS_GPU_DEMAND_SERVER_H
 #define GAIAFS_GPU_DEMAND_SERVER_H
 
@@ -31,11 +31,12 @@ struct demand_server {
     off_t offset;
     bool writable;
 
-    /* Its shape and the addresses are the caller's, and constant; .next is guarded by `ring`, the arena by
-     * `lock`, but for the bytes of a slot without a unit: they are written by who has taken it. */
+    /* Its shape and the addresses are set by the caller, and constant; .next is guarded by `ring`, the arena
+     * by `lock`, except the bytes of a slot without a unit, which the thread writes that has taken the
+     * slot. */
     struct gaia_demand_host host;
 
-    pthread_mutex_t ring;     /* who has it looks for the next request. Taken alone */
+    pthread_mutex_t ring;     /* the thread that has it looks for the next request. Taken alone */
     _Atomic unsigned looking; /* threads that have it, or wait for it */
 
     pthread_mutex_t lock;   /* guards what follows; a leaf */
@@ -43,7 +44,8 @@ struct demand_server {
     uint8_t *twins;         /* address space for the mapping, where it can be stored to; and a unit for each
                              * thread */
     uint32_t *twin_grant;   /* of each unit: the grant that its twin is of; 0: none */
-    uint32_t *twin_end;     /* and how many of its bytes are the file's since then; of who answers for it */
+    uint32_t *twin_end;     /* and how many of its bytes are the file's since then; only for the thread that
+                               answers for the unit */
     uint64_t *twin_cuts;    /* up to which cut of the file (state->cuts) that is so; the same */
     _Atomic uint64_t acquired_end; /* where in the mapping the file ended at the last acquire that found it
                                     * changed */
@@ -57,26 +59,26 @@ struct demand_server {
     _Atomic bool stop; /* set with the lock held */
 };
 
-/* Before what it answers can be asked: tables and locks. -ENOMEM leaves nothing. */
+/* To be called before anything can be asked: makes tables and locks. -ENOMEM leaves nothing. */
 int demand_server_open(struct demand_server *server);
-/* The host's memory is there (gaia_demand_host_start()): answers from now on. -EAGAIN: no thread;
- * -ENOMEM; -EIO: the process ends. */
+/* To be called once the host's memory is there (gaia_demand_host_start()): the server answers from now on.
+ * -EAGAIN: no thread; -ENOMEM; -EIO: the process ends. */
 int demand_server_start(struct demand_server *server);
-/* No thread is left. One that waits for the soft mapping is waited for. Idempotent. */
+/* Ends all threads, and waits for one that waits for the soft mapping. Idempotent. */
 void demand_server_stop(struct demand_server *server);
 /* After it has stopped, or was never started. */
 void demand_server_close(struct demand_server *server);
 
 /* When the process ends, threads leave the driver's memory alone before the driver takes it back. To be
- * called after a driver was opened, as early as can be: what the program has exit() call is called before, if
- * it was registered later, and releases well; what was registered earlier finds that nobody answers any more.
- * Any thread; once is enough. */
+ * called after a driver was opened, as early as possible: the program's exit handlers that were registered
+ * later run before that, and can still release; those that were registered earlier find that nobody answers
+ * any more. Any thread; once is enough. */
 void demand_servers_expect_the_end(void);
-/* It has come: what would wait for an answer must not begin. */
+/* The end has come: nothing may begin that would wait for an answer. */
 bool demand_servers_are_ending(void);
 
-/* After an acquire: units [first, first + count) are in the arena no more, and have no twins. No kernel has
- * any of them, or asks for it; requests that were under way nevertheless are waited for. */
+/* After an acquire: takes units [first, first + count) out of the arena, and forgets their twins. No kernel
+ * has any of them, or asks for it; requests that are under way nevertheless are waited for. */
 void demand_server_forget(struct demand_server *server, uint64_t first, uint64_t count);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Atomics and ordered accesses of device code, on a GPU and on a CPU. "_gpu" is between threads of one GPU,
- * in its own memory; "_sys" is between a GPU and the host, in pinned host memory, or a NIC, where nothing
- * here is a read-modify-write: PCIe need not carry those. Orders are named as in C11, and mean that. On a GPU
- * this is PTX (6.0, sm_70), since what CUDA's headers offer is not there without its toolkit. */
+ * in its own memory; "_sys" is between a GPU and the host, in pinned host memory, or a NIC; nothing here is a
+ * read-modify-write there: PCIe need not carry those. Orders have C11's names and meanings. On a GPU this is
+ * PTX (6.0, sm_70), since what CUDA's headers offer is not there without its toolkit. */
 #ifndef GAIAFS_GPU_DEVICE_MEMORY_H
 #define GAIAFS_GPU_DEVICE_MEMORY_H
 
@@ -132,9 +132,9 @@ GAIA_LOAD_BYTE(gaia_load_relaxed_gpu8, "relaxed.gpu", __ATOMIC_RELAXED)
 GAIA_LOAD_BYTE(gaia_load_acquire_gpu8, "acquire.gpu", __ATOMIC_ACQUIRE)
 #undef GAIA_LOAD_BYTE
 
-/* Words that lie side by side: one access on a GPU, which is aligned to all of it, but nothing relies on more
- * than each word being whole, and ordered by itself. Bytes of frames are stored and loaded by words of 4
- * bytes where both may happen at once: PTX says nothing of accesses that race and overlap in part. */
+/* Words that lie side by side: one access on a GPU, aligned to its full size, but nothing relies on more than
+ * each word being whole, and ordered by itself. Bytes of frames are stored and loaded by words of 4 bytes
+ * where both may happen at once: PTX says nothing of accesses that race and overlap in part. */
 #if GAIA_ON_GPU
 #define GAIA_LOAD2(name, how, one)                                                                           \
     GAIA_DEVICE void name(const uint32_t *at, uint32_t out[2])                                               \
@@ -183,7 +183,7 @@ GAIA_DEVICE void gaia_quad_store_gpu(struct gaia_quad *to, struct gaia_quad quad
 #endif
 }
 
-/* __threadfence(). Of a thread that is a warp nothing relies on it, as the checkers of races know no fences.
+/* __threadfence(). Where a thread is a warp nothing relies on it, as the checkers of races know no fences.
  */
 GAIA_DEVICE void gaia_fence_gpu(void)
 {

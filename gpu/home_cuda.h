@@ -21,12 +21,14 @@ struct chunk {
     CUmemGenericAllocationHandle granted_memory; /* of it, if clients may have it, too; else 0 */
     int fd, granted_fd;                          /* of memory, and of granted_memory: share_memory(); or -1 */
     uint64_t placed;                             /* how many bits of it are set */
-    unsigned placings; /* and patches, under way without the frames' lock, and windows: it stays */
-    struct gaia_standing standing; /* the pages, to who writes to them by a NIC */
+    unsigned placings; /* and patches, under way without the frames' lock, and windows: meanwhile the chunk
+                          stays */
+    struct gaia_standing standing; /* the pages, for those who write to them by a NIC */
     struct home_gpu *gpu;
     uint64_t *resident; /* bit i: page i was placed */
     uint64_t *unsure;   /* of resident: granted[i] says nothing */
-    uint64_t *filled;   /* page i was brought, or begun to be, since it was zeros: it may have left again */
+    uint64_t *filled;   /* page i was brought, or bringing it was begun, since it was zeros: it may have left
+                           again */
     uint64_t *coming;   /* page i is on its way there */
 };
 
@@ -96,8 +98,8 @@ static inline CUdeviceptr part_address(const struct part *part)
     return part->chunk->pages + part->first * GAIA_PAGE_SIZE;
 }
 
-/* Pages' bits of `resident` or of `unsure`. How many have both, clients that search by themselves are told.
- * Lock held. */
+/* Set or clear pages' bits of `resident` or of `unsure`. Clients that search by themselves are told how many
+ * have both. Lock held. */
 void cuda_mark(const struct cuda_frames *frames, struct chunk *chunk, uint64_t *bits, uint64_t first,
                uint64_t count, bool value);
 
@@ -107,20 +109,20 @@ static inline size_t cuda_chunk_bytes(const struct cuda_frames *frames)
 {
     return frames->base.chunk_pages * GAIA_PAGE_SIZE;
 }
-/* Of all frames of a GPU that closes: of one that is lost the driver frees what they had. */
+/* For all frames of a GPU that closes; if the GPU is lost, the driver frees what they had. */
 void cuda_chunks_end(struct home_gpu *gpu);
-/* Nobody uses it any more. There may be none. Lock held. */
+/* Free a chunk that nobody uses any more. It need not exist. Lock held. */
 void cuda_chunk_free(struct cuda_frames *frames, uint64_t index);
 /* Chunks that hold nothing, and that no client has, give their memory back. A client that was given a chunk's
  * descriptor may not have attached yet. Lock held. */
 void cuda_chunks_trim(struct cuda_frames *frames);
-/* A descriptor of a chunk's memory, for the caller to close; kept: where the one is that is kept of it, or
+/* A descriptor of a chunk's memory, for the caller to close; kept: where the chunk's own descriptor is, or
  * -1. Lock held, and let go meanwhile: the chunk stays. 0, or what the driver says, -EMFILE ... */
 int cuda_chunk_share(struct cuda_frames *frames, struct chunk *chunk, CUmemGenericAllocationHandle memory,
                      int *kept, int *fd_out);
 
-/* A part has come, or could not, all of which was `filled` when it was begun to be brought: what was to be
- * wiped meanwhile is. Lock held. */
+/* A part has come, or could not be brought, all of which was `filled` when that was begun: wipe what was to
+ * be wiped meanwhile. Lock held. */
 void cuda_wipe_late(const struct cuda_frames *frames, const struct part *part);
 
 /* How pages get there (home_cuda_place.c): see gpu/device.h. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device of another node, the home's half: home_node.c has what every driver does, and home_node_scan.c
- * what one does that scans. */
+/* A device of another node, the home's half: home_node.c does what every driver does, and home_node_scan.c
+ * what a driver that scans does. */
 #ifndef GAIAFS_GPU_HOME_NODE_H
 #define GAIAFS_GPU_HOME_NODE_H
 
@@ -27,7 +27,7 @@ static inline struct node_frames *node_frames_of(struct gaia_frames *frames)
 /* Have the agent do something to the frames: 0 or a negative errno. */
 int node_ask(const struct node_frames *frames, enum node_class class, enum node_op op,
              struct node_request *request);
-/* The same about n pages, whose answer of so many bytes comes through a slot. */
+/* The same for n pages; the answer, so many bytes, comes through a slot. */
 int node_ask_for(struct node_frames *frames, enum node_op op, uint64_t page, uint64_t n, void *out,
                  size_t bytes);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What drivers do that trap (gpu/device.h), for drivers that scan: nothing of it is needed. */
+/* For drivers that scan, the calls of drivers that trap (gpu/device.h): they need do nothing. */
 #ifndef GAIAFS_GPU_HOME_UNTRAPPED_H
 #define GAIAFS_GPU_HOME_UNTRAPPED_H
 

@@ -30,8 +30,9 @@ struct gaia_mapping {
     int fd;                          /* our own descriptor of the file, for sync_file_range(): of file */
     struct descriptors file;
     struct descriptors reply, chunk;                /* that the daemon has sent, while it is being mapped */
-    uint64_t reserved, reserved_bytes, chunk_bytes; /* of cuda: all chunks that the mapping has a part of */
-    uint64_t digests, digests_bytes; /* their digests, those of each so many bytes behind the last; 0: none */
+    uint64_t reserved, reserved_bytes, chunk_bytes; /* cuda: all chunks of which the mapping has a part */
+    uint64_t digests, digests_bytes; /* their digests, each chunk's so many bytes behind the last one's; 0:
+                                        none */
     bool writable;
     void *address;
     size_t length; /* whole pages */
@@ -59,8 +60,9 @@ struct gaia_piece {
     void *address;
 };
 
-/* The devices that this process has open: what a program has closed is not looked into. hold: another
- * reference; false: it is none of them. remove: false: likewise; else everything of it is unmapped. */
+/* The devices that this process has open: a device that was closed is not looked into. hold: takes another
+ * reference; false: it is none of these devices. remove: false likewise; else everything of it is
+ * unmapped. */
 void gaia_mapping_add_device(struct gaia_device *device);
 bool gaia_mapping_hold_device(struct gaia_device *device);
 bool gaia_mapping_remove_device(struct gaia_device *device);
@@ -70,8 +72,8 @@ bool gaia_mapping_remove_device(struct gaia_device *device);
 int gaia_mapping_insert(struct gaia_mapping *mapping);
 void gaia_mapping_put(struct gaia_mapping *mapping);
 
-/* The pieces that make up [address, address + length), ascending, without a gap; device: all on this one
- * (NULL: any). -EINVAL (a gap, or another device), -ENOMEM. Free with gaia_pieces_free(). */
+/* The pieces that make up [address, address + length), ascending, without a gap; device: all must be on this
+ * one (NULL: any). -EINVAL (a gap, or another device), -ENOMEM. Free with gaia_pieces_free(). */
 int gaia_mapping_find(void *address, size_t length, const struct gaia_device *device,
                       struct gaia_piece **pieces_out, size_t *count_out);
 void gaia_pieces_free(struct gaia_piece *pieces, size_t count);

@@ -8,11 +8,11 @@
 
 #include "gpu/mapping.h"
 
-/* Once, before all else: looks at what kernel this is. */
+/* Once, before all else: finds out which kernel this is. */
 void piece_begin(void);
 
-/* errno as our callers know it: what the kernel says of a request that was under way when the daemon ended is
- * -ENOTCONN. */
+/* errno as our callers know it: the kernel's error for a request that was under way when the daemon ended
+ * becomes -ENOTCONN. */
 int piece_kernel_error(void);
 
 /* The checks that all calls on a range share; *length becomes whole pages. -EINVAL. */
@@ -24,10 +24,9 @@ int piece_each(void *addr, size_t length, struct gaia_device *device, bool any_d
                int (*fn)(struct gaia_piece *piece));
 
 int piece_acquire(struct gaia_piece *piece);
-/* The same where what the device was given to do has nothing to do with it: it has ended, or the piece is
- * new. */
+/* The same where no work of the device concerns the piece: that work has ended, or the piece is new. */
 int piece_acquire_settled(struct gaia_piece *piece);
-/* Of a mapping that is read only: nothing. */
+/* For a mapping that is read only this does nothing. */
 int piece_release(struct gaia_piece *piece);
 int piece_sync(struct gaia_piece *piece);
 /* advice: GAIA_ADV_*. */

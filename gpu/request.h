@@ -19,11 +19,11 @@
  *   - reserves n tickets with one compare-and-swap of `head`, if head + n - done <= depth: so a slot is used
  *     again only when what was in it is known to have ended;
  *   - fills its slots, each lane its own;
- *   - waits for its turn: until `ready` is its first ticket. Turns come in the order of tickets. It rings, if
- *     nobody has reserved tickets behind its own, or if `batch` requests have not been rung for: one doorbell
- *     for all that is ready. Else those behind will. Then it passes the turn on;
- *   - looks at the completion of its last ticket, which tells of all before it. Whoever sees a completion
- *     moves `done` behind it.
+ *   - waits for its turn: until `ready` is its first ticket. Turns come in the order of tickets. It rings if
+ *     nobody has reserved tickets behind its own, or if there are `batch` requests for which nobody has rung:
+ *     one doorbell for all that is ready. Else those behind will ring. Then it passes the turn on;
+ *   - looks at the completion of its last ticket, which tells about all tickets before it. Whoever sees a
+ *     completion moves `done` behind it.
  *
  * To ring is to write the number of requests, big endian, into the record, and then the first eight bytes of
  * the last request into the doorbell; each is ordered behind what came before. (No request is written into
@@ -31,15 +31,15 @@
  *
  * A completion is there when its owner bit is the lap's: 0 the first time around, then 1, and so on, and its
  * operation is not GAIA_CQE_INVALID, which the host puts into all of them at first. It must name the queue
- * pair and the request's number; what does not makes the queue useless.
+ * pair and the request's number; one that does not makes the queue useless.
  *
  * Errors. The NIC fails one request, and then flushes: all that follow fail, too, each with a completion. The
- * queue says so in `error`: nobody posts any more, and nobody waits for a slot. Who has posted still waits
- * for its own completion: until then the NIC may write to its memory. All waits are bounded: for slots by
- * wait_ns, for the turn and the completion by answer_ns. Who waits in vain for those marks the queue
- * (is_silent), and from then on nobody waits; the memory must not be used for anything else before the host
- * has destroyed the queue pair. So after GAIA_REQUEST_E_SILENT, and after nothing else, it may still be
- * written to.
+ * queue says so in `error`: nobody posts any more, and nobody waits for a slot. A warp that has posted still
+ * waits for its own completion: until then the NIC may write to its memory. All waits are bounded: for slots
+ * by wait_ns, for the turn and the completion by answer_ns. A warp that waits in vain for the turn or the
+ * completion marks the queue (is_silent), and from then on nobody waits; the memory of its reads must not be
+ * used for anything else before the host has destroyed the queue pair. So after GAIA_REQUEST_E_SILENT, and
+ * after no other error, that memory may still be written to.
  *
  * What the host owes: a queue pair in RTS with nothing posted; a completion queue of its own with 64-byte
  * entries, no compression, overruns ignored (nobody writes its consumer index), and no data scattered into
@@ -76,7 +76,7 @@
 #define GAIA_REQUEST_LENGTH_MAX 0x7fffffffu /* 0 would be 2^31 bytes to the NIC */
 
 /* --- what a read ends with: numbers of errno.h --- */
-#define GAIA_REQUEST_E_IO 5u        /* it failed, or the queue had before it was posted */
+#define GAIA_REQUEST_E_IO 5u        /* it failed, or the queue had failed before it was posted */
 #define GAIA_REQUEST_E_LENGTH 22u   /* 0, or over the maximum: not posted */
 #define GAIA_REQUEST_E_NO_SLOT 105u /* the queue was full for wait_ns: not posted */
 #define GAIA_REQUEST_E_SILENT 110u  /* it may have been posted, and may still write to memory: see above */
@@ -96,7 +96,7 @@ struct gaia_request_control {
     uint32_t head; /* the next ticket */
     uint32_t pad0[15];
     uint32_t ready; /* tickets before this one are filled */
-    uint32_t rung;  /* and of these the NIC was told; changed by whose turn it is */
+    uint32_t rung;  /* and the NIC was told of these; changed by the warp whose turn it is */
     uint64_t bells;
     uint32_t pad1[12];
     uint32_t done; /* tickets before this one went well */
@@ -116,7 +116,8 @@ struct gaia_request_control {
 struct gaia_request_queue {
     uint32_t depth;      /* requests at a time, and completions: a power of two */
     uint32_t wqes_count; /* a power of two, depth or more, at most GAIA_REQUEST_DEPTH_MAX */
-    uint32_t batch;      /* how many may wait for those behind to ring, 1 to depth; 1: each warp rings */
+    uint32_t batch;      /* how many requests may wait for those behind them to ring, 1 to depth; 1: each warp
+                            rings */
     uint32_t qpn;        /* the queue pair's number */
     uint64_t wait_ns;
     uint64_t answer_ns;

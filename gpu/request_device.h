@@ -37,7 +37,7 @@ GAIA_DEVICE bool gaia_is_after(uint32_t a, uint32_t b)
 
 /* --- what went wrong --- */
 
-/* The error of the earliest ticket is kept: others were flushed on account of it, and may be seen before it.
+/* The error of the earliest ticket is kept: others were flushed because of it, and may be seen before it.
  */
 GAIA_DEVICE void gaia_request_fail(const struct gaia_request_queue *q, uint32_t ticket, uint32_t what)
 {
@@ -69,7 +69,7 @@ GAIA_DEVICE bool gaia_request_has_failed(const struct gaia_request_queue *q)
 
 /* --- completions --- */
 
-/* All tickets before `end` went well: what they have read is seen by whoever finds so in `done`. */
+/* All tickets before `end` went well: whoever sees this in `done` sees what they have read. */
 GAIA_DEVICE void gaia_request_finish(const struct gaia_request_queue *q, uint32_t end)
 {
     uint32_t done = gaia_load_relaxed_gpu32(&q->control->done);
@@ -209,7 +209,7 @@ GAIA_DEVICE uint32_t gaia_request_announce(const struct gaia_request_queue *q, u
             return gaia_request_give_up(q);
         gaia_pause();
     }
-    /* Who has reserved behind these has its turn next, and sees to them. */
+    /* A warp that has reserved tickets behind these has its turn next, and rings for these. */
     if (gaia_load_relaxed_gpu32(&q->control->head) == end ||
         end - gaia_load_relaxed_gpu32(&q->control->rung) >= q->batch)
         gaia_request_ring(q, end);

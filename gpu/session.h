@@ -33,32 +33,34 @@ struct gaia_session {
     pthread_t watcher;
 };
 
-/* The session with the daemon of this socket, opened if need be: others that want it wait, and a fork and the
- * sessions with other daemons do not. 0 or a negative errno, those of
- * reach_daemon() among them. fd, token: a descriptor of its mount, and what the daemon has told of it. As
- * long as nothing is mapped by a session the daemon may end it: who maps then tries it by another. */
+/* The session with the daemon of this socket, opened if need be: others that want it wait; a fork and
+ * sessions with other daemons do not. 0 or a negative errno, those of reach_daemon() among them. fd, token: a
+ * descriptor of its mount, and what the daemon has told of it. As long as nothing is mapped by a session the
+ * daemon may end it: a caller that maps then must try another session. */
 int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_session **session_out);
 void gaia_session_put(struct gaia_session *session);
 
-/* What the daemon has said to who wanted to map by it. The program may have changed its user back and forth
- * while it connected, so that the daemon takes it for another than we do: when the first one to map is
- * refused for who he is, nobody else finds the session. */
+/* The daemon's answer to a first map by the session. The program may have changed its user back and forth
+ * while it connected, so that the daemon takes it for another user than we do: if the first map is refused
+ * because of its user, nobody else finds the session. */
 void gaia_session_answered(struct gaia_session *session, int error);
 
-/* Between these, as often as they are called (by who has a device open), the last session is kept when nobody
- * has a reference of it any more: a program that maps one file after the other does not connect for each. One
- * only, whatever number of mounts it uses. The daemon may end it when others need its place (fs/client.h). */
+/* Between these calls, which may be nested (one for each open device), the last session is kept when nobody
+ * has a reference to it any more: so a program that maps one file after the other does not connect for each.
+ * Only one is kept, however many mounts the program uses. The daemon may end it when others need its place
+ * (fs/client.h). */
 void gaia_session_keep(void);
 void gaia_session_unkeep(void);
 
-/* Send a request and wait for its reply, which takes the request's place. Descriptors of the reply: own_out,
- * which has none yet, or NULL when none are expected. The reply's error; -EMFILE with a reply that has none:
- * what was asked for is done, and there is no room for its descriptors; or -ENOTCONN. */
+/* Send a request and wait for its reply, which takes the request's place. Descriptors of the reply go to
+ * own_out, which has none yet, or is NULL when none are expected. Returns the reply's error; -EMFILE, with a
+ * reply that has no error: what was asked for is done, but there is no room for its descriptors; or
+ * -ENOTCONN. */
 int gaia_session_call(struct gaia_session *session, struct gaia_message *message,
                       struct descriptors *own_out);
 
-/* Whether the daemon lived until now: what was handed to the kernel before, it had somebody to send to. Does
- * not ask it. */
+/* Whether the daemon lived until now: so the kernel had somebody to send to what it was handed before. Does
+ * not ask the daemon. */
 bool gaia_session_alive(const struct gaia_session *session);
 
 /* Around a fork: the list stands still, and what is open of each session is known. The child forgets them

@@ -7,9 +7,9 @@
 
 struct CUstream_st;
 
-/* Have fn called for every piece of the range, in the order of the stream; what comes of it is in
- * device->stream_error. On a device without streams: at once (stream: NULL). -EINVAL, -ENOMEM, -EOPNOTSUPP
- * (what is mapped on demand), or what the driver says. From any thread. */
+/* Have fn called for every piece of the range, in the order of the stream; errors go to device->stream_error.
+ * On a device without streams: at once (stream: NULL). -EINVAL, -ENOMEM, -EOPNOTSUPP (what is mapped on
+ * demand), or what the driver says. From any thread. */
 int stream_put(void *addr, size_t length, struct gaia_device *device, struct CUstream_st *stream,
                int (*fn)(struct gaia_piece *piece));
 

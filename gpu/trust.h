@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whom a program gives its userfaultfd to. Who has that can write to all of the program's memory
- * (UFFDIO_COPY), so it is given to root, and else to a user's daemon only by a program that is nothing but
- * that user's: what he could trace (ptrace(2)) anyway. */
+/* To whom a program gives its userfaultfd. Its holder can write to all of the program's memory (UFFDIO_COPY),
+ * so it is given only to root, or to a user's daemon by a program with no more rights than that user, who
+ * could trace (ptrace(2)) it anyway. */
 #ifndef GAIAFS_GPU_TRUST_H
 #define GAIAFS_GPU_TRUST_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libgaia's calls are no points of cancellation, as mmap() is none: a thread that ended within one would keep
- * its locks, and hang all others. */
+/* libgaia's calls are no points of cancellation, as mmap() is none: a thread that ended within such a call
+ * would keep its locks, and hang all others. */
 #ifndef GAIAFS_GPU_UNCANCELLED_H
 #define GAIAFS_GPU_UNCANCELLED_H
 

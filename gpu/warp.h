@@ -177,8 +177,8 @@ GAIA_DEVICE uint32_t gaia_first_lane(uint32_t mask)
 
 #endif
 
-/* In a loop that waits for somebody. On a CPU he may need the processor, and who waits for long leaves it to
- * others: a tenth of a millisecond after each so many. */
+/* In a loop that waits for somebody. On a CPU that one may need the processor, and a thread that waits for
+ * long leaves it to others: for a tenth of a millisecond after each so many calls. */
 GAIA_DEVICE void gaia_pause(void)
 {
 #if GAIA_PER_LANE
@@ -306,9 +306,9 @@ GAIA_DEVICE bool gaia_leads(uint32_t mask)
 }
 
 /* The lanes that are here. On a CPU: lane 0, as a thread that calls for itself is a warp with one lane. A
- * compiler may merge this with the same in another branch: then "here" is both, and lanes that do something
- * else take part in what the lanes of the mask do together. Code that starts with this must bear that: see
- * gaia_mates(). */
+ * compiler may merge this with the same call in another branch: then "here" is both branches, and lanes that
+ * do something else take part in what the lanes of the mask do together. Code that starts with this must cope
+ * with that: see gaia_mates(). */
 GAIA_DEVICE uint32_t gaia_active(void)
 {
 #if GAIA_PER_LANE
@@ -328,7 +328,7 @@ GAIA_DEVICE void gaia_warp_sync(uint32_t mask)
 #endif
 }
 
-/* A value of one lane, for all lanes of mask: of what all have in common there is one copy on a CPU. */
+/* A value of one lane, for all lanes of mask: on a CPU there is one copy of what all have in common. */
 GAIA_DEVICE uint32_t gaia_share(uint32_t mask, uint32_t lane, uint32_t value)
 {
 #if GAIA_PER_LANE
@@ -340,7 +340,7 @@ GAIA_DEVICE uint32_t gaia_share(uint32_t mask, uint32_t lane, uint32_t value)
 #endif
 }
 
-/* The same of what differs between lanes. */
+/* The same for values that differ between lanes. */
 GAIA_DEVICE uint32_t gaia_share_slot(uint32_t mask, uint32_t lane, const uint32_t values[GAIA_SLOTS])
 {
 #if GAIA_PER_LANE
@@ -379,8 +379,8 @@ GAIA_DEVICE void gaia_match(uint32_t mask, const uint64_t values[GAIA_SLOTS], ui
 #endif
 }
 
-/* The lanes of mask that do the same thing as the caller: have the same value of what all of them have in
- * common. On a CPU there is nobody else. */
+/* The lanes of mask that do the same thing as the caller, which means that they have the same `value`. On a
+ * CPU there are no others. */
 GAIA_DEVICE uint32_t gaia_mates(uint32_t mask, uint64_t value)
 {
 #if GAIA_PER_LANE
