@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Descriptors of inodes, for the time of an operation. An inode costs no descriptor: it is opened by its
- * handle when one is needed. Those used last stay open for the next who needs them, so that a folder in use
- * is not opened for each of its names. */
+ * handle when one is needed. Those used last stay open for the next operation that needs them, so that a
+ * folder in use is not opened for each of its names. */
 #ifndef GAIAFS_FS_BORROW_H
 #define GAIAFS_FS_BORROW_H
 
@@ -15,8 +15,8 @@ struct inode_shard;
 
 enum descriptor_kind {
     DESCRIPTOR_CACHED,
-    /* Of a file without a name: when it is closed, nothing leads to the file any more. So they have a list of
-     * their own, from which the oldest goes only when there are too many. */
+    /* The last descriptor of a file without a name: when it is closed, nothing leads to the file any more. So
+     * these have a list of their own, from which the oldest goes only when there are too many. */
     DESCRIPTOR_LAST,
     DESCRIPTOR_KEPT, /* of the root, and of what has no handle */
     DESCRIPTOR_KINDS,
@@ -49,22 +49,23 @@ struct borrowed {
 struct borrowed inode_borrow(struct inode *inode);
 void inode_return(struct borrowed *borrowed);
 
-/* A variable that is given back where its block ends. */
+/* A variable whose descriptor is given back where its block ends. */
 #define BORROWED __attribute__((cleanup(inode_return))) struct borrowed
 
 void descriptors_init(struct descriptors *descriptors, unsigned max);
 /* With the shard's lock held. fd becomes the inode's, which has none. -ENOMEM: fd is still the caller's. */
 int descriptors_add(struct inode_shard *shard, struct inode *inode, int fd, enum descriptor_kind kind);
-/* Whether the inode's is the last that leads to it. */
+/* Tells whether the inode's descriptor is the last that leads to the file. */
 void descriptors_mark(struct inode_shard *shard, struct inode *inode, bool last);
-/* Take away the inode's if it has one; those that are too many. They are to be closed without the lock. */
+/* Take away the inode's descriptor, if it has one; or those that are too many. They must be closed without
+ * the lock. */
 void descriptors_remove(struct inode_shard *shard, struct inode *inode, struct descriptor_list *closing);
 void descriptors_trim(struct inode_shard *shard, struct descriptor_list *closing);
 
 void descriptors_close(struct descriptor_list *closing);
-/* After a call that failed with this errno: if it was for want of descriptors, closes all that are not in use
- * and can be had again. True: it is worth another try, as there were some, or another thread has closed them
- * a moment ago. */
+/* After a call that failed with this errno: if that was for want of descriptors, closes all that are not in
+ * use and can be opened again. True: another try is worthwhile, as there were some, or another thread has
+ * closed some a moment ago. */
 bool descriptors_shed(struct fs *fs, int error);
 /* openat(2), tried again so. A descriptor or a negative errno. */
 int descriptors_openat(struct fs *fs, int at, const char *path, int flags, mode_t mode);

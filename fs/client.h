@@ -12,11 +12,11 @@ struct cache_client;
 struct fs;
 struct token_table;
 
-/* A client sends descriptors of whatever it likes, and the last to close one may have to wait for as long as
- * somebody likes (a socket that lingers, a file of a FUSE filesystem that does not answer); so it is with one
- * that lies unread in the queue of a socket that is closed. No lock is held meanwhile, and only the client's
- * own thread does it, which is outside then: at the end of the mount, which does not wait for that, it may be
- * abandoned, and touches nothing any more when it comes back. */
+/* A client may send descriptors of anything, and whoever closes the last copy of one may have to wait without
+ * limit (a socket that lingers, a file of a FUSE filesystem that does not answer). The same is true of a
+ * descriptor that lies unread in the queue of a socket that is closed. No lock is held meanwhile, and only
+ * the client's own thread does this, which is "outside" then: the end of the mount does not wait for it; it
+ * may be abandoned, and touches nothing any more when it comes back. */
 enum client_state { CLIENT_INSIDE, CLIENT_OUTSIDE, CLIENT_ABANDONED };
 
 struct client {
@@ -28,7 +28,8 @@ struct client {
     bool far;                   /* in another network namespace: its root is not root here */
     uint64_t network;           /* then: which one */
     struct cache_client *cache; /* NULL: it has not said hello with a descriptor for faults */
-    int faults; /* that; -1: none. Whose last it is, close() waits for its process's mmap lock */
+    int faults; /* that descriptor; -1: none. If it is the last copy, close() waits for its process's mmap
+                   lock */
     _Atomic enum client_state state;
     /* Open, and being opened; CLIENT_LET_GO: none, and none can be any more. */
     _Atomic int maps;
@@ -39,12 +40,12 @@ struct client {
 #define CLIENT_LET_GO (-1)
 
 void client_go_outside(struct client *client);
-/* Whether we may go on: else the thread must end without touching anything. */
+/* Whether the thread may go on: else it must end without touching anything. */
 bool client_come_back(struct client *client);
 
-/* That it has no map any more, and will have none, so that nothing is lost when its connection ends, which is
- * the caller's to do: a program keeps one that it may not need again (gpu/session.h), and connects anew.
- * False: it has one, or has asked for none yet and may be about to. Any thread. */
+/* Make sure that a client has no map any more, and will have none, so that nothing is lost when the caller
+ * ends its connection: a program keeps a connection that it may not need again (gpu/session.h), and connects
+ * anew. False: the client has a map, or has asked for none yet and may be about to. Any thread. */
 bool client_let_go(struct client *client);
 
 /* Serve a request. 0; a negative errno: the connection has ended, -EPROTO: by what was no message;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The content of a file: what only one has whose bytes somebody has asked for. Whether its bytes go through
- * the cache (it is tracked) or straight to the data directory, the way of both to storage, and what was last
- * seen of it. An inode gets one when it is first opened, and has it until it is freed.
+/* The content of a file: state that a file needs only once somebody has asked for its bytes. It says whether
+ * the bytes go through the cache (the file is tracked) or straight to the data directory, how both reach
+ * storage, and what was last seen of the file. An inode gets one when it is first opened, and has it until it
+ * is freed.
  *
  * All functions may be called from any thread; they take the lock of the inode's shard, or the gate, as said.
  */
@@ -28,8 +29,9 @@ struct content {
     /* Of fs/nodes.c: somebody looks for the next home; there was no thread for nodes_settle(). */
     atomic_bool seeks, unsettled;
     struct inode_writers writers; /* guarded by the lock of the inode's shard */
-    /* What the file was at its last open, or after a change of ours that found it so: the kernel may keep its
-     * pages when the next open sees the same. Guarded by the lock of the inode's shard. */
+    /* The file's size and times at its last open, or after a change of ours that found them unchanged: the
+     * kernel may keep its pages when the next open sees the same. Guarded by the lock of the inode's
+     * shard. */
     struct {
         bool valid;
         unsigned changing; /* changes of ours of its bytes under way, */
@@ -61,7 +63,8 @@ static inline struct cache_file *content_file(const struct content *content)
     struct cache_file *file = atomic_load_explicit(&content->file, memory_order_acquire);
 
     if (file)
-        order_after(file); /* for helgrind, which takes an atomic for a race: that it is one makes it so */
+        order_after(file); /* for helgrind, which takes an atomic for a race: being an atomic makes the order
+                              so */
     return file;
 }
 
@@ -78,15 +81,16 @@ static inline struct cache_file *inode_file(struct inode *inode)
 int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out);
 /* The inode's file, if it can be used: NULL also when it is lost. */
 struct cache_file *inode_usable(struct inode *inode);
-/* Make file the inode's, in place of one that is lost or of none; the gate is held exclusively. -ENOMEM. */
+/* Make file the inode's, where it has none or a lost one; the gate is held exclusively. -ENOMEM. */
 int inode_set_file(struct inode *inode, struct cache_file *file);
 
-/* What is known of the file's way to storage; NULL when memory is short. Once it has been opened it is there.
- * An inode of which bytes are lost is kept when nobody holds it any more, as long as the file has a name. */
+/* What is known of the file's way to storage; NULL when memory is short. It always exists once the inode has
+ * been opened. An inode of which bytes are lost is kept when nobody holds it any more, as long as the file
+ * has a name. */
 struct durable *inode_durable(struct inode *inode);
 
-/* Every data operation, after an inode_durable() that was not NULL: enter, then, when NULL was returned, do
- * the backing I/O oneself (the gate is held), else call cache_file_*() with what was returned (no gate is
+/* For every data operation, after an inode_durable() that was not NULL: enter; then, if NULL was returned, do
+ * the backing I/O directly (the gate is held), else call cache_file_*() with what was returned (no gate is
  * held); then leave with the same pointer. */
 struct cache_file *inode_gate_enter(struct inode *inode);
 /* The same for a change that write-backs must not cross (cache/overrule.h): the gate is held exclusively. */
@@ -97,18 +101,18 @@ void inode_gate_leave(struct inode *inode, const struct cache_file *file);
  * times for the next. What fstat() said is in *st_out; zeros: nothing. */
 bool inode_unchanged(struct inode *inode, int fd, struct stat *st_out);
 /* The file is being opened, and inode_unchanged() was asked unless it is tracked. 0: none of the kernel's
- * pages are from before a change that an open has found, this one or another. Else they must be dropped
- * before it is answered, unless it is told not to keep them; then inode_dropped() must hear what this has
- * returned. *again_out: it was open before, and the kernel may have pages. */
+ * pages are from before a change that this or another open has found. Else they must be dropped before the
+ * open is answered, unless the answer says not to keep them; then inode_dropped() must be called with what
+ * this has returned. *again_out: it was open before, and the kernel may have pages. */
 uint64_t inode_opened(struct inode *inode, bool *again_out);
-/* All pages that the kernel had when inode_opened() returned that are dropped. */
+/* All pages are dropped that the kernel had when inode_opened() returned that number. */
 void inode_dropped(struct inode *inode, uint64_t found);
 
-/* Around a change of ours of an untracked file: what nobody else has changed before counts as unchanged after
- * it. An open that made the kernel drop its pages meets WRITEs that are on their way (cache/heal.h). What
- * somebody else changes meanwhile is told from a change of names and attributes, which moves neither the size
- * nor, but for that of times, the time of the last change of bytes. Of a file without content nothing is
- * noted. */
+/* Around a change of ours of an untracked file: if nobody else has changed the file before, it counts as
+ * unchanged afterwards. An open that made the kernel drop its pages may meet WRITEs that are on their way
+ * (cache/heal.h). Changes of bytes that somebody else makes meanwhile can be told from our change of names
+ * and attributes, which moves neither the size nor (unless it sets times) the time of the last change of
+ * bytes. For a file without content nothing is noted. */
 enum inode_change_kind {
     CHANGE_OF_BYTES,
     CHANGE_OF_NAMES, /* and attributes */
@@ -123,8 +127,7 @@ void inode_change_begin(struct inode *inode, int fd, enum inode_change_kind kind
                         struct inode_change *change_out);
 void inode_change_end(struct inode *inode, int fd, const struct inode_change *change);
 
-/* For fs/inode.c, which frees the inode, or forgets what it is not to remember of it: nobody knows it any
- * more.
+/* For fs/inode.c, which frees the inode, or forgets its content: nobody knows the inode any more.
  */
 void content_free(struct fs *fs, struct content *content);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Acting for the caller: new files belong to who made them, and writes clear set-id bits as the caller's own
+/* Acting for the caller: new files belong to their maker, and writes clear set-id bits as the caller's own
  * would. What each call changes belongs to the calling thread alone (raw system calls: the C library's change
  * all threads). */
 #ifndef GAIAFS_FS_CREDS_H
@@ -11,14 +11,14 @@
 void creds_init(void);
 
 /* Between the two, what the thread creates belongs to the caller of req. Permissions are not checked again,
- * the kernel has done it (default_permissions). Nothing happens where the daemon isn't root. 0 or a negative
+ * as the kernel has done so (default_permissions). Does nothing where the daemon isn't root. 0 or a negative
  * errno. */
 int creds_become_caller(fuse_req_t req);
 void creds_become_self(fuse_req_t req);
 
 /* Gives the thread the umask of the caller and returns mode for the call that creates the file: the
- * filesystem below knows whether the folder has a default ACL, which goes before the umask. Where a thread
- * may not have an umask of its own, mode comes back masked. */
+ * filesystem below knows whether the folder has a default ACL, which takes precedence over the umask. Where a
+ * thread may not have an umask of its own, mode comes back masked. */
 mode_t creds_mask(fuse_req_t req, mode_t mode);
 
 /* The same as become_caller, with the caller's supplementary groups and without CAP_FSETID: a new ACL or

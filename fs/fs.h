@@ -79,7 +79,7 @@ struct handle {
     atomic_bool has_tokens; /* fs/token.h: it may have */
     bool passed, counted;   /* the kernel passes its I/O through; it is counted (fs/passthrough.h) */
     bool flushes;           /* the flusher's (fs/flusher.h) */
-    bool asks;              /* of a passed one: reads and writes come to the daemon all the same */
+    bool asks;              /* of a passed one: reads and writes come to the daemon nevertheless */
     bool left;              /* it took the file out of passthrough: the kernel may have pages from before */
     int32_t backing;        /* of a passed one: what the kernel calls the backing file */
     _Atomic int page_fd;    /* -1, or a second descriptor without O_APPEND; see handle_page_fd() */
@@ -152,7 +152,8 @@ static inline bool reply_if_error(fuse_req_t req, int rc)
     return rc < 0;
 }
 
-/* What the daemon's own reading must not touch, the caller's must not either: for descriptors_open_quietly().
+/* For descriptors_open_quietly(): whether the daemon's reads must leave the time of access alone, as the
+ * caller's would.
  */
 static inline int atime_flag(const struct fs *fs)
 {

@@ -2,10 +2,10 @@
 /* Tell the kernel that a file has grown, so that it can't forget it.
  *
  * The kernel learns the size of a file that others have made longer from a GETATTR's answer. But when an
- * invalidation of the inode, of any of its pages, begins while the GETATTR is under way, the kernel gives the
- * answer to who asked and keeps the size that it had (attr_version): a read() ends there, a load past it is a
- * SIGBUS, and who seeks to the end and writes overwrites. Beside a program on another node that writes, or a
- * device that releases, that is one GETATTR in some dozens.
+ * invalidation of the inode, or of any of its pages, begins while the GETATTR is under way, the kernel passes
+ * the answer on and keeps the size that it had (attr_version): a read() ends there, a load past it is a
+ * SIGBUS, and a program that seeks to the end and writes overwrites bytes. While a program on another node
+ * writes, or a device releases, this happens to one GETATTR in some dozens.
  *
  * FUSE_NOTIFY_STORE past the end makes the file longer first, and copies bytes into its pages then. Here they
  * can't be read (EFAULT): the size is there, and no byte has changed, whatever others have stored meanwhile.

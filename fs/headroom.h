@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Room in a control group for inodes of the filesystem below. The kernel charges them to who looks them up,
- * and keeps them when nobody uses them any more. At the group's limit it would let them go for most of what
- * is charged, but not for another inode (GFP_NOFS: it might hold locks of that very filesystem): it kills
- * then, with memory that it could have had back at once. So the daemon sees to it that there is some left. */
+/* Room in a control group for inodes of the filesystem below. The kernel charges them to the process that
+ * looks them up, and keeps them when nobody uses them any more. At the group's limit it would free them for
+ * most other charges, but not for another inode (GFP_NOFS: the caller might hold locks of that very
+ * filesystem). Then it kills, though it could have had that memory back at once. So the daemon keeps some
+ * room. */
 #ifndef GAIAFS_FS_HEADROOM_H
 #define GAIAFS_FS_HEADROOM_H
 

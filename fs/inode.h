@@ -61,15 +61,17 @@ int inode_get_id(struct fs *fs, uint64_t id, struct inode **inode_out);
 struct inode *inode_find(struct fs *fs, uint64_t id);
 /* The inode of fd, with one more reference, if there is one: else NULL. */
 struct inode *inode_get_known(struct fs *fs, int fd);
-/* fd is of the inode's file, from which we have just taken a name. If that was the last, who still has it
- * (open, or as the working directory) must reach it without. What is left of fd to the caller: fd, or -1. */
+/* fd is of the inode's file, from which we have just taken a name. If that was the last name, programs that
+ * still have the file (open, or as the working directory) must reach it without one. Returns what the caller
+ * must close: fd, or -1. */
 int inode_unlinked(struct inode *inode, int fd);
-/* We have just given it a name: it may be its first. The kernel takes none away meanwhile. */
+/* We have just given the file a name: it may be its first. The kernel takes no name away meanwhile. */
 void inode_linked(struct inode *inode);
 void inode_forget(struct inode *inode, uint64_t lookups);
 /* Whether the kernel knows it. */
 bool inode_is_known(struct inode *inode);
-/* Whether bytes of it are lost, which must not be forgotten with the inode: the next fsync would succeed. */
+/* Whether bytes of the file are lost, which must not be forgotten with the inode, as the next fsync would
+ * succeed. */
 bool inode_is_lost(struct inode *inode);
 void inode_get(struct inode *inode);
 void inode_put(struct inode *inode);

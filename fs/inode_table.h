@@ -44,16 +44,16 @@ struct inode_table {
     atomic_size_t contents, contents_next;
     size_t contents_most;
     size_t remember_most; /* in each shard */
-    /* How often an inode was kept for its lost bytes alone since they were looked through last, and how often
+    /* How often an inode was kept only for its lost bytes since those were last looked through, and how often
      * it may be. */
     atomic_uint kept, kept_most;
     atomic_uint shedding;        /* threads that close descriptors because there is none left; */
     _Atomic uint64_t shed_at_ns; /* when one did last (CLOCK_MONOTONIC), 0: never */
-    struct inode *gone; /* stands for every node id that is not known: what is asked of it ends with ESTALE */
+    struct inode *gone; /* stands for every node id that is not known: requests to it end with ESTALE */
 };
 
-/* remember: about how many inodes stay known after the kernel has forgotten them, for who has a file handle
- * of them. descriptors: at most about how many may be kept open for inodes that nobody uses. */
+/* remember: about how many inodes stay known after the kernel has forgotten them, for those who have a file
+ * handle of them. descriptors: about how many, at most, may be kept open for inodes that nobody uses. */
 int inode_table_init(struct fs *fs, size_t most, size_t remember, unsigned descriptors);
 /* Frees every inode left, whatever holds it: nothing may run any more. What is still referenced then was
  * leaked: checked builds (base/lock.h) end the program. The kernel's lookups may be left, it forgets none at
@@ -67,8 +67,8 @@ struct inode_table_stat {
 };
 void inode_table_stat(struct inode_table *table, struct inode_table_stat *stat_out);
 
-/* An inode is kept for its lost bytes as long as the file has a name, and nobody tells when somebody takes
- * that away behind the mount. Looks for such ones when many are kept. No lock held. */
+/* An inode is kept for its lost bytes as long as the file has a name, and the daemon is not told when
+ * somebody removes that name behind the mount. Looks for such inodes when many are kept. No lock held. */
 void inode_table_sweep(struct fs *fs);
 
 /* Those that the kernel has forgotten are not remembered any longer. */

@@ -13,7 +13,7 @@ struct loop_worker;
 
 struct loop {
     struct fs *fs;
-    unsigned wanted;    /* so many wait for a request; what is more sleeps */
+    unsigned wanted;    /* so many threads wait for a request; further ones sleep */
     unsigned most;      /* threads, and one more for each that waits for another node, */
     unsigned most_wait; /* of which so many may */
     atomic_int reading; /* that wait for a request, or are about to */

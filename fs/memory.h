@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* How many bytes of memory the daemon may use: the machine's, or what its control groups leave it. Who uses
- * more of those is not refused, but killed. */
+/* How many bytes of memory the daemon may use: the machine's, or what its control groups leave it. A process
+ * that uses more than its groups allow is not refused memory, but killed. */
 uint64_t memory_available(void);
 
 /* A descriptor that says how much memory is charged to the control group, of the daemon's, that has the least
@@ -15,8 +15,8 @@ uint64_t memory_available(void);
 int memory_usage(uint64_t *limit_out);
 
 /* Whether a process loses nothing when memory is charged to its control groups: they are the daemon's, or
- * they, and all that they are in, have no limit. False also where that can't be seen from here. Of now: it
- * may be moved, and be given a limit. */
+ * they, and all that they are in, have no limit. False also where that can't be seen from here. True only for
+ * now: the process may be moved, or be given a limit. */
 bool memory_may_be_charged(pid_t pid);
 
 #endif

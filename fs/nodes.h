@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Of several nodes (-o node=, peers=): which file of this mount another node means, and how a file of which
- * this mount knew nothing but its bytes comes to be asked of its home. */
+/* For several nodes (-o node=, peers=): which file of this mount another node means, and how requests for a
+ * file that this mount knew only by its bytes come to go to its home. */
 #ifndef GAIAFS_FS_NODES_H
 #define GAIAFS_FS_NODES_H
 
@@ -11,8 +11,8 @@
  * filesystem below the data directory). */
 bool nodes_name(const struct inode *inode, struct node_name *name_out);
 
-/* inode_track() for who is to map the file: where its home has just gone, the next one is waited for as
- * nodes_try_again() does. */
+/* inode_track() for a client that will map the file: where its home has just gone, this waits for the next
+ * one as nodes_try_again() does. */
 int nodes_track_to_map(struct inode *inode, struct cache_file **file_out);
 
 /* Track a file whose home is elsewhere. The caller holds a reference. 0; -EOPNOTSUPP (no name); -EIO or what
@@ -21,14 +21,15 @@ int nodes_track(struct fs *fs, struct inode *inode, const struct node_name *name
                 struct cache_file **file_out);
 
 /* Before a program does anything to the bytes of an inode that has content: if its home elsewhere tracks the
- * file, it is asked from now on. opening: an OPEN or a CREATE is being handled, which may have the kernel
- * drop pages. Waits while the home has gone and the next one is not known yet, as who reads and writes does
+ * file, that home is asked from now on. opening: an OPEN or a CREATE is being handled, which may have the
+ * kernel drop pages. Waits while the home has gone and the next one is not known yet, as reads and writes do
  * (nodes_try_again()). 0, or why the home can't be asked: then nothing may be done to the file's bytes. */
 int nodes_catch_up(struct inode *inode, bool opening);
 
-/* The size that the kernel is told of a file whose fstat() says `size`. Where its home is another node and
- * the data directory's filesystem may know late what has become of it, as NFS does, it is at least what the
- * home has said, and just that for a minute after a cut: the kernel drops what lies past the end. */
+/* The size that the kernel is told of a file whose fstat() says `size`. Where the file's home is another node
+ * and the data directory's filesystem may learn late what has become of the file, as NFS does, the size is at
+ * least what the home has said, and exactly that for a minute after a cut: the kernel drops what lies past
+ * the end. */
 off_t nodes_size(struct inode *inode, off_t size);
 
 /* The inode has another file than before, whose home had gone: drop what the kernel has from under that home,
@@ -53,9 +54,9 @@ void nodes_moved(void *context, void *file_context);
 void nodes_sync(void *context);
 void nodes_warn(void *context, const char *text);
 
-/* Whether an operation on a file (NULL: untracked) that gave `result` is to be tried again: it is -EIO as the
- * file's home has gone, and there is another one now. Waits for that as long as peers are waited for, unless
- * so many do that nobody else would be served. */
+/* Whether an operation on a file (NULL: untracked) that gave `result` is to be tried again: it is -EIO
+ * because the file's home has gone, and there is another one now. Waits for the next home as long as peers
+ * are waited for, unless so many wait that nobody else would be served. */
 bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t result);
 
 #endif

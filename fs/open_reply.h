@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The answers to OPEN and CREATE, and to FUSE_INIT, as far as they concern files that the kernel passes
- * through (fs/passthrough.h). libfuse knows those from 3.17 on; the kernel's words (linux/fuse.h,
- * protocol 7.40) are few, and said here whatever libfuse is there, so that all of them go one way. */
+ * through (fs/passthrough.h). libfuse knows such files from 3.17 on; the kernel's protocol for them
+ * (linux/fuse.h, 7.40) is small, and is spoken here with any libfuse, so that all go one way. */
 #ifndef GAIAFS_FS_OPEN_REPLY_H
 #define GAIAFS_FS_OPEN_REPLY_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Data directories one inside another: each daemon would have files of the other's on its devices, and
- * neither would hear of what the other releases. */
+/* Data directories one inside another: each daemon would have files of the other on its devices, and neither
+ * would know what the other releases. */
 #ifndef GAIAFS_FS_OVERLAP_H
 #define GAIAFS_FS_OVERLAP_H
 
@@ -12,11 +12,11 @@
 /* Whether an absolute path without symbolic links is below a directory given so. */
 bool overlap_is_inside(const char *path, const char *directory);
 
-/* That no other gaiafs which this process sees mounted has a directory above or below fs->data_path: 0, or
- * -EBUSY after the reason was logged. Several that all say `shared` or `node=` may: files are claimed one by
- * one then (cache/claim.h). Not known are mounts whose type or source is not what gaiafs gives them, those of
- * other mount namespaces, paths by way of a bind mount, and one that starts in the same moment. A mount whose
- * daemon is dead has nothing. Opens those directories. */
+/* Checks that no other gaiafs which this process sees mounted has a directory above or below fs->data_path:
+ * 0, or -EBUSY after the reason was logged. Mounts that all say `shared` or `node=` may: files are claimed
+ * one by one then (cache/claim.h). Mounts whose type or source is not what gaiafs gives them, those of other
+ * mount namespaces, paths through a bind mount, and a mount that starts in the same moment are not noticed. A
+ * mount whose daemon is dead does not count. Opens those directories. */
 int overlap_check(const struct fs *fs);
 
 /* Where this process sees a gaiafs of fs->data_path itself mounted; "": nowhere, with the same exceptions. */

@@ -3,9 +3,9 @@
  * 6.9): near-native speed, and the daemon sees none of it. docs/design.md, section 7; docs/linux-fuse.md.
  *
  * All opens of a file go one way. The first decides: passed through, unless a device has the file already
- * ("tracked", fs/content.h), or who opens it uses devices (fs/programs.h), or the kernel can't. Once a file
- * was passed through it stays so until the kernel has forgotten it: a mapping outlives its descriptors, and
- * all that tells of it is that the kernel keeps the inode. A device that maps such a file finds what CPUs
+ * ("tracked", fs/content.h), or the opening program uses devices (fs/programs.h), or the kernel can't. Once a
+ * file was passed through it stays so until the kernel has forgotten it: a mapping outlives its descriptors,
+ * and the only sign of it is that the kernel keeps the inode. A device that maps such a file finds what CPUs
  * changed by comparing (cache/passed.h).
  */
 #ifndef GAIAFS_FS_PASSTHROUGH_H

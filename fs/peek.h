@@ -11,7 +11,8 @@
  * brings the answer. */
 ssize_t peek_kernel(void *context, void *file_context, off_t offset, size_t length, void *bytes_out);
 
-/* Nobody asks any more, and no answer comes: lets go of those that were not answered. How many. */
+/* Nobody asks any more, and no answer comes: lets go of questions that were not answered. Returns how many
+ * there were. */
 unsigned peek_end(void);
 
 /* The handler of the kernel's answer. */

@@ -19,7 +19,7 @@ struct place *place_set(struct inode *inode, struct place *place);
 
 bool place_is_born(const struct place *place, const struct timespec *birth);
 
-/* O_PATH, or a negative errno. -ESTALE: the file is not there any more; who looks it up by its name finds it.
+/* O_PATH, or a negative errno. -ESTALE: the file is not there any more; a lookup by its name finds it.
  */
 int place_open(struct inode *inode);
 

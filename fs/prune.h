@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A bound for the number of known inodes, and for that of those which were opened. They are the kernel's: it
- * says which the daemon must know. When there are nearly too many, a thread asks it to forget some that
- * nobody uses (FUSE_NOTIFY_PRUNE, Linux 6.18). Where it does not, or all are in use, a lookup of one too many
- * ends with ENOMEM. The same thread asks it to forget single ones, of which the daemon wants to know whether
- * anything still has them mapped. */
+/* A bound for the number of known inodes, and for that of those which were opened. The kernel decides which
+ * inodes the daemon must know. When there are nearly too many, a thread asks the kernel to forget some that
+ * nobody uses (FUSE_NOTIFY_PRUNE, Linux 6.18). Where the kernel does not, or all are in use, a lookup of one
+ * too many ends with ENOMEM. The same thread asks the kernel to forget single inodes when the daemon needs to
+ * know whether anything still has them mapped. */
 #ifndef GAIAFS_FS_PRUNE_H
 #define GAIAFS_FS_PRUNE_H
 

@@ -19,9 +19,9 @@ int resolve_parent(struct fs *fs, struct inode *inode, struct fuse_entry_param *
 int resolve_entry_fd(struct fs *fs, int fd, const struct inode *parent, const char *name,
                      struct fuse_entry_param *entry_out);
 
-/* The number that programs see of a file: its own, unless it is on another filesystem than the data directory
- * (below a mount). All have one st_dev here, and the numbers of two filesystems may be the same: a folder
- * with that of its parent is a loop for find and rm. */
+/* The inode number that programs see of a file: its own, unless it is on another filesystem than the data
+ * directory (below a mount). All have one st_dev here, and the numbers of two filesystems may be the same: a
+ * folder with that of its parent is a loop for find and rm. */
 ino_t resolve_number(const struct fs *fs, dev_t dev, ino_t ino);
 
 #endif

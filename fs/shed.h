@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A bound for the descriptors that files cost which devices have had mapped, and for the memory behind these:
- * each two, and two more for each device, as long as it is known, which it is as long as a device holds a
- * page of it, or the kernel its name. When there are too many, files that nobody has open or mapped are let
- * go: what devices hold of them is written back and dropped, and the kernel is made to forget them
+/* A bound for the descriptors of files that devices have had mapped, and for the memory behind these. Each
+ * such file costs two, and two more for each device, as long as it is known, which it is as long as a device
+ * holds a page of it, or the kernel its name. When there are too many, files that nobody has open or mapped
+ * are let go: what devices hold of them is written back and dropped, and the kernel is made to forget them
  * (FUSE_NOTIFY_INVAL_ENTRY, which all kernels know). The next one to map such a file finds it as it would any
  * other.
  */
@@ -21,13 +21,14 @@ struct shed {
     atomic_bool running;
 };
 
-/* descriptors: how many the process may have; inodes: how many may be known. What a device holds a page of
- * the kernel can't be asked to forget, so that not all of them may be such. */
+/* descriptors: how many the process may have; inodes: how many may be known. The kernel can't be asked to
+ * forget a file of which a device holds a page, so not all inodes may be such. */
 void shed_init(struct fs *fs, size_t descriptors, size_t inodes);
 /* A file is about to be mapped. Where there are too many, a thread begins to let some go, and where they are
  * many more this waits for it, a moment at most. Not in a thread that serves FUSE. */
 void shed_make_room(struct fs *fs);
-/* error: of what was tried all the same. True: it was for want of descriptors, and there may be some now. */
+/* error: of what was tried nevertheless. True: it failed for want of descriptors, and there may be some
+ * now. */
 bool shed_after(struct fs *fs, int error);
 
 #endif

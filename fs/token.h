@@ -36,12 +36,13 @@ struct token_table {
 void token_table_init(struct token_table *table);
 void token_table_free(struct token_table *table);
 
-/* Make a token. When the table is full one goes for it: the oldest of the user who has most, so that nobody
- * who asks for many takes those of others. Takes a reference of the inode. 0 or a negative errno. */
+/* Make a token. When the table is full another one is removed for it: the oldest of the user who has most, so
+ * that a user who asks for many does not take those of others. Takes a reference of the inode. 0 or a
+ * negative errno. */
 int token_make(struct token_table *table, const struct token *wish, uint8_t secret_out[16]);
 /* Take a token out of the table, if process `pid` of user `uid` may use it: its inode's reference goes to the
- * caller. 0, -EKEYEXPIRED (there is none, or none any more: who still has the descriptor may ask for another)
- * or -EACCES (it is somebody else's). */
+ * caller. 0, -EKEYEXPIRED (there is none, or none any more: a process that still has the descriptor may ask
+ * for another) or -EACCES (it is somebody else's). */
 int token_take(struct token_table *table, const uint8_t secret[16], pid_t pid, uid_t uid,
                struct token *token_out);
 /* The descriptor is closed: nobody will use its tokens, and what they hold must not wait for the next client.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What goes wrong below the mount and an administrator can do something about is told to the log, besides the
- * caller. */
+/* Troubles below the mount about which an administrator can do something are reported to the log, and not
+ * only to the caller. */
 #ifndef GAIAFS_FS_TROUBLE_H
 #define GAIAFS_FS_TROUBLE_H
 
@@ -11,16 +11,16 @@
  * held. */
 ssize_t trouble(struct inode *inode, const char *doing, ssize_t rc);
 
-/* This node was the home of the inode's file, and has given it up to who has taken it over. lost: programs
- * had released something that is gone with it. In half a minute at most one line, but of those that have lost
- * something a hundred. No lock is held. */
+/* This node was the home of the inode's file, and has given it up to the node that has taken it over. lost:
+ * programs had released something that is gone with it. At most one line in half a minute, but a hundred for
+ * files that have lost something. No lock is held. */
 void trouble_of_a_home(struct inode *inode, bool lost);
 
 /* The mount ends: how many lines were not logged, if any. */
 void trouble_end(struct fs *fs);
 
-/* Something of a device's has ended with EIO: what its driver says, if it does, and has not said that of it
- * before. No lock is held. */
+/* Something on a device has ended with EIO: logs what its driver says, if anything, and if it has not said
+ * that before. No lock is held. */
 void trouble_of_devices(struct fs *fs);
 
 /* What a client has asked of a GPU has ended with this error: of memory and descriptors that are short, as
