@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What time it is, for how long ago something was. Waits have base/lock.h. */
+/* The time, to tell how long ago something was. For waits see base/lock.h. */
 #ifndef GAIAFS_BASE_CLOCK_H
 #define GAIAFS_BASE_CLOCK_H
 

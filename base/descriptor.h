@@ -7,9 +7,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-/* The same as `fd`, which this takes, but not 0, 1 or 2: what a program prints that has closed these must not
- * go to the daemon, or into a device's memory. A negative fd comes back as it is, with errno. -1 and errno
- * EMFILE: there is none left. Any thread. */
+/* Takes `fd`, and returns a descriptor of the same that is not 0, 1 or 2: if a program has closed these, what
+ * it prints must not go to the daemon, or into a device's memory. A negative fd comes back as it is, with
+ * errno. -1 and errno EMFILE: there is none left. Any thread. */
 static inline int above_standard(int fd)
 {
     if (fd < 0 || fd > STDERR_FILENO)

@@ -9,14 +9,14 @@
 /* Linux MAJOR.MINOR or newer; false when the kernel does not say what it is. Any thread. */
 bool kernel_is_at_least(unsigned major, unsigned minor);
 
-/* Before 6.16 FUSE writes dirty pages back through copies, and what made it do so may return while one is on
- * its way: only a FLUSH and a FSYNC wait for those. */
+/* Before 6.16 FUSE writes dirty pages back through copies, and a call that made it do so may return while a
+ * copy is still on its way: only a FLUSH and a FSYNC wait for those. */
 static inline bool kernel_writes_back_late(void)
 {
     return !kernel_is_at_least(6, 16);
 }
 
-/* For so long they are expected then, at most: they come when the daemon has answered what came before. */
+/* How long such copies are expected, at most: they come when the daemon has answered what came before. */
 #define KERNEL_LATE_NS UINT64_C(60000000000)
 
 #endif

@@ -7,14 +7,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Not 0, and for a child of fork() another than for all that it descends from. (Of one that was made by a
+/* Not 0, and for a child of fork() different from those of all its ancestors. (Of one that was made by a
  * system call, behind the C library's back, as long as its number is another.) Any thread. */
 uint64_t process_here(void);
 
-/* Whether what is kept here is this process's: the first's that asks, and of a child of fork(), whose
- * handlers have let go of its parent's, its own. Else (a child of clone(), vfork() or _Fork()) it is the
- * parent's: locks may be held for ever, and what is said to a daemon is said in the parent's name. Any
- * thread. */
+/* Whether the state kept here is this process's own. It is for the first process that asks, and for a child
+ * of fork(), whose handlers have let go of the parent's state. Else (a child of clone(), vfork() or _Fork())
+ * it is the parent's: locks may be held for ever, and what is sent to a daemon is sent in the parent's name.
+ * Any thread. */
 bool process_holds_state(void);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads of files for somebody else, who takes what comes short for the end of the file. */
+/* Reads of files for a caller who takes a short read for the end of the file. */
 #ifndef GAIAFS_BASE_READ_H
 #define GAIAFS_BASE_READ_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A page of memory of the daemon's that clients may look at and not write. */
+/* A page of the daemon's memory that clients may read but not write. */
 #ifndef GAIAFS_BASE_SHARED_PAGE_H
 #define GAIAFS_BASE_SHARED_PAGE_H
 

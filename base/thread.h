@@ -14,16 +14,16 @@
 int thread_start(pthread_t *thread_out, void *(*body)(void *argument), void *argument);
 
 /* Whether a process, by its number here, is in another PID namespace than this one: then its threads call
- * themselves otherwise than they are called here. True also when it can't be found out. Looks at /proc. */
+ * themselves otherwise than they are called here. True also when this can't be found out. Looks at /proc. */
 bool thread_is_apart(pid_t process);
 
 /* Whether a thread is one of a process, both by their numbers here. Looks at /proc. */
 bool thread_is_of(pid_t process, pid_t thread);
 
 /* Send a signal to a thread of a process, a number of this process's own namespace. apart: thread_is_apart().
- * One call if it is not, as who waits to be signalled may go on meanwhile; else /proc is looked through for
- * who calls itself so. Takes no lock of a process's memory. 0; -ESRCH (it has no such thread, or not any
- * more); -EPERM, or what opening /proc says. Any thread. */
+ * One call if it is not, as a thread that waits for the signal may go on meanwhile; else /proc is searched
+ * for the thread with that number. Takes no lock of a process's memory. 0; -ESRCH (it has no such thread, or
+ * not any more); -EPERM, or what opening /proc says. Any thread. */
 int thread_signal(pid_t process, bool apart, pid_t thread, int signal);
 
 #endif

@@ -4,12 +4,11 @@
  * fallocate() with holes or zeros, and copy_file_range(), change bytes that the kernel may have in its page
  * cache. The kernel writes back what is dirty before it asks for the change, and drops what it has of the
  * range (or puts zeros there) when it has the answer. A store through a mapping between the two makes such a
- * page dirty again, with all the bytes that it had before, and what the kernel writes back of it would undo
- * the change.
+ * page dirty again, with all the bytes that it had before, and its write-back would undo the change.
  *
- * So from the change on what is written back of its range is left out, until the kernel has been made to drop
- * those pages: what it reads anew is as new as the change. For write-backs the change and the beginning of
- * this are one step: the inode's gate is held exclusively, or the lock of the cache's file.
+ * So from the change on write-backs of its range are left out, until the kernel has been made to drop those
+ * pages: what it reads anew is as new as the change. For write-backs the change and the beginning of this are
+ * one step: the inode's gate is held exclusively, or the lock of the cache's file.
  *
  * This is about this machine's kernel. The pages of other nodes' kernels are told apart by twins
  * (cache/kernels.h).
