@@ -18,7 +18,7 @@ enum collect_what {
 int collect_pages(struct cache_file *file, struct leaf *leaf, page_mask pages, enum collect_what what);
 
 /* Bytes of some of a copy's pages, one behind the other, which need not be fetched: they were read from the
- * device after its pages were last released, and are no older than the pages' twins. bytes: NULL: none. */
+ * device after these pages were last released, and are no older than the pages' twins. bytes: NULL: none. */
 struct collect_given {
     const struct leaf_copy *copy;
     page_mask pages;

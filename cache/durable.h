@@ -105,7 +105,7 @@ void durable_asked_synced(struct durable *durable, uint64_t asked);
 /* Whether anything was asked for that is not. */
 bool durable_is_asked(struct durable *durable);
 
-/* Whether any bytes are lost, so that this must be remembered. */
+/* Whether bytes are lost, which must be remembered. */
 bool durable_is_lost(struct durable *durable);
 /* Whether one of these bytes is lost. */
 bool durable_is_lost_in(struct durable *durable, off_t offset, off_t length);

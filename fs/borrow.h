@@ -55,7 +55,7 @@ void inode_return(struct borrowed *borrowed);
 void descriptors_init(struct descriptors *descriptors, unsigned max);
 /* With the shard's lock held. fd becomes the inode's, which has none. -ENOMEM: fd is still the caller's. */
 int descriptors_add(struct inode_shard *shard, struct inode *inode, int fd, enum descriptor_kind kind);
-/* Tells whether the inode's descriptor is the last that leads to the file. */
+/* Note whether the inode's descriptor is the last that leads to the file. */
 void descriptors_mark(struct inode_shard *shard, struct inode *inode, bool last);
 /* Take away the inode's descriptor, if it has one; or those that are too many. They must be closed without
  * the lock. */

@@ -152,8 +152,8 @@ static inline bool reply_if_error(fuse_req_t req, int rc)
     return rc < 0;
 }
 
-/* For descriptors_open_quietly(): whether the daemon's reads must leave the time of access alone, as the
- * caller's would.
+/* For descriptors_open_quietly(): where a caller's reads must not change the time of access, by the mount's
+ * options, the daemon's must not either.
  */
 static inline int atime_flag(const struct fs *fs)
 {

@@ -62,8 +62,8 @@ struct inode *inode_find(struct fs *fs, uint64_t id);
 /* The inode of fd, with one more reference, if there is one: else NULL. */
 struct inode *inode_get_known(struct fs *fs, int fd);
 /* fd is of the inode's file, from which we have just taken a name. If that was the last name, programs that
- * still have the file (open, or as the working directory) must reach it without one. Returns what the caller
- * must close: fd, or -1. */
+ * still have the file (open, or as the working directory) must reach it without one. Returns what stays the
+ * caller's: fd, or -1. */
 int inode_unlinked(struct inode *inode, int fd);
 /* We have just given the file a name: it may be its first. The kernel takes no name away meanwhile. */
 void inode_linked(struct inode *inode);

@@ -20,11 +20,11 @@
  * answer. No read-modify-write goes over the bus.
  *
  * Promises of the GPU's half: a unit's frame does not change while anybody holds the unit. Every wait is
- * bounded: the waits of one touch for a frame, for a slot of the ring, and for a unit that somebody else has
- * busy by wait_ns in all (for such a unit GAIA_DEMAND_PATIENCE times answer_ns more, as the other waits,
- * too); the wait for one answer by answer_ns. A warp that waited in vain reports an error and drops out: its
- * loads are zeros, its stores are not made. A host that once left a request unanswered for answer_ns is not
- * asked again: the mapping goes on with what it has, until it is made anew.
+ * bounded. A touch waits for a frame, a slot of the ring, and a unit that somebody else has busy for at most
+ * wait_ns in all (for such a unit GAIA_DEMAND_PATIENCE times answer_ns more, as the other waits, too), and
+ * for one answer for at most answer_ns. A warp that waited in vain reports an error and drops out: its loads
+ * are zeros, its stores are not made. A host that once left a request unanswered for answer_ns is not asked
+ * again: the mapping goes on with what it has, until it is made anew.
  */
 #ifndef GAIAFS_GPU_DEMAND_H
 #define GAIAFS_GPU_DEMAND_H
@@ -61,8 +61,8 @@
  * time into the same frame. For each of these times the clock's hand has to go round once, with an atomic
  * update for every frame: that makes 2^31 updates in all, or more, however many frames there are, and a GPU
  * makes at most one per cycle. So more than a second has to pass between two loads of a lane, the second of
- * which waits only for the first. (Rounds are saved by warps that were kept waiting since earlier rounds, one
- * each, and by drops by the host, one for each such kernel, though not the last one.) */
+ * which waits only for the first. (What spares rounds: warps that were kept waiting since earlier rounds, one
+ * round each, and drops by the host, each with a kernel, though not the last one.) */
 #define GAIA_DEMAND_COUNT 0xffffffull
 #define GAIA_DEMAND_VALID (1ull << 24)
 #define GAIA_DEMAND_BUSY (1ull << 25)

@@ -98,8 +98,8 @@ static inline CUdeviceptr part_address(const struct part *part)
     return part->chunk->pages + part->first * GAIA_PAGE_SIZE;
 }
 
-/* Set or clear pages' bits of `resident` or of `unsure`. Clients that search by themselves are told how many
- * have both. Lock held. */
+/* Pages' bits of `resident` or of `unsure`. Clients that search by themselves are told how many have both.
+ * Lock held. */
 void cuda_mark(const struct cuda_frames *frames, struct chunk *chunk, uint64_t *bits, uint64_t first,
                uint64_t count, bool value);
 

@@ -16,23 +16,26 @@
  *       Whether one of the pages [first, first + count) of base has another digest than was granted. Digests
  *       lie in pieces for `chunk` pages each, `room` digests apart; a digest of zero means none, and its page
  *       is not modified. *any, which the caller has set to 0, becomes 1 then; after that no more pages need
- *       be looked at. gaia_gather(const void *base, const uint32_t *pages, uint64_t count, void *staging) The
- *       i-th page of staging becomes page pages[i] of base. gaia_scatter(void *base, const uint32_t *pages,
- *       uint64_t count, const void *staging) The reverse. No page is listed twice. gaia_zero_pages(void
- *       *base, const uint32_t *pages, uint64_t count) gaia_patch(void *base, const uint32_t *pages, uint64_t
- *       count, const void *old, const void *fresh, struct gaia_digest *granted) Stores into page pages[i] of
- *       base those bytes of the i-th page of fresh that differ from old's, and no other: a kernel that stores
- *       to the others meanwhile loses nothing. granted[pages[i]] becomes the digest of the i-th page of
- *       fresh; granted may be NULL.
+ *       be looked at.
+ *   gaia_gather(const void *base, const uint32_t *pages, uint64_t count, void *staging)
+ *       The i-th page of staging becomes page pages[i] of base.
+ *   gaia_scatter(void *base, const uint32_t *pages, uint64_t count, const void *staging)
+ *       The reverse. No page is listed twice.
+ *   gaia_zero_pages(void *base, const uint32_t *pages, uint64_t count)
+ *   gaia_patch(void *base, const uint32_t *pages, uint64_t count, const void *old, const void *fresh,
+ *              struct gaia_digest *granted)
+ *       Stores into page pages[i] of base those bytes of the i-th page of fresh that differ from old's, and
+ *       no other: a kernel that stores to the others meanwhile loses nothing. granted[pages[i]] becomes the
+ *       digest of the i-th page of fresh; granted may be NULL.
  *
  * For a demand mapping (demand.h), between the program's kernels:
  *
  *   gaia_demand_flush(const struct gaia_demand *demand)
- *       Gives units that were stored to to the host; they stay on the device. Units that are held, or can't
- *       be given, stay dirty: control.held, control.kept. gaia_demand_drop(const struct gaia_demand *demand,
- *       const uint32_t *units, uint64_t count) Drops each of these units, after giving it to the host if it
- *       was stored to: the next touch brings it anew. Units that failed are tried again from now on. Units
- *       that are held, or can't be given, stay.
+ *       Gives each unit that was stored to to the host; the unit stays on the device. Units that are held,
+ *       or can't be given, stay dirty: control.held, control.kept.
+ *   gaia_demand_drop(const struct gaia_demand *demand, const uint32_t *units, uint64_t count)
+ *       Drops each of these units, after giving it to the host if it was stored to: the next touch brings it
+ *       anew. Units that failed are tried again from now on. Units that are held, or can't be given, stay.
  *
  * Numbers of pages are 32 bits: base can be 16 TiB. */
 #ifndef GAIAFS_GPU_KERNELS_H
