@@ -24,8 +24,7 @@ struct release_work {
 struct gathered {
     uint8_t *bytes;
     size_t room; /* pages */
-    /* The file's, when its pages were looked at: with another size the bytes may have become something
-     * else. */
+    /* The file's, when its pages were looked at: if these have changed since, the bytes may be wrong. */
     off_t size;
     uint64_t truncations, halves;
 };

@@ -31,11 +31,11 @@
  * For a demand mapping (demand.h), between the program's kernels:
  *
  *   gaia_demand_flush(const struct gaia_demand *demand)
- *       Gives each unit that was stored to to the host; the unit stays on the device. Units that are held,
- *       or can't be given, stay dirty: control.held, control.kept.
- *   gaia_demand_drop(const struct gaia_demand *demand, const uint32_t *units, uint64_t count)
- *       Drops each of these units, after giving it to the host if it was stored to: the next touch brings it
- *       anew. Units that failed are tried again from now on. Units that are held, or can't be given, stay.
+ *       Gives the host each unit that was stored to; the unit stays on the device. Units that are held, or
+ *       can't be given, stay dirty: control.held, control.kept. gaia_demand_drop(const struct gaia_demand
+ *       *demand, const uint32_t *units, uint64_t count) Drops each of these units, after giving it to the
+ *       host if it was stored to: the next touch brings it anew. Units that failed are tried again from now
+ *       on. Units that are held, or can't be given, stay.
  *
  * Numbers of pages are 32 bits: base can be 16 TiB. */
 #ifndef GAIAFS_GPU_KERNELS_H

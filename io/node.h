@@ -7,8 +7,8 @@
  *   NODE_CALLS waits for all others, and for NODE_CALLS of the other direction in one case (a home answers
  *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO; HANDED waits for
  *   nobody);
- *   NODE_SYNCS waits for storage, and for NODE_KERNEL of all nodes, for 30 s: maps and releases of other files
- *   do not wait behind that;
+ *   NODE_SYNCS waits for storage, and for NODE_KERNEL of all nodes, for 30 s: maps and releases of other
+ *   files do not wait behind that;
  *   NODE_FAULTS waits for NODE_FRAMES, NODE_CLIENTS and, to make room, NODE_KERNEL and NODE_HOLDS; some
  *   NODE_CALLS wait for a kernel or for each other, and a touch must not wait behind those;
  *   NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time; where its node has stood
@@ -19,8 +19,8 @@
  *   releases must not wait behind those;
  *   NODE_CLIENTS waits for the mmap lock of a client, which may wait for NODE_IO;
  *   NODE_HEALS waits for NODE_FRAMES, and a PEEK for the kernel of the agent, for a bounded time;
- *   NODE_SCANS is like NODE_FRAMES and NODE_HOLDS, for frames on a device that scans, and waits for a GPU that
- *   others use;
+ *   NODE_SCANS is like NODE_FRAMES and NODE_HOLDS, for frames on a device that scans, and waits for a GPU
+ *   that others use;
  *   NODE_HOLDS waits for the lock of a soft device's memory, which a client may have for as long as it likes
  *   (cache/fit.h). So whoever waits for NODE_HOLDS waits for that file's clients, as on one node; all others
  *   do not, and no session ends because of it, unless many files are held so (gpu/home_node.c);

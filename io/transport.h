@@ -15,7 +15,7 @@
  * through a buffer that only the two ends share; nobody ever gets a descriptor of frames.
  *
  * Time. A peer that says nothing for timeout_ms, and a transfer that takes longer, end their link with -EIO.
- * When this side stands still, no more than a quarter of timeout_ms of that time counts. Links are ended, and
+ * Each time this side stands still, at most a quarter of timeout_ms of that time counts. Links are ended, and
  * everything else is done, in gaia_transport_poll() and gaia_transport_wait(): some thread must be in one of
  * them most of the time.
  *
