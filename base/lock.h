@@ -26,7 +26,7 @@ enum lock_flags {
     LOCK_ALONE = 2, /* it is taken only with no other lock held */
     LOCK_PAIR = 4,  /* two of the class may be held, the lower address taken first */
     LOCK_PEER =
-        8, /* its condition may be waited on with others held: a peer answers, who needs none of them */
+        8, /* its condition may be waited on with others held: a peer answers, and needs none of them */
 };
 
 #define LOCK_CLASSES(X)                                         \

@@ -5,7 +5,7 @@
 
 #include "cache/map.h"
 
-/* Counts fills under way for one who waits for all of them. */
+/* Counts fills under way for a thread that waits for all of them. */
 struct fill_group {
     pthread_mutex_t lock; /* guards the rest; a leaf */
     pthread_cond_t done;

@@ -74,7 +74,7 @@ struct nodes {
                              * wake for nothing */
     const struct members *members; /* the list; of the caller's */
     struct nodes_home homes[MEMBERS_MAX];
-    /* Of who starts and ends: threads that run while the bool beside them is set. */
+    /* Used where they are started and ended: threads that run while the bool beside them is set. */
     pthread_t meeter, beater, asker;
     bool meets, beats, asks;
     bool hurries;                     /* the meeter is to try again soon */

@@ -49,7 +49,7 @@ struct content {
     } seen;
 };
 
-/* A file whose home has gone: who found it before may still use it. */
+/* A file whose home has gone: threads that found it before may still use it. */
 struct lost_file {
     struct lost_file *next;
     struct cache_file *file;

@@ -29,7 +29,7 @@ struct flusher {
     bool gone; /* it has been seen not to answer */
     struct {
         int socket;   /* -1: it does not answer */
-        pid_t number; /* of the thread, as the kernel tells us who opens a file */
+        pid_t number; /* of the thread, by which the kernel tells us that it opens a file */
         bool busy;
         uint64_t nodeid; /* with that */
     } threads[FLUSHER_THREADS];

@@ -26,7 +26,7 @@ struct pruner {
     unsigned wishes; /* so many of wished */
     uint64_t wished[PRUNER_WISHES];
     atomic_bool refused; /* the kernel can't be asked */
-    bool running;        /* only who starts and stops it looks at this */
+    bool running;        /* only the thread that starts and stops it looks at this */
 };
 
 void pruner_init(struct fs *fs);

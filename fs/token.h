@@ -21,7 +21,7 @@ struct token {
     struct inode *inode; /* a reference; NULL: the slot is free */
     bool readable, writable;
     const struct handle *handle; /* of the descriptor it was asked with: it lives no longer than that */
-    pid_t thread;                /* who asked: FUSE tells the thread */
+    pid_t thread;                /* that asked, as FUSE tells it */
     uid_t uid;
     time_t born;
     uint64_t number; /* counts all that were made: the lowest is the oldest */

@@ -37,7 +37,7 @@ struct cuda_frames {
     struct home_gpu *gpu;
     bool read_only;
     size_t granted_bytes;   /* of a chunk's digests, if clients may have them; else 0 */
-    pthread_mutex_t making; /* of who makes a chunk; before the lock */
+    pthread_mutex_t making; /* of the thread that makes a chunk; taken before the lock */
     pthread_mutex_t lock;   /* guards all below */
     struct chunk **chunks;
     size_t count; /* length of chunks; those that nobody needed yet are NULL */

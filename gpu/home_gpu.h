@@ -68,7 +68,7 @@ struct home_gpu {
     CUdeviceptr staging; /* the same on the device */
     SLIST_HEAD(, chunk) unfreed; /* of home_cuda.c's, which the driver still has */
 
-    CUstream lanes[GPU_LANES];        /* each is used by who has taken it; */
+    CUstream lanes[GPU_LANES];        /* each is used by the thread that has taken it; */
     struct gpu_desk desks[GPU_DESKS]; /* so are these; the first is always there */
     pthread_t finishers[GPU_FINISHERS];
     pthread_t looker;

@@ -106,7 +106,7 @@ struct gaia_request_control {
     uint64_t error;
     uint32_t is_silent;
     uint32_t pad3;
-    uint64_t full; /* who waited for a slot */
+    uint64_t full; /* warps that waited for a slot */
     uint64_t pad4[5];
 };
 #define GAIA_REQUEST_FAILED 0x10000u

@@ -158,7 +158,7 @@ GAIA_DEVICE uint32_t gaia_request_reserve(const struct gaia_request_queue *q, ui
             }
             continue;
         }
-        /* The one that must end first. Those who wait for it may be asleep. */
+        /* The request that must end first. Warps that wait for it may be asleep. */
         if (gaia_request_look(q, head + count - q->depth - 1) == 0)
             continue;
         if (!is_full)

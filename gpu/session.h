@@ -17,8 +17,8 @@
 struct gaia_session {
     LIST_ENTRY(gaia_session) link; /* under the list's lock in session.c */
     unsigned references;           /* likewise: mappings, and calls under way; none: it is the idle one */
-    uid_t user;                    /* who connected; set before anybody finds it */
-    bool connecting;               /* likewise: who made it talks to the daemon, others wait */
+    uid_t user;                    /* that connected; set before anybody finds it */
+    bool connecting;               /* likewise: the thread that made it talks to the daemon, others wait */
     bool served, refused;          /* likewise: gaia_session_answered() */
     int error;                     /* likewise: what came of it; not 0: it is in no list, and all is closed */
     char name[64];

@@ -83,7 +83,7 @@ struct calls_stat {
     uint64_t reads, writes;                /* that went well, as what follows but failed */
     uint64_t bytes_read, bytes_written;
     uint64_t failed; /* those that could not be posted, too */
-    /* From who asks for it to its end, with the wait for its turn. */
+    /* From the request to its end, with the wait for its turn. */
     uint64_t latency_p50_ns, latency_p90_ns, latency_p99_ns, latency_p999_ns, latency_max_ns;
 };
 /* Takes no lock; not after calls_close(). */

@@ -27,8 +27,8 @@ struct half {
 
 struct local {
     int listening;
-    int kept;               /* an open file to be let go of for one who is refused; -1: none is to be had */
-    uint64_t deaf_until_ns; /* nobody is let in before, for want of memory, say; 0: who comes is */
+    int kept;               /* an open file, to be closed so that a peer can be refused; -1: there is none */
+    uint64_t deaf_until_ns; /* nobody is let in before this, for want of memory, say; 0: everybody is */
     struct half halves[HALF_MAX];
 };
 

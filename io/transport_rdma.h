@@ -23,7 +23,8 @@ struct rdma {
     struct ibv_cq *cq;
     bool dead;                    /* the device has gone: nothing comes from it any more */
     unsigned cq_room;             /* entries that no queue has been promised */
-    unsigned reads_out, reads_in; /* of a queue at a time, as one who reads and as one who is read from */
+    unsigned reads_out, reads_in; /* of a queue at a time, as the reading end and as the end that is read
+                                     from */
 };
 
 /* link->own */
