@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The agent's files: what programs here do to them is asked of the home, and what the home asks is done to
- * this node's kernel. */
+/* The agent's files: what programs here do to them becomes requests to the home, and what the home asks for
+ * is done to this node's kernel. */
 #include "cache/agent.h"
 
 #include <errno.h>

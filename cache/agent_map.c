@@ -10,10 +10,10 @@
 #include "cache/client.h"
 #include "cache/meet.h"
 
-/* Its capacity is shared out evenly: what of it a home fills, the others don't know of. Of soft devices that
- * nobody has given one that is what all may have together (struct cache_pool). Of one whose mapped pages stay
- * each home may have all, as nothing else would bring large files there: what is mapped of all homes' is
- * bounded by its memory. */
+/* The device's capacity is shared out evenly: homes don't know how much of it the others fill. A soft device
+ * that nobody has given a capacity counts with its even part of what all such devices may have together
+ * (struct cache_pool). Of a device whose mapped pages stay each home may have all, as nothing else would
+ * bring large files there: what all homes' files have mapped on it is bounded by its memory. */
 static uint64_t share_of_device(const struct cache *cache, const struct cache_device *device)
 {
     if (device->scans)

@@ -29,8 +29,8 @@ struct looking {
     size_t count;
 };
 
-/* Then whom it has met since the last time may have stood still with it, too: all is looked at once more, and
- * what is found now is suspect still. */
+/* Whether this node stood still once more. Then members that it has met since the last time may have stood
+ * still with it: all is looked at once more, and what is found now is suspect still. */
 static bool stands_still_again(const struct looking *looking)
 {
     pthread_mutex_lock(&looking->nodes->lock);
@@ -39,8 +39,8 @@ static bool stands_still_again(const struct looking *looking)
     return again;
 }
 
-/* Those that may hold pages from before: who is told that a file is tracked drops what it has of it. The
- * file's lock is held. */
+/* Kernels that may hold pages from before: a node that is told that a file is tracked drops what it has of
+ * the file. The file's lock is held. */
 static uint64_t old_kernels(const struct looking *looking, const struct cache_file *file)
 {
     const struct home_open *open;
@@ -59,8 +59,8 @@ static bool is_since(const struct cache_file *file, uint64_t ns)
     return clock_ns(&file->ctime) >= ns;
 }
 
-/* Also when the change itself was found before: by an acquire, or by the OPENED of who has just been told
- * that the file is tracked. The file's lock is held. */
+/* Also when the change itself was found before: by an acquire, or by the OPENED of a node that has just been
+ * told that the file is tracked. The file's lock is held. */
 static bool look(struct looking *looking, struct cache_file *file)
 {
     int error = file_check_behind(file);

@@ -2,9 +2,9 @@
 /* The cache as a whole: its start and end, its devices, its list of files. And the locks of the whole
  * project.
  *
- * The order of locks, outermost first: who holds one may take those further down in its part, and no other of
- * its own class. Builds with DEBUG=1 or a sanitizer end at the first step out of order (base/lock.h, whose
- * classes these are).
+ * The order of locks, outermost first: a thread that holds one may take those further down in its part, and
+ * no other of the same class. Builds with DEBUG=1 or a sanitizer end at the first step out of order
+ * (base/lock.h, whose classes these are).
  *
  * libgaia:
  *   LOCK_SESSIONS      the list of sessions; held over the connection of a new one, and over a fork, with
@@ -55,17 +55,18 @@
  *   LOCK_NOTIFY        the gate of notifications: held over those to the kernel
  *   LOCK_MAPS          the maps of a file's frames (gpu/): held over userfaultfd calls on clients
  *
- * The last two wait for who may wait for a FUSE handler: they are taken with no other lock held (or tried
- * only). For the same reason no lock is held over cache_host.invalidate(), cache_host.pin() and
- * cache_host.peek(), over the calls of gpu/device.h marked [client], and while a thread is joined; and who
- * waits on a condition holds that condition's lock and no other; but for the answer of a peer,
- * who may hold a file's lock: what is asked then (NODE_FRAMES of io/node.h) waits for nobody there. What has
- * to stand still over such a call is marked busy, releasing or invalidating in the index, and others wait for
- * it on cache_file.changed. FUSE handlers wait for none of the three, but for that of a WRITE that may be
- * stale in the kernel: for healers to invalidate, and for READ handlers on cache_file.changed, a moment, or
- * some seconds where the kernel is seen to have something stale (cache/heal.h, cache/reads.h); and of one
- * that changes a file's size, for who changes the length of its frames, seconds at most (cache/fit.h): that
- * call waits for clients, too, so no lock is held over it.
+ * The last two wait for programs that may wait for a FUSE handler: they are taken with no other lock held (or
+ * tried only). For the same reason no lock is held over cache_host.invalidate(), cache_host.pin() and
+ * cache_host.peek(), over the calls of gpu/device.h marked [client], and while a thread is joined; and a
+ * thread that waits on a condition holds that condition's lock and no other. The exception is a wait for the
+ * answer of a peer, over which a file's lock may be held: what is asked then (NODE_FRAMES of io/node.h) waits
+ * for nobody there. What has to stand still over such a call is marked busy, releasing or invalidating in the
+ * index, and others wait for it on cache_file.changed. FUSE handlers wait for none of the three, with two
+ * exceptions. The handler of a WRITE that may be stale in the kernel waits for healers to invalidate, and for
+ * READ handlers on cache_file.changed, a moment, or some seconds where the kernel is seen to have something
+ * stale (cache/heal.h, cache/reads.h). The handler of a request that changes a file's size waits for the
+ * thread that changes the length of the file's frames, seconds at most (cache/fit.h): that call waits for
+ * clients, too, so no lock is held over it.
  */
 #include <assert.h>
 #include <errno.h>

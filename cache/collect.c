@@ -199,9 +199,9 @@ static int write_runs(struct collect *c)
     return error;
 }
 
-/* What is collected while it is being released one kernel has asked for, and so does not hold; those of other
- * nodes may hold it yet, and write it back whole. What is pending none holds; but what they wrote back of it
- * may be on its way, unless the only one asks for it. */
+/* A page that is collected while it is being released: one kernel has asked for it, and so does not hold it;
+ * those of other nodes may hold it yet, and write it back whole. A pending page: no kernel holds it; but what
+ * kernels wrote back of it may be on its way, unless the only one asks for it. */
 static int tell_kernels(struct collect *c)
 {
     page_mask releasing = 0;

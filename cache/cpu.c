@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What CPUs do to a tracked file: the FUSE handlers' half of the rules (docs/design.md, section 5, rules 3,
- * 4, 6 and 8). Nothing here waits for a client; and for a kernel only who writes what may be stale in it
- * (some seconds, cache/heal.h), and, of several nodes, who flushes or syncs (30 s, cache/kernels.h). */
+ * 4, 6 and 8). Nothing here waits for a client; and only these wait for a kernel: a write of what may be
+ * stale in it (some seconds, cache/heal.h), and, with several nodes, a flush or a sync (30 s,
+ * cache/kernels.h). */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -339,8 +340,9 @@ uint64_t cache_file_opened(struct cache_file *file)
     return behind;
 }
 
-/* Who releases such pages had better have the kernel write all of them back first: it does that in large
- * pieces, but page by page where it has to drop them. Lock held. */
+/* Counts those of the pages that devices have stored to, too. Their release had better have the kernel write
+ * all of them back first: it does that in large pieces, but page by page where it has to drop them. Lock
+ * held. */
 static void note_crossed(struct leaf *leaf, page_mask pages)
 {
     struct leaf_copy *copy;

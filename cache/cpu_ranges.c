@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What CPUs do to ranges of a tracked file: cuts, holes, zeros, copies; and where data is. Of all that
- * cache/cpu.c says the same holds. */
+/* What CPUs do to ranges of a tracked file: cuts, holes, zeros, copies; and where data is. All that
+ * cache/cpu.c says holds here, too. */
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -136,7 +136,7 @@ static int collect_range(struct cache_file *file, struct leaf *leaf, page_mask p
 
 #define COPY_MAX (4u << 20) /* bytes at once */
 
-/* What is done to its bytes here would pass by its home. */
+/* Whatever is done to its bytes here would bypass its home. */
 static bool is_elsewhere(const struct cache_file *file)
 {
     return file->far || file->given_up;

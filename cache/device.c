@@ -23,7 +23,7 @@ static uint64_t beyond_share(const struct cache_pool *pool, uint64_t charged)
     return charged > pool->share ? charged - pool->share : 0;
 }
 
-/* What is in its share is always there for it, and what it begins in its share it may end beyond: else a
+/* A device can always have what is in its share, and what it begins in its share may end beyond it: else a
  * device that has nothing to evict would wait for others. The device's lock is held. */
 static bool pool_charge(struct cache_pool *pool, uint64_t charged, uint64_t pages)
 {

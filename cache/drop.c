@@ -10,10 +10,10 @@
 #include "cache/runs.h"
 #include "consistency/merge.h"
 
-/* Mark the pages of one entry busy, as far as they are there. What an eviction has forgotten and not freed
- * yet is seen by clients still, so whoever is to drop it waits for that, too (found by a review: an acquire
- * returned, and the old frame was read). What was seen to be gone stays out: if it comes again it is new.
- * Lock held (and let go while waiting). */
+/* Mark the pages of one entry busy, as far as they are there. Clients still see a page that an eviction has
+ * forgotten and not freed yet, so a thread that is to drop it waits for the eviction, too (found by a review:
+ * an acquire returned, and the old frame was read). A page that was seen to be gone stays out: if it comes
+ * again it is new. Lock held (and let go while waiting). */
 static void take_busy(struct replica *replica, struct copy_pages *entry, enum drop_why why)
 {
     struct cache_file *file = replica->file;

@@ -52,8 +52,8 @@ void kernels_settle(struct cache_file *file)
     dropper_request(file);
 }
 
-/* The next leaf of a node with old pages, which are being dropped from now on. What has become old in this
- * round is behind what was looked at in it: its turn is the next one. Lock held. */
+/* The next leaf of a node with old pages, which are being dropped from now on. A leaf that has become old in
+ * this round is behind those that were looked at in it: its turn is in the next one. Lock held. */
 static page_mask next_old(struct cache_file *file, unsigned node, uint64_t *leaf_out)
 {
     struct kernels *kernels = &file->kernels;

@@ -7,8 +7,8 @@
 #include "base/clock.h"
 #include "cache/drop.h"
 
-/* How long nobody may have let go of anything, nor have anything on its way to the device, before a touch is
- * told that what is there can't be written; and a map that all of it is mapped. */
+/* When nothing has been let go of for so long, and nothing was on its way to the device, a touch is told that
+ * what is there can't be written (the first), and a map that all of it is mapped (the second). */
 #define EVICT_REFUSED_MS 1000u
 #define EVICT_FULL_MS 200u
 
@@ -160,8 +160,8 @@ static struct leaf_copy *pass_staying(struct cache_device *device, uint64_t *tri
     return NULL;
 }
 
-/* The same, of *tries copies, which it counts down. Who charges the device meanwhile waits for a part of them
- * only. No lock is held. */
+/* The same, for *tries copies, which are counted down. A thread that charges the device meanwhile waits for a
+ * part of them only. No lock is held. */
 static struct replica *next_victim(struct cache_device *device, uint64_t *tries, uint64_t *leaf_out)
 {
     struct replica *replica = NULL;

@@ -2,8 +2,8 @@
 /* Serving faults: a touch of a page that the device lacks (rule 3), a touch of a page that it has and this
  * client has not seen, and the first store to a page (rule 7: the twin is taken then).
  *
- * A fault thread never waits for a page that somebody else has busy: it leaves a mark, and whoever ends busy
- * wakes the touch, which then faults again and finds the page as it is. */
+ * A fault thread never waits for a page that somebody else has busy: it leaves a mark, and the thread that
+ * ends the page's being busy wakes the touch, which then faults again and finds the page as it is. */
 #include <errno.h>
 
 #include "cache/drop.h"
@@ -63,22 +63,23 @@ static bool show_leaf_ahead(struct cache_map *map, uint64_t number, page_mask pa
     return !error;
 }
 
-/* What is shown for a touch of what the device has. */
+/* What is shown for a touch of a page that the device has. */
 struct shown {
     struct readahead_window window; /* that of a stream, or the page's unit */
     uint64_t page;                  /* the touched one: in its block, besides, */
     uint32_t cells;                 /* these */
 };
 
-/* A client that can't trap stores would have twins of all that it is shown. Of one of another node it is
- * known since it has attached the map. (What has no blocks at all: cache/map.c.) */
+/* Not for a client that can't trap stores: it would have twins of all that it is shown. For a client of
+ * another node that is known since it has attached the map. (Which maps have no blocks at all: cache/map.c.)
+ */
 static bool goes_by_blocks(const struct cache_map *map)
 {
     return map->density.count && (!map->writable || map->can_trap);
 }
 
-/* Who touches page after page is not stopped at each, nor is who touches many of a block in no order. The
- * windows are those of reads, as a stream may come from the one to the other. */
+/* A program that touches page after page is not stopped at each, nor is one that touches many pages of a
+ * block in no order. The windows are those of reads, as a stream may come from the one to the other. */
 static struct shown choose_shown(struct cache_map *map, uint64_t page)
 {
     uint64_t unit_pages = map->replica->file->cache->config.unit_pages;
@@ -117,8 +118,8 @@ static void show_ahead(struct cache_map *map, const struct shown *shown)
         went_well = show_leaf_ahead(map, next, shown_pages(map, shown, next));
 }
 
-/* The page is in the device's memory. Show it, and what lies around it, to this client: what is of its leaf
- * at once, so that who goes on does not overtake the rest. Lock held; let go. */
+/* The page is in the device's memory. Show it, and what lies around it, to this client: what is in its leaf
+ * at once, so that a program that goes on does not overtake the rest. Lock held; let go. */
 static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t page, bool store)
 {
     struct replica *replica = map->replica;
@@ -188,9 +189,9 @@ static page_mask window_pages(const struct cache_map *map, const struct leaf_cop
            page_range_mask(number, map->first, map->count);
 }
 
-/* A first store: take the twin, then let it through. Who stores to page after page is not stopped at each:
- * the next ones get their twins, too, in windows that grow as those of reads do. What is not stored to after
- * all costs a comparison at the release. Lock held; let go. */
+/* A first store: take the twin, then let it through. A program that stores to page after page is not stopped
+ * at each: the next pages get their twins, too, in windows that grow as those of reads do. A page that is not
+ * stored to after all costs a comparison at the release. Lock held; let go. */
 static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t page, uint32_t thread)
 {
     struct replica *replica = map->replica;

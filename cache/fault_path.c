@@ -69,7 +69,7 @@ static int say_it_too(struct fault_path *path, int error)
 
 /* ---- callbacks, in the thread that polls ---- */
 
-/* Who comes and says nothing keeps nobody out: there is always a place for our own link. */
+/* A peer that connects and says nothing keeps nobody out: there is always a place for our own link. */
 static int arrived(void *context, struct gaia_link *link, const char *peer)
 {
     struct fault_path *path = context;

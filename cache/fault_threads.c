@@ -121,8 +121,8 @@ int fault_threads_start(struct cache_client *client)
 }
 
 /* The client shares the description of its descriptor, and may have made it one that blocks: then only a
- * signal ends the read that a thread is in, and it may come just before it. Who waits for that one's turn
- * hears of it by a signal, too. */
+ * signal ends the read that a thread is in, and a signal may come just before the read, so it is sent again
+ * until the thread has ended. A thread that waits for its turn is woken by a signal, too. */
 void fault_threads_stop(struct cache_client *client)
 {
     struct fault_threads *threads = &client->threads;

@@ -20,8 +20,8 @@
 #include "cache/sure.h"
 #include "cache/tail.h"
 
-/* What is read for devices is no access of anybody's. But of another user's file only root's daemon may say
- * so. */
+/* A read for a device is nobody's access, and must not change the file's time of access. But for another
+ * user's file only root's daemon may ask for that. */
 static int open_quietly(const struct proc_path *path, int flags)
 {
     int fd = open(path->text, flags | O_CLOEXEC | O_NOATIME);

@@ -543,8 +543,9 @@ static uint64_t take_absent(struct replica *replica, uint64_t *page, uint64_t en
 }
 
 /* Charge the next run of absent pages at or after *page: at most `most` of them, and how many. Not a page
- * more than is wanted: what makes room may be what was placed a moment ago. Where there is no room for them,
- * somebody else may have charged and placed them meanwhile, who had the same in mind. No lock is held. */
+ * more than is wanted: to make room, pages may go that were placed a moment ago. Where there is no room,
+ * another thread that was to place the same pages may have charged and placed them meanwhile. No lock is
+ * held. */
 static int charge_absent(struct replica *replica, uint64_t *page, uint64_t end, uint64_t *most)
 {
     struct cache_file *file = replica->file;

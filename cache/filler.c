@@ -16,7 +16,8 @@
 /* Pieces that one call may put into the queue: half of it, and more than a window of readahead has. */
 #define AHEAD_MAX (FILLER_QUEUE_MAX / 2)
 
-/* A range that several threads place, in the frame of who waits for it; or of it some leaves. */
+/* A range that several threads place, or some leaves of it. It lies in the stack frame of the thread that
+ * waits for it. */
 struct filler_range {
     struct cache_map *map;
     struct fill_group *group;

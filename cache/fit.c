@@ -99,8 +99,9 @@ static void keep_leaf(struct leaf *leaf, void *context)
     kept->pages += (uint64_t)__builtin_popcountll(pages);
 }
 
-/* One call for all that lies between two pages that are kept: what has memory there is looked for by who has
- * it, so it costs what there is, and not how far apart it lies. What can't be freed stays. No lock held. */
+/* One call for all that lies between two pages that are kept: whoever has the frames looks for those with
+ * memory there, so the cost is that of what is there, however far apart it lies. What can't be freed stays.
+ * No lock held. */
 static void free_others(struct gaia_frames *frames, const struct kept *kept, uint64_t pages)
 {
     uint64_t done = 0;
@@ -119,9 +120,9 @@ static void free_others(struct gaia_frames *frames, const struct kept *kept, uin
         frames->ops->drop(frames, done, pages - done);
 }
 
-/* Of what is there all that is neither placed nor about to be was filled by somebody else: both are looked at
+/* Whatever is there and is neither placed nor about to be was filled by somebody else: both are looked at
  * under one hold of the lock, when the frames fit, so that nothing that was dropped or cut off is among it.
- * Nobody places anything until it is free. Lock held, let go meanwhile. */
+ * Nobody places anything until all of it is freed. Lock held, let go meanwhile. */
 static void sweep(struct replica *replica)
 {
     struct cache_file *file = replica->file;
@@ -239,7 +240,8 @@ static void start(struct replica *replica)
         work(replica);
 }
 
-/* to_place: also for what is being freed, which is no matter of the size. Lock held, let go while waiting. */
+/* to_place: also for what is being freed, which has nothing to do with the size. Lock held, let go while
+ * waiting. */
 static void wait_for(struct replica *replica, bool to_place, const struct timespec *until)
 {
     struct cache_file *file = replica->file;

@@ -11,8 +11,8 @@
 #include "base/read.h"
 #include "cache/home.h"
 
-/* How long, and for how many WRITEs of a file that take so much memory, write-backs are awaited that a kernel
- * before Linux 6.16 may have on their way: the newest. They come when the daemon has answered what came
+/* Write-backs that a kernel before Linux 6.16 may have on their way are awaited for so many WRITEs of a file,
+ * the newest ones, and for so much memory that these take. They come when the daemon has answered what came
  * before them. */
 #define LINGER_MOST 64u
 #define LINGER_BYTES ((size_t)4 << 20)
@@ -168,7 +168,8 @@ void heal_changed(struct cache_file *file, off_t offset, off_t length)
         }
 }
 
-/* In a page that is being healed a direct READ may be for who has asked, and not for the kernel. */
+/* A direct READ of a page that is being healed may be for the program that has asked, and not for the kernel.
+ */
 void heal_reread(struct cache_file *file, off_t offset, size_t length, unsigned flags)
 {
     struct heal *heal;

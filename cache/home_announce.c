@@ -35,8 +35,8 @@ static bool begin_announcing(struct cache_file *file, const struct node_name *na
     return !done;
 }
 
-/* The sessions with all agents, with references, and how often one has entered by now. Who comes later stands
- * before the others in the list, which keeps its order: as call_ask() wants it. */
+/* The sessions with all agents, with references, and how often an agent has entered by now. An agent that
+ * comes later stands before the others in the list, which keeps its order, as call_ask() wants it. */
 static unsigned find_agents(struct nodes *nodes, struct call_session *sessions[AGENTS_MAX],
                             uint64_t *entered_out)
 {

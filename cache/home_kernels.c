@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels of agents that have a file of this home open: what is asked of them beside this node's own. */
+/* The kernels of agents that have a file of this home open: what is asked of them in addition to this node's
+ * own. */
 #include <assert.h>
 #include <errno.h>
 #include <limits.h>
@@ -32,8 +33,9 @@ uint64_t home_kernels(const struct cache_file *file)
 
 #define ALL UINT_MAX /* of nodes */
 
-/* By their numbers: who waits for a place with one of them holds those of lower ones only, so that two who
- * ask the same do not wait for each other. The reference is end()'s to put. Lock held. */
+/* Sorted by their numbers: a thread that waits for a place with one of them holds places with lower ones
+ * only, so that two threads that ask the same kernels do not wait for each other. The reference is end()'s to
+ * put. Lock held. */
 static void add_kernel(const struct home_open *open, struct kernel kernels[KERNELS_MAX], unsigned *count)
 {
     unsigned node = open->session->member + 1, at = (*count)++;
@@ -110,7 +112,8 @@ static int end_one(struct kernel *kernel)
     return said && (result == -EIO || node_result(result) != result) ? -EREMOTEIO : result;
 }
 
-/* What has come of several, and of one more. One whose session ends hides no other's error: see joined(). */
+/* The result of several, and of one more. A kernel whose session ends hides no other's error: see joined().
+ */
 static int with(int error, int one)
 {
     return one != -ENOENT && (error == -ENOENT || !error || (error == -EIO && one)) ? one : error;

@@ -196,9 +196,9 @@ static int do_read_end(struct home_session *agent, struct home_open *open, const
     return 0;
 }
 
-/* A home that leaves syncs its files once more, for those who sync elsewhere after it; what it does to one
- * after that is on storage before it is acknowledged. Called with the result of what was done, after
- * durable_wrote() and the like: that sync begins after who leaves has said so. */
+/* A home that leaves syncs its files once more, for programs that sync elsewhere after it; what it does to a
+ * file after that is on storage before it is acknowledged. Called with the result of what was done, after
+ * durable_wrote() and the like: that last sync begins after `settles` was set. */
 static ssize_t sync_if_leaving(const struct home_session *agent, const struct cache_file *file,
                                ssize_t result)
 {
@@ -287,8 +287,8 @@ static int do_fallocate(struct home_session *agent, struct home_open *open,
     return (int)sync_if_leaving(agent, file, error);
 }
 
-/* As cache_file_opened() does for this node's programs. That the file has changed behind the mounts is news
- * to their kernel still. */
+/* As cache_file_opened() does for this node's programs. A change of the file behind the mounts is still news
+ * to the agent's kernel. */
 static int do_opened(struct home_open *open)
 {
     struct cache_file *file = open->file;
@@ -323,8 +323,9 @@ static int do_seek(struct home_open *open, const struct node_request *request, s
     return 0;
 }
 
-/* Who has met this node since it stood still last asks it as who knows by now whose the file is, and what it
- * writes is new. It may do so before it answers FOLLOW, for which this node waits before it is sure. */
+/* An agent that has met this node since this node last stood still knows by now, when it asks, whose the file
+ * is, and what it writes is new. It may do so before it answers FOLLOW, for which this node waits before it
+ * is sure. */
 static void be_sure(const struct home_session *agent, struct cache_file *file, enum node_op op,
                     unsigned flags)
 {

@@ -10,8 +10,8 @@
 #include "cache/meet.h"
 #include "cache/patience.h"
 
-/* Who leaves waits for a minute for a home that says nothing: what is lost with it is not to be had again,
- * and all that it does meanwhile may be to wait for its disk. */
+/* A node that leaves waits for a minute for a home that says nothing: what is lost with the home can't be
+ * recovered, and the home may just be waiting for its disk. */
 static int leave(struct nodes *nodes, struct call_session *session)
 {
     const struct patience patience = {.silent = 12, .turns = UINT_MAX};
@@ -75,8 +75,8 @@ static int hand_over(struct cache_file *file, void *context)
 
 /* What this node is home of goes to its next homes by way of storage. In this order: what was acknowledged
  * before `leaving` was said is collected; what is acknowledged before `settles` was said is synced; what is
- * acknowledged later was synced before it was (cache/home_open.c). At last what nobody has open any more: who
- * unmounts a disk syncs it, too. */
+ * acknowledged later was synced before it was (cache/home_open.c). Last comes what nobody has open any more:
+ * to unmount a disk syncs it, too. */
 static int hand_all_over(struct cache *cache)
 {
     struct nodes *nodes = cache->nodes;

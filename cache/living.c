@@ -38,8 +38,8 @@ uint64_t nodes_living(struct nodes *nodes, uint64_t *epoch_out)
     return living;
 }
 
-/* What those that have been met say of who lives: nodes_living(). Who can't be reached may live all the same.
- */
+/* Which members live, as those say that have been met: nodes_living(). A member that can't be reached may
+ * live all the same. */
 static uint64_t ask_who_lives(struct nodes *nodes)
 {
     uint64_t living = 0, epoch;

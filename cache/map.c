@@ -61,7 +61,7 @@ void cache_map_put(struct cache_map *map)
     free(map);
 }
 
-/* Whose touches go by blocks, of those that have any, is known when they come: cache/fault.c. */
+/* Whether the touches of a map that has blocks go by these is known when they come: cache/fault.c. */
 static void init_density(struct cache_map *map)
 {
     bool is_kept = !map->far && !map->resident && map->file->cache->config.unit_pages == DENSITY_CELL_PAGES;

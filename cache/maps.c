@@ -24,7 +24,8 @@ static uint32_t behind(struct maps *maps, const struct maps_entry *entries, uint
     return low;
 }
 
-/* Entry `at` is new, or gone: what is said of those from there on. It ends where it says what it said. */
+/* Entry `at` is new, or gone: sets `reach` anew from there on, up to the first entry where it stays as it
+ * was. */
 static void reach_anew(struct maps_entry *entries, uint32_t count, uint32_t at)
 {
     for (uint32_t i = at; i < count; i++) {

@@ -178,7 +178,8 @@ static int get_home(struct nodes *nodes, unsigned member, bool wait, struct call
     return *session_out ? 0 : -EIO;
 }
 
-/* That a peer can't be had is no want of memory or descriptors of who asks, which would be made room for. */
+/* That a peer can't be reached must not look like a lack of memory or descriptors in the caller, for which
+ * room would be made. */
 int nodes_get_home(struct nodes *nodes, unsigned member, struct call_session **session_out)
 {
     int error = get_home(nodes, member, true, session_out);

@@ -85,9 +85,10 @@ void nodes_meet_missed(struct nodes *nodes)
     meet_each(nodes, one);
 }
 
-/* Who does not answer when it is to be met is not asked because of what programs do: others are homes of its
- * files. It may have been still, or busy with the end of an earlier session, when it was tried, and so may
- * this node. One that lives, as it has met this node or has said why it can't be met, is tried again soon. */
+/* A member that does not answer when it is to be met is not asked again because of what programs do: others
+ * are homes of its files. It may have been still, or busy with the end of an earlier session, when it was
+ * tried, and so may this node. A member that lives, as it has met this node or has said why it can't be met,
+ * is tried again soon. */
 static void *meet_again(void *argument)
 {
     while (await_turn(argument))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pages of several leaves go together: each patch is waited for, and what is to be sent is small. Where there
- * are many, threads apart read and send some batches at a time. */
+/* Pages of several leaves are sent together, as each patch is waited for and a leaf has little to send. Where
+ * there are many, threads of their own read and send some batches at a time. */
 #include "cache/refresh.h"
 
 #include <errno.h>
@@ -120,10 +120,10 @@ static void commit(struct cache_file *file, const struct batch *b)
 
 #define FETCH_TRIES 3
 
-/* A patch has failed, after it may have changed some of the pages. What they have become is what they were
- * granted with from now on, byte by byte: else it would be taken for a GPU kernel's store, or not be patched
- * again when the home has what was there before. (A GPU that can't be asked either, so many times, has failed
- * for good.) */
+/* A patch has failed, after it may have changed some of the pages. From now on what they have become counts
+ * as what they were granted with, byte by byte: else it would be taken for a GPU kernel's store, or not be
+ * patched again when the home has what was there before. (A GPU that can't be asked for it either, after so
+ * many tries, has failed for good.) */
 static void keep_patched(struct replica *replica, struct batch *b)
 {
     struct frame_pool *pool = &replica->file->cache->twins;

@@ -25,7 +25,7 @@
 
 /* A release between its comparison and its end. Pages that a READ collects meanwhile are neither releasing
  * nor stored to any more: that one kernel asked for them, and others may hold them until they have been told.
- * So who releases the same stores of the device waits for it, though he finds nothing to do. */
+ * So another release of the same stores of the device waits for this one, though it finds nothing to do. */
 struct handing {
     LIST_ENTRY(handing) link; /* replica->handings */
     struct replica *replica;
@@ -143,8 +143,8 @@ static int seal(struct replica *replica, const struct release_work *work, size_t
 }
 
 /* Whether what is released is brought to the file at once. What devices of other nodes release has come here
- * to be looked at: who reads it does not have it come again, and it does not go with its node. And programs
- * of other mounts read the file alone, and nobody here hears of it. */
+ * to be compared: if it is kept, a reader need not have it sent again, and it is not lost with its node. And
+ * programs of other mounts read only the file, and nobody here learns of that. */
 static bool is_collected(const struct replica *replica)
 {
     return replica->device->node || claim_is_shared(replica->file);
@@ -337,9 +337,9 @@ static void collect_at_once(struct cache_file *file, const struct release_work *
     }
 }
 
-/* CPUs that write on and on would have a release go round and round where that takes longer than a WRITE,
- * with kernels on other nodes. Then they have what is released at once, as if each had read it: what their
- * kernels hold of it is merged (cache/kernels.h), and dropped once more. Lock held. */
+/* CPUs that write on and on would keep a release going round where a round takes longer than a WRITE, with
+ * kernels on other nodes. Then they get what is released at once, as if each had read it: what their kernels
+ * hold of it is merged (cache/kernels.h), and dropped once more. Lock held. */
 static int collect_busy(struct cache_file *file, const struct release_work *work, size_t count)
 {
     int error = 0;

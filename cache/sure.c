@@ -75,7 +75,7 @@ uint64_t nodes_still_since(struct nodes *nodes)
     return still_ns < clocks_ns ? 0 : still_ns - clocks_ns;
 }
 
-/* Who asks the others is done by then, whether they answer or not: with greet()'s tries. */
+/* A node that asks the others is done within this time, whether they answer or not, with greet()'s tries. */
 unsigned nodes_sure_ms(const struct nodes *nodes)
 {
     return 7 * nodes->timeout_ms + 10000;
@@ -176,8 +176,8 @@ static const struct home_session *agent_of(const struct nodes *nodes, unsigned m
     return NULL;
 }
 
-/* Whether a member may have taken this node to be dead in the n-th stall: else both sessions with it are
- * those from before. Who is down may have come and gone meanwhile. */
+/* Whether a member may have taken this node to be dead in the n-th stall: if not, both sessions with it are
+ * those from before. A member that is down may have come and gone meanwhile. */
 static bool was_left_alone(struct nodes *nodes, uint64_t stall)
 {
     bool alone = false;
@@ -192,7 +192,8 @@ static bool was_left_alone(struct nodes *nodes, uint64_t stall)
     return alone;
 }
 
-/* That who has been met knows what is tracked here: from then on it changes nothing of that unasked. */
+/* Waits until each member that has been met knows what is tracked here: from then on it changes nothing of
+ * that without asking. */
 static void await_told(struct nodes *nodes)
 {
     unsigned turns = 2 * nodes->timeout_ms * 1000 / PAUSE_US;

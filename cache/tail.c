@@ -8,10 +8,10 @@
 #include "cache/passed.h"
 #include "cache/scan.h"
 
-/* Whether a copy's page is left as it is. Growth in passthrough, or by another mount, is seen late: what
- * differs from a twin, whose tail is zeros, may have been stored after it; and so may what differs in a page
- * that was cleared before the growth. (On a device that scans every page has a twin then, and what is stored
- * past the end before an acquire is lost: gaia.h.) */
+/* Whether a copy's page is left as it is. Growth in passthrough, or by another mount, is seen late: bytes
+ * that differ from a twin, whose tail is zeros, may have been stored after the growth; and so may bytes that
+ * differ in a page that was cleared before the growth. (On a device that scans every page has a twin then,
+ * and what is stored past the end before an acquire is lost: gaia.h.) */
 static bool keeps_tail(const struct leaf_copy *copy, uint64_t page, enum tail when)
 {
     bool scans = copy->replica->scans;
