@@ -216,7 +216,7 @@ static int do_chunk(struct client *client, struct gaia_message *message, int rep
     return error;
 }
 
-/* What shows the paths of files is for who mounted, and for root. */
+/* The dump shows the paths of files, so it is only for the user who mounted, and for root. */
 static int do_dump(struct client *client, int reply_fds[GAIA_MESSAGE_FDS])
 {
     if (client->far || (client->peer.uid != 0 && client->peer.uid != geteuid()))

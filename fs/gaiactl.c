@@ -90,8 +90,8 @@ static enum outcome ask(const char *mountpoint, int *fd_out, int *error_out)
     return *error_out ? NO_ANSWER : ANSWERED;
 }
 
-/* The process that asks, and may have to be left behind. It holds nothing of the caller's: who reads
- * gaiactl's output up to its end is not to wait for it. */
+/* The process that asks, and may have to be left behind. It holds nothing of the caller's: a program that
+ * reads gaiactl's output up to its end must not wait for it. */
 static _Noreturn void ask_apart(const char *mountpoint, int answer)
 {
     struct gaia_message message = {.op = GAIA_OP_DUMP};

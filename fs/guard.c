@@ -61,12 +61,12 @@ static bool has_ended(pid_t daemon)
     return name_end && (!strncmp(name_end, ") Z", 3) || !strncmp(name_end, ") X", 3));
 }
 
-/* What comes when the daemon's main thread ends, whatever its other threads do: they may be there still, so
- * that nothing else here, like getppid(), tells its end from somebody's kill. It comes from the daemon then.
- * A signal that queues: one of somebody's that waits to be taken must not swallow it. But where the daemon's
- * user has used up the room for signals (RLIMIT_SIGPENDING) it does not queue, nor says from whom it is; so
- * any other signal makes this look how the daemon is, and again: the signal comes a moment before it can be
- * seen. */
+/* The signal comes when the daemon's main thread ends, whatever its other threads do. As they may be there
+ * still, nothing else here, like getppid(), tells that end from a signal that somebody sends. At the daemon's
+ * end the sender is the daemon. The signal is one that queues: one from somebody else that waits to be taken
+ * must not swallow it. But where the daemon's user has used up the room for signals (RLIMIT_SIGPENDING), it
+ * does not queue, nor say from whom it is. So any other signal makes this look whether the daemon has ended,
+ * again and again: the signal comes a moment before the end can be seen. */
 static void await_death(int signal_number, pid_t daemon)
 {
     const struct timespec pause = {.tv_sec = 1};

@@ -257,8 +257,9 @@ bool inode_is_used(const struct inode *inode)
     return inode->lookups > 0 || inode->references > 0 || inode->pins > 0;
 }
 
-/* Nobody uses the inode, but who has a file handle of it may come back: all that it needs for that is its
- * node id and its own handle. What was allocated for its bytes goes into *content_out. Shard's lock held. */
+/* Nobody uses the inode, but somebody who has a file handle of it may come back: for that only its node id
+ * and its own handle are needed. What was allocated for its bytes goes into *content_out. Shard's lock held.
+ */
 static struct inode *remember(struct inode_shard *shard, struct inode *inode, struct descriptor_list *closing,
                               struct content **content_out)
 {

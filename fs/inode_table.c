@@ -256,8 +256,8 @@ void shard_remove(struct inode_table *table, struct inode_shard *shard, struct i
     atomic_fetch_sub(&table->known, 1);
 }
 
-/* The place in the ring that the next one gets. Who came back since he got his own keeps it for a round
- * more. */
+/* The place in the ring that the next one gets. An inode that came back since it got its own place keeps that
+ * for a round more. */
 static uint64_t *next_place(struct inode_table *table, struct inode_shard *shard, struct inode **oldest_out)
 {
     for (;;) {

@@ -3,8 +3,8 @@
  * libfuse's own loop all threads that a burst has called for go on waiting, and each small request of a
  * single program then finds another one, on another processor, with a stack and buffers that no cache holds
  * any more: two to four times the time of a request (docs/performance.md). So only a few wait in the kernel
- * here. Who takes a request and leaves nobody waiting wakes one that sleeps, or makes one; who has answered
- * and finds enough of them waiting goes to sleep, and after a while ends. */
+ * here. A thread that takes a request and leaves none waiting wakes one that sleeps, or makes one; a thread
+ * that has answered and finds enough of them waiting goes to sleep, and after a while ends. */
 #include "fs/loop.h"
 
 #include <errno.h>
@@ -143,10 +143,10 @@ static void on_wake(int signal_number)
     (void)signal_number;
 }
 
-/* The session has ended. A read of the kernel's requests is interrupted by a signal, again and again, for one
- * may come just before it; work under way is left to end by itself. No pthread_cancel(): who is cancelled
- * leaves no frame in order, which AddressSanitizer takes for an error, and needs a library that may not be
- * loaded yet. */
+/* The session has ended. A read of the kernel's requests is interrupted by a signal, again and again, as a
+ * signal may come just before the read; work under way is left to end by itself. No pthread_cancel(): a
+ * cancelled thread leaves no frame in order, which AddressSanitizer takes for an error, and needs a library
+ * that may not be loaded yet. */
 static void join(struct loop_worker *worker)
 {
     while (!lock_join_within(worker->thread, 5))

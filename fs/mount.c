@@ -137,8 +137,7 @@ static bool is_local(int fd)
            st.f_type == TMPFS_MAGIC;
 }
 
-/* Whether what is read there gets a new time of access, for all that we do. That it is remounted is not
- * noticed. */
+/* Whether what is read there gets a new time of access, for all that we do. A remount is not noticed. */
 static bool dates_reads(const struct fs *fs, int fd)
 {
     struct statvfs st;
@@ -247,9 +246,10 @@ static void keep_heaps_small(void)
     mallopt(M_ARENA_MAX, cpus > 2 ? (int)cpus : 2);
 }
 
-/* The kernel's table of descriptors grows when it is full, and where a process has threads it waits then for
- * all processors (synchronize_rcu): 6 to 12 ms, and for whoever waits for a lock of who wanted the
- * descriptor. So it is made large enough for most while there is one thread. It does not shrink. */
+/* The kernel's table of descriptors grows when it is full, and where a process has threads the kernel then
+ * waits for all processors (synchronize_rcu): 6 to 12 ms, also for every thread that waits for a lock of the
+ * one that wanted the descriptor. So the table is made large enough for most while there is one thread. It
+ * does not shrink. */
 static void make_descriptor_table(void)
 {
     size_t all = descriptor_limit(), wanted = all < DESCRIPTOR_TABLE ? all : DESCRIPTOR_TABLE;
@@ -323,7 +323,7 @@ static int go_to_background(void)
 }
 
 /* What is opened first must not get the number of a descriptor that was closed at the start: say_ready() puts
- * /dev/null there, and who prints an error would write it into a file. */
+ * /dev/null there, and an error that is printed would go into a file. */
 static void open_standard_descriptors(void)
 {
     int fd;

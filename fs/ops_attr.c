@@ -175,8 +175,8 @@ void op_statfs(fuse_req_t req, fuse_ino_t nodeid)
 
 #define ACL_PREFIX "system.posix_acl_"
 
-/* ACLs of other kinds (NFSv4's, CIFS's). Who may set them only the filesystem below knows; the kernel does
- * not check it, and there nobody is who asks, but ourselves. */
+/* ACLs of other kinds (NFSv4's, CIFS's). Only the filesystem below knows who may set them; the kernel does
+ * not check it, and that filesystem would see us ask, and not the program. */
 static bool is_not_his_to_set(fuse_req_t req, const char *name)
 {
     uid_t uid = fuse_req_ctx(req)->uid;
@@ -232,7 +232,7 @@ static ssize_t drop_trusted(char *list, size_t length)
     return (ssize_t)left;
 }
 
-/* How many bytes there are must not count what is not shown: who has room for the rest has enough. */
+/* The number of bytes must not count what is not shown: a caller with room for the rest has enough. */
 void op_listxattr(fuse_req_t req, fuse_ino_t nodeid, size_t size)
 {
     BORROWED file = inode_borrow(inode_of(req, nodeid));

@@ -56,9 +56,9 @@ static unsigned io_flags(const struct fuse_file_info *fi)
     return flags;
 }
 
-/* The kernel says whose a READ is when it reads for him alone, for O_DIRECT or because we said
- * FOPEN_DIRECT_IO; when it fills its cache, also for a mapping of a descriptor that is open for direct I/O,
- * it does not. */
+/* The kernel says whose a READ is when it reads for one program alone, for O_DIRECT or because we said
+ * FOPEN_DIRECT_IO. It does not say so when it fills its cache, also for a mapping of a descriptor that is
+ * open for direct I/O. */
 static unsigned read_flags(const struct fuse_file_info *fi)
 {
     return fi->lock_owner ? io_flags(fi) | CACHE_IO_DIRECT | CACHE_IO_UNCACHED : io_flags(fi);

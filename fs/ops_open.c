@@ -46,8 +46,9 @@ static bool needs_no_flush(const struct fs *fs, const struct inode *inode, int f
 }
 
 /* Close to open: pages that the kernel has from before a change behind the mount must not outlast an open.
- * They are dropped before it is answered: an opener that was told to do it would do so in his own time, and
- * who opens the file meanwhile would go on with them, and write them back with what he stores. */
+ * They are dropped before the open is answered: an opener that was told to drop them would do so in its own
+ * time, and a program that opens the file meanwhile would go on with them, and write them back with what it
+ * stores. */
 struct stale {
     struct cache_file *file;
     uint64_t opened, found; /* what cache_file_opened() and inode_opened() returned */
@@ -143,8 +144,8 @@ static void drop_and_answer(void *argument)
     answer_open(opening.req, &opening.fi);
 }
 
-/* Where the pages can't be dropped first, the opener is told to. That is as good for him, and whoever is next
- * has them dropped. And nobody is ever told to keep those of a file that is far. */
+/* Where the pages can't be dropped first, the opener is told to drop them. That is as good for it, and the
+ * next opener has them dropped. And nobody is ever told to keep pages of a file that is far. */
 static void drop_and_open(fuse_req_t req, struct fuse_file_info *fi, const struct stale *stale)
 {
     struct inode *inode = handle_of(fi)->inode;

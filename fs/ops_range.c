@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is asked of ranges of a file: holes, zeros, copies, and where data is. The kernel has pages of its own
- * of a file that is not passed through, and takes less care of them here than beside a write(): it sends
+/* Requests for ranges of a file: holes, zeros, copies, and where data is. Of a file that is not passed
+ * through the kernel has pages of its own, of which it takes less care here than at a write(): it sends
  * SEEK_DATA without writing back what is dirty, and while it waits for the answer to the others, pages that
  * it has written back and is about to drop become dirty again. So it is made to write back and drop them
  * before it has the answer. It holds the inode's lock meanwhile: no plain WRITE is on its way. */
@@ -54,8 +54,8 @@ static void answer(struct changed *changed)
     free(changed);
 }
 
-/* Twice: what was stored to pages that were read anew meanwhile was left out, too, and is written back by the
- * second time. Between that and the answer's arrival it can still be lost, as without all this. */
+/* Twice: stores to pages that were read anew meanwhile were left out, too, and are written back the second
+ * time. Between that and the answer's arrival stores can still be lost, as without all this. */
 static void drop_and_answer(void *argument)
 {
     struct changed *changed = argument;

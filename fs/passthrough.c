@@ -130,11 +130,11 @@ static bool is_to_pass(struct fs *fs, struct handle *handle, const struct passth
 
 /* is_to_pass(), and what has to be done before a file leaves: the kernel may have pages of its own (READs of
  * descriptors that append) from before what was written past them, and must have dropped them when anybody
- * finds the file not passed through: who is answered next would be told to keep them. Nobody has it open or
+ * finds the file not passed through: the next opener would be told to keep them. Nobody has it open or
  * mapped, so that no page is dirty or being read, and this waits for nobody.
  *
- * The lock is held on entry and exit, not while pages are dropped: who opens it meanwhile keeps it where it
- * is. */
+ * The lock is held on entry and exit, not while pages are dropped: a program that opens the file meanwhile
+ * keeps it where it is. */
 static bool decide(struct fs *fs, struct handle *handle, struct passthrough *state, bool for_device)
 {
     bool passes = is_to_pass(fs, handle, state, for_device);

@@ -24,8 +24,8 @@
 #include "io/reach.h"
 
 #define CLIENTS_MAX 256u
-/* So that nobody keeps everybody else out: of a user here, of another network namespace, of all of those, and
- * what only this one's root may have. Who can make network namespaces can make many. */
+/* Limits, so that nobody keeps everybody else out: of a user here, of another network namespace, of all of
+ * those, and what only this one's root may have. A user who can make network namespaces can make many. */
 #define CLIENTS_OF_USER_MAX 64u
 #define CLIENTS_OF_NETWORK_MAX 64u
 #define CLIENTS_FAR_MAX 128u
@@ -194,8 +194,8 @@ static bool close_all(struct served *served)
     return client_come_back(&served->client);
 }
 
-/* Why the connection ends, for who will ask: in the queue of a socket that nobody has written to there is
- * room for it, and it is not waited for that somebody reads it. */
+/* Says why the connection ends, to a client that will ask: the queue of a socket that nobody has written to
+ * has room for it, and nobody waits here until it is read. */
 static void turn_away(const struct served *served)
 {
     struct gaia_message message = {.op = GAIA_OP_HELLO, .error = -EUSERS};
@@ -454,8 +454,8 @@ static void *accept_clients(void *argument)
     }
 }
 
-/* Those that say that they use devices (fs/programs.h). A thread of its own: who fills their queue with what
- * can't be closed keeps no client out. */
+/* Serves programs that say that they use devices (fs/programs.h). This is a thread of its own: if somebody
+ * fills the queue of these with what can't be closed, that keeps no client out. */
 static void *accept_programs(void *argument)
 {
     struct server *server = argument;

@@ -164,7 +164,7 @@ void trouble_of_room(struct fs *fs, int error)
         tell_shortages(fs);
 }
 
-/* It works, at the price of a copy; who has bought a NIC for it wants to know. */
+/* It works, at the price of a copy; somebody who has bought a NIC for it wants to know. */
 static void tell_reach(struct fs *fs, unsigned device, enum gaia_path path)
 {
     static atomic_bool told[GAIA_CUDA_MAX][GAIA_PATHS][2];

@@ -9,8 +9,8 @@
 
 /* A call's number has its place in its low bits. */
 #define PLACE_BITS 8
-/* Whoever waits is woken within this after his time is over, unless the process (or the machine) stands
- * still, or has no processor to run on. */
+/* A thread that waits is woken within this time after its own is over, unless the process (or the machine)
+ * stands still, or has no processor to run on. */
 #define STILL_MS 100
 #define TURNS_MAX (4 * CALL_TURNS) /* on a machine where each of them ends late */
 #define SENDS_MAX 64u /* by a thread that has other things to do: one of a class may wait for it */
@@ -195,9 +195,10 @@ int call_say_begin(struct call_session *session)
 
 /* ---- serving ---- */
 
-/* Who has posted needs to know that it was served only to post more than the class is wide. So that is said
- * of several at a time, and at the latest when the peer may have no place left, as far as is known here. Not
- * 0: it is in the list of what to send, or -ENOMEM. The lock is held. */
+/* A peer that has posted needs to know that this was served only in order to post more than the class is
+ * wide. So several are reported at a time, and at the latest when the peer may have no place left, as far as
+ * is known here. 1: the report is in the list of what to send; 0: there is none yet; or -ENOMEM. The lock is
+ * held. */
 static int say_served(struct call_class *class)
 {
     struct call_message *message;
@@ -294,8 +295,9 @@ static void *serve_class(void *argument)
 
 /* ---- what has come ---- */
 
-/* A request that waits for a thread might wait for what waits for it: so there is one for each, or an end.
- * One of them is to be woken afterwards, with the lock let go of: who wakes up wants it. The lock is held. */
+/* A request that has to wait for a thread might be what that thread waits for: so there is a thread for each,
+ * or the session ends. One of them is to be woken afterwards, after the lock was let go of: the thread that
+ * wakes up needs it. The lock is held. */
 static int find_thread(struct call_class *class)
 {
     if (class->queued > class->idle && class->threads < CALL_WIDTH) {

@@ -184,7 +184,8 @@ void call_ring_again(struct call_session *session)
 
 /* ---- either ---- */
 
-/* The link has ended, and closed() is about to say why: who is told -EIO finds a session that has ended. */
+/* The link has ended, and closed() is about to say why: a caller that is told -EIO must find a session that
+ * has ended. */
 static void await_end(struct call_session *session)
 {
     struct timespec until = lock_wait_until(session->calls->config.timeout_ms);

@@ -87,8 +87,9 @@ static int left_ms(const struct timespec *until)
     return left > 0 ? (int)left : 0;
 }
 
-/* Whether it is the daemon that listens: who has taken its name after it does not know the secret. Of such a
- * one nothing is taken: a descriptor that came with it could keep us from going on (fs/client.h). */
+/* Whether it is the daemon that listens: a process that has taken the daemon's name after it does not know
+ * the secret. Nothing is taken from such a process: a descriptor that came with its message could keep us
+ * from going on (fs/client.h). */
 static bool is_daemon(int socket, const struct gaia_ioctl_meet *meeting, const struct timespec *until)
 {
     struct pollfd wait = {.fd = socket, .events = POLLIN};

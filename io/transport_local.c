@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The local carrier: a SOCK_SEQPACKET socket and a piece of shared memory (the stage) for each queue.
  *
- * A read is a request in a datagram, many in one; the side that has exposed the region looks the key up,
- * copies into the stage and answers how many it has done; the side that asked copies out of the stage. A
- * second copy is the price of trusting nobody: the stage is sealed against being cut short, which would end
- * who touches it with SIGBUS, it is the only memory that both can see, and whoever has copied out of it has
- * what does not change any more. */
+ * A read is a request in a datagram, which may hold many. The side that has exposed the region looks the key
+ * up, copies into the stage and answers how many it has done; the side that asked copies out of the stage. A
+ * second copy is the price of trusting nobody: the stage is the only memory that both can see; it is sealed
+ * against being cut short, as a touch behind its end would be SIGBUS; and what was copied out of it does not
+ * change any more. */
 #include "io/transport_local.h"
 
 #include <errno.h>

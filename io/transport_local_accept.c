@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who connects to the local carrier, until he has said HELLO and has a queue. */
+/* Peers that connect to the local carrier, until they have said HELLO and have a queue. */
 #include "io/transport_local.h"
 
 #include <errno.h>
@@ -110,7 +110,7 @@ static struct half *free_half(struct gaia_transport *transport)
     return oldest;
 }
 
-/* Whether epoll tells of who comes: it would without end of who can't be let in. */
+/* Whether epoll reports peers that connect: it would go on for ever about one that can't be let in. */
 static void hear(struct gaia_transport *transport, bool hears)
 {
     struct local *local = transport->own;
@@ -182,7 +182,7 @@ void local_accept_all(struct gaia_transport *transport)
     }
 }
 
-/* Ends who says no HELLO; who has come since then is not late. */
+/* Drops peers that say no HELLO in time; one that has come after now_ns is not late. */
 void local_tick(struct gaia_transport *transport, uint64_t now_ns)
 {
     struct local *local = transport->own;
@@ -193,7 +193,7 @@ void local_tick(struct gaia_transport *transport, uint64_t now_ns)
             drop_half(half);
 }
 
-/* What comes is told by epoll; only the time goes by. */
+/* Epoll reports what comes; only the time has to be looked at. */
 void local_glance(struct gaia_transport *transport)
 {
     const struct local *local = transport->own;

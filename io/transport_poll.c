@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a transport hears and tells: callbacks, and the one thread at a time that polls. */
+/* How a transport learns what has happened, and reports it: callbacks, and the one thread at a time that
+ * polls. */
 #include "io/transport_internal.h"
 
 #include <errno.h>
@@ -153,8 +154,8 @@ uint64_t transport_time(const struct gaia_transport *transport)
 /* Ends what is late, sends keepalives; lets go of links of peers that never finished connecting, which nobody
  * else knows of. Often enough for the link whose peer has the least patience.
  *
- * Late is who had not spoken by the time that is read first: this process may stand still once more after
- * that, and what peers have said meanwhile is here. */
+ * A peer is late if it had not spoken by the time that is read first: this process may stand still once more
+ * after that, and what peers have said meanwhile is here. */
 static void look_at_the_clock(struct gaia_transport *transport)
 {
     uint64_t clock = transport_clock_ns(), now = time_at(transport, clock);
