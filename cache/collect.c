@@ -316,8 +316,9 @@ static void grant_taken(const struct collect *c)
     }
 }
 
-/* Not all could be brought to the home. Of what it has, the twin must know: else a store that takes it back
- * would be none. What it has in part stays to be collected, and its twin is of two parts. */
+/* Not all could be brought to the home. The twin must show what the home has: else a store that takes it back
+ * would not be seen as one. A page of which the home has a part stays to be collected, and its twin is of two
+ * parts. */
 static void keep_homed(struct collect *c)
 {
     struct frame_pool *pool = &c->file->cache->twins;

@@ -287,7 +287,7 @@ static void fill_dropped(struct fit_drop *drop)
     fill_leave(fill, fill->error, true);
 }
 
-/* That waits for a lock which a client may have, and who is here may be the one thread that polls. */
+/* That waits for a lock which a client may have, and this thread may be the one that polls. */
 static void fill_drop(struct fill *fill, int error)
 {
     fill->error = error;

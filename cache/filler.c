@@ -103,7 +103,7 @@ static void help(struct filler *filler, struct filler_range *range)
         pthread_cond_broadcast(&filler->helped);
 }
 
-/* Whether who has asked for it is going, and waits for all that is under way for its map. */
+/* Whether the map is being closed, which waits for all that is under way for it. */
 static bool is_over(const struct cache_map *map)
 {
     pthread_mutex_lock(&map->client->lock);

@@ -135,8 +135,8 @@ int home_list_tracked(struct cache *cache, uint64_t entered, struct node_request
     return list ? 0 : -ENOMEM;
 }
 
-/* Of those that were announced to it since it came it is not told: its kernel drops a file's pages once more
- * at each time, beside programs that use it by now. One that is closed meanwhile an agent finds out about
+/* The agent is not told of files that were announced to it since it came: each time its kernel drops a file's
+ * pages once more, while programs use the file by now. That a file was closed meanwhile an agent finds out
  * when it opens it. */
 int home_announce_all(struct home_session *agent)
 {

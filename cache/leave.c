@@ -57,8 +57,8 @@ static int recall(struct cache_file *file, void *context)
     return error == -ENOENT ? 0 : error;
 }
 
-/* All of it goes to storage, as who syncs at its next home can't reach this machine's memory; of what can't
- * those who have it open are told. */
+/* All of it goes to storage, as a program that syncs at the next home can't reach this machine's memory;
+ * those who have the file open are told of what can't go there. */
 static int hand_over(struct cache_file *file, void *context)
 {
     (void)context;

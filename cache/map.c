@@ -198,9 +198,9 @@ static struct gaia_frames *frames_of(const struct cache_map *map)
     return map->far ? map->far->frames->frames : map->replica->frames;
 }
 
-/* How often each other home is asked for a chunk's room, in turn: that it gave some up is all that we know of
- * it, and who only says so must not be asked without end. Each time for twice as much: a GPU's memory comes
- * back in the chunks of the file that gives it up, which may be larger. */
+/* How often each other home is asked for a chunk's room, in turn: all that we know of a home is that it says
+ * it gave some up, and one that only says so must not be asked without end. Each time for twice as much: a
+ * GPU's memory comes back in the chunks of the file that gives it up, which may be larger. */
 #define ROOMS_OF_OTHERS 24u
 
 struct room {
@@ -481,9 +481,9 @@ static bool kernels_are_behind(struct cache_file *file)
     return behind;
 }
 
-/* What programs of other nodes have stored through mappings comes to the home. What could not be stored there
- * is told to each map once, whoever had it written back: that it is lost fsync() says where it was stored.
- * Those of the client's own node it has seen to. */
+/* What programs of other nodes have stored through mappings comes to the home. If some could not be stored
+ * there, each map is told so once, whoever had it written back; fsync() says that it is lost on the node
+ * where it was stored. The stores of its own node the client has seen to. */
 static int take_in_stores(struct cache_map *map, off_t offset, off_t length)
 {
     struct cache_file *file = map->file;

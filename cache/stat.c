@@ -49,7 +49,7 @@ const char *cache_device_failure(struct cache *cache, unsigned number)
     return cache_get_device(cache, number, &device) || !device->gpu ? NULL : gaia_cuda_failure(device->gpu);
 }
 
-/* Several may have met it at once, and who tells of it comes a moment later. */
+/* Several threads may have met it at once, and the one that reports it comes a moment later. */
 #define RECENT_NS UINT64_C(1000000000)
 
 static bool is_recent(uint64_t then_ns)

@@ -227,8 +227,8 @@ static bool await_beat(struct nodes *nodes)
     return !stop;
 }
 
-/* This thread runs, so the node does. If it has not for long, that is said before anybody is taken to be sure
- * again. */
+/* This thread runs, so the node does. If it has not run for long, that is said before anybody is taken to be
+ * sure again. */
 static void *beat(void *argument)
 {
     struct nodes *nodes = argument;

@@ -129,7 +129,8 @@ static void say(const char *mountpoint, enum outcome outcome, int error)
 }
 
 /* The statistics' descriptor, or -1 after a message. This process touches nothing of the mount: nothing, not
- * even SIGKILL, ends who waits for a request that the daemon has read, and the daemon may wait for a disk. */
+ * even SIGKILL, ends a process that waits for a request that the daemon has read, and the daemon may wait for
+ * a disk. */
 static int statistics_of(const char *mountpoint)
 {
     int pair[2], fds[GAIA_MESSAGE_FDS], ready;
@@ -251,8 +252,8 @@ static void print_nodes(json_t *nodes)
            microseconds(t, "latency_p99_ns"), microseconds(t, "latency_max_ns"), field(t, "failed"));
 }
 
-/* The daemon has escaped what its users have named; but whoever may mount may run a daemon of his own, and
- * root's terminal is not to obey that. */
+/* The daemon has escaped what its users have named; but a user who may mount may run another daemon, and
+ * root's terminal must not obey that one. */
 static void escape_strings(json_t *node)
 {
     json_t *child;

@@ -96,8 +96,8 @@ static int check_not_on_gaiafs(const struct fs *fs, int fd)
     return 0;
 }
 
-/* umount(8) comes back before the daemon of the mount has ended, and whoever mounts again at once meets it:
- * so some seconds are waited. */
+/* umount(8) comes back before the daemon of the mount has ended, and a mount right after that meets it: so
+ * this waits for some seconds. */
 static int lock_directory(int fd, bool shared)
 {
     const struct timespec pause = {.tv_nsec = 10000000};

@@ -96,8 +96,9 @@ static int set_size(fuse_req_t req, struct inode *inode, const struct handle *ha
 }
 
 /* Either chown(-1, -1), or the kernel asks to clear the set-id bits of a file that is being written to: both
- * come without a bit that libfuse hands on. The one is nobody's right but the owner's if it changes a bit, as
- * the filesystem below would say if we were not root; of the other who may write has the file open. */
+ * come without a bit that libfuse hands on. The first is only the owner's right if it changes a bit, as the
+ * filesystem below would say if we were not root; for the second, a program that may write has the file open.
+ */
 static int clear_set_ids(fuse_req_t req, struct inode *inode, int fd, const struct stat *attr)
 {
     uid_t uid = fuse_req_ctx(req)->uid;

@@ -72,10 +72,10 @@ static bool is_read_anew(const struct stat *st)
 }
 
 /* The kernel answers reads from the pages that it keeps, and has no times of access: the filesystem below
- * would not hear of them, and a mail that was delivered through the mount would be new for ever. So an open
- * for reading alone counts as a read then; one for writing, too, does not, as who delivers mail may have it.
- * That read is at the end of the file, where it needs no page, and that filesystem makes of it what it makes
- * of any. */
+ * would not learn of these reads, and a mail that was delivered through the mount would be new for ever. So
+ * an open for reading alone counts as a read then; an open for reading and writing does not, as a program
+ * that delivers mail may use it. The read is at the end of the file, where it needs no page, and that
+ * filesystem treats it like any other. */
 static void date_read(const struct handle *handle, struct stat *st)
 {
     struct inode *inode = handle->inode;

@@ -36,8 +36,8 @@
  * shut down. */
 #define OUTSIDE_MS 5000u
 #define JOIN_MS 100u
-/* Until a program that wants to be listened for has connected, and how often is looked whether it lives;
- * others who may connect before it. */
+/* A program that wants to be listened for must connect within the first; whether it lives is looked at as
+ * often as the second says; so many others may connect before it. */
 #define MEETING_MS 3000
 #define ASKER_MS 200
 #define STRANGERS_MAX 8u
@@ -82,8 +82,9 @@ struct server {
 
 static int take_client(struct server *server, int socket, bool refused);
 
-/* The program itself, and not who has seen the name in a list of sockets. Of those who come too many are left
- * in the queue: the name stays ours until the time is over, so that nobody else can have it meanwhile. */
+/* The program itself, and not a process that has seen the name in a list of sockets. If too many of these
+ * come, the others are left in the queue: the name stays ours until the time is over, so that nobody else can
+ * have it meanwhile. */
 static int accept_asker(struct served *served, struct ucred *peer_out)
 {
     struct meeting *meeting = served->meeting;
@@ -292,8 +293,8 @@ static const char *const limit_words[] = {
     [OF_ALL] = "there are as many as there may be",
 };
 
-/* Whether one of the list is among those whose number a limit bounds for the client. In other network
- * namespaces nobody is told from anybody: their root can be any user. */
+/* Whether one of the list is among those whose number a limit bounds for the client. Users of other network
+ * namespaces are not told apart: root there can be any user. */
 static bool is_among(const struct served *served, enum limit limit, const struct client *client)
 {
     const struct client *other = &served->client;
@@ -320,7 +321,7 @@ static unsigned count_among(struct server *server, enum limit limit, const struc
     return count;
 }
 
-/* Why there is no room for one more. Root is who is so in this network namespace. server->lock is held. */
+/* Why there is no room for one more. Root is the one of this network namespace. server->lock is held. */
 static enum limit has_no_room(struct server *server, const struct client *client)
 {
     bool is_root = !client->far && client->peer.uid == 0;

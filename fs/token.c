@@ -47,8 +47,8 @@ static struct share *share_of(struct share *shares, unsigned *count, uid_t uid)
     return &shares[(*count)++];
 }
 
-/* Who has most; of those who have as many, who has had one for longest. By the slot it would be the same one
- * again and again: the newest. */
+/* The user with most tokens is first; of users with as many, the one who has had one for longest. By the slot
+ * it would be the same user again and again: the newest. */
 static bool is_taken_from_first(const struct share *a, const struct share *b)
 {
     if (a->tokens != b->tokens)

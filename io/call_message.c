@@ -517,8 +517,8 @@ static int begin_call(struct call_session *session, unsigned class, unsigned op,
     return 0;
 }
 
-/* Whether it is much later than `until`: whoever waited so long was not woken, for this process stood still,
- * and answers may be here that nobody has looked at. */
+/* Whether it is much later than `until`: a thread that waited so long was not woken, as this process stood
+ * still, and answers may be here that nobody has looked at. */
 static bool has_stood_still(const struct timespec *until)
 {
     struct timespec now = lock_wait_until(0);

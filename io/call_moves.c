@@ -26,7 +26,8 @@ struct move {
                    it */
 };
 
-/* As it is asked for, not when it is posted: its end may be counted before who posts is back. */
+/* Counts the move when it is asked for, not when it is posted: its end may be counted before the thread that
+ * posts is back. */
 static void count_begun(struct call_totals *totals)
 {
     unsigned now = ++totals->outstanding, most = totals->outstanding_max;

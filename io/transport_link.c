@@ -666,8 +666,8 @@ void link_tick(struct gaia_link *link, uint64_t now_ns)
         say_short(link, GAIA_WIRE_KEEPALIVE, 0);
 }
 
-/* For the public calls: a place for a region of this side. In turn: a number is not used again soon, as who
- * still means the region that had it would get the bytes of another one. */
+/* For the public calls: a place for a region of this side. In turn: a number is not used again soon, as a
+ * peer that still means the region that had it would get the bytes of another one. */
 struct link_region *link_region_new(struct gaia_link *link, uint32_t *number_out)
 {
     for (uint32_t i = 0; i < GAIA_LINK_REGIONS_MAX; i++) {

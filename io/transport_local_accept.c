@@ -21,8 +21,8 @@ static void drop_half(struct half *half)
     half->fd = -1;
 }
 
-/* What it has asked for can't be had here. It is told why, as it would take this side for one that is down.
- */
+/* This side can't give the peer what it has asked for. The peer is told why, as it would take this side for
+ * one that is down otherwise. */
 static void refuse(int fd, int error)
 {
     struct gaia_wire_hello answer = link_refusal(error);

@@ -207,9 +207,9 @@ static unsigned idle(struct gaia_transport *transport, unsigned timeout_ms)
     return timeout_ms > tick_ms ? (unsigned)tick_ms : timeout_ms;
 }
 
-/* gaia_transport_poll(), by the one thread that does. Each system call is one that who waits for an answer
- * waits for, too: so epoll is asked when there is nothing else to do, and now and then, which is when the
- * clock is looked at. The lock is held, and let go meanwhile. */
+/* gaia_transport_poll(), by the one thread that does. A thread that waits for an answer waits for each system
+ * call here, too: so epoll is asked when there is nothing else to do, and otherwise now and then, which is
+ * when the clock is looked at. The lock is held, and let go meanwhile. */
 static int poll_once(struct gaia_transport *transport, unsigned timeout_ms)
 {
     transport->carrier->glance(transport);

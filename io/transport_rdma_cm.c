@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The RDMA carrier: connections. Each queue is a connection of librdmacm's, whose private data are the HELLO
- * and its answer, so that who may not connect gets no queue pair. */
+ * and its answer, so that a peer that may not connect gets no queue pair. */
 #include "io/transport_rdma.h"
 
 #include <arpa/inet.h>
