@@ -75,11 +75,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cache/drop.h"
 #include "cache/evict.h"
 #include "cache/fit.h"
 #include "cache/internal.h"
 #include "cache/nodes.h"
+
+#define FLUSH_NS INT64_C(5000000000)
 
 static int open_engine(struct cache *cache)
 {
@@ -132,6 +133,7 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
     cache->config = *config;
     cache->host = *host;
     init_pool(cache);
+    cache->flush_ns = FLUSH_NS;
     LIST_INIT(&cache->files);
     lock_init(&cache->lock, LOCK_CACHE);
     lock_init(&cache->devices_lock, LOCK_DEVICES);
@@ -182,17 +184,17 @@ out_free:
     return error;
 }
 
-void cache_stop(struct cache *cache)
+bool cache_stop(struct cache *cache)
 {
     if (cache->stopped)
-        return;
+        return true;
     cache->stopped = true;
     nodes_stop(cache);
     if (cache->config.members)
         dropper_stop(cache);
     filler_stop(cache);
     healer_stop(cache);
-    fit_end(cache);
+    return fit_end(cache);
 }
 
 void cache_close(struct cache *cache)
@@ -201,8 +203,7 @@ void cache_close(struct cache *cache)
 
     if (!cache)
         return;
-    cache_stop(cache);
-    if (cache->unfit_left) /* they are waited for no longer; the process ends soon */
+    if (!cache_stop(cache)) /* the process ends soon */
         return;
     /* What the host did not close itself: nobody uses it any more. */
     while ((file = LIST_FIRST(&cache->files)))
@@ -313,46 +314,6 @@ int cache_open_gpu(struct cache *cache, const uint8_t uuid[16], bool open, unsig
     return error;
 }
 
-/* The copies of a replica with stores, as pages for drop_pages(). */
-static int flush_replica(struct replica *replica)
-{
-    struct copy_pages *list;
-    struct leaf_copy *copy;
-    size_t n = 0, max = 0;
-    int error = 0;
-
-    pthread_mutex_lock(&replica->file->lock);
-    TAILQ_FOREACH (copy, &replica->stored, stored)
-        max++;
-    list = calloc(max + 1, sizeof *list);
-    if (list)
-        TAILQ_FOREACH (copy, &replica->stored, stored)
-            list[n++] =
-                (struct copy_pages){.leaf = copy->leaf->number, .pages = copy->twin | copy_stored(copy)};
-    pthread_mutex_unlock(&replica->file->lock);
-    if (!list)
-        return -ENOMEM;
-    for (size_t i = 0; i < n; i++) {
-        uint64_t dropped;
-        int one = drop_pages(replica, &list[i], 1, DROP_FLUSH, &dropped);
-        error = error ? error : one;
-    }
-    free(list);
-    return error;
-}
-
-static int flush_file(struct cache_file *file)
-{
-    struct replica *replica = NULL;
-    int error = 0;
-
-    while ((replica = file_next_replica(file, replica))) {
-        int one = flush_replica(replica);
-        error = error ? error : one;
-    }
-    return error;
-}
-
 /* The next file after `file` (the first, when NULL) that holds anything, in use; NULL: none. */
 static struct cache_file *next_in_use(struct cache *cache, struct cache_file *file)
 {
@@ -385,16 +346,4 @@ int cache_each_file(struct cache *cache, int (*fn)(struct cache_file *file, void
         file = next;
     }
     return error;
-}
-
-static int flush_each(struct cache_file *file, void *context)
-{
-    (void)context;
-    /* What was lost as it was given up was told then. */
-    return file->given_up ? 0 : flush_file(file);
-}
-
-int cache_flush_all(struct cache *cache)
-{
-    return cache_each_file(cache, flush_each, NULL);
 }

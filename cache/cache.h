@@ -94,8 +94,9 @@ struct cache_config {
 };
 
 /* Start and stop. 0 or a negative errno; why_out: a sentence, or "". cache_stop() ends the cache's threads:
- * after it no function of the host is called but pin(). cache_close() frees; what was not flushed before is
- * lost. */
+ * after it no function of the host is called but pin(). false: some wait for a client, and are left: then
+ * nothing is to be freed that they may use, and the process to end. cache_close() frees; what was not flushed
+ * before is lost. */
 #define CACHE_WHY 320u
 int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out,
                char why_out[CACHE_WHY]);
@@ -111,9 +112,10 @@ void cache_ending(struct cache *cache);
  * that is no error, but the caller must log it: why_out is not "" then. */
 int cache_set_members(struct cache *cache, const struct members *members, char why_out[CACHE_WHY]);
 /* Collect everything that devices hold (unreleased stores too: an early release) into the data directory.
- * Before unmounting, while FUSE is still served. 0 or the first error. */
+ * Before unmounting, while FUSE is still served, and at the end. 0 or the first error; -EBUSY: what a client
+ * has kept busy for too long (cache/flush.c), so that its stores could not be looked for. */
 int cache_flush_all(struct cache *cache);
-void cache_stop(struct cache *cache);
+bool cache_stop(struct cache *cache);
 void cache_close(struct cache *cache);
 
 /* Begin to track a file. path_fd: an O_PATH or ordinary descriptor of the backing file, not kept (the cache

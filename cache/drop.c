@@ -89,7 +89,7 @@ static int collect_and_forget(struct copy_pages *entry, enum drop_why why)
     int error = collect_pages(copy->replica->file, copy->leaf, pages, COLLECT_PENDING);
 
     entry->pages = 0;
-    if (error || why == DROP_FLUSH)
+    if (error)
         return error;
     /* A page that is stored to but neither pending nor clean can't be: it was sealed before it was released.
      */
@@ -200,14 +200,14 @@ static ssize_t choose_release(struct replica *replica, const struct copy_pages *
     return error ? error : n;
 }
 
-static int release_first(struct replica *replica, const struct copy_pages *busy, size_t count)
+int release_chosen(struct replica *replica, const struct copy_pages *busy, size_t count, bool seals)
 {
     struct copy_pages *release = calloc(count, sizeof *release);
 
     if (!release)
         return -ENOMEM;
     ssize_t n = choose_release(replica, busy, count, release);
-    int error = n > 0 ? release_busy(replica, release, (size_t)n) : (int)n;
+    int error = n > 0 ? release_busy(replica, release, (size_t)n, seals) : (int)n;
     free(release);
     return error;
 }
@@ -235,7 +235,7 @@ int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t c
         stored |= ((busy[i].copy->twin | copy_stored(busy[i].copy)) & busy[i].pages) != 0;
     }
     pthread_mutex_unlock(&file->lock);
-    int error = stored ? release_first(replica, busy, n) : 0;
+    int error = stored ? release_chosen(replica, busy, n, true) : 0;
     if (!error) {
         pthread_mutex_lock(&file->lock);
         for (size_t i = 0; i < n; i++) {

@@ -10,7 +10,6 @@ enum drop_why {
     DROP_STALE,   /* wait for pages that are busy; keep a page whose bytes equal the home's */
     DROP_EVICT,   /* skip pages that are busy */
     DROP_ADVISED, /* wait for pages that are busy: a store's fault may not be over yet when the store is */
-    DROP_FLUSH,   /* wait for pages that are busy, release and collect them, but keep the frames */
 };
 
 /* pages: at most BATCH_MAX entries, ascending by leaf; the copy field is not read. No lock is held.
@@ -18,6 +17,9 @@ enum drop_why {
  * freed. */
 int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t count, enum drop_why why,
                uint64_t *dropped_out);
+/* Release what is stored of pages that the caller has marked busy: as release_busy(). 0 or a negative errno.
+ */
+int release_chosen(struct replica *replica, const struct copy_pages *busy, size_t count, bool seals);
 /* DROP_ADVISED, of what the device has of [first, first + count), which may be of any length. The first
  * error, after all of it was tried; -ENOMEM. No lock is held. */
 int drop_range(struct replica *replica, uint64_t first, uint64_t count);

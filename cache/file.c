@@ -244,9 +244,6 @@ void cache_file_close(struct cache_file *file)
     pthread_mutex_lock(&file->lock);
     file->cache->descriptors -= count_descriptors(file);
     pthread_mutex_unlock(&file->lock);
-    /* Of a thread that nobody waits for (cache/fit.h): the process ends soon. */
-    if (file->cache->unfit_left && file->uses)
-        return;
     /* Nobody else has the file now: no map, no operation. What is still resident was unlinked, or flushed
      * before. */
     pthread_mutex_lock(&file->lock);

@@ -202,10 +202,7 @@ static void *work_apart(void *argument)
     pthread_mutex_lock(&file->lock);
     work(replica);
     pthread_mutex_unlock(&file->lock);
-    cache->fitters_ending++;
-    if (!cache->unfit_left) /* else the host is not there any more */
-        file_unuse(file);
-    cache->fitters_ending--;
+    file_unuse(file);
     cache->fitters--;
     return NULL;
 }
@@ -352,14 +349,12 @@ void fit_sweep(struct replica *replica)
     pthread_mutex_unlock(&file->lock);
 }
 
-void fit_end(struct cache *cache)
+bool fit_end(struct cache *cache)
 {
     struct timespec until = lock_wait_until(END_MS);
 
     cache->unfitted = true;
     while (cache->fitters && !lock_is_past(&until))
         usleep(1000);
-    cache->unfit_left = cache->fitters;
-    while (cache->unfit_left && cache->fitters_ending)
-        usleep(1000);
+    return !cache->fitters;
 }

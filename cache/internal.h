@@ -27,11 +27,10 @@ struct cache {
     struct healer healer;
     struct filler filler;
     struct dropper dropper;
-    bool stopped; /* all three */
-    /* Threads of cache/fit.h, and those of them that are ending; whether none is begun any more; whether some
-     * are left to the end. */
-    _Atomic unsigned fitters, fitters_ending;
-    atomic_bool unfitted, unfit_left;
+    bool stopped;             /* all three */
+    _Atomic int64_t flush_ns; /* how long cache/flush.c may yet wait for who has pages busy */
+    _Atomic unsigned fitters; /* threads of cache/fit.h */
+    atomic_bool unfitted;     /* none is begun any more */
 
     pthread_mutex_t lock; /* guards files */
     LIST_HEAD(, cache_file) files;

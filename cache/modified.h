@@ -10,6 +10,7 @@ struct release_work {
     struct leaf_copy *copy;
     uint64_t leaf;
     page_mask owned;   /* busy, by the caller */
+    bool open;         /* stores to them are not trapped: cache/flush.c */
     page_mask pages;   /* releasing, until they are pending */
     page_mask marked;  /* in leaf->invalidating */
     page_mask held;    /* the kernel may hold them: to be invalidated in this round */

@@ -122,7 +122,7 @@ static void await_handings(struct replica *replica, uint64_t first, uint64_t cou
     } while (handing);
 }
 
-/* Trap the next store to every page that is owned. */
+/* Trap the next store to every page that is owned, unless it is to stay open. */
 static int seal(struct replica *replica, const struct release_work *work, size_t count)
 {
     struct runs runs = runs_start(1);
@@ -130,7 +130,7 @@ static int seal(struct replica *replica, const struct release_work *work, size_t
     int error = 0;
 
     for (size_t i = 0; i < count && !error && !replica->scans; i++) {
-        page_mask pages = work[i].owned;
+        page_mask pages = work[i].open ? 0 : work[i].owned;
         while (pages && !error) {
             unsigned length, first = page_mask_run(&pages, &length);
             if (runs_add(&runs, (work[i].leaf << LEAF_SHIFT) + first, length, &run))
@@ -164,7 +164,8 @@ static int mark_modified(struct release_work *w)
     if (replica->scans) {
         modified = modified_scanned(w, &borrowed, &error);
     } else {
-        copy->sealed |= left;
+        if (!w->open)
+            copy->sealed |= left;
         modified = modified_pages(w, left, &error);
     }
     page_mask again = modified & copy->pending;
@@ -429,6 +430,7 @@ static int release_work(struct replica *replica, struct release_work *work, size
     struct cache_file *file = replica->file;
     struct handing handing;
     size_t modified = 0;
+    bool open = work[0].open;
     int unread = 0, error = wipe_tail(replica);
 
     if (!error)
@@ -468,11 +470,12 @@ static int release_work(struct replica *replica, struct release_work *work, size
     if (modified) /* nobody has waited for another one */
         pthread_cond_broadcast(&file->changed);
     pthread_mutex_unlock(&file->lock);
-    fit_frames(file);
+    if (!open)
+        fit_frames(file);
     return error ? error : unread;
 }
 
-int release_busy(struct replica *replica, struct copy_pages *batch, size_t count)
+int release_busy(struct replica *replica, struct copy_pages *batch, size_t count, bool seals)
 {
     struct release_work *work = calloc(count, sizeof *work);
     struct gathered gathered = {0};
@@ -480,8 +483,8 @@ int release_busy(struct replica *replica, struct copy_pages *batch, size_t count
     if (!work)
         return -ENOMEM;
     for (size_t i = 0; i < count; i++)
-        work[i] =
-            (struct release_work){.copy = batch[i].copy, .leaf = batch[i].leaf, .owned = batch[i].pages};
+        work[i] = (struct release_work){
+            .copy = batch[i].copy, .leaf = batch[i].leaf, .owned = batch[i].pages, .open = !seals};
     int error = release_work(replica, work, count, true, &gathered);
     free(gathered.bytes);
     free(work);

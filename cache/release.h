@@ -9,8 +9,8 @@
 int release_range(struct replica *replica, uint64_t first, uint64_t count);
 
 /* Release the given pages, which the caller has marked busy in every copy of the batch; they stay busy, and
- * are sealed afterwards: no store can arrive until the caller allows it. At most BATCH_MAX copies, ascending.
- * No lock is held. */
-int release_busy(struct replica *replica, struct copy_pages *batch, size_t count);
+ * are sealed afterwards: no store can arrive until the caller lets it. At most BATCH_MAX copies, ascending.
+ * No lock is held. Without seals stores are not kept out, and no client is waited for. */
+int release_busy(struct replica *replica, struct copy_pages *batch, size_t count, bool seals);
 
 #endif

@@ -65,6 +65,7 @@ struct fs {
      * waits for write-backs, so none may be under way when the session stops being served. */
     pthread_rwlock_t notify_gate;
     atomic_bool serving;
+    bool left; /* threads that wait for clients are waited for no longer: fs/left.h */
 
     pthread_mutex_t handles_lock; /* guards the list of open handles */
     struct handle *handles;

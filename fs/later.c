@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/lock.h"
 #include "fs/follow.h"
+
+#define END_MS 10000u
 
 struct work {
     struct fs *fs;
@@ -60,9 +63,12 @@ bool later_drop(struct fs *fs, void (*fn)(void *argument), void *argument, bool 
     return may || (atomic_load(&fs->later) < DROPPERS_MOST && later_perhaps(fs, fn, argument));
 }
 
-/* Not on a condition: it is asked once, at the end of the mount, and what they wait for has a time limit. */
-void later_end(struct fs *fs)
+/* Not on a condition: it is asked a few times, at the end of the mount. */
+bool later_end(struct fs *fs)
 {
-    while (atomic_load(&fs->later))
+    struct timespec until = lock_wait_until(END_MS);
+
+    while (atomic_load(&fs->later) && !lock_is_past(&until))
         usleep(1000);
+    return !atomic_load(&fs->later);
 }

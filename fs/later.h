@@ -14,7 +14,8 @@ bool later_perhaps(struct fs *fs, void (*fn)(void *argument), void *argument);
  * many of them would leave no thread that serves FUSE to answer one. Run here if that is wished and few of
  * those threads do such work, else in a thread of its own, of which there are some. */
 bool later_drop(struct fs *fs, void (*fn)(void *argument), void *argument, bool here);
-/* Until all of them have ended. */
-void later_end(struct fs *fs);
+/* Waits until all of them have ended. false: some have not after many seconds, as they wait for a client
+ * (what is let go of a file by fs/shed.h does): they are left (fs/left.h). */
+bool later_end(struct fs *fs);
 
 #endif

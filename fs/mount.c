@@ -30,6 +30,7 @@
 #include "fs/grow.h"
 #include "fs/guard.h"
 #include "fs/later.h"
+#include "fs/left.h"
 #include "fs/log.h"
 #include "fs/memory.h"
 #include "fs/mountinfo.h"
@@ -432,16 +433,22 @@ static int stop_parts(struct fs *fs)
 
     cache_ending(fs->cache);
     cache_flush_all(fs->cache); /* a client that can't be ended shall not keep others' bytes; told below */
-    server_stop(fs->server); /* first: what is released until then is acknowledged, and must be collected */
+    /* First: what is released until then is acknowledged, and must be collected. */
+    fs->left |= !server_stop(fs->server);
     rc = cache_flush_all(fs->cache);
     int left = cache_leave(fs->cache);
     rc = rc ? rc : left;
     if (rc < 0)
         fs_log(LOG_ERR, "data directory %s: what devices held%s could not all be written, and is lost: %s",
-               fs->data_path, fs->options.members ? " and nodes wrote" : "", strerror(-rc));
-    cache_stop(fs->cache);
+               fs->data_path, fs->options.members ? " and nodes wrote" : "",
+               rc == -EBUSY ? "a program has kept it busy" : strerror(-rc));
+    if (fs->left) /* the cache's threads may wait for the same */
+        return rc;
+    fs->left = !cache_stop(fs->cache);
     trouble_end(fs);
-    later_end(fs);      /* what clients and other nodes have begun since the loop ended */
+    fs->left |= !later_end(fs); /* what clients and other nodes have begun since the loop ended */
+    if (fs->left)
+        return rc;
     while (fs->handles) /* of files that were open when the mount was detached */
         handle_free(fs, fs->handles);
     return rc;
@@ -515,6 +522,8 @@ static int run(struct fs *fs, int ready)
     if (rc == 0) {
         prepare_process(fs);
         rc = serve(fs, ready);
+        if (fs->left)
+            left_end(fs, rc < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
     }
     answers_free();
     inode_table_destroy(fs);

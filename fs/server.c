@@ -32,9 +32,10 @@
 #define CLIENTS_OF_ROOT 16u
 /* Those that are turned away, each by a thread that closes its socket: see fs/client.h. */
 #define REFUSED_MAX CLIENTS_MAX
-/* How long those that are outside are waited for, all together, when the server stops and their sockets are
- * shut down. */
-#define OUTSIDE_MS 5000u
+/* How long clients' threads are waited for, all together, when the server stops and their sockets are shut
+ * down; and then, to close those that are outside. */
+#define LATE_MS 5000u
+#define CLOSE_MS 1000u
 #define JOIN_MS 100u
 /* A program that wants to be listened for must connect within the first; whether it lives is looked at as
  * often as the second says; so many others may connect before it. */
@@ -242,47 +243,71 @@ static void served_free(struct served *served)
     free(served);
 }
 
-/* Join its thread. false: it is outside, and has not come back in time: it is abandoned, and its memory its
- * own. late: NULL: it is done. */
-static bool join(struct served *served, const struct timespec *late)
-{
-    struct client *client = &served->client;
+/* Clients whose threads were not joined in time. */
+struct late {
+    struct timespec until; /* that they are waited for, and */
+    struct timespec last;  /* that they are closed by somebody else */
+    unsigned abandoned;    /* those that were outside: they touch nothing any more */
+    unsigned left;         /* the others */
+};
 
-    do {
-        enum client_state outside = CLIENT_OUTSIDE;
-        if (late && lock_is_past(late) &&
-            atomic_compare_exchange_strong(&client->state, &outside, CLIENT_ABANDONED)) {
-            cache_client_close(client->cache);
-            pthread_detach(served->thread);
+static void *close_client(void *client)
+{
+    cache_client_close(client);
+    return NULL;
+}
+
+/* What an abandoned thread would have done when it comes back. A client that is waited for outside may be
+ * waited for here, too. */
+static bool close_within(struct cache_client *client, const struct timespec *last)
+{
+    pthread_t thread;
+
+    if (pthread_create(&thread, NULL, close_client, client))
+        return false;
+    while (!lock_join_within(thread, JOIN_MS))
+        if (lock_is_past(last))
             return false;
-        }
-    } while (!lock_join_within(served->thread, JOIN_MS));
     return true;
 }
 
-/* Join the threads of clients that are gone; with all, of every client. How many were abandoned. */
-static unsigned reap(struct server *server, bool all)
+/* Join its thread. late: NULL: it is done. false: it is late, and its memory its own. */
+static bool join(struct served *served, struct late *late)
 {
-    struct timespec late = lock_wait_until(OUTSIDE_MS);
-    unsigned abandoned = 0;
+    struct client *client = &served->client;
+    enum client_state outside = CLIENT_OUTSIDE;
 
+    for (bool past = false; !lock_join_within(served->thread, past ? 0 : JOIN_MS);) {
+        if (!past) {
+            past = late && lock_is_past(&late->until);
+            continue;
+        }
+        bool abandoned = atomic_compare_exchange_strong(&client->state, &outside, CLIENT_ABANDONED) &&
+                         close_within(client->cache, &late->last);
+        *(abandoned ? &late->abandoned : &late->left) += 1;
+        pthread_detach(served->thread);
+        return false;
+    }
+    return true;
+}
+
+/* Join the threads of clients that are gone; with late, of every client. */
+static void reap(struct server *server, struct late *late)
+{
     pthread_mutex_lock(&server->lock);
     for (struct served *served = LIST_FIRST(&server->clients), *next; served; served = next) {
         next = LIST_NEXT(served, link);
-        if (!served->done && !all)
+        if (!served->done && !late)
             continue;
         LIST_REMOVE(served, link);
         *(served->refused ? &server->refused : &server->count) -= 1;
         pthread_mutex_unlock(&server->lock);
-        if (join(served, all ? &late : NULL))
+        if (join(served, late))
             served_free(served);
-        else
-            abandoned++;
         pthread_mutex_lock(&server->lock);
         next = LIST_FIRST(&server->clients); /* the list may have changed meanwhile */
     }
     pthread_mutex_unlock(&server->lock);
-    return abandoned;
 }
 
 enum limit { ROOM, OF_NETWORK, OF_FAR, OF_USER, OF_ALL };
@@ -367,7 +392,7 @@ static int start(struct server *server, struct served *served)
     time_t now = lock_wait_until(0).tv_sec;
     int error = 0;
 
-    reap(server, false); /* those that are done, which takes no time */
+    reap(server, NULL); /* those that are done, which takes no time */
     served->server = server;
     client->fs = server->fs;
     client->faults = -1;
@@ -526,12 +551,12 @@ out_free:
     return error;
 }
 
-void server_stop(struct server *server)
+bool server_stop(struct server *server)
 {
     struct served *served;
 
     if (!server)
-        return;
+        return true;
     pthread_mutex_lock(&server->lock);
     server->stopping = true;
     LIST_FOREACH (served, &server->clients, link) {
@@ -548,17 +573,23 @@ void server_stop(struct server *server)
         pthread_join(server->programs_thread, NULL);
     }
     /* Its socket is left to the end of the process: in its queue may lie what can't be closed. */
-    unsigned abandoned = reap(server, true);
-    if (abandoned)
+    struct late late = {.until = lock_wait_until(LATE_MS), .last = lock_wait_until(LATE_MS + CLOSE_MS)};
+    reap(server, &late);
+    if (late.abandoned)
         fs_log(LOG_WARNING, "%u clients have sent descriptors that can't be closed: not waited for",
-               abandoned);
+               late.abandoned);
+    if (late.left) { /* the end of this thread will say that nobody is alive here */
+        fs_log(LOG_WARNING, "%u threads of clients have not ended: not waited for", late.left);
+        return false;
+    }
     alive_end(server->alive,
               server->alive_fd); /* before the connection ends, after who hands the descriptor out */
     token_table_free(&server->tokens);
-    if (abandoned) /* the process ends soon */
-        return;
+    if (late.abandoned) /* the process ends soon */
+        return true;
     pthread_mutex_destroy(&server->lock);
     free(server);
+    return true;
 }
 
 static void tell_token(struct server *server, fuse_req_t req, struct inode *inode, struct handle *handle)

@@ -7,6 +7,7 @@
 
 #define FUSE_USE_VERSION 314
 #include <fuse_lowlevel.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 struct fs;
@@ -17,8 +18,10 @@ struct server;
 /* Start listening and serving. Clients see the daemon alive as long as the calling thread lives, which also
  * stops the server. 0 or a negative errno. */
 int server_start(struct fs *fs, struct server **server_out);
-/* Ends every client (their calls give ENOTCONN), waits for the threads, frees. NULL is allowed. */
-void server_stop(struct server *server);
+/* Ends every client (their calls give ENOTCONN), waits for the threads, frees. NULL is allowed. false: some
+ * wait for what a client does, and have not ended after some seconds: they are left (fs/left.h), and nothing
+ * is freed. */
+bool server_stop(struct server *server);
 
 /* Answer FUSE_IOCTL (always replies to req). handle is NULL on a directory. [FUSE] */
 void server_ioctl(struct server *server, fuse_req_t req, struct inode *inode, struct handle *handle,

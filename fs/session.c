@@ -464,13 +464,13 @@ int session_serve(struct fs *fs)
     if (rc < 0)
         fs_log(LOG_ERR, "serving the mount on %s: %s", fs->mount_path, strerror(-rc));
     cache_ending(fs->cache); /* umount(8) sends no signal */
-    later_end(fs);
+    fs->left |= !later_end(fs);
     /* Without the gate: a notification under way ends with the mount, and may hold it till then. */
     fs->serving = false;
     if (eventfd_write(stopper.ended, 1))
         fs_log(LOG_ERR, "eventfd: %s", strerror(errno));
     pthread_join(thread, NULL);
-    later_end(fs); /* what a late SIGHUP has begun */
+    fs->left |= !fs->left && !later_end(fs); /* what a late SIGHUP has begun */
     close(stopper.ended);
     close(stopper.signals);
     loop_destroy(&stopper.loop);
@@ -496,7 +496,9 @@ void session_end(struct fs *fs)
 
     if (mountinfo_device(fs->mount_path, &device) < 0 || device != fs->mount_dev)
         abandon(fs);
-    fuse_session_unmount(fs->session);
+    fuse_session_unmount(fs->session); /* closes its descriptor */
+    if (fs->left)                      /* who may notify the kernel yet */
+        return;
     fuse_session_destroy(fs->session);
     fs->session = NULL;
 }

@@ -2,8 +2,10 @@
 """Programs that do to the memory of a soft device's frames whatever its descriptor allows."""
 import ctypes
 import fcntl
+import glob
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import threading
@@ -11,8 +13,9 @@ import time
 
 import pytest
 
-from helpers import (HELLO, MAP, PAGE, UNMAP, Raw, agents, devices, get_token, message, states_of, statistics,  # noqa: F401
-                     userfaultfd, wait_until, write_file)
+import helpers
+from helpers import (HELLO, MAP, PAGE, UNMAP, Raw, agents, daemon_with_faults, devices, drop_host_cache,  # noqa: F401
+                     get_token, message, stand_still, states_of, statistics, userfaultfd, wait_until, write_file)
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -195,6 +198,13 @@ def test_a_client_that_holds_the_memory_of_frames(mount, agents, devices, change
     hostile.end()
 
 
+def leaves_nothing(m):
+    """Of the daemon is left who waits, and nothing of the mount's with it."""
+    wait_until(lambda: states_of(m.pid) <= {"Z", "D"}, 20, "nothing is left of the daemon but who waits")
+    left = {os.readlink(fd) for fd in glob.glob(f"/proc/{m.pid}/task/*/fd/*")}
+    assert ("D" in states_of(m.pid)) == bool(left) and not [path for path in left if m.data in path or "/dev/fuse" in path], left
+
+
 def test_frames_that_are_held_until_the_end(mount, devices):
     """The mount ends all the same."""
     m, _, hostile, done = hold(mount, devices, "cut")
@@ -204,8 +214,113 @@ def test_frames_that_are_held_until_the_end(mount, devices):
         os.close(hostile.fd)
         began = time.monotonic()
         subprocess.run(["umount", m.mnt], check=True)
-        wait_until(lambda: states_of(m.pid) <= {"Z", "D"}, 15, "nothing is left of the daemon but who waits")
+        leaves_nothing(m)
         assert time.monotonic() - began < 15
     finally:
         hostile.let_go()
     assert m.proc.wait(10) == 0
+
+
+PROGRAM = """fd = os.open(path, os.O_RDWR)
+map = gaia.Device('soft:0').mmap(fd, 256 * PAGE, prot)
+map[2 * PAGE]"""
+WAITS = {
+    # A page is placed by a write into the memory,
+    "touch": "map[100 * PAGE]",
+    # or, where it came too late, dropped: a hole in it.
+    "late": "map[100 * PAGE]",
+    # So is what an acquire finds out of date.
+    "acquire": "map.acquire()",
+}
+
+
+@pytest.mark.traps
+@pytest.mark.parametrize("ends", ["umount", "SIGTERM"])
+@pytest.mark.parametrize("waits", WAITS)
+def test_the_end_of_a_mount_while_a_client_holds_frames(mount, agents, workdir, monkeypatch, waits, ends):
+    """Who waits for that memory is left behind. What programs have released, or stored, is in the file, and it can be mounted."""
+    options = "timeout=0,unit=4K" + (",fault=local" if waits == "late" else "")
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount(options, env=env)
+    paths = [os.path.join(m.mnt, name) for name in "afz"]
+    for path in paths:
+        write_file(path, b"f" * (256 * PAGE))
+    programs = [agents() for _ in range(4)]
+    for program, path in zip(programs, paths):
+        program.do(PROGRAM + "\nmap[0:8] = b'released'\nmap.release()\nmap[3 * PAGE:3 * PAGE + 6] = b'stored'", path=path, prot=3)
+    waiter = programs[3]
+    waiter.do(PROGRAM, path=paths[1], prot=3 if waits == "late" else 1)
+    hostile = Hostile(paths[1])
+    if waits == "acquire":
+        os.pwrite(hostile.fd, b"w", 2 * PAGE)
+    hostile.hold()
+    try:
+        if waits == "late":
+            plan.arm_wait(helpers.ROWS.index("sendmsg"), 1000, 1, 0)
+        waiter.start(WAITS[waits])
+        if waits == "late":
+            wait_until(lambda: plan.landed, what="the read is under way")
+            plan.row = -1
+            os.truncate(paths[1], 50 * PAGE)
+        assert waiter.busy(2)
+        os.close(hostile.fd)
+        if ends == "umount":
+            for program in programs:
+                program.kill()
+            subprocess.run(["umount", m.mnt], check=True)
+        else:
+            os.kill(m.pid, signal.SIGTERM)
+        leaves_nothing(m)
+        for name in "afz":
+            with open(os.path.join(m.data, name), "rb") as file:
+                content = file.read(4 * PAGE)
+            assert content[:8] == b"released" and content[3 * PAGE:3 * PAGE + 6] == b"stored", name
+        if ends == "umount":
+            assert mount(data=m.data, mnt=m.mnt).mounted()
+    finally:
+        hostile.let_go()
+    assert m.proc.wait(10) == 0
+
+
+HANGS = """import ctypes, threading
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+other = os.open(elsewhere, os.O_RDWR)
+at = libc.mmap(None, PAGE, 3, 1, other, 0)
+ctypes.memset(at, 1, PAGE)"""
+COVER = "libc.mmap(at, PAGE, 3, 0x32, -1, 0)"  # fixed, private, anonymous: what was there is written back first
+
+
+@pytest.mark.traps
+def test_the_end_of_a_mount_while_a_client_maps(mount, agents, workdir):
+    """It has the lock of its own addresses, as it takes away a mapping of a file whose filesystem does not answer: its stores can't
+    be trapped, for none of those who map the same file. What they have released is in the file, and others' stores are; that
+    more may be lost is said."""
+    m, stuck = mount("timeout=0,unit=4K"), mount("passthrough=off")
+    paths = [os.path.join(m.mnt, name) for name in "afz"]
+    for path in [*paths, os.path.join(stuck.mnt, "f")]:
+        write_file(path, b"f" * (256 * PAGE))
+    programs = [agents() for _ in range(5)]
+    for program, path in zip(programs, [*paths, paths[1]]):
+        program.do(PROGRAM + "\nmap[0:8] = b'released'\nmap.release()\nmap[3 * PAGE:3 * PAGE + 6] = b'stored'", path=path, prot=3)
+    hostile = programs[4]
+    hostile.do(PROGRAM + "\nmap[5 * PAGE] = 1\n" + HANGS, path=paths[1], prot=3, elsewhere=os.path.join(stuck.mnt, "f"))
+    stand_still(stuck.pid)
+    try:
+        hostile.start(COVER)
+        assert hostile.busy(1), "it is not held up"
+        programs[1].start("map[0] = ord('r')\nmap.release()")
+        assert programs[1].busy(2), "its release traps nothing"
+        programs[3].do("map[100 * PAGE:100 * PAGE + 6] = b'stored'")
+        os.kill(m.pid, signal.SIGTERM)
+        leaves_nothing(m)
+    finally:
+        os.kill(stuck.pid, signal.SIGCONT)
+    m.expected_exit = 1
+    assert m.proc.wait(10) == 1 and "is lost: a program has kept it busy" in m.log_text()
+    for name in "afz":
+        with open(os.path.join(m.data, name), "rb") as file:
+            content = file.read()
+        stored = (100 if name == "f" else 3) * PAGE
+        assert content[:8] == b"released" and content[stored:stored + 6] == b"stored", name
