@@ -407,8 +407,9 @@ static int fill_send(struct fill *fill)
     return error;
 }
 
-/* The bytes are in the stage (got of them, the rest is past the end of the file), or got is an error. */
-static void fill_finish(struct fill *fill, ssize_t got)
+/* The bytes are in the stage (got of them, the rest is past the end of the file), or got is an error. unheld:
+ * no client of these frames is to hold up who is here by what it does with their memory. */
+static void fill_finish(struct fill *fill, ssize_t got, bool unheld)
 {
     struct replica *replica = fill->map->replica;
     struct fault_path *path = replica->file->cache->path;
@@ -428,12 +429,13 @@ static void fill_finish(struct fill *fill, ssize_t got)
                                      .bytes = fill->stage,
                                      .done = fill_arrived};
     if (!path || fault_path_read(path, &fill->read))
-        fill_placed(fill, fill_copy(fill, fill->stage, false));
+        fill_placed(fill, fill_copy(fill, fill->stage, unheld));
 }
 
+/* The engine has one thread for what it has read of all files. */
 static void fill_read(void *context, ssize_t result)
 {
-    fill_finish(context, result);
+    fill_finish(context, result, true);
 }
 
 /* Bytes that are in the host's memory, all of them, or nothing. Asked first: a read that finds some missing
@@ -457,7 +459,7 @@ static void fill_start(struct fill *fill, size_t bytes)
     fill->stage = stage_get(&cache->stages, fill->count);
     ssize_t got = read_cached(fill, bytes);
     if (got >= 0) {
-        fill_finish(fill, got);
+        fill_finish(fill, got, false);
         return;
     }
     /* Whole blocks, so that the read can bypass the host's page cache; the file's end makes it short. */
@@ -465,7 +467,7 @@ static void fill_start(struct fill *fill, size_t bytes)
     int error = gaia_io_read(cache->io, fill->map->replica->file->io, fill->stage, whole,
                              (off_t)(fill->first * GAIA_PAGE_SIZE), fill_read, fill);
     if (error)
-        fill_finish(fill, error);
+        fill_finish(fill, error, false);
     else /* at once: whoever waits for a stage waits for reads to complete */
         gaia_io_submit(cache->io);
 }

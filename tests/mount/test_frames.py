@@ -324,3 +324,29 @@ def test_the_end_of_a_mount_while_a_client_maps(mount, agents, workdir):
             content = file.read()
         stored = (100 if name == "f" else 3) * PAGE
         assert content[:8] == b"released" and content[stored:stored + 6] == b"stored", name
+
+
+@pytest.mark.traps
+def test_reads_of_storage_beside_a_client_that_holds_frames(mount, agents):
+    """The one thread that hears of them waits for no such client: touches of another file go on. Of several such reads, too."""
+    m = mount("timeout=0,unit=4K")
+    paths = [os.path.join(m.mnt, name) for name in "fg"]
+    for path in paths:
+        write_file(path, b"f" * (256 * PAGE))
+    programs = [agents() for _ in range(4)]
+    for program, path in zip(programs, [paths[1]] + [paths[0]] * 3):
+        program.do(PROGRAM + "\nmap.advise(gaia.ADV_RANDOM)", path=path, prot=1)
+    hostile = Hostile(paths[0])
+    for path in paths:
+        drop_host_cache(os.path.join(m.data, os.path.basename(path)))
+    hostile.hold()
+    for at, program in enumerate(programs[1:]):
+        program.start(f"seen = map[{100 + 10 * at} * PAGE]")
+    programs[0].start("seen = [map[page * PAGE] for page in range(40, 60)]")
+    held = programs[0].busy(8)
+    hostile.let_go()
+    assert not held, "a program that maps another file waits"
+    for program in programs:
+        program.finish()
+    assert programs[0]("seen") == [ord("f")] * 20
+    hostile.end()
