@@ -10,7 +10,9 @@
 #include "cache/internal.h"
 
 #define PATIENCE_MS 2000u
-#define RESTLESS_MS 20u   /* of frames that were waited for in vain, until they fit */
+#define RESTLESS_MS 20u /* of frames that were waited for in vain, until they fit */
+#define WAITS_MOST 4u   /* handlers of FUSE that may wait for frames of whatever files: of 8 threads or more \
+                         */
 #define DEVICES_MS 30000u /* of who is about to touch them: to free many GiB takes seconds, too */
 #define END_MS 5000u
 
@@ -278,11 +280,13 @@ static void fit_misfits(struct cache_file *file)
 /* All of them have the time once. */
 static void fit_within(struct cache_file *file, unsigned patience_ms, bool for_device)
 {
-    struct timespec until = lock_wait_until(patience_ms), soon = lock_wait_until(RESTLESS_MS);
+    struct cache *cache = file->cache;
     struct replica *replica;
 
-    if (!(file->unfit || (for_device && file->misfit)) || file->cache->unfitted)
+    if (!(file->unfit || (for_device && file->misfit)) || cache->unfitted)
         return;
+    bool few = for_device || atomic_fetch_add(&cache->fit_waits, 1) < WAITS_MOST;
+    struct timespec soon = lock_wait_until(RESTLESS_MS), until = few ? lock_wait_until(patience_ms) : soon;
     file_use(file);
     pthread_mutex_lock(&file->lock);
     if (for_device)
@@ -291,6 +295,8 @@ static void fit_within(struct cache_file *file, unsigned patience_ms, bool for_d
     SLIST_FOREACH (replica, &file->replicas, link)
         wait_for(replica, false, replica->restless && !for_device ? &soon : &until);
     pthread_mutex_unlock(&file->lock);
+    if (!for_device)
+        cache->fit_waits--;
     file_unuse(file);
 }
 

@@ -28,8 +28,9 @@ void fit_again(struct replica *replica);
 /* Below this page frames can be placed. The lock is held. */
 uint64_t fit_pages(const struct replica *replica);
 
-/* Have all frames of the file fit: waits until they do, 2 s at most, and less where that was in vain. Also
- * for what others have changed. No lock is held; the file can't go away. */
+/* Have all frames of the file fit: waits until they do, 2 s at most, and less where that was in vain, or
+ * where others wait in this cache, so that enough threads are left to serve FUSE. Also for what others have
+ * changed. No lock is held; the file can't go away. */
 void fit_frames(struct cache_file *file);
 /* The same for who is to touch them next, and is no handler of FUSE: 30 s, as to free many GiB takes its
  * time, and a touch inside the file is SIGBUS where they are shorter. */

@@ -27,10 +27,11 @@ struct cache {
     struct healer healer;
     struct filler filler;
     struct dropper dropper;
-    bool stopped;             /* all three */
-    _Atomic int64_t flush_ns; /* how long cache/flush.c may yet wait for who has pages busy */
-    _Atomic unsigned fitters; /* threads of cache/fit.h */
-    atomic_bool unfitted;     /* none is begun any more */
+    bool stopped;               /* all three */
+    _Atomic int64_t flush_ns;   /* how long cache/flush.c may yet wait for who has pages busy */
+    _Atomic unsigned fitters;   /* threads of cache/fit.h */
+    _Atomic unsigned fit_waits; /* who waits for them, but for devices */
+    atomic_bool unfitted;       /* none is begun any more */
 
     pthread_mutex_t lock; /* guards files */
     LIST_HEAD(, cache_file) files;

@@ -350,3 +350,36 @@ def test_reads_of_storage_beside_a_client_that_holds_frames(mount, agents):
         program.finish()
     assert programs[0]("seen") == [ord("f")] * 20
     hostile.end()
+
+
+@pytest.mark.traps
+def test_clients_that_hold_the_frames_of_many_files(mount, agents):
+    """Who changes their sizes waits a while, and does not leave the mount without threads."""
+    m = mount()
+    aside, hostile = agents(), []
+    aside("os.getpid()")
+    for i in range(24):
+        path = os.path.join(m.mnt, f"f{i}")
+        write_file(path, b"f" * (16 * PAGE))
+        hostile.append(Hostile(path))
+    for one in hostile:
+        one.hold()
+    cuts = [threading.Thread(target=os.ftruncate, args=(one.fd, 3 * PAGE), daemon=True) for one in hostile]
+    try:
+        for cut in cuts:
+            cut.start()
+        time.sleep(0.2)
+        assert any(cut.is_alive() for cut in cuts), "nobody waits"
+        began = time.monotonic()
+        aside("os.mkdir(path)", path=os.path.join(m.mnt, "d"))
+        took = time.monotonic() - began
+    finally:
+        for one in hostile:
+            one.let_go()
+    for cut in cuts:
+        cut.join(8)
+        assert not cut.is_alive()
+    for one in hostile:
+        wait_until(lambda: pages_of(one.frames)[0] == 3, what="the frames fit")
+        one.end()
+    assert took < 1, f"a program that has to do with none of these files waits {took} s"
