@@ -10,7 +10,7 @@ from conftest import so_much
 from files import pattern
 from helpers import (ALL_ROWS, PAGE, AgentDied, agents, daemon_with_faults, drop_host_cache, read_file,  # noqa: F401
                      wait_until)
-from nodes import cluster  # noqa: F401
+from nodes import SIDES, Program, check, cluster  # noqa: F401
 from member import OPS, Member, meet  # noqa: F401
 
 RECORD = 16
@@ -317,3 +317,18 @@ def test_a_change_behind_the_mounts_and_an_open(cluster, agents, home, change):
         file.write("b" * 1000)
     drop_host_cache(nodes.below())
     assert cpu("look()") == read_file(nodes.below())
+
+
+@pytest.mark.parametrize("opener", SIDES)
+def test_a_change_behind_the_mounts_an_open_and_an_acquire(cluster, agents, opener):
+    """What a program of whatever node has opened and read a device has after its next acquire, though it has asked the data
+    directory just before (`timeout`)."""
+    nodes = cluster(2, "timeout=60")
+    nodes.make(b"a" * 5000, home=0)
+    device = Program(agents(), nodes.path(0), cpu=False)
+    check("before", device.acquired(), b"a" * 5000)
+    with open(nodes.below(), "r+b") as file:
+        file.write(b"b" * 1000)
+    changed = read_file(nodes.below())
+    assert read_file(nodes.path(0 if opener == "home" else 1)) == changed
+    check("after", device.acquired(), changed)
