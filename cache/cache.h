@@ -208,8 +208,8 @@ void cache_file_discard_write_backs(struct cache_file *file, bool discard);
 /* Of a file that was opened here, with members: let all agents know of it, if it has not been done. May wait.
  */
 int cache_file_announce(struct cache_file *file, const struct node_name *name);
-/* When a silent peer is dead. */
-unsigned cache_peer_timeout_ms(const struct cache *cache);
+/* How long a file's next home is waited for: nodes_move_ms(). */
+unsigned cache_move_ms(const struct cache *cache);
 /* Keep the file in use, for cache_host.find() and track(), which the caller of those ends. */
 void cache_file_hold(struct cache_file *file);
 /* Around the caller's having the kernel drop all of a file's pages: WRITEs may be on their way then

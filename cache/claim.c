@@ -79,6 +79,8 @@ int claim_take(struct cache_file *file)
     if (!first)
         return 0;
     error = lock_backing(file, file->writable ? F_WRLCK : F_RDLCK);
+    if (error == -EBUSY && file->cache->nodes && nodes_home_went(file->cache->nodes))
+        error = -EINPROGRESS;
     if (!error) { /* no store may bring back what is older there than another mount's */
         error = empty_kernel(file);
         if (error)

@@ -2,7 +2,9 @@
 /* Claims: of several mounts of one data directory (-o shared), on one machine or on several, only one at a
  * time has a file on its devices. That mount's claim is a lock of the backing file, on a byte that no file
  * has, kept from the first map until the last has gone: then what the devices hold is brought to the data
- * directory, and dropped. A daemon that dies loses its locks.
+ * directory, and dropped. A daemon that dies loses its locks, once the last of what it had begun at the file
+ * has ended, too: Linux takes an io_uring down a while after the process has gone (here 10 to 200 ms), and
+ * others may know of its death by then.
  *
  * It is an open file description's lock (Linux 3.15), so that this daemon keeps it whatever other descriptors
  * of the file are closed; between machines it is as good as the locks of the data directory's filesystem (NFS
@@ -45,9 +47,10 @@ void claim_init(struct claim *claim);
 void claim_destroy(struct claim *claim);
 
 /* One more map. Waits while another is letting go. The first map, once it has the claim, has the kernel's
- * cache of this mount dropped. 0; or -EBUSY (another mount has it), or why the filesystem does not lock
- * (-ENOLCK, -EOPNOTSUPP, -EIO ...): then there is no claim. No lock is held. Does nothing in a mount that is
- * not shared. */
+ * cache of this mount dropped. 0; or -EBUSY (another mount has it), -EINPROGRESS (the same, but a home has
+ * gone lately: it may be that one's, and is tried again), or why the filesystem does not lock (-ENOLCK,
+ * -EOPNOTSUPP, -EIO ...): then there is no claim. No lock is held. Does nothing in a mount that is not
+ * shared. */
 int claim_take(struct cache_file *file);
 
 /* One map less; it is detached. After the last one everything of the file leaves the devices and the kernel's

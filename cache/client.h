@@ -59,7 +59,8 @@ struct cache_map *cache_client_find_far(struct nodes *nodes, uint32_t client, ui
  * *chunk_pages_out how large one is (else 0), and cache_map_chunk() gives a descriptor of each. -EACCES
  * (writable, but the data directory is not), -ENOMEM (resident, and more than the device has), -EMFILE (too
  * many maps), -EPERM (a client without a descriptor for faults, on a device that needs one), -ENODEV, -EBUSY
- * (another mount has it on its devices), or what claim_take() says. */
+ * (another mount has it on its devices), -EINPROGRESS (a home that went may have it: to be tried again), or
+ * what else claim_take() says. */
 int cache_map_open(struct cache_client *client, const struct cache_map_request *request, uint32_t *id_out,
                    int *frames_fd_out, int *state_fd_out, uint64_t *chunk_pages_out);
 /* chunk: page / chunk_pages, of the map's pages. *digests_fd_out: the digests of its pages, for a client that

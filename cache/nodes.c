@@ -104,8 +104,10 @@ static void lost(void *context, struct call_session *session, int error)
             nodes->homes[i].session = NULL;
             member = i;
         }
-    if (member != MEMBERS_MAX)
+    if (member != MEMBERS_MAX) {
         followed_remove_member(&nodes->followed, member);
+        nodes->went_ns = clock_now_ns();
+    }
     bool stop = nodes->stop;
     pthread_mutex_unlock(&nodes->lock);
     /* If it lives on it says anew what it tracks; else others are homes of its files. (Not met: its HELLO
@@ -194,6 +196,18 @@ void nodes_unfollow(struct nodes *nodes, const struct node_name *name, uint64_t 
     pthread_mutex_lock(&nodes->lock);
     followed_remove(&nodes->followed, name, told);
     pthread_mutex_unlock(&nodes->lock);
+}
+
+unsigned nodes_move_ms(const struct nodes *nodes)
+{
+    return 4 * nodes->timeout_ms;
+}
+
+bool nodes_home_went(const struct nodes *nodes)
+{
+    uint64_t went_ns = nodes->went_ns;
+
+    return went_ns && clock_now_ns() - went_ns < nodes_move_ms(nodes) * UINT64_C(1000000);
 }
 
 uint64_t nodes_generation(struct nodes *nodes)
@@ -497,9 +511,9 @@ bool cache_is_home(const struct cache *cache, const struct node_name *name)
     return !cache->nodes || nodes_home_of(cache->nodes, name) == cache->nodes->self;
 }
 
-unsigned cache_peer_timeout_ms(const struct cache *cache)
+unsigned cache_move_ms(const struct cache *cache)
 {
-    return cache->nodes ? cache->nodes->timeout_ms : 0;
+    return cache->nodes ? nodes_move_ms(cache->nodes) : 0;
 }
 
 bool cache_follows(const struct cache *cache, const struct node_name *name)

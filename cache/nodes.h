@@ -62,6 +62,7 @@ struct nodes {
     unsigned timeout_ms;
     /* Which kernels may have write-backs of dropped pages on their way: bit 0 (this node's), and 1 + m. */
     _Atomic uint64_t late_kernels;
+    _Atomic uint64_t went_ns;                  /* when a home's session ended last; 0: none has */
     _Atomic uint64_t reads;                    /* numbers of READs */
     _Atomic uint64_t served[NODE_OP_LAST + 1]; /* requests of others, by operation: for the statistics */
     /* Pages of homes elsewhere that came straight into the frames of a device of this node; and those that
@@ -124,6 +125,12 @@ unsigned nodes_number_of(const struct nodes *nodes, const char *name, size_t len
  * in case the home turns out not to track it any more. */
 bool nodes_follows(struct nodes *nodes, const struct node_name *name, uint64_t *told_out);
 void nodes_unfollow(struct nodes *nodes, const struct node_name *name, uint64_t told);
+
+/* How long a request for a file whose home has gone waits for the next one: a home that died may go unnoticed,
+ * here or where the next one is, twice over. */
+unsigned nodes_move_ms(const struct nodes *nodes);
+/* Whether one has gone so lately that others may be waiting. */
+bool nodes_home_went(const struct nodes *nodes);
 
 /* The generation for a node that becomes a file's home: higher than all that this node has given or heard of,
  * and than any other node's from before, as far as their clocks agree (Kulkarni and others, "Logical Physical

@@ -103,9 +103,15 @@ static int open_map(struct client *client, const struct cache_map_request *reque
 static int track_and_map(struct client *client, struct inode *inode, struct cache_map_request *request,
                          struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
 {
-    int error = nodes_track_to_map(inode, &request->file);
+    unsigned waited_ms = 0;
+    int error;
 
-    return error ? error : open_map(client, request, message, reply_fds);
+    do {
+        error = nodes_track_to_map(inode, &request->file);
+        if (!error)
+            error = open_map(client, request, message, reply_fds);
+    } while (nodes_map_again(client->fs, error, &waited_ms));
+    return error == -EINPROGRESS ? -EBUSY : error;
 }
 
 static int do_map(struct client *client, struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])

@@ -182,12 +182,6 @@ static bool try_later(unsigned *waited_ms, unsigned most_ms)
     return true;
 }
 
-/* How long a home that died may go unnoticed, here or where the next one is, twice over. */
-static unsigned move_most_ms(const struct fs *fs)
-{
-    return 4 * cache_peer_timeout_ms(fs->cache);
-}
-
 /* The inode's file is lost: find its next home. */
 static void find_home(struct fs *fs, struct inode *inode)
 {
@@ -199,7 +193,7 @@ static void find_home(struct fs *fs, struct inode *inode)
     atomic_store(&content->seeks, true);
     do
         rc = fs->serving ? inode_track(fs, inode, &file) : 0;
-    while (rc < 0 && fs->serving && try_later(&waited_ms, move_most_ms(fs)));
+    while (rc < 0 && fs->serving && try_later(&waited_ms, cache_move_ms(fs->cache)));
     if (rc < 0 && fs->serving)
         fs_log(LOG_ERR, "a file whose home has gone has no other: %s: programs get EIO", strerror(-rc));
     atomic_store(&content->seeks, false);
@@ -271,7 +265,7 @@ int nodes_catch_up(struct inode *inode, bool opening)
     bool here = cache_is_home(fs->cache, &name);
     int rc = follow(fs, inode, &name, opening);
     if (home_moves(inode, here, rc) && loop_wait_begin()) {
-        while (home_moves(inode, here, rc) && try_later(&waited_ms, move_most_ms(fs))) {
+        while (home_moves(inode, here, rc) && try_later(&waited_ms, cache_move_ms(fs->cache))) {
             here = cache_is_home(fs->cache, &name);
             rc = follow(fs, inode, &name, opening);
         }
@@ -308,8 +302,13 @@ int nodes_track_to_map(struct inode *inode, struct cache_file **file_out)
     do {
         here = !fs->options.members || !nodes_name(inode, &name) || cache_is_home(fs->cache, &name);
         rc = inode_track(fs, inode, file_out);
-    } while (home_moves(inode, here, rc) && try_later(&waited_ms, move_most_ms(fs)));
+    } while (home_moves(inode, here, rc) && try_later(&waited_ms, cache_move_ms(fs->cache)));
     return rc;
+}
+
+bool nodes_map_again(struct fs *fs, int error, unsigned *waited_ms)
+{
+    return error == -EINPROGRESS && fs->serving && try_later(waited_ms, cache_move_ms(fs->cache));
 }
 
 bool nodes_keep(void *context, void *file_context)
@@ -381,7 +380,7 @@ bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t
         }
     }
     if (loop_wait_begin()) {
-        unsigned most_ms = move_most_ms(inode->fs);
+        unsigned most_ms = cache_move_ms(inode->fs->cache);
         while (inode_file(inode) == file && inode->fs->serving && try_later(&waited_ms, most_ms))
             ;
         loop_wait_end();

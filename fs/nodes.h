@@ -14,6 +14,9 @@ bool nodes_name(const struct inode *inode, struct node_name *name_out);
 /* inode_track() for a client that will map the file: where its home has just gone, this waits for the next
  * one as nodes_try_again() does. */
 int nodes_track_to_map(struct inode *inode, struct cache_file **file_out);
+/* Whether to try again to map it, after `error`: it is -EINPROGRESS (cache_map_open()), and there is time
+ * left. Waits a while before. waited_ms: of the caller's, 0 at first. */
+bool nodes_map_again(struct fs *fs, int error, unsigned *waited_ms);
 
 /* Track a file whose home is elsewhere. The caller holds a reference. 0; -EOPNOTSUPP (no name); -EIO or what
  * the home says. */

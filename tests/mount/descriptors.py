@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons with few descriptors, and what is left of what they knew."""
+"""Daemons with few descriptors, and what is left of what they knew; a daemon's descriptors."""
+import ctypes
 import os
 
 import pytest
@@ -22,6 +23,22 @@ def limit_of(mounted):
     with open(f"/proc/{mounted.pid}/limits") as file:
         line = next(line for line in file if line.startswith("Max open files"))
     return int(line.split()[3])
+
+
+def descriptors_of(pid, path):
+    """What a process has open by this path, as descriptors of this process's own, too: they keep its locks when it dies."""
+    libc, copies = ctypes.CDLL(None, use_errno=True), []
+    process = os.pidfd_open(pid)
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            if os.readlink(f"/proc/{pid}/fd/{name}") != path:
+                continue
+            copies.append(libc.syscall(ctypes.c_long(438), process, int(name), 0))  # pidfd_getfd
+            assert copies[-1] >= 0, os.strerror(ctypes.get_errno())
+    finally:
+        os.close(process)
+    assert copies
+    return copies
 
 
 def table_of(pid):

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from conftest import Mount
+from descriptors import descriptors_of
 from files import pattern
 from helpers import (PAGE, AgentDied, agents, error_of, read_file, refused_mount, stand_still, statistics,  # noqa: F401
                      wait_until)
@@ -380,6 +381,80 @@ def test_a_map_before_the_next_home_knows(cluster, agents):
     finally:
         os.kill(nodes[0].pid, signal.SIGCONT)
     program.agent.kill()
+
+
+@pytest.mark.parametrize("which", SIDES)
+def test_a_map_just_after_a_home_has_died(cluster, agents, which):
+    """The next home claims the file before Linux has let go of the dead one's claim."""
+    nodes = cluster(3, "timeout=0,peer_timeout=4")
+    content = pattern(4 * PAGE)
+    nodes.make(content, home=0)
+    following = nodes.names.index(home_of(nodes.below(), nodes.names[1:]))
+    path = nodes.path(following if which == "home" else 3 - following)
+    before, after = Program(agents(), path, cpu=False), Program(agents(), path, device=None, cpu=False)
+    before.device_load(0, 1)
+    after.agent.do("dev = gaia.Device('soft:1')")
+    nodes[0].kill()
+    before.direct()  # which waits for the next home
+    after.agent.do("map = dev.mmap(fd, length)")
+    check("mapped", after.acquired(), content)
+
+
+@pytest.fixture
+def locks_of_a_dead_home(cluster, agents):
+    """A function: the home of a file that it had claimed is dead, and its locks are there yet, as they are while Linux takes its
+    io_uring down (cache/claim.h). A program beside the next home, or at it, begins to map the file -> (content, program, function
+    that lets go of the locks)."""
+    kept = []
+
+    def let_go():
+        while kept:
+            os.close(kept.pop())
+
+    def start(which, options):
+        nodes = cluster(3, options)
+        content = pattern(4 * PAGE)
+        nodes.make(content, home=0)
+        following = nodes.names.index(home_of(nodes.below(), nodes.names[1:]))
+        path = nodes.path(following if which == "home" else 3 - following)
+        before = Program(agents(), path, cpu=False)
+        before.device_load(0, 1)
+        kept.extend(descriptors_of(nodes[0].pid, nodes.below()))
+        nodes[0].kill()
+        before.direct()  # which waits for the next home
+        program = Program(agents(), path, device=None, cpu=False)
+        program.agent.start("dev = gaia.Device('soft:1')\nmap = dev.mmap(fd, length)")
+        return content, program, let_go
+
+    yield start
+    let_go()
+
+
+@pytest.mark.parametrize("which", SIDES)
+def test_a_map_before_the_dead_home_has_let_go(locks_of_a_dead_home, which):
+    """It waits for that as for the next home."""
+    content, program, let_go = locks_of_a_dead_home(which, "timeout=0,peer_timeout=4")
+    assert program.agent.busy(1)
+    let_go()
+    within(PATIENCE_S, "the map", program.agent.finish)
+    check("mapped", program.acquired(), content)
+
+
+@pytest.mark.parametrize("which", SIDES)
+def test_a_dead_home_that_does_not_let_go(locks_of_a_dead_home, which):
+    """As where the data directory's filesystem takes a machine that has gone for one that is there."""
+    _content, program, _let_go = locks_of_a_dead_home(which, OPTIONS)
+    assert within(4 * TIMEOUT_S + PATIENCE_S, "the map", error_of, program.agent.finish) == errno.EBUSY
+
+
+def test_a_claim_of_a_mount_that_is_no_member(cluster, agents):
+    """No home has gone: there is nothing to wait for."""
+    nodes = cluster(2, "timeout=0,peer_timeout=10")
+    nodes.make(pattern(4 * PAGE))
+    alone = nodes.start("shared,timeout=0", data=nodes.data)
+    Program(agents(), os.path.join(alone.mnt, "f"), cpu=False)
+    for m in nodes:
+        assert within(10, "the map", error_of, Program, agents(), os.path.join(m.mnt, "f")) == errno.EBUSY
 
 
 # --- unmounts, and nodes that come later ----------------------------------------------------------------------------------
