@@ -403,7 +403,7 @@ def test_stores_through_mappings_beside_what_a_third_writes_alone(three, when):
     assert [error_of(program.acquire) for program in three.programs] == [errno.EIO] * 2
     three.all_agree()
     check("the data directory", read_file(three.nodes.below()), three.content)
-    assert LOST in three.nodes[0].log_text()
+    wait_until(lambda: LOST in three.nodes[0].log_text(), what="the log says so")  # when all files were looked at
     come_again(three.programs, 0, bytes(three.content))
     for number, program in enumerate(three.programs):  # and what is stored from now on stays
         program.store((11 + number) * PAGE, b"stored")
