@@ -126,8 +126,8 @@ unsigned nodes_number_of(const struct nodes *nodes, const char *name, size_t len
 bool nodes_follows(struct nodes *nodes, const struct node_name *name, uint64_t *told_out);
 void nodes_unfollow(struct nodes *nodes, const struct node_name *name, uint64_t told);
 
-/* How long a request for a file whose home has gone waits for the next one: a home that died may go unnoticed,
- * here or where the next one is, twice over. */
+/* How long a request for a file whose home has gone waits for the next one: a home that died may go
+ * unnoticed, here or where the next one is, twice over. */
 unsigned nodes_move_ms(const struct nodes *nodes);
 /* Whether one has gone so lately that others may be waiting. */
 bool nodes_home_went(const struct nodes *nodes);
