@@ -545,7 +545,7 @@ PUBLIC int gaia_stat(struct gaia_device *device, struct gaia_stat *stat_out)
                   "a reply holds the counters");
     if (!device || !stat_out || !gaia_mapping_hold_device(device))
         return fail(-EINVAL);
-    int error = gaia_mapping_each_session(device, stat_session, &walk);
+    int error = gaia_mapping_each_daemon(device, stat_session, &walk);
     gaia_device_put(device);
     if (!error)
         memcpy(stat_out, walk.sum, sizeof *stat_out);

@@ -333,8 +333,14 @@ bool gaia_mapping_remove_device(struct gaia_device *device)
     return open;
 }
 
-int gaia_mapping_each_session(const struct gaia_device *device,
-                              int (*fn)(struct gaia_session *session, void *context), void *context)
+/* Who has become another user has two sessions with the daemon of one mount. */
+static bool is_same_daemon(const struct gaia_session *one, const struct gaia_session *other)
+{
+    return !strncmp(one->name, other->name, sizeof one->name);
+}
+
+int gaia_mapping_each_daemon(const struct gaia_device *device,
+                             int (*fn)(struct gaia_session *session, void *context), void *context)
 {
     size_t count = 0;
     int error = 0;
@@ -344,7 +350,7 @@ int gaia_mapping_each_session(const struct gaia_device *device,
     for (size_t i = 0; held && i < table_count; i++) {
         bool known = table[i].mapping->device != device;
         for (size_t j = 0; j < count && !known; j++)
-            known = held[j]->session == table[i].mapping->session;
+            known = is_same_daemon(held[j]->session, table[i].mapping->session);
         if (!known) {
             held[count++] = table[i].mapping;
             table[i].mapping->references++;

@@ -84,10 +84,10 @@ void gaia_mapping_refresh(struct gaia_mapping *mapping);
 /* Unmap what lies in the range. 0 or -ENOMEM. */
 int gaia_mapping_remove(void *address, size_t length);
 
-/* Call fn once for each session in which something is mapped through the device; a reference is held. The
- * first error, -ENOTCONN (nothing is mapped) or -ENOMEM. */
-int gaia_mapping_each_session(const struct gaia_device *device,
-                              int (*fn)(struct gaia_session *session, void *context), void *context);
+/* Call fn once for each daemon from whose mount something is mapped through the device, with a session; a
+ * reference is held. The first error, -ENOTCONN (nothing is mapped) or -ENOMEM. */
+int gaia_mapping_each_daemon(const struct gaia_device *device,
+                             int (*fn)(struct gaia_session *session, void *context), void *context);
 
 /* Around a fork: the table stands still. In the child nothing is mapped any more. */
 void gaia_mapping_before_fork(void);

@@ -140,6 +140,16 @@ def test_a_program_that_becomes_another_user(mount, agents):
     assert read_file(path)[2] == 2
 
 
+def test_the_counters_of_who_has_become_another_user(mount, agents):
+    """A device counts once, though the program has two connections to its mount."""
+    m, agent = mount(), agents()
+    path = make(m, pattern(2 * PAGE, 13))
+    os.chmod(path, 0o666)
+    agent.do(OPEN + "\nkept = dev.mmap(fd, PAGE)\nkept[0]\nbefore = dev.stat()", path=path)
+    agent.do("os.setresuid(12345, 12345, 0)\nmap = dev.mmap(fd, PAGE)\nmap[0]\nafter = dev.stat()")
+    assert agent("after.capacity_bytes == before.capacity_bytes and after.resident_bytes == before.resident_bytes > 0")
+
+
 def test_a_user_that_changes_while_it_connects(mount, agents, workdir):
     """Who maps meanwhile is refused; the others are not, by a connection that is another's than it was meant to be."""
     plan = Plan.make(os.path.join(workdir, "plan"))
