@@ -305,7 +305,7 @@ int nodes_start(struct cache *cache, char why_out[CALL_WHY])
         nodes_number_of(nodes, members->list[members->self].name, strlen(members->list[members->self].name));
     nodes->timeout_ms =
         cache->config.fault.timeout_ms ? cache->config.fault.timeout_ms : FAULT_PATH_TIMEOUT_MS;
-    nodes->beat_ms = nodes->shortest_ms = nodes->timeout_ms;
+    nodes->beat_ms = nodes->timeout_ms;
     lock_init(&nodes->lock, LOCK_NODES);
     lock_condition_init(&nodes->changed);
     lock_condition_init(&nodes->stopped);

@@ -82,8 +82,7 @@ struct nodes {
     _Atomic uint64_t beat_ns;         /* the beater has run; 0: there is none. See nodes_are_sure() */
     _Atomic uint64_t stalls;          /* how often it has not for long, */
     _Atomic uint64_t settled;         /* after how many of these the others have been asked */
-    _Atomic unsigned beat_ms;         /* by what timeout it is long: the beater's */
-    unsigned shortest_ms;             /* of all members' timeouts, which that is to be: see sure_heed() */
+    _Atomic unsigned beat_ms;         /* by what timeout it is long: the shortest of all, see sure_heed() */
     uint64_t heard_ns, still_ns;      /* see nodes_still_since(); under `lock` */
     unsigned numbers;                 /* that were ever given */
     LIST_HEAD(, home_session) agents; /* that have said HELLO */

@@ -32,6 +32,24 @@ static uint64_t most_ns(const struct nodes *nodes)
     return (uint64_t)nodes->beat_ms * 500000; /* half of it */
 }
 
+/* It is seen that this node runs. If it has not for long, that is said before anybody is taken to be sure
+ * again. nodes->lock is held. */
+static void note_beat(struct nodes *nodes)
+{
+    uint64_t heard = clock_read_ns(CLOCK_REALTIME); /* first: it may stand still between the two */
+    uint64_t now = now_ns();
+
+    if (now - nodes->beat_ns >= most_ns(nodes)) {
+        if (nodes->stalls == nodes->settled)
+            nodes->still_ns = nodes->heard_ns;
+        nodes->stalls++;
+        pthread_cond_broadcast(&nodes->stopped);
+    }
+    nodes->beat_ns = now;
+    nodes->heard_ns = heard;
+}
+
+/* Not left to the beater: it may stand still before that has heard of it. */
 void sure_heed(struct nodes *nodes, unsigned member, const struct call_session *session)
 {
     unsigned shortest_ms = nodes->timeout_ms;
@@ -42,14 +60,16 @@ void sure_heed(struct nodes *nodes, unsigned member, const struct call_session *
         if (its_ms && its_ms < shortest_ms)
             shortest_ms = its_ms;
     }
-    nodes->shortest_ms = shortest_ms;
+    if (nodes->beat_ns) /* by the one before */
+        note_beat(nodes);
+    nodes->beat_ms = shortest_ms;
     pthread_cond_broadcast(&nodes->stopped); /* it is time to beat faster, perhaps */
 }
 
 /* There was a stall that nobody has noticed yet. */
 static bool is_late(const struct nodes *nodes)
 {
-    uint64_t most = most_ns(nodes); /* first: a beat that makes it less is told of before */
+    uint64_t most = most_ns(nodes); /* first: where it becomes less there is a beat just before */
     uint64_t beat_ns = nodes->beat_ns;
 
     return beat_ns && now_ns() - beat_ns >= most;
@@ -216,19 +236,19 @@ static void await_told(struct nodes *nodes)
 /* False: the mount ends. */
 static bool await_beat(struct nodes *nodes)
 {
-    struct timespec until = lock_wait_until(nodes->beat_ms / BEATS);
     int late = 0;
 
     pthread_mutex_lock(&nodes->lock);
-    while (!nodes->stop && !late && nodes->beat_ms == nodes->shortest_ms)
+    unsigned beat_ms = nodes->beat_ms;
+    struct timespec until = lock_wait_until(beat_ms / BEATS);
+    while (!nodes->stop && !late && nodes->beat_ms == beat_ms)
         late = pthread_cond_timedwait(&nodes->stopped, &nodes->lock, &until);
     bool stop = nodes->stop;
     pthread_mutex_unlock(&nodes->lock);
     return !stop;
 }
 
-/* This thread runs, so the node does. If it has not run for long, that is said before anybody is taken to be
- * sure again. */
+/* This thread runs, so the node does. */
 static void *beat(void *argument)
 {
     struct nodes *nodes = argument;
@@ -236,24 +256,15 @@ static void *beat(void *argument)
     pthread_mutex_lock(&nodes->lock);
     nodes->heard_ns = clock_read_ns(CLOCK_REALTIME);
     nodes->beat_ns = now_ns();
-    nodes->beat_ms = nodes->shortest_ms;
     pthread_mutex_unlock(&nodes->lock);
     while (await_beat(nodes)) {
-        uint64_t heard = clock_read_ns(CLOCK_REALTIME); /* first: it may stand still between the two */
-        uint64_t now = now_ns();
         pthread_mutex_lock(&nodes->lock);
-        if (now - nodes->beat_ns >= most_ns(nodes)) {
-            if (nodes->stalls == nodes->settled)
-                nodes->still_ns = nodes->heard_ns;
-            nodes->stalls++;
-            pthread_cond_broadcast(&nodes->stopped);
-        }
-        nodes->beat_ns = now;
-        nodes->beat_ms = nodes->shortest_ms; /* from the next on: this one came by the one before */
-        nodes->heard_ns = heard;
+        note_beat(nodes);
         pthread_mutex_unlock(&nodes->lock);
     }
+    pthread_mutex_lock(&nodes->lock);
     nodes->beat_ns = 0; /* the mount ends */
+    pthread_mutex_unlock(&nodes->lock);
     return NULL;
 }
 
