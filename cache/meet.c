@@ -22,7 +22,6 @@ static int greet(struct nodes *nodes, struct call_session *session)
     const char *name = nodes->homes[nodes->self].member.name;
     struct node_request hello = {.offset = NODE_VERSION,
                                  .flags = kernel_writes_back_late() ? NODE_LATE_KERNEL : 0,
-                                 .address = clock_read_ns(CLOCK_REALTIME),
                                  .name.length = (uint32_t)strlen(name)};
     int error;
 
@@ -33,6 +32,7 @@ static int greet(struct nodes *nodes, struct call_session *session)
     memcpy(hello.name.bytes, name, strlen(name));
     /* It may not be done yet with what we had there in an earlier session. */
     for (unsigned tries = 0;; tries++) {
+        hello.address = clock_read_ns(CLOCK_REALTIME);
         error = patience_call(nodes, session, NODE_HELLO, &hello, patience);
         if (error == -ETIMEDOUT)
             return UNHEARD;

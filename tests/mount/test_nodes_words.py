@@ -172,6 +172,17 @@ def test_clocks_that_do_not_agree(meet):
         one.kill()
 
 
+def test_who_is_let_in_late_says_what_time_it_is_then(meet):
+    """Of a clock that is told a second late nobody sees that it is ahead."""
+    _, _, member = meet()
+    one = member()
+    asked = one.do("asked", OPS["NODE_HELLO"])
+    one.do("answer", OPS["NODE_HELLO"], -errno.EBUSY)
+    one.do("give_up")
+    wait_until(lambda: one.do("asked", OPS["NODE_HELLO"]) > asked + 15)
+    assert one.do("aged", OPS["NODE_HELLO"]) < 700
+
+
 def test_a_home_that_gives_a_node_up_is_none_that_has_left(meet):
     """It may have only in its memory what it had acknowledged, and lose it then."""
     daemon, path, member = meet(home="b")

@@ -20,12 +20,14 @@
  * living MEMBERS   with which it has a session, a bit for each, it says when it is asked (PING)
  * frames DEVICE FLAGS    has the other make frames of a device of its own; their number is 1 + FLAGS
  * pause OP MS       how long they take
- * asked OP          how many have come; flags OP: of the last */
+ * asked OP          how many have come; flags OP: of the last; aged OP: how many ms its clock was behind when
+ * it came */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "cache/cache.h"
 #include "tests/mount/member.h"
 
@@ -37,6 +39,7 @@ static struct members *members;
 static struct call_session *home, *_Atomic agent; /* that we have connected; that has connected to us */
 static _Atomic unsigned flagged[NODE_OP_LAST + 1];
 static _Atomic int answers[NODE_OP_LAST + 1], pauses_ms[NODE_OP_LAST + 1], asked[NODE_OP_LAST + 1];
+static _Atomic int aged_ms[NODE_OP_LAST + 1];
 static _Atomic uint64_t values[NODE_OP_LAST + 1], seconds[NODE_OP_LAST + 1];
 static _Atomic uint32_t opened; /* by the other: its number of the file */
 static unsigned char page[PAGE];
@@ -63,6 +66,7 @@ static int serve(void *context, struct call_session *session, unsigned op, const
     if (length == sizeof(struct node_request)) {
         const struct node_request *request = bytes;
         flagged[op] = request->flags;
+        aged_ms[op] = (int)((clock_read_ns(CLOCK_REALTIME) - request->address) / 1000000);
         if (op == NODE_OPEN)
             opened = request->file;
     }
@@ -237,7 +241,10 @@ static int order(const char *word, const char *path, long one, long two)
     else if (!strcmp(word, "pause"))
         pauses_ms[one] = (int)two;
     else
-        return !strcmp(word, "asked") ? asked[one] : !strcmp(word, "flags") ? (int)flagged[one] : -EINVAL;
+        return !strcmp(word, "asked")   ? asked[one]
+               : !strcmp(word, "flags") ? (int)flagged[one]
+               : !strcmp(word, "aged")  ? aged_ms[one]
+                                        : -EINVAL;
     return 0;
 }
 
