@@ -201,7 +201,10 @@ void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, 
  * Unmap the pages of [addr, addr + length). Parts of mappings may be unmapped. Releases nothing (see
  * gaia_device_close()). Parts of the range that are not mapped are skipped, as munmap does. The addresses of
  * an unmapped part stay reserved until all of the mapping has gone. What the program puts there with
- * MAP_FIXED stays, except in a mapping with GAIA_DEMAND, which is unmapped as a whole: put nothing there.
+ * MAP_FIXED stays, except in a mapping with GAIA_DEMAND, which is unmapped as a whole: put nothing there. Put
+ * nothing anywhere in the moment in which another thread ends the rest of the mapping (by this call, or as
+ * its call on the mapping returns): libgaia looks what is there and then frees it, which Linux can't do in
+ * one step.
  *
  * A munmap() or mremap() instead of this call is not noticed: what is stored at the new address is never
  * released, and a later gaia_munmap() takes away whatever the program has put at the old one.

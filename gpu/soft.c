@@ -148,7 +148,8 @@ static bool is_ours(const char *line, uint64_t at, uint64_t blocked)
                                  : strstr(line, "/memfd:gaiafs:frames ") || strstr(line, "/memfd:gaia:gone ");
 }
 
-/* What was blocked is free for others, but for what the program has put there with MAP_FIXED. (Where /proc is
+/* What was blocked is free for others, but for what the program has put there with MAP_FIXED, unless it does
+ * so just between our look and munmap(): nothing of Linux unmaps on a condition. (Where /proc is
  * not to be had it stays blocked: addresses are lost, and no memory.) */
 static void unblock(const struct gaia_mapping *mapping)
 {
