@@ -100,6 +100,49 @@ static int open_map(struct client *client, const struct cache_map_request *reque
     return error;
 }
 
+/* What the data directory says may be any word, also one that means something else to the client, or ends it.
+ * Those that gaia.h has for gaia_mmap(), of what it can be told of: all others are EIO. */
+static int said_of_map(int error)
+{
+    switch (error) {
+    case 0:
+    case -EACCES:
+    case -EAGAIN:
+    case -EBUSY:
+    case -EDQUOT:
+    case -EINVAL:
+    case -EMFILE:
+    case -ENFILE:
+    case -ENODEV:
+    case -ENOLCK:
+    case -ENOMEM:
+    case -ENOSPC:
+    case -ENOSYS:
+    case -EOPNOTSUPP:
+    case -EPERM:
+        return error;
+    default:
+        return -EIO;
+    }
+}
+
+/* The same for calls on what is mapped. */
+static int said_of_range(int error)
+{
+    switch (error) {
+    case 0:
+    case -EACCES:
+    case -EBUSY:
+    case -EDQUOT:
+    case -EINVAL:
+    case -ENOMEM:
+    case -ENOSPC:
+        return error;
+    default:
+        return -EIO;
+    }
+}
+
 static int track_and_map(struct client *client, struct inode *inode, struct cache_map_request *request,
                          struct gaia_message *message, int reply_fds[GAIA_MESSAGE_FDS])
 {
@@ -144,7 +187,7 @@ static int do_map(struct client *client, struct gaia_message *message, int reply
     for (unsigned tries = 0; tries < 2 && shed_after(fs, error); tries++)
         error = track_and_map(client, token.inode, &request, message, reply_fds);
     inode_put(token.inode);
-    return error;
+    return said_of_map(error);
 }
 
 bool client_let_go(struct client *client)
@@ -174,8 +217,7 @@ static int do_counted_map(struct client *client, struct gaia_message *message,
     int error = do_map(client, message, reply_fds);
     if (error)
         uncount_map(client);
-    /* That the data directory says so means something else. */
-    return error == -ECONNABORTED ? -EIO : error;
+    return error;
 }
 
 static int do_unmap(struct client *client, const struct gaia_message *message)
@@ -281,7 +323,7 @@ static int dispatch(struct client *client, struct gaia_message *message, int *fd
     case GAIA_OP_CHUNK:
         return do_chunk(client, message, reply_fds);
     default:
-        return do_range(client, message);
+        return said_of_range(do_range(client, message));
     }
 }
 

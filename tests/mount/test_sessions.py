@@ -201,10 +201,17 @@ def test_an_error_of_the_data_directory_ends_no_session(mount, agents, monkeypat
     m, agent = mount(env=env), agents()
     agent.do(OPEN + "\nmap = dev.mmap(fd, PAGE)\nmap[0]\nsecond = os.open(other, os.O_RDWR)", path=make(m, pattern(PAGE)),
              other=make(m, pattern(PAGE), "other"))
-    plan.arm(ROWS.index("dup"), errno.ECONNABORTED, 1, 0)
-    assert agent("error_of(lambda: dev.mmap(second, PAGE).unmap())") == errno.EIO and plan.landed
+    for code in errno.ECONNABORTED, errno.EKEYEXPIRED, errno.ENOTCONN, errno.EPROTO, errno.ESTALE:
+        plan.arm(ROWS.index("dup"), code, 1, 0)
+        assert agent("error_of(lambda: dev.mmap(second, PAGE).unmap())") == errno.EIO and plan.landed
+    for byte, code in enumerate((errno.EKEYEXPIRED, errno.ENOTCONN, errno.EPROTO, errno.ESTALE)):
+        agent.do("map[1] = byte\nmap.release()", byte=byte)
+        plan.arm(ROWS.index("pwrite64"), code, 1, 1)
+        assert agent("error_of(lambda: map.advise(gaia.ADV_DONTNEED))") == errno.EIO and plan.landed
+        plan.row = -1
+        assert agent("map[1]") == byte
     agent.do("map[0] = 7\nmap.release()")
-    assert read_file(os.path.join(m.mnt, "f"))[0] == 7
+    assert read_file(os.path.join(m.mnt, "f"))[:2] == b"\x07\x03"
 
 
 def test_many_that_come_back(crowd):
