@@ -55,6 +55,24 @@ int piece_each(void *addr, size_t length, struct gaia_device *device, bool any_d
     return error;
 }
 
+/* What it says of write-backs: that there is no daemon any more, or what the data directory has said, which
+ * may be any word, also that one. */
+static int write_back_error(const struct gaia_mapping *mapping)
+{
+    int error = piece_kernel_error();
+
+    switch (error) {
+    case -EDQUOT:
+    case -ENOMEM:
+    case -ENOSPC:
+        return error;
+    case -ENOTCONN:
+        return gaia_session_alive(mapping->session) ? -EIO : error;
+    default:
+        return -EIO;
+    }
+}
+
 /* Before 6.16 the kernel writes its dirty pages back through copies, and what made it do so may return while
  * one is on its way. A copy has all bytes of its page: it must not arrive after a collect that no read asked
  * for. Closing a descriptor waits for all of the file. */
@@ -66,7 +84,7 @@ static int wait_for_write_backs(const struct gaia_piece *piece)
     if (fd >= 0)
         close(fd);
     else if (fdatasync(piece->mapping->fd)) /* no /proc, or no descriptor: that waits for them, too */
-        return piece_kernel_error();
+        return write_back_error(piece->mapping);
     return 0;
 }
 
@@ -77,7 +95,7 @@ static int flush_cpu(const struct gaia_piece *piece)
 {
     if (sync_file_range(piece->mapping->fd, (off_t)piece->offset, (off_t)piece->length,
                         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER))
-        return piece_kernel_error();
+        return write_back_error(piece->mapping);
     return wait_for_write_backs(piece);
 }
 

@@ -214,6 +214,21 @@ def test_an_error_of_the_data_directory_ends_no_session(mount, agents, monkeypat
     assert read_file(os.path.join(m.mnt, "f"))[:2] == b"\x07\x03"
 
 
+def test_what_the_data_directory_says_of_a_write_back(mount, agents, monkeypatch, workdir):
+    """Of what a CPU has stored, which an acquire waits for: not that the daemon is gone, nor what gaia.h does not have."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m, agent = mount(env=env), agents()
+    agent.do(OPEN + "\nimport mmap\nmap = dev.mmap(fd, PAGE)\nmap[0]\ncpu = mmap.mmap(fd, PAGE)", path=make(m, pattern(PAGE)))
+    for code, said in ((errno.ENOTCONN, errno.EIO), (errno.ECONNABORTED, errno.EIO), (errno.EROFS, errno.EIO), (errno.ENOSPC, errno.ENOSPC)):
+        agent.do("cpu[1] ^= 1")
+        plan.arm(ROWS.index("pwrite64"), code, 1, 1)
+        assert agent("error_of(map.acquire)") == said and plan.landed
+        plan.row = -1
+        agent("error_of(map.acquire)")
+    m.kill()
+    assert agent("error_of(map.acquire)") == errno.ENOTCONN
+
+
 def test_many_that_come_back(crowd):
     """One that is about to map as it is to make room does so by a new connection. (More map at a time than may: some are told so.)"""
     assert crowd[1]("rounds_of(80)") == {0}
