@@ -21,7 +21,9 @@
  * The daemon orders calls on one range from several threads in some order. A process sends its requests to
  * the daemon of one mount one after the other: a call that takes long holds up the calls of other threads to
  * this mount (but not touches, nor calls to other mounts). A child of fork() has neither the mappings nor the
- * devices of its parent, and can't open a GPU (EIO) if its parent has started CUDA.
+ * devices of its parent, and can't open a GPU (EIO) if its parent has started CUDA. A signal handler must not
+ * call any of them, nor fork() where it may have interrupted one: that would wait for ever for locks of its
+ * own thread. posix_spawn(), vfork() and _Fork() don't.
  *
  * Errors that any call may set: ENOTCONN, the daemon of the mount is gone (touching the mapping then raises
  * SIGBUS).
