@@ -67,7 +67,7 @@ def held_up(cluster, agents, monkeypatch):
     """A file of which an acquire on another node takes 10 s, all of them with its lock; programs that map it meanwhile."""
     monkeypatch.setenv("LD_LIBRARY_PATH", helpers.cuda_standin())
     n = cluster(2, "timeout=0", only=[])
-    n.mount(0, env={"STANDIN_CUDA": f"slow=300000,{COPIED}"})
+    n.mount(0, env={"STANDIN_CUDA": f"slow=1000000,{COPIED}"})
     n.mount(1, "timeout=0", env={"STANDIN_CUDA": f"slow=400000,{COPIED}"})
     n.make(os.urandom(64 * MIB), "X", home=0)
     for name in "Z", "W":
@@ -79,15 +79,19 @@ def held_up(cluster, agents, monkeypatch):
     write_at(n.path(0, "X"), data, 0)
 
     def begin(count):
+        """The lock is taken, and this returns, while what the programs copied first is on its way: a second."""
         programs = [agents({"STANDIN_CUDA": ""}) for _ in range(count)]
         for program in programs:
+            program.do("pass")  # it has been started
+        for program in programs:
             program.start(MAP, path=n.path(0, "X"), length=64 * MIB, writable=True)
-        time.sleep(0.5)
+        time.sleep(0.3)
         begun = time.monotonic()
         far.start("map.acquire()")
-        time.sleep(0.6)
+        time.sleep(0.3)
 
         def end():
+            assert all(program.busy() for program in programs), "the lock was taken too late to hold up anybody"
             far.finish()
             assert time.monotonic() - begun > 4, "too fast to hold up anybody"
             for program in programs:
