@@ -3,12 +3,13 @@
 test_cuda_maps.py."""
 import errno
 import os
+import subprocess
 
 import pytest
 
 from helpers import PAGE, agents, read_file  # noqa: F401
 from files import pattern
-from gpu_fixture import gpu, make, only_here  # noqa: F401
+from gpu_fixture import MAP, gpu, make, only_here  # noqa: F401
 
 STREAM = """
 import ctypes, threading, time
@@ -178,6 +179,15 @@ def test_a_gpu_that_breaks_before_a_call_in_its_stream(gpu):
     program.do("gate.set()\ncuda.cuStreamSynchronize(stream)\ndev.stream_error()")
 
 
+OPEN_DEVICE = """
+def open_device(name):
+    handle = ctypes.c_void_p()
+    if gaia.lib.gaia_device_open(name and name.encode(), ctypes.byref(handle)):
+        return ctypes.get_errno()
+    return 0
+"""
+
+
 @only_here
 @pytest.mark.parametrize("name", ["None", "'cuda:0'"])
 def test_a_fork_of_a_program_that_has_a_gpu(gpu, name):
@@ -185,11 +195,26 @@ def test_a_fork_of_a_program_that_has_a_gpu(gpu, name):
     m = gpu.mount()
     program = gpu.program(make(m, bytes(PAGE)))
     program.do("os.environ.pop('GAIA_DEVICE', None)")
-    program.do("def open_device(name):\n    handle = ctypes.c_void_p()\n"
-               "    if gaia.lib.gaia_device_open(name and name.encode(), ctypes.byref(handle)):\n"
-               "        return ctypes.get_errno()\n    return 0")
+    program.do(OPEN_DEVICE)
     assert program(f"in_child(lambda: open_device({name}))") == (0, errno.EIO)
     program.do("map[0] = 1\nmap.release()")
+
+
+@only_here
+def test_a_fork_with_the_number_of_who_has_a_gpu(gpu, agents):
+    """Each is the first process of a PID namespace, one in the other: test_forks.py."""
+    container = ("unshare", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*container, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no PID namespaces here")
+    m = gpu.mount()
+    program = agents({"STANDIN_CUDA": ""}, container)
+    program.do(MAP, path=make(m, bytes(PAGE)), length=PAGE, writable=True)
+    program.do(OPEN_DEVICE)
+    assert program("os.getpid()") == 1
+    assert program("ctypes.CDLL(None).unshare(0x20000000)") == 0  # CLONE_NEWPID: of children
+    assert program("in_child(lambda: (os.getpid(), open_device('cuda:0')))") == (0, (1, errno.EIO))
+    program.do("map[0] = 1\nmap.release()")
+    program.end()
 
 
 @only_here
