@@ -493,6 +493,28 @@ def test_what_another_mount_has_cut_off_stays_so(two, devices, call):
     assert read_file(path_in(b)) == bytes(wanted)
 
 
+def test_what_another_mount_cuts_off_beside_a_release_stays_so(mount, workdir, monkeypatch, devices):
+    """The release has looked at the size before; what it brings to the data directory after the cut is not to undo it."""
+    data = os.path.join(workdir, "shared")
+    os.mkdir(data)
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    a, b = (mount("shared,timeout=0,passthrough=off", data=data, env=given) for given in (env, None))
+    write_file(path_in(a), pattern(80 * PAGE))
+    opened = Opened(devices(), path_in(a))
+    opened.map[PAGE + 100] = opened.map[70 * PAGE] = pattern(PAGE)[100] ^ 255  # of two leaves: one is brought after the other
+    plan.arm_wait(ALL_ROWS.index("pwrite64"), 600, 1, False)
+    release = threading.Thread(target=opened.map.release)
+    release.start()
+    wait_until(lambda: plan.landed == 1, 20, "the first is being brought")
+    os.truncate(path_in(b), PAGE + 200)
+    release.join()
+    wanted = bytearray(pattern(PAGE + 200))
+    wanted[PAGE + 100] = pattern(PAGE)[100] ^ 255
+    assert read_file(os.path.join(data, "f")) == bytes(wanted)
+    opened.close()
+    assert read_file(path_in(b)) == bytes(wanted)
+
+
 def test_random_turns(two, devices):
     """Two programs, one on each mount, that map, store, release, write() and let go, and wait for each other by the EBUSY:
     each adds to counters of the file, so that a lost store is a sum that is too small."""
