@@ -33,7 +33,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 13u
+#define NODE_VERSION 14u
 
 enum node_class {
     NODE_FRAMES,
