@@ -10,9 +10,8 @@
 #include "cache/internal.h"
 
 #define PATIENCE_MS 2000u
-#define RESTLESS_MS 20u /* of frames that were waited for in vain, until they fit */
-#define WAITS_MOST 4u   /* handlers of FUSE that may wait for frames of whatever files: of 8 threads or more \
-                         */
+#define RESTLESS_MS 20u   /* of frames that were waited for in vain, until they fit */
+#define WAITS_MOST 4u     /* handlers of FUSE, of 8 threads or more, that may wait for frames of any files */
 #define DEVICES_MS 30000u /* of who is about to touch them: to free many GiB takes seconds, too */
 #define END_MS 5000u
 
