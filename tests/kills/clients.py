@@ -79,6 +79,7 @@ class ClientBatch:
         for worker in self.stay:
             worker.wait_ready()
         self.baseline = self.descriptors()
+        self.baseline["userfaultfd"] = len(self.stay) + 1  # and the daemon's own, made when it is first needed (gpu/home_copy.c)
 
     def new_worker(self, number, tag, device, role, env=None):
         os.mkdir(os.path.join(self.mnt, f"names-{tag}"))

@@ -156,7 +156,8 @@ def goes_on(client, content, page):
 
 @pytest.mark.traps
 def test_a_client_that_cuts_and_holds_its_frames(mount, agents):
-    """What can't be placed behind the cut is not waited for by the thread that polls, and fits again afterwards."""
+    """What can't be placed behind the cut is not waited for by the thread that polls, and fits again afterwards. The advice ends with
+    an error that gaia.h has."""
     m = mount("fault=local,timeout=0,unit=4K")
     contents, _, clients, hostile = two_files(m, agents)
     os.ftruncate(hostile.frames, 0)
@@ -167,7 +168,7 @@ def test_a_client_that_cuts_and_holds_its_frames(mount, agents):
     hostile.let_go()
     hostile.end()
     assert not clients["f"].busy(15)
-    assert clients["f"].finish() == errno.EFAULT
+    assert clients["f"].finish() == errno.EIO
     goes_on(clients["f"], contents["f"], 40)
 
 
