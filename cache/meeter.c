@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/meeter.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -31,6 +30,7 @@ struct meeting {
     struct nodes *nodes;
     unsigned number;
     struct member member;
+    bool waits;         /* for somebody else who is connecting, and then connects if that was in vain */
     bool wanted, alone; /* it is to be met; by a thread of its own */
     pthread_t thread;
     int error;
@@ -41,10 +41,10 @@ static void *meet(void *argument)
     struct meeting *meeting = argument;
     struct call_session *session;
 
-    int error = nodes_get_home(meeting->nodes, meeting->number, &session);
-    if (!error)
+    if (!meeting->waits)
+        meeting->error = nodes_meet(meeting->nodes, meeting->number);
+    else if (!nodes_get_home(meeting->nodes, meeting->number, &session))
         call_session_put(session);
-    meeting->error = error == -EPROTONOSUPPORT || error == -EACCES ? error : 0;
     return NULL;
 }
 
@@ -59,12 +59,12 @@ static bool is_missed(struct nodes *nodes, unsigned number, struct member *membe
 }
 
 /* Those that are missed, all at once. This thread meets the last of them, and those that got no thread. */
-static void meet_each(struct nodes *nodes, struct meeting one[MEMBERS_MAX])
+static void meet_each(struct nodes *nodes, struct meeting one[MEMBERS_MAX], bool waits)
 {
     unsigned last = MEMBERS_MAX;
 
     for (unsigned i = 0; i < MEMBERS_MAX; i++) {
-        one[i] = (struct meeting){.nodes = nodes, .number = i};
+        one[i] = (struct meeting){.nodes = nodes, .number = i, .waits = waits};
         one[i].wanted = is_missed(nodes, i, &one[i].member);
         last = one[i].wanted ? i : last;
     }
@@ -82,7 +82,7 @@ void nodes_meet_missed(struct nodes *nodes)
 {
     struct meeting one[MEMBERS_MAX];
 
-    meet_each(nodes, one);
+    meet_each(nodes, one, true);
 }
 
 /* A member that does not answer when it is to be met is not asked again because of what programs do: others
@@ -91,8 +91,10 @@ void nodes_meet_missed(struct nodes *nodes)
  * is tried again soon. */
 static void *meet_again(void *argument)
 {
+    struct meeting one[MEMBERS_MAX];
+
     while (await_turn(argument))
-        nodes_meet_missed(argument);
+        meet_each(argument, one, false);
     return NULL;
 }
 
@@ -108,7 +110,7 @@ int nodes_meet_all(struct nodes *nodes, char why_out[CALL_WHY])
 {
     struct meeting one[MEMBERS_MAX];
 
-    meet_each(nodes, one);
+    meet_each(nodes, one, false);
     for (unsigned i = 0; i < MEMBERS_MAX; i++)
         if (one[i].error) {
             snprintf(why_out, CALL_WHY, "node %s has another list of members, or another version of gaiafs",

@@ -81,8 +81,9 @@ def script(seed):
         "node_mount a device_cache=1M,peer_timeout=24", "node_mount b device_cache=1M,peer_timeout=24", "nodes_limit_ms=18000",
         "survive a 'the queue pairs are in error' wire_down",
         f"echo nodes in error: $(cat {counters}/link_downed {counters}/send_err {counters}/completer_retry_err)", "wire_up",
-        # One may take the other for alive until peer_timeout, and ask it to collect what its devices have.
-        "nodes_ends_tenths=750", "node_umount a 'the queue pairs are in error'", "node_umount b 'the queue pairs are in error'",
+        # One may take the other for alive until peer_timeout, and ask it to collect what its devices have; and wait a minute for who
+        # writes back (cache/leave.c).
+        "nodes_ends_tenths=1000", "node_umount a 'the queue pairs are in error'", "node_umount b 'the queue pairs are in error'",
         "echo nodes ended $(cut -d' ' -f1 /proc/uptime)",
     ]
 
