@@ -363,13 +363,18 @@ def test_a_write_through_another_mount_to_a_page_that_a_gpu_has(mount, workdir, 
     assert read_file(path_in(b)) == bytes(expected)
 
 
-@pytest.mark.parametrize("first", ["one byte", "every second byte"])
-def test_a_write_through_another_mount_beside_a_collect(mount, workdir, monkeypatch, devices, first):
-    """To other bytes of a page that is just being brought to the data directory: they are not put back to what they were."""
+def two_and_a_plan(mount, workdir, monkeypatch):
+    """(the data directory, what fails in the first mount's daemon, the first mount, the second)"""
     data = os.path.join(workdir, "shared")
     os.mkdir(data)
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
-    a, b = (mount("shared,timeout=0,passthrough=off", data=data, env=given) for given in (env, None))
+    return data, plan, *(mount("shared,timeout=0,passthrough=off", data=data, env=given) for given in (env, None))
+
+
+@pytest.mark.parametrize("first", ["one byte", "every second byte"])
+def test_a_write_through_another_mount_beside_a_collect(mount, workdir, monkeypatch, devices, first):
+    """To other bytes of a page that is just being brought to the data directory: they are not put back to what they were."""
+    data, plan, a, b = two_and_a_plan(mount, workdir, monkeypatch)
     write_file(path_in(a), bytes(4 * PAGE))
     opened = Opened(devices(), path_in(a))
     stored = [PAGE + at for at in ([100] if first == "one byte" else range(0, 1024, 2))]
@@ -495,10 +500,7 @@ def test_what_another_mount_has_cut_off_stays_so(two, devices, call):
 
 def test_what_another_mount_cuts_off_beside_a_release_stays_so(mount, workdir, monkeypatch, devices):
     """The release has looked at the size before; what it brings to the data directory after the cut is not to undo it."""
-    data = os.path.join(workdir, "shared")
-    os.mkdir(data)
-    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
-    a, b = (mount("shared,timeout=0,passthrough=off", data=data, env=given) for given in (env, None))
+    data, plan, a, b = two_and_a_plan(mount, workdir, monkeypatch)
     write_file(path_in(a), pattern(80 * PAGE))
     opened = Opened(devices(), path_in(a))
     opened.map[PAGE + 100] = opened.map[70 * PAGE] = pattern(PAGE)[100] ^ 255  # of two leaves: one is brought after the other
