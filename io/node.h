@@ -67,7 +67,7 @@ enum node_op {
     NODE_TRACK,     /* name: begin to track the file; answered when all agents follow */
     NODE_MAP,       /* file, client, device, offset, length, flags: NODE_MAP_*, value: pages that the device
                        has for this home -> value[0]: map, value[1]: frames. -EINPROGRESS: to be asked again,
-                       as who was the home before may not have let go of the file yet */
+                       as the home before may not have let go of the file yet */
     NODE_ATTACH,    /* client, map, address, flags: NODE_TRAPS */
     NODE_UNMAP,     /* client, map */
     NODE_GONE,      /* client: it has ended */
