@@ -15,9 +15,10 @@ def stacks(pid):
             for name in ("comm", "wchan", "stack"):
                 with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/{name}") as file:
                     lines.append(f"  {name}: {file.read().strip()}")
-    if shutil.which("gdb"):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            lines.append(subprocess.run(["gdb", "-batch", "-p", str(pid), "-ex", "thread apply all bt 12"], text=True,
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        timeout=20).stdout)
+    for command in (["eu-stack", "-n", "16", "-p", str(pid)], ["gdb", "-batch", "-p", str(pid), "-ex", "thread apply all bt 16"]):
+        if shutil.which(command[0]):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                lines.append(subprocess.run(command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                            timeout=20).stdout)
+            break
     return "\n".join(lines)
