@@ -9,6 +9,8 @@ nodes_stacks() {
         for task in /proc/$pid/task/*; do
             echo "stack $task $(cat $task/comm) $(cat $task/wchan): $(sed 's/.*] //; s/+.*//' $task/stack | head -5 | tr '\n' ' ')"
         done
+        # The program's own, too; the emulator takes its time for them.
+        [ ! -e /bin/eu-stack ] || timeout 60 eu-stack -n 16 -p $pid 2>&1 | sed 's/^/stack /'
     done
 }
 
@@ -73,9 +75,13 @@ survive() {
     survive_self=$1
     survive_name=$2
     shift 2
-    rm -f /tmp/ready /tmp/gone
+    rm -f /tmp/ready /tmp/gone /tmp/late
     limited 300 tool_survive /tmp/$survive_self ${nodes_data:-/tmp/data} $survive_self $nodes_limit_ms "$survive_name" &
     survive_pid=$!
+    {
+        while kill -0 $survive_pid 2>/dev/null && [ ! -e /tmp/late ]; do sleep 0.5; done
+        [ ! -e /tmp/late ] || nodes_stacks
+    } &
     for n in $(seq 900); do
         [ -e /tmp/ready ] && break
         sleep 0.2
@@ -85,16 +91,35 @@ survive() {
     wait $survive_pid || echo "tool_survive: exit status $?"
 }
 
-# Both ends of the wire are down, so that what a device sends fails at once: queue pairs end in error. The routes go with them.
-wire_down() {
-    $ip link set veth1 down
-    $ip link set veth0 down
+# The wire carries nothing any more: what either end sends goes to an address that nobody has. No device notices: rxe takes 7 retries for
+# endless ones.
+wire_silent() {
+    $ip neigh replace 10.0.1.1 dev veth0 lladdr 02:00:00:00:00:01 nud permanent
+    $ip neigh replace 10.0.0.1 dev veth1 lladdr 02:00:00:00:00:02 nud permanent
 }
-wire_up() {
-    $ip link set veth0 up
-    $ip link set veth1 up
-    $ip route replace 10.0.0.0/24 dev veth0 src 10.0.0.1 2>/dev/null
-    $ip route replace 10.0.1.0/24 dev veth1 src 10.0.1.1 2>/dev/null
+wire_heard() {
+    $ip neigh del 10.0.1.1 dev veth0
+    $ip neigh del 10.0.0.1 dev veth1
+}
+
+# nodes_met: each says that the other is up. Until then a new file may be claimed by either (docs/nodes.md).
+nodes_met() {
+    for n in $(seq 100); do
+        gaiactl stat /tmp/a | grep -q 'node b: up' && gaiactl stat /tmp/b | grep -q 'node a: up' && return
+        sleep 0.2
+    done
+    return 1
+}
+
+# No end has its address any more, so that what a device sends fails at once: queue pairs end in error. (Where a link is down instead, rxe
+# of Linux 6.1 may try to send one packet for ever, and whoever takes it down waits for that.) The routes go, too.
+addresses_away() {
+    $ip addr del 10.0.0.1/24 dev veth0
+    $ip addr del 10.0.1.1/24 dev veth1
+}
+addresses_back() {
+    $ip addr add 10.0.0.1/24 dev veth0
+    $ip addr add 10.0.1.1/24 dev veth1
     $ip route replace 10.0.1.1 dev veth0 src 10.0.0.1 table 101
     $ip route replace 10.0.0.1 dev veth1 src 10.0.1.1 table 102
     for n in 1 2 3 4 5 6 7 8 9 10; do
