@@ -66,7 +66,9 @@
  * READ handlers on cache_file.changed, a moment, or some seconds where the kernel is seen to have something
  * stale (cache/heal.h, cache/reads.h). The handler of a request that changes a file's size waits for the
  * thread that changes the length of the file's frames, seconds at most (cache/fit.h): that call waits for
- * clients, too, so no lock is held over it.
+ * clients, too, so no lock is held over it. A file's lock may be held while another mount of the data
+ * directory has the file's end, two seconds at most (cache/claim.h): it has that over calls to the filesystem
+ * only.
  */
 #include <assert.h>
 #include <errno.h>

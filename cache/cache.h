@@ -259,6 +259,9 @@ void cache_file_read_end(struct cache_file *file, struct cache_read *read);
  * some seconds at most (cache/heal.h). */
 ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset,
                          unsigned flags);
+/* Set the size of a file that is not tracked: by fd, if that is open for writing (>= 0), else by path_fd.
+ * 0 or a negative errno. */
+int cache_cut(struct cache *cache, int fd, int path_fd, off_t size);
 /* [FUSE] Set the size (SETATTR): fd >= 0: ftruncate on it, else through the cache's own descriptor. O_TRUNC
  * at open is the same with size 0. */
 int cache_file_truncate(struct cache_file *file, int fd, off_t size);

@@ -4,13 +4,19 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+#include "base/clock.h"
+#include "base/proc_path.h"
 #include "cache/drop.h"
 #include "cache/fit.h"
 #include "cache/home.h"
 #include "cache/home_device.h"
 
 #define CLAIM_BYTE (INT64_MAX - 1) /* no file is so long; a lock of a whole file has it, too */
+#define END_BYTE (INT64_MAX - 3)   /* not beside it: the kernel makes one lock of two neighbours */
+#define END_WAIT_NS UINT64_C(2000000000)
+#define END_PAUSE_US 20u
 
 void claim_init(struct claim *claim)
 {
@@ -25,17 +31,27 @@ void claim_destroy(struct claim *claim)
     pthread_mutex_destroy(&claim->lock);
 }
 
+static struct flock lock_of(short type, off_t byte)
+{
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+}
+
+static int lock_byte(int fd, short type, off_t byte)
+{
+    struct flock lock = lock_of(type, byte);
+    int rc;
+
+    do
+        rc = fcntl(fd, F_OFD_SETLK, &lock);
+    while (rc && errno == EINTR);
+    return !rc ? 0 : errno == EAGAIN || errno == EACCES ? -EBUSY : -errno;
+}
+
 /* type: F_WRLCK, F_RDLCK, F_UNLCK. A daemon that may not write the file shares it with others that may not:
  * none of them changes a byte. */
 static int lock_backing(const struct cache_file *file, short type)
 {
-    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = CLAIM_BYTE, .l_len = 1};
-    int rc;
-
-    do
-        rc = fcntl(file->fd, F_OFD_SETLK, &lock);
-    while (rc && errno == EINTR);
-    return !rc ? 0 : errno == EAGAIN || errno == EACCES ? -EBUSY : -errno;
+    return lock_byte(file->fd, type, CLAIM_BYTE);
 }
 
 static void move(struct claim *claim, enum claim_state state)
@@ -136,6 +152,45 @@ static void look_at_size(struct cache_file *file)
 bool claim_is_shared(const struct cache_file *file)
 {
     return file->cache->config.shared && !file->cache->nodes; /* nodes change a file by its home */
+}
+
+/* Not that of a whole file, which a program in the data directory may keep. */
+static bool is_end_lock(int fd)
+{
+    struct flock lock = lock_of(F_WRLCK, END_BYTE);
+
+    return !fcntl(fd, F_OFD_GETLK, &lock) &&
+           (lock.l_type == F_UNLCK || (lock.l_start == END_BYTE && lock.l_len == 1));
+}
+
+bool claim_hold_end(int fd)
+{
+    uint64_t until = clock_now_ns() + END_WAIT_NS;
+    int error;
+
+    while ((error = lock_byte(fd, F_WRLCK, END_BYTE)) == -EBUSY && is_end_lock(fd) && clock_now_ns() < until)
+        usleep(END_PAUSE_US);
+    return !error;
+}
+
+void claim_let_end_go(int fd)
+{
+    lock_byte(fd, F_UNLCK, END_BYTE);
+}
+
+int cache_cut(struct cache *cache, int fd, int path_fd, off_t size)
+{
+    bool shared = cache->config.shared && !cache->nodes;
+    int own = shared && fd < 0 ? open(proc_path(path_fd).text, O_WRONLY | O_NONBLOCK | O_CLOEXEC) : -1;
+    int held = fd < 0 ? own : fd;
+    bool holds = shared && held >= 0 && claim_hold_end(held);
+    int error = (fd < 0 ? truncate(proc_path(path_fd).text, size) : ftruncate(fd, size)) ? -errno : 0;
+
+    if (holds)
+        claim_let_end_go(held);
+    if (own >= 0)
+        close(own);
+    return error;
 }
 
 void claim_give_up(struct cache_file *file)

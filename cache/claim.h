@@ -40,6 +40,14 @@ int claim_empty(struct replica *replica);
  * file. */
 bool claim_is_shared(const struct cache_file *file);
 
+/* The end of such a file stands still, as far as mounts move it: whoever cuts it, and whoever brings to the
+ * data directory what a device has stored, has another lock of the backing file meanwhile. (It does not help
+ * to look at the size before each write: a cut that waits for one write is done just before the next one, and
+ * that one makes the file longer again.) Waits, two seconds at most for a daemon that stands still. fd is
+ * open for writing. False: it can't be had; go on without. */
+bool claim_hold_end(int fd);
+void claim_let_end_go(int fd);
+
 /* Give the claim up to another mount, whatever is mapped here. No lock is held. */
 void claim_give_up(struct cache_file *file);
 

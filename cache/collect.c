@@ -169,7 +169,8 @@ static int take(struct collect *c, unsigned first, unsigned length)
     return error;
 }
 
-/* What another mount has cut off is not to come back, though nobody has told us yet. */
+/* What another mount has cut off is not to come back, though nobody has told us yet. It cuts nothing
+ * meanwhile: claim_hold_end(). */
 static off_t end_now(const struct cache_file *file)
 {
     struct stat st;
@@ -381,9 +382,12 @@ static int collect_part(struct collect *c, unsigned first, unsigned length)
 static int collect_run(struct collect *c, unsigned first, unsigned length)
 {
     int error = take(c, first, length);
+    bool holds_end = claim_is_shared(c->file) && claim_hold_end(c->file->fd);
 
     for (unsigned done = 0; done < length && !error; done += PART_PAGES)
         error = collect_part(c, first + done, length - done < PART_PAGES ? length - done : PART_PAGES);
+    if (holds_end)
+        claim_let_end_go(c->file->fd);
     if (error)
         keep_homed(c);
     for (size_t i = 0; i < c->count; i++)

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "base/proc_path.h"
 #include "cache/agent.h"
 #include "cache/collect.h"
 #include "cache/cpu.h"
@@ -15,9 +14,7 @@
  * its name, which says why if that can't be. */
 static int cut(const struct cache_file *file, int fd, off_t size)
 {
-    if (fd >= 0 || file->writable)
-        return ftruncate(fd >= 0 ? fd : file->fd, size) ? -errno : 0;
-    return truncate(proc_path(file->fd).text, size) ? -errno : 0;
+    return cache_cut(file->cache, fd < 0 && file->writable ? file->fd : fd, file->fd, size);
 }
 
 int cache_file_truncate(struct cache_file *file, int fd, off_t size)

@@ -350,7 +350,7 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
             rc = cache_file_truncate(file, fd, size);
         } else {
             inode_change_begin(inode, path.fd, CHANGE_OF_BYTES, &change);
-            rc = (fd >= 0 ? ftruncate(fd, size) : truncate(proc_path(path.fd).text, size)) ? -errno : 0;
+            rc = cache_cut(inode->fs->cache, fd, path.fd, size);
             inode_change_end(inode, path.fd, &change);
         }
         inode_gate_leave(inode, file);

@@ -18,6 +18,8 @@ from helpers import (ALL_ROWS, MIB, PAGE, agents, cuda_standin, daemon_with_faul
 from test_disks import fill, small_ext4  # noqa: F401
 
 CLAIM_BYTE = (1 << 63) - 2
+END_BYTE = (1 << 63) - 4
+F_OFD_SETLK = 37
 
 
 @pytest.fixture
@@ -498,23 +500,53 @@ def test_what_another_mount_has_cut_off_stays_so(two, devices, call):
     assert read_file(path_in(b)) == bytes(wanted)
 
 
-def test_what_another_mount_cuts_off_beside_a_release_stays_so(mount, workdir, monkeypatch, devices):
-    """The release has looked at the size before; what it brings to the data directory after the cut is not to undo it."""
+@pytest.mark.parametrize("how", ["by its name", "by a descriptor", "tracked"])
+@pytest.mark.parametrize("first, last", [(PAGE + 300, PAGE + 300), (PAGE + 150, PAGE + 300), (2 * PAGE, 2 * PAGE),
+                                         (70 * PAGE, 70 * PAGE)], ids=["same page", "over the end", "next page", "next leaf"])
+def test_what_another_mount_cuts_off_beside_a_release_stays_so(mount, workdir, monkeypatch, devices, first, last, how):
+    """The release has looked at the size before; what it brings to the data directory after the cut is not to undo it, though
+    it is of the page, the run of pages or the range that was begun before."""
     data, plan, a, b = two_and_a_plan(mount, workdir, monkeypatch)
-    write_file(path_in(a), pattern(80 * PAGE))
+    wanted = bytearray(pattern(80 * PAGE))
+    write_file(path_in(a), wanted)
+    if how == "tracked":
+        Opened(devices(), path_in(b)).close()
     opened = Opened(devices(), path_in(a))
-    opened.map[PAGE + 100] = opened.map[70 * PAGE] = pattern(PAGE)[100] ^ 255  # of two leaves: one is brought after the other
-    plan.arm_wait(ALL_ROWS.index("pwrite64"), 600, 1, False)
-    release = threading.Thread(target=opened.map.release)
-    release.start()
-    wait_until(lambda: plan.landed == 1, 20, "the first is being brought")
-    os.truncate(path_in(b), PAGE + 200)
-    release.join()
-    wanted = bytearray(pattern(PAGE + 200))
-    wanted[PAGE + 100] = pattern(PAGE)[100] ^ 255
-    assert read_file(os.path.join(data, "f")) == bytes(wanted)
+    for at in (PAGE + 100, *range(first, last + 1)):
+        wanted[at] ^= 255
+        opened.map[at] = wanted[at]
+    with open(path_in(b), "r+b", buffering=0) as file:
+        plan.arm_wait(ALL_ROWS.index("pwrite64"), 600, 1, False)
+        release = threading.Thread(target=opened.map.release)
+        release.start()
+        wait_until(lambda: plan.landed == 1, 20, "the first is being brought")
+        os.truncate(file.fileno() if how == "by a descriptor" else path_in(b), PAGE + 200)
+        release.join()
+    assert read_file(os.path.join(data, "f")) == bytes(wanted[:PAGE + 200])
     opened.close()
-    assert read_file(path_in(b)) == bytes(wanted)
+    assert read_file(path_in(b)) == bytes(wanted[:PAGE + 200])
+
+
+def test_a_cut_waits_for_no_lock_of_a_program(two):
+    """In the data directory itself, of the whole file: such a lock has the byte that mounts lock while they cut."""
+    a, _ = two
+    write_file(path_in(a), bytes(4 * PAGE))
+    with open(os.path.join(a.data, "f"), "r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        began = time.monotonic()
+        os.truncate(path_in(a), PAGE)
+        assert time.monotonic() - began < 1
+        assert os.fstat(file.fileno()).st_size == PAGE
+
+
+def test_a_cut_beside_a_daemon_that_stands_still(two):
+    """In the moment in which it had the file's end: the cut is made all the same, though late."""
+    a, _ = two
+    write_file(path_in(a), bytes(4 * PAGE))
+    with open(os.path.join(a.data, "f"), "r+b") as file:
+        fcntl.fcntl(file, F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, END_BYTE, 1, 0))
+        os.truncate(path_in(a), PAGE)
+        assert os.fstat(file.fileno()).st_size == PAGE
 
 
 def test_random_turns(two, devices):
