@@ -89,9 +89,10 @@ bool inode_get_if_used(struct inode *inode);
  * errno. */
 ssize_t inode_path(struct inode *inode, char *path_out, size_t size);
 
-/* Calls visit for each tracked (or for each known) inode with a reference and no lock held. Those that appear
- * meanwhile may be missed. Stops at, and returns, the first value that is not 0; -ENOMEM. */
+/* Calls visit for each tracked (or once opened, or known) inode with a reference and no lock held. Those that
+ * appear meanwhile may be missed. Stops at, and returns, the first value that is not 0; -ENOMEM. */
 int fs_each_tracked(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context);
+int fs_each_opened(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context);
 int fs_each_inode(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context);
 
 /* For the table. inode_free(): the inode is not in it any more, and nothing else knows it. */

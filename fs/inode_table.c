@@ -373,6 +373,16 @@ int fs_each_tracked(struct fs *fs, int (*visit)(struct inode *inode, void *conte
     return each(fs, is_tracked, visit, context);
 }
 
+static bool is_opened(struct inode *inode)
+{
+    return atomic_load(&inode->content);
+}
+
+int fs_each_opened(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context)
+{
+    return each(fs, is_opened, visit, context);
+}
+
 int fs_each_inode(struct fs *fs, int (*visit)(struct inode *inode, void *context), void *context)
 {
     return each(fs, NULL, visit, context);

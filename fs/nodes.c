@@ -25,25 +25,62 @@ bool nodes_name(const struct inode *inode, struct node_name *name_out)
     return true;
 }
 
-/* The inode of a name, with a reference. */
-static int inode_of_name(struct fs *fs, const struct node_name *name, struct inode **inode_out)
-{
-    struct stat st;
-    int fd, rc;
+struct sought {
+    const struct node_name *name;
+    struct inode *inode;
+};
 
-    if (!fs->root->volume)
-        return -EOPNOTSUPP;
-    fd = volume_open(fs->root->volume, name->type, name->bytes, name->length);
+static int is_sought(struct inode *inode, void *context)
+{
+    struct sought *sought = context;
+    struct node_name name;
+
+    if (!nodes_name(inode, &name) || name.type != sought->name->type || name.length != sought->name->length ||
+        memcmp(name.bytes, sought->name->bytes, name.length) != 0)
+        return 0;
+    inode_get(inode);
+    sought->inode = inode;
+    return 1;
+}
+
+/* Only among those whose bytes have been asked for: nobody needs another one here. */
+static int opened_of_name(struct fs *fs, const struct node_name *name, struct inode **inode_out)
+{
+    struct sought sought = {.name = name};
+    int rc = fs_each_opened(fs, is_sought, &sought);
+
+    *inode_out = sought.inode;
+    return rc < 0 ? rc : sought.inode ? 0 : -ESTALE;
+}
+
+static int open_name(struct fs *fs, const struct node_name *name, struct stat *st_out)
+{
+    int fd = volume_open(fs->root->volume, name->type, name->bytes, name->length);
+
     if (descriptors_shed(fs, -fd))
         fd = volume_open(fs->root->volume, name->type, name->bytes, name->length);
     if (fd < 0)
         return fd;
-    rc = fstat(fd, &st) ? -errno : S_ISREG(st.st_mode) ? 0 : -EINVAL;
-    if (rc < 0) {
+    int rc = fstat(fd, st_out) ? -errno : S_ISREG(st_out->st_mode) ? fd : -EINVAL;
+    if (rc < 0)
         close(fd);
-        return rc;
-    }
-    rc = inode_lookup(fs, fd, &st, NULL, NULL, inode_out);
+    return rc;
+}
+
+/* The inode of a name, with a reference. The kernel says ESTALE whatever went wrong as it opened a handle,
+ * and for some filesystems it asks a server first. A file that somebody has open is not gone for that. */
+static int inode_of_name(struct fs *fs, const struct node_name *name, struct inode **inode_out)
+{
+    struct stat st;
+
+    if (!fs->root->volume)
+        return -EOPNOTSUPP;
+    int fd = open_name(fs, name, &st);
+    if (fd == -ESTALE)
+        return opened_of_name(fs, name, inode_out);
+    if (fd < 0)
+        return fd;
+    int rc = inode_lookup(fs, fd, &st, NULL, NULL, inode_out);
     if (rc < 0)
         return rc;
     inode_get(*inode_out);

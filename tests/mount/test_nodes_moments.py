@@ -60,3 +60,28 @@ def test_a_device_elsewhere_can_not_be_told_that_a_file_grows(planned, agents):
         for program in home, agent:
             program.agent.kill()
     assert number > 2
+
+
+@pytest.mark.parametrize("side", ["home", "agent"])
+def test_a_handle_that_can_not_be_opened_at_the_moment(planned, agents, side):
+    """open_by_handle_at() says ESTALE whatever went wrong, when the filesystem has to ask a server. To neither side a file that is
+    open there is gone for that: the agent goes on asking the home."""
+    plan, nodes = planned
+    nodes.make(bytes(PAGE), home=0 if side == "home" else 1)
+    home_number, agent_number = (0, 1) if side == "home" else (1, 0)
+    agent = home = None
+    if side == "agent":  # it is told when the home begins to track the file
+        agent = Program(agents(), nodes.path(agent_number), device=None, cpu=False)
+    else:  # it asks when its first program opens the file
+        home = Program(agents(), nodes.path(home_number))
+    plan.arm(ROWS.index("open_by_handle_at"), errno.ESTALE, 1, 0)
+    home = home or Program(agents(), nodes.path(home_number))
+    agent = agent or Program(agents(), nodes.path(agent_number), device=None, cpu=False)
+    assert plan.landed == 1
+    for turn in range(1, 4):
+        home.device_store(turn, bytes([turn]))
+        home.release()
+        check("read()", agent.read()[turn:turn + 1], bytes([turn]))
+        agent.write(10 + turn, bytes([turn]))
+        home.acquire()
+        check("load", home.device_load()[10 + turn:11 + turn], bytes([turn]))
