@@ -44,9 +44,19 @@ static ssize_t read_request(int fd, void *buffer, size_t size, void *userdata)
     return got;
 }
 
+/* What the data directory says for an answer that its own daemon is gone (it may be a FUSE filesystem, too)
+ * would say of this mount's that it is. */
+static int told(int error)
+{
+    return error == -ENOTCONN || error == -ECONNABORTED ? -EIO : error;
+}
+
 static ssize_t write_answer(int fd, struct iovec *parts, int count, void *userdata)
 {
+    struct fuse_out_header *out = parts[0].iov_base;
+
     (void)userdata;
+    out->error = told(out->error); /* of a notification it is a positive number */
     return writev(fd, parts, count);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernel's requests that libfuse 3.14 does not know. Each is turned, before libfuse looks at it, into the
- * one that it knows and that is laid out alike; the handler of that one asks here what it was. */
+ * one that it knows and that is laid out alike; the handler of that one asks here what it was. And the last
+ * look at errors in answers. */
 #ifndef GAIAFS_FS_REQUEST_H
 #define GAIAFS_FS_REQUEST_H
 

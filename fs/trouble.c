@@ -30,6 +30,7 @@ static struct kind {
                "kernel, may not answer"},
     {.error = EUCLEAN, .advice = "its filesystem is damaged: unmount it and run fsck"},
     {.error = ESHUTDOWN, .advice = "its filesystem has shut itself down: see the kernel's log (dmesg)"},
+    {.error = ENOTCONN, .advice = "its filesystem's own daemon has died: mount that anew, and then this one"},
     {.error = EMFILE, .advice = "raise the daemon's limit of open files (ulimit -n, systemd: LimitNOFILE=)"},
     {.error = ENFILE, .advice = "raise the machine's limit of open files (sysctl fs.file-max)"},
     {.error = ENOMEM, .advice = "the daemon needs more memory, or its cgroup a higher memory.max"},

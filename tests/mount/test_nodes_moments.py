@@ -85,3 +85,19 @@ def test_a_handle_that_can_not_be_opened_at_the_moment(planned, agents, side):
         agent.write(10 + turn, bytes([turn]))
         home.acquire()
         check("load", home.device_load()[10 + turn:11 + turn], bytes([turn]))
+
+
+@pytest.mark.parametrize("who", ["home", "agent"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOTCONN, errno.ECONNABORTED])
+def test_an_acquire_for_which_stores_elsewhere_can_not_be_written(planned, agents, code, who):
+    """Whatever the data directory's word for it is: it is not that the mount which had them has gone."""
+    plan, nodes = planned
+    nodes.make(bytes(PAGE), home=0)
+    home, agent = (Program(agents(), nodes.path(number)) for number in range(2))
+    acquirer, other = (home, agent) if who == "home" else (agent, home)
+    other.store(10, b"stored")
+    plan.arm(ROWS.index("pwrite64"), code, 1, 1)
+    error = error_of(acquirer.acquire)
+    assert plan.landed
+    plan.row = -1
+    assert error == errno.EIO

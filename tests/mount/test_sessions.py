@@ -229,6 +229,23 @@ def test_what_the_data_directory_says_of_a_write_back(mount, agents, monkeypatch
     assert agent("error_of(map.acquire)") == errno.ENOTCONN
 
 
+@pytest.mark.parametrize("code", [errno.ENOTCONN, errno.ECONNABORTED])
+def test_a_data_directory_whose_own_daemon_is_dead(mount, agents, monkeypatch, workdir, code):
+    """It is on another FUSE filesystem, say. This mount's daemon is not gone: nobody is told so, but the log says what is."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m, agent = mount("passthrough=off", env=env), agents()
+    agent.do(OPEN + "\nmap = dev.mmap(fd, PAGE)\nmap[0]\nsecond = os.open(other, os.O_RDWR)", path=make(m, pattern(PAGE)),
+             other=make(m, bytes(PAGE), "other"))
+    for row, call in (("fstatvfs64", "dev.mmap(second, PAGE)"), ("fstatvfs64", "os.fstatvfs(fd)"),
+                      ("fstat64", "os.fstat(second)"), ("pwrite64", "os.pwrite(second, b'w', 0)"),
+                      ("fdatasync", "os.fdatasync(second)"), ("pread64", "os.pread(second, 1, 0)")):
+        plan.arm(ROWS.index(row), code, 1, 1)
+        assert (call, agent(f"error_of(lambda: {call})"), plan.landed > 0) == (call, errno.EIO, True)
+        plan.row = -1
+    agent.do("map.acquire()\nmap[0] = 1\nmap.release()")
+    assert ("daemon has died" in m.log_text()) == (code == errno.ENOTCONN)
+
+
 def test_many_that_come_back(crowd):
     """One that is about to map as it is to make room does so by a new connection. (More map at a time than may: some are told so.)"""
     assert crowd[1]("rounds_of(80)") == {0}
