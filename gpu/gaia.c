@@ -364,7 +364,7 @@ static int map_file(struct gaia_device *device, size_t length, int prot, int fla
     if (driver->places)
         error = piece_each(address, length, device, false, piece_acquire_settled);
     if (error)
-        gaia_mapping_remove(address, (length + PAGE - 1) / PAGE * PAGE);
+        gaia_mapping_take_back(address);
     *address_out = address;
     return error;
 

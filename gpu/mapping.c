@@ -307,6 +307,21 @@ int gaia_mapping_remove(void *address, size_t length)
     return error;
 }
 
+void gaia_mapping_take_back(void *address)
+{
+    struct gaia_mapping *gone = NULL;
+
+    pthread_mutex_lock(&table_lock);
+    size_t i = table_at(address);
+    if (i < table_count && table[i].address == address) {
+        (void)close_off(i); /* nobody uses it */
+        gone = take_out(i);
+    }
+    pthread_mutex_unlock(&table_lock);
+    if (gone)
+        gaia_mapping_put(gone);
+}
+
 bool gaia_mapping_remove_device(struct gaia_device *device)
 {
     pthread_mutex_lock(&table_lock);

@@ -83,6 +83,9 @@ void gaia_mapping_refresh(struct gaia_mapping *mapping);
 
 /* Unmap what lies in the range. 0 or -ENOMEM. */
 int gaia_mapping_remove(void *address, size_t length);
+/* The mapping that begins there and that the program has not been told of. Needs no memory, so that nothing
+ * of it stays in the daemon. */
+void gaia_mapping_take_back(void *address);
 
 /* Call fn once for each daemon from whose mount something is mapped through the device, with a session; a
  * reference is held. The first error, -ENOTCONN (nothing is mapped) or -ENOMEM. */

@@ -347,3 +347,21 @@ def test_reads_at_the_same_time(gpu):
     gpu.heal()
     said = m.log_text()
     assert "its driver has none left" in said and "memory.max" not in said
+
+
+@only_here
+def test_what_does_not_fit_is_let_go_without_memory(gpu, workdir):
+    """The GPU is full, so gaia_mmap() fails; and the program has no memory as it takes that back. What others map has the room."""
+    m = gpu.mount(options="device_cache=cuda:0=4M")
+    plan = helpers.Plan.make(os.path.join(workdir, "plan"))
+    program = gpu.agent(**helpers.client_with_faults(os.path.join(workdir, "plan")))
+    program.do("dev = gaia.Device('cuda:0')\nbig, small = (os.open(path, os.O_RDWR) for path in paths)",
+               paths=[make(m, bytes(8 * MIB), "big"), make(m, bytes(4 * MIB), "small")])
+    for number in range(1, 1000):
+        plan.arm(helpers.ROWS.index("malloc"), errno.ENOMEM, number, 0)
+        assert program("error_of(lambda: dev.mmap(big, 8 << 20))") == errno.ENOMEM
+        landed, plan.row = plan.landed, -1
+        assert (number, program("error_of(lambda: dev.mmap(small, 4 << 20).unmap())")) == (number, 0)
+        if not landed:
+            break
+    assert number < 999
