@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <linux/magic.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -30,10 +31,15 @@ bool hosted_all(int fd, off_t offset, size_t length)
     uint64_t first = (uint64_t)offset / GAIA_PAGE_SIZE;
     uint64_t pages = ((uint64_t)offset + length - 1) / GAIA_PAGE_SIZE - first + 1;
 
-    if (!length)
+    static atomic_bool is_missing; /* the call; each try costs 0.1 us of a fault */
+
+    if (!length || atomic_load_explicit(&is_missing, memory_order_relaxed))
         return true;
-    if (syscall(SYS_cachestat, fd, &range, &stat, 0))
+    if (syscall(SYS_cachestat, fd, &range, &stat, 0)) {
+        if (errno == ENOSYS)
+            atomic_store_explicit(&is_missing, true, memory_order_relaxed);
         return true;
+    }
     return stat.cached >= pages;
 }
 
