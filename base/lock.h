@@ -59,6 +59,7 @@ enum lock_flags {
     X(NODES, "nodes.lock", LOCK_LEAF)                           \
     X(HOME_SESSION, "home_session.lock", LOCK_LEAF)             \
     X(FILLER, "filler.lock", LOCK_LEAF)                         \
+    X(EVICTOR, "evictor.lock", LOCK_LEAF)                       \
     X(IO, "gaia_io.lock", LOCK_LEAF)                            \
     X(URING, "gaia_io_uring.lock", LOCK_LEAF)                   \
     X(URING_FILES, "gaia_io_uring.files_lock", LOCK_LEAF)       \

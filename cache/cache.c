@@ -36,6 +36,7 @@
  *         LOCK_HEALER, LOCK_DROPPER    the queues of the cache's threads
  *         LOCK_NODES, LOCK_HOME_SESSION    the other nodes, and what an agent of this one has here
  *         LOCK_FILLER      the queue of those that place ahead
+ *         LOCK_EVICTOR     of those that make room in others' frames
  *         LOCK_IO, LOCK_URING, LOCK_URING_FILES, LOCK_POOL    the storage engine
  *         LOCK_FAULT_PATH  whether reads may go by the transport
  *         LOCK_FAULT_THREADS    which threads serve a client's touches
@@ -136,6 +137,7 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
     cache->host = *host;
     init_pool(cache);
     cache->flush_ns = FLUSH_NS;
+    evictor_init(&cache->evictor);
     LIST_INIT(&cache->files);
     lock_init(&cache->lock, LOCK_CACHE);
     lock_init(&cache->devices_lock, LOCK_DEVICES);
@@ -196,7 +198,8 @@ bool cache_stop(struct cache *cache)
         dropper_stop(cache);
     filler_stop(cache);
     healer_stop(cache);
-    return fit_end(cache);
+    bool ended = evictor_end(&cache->evictor);
+    return fit_end(cache) && ended;
 }
 
 void cache_close(struct cache *cache)

@@ -88,6 +88,7 @@ int cache_client_open(struct cache *cache, const struct gaia_process *process, b
     if (!client)
         goto out;
     *client = (struct cache_client){.cache = cache, .process = *process, .can_trap = can_trap};
+    client->id = atomic_fetch_add(&cache->clients, 1) + 1;
     lock_init(&client->lock, LOCK_CLIENT);
     pthread_cond_init(&client->idle, NULL);
     client->stop = eventfd(0, EFD_CLOEXEC);

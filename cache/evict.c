@@ -128,6 +128,13 @@ void evict_mapped(struct replica *replica)
     change_clients(replica, true);
 }
 
+void evict_shared(struct replica *replica, uint64_t client)
+{
+    pthread_mutex_lock(&replica->device->lock);
+    replica->sharer = replica->sharer && replica->sharer != client ? EVICT_MANY : client;
+    pthread_mutex_unlock(&replica->device->lock);
+}
+
 bool evict_unmapped(struct replica *replica)
 {
     return !change_clients(replica, false);
@@ -144,15 +151,21 @@ static uint64_t round_length(struct cache_device *device, bool whole)
     return whole || device->scans || length < BATCH_MAX ? length : BATCH_MAX;
 }
 
-/* The policy's next copy that does not stay, of as many as one may pass under one hold of the lock, or NULL.
+/* Whether nobody waits for its clients just now. Lock held. */
+static bool can_go(const struct replica *replica)
+{
+    return !replica->stays && !replica->late;
+}
+
+/* The policy's next copy that can go, of as many as one may pass under one hold of the lock, or NULL.
  * Its file is in use on return, which file_unuse() ends: it is pinned, because the copy is in its index. Lock
  * held. */
-static struct leaf_copy *pass_staying(struct cache_device *device, uint64_t *tries)
+static struct leaf_copy *pass_others(struct cache_device *device, uint64_t *tries)
 {
     for (unsigned n = 0; n < BATCH_MAX && *tries && !TAILQ_EMPTY(&device->order); n++) {
         struct leaf_copy *copy = device->policy->victim(device);
         --*tries;
-        if (!copy->replica->stays) {
+        if (can_go(copy->replica)) {
             copy->replica->file->uses++;
             return copy;
         }
@@ -160,24 +173,33 @@ static struct leaf_copy *pass_staying(struct cache_device *device, uint64_t *tri
     return NULL;
 }
 
+struct victim {
+    struct replica *replica;
+    uint64_t leaf;
+    bool apart; /* other clients than the one for whom room is made may hold up who takes its pages */
+};
+
 /* The same, for *tries copies, which are counted down. A thread that charges the device meanwhile waits for a
  * part of them only. No lock is held. */
-static struct replica *next_victim(struct cache_device *device, uint64_t *tries, uint64_t *leaf_out)
+static bool next_victim(struct cache_device *device, uint64_t client, uint64_t *tries,
+                        struct victim *victim_out)
 {
-    struct replica *replica = NULL;
+    struct leaf_copy *copy = NULL;
     bool empty = false;
 
-    while (!replica && *tries && !empty) {
+    while (!copy && *tries && !empty) {
         pthread_mutex_lock(&device->lock);
-        struct leaf_copy *copy = pass_staying(device, tries);
+        copy = pass_others(device, tries);
         if (copy) { /* it may be gone as soon as the lock is */
-            replica = copy->replica;
-            *leaf_out = copy->leaf->number;
+            uint64_t sharer = copy->replica->sharer;
+            *victim_out = (struct victim){.replica = copy->replica,
+                                          .leaf = copy->leaf->number,
+                                          .apart = !device->scans && sharer && sharer != client};
         }
         empty = TAILQ_EMPTY(&device->order);
         pthread_mutex_unlock(&device->lock);
     }
-    return replica;
+    return copy;
 }
 
 /* About `pages` of a copy's pages that can go now, of those in `among`, in pieces of so many. Lock taken. */
@@ -200,9 +222,7 @@ static page_mask choose(struct replica *replica, uint64_t leaf_number, uint64_t 
     return chosen;
 }
 
-/* Let go of about so many pages of one copy: whole units. If one of them can't be written that keeps those
- * that go with it, so then each page is tried by itself. How many went; *error_out: of those that did not. */
-static uint64_t evict_from(struct replica *replica, uint64_t leaf_number, uint64_t pages, int *error_out)
+uint64_t evict_from(struct replica *replica, uint64_t leaf_number, uint64_t pages, int *error_out)
 {
     struct copy_pages victim = {.leaf = leaf_number};
     uint64_t unit = replica->file->cache->config.unit_pages, dropped = 0, total = 0;
@@ -222,17 +242,24 @@ static uint64_t evict_from(struct replica *replica, uint64_t leaf_number, uint64
     return total;
 }
 
-static uint64_t evict_some(struct cache_device *device, uint64_t pages, bool whole, int *error_out)
+/* Its file's use ends. */
+static uint64_t take(const struct victim *victim, uint64_t pages, int *error_out)
 {
-    uint64_t total = 0, leaf, tries = round_length(device, whole);
+    if (victim->apart)
+        return evictor_take(victim->replica, victim->leaf, pages, error_out);
+    uint64_t total = evict_from(victim->replica, victim->leaf, pages, error_out);
+    file_unuse(victim->replica->file);
+    return total;
+}
 
-    while (total < pages) {
-        struct replica *replica = next_victim(device, &tries, &leaf);
-        if (!replica)
-            break;
-        total += evict_from(replica, leaf, pages - total, error_out);
-        file_unuse(replica->file);
-    }
+static uint64_t evict_some(struct cache_device *device, uint64_t pages, uint64_t client, bool whole,
+                           int *error_out)
+{
+    uint64_t total = 0, tries = round_length(device, whole);
+    struct victim victim;
+
+    while (total < pages && next_victim(device, client, &tries, &victim))
+        total += take(&victim, pages - total, error_out);
     return total;
 }
 
@@ -240,10 +267,15 @@ uint64_t evict_some_of(struct cache_device *device, uint64_t pages)
 {
     int refused = 0;
 
-    return evict_some(device, pages, false, &refused);
+    return evict_some(device, pages, 0, false, &refused);
 }
 
 int evict_and_charge(struct cache_device *device, uint64_t pages)
+{
+    return evict_and_charge_for(device, pages, 0);
+}
+
+int evict_and_charge_for(struct cache_device *device, uint64_t pages, uint64_t client)
 {
     struct cache_progress before = {0}, now;
     struct timespec until;
@@ -253,7 +285,7 @@ int evict_and_charge(struct cache_device *device, uint64_t pages)
         return -ENOMEM;
     while (!cache_device_try_charge(device, pages, &now)) {
         int error = 0;
-        if (evict_some(device, pages, refused, &error)) {
+        if (evict_some(device, pages, client, refused, &error)) {
             refused = false;
             continue;
         }

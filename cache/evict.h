@@ -38,12 +38,22 @@ void evict_forget(struct cache_device *device, struct leaf_copy *copy);
 /* A client's map of the replica begins, before its first page is placed; and ends, when nothing of the client
  * touches it any more. What is mapped stays on a device that scans. No lock is held. */
 void evict_mapped(struct replica *replica);
+/* A client (cache_client.id) is about to be given the frames. No lock is held. */
+#define EVICT_MANY UINT64_MAX
+void evict_shared(struct replica *replica, uint64_t client);
 bool evict_unmapped(struct replica *replica); /* it was the last one */
 
 /* Charge the device with pages, evicting as need be. Waits while all frames are in use by faults under way.
  * 0; -ENOMEM (more than the device has at all, or, where it scans, more than is not mapped); or the error
  * that kept pages from being evicted. No lock is held. */
 int evict_and_charge(struct cache_device *device, uint64_t pages);
+/* For a client: if it holds up those frames that nobody else was given, that is its own affair. */
+int evict_and_charge_for(struct cache_device *device, uint64_t pages, uint64_t client);
+
+/* Let go of about so many pages of one copy: whole units. If one of them can't be written that keeps those
+ * that go with it, so then each page is tried by itself. How many went; *error_out: of those that did not.
+ * The file is in use. May wait for clients of the replica. */
+uint64_t evict_from(struct replica *replica, uint64_t leaf_number, uint64_t pages, int *error_out);
 
 /* Let about so many pages go, as far as they can go now. Returns how many did. No lock is held. */
 uint64_t evict_some_of(struct cache_device *device, uint64_t pages);

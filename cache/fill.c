@@ -548,8 +548,9 @@ static uint64_t take_absent(struct replica *replica, uint64_t *page, uint64_t en
  * more than is wanted: to make room, pages may go that were placed a moment ago. Where there is no room,
  * another thread that was to place the same pages may have charged and placed them meanwhile. No lock is
  * held. */
-static int charge_absent(struct replica *replica, uint64_t *page, uint64_t end, uint64_t *most)
+static int charge_absent(const struct cache_map *map, uint64_t *page, uint64_t end, uint64_t *most)
 {
+    struct replica *replica = map->replica;
     struct cache_file *file = replica->file;
     uint64_t all = *most, refused = 0, refused_at = 0;
     int error = 0;
@@ -564,7 +565,7 @@ static int charge_absent(struct replica *replica, uint64_t *page, uint64_t end, 
             return error;
         refused = *most;
         refused_at = *page;
-        error = evict_and_charge(replica->device, *most);
+        error = evict_and_charge_for(replica->device, *most, map->client->id);
     } while (error);
     return 0;
 }
@@ -591,7 +592,7 @@ static uint64_t fill_next(struct cache_map *map, const struct fill_request *requ
         most = before_chunk_ends(replica->frames, *page, most);
     if (most > replica->device->capacity / 4)
         most = replica->device->capacity / 4;
-    *error = charge_absent(replica, page, end, &most);
+    *error = charge_absent(map, page, end, &most);
     if (*error || !most)
         return 0;
     pthread_mutex_lock(&file->lock);

@@ -9,6 +9,7 @@
 #include "cache/cache.h"
 #include "cache/device.h"
 #include "cache/dropper.h"
+#include "cache/evictor.h"
 #include "cache/file.h"
 #include "cache/filler.h"
 #include "cache/frame.h"
@@ -27,7 +28,8 @@ struct cache {
     struct healer healer;
     struct filler filler;
     struct dropper dropper;
-    bool stopped;               /* all three */
+    struct evictor evictor;
+    bool stopped;               /* all of them */
     _Atomic int64_t flush_ns;   /* how long cache/flush.c may yet wait for who has pages busy */
     _Atomic unsigned fitters;   /* threads of cache/fit.h */
     _Atomic unsigned fit_waits; /* who waits for them, but for devices */
@@ -36,6 +38,7 @@ struct cache {
     pthread_mutex_t lock; /* guards files */
     LIST_HEAD(, cache_file) files;
     atomic_size_t descriptors;                      /* that they cost */
+    _Atomic uint64_t clients;                       /* that there ever were */
     struct cache_pool pool;                         /* of soft devices */
     pthread_mutex_t devices_lock;                   /* guards devices */
     struct cache_device *devices[GAIA_DEVICES_MAX]; /* opened at first use, never closed */

@@ -122,6 +122,8 @@ static int open_here(struct cache_map *map, const struct cache_map_request *requ
         return error;
     error = open_replica(request, map);
     if (!error)
+        evict_shared(map->replica, map->client->id);
+    if (!error)
         error = share(map, frames_fd_out, state_fd_out);
     if (error) {
         claim_put(request->file);

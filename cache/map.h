@@ -24,6 +24,7 @@ struct cache_client {
     unsigned finders;              /* under nodes->lock: it is not freed meanwhile */
     struct gaia_process process;
     int stop;
+    uint64_t id; /* not 0; no other ever has it */
     bool can_trap;
     struct fault_threads threads; /* if it has a descriptor for faults */
     pthread_mutex_t lock;         /* guards maps; taken before any other */

@@ -37,11 +37,13 @@ struct replica {
     bool scans;     /* its device does not report stores: they are searched for (cache/scan.h) */
     bool read_only; /* of scans: no client can store to it */
     struct gaia_frames *frames;
-    /* Under the device's lock: copies on its order; and whether none of them can go, as the device scans and
-     * clients map the replica. */
+    /* Under the device's lock: copies on its order; whether none of them can go, as the device scans and
+     * clients map the replica; and which client has been given the frames (0: none yet; EVICT_MANY). */
     uint64_t ordered;
     bool stays;
-    int state_fd; /* a memfd with the shared state, and a read-only descriptor of it for clients */
+    uint64_t sharer;
+    _Atomic unsigned late; /* threads that take pages from it, and that others have left to it */
+    int state_fd;          /* a memfd with the shared state, and a read-only descriptor of it for clients */
     struct gaia_shared_state *state;
 
     /* Under the file's lock: */
