@@ -345,14 +345,17 @@ static int fill_copy(struct fill *fill, const uint8_t *bytes, bool unheld)
     struct gaia_frames *frames = fill->map->replica->frames;
     const struct gaia_frames_ops *ops = frames->ops;
     uint64_t done = 0;
+    /* Of those who are one thread for all, none has many stages. */
+    bool scarce = !unheld && stage_is_scarce(&fill->map->replica->file->cache->stages);
 
-    if (ops->place_exposed && may_be_seen(fill) && !was_cut_off(fill))
+    if (ops->place_exposed && may_be_seen(fill) && !scarce && !was_cut_off(fill))
         done = ops->place_exposed(fill->map->frames, fill->first, fill->count, bytes);
     fill->exposed = done == fill->count;
     if (fill->exposed)
         return 0;
     uint64_t first = fill->first + done, count = fill->count - done;
     bytes += done * GAIA_PAGE_SIZE;
+    unheld |= scarce;
     int error = unheld && ops->place_unheld ? ops->place_unheld(frames, first, count, bytes) : -EAGAIN;
     /* Without a mapping to be placed by, or leave to: nobody's touch fails for it. */
     return error && error != -EFAULT ? ops->place(frames, first, count, bytes) : error;

@@ -228,6 +228,14 @@ void stage_put(struct stage_pool *pool, uint8_t *stage)
     pthread_mutex_unlock(&pool->lock);
 }
 
+bool stage_is_scarce(struct stage_pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    bool scarce = pool->plain.count < STAGE_COUNT / 2;
+    pthread_mutex_unlock(&pool->lock);
+    return scarce;
+}
+
 bool stage_lend(struct stage_pool *pool, unsigned most)
 {
     pthread_mutex_lock(&pool->lock);

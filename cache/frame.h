@@ -97,6 +97,9 @@ static inline size_t stage_pool_extent(void)
 /* One for so many pages, at most WIDE_PAGES. Waits until one is free (they come back when reads complete). */
 uint8_t *stage_get(struct stage_pool *pool, uint64_t pages);
 void stage_put(struct stage_pool *pool, uint8_t *stage);
+/* Whether fewer are left of those of STAGE_PAGES than others may need, so that who has one must not wait for
+ * a client with it: no more than half of them are ever kept by those who do. */
+bool stage_is_scarce(struct stage_pool *pool);
 /* Whether one more stage may be on its way to a device while its reader goes on: `most` at a time. If so
  * stage_lent_back() must follow. */
 bool stage_lend(struct stage_pool *pool, unsigned most);

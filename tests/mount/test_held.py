@@ -5,6 +5,7 @@ import glob
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -73,6 +74,8 @@ for page in range(32):
     for at, other in enumerate(others):
         other.do(PROGRAM, path=paths[1 + at % 2], prot=3)
     hold = HOLDS[holds](mount, held, paths[0])
+    # To have had that file, too, changes nothing.
+    others[0].do("gaia.Device('soft:0').mmap(os.open(held, os.O_RDONLY), PAGE, 1).unmap()", held=paths[0])
     hold.hold()
     try:
         for at, other in enumerate(others):
@@ -132,3 +135,42 @@ def test_the_end_of_a_mount_that_makes_room_in_held_frames(mount, agents):
     finally:
         hostile.let_go()
     assert m.proc.wait(10) == 0
+
+
+TOUCHES = """
+import ctypes, random, threading
+map.advise(gaia.ADV_RANDOM)
+def touch(page):
+    ctypes.memmove(ctypes.create_string_buffer(1), map.address + page * PAGE, 1)  # lets go of the interpreter's lock
+threads = [threading.Thread(target=touch, args=(page,), daemon=True) for page in range(20, 40)]
+for thread in threads:
+    thread.start()"""
+
+
+@pytest.mark.traps
+@pytest.mark.parametrize("prot", [1, 3])
+def test_many_touches_of_held_frames(mount, agents, prot):
+    """More than there are stages (cache/frame.h): who waits for the frames leaves enough of them for others."""
+    m = mount("timeout=0,unit=4K,fault_threads=16")
+    paths = [os.path.join(m.mnt, name) for name in "fg"]
+    for path in paths:
+        write_file(path, b"f" * (FILE * PAGE))
+    other, held = agents(), [agents() for _ in range(4)]
+    other.do(PROGRAM, path=paths[1], prot=3)
+    for program in held:
+        program.do(PROGRAM, path=paths[0], prot=prot)
+    hostile = Hostile(paths[0])
+    hostile.hold()
+    try:
+        for at, program in enumerate(held):
+            program.do(TOUCHES.replace("range(20, 40)", f"range({20 + 20 * at}, {40 + 20 * at})"))
+        time.sleep(1)
+        other.start("for page in range(10, 30):\n    map[page * PAGE] = 1\nmap.release()")
+        slow = other.busy(10)
+    finally:
+        hostile.let_go()
+    assert not slow, "a program that uses another file waits"
+    other.finish()
+    for program in held:
+        program.do("for thread in threads:\n    thread.join()")
+    hostile.end()
