@@ -146,7 +146,9 @@ int cache_open(const struct cache_config *config, const struct cache_host *host,
     uint64_t twins = 0;
     for (unsigned i = 0; i < config->soft_devices; i++)
         twins += config->device_capacity_of[i] ? config->device_capacity_of[i] : config->device_capacity;
+#ifndef GAIAFS_UNDER_HELGRIND /* where address space costs nearly as much memory, and there are no GPUs */
     twins += (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE); /* for GPUs */
+#endif
     int error = frame_pool_init(&cache->twins, twins + (UINT64_C(64) << 20));
     if (error)
         goto out_free;
