@@ -203,15 +203,18 @@ static inline bool lock_is_past(const struct timespec *until)
 }
 
 /* Whether the thread has ended, and is joined, within that time. (ThreadSanitizer of gcc 12 and clang 14 does
- * not know pthread_clockjoin_np(), nor does helgrind: there by the clock that may be set.) */
+ * not know pthread_clockjoin_np(): there by the clock that may be set.) */
 static inline bool lock_join_within(pthread_t thread, unsigned timeout_ms)
 {
-#if defined(GAIAFS_UNDER_TSAN) || defined(GAIAFS_UNDER_HELGRIND)
+#if defined(GAIAFS_UNDER_TSAN)
     struct timespec until = lock_wait_by(CLOCK_REALTIME, timeout_ms);
     return !pthread_timedjoin_np(thread, NULL, &until);
 #else
     struct timespec until = lock_wait_until(timeout_ms);
-    return !pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until);
+    if (pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until))
+        return false;
+    order_joined(thread);
+    return true;
 #endif
 }
 

@@ -6,6 +6,7 @@
 #ifndef GAIAFS_BASE_ORDER_H
 #define GAIAFS_BASE_ORDER_H
 
+#include <pthread.h>
 #include <stdint.h>
 
 #if defined(__has_feature)
@@ -43,6 +44,16 @@ static inline void order_after(const void *p)
     ANNOTATE_HAPPENS_AFTER(p);
 #else
     (void)p;
+#endif
+}
+
+/* A thread was joined by a call that helgrind does not know for a join (ThreadSanitizer does). */
+static inline void order_joined(pthread_t thread)
+{
+#if defined(GAIAFS_UNDER_HELGRIND)
+    VALGRIND_DO_CLIENT_REQUEST_STMT(_VG_USERREQ__HG_PTHREAD_JOIN_POST, thread, 0, 0, 0, 0);
+#else
+    (void)thread;
 #endif
 }
 
