@@ -59,12 +59,17 @@ OTHERS = [Kind("kills-crowd", {"kills": 5, "inside": 1}, needs="SLR", mutes="s",
           Kind("cuts-crowd", {"truncations": 5}, needs="tpSLR", mutes="s", evict="any")]
 
 
+def keeps_size(args):
+    """Whether files keep their size, as docs/limits.md has it: what is longer is SIGBUS elsewhere until its writer has closed the
+    file, and for devices, if the file is passed through, until they acquire."""
+    return args.nodes > 1 or re.search(r"\bpassthrough=(on|all)\b", args.options or "") is not None
+
+
 def kinds(args):
-    """The first rounds of a turn; the others are whatever their seed says. Files of several nodes keep their size; what is
-    mapped on a GPU stays there."""
+    """The first rounds of a turn; the others are whatever their seed says. What is mapped on a GPU stays there."""
     if args.gpu:
         return [STORES, KILLS]
-    return [STORES, *CROWDS, KILLS] + (OTHERS if args.nodes == 1 else [])
+    return [STORES, *CROWDS, KILLS] + ([] if keeps_size(args) else OTHERS)
 
 
 def kind_of(args, seed):
@@ -83,7 +88,7 @@ def kill_and_mute(args, rng, kind):
         mute = kind.mutes
     if args.gpu:  # a touch past the end of a file is no error there, and what it stores is lost
         mute += "tg"
-    if args.nodes > 1:  # files of several nodes keep their size
+    if keeps_size(args):
         mute = "sg" if kill else kind.mutes if kind else "g"
     return kill, mute if args.mute is None else args.mute
 
@@ -266,6 +271,7 @@ class Round:
         o = self.options
         cache = "1G" if self.args.gpu else o["cache"]  # what is mapped on a GPU stays there
         options = f"device_cache={cache},evict={o['evict']},unit={o['unit']},io={o['io']},fault={o['fault']}"
+        options += ",passthrough=off"  # whatever the default is with this libfuse
         options += f",{self.args.options}" if self.args.options else ""
         peers = "/".join(f"{NAMES[i]}@local:gaiafs-history-{os.getpid()}-{self.seed}-{i}" for i in range(o["nodes"]))
         mounts = []
