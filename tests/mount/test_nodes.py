@@ -12,10 +12,6 @@ from files import pattern
 from helpers import BIN, MIB, PAGE, agents, make_random, read_file, statistics  # noqa: F401
 from nodes import SIDES, Program, all_see, check, cluster, home_of, tracked, tracked_by_all  # noqa: F401
 
-# The gate has no time for it; of nodes that die, where freed memory shows, it runs there too (test_nodes_deaths.py).
-pytestmark = pytest.mark.skipif(os.environ.get("GAIAFS_SANITIZE") == "address" and not os.environ.get("GAIA_TEST_LONG"),
-                                reason="GAIA_TEST_LONG=1 runs it under ASan, too")
-
 PAGES = 20
 
 

@@ -13,9 +13,6 @@ from files import pattern
 from helpers import MIB, PAGE, agents, error_of, make_random, read_file, stand_still, write_file  # noqa: F401
 from nodes import SIDES, Program, all_see, check, cluster, tracked_by_all  # noqa: F401
 
-pytestmark = pytest.mark.skipif(os.environ.get("GAIAFS_SANITIZE") == "address" and not os.environ.get("GAIA_TEST_LONG"),
-                                reason="GAIA_TEST_LONG=1 runs it under ASan, too")
-
 
 @pytest.fixture
 def pair(cluster, agents, request):

@@ -9,9 +9,6 @@ from files import pattern
 from helpers import PAGE, agents, make_random, read_file, statistics, wait_until, write_file  # noqa: F401
 from nodes import SIDES, Program, all_see, check, cluster, tracked  # noqa: F401
 
-pytestmark = pytest.mark.skipif(os.environ.get("GAIAFS_SANITIZE") == "address" and not os.environ.get("GAIA_TEST_LONG"),
-                                reason="GAIA_TEST_LONG=1 runs it under ASan, too")
-
 SIZE = 6 * PAGE + 100
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
