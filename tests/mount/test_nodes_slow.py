@@ -92,20 +92,24 @@ def test_a_map_beside_many_syncs_that_wait_for_a_still_node(still, agents, what)
 
 
 def test_a_map_beside_many_acquires_that_wait_for_a_still_node(still, agents):
-    """Which has open what a CPU has appended to."""
+    """Which has open what a CPU has appended to. Each is of a file of its own: of one file few are under way at a time. It reads
+    only: no acquire asks it for stores."""
     many = 16
     nodes, stop = still()
-    for name in "f", "grows":
-        nodes.make(pattern(2 * PAGE), name, home=0)
+    nodes.make(pattern(2 * PAGE), home=0)
+    for number in range(many):
+        nodes.make(pattern(2 * PAGE), f"grows{number}", home=0)
     mine = Program(agents(), nodes.path(1), cpu=False)
     waits = [agents() for _ in range(many)]
     writer, other = agents(), agents()
-    for agent in waits:
-        agent.do("map = gaia.Device('soft:0').mmap(os.open(path, os.O_RDWR), PAGE)\nmap[0]", path=nodes.path(1, "grows"))
-    for agent, node in (writer, 0), (other, 2):
-        agent.do("fd = os.open(path, os.O_RDWR)\nos.pread(fd, 1, 0)", path=nodes.path(node, "grows"))
+    for number, agent in enumerate(waits):
+        agent.do("map = gaia.Device('soft:0').mmap(os.open(path, os.O_RDWR), PAGE)\nmap[0]",
+                 path=nodes.path(1, f"grows{number}"))
+    for agent, node, flags in (writer, 0, os.O_RDWR), (other, 2, os.O_RDONLY):
+        agent.do("grow = [os.open(path + str(number), flags) for number in range(many)]\n"
+                 "for fd in grow:\n    os.pread(fd, 1, 0)", path=nodes.path(node, "grows"), flags=flags, many=many)
     stop()
-    writer.do("os.pwrite(fd, b'x', 2 * PAGE)")
+    writer.do("for fd in grow:\n    os.pwrite(fd, b'x', 2 * PAGE)")
     for agent in waits:
         agent.start("error_of(map.acquire)", "eval")
     assert all(agent.busy(0.1) for agent in waits)
