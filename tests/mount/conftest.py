@@ -158,6 +158,8 @@ class Mount:
 
 # The memory of a program, which under TSan is several times as much.
 measures_memory = pytest.mark.skipif(os.environ.get("GAIAFS_SANITIZE") == "thread", reason="most of its memory is TSan's")
+# Of very many small things, around each of which ASan keeps more than it is large.
+counts_small_memory = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="most of its memory is the sanitizer's")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import time
 import pytest
 
 import helpers
-from conftest import measures_memory, not_in_the_gate, so_much
+from conftest import counts_small_memory, measures_memory, not_in_the_gate, so_much
 from descriptors import churn, small  # noqa: F401
 from helpers import PAGE, descriptors, error_of, make_random, read_file, statistics, write_file
 
@@ -408,7 +408,7 @@ def test_many_files_on_devices_with_little_memory(mount):
 
 
 @not_in_the_gate
-@measures_memory
+@counts_small_memory
 @pytest.mark.parametrize("wishes", [False, True])
 def test_many_opened_files_with_little_memory(mount, wishes):
     """One that was opened takes several times the memory of one that is only known: the kernel is asked to forget some earlier;
@@ -479,7 +479,7 @@ def huge_pages():
 
 
 @not_in_the_gate
-@measures_memory
+@counts_small_memory
 @pytest.mark.limit(240)
 def test_a_walk_with_little_memory(mount, workdir):
     """Of more files than the group has room for the filesystem's inodes of. The kernel kills for one of those, and would let go
