@@ -163,13 +163,17 @@ static bool is_end_lock(int fd)
            (lock.l_type == F_UNLCK || (lock.l_start == END_BYTE && lock.l_len == 1));
 }
 
-bool claim_hold_end(int fd)
+bool claim_hold_end(int fd, bool *missed)
 {
-    uint64_t until = clock_now_ns() + END_WAIT_NS;
+    uint64_t until = missed && *missed ? 0 : clock_now_ns() + END_WAIT_NS;
+    bool late = false;
     int error;
 
-    while ((error = lock_byte(fd, F_WRLCK, END_BYTE)) == -EBUSY && is_end_lock(fd) && clock_now_ns() < until)
+    while ((error = lock_byte(fd, F_WRLCK, END_BYTE)) == -EBUSY && is_end_lock(fd) &&
+           !(late = clock_now_ns() >= until))
         usleep(END_PAUSE_US);
+    if (missed)
+        *missed = late;
     return !error;
 }
 
@@ -183,7 +187,7 @@ int cache_cut(struct cache *cache, int fd, int path_fd, off_t size)
     bool shared = cache->config.shared && !cache->nodes;
     int own = shared && fd < 0 ? open(proc_path(path_fd).text, O_WRONLY | O_NONBLOCK | O_CLOEXEC) : -1;
     int held = fd < 0 ? own : fd;
-    bool holds = shared && held >= 0 && claim_hold_end(held);
+    bool holds = shared && held >= 0 && claim_hold_end(held, NULL);
     int error = (fd < 0 ? truncate(proc_path(path_fd).text, size) : ftruncate(fd, size)) ? -errno : 0;
 
     if (holds)

@@ -25,6 +25,7 @@ enum claim_state {
 };
 
 struct claim {
+    bool end_missed; /* the file's end was waited for in vain, and not had since; under the file's lock */
     pthread_mutex_t lock; /* guards what follows; a leaf */
     pthread_cond_t moved;
     enum claim_state state;
@@ -44,8 +45,9 @@ bool claim_is_shared(const struct cache_file *file);
  * data directory what a device has stored, has another lock of the backing file meanwhile. (It does not help
  * to look at the size before each write: a cut that waits for one write is done just before the next one, and
  * that one makes the file longer again.) Waits, two seconds at most for a daemon that stands still. fd is
- * open for writing. False: it can't be had; go on without. */
-bool claim_hold_end(int fd);
+ * open for writing. False: it can't be had; go on without. *missed (or NULL) outlives the call: who has
+ * waited in vain does not wait again before it could be had. */
+bool claim_hold_end(int fd, bool *missed);
 void claim_let_end_go(int fd);
 
 /* Give the claim up to another mount, whatever is mapped here. No lock is held. */

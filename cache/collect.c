@@ -382,7 +382,7 @@ static int collect_part(struct collect *c, unsigned first, unsigned length)
 static int collect_run(struct collect *c, unsigned first, unsigned length)
 {
     int error = take(c, first, length);
-    bool holds_end = claim_is_shared(c->file) && claim_hold_end(c->file->fd);
+    bool holds_end = claim_is_shared(c->file) && claim_hold_end(c->file->fd, &c->file->claim.end_missed);
 
     for (unsigned done = 0; done < length && !error; done += PART_PAGES)
         error = collect_part(c, first + done, length - done < PART_PAGES ? length - done : PART_PAGES);

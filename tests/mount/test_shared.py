@@ -549,6 +549,23 @@ def test_a_cut_beside_a_daemon_that_stands_still(two):
         assert os.fstat(file.fileno()).st_size == PAGE
 
 
+def test_a_release_beside_a_daemon_that_stands_still(two, devices):
+    """The same of what devices have stored to many parts of a file: it is not waited for anew for each of them."""
+    a, _ = two
+    leaf, leaves = 64 * PAGE, 8
+    write_file(path_in(a), bytes(leaves * leaf))
+    opened = Opened(devices(), path_in(a))
+    for at in range(0, leaves * leaf, leaf):
+        opened.map[at] = 7
+    with open(os.path.join(a.data, "f"), "r+b") as file:
+        fcntl.fcntl(file, F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, END_BYTE, 1, 0))
+        began = time.monotonic()
+        opened.map.release()
+        assert time.monotonic() - began < 6
+        assert all(os.pread(file.fileno(), 1, at) == b"\x07" for at in range(0, leaves * leaf, leaf))
+    opened.close()
+
+
 def test_random_turns(two, devices):
     """Two programs, one on each mount, that map, store, release, write() and let go, and wait for each other by the EBUSY:
     each adds to counters of the file, so that a lost store is a sum that is too small."""
