@@ -151,6 +151,14 @@ static uint64_t round_length(struct cache_device *device, bool whole)
     return whole || device->scans || length < BATCH_MAX ? length : BATCH_MAX;
 }
 
+void evict_was_refused(const struct replica *replica, int *error_out)
+{
+    int refused = atomic_load(&replica->refused);
+
+    if (refused)
+        *error_out = refused;
+}
+
 /* Whether nobody waits for its clients just now. Lock held. */
 static bool can_go(const struct replica *replica)
 {
@@ -158,9 +166,9 @@ static bool can_go(const struct replica *replica)
 }
 
 /* The policy's next copy that can go, of as many as one may pass under one hold of the lock, or NULL.
- * Its file is in use on return, which file_unuse() ends: it is pinned, because the copy is in its index. Lock
- * held. */
-static struct leaf_copy *pass_others(struct cache_device *device, uint64_t *tries)
+ * Its file is in use on return, which file_unuse() ends: it is pinned, because the copy is in its index. Of
+ * those that are tried by others it is known why they could not go before. Lock held. */
+static struct leaf_copy *pass_others(struct cache_device *device, uint64_t *tries, int *error_out)
 {
     for (unsigned n = 0; n < BATCH_MAX && *tries && !TAILQ_EMPTY(&device->order); n++) {
         struct leaf_copy *copy = device->policy->victim(device);
@@ -169,6 +177,7 @@ static struct leaf_copy *pass_others(struct cache_device *device, uint64_t *trie
             copy->replica->file->uses++;
             return copy;
         }
+        evict_was_refused(copy->replica, error_out);
     }
     return NULL;
 }
@@ -182,14 +191,14 @@ struct victim {
 /* The same, for *tries copies, which are counted down. A thread that charges the device meanwhile waits for a
  * part of them only. No lock is held. */
 static bool next_victim(struct cache_device *device, uint64_t client, uint64_t *tries,
-                        struct victim *victim_out)
+                        struct victim *victim_out, int *error_out)
 {
     struct leaf_copy *copy = NULL;
     bool empty = false;
 
     while (!copy && *tries && !empty) {
         pthread_mutex_lock(&device->lock);
-        copy = pass_others(device, tries);
+        copy = pass_others(device, tries, error_out);
         if (copy) { /* it may be gone as soon as the lock is */
             uint64_t sharer = copy->replica->sharer;
             *victim_out = (struct victim){.replica = copy->replica,
@@ -258,7 +267,7 @@ static uint64_t evict_some(struct cache_device *device, uint64_t pages, uint64_t
     uint64_t total = 0, tries = round_length(device, whole);
     struct victim victim;
 
-    while (total < pages && next_victim(device, client, &tries, &victim))
+    while (total < pages && next_victim(device, client, &tries, &victim, error_out))
         total += take(&victim, pages - total, error_out);
     return total;
 }

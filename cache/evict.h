@@ -55,6 +55,10 @@ int evict_and_charge_for(struct cache_device *device, uint64_t pages, uint64_t c
  * The file is in use. May wait for clients of the replica. */
 uint64_t evict_from(struct replica *replica, uint64_t leaf_number, uint64_t pages, int *error_out);
 
+/* What kept its pages from going when they were tried last, if anything did: for who does not wait for the
+ * next try, which may take the disk as long to fail. Its file is in use, or the device's lock held. */
+void evict_was_refused(const struct replica *replica, int *error_out);
+
 /* Let about so many pages go, as far as they can go now. Returns how many did. No lock is held. */
 uint64_t evict_some_of(struct cache_device *device, uint64_t pages);
 

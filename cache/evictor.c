@@ -40,6 +40,7 @@ static void carry_out(struct evictor *evictor, struct eviction *eviction)
     eviction->begun = true;
     pthread_mutex_unlock(&evictor->lock);
     eviction->total = evict_from(replica, eviction->leaf, eviction->pages, &eviction->error);
+    atomic_store(&replica->refused, eviction->total ? 0 : eviction->error);
     pthread_mutex_lock(&evictor->lock);
     eviction->done = true;
     if (eviction->left) {
@@ -95,7 +96,7 @@ static bool have_thread(struct evictor *evictor)
 }
 
 /* The one that waits for it goes on. Lock held. */
-static bool leave(struct evictor *evictor, struct eviction *eviction)
+static bool leave(struct evictor *evictor, struct eviction *eviction, int *error_out)
 {
     if (!eviction->begun) {
         TAILQ_REMOVE(&evictor->queue, eviction, link);
@@ -103,25 +104,26 @@ static bool leave(struct evictor *evictor, struct eviction *eviction)
         return false;
     }
     eviction->left = true;
+    evict_was_refused(eviction->replica, error_out);
     evictor->late++;
     atomic_fetch_add(&eviction->replica->late, 1); /* its file is in use as long as that thread has it */
     return true;
 }
 
 /* Whether a thread has it, or has done with it. Lock held, let go while waiting. */
-static bool hand_over(struct evictor *evictor, struct eviction *eviction)
+static bool hand_over(struct evictor *evictor, struct eviction *eviction, int *error_out)
 {
     if (evictor->stop)
         return false;
     TAILQ_INSERT_TAIL(&evictor->queue, eviction, link);
     evictor->length++;
     if (!have_thread(evictor))
-        return leave(evictor, eviction);
+        return leave(evictor, eviction, error_out);
     pthread_cond_signal(&evictor->queued);
     struct timespec until = lock_wait_until(evictor->late ? RESTLESS_MS : PATIENCE_MS);
     while (!eviction->done)
         if (pthread_cond_timedwait(&eviction->over, &evictor->lock, &until) && !eviction->done)
-            return leave(evictor, eviction);
+            return leave(evictor, eviction, error_out);
     return true;
 }
 
@@ -139,7 +141,7 @@ uint64_t evictor_take(struct replica *replica, uint64_t leaf_number, uint64_t pa
     *eviction = (struct eviction){.replica = replica, .leaf = leaf_number, .pages = pages};
     lock_condition_init(&eviction->over);
     pthread_mutex_lock(&evictor->lock);
-    bool taken = hand_over(evictor, eviction), left = eviction->left;
+    bool taken = hand_over(evictor, eviction, error_out), left = eviction->left;
     pthread_mutex_unlock(&evictor->lock);
     if (left) /* whatever it does now, it frees it */
         return 0;

@@ -36,8 +36,8 @@ void evictor_init(struct evictor *evictor);
  * until the process ends. */
 bool evictor_end(struct evictor *evictor);
 
-/* evict_from(), whose file's use passes to this. 0 where it is not known how many went; *error_out is not
- * touched then, unless there was no memory for it. No lock is held. */
+/* evict_from(), whose file's use passes to this. 0 where it is not known how many went; *error_out is then
+ * what kept its pages the last time, if anything did, or that there was no memory. No lock is held. */
 uint64_t evictor_take(struct replica *replica, uint64_t leaf_number, uint64_t pages, int *error_out);
 
 #endif

@@ -43,6 +43,7 @@ struct replica {
     bool stays;
     uint64_t sharer;
     _Atomic unsigned late; /* threads that take pages from it, and that others have left to it */
+    _Atomic int refused;   /* why the last one of those that others wait for let go of none; 0: it did */
     int state_fd;          /* a memfd with the shared state, and a read-only descriptor of it for clients */
     struct gaia_shared_state *state;
 

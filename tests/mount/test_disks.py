@@ -14,8 +14,8 @@ import pytest
 import gaia
 import helpers
 from files import pattern
-from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_faults, devices, read_file, statistics,  # noqa: F401
-                     error_of, wait_until, write_file)
+from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_faults, daemon_with_faults, devices,  # noqa: F401
+                     error_of, read_file, statistics, wait_until, write_file)
 
 # --- no room ------------------------------------------------------------------------------------------------------------
 
@@ -189,6 +189,31 @@ def test_no_frame_can_be_free(mount, agents, small):
     assert died.value.code == -signal.SIGBUS
     os.unlink(ballast)
     assert read_file(os.path.join(m.mnt, "f"))[:64 * PAGE] == b"".join(bytes([i + 1]) * PAGE for i in range(64))
+
+
+@pytest.mark.traps
+def test_no_frame_of_another_program_can_be_free(mount, agents, small, workdir, monkeypatch):
+    """The same where it takes the disk longer to say so than who wants room waits for another's frames (cache/evictor.h)."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("passthrough=off,device_cache=256K,unit=4K", data=small, env=env)
+    child, other = agents(), agents()
+    paths = [os.path.join(m.mnt, name) for name in "fg"]
+    for agent, path in zip((child, other), paths):
+        write_file(path, b"")
+        os.truncate(path, 64 * PAGE)
+        agent.do("map = gaia.Device().mmap(os.open(path, os.O_RDWR), 64 * PAGE)", path=path)
+    child.do("map[:] = b'D' * (64 * PAGE)\nmap.release()")
+    ballast = fill(small)
+    plan.arm_wait(ALL_ROWS.index("pwrite64"), 20, 1, True)
+    other.start("map[0]")
+    slow = other.busy(20)
+    plan.row = -1
+    os.unlink(ballast)
+    assert not slow, "it is not told"
+    with pytest.raises(AgentDied) as died:
+        other.finish()
+    assert died.value.code == -signal.SIGBUS
+    assert read_file(paths[0]) == b"D" * (64 * PAGE)
 
 
 def test_no_space_for_one_of_two_pages(mount, devices, small):
