@@ -23,7 +23,8 @@ struct eviction {
     /* Under the evictor's lock: */
     pthread_cond_t over;
     bool begun, done;
-    bool left; /* nobody waits for it */
+    bool alone; /* there is no thread for it, and none can begin */
+    bool left;  /* nobody waits for it */
 };
 
 static void free_eviction(struct eviction *eviction)
@@ -117,7 +118,8 @@ static bool hand_over(struct evictor *evictor, struct eviction *eviction, int *e
         return false;
     TAILQ_INSERT_TAIL(&evictor->queue, eviction, link);
     evictor->length++;
-    if (!have_thread(evictor))
+    eviction->alone = !have_thread(evictor);
+    if (eviction->alone)
         return leave(evictor, eviction, error_out);
     pthread_cond_signal(&evictor->queued);
     struct timespec until = lock_wait_until(evictor->late ? RESTLESS_MS : PATIENCE_MS);
@@ -150,6 +152,8 @@ uint64_t evictor_take(struct replica *replica, uint64_t leaf_number, uint64_t pa
         if (eviction->error)
             *error_out = eviction->error;
     } else {
+        if (eviction->alone) /* as nobody is known to hold anything, that is better than to make no room */
+            total = evict_from(replica, leaf_number, pages, error_out);
         file_unuse(replica->file);
     }
     free_eviction(eviction);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that holds up who works on its frames, by the lock of their memory or by that of its own addresses (test_frames.py has
 both), holds up no program that uses other files of the mount."""
+import errno
 import glob
 import os
 import signal
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from helpers import PAGE, agents, stand_still, states_of, write_file  # noqa: F401
+from helpers import ALL_ROWS, PAGE, agents, daemon_with_faults, stand_still, states_of, write_file  # noqa: F401
 from test_frames import COVER, HANGS, PROGRAM, Hostile, leaves_nothing
 
 PAGES = 64  # of the device
@@ -135,6 +136,26 @@ def test_the_end_of_a_mount_that_makes_room_in_held_frames(mount, agents):
     finally:
         hostile.let_go()
     assert m.proc.wait(10) == 0
+
+
+@pytest.mark.traps
+def test_room_where_no_thread_can_begin(mount, agents, workdir, monkeypatch):
+    """For want of processes, say (pids.max): who wants room takes it itself, as nobody is known to hold anything."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount(f"timeout=0,unit=4K,device_cache={PAGES * PAGE}", env=env)
+    programs = [agents(), agents()]
+    for program, name in zip(programs, "fg"):
+        path = os.path.join(m.mnt, name)
+        write_file(path, b"f" * (FILE * PAGE))
+        program.do(PROGRAM.rsplit("\n", 1)[0], path=path, prot=3)
+    programs[0].do("for page in range(FILE):\n    map[page * PAGE] = 1", FILE=FILE)
+    assert not evictors(m)
+    plan.arm(ALL_ROWS.index("pthread_create"), errno.EAGAIN, 1, True)
+    programs[1].start("for page in range(FILE):\n    map[page * PAGE] = 2", FILE=FILE)
+    slow = programs[1].busy(10)
+    plan.row = -1
+    assert plan.landed and not slow, "a touch waits for a thread"
+    programs[1].finish()
 
 
 TOUCHES = """
