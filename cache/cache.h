@@ -261,7 +261,14 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
                          unsigned flags);
 /* Set the size of a file that is not tracked: by fd, if that is open for writing (>= 0), else by path_fd.
  * 0 or a negative errno. */
-int cache_cut(struct cache *cache, int fd, int path_fd, off_t size);
+int cache_cut(int fd, int path_fd, off_t size);
+/* Around that, and around what tells this mount's own changes from others': other mounts bring nothing to the
+ * file meanwhile that could make it longer again (cache/claim.h), and those that do are waited for first. */
+struct cache_end {
+    int held, own; /* descriptors, or -1 */
+};
+void cache_end_hold(struct cache *cache, int fd, int path_fd, struct cache_end *end_out);
+void cache_end_let_go(const struct cache_end *end);
 /* [FUSE] Set the size (SETATTR): fd >= 0: ftruncate on it, else through the cache's own descriptor. O_TRUNC
  * at open is the same with size 0. */
 int cache_file_truncate(struct cache_file *file, int fd, off_t size);

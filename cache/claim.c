@@ -182,19 +182,27 @@ void claim_let_end_go(int fd)
     lock_byte(fd, F_UNLCK, END_BYTE);
 }
 
-int cache_cut(struct cache *cache, int fd, int path_fd, off_t size)
+void cache_end_hold(struct cache *cache, int fd, int path_fd, struct cache_end *end_out)
 {
     bool shared = cache->config.shared && !cache->nodes;
     int own = shared && fd < 0 ? open(proc_path(path_fd).text, O_WRONLY | O_NONBLOCK | O_CLOEXEC) : -1;
     int held = fd < 0 ? own : fd;
     bool holds = shared && held >= 0 && claim_hold_end(held, NULL);
-    int error = (fd < 0 ? truncate(proc_path(path_fd).text, size) : ftruncate(fd, size)) ? -errno : 0;
 
-    if (holds)
-        claim_let_end_go(held);
-    if (own >= 0)
-        close(own);
-    return error;
+    *end_out = (struct cache_end){.held = holds ? held : -1, .own = own};
+}
+
+void cache_end_let_go(const struct cache_end *end)
+{
+    if (end->held >= 0)
+        claim_let_end_go(end->held);
+    if (end->own >= 0)
+        close(end->own);
+}
+
+int cache_cut(int fd, int path_fd, off_t size)
+{
+    return (fd < 0 ? truncate(proc_path(path_fd).text, size) : ftruncate(fd, size)) ? -errno : 0;
 }
 
 void claim_give_up(struct cache_file *file)

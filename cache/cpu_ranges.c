@@ -12,9 +12,18 @@
 
 /* What could not be opened for writing when a device came to map it (it was being executed, say) is cut by
  * its name, which says why if that can't be. */
-static int cut(const struct cache_file *file, int fd, off_t size)
+static int cut(struct cache_file *file, int fd, off_t size, bool unchanged)
 {
-    return cache_cut(file->cache, fd < 0 && file->writable ? file->fd : fd, file->fd, size);
+    int by = fd < 0 && file->writable ? file->fd : fd;
+    struct cache_end end;
+
+    cache_end_hold(file->cache, by, file->fd, &end);
+    if (claim_is_shared(file)) /* who was waited for has written */
+        unchanged = unchanged && file_unchanged(file);
+    int error = cache_cut(by, file->fd, size);
+    cpu_look_at_size(file, unchanged);
+    cache_end_let_go(&end);
+    return error;
 }
 
 int cache_file_truncate(struct cache_file *file, int fd, off_t size)
@@ -38,10 +47,8 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size)
         file_shrinks(file, size);
         error = file_grows(file, size);
     }
-    if (!error) {
-        error = cut(file, fd, size);
-        cpu_look_at_size(file, unchanged);
-    }
+    if (!error)
+        error = cut(file, fd, size, unchanged);
     if (!error)
         heal_changed(file, size, INT64_MAX - size);
     pthread_mutex_unlock(&file->lock);

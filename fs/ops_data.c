@@ -331,6 +331,7 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
     bool kills = creds_lose_set_ids(req);
     struct durable *durable = inode_durable(inode); /* also when nobody has it open */
     struct inode_change change;
+    struct cache_end end;
     struct cache_file *file;
     BORROWED path = inode_borrow(inode);
     int rc;
@@ -349,9 +350,11 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
         if (file) {
             rc = cache_file_truncate(file, fd, size);
         } else {
+            cache_end_hold(inode->fs->cache, fd, path.fd, &end);
             inode_change_begin(inode, path.fd, CHANGE_OF_BYTES, &change);
-            rc = cache_cut(inode->fs->cache, fd, path.fd, size);
+            rc = cache_cut(fd, path.fd, size);
             inode_change_end(inode, path.fd, &change);
+            cache_end_let_go(&end);
         }
         inode_gate_leave(inode, file);
     } while (nodes_try_again(inode, file, rc));

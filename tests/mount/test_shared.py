@@ -527,6 +527,31 @@ def test_what_another_mount_cuts_off_beside_a_release_stays_so(mount, workdir, m
     assert read_file(path_in(b)) == bytes(wanted[:PAGE + 200])
 
 
+@pytest.mark.parametrize("how", ["by its name", "by a descriptor", "tracked"])
+def test_what_another_mount_writes_beside_a_cut_is_read(mount, workdir, monkeypatch, devices, how):
+    """The cut waits for it, and is no reason to take it for this mount's own: the kernel's pages here are older."""
+    data, plan, a, b = two_and_a_plan(mount, workdir, monkeypatch)
+    wanted = bytearray(pattern(8 * PAGE))
+    write_file(path_in(a), wanted)
+    if how == "tracked":
+        Opened(devices(), path_in(b)).close()
+    opened = Opened(devices(), path_in(a))
+    opened.map[100] = wanted[100] = wanted[100] ^ 255
+    time.sleep(0.1)  # what has just changed may be changing
+    for _ in range(2):
+        assert read_file(path_in(b))[200:] == wanted[200:]
+    with open(path_in(b), "r+b", buffering=0) as file:
+        plan.arm_wait(ALL_ROWS.index("pwrite64"), 600, 1, False)
+        release = threading.Thread(target=opened.map.release)
+        release.start()
+        wait_until(lambda: plan.landed == 1, 20, "it is being brought")
+        # As long as it is: the kernel keeps its pages.
+        os.truncate(file.fileno() if how == "by a descriptor" else path_in(b), 8 * PAGE)
+        release.join()
+    assert read_file(path_in(b)) == bytes(wanted)
+    opened.close()
+
+
 def test_a_cut_waits_for_no_lock_of_a_program(two):
     """In the data directory itself, of the whole file: such a lock has the byte that mounts lock while they cut."""
     a, _ = two
