@@ -69,7 +69,7 @@
  * thread that changes the length of the file's frames, seconds at most (cache/fit.h): that call waits for
  * clients, too, so no lock is held over it. A file's lock may be held while another mount of the data
  * directory has the file's end, two seconds at most (cache/claim.h): it has that over calls to the filesystem
- * only.
+ * only, and while it notes what came of them.
  */
 #include <assert.h>
 #include <errno.h>
