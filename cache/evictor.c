@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/evictor.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -136,9 +135,9 @@ uint64_t evictor_take(struct replica *replica, uint64_t leaf_number, uint64_t pa
     uint64_t total = 0;
 
     if (!eviction) {
-        *error_out = -ENOMEM;
+        total = evict_from(replica, leaf_number, pages, error_out);
         file_unuse(replica->file);
-        return 0;
+        return total;
     }
     *eviction = (struct eviction){.replica = replica, .leaf = leaf_number, .pages = pages};
     lock_condition_init(&eviction->over);

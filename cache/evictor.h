@@ -37,7 +37,8 @@ void evictor_init(struct evictor *evictor);
 bool evictor_end(struct evictor *evictor);
 
 /* evict_from(), whose file's use passes to this. 0 where it is not known how many went; *error_out is then
- * what kept its pages the last time, if anything did, or that there was no memory. No lock is held. */
+ * what kept its pages the last time, if anything did. Without memory, or a thread, the caller does it itself.
+ * No lock is held. */
 uint64_t evictor_take(struct replica *replica, uint64_t leaf_number, uint64_t pages, int *error_out);
 
 #endif
