@@ -251,11 +251,21 @@ uint64_t evict_from(struct replica *replica, uint64_t leaf_number, uint64_t page
     return total;
 }
 
+/* Of frames that another thread lets go of for this one, two switches of threads are paid by more than one
+ * page: as many as a unit of the default, but no large part of the device. */
+static uint64_t worth_a_thread(const struct cache_device *device, uint64_t pages)
+{
+    uint64_t part = device->capacity / 64, most = part < 16 ? part : 16;
+
+    return pages > most ? pages : most;
+}
+
 /* Its file's use ends. */
 static uint64_t take(const struct victim *victim, uint64_t pages, int *error_out)
 {
     if (victim->apart)
-        return evictor_take(victim->replica, victim->leaf, pages, error_out);
+        return evictor_take(victim->replica, victim->leaf, worth_a_thread(victim->replica->device, pages),
+                            error_out);
     uint64_t total = evict_from(victim->replica, victim->leaf, pages, error_out);
     file_unuse(victim->replica->file);
     return total;
