@@ -500,6 +500,17 @@ def test_what_another_mount_has_cut_off_stays_so(two, devices, call):
     assert read_file(path_in(b)) == bytes(wanted)
 
 
+def cut_beside_a_release(plan, opened, path, how, size):
+    """While the first of what is released is being brought to the data directory, another mount cuts the file."""
+    with open(path, "r+b", buffering=0) as file:
+        plan.arm_wait(ALL_ROWS.index("pwrite64"), 600, 1, False)
+        release = threading.Thread(target=opened.map.release)
+        release.start()
+        wait_until(lambda: plan.landed == 1, 20, "the first is being brought")
+        os.truncate(file.fileno() if how == "by a descriptor" else path, size)
+        release.join()
+
+
 @pytest.mark.parametrize("how", ["by its name", "by a descriptor", "tracked"])
 @pytest.mark.parametrize("first, last", [(PAGE + 300, PAGE + 300), (PAGE + 150, PAGE + 300), (2 * PAGE, 2 * PAGE),
                                          (70 * PAGE, 70 * PAGE)], ids=["same page", "over the end", "next page", "next leaf"])
@@ -515,13 +526,7 @@ def test_what_another_mount_cuts_off_beside_a_release_stays_so(mount, workdir, m
     for at in (PAGE + 100, *range(first, last + 1)):
         wanted[at] ^= 255
         opened.map[at] = wanted[at]
-    with open(path_in(b), "r+b", buffering=0) as file:
-        plan.arm_wait(ALL_ROWS.index("pwrite64"), 600, 1, False)
-        release = threading.Thread(target=opened.map.release)
-        release.start()
-        wait_until(lambda: plan.landed == 1, 20, "the first is being brought")
-        os.truncate(file.fileno() if how == "by a descriptor" else path_in(b), PAGE + 200)
-        release.join()
+    cut_beside_a_release(plan, opened, path_in(b), how, PAGE + 200)
     assert read_file(os.path.join(data, "f")) == bytes(wanted[:PAGE + 200])
     opened.close()
     assert read_file(path_in(b)) == bytes(wanted[:PAGE + 200])
@@ -540,14 +545,7 @@ def test_what_another_mount_writes_beside_a_cut_is_read(mount, workdir, monkeypa
     time.sleep(0.1)  # what has just changed may be changing
     for _ in range(2):
         assert read_file(path_in(b))[200:] == wanted[200:]
-    with open(path_in(b), "r+b", buffering=0) as file:
-        plan.arm_wait(ALL_ROWS.index("pwrite64"), 600, 1, False)
-        release = threading.Thread(target=opened.map.release)
-        release.start()
-        wait_until(lambda: plan.landed == 1, 20, "it is being brought")
-        # As long as it is: the kernel keeps its pages.
-        os.truncate(file.fileno() if how == "by a descriptor" else path_in(b), 8 * PAGE)
-        release.join()
+    cut_beside_a_release(plan, opened, path_in(b), how, 8 * PAGE)  # as long as it is: the kernel keeps its pages
     assert read_file(path_in(b)) == bytes(wanted)
     opened.close()
 
