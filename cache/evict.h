@@ -38,10 +38,11 @@ void evict_forget(struct cache_device *device, struct leaf_copy *copy);
 /* A client's map of the replica begins, before its first page is placed; and ends, when nothing of the client
  * touches it any more. What is mapped stays on a device that scans. No lock is held. */
 void evict_mapped(struct replica *replica);
+bool evict_unmapped(struct replica *replica); /* it was the last one */
+
 /* A client (cache_client.id) is about to be given the frames. No lock is held. */
 #define EVICT_MANY UINT64_MAX
 void evict_shared(struct replica *replica, uint64_t client);
-bool evict_unmapped(struct replica *replica); /* it was the last one */
 
 /* Charge the device with pages, evicting as need be. Waits while all frames are in use by faults under way.
  * 0; -ENOMEM (more than the device has at all, or, where it scans, more than is not mapped); or the error

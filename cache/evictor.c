@@ -12,12 +12,12 @@
 #define RESTLESS_MS 10u /* while others are waited for in vain */
 #define END_MS 5000u
 
-/* Of the thread that has taken it from the queue, but for the last three, and freed by whoever is last. */
+/* Freed by whoever is last: the thread that has taken it from the queue, or the one that waits for it. */
 struct eviction {
     TAILQ_ENTRY(eviction) link;
     struct replica *replica; /* whose file is in use, until that thread has done with it */
     uint64_t leaf, pages;
-    uint64_t total;
+    uint64_t total; /* both written by that thread, and read when it is done */
     int error;
     /* Under the evictor's lock: */
     pthread_cond_t over;
