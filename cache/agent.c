@@ -460,6 +460,20 @@ static int follow(struct nodes *nodes, const struct call_session *session, const
     return error;
 }
 
+/* Nobody has it open there. What this node opens of the name goes to the data directory again. */
+static int unfollow(struct nodes *nodes, const struct call_session *session, const struct node_name *name,
+                    uint64_t generation)
+{
+    unsigned member;
+
+    pthread_mutex_lock(&nodes->lock);
+    int error = member_of(nodes, session, &member);
+    if (!error)
+        followed_end(&nodes->followed, member, name, generation);
+    pthread_mutex_unlock(&nodes->lock);
+    return error;
+}
+
 int agent_serve(struct nodes *nodes, struct call_session *session, enum node_op op,
                 const struct node_request *request, struct node_reply *reply)
 {
@@ -472,6 +486,8 @@ int agent_serve(struct nodes *nodes, struct call_session *session, enum node_op 
         return agent_frames_serve(nodes, session, op, request);
     if (op == NODE_HANDED)
         return take_over(nodes, session, request);
+    if (op == NODE_UNFOLLOW)
+        return unfollow(nodes, session, &request->name, request->value);
     if (op != NODE_FOLLOW)
         return -EPROTO;
     return follow(nodes, session, &request->name, request->value);

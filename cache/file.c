@@ -13,6 +13,7 @@
 #include "cache/agent.h"
 #include "cache/drop.h"
 #include "cache/fit.h"
+#include "cache/home.h"
 #include "cache/home_device.h"
 #include "cache/hosted.h"
 #include "cache/internal.h"
@@ -253,6 +254,7 @@ void cache_file_close(struct cache_file *file)
         SLIST_REMOVE_HEAD(&file->replicas, link);
         replica_close(replica);
     }
+    home_untrack(file);
     kernels_free(file);
     heal_window_free(file);
     index_free(&file->index);

@@ -65,6 +65,15 @@ void followed_remove(struct followed_table *table, const struct node_name *name,
         forget(table, followed);
 }
 
+void followed_end(struct followed_table *table, unsigned member, const struct node_name *name,
+                  uint64_t generation)
+{
+    struct followed *followed = find(table, name);
+
+    if (followed && followed->member == member && followed->generation <= generation)
+        forget(table, followed);
+}
+
 /* Of a member, or of all (MEMBERS_MAX). */
 static void remove_all(struct followed_table *table, unsigned member)
 {

@@ -34,6 +34,9 @@ int followed_add(struct followed_table *table, unsigned member, const struct nod
                  uint64_t generation, uint64_t *told_out);
 /* The home does not track the file (any more); unless a home has said again since `told` that it does. */
 void followed_remove(struct followed_table *table, const struct node_name *name, uint64_t told);
+/* The member tracks the file no longer; unless another does, or it has said so with a higher generation. */
+void followed_end(struct followed_table *table, unsigned member, const struct node_name *name,
+                  uint64_t generation);
 /* All that one member has said. */
 void followed_remove_member(struct followed_table *table, unsigned member);
 void followed_clear(struct followed_table *table);

@@ -66,6 +66,13 @@ int home_announce(struct cache_file *file, const struct node_name *name);
 /* Tell an agent that has entered of all files that are tracked here, except those that were announced to it
  * since it has entered. 0, or why it can't follow. No lock is held. */
 int home_announce_all(struct home_session *agent);
+/* The file is about to be closed: agents are told so some time later (UNFOLLOW), by a thread of its own, as
+ * one that stands still takes its time. Without memory, or without nodes, they are not: they find out when
+ * they open it. */
+void home_untrack(const struct cache_file *file);
+/* That thread: -EAGAIN; and when nodes->stop is set and calls are at their end, it is over. */
+int home_tell_begin(struct nodes *nodes);
+void home_tell_end(struct nodes *nodes);
 
 /* List all files that are tracked here and that agents know of, also those that hold nothing now: those, too,
  * are announced only once. Files that were announced to all agents up to `entered` are left out; UINT64_MAX

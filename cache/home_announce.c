@@ -56,8 +56,8 @@ static unsigned find_agents(struct nodes *nodes, struct call_session *sessions[A
 
 /* All at once: each has its kernel write back and drop what it holds. The error of one that lives and can't
  * follow; all_out: every one does. */
-static int tell_agents(struct nodes *nodes, const struct node_request *request, uint64_t *entered_out,
-                       bool *all_out)
+static int tell_agents(struct nodes *nodes, enum node_op op, const struct node_request *request,
+                       uint64_t *entered_out, bool *all_out)
 {
     struct call_session *sessions[AGENTS_MAX];
     struct nodes_asking asking[AGENTS_MAX];
@@ -66,7 +66,7 @@ static int tell_agents(struct nodes *nodes, const struct node_request *request, 
 
     *all_out = true;
     for (unsigned i = 0; i < count; i++)
-        nodes_begin(sessions[i], NODE_CALLS, NODE_FOLLOW, request, &asking[i]);
+        nodes_begin(sessions[i], NODE_CALLS, op, request, &asking[i]);
     for (unsigned i = 0; i < count; i++) {
         int one = nodes_end(&asking[i], NULL);
         /* One that has died: its kernel's pages are its own. One that takes itself for the home tells us. */
@@ -86,7 +86,7 @@ int home_announce(struct cache_file *file, const struct node_name *name)
     if (!begin_announcing(file, name))
         return 0;
     const struct node_request request = follow_request(file);
-    int error = tell_agents(file->cache->nodes, &request, &entered, &all);
+    int error = tell_agents(file->cache->nodes, NODE_FOLLOW, &request, &entered, &all);
     /* What this node's programs have in its kernel's cache nobody has counted; and who was told first may
      * have read what programs of the others wrote to the data directory until they were told. */
     pthread_mutex_lock(&file->lock);
@@ -157,4 +157,80 @@ int home_announce_all(struct home_session *agent)
     }
     free(list);
     return error;
+}
+
+/* ---- files that are not tracked any more ---- */
+
+struct untracked {
+    STAILQ_ENTRY(untracked) link;
+    struct node_request request;
+};
+
+void home_untrack(const struct cache_file *file)
+{
+    struct nodes *nodes = file->cache->nodes;
+
+    if (!nodes || !file->generation) /* nobody has been told of it */
+        return;
+    struct untracked *untracked = malloc(sizeof *untracked);
+    if (!untracked)
+        return;
+    untracked->request = follow_request(file);
+    pthread_mutex_lock(&nodes->lock);
+    bool tells = nodes->tells && !nodes->stop;
+    if (tells)
+        STAILQ_INSERT_TAIL(&nodes->untracked, untracked, link);
+    pthread_cond_signal(&nodes->untracks);
+    pthread_mutex_unlock(&nodes->lock);
+    if (!tells) /* the sessions end: agents forget all that this node has said */
+        free(untracked);
+}
+
+/* NULL: nodes->stop is set. */
+static struct untracked *next_untracked(struct nodes *nodes)
+{
+    pthread_mutex_lock(&nodes->lock);
+    while (!nodes->stop && STAILQ_EMPTY(&nodes->untracked))
+        pthread_cond_wait(&nodes->untracks, &nodes->lock);
+    struct untracked *untracked = nodes->stop ? NULL : STAILQ_FIRST(&nodes->untracked);
+    if (untracked)
+        STAILQ_REMOVE_HEAD(&nodes->untracked, link);
+    pthread_mutex_unlock(&nodes->lock);
+    return untracked;
+}
+
+static void *tell_untracked(void *argument)
+{
+    struct untracked *untracked;
+    uint64_t entered;
+    bool all;
+
+    while ((untracked = next_untracked(argument))) {
+        tell_agents(argument, NODE_UNFOLLOW, &untracked->request, &entered, &all);
+        free(untracked);
+    }
+    return NULL;
+}
+
+int home_tell_begin(struct nodes *nodes)
+{
+    int error = -pthread_create(&nodes->teller, NULL, tell_untracked, nodes);
+
+    pthread_mutex_lock(&nodes->lock);
+    nodes->tells = !error;
+    pthread_mutex_unlock(&nodes->lock);
+    return error;
+}
+
+void home_tell_end(struct nodes *nodes)
+{
+    struct untracked *untracked;
+
+    if (nodes->tells)
+        pthread_join(nodes->teller, NULL);
+    nodes->tells = false;
+    while ((untracked = STAILQ_FIRST(&nodes->untracked))) {
+        STAILQ_REMOVE_HEAD(&nodes->untracked, link);
+        free(untracked);
+    }
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cache/home.h"
 #include "cache/meet.h"
 #include "cache/sure.h"
 
@@ -103,6 +104,8 @@ static int start_threads(struct nodes *nodes)
     int error = -pthread_create(&nodes->meeter, NULL, meet_again, nodes);
 
     nodes->meets = !error;
+    if (!error)
+        error = home_tell_begin(nodes);
     return error ? error : nodes_beat(nodes);
 }
 
@@ -129,4 +132,5 @@ void nodes_meet_no_more(struct nodes *nodes)
         pthread_join(nodes->meeter, NULL);
     nodes->meets = false;
     nodes_beat_no_more(nodes);
+    home_tell_end(nodes);
 }

@@ -309,6 +309,8 @@ int nodes_start(struct cache *cache, char why_out[CALL_WHY])
     lock_init(&nodes->lock, LOCK_NODES);
     lock_condition_init(&nodes->changed);
     lock_condition_init(&nodes->stopped);
+    lock_condition_init(&nodes->untracks);
+    STAILQ_INIT(&nodes->untracked);
     const struct calls_config config = {.carrier = members->list[members->self].carrier,
                                         .address = members->list[members->self].address,
                                         .timeout_ms = nodes->timeout_ms,
@@ -343,6 +345,7 @@ out_calls:
     cache->nodes = NULL;
     pthread_cond_destroy(&nodes->changed);
     pthread_cond_destroy(&nodes->stopped);
+    pthread_cond_destroy(&nodes->untracks);
     pthread_mutex_destroy(&nodes->lock);
     free(nodes);
     return error;
@@ -357,6 +360,7 @@ void nodes_stop(struct cache *cache)
     pthread_mutex_lock(&nodes->lock);
     nodes->stop = true;
     pthread_cond_broadcast(&nodes->stopped);
+    pthread_cond_broadcast(&nodes->untracks);
     pthread_mutex_unlock(&nodes->lock);
     calls_end(nodes->calls);
     nodes_meet_no_more(nodes);
@@ -379,6 +383,7 @@ void nodes_free(struct cache *cache)
     table_free(&nodes->files_by_number);
     pthread_cond_destroy(&nodes->changed);
     pthread_cond_destroy(&nodes->stopped);
+    pthread_cond_destroy(&nodes->untracks);
     pthread_mutex_destroy(&nodes->lock);
     free(nodes);
     cache->nodes = NULL;
@@ -447,6 +452,7 @@ const char *nodes_op_name(enum node_op op)
         [NODE_FALLOCATE] = "fallocate",
         [NODE_SEEK] = "seek",
         [NODE_FOLLOW] = "follow",
+        [NODE_UNFOLLOW] = "unfollow",
         [NODE_HANDED] = "handed",
         [NODE_INVALIDATE] = "invalidate",
         [NODE_WRITE_BACK] = "write_back",

@@ -76,8 +76,8 @@ struct nodes {
     const struct members *members; /* the list; of the caller's */
     struct nodes_home homes[MEMBERS_MAX];
     /* Used where they are started and ended: threads that run while the bool beside them is set. */
-    pthread_t meeter, beater, asker;
-    bool meets, beats, asks;
+    pthread_t meeter, beater, asker, teller;
+    bool meets, beats, asks, tells;
     bool hurries;                     /* the meeter is to try again soon */
     _Atomic uint64_t beat_ns;         /* the beater has run; 0: there is none. See nodes_are_sure() */
     _Atomic uint64_t stalls;          /* how often it has not for long, */
@@ -92,7 +92,9 @@ struct nodes {
     LIST_HEAD(, agent_frames) frames;
     LIST_HEAD(, cache_client) clients; /* that map files of other homes */
     struct followed_table followed;
-    uint64_t generation; /* the highest that was given or heard of here */
+    STAILQ_HEAD(, untracked) untracked; /* files that are not tracked here any more: see home_untrack() */
+    pthread_cond_t untracks;            /* one has come, or `stop` is set */
+    uint64_t generation;                /* the highest that was given or heard of here */
     uint32_t next_number;
     bool stop;
     _Atomic bool ending;  /* the mount is about to end: nodes that do not answer soon are not waited for */

@@ -5,8 +5,8 @@
  * waits for its own:
  *
  *   NODE_CALLS waits for all others, and for NODE_CALLS of the other direction in one case (a home answers
- *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO; HANDED waits for
- *   nobody);
+ *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO; HANDED and
+ *   UNFOLLOW wait for nobody);
  *   NODE_SYNCS waits for storage, and for NODE_KERNEL of all nodes, for 30 s: maps and releases of other
  *   files do not wait behind that;
  *   NODE_FAULTS waits for NODE_FRAMES, NODE_CLIENTS and, to make room, NODE_KERNEL and NODE_HOLDS; some
@@ -33,7 +33,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 14u
+#define NODE_VERSION 15u
 
 enum node_class {
     NODE_FRAMES,
@@ -102,10 +102,12 @@ enum node_op {
     NODE_READ_END, /* file, value: the agent's kernel has the READ's answer */
 
     /* To an agent. NODE_CALLS: */
-    NODE_FOLLOW, /* name, value: generation, 1 to INT64_MAX: this home tracks the file. -EBUSY: so does the
-                    agent, or another home that it follows, and of a higher one */
-    NODE_HANDED, /* file: the home leaves; it has brought to storage what it had of the file, and will do so
-                    with what it acknowledges from now on. flags: NODE_HANDED_LOST: it could not */
+    NODE_FOLLOW,   /* name, value: generation, 1 to INT64_MAX: this home tracks the file. -EBUSY: so does the
+                      agent, or another home that it follows, and of a higher one */
+    NODE_UNFOLLOW, /* name, value: generation: this home tracks the file no longer, unless it has said FOLLOW
+                      with a higher one */
+    NODE_HANDED,   /* file: the home leaves; it has brought to storage what it had of the file, and will do so
+                      with what it acknowledges from now on. flags: NODE_HANDED_LOST: it could not */
     /* NODE_KERNEL: */
     NODE_INVALIDATE, /* file, offset, length: drop the kernel's pages. offset -1: attributes only; then length
                         is the size that the file has, and value counts its truncations (both 0: not said) */

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from files import pattern
-from helpers import (PAGE, ROWS, agents, daemon_with_faults, error_of, read_file, statistics, stand_still,  # noqa: F401
+from helpers import (PAGE, ROWS, agents, daemon_with_faults, error_of, forget_inodes, read_file, statistics, stand_still,  # noqa: F401
                      wait_until, write_file)
 from nodes import Program, all_see, cluster, served  # noqa: F401
 from test_nodes_deaths import OPTIONS, killed  # noqa: F401
@@ -178,6 +178,87 @@ def test_who_comes_is_told_of_all_files(cluster, agents):
     home.do("for map in maps:\n    map[5:10] = b'there'\n    map.release()")
     assert all(read_file(path)[:12] == pattern(PAGE)[:5] + b"there" + pattern(PAGE)[10:12] for path in paths)
     assert served(nodes[1], "follow") == count
+
+
+def followed(mounted):
+    return statistics(mounted.mnt)["nodes"]["followed"]
+
+
+def wait_until_forgotten(*mounts):
+    """A home tracks a file until its kernel forgets the inode."""
+    def forgotten():
+        forget_inodes()
+        return not any(followed(m) for m in mounts)
+    wait_until(forgotten, 20)
+
+
+MAP_ALL = """
+fds = [os.open(path, os.O_RDWR) for path in paths]
+maps = [dev.mmap(fd, length) for fd in fds]
+"""
+UNMAP_ALL = """
+for map, fd in zip(maps, fds):
+    map.unmap()
+    os.close(fd)
+"""
+
+
+def test_deleted_files_are_forgotten(cluster, agents):
+    """Of files that were mapped at their home, and unlinked, no node remembers anything."""
+    count = 60
+    nodes = cluster(3)
+    for number in range(count):
+        nodes.make(pattern(PAGE), f"f{number}", home=0)
+    paths = [nodes.path(0, f"f{number}") for number in range(count)]
+    home = agents()
+    home.do("dev = gaia.Device('soft:0')\n" + MAP_ALL, paths=paths, length=PAGE)
+    assert [followed(nodes[number]) for number in range(3)] == [0, count, count]
+    for path in paths:
+        os.unlink(path)
+    home.do(UNMAP_ALL)
+    for number in 1, 2:
+        wait_until(lambda number=number: followed(nodes[number]) == 0, 20)
+        assert served(nodes[number], "unfollow") == count
+
+
+def test_what_is_tracked_again_is_followed_again(cluster, agents):
+    """Also when the end of the last time is told beside the begin of this one."""
+    nodes = cluster(3)
+    nodes.make(pattern(PAGE), home=0)
+    home, elsewhere = agents(), nodes.path(1)
+    home.do("dev = gaia.Device('soft:0')", paths=[nodes.path(0)], length=PAGE)
+    for turn in range(30):
+        home.do(MAP_ALL)
+        assert [followed(nodes[number]) for number in range(3)] == [0, 1, 1]
+        stored = b"turn%d." % turn
+        home.do("maps[0][:len(stored)] = stored\nmaps[0].release()", stored=stored)
+        assert read_file(elsewhere)[:len(stored)] == stored
+        home.do(UNMAP_ALL)
+        forget_inodes()
+    wait_until_forgotten(nodes[1], nodes[2])
+    assert served(nodes[1], "unfollow") > 1, "it was closed at all"
+
+
+def test_nobody_waits_until_who_stands_still_knows_what_is_closed(cluster, agents):
+    """The daemon starts a thread for whatever waits: many files are closed, and a node says nothing that is told of each."""
+    count = 150
+    nodes = cluster(2, "timeout=0,peer_timeout=20")
+    for number in range(count):
+        nodes.make(pattern(PAGE), f"f{number}", home=0)
+    paths = [nodes.path(0, f"f{number}") for number in range(count)]
+    home = agents()
+    home.do("dev = gaia.Device('soft:0')\n" + MAP_ALL, paths=paths, length=PAGE)
+    for path in paths:
+        os.unlink(path)
+    threads = len(os.listdir(f"/proc/{nodes[0].pid}/task"))
+    stand_still(nodes[1].pid)
+    try:
+        home.do(UNMAP_ALL)
+        wait_until(lambda: statistics(nodes[0].mnt)["inodes"]["known"] == 1, 10)
+        assert len(os.listdir(f"/proc/{nodes[0].pid}/task")) < threads + count // 3
+    finally:
+        os.kill(nodes[1].pid, signal.SIGCONT)
+    wait_until_forgotten(nodes[1])
 
 
 def test_another_users_process_is_no_node(cluster):

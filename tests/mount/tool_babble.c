@@ -115,7 +115,7 @@ static enum node_class class_of(enum node_op op)
         return NODE_FAULTS;
     if (op == NODE_SYNC || op == NODE_FLUSH)
         return NODE_SYNCS;
-    if (op < NODE_OPEN || op == NODE_FOLLOW || op == NODE_HANDED)
+    if (op < NODE_OPEN || op == NODE_FOLLOW || op == NODE_UNFOLLOW || op == NODE_HANDED)
         return NODE_CALLS;
     if (op < NODE_READ_END)
         return NODE_IO;
@@ -151,7 +151,7 @@ static struct node_request request_of(uint64_t *state, enum node_op op)
     unsigned half = name_count / 2; /* the first are the other's, the last ours; seldom mixed up */
 
     if (!one_in(state, 300))
-        request.name = names[(op == NODE_FOLLOW ? half : 0) + below(state, half)];
+        request.name = names[(op == NODE_FOLLOW || op == NODE_UNFOLLOW ? half : 0) + below(state, half)];
 
     if (one_in(state, 2))
         request.address += below(state, 64) * PAGE;
