@@ -228,9 +228,11 @@ void home_tell_end(struct nodes *nodes)
 
     if (nodes->tells)
         pthread_join(nodes->teller, NULL);
+    pthread_mutex_lock(&nodes->lock);
     nodes->tells = false;
     while ((untracked = STAILQ_FIRST(&nodes->untracked))) {
         STAILQ_REMOVE_HEAD(&nodes->untracked, link);
         free(untracked);
     }
+    pthread_mutex_unlock(&nodes->lock);
 }
