@@ -257,6 +257,29 @@ def test_nobody_keeps_pages_that_another_open_is_about_to_drop(mount, agents, wo
     assert read_file(data) == page + (b"2" * PAGE) + (b"m" + b"2" * (PAGE - 1)) + b"2" * PAGE
 
 
+@tracked_or_not
+def test_nobody_keeps_pages_while_another_open_drops_them(mount, agents, workdir, monkeypatch, shared):
+    """The same where nothing else holds up who opens the file meanwhile: a WRITE has the lock of a tracked one."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("passthrough=off,timeout=0", env=env)
+    mnt, data = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+    write_file(data, b"1" * PAGE)
+    time.sleep(0.1)
+    fd = open_shared(mnt, shared, agents)
+    assert os.pread(fd, PAGE, 0) == b"1" * PAGE
+    write_file(data, b"2" * PAGE)
+    time.sleep(0.1)
+    plan.arm_wait(ALL_ROWS.index("fuse_lowlevel_notify_inval_inode"), 2000, 1, False)
+    other = agents()
+    other.start("os.close(os.open(path, os.O_RDONLY))", path=mnt)
+    wait_until(lambda: plan.landed == 1, what="it is about to drop them")
+    mine = os.open(mnt, os.O_RDONLY)
+    assert os.pread(mine, PAGE, 0) == b"2" * PAGE
+    os.close(mine)
+    other.finish()
+    os.close(fd)
+
+
 @pytest.mark.limit(30)
 def test_many_opens_that_drop_dirty_pages(mount):
     """More of them than the daemon has threads that serve FUSE, all at once: who answers their WRITEs?"""
