@@ -97,8 +97,9 @@ int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off
     return error;
 }
 
-/* Merge one page that was taken into c->home. */
-static void merge_taken(struct collect *c, const struct taken *t)
+/* Merge one page that was taken into c->home. If that changes nothing, the home has the bytes already,
+ * whatever becomes of others': but for what another device's bytes have changed there a moment ago. */
+static void merge_taken(struct collect *c, struct taken *t)
 {
     struct frame_pool *pool = &c->file->cache->twins;
     uint8_t *bytes = frame_bytes(pool, t->frame), *home = c->home + (t->page - c->first) * GAIA_PAGE_SIZE;
@@ -106,8 +107,10 @@ static void merge_taken(struct collect *c, const struct taken *t)
 
     memset(bytes + n, 0,
            GAIA_PAGE_SIZE - n); /* past the end is no part of the file: not of the twin either */
-    if (!gaia_merge(home, frame_bytes(pool, *leaf_copy_twin(t->copy, t->page)), bytes, n))
+    if (!gaia_merge(home, frame_bytes(pool, *leaf_copy_twin(t->copy, t->page)), bytes, n)) {
+        t->homed = c->changed >> t->page & 1 ? 0 : GAIA_PAGE_SIZE;
         return;
+    }
     c->changed |= UINT64_C(1) << t->page;
     replica_count(t->copy->replica, pages_merged, 1);
     if (gaia_differs(home, bytes, n))
@@ -228,7 +231,7 @@ static void note_homed(struct collect *c, unsigned first, size_t done)
         struct taken *t = &c->taken[i];
         size_t before = t->page < first ? 0 : (t->page - first) * GAIA_PAGE_SIZE;
 
-        if (t->page >= first && done > before)
+        if (t->page >= first && done > before && t->homed < done - before)
             t->homed = done - before < GAIA_PAGE_SIZE ? done - before : GAIA_PAGE_SIZE;
     }
 }
@@ -370,7 +373,7 @@ static int collect_part(struct collect *c, unsigned first, unsigned length)
             continue;
         uint8_t *bytes = frame_bytes(&c->file->cache->twins, t->frame);
         const uint8_t *home = c->home + (t->page - first) * GAIA_PAGE_SIZE;
-        t->home_is_twin = scan_home_is_twin(t->copy, home, bytes);
+        t->home_is_twin = !error && scan_home_is_twin(t->copy, home, bytes);
 #ifdef GAIAFS_BREAK_TWIN_MERGED
         /* Broken on purpose: GAIA's released code kept the merged page as the twin. */
         memcpy(bytes, home, GAIA_PAGE_SIZE);

@@ -317,6 +317,32 @@ static void test_a_collect_of_a_part(void **state)
     fixture_stop(&f);
 }
 
+/* And of a page that was taken, and that the home had as it is: by a CPU. */
+static void test_a_collect_beside_one_that_fails(void **state)
+{
+    const struct rlimit part = {.rlim_cur = 5 * 4096, .rlim_max = RLIM_INFINITY},
+                        all = {.rlim_cur = RLIM_INFINITY, .rlim_max = RLIM_INFINITY};
+    uint8_t byte = 1;
+
+    (void)state;
+    if (!start(1 << 20))
+        skip();
+    signal(SIGXFSZ, SIG_IGN);
+    map.bytes[4 * 4096] = 1;
+    map.bytes[5 * 4096] = 2;
+    kernel_write(&f, 4, 0, &byte, 1);
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &part), 0);
+    assert_int_equal(cache_file_collect(f.file), -EFBIG);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &all), 0);
+    map.bytes[4 * 4096] = 0;
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(cache_file_collect(f.file), 0);
+    assert_int_equal(read_byte(4, 0), 0);
+    assert_int_equal(read_byte(5, 0), 2);
+    fixture_stop(&f);
+}
+
 /* Nor has the kernel dropped the pages: the next release of another device does not take it that it has. */
 static void test_another_devices_release_after_one_that_failed(void **state)
 {
@@ -451,6 +477,7 @@ int main(void)
         cmocka_unit_test(test_exactly_full),
         cmocka_unit_test(test_a_release_that_failed),
         cmocka_unit_test(test_a_collect_of_a_part),
+        cmocka_unit_test(test_a_collect_beside_one_that_fails),
         cmocka_unit_test(test_another_devices_release_after_one_that_failed),
         cmocka_unit_test(test_a_release_that_could_not_look),
         cmocka_unit_test(test_a_drop_that_failed),
