@@ -410,8 +410,10 @@ static int fill_send(struct fill *fill)
     return error;
 }
 
-/* The bytes are in the stage (got of them, the rest is past the end of the file), or got is an error. unheld:
- * no client of these frames is to hold up who is here by what it does with their memory. */
+/* The bytes are in the stage (got of them, the rest is past the end of the file), or got is an error. What
+ * lies behind the end as it was known is left out: the file may be longer on storage and nobody has told us,
+ * and twins have zeros there, so that it would be taken for what the device has stored. unheld: no client of
+ * these frames is to hold up who is here by what it does with their memory. */
 static void fill_finish(struct fill *fill, ssize_t got, bool unheld)
 {
     struct replica *replica = fill->map->replica;
@@ -421,6 +423,8 @@ static void fill_finish(struct fill *fill, ssize_t got, bool unheld)
         fill_placed(fill, (int)got);
         return;
     }
+    off_t known = fill->size - (off_t)(fill->first * GAIA_PAGE_SIZE);
+    got = got < known ? got : known;
     memset(fill->stage + got, 0, fill->count * GAIA_PAGE_SIZE - (size_t)got);
     const struct gaia_frames_ops *ops = replica->frames->ops;
     bool by_path = path && (ops->open_window || ops->bounces);
