@@ -16,6 +16,7 @@
 #include "cache/fit.h"
 #include "cache/hosted.h"
 #include "cache/internal.h"
+#include "cache/passed.h"
 #include "cache/scan.h"
 #include "io/protocol.h"
 
@@ -483,6 +484,7 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
         return -EIO;
     }
     bool unchanged = file_unchanged(file);
+    passed_look_at_size(file);
     if (flags & CACHE_IO_APPEND && !(flags & CACHE_IO_WRITEBACK) && !fstat(fd, &st))
         offset = st.st_size;
     if (flags & CACHE_IO_WRITEBACK) {

@@ -9,6 +9,7 @@
 #include "cache/collect.h"
 #include "cache/cpu.h"
 #include "cache/fit.h"
+#include "cache/passed.h"
 
 /* What could not be opened for writing when a device came to map it (it was being executed, say) is cut by
  * its name, which says why if that can't be. */
@@ -40,6 +41,7 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size)
         return error;
     }
     bool unchanged = file_unchanged(file);
+    passed_look_at_size(file);
     error = kernels_change(file, KERNELS_NOBODY, size, INT64_MAX);
     if (error == -EIO) /* what can't be read, as a GPU has failed, can be cut off all the same */
         error = 0;
@@ -87,6 +89,7 @@ int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset
     if (error)
         return error;
     bool unchanged = file_unchanged(file);
+    passed_look_at_size(file);
     /* Allocating alone changes no byte; punching and zeroing are writes. */
     if (changes_bytes(mode)) {
         error = cpu_each_leaf(file, offset, (uint64_t)length, 0, cpu_before_write);
@@ -169,6 +172,7 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
         if (cpu_lock(out))
             return -EXDEV;
         unchanged = file_unchanged(out);
+        passed_look_at_size(out);
         if (in == out)
             error = cpu_each_leaf(in, offset_in, length, 0, collect_range);
         if (!error)

@@ -35,8 +35,9 @@ static inline bool passed_is_unheard(const struct cache_file *file)
     return file->passed || claim_is_shared(file);
 }
 
-/* A write() of a CPU may have made such a file longer: what a device stores there is a store. The lock is
- * held. */
+/* A write() of a CPU may have made such a file longer: what a device stores there is a store. Also before the
+ * daemon itself changes it: what a cut then cuts off is not to come back, and what a growth begins behind is
+ * no tail any more. The lock is held; fit_frames() is due. */
 void passed_look_at_size(struct cache_file *file);
 
 /* Find the pages of [first, first + count) that CPUs have changed. The lock is held; it is let go in between.

@@ -123,6 +123,85 @@ static void test_a_page_that_is_longer_on_storage(void **state)
     stop(&f, &map);
 }
 
+/* The file has grown unseen, a device has stored there, and then it is cut: what is cut off does not come
+ * back when it has grown again. */
+static void test_a_cut_behind_a_growth(void **state)
+{
+    static struct fixture f;
+    uint8_t seen[2];
+
+    (void)state;
+    if (!start(&f, 4 << 20, true))
+        skip();
+    assert_int_equal(ftruncate(f.fd, 100), 0);
+    struct device_map map = device_map(&f, 0);
+    assert_int_equal(device_acquire(&f, &map), 0);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[0], 0);
+    assert_int_equal(ftruncate(f.fd, PAGE), 0);
+    map.bytes[900] = 6;
+    map.bytes[2000] = 7;
+    assert_int_equal(cache_file_truncate(f.file, f.fd, 1000), 0);
+    assert_int_equal(ftruncate(f.fd, PAGE), 0);
+    assert_int_equal(device_release(&f, &map), 0);
+    assert_int_equal(pread(f.fd, seen, 1, 900), 1);
+    assert_int_equal(pread(f.fd, seen + 1, 1, 2000), 1);
+    assert_int_equal(seen[0], 6);
+    assert_int_equal(seen[1], 0);
+    assert_int_equal(ftruncate(f.fd, FIXTURE_PAGES * PAGE), 0);
+    stop(&f, &map);
+}
+
+static int grow_by_a_cut(struct fixture *f)
+{
+    return cache_file_truncate(f->file, f->fd, 2 * PAGE);
+}
+
+static int grow_by_a_write(struct fixture *f)
+{
+    return cache_file_write(f->file, f->fd, "w", 1, 2 * PAGE, 0) == 1 ? 0 : -1;
+}
+
+static int grow_by_fallocate(struct fixture *f)
+{
+    return cache_file_fallocate(f->file, f->fd, 0, 0, 2 * PAGE, NULL);
+}
+
+static int grow_by_a_copy(struct fixture *f)
+{
+    return cache_file_copy_range(NULL, f->fd, 0, f->file, f->fd, 2 * PAGE, 1, 0, NULL) == 1 ? 0 : -1;
+}
+
+/* Another mount has made the file longer, a device has stored there, and then this mount makes it longer:
+ * what the device has stored lies behind no end that there was. */
+static void test_a_growth_behind_another_mounts(void **state)
+{
+    int (*const grow[])(struct fixture *) = {grow_by_a_cut, grow_by_a_write, grow_by_fallocate,
+                                             grow_by_a_copy};
+    static struct fixture f;
+    uint8_t seen;
+
+    (void)state;
+    fixture_shared = true;
+    for (unsigned i = 0; i < sizeof grow / sizeof grow[0]; i++) {
+        if (!fixture_start(&f, 4 << 20))
+            skip();
+        assert_int_equal(ftruncate(f.fd, 100), 0);
+        struct device_map map = device_map(&f, 0);
+        assert_int_equal(device_acquire(&f, &map), 0);
+        assert_int_equal(((volatile uint8_t *)map.bytes)[0], 0);
+        assert_int_equal(ftruncate(f.fd, PAGE), 0);
+        map.bytes[2000] = 7;
+        assert_int_equal(grow[i](&f), 0);
+        assert_int_equal(device_release(&f, &map), 0);
+        assert_int_equal(pread(f.fd, &seen, 1, 2000), 1);
+        assert_int_equal(seen, 7);
+        assert_int_equal(ftruncate(f.fd, FIXTURE_PAGES * PAGE), 0);
+        munmap(map.bytes, FIXTURE_PAGES * PAGE);
+        fixture_stop(&f);
+    }
+    fixture_shared = false;
+}
+
 static void test_a_release_collects(void **state)
 {
     static struct fixture f;
@@ -305,6 +384,8 @@ int main(void)
         cmocka_unit_test(test_an_acquire_compares),
         cmocka_unit_test(test_a_twin_of_what_was_stored_behind_the_end),
         cmocka_unit_test(test_a_page_that_is_longer_on_storage),
+        cmocka_unit_test(test_a_cut_behind_a_growth),
+        cmocka_unit_test(test_a_growth_behind_another_mounts),
         cmocka_unit_test(test_a_release_collects),
         cmocka_unit_test(test_nobody_loses_a_byte),
         cmocka_unit_test(test_a_small_device),
