@@ -302,6 +302,15 @@ static bool open_window(struct cache_file *file, const struct release_work *work
     return true;
 }
 
+/* Pages that are released and could not be collected, for the next release. Lock held. */
+static void count_as_stored(struct leaf_copy *copy, page_mask pages)
+{
+    page_mask before = copy_stored(copy);
+
+    copy->sealed &= ~pages;
+    replica_update(copy, before);
+}
+
 /* The same for a file that CPUs have open in passthrough: the kernel holds no pages of its own, and nobody
  * will ask for what is pending. What can't be collected stays pending, and counts as stored to: the next
  * release tries again. Lock held. */
@@ -314,19 +323,19 @@ static int collect_work(struct cache_file *file, struct release_work *work, size
         copy->touched &= ~work[i].pages; /* that only matters to who has pages of the kernel's dropped */
         make_pending(&work[i], false);
         int one = collect_pages(file, copy->leaf, work[i].marked, COLLECT_PENDING);
-        page_mask before = copy_stored(copy);
-        copy->sealed &= ~(copy->pending & work[i].marked);
-        replica_update(copy, before);
+        count_as_stored(copy, copy->pending & work[i].marked);
         error = error ? error : one;
     }
     return error;
 }
 
-/* What can't be (no space, no memory) stays pending, and the release is good. Lock held. */
-static void collect_at_once(struct cache_file *file, const struct release_work *work, size_t count,
-                            const struct gathered *gathered)
+/* What can't be (no space, no memory) stays pending, and the release is good: whoever reads it has it
+ * collected. But programs of other mounts have nobody to ask: for them it is as in passthrough. Lock held. */
+static int collect_at_once(struct cache_file *file, const struct release_work *work, size_t count,
+                           const struct gathered *gathered)
 {
     bool current = modified_is_current(file, gathered);
+    int error = 0;
 
     for (size_t i = 0; i < count; i++) {
         struct leaf_copy *copy = work[i].copy;
@@ -334,8 +343,13 @@ static void collect_at_once(struct cache_file *file, const struct release_work *
                                             .pages = work[i].owned,
                                             .fresh = current ? work[i].fresh : 0,
                                             .bytes = work[i].bytes};
-        collect_given(file, copy->leaf, copy->pending & work[i].marked, &given);
+        int one = collect_given(file, copy->leaf, copy->pending & work[i].marked, &given);
+        if (!one || !claim_is_shared(file))
+            continue;
+        count_as_stored(copy, copy->pending & work[i].marked);
+        error = error ? error : one;
     }
+    return error;
 }
 
 /* CPUs that write on and on would keep a release going round where a round takes longer than a WRITE, with
@@ -373,7 +387,7 @@ static int hand_over(struct cache_file *file, struct release_work *work, size_t 
 {
     /* No open is answered that would have the kernel hold pages before it has the lock. */
     bool again = !file->passed;
-    int error = again ? 0 : collect_work(file, work, count), busy = 0;
+    int error = again ? 0 : collect_work(file, work, count), busy = 0, kept = 0;
 
     for (unsigned round = 0; again; round++) {
         bool collects = round >= ROUNDS_MAX && file->cache->nodes;
@@ -397,7 +411,7 @@ static int hand_over(struct cache_file *file, struct release_work *work, size_t 
             again |= make_pending(&work[i], error);
     }
     if (!error && is_collected(work[0].copy->replica))
-        collect_at_once(file, work, count, gathered);
+        kept = collect_at_once(file, work, count, gathered);
     if (!error) { /* also when READs were faster, and have collected it all */
         stamp_modified(file);
         pthread_mutex_unlock(&file->lock);
@@ -411,7 +425,7 @@ static int hand_over(struct cache_file *file, struct release_work *work, size_t 
         leaf->invalidating &= ~work[i].marked;
         leaf_settle(leaf);
     }
-    return error;
+    return error ? error : kept;
 }
 
 /* Nothing behind an earlier end of the file is taken for stores. */

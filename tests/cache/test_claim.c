@@ -3,6 +3,9 @@
  * to WRITEs on their way is in test_heal.c. */
 #include "tests/cache/fixture.inc"
 
+#include <signal.h>
+#include <sys/resource.h>
+
 #include "cache/internal.h"
 
 #define AT 200u /* the byte that is looked at */
@@ -52,10 +55,42 @@ static void test_claim_stays_when_the_kernel_drops_nothing(void **state)
     assert_int_equal(last, 's');
 }
 
+/* Programs of other mounts read the file alone: where the bytes can't be brought there, no release says that
+ * they can be seen, and the next one tries again. */
+static void test_a_release_that_others_would_not_see(void **state)
+{
+    const struct rlimit part = {.rlim_cur = 5 * 4096, .rlim_max = RLIM_INFINITY},
+                        all = {.rlim_cur = RLIM_INFINITY, .rlim_max = RLIM_INFINITY};
+    uint8_t seen[2];
+
+    (void)state;
+    fixture_shared = true;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    fixture_shared = false;
+    signal(SIGXFSZ, SIG_IGN);
+    map = device_map(&f, 0);
+    map.bytes[4 * 4096] = 4;
+    map.bytes[5 * 4096] = 5;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &part), 0);
+    int failed = device_release(&f, &map);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &all), 0);
+    int again = device_release(&f, &map);
+    assert_int_equal(pread(f.fd, seen, 1, 4 * 4096), 1);
+    assert_int_equal(pread(f.fd, seen + 1, 1, 5 * 4096), 1);
+    device_unmap();
+    fixture_stop(&f);
+    assert_int_equal(failed, -EFBIG);
+    assert_int_equal(again, 0);
+    assert_int_equal(seen[0], 4);
+    assert_int_equal(seen[1], 5);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_claim_stays_when_the_kernel_drops_nothing),
+        cmocka_unit_test(test_a_release_that_others_would_not_see),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
