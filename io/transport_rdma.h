@@ -62,6 +62,9 @@ int rdma_parse(const char *text, struct sockaddr_storage *address_out);
 int rdma_bind(struct gaia_transport *transport, struct rdma *rdma);
 int rdma_begin(struct gaia_link *link, unsigned number, const char *peer);
 void rdma_take_cm_events(struct gaia_transport *transport);
+/* Why a connection was rejected: 0, the peer says so itself, in the bytes that came along; -ECONNREFUSED,
+ * nobody listens there; or -EAGAIN: somebody may, and it is to be tried again. */
+int rdma_rejection(int reason, const void *bytes, size_t length);
 
 /* transport_rdma.c: make a queue's queue pair; id is bound to a device. Let go of all that it has. */
 int rdma_queue_make(struct link_queue *queue, struct rdma_cm_id *id);

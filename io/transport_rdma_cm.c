@@ -13,8 +13,10 @@
 #define RETRIES                                                                                 \
     7u /* of 7: of what the peer's NIC does not acknowledge; without end while it has no buffer \
         */
-#define ACK_TIMEOUT 17u     /* 4.096 us * 2^17: half a second each */
-#define REJECTED_BY_PEER 28 /* the peer's program has; else its kernel */
+#define ACK_TIMEOUT 17u /* 4.096 us * 2^17: half a second each */
+/* Reasons for which a connection is rejected, of InfiniBand's connection manager. */
+#define REJECTED_NO_SERVICE 8
+#define REJECTED_BY_PROGRAM 28 /* or by its kernel for it, which has nothing but zeros to say */
 
 /* ---- addresses ---- */
 
@@ -265,13 +267,30 @@ static void asked(struct gaia_transport *transport, struct cm_event *event)
     }
 }
 
+/* The machine there lives, whatever the reason. A program that lives must not be taken for one that does not
+ * run: its kernel may still have a connection of the same number from before (stale), or no room for more. */
+int rdma_rejection(int reason, const void *bytes, size_t length)
+{
+    bool by_program = reason == REJECTED_BY_PROGRAM || reason < 0; /* iWARP: an errno, by whomever */
+    uint32_t said = 0;
+
+    if (length >= sizeof(struct gaia_wire_hello))
+        memcpy(&said, bytes, sizeof said);
+    if (by_program && said)
+        return 0;
+    return reason == REJECTED_NO_SERVICE || reason < 0 ? -ECONNREFUSED : -EAGAIN;
+}
+
 static void rejected(struct link_queue *queue, const struct cm_event *event)
 {
     struct gaia_link *link = queue->link;
+    int error = rdma_rejection(event->status, event->bytes, event->length);
 
-    if (event->status == REJECTED_BY_PEER && event->length >= sizeof(struct gaia_wire_hello))
+    if (!error)
         link_answered(queue, event->bytes, event->length);
-    link_end(link, -ECONNREFUSED, "%s: nobody listens there (reason %d)", link->peer, event->status);
+    link_end(link, error ? error : -EPROTO, "%s: %s (reason %d)", link->peer,
+             error == -ECONNREFUSED ? "nobody listens there" : "no connection can be had there now",
+             event->status);
 }
 
 static void established(struct link_queue *queue, const struct cm_event *event)

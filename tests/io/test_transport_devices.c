@@ -98,6 +98,27 @@ static void test_device_without_address(void **state)
     assert_int_equal(open_at("0.0.0.0:0", true, carrier), -EADDRNOTAVAIL);
 }
 
+/* What a rejection says of the peer, by its reason and by what came along: of InfiniBand 148 bytes always,
+ * zeros where the peer's kernel has rejected. A peer that lives must not be taken for one that does not run.
+ */
+static void test_rejections(void **state)
+{
+    struct gaia_wire_hello refusal = link_refusal(-ENOBUFS);
+    unsigned char bytes[148] = {0};
+
+    (void)state;
+    assert_int_equal(rdma_rejection(8, bytes, sizeof bytes), -ECONNREFUSED); /* no such service */
+    assert_int_equal(rdma_rejection(10, bytes, sizeof bytes), -EAGAIN);      /* stale connection */
+    assert_int_equal(rdma_rejection(3, bytes, sizeof bytes), -EAGAIN);       /* no resources */
+    assert_int_equal(rdma_rejection(28, bytes, sizeof bytes), -EAGAIN);      /* no program has said this */
+    assert_int_equal(rdma_rejection(28, NULL, 0), -EAGAIN);
+    assert_int_equal(rdma_rejection(-ECONNREFUSED, NULL, 0), -ECONNREFUSED); /* iWARP */
+    memcpy(bytes, &refusal, sizeof refusal);
+    assert_int_equal(rdma_rejection(28, bytes, sizeof bytes), 0);
+    assert_int_equal(rdma_rejection(-ECONNRESET, bytes, sizeof refusal), 0);
+    assert_int_equal(rdma_rejection(10, bytes, sizeof bytes), -EAGAIN); /* not the program's bytes */
+}
+
 /* In a process of its own: the kernel lets nobody use a device whose rights have changed since it was opened.
  */
 static void limited(void **state)
@@ -213,6 +234,7 @@ int main(int argc, char **argv)
         CASE(test_bad_addresses),
         CASE(test_no_device),
         CASE(test_device_without_address),
+        CASE(test_rejections),
         CASE(test_memlock),
         CASE(test_dmabuf),
         CASE(test_dead_device),

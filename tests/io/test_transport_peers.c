@@ -87,6 +87,43 @@ static void test_peer_killed(void **state)
     parent_close(&p);
 }
 
+static void *connect_in_vain(void *argument)
+{
+    struct parent *p = argument;
+    struct gaia_link_options options = {.queues = 1, .depth = 8};
+
+    return (void *)(intptr_t)gaia_link_connect(p->client.transport, p->peer.shared->address, &options,
+                                               &p->link);
+}
+
+/* A peer dies with a request to connect that it has not looked at: its kernel rejects, and nobody is known to
+ * listen there or not. The next attempt tells. */
+static void test_rejected_by_a_kernel(void **state)
+{
+    static struct parent p;
+    struct gaia_link_options options = {.queues = 1, .depth = 8};
+    pthread_t thread;
+    void *result;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_RDMA)
+        skip();
+    memset(&p, 0, sizeof p);
+    peer_start(&p.peer, TIMEOUT_MS);
+    side_open(&p.client, false, TIMEOUT_MS);
+    peer_signal(&p.peer, SIGSTOP);
+    assert_int_equal(pthread_create(&thread, NULL, connect_in_vain, &p), 0);
+    nap_ms(500);
+    peer_signal(&p.peer, SIGKILL);
+    pthread_join(thread, &result);
+    print_message("%s\n", strerror(-(int)(intptr_t)result));
+    assert_int_equal((int)(intptr_t)result, -EAGAIN);
+    assert_int_equal(gaia_link_connect(p.client.transport, p.peer.shared->address, &options, &p.link),
+                     -ECONNREFUSED);
+    side_close(&p.client);
+    peer_end(&p.peer);
+}
+
 static void test_peer_stops(void **state)
 {
     static struct parent p;
@@ -205,13 +242,9 @@ static void test_connect_to_stopped_peer(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        CASE(test_peer_killed),
-        CASE(test_peer_stops),
-        CASE(test_idle_peer_stops),
-        CASE(test_peer_ignores_transfers),
-        CASE(test_drop_unanswered),
-        CASE(test_drop_kept),
-        CASE(test_connect_to_stopped_peer),
+        CASE(test_peer_killed),     CASE(test_rejected_by_a_kernel),    CASE(test_peer_stops),
+        CASE(test_idle_peer_stops), CASE(test_peer_ignores_transfers),  CASE(test_drop_unanswered),
+        CASE(test_drop_kept),       CASE(test_connect_to_stopped_peer),
     };
 
     take_arguments(argc, argv);
