@@ -11,6 +11,7 @@
  * and registers what it exposes there: the NIC refuses a key that comes through a queue pair of another
  * domain, whoever has learnt it, and deregistering makes the key invalid. What a connected side registers as
  * the memory that it reads into has no remote rights at all, so that one registration serves all its links.
+ * (With iWARP, which can't read otherwise, those that it has connected to may write there.)
  * On the local carrier the exposing side copies, after it has checked the key in the table of that very link,
  * through a buffer that only the two ends share; nobody ever gets a descriptor of frames.
  *

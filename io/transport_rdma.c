@@ -78,11 +78,17 @@ static size_t rdma_link_memory(const struct gaia_link_options *options)
     return bytes;
 }
 
+int rdma_sink_access(enum ibv_transport_type type)
+{
+    return IBV_ACCESS_LOCAL_WRITE | (type == IBV_TRANSPORT_IWARP ? IBV_ACCESS_REMOTE_WRITE : 0);
+}
+
 static int rdma_remember(struct gaia_memory *memory)
 {
     struct rdma *rdma = memory->transport->own;
+    int access = rdma_sink_access(rdma->verbs->device->transport_type);
 
-    memory->own = register_span(rdma->pd, &memory->span, IBV_ACCESS_LOCAL_WRITE);
+    memory->own = register_span(rdma->pd, &memory->span, access);
     return memory->own ? 0 : cannot_register(errno, memory->span.length);
 }
 

@@ -66,7 +66,10 @@ void rdma_take_cm_events(struct gaia_transport *transport);
  * nobody listens there; or -EAGAIN: somebody may, and it is to be tried again. */
 int rdma_rejection(int reason, const void *bytes, size_t length);
 
-/* transport_rdma.c: make a queue's queue pair; id is bound to a device. Let go of all that it has. */
+/* transport_rdma.c: what memory that is read into is registered with. iWARP brings what was read as a write
+ * of the peer's, and its NICs refuse that where no peer may write. */
+int rdma_sink_access(enum ibv_transport_type type);
+/* Make a queue's queue pair; id is bound to a device. Let go of all that it has. */
 int rdma_queue_make(struct link_queue *queue, struct rdma_cm_id *id);
 void rdma_queue_free(struct link_queue *queue);
 /* The link's buffers and protection domain, if it has none yet. */

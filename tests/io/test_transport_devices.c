@@ -119,6 +119,14 @@ static void test_rejections(void **state)
     assert_int_equal(rdma_rejection(10, bytes, sizeof bytes), -EAGAIN); /* not the program's bytes */
 }
 
+/* Nobody else can write to what is read into, but where a NIC could not read otherwise. */
+static void test_rights_of_what_is_read_into(void **state)
+{
+    (void)state;
+    assert_int_equal(rdma_sink_access(IBV_TRANSPORT_IB), IBV_ACCESS_LOCAL_WRITE);
+    assert_int_equal(rdma_sink_access(IBV_TRANSPORT_IWARP), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+}
+
 /* In a process of its own: the kernel lets nobody use a device whose rights have changed since it was opened.
  */
 static void limited(void **state)
@@ -235,6 +243,7 @@ int main(int argc, char **argv)
         CASE(test_no_device),
         CASE(test_device_without_address),
         CASE(test_rejections),
+        CASE(test_rights_of_what_is_read_into),
         CASE(test_memlock),
         CASE(test_dmabuf),
         CASE(test_dead_device),
