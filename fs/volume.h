@@ -41,7 +41,7 @@ void volumes_destroy(struct volumes *volumes);
 /* The key of fd (O_PATH will do), whose fstat() is st. 0 or a negative errno, when there may be a handle
  * but it can't be had now. */
 int file_key_make(struct volumes *volumes, int fd, const struct stat *st, struct file_key *key_out);
-/* When the file was made; -ENODATA: the filesystem does not know. */
+/* When the file was made, or what stands for that on overlayfs. An error: the filesystem does not know. */
 int file_birth(int fd, struct timespec *birth_out);
 void volume_put(struct volumes *volumes, struct volume *volume);
 
