@@ -196,15 +196,17 @@ static void grow(struct inode_shard *shard)
     free(old);
 }
 
-/* An inode number is not used again while a descriptor of the file is open; else the handles must be the
- * same, or the times of birth. */
+/* An inode number is not used again while a descriptor of the file is open (but see volume_reuses_numbers());
+ * else the handles must be the same, or the times of birth. */
 static bool is_of(const struct inode *inode, const struct file_key *key)
 {
+    bool handles = inode->handle_bytes && key->handle_bytes;
+
     if (inode->ino != key->ino || inode->dev != key->dev)
         return false;
-    if (inode->open)
+    if (inode->open && !(handles && volume_reuses_numbers(key->volume)))
         return true;
-    if (!inode->handle_bytes || !key->handle_bytes)
+    if (!handles)
         return key->has_birth && place_is_born(inode->place, &key->birth);
     return inode->handle_bytes == key->handle_bytes && inode->handle_type == key->handle_type &&
            memcmp(inode->handle, key->handle, key->handle_bytes) == 0;

@@ -18,6 +18,7 @@ struct volume {
     LIST_ENTRY(volume) link;
     int mount_id; /* that of the mount is not used again while fd is open */
     int fd;       /* -1: handles can't be opened here */
+    bool reuses;
     unsigned references;
 };
 
@@ -115,8 +116,16 @@ static int volume_new(int fd, const struct stat *st, const struct file_key *key,
         close(volume->fd);
         volume->fd = -1;
     }
+    struct statfs filesystem;
+    volume->reuses =
+        volume->fd >= 0 && !fstatfs(volume->fd, &filesystem) && filesystem.f_type == NFS_SUPER_MAGIC;
     *volume_out = volume;
     return 0;
+}
+
+bool volume_reuses_numbers(const struct volume *volume)
+{
+    return volume->reuses;
 }
 
 /* With one more reference. */

@@ -43,6 +43,9 @@ void volumes_destroy(struct volumes *volumes);
 int file_key_make(struct volumes *volumes, int fd, const struct stat *st, struct file_key *key_out);
 /* When the file was made, or what stands for that on overlayfs. An error: the filesystem does not know. */
 int file_birth(int fd, struct timespec *birth_out);
+/* Whether a file may get the inode number of one that is deleted, though we have a descriptor of that: of an
+ * O_PATH one an NFS server does not know. */
+bool volume_reuses_numbers(const struct volume *volume);
 void volume_put(struct volumes *volumes, struct volume *volume);
 
 /* The file of a handle as O_PATH: a descriptor or a negative errno, -ESTALE when it was deleted. */

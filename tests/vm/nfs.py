@@ -22,7 +22,7 @@ PACKAGES = ("nfs-kernel-server", "nfs-common", "libtirpc3", "libwrap0", "libeven
 MODULES = ("nfsd", "nfsv4", "veth")
 LIMIT_S = 300
 EXPORT = ("bytes by turns", "bytes of shared pages", "names", "handles of what was forgotten", "locks", "the mount that was exported unmounts", "shared",
-          "a file is claimed", "a file that a machine had which is gone")
+          "a file that is replaced at the server", "a file is claimed", "a file that a machine had which is gone")
 
 
 NODES = tuple(f"{name}, home {home}" for home in "ab" for name in rdma_nodes.PAIRS) + (
@@ -64,6 +64,8 @@ def script(seed):
         "exportfs -a", "nfs_client a 2", "nfs_client b 3",
         *[f"mkdir -p /tmp/{node}; mount.gaiafs /net/{node}/data /tmp/{node} -o shared" for node in "ab"],
         f"limited 60 tool_shared turns /tmp/a /tmp/b /net/a/data {seed}", "umount /tmp/a; umount /tmp/b",
+        "nfs_client late 4 ,actimeo=1", "mkdir -p /tmp/late; mount.gaiafs /net/late/data /tmp/late -o shared", "nfs_replaced /tmp/late",
+        "umount /tmp/late",
         *nodes, f"limited 120 tool_nodes check /tmp/a /tmp/b /net/a/data {seed} /net/b/data",
         "node_umount b 'all is well'", "node_umount a 'all is well'",
         *nodes, # Of b's machine nothing is heard any more, neither here nor by the server; what b has locked is free when its lease is over.

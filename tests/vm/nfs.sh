@@ -40,7 +40,7 @@ nfs_unserve() {
     return 1
 }
 
-# nfs_client NAME NUMBER: a machine of its own, at 10.1.NUMBER.2; it mounts the server's root at /net/NAME.
+# nfs_client NAME NUMBER [,OPTIONS]: a machine of its own, at 10.1.NUMBER.2; it mounts the server's root at /net/NAME.
 nfs_client() {
     mkdir -p "/net/$1"
     $ip netns add "$1"
@@ -51,6 +51,23 @@ nfs_client() {
     $ip -n "$1" link set lo up
     $ip -n "$1" link set eth0 up
     # The server knows its clients by their hosts' names: what a second of the same name has is taken from the first.
-    nsenter --net="/run/netns/$1" unshare -u sh -c "hostname $1; mount -t nfs4 -o vers=4.2,addr=10.1.$2.1,clientaddr=10.1.$2.2 10.1.$2.1:/ /net/$1" ||
+    nsenter --net="/run/netns/$1" unshare -u sh -c "hostname $1; mount -t nfs4 -o vers=4.2,addr=10.1.$2.1,clientaddr=10.1.$2.2$3 10.1.$2.1:/ /net/$1" ||
         echo "failed: mount of $1"
+}
+
+# nfs_replaced MOUNT: a mount whose data directory a client has. The server gives a file's number to another one, of the same name.
+nfs_replaced() {
+    echo old >/srv/data/replaced
+    number=$(ls -i /srv/data/replaced)
+    cat "$1/replaced" >/tmp/replaced
+    rm /srv/data/replaced
+    for n in $(seq 100); do # until the server has closed it
+        echo another >/srv/data/replaced
+        [ "$(ls -i /srv/data/replaced)" = "$number" ] && break
+        rm /srv/data/replaced
+        sleep 0.1
+    done
+    sleep 3 # then the client asks the server
+    cat "$1/replaced" >>/tmp/replaced
+    [ "$(cat /tmp/replaced)" = "$(printf 'old\nanother')" ] && echo "nfs test a file that is replaced at the server: ok"
 }
