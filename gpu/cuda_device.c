@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "gpu/kernels.h"
+
 bool cuda_is_of_capture(CUresult error)
 {
     return error >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && error <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
@@ -24,7 +26,7 @@ int cuda_opening_errno(CUresult error)
     return lack ? lack : cuda_errno(error);
 }
 
-/* Whether it can do what resident mappings need: memory that is mapped by hand, and exported. */
+/* Whether it can do what mappings need: memory that is mapped by hand, and exported; and our kernels. */
 static int check_abilities(const struct cuda_device *device, char why_out[CUDA_WHY_SIZE])
 {
     static const struct {
@@ -42,6 +44,12 @@ static int check_abilities(const struct cuda_device *device, char why_out[CUDA_W
             snprintf(why_out, CUDA_WHY_SIZE, "the GPU has no %s", needed[i].text);
             return -ENODEV;
         }
+    }
+    int capability = cuda_attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    if (capability < GAIA_KERNELS_CAPABILITY) {
+        snprintf(why_out, CUDA_WHY_SIZE, "the GPU's compute capability is %d, and %d is needed", capability,
+                 GAIA_KERNELS_CAPABILITY);
+        return -ENODEV;
     }
     return 0;
 }

@@ -3,6 +3,8 @@
 
 #include <stdio.h>
 
+#include "gpu/kernels.h"
+
 static const struct {
     const char *name;
     int attribute;
@@ -30,8 +32,8 @@ static json_t *list_abilities(const struct cuda_api *api, CUdevice device)
     return can;
 }
 
-/* What resident mappings need (gpu/cuda_device.c): the first that is missing. */
-static void say_not_used(json_t *object)
+/* What mappings need (gpu/cuda_device.c): the first that is missing. */
+static void say_not_used(json_t *object, int capability)
 {
     static const char *const needed[] = {"virtual_memory", "export_descriptors"};
     const json_t *can = json_object_get(object, "can");
@@ -42,6 +44,10 @@ static void say_not_used(json_t *object)
         json_object_set_new(object, "not_used", json_sprintf("it has no %s", needed[i]));
         return;
     }
+    if (capability < GAIA_KERNELS_CAPABILITY)
+        json_object_set_new(object, "not_used",
+                            json_sprintf("its compute capability is %d, and %d is needed", capability,
+                                         GAIA_KERNELS_CAPABILITY));
 }
 
 static CUresult describe(const struct cuda_api *api, CUdevice device, json_t *object)
@@ -71,7 +77,7 @@ static CUresult describe(const struct cuda_api *api, CUdevice device, json_t *ob
     json_object_set_new(object, "compute_capability", json_string(capability));
     json_object_set_new(object, "multiprocessors", json_integer(multiprocessors));
     json_object_set_new(object, "can", list_abilities(api, device));
-    say_not_used(object);
+    say_not_used(object, major);
     return CUDA_SUCCESS;
 }
 

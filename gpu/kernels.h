@@ -60,6 +60,8 @@ struct gaia_kernel {
     void (*run)(struct gaia_grid grid, void *const *arguments);
 };
 
+/* The first number of the compute capability of the oldest GPU that takes kernels.ptx, which is for sm_70. */
+#define GAIA_KERNELS_CAPABILITY 7
 /* kernels.ptx, as cuModuleLoadData() wants it: text with a NUL at its end. */
 extern const char gaia_kernels_ptx[];
 

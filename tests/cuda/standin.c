@@ -14,6 +14,7 @@
  * version=N     of the interface (12040)
  * missing=NAME  an entry point that it has not got
  * refuse=NAME   an entry point of which each call has CUDA_ERROR_NOT_SUPPORTED
+ * capability=N  the first number of its compute capability (9)
  * cannot=N      an attribute that is 0
  * can=N         an attribute that is 1
  * init=N, count=N, name=N   the error of cuInit, cuDeviceGetCount, cuDeviceGetName
@@ -131,10 +132,10 @@ static CUresult get_error_name(CUresult error, const char **name_out)
         CUresult error;
         const char *name;
     } names[] = {
-        {1, "CUDA_ERROR_INVALID_VALUE"},     {2, "CUDA_ERROR_OUT_OF_MEMORY"},
-        {201, "CUDA_ERROR_INVALID_CONTEXT"}, {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
-        {801, "CUDA_ERROR_NOT_SUPPORTED"},   {802, "CUDA_ERROR_SYSTEM_NOT_READY"},
-        {999, "CUDA_ERROR_UNKNOWN"},
+        {1, "CUDA_ERROR_INVALID_VALUE"},      {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+        {201, "CUDA_ERROR_INVALID_CONTEXT"},  {218, "CUDA_ERROR_INVALID_PTX"},
+        {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},  {801, "CUDA_ERROR_NOT_SUPPORTED"},
+        {802, "CUDA_ERROR_SYSTEM_NOT_READY"}, {999, "CUDA_ERROR_UNKNOWN"},
     };
 
     *name_out = NULL;
@@ -211,7 +212,7 @@ static CUresult get_attribute(int *value_out, int attribute, CUdevice device)
     }
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-        *value_out = 9;
+        *value_out = number("capability", 9);
         return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
         *value_out = 0;

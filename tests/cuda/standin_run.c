@@ -436,8 +436,11 @@ static CUresult set(CUdeviceptr to, unsigned char value, size_t bytes, CUstream 
 static CUresult load_module(CUmodule *module_out, const void *image)
 {
     ENTER_CONTEXT("cuModuleLoadData");
-    if (!strstr(image, ".version ") || !strstr(image, ".target sm_"))
+    const char *target = strstr(image, ".target sm_");
+    if (!strstr(image, ".version ") || !target)
         return CUDA_ERROR_INVALID_VALUE;
+    if (atoi(target + strlen(".target sm_")) / 10 > standin_number("capability", 9)) /* of a younger GPU */
+        return CUDA_ERROR_INVALID_PTX;
     CUmodule module = calloc(1, sizeof *module);
     if (!module)
         abort();

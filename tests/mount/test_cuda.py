@@ -54,6 +54,14 @@ def test_a_gpu_that_can_not_be_used(attribute, name):
     assert f"not used: it has no {name}\n" in devices("", f"cannot={attribute}").stdout
 
 
+def test_a_gpu_that_is_too_old():
+    """The driver would take none of our kernels."""
+    why = "its compute capability is 6, and 7 is needed"
+    assert listed("", "capability=6")["cuda"][0]["not_used"] == why
+    assert f"not used: {why}\n" in devices("", "capability=6").stdout
+    assert "not_used" not in listed("", "capability=7")["cuda"][0]
+
+
 def test_the_bus_may_be_missing():
     assert listed("", "missing=cuDeviceGetPCIBusId")["cuda"][0]["pci"] == ""
 

@@ -22,7 +22,8 @@ RECVMSG = (b"47", b"212")  # of x86-64, and of the generic table
 
 @only_here
 @pytest.mark.parametrize("standin, number", [
-    ("gpus=0", 0), ("gpus=1", 1), ("version=11080", 0), ("missing=cuMemCreate", 0), ("cannot=102", 0), ("cannot=103", 0)])
+    ("gpus=0", 0), ("gpus=1", 1), ("version=11080", 0), ("missing=cuMemCreate", 0), ("cannot=102", 0), ("cannot=103", 0),
+    ("capability=6", 0)])
 def test_no_such_gpu(gpu, standin, number):
     with pytest.raises(OSError) as caught:
         gpu.agent(standin).do("gaia.Device('cuda:%d' % number)", number=number)
@@ -33,7 +34,8 @@ def test_no_such_gpu(gpu, standin, number):
 @pytest.mark.parametrize("client, daemon, why", [
     ("", "gpus=0", "finds no GPU"), ("first=1", "gpus=1", "no GPU with that UUID"),
     ("", "missing=cuLaunchKernel", "has no cuLaunchKernel"), ("", "version=11000", "the driver is of CUDA 11.0"),
-    ("", "cannot=102", "the GPU has no virtual memory management"), ("", "cannot=103", "has no exports of memory as descriptors")])
+    ("", "cannot=102", "the GPU has no virtual memory management"), ("", "cannot=103", "has no exports of memory as descriptors"),
+    ("", "capability=6", "the GPU's compute capability is 6, and 7 is needed")])
 def test_the_daemon_has_no_such_gpu(gpu, client, daemon, why):
     m = gpu.mount(daemon)
     path = make(m, bytes(PAGE))
@@ -116,14 +118,16 @@ def test_gpus_are_told_by_their_uuids(gpu):
 
 
 @only_here
-def test_the_default_device(gpu):
-    m = gpu.mount()
+@pytest.mark.parametrize("standin, device", [("", "cuda:0"), ("capability=6", "soft:0")])
+def test_the_default_device(gpu, standin, device):
+    """A GPU that is too old for our kernels is none that works."""
+    m = gpu.mount(standin)
     path = make(m, bytes(PAGE))
-    program = gpu.agent(GAIA_DEVICE="")
+    program = gpu.agent(standin, GAIA_DEVICE="")
     program.do("import ctypes\nhandle = ctypes.c_void_p()\n"
                "gaia.check(gaia.lib.gaia_device_open(None, ctypes.byref(handle)))\nfd = os.open(path, os.O_RDWR)\n"
                "address = gaia.lib.gaia_mmap(handle, PAGE, 3, 0, fd, 0)\nassert address != gaia.MAP_FAILED", path=path)
-    assert [d["device"] for d in helpers.statistics(m.mnt)["files"][0]["devices"]] == ["cuda:0"]
+    assert [d["device"] for d in helpers.statistics(m.mnt)["files"][0]["devices"]] == [device]
 
 
 OPENING = ["cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuStreamCreate", "cuMemHostAlloc",
