@@ -311,12 +311,14 @@ static int open_gpu(struct cache *cache, const uint8_t uuid[16], unsigned *numbe
 int cache_open_gpu(struct cache *cache, const uint8_t uuid[16], bool open, unsigned *number_out,
                    char why_out[GAIA_CUDA_WHY])
 {
-    int error = 0;
-
     why_out[0] = '\0';
+    /* Before the lock: another one may take long to open, or wait for whoever asks now. */
+    if (find_gpu(cache, uuid, number_out))
+        return 0;
+    if (!open)
+        return -ENODEV;
     pthread_mutex_lock(&cache->gpus_lock);
-    if (!find_gpu(cache, uuid, number_out))
-        error = open ? open_gpu(cache, uuid, number_out, why_out) : -ENODEV;
+    int error = find_gpu(cache, uuid, number_out) ? 0 : open_gpu(cache, uuid, number_out, why_out);
     pthread_mutex_unlock(&cache->gpus_lock);
     return error;
 }

@@ -18,6 +18,7 @@
  * cannot=N      an attribute that is 0
  * can=N         an attribute that is 1
  * init=N, count=N, name=N   the error of cuInit, cuDeviceGetCount, cuDeviceGetName
+ * stuck=PATH    the context of GPU 1 does not start as long as there is such a file
  * opaque=1      the program can't load or store in its memory, as in a GPU's (else it can, at its address)
  * opaque=2      stores go nowhere, as a NIC's do where something drops them on their way
  * control=PATH  a file that is read at each call: "NAME COUNT ERROR"

@@ -72,6 +72,9 @@ bool standin_has_context(void)
 static CUresult retain(CUcontext *context_out, CUdevice device)
 {
     ENTER("cuDevicePrimaryCtxRetain");
+    const char *path = device == STANDIN_FIRST_DEVICE + 1 ? standin_word("stuck") : NULL;
+    while (path && !access(path, F_OK))
+        usleep(1000);
     contexts[device - STANDIN_FIRST_DEVICE].retained++;
     *context_out = &contexts[device - STANDIN_FIRST_DEVICE];
     return CUDA_SUCCESS;

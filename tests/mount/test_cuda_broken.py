@@ -118,6 +118,28 @@ def test_gpus_are_told_by_their_uuids(gpu):
 
 
 @only_here
+def test_a_gpu_that_takes_long_to_start_holds_up_no_other(gpu, workdir):
+    """It may be one of many, each of which takes seconds; or the driver has the daemon wait for another user."""
+    stuck = os.path.join(workdir, "stuck")
+    m = gpu.mount(f"gpus=2,stuck={stuck}")
+    path = make(m, bytes(PAGE))
+    one, two, three = gpu.program(path, standin="gpus=2"), gpu.agent("gpus=2"), gpu.agent("gpus=2")
+    write_file(stuck, b"")
+    two.start(MAP.replace("cuda:0", "cuda:1"), path=path, length=PAGE, writable=True)
+    assert two.busy(0.5)
+    three.start(MAP, path=path, length=PAGE, writable=True)
+    assert not three.busy(10)
+    three.finish()
+    one.start("dev.stat().resident_bytes", "eval")
+    assert not one.busy(10)
+    assert one.finish() == PAGE and two.busy()
+    os.unlink(stuck)
+    two.finish()
+    two.do("map[0] = 1\nmap.release()")
+    assert read_file(path)[0] == 1
+
+
+@only_here
 @pytest.mark.parametrize("standin, device", [("", "cuda:0"), ("capability=6", "soft:0")])
 def test_the_default_device(gpu, standin, device):
     """A GPU that is too old for our kernels is none that works."""
