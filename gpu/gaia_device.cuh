@@ -35,6 +35,11 @@
  *           for (uint64_t j = pin.first(); j < pin.end(); j++)
  *               mine += pin[j];
  *
+ * In the frame behind that pointer other units were before, perhaps in the same kernel. So load through a pin
+ * as from memory that changes while a kernel runs, and not by what takes memory for constant then: __ldg(),
+ * ld.global.nc, textures. What reads a pinned unit by another proxy (TMA: cp.async.bulk) needs a
+ * fence.proxy.async between the pin and that.
+ *
  * When a touch can't be served, a load gives zeros, a store is not made, and a pin is false: error() says
  * why, after the kernel or in it. No wait is longer than demand.h says. Each pin that is held takes a frame
  * away from everybody: a program that wants more pins at once than there are frames gets
