@@ -11,6 +11,7 @@
 #define STANDIN_GRANULARITY ((size_t)2 << 20)
 #define STANDIN_FIRST_DEVICE 7 /* no ordinal: who takes a CUdevice for one is found out */
 #define CUDA_ERROR_INVALID_PTX 218
+#define CUDA_ERROR_STREAM_CAPTURE_IMPLICIT 906
 #define CUDA_ERROR_UNKNOWN 999
 
 /* The value of a word of $STANDIN_CUDA, in a static buffer, or NULL; as a number. */

@@ -41,6 +41,7 @@ struct work {
     unsigned blocks, threads;
     CUhostFn function;
     void *context;
+    uint64_t number; /* of all work: the order in which it was given */
 };
 
 struct CUstream_st {
@@ -49,6 +50,8 @@ struct CUstream_st {
     pthread_t thread;
     STAILQ_HEAD(, work) queue;
     bool busy, stop, capturing, globally;
+    bool apart;       /* it waits for no other, and nobody for it: CU_STREAM_NON_BLOCKING */
+    uint64_t working; /* the number of what it is at */
     LIST_ENTRY(CUstream_st) link;
 };
 
@@ -62,7 +65,8 @@ static __thread CUcontext stack[8];
 static __thread unsigned depth;
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER; /* guards streams and standard */
 static LIST_HEAD(, CUstream_st) streams;
-static CUstream standard; /* what NULL means */
+static CUstream standard;          /* what NULL means */
+static atomic_uint_fast64_t given; /* work, ever */
 
 bool standin_has_context(void)
 {
@@ -105,6 +109,32 @@ static CUresult pop(CUcontext *context_out)
         return CUDA_ERROR_INVALID_CONTEXT;
     *context_out = stack[--depth];
     return CUDA_SUCCESS;
+}
+
+/* --- captures: nothing is recorded, and no graph made of it --- */
+
+enum { CAPTURE_GLOBAL, CAPTURE_INVALIDATED = 901 };
+static atomic_uint captures, global_captures; /* streams that are captured */
+static atomic_bool spoilt;                    /* what was not allowed beside one was done */
+static __thread int capture_mode;             /* what this thread says of captures that it has not begun */
+
+static CUresult spoil(CUresult error)
+{
+    spoilt = true;
+    return error;
+}
+
+/* Whether one is that the default stream would have to wait for: nothing may be done with that then. */
+static bool is_captured(void)
+{
+    CUstream stream;
+    bool captured = false;
+
+    pthread_mutex_lock(&streams_lock);
+    LIST_FOREACH (stream, &streams, link)
+        captured |= stream->capturing && !stream->apart;
+    pthread_mutex_unlock(&streams_lock);
+    return captured;
 }
 
 /* --- streams --- */
@@ -216,6 +246,31 @@ static void run(struct work *work)
     }
 }
 
+/* Whether the stream has work to do yet that was given before this. */
+static bool is_behind(CUstream stream, uint64_t number)
+{
+    pthread_mutex_lock(&stream->lock);
+    const struct work *next = STAILQ_FIRST(&stream->queue);
+    bool behind = stream->busy ? stream->working < number : next && next->number < number;
+    pthread_mutex_unlock(&stream->lock);
+    return behind;
+}
+
+/* What the default stream is given waits for all that the others were given before, but for those that are
+ * apart, and they for it. Whether it still has to wait. */
+static bool must_wait(CUstream stream, uint64_t number)
+{
+    CUstream other;
+    bool waits = false;
+
+    pthread_mutex_lock(&streams_lock);
+    LIST_FOREACH (other, &streams, link)
+        waits |= other != stream && (stream == standard ? !other->apart : other == standard) &&
+                 is_behind(other, number);
+    pthread_mutex_unlock(&streams_lock);
+    return waits;
+}
+
 static void *serve(void *argument)
 {
     struct CUstream_st *stream = argument;
@@ -231,7 +286,10 @@ static void *serve(void *argument)
         }
         STAILQ_REMOVE_HEAD(&stream->queue, link);
         stream->busy = true;
+        stream->working = work->number;
         pthread_mutex_unlock(&stream->lock);
+        while (!stream->apart && must_wait(stream, work->number))
+            usleep(100);
         run(work);
         free(work);
         pthread_mutex_lock(&stream->lock);
@@ -242,13 +300,14 @@ static void *serve(void *argument)
     return NULL;
 }
 
-static CUstream new_stream(void)
+static CUstream new_stream(bool apart)
 {
     CUstream stream = calloc(1, sizeof *stream);
     sigset_t all, old;
 
     if (!stream)
         abort();
+    stream->apart = apart;
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->changed, NULL);
     STAILQ_INIT(&stream->queue);
@@ -265,7 +324,7 @@ static CUstream find(CUstream stream)
 {
     pthread_mutex_lock(&streams_lock);
     if ((!stream || stream == CU_STREAM_LEGACY) && !standard)
-        standard = new_stream();
+        standard = new_stream(false);
     stream = stream && stream != CU_STREAM_LEGACY ? stream : standard;
     pthread_mutex_unlock(&streams_lock);
     return stream;
@@ -280,6 +339,7 @@ static void put(CUstream stream, const struct work *work)
     *copy = *work;
     stream = find(stream);
     pthread_mutex_lock(&stream->lock);
+    copy->number = ++given;
     STAILQ_INSERT_TAIL(&stream->queue, copy, link);
     pthread_cond_broadcast(&stream->changed);
     pthread_mutex_unlock(&stream->lock);
@@ -299,7 +359,7 @@ static CUresult stream_create(CUstream *stream_out, unsigned flags)
     if (flags & ~(unsigned)CU_STREAM_NON_BLOCKING)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&streams_lock);
-    *stream_out = new_stream();
+    *stream_out = new_stream(flags & CU_STREAM_NON_BLOCKING);
     pthread_mutex_unlock(&streams_lock);
     return CUDA_SUCCESS;
 }
@@ -321,23 +381,43 @@ static CUresult stream_destroy(CUstream stream)
     return CUDA_SUCCESS;
 }
 
+static bool is_default(CUstream stream)
+{
+    return !stream || stream == CU_STREAM_LEGACY;
+}
+
+/* Streams that go meanwhile are no concern of who waits for what was there before. */
+static void wait_for_all(bool those_apart)
+{
+    CUstream all[64];
+    size_t n = 0;
+    CUstream stream;
+
+    pthread_mutex_lock(&streams_lock);
+    LIST_FOREACH (stream, &streams, link)
+        if ((those_apart || !stream->apart) && n < sizeof all / sizeof all[0])
+            all[n++] = stream;
+    pthread_mutex_unlock(&streams_lock);
+    while (n)
+        wait_for(all[--n]);
+}
+
 static CUresult stream_synchronize(CUstream stream)
 {
     ENTER_QUIETLY();
     if (!standin_has_context())
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (stream != CU_STREAM_PER_THREAD) /* nothing here is put into it */
-        wait_for(find(stream)); /* also where it fails: a stream whose work failed does nothing more */
+    if (is_default(stream) && is_captured())
+        return spoil(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    if (is_default(stream))
+        wait_for_all(false);
+    else if (stream != CU_STREAM_PER_THREAD) /* nothing here is put into it */
+        wait_for(stream); /* also where it fails: a stream whose work failed does nothing more */
     ENTER("cuStreamSynchronize");
     return CUDA_SUCCESS;
 }
 
-/* --- captures: nothing is recorded, and no graph made of it --- */
-
-enum { CAPTURE_GLOBAL, CAPTURE_INVALIDATED = 901 };
-static atomic_uint captures, global_captures; /* streams that are captured */
-static atomic_bool spoilt;                    /* what was not allowed beside one was done */
-static __thread int capture_mode;             /* what this thread says of captures that it has not begun */
+/* --- captures --- */
 
 /* What real ones refuse beside a capture in global mode, and what it ends with. The list is of calls that may
  * wait for the GPU by themselves. */
@@ -348,8 +428,7 @@ CUresult standin_beside_captures(const char *name)
 
     if (!unsafe || capture_mode != CAPTURE_GLOBAL || !global_captures)
         return CUDA_SUCCESS;
-    spoilt = true;
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return spoil(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
 static CUresult exchange_mode(int *mode)
@@ -362,25 +441,12 @@ static CUresult exchange_mode(int *mode)
     return CUDA_SUCCESS;
 }
 
-/* Streams that go meanwhile are no concern of who waits for what was there before. */
 static CUresult context_synchronize(void)
 {
-    CUstream all[64];
-    size_t n = 0;
-    CUstream stream;
-
     ENTER_CONTEXT("cuCtxSynchronize");
-    if (captures) { /* whatever the thread says */
-        spoilt = true;
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    pthread_mutex_lock(&streams_lock);
-    LIST_FOREACH (stream, &streams, link)
-        if (n < sizeof all / sizeof all[0])
-            all[n++] = stream;
-    pthread_mutex_unlock(&streams_lock);
-    while (n)
-        wait_for(all[--n]);
+    if (captures) /* whatever the thread says */
+        return spoil(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    wait_for_all(true);
     return CUDA_SUCCESS;
 }
 
@@ -399,14 +465,16 @@ static CUresult stream_query(CUstream stream)
 static CUresult is_capturing(CUstream stream, int *status_out)
 {
     ENTER_CONTEXT("cuStreamIsCapturing");
-    bool is_default = !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
-    *status_out = !is_default && stream->capturing ? 1 : CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
+    bool is_handle = !is_default(stream) && stream != CU_STREAM_PER_THREAD;
+    *status_out = is_handle && stream->capturing ? 1 : CU_STREAM_CAPTURE_STATUS_NONE;
+    return is_default(stream) && is_captured() ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
 }
 
 static CUresult launch_host(CUstream stream, CUhostFn function, void *context)
 {
     ENTER_CONTEXT("cuLaunchHostFunc");
+    if (is_default(stream) && is_captured())
+        return spoil(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     put(stream, &(struct work){.what = HOST, .function = function, .context = context});
     return CUDA_SUCCESS;
 }

@@ -152,6 +152,40 @@ dev.close()
 
 
 @only_here
+def test_a_capture_that_the_default_stream_would_wait_for(gpu):
+    """Of a stream that is not apart from it: then even to ask the default stream something is an error, and it can't be used."""
+    m = gpu.mount()
+    path = make(m, pattern(3 * PAGE))
+    program = gpu.program(path)
+    program.do(STREAM.replace("(stream), 1)", "(stream), 0)") + CAPTURE + """
+begin(0)
+dev.mmap(fd, PAGE).unmap()
+errors = [error_of(map.release_on, None), error_of(map.acquire_on, None)]
+""")
+    assert program("errors") == 2 * [errno.EBUSY]
+    assert program("end()") == 0
+    program.do("map.release_on(None)\nassert cuda.cuStreamSynchronize(None) == 0\ndev.stream_error()")
+
+
+@only_here
+def test_the_order_of_the_default_stream(gpu):
+    """It comes after what other streams were given before, and before what they are given later."""
+    m = gpu.mount()
+    path = make(m, bytes(PAGE))
+    program = gpu.program(path)
+    program.do(STREAM.replace("(stream), 1)", "(stream), 0)") + """
+saw = []
+kernel(gate.wait)
+kernel(store(0, b"one"))
+map.release_on(None)
+kernel(lambda: saw.append(os.pread(fd, 3, 0)))
+""")
+    assert program("saw") == [] and read_file(path)[:3] == bytes(3)
+    program.do("gate.set()\nassert cuda.cuStreamSynchronize(None) == 0\ndev.stream_error()")
+    assert program("saw") == [b"one"]
+
+
+@only_here
 @pytest.mark.parametrize("call", ["map.acquire()", "map.release()"])
 def test_what_waits_for_a_gpu_beside_a_capture(gpu, call):
     """Says what is the matter: the device is not broken."""
