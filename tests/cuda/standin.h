@@ -11,6 +11,8 @@
 #define STANDIN_GRANULARITY ((size_t)2 << 20)
 #define STANDIN_FIRST_DEVICE 7 /* no ordinal: who takes a CUdevice for one is found out */
 #define CUDA_ERROR_INVALID_PTX 218
+#define CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED 712
+#define CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED 713
 #define CUDA_ERROR_STREAM_CAPTURE_IMPLICIT 906
 #define CUDA_ERROR_UNKNOWN 999
 
@@ -52,6 +54,8 @@ void *standin_see(const void *address, size_t bytes, bool *writable_out);
 
 /* Likewise, while a stream is being captured. */
 CUresult standin_beside_captures(const char *name);
+/* For all that was put into any stream, as who frees memory does. */
+void standin_wait_for_all(void);
 /* version: of the interface that this form of it came with. */
 struct standin_row {
     const char *name;

@@ -335,10 +335,15 @@ static CUresult set_access(CUdeviceptr pointer, size_t bytes, const CUmemAccessD
     bool writable = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     uint8_t *address = (uint8_t *)(uintptr_t)pointer;
     struct place *place;
+    size_t all = 0;
     pthread_mutex_lock(&lock);
+    LIST_FOREACH (place, &mapped, link)
+        if (address <= place->address && place->address + place->bytes <= address + bytes)
+            all += place->bytes;
     struct place *room = find_reserved(address, bytes);
-    bool good = room && !mprotect(room->seen + (address - room->address), bytes,
-                                  writable ? PROT_READ | PROT_WRITE : PROT_READ);
+    bool good = room && all == bytes && /* it is mapped, from one end to the other */
+                !mprotect(room->seen + (address - room->address), bytes,
+                          writable ? PROT_READ | PROT_WRITE : PROT_READ);
     LIST_FOREACH (place, &mapped, link)
         if (good && address <= place->address && place->address + place->bytes <= address + bytes)
             place->writable = writable;
@@ -380,6 +385,7 @@ static CUresult free_memory(CUdeviceptr pointer)
     size_t bytes;
 
     ENTER_CONTEXT("cuMemFree");
+    standin_wait_for_all();
     memcpy(&bytes, area, sizeof bytes);
     pthread_mutex_lock(&lock);
     used -= bytes;
@@ -414,22 +420,52 @@ __attribute__((destructor)) static void take_back(void)
 static CUresult host_free(void *pointer)
 {
     ENTER_CONTEXT("cuMemFreeHost");
+    standin_wait_for_all();
     free(pointer);
     return CUDA_SUCCESS;
 }
 
+static LIST_HEAD(, place) registered; /* under the lock, too */
+
+/* Of all GPUs together, with CU_MEMHOSTREGISTER_PORTABLE. */
 static CUresult host_register(void *pointer, size_t bytes, unsigned flags)
 {
-    (void)pointer, (void)bytes, (void)flags;
+    uint8_t *address = pointer;
+    struct place *place;
+
     ENTER_CONTEXT("cuMemHostRegister");
-    return CUDA_SUCCESS;
+    if (!address || !bytes || flags != CU_MEMHOSTREGISTER_PORTABLE)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    LIST_FOREACH (place, &registered, link)
+        if (place->address < address + bytes && address < place->address + place->bytes)
+            break;
+    if (!place) {
+        struct place *fresh = calloc(1, sizeof *fresh);
+        if (!fresh)
+            abort();
+        *fresh = (struct place){.address = address, .bytes = bytes};
+        LIST_INSERT_HEAD(&registered, fresh, link);
+    }
+    pthread_mutex_unlock(&lock);
+    return place ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_SUCCESS;
 }
 
 static CUresult host_unregister(void *pointer)
 {
-    (void)pointer;
+    struct place *place;
+
     ENTER_CONTEXT("cuMemHostUnregister");
-    return CUDA_SUCCESS;
+    standin_wait_for_all();
+    pthread_mutex_lock(&lock);
+    LIST_FOREACH (place, &registered, link)
+        if (place->address == pointer)
+            break;
+    if (place)
+        LIST_REMOVE(place, link);
+    pthread_mutex_unlock(&lock);
+    free(place);
+    return place ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
 const struct standin_row standin_memory_rows[] = {
