@@ -138,7 +138,7 @@ struct gaia_stat {
  * @param device_out  set on success; close with gaia_device_close()
  * @return 0, or -1 with errno: EINVAL (malformed name), ENODEV (no such device: `gaiactl devices` says
  *         why), ENOMEM, EMFILE, ENFILE (no descriptor is left to look for a GPU with; also with NULL), EIO
- *         (the GPU does not start, or this is a child of fork() whose parent has started CUDA; also with
+ *         (the GPU does not start; or this is a child of fork() whose parent has started CUDA, also with
  *         NULL), ENOTSUP (this is a child of clone(), vfork() or _Fork(), which call no fork handlers, and
  *         its parent has called a function of libgaia)
  */
