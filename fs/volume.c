@@ -7,12 +7,11 @@
 #include <string.h>
 #include <sys/vfs.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "fs/fs.h"
 
 #define HANDLE_FID 0x200 /* AT_HANDLE_FID, newer than the headers of Debian 12 */
-#define FNV_BASIS UINT64_C(0xcbf29ce484222325)
-#define FNV_PRIME UINT64_C(0x100000001b3)
 
 struct volume {
     LIST_ENTRY(volume) link;
@@ -185,14 +184,12 @@ void volume_put(struct volumes *volumes, struct volume *volume)
 static int layered_birth(int fd, struct timespec *birth_out)
 {
     union handle_buffer buffer = {.handle = {.handle_bytes = MAX_HANDLE_SZ}};
-    uint64_t digest[2] = {FNV_BASIS, FNV_BASIS};
     int mount_id;
 
     if (name_to_handle_at(fd, "", &buffer.handle, &mount_id, AT_EMPTY_PATH | HANDLE_FID))
         return -errno;
-    for (unsigned i = 0; i < buffer.handle.handle_bytes; i++)
-        digest[i % 2] = (digest[i % 2] ^ buffer.handle.f_handle[i]) * FNV_PRIME;
-    *birth_out = (struct timespec){.tv_sec = (time_t)digest[0], .tv_nsec = (long)digest[1]};
+    XXH128_hash_t digest = XXH3_128bits(buffer.handle.f_handle, buffer.handle.handle_bytes);
+    *birth_out = (struct timespec){.tv_sec = (time_t)digest.high64, .tv_nsec = (long)digest.low64};
     return 0;
 }
 
