@@ -108,17 +108,33 @@ void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t 
     pthread_mutex_lock(&durable->lock);
     ranges_add(&durable->written, offset, end);
     /* A sync that has failed since may have lost them already. */
-    if (atomic_load(&durable->failures) == begun)
-        ranges_remove(&durable->lost, offset, end);
-    else
+    if (atomic_load(&durable->failures) != begun)
         ranges_add(&durable->lost, offset, end);
+    else if (source != DURABLE_SOMEWHERE)
+        ranges_remove(&durable->lost, offset, end);
     if (source == DURABLE_STORED)
         keep(durable, &durable->gone, &nothing, offset, end);
-    if (source != DURABLE_MERGED)
+    if (source == DURABLE_STORED || source == DURABLE_WRITTEN_BACK)
         keep(durable, &durable->unwritten, &durable->gone, offset, end);
-    else
+    else if (source == DURABLE_MERGED)
         ranges_add_part(&durable->lost, &durable->unwritten, offset, end);
     pthread_mutex_unlock(&durable->lock);
+}
+
+void durable_appended(struct durable *durable, unsigned begun, int fd, off_t offset, off_t length)
+{
+    struct stat st;
+
+    if (length <= 0)
+        return;
+    if (fstat(fd, &st) || st.st_size < length || st.st_size - length == offset) {
+        durable_wrote(durable, begun, offset, length, DURABLE_STORED);
+        return;
+    }
+    /* Somewhere between where its kernel took the end to be and where it is now. */
+    off_t first = st.st_size - length < offset ? st.st_size - length : offset,
+          end = st.st_size > offset + length ? st.st_size : offset + length;
+    durable_wrote(durable, begun, first, end - first, DURABLE_SOMEWHERE);
 }
 
 void durable_read(struct durable *durable, off_t offset, off_t length)

@@ -68,10 +68,14 @@ unsigned durable_begin(struct durable *durable, int fd);
 enum durable_source {
     DURABLE_STORED,       /* a program has written these bytes: none of them is lost any more */
     DURABLE_WRITTEN_BACK, /* the kernel has pages of its own written: with all that it still has */
-    DURABLE_MERGED        /* the home's own bytes, and some that a device has stored */
+    DURABLE_MERGED,       /* the home's own bytes, and some that a device has stored */
+    DURABLE_SOMEWHERE     /* some of these bytes: what is lost stays so */
 };
 void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t length,
                    enum durable_source source);
+/* The same for an append of length bytes, which its kernel took to go to offset: it need not know the end, as
+ * others move it, too. */
+void durable_appended(struct durable *durable, unsigned begun, int fd, off_t offset, off_t length);
 /* The kernel asks for pages, so it no longer has them: what it could not write back of them is gone. */
 void durable_read(struct durable *durable, off_t offset, off_t length);
 /* A change has failed, and some of its bytes may have been changed nevertheless: a write through an O_SYNC

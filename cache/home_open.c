@@ -240,8 +240,11 @@ static int do_write(struct home_session *agent, struct home_open *open, const st
                                  (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1));
     call_slot_served(agent->session, request->slot);
     say_size(file, reply);
-    durable_wrote(file->durable, begun, request->offset, n,
-                  request->flags & CACHE_IO_WRITEBACK ? DURABLE_WRITTEN_BACK : DURABLE_STORED);
+    if (request->flags & CACHE_IO_APPEND && !(request->flags & CACHE_IO_WRITEBACK))
+        durable_appended(file->durable, begun, file->fd, request->offset, n);
+    else
+        durable_wrote(file->durable, begun, request->offset, n,
+                      request->flags & CACHE_IO_WRITEBACK ? DURABLE_WRITTEN_BACK : DURABLE_STORED);
     n = sync_bytes_if_leaving(agent, file, request->offset, n);
     if (n < (ssize_t)request->length && request->flags & CACHE_IO_WRITEBACK) {
         off_t done = n > 0 ? n : 0; /* its kernel has let go of the rest */

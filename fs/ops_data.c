@@ -203,20 +203,6 @@ static void note_failed_write(struct durable *durable, ssize_t put, off_t offset
         durable_tried(durable, offset + done, size - done);
 }
 
-/* Where an append has put its bytes is not said, and its kernel need not know the end, as others move it,
- * too: somewhere between where that took it to be and where it is now. */
-static void note_append(struct durable *durable, unsigned begun, int fd, off_t offset, ssize_t put)
-{
-    struct stat st;
-    off_t end = offset + (put > 0 ? put : 0);
-
-    if (put > 0 && !fstat(fd, &st) && st.st_size >= put) {
-        offset = st.st_size - put < offset ? st.st_size - put : offset;
-        end = st.st_size > end ? st.st_size : end;
-    }
-    durable_wrote(durable, begun, offset, end - offset, DURABLE_STORED);
-}
-
 struct sync {
     fuse_req_t req;
     struct inode *inode;
@@ -311,7 +297,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         /* An append may have been done before the home went. */
     } while (!append && nodes_try_again(inode, file, put));
     if (append)
-        note_append(durable, begun, fd, offset, put);
+        durable_appended(durable, begun, fd, offset, put);
     else
         durable_wrote(durable, begun, offset, put, fi->writepage ? DURABLE_WRITTEN_BACK : DURABLE_STORED);
     if (put < (ssize_t)size && !(fi->writepage && file && cache_file_home_knows(file)))

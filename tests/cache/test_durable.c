@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -70,6 +71,40 @@ static void test_ranges(void **state)
 }
 
 /* More than fit: nothing is missing. */
+/* An append goes to the end that the file has, wherever its kernel took it to be: what lies between the two
+ * is not written, and what was lost of it stays lost. */
+static void test_an_append(void **state)
+{
+    FILE *file = tmpfile();
+    struct durable durable;
+
+    (void)state;
+    assert_non_null(file);
+    int fd = fileno(file);
+    durable_init(&durable);
+    ranges_add(&durable.lost, 0, 1); /* a sync of the empty file has failed */
+    unsigned begun = durable_begin(&durable, fd);
+    assert_int_equal(pwrite(fd, "1", 1, 0), 1);
+    durable_appended(&durable, begun, fd, 0, 1);
+    assert_false(durable_is_lost(&durable));
+    assert_int_equal(ftruncate(fd, 8192), 0);
+    ranges_add(&durable.lost, 0, 8192);
+    ranges_clear(&durable.written);
+    begun = durable_begin(&durable, fd);
+    assert_int_equal(pwrite(fd, "0123456789", 10, 8192), 10);
+    durable_appended(&durable, begun, fd, 4096, 10);
+    assert_true(durable_is_lost_in(&durable, 4096, 10));
+    assert_true(durable_is_lost_in(&durable, 4200, 10));
+    assert_false(durable_is_lost_in(&durable, 8192, 10));
+    assert_true(ranges_touch(&durable.written, 8192, 8193));
+    assert_true(ranges_touch(&durable.written, 8201, 8202));
+    atomic_fetch_add(&durable.failures, 1); /* a sync that came between */
+    durable_appended(&durable, begun, fd, 4096, 10);
+    assert_true(durable_is_lost_in(&durable, 8192, 10));
+    fclose(file);
+    durable_destroy(&durable);
+}
+
 /* A sync covers what was asked for before it. */
 static void test_asked(void **state)
 {
@@ -369,6 +404,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_comes_again),
         cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_an_append),
         cmocka_unit_test(test_asked),
         cmocka_unit_test(test_too_many),
         cmocka_unit_test(test_who_is_told),
