@@ -259,10 +259,14 @@ void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file
 }
 
 /* RWF_DSYNC or RWF_SYNC of this WRITE alone; what a descriptor is opened with, its backing one has, too, but
- * not handle_page_fd()'s. For direct I/O, the kernel sends no FSYNC after it. */
-static bool wants_sync(const struct handle *handle, int fd, const struct fuse_file_info *fi)
+ * not handle_page_fd()'s, nor the one that a home elsewhere writes through. For direct I/O, the kernel sends
+ * no FSYNC after it. */
+static bool wants_sync(const struct handle *handle, int fd, const struct fuse_file_info *fi,
+                       const struct cache_file *file)
 {
-    return !fi->writepage && fi->flags & O_DSYNC && !(fd == handle->fd && handle->flags & O_DSYNC);
+    bool direct = fi->flags & O_DIRECT, far = direct && file && cache_file_is_far(file);
+
+    return !fi->writepage && fi->flags & O_DSYNC && (far || fd != handle->fd || !(handle->flags & O_DSYNC));
 }
 
 void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, off_t offset,
@@ -306,7 +310,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         creds_regain_fsetid(req);
     if (put < 0)
         fuse_reply_err(req, (int)-trouble(inode, "writing", put));
-    else if (put > 0 && wants_sync(handle, fd, fi))
+    else if (put > 0 && wants_sync(handle, fd, fi, file))
         answer_synced(&(struct sync){req, inode, handle, (fi->flags & O_SYNC) != O_SYNC, put});
     else
         fuse_reply_write(req, (size_t)put);

@@ -3,6 +3,7 @@
 program is on, the right one is told, nothing hangs, and the daemons live."""
 import contextlib
 import errno
+import mmap
 import os
 import signal
 
@@ -11,9 +12,10 @@ import pytest
 import conftest
 from conftest import measures_memory
 from files import pattern
-from helpers import MIB, PAGE, ROWS, AgentDied, Plan, agents, error_of, read_file, stand_still  # noqa: F401
-from nodes import SIDES, Program, check, cluster, tracked  # noqa: F401
+from helpers import MIB, PAGE, ROWS, AgentDied, Plan, agents, daemon_with_faults, error_of, read_file, stand_still  # noqa: F401
+from nodes import SIDES, Program, check, cluster, tracked, tracked_by_all  # noqa: F401
 from test_disks import fill, small, small_ext4  # noqa: F401
+from test_durability import write_async
 from test_handles import memory_group  # noqa: F401
 
 
@@ -257,6 +259,30 @@ def test_a_home_whose_quota_is_used_up(cluster, agents, workdir, monkeypatch, fi
         program.fsync()
         check("with room", program.read(), content[:2 * PAGE + 5] + b"device" + content[2 * PAGE + 11:])
     end(nodes, one, two)
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of system calls")
+@pytest.mark.parametrize("what", ["direct", "appended"])
+def test_a_write_of_an_agent_that_asks_to_be_durable(cluster, agents, workdir, monkeypatch, what):
+    """Of a descriptor of O_SYNC. The kernel asks for no fsync after direct I/O that nobody has waited for."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(2, only=[])
+    for number in range(2):
+        nodes.mount(number, env=env if number == 0 else {})
+    nodes.make(pattern(2 * PAGE), home=0)
+    programs = [Program(agents(), nodes.path(number)) for number in range(2)]
+    tracked_by_all(nodes)
+    fd = os.open(nodes.path(1), os.O_SYNC | (os.O_RDWR | os.O_DIRECT if what == "direct" else os.O_WRONLY | os.O_APPEND))
+    with mmap.mmap(-1, PAGE) as page:
+        write = {"direct": lambda: -write_async(fd, page, 0), "appended": lambda: error_of(os.write, fd, page)}[what]
+        plan.arm(ROWS.index("fsync"), errno.EIO, 1, 0)
+        assert write() == errno.EIO and plan.landed
+        plan.row = -1
+    os.close(fd)
+    for program in programs:
+        program.write(0, bytes(4 * PAGE))
+        error_of(program.fsync)
+    end(nodes, *programs)
 
 
 @pytest.mark.parametrize("first", SIDES)
