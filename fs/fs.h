@@ -81,6 +81,7 @@ struct handle {
     bool passed, counted;   /* the kernel passes its I/O through; it is counted (fs/passthrough.h) */
     bool flushes;           /* the flusher's (fs/flusher.h) */
     bool asks;              /* of a passed one: reads and writes come to the daemon nevertheless */
+    bool uncached;          /* of another: the kernel has been told not to use its cache */
     bool left;              /* it took the file out of passthrough: the kernel may have pages from before */
     int32_t backing;        /* of a passed one: what the kernel calls the backing file */
     _Atomic int page_fd;    /* -1, or a second descriptor without O_APPEND; see handle_page_fd() */

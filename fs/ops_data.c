@@ -264,7 +264,7 @@ void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file
 static bool wants_sync(const struct handle *handle, int fd, const struct fuse_file_info *fi,
                        const struct cache_file *file)
 {
-    bool direct = fi->flags & O_DIRECT, far = direct && file && cache_file_is_far(file);
+    bool direct = fi->flags & O_DIRECT || handle->uncached, far = direct && file && cache_file_is_far(file);
 
     return !fi->writepage && fi->flags & O_DSYNC && (far || fd != handle->fd || !(handle->flags & O_DSYNC));
 }

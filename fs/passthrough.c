@@ -116,6 +116,15 @@ static bool only_grows(const struct handle *handle)
            stx.stx_attributes & STATX_ATTR_APPEND;
 }
 
+/* The kernel sends a write() to pages that it does not have in a request for each page, unless it may not use
+ * its cache at all. On one mount its lock keeps other appends out meanwhile. Who can't read can't map,
+ * either.
+ */
+static bool appends_beside_others(const struct fs *fs, const struct handle *handle)
+{
+    return fs->options.cache.shared && (handle->flags & O_ACCMODE) == O_WRONLY && handle->flags & O_APPEND;
+}
+
 /* The lock is held. A file that has lost bytes (cache/durable.h) is better not passed through: that they are
  * written again would not be seen; nor is one that a device may come to map (fs/programs.h). */
 static bool is_to_pass(struct fs *fs, struct handle *handle, const struct passthrough *state, bool for_device)
@@ -240,6 +249,8 @@ int passthrough_open(struct fs *fs, struct handle *handle, pid_t opener, struct 
         state->cached++;
         /* Without the kernel's cache nobody maps it shared. */
         fi->direct_io = writable && handle->flags & O_APPEND && only_grows(handle);
+        fi->direct_io |= appends_beside_others(fs, handle);
+        handle->uncached = fi->direct_io;
     } else if (rc == 0) {
         handle->backing = state->backing;
         /* Its reads and writes come to the daemon, only mappings are passed through: the kernel would go on

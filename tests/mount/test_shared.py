@@ -550,6 +550,31 @@ def test_what_another_mount_writes_beside_a_cut_is_read(mount, workdir, monkeypa
     opened.close()
 
 
+@pytest.mark.parametrize("options", ["shared,passthrough=off", "shared,passthrough=all"])
+def test_appends_of_two_mounts(mount, workdir, options):
+    """None gets into the midst of another, also where a page ends."""
+    data = os.path.join(workdir, "shared")
+    os.mkdir(data)
+    mounts = [mount(options, data=data) for _ in range(2)]
+    write_file(path_in(mounts[0]), b"")
+    lines = [letter * 99 + b"\n" for letter in (b"A", b"B")]
+
+    def append(m, line):
+        fd = os.open(path_in(m), os.O_WRONLY | os.O_APPEND)
+        for _ in range(3000):
+            assert os.write(fd, line) == len(line)
+        os.close(fd)
+
+    threads = [threading.Thread(target=append, args=arguments) for arguments in zip(mounts, lines)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    content = read_file(os.path.join(data, "f"))
+    assert len(content) == 600000 and set(content.split(b"\n")[:-1]) == {line[:-1] for line in lines}
+    assert content == read_file(path_in(mounts[0])) == read_file(path_in(mounts[1]))
+
+
 def test_a_cut_waits_for_no_lock_of_a_program(two):
     """In the data directory itself, of the whole file: such a lock has the byte that mounts lock while they cut."""
     a, _ = two
