@@ -15,6 +15,7 @@
 #include "fs/creds.h"
 #include "fs/later.h"
 #include "fs/nodes.h"
+#include "fs/request.h"
 #include "fs/trouble.h"
 
 /* Each thread of the session keeps the buffer of its largest READ: allocating one a request costs more than
@@ -318,7 +319,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
 
 int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
 {
-    bool kills = creds_lose_set_ids(req);
+    bool kills = fs_of(req)->kills_privileges && request_kills_set_ids();
     struct durable *durable = inode_durable(inode); /* also when nobody has it open */
     struct inode_change change;
     struct cache_end end;

@@ -22,7 +22,7 @@ struct statx_answer {
 _Static_assert(sizeof(struct statx_answer) == 288, "the kernel's struct fuse_statx_out");
 
 /* A thread of libfuse reads a request and serves it before it reads the next. */
-static __thread bool is_statx;
+static __thread bool is_statx, kills_set_ids;
 
 /* readv() and writev() are not in tests/faults: what happens then is libfuse's. */
 static ssize_t read_request(int fd, void *buffer, size_t size, void *userdata)
@@ -32,10 +32,13 @@ static ssize_t read_request(int fd, void *buffer, size_t size, void *userdata)
     struct fuse_in_header *in = buffer;
 
     (void)userdata;
-    is_statx = false;
+    is_statx = kills_set_ids = false;
     if (got < (ssize_t)sizeof(*in))
         return got;
-    if (in->opcode == OPCODE_TMPFILE) {
+    if (in->opcode == FUSE_SETATTR) {
+        const struct fuse_setattr_in *set = (const void *)(in + 1);
+        kills_set_ids = got >= (ssize_t)(sizeof(*in) + sizeof(*set)) && set->valid & FATTR_KILL_SUIDGID;
+    } else if (in->opcode == OPCODE_TMPFILE) {
         in->opcode = FUSE_CREATE;
     } else if (in->opcode == OPCODE_STATX) {
         in->opcode = FUSE_GETATTR;
@@ -70,6 +73,11 @@ int request_start(struct fuse_session *session)
 bool request_is_statx(void)
 {
     return is_statx;
+}
+
+bool request_kills_set_ids(void)
+{
+    return kills_set_ids;
 }
 
 void request_reply_statx(fuse_req_t req, const struct statx *stx)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel's requests that libfuse 3.14 does not know. Each is turned, before libfuse looks at it, into the
- * one that it knows and that is laid out alike; the handler of that one asks here what it was. And the last
- * look at errors in answers. */
+/* The kernel's requests, and the flag of one, that libfuse 3.14 does not know. Each request is turned, before
+ * libfuse looks at it, into the one that it knows and that is laid out alike; the handler of that one asks
+ * here what it was. And the last look at errors in answers. */
 #ifndef GAIAFS_FS_REQUEST_H
 #define GAIAFS_FS_REQUEST_H
 
@@ -14,6 +14,9 @@
 
 /* Have the session's requests read here: after it was mounted, before it is served. 0 or a negative errno. */
 int request_start(struct fuse_session *session);
+
+/* Whether the SETATTR that this thread serves is a cut by somebody who may not keep set-id bits. */
+bool request_kills_set_ids(void);
 
 /* Whether the GETATTR that this thread serves was a STATX; answer it. */
 bool request_is_statx(void);

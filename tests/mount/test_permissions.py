@@ -409,6 +409,23 @@ def test_attributes_of_root_are_not_listed_to_users(both):
                  uid=USER, gid=USER) == "14 0\n-1 34\n14 34\n14 34\n14 34\n"
 
 
+@pytest.mark.parametrize("change", ["os.truncate('f', 3)", "os.ftruncate(os.open('f', os.O_RDWR), 1)", "os.open('f', os.O_WRONLY | os.O_TRUNC)",
+                                    "os.pwrite(os.open('f', os.O_RDWR), b'x', 0)"])
+@pytest.mark.parametrize("drop", [[], ["capsh", "--drop=cap_fsetid", "--shell=/usr/bin/python3", "--"]], ids=["all", "without CAP_FSETID"])
+def test_set_id_bits_go_where_root_lacks_the_right_to_keep_them(mount, workdir, change, drop):
+    """As in most containers whose rights were cut down."""
+    plain, modes = os.path.join(workdir, "plain"), []
+    os.mkdir(plain)
+    for folder in mount().mnt, plain:
+        path = os.path.join(folder, "f")
+        write_file(path, b"program")
+        os.chmod(path, 0o6755)
+        done = subprocess.run([*(drop or ["/usr/bin/python3"]), "-c", "import os\n" + change], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        modes.append(oct(os.stat(path).st_mode))
+    assert modes[0] == modes[1] == ("0o100755" if drop else "0o106755")
+
+
 # statx() of the mode alone, which is what stat(1) asks for: the kernel may answer it from what it keeps.
 LOOK = """
 import ctypes
