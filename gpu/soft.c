@@ -185,7 +185,8 @@ static void kill_range(const struct gaia_mapping *mapping, void *address, size_t
 
     if (mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, mapping->session->gone,
              NOTHING_AT) == MAP_FAILED &&
-        block_range(mapping, -1, address, length)) /* SIGSEGV, then: never wrong bytes */
+        block_range(mapping, -1, address, length) && /* SIGSEGV, then: never wrong bytes */
+        mprotect(address, length, PROT_NONE)) /* which needs no further area, and keeps the addresses */
         munmap(address, length);
     ioctl(mapping->session->faults, UFFDIO_WAKE, &range);
 }

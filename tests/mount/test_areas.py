@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that have as many areas of memory as Linux lets them have (vm.max_map_count)."""
 import errno
+import signal
 
 import pytest
 
 from files import make, pattern
-from helpers import PAGE, agents, functions_of, read_file  # noqa: F401
+from helpers import PAGE, AgentDied, agents, functions_of, read_file  # noqa: F401
 
 FULL = """
 import ctypes
@@ -19,7 +20,7 @@ with open("/proc/sys/vm/max_map_count") as file:
     most = int(file.read())
 large = libc.mmap(None, 2 * most * PAGE, 0, PRIVATE | NORESERVE, -1, 0)
 
-def unmap_with_room_for(spare, offset, length):
+def with_room_for(spare, function, *arguments):
     # one area becomes three, until there are no more; what is left is added one by one
     at, single = large + PAGE, [libc.mmap(None, PAGE, 0, SHARED, -1, 0) for _ in range(spare)]
     while not libc.mprotect(at, PAGE, 1):
@@ -28,11 +29,23 @@ def unmap_with_room_for(spare, offset, length):
         single.append(one)
     for one in single[:spare]:
         libc.munmap(one, PAGE)
-    error = error_of(map.unmap, offset, length)
+    result = function(*arguments)
     for one in single[spare:]:
         libc.munmap(one, PAGE)
     libc.munmap(large, 2 * most * PAGE)
-    return error
+    return result
+
+def unmap_with_room_for(spare, offset, length):
+    return with_room_for(spare, error_of, map.unmap, offset, length)
+
+def is_mapped():
+    with open("/proc/self/maps") as file:
+        return any(line.startswith(f"{map.address:x}-") and " rw-s " in line for line in file)
+
+def kill(daemon):
+    os.kill(daemon, 9)
+    while is_mapped():
+        pass
 
 def is_free(offset, length):
     got = libc.mmap(map.address + offset, length, 0, PRIVATE | NOREPLACE, -1, 0)
@@ -47,14 +60,20 @@ assert map[:] == content
 """
 
 
+def with_a_full_map(mount, agents):
+    """(A mount, an agent with FULL and the content of its file.)"""
+    if int(read_file("/proc/sys/vm/max_map_count")) > 200000:
+        pytest.skip("so many areas take long to make")
+    m, content, agent = mount(), pattern(16 * PAGE), functions_of(__name__, agents())
+    agent.do(FULL, path=make(m, content), content=content)
+    return m, agent, content
+
+
 @pytest.mark.traps
 @pytest.mark.parametrize("spare, error", [(0, errno.ENOMEM), (1, errno.ENOMEM), (3, 0)])
 def test_the_middle_of_a_mapping_is_unmapped_without_room(mount, agents, spare, error):
     """It is refused, and nothing has changed; else its addresses are nobody's until all of the mapping has gone."""
-    if int(read_file("/proc/sys/vm/max_map_count")) > 200000:
-        pytest.skip("so many areas take long to make")
-    content, agent = pattern(16 * PAGE), functions_of(__name__, agents())
-    agent.do(FULL, path=make(mount(), content), content=content)
+    _, agent, content = with_a_full_map(mount, agents)
     assert agent("unmap_with_room_for(spare, 4 * PAGE, 4 * PAGE)", spare=spare) == error
     if error:
         assert agent("error_of(map.acquire)") == 0 and agent("map[:]") == content
@@ -65,3 +84,17 @@ def test_the_middle_of_a_mapping_is_unmapped_without_room(mount, agents, spare, 
     agent.do("map.unmap()")
     assert agent("is_free(0, 16 * PAGE)")
     agent.end()
+
+
+def test_a_daemon_that_dies_while_there_is_no_room(mount, agents):
+    """Touches end the program, and the addresses stay taken until they are unmapped: what another part of the program has got
+    there meanwhile would be unmapped with them."""
+    m, agent, _ = with_a_full_map(mount, agents)
+    agent.do("with_room_for(0, kill, daemon)", daemon=m.pid)
+    m.kill()
+    assert not agent("is_free(0, PAGE)") and not agent("is_free(15 * PAGE, PAGE)")
+    agent.do("map.unmap()")
+    assert agent("is_free(0, 16 * PAGE)")
+    with pytest.raises(AgentDied) as died:
+        agent("kept[0]")
+    assert died.value.code == -signal.SIGSEGV
