@@ -141,7 +141,7 @@ static int block_range(const struct gaia_mapping *mapping, int file, void *addre
     return 0;
 }
 
-/* Whether a line of /proc/self/maps is of ours: blocked addresses, or those that could not be blocked. */
+/* Whether a line of /proc/thread-self/maps is of ours: blocked addresses, or those that could not be. */
 static bool is_ours(const char *line, uint64_t at, uint64_t blocked)
 {
     return strstr(line, BLOCKED) ? at == blocked
@@ -154,7 +154,7 @@ static bool is_ours(const char *line, uint64_t at, uint64_t blocked)
 static void unblock(const struct gaia_mapping *mapping)
 {
     uintptr_t from = (uintptr_t)mapping->address, to = from + mapping->length;
-    FILE *maps = fopen("/proc/self/maps", "re");
+    FILE *maps = fopen("/proc/thread-self/maps", "re"); /* of "self": empty once the first thread has ended */
     char line[256]; /* with all of our names; what is left of a longer one is passed over */
     bool begins = true;
 

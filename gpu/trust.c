@@ -57,8 +57,8 @@ static bool every_user_is_known(void)
     return known;
 }
 
-/* Of a line of /proc/self/mountinfo: the mount is of a device, and root's. The last word has what the kernel
- * says of it, and no name that anybody has chosen. */
+/* Of a line of /proc/thread-self/mountinfo: the mount is of a device, and root's. The last word has what the
+ * kernel says of it, and no name that anybody has chosen. */
 static bool is_roots(const char *line, dev_t device)
 {
     unsigned device_major, device_minor;
@@ -68,14 +68,15 @@ static bool is_roots(const char *line, dev_t device)
            makedev(device_major, device_minor) == device && options && strstr(options, ",user_id=0,");
 }
 
-/* 0, -EPERM, or why that can't be said. */
+/* 0, -EPERM, or why that can't be said. "self" has no mounts once the first thread has ended, as it may
+ * before the others. */
 static int look_for_a_mount_of_roots(int fd)
 {
     char *line = NULL;
     size_t room = 0;
     bool found = false;
     struct stat st;
-    FILE *mounts = fstat(fd, &st) ? NULL : fopen("/proc/self/mountinfo", "re");
+    FILE *mounts = fstat(fd, &st) ? NULL : fopen("/proc/thread-self/mountinfo", "re");
 
     if (!mounts)
         return errno == EMFILE || errno == ENFILE || errno == ENOMEM ? -errno : -EPERM;

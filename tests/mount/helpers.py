@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 if __name__ == "__main__":  # an agent
@@ -390,6 +391,17 @@ def in_child(function):
         data = file.read()
     status = os.waitpid(pid, 0)[1]
     return status, pickle.loads(data) if data else None
+
+
+def end_without_first_thread(function, *args):
+    """Ends this process with the function's value, which another thread finds when the first one has ended."""
+    def body():
+        while read_file("/proc/self/stat").rsplit(b")")[1].split()[0] != b"Z":
+            time.sleep(0.001)
+        os._exit(function(*args))
+
+    threading.Thread(target=body).start()
+    ctypes.CDLL(None).pthread_exit(None)
 
 
 def error_of(function, *args):

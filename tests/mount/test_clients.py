@@ -405,6 +405,22 @@ mine = b"\x5a" * 4 * PAGE
     child.end()
 
 
+def unmap_in_parts(path):
+    mapping = open_map(gaia.Device(), path)
+    mapping.unmap(4 * PAGE, 3 * PAGE)
+    mapping.unmap()
+    with open("/proc/thread-self/maps") as file:
+        return "gaia:blocked" in file.read()
+
+
+def test_parts_are_unmapped_after_the_first_thread_has_ended(mount, agents):
+    """main() may have called pthread_exit(): the addresses are free all the same."""
+    agent, path = functions_of(__name__, agents()), make(mount(), bytes(10 * PAGE))
+    with pytest.raises(AgentDied) as died:
+        agent.do("end_without_first_thread(unmap_in_parts, path)", path=path)
+    assert died.value.code == 0
+
+
 def test_holes_beside_each_other_are_one(mount, agents):
     """The kernel allows a process 65,530 areas of memory: who unmaps a mapping page by page needs no more of them."""
     m = mount()

@@ -13,7 +13,7 @@ import pytest
 
 import gaia
 import helpers
-from helpers import PAGE, agents, error_of, read_file, write_file  # noqa: F401
+from helpers import PAGE, AgentDied, agents, error_of, read_file, write_file  # noqa: F401
 
 USER, OTHER = 4001, 4002
 # So much of root is left to the daemon that it can mount, where fusermount3 might not let it: who it is does not change by that.
@@ -152,6 +152,18 @@ def test_a_container_whose_users_have_other_numbers(mount, workdir, elsewhere):
     users = users_file(mount, workdir)
     for path, error in (roots, 0), (users, errno.EPERM), (roots, 0):
         assert elsewhere("error_of(lambda: dev.mmap(os.open(path, os.O_RDWR), PAGE))", path=path) == error, path
+
+
+def test_a_container_whose_first_thread_has_ended(mount, elsewhere):
+    m = mount("allow_other")
+    os.chmod(m.mnt, 0o755)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, bytes(PAGE))
+    os.chmod(path, 0o666)
+    elsewhere.do("dev = gaia.Device('soft:0')")
+    with pytest.raises(AgentDied) as died:
+        elsewhere.do("end_without_first_thread(lambda: error_of(dev.mmap, os.open(path, os.O_RDWR), PAGE))", path=path)
+    assert died.value.code == 0
 
 
 def with_few_descriptors(path):
