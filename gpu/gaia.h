@@ -159,9 +159,9 @@ void gaia_device_close(struct gaia_device *device);
  * Map [offset, offset + length) of a file into a device.
  *
  * The pointer is valid for the device (of a soft device: for the calling process's own threads) until
- * gaia_munmap(). The file may be closed after the call. A touch that cannot be served raises SIGBUS (EIO of
- * the storage, daemon gone; or the data directory has no room for what another device has released of the
- * touched pages, or for the stores that a full device holds).
+ * gaia_munmap(). The file may be closed after the call. A core dump has nothing of it. A touch that cannot be
+ * served raises SIGBUS (EIO of the storage, daemon gone; or the data directory has no room for what another
+ * device has released of the touched pages, or for the stores that a full device holds).
  *
  * The range may be longer than the file, as with mmap(). Touching a page that lies wholly past the end of the
  * file raises SIGBUS; the rest of the file's last page is zeros, and stores to it are no part of the file.

@@ -101,8 +101,10 @@ static int reserve_range(int faults, int frames, size_t length, off_t offset, bo
 
     if (address == MAP_FAILED)
         return -errno;
-    /* A child could store without being trapped: it does not get the mapping. */
-    int error = madvise(address, length, MADV_DONTFORK) ? -errno : 0;
+    /* A child could store without being trapped: it does not get the mapping. Nor does a core dump, as it
+     * gets none of other files: Linux would look at each page, which takes a second for each GiB. */
+    int error =
+        madvise(address, length, MADV_DONTFORK) || madvise(address, length, MADV_DONTDUMP) ? -errno : 0;
     if (!error)
         error = register_range(faults, address, length, writable);
     if (!error && (munlock(address, length) ||
@@ -184,9 +186,10 @@ static void kill_range(const struct gaia_mapping *mapping, void *address, size_t
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
 
     if (mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, mapping->session->gone,
-             NOTHING_AT) == MAP_FAILED &&
-        block_range(mapping, -1, address, length) && /* SIGSEGV, then: never wrong bytes */
-        mprotect(address, length, PROT_NONE)) /* which needs no further area, and keeps the addresses */
+             NOTHING_AT) != MAP_FAILED)
+        madvise(address, length, MADV_DONTDUMP);          /* the SIGBUS may well end in one */
+    else if (block_range(mapping, -1, address, length) && /* SIGSEGV, then: never wrong bytes */
+             mprotect(address, length, PROT_NONE)) /* which needs no further area, and keeps the addresses */
         munmap(address, length);
     ioctl(mapping->session->faults, UFFDIO_WAKE, &range);
 }

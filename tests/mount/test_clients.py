@@ -14,7 +14,7 @@ import pytest
 import gaia
 from files import make, open_map
 from helpers import (MIB, PAGE, ROWS, AgentDied, Plan, agents, client_with_faults, devices, error_of,  # noqa: F401
-                     functions_of, make_random, read_file, repeats, stand_still, statistics, tool, write_file)
+                     functions_of, make_random, read_file, repeats, stand_still, statistics, tool, wait_until, write_file)
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
 
@@ -513,6 +513,25 @@ def test_a_touch_that_waits_while_its_page_is_unmapped(mount, agents):
             child.finish()  # it was served first
         except AgentDied as died:
             assert died.code in (-signal.SIGSEGV, -signal.SIGBUS)
+
+
+# --- core dumps -------------------------------------------------------------------------------------------------------
+
+def is_dumped(mapping):
+    """Whether a core dump would have the mapping; None: it is not there, or not yet that of a dead daemon."""
+    with open("/proc/self/smaps") as file:
+        area = file.read().partition(f"\n{mapping.address:x}-")[2]
+    return " dd" not in area.partition("\nVmFlags:")[2].partition("\n")[0] if area else None
+
+
+@pytest.mark.parametrize("prot", [gaia.PROT_READ, gaia.PROT_READ | gaia.PROT_WRITE])
+def test_a_core_dump_has_nothing_of_a_mapping(mount, agents, prot):
+    """Nor of that of a dead daemon, whose SIGBUS ends the program: page after page of it, in vain, 52 s for 64 GiB."""
+    m, agent = mount(), functions_of(__name__, agents())
+    agent.do("mapping = open_map(gaia.Device(), path, prot=prot)", path=make(m, bytes(4 * PAGE)), prot=prot)
+    assert agent("is_dumped(mapping)") is False
+    m.kill()
+    wait_until(lambda: agent("'gaia:gone' in open('/proc/self/maps').read() and is_dumped(mapping) is False"))
 
 
 # --- unmounting -------------------------------------------------------------------------------------------------------
