@@ -249,7 +249,7 @@ static int map_reply(struct gaia_mapping *mapping, const struct gaia_message *re
     mapping->map = reply->map;
     mapping->state = shared_page_look(state);
     if (!mapping->state)
-        return -errno;
+        return errno == EAGAIN ? -ENOMEM : -errno; /* EAGAIN: no more memory may be locked (mlockall()) */
     int error = mapping->driver->map(mapping, reply, frames);
     if (error)
         munmap(mapping->state, SHARED_PAGE_SIZE);

@@ -189,14 +189,14 @@ void gaia_device_close(struct gaia_device *device);
  *         in another network namespace than the daemon, which can't listen there), ENODEV (fd is not a
  *         regular file of a gaiafs mount, or the mount is of another version; the mount has no such device;
  *         the GPU's driver lacks what is needed), ENOLCK (where the file has to be locked, as for EBUSY, and
- *         the data directory's filesystem can't lock), ENOMEM (no room for the mapping, or GAIA_RESIDENT and
- *         the range is larger than the device), ENOSPC, EDQUOT (on a GPU, as gaia_macquire()), ENOSYS
- *         (userfaultfd of this Linux can't do what the device needs), EOPNOTSUPP (node=: a file without a
- *         file handle), EOVERFLOW (offset + length), EPERM (Linux refuses userfaultfd to this process, and
- *         the device needs it; or the mount's daemon runs neither as root nor as this process's user, or this
- *         process may do more than its user: the daemon could store to all of its memory), EUSERS (as many
- *         programs as the daemon takes have something mapped: of one user, of one network namespace, or of
- *         all), EIO
+ *         the data directory's filesystem can't lock), ENOMEM (no room for the mapping, also within
+ *         RLIMIT_MEMLOCK after mlockall(MCL_FUTURE); or GAIA_RESIDENT and the range is larger than the
+ *         device), ENOSPC, EDQUOT (on a GPU, as gaia_macquire()), ENOSYS (userfaultfd of this Linux can't do
+ *         what the device needs), EOPNOTSUPP (node=: a file without a file handle), EOVERFLOW (offset +
+ *         length), EPERM (Linux refuses userfaultfd to this process, and the device needs it; or the mount's
+ *         daemon runs neither as root nor as this process's user, or this process may do more than its user:
+ *         the daemon could store to all of its memory), EUSERS (as many programs as the daemon takes have
+ *         something mapped: of one user, of one network namespace, or of all), EIO
  */
 void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset);
 
@@ -219,7 +219,9 @@ void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, 
  *
  * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, or a range that wraps),
  *         ENOMEM (no memory for the unmap of a part, which leaves two parts; or the process has as many areas
- *         of memory as it may, vm.max_map_count). After ENOMEM a part of the range may be unmapped
+ *         of memory as it may, vm.max_map_count; or it has called mlockall(MCL_FUTURE), and the part is more
+ *         than it may lock still, RLIMIT_MEMLOCK, though libgaia locks nothing). After ENOMEM a part of the
+ *         range may be unmapped
  */
 int gaia_munmap(void *addr, size_t length);
 

@@ -99,8 +99,8 @@ static int reserve_range(int faults, int frames, size_t length, off_t offset, bo
     void *address =
         mmap(NULL, length, PROT_NONE, (writable ? MAP_SHARED : MAP_PRIVATE) | MAP_NORESERVE, frames, offset);
 
-    if (address == MAP_FAILED)
-        return -errno;
+    if (address == MAP_FAILED) /* EAGAIN: with mlockall(), and no more memory may be locked */
+        return errno == EAGAIN ? -ENOMEM : -errno;
     /* A child could store without being trapped: it does not get the mapping. Nor does a core dump, as it
      * gets none of other files: Linux would look at each page, which takes a second for each GiB. */
     int error =

@@ -577,6 +577,17 @@ map = dev.mmap(fd, len, 3 if writable else 1)""", path=path, writable=writable, 
         assert read_file(path) == content[:7] + b"\x07" + content[8:]
 
 
+def test_a_program_that_may_lock_no_more_memory(mount, agents):
+    """Linux says EAGAIN then, which gaia_mmap() says of what may be had when it is called again."""
+    program = functions_of(__name__, agents(before=("setpriv", "--bounding-set=-ipc_lock")))
+    program.do("import resource\ndevice, fd = gaia.Device('soft:0'), os.open(path, os.O_RDWR)\nkept = device.mmap(fd, PAGE)\n"
+               "resource.setrlimit(resource.RLIMIT_MEMLOCK, (8 * MIB, 8 * MIB))\nassert not ctypes.CDLL(None).mlockall(MCL_FUTURE)",
+               path=make(mount(), bytes(PAGE)))
+    assert program("error_of(device.mmap, fd, 16 * MIB)") == errno.ENOMEM
+    assert program("error_of(device.mmap, fd, MIB)") == 0
+    program.end()
+
+
 def test_a_program_that_may_write_no_file(mount, agents):
     """RLIMIT_FSIZE: what libgaia makes for itself is no reason for a signal."""
     m = mount()
