@@ -245,6 +245,7 @@ GAIA_DEVICE void gaia_warp_read_part(const struct gaia_request_queue *q, uint32_
     status = gaia_share(mask, leader, status);
     first = gaia_share(mask, leader, first);
     if (!status) {
+        gaia_warp_sync(mask); /* that others are done with the slots is known to the leader alone */
         GAIA_EACH_LANE(slot)
         if (gaia_has_lane(part, slot))
             gaia_request_fill(q, gaia_request_ticket(first, part, slot), &requests[slot]);
