@@ -71,8 +71,8 @@ obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 home_a := $(BUILD)/libhome.a
 so := $(BIN)/libgaia.so
 tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/base/test_*.c tests/consistency/test_*.c tests/io/test_*.c tests/cache/test_*.c tests/gpu/test_*.c tests/fs/test_*.c))
-# Lane by lane is coroutines, which sanitizers do not follow.
-cxx_tests := $(patsubst %.cc,$(BUILD)/%,$(filter-out $(if $(SANITIZE),%lockstep.cc),$(wildcard tests/gpu/test_*.cc)))
+# Lane by lane is coroutines, which ASan does not follow.
+cxx_tests := $(patsubst %.cc,$(BUILD)/%,$(filter-out $(if $(filter address,$(SANITIZE)),%lockstep.cc),$(wildcard tests/gpu/test_*.cc)))
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 tools := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/mount/tool_*.c tests/vm/tool_*.c))
 cxx_tools := $(patsubst %.cc,$(BUILD)/%,$(wildcard tests/mount/tool_*.cc))

@@ -189,7 +189,7 @@ GAIA_DEVICE void gaia_fence_gpu(void)
 {
 #if GAIA_ON_GPU
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
-#elif GAIA_PER_LANE
+#elif GAIA_PER_LANE && !defined(__SANITIZE_THREAD__)
     __atomic_thread_fence(__ATOMIC_ACQ_REL);
 #endif
 }

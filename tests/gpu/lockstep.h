@@ -3,7 +3,7 @@
  * together (shuffles, votes, barriers) waits until every lane that the mask names has come to the same place,
  * with the same mask. Which lane goes on is random, so lanes run apart as far as the code lets them: more
  * than on any GPU. Lanes that wait for each other for ever end the program, with a list of what they wait
- * for.
+ * for. Under TSan they are threads to each other, whom only barriers bring together.
  *
  * Include this first: it makes gpu/warp.h give code a slot a lane. */
 #ifndef GAIAFS_TESTS_GPU_LOCKSTEP_H
@@ -19,6 +19,24 @@
 #include <ucontext.h>
 #include <vector>
 
+#include "base/order.h"
+
+/* Under TSan each lane is a thread of its own to it (a fiber), and a switch orders nothing: only barriers do,
+ * and atomics. Shuffles, votes and matches don't, as on a GPU: lanes that see each other's bytes without a
+ * barrier between are a race. The lanes' own state is not looked at. */
+#ifdef GAIAFS_UNDER_TSAN
+#define LOCKSTEP_ORDERS_NOTHING 1u
+#define LOCKSTEP_UNSEEN __attribute__((no_sanitize_thread, noinline))
+#else
+#define __tsan_get_current_fiber() nullptr
+#define __tsan_create_fiber(flags) nullptr
+#define __tsan_destroy_fiber(fiber) (void)(fiber)
+#define __tsan_switch_to_fiber(fiber, flags) (void)(fiber)
+#define __tsan_acquire(address) (void)(address)
+#define __tsan_release(address) (void)(address)
+#define LOCKSTEP_UNSEEN
+#endif
+
 class lockstep
 {
   public:
@@ -31,49 +49,75 @@ class lockstep
     /* What happens between two looks of a lane at the same thing, if a test says so. */
     std::function<void(uint32_t)> between_looks;
 
-    lockstep(unsigned warps, uint64_t seed) : random_(seed | 1), lanes_(warps * 32)
+    lockstep(unsigned warps, uint64_t seed) : random_(seed | 1), count_(warps * 32), lanes_(new lane[count_])
     {
-        for (lane &one : lanes_)
-            one.stack.resize(STACK);
+        for (size_t i = 0; i < count_; i++)
+            lanes_[i].stack = new char[STACK];
     }
+    ~lockstep()
+    {
+        for (size_t i = 0; i < count_; i++)
+            delete[] lanes_[i].stack;
+        delete[] lanes_;
+    }
+    lockstep(const lockstep &) = delete;
+    lockstep &operator=(const lockstep &) = delete;
     /* Runs one block of a kernel to its end. */
-    void run(std::function<void()> kernel)
+    LOCKSTEP_UNSEEN void run(std::function<void()> kernel)
     {
         kernel_ = kernel;
         now = this;
-        for (lane &one : lanes_) {
-            one.kind = RUNS;
-            getcontext(&one.context);
-            one.context.uc_stack.ss_sp = one.stack.data();
-            one.context.uc_stack.ss_size = STACK;
-            one.context.uc_link = nullptr;
-            makecontext(&one.context, enter, 0);
+        main_fiber_ = __tsan_get_current_fiber();
+        for (lane *one = lanes_; one < lanes_ + count_; one++) {
+            one->kind = RUNS;
+            one->fiber = __tsan_create_fiber(0);
+            __tsan_release(one);
+            getcontext(&one->context);
+            one->context.uc_stack.ss_sp = one->stack;
+            one->context.uc_stack.ss_size = STACK;
+            one->context.uc_link = nullptr;
+            makecontext(&one->context, enter, 0);
         }
         while (step())
             continue;
+        for (lane *one = lanes_; one < lanes_ + count_; one++) {
+            __tsan_acquire(one);
+            __tsan_destroy_fiber(one->fiber);
+        }
         now = nullptr;
     }
-    uint32_t thread() const
+    LOCKSTEP_UNSEEN uint32_t thread() const
     {
         return current_;
     }
-    uint32_t threads() const
+    LOCKSTEP_UNSEEN uint32_t threads() const
     {
-        return (uint32_t)lanes_.size();
+        return (uint32_t)count_;
     }
     /* What a lane does together with others of its warp, or of its block: its result. */
-    uint32_t together(state kind, uint32_t mask, uint64_t value = 0, uint32_t from = 0)
+    LOCKSTEP_UNSEEN uint32_t together(state kind, uint32_t mask, uint64_t value = 0, uint32_t from = 0)
     {
         lane &own = lanes_[current_];
+        lane *warp = &lanes_[current_ / 32 * 32];
+        uint32_t named = kind == SYNC ? mask : 0;
 
         own.kind = kind;
         own.mask = mask;
         own.value = value;
         own.from = from;
+        if (kind == BARRIER)
+            __tsan_release(this);
+        if (named)
+            __tsan_release(&own.stack);
+        __tsan_switch_to_fiber(main_fiber_, LOCKSTEP_ORDERS_NOTHING);
         swapcontext(&own.context, &main_);
+        if (kind == BARRIER)
+            __tsan_acquire(this);
+        for (; named; named &= named - 1)
+            __tsan_acquire(&warp[__builtin_ctz(named)].stack);
         return own.result;
     }
-    uint64_t next()
+    LOCKSTEP_UNSEEN uint64_t next()
     {
         random_ ^= random_ << 13;
         random_ ^= random_ >> 7;
@@ -85,29 +129,35 @@ class lockstep
 
     struct lane {
         ucontext_t context;
-        std::vector<char> stack;
+        char *stack;
         state kind;
         uint32_t mask, from, result;
         uint64_t value;
+        void *fiber;
     };
 
     uint64_t random_;
-    std::vector<lane> lanes_;
+    size_t count_;
+    lane *lanes_;
     std::function<void()> kernel_;
     ucontext_t main_;
+    void *main_fiber_ = nullptr;
     uint32_t current_ = 0;
 
-    static void enter()
+    LOCKSTEP_UNSEEN static void enter()
     {
         lockstep *self = now;
+        lane *own = &self->lanes_[self->current_];
 
+        __tsan_acquire(own);
         self->kernel_();
+        __tsan_release(own);
         (void)self->together(DONE, 0);
     }
     /* Lets one lane go on to where it waits; false: all are done. */
-    bool step()
+    LOCKSTEP_UNSEEN bool step()
     {
-        size_t n = lanes_.size(), at = next() % n;
+        size_t n = count_, at = next() % n;
         bool is_paused = false;
 
         if (next() % 16 == 0)
@@ -120,30 +170,31 @@ class lockstep
         for (size_t warp = 0; warp < n / 32; warp++)
             if (form_group(warp))
                 return true;
-        for (lane &one : lanes_)
-            if (one.kind == PAUSES) {
-                one.kind = RUNS;
+        for (lane *one = lanes_; one < lanes_ + count_; one++)
+            if (one->kind == PAUSES) {
+                one->kind = RUNS;
                 is_paused = true;
             }
         if (is_paused) {
             sched_yield();
             return true;
         }
-        for (const lane &one : lanes_)
-            if (one.kind != DONE)
+        for (const lane *one = lanes_; one < lanes_ + count_; one++)
+            if (one->kind != DONE)
                 stuck();
         return false;
     }
     /* At once, or when everybody else has come to where they wait: what one lane has not done yet must not
      * matter to the others. */
-    void go_on(lane &one)
+    LOCKSTEP_UNSEEN void go_on(lane &one)
     {
         one.kind = next() % 8 ? RUNS : PAUSES;
     }
-    void resume(size_t at)
+    LOCKSTEP_UNSEEN void resume(size_t at)
     {
         current_ = (uint32_t)at;
         lanes_[at].kind = RUNS;
+        __tsan_switch_to_fiber(lanes_[at].fiber, LOCKSTEP_ORDERS_NOTHING);
         swapcontext(&main_, &lanes_[at].context);
         if (lanes_[at].kind == BARRIER)
             barrier();
@@ -151,7 +202,7 @@ class lockstep
             meet(at);
     }
     /* Some of the lanes of a warp that asked who is with them are a group from now on. */
-    bool form_group(size_t warp)
+    LOCKSTEP_UNSEEN bool form_group(size_t warp)
     {
         uint32_t asking = 0, group;
 
@@ -168,16 +219,16 @@ class lockstep
             }
         return true;
     }
-    void barrier()
+    LOCKSTEP_UNSEEN void barrier()
     {
-        for (const lane &one : lanes_)
-            if (one.kind != BARRIER)
+        for (const lane *one = lanes_; one < lanes_ + count_; one++)
+            if (one->kind != BARRIER)
                 return;
-        for (lane &one : lanes_)
-            one.kind = RUNS;
+        for (lane *one = lanes_; one < lanes_ + count_; one++)
+            one->kind = RUNS;
     }
     /* All lanes that this one's mask names are where it is: they get their results. */
-    void meet(size_t at)
+    LOCKSTEP_UNSEEN void meet(size_t at)
     {
         lane *warp = &lanes_[at / 32 * 32];
         const lane &own = lanes_[at];
@@ -196,7 +247,7 @@ class lockstep
             if (mask >> i & 1)
                 go_on(warp[i]);
     }
-    static uint32_t result(const lane *warp, unsigned i)
+    LOCKSTEP_UNSEEN static uint32_t result(const lane *warp, unsigned i)
     {
         uint32_t lanes = 0;
 
@@ -214,7 +265,7 @@ class lockstep
     }
     [[noreturn]] static void stuck()
     {
-        for (size_t i = 0; i < now->lanes_.size(); i++)
+        for (size_t i = 0; i < now->count_; i++)
             (void)fprintf(stderr, "lane %zu: %d, mask %08x\n", i, now->lanes_[i].kind, now->lanes_[i].mask);
         (void)fprintf(stderr, "lanes that can't meet\n");
         abort();
