@@ -64,12 +64,19 @@ bool nodes_has_met(const struct nodes *nodes, unsigned member)
 
 #define WARNING (CALL_WHY + MEMBER_NAME_MAX + 40)
 
+/* What says nothing of the member: a stranger has its address; this node's own device has gone, or is none
+ * that leads there. */
+static bool is_strange(int error)
+{
+    return error == -EPERM || error == -ENODEV || error == -EXDEV;
+}
+
 /* For people, the first time in a row: whoever likes may have the address of a node that does not run; and
  * that one which lives can't be met is no end of a session, of which others hear. nodes->lock is held.
  * text_out: "" where there is nothing to say. */
 static void word_warning(const struct nodes_home *home, int before, char text_out[WARNING])
 {
-    bool strange = home->error == -EPERM;
+    bool strange = is_strange(home->error);
 
     text_out[0] = '\0';
     if (home->error != before && (strange || meet_lives(home->error)))

@@ -175,6 +175,13 @@ static int check_span(const struct gaia_span *span)
     return 0;
 }
 
+static void count_registering(struct gaia_transport *transport, int more)
+{
+    pthread_mutex_lock(&transport->lock);
+    transport->registering += (unsigned)more;
+    pthread_mutex_unlock(&transport->lock);
+}
+
 int gaia_memory_register(struct gaia_transport *transport, const struct gaia_span *span,
                          struct gaia_memory **memory_out)
 {
@@ -187,28 +194,33 @@ int gaia_memory_register(struct gaia_transport *transport, const struct gaia_spa
         return transport_say(-ENOMEM, "no memory");
     memory->transport = transport;
     memory->span = *span;
+    count_registering(transport, 1);
     error = transport->carrier->remember(memory); /* takes its time: with no lock held */
-    if (error) {
-        free(memory);
-        return error;
-    }
     pthread_mutex_lock(&transport->lock);
-    LIST_INSERT_HEAD(&transport->memories, memory, entry);
+    if (!error)
+        LIST_INSERT_HEAD(&transport->memories, memory, entry);
+    transport->registering--;
     pthread_mutex_unlock(&transport->lock);
-    *memory_out = memory;
-    return 0;
+    if (error)
+        free(memory);
+    else
+        *memory_out = memory;
+    return error;
 }
 
 void gaia_memory_release(struct gaia_memory *memory)
 {
     if (!memory)
         return;
-    pthread_mutex_lock(&memory->transport->lock);
+    struct gaia_transport *transport = memory->transport;
+    pthread_mutex_lock(&transport->lock);
     assert(!memory->busy);
     LIST_REMOVE(memory, entry);
-    pthread_mutex_unlock(&memory->transport->lock);
-    memory->transport->carrier->forget(memory);
+    transport->registering++;
+    pthread_mutex_unlock(&transport->lock);
+    transport->carrier->forget(memory);
     free(memory);
+    count_registering(transport, -1);
 }
 
 /* ---- links ---- */

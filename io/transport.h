@@ -140,7 +140,8 @@ struct gaia_span {
 struct gaia_memory;
 
 /* The span must stay mapped, with its pages, until gaia_memory_release(). 0; or -EINVAL, -ENOMEM (on RDMA
- * mostly RLIMIT_MEMLOCK: why says so), -EFAULT, -EOPNOTSUPP (a dmabuf, and the carrier takes none). */
+ * mostly RLIMIT_MEMLOCK: why says so), -EFAULT, -EOPNOTSUPP (a dmabuf, and the carrier takes none), -ENODEV
+ * (the device has gone). */
 int gaia_memory_register(struct gaia_transport *transport, const struct gaia_span *span,
                          struct gaia_memory **memory_out);
 

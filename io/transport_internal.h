@@ -142,9 +142,8 @@ struct carrier {
      * whenever there is time. */
     void (*heard)(struct gaia_transport *transport, uint64_t id);
     void (*glance)(struct gaia_transport *transport);
-    /* End peers that are late by this transport_time() and have no link yet, after all that has come was
-     * taken; or NULL.
-     */
+    /* Now and then, after all that has come was taken, at this transport_time(): end peers that are late and
+     * have no link yet; look for a device that has gone. */
     void (*tick)(struct gaia_transport *transport, uint64_t now_ns);
     /* Make epoll tell what comes from now on. */
     int (*arm)(struct gaia_transport *transport);
@@ -178,6 +177,7 @@ struct gaia_transport {
     LIST_HEAD(, gaia_link) links;
     TAILQ_HEAD(, gaia_link) ready;
     LIST_HEAD(, gaia_memory) memories;
+    unsigned registering; /* memory that is being registered, or let go of, with no lock held */
     LIST_HEAD(, standing_registration) standing; /* io/standing.c's, with its lock */
     struct link_queue *queues[QUEUES_MAX];       /* by the low bits of their ids */
     uint32_t generation;

@@ -25,6 +25,7 @@
 #define LOCKED_PAGE 4096u
 #define POLL_BATCH 32
 #define POLL_BATCHES 16
+#define AGAIN_NS 1000000000u /* between looks for a device that has gone */
 
 /* ---- memory ---- */
 
@@ -86,8 +87,10 @@ int rdma_sink_access(enum ibv_transport_type type)
 static int rdma_remember(struct gaia_memory *memory)
 {
     struct rdma *rdma = memory->transport->own;
-    int access = rdma_sink_access(rdma->verbs->device->transport_type);
 
+    if (!rdma->verbs)
+        return transport_say(-ENODEV, "the device %s has gone", memory->transport->limits.device);
+    int access = rdma_sink_access(rdma->verbs->device->transport_type);
     memory->own = register_span(rdma->pd, &memory->span, access);
     return memory->own ? 0 : cannot_register(errno, memory->span.length);
 }
@@ -430,7 +433,7 @@ void rdma_poll_cq(struct gaia_transport *transport)
     struct rdma *rdma = transport->own;
     struct ibv_wc entries[POLL_BATCH];
 
-    for (int batch = 0; batch < POLL_BATCHES; batch++) {
+    for (int batch = 0; batch < POLL_BATCHES && rdma->cq; batch++) {
         int count = ibv_poll_cq(rdma->cq, POLL_BATCH, entries);
 
         for (int i = 0; i < count; i++) {
@@ -548,6 +551,8 @@ static int look_at_device(struct gaia_transport *transport, struct rdma *rdma)
     rdma->reads_out = least(device.max_qp_init_rd_atom, 255);
     rdma->reads_in = least(device.max_qp_rd_atom, 255);
     rdma->cq_room = least(device.max_cqe, CQ_ENTRIES);
+    if (transport->limits.queues) /* it was there before: what was said of it stays */
+        return 0;
     transport->limits.reads_per_queue = rdma->reads_out < rdma->reads_in ? rdma->reads_out : rdma->reads_in;
     transport->limits.queues = GAIA_LINK_QUEUES_MAX;
     transport->limits.bytes_per_second = bytes_per_second(&port);
@@ -587,39 +592,80 @@ static int open_queues(struct gaia_transport *transport, struct rdma *rdma)
     return error;
 }
 
-static void rdma_close(struct gaia_transport *transport)
+/* Nobody uses it. */
+static void let_go(struct gaia_transport *transport, struct rdma *rdma)
 {
-    struct rdma *rdma = transport->own;
-
     if (rdma->id)
         rdma_destroy_id(rdma->id);
     if (rdma->cq)
         ibv_destroy_cq(rdma->cq);
-    if (rdma->completions)
+    if (rdma->completions) {
+        epoll_ctl(transport->epoll, EPOLL_CTL_DEL, rdma->completions->fd, NULL);
         ibv_destroy_comp_channel(rdma->completions);
+    }
     if (rdma->pd)
         ibv_dealloc_pd(rdma->pd);
-    if (rdma->channel)
+    if (rdma->channel) {
+        epoll_ctl(transport->epoll, EPOLL_CTL_DEL, rdma->channel->fd, NULL);
         rdma_destroy_event_channel(rdma->channel);
-    free(rdma);
+    }
+    *rdma = (struct rdma){.dead = true};
+}
+
+static void rdma_close(struct gaia_transport *transport)
+{
+    let_go(transport, transport->own);
+    free(transport->own);
+}
+
+static int start(struct gaia_transport *transport, struct rdma *rdma)
+{
+    int error = rdma_bind(transport, rdma);
+
+    if (!error)
+        error = open_queues(transport, rdma);
+    if (!error && transport->config.listen && rdma_listen(rdma->id, 64))
+        error = transport_say(-errno, "%s: %s", transport->address, strerror(errno));
+    return error;
 }
 
 static int rdma_open(struct gaia_transport *transport)
 {
     struct rdma *rdma = calloc(1, sizeof *rdma);
-    int error;
 
     if (!rdma)
         return transport_say(-ENOMEM, "no memory for a carrier");
     transport->own = rdma;
-    error = rdma_bind(transport, rdma);
-    if (!error)
-        error = open_queues(transport, rdma);
-    if (!error && transport->config.listen && rdma_listen(rdma->id, 64))
-        error = transport_say(-errno, "%s: %s", transport->address, strerror(errno));
+    int error = start(transport, rdma);
     if (error)
         rdma_close(transport);
     return error;
+}
+
+/* librdmacm closes what is gone, and finds what is new, when it is asked what there is. Some drivers wait for
+ * that: their device does not come back before. */
+static void look_for_devices(void)
+{
+    struct ibv_context **devices = rdma_get_devices(NULL);
+
+    if (devices)
+        rdma_free_devices(devices);
+}
+
+/* A NIC that was reset comes back. */
+static void rdma_tick(struct gaia_transport *transport, uint64_t now_ns)
+{
+    struct rdma *rdma = transport->own;
+
+    if (!rdma->dead || now_ns < rdma->again_ns || !LIST_EMPTY(&transport->links) ||
+        !LIST_EMPTY(&transport->memories) || transport->registering)
+        return;
+    let_go(transport, rdma);
+    look_for_devices();
+    rdma->dead = false;
+    if (start(transport, rdma))
+        let_go(transport, rdma);
+    rdma->again_ns = now_ns + AGAIN_NS;
 }
 
 const struct carrier carrier_rdma = {
@@ -637,6 +683,7 @@ const struct carrier carrier_rdma = {
     .cut = rdma_cut,
     .heard = rdma_heard,
     .glance = rdma_poll_cq,
+    .tick = rdma_tick,
     .arm = rdma_arm,
     .break_queue = rdma_break,
 };

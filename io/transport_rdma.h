@@ -21,7 +21,10 @@ struct rdma {
     struct ibv_pd *pd;         /* of memory, and of what this side connects */
     struct ibv_comp_channel *completions;
     struct ibv_cq *cq;
-    bool dead;                    /* the device has gone: nothing comes from it any more */
+    /* The device has gone: nothing comes from it any more, and once nobody uses it nothing of it is left, so
+     * what is above is NULL. */
+    bool dead;
+    uint64_t again_ns;            /* not looked for again before this transport_time() */
     unsigned cq_room;             /* entries that no queue has been promised */
     unsigned reads_out, reads_in; /* of a queue at a time, as the reading end and as the end that is read
                                      from */

@@ -21,9 +21,11 @@ PAIRS = ("CPU of a to soft:0 of b", "CPU of b to soft:0 of a", "soft:0 of a to C
 # tests/run.sh has no time for all with home b, which is as home a with the nodes changed about: make check-long.
 GATE = bool(os.environ.get("GAIA_GATE"))
 NAMES = ([f"{name}, home {home}" for home in "ab" for name in PAIRS if home == "a" or not GATE or name == PAIRS[-1]] + ["an acquire is one round trip, home a"] +
-         [f"{what}, node {node} unmounts" for what in ("all is well", "b is stopped", "the wire is silent", "the queue pairs are in error") for node in "ab"] +
+         [f"{what}, node {node} unmounts" for what in ("all is well", "b is stopped", "the wire is silent", "the device goes", "the queue pairs are in error")
+          for node in "ab"] +
          ["b is killed", "b is killed, node a unmounts", "b is stopped", "b was stopped, and the nodes meet again",
           "the wire is silent", "the wire was silent, and the nodes meet again", "the queue pairs are in error",
+          "the device goes", "the device was away, and the nodes meet again",
           "the port is taken", "no device has the address", "little memory to lock", "memory to lock for no links",
           "a GPU of b's has bytes of a", "a GPU of b's gets them by way of the host", "a GPU is there, node a unmounts", "a GPU is there, node b unmounts",
           "the devices of both nodes were those of the other's files"])
@@ -83,6 +85,10 @@ def script(seed):
         "survive a 'the wire is silent' wire_silent", "wire_heard", "nodes_met",
         "limited 60 tool_nodes acquire /tmp/a /tmp/b /tmp/data 10 && echo 'node test the wire was silent, and the nodes meet again: ok'",
         "node_umount a 'the wire is silent'", "node_umount b 'the wire is silent'",
+        f"node_mount a {MOUNT}", f"node_mount b {MOUNT}",
+        "limited 60 tool_nodes acquire /tmp/a /tmp/b /tmp/data 10", "device_away 'the device goes'", "device_back", "nodes_met",
+        "limited 60 tool_nodes acquire /tmp/a /tmp/b /tmp/data 10 && echo 'node test the device was away, and the nodes meet again: ok'",
+        "node_umount a 'the device goes'", "node_umount b 'the device goes'",
         # Long before peer_timeout the device gives up: what ends the link is the queue pair's error. A side whose messages have all
         # arrived, and that only waits for answers, finds out by its next keepalive: a quarter of peer_timeout later at most.
         "node_mount a device_cache=1M,peer_timeout=24", "node_mount b device_cache=1M,peer_timeout=24", "nodes_limit_ms=18000",
