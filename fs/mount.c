@@ -377,7 +377,7 @@ static void pin(void *context, void *file_context, bool pinned)
 
 static const char *cache_hint(int error)
 {
-    if (error == -ENOSYS || error == -EPERM)
+    if (error == -ENOSYS || error == -EPERM || error == -EACCES) /* SELinux says the last */
         return " (io_uring is refused here? try -o io=threads)";
     return error == -ENOMEM ? " (or too little memory may be locked, ulimit -l? try -o io=threads)" : "";
 }

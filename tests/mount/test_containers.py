@@ -5,13 +5,14 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
 import helpers
 from files import pattern
-from helpers import (LET_GO, PAGE, ROWS, AgentDied, agents, daemon_with_faults, read_file, statistics, wait_until, write_at,  # noqa: F401
-                     write_file)
+from helpers import (LET_GO, PAGE, ROWS, AgentDied, agents, daemon_with_faults, read_file, refused_mount, statistics, wait_until,  # noqa: F401
+                     write_at, write_file)
 
 # The shell is the namespace's first process: the kernel keeps signals from outside from that one.
 PID = ("unshare", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc", "sh", "-c", LET_GO + '"$@"; exit $?', "sh")
@@ -105,6 +106,26 @@ libc = ctypes.CDLL(None, use_errno=True)
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.c_char_p(filter), 0, 0) == 0
 assert libc.syscall(323, 0) == -1 and ctypes.get_errno() == errno.EPERM
 """
+
+
+REFUSING = """
+import ctypes, os, struct, sys
+program = b"".join(struct.pack("=HBBI", *one) for one in ((0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x50000 | int(sys.argv[1])),
+                                                          (0x06, 0, 0, 0x7fff0000)))
+held = ctypes.create_string_buffer(program)
+filter = struct.pack("=H6xQ", 4, ctypes.addressof(held))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.c_char_p(filter), 0, 0) == 0
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="a system call's number")
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, errno.EACCES], ids=errno.errorcode.get)
+def test_a_container_that_refuses_io_uring(workdir, error):
+    """As seccomp, kernel.io_uring_disabled, an old kernel and SELinux do: who mounts is told what to try."""
+    text = refused_mount(workdir, before=(sys.executable, "-c", REFUSING, str(error)))
+    assert f"{os.strerror(error)} (io_uring is refused here? try -o io=threads)" in text
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="a system call's number")
