@@ -89,7 +89,8 @@ struct gaia_transport_config {
 };
 
 /* Start. 0; or -EINVAL (config), -ENODEV (no RDMA device, or no kernel support), -EADDRNOTAVAIL (no device
- * has this address), -EADDRINUSE, -ENOMEM, -EMFILE, -EACCES, or another errno of the carrier's. */
+ * has this address), -ENETDOWN (its port is not up), -EADDRINUSE, -ENOMEM, -EMFILE, -EACCES, or another errno
+ * of the carrier's. */
 int gaia_transport_open(const struct gaia_transport_config *config, struct gaia_transport **transport_out);
 
 /* Closes links that are still open (their transfers end with -ECANCELED), lets go of memory that is still

@@ -548,6 +548,10 @@ static int look_at_device(struct gaia_transport *transport, struct rdma *rdma)
     if (ibv_query_device(rdma->verbs, &device) || ibv_query_port(rdma->verbs, rdma->id->port_num, &port))
         return transport_say(-EIO, "%s can't be asked what it can do",
                              ibv_get_device_name(rdma->verbs->device));
+    /* A node that mounts before its link is up would take all others to be down. */
+    if (port.state != IBV_PORT_ACTIVE && port.state != IBV_PORT_ACTIVE_DEFER)
+        return transport_say(-ENETDOWN, "port %u of %s is not up: %s", rdma->id->port_num,
+                             ibv_get_device_name(rdma->verbs->device), ibv_port_state_str(port.state));
     rdma->reads_out = least(device.max_qp_init_rd_atom, 255);
     rdma->reads_in = least(device.max_qp_rd_atom, 255);
     rdma->cq_room = least(device.max_cqe, CQ_ENTRIES);

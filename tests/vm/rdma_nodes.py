@@ -26,7 +26,7 @@ NAMES = ([f"{name}, home {home}" for home in "ab" for name in PAIRS if home == "
          ["b is killed", "b is killed, node a unmounts", "b is stopped", "b was stopped, and the nodes meet again",
           "the wire is silent", "the wire was silent, and the nodes meet again", "the queue pairs are in error",
           "the device goes", "the device was away, and the nodes meet again",
-          "the port is taken", "no device has the address", "little memory to lock", "memory to lock for no links",
+          "the port is taken", "no device has the address", "the port is not up", "little memory to lock", "memory to lock for no links",
           "a GPU of b's has bytes of a", "a GPU of b's gets them by way of the host", "a GPU is there, node a unmounts", "a GPU is there, node b unmounts",
           "the devices of both nodes were those of the other's files"])
 
@@ -63,6 +63,7 @@ def script(seed):
         "node_umount a 'all is well'",
         "refused 'no device has the address' 'no RDMA device has the address 192.0.2.1:7500' "
         "mount.gaiafs /tmp/other /mnt -f -o node=a,peers=a@192.0.2.1:7500/b@10.0.1.1:7500",
+        "port_down", "refused 'the port is not up' 'port 1 of rxe0 is not up: ' mount.gaiafs /tmp/other /mnt -f -o node=a,$nodes_peers", "port_up",
         f"refused 'little memory to lock' '{LITTLE}' tool_survive little 1048576 mount.gaiafs /tmp/other /mnt -f -o node=a,$nodes_peers",
         f"refused 'memory to lock for no links' 'RLIMIT_MEMLOCK allows {SLOTS} bytes' "
         f"tool_survive little {SLOTS} mount.gaiafs /tmp/other /mnt -f -o node=a,$nodes_peers",
