@@ -87,6 +87,36 @@ static void test_cut_behind(void **state)
     fixture_stop(&f);
 }
 
+/* A file grows behind the mount: what a device had stored behind the old end is no part of it. */
+static void test_growth_behind(void **state)
+{
+    const off_t end = 15 * 4096 + 100;
+    uint8_t bytes[4096];
+
+    (void)state;
+    for (int released = 0; released < 2; released++) {
+        if (!start(1 << 20))
+            skip();
+        truncate_to(end);
+        map.bytes[end - 1] = 's';
+        map.bytes[end + 10] = 's';
+        if (released)
+            assert_int_equal(device_release(&f, &map), 0);
+        assert_int_equal(ftruncate(f.fd, 16 * 4096), 0);
+        assert_int_equal(device_acquire(&f, &map), 0);
+        assert_int_equal(map.bytes[end - 1], 's');
+        assert_int_equal(map.bytes[end + 10], 0);
+        map.bytes[end + 20] = 't';
+        assert_int_equal(device_release(&f, &map), 0);
+        kernel_read(&f, 15, bytes);
+        assert_int_equal(bytes[99], 's');
+        assert_int_equal(bytes[110], 0);
+        assert_int_equal(bytes[120], 't');
+        truncate_to(FIXTURE_PAGES * 4096);
+        fixture_stop(&f);
+    }
+}
+
 /* A file grows as the page of its end is placed for a store: what was zeroed there is not a store, though the
  * bytes that were read for the page had more. */
 static void test_growth_beside_a_store(void **state)
@@ -131,6 +161,7 @@ int main(void)
         cmocka_unit_test(test_append_beside_a_store),
         cmocka_unit_test(test_store_after_a_truncation),
         cmocka_unit_test(test_cut_behind),
+        cmocka_unit_test(test_growth_behind),
         cmocka_unit_test(test_growth_beside_a_store),
     };
 
