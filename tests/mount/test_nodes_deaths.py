@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from conftest import Mount
+from conftest import Mount, not_in_the_gate
 from descriptors import descriptors_of
 from files import pattern
-from helpers import (PAGE, AgentDied, agents, error_of, read_file, refused_mount, stand_still, statistics,  # noqa: F401
-                     wait_until)
+from helpers import (PAGE, ROWS, AgentDied, agents, daemon_with_faults, error_of, read_file, refused_mount,  # noqa: F401
+                     stand_still, statistics, wait_until)
 from nodes import SIDES, TAKEN_OVER, Program, all_see, check, cluster, home_of  # noqa: F401
 
 TIMEOUT_S = 1
@@ -327,6 +327,36 @@ def test_what_is_lost_as_a_file_is_given_up_is_told(killed, stored):
     for program in survivor, victim:
         program.agent.kill()
     within(20, "umount", unmount, nodes[dead])
+
+
+@not_in_the_gate
+def test_what_is_lost_is_told_before_all_is_given_up(cluster, agents, workdir, monkeypatch):
+    """A home that stood still, and does so again as it gives a file up, one device after the other: the next home is known before it
+    has come to the device that has released something. A sync tells of that all the same."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(2, OPTIONS, only=[])
+    nodes.mount(0, env=env)
+    nodes.mount(1)
+    nodes.make(bytes(8 * PAGE), home=0)
+    other, victim = (Program(agents(), nodes.path(0), device=f"soft:{number}", cpu=False) for number in range(2))
+    survivor = Program(agents(), nodes.path(1), device=None, cpu=False)
+    victim.device_store(2 * PAGE, b"lost")
+    victim.release()
+    for turn in range(2):
+        stand_still(nodes[0].pid)
+        try:
+            time.sleep(2.5)
+            within(PATIENCE_S, "write()", survivor.write, 4 * PAGE, b"taken over")
+            if turn == 0:
+                plan.arm_wait(ROWS.index("fallocate64"), 15000, 1, 0)
+        finally:
+            os.kill(nodes[0].pid, signal.SIGCONT)
+        wait_until(lambda: plan.landed, 10)
+        landed = landed if turn else time.monotonic()
+    assert error_of(victim.agent, "os.fsync(fd)") == errno.EIO
+    assert time.monotonic() < landed + 15
+    for program in victim, other, survivor:
+        program.agent.kill()
 
 
 def test_each_file_that_has_lost_something_is_named(cluster, agents):
