@@ -256,10 +256,9 @@ int nodes_follow(void *context, const struct node_name *name, uint64_t generatio
     struct cache_file *file = inode_usable(inode);
     bool was_home = file && !cache_file_is_far(file);
     rc = file ? give_way(file, name, generation) : 0;
-    bool gave_up = file && rc == 0 && !inode_usable(inode),
-         lost = gave_up && cache_file_has_lost_stores(file);
-    if (gave_up && was_home)
-        trouble_of_a_home(inode, lost);
+    bool gave_up = file && rc == 0 && !inode_usable(inode);
+    if (was_home && rc == 0) /* also where another thread has found the next home meanwhile */
+        trouble_of_a_home(inode, cache_file_has_lost_stores(file));
     if (rc == 0 && inode_content(inode) && !inode_usable(inode))
         rc = go_far(context, inode, name, true);
     else if (rc == 0 && inode_usable(inode)) /* by another thread, which may not have told yet */

@@ -355,6 +355,7 @@ def test_what_is_lost_is_told_before_all_is_given_up(cluster, agents, workdir, m
         landed = landed if turn else time.monotonic()
     assert error_of(victim.agent, "os.fsync(fd)") == errno.EIO
     assert time.monotonic() < landed + 15
+    wait_until(lambda: "is lost" in nodes[0].log_text(), 30)
     for program in victim, other, survivor:
         program.agent.kill()
 
