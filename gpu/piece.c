@@ -56,8 +56,8 @@ int piece_each(void *addr, size_t length, struct gaia_device *device, bool any_d
 }
 
 /* What it says of write-backs: that there is no daemon any more, or what the data directory has said, which
- * may be any word, also that one. */
-static int write_back_error(const struct gaia_mapping *mapping)
+ * may be any word but that one (fs/request.c). */
+static int write_back_error(void)
 {
     int error = piece_kernel_error();
 
@@ -65,9 +65,8 @@ static int write_back_error(const struct gaia_mapping *mapping)
     case -EDQUOT:
     case -ENOMEM:
     case -ENOSPC:
-        return error;
     case -ENOTCONN:
-        return gaia_session_alive(mapping->session) ? -EIO : error;
+        return error;
     default:
         return -EIO;
     }
@@ -84,7 +83,7 @@ static int wait_for_write_backs(const struct gaia_piece *piece)
     if (fd >= 0)
         close(fd);
     else if (fdatasync(piece->mapping->fd)) /* no /proc, or no descriptor: that waits for them, too */
-        return write_back_error(piece->mapping);
+        return write_back_error();
     return 0;
 }
 
@@ -95,7 +94,7 @@ static int flush_cpu(const struct gaia_piece *piece)
 {
     if (sync_file_range(piece->mapping->fd, (off_t)piece->offset, (off_t)piece->length,
                         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER))
-        return write_back_error(piece->mapping);
+        return write_back_error();
     return wait_for_write_backs(piece);
 }
 
