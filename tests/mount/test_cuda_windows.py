@@ -205,8 +205,13 @@ def test_writes_that_must_be_flushed(gpu):
     # It is asked for: when it fails, nobody trusts what is there, nor asks for it again. The GPU has not failed.
     other = make(m, content[::-1], "other")
     gpu.fail(FLUSH, 1, BROKEN)
+    reads = path_of(m)["reads"]
     assert gpu.program(other)("map[:]") == content[::-1]
     assert gpu.failed()
+    if m.nodes:
+        assert copied(m) == MIB // PAGE
+    else:
+        assert path_of(m)["failed"] == path_of(m)["reads"] - reads >= 1
     assert reach(m) == "unreachable"
     assert "failure" not in next(d for d in statistics(m.mnt)["devices"] if d["device"] == "cuda:0")
 
