@@ -500,13 +500,13 @@ def test_what_another_mount_has_cut_off_stays_so(two, devices, call):
     assert read_file(path_in(b)) == bytes(wanted)
 
 
-def cut_beside_a_release(plan, opened, path, how, size):
+def cut_beside_a_release(plan, opened, path, how, size, call="pwrite64", number=1):
     """While the first of what is released is being brought to the data directory, another mount cuts the file."""
     with open(path, "r+b", buffering=0) as file:
-        plan.arm_wait(ALL_ROWS.index("pwrite64"), 600, 1, False)
+        plan.arm_wait(ALL_ROWS.index(call), 600, number, False)
         release = threading.Thread(target=opened.map.release)
         release.start()
-        wait_until(lambda: plan.landed == 1, 20, "the first is being brought")
+        wait_until(lambda: plan.landed == 1, 20, "the release is in this call")
         os.truncate(file.fileno() if how == "by a descriptor" else path, size)
         release.join()
 
@@ -527,6 +527,22 @@ def test_what_another_mount_cuts_off_beside_a_release_stays_so(mount, workdir, m
         wanted[at] ^= 255
         opened.map[at] = wanted[at]
     cut_beside_a_release(plan, opened, path_in(b), how, PAGE + 200)
+    assert read_file(os.path.join(data, "f")) == bytes(wanted[:PAGE + 200])
+    opened.close()
+    assert read_file(path_in(b)) == bytes(wanted[:PAGE + 200])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_another_mount_cuts_off_before_it_is_brought_stays_so(mount, workdir, monkeypatch, devices, number):
+    """The release looks for what was stored (the first call) and takes it (the second), and looks at the size before both."""
+    data, plan, a, b = two_and_a_plan(mount, workdir, monkeypatch)
+    wanted = bytearray(pattern(8 * PAGE))
+    write_file(path_in(a), wanted)
+    opened = Opened(devices(), path_in(a))
+    for at in PAGE + 100, PAGE + 300:
+        wanted[at] ^= 255
+        opened.map[at] = wanted[at]
+    cut_beside_a_release(plan, opened, path_in(b), "by its name", PAGE + 200, "preadv64v2", number)
     assert read_file(os.path.join(data, "f")) == bytes(wanted[:PAGE + 200])
     opened.close()
     assert read_file(path_in(b)) == bytes(wanted[:PAGE + 200])
