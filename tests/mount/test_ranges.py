@@ -3,10 +3,11 @@
 import contextlib
 import mmap
 import os
+import threading
 
 import pytest
 
-from helpers import PAGE, agents, error_of, make_random, read_at, tool, write_file  # noqa: F401
+from helpers import ALL_ROWS, PAGE, agents, daemon_with_faults, error_of, make_random, read_at, tool, wait_until, write_file  # noqa: F401
 from posix_calls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, fallocate
 from test_handles import kernel_at_least
 
@@ -31,6 +32,27 @@ def test_a_range_of_a_page_that_is_stored_to(mount, agents, shared, change):
     status, output = tool("tool_ranges", path, os.path.join(m.data, "f"), source, change, ROUNDS,
                           make_random("range").randrange(2**32))
     assert status == 0, output
+
+
+@cached
+def test_a_store_while_a_part_of_its_page_is_copied_to(mount, agents, monkeypatch, workdir, shared):
+    """It is not the daemon that copies: when it has answered, the kernel would drop the page, and the store with it."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("passthrough=off", env=env)
+    path, source = os.path.join(m.mnt, "f"), os.path.join(m.mnt, "source")
+    write_file(source, b"s" * PAGE)
+    write_file(path, b"x" * PAGE)
+    if shared:
+        agents().do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device().mmap(fd, PAGE)", path=path)
+    with open(source, "rb") as given, open(path, "r+b") as file, mmap.mmap(file.fileno(), PAGE) as cpu:
+        os.fsync(file.fileno())
+        plan.arm_wait(ALL_ROWS.index("fuse_reply_write"), 600, 1, False)
+        copy = threading.Thread(target=os.copy_file_range, args=(given.fileno(), file.fileno(), HALF, 0, 0))
+        copy.start()
+        wait_until(lambda: plan.landed or not copy.is_alive(), what="the daemon is about to answer, or nobody copies any more")
+        cpu[HALF] = ord("c")
+        copy.join()
+        assert cpu[:] == b"s" * HALF + b"c" + b"x" * (HALF - 1)
 
 
 def test_copies_of_parts_of_pages(mount):
