@@ -290,6 +290,55 @@ static void few_frames(void **)
     play(GAIA_DEMAND_UNIT_SHIFT_SMALL, so_many(200), 6, 4);
 }
 
+/* What was stored is given to the host, and stays; and then goes. */
+static void flush_and_drop(void **)
+{
+    const unsigned stored = 5;
+    world_options options;
+    std::vector<uint32_t> list;
+
+    options.units = 12;
+
+    world w(options);
+    gaia_view<uint32_t> view = w.view<uint32_t>();
+    const struct gaia_demand *demand = &w.demand;
+    auto element = [&w](uint32_t unit) {
+        return (uint64_t)unit * w.elements_of_unit() + gaia_hw_lane() * ELEMENTS_OF_HOST;
+    };
+
+    for (uint32_t unit = 0; unit < options.units; unit++)
+        list.push_back(unit);
+    launch(1, 2, [&] { /* the lanes of two warps */
+                       for (uint32_t unit = gaia_hw_thread() / GAIA_LANES; unit < stored; unit += 2)
+                           view.store(element(unit), unit * 100 + gaia_hw_lane());
+    });
+    launch(2, 2, [&] { gaia_demand_flush(demand); });
+    assert_int_equal(w.control.given, stored);
+    for (uint32_t unit = 0; unit < stored; unit++)
+        assert_int_equal(w.demand.table[unit] & (GAIA_DEMAND_VALID | GAIA_DEMAND_DIRTY | GAIA_DEMAND_BUSY),
+                         GAIA_DEMAND_VALID);
+    launch(1, 1, [&] { view.store(element(0) + 1, 7000 + gaia_hw_lane()); });
+    launch(2, 2, [&] { gaia_demand_drop(demand, list.data(), list.size()); });
+    assert_int_equal(w.control.given, stored + 1);
+    assert_int_equal(w.control.held + w.control.kept + w.control.failures, 0);
+    for (uint32_t unit = 0; unit < options.units; unit++)
+        assert_int_equal(w.demand.table[unit] & ~GAIA_DEMAND_SEQUENCE(w.demand.frame_mask), 0);
+    for (uint32_t frame = 0; frame < options.frames; frame++)
+        assert_int_equal(w.demand.owner[frame], GAIA_DEMAND_FREE);
+    launch(1, 1, [&] {
+        for (uint32_t unit = 0; unit < stored; unit++)
+            EXPECT(view.load(element(unit)) == unit * 100 + gaia_hw_lane(), "unit %u", unit);
+    });
+    w.stop();
+    for (unsigned lane = 0; lane < GAIA_LANES; lane++) {
+        for (uint32_t unit = 0; unit < stored; unit++)
+            assert_int_equal(w.home_element((uint64_t)unit * w.elements_of_unit() + lane * ELEMENTS_OF_HOST),
+                             unit * 100 + lane);
+        assert_int_equal(w.home_element(lane * ELEMENTS_OF_HOST + 1), 7000 + lane);
+    }
+    assert_int_equal(wrongs.exchange(0), 0);
+}
+
 /* --- loads without a hold --- */
 
 #define MINE 0x11111111u   /* the first element of unit 0 */
@@ -665,6 +714,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(small_units),
         cmocka_unit_test(large_units),
         cmocka_unit_test(few_frames),
+        cmocka_unit_test(flush_and_drop),
         cmocka_unit_test(load_takes_no_hold),
         cmocka_unit_test(unit_that_goes_between_two_looks),
         cmocka_unit_test(unit_that_goes_and_comes_again),
