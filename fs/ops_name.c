@@ -110,11 +110,23 @@ void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const cha
     make_node(req, parent, name, S_IFLNK, 0, target);
 }
 
+static bool is_short(int rc)
+{
+    return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM;
+}
+
 static void reply_link(fuse_req_t req, fuse_ino_t nodeid, struct inode *parent, const char *name)
 {
     struct answer *answer = fs_of(req)->options.members ? answer_begin(nodeid) : NULL;
+    struct fuse_entry_param entry;
+    int rc = resolve_entry(fs_of(req), parent, name, &entry);
 
-    reply_lookup(req, parent, name);
+    if (is_short(rc)) /* the name is there: that must not be told as an error */
+        rc = resolve_node(fs_of(req), nodeid, &entry);
+    if (rc < 0)
+        fuse_reply_err(req, (int)-trouble(parent, "looking up a name in", rc));
+    else
+        reply_entry(req, &entry);
     answer_sent(answer);
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -250,11 +251,24 @@ static int create_backing(fuse_req_t req, struct inode *parent, const char *name
     return rc == -EEXIST && !(flags & O_EXCL) ? -ESTALE : rc;
 }
 
+/* Who is told that it failed tries again, and must not find a file. It is closed, so that there is a
+ * descriptor for its folder. No other program of the mount has seen it, as the kernel has locked that. */
+static void uncreate(struct inode *parent, const char *name, const struct stat *made)
+{
+    BORROWED dir = inode_borrow(parent);
+    struct statx stx;
+
+    if (dir.fd >= 0 && !statx(dir.fd, name, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT, STATX_INO, &stx) &&
+        stx.stx_ino == made->st_ino && makedev(stx.stx_dev_major, stx.stx_dev_minor) == made->st_dev)
+        unlinkat(dir.fd, name, 0);
+}
+
 void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mode, struct fuse_file_info *fi)
 {
     struct fs *fs = fs_of(req);
     struct inode *parent = inode_of(req, parent_id), *inode;
     struct fuse_entry_param entry = {0};
+    struct stat made;
     struct stale stale;
     int fd = create_backing(req, parent, name, mode, fi->flags), path_fd, rc;
 
@@ -262,11 +276,14 @@ void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mo
         fuse_reply_err(req, (int)-trouble(parent, "creating a file in", fd));
         return;
     }
+    if (fstat(fd, &made))
+        made = (struct stat){0}; /* then it is left */
     /* Not by its name: that may be another file's by now. */
     path_fd = descriptors_openat(fs, AT_FDCWD, proc_path(fd).text, O_PATH | O_CLOEXEC, 0);
     rc = path_fd < 0 ? path_fd : resolve_entry_fd(fs, path_fd, parent, name, &entry);
     if (rc < 0) {
         close(fd);
+        uncreate(parent, name, &made);
         fuse_reply_err(req, -rc);
         return;
     }
@@ -274,6 +291,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mo
     rc = attach_handle(req, inode, fd, fi, &stale); /* of a new file there is nothing to drop */
     if (rc < 0) {
         inode_forget(inode, 1);
+        uncreate(parent, name, &made);
         fuse_reply_err(req, -rc);
     } else if (open_reply_create(req, &entry, fi) < 0) {
         handle_free(fs, handle_of(fi));

@@ -57,6 +57,37 @@ def test_the_table_of_descriptors_is_made_before_there_are_threads(mount, limit)
     assert table_of(mounted.pid) == min(limit, 4096)
 
 
+@pytest.mark.parametrize("limit", range(100, 104))
+def test_what_fails_for_want_of_descriptors_has_made_nothing(mount, limit):
+    """Else who tries again to make a file that must not be there (O_EXCL) never succeeds."""
+    mounted = mount("timeout=0", **with_descriptors(limit))
+    folder, below, opened = f"{mounted.mnt}/d", f"{mounted.data}/d", []
+    os.mkdir(folder)
+
+    def make(name):
+        opened.append(os.open(f"{folder}/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR))
+
+    try:
+        for i in range(200):
+            if error_of(make, f"f{i}") == errno.EMFILE:
+                break
+        assert not os.path.exists(f"{below}/f{i}")
+        for free in range(1, 5):  # how many are left is the daemon's affair
+            for name in "one", "two":
+                if error_of(make, f"{name}{free}"):
+                    assert not os.path.exists(f"{below}/{name}{free}"), free
+                if error_of(os.link, f"{folder}/f0", f"{folder}/{name}link{free}"):
+                    assert not os.path.exists(f"{below}/{name}link{free}"), free
+            os.close(opened.pop())
+        for fd in opened[-5:]:
+            os.close(fd)
+        del opened[-5:]
+        helpers.wait_until(lambda: error_of(make, f"f{i}") == 0)
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
 def test_more_open_files_than_descriptors(mount):
     """Who opens one too many is told so, nothing else breaks, and what was closed is there again."""
     mounted = mount(**with_descriptors(256))
