@@ -245,12 +245,14 @@ static int map_reply(struct gaia_mapping *mapping, const struct gaia_message *re
 {
     const int *fds = mapping->reply.fds;
     int state = fds[1] >= 0 ? fds[1] : fds[0], frames = fds[1] >= 0 ? fds[0] : -1;
+    void *page;
 
     mapping->map = reply->map;
-    mapping->state = shared_page_look(state);
-    if (!mapping->state)
-        return errno == EAGAIN ? -ENOMEM : -errno; /* EAGAIN: no more memory may be locked (mlockall()) */
-    int error = mapping->driver->map(mapping, reply, frames);
+    int error = gaia_mapping_map(SHARED_PAGE_SIZE, PROT_READ, MAP_SHARED, state, 0, &page);
+    if (error)
+        return error;
+    mapping->state = page;
+    error = mapping->driver->map(mapping, reply, frames);
     if (error)
         munmap(mapping->state, SHARED_PAGE_SIZE);
     return error;

@@ -405,6 +405,23 @@ void gaia_mapping_session_died(struct gaia_session *session)
     pthread_mutex_unlock(&table_lock);
 }
 
+int gaia_mapping_map(size_t length, int prot, int flags, int fd, off_t offset, void **address_out)
+{
+    int error = 0;
+
+    pthread_mutex_lock(&table_lock);
+    void *address = mmap(NULL, length, prot, flags, fd, offset);
+    if (address == MAP_FAILED) {
+        error = errno == EAGAIN ? -ENOMEM : -errno;
+    } else if (madvise(address, length, MADV_DONTFORK)) {
+        error = -errno;
+        munmap(address, length);
+    }
+    pthread_mutex_unlock(&table_lock);
+    *address_out = address;
+    return error;
+}
+
 void gaia_mapping_before_fork(void)
 {
     pthread_mutex_lock(&table_lock);
@@ -412,14 +429,7 @@ void gaia_mapping_before_fork(void)
 
 void gaia_mapping_after_fork(bool child)
 {
-    /* The child has none of the mappings (MADV_DONTFORK). */
-    for (size_t i = 0; child && i < table_count; i++) {
-        struct gaia_mapping *mapping = table[i].mapping;
-        if (mapping->state) /* else an extent before this one was of the same mapping */
-            munmap(mapping->state, SHARED_PAGE_SIZE);
-        mapping->state = NULL;
-    }
-    if (child) {
+    if (child) { /* which has none of the mappings (MADV_DONTFORK) */
         table_count = 0;
         LIST_INIT(&collecting);
         LIST_INIT(&devices);

@@ -92,6 +92,10 @@ void gaia_mapping_take_back(void *address);
 int gaia_mapping_each_daemon(const struct gaia_device *device,
                              int (*fn)(struct gaia_session *session, void *context), void *context);
 
+/* mmap() of what no child of fork() gets: none comes in between. 0 or a negative errno; -ENOMEM also where no
+ * more memory may be locked, which Linux calls EAGAIN (mlockall()). */
+int gaia_mapping_map(size_t length, int prot, int flags, int fd, off_t offset, void **address_out);
+
 /* Around a fork: the table stands still. In the child nothing is mapped any more. */
 void gaia_mapping_before_fork(void);
 void gaia_mapping_after_fork(bool child);

@@ -79,8 +79,10 @@ static int hello(struct gaia_session *session, bool traps)
     if (error)
         return error;
     if (!message.error) {
+        pthread_mutex_lock(&sessions_lock); /* a child of a fork unmaps it */
         session->alive = shared_page_look(session->reply.fds[0]);
         error = session->alive ? 0 : -errno;
+        pthread_mutex_unlock(&sessions_lock);
     }
     descriptors_end(&session->reply, session->gone);
     return message.error ? message.error : error;

@@ -96,15 +96,15 @@ static int reserve_range(int faults, int frames, size_t length, off_t offset, bo
 {
     /* Without access at first: with mlockall(MCL_FUTURE) Linux fills what can be accessed, with zeros that no
      * touch would ever come to the daemon for. Nor must it later. */
-    void *address =
-        mmap(NULL, length, PROT_NONE, (writable ? MAP_SHARED : MAP_PRIVATE) | MAP_NORESERVE, frames, offset);
+    void *address;
+    int error = gaia_mapping_map(length, PROT_NONE, (writable ? MAP_SHARED : MAP_PRIVATE) | MAP_NORESERVE,
+                                 frames, offset, &address);
 
-    if (address == MAP_FAILED) /* EAGAIN: with mlockall(), and no more memory may be locked */
-        return errno == EAGAIN ? -ENOMEM : -errno;
-    /* A child could store without being trapped: it does not get the mapping. Nor does a core dump, as it
-     * gets none of other files: Linux would look at each page, which takes a second for each GiB. */
-    int error =
-        madvise(address, length, MADV_DONTFORK) || madvise(address, length, MADV_DONTDUMP) ? -errno : 0;
+    if (error)
+        return error;
+    /* A core dump gets none of other files either: Linux would look at each page, which takes a second for
+     * each GiB. */
+    error = madvise(address, length, MADV_DONTDUMP) ? -errno : 0;
     if (!error)
         error = register_range(faults, address, length, writable);
     if (!error && (munlock(address, length) ||
@@ -128,6 +128,14 @@ static off_t blocked_at(const struct gaia_mapping *mapping, uintptr_t address)
     return (off_t)((uint64_t)mapping->cut << 47 | (address & (((uint64_t)1 << 47) - 1)));
 }
 
+/* What is in the place of a mapping no child of fork() gets, as it gets no mapping; nor a core dump, in which
+ * the SIGBUS may well end. */
+static void keep_here(void *address, size_t length)
+{
+    madvise(address, length, MADV_DONTFORK);
+    madvise(address, length, MADV_DONTDUMP);
+}
+
 /* Unmap, but keep the addresses from being used for something else; touches that wait get SIGSEGV. file: -1:
  * they are never free again. 0, or -ENOMEM: the process has as many areas of memory as it may. Then nothing
  * has changed: to unmap a part may be possible yet, but its addresses would be free, and the daemon at them.
@@ -139,6 +147,7 @@ static int block_range(const struct gaia_mapping *mapping, int file, void *addre
 
     if (mmap(address, length, PROT_NONE, flags, file, blocked_at(mapping, range.start)) == MAP_FAILED)
         return -ENOMEM;
+    keep_here(address, length);
     ioctl(mapping->session->faults, UFFDIO_WAKE, &range);
     return 0;
 }
@@ -187,7 +196,7 @@ static void kill_range(const struct gaia_mapping *mapping, void *address, size_t
 
     if (mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, mapping->session->gone,
              NOTHING_AT) != MAP_FAILED)
-        madvise(address, length, MADV_DONTDUMP);          /* the SIGBUS may well end in one */
+        keep_here(address, length);
     else if (block_range(mapping, -1, address, length) && /* SIGSEGV, then: never wrong bytes */
              mprotect(address, length, PROT_NONE)) /* which needs no further area, and keeps the addresses */
         munmap(address, length);

@@ -369,13 +369,14 @@ def test_a_child_of_fork_has_no_descriptor_of_a_call_under_way(mount, agents, ho
 FORKS_WITHIN = r"""
 #include <dirent.h>
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-int armed, status = -1; /* status: the child's; how many descriptors it has of that */
+int armed, status = -1; /* status: the child's; how many descriptors and areas it has of that */
 const char *seen;
 
 static int count(void)
@@ -391,6 +392,8 @@ static int count(void)
         target[n < 0 ? 0 : n] = 0;
         found += !strcmp(target, seen) || !strncmp(target, "/memfd:", 7);
     }
+    for (FILE *maps = fopen("/proc/self/maps", "r"); fgets(path, sizeof path, maps);)
+        found += strstr(path, "/memfd:") != NULL;
     return found;
 }
 
@@ -422,6 +425,24 @@ def test_a_child_of_fork_has_nothing_that_a_daemon_has_just_sent(mount, agents, 
     status = agent("ctypes.c_int.in_dll(shim, 'status').value")
     assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 1, status  # its own
     agent.do("mapping[0] = 1\nmapping.release()")
+    agent.end()
+
+
+def areas_of_gaia():
+    with open("/proc/self/maps") as file:
+        return sum("memfd:gaia" in line for line in file)
+
+
+def test_a_child_of_fork_has_nothing_in_place_of_a_mapping(mount, agents):
+    """Neither where a part was unmapped, nor where the daemon is dead."""
+    m = mount()
+    agent = functions_of(__name__, agents())
+    agent.do("device = gaia.Device('soft:0')\nmapping = device.mmap(os.open(path, os.O_RDWR), 4 * PAGE)\n"
+             "mapping.unmap(PAGE, PAGE)", path=make(m, bytes(4 * PAGE)))
+    assert agent("areas_of_gaia(), in_child(areas_of_gaia)") == (5, (0, 0))
+    m.kill()
+    wait_until(lambda: agent("error_of(mapping.acquire, 0, PAGE)") == errno.ENOTCONN)
+    wait_until(lambda: agent("in_child(areas_of_gaia)") == (0, 0))
     agent.end()
 
 
