@@ -177,6 +177,24 @@ PUBLIC void gaia_device_close(struct gaia_device *device)
     put_references(device, closed ? 2 : 1);
 }
 
+/* Of what was asked about a file, errors that say something to who wants to map it. */
+static int said_of_file(int other)
+{
+    int error = piece_kernel_error();
+
+    switch (error) {
+    case -EACCES:
+    case -EBADF:
+    case -EIO:
+    case -EMFILE:
+    case -ENOMEM:
+    case -ENOTCONN:
+        return error;
+    default:
+        return other;
+    }
+}
+
 /* The kernel's word for "not a gaiafs file" is many words. */
 static int get_token(int fd, struct gaia_ioctl_token *token)
 {
@@ -184,17 +202,12 @@ static int get_token(int fd, struct gaia_ioctl_token *token)
     struct stat st;
 
     if (fstatfs(fd, &fs) || fstat(fd, &st))
-        return piece_kernel_error();
+        return said_of_file(-EIO);
     if (fs.f_type != FUSE_MAGIC ||
         !S_ISREG(st.st_mode)) /* an ioctl on some other driver's file could do anything */
         return -ENODEV;
-    if (ioctl(fd, GAIA_IOCTL_TOKEN, token)) {
-        int error = piece_kernel_error();
-        if (error == -ENOTCONN || error == -EMFILE || error == -ENOMEM || error == -EBADF ||
-            error == -EACCES || error == -EIO)
-            return error;
-        return -ENODEV;
-    }
+    if (ioctl(fd, GAIA_IOCTL_TOKEN, token))
+        return said_of_file(-ENODEV);
     token->socket[sizeof token->socket - 1] = '\0';
     return token->version == GAIA_PROTOCOL_VERSION ? 0 : -ENODEV;
 }

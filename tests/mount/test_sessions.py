@@ -202,8 +202,9 @@ def test_an_error_of_the_data_directory_ends_no_session(mount, agents, monkeypat
     agent.do(OPEN + "\nmap = dev.mmap(fd, PAGE)\nmap[0]\nsecond = os.open(other, os.O_RDWR)", path=make(m, pattern(PAGE)),
              other=make(m, pattern(PAGE), "other"))
     for code in errno.ECONNABORTED, errno.EKEYEXPIRED, errno.ENOTCONN, errno.EPROTO, errno.ESTALE:
-        plan.arm(ROWS.index("dup"), code, 1, 0)
-        assert agent("error_of(lambda: dev.mmap(second, PAGE).unmap())") == errno.EIO and plan.landed
+        for row in "dup", "fstatvfs64":
+            plan.arm(ROWS.index(row), code, 1, 0)
+            assert agent("error_of(lambda: dev.mmap(second, PAGE).unmap())") == errno.EIO and plan.landed
     for byte, code in enumerate((errno.EKEYEXPIRED, errno.ENOTCONN, errno.EPROTO, errno.ESTALE)):
         agent.do("map[1] = byte\nmap.release()", byte=byte)
         plan.arm(ROWS.index("pwrite64"), code, 1, 1)
