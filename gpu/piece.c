@@ -4,11 +4,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/kernel.h"
-#include "base/proc_path.h"
 #include "gpu/driver.h"
 #include "gpu/gaia.h"
 #include "gpu/session.h"
@@ -74,17 +74,27 @@ static int write_back_error(void)
 
 /* Before 6.16 the kernel writes its dirty pages back through copies, and what made it do so may return while
  * one is on its way. A copy has all bytes of its page: it must not arrive after a collect that no read asked
- * for. Closing a descriptor waits for all of the file. */
+ * for. Closing a descriptor waits for all of the file: one that no child of a fork keeps. */
 static int wait_for_write_backs(const struct gaia_piece *piece)
 {
+    const struct gaia_mapping *mapping = piece->mapping;
+
     if (!writeback_lags)
         return 0;
-    int fd = open(proc_path(piece->mapping->fd).text, O_RDONLY | O_CLOEXEC);
-    if (fd >= 0)
-        close(fd);
-    else if (fdatasync(piece->mapping->fd)) /* no /proc, or no descriptor: that waits for them, too */
-        return write_back_error();
-    return 0;
+    struct descriptors *copy = calloc(1, sizeof *copy);
+    int error = -ENOMEM;
+    if (copy) {
+        descriptors_begin(copy);
+        error = descriptors_copy(copy, mapping->fd);
+    }
+    if (!error)
+        descriptors_end(copy, mapping->session->gone);
+    else if (!fdatasync(mapping->fd)) /* that waits for them, too */
+        error = 0;
+    else
+        error = write_back_error();
+    free(copy);
+    return error;
 }
 
 /* CPU stores through mappings of any process reach the daemon: the kernel writes its dirty pages. Once there

@@ -365,7 +365,8 @@ def test_a_child_of_fork_has_no_descriptor_of_a_call_under_way(mount, agents, ho
     agent.end()
 
 
-# A fork of the program's own, when the daemon has answered and what it has sent is being mapped.
+# A fork of the program's own, when the daemon has answered and what it has sent is being mapped, or when an acquire has a
+# descriptor to close.
 FORKS_WITHIN = r"""
 #include <dirent.h>
 #include <dlfcn.h>
@@ -397,34 +398,76 @@ static int count(void)
     return found;
 }
 
+static void fork_once(void)
+{
+    if (!armed)
+        return;
+    armed = 0;
+    pid_t child = fork();
+    if (!child)
+        _exit(count());
+    waitpid(child, &status, 0);
+}
+
 int mprotect(void *address, size_t length, int protection)
 {
     int (*real)(void *, size_t, int) = dlsym(RTLD_NEXT, "mprotect");
 
-    if (armed && protection == (PROT_READ | PROT_WRITE)) {
-        armed = 0;
-        pid_t child = fork();
-        if (!child)
-            _exit(count());
-        waitpid(child, &status, 0);
-    }
+    if (protection == (PROT_READ | PROT_WRITE))
+        fork_once();
     return real(address, length, protection);
+}
+
+int open64(const char *name, int flags, ...)
+{
+    int (*real)(const char *, int, ...) = dlsym(RTLD_NEXT, "open64");
+    int fd = real(name, flags, 0);
+
+    if (!strncmp(name, "/proc/self/fd/", 14))
+        fork_once();
+    return fd;
+}
+
+int dup3(int from, int to, int flags)
+{
+    int (*real)(int, int, int) = dlsym(RTLD_NEXT, "dup3");
+
+    fork_once();
+    return real(from, to, flags);
 }
 """
 
 
-def test_a_child_of_fork_has_nothing_that_a_daemon_has_just_sent(mount, agents, workdir):
-    m = mount()
-    source, shim = os.path.join(workdir, "shim.c"), os.path.join(workdir, "shim.so")
-    write_file(source, FORKS_WITHIN.encode())
-    subprocess.run(["gcc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
-    agent = functions_of(__name__, agents({"LD_PRELOAD": shim}))
-    agent.do("shim, name = ctypes.CDLL(shim), path.encode()\nctypes.c_char_p.in_dll(shim, 'seen').value = name\n"
-             "device = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR)\nctypes.c_int.in_dll(shim, 'armed').value = 1\n"
-             "mapping = device.mmap(fd, PAGE)", shim=shim, path=make(m, bytes(PAGE)))
+@pytest.fixture
+def forker(mount, agents, workdir):
+    """A function that starts a program with FORKS_WITHIN and a device."""
+    def start(before=()):
+        source, shim = os.path.join(workdir, "shim.c"), os.path.join(workdir, "shim.so")
+        write_file(source, FORKS_WITHIN.encode())
+        subprocess.run(["gcc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+        agent = functions_of(__name__, agents({"LD_PRELOAD": shim}, before))
+        agent.do("shim, name = ctypes.CDLL(shim), path.encode()\nctypes.c_char_p.in_dll(shim, 'seen').value = name\n"
+                 "device = gaia.Device('soft:0')\nfd = os.open(path, os.O_RDWR)\narmed = ctypes.c_int.in_dll(shim, 'armed')",
+                 shim=shim, path=make(mount(), bytes(PAGE)))
+        return agent
+    return start
+
+
+def test_a_child_of_fork_has_nothing_that_a_daemon_has_just_sent(forker):
+    agent = forker()
+    agent.do("armed.value = 1\nmapping = device.mmap(fd, PAGE)")
     status = agent("ctypes.c_int.in_dll(shim, 'status').value")
     assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 1, status  # its own
     agent.do("mapping[0] = 1\nmapping.release()")
+    agent.end()
+
+
+def test_a_child_of_fork_has_nothing_that_an_acquire_closes(forker):
+    """By which an acquire waits for write-backs, on Linux before 6.16, as this program takes it to be."""
+    agent = forker(("setarch", "--uname-2.6"))
+    agent.do("mapping = device.mmap(fd, PAGE)\narmed.value = 1\nmapping.acquire()")
+    status = agent("ctypes.c_int.in_dll(shim, 'status').value")
+    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 1, status  # its own
     agent.end()
 
 
