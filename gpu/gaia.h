@@ -183,23 +183,24 @@ void gaia_device_close(struct gaia_device *device);
  * @param fd      a regular file of a gaiafs mount, open for reading, and for writing too with PROT_WRITE
  * @param offset  in bytes, a multiple of 4096, not negative
  * @return the device pointer, or MAP_FAILED with errno: EACCES (fd not open for prot, or PROT_WRITE and a
- *         mount that can't write to its data directory), EAGAIN (no thread can be had; or threads of the
- *         same user ask the mount for so much that this call was never served), EBADF, EBUSY (-o shared:
- *         another mount of the data directory has the file mapped; node=: a mount that is no node, or a node
- *         that is gone, still holds the file's lock), EINVAL (device, length, prot, flags or offset;
- *         $GAIA_DEMAND_BYTES or $GAIA_DEMAND_ARENA_BYTES), EMFILE, ENFILE (no descriptor is left, here or in
- *         the daemon; EMFILE also: the process has 4096 mappings of this mount), ENETUNREACH (the process is
- *         in another network namespace than the daemon, which can't listen there), ENODEV (fd is not a
- *         regular file of a gaiafs mount, or the mount is of another version; the mount has no such device;
- *         the GPU's driver lacks what is needed), ENOLCK (where the file has to be locked, as for EBUSY, and
- *         the data directory's filesystem can't lock), ENOMEM (no room for the mapping, also within
- *         RLIMIT_MEMLOCK after mlockall(MCL_FUTURE); or GAIA_RESIDENT and the range is larger than the
- *         device), ENOSPC, EDQUOT (on a GPU, as gaia_macquire()), ENOSYS (userfaultfd of this Linux can't do
- *         what the device needs), EOPNOTSUPP (node=: a file without a file handle), EOVERFLOW (offset +
- *         length), EPERM (Linux refuses userfaultfd to this process, and the device needs it; or the mount's
- *         daemon runs neither as root nor as this process's user, or this process may do more than its user:
- *         the daemon could store to all of its memory), EUSERS (as many programs as the daemon takes have
- *         something mapped: of one user, of one network namespace, or of all), EIO
+ *         mount that can't write to its data directory; or the thread has made another user of itself for
+ *         files, setfsuid()), EAGAIN (no thread can be had; or threads of the same user ask the mount for so
+ *         much that this call was never served), EBADF, EBUSY (-o shared: another mount of the data directory
+ *         has the file mapped; node=: a mount that is no node, or a node that is gone, still holds the file's
+ *         lock), EINVAL (device, length, prot, flags or offset; $GAIA_DEMAND_BYTES or
+ *         $GAIA_DEMAND_ARENA_BYTES), EMFILE, ENFILE (no descriptor is left, here or in the daemon; EMFILE
+ *         also: the process has 4096 mappings of this mount), ENETUNREACH (the process is in another network
+ *         namespace than the daemon, which can't listen there), ENODEV (fd is not a regular file of a gaiafs
+ *         mount, or the mount is of another version; the mount has no such device; the GPU's driver lacks
+ *         what is needed), ENOLCK (where the file has to be locked, as for EBUSY, and the data directory's
+ *         filesystem can't lock), ENOMEM (no room for the mapping, also within RLIMIT_MEMLOCK after
+ *         mlockall(MCL_FUTURE); or GAIA_RESIDENT and the range is larger than the device), ENOSPC, EDQUOT (on
+ *         a GPU, as gaia_macquire()), ENOSYS (userfaultfd of this Linux can't do what the device needs),
+ *         EOPNOTSUPP (node=: a file without a file handle), EOVERFLOW (offset + length), EPERM (Linux refuses
+ *         userfaultfd to this process, and the device needs it; or the mount's daemon runs neither as root
+ *         nor as this process's user, or this process may do more than its user: the daemon could store to
+ *         all of its memory), EUSERS (as many programs as the daemon takes have something mapped: of one
+ *         user, of one network namespace, or of all), EIO
  */
 void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, int fd, off_t offset);
 
