@@ -64,11 +64,12 @@ bool nodes_has_met(const struct nodes *nodes, unsigned member)
 
 #define WARNING (CALL_WHY + MEMBER_NAME_MAX + 40)
 
-/* What says nothing of the member: a stranger has its address; this node's own device has gone, or is none
- * that leads there. */
-static bool is_strange(int error)
+/* What does not mean that nobody runs there: a stranger has its address; this node's own device has gone, or
+ * is none that leads there; or nothing comes from there, nor from its machine. */
+static bool is_doubtful(int error)
 {
-    return error == -EPERM || error == -ENODEV || error == -EXDEV;
+    return error == -EPERM || error == -ENODEV || error == -EXDEV || error == -ETIMEDOUT ||
+           error == -EHOSTUNREACH || error == -ENETUNREACH;
 }
 
 /* For people, the first time in a row: whoever likes may have the address of a node that does not run; and
@@ -76,12 +77,12 @@ static bool is_strange(int error)
  * text_out: "" where there is nothing to say. */
 static void word_warning(const struct nodes_home *home, int before, char text_out[WARNING])
 {
-    bool strange = is_strange(home->error);
+    bool doubtful = is_doubtful(home->error);
 
     text_out[0] = '\0';
-    if (home->error != before && (strange || meet_lives(home->error)))
+    if (doubtful ? !is_doubtful(before) : home->error != before && meet_lives(home->error))
         snprintf(text_out, WARNING, "node %s %s: %s", home->member.name,
-                 strange ? "is taken to be down" : "could not be met", home->why);
+                 doubtful ? "is taken to be down" : "could not be met", home->why);
 }
 
 /* Connect, and say HELLO; why_out: what went wrong. session_out: a reference, with an error, too, or NULL. */

@@ -4,8 +4,10 @@ devices have released nobody has stored. The mount fails and says why, and goes 
 import errno
 import os
 import resource
+import signal
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -107,6 +109,20 @@ def test_who_lives_and_does_not_answer(cluster, workdir):
         assert "node b lives, and can't be met: it answers: nothing but that it lives" in said
     finally:
         one.kill()
+
+
+def test_who_says_nothing_is_taken_to_be_down(cluster):
+    """It may live behind a network that is not up yet: the log of who mounts without it says so, once."""
+    nodes = cluster(2, "timeout=0,peer_timeout=1", only=[0])
+    os.kill(nodes[0].pid, signal.SIGSTOP)
+    try:
+        nodes.mount(1)
+        assert not statistics(nodes[1].mnt)["nodes"]["nodes"][0]["home"]
+        time.sleep(3)  # it tries again and again
+    finally:
+        os.kill(nodes[0].pid, signal.SIGCONT)
+    said = [line for line in nodes[1].log_text().splitlines() if "node a is taken to be down: " in line]
+    assert len(said) == 1 and "for 1000 ms" in said[0], nodes[1].log_text()
 
 
 def test_who_is_told_to_end_while_it_waits(planned):
