@@ -144,18 +144,9 @@ device_back() {
     rdma link add rxe0 type rxe netdev veth0
 }
 
-# The link of a, while no queue pair has anything to send: see above.
+# The link of a goes down, while no queue pair has anything to send: see above.
 port_down() {
     $ip link set veth0 down
-}
-port_up() {
-    $ip link set veth0 up
-    $ip route replace 10.0.1.1 dev veth0 src 10.0.0.1 table 101
-    for n in $(seq 50); do
-        rdma link show rxe0/1 | grep -q 'state ACTIVE' && return
-        sleep 0.2
-    done
-    echo "node test the port is not up: failed: it does not come up again"
 }
 
 # refused NAME PATTERN COMMAND...: it fails, and says why.
