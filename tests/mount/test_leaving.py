@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from files import pattern
-from helpers import PAGE, ROWS, AgentDied, agents, daemon_with_faults, read_file, wait_until, write_file  # noqa: F401
+from helpers import PAGE, ROWS, AgentDied, agents, daemon_with_faults, error_of, read_file, wait_until, write_file  # noqa: F401
 from nodes import Program, cluster, home_of  # noqa: F401
 from test_nodes_deaths import OPTIONS, end, unmount  # noqa: F401
 from test_nodes_members import write_list
@@ -40,6 +40,27 @@ def test_what_is_released_while_a_home_leaves(cluster, workdir, agents, turn):
     done, got = int.from_bytes(read_file(path), "little"), int.from_bytes(reader.read(4, 5 * PAGE), "little")
     assert got >= done, f"{done} releases have returned, and what is seen is that of {got}"
     end(reader)
+
+
+def test_what_is_released_when_a_home_has_collected_for_the_last_time(cluster, workdir, agents, monkeypatch):
+    """The same while it syncs what it has collected, and there is no space for more: nobody takes it from the device later."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(2, OPTIONS, only=[])
+    nodes.mount(0, env=env)
+    nodes.mount(1)
+    nodes.make(pattern(8 * PAGE), home=0)
+    program, reader = (Program(agents(), nodes.path(1), device=device, cpu=False) for device in ("soft:0", None))
+    program.device_load()
+    plan.arm_wait(ROWS.index("syncfs"), 3000, 1, 0)
+    nodes[0].proc.send_signal(signal.SIGTERM)
+    wait_until(lambda: plan.landed)
+    plan.arm(ROWS.index("pwrite64"), errno.ENOSPC, 1, 1)
+    program.device_store(5 * PAGE, b"last")
+    failed = error_of(program.agent, "map.release()")
+    assert nodes[0].proc.wait(20) == 0
+    assert failed == errno.EIO or (not failed and reader.read(4, 5 * PAGE) == b"last")
+    for each in program, reader:
+        each.agent.kill()
 
 
 def test_a_home_that_leaves_and_cannot_bring_it_to_storage(cluster, workdir, agents, monkeypatch):
