@@ -555,6 +555,63 @@ static void test_wake_before_poll(void **state)
     side_close(&side);
 }
 
+struct waiter {
+    struct gaia_transport *transport;
+    _Atomic bool flag;
+};
+
+static bool is_flagged(void *context)
+{
+    return ((struct waiter *)context)->flag;
+}
+
+static void *wait_for_flag(void *argument)
+{
+    struct waiter *waiter = argument;
+
+    gaia_transport_wait(waiter->transport, is_flagged, waiter, TIME_LIMIT_S * 1000 / 4);
+    return NULL;
+}
+
+/* Each time until it is woken. */
+static void *poll_for_long(void *argument)
+{
+    struct side *side = argument;
+
+    while (!side->stop)
+        if (gaia_transport_poll(side->transport, 60000) == -EBUSY)
+            nap_ms(1);
+    return NULL;
+}
+
+/* Of a thread that polls again at once: who waits meanwhile sees that the poll has ended, though nothing was
+ * called back. */
+static void test_wake_beside_poller(void **state)
+{
+    static struct side side;
+    static struct waiter waiter;
+
+    (void)state;
+    side_open(&side, false, 60000);
+    side.threaded = true;
+    assert_int_equal(pthread_create(&side.thread, NULL, poll_for_long, &side), 0);
+    for (unsigned i = 0; i < 20; i++) {
+        pthread_t thread;
+
+        nap_ms(5); /* the other thread polls */
+        waiter.transport = side.transport;
+        waiter.flag = false;
+        assert_int_equal(pthread_create(&thread, NULL, wait_for_flag, &waiter), 0);
+        nap_ms(5);
+        uint64_t begun = now_ms();
+        waiter.flag = true;
+        gaia_transport_wake(side.transport);
+        pthread_join(thread, NULL);
+        assert_in_range(now_ms() - begun, 0, SLACK_MS / 2); /* a look at the clock is later */
+    }
+    side_close(&side);
+}
+
 static void test_threads(void **state)
 {
     enum { THREADS = 4 };
@@ -602,6 +659,7 @@ int main(int argc, char **argv)
         CASE(test_refused),
         CASE(test_refused_many_queues),
         CASE(test_wake_before_poll),
+        CASE(test_wake_beside_poller),
         CASE(test_threads),
     };
 
