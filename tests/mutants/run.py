@@ -232,7 +232,7 @@ def why(code, output):
     found = ASSERTION.search(output)
     if found:
         return f"assertion {found[1]}"
-    failed = re.findall(r"^\[  FAILED  \] ([\w/]+)$", output, re.M)
+    failed = re.findall(r"^\[  (?:FAILED|ERROR) +\] ([\w/]+)$", output, re.M)  # ERROR: its teardown failed, too
     if failed:
         return failed[0]
     end = "does not end" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
