@@ -292,7 +292,7 @@ static void test_who_stood_still_connecting(void **state)
 }
 
 /* Strangers, more than there are places for who has not said HELLO, come behind a node that has not been
- * looked at: they take no place of its. */
+ * looked at, and another that was, before it said HELLO: they take no place of theirs. */
 static void test_crowd_of_strangers(void **state)
 {
     static struct side server, client;
@@ -316,6 +316,9 @@ static void test_crowd_of_strangers(void **state)
     }
     const struct gaia_transport_config config = side_config(&server, true, TIMEOUT_MS);
     must(gaia_transport_open(&config, &server.transport));
+    int slow = new_socket();
+    come_to(&server, slow);
+    gaia_transport_poll(server.transport, 0);
     side_open(&client, false, TIMEOUT_MS);
     assert_int_equal(pthread_create(&thread, NULL, run_newcomer, &newcomer), 0);
     nap_ms(200);
@@ -326,6 +329,9 @@ static void test_crowd_of_strangers(void **state)
     pthread_join(thread, NULL);
     must(newcomer.error);
     gaia_link_close(newcomer.link);
+    say_hello(slow, &(struct gaia_wire_hello){.queues = 1});
+    await(&server, &server.arrived, 2);
+    close(slow);
     close(go[1]);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
