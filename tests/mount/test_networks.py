@@ -506,7 +506,7 @@ mapping[:4] = b"more"
         bad.start("mapping[:4] = b'last'\nmapping.close()")  # dirty now, whatever was written back
         assert bad.busy(0.5)
         assert subprocess.run(["umount", m.mnt], check=False).returncode == 0
-        wait_until(lambda: "not waited for" in m.log_text(), 20, "the client is abandoned")
+        wait_until(lambda: "descriptors that can't be closed: not waited for" in m.log_text(), 20, "the client is abandoned")
         wait_until(lambda: read_file(os.path.join(m.data, "f"))[:5] == b"bytes", 5, "released bytes are written")
     finally:
         os.kill(other.pid, signal.SIGCONT)
