@@ -85,6 +85,10 @@ def script(seed):
         "survive a 'the wire is silent' wire_silent", "wire_heard", "nodes_met",
         "limited 60 tool_nodes acquire /tmp/a /tmp/b /tmp/data 10 && echo 'node test the wire was silent, and the nodes meet again: ok'",
         "node_umount a 'the wire is silent'", "node_umount b 'the wire is silent'",
+        f"node_mount a {MOUNT}", f"node_mount b {MOUNT}", "nodes_met",
+        "limited 60 tool_nodes acquire /tmp/a /tmp/b /tmp/data 10", "device_away 'the device goes'", "device_back", "nodes_met",
+        "limited 60 tool_nodes acquire /tmp/a /tmp/b /tmp/data 10 && echo 'node test the device was away, and the nodes meet again: ok'",
+        "node_umount a 'the device goes'", "node_umount b 'the device goes'",
         # Long before peer_timeout the device gives up: what ends the link is the queue pair's error. A side whose messages have all
         # arrived, and that only waits for answers, finds out by its next keepalive: a quarter of peer_timeout later at most.
         "node_mount a device_cache=1M,peer_timeout=24", "node_mount b device_cache=1M,peer_timeout=24", "nodes_limit_ms=18000",
@@ -92,11 +96,6 @@ def script(seed):
         # One may take the other for alive until peer_timeout, and ask it to collect what its devices have; and wait a minute for who
         # writes back (cache/leave.c).
         "nodes_ends_tenths=1000", "node_umount a 'the queue pairs are in error'", "node_umount b 'the queue pairs are in error'",
-        "unset nodes_ends_tenths",
-        f"node_mount a {MOUNT}", f"node_mount b {MOUNT}",
-        "limited 60 tool_nodes acquire /tmp/a /tmp/b /tmp/data 10", "device_away 'the device goes'", "device_back", "nodes_met",
-        "limited 60 tool_nodes acquire /tmp/a /tmp/b /tmp/data 10 && echo 'node test the device was away, and the nodes meet again: ok'",
-        "node_umount a 'the device goes'", "node_umount b 'the device goes'",
         # The last: what a link that goes down leaves of rxe is not to be relied on.
         "port_down", "refused 'the port is not up' 'port 1 of rxe0 is not up: ' mount.gaiafs /tmp/other /mnt -f -o node=a,$nodes_peers",
         "echo nodes ended $(cut -d' ' -f1 /proc/uptime)",
