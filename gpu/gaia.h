@@ -23,8 +23,9 @@
  * this mount (but not touches, nor calls to other mounts). A child of fork() has neither the mappings nor the
  * devices of its parent, and can't open a GPU (EIO) if its parent has started CUDA. A signal handler must not
  * call any of them, nor fork() where it may have interrupted one: that would wait for ever for locks of its
- * own thread. posix_spawn(), vfork() and _Fork() don't. A host function that the program has put into a stream
- * (cudaLaunchHostFunc()) must not call them for a GPU either: they call CUDA, which fails there, or hangs.
+ * own thread. posix_spawn(), vfork() and _Fork() don't. A host function that the program has put into a
+ * stream (cudaLaunchHostFunc()) must not call them for a GPU either: they call CUDA, which fails there, or
+ * hangs.
  *
  * Errors that any call may set: ENOTCONN, the daemon of the mount is gone (touching the mapping then raises
  * SIGBUS).
