@@ -41,6 +41,7 @@ struct fs {
     bool local;              /* the data directory's filesystem is this machine's alone (fs/mount.c) */
     bool dates_reads;        /* times of access move there */
     bool prompt_write_backs; /* base/kernel.h */
+    bool drops_behind;       /* the same */
     struct fuse_session *session;
     struct cache *cache;
     struct server *server;

@@ -195,6 +195,7 @@ static int open_root(struct fs *fs, int *lock_out)
     fs->local = is_local(lock);
     fs->dates_reads = fs->local && dates_reads(fs, lock);
     fs->prompt_write_backs = !kernel_writes_back_late();
+    fs->drops_behind = kernel_drops_behind_writes();
     *lock_out = lock;
     return 0;
 }

@@ -118,11 +118,11 @@ static bool only_grows(const struct handle *handle)
 
 /* The kernel sends a write() to pages that it does not have in a request for each page, unless it may not use
  * its cache at all. On one mount its lock keeps other appends out meanwhile. Who can't read can't map,
- * either.
- */
+ * either; but others who read or map the file do use the cache, and must not keep what it has of the end. */
 static bool appends_beside_others(const struct fs *fs, const struct handle *handle)
 {
-    return fs->options.cache.shared && (handle->flags & O_ACCMODE) == O_WRONLY && handle->flags & O_APPEND;
+    return fs->options.cache.shared && fs->drops_behind && (handle->flags & O_ACCMODE) == O_WRONLY &&
+           handle->flags & O_APPEND;
 }
 
 /* The lock is held. A file that has lost bytes (cache/durable.h) is better not passed through: that they are
