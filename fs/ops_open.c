@@ -252,14 +252,17 @@ static int create_backing(fuse_req_t req, struct inode *parent, const char *name
 }
 
 /* Who is told that it failed tries again, and must not find a file. It is closed, so that there is a
- * descriptor for its folder. No other program of the mount has seen it, as the kernel has locked that. */
+ * descriptor for its folder. No other program of the mount has seen it, as the kernel has locked that; what
+ * those of other nodes and mounts have written to it stays. */
 static void uncreate(struct inode *parent, const char *name, const struct stat *made)
 {
     BORROWED dir = inode_borrow(parent);
     struct statx stx;
 
-    if (dir.fd >= 0 && !statx(dir.fd, name, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT, STATX_INO, &stx) &&
-        stx.stx_ino == made->st_ino && makedev(stx.stx_dev_major, stx.stx_dev_minor) == made->st_dev)
+    if (dir.fd >= 0 &&
+        !statx(dir.fd, name, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT, STATX_INO | STATX_SIZE, &stx) &&
+        stx.stx_ino == made->st_ino && makedev(stx.stx_dev_major, stx.stx_dev_minor) == made->st_dev &&
+        !stx.stx_size)
         unlinkat(dir.fd, name, 0);
 }
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import threading
 import time
 
 import pytest
@@ -83,6 +84,38 @@ def test_what_fails_for_want_of_descriptors_has_made_nothing(mount, limit):
             os.close(fd)
         del opened[-5:]
         helpers.wait_until(lambda: error_of(make, f"f{i}") == 0)
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def test_what_others_have_written_to_a_file_that_could_not_be_opened_stays(mount, workdir, monkeypatch):
+    """Behind the mount, or through that of another node, before the file is taken away again."""
+    plan, env = helpers.daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    mounted = mount("timeout=0", env=env, **with_descriptors(100))
+    opened, errors, written = [], {}, []
+
+    def make(name):
+        errors[name] = error_of(lambda: opened.append(os.open(f"{mounted.mnt}/{name}", os.O_CREAT | os.O_RDWR)))
+
+    try:
+        while errno.EMFILE not in errors.values():
+            make(f"f{len(opened)}")
+        plan.arm_wait(helpers.ALL_ROWS.index("statx"), 200, 1, True)
+        for name in "aAbBcCdD":  # how many are left is the daemon's affair
+            if name.islower():
+                os.close(opened.pop())
+            thread = threading.Thread(target=make, args=(name,))
+            thread.start()
+            while thread.is_alive():
+                if os.path.exists(f"{mounted.data}/{name}") and name not in written:
+                    write_file(f"{mounted.data}/{name}", b"theirs")
+                    written.append(name)
+                time.sleep(0.01)
+        plan.row = -1
+        assert any(errors[name] for name in written)
+        for name in written:
+            assert read_file(f"{mounted.data}/{name}") == b"theirs"
     finally:
         for fd in opened:
             os.close(fd)
