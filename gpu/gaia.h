@@ -239,11 +239,11 @@ int gaia_munmap(void *addr, size_t length);
  *
  * @return 0, or -1 with errno: EBUSY (a stream of the GPU is being captured), EINVAL (addr not a multiple of
  *         4096, length zero, a page of the range not mapped by gaia_mmap() on this device), ENOSPC, EDQUOT,
- *         EIO (another device's stores could not be written to the data directory: they stay on that
- *         device); EIO also when another node has kept an old copy for 30 s, and when the device is broken;
- *         ENOMEM (GAIA_RESIDENT and the device has no room; or the daemon or a GPU's driver has no memory).
- *         After an error nothing is promised of what the device sees in the range, until an acquire of it
- *         succeeds.
+ *         EIO (stores, another device's or those that gaia_mrelease() would write, could not be written to
+ *         the data directory: they stay on their device); EIO also when another node has kept an old copy
+ *         for 30 s, and when the device is broken; ENOMEM (GAIA_RESIDENT and the device has no room; or the
+ *         daemon or a GPU's driver has no memory). After an error nothing is promised of what the device
+ *         sees in the range, until an acquire of it succeeds.
  */
 int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
 
@@ -254,15 +254,16 @@ int gaia_macquire(void *addr, size_t length, struct gaia_device *device);
  * processes have stored to the device's copy of these pages is released too, as there is one copy. Several
  * callers may release the same pages at once: when a call returns, what was stored before it is released.
  *
- * A file that CPUs have open in passthrough (docs/design.md, 7) is different: this call moves its bytes, and
- * after a failure they are not released, stay with the device, and may be released again.
+ * A file that CPUs have open in passthrough (docs/design.md, 7), or of a mount with -o shared, is different:
+ * this call moves its bytes, and after a failure they are not released, stay with the device, and may be
+ * released again.
  *
  * @return 0, or -1 with errno: EBUSY, EINVAL (as gaia_macquire()), EACCES (no part of the range is mapped
  *         for writing), ENOSPC, EDQUOT, EIO (this call could not write to the data directory what it has to:
- *         of a file in passthrough, or of one that CPUs of other nodes keep writing); EIO also for any file,
- *         when a GPU can't be read or is broken, and when another node does not answer; ENOMEM (for any file:
- *         the daemon or a GPU's driver has no memory). After an error a part of the range may be released;
- *         the rest may be released again.
+ *         of a file in passthrough or with -o shared, or of one that CPUs of other nodes keep writing); EIO
+ *         also for any file, when a GPU can't be read or is broken, and when another node does not answer;
+ *         ENOMEM (for any file: the daemon or a GPU's driver has no memory). After an error a part of the
+ *         range may be released; the rest may be released again.
  */
 int gaia_mrelease(void *addr, size_t length, struct gaia_device *device);
 
