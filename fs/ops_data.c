@@ -16,6 +16,7 @@
 #include "fs/later.h"
 #include "fs/nodes.h"
 #include "fs/request.h"
+#include "fs/session.h"
 #include "fs/trouble.h"
 
 /* Each thread of the session keeps the buffer of its largest READ: allocating one a request costs more than
@@ -270,6 +271,47 @@ static bool wants_sync(const struct handle *handle, int fd, const struct fuse_fi
     return !fi->writepage && fi->flags & O_DSYNC && (far || fd != handle->fd || !(handle->flags & O_DSYNC));
 }
 
+struct written {
+    struct sync sync;
+    bool syncs;
+    off_t offset;
+};
+
+static void answer_written(const struct written *written)
+{
+    if (written->syncs)
+        answer_synced(&written->sync);
+    else
+        fuse_reply_write(written->sync.req, (size_t)written->sync.written);
+}
+
+static void drop_and_answer_written(void *argument)
+{
+    struct written written = *(struct written *)argument;
+    struct inode *inode = written.sync.inode;
+
+    free(argument);
+    session_invalidate(inode->fs, inode, written.offset, 0);
+    answer_written(&written);
+}
+
+/* An older kernel goes on with what others have read of the end (kernel_drops_behind_writes()). Until the
+ * answer it keeps other writes out, locks no page, and takes the end to be where it was: nobody can have read
+ * beyond it. */
+static void drop_behind(const struct written *written)
+{
+    struct fs *fs = written->sync.inode->fs;
+    struct written *copy = malloc(sizeof *copy);
+
+    if (copy) {
+        *copy = *written;
+        if (later_drop(fs, drop_and_answer_written, copy, false))
+            return;
+        free(copy);
+    }
+    answer_written(written);
+}
+
 void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, off_t offset,
               struct fuse_file_info *fi)
 {
@@ -309,12 +351,17 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         note_failed_write(durable, put, offset, (off_t)size, fi->writepage);
     if (kills)
         creds_regain_fsetid(req);
-    if (put < 0)
+    if (put < 0) {
         fuse_reply_err(req, (int)-trouble(inode, "writing", put));
-    else if (put > 0 && wants_sync(handle, fd, fi, file))
-        answer_synced(&(struct sync){req, inode, handle, (fi->flags & O_SYNC) != O_SYNC, put});
+        return;
+    }
+    struct written written = {{req, inode, handle, (fi->flags & O_SYNC) != O_SYNC, put},
+                              put > 0 && wants_sync(handle, fd, fi, file),
+                              offset};
+    if (handle->uncached && !fi->writepage && !inode->fs->drops_behind)
+        drop_behind(&written);
     else
-        fuse_reply_write(req, (size_t)put);
+        answer_written(&written);
 }
 
 int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)

@@ -195,6 +195,27 @@ def test_a_file_that_only_grows_is_not_stored_to(mount, options):
         subprocess.run(["chattr", "-a", below], check=True)
 
 
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR], ids=["for writing", "for both"])
+def test_an_append_to_a_file_that_only_grows_is_read(mount, workdir, monkeypatch, flags):
+    """By who has read the end before. It is not in the kernel's cache, from which an older kernel drops nothing by itself: so
+    a daemon that takes this one to be old has a thread drop it."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("passthrough=off", env=env, before=("setarch", "--uname-2.6"))
+    path, below = os.path.join(m.mnt, "log"), os.path.join(m.data, "log")
+    write_file(below, b"a" * 100)
+    if subprocess.run(["chattr", "+a", below], capture_output=True).returncode:
+        pytest.skip("no chattr +a here")
+    try:
+        with open(path, "rb", buffering=0) as file, os.fdopen(os.open(path, flags | os.O_APPEND), "ab", buffering=0) as end:
+            assert file.read() == b"a" * 100
+            threads = plan.calls[ROWS.index("pthread_create")]
+            end.write(b"b" * 50)
+            assert os.pread(file.fileno(), 1000, 0) == b"a" * 100 + b"b" * 50
+            assert plan.calls[ROWS.index("pthread_create")] > threads
+    finally:
+        subprocess.run(["chattr", "-a", below], check=True)
+
+
 def test_file_capabilities_do_not_survive_a_write(mount):
     m = mount()
     path = os.path.join(m.mnt, "f")
