@@ -17,7 +17,7 @@ struct volume {
     LIST_ENTRY(volume) link;
     int mount_id; /* that of the mount is not used again while fd is open */
     int fd;       /* -1: handles can't be opened here */
-    bool reuses;
+    bool reuses;  /* see volume_reuses_numbers() */
     unsigned references;
 };
 
