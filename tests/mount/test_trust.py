@@ -117,12 +117,18 @@ print(attempt(lambda: os.setresgid({USER}, {USER}, {USER}), lambda: os.setresuid
     assert read_file(path)[0] == 1
 
 
-def test_roots_daemon_serves_everybody(mount, run):
-    m = mount("allow_other")
-    os.chmod(m.mnt, 0o755)
+def everybodys_file(m):
+    """A page that all users may write to."""
     path = os.path.join(m.mnt, "f")
+    os.chmod(m.mnt, 0o755)
     write_file(path, bytes(PAGE))
     os.chmod(path, 0o666)
+    return path
+
+
+def test_roots_daemon_serves_everybody(mount, run):
+    m = mount("allow_other")
+    path = everybodys_file(m)
     for uid in 0, USER, OTHER:
         assert run(path, "print(attempt())", uid=uid) == [0]
     assert read_file(path)[0] == 3
@@ -144,10 +150,7 @@ def elsewhere(agents):
 def test_a_container_whose_users_have_other_numbers(mount, workdir, elsewhere):
     """It can't see who the daemon is; it is root's if the mount is."""
     m = mount("allow_other")
-    os.chmod(m.mnt, 0o755)
-    roots = os.path.join(m.mnt, "f")
-    write_file(roots, bytes(PAGE))
-    os.chmod(roots, 0o666)
+    roots = everybodys_file(m)
     elsewhere.do("dev = gaia.Device('soft:0')")
     users = users_file(mount, workdir)
     for path, error in (roots, 0), (users, errno.EPERM), (roots, 0):
@@ -156,10 +159,7 @@ def test_a_container_whose_users_have_other_numbers(mount, workdir, elsewhere):
 
 def test_a_container_whose_first_thread_has_ended(mount, elsewhere):
     m = mount("allow_other")
-    os.chmod(m.mnt, 0o755)
-    path = os.path.join(m.mnt, "f")
-    write_file(path, bytes(PAGE))
-    os.chmod(path, 0o666)
+    path = everybodys_file(m)
     elsewhere.do("dev = gaia.Device('soft:0')")
     with pytest.raises(AgentDied) as died:
         elsewhere.do("end_without_first_thread(lambda: error_of(dev.mmap, os.open(path, os.O_RDWR), PAGE))", path=path)
@@ -180,10 +180,7 @@ def with_few_descriptors(path):
 
 def test_who_has_no_descriptor_to_look_with_is_not_refused(mount, elsewhere):
     m = mount("allow_other")
-    os.chmod(m.mnt, 0o755)
-    path = os.path.join(m.mnt, "f")
-    write_file(path, bytes(PAGE))
-    os.chmod(path, 0o666)
+    path = everybodys_file(m)
     elsewhere.do("import resource\n" + inspect.getsource(with_few_descriptors))  # it can't read this file
     errors = elsewhere("with_few_descriptors(path)", path=path)
     assert set(errors) == {errno.EMFILE, 0} and errors.index(0) == errors.count(errno.EMFILE), errors
