@@ -54,8 +54,8 @@ static unsigned find_agents(struct nodes *nodes, struct call_session *sessions[A
     return count;
 }
 
-/* All at once: each has its kernel write back and drop what it holds. The error of one that lives and can't
- * follow; all_out: every one does. */
+/* All at once, as upon FOLLOW each has its kernel write back and drop what it holds. The error of one that
+ * lives and can't do it; all_out: every one did. */
 static int tell_agents(struct nodes *nodes, enum node_op op, const struct node_request *request,
                        uint64_t *entered_out, bool *all_out)
 {
@@ -178,9 +178,10 @@ void home_untrack(const struct cache_file *file)
     untracked->request = follow_request(file);
     pthread_mutex_lock(&nodes->lock);
     bool tells = nodes->tells && !nodes->stop;
-    if (tells)
+    if (tells) {
         STAILQ_INSERT_TAIL(&nodes->untracked, untracked, link);
-    pthread_cond_signal(&nodes->untracks);
+        pthread_cond_signal(&nodes->untracks);
+    }
     pthread_mutex_unlock(&nodes->lock);
     if (!tells) /* the sessions end: agents forget all that this node has said */
         free(untracked);
