@@ -64,6 +64,16 @@ static void test_an_acquire_compares(void **state)
     stop(&f, &map);
 }
 
+/* The device has its page. */
+static struct device_map map_of_100_bytes(struct fixture *f)
+{
+    assert_int_equal(ftruncate(f->fd, 100), 0);
+    struct device_map map = device_map(f, 0);
+    assert_int_equal(device_acquire(f, &map), 0);
+    assert_int_equal(((volatile uint8_t *)map.bytes)[0], 0);
+    return map;
+}
+
 /* What was stored behind the end is no part of a later store's twin, or bytes that are the same in both would
  * be lost once the file has grown over them. */
 static void test_a_twin_of_what_was_stored_behind_the_end(void **state)
@@ -75,10 +85,7 @@ static void test_a_twin_of_what_was_stored_behind_the_end(void **state)
     (void)state;
     if (!start(&f, 4 << 20, true))
         skip();
-    assert_int_equal(ftruncate(f.fd, 100), 0);
-    struct device_map map = device_map(&f, 0);
-    assert_int_equal(device_acquire(&f, &map), 0);
-    assert_int_equal(((volatile uint8_t *)map.bytes)[0], 0);
+    struct device_map map = map_of_100_bytes(&f);
     memcpy(map.bytes + 2000, &behind, sizeof behind);
     assert_int_equal(device_release(&f, &map), 0);
     memcpy(map.bytes + 2000, &again, sizeof again);
@@ -133,10 +140,7 @@ static void test_a_cut_behind_a_growth(void **state)
     (void)state;
     if (!start(&f, 4 << 20, true))
         skip();
-    assert_int_equal(ftruncate(f.fd, 100), 0);
-    struct device_map map = device_map(&f, 0);
-    assert_int_equal(device_acquire(&f, &map), 0);
-    assert_int_equal(((volatile uint8_t *)map.bytes)[0], 0);
+    struct device_map map = map_of_100_bytes(&f);
     assert_int_equal(ftruncate(f.fd, PAGE), 0);
     map.bytes[900] = 6;
     map.bytes[2000] = 7;
@@ -185,10 +189,7 @@ static void test_a_growth_behind_another_mounts(void **state)
     for (unsigned i = 0; i < sizeof grow / sizeof grow[0]; i++) {
         if (!fixture_start(&f, 4 << 20))
             skip();
-        assert_int_equal(ftruncate(f.fd, 100), 0);
-        struct device_map map = device_map(&f, 0);
-        assert_int_equal(device_acquire(&f, &map), 0);
-        assert_int_equal(((volatile uint8_t *)map.bytes)[0], 0);
+        struct device_map map = map_of_100_bytes(&f);
         assert_int_equal(ftruncate(f.fd, PAGE), 0);
         map.bytes[2000] = 7;
         assert_int_equal(grow[i](&f), 0);

@@ -42,13 +42,19 @@ def test_what_is_released_while_a_home_leaves(cluster, workdir, agents, turn):
     end(reader)
 
 
-def test_what_is_released_when_a_home_has_collected_for_the_last_time(cluster, workdir, agents, monkeypatch):
-    """The same while it syncs what it has collected, and there is no space for more: nobody takes it from the device later."""
+def a_home_with_faults(cluster, workdir, monkeypatch):
+    """The first of two nodes, of a file of eight pages."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
     nodes = cluster(2, OPTIONS, only=[])
     nodes.mount(0, env=env)
     nodes.mount(1)
     nodes.make(pattern(8 * PAGE), home=0)
+    return plan, nodes
+
+
+def test_what_is_released_when_a_home_has_collected_for_the_last_time(cluster, workdir, agents, monkeypatch):
+    """The same while it syncs what it has collected, and there is no space for more: nobody takes it from the device later."""
+    plan, nodes = a_home_with_faults(cluster, workdir, monkeypatch)
     program, reader = (Program(agents(), nodes.path(1), device=device, cpu=False) for device in ("soft:0", None))
     program.device_load()
     plan.arm_wait(ROWS.index("syncfs"), 3000, 1, 0)
@@ -65,11 +71,7 @@ def test_what_is_released_when_a_home_has_collected_for_the_last_time(cluster, w
 
 def test_a_home_that_leaves_and_cannot_bring_it_to_storage(cluster, workdir, agents, monkeypatch):
     """What it had acknowledged to another node is lost with its machine: the next sync there says so, once."""
-    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
-    nodes = cluster(2, OPTIONS, only=[])
-    nodes.mount(0, env=env)
-    nodes.mount(1)
-    nodes.make(pattern(8 * PAGE), home=0)
+    plan, nodes = a_home_with_faults(cluster, workdir, monkeypatch)
     program, other = Program(agents(), nodes.path(1), cpu=False), Program(agents(), nodes.path(1), device=None, cpu=False)
     program.device_load()
     program.write(100, b"acknowledged")
