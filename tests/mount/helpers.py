@@ -161,6 +161,10 @@ def drop_host_cache(path):
     os.close(fd)
 
 
+def kernel_at_least(*version):
+    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2]) >= version
+
+
 def forget_inodes():
     """The kernel forgets the inodes that nobody uses."""
     write_file("/proc/sys/vm/drop_caches", b"2")

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from helpers import read_file, write_file
+from helpers import kernel_at_least, read_file, write_file
 from posix_calls import libc
 
 
@@ -85,7 +85,7 @@ def statx(path, mask=STATX_BASIC | STATX_BTIME):
 def test_statx_with_the_time_of_birth(mount):
     """The kernel asks for it by a request that libfuse 3.14 does not know (since Linux 6.6)."""
     m = mount()
-    if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 6):
+    if not kernel_at_least(6, 6):
         pytest.skip("this kernel has no FUSE_STATX")
     os.mkdir(os.path.join(m.mnt, "d"))
     os.symlink("nowhere", os.path.join(m.mnt, "l"))

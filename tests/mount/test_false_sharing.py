@@ -2,12 +2,11 @@
 """CPUs that store through a mapping and a device that stores, to different bytes of the same pages: nobody's are lost, and
 a release has the kernel write such pages back in large pieces."""
 import os
-import re
 
 import pytest
 
 from files import pattern
-from helpers import ALL_ROWS, PAGE, agents, daemon_with_faults, read_direct, read_file, write_file  # noqa: F401
+from helpers import ALL_ROWS, PAGE, agents, daemon_with_faults, kernel_at_least, read_direct, read_file, write_file  # noqa: F401
 
 PAGES = 256
 HALF = PAGE // 2
@@ -46,7 +45,7 @@ def test_pages_that_both_have_stored_to_are_written_back_in_large_pieces(mount, 
         assert read_direct(path, len(content)) == content
     print(writes)
     assert writes[0] > PAGES // 2, "they are not stored to by both"
-    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 16):
+    if kernel_at_least(6, 16):
         assert all(0 < count < PAGES // 8 for count in writes[1:4]), writes
     assert writes[4:] == [0, 0]
 

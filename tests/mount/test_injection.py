@@ -20,11 +20,10 @@ import pytest
 import conftest
 import helpers
 from conftest import so_much
-from helpers import ALL_ROWS, ROWS, Plan
+from helpers import ALL_ROWS, ROWS, Plan, kernel_at_least
 from injection import (ERRORS, FAULTS, KINDS, LEFT_OUT, NOT_FOR_GOOD, NOT_FOR_GOOD_ROWS, SANITIZE, Missing, Run, environment,
                        options)
 from sites import Sites, listed
-from test_handles import kernel_at_least
 
 @pytest.mark.skipif(SANITIZE, reason="a sanitizer calls what it likes")
 def test_every_call_has_a_row():

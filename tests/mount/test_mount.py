@@ -13,8 +13,7 @@ import pytest
 
 from conftest import BIN, kept_by, mountinfo
 from descriptors import table_of
-from helpers import APART, read_file, threads, wait_until, write_file
-from test_handles import kernel_at_least
+from helpers import APART, kernel_at_least, read_file, threads, wait_until, write_file
 
 MOUNT = os.path.join(BIN, "mount.gaiafs")
 needs_root = pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK),

@@ -7,9 +7,8 @@ import threading
 
 import pytest
 
-from helpers import ALL_ROWS, PAGE, agents, daemon_with_faults, error_of, make_random, read_at, tool, wait_until, write_file  # noqa: F401
+from helpers import ALL_ROWS, PAGE, agents, daemon_with_faults, error_of, kernel_at_least, make_random, read_at, tool, wait_until, write_file  # noqa: F401
 from posix_calls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, fallocate
-from test_handles import kernel_at_least
 
 HALF = PAGE // 2
 ROUNDS = 1000
