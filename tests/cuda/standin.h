@@ -66,6 +66,7 @@ struct standin_row {
     {                                                        \
         name, version, (void (*)(void))(uintptr_t)(function) \
     }
-extern const struct standin_row standin_memory_rows[], standin_run_rows[]; /* end with a NULL name */
+extern const struct standin_row standin_memory_rows[], standin_run_rows[],
+    standin_kernel_rows[]; /* end with a NULL name */
 
 #endif

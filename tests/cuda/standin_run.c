@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stand-in driver's contexts, streams and kernels. A stream is a thread that does one thing after the
+/* The stand-in driver's contexts and streams. A stream is a thread that does one thing after the
  * other. */
 #include <pthread.h>
 #include <signal.h>
@@ -12,53 +12,21 @@
 #include <unistd.h>
 
 #include "gpu/kernels.h"
-#include "gpu/warp.h"
-#include "tests/cuda/standin.h"
+#include "tests/cuda/standin_work.h"
 
 struct CUctx_st {
     unsigned retained;
 };
-struct CUfunc_st {
-    const struct gaia_kernel *kernel;
-    SLIST_ENTRY(CUfunc_st) link;
-};
-struct CUmod_st {
-    const char *ptx;
-    SLIST_HEAD(, CUfunc_st) functions;
-};
-
-struct work {
-    STAILQ_ENTRY(work) link;
-    enum { COPY, SET, KERNEL, HOST } what;
-    void *to;
-    const void *from;
-    size_t bytes;
-    unsigned char value;
-    bool is_slow;
-    void *owned; /* of a copy that comes late: what it copies; else NULL */
-    const struct gaia_kernel *kernel;
-    uint64_t arguments[GAIA_KERNEL_PARAMETERS_MAX];
-    unsigned blocks, threads;
-    CUhostFn function;
-    void *context;
-    uint64_t number; /* of all work: the order in which it was given */
-};
-
 struct CUstream_st {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pthread_t thread;
-    STAILQ_HEAD(, work) queue;
+    STAILQ_HEAD(, standin_work) queue;
     bool busy, stop, capturing, globally;
     bool apart;       /* it waits for no other, and nobody for it: CU_STREAM_NON_BLOCKING */
     uint64_t working; /* the number of what it is at */
     LIST_ENTRY(CUstream_st) link;
 };
-
-/* Kernels of the tests (tests/gpu/paging_kernels.cc), and on how many threads each runs: blocks meet there.
- */
-const struct gaia_kernel *paging_kernel_find(const char *name);
-#define KERNEL_THREADS 4u
 
 static struct CUctx_st contexts[16];
 static __thread CUcontext stack[8];
@@ -139,42 +107,6 @@ static bool is_captured(void)
 
 /* --- streams --- */
 
-/* A thread's share of the blocks of a launch. */
-struct share {
-    const struct work *work;
-    void *const *arguments;
-    unsigned first;
-};
-
-static void *run_share(void *context)
-{
-    const struct share *share = context;
-    struct gaia_grid grid = {share->first, share->work->blocks, share->work->threads / GAIA_LANES};
-
-    for (; grid.block < grid.blocks; grid.block += KERNEL_THREADS)
-        share->work->kernel->run(grid, share->arguments);
-    return NULL;
-}
-
-static void run_kernel(const struct work *work, void *const *arguments)
-{
-    struct share shares[KERNEL_THREADS];
-    pthread_t threads[KERNEL_THREADS];
-
-    if (!paging_kernel_find(work->kernel->name)) {
-        if (gaia_kernel_cpu(work->kernel->name, arguments, work->blocks, work->threads))
-            abort();
-        return;
-    }
-    for (unsigned i = 0; i < KERNEL_THREADS; i++) {
-        shares[i] = (struct share){work, arguments, i};
-        if (pthread_create(&threads[i], NULL, run_share, &shares[i]))
-            abort();
-    }
-    for (unsigned i = 0; i < KERNEL_THREADS; i++)
-        pthread_join(threads[i], NULL);
-}
-
 /* from NULL: value is stored. False: the memory may only be read. */
 static bool move(void *to, const void *from, unsigned char value, size_t bytes)
 {
@@ -193,7 +125,7 @@ static bool move(void *to, const void *from, unsigned char value, size_t bytes)
 #define FREE_BYTES 65536u /* what is less is copied: lists, and what says which pages were stored to */
 
 /* What takes no time with free=N. Whether it is all that there is to do. */
-static bool is_free(const struct work *work)
+static bool is_free(const struct standin_work *work)
 {
     long long n = standin_number("free", -1);
 
@@ -210,7 +142,7 @@ static bool is_free(const struct work *work)
     return true;
 }
 
-static void run(struct work *work)
+static void run(struct standin_work *work)
 {
     void *arguments[GAIA_KERNEL_PARAMETERS_MAX];
 
@@ -236,7 +168,7 @@ static void run(struct work *work)
             work->arguments[i] = (uintptr_t)standin_see((void *)(uintptr_t)work->arguments[i], 1, &unused);
             arguments[i] = &work->arguments[i];
         }
-        run_kernel(work, arguments);
+        standin_run_kernel(work, arguments);
         break;
     case HOST:
         standin_in_host_function = true;
@@ -250,7 +182,7 @@ static void run(struct work *work)
 static bool is_behind(CUstream stream, uint64_t number)
 {
     pthread_mutex_lock(&stream->lock);
-    const struct work *next = STAILQ_FIRST(&stream->queue);
+    const struct standin_work *next = STAILQ_FIRST(&stream->queue);
     bool behind = stream->busy ? stream->working < number : next && next->number < number;
     pthread_mutex_unlock(&stream->lock);
     return behind;
@@ -277,7 +209,7 @@ static void *serve(void *argument)
 
     pthread_mutex_lock(&stream->lock);
     for (;;) {
-        struct work *work = STAILQ_FIRST(&stream->queue);
+        struct standin_work *work = STAILQ_FIRST(&stream->queue);
         if (!work && stream->stop)
             break;
         if (!work) {
@@ -330,9 +262,9 @@ static CUstream find(CUstream stream)
     return stream;
 }
 
-static void put(CUstream stream, const struct work *work)
+void standin_put(CUstream stream, const struct standin_work *work)
 {
-    struct work *copy = malloc(sizeof *copy);
+    struct standin_work *copy = malloc(sizeof *copy);
 
     if (!copy)
         abort();
@@ -480,15 +412,16 @@ static CUresult launch_host(CUstream stream, CUhostFn function, void *context)
     ENTER_CONTEXT("cuLaunchHostFunc");
     if (is_default(stream) && is_captured())
         return spoil(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
-    put(stream, &(struct work){.what = HOST, .function = function, .context = context});
+    standin_put(stream, &(struct standin_work){.what = HOST, .function = function, .context = context});
     return CUDA_SUCCESS;
 }
 
 static CUresult copy_in(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
     ENTER_CONTEXT("cuMemcpyHtoDAsync");
-    put(stream,
-        &(struct work){
+    standin_put(
+        stream,
+        &(struct standin_work){
             .what = COPY, .to = (void *)(uintptr_t)to, .from = from, .bytes = bytes, .is_slow = true});
     return CUDA_SUCCESS;
 }
@@ -496,92 +429,16 @@ static CUresult copy_in(CUdeviceptr to, const void *from, size_t bytes, CUstream
 static CUresult copy_out(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     ENTER_CONTEXT("cuMemcpyDtoHAsync");
-    put(stream, &(struct work){.what = COPY, .to = to, .from = (void *)(uintptr_t)from, .bytes = bytes});
+    standin_put(stream, &(struct standin_work){
+                            .what = COPY, .to = to, .from = (void *)(uintptr_t)from, .bytes = bytes});
     return CUDA_SUCCESS;
 }
 
 static CUresult set(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
 {
     ENTER_CONTEXT("cuMemsetD8Async");
-    put(stream, &(struct work){.what = SET, .to = (void *)(uintptr_t)to, .value = value, .bytes = bytes});
-    return CUDA_SUCCESS;
-}
-
-/* --- kernels --- */
-
-static CUresult load_module(CUmodule *module_out, const void *image)
-{
-    ENTER_CONTEXT("cuModuleLoadData");
-    const char *target = strstr(image, ".target sm_");
-    if (!strstr(image, ".version ") || !target)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (atoi(target + strlen(".target sm_")) / 10 > standin_number("capability", 9)) /* of a younger GPU */
-        return CUDA_ERROR_INVALID_PTX;
-    CUmodule module = calloc(1, sizeof *module);
-    if (!module)
-        abort();
-    module->ptx = image;
-    *module_out = module;
-    return CUDA_SUCCESS;
-}
-
-static CUresult unload_module(CUmodule module)
-{
-    CUfunction function;
-
-    ENTER_CONTEXT("cuModuleUnload");
-    while ((function = SLIST_FIRST(&module->functions))) {
-        SLIST_REMOVE_HEAD(&module->functions, link);
-        free(function);
-    }
-    free(module);
-    return CUDA_SUCCESS;
-}
-
-/* The PTX must have it, but what runs is its source's twin for a CPU. */
-static CUresult get_function(CUfunction *function_out, CUmodule module, const char *name)
-{
-    const struct gaia_kernel *kernel = gaia_kernel_find(name);
-    char entry[96];
-
-    ENTER_CONTEXT("cuModuleGetFunction");
-    snprintf(entry, sizeof entry, ".entry %s(", name);
-    kernel = kernel ? kernel : paging_kernel_find(name);
-    if (!strstr(module->ptx, entry) || !kernel)
-        return CUDA_ERROR_NOT_FOUND;
-    CUfunction function = calloc(1, sizeof *function);
-    if (!function)
-        abort();
-    function->kernel = kernel;
-    SLIST_INSERT_HEAD(&module->functions, function, link);
-    *function_out = function;
-    return CUDA_SUCCESS;
-}
-
-/* As registers would have it. */
-static CUresult fit_blocks(int *blocks_out, CUfunction function, int threads, size_t shared_bytes)
-{
-    (void)function, (void)shared_bytes;
-    ENTER_CONTEXT("cuOccupancyMaxActiveBlocksPerMultiprocessor");
-    if (threads < 1)
-        return CUDA_ERROR_INVALID_VALUE;
-    *blocks_out = 768 / threads;
-    return CUDA_SUCCESS;
-}
-
-static CUresult launch(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                       CUstream stream, void **parameters, void **extra)
-{
-    struct work work = {.what = KERNEL, .kernel = function->kernel, .blocks = grid_x, .threads = block_x};
-
-    ENTER_CONTEXT("cuLaunchKernel");
-    if (!grid_x || grid_y != 1 || grid_z != 1 || !block_x || block_y != 1 || block_z != 1 || shared_bytes ||
-        extra)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (unsigned i = 0; i < function->kernel->parameters; i++)
-        memcpy(&work.arguments[i], parameters[i], sizeof work.arguments[i]);
-    put(stream, &work);
+    standin_put(stream, &(struct standin_work){
+                            .what = SET, .to = (void *)(uintptr_t)to, .value = value, .bytes = bytes});
     return CUDA_SUCCESS;
 }
 
@@ -641,11 +498,11 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
         void *copy = malloc(bytes);
         if (!copy)
             return CUDA_ERROR_OUT_OF_MEMORY;
-        put(NULL, &(struct work){.what = COPY,
-                                 .to = (void *)(uintptr_t)to,
-                                 .from = memcpy(copy, from, bytes),
-                                 .bytes = bytes,
-                                 .owned = copy});
+        standin_put(NULL, &(struct standin_work){.what = COPY,
+                                                 .to = (void *)(uintptr_t)to,
+                                                 .from = memcpy(copy, from, bytes),
+                                                 .bytes = bytes,
+                                                 .owned = copy});
         return CUDA_SUCCESS;
     }
     return move((void *)(uintptr_t)to, from, 0, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -708,10 +565,5 @@ const struct standin_row standin_run_rows[] = {
     ROW("cuMemcpyHtoDAsync", 3020, copy_in),
     ROW("cuMemcpyDtoHAsync", 3020, copy_out),
     ROW("cuMemsetD8Async", 3020, set),
-    ROW("cuModuleLoadData", 2000, load_module),
-    ROW("cuModuleGetFunction", 2000, get_function),
-    ROW("cuModuleUnload", 2000, unload_module),
-    ROW("cuLaunchKernel", 4000, launch),
-    ROW("cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050, fit_blocks),
     {NULL, 0, NULL},
 };
