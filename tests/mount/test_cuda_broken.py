@@ -362,7 +362,7 @@ def test_a_context_that_dies_in_a_release(gpu):
     program, beside = gpu.program(path), gpu.agent()
     beside.do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, PAGE)", path=other)
     failures = 0
-    for count in range(1, 20):
+    for count in range(1, 40):
         program.do("map[PAGE:PAGE + 2] = map[3 * PAGE:3 * PAGE + 2] = value", value=b"%02d" % count)
         gpu.fail("*", -count, 700)
         code = program("error_of(map.release)")

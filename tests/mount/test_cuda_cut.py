@@ -138,8 +138,8 @@ def test_a_moment_without_memory_elsewhere(gpu):
 
 @only_here
 def test_what_can_not_be_wiped_is_not_collected(gpu):
-    """A page that was released and cut, and the file grows again: who reads it is told."""
-    m = gpu.mount()
+    """A page that was released and cut, and the file grows again: who reads it is told (in passthrough it is in the file)."""
+    m = gpu.mount(options="passthrough=off")
     path = make_secret(m)
     one = gpu.program(path)
     one.do("map[PAGE] = 7\nmap.release()")
