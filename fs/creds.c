@@ -141,14 +141,16 @@ bool creds_lose_set_ids(fuse_req_t req)
 
 static __thread bool joined; /* by creds_drop_fsetid() */
 
-void creds_drop_fsetid(fuse_req_t req, int fd)
+bool creds_drop_fsetid(fuse_req_t req, int fd)
 {
-    struct stat st;
+    struct stat st = {.st_mode = 0};
 
-    joined = fstat(fd, &st) == 0 && (st.st_mode & (S_ISGID | S_IXGRP)) == S_ISGID;
+    fstat(fd, &st);
+    joined = (st.st_mode & (S_ISGID | S_IXGRP)) == S_ISGID;
     if (joined)
         join_groups(req);
     drop_fsetid();
+    return st.st_mode & (S_ISUID | S_ISGID);
 }
 
 void creds_regain_fsetid(fuse_req_t req)

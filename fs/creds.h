@@ -32,8 +32,8 @@ void creds_become_self_ungrouped(fuse_req_t req);
 bool creds_lose_set_ids(fuse_req_t req);
 /* Between the two, a write or truncation of fd's file by the thread clears set-id bits, as one of the caller
  * of req would: a set-group-ID bit without the group's right to execute stays where the caller is in the
- * group. */
-void creds_drop_fsetid(fuse_req_t req, int fd);
+ * group. Whether the file has such bits. */
+bool creds_drop_fsetid(fuse_req_t req, int fd);
 void creds_regain_fsetid(fuse_req_t req);
 
 #endif

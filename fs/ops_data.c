@@ -318,6 +318,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
     struct inode *inode = inode_of(req, nodeid);
     struct handle *handle = handle_of(fi);
     bool append = !fi->writepage && fi->flags & O_APPEND, kills = kills_suidgid(fs_of(req), data);
+    bool set_ids = false;
     int fd = append ? handle->fd : handle_page_fd(handle);
     unsigned flags = io_flags(fi) | (append ? CACHE_IO_APPEND : 0);
     struct durable *durable = inode_durable(inode);
@@ -331,7 +332,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         return;
     }
     if (kills)
-        creds_drop_fsetid(req, fd);
+        set_ids = creds_drop_fsetid(req, fd);
     unsigned begun = durable_begin(durable, fd);
     do {
         nodes_await_sure(inode, fi->writepage);
@@ -351,6 +352,8 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         note_failed_write(durable, put, offset, (off_t)size, fi->writepage);
     if (kills)
         creds_regain_fsetid(req);
+    if (set_ids && (handle->asks || handle->uncached)) /* past its cache the kernel keeps the mode it knew */
+        session_invalidate(inode->fs, inode, -1, 0);
     if (put < 0) {
         fuse_reply_err(req, (int)-trouble(inode, "writing", put));
         return;

@@ -13,7 +13,8 @@ int session_serve(struct fs *fs);
 /* Unmounts if need be and frees the session. */
 void session_end(struct fs *fs);
 
-/* cache_host.invalidate: context is the struct fs, file_context the struct inode. */
+/* cache_host.invalidate: context is the struct fs, file_context the struct inode. With offset -1 the
+ * attributes alone, which waits for nobody. */
 int session_invalidate(void *context, void *file_context, off_t offset, off_t length);
 /* cache_host.write_back: likewise. */
 int session_write_back(void *context, void *file_context, off_t offset, off_t length);

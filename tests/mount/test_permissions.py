@@ -246,9 +246,9 @@ def acl_for_user(user, perm=7, group=5, mask=7, other=0):
 
 
 @pytest.fixture
-def both(mount, workdir):
-    """The mount, and (a folder of the mount, a plain folder) that are to behave alike."""
-    m = mount()
+def both(mount, workdir, request):
+    """The mount, and (a folder of the mount, a plain folder) that are to behave alike. The parameter, if any, is its options."""
+    m = mount(getattr(request, "param", ""))
     plain = os.path.join(workdir, "plain")
     os.mkdir(plain)
     for folder in (m.mnt, plain):
@@ -461,7 +461,7 @@ CHANGES = {"write": "os.pwrite(fd, b'x', 0)", "truncate": "os.ftruncate(fd, 1)",
            "store": "import mmap; mmap.mmap(fd, 5)[0:1] = b's'; os.pwrite(fd, b'x', 0); os.stat('f')"}
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("both, change", [*(("", change) for change in CHANGES), ("passthrough=all", "append")], indirect=["both"])
 def test_set_id_bits_after_a_change_are_those_of_a_plain_file(both, change):
     """A set-group-ID bit without the right to execute is no privilege of the file, and stays for who is in its group."""
     m, folders = both
