@@ -198,7 +198,7 @@ def test_those_that_got_nothing_make_room(crowd):
 def test_an_error_of_the_data_directory_ends_no_session(mount, agents, monkeypatch, workdir):
     """Whatever its words: what else the program has mapped is as it was."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
-    m, agent = mount(env=env), agents()
+    m, agent = mount("passthrough=off", env=env), agents()
     agent.do(OPEN + "\nmap = dev.mmap(fd, PAGE)\nmap[0]\nsecond = os.open(other, os.O_RDWR)", path=make(m, pattern(PAGE)),
              other=make(m, pattern(PAGE), "other"))
     for code in errno.ECONNABORTED, errno.EKEYEXPIRED, errno.ENOTCONN, errno.EPROTO, errno.ESTALE:
@@ -218,7 +218,7 @@ def test_an_error_of_the_data_directory_ends_no_session(mount, agents, monkeypat
 def test_what_the_data_directory_says_of_a_write_back(mount, agents, monkeypatch, workdir):
     """Of what a CPU has stored, which an acquire waits for: not that the daemon is gone, nor what gaia.h does not have."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
-    m, agent = mount(env=env), agents()
+    m, agent = mount("passthrough=off", env=env), agents()
     agent.do(OPEN + "\nimport mmap\nmap = dev.mmap(fd, PAGE)\nmap[0]\ncpu = mmap.mmap(fd, PAGE)", path=make(m, pattern(PAGE)))
     for code, said in ((errno.ENOTCONN, errno.EIO), (errno.ECONNABORTED, errno.EIO), (errno.EROFS, errno.EIO), (errno.ENOSPC, errno.ENOSPC)):
         agent.do("cpu[1] ^= 1")
