@@ -63,7 +63,7 @@ def settle(path, program):
 
 @only_here
 def test_nothing_stored_asks_nobody(gpu):
-    m = gpu.mount(options="timeout=1000")
+    m = gpu.mount(options="timeout=1000,passthrough=off")
     one = program(gpu, make(m, os.urandom(LENGTH)))
     assert not asks(gpu, one)
     one.do("map.acquire()")
