@@ -102,14 +102,11 @@ bool thread_is_of(pid_t process, pid_t thread)
     return !access(path, F_OK);
 }
 
-int thread_signal(pid_t process, bool apart, pid_t thread, int signal)
+/* The number here of the thread that calls itself `thread`, or a negative errno. */
+static pid_t look_up_thread(pid_t process, pid_t thread)
 {
     char path[40];
 
-    if (process <= 0 || thread <= 0) /* to tgkill() no numbers at all */
-        return -ESRCH;
-    if (!apart)
-        return syscall(SYS_tgkill, process, thread, signal) ? -errno : 0;
     snprintf(path, sizeof path, "/proc/%d/task", (int)process);
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
@@ -122,7 +119,40 @@ int thread_signal(pid_t process, bool apart, pid_t thread, int signal)
     }
     pid_t found = find_thread(tasks, thread);
     closedir(tasks);
-    if (found < 0)
-        return found;
-    return syscall(SYS_tgkill, process, found, signal) ? -errno : 0;
+    return found;
+}
+
+/* As kill(2) asks of who sends: 0, -EPERM, or a negative errno. The line is one of the first, and nobody can
+ * put one like it before it (the kernel escapes the process's name). */
+static int check_user(pid_t process, pid_t thread, uid_t user)
+{
+    char path[64], text[1024];
+    unsigned real, effective, saved;
+
+    snprintf(path, sizeof path, "/proc/%d/task/%d/status", (int)process, (int)thread);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ENOENT ? -ESRCH : -errno;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[n > 0 ? n : 0] = '\0';
+    const char *line = strstr(text, "\nUid:");
+    if (!line || sscanf(line, "\nUid: %u %u %u", &real, &effective, &saved) != 3)
+        return -ESRCH; /* it ends */
+    return real == user || saved == user ? 0 : -EPERM;
+}
+
+/* Not by taking on the user's rights for the call: who has them could signal, and so end, this process. */
+int thread_signal(pid_t process, bool apart, uid_t user, pid_t thread, int signal)
+{
+    if (process <= 0 || thread <= 0) /* to tgkill() no numbers at all */
+        return -ESRCH;
+    if (apart)
+        thread = look_up_thread(process, thread);
+    if (thread < 0)
+        return thread;
+    int error = user ? check_user(process, thread, user) : 0;
+    if (error)
+        return error;
+    return syscall(SYS_tgkill, process, thread, signal) ? -errno : 0;
 }

@@ -20,10 +20,11 @@ bool thread_is_apart(pid_t process);
 /* Whether a thread is one of a process, both by their numbers here. Looks at /proc. */
 bool thread_is_of(pid_t process, pid_t thread);
 
-/* Send a signal to a thread of a process, a number of this process's own namespace. apart: thread_is_apart().
- * One call if it is not, as a thread that waits for the signal may go on meanwhile; else /proc is searched
- * for the thread with that number. Takes no lock of a process's memory. 0; -ESRCH (it has no such thread, or
- * not any more); -EPERM, or what opening /proc says. Any thread. */
-int thread_signal(pid_t process, bool apart, pid_t thread, int signal);
+/* Send a signal to a thread of a process, a number of this process's own namespace. apart: thread_is_apart():
+ * then /proc is searched for the thread with that number. user: whose process it was when its number was
+ * told. By now that may be another's number, or the process another user's (a set-id program): a thread that
+ * this user could not signal gets none, unless the user is root. Takes no lock of a process's memory. 0;
+ * -ESRCH (it has no such thread, or not any more); -EPERM, or what opening /proc says. Any thread. */
+int thread_signal(pid_t process, bool apart, uid_t user, pid_t thread, int signal);
 
 #endif

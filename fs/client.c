@@ -48,6 +48,7 @@ static int do_hello(struct client *client, struct gaia_message *message, int *fd
     int error = cache_client_open(client->fs->cache,
                                   &(struct gaia_process){.faults = fds[0],
                                                          .pid = client->peer.pid,
+                                                         .user = client->peer.uid,
                                                          .apart = thread_is_apart(client->peer.pid),
                                                          .charged = memory_may_be_charged(client->peer.pid)},
                                   message->flags & GAIA_HELLO_TRAPS, &client->cache);

@@ -358,6 +358,11 @@ static bool can_poison(void)
     return !wish || strcmp(wish, "0");
 }
 
+static int signal_thread(const struct gaia_process *process, uint32_t thread)
+{
+    return thread_signal(process->pid, process->apart, process->user, (pid_t)thread, SIGBUS);
+}
+
 static int poison_range(const struct gaia_process *process, struct uffdio_range range, uint32_t thread)
 {
     struct uffdio_poison poison = {.range = range};
@@ -378,7 +383,7 @@ static int poison_range(const struct gaia_process *process, struct uffdio_range 
         return 0;
     /* The signal ends the thread's wait. A thread that comes back from a handler of its touches again, and
      * gets the next one: as for a poisoned page. It waits for this very fault, so the number is still its. */
-    return thread && !thread_signal(process->pid, process->apart, (pid_t)thread, SIGBUS) ? 0 : -ENOSYS;
+    return thread && !signal_thread(process, thread) ? 0 : -ENOSYS;
 }
 
 static int soft_poison(struct gaia_frames_map *map, uint64_t page, uint64_t count, uint32_t thread)
@@ -400,7 +405,7 @@ static void soft_refuse(struct gaia_frames_map *map, uint64_t page, uint32_t thr
     struct uffdio_range range;
 
     if (thread)
-        thread_signal(map->process.pid, map->process.apart, (pid_t)thread, SIGBUS);
+        signal_thread(&map->process, thread);
     pthread_rwlock_rdlock(&map->frames->maps_lock);
     if (map_range(map, page, 1, &range))
         ioctl(map->process.faults, UFFDIO_WAKE, &range);

@@ -21,6 +21,7 @@
 #include "base/thread.h"
 
 #define THREADS 3
+#define SOMEBODY 4001
 #define GROUPS_MANY 20000
 
 /* A process of a few threads, which says by a pipe what they call themselves, and who of them gets SIGBUS. */
@@ -30,6 +31,7 @@ struct other {
     int said;
     pid_t parent;
     bool apart;
+    uid_t user;
 };
 
 static int say; /* the child's end */
@@ -54,17 +56,17 @@ static void *wait_for_signals(void *argument)
     return argument;
 }
 
-static _Noreturn void be_other(bool many_groups)
+static _Noreturn void be_other(bool many_groups, uid_t user)
 {
     static gid_t groups[GROUPS_MANY];
     pthread_t thread;
 
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(60);
     for (unsigned i = 0; i < GROUPS_MANY; i++)
         groups[i] = 100000 + i;
-    if (many_groups && setgroups(GROUPS_MANY, groups))
+    if ((many_groups && setgroups(GROUPS_MANY, groups)) || (user && setuid(user)))
         _exit(1);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* which setuid() takes back */
     signal(SIGBUS, got);
     for (unsigned i = 1; i < THREADS; i++)
         if (pthread_create(&thread, NULL, wait_for_signals, NULL))
@@ -80,7 +82,7 @@ static _Noreturn void be_between(int tell)
     pid_t pid = unshare(CLONE_NEWPID) ? -1 : fork();
 
     if (pid == 0)
-        be_other(false);
+        be_other(false, 0);
     if (write(tell, &pid, sizeof pid) != sizeof pid || pid < 0)
         _exit(1);
     waitpid(pid, NULL, 0);
@@ -109,7 +111,7 @@ static void start(struct other *other, bool many_groups, bool apart)
     if (other->parent == 0 && apart)
         be_between(told[1]);
     if (other->parent == 0)
-        be_other(many_groups);
+        be_other(many_groups, other->user);
     close(said[1]);
     close(told[1]);
     other->said = said[0];
@@ -142,32 +144,32 @@ static void expect_each_is_found(const struct other *other)
 {
     for (unsigned turn = 0; turn < 20; turn++) {
         pid_t thread = other->threads[turn % THREADS];
-        assert_int_equal(thread_signal(other->pid, other->apart, thread, SIGBUS), 0);
+        assert_int_equal(thread_signal(other->pid, other->apart, other->user, thread, SIGBUS), 0);
         assert_int_equal(hear(other), thread);
     }
 }
 
 static void test_of_this_namespace(void **state)
 {
-    struct other other;
+    struct other other = {0};
 
     (void)state;
     signal(SIGBUS, got_here);
     start(&other, false, false);
     expect_each_is_found(&other);
     /* Threads of this process are not that one's, whatever their number. */
-    assert_int_equal(thread_signal(other.pid, other.apart, gettid(), SIGBUS), -ESRCH);
-    assert_int_equal(thread_signal(other.pid, other.apart, 0, SIGBUS), -ESRCH);
-    assert_int_equal(thread_signal(other.pid, other.apart, -1, SIGBUS), -ESRCH);
-    assert_int_equal(thread_signal(0, false, gettid(), SIGBUS), -ESRCH);
+    assert_int_equal(thread_signal(other.pid, other.apart, 0, gettid(), SIGBUS), -ESRCH);
+    assert_int_equal(thread_signal(other.pid, other.apart, 0, 0, SIGBUS), -ESRCH);
+    assert_int_equal(thread_signal(other.pid, other.apart, 0, -1, SIGBUS), -ESRCH);
+    assert_int_equal(thread_signal(0, false, 0, gettid(), SIGBUS), -ESRCH);
     end(&other);
-    assert_int_equal(thread_signal(other.pid, other.apart, other.threads[0], SIGBUS), -ESRCH);
+    assert_int_equal(thread_signal(other.pid, other.apart, 0, other.threads[0], SIGBUS), -ESRCH);
     assert_int_equal(signalled, 0);
 }
 
 static void test_of_another_namespace(void **state)
 {
-    struct other other;
+    struct other other = {0};
 
     (void)state;
     if (geteuid())
@@ -175,14 +177,14 @@ static void test_of_another_namespace(void **state)
     start(&other, false, true);
     assert_in_range(other.threads[0], 1, 100); /* here these are the machine's oldest */
     expect_each_is_found(&other);
-    assert_int_equal(thread_signal(other.pid, other.apart, other.pid, SIGBUS),
+    assert_int_equal(thread_signal(other.pid, other.apart, 0, other.pid, SIGBUS),
                      -ESRCH); /* it does not call itself so */
     end(&other);
 }
 
 static void test_of_many_groups(void **state)
 {
-    struct other other;
+    struct other other = {0};
 
     (void)state;
     if (geteuid())
@@ -194,12 +196,35 @@ static void test_of_many_groups(void **state)
     end(&other);
 }
 
+/* Whoever has the number now: nobody but who was its user could have it signalled, and root. */
+static void test_of_another_user(void **state)
+{
+    (void)state;
+    if (geteuid())
+        skip();
+    for (unsigned apart = 0; apart < 2; apart++) {
+        struct other other = {0};
+        start(&other, false, false);
+        assert_int_equal(thread_signal(other.pid, apart, SOMEBODY, other.threads[1], SIGBUS), -EPERM);
+        end(&other);
+        other = (struct other){.user = SOMEBODY};
+        start(&other, false, false);
+        other.apart = apart;
+        expect_each_is_found(&other);
+        assert_int_equal(thread_signal(other.pid, apart, SOMEBODY + 1, other.threads[1], SIGBUS), -EPERM);
+        other.user = 0; /* root may signal all */
+        expect_each_is_found(&other);
+        end(&other);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_of_this_namespace),
         cmocka_unit_test(test_of_another_namespace),
         cmocka_unit_test(test_of_many_groups),
+        cmocka_unit_test(test_of_another_user),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
