@@ -56,7 +56,7 @@ static int do_hello(struct client *client, struct gaia_message *message, int *fd
         close(alive_fd);
         return error;
     }
-    programs_add(&client->fs->programs, client->peer.pid, client->peer.uid);
+    programs_add(&client->fs->programs, client->peer.pid, client->user);
     client->faults = fds[0];
     fds[0] = -1;
     *alive_fd_out = alive_fd;

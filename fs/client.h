@@ -25,6 +25,7 @@ struct client {
     int alive_fd; /* of base/alive.h */
     int socket;
     struct ucred peer;
+    uid_t user;                 /* as whose it counts: fs/listener.h */
     bool far;                   /* in another network namespace: its root is not root here */
     uint64_t network;           /* then: which one */
     struct cache_client *cache; /* NULL: it has not said hello with a descriptor for faults */

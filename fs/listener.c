@@ -4,9 +4,12 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/nsfs.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -67,6 +70,41 @@ int listener_open_for_programs(void)
     if (fd >= 0)
         (void)setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &(int){0}, sizeof(int));
     return fd;
+}
+
+/* Who is counted for a user namespace right below ours, or further down. root: nobody in particular. */
+static uid_t owner_of(int space, const struct stat *ours)
+{
+    uid_t owner = 0;
+    struct stat st;
+    int parent;
+
+    while ((parent = ioctl(space, NS_GET_PARENT)) >= 0) {
+        bool is_ours = !fstat(parent, &st) && st.st_ino == ours->st_ino;
+        if (is_ours && ioctl(space, NS_GET_OWNER_UID, &owner))
+            owner = 0;
+        close(is_ours ? parent : space);
+        if (is_ours)
+            break;
+        space = parent;
+    }
+    close(space);
+    return owner;
+}
+
+uid_t listener_user(const struct ucred *peer)
+{
+    struct stat ours, theirs;
+    char path[40];
+
+    snprintf(path, sizeof path, "/proc/%d/ns/user", (int)peer->pid);
+    if (stat("/proc/self/ns/user", &ours))
+        return peer->uid;
+    if (stat(path, &theirs))
+        return errno == ENOENT ? LISTENER_NO_USER : peer->uid;
+    int space = theirs.st_ino == ours.st_ino ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    uid_t owner = space < 0 ? 0 : owner_of(space, &ours);
+    return owner ? owner : peer->uid;
 }
 
 struct errand {

@@ -5,6 +5,7 @@
 #define GAIAFS_FS_LISTENER_H
 
 #include <stdint.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #define LISTENER_NAME 64
@@ -24,5 +25,12 @@ int listener_open_for(pid_t thread, char name_out[LISTENER_NAME]);
 
 /* Which network namespace a thread is in: a number that no other one has meanwhile, 0 if it is not known. */
 uint64_t listener_network(pid_t thread);
+
+/* As whose the process counts that has connected, where nobody may have too much: its user's. Of one in a
+ * user namespace of its own that is whoever has made this namespace, as he can be any of the users there
+ * (subuid(5)); root makes them for others, whose users are told apart. LISTENER_NO_USER: of processes that
+ * have ended since, or are not seen here. Looks at /proc. */
+#define LISTENER_NO_USER ((uid_t)-1)
+uid_t listener_user(const struct ucred *peer);
 
 #endif

@@ -97,7 +97,7 @@ int programs_accept(struct programs *programs)
     int fd = accept4(programs->listener, NULL, NULL, SOCK_CLOEXEC);
     int error = fd < 0 ? -errno : 0;
     if (!error && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) && peer.pid > 0)
-        add(programs, peer.pid, peer.uid);
+        add(programs, peer.pid, listener_user(&peer));
     pthread_mutex_unlock(&programs->lock);
     return error ? error : fd;
 }

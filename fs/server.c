@@ -24,8 +24,9 @@
 #include "io/reach.h"
 
 #define CLIENTS_MAX 256u
-/* Limits, so that nobody keeps everybody else out: of a user here, of another network namespace, of all of
- * those, and what only this one's root may have. A user who can make network namespaces can make many. */
+/* Limits, so that nobody keeps everybody else out: of a user here, with all that he can be, of another
+ * network namespace, of all of those, and what only this one's root may have. A user who can make network
+ * namespaces can make many. */
 #define CLIENTS_OF_USER_MAX 64u
 #define CLIENTS_OF_NETWORK_MAX 64u
 #define CLIENTS_FAR_MAX 128u
@@ -330,7 +331,7 @@ static bool is_among(const struct served *served, enum limit limit, const struct
     case OF_FAR:
         return !served->refused && other->far;
     case OF_USER:
-        return !served->refused && !other->far && other->peer.uid == client->peer.uid;
+        return !served->refused && !other->far && other->user == client->user;
     default:
         return !served->refused;
     }
@@ -434,6 +435,7 @@ static int take_client(struct server *server, int socket, bool refused)
 
     if (!served)
         return -ENOMEM;
+    served->client.user = served->refused ? LISTENER_NO_USER : listener_user(&served->client.peer);
     served->client.socket = socket;
     served->refused = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &served->client.peer, &length) || refused;
     served->surplus = served->refused; /* who it is can't be said: nothing is said to it */
@@ -632,6 +634,7 @@ static void begin_meeting(struct server *server, fuse_req_t req)
         served->meeting = meeting;
         served->client.socket = -1;
         served->client.network = listener_network(context->pid);
+        served->client.user = context->uid;
         served->client.far = !served->client.network || served->client.network != server->network;
         served->client.peer = (struct ucred){.pid = context->pid, .uid = context->uid, .gid = context->gid};
         error = start(server, served);

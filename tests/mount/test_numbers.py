@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from helpers import (ATTACH, HELLO, MAP, PAGE, Raw, device_statistics, get_token, message, read_file,
+from helpers import (ATTACH, HELLO, MAP, PAGE, STAT, Raw, agents, device_statistics, get_token, message, read_file,  # noqa: F401
                      wait_until, write_file)
 
 USER = 4001
@@ -178,3 +178,41 @@ def test_who_has_a_clients_number_now_gets_no_signal(mount, becomes, flags, env)
     finally:
         toucher.close()
         client.kill()
+
+
+# Processes of one user more, by its number in this user namespace: how many of so many connections the daemon takes.
+CROWD = """
+
+def crowd(address, user, count):
+    read, write = os.pipe()
+    if os.fork():
+        os.close(write)
+        with os.fdopen(read) as file:
+            return int(file.readline())
+    os.setuid(user)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    raws = [Raw(address) for _ in range(count)]
+    os.write(write, b"%d\\n" % sum(raw.call(message(STAT)) == 0 for raw in raws))
+    while True:
+        signal.pause()
+"""
+
+
+def test_a_user_with_many_numbers_is_one_user(mount, agents):
+    """In a user namespace of his own (subuid(5)). Those of a namespace that root has made are many."""
+    m = mount()
+    folder = os.open(m.mnt, os.O_RDONLY)
+    address, _ = get_token(folder)
+    os.close(folder)
+    for maker, most in (USER, 64), (0, 100):
+        program = agents()
+        program.do(CROWD + f"\nos.setgroups([])\nos.setresuid({maker}, {maker}, {maker})\n"
+                   "assert ctypes.CDLL(None).unshare(0x10000000) == 0")  # CLONE_NEWUSER
+        with open(f"/proc/{program.pid}/uid_map", "w", encoding="ascii") as file:
+            file.write("0 100000 100")
+        taken = sum(program(f"crowd(address, {user}, 20)", address=address) for user in range(1, 6))
+        other = Raw(address)
+        assert other.call(message(STAT)) == 0  # root, whom nobody keeps out
+        other.close()
+        program.end()
+        assert taken == most, maker
