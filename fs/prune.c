@@ -50,6 +50,16 @@ static int prune(struct fs *fs, struct prune_message *message)
     return rc;
 }
 
+int pruner_forget(struct fs *fs, uint64_t id)
+{
+    struct prune_message message;
+
+    memset(&message, 0, offsetof(struct prune_message, ids));
+    message.count = 1;
+    message.ids[0] = id;
+    return prune(fs, &message);
+}
+
 /* A part of a shard's inodes, from its *bucket on; opened: of those that were. */
 static uint32_t choose(struct inode_shard *shard, uint32_t most, size_t *bucket, bool opened,
                        uint64_t ids_out[IDS_MAX])

@@ -43,5 +43,8 @@ void pruner_look(struct fs *fs);
 /* Has the kernel forget the inode with this number soon, if nobody uses it: a FORGET says so. One of too many
  * is left out. Waits for nothing; may be called from any handler. */
 void pruner_wish(struct fs *fs, uint64_t id);
+/* The same at once. 0, or a negative errno: the kernel can't be asked. Not in a thread that serves FUSE: it
+ * may wait for write-backs. */
+int pruner_forget(struct fs *fs, uint64_t id);
 
 #endif

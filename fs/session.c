@@ -309,12 +309,13 @@ int session_write_back(void *context, void *file_context, off_t offset, off_t le
     return rc == -ENOTCONN || rc == -ECONNABORTED ? -ENOENT : rc;
 }
 
+/* Not within the gate: it waits for the lock of the folder, which a program may have for as long as it likes,
+ * and the end of the mount would wait for the gate. Who calls this is one of those that later_end() counts:
+ * the session stays as long. */
 void session_forget_name(struct fs *fs, const struct inode *parent, const char *name)
 {
-    pthread_rwlock_rdlock(&fs->notify_gate);
     if (fs->serving)
         fuse_lowlevel_notify_inval_entry(fs->session, nodeid_of(parent), name, strlen(name));
-    pthread_rwlock_unlock(&fs->notify_gate);
 }
 
 static int drop_pages(struct inode *inode, void *context)

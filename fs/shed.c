@@ -58,13 +58,18 @@ static struct inode *parent_of(struct fs *fs, char *path, const char **name_out)
     return parent;
 }
 
-/* Where its name is another's by now that is looked up once more. Of several names the others stay, and the
- * inode with them. */
+/* An older kernel can be asked for a name only: where that is another's by now that is looked up once more.
+ * Of several names the others stay, and the inode with them. And it waits for the lock of the folder, which a
+ * program that lists it has for as long as it likes (it need not take what it is told): nobody can be told to
+ * look up anything there meanwhile. */
 static void have_forgotten(struct inode *inode)
 {
     struct fs *fs = inode->fs;
     char path[PATH_MAX];
     const char *name;
+
+    if (pruner_forget(fs, nodeid_of(inode)) == 0)
+        return;
     ssize_t length = inode_path(inode, path, sizeof path);
     struct inode *parent = length > 0 && path[0] != '/' ? parent_of(fs, path, &name) : NULL;
 

@@ -3,8 +3,8 @@
  * such file costs two, and two more for each device, as long as it is known, which it is as long as a device
  * holds a page of it, or the kernel its name. When there are too many, files that nobody has open or mapped
  * are let go: what devices hold of them is written back and dropped, and the kernel is made to forget them
- * (FUSE_NOTIFY_INVAL_ENTRY, which all kernels know). The next one to map such a file finds it as it would any
- * other.
+ * (FUSE_NOTIFY_PRUNE; before Linux 6.18 FUSE_NOTIFY_INVAL_ENTRY, which all know). The next one to map such a
+ * file finds it as it would any other.
  */
 #ifndef GAIAFS_FS_SHED_H
 #define GAIAFS_FS_SHED_H

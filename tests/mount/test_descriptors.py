@@ -498,6 +498,34 @@ def test_files_that_stay_known_do_not_keep_the_others(mount, agents):
         program.do(MAP_EACH, mnt=m.mnt, count=count)
 
 
+# It lists a folder into memory that never comes: the kernel has that folder's lock as long.
+LISTS_FOR_EVER = """
+faults, memory = userfaultfd(), mmap.mmap(-1, PAGE)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+fcntl.ioctl(faults, 3 << 30 | 32 << 16 | 0xAA << 8, struct.pack("=QQQQ", address, PAGE, 1, 0))
+folder, libc = os.open(path, os.O_RDONLY), ctypes.CDLL(None)
+threading.Thread(target=lambda: libc.syscall(217, folder, ctypes.c_void_p(address), PAGE), daemon=True).start()
+assert select.select([faults], [], [], 20)[0]
+"""
+
+
+@pytest.mark.skipif(not helpers.kernel_at_least(6, 18), reason="the kernel waits for the lock of a folder to forget a file")
+def test_files_are_let_go_beside_one_who_lists_their_folder_for_ever(mount, agents):
+    """Nor does the end of the mount wait for him."""
+    m, program, lister, count = mount("timeout=60", **with_descriptors(256)), agents(), agents(), 120
+    for i in range(count):
+        write_file(f"{m.data}/f{i}", b"%08d" % i)
+    lister.do(LISTS_FOR_EVER, path=m.mnt)
+    program.start(MAP_EACH, mnt=m.mnt, count=count)
+    try:
+        assert not program.busy(20), "nobody finds a file any more"
+        program.finish()
+        m.proc.terminate()
+        m.proc.wait(20)
+    finally:
+        lister.kill()
+
+
 def test_files_that_are_let_go_while_they_are_used(mount, agents):
     """Several programs map the same many files at the same time, with too few descriptors for all of them."""
     m = mount("timeout=60", **with_descriptors(256))
