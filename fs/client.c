@@ -76,8 +76,7 @@ static int find_device(struct client *client, const struct gaia_message *message
     if (descriptors_shed(fs, -error))
         error = cache_device_parse(fs->cache, message->device, uuid, open, device_out, why);
     if (error && why[0])
-        fs_log(LOG_WARNING, "a client (process %d) wants device %s: %s", (int)client->peer.pid,
-               message->device, why);
+        trouble_of_a_device(&client->peer, message->device, why);
     trouble_of_room(fs, error);
     return error;
 }

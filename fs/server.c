@@ -221,9 +221,7 @@ static void *serve_client(void *argument)
     if (error == -ECANCELED)
         return NULL;
     if (error == -EPROTO)
-        fs_log(LOG_WARNING,
-               "client %d (uid %d) sent what is no message: disconnected (another version of libgaia?)",
-               (int)client->peer.pid, (int)client->peer.uid);
+        trouble_of_a_message(&client->peer);
     cache_client_close(client->cache);
     client->cache = NULL;
     trouble_of_frames(server->fs);
@@ -435,9 +433,9 @@ static int take_client(struct server *server, int socket, bool refused)
 
     if (!served)
         return -ENOMEM;
-    served->client.user = served->refused ? LISTENER_NO_USER : listener_user(&served->client.peer);
     served->client.socket = socket;
     served->refused = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &served->client.peer, &length) || refused;
+    served->client.user = served->refused ? LISTENER_NO_USER : listener_user(&served->client.peer);
     served->surplus = served->refused; /* who it is can't be said: nothing is said to it */
     if (refused)
         shutdown(socket, SHUT_RDWR); /* its end can be told before it can be closed */
@@ -634,9 +632,9 @@ static void begin_meeting(struct server *server, fuse_req_t req)
         served->meeting = meeting;
         served->client.socket = -1;
         served->client.network = listener_network(context->pid);
-        served->client.user = context->uid;
         served->client.far = !served->client.network || served->client.network != server->network;
         served->client.peer = (struct ucred){.pid = context->pid, .uid = context->uid, .gid = context->gid};
+        served->client.user = context->uid;
         error = start(server, served);
     }
     if (!error)

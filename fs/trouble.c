@@ -63,10 +63,18 @@ static bool is_due(struct kind *kind, unsigned *unsaid_out)
     return due;
 }
 
+/* The end of a line, if there were any. */
+static const char *others(unsigned unsaid, char text[48])
+{
+    text[0] = '\0';
+    if (unsaid > 0)
+        snprintf(text, 48, "; %u more like it before", unsaid);
+    return text;
+}
+
 static void tell(struct kind *kind, struct inode *inode, const char *doing)
 {
-    char path[PATH_MAX], name[512] = "its root",
-                         more[48] = ""; /* of a longer name the advice would be cut off */
+    char path[PATH_MAX], name[512] = "its root", more[48]; /* of a longer name the advice would be cut off */
     unsigned unsaid;
 
     if (!is_due(kind, &unsaid))
@@ -76,15 +84,40 @@ static void tell(struct kind *kind, struct inode *inode, const char *doing)
         snprintf(path, sizeof(path), "(inode %llu)", (unsigned long long)inode->ino);
     if (path[0])
         escape(path, name, sizeof(name), true);
-    if (unsaid > 0)
-        snprintf(more, sizeof(more), "; %u more like it before", unsaid);
     fs_log(LOG_ERR, "data directory %s: %s %s: %s%s%s%s", inode->fs->data_path, doing, name,
-           kind->error ? strerror(kind->error) : "", kind->error ? ": " : "", kind->advice, more);
+           kind->error ? strerror(kind->error) : "", kind->error ? ": " : "", kind->advice,
+           others(unsaid, more));
 }
 
 void trouble_of_a_home(struct inode *inode, bool has_lost)
 {
     tell(has_lost ? &lost : &taken_over, inode, "the home of");
+}
+
+/* Of what any user can do, a few are enough to see it. */
+#define CLIENTS_TOLD 10u
+
+void trouble_of_a_message(const struct ucred *client)
+{
+    static struct kind kind = {.most = CLIENTS_TOLD};
+    unsigned unsaid;
+    char more[48];
+
+    if (is_due(&kind, &unsaid))
+        fs_log(LOG_WARNING,
+               "client %d (uid %d) sent what is no message: disconnected (another version of libgaia?)%s",
+               (int)client->pid, (int)client->uid, others(unsaid, more));
+}
+
+void trouble_of_a_device(const struct ucred *client, const char *device, const char *why)
+{
+    static struct kind kind = {.most = CLIENTS_TOLD};
+    unsigned unsaid;
+    char more[48];
+
+    if (is_due(&kind, &unsaid))
+        fs_log(LOG_WARNING, "a client (process %d) wants device %s: %s%s", (int)client->pid, device, why,
+               others(unsaid, more));
 }
 
 /* What a GPU's driver has reported, and the log has. It has hundreds of words, and uses few. */

@@ -4,6 +4,8 @@
 #ifndef GAIAFS_FS_TROUBLE_H
 #define GAIAFS_FS_TROUBLE_H
 
+#include <sys/socket.h>
+
 #include "fs/inode.h"
 
 /* doing: "reading", "opening a file in". rc: 0 or more, or a negative errno; most errors are the caller's own
@@ -22,6 +24,11 @@ void trouble_end(struct fs *fs);
 /* Something on a device has ended with EIO: logs what its driver says, if anything, and if it has not said
  * that before. No lock is held. */
 void trouble_of_devices(struct fs *fs);
+
+/* A client has sent what is no message, or wants a device that can't be had, and why says something: at most
+ * ten lines of each kind in half a minute, as anybody can do so as often as he likes. No lock is held. */
+void trouble_of_a_message(const struct ucred *client);
+void trouble_of_a_device(const struct ucred *client, const char *device, const char *why);
 
 /* What a client has asked of a GPU has ended with this error: of memory and descriptors that are short, as
  * above, at most one line in half a minute. No lock is held. */

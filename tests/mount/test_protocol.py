@@ -74,6 +74,24 @@ def test_no_message(served, data):
     good.works()
 
 
+def test_what_anybody_can_say_does_not_fill_the_log(served):
+    """A few lines show it."""
+    m, good, fd = served
+    address, _ = get_token(fd)
+    for _ in range(200):
+        raw = Raw(address)
+        assert raw.call(b"x") == -1
+        raw.close()
+    for _ in range(200):
+        raw, token = hello(address), get_token(fd)[1]
+        assert raw.call(message(MAP, bytes=PAGE, prot=3, device=b"cuda:0", token=token, value=[1 << 63] * 20)) == errno.ENODEV
+        raw.close()
+    good.works()
+    lines = m.log_text().splitlines()
+    for text in "no message", "wants device cuda:0":
+        assert 1 <= sum(text in line for line in lines) <= 10, lines[:30]
+
+
 def test_silence_and_hanging_up(served):
     m, good, fd = served
     address, _ = get_token(fd)
