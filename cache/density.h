@@ -20,6 +20,7 @@
 #define DENSITY_TO_SHOW 4u        /* cells of a block that make it thick, where the rest is there, */
 #define DENSITY_TO_PLACE 16u      /* and where it must be brought */
 #define DENSITY_BLOCKS_MAX 65536u /* of a map that are known at a time */
+#define DENSITY_BLOCKS_OF_CLIENT (8 * DENSITY_BLOCKS_MAX) /* and of all of its maps: 4 MiB */
 
 struct density {
     /* Each entry is the low half of a block's number, above a bit for each of its cells. A block's place is

@@ -38,6 +38,13 @@ static void end_here(struct cache_map *map)
         ops->trim(frames);
 }
 
+static void free_density(struct cache_map *map)
+{
+    atomic_fetch_sub(&map->client->blocks, map->density.count);
+    density_free(&map->density);
+    map->density = (struct density){0};
+}
+
 void cache_map_put(struct cache_map *map)
 {
     struct cache_client *client = map->client;
@@ -57,16 +64,21 @@ void cache_map_put(struct cache_map *map)
     file_unuse(map->file);
     readahead_free(&map->readahead);
     readahead_free(&map->stores);
-    density_free(&map->density);
+    free_density(map);
     free(map);
 }
 
-/* Whether the touches of a map that has blocks go by these is known when they come: cache/fault.c. */
+/* Whether the touches of a map that has blocks go by these is known when they come: cache/fault.c. A client
+ * with very many maps of very large files, which may be sparse, gets no more memory for it than one with
+ * eight. */
 static void init_density(struct cache_map *map)
 {
     bool is_kept = !map->far && !map->resident && map->file->cache->config.unit_pages == DENSITY_CELL_PAGES;
 
     density_init(&map->density, is_kept ? map->count : 0);
+    uint64_t before = atomic_fetch_add(&map->client->blocks, map->density.count);
+    if (before + map->density.count > DENSITY_BLOCKS_OF_CLIENT)
+        free_density(map);
 }
 
 static int open_replica(const struct cache_map_request *request, struct cache_map *map)
@@ -182,7 +194,7 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     durable_close(request->file->durable);
     readahead_free(&map->readahead);
     readahead_free(&map->stores);
-    density_free(&map->density);
+    free_density(map);
     if (frames_fd >= 0)
         close(frames_fd);
     if (state_fd >= 0)

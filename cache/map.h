@@ -30,6 +30,7 @@ struct cache_client {
     pthread_mutex_t lock;         /* guards maps; taken before any other */
     pthread_cond_t idle;          /* the last other reference of a map that is being closed has gone */
     struct maps maps;
+    _Atomic uint64_t blocks; /* of its maps' density */
 };
 
 struct cache_map {

@@ -12,9 +12,10 @@ import time
 import pytest
 
 import gaia
+from conftest import measures_memory
 from files import make, open_map
 from helpers import (MIB, PAGE, ROWS, AgentDied, Plan, agents, client_with_faults, devices, error_of,  # noqa: F401
-                     functions_of, make_random, read_file, repeats, stand_still, statistics, tool, wait_until, write_file)
+                     functions_of, make_random, memory_kib, read_file, repeats, stand_still, statistics, tool, wait_until, write_file)
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
 
@@ -180,6 +181,21 @@ def test_100_maps_of_a_file(mount, devices):
 
 
 @pytest.mark.traps
+@pytest.mark.traps
+@measures_memory
+def test_maps_of_a_very_large_file_that_has_nothing(mount, agents):
+    """What is remembered of touches is bounded for each program, not only for each map: a sparse file costs nobody anything."""
+    m, program, maps, gib = mount("device_cache=64M"), agents(), 48, 1 << 30
+    path = os.path.join(m.mnt, "f")
+    with open(path, "wb") as file:
+        file.truncate(128 * gib)
+    program.do("fd = os.open(path, os.O_RDONLY)\ndevice = gaia.Device('soft:0')\n"
+               "maps = [device.mmap(fd, 128 * gib, 1) for _ in range(count)]\nfor at in range(128):\n    assert maps[0][at * gib] == 0", path=path, gib=gib, count=maps)
+    before = memory_kib(m.pid, "RssAnon")
+    program.do("for map in maps:\n    for at in range(128):\n        assert map[at * gib] == 0")
+    assert memory_kib(m.pid, "RssAnon") < before + 12 * 1024
+
+
 def test_maps_of_100_files(mount, devices):
     m = mount("device_cache=1M")
     rng = make_random("100 files")
