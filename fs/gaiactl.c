@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <jansson.h>
+#include <linux/magic.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -12,7 +13,9 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -198,11 +201,12 @@ static void print_fault(json_t *f)
 {
     char bytes[16];
 
-    if (!f || !strcmp(json_string_value(json_object_get(f, "path")), "copy"))
+    const char *path = json_string_value(json_object_get(f, "path"));
+    if (!path || !strcmp(path, "copy"))
         return;
     long long copied = field(f, "failed") + field(f, "refused"); /* what failed was copied then */
-    printf("  faults: path %s (%s at %s), ", json_string_value(json_object_get(f, "path")),
-           json_string_value(json_object_get(f, "device")), json_string_value(json_object_get(f, "address")));
+    printf("  faults: path %s (%s at %s), ", path, json_string_value(json_object_get(f, "device")),
+           json_string_value(json_object_get(f, "address")));
     if (!json_is_true(json_object_get(f, "connected"))) {
         printf("broken, the daemon copies; %lld failed, %lld copied\n", field(f, "failed"), copied);
         return;
@@ -313,13 +317,49 @@ static int print_json(json_t *root)
     return json_dumpf(root, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII) || putchar('\n') == EOF || printed();
 }
 
-/* What the daemon has written there, as text or as JSON. */
+/* What the daemon has sent, as long as it was when it came: another daemon than ours may go on writing. */
+struct statistics {
+    int fd;
+    off_t left;
+};
+
+#define STATISTICS_MOST ((off_t)1 << 30) /* a million open files with long names */
+
+/* Ours sends memory. Whoever reads of anything else may wait for ever (a pipe, a file of a FUSE filesystem),
+ * and not even be killed. */
+static bool is_memory(struct statistics *statistics)
+{
+    struct statfs filesystem;
+    struct stat st;
+
+    if (fstat(statistics->fd, &st) || fstatfs(statistics->fd, &filesystem))
+        return false;
+    statistics->left = st.st_size;
+    return S_ISREG(st.st_mode) && filesystem.f_type == TMPFS_MAGIC && st.st_size <= STATISTICS_MOST;
+}
+
+static size_t read_statistics(void *buffer, size_t size, void *data)
+{
+    struct statistics *statistics = data;
+    size_t wanted = (off_t)size < statistics->left ? size : (size_t)statistics->left;
+    ssize_t n = read(statistics->fd, buffer, wanted);
+
+    statistics->left -= n > 0 ? n : 0;
+    return n < 0 ? (size_t)-1 : (size_t)n;
+}
+
+/* As text or as JSON. */
 static int print_statistics(int fd, bool json)
 {
+    struct statistics statistics = {.fd = fd};
     json_error_t trouble;
     char why[ESCAPED_SIZE(JSON_ERROR_TEXT_LENGTH)];
 
-    json_t *root = json_loadfd(fd, 0, &trouble);
+    if (!is_memory(&statistics)) {
+        fprintf(stderr, "gaiactl: what has answered is no daemon of gaiafs\n");
+        return 1;
+    }
+    json_t *root = json_load_callback(read_statistics, &statistics, 0, &trouble);
     if (!root) { /* it has some of what is no JSON */
         escape(trouble.text, why, sizeof why, false);
         fprintf(stderr, "gaiactl: %s\n", why);

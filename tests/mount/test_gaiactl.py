@@ -3,11 +3,12 @@
 import contextlib
 import fcntl
 import os
+import socket
 import subprocess
 
 import pytest
 
-from helpers import BIN, PAGE
+from helpers import BIN, DUMP, IOCTL_TOKEN, PAGE, VERSION, message
 
 GAIACTL = os.path.join(BIN, "gaiactl")
 
@@ -69,3 +70,56 @@ def test_what_is_no_mount(mount, workdir):
     done = call("stat", m.mnt)
     assert done.returncode == 1 and done.stderr == f"gaiactl: {m.mnt}: Transport endpoint is not connected\n", done
     subprocess.run(["umount", "-l", m.mnt], check=True)
+
+
+# Whatever folder gaiactl is given, the daemon of its mount is who listens at that name.
+SAYS_WHO = """
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int ioctl(int fd, unsigned long request, ...)
+{
+    struct { uint32_t version, network; char name[64]; uint8_t token[16]; } answer = {.version = %d};
+    va_list arguments;
+    va_start(arguments, request);
+    void *argument = va_arg(arguments, void *);
+    va_end(arguments);
+    if (request != %d)
+        return (int)syscall(SYS_ioctl, fd, request, argument);
+    strncpy(answer.name, getenv("LISTENS"), sizeof answer.name - 1);
+    memcpy(argument, &answer, sizeof answer);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("sends", ["pipe", "json"])
+def test_a_daemon_that_is_another(workdir, sends):
+    """Who may mount may run any: root, who asks it, must not wait for it without end."""
+    source, shim, name = os.path.join(workdir, "shim.c"), os.path.join(workdir, "shim.so"), f"gaiafs-test-{os.getpid()}"
+    with open(source, "w") as file:
+        file.write(SAYS_WHO % (VERSION, IOCTL_TOKEN))
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", shim, source], check=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, contextlib.ExitStack() as opened:
+        listener.bind("\0" + name)
+        listener.listen()
+        asking = opened.enter_context(subprocess.Popen([GAIACTL, "stat", workdir], env={**os.environ, "LD_PRELOAD": shim, "LISTENS": name},
+                                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        opened.callback(asking.kill)
+        with listener.accept()[0] as asker:
+            asker.recv(256)
+            if sends == "pipe":
+                ends = os.pipe()
+            else:
+                ends = [os.memfd_create("statistics")]
+                os.write(ends[0], b'{"data": "there", "fault": {}}')
+                os.lseek(ends[0], 0, os.SEEK_SET)
+            socket.send_fds(asker, [message(DUMP)], ends[:1])
+            for end in ends:
+                opened.callback(os.close, end)
+            said, complaint = asking.communicate(timeout=20)
+    assert said.startswith("there on (null)\n") if sends == "json" else asking.returncode == 1 and "no daemon" in complaint
