@@ -1,12 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/ranges.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 static struct range *items(struct ranges *ranges)
 {
     return ranges->many ? ranges->many : ranges->few;
+}
+
+static _Atomic size_t allocated;
+static size_t allocated_most = SIZE_MAX;
+
+void ranges_bound(size_t most)
+{
+    allocated_most = most;
+}
+
+size_t ranges_allocated(void)
+{
+    return atomic_load(&allocated);
+}
+
+static bool charge(size_t bytes)
+{
+    if (atomic_fetch_add(&allocated, bytes) + bytes <= allocated_most)
+        return true;
+    atomic_fetch_sub(&allocated, bytes);
+    return false;
 }
 
 /* Room for one more. False: there is none. */
@@ -16,11 +38,15 @@ static bool grow(struct ranges *ranges)
 
     if (ranges->count < room)
         return true;
-    if (room * 2 > RANGES_MAX)
+    struct range *many;
+    size_t more = (room * 2 - (ranges->many ? room : 0)) * sizeof *many;
+    if (room * 2 > RANGES_MAX || !charge(more))
         return false;
-    struct range *many = realloc(ranges->many, room * 2 * sizeof *many);
-    if (!many)
+    many = realloc(ranges->many, room * 2 * sizeof *many);
+    if (!many) {
+        atomic_fetch_sub(&allocated, more);
         return false;
+    }
     if (!ranges->many)
         memcpy(many, ranges->few, sizeof ranges->few);
     ranges->many = many;
@@ -114,6 +140,8 @@ void ranges_remove(struct ranges *ranges, int64_t start, int64_t end)
 
 void ranges_clear(struct ranges *ranges)
 {
+    if (ranges->many)
+        atomic_fetch_sub(&allocated, ranges->room * sizeof *ranges->many);
     free(ranges->many);
     *ranges = (struct ranges){.count = 0};
 }

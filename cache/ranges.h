@@ -5,6 +5,7 @@
 #define GAIAFS_CACHE_RANGES_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define RANGES_FEW 2u
@@ -37,5 +38,11 @@ void ranges_remove(struct ranges *ranges, int64_t start, int64_t end);
 bool ranges_touch(struct ranges *ranges, int64_t start, int64_t end);
 /* Empties it, and frees what it has allocated. */
 void ranges_clear(struct ranges *ranges);
+
+/* What all sets together may allocate, in bytes, as anybody can write to every second byte of any number of
+ * files. Beyond that memory is short. Before there are threads; without it there is no bound. */
+void ranges_bound(size_t most);
+/* What they have allocated. */
+size_t ranges_allocated(void);
 
 #endif

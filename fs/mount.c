@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "base/kernel.h"
+#include "cache/ranges.h"
 #include "fs/answers.h"
 #include "fs/creds.h"
 #include "fs/flusher.h"
@@ -46,6 +47,7 @@
 #define IDLE_DESCRIPTORS_MAX 8192u
 #define DESCRIPTOR_TABLE 4096u
 #define INODE_BYTES 192u /* of a known inode, with its places in the tables */
+#define UNSYNCED_PART 64 /* of the memory, for what is known of bytes that are not synced */
 
 /* --- what must hold before anything is started --- */
 
@@ -506,6 +508,7 @@ static int run(struct fs *fs, int ready)
     pruner_init(fs);
     headroom_init(&fs->headroom);
     shed_init(fs, descriptor_limit(), most);
+    ranges_bound(memory_available() / UNSYNCED_PART);
     rc = inode_table_init(fs, most, remember, idle_descriptors());
     if (rc < 0) {
         fs_log(LOG_ERR, "no memory for the table of inodes: %s", strerror(-rc));

@@ -146,6 +146,36 @@ static void test_too_many(void **state)
     ranges_clear(&ranges);
 }
 
+/* Of many sets that have pieces everywhere, those that come later have no memory. */
+static void test_bound(void **state)
+{
+    struct ranges sets[20] = {0};
+    const size_t most = 10 * RANGES_MAX * sizeof(struct range), before = ranges_allocated();
+
+    (void)state;
+    ranges_bound(before + most);
+    for (unsigned i = 0; i < 20; i++) {
+        for (unsigned at = 0; at < 2 * RANGES_MAX; at += 2) {
+            ranges_add(&sets[i], at, at + 1);
+            assert_true(ranges_touch(&sets[i], at, at + 1));
+        }
+        for (unsigned at = 0; at < 2 * RANGES_MAX; at += 2)
+            assert_true(ranges_touch(&sets[i], at, at + 1));
+        check_form(&sets[i]);
+        assert_true(ranges_allocated() <= before + most);
+    }
+    assert_int_equal(sets[0].count, RANGES_MAX);
+    assert_int_equal(sets[19].count, RANGES_FEW);
+    ranges_clear(&sets[0]);
+    for (unsigned at = 0; at < 2 * RANGES_MAX; at += 4)
+        ranges_add(&sets[19], 2 * RANGES_MAX + at, 2 * RANGES_MAX + at + 1);
+    assert_true(sets[19].count > RANGES_MAX / 4); /* there is some again */
+    for (unsigned i = 0; i < 20; i++)
+        ranges_clear(&sets[i]);
+    assert_int_equal(ranges_allocated(), before);
+    ranges_bound(SIZE_MAX);
+}
+
 static void test_who_is_told(void **state)
 {
     char path[] = "/var/tmp/gaiafs-durable-XXXXXX";
@@ -407,6 +437,7 @@ int main(void)
         cmocka_unit_test(test_an_append),
         cmocka_unit_test(test_asked),
         cmocka_unit_test(test_too_many),
+        cmocka_unit_test(test_bound),
         cmocka_unit_test(test_who_is_told),
         cmocka_unit_test(test_two_at_once),
         cmocka_unit_test(test_blind),

@@ -16,7 +16,7 @@ import pytest
 import helpers
 from conftest import counts_small_memory, measures_memory, not_in_the_gate, so_much
 from descriptors import churn, small  # noqa: F401
-from helpers import PAGE, descriptors, error_of, kernel_at_least, make_random, read_file, statistics, write_file
+from helpers import PAGE, descriptors, error_of, kernel_at_least, make_random, memory_kib, read_file, statistics, write_file
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 AT_EMPTY_PATH = 0x1000
@@ -309,6 +309,23 @@ def control_group(most):
         with contextlib.suppress(OSError):
             helpers.wait_until(lambda: not read_file(os.path.join(group, "cgroup.procs")), what="the group is empty")
             os.rmdir(group)
+
+
+@counts_small_memory
+def test_pieces_that_are_not_synced_have_a_part_of_the_memory(mount):
+    """Anybody can write them to any number of files."""
+    with control_group(128 << 20) as (before, kills, *_):
+        m = mount("passthrough=off", before=before)
+        first = memory_kib(m.pid, "RssAnon")
+        for i in range(so_much(1600, 800)):
+            with open(f"{m.mnt}/f{i}", "wb", buffering=0) as file:
+                for at in range(257):
+                    os.pwrite(file.fileno(), b"x", 2 * at)
+        used = memory_kib(m.pid, "RssAnon") - first
+        m.unmount()
+        assert not kills()
+    print(used, "KiB")
+    assert used < 5120
 
 
 @pytest.fixture
