@@ -384,6 +384,7 @@ static int collect_part(struct collect *c, unsigned first, unsigned length)
 
 static int collect_run(struct collect *c, unsigned first, unsigned length)
 {
+    c->count = 0;
     int error = take(c, first, length);
     bool holds_end = claim_is_shared(c->file) && claim_hold_end(c->file->fd, &c->file->claim.end_missed);
 
@@ -400,6 +401,30 @@ static int collect_run(struct collect *c, unsigned first, unsigned length)
     return error;
 }
 
+/* Lock held. */
+static page_mask wanted_of(const struct leaf *leaf, enum collect_what what)
+{
+    const struct leaf_copy *copy;
+    page_mask all = 0;
+
+    SLIST_FOREACH (copy, &leaf->copies, link)
+        all |= wanted(copy, what);
+    return all;
+}
+
+/* Of a run of pages not all could be collected: perhaps for want of room, or of a frame, for one of them.
+ * The others must not be lost with it when the mount ends, nor kept from who asks for them. */
+static int collect_singly(struct collect *c, page_mask pages)
+{
+    int error = 0;
+
+    for (pages &= wanted_of(c->leaf, c->what); pages; pages &= pages - 1) {
+        int one = collect_run(c, (unsigned)__builtin_ctzll(pages), 1);
+        error = error ? error : one;
+    }
+    return error;
+}
+
 /* How many pages of a leaf are collected at once. */
 static unsigned run_pages(const struct leaf *leaf)
 {
@@ -409,16 +434,6 @@ static unsigned run_pages(const struct leaf *leaf)
     SLIST_FOREACH (copy, &leaf->copies, link)
         copies++;
     return copies * LEAF_PAGES <= TAKEN_MAX ? LEAF_PAGES : PART_PAGES;
-}
-
-/* What is left to collect in any copy. */
-static void count_released(struct leaf *leaf)
-{
-    struct leaf_copy *copy;
-
-    leaf->released = 0;
-    SLIST_FOREACH (copy, &leaf->copies, link)
-        leaf->released |= wanted(copy, COLLECT_RELEASING);
 }
 
 /* What was to be collected from devices of nodes that have gone is lost with them, and the next sync says so.
@@ -447,28 +462,29 @@ static bool lose_gone(struct cache_file *file, struct leaf *leaf)
 static int collect_released(struct cache_file *file, struct leaf *leaf, page_mask pages,
                             enum collect_what what, const struct collect_given *given)
 {
-    struct leaf_copy *copy;
-    page_mask todo = 0;
+    page_mask todo;
     int error = 0;
 
     if (!(leaf->released & pages))
         return 0;
     unsigned most = run_pages(leaf);
-    SLIST_FOREACH (copy, &leaf->copies, link)
-        todo |= wanted(copy, what) & pages;
-    while (todo && !error) {
+    todo = wanted_of(leaf, what) & pages;
+    while (todo) {
         unsigned length, first = page_mask_run(&todo, &length);
-        for (unsigned done = 0; done < length && !error; done += most) {
+        for (unsigned done = 0; done < length; done += most) {
+            unsigned part = length - done < most ? length - done : most;
             struct collect c; /* not cleared: it is large, and only what was taken is read */
             c.file = file;
             c.leaf = leaf;
             c.what = what;
             c.given = given;
-            c.count = 0;
-            error = collect_run(&c, first + done, length - done < most ? length - done : most);
+            int one = collect_run(&c, first + done, part);
+            if (one && part > 1)
+                one = collect_singly(&c, page_range_mask(0, first + done, part));
+            error = error ? error : one;
         }
     }
-    count_released(leaf);
+    leaf->released = wanted_of(leaf, COLLECT_RELEASING); /* what is left */
     return error;
 }
 

@@ -67,8 +67,10 @@ static int flush_copy(struct replica *replica, uint64_t leaf)
     if (busy.pages)
         error = release_chosen(replica, &busy, 1, replica->device->node != NULL);
     pthread_mutex_lock(&file->lock);
-    if (busy.pages && !error)
-        error = collect_pages(file, busy.copy->leaf, busy.pages & busy.copy->present, COLLECT_PENDING);
+    if (busy.pages) { /* also what could be released, if not all of it */
+        int one = collect_pages(file, busy.copy->leaf, busy.pages & busy.copy->present, COLLECT_PENDING);
+        error = error ? error : one;
+    }
     page_mask wake = busy.pages ? replica_unbusy(busy.copy, busy.pages) : 0;
     pthread_mutex_unlock(&file->lock);
     replica_wake(replica, leaf, wake);
