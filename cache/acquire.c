@@ -96,18 +96,68 @@ static void suspect_again(struct replica *replica, const struct copy_pages *list
     pthread_mutex_unlock(&replica->file->lock);
 }
 
+static int drop_some(struct replica *replica, const struct copy_pages *list, size_t count)
+{
+    uint64_t dropped;
+
+#ifndef GAIAFS_BREAK_NO_DROP
+    return drop_pages(replica, list, count, DROP_STALE, &dropped);
+#else
+    (void)replica, (void)list, (void)count, (void)dropped;
+    return 0;
+#endif
+}
+
+/* One leaf's pages singly. */
+static int drop_singly(struct replica *replica, struct copy_pages entry)
+{
+    int error = 0;
+
+    for (page_mask left = entry.pages; left; left &= left - 1) {
+        entry.pages = left & -left;
+        int one = drop_some(replica, &entry, 1);
+        error = error ? error : one;
+    }
+    return error;
+}
+
+/* apart: where a release brings its bytes to the file, a page that finds no space there keeps all that is
+ * dropped with it: then that is done leaf by leaf, and page by page. The first error. */
+static int drop_stale(struct replica *replica, const struct copy_pages *list, size_t count, bool apart)
+{
+    int error = 0;
+
+    for (size_t done = 0, n; done < count && (!error || apart); done += n) {
+        n = count - done < BATCH_MAX ? count - done : BATCH_MAX;
+        int some = drop_some(replica, list + done, n);
+        for (size_t i = done; i < done + n && some && apart; i++) {
+            int one = n > 1 ? drop_some(replica, list + i, 1) : some;
+            one = one ? drop_singly(replica, list[i]) : 0;
+            error = error ? error : one;
+        }
+        error = apart ? error : some;
+    }
+    return error;
+}
+
 static int acquire_alone(struct replica *replica, uint64_t first, uint64_t count, uint64_t *changes_out)
 {
     struct cache_file *file = replica->file;
     struct copy_pages *list = NULL;
     size_t n = 0, stale = 0;
+    /* Nothing can be taken away from a GPU kernel: what is out of date changes in place. */
+    bool in_place = replica->scans && !replica->read_only;
 
     /* What is stored in the range counts as released from now on, whether its page is stale or not. */
-    int error = atomic_load(&replica->state->stored) ? release_range(replica, first, count) : 0;
-    if (error)
-        return error;
+    int released = atomic_load(&replica->state->stored) ? release_range(replica, first, count) : 0;
     pthread_mutex_lock(&file->lock);
-    error = file_check_behind(file);
+    /* What a device keeps, as there is no space for it, is no reason not to look at the rest. */
+    bool unheard = passed_is_unheard(file);
+    if (released && (in_place || !unheard)) {
+        pthread_mutex_unlock(&file->lock);
+        return released;
+    }
+    int error = file_check_behind(file);
     if (!error)
         error = tail_wipe(replica);
     if (!error && passed_is_compared(file))
@@ -123,27 +173,18 @@ static int acquire_alone(struct replica *replica, uint64_t first, uint64_t count
         if (entry.pages || error)
             list[stale++] = entry;
     }
-    /* Nothing can be taken away from a GPU kernel: what is out of date changes in place. */
-    bool in_place = replica->scans && !replica->read_only;
     if (in_place && !error)
         error = refresh_pages(replica, list, stale);
     pthread_mutex_unlock(&file->lock);
     fit_frames_for_device(file);
     if (!error && replica->misfit)
         error = -EIO;
-    for (size_t done = 0; !in_place && done < stale && !error; done += BATCH_MAX) {
-        uint64_t dropped;
-#ifndef GAIAFS_BREAK_NO_DROP
-        error = drop_pages(replica, list + done, stale - done < BATCH_MAX ? stale - done : BATCH_MAX,
-                           DROP_STALE, &dropped);
-#else
-        (void)dropped;
-#endif
-    }
+    if (!in_place && !error)
+        error = drop_stale(replica, list, stale, unheard);
     if (error)
         suspect_again(replica, list, n);
     free(list);
-    return error;
+    return released ? released : error;
 }
 
 int acquire_range(struct replica *replica, uint64_t first, uint64_t count, uint64_t *changes_out)

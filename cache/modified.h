@@ -12,6 +12,7 @@ struct release_work {
     page_mask owned;   /* busy, by the caller */
     bool open;         /* stores to them are not trapped: cache/flush.c */
     page_mask pages;   /* releasing, until they are pending */
+    page_mask again;   /* pending already, and stored to once more */
     page_mask marked;  /* in leaf->invalidating */
     page_mask held;    /* the kernel may hold them: to be invalidated in this round */
     page_mask dropped; /* with these between them: fewer, longer runs are faster, and a page dropped

@@ -168,7 +168,7 @@ static int mark_modified(struct release_work *w)
             copy->sealed |= left;
         modified = modified_pages(w, left, &error);
     }
-    page_mask again = modified & copy->pending;
+    page_mask again = w->again = modified & copy->pending;
     left &= copy->sealed;
     /* Also of what is as it was: caches above this copy (gpu/demand_map.h) may have what was in between. */
     if (modified || (!replica->scans && copy->twin & w->owned))
@@ -249,6 +249,15 @@ static void stamp_modified(struct cache_file *file)
     }
     fremovexattr(file->fd, "security.capability");
     file_stamp(file, unchanged);
+}
+
+/* The lock is let go meanwhile: the kernel is to ask for the file's times. */
+static void stamp_and_tell(struct cache_file *file)
+{
+    stamp_modified(file);
+    pthread_mutex_unlock(&file->lock);
+    home_invalidate(file, -1, 0);
+    pthread_mutex_lock(&file->lock);
 }
 
 /* After an invalidation: what is still releasing becomes pending, but for pages that a WRITE has put back
@@ -387,7 +396,7 @@ static int hand_over(struct cache_file *file, struct release_work *work, size_t 
 {
     /* No open is answered that would have the kernel hold pages before it has the lock. */
     bool again = !file->passed;
-    int error = again ? 0 : collect_work(file, work, count), busy = 0, kept = 0;
+    int kept = again ? 0 : collect_work(file, work, count), busy = 0, error = 0;
 
     for (unsigned round = 0; again; round++) {
         bool collects = round >= ROUNDS_MAX && file->cache->nodes;
@@ -410,16 +419,14 @@ static int hand_over(struct cache_file *file, struct release_work *work, size_t 
         for (size_t i = 0; i < count; i++)
             again |= make_pending(&work[i], error);
     }
-    if (!error && is_collected(work[0].copy->replica))
+    if (!error && !kept && is_collected(work[0].copy->replica))
         kept = collect_at_once(file, work, count, gathered);
-    if (!error) { /* also when READs were faster, and have collected it all */
-        stamp_modified(file);
-        pthread_mutex_unlock(&file->lock);
-        home_invalidate(file, -1, 0);
-        pthread_mutex_lock(&file->lock);
-    }
-    if (error && !file->passed)
+    if (!error) { /* also when READs were faster, and have collected it all; or a part of it could be */
+        stamp_and_tell(file);
+    } else {
         note_untold(work, count);
+        stamp_modified(file);
+    }
     for (size_t i = 0; i < count; i++) {
         struct leaf *leaf = work[i].copy->leaf;
         leaf->invalidating &= ~work[i].marked;
@@ -444,7 +451,7 @@ static int release_work(struct replica *replica, struct release_work *work, size
     struct cache_file *file = replica->file;
     struct handing handing;
     size_t modified = 0;
-    bool open = work[0].open;
+    bool open = work[0].open, again = false;
     int unread = 0, error = wipe_tail(replica);
 
     if (!error)
@@ -466,6 +473,7 @@ static int release_work(struct replica *replica, struct release_work *work, size
             pthread_cond_wait(&file->changed, &file->lock);
         int one = error ? 0 : mark_modified(&w);
         unread = unread ? unread : one;
+        again |= w.again != 0;
         if (w.marked)
             work[modified++] = w;
         if (keep_busy)
@@ -480,6 +488,8 @@ static int release_work(struct replica *replica, struct release_work *work, size
     }
     if (modified)
         error = hand_over(file, work, modified, gathered);
+    else if (again) /* no kernel holds them; but times and set-id bits are as before */
+        stamp_and_tell(file);
     handing_end(&handing);
     if (modified) /* nobody has waited for another one */
         pthread_cond_broadcast(&file->changed);
@@ -619,17 +629,22 @@ int release_range(struct replica *replica, uint64_t first, uint64_t count)
     error = list_stored(replica, first, count, found, &todo, &n);
     if (!error && n && !(batch = calloc(n < BATCH_MAX ? n : BATCH_MAX, sizeof *batch)))
         error = -ENOMEM;
-    while (!error && n) {
+    for (bool more = !error && n; more;) {
         size_t taken = take_free(replica, todo, n, batch);
         if (taken) {
             pthread_mutex_unlock(&file->lock);
-            error = release_work(replica, batch, taken, false, &gathered);
+            int one = release_work(replica, batch, taken, false, &gathered);
             pthread_mutex_lock(&file->lock);
+            error = error ? error : one;
+            /* Where a release brings its bytes to the file nobody else will: what lies behind some that find
+             * no space may have its own. Elsewhere what fails is a device or a node, and might be waited for
+             * in vain once more. */
+            more = !error || passed_is_unheard(file);
         } else if (work_left(todo, n)) {
             /* Somebody else releases, places or drops these pages: what he leaves is looked at again. */
             pthread_cond_wait(&file->changed, &file->lock);
         } else {
-            break;
+            more = false;
         }
     }
     await_handings(replica, first, count);

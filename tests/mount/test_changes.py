@@ -209,6 +209,25 @@ def test_a_release_is_a_write_to_make_and_rsync(mount, devices):
     assert os.stat(os.path.join(m.data, "f")).st_mtime_ns == after.st_mtime_ns
 
 
+@pytest.mark.parametrize("call", ["release", "acquire", "advise"])
+def test_a_second_release_of_what_nobody_has_read_is_a_write_too(mount, devices, call):
+    """As a write() is by who has had the file open before its owner made it a set-id program."""
+    m = mount("timeout=0,passthrough=off")
+    path = make(m, bytes(2 * PAGE))
+    opened = Opened(devices(), path)
+    opened.map[1] = 1
+    opened.map.release()
+    os.chmod(path, 0o4755)
+    before = os.stat(path)
+    time.sleep(0.02)
+    opened.map[1] = 2
+    getattr(opened.map, call)(*[gaia.ADV_DONTNEED] * (call == "advise"))
+    after = os.stat(path)
+    assert stat.S_IMODE(after.st_mode) == 0o755
+    assert after.st_mtime_ns > before.st_mtime_ns and after.st_ctime_ns > before.st_ctime_ns
+    assert read_file(os.path.join(m.mnt, "f"))[1] == 2
+
+
 @pytest.mark.parametrize("passthrough", ["off", "all"])
 def test_times_that_are_set_after_a_release_stay(mount, devices, passthrough):
     """cp -p, tar -x, rsync and touch: nothing that was released before moves them, when it is read, synced or unmounted."""

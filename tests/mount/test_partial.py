@@ -2,11 +2,13 @@
 """Where a part of what is to be written has its room and another has none: the one is written, and the other is told of."""
 import errno
 import os
+import stat
 
 import pytest
 
 from files import Opened
-from helpers import PAGE, devices, error_of, read_file, write_at, write_file  # noqa: F401
+from gpu_fixture import MAP
+from helpers import PAGE, agents, cuda_standin, devices, error_of, read_file, write_at, write_file  # noqa: F401
 from test_disks import disk, fill, small  # noqa: F401
 
 
@@ -53,3 +55,66 @@ def test_a_sync_that_finds_no_space_brings_what_has_its_room(mount, devices, sma
     os.unlink(ballast)
     assert list(read_file(path)[::PAGE]) == list(range(1, 21))
     opened.close()
+
+
+@pytest.mark.parametrize("options", ["shared,timeout=0,passthrough=off", "shared,timeout=0,passthrough=all", "passthrough=all"])
+def test_what_has_its_room_is_released_beside_what_has_none(mount, devices, small, options):  # noqa: F811
+    """And seen by whoever reads the file, by another mount, too; an acquire brings what others have written, though it says that
+    it could not bring all that the device has."""
+    m = mount(options, data=small)
+    other = mount(options, data=small) if "shared" in options else m
+    path, theirs = (os.path.join(each.mnt, "f") for each in (m, other))
+    with_room_for(path, [1, 2, 5, 70], 80)
+    opened = Opened(devices(), path)
+    assert opened.map[5 * PAGE] == opened.map[2 * PAGE] == 0
+    ballast = fill(small)
+    for page in 0, 1, 70:
+        opened.map[page * PAGE] = page + 1
+    assert error_of(opened.map.release) == errno.ENOSPC
+    assert list(read_file(theirs)[page * PAGE] for page in (0, 1, 70)) == [0, 2, 71]
+    write_at(theirs, b"w", 5 * PAGE)
+    assert error_of(opened.map.acquire) == errno.ENOSPC
+    assert opened.map[5 * PAGE] == ord("w")
+    opened.map[2 * PAGE] = 9
+    assert error_of(opened.map.acquire) == errno.ENOSPC
+    assert read_file(theirs)[2 * PAGE] == 9
+    os.unlink(ballast)
+    opened.map.acquire()
+    assert list(read_file(theirs)[page * PAGE] for page in (0, 1, 2, 5, 70)) == [1, 2, 9, ord("w"), 71]
+    opened.close()
+
+
+@pytest.mark.parametrize("options", ["shared,timeout=0,passthrough=off", "timeout=0,passthrough=all"])
+def test_a_release_of_which_a_part_was_written_clears_set_id_bits(mount, devices, small, options):  # noqa: F811
+    m = mount(options, data=small)
+    path = os.path.join(m.mnt, "f")
+    with_room_for(path, [0], 80)
+    opened = Opened(devices(), path)
+    os.chmod(path, 0o4755)
+    ballast = fill(small)
+    opened.map[0] = opened.map[70 * PAGE] = 1
+    assert error_of(opened.map.release) == errno.ENOSPC
+    assert read_file(os.path.join(small, "f"))[0] == 1
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
+    os.unlink(ballast)
+    opened.close()
+
+
+@pytest.mark.parametrize("options", ["shared,timeout=0,passthrough=off", "timeout=0,passthrough=all"])
+def test_what_has_its_room_is_released_far_behind_what_has_none(mount, monkeypatch, agents, small, options):  # noqa: F811
+    """By a GPU: what it has stored is brought in pieces of 64 leaves."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", cuda_standin())
+    m = mount(options, data=small, env={"STANDIN_CUDA": ""})
+    path, leaf, leaves = os.path.join(m.mnt, "f"), 64 * PAGE, 80
+    with_room_for(path, [79 * 64], leaves * 64)
+    child = agents({"STANDIN_CUDA": ""})
+    child.do(MAP, path=path, length=leaves * leaf, writable=True)
+    ballast = fill(small)
+    child.do("for at in range(0, end, leaf): map[at] = 1", leaf=leaf, end=leaves * leaf)
+    assert error_of(child.do, "map.release()") == errno.ENOSPC
+    below = os.path.join(small, "f")
+    assert list(read_file(below)[::leaf]) == [0] * 79 + [1]
+    os.unlink(ballast)
+    child.do("map.release()")
+    assert list(read_file(below)[::leaf]) == [1] * 80
+    child.end()
