@@ -195,12 +195,13 @@ static bool kills_suidgid(const struct fs *fs, const char *data)
 }
 
 /* The bytes behind the first `put`, or all after an error. */
-static void note_failed_write(struct durable *durable, ssize_t put, off_t offset, off_t size, bool write_back)
+static void note_failed_write(struct durable *durable, ssize_t put, off_t offset, off_t size, int error,
+                              bool write_back)
 {
     off_t done = put > 0 ? put : 0;
 
     if (write_back) /* the kernel calls the pages clean all the same */
-        durable_lose(durable, offset + done, size - done, put < 0 ? (int)put : -EIO);
+        durable_lose(durable, offset + done, size - done, error);
     else
         durable_tried(durable, offset + done, size - done);
 }
@@ -312,6 +313,61 @@ static void drop_behind(const struct written *written)
     answer_written(written);
 }
 
+/* What a WRITE says, and where it goes. */
+struct writing {
+    struct inode *inode;
+    const struct fuse_file_info *fi;
+    const char *data;
+    size_t size;
+    off_t offset;
+    int fd;
+    bool append;
+    struct cache_file *file; /* by which the last try went; NULL: the file is not tracked */
+};
+
+/* What is behind the first `done` bytes. */
+static ssize_t write_rest(struct writing *w, size_t done)
+{
+    unsigned flags = io_flags(w->fi) | (w->append ? CACHE_IO_APPEND : 0);
+    const char *data = w->data + done;
+    size_t size = w->size - done;
+    off_t offset = w->offset + (off_t)done;
+    ssize_t put;
+
+    do {
+        nodes_await_sure(w->inode, w->fi->writepage);
+        w->file = inode_gate_enter(w->inode);
+        if (w->file)
+            put = cache_file_write(w->file, w->fd, data, size, offset, flags);
+        else
+            put = write_untracked(w->inode, w->fd, data, size, offset, w->fi);
+        inode_gate_leave(w->inode, w->file);
+        /* An append may have been done before the home went. */
+    } while (!w->append && nodes_try_again(w->inode, w->file, put));
+    return put;
+}
+
+/* Whether somebody else has noted what of a write-back could not be written. */
+static bool home_notes(const struct writing *w)
+{
+    return w->fi->writepage && w->file && cache_file_home_knows(w->file);
+}
+
+/* Bytes written, and in *error_out why not all, if that is an error of the whole for who asks: a program goes
+ * on behind a part and finds out by itself, but of its own write-backs the kernel looks only whether they
+ * have failed, and would tell nobody. */
+static ssize_t write_all_of(struct writing *w, int *error_out)
+{
+    ssize_t put = write_rest(w, 0), more = put;
+
+    while (more > 0 && put < (ssize_t)w->size && w->fi->writepage && !home_notes(w)) {
+        more = write_rest(w, (size_t)put);
+        put += more > 0 ? more : 0;
+    }
+    *error_out = more < 0 ? (int)more : 0;
+    return put;
+}
+
 void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, off_t offset,
               struct fuse_file_info *fi)
 {
@@ -319,11 +375,9 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
     struct handle *handle = handle_of(fi);
     bool append = !fi->writepage && fi->flags & O_APPEND, kills = kills_suidgid(fs_of(req), data);
     bool set_ids = false;
-    int fd = append ? handle->fd : handle_page_fd(handle);
-    unsigned flags = io_flags(fi) | (append ? CACHE_IO_APPEND : 0);
+    int fd = append ? handle->fd : handle_page_fd(handle), error;
+    struct writing writing = {inode, fi, data, size, offset, fd, append, NULL};
     struct durable *durable = inode_durable(inode);
-    struct cache_file *file;
-    ssize_t put;
 
     if (fd < 0) {
         if (fi->writepage)
@@ -334,32 +388,23 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
     if (kills)
         set_ids = creds_drop_fsetid(req, fd);
     unsigned begun = durable_begin(durable, fd);
-    do {
-        nodes_await_sure(inode, fi->writepage);
-        file = inode_gate_enter(inode);
-        if (file)
-            put = cache_file_write(file, fd, data, size, offset, flags);
-        else
-            put = write_untracked(inode, fd, data, size, offset, fi);
-        inode_gate_leave(inode, file);
-        /* An append may have been done before the home went. */
-    } while (!append && nodes_try_again(inode, file, put));
+    ssize_t put = write_all_of(&writing, &error);
     if (append)
         durable_appended(durable, begun, fd, offset, put);
     else
         durable_wrote(durable, begun, offset, put, fi->writepage ? DURABLE_WRITTEN_BACK : DURABLE_STORED);
-    if (put < (ssize_t)size && !(fi->writepage && file && cache_file_home_knows(file)))
-        note_failed_write(durable, put, offset, (off_t)size, fi->writepage);
+    if (put < (ssize_t)size && !home_notes(&writing))
+        note_failed_write(durable, put, offset, (off_t)size, error ? error : -EIO, fi->writepage);
     if (kills)
         creds_regain_fsetid(req);
     if (set_ids && (handle->asks || handle->uncached)) /* past its cache the kernel keeps the mode it knew */
         session_invalidate(inode->fs, inode, -1, 0);
-    if (put < 0) {
-        fuse_reply_err(req, (int)-trouble(inode, "writing", put));
+    if (error) {
+        fuse_reply_err(req, (int)-trouble(inode, "writing", error));
         return;
     }
     struct written written = {{req, inode, handle, (fi->flags & O_SYNC) != O_SYNC, put},
-                              put > 0 && wants_sync(handle, fd, fi, file),
+                              put > 0 && wants_sync(handle, fd, fi, writing.file),
                               offset};
     if (handle->uncached && !fi->writepage && !inode->fs->drops_behind)
         drop_behind(&written);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a part of what is to be written has its room and another has none: the one is written, and the other is told of."""
 import errno
+import mmap
 import os
 import stat
 
@@ -98,6 +99,33 @@ def test_a_release_of_which_a_part_was_written_clears_set_id_bits(mount, devices
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
     os.unlink(ballast)
     opened.close()
+
+
+@pytest.mark.parametrize("tracked", [False, True], ids=["", "mapped"])
+def test_a_write_back_for_which_half_the_space_is_there(mount, devices, small, tracked):  # noqa: F811
+    """Each descriptor is told why, also one that asks when all was written again; and before that, syncs fail."""
+    m = mount("passthrough=off", data=small)
+    path = os.path.join(m.mnt, "f")
+    with_room_for(path, [], 64)
+    one, two = (os.open(path, os.O_RDWR) for _ in range(2))
+    if tracked:
+        opened = Opened(devices(), path)
+    with mmap.mmap(one, 64 * PAGE) as cpu:
+        ballast = fill(small)
+        os.truncate(ballast, os.path.getsize(ballast) // PAGE * PAGE - 8 * PAGE)
+        cpu[:32 * PAGE] = b"w" * (32 * PAGE)
+        assert error_of(os.fsync, one) == errno.ENOSPC
+        os.unlink(ballast)
+        assert error_of(os.fsync, one) == errno.ENOSPC
+        cpu[:32 * PAGE] = b"v" * (32 * PAGE)
+        os.fsync(one)
+        assert error_of(os.fsync, two) == errno.ENOSPC
+        os.fsync(two)
+    assert read_file(os.path.join(small, "f")) == b"v" * (32 * PAGE) + bytes(32 * PAGE)
+    if tracked:
+        opened.close()
+    os.close(one)
+    os.close(two)
 
 
 @pytest.mark.parametrize("options", ["shared,timeout=0,passthrough=off", "timeout=0,passthrough=all"])
