@@ -21,6 +21,7 @@ void durable_destroy(struct durable *durable)
     if (durable->fd >= 0)
         close(durable->fd);
     ranges_clear(&durable->written);
+    ranges_clear(&durable->merged);
     ranges_clear(&durable->lost);
     ranges_clear(&durable->unwritten);
     ranges_clear(&durable->gone);
@@ -96,6 +97,13 @@ static void keep(struct durable *durable, struct ranges *of, const struct ranges
     ranges_clear(&kept);
 }
 
+/* The backing file may lack these lost bytes, from now on or some time later. The lock is held. */
+static void lack(struct durable *durable, off_t start, off_t end)
+{
+    ranges_add(&durable->unwritten, start, end);
+    atomic_store(&durable->any_unwritten, true);
+}
+
 void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t length,
                    enum durable_source source)
 {
@@ -106,9 +114,10 @@ void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t 
         return;
     end = offset > INT64_MAX - length ? INT64_MAX : offset + length;
     pthread_mutex_lock(&durable->lock);
-    ranges_add(&durable->written, offset, end);
+    ranges_add(source == DURABLE_MERGED ? &durable->merged : &durable->written, offset, end);
     /* A sync that has failed since may have lost them already. */
-    if (atomic_load(&durable->failures) != begun)
+    bool late = atomic_load(&durable->failures) != begun;
+    if (late)
         ranges_add(&durable->lost, offset, end);
     else if (source != DURABLE_SOMEWHERE)
         ranges_remove(&durable->lost, offset, end);
@@ -118,6 +127,8 @@ void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t 
         keep(durable, &durable->unwritten, &durable->gone, offset, end);
     else if (source == DURABLE_MERGED)
         ranges_add_part(&durable->lost, &durable->unwritten, offset, end);
+    if (late && source != DURABLE_MERGED)
+        lack(durable, offset, end);
     pthread_mutex_unlock(&durable->lock);
 }
 
@@ -162,7 +173,7 @@ void durable_blind(struct durable *durable, int fd, bool blind)
     pthread_mutex_lock(&durable->lock);
     durable->blind = blind;
     if (blind)
-        ranges_add(&durable->written, 0, INT64_MAX);
+        ranges_add(&durable->merged, 0, INT64_MAX);
     pthread_mutex_unlock(&durable->lock);
 }
 
@@ -172,13 +183,14 @@ void durable_cut(struct durable *durable, off_t size)
 
     pthread_mutex_lock(&durable->lock);
     ranges_remove(&durable->written, size, INT64_MAX);
+    ranges_remove(&durable->merged, size, INT64_MAX);
     ranges_remove(&durable->lost, size, INT64_MAX);
     ranges_remove(&durable->unwritten, size, INT64_MAX);
     ranges_remove(&durable->gone, size, INT64_MAX);
     /* What the last page has behind it has become zeros: part of the file when that grows again. */
     ranges_add(&durable->written, size, size > INT64_MAX - rest ? INT64_MAX : size + rest);
     if (durable->blind) /* it may grow again, unseen */
-        ranges_add(&durable->written, 0, INT64_MAX);
+        ranges_add(&durable->merged, 0, INT64_MAX);
     pthread_mutex_unlock(&durable->lock);
 }
 
@@ -186,8 +198,7 @@ void durable_lose(struct durable *durable, off_t offset, off_t length, int error
 {
     pthread_mutex_lock(&durable->lock);
     ranges_add(&durable->lost, offset, offset + length);
-    ranges_add(&durable->unwritten, offset, offset + length);
-    atomic_store(&durable->any_unwritten, true);
+    lack(durable, offset, offset + length);
     durable->write_back_errors++;
     durable->error = error;
     pthread_mutex_unlock(&durable->lock);
@@ -217,8 +228,19 @@ static bool cannot_sync(int error)
     return error == -EINVAL || error == -EBADF || error == -ENOSYS || error == -EOPNOTSUPP;
 }
 
-/* A sync has failed. before: what it was to bring to storage. The lock is held. */
-static void failed(struct durable *durable, int fd, const struct ranges *before, int error)
+/* Everything that was written counts as lost. The lock is held. */
+static void lose_all(struct durable *durable)
+{
+    ranges_add_all(&durable->lost, &durable->written);
+    ranges_add_all(&durable->lost, &durable->merged);
+    ranges_add_all(&durable->unwritten, &durable->written);
+    atomic_store(&durable->any_unwritten, true);
+    ranges_clear(&durable->written);
+    ranges_clear(&durable->merged);
+}
+
+/* A sync has failed. The lock is held. */
+static void failed(struct durable *durable, int fd, int error)
 {
     struct stat st;
     bool known = !fstat(fd, &st);
@@ -226,9 +248,7 @@ static void failed(struct durable *durable, int fd, const struct ranges *before,
     atomic_fetch_add(&durable->failures, 1);
     durable->errors++;
     durable->error = error;
-    ranges_add_all(&durable->lost, before);
-    ranges_add_all(&durable->lost, &durable->written);
-    ranges_clear(&durable->written);
+    lose_all(durable);
     if (known) { /* what was cut off meanwhile is no part of the file */
         ranges_remove(&durable->lost, st.st_size, INT64_MAX);
         ranges_remove(&durable->unwritten, st.st_size, INT64_MAX);
@@ -270,19 +290,22 @@ static bool begin_sync(struct durable *durable, bool data_only)
 /* The lock is held on entry and exit, not in between. */
 static void sync_written(struct durable *durable, int fd, bool data_only)
 {
-    struct ranges before = durable->written;
+    struct ranges written = durable->written, merged = durable->merged;
 
-    durable->written = (struct ranges){.count = 0};
+    durable->written = durable->merged = (struct ranges){.count = 0};
     pthread_mutex_unlock(&durable->lock);
     int error = sync_backing(fd, data_only);
     pthread_mutex_lock(&durable->lock);
-    if (cannot_sync(error))
-        ranges_add_all(&durable->written, &before); /* it can't be synced: nothing has been lost by trying */
-    else if (error)
-        failed(durable, fd, &before, error);
-    ranges_clear(&before);
+    if (error) {
+        ranges_add_all(&durable->written, &written);
+        ranges_add_all(&durable->merged, &merged);
+    }
+    if (error && !cannot_sync(error)) /* if it can't be synced nothing has been lost by trying */
+        failed(durable, fd, error);
+    ranges_clear(&written);
+    ranges_clear(&merged);
     if (durable->blind) /* also while the sync was under way */
-        ranges_add(&durable->written, 0, INT64_MAX);
+        ranges_add(&durable->merged, 0, INT64_MAX);
     durable->result = error;
     durable->data_only = data_only;
     durable->done++;
@@ -362,7 +385,7 @@ bool durable_is_lost(struct durable *durable)
 bool durable_is_written(struct durable *durable)
 {
     pthread_mutex_lock(&durable->lock);
-    bool written = !ranges_empty(&durable->written);
+    bool written = !ranges_empty(&durable->written) || !ranges_empty(&durable->merged);
     pthread_mutex_unlock(&durable->lock);
     return written;
 }

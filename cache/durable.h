@@ -31,10 +31,14 @@ struct durable {
     unsigned told;              /* of errors: what somebody was told already */
     int error;                  /* the last one */
     bool blind;                 /* bytes may be written at any time and nobody tells: by passthrough */
-    struct ranges written;      /* since the start of the last good sync */
+    /* Since the start of the last good sync: what programs have written; and where somebody has, of pages
+     * that were written with what devices have stored to them, and of a file that is blind. */
+    struct ranges written, merged;
     struct ranges lost;
-    /* Of these bytes, those that the kernel could not write back at all: only its pages have them; and of
-     * those, the ones that the kernel has read anew since, so that nobody has them any more. */
+    /* Of these bytes, those that the backing file may lack: what a program has written, and a sync could not
+     * bring to storage, may have left the host's memory since; what the kernel could not write back never was
+     * there. Its own pages have them. And of those, the ones that the kernel has read anew since, so that
+     * perhaps nobody has them any more. */
     struct ranges unwritten, gone;
     _Atomic bool any_unwritten; /* there was some once */
     /* Changes that another node makes: counted before it is asked and when it has answered; and the count
@@ -68,7 +72,7 @@ unsigned durable_begin(struct durable *durable, int fd);
 enum durable_source {
     DURABLE_STORED,       /* a program has written these bytes: none of them is lost any more */
     DURABLE_WRITTEN_BACK, /* the kernel has pages of its own written: with all that it still has */
-    DURABLE_MERGED,       /* the home's own bytes, and some that a device has stored */
+    DURABLE_MERGED,       /* the backing file's own bytes, and some that a device has stored */
     DURABLE_SOMEWHERE     /* some of these bytes: what is lost stays so */
 };
 void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t length,

@@ -63,8 +63,8 @@ struct durable *inode_durable(struct inode *inode)
     pthread_mutex_lock(&shard->lock);
     bool unsynced = shard_is_unsynced(shard, hash);
     pthread_mutex_unlock(&shard->lock);
-    if (unsynced) { /* here, or at a home */
-        durable_tried(&content->durable, 0, INT64_MAX);
+    if (unsynced) { /* here, or at a home; by programs, or by devices */
+        durable_wrote(&content->durable, 0, 0, INT64_MAX, DURABLE_MERGED);
         durable_ask(&content->durable);
     }
     order_before(content); /* see inode_content() */

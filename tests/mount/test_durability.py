@@ -382,6 +382,31 @@ def test_stores_that_cannot_be_written_back(failing, fds, maps, tracked):
         assert file.read()[3 * PAGE:3 * PAGE + 4] == b"kept"
 
 
+@pytest.mark.parametrize("way", ["device", "mapping"])
+def test_another_byte_of_a_page_with_lost_bytes(failing, fds, maps, way):
+    """It is written with the page, of which the host may have dropped the lost bytes since: only these themselves make syncs
+    good."""
+    failing.make()
+    fd = fds()
+    device = maps()
+    os.pwrite(fd, b"lost", 3 * PAGE)
+    with failing.failing("fsync"):
+        assert error_of(os.fsync, fd) == errno.EIO
+    if way == "device":
+        device.acquire()
+        device[3 * PAGE + 100] = 7
+        device.release()
+    else:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        with mmap.mmap(fd, 64 * PAGE) as mapping:
+            mapping[3 * PAGE + 100] = 7
+            assert error_of(mapping.flush) == errno.EIO
+    for each in (fd, fds(), fd):
+        assert error_of(os.fsync, each) == errno.EIO
+    os.pwrite(fd, b"kept", 3 * PAGE)
+    assert error_of(os.fsync, fd) == 0
+
+
 def test_directories(failing, mount):
     """What of a directory was lost nobody can write again: it stays so as long as the mount."""
     fd = os.open(failing.mount.mnt, os.O_RDONLY | os.O_DIRECTORY)

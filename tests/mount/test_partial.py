@@ -9,7 +9,8 @@ import pytest
 
 from files import Opened
 from gpu_fixture import MAP
-from helpers import PAGE, agents, cuda_standin, devices, error_of, read_file, write_at, write_file  # noqa: F401
+from helpers import (MIB, PAGE, agents, cuda_standin, devices, drop_host_cache, error_of, read_file, write_at,  # noqa: F401
+                     write_file)
 from test_disks import disk, fill, small  # noqa: F401
 
 
@@ -126,6 +127,40 @@ def test_a_write_back_for_which_half_the_space_is_there(mount, devices, small, t
         opened.close()
     os.close(one)
     os.close(two)
+
+
+@pytest.mark.parametrize("way", ["device", "mapping"])
+def test_what_a_disk_has_lost_is_not_written_with_its_page(mount, devices, disk, way):  # noqa: F811
+    """A program has written it, and a failed sync has said that it may be lost. Then the host drops the page, and another byte of
+    it is stored."""
+    m = mount("passthrough=off", data=disk.folder)
+    path, at = os.path.join(m.mnt, "f"), 2 * MIB
+    write_file(path, b"")
+    os.truncate(path, 4 * MIB)
+    fd = os.open(path, os.O_RDWR)
+    opened = Opened(devices(), path)
+    disk.fill()
+    os.pwrite(fd, b"lost", at)
+    assert error_of(os.fsync, fd) in (errno.EIO, errno.ENOSPC)
+    disk.empty()
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    drop_host_cache(os.path.join(disk.folder, "f"))
+    if os.pread(fd, 4, at) != bytes(4):
+        pytest.skip("the host has kept the page")
+    if way == "device":
+        opened.map[at + 100] = 7
+        opened.map.release()
+    else:
+        with mmap.mmap(fd, 4 * MIB) as cpu:
+            cpu[at + 100] = 7
+            error_of(cpu.flush)
+    for _ in range(3):
+        assert error_of(os.fsync, fd) in (errno.EIO, errno.ENOSPC)
+    os.pwrite(fd, b"kept", at)
+    error_of(os.fsync, fd)
+    os.fsync(fd)
+    opened.close()
+    os.close(fd)
 
 
 @pytest.mark.parametrize("options", ["shared,timeout=0,passthrough=off", "timeout=0,passthrough=all"])
