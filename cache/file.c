@@ -352,7 +352,11 @@ bool cache_file_shed(struct cache_file *file, bool all, size_t *descriptors_out)
 
 void cache_file_discard(struct cache_file *file)
 {
+    struct stat st;
+
     if (file->far) /* its home finds out */
+        return;
+    if (!fstat(file->fd, &st) && st.st_nlink) /* the way to it was lost (fs/place.h), and not the file */
         return;
     file_use(file);
     pthread_mutex_lock(&file->lock);

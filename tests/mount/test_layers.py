@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from descriptors import churn, with_descriptors
-from helpers import PAGE, kernel_at_least, read_file, write_file
+from files import Opened
+from helpers import PAGE, devices, forget_inodes, kernel_at_least, read_file, write_file  # noqa: F401
 
 
 @pytest.fixture
@@ -66,3 +67,21 @@ def test_who_holds_a_file_that_is_copied_to_another_layer(layered, mount):
         assert read_file(f"/proc/self/fd/{held}") == b"old and new"
     finally:
         os.close(held)
+
+
+def test_what_was_released_of_a_file_that_is_moved_behind_the_mount(layered, mount, devices):  # noqa: F811
+    """The daemon can't find the file any more, which does not mean that it was deleted."""
+    layers_have_marks()
+    mounted = mount("timeout=0,passthrough=off", data=layered, **with_descriptors(256))
+    path = f"{mounted.mnt}/new"
+    write_file(path, bytes(PAGE))
+    opened = Opened(devices(), path)
+    opened.map[1] = 7
+    opened.map.release()
+    opened.close()
+    churn(mounted)
+    os.rename(f"{layered}/new", f"{layered}/moved")
+    assert not os.path.exists(path)
+    forget_inodes()
+    assert mounted.unmount() is None
+    assert read_file(f"{layered}/moved")[1] == 7
