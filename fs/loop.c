@@ -4,7 +4,12 @@
  * single program then finds another one, on another processor, with a stack and buffers that no cache holds
  * any more: two to four times the time of a request (docs/performance.md). So only a few wait in the kernel
  * here. A thread that takes a request and leaves none waiting wakes one that sleeps, or makes one; a thread
- * that has answered and finds enough of them waiting goes to sleep, and after a while ends. */
+ * that has answered and finds enough of them waiting goes to sleep, and after a while ends.
+ *
+ * A thread whose request waits for the filesystem below (one that is frozen, a server that does not answer)
+ * serves nobody meanwhile. When all that may be there have waited for a while, more are made: else a few
+ * writers would keep every reader waiting. Who serves requests does nothing for that: a thread that leaves
+ * none waiting has the lock anyway, and tells the first thread, which looks again a while later. */
 #include "fs/loop.h"
 
 #include <errno.h>
@@ -24,6 +29,9 @@
 #define BACKGROUND_MIN 64l             /* two programs' queues of 32 */
 #define BACKGROUND_MAX 4096l           /* the field has 16 bits */
 #define THREAD_BYTES ((size_t)2 << 20) /* its buffers, when it has had a large request and a large read */
+#define STUCK_MS 250u                  /* if none has got on for so long */
+#define STUCK_MOST 1024u               /* threads more, however much memory there is: */
+#define STUCK_PART 4u                  /* and of those that it may have at all, which are others' as well */
 
 struct loop_worker {
     struct loop *loop;
@@ -71,22 +79,63 @@ static void free_worker(struct loop_worker *worker)
     free(worker);
 }
 
+/* How many threads there may be now. Lock held. */
+static unsigned allowed(const struct loop *loop)
+{
+    return loop->most + loop->waiting + loop->more;
+}
+
+/* Another thread waits for a request, or is about to. False: there is none. Lock held. */
+static bool add_reader(struct loop *loop)
+{
+    struct loop_worker *worker = SLIST_FIRST(&loop->sleepers);
+
+    if (!worker)
+        return loop->count < allowed(loop) && start_worker(loop) == 0;
+    SLIST_REMOVE_HEAD(&loop->sleepers, sleeper);
+    worker->sleeping = false;
+    atomic_fetch_add(&loop->reading, 1);
+    pthread_cond_signal(&worker->wake);
+    return true;
+}
+
 /* Nobody waits for a request any more. One too many does no harm. */
 static void call_another(struct loop *loop)
 {
-    struct loop_worker *worker;
-
     pthread_mutex_lock(&loop->lock);
-    worker = SLIST_FIRST(&loop->sleepers);
-    if (worker) {
-        SLIST_REMOVE_HEAD(&loop->sleepers, sleeper);
-        worker->sleeping = false;
-        atomic_fetch_add(&loop->reading, 1);
-        pthread_cond_signal(&worker->wake);
-    } else if (loop->count < loop->most + loop->waiting && !loop->ending) {
-        start_worker(loop); /* if it can't be, those that are there go on */
+    if (!loop->ending && !add_reader(loop)) { /* those that are there go on, if they can */
+        loop->exhausted++;
+        if (!loop->watched)
+            pthread_cond_signal(&loop->change);
+        loop->watched = true;
     }
     pthread_mutex_unlock(&loop->lock);
+}
+
+/* All threads that may be there are at work. Of those that get on, each one that takes a request meanwhile
+ * finds that nobody is left. First as many more as there were, then twice as many, and so on: what waits in
+ * the kernel may be long. Also where a thread could not be made, as everybody's next may be that one. Lock
+ * held, which is let go meanwhile. */
+static void watch(struct loop *loop)
+{
+    struct timespec until = lock_wait_until(STUCK_MS);
+    uint64_t exhausted = loop->exhausted;
+    int rc = 0;
+
+    while (rc == 0 && !loop->ending)
+        rc = pthread_cond_timedwait(&loop->change, &loop->lock, &until);
+    if (loop->ending || loop->exhausted != exhausted)
+        return;
+    if (atomic_load(&loop->reading)) {
+        loop->watched = false;
+        return;
+    }
+    if (loop->count >= allowed(loop)) {
+        loop->more += loop->more ? loop->more : loop->most;
+        if (loop->more > loop->most_more)
+            loop->more = loop->most_more;
+    }
+    add_reader(loop);
 }
 
 /* Sleeps if enough others wait. False: the thread is to end. True: it is counted in loop->reading. */
@@ -117,6 +166,8 @@ static bool rest(struct loop_worker *worker)
     if (!called && !ending) {
         LIST_REMOVE(worker, entry);
         loop->count--;
+        if (loop->count <= loop->most)
+            loop->more = 0;
     }
     pthread_mutex_unlock(&loop->lock);
     if (called)
@@ -160,7 +211,7 @@ static void end_with(struct loop *loop, int error)
     loop->ending = true;
     if (error)
         loop->error = error;
-    pthread_cond_signal(&loop->end);
+    pthread_cond_signal(&loop->change);
     pthread_mutex_unlock(&loop->lock);
 }
 
@@ -251,8 +302,11 @@ void loop_init(struct loop *loop, struct fs *fs)
     fit = fit < THREADS_LEAST ? THREADS_LEAST : fit;
     loop->most = loop->most > fit ? (unsigned)fit : loop->most;
     loop->most_wait = background > fit ? (unsigned)fit : background;
+    uint64_t part = threads_available() / STUCK_PART;
+    part = part < STUCK_MOST ? part : STUCK_MOST;
+    loop->most_more = (unsigned)(part < fit ? part : fit);
     lock_init(&loop->lock, LOCK_LOOP);
-    lock_condition_init(&loop->end);
+    lock_condition_init(&loop->change);
     LIST_INIT(&loop->workers);
     SLIST_INIT(&loop->sleepers);
 }
@@ -266,8 +320,12 @@ int loop_serve(struct loop *loop)
     sigaction(SIGUSR1, &action, NULL);
     pthread_mutex_lock(&loop->lock);
     rc = start_worker(loop);
-    while (rc == 0 && !loop->ending)
-        pthread_cond_wait(&loop->end, &loop->lock);
+    while (rc == 0 && !loop->ending) {
+        if (loop->watched)
+            watch(loop);
+        else
+            pthread_cond_wait(&loop->change, &loop->lock);
+    }
     loop->ending = true;
     fuse_session_exit(loop->fs->session);
     LIST_FOREACH (worker, &loop->workers, entry)
@@ -291,6 +349,6 @@ void loop_stop(struct loop *loop)
 
 void loop_destroy(struct loop *loop)
 {
-    pthread_cond_destroy(&loop->end);
+    pthread_cond_destroy(&loop->change);
     pthread_mutex_destroy(&loop->lock);
 }

@@ -4,6 +4,7 @@
 #define GAIAFS_FS_LOOP_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/queue.h>
 
 #include "base/lock.h"
@@ -15,14 +16,18 @@ struct loop {
     struct fs *fs;
     unsigned wanted;    /* so many threads wait for a request; further ones sleep */
     unsigned most;      /* threads, and one more for each that waits for another node, */
-    unsigned most_wait; /* of which so many may */
+    unsigned most_wait; /* of which so many may; */
+    unsigned most_more; /* and so many while those do not get on */
     atomic_int reading; /* that wait for a request, or are about to */
 
-    pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t end;
+    pthread_mutex_t lock;  /* guards what follows */
+    pthread_cond_t change; /* ending or watched is set */
     LIST_HEAD(, loop_worker) workers;
     SLIST_HEAD(, loop_worker) sleepers; /* the last to fall asleep is the first to be woken */
     unsigned count, waiting;
+    unsigned more;      /* of most_more may be there */
+    uint64_t exhausted; /* how often nobody was left that waits for a request, and nobody to be called */
+    bool watched;       /* for whether they get on */
     bool ending;
     int error;
 };

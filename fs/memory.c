@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define CGROUPS "/sys/fs/cgroup"
@@ -48,13 +49,17 @@ static uint64_t group_limit(const char *top, const char *group, const char *name
     return least;
 }
 
-/* The control groups that say what memory a process may use; "": there is none of that version. */
+#define MEMORY "memory"
+#define THREADS "pids"
+
+/* The control groups that say what of one kind (MEMORY, THREADS) a process may use; "": there is none of that
+ * version. */
 struct groups {
-    char first[PATH_MAX];  /* of version 1, under CGROUPS/memory */
-    char second[PATH_MAX]; /* of version 2, under CGROUPS; nothing there is of memory if there is a first */
+    char first[PATH_MAX];  /* of version 1, under CGROUPS/<kind> */
+    char second[PATH_MAX]; /* of version 2, under CGROUPS; nothing there is of the kind if there is a first */
 };
 
-static bool read_groups(const char *process, struct groups *groups)
+static bool read_groups(const char *process, const char *kind, struct groups *groups)
 {
     char path[32], line[PATH_MAX + 64];
 
@@ -70,9 +75,9 @@ static bool read_groups(const char *process, struct groups *groups)
             continue;
         *group++ = '\0';
         group[strcspn(group, "\n")] = '\0';
-        if (strcmp(controllers, ":memory") == 0)
+        if (strcmp(controllers + 1, kind) == 0)
             snprintf(groups->first, sizeof(groups->first), "%s", group);
-        else if (strcmp(controllers, ":") == 0)
+        else if (controllers[1] == '\0')
             snprintf(groups->second, sizeof(groups->second), "%s", group);
     }
     fclose(file);
@@ -89,13 +94,30 @@ uint64_t memory_available(void)
     uint64_t least = memory_of_machine(), limit = UINT64_MAX;
     struct groups groups;
 
-    if (!read_groups("self", &groups))
+    if (!read_groups("self", MEMORY, &groups))
         return least;
     if (groups.first[0])
-        limit = group_limit(CGROUPS "/memory", groups.first, "memory.limit_in_bytes", NULL);
+        limit = group_limit(CGROUPS "/" MEMORY, groups.first, "memory.limit_in_bytes", NULL);
     least = limit < least ? limit : least;
     if (groups.second[0])
         limit = group_limit(CGROUPS, groups.second, "memory.max", NULL);
+    return limit < least ? limit : least;
+}
+
+uint64_t threads_available(void)
+{
+    uint64_t least = UINT64_MAX, limit = UINT64_MAX;
+    struct rlimit user;
+    struct groups groups;
+
+    if (!getrlimit(RLIMIT_NPROC, &user) && user.rlim_cur != RLIM_INFINITY)
+        least = user.rlim_cur;
+    if (!read_groups("self", THREADS, &groups))
+        return least;
+    if (groups.first[0])
+        limit = group_limit(CGROUPS "/" THREADS, groups.first, "pids.max", NULL);
+    else if (groups.second[0])
+        limit = group_limit(CGROUPS, groups.second, "pids.max", NULL);
     return limit < least ? limit : least;
 }
 
@@ -106,10 +128,10 @@ int memory_usage(uint64_t *limit_out)
     struct groups groups;
 
     *limit_out = UINT64_MAX;
-    if (!read_groups("self", &groups))
+    if (!read_groups("self", MEMORY, &groups))
         return -1;
     if (groups.first[0])
-        *limit_out = group_limit(CGROUPS "/memory", groups.first, "memory.limit_in_bytes", at);
+        *limit_out = group_limit(CGROUPS "/" MEMORY, groups.first, "memory.limit_in_bytes", at);
     else if (groups.second[0])
         *limit_out = group_limit(CGROUPS, groups.second, "memory.max", at);
     if (*limit_out >= memory_of_machine())
@@ -137,12 +159,12 @@ bool memory_may_be_charged(pid_t pid)
     char process[16];
 
     snprintf(process, sizeof(process), "%d", (int)pid);
-    if (pid <= 0 || !read_groups("self", &own) || !read_groups(process, &other))
+    if (pid <= 0 || !read_groups("self", MEMORY, &own) || !read_groups(process, MEMORY, &other))
         return false;
     if (strcmp(own.first, other.first) == 0 && strcmp(own.second, other.second) == 0)
         return true;
     if (other.first[0])
-        return group_is_free(CGROUPS "/memory", other.first, "memory.limit_in_bytes");
+        return group_is_free(CGROUPS "/" MEMORY, other.first, "memory.limit_in_bytes");
     return group_is_free(CGROUPS, other.second, "memory.max") &&
            group_is_free(CGROUPS, other.second, "memory.high");
 }

@@ -10,6 +10,10 @@
  * that uses more than its groups allow is not refused memory, but killed. */
 uint64_t memory_available(void);
 
+/* How many threads the daemon may have, with all else that counts against the same limits: its user's, or
+ * what its control groups leave it. UINT64_MAX: as many as there can be. */
+uint64_t threads_available(void);
+
 /* A descriptor that says how much memory is charged to the control group, of the daemon's, that has the least
  * limit. -1: none has one, or that can't be seen from here. */
 int memory_usage(uint64_t *limit_out);
