@@ -6,6 +6,7 @@ comma := ,
 VERSION := 0.1.0
 SOMAJOR := 0
 PREFIX ?= /usr/local
+override PREFIX := $(patsubst %/,%,$(PREFIX))
 DESTDIR ?=
 ifeq ($(origin CC),default)
 CC := gcc
@@ -284,7 +285,8 @@ bench-rdma: all tools
 
 # mount(8) looks for its helpers in /sbin alone, and the linker's cache does not know of a new library: without a DESTDIR
 # both are seen to, where root installs. MOUNTDIR= leaves the first out. Its helpers are that of `mount -t gaiafs`, and that
-# of `mount -o remount,...`: the type in the mount table is fuse.gaiafs.
+# of `mount -o remount,...`: the type in the mount table is fuse.gaiafs. Where what is installed lies there itself (PREFIX=),
+# links would take its place.
 ifneq ($(PREFIX),/usr)
 MOUNTDIR ?= /sbin
 endif
@@ -294,6 +296,7 @@ installed := sbin/mount.gaiafs sbin/mount.fuse.gaiafs bin/gaiactl lib/libgaia.so
 device_headers := gaia_device.cuh demand.h demand_device.h device_memory.h warp.h
 
 install: all
+	$(if $(filter-out /%,$(PREFIX)),$(error PREFIX=$(PREFIX): a path that begins with / is needed))
 	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
 	install -m 755 mount.gaiafs $(DESTDIR)$(PREFIX)/sbin/
 	ln -sf mount.gaiafs $(DESTDIR)$(PREFIX)/sbin/mount.fuse.gaiafs
@@ -310,7 +313,8 @@ install: all
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' gpu/gaia.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/pkgconfig/gaia.pc
 ifneq ($(MOUNTDIR),)
-	if [ -n "$(DESTDIR)" ] || [ -w $(MOUNTDIR) ]; then \
+	if [ $(DESTDIR)$(PREFIX)/sbin -ef $(DESTDIR)$(MOUNTDIR) ]; then :; \
+	elif [ -n "$(DESTDIR)" ] || [ -w $(MOUNTDIR) ]; then \
 		install -d $(DESTDIR)$(MOUNTDIR) && for name in $(mount_helpers); do \
 			ln -sf $(PREFIX)/sbin/mount.gaiafs $(DESTDIR)$(MOUNTDIR)/$$name; done; \
 	else echo "mount -t gaiafs needs two links, which root makes:"; for name in $(mount_helpers); do \

@@ -129,6 +129,28 @@ def test_installed_files(installed):
     assert version in run(f"{installed}/usr/bin/gaiactl", "--version")
 
 
+@pytest.mark.parametrize("prefix, sbin", [("", "sbin"), ("/", "sbin"), ("/usr/", "usr/sbin")])
+def test_installed_where_mount_8_looks(workdir, prefix, sbin):
+    """The links to the program, for mount(8), do not take its place."""
+    destination = os.path.join(workdir, "destination")
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MOUNTDIR")}
+    words = f"DESTDIR={destination}", f"PREFIX={prefix}", "CC=gcc", "SANITIZE="
+    run("make", "install", *words, cwd=TOP, env=env)
+    found = [os.path.join(folder, name) for folder, _, names in os.walk(destination) for name in names]
+    helpers = {os.path.relpath(path, destination): os.path.islink(path) for path in found if "/sbin/" in path}
+    assert helpers == {f"{sbin}/mount.gaiafs": False, f"{sbin}/mount.fuse.gaiafs": True}
+    assert os.readlink(f"{destination}/{sbin}/mount.fuse.gaiafs") == "mount.gaiafs"
+    run("make", "uninstall", *words, cwd=TOP, env=env)
+    assert [names for _, _, names in os.walk(destination) if names] == []
+
+
+def test_a_prefix_that_is_no_path(workdir):
+    """gaia.pc and the links would lead nowhere."""
+    done = subprocess.run(["make", "install", f"DESTDIR={workdir}/", "PREFIX=there", "CC=gcc", "SANITIZE="], cwd=TOP, text=True,
+                          stdin=subprocess.DEVNULL, capture_output=True, timeout=50)
+    assert done.returncode != 0 and "begins with /" in done.stderr and os.listdir(workdir) == [], done
+
+
 # In a mount namespace of its own, with what is written to these folders thrown away: as a user does it who follows README.md.
 AS_README = """
 set -eu
