@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is written for people: links lead somewhere, the man pages have every option, README.md can be read."""
+import ctypes
+import errno
+import fcntl
 import importlib
 import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 
 import pytest
 
 from conftest import BIN, TOP
+from helpers import kernel_at_least
 
 DOCUMENTS = ("README.md", "docs", "examples", "tests")
 SOURCES = ("base", "consistency", "io", "gpu", "cache", "fs", "examples", "tests", "docs")
@@ -200,6 +205,41 @@ def test_posix_page_has_the_sizes_of_the_tests():
     page = text_of("docs/posix.md")
     assert re.search(rf"`make check` has {check}\b[^,]*, the gate {gate}\.", page)
     assert f"`make check` has {tree}, the gate none." in page
+
+
+def outcome(function, *arguments):
+    """0, or the errno of a system call."""
+    try:
+        function(*arguments)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+def test_posix_page_has_what_is_not_let_through(mount):
+    m, libc = mount("passthrough=off"), ctypes.CDLL(None, use_errno=True)
+    path = os.path.join(m.mnt, "f")
+    fd, other = (os.open(name, os.O_RDWR | os.O_CREAT) for name in (path, path + "2"))
+    os.write(fd, bytes(1 << 16))
+    for flags in (os.RWF_NOWAIT, 0x80):  # RWF_DONTCACHE
+        assert outcome(os.preadv, fd, [bytearray(10)], 0, flags) == errno.EOPNOTSUPP
+    assert outcome(fcntl.ioctl, other, 0x40049409, fd) == errno.EOPNOTSUPP  # FICLONE
+    fiemap = bytearray(struct.pack("QQIIII", 0, 1 << 20, 0, 0, 0, 0))
+    assert outcome(fcntl.ioctl, fd, 0xC020660B, fiemap) == errno.EOPNOTSUPP
+    for request, size, code in (0x80087601, 8, errno.ENOTTY), (0x80086601, 8, 0), (0x801C581F, 28, 0):  # GETVERSION, flags
+        assert outcome(fcntl.ioctl, fd, request, bytearray(size)) == code, hex(request)
+    for mode, code in (0, 0), (1, 0), (3, 0), (0x10, 0), (8, errno.EOPNOTSUPP), (0x20, errno.EOPNOTSUPP), (0x40, errno.EOPNOTSUPP):
+        done = libc.fallocate(fd, mode, ctypes.c_long(4096), ctypes.c_long(4096))
+        assert (ctypes.get_errno() if done else 0) == code, mode
+    libc.fanotify_mark.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]
+    for mark in (0, 0x10, 0x100) if os.geteuid() == 0 else ():  # FAN_MARK_INODE, MOUNT, FILESYSTEM
+        listener = libc.fanotify_init(0x200, 0)  # FAN_REPORT_FID
+        assert listener >= 0
+        done = libc.fanotify_mark(listener, 1 | mark, 2, -100, m.mnt.encode())
+        assert (ctypes.get_errno() if done else 0) == (0 if mark == 0 and kernel_at_least(6, 8) else errno.ENODEV), mark
+        os.close(listener)
+    for one in fd, other:
+        os.close(one)
 
 
 def test_check_long_ends_in_debian_13():
