@@ -24,6 +24,9 @@ step=start
 # Nothing here takes longer; a hang is a failure.
 limit_s=300
 
+# What plain tools print is compared: wc says "total" in the language of the user.
+export LC_ALL=C
+
 # Threads that wait for each other must not take the cores from those that work.
 export OMP_WAIT_POLICY=passive
 

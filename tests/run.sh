@@ -7,6 +7,7 @@ set -eu
 
 top=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 cd "$top"
+export LC_ALL=C.UTF-8 # what plain tools say is looked at
 sh examples/packages.sh run tests
 jobs=$(nproc)
 [ -e /dev/fuse ] || modprobe fuse 2>/dev/null || true

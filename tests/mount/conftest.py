@@ -28,6 +28,7 @@ from stacks import stacks
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.path.abspath(os.environ.get("GAIAFS_BIN", TOP))
 LIMIT_S = 60
+os.environ["LC_ALL"] = "C.UTF-8"  # what plain tools say is looked at, and they say it in the user's language
 SANITIZER = re.compile(r"ERROR: \w+Sanitizer|WARNING: \w+Sanitizer|runtime error:|gaiafs: lock order:")
 
 

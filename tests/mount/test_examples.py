@@ -283,6 +283,12 @@ def test_a_tree_in_a_folder_with_a_space(workdir):
     assert sum(folder in word for word in words) > 10 and "folder" not in words, words
 
 
+def test_scripts_speak_no_language_of_the_users():
+    """What they compare with says "insgesamt" elsewhere."""
+    said = run("sh", "-c", '. "$root/examples/lib.sh"; locale 2>/dev/null', env={**os.environ, "root": TOP, "LC_ALL": "de_DE.UTF-8", "LANG": "de_DE.UTF-8"})
+    assert re.search(r'^LC_MESSAGES="?C"?$', said, re.M), said
+
+
 @pytest.fixture(scope="module")
 def examples():
     """The folder with the examples, built."""
