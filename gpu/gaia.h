@@ -62,8 +62,8 @@ extern "C" {
 /** An accelerator, opened by a process. Opaque. */
 struct gaia_device;
 
-/** Counters of a device, summed over every process that uses it on the mounts that this process has mapped
- * from. */
+/** Counters of a device, summed over every process that uses it, and over the mounts from which this process
+ * has something mapped on it at the moment. */
 struct gaia_stat {
     uint64_t capacity_bytes; /**< the most that may be resident */
     uint64_t resident_bytes; /**< bytes of files that are in the device's memory now */
@@ -162,7 +162,8 @@ void gaia_device_close(struct gaia_device *device);
 /**
  * Map [offset, offset + length) of a file into a device.
  *
- * The pointer is valid for the device (of a soft device: for the calling process's own threads) until
+ * The pointer is valid for the device (of a soft device: for the calling process's own threads, and in system
+ * calls only for root's programs: others may get EFAULT from read() into it or write() out of it) until
  * gaia_munmap(). The file may be closed after the call. A core dump has nothing of it. A touch that cannot be
  * served raises SIGBUS (EIO of the storage, daemon gone; or the data directory has no room for what another
  * device has released of the touched pages, or for the stores that a full device holds).

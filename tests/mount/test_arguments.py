@@ -8,7 +8,7 @@ import socket
 import pytest
 
 import gaia
-from helpers import MIB, PAGE, agents, descriptors, devices, write_file  # noqa: F401
+from helpers import MIB, PAGE, agents, descriptors, devices, statistics, write_file  # noqa: F401
 
 lib, NULL, MAP_FAILED = gaia.lib, None, gaia.MAP_FAILED
 
@@ -40,8 +40,6 @@ class Setup:
     (b"hard:0", errno.EINVAL), (b"soft:0:0", errno.EINVAL), (b"s" * 10000, errno.EINVAL),
     (b"soft:" + b"1" * 300, (errno.EINVAL, errno.ENODEV))])
 def test_open_device(name, code):
-    if name == b"":
-        name = b"soft:3"  # what an empty name means is not said
     out = ctypes.c_void_p(0x1234)
     result = code_of(lib.gaia_device_open(name, ctypes.byref(out)))
     assert result in code if isinstance(code, tuple) else result == code
@@ -180,6 +178,38 @@ def test_calls_on_a_closed_mapping(mount, devices):
     assert code_of(lib.gaia_msync(address, PAGE, gaia.MS_SYNC)) == errno.EINVAL
     assert code_of(lib.gaia_munmap(address, PAGE)) == 0
     assert code_of(lib.gaia_stat(fresh.handle, ctypes.byref(gaia.Stat()))) == errno.ENOTCONN
+
+
+def test_counters_are_of_what_is_mapped_now(mount, devices):
+    """On all mounts from which this process has something mapped, and only on those."""
+    device, maps = devices("soft:0"), []
+    for m in mount("device_cache=1M"), mount("device_cache=2M"):
+        write_file(os.path.join(m.mnt, "f"), bytes(PAGE))
+        fd = os.open(os.path.join(m.mnt, "f"), os.O_RDWR)
+        maps.append(device.mmap(fd, PAGE))
+        os.close(fd)
+        assert maps[-1][0] == 0
+    both = device.stat()
+    assert (both.capacity_bytes, both.resident_bytes, both.faults) == (3 * MIB, 2 * PAGE, 2)
+    maps[0].unmap()
+    one = device.stat()
+    assert (one.capacity_bytes, one.resident_bytes, one.faults) == (2 * MIB, PAGE, 1)
+    maps[1].unmap()
+    assert code_of(lib.gaia_stat(device.handle, ctypes.byref(gaia.Stat()))) == errno.ENOTCONN
+
+
+@pytest.mark.skipif("cuda" in os.environ.get("GAIA_DEVICE", ""), reason="there is a GPU then")
+@pytest.mark.parametrize("wish", ["soft:5", "nonsense"])
+def test_an_empty_name_asks_for_no_wish(mount, agents, wish):
+    """It means any device, whatever $GAIA_DEVICE says."""
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"bytes")
+    program = agents({"GAIA_DEVICE": wish})
+    program.do(f"handle = ctypes.c_void_p()\ngaia.check(gaia.lib.gaia_device_open(b'', ctypes.byref(handle)))\n"
+               f"at = gaia.lib.gaia_mmap(handle, 4096, 3, 0, os.open({path!r}, os.O_RDWR), 0)")
+    assert program("ctypes.string_at(at, 5)") == b"bytes"
+    assert [device["device"] for device in statistics(m.mnt)["devices"]] == ["soft:0"]
 
 
 def test_nothing_stays_open_in_the_client(mount, devices):
