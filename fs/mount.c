@@ -544,6 +544,23 @@ static int run(struct fs *fs, int ready)
     return rc;
 }
 
+/* mount --fake (`mount -fa` tries an fstab) hands its -f on, and means that nothing is to be mounted; people
+ * who say it mean the foreground. */
+static bool is_fake(const struct fs_options *options)
+{
+    char path[32], name[16] = "";
+
+    if (!options->foreground)
+        return false;
+    snprintf(path, sizeof path, "/proc/%d/comm", (int)getppid());
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return false;
+    bool is_mount = fgets(name, sizeof name, file) && !strcmp(name, "mount\n");
+    fclose(file);
+    return is_mount;
+}
+
 /* mount(8) comes here for it, too. The kernel keeps these flags itself: the daemon is not told. */
 static int remount(const struct fs_options *options)
 {
@@ -561,6 +578,10 @@ int main(int argc, char **argv)
     open_standard_descriptors();
     if (options_parse(&fs.options, argc, argv) < 0)
         return EXIT_FAILURE;
+    if (is_fake(&fs.options)) {
+        options_free(&fs.options);
+        return EXIT_SUCCESS;
+    }
     if (fs.options.remount) {
         rc = remount(&fs.options);
         options_free(&fs.options);

@@ -374,6 +374,19 @@ def test_mount_8(helper, folders):
 
 
 @needs_root
+def test_mount_8_that_only_tries(helper, folders, workdir):
+    """`mount -fa` hands -f on: it mounted, and waited for the end of that."""
+    data, mnt = folders
+    fstab = os.path.join(workdir, "fstab")
+    for options, code, said in ("device_cache=1M", 0, ""), ("device_cache=0", 1, "not a size above 0"):
+        write_file(fstab, f"{data} {mnt} gaiafs {options} 0 0\n".encode())
+        for words in (["-fa", "-T", fstab], ["-f", "-T", fstab, mnt], ["--fake", "-t", "gaiafs", data, mnt, "-o", options]):
+            done = subprocess.run(["mount", *words], capture_output=True, text=True, timeout=10)
+            assert bool(done.returncode) == code and said in done.stderr, (words, done)
+            assert mountinfo(mnt) is None and not daemon_of(data)
+
+
+@needs_root
 def test_fstab_line(helper, folders, workdir):
     data, mnt = folders
     fstab = os.path.join(workdir, "fstab")
