@@ -267,7 +267,8 @@ int cache_cut(int fd, int path_fd, off_t size);
 struct cache_end {
     int held, own; /* descriptors, or -1 */
 };
-void cache_end_hold(struct cache *cache, int fd, int path_fd, struct cache_end *end_out);
+/* *missed (or NULL): as claim_hold_end() has it. */
+void cache_end_hold(struct cache *cache, int fd, int path_fd, bool *missed, struct cache_end *end_out);
 void cache_end_let_go(const struct cache_end *end);
 /* [FUSE] Set the size (SETATTR): fd >= 0: ftruncate on it, else through the cache's own descriptor. O_TRUNC
  * at open is the same with size 0. */

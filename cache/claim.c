@@ -182,12 +182,12 @@ void claim_let_end_go(int fd)
     lock_byte(fd, F_UNLCK, END_BYTE);
 }
 
-void cache_end_hold(struct cache *cache, int fd, int path_fd, struct cache_end *end_out)
+void cache_end_hold(struct cache *cache, int fd, int path_fd, bool *missed, struct cache_end *end_out)
 {
     bool shared = cache->config.shared && !cache->nodes;
     int own = shared && fd < 0 ? open(proc_path(path_fd).text, O_WRONLY | O_NONBLOCK | O_CLOEXEC) : -1;
     int held = fd < 0 ? own : fd;
-    bool holds = shared && held >= 0 && claim_hold_end(held, NULL);
+    bool holds = shared && held >= 0 && claim_hold_end(held, missed);
 
     *end_out = (struct cache_end){.held = holds ? held : -1, .own = own};
 }

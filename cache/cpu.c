@@ -448,15 +448,15 @@ static int write_back(struct cache_file *file, int fd, const uint8_t *buffer, si
     return error;
 }
 
-/* A kernel writes back what lies before the end of the file as it knows it: another node may have cut the
- * file since. What is behind the end now is no part of it (rule 8), and must not make it longer again. Lock
- * held. */
+/* A kernel writes back what lies before the end of the file as it knows it: another node, or mount, may have
+ * cut the file since. What is behind the end now is no part of it (rule 8), and must not make it longer
+ * again. Lock held. */
 static size_t part_of_file(struct cache_file *file, size_t length, off_t offset)
 {
     struct stat st;
 
-    if (!file->cache->nodes || offset + (off_t)length <= file->size || fstat(file->fd, &st) ||
-        offset + (off_t)length <= st.st_size)
+    if (!(file->cache->nodes || claim_is_shared(file)) || offset + (off_t)length <= file->size ||
+        fstat(file->fd, &st) || offset + (off_t)length <= st.st_size)
         return length;
     return offset < st.st_size ? (size_t)(st.st_size - offset) : 0;
 }
@@ -483,6 +483,8 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
         pthread_mutex_unlock(&file->lock);
         return -EIO;
     }
+    bool holds_end = flags & CACHE_IO_WRITEBACK && claim_is_shared(file) &&
+                     claim_hold_end(file->fd, &file->claim.end_missed);
     bool unchanged = file_unchanged(file);
     passed_look_at_size(file);
     if (flags & CACHE_IO_APPEND && !(flags & CACHE_IO_WRITEBACK) && !fstat(fd, &st))
@@ -513,6 +515,8 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
     if (!(flags & (CACHE_IO_WRITEBACK | CACHE_IO_DIRECT)))
         kernels_wrote(file, flags >> 8, buffer, done, offset);
     cpu_look_at_size(file, unchanged);
+    if (holds_end)
+        claim_let_end_go(file->fd);
     if (flags & CACHE_IO_WRITEBACK && done < length)
         kernels_failed(file, flags >> 8, error ? error : -EIO);
     bool emptied = !file->index.leaves && file->pinned;

@@ -18,7 +18,7 @@ static int cut(struct cache_file *file, int fd, off_t size, bool unchanged)
     int by = fd < 0 && file->writable ? file->fd : fd;
     struct cache_end end;
 
-    cache_end_hold(file->cache, by, file->fd, &end);
+    cache_end_hold(file->cache, by, file->fd, NULL, &end);
     if (claim_is_shared(file)) /* who was waited for has written */
         unchanged = unchanged && file_unchanged(file);
     int error = cache_cut(by, file->fd, size);

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <linux/fuse.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -170,18 +171,52 @@ static ssize_t write_back(struct durable *durable, int fd, const char *data, siz
     return (ssize_t)done;
 }
 
+/* The same with other mounts: what one of them has cut off since the kernel here has heard of the file's end
+ * is no part of it, and must not make it longer again. It counts as written. */
+static ssize_t write_back_shared(struct durable *durable, int fd, const char *data, size_t size, off_t offset)
+{
+    struct stat st;
+    size_t part = size;
+
+    if (!fstat(fd, &st) && offset + (off_t)size > st.st_size)
+        part = offset < st.st_size ? (size_t)(st.st_size - offset) : 0;
+    ssize_t put = write_back(durable, fd, data, part, offset);
+    return put == (ssize_t)part ? (ssize_t)size : put;
+}
+
+/* By a description of its own: other write-backs by this one let go of what it has locked. There may be many
+ * of them: a daemon that stands still is waited for once. */
+static void hold_end(struct inode *inode, int fd, struct cache_end *end_out)
+{
+    struct content *content = inode_content(inode);
+    bool missed = atomic_load(&content->end_missed);
+
+    cache_end_hold(inode->fs->cache, -1, fd, &missed, end_out);
+    atomic_store(&content->end_missed, missed);
+}
+
 static ssize_t write_untracked(struct inode *inode, int fd, const char *data, size_t size, off_t offset,
                                const struct fuse_file_info *fi)
 {
+    const struct fs_options *options = &inode->fs->options;
+    bool shared = fi->writepage && options->cache.shared && !options->members;
+    struct durable *durable = inode_durable(inode);
     struct inode_change change;
+    struct cache_end end;
     ssize_t put;
 
+    if (shared)
+        hold_end(inode, fd, &end);
     inode_change_begin(inode, fd, CHANGE_OF_BYTES, &change);
-    if (fi->writepage)
-        put = write_back(inode_durable(inode), fd, data, size, offset);
+    if (shared)
+        put = write_back_shared(durable, fd, data, size, offset);
+    else if (fi->writepage)
+        put = write_back(durable, fd, data, size, offset);
     else
         put = write_backing(fd, data, size, offset, fi->flags & O_APPEND);
     inode_change_end(inode, fd, &change);
+    if (shared)
+        cache_end_let_go(&end);
     return put;
 }
 
@@ -436,7 +471,7 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
         if (file) {
             rc = cache_file_truncate(file, fd, size);
         } else {
-            cache_end_hold(inode->fs->cache, fd, path.fd, &end);
+            cache_end_hold(inode->fs->cache, fd, path.fd, NULL, &end);
             inode_change_begin(inode, path.fd, CHANGE_OF_BYTES, &change);
             rc = cache_cut(fd, path.fd, size);
             inode_change_end(inode, path.fd, &change);

@@ -500,6 +500,30 @@ def test_what_another_mount_has_cut_off_stays_so(two, devices, call):
     assert read_file(path_in(b)) == bytes(wanted)
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["before", "beside"])
+@pytest.mark.parametrize("tracked", [False, True], ids=["", "mapped"])
+def test_a_store_through_a_mapping_does_not_bring_back_what_another_mount_has_cut_off(mount, workdir, monkeypatch, agents, devices,
+                                                                                      tracked, beside):
+    """The kernel here does not know of the cut, and writes back what was stored before."""
+    data, plan, a, b = two_and_a_plan(mount, workdir, monkeypatch)
+    wanted = bytearray(pattern(8 * PAGE))
+    write_file(path_in(a), wanted)
+    cpu = agents()
+    cpu.do("import mmap\nfd = os.open(path, os.O_RDWR)\nmap = mmap.mmap(fd, 8 * 4096)", path=path_in(a))
+    opened = Opened(devices(), path_in(a)) if tracked else None
+    wanted[PAGE + 100] ^= 255
+    cpu.do("for at in PAGE + 100, PAGE + 300, 2 * PAGE, 6 * PAGE: map[at] ^= 255")
+    if beside:
+        plan.arm_wait(ALL_ROWS.index("pwrite64"), 600, 1, False)
+        cpu.start("map.flush()")
+        wait_until(lambda: plan.landed == 1, 20, "it is being written back")
+    os.truncate(path_in(b), PAGE + 200)
+    cpu.finish() if beside else cpu.do("map.flush()")
+    assert read_file(os.path.join(data, "f")) == bytes(wanted[:PAGE + 200])
+    if opened:
+        opened.close()
+
+
 def cut_beside_a_release(plan, opened, path, how, size, call="pwrite64", number=1):
     """While the first of what is released is being brought to the data directory, another mount cuts the file."""
     with open(path, "r+b", buffering=0) as file:
