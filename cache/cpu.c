@@ -387,7 +387,7 @@ void cpu_look_at_size(struct cache_file *file, bool unchanged)
         return;
     }
     file_resized(file, st.st_size);
-    if (unchanged)
+    if (unchanged && !claim_is_shared(file)) /* file_stamp() */
         file->ctime = st.st_ctim;
 }
 

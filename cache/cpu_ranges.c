@@ -19,8 +19,6 @@ static int cut(struct cache_file *file, int fd, off_t size, bool unchanged)
     struct cache_end end;
 
     cache_end_hold(file->cache, by, file->fd, NULL, &end);
-    if (claim_is_shared(file)) /* who was waited for has written */
-        unchanged = unchanged && file_unchanged(file);
     int error = cache_cut(by, file->fd, size);
     cpu_look_at_size(file, unchanged);
     cache_end_let_go(&end);

@@ -529,7 +529,8 @@ void file_stamp(struct cache_file *file, bool unchanged_before)
 {
     struct stat st;
 
-    if (unchanged_before && !fstat(file->fd, &st))
+    /* What other mounts have changed beside it is in these times, too: then all is looked at. */
+    if (unchanged_before && !claim_is_shared(file) && !fstat(file->fd, &st))
         file->ctime = st.st_ctim;
 }
 
