@@ -304,7 +304,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mo
 
 static void answer_flush(fuse_req_t req, const struct handle *handle)
 {
-    int copy = dup(handle->fd);
+    int copy = dup(handle->fd), why = errno; /* if it can't be; who is asked below may change it */
     struct cache_file *file;
     int rc;
 
@@ -312,12 +312,14 @@ static void answer_flush(fuse_req_t req, const struct handle *handle)
         file = inode_file(handle->inode);
         rc = file ? cache_file_flush(file) : 0;
     } while (nodes_try_again(handle->inode, file, rc));
-    if (copy < 0 && descriptors_shed(fs_of(req), errno))
+    if (copy < 0 && descriptors_shed(fs_of(req), why)) {
         copy = dup(handle->fd);
+        why = errno;
+    }
     /* A backing filesystem that reports errors at close (NFS, a quota) reports them to this close. That
      * descriptors are short is no error of it. */
     if (copy < 0)
-        fuse_reply_err(req, errno == EMFILE ? -rc : errno);
+        fuse_reply_err(req, why == EMFILE ? -rc : why);
     else
         fuse_reply_err(req, close(copy) ? errno : -rc);
 }
