@@ -431,6 +431,17 @@ static int find_range(struct cache_client *client, uint32_t id, uint64_t offset,
     return 0;
 }
 
+/* What of a range the file has: a map may be longer than any file, and to go through the rest, where there is
+ * nothing to place, would take all fillers years. */
+static struct gaia_run up_to_end(struct cache_map *map, struct gaia_run run)
+{
+    pthread_mutex_lock(&map->file->lock);
+    uint64_t pages = file_pages(map->file->size), left = run.page < pages ? pages - run.page : 0;
+    pthread_mutex_unlock(&map->file->lock);
+    run.count = run.count < left ? run.count : left;
+    return run;
+}
+
 /* Place what is missing of a range. What is placed last may push out what was placed first when the device is
  * full of others' pages too: a few rounds settle it. */
 static int place_all(struct cache_map *map, struct gaia_run run, bool all)
@@ -438,9 +449,10 @@ static int place_all(struct cache_map *map, struct gaia_run run, bool all)
     int error = 0;
 
     for (unsigned round = 0; round < (all ? 4u : 1u) && !error; round++) {
+        struct gaia_run there = up_to_end(map, run);
         struct fill_group group;
         fill_group_init(&group);
-        filler_place(map, run.page, run.count, &group);
+        filler_place(map, there.page, there.count, &group);
         error = fill_group_finish(&group);
     }
     return error;

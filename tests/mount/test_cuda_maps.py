@@ -16,8 +16,8 @@ import helpers
 from conftest import so_much
 from files import pattern
 from gpu_fixture import gpu, keeps_twins, make, only_here, released  # noqa: F401
-from helpers import (ATTACH, HELLO, MAP, PAGE, RELEASE, ROWS, Raw, agents, daemon_with_faults, get_token, make_random,  # noqa: F401
-                     message, read_at, read_file, wait_until, write_at)
+from helpers import (ACQUIRE, ATTACH, HELLO, MAP, PAGE, RELEASE, ROWS, Raw, agents, daemon_with_faults, device_statistics, get_token,  # noqa: F401
+                     make_random, message, read_at, read_file, wait_until, write_at)
 
 MIB = 1 << 20
 
@@ -409,6 +409,24 @@ def test_a_range_that_is_longer_than_any_file(gpu):
     raw.close()
     os.close(fd)
     assert after < before + 16 * 1024
+
+
+@only_here
+def test_an_acquire_that_is_longer_than_any_file(gpu):
+    """Nobody goes through what is not there."""
+    m = gpu.mount()
+    fd = os.open(make(m, b"a" * 10 * PAGE), os.O_RDWR)
+    address, token = get_token(fd)
+    raw = Raw(address)
+    assert raw.call(message(HELLO, flags=2)) == 0
+    uuid = struct.unpack("<2Q", b"stand-in 0".ljust(16, b"\0"))
+    assert raw.call(message(MAP, bytes=1 << 62, prot=3, token=token, device=b"cuda:0", value=uuid + (0,) * 18)) == 0
+    number = raw.reply["map"]
+    assert raw.call(message(ATTACH, map=number, address=1 << 30)) == 0
+    assert raw.call(message(ACQUIRE, map=number, bytes=1 << 62)) == 0
+    assert device_statistics(m.mnt, "cuda:0")["resident_bytes"] == 10 * PAGE
+    raw.close()
+    os.close(fd)
 
 
 def test_past_the_end_of_the_file(gpu):
