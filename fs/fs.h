@@ -39,6 +39,7 @@ struct fs {
     bool as_root;            /* the daemon may act for other users */
     bool kills_privileges;   /* FUSE_HANDLE_KILLPRIV_V2: set-id bits are ours to clear */
     bool local;              /* the data directory's filesystem is this machine's alone (fs/mount.c) */
+    unsigned hides;          /* REFUSES_*: resolve_hidden() */
     bool dates_reads;        /* times of access move there */
     bool prompt_write_backs; /* base/kernel.h */
     bool drops_behind;       /* the same */

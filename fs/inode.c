@@ -43,6 +43,7 @@ static struct inode *inode_new(struct fs *fs, const struct stat *st, const struc
     inode->volume = key->volume;
     inode->handle_type = key->handle_type;
     inode->handle_bytes = (uint8_t)key->handle_bytes;
+    inode->refuses = (uint8_t)key->refuses;
     memcpy(inode->handle, key->handle, key->handle_bytes);
     return inode;
 }

@@ -42,6 +42,7 @@ struct inode {
     uint8_t handle_bytes;
     bool bared; /* its last descriptor was closed (descriptors_shed()): open handles lead to it, and nothing
                    else */
+    uint8_t refuses;    /* REFUSES_* of its mount when it was looked up first (fs/volume.h) */
     uint8_t remembered; /* enum remembered: whether it has a place among those (shard_remember()) */
     int handle_type;
     struct place *place;

@@ -187,6 +187,7 @@ static int open_root(struct fs *fs, int *lock_out)
         if (fd >= 0)
             close(fd);
     } else {
+        fs->volumes.top = st.st_dev;
         rc = inode_lookup(fs, fd, &st, NULL, NULL, &fs->root);
     }
     if (rc < 0) {

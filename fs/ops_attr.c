@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/sysmacros.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -29,6 +30,7 @@ static void reply_attr(fuse_req_t req, struct inode *inode, int fd)
     }
     st.st_ino = resolve_number(fs_of(req), inode->dev, inode->ino);
     st.st_size = nodes_size(inode, st.st_size);
+    resolve_hide(inode, &st);
     fuse_reply_attr(req, &st, fs_of(req)->options.timeout_s);
 }
 
@@ -42,6 +44,11 @@ static void reply_statx(fuse_req_t req, struct inode *inode, int fd)
     }
     stx.stx_ino = resolve_number(fs_of(req), inode->dev, inode->ino);
     stx.stx_size = (uint64_t)nodes_size(inode, (off_t)stx.stx_size);
+    struct stat st = {.st_mode = stx.stx_mode, .st_rdev = makedev(stx.stx_rdev_major, stx.stx_rdev_minor)};
+    resolve_hide(inode, &st);
+    stx.stx_mode = (uint16_t)st.st_mode;
+    stx.stx_rdev_major = major(st.st_rdev);
+    stx.stx_rdev_minor = minor(st.st_rdev);
     request_reply_statx(req, &stx);
 }
 
@@ -208,7 +215,11 @@ void op_getxattr(fuse_req_t req, fuse_ino_t nodeid, const char *name, size_t siz
         fuse_reply_err(req, ENOMEM);
         return;
     }
-    ssize_t length = getxattr(proc_path(file.fd).text, name, buffer, size);
+    bool hidden =
+        resolve_hidden(inode_of(req, nodeid)) & REFUSES_SET_IDS && !strcmp(name, "security.capability");
+    ssize_t length = hidden ? -1 : getxattr(proc_path(file.fd).text, name, buffer, size);
+    if (hidden)
+        errno = ENODATA;
     /* The kernel asks for the ACL of what it is to check; "not supported" would fail the check. */
     if (length < 0 && errno == EOPNOTSUPP && strncmp(name, ACL_PREFIX, strlen(ACL_PREFIX)) == 0)
         errno = ENODATA;

@@ -74,12 +74,31 @@ ino_t resolve_number(const struct fs *fs, dev_t dev, ino_t ino)
     return ino ^ (hash >> 48 | 1) << 48; /* filesystems use the lower bits */
 }
 
+unsigned resolve_hidden(const struct inode *inode)
+{
+    const struct fs *fs = inode->fs;
+    bool with_root = inode->volume && inode->volume == fs->root->volume;
+
+    return with_root ? 0 : inode->refuses & fs->hides;
+}
+
+void resolve_hide(const struct inode *inode, struct stat *st)
+{
+    unsigned hidden = resolve_hidden(inode);
+
+    if (hidden & REFUSES_SET_IDS && S_ISREG(st->st_mode))
+        st->st_mode &= ~(mode_t)(S_ISUID | S_ISGID);
+    if (hidden & REFUSES_DEVICES)
+        st->st_rdev = 0;
+}
+
 static void fill_entry(struct fs *fs, struct inode *inode, struct fuse_entry_param *entry_out)
 {
     entry_out->ino = nodeid_of(inode);
     entry_out->generation = inode == fs->root ? 0 : fs->generation;
     entry_out->attr.st_ino = resolve_number(fs, inode->dev, inode->ino);
     entry_out->attr.st_size = nodes_size(inode, entry_out->attr.st_size);
+    resolve_hide(inode, &entry_out->attr);
     entry_out->attr_timeout = fs->options.timeout_s;
     entry_out->entry_timeout = fs->options.timeout_s;
 }

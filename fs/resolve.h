@@ -24,4 +24,11 @@ int resolve_entry_fd(struct fs *fs, int fd, const struct inode *parent, const ch
  * folder with that of its parent is a loop for find and rm. */
 ino_t resolve_number(const struct fs *fs, dev_t dev, ino_t ino);
 
+/* Of REFUSES_*: what the file's own mount refuses, where that is not the root's, and nobody has asked for it.
+ * Ours does not, for all that the kernel knows: so a set-id bit, what a device is, and security.capability
+ * are not told. */
+unsigned resolve_hidden(const struct inode *inode);
+/* Takes that out. */
+void resolve_hide(const struct inode *inode, struct stat *st);
+
 #endif

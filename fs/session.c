@@ -174,8 +174,23 @@ static void raise_read_ahead(dev_t device)
     close(fd);
 }
 
+/* Whether one of the words is among the flags that were given: one and its opposite. */
+static bool is_asked(const struct fs_options *options, const char *word, const char *opposite)
+{
+    const char *list = options->mount_options ? options->mount_options : "";
+
+    for (size_t length; *list; list += length + (list[length] == ',')) {
+        length = strcspn(list, ",");
+        if ((length == strlen(word) && !strncmp(list, word, length)) ||
+            (length == strlen(opposite) && !strncmp(list, opposite, length)))
+            return true;
+    }
+    return false;
+}
+
 /* mount(8)'s defaults, not libfuse's; but what the data directory's own mount refuses, this one does not
- * allow unasked: it would be a way round. 0 or -ENOMEM. */
+ * allow unasked: it would be a way round. Nor what is refused by mounts below, of which the kernel knows
+ * nothing here: resolve_hidden(). 0 or -ENOMEM. */
 static int add_defaults(struct fs *fs, char **list)
 {
     BORROWED root = inode_borrow(fs->root);
@@ -184,6 +199,10 @@ static int add_defaults(struct fs *fs, char **list)
 
     if (!fs->as_root)
         return 0; /* the kernel sees to it */
+    if (!(flags & ST_NOSUID) && !is_asked(&fs->options, "suid", "nosuid"))
+        fs->hides |= REFUSES_SET_IDS;
+    if (!(flags & ST_NODEV) && !is_asked(&fs->options, "dev", "nodev"))
+        fs->hides |= REFUSES_DEVICES;
     if (fuse_opt_add_opt(list, flags & ST_NOSUID ? "nosuid" : "suid") ||
         fuse_opt_add_opt(list, flags & ST_NODEV ? "nodev" : "dev") ||
         (flags & ST_NOEXEC && fuse_opt_add_opt(list, "noexec")))

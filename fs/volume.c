@@ -5,6 +5,7 @@
 #include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -18,6 +19,7 @@ struct volume {
     int mount_id; /* that of the mount is not used again while fd is open */
     int fd;       /* -1: handles can't be opened here */
     bool reuses;  /* see volume_reuses_numbers() */
+    unsigned refuses;
     unsigned references;
 };
 
@@ -88,6 +90,16 @@ static int try_handle(const struct volume *volume, const struct file_key *key)
     return rc;
 }
 
+static unsigned refuses_of(int fd)
+{
+    struct statfs filesystem;
+
+    if (fstatfs(fd, &filesystem))
+        return REFUSES_SET_IDS | REFUSES_DEVICES;
+    return (filesystem.f_flags & ST_NOSUID ? REFUSES_SET_IDS : 0) |
+           (filesystem.f_flags & ST_NODEV ? REFUSES_DEVICES : 0);
+}
+
 /* The volume in which the file fd is. It is asked of the first file of it, which is the directory that is
  * mounted, or a single file. */
 static int volume_new(int fd, const struct stat *st, const struct file_key *key, int mount_id,
@@ -118,6 +130,7 @@ static int volume_new(int fd, const struct stat *st, const struct file_key *key,
     struct statfs filesystem;
     volume->reuses =
         volume->fd >= 0 && !fstatfs(volume->fd, &filesystem) && filesystem.f_type == NFS_SUPER_MAGIC;
+    volume->refuses = refuses_of(fd);
     *volume_out = volume;
     return 0;
 }
@@ -230,9 +243,15 @@ int file_key_make(struct volumes *volumes, int fd, const struct stat *st, struct
     int rc;
 
     memset(key_out, 0, offsetof(struct file_key, handle));
+    key_out->refuses = 0;
     key_out->dev = st->st_dev;
     key_out->ino = st->st_ino;
     rc = find_handle(volumes, fd, st, key_out);
     key_out->has_birth = rc == 0 && !key_out->handle_bytes && file_birth(fd, &key_out->birth) == 0;
+    /* Of a mount that is not held open another one may have the number by now. */
+    if (rc == 0 && key_out->volume && key_out->volume->fd >= 0)
+        key_out->refuses = key_out->volume->refuses;
+    else if (rc == 0 && st->st_dev != volumes->top)
+        key_out->refuses = refuses_of(fd);
     return rc;
 }

@@ -20,7 +20,12 @@ struct volume;
 struct volumes {
     pthread_mutex_t lock; /* guards the list and what is in it; a leaf */
     LIST_HEAD(, volume) list;
+    dev_t top; /* the root's; set before anybody else asks */
 };
+
+/* What the mount refuses that a file is on (nosuid, nodev). */
+#define REFUSES_SET_IDS 1u
+#define REFUSES_DEVICES 2u
 
 /* Which file it is: an inode number is used again for another file, a handle is not. */
 struct file_key {
@@ -33,6 +38,7 @@ struct file_key {
     /* Without a handle: the time of birth tells a file from a later one with its inode number. */
     bool has_birth;
     struct timespec birth;
+    unsigned refuses; /* REFUSES_*; without a volume nothing where the root is, too */
 };
 
 void volumes_init(struct volumes *volumes);

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from conftest import BIN, kept_by, mountinfo
 from descriptors import table_of
-from helpers import APART, kernel_at_least, read_file, threads, wait_until, write_file
+from helpers import APART, error_of, kernel_at_least, read_file, threads, wait_until, write_file
 
 MOUNT = os.path.join(BIN, "mount.gaiafs")
 needs_root = pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK),
@@ -272,6 +273,47 @@ def test_what_the_data_directory_refuses_is_not_allowed_unasked(mount, workdir):
         assert m.unmount() is None
     finally:
         subprocess.run(["umount", data], check=True)
+
+
+RUNS_AS = '#include <stdio.h>\n#include <unistd.h>\nint main(void) { printf("%d", (int)geteuid()); return 0; }\n'
+
+
+@needs_root
+@pytest.mark.parametrize("options", ["", "suid,dev"])
+def test_what_a_mount_below_refuses_is_not_allowed_unasked(mount, workdir, options):
+    """A stick, or a user's own filesystem, on which everybody can be root's set-id program."""
+    data, source = os.path.join(workdir, "above"), os.path.join(workdir, "runs_as.c")
+    with open(source, "w") as file:
+        file.write(RUNS_AS)
+    os.makedirs(os.path.join(data, "below"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nosuid,nodev,mode=755", "none", os.path.join(data, "below")], check=True)
+    try:
+        for folder in "", "below":
+            program = os.path.join(data, folder, "program")
+            subprocess.run(["gcc", "-o", program, source], check=True)
+            os.chmod(program, 0o6755)
+            os.mknod(os.path.join(data, folder, "null"), stat.S_IFCHR | 0o666, os.makedev(1, 3))
+            os.chmod(os.path.join(data, folder, "null"), 0o666)
+        m = mount(options, data=data)
+        for folder, refuses in ("", False), ("below", not options):
+            program, null = (os.path.join(m.mnt, folder, name) for name in ("program", "null"))
+            ran = subprocess.run([program], user=4001, group=4001, extra_groups=[], capture_output=True, text=True, check=True)
+            assert (folder, ran.stdout) == (folder, "4001" if refuses else "0")
+            for look in range(2):
+                assert stat.S_IMODE(os.stat(program).st_mode) == (0o755 if refuses else 0o6755)
+                assert os.stat(null).st_rdev == (0 if refuses else os.makedev(1, 3))
+                os.utime(program)  # whose answer has them, too
+            if refuses:
+                with pytest.raises(OSError):
+                    open(null, "rb")
+            else:
+                with open(null, "rb") as file:
+                    assert file.read() == b""
+            os.setxattr(program, "security.capability", bytes.fromhex("0100000200040000000000000000000000000000"))
+            assert ("security.capability" in os.listxattr(program)) and refuses == bool(error_of(os.getxattr, program, "security.capability"))
+        assert m.unmount() is None
+    finally:
+        subprocess.run(["umount", os.path.join(data, "below")], check=True)
 
 
 @needs_root
