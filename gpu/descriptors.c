@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/lock.h"
@@ -11,6 +12,43 @@
 /* Guards the list; a fork takes it, so nobody is waited for while it is held. */
 static pthread_mutex_t lock = LOCK_INITIALIZER(LOCK_DESCRIPTORS);
 static LIST_HEAD(, descriptors) list = LIST_HEAD_INITIALIZER(list);
+
+/* Nobody is asked for it, as the server of the file may not answer. 0 or an errno. */
+static int look(int fd, struct descriptor_mark *mark_out)
+{
+    struct statx st;
+
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, &st))
+        return errno;
+    *mark_out = (struct descriptor_mark){st.stx_dev_major, st.stx_dev_minor, st.stx_ino};
+    return 0;
+}
+
+struct descriptor_mark descriptor_mark(int fd)
+{
+    struct descriptor_mark mark = {0};
+
+    if (fd >= 0)
+        (void)look(fd, &mark);
+    return mark;
+}
+
+static bool is_known(const struct descriptor_mark *mark)
+{
+    return mark->major || mark->minor || mark->file;
+}
+
+bool descriptor_is_ours(int fd, const struct descriptor_mark *mark)
+{
+    struct descriptor_mark now;
+
+    if (fd < 0)
+        return false;
+    int error = look(fd, &now);
+    if (error || !is_known(mark))
+        return error != EBADF;
+    return now.major == mark->major && now.minor == mark->minor && now.file == mark->file;
+}
 
 static bool has_any(const struct descriptors *own)
 {
@@ -26,6 +64,25 @@ int descriptors_copy(struct descriptors *own, int fd)
         LIST_INSERT_HEAD(&list, own, link);
     pthread_mutex_unlock(&lock);
     return error;
+}
+
+void descriptors_keep(struct descriptors *own, int beside, const struct descriptor_mark *beside_mark)
+{
+    struct descriptor_mark mark = descriptor_mark(own->fds[0]);
+
+    pthread_mutex_lock(&lock); /* a child of a fork looks at it */
+    own->mark = mark;
+    own->beside_mark = *beside_mark;
+    own->beside = beside;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Those that are not ours: the program has closed them. */
+static void forget_others(struct descriptors *own)
+{
+    if (own->beside >= 0 &&
+        (!descriptor_is_ours(own->fds[0], &own->mark) || !descriptor_is_ours(own->beside, &own->beside_mark)))
+        own->fds[0] = own->fds[1] = -1;
 }
 
 int descriptors_receive(struct descriptors *own, int socket, struct gaia_message *message_out)
@@ -51,6 +108,11 @@ void descriptors_end(struct descriptors *own, int other)
 
     if (!has_any(own))
         return;
+    if (own->beside >= 0) {
+        pthread_mutex_lock(&lock);
+        forget_others(own);
+        pthread_mutex_unlock(&lock);
+    }
     for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
         replaced[i] = own->fds[i] >= 0 && other >= 0 && dup3(other, own->fds[i], O_CLOEXEC) >= 0;
     pthread_mutex_lock(&lock);
@@ -81,6 +143,7 @@ void descriptors_after_fork(bool child)
     lock_init(&lock, LOCK_DESCRIPTORS);
     while ((own = LIST_FIRST(&list))) {
         LIST_REMOVE(own, link);
+        forget_others(own);
         for (unsigned i = 0; i < GAIA_MESSAGE_FDS; i++)
             if (own->fds[i] >= 0)
                 close(own->fds[i]);

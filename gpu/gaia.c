@@ -369,6 +369,7 @@ static int map_file(struct gaia_device *device, size_t length, int prot, int fla
     error = map_by_session(mapping, &token, &request);
     if (error)
         goto out_close;
+    descriptors_keep(&mapping->file, mapping->session->socket, &mapping->session->socket_mark);
     atomic_fetch_add(&device->references, 1);
     void *address = mapping->address; /* of the caller's, as soon as it is in the table */
     error = gaia_mapping_insert(mapping);

@@ -129,11 +129,12 @@ struct gaia_stat {
  * process only at its first map.
  *
  * As long as a device is open, the connection to the last mount that a file was mapped from is kept, so that
- * a program that maps one file after the other connects once. It takes four descriptors (five where a part of
- * a mapping was unmapped) and a thread, because of which unshare(CLONE_NEWUSER) does not work, nor setns()
+ * a program that maps one file after the other connects once. It takes three descriptors (four where a part
+ * of a mapping was unmapped) and a thread, because of which unshare(CLONE_NEWUSER) does not work, nor setns()
  * into another mount namespace. The program must not close these descriptors, nor those of mappings, as by
- * close_range() or dup2(): calls may wait for ever then, and what has got their numbers may be written to and
- * closed. All threads that call libgaia share one table of descriptors (no unshare(CLONE_FILES)).
+ * close_range() or dup2(), and go on with what it has mapped: calls may fail, do nothing, or wait for ever. It
+ * may unmap that, and close the device: what has got their numbers is left alone. All threads that call
+ * libgaia share one table of descriptors (no unshare(CLONE_FILES)).
  *
  * @param name        "soft:0" ... "soft:63", "cuda:0" ...; NULL: $GAIA_DEVICE, else the first GPU that
  *                    works, else "soft:0"; "": the same without $GAIA_DEVICE. (In a child of fork()

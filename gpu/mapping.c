@@ -138,7 +138,7 @@ static void mapping_free(struct gaia_mapping *mapping)
     gaia_session_call(mapping->session, &message, NULL);
     mapping->driver->unmap(mapping);
     munmap(mapping->state, SHARED_PAGE_SIZE);
-    descriptors_end(&mapping->file, mapping->session->gone);
+    descriptors_end(&mapping->file, gaia_session_gone(mapping->session));
     gaia_session_put(mapping->session);
     gaia_device_put(mapping->device);
     free(mapping);

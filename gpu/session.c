@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -26,24 +25,29 @@ static LIST_HEAD(, gaia_session) sessions = LIST_HEAD_INITIALIZER(sessions);
 static struct gaia_session *idle; /* of these; NULL, or the one that nobody has a reference of */
 static unsigned users;            /* gaia_session_keep() */
 
-/* Nothing but the end of the connection, or of the session, wakes this thread. */
+static void session_free(struct gaia_session *session)
+{
+    pthread_mutex_destroy(&session->lock);
+    free(session);
+}
+
+/* Nothing but the end of the connection wakes this thread. What it waits for stays open as long: if that has
+ * been closed by the program before this thread has come here, nothing of it is there any more, and what has
+ * got the number must not be waited for. */
 static void *watch(void *argument)
 {
     struct gaia_session *session = argument;
-    struct pollfd wait[2] = {{.fd = session->socket, .events = POLLRDHUP},
-                             {.fd = session->stop, .events = POLLIN}};
+    struct pollfd wait = {.fd = session->socket, .events = POLLRDHUP};
 
-    for (;;) {
-        if (poll(wait, 2, -1) < 0)
-            continue; /* EINTR: every signal is blocked, but a debugger may come */
-        if (wait[1].revents)
-            return NULL;
-        if (wait[0].revents) {
-            session->dead = true;
-            gaia_mapping_session_died(session);
-            wait[0].fd = -1;
-        }
+    while (!gaia_session_is_lost(session) && poll(&wait, 1, -1) < 0)
+        ; /* EINTR: every signal is blocked, but a debugger may come */
+    if (!session->ending) {
+        session->dead = true;
+        gaia_mapping_session_died(session);
     }
+    if (atomic_exchange(&session->left, true))
+        session_free(session);
+    return NULL;
 }
 
 /* Who is one too many is told so, and its connection closed, which may be before it has said a word: then
@@ -110,12 +114,11 @@ static int open_descriptors(struct gaia_session *session, bool *traps_out)
         error = 0;
     }
     if (!error) {
-        session->stop = above_standard(eventfd(0, EFD_CLOEXEC));
-        error = session->stop < 0 ? -errno : 0;
-    }
-    if (!error) {
+        session->socket_mark = descriptor_mark(session->socket);
+        session->faults_mark = descriptor_mark(session->faults);
         session->gone = above_standard(memory_file("gaia:gone", 0));
         error = session->gone < 0 ? -errno : 0;
+        session->gone_mark = descriptor_mark(session->gone);
     }
     pthread_mutex_unlock(&sessions_lock);
     return error;
@@ -136,18 +139,18 @@ static int session_connect(struct gaia_session *session, int fd, const struct ga
     return error ? error : start_watcher(session);
 }
 
+static void close_ours(int fd, const struct descriptor_mark *mark)
+{
+    if (descriptor_is_ours(fd, mark))
+        close(fd);
+}
+
 static void session_close(const struct gaia_session *session)
 {
-    if (session->stop >= 0)
-        close(session->stop);
-    if (session->socket >= 0)
-        close(session->socket);
-    if (session->faults >= 0)
-        close(session->faults);
-    if (session->gone >= 0)
-        close(session->gone);
-    if (session->blocked >= 0)
-        close(session->blocked);
+    close_ours(session->socket, &session->socket_mark);
+    close_ours(session->faults, &session->faults_mark);
+    close_ours(session->gone, &session->gone_mark);
+    close_ours(session->blocked, &session->blocked_mark);
     if (session->alive)
         munmap(session->alive, SHARED_PAGE_SIZE);
 }
@@ -177,7 +180,7 @@ static struct gaia_session *begin(const struct gaia_ioctl_token *token)
     session->references = 1;
     session->connecting = true;
     session->user = geteuid();
-    session->socket = session->stop = session->faults = session->gone = session->blocked = -1;
+    session->socket = session->faults = session->gone = session->blocked = -1;
     descriptors_begin(&session->reply);
     lock_init(&session->lock, LOCK_SESSION);
     LIST_INSERT_HEAD(&sessions, session, link);
@@ -214,12 +217,6 @@ static bool drop_reference(struct gaia_session *session)
         session->dead = true;
     pthread_mutex_unlock(&sessions_lock);
     return last;
-}
-
-static void session_free(struct gaia_session *session)
-{
-    pthread_mutex_destroy(&session->lock);
-    free(session);
 }
 
 /* What says something to who wants to map. */
@@ -275,18 +272,25 @@ int gaia_session_get(int fd, const struct gaia_ioctl_token *token, struct gaia_s
     return connect_error(error);
 }
 
-/* Nobody finds the session any more. */
+/* Nobody finds the session any more. If the program has closed the socket, the watcher waits for one that has
+ * no descriptor, and the daemon sees it open. Nothing here could wake it: it goes when the daemon ends, or
+ * the program. */
 static void session_end(struct gaia_session *session)
 {
-    uint64_t one = 1;
+    bool lost = gaia_session_is_lost(session);
 
-    while (write(session->stop, &one, sizeof one) < 0 && errno == EINTR)
-        ;
-    pthread_join(session->watcher, NULL);
+    session->ending = true;
+    if (lost) {
+        pthread_detach(session->watcher);
+    } else {
+        shutdown(session->socket, SHUT_RDWR);
+        pthread_join(session->watcher, NULL);
+    }
     pthread_mutex_lock(&sessions_lock);
     leave(session);
     pthread_mutex_unlock(&sessions_lock);
-    session_free(session);
+    if (!lost || atomic_exchange(&session->left, true))
+        session_free(session);
 }
 
 /* The idle one, or that one in its place: which of them is to be ended, or NULL. Lock held. */
@@ -338,6 +342,25 @@ void gaia_session_unkeep(void)
         session_end(ended);
 }
 
+bool gaia_session_is_lost(struct gaia_session *session)
+{
+    bool lost = !descriptor_is_ours(session->socket, &session->socket_mark);
+
+    if (lost)
+        session->dead = true;
+    return lost;
+}
+
+int gaia_session_gone(const struct gaia_session *session)
+{
+    return descriptor_is_ours(session->gone, &session->gone_mark) ? session->gone : -1;
+}
+
+int gaia_session_faults(const struct gaia_session *session)
+{
+    return descriptor_is_ours(session->faults, &session->faults_mark) ? session->faults : -1;
+}
+
 bool gaia_session_alive(const struct gaia_session *session)
 {
     return !session->dead && alive_seen(session->alive);
@@ -362,6 +385,8 @@ int gaia_session_call(struct gaia_session *session, struct gaia_message *message
 {
     uint16_t op = message->op;
 
+    if (op != GAIA_OP_ACQUIRE && op != GAIA_OP_RELEASE) /* of which there may be very many */
+        gaia_session_is_lost(session);
     pthread_mutex_lock(&session->lock);
     int error = session->dead ? -ENOTCONN : gaia_message_send(session->socket, message, NULL, 0);
     if (!error)
@@ -371,6 +396,8 @@ int gaia_session_call(struct gaia_session *session, struct gaia_message *message
         error = -EPROTO;
     if (error == -ENOTCONN || error == -EPIPE || error == -ECONNRESET)
         session->dead = true; /* for who looks before the thread that watches has */
+    if (error == -EBADF || error == -ENOTSOCK)
+        session->dead = true; /* the program has closed it: gaia_session_is_lost() */
     /* The reply is there, and only its descriptors are lost. */
     bool lost = error == -EMFILE && message->op == op && !message->error;
     error = lost ? error : error ? -ENOTCONN : message->error;

@@ -22,11 +22,14 @@ struct gaia_session {
     bool served, refused;          /* likewise: gaia_session_answered() */
     int error;                     /* likewise: what came of it; not 0: it is in no list, and all is closed */
     char name[64];
-    int socket, stop;  /* -1: there is none yet; until it is connected under the list's lock */
-    int faults;        /* likewise; userfaultfd, or the negative errno with which there is none */
-    int gone;          /* constant; soft's: memory that has none, for what is mapped when the daemon dies */
-    int blocked;       /* soft's, of the addresses that are blocked; -1: none were. Under the table's lock */
-    _Atomic bool dead; /* the daemon is gone: every call gives ENOTCONN */
+    int socket;  /* -1: there is none yet; until it is connected under the list's lock */
+    int faults;  /* likewise; userfaultfd, or the negative errno with which there is none */
+    int gone;    /* constant; soft's: memory that has none, for what is mapped when the daemon dies */
+    int blocked; /* soft's, of the addresses that are blocked; -1: none were. Under the table's lock */
+    struct descriptor_mark socket_mark, faults_mark, gone_mark, blocked_mark; /* each as its descriptor */
+    _Atomic bool dead;   /* the daemon is gone: every call gives ENOTCONN */
+    _Atomic bool ending; /* the watcher is told so, by the socket's end */
+    _Atomic bool left;   /* by one of two, the watcher and who ends the session; the other one frees it */
     struct descriptors reply; /* to the first words; none later */
     struct alive *alive;      /* the daemon's, read only */
     pthread_mutex_t lock;     /* one request at a time */
@@ -58,6 +61,14 @@ void gaia_session_unkeep(void);
  * -ENOTCONN. */
 int gaia_session_call(struct gaia_session *session, struct gaia_message *message,
                       struct descriptors *own_out);
+
+/* Whether the program has closed the session's socket, as close_range() does. Then it is dead, though the
+ * daemon goes on serving touches: nobody has told it. Costs a system call: not for calls that are made all
+ * the time. */
+bool gaia_session_is_lost(struct gaia_session *session);
+/* session->gone, session->faults; -1: the program has closed it, or there is none. As above. */
+int gaia_session_gone(const struct gaia_session *session);
+int gaia_session_faults(const struct gaia_session *session);
 
 /* Whether the daemon lived until now: so the kernel had somebody to send to what it was handed before. Does
  * not ask the daemon. */

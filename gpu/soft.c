@@ -136,6 +136,17 @@ static void keep_here(void *address, size_t length)
     madvise(address, length, MADV_DONTDUMP);
 }
 
+/* Touches of a range that wait look again. (If the program has closed our descriptor they wait for the
+ * daemon.)
+ */
+static void wake(const struct gaia_session *session, struct uffdio_range range)
+{
+    int faults = gaia_session_faults(session);
+
+    if (faults >= 0)
+        ioctl(faults, UFFDIO_WAKE, &range);
+}
+
 /* Unmap, but keep the addresses from being used for something else; touches that wait get SIGSEGV. file: -1:
  * they are never free again. 0, or -ENOMEM: the process has as many areas of memory as it may. Then nothing
  * has changed: to unmap a part may be possible yet, but its addresses would be free, and the daemon at them.
@@ -148,7 +159,7 @@ static int block_range(const struct gaia_mapping *mapping, int file, void *addre
     if (mmap(address, length, PROT_NONE, flags, file, blocked_at(mapping, range.start)) == MAP_FAILED)
         return -ENOMEM;
     keep_here(address, length);
-    ioctl(mapping->session->faults, UFFDIO_WAKE, &range);
+    wake(mapping->session, range);
     return 0;
 }
 
@@ -194,13 +205,13 @@ static void kill_range(const struct gaia_mapping *mapping, void *address, size_t
 {
     struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
 
-    if (mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, mapping->session->gone,
-             NOTHING_AT) != MAP_FAILED)
+    if (mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+             gaia_session_gone(mapping->session), NOTHING_AT) != MAP_FAILED)
         keep_here(address, length);
     else if (block_range(mapping, -1, address, length) && /* SIGSEGV, then: never wrong bytes */
              mprotect(address, length, PROT_NONE)) /* which needs no further area, and keeps the addresses */
         munmap(address, length);
-    ioctl(mapping->session->faults, UFFDIO_WAKE, &range);
+    wake(mapping->session, range);
 }
 
 /* --- as a driver --- */
@@ -214,6 +225,12 @@ static int soft_map(struct gaia_mapping *mapping, const struct gaia_message *rep
 
 static void soft_unmap(struct gaia_mapping *mapping)
 {
+    /* The daemon was not told, and may still touch its pages: the addresses stay blocked. */
+    if (mapping->session->dead && gaia_session_is_lost(mapping->session)) {
+        if (!mapping->cut)
+            kill_range(mapping, mapping->address, mapping->length);
+        return;
+    }
     if (mapping->cut) { /* then all of it was, piece by piece */
         unblock(mapping);
         return;
@@ -226,8 +243,10 @@ static int soft_block(struct gaia_mapping *mapping, void *address, size_t length
 {
     struct gaia_session *session = mapping->session;
 
-    if (session->blocked < 0)
+    if (!descriptor_is_ours(session->blocked, &session->blocked_mark)) {
         session->blocked = above_standard(memory_file("gaia:blocked", 0));
+        session->blocked_mark = descriptor_mark(session->blocked);
+    }
     return block_range(mapping, session->blocked, address, length);
 }
 
