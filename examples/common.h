@@ -5,6 +5,7 @@
 #ifndef GAIAFS_EXAMPLES_COMMON_H
 #define GAIAFS_EXAMPLES_COMMON_H
 
+#include <err.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -28,14 +29,11 @@ __attribute__((noreturn, format(printf, 2, 3))) static inline void fail(int erro
     va_list arguments;
 
     fflush(stdout);
-    fprintf(stderr, "%s: ", program_invocation_short_name);
     va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    if (error != 0)
-        fprintf(stderr, ": %s", strerror(error));
-    fputc('\n', stderr);
-    exit(EXIT_ERROR);
+    if (error == 0)
+        verrx(EXIT_ERROR, format, arguments);
+    errno = error;
+    verr(EXIT_ERROR, format, arguments);
 }
 
 /* A whole number of at most `most` from the command line. */

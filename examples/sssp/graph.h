@@ -2,10 +2,12 @@
 /* The graph file: a directed graph with weighted edges in compressed sparse rows, numbers in the machine's
  * byte order. C and C++.
  *
- *   at 0           struct graph_header
- *   at rows_at     uint64_t rows[vertices + 1]  the edges of vertex v are those from rows[v] up to before
- * rows[v + 1] at columns_at  uint32_t columns[edges]      the vertex that an edge leads to at weights_at
- * uint32_t weights[edges]      its weight, 1 to GRAPH_WEIGHT_MOST: all that an updater ever changes
+ *  - at 0: struct graph_header
+ *  - at rows_at: uint64_t rows[vertices + 1]; the edges of vertex v are those from rows[v] to before
+ *    rows[v + 1]
+ *  - at columns_at: uint32_t columns[edges]; the vertex that an edge leads to
+ *  - at weights_at: uint32_t weights[edges]; its weight, 1 to GRAPH_WEIGHT_MOST: all that an updater ever
+ *    changes
  *
  * Each part begins at a multiple of 64 KiB, what is moved into a device at a time: new weights move nothing
  * else.

@@ -283,6 +283,17 @@ def test_a_tree_in_a_folder_with_a_space(workdir):
     assert sum(folder in word for word in words) > 10 and "folder" not in words, words
 
 
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_examples_compile_by_hand(compiler):
+    """As README.md compiles hello.c: what the Makefile says besides is not needed."""
+    need(compiler)
+    sources = [os.path.join(folder, name) for folder in ("examples", "examples/sssp") for name in os.listdir(os.path.join(TOP, folder))
+               if name.endswith(".c")]
+    assert len(sources) == 8
+    for source in sources:
+        run(compiler, "-fopenmp", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", source, "-Igpu", cwd=TOP)
+
+
 def test_scripts_speak_no_language_of_the_users():
     """What they compare with says "insgesamt" elsewhere."""
     said = run("sh", "-c", '. "$root/examples/lib.sh"; locale 2>/dev/null', env={**os.environ, "root": TOP, "LC_ALL": "de_DE.UTF-8", "LANG": "de_DE.UTF-8"})
