@@ -197,15 +197,15 @@ static int add_defaults(struct fs *fs, char **list)
     struct statvfs st;
     unsigned long flags = root.fd < 0 || fstatvfs(root.fd, &st) ? ST_NOSUID | ST_NODEV : st.f_flag;
 
-    if (!fs->as_root)
-        return 0; /* the kernel sees to it */
-    if (!(flags & ST_NOSUID) && !is_asked(&fs->options, "suid", "nosuid"))
+    if (fs->as_root && !(flags & ST_NOSUID) && !is_asked(&fs->options, "suid", "nosuid"))
         fs->hides |= REFUSES_SET_IDS;
-    if (!(flags & ST_NODEV) && !is_asked(&fs->options, "dev", "nodev"))
+    if (fs->as_root && !(flags & ST_NODEV) && !is_asked(&fs->options, "dev", "nodev"))
         fs->hides |= REFUSES_DEVICES;
-    if (fuse_opt_add_opt(list, flags & ST_NOSUID ? "nosuid" : "suid") ||
-        fuse_opt_add_opt(list, flags & ST_NODEV ? "nodev" : "dev") ||
-        (flags & ST_NOEXEC && fuse_opt_add_opt(list, "noexec")))
+    /* Of a user's mount fusermount3 sees to these. */
+    if (fs->as_root && (fuse_opt_add_opt(list, flags & ST_NOSUID ? "nosuid" : "suid") ||
+                        fuse_opt_add_opt(list, flags & ST_NODEV ? "nodev" : "dev")))
+        return -ENOMEM;
+    if (flags & ST_NOEXEC && fuse_opt_add_opt(list, "noexec"))
         return -ENOMEM;
     return 0;
 }

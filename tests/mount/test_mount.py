@@ -600,6 +600,43 @@ def test_a_mount_of_an_ordinary_user(workdir):
         assert file.read() == "STORE"
 
 
+# In a mount namespace of its own, where /dev/fuse is everybody's: the options of an ordinary user's mounts.
+USERS_FLAGS = """
+set -eu
+mount -t tmpfs -o "$2" none "$1"
+mknod -m 666 "$1/fuse" c 10 229
+mount --bind "$1/fuse" /dev/fuse || exit 77
+mkdir "$1/data" "$1/mnt"
+chown 65534 "$1/data" "$1/mnt"
+chmod 755 "$1"
+as_user() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
+as_user "$3/mount.gaiafs" "$1/data" "$1/mnt" $4 2>"$1/log" || { cat "$1/log" >&2; exit 1; }
+grep " $1/mnt " /proc/self/mounts
+as_user umount "$1/mnt"
+as_user flock "$1/data" true
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("below, options, refused", [
+    ("noexec", "", {"noexec", "nosuid", "nodev"}), ("noexec", "-o exec,suid,dev", {"nosuid", "nodev"}), ("rw", "", {"nosuid", "nodev"})])
+def test_what_a_users_data_directory_refuses_is_not_allowed_unasked(workdir, below, options, refused):
+    """As of root's mounts, noexec, too; the other two any mount of a user has."""
+    programs, folder = os.path.join(workdir, "programs"), os.path.join(workdir, "folder")
+    for path in workdir, programs, folder:
+        os.makedirs(path, exist_ok=True)
+        os.chmod(path, 0o755)
+    shutil.copy(MOUNT, programs)
+    if not shutil.which("fusermount3"):
+        pytest.skip("no fusermount3 here")
+    done = subprocess.run([*APART, "sh", "-c", USERS_FLAGS, "sh", folder, below, programs, options], capture_output=True,
+                          text=True, timeout=30)
+    if done.returncode == 77:
+        pytest.skip("no /dev/fuse of its own here")
+    assert done.returncode == 0, done.stderr
+    assert refused == set(done.stdout.split()[3].split(",")) & {"noexec", "nosuid", "nodev"}, done.stdout
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
 def test_who_keeps_a_mount_is_named(mount):
     """What a test is told whose daemon does not end; and a process apart (helpers.APART) keeps nobody's mount but its own test's."""
