@@ -3,6 +3,7 @@
 # order of locks, as the sanitizer builds do), SANITIZE=address|thread, HELGRIND=1 (for `make helgrind`), BREAK=<rule> (a build
 # with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
+space := $(comma:,=) $(comma:,=)
 VERSION := 0.1.0
 SOMAJOR := 0
 PREFIX ?= /usr/local
@@ -20,7 +21,7 @@ DEBUG ?=
 HELGRIND ?=
 BREAK ?=
 
-flavour := $(notdir $(CC))$(if $(SANITIZE),-$(SANITIZE))$(if $(DEBUG),-debug)$(if $(HELGRIND),-helgrind)$(if $(BREAK),-$(BREAK))
+flavour := $(subst $(space),-,$(notdir $(strip $(CC))))$(if $(SANITIZE),-$(SANITIZE))$(if $(DEBUG),-debug)$(if $(HELGRIND),-helgrind)$(if $(BREAK),-$(BREAK))
 BUILD ?= build/$(flavour)
 # The plain build leaves its programs at the top level; the others keep theirs in their build folder.
 BIN := $(if $(SANITIZE)$(DEBUG)$(HELGRIND)$(BREAK),$(BUILD),.)

@@ -283,6 +283,13 @@ def test_a_tree_in_a_folder_with_a_space(workdir):
     assert sum(folder in word for word in words) > 10 and "folder" not in words, words
 
 
+def test_a_compiler_of_two_words():
+    """CC="ccache gcc", CC="gcc -m64": what is built has a folder all the same."""
+    said = run("make", "-n", "V=1", "CC=env gcc", "SANITIZE=", "all", "tests", "examples", cwd=TOP,
+               env={k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES")})
+    assert "-c -o build/env-gcc/fs/mount.o fs/mount.c\n" in said and "env g++ " in said
+
+
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_examples_compile_by_hand(compiler):
     """As README.md compiles hello.c: what the Makefile says besides is not needed."""
