@@ -207,6 +207,41 @@ def test_posix_page_has_the_sizes_of_the_tests():
     assert f"`make check` has {tree}, the gate none." in page
 
 
+# A number of the program, and the sentences that say it ({}; {:,}: with commas).
+NUMBERS = [
+    ("fs/server.c", "CLIENTS_MAX", [("docs/limits.md", "programs that map from a mount at a time | {}, ")]),
+    ("fs/server.c", "CLIENTS_OF_ROOT", [("docs/limits.md", ", {} of them root's alone;")]),
+    ("fs/server.c", "CLIENTS_OF_USER_MAX", [("docs/limits.md", "of one user who is not root {}; from other network namespaces")]),
+    ("fs/server.c", "CLIENTS_FAR_MAX", [("docs/limits.md", "from other network namespaces {}, and"),
+                                        ("docs/containers.md", "{} programs of other network namespaces may map")]),
+    ("fs/server.c", "CLIENTS_OF_NETWORK_MAX", [("docs/limits.md", "and {} of one of these."), ("docs/containers.md", "{} of any one of these namespaces")]),
+    ("fs/programs.h", "PROGRAMS_MAX", [("docs/limits.md", "as passthrough knows them | {};")]),
+    ("fs/programs.h", "PROGRAMS_OF_USER_MAX", [("docs/limits.md", "; of one user who is not root {}. If more")]),
+    ("cache/maps.h", "MAPS_MAX", [("docs/limits.md", "maps of a program from one mount | {:,};"), ("gpu/gaia.h", "has {} mappings of this mount")]),
+    ("io/members.h", "MEMBERS_MAX", [("docs/limits.md", "in the life of a mount | {} |"), ("docs/mount.gaiafs.8", "The nodes, at most {},")]),
+    ("gpu/home_cuda_chunk.c", "CHUNKS_MAX", [("docs/limits.md", "stay small | {:,} |")]),
+    ("cache/fault_threads.h", "FAULT_THREADS_MAX", [("docs/mount.gaiafs.8", "maps files, 1 to {}")]),
+    ("io/transport.h", "GAIA_LINK_QUEUES_MAX", [("docs/mount.gaiafs.8", "queue pairs, 1 to {},")]),
+    ("io/transport.h", "GAIA_LINK_DEPTH_MAX", [("docs/mount.gaiafs.8", "reads on each, 1 to {}.")]),
+    ("fs/options.c", "INODES_LEAST", [("docs/mount.gaiafs.8", "the daemon keeps, {} or more;")]),
+    ("fs/options.c", "REMEMBER_DEFAULT", [("docs/mount.gaiafs.8", "their files (default {});")]),
+    ("fs/mount.c", "INODE_BYTES", [("docs/mount.gaiafs.8", "at {} bytes each."), ("docs/limits.md", "with {} bytes each,")]),
+    ("fs/mount.c", "IDLE_DESCRIPTORS_MAX", [("docs/limits.md", "a quarter of RLIMIT_NOFILE and {:,},")]),
+    ("fs/gaiactl.c", "ANSWER_S", [("docs/gaiactl.1", "ends after {} seconds"), ("README.md", "which ends after {} s in any case"),
+                                  ("docs/troubleshooting.md", "gives up after {} s")]),
+    ("gpu/demand_server.h", "DEMAND_SERVERS_MAX", [("docs/limits.md", "Up to {} threads of libgaia")]),
+    ("cache/evictor.h", "EVICTOR_THREADS_MAX", [("docs/limits.md", "where {} threads are held so")]),
+]
+
+
+def test_documents_have_the_numbers_of_the_program():
+    for source, name, sentences in NUMBERS:
+        number = int(re.search(rf"^#define {name} (\d+)", text_of(source), re.M)[1])
+        for document, sentence in sentences:
+            words = re.sub(r"\s+", " ", re.sub(r"^(\.[BIR]+ | \* )", "", text_of(document), flags=re.M))
+            assert sentence.format(number) in words, f"{document}: {sentence} ({name} is {number})"
+
+
 def outcome(function, *arguments):
     """0, or the errno of a system call."""
     try:
