@@ -9,6 +9,7 @@
 
 #include "cache/client.h"
 #include "cache/meet.h"
+#include "cache/sure.h"
 
 static struct nodes *nodes_of(const struct cache_file *file)
 {
@@ -435,12 +436,22 @@ static int member_of(struct nodes *nodes, const struct call_session *session, un
     return -EPROTO; /* or not any more */
 }
 
+/* Whether the home may have begun to track the file without asking this node, which stood still, and has not
+ * met the others again yet: the session is none from before. The lock is held. */
+static bool is_told_late(const struct nodes *nodes, unsigned member, const struct call_session *session)
+{
+    const struct nodes_home *home = &nodes->homes[member];
+
+    return !nodes_are_sure(nodes) && !(home->session == session && home->since < nodes_stalls(nodes));
+}
+
 /* From now on what this node opens of the name is asked of its home. */
 static int follow(struct nodes *nodes, const struct call_session *session, const struct node_name *name,
                   uint64_t generation)
 {
     struct cache_host *host = &nodes->cache->host;
     unsigned member;
+    bool late = false;
     uint64_t told;
 
     if (!generation || generation > INT64_MAX)
@@ -449,12 +460,14 @@ static int follow(struct nodes *nodes, const struct call_session *session, const
     if (nodes->generation < generation)
         nodes->generation = generation;
     int error = member_of(nodes, session, &member);
-    if (!error)
+    if (!error) {
+        late = is_told_late(nodes, member, session);
         error = followed_add(&nodes->followed, member, name, generation, &told);
+    }
     pthread_mutex_unlock(&nodes->lock);
     if (error)
         return error;
-    error = host->follow(host->context, name, generation);
+    error = host->follow(host->context, name, generation, late);
     if (error == -EBUSY)
         nodes_unfollow(nodes, name, told);
     return error;

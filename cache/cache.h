@@ -57,8 +57,9 @@ struct cache_host {
     /* The file's home tracks it, with this generation (if this node is its home with a lower one, it gives
      * the file up): when this returns, what programs do to the file here goes to the home, and the kernel
      * holds nothing of it from before. 0 also when nobody has asked for its bytes here. -EBUSY: this node is
-     * its home. */
-    int (*follow)(void *context, const struct node_name *name, uint64_t generation);
+     * its home. late: this node stood still, and the file may have been tracked for a while: what its kernel
+     * has of it to be written back is older than what was changed since, and is lost. */
+    int (*follow)(void *context, const struct node_name *name, uint64_t generation, bool late);
     /* Keep file_context alive until moved() has returned; false: it is going away already. Called with no
      * lock held, while the file can't be closed. */
     bool (*keep)(void *context, void *file_context);
@@ -195,9 +196,12 @@ bool cache_file_has_lost_stores(const struct cache_file *file);
 /* Of two homes of a file that of the higher generation keeps it; 0: it was told to nobody yet. */
 uint64_t cache_file_generation(struct cache_file *file);
 /* False: this node has stood still, and another may be the file's home by now, which will be known soon:
- * changes of the file's bytes should wait until then. write_back: the change is a write-back of this node's
- * kernel, which need not wait if it would be discarded in any case. */
-bool cache_file_is_sure(struct cache_file *file, bool write_back);
+ * what changes the file's bytes should wait until then. A write-back of this node's kernel need not wait if
+ * it would be discarded in any case, nor what collects (a read, a sync) if there is nothing to collect. */
+enum cache_change { CACHE_CHANGES, CACHE_WRITES_BACK, CACHE_COLLECTS };
+bool cache_file_is_sure(struct cache_file *file, enum cache_change change);
+/* The same of files that nobody tracks here: another node may do so by now. True without members. */
+bool cache_is_sure(const struct cache *cache);
 /* For how long at most a change waits so. */
 unsigned cache_sure_ms(const struct cache *cache);
 /* Of a far one: is its home this one? */

@@ -12,6 +12,7 @@
 #include "cache/fit.h"
 #include "cache/home.h"
 #include "cache/home_device.h"
+#include "cache/sure.h"
 
 #define CLAIM_BYTE (INT64_MAX - 1) /* no file is so long; a lock of a whole file has it, too */
 #define END_BYTE (INT64_MAX - 3)   /* not beside it: the kernel makes one lock of two neighbours */
@@ -127,6 +128,9 @@ static int empty_all(struct cache_file *file)
     struct replica *replica;
     int error = 0;
 
+    /* Another node may be the home by now: what was released is kept, and collected later, or given up. */
+    if (file->cache->nodes && !nodes_are_sure(file->cache->nodes))
+        return -EBUSY;
     pthread_mutex_lock(&file->lock);
     replica = SLIST_FIRST(&file->replicas);
     pthread_mutex_unlock(&file->lock);

@@ -279,6 +279,7 @@ void fault_serve(struct cache_map *map, const struct gaia_fault *fault)
     uint64_t page = map->first + (fault->address - map->address) / GAIA_PAGE_SIZE;
     struct leaf *leaf;
 
+    cache_map_be_sure(map);
     if (replica->file->given_up || replica->scans) { /* a node can say anything: there are none of a GPU */
         atomic_fetch_add(&map->poisonings, 1);
         replica->frames->ops->poison(map->frames, page, 1, fault->thread);

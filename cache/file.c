@@ -155,9 +155,17 @@ uint64_t cache_file_generation(struct cache_file *file)
     return generation;
 }
 
-bool cache_file_is_sure(struct cache_file *file, bool write_back)
+bool cache_file_is_sure(struct cache_file *file, enum cache_change change)
 {
-    return file->far || !file->cache->nodes || nodes_need_not_wait(file, write_back ? 0 : KERNELS_NOBODY);
+    return file->far || !file->cache->nodes ||
+           nodes_need_not_wait(file, change == CACHE_WRITES_BACK ? 0
+                                     : change == CACHE_COLLECTS  ? SURE_COLLECTS
+                                                                 : KERNELS_NOBODY);
+}
+
+bool cache_is_sure(const struct cache *cache)
+{
+    return !cache->nodes || nodes_are_sure(cache->nodes);
 }
 
 bool cache_file_is_at(const struct cache_file *file, const struct node_name *name)
@@ -335,6 +343,8 @@ bool cache_file_shed(struct cache_file *file, bool all, size_t *descriptors_out)
 
     *descriptors_out = 0;
     if (file->far || file->given_up || ((recent || before) && !all))
+        return false;
+    if (file->cache->nodes && !nodes_are_sure(file->cache->nodes))
         return false;
     file_use(file);
     bool shed = file->uses == 1; /* who comes now finds the pages there, or has them brought */

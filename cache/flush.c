@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "cache/collect.h"
 #include "cache/drop.h"
+#include "cache/sure.h"
 
 static int collect_each(struct cache_file *file, void *context)
 {
@@ -118,6 +119,8 @@ static int flush_each(struct cache_file *file, void *context)
 
 int cache_flush_all(struct cache *cache)
 {
+    if (cache->nodes) /* who is told to end as it goes on may not be the home any more */
+        nodes_be_sure_of_all(cache->nodes, NULL);
     /* What could not be collected stays, is among what is flushed, and is told then. */
     (void)cache_each_file(cache, collect_each, NULL);
     return cache_each_file(cache, flush_each, NULL);

@@ -290,6 +290,15 @@ static int empty(struct home_session *agent)
     return home_device_empty(agent);
 }
 
+/* Whether this node must be sure before: what begins to track a file, and what may bring to the data
+ * directory what devices have released, of any file: where one needs room another one's pages go. (What
+ * programs do to files: cache/home_open.c.) */
+static bool needs_sure(enum node_op op)
+{
+    return op == NODE_TRACK || op == NODE_FAULT || op == NODE_ACQUIRE || op == NODE_RELEASE ||
+           op == NODE_MAP_SYNC || op == NODE_ADVISE || op == NODE_LEAVE || op == NODE_ROOM;
+}
+
 int home_serve(struct home_session *agent, enum node_op op, const struct node_request *request,
                struct node_reply *reply)
 {
@@ -304,6 +313,8 @@ int home_serve(struct home_session *agent, enum node_op op, const struct node_re
         reply->value[0] = nodes_living(agent->nodes, &reply->value[1]);
         return 0;
     }
+    if (needs_sure(op) && !nodes_be_sure_of_all(agent->nodes, agent->session))
+        return -EIO;
     if (op == NODE_TRACK)
         return do_track(agent, request);
     if (op == NODE_MAP)

@@ -328,14 +328,22 @@ static int do_seek(struct home_open *open, const struct node_request *request, s
 
 /* An agent that has met this node since this node last stood still knows by now, when it asks, whose the file
  * is, and what it writes is new. It may do so before it answers FOLLOW, for which this node waits before it
- * is sure. */
-static void be_sure(const struct home_session *agent, struct cache_file *file, enum node_op op,
+ * is sure. False: the agent's session has ended meanwhile. */
+static bool be_sure(const struct home_session *agent, struct cache_file *file, enum node_op op,
                     unsigned flags)
 {
     bool write_back = op == NODE_WRITE && flags & CACHE_IO_WRITEBACK;
+    unsigned change = KERNELS_NOBODY;
 
-    if (agent->since <= agent->nodes->settled)
-        nodes_be_sure(file, write_back ? agent->member + 1 : KERNELS_NOBODY);
+    if (agent->since >= nodes_stalls(agent->nodes))
+        return true;
+    if (write_back)
+        change = agent->member + 1;
+    else if (op == NODE_READ || op == NODE_SEEK || op == NODE_SYNC)
+        change = SURE_COLLECTS;
+    else if (op != NODE_WRITE && op != NODE_TRUNCATE && op != NODE_FALLOCATE)
+        return true;
+    return nodes_be_sure(file, change, agent->session);
 }
 
 int home_open_serve(struct home_session *agent, enum node_op op, const struct node_request *request,
@@ -346,8 +354,10 @@ int home_open_serve(struct home_session *agent, enum node_op op, const struct no
 
     if (!open)
         return -EBADF;
-    if (op == NODE_WRITE || op == NODE_TRUNCATE || op == NODE_FALLOCATE)
-        be_sure(agent, open->file, op, request->flags);
+    if (!be_sure(agent, open->file, op, request->flags)) {
+        home_open_put(open);
+        return -EIO;
+    }
     switch (op) {
     case NODE_READ:
         result = do_read(agent, open, request);

@@ -18,6 +18,7 @@
 #include "cache/home.h"
 #include "cache/release.h"
 #include "cache/scan.h"
+#include "cache/sure.h"
 #include "cache/tail.h"
 #include "gpu/gaia.h"
 #include "io/protocol.h"
@@ -296,6 +297,7 @@ int cache_map_chunk(struct cache_client *client, uint32_t id, uint64_t chunk, bo
     pthread_mutex_unlock(&client->lock);
     if (!map)
         return error;
+    cache_map_be_sure(map);
     uint64_t pages = frames_of(map)->chunk_pages;
     if (pages && chunk >= map->first / pages && chunk <= (map->first + map->count - 1) / pages) {
         place_ahead(map, chunk); /* before the driver makes a descriptor, which takes it a millisecond */
@@ -402,6 +404,12 @@ int cache_map_close(struct cache_client *client, uint32_t id)
     return 0;
 }
 
+void cache_map_be_sure(const struct cache_map *map)
+{
+    if (map->file->cache->nodes && !map->far && !map->client->far)
+        nodes_be_sure(map->file, KERNELS_NOBODY, NULL);
+}
+
 /* The map, and the pages of it that [offset, offset + bytes) covers. */
 static int find_range(struct cache_client *client, uint32_t id, uint64_t offset, uint64_t bytes,
                       struct cache_map **map_out, struct gaia_run *run_out)
@@ -417,6 +425,7 @@ static int find_range(struct cache_client *client, uint32_t id, uint64_t offset,
     pthread_mutex_unlock(&client->lock);
     if (!attached)
         return -EINVAL;
+    cache_map_be_sure(map);
     if (map->file->given_up) {
         cache_map_put(map);
         return -EIO;

@@ -61,6 +61,9 @@ struct cache_map {
 
 /* The last reference detaches the frames and lets the file go. No lock is held. */
 void cache_map_put(struct cache_map *map);
+/* Before anything is done by a map of this node's to pages of a file of this home, which may have others
+ * collected: nodes_be_sure(). No lock is held. */
+void cache_map_be_sure(const struct cache_map *map);
 static inline struct cache_map *cache_map_get(struct cache_map *map)
 {
     map->references++;

@@ -101,24 +101,53 @@ unsigned nodes_sure_ms(const struct nodes *nodes)
     return 7 * nodes->timeout_ms + 10000;
 }
 
-bool nodes_need_not_wait(struct cache_file *file, unsigned write_back)
+static void note_released(struct leaf *leaf, void *context)
+{
+    *(bool *)context |= leaf->released != 0;
+}
+
+/* The lock is held. */
+static bool has_released(const struct cache_file *file)
+{
+    bool any = false;
+
+    index_each(&file->index, note_released, &any);
+    return any;
+}
+
+bool nodes_need_not_wait(struct cache_file *file, unsigned change)
 {
     if (nodes_are_sure(file->cache->nodes) || file->given_up)
         return true;
-    if (write_back == KERNELS_NOBODY)
+    if (change == KERNELS_NOBODY)
         return false;
     pthread_mutex_lock(&file->lock);
-    bool refused = kernels_refused(file, write_back);
+    bool need_not = change == SURE_COLLECTS ? !has_released(file) : kernels_refused(file, change);
     pthread_mutex_unlock(&file->lock);
-    return refused;
+    return need_not;
 }
 
-void nodes_be_sure(struct cache_file *file, unsigned write_back)
+static bool has_ended(const struct call_session *session)
+{
+    return session && call_session_error(session);
+}
+
+bool nodes_be_sure(struct cache_file *file, unsigned change, const struct call_session *session)
 {
     unsigned turns = nodes_sure_ms(file->cache->nodes) * 1000 / PAUSE_US;
 
-    while (!nodes_need_not_wait(file, write_back) && turns--)
+    while (!nodes_need_not_wait(file, change) && !has_ended(session) && turns--)
         usleep(PAUSE_US);
+    return !has_ended(session);
+}
+
+bool nodes_be_sure_of_all(struct nodes *nodes, const struct call_session *session)
+{
+    unsigned turns = nodes_sure_ms(nodes) * 1000 / PAUSE_US;
+
+    while (!nodes_are_sure(nodes) && !has_ended(session) && turns--)
+        usleep(PAUSE_US);
+    return !has_ended(session);
 }
 
 /* Of either direction, homes' first. */

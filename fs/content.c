@@ -119,6 +119,10 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
         return -ENOMEM;
     if (fs->options.members && !nodes_name(inode, &name))
         return -EOPNOTSUPP;
+    if (fs->options.members && !file) { /* who takes itself for the home by mistake is believed */
+        nodes_await_known(fs);
+        file = inode_usable(inode);
+    }
     if (fs->options.members && (file ? cache_file_is_far(file) : !cache_is_home(fs->cache, &name)))
         return nodes_track(fs, inode, &name, file_out);
     if (!file) {

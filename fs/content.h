@@ -29,6 +29,7 @@ struct content {
     /* Of fs/nodes.c: somebody looks for the next home; there was no thread for nodes_settle(). */
     atomic_bool seeks, unsettled;
     atomic_bool end_missed;       /* as in cache/claim.h */
+    atomic_uint follows; /* a home that has not given this node up waits for what its kernel writes back */
     struct inode_writers writers; /* guarded by the lock of the inode's shard */
     /* The file's size and times at its last open, or after a change of ours that found them unchanged: the
      * kernel may keep its pages when the next open sees the same. Guarded by the lock of the inode's

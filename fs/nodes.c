@@ -125,9 +125,12 @@ int nodes_track_here(void *context, const struct node_name *name, struct cache_f
     return rc;
 }
 
+enum drop { DROP_NOTHING, DROP_ALL, DROP_STALE };
+
 /* From now on the home is asked. What the kernel has of the file it has from the data directory: what
- * programs have stored is written back there first; what they store meanwhile goes to the home. */
-static int go_far(struct fs *fs, struct inode *inode, const struct node_name *name, bool drop)
+ * programs have stored is written back there first; what they store meanwhile goes to the home. DROP_STALE:
+ * the home has tracked the file for a while, and it would undo what was changed since: it is lost. */
+static int go_far(struct fs *fs, struct inode *inode, const struct node_name *name, enum drop drop)
 {
     struct durable *durable = inode_durable(inode);
     struct content *content = inode_content(inode);
@@ -135,13 +138,14 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
 
     if (!durable)
         return -ENOMEM;
-    if (drop && !inode_file(inode))
+    if (drop == DROP_ALL && !inode_file(inode))
         session_invalidate(fs, inode, 0, 0);
     int rc = cache_file_open_far(fs->cache, name, inode, durable, &file);
     if (rc == -ESTALE) /* not any more */
         return 0;
     if (rc < 0)
         return rc;
+    cache_file_discard_write_backs(file, drop == DROP_STALE);
     pthread_rwlock_wrlock(&content->gate); /* no untracked operation is in flight */
     bool ours = !inode_usable(inode), again = ours && inode_file(inode);
     if (ours)
@@ -162,6 +166,15 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
         nodes_settle(inode);
     }
     return rc ? rc : inode_writers_tell(inode);
+}
+
+/* The home begins just now, and waits for this: so does what would make this node sure, if it is not. */
+static int go_far_in_time(struct fs *fs, struct inode *inode, const struct node_name *name)
+{
+    atomic_fetch_add(&inode_content(inode)->follows, 1);
+    int rc = go_far(fs, inode, name, DROP_ALL);
+    atomic_fetch_sub(&inode_content(inode)->follows, 1);
+    return rc;
 }
 
 off_t nodes_size(struct inode *inode, off_t size)
@@ -246,7 +259,7 @@ static void find_home_later(void *argument)
     inode_put(inode);
 }
 
-int nodes_follow(void *context, const struct node_name *name, uint64_t generation)
+int nodes_follow(void *context, const struct node_name *name, uint64_t generation, bool late)
 {
     struct inode *inode;
     int rc = inode_of_name(context, name, &inode);
@@ -260,7 +273,7 @@ int nodes_follow(void *context, const struct node_name *name, uint64_t generatio
     if (was_home && rc == 0) /* also where another thread has found the next home meanwhile */
         trouble_of_a_home(inode, cache_file_has_lost_stores(file));
     if (rc == 0 && inode_content(inode) && !inode_usable(inode))
-        rc = go_far(context, inode, name, true);
+        rc = late ? go_far(context, inode, name, DROP_STALE) : go_far_in_time(context, inode, name);
     else if (rc == 0 && inode_usable(inode)) /* by another thread, which may not have told yet */
         rc = inode_writers_tell(inode);
     /* Who has taken it over has died, too, and nobody else knows, or can't be asked now. Not here: for the
@@ -285,7 +298,9 @@ static bool home_moves(const struct inode *inode, bool here, int error)
 /* 0 also when it is not followed (any more). */
 static int follow(struct fs *fs, struct inode *inode, const struct node_name *name, bool opening)
 {
-    return inode_usable(inode) || !cache_follows(fs->cache, name) ? 0 : go_far(fs, inode, name, opening);
+    return inode_usable(inode) || !cache_follows(fs->cache, name)
+               ? 0
+               : go_far(fs, inode, name, opening ? DROP_ALL : DROP_NOTHING);
 }
 
 int nodes_catch_up(struct inode *inode, bool opening)
@@ -319,7 +334,7 @@ int nodes_track(struct fs *fs, struct inode *inode, const struct node_name *name
         int rc = cache_track_far(fs->cache, name);
         /* It may have told us before, when we still took another for the home: it does so once only. */
         if (rc == 0 && !inode_usable(inode))
-            rc = go_far(fs, inode, name, true);
+            rc = go_far(fs, inode, name, DROP_ALL);
         if (rc < 0)
             return rc;
     }
@@ -386,19 +401,36 @@ void nodes_warn(void *context, const char *text)
     fs_log(LOG_WARNING, "%s", text);
 }
 
-void nodes_await_sure(struct inode *inode, bool write_back)
+/* What collects concerns tracked files only. */
+static bool is_sure(struct inode *inode, struct cache_file *file, enum cache_change change)
 {
-    struct cache_file *file = inode_content(inode) ? inode_file(inode) : NULL;
+    if (file)
+        return cache_file_is_sure(file, change);
+    return change == CACHE_COLLECTS || !inode->fs->options.members || cache_is_sure(inode->fs->cache) ||
+           (change == CACHE_WRITES_BACK && atomic_load(&inode_content(inode)->follows));
+}
+
+void nodes_await_sure(struct inode *inode, enum cache_change change)
+{
+    struct cache_file *file = inode_file(inode);
     unsigned waited_ms = 0;
 
-    if (!file || cache_file_is_sure(file, write_back))
+    if (is_sure(inode, file, change))
         return;
     bool begun = loop_wait_begin(); /* where many wait already this one does, too */
-    while (inode_file(inode) == file && !cache_file_is_sure(file, write_back) && inode->fs->serving &&
+    while (inode_file(inode) == file && !is_sure(inode, file, change) && inode->fs->serving &&
            try_later(&waited_ms, cache_sure_ms(inode->fs->cache)))
         ;
     if (begun)
         loop_wait_end();
+}
+
+void nodes_await_known(const struct fs *fs)
+{
+    unsigned waited_ms = 0;
+
+    while (!cache_is_sure(fs->cache) && fs->serving && try_later(&waited_ms, cache_sure_ms(fs->cache)))
+        ;
 }
 
 bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t result)

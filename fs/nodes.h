@@ -43,15 +43,18 @@ void nodes_settle(struct inode *inode);
  * stays, and the log says why. */
 void nodes_reread(struct fs *fs);
 
-/* Before the bytes of a file are changed whose home this node is: if it has stood still, another may be by
- * now. Waits until that is known, or its home is another; write_back: see cache_file_is_sure(). The gate is
- * not held. */
-void nodes_await_sure(struct inode *inode, bool write_back);
+/* Before the bytes of a file are changed whose home this node is, or which nobody tracks: if this node has
+ * stood still, another may be the home, or track it, by now. Waits until that is known, or the file's home is
+ * another; change: see cache_file_is_sure(). The gate is not held. */
+void nodes_await_sure(struct inode *inode, enum cache_change change);
+/* The same before this node begins to track a file, or asks another to do so. Not in a thread that serves
+ * FUSE. */
+void nodes_await_known(const struct fs *fs);
 
 /* cache_host's. */
 int nodes_find(void *context, const struct node_name *name, struct cache_file **file_out);
 int nodes_track_here(void *context, const struct node_name *name, struct cache_file **file_out);
-int nodes_follow(void *context, const struct node_name *name, uint64_t generation);
+int nodes_follow(void *context, const struct node_name *name, uint64_t generation, bool late);
 bool nodes_keep(void *context, void *file_context);
 void nodes_moved(void *context, void *file_context);
 void nodes_sync(void *context);

@@ -142,6 +142,7 @@ static int set_attributes(fuse_req_t req, struct inode *inode, int fd, const str
  * can't be written now (ENOSPC) does so when it can. */
 static void collect_before_times(struct inode *inode)
 {
+    nodes_await_sure(inode, CACHE_COLLECTS);
     struct cache_file *file = inode_usable(inode);
 
     if (file)

@@ -88,6 +88,7 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
         return;
     }
     for (;;) {
+        nodes_await_sure(inode, CACHE_COLLECTS);
         file = inode_gate_enter(inode);
         if (file) {
             inode_get(inode); /* the kernel may forget it as soon as it has the answer */
@@ -258,9 +259,10 @@ static void sync_and_answer(const struct sync *sync)
 
     /* Without the gate, which is for bytes: who comes to track the file need not wait, nor all behind him. */
     if (file)
-        do
+        do {
+            nodes_await_sure(inode, CACHE_COLLECTS);
             rc = cache_file_sync(file, handle->fd, sync->data_only, &handle->seen);
-        while (nodes_try_again(inode, file, rc) && (file = inode_file(inode)));
+        } while (nodes_try_again(inode, file, rc) && (file = inode_file(inode)));
     else
         rc = durable_sync(inode_durable(inode), handle->fd, sync->data_only, &handle->seen);
     if (rc < 0 || sync->written < 0)
@@ -370,7 +372,7 @@ static ssize_t write_rest(struct writing *w, size_t done)
     ssize_t put;
 
     do {
-        nodes_await_sure(w->inode, w->fi->writepage);
+        nodes_await_sure(w->inode, w->fi->writepage ? CACHE_WRITES_BACK : CACHE_CHANGES);
         w->file = inode_gate_enter(w->inode);
         if (w->file)
             put = cache_file_write(w->file, w->fd, data, size, offset, flags);
@@ -466,7 +468,7 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
         creds_drop_fsetid(req, path.fd);
     durable_begin(durable, path.fd);
     do {
-        nodes_await_sure(inode, false);
+        nodes_await_sure(inode, CACHE_CHANGES);
         file = inode_gate_enter(inode);
         if (file) {
             rc = cache_file_truncate(file, fd, size);

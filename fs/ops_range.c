@@ -127,7 +127,7 @@ static int fallocate_some(struct zeroing *z)
     int rc;
 
     do {
-        nodes_await_sure(z->inode, false);
+        nodes_await_sure(z->inode, CACHE_CHANGES);
         file = z->overrule ? inode_gate_enter_alone(z->inode) : inode_gate_enter(z->inode);
         uint64_t begun = clock_now_ns();
         if (file) {
@@ -180,6 +180,7 @@ static off_t seek(struct handle *handle, off_t offset, int whence)
     off_t found;
 
     do {
+        nodes_await_sure(handle->inode, CACHE_COLLECTS);
         file = inode_gate_enter(handle->inode);
         if (file) {
             found = cache_file_seek(file, handle->fd, offset, whence);
@@ -318,6 +319,8 @@ static ssize_t copy_some(struct copying *c)
     struct cache_file *files[2];
     ssize_t copied;
 
+    nodes_await_sure(c->inodes[0], CACHE_COLLECTS);
+    nodes_await_sure(c->inodes[1], CACHE_CHANGES);
     enter_two(c->inodes, files);
     if (files[0] || files[1]) {
         copied = cache_file_copy_range(files[0], c->fds[0], c->offsets[0], files[1], c->fds[1], c->offsets[1],

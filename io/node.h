@@ -13,7 +13,8 @@
  *   NODE_CALLS wait for a kernel or for each other, and a touch must not wait behind those;
  *   NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time; where its node has stood
  *   still, operations that change bytes also wait for NODE_PINGS and NODE_CALLS, no longer than others wait
- *   for a node, unless the asking node has met it since (cache/home_open.c);
+ *   for a node, unless the asking node has met it since (cache/home_open.c); there all that may collect waits
+ *   likewise, of whatever class (cache/home.c): the NODE_CALLS that it waits for, HELLO and FOLLOW, do not;
  *   NODE_KERNEL waits for the kernel of the agent, which waits for NODE_IO;
  *   NODE_FLUSHES is like NODE_KERNEL, for acquires, which programs of that node can hold up for longer:
  *   releases must not wait behind those;

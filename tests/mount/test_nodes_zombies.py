@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node that stood still for longer than others wait, and goes on: until it has heard who is the home of what, it does nothing to
+a file that another node may have taken over, or begun to track, meanwhile."""
+import contextlib
+import errno
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from files import pattern
+from helpers import PAGE, ROWS, AgentDied, daemon_with_faults, agents, error_of, read_file, stand_still, statistics, wait_until, write_file  # noqa: F401
+from nodes import TAKEN_OVER, Program, check, cluster  # noqa: F401
+
+TIMEOUT_S = 1
+OPTIONS = f"timeout=0,peer_timeout={TIMEOUT_S}"
+GIVEN_UP_S = 2.5 * TIMEOUT_S
+AT = 3 * PAGE + 10
+
+
+@contextlib.contextmanager
+def standing_still(m):
+    """So long that it is taken to be dead."""
+    stand_still(m.pid)
+    try:
+        time.sleep(GIVEN_UP_S)
+        yield
+    finally:
+        os.kill(m.pid, signal.SIGCONT)
+
+
+def two_nodes(cluster, home):
+    nodes = cluster(2, OPTIONS)
+    content = bytearray(pattern(8 * PAGE))
+    nodes.make(content, home=home)
+    return nodes, content
+
+
+def sync(program):
+    """Once or twice EIO: what the home from before had may be lost."""
+    wait_until(lambda: error_of(program.agent, "os.fsync(fd)") == 0)
+
+
+def both_agree(nodes, a, b, content):
+    """Soon: what is read on either node is what is in the data directory."""
+    wait_until(lambda: a.read() == b.read(), 10, "both read the same")
+    sync(b)
+    check("the data directory", read_file(nodes.below()), b.read())
+    check("read()", b.read(), content)
+
+
+def end(*programs):
+    for program in programs:
+        program.agent.kill()
+
+
+# What has the home take what devices have released, to the data directory.
+COLLECTS = {"read": "os.pread(fd, 10, at)", "sync": "os.fsync(fd)", "seek": "os.lseek(fd, 0, os.SEEK_DATA)",
+            "touch": "second[at]", "advice": "first.advise(gaia.ADV_DONTNEED)", "release": "second.release()",
+            "unmap": "(first.unmap(), second.unmap())"}
+
+
+@pytest.mark.parametrize("how", COLLECTS)
+def test_what_had_been_released_does_not_undo_what_was_written_since(cluster, agents, how):
+    nodes, content = two_nodes(cluster, home=0)
+    a, b = Program(agents(), nodes.path(0), device=None), Program(agents(), nodes.path(1), device=None, cpu=False)
+    a.agent.do("first, second = (gaia.Device(f'soft:{number}').mmap(fd, length) for number in range(2))", at=AT)
+    check("read()", b.read(), content)
+    a.agent.do("first[at:at + 8] = b'released'\nfirst.release()")
+    with standing_still(nodes[0]):
+        a.agent.start(f"outcome = error_of(lambda: {COLLECTS[how]})")
+        b.write(AT, b"taken over")
+        sync(b)
+    content[AT:AT + 10] = b"taken over"
+    with contextlib.suppress(AgentDied):  # a touch whose home has gone
+        a.agent.finish()
+    wait_until(lambda: TAKEN_OVER in nodes[0].log_text(), 10)
+    check("read()", b.read(), content)
+    check("the data directory", read_file(nodes.below()), content)
+    end(a, b)
+
+
+def test_a_daemon_that_is_told_to_end_as_it_goes_on(cluster, agents):
+    """SIGTERM and SIGCONT, as service managers send them to what stands still."""
+    nodes, content = two_nodes(cluster, home=0)
+    a, b = Program(agents(), nodes.path(0), cpu=False), Program(agents(), nodes.path(1), device=None, cpu=False)
+    check("read()", b.read(), content)
+    a.device_store(AT, b"released")
+    a.release()
+    with standing_still(nodes[0]):
+        b.write(AT, b"taken over")
+        sync(b)
+        os.kill(nodes[0].pid, signal.SIGTERM)
+    content[AT:AT + 10] = b"taken over"
+    nodes[0].expected_exit = None
+    nodes[0].proc.wait(60)
+    sync(b)
+    check("read()", b.read(), content)
+    check("the data directory", read_file(nodes.below()), content)
+    end(a, b)
+
+
+def test_a_copy_is_made_at_the_next_home(cluster, agents):
+    nodes, content = two_nodes(cluster, home=0)
+    write_file(nodes.path(0, "source"), b"s" * PAGE)
+    a, b = Program(agents(), nodes.path(0)), Program(agents(), nodes.path(1), device=None)
+    a.agent.do("source = os.open(path, os.O_RDONLY)", path=nodes.path(0, "source"))
+    a.device_load()
+    with standing_still(nodes[0]):
+        a.agent.start("copied = os.copy_file_range(source, fd, 4096, 0, 3 * 4096)")
+        b.write(AT, b"taken over")
+        sync(b)
+        check("load()", b.load(AT, AT + 10), b"taken over")
+    a.agent.finish()
+    assert a.agent("copied") == PAGE
+    content[3 * PAGE:4 * PAGE] = b"s" * PAGE
+    wait_until(lambda: TAKEN_OVER in nodes[0].log_text(), 10)
+    both_agree(nodes, a, b, content)
+    check("load()", b.load(), content)
+    end(a, b)
+
+
+# --- files that nobody tracked before --------------------------------------------------------------------------------------------
+
+UNTRACKED = {"flush": "cpu.flush()", "sync": "os.fsync(fd)", "write": "os.pwrite(fd, b'late', 5 * 4096)",
+             "truncate": "os.ftruncate(fd, 5 * 4096)", "copy": "os.copy_file_range(source, fd, 4096, 0, 5 * 4096)",
+             "punch": "fallocate(fd, 3, 5 * 4096, 4096)"}
+
+
+@pytest.mark.parametrize("how", UNTRACKED)
+def test_what_is_tracked_since(cluster, agents, how):
+    """Whose home nobody has told it of: another node's device has released, and synced, what is in the same pages."""
+    nodes, content = two_nodes(cluster, home=1)
+    write_file(nodes.path(0, "source"), b"s" * PAGE)
+    a = Program(agents(), nodes.path(0), device=None)
+    a.agent.do("source = os.open(path, os.O_RDONLY)\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+               "def fallocate(fd, mode, offset, length):\n"
+               "    return libc.fallocate(fd, mode, ctypes.c_long(offset), ctypes.c_long(length))",
+               path=nodes.path(0, "source"))
+    check("load()", a.load(), content)
+    stores = how in ("flush", "sync")
+    if stores:
+        a.store(3 * PAGE + 1000, b"stored")
+    with standing_still(nodes[0]):
+        a.agent.start(f"outcome = error_of(lambda: {UNTRACKED[how]})")
+        b = Program(agents(), nodes.path(1))
+        for page in 3, 5:
+            b.device_store(page * PAGE + 10, b"device")
+            content[page * PAGE + 10:page * PAGE + 16] = b"device"
+        b.release()
+        sync(b)
+        check("load()", b.load(), content)
+    a.agent.finish()
+    assert a.agent("outcome") in ((0, errno.EIO) if stores else (0, ))
+    if how == "write":
+        content[5 * PAGE:5 * PAGE + 4] = b"late"
+    elif how == "truncate":
+        del content[5 * PAGE:]
+    elif how == "copy":
+        content[5 * PAGE:6 * PAGE] = b"s" * PAGE
+    elif how == "punch":
+        content[5 * PAGE:6 * PAGE] = bytes(PAGE)
+    both_agree(nodes, a, b, content)
+    b.acquire()
+    check("the device", b.device_load(end=len(content)), content)
+    end(a, b)
+
+
+def test_what_is_tracked_meanwhile_by_who_waits(cluster, agents):
+    """It stood still for half of the time, and the home waits for its answer: nothing is lost, and nobody waits for long."""
+    nodes = cluster(2, f"timeout=0,peer_timeout={4 * TIMEOUT_S}")
+    content = bytearray(pattern(8 * PAGE))
+    nodes.make(content, home=1)
+    a, b = Program(agents(), nodes.path(0), device=None), Program(agents(), nodes.path(1), device=None)
+    a.store(AT, b"stored")
+    content[AT:AT + 6] = b"stored"
+    stand_still(nodes[0].pid)
+    try:
+        b.agent.start("map = gaia.Device('soft:0').mmap(fd, length)")
+        time.sleep(2.4 * TIMEOUT_S)
+        assert b.agent.busy(0)
+    finally:
+        os.kill(nodes[0].pid, signal.SIGCONT)
+    assert not b.agent.busy(3 * TIMEOUT_S)
+    b.agent.finish()
+    check("the device", b.device_load(end=len(content)), content)
+    assert error_of(a.agent, "os.fsync(fd)") == 0
+    end(a, b)
+
+
+def test_a_map_waits_until_it_is_known_who_is_the_home(cluster, agents, workdir, monkeypatch):
+    """The first member of the list was not there, and another has become the home: it stays so, with what was released there, also
+    where it takes a while until the two have met."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(2, OPTIONS, only=[])
+    nodes.mount(0, env=env)
+    nodes.mount(1)
+    content = bytearray(pattern(8 * PAGE))
+    nodes.make(content, home=0)
+    a = Program(agents(), nodes.path(0), device=None, cpu=False)
+    a.agent.do("dev = gaia.Device('soft:0')")
+    with standing_still(nodes[0]):
+        plan.arm_wait(ROWS.index("connect"), 700, 1, 0)
+        b = Program(agents(), nodes.path(1))
+        b.device_store(AT, b"released")
+        b.release()
+        a.agent.start("map = dev.mmap(fd, length)")
+    content[AT:AT + 8] = b"released"
+    a.agent.finish()
+    check("the device of who stood still", a.acquired(), content)
+    b.acquire()
+    for name, program in ("who stood still", a), ("the home", b):
+        check(f"read() of {name}", program.read(), content)
+    assert TAKEN_OVER not in nodes[1].log_text()
+    sync(b)
+    check("the data directory", read_file(nodes.below()), content)
+    end(a, b)
+
+
+# --- twice -----------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def silent():
+    """The address of a member that lets nobody in and says nothing, so that it takes a while to know who is there."""
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    name = f"gaiafs-test-{os.getpid()}-zombies-silent"
+    one.bind("\0" + name)
+    one.listen(1000)
+    yield f"/S@local:{name}"
+    one.close()
+
+
+def meets(m, name):
+    """Both ways."""
+    return any(other["name"] == name and other["home"] and other["agent"] for other in statistics(m.mnt)["nodes"]["nodes"])
+
+
+def test_who_stands_still_again_before_all_were_asked(cluster, agents, silent):
+    """What a node had asked for that has met it in between, and has given it up since, is not done."""
+    nodes = cluster(2, OPTIONS, only=[])
+    nodes.peers += silent
+    for number in range(2):
+        nodes.mount(number)
+    content = bytearray(pattern(8 * PAGE))
+    nodes.make(content, home=0)
+    kept = Program(agents(), nodes.path(0))
+    kept.device_load()
+    with standing_still(nodes[0]):
+        wait_until(lambda: statistics(nodes[1].mnt)["nodes"]["nodes"][0]["down"], 10)
+    wait_until(lambda: meets(nodes[1], "a"), 10)
+    b, other = (Program(agents(), nodes.path(1), device=None, cpu=False) for _ in range(2))
+    check("read()", b.read(), content)
+    stand_still(nodes[0].pid)
+    try:
+        b.agent.start("os.ftruncate(fd, 4 * 4096)")
+        wait_until(lambda: not b.agent.busy(0.1), 15, "it is done at the next home")
+        b.agent.finish()
+        other.write(5 * PAGE, b"new")
+        sync(other)
+    finally:
+        os.kill(nodes[0].pid, signal.SIGCONT)
+    content[4 * PAGE:] = bytes(PAGE) + b"new"
+    wait_until(lambda: TAKEN_OVER in nodes[0].log_text(), 15)
+    check("the data directory", read_file(nodes.below()), content)
+    end(kept, b, other)
