@@ -174,7 +174,8 @@ int agent_map_do(struct cache_map *map, enum node_op op, uint64_t offset, uint64
         durable_ask(map->file->durable);
     if (may_drop(op))
         begin_dropping(map->file->cache->nodes, map->far->file);
-    int error = nodes_ask(map->far->file->session, NODE_CALLS, op, &request, &reply);
+    enum node_class class = op == NODE_ACQUIRE ? NODE_ACQUIRES : NODE_CALLS;
+    int error = nodes_ask(map->far->file->session, class, op, &request, &reply);
     if (may_drop(op))
         end_dropping(map->file->cache->nodes, map->far->file);
     if (op == NODE_RELEASE)

@@ -27,7 +27,7 @@
 struct calls;        /* this node's end: an address, a thread that polls */
 struct call_session; /* with one peer */
 
-#define CALL_CLASSES 12u
+#define CALL_CLASSES 13u
 #define CALL_WIDTH 16u
 #define CALL_BYTES_MAX 3840u                 /* of a request or a reply */
 #define CALL_SLOTS 16u                       /* that each end may use */

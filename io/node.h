@@ -9,6 +9,8 @@
  *   UNFOLLOW wait for nobody);
  *   NODE_SYNCS waits for storage, and for NODE_KERNEL of all nodes, for 30 s: maps and releases of other
  *   files do not wait behind that;
+ *   NODE_ACQUIRES waits for all that NODE_CALLS waits for but those, and for NODE_FLUSHES of nodes that may
+ *   stand still: nor do they wait behind that;
  *   NODE_FAULTS waits for NODE_FRAMES, NODE_CLIENTS and, to make room, NODE_KERNEL and NODE_HOLDS; some
  *   NODE_CALLS wait for a kernel or for each other, and a touch must not wait behind those;
  *   NODE_IO waits for NODE_FRAMES, and a WRITE for NODE_HEALS, for a bounded time; where its node has stood
@@ -34,7 +36,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 15u
+#define NODE_VERSION 16u
 
 enum node_class {
     NODE_FRAMES,
@@ -47,6 +49,7 @@ enum node_class {
     NODE_IO,
     NODE_FAULTS,
     NODE_SYNCS,
+    NODE_ACQUIRES,
     NODE_CALLS,
     NODE_PINGS,
 };
@@ -74,8 +77,8 @@ enum node_op {
     NODE_GONE,      /* client: it has ended */
     NODE_FAULT,     /* of NODE_FAULTS: client, address, flags: NODE_FAULT_*, thread; nobody waits for the
                        answer */
-    NODE_ACQUIRE,   /* client, map, offset, length -> value[0]: NODE_ACQUIRE_*; value[1]: another number than
-                       last time if anything has changed since */
+    NODE_ACQUIRE,   /* of NODE_ACQUIRES: client, map, offset, length -> value[0]: NODE_ACQUIRE_*; value[1]:
+                       another number than last time if anything has changed since */
     NODE_RELEASE,   /* client, map, offset, length */
     NODE_MAP_SYNC,  /* client, map, offset, length */
     NODE_ADVISE,    /* client, map, offset, length, flags: GAIA_ADV_* */

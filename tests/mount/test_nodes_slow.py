@@ -119,6 +119,33 @@ def test_a_map_beside_many_acquires_that_wait_for_a_still_node(still, agents):
     mine.agent.finish()
 
 
+@pytest.mark.parametrize("what", ["release()", "map"])
+def test_a_map_beside_many_acquires_that_ask_a_still_node_for_stores(still, agents, what):
+    """Whose programs have the files open for writing, and may have stored to them. Neither who releases another file waits behind
+    that, nor who maps it."""
+    many = 16
+    nodes, stop = still()
+    nodes.make(pattern(2 * PAGE), home=0)
+    for number in range(many):
+        nodes.make(pattern(2 * PAGE), f"stored{number}", home=0)
+    mine = Program(agents(), nodes.path(1), cpu=False)
+    waits = [agents() for _ in range(many)]
+    for number, agent in enumerate(waits):
+        agent.do("map = gaia.Device('soft:0').mmap(os.open(path, os.O_RDWR), PAGE)\nmap[0]",
+                 path=nodes.path(1, f"stored{number}"))
+    other = agents()
+    other.do("stored = [os.open(path + str(number), os.O_RDWR) for number in range(many)]\n"
+             "for fd in stored:\n    os.pread(fd, 1, 0)", path=nodes.path(2, "stored"), many=many)
+    stop(1)
+    for agent in waits:
+        agent.start("error_of(map.acquire)", "eval")
+    assert all(agent.busy(0.1) for agent in waits)
+    mine.device_store(0, b"device")
+    mine.agent.start("again = dev.mmap(fd, length)" if what == "map" else "map.release()")
+    assert not mine.agent.busy(10)
+    mine.agent.finish()
+
+
 @pytest.mark.parametrize("node", [0, 2])
 def test_an_acquire_of_what_was_appended(cluster, agents, node):
     """When it has returned every kernel knows the size: who hears of it from what the device stores next reads it. (All are told

@@ -115,6 +115,8 @@ static enum node_class class_of(enum node_op op)
         return NODE_FAULTS;
     if (op == NODE_SYNC || op == NODE_FLUSH)
         return NODE_SYNCS;
+    if (op == NODE_ACQUIRE)
+        return NODE_ACQUIRES;
     if (op < NODE_OPEN || op == NODE_FOLLOW || op == NODE_UNFOLLOW || op == NODE_HANDED)
         return NODE_CALLS;
     if (op < NODE_READ_END)
