@@ -292,3 +292,15 @@ def test_who_mounts_again_before_others_are_done_with_it(cluster, agents, workdi
     nodes.mount(1)
     content[10:17] = b"written"
     assert read_file(nodes.path(1)) == content
+
+
+def test_what_an_agent_releases_after_it_has_left(meet):
+    """What its devices had was collected for the last time: what the home would keep for later, as it has no space, say, is lost
+    with the node. So nothing is acknowledged any more."""
+    _, path, member = meet()
+    one = member()
+    one.has_read_page(path)
+    assert one.do("map") == 0
+    assert [one.do("acquire"), one.do("release")] == [0, 0]
+    assert one.do("leave") == 0
+    assert [one.do("acquire"), one.do("release")] == [-errno.EIO] * 2

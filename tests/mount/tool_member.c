@@ -12,6 +12,8 @@
  * set INDEX VALUE   a byte of the page
  * write             the page, as a kernel's write-back; write_later: 100 bytes of it, and nobody waits
  * cut BYTES, fallocate BYTES   of file 1, to that length
+ * map               its first page, on a device of ours, where nothing is ever stored
+ * acquire, release  by that map; leave: as a node that unmounts
  * said N            the first (0) or second (1) number that the other has answered to one of the last two
  *                   lines, to open or to write, the last time
  * invalidate        has the other drop its kernel's pages of the file that it opened last, and nobody waits
@@ -34,6 +36,7 @@
 #define PAGE 4096u
 #define MEMBER_FILE 1u
 #define MEMBER_SLOT 1u
+#define MEMBER_CLIENT 1u
 
 static struct members *members;
 static struct call_session *home, *_Atomic agent; /* that we have connected; that has connected to us */
@@ -42,6 +45,7 @@ static _Atomic int answers[NODE_OP_LAST + 1], pauses_ms[NODE_OP_LAST + 1], asked
 static _Atomic int aged_ms[NODE_OP_LAST + 1];
 static _Atomic uint64_t values[NODE_OP_LAST + 1], seconds[NODE_OP_LAST + 1];
 static _Atomic uint32_t opened; /* by the other: its number of the file */
+static uint32_t mapped;         /* by us: the home's number of the map */
 static unsigned char page[PAGE];
 static struct node_reply said;
 
@@ -175,6 +179,27 @@ static int make_frames(unsigned device, unsigned flags)
                  : -ENOTCONN;
 }
 
+/* Clients are numbered by their node, and where they have mapped it is theirs. */
+static int map_page(void)
+{
+    int error = ask(NODE_CALLS, NODE_MAP,
+                    &(struct node_request){.client = MEMBER_CLIENT,
+                                           .length = PAGE,
+                                           .flags = NODE_MAP_WRITABLE,
+                                           .value = NODE_DEVICE_PAGES_MIN});
+
+    mapped = (uint32_t)said.value[0];
+    return error ? error
+                 : ask(NODE_CALLS, NODE_ATTACH,
+                       &(struct node_request){
+                           .client = MEMBER_CLIENT, .map = mapped, .address = PAGE, .flags = NODE_TRAPS});
+}
+
+static int of_map(enum node_class class, enum node_op op)
+{
+    return ask(class, op, &(struct node_request){.client = MEMBER_CLIENT, .map = mapped, .length = PAGE});
+}
+
 static int say_living(uint64_t living)
 {
     values[NODE_PING] = living;
@@ -216,6 +241,14 @@ static int order(const char *word, const char *path, long one, long two)
         return ask(NODE_IO, NODE_TRUNCATE, &(struct node_request){.length = (uint64_t)one});
     if (!strcmp(word, "fallocate"))
         return ask(NODE_IO, NODE_FALLOCATE, &(struct node_request){.length = (uint64_t)one});
+    if (!strcmp(word, "map"))
+        return map_page();
+    if (!strcmp(word, "acquire"))
+        return of_map(NODE_ACQUIRES, NODE_ACQUIRE);
+    if (!strcmp(word, "release"))
+        return of_map(NODE_CALLS, NODE_RELEASE);
+    if (!strcmp(word, "leave"))
+        return ask(NODE_CALLS, NODE_LEAVE, &(struct node_request){0});
     if (!strcmp(word, "said"))
         return (int)said.value[one & 1];
     if (!strcmp(word, "write_later"))
