@@ -170,13 +170,22 @@ static unsigned find_sessions(struct nodes *nodes, struct asked_one found[SESSIO
     return count;
 }
 
-/* What it said before its answer is done: FOLLOW, above all. Or its session has ended. */
-static void await_said(const struct nodes *nodes, const struct call_session *session)
+/* What each said before its answer is done: FOLLOW, above all. Or its session has ended. All at once: many
+ * that go on asking must not take longer than a change of a file waits. */
+static void await_said(const struct nodes *nodes, const struct asked_one *one, unsigned count)
 {
     unsigned turns = nodes->timeout_ms * 1000 / PAUSE_US;
+    bool done[SESSIONS_MAX] = {false}, any = true;
 
-    while (!call_session_error(session) && call_session_is_asked(session) && turns--)
-        usleep(PAUSE_US);
+    while (any && turns--) {
+        any = false;
+        for (unsigned i = 0; i < count; i++) {
+            done[i] |= call_session_error(one[i].session) || !call_session_is_asked(one[i].session);
+            any |= !done[i];
+        }
+        if (any)
+            usleep(PAUSE_US);
+    }
 }
 
 /* That lost() has begun with those that have ended. */
@@ -204,12 +213,11 @@ static void ask_all(struct nodes *nodes)
 
     for (unsigned i = 0; i < count; i++)
         nodes_begin(one[i].session, NODE_PINGS, NODE_PING, &(struct node_request){0}, &one[i].asking);
-    for (unsigned i = 0; i < count; i++) {
+    for (unsigned i = 0; i < count; i++)
         nodes_end(&one[i].asking, NULL);
-        if (i < homes)
-            await_said(nodes, one[i].session);
+    await_said(nodes, one, homes);
+    for (unsigned i = 0; i < count; i++)
         call_session_put(one[i].session);
-    }
     await_lost(nodes);
     nodes_meet_missed(nodes);
 }
