@@ -369,7 +369,8 @@ void home_session_empty(struct nodes *nodes, const struct call_session *session)
     pthread_mutex_unlock(&nodes->lock);
     if (!agent)
         return;
-    empty(agent);
+    if (nodes_be_sure_of_all(nodes, session))
+        empty(agent);
     pthread_mutex_lock(&nodes->lock);
     agent->users--;
     pthread_cond_broadcast(&nodes->changed);
