@@ -83,6 +83,27 @@ static int parse_passthrough(struct fs_options *options, const char *option)
     return -1;
 }
 
+/* Of a word and its opposite the last one counts. */
+static int parse_read_only(struct fs_options *options, const char *option)
+{
+    options->read_only = !strcmp(option, "ro") || !strcmp(option, "-r");
+    return 0;
+}
+
+/* Not for libfuse, whose newer versions know noatime only. */
+static int parse_atime(struct fs_options *options, const char *option)
+{
+    options->no_atime = option[0] == 'n';
+    return 0;
+}
+
+/* Nor this: libfuse does not know it, and the daemon is who reads. */
+static int parse_diratime(struct fs_options *options, const char *option)
+{
+    options->no_diratime = option[0] == 'n';
+    return 0;
+}
+
 /* A flag of the kernel's, for libfuse. */
 static int pass_on(struct fs_options *options, const char *option)
 {
@@ -98,8 +119,10 @@ static const struct mount_option general[] = {
     {.text = "-f", .flag = OPTION_FLAG(foreground)},
     {.text = "-d", .flag = OPTION_FLAG(debug)},
     {.text = "debug", .flag = OPTION_FLAG(debug)},
-    {.text = "-r", .flag = OPTION_FLAG(read_only)},
-    {.text = "ro", .flag = OPTION_FLAG(read_only)},
+    {.text = "-r", .parse = parse_read_only},
+    {.text = "ro", .parse = parse_read_only},
+    {.text = "-w", .parse = parse_read_only},
+    {.text = "rw", .parse = parse_read_only},
     {.text = "allow_other", .flag = OPTION_FLAG(allow_other)},
     {.text = "timeout=", .parse = parse_timeout},
     {.text = "inodes=", .parse = parse_inodes},
@@ -122,10 +145,10 @@ static const struct mount_option kernel_flags[] = {
     {.text = "sync", .parse = pass_on},
     {.text = "async", .parse = pass_on},
     {.text = "dirsync", .parse = pass_on},
-    {.text = "atime", .parse = pass_on},
-    {.text = "noatime", .parse = pass_on, .flag = OPTION_FLAG(no_atime)},
-    /* libfuse does not know it, and the daemon is who reads */
-    {.text = "nodiratime", .flag = OPTION_FLAG(no_diratime)},
+    {.text = "atime", .parse = parse_atime},
+    {.text = "noatime", .parse = parse_atime},
+    {.text = "diratime", .parse = parse_diratime},
+    {.text = "nodiratime", .parse = parse_diratime},
     {.text = NULL},
 };
 
@@ -134,10 +157,8 @@ static const struct mount_option ignored[] = {
     {.text = "-s"},
     {.text = "-n"},
     {.text = "-v"},
-    {.text = "-w"},
     {.text = "-t "},
     /* fstab's own words, defaults, and what is always on */
-    {.text = "rw"},
     {.text = "defaults"},
     {.text = "auto"},
     {.text = "noauto"},
@@ -154,7 +175,6 @@ static const struct mount_option ignored[] = {
     {.text = "norelatime"},
     {.text = "strictatime"},
     {.text = "nostrictatime"},
-    {.text = "diratime"},
     {.text = "lazytime"},
     {.text = "nolazytime"},
     {.text = "loud"},
@@ -249,9 +269,13 @@ static unsigned long flags_of(const struct fs_options *options)
     static const struct {
         const char *word;
         unsigned long flag;
-    } words[] = {{"nosuid", MS_NOSUID},    {"nodev", MS_NODEV},     {"noexec", MS_NOEXEC},
-                 {"sync", MS_SYNCHRONOUS}, {"dirsync", MS_DIRSYNC}, {"noatime", MS_NOATIME}};
-    unsigned long flags = (options->read_only ? MS_RDONLY : 0) | (options->no_diratime ? MS_NODIRATIME : 0);
+    } words[] = {{"nosuid", MS_NOSUID},
+                 {"nodev", MS_NODEV},
+                 {"noexec", MS_NOEXEC},
+                 {"sync", MS_SYNCHRONOUS},
+                 {"dirsync", MS_DIRSYNC}};
+    unsigned long flags = (options->read_only ? MS_RDONLY : 0) | (options->no_atime ? MS_NOATIME : 0) |
+                          (options->no_diratime ? MS_NODIRATIME : 0);
     const char *list = options->mount_options ? options->mount_options : "";
 
     for (size_t length; *list; list += length + (list[length] == ',')) {

@@ -221,6 +221,8 @@ static int add_arguments(struct fs *fs, struct fuse_args *args)
     /* What was asked for comes after them. */
     if (options->mount_options && fuse_opt_add_opt(&list, options->mount_options))
         goto out;
+    if (options->no_atime && fuse_opt_add_opt(&list, "noatime"))
+        goto out;
     if (fuse_opt_add_opt(&list, "default_permissions"))
         goto out;
     if (asprintf(&type, "subtype=%s", options->subtype ? options->subtype : "gaiafs") < 0) {

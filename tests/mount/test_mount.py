@@ -317,6 +317,21 @@ def test_what_a_mount_below_refuses_is_not_allowed_unasked(mount, workdir, optio
 
 
 @needs_root
+@pytest.mark.parametrize("words, flags", [("noatime,atime", set()), ("atime,noatime", {"noatime"}), ("ro,rw", set()), ("rw,ro", {"ro"}),
+                                          ("nodiratime,diratime", set()), ("diratime,nodiratime", {"nodiratime"})])
+def test_of_a_word_and_its_opposite_the_last_counts(mount, words, flags):
+    """A libfuse may know but one of the two: 3.17 no atime."""
+    def now():
+        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
+            return set(next(line for line in file if f" {m.mnt} " in line).split()[5].split(",")) & {"ro", "noatime", "nodiratime"}
+
+    m = mount(words)
+    shown = flags - {"nodiratime"}  # the daemon sees to that
+    assert now() == shown
+    assert run(m.data, m.mnt, "-o", f"remount,{words}").returncode == 0
+    assert now() == flags
+
+
 def test_remount(mount):
     m = mount("nosuid")
     path = os.path.join(m.mnt, "f")
