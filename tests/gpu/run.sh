@@ -173,7 +173,7 @@ fi
 why=
 python=
 for candidate in /usr/bin/python3 python3; do
-    if [ -z "$python" ] && "$candidate" -c 'import pytest' 2>/dev/null; then
+    if [ -z "$python" ] && "$candidate" -B -c 'import pytest' 2>/dev/null; then
         python=$candidate
     fi
 done

@@ -224,7 +224,7 @@ def states_of(pid):
     """Of a process's threads, as ps says them."""
     states = set()
     for task in os.listdir(f"/proc/{pid}/task"):
-        with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{task}/stat", encoding="ascii") as file:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/task/{task}/stat", encoding="ascii") as file:
             states.add(file.read().rpartition(")")[2].split()[0])
     return states
 

@@ -70,7 +70,7 @@ def test_run_of_demand_paging_on_the_stand_in():
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("mounting needs root and /dev/fuse")
     text = script("run.sh", "--only", "demand", GAIA_PAGING_ONLY="all threads touch")
-    assert "skipped: demand: nvcc's kernels: the stand-in has threads for kernels\n" in text
+    assert re.search(r"^skipped: demand: nvcc's kernels: (the stand-in has threads for kernels|no nvcc here)$", text, re.M)
     assert text.endswith("\n1 passed, 0 failed, 5 skipped\n")
 
 
