@@ -437,6 +437,8 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
     if (set_ids && (handle->asks || handle->uncached)) /* past its cache the kernel keeps the mode it knew */
         session_invalidate(inode->fs, inode, -1, 0);
     if (error) {
+        if (fi->writepage)
+            trouble_of_stores(inode, error);
         fuse_reply_err(req, (int)-trouble(inode, "writing", error));
         return;
     }

@@ -36,6 +36,12 @@ static struct kind {
     {.error = ENOMEM, .advice = "the daemon needs more memory, or its cgroup a higher memory.max"},
 };
 
+/* What the kernel can't write back: whoever has stored it may have gone, and then nobody asks. */
+#define LOST_STORES "it is lost unless it is stored again (fsync() and msync() say so to who asks)"
+static struct kind stores[] = {{.error = ENOSPC, .advice = LOST_STORES},
+                               {.error = EDQUOT, .advice = LOST_STORES},
+                               {.error = EFBIG, .advice = LOST_STORES}};
+
 /* Of files that this node was the home of. */
 static struct kind taken_over = {.advice = "is another node now, as this one was not heard: maps of it fail"},
                    lost = {.most = 100,
@@ -87,6 +93,13 @@ static void tell(struct kind *kind, struct inode *inode, const char *doing)
     fs_log(LOG_ERR, "data directory %s: %s %s: %s%s%s%s", inode->fs->data_path, doing, name,
            kind->error ? strerror(kind->error) : "", kind->error ? ": " : "", kind->advice,
            others(unsaid, more));
+}
+
+void trouble_of_stores(struct inode *inode, int error)
+{
+    for (size_t i = 0; i < sizeof(stores) / sizeof(stores[0]); i++)
+        if (stores[i].error == -error)
+            tell(&stores[i], inode, "writing back what a program stored through a mapping of");
 }
 
 void trouble_of_a_home(struct inode *inode, bool has_lost)
@@ -282,4 +295,6 @@ void trouble_end(struct fs *fs)
     tell_unsaid(fs, &lost);
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
         tell_unsaid(fs, &kinds[i]);
+    for (size_t i = 0; i < sizeof(stores) / sizeof(stores[0]); i++)
+        tell_unsaid(fs, &stores[i]);
 }

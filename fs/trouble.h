@@ -13,6 +13,10 @@
  * held. */
 ssize_t trouble(struct inode *inode, const char *doing, ssize_t rc);
 
+/* A write-back of the kernel's has failed: for want of room that is no affair of a caller, who may have gone.
+ * As above. No lock is held. */
+void trouble_of_stores(struct inode *inode, int error);
+
 /* This node was the home of the inode's file, and has given it up to the node that has taken it over. lost:
  * programs had released something that is gone with it. At most one line in half a minute, but a hundred for
  * files that have lost something. No lock is held. */

@@ -2,6 +2,7 @@
 """What an administrator reads in the log: what failed, on what, and what can be done."""
 import errno
 import json
+import mmap
 import os
 import re
 import resource
@@ -12,7 +13,7 @@ import threading
 import pytest
 
 from helpers import BIN, descriptors, read_file, statistics, wait_until, write_file
-from test_disks import disk  # noqa: F401  pylint: disable=unused-import
+from test_disks import disk, fill, small  # noqa: F401  pylint: disable=unused-import
 
 
 def lines(m, text):
@@ -64,6 +65,23 @@ def test_a_disk_in_error(mount, disk):  # noqa: F811  pylint: disable=redefined-
     said = lines(m, "Input/output error")
     assert len(said) == 1 and "reading f" in said[0] and "dmesg" in said[0] and disk.folder in said[0], m.log_text()
     disk.mend()
+
+
+def test_stores_that_find_no_room(mount, small):  # noqa: F811  pylint: disable=redefined-outer-name
+    """Through a mapping, by a program that has gone when the kernel writes them back: nobody else is told."""
+    m = mount("passthrough=off", data=small)
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"")
+    os.truncate(path, 16384)
+    fd = os.open(path, os.O_RDWR)
+    with mmap.mmap(fd, 16384) as mapping:
+        assert mapping[0] == 0
+        fill(small)
+        mapping[0] = 1
+    os.close(fd)
+    assert m.unmount() is None
+    said = lines(m, "No space left on device")
+    assert len(said) == 1 and f"{small}: writing back what a program stored through a mapping of f" in said[0], m.log_text()
 
 
 def test_ordinary_errors_are_not_logged(mount):
