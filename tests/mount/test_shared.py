@@ -631,6 +631,23 @@ def test_a_release_beside_a_daemon_that_stands_still(two, devices):
     opened.close()
 
 
+@pytest.mark.parametrize("tracked", [False, True], ids=["", "mapped"])
+def test_write_backs_beside_a_daemon_that_stands_still(two, agents, devices, tracked):
+    a, _ = two
+    write_file(path_in(a), bytes(64 * MIB))
+    opened = Opened(devices(), path_in(a)) if tracked else None
+    cpu = agents()
+    cpu.do("import mmap\nmap = mmap.mmap(os.open(path, os.O_RDWR), 64 << 20)\nmap[:] = b'w' * (64 << 20)", path=path_in(a))
+    with open(os.path.join(a.data, "f"), "r+b") as file:
+        fcntl.fcntl(file, F_OFD_SETLK + 1, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, END_BYTE, 1, 0))  # which waits
+        began = time.monotonic()
+        cpu.do("map.flush()")
+        assert time.monotonic() - began < 15
+        assert file.read() == b"w" * (64 * MIB)
+    if opened:
+        opened.close()
+
+
 def test_random_turns(two, devices):
     """Two programs, one on each mount, that map, store, release, write() and let go, and wait for each other by the EBUSY:
     each adds to counters of the file, so that a lost store is a sum that is too small."""
