@@ -119,7 +119,8 @@ static void place_piece(struct filler *filler, struct filler_piece *piece)
 
     filler->length--;
     pthread_mutex_unlock(&filler->lock);
-    if (!stop && !is_over(piece->map))
+    /* What was queued as this node stood still: to make room for it something older may be collected. */
+    if (!stop && !is_over(piece->map) && cache_is_sure(piece->map->file->cache))
         fill_range(piece->map, &(struct fill_request){.first = piece->first,
                                                       .count = piece->count,
                                                       .touched = FILL_NO_PAGE,
