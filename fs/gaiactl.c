@@ -57,9 +57,10 @@ int command_options(int argc, char **argv, bool *json_out)
 }
 
 #define ANSWER_S 10
+#define LINGERS_MS 1000
 
 /* What came of it: value[0] of the message in which it is passed on, whose error says why. */
-enum outcome { ANSWERED, CANT_OPEN, NO_MOUNT, OTHER_VERSION, NO_ANSWER };
+enum outcome { ANSWERED, CANT_OPEN, NO_MOUNT, OTHER_VERSION, NO_ANSWER, OTHER_DAEMON };
 
 /* The daemon's statistics: a descriptor with JSON. */
 static enum outcome ask(const char *mountpoint, int *fd_out, int *error_out)
@@ -89,8 +90,14 @@ static enum outcome ask(const char *mountpoint, int *fd_out, int *error_out)
     if (!error)
         error = message.error;
     *error_out = error ? error : fds[0] < 0 ? -EPROTO : 0;
-    *fd_out = error ? -1 : fds[0];
-    return *error_out ? NO_ANSWER : ANSWERED;
+    if (*error_out)
+        return NO_ANSWER;
+    /* Only memory has seals. No filesystem is asked for them: one in user space may answer nothing, not even
+     * fstat(). */
+    if (fcntl(fds[0], F_GET_SEALS) < 0)
+        return OTHER_DAEMON;
+    *fd_out = fds[0];
+    return ANSWERED;
 }
 
 /* The process that asks, and may have to be left behind. It holds nothing of the caller's: a program that
@@ -123,12 +130,27 @@ static void say(const char *mountpoint, enum outcome outcome, int error)
     case CANT_OPEN:
         fprintf(stderr, "%s\n", strerror(-error));
         break;
+    case OTHER_DAEMON:
+        fprintf(stderr, "what has answered is no daemon of gaiafs\n");
+        break;
     default:
         if (error == -EPERM)
             fprintf(stderr, "not permitted: root and who has mounted it may ask, not from a container\n");
         else
             fprintf(stderr, "the daemon does not answer: %s\n", strerror(-error));
     }
+}
+
+/* Else what it had open, its folder too, might still be in use when gaiactl has ended. But another daemon may
+ * have sent it what can't be closed: a file of a filesystem in user space, which is told of it. */
+static void await_end(pid_t child)
+{
+    struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, child, 0u), .events = POLLIN};
+
+    poll(&end, 1, LINGERS_MS);
+    if (end.fd >= 0)
+        close(end.fd);
+    waitpid(child, NULL, WNOHANG);
 }
 
 /* The statistics' descriptor, or -1 after a message. This process touches nothing of the mount: nothing, not
@@ -156,7 +178,7 @@ static int statistics_of(const char *mountpoint)
         return -1;
     }
     int error = gaia_message_receive(pair[0], &message, fds);
-    waitpid(child, NULL, 0); /* it has nothing to wait for any more */
+    await_end(child);
     if (error)
         message.value[0] = NO_ANSWER;
     if (message.value[0] == ANSWERED)
@@ -325,8 +347,7 @@ struct statistics {
 
 #define STATISTICS_MOST ((off_t)1 << 30) /* a million open files with long names */
 
-/* Ours sends memory. Whoever reads of anything else may wait for ever (a pipe, a file of a FUSE filesystem),
- * and not even be killed. */
+/* Ours sends memory of its own. */
 static bool is_memory(struct statistics *statistics)
 {
     struct statfs filesystem;

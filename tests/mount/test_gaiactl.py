@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 
@@ -97,9 +98,10 @@ int ioctl(int fd, unsigned long request, ...)
 """
 
 
-@pytest.mark.parametrize("sends", ["pipe", "json"])
-def test_a_daemon_that_is_another(workdir, sends):
-    """Who may mount may run any: root, who asks it, must not wait for it without end."""
+@pytest.mark.parametrize("sends", ["pipe", "json", "file"])
+def test_a_daemon_that_is_another(workdir, mount, sends):
+    """Who may mount may run any: root, who asks it, must not wait for it without end. Nor for a filesystem in user space that
+    does not answer."""
     source, shim, name = os.path.join(workdir, "shim.c"), os.path.join(workdir, "shim.so"), f"gaiafs-test-{os.getpid()}"
     with open(source, "w") as file:
         file.write(SAYS_WHO % (VERSION, IOCTL_TOKEN))
@@ -112,14 +114,23 @@ def test_a_daemon_that_is_another(workdir, sends):
         opened.callback(asking.kill)
         with listener.accept()[0] as asker:
             asker.recv(256)
+            sent = []
             if sends == "pipe":
                 ends = os.pipe()
-            else:
-                ends = [os.memfd_create("statistics")]
-                os.write(ends[0], b'{"data": "there", "fault": {}}')
-                os.lseek(ends[0], 0, os.SEEK_SET)
-            socket.send_fds(asker, [message(DUMP)], ends[:1])
-            for end in ends:
-                opened.callback(os.close, end)
+                opened.callback(os.close, ends[1])
+                opened.callback(os.close, ends[0])
+                sent.append(ends[0])
+            if sends == "json":
+                sent.append(os.memfd_create("statistics"))
+                opened.callback(os.close, sent[0])
+                os.write(sent[0], b'{"data": "there", "fault": {}}')
+                os.lseek(sent[0], 0, os.SEEK_SET)
+            if sends == "file":
+                m = mount()
+                sent.append(os.open(f"{m.mnt}/f", os.O_RDWR | os.O_CREAT))
+                opened.callback(os.close, sent[-1])
+                m.proc.send_signal(signal.SIGSTOP)
+                opened.callback(m.proc.send_signal, signal.SIGCONT)
+            socket.send_fds(asker, [message(DUMP)], sent)
             said, complaint = asking.communicate(timeout=20)
     assert said.startswith("there on (null)\n") if sends == "json" else asking.returncode == 1 and "no daemon" in complaint
