@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -21,6 +22,10 @@
 #include "gpu/gaia.h"
 #include "io/message.h"
 
+#ifndef SO_PEERPIDFD /* newer than the headers of Debian 12 */
+#define SO_PEERPIDFD 77
+#endif
+
 /* Another descriptor of what fd is. */
 static int copy_of(struct fs *fs, int fd)
 {
@@ -31,6 +36,26 @@ static int copy_of(struct fs *fs, int fd)
     return copy < 0 ? -errno : copy;
 }
 
+static void close_known(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+/* A descriptor of the process that has connected, whoever has its number now (before Linux 6.5: of who has it
+ * now); or a negative errno, -ESRCH: it has ended. */
+static int process_of(const struct client *client)
+{
+    int fd;
+    socklen_t length = sizeof fd;
+
+    if (!getsockopt(client->socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &length))
+        return fd;
+    if (errno == ENOPROTOOPT && (fd = (int)syscall(SYS_pidfd_open, client->peer.pid, 0)) >= 0)
+        return fd;
+    return errno == EINVAL ? -ESRCH : -errno;
+}
+
 static int do_hello(struct client *client, struct gaia_message *message, int *fds, int *alive_fd_out)
 {
     if (fds[0] < 0 && !(message->flags & GAIA_HELLO_MAPS))
@@ -39,23 +64,32 @@ static int do_hello(struct client *client, struct gaia_message *message, int *fd
         return -EBUSY;
     if (fds[0] >= 0 && !gaia_soft_is_faults(fds[0])) /* it is closed as what it may be */
         return -EINVAL;
+    int lives = process_of(client);
+    if (descriptors_shed(client->fs, -lives))
+        lives = process_of(client);
+    if (lives == -EMFILE || lives == -ENFILE)
+        return lives;
     int alive_fd = copy_of(client->fs, client->alive_fd);
-    if (alive_fd < 0)
+    if (alive_fd < 0) {
+        close_known(lives);
         return alive_fd;
+    }
     int room = copy_of(client->fs, alive_fd); /* for the descriptor that the cache wants */
-    if (room >= 0)
-        close(room);
+    close_known(room);
     int error = cache_client_open(client->fs->cache,
                                   &(struct gaia_process){.faults = fds[0],
-                                                         .pid = client->peer.pid,
+                                                         .pid = lives == -ESRCH ? 0 : client->peer.pid,
+                                                         .lives = lives,
                                                          .user = client->peer.uid,
                                                          .apart = thread_is_apart(client->peer.pid),
                                                          .charged = memory_may_be_charged(client->peer.pid)},
                                   message->flags & GAIA_HELLO_TRAPS, &client->cache);
     if (error) {
         close(alive_fd);
+        close_known(lives);
         return error;
     }
+    client->lives = lives;
     programs_add(&client->fs->programs, client->peer.pid, client->user);
     client->faults = fds[0];
     fds[0] = -1;

@@ -31,6 +31,7 @@ struct client {
     struct cache_client *cache; /* NULL: it has not said hello with a descriptor for faults */
     int faults; /* that descriptor; -1: none. If it is the last copy, close() waits for its process's mmap
                    lock */
+    int lives;  /* then: struct gaia_process; negative: none */
     _Atomic enum client_state state;
     /* Open, and being opened; CLIENT_LET_GO: none, and none can be any more. */
     _Atomic int maps;

@@ -194,6 +194,8 @@ static bool close_all(struct served *served)
         close(listener);
     if (served->client.faults >= 0)
         close(served->client.faults);
+    if (served->client.lives >= 0)
+        close(served->client.lives);
     return client_come_back(&served->client);
 }
 
@@ -394,7 +396,7 @@ static int start(struct server *server, struct served *served)
     reap(server, NULL); /* those that are done, which takes no time */
     served->server = server;
     client->fs = server->fs;
-    client->faults = -1;
+    client->faults = client->lives = -1;
     client->tokens = &server->tokens;
     client->alive_fd = server->alive_fd;
     pthread_mutex_lock(&server->lock);

@@ -62,7 +62,9 @@ struct gaia_placing {
 struct gaia_process {
     int faults;   /* its descriptor for faults; of an agent's client: its number there; -1: none */
     pid_t pid;    /* as this process sees it; of an agent's client: 0 */
-    uid_t user;   /* whose it is; pid may be another process's number later */
+    uid_t user;   /* whose it is */
+    int lives;    /* can be read from when the process has ended, and pid may be another's; 0 or negative:
+                     that can't be known */
     bool apart;   /* thread_is_apart() */
     bool charged; /* memory may be charged to its control group: fs/memory.h */
 };

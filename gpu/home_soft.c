@@ -360,6 +360,10 @@ static bool can_poison(void)
 
 static int signal_thread(const struct gaia_process *process, uint32_t thread)
 {
+    struct pollfd end = {.fd = process->lives, .events = POLLIN};
+
+    if (process->lives > 0 && poll(&end, 1, 0) > 0)
+        return -ESRCH;
     return thread_signal(process->pid, process->apart, process->user, (pid_t)thread, SIGBUS);
 }
 
