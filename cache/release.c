@@ -232,29 +232,33 @@ static int invalidate(struct cache_file *file, const struct release_work *work, 
     return error;
 }
 
-/* What a write() does to a file besides its bytes: rule 1. Lock held. */
-static void stamp_modified(struct cache_file *file)
+/* What a write() does to a file besides its bytes: rule 1. Without times only what must not stay. Whether
+ * anything was done. Lock held. */
+static bool stamp_modified(struct cache_file *file, bool times)
 {
     const struct timespec now[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_NOW}};
     struct stat st;
-    bool unchanged = file_unchanged(file);
+    bool unchanged = file_unchanged(file), done = times;
 
-    futimens(file->fd, now);
+    if (times)
+        futimens(file->fd, now);
     if (!fstat(file->fd, &st) && st.st_mode & (S_ISUID | S_ISGID)) {
         mode_t keep = st.st_mode & ~(mode_t)S_ISUID;
         if (st.st_mode & S_IXGRP) /* without it the bit means mandatory locking */
             keep &= ~(mode_t)S_ISGID;
         if (keep != st.st_mode)
-            fchmod(file->fd, keep & 07777);
+            done |= !fchmod(file->fd, keep & 07777);
     }
-    fremovexattr(file->fd, "security.capability");
+    done |= !fremovexattr(file->fd, "security.capability");
     file_stamp(file, unchanged);
+    return done;
 }
 
 /* The lock is let go meanwhile: the kernel is to ask for the file's times. */
-static void stamp_and_tell(struct cache_file *file)
+static void stamp_and_tell(struct cache_file *file, bool times)
 {
-    stamp_modified(file);
+    if (!stamp_modified(file, times))
+        return;
     pthread_mutex_unlock(&file->lock);
     home_invalidate(file, -1, 0);
     pthread_mutex_lock(&file->lock);
@@ -422,10 +426,10 @@ static int hand_over(struct cache_file *file, struct release_work *work, size_t 
     if (!error && !kept && is_collected(work[0].copy->replica))
         kept = collect_at_once(file, work, count, gathered);
     if (!error) { /* also when READs were faster, and have collected it all; or a part of it could be */
-        stamp_and_tell(file);
+        stamp_and_tell(file, true);
     } else {
         note_untold(work, count);
-        stamp_modified(file);
+        stamp_modified(file, true);
     }
     for (size_t i = 0; i < count; i++) {
         struct leaf *leaf = work[i].copy->leaf;
@@ -488,8 +492,8 @@ static int release_work(struct replica *replica, struct release_work *work, size
     }
     if (modified)
         error = hand_over(file, work, modified, gathered);
-    else if (again) /* no kernel holds them; but times and set-id bits are as before */
-        stamp_and_tell(file);
+    else if (again) /* no kernel holds them; of a GPU's nobody knows whether they were stored to since */
+        stamp_and_tell(file, !replica->scans);
     handing_end(&handing);
     if (modified) /* nobody has waited for another one */
         pthread_cond_broadcast(&file->changed);

@@ -12,7 +12,8 @@ import pytest
 
 import gaia
 from files import Opened, everyone_reads, make, pattern
-from helpers import PAGE, SIGBUS_CODE, AgentDied, agents, devices, error_of, read_file, write_file  # noqa: F401
+from gpu_fixture import MAP
+from helpers import PAGE, SIGBUS_CODE, AgentDied, agents, cuda_standin, devices, error_of, read_file, write_file  # noqa: F401
 
 # --- files that change under a mapping --------------------------------------------------------------------------------
 
@@ -226,6 +227,25 @@ def test_a_second_release_of_what_nobody_has_read_is_a_write_too(mount, devices,
     assert stat.S_IMODE(after.st_mode) == 0o755
     assert after.st_mtime_ns > before.st_mtime_ns and after.st_ctime_ns > before.st_ctime_ns
     assert read_file(os.path.join(m.mnt, "f"))[1] == 2
+
+
+def test_a_gpu_releases_again_what_nobody_has_read(mount, monkeypatch, agents):
+    """Whether its kernels have stored to it since nobody can tell: times stay, but set-id bits must not."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", cuda_standin())
+    m = mount("timeout=0,passthrough=off", env={"STANDIN_CUDA": ""})
+    path = make(m, bytes(2 * PAGE))
+    child = agents({"STANDIN_CUDA": ""})
+    child.do(MAP, path=path, length=2 * PAGE, writable=True)
+    child.do("map.acquire()\nmap[0] = 1\nmap.release()")
+    before = os.stat(path)
+    time.sleep(0.02)
+    child.do("map.release()")
+    assert os.stat(path) == before
+    os.chmod(path, 0o4755)
+    child.do("map[0] = 2\nmap.release()")
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
+    assert read_file(path)[0] == 2
+    child.end()
 
 
 @pytest.mark.parametrize("passthrough", ["off", "all"])
