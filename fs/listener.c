@@ -7,6 +7,7 @@
 #include <linux/nsfs.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
@@ -92,6 +93,12 @@ static uid_t owner_of(int space, const struct stat *ours)
     return owner;
 }
 
+/* It was one of our PID namespace, and /proc, which does not show it, does not hide it from us (hidepid=). */
+static bool has_ended(pid_t pid)
+{
+    return pid > 0 && kill(pid, 0) && errno == ESRCH;
+}
+
 uid_t listener_user(const struct ucred *peer)
 {
     struct stat ours, theirs;
@@ -101,7 +108,7 @@ uid_t listener_user(const struct ucred *peer)
     if (stat("/proc/self/ns/user", &ours))
         return peer->uid;
     if (stat(path, &theirs))
-        return errno == ENOENT ? LISTENER_NO_USER : peer->uid;
+        return has_ended(peer->pid) ? LISTENER_NO_USER : peer->uid;
     int space = theirs.st_ino == ours.st_ino ? -1 : open(path, O_RDONLY | O_CLOEXEC);
     uid_t owner = space < 0 ? 0 : owner_of(space, &ours);
     return owner ? owner : peer->uid;

@@ -28,8 +28,9 @@ uint64_t listener_network(pid_t thread);
 
 /* As whose the process counts that has connected, where nobody may have too much: its user's. Of one in a
  * user namespace of its own that is whoever has made this namespace, as he can be any of the users there
- * (subuid(5)); root makes them for others, whose users are told apart. LISTENER_NO_USER: of processes that
- * have ended since, or are not seen here. Looks at /proc. */
+ * (subuid(5)); root makes them for others, whose users are told apart. LISTENER_NO_USER: of a process that
+ * has ended since. One that can't be seen here, as it is in another container, or /proc hides it, counts as
+ * its user's: else one user of these could keep all others out. Looks at /proc. */
 #define LISTENER_NO_USER ((uid_t)-1)
 uid_t listener_user(const struct ucred *peer);
 

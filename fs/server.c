@@ -636,7 +636,7 @@ static void begin_meeting(struct server *server, fuse_req_t req)
         served->client.network = listener_network(context->pid);
         served->client.far = !served->client.network || served->client.network != server->network;
         served->client.peer = (struct ucred){.pid = context->pid, .uid = context->uid, .gid = context->gid};
-        served->client.user = context->uid;
+        served->client.user = listener_user(&served->client.peer);
         error = start(server, served);
     }
     if (!error)

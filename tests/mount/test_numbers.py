@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from helpers import (ATTACH, HELLO, MAP, PAGE, STAT, Raw, agents, device_statistics, get_token, message, read_file,  # noqa: F401
-                     wait_until, write_file)
+                     VERSION, wait_until, write_file)
+from test_networks import MEET
 
 USER = 4001
 LAST_PID = "/proc/sys/kernel/ns_last_pid"
@@ -194,23 +195,36 @@ def crowd(address, user, count):
             return int(file.readline())
     os.setuid(user)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    raws = [Raw(address) for _ in range(count)]
-    os.write(write, b"%d\\n" % sum(raw.call(message(STAT)) == 0 for raw in raws))
+    if meets:
+        met = [meet(fd) for _ in range(count)]
+        kept = [connected(name) for error, name, _ in met if not error]
+        taken = len(kept)
+    else:
+        kept = [Raw(address) for _ in range(count)]
+        taken = sum(raw.call(message(STAT)) == 0 for raw in kept)
+    os.write(write, b"%d\\n" % taken)
     while True:
         signal.pause()
 """
 
 
-def test_a_user_with_many_numbers_is_one_user(mount, agents):
-    """In a user namespace of his own (subuid(5)). Those of a namespace that root has made are many."""
+@pytest.mark.parametrize("meets", [False, True], ids=["connects", "meets"])
+def test_a_user_with_many_numbers_is_one_user(mount, agents, meets):
+    """In a user namespace of his own (subuid(5)). Those of a namespace that root has made are many. Also where he has the daemon
+    come to him, as one in another network namespace would."""
     m = mount()
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"x")
+    os.chmod(path, 0o666)
+    os.chmod(m.mnt, 0o755)
     folder = os.open(m.mnt, os.O_RDONLY)
     address, _ = get_token(folder)
     os.close(folder)
     for maker, most in (USER, 64), (0, 100):
         program = agents()
-        program.do(CROWD + f"\nos.setgroups([])\nos.setresuid({maker}, {maker}, {maker})\n"
-                   "assert ctypes.CDLL(None).unshare(0x10000000) == 0")  # CLONE_NEWUSER
+        program.do(MEET + CROWD + f"\nos.setgroups([])\nos.setresuid({maker}, {maker}, {maker})\n"
+                   "assert ctypes.CDLL(None).unshare(0x10000000) == 0",  # CLONE_NEWUSER
+                   path=path, version=VERSION, meets=meets)
         with open(f"/proc/{program.pid}/uid_map", "w", encoding="ascii") as file:
             file.write("0 100000 100")
         taken = sum(program(f"crowd(address, {user}, 20)", address=address) for user in range(1, 6))
