@@ -260,13 +260,13 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
     pthread_mutex_unlock(&file->lock);
     if (error)
         return error;
-    if (!(flags & CACHE_IO_UNCACHED))
-        durable_read(file->durable, offset, (off_t)length);
     ssize_t got = resident && !hosted_all(fd, offset, length)
                       ? read_anywhere(file, fd, buffer, length, offset)
                       : read_whole(fd, buffer, length, offset);
     if (file->cache->nodes && !(flags & CACHE_IO_UNCACHED))
         got = read_again(file, fd, buffer, length, offset, flags >> 8, got);
+    if (!(flags & CACHE_IO_UNCACHED))
+        durable_read(file->durable, offset, (off_t)length);
     return got;
 }
 

@@ -80,7 +80,8 @@ void durable_wrote(struct durable *durable, unsigned begun, off_t offset, off_t 
 /* The same for an append of length bytes, which its kernel took to go to offset: it need not know the end, as
  * others move it, too. */
 void durable_appended(struct durable *durable, unsigned begun, int fd, off_t offset, off_t length);
-/* The kernel asks for pages, so it no longer has them: what it could not write back of them is gone. */
+/* The kernel asks for pages, so it no longer has them: what it could not write back of them is gone. Once
+ * they are read, and before it has them: a sync that fails meanwhile may have lost what was there before. */
 void durable_read(struct durable *durable, off_t offset, off_t length);
 /* A change has failed, and some of its bytes may have been changed nevertheless: a write through an O_SYNC
  * descriptor fails when its bytes are in memory but can't be brought to storage. */

@@ -94,9 +94,9 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
             inode_get(inode); /* the kernel may forget it as soon as it has the answer */
             got = cache_file_read(file, handle->fd, buffer, size, offset, read_flags(fi), &read);
         } else {
+            got = read_whole(handle->fd, buffer, size, offset);
             if (!(read_flags(fi) & CACHE_IO_UNCACHED))
                 durable_read(inode_durable(inode), offset, (off_t)size);
-            got = read_whole(handle->fd, buffer, size, offset);
         }
         inode_gate_leave(inode, file);
         if (!nodes_try_again(inode, file, got))

@@ -13,13 +13,14 @@ import os
 import random
 import shutil
 import struct
+import threading
 import time
 
 import pytest
 
 import gaia
 import helpers
-from helpers import ROWS, daemon_with_faults, descriptors, error_of, forget_inodes, write_file
+from helpers import ROWS, daemon_with_faults, descriptors, error_of, forget_inodes, wait_until, write_file
 
 PAGE = 4096
 MIB = 1 << 20
@@ -403,6 +404,30 @@ def test_another_byte_of_a_page_with_lost_bytes(failing, fds, maps, way):
             assert error_of(mapping.flush) == errno.EIO
     for each in (fd, fds(), fd):
         assert error_of(os.fsync, each) == errno.EIO
+    os.pwrite(fd, b"kept", 3 * PAGE)
+    assert error_of(os.fsync, fd) == 0
+
+
+@pytest.mark.parametrize("tracked", [False, True], ids=["", "mapped"])
+def test_a_page_that_is_read_while_its_bytes_are_lost(failing, fds, maps, tracked):
+    """The read has begun before the sync that fails. What it has read may lack the bytes, too."""
+    failing.make()
+    fd = fds()
+    if tracked:
+        maps()
+    os.pwrite(fd, b"lost", 3 * PAGE)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    failing.plan.arm_wait(ROWS.index("pread64"), 2000, 1, 0)
+    reader = threading.Thread(target=os.pread, args=(fd, 4, 3 * PAGE))
+    reader.start()
+    wait_until(lambda: failing.plan.landed, what="the read has begun")
+    with failing.failing("fsync"):
+        assert error_of(os.fsync, fd) == errno.EIO
+    reader.join()
+    with mmap.mmap(fd, 64 * PAGE) as mapping:
+        mapping[3 * PAGE + 100] = 7
+        assert error_of(mapping.flush) == errno.EIO
+    assert error_of(os.fsync, fd) == errno.EIO
     os.pwrite(fd, b"kept", 3 * PAGE)
     assert error_of(os.fsync, fd) == 0
 
