@@ -43,7 +43,7 @@ static int parse_timeout(struct fs_options *options, const char *option)
     char *end;
 
     options->timeout_s = strtod(text, &end);
-    if (end == text || *end != '\0' || !isfinite(options->timeout_s) || options->timeout_s < 0) {
+    if (end == text || *end != '\0' || strpbrk(text, "xX") || !isfinite(options->timeout_s) || options->timeout_s < 0) {
         fs_log(LOG_ERR, "option %s: not a number of seconds", option);
         return -1;
     }
@@ -224,6 +224,8 @@ static void add_table(struct parsing *parsing, const struct mount_option *table)
 
 static int parse_unknown(const char *text)
 {
+    if (!*text) /* ro,,rw, or -o of a variable that is empty: to mount(8) no option either */
+        return 0;
     if (strncmp(text, "x-", 2) == 0 || strncmp(text, "X-", 2) == 0)
         return 0;
     fs_log(LOG_ERR, "unknown option %s (see mount.gaiafs --help)", text);

@@ -104,6 +104,7 @@ def test_help_and_version():
     ("timeout=soon", "option timeout=soon: not a number"),
     ("timeout=-1", "option timeout=-1: not a number"),
     ("timeout=nan", "option timeout=nan: not a number"),
+    ("timeout=0x10", "option timeout=0x10: not a number"),
     ("inodes=1023", "option inodes=1023: not a number from 1024 to 4294967295"),
     ("inodes=4294967296", "option inodes=4294967296: not a number from 1024 to 4294967295"),
 ])
@@ -318,9 +319,9 @@ def test_what_a_mount_below_refuses_is_not_allowed_unasked(mount, workdir, optio
 
 @needs_root
 @pytest.mark.parametrize("words, flags", [("noatime,atime", set()), ("atime,noatime", {"noatime"}), ("ro,rw", set()), ("rw,ro", {"ro"}),
-                                          ("nodiratime,diratime", set()), ("diratime,nodiratime", {"nodiratime"})])
+                                          ("nodiratime,diratime", set()), ("diratime,nodiratime", {"nodiratime"}), ("ro,,nodev", {"ro"})])
 def test_of_a_word_and_its_opposite_the_last_counts(mount, words, flags):
-    """A libfuse may know but one of the two: 3.17 no atime."""
+    """A libfuse may know but one of the two: 3.17 no atime. An empty word is none."""
     def now():
         with open("/proc/self/mountinfo", errors="surrogateescape") as file:
             return set(next(line for line in file if f" {m.mnt} " in line).split()[5].split(",")) & {"ro", "noatime", "nodiratime"}
