@@ -168,7 +168,8 @@ static int mark_modified(struct release_work *w)
             copy->sealed |= left;
         modified = modified_pages(w, left, &error);
     }
-    page_mask again = w->again = modified & copy->pending;
+    page_mask again = modified & copy->pending;
+    w->again = again & before; /* the others are looked at as they are to leave the device, or be stale */
     left &= copy->sealed;
     /* Also of what is as it was: caches above this copy (gpu/demand_map.h) may have what was in between. */
     if (modified || (!replica->scans && copy->twin & w->owned))

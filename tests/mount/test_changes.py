@@ -248,6 +248,26 @@ def test_a_gpu_releases_again_what_nobody_has_read(mount, monkeypatch, agents):
     child.end()
 
 
+@pytest.mark.parametrize("how", ["release", "acquire", "advise", "unmount"])
+def test_set_id_bits_that_are_set_after_a_release_stay(mount, devices, how):
+    """Nothing is stored after that, however long what was released is with the device, and whoever makes it leave."""
+    m = mount("timeout=0,passthrough=off")
+    path = make(m, bytes(2 * PAGE))
+    opened = Opened(devices(), path)
+    opened.map[1] = 1
+    opened.map.release()
+    os.chmod(path, 0o4755)
+    if how == "unmount":
+        opened.close()
+        assert m.unmount() is None
+    else:
+        getattr(opened.map, how)(*[gaia.ADV_DONTNEED] * (how == "advise"))
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o4755
+    below = os.path.join(m.data, "f")
+    assert stat.S_IMODE(os.stat(below).st_mode) == 0o4755
+    assert how in ("release", "acquire") or read_file(below)[1] == 1
+
+
 @pytest.mark.parametrize("passthrough", ["off", "all"])
 def test_times_that_are_set_after_a_release_stay(mount, devices, passthrough):
     """cp -p, tar -x, rsync and touch: nothing that was released before moves them, when it is read, synced or unmounted."""
