@@ -423,6 +423,8 @@ def test_a_page_that_is_read_while_its_bytes_are_lost(failing, fds, maps, tracke
     wait_until(lambda: failing.plan.landed, what="the read has begun")
     with failing.failing("fsync"):
         assert error_of(os.fsync, fd) == errno.EIO
+    if not reader.is_alive():
+        pytest.skip("the machine is too busy")
     reader.join()
     with mmap.mmap(fd, 64 * PAGE) as mapping:
         mapping[3 * PAGE + 100] = 7

@@ -196,8 +196,10 @@ def crowd(address, user, count):
     os.setuid(user)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if meets:
-        met = [meet(fd) for _ in range(count)]
-        kept = [connected(name) for error, name, _ in met if not error]
+        kept = []
+        for _ in range(count):
+            error, name, _ = meet(fd)
+            kept += [] if error else [connected(name)]  # at once: it is waited for 3 s
         taken = len(kept)
     else:
         kept = [Raw(address) for _ in range(count)]
