@@ -445,29 +445,52 @@ static bool is_told_late(const struct nodes *nodes, unsigned member, const struc
     return !nodes_are_sure(nodes) && !(home->session == session && home->since < nodes_stalls(nodes));
 }
 
-/* From now on what this node opens of the name is asked of its home. */
-static int follow(struct nodes *nodes, const struct call_session *session, const struct node_name *name,
-                  uint64_t generation)
+/* How the home has told of a file. By a session from before this node stood still it may be one that has
+ * given the node up since, of which nothing is known here yet: it waits for this one's answer only if it
+ * gives one itself. (Else the session ends, and it tells anew by the next.) */
+static int look_when(struct nodes *nodes, struct call_session *session, uint64_t generation,
+                     struct cache_told *told_out)
 {
-    struct cache_host *host = &nodes->cache->host;
     unsigned member;
-    bool late = false;
-    uint64_t told;
+    bool ask = false;
 
-    if (!generation || generation > INT64_MAX)
-        return -EPROTO;
     pthread_mutex_lock(&nodes->lock);
     if (nodes->generation < generation)
         nodes->generation = generation;
     int error = member_of(nodes, session, &member);
     if (!error) {
-        late = is_told_late(nodes, member, session);
-        error = followed_add(&nodes->followed, member, name, generation, &told);
+        told_out->stalls = nodes_stalls(nodes);
+        told_out->late = is_told_late(nodes, member, session);
+        ask = !told_out->late && !nodes_are_sure(nodes);
     }
+    pthread_mutex_unlock(&nodes->lock);
+    if (ask)
+        error = nodes_ask(session, NODE_PINGS, NODE_PING, &(struct node_request){0}, NULL);
+    return error;
+}
+
+/* From now on what this node opens of the name is asked of its home. */
+static int follow(struct nodes *nodes, struct call_session *session, const struct node_name *name,
+                  uint64_t generation)
+{
+    struct cache_host *host = &nodes->cache->host;
+    struct cache_told how;
+    unsigned member;
+    uint64_t told;
+
+    if (!generation || generation > INT64_MAX)
+        return -EPROTO;
+    int error = look_when(nodes, session, generation, &how);
+    if (error)
+        return error;
+    pthread_mutex_lock(&nodes->lock);
+    error = member_of(nodes, session, &member);
+    if (!error)
+        error = followed_add(&nodes->followed, member, name, generation, &told);
     pthread_mutex_unlock(&nodes->lock);
     if (error)
         return error;
-    error = host->follow(host->context, name, generation, late);
+    error = host->follow(host->context, name, generation, &how);
     if (error == -EBUSY)
         nodes_unfollow(nodes, name, told);
     return error;

@@ -25,6 +25,15 @@
 struct cache;
 struct cache_file;
 
+/* When a home has told this node that it tracks a file. late: this node stood still, and the file may have
+ * been tracked for a while: what its kernel has of it to be written back is older than what was changed
+ * since, and is lost. Else the home waits for the answer, unless this node stands still once more: then
+ * cache_stalls() is not that of then. */
+struct cache_told {
+    bool late;
+    uint64_t stalls;
+};
+
 /* What the cache needs from its host, the FUSE side. */
 struct cache_host {
     void *context;
@@ -57,9 +66,9 @@ struct cache_host {
     /* The file's home tracks it, with this generation (if this node is its home with a lower one, it gives
      * the file up): when this returns, what programs do to the file here goes to the home, and the kernel
      * holds nothing of it from before. 0 also when nobody has asked for its bytes here. -EBUSY: this node is
-     * its home. late: this node stood still, and the file may have been tracked for a while: what its kernel
-     * has of it to be written back is older than what was changed since, and is lost. */
-    int (*follow)(void *context, const struct node_name *name, uint64_t generation, bool late);
+     * its home. */
+    int (*follow)(void *context, const struct node_name *name, uint64_t generation,
+                  const struct cache_told *told);
     /* Keep file_context alive until moved() has returned; false: it is going away already. Called with no
      * lock held, while the file can't be closed. */
     bool (*keep)(void *context, void *file_context);
@@ -202,6 +211,8 @@ enum cache_change { CACHE_CHANGES, CACHE_WRITES_BACK, CACHE_COLLECTS };
 bool cache_file_is_sure(struct cache_file *file, enum cache_change change);
 /* The same of files that nobody tracks here: another node may do so by now. True without members. */
 bool cache_is_sure(const struct cache *cache);
+/* How often this node has stood still, with members. */
+uint64_t cache_stalls(const struct cache *cache);
 /* For how long at most a change waits so. */
 unsigned cache_sure_ms(const struct cache *cache);
 /* Of a far one: is its home this one? */

@@ -168,6 +168,11 @@ bool cache_is_sure(const struct cache *cache)
     return !cache->nodes || nodes_are_sure(cache->nodes);
 }
 
+uint64_t cache_stalls(const struct cache *cache)
+{
+    return nodes_stalls(cache->nodes);
+}
+
 bool cache_file_is_at(const struct cache_file *file, const struct node_name *name)
 {
     return file->far && file->far->member == nodes_home_of(file->cache->nodes, name);

@@ -28,8 +28,10 @@ struct content {
     struct passthrough passthrough; /* guarded by fs->passthrough_lock */
     /* Of fs/nodes.c: somebody looks for the next home; there was no thread for nodes_settle(). */
     atomic_bool seeks, unsettled;
-    atomic_bool end_missed;       /* as in cache/claim.h */
-    atomic_uint follows; /* a home that has not given this node up waits for what its kernel writes back */
+    atomic_bool end_missed; /* as in cache/claim.h */
+    /* A home waits for what is being written here, and has not given this node up: 1 + cache_stalls() then.
+     * 0: none does. */
+    _Atomic uint64_t awaited;
     struct inode_writers writers; /* guarded by the lock of the inode's shard */
     /* The file's size and times at its last open, or after a change of ours that found them unchanged: the
      * kernel may keep its pages when the next open sees the same. Guarded by the lock of the inode's

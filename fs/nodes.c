@@ -168,12 +168,13 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
     return rc ? rc : inode_writers_tell(inode);
 }
 
-/* The home begins just now, and waits for this: so does what would make this node sure, if it is not. */
-static int go_far_in_time(struct fs *fs, struct inode *inode, const struct node_name *name)
+/* The home begins just now, and waits for this: so does what would make this node sure, if it is not. (If two
+ * tell at once, what is written may wait for longer.) */
+static int go_far_in_time(struct fs *fs, struct inode *inode, const struct node_name *name, uint64_t stalls)
 {
-    atomic_fetch_add(&inode_content(inode)->follows, 1);
+    atomic_store(&inode_content(inode)->awaited, 1 + stalls);
     int rc = go_far(fs, inode, name, DROP_ALL);
-    atomic_fetch_sub(&inode_content(inode)->follows, 1);
+    atomic_store(&inode_content(inode)->awaited, 0);
     return rc;
 }
 
@@ -259,7 +260,8 @@ static void find_home_later(void *argument)
     inode_put(inode);
 }
 
-int nodes_follow(void *context, const struct node_name *name, uint64_t generation, bool late)
+int nodes_follow(void *context, const struct node_name *name, uint64_t generation,
+                 const struct cache_told *told)
 {
     struct inode *inode;
     int rc = inode_of_name(context, name, &inode);
@@ -273,7 +275,8 @@ int nodes_follow(void *context, const struct node_name *name, uint64_t generatio
     if (was_home && rc == 0) /* also where another thread has found the next home meanwhile */
         trouble_of_a_home(inode, cache_file_has_lost_stores(file));
     if (rc == 0 && inode_content(inode) && !inode_usable(inode))
-        rc = late ? go_far(context, inode, name, DROP_STALE) : go_far_in_time(context, inode, name);
+        rc = told->late ? go_far(context, inode, name, DROP_STALE)
+                        : go_far_in_time(context, inode, name, told->stalls);
     else if (rc == 0 && inode_usable(inode)) /* by another thread, which may not have told yet */
         rc = inode_writers_tell(inode);
     /* Who has taken it over has died, too, and nobody else knows, or can't be asked now. Not here: for the
@@ -401,13 +404,22 @@ void nodes_warn(void *context, const char *text)
     fs_log(LOG_WARNING, "%s", text);
 }
 
+/* Of a file that nobody tracks: who is about to waits for what the kernel writes back. */
+static bool is_awaited(struct inode *inode)
+{
+    const struct content *content = inode_content(inode);
+    uint64_t awaited = content ? atomic_load(&content->awaited) : 0;
+
+    return awaited && awaited == 1 + cache_stalls(inode->fs->cache);
+}
+
 /* What collects concerns tracked files only. */
 static bool is_sure(struct inode *inode, struct cache_file *file, enum cache_change change)
 {
     if (file)
         return cache_file_is_sure(file, change);
     return change == CACHE_COLLECTS || !inode->fs->options.members || cache_is_sure(inode->fs->cache) ||
-           (change == CACHE_WRITES_BACK && atomic_load(&inode_content(inode)->follows));
+           (change == CACHE_WRITES_BACK && is_awaited(inode));
 }
 
 void nodes_await_sure(struct inode *inode, enum cache_change change)

@@ -54,7 +54,8 @@ void nodes_await_known(const struct fs *fs);
 /* cache_host's. */
 int nodes_find(void *context, const struct node_name *name, struct cache_file **file_out);
 int nodes_track_here(void *context, const struct node_name *name, struct cache_file **file_out);
-int nodes_follow(void *context, const struct node_name *name, uint64_t generation, bool late);
+int nodes_follow(void *context, const struct node_name *name, uint64_t generation,
+                 const struct cache_told *told);
 bool nodes_keep(void *context, void *file_context);
 void nodes_moved(void *context, void *file_context);
 void nodes_sync(void *context);

@@ -5,8 +5,8 @@
  * waits for its own:
  *
  *   NODE_CALLS waits for all others, and for NODE_CALLS of the other direction in one case (a home answers
- *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO; HANDED and
- *   UNFOLLOW wait for nobody);
+ *   TRACK and HELLO when all agents have answered FOLLOW, which calls nobody but NODE_IO and NODE_PINGS;
+ *   HANDED and UNFOLLOW wait for nobody);
  *   NODE_SYNCS waits for storage, and for NODE_KERNEL of all nodes, for 30 s: maps and releases of other
  *   files do not wait behind that;
  *   NODE_ACQUIRES waits for all that NODE_CALLS waits for but those, and for NODE_FLUSHES of nodes that may

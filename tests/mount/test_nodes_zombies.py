@@ -11,7 +11,8 @@ import time
 import pytest
 
 from files import pattern
-from helpers import PAGE, ROWS, AgentDied, daemon_with_faults, agents, error_of, read_file, stand_still, statistics, wait_until, write_file  # noqa: F401
+from helpers import PAGE, ROWS, AgentDied, daemon_with_faults, agents, error_of, read_file, stand_still, states_of, statistics, wait_until, write_file  # noqa: F401
+from member import Member
 from nodes import TAKEN_OVER, Program, check, cluster  # noqa: F401
 
 TIMEOUT_S = 1
@@ -188,6 +189,72 @@ def test_what_is_tracked_meanwhile_by_who_waits(cluster, agents):
     check("the device", b.device_load(end=len(content)), content)
     assert error_of(a.agent, "os.fsync(fd)") == 0
     end(a, b)
+
+
+def test_who_told_of_a_file_may_have_given_up_since(cluster, agents):
+    """What a home had told is there when the node goes on, and the home may be one that nobody hears any more, which takes the node to
+    be dead, and whose devices store: nothing is written back before the home has said that it is not so."""
+    nodes = cluster(2, f"timeout=0,peer_timeout={4 * TIMEOUT_S}", only=[])
+    nodes.mount(0)
+    content = bytearray(pattern(8 * PAGE))
+    nodes.make(content, home=1)
+    path = nodes.below()
+    a, home = Program(agents(), nodes.path(0), device=None), Member(nodes.peers)
+    try:
+        wait_until(lambda: meets(nodes[0], "b"), 10)
+        a.store(AT, b"stored")
+        stand_still(nodes[0].pid)
+        try:
+            home.start("take_over", path)
+            time.sleep(2.4 * TIMEOUT_S)
+            stand_still(home.proc.pid)
+        finally:
+            os.kill(nodes[0].pid, signal.SIGCONT)
+        time.sleep(0.5 * TIMEOUT_S)
+        check("the data directory", read_file(path), content)
+        os.kill(home.proc.pid, signal.SIGCONT)
+        assert int(home.proc.stdout.readline()) == 0
+        content[AT:AT + 6] = b"stored"
+        check("the data directory", read_file(path), content)
+    finally:
+        home.kill()
+        end(a)
+
+
+def test_who_stands_still_as_it_writes_back_what_a_home_waits_for(cluster, agents, workdir, monkeypatch):
+    """The home has given it up meanwhile: but for what it was just writing nothing is written before that is known."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(2, f"timeout=0,peer_timeout={4 * TIMEOUT_S}", only=[])
+    nodes.mount(0, env=env)
+    content = bytearray(pattern(8 * PAGE))
+    nodes.make(content, home=1)
+    path = nodes.below()
+    a, home = Program(agents(), nodes.path(0), device=None), Member(nodes.peers)
+    try:
+        wait_until(lambda: meets(nodes[0], "b"), 10)
+        for page in 1, 5:
+            a.store(page * PAGE, b"stored")
+        plan.arm_wait(ROWS.index("pwrite64"), 700, 1, 0)
+        home.start("take_over", path)
+        wait_until(lambda: plan.landed == 1, 10, "it is being written back")
+        try:
+            os.kill(nodes[0].pid, signal.SIGSTOP)
+            wait_until(lambda: states_of(nodes[0].pid) == {"T", "D"}, 10, "it stands still, but for who waits in the kernel")
+            content[PAGE:PAGE + 6] = b"stored"
+            time.sleep(2.4 * TIMEOUT_S)
+            stand_still(home.proc.pid)
+        finally:
+            os.kill(nodes[0].pid, signal.SIGCONT)
+        wait_until(lambda: read_file(path)[PAGE:PAGE + 6] == b"stored", 10)
+        time.sleep(0.5 * TIMEOUT_S)
+        check("the data directory", read_file(path), content)
+        os.kill(home.proc.pid, signal.SIGCONT)
+        assert int(home.proc.stdout.readline()) == 0
+        content[5 * PAGE:5 * PAGE + 6] = b"stored"
+        check("the data directory", read_file(path), content)
+    finally:
+        home.kill()
+        end(a)
 
 
 def test_a_map_waits_until_it_is_known_who_is_the_home(cluster, agents, workdir, monkeypatch):
