@@ -306,6 +306,20 @@ static int follow(struct fs *fs, struct inode *inode, const struct node_name *na
                : go_far(fs, inode, name, opening ? DROP_ALL : DROP_NOTHING);
 }
 
+/* Of a file of which a node that stood still is just being told, what the kernel has is dropped by who is
+ * told, and knows whether it is stale: nodes_follow(). */
+static void await_follower(struct fs *fs, struct inode *inode, const struct node_name *name)
+{
+    unsigned waited_ms = 0;
+
+    if (cache_is_sure(fs->cache) || !cache_follows(fs->cache, name) || !loop_wait_begin())
+        return;
+    while (!inode_usable(inode) && !cache_is_sure(fs->cache) && fs->serving &&
+           try_later(&waited_ms, cache_sure_ms(fs->cache)))
+        ;
+    loop_wait_end();
+}
+
 int nodes_catch_up(struct inode *inode, bool opening)
 {
     struct fs *fs = inode->fs;
@@ -316,6 +330,7 @@ int nodes_catch_up(struct inode *inode, bool opening)
         nodes_settle(inode);
     if (!fs->options.members || inode_usable(inode) || !nodes_name(inode, &name))
         return 0;
+    await_follower(fs, inode, &name);
     bool here = cache_is_home(fs->cache, &name);
     int rc = follow(fs, inode, &name, opening);
     if (home_moves(inode, here, rc) && loop_wait_begin()) {

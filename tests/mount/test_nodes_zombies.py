@@ -12,7 +12,7 @@ import pytest
 
 from files import pattern
 from helpers import PAGE, ROWS, AgentDied, daemon_with_faults, agents, error_of, read_file, stand_still, states_of, statistics, wait_until, write_file  # noqa: F401
-from member import Member
+from member import OPS, Member
 from nodes import TAKEN_OVER, Program, check, cluster  # noqa: F401
 
 TIMEOUT_S = 1
@@ -252,6 +252,37 @@ def test_who_stands_still_as_it_writes_back_what_a_home_waits_for(cluster, agent
         assert int(home.proc.stdout.readline()) == 0
         content[5 * PAGE:5 * PAGE + 6] = b"stored"
         check("the data directory", read_file(path), content)
+    finally:
+        home.kill()
+        end(a)
+
+
+def test_a_change_beside_what_the_node_is_just_told_of(cluster, agents):
+    """As soon as it knows who has become the home a program's change goes there; what its kernel has from before does not."""
+    nodes = cluster(2, OPTIONS, only=[])
+    nodes.mount(0)
+    nodes.make(bytearray(pattern(8 * PAGE)), home=1)
+    a, home = Program(agents(), nodes.path(0), device=None), Member(nodes.peers)
+    try:
+        wait_until(lambda: meets(nodes[0], "b"), 10)
+        a.store(AT, b"stored")
+        stand_still(nodes[0].pid)
+        try:
+            met = home.do("asked", OPS["NODE_HELLO"])
+            home.do("give_up")
+            home.do("pause", OPS["NODE_HELLO"], 3000)
+            home.do("pause", OPS["NODE_OPEN"], -1000)
+            time.sleep(GIVEN_UP_S)
+        finally:
+            os.kill(nodes[0].pid, signal.SIGCONT)
+        wait_until(lambda: home.do("asked", OPS["NODE_HELLO"]) > met, 10, "it meets the home anew")
+        home.start("take_over", nodes.below())
+        time.sleep(0.3)
+        a.agent.start("outcome = error_of(lambda: os.ftruncate(fd, 7 * PAGE))")
+        assert int(home.proc.stdout.readline()) == 0
+        a.agent.finish()
+        assert a.agent("outcome") == 0 and home.do("asked", OPS["NODE_TRUNCATE"]) == 1
+        assert home.do("asked", OPS["NODE_WRITE"]) == 0
     finally:
         home.kill()
         end(a)
