@@ -224,9 +224,10 @@ def test_a_user_with_many_numbers_is_one_user(mount, agents, meets):
     os.close(folder)
     for maker, most in (USER, 64), (0, 100):
         program = agents()
-        program.do(MEET + CROWD + f"\nos.setgroups([])\nos.setresuid({maker}, {maker}, {maker})\n"
-                   "assert ctypes.CDLL(None).unshare(0x10000000) == 0",  # CLONE_NEWUSER
+        program.do(MEET + CROWD + f"\nos.setgroups([])\nos.setresuid({maker}, {maker}, {maker})",
                    path=path, version=VERSION, meets=meets)
+        if program("ctypes.CDLL(None).unshare(0x10000000)"):  # CLONE_NEWUSER
+            pytest.skip("no user namespaces here, as in a chroot")
         with open(f"/proc/{program.pid}/uid_map", "w", encoding="ascii") as file:
             file.write("0 100000 100")
         taken = sum(program(f"crowd(address, {user}, 20)", address=address) for user in range(1, 6))
