@@ -4,10 +4,15 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "cache/cache.h"
 #include "fs/fs.h"
 #include "fs/nodes.h"
+
+#define END_TOGETHER_NS UINT64_C(100000000)
+#define END_PAUSE_US 1000u
 
 struct content *inode_content(struct inode *inode)
 {
@@ -349,4 +354,62 @@ void inode_change_end(struct inode *inode, int fd, const struct inode_change *ch
     if (known)
         see(content, &st);
     pthread_mutex_unlock(&shard->lock);
+}
+
+/* Whether this write-back is one of those that hold the end already; else, whether it is to take it. */
+static bool join(struct inode *inode, bool *takes_out)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+    struct content *content = inode_content(inode);
+
+    pthread_mutex_lock(&shard->lock);
+    bool held = content->end.users;
+    bool joins = held && clock_now_ns() - content->end.since_ns < END_TOGETHER_NS;
+    *takes_out = !held && !content->end.taking;
+    content->end.users += joins;
+    content->end.taking |= *takes_out;
+    pthread_mutex_unlock(&shard->lock);
+    return joins;
+}
+
+/* By a description of its own, which is nobody else's to let go of. */
+static void take_end(struct inode *inode, int fd)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+    struct content *content = inode_content(inode);
+    struct cache_end held;
+
+    cache_end_hold(inode->fs->cache, -1, fd, &content->end.missed, &held);
+    pthread_mutex_lock(&shard->lock);
+    content->end.held = held;
+    content->end.since_ns = clock_now_ns();
+    content->end.users = 1;
+    content->end.taking = false;
+    pthread_mutex_unlock(&shard->lock);
+}
+
+void inode_hold_end(struct inode *inode, int fd)
+{
+    bool takes;
+
+    while (!join(inode, &takes)) {
+        if (takes) {
+            take_end(inode, fd);
+            break;
+        }
+        usleep(END_PAUSE_US);
+    }
+}
+
+void inode_let_end_go(struct inode *inode)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+    struct content *content = inode_content(inode);
+
+    pthread_mutex_lock(&shard->lock);
+    struct cache_end held = content->end.held;
+    bool last = --content->end.users == 0;
+    pthread_mutex_unlock(&shard->lock);
+    if (last)
+        cache_end_let_go(&held);
 }

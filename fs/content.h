@@ -10,6 +10,7 @@
 #define GAIAFS_FS_CONTENT_H
 
 #include "base/order.h"
+#include "cache/cache.h"
 #include "cache/durable.h"
 #include "fs/inode.h"
 #include "fs/passthrough.h"
@@ -28,10 +29,18 @@ struct content {
     struct passthrough passthrough; /* guarded by fs->passthrough_lock */
     /* Of fs/nodes.c: somebody looks for the next home; there was no thread for nodes_settle(). */
     atomic_bool seeks, unsettled;
-    atomic_bool end_missed; /* as in cache/claim.h */
     /* A home waits for what is being written here, and has not given this node up: 1 + cache_stalls() then.
      * 0: none does. */
     _Atomic uint64_t awaited;
+    /* Of a mount with -o shared: who holds the file's end together: inode_hold_end(). Guarded by the lock of
+     * the inode's shard. */
+    struct {
+        unsigned users;
+        bool taking;
+        bool missed; /* as in cache/claim.h; of who takes it */
+        uint64_t since_ns;
+        struct cache_end held;
+    } end;
     struct inode_writers writers; /* guarded by the lock of the inode's shard */
     /* The file's size and times at its last open, or after a change of ours that found them unchanged: the
      * kernel may keep its pages when the next open sees the same. Guarded by the lock of the inode's
@@ -130,6 +139,12 @@ struct inode_change {
 void inode_change_begin(struct inode *inode, int fd, enum inode_change_kind kind,
                         struct inode_change *change_out);
 void inode_change_end(struct inode *inode, int fd, const struct inode_change *change);
+
+/* Around a write-back of an untracked file that other mounts may cut: cache_end_hold(). Those of this mount,
+ * of which the kernel has many under way, hold it together, and do not wait for each other as for another
+ * mount, in the end in vain; but not for so long that another does not get its turn. fd: of the file. */
+void inode_hold_end(struct inode *inode, int fd);
+void inode_let_end_go(struct inode *inode);
 
 /* For fs/inode.c, which frees the inode, or forgets its content: nobody knows the inode any more.
  */

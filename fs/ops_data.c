@@ -185,17 +185,6 @@ static ssize_t write_back_shared(struct durable *durable, int fd, const char *da
     return put == (ssize_t)part ? (ssize_t)size : put;
 }
 
-/* By a description of its own: other write-backs by this one let go of what it has locked. There may be many
- * of them: a daemon that stands still is waited for once. */
-static void hold_end(struct inode *inode, int fd, struct cache_end *end_out)
-{
-    struct content *content = inode_content(inode);
-    bool missed = atomic_load(&content->end_missed);
-
-    cache_end_hold(inode->fs->cache, -1, fd, &missed, end_out);
-    atomic_store(&content->end_missed, missed);
-}
-
 static ssize_t write_untracked(struct inode *inode, int fd, const char *data, size_t size, off_t offset,
                                const struct fuse_file_info *fi)
 {
@@ -203,11 +192,10 @@ static ssize_t write_untracked(struct inode *inode, int fd, const char *data, si
     bool shared = fi->writepage && options->cache.shared && !options->members;
     struct durable *durable = inode_durable(inode);
     struct inode_change change;
-    struct cache_end end;
     ssize_t put;
 
     if (shared)
-        hold_end(inode, fd, &end);
+        inode_hold_end(inode, fd);
     inode_change_begin(inode, fd, CHANGE_OF_BYTES, &change);
     if (shared)
         put = write_back_shared(durable, fd, data, size, offset);
@@ -217,7 +205,7 @@ static ssize_t write_untracked(struct inode *inode, int fd, const char *data, si
         put = write_backing(fd, data, size, offset, fi->flags & O_APPEND);
     inode_change_end(inode, fd, &change);
     if (shared)
-        cache_end_let_go(&end);
+        inode_let_end_go(inode);
     return put;
 }
 
