@@ -43,7 +43,8 @@ static int parse_timeout(struct fs_options *options, const char *option)
     char *end;
 
     options->timeout_s = strtod(text, &end);
-    if (end == text || *end != '\0' || strpbrk(text, "xX") || !isfinite(options->timeout_s) || options->timeout_s < 0) {
+    if (end == text || *end != '\0' || strpbrk(text, "xX") || !isfinite(options->timeout_s) ||
+        options->timeout_s < 0) {
         fs_log(LOG_ERR, "option %s: not a number of seconds", option);
         return -1;
     }

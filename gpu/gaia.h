@@ -132,8 +132,8 @@ struct gaia_stat {
  * a program that maps one file after the other connects once. It takes three descriptors (four where a part
  * of a mapping was unmapped) and a thread, because of which unshare(CLONE_NEWUSER) does not work, nor setns()
  * into another mount namespace. The program must not close these descriptors, nor those of mappings, as by
- * close_range() or dup2(), and go on with what it has mapped: calls may fail, do nothing, or wait for ever. It
- * may unmap that, and close the device: what has got their numbers is left alone. All threads that call
+ * close_range() or dup2(), and go on with what it has mapped: calls may fail, do nothing, or wait for ever.
+ * It may unmap that, and close the device: what has got their numbers is left alone. All threads that call
  * libgaia share one table of descriptors (no unshare(CLONE_FILES)).
  *
  * @param name        "soft:0" ... "soft:63", "cuda:0" ...; NULL: $GAIA_DEVICE, else the first GPU that
