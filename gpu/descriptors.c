@@ -40,7 +40,7 @@ static bool is_known(const struct descriptor_mark *mark)
 
 bool descriptor_is_ours(int fd, const struct descriptor_mark *mark)
 {
-    struct descriptor_mark now;
+    struct descriptor_mark now = {0};
 
     if (fd < 0)
         return false;
