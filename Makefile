@@ -245,6 +245,7 @@ check-long: all
 	$(MAKE) check SANITIZE=thread
 	$(MAKE) helgrind
 	$(MAKE) tests
+	python3 -B tests/model/run.py --gate
 	python3 -B tests/vm/rdma.py
 	python3 -B tests/vm/nfs.py
 	GAIA_GATE=1 python3 -B tests/vm/suite.py -q || [ $$? -eq 77 ]

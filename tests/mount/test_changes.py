@@ -210,6 +210,7 @@ def test_a_release_is_a_write_to_make_and_rsync(mount, devices):
     assert os.stat(os.path.join(m.data, "f")).st_mtime_ns == after.st_mtime_ns
 
 
+@pytest.mark.traps  # nothing tells of a GPU's stores
 @pytest.mark.parametrize("call", ["release", "acquire", "advise"])
 def test_a_second_release_of_what_nobody_has_read_is_a_write_too(mount, devices, call):
     """As a write() is by who has had the file open before its owner made it a set-id program."""
@@ -248,6 +249,7 @@ def test_a_gpu_releases_again_what_nobody_has_read(mount, monkeypatch, agents):
     child.end()
 
 
+@pytest.mark.traps  # nothing tells of a GPU's stores
 @pytest.mark.parametrize("how", ["release", "acquire", "advise", "unmount"])
 def test_set_id_bits_that_are_set_after_a_release_stay(mount, devices, how):
     """Nothing is stored after that, however long what was released is with the device, and whoever makes it leave."""

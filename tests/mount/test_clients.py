@@ -181,7 +181,6 @@ def test_100_maps_of_a_file(mount, devices):
 
 
 @pytest.mark.traps
-@pytest.mark.traps
 @measures_memory
 def test_maps_of_a_very_large_file_that_has_nothing(mount, agents):
     """What is remembered of touches is bounded for each program, not only for each map: a sparse file costs nobody anything."""
@@ -196,6 +195,7 @@ def test_maps_of_a_very_large_file_that_has_nothing(mount, agents):
     assert memory_kib(m.pid, "RssAnon") < before + 12 * 1024
 
 
+@pytest.mark.traps
 def test_maps_of_100_files(mount, devices):
     m = mount("device_cache=1M")
     rng = make_random("100 files")
