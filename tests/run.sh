@@ -12,8 +12,8 @@ sh examples/packages.sh run tests
 jobs=$(nproc)
 [ -e /dev/fuse ] || modprobe fuse 2>/dev/null || true
 
-ends=arguments,cuda_broken,cuda_limits,cuda_maps,cuda_streams,deaths,disks,fault_path,injection,leaks,nodes_deaths,nodes_random,promises,room
-threads=ahead,clients,deaths,fault_threads,forks,nodes_babble,protocol,sessions,sharing
+ends=arguments,cuda_broken,cuda_limits,deaths,disks,fault_path,injection,leaks,nodes_deaths
+threads=clients,deaths,fault_threads,forks,nodes_babble,sharing
 
 # Parts of the suite that other lanes run, so that all end at about the same time.
 second=device_code,examples,gpu_scripts,cuda_lanes,cuda_paging,cuda_search,nodes_slow,rules
