@@ -210,16 +210,22 @@ def test_a_release_is_a_write_to_make_and_rsync(mount, devices):
     assert os.stat(os.path.join(m.data, "f")).st_mtime_ns == after.st_mtime_ns
 
 
-@pytest.mark.traps  # nothing tells of a GPU's stores
-@pytest.mark.parametrize("call", ["release", "acquire", "advise"])
-def test_a_second_release_of_what_nobody_has_read_is_a_write_too(mount, devices, call):
-    """As a write() is by who has had the file open before its owner made it a set-id program."""
-    m = mount("timeout=0,passthrough=off")
+def made_a_program(m, devices):
+    """(a file of which a device has released a byte that nobody has read, before it was made a set-id program; it, opened)"""
     path = make(m, bytes(2 * PAGE))
     opened = Opened(devices(), path)
     opened.map[1] = 1
     opened.map.release()
     os.chmod(path, 0o4755)
+    return path, opened
+
+
+@pytest.mark.traps  # nothing tells of a GPU's stores
+@pytest.mark.parametrize("call", ["release", "acquire", "advise"])
+def test_a_second_release_of_what_nobody_has_read_is_a_write_too(mount, devices, call):
+    """As a write() is by who has had the file open before its owner made it a set-id program."""
+    m = mount("timeout=0,passthrough=off")
+    path, opened = made_a_program(m, devices)
     before = os.stat(path)
     time.sleep(0.02)
     opened.map[1] = 2
@@ -254,11 +260,7 @@ def test_a_gpu_releases_again_what_nobody_has_read(mount, monkeypatch, agents):
 def test_set_id_bits_that_are_set_after_a_release_stay(mount, devices, how):
     """Nothing is stored after that, however long what was released is with the device, and whoever makes it leave."""
     m = mount("timeout=0,passthrough=off")
-    path = make(m, bytes(2 * PAGE))
-    opened = Opened(devices(), path)
-    opened.map[1] = 1
-    opened.map.release()
-    os.chmod(path, 0o4755)
+    path, opened = made_a_program(m, devices)
     if how == "unmount":
         opened.close()
         assert m.unmount() is None

@@ -13,7 +13,7 @@ import pytest
 
 import gaia
 import helpers
-from files import pattern
+from files import mount_ext4, pattern
 from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_faults, daemon_with_faults, devices,  # noqa: F401
                      error_of, read_file, statistics, wait_until, write_file)
 
@@ -33,15 +33,7 @@ def small(workdir):
 
 @pytest.fixture
 def small_ext4(workdir):
-    folder, image = os.path.join(workdir, "small"), os.path.join(workdir, "image")
-    os.mkdir(folder)
-    with open(image, "wb") as file:
-        file.truncate(16 * MIB)
-    done = subprocess.run(["mkfs.ext4", "-q", "-O", "^has_journal", image], capture_output=True, text=True)
-    if not done.returncode:
-        done = subprocess.run(["mount", "-o", "loop", image, folder], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no ext4 in a file here: {done.stderr}")
+    folder = mount_ext4(workdir, 16 * MIB, "-O", "^has_journal")
     yield folder
     subprocess.run(["umount", "-l", folder], check=False)
 

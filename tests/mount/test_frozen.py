@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from files import pattern
+from files import mount_ext4, pattern
 from helpers import (ALL_ROWS, MIB, PAGE, agents, daemon_with_faults, read_file, statistics, threads,  # noqa: F401
                      wait_until, write_file)
 
@@ -46,15 +46,7 @@ class Frozen:
 
 @pytest.fixture
 def frozen(workdir):
-    folder, image = os.path.join(workdir, "ext4"), os.path.join(workdir, "image")
-    os.mkdir(folder)
-    with open(image, "wb") as file:
-        file.truncate(64 * MIB)
-    done = subprocess.run(["mkfs.ext4", "-q", image], capture_output=True, text=True)
-    if not done.returncode:
-        done = subprocess.run(["mount", "-o", "loop", image, folder], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no ext4 in a file here: {done.stderr}")
+    folder = mount_ext4(workdir, 64 * MIB)
     below = Frozen(folder)
     yield below
     below.thaw()

@@ -91,20 +91,24 @@ def test_a_map_beside_many_syncs_that_wait_for_a_still_node(still, agents, what)
     mine.agent.finish()
 
 
+def one_beside_many(nodes, agents, name, many):
+    """Programs of node 1, which map files of node 0: one, and one for each of many other files."""
+    nodes.make(pattern(2 * PAGE), home=0)
+    mine, others = Program(agents(), nodes.path(1), cpu=False), [agents() for _ in range(many)]
+    for number, agent in enumerate(others):
+        nodes.make(pattern(2 * PAGE), f"{name}{number}", home=0)
+        agent.do("map = gaia.Device('soft:0').mmap(os.open(path, os.O_RDWR), PAGE)\nmap[0]",
+                 path=nodes.path(1, f"{name}{number}"))
+    return mine, others
+
+
 def test_a_map_beside_many_acquires_that_wait_for_a_still_node(still, agents):
     """Which has open what a CPU has appended to. Each is of a file of its own: of one file few are under way at a time. It reads
     only: no acquire asks it for stores."""
     many = 16
     nodes, stop = still()
-    nodes.make(pattern(2 * PAGE), home=0)
-    for number in range(many):
-        nodes.make(pattern(2 * PAGE), f"grows{number}", home=0)
-    mine = Program(agents(), nodes.path(1), cpu=False)
-    waits = [agents() for _ in range(many)]
+    mine, waits = one_beside_many(nodes, agents, "grows", many)
     writer, other = agents(), agents()
-    for number, agent in enumerate(waits):
-        agent.do("map = gaia.Device('soft:0').mmap(os.open(path, os.O_RDWR), PAGE)\nmap[0]",
-                 path=nodes.path(1, f"grows{number}"))
     for agent, node, flags in (writer, 0, os.O_RDWR), (other, 2, os.O_RDONLY):
         agent.do("grow = [os.open(path + str(number), flags) for number in range(many)]\n"
                  "for fd in grow:\n    os.pread(fd, 1, 0)", path=nodes.path(node, "grows"), flags=flags, many=many)
@@ -125,14 +129,7 @@ def test_a_map_beside_many_acquires_that_ask_a_still_node_for_stores(still, agen
     that, nor who maps it."""
     many = 16
     nodes, stop = still()
-    nodes.make(pattern(2 * PAGE), home=0)
-    for number in range(many):
-        nodes.make(pattern(2 * PAGE), f"stored{number}", home=0)
-    mine = Program(agents(), nodes.path(1), cpu=False)
-    waits = [agents() for _ in range(many)]
-    for number, agent in enumerate(waits):
-        agent.do("map = gaia.Device('soft:0').mmap(os.open(path, os.O_RDWR), PAGE)\nmap[0]",
-                 path=nodes.path(1, f"stored{number}"))
+    mine, waits = one_beside_many(nodes, agents, "stored", many)
     other = agents()
     other.do("stored = [os.open(path + str(number), os.O_RDWR) for number in range(many)]\n"
              "for fd in stored:\n    os.pread(fd, 1, 0)", path=nodes.path(2, "stored"), many=many)

@@ -191,15 +191,19 @@ def test_what_is_tracked_meanwhile_by_who_waits(cluster, agents):
     end(a, b)
 
 
+def beside_a_member(nodes, agents, **more):
+    """(a file's content, its path below, a program of node 0 that has it open, the member that is its home)"""
+    nodes.mount(0, **more)
+    content = bytearray(pattern(8 * PAGE))
+    nodes.make(content, home=1)
+    return content, nodes.below(), Program(agents(), nodes.path(0), device=None), Member(nodes.peers)
+
+
 def test_who_told_of_a_file_may_have_given_up_since(cluster, agents):
     """What a home had told is there when the node goes on, and the home may be one that nobody hears any more, which takes the node to
     be dead, and whose devices store: nothing is written back before the home has said that it is not so."""
     nodes = cluster(2, f"timeout=0,peer_timeout={4 * TIMEOUT_S}", only=[])
-    nodes.mount(0)
-    content = bytearray(pattern(8 * PAGE))
-    nodes.make(content, home=1)
-    path = nodes.below()
-    a, home = Program(agents(), nodes.path(0), device=None), Member(nodes.peers)
+    content, path, a, home = beside_a_member(nodes, agents)
     try:
         wait_until(lambda: meets(nodes[0], "b"), 10)
         a.store(AT, b"stored")
@@ -225,11 +229,7 @@ def test_who_stands_still_as_it_writes_back_what_a_home_waits_for(cluster, agent
     """The home has given it up meanwhile: but for what it was just writing nothing is written before that is known."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
     nodes = cluster(2, f"timeout=0,peer_timeout={4 * TIMEOUT_S}", only=[])
-    nodes.mount(0, env=env)
-    content = bytearray(pattern(8 * PAGE))
-    nodes.make(content, home=1)
-    path = nodes.below()
-    a, home = Program(agents(), nodes.path(0), device=None), Member(nodes.peers)
+    content, path, a, home = beside_a_member(nodes, agents, env=env)
     try:
         wait_until(lambda: meets(nodes[0], "b"), 10)
         for page in 1, 5:
@@ -260,9 +260,7 @@ def test_who_stands_still_as_it_writes_back_what_a_home_waits_for(cluster, agent
 def test_a_change_beside_what_the_node_is_just_told_of(cluster, agents):
     """As soon as it knows who has become the home a program's change goes there; what its kernel has from before does not."""
     nodes = cluster(2, OPTIONS, only=[])
-    nodes.mount(0)
-    nodes.make(bytearray(pattern(8 * PAGE)), home=1)
-    a, home = Program(agents(), nodes.path(0), device=None), Member(nodes.peers)
+    _, _, a, home = beside_a_member(nodes, agents)
     try:
         wait_until(lambda: meets(nodes[0], "b"), 10)
         a.store(AT, b"stored")
