@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/fsuid.h"
 #include "base/read.h"
 #include "cache/hosted.h"
 #include "cache/internal.h"
@@ -86,7 +87,9 @@ int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off
     int error = file->given_up ? -EIO : 0;
 
     while (done < length && !error) {
+        fsuid_begin_write_of_owner(file->fd);
         ssize_t n = pwrite(file->fd, bytes + done, length - done, offset + (off_t)done);
+        fsuid_end_write();
         if (n > 0)
             done += (size_t)n;
         else if (n == 0 || errno != EINTR)

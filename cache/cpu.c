@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/fsuid.h"
 #include "base/read.h"
 #include "cache/agent.h"
 #include "cache/collect.h"
@@ -394,7 +395,9 @@ void cpu_look_at_size(struct cache_file *file, bool unchanged)
 static int write_all(int fd, const void *buffer, size_t length, off_t offset, size_t *done)
 {
     while (*done < length) {
+        fsuid_begin_write(fd);
         ssize_t n = pwrite(fd, (const uint8_t *)buffer + *done, length - *done, offset + (off_t)*done);
+        fsuid_end_write();
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)

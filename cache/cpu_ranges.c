@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "base/fsuid.h"
 #include "cache/agent.h"
 #include "cache/collect.h"
 #include "cache/cpu.h"
@@ -97,8 +98,11 @@ int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset
     }
     if (!error && !(mode & FALLOC_FL_KEEP_SIZE))
         error = file_grows(file, offset + length);
-    if (!error && fallocate(fd, mode, offset, length))
-        error = -errno;
+    if (!error) {
+        fsuid_begin_write(fd);
+        error = fallocate(fd, mode, offset, length) ? -errno : 0;
+        fsuid_end_write();
+    }
     cpu_look_at_size(file, unchanged);
     if (changes_bytes(mode))
         heal_changed(file, offset, length);
@@ -181,9 +185,10 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
     if (!error && out)
         error = file_grows(out, offset_out + (off_t)length);
     if (!error) {
+        fsuid_begin_write(fd_out);
         done = copy_file_range(fd_in, &offset_in, fd_out, &offset_out, length, flags);
-        if (done < 0)
-            error = -errno;
+        error = done < 0 ? -errno : 0;
+        fsuid_end_write();
     }
     if (out) {
         cpu_look_at_size(out, unchanged);

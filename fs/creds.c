@@ -8,35 +8,22 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/fsuid.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/fsuid.h"
 #include "fs/log.h"
 
 #define GROUPS_FEW 256 /* more need memory of their own */
 
-static struct __user_cap_data_struct own_capabilities[_LINUX_CAPABILITY_U32S_3];
-static bool can_fsetid;
 static gid_t own_groups[NGROUPS_MAX];
 static int own_group_count;
 
-static int set_capabilities(const struct __user_cap_data_struct *data)
-{
-    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
-
-    return syscall(SYS_capset, &header, data) ? -errno : 0;
-}
-
 void creds_init(void)
 {
-    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
-
-    if (syscall(SYS_capget, &header, own_capabilities))
-        memset(own_capabilities, 0, sizeof(own_capabilities));
+    fsuid_init();
     own_group_count = getgroups(NGROUPS_MAX, own_groups);
-    can_fsetid = own_capabilities[CAP_TO_INDEX(CAP_FSETID)].effective & CAP_TO_MASK(CAP_FSETID);
 }
 
 static bool is_other(fuse_req_t req)
@@ -49,15 +36,12 @@ static bool is_other(fuse_req_t req)
 int creds_become_caller(fuse_req_t req)
 {
     const struct fuse_ctx *ctx = fuse_req_ctx(req);
-    int rc;
 
-    if (!is_other(req))
-        return 0;
-    syscall(SYS_setfsgid, ctx->gid);
-    syscall(SYS_setfsuid, ctx->uid);
-    /* Leaving uid 0 took the filesystem capabilities away; with them back, groups need not be looked up
-     * (slow, from /proc) to search a directory that only a supplementary group of the caller may write. */
-    rc = set_capabilities(own_capabilities);
+    if (is_other(req))
+        syscall(SYS_setfsgid, ctx->gid);
+    /* With root's rights over files groups need not be looked up (slow, from /proc) to search a directory
+     * that only a supplementary group of the caller may write. */
+    int rc = fsuid_set((struct fsuid){ctx->uid, true});
     if (rc < 0)
         creds_become_self(req);
     return rc;
@@ -65,31 +49,27 @@ int creds_become_caller(fuse_req_t req)
 
 void creds_become_self(fuse_req_t req)
 {
-    if (!is_other(req))
-        return;
-    syscall(SYS_setfsuid, 0);
-    syscall(SYS_setfsgid, 0);
+    fsuid_set(FSUID_SELF);
+    if (is_other(req))
+        syscall(SYS_setfsgid, 0);
 }
 
 static void drop_fsetid(void)
 {
-    struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
-
-    if (!can_fsetid)
+    if (!fsuid_is_capable(CAP_FSETID))
         return;
-    memcpy(data, own_capabilities, sizeof(data));
-    data[CAP_TO_INDEX(CAP_FSETID)].effective &= ~CAP_TO_MASK(CAP_FSETID);
-    if (set_capabilities(data) < 0)
+    int error = fsuid_drop_capabilities(UINT64_C(1) << CAP_FSETID);
+    if (error)
         fs_log(LOG_WARNING,
                "can't drop CAP_FSETID (%s): set-id bits of a written file may stay; does a sandbox forbid "
                "capset()?",
-               strerror(errno));
+               strerror(-error));
 }
 
 static void regain_fsetid(void)
 {
-    if (can_fsetid)
-        set_capabilities(own_capabilities);
+    if (fsuid_is_capable(CAP_FSETID))
+        fsuid_drop_capabilities(0);
 }
 
 /* All groups of the caller, in few or in *many_out, which the caller frees; returns where they are. */
@@ -139,9 +119,9 @@ bool creds_lose_set_ids(fuse_req_t req)
     return fs_of(req)->kills_privileges && fuse_req_ctx(req)->uid != 0;
 }
 
-static __thread bool joined; /* by creds_drop_fsetid() */
+static __thread bool joined; /* the caller's groups */
 
-bool creds_drop_fsetid(fuse_req_t req, int fd)
+static bool join_groups_of(fuse_req_t req, int fd)
 {
     struct stat st = {.st_mode = 0};
 
@@ -149,13 +129,39 @@ bool creds_drop_fsetid(fuse_req_t req, int fd)
     joined = (st.st_mode & (S_ISGID | S_IXGRP)) == S_ISGID;
     if (joined)
         join_groups(req);
-    drop_fsetid();
     return st.st_mode & (S_ISUID | S_ISGID);
+}
+
+void creds_drop_fsetid(fuse_req_t req, int fd)
+{
+    join_groups_of(req, fd);
+    drop_fsetid();
 }
 
 void creds_regain_fsetid(fuse_req_t req)
 {
     regain_fsetid();
+    if (joined)
+        leave_groups(req);
+}
+
+bool creds_begin_writes(fuse_req_t req, int fd, bool kills)
+{
+    uid_t uid = fuse_req_ctx(req)->uid;
+
+    fsuid_write_for((struct fsuid){uid, !kills});
+    joined = false;
+    bool set_ids = kills && join_groups_of(req, fd);
+    if (kills && uid == 0) /* else it goes with the user */
+        drop_fsetid();
+    return set_ids;
+}
+
+void creds_end_writes(fuse_req_t req)
+{
+    fsuid_write_for(FSUID_SELF);
+    if (fuse_req_ctx(req)->uid == 0)
+        regain_fsetid();
     if (joined)
         leave_groups(req);
 }
@@ -187,9 +193,8 @@ int creds_become_caller_grouped(fuse_req_t req)
 
 void creds_become_self_ungrouped(fuse_req_t req)
 {
-    if (!is_other(req))
-        return;
-    regain_fsetid();
+    if (is_other(req))
+        regain_fsetid();
     creds_become_self(req);
     leave_groups(req);
 }

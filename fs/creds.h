@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Acting for the caller: new files belong to their maker, and writes clear set-id bits as the caller's own
- * would. What each call changes belongs to the calling thread alone (raw system calls: the C library's change
- * all threads). */
+/* Acting for the caller: new files belong to their maker, and writes clear set-id bits, and find room, as the
+ * caller's own would. What each call changes belongs to the calling thread alone (base/fsuid.h). */
 #ifndef GAIAFS_FS_CREDS_H
 #define GAIAFS_FS_CREDS_H
 
@@ -30,10 +29,15 @@ void creds_become_self_ungrouped(fuse_req_t req);
 /* Whether the caller changes bytes only with the file's set-id bits cleared: for requests in which the kernel
  * does not say so. */
 bool creds_lose_set_ids(fuse_req_t req);
-/* Between the two, a write or truncation of fd's file by the thread clears set-id bits, as one of the caller
- * of req would: a set-group-ID bit without the group's right to execute stays where the caller is in the
- * group. Whether the file has such bits. */
-bool creds_drop_fsetid(fuse_req_t req, int fd);
+/* Between the two, a truncation of fd's file by the thread clears set-id bits, as one of the caller of req
+ * would: a set-group-ID bit without the group's right to execute stays where the caller is in the group. */
+void creds_drop_fsetid(fuse_req_t req, int fd);
 void creds_regain_fsetid(fuse_req_t req);
+
+/* Between the two, what the thread writes to fd's file (fsuid_begin_write()) is held to the caller's quota
+ * and leaves him what the filesystem keeps for root; with `kills` it also clears set-id bits, as above.
+ * Whether it does, and the file has such bits. */
+bool creds_begin_writes(fuse_req_t req, int fd, bool kills);
+void creds_end_writes(fuse_req_t req);
 
 #endif

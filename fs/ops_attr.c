@@ -281,12 +281,13 @@ void op_setxattr(fuse_req_t req, fuse_ino_t nodeid, const char *name, const char
     if (reply_if_error(req, rc < 0 ? rc : file.fd))
         return;
     inode_change_begin(inode_of(req, nodeid), file.fd, CHANGE_OF_NAMES, &change);
-    if (acl)
-        rc = creds_become_caller_grouped(req);
+    rc = acl ? creds_become_caller_grouped(req) : creds_become_caller(req);
     if (rc == 0) {
         rc = setxattr(proc_path(file.fd).text, name, value, size, flags) ? -errno : 0;
         if (acl)
             creds_become_self_ungrouped(req);
+        else
+            creds_become_self(req);
     }
     inode_change_end(inode_of(req, nodeid), file.fd, &change);
     fuse_reply_err(req, -rc);

@@ -11,6 +11,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/fsuid.h"
 #include "base/read.h"
 #include "fs/content.h"
 #include "fs/creds.h"
@@ -141,9 +142,10 @@ static ssize_t write_backing(int fd, const char *data, size_t size, off_t offset
     while (done < size) {
         struct iovec part = {.iov_base = (char *)(uintptr_t)data + done, .iov_len = size - done};
         /* O_APPEND may also have been set after the open (fcntl); the flag serves both. */
+        fsuid_begin_write(fd);
         ssize_t put = append ? pwritev2(fd, &part, 1, offset + (off_t)done, RWF_APPEND)
                              : pwrite(fd, part.iov_base, part.iov_len, offset + (off_t)done);
-
+        fsuid_end_write();
         if (put < 0 && errno == EINTR)
             continue;
         if (put < 0)
@@ -398,8 +400,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
 {
     struct inode *inode = inode_of(req, nodeid);
     struct handle *handle = handle_of(fi);
-    bool append = !fi->writepage && fi->flags & O_APPEND, kills = kills_suidgid(fs_of(req), data);
-    bool set_ids = false;
+    bool append = !fi->writepage && fi->flags & O_APPEND, set_ids = false;
     int fd = append ? handle->fd : handle_page_fd(handle), error;
     struct writing writing = {inode, fi, data, size, offset, fd, append, NULL};
     struct durable *durable = inode_durable(inode);
@@ -410,8 +411,8 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         fuse_reply_err(req, -fd);
         return;
     }
-    if (kills)
-        set_ids = creds_drop_fsetid(req, fd);
+    if (!fi->writepage) /* else whose it is is not known */
+        set_ids = creds_begin_writes(req, fd, kills_suidgid(fs_of(req), data));
     unsigned begun = durable_begin(durable, fd);
     ssize_t put = write_all_of(&writing, &error);
     if (append)
@@ -420,8 +421,8 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         durable_wrote(durable, begun, offset, put, fi->writepage ? DURABLE_WRITTEN_BACK : DURABLE_STORED);
     if (put < (ssize_t)size && !home_notes(&writing))
         note_failed_write(durable, put, offset, (off_t)size, error ? error : -EIO, fi->writepage);
-    if (kills)
-        creds_regain_fsetid(req);
+    if (!fi->writepage)
+        creds_end_writes(req);
     if (set_ids && (handle->asks || handle->uncached)) /* past its cache the kernel keeps the mode it knew */
         session_invalidate(inode->fs, inode, -1, 0);
     if (error) {

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/fsuid.h"
 #include "cache/overrule.h"
 #include "consistency/page.h"
 #include "fs/content.h"
@@ -85,7 +86,9 @@ static int fallocate_untracked(struct inode *inode, int fd, int mode, off_t offs
     struct inode_change change;
 
     inode_change_begin(inode, fd, CHANGE_OF_BYTES, &change);
+    fsuid_begin_write(fd);
     int rc = fallocate(fd, mode, offset, length) ? -errno : 0;
+    fsuid_end_write();
     inode_change_end(inode, fd, &change);
     if (rc == 0 && overrule)
         overrule_begin(overrule, inode_durable(inode), offset, offset + length);
@@ -152,7 +155,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off
 {
     struct inode *inode = inode_of(req, nodeid);
     struct handle *handle = handle_of(fi);
-    bool kills = creds_lose_set_ids(req), zeroes = mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE);
+    bool zeroes = mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE);
     struct durable *durable = inode_durable(inode);
     struct zeroing zeroing = {inode, handle->fd, mode, offset, length, PART_LEAST, NULL};
     struct changed *changed = changed_new(req, inode, false);
@@ -161,16 +164,14 @@ void op_fallocate(fuse_req_t req, fuse_ino_t nodeid, int mode, off_t offset, off
         return;
     if (zeroes && !handle->passed)
         zeroing.overrule = &changed->overrule;
-    if (kills)
-        creds_drop_fsetid(req, handle->fd);
+    creds_begin_writes(req, handle->fd, creds_lose_set_ids(req));
     unsigned begun = durable_begin(durable, handle->fd);
     do
         changed->rc = fallocate_some(&zeroing);
     while (changed->rc == 0 && zeroing.left > 0);
     if (zeroes)
         durable_wrote(durable, begun, offset, zeroing.offset - offset, DURABLE_STORED);
-    if (kills)
-        creds_regain_fsetid(req);
+    creds_end_writes(req);
     changed_end(changed);
 }
 
@@ -329,8 +330,10 @@ static ssize_t copy_some(struct copying *c)
         c->offsets[1] += copied > 0 ? copied : 0;
     } else {
         inode_change_begin(c->inodes[1], c->fds[1], CHANGE_OF_BYTES, &change);
+        fsuid_begin_write(c->fds[1]);
         copied = copy_file_range(c->fds[0], &c->offsets[0], c->fds[1], &c->offsets[1], length, c->flags);
         copied = copied < 0 ? -errno : copied;
+        fsuid_end_write();
         inode_change_end(c->inodes[1], c->fds[1], &change);
     }
     if (!files[1] && copied > 0 && c->overrule)
@@ -368,7 +371,6 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, s
                               .offsets = {offset_in, offset_out},
                               .length = length < COPY_MOST ? length : COPY_MOST,
                               .flags = (unsigned)flags};
-    bool kills = creds_lose_set_ids(req);
     struct durable *durable = inode_durable(copying.inodes[1]);
     struct changed *changed;
 
@@ -381,13 +383,11 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t nodeid_in, off_t offset_in, s
     if (!changed)
         return;
     copying.overrule = out->passed ? NULL : &changed->overrule;
-    if (kills)
-        creds_drop_fsetid(req, out->fd);
+    creds_begin_writes(req, out->fd, creds_lose_set_ids(req));
     unsigned begun = durable_begin(durable, out->fd);
     changed->copied = copy(&copying);
     durable_wrote(durable, begun, offset_out, copying.offsets[1] - offset_out, DURABLE_STORED);
-    if (kills)
-        creds_regain_fsetid(req);
+    creds_end_writes(req);
     changed->rc = changed->copied < 0 ? (int)changed->copied : 0;
     changed_end(changed);
 }

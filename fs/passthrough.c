@@ -9,6 +9,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/fsuid.h"
 #include "fs/content.h"
 #include "fs/fs.h"
 #include "fs/log.h"
@@ -58,8 +59,11 @@ bool passthrough_is_wanted(struct fs *fs)
 static int32_t register_fd(struct fs *fs, int fd)
 {
     struct fuse_backing_map map = {.fd = fd};
-    int id = ioctl(fuse_session_fd(fs->session), FUSE_DEV_IOC_BACKING_OPEN, &map);
 
+    /* The kernel does what programs do to it as who tells it this. */
+    fsuid_begin_write_of_owner(fd);
+    int id = ioctl(fuse_session_fd(fs->session), FUSE_DEV_IOC_BACKING_OPEN, &map);
+    fsuid_end_write();
     return id > 0 ? id : id < 0 ? -errno : -EIO;
 }
 

@@ -60,15 +60,15 @@ def everyone_reads(m, name, content, *maps):
         assert mapping[:len(content)] == content
 
 
-def mount_ext4(workdir, size, *options):
-    """A folder with a new ext4 in a file. options: mkfs.ext4's."""
+def mount_ext4(workdir, size, *options, how="loop"):
+    """A folder with a new ext4 in a file. options: mkfs.ext4's; how: mount's."""
     folder, image = os.path.join(workdir, "ext4"), os.path.join(workdir, "image")
     os.mkdir(folder)
     with open(image, "wb") as file:
         file.truncate(size)
     done = subprocess.run(["mkfs.ext4", "-q", *options, image], capture_output=True, text=True)
     if not done.returncode:
-        done = subprocess.run(["mount", "-o", "loop", image, folder], capture_output=True, text=True)
+        done = subprocess.run(["mount", "-o", how, image, folder], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"no ext4 in a file here: {done.stderr}")
     return folder

@@ -20,7 +20,7 @@ import time
 import image
 import machine
 
-MODULES = ("9p", "9pnet_virtio", "overlay", "dummy", "tun", "xfs", "btrfs")
+MODULES = ("9p", "9pnet_virtio", "overlay", "dummy", "tun", "xfs", "btrfs", "loop", "quota_v2")
 DISK_BYTES = 8 << 30  # of which only what is used takes room
 SLOWER = 10
 # Folders of the machine's own are where tests look for them.
