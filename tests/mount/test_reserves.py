@@ -54,7 +54,7 @@ except OSError as error:
 """
 
 
-@pytest.mark.parametrize("options", ["", "passthrough=all"])
+@pytest.mark.parametrize("options", ["passthrough=off", "passthrough=all"])
 def test_what_is_kept_for_root_is_not_for_users(mount, workdir, devices, options):
     """The same calls say the same there and in the folder itself; and what several have stored counts as the file's owner's."""
     folder = mount_ext4(workdir, 16 * MIB, "-m", "40", "-b", "4096")
@@ -87,7 +87,7 @@ def test_what_is_kept_for_root_is_not_for_users(mount, workdir, devices, options
         mapped.map[0:MIB] = MIB // 4 * b"text"
         assert (error_of(mapped.map.release) or error_of(os.fsync, mapped.fd)) in errors
         mapped.close()
-        if not options:  # else the kernel stores to the file itself, for root
+        if options == "passthrough=off":  # else the kernel stores to the file itself, for root
             with open(paths[0], "r+b") as file, mmap.mmap(file.fileno(), MIB) as mapped:
                 mapped[:] = MIB // 4 * b"text"
                 assert error_of(mapped.flush) in errors
@@ -109,7 +109,7 @@ def set_quota(folder, uid, mib):
         pytest.skip(f"no quotas here: {os.strerror(ctypes.get_errno())}")
 
 
-@pytest.mark.parametrize("options", ["", "passthrough=all"])
+@pytest.mark.parametrize("options", ["passthrough=off", "passthrough=all"])
 def test_quotas_hold_for_users(mount, workdir, devices, options):
     folder = mount_ext4(workdir, 64 * MIB, "-O", "quota", how="loop,usrquota")
     set_quota(folder, NOBODY, 4)

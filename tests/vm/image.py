@@ -3,7 +3,8 @@
 """Build what a virtual machine boots: the kernel of a Debian package and an initramfs with busybox, modules, and
 programs with the libraries they need.
 
-Nothing is installed: packages are downloaded once to build/vm and unpacked there. The release is that of the machine.
+Nothing is installed: packages are downloaded once to build/vm and unpacked there. The release is that of the machine, or of a
+userland that of_userland() names (build/vm-NAME).
 """
 import glob
 import lzma
@@ -18,12 +19,20 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 FOLDER = os.path.join(TOP, "build", "vm")
 KERNEL = "linux-image-amd64"
+APT = []  # options
 # crc32c_generic: ext4 asks for it by an alias, which nobody here resolves.
 MODULES = ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4", "loop", "fuse"]
 
 
 class Unavailable(Exception):
     """Something that is not to be had on this machine, and why."""
+
+
+def of_userland(root):
+    """From now on packages are those of the release that is installed in a folder."""
+    global FOLDER  # pylint: disable=global-statement
+    FOLDER = os.path.join(TOP, "build", f"vm-{os.path.basename(os.path.abspath(root))}")
+    APT[:] = ["-o", f"Dir={os.path.abspath(root)}", "-o", "APT::Sandbox::User=root"]
 
 
 def say(*command, cwd=None):
@@ -48,10 +57,10 @@ def unpack(package):
     os.mkdir(work)
     try:
         try:
-            say("apt-get", "-q", "download", package, cwd=work)
+            say("apt-get", *APT, "-q", "download", package, cwd=work)
         except Unavailable:  # the lists may be older than what the mirror has
-            say("apt-get", "-q", "update")
-            say("apt-get", "-q", "download", package, cwd=work)
+            say("apt-get", *APT, "-q", "update")
+            say("apt-get", *APT, "-q", "download", package, cwd=work)
         found = glob.glob(os.path.join(work, "*.deb"))
         say("dpkg-deb", "-x", found[0], os.path.join(work, "files"))
         try:
@@ -70,10 +79,10 @@ def kernel_package():
     if kept:
         return os.path.basename(kept[0])
     for _ in range(2):
-        found = re.search(r"Depends: (linux-image-\d\S*)", say("apt-cache", "depends", KERNEL))
+        found = re.search(r"Depends: (linux-image-\d\S*)", say("apt-cache", *APT, "depends", KERNEL))
         if found:
             return found[1]
-        say("apt-get", "-q", "update")
+        say("apt-get", *APT, "-q", "update")
     raise Unavailable(f"{KERNEL}: not in the package lists")
 
 
@@ -102,16 +111,19 @@ class Modules:
 
     def __init__(self, folder):
         self.paths = {}
-        for path in glob.glob(os.path.join(folder, "**", "*.ko"), recursive=True):
-            self.paths[os.path.basename(path)[:-3].replace("-", "_")] = path
+        for path in glob.glob(os.path.join(folder, "**", "*.ko*"), recursive=True):
+            self.paths[os.path.basename(path).partition(".ko")[0].replace("-", "_")] = path
         self.order = []
+
+    def bytes(self, name):
+        with (lzma.open if self.paths[name].endswith(".xz") else open)(self.paths[name], "rb") as file:
+            return file.read()
 
     def add(self, name):
         name = name.replace("-", "_")
         if name in self.order or name not in self.paths:  # not there: built in
             return
-        with open(self.paths[name], "rb") as file:
-            depends = re.search(rb"\0depends=([^\0]*)\0", file.read())
+        depends = re.search(rb"\0depends=([^\0]*)\0", self.bytes(name))
         for other in filter(None, depends[1].decode().split(",") if depends else []):
             self.add(other)
         self.order.append(name)
@@ -171,7 +183,7 @@ def build(programs=(), files=(), modules=()):
     for folder in ("/proc", "/sys", "/dev", "/etc", "/bin", "/sbin", "/mnt", "/tmp"):
         archive.folder(folder)
     archive.file("/init", os.path.join(HERE, "init"))
-    archive.file("/bin/busybox", glob.glob(os.path.join(busybox, "*bin/busybox"))[0])
+    archive.file("/bin/busybox", glob.glob(os.path.join(busybox, "**", "bin", "busybox"), recursive=True)[0])
     for path, source in dict(programs).items():
         archive.file(path, source)
         wanted.update(libraries(source))
@@ -182,11 +194,11 @@ def build(programs=(), files=(), modules=()):
             archive.bytes(path, source)
         else:
             archive.file(path, source)
-    loaded = Modules(os.path.join(kernel, "lib", "modules"))
+    loaded = Modules(kernel)
     for name in (*MODULES, *modules):
         loaded.add(name)
     for name in loaded.order:
-        archive.file(f"/modules/{name}.ko", loaded.paths[name])
+        archive.bytes(f"/modules/{name}.ko", loaded.bytes(name))
     archive.bytes("/modules/order", "\n".join(loaded.order).encode())
     return vmlinux(kernel), archive.done()
 

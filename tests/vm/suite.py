@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The mount tests on the kernel of Debian's package (Debian 12: 6.1), in a virtual machine.
+"""The mount tests on the kernel of Debian's package (Debian 12: 6.1; Debian 13: 6.12), in a virtual machine.
 
 suite.py [--limit SECONDS] [--command COMMAND] [ARGUMENT...]   as root, after `make tests mount-tools examples`
+suite.py --userland build/trixie [ARGUMENT...]                 after tests/trixie.sh has made that, and built the tree in it
 
 The machine has this one's files, read only, with an overlay of its own, and an ext4 disk at /var/tmp. Runs pytest on tests/mount with
 the arguments, or on what they name; or a command of the shell, at the top of the tree. Under emulation all takes ten times as long and
@@ -43,11 +44,11 @@ set +e
 """
 
 
-def script(command):
-    line = f"cd {shlex.quote(image.TOP)} && {command}"
-    gate = "GAIA_GATE=1" if os.environ.get("GAIA_GATE") else ""
+def script(command, top):
+    line = f"cd {shlex.quote(top)} && {command}"
+    given = " ".join(f"{name}={shlex.quote(os.environ[name])}" for name in ("GAIA_GATE", "GAIA_TEST_OPTIONS") if os.environ.get(name))
     return PREPARE + (f"chroot /top /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 "
-                      f"GAIA_TEST_SLOWER={SLOWER} {gate} /bin/sh -c {shlex.quote(line)}\n")
+                      f"GAIA_TEST_SLOWER={SLOWER} {given} /bin/sh -c {shlex.quote(line)}\n")
 
 
 def show(guest):
@@ -66,19 +67,25 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=float, default=7200)
     parser.add_argument("--command")
+    parser.add_argument("--userland")
     args, arguments = parser.parse_known_args()
     if not any(os.path.exists(argument.partition("::")[0]) for argument in arguments):
         arguments.append("tests/mount")
     command = args.command or shlex.join(["/usr/bin/python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", *arguments])
+    top = image.TOP
+    if args.userland:
+        image.of_userland(args.userland)
+        top = "/gaiafs"
     try:
         machine.check()
-        kernel, initramfs = image.build(*image.tree(), MODULES)
+        kernel, initramfs = image.build({}, {}, MODULES)
         with tempfile.TemporaryDirectory(prefix="gaiafs-vm-", dir="/var/tmp") as folder:
             disk = os.path.join(folder, "disk")
             with open(disk, "wb") as file:
                 file.truncate(DISK_BYTES)
             subprocess.run(["/sbin/mke2fs", "-q", "-t", "ext4", disk], check=True)
-            with machine.Machine(kernel, initramfs, script(command), [disk], memory_mib=3072, limit_s=args.limit, share="/") as guest:
+            with machine.Machine(kernel, initramfs, script(command, top), [disk], memory_mib=3072, limit_s=args.limit,
+                                 share=args.userland or "/") as guest:
                 show(guest)
                 return int(guest.wait()[1])
     except image.Unavailable as problem:
