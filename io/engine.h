@@ -53,10 +53,10 @@ struct gaia_io_file;
 
 /* fd: an open descriptor of a regular file (any access that the reads and writes need); it is not closed by
  * the engine and must stay open until gaia_io_file_close(). Tries to reopen it with O_DIRECT by itself
- * (through /proc/self/fd); where that is refused, or fd is for writing only, reads are buffered. Closing the
- * second descriptor drops the process's fcntl(2) record locks on the file, as any close does; OFD locks stay.
- * 0, -ENOMEM, -EBADF, -EINVAL (not a regular file; or opened with O_DIRECT; or with O_APPEND, as writes would
- * ignore their offset). */
+ * (through /proc/self/fd), and with fd's O_NOATIME; where that is refused, or fd is for writing only, reads
+ * are buffered. Closing the second descriptor drops the process's fcntl(2) record locks on the file, as any
+ * close does; OFD locks stay. 0, -ENOMEM, -EBADF, -EINVAL (not a regular file; or opened with O_DIRECT; or
+ * with O_APPEND, as writes would ignore their offset). */
 int gaia_io_file_open(struct gaia_io *io, int fd, struct gaia_io_file **file_out);
 
 /* Waits for the file's requests in flight (their callbacks run). NULL is allowed. */

@@ -48,7 +48,7 @@ static void open_direct(struct gaia_io_file *file, int flags)
         (flags & O_ACCMODE) == O_WRONLY) /* what fd may not read, a second descriptor must not */
         return;
     snprintf(path, sizeof path, "/proc/self/fd/%d", file->buffered.fd);
-    file->direct.fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    file->direct.fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | (flags & O_NOATIME));
     file->direct_mask = alignment - 1;
 }
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 import gaia
-from helpers import PAGE, devices, write_file  # noqa: F401
+from helpers import PAGE, devices, drop_host_cache, write_file  # noqa: F401
 from posix_calls import as_user
 from test_trust import DAEMON, USER
 
@@ -102,6 +102,21 @@ def test_a_device_reads_what_nobody_may_write(mount, devices):
     fd = os.open(path, os.O_RDONLY | os.O_NOATIME)
     os.utime(below, ns=(OLD, OLD + 1))
     map = device.mmap(fd, PAGE, gaia.PROT_READ)
+    assert map[0] == 0 and is_old(below)
+    map.unmap()
+    os.close(fd)
+
+
+@pytest.mark.traps
+def test_a_device_reads_what_is_not_in_memory(mount, devices):
+    """Past the page cache: that is no read of the file, either."""
+    m = mount("timeout=0,passthrough=off")
+    path, below = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+    write_file(below, bytes(PAGE))
+    drop_host_cache(below)
+    fd = os.open(path, os.O_RDONLY | os.O_NOATIME)
+    os.utime(below, ns=(OLD, OLD + 1))
+    map = devices("soft:0").mmap(fd, PAGE, gaia.PROT_READ)
     assert map[0] == 0 and is_old(below)
     map.unmap()
     os.close(fd)
