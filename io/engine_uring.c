@@ -12,6 +12,10 @@
  * similar call may return EINTR for it. When that thread exits, what the kernel had not begun completes with
  * ECANCELED, and a buffered read that waits for its pages with EFAULT; the completion thread then submits it
  * anew.
+ *
+ * What can't be begun without waiting (all reads of a tmpfs, an overlay, NFS) the kernel has a thread of its
+ * own carry out. If it gets none (RLIMIT_NPROC, pids.max) that is ECANCELED, too, and the completion thread
+ * carries it out: one after the other, but no touch fails for a limit on processes.
  */
 #include <assert.h>
 #include <errno.h>
@@ -180,6 +184,10 @@ static void complete(struct gaia_io *io, uint64_t data, int result)
     (void)handed;
     if (!(data & TAG_PAUSE)) /* a pause is over whatever its result: ETIME, or cut short */
         step = gaia_io_step(request, result);
+    if (step == GAIA_IO_AGAIN && result == -ECANCELED && request->retries > 1) {
+        gaia_io_perform(request); /* seldom a second thread that has exited, which was to push it */
+        step = GAIA_IO_DONE;
+    }
     if (step == GAIA_IO_DONE)
         gaia_io_finish(io, request);
     else

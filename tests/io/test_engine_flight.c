@@ -4,6 +4,8 @@
 #include "tests/gate.h"
 #include "tests/io/engine_fixture.h"
 
+#include <sys/wait.h>
+
 /* ---- many in flight ---- */
 
 #define CROWD_SIZE (4 * MIB)
@@ -331,6 +333,67 @@ static void submitters_that_exit(void **state)
     close(fd);
 }
 
+static void *no_thread(void *context)
+{
+    return context;
+}
+
+/* In a child process whose user may have no thread more: 0 when reads that the kernel hands to threads of its
+ * own are good all the same; 77 when there is no such limit. */
+static int read_without_threads(enum gaia_io_kind kind, int fd, size_t length)
+{
+    struct gaia_io_config config = {.kind = kind, .depth = 8};
+    struct rlimit none = {.rlim_cur = 1, .rlim_max = 1};
+    struct outcome outcomes[4] = {{.calls = 0}};
+    uint8_t *buffer = new_buffer(4 * length);
+    struct gaia_io_file *file;
+    struct gaia_io *io;
+    pthread_t thread;
+
+    if (!geteuid() && setresuid(61938, 61938, 61938))
+        return 77;
+    int error = gaia_io_open(&config, &io);
+    if (error == -EPERM || error == -ENOSYS)
+        return 77;
+    if (error || gaia_io_file_open(io, fd, &file))
+        return 1;
+    if (setrlimit(RLIMIT_NPROC, &none) || !pthread_create(&thread, NULL, no_thread, NULL))
+        return 77;
+    for (size_t i = 0; i < 4; i++)
+        if (gaia_io_read(io, file, buffer + i * length, length, 0, note, &outcomes[i]))
+            return 2;
+    gaia_io_submit(io);
+    for (size_t i = 0; i < 4; i++)
+        if (await(&outcomes[i]) != (ssize_t)length || !matches(buffer + i * length, length, 13, 0))
+            return 3;
+    gaia_io_file_close(file);
+    gaia_io_close(io);
+    free(buffer);
+    return 0;
+}
+
+/* All reads of a tmpfs may wait, as far as io_uring knows. */
+static void no_thread_to_be_had(void **state)
+{
+    const size_t length = 64 * KIB;
+    int status = 0, fd;
+
+    if (access("/dev/shm", W_OK) != 0)
+        skip();
+    fd = new_file_in("/dev/shm", O_RDWR);
+    write_pattern(fd, length, 13);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        _exit(read_without_threads(*(enum gaia_io_kind *)*state, fd, length));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    close(fd);
+    if (WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 /* Another thread has filled the depth and not pushed, and may never: who waits for a slot pushes for it. */
 static void slots_taken_and_not_pushed(void **state)
 {
@@ -402,6 +465,7 @@ int main(void)
         CASE(all_take_turns),
         CASE(close_with_requests_in_flight),
         CASE(submitters_that_exit),
+        CASE(no_thread_to_be_had),
         CASE(slots_taken_and_not_pushed),
         CASE(close_beside_another_file),
         // clang-format on
