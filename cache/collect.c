@@ -8,7 +8,6 @@
 
 #include "base/fsuid.h"
 #include "base/read.h"
-#include "cache/hosted.h"
 #include "cache/internal.h"
 #include "cache/passed.h"
 #include "cache/scan.h"
@@ -533,8 +532,8 @@ int collect_all(struct cache_file *file)
 /* Only bytes that are in the host's memory: reading storage to save a copy from it would be no gain. */
 static bool read_hosted(const struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
 {
-    return !(file->in_memory && !hosted_all(file->fd, offset, length)) &&
-           hosted_read(file->fd, file->in_memory, bytes, length, offset) >= 0;
+    return (file->hosted == HOSTED_CACHED || hosted_all(file->fd, file->hosted, offset, length)) &&
+           hosted_read(file->fd, file->hosted, bytes, length, offset) >= 0;
 }
 
 bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned page,

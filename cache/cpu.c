@@ -15,7 +15,6 @@
 #include "cache/collect.h"
 #include "cache/cpu.h"
 #include "cache/fit.h"
-#include "cache/hosted.h"
 #include "cache/internal.h"
 #include "cache/passed.h"
 #include "cache/scan.h"
@@ -261,7 +260,7 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
     pthread_mutex_unlock(&file->lock);
     if (error)
         return error;
-    ssize_t got = resident && !hosted_all(fd, offset, length)
+    ssize_t got = resident && !hosted_all(fd, file->hosted, offset, length)
                       ? read_anywhere(file, fd, buffer, length, offset)
                       : read_whole(fd, buffer, length, offset);
     if (file->cache->nodes && !(flags & CACHE_IO_UNCACHED))

@@ -15,7 +15,6 @@
 #include "cache/fit.h"
 #include "cache/home.h"
 #include "cache/home_device.h"
-#include "cache/hosted.h"
 #include "cache/internal.h"
 #include "cache/passed.h"
 #include "cache/sure.h"
@@ -72,7 +71,7 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
     file->cache = cache;
     file->context = file_context;
     file->durable = durable;
-    file->in_memory = hosted_is_memory(file->fd);
+    file->hosted = hosted_of(file->fd);
     file->size = st.st_size;
     file->ctime = st.st_ctim;
     file->entries = GAIA_REPLICA_DEVICE - 1; /* the CPU's */

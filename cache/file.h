@@ -12,6 +12,7 @@
 #include "cache/cache.h"
 #include "cache/claim.h"
 #include "cache/heal.h"
+#include "cache/hosted.h"
 #include "cache/index.h"
 #include "cache/kernels.h"
 #include "cache/reads.h"
@@ -30,7 +31,7 @@ struct cache_file {
     struct agent_file *far; /* its home is elsewhere (cache/agent.h): of what follows there are only durable,
                                the lock, pinned and uses */
     int fd;                 /* the backing file, read-write where it can be had */
-    bool in_memory;         /* hosted_is_memory(); constant */
+    enum hosted hosted;     /* hosted_of(); constant */
     bool writable;
     struct gaia_io_file *io;
     struct durable *durable;     /* the host's */

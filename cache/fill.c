@@ -10,7 +10,6 @@
 #include "cache/collect.h"
 #include "cache/evict.h"
 #include "cache/fit.h"
-#include "cache/hosted.h"
 #include "cache/scan.h"
 
 /* A piece of a file on its way to a device: pages of one leaf copy or more, at most a stage. */
@@ -452,8 +451,8 @@ static ssize_t read_cached(const struct fill *fill, size_t bytes)
     const struct cache_file *file = fill->map->replica->file;
     off_t offset = (off_t)(fill->first * GAIA_PAGE_SIZE);
 
-    return hosted_all(file->fd, offset, bytes)
-               ? hosted_read(file->fd, file->in_memory, fill->stage, bytes, offset)
+    return hosted_all(file->fd, file->hosted, offset, bytes)
+               ? hosted_read(file->fd, file->hosted, fill->stage, bytes, offset)
                : -EAGAIN;
 }
 

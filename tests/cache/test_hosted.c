@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes that are in the host's memory are read without waiting, also on a tmpfs, which refuses RWF_NOWAIT;
- * those that are not are not brought there. */
+/* Bytes that are in the host's memory are read without waiting, also on a tmpfs and on an overlay, which
+ * refuse RWF_NOWAIT; those that are not are not brought there. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -9,9 +9,13 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -33,28 +37,33 @@ ssize_t preadv2(int fd, const struct iovec *io, int count, off_t offset, int fla
     return syscall(SYS_preadv2, fd, io, count, offset, 0L, flags);
 }
 
+static void fill(int fd)
+{
+    for (size_t i = 0; i < LENGTH; i++)
+        bytes[i] = (uint8_t)(i * 7 + i / 251);
+    assert_int_equal(pwrite(fd, bytes, LENGTH, 0), LENGTH);
+}
+
 /* A file of its own, without a name. */
 static int file_in(const char *folder)
 {
     int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
 
     assert_true(fd >= 0);
-    for (size_t i = 0; i < LENGTH; i++)
-        bytes[i] = (uint8_t)(i * 7 + i / 251);
-    assert_int_equal(pwrite(fd, bytes, LENGTH, 0), LENGTH);
+    fill(fd);
     return fd;
 }
 
 static void look(int fd)
 {
     memset(got, 0, sizeof got);
-    assert_int_equal(hosted_read(fd, hosted_is_memory(fd), got, LENGTH, 0), LENGTH);
+    assert_int_equal(hosted_read(fd, hosted_of(fd), got, LENGTH, 0), LENGTH);
     assert_memory_equal(got, bytes, LENGTH);
-    assert_int_equal(hosted_read(fd, hosted_is_memory(fd), got, 5000, 12345), 5000);
+    assert_int_equal(hosted_read(fd, hosted_of(fd), got, 5000, 12345), 5000);
     assert_memory_equal(got, bytes + 12345, 5000);
-    assert_int_equal(hosted_read(fd, hosted_is_memory(fd), got, 100, LENGTH - 50),
+    assert_int_equal(hosted_read(fd, hosted_of(fd), got, 100, LENGTH - 50),
                      -EAGAIN); /* not all of it is there */
-    assert_int_equal(hosted_read(fd, hosted_is_memory(fd), got, 100, LENGTH), -EAGAIN);
+    assert_int_equal(hosted_read(fd, hosted_of(fd), got, 100, LENGTH), -EAGAIN);
 }
 
 static void test_tmpfs(void **state)
@@ -98,7 +107,7 @@ static void test_disk(void **state)
     }
     asked = 0;
     look(fd);
-    assert_true(hosted_is_memory(fd) ? !asked : asked);
+    assert_true(hosted_of(fd) == HOSTED_CACHED ? asked : !asked);
     assert_int_equal(fsync(fd), 0);
     ssize_t n = 0;
     for (unsigned tries = 0; tries < 20 && n != -EAGAIN; tries++) { /* a disk may be faster than the look */
@@ -107,10 +116,55 @@ static void test_disk(void **state)
             close(fd);
             skip(); /* it stays: a filesystem in memory */
         }
-        n = hosted_read(fd, hosted_is_memory(fd), got, LENGTH, 0);
+        n = hosted_read(fd, hosted_of(fd), got, LENGTH, 0);
     }
     assert_int_equal(n, -EAGAIN);
     close(fd);
+}
+
+/* A folder of two layers below `top`, which is where the process is then. */
+static bool layer(char *top)
+{
+    return mkdtemp(top) && !chdir(top) && !mkdir("lower", 0700) && !mkdir("upper", 0700) &&
+           !mkdir("work", 0700) && !mkdir("both", 0700) &&
+           !mount("overlay", "both", "overlay", 0, "lowerdir=lower,upperdir=upper,workdir=work");
+}
+
+/* Its file's pages are those of the layer's. */
+static void test_overlay(void **state)
+{
+    char top[] = "/var/tmp/gaiafs-hosted-XXXXXX";
+    bool is_layered = layer(top), stays = false;
+
+    (void)state;
+    if (is_layered) {
+        int fd = open("both/f", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        assert_true(fd >= 0);
+        fill(fd);
+        asked = 0;
+        look(fd);
+        assert_int_equal(asked, 0);
+        assert_true(hosted_all(fd, hosted_of(fd), 12345, LENGTH - 12345));
+        assert_int_equal(fsync(fd), 0);
+        assert_int_equal(posix_fadvise(fd, LENGTH / 2, 0, POSIX_FADV_DONTNEED), 0);
+        stays = hosted_all(fd, hosted_of(fd), LENGTH - 1, 1); /* on a filesystem in memory */
+        assert_true(stays || !hosted_all(fd, hosted_of(fd), 0, LENGTH));
+        assert_true(stays || !hosted_all(fd, hosted_of(fd), 0,
+                                         LENGTH - LENGTH / 4)); /* of which the first are there */
+        assert_true(hosted_all(fd, hosted_of(fd), 0, 4096));
+        close(fd);
+        assert_int_equal(umount("both"), 0);
+        assert_true(!unlink("upper/f") && !rmdir("work/work"));
+    }
+    assert_int_equal(chdir("/"), 0);
+    for (const char *const *name = (const char *const[]){"lower", "upper", "work", "both", "", NULL}; *name;
+         name++) {
+        char path[64];
+        snprintf(path, sizeof path, "%s/%s", top, *name);
+        rmdir(path);
+    }
+    if (!is_layered)
+        skip();
 }
 
 static void test_nothing_to_read(void **state)
@@ -119,9 +173,9 @@ static void test_nothing_to_read(void **state)
 
     (void)state;
     assert_true(fd >= 0);
-    assert_int_equal(hosted_read(fd, hosted_is_memory(fd), got, 1, 0), -EAGAIN); /* EBADF */
+    assert_int_equal(hosted_read(fd, hosted_of(fd), got, 1, 0), -EAGAIN); /* EBADF */
     close(fd);
-    assert_int_equal(hosted_read(-1, hosted_is_memory(-1), got, 1, 0), -EAGAIN);
+    assert_int_equal(hosted_read(-1, hosted_of(-1), got, 1, 0), -EAGAIN);
 }
 
 /* Of cachestat(2). Of several the strictest counts. */
@@ -142,9 +196,9 @@ static int ask_without_cachestat(int fd, unsigned error)
 {
     if (!answer_with(SECCOMP_RET_ERRNO | error))
         return 77;
-    if (!hosted_all(fd, 0, LENGTH) || !answer_with(SECCOMP_RET_KILL_PROCESS))
+    if (!hosted_all(fd, HOSTED_CACHED, 0, LENGTH) || !answer_with(SECCOMP_RET_KILL_PROCESS))
         return 1;
-    return hosted_all(fd, 0, LENGTH) ? 0 : 2;
+    return hosted_all(fd, HOSTED_CACHED, 0, LENGTH) ? 0 : 2;
 }
 
 /* How a child has ended for which cachestat() gave this error once, and is not to be called any more. */
@@ -180,6 +234,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tmpfs),
         cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_overlay),
         cmocka_unit_test(test_nothing_to_read),
         cmocka_unit_test(test_a_kernel_that_cannot_say),
     };
