@@ -87,7 +87,9 @@ static ssize_t fill(fuse_req_t req, struct handle *handle, char *buffer, size_t 
 {
     size_t used = 0;
 
-    if (offset != handle->position) {
+    /* Also from the start to the start: it may be a rewinddir(), and a filesystem (btrfs) may show what was
+     * there at the open until then. */
+    if (offset != handle->position || offset == 0) {
         seekdir(handle->dir, offset);
         handle->entry = NULL;
         handle->position = offset;

@@ -7,6 +7,7 @@ import select
 import shutil
 import socket
 import stat
+import subprocess
 import threading
 
 import pytest
@@ -136,6 +137,28 @@ def test_a_folder_from_the_start_again(mount):
     libc.rewinddir(folder)
     assert read(5000) == everything
     libc.closedir(folder)
+
+
+def test_a_folder_that_has_grown_since_it_was_opened_from_the_start(mount, workdir):
+    """btrfs shows until a rewinddir() what was there at the opendir(); which is not seen by those that show all."""
+    data = os.path.join(workdir, "filesystem")
+    os.mkdir(data)
+    if shutil.which("mkfs.btrfs"):
+        with open(data + ".image", "wb") as file:
+            file.truncate(128 << 20)
+        subprocess.run(["mkfs.btrfs", "-q", file.name], check=True)
+        subprocess.run(["mount", "-o", "loop", file.name, data], check=True)
+    try:
+        m = mount(data=data)
+        folder = os.open(m.mnt, os.O_RDONLY)
+        touch(os.path.join(m.mnt, "new"))
+        os.lseek(folder, 0, os.SEEK_SET)
+        names = os.listdir(folder)
+        os.close(folder)
+        assert names == ["new"]
+        assert m.unmount() is None
+    finally:
+        subprocess.run(["umount", data], capture_output=True, check=False)
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
