@@ -72,12 +72,12 @@ static size_t add_entry(fuse_req_t req, struct inode *parent, char *buffer, size
 
     if (!plus)
         return fuse_add_direntry(req, buffer, size, entry->d_name, &param.attr, entry->d_off);
-    /* Only what fits gets a lookup. A name that can't be looked up (gone, our own mount) is listed without
-     * one. */
+    /* Only what fits gets a lookup. A name that can't be looked up (gone, our own mount, mounted on demand)
+     * is listed without one. */
     taken = fuse_add_direntry_plus(req, NULL, 0, entry->d_name, NULL, 0);
     if (taken > size)
         return taken;
-    if (!is_dots(entry->d_name) && resolve_entry(fs_of(req), parent, entry->d_name, &param) < 0)
+    if (!is_dots(entry->d_name) && resolve_listed(fs_of(req), parent, entry->d_name, &param) < 0)
         param = (struct fuse_entry_param){.attr = {.st_ino = number, .st_mode = (mode_t)entry->d_type << 12}};
     return fuse_add_direntry_plus(req, buffer, size, entry->d_name, &param, entry->d_off);
 }

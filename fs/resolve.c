@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/openat2.h>
 #include <limits.h>
 #include <stdatomic.h>
@@ -11,6 +12,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "fs/nodes.h"
@@ -34,11 +36,44 @@ static int check_not_own_mount(struct fs *fs, int parent_fd, const char *name)
     return makedev(stx.stx_dev_major, stx.stx_dev_minor) == fs->mount_dev ? -ELOOP : 0;
 }
 
-static int open_name(struct fs *fs, int parent_fd, const char *name)
+static bool is_automount_point(int fd)
+{
+    struct statfs filesystem;
+
+    return fstatfs(fd, &filesystem) == 0 && filesystem.f_type == AUTOFS_SUPER_MAGIC;
+}
+
+/* A name on which something is mounted. Where that is done on demand (autofs, systemd's .automount) O_PATH
+ * alone demands nothing, and shows an empty folder, which backups would take for the truth. But where we are
+ * mounted over the data directory, who is to mount there comes through us, and would wait for this. */
+static int open_mounted(struct fs *fs, int parent_fd, const char *name, bool demands)
+{
+    int rc = check_not_own_mount(fs, parent_fd, name), fd;
+
+    if (rc < 0)
+        return rc;
+    fd = openat(parent_fd, name, PATH_FLAGS);
+    if (fd < 0)
+        return -errno;
+    if (!is_automount_point(fd) || strcmp(fs->data_path, fs->mount_path) == 0)
+        return fd;
+    close(fd);
+    if (!demands)
+        return -EREMOTE;
+    fd = openat(parent_fd, name, PATH_FLAGS | O_DIRECTORY); /* may wait for long */
+    if (fd < 0)
+        return -errno;
+    rc = check_not_own_mount(fs, parent_fd, name);
+    if (rc < 0)
+        close(fd);
+    return rc < 0 ? rc : fd;
+}
+
+static int open_name(struct fs *fs, int parent_fd, const char *name, bool demands)
 {
     static atomic_bool no_openat2;
     struct open_how how = {.flags = PATH_FLAGS, .resolve = RESOLVE_BENEATH | RESOLVE_NO_XDEV};
-    int fd, rc;
+    int fd;
 
     if (!is_component(name))
         return -EINVAL;
@@ -51,18 +86,19 @@ static int open_name(struct fs *fs, int parent_fd, const char *name)
         else if (errno != EXDEV)
             return -errno;
     }
-    rc = check_not_own_mount(fs, parent_fd, name);
-    if (rc < 0)
-        return rc;
-    fd = openat(parent_fd, name, PATH_FLAGS);
-    return fd < 0 ? -errno : fd;
+    return open_mounted(fs, parent_fd, name, demands);
+}
+
+static int open_or_shed(struct fs *fs, int parent_fd, const char *name, bool demands)
+{
+    int fd = open_name(fs, parent_fd, name, demands);
+
+    return fd < 0 && descriptors_shed(fs, -fd) ? open_name(fs, parent_fd, name, demands) : fd;
 }
 
 int resolve_open(struct fs *fs, int parent_fd, const char *name)
 {
-    int fd = open_name(fs, parent_fd, name);
-
-    return fd < 0 && descriptors_shed(fs, -fd) ? open_name(fs, parent_fd, name) : fd;
+    return open_or_shed(fs, parent_fd, name, true);
 }
 
 ino_t resolve_number(const struct fs *fs, dev_t dev, ino_t ino)
@@ -211,10 +247,21 @@ int resolve_parent(struct fs *fs, struct inode *inode, struct fuse_entry_param *
     return resolve_entry_fd(fs, fd, NULL, NULL, entry_out);
 }
 
-int resolve_entry(struct fs *fs, struct inode *parent, const char *name, struct fuse_entry_param *entry_out)
+static int look_up(struct fs *fs, struct inode *parent, const char *name, bool demands,
+                   struct fuse_entry_param *entry_out)
 {
     BORROWED dir = inode_borrow(parent);
-    int fd = dir.fd < 0 ? dir.fd : resolve_open(fs, dir.fd, name);
+    int fd = dir.fd < 0 ? dir.fd : open_or_shed(fs, dir.fd, name, demands);
 
     return fd < 0 ? fd : resolve_entry_fd(fs, fd, parent, name, entry_out);
+}
+
+int resolve_entry(struct fs *fs, struct inode *parent, const char *name, struct fuse_entry_param *entry_out)
+{
+    return look_up(fs, parent, name, true, entry_out);
+}
+
+int resolve_listed(struct fs *fs, struct inode *parent, const char *name, struct fuse_entry_param *entry_out)
+{
+    return look_up(fs, parent, name, false, entry_out);
 }

@@ -11,6 +11,8 @@ int resolve_open(struct fs *fs, int parent_fd, const char *name);
 /* Looks name up for the kernel: entry_out is filled, the inode (a lookup of it is taken) is in
  * entry_out->ino. */
 int resolve_entry(struct fs *fs, struct inode *parent, const char *name, struct fuse_entry_param *entry_out);
+/* Likewise, but has nothing mounted that is mounted on demand: -EREMOTE. */
+int resolve_listed(struct fs *fs, struct inode *parent, const char *name, struct fuse_entry_param *entry_out);
 /* The same for the inode itself, which the kernel may have forgotten, and for the directory that the
  * directory is in. */
 int resolve_node(struct fs *fs, uint64_t id, struct fuse_entry_param *entry_out);
