@@ -54,9 +54,40 @@ static page_mask ask_digests(struct leaf_copy *copy, page_mask pages, struct gai
     return asked;
 }
 
+/* From so many pages on, one behind the other, that were looked at and had changed, one page of each leaf is
+ * looked at, until one has not: a look costs as much as the drop. */
+#define LOOKS_IN_VAIN 64u
+
+struct looks {
+    unsigned in_vain; /* those pages */
+    unsigned turn;
+};
+
+/* One of the pages, each time another one: what is at the head of every leaf may differ from the rest. */
+static page_mask choose_one(page_mask pages, struct looks *looks)
+{
+    for (unsigned skip = looks->turn++ % (unsigned)__builtin_popcountll(pages); skip; skip--)
+        pages &= pages - 1;
+    return pages & -pages;
+}
+
+/* Of pages of a stale copy those of which the home has the same bytes, as far as it is worth a look. Lock
+ * held. */
+static page_mask look_for_same(struct leaf_copy *copy, page_mask pages, struct looks *looks)
+{
+    struct cache_file *file = copy->replica->file;
+    page_mask first = pages && looks->in_vain >= LOOKS_IN_VAIN ? choose_one(pages, looks) : pages;
+    page_mask same = home_equals_pages(file, copy, first);
+
+    if (same)
+        same |= home_equals_pages(file, copy, pages & ~first);
+    looks->in_vain = same ? 0 : looks->in_vain + (unsigned)__builtin_popcountll(first);
+    return same;
+}
+
 /* The pages of a stale copy that need not move: the home has the same bytes. They are current from now on.
  * Lock held. */
-static page_mask keep_unchanged(struct leaf_copy *copy, page_mask pages)
+static page_mask keep_unchanged(struct leaf_copy *copy, page_mask pages, struct looks *looks)
 {
     struct cache_file *file = copy->replica->file;
     struct gaia_digest theirs[LEAF_PAGES];
@@ -69,7 +100,7 @@ static page_mask keep_unchanged(struct leaf_copy *copy, page_mask pages)
         else if (asked & page_bit(page) && home_equals_copy(file, copy, page, &theirs[page]))
             same |= UINT64_C(1) << page;
     }
-    same |= home_equals_pages(file, copy, pages & ~placed & ~asked);
+    same |= look_for_same(copy, pages & ~placed & ~asked, looks);
     for (page_mask left = same; left; left &= left - 1) {
         unsigned page = (unsigned)__builtin_ctzll(left);
         struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
@@ -82,7 +113,7 @@ static page_mask keep_unchanged(struct leaf_copy *copy, page_mask pages)
 
 /* The pages are busy, sealed and released. Collect them and forget them; entry->pages becomes what is to be
  * freed. Lock held. */
-static int collect_and_forget(struct copy_pages *entry, enum drop_why why)
+static int collect_and_forget(struct copy_pages *entry, enum drop_why why, struct looks *looks)
 {
     struct leaf_copy *copy = entry->copy;
     page_mask pages = entry->pages & copy->present; /* a truncation may have taken some */
@@ -99,7 +130,7 @@ static int collect_and_forget(struct copy_pages *entry, enum drop_why why)
         return 0;
     replica_drop_twins(copy, pages);
     if (why == DROP_STALE && !copy->replica->scans) /* there, asking costs more than moving */
-        pages &= ~keep_unchanged(copy, pages);
+        pages &= ~keep_unchanged(copy, pages, looks);
     replica_forget(copy, pages);
     entry->pages = pages;
     if (why == DROP_EVICT || why == DROP_ADVISED) {
@@ -218,6 +249,7 @@ int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t c
     struct cache_file *file = replica->file;
     struct copy_pages *busy = calloc(2 * count, sizeof *busy);
     struct copy_pages *work = busy + count;
+    struct looks looks = {0};
     size_t n = 0;
 
     *dropped_out = 0;
@@ -239,7 +271,7 @@ int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t c
     if (!error) {
         pthread_mutex_lock(&file->lock);
         for (size_t i = 0; i < n; i++) {
-            int one = collect_and_forget(&work[i], why);
+            int one = collect_and_forget(&work[i], why, &looks);
             error = error ? error : one;
         }
         pthread_mutex_unlock(&file->lock);

@@ -172,6 +172,43 @@ static void test_unchanged(void **state)
     fixture_stop(&f);
 }
 
+/* The same behind so many changed pages that not each page is looked at any more, with or without a changed
+ * one at the head of each leaf. */
+static void test_unchanged_behind_changed(void **state)
+{
+    static struct fixture f;
+    static uint8_t bytes[FIXTURE_PAGES][4096];
+    struct cache_device_stat before, after;
+    const unsigned changed = FIXTURE_PAGES / 2;
+
+    (void)state;
+    if (!fixture_start(&f, 4 << 20))
+        skip();
+    struct device_map map = device_map(&f, 0);
+    for (unsigned page = 0; page < FIXTURE_PAGES; page++)
+        kernel_write(&f, page, 0, bytes[page], 4096);
+    for (unsigned heads = 0; heads < 2; heads++) {
+        assert_int_equal(device_acquire(&f, &map), 0);
+        for (unsigned page = 0; page < FIXTURE_PAGES; page++)
+            assert_memory_equal(map.bytes + page * 4096, bytes[page], 4096);
+        assert_int_equal(cache_stat_device(f.cache, 0, &before), 0);
+        for (unsigned page = 0; page < FIXTURE_PAGES; page++) {
+            if (page < changed || (heads && page % LEAF_PAGES == 0))
+                bytes[page][page]++;
+            kernel_write(&f, page, 0, bytes[page], 4096);
+        }
+        assert_int_equal(device_acquire(&f, &map), 0);
+        assert_int_equal(cache_stat_device(f.cache, 0, &after), 0);
+        uint64_t kept = after.unchanged_pages - before.unchanged_pages;
+        assert_int_equal(after.stat.drops - before.stat.drops + kept, FIXTURE_PAGES);
+        if (heads) /* of the first such leaf the head may be what is looked at */
+            assert_true(kept >= FIXTURE_PAGES - changed - 2 * LEAF_PAGES);
+        else
+            assert_int_equal(kept, FIXTURE_PAGES - changed);
+    }
+    fixture_stop(&f);
+}
+
 #define ENDS_AT (FIXTURE_PAGES * 4096 - 1000)
 
 static void write_page(struct fixture *f, unsigned page, const uint8_t *bytes)
@@ -299,9 +336,13 @@ static void test_flush_beside_new_devices(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_oversubscribed), cmocka_unit_test(test_truncate),
-        cmocka_unit_test(test_unchanged),      cmocka_unit_test(test_unchanged_beside_changed),
-        cmocka_unit_test(test_uncached),       cmocka_unit_test(test_flush_beside_new_devices),
+        cmocka_unit_test(test_oversubscribed),
+        cmocka_unit_test(test_truncate),
+        cmocka_unit_test(test_unchanged),
+        cmocka_unit_test(test_unchanged_behind_changed),
+        cmocka_unit_test(test_unchanged_beside_changed),
+        cmocka_unit_test(test_uncached),
+        cmocka_unit_test(test_flush_beside_new_devices),
     };
     const char *seed = getenv("GAIA_TEST_SEED");
 
