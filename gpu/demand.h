@@ -20,11 +20,12 @@
  * answer. No read-modify-write goes over the bus.
  *
  * Promises of the GPU's half: a unit's frame does not change while anybody holds the unit. Every wait is
- * bounded. A touch waits for a frame, a slot of the ring, and a unit that somebody else has busy for at most
- * wait_ns in all (for such a unit GAIA_DEMAND_PATIENCE times answer_ns more, as the other waits, too), and
- * for one answer for at most answer_ns. A warp that waited in vain reports an error and drops out: its loads
- * are zeros, its stores are not made. A host that once left a request unanswered for answer_ns is not asked
- * again: the mapping goes on with what it has, until it is made anew.
+ * bounded. A touch waits for a frame, a slot of the ring, and a unit that somebody else has busy as long as
+ * others are served: until, for wait_ns, and less than twice that, no unit was pulled and no slot of the ring
+ * got free (for a unit that somebody has busy GAIA_DEMAND_PATIENCE times answer_ns more, as the other waits,
+ * too). It waits for one answer for at most answer_ns. A warp that waited in vain reports an error and drops
+ * out: its loads are zeros, its stores are not made. A host that once left a request unanswered for answer_ns
+ * is not asked again: the mapping goes on with what it has, until it is made anew.
  */
 #ifndef GAIAFS_GPU_DEMAND_H
 #define GAIAFS_GPU_DEMAND_H
@@ -153,7 +154,7 @@ struct gaia_demand_answer {
 #define GAIA_DEMAND_E_ACCESS 13u    /* a store to a mapping for reading */
 #define GAIA_DEMAND_E_BUSY 16u      /* the unit was being brought all the time */
 #define GAIA_DEMAND_E_OUTSIDE 14u   /* past the end of the mapping */
-#define GAIA_DEMAND_E_NO_FRAME 105u /* all frames were held, or the ring was full */
+#define GAIA_DEMAND_E_NO_FRAME 105u /* all frames were held, or the ring was full, and nobody was served */
 #define GAIA_DEMAND_E_SILENT 110u   /* the host did not answer */
 
 /* What happened. Each line of 64 bytes has a writer's pattern of its own. */

@@ -40,6 +40,37 @@ GAIA_DEVICE uint8_t *gaia_frame_bytes(const struct gaia_demand *d, uint32_t fram
     return d->frames + ((uint64_t)frame << d->unit_shift);
 }
 
+/* --- waits for what others have --- */
+
+/* A GPU has thousands of warps that may all wait for one disk: how long they wait says nothing of whether
+ * anything moves. So a wait is in vain when nobody has been served for as long. One lane's; it begins as
+ * {0, 0}, which costs nothing where there is nothing to wait for. */
+struct gaia_wait {
+    uint64_t until_ns;
+    uint64_t served; /* when that was set */
+};
+
+/* Tickets are taken as the host answers others; what is in the arena is pulled without any. */
+GAIA_DEVICE uint64_t gaia_served(const struct gaia_demand *d)
+{
+    return gaia_load_relaxed_gpu32(&d->control->head) + gaia_load_relaxed_gpu64(&d->control->pulled);
+}
+
+/* Whether to give up: nobody was served for wait_ns and `more_ns`, and for less than twice that. */
+GAIA_DEVICE bool gaia_is_late(const struct gaia_demand *d, struct gaia_wait *wait, uint64_t more_ns)
+{
+    uint64_t now_ns = gaia_now_ns(), served;
+
+    if (wait->until_ns && now_ns < wait->until_ns + more_ns)
+        return false;
+    served = gaia_served(d);
+    if (wait->until_ns && served == wait->served)
+        return true;
+    wait->until_ns = now_ns + d->wait_ns;
+    wait->served = served;
+    return false;
+}
+
 /* --- hits --- */
 
 /* The state of the caller's touch. */
@@ -193,7 +224,7 @@ GAIA_DEVICE bool gaia_warp_pull(const struct gaia_demand *d, uint32_t mask, uint
 /* --- the ring --- */
 
 /* Takes a ticket; its slot is the caller's. 0, or an error. */
-GAIA_DEVICE uint32_t gaia_ring_take(const struct gaia_demand *d, uint64_t until_ns, uint32_t *ticket_out)
+GAIA_DEVICE uint32_t gaia_ring_take(const struct gaia_demand *d, struct gaia_wait *wait, uint32_t *ticket_out)
 {
     bool is_full = false;
 
@@ -211,7 +242,7 @@ GAIA_DEVICE uint32_t gaia_ring_take(const struct gaia_demand *d, uint64_t until_
             if (!is_full)
                 gaia_count(&d->control->ring_full);
             is_full = true;
-            if (gaia_now_ns() >= until_ns)
+            if (gaia_is_late(d, wait, 0))
                 return GAIA_DEMAND_E_NO_FRAME;
             gaia_pause();
         }
@@ -255,13 +286,13 @@ GAIA_DEVICE uint32_t gaia_ring_ask(const struct gaia_demand *d, uint32_t ticket,
 /* One question: FETCH(_HERE) into the frame, or GIVE from it. 0, GAIA_DEMAND_PULL or an error; grant is the
  * leader's. */
 GAIA_DEVICE uint32_t gaia_warp_ask(const struct gaia_demand *d, uint32_t mask, uint32_t operation,
-                                   uint32_t unit, uint32_t frame, uint64_t until_ns, uint32_t *grant)
+                                   uint32_t unit, uint32_t frame, struct gaia_wait *wait, uint32_t *grant)
 {
     uint32_t leader = gaia_first_lane(mask), ticket = 0, status = 0;
     uint8_t *stage;
 
     if (gaia_leads(mask))
-        status = gaia_ring_take(d, until_ns, &ticket);
+        status = gaia_ring_take(d, wait, &ticket);
     status = gaia_share(mask, leader, status);
     if (status)
         return status;
@@ -315,7 +346,7 @@ GAIA_DEVICE uint32_t gaia_clock(const struct gaia_demand *d, uint32_t *unit_out)
 
 /* Gives a busy unit's bytes to the host, if it was stored to. 0: it is clean. Else it is dirty as before. */
 GAIA_DEVICE uint32_t gaia_warp_give(const struct gaia_demand *d, uint32_t mask, uint32_t unit, uint32_t frame,
-                                    uint64_t until_ns)
+                                    struct gaia_wait *wait)
 {
     uint32_t leader = gaia_first_lane(mask), is_dirty = 0, grant = 0, status;
 
@@ -328,7 +359,7 @@ GAIA_DEVICE uint32_t gaia_warp_give(const struct gaia_demand *d, uint32_t mask, 
 #endif
     if (!gaia_share(mask, leader, is_dirty))
         return 0;
-    status = gaia_warp_ask(d, mask, GAIA_DEMAND_GIVE, unit, frame, until_ns, &grant);
+    status = gaia_warp_ask(d, mask, GAIA_DEMAND_GIVE, unit, frame, wait, &grant);
     if (!gaia_leads(mask))
         return status;
     if (status) {
@@ -349,7 +380,7 @@ GAIA_DEVICE void gaia_gone(const struct gaia_demand *d, uint32_t unit)
 }
 
 /* A frame for a fault; nobody else has it. GAIA_NO_FRAME: none in time, and *error says why. */
-GAIA_DEVICE uint32_t gaia_warp_take_frame(const struct gaia_demand *d, uint32_t mask, uint64_t until_ns,
+GAIA_DEVICE uint32_t gaia_warp_take_frame(const struct gaia_demand *d, uint32_t mask, struct gaia_wait *wait,
                                           uint32_t *error)
 {
     uint32_t leader = gaia_first_lane(mask), kept = 0;
@@ -360,9 +391,9 @@ GAIA_DEVICE uint32_t gaia_warp_take_frame(const struct gaia_demand *d, uint32_t 
         if (gaia_leads(mask)) {
             frame = gaia_clock(d, &unit);
             if (frame == GAIA_NO_FRAME)
-                is_late = gaia_is_silent(d)           ? GAIA_DEMAND_E_SILENT
-                          : gaia_now_ns() >= until_ns ? GAIA_DEMAND_E_NO_FRAME
-                                                      : 0;
+                is_late = gaia_is_silent(d)          ? GAIA_DEMAND_E_SILENT
+                          : gaia_is_late(d, wait, 0) ? GAIA_DEMAND_E_NO_FRAME
+                                                     : 0;
         }
         frame = gaia_share(mask, leader, frame);
         *error = gaia_share(mask, leader, is_late);
@@ -375,7 +406,7 @@ GAIA_DEVICE uint32_t gaia_warp_take_frame(const struct gaia_demand *d, uint32_t 
         unit = gaia_share(mask, leader, unit);
         if (unit == GAIA_DEMAND_FREE)
             return frame;
-        *error = gaia_warp_give(d, mask, unit, frame, until_ns);
+        *error = gaia_warp_give(d, mask, unit, frame, wait);
         if (!*error) {
             if (gaia_leads(mask)) {
                 gaia_store_relaxed_gpu32(&d->owner[frame], GAIA_DEMAND_TAKEN);
@@ -395,7 +426,7 @@ GAIA_DEVICE uint32_t gaia_warp_take_frame(const struct gaia_demand *d, uint32_t 
 
 /* Brings a unit's bytes into a frame. 0 or an error; grant is the leader's. */
 GAIA_DEVICE uint32_t gaia_warp_bring(const struct gaia_demand *d, uint32_t mask, uint32_t unit,
-                                     uint32_t frame, uint64_t until_ns, uint32_t *grant)
+                                     uint32_t frame, struct gaia_wait *wait, uint32_t *grant)
 {
     uint32_t operation = GAIA_DEMAND_FETCH;
 
@@ -404,7 +435,7 @@ GAIA_DEVICE uint32_t gaia_warp_bring(const struct gaia_demand *d, uint32_t mask,
 
         if (gaia_warp_pull(d, mask, unit, frame, grant))
             return 0;
-        status = gaia_warp_ask(d, mask, operation, unit, frame, until_ns, grant);
+        status = gaia_warp_ask(d, mask, operation, unit, frame, wait, grant);
         if (!status && gaia_leads(mask))
             gaia_count(&d->control->fetched);
         if (status != GAIA_DEMAND_PULL)
@@ -415,14 +446,14 @@ GAIA_DEVICE uint32_t gaia_warp_bring(const struct gaia_demand *d, uint32_t mask,
 
 /* The caller has made an absent unit busy: brings it, with `holds` holds. */
 GAIA_DEVICE uint32_t gaia_warp_fill(const struct gaia_demand *d, uint32_t mask, uint32_t unit, uint32_t holds,
-                                    bool is_store, uint64_t until_ns)
+                                    bool is_store, struct gaia_wait *wait)
 {
-    uint32_t error = 0, grant = 0, frame = gaia_warp_take_frame(d, mask, until_ns, &error);
+    uint32_t error = 0, grant = 0, frame = gaia_warp_take_frame(d, mask, wait, &error);
     uint64_t becomes = GAIA_DEMAND_VALID; /* not referenced: what is touched once goes first */
     bool is_told = false;                 /* by the host, that it can't be had */
 
     if (frame != GAIA_NO_FRAME) {
-        error = gaia_warp_bring(d, mask, unit, frame, until_ns, &grant);
+        error = gaia_warp_bring(d, mask, unit, frame, wait, &grant);
         is_told = error && error != GAIA_DEMAND_E_SILENT && error != GAIA_DEMAND_E_NO_FRAME;
     }
     if (!gaia_leads(mask))
@@ -447,8 +478,7 @@ GAIA_DEVICE uint32_t gaia_warp_fill(const struct gaia_demand *d, uint32_t mask, 
 GAIA_DEVICE_CALL uint32_t gaia_warp_fault(const struct gaia_demand *d, uint32_t mask, uint32_t unit,
                                           uint32_t holds, bool is_store)
 {
-    uint64_t until_ns = gaia_now_ns() + d->wait_ns;
-    uint64_t patience_ns = until_ns + GAIA_DEMAND_PATIENCE * d->answer_ns;
+    struct gaia_wait wait = {0, 0};
     uint32_t leader = gaia_first_lane(mask);
 
     for (;;) {
@@ -468,7 +498,7 @@ GAIA_DEVICE_CALL uint32_t gaia_warp_fault(const struct gaia_demand *d, uint32_t 
             }
             if (step == GAIA_STEP_FAILED)
                 gaia_report(d, unit, GAIA_DEMAND_E_IO);
-            if (step == GAIA_STEP_BUSY && gaia_now_ns() >= patience_ns) {
+            if (step == GAIA_STEP_BUSY && gaia_is_late(d, &wait, GAIA_DEMAND_PATIENCE * d->answer_ns)) {
                 gaia_report(d, unit, GAIA_DEMAND_E_BUSY);
                 step = GAIA_STEP_FAILED;
             }
@@ -482,7 +512,7 @@ GAIA_DEVICE_CALL uint32_t gaia_warp_fault(const struct gaia_demand *d, uint32_t 
         if (step == GAIA_STEP_FAILED)
             return GAIA_NO_FRAME;
         if (step == GAIA_STEP_ABSENT) {
-            frame = gaia_warp_fill(d, mask, unit, holds, is_store, until_ns);
+            frame = gaia_warp_fill(d, mask, unit, holds, is_store, &wait);
             frame = gaia_share(mask, leader, frame);
             gaia_warp_sync(mask);
             return frame;
@@ -498,6 +528,7 @@ GAIA_DEVICE_CALL uint32_t gaia_warp_fault(const struct gaia_demand *d, uint32_t 
 GAIA_DEVICE void gaia_warp_flush(const struct gaia_demand *d, uint32_t mask, uint32_t frame)
 {
     uint32_t leader = gaia_first_lane(mask), is_mine = 0, unit = 0, error;
+    struct gaia_wait wait = {0, 0};
 
     if (gaia_leads(mask)) {
         uint64_t word = 0;
@@ -514,7 +545,7 @@ GAIA_DEVICE void gaia_warp_flush(const struct gaia_demand *d, uint32_t mask, uin
     if (!gaia_share(mask, leader, is_mine))
         return;
     unit = gaia_share(mask, leader, unit);
-    error = gaia_warp_give(d, mask, unit, frame, gaia_now_ns() + d->wait_ns);
+    error = gaia_warp_give(d, mask, unit, frame, &wait);
     if (!gaia_leads(mask))
         return;
     if (error)
@@ -527,6 +558,7 @@ GAIA_DEVICE void gaia_warp_flush(const struct gaia_demand *d, uint32_t mask, uin
 GAIA_DEVICE void gaia_warp_drop(const struct gaia_demand *d, uint32_t mask, uint32_t unit)
 {
     uint32_t leader = gaia_first_lane(mask), frame = GAIA_NO_FRAME, error;
+    struct gaia_wait wait = {0, 0};
 
     if (gaia_leads(mask)) {
         uint64_t word = gaia_load_relaxed_gpu64(&d->table[unit]);
@@ -542,7 +574,7 @@ GAIA_DEVICE void gaia_warp_drop(const struct gaia_demand *d, uint32_t mask, uint
     frame = gaia_share(mask, leader, frame);
     if (frame == GAIA_NO_FRAME)
         return;
-    error = gaia_warp_give(d, mask, unit, frame, gaia_now_ns() + d->wait_ns);
+    error = gaia_warp_give(d, mask, unit, frame, &wait);
     if (!gaia_leads(mask))
         return;
     if (error) {

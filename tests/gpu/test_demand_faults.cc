@@ -79,6 +79,39 @@ static void ring_is_full_without_a_host(void **)
     done();
 }
 
+/* Warps that want a unit each, with few slots of the ring or few frames: the last wait for longer than
+ * anybody may in vain, but something moves all the time. */
+static void host_that_is_slow(void **)
+{
+    static const struct {
+        uint32_t slots, frames;
+    } few[] = {{2, 16}, {8, 2}};
+
+    for (auto &one : few) {
+        world_options options;
+        std::vector<std::thread> threads;
+
+        options.slots = one.slots;
+        options.frames = one.frames;
+        options.delay_us = 25000;
+        options.wait_ns = 100 * MS;
+
+        world w(options);
+
+        for (unsigned i = 0; i < 12; i++)
+            threads.emplace_back([&w, i] {
+                uint32_t value = w.view<uint32_t>().load((uint64_t)i * w.elements_of_unit() + 7);
+
+                EXPECT(value == world::value_of(1), "unit %u is %x", i, value);
+            });
+        for (auto &thread : threads)
+            thread.join();
+        assert_int_equal(w.control.failures, 0);
+        assert_int_equal(w.control.fetched, 12);
+    }
+    done();
+}
+
 /* A request is believed when all of it is there, and only the next. */
 static void requests_that_are_not_whole(void **)
 {
@@ -354,6 +387,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tickets_wrap),
         cmocka_unit_test(ring_is_full_without_a_host),
+        cmocka_unit_test(host_that_is_slow),
         cmocka_unit_test(requests_that_are_not_whole),
         cmocka_unit_test(requests_that_make_no_sense),
         cmocka_unit_test(arena_state_of_nonsense),
