@@ -2,8 +2,9 @@
 /* The RDMA carrier: the device, memory, work requests and their completions.
  *
  * One completion queue for all queue pairs. Of a chain of transfers every SIGNAL_EVERYth asks for a
- * completion, and the last; a queue pair completes in order, so each stands for those before it. A transfer
- * that fails always gets one, and the queue pair is in error then: the link ends. */
+ * completion, and the last; a queue pair completes in order, so one that went well stands for those before
+ * it. A transfer that fails always gets one, and the queue pair is in error then: the link ends, and what no
+ * completion has vouched for fails with it. */
 #include "io/transport_rdma.h"
 
 #include <errno.h>
@@ -422,10 +423,10 @@ static void take_sent(struct link_queue *queue, const struct ibv_wc *wc)
         queue_completed(queue, transfers, 0);
         return;
     }
-    struct gaia_link *ending = queue->link;
-    queue_completed(queue, transfers - last_is_transfer, 0);
-    link_end(ending, -EIO, "%s: a %s failed: %s", ending->peer, last_is_transfer ? "transfer" : "message",
-             ibv_wc_status_str(wc->status));
+    /* Of those before it, which asked for no completion, it says nothing that could be relied on: one of a
+     * queue pair that was flushed stands for requests whose bytes have not moved. All of them fail. */
+    link_end(queue->link, -EIO, "%s: a %s failed: %s", queue->link->peer,
+             last_is_transfer ? "transfer" : "message", ibv_wc_status_str(wc->status));
 }
 
 void rdma_poll_cq(struct gaia_transport *transport)

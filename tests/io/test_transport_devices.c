@@ -127,6 +127,109 @@ static void test_rights_of_what_is_read_into(void **state)
     assert_int_equal(rdma_sink_access(IBV_TRANSPORT_IWARP), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 }
 
+/* ---- completions of a queue pair that is in error, from a device that is none ---- */
+
+static struct ibv_wc told[4];
+static int told_count;
+
+static int poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *entries)
+{
+    int count = told_count < most ? told_count : most;
+
+    (void)cq;
+    memcpy(entries, told, (size_t)count * sizeof *told);
+    told_count = 0;
+    return count;
+}
+
+static void cut(struct gaia_link *link)
+{
+    (void)link;
+}
+
+/* Three reads under way, of which only the last asked for a completion. */
+struct flushed {
+    struct gaia_transport transport;
+    struct rdma rdma;
+    struct rdma_link link_own;
+    struct rdma_queue own;
+    bool is_transfer[4];
+    struct gaia_memory memory;
+    struct gaia_transfer reads[3];
+    struct ibv_context context;
+    struct ibv_cq cq;
+    struct gaia_link *link;
+};
+
+static void flushed_open(struct flushed *f)
+{
+    static const struct carrier carrier_of_test = {.cut = cut};
+
+    *f = (struct flushed){.transport = {.carrier = &carrier_of_test, .config = {.timeout_ms = TIMEOUT_MS}}};
+    f->transport.own = &f->rdma;
+    LIST_INIT(&f->transport.links);
+    TAILQ_INIT(&f->transport.ready);
+    f->context.ops.poll_cq = poll_cq;
+    f->cq.context = &f->context;
+    f->rdma.cq = &f->cq;
+    f->link = link_new(&f->transport, true);
+    assert_non_null(f->link);
+    f->link->state = LINK_OPEN;
+    f->link->own = &f->link_own;
+    must(queue_enter(&f->transport, &f->link->queues[0]));
+    f->link->queues[0].own = &f->own;
+    f->own = (struct rdma_queue){.posted = 3, .ring = 4, .is_transfer = f->is_transfer};
+    memset(f->is_transfer, true, sizeof f->is_transfer);
+    for (unsigned i = 0; i < 3; i++) {
+        f->reads[i] = (struct gaia_transfer){.memory = &f->memory, .region = UINT32_MAX, .length = 4096};
+        queue_push(&f->link->queues[0], &f->reads[i]);
+    }
+}
+
+static void tell(const struct flushed *f, uint32_t number, enum ibv_wc_status status)
+{
+    told[told_count++] =
+        (struct ibv_wc){.wr_id = (uint64_t)f->link->queues[0].id << 32 | number, .status = status};
+}
+
+static void flushed_close(struct flushed *f)
+{
+    f->link->done = NULL;
+    link_free(f->link);
+}
+
+/* The end of one that was flushed says nothing of those before it, which asked for no completion: their bytes
+ * may not have come. */
+static void test_flushed_reads_have_not_come(void **state)
+{
+    static struct flushed f;
+
+    (void)state;
+    flushed_open(&f);
+    tell(&f, 2, IBV_WC_WR_FLUSH_ERR);
+    rdma_poll_cq(&f.transport);
+    assert_int_equal(f.link->state, LINK_ENDED);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(f.reads[i].error, -EIO);
+    flushed_close(&f);
+}
+
+/* What a completion has vouched for before stays well. */
+static void test_completed_reads_have_come(void **state)
+{
+    static struct flushed f;
+
+    (void)state;
+    flushed_open(&f);
+    tell(&f, 1, IBV_WC_SUCCESS);
+    tell(&f, 2, IBV_WC_REM_ACCESS_ERR);
+    rdma_poll_cq(&f.transport);
+    assert_int_equal(f.link->state, LINK_ENDED);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(f.reads[i].error, i < 2 ? 0 : -EIO);
+    flushed_close(&f);
+}
+
 /* In a process of its own: the kernel lets nobody use a device whose rights have changed since it was opened.
  */
 static void limited(void **state)
@@ -244,6 +347,8 @@ int main(int argc, char **argv)
         CASE(test_device_without_address),
         CASE(test_rejections),
         CASE(test_rights_of_what_is_read_into),
+        CASE(test_flushed_reads_have_not_come),
+        CASE(test_completed_reads_have_come),
         CASE(test_memlock),
         CASE(test_dmabuf),
         CASE(test_dead_device),
