@@ -186,9 +186,10 @@ void call_slot_served(struct call_session *session, unsigned slot);
 
 /* Only where this end connected (else -EINVAL). Move bytes of a slot, between the peer's memory of it and
  * this end's; or from the peer's straight to memory of the caller's, a part of a gaia_standing (-EFAULT: that
- * memory has gone; the session stays as it is). What was written is there before a call that is made
- * afterwards. 0, -EINVAL (past the slot), -ENOMEM (not registered for now), -EOPNOTSUPP (the standing memory
- * can't be reached), -EIO (the session has ended). */
+ * memory has gone; the session stays as it is). A write is not waited for: what was written is there before
+ * the peer hears of a call or an answer that is made afterwards, else the session ends. Until it has heard of
+ * it, what is in the slot must stay as it is. 0, -EINVAL (past the slot), -ENOMEM (not registered for now),
+ * -EOPNOTSUPP (the standing memory can't be reached), -EIO (the session has ended). */
 int call_slot_read(struct call_session *session, unsigned slot, size_t offset, size_t length);
 int call_slot_write(struct call_session *session, unsigned slot, size_t offset, size_t length);
 int call_slot_read_into(struct call_session *session, unsigned slot, size_t offset, size_t length,

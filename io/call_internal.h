@@ -101,6 +101,14 @@ struct call_class {
     pthread_cond_t room;
 };
 
+/* Bytes of a slot that are being written to the peer's. */
+struct call_write {
+    struct gaia_transfer transfer;
+    struct call_session *session;
+    uint64_t since_ns;
+    bool under_way; /* the session is used until it has ended (inside), and the slot has no second one */
+};
+
 struct call_session {
     struct calls *calls; /* constant; gone once the keeper is */
     bool connected;      /* constant */
@@ -138,6 +146,7 @@ struct call_session {
     unsigned posting;       /* threads that use the link */
     struct gaia_pull *pull; /* reads, where this end connected; stays while somebody is inside */
     _Atomic bool starved;   /* of the pull: the thread that polls rings again */
+    struct call_write writes[CALL_SLOTS_BOTH];
     uint64_t tickets, turn; /* writes are posted in the order in which they came */
     unsigned moving;        /* writes posted */
     size_t moving_bytes;    /* of theirs */

@@ -540,11 +540,12 @@ static void test_transfers_are_counted(void **state)
             assert_int_equal(call_slot_read_into(c.session, 3, i, LENGTH, frames, &standing), 0);
     for (unsigned i = 0; i < WRITES; i++)
         assert_int_equal(call_slot_write(c.session, i, 0, 2 * LENGTH), 0);
+    assert_int_equal(ask(c.session, 0, OP_HIGHEST, NULL, 0), OP_HIGHEST); /* they have ended when it is answered */
     call_session_close(c.session); /* what it has counted stays; and what it does not try is not counted */
     assert_int_equal(call_slot_read(c.session, 0, 0, 1), -EIO);
     calls_stat(c.client.calls, &s);
     assert_int_equal(s.outstanding, 0);
-    assert_int_equal(s.outstanding_max, 1);
+    assert_in_range(s.outstanding_max, 1, WRITES);
     assert_int_equal(s.reads, READS);
     assert_int_equal(s.writes, WRITES);
     assert_int_equal(s.bytes_read, READS * LENGTH);
@@ -578,6 +579,7 @@ static void test_slots_are_of_one_session(void **state)
         fill(call_slot(sessions[1], slot), CALL_SLOT_BYTES, slot + 1);
         assert_int_equal(call_slot_write(sessions[1], slot, 0, CALL_SLOT_BYTES), 0);
     }
+    assert_int_equal(ask(sessions[1], 0, OP_HIGHEST, NULL, 0), OP_HIGHEST);
     for (unsigned slot = 0; slot < 2 * CALL_SLOTS; slot++)
         for (unsigned i = 0; i < 3; i++) {
             const uint8_t *bytes = call_slot(c.server.sessions[i], slot);

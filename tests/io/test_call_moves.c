@@ -161,6 +161,40 @@ static void test_reads_have_their_queues(void **state)
     couple_close(&c);
 }
 
+/* ---- writes ---- */
+
+static unsigned took_ms(struct call_session *session, unsigned slot, int *error_out)
+{
+    uint64_t before = now_ms();
+
+    *error_out = call_slot_write(session, slot, 0, 4096);
+    return (unsigned)(now_ms() - before);
+}
+
+/* Who hears of it hears of it by a message that comes later, so the thread need not wait for its end. A
+ * second one of the same slot waits. */
+static void test_a_write_is_not_waited_for(void **state)
+{
+    static struct couple c;
+    int error;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_LOCAL) /* whose peer answers itself */
+        skip();
+    couple_open(&c, 1000);
+    transport_test.deaf = true;
+    for (unsigned slot = 0; slot < CALL_SLOTS; slot++) {
+        assert_in_range(took_ms(c.session, slot, &error), 0, 500);
+        assert_int_equal(error, 0);
+    }
+    assert_int_equal(call_session_error(c.session), 0);
+    assert_true(took_ms(c.session, 0, &error) >= 200);
+    assert_int_equal(error, -EIO);
+    transport_test.deaf = false;
+    assert_true(call_session_error(c.session) < 0);
+    couple_close(&c);
+}
+
 /* ---- without room ---- */
 
 struct mover {
@@ -248,6 +282,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         CASE(test_reads_have_their_queues),
+        CASE(test_a_write_is_not_waited_for),
         CASE(test_no_room_for_some_time),
         CASE(test_no_room_until_the_end),
     };
