@@ -511,15 +511,14 @@ static int unfollow(struct nodes *nodes, const struct call_session *session, con
 }
 
 int agent_serve(struct nodes *nodes, struct call_session *session, enum node_op op,
-                const struct node_request *request, struct node_reply *reply)
+                const struct node_request *request, const uint8_t *along)
 {
-    (void)reply;
     if (op == NODE_PING)
         return 0;
     if (op == NODE_INVALIDATE || op == NODE_WRITE_BACK || op == NODE_PEEK)
         return serve_kernel(nodes, session, op, request);
     if (op >= NODE_FRAMES_OPEN && op <= NODE_OP_LAST)
-        return agent_frames_serve(nodes, session, op, request);
+        return agent_frames_serve(nodes, session, op, request, along);
     if (op == NODE_HANDED)
         return take_over(nodes, session, request);
     if (op == NODE_UNFOLLOW)

@@ -91,12 +91,12 @@ bool agent_room(struct nodes *nodes, unsigned device, uint64_t pages, unsigned *
 /* A client that may have maps of far files has ended. */
 void agent_client_gone(struct cache *cache, struct cache_client *client);
 
-/* Serve a request of a home. */
+/* Serve a request of a home. along: the page's bytes that came with it, or NULL. */
 int agent_serve(struct nodes *nodes, struct call_session *session, enum node_op op,
-                const struct node_request *request, struct node_reply *reply);
+                const struct node_request *request, const uint8_t *along);
 /* In agent_frames.c: those of NODE_FRAMES and NODE_CLIENTS. */
 int agent_frames_serve(struct nodes *nodes, struct call_session *session, enum node_op op,
-                       const struct node_request *request);
+                       const struct node_request *request, const uint8_t *along);
 struct agent_frames *agent_frames_get(struct nodes *nodes, const struct call_session *session,
                                       uint32_t number);
 void agent_frames_put(struct nodes *nodes, struct agent_frames *frames);

@@ -146,7 +146,7 @@ static int place_by_window(struct call_session *session, struct gaia_frames *fra
     return gaia_window_end(frames, &window, GAIA_PATH_CALLS, error);
 }
 
-/* Bytes that are in a slot, for a client that may see them: how many pages of them it sees. */
+/* Bytes that have come, for a client that may see them: how many pages of them it sees. */
 static uint64_t place_exposed(struct nodes *nodes, struct agent_frames *agent,
                               const struct node_request *request, const uint8_t *bytes)
 {
@@ -164,41 +164,42 @@ static uint64_t place_exposed(struct nodes *nodes, struct agent_frames *agent,
 }
 
 /* seen_out: the client that waits has been shown all of it. */
-static int place_copy(struct nodes *nodes, struct call_session *session, struct agent_frames *agent,
-                      const struct node_request *request, const uint8_t *slot, bool *seen_out)
+static int place_copy(struct nodes *nodes, struct agent_frames *agent, const struct node_request *request,
+                      const uint8_t *bytes, bool *seen_out)
 {
     const struct gaia_frames_ops *ops = agent->frames->ops;
     uint64_t page = (uint64_t)request->offset, count = request->length;
-    int error = call_slot_read(session, request->slot, 0, count * GAIA_PAGE_SIZE);
+    int error = 0;
 
-    if (error)
-        return error;
-    uint64_t done = place_exposed(nodes, agent, request, slot);
+    uint64_t done = place_exposed(nodes, agent, request, bytes);
     *seen_out = done == count;
     if (!*seen_out) /* a client that holds the frames' memory holds up nobody's faults */
         error = (ops->place_unheld ? ops->place_unheld : ops->place)(agent->frames, page + done, count - done,
-                                                                     slot + done * GAIA_PAGE_SIZE);
+                                                                     bytes + done * GAIA_PAGE_SIZE);
     if (!error)
         atomic_fetch_add(&nodes->placed_by_copy, count);
     return error;
 }
 
-/* Or by way of this side's slot. */
+/* A page that has come along; else from the home's slot, straight into the frames, or by way of this side's
+ * slot. */
 static int do_place(struct nodes *nodes, struct call_session *session, struct agent_frames *agent,
-                    const struct node_request *request, bool *seen_out)
+                    const struct node_request *request, const uint8_t *along, bool *seen_out)
 {
     uint64_t count = request->length;
 
-    if (!count || count > CALL_SLOT_BYTES / GAIA_PAGE_SIZE)
+    if (!count || count > (along ? 1 : CALL_SLOT_BYTES / GAIA_PAGE_SIZE))
         return -EINVAL;
+    if (along)
+        return place_copy(nodes, agent, request, along, seen_out);
     const void *slot = call_slot_serve(session, request->slot);
     if (!slot)
         return -EINVAL;
     int error = place_by_window(session, agent->frames, request, slot);
     if (!error)
         atomic_fetch_add(&nodes->placed, count);
-    else if (error != -EIO)
-        error = place_copy(nodes, session, agent, request, slot, seen_out);
+    else if (error != -EIO && !(error = call_slot_read(session, request->slot, 0, count * GAIA_PAGE_SIZE)))
+        error = place_copy(nodes, agent, request, slot, seen_out);
     call_slot_served(session, request->slot);
     return error;
 }
@@ -371,7 +372,8 @@ static int do_client(struct nodes *nodes, struct agent_frames *frames, enum node
 }
 
 static int do_frames(struct nodes *nodes, struct call_session *session, struct agent_frames *agent,
-                     enum node_op op, const struct node_request *request, bool *seen_out)
+                     enum node_op op, const struct node_request *request, const uint8_t *along,
+                     bool *seen_out)
 {
     struct gaia_frames *frames = agent->frames;
     uint64_t page = (uint64_t)request->offset, count = request->length;
@@ -380,7 +382,7 @@ static int do_frames(struct nodes *nodes, struct call_session *session, struct a
     case NODE_RESIZE:
         return frames->ops->resize(frames, count);
     case NODE_PLACE:
-        return do_place(nodes, session, agent, request, seen_out);
+        return do_place(nodes, session, agent, request, along, seen_out);
     case NODE_FETCH:
         return do_fetch(session, frames, request);
     case NODE_DIGESTS:
@@ -407,7 +409,7 @@ static int do_frames(struct nodes *nodes, struct call_session *session, struct a
 }
 
 int agent_frames_serve(struct nodes *nodes, struct call_session *session, enum node_op op,
-                       const struct node_request *request)
+                       const struct node_request *request, const uint8_t *along)
 {
     const uint64_t most = INT64_MAX / GAIA_PAGE_SIZE;
 
@@ -422,7 +424,7 @@ int agent_frames_serve(struct nodes *nodes, struct call_session *session, enum n
     if (!frames)
         return -ENOENT;
     bool of_client = op >= NODE_EXPOSE, seen = false;
-    int error = of_client ? 0 : do_frames(nodes, session, frames, op, request, &seen);
+    int error = of_client ? 0 : do_frames(nodes, session, frames, op, request, along, &seen);
     if (!error && (of_client || (op == NODE_PLACE && request->flags & NODE_PLACE_EXPOSES && !seen)))
         error = do_client(nodes, frames, op, request);
     if (op == NODE_PLACE && error == -ENOENT) /* the client has gone: the bytes are there */

@@ -65,7 +65,12 @@ static int serve(void *context, struct call_session *session, unsigned op, const
     struct nodes *nodes = context;
     struct node_request request;
     struct node_reply reply = {0};
+    const uint8_t *along = NULL;
 
+    if (op == NODE_PLACE && length == sizeof(struct node_page_request)) {
+        along = ((const struct node_page_request *)bytes)->bytes;
+        length = sizeof request;
+    }
     if (length != sizeof request || !op || op > NODE_OP_LAST)
         return -EPROTO;
     memcpy(&request, bytes, sizeof request);
@@ -73,7 +78,7 @@ static int serve(void *context, struct call_session *session, unsigned op, const
         return -EPROTO;
     nodes->served[op]++;
     int result = call_session_connected(session)
-                     ? agent_serve(nodes, session, op, &request, &reply)
+                     ? agent_serve(nodes, session, op, &request, along)
                      : home_serve(call_session_user(session), op, &request, &reply);
     memcpy(reply_bytes, &reply, sizeof reply);
     *reply_length = sizeof reply;

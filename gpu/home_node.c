@@ -2,7 +2,8 @@
 /* A device of another node, the home's half: what the cache does to its frames is asked of the agent there,
  * which has them (cache/agent_frames.c). Bytes go through slots of the session, which are memory of this
  * side: what is placed the agent reads from there, straight into a GPU's frames, or into its own slot; what
- * is fetched it writes there. */
+ * is fetched it writes there. One page that is placed on a soft device goes along with the request: that
+ * saves a round trip, and two threads' being woken. */
 #include "gpu/home_node.h"
 
 #include <errno.h>
@@ -11,6 +12,9 @@
 #include <string.h>
 
 #include "gpu/home_untrapped.h"
+
+_Static_assert(NODE_PAGE_BYTES == GAIA_PAGE_SIZE && sizeof(struct node_page_request) <= CALL_BYTES_MAX,
+               "a page goes along");
 
 /* So many calls of NODE_HOLDS may take as long as clients like. With more under way the agent is given up as
  * for any other: else one client could take all places of the class, for good. */
@@ -136,28 +140,31 @@ static int piece_send(struct gaia_frames_map *map, struct piece *piece, uint64_t
                       const void *bytes, bool exposes)
 {
     struct call_session *session = map->frames->session;
-    struct node_request request = {.frames = map->frames->base.node_number,
-                                   .client = map->client,
-                                   .address = map->address,
-                                   .offset = (int64_t)page,
-                                   .length = count,
-                                   .flags = exposes ? NODE_PLACE_EXPOSES : 0};
-    bool scans = map->frames->base.ops->scans;
+    struct node_page_request message;
+    struct node_request *request = &message.request;
+    bool scans = map->frames->base.ops->scans, along = count == 1 && !scans;
     /* What exposes waits for the client's mmap lock, and who has that may wait for who holds a file's lock
      * and wants a slot. For the same reason no slot waits for done(), which takes such locks. A GPU's memory
-     * is filled as fast as the GPU takes it, all that there is to fill: others' faults come in between. */
+     * is filled as fast as the GPU takes it, all that there is to fill: others' faults come in between. (A
+     * page that goes along takes one, too, so that no more of them are under way.) */
     int slot = exposes || scans ? call_slot_get_long(session) : call_slot_get(session);
 
     if (slot < 0)
         return slot;
-    request.slot = (unsigned)slot;
-    piece->answer = (struct call_answer){.done = piece_arrived, .has_slot = true, .slot = request.slot};
-    memcpy(call_slot(session, request.slot), bytes, count * GAIA_PAGE_SIZE);
+    *request = (struct node_request){.frames = map->frames->base.node_number,
+                                     .client = map->client,
+                                     .address = map->address,
+                                     .offset = (int64_t)page,
+                                     .length = count,
+                                     .slot = (unsigned)slot,
+                                     .flags = exposes ? NODE_PLACE_EXPOSES : 0};
+    piece->answer = (struct call_answer){.done = piece_arrived, .has_slot = true, .slot = (unsigned)slot};
+    memcpy(along ? message.bytes : call_slot(session, (unsigned)slot), bytes, count * GAIA_PAGE_SIZE);
     enum node_class class = exposes ? NODE_CLIENTS : scans ? NODE_SCANS : NODE_FRAMES;
-    int error = call_start(session, class, NODE_PLACE, &request, sizeof request, &piece->answer,
-                           node_class_ms(class));
+    int error = call_start(session, class, NODE_PLACE, request, along ? sizeof message : sizeof *request,
+                           &piece->answer, node_class_ms(class));
     if (error)
-        call_slot_put(session, request.slot);
+        call_slot_put(session, (unsigned)slot);
     return error;
 }
 

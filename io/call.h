@@ -29,7 +29,7 @@ struct call_session; /* with one peer */
 
 #define CALL_CLASSES 13u
 #define CALL_WIDTH 16u
-#define CALL_BYTES_MAX 3840u                 /* of a request or a reply */
+#define CALL_BYTES_MAX 4352u                 /* of a request or a reply */
 #define CALL_SLOTS 16u                       /* that each end may use */
 #define CALL_SLOTS_KEPT 4u                   /* of those: see call_slot_get_long() */
 #define CALL_SLOT_BYTES ((size_t)256 * 1024) /* of one slot */

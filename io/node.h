@@ -36,7 +36,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 16u
+#define NODE_VERSION 17u
 
 enum node_class {
     NODE_FRAMES,
@@ -126,7 +126,8 @@ enum node_op {
     NODE_FRAMES_CLOSE, /* frames */
     NODE_RESIZE,       /* of NODE_HOLDS: frames, length */
     NODE_PLACE,        /* frames, offset, length, slot; flags: NODE_PLACE_EXPOSES, client, address: and then
-                          as EXPOSE with stores trapped, and of its class */
+                          as EXPOSE with stores trapped, and of its class. One page may come along (struct
+                          node_page_request): no slot is looked at then */
     NODE_FETCH,        /* frames, offset, length, slot */
     NODE_DIGESTS,      /* frames, offset, length, slot: of the bytes that FETCH would bring */
     NODE_DROP,         /* of NODE_HOLDS: frames, offset, length */
@@ -183,6 +184,13 @@ struct node_request {
     struct node_name name;
 };
 static_assert(sizeof(struct node_request) == 64 + sizeof(struct node_name), "no padding");
+
+/* PLACE of one page, and its bytes. */
+#define NODE_PAGE_BYTES 4096u
+struct node_page_request {
+    struct node_request request;
+    uint8_t bytes[NODE_PAGE_BYTES];
+};
 
 struct node_reply {
     uint64_t value[2];

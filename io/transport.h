@@ -42,7 +42,7 @@ struct gaia_link;
 #define GAIA_LINK_QUEUES_MAX 16u
 #define GAIA_LINK_DEPTH_MAX 1024u
 #define GAIA_LINK_REGIONS_MAX 4096u
-#define GAIA_LINK_MESSAGE_MAX 4080u                /* bytes of one message */
+#define GAIA_LINK_MESSAGE_MAX 4592u                /* bytes of one message */
 #define GAIA_LINK_TRANSFER_MAX ((uint32_t)2 << 20) /* bytes of one read or write */
 #define GAIA_LINK_CREDITS 32u                      /* messages sent that the peer has not taken yet */
 #define GAIA_TRANSPORT_LINKS_MAX 256u              /* those being connected included */

@@ -11,7 +11,7 @@
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "messages are little-endian");
 
 #define GAIA_WIRE_VERSION 1u
-#define GAIA_WIRE_MAX 4096u /* bytes of a message with its head */
+#define GAIA_WIRE_MAX 4608u /* bytes of a message with its head: a page and what is said of it have room */
 
 enum gaia_wire_op {
     GAIA_WIRE_HELLO = 1, /* both ways, once for each queue */

@@ -52,6 +52,21 @@ def test_pages_that_did_not_change(cluster, agents, tail):
     assert program.agent(f"map[:{len(content)}]") == expected
 
 
+@pytest.mark.traps  # what is mapped on another is placed as a whole
+def test_a_page_comes_along_with_its_placement(cluster, agents):
+    """To read it from the home would be a round trip more. Several at a time are read."""
+    nodes = cluster(2, "timeout=0,unit=4K")
+    content = pattern(PAGES * PAGE - 100)
+    nodes.make(content, home=0)
+    program = Program(agents(), nodes.path(1), cpu=False)
+    program.agent.do("map.advise(gaia.ADV_RANDOM)")
+    pages = [*range(PAGES - 1, -1, -2)] + [*range(0, PAGES, 2)]
+    _, agent = asked(nodes, lambda: program.agent.do("seen = {page: map[page * PAGE:(page + 1) * PAGE] for page in pages}", pages=pages))
+    assert agent["place"] == PAGES
+    assert statistics(nodes[1].mnt)["nodes"]["transfers"]["reads"] == 0
+    assert program.agent(f"b''.join(seen[page] for page in range({PAGES}))")[:len(content)] == content
+
+
 def test_first_stores(cluster, agents):
     """Twins of pages that are stored to one after another are asked for as long runs, and each page has its own."""
     content = pattern(4 * PAGES * PAGE)

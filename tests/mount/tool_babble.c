@@ -222,6 +222,8 @@ static void say(struct call_session *session, bool to_agent, uint64_t *state)
     size_t length = sizeof request, reply_length = sizeof reply;
 
     memcpy(bytes, &request, sizeof request);
+    if (op == NODE_PLACE && one_in(state, 2)) /* with a page */
+        length = sizeof(struct node_page_request);
     if (one_in(state, 40))
         length = one_in(state, 2) ? below(state, sizeof bytes + 1) : sizeof request - 1 + 2 * below(state, 2);
     unsigned began = now_ms();
