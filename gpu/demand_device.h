@@ -523,6 +523,16 @@ GAIA_DEVICE_CALL uint32_t gaia_warp_fault(const struct gaia_demand *d, uint32_t 
 
 /* --- between kernels --- */
 
+/* The word of the unit in a frame if that was stored to; else 0. One lane. */
+GAIA_DEVICE uint64_t gaia_stored_in(const struct gaia_demand *d, uint32_t frame, uint32_t *unit_out)
+{
+    uint32_t unit = gaia_load_acquire_gpu32(&d->owner[frame]);
+    uint64_t word = unit < d->units ? gaia_load_relaxed_gpu64(&d->table[unit]) : 0;
+
+    *unit_out = unit;
+    return word & GAIA_DEMAND_DIRTY && GAIA_DEMAND_FRAME(word, d->frame_mask) == frame ? word : 0;
+}
+
 /* Gives the unit of a frame to the host, if it was stored to and nobody holds it; it stays. All lanes of a
  * warp. */
 GAIA_DEVICE void gaia_warp_flush(const struct gaia_demand *d, uint32_t mask, uint32_t frame)
@@ -531,12 +541,9 @@ GAIA_DEVICE void gaia_warp_flush(const struct gaia_demand *d, uint32_t mask, uin
     struct gaia_wait wait = {0, 0};
 
     if (gaia_leads(mask)) {
-        uint64_t word = 0;
+        uint64_t word = gaia_stored_in(d, frame, &unit);
 
-        unit = gaia_load_acquire_gpu32(&d->owner[frame]);
-        if (unit < d->units)
-            word = gaia_load_relaxed_gpu64(&d->table[unit]);
-        if (word & GAIA_DEMAND_DIRTY && GAIA_DEMAND_FRAME(word, d->frame_mask) == frame) {
+        if (word) {
             is_mine = gaia_is_idle(d, word, frame) && gaia_make_busy(d, unit, word);
             if (!is_mine)
                 gaia_count(&d->control->held);
@@ -553,8 +560,34 @@ GAIA_DEVICE void gaia_warp_flush(const struct gaia_demand *d, uint32_t mask, uin
     (void)gaia_and_release_gpu64(&d->table[unit], ~GAIA_DEMAND_BUSY);
 }
 
-/* Drops a unit, after giving it to the host if it was stored to: the next touch brings it anew. Units that
- * are held, or can't be given, stay. All lanes of a warp. */
+/* A busy unit that is clean is dropped: the next touch brings it anew. */
+GAIA_DEVICE void gaia_forget(const struct gaia_demand *d, uint32_t unit, uint32_t frame)
+{
+    gaia_gone(d, unit);
+    gaia_store_release_gpu32(&d->owner[frame], GAIA_DEMAND_FREE);
+}
+
+/* Drops a unit, unless it was stored to, which takes a warp: returns whether it was. One that is held stays;
+ * one that failed is tried again. One lane. */
+GAIA_DEVICE bool gaia_drop_clean(const struct gaia_demand *d, uint32_t unit)
+{
+    uint64_t word = gaia_load_relaxed_gpu64(&d->table[unit]);
+    uint32_t frame = GAIA_DEMAND_FRAME(word, d->frame_mask);
+    bool is_idle = gaia_is_idle(d, word, frame);
+
+    if (is_idle && word & GAIA_DEMAND_DIRTY)
+        return true;
+    if (word & GAIA_DEMAND_FAILED)
+        (void)gaia_and_relaxed_gpu64(&d->table[unit], ~GAIA_DEMAND_FAILED);
+    else if (is_idle && gaia_make_busy(d, unit, word))
+        gaia_forget(d, unit, frame);
+    else if (word & ~GAIA_DEMAND_REFERENCED & ~GAIA_DEMAND_SEQUENCE(d->frame_mask))
+        gaia_count(&d->control->held);
+    return false;
+}
+
+/* Drops a unit that was stored to, after giving it to the host. One that is held, or can't be given, stays.
+ * All lanes of a warp. */
 GAIA_DEVICE void gaia_warp_drop(const struct gaia_demand *d, uint32_t mask, uint32_t unit)
 {
     uint32_t leader = gaia_first_lane(mask), frame = GAIA_NO_FRAME, error;
@@ -564,11 +597,9 @@ GAIA_DEVICE void gaia_warp_drop(const struct gaia_demand *d, uint32_t mask, uint
         uint64_t word = gaia_load_relaxed_gpu64(&d->table[unit]);
         uint32_t its_frame = GAIA_DEMAND_FRAME(word, d->frame_mask);
 
-        if (word & GAIA_DEMAND_FAILED)
-            (void)gaia_and_relaxed_gpu64(&d->table[unit], ~GAIA_DEMAND_FAILED);
-        else if (gaia_is_idle(d, word, its_frame) && gaia_make_busy(d, unit, word))
+        if (gaia_is_idle(d, word, its_frame) && gaia_make_busy(d, unit, word))
             frame = its_frame;
-        else if (word & ~GAIA_DEMAND_REFERENCED & ~GAIA_DEMAND_SEQUENCE(d->frame_mask))
+        else
             gaia_count(&d->control->held);
     }
     frame = gaia_share(mask, leader, frame);
@@ -577,13 +608,12 @@ GAIA_DEVICE void gaia_warp_drop(const struct gaia_demand *d, uint32_t mask, uint
     error = gaia_warp_give(d, mask, unit, frame, &wait);
     if (!gaia_leads(mask))
         return;
-    if (error) {
-        gaia_report(d, unit, error);
-        (void)gaia_and_release_gpu64(&d->table[unit], ~GAIA_DEMAND_BUSY);
+    if (!error) {
+        gaia_forget(d, unit, frame);
         return;
     }
-    gaia_gone(d, unit);
-    gaia_store_release_gpu32(&d->owner[frame], GAIA_DEMAND_FREE);
+    gaia_report(d, unit, error);
+    (void)gaia_and_release_gpu64(&d->table[unit], ~GAIA_DEMAND_BUSY);
 }
 
 #endif

@@ -28,10 +28,9 @@ struct demand_map {
     CUstream stream;
     CUdeviceptr device;    /* all of its memory, and in it: */
     CUdeviceptr on_device; /* a copy of demand */
-    CUdeviceptr list;      /* of units */
     uint8_t *pinned;       /* all of the host's */
 
-    pthread_mutex_t calls; /* guards list and stream, and what control counts of one flush or drop */
+    pthread_mutex_t calls; /* guards stream, and what control counts of one flush or drop */
     struct demand_server server;
 };
 
@@ -67,7 +66,6 @@ static void lay_out_device(struct demand_map *map, CUdeviceptr base, size_t *use
     d->turn = (void *)(uintptr_t)(base + part(used, d->slots * sizeof *d->turn));
     d->control = (void *)(uintptr_t)(base + part(used, sizeof *d->control));
     map->on_device = base + part(used, sizeof *d);
-    map->list = base + part(used, d->units * sizeof(uint32_t));
     d->frames = (void *)(uintptr_t)(base + part(used, (size_t)d->frames_count * map->unit));
 }
 
@@ -326,32 +324,13 @@ int demand_map_collect(struct demand_map *map)
     return error;
 }
 
-/* The GPU drops units [first, first + count). Calls held. */
-static int drop(struct demand_map *map, uint64_t first, uint64_t count)
-{
-    uint32_t *units = malloc(count * sizeof *units);
-    int error = units ? cuda_enter(map->asked.cuda) : -ENOMEM;
-
-    if (!error) {
-        for (uint64_t i = 0; i < count; i++)
-            units[i] = (uint32_t)(first + i);
-        const struct cuda_api *api = map->asked.cuda->api;
-        CUresult result = api->cuMemcpyHtoDAsync(map->list, units, count * sizeof *units, map->stream);
-        CUresult ended = api->cuStreamSynchronize(map->stream);
-        error = cuda_errno(result == CUDA_SUCCESS ? ended : result);
-        cuda_leave(map->asked.cuda);
-    }
-    free(units);
-    return error ? error : run(map, map->drop, count, (void *[]){&map->on_device, &map->list, &count});
-}
-
 int demand_map_forget(struct demand_map *map, uint64_t offset, uint64_t length)
 {
     uint64_t first = offset / map->unit, end = (offset + length + map->unit - 1) / map->unit;
     uint64_t count = (end < map->demand.units ? end : map->demand.units) - first;
 
     pthread_mutex_lock(&map->calls);
-    int error = drop(map, first, count);
+    int error = run(map, map->drop, count / 32, (void *[]){&map->on_device, &first, &count});
     pthread_mutex_unlock(&map->calls);
     if (!error)
         demand_server_forget(&map->server, first, count);

@@ -394,21 +394,47 @@ GAIA_DEVICE void patch(struct gaia_grid grid, void *base, const uint32_t *pages,
 
 /* --- demand mappings, between the program's kernels --- */
 
+/* Lanes look at frames, 32 at a time, and a warp gives what one of them has found. Neighbours, which were
+ * often stored to together, are different warps'. */
 GAIA_DEVICE void demand_flush(struct gaia_grid grid, const struct gaia_demand *demand)
 {
+    uint64_t warps = (uint64_t)grid.blocks * grid.warps;
+
     GAIA_EACH_WARP(grid, warp)
-    for (uint64_t frame = (uint64_t)grid.block * grid.warps + warp; frame < demand->frames_count;
-         frame += (uint64_t)grid.blocks * grid.warps)
-        gaia_warp_flush(demand, GAIA_ALL_LANES, (uint32_t)frame);
+    for (uint64_t first = (uint64_t)grid.block * grid.warps + warp; first < demand->frames_count;
+         first += warps * GAIA_LANES) {
+        bool stored[GAIA_SLOTS];
+        uint32_t unit;
+
+        GAIA_EACH_LANE(s)
+        {
+            uint64_t frame = first + gaia_lane_of(s) * warps;
+
+            stored[s] = frame < demand->frames_count && gaia_stored_in(demand, (uint32_t)frame, &unit) != 0;
+        }
+        for (uint32_t left = gaia_ballot(GAIA_ALL_LANES, stored); left; left &= left - 1)
+            gaia_warp_flush(demand, GAIA_ALL_LANES, (uint32_t)(first + gaia_first_lane(left) * warps));
+    }
 }
 
-GAIA_DEVICE void demand_drop(struct gaia_grid grid, const struct gaia_demand *demand, const uint32_t *units,
+/* A lane drops a unit by itself; what was stored to, a warp. That was given before, as a rule. */
+GAIA_DEVICE void demand_drop(struct gaia_grid grid, const struct gaia_demand *demand, uint64_t first,
                              uint64_t count)
 {
     GAIA_EACH_WARP(grid, warp)
-    for (uint64_t i = (uint64_t)grid.block * grid.warps + warp; i < count;
-         i += (uint64_t)grid.blocks * grid.warps)
-        gaia_warp_drop(demand, GAIA_ALL_LANES, units[i]);
+    for (uint64_t at = ((uint64_t)grid.block * grid.warps + warp) * GAIA_LANES; at < count;
+         at += (uint64_t)grid.blocks * grid.warps * GAIA_LANES) {
+        bool stored[GAIA_SLOTS];
+
+        GAIA_EACH_LANE(s)
+        {
+            uint64_t i = at + gaia_lane_of(s);
+
+            stored[s] = i < count && gaia_drop_clean(demand, (uint32_t)(first + i));
+        }
+        for (uint32_t left = gaia_ballot(GAIA_ALL_LANES, stored); left; left &= left - 1)
+            gaia_warp_drop(demand, GAIA_ALL_LANES, (uint32_t)(first + at + gaia_first_lane(left)));
+    }
 }
 
 /* --- the entries --- */
@@ -458,9 +484,9 @@ GAIA_KERNEL gaia_demand_flush(const struct gaia_demand *demand)
     demand_flush(gaia_grid_here(), demand);
 }
 
-GAIA_KERNEL gaia_demand_drop(const struct gaia_demand *demand, const uint32_t *units, uint64_t count)
+GAIA_KERNEL gaia_demand_drop(const struct gaia_demand *demand, uint64_t first, uint64_t count)
 {
-    demand_drop(gaia_grid_here(), demand, units, count);
+    demand_drop(gaia_grid_here(), demand, first, count);
 }
 
 #else
@@ -510,7 +536,7 @@ static void run_demand_flush(struct gaia_grid grid, void *const *arguments)
 
 static void run_demand_drop(struct gaia_grid grid, void *const *arguments)
 {
-    demand_drop(grid, POINTER(0), POINTER(1), NUMBER(2));
+    demand_drop(grid, POINTER(0), NUMBER(1), NUMBER(2));
 }
 
 const struct gaia_kernel *gaia_kernel_find(const char *name)

@@ -32,10 +32,11 @@
  *
  *   gaia_demand_flush(const struct gaia_demand *demand)
  *       Gives the host each unit that was stored to; the unit stays on the device. Units that are held, or
- *       can't be given, stay dirty: control.held, control.kept. gaia_demand_drop(const struct gaia_demand
- *       *demand, const uint32_t *units, uint64_t count) Drops each of these units, after giving it to the
- *       host if it was stored to: the next touch brings it anew. Units that failed are tried again from now
- *       on. Units that are held, or can't be given, stay.
+ *       can't be given, stay dirty: control.held, control.kept.
+ *   gaia_demand_drop(const struct gaia_demand *demand, uint64_t first, uint64_t count)
+ *       Drops units [first, first + count), after giving to the host what was stored to: the next touch
+ *       brings them anew. Units that failed are tried again from now on. Units that are held, or can't be
+ *       given, stay.
  *
  * Numbers of pages are 32 bits: base can be 16 TiB. */
 #ifndef GAIAFS_GPU_KERNELS_H

@@ -115,16 +115,12 @@ class world
         return control.held == held && control.kept == kept;
     }
     /* A unit, or all. */
-    void drop(uint32_t first = 0, uint64_t count = UINT64_MAX)
+    void drop(uint32_t from = 0, uint64_t most = UINT64_MAX)
     {
         const struct gaia_demand *on_device = &demand;
-        std::vector<uint32_t> units;
+        uint64_t first = from, left = options.units - first, count = left < most ? left : most;
 
-        for (uint32_t unit = first; unit < options.units && unit - first < count; unit++)
-            units.push_back(unit);
-        uint32_t *list = units.data();
-        uint64_t listed = units.size();
-        launch("gaia_demand_drop", {&on_device, &list, &listed});
+        launch("gaia_demand_drop", {&on_device, &first, &count});
     }
     void clear_error()
     {

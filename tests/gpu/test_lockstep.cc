@@ -295,7 +295,6 @@ static void flush_and_drop(void **)
 {
     const unsigned stored = 5;
     world_options options;
-    std::vector<uint32_t> list;
 
     options.units = 12;
 
@@ -306,8 +305,6 @@ static void flush_and_drop(void **)
         return (uint64_t)unit * w.elements_of_unit() + gaia_hw_lane() * ELEMENTS_OF_HOST;
     };
 
-    for (uint32_t unit = 0; unit < options.units; unit++)
-        list.push_back(unit);
     launch(1, 2, [&] { /* the lanes of two warps */
                        for (uint32_t unit = gaia_hw_thread() / GAIA_LANES; unit < stored; unit += 2)
                            view.store(element(unit), unit * 100 + gaia_hw_lane());
@@ -318,7 +315,7 @@ static void flush_and_drop(void **)
         assert_int_equal(w.demand.table[unit] & (GAIA_DEMAND_VALID | GAIA_DEMAND_DIRTY | GAIA_DEMAND_BUSY),
                          GAIA_DEMAND_VALID);
     launch(1, 1, [&] { view.store(element(0) + 1, 7000 + gaia_hw_lane()); });
-    launch(2, 2, [&] { gaia_demand_drop(demand, list.data(), list.size()); });
+    launch(2, 2, [&] { gaia_demand_drop(demand, 0, options.units); });
     assert_int_equal(w.control.given, stored + 1);
     assert_int_equal(w.control.held + w.control.kept + w.control.failures, 0);
     for (uint32_t unit = 0; unit < options.units; unit++)
