@@ -180,6 +180,16 @@ GAIA_DEVICE void gaia_warp_copy_out(const struct gaia_demand *d, uint32_t mask, 
     uint32_t step, at = gaia_share_of_bytes(mask, &step), end = 1u << (d->unit_shift - 4);
 
     gaia_warp_sync(mask); /* the leader has the unit busy, and what it acquired is now acquired by all */
+    for (; at + 3 * step < end; at += 4 * step) {
+        struct gaia_quad q0 = gaia_quad_load(quads + at), q1 = gaia_quad_load(quads + at + step);
+        struct gaia_quad q2 = gaia_quad_load(quads + at + 2 * step);
+        struct gaia_quad q3 = gaia_quad_load(quads + at + 3 * step);
+
+        gaia_quad_store_sys(out + at, q0.first, q0.second);
+        gaia_quad_store_sys(out + at + step, q1.first, q1.second);
+        gaia_quad_store_sys(out + at + 2 * step, q2.first, q2.second);
+        gaia_quad_store_sys(out + at + 3 * step, q3.first, q3.second);
+    }
     for (; at < end; at += step) {
         struct gaia_quad quad = gaia_quad_load(quads + at);
 
