@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The storage engine's public calls, the bound on requests in flight, files, and what becomes of one request:
- * which descriptor it takes, and whether an attempt's result is the end of it. */
+/* The storage engine's public calls, the bound on requests in flight, and what becomes of one request: which
+ * descriptor it takes, and whether an attempt's result is the end of it. */
 #include <assert.h>
 #include <errno.h>
 #include <signal.h>
@@ -17,7 +17,7 @@
 #define RETRIES_MAX 16u
 #define PAUSE_SHIFT_MAX 6u
 
-ssize_t (*gaia_io_test_result)(enum gaia_io_op op, size_t length, ssize_t result);
+ssize_t (*gaia_io_test_result)(bool direct, size_t length, ssize_t result);
 
 /* Which engine the current thread belongs to, and the slot of the request whose callback it runs: the
  * callback's first submission takes it over, so a chain of requests neither waits nor allocates. */
@@ -58,14 +58,11 @@ struct gaia_io_rest gaia_io_rest(struct gaia_io_request *request)
     struct gaia_io_rest rest = {.fd = &file->buffered};
     uintptr_t bits;
 
-    if (request->op == GAIA_IO_OP_SYNC)
-        return rest;
     rest.buffer = request->buffer + request->moved;
     rest.length = request->length - request->moved;
     rest.offset = request->offset + (off_t)request->moved;
     bits = (uintptr_t)rest.buffer | (uintptr_t)rest.length | (uintptr_t)rest.offset;
-    request->direct = request->op == GAIA_IO_OP_READ && file->direct.fd >= 0 && !request->buffered_only &&
-                      !(bits & file->direct_mask);
+    request->direct = file->direct.fd >= 0 && !request->buffered_only && !(bits & file->direct_mask);
     if (request->direct)
         rest.fd = &file->direct;
     return rest;
@@ -125,20 +122,16 @@ enum gaia_io_step gaia_io_step(struct gaia_io_request *request, ssize_t result)
     size_t left = request->length - request->moved;
 
     if (__builtin_expect(gaia_io_test_result != NULL, 0))
-        result = gaia_io_test_result(request->direct ? GAIA_IO_OP_READ_DIRECT : request->op, left, result);
+        result = gaia_io_test_result(request->direct, left, result);
     if (result < 0)
         return failed(request, (int)-result);
-    if (request->op == GAIA_IO_OP_SYNC)
-        return done(request, 0);
     assert((size_t)result <= left);
 
     request->direct_seen |= request->direct;
     request->moved += (size_t)result;
     request->retries = 0;
-    if (request->moved == request->length)
+    if (request->moved == request->length || result == 0) /* the end of the file */
         return done(request, (ssize_t)request->moved);
-    if (result == 0) /* a read: the end of the file; a write: a file system that would have us loop */
-        return done(request, request->op == GAIA_IO_OP_READ ? (ssize_t)request->moved : -EIO);
     return again(request, GAIA_IO_AGAIN);
 }
 
@@ -152,22 +145,9 @@ static void account(struct gaia_io *io, const struct gaia_io_request *request)
     struct gaia_io_counters *counters = &io->counters;
     uint64_t bytes = request->result > 0 ? (uint64_t)request->result : 0;
 
-    switch (request->op) {
-    case GAIA_IO_OP_READ:
-        count(1, &counters->reads);
-        count(request->direct_seen, &counters->direct_reads);
-        count(bytes, &counters->bytes_read);
-        break;
-    case GAIA_IO_OP_WRITE:
-        count(1, &counters->writes);
-        count(bytes, &counters->bytes_written);
-        break;
-    case GAIA_IO_OP_SYNC:
-        count(1, &counters->syncs);
-        break;
-    case GAIA_IO_OP_READ_DIRECT:
-        assert(!"an attempt's op, not a request's");
-    }
+    count(1, &counters->reads);
+    count(request->direct_seen, &counters->direct_reads);
+    count(bytes, &counters->bytes_read);
 }
 
 /* ---- slots: the bound on requests in flight ---- */
@@ -338,70 +318,22 @@ void gaia_io_finish(struct gaia_io *io, struct gaia_io_request *request)
         io->backend->queue(io, next);
 }
 
-/* ---- submitting, and the blocking forms ---- */
-
-static int check_transfer(const struct gaia_io *io, const struct gaia_io_request *wanted)
-{
-    if (!io || !wanted->file || wanted->file->io != io || !wanted->buffer || wanted->length == 0 ||
-        wanted->length > GAIA_IO_LENGTH_MAX || wanted->offset < 0 ||
-        wanted->offset > INT64_MAX - (off_t)wanted->length)
-        return -EINVAL;
-    return 0;
-}
-
-static struct gaia_io_request transfer(enum gaia_io_op op, struct gaia_io_file *file, const void *buffer,
-                                       size_t length, off_t offset)
-{
-    return (struct gaia_io_request){
-        .file = file,
-        .buffer = (char *)(uintptr_t)buffer,
-        .length = length,
-        .offset = offset,
-        .op = op,
-    };
-}
-
-/* From a callback it would hold up the other completions. */
-static ssize_t perform(struct gaia_io *io, struct gaia_io_request *request)
-{
-    assert(!gaia_io_thread_is_own(io));
-    gaia_io_perform(request);
-    account(io, request);
-    return request->result;
-}
+/* ---- submitting ---- */
 
 int gaia_io_read(struct gaia_io *io, struct gaia_io_file *file, void *buffer, size_t length, off_t offset,
                  gaia_io_done *callback, void *context)
 {
-    struct gaia_io_request wanted = transfer(GAIA_IO_OP_READ, file, buffer, length, offset);
-
-    wanted.done = callback;
-    wanted.context = context;
-    return callback && check_transfer(io, &wanted) == 0 ? start(io, &wanted) : -EINVAL;
-}
-
-int gaia_io_write(struct gaia_io *io, struct gaia_io_file *file, const void *buffer, size_t length,
-                  off_t offset, gaia_io_done *callback, void *context)
-{
-    struct gaia_io_request wanted = transfer(GAIA_IO_OP_WRITE, file, buffer, length, offset);
-
-    wanted.done = callback;
-    wanted.context = context;
-    return callback && check_transfer(io, &wanted) == 0 ? start(io, &wanted) : -EINVAL;
-}
-
-int gaia_io_sync(struct gaia_io *io, struct gaia_io_file *file, bool data_only, gaia_io_done *callback,
-                 void *context)
-{
     struct gaia_io_request wanted = {
         .file = file,
+        .buffer = buffer,
+        .length = length,
+        .offset = offset,
         .done = callback,
         .context = context,
-        .op = GAIA_IO_OP_SYNC,
-        .data_only = data_only,
     };
 
-    if (!io || !file || file->io != io || !callback)
+    if (!io || !file || file->io != io || !buffer || !callback || length == 0 ||
+        length > GAIA_IO_LENGTH_MAX || offset < 0 || offset > INT64_MAX - (off_t)length)
         return -EINVAL;
     return start(io, &wanted);
 }
@@ -409,32 +341,6 @@ int gaia_io_sync(struct gaia_io *io, struct gaia_io_file *file, bool data_only, 
 void gaia_io_submit(struct gaia_io *io)
 {
     io->backend->push(io);
-}
-
-/* One request for which the thread waits anyway is carried out in that thread: a 4 KiB read of cached bytes
- * takes 1 us so, and 10 us by way of the ring and two switches of threads; and such reads go on in parallel,
- * where one ring copies one at a time. */
-ssize_t gaia_io_read_wait(struct gaia_io *io, struct gaia_io_file *file, void *buffer, size_t length,
-                          off_t offset)
-{
-    struct gaia_io_request request = transfer(GAIA_IO_OP_READ, file, buffer, length, offset);
-
-    return check_transfer(io, &request) == 0 ? perform(io, &request) : -EINVAL;
-}
-
-ssize_t gaia_io_write_wait(struct gaia_io *io, struct gaia_io_file *file, const void *buffer, size_t length,
-                           off_t offset)
-{
-    struct gaia_io_request request = transfer(GAIA_IO_OP_WRITE, file, buffer, length, offset);
-
-    return check_transfer(io, &request) == 0 ? perform(io, &request) : -EINVAL;
-}
-
-int gaia_io_sync_wait(struct gaia_io *io, struct gaia_io_file *file, bool data_only)
-{
-    struct gaia_io_request request = {.file = file, .op = GAIA_IO_OP_SYNC, .data_only = data_only};
-
-    return io && file && file->io == io ? (int)perform(io, &request) : -EINVAL;
 }
 
 /* ---- open and close ---- */
@@ -512,11 +418,8 @@ void gaia_io_stat(const struct gaia_io *io, struct gaia_io_stat *stat_out)
 
     *stat_out = (struct gaia_io_stat){
         .reads = atomic_load_explicit(&counters->reads, memory_order_relaxed),
-        .writes = atomic_load_explicit(&counters->writes, memory_order_relaxed),
-        .syncs = atomic_load_explicit(&counters->syncs, memory_order_relaxed),
         .direct_reads = atomic_load_explicit(&counters->direct_reads, memory_order_relaxed),
         .bytes_read = atomic_load_explicit(&counters->bytes_read, memory_order_relaxed),
-        .bytes_written = atomic_load_explicit(&counters->bytes_written, memory_order_relaxed),
         .resubmits = atomic_load_explicit(&counters->resubmits, memory_order_relaxed),
         .in_flight_max = atomic_load_explicit(&io->active_max, memory_order_relaxed),
     };

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The storage engine: reads and writes of the data directory's files with io_uring, many in flight. The same
- * interface on a pool of threads (GAIA_IO_THREADS) where io_uring is refused.
+/* The storage engine: reads of the data directory's files with io_uring, many in flight. The same interface
+ * on a pool of threads (GAIA_IO_THREADS) where io_uring is refused. Writes do not come here: they go to the
+ * page cache with pwrite(), under the file's lock (cache/cpu.c, cache/collect.c).
  *
  * Thread safety: all functions but open and close may be called from any thread. Completions are delivered on
  * the engine's own thread(s); a completion callback may submit (it never waits for that), may take locks that
- * no submitter holds while it waits for the engine, and must not call gaia_io_close(), gaia_io_file_close()
- * or the blocking calls. With io_uring the kernel runs part of a completion in the thread that pushed the
+ * no submitter holds while it waits for the engine, and must not call gaia_io_close() or
+ * gaia_io_file_close(). With io_uring the kernel runs part of a completion in the thread that pushed the
  * request: an epoll_wait(2), or another call that is not restarted after a signal, may return EINTR there. An
  * engine is of no use to a child after fork(2).
  */
@@ -51,22 +52,19 @@ bool gaia_io_registered(const struct gaia_io *io);
  * registered while slots are free. */
 struct gaia_io_file;
 
-/* fd: an open descriptor of a regular file (any access that the reads and writes need); it is not closed by
- * the engine and must stay open until gaia_io_file_close(). Tries to reopen it with O_DIRECT by itself
- * (through /proc/self/fd), and with fd's O_NOATIME; where that is refused, or fd is for writing only, reads
- * are buffered. Closing the second descriptor drops the process's fcntl(2) record locks on the file, as any
- * close does; OFD locks stay. 0, -ENOMEM, -EBADF, -EINVAL (not a regular file; or opened with O_DIRECT; or
- * with O_APPEND, as writes would ignore their offset). */
+/* fd: an open descriptor of a regular file; it is not closed by the engine and must stay open until
+ * gaia_io_file_close(). Tries to reopen it with O_DIRECT by itself (through /proc/self/fd), and with fd's
+ * O_NOATIME; where that is refused, or fd is for writing only, reads are buffered. Closing the second
+ * descriptor drops the process's fcntl(2) record locks on the file, as any close does; OFD locks stay. 0,
+ * -ENOMEM, -EBADF, -EINVAL (not a regular file; or opened with O_DIRECT, which would refuse what is not
+ * aligned). */
 int gaia_io_file_open(struct gaia_io *io, int fd, struct gaia_io_file **file_out);
 
 /* Waits for the file's requests in flight (their callbacks run). NULL is allowed. */
 void gaia_io_file_close(struct gaia_io_file *file);
 
-/* Whether aligned reads go through O_DIRECT. */
-bool gaia_io_file_direct(const struct gaia_io_file *file);
-
-/* Called once for each submitted request. result: bytes moved (a read gives fewer than asked only at the end
- * of the file), or a negative errno. Short transfers, EINTR and EAGAIN were dealt with by the engine. */
+/* Called once for each submitted read. result: bytes read (fewer than asked only at the end of the file), or
+ * a negative errno. Short reads, EINTR and EAGAIN were dealt with by the engine. */
 typedef void gaia_io_done(void *context, ssize_t result);
 
 /* Submit a read of length bytes at offset. Goes through O_DIRECT when the file allows it and buffer, length
@@ -77,35 +75,17 @@ typedef void gaia_io_done(void *context, ssize_t result);
 int gaia_io_read(struct gaia_io *io, struct gaia_io_file *file, void *buffer, size_t length, off_t offset,
                  gaia_io_done *done, void *context);
 
-/* Submit a buffered write; completes after all bytes are written, or with an error (some bytes may be written
- * then). Errors as gaia_io_read(). */
-int gaia_io_write(struct gaia_io *io, struct gaia_io_file *file, const void *buffer, size_t length,
-                  off_t offset, gaia_io_done *done, void *context);
-
-/* Submit an fsync; data_only: fdatasync. result is 0 or a negative errno. */
-int gaia_io_sync(struct gaia_io *io, struct gaia_io_file *file, bool data_only, gaia_io_done *done,
-                 void *context);
-
-/* Push to the kernel what gaia_io_read/write/sync have queued. Submitters that queue several requests call it
- * once at the end. The engine pushes by itself when its queue is full, while a thread waits for the engine,
- * and for requests that callbacks queue. */
+/* Push to the kernel what gaia_io_read() has queued. Submitters that queue several requests call it once at
+ * the end. The engine pushes by itself when its queue is full, while a thread waits for the engine, and for
+ * requests that callbacks queue. */
 void gaia_io_submit(struct gaia_io *io);
-
-/* Blocking forms of the same, carried out in the calling thread (for cached bytes ten times as fast as
- * submitting and waiting). They do not count toward depth. Bytes moved or a negative errno. Not from a
- * callback. */
-ssize_t gaia_io_read_wait(struct gaia_io *io, struct gaia_io_file *file, void *buffer, size_t length,
-                          off_t offset);
-ssize_t gaia_io_write_wait(struct gaia_io *io, struct gaia_io_file *file, const void *buffer, size_t length,
-                           off_t offset);
-int gaia_io_sync_wait(struct gaia_io *io, struct gaia_io_file *file, bool data_only);
 
 /* Counters, for `gaiactl stat`. */
 struct gaia_io_stat {
-    uint64_t reads, writes, syncs;
+    uint64_t reads;
     uint64_t direct_reads; /* of reads: those answered through O_DIRECT */
-    uint64_t bytes_read, bytes_written;
-    uint64_t resubmits; /* short transfers, EINTR, EAGAIN */
+    uint64_t bytes_read;
+    uint64_t resubmits; /* short reads, EINTR, EAGAIN */
     uint64_t in_flight_max;
 };
 void gaia_io_stat(const struct gaia_io *io, struct gaia_io_stat *stat_out);

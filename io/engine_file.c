@@ -65,8 +65,7 @@ int gaia_io_file_open(struct gaia_io *io, int fd, struct gaia_io_file **file_out
         return -EBADF;
     if (fstat(fd, &status) < 0)
         return -errno;
-    /* O_APPEND would move writes to the end; O_DIRECT would refuse what isn't aligned. */
-    if (!S_ISREG(status.st_mode) || (flags & (O_APPEND | O_DIRECT)))
+    if (!S_ISREG(status.st_mode) || (flags & O_DIRECT)) /* that would refuse what isn't aligned */
         return -EINVAL;
 
     file = calloc(1, sizeof *file);
@@ -122,9 +121,4 @@ void gaia_io_file_close(struct gaia_io_file *file)
     pthread_mutex_unlock(&io->lock);
     gaia_io_calm(io);
     gaia_io_file_free(file);
-}
-
-bool gaia_io_file_direct(const struct gaia_io_file *file)
-{
-    return file->direct.fd >= 0;
 }

@@ -22,13 +22,6 @@
 #define GAIA_IO_LENGTH_MAX ((size_t)1 << 30)
 #define GAIA_IO_DIRECT_ALIGN_MAX 4096u
 
-enum gaia_io_op {
-    GAIA_IO_OP_READ,
-    GAIA_IO_OP_READ_DIRECT, /* for gaia_io_test_result only: a request's op is GAIA_IO_OP_READ */
-    GAIA_IO_OP_WRITE,
-    GAIA_IO_OP_SYNC,
-};
-
 enum gaia_io_step {
     GAIA_IO_DONE,  /* request->result is final */
     GAIA_IO_AGAIN, /* attempt the rest */
@@ -61,8 +54,6 @@ struct gaia_io_request {
     off_t offset;
     gaia_io_done *done;
     void *context;
-    enum gaia_io_op op;
-    bool data_only;
     bool heap; /* from malloc, not from io->slots */
 
     /* Progress: touched only by the thread that runs the current attempt or its completion. */
@@ -89,7 +80,7 @@ extern const struct gaia_io_backend gaia_io_uring_backend;
 extern const struct gaia_io_backend gaia_io_threads_backend;
 
 struct gaia_io_counters {
-    _Atomic uint64_t reads, writes, syncs, direct_reads, bytes_read, bytes_written, resubmits;
+    _Atomic uint64_t reads, direct_reads, bytes_read, resubmits;
 };
 
 struct gaia_io {
@@ -133,7 +124,7 @@ void gaia_io_calm(struct gaia_io *io);
 /* Let go of a file that has nothing in flight. */
 void gaia_io_file_free(struct gaia_io_file *file);
 
-/* What the next attempt has to move. Sets request->direct. */
+/* What the next attempt has to read. Sets request->direct. */
 struct gaia_io_rest {
     char *buffer;
     size_t length;
@@ -157,9 +148,9 @@ int gaia_io_thread_start(pthread_t *thread, void *(*body)(void *io), struct gaia
 void gaia_io_thread_enter(struct gaia_io *io, const char *name);
 bool gaia_io_thread_is_own(const struct gaia_io *io);
 
-/* NULL but in tests: sees each attempt's result (and the length asked for) and returns what to take it for.
- * It can make a read look shorter than it was, or failed; it must not make it longer. Set it while no engine
- * is open. */
-extern ssize_t (*gaia_io_test_result)(enum gaia_io_op op, size_t length, ssize_t result);
+/* NULL but in tests: sees each attempt's result (whether it went through O_DIRECT, and the length asked for)
+ * and returns what to take it for. It can make a read look shorter than it was, or failed; it must not make
+ * it longer. Set it while no engine is open. */
+extern ssize_t (*gaia_io_test_result)(bool direct, size_t length, ssize_t result);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The storage engine on a pool of threads, for where io_uring is refused: each carries out one request at a
- * time with pread, pwrite and fsync. Registered buffers and files have no meaning here. */
+ * time with pread(). Registered buffers and files have no meaning here. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -24,25 +24,13 @@ struct gaia_io_pool {
 static ssize_t attempt(struct gaia_io_request *request)
 {
     struct gaia_io_rest rest = gaia_io_rest(request);
-    ssize_t n = -1;
+    ssize_t n = pread(rest.fd->fd, rest.buffer, rest.length, rest.offset);
 
-    switch (request->op) {
-    case GAIA_IO_OP_READ:
-        n = pread(rest.fd->fd, rest.buffer, rest.length, rest.offset);
-        break;
-    case GAIA_IO_OP_WRITE:
-        n = pwrite(rest.fd->fd, rest.buffer, rest.length, rest.offset);
-        break;
-    case GAIA_IO_OP_SYNC:
-        n = request->data_only ? fdatasync(rest.fd->fd) : fsync(rest.fd->fd);
-        break;
-    case GAIA_IO_OP_READ_DIRECT:
-        assert(!"an attempt's op, not a request's");
-    }
     return n < 0 ? -errno : n;
 }
 
-void gaia_io_perform(struct gaia_io_request *request)
+/* To its end: request->result. */
+static void perform(struct gaia_io_request *request)
 {
     enum gaia_io_step step;
 
@@ -69,7 +57,7 @@ static void *work(void *context)
         if (request) {
             pool->first = request->next;
             pthread_mutex_unlock(&pool->lock);
-            gaia_io_perform(request);
+            perform(request);
             gaia_io_finish(io, request);
             pthread_mutex_lock(&pool->lock);
         } else if (pool->stopping) {

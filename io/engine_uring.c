@@ -112,32 +112,18 @@ static int piece_of(const struct gaia_io_uring *uring, const char *buffer, size_
     return (int)(first >> PIECE_SHIFT);
 }
 
-static void prepare_transfer(const struct gaia_io_uring *uring, struct io_uring_sqe *sqe,
-                             struct gaia_io_request *request)
+static void prepare_read(const struct gaia_io_uring *uring, struct io_uring_sqe *sqe,
+                         struct gaia_io_request *request)
 {
     struct gaia_io_rest rest = gaia_io_rest(request);
     bool fixed = rest.fd->slot >= 0;
     int fd = fixed ? rest.fd->slot : rest.fd->fd;
-    int piece;
+    int piece = piece_of(uring, rest.buffer, rest.length);
 
-    switch (request->op) {
-    case GAIA_IO_OP_READ:
-        piece = piece_of(uring, rest.buffer, rest.length);
-        if (piece >= 0)
-            io_uring_prep_read_fixed(sqe, fd, rest.buffer, (unsigned)rest.length, (uint64_t)rest.offset,
-                                     piece);
-        else
-            io_uring_prep_read(sqe, fd, rest.buffer, (unsigned)rest.length, (uint64_t)rest.offset);
-        break;
-    case GAIA_IO_OP_WRITE:
-        io_uring_prep_write(sqe, fd, rest.buffer, (unsigned)rest.length, (uint64_t)rest.offset);
-        break;
-    case GAIA_IO_OP_SYNC:
-        io_uring_prep_fsync(sqe, fd, request->data_only ? IORING_FSYNC_DATASYNC : 0);
-        break;
-    case GAIA_IO_OP_READ_DIRECT:
-        assert(!"an attempt's op, not a request's");
-    }
+    if (piece >= 0)
+        io_uring_prep_read_fixed(sqe, fd, rest.buffer, (unsigned)rest.length, (uint64_t)rest.offset, piece);
+    else
+        io_uring_prep_read(sqe, fd, rest.buffer, (unsigned)rest.length, (uint64_t)rest.offset);
     io_uring_sqe_set_flags(sqe, (fixed ? IOSQE_FIXED_FILE : 0) | (request->apart ? IOSQE_ASYNC : 0));
 }
 
@@ -153,7 +139,7 @@ static void queue_entry(struct gaia_io *io, struct gaia_io_request *request, enu
         io_uring_prep_timeout(sqe, &request->pause, 0, 0);
         io_uring_sqe_set_data64(sqe, (uintptr_t)request | TAG_PAUSE);
     } else {
-        prepare_transfer(uring, sqe, request);
+        prepare_read(uring, sqe, request);
         io_uring_sqe_set_data64(sqe, (uintptr_t)request);
     }
     atomic_fetch_add_explicit(&uring->handed, 1, memory_order_release);

@@ -466,13 +466,13 @@ ANY(int, 1, 0, fcntl64, int d COMMA int c, c, d, c, v[0])
 ANY(long, 6, 0, syscall, long n, n, n, v[0], v[1], v[2], v[3], v[4], v[5])
 
 /* A completion of the storage engine: what it moved, or a negative error. In the daemon only. */
-extern ssize_t (*gaia_io_test_result)(int op, size_t length, ssize_t result) __attribute__((weak));
+extern ssize_t (*gaia_io_test_result)(bool direct, size_t length, ssize_t result) __attribute__((weak));
 
-static ssize_t completed(int op, size_t length, ssize_t result)
+static ssize_t completed(bool direct, size_t length, ssize_t result)
 {
     int error;
 
-    (void)op;
+    (void)direct;
     (void)length;
     if (!hit(ROW_completion, &error)) {
         call_made();

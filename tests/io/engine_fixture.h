@@ -173,6 +173,12 @@ static inline struct gaia_io_file *open_file(struct gaia_io *io, int fd)
     return file;
 }
 
+/* Whether aligned reads go through O_DIRECT. */
+static inline bool is_direct(const struct gaia_io_file *file)
+{
+    return file->direct.fd >= 0;
+}
+
 static inline struct gaia_io_stat stat_of(const struct gaia_io *io)
 {
     struct gaia_io_stat status;
@@ -212,6 +218,16 @@ static inline void await_count(_Atomic int *counter, int wanted)
 
     while (atomic_load(counter) < wanted)
         nanosleep(&nap, NULL);
+}
+
+static inline ssize_t read_once(struct gaia_io *io, struct gaia_io_file *file, void *buffer, size_t length,
+                                off_t offset)
+{
+    struct outcome outcome = {.calls = 0};
+
+    assert_int_equal(gaia_io_read(io, file, buffer, length, offset, note, &outcome), 0);
+    gaia_io_submit(io);
+    return await(&outcome);
 }
 
 /* ---- begin and end ---- */

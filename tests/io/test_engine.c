@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The storage engine against pread and pwrite; its files, O_DIRECT, arguments and limits. */
+/* The storage engine against pread; its files, O_DIRECT, arguments and limits. */
 #include "tests/io/engine_fixture.h"
 
 #include <linux/capability.h>
@@ -12,16 +12,15 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-/* ---- the same as pread and pwrite ---- */
+/* ---- the same as pread ---- */
 
 #define AREA_LENGTH (4 * MIB)
 #define BATCH 16
-#define SPAN (96 * KIB) /* the longest transfer */
+#define SPAN (96 * KIB) /* the longest read */
 #define CANARY 64
 
 struct transfer {
     struct outcome outcome;
-    bool is_write;
     uint8_t *buffer, *expected;
     size_t length;
     off_t offset;
@@ -30,60 +29,45 @@ struct transfer {
 struct differential {
     struct gaia_io *io;
     struct gaia_io_file *file;
-    int fd, oracle;
+    int fd;
     uint64_t random;
     uint8_t *area; /* registered */
     uint8_t *heap; /* not registered */
     struct transfer transfers[BATCH];
 };
 
-/* Aligned and not, short and long, in both kinds of memory; each in its own piece of the area. */
-static void choose(struct differential *d, unsigned i, off_t low, off_t high)
+/* Aligned and not, short and long, in both kinds of memory, past the end of the file, too; each in its own
+ * piece of the area. */
+static void choose(struct differential *d, unsigned i, uint64_t below)
 {
     struct transfer *t = &d->transfers[i];
     uint64_t align = draw(&d->random, 2) ? 4096 : draw(&d->random, 2) ? 512 : 1;
     uint8_t *memory = draw(&d->random, 2) ? d->area : d->heap;
 
-    t->offset = low + (off_t)draw(&d->random, (uint64_t)(high - low));
-    t->offset -= t->offset % (off_t)align;
-    if (t->offset < low)
-        t->offset = low;
+    t->offset = (off_t)(draw(&d->random, below) / align * align);
     t->length = 1 + draw(&d->random, draw(&d->random, 4) ? 16 * KIB : SPAN);
     t->length += (align - t->length % align) % align;
     if (t->length > SPAN)
         t->length = SPAN;
     t->buffer = memory + i * (AREA_LENGTH / BATCH) + draw(&d->random, 2 * 4096 / align) * align;
-    t->is_write = false;
 }
 
 static void submit(struct differential *d, struct transfer *t)
 {
     atomic_store(&t->outcome.calls, 0);
-    if (t->is_write) {
-        for (size_t k = 0; k < t->length; k++)
-            t->buffer[k] = (uint8_t)draw(&d->random, 256);
-        assert_int_equal(gaia_io_write(d->io, d->file, t->buffer, t->length, t->offset, note, &t->outcome),
-                         0);
-    } else {
-        memset(t->buffer, 0xa5, t->length + CANARY);
-        assert_int_equal(gaia_io_read(d->io, d->file, t->buffer, t->length, t->offset, note, &t->outcome), 0);
-    }
+    memset(t->buffer, 0xa5, t->length + CANARY);
+    assert_int_equal(gaia_io_read(d->io, d->file, t->buffer, t->length, t->offset, note, &t->outcome), 0);
 }
 
 static void check(struct differential *d, struct transfer *t)
 {
     ssize_t result = await(&t->outcome);
-    ssize_t expected = pread(d->oracle, t->expected, t->length, t->offset);
+    ssize_t expected = pread(d->fd, t->expected, t->length, t->offset);
 
-    if (t->is_write)
-        expected = (ssize_t)t->length;
     if (result != expected)
-        print_error("%s of %zu at %lld: %zd, not %zd\n", t->is_write ? "write" : "read", t->length,
-                    (long long)t->offset, result, expected);
+        print_error("read of %zu at %lld: %zd, not %zd\n", t->length, (long long)t->offset, result, expected);
     assert_int_equal(result, expected);
     assert_int_equal(atomic_load(&t->outcome.calls), 1);
-    if (t->is_write)
-        return;
     assert_memory_equal(t->buffer, t->expected, (size_t)expected);
     for (unsigned i = 0; i < CANARY; i++)
         assert_int_equal(t->buffer[t->length + i], 0xa5);
@@ -92,71 +76,33 @@ static void check(struct differential *d, struct transfer *t)
 static void random_batch(struct differential *d)
 {
     unsigned n = 1 + (unsigned)draw(&d->random, BATCH);
-    uint64_t kind = draw(&d->random, 3);
-    off_t size = lseek(d->oracle, 0, SEEK_END);
+    uint64_t size = (uint64_t)lseek(d->fd, 0, SEEK_END);
 
     for (unsigned i = 0; i < n; i++) {
-        struct transfer *t = &d->transfers[i];
-        off_t stripe = (off_t)(2 * SPAN * i);
-
-        if (kind == 0) { /* reads, anywhere, past the end too */
-            choose(d, i, 0, size + 16384);
-        } else { /* writes apart from each other, some past the end; or these and reads, all below the end */
-            choose(d, i, stripe, stripe + (off_t)SPAN);
-            t->is_write = kind == 1 || draw(&d->random, 2);
-            if (kind == 2 && t->offset + (off_t)t->length > size) {
-                n = i;
-                break;
-            }
-        }
-        submit(d, t);
+        choose(d, i, size + 16384);
+        submit(d, &d->transfers[i]);
     }
     gaia_io_submit(d->io);
-    for (unsigned i = 0; i < n; i++)
-        await(&d->transfers[i].outcome);
-    for (unsigned i = 0; i < n; i++)
-        if (d->transfers[i].is_write)
-            write_all(d->oracle, d->transfers[i].buffer, d->transfers[i].length, d->transfers[i].offset);
     for (unsigned i = 0; i < n; i++)
         check(d, &d->transfers[i]);
 }
 
-static void random_blocking(struct differential *d)
+/* What a direct read meets in the page cache: dirty pages, and another end of the file. */
+static void change_file(struct differential *d)
 {
     struct transfer *t = &d->transfers[0];
 
-    choose(d, 0, 0, lseek(d->oracle, 0, SEEK_END) + 8192);
-    t->is_write = draw(&d->random, 2);
-    memset(t->buffer, (int)draw(&d->random, 256), t->length);
-    memset(t->buffer + t->length, 0xa5, CANARY);
-    if (t->is_write) {
-        write_all(d->oracle, t->buffer, t->length, t->offset);
-        note(&t->outcome, gaia_io_write_wait(d->io, d->file, t->buffer, t->length, t->offset));
-    } else {
-        note(&t->outcome, gaia_io_read_wait(d->io, d->file, t->buffer, t->length, t->offset));
-    }
-    atomic_store(&t->outcome.calls, 1);
-    check(d, t);
-    assert_int_equal(gaia_io_sync_wait(d->io, d->file, draw(&d->random, 2)), 0);
+    if (draw(&d->random, 4) == 0)
+        assert_int_equal(ftruncate(d->fd, (off_t)draw(&d->random, 3 * MIB)), 0);
+    choose(d, 0, (uint64_t)lseek(d->fd, 0, SEEK_END) + 8192);
+    for (size_t k = 0; k < t->length; k++)
+        t->buffer[k] = (uint8_t)draw(&d->random, 256);
+    write_all(d->fd, t->buffer, t->length, t->offset);
 }
 
-static void compare_whole(struct differential *d)
+static void same_as_pread(void **state)
 {
-    off_t size = lseek(d->oracle, 0, SEEK_END);
-    uint8_t *mine = malloc((size_t)size + 1), *theirs = malloc((size_t)size + 1);
-
-    assert_int_equal(lseek(d->fd, 0, SEEK_END), size);
-    assert_true(mine && theirs);
-    assert_int_equal(pread(d->fd, mine, (size_t)size, 0), size);
-    assert_int_equal(pread(d->oracle, theirs, (size_t)size, 0), size);
-    assert_memory_equal(mine, theirs, (size_t)size);
-    free(mine);
-    free(theirs);
-}
-
-static void same_as_pread_and_pwrite(void **state)
-{
-    struct differential d = {.random = seed, .fd = new_file(), .oracle = new_file()};
+    struct differential d = {.random = seed, .fd = new_file()};
     struct gaia_io_config config = {.kind = *(enum gaia_io_kind *)*state, .depth = 8, .files = 4};
 
     d.area = config.buffers = new_buffer(AREA_LENGTH);
@@ -165,23 +111,15 @@ static void same_as_pread_and_pwrite(void **state)
     for (unsigned i = 0; i < BATCH; i++)
         d.transfers[i].expected = malloc(SPAN);
     write_pattern(d.fd, 2 * MIB + 777, 1);
-    write_pattern(d.oracle, 2 * MIB + 777, 1);
     d.io = new_engine_of(&config);
     d.file = open_file(d.io, d.fd);
 
     for (unsigned round = 0; round < 300; round++) {
-        if (draw(&d.random, 8) == 0) {
-            off_t size = (off_t)draw(&d.random, 3 * MIB);
-
-            assert_int_equal(ftruncate(d.fd, size), 0);
-            assert_int_equal(ftruncate(d.oracle, size), 0);
-        }
+        if (draw(&d.random, 2))
+            change_file(&d);
         random_batch(&d);
-        if (draw(&d.random, 4) == 0)
-            random_blocking(&d);
     }
-    compare_whole(&d);
-    if (gaia_io_file_direct(d.file))
+    if (is_direct(d.file))
         assert_true(stat_of(d.io).direct_reads > 0);
 
     gaia_io_file_close(d.file);
@@ -191,7 +129,6 @@ static void same_as_pread_and_pwrite(void **state)
     free(d.area);
     free(d.heap);
     close(d.fd);
-    close(d.oracle);
 }
 
 /* ---- files ---- */
@@ -286,11 +223,11 @@ static void on_tmpfs(void **state)
     io = new_engine(state, 4);
     file = open_file(io, fd);
     buffer = new_buffer(16384);
-    assert_int_equal(gaia_io_read_wait(io, file, buffer, 16384, 0), 10000);
+    assert_int_equal(read_once(io, file, buffer, 16384, 0), 10000);
     assert_true(matches(buffer, 10000, 3, 0));
-    assert_int_equal(gaia_io_read_wait(io, file, buffer, 4096, 4096), 4096);
+    assert_int_equal(read_once(io, file, buffer, 4096, 4096), 4096);
     assert_true(matches(buffer, 4096, 3, 4096));
-    assert_int_equal(stat_of(io).direct_reads, gaia_io_file_direct(file) ? 2 : 0);
+    assert_int_equal(stat_of(io).direct_reads, is_direct(file) ? 2 : 0);
     gaia_io_file_close(file);
     gaia_io_close(io);
     free(buffer);
@@ -298,16 +235,6 @@ static void on_tmpfs(void **state)
 }
 
 /* ---- O_DIRECT ---- */
-
-static ssize_t read_once(struct gaia_io *io, struct gaia_io_file *file, uint8_t *buffer, size_t length,
-                         off_t offset)
-{
-    struct outcome outcome = {.calls = 0};
-
-    assert_int_equal(gaia_io_read(io, file, buffer, length, offset, note, &outcome), 0);
-    gaia_io_submit(io);
-    return await(&outcome);
-}
 
 static void direct_when_aligned(void **state)
 {
@@ -319,7 +246,7 @@ static void direct_when_aligned(void **state)
 
     write_pattern(fd, 3 * 4096 + 100, 5);
     file = open_file(io, fd);
-    if (!gaia_io_file_direct(file)) {
+    if (!is_direct(file)) {
         print_message("no O_DIRECT in %s: skipped\n", directory);
         gaia_io_file_close(file);
         gaia_io_close(io);
@@ -349,7 +276,7 @@ static void direct_when_aligned(void **state)
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     only_write = open(path, O_WRONLY | O_CLOEXEC);
     file = open_file(io, only_write);
-    assert_false(gaia_io_file_direct(file));
+    assert_false(is_direct(file));
     assert_int_equal(read_once(io, file, buffer, 4096, 0), -EBADF);
     gaia_io_file_close(file);
     gaia_io_close(io);
@@ -358,8 +285,7 @@ static void direct_when_aligned(void **state)
     close(fd);
 }
 
-/* A direct read sees bytes that are dirty in the page cache: written by the engine, by others, and through a
- * mapping. */
+/* A direct read sees bytes that are dirty in the page cache: written, and stored through a mapping. */
 static void direct_reads_see_the_page_cache(void **state)
 {
     struct gaia_io *io = new_engine(state, 4);
@@ -377,13 +303,13 @@ static void direct_reads_see_the_page_cache(void **state)
 
         assert_int_equal(pwrite(fd, &byte, 1, offset), 1);
         mapping[offset + 7] = byte;
-        assert_int_equal(gaia_io_write_wait(io, file, &byte, 1, offset + 4095), 1);
+        assert_int_equal(pwrite(fd, &byte, 1, offset + 4095), 1);
         assert_int_equal(read_once(io, file, buffer, 4096, offset), 4096);
         assert_int_equal(buffer[0], byte);
         assert_int_equal(buffer[7], byte);
         assert_int_equal(buffer[4095], byte);
     }
-    if (gaia_io_file_direct(file))
+    if (is_direct(file))
         assert_int_equal(stat_of(io).direct_reads, 50);
     munmap(mapping, 64 * KIB);
     gaia_io_file_close(file);
@@ -409,18 +335,16 @@ static void bad_arguments(void **state)
     struct gaia_io_file *file = NULL;
     struct outcome never = {.calls = 0};
     char byte = 0;
-    int fd = new_file(), folder = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC), appending, path_only;
+    int fd = new_file(), folder = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC), path_only;
 
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
         assert_int_equal(gaia_io_open(&configs[i], &io), -EINVAL);
     assert_null(io);
     io = new_engine(state, 1);
-    appending = new_file_in(directory, O_RDWR | O_APPEND);
     path_only = open("/proc/self/exe", O_PATH | O_CLOEXEC);
     assert_int_equal(gaia_io_file_open(io, -1, &file), -EBADF);
     assert_int_equal(gaia_io_file_open(io, path_only, &file), -EBADF);
     assert_int_equal(gaia_io_file_open(io, folder, &file), -EINVAL);
-    assert_int_equal(gaia_io_file_open(io, appending, &file), -EINVAL);
     assert_null(file);
     file = open_file(io, fd);
     assert_int_equal(gaia_io_read(io, file, &byte, 0, 0, note, &never), -EINVAL);
@@ -429,48 +353,31 @@ static void bad_arguments(void **state)
     assert_int_equal(gaia_io_read(io, file, &byte, 2, INT64_MAX - 1, note, &never), -EINVAL);
     assert_int_equal(gaia_io_read(io, file, NULL, 1, 0, note, &never), -EINVAL);
     assert_int_equal(gaia_io_read(io, file, &byte, 1, 0, NULL, &never), -EINVAL);
-    assert_int_equal(gaia_io_write(io, file, &byte, 0, 0, note, &never), -EINVAL);
-    assert_int_equal(gaia_io_write(io, file, &byte, 1, -1, note, &never), -EINVAL);
-    assert_int_equal(gaia_io_sync(io, NULL, false, note, &never), -EINVAL);
-    assert_int_equal(gaia_io_read_wait(io, file, &byte, 0, 0), -EINVAL);
-    assert_int_equal(gaia_io_write_wait(io, file, &byte, 1, -1), -EINVAL);
-    assert_int_equal(gaia_io_sync_wait(io, NULL, false), -EINVAL);
+    assert_int_equal(gaia_io_read(io, NULL, &byte, 1, 0, note, &never), -EINVAL);
     assert_int_equal(atomic_load(&never.calls), 0);
     gaia_io_file_close(file);
     gaia_io_close(io);
-    close(appending);
     close(path_only);
     close(folder);
     close(fd);
 }
 
-/* The bytes moved and the requests are counted, of each kind and way. */
+/* The reads and their bytes are counted. */
 static void counters(void **state)
 {
     struct gaia_io *io = new_engine(state, 4);
     int fd = new_file();
     struct gaia_io_file *file = open_file(io, fd);
     uint8_t *buffer = new_buffer(4096);
-    struct outcome written = {.calls = 0}, synced = {.calls = 0};
     struct gaia_io_stat status;
 
-    assert_int_equal(gaia_io_write(io, file, buffer, 1000, 0, note, &written), 0);
-    gaia_io_submit(io);
-    assert_int_equal(await(&written), 1000);
-    assert_int_equal(gaia_io_sync(io, file, false, note, &synced), 0);
-    gaia_io_submit(io);
-    assert_int_equal(await(&synced), 0);
-    assert_int_equal(gaia_io_write_wait(io, file, buffer, 24, 1000), 24);
-    assert_int_equal(gaia_io_sync_wait(io, file, true), 0);
+    write_pattern(fd, 1024, 1);
     assert_int_equal(read_once(io, file, buffer + 1, 1000, 0), 1000);
-    assert_int_equal(gaia_io_read_wait(io, file, buffer + 1, 1000, 1000), 24);
+    assert_int_equal(read_once(io, file, buffer + 1, 1000, 1000), 24);
     status = stat_of(io);
     assert_int_equal(status.reads, 2);
-    assert_int_equal(status.writes, 2);
-    assert_int_equal(status.syncs, 2);
     assert_int_equal(status.direct_reads, 0);
     assert_int_equal(status.bytes_read, 1024);
-    assert_int_equal(status.bytes_written, 1024);
     gaia_io_file_close(file);
     gaia_io_close(io);
     free(buffer);
@@ -578,49 +485,6 @@ static void io_uring_refused(void **state)
     }
 }
 
-#ifndef SYS_cachestat
-#define SYS_cachestat 451
-#endif
-
-/* Pages of the file that its filesystem has not got yet; -1: this kernel does not say. */
-static int64_t dirty_pages(int fd)
-{
-    uint64_t range[2] = {0, 0}, stat[5]; /* cached, dirty, under write-back, evicted, recently evicted */
-
-    return syscall(SYS_cachestat, fd, range, stat, 0) ? -1 : (int64_t)(stat[1] + stat[2]);
-}
-
-/* Both kinds of sync, waited for and called back: nothing is left to be written. */
-static void sync_leaves_nothing_dirty(void **state)
-{
-    uint8_t bytes[4096] = {0};
-    int fd = new_file();
-    struct gaia_io *io = new_engine(state, 4);
-    struct gaia_io_file *file = open_file(io, fd);
-
-    for (int i = 0; i < 4; i++) {
-        struct outcome outcome = {.calls = 0};
-
-        bytes[0]++;
-        write_all(fd, bytes, sizeof bytes, 0);
-        if (dirty_pages(fd) <= 0) {
-            print_message("what is dirty can't be seen here: skipped\n");
-            break;
-        }
-        if (i < 2) {
-            assert_int_equal(gaia_io_sync_wait(io, file, i == 0), 0);
-        } else {
-            assert_int_equal(gaia_io_sync(io, file, i == 2, note, &outcome), 0);
-            gaia_io_submit(io);
-            assert_int_equal(await(&outcome), 0);
-        }
-        assert_int_equal(dirty_pages(fd), 0);
-    }
-    gaia_io_file_close(file);
-    gaia_io_close(io);
-    close(fd);
-}
-
 /* An area of more than one piece of 1 GiB: 2 MiB of memory, mapped again and again. */
 static void more_than_one_piece(void **state)
 {
@@ -662,7 +526,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         // clang-format off
-        CASE(same_as_pread_and_pwrite),
+        CASE(same_as_pread),
         CASE(more_files_than_slots),
         CASE(closed_files_are_let_go),
         CASE(on_tmpfs),
@@ -670,7 +534,6 @@ int main(void)
         CASE(direct_reads_see_the_page_cache),
         CASE(bad_arguments),
         CASE(counters),
-        CASE(sync_leaves_nothing_dirty),
         CASE(buffers_that_may_not_be_locked),
         CASE(io_uring_refused),
         CASE(more_than_one_piece),

@@ -10,9 +10,9 @@
 
 /* ---- the faults ---- */
 
-/* Attempts of the wanted kinds fail, or come short, with the given odds, until `most` have. */
+/* Attempts of the wanted ways fail, or come short, with the given odds, until `most` have. */
 static struct {
-    unsigned ops;  /* bits: 1 << enum gaia_io_op */
+    unsigned ways; /* of BUFFERED and DIRECT */
     int error;     /* 0: short; MIXED: short, or one of those that are tried again */
     unsigned odds; /* one attempt in so many; 1: each */
     int most;
@@ -22,16 +22,17 @@ static struct {
 } fault;
 
 #define MIXED (-1)
-#define OP(name) (1u << GAIA_IO_OP_##name)
-#define ANY (OP(READ) | OP(READ_DIRECT) | OP(WRITE) | OP(SYNC))
+#define BUFFERED 1u
+#define DIRECT 2u
+#define ANY (BUFFERED | DIRECT)
 
-static ssize_t spoil(enum gaia_io_op op, size_t length, ssize_t result)
+static ssize_t spoil(bool direct, size_t length, ssize_t result)
 {
     static const int mixed[] = {0, EINTR, ECANCELED, EAGAIN};
     uint64_t random = mix(atomic_fetch_add(&fault.random, 1));
     int error = fault.error == MIXED ? mixed[(random >> 16) % 4] : fault.error;
 
-    if (!(fault.ops & 1u << op) || random % fault.odds != 0)
+    if (!(fault.ways & (direct ? DIRECT : BUFFERED)) || random % fault.odds != 0)
         return result;
     if (fault.only_length && fault.only_length != length)
         return result;
@@ -50,9 +51,9 @@ static ssize_t spoil(enum gaia_io_op op, size_t length, ssize_t result)
     return (ssize_t)(1 + (random >> 1) % (uint64_t)(result - 1));
 }
 
-static void plan(unsigned ops, int error, unsigned odds, int most)
+static void plan(unsigned ways, int error, unsigned odds, int most)
 {
-    fault.ops = ops;
+    fault.ways = ways;
     fault.error = error;
     fault.odds = odds;
     fault.most = most;
@@ -62,7 +63,7 @@ static void plan(unsigned ops, int error, unsigned odds, int most)
     gaia_io_test_result = spoil;
 }
 
-/* ---- a file to read and write ---- */
+/* ---- a file to read ---- */
 
 struct bench {
     int fd;
@@ -96,8 +97,8 @@ static void free_bench(struct bench *bench)
 #define CHUNKS 64
 #define CHUNK (16 * KIB)
 
-/* Reads (or writes) the file in chunks, all submitted at once; aligned ones, and ones shifted by `shift`. */
-static void move_all(struct bench *b, bool write, off_t shift, ssize_t expected)
+/* Reads the file in chunks, all submitted at once; aligned ones, and ones shifted by `shift`. */
+static void read_all(struct bench *b, off_t shift)
 {
     struct outcome outcomes[CHUNKS];
 
@@ -106,84 +107,60 @@ static void move_all(struct bench *b, bool write, off_t shift, ssize_t expected)
         off_t offset = (off_t)(i * CHUNK) + shift;
 
         atomic_store(&outcomes[i].calls, 0);
-        if (write)
-            fill(buffer, CHUNK, SALT + 1, offset);
-        else
-            memset(buffer, 0, CHUNK);
-        if (write)
-            assert_int_equal(gaia_io_write(b->io, b->file, buffer, CHUNK, offset, note, &outcomes[i]), 0);
-        else
-            assert_int_equal(gaia_io_read(b->io, b->file, buffer, CHUNK, offset, note, &outcomes[i]), 0);
+        memset(buffer, 0, CHUNK);
+        assert_int_equal(gaia_io_read(b->io, b->file, buffer, CHUNK, offset, note, &outcomes[i]), 0);
     }
     gaia_io_submit(b->io);
     for (unsigned i = 0; i < CHUNKS; i++) {
         uint8_t *buffer = b->buffer + (i % 2 ? SIZE - SIZE % 4096 + 8192 : 0) + i / 2 * CHUNK;
 
-        assert_int_equal(await(&outcomes[i]), expected);
+        assert_int_equal(await(&outcomes[i]), CHUNK);
         assert_int_equal(atomic_load(&outcomes[i].calls), 1);
-        if (expected > 0 && !write)
-            assert_true(matches(buffer, CHUNK, SALT, (off_t)(i * CHUNK) + shift));
+        assert_true(matches(buffer, CHUNK, SALT, (off_t)(i * CHUNK) + shift));
     }
 }
 
 /* The bytes are all there although one attempt in two comes short, or one in three fails. */
-static void survive(void **state, unsigned ops, int error)
+static void survive(void **state, int error)
 {
     struct bench b = new_bench(state);
-    uint8_t *written = malloc(SIZE);
-    uint64_t resubmits = 0;
 
-    assert_non_null(written);
     /* Not so often that a request would use up its 16 retries by chance: once in 10^8 requests. */
-    plan(ops, error, error ? 3 : 2, INT32_MAX);
-    if (ops & (OP(READ) | OP(READ_DIRECT))) {
-        move_all(&b, false, 0, CHUNK);
-        move_all(&b, false, 333, CHUNK);
-        assert_int_equal(gaia_io_read_wait(b.io, b.file, b.buffer, SIZE, 0), SIZE);
-        assert_true(matches(b.buffer, SIZE, SALT, 0));
-        /* Over the end of the file. */
-        assert_int_equal(gaia_io_read_wait(b.io, b.file, b.buffer, 64 * KIB, 16 * 65536), 1234);
-    }
-    if (ops & OP(WRITE)) {
-        move_all(&b, true, 77, CHUNK);
-        fill(b.buffer, 77, SALT + 1, 0);
-        assert_int_equal(gaia_io_write_wait(b.io, b.file, b.buffer, 77, 0), 77);
-        assert_int_equal(pread(b.fd, written, SIZE, 0), SIZE);
-        assert_true(matches(written, CHUNKS * CHUNK + 77, SALT + 1, 0));
-    }
-    if (ops & OP(SYNC))
-        for (unsigned i = 0; i < 20; i++)
-            assert_int_equal(gaia_io_sync_wait(b.io, b.file, i % 2), 0);
+    plan(ANY, error, error ? 3 : 2, INT32_MAX);
+    read_all(&b, 0);
+    read_all(&b, 333);
+    assert_int_equal(read_once(b.io, b.file, b.buffer, SIZE, 0), SIZE);
+    assert_true(matches(b.buffer, SIZE, SALT, 0));
+    /* Over the end of the file. */
+    assert_int_equal(read_once(b.io, b.file, b.buffer, 64 * KIB, 16 * 65536), 1234);
     assert_true(atomic_load(&fault.landed) > 10);
-    resubmits = stat_of(b.io).resubmits;
-    assert_true(resubmits >= (uint64_t)atomic_load(&fault.landed));
-    free(written);
+    assert_true(stat_of(b.io).resubmits >= (uint64_t)atomic_load(&fault.landed));
     free_bench(&b);
 }
 
-static void short_transfers(void **state)
+static void short_reads(void **state)
 {
-    survive(state, OP(READ) | OP(READ_DIRECT) | OP(WRITE), 0);
+    survive(state, 0);
 }
 
 static void interrupted(void **state)
 {
-    survive(state, ANY, EINTR);
+    survive(state, EINTR);
 }
 
 static void cancelled(void **state)
 {
-    survive(state, ANY, ECANCELED);
+    survive(state, ECANCELED);
 }
 
 static void would_block(void **state)
 {
-    survive(state, ANY, EAGAIN);
+    survive(state, EAGAIN);
 }
 
 static void all_of_these(void **state)
 {
-    survive(state, ANY, MIXED);
+    survive(state, MIXED);
 }
 
 static void direct_refused(void **state)
@@ -192,10 +169,10 @@ static void direct_refused(void **state)
 
     for (unsigned i = 0; i < sizeof errors / sizeof *errors; i++) {
         struct bench b = new_bench(state);
-        bool direct = gaia_io_file_direct(b.file);
+        bool direct = is_direct(b.file);
 
-        plan(OP(READ_DIRECT), errors[i], 1, INT32_MAX);
-        move_all(&b, false, 0, CHUNK);
+        plan(DIRECT, errors[i], 1, INT32_MAX);
+        read_all(&b, 0);
         assert_int_equal(atomic_load(&fault.landed), direct ? CHUNKS : 0);
         assert_int_equal(stat_of(b.io).direct_reads, 0);
         assert_int_equal(stat_of(b.io).bytes_read, CHUNKS * CHUNK);
@@ -210,23 +187,11 @@ static void direct_refused(void **state)
 /* Each attempt fails: the caller hears of it, once, after `attempts`. */
 static void reported(struct bench *b, int error, int attempts)
 {
-    struct outcome read = {.calls = 0}, written = {.calls = 0}, synced = {.calls = 0};
-
     plan(ANY, error, 1, INT32_MAX);
-    assert_int_equal(gaia_io_read(b->io, b->file, b->buffer + 1, 5000, 0, note, &read), 0);
-    gaia_io_submit(b->io);
-    assert_int_equal(await(&read), -error);
+    assert_int_equal(read_once(b->io, b->file, b->buffer + 1, 5000, 0), -error);
     assert_int_equal(atomic_load(&fault.landed), attempts);
-    assert_int_equal(gaia_io_write(b->io, b->file, b->buffer, 5000, 0, note, &written), 0);
-    assert_int_equal(gaia_io_sync(b->io, b->file, false, note, &synced), 0);
-    gaia_io_submit(b->io);
-    assert_int_equal(await(&written), -error);
-    assert_int_equal(await(&synced), -error);
-    assert_int_equal(atomic_load(&fault.landed), 3 * attempts);
-    assert_int_equal(gaia_io_write_wait(b->io, b->file, b->buffer, 10, 0), -error);
-    assert_int_equal(gaia_io_sync_wait(b->io, b->file, true), -error);
     gaia_io_test_result = NULL;
-    assert_int_equal(gaia_io_sync_wait(b->io, b->file, true), 0);
+    assert_int_equal(read_once(b->io, b->file, b->buffer + 1, 5000, 0), 5000);
 }
 
 static void errors_are_reported(void **state)
@@ -249,9 +214,9 @@ static void retries_are_bounded(void **state)
     free_bench(&b);
 }
 
-static ssize_t step_and_stumble(enum gaia_io_op op, size_t length, ssize_t result)
+static ssize_t step_and_stumble(bool direct, size_t length, ssize_t result)
 {
-    (void)op;
+    (void)direct;
     (void)length;
     if (atomic_fetch_add(&fault.landed, 1) % 2 == 0)
         return -EINTR;
@@ -262,13 +227,10 @@ static ssize_t step_and_stumble(enum gaia_io_op op, size_t length, ssize_t resul
 static void progress_renews_the_retries(void **state)
 {
     struct bench b = new_bench(state);
-    struct outcome outcome = {.calls = 0};
 
     plan(0, 0, 1, 0);
     gaia_io_test_result = step_and_stumble;
-    assert_int_equal(gaia_io_read(b.io, b.file, b.buffer, 50 * 4096, 0, note, &outcome), 0);
-    gaia_io_submit(b.io);
-    assert_int_equal(await(&outcome), 50 * 4096);
+    assert_int_equal(read_once(b.io, b.file, b.buffer, 50 * 4096, 0), 50 * 4096);
     assert_int_equal(atomic_load(&fault.landed), 100);
     assert_true(matches(b.buffer, 50 * 4096, SALT, 0));
     free_bench(&b);
@@ -278,43 +240,35 @@ static void progress_renews_the_retries(void **state)
 static void error_after_some_bytes(void **state)
 {
     struct bench b = new_bench(state);
-    struct outcome outcome = {.calls = 0};
 
-    plan(OP(READ), 0, 1, 1);
-    assert_int_equal(gaia_io_read_wait(b.io, b.file, b.buffer + 1, 60000, 0), 60000);
+    plan(BUFFERED, 0, 1, 1);
+    assert_int_equal(read_once(b.io, b.file, b.buffer + 1, 60000, 0), 60000);
     assert_int_equal(atomic_load(&fault.landed), 1);
     /* The direct part is fine, the buffered rest of the tail fails. */
-    plan(OP(READ), EIO, 1, INT32_MAX);
-    assert_int_equal(gaia_io_read(b.io, b.file, b.buffer, 64 * KIB, 16 * 65536, note, &outcome), 0);
-    gaia_io_submit(b.io);
-    assert_int_equal(await(&outcome), -EIO);
+    plan(BUFFERED, EIO, 1, INT32_MAX);
+    assert_int_equal(read_once(b.io, b.file, b.buffer, 64 * KIB, 16 * 65536), -EIO);
     assert_int_equal(atomic_load(&fault.landed), 1);
     free_bench(&b);
 }
 
-static ssize_t move_nothing(enum gaia_io_op op, size_t length, ssize_t result)
+static ssize_t move_nothing(bool direct, size_t length, ssize_t result)
 {
+    (void)direct;
     (void)length;
     (void)result;
     atomic_fetch_add(&fault.landed, 1);
-    return op == GAIA_IO_OP_SYNC ? result : 0;
+    return 0;
 }
 
-/* A write that moves nothing is an error, not an endless loop; a read that does has met the end of the file.
- */
+/* A read that moves nothing has met the end of the file. */
 static void nothing_moved(void **state)
 {
     struct bench b = new_bench(state);
-    struct outcome written = {.calls = 0}, read = {.calls = 0};
 
     plan(0, 0, 1, 0);
     gaia_io_test_result = move_nothing;
-    assert_int_equal(gaia_io_write(b.io, b.file, b.buffer, 100, 0, note, &written), 0);
-    assert_int_equal(gaia_io_read(b.io, b.file, b.buffer + 4096, 100, 0, note, &read), 0);
-    gaia_io_submit(b.io);
-    assert_int_equal(await(&written), -EIO);
-    assert_int_equal(await(&read), 0);
-    assert_int_equal(atomic_load(&fault.landed), 2);
+    assert_int_equal(read_once(b.io, b.file, b.buffer, 100, 0), 0);
+    assert_int_equal(atomic_load(&fault.landed), 1);
     free_bench(&b);
 }
 
@@ -475,36 +429,20 @@ static void close_while_retrying(void **state)
 
 /* ---- errors of the kernel's own ---- */
 
-static ssize_t transfer_once(struct gaia_io *io, struct gaia_io_file *file, bool write, void *buffer)
-{
-    struct outcome outcome = {.calls = 0};
-
-    if (write)
-        assert_int_equal(gaia_io_write(io, file, buffer, 4096, 0, note, &outcome), 0);
-    else
-        assert_int_equal(gaia_io_read(io, file, buffer, 4096, 0, note, &outcome), 0);
-    gaia_io_submit(io);
-    return await(&outcome);
-}
-
 static void errors_of_the_kernel(void **state)
 {
     struct bench b = new_bench(state);
     void *nowhere = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    int only_read = new_file_in(directory, O_RDONLY);
-    struct gaia_io_file *file = open_file(b.io, only_read);
+    int only_write = new_file_in(directory, O_WRONLY);
+    struct gaia_io_file *file = open_file(b.io, only_write);
 
     assert_true(nowhere != MAP_FAILED);
-    assert_int_equal(transfer_once(b.io, file, true, b.buffer), -EBADF);
-    assert_int_equal(gaia_io_write_wait(b.io, file, b.buffer, 10, 0), -EBADF);
-    assert_int_equal(transfer_once(b.io, file, false, b.buffer), 0); /* empty */
-    assert_int_equal(transfer_once(b.io, b.file, false, nowhere), -EFAULT);
-    assert_int_equal(transfer_once(b.io, b.file, true, nowhere), -EFAULT);
-    assert_int_equal(gaia_io_read_wait(b.io, b.file, nowhere, 4096, 0), -EFAULT);
-    assert_int_equal(transfer_once(b.io, b.file, false, b.buffer), 4096);
+    assert_int_equal(read_once(b.io, file, b.buffer, 4096, 0), -EBADF);
+    assert_int_equal(read_once(b.io, b.file, nowhere, 4096, 0), -EFAULT);
+    assert_int_equal(read_once(b.io, b.file, b.buffer, 4096, 0), 4096);
     gaia_io_file_close(file);
     munmap(nowhere, 4096);
-    close(only_read);
+    close(only_write);
     free_bench(&b);
 }
 
@@ -512,7 +450,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         // clang-format off
-        CASE(short_transfers),
+        CASE(short_reads),
         CASE(interrupted),
         CASE(cancelled),
         CASE(would_block),
