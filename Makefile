@@ -67,7 +67,7 @@ home_src := $(wildcard base/*.c consistency/*.c io/*.c cache/*.c gpu/home_*.c) $
 lib_src := $(filter-out gpu/home_%.c gpu/cuda_list.c gpu/kernels.c,$(wildcard gpu/*.c)) io/message.c io/reach.c \
 	$(wildcard base/*.c)
 ctl_src := fs/gaiactl.c fs/gaiactl_devices.c fs/escape.c gpu/cuda_list.c gpu/cuda_load.c io/direct.c io/message.c io/reach.c base/lock.c \
-	base/process.c
+	base/process.c base/thread.c
 
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 home_a := $(BUILD)/libhome.a

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -13,6 +12,7 @@
 #include "base/descriptor.h"
 #include "base/memory_file.h"
 #include "base/shared_page.h"
+#include "base/thread.h"
 #include "gpu/soft.h"
 #include "gpu/trust.h"
 #include "io/reach.h"
@@ -92,18 +92,6 @@ static int hello(struct gaia_session *session, bool traps)
     return message.error ? message.error : error;
 }
 
-static int start_watcher(struct gaia_session *session)
-{
-    sigset_t all, old;
-
-    /* The program's signal handlers are for the program's threads. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int error = -pthread_create(&session->watcher, NULL, watch, session);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return error;
-}
-
 /* What a fork has to know of is opened under the list's lock; nothing here waits for anybody. */
 static int open_descriptors(struct gaia_session *session, bool *traps_out)
 {
@@ -136,7 +124,7 @@ static int session_connect(struct gaia_session *session, int fd, const struct ga
         error = open_descriptors(session, &traps);
     if (!error)
         error = hello(session, traps);
-    return error ? error : start_watcher(session);
+    return error ? error : thread_start(&session->watcher, watch, session);
 }
 
 static void close_ours(int fd, const struct descriptor_mark *mark)

@@ -3,7 +3,6 @@
  * descriptor it takes, and whether an attempt's result is the end of it. */
 #include <assert.h>
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,19 +24,6 @@ static _Thread_local struct {
     struct gaia_io *io;
     struct gaia_io_request *spare;
 } self;
-
-int gaia_io_thread_start(pthread_t *thread, void *(*body)(void *io), struct gaia_io *io)
-{
-    sigset_t all, before;
-    int error;
-
-    /* The program's signal handlers do not run on the engine's threads. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(thread, NULL, body, io);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return -error;
-}
 
 void gaia_io_thread_enter(struct gaia_io *io, const char *name)
 {

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "io/engine_internal.h"
 
 #define THREADS_MAX 8u
@@ -118,7 +119,7 @@ static int threads_start(struct gaia_io *io, const struct gaia_io_config *config
     pthread_cond_init(&pool->work, NULL);
     io->pool = pool;
     for (; pool->count < wanted; pool->count++) {
-        int error = gaia_io_thread_start(&pool->threads[pool->count], work, io);
+        int error = thread_start(&pool->threads[pool->count], work, io);
 
         if (error) {
             threads_stop(io);

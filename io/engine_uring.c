@@ -26,6 +26,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "base/thread.h"
 #include "io/engine_internal.h"
 
 #define QUEUE_MAX 128u               /* entries pushed at once */
@@ -364,7 +365,7 @@ static int uring_start(struct gaia_io *io, const struct gaia_io_config *config)
     io->uring = uring;
     register_files(uring, config->files);
     io->registered = register_buffers(uring, config->buffers, config->buffers_length);
-    error = gaia_io_thread_start(&uring->thread, complete_all, io);
+    error = thread_start(&uring->thread, complete_all, io);
     if (error)
         free_uring(io);
     return error;

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 
 #include "base/descriptor.h"
 #include "base/lock.h"
+#include "base/thread.h"
 #include "io/message.h"
 
 #define MEETING_MS 10000 /* until the daemon has said who it is, all tries together */
@@ -113,14 +113,9 @@ static void *close_it(void *argument)
 /* What somebody may have sent to is closed by a thread that nobody waits for. */
 static void close_apart(int fd)
 {
-    sigset_t all, old;
     pthread_t thread;
 
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int error = pthread_create(&thread, NULL, close_it, (void *)(intptr_t)fd);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (!error)
+    if (!thread_start(&thread, close_it, (void *)(intptr_t)fd))
         pthread_detach(thread);
     /* else it stays open: to close it here may take for ever */
 }
