@@ -41,12 +41,6 @@ size_t gaia_merge(uint8_t *home, const uint8_t *twin, const uint8_t *mine, size_
     return PICK(merge)(home, twin, mine, n);
 }
 
-size_t gaia_diff_count(const uint8_t *a, const uint8_t *b, size_t n)
-{
-    assert(n <= GAIA_PAGE_SIZE);
-    return PICK(diff_count)(a, b, n);
-}
-
 bool gaia_differs(const uint8_t *a, const uint8_t *b, size_t n)
 {
     assert(n <= GAIA_PAGE_SIZE);

@@ -17,10 +17,7 @@
  * bytes of home[] that were changed (a byte of mine that equals home's is not counted). */
 size_t gaia_merge(uint8_t *home, const uint8_t *twin, const uint8_t *mine, size_t n);
 
-/* The number of bytes in which the two differ; n <= GAIA_PAGE_SIZE. */
-size_t gaia_diff_count(const uint8_t *a, const uint8_t *b, size_t n);
-
-/* Whether the two differ at all. Stops at the first difference. */
+/* Whether the two differ at all; n <= GAIA_PAGE_SIZE. Stops at the first difference. */
 bool gaia_differs(const uint8_t *a, const uint8_t *b, size_t n);
 
 /* One run of bytes that differ. */

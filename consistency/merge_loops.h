@@ -60,22 +60,6 @@ TARGET static size_t NAME(merge)(uint8_t *home, const uint8_t *twin, const uint8
     return changed;
 }
 
-TARGET static size_t NAME(diff_count)(const uint8_t *a, const uint8_t *b, size_t n)
-{
-    const size_t width = sizeof(LANES);
-    LANES even = {0}, odd = {0};
-    size_t differ, i;
-
-    for (i = 0; i + 2 * width <= n; i += 2 * width) {
-        even -= (LANES)(NAME(load)(a + i) == NAME(load)(b + i));
-        odd -= (LANES)(NAME(load)(a + i + width) == NAME(load)(b + i + width));
-    }
-    differ = i - NAME(sum_of_lanes)(even) - NAME(sum_of_lanes)(odd);
-    for (; i < n; i++)
-        differ += a[i] != b[i];
-    return differ;
-}
-
 /* The bits in which the 4 vectors at a and b differ, laid over each other. */
 TARGET static inline LANES NAME(differing_bits)(const uint8_t *a, const uint8_t *b)
 {

@@ -25,13 +25,6 @@ void gaia_rule_release(struct gaia_page_versions *page, uint32_t replica, gaia_v
     v[entry] = page->released[entry];
 }
 
-bool gaia_rule_pending(const struct gaia_page_versions *page, uint32_t replica)
-{
-    size_t entry = entry_of(page, replica);
-
-    return !gaia_version_current(&page->home[entry], &page->released[entry], 1);
-}
-
 void gaia_rule_collected(struct gaia_page_versions *page, uint32_t replica)
 {
     size_t entry = entry_of(page, replica);

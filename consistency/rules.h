@@ -22,9 +22,6 @@ struct gaia_page_versions {
  * the page is pending at that replica: home[replica] < released[replica]. */
 void gaia_rule_release(struct gaia_page_versions *page, uint32_t replica, gaia_version *v);
 
-/* Whether replica has released writes that the home copy does not include yet. */
-bool gaia_rule_pending(const struct gaia_page_versions *page, uint32_t replica);
-
 /* Rule 2: the home copy now includes everything that replica has released. */
 void gaia_rule_collected(struct gaia_page_versions *page, uint32_t replica);
 

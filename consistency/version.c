@@ -33,21 +33,3 @@ bool gaia_version_current_but(const gaia_version *v, const gaia_version *r, size
         return gaia_version_current(v, r, n);
     return gaia_version_current(v, r, skip) && gaia_version_current(v + after, r + after, n - after);
 }
-
-void gaia_version_join(gaia_version *v, const gaia_version *w, size_t n)
-{
-    for (size_t j = 0; j < n; j++) {
-        if (behind(v[j], w[j]))
-            v[j] = w[j];
-    }
-}
-
-enum gaia_version_order gaia_version_compare(const gaia_version *v, const gaia_version *w, size_t n)
-{
-    bool v_has_all = gaia_version_current(v, w, n);
-    bool w_has_all = gaia_version_current(w, v, n);
-
-    if (v_has_all)
-        return w_has_all ? GAIA_VERSION_EQUAL : GAIA_VERSION_AFTER;
-    return w_has_all ? GAIA_VERSION_BEFORE : GAIA_VERSION_CONFLICT;
-}

@@ -28,16 +28,4 @@ bool gaia_version_current(const gaia_version *v, const gaia_version *r, size_t n
  * writes). */
 bool gaia_version_current_but(const gaia_version *v, const gaia_version *r, size_t n, size_t skip);
 
-/* v := max(v, w), entry by entry. */
-void gaia_version_join(gaia_version *v, const gaia_version *w, size_t n);
-
-/* How v and w are ordered: the four cases of Parker et al. */
-enum gaia_version_order {
-    GAIA_VERSION_EQUAL,
-    GAIA_VERSION_BEFORE, /* v is older than w */
-    GAIA_VERSION_AFTER,  /* v is newer than w */
-    GAIA_VERSION_CONFLICT
-};
-enum gaia_version_order gaia_version_compare(const gaia_version *v, const gaia_version *w, size_t n);
-
 #endif
