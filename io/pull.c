@@ -306,40 +306,6 @@ void gaia_pull_end(struct gaia_pull *pull, int error)
     gaia_pull_ring(pull);
 }
 
-/* ---- one, and wait ---- */
-
-struct fetch {
-    _Atomic bool ended;
-    _Atomic int error;
-};
-
-static bool has_ended(void *context)
-{
-    return ((struct fetch *)context)->ended;
-}
-
-static void fetch_done(struct gaia_pull_read *read, int error)
-{
-    struct fetch *fetch = read->fetch;
-
-    fetch->error = error;
-    fetch->ended = true; /* last: who waits goes away with it */
-}
-
-int gaia_pull_fetch(struct gaia_pull *pull, struct gaia_pull_read *read)
-{
-    struct fetch fetch = {false, 0};
-
-    read->done = fetch_done;
-    read->fetch = &fetch;
-    gaia_pull_add(pull, read);
-    gaia_pull_ring(pull);
-    while (!gaia_transport_wait(pull->transport, has_ended, &fetch, *pull->starved ? 5 : 1000))
-        if (*pull->starved) /* else the link's time limit ends it */
-            gaia_pull_ring(pull);
-    return fetch.error;
-}
-
 void gaia_pull_stat(struct gaia_pull *pull, struct gaia_pull_stat *stat_out)
 {
     struct gaia_transport_limits limits;

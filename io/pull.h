@@ -7,7 +7,7 @@
  * (DREAM, section 3.2): bandwidth x latency / page.
  *
  * Thread safety: all functions but open and close may be called from any thread, and from done(). Somebody
- * must poll the transport (io/transport.h); a thread that waits in gaia_pull_fetch() does. */
+ * must poll the transport (io/transport.h). */
 #ifndef GAIAFS_IO_PULL_H
 #define GAIAFS_IO_PULL_H
 
@@ -74,7 +74,6 @@ struct gaia_pull_read {
     struct gaia_pull_read *next;
     uint64_t since_ns;
     unsigned queue;
-    void *fetch;
 };
 
 /* Reserve a place in the batch. Nothing moves before gaia_pull_ring(). */
@@ -82,10 +81,6 @@ void gaia_pull_add(struct gaia_pull *pull, struct gaia_pull_read *read);
 
 /* Post what was added, as far as the queues take it; the rest is posted as reads end. */
 void gaia_pull_ring(struct gaia_pull *pull);
-
-/* Add, ring, and wait for the end; done is not called and need not be set. 0, or the error. Not from a
- * callback. */
-int gaia_pull_fetch(struct gaia_pull *pull, struct gaia_pull_read *read);
 
 /* For `gaiactl stat`. */
 struct gaia_pull_stat {

@@ -5,6 +5,7 @@
 
 #include "io/histogram.h"
 #include "io/pull.h"
+#include "tests/io/pull_fetch.h"
 
 /* ---- arithmetic ---- */
 
@@ -389,7 +390,7 @@ static void *touch(void *argument)
                  from = (unsigned)draw(&random, PAGES);
         struct page_read page = new_page(t->p, to, from);
 
-        if (gaia_pull_fetch(t->p->pull, &page.read) ||
+        if (fetch(t->p->pair.client.transport, t->p->pull, &t->p->starved, &page.read) ||
             !matches(t->p->local + to * PAGE, PAGE, 11, (uint64_t)from * PAGE))
             t->wrong++;
     }

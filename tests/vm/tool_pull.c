@@ -13,13 +13,15 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "io/pull.h"
+#include "tests/io/pull_fetch.h"
 
 #define AREA ((size_t)4 << 20)
 #define BATCH_MAX 4096u
+
+static _Atomic bool starved; /* gaia_pull_open()'s */
 
 static _Noreturn void fail(const char *what)
 {
@@ -172,12 +174,13 @@ static void stream(struct gaia_transport *transport, struct gaia_pull *pull, str
     gaia_transport_wait(transport, below_wanted, NULL, 60000);
 }
 
-static void one_by_one(struct gaia_pull *pull, struct gaia_memory *memory, uint32_t page, unsigned count)
+static void one_by_one(struct gaia_transport *transport, struct gaia_pull *pull, struct gaia_memory *memory,
+                       uint32_t page, unsigned count)
 {
     static struct gaia_pull_read reads[BATCH_MAX];
 
     for (unsigned i = 0; i < count; i++)
-        if (gaia_pull_fetch(pull, next_read(reads, i, memory, page)))
+        if (fetch(transport, pull, &starved, next_read(reads, i, memory, page)))
             fail("a read");
 }
 
@@ -232,7 +235,6 @@ static void read_all(struct gaia_transport_config *config, const char *peer, uin
     struct gaia_link *link;
     struct gaia_memory *memory;
     struct gaia_pull *pull;
-    static _Atomic bool starved;
     unsigned char *area = frames();
 
     config->calls.exposed = exposed;
@@ -247,7 +249,7 @@ static void read_all(struct gaia_transport_config *config, const char *peer, uin
     if (!page)
         talk(transport, link, count, options->depth);
     else if (options->queues * options->depth == 1)
-        one_by_one(pull, memory, page, count);
+        one_by_one(transport, pull, memory, page, count);
     else
         stream(transport, pull, memory, page, count, options->queues * options->depth);
     double took = now_s() - began;
