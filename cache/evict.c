@@ -289,12 +289,7 @@ uint64_t evict_some_of(struct cache_device *device, uint64_t pages)
     return evict_some(device, pages, 0, false, &refused);
 }
 
-int evict_and_charge(struct cache_device *device, uint64_t pages)
-{
-    return evict_and_charge_for(device, pages, 0);
-}
-
-int evict_and_charge_for(struct cache_device *device, uint64_t pages, uint64_t client)
+int evict_and_charge(struct cache_device *device, uint64_t pages, uint64_t client)
 {
     struct cache_progress before = {0}, now;
     struct timespec until;

@@ -45,11 +45,11 @@ bool evict_unmapped(struct replica *replica); /* it was the last one */
 void evict_shared(struct replica *replica, uint64_t client);
 
 /* Charge the device with pages, evicting as need be. Waits while all frames are in use by faults under way.
- * 0; -ENOMEM (more than the device has at all, or, where it scans, more than is not mapped); or the error
- * that kept pages from being evicted. No lock is held. */
-int evict_and_charge(struct cache_device *device, uint64_t pages);
-/* For a client: if it holds up those frames that nobody else was given, that is its own affair. */
-int evict_and_charge_for(struct cache_device *device, uint64_t pages, uint64_t client);
+ * client: for whom (cache_client.id), 0: for nobody in particular. Frames that only this client was ever
+ * given are emptied in this thread: if the client holds them up, that is its own affair. 0; -ENOMEM (more
+ * than the device has at all, or, where it scans, more than is not mapped); or the error that kept pages from
+ * being evicted. No lock is held. */
+int evict_and_charge(struct cache_device *device, uint64_t pages, uint64_t client);
 
 /* Let go of about so many pages of one copy: whole units. If one of them can't be written that keeps those
  * that go with it, so then each page is tried by itself. How many went; *error_out: of those that did not.

@@ -571,7 +571,7 @@ static int charge_absent(const struct cache_map *map, uint64_t *page, uint64_t e
             return error;
         refused = *most;
         refused_at = *page;
-        error = evict_and_charge_for(replica->device, *most, map->client->id);
+        error = evict_and_charge(replica->device, *most, map->client->id);
     } while (error);
     return 0;
 }

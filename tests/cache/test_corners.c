@@ -438,7 +438,7 @@ static void test_room_that_comes_slowly(void **state)
     drops = 0;
     next_drop = lock_wait_until(700);
     f.drop = drop_seldom;
-    int error = evict_and_charge(device, 2 * LEAF_PAGES);
+    int error = evict_and_charge(device, 2 * LEAF_PAGES, 0);
     f.drop = NULL;
     if (!error)
         cache_device_uncharge(device, 2 * LEAF_PAGES);

@@ -20,8 +20,8 @@ static void test_neighbours(void **state)
     place(0, 0, UINT64_MAX);
     refused_first = 5;
     refused_end = 6;
-    assert_int_equal(evict_and_charge(&device, UNIT), 0);
-    assert_int_equal(evict_and_charge(&device, LEAF_PAGES - UNIT - 1), 0);
+    assert_int_equal(evict_and_charge(&device, UNIT, 0), 0);
+    assert_int_equal(evict_and_charge(&device, LEAF_PAGES - UNIT - 1, 0), 0);
     assert_int_equal(worlds[0].replica.resident, 1);
     assert_int_equal(device.resident, 1);
     double start = seconds();
@@ -41,7 +41,7 @@ static void test_the_last_of_many(void **state)
     for (unsigned leaf = 0; leaf < leaves; leaf++)
         place(0, leaf, 1);
     refused_end = (uint64_t)(leaves - 1) << LEAF_SHIFT;
-    assert_int_equal(evict_and_charge(&device, 1), 0);
+    assert_int_equal(evict_and_charge(&device, 1, 0), 0);
     assert_int_equal(drop_count, 1);
     assert_int_equal(drops[0].page, (uint64_t)(leaves - 1) << LEAF_SHIFT);
     cache_device_uncharge(&device, 1);
@@ -79,11 +79,11 @@ static void test_what_is_under_way(void **state)
     start("lra", false, LEAF_PAGES);
     place(0, 0, UINT64_MAX >> 1);
     refused_end = LEAF_PAGES;
-    assert_int_equal(evict_and_charge(&device, 1), 0); /* the last frame, for a page that is being read */
+    assert_int_equal(evict_and_charge(&device, 1, 0), 0); /* the last frame, for a page that is being read */
     ends = false;
     pthread_create(&threads[0], NULL, notify, NULL);
     pthread_create(&threads[1], NULL, arrive, NULL);
-    assert_int_equal(evict_and_charge(&device, 1), 0);
+    assert_int_equal(evict_and_charge(&device, 1, 0), 0);
     pthread_join(threads[1], NULL);
     ends = true;
     pthread_join(threads[0], NULL);
@@ -103,7 +103,7 @@ static void test_nothing_can_go(void **state)
     ends = false;
     pthread_create(&thread, NULL, notify, NULL);
     double start = seconds();
-    assert_int_equal(evict_and_charge(&device, 1), -ENOSPC);
+    assert_int_equal(evict_and_charge(&device, 1, 0), -ENOSPC);
     double took = seconds() - start;
     assert_true(took >= 1 && took < 30);
     ends = true;

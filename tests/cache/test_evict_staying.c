@@ -47,11 +47,11 @@ static void test_all_stay(void **state)
     start("lra", true, 1000);
     evict_mapped(&worlds[0].replica);
     struct unreadable u = unreadable_place(0, 1000);
-    assert_int_equal(evict_and_charge(&device, 1000), 0);
+    assert_int_equal(evict_and_charge(&device, 1000, 0), 0);
     device.resident = 1000; /* nothing is on its way */
     assert_int_equal(mprotect(u.copies, u.bytes, PROT_NONE), 0);
     assert_int_equal(evict_some_of(&device, 1), 0);
-    assert_int_equal(evict_and_charge(&device, 1), -ENOMEM);
+    assert_int_equal(evict_and_charge(&device, 1, 0), -ENOMEM);
     unreadable_end(&u, 1000);
     device.resident = 0;
     cache_device_uncharge(&device, 1000);
@@ -102,16 +102,16 @@ static void test_once_round(void **state)
         for (unsigned leaf = 0; leaf < leaves; leaf++)
             place(r, leaf, UINT64_MAX);
     for (unsigned i = 0; i < leaves; i++)
-        assert_int_equal(evict_and_charge(&device, LEAF_PAGES), 0);
+        assert_int_equal(evict_and_charge(&device, LEAF_PAGES, 0), 0);
     assert_true(looked <= 2 * leaves);
     assert_int_equal(worlds[1].replica.resident, 0);
     assert_int_equal(worlds[0].replica.resident, (uint64_t)leaves * LEAF_PAGES);
     device.resident = device.charged; /* what was charged is there now */
-    assert_int_equal(evict_and_charge(&device, 1), -ENOMEM);
+    assert_int_equal(evict_and_charge(&device, 1, 0), -ENOMEM);
     assert_true(looked <= 2 * leaves);
     device.resident = (uint64_t)leaves * LEAF_PAGES;
     evict_unmapped(&worlds[0].replica);
-    assert_int_equal(evict_and_charge(&device, 1), 0);
+    assert_int_equal(evict_and_charge(&device, 1, 0), 0);
     cache_device_uncharge(&device, (uint64_t)leaves * LEAF_PAGES + 1);
     stop(leaves);
 }
@@ -128,7 +128,7 @@ static void test_the_last_one_goes(void **state)
     for (unsigned leaf = 0; leaf < leaves; leaf++)
         place(0, leaf, 1);
     place(1, 7, 1);
-    assert_int_equal(evict_and_charge(&device, 1), 0);
+    assert_int_equal(evict_and_charge(&device, 1, 0), 0);
     assert_int_equal(drop_count, 1);
     assert_int_equal(drops[0].page, 7 * LEAF_PAGES);
     evict_unmapped(&worlds[0].replica); /* somebody else maps it yet */
