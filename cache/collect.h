@@ -33,21 +33,4 @@ int collect_given(struct cache_file *file, struct leaf *leaf, page_mask pages,
 /* Collect everything pending in the file. The lock is held. */
 int collect_all(struct cache_file *file);
 
-/* Whether the home's bytes of a page could be read cheaply and are the same as the copy's. theirs: the digest
- * of the copy's bytes, as frames have it (gpu/device.h); NULL: it is not known, and the bytes are fetched.
- * The lock is held. */
-bool home_equals_copy(struct cache_file *file, struct leaf_copy *copy, unsigned page,
-                      const struct gaia_digest *theirs);
-/* The pages for which that is so. The lock is held. */
-page_mask home_equals_pages(struct cache_file *file, struct leaf_copy *copy, page_mask pages);
-
-/* Bytes of the home copy; what lies past its end reads as zeros. 0 or a negative errno. */
-int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset);
-/* Those of whole pages: zeros past the end of the file. */
-int home_read_pages(struct cache_file *file, uint64_t page, size_t count, uint8_t *bytes);
-/* Writes bytes, and notes for the next sync what was written. 0 or a negative errno; *done_out: how many of
- * them, from the first on. */
-int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off_t offset,
-               enum durable_source source, size_t *done_out);
-
 #endif

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "cache/collect.h"
+#include "cache/home_bytes.h"
 #include "cache/release.h"
 #include "cache/runs.h"
 #include "consistency/merge.h"

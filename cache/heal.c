@@ -4,12 +4,11 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/kernel.h"
-#include "base/read.h"
 #include "cache/home.h"
+#include "cache/home_bytes.h"
 
 /* Write-backs that a kernel before Linux 6.16 may have on their way are awaited for so many WRITEs of a file,
  * the newest ones, and for so much memory that these take. They come when the daemon has answered what came
@@ -145,13 +144,14 @@ void heal_written_back(struct cache_file *file, unsigned node, const uint8_t *by
     overwrite(&file->window, node, bytes, length, offset);
 }
 
-/* Zeros where there is nothing. 0 or a negative errno: then it is all zeros. */
+/* After an error it is all zeros. */
 static int read_home(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset)
 {
-    ssize_t n = read_whole(file->fd, bytes, length, offset);
+    int error = home_read(file, bytes, length, offset);
 
-    memset(bytes + (n > 0 ? n : 0), 0, length - (n > 0 ? (size_t)n : 0));
-    return n < 0 ? (int)n : 0;
+    if (error)
+        memset(bytes, 0, length);
+    return error;
 }
 
 void heal_changed(struct cache_file *file, off_t offset, off_t length)

@@ -7,8 +7,8 @@
 
 #include "base/clock.h"
 #include "base/kernel.h"
-#include "cache/collect.h"
 #include "cache/home.h"
+#include "cache/home_bytes.h"
 #include "cache/kernels_internal.h"
 #include "consistency/merge.h"
 

@@ -10,8 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "cache/collect.h"
 #include "cache/fit.h"
+#include "cache/home_bytes.h"
 #include "cache/internal.h"
 #include "consistency/merge.h"
 

@@ -10,6 +10,7 @@
 
 #include "base/thread.h"
 #include "cache/collect.h"
+#include "cache/home_bytes.h"
 #include "cache/passed.h"
 #include "cache/scan.h"
 #include "cache/tail.h"

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cache/collect.h"
+#include "cache/home_bytes.h"
 #include "cache/passed.h"
 #include "consistency/digest.h"
 #include "consistency/merge.h"
