@@ -463,75 +463,101 @@ static size_t part_of_file(struct cache_file *file, size_t length, off_t offset)
     return offset < st.st_size ? (size_t)(st.st_size - offset) : 0;
 }
 
+/* A WRITE under way. */
+struct cpu_write {
+    int fd;
+    const void *buffer;
+    size_t length;
+    off_t offset; /* where the bytes belong, */
+    off_t wished; /* and where their kernel has them: elsewhere than an append goes */
+    unsigned flags;
+    size_t done; /* bytes that were written, also where there was an error */
+    struct heal *heal, *misplaced;
+};
+
+/* The change itself, and what the rules ask for around it: first what devices have released is collected, and
+ * whoever needs the old bytes as a twin gets them; afterwards heals and twins of kernels take the new ones.
+ * Lock held. Without it heal_finish() is due for w->heal and w->misplaced, if they are not NULL. */
+static int apply_write(struct cache_file *file, struct cpu_write *w)
+{
+    bool writes_back = w->flags & CACHE_IO_WRITEBACK;
+    bool plain = !(w->flags & (CACHE_IO_WRITEBACK | CACHE_IO_DIRECT));
+    unsigned node = w->flags >> 8;
+    int error = 0;
+
+    if (plain)
+        heal_written(file, node, w->wished, w->length);
+#ifndef GAIAFS_BREAK_NO_HEAL
+    if (!writes_back)
+        error = heal_start(file, w->buffer, w->length, w->offset, w->flags, &w->heal);
+#endif
+    if (!error && w->offset != w->wished)
+        error = heal_misplaced(file, w->buffer, w->length, w->wished, w->flags, &w->misplaced);
+    if (!error)
+        error = cpu_each_leaf(file, w->offset, w->length, w->flags, cpu_before_write);
+    if (!error)
+        error = kernels_change(file, node, w->offset, w->length);
+    if (!error)
+        error = file_grows(file, w->offset + (off_t)w->length);
+    if (!error)
+        error = writes_back ? write_back(file, w->fd, w->buffer, w->length, w->offset, node, &w->done)
+                            : write_all(w->fd, w->buffer, w->length, w->offset, &w->done);
+    if (!writes_back)
+        heal_applied(file, w->heal, w->buffer, w->done, w->offset);
+    if (plain)
+        kernels_wrote(file, node, w->buffer, w->done, w->offset);
+    return error;
+}
+
 ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset,
                          unsigned flags)
 {
+    bool writes_back = flags & CACHE_IO_WRITEBACK;
+
     /* Discarded is what this node's kernel holds; others know of theirs themselves. */
-    if (file->given_up || (file->discards && flags & CACHE_IO_WRITEBACK && !(flags >> 8)))
+    if (file->given_up || (file->discards && writes_back && !(flags >> 8)))
         return -EIO;
     if (file->far)
         return agent_write(file, buffer, length, offset, flags);
-    size_t cut = 0; /* bytes of a write-back that are behind the end */
+    struct cpu_write w = {
+        .fd = fd, .buffer = buffer, .length = length, .offset = offset, .wished = offset, .flags = flags};
     struct cache *cache = file->cache;
-    struct heal *heal = NULL, *misplaced = NULL;
-    off_t wished = offset;
     struct stat st;
-    size_t done = 0;
 
     int error = cpu_lock(file);
     if (error)
         return error;
-    if (flags & CACHE_IO_WRITEBACK && kernels_refuse(file, flags >> 8)) {
+    if (writes_back && kernels_refuse(file, flags >> 8)) {
         pthread_mutex_unlock(&file->lock);
         return -EIO;
     }
-    bool holds_end = flags & CACHE_IO_WRITEBACK && claim_is_shared(file) &&
-                     claim_hold_end(file->fd, &file->claim.end_missed);
+    bool holds_end =
+        writes_back && claim_is_shared(file) && claim_hold_end(file->fd, &file->claim.end_missed);
     bool unchanged = file_unchanged(file);
     passed_look_at_size(file);
-    if (flags & CACHE_IO_APPEND && !(flags & CACHE_IO_WRITEBACK) && !fstat(fd, &st))
-        offset = st.st_size;
-    if (flags & CACHE_IO_WRITEBACK) {
-        cut = length - part_of_file(file, length, offset);
-        length -= cut;
-    }
-    if (!(flags & (CACHE_IO_WRITEBACK | CACHE_IO_DIRECT)))
-        heal_written(file, flags >> 8, wished, length);
-#ifndef GAIAFS_BREAK_NO_HEAL
-    if (!(flags & CACHE_IO_WRITEBACK))
-        error = heal_start(file, buffer, length, offset, flags, &heal);
-#endif
-    if (!error && offset != wished)
-        error = heal_misplaced(file, buffer, length, wished, flags, &misplaced);
-    if (!error)
-        error = cpu_each_leaf(file, offset, length, flags, cpu_before_write);
-    if (!error)
-        error = kernels_change(file, flags >> 8, offset, length);
-    if (!error)
-        error = file_grows(file, offset + (off_t)length);
-    if (!error)
-        error = flags & CACHE_IO_WRITEBACK ? write_back(file, fd, buffer, length, offset, flags >> 8, &done)
-                                           : write_all(fd, buffer, length, offset, &done);
-    if (!(flags & CACHE_IO_WRITEBACK))
-        heal_applied(file, heal, buffer, done, offset);
-    if (!(flags & (CACHE_IO_WRITEBACK | CACHE_IO_DIRECT)))
-        kernels_wrote(file, flags >> 8, buffer, done, offset);
+    if (flags & CACHE_IO_APPEND && !writes_back && !fstat(fd, &st))
+        w.offset = st.st_size;
+    if (writes_back)
+        w.length = part_of_file(file, length, offset);
+    error = apply_write(file, &w);
     cpu_look_at_size(file, unchanged);
     if (holds_end)
         claim_let_end_go(file->fd);
-    if (flags & CACHE_IO_WRITEBACK && done < length)
+    if (writes_back && w.done < w.length)
         kernels_failed(file, flags >> 8, error ? error : -EIO);
     bool emptied = !file->index.leaves && file->pinned;
     pthread_mutex_unlock(&file->lock);
-    if (heal)
-        heal_finish(cache, heal);
-    if (misplaced)
-        heal_finish(cache, misplaced);
+    if (w.heal)
+        heal_finish(cache, w.heal);
+    if (w.misplaced)
+        heal_finish(cache, w.misplaced);
     fit_frames(file);
     kernels_settle(file);
     if (emptied)
         file_unpin_if_empty(file);
-    return done || (cut && !error) ? (ssize_t)(done == length ? done + cut : done) : error;
+    if (!error && w.done == w.length) /* what of a write-back is behind the end of the file is done, too */
+        return (ssize_t)length;
+    return w.done ? (ssize_t)w.done : error;
 }
 
 int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct durable_seen *seen)
