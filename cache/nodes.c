@@ -295,65 +295,76 @@ static int try_memory(struct nodes *nodes, struct calls *calls, char why_out[CAL
     return all > there ? calls_try_memory(calls, all - there, why_out) : 0;
 }
 
-int nodes_start(struct cache *cache, char why_out[CALL_WHY])
+static struct nodes *new_nodes(struct cache *cache)
 {
     const struct members *members = cache->config.members;
+    const char *self = members->list[members->self].name;
+    unsigned timeout_ms = cache->config.fault.timeout_ms;
     struct nodes *nodes = calloc(1, sizeof *nodes);
 
-    why_out[0] = '\0';
     if (!nodes)
-        return -ENOMEM;
-    nodes->late_kernels = kernel_writes_back_late();
+        return NULL;
     nodes->cache = cache;
-    enter_members(nodes, members);
-    nodes->self =
-        nodes_number_of(nodes, members->list[members->self].name, strlen(members->list[members->self].name));
-    nodes->timeout_ms =
-        cache->config.fault.timeout_ms ? cache->config.fault.timeout_ms : FAULT_PATH_TIMEOUT_MS;
+    nodes->late_kernels = kernel_writes_back_late();
+    nodes->timeout_ms = timeout_ms ? timeout_ms : FAULT_PATH_TIMEOUT_MS;
     nodes->beat_ms = nodes->timeout_ms;
+    nodes->stop = true; /* who connects at once can't be connected to yet */
+    enter_members(nodes, members);
+    nodes->self = nodes_number_of(nodes, self, strlen(self));
     lock_init(&nodes->lock, LOCK_NODES);
     lock_condition_init(&nodes->changed);
     lock_condition_init(&nodes->stopped);
     lock_condition_init(&nodes->untracks);
     STAILQ_INIT(&nodes->untracked);
-    const struct calls_config config = {.carrier = members->list[members->self].carrier,
-                                        .address = members->list[members->self].address,
+    return nodes;
+}
+
+static int listen_for_others(struct nodes *nodes, struct calls **calls_out, char why_out[CALL_WHY])
+{
+    const struct cache_config *of_cache = &nodes->cache->config;
+    const struct member *self = &of_cache->members->list[of_cache->members->self];
+    const struct calls_config config = {.carrier = self->carrier,
+                                        .address = self->address,
                                         .timeout_ms = nodes->timeout_ms,
-                                        .queues = cache->config.fault.queues,
-                                        .depth = cache->config.fault.depth,
+                                        .queues = of_cache->fault.queues,
+                                        .depth = of_cache->fault.depth,
                                         .context = nodes,
                                         .arrived = arrived,
                                         .serve = serve,
                                         .lost = lost,
                                         .ended = ended};
-    cache->nodes = nodes; /* who connects comes at once, */
-    nodes->stop = true;   /* and we can't connect back yet */
-    struct calls *calls = NULL;
     int error;
+
     /* umount(8) comes back before the daemon of the mount has ended, and whoever mounts again at once meets
      * it. */
-    for (unsigned tries = 0; (error = calls_open(&config, &calls, why_out)) == -EADDRINUSE && tries < 50;
+    for (unsigned tries = 0; (error = calls_open(&config, calls_out, why_out)) == -EADDRINUSE && tries < 50;
          tries++)
         usleep(100000);
+    return error;
+}
+
+int nodes_start(struct cache *cache, char why_out[CALL_WHY])
+{
+    struct nodes *nodes = new_nodes(cache);
+    struct calls *calls = NULL;
+
+    why_out[0] = '\0';
+    if (!nodes)
+        return -ENOMEM;
+    cache->nodes = nodes;
+    int error = listen_for_others(nodes, &calls, why_out);
     if (!error)
         error = try_memory(nodes, calls, why_out);
-    if (error)
-        goto out_calls;
+    if (error) {
+        calls_close(calls);
+        nodes_free(cache);
+        return error;
+    }
     pthread_mutex_lock(&nodes->lock);
     nodes->calls = calls;
     nodes->stop = false;
     pthread_mutex_unlock(&nodes->lock);
     return nodes_meet_before_all(nodes, why_out); /* what was begun nodes_stop() and nodes_free() end */
-
-out_calls:
-    calls_close(calls);
-    cache->nodes = NULL;
-    pthread_cond_destroy(&nodes->changed);
-    pthread_cond_destroy(&nodes->stopped);
-    pthread_cond_destroy(&nodes->untracks);
-    pthread_mutex_destroy(&nodes->lock);
-    free(nodes);
-    return error;
 }
 
 void nodes_stop(struct cache *cache)
