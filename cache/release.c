@@ -1,7 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order of a release's steps is that of docs/design.md, section 5, rule 6. Its invariant: the home copy
  * never differs from a page that the kernel may hold, except by what the kernel itself stored. Hence
- * "releasing" before "pending". */
+ * "releasing" before "pending".
+ *
+ * A release takes its pages batch by batch (release_range()). Those of a batch (release_work())
+ *
+ *  - are made busy, so that nobody else places, drops or releases them (take_free());
+ *  - stand still, as their next stores are trapped (seal()). A device that scans can't be stopped: what was
+ *    fetched before counts (modified_gather());
+ *  - are compared with their twins. Those that differ are releasing from here on, and their leaves are marked
+ *    as invalidating (mark_modified()). No page need be busy any more;
+ *  - are dropped by the kernels, and become pending (hand_over()); in rounds, as a WRITE may have put a page
+ *    back into a kernel's cache meanwhile (begin_round(), invalidate(), make_pending()). Where nobody would
+ *    ask for what is pending it is collected at once.
+ *
+ * Two things are remembered beyond a batch: that it is being handed over (struct handing), for other releases
+ * of the same stores; and, if that fails, what kernels may hold from before it (struct untold). */
 #include "cache/release.h"
 
 #include <assert.h>
@@ -23,9 +37,10 @@
 
 #define ROUNDS_MAX 8u /* of invalidations, with CPUs that write beside them */
 
-/* A release between its comparison and its end. Pages that a READ collects meanwhile are neither releasing
- * nor stored to any more: that one kernel asked for them, and others may hold them until they have been told.
- * So another release of the same stores of the device waits for this one, though it finds nothing to do. */
+/* A batch between its comparison and its end, while it is being handed over. Pages that a READ collects
+ * meanwhile are neither releasing nor stored to any more: that one kernel asked for them, and others may hold
+ * them until they have been told. So another release of the same stores of the device waits for this one,
+ * though it finds nothing to do. */
 struct handing {
     LIST_ENTRY(handing) link; /* replica->handings */
     struct replica *replica;
@@ -440,6 +455,28 @@ static int hand_over(struct cache_file *file, struct release_work *work, size_t 
     return error ? error : kept;
 }
 
+/* Another device may have begun to release these pages since we took ours: until the kernel has dropped them
+ * nothing of ours may be pending. Leaves are marked in ascending order, so that two releases can't wait for
+ * each other; the one that is waited for needs nothing of what is busy here. Lock held, let go meanwhile. */
+static void await_invalidation(struct cache_file *file, const struct release_work *w)
+{
+    while (w->copy->leaf->invalidating & w->owned)
+        pthread_cond_wait(&file->changed, &file->lock);
+}
+
+/* The pages need not be busy any more. The copy may be gone then, unless pages of it are releasing. Lock
+ * held, let go while touches are woken. */
+static void end_busy(struct replica *replica, const struct release_work *w)
+{
+    page_mask wake = replica_unbusy(w->copy, w->owned);
+
+    if (!wake)
+        return;
+    pthread_mutex_unlock(&replica->file->lock);
+    replica_wake(replica, w->leaf, wake);
+    pthread_mutex_lock(&replica->file->lock);
+}
+
 /* Nothing behind an earlier end of the file is taken for stores. */
 static int wipe_tail(struct replica *replica)
 {
@@ -449,7 +486,9 @@ static int wipe_tail(struct replica *replica)
     return error;
 }
 
-/* The whole of a release for pages that are busy. Without keep_busy they are let go as early as possible. */
+/* The whole of a release of one batch, whose pages are busy: without keep_busy, no longer than they must be.
+ * The first error. Pages that could not be looked at stay as they are; the others are released nevertheless.
+ */
 static int release_work(struct replica *replica, struct release_work *work, size_t count, bool keep_busy,
                         struct gathered *gathered)
 {
@@ -470,26 +509,16 @@ static int release_work(struct replica *replica, struct release_work *work, size
     handing_begin(&handing, work, count);
     for (size_t i = 0; i < count; i++) {
         struct release_work w = work[i];
-        /* Another device may have begun to release these pages since we took ours: until the kernel has
-         * dropped them nothing of ours may be pending. Leaves are marked in ascending order, so that two
-         * releases can't wait for each other; the one that is waited for needs nothing of what is busy here.
-         */
-        while (!error && w.copy->leaf->invalidating & w.owned)
-            pthread_cond_wait(&file->changed, &file->lock);
-        int one = error ? 0 : mark_modified(&w);
-        unread = unread ? unread : one;
+        if (!error) {
+            await_invalidation(file, &w);
+            int one = mark_modified(&w);
+            unread = unread ? unread : one;
+        }
         again |= w.again != 0;
         if (w.marked)
             work[modified++] = w;
-        if (keep_busy)
-            continue;
-        page_mask wake =
-            replica_unbusy(w.copy, w.owned); /* may free the copy, unless pages of it are releasing */
-        if (wake) {
-            pthread_mutex_unlock(&file->lock);
-            replica_wake(replica, w.leaf, wake);
-            pthread_mutex_lock(&file->lock);
-        }
+        if (!keep_busy)
+            end_busy(replica, &w);
     }
     if (modified)
         error = hand_over(file, work, modified, gathered);
