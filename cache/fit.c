@@ -1,4 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Three things may be due for the frames of a replica. Whoever finds one notes it, under the file's lock:
+ *
+ *   unfit     their length is not the file's. Until it is, nothing is placed from page `fits` on. `cut`: what
+ *             is there goes first, as the file may have grown again since (resize());
+ *   drops     pages that somebody wants freed (drop_first());
+ *   overfull  they have more memory than what was placed: the rest is freed (sweep()).
+ *
+ * One thread at a time, which has set `fitting`, does all of this until nothing is due any more (work()): one
+ * that is made for it, or, for frames that no client can hold up, the one that has come (start()). It lets go
+ * of the lock over each call of the driver; `resizing` and `swept` tell others which one that is.
+ *
+ * Who waits for a replica in vain leaves it `restless`: until it fits, handlers of FUSE and fills then wait
+ * for a moment only. A replica is a `misfit` when its driver has failed: the next acquire, map or placing
+ * tries again. file->unfit and file->misfit say that some replica may be one: else nobody need take the lock.
+ */
 #include "cache/fit.h"
 
 #include <assert.h>
@@ -9,11 +24,11 @@
 #include "base/thread.h"
 #include "cache/internal.h"
 
-#define PATIENCE_MS 2000u
-#define RESTLESS_MS 20u   /* of frames that were waited for in vain, until they fit */
+#define PATIENCE_MS 2000u /* how long a change of the size waits */
+#define RESTLESS_MS 20u   /* and for frames that were waited for in vain */
 #define WAITS_MOST 4u     /* handlers of FUSE, of 8 threads or more, that may wait for frames of any files */
-#define DEVICES_MS 30000u /* of who is about to touch them: to free many GiB takes seconds, too */
-#define END_MS 5000u
+#define DEVICES_MS 30000u /* how long those wait who are about to touch: freeing many GiB takes its time */
+#define END_MS 5000u      /* how long the end of the mount waits for the threads */
 
 static bool has_work(const struct replica *replica)
 {

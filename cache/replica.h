@@ -52,14 +52,14 @@ struct replica {
     TAILQ_HEAD(, leaf_copy) suspects; /* copies that may be out of date */
     uint64_t resident;                /* pages present */
     struct departures departures;     /* of one that scans: what has left */
-    /* cache/fit.h: */
+    /* Of cache/fit.c, which says how they go together: */
     uint64_t fits;                 /* nothing is placed from this page on */
     bool unfit, cut;               /* the frames' length is to change; what is past `fits` is to go */
     bool overfull;                 /* what nobody has placed is to be freed */
     STAILQ_HEAD(, fit_drop) drops; /* what is to be freed for others */
-    bool fitting, resizing, swept; /* somebody works on all of this; on the length; on the rest */
-    bool restless;                 /* that one was waited for in vain */
-    atomic_bool misfit;            /* the device could not do it */
+    bool fitting, resizing, swept; /* a thread does these things; it changes the length; it frees the rest */
+    bool restless;                 /* that thread was waited for in vain */
+    atomic_bool misfit;            /* the driver could not do it */
     bool acquiring;                /* an acquire is under way: the next one waits for file->changed */
     LIST_HEAD(, handing) handings; /* releases that have kernels drop pages (cache/release.c) */
     uint64_t handed;               /* how many have begun */
