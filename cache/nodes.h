@@ -78,13 +78,14 @@ struct nodes {
     /* Used where they are started and ended: threads that run while the bool beside them is set. */
     pthread_t meeter, beater, asker, teller;
     bool meets, beats, asks, tells;
-    bool hurries;                     /* the meeter is to try again soon */
-    _Atomic uint64_t beat_ns;         /* the beater has run; 0: there is none. See nodes_are_sure() */
-    _Atomic uint64_t stalls;          /* how often it has not for long, */
-    _Atomic uint64_t settled;         /* after how many of these the others have been asked */
-    _Atomic unsigned beat_ms;         /* by what timeout it is long: the shortest of all, see sure_heed() */
-    uint64_t heard_ns, still_ns;      /* see nodes_still_since(); under `lock` */
-    unsigned numbers;                 /* that were ever given */
+    bool hurries; /* the meeter is to try again soon */
+    /* Of cache/sure.c. The first four are written with the lock held, but for `settled`, and read without. */
+    _Atomic uint64_t beat_ns;    /* when the beater ran last (CLOCK_BOOTTIME); 0: there is none */
+    _Atomic unsigned beat_ms;    /* the shortest timeout of all: half of it without a beat is a stall */
+    _Atomic uint64_t stalls;     /* how many of them were noticed */
+    _Atomic uint64_t settled;    /* of the first so many it is known what has become of this node's files */
+    uint64_t heard_ns, still_ns; /* the last beat; and the last one before it stood still (CLOCK_REALTIME) */
+    unsigned numbers;            /* that were ever given */
     LIST_HEAD(, home_session) agents; /* that have said HELLO */
     uint64_t entered;                 /* how many have */
     LIST_HEAD(, agent_file) files;

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Two threads. The beater notes again and again that this node runs (note_beat()); a beat that is late is a
+ * stall, and counts in nodes->stalls. After each stall the asker asks all nodes that there are sessions with,
+ * meets the others anew (ask_all()), and has kernels drop what may be from before (cache/behind.h). Then
+ * nodes->settled has caught up with nodes->stalls, and this node is sure again. Until then whoever is about
+ * to change a file's bytes waits (nodes_be_sure()). */
 #include "cache/sure.h"
 
 #include <unistd.h>
