@@ -25,8 +25,8 @@ enum lock_flags {
     LOCK_LEAF = 1,  /* nothing is taken while it is held */
     LOCK_ALONE = 2, /* it is taken only with no other lock held */
     LOCK_PAIR = 4,  /* two of the class may be held, the lower address taken first */
-    LOCK_PEER =
-        8, /* its condition may be waited on with others held: a peer answers, and needs none of them */
+    /* Its condition may be waited on with others held: a peer answers, and needs none of them. */
+    LOCK_PEER = 8,
 };
 
 #define LOCK_CLASSES(X)                                         \

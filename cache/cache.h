@@ -50,10 +50,10 @@ struct cache_host {
     /* Make the kernel take the file to be at least so long from here on, whatever it is asking for meanwhile.
      * Called with no lock held, only with members. 0, -ENOENT, or a negative errno. */
     int (*grow)(void *context, void *file_context, off_t size);
-    /* The leading bytes of [offset, offset + length) that the kernel holds now, locked or not, and up to date
-     * (or not: that depends on the kernel): how many (at most length), or a negative errno (-ETIMEDOUT: no
-     * answer). Called with no lock held, also from the
-     * handler of a WRITE. */
+    /* The leading bytes of [offset, offset + length) that the kernel holds now, whether their pages are
+     * locked or not: how many (at most length), or a negative errno (-ETIMEDOUT: no answer). Some kernels
+     * also show pages that are not up to date (cache/heal.h). Called with no lock held, also from the handler
+     * of a WRITE. */
     ssize_t (*peek)(void *context, void *file_context, off_t offset, size_t length, void *bytes_out);
     /* The file's cache holds nothing any more / holds something again: fs/ may (not) forget the inode. Called
      * with no lock held. pinned true always comes before the matching false. */
@@ -164,8 +164,8 @@ enum cache_io_flags {
     CACHE_IO_DIRECT = 1,    /* the request may be a direct read or write: fi->flags & O_DIRECT */
     CACHE_IO_WRITEBACK = 2, /* fi->writepage: a write-back of a kernel page, all its bytes */
     CACHE_IO_APPEND = 4,    /* fd was opened with O_APPEND: the write lands at the end of the backing file */
-    CACHE_IO_UNCACHED =
-        8, /* with CACHE_IO_DIRECT, of a read: it surely is one, and the kernel keeps no page of it */
+    /* With CACHE_IO_DIRECT, of a read: it surely is one, and the kernel keeps no page of it. */
+    CACHE_IO_UNCACHED = 8,
     CACHE_IO_MORE = 16, /* of a plain WRITE: another piece of it is to come */
 };
 

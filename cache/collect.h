@@ -7,10 +7,11 @@
 
 /* Whose bytes a collect takes. */
 enum collect_what {
-    COLLECT_PENDING,   /* released ones: allowed to everybody at any time, as the kernel holds no pending page
-                        */
-    COLLECT_RELEASING, /* and those being released: only for a READ that fills the kernel's cache, because the
-                          kernel asks only for pages that it does not hold */
+    /* Released ones: allowed to everybody at any time, as the kernel holds no pending page. */
+    COLLECT_PENDING,
+    /* And those being released: only for a READ that fills the kernel's cache, because the kernel asks only
+     * for pages that it does not hold. */
+    COLLECT_RELEASING,
 };
 
 /* Collect pages of a leaf. The file's lock is held. 0, or the first error of the backing file (-EIO, -ENOSPC,

@@ -38,8 +38,8 @@ struct cache_file {
     LIST_ENTRY(cache_file) link; /* cache->files, under cache->lock */
     struct claim claim;
 
-    pthread_mutex_t
-        lock; /* guards all below, and the home copy: whoever changes bytes of the backing file holds it */
+    /* Guards all below, and the home copy: whoever changes bytes of the backing file holds it. */
+    pthread_mutex_t lock;
     pthread_cond_t changed; /* a page stopped being busy, releasing or invalidating */
     struct index index;
     SLIST_HEAD(, replica) replicas; /* by ascending replica number */
@@ -52,8 +52,8 @@ struct cache_file {
     bool tail_cleared;    /* file_grows() was called, file_resized() not yet */
     uint64_t truncations; /* counts changes that a fill under way must not survive */
     uint64_t halves;      /* counts pages of which a part was collected */
-    struct timespec
-        ctime; /* of the backing file after our last change: another value means that somebody else wrote */
+    /* Of the backing file after our last change: another value means that somebody else wrote. */
+    struct timespec ctime;
     uint64_t behind;  /* changes behind the mount that were found: the kernel may hold older pages */
     uint64_t dropped; /* how many there were when the kernel was last made to drop its pages; */
     uint64_t looked;  /* and when all nodes' were (cache/behind.h) */

@@ -3,24 +3,26 @@
  *
  * The kernel puts the bytes of a write() into a cached page, unlocks the page, and only then sends the WRITE
  * (with the inode's lock held, so at most one of a file is on its way; direct writes, which leave the cache
- * alone, may be besides). When the page is dropped in between,
- * by an invalidation of ours, and another process reads it again before the WRITE arrives, the kernel goes on
- * holding the old bytes: other reads are stale, and a store through a mapping would write them back over the
- * new ones. So for a WRITE that may be such a one its pages are invalidated once more before it is answered,
- * and write-backs that this causes are applied under its bytes.
+ * alone, may be besides). When the page is dropped in between, by an invalidation of ours, and another
+ * process reads it again before the WRITE arrives, the kernel goes on holding the old bytes: other reads are
+ * stale, and a store through a mapping would write them back over the new ones. So for a WRITE that may be
+ * such a one its pages are invalidated once more before it is answered, and write-backs that this causes are
+ * applied under its bytes.
  *
  * One page must be looked at first. The kernel also puts the bytes of a WRITE into a page that is not up to
  * date, and keeps that page locked until the answer; it is the last page of that WRITE, and partly covered.
- * An invalidation would wait for it without end. So:
+ * An invalidation would wait for it without end.
  *
- *   1. READs of that page that were handled before the WRITE was applied are waited for until the kernel has
- *      their answers: what is read later is as new as the WRITE.
- *   2. A look at the page (FUSE_NOTIFY_RETRIEVE, which waits for no lock) shows the bytes of the WRITE: it is
- *      not stale. Or others: it is stale, and nobody keeps it locked: it is invalidated, and the WRITE is
- * answered after that. Or nothing (the page is not there, or not up to date: locked by this WRITE, or being
- * read): it is invalidated too, but the WRITE's answer waits for that only a little, and only if READs of the
- * page were answered a moment ago: a reader that asked for one page alone may not have unlocked it yet when
- * its answer is in the kernel.
+ * So first, READs of that page that were handled before the WRITE was applied are waited for until the kernel
+ * has their answers: what is read later is as new as the WRITE. Then a look at the page
+ * (FUSE_NOTIFY_RETRIEVE, which waits for no lock) shows
+ *
+ *  - the bytes of the WRITE: the page is not stale;
+ *  - other bytes: it is stale, and nobody keeps it locked. It is invalidated, and the WRITE answered then;
+ *  - nothing: the page is not there, or not up to date (locked by this WRITE, or being read). It is
+ *    invalidated too, but the WRITE's answer waits for that only a little, and only if READs of the page
+ *    were answered a moment ago: a reader that asked for one page alone may not have unlocked it yet when
+ *    its answer is in the kernel.
  *
  * The other pages of a WRITE are invalidated without a look. Until that is done, write-backs are merged under
  * the WRITE, except those of pages that this kernel has asked for since the WRITE was applied (not for a

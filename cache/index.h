@@ -35,14 +35,13 @@ struct leaf_copy {
     page_mask waited;  /* of busy: a touch waits and must be woken when busy ends */
     /* Of devices that scan (cache/scan.h): */
     page_mask raced; /* of busy: the home copy has changed since */
-    page_mask
-        blind; /* of present, without a twin: the home copy has changed behind the mount: it is no twin */
+    page_mask blind; /* of present, without a twin: the home copy, changed behind the mount, is none either */
+    /* Of all devices: */
     page_mask twin;      /* has a twin; without one the page is write protected in every client */
     page_mask sealed;    /* of twin: write protected nevertheless, so its bytes can't change */
     page_mask releasing; /* of twin: found modified; the kernel's copies are being invalidated (rule 6) */
-    page_mask
-        touched; /* of releasing: a WRITE may have put the page back into the kernel's cache meanwhile */
-    page_mask pending; /* of twin: released, not collected */
+    page_mask touched;   /* of releasing: a WRITE may have put it back into the kernel's cache meanwhile */
+    page_mask pending;   /* of twin: released, not collected */
 
     /* By unit, allocated when first needed: frame numbers of twins, and V of this copy (NULL: all zero). */
     uint32_t *twins[LEAF_UNITS];
@@ -56,18 +55,18 @@ struct leaf_copy {
 };
 
 struct leaf {
-    struct leaf *chain; /* of the hash table */
-    uint64_t number;    /* page >> LEAF_SHIFT */
-    page_mask kernel; /* the kernel may hold the page: set when the kernel got it, and for all pages from the
-                         start */
+    struct leaf *chain;     /* of the hash table */
+    uint64_t number;        /* page >> LEAF_SHIFT */
+    page_mask kernel;       /* the kernel may hold it: at first all pages, later those that it has got */
     page_mask invalidating; /* somebody is telling the kernel to drop it */
     page_mask refilled;     /* the kernel has read the page since it was told to drop it (cache/heal.h) */
     page_mask reread;       /* ... since the oldest of the invalidations that are under way began */
     page_mask dropped;      /* what those invalidations are about */
     uint32_t invalidations; /* how many are under way; the leaf stays meanwhile */
     page_mask cpu_modified; /* written by a CPU since the last acquire (rule 4) */
-    page_mask released; /* at least the pages that are releasing or pending in some copy: spares a read the
-                           walk through the copies of many devices */
+    /* At least the pages that are releasing or pending in some copy: spares a read the walk through the
+     * copies of many devices. */
+    page_mask released;
     /* By unit, allocated when first needed (NULL: all zero): R of the unit's pages, then V of their home
      * copies. A vector has n entries, which grows with the file's replicas. */
     gaia_version *versions[LEAF_UNITS];

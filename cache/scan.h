@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Devices that scan (gpu/device.h): nothing reports a GPU kernel's stores, and nothing can stop the kernel.
- * So
  *
- *  - a release asks the device which pages are not what they were granted with;
- *  - the twin of a page is the home copy, as long as that is what was granted: it is copied to a frame only
- * before the home copy changes (a write(), a collect of another device). In a file in passthrough, or one
- * that other mounts have, such changes go unseen, so every page that can be stored to gets its twin when it
- * is placed;
- *  - an acquire brings what is out of date up to date in place, byte by byte (cache/refresh.h): what a kernel
- * stores to the other bytes meanwhile is not lost. (Where clients can't store, the page is placed anew.) */
+ *  - A release asks the device which pages are not what they were granted with.
+ *  - The twin of a page is the home copy, as long as that is what was granted: it is copied to a frame only
+ *    before the home copy changes (a write(), a collect of another device). In a file in passthrough, or one
+ *    that other mounts have, such changes go unseen, so every page that can be stored to gets its twin
+ *    when it is placed.
+ *  - An acquire brings what is out of date up to date in place, byte by byte (cache/refresh.h): what a
+ *    kernel stores to the other bytes meanwhile is not lost. (Where clients can't store, the page is placed
+ *    anew.) */
 #ifndef GAIAFS_CACHE_SCAN_H
 #define GAIAFS_CACHE_SCAN_H
 

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* How much memory, and how many threads, the machine and the control groups leave the daemon, or a client.
+ * All functions look at /proc and /sys, and may be called from any thread. */
 #ifndef GAIAFS_FS_MEMORY_H
 #define GAIAFS_FS_MEMORY_H
 

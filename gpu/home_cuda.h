@@ -19,10 +19,10 @@ struct chunk {
     CUdeviceptr pages;   /* where it is in the daemon's context */
     CUdeviceptr granted; /* a struct gaia_digest for each page; 0 where nobody stores */
     CUmemGenericAllocationHandle granted_memory; /* of it, if clients may have it, too; else 0 */
-    int fd, granted_fd;                          /* of memory, and of granted_memory: share_memory(); or -1 */
-    uint64_t placed;                             /* how many bits of it are set */
-    unsigned placings; /* and patches, under way without the frames' lock, and windows: meanwhile the chunk
-                          stays */
+    int fd, granted_fd; /* of memory, and of granted_memory: cuda_chunk_share(); or -1 */
+    uint64_t placed;    /* how many bits of `resident` are set */
+    unsigned placings;  /* and patches, under way without the frames' lock, and windows: meanwhile the chunk
+                           stays */
     struct gaia_standing standing; /* the pages, for those who write to them by a NIC */
     struct home_gpu *gpu;
     uint64_t *resident; /* bit i: page i was placed */

@@ -32,7 +32,7 @@
  *
  *   gaia_demand_flush(const struct gaia_demand *demand)
  *       Gives the host each unit that was stored to; the unit stays on the device. Units that are held, or
- *       can't be given, stay dirty: control.held, control.kept.
+ *       can't be given, stay dirty, and are counted: control.held, control.kept.
  *   gaia_demand_drop(const struct gaia_demand *demand, uint64_t first, uint64_t count)
  *       Drops units [first, first + count), after giving to the host what was stored to: the next touch
  *       brings them anew. Units that failed are tried again from now on. Units that are held, or can't be

@@ -38,14 +38,12 @@ struct gaia_mapping {
     size_t length; /* whole pages */
     size_t bytes;  /* as asked for: what a view of it has, whatever is unmapped later */
     off_t offset;
-    LIST_ENTRY(gaia_mapping)
-    link;                /* of those that are being collected for the last time; under the table's
-                            lock, as is the next */
+    /* Under the table's lock, as are the next two: of those that are being collected for the last time. */
+    LIST_ENTRY(gaia_mapping) link;
     unsigned references; /* extents and calls under way */
-    unsigned cut; /* 0: none of its addresses was blocked yet; else a number of 15 bits, which few have;
-                     likewise */
-    _Atomic uint64_t
-        changes_seen; /* state->changes as of the last acquire of the whole mapping; 0: none yet */
+    unsigned cut; /* 0: none of its addresses was blocked yet; else a number of 15 bits, which few have */
+    /* state->changes as of the last acquire of the whole mapping; 0: none yet. */
+    _Atomic uint64_t changes_seen;
     _Atomic uint64_t releases_seen; /* state->releases, likewise; of demand */
     _Atomic bool collect_failed;    /* driver->collect() of late; of demand */
     _Atomic uint64_t crossed_seen;  /* state->crossed as of the last release */

@@ -155,8 +155,7 @@ struct call_answer {
     /* result: what the peer's serve() returned, or -EIO. Called once, in a thread of the class, or in another
      * when the session has ended; no lock is held. May call and wait, but not for another answer. */
     void (*done)(struct call_answer *answer, int result);
-    bool has_slot; /* the request named a slot: it is put when the reply comes, not when done() gets its turn
-                    */
+    bool has_slot; /* the request named one: it is put when the reply comes, not when done() gets its turn */
     unsigned slot;
     STAILQ_ENTRY(call_answer) entry; /* the rest is call_message.c's */
     int result;

@@ -27,9 +27,9 @@
 #define CALL_SLOTS_BOTH (2 * CALL_SLOTS)
 #define CALL_MEMORY (CALL_SLOTS_BOTH * CALL_SLOT_BYTES)
 #define CALL_QUEUE_MESSAGES 0u /* of a link: and what is written; the others are for reads */
-#define CALL_MOVING_MAX \
-    ((size_t)2 << 20)   /* bytes that are being written: half of the local carrier's stage */
-#define CALL_PAGE 4096u /* bytes: the least that it is worth to think of how many reads are under way for */
+/* Bytes that are being written: half of the local carrier's stage. */
+#define CALL_MOVING_MAX ((size_t)2 << 20)
+#define CALL_PAGE 4096u /* bytes of a read for which the number of reads in flight is planned (io/pull.h) */
 #define CALL_WRITES 32u /* at a time */
 #define CALL_SERVED_MAX (CALL_WIDTH / 2)
 /* A caller's wait is cut into these; a time for which this side stood still, maybe with the peer, costs only
@@ -43,8 +43,7 @@ enum call_kind {
     CALL_KIND_REQUEST,
     CALL_KIND_POST,   /* a request without a reply */
     CALL_KIND_REPLY,  /* to a REQUEST */
-    CALL_KIND_SERVED, /* these POSTs of the class were: their numbers, CALL_SERVED_MAX at most; its own is 0
-                       */
+    CALL_KIND_SERVED, /* POSTs of the class that were: their numbers, CALL_SERVED_MAX at most; its own: 0 */
 };
 
 /* Before each message. Little-endian, as all of the transport. */

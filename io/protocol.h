@@ -96,13 +96,12 @@ static_assert(sizeof(struct gaia_message) == 256, "messages have one size");
 #define GAIA_CUTS_KEPT 256u
 
 struct gaia_shared_state {
-    _Atomic uint64_t
-        stored; /* pages with stores that a release would have to look at, and releases under way */
+    _Atomic uint64_t stored;     /* pages that a release would have to look at, and releases under way */
     _Atomic uint64_t changes;    /* counts whatever may have put a page of the replica out of date */
     _Atomic uint64_t checked_ns; /* CLOCK_MONOTONIC when the backing file was last looked at */
     _Atomic uint64_t timeout_ns; /* how old that may be */
-    _Atomic uint64_t
-        releases; /* counts releases of stores to it, of any client: for who has bytes of it elsewhere */
+    /* Counts releases of stores to it, by any client: for those who have bytes of it elsewhere. */
+    _Atomic uint64_t releases;
     _Atomic uint64_t unfound; /* of a device that scans: what a release has to see to though no page's digest
                                  tells of it. Releases under way, kernels that have not been told, pages of
                                  which nobody knows what they were granted with, a file that was given up */
