@@ -65,7 +65,8 @@ static inline uint8_t *frame_bytes(const struct frame_pool *pool, uint32_t frame
 {
     return pool->area + (uint64_t)frame * GAIA_PAGE_SIZE;
 }
-uint64_t frame_pool_held(struct frame_pool *pool); /* frames handed out now */
+/* Frames handed out now: for the tests. */
+uint64_t frame_pool_held(struct frame_pool *pool);
 
 /* Stages of one size that nobody has. */
 struct stage_list {

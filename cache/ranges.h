@@ -42,7 +42,7 @@ void ranges_clear(struct ranges *ranges);
 /* What all sets together may allocate, in bytes, as anybody can write to every second byte of any number of
  * files. Beyond that memory is short. Before there are threads; without it there is no bound. */
 void ranges_bound(size_t most);
-/* What they have allocated. */
+/* What they have allocated: for the tests. */
 size_t ranges_allocated(void);
 
 #endif

@@ -36,7 +36,6 @@
 #define GAIA_DEMAND_UNIT_SHIFT_LARGE 16u
 #define GAIA_DEMAND_UNITS_MAX 0xfffffff0u
 #define GAIA_DEMAND_FRAMES_MAX 0xfffffff0u
-#define GAIA_DEMAND_SLOTS_MAX 65536u
 
 /* --- table[unit] ---
  *

@@ -72,7 +72,6 @@
 /* The record: two counters of 4 bytes. */
 #define GAIA_RECORD_SEND 1u
 
-#define GAIA_REQUEST_DEPTH_MAX 32768u
 #define GAIA_REQUEST_LENGTH_MAX 0x7fffffffu /* 0 would be 2^31 bytes to the NIC */
 
 /* --- what a read ends with: numbers of errno.h --- */
@@ -115,7 +114,7 @@ struct gaia_request_control {
 /* The parameters of a queue: made by the host, constant while kernels run. Addresses are the GPU's. */
 struct gaia_request_queue {
     uint32_t depth;      /* requests at a time, and completions: a power of two */
-    uint32_t wqes_count; /* a power of two, depth or more, at most GAIA_REQUEST_DEPTH_MAX */
+    uint32_t wqes_count; /* a power of two, depth or more, at most GAIA_DIRECT_DEPTH_MAX (io/direct.h) */
     uint32_t batch;      /* how many requests may wait for those behind them to ring, 1 to depth; 1: each warp
                             rings */
     uint32_t qpn;        /* the queue pair's number */

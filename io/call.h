@@ -100,7 +100,7 @@ bool call_is_short(int error);
 void call_session_get(struct call_session *session);
 void call_session_put(struct call_session *session);
 /* End the session: calls under way give -EIO, at both ends; waits until nobody serves a request of it here
- * any more (so not from serve()). The reference stays the caller's. */
+ * any more (so not from serve()). The reference stays the caller's. For the tests: nodes abort sessions. */
 void call_session_close(struct call_session *session);
 /* As call_session_close(), but does not wait, and ended() will be called: from serve(), too. */
 void call_session_abort(struct call_session *session);

@@ -203,8 +203,9 @@ int gaia_link_send(struct gaia_link *link, const void *bytes, size_t length);
 int gaia_link_expose(struct gaia_link *link, const struct gaia_span *span, bool writable,
                      uint32_t *region_out);
 
-/* Take a region back. The peer lets its transfers end first, then concealed() is called. The link to a peer
- * that does not answer is ended. 0; or -EAGAIN as above, -EINVAL (no such region, or it is on its way),
+/* Take a region back. (Only tests do so yet: what nodes expose stays exposed until its link ends.) The peer
+ * lets its transfers end first, then concealed() is called. The link to a peer that does not answer is
+ * ended. 0; or -EAGAIN as above, -EINVAL (no such region, or it is on its way),
  * -EIO. */
 int gaia_link_drop(struct gaia_link *link, uint32_t region);
 
