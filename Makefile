@@ -50,7 +50,7 @@ LDFLAGS += -fsanitize=thread
 endif
 # Device code of programs is C++: gpu/*.cuh, which only tests compile here.
 ifeq ($(origin CXX),default)
-CXX := $(if $(findstring clang,$(notdir $(CC))),clang++,g++)
+CXX := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),$(if $(findstring gcc,$(CC)),$(subst gcc,g++,$(CC)),g++))
 endif
 CXXFLAGS = $(filter-out -std=gnu11 -Wstrict-prototypes -Wmissing-prototypes,$(CFLAGS)) -std=gnu++17
 PKG_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(packages) 2>/dev/null)
@@ -87,7 +87,6 @@ examples := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c examples/*/*.c))
 # The CUDA examples twice: as C++ for the CPU, and with NVIDIA's compiler, where there is one.
 cuda_examples := $(patsubst %.cu,$(BUILD)/%,$(wildcard examples/cuda/*.cu))
 nvcc_examples := $(patsubst $(BUILD)/examples/cuda/%,$(BUILD)/examples/nvcc/%,$(cuda_examples))
-CXX := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),$(if $(findstring gcc,$(CC)),$(subst gcc,g++,$(CC)),g++))
 NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 
 # The same programs with every call that can fail led through a table of the tests (tests/faults/table.c).
@@ -187,11 +186,10 @@ $(BUILD)/tests/gpu/paging_ptx.o: tests/gpu/paging_kernels.ptx
 $(benches) $(tools) $(examples): $(BUILD)/%: $(BUILD)/%.o $(so) $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $< $(home_a) -L$(BIN) -lgaia -Wl,-rpath,'$$ORIGIN/../../..' '-Wl,-rpath,$(abspath $(BIN))' $(PKG_LIBS)
 cuda_example_headers := $(wildcard examples/*.h examples/*/*.h) gpu/gaia.h gpu/gaia_device.cuh gpu/demand.h gpu/demand_device.h gpu/device_memory.h gpu/warp.h
-cxx_flags = $(filter-out -std=% -Wshadow -Wstrict-prototypes -Wmissing-prototypes,$(CFLAGS)) -std=gnu++17
 $(cuda_examples): $(BUILD)/%: %.cu $(cuda_example_headers) $(so)
 	@mkdir -p $(@D)
 	@echo "  CXX $<"
-	$(CXX) $(CPPFLAGS) $(filter-out -MMD -MP,$(cxx_flags)) -Igpu -fopenmp $(LDFLAGS) -x c++ $< -x none -o $@ -L$(BIN) -lgaia -ldl '-Wl,-rpath,$(abspath $(BIN))'
+	$(CXX) $(CPPFLAGS) $(filter-out -MMD -MP -Wshadow,$(CXXFLAGS)) -Igpu -fopenmp $(LDFLAGS) -x c++ $< -x none -o $@ -L$(BIN) -lgaia -ldl '-Wl,-rpath,$(abspath $(BIN))'
 # Code for the oldest GPU that toolkits of today know, and PTX from which a driver makes that of its own.
 NVCC_ARCH ?= sm_75
 $(nvcc_examples): $(BUILD)/examples/nvcc/%: examples/cuda/%.cu $(cuda_example_headers) $(so)
