@@ -15,9 +15,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "gpu/gaia.h"
 
 #define PAGE ((size_t)4096)
@@ -39,10 +39,7 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void die(const cha
 
 static inline uint64_t now_ns(void)
 {
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    return clock_now_ns();
 }
 
 static inline uint64_t random_next(uint64_t *state)

@@ -10,6 +10,7 @@
 #include "consistency/digest.h"
 #include "consistency/merge.h"
 #include "consistency/page.h"
+#include "tests/bench/bench.h"
 
 #define GOAL_NS 1400 /* what GAIA's authors measured for a 4 KiB page */
 #define REPETITIONS 9
@@ -18,22 +19,7 @@
 #define HOT_PAGES 4u               /* home, twin, and two versions of mine */
 
 static volatile uint64_t sink; /* keeps results, so that no call is left out */
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static uint64_t random_next(void)
-{
-    static uint64_t state = 1;
-
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return state >> 33;
-}
+static uint64_t state = 1;
 
 static uint8_t *page_of(uint8_t *area, size_t i)
 {
@@ -50,7 +36,7 @@ static uint8_t *new_area(size_t count)
         exit(1);
     }
     for (size_t i = 0; i < count * GAIA_PAGE_SIZE; i++)
-        area[i] = (uint8_t)random_next();
+        area[i] = (uint8_t)random_next(&state);
     return area;
 }
 
@@ -58,22 +44,9 @@ static uint8_t *new_area(size_t count)
 static void write_page(uint8_t *page, bool alternate, size_t first)
 {
     for (size_t i = 0; i < GAIA_PAGE_SIZE; i++) {
-        if (alternate ? i % 2 == first : random_next() % 16 == 0)
-            page[i] = (uint8_t)(page[i] + 1 + random_next() % 255);
+        if (alternate ? i % 2 == first : random_next(&state) % 16 == 0)
+            page[i] = (uint8_t)(page[i] + 1 + random_next(&state) % 255);
     }
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, size_t n)
-{
-    qsort(values, n, sizeof(values[0]), compare_doubles);
-    return values[n / 2];
 }
 
 /* The work that is timed, on one page of each area. */
@@ -142,7 +115,7 @@ static void cold_start(struct cold *cold)
     memcpy(cold->home, cold->twin, COLD_PAGES * GAIA_PAGE_SIZE);
     memcpy(cold->mine, cold->twin, COLD_PAGES * GAIA_PAGE_SIZE);
     for (size_t i = 0; i < COLD_PAGES; i++) {
-        size_t other = random_next() % (i + 1);
+        size_t other = random_next(&state) % (i + 1);
 
         write_page(page_of(cold->home, i), false, 0);
         write_page(page_of(cold->mine, i), false, 1);

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "cache/device.h"
 #include "cache/evict.h"
 #include "consistency/page.h"
@@ -29,10 +30,7 @@ int clock_gettime(clockid_t clock, struct timespec *now)
 
 static double seconds(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+    return (double)clock_now_ns() / 1e9;
 }
 
 static void test_wait(void **state)

@@ -2,14 +2,9 @@
 /* Eviction from a full device where some pages can't be written, and so can't go. */
 #include "tests/cache/evict_world.inc"
 
-#include <time.h>
-
 static double seconds(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+    return (double)clock_now_ns() / 1e9;
 }
 
 /* One page is refused; those of its unit, and of its leaf, go all the same. */

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tests/random.h"
+
 static uint64_t seed_state;
 
 /* Call once at the start of main(). */
@@ -21,14 +23,12 @@ static inline void seed_start(void)
     fflush(stdout);
 }
 
-/* splitmix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014) */
 static inline uint64_t seed_next(void)
 {
-    uint64_t z = seed_state += 0x9e3779b97f4a7c15u;
+    uint64_t x = mix(seed_state);
 
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+    seed_state += RANDOM_STEP;
+    return x;
 }
 
 /* A number from 0 to n - 1; n is at least 1 and far below 2^64. */

@@ -12,11 +12,11 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "fs/listener.h"
 #include "fs/programs.h"
 #include "io/protocol.h"
@@ -69,10 +69,7 @@ static void end(pid_t pid)
 
 static uint64_t now_us(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+    return clock_now_ns() / 1000;
 }
 
 /* The list is looked through once a second. */

@@ -13,9 +13,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "consistency/digest.h"
 #include "gpu/kernels.h"
 #include "tests/gpu/own.h"
@@ -27,10 +27,7 @@
 
 static uint64_t now_ms(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+    return clock_now_ns() / 1000000;
 }
 
 static void fill_random(void *memory, size_t bytes, uint64_t *state)

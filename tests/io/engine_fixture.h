@@ -28,6 +28,7 @@
 #include <unistd.h>
 
 #include "io/engine_internal.h"
+#include "tests/random.h"
 
 #define TIME_LIMIT_S 60
 #define KIB ((size_t)1024)
@@ -45,22 +46,6 @@ static enum gaia_io_kind kinds[] = {GAIA_IO_URING, GAIA_IO_THREADS};
 static char directory[256];
 static uint64_t seed;
 static const char *running = "";
-
-/* ---- random numbers (splitmix64) ---- */
-
-static inline uint64_t mix(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-static inline uint64_t draw(uint64_t *state, uint64_t below)
-{
-    *state += 0x9e3779b97f4a7c15u;
-    return mix(*state) % below;
-}
 
 /* ---- bytes that tell where they belong ---- */
 

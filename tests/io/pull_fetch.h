@@ -25,8 +25,8 @@ static inline bool fetch_has_ended(void *fetch)
 }
 
 /* starved: as gaia_pull_open() has it. 0, or the read's error. */
-static inline int fetch(struct gaia_transport *transport, struct gaia_pull *pull,
-                        const _Atomic bool *starved, const struct gaia_pull_read *read)
+static inline int fetch(struct gaia_transport *transport, struct gaia_pull *pull, const _Atomic bool *starved,
+                        const struct gaia_pull_read *read)
 {
     struct fetch fetch = {.read = *read};
 

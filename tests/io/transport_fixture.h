@@ -30,6 +30,7 @@
 
 #include "base/clock.h"
 #include "io/transport_internal.h"
+#include "tests/random.h"
 
 #define TIME_LIMIT_S 60
 #define TIMEOUT_MS 3000u /* of transports, where no test waits for it */
@@ -44,21 +45,7 @@ static const char *here = "", *there = "";
 static uint64_t seed;
 static unsigned next_port;
 
-/* ---- random numbers (splitmix64), bytes that tell where they belong ---- */
-
-static inline uint64_t mix(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-static inline uint64_t draw(uint64_t *state, uint64_t below)
-{
-    *state += 0x9e3779b97f4a7c15u;
-    return mix(*state) % below;
-}
+/* ---- bytes that tell where they belong ---- */
 
 static inline uint8_t byte_at(uint64_t salt, uint64_t offset)
 {

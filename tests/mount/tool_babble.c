@@ -12,9 +12,9 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "consistency/page.h"
 #include "tests/mount/member.h"
 
@@ -207,10 +207,7 @@ static enum node_op op_of(uint64_t *state, bool to_agent)
 
 static unsigned now_ms(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (unsigned)(now.tv_sec * 1000 + now.tv_nsec / 1000000);
+    return (unsigned)(clock_now_ns() / 1000000);
 }
 
 static void say(struct call_session *session, bool to_agent, uint64_t *state)

@@ -12,11 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "io/members.h"
 #include "io/node.h"
+#include "tests/random.h"
 
 #define PAGE ((size_t)4096)
 
@@ -28,19 +29,7 @@ static inline _Noreturn void fail(const char *what)
 
 static inline uint64_t now_us(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
-}
-
-static inline uint64_t draw(uint64_t *state, uint64_t below)
-{
-    uint64_t x = *state += 0x9e3779b97f4a7c15u;
-
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return (x ^ (x >> 31)) % below;
+    return clock_now_ns() / 1000;
 }
 
 /* The home of a file of the data directory among the nodes a and b: 0 or 1. Only their names count. */

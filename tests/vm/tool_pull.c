@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "io/pull.h"
 #include "tests/io/pull_fetch.h"
 
@@ -31,10 +32,7 @@ static _Noreturn void fail(const char *what)
 
 static double now_s(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+    return (double)clock_now_ns() * 1e-9;
 }
 
 static unsigned char *frames(void)

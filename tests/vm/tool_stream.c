@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "gaia.h"
 
 #define THREADS_MAX 64u
@@ -31,10 +31,7 @@ static _Noreturn void fail(const char *what)
 
 static double now_s(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+    return (double)clock_now_ns() * 1e-9;
 }
 
 static uint8_t byte_of(uint64_t i)

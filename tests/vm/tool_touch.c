@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "gaia.h"
+#include "tests/random.h"
 
 #define PAGE 4096u
 #define PAGES 1500u
@@ -32,15 +33,6 @@ static _Noreturn void fail(const char *what)
 {
     perror(what);
     exit(1);
-}
-
-static uint64_t draw(uint64_t *state, uint64_t below)
-{
-    uint64_t x = *state += 0x9e3779b97f4a7c15u;
-
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return (x ^ (x >> 31)) % below;
 }
 
 static void round_of(unsigned thread, uint64_t *state)
