@@ -94,7 +94,7 @@ struct cache_config {
     unsigned soft_devices;                         /* soft:0 to soft:(n-1) exist; 1 to GAIA_SOFT_MAX */
     const char *evict;                             /* evict_policy.name */
     uint64_t unit_pages;            /* of a fault: what is placed for one touch; a power of two */
-    unsigned fault_threads;         /* of each client, at most; 0: fault_threads_default() */
+    unsigned fault_threads;         /* of each client, at most; 0: as the processors are many */
     bool io_threads;                /* -o io=threads: no io_uring */
     bool shared;                    /* -o shared: other mounts have the data directory, too (cache/claim.h) */
     bool no_gpudirect;              /* -o gpudirect=off: no NIC writes to a GPU's memory */
@@ -110,9 +110,12 @@ struct cache_config {
 #define CACHE_WHY 320u
 int cache_open(const struct cache_config *config, const struct cache_host *host, struct cache **cache_out,
                char why_out[CACHE_WHY]);
-/* With members: meet the others (cache/nodes.h), before the first request is served; and: have the homes
- * collect what this node's devices hold, while requests are still served. 0 or a negative errno. */
+/* With members: listen, and meet the others (cache/nodes.h), before the first request is served. Those that
+ * answer have told us then of every file that they track, and will tell us of further ones; those that don't
+ * are taken to be down. 0 or a negative errno; why_out. */
 int cache_join(struct cache *cache, char why_out[CACHE_WHY]);
+/* With members: have the homes collect what this node's devices hold, while requests are still served. 0 or a
+ * negative errno. */
 int cache_leave(struct cache *cache);
 /* The mount is about to end: from now on other nodes are not waited for without a limit. */
 void cache_ending(struct cache *cache);
@@ -223,7 +226,8 @@ void cache_file_discard_write_backs(struct cache_file *file, bool discard);
 /* Of a file that was opened here, with members: let all agents know of it, if it has not been done. May wait.
  */
 int cache_file_announce(struct cache_file *file, const struct node_name *name);
-/* How long a file's next home is waited for: nodes_move_ms(). */
+/* How long a request for a file whose home has gone waits for the next one: a home that died may go
+ * unnoticed, here or where the next one is, twice over. */
 unsigned cache_move_ms(const struct cache *cache);
 /* Keep the file in use, for cache_host.find() and track(), which the caller of those ends. */
 void cache_file_hold(struct cache_file *file);

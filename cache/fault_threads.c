@@ -12,7 +12,8 @@
 #define FAULTS_AT_ONCE 32u
 #define FAULTS_OF_MANY 4u
 
-unsigned fault_threads_default(void)
+/* How many there may be where no option says so. */
+static unsigned default_most(void)
 {
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
 
@@ -111,7 +112,7 @@ int fault_threads_start(struct cache_client *client)
     pthread_once(&once, install_interrupt);
     threads->most = client->cache->config.fault_threads;
     if (!threads->most)
-        threads->most = fault_threads_default();
+        threads->most = default_most();
     sem_init(&threads->turn, 0, 1);
     lock_init(&threads->lock, LOCK_FAULT_THREADS);
     int error = start_thread(client);

@@ -30,8 +30,6 @@ struct fault_threads {
     pthread_t threads[FAULT_THREADS_MAX];
 };
 
-/* How many there may be where no option says so. */
-unsigned fault_threads_default(void);
 /* The first. The client's descriptor is there. 0, or -EAGAIN: there is none. */
 int fault_threads_start(struct cache_client *client);
 /* None is left. The client's `stop` can be read. */

@@ -203,7 +203,8 @@ void nodes_unfollow(struct nodes *nodes, const struct node_name *name, uint64_t 
     pthread_mutex_unlock(&nodes->lock);
 }
 
-unsigned nodes_move_ms(const struct nodes *nodes)
+/* cache_move_ms() */
+static unsigned move_ms(const struct nodes *nodes)
 {
     return 4 * nodes->timeout_ms;
 }
@@ -212,7 +213,7 @@ bool nodes_home_went(const struct nodes *nodes)
 {
     uint64_t went_ns = nodes->went_ns;
 
-    return went_ns && clock_now_ns() - went_ns < nodes_move_ms(nodes) * UINT64_C(1000000);
+    return went_ns && clock_now_ns() - went_ns < move_ms(nodes) * UINT64_C(1000000);
 }
 
 uint64_t nodes_generation(struct nodes *nodes)
@@ -343,7 +344,7 @@ static int listen_for_others(struct nodes *nodes, struct calls **calls_out, char
     return error;
 }
 
-int nodes_start(struct cache *cache, char why_out[CALL_WHY])
+int cache_join(struct cache *cache, char why_out[CACHE_WHY])
 {
     struct nodes *nodes = new_nodes(cache);
     struct calls *calls = NULL;
@@ -501,11 +502,6 @@ const char *nodes_op_name(enum node_op op)
 
 /* ---- for fs/ ---- */
 
-int cache_join(struct cache *cache, char why_out[CACHE_WHY])
-{
-    return nodes_start(cache, why_out);
-}
-
 int cache_set_members(struct cache *cache, const struct members *members, char why_out[CACHE_WHY])
 {
     struct nodes *nodes = cache->nodes;
@@ -535,7 +531,7 @@ bool cache_is_home(const struct cache *cache, const struct node_name *name)
 
 unsigned cache_move_ms(const struct cache *cache)
 {
-    return cache->nodes ? nodes_move_ms(cache->nodes) : 0;
+    return cache->nodes ? move_ms(cache->nodes) : 0;
 }
 
 bool cache_follows(const struct cache *cache, const struct node_name *name)

@@ -103,9 +103,6 @@ struct nodes {
     _Atomic bool settles; /* nor is a change of a file before it is on storage */
 };
 
-/* Listen, then meet the other members: those that answer have told us of every file that they track, and will
- * tell us of further ones. Those that don't are taken to be down. 0 or a negative errno; why_out. */
-int nodes_start(struct cache *cache, char why_out[CALL_WHY]);
 /* All sessions end: agents' devices are gone, calls of homes fail. nodes_free() when no file is left. */
 void nodes_stop(struct cache *cache);
 void nodes_free(struct cache *cache);
@@ -128,10 +125,7 @@ unsigned nodes_number_of(const struct nodes *nodes, const char *name, size_t len
 bool nodes_follows(struct nodes *nodes, const struct node_name *name, uint64_t *told_out);
 void nodes_unfollow(struct nodes *nodes, const struct node_name *name, uint64_t told);
 
-/* How long a request for a file whose home has gone waits for the next one: a home that died may go
- * unnoticed, here or where the next one is, twice over. */
-unsigned nodes_move_ms(const struct nodes *nodes);
-/* Whether one has gone so lately that others may be waiting. */
+/* Whether a home has gone so lately that others may be waiting for the next one of its files. */
 bool nodes_home_went(const struct nodes *nodes);
 
 /* The generation for a node that becomes a file's home: higher than all that this node has given or heard of,

@@ -86,20 +86,13 @@ int patience_end(struct patience_asking *asking, struct patience patience, bool 
     return asking->result;
 }
 
-int patience_ask(struct nodes *nodes, struct call_session *session, enum node_class class, enum node_op op,
-                 const struct node_request *request, struct patience patience, bool *given_up_out)
-{
-    struct patience_asking asking;
-
-    patience_begin(nodes, session, class, op, request, &asking);
-    return patience_end(&asking, patience, given_up_out);
-}
-
 int patience_call(struct nodes *nodes, struct call_session *session, enum node_op op,
                   const struct node_request *request, struct patience patience)
 {
+    struct patience_asking asking;
     bool given_up;
-    int result = patience_ask(nodes, session, NODE_CALLS, op, request, patience, &given_up);
 
+    patience_begin(nodes, session, NODE_CALLS, op, request, &asking);
+    int result = patience_end(&asking, patience, &given_up);
     return given_up ? -ETIMEDOUT : result > 0 ? -EIO : node_result(result);
 }

@@ -14,13 +14,10 @@ struct patience {
     unsigned silent, turns, before;
 };
 
-/* Make one request: returns what the other's serve() returned, or what call_start() says. If the other is
- * given up, its session is aborted: -EIO, and given_up_out, which may be NULL, says so. Waits; no lock is
- * held. */
-int patience_ask(struct nodes *nodes, struct call_session *session, enum node_class class, enum node_op op,
-                 const struct node_request *request, struct patience patience, bool *given_up_out);
-/* The same in two steps, so that several can be asked at once. Both in one thread; after a patience_begin()
- * patience_end() follows, before the session's reference or the asking goes. */
+/* One request, in two steps, so that several can be asked at once. patience_end() waits, with no lock held,
+ * and returns what the other's serve() returned, or what call_start() says. If the other is given up, its
+ * session is aborted: -EIO, and given_up_out, which may be NULL, says so. Both in one thread; after a
+ * patience_begin() patience_end() follows, before the session's reference or the asking goes. */
 struct patience_asking {
     struct call_answer answer; /* first */
     struct nodes *nodes;
@@ -31,7 +28,7 @@ struct patience_asking {
 void patience_begin(struct nodes *nodes, struct call_session *session, enum node_class class, enum node_op op,
                     const struct node_request *request, struct patience_asking *asking);
 int patience_end(struct patience_asking *asking, struct patience patience, bool *given_up_out);
-/* The same for NODE_CALLS, where only an errno comes back. -ETIMEDOUT: the other was given up. */
+/* Both steps, for NODE_CALLS, where only an errno comes back. -ETIMEDOUT: the other was given up. */
 int patience_call(struct nodes *nodes, struct call_session *session, enum node_op op,
                   const struct node_request *request, struct patience patience);
 

@@ -239,8 +239,6 @@ int link_say(struct gaia_link *link, enum gaia_wire_op op, const void *body, siz
 #define link_end(link, error, ...) link_end_so((link), transport_say(error, __VA_ARGS__))
 void link_end_so(struct gaia_link *link, int error);
 void link_tick(struct gaia_link *link, uint64_t now_ns);
-/* gaia_transport_wake() was called: epoll has said so. */
-void transport_woken(struct gaia_transport *transport);
 /* Put the link into the list of those with something to deliver, or take it out. */
 void link_make_ready(struct gaia_link *link);
 

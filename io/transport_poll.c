@@ -101,6 +101,15 @@ static int deliver(struct gaia_transport *transport)
 
 /* ---- polling ---- */
 
+/* gaia_transport_wake() was called: epoll has said so. */
+static void note_wake(struct gaia_transport *transport)
+{
+    eventfd_t ignored;
+
+    eventfd_read(transport->wake, &ignored);
+    transport->woken = true;
+}
+
 /* Take what epoll tells of, and sleep up to timeout_ms until it does. Whether there may be more. The lock is
  * held, and let go where this sleeps. */
 static bool hear_some(struct gaia_transport *transport, unsigned timeout_ms)
@@ -117,7 +126,7 @@ static bool hear_some(struct gaia_transport *transport, unsigned timeout_ms)
             transport); /* what a peer has said before its end, of which epoll may tell */
     for (int i = 0; i < count; i++) {
         if (events[i].data.u64 == QUEUE_WAKE)
-            transport_woken(transport);
+            note_wake(transport);
         else
             transport->carrier->heard(transport, events[i].data.u64);
     }
@@ -289,12 +298,4 @@ void gaia_transport_leave(struct gaia_transport *transport)
 void gaia_transport_wake(struct gaia_transport *transport)
 {
     eventfd_write(transport->wake, 1);
-}
-
-void transport_woken(struct gaia_transport *transport)
-{
-    eventfd_t ignored;
-
-    eventfd_read(transport->wake, &ignored);
-    transport->woken = true;
 }
