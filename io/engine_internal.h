@@ -139,6 +139,9 @@ enum gaia_io_step gaia_io_step(struct gaia_io_request *request, ssize_t result);
 /* Run the callback, pass the slot on. On an engine thread, after GAIA_IO_DONE; request is gone afterwards. */
 void gaia_io_finish(struct gaia_io *io, struct gaia_io_request *request);
 
+/* Carry a request out in the calling thread, to its end: request->result. */
+void gaia_io_perform(struct gaia_io_request *request);
+
 /* The first call of each thread of the engine. */
 void gaia_io_thread_enter(struct gaia_io *io, const char *name);
 bool gaia_io_thread_is_own(const struct gaia_io *io);

@@ -30,8 +30,7 @@ static ssize_t attempt(struct gaia_io_request *request)
     return n < 0 ? -errno : n;
 }
 
-/* To its end: request->result. */
-static void perform(struct gaia_io_request *request)
+void gaia_io_perform(struct gaia_io_request *request)
 {
     enum gaia_io_step step;
 
@@ -58,7 +57,7 @@ static void *work(void *context)
         if (request) {
             pool->first = request->next;
             pthread_mutex_unlock(&pool->lock);
-            perform(request);
+            gaia_io_perform(request);
             gaia_io_finish(io, request);
             pthread_mutex_lock(&pool->lock);
         } else if (pool->stopping) {

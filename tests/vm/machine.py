@@ -43,7 +43,7 @@ class Machine:
         command = [QEMU, "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", "2", "-m", str(memory_mib),
                    "-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio", "-kernel", kernel,
                    "-initrd", os.path.join(self.folder, "initramfs"),
-                   "-append", "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off tsc=reliable",
+                   "-append", "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off tsc=reliable no_timer_check",
                    "-device", "virtio-serial-pci,max_ports=31"]
         for i, disk in enumerate(disks):
             command += ["-drive", f"if=none,id=d{i},format=raw,cache=writeback,file="
