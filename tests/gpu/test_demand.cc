@@ -419,6 +419,12 @@ static void flush_and_drop(void **)
     w.drop();
     assert_int_equal(w.given, 3);
     assert_int_equal(view.load(0), 0);
+    for (uint64_t unit = 39; unit < 43; unit++) /* and those that are named, and no other */
+        (void)view.load(unit * n);
+    w.drop(40, 2);
+    for (uint64_t unit = 39; unit < 43; unit++)
+        assert_int_equal(w.demand.table[unit] & GAIA_DEMAND_VALID ? 1 : 0, unit < 40 || unit > 41);
+    assert_true(w.demand.table[0] & GAIA_DEMAND_VALID);
     w.stop();
     assert_int_equal(w.home_element(0), 0);
     assert_int_equal(w.home_element(n), 1);
