@@ -38,7 +38,11 @@
  * In the frame behind that pointer other units were before, perhaps in the same kernel. So load through a pin
  * as from memory that changes while a kernel runs, and not by what takes memory for constant then: __ldg(),
  * ld.global.nc, textures. What reads a pinned unit by another proxy (TMA: cp.async.bulk) needs a
- * fence.proxy.async between the pin and that.
+ * fence.proxy.async between the pin and that. Copies that go on by themselves (cp.async, cp.async.bulk,
+ * memcpy_async()) must have ended before the pin does, those that only read the unit, too: another unit may
+ * be in its frame by then. For copies to the unit cp.async.bulk.wait_group.read does not tell that; without
+ * .read it does. Where other threads use a pin's pointer, they and the pin's
+ * own lane meet at a barrier before the pin ends.
  *
  * When a touch can't be served, a load gives zeros, a store is not made, and a pin is false: error() says
  * why, after the kernel or in it. No wait is longer than demand.h says. Each pin that is held takes a frame
