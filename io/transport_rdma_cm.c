@@ -157,11 +157,20 @@ int rdma_begin(struct gaia_link *link, unsigned number, const char *peer)
     return 0;
 }
 
+/* Each end sets its own: else that of what the accepting end sends (a home's PLACE, say) is as the fabric's
+ * management has it, which may be seconds. Before the route is resolved, or the connection accepted. A kernel
+ * that can't do it has its own time. */
+static void set_ack_timeout(struct rdma_cm_id *id)
+{
+    uint8_t timeout = ACK_TIMEOUT;
+
+    rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
+}
+
 static int resolved(struct link_queue *queue)
 {
     struct rdma *rdma = queue->link->transport->own;
     struct rdma_queue *own = queue->own;
-    uint8_t timeout = ACK_TIMEOUT;
     int error;
 
     if (own->id->verbs != rdma->verbs)
@@ -170,7 +179,7 @@ static int resolved(struct link_queue *queue)
     error = rdma_queue_make(queue, own->id);
     if (error)
         return error;
-    rdma_set_option(own->id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);
+    set_ack_timeout(own->id);
     if (rdma_resolve_route(own->id, (int)queue->link->transport->config.timeout_ms))
         return transport_say(-errno, "rdma_resolve_route: %s", strerror(errno));
     return 0;
@@ -229,6 +238,7 @@ static int accept_queue(struct link_queue *queue, struct cm_event *event,
     own->id = event->id;
     own->id->context = (void *)(uintptr_t)queue->id;
     error = rdma_queue_make(queue, event->id);
+    set_ack_timeout(event->id);
     if (!error && rdma_accept(event->id, &param))
         error = transport_say(-errno, "rdma_accept: %s", strerror(errno));
     return error;

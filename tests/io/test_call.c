@@ -540,8 +540,7 @@ static void test_transfers_are_counted(void **state)
             assert_int_equal(call_slot_read_into(c.session, 3, i, LENGTH, frames, &standing), 0);
     for (unsigned i = 0; i < WRITES; i++)
         assert_int_equal(call_slot_write(c.session, i, 0, 2 * LENGTH), 0);
-    assert_int_equal(ask(c.session, 0, OP_HIGHEST, NULL, 0),
-                     OP_HIGHEST);  /* they have ended when it is answered */
+    assert_int_equal(ask(c.session, 0, OP_HIGHEST, NULL, 0), OP_HIGHEST); /* they have ended by then */
     call_session_close(c.session); /* what it has counted stays; and what it does not try is not counted */
     assert_int_equal(call_slot_read(c.session, 0, 0, 1), -EIO);
     calls_stat(c.client.calls, &s);

@@ -76,6 +76,32 @@ static void posting_close(struct posting *p)
     munmap(p->local, DEPTH * PAGE);
 }
 
+/* ---- times ---- */
+
+/* What a NIC does not acknowledge is sent again after half a second, whichever end has sent it. */
+static void test_both_ends_send_again(void **state)
+{
+    static struct posting p;
+    struct ibv_qp_attr attributes;
+    struct ibv_qp_init_attr ignored;
+
+    (void)state;
+    if (carrier != GAIA_CARRIER_RDMA)
+        skip();
+    posting_open(&p);
+    for (unsigned i = 0; i <= QUEUE; i++) {
+        const struct rdma_queue *ends[] = {p.pair.link->queues[i].own, p.pair.server.links[0]->queues[i].own};
+
+        for (unsigned end = 0; end < 2; end++) {
+            assert_int_equal(ibv_query_qp(ends[end]->qp, &attributes, IBV_QP_TIMEOUT, &ignored), 0);
+            print_message("queue %u, end %u: acknowledged within 4.096 us * 2^%u\n", i, end,
+                          attributes.timeout);
+            assert_int_equal(attributes.timeout, 17);
+        }
+    }
+    posting_close(&p);
+}
+
 /* ---- messages ---- */
 
 static void test_small_messages_go_inline(void **state)
@@ -230,6 +256,7 @@ static void test_counts_wrap(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
+        CASE(test_both_ends_send_again),
         CASE(test_small_messages_go_inline),
         CASE(test_a_batch_is_one_doorbell),
         CASE(test_counts_wrap),
