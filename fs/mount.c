@@ -128,18 +128,6 @@ static void say_taken(const struct fs *fs)
            at);
 }
 
-/* Filesystems that report nothing at close(), without a flush method (Linux, file_operations.flush), and that
- * know every change of a file at once: NFS, CIFS, FUSE and others don't. */
-static bool is_local(int fd)
-{
-    struct statfs st;
-
-    if (fstatfs(fd, &st))
-        return false;
-    return st.f_type == EXT4_SUPER_MAGIC || st.f_type == XFS_SUPER_MAGIC || st.f_type == BTRFS_SUPER_MAGIC ||
-           st.f_type == TMPFS_MAGIC;
-}
-
 /* Whether what is read there gets a new time of access, for all that we do. A remount is not noticed. */
 static bool dates_reads(const struct fs *fs, int fd)
 {
@@ -195,7 +183,7 @@ static int open_root(struct fs *fs, int *lock_out)
         close(lock);
         return rc;
     }
-    fs->local = is_local(lock);
+    fs->local = file_is_local(lock);
     fs->dates_reads = fs->local && dates_reads(fs, lock);
     fs->prompt_write_backs = !kernel_writes_back_late();
     fs->drops_behind = kernel_drops_behind_writes();

@@ -49,8 +49,6 @@ static bool reads_must_leave_no_trace(struct fs *fs)
 
 bool passthrough_is_wanted(struct fs *fs)
 {
-    /* Only filesystems that it was tried on: of others' opens below the daemon little is known (CIFS would
-     * refuse one with O_EXCL, NFS cut once more). */
     return fs->as_root && fs->options.passthrough && fs->local && !reads_must_leave_no_trace(fs);
 }
 
@@ -129,6 +127,13 @@ static bool appends_beside_others(const struct fs *fs, const struct handle *hand
            handle->flags & O_APPEND;
 }
 
+/* Only filesystems that it was tried on: of others' opens below the daemon little is known (CIFS would refuse
+ * one with O_EXCL, NFS cut once more). They may be mounted in the data directory, too. */
+static bool is_on_tried(const struct fs *fs, const struct inode *inode)
+{
+    return fs->local && (inode->dev == fs->root->dev || volume_is_local(inode->volume));
+}
+
 /* The lock is held. A file that has lost bytes (cache/durable.h) is better not passed through: that they are
  * written again would not be seen; nor is one that a device may come to map (fs/programs.h). */
 static bool is_to_pass(struct fs *fs, struct handle *handle, const struct passthrough *state, bool for_device)
@@ -138,7 +143,8 @@ static bool is_to_pass(struct fs *fs, struct handle *handle, const struct passth
 
     if (state->passed && !(better_not && !state->handles && !inode_file(inode) && is_alone(handle)))
         return true;
-    return fs->passes && !better_not && !inode_file(inode) && !state->cached && !only_grows(handle);
+    return fs->passes && !better_not && !inode_file(inode) && !state->cached && is_on_tried(fs, inode) &&
+           !only_grows(handle);
 }
 
 /* is_to_pass(), and what has to be done before a file leaves: the kernel may have pages of its own (READs of

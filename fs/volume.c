@@ -19,6 +19,7 @@ struct volume {
     int mount_id; /* that of the mount is not used again while fd is open */
     int fd;       /* -1: handles can't be opened here */
     bool reuses;  /* see volume_reuses_numbers() */
+    bool local;   /* see file_is_local() */
     unsigned refuses;
     unsigned references;
 };
@@ -100,6 +101,17 @@ static unsigned refuses_of(int fd)
            (filesystem.f_flags & ST_NODEV ? REFUSES_DEVICES : 0);
 }
 
+/* Filesystems without a flush method (Linux, file_operations.flush). */
+bool file_is_local(int fd)
+{
+    struct statfs filesystem;
+
+    if (fstatfs(fd, &filesystem))
+        return false;
+    return filesystem.f_type == EXT4_SUPER_MAGIC || filesystem.f_type == XFS_SUPER_MAGIC ||
+           filesystem.f_type == BTRFS_SUPER_MAGIC || filesystem.f_type == TMPFS_MAGIC;
+}
+
 /* The volume in which the file fd is. It is asked of the first file of it, which is the directory that is
  * mounted, or a single file. */
 static int volume_new(int fd, const struct stat *st, const struct file_key *key, int mount_id,
@@ -131,6 +143,7 @@ static int volume_new(int fd, const struct stat *st, const struct file_key *key,
     volume->reuses =
         volume->fd >= 0 && !fstatfs(volume->fd, &filesystem) && filesystem.f_type == NFS_SUPER_MAGIC;
     volume->refuses = refuses_of(fd);
+    volume->local = file_is_local(fd);
     *volume_out = volume;
     return 0;
 }
@@ -138,6 +151,11 @@ static int volume_new(int fd, const struct stat *st, const struct file_key *key,
 bool volume_reuses_numbers(const struct volume *volume)
 {
     return volume->reuses;
+}
+
+bool volume_is_local(const struct volume *volume)
+{
+    return volume && volume->local;
 }
 
 /* With one more reference. */

@@ -49,6 +49,10 @@ void volumes_destroy(struct volumes *volumes);
 int file_key_make(struct volumes *volumes, int fd, const struct stat *st, struct file_key *key_out);
 /* When the file was made, or what stands for that on overlayfs. An error: the filesystem does not know. */
 int file_birth(int fd, struct timespec *birth_out);
+/* Whether it is on a filesystem that reports nothing at close(), and knows every change of a file at once:
+ * NFS, CIFS, FUSE and others don't. */
+bool file_is_local(int fd);
+bool volume_is_local(const struct volume *volume); /* NULL: no */
 /* Whether a file may get the inode number of one that is deleted, though we have a descriptor of that: of an
  * O_PATH one an NFS server does not know. */
 bool volume_reuses_numbers(const struct volume *volume);

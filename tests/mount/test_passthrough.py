@@ -45,6 +45,26 @@ def test_modes_are_shown(passing, mount, devices):
     assert mode(off) == "tracked" and statistics(off.mnt)["files"][0]["mode"] == "tracked"
 
 
+def test_filesystems_that_are_mounted_in_the_data_directory(passing, mount, workdir):
+    """Files are passed through to those that this was tried on: to one of FUSE, NFS or CIFS no more than if it were below all."""
+    data = os.path.join(workdir, "outer")
+    places = {kind: os.path.join(data, kind) for kind in ("fuse", "tmpfs")}
+    for place in places.values():
+        os.makedirs(place)
+    inner = mount("passthrough=off", mnt=places["fuse"])
+    subprocess.run(["mount", "-t", "tmpfs", "none", places["tmpfs"]], check=True)
+    try:
+        m = passing(data=data)
+        fds = [os.open(os.path.join(m.mnt, name), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600) for name in ("f", "fuse/f", "tmpfs/f")]
+        found = modes(m)
+        for fd in fds:
+            os.close(fd)
+        assert m.unmount() is None and inner.unmount() is None
+        assert found == {"f": "passthrough", "fuse/f": "cached", "tmpfs/f": "passthrough"}
+    finally:
+        subprocess.run(["umount", "-l", places["tmpfs"]], check=True)
+
+
 def test_the_attributes_of_a_created_file(passing):
     """The answer to CREATE has them, and for a minute the kernel asks nobody else."""
     m = passing("timeout=60")
