@@ -108,7 +108,8 @@ static _Noreturn void live(const struct fs *fs, const int sockets[FLUSHER_THREAD
     pthread_t thread;
     sigset_t all;
 
-    prctl(PR_SET_NAME, "gaiafs-flusher"); /* killall mount.gaiafs means the daemon */
+    prctl(PR_SET_NAME, "gaiafs-flusher"); /* killall mount.gaiafs means the daemon, */
+    setsid();                             /* and so do signals to the group that it was started in */
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     for (unsigned i = 0; i < FLUSHER_THREADS; i++) {

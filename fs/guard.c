@@ -91,7 +91,8 @@ static _Noreturn void watch(int hear, int answer, pid_t daemon)
     dev_t device;
     int death = SIGRTMIN;
 
-    prctl(PR_SET_NAME, "gaiafs-guard"); /* killall mount.gaiafs means the daemon */
+    prctl(PR_SET_NAME, "gaiafs-guard"); /* killall mount.gaiafs means the daemon, */
+    setsid();                           /* and so do signals to the group that it was started in */
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     /* The daemon's first descriptors are open, so neither of ours is 0 or 1. */

@@ -302,7 +302,6 @@ static int go_to_background(void)
     }
     if (child == 0) {
         close(ready[0]);
-        setsid();
         return ready[1];
     }
     close(ready[1]);
@@ -328,12 +327,15 @@ static void open_standard_descriptors(void)
         close(fd);
 }
 
+/* Until here it has stayed in the process group of who has it mounted: where that is done on demand
+ * (systemd's x-systemd.automount) all others who come to the mount point wait until it is mounted. */
 static void say_ready(const struct fs *fs, int ready)
 {
     int null;
 
     if (ready < 0)
         return;
+    setsid();
     if (fs->options.log_syslog)
         log_to_syslog(true);
     null = open("/dev/null", O_RDWR | O_CLOEXEC);

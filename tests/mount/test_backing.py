@@ -11,11 +11,11 @@ import signal
 import stat
 import struct
 import subprocess
-import sys
 import time
 
 import pytest
 
+from automounter import automounted
 from helpers import (ALL_ROWS, PAGE, agents, daemon_with_faults, descriptors, error_of, forget_inodes,  # noqa: F401
                      read_file, stand_still, wait_until, write_file)
 from posix_calls import NOBODY, RENAME_EXCHANGE, as_user, renameat2
@@ -362,48 +362,21 @@ def test_a_mount_below_the_data_directory_is_crossed(mount, workdir):
         subprocess.run(["umount", os.path.join(data, "inner")], check=True)
 
 
-# systemd's .automount, or autofs: a tmpfs with a file is mounted when somebody comes. Says "ready", then a line each time.
-AUTOMOUNTER = """
-import ctypes, fcntl, os, struct, subprocess, sys
-path, (incoming, outgoing) = sys.argv[1], os.pipe()
-options = f"fd={outgoing},pgrp={os.getpgrp()},minproto=5,maxproto=5,direct"
-if ctypes.CDLL(None, use_errno=True).mount(b"none", os.fsencode(path), b"autofs", 0, options.encode()):
-    sys.exit(f"no autofs: {os.strerror(ctypes.get_errno())}")
-point = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-print("ready", flush=True)
-while packet := os.read(incoming, 1024):
-    subprocess.run(["mount", "-t", "tmpfs", "none", path], check=True)
-    with open(os.path.join(path, "f"), "w") as file:
-        file.write("below")
-    print("mounted", flush=True)
-    fcntl.ioctl(point, 0x9360, struct.unpack_from("iiI", packet)[2])  # AUTOFS_IOC_READY
-"""
-
-
 @pytest.mark.parametrize("first", ["list", "read"])
 def test_a_mount_below_the_data_directory_that_is_made_on_demand(mount, workdir, first):
     """Not by who lists the folder that it is in, but before anybody is shown an empty folder."""
     data = os.path.join(workdir, "outer")
     point = os.path.join(data, "point")
     os.makedirs(point)
-    automounter = subprocess.Popen([sys.executable, "-c", AUTOMOUNTER, point], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   text=True, start_new_session=True)
-    try:
-        if automounter.stdout.readline() != "ready\n":
-            pytest.skip(automounter.stderr.read())
+    with automounted(point, "sh", "-c", 'mount -t tmpfs none "$0" && echo below > "$0/f"', point) as automounter:
         m = mount(data=data)
         assert os.listdir(m.mnt) == ["point"]
         assert select.select([automounter.stdout], [], [], 0)[0] == []
         if first == "list":
             assert os.listdir(os.path.join(m.mnt, "point")) == ["f"]
-        assert read_file(os.path.join(m.mnt, "point", "f")) == b"below"
-        assert automounter.stdout.readline() == "mounted\n"
+        assert read_file(os.path.join(m.mnt, "point", "f")) == b"below\n"
+        assert automounter.stdout.readline() == "0\n"
         assert m.unmount() is None
-    finally:
-        automounter.kill()
-        while subprocess.run(["umount", "-l", point], capture_output=True, check=False).returncode == 0:
-            pass
-        automounter.communicate()
 
 
 def test_mount_point_inside_the_data_directory(mount, workdir):

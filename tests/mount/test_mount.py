@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from automounter import automounted
 from conftest import BIN, kept_by, mountinfo
 from descriptors import table_of
 from helpers import APART, error_of, kernel_at_least, read_file, threads, wait_until, write_file
@@ -455,6 +456,20 @@ def test_fstab_line(helper, folders, workdir):
     assert mountinfo(mnt)[1] == "fuse.gaiafs"
     subprocess.run(["umount", mnt], check=True)
     wait_gone(data)
+
+
+@needs_root
+def test_a_mount_that_is_made_on_demand(folders):
+    """x-systemd.automount: who comes to the mount point before it is mounted waits for that, the daemon must not."""
+    data, mnt = folders
+    write_file(os.path.join(data, "f"), b"bytes")
+    with automounted(mnt, MOUNT, data, mnt):
+        done = subprocess.run(["cat", os.path.join(mnt, "f")], capture_output=True, timeout=20)
+        assert done.stdout == b"bytes", done.stderr
+        pid = daemon_of(data)
+        assert os.getsid(pid) == pid
+        subprocess.run(["umount", mnt], check=True)
+        wait_gone(data)
 
 
 def test_close_asks_nothing_where_there_is_nothing_to_report(mount):
