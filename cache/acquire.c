@@ -179,8 +179,10 @@ static int acquire_alone(struct replica *replica, uint64_t first, uint64_t count
     fit_frames_for_device(file);
     if (!error && replica->misfit)
         error = -EIO;
-    if (!in_place && !error)
+    if (!in_place && !error) {
         error = drop_stale(replica, list, stale, unheard);
+        fit_frames_for_device(file); /* for a cut meanwhile: cache/renew.c */
+    }
     if (error)
         suspect_again(replica, list, n);
     free(list);

@@ -8,6 +8,7 @@
 #include "cache/collect.h"
 #include "cache/home_bytes.h"
 #include "cache/release.h"
+#include "cache/renew.h"
 #include "cache/runs.h"
 #include "consistency/merge.h"
 
@@ -132,6 +133,8 @@ static int collect_and_forget(struct copy_pages *entry, enum drop_why why, struc
     replica_drop_twins(copy, pages);
     if (why == DROP_STALE && !copy->replica->scans) /* there, asking costs more than moving */
         pages &= ~keep_unchanged(copy, pages, looks);
+    if (why == DROP_STALE && (error = renew_grant(copy, pages)))
+        return error;
     replica_forget(copy, pages);
     entry->pages = pages;
     if (why == DROP_EVICT || why == DROP_ADVISED) {
@@ -155,7 +158,8 @@ static void remember(struct replica *replica, const struct copy_pages *work, siz
             continue;
         replica_add_present(work[i].copy, pages);
         replica_resident(replica, __builtin_popcountll(pages));
-        replica_suspect(work[i].copy);
+        /* V may say that they have what the home has: they were to be renewed. */
+        file_cpu_modified(replica->file, work[i].copy->leaf, pages);
     }
     pthread_mutex_unlock(&replica->file->lock);
 }
@@ -275,7 +279,10 @@ int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t c
             int one = collect_and_forget(&work[i], why, &looks);
             error = error ? error : one;
         }
+        const struct renew_granted granted = renew_begin(file);
         pthread_mutex_unlock(&file->lock);
+        for (size_t i = 0; i < n && why == DROP_STALE; i++)
+            work[i].pages &= ~renew_pages(replica, &work[i], &granted);
         int one = free_frames(replica, work, n, dropped_out);
         error = error ? error : one;
     }

@@ -76,8 +76,8 @@ struct gaia_stat {
     uint64_t pages_merged;   /**< pages in which a collect changed bytes of the home copy */
     uint64_t peer_reads;     /**< pages of CPU reads that were answered from the device */
     uint64_t evictions;      /**< pages dropped to make room */
-    uint64_t drops;          /**< pages dropped because they were out of date at an acquire */
-    uint64_t twins;          /**< twins held now, 4096 bytes each */
+    uint64_t drops; /**< pages that were out of date at an acquire: dropped, or brought again by it */
+    uint64_t twins; /**< twins held now, 4096 bytes each */
 };
 
 /**
@@ -236,8 +236,8 @@ int gaia_munmap(void *addr, size_t length);
  * Acquire [addr, addr + length) for a device: from now on the device sees what was released before.
  *
  * Only pages that changed are dropped; the next touch brings the newest bytes (with GAIA_RESIDENT, this call
- * does). When another thread unmaps a part of the range meanwhile, the call returns 0 or EINVAL, and what is
- * mapped there afterwards is left alone.
+ * does; and of pages that lie alone, where the host's memory has them). When another thread unmaps a part of
+ * the range meanwhile, the call returns 0 or EINVAL, and what is mapped there afterwards is left alone.
  *
  * @return 0, or -1 with errno: EBUSY (a stream of the GPU is being captured), EINVAL (addr not a multiple of
  *         4096, length zero, a page of the range not mapped by gaia_mmap() on this device), ENOSPC, EDQUOT,

@@ -43,6 +43,7 @@ struct fixture {
         void); /* called once, when pages have been dropped and nobody knows yet */
     /* In place of the frames' own, once; plain_frames has those. */
     int (*_Atomic drop)(struct gaia_frames *frames, uint64_t page, uint64_t count);
+    int (*_Atomic place)(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes);
     int (*_Atomic protect)(struct gaia_frames *frames, uint64_t page, uint64_t count);
     int (*_Atomic fetch)(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out);
     int (*_Atomic attach)(struct gaia_frames *frames, const struct gaia_process *process, uint64_t address,
@@ -65,8 +66,9 @@ struct fixture {
 };
 
 extern const struct gaia_frames_ops *plain_frames;
-/* For drop: -ENOMEM. */
+/* For drop, and for place: -ENOMEM. */
 int fixture_refuse_to_drop(struct gaia_frames *frames, uint64_t page, uint64_t count);
+int fixture_refuse_to_place(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes);
 
 struct device_map {
     uint32_t id;

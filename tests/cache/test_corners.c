@@ -396,7 +396,8 @@ static void test_a_drop_that_failed(void **state)
     if (!start(1 << 20))
         skip();
     assert_int_equal(((volatile uint8_t *)map.bytes)[10], 0);
-    kernel_write(&f, 0, 10, (const uint8_t *)"w", 1);
+    for (unsigned page = 0; page < GAIA_UNIT_PAGES; page++) /* so many that they are not renewed */
+        kernel_write(&f, page, 10, (const uint8_t *)"w", 1);
     f.drop = fixture_refuse_to_drop;
     assert_int_equal(device_acquire(&f, &map), -ENOMEM);
     assert_int_equal(((volatile uint8_t *)map.bytes)[10], 0);

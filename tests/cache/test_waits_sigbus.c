@@ -152,6 +152,7 @@ static void test_poison_is_counted(void **state)
     sigaction(SIGBUS, &before, NULL);
     assert_int_equal(cache_map_advise(f.client, map.id, 20 * 4096, 4096, GAIA_ADV_WILLNEED), 0);
     kernel_write(&f, 20, 10, (const uint8_t *)"w", 1);
+    f.place = fixture_refuse_to_place;
     f.drop = fixture_refuse_to_drop;
     assert_int_equal(acquire_page_20(&poisonings), -ENOMEM);
     for (unsigned i = 0; i < 2; i++) {
