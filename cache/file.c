@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/proc_path.h"
 #include "cache/agent.h"
 #include "cache/drop.h"
@@ -419,6 +420,19 @@ struct replica *file_next_replica(struct cache_file *file, struct replica *repli
     replica = replica ? SLIST_NEXT(replica, link) : SLIST_FIRST(&file->replicas);
     pthread_mutex_unlock(&file->lock);
     return replica;
+}
+
+#define HELD_NS UINT64_C(4000000)
+#define LET_IN_US 50u
+
+void file_let_others_in(struct cache_file *file, uint64_t *since_ns)
+{
+    if (clock_now_ns() - *since_ns < HELD_NS)
+        return;
+    pthread_mutex_unlock(&file->lock);
+    usleep(LET_IN_US);
+    pthread_mutex_lock(&file->lock);
+    *since_ns = clock_now_ns();
 }
 
 void file_suspect_others(struct leaf *leaf, const struct replica *except, page_mask pages)

@@ -109,6 +109,10 @@ int file_get_replica(struct cache_file *file, unsigned device, bool read_only, s
  * Replicas are only ever added, at their place in the list. */
 struct replica *file_next_replica(struct cache_file *file, struct replica *replica);
 
+/* The lock is held since then. If that is long, it is let go for a moment: handlers of FUSE may wait for it,
+ * and whoever takes it again at once has it before they are awake. */
+void file_let_others_in(struct cache_file *file, uint64_t *since_ns);
+
 /* A CPU changed pages of a leaf: rule 4. The lock is held. */
 void file_cpu_modified(struct cache_file *file, struct leaf *leaf, page_mask pages);
 /* Pages of a leaf have newer released bytes than the copies of all replicas but `except`, which may be NULL.

@@ -24,6 +24,7 @@
 #include <sys/stat.h>
 #include <sys/xattr.h>
 
+#include "base/clock.h"
 #include "cache/collect.h"
 #include "cache/fit.h"
 #include "cache/home.h"
@@ -507,6 +508,7 @@ static int release_work(struct replica *replica, struct release_work *work, size
     passed_look_at_size(file);
     /* From here on, as the lock is let go below when some pages are marked already. */
     handing_begin(&handing, work, count);
+    uint64_t since = clock_now_ns();
     for (size_t i = 0; i < count; i++) {
         struct release_work w = work[i];
         if (!error) {
@@ -517,6 +519,7 @@ static int release_work(struct replica *replica, struct release_work *work, size
         again |= w.again != 0;
         if (w.marked)
             work[modified++] = w;
+        file_let_others_in(file, &since);
         if (!keep_busy)
             end_busy(replica, &w);
     }

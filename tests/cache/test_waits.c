@@ -108,6 +108,57 @@ static void test_two_acquires(void **state)
     fixture_stop(&f);
 }
 
+#define TRIES 20u
+
+static bool read_early;
+
+static void *read_page_0(void *argument)
+{
+    struct cache_read read;
+    uint8_t bytes[4096];
+
+    (void)argument;
+    assert_int_equal(
+        cache_file_read(f.file, f.fd, bytes, 4096, 0, CACHE_IO_DIRECT | CACHE_IO_UNCACHED, &read), 4096);
+    cache_file_read_end(f.file, &read);
+    returned = true;
+    return NULL;
+}
+
+static int fetch_slowly(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
+{
+    if (!page) /* the file's lock is held */
+        begin(read_page_0);
+    read_early |= page >= 3 * LEAF_PAGES && returned;
+    usleep(1000);
+    f.fetch = fetch_slowly;
+    return plain_frames->fetch(frames, page, count, pages_out);
+}
+
+/* A READ does not wait until an acquire has looked at all that may have changed. (Who gets the lock is
+ * chance.)
+ */
+static void test_a_read_beside_an_acquire(void **state)
+{
+    const uint8_t byte = 0;
+
+    (void)state;
+    if (!start())
+        skip();
+    assert_int_equal(cache_map_advise(f.client, map.id, 0, 4 * LEAF_PAGES * 4096, GAIA_ADV_WILLNEED), 0);
+    assert_int_equal(device_acquire(&f, &map), 0);
+    for (unsigned i = 0; i < TRIES && !read_early; i++) {
+        for (unsigned page = 0; page < 4 * LEAF_PAGES; page++)
+            kernel_write(&f, page, 0, &byte, 1);
+        f.fetch = fetch_slowly;
+        assert_int_equal(device_acquire(&f, &map), 0);
+        f.fetch = NULL;
+        end();
+    }
+    assert_true(read_early);
+    fixture_stop(&f);
+}
+
 /* --- inside the protection of pages that are being released --- */
 
 static pthread_t first;
@@ -243,6 +294,7 @@ int main(void)
         cmocka_unit_test(test_two_releases_of_a_page),
         cmocka_unit_test(test_a_release_that_comes_in_between),
         cmocka_unit_test(test_two_acquires),
+        cmocka_unit_test(test_a_read_beside_an_acquire),
         cmocka_unit_test(test_a_close_beside_an_attach),
     };
 
