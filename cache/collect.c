@@ -3,9 +3,11 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/clock.h"
 #include "cache/home_bytes.h"
 #include "cache/internal.h"
 #include "cache/passed.h"
@@ -467,20 +469,38 @@ int collect_given(struct cache_file *file, struct leaf *leaf, page_mask pages,
     return collect(file, leaf, pages, COLLECT_PENDING, given);
 }
 
-int collect_all(struct cache_file *file)
+/* The leaves of which something is pending: how many, or -ENOMEM. */
+static ssize_t list_pending(struct cache_file *file, uint64_t **leaves_out)
 {
     struct replica *replica;
     struct leaf_copy *copy;
-    int error = 0;
+    size_t max = 0, n = 0;
 
-    /* Collecting never frees a copy (only replica_settle() does), so the lists stand still. */
-    SLIST_FOREACH (replica, &file->replicas, link) {
-        TAILQ_FOREACH (copy, &replica->stored, stored) {
-            if (!copy->pending)
-                continue;
-            int one = collect_pages(file, copy->leaf, copy->pending, COLLECT_PENDING);
-            error = error ? error : one;
-        }
+    SLIST_FOREACH (replica, &file->replicas, link)
+        TAILQ_FOREACH (copy, &replica->stored, stored)
+            max += copy->pending != 0;
+    uint64_t *leaves = *leaves_out = max ? calloc(max, sizeof *leaves) : NULL;
+    if (!leaves)
+        return max ? -ENOMEM : 0;
+    SLIST_FOREACH (replica, &file->replicas, link)
+        TAILQ_FOREACH (copy, &replica->stored, stored)
+            if (copy->pending)
+                leaves[n++] = copy->leaf->number;
+    return (ssize_t)n;
+}
+
+int collect_all(struct cache_file *file)
+{
+    uint64_t *leaves, since = clock_now_ns();
+    ssize_t n = list_pending(file, &leaves);
+    int error = n < 0 ? (int)n : 0;
+
+    for (ssize_t i = 0; i < n; i++) {
+        struct leaf *leaf = index_find(&file->index, leaves[i]);
+        int one = leaf ? collect_pages(file, leaf, ~UINT64_C(0), COLLECT_PENDING) : 0;
+        error = error ? error : one;
+        file_let_others_in(file, &since);
     }
+    free(leaves);
     return error;
 }

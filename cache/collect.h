@@ -31,7 +31,8 @@ struct collect_given {
 int collect_given(struct cache_file *file, struct leaf *leaf, page_mask pages,
                   const struct collect_given *given);
 
-/* Collect everything pending in the file. The lock is held. */
+/* Collect everything that is pending in the file now. The lock is held; it is let go in between, if that
+ * takes long. */
 int collect_all(struct cache_file *file);
 
 #endif

@@ -123,6 +123,8 @@ off_t cache_file_seek(struct cache_file *file, int fd, off_t offset, int whence)
     if (error)
         return error;
     error = collect_all(file); /* released bytes may lie in what is a hole yet */
+    if (!error && file->given_up)
+        error = -EIO;
     off_t result = error ? error : lseek(fd, offset, whence);
     if (!error && result < 0)
         result = -errno;

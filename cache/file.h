@@ -110,7 +110,8 @@ int file_get_replica(struct cache_file *file, unsigned device, bool read_only, s
 struct replica *file_next_replica(struct cache_file *file, struct replica *replica);
 
 /* The lock is held since then. If that is long, it is let go for a moment: handlers of FUSE may wait for it,
- * and whoever takes it again at once has it before they are awake. */
+ * and whoever takes it again at once has it before they are awake. So what is known of the index, but for
+ * busy pages, has to be looked up anew. */
 void file_let_others_in(struct cache_file *file, uint64_t *since_ns);
 
 /* A CPU changed pages of a leaf: rule 4. The lock is held. */

@@ -108,57 +108,6 @@ static void test_two_acquires(void **state)
     fixture_stop(&f);
 }
 
-#define TRIES 20u
-
-static bool read_early;
-
-static void *read_page_0(void *argument)
-{
-    struct cache_read read;
-    uint8_t bytes[4096];
-
-    (void)argument;
-    assert_int_equal(
-        cache_file_read(f.file, f.fd, bytes, 4096, 0, CACHE_IO_DIRECT | CACHE_IO_UNCACHED, &read), 4096);
-    cache_file_read_end(f.file, &read);
-    returned = true;
-    return NULL;
-}
-
-static int fetch_slowly(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
-{
-    if (!page) /* the file's lock is held */
-        begin(read_page_0);
-    read_early |= page >= 3 * LEAF_PAGES && returned;
-    usleep(1000);
-    f.fetch = fetch_slowly;
-    return plain_frames->fetch(frames, page, count, pages_out);
-}
-
-/* A READ does not wait until an acquire has looked at all that may have changed. (Who gets the lock is
- * chance.)
- */
-static void test_a_read_beside_an_acquire(void **state)
-{
-    const uint8_t byte = 0;
-
-    (void)state;
-    if (!start())
-        skip();
-    assert_int_equal(cache_map_advise(f.client, map.id, 0, 4 * LEAF_PAGES * 4096, GAIA_ADV_WILLNEED), 0);
-    assert_int_equal(device_acquire(&f, &map), 0);
-    for (unsigned i = 0; i < TRIES && !read_early; i++) {
-        for (unsigned page = 0; page < 4 * LEAF_PAGES; page++)
-            kernel_write(&f, page, 0, &byte, 1);
-        f.fetch = fetch_slowly;
-        assert_int_equal(device_acquire(&f, &map), 0);
-        f.fetch = NULL;
-        end();
-    }
-    assert_true(read_early);
-    fixture_stop(&f);
-}
-
 /* --- inside the protection of pages that are being released --- */
 
 static pthread_t first;
@@ -287,6 +236,70 @@ static void test_a_close_beside_an_attach(void **state)
     fixture_stop(&f);
 }
 
+/* --- beside what takes long --- */
+
+static _Atomic unsigned fetched;
+
+/* Nobody else fetches meanwhile. */
+static int fetch_slowly(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
+{
+    fetched++;
+    usleep(MOMENT_US / 3);
+    f.fetch = fetch_slowly;
+    return plain_frames->fetch(frames, page, count, pages_out);
+}
+
+static void *collect(void *argument)
+{
+    (void)argument;
+    assert_int_equal(cache_file_collect(f.file), 0);
+    returned = true;
+    return NULL;
+}
+
+#define LEAVES (FIXTURE_PAGES / LEAF_PAGES)
+
+/* Of each leaf a page is there, and is fetched by the second thread. */
+static void read_beside(void *(*body)(void *argument))
+{
+    uint8_t bytes[4096];
+
+    fetched = 0;
+    f.fetch = fetch_slowly;
+    begin(body);
+    kernel_read(&f, 1, bytes);
+    assert_in_range(fetched, 1, LEAVES - 1);
+    end();
+    assert_true(fetched >= LEAVES);
+    f.fetch = NULL;
+    fixture_stop(&f);
+}
+
+/* A sync may have GiBs to collect: a read of something else does not wait for that. */
+static void test_a_read_beside_a_collect_of_all(void **state)
+{
+    (void)state;
+    if (!start())
+        skip();
+    for (unsigned leaf = 0; leaf < LEAVES; leaf++)
+        map.bytes[leaf * LEAF_PAGES * 4096] = 1;
+    assert_int_equal(device_release(&f, &map), 0);
+    read_beside(collect);
+}
+
+/* Nor for an acquire with as much that is out of date. */
+static void test_a_read_beside_an_acquire_that_drops_much(void **state)
+{
+    (void)state;
+    if (!start())
+        skip();
+    for (unsigned leaf = 0; leaf < LEAVES; leaf++) {
+        (void)((volatile uint8_t *)map.bytes)[leaf * LEAF_PAGES * 4096];
+        kernel_write(&f, leaf * LEAF_PAGES, 0, (const uint8_t *)"w", 1);
+    }
+    read_beside(acquire);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -294,8 +307,9 @@ int main(void)
         cmocka_unit_test(test_two_releases_of_a_page),
         cmocka_unit_test(test_a_release_that_comes_in_between),
         cmocka_unit_test(test_two_acquires),
-        cmocka_unit_test(test_a_read_beside_an_acquire),
         cmocka_unit_test(test_a_close_beside_an_attach),
+        cmocka_unit_test(test_a_read_beside_a_collect_of_all),
+        cmocka_unit_test(test_a_read_beside_an_acquire_that_drops_much),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -180,7 +180,12 @@ class Exercise(More):
         self.map.advise(gaia.ADV_SEQUENTIAL)
         self.map.advise(gaia.ADV_WILLNEED)
         self.map.advise(gaia.ADV_DONTNEED)
-        self.map.sync()
+        self.unsure.add(6)
+        self.map[6 * PAGE + 30:6 * PAGE + 36] = b"synced"
+        self.map.release()
+        self.content[6 * PAGE + 30:6 * PAGE + 36] = b"synced"
+        self.unsure.discard(6)
+        self.map.sync()  # collects it
         self.device.stat()
         self.check(self.fd)
 
