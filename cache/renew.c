@@ -40,8 +40,8 @@ static bool renew_run(struct replica *replica, uint64_t page, unsigned count, of
         return false;
     if (size - offset < (off_t)length)
         length = (size_t)(size - offset);
-    if (!hosted_all(file->fd, offset, length) ||
-        hosted_read(file->fd, file->in_memory, bytes, length, offset) < 0)
+    if (!hosted_all(file->fd, file->hosted, offset, length) ||
+        hosted_read(file->fd, file->hosted, bytes, length, offset) < 0)
         return false;
     memset(bytes + length, 0, all - length);
     return !replica->frames->ops->place(replica->frames, page, count, bytes);
