@@ -233,6 +233,18 @@ int inode_unlinked(struct inode *inode, int fd)
     return fd;
 }
 
+bool inode_note_deleted(struct inode *inode)
+{
+    struct inode_shard *shard = shard_of_inode(inode);
+
+    pthread_mutex_lock(&shard->lock);
+    bool news = inode->open && inode->open->kind == DESCRIPTOR_CACHED;
+    if (news)
+        descriptors_mark(shard, inode, true);
+    pthread_mutex_unlock(&shard->lock);
+    return news;
+}
+
 void inode_linked(struct inode *inode)
 {
     struct inode_shard *shard = shard_of_inode(inode);

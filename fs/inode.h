@@ -66,6 +66,8 @@ struct inode *inode_get_known(struct fs *fs, int fd);
  * still have the file (open, or as the working directory) must reach it without one. Returns what stays the
  * caller's: fd, or -1. */
 int inode_unlinked(struct inode *inode, int fd);
+/* The file has no name. False: that was known. */
+bool inode_note_deleted(struct inode *inode);
 /* We have just given the file a name: it may be its first. The kernel takes no name away meanwhile. */
 void inode_linked(struct inode *inode);
 void inode_forget(struct inode *inode, uint64_t lookups);

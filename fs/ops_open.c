@@ -53,7 +53,15 @@ static bool needs_no_flush(const struct fs *fs, const struct inode *inode, int f
 struct stale {
     struct cache_file *file;
     uint64_t opened, found; /* what cache_file_opened() and inode_opened() returned */
+    bool deleted;           /* the file has no name */
 };
+
+static bool has_no_name(int fd)
+{
+    struct stat st;
+
+    return fstat(fd, &st) == 0 && st.st_nlink == 0;
+}
 
 static bool is_stale(const struct stale *stale)
 {
@@ -101,10 +109,13 @@ static void look_for_stale(const struct handle *handle, struct stale *stale_out)
 
     *stale_out = (struct stale){.file = inode_file(inode)};
     /* Those of a tracked file the cache drops when it has to: it must know of it. */
-    if (stale_out->file)
+    if (stale_out->file) {
         stale_out->opened = cache_file_opened(stale_out->file);
-    else
+        stale_out->deleted = has_no_name(handle->fd);
+    } else {
         inode_unchanged(inode, handle->fd, &st);
+        stale_out->deleted = st.st_mode && st.st_nlink == 0;
+    }
     stale_out->found = inode_opened(inode, &again);
     if (again && !is_stale(stale_out)) /* else READs come */
         date_read(handle, &st);
@@ -196,8 +207,10 @@ static int attach_handle(fuse_req_t req, struct inode *inode, int fd, struct fus
     }
     bool passed = handle->passed;
     order_before(handle); /* see handle_of() */
-    if (passed)           /* the kernel has no pages of its own then */
+    if (passed) {         /* the kernel has no pages of its own then */
+        stale_out->deleted = has_no_name(handle->fd);
         return 0;
+    }
     look_for_stale(handle, stale_out);
     fi->keep_cache = !is_stale(stale_out);
     return 0;
@@ -223,6 +236,13 @@ void op_open(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
     struct stale stale = {0};
     int rc = open_file(req, inode, fi, &stale);
 
+    /* Whoever took the name away behind the mount, or gave it to another file, the kernel goes by what it
+     * knew, and what is written would be nobody's. It is to look the name up anew; a program that came by a
+     * descriptor, and not by a name, it has ask once more. */
+    if (rc == 0 && stale.deleted && inode_note_deleted(inode)) {
+        handle_free(fs_of(req), handle_of(fi));
+        rc = -ESTALE;
+    }
     if (rc < 0)
         fuse_reply_err(req, (int)-trouble(inode, "opening", rc));
     else if (is_stale(&stale))

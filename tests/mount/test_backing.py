@@ -595,6 +595,25 @@ def test_a_filesystem_that_is_taken_away_below_the_mount(mount, workdir):
     assert m.unmount() is None
 
 
+@pytest.mark.parametrize("options", ["passthrough=off", "passthrough=on"])
+def test_an_open_finds_what_a_name_stands_for_now(mount, options):
+    """For a minute the kernel believes what it knows of the name; but not that of a file that is deleted by now."""
+    m = mount("timeout=60," + options)
+    behind, path = os.path.join(m.data, "f"), os.path.join(m.mnt, "f")
+    write_file(path, b"first")
+    held = os.open(path, os.O_PATH)
+    write_file(behind + ".new", b"second")
+    os.rename(behind + ".new", behind)
+    found = read_file(path), read_file(f"/proc/self/fd/{held}")
+    os.close(held)
+    assert found == (b"second", b"first")  # as in the data directory
+    os.unlink(behind)
+    write_file(path, b"third")
+    assert read_file(behind) == b"third"
+    os.unlink(behind)
+    assert error_of(open, path) == errno.ENOENT
+
+
 def test_a_file_that_is_replaced_behind_the_mount(mount):
     """Who has the old one open keeps it; who opens the name gets the new one, whatever it is."""
     m = mount("timeout=0")
