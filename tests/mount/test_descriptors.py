@@ -89,6 +89,19 @@ def test_what_fails_for_want_of_descriptors_has_made_nothing(mount, limit):
             os.close(fd)
 
 
+def test_a_file_that_could_not_be_opened_is_not_there(mount, workdir, monkeypatch):
+    """The same at each of the descriptors that this takes, whichever is the first that can't be had."""
+    plan, env = helpers.daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    mounted, errors = mount("timeout=0", env=env), []
+    for number in range(1, 4):
+        name = f"f{number}"
+        plan.arm(helpers.ROWS.index("openat64"), errno.EMFILE, number, True)
+        errors.append(error_of(lambda: os.close(os.open(f"{mounted.mnt}/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR))))
+        plan.row = -1
+        assert os.path.exists(f"{mounted.data}/{name}") == (errors[-1] == 0), errors
+    assert errors == [errno.EMFILE, errno.EMFILE, 0]  # to make it, and to know it by
+
+
 def test_what_others_have_written_to_a_file_that_could_not_be_opened_stays(mount, workdir, monkeypatch):
     """Behind the mount, or through that of another node, before the file is taken away again."""
     plan, env = helpers.daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
