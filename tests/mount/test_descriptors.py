@@ -102,6 +102,19 @@ def test_a_file_that_could_not_be_opened_is_not_there(mount, workdir, monkeypatc
     assert errors == [errno.EMFILE, errno.EMFILE, 0]  # to make it, and to know it by
 
 
+def test_a_link_that_was_made_is_told_so(mount, workdir, monkeypatch):
+    """Though its name can't be looked up for want of descriptors."""
+    plan, env = helpers.daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    mounted, errors = mount("timeout=0", env=env), []
+    write_file(f"{mounted.mnt}/f", b"")
+    for number in range(1, 4):
+        plan.arm(helpers.ROWS.index("syscall"), errno.EMFILE, number, True)
+        errors.append(error_of(os.link, f"{mounted.mnt}/f", f"{mounted.mnt}/link{number}"))
+        plan.row = -1
+        assert plan.landed and os.path.exists(f"{mounted.data}/link{number}") == (errors[-1] == 0), errors
+    assert errors == [errno.EMFILE, errno.EMFILE, 0]  # to look for both names; and what was made is looked for once more
+
+
 def test_what_others_have_written_to_a_file_that_could_not_be_opened_stays(mount, workdir, monkeypatch):
     """Behind the mount, or through that of another node, before the file is taken away again."""
     plan, env = helpers.daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
