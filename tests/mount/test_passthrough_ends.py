@@ -111,6 +111,25 @@ def test_a_failed_sync_is_told_to_all_and_stays(failing):
     os.close(fd)
 
 
+def test_of_two_devices_bytes_those_of_the_second_cannot_be_written(failing, devices):
+    """A store to the first one that makes the page what it was before is a store."""
+    m, plan = failing
+    path = make(m, bytes(PAGE))
+    (first, fd), (second, _) = (open_map(devices(name), path) for name in ("soft:0", "soft:1"))
+    first[0], second[100] = 1, 2
+    arm(plan, "pwrite64", errno.ENOSPC, 1)
+    assert error_of(second.release) == errno.ENOSPC
+    landed(plan)
+    plan.arm(helpers.ROWS.index("pwrite64"), errno.ENOSPC, 2, 1)
+    assert error_of(first.release) == errno.ENOSPC
+    landed(plan)
+    assert os.pread(fd, PAGE, 0) == b"\1" + bytes(PAGE - 1)
+    first[0] = 0
+    first.release()
+    os.fsync(fd)
+    assert os.pread(fd, PAGE, 0) == bytes(100) + b"\2" + bytes(PAGE - 101)
+
+
 def test_a_failed_sync_after_a_cut(failing):
     """The file grows again unseen: that is lost as well."""
     m, plan = failing
