@@ -63,7 +63,8 @@ def test_who_has_opened_a_device(passing, devices, agents):
     assert mode(m) == "cached"
     mapping = device.mmap(fd, len(content))
     assert mode(m) == "tracked" and mapping[:] == content
-    assert acquires_by_itself(m, mapping)
+    if kernel_at_least(6, 16):  # before, each acquire has the kernel ask the daemon something
+        assert acquires_by_itself(m, mapping)
     legacy.do("f = open(path, 'r+b', buffering=0)\nf.write(b'legacy')", path=os.path.join(m.mnt, "f"))
     content[:6] = b"legacy"
     mapping.acquire()
