@@ -276,13 +276,14 @@ int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t c
     int error = stored ? release_chosen(replica, busy, n, true) : 0;
     if (!error) {
         pthread_mutex_lock(&file->lock);
-        const struct renew_granted granted = renew_begin(file);
+        struct renew_granted granted = renew_begin(file);
         uint64_t since = clock_now_ns();
         for (size_t i = 0; i < n; i++) {
             int one = collect_and_forget(&work[i], why, &looks);
             error = error ? error : one;
             file_let_others_in(file, &since);
         }
+        renew_granted_all(&granted, file);
         pthread_mutex_unlock(&file->lock);
         for (size_t i = 0; i < n && why == DROP_STALE; i++)
             work[i].pages &= ~renew_pages(replica, &work[i], &granted);

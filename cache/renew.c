@@ -23,7 +23,12 @@ int renew_grant(struct leaf_copy *copy, page_mask pages)
 
 struct renew_granted renew_begin(const struct cache_file *file)
 {
-    return (struct renew_granted){.size = file->size, .truncations = file->truncations};
+    return (struct renew_granted){.truncations = file->truncations};
+}
+
+void renew_granted_all(struct renew_granted *granted, const struct cache_file *file)
+{
+    granted->size = file->size;
 }
 
 #define RUN_MOST (GAIA_UNIT_PAGES / 2) /* from more pages on, bringing them again is cheap */

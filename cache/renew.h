@@ -7,15 +7,19 @@
 
 #include "cache/internal.h"
 
-/* How the file was when pages were granted. */
+/* How the file was when pages were granted: when the last of them was, and before the first. */
 struct renew_granted {
     off_t size;
     uint64_t truncations;
 };
 
-/* Before pages of a copy that are out of date are forgotten. The file's lock is held. 0 or -ENOMEM. */
-int renew_grant(struct leaf_copy *copy, page_mask pages);
+/* Before the first page is granted. The file's lock is held, as for the next two. */
 struct renew_granted renew_begin(const struct cache_file *file);
+/* Before pages of a copy that are out of date are forgotten. 0 or -ENOMEM: then some may be granted. */
+int renew_grant(struct leaf_copy *copy, page_mask pages);
+/* After the last one, before the lock is let go: it may have been in between, and what the file has grown by
+ * then may be part of what is granted. */
+void renew_granted_all(struct renew_granted *granted, const struct cache_file *file);
 
 /* Of one leaf's pages, which are busy, sealed, granted and forgotten, those that are renewed: they are
  * present again. The others (of long runs, or not in the host's memory) are to be freed. No lock is held. May

@@ -178,6 +178,54 @@ static void test_a_page_that_cannot_be(void **state)
     fixture_stop(&f);
 }
 
+/* --- in a pause of an acquire (file_let_others_in()) --- */
+
+#define LAST (LEAF_PAGES + 7) /* the page with the file's end */
+
+static struct device_map other;
+
+/* The file grows in its last page, and another device gets that: what CPUs have written is released then. */
+static void *grow(void *argument)
+{
+    (void)argument;
+    kernel_write(&f, LAST, 100, (const uint8_t *)"n", 1);
+    (void)*(volatile uint8_t *)(other.bytes + LAST * 4096);
+    returned = true;
+    return NULL;
+}
+
+/* Of a page of the leaf before. The file's lock is held; it is let go for as long as that takes. */
+static int fetch_and_let_in(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
+{
+    assert_int_equal(page, 0);
+    pthread_mutex_unlock(&f.file->lock);
+    begin(grow);
+    end();
+    pthread_mutex_lock(&f.file->lock);
+    return plain_frames->fetch(frames, page, count, pages_out);
+}
+
+/* What the file has got meanwhile is not missed, as the page counts as new as that. */
+static void test_a_growth_in_a_pause(void **state)
+{
+    (void)state;
+    if (!start())
+        skip();
+    other = device_map(&f, 1);
+    assert_int_equal(cache_file_truncate(f.file, f.fd, LAST * 4096 + 20), 0);
+    load(0, 0);
+    load(LAST, 0);
+    write_run(0, 1);
+    write_run(LAST, 1);
+    f.fetch = fetch_and_let_in;
+    assert_int_equal(device_acquire(&f, &map), 0);
+    assert_null(f.fetch);
+    assert_int_equal(device_acquire(&f, &map), 0);
+    assert_int_equal(load(LAST, 10), 'w');
+    assert_int_equal(load(LAST, 100), 'n');
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -187,6 +235,7 @@ int main(void)
         cmocka_unit_test(test_a_cut_beside_it),
         cmocka_unit_test(test_frames_end_where_the_file_does),
         cmocka_unit_test(test_a_page_that_cannot_be),
+        cmocka_unit_test(test_a_growth_in_a_pause),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
