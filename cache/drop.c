@@ -134,8 +134,10 @@ static int collect_and_forget(struct copy_pages *entry, enum drop_why why, struc
     replica_drop_twins(copy, pages);
     if (why == DROP_STALE && !copy->replica->scans) /* there, asking costs more than moving */
         pages &= ~keep_unchanged(copy, pages, looks);
-    if (why == DROP_STALE && (error = renew_grant(copy, pages)))
+    if (why == DROP_STALE && (error = renew_grant(copy, pages))) {
+        file_cpu_modified(copy->replica->file, copy->leaf, pages); /* V of some may have what is not there */
         return error;
+    }
     replica_forget(copy, pages);
     entry->pages = pages;
     if (why == DROP_EVICT || why == DROP_ADVISED) {
