@@ -3,20 +3,23 @@
 
 #include <errno.h>
 #include <linux/capability.h>
+#include <linux/securebits.h>
 #include <string.h>
 #include <sys/fsuid.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define BIT(capability) (UINT64_C(1) << (capability))
-/* What setfsuid() takes from who leaves uid 0, and gives to who comes back. */
+/* What setfsuid() takes from who leaves uid 0, and gives to who comes back (`carries`). */
 #define OVER_FILES                                                                                           \
     (BIT(CAP_CHOWN) | BIT(CAP_DAC_OVERRIDE) | BIT(CAP_DAC_READ_SEARCH) | BIT(CAP_FOWNER) | BIT(CAP_FSETID) | \
      BIT(CAP_LINUX_IMMUTABLE) | BIT(CAP_MKNOD) | BIT(CAP_MAC_OVERRIDE))
 
 static struct __user_cap_data_struct own[_LINUX_CAPABILITY_U32S_3];
 static bool is_root;
+static bool carries; /* else without CAP_SETUID, or by a securebit, all stay as they are */
 
 static __thread struct fsuid acting = {(uid_t)-1, true}, writes_for = {(uid_t)-1, true};
 static __thread bool begun;       /* before, the thread has what its maker had */
@@ -30,6 +33,8 @@ void fsuid_init(void)
     if (syscall(SYS_capget, &header, own))
         memset(own, 0, sizeof(own));
     is_root = geteuid() == 0;
+    int bits = prctl(PR_GET_SECUREBITS);
+    carries = fsuid_is_capable(CAP_SETUID) && !(bits > 0 && bits & SECBIT_NO_SETUID_FIXUP);
 }
 
 bool fsuid_is_capable(unsigned capability)
@@ -77,11 +82,14 @@ int fsuid_set(struct fsuid who)
     acting = who;
     if (from != to) {
         syscall(SYS_setfsuid, to);
-        taken = !to ? taken & ~OVER_FILES : !from ? taken | OVER_FILES : taken;
+        if (carries)
+            taken = !to ? taken & ~OVER_FILES : !from ? taken | OVER_FILES : taken;
     }
     uint64_t mask = to_take(who);
-    if (mask != taken || !begun)
+    if (mask != taken)
         error = take(mask);
+    else if (!begun)
+        take(mask); /* where nobody can do that, its maker had nothing taken */
     begun = true;
     return error;
 }

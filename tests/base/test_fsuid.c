@@ -4,14 +4,21 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <linux/securebits.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -147,6 +154,91 @@ static void test_a_thread_of_one_who_has_less(void **state)
     expect(0, true, false);
 }
 
+static int drop_setuid(void)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+    struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+
+    if (syscall(SYS_capget, &header, data))
+        return -1;
+    data[0].effective &= ~CAP_TO_MASK(CAP_SETUID);
+    return (int)syscall(SYS_capset, &header, data);
+}
+
+static int fix_nothing_up(void)
+{
+    return prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
+}
+
+static int forbid_capset(void)
+{
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_capset, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+
+    return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+/* Whether a thread comes back from users' writes with what it had. */
+static void *write_for_users(void *argument)
+{
+    bool *right = argument;
+    uint64_t before, within, after;
+    uid_t uid;
+
+    look(&uid, &before);
+    for (uid_t user = 1000; user < 1003; user++) {
+        *right = *right && fsuid_set((struct fsuid){user, false}) == 0;
+        look(&uid, &within);
+        fsuid_set(FSUID_SELF);
+        look(&uid, &after);
+        *right = *right && uid == 0 && !(within & (BIT(CAP_FSETID) | BIT(CAP_DAC_OVERRIDE))) &&
+                 (after | BIT(CAP_SYS_RESOURCE)) == (before | BIT(CAP_SYS_RESOURCE));
+    }
+    return NULL;
+}
+
+static void *work_for_root(void *argument)
+{
+    *(bool *)argument = fsuid_set((struct fsuid){0, true}) == 0;
+    return NULL;
+}
+
+/* Containers and sandboxes in which setfsuid() does less, or capset() nothing. */
+static void test_sandboxes(void **state)
+{
+    static const struct {
+        int (*enter)(void);
+        void *(*work)(void *);
+    } cases[] = {
+        {drop_setuid, write_for_users}, {fix_nothing_up, write_for_users}, {forbid_capset, work_for_root}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int status = 0;
+        pid_t child = fork();
+
+        if (child == 0) {
+            pthread_t thread;
+            bool right = true;
+
+            if (cases[i].enter())
+                _exit(2);
+            fsuid_init();
+            if (pthread_create(&thread, NULL, cases[i].work, &right) || pthread_join(thread, NULL))
+                _exit(3);
+            _exit(right ? 0 : 1);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), 0);
+    }
+}
+
 static int setup(void **state)
 {
     uid_t uid;
@@ -168,6 +260,7 @@ int main(void)
         cmocka_unit_test(test_a_capability_that_is_dropped_stays_away),
         cmocka_unit_test(test_writes),
         cmocka_unit_test(test_a_thread_of_one_who_has_less),
+        cmocka_unit_test(test_sandboxes),
     };
 
     return cmocka_run_group_tests(tests, setup, NULL);
