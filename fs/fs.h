@@ -47,6 +47,7 @@ struct fs {
     struct cache *cache;
     struct server *server;
     struct inode *root;
+    atomic_uint mounting; /* names below on which something is being mounted on demand */
     struct inode_table inodes;
     struct volumes volumes;
     struct pruner pruner;

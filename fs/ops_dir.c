@@ -62,11 +62,19 @@ static bool is_dots(const char *name)
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
 }
 
+/* Who looks at a name on which something is being mounted waits for that, however he looks: a listing looks
+ * at no folder meanwhile. */
+static bool may_be_awaited(struct fs *fs, const struct dirent *entry)
+{
+    return atomic_load(&fs->mounting) && (entry->d_type == DT_DIR || entry->d_type == DT_UNKNOWN);
+}
+
 /* Adds one name, with its attributes if plus. The bytes that it takes; more than size: it was not added. */
 static size_t add_entry(fuse_req_t req, struct inode *parent, char *buffer, size_t size,
                         const struct dirent *entry, bool plus)
 {
-    ino_t number = resolve_number(fs_of(req), parent->dev, entry->d_ino);
+    struct fs *fs = fs_of(req);
+    ino_t number = resolve_number(fs, parent->dev, entry->d_ino);
     struct fuse_entry_param param = {.attr = {.st_ino = number, .st_mode = (mode_t)entry->d_type << 12}};
     size_t taken;
 
@@ -77,7 +85,8 @@ static size_t add_entry(fuse_req_t req, struct inode *parent, char *buffer, size
     taken = fuse_add_direntry_plus(req, NULL, 0, entry->d_name, NULL, 0);
     if (taken > size)
         return taken;
-    if (!is_dots(entry->d_name) && resolve_listed(fs_of(req), parent, entry->d_name, &param) < 0)
+    if (!is_dots(entry->d_name) &&
+        (may_be_awaited(fs, entry) || resolve_listed(fs, parent, entry->d_name, &param) < 0))
         param = (struct fuse_entry_param){.attr = {.st_ino = number, .st_mode = (mode_t)entry->d_type << 12}};
     return fuse_add_direntry_plus(req, buffer, size, entry->d_name, &param, entry->d_off);
 }

@@ -60,9 +60,12 @@ static int open_mounted(struct fs *fs, int parent_fd, const char *name, bool dem
     close(fd);
     if (!demands)
         return -EREMOTE;
+    atomic_fetch_add(&fs->mounting, 1);
     fd = openat(parent_fd, name, PATH_FLAGS | O_DIRECTORY); /* may wait for long */
-    if (fd < 0)
-        return -errno;
+    rc = fd < 0 ? -errno : 0;
+    atomic_fetch_sub(&fs->mounting, 1);
+    if (rc < 0)
+        return rc;
     rc = check_not_own_mount(fs, parent_fd, name);
     if (rc < 0)
         close(fd);

@@ -379,6 +379,24 @@ def test_a_mount_below_the_data_directory_that_is_made_on_demand(mount, workdir,
         assert m.unmount() is None
 
 
+def test_a_listing_does_not_wait_for_what_is_being_mounted(mount, workdir):
+    """Nor does it look at the name: who does waits, too."""
+    data, gate = os.path.join(workdir, "outer"), os.path.join(workdir, "gate")
+    point = os.path.join(data, "point")
+    os.makedirs(point)
+    os.mkfifo(gate)
+    with automounted(point, "sh", "-c", 'cat "$1" && mount -t tmpfs none "$0"', point, gate):
+        m = mount(data=data)
+        with subprocess.Popen(["stat", os.path.join(m.mnt, "point")], stdout=subprocess.DEVNULL) as looking:
+            with open(gate, "wb"):  # there is who mounts
+                listing = subprocess.Popen(["ls", m.mnt], stdout=subprocess.PIPE)
+                listed = select.select([listing.stdout], [], [], 5)[0] and listing.stdout.read()
+                looked = looking.poll()
+        listing.communicate()
+        assert (listed, looked, looking.returncode) == (b"point\n", None, 0)
+        assert m.unmount() is None
+
+
 def test_mount_point_inside_the_data_directory(mount, workdir):
     """The daemon must not enter its own mount."""
     data = os.path.join(workdir, "data")
