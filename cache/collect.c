@@ -489,12 +489,31 @@ static ssize_t list_pending(struct cache_file *file, uint64_t **leaves_out)
     return (ssize_t)n;
 }
 
+/* Where there is no memory for a list. Collecting never frees a copy (only replica_settle() does), so the
+ * file's own lists stand still as long as the lock is held. */
+static int collect_unlisted(struct cache_file *file)
+{
+    struct replica *replica;
+    struct leaf_copy *copy;
+    int error = 0;
+
+    SLIST_FOREACH (replica, &file->replicas, link) {
+        TAILQ_FOREACH (copy, &replica->stored, stored) {
+            int one = copy->pending ? collect_pages(file, copy->leaf, copy->pending, COLLECT_PENDING) : 0;
+            error = error ? error : one;
+        }
+    }
+    return error;
+}
+
 int collect_all(struct cache_file *file)
 {
     uint64_t *leaves, since = clock_now_ns();
     ssize_t n = list_pending(file, &leaves);
-    int error = n < 0 ? (int)n : 0;
+    int error = 0;
 
+    if (n < 0)
+        return collect_unlisted(file);
     for (ssize_t i = 0; i < n; i++) {
         struct leaf *leaf = index_find(&file->index, leaves[i]);
         int one = leaf ? collect_pages(file, leaf, ~UINT64_C(0), COLLECT_PENDING) : 0;
