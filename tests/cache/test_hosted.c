@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -122,11 +123,12 @@ static void test_disk(void **state)
     close(fd);
 }
 
-/* A folder of two layers below `top`, which is where the process is then. */
+/* A folder of two layers below `top`, which is where the process is then. What is mounted goes with it. */
 static bool layer(char *top)
 {
-    return mkdtemp(top) && !chdir(top) && !mkdir("lower", 0700) && !mkdir("upper", 0700) &&
-           !mkdir("work", 0700) && !mkdir("both", 0700) &&
+    return !unshare(CLONE_NEWNS) && !mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) && mkdtemp(top) &&
+           !chdir(top) && !mkdir("lower", 0700) && !mkdir("upper", 0700) && !mkdir("work", 0700) &&
+           !mkdir("both", 0700) &&
            !mount("overlay", "both", "overlay", 0, "lowerdir=lower,upperdir=upper,workdir=work");
 }
 

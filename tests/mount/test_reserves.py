@@ -5,6 +5,7 @@ import ctypes
 import errno
 import mmap
 import os
+import subprocess
 
 import pytest
 
@@ -54,10 +55,24 @@ except OSError as error:
 """
 
 
+@pytest.fixture
+def ext4(workdir):
+    """As mount_ext4(), and unmounts them. To be named before `mount`, whose mounts go first then."""
+    folders = []
+
+    def start(*arguments, **how):
+        folders.append(mount_ext4(workdir, *arguments, **how))
+        return folders[-1]
+
+    yield start
+    for folder in folders:
+        subprocess.run(["umount", folder], check=True)
+
+
 @pytest.mark.parametrize("options", ["passthrough=off", "passthrough=all"])
-def test_what_is_kept_for_root_is_not_for_users(mount, workdir, devices, options):
+def test_what_is_kept_for_root_is_not_for_users(ext4, mount, devices, options):
     """The same calls say the same there and in the folder itself; and what several have stored counts as the file's owner's."""
-    folder = mount_ext4(workdir, 16 * MIB, "-m", "40", "-b", "4096")
+    folder = ext4(16 * MIB, "-m", "40", "-b", "4096")
     data = os.path.join(folder, "data")
     os.mkdir(data)
     os.chmod(folder, 0o755)
@@ -110,8 +125,8 @@ def set_quota(folder, uid, mib):
 
 
 @pytest.mark.parametrize("options", ["passthrough=off", "passthrough=all"])
-def test_quotas_hold_for_users(mount, workdir, devices, options):
-    folder = mount_ext4(workdir, 64 * MIB, "-O", "quota", how="loop,usrquota")
+def test_quotas_hold_for_users(ext4, mount, devices, options):
+    folder = ext4(64 * MIB, "-O", "quota", how="loop,usrquota")
     set_quota(folder, NOBODY, 4)
     os.chmod(folder, 0o755)
     data = os.path.join(folder, "data")
