@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <linux/capability.h>
 #include <linux/securebits.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/fsuid.h>
 #include <sys/prctl.h>
@@ -19,6 +20,7 @@
 
 static struct __user_cap_data_struct own[_LINUX_CAPABILITY_U32S_3];
 static bool is_root;
+static atomic_bool spares_threads;
 static bool carries; /* else without CAP_SETUID, or by a securebit, all stay as they are */
 
 static __thread struct fsuid acting = {(uid_t)-1, true}, writes_for = {(uid_t)-1, true};
@@ -40,6 +42,22 @@ void fsuid_init(void)
 bool fsuid_is_capable(unsigned capability)
 {
     return own[CAP_TO_INDEX(capability)].effective & CAP_TO_MASK(capability);
+}
+
+static uint64_t effective(const struct __user_cap_data_struct *data)
+{
+    return (uint64_t)data[1].effective << 32 | data[0].effective;
+}
+
+/* What it has from its maker. To ask changes nothing: see fsuid_spare_threads(). */
+static void begin(void)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+    struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+
+    begun = true;
+    if (!syscall(SYS_capget, &header, data))
+        taken = effective(own) & ~effective(data);
 }
 
 static int take(uint64_t mask)
@@ -69,7 +87,7 @@ static uint64_t to_take(struct fsuid who)
                         : who.uid == 0       ? 0
                                              : BIT(CAP_SYS_RESOURCE);
 
-    return dropped | resource | (number_of(who) && !who.privileged ? OVER_FILES : 0);
+    return (dropped | resource | (number_of(who) && !who.privileged ? OVER_FILES : 0)) & effective(own);
 }
 
 int fsuid_set(struct fsuid who)
@@ -79,19 +97,23 @@ int fsuid_set(struct fsuid who)
 
     if (!is_root || (who.uid == acting.uid && who.privileged == acting.privileged))
         return 0;
+    if (!begun)
+        begin();
     acting = who;
     if (from != to) {
         syscall(SYS_setfsuid, to);
         if (carries)
-            taken = !to ? taken & ~OVER_FILES : !from ? taken | OVER_FILES : taken;
+            taken = !to ? taken & ~OVER_FILES : !from ? taken | (OVER_FILES & effective(own)) : taken;
     }
     uint64_t mask = to_take(who);
     if (mask != taken)
         error = take(mask);
-    else if (!begun)
-        take(mask); /* where nobody can do that, its maker had nothing taken */
-    begun = true;
     return error;
+}
+
+void fsuid_spare_threads(void)
+{
+    spares_threads = true;
 }
 
 void fsuid_write_for(struct fsuid who)
@@ -103,7 +125,7 @@ void fsuid_begin_write_of_owner(int fd)
 {
     struct stat st;
 
-    if (is_root && !fstat(fd, &st))
+    if (is_root && !spares_threads && !fstat(fd, &st))
         fsuid_set((struct fsuid){st.st_uid, true});
 }
 
@@ -125,7 +147,9 @@ void fsuid_end_write(void)
 
 int fsuid_drop_capabilities(uint64_t mask)
 {
+    if (!begun)
+        begin();
     dropped = mask;
     mask = to_take(acting);
-    return begun && mask == taken ? 0 : take(mask);
+    return mask == taken ? 0 : take(mask);
 }

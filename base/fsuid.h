@@ -37,6 +37,11 @@ void fsuid_begin_write(int fd);
 void fsuid_begin_write_of_owner(int fd);
 void fsuid_end_write(void); /* errno stays */
 
+/* From now on what has no writer in particular is written as the daemon itself. For who uses RDMA: the kernel
+ * lets no thread whose credentials have changed since, be they the same again, write to a descriptor of such
+ * a device (ib_safe_file_access()). Any thread. */
+void fsuid_spare_threads(void);
+
 /* The calling thread has all capabilities that the process began with, but those of the mask, and but what
  * it lacks for whom it acts. 0 or a negative errno (a sandbox forbids capset()). */
 int fsuid_drop_capabilities(uint64_t mask);

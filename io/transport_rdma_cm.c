@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fsuid.h"
+
 #define RETRIES                                                                                 \
     7u /* of 7: of what the peer's NIC does not acknowledge; without end while it has no buffer \
         */
@@ -88,6 +90,7 @@ int rdma_bind(struct gaia_transport *transport, struct rdma *rdma)
         return error;
     if (no_devices())
         return transport_say(-ENODEV, "no RDMA device in this machine");
+    fsuid_spare_threads();
     rdma->channel = rdma_create_event_channel();
     if (!rdma->channel)
         return transport_say(-errno, "no RDMA connections (is the module rdma_ucm loaded?): %s",

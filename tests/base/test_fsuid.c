@@ -208,14 +208,40 @@ static void *work_for_root(void *argument)
     return NULL;
 }
 
-/* Containers and sandboxes in which setfsuid() does less, or capset() nothing. */
+static int spare_threads(void)
+{
+    fsuid_spare_threads();
+    return 0;
+}
+
+static void *write_for_nobody(void *argument)
+{
+    char name[] = "/var/tmp/gaiafs-test-XXXXXX";
+    int fd = mkstemp(name);
+    uid_t uid = (uid_t)-1;
+    uint64_t capabilities;
+
+    if (fd < 0 || unlink(name) || fchown(fd, 1002, 0))
+        return NULL;
+    fsuid_begin_write(fd);
+    look(&uid, &capabilities);
+    *(bool *)argument = uid == 0 && capabilities == whole;
+    fsuid_end_write();
+    close(fd);
+    return NULL;
+}
+
+/* Containers and sandboxes in which setfsuid() does less, or capset() nothing; and where threads are
+ * spared. */
 static void test_sandboxes(void **state)
 {
     static const struct {
         int (*enter)(void);
         void *(*work)(void *);
-    } cases[] = {
-        {drop_setuid, write_for_users}, {fix_nothing_up, write_for_users}, {forbid_capset, work_for_root}};
+    } cases[] = {{drop_setuid, write_for_users},
+                 {fix_nothing_up, write_for_users},
+                 {forbid_capset, work_for_root},
+                 {spare_threads, write_for_nobody}};
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
