@@ -6,10 +6,11 @@
 #include "cache/fit.h"
 #include "cache/hosted.h"
 
-/* Not where nothing can be taken away (cache/refresh.c), nor over the way to another node. */
+/* Not where nothing can be taken away (cache/refresh.c), nor over the way to another node, nor past what
+ * `fault=` has chosen for bytes to come by. */
 static bool is_renewed(const struct replica *replica)
 {
-    return !replica->scans && !replica->device->node;
+    return !replica->scans && !replica->device->node && !replica->file->cache->path;
 }
 
 int renew_grant(struct leaf_copy *copy, page_mask pages)
