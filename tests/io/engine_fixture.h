@@ -25,6 +25,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "io/engine_internal.h"
@@ -243,6 +244,19 @@ static inline int end(void **state)
     alarm(0);
     gaia_io_test_result = NULL;
     return 0;
+}
+
+/* Waits for a child that ends with 0: false when it could not try (77). */
+static inline bool child_could(pid_t child)
+{
+    int status = 0;
+
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        return false;
+    assert_int_equal(WEXITSTATUS(status), 0);
+    return true;
 }
 
 static inline int begin_all(void **state)

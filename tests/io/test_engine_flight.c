@@ -4,8 +4,6 @@
 #include "tests/gate.h"
 #include "tests/io/engine_fixture.h"
 
-#include <sys/wait.h>
-
 /* ---- many in flight ---- */
 
 #define CROWD_SIZE (4 * MIB)
@@ -364,22 +362,19 @@ static int read_without_threads(enum gaia_io_kind kind, int fd, size_t length)
 static void no_thread_to_be_had(void **state)
 {
     const size_t length = 64 * KIB;
-    int status = 0, fd;
 
     if (access("/dev/shm", W_OK) != 0)
         skip();
-    fd = new_file_in("/dev/shm", O_RDWR);
+    int fd = new_file_in("/dev/shm", O_RDWR);
     write_pattern(fd, length, 13);
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0)
         _exit(read_without_threads(*(enum gaia_io_kind *)*state, fd, length));
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status));
+    bool could = child_could(child);
     close(fd);
-    if (WEXITSTATUS(status) == 77)
+    if (!could)
         skip();
-    assert_int_equal(WEXITSTATUS(status), 0);
 }
 
 /* Another thread has filled the depth and not pushed, and may never: who waits for a slot pushes for it. */
